@@ -1,0 +1,2 @@
+//! ioplane-bench
+fn main() {}

@@ -1,0 +1,2 @@
+//! ioplane
+fn main() {}

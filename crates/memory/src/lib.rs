@@ -1,0 +1,1 @@
+//! ioplane-memory

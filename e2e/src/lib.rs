@@ -1,0 +1,1 @@
+//! ioplane-e2e

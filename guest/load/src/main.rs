@@ -1,0 +1,2 @@
+//! ioplane-load
+fn main() {}

@@ -1,0 +1,2 @@
+//! ioplane-xtask
+fn main() {}
