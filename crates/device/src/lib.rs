@@ -1,1 +1,58 @@
-//! ioplane-device
+//! The vocabulary of ioplane: what a device is, who runs it, and how it is stopped.
+//!
+//! ```text
+//!            Quiescent<D> --resume--> Running<D> --quiesce--> Quiescing<D> --all home--> Quiescent<D>
+//!                 ^  | load                ^                     |      \-- deadline --> Missed<D>
+//!                 |  v                     |                     |                        | undrain, suspend
+//!              Loaded<D> --start-----------+---------------------+------------------------+
+//!
+//!   Running<D> --Order::Sit(Seat)--> I/O core: Seat::step() --> Poller::poll()
+//!       ^                                          |
+//!       +------------- Home <------ Parked --------+      only a Seat mints Parked
+//! ```
+//!
+//! **Quiescence is ownership.** What may happen to a device only at a quiescent point (saving, loading, resetting,
+//! exchanging its backing or its memory) asks for a [`Still`], and only a [`Quiescent`], which owns the device and has
+//! all of its pollers at home, can show one. A running device cannot be saved because that does not compile:
+//!
+//! ```compile_fail
+//! # use ioplane_device::{Device, Running};
+//! fn save_while_running<D: Device>(device: &Running<D>) {
+//!     device.save();
+//! }
+//! ```
+//! ```compile_fail
+//! # use ioplane_device::{Device, Still};
+//! fn save_with_a_token_of_my_own<D: Device>(device: &D) {
+//!     device.save(&Still::new());
+//! }
+//! ```
+//! Nobody but a seat mints [`Parked`]:
+//!
+//! ```compile_fail
+//! # use ioplane_device::{Parked, Poller, Stop};
+//! fn park(poller: Box<dyn Poller>) -> Parked {
+//!     Parked { poller, queue: 0, stop: Stop::Drained }
+//! }
+//! ```
+//!
+//! Must not know: rings, sockets, files, threads, time-outs of any transport. No unsafe code, no I/O.
+#![forbid(unsafe_code)]
+
+mod device;
+mod home;
+mod meter;
+mod poller;
+mod quiescence;
+mod seat;
+mod state;
+
+pub use device::{Access, At, Device, DeviceError, DeviceInfo, Effect, QueueSet, Seating, Stillness, Then};
+pub use home::Home;
+pub use meter::{Histogram, Meter, MeterReading, Tally};
+pub use poller::{Armed, Budget, Change, Interrupt, Poller, Progress, Stop, Wakers};
+pub use quiescence::{Applied, Loaded, Missed, Quiescent, Quiescing, Refused, Running, Still};
+pub use seat::{Ack, CoreId, Gone, Order, Parked, Placement, Post, Seat, SeatId, Step, Tell};
+pub use state::{State, StateError};
+
+pub use ioplane_memory::mutation;

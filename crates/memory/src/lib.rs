@@ -1,1 +1,31 @@
-//! ioplane-memory
+//! Guest memory: the only crate that touches guest bytes.
+//!
+//! ```text
+//!   file descriptor --map--> Mapping <--Arc-- Region(gpa, front-end address)
+//!                               ^                 |
+//!                               |              GuestMap (immutable, swapped whole)
+//!                            Window               |
+//!                     (loads of one span)      GuestView = map + dirty log   (one for each poller)
+//!                                                 \--> every store, and `wrote` after it: law 6
+//! ```
+//!
+//! Whatever shares the memory is hostile. It may change any byte at any moment, so nothing here makes a Rust
+//! reference to shared bytes: loads and stores go through atomics or raw copies of checked spans. It may shrink the
+//! file behind a mapping: the page fault that follows is caught ([`mapping`]), zero pages take the place of what is
+//! gone, and the mapping is marked poisoned for its pollers to see.
+//!
+//! Must not know: rings, devices, sockets.
+
+mod log;
+mod map;
+pub mod mapping;
+pub mod mutation;
+mod view;
+
+pub use log::DirtyLog;
+pub use map::{GuestMap, MapError, Region, RegionSpec};
+pub use mapping::{Mapping, MappingError};
+pub use view::{GuestFault, GuestRange, GuestView, IoVec, Window};
+
+/// The page size of the dirty log and of every check here, in bytes.
+pub const PAGE: u64 = 4096;

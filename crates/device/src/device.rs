@@ -1,0 +1,153 @@
+//! The control half of a device, and the words for accessing it.
+
+use std::collections::BTreeSet;
+
+use crate::poller::Poller;
+use crate::quiescence::Still;
+use crate::seat::Parked;
+use crate::state::{State, StateError};
+
+/// Which register space an access goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum At {
+    /// Offset in the base address register of that number.
+    Bar(u8, u64),
+    /// Offset in the configuration space of the device (PCI, or virtio's device-specific part).
+    Config(u64),
+}
+
+/// One register access by a guest, 1 to 8 bytes, little-endian.
+#[derive(Debug)]
+pub enum Access<'a> {
+    /// The device fills the buffer.
+    Read(&'a mut [u8]),
+    /// The device takes the bytes.
+    Write(&'a [u8]),
+}
+
+/// A set of queue numbers.
+pub type QueueSet = BTreeSet<u16>;
+
+/// What follows once queues are home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    /// Nothing: they were stopped one by one.
+    Nothing,
+    /// [`Device::reset`].
+    Reset,
+}
+
+/// What an access asks of the device's owner. The device cannot start or stop its own pollers: it does not have them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing.
+    None,
+    /// Put pollers for these queues on cores.
+    Activate(QueueSet),
+    /// Bring the pollers of these queues home, then do what follows.
+    Deactivate(QueueSet, Then),
+}
+
+/// Whether a device can be stopped right here, as far as its registers tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stillness {
+    /// A reusable state: nothing that the guest began is under way.
+    Still,
+    /// Something is under way.
+    Busy(&'static str),
+}
+
+/// What is fixed about a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Name that its owner gave it.
+    pub name: String,
+    /// Kind, in the field's words: `virtio-blk`, `rtl8139`.
+    pub kind: &'static str,
+    /// How many queues it can have.
+    pub queues: u16,
+}
+
+/// What a device could not do.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// A queue that the device does not have or that is not set up.
+    #[error("queue {0} is not set up")]
+    NoSuchQueue(u16),
+    /// The guest set something up wrongly.
+    #[error("the guest's set-up of queue {queue} is wrong: {why}")]
+    Guest {
+        /// Which queue.
+        queue: u16,
+        /// What is wrong.
+        why: String,
+    },
+    /// What the device stands on failed.
+    #[error("{0}")]
+    Below(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A saved state was refused.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The I/O core that a queue was to sit on has ended.
+    #[error("I/O core {0} has ended: add one with `ioplane core add`")]
+    CoreGone(u32),
+}
+
+/// Where a device puts the pollers that it makes. Only a [`crate::Running`] has one, so nobody else can start pollers.
+pub struct Seating<'a> {
+    pub(crate) queues: &'a QueueSet,
+    pub(crate) made: Vec<(u16, Box<dyn Poller>)>,
+}
+
+impl Seating<'_> {
+    /// The queues that want a poller.
+    pub fn queues(&self) -> &QueueSet {
+        self.queues
+    }
+
+    /// Gives a queue its poller.
+    pub fn sit(&mut self, queue: u16, poller: Box<dyn Poller>) {
+        self.made.push((queue, poller));
+    }
+}
+
+/// The control half of a device: registers, configuration, state. One owner calls it, on any thread but an I/O core.
+pub trait Device: Send + 'static {
+    /// What is fixed about it.
+    fn info(&self) -> &DeviceInfo;
+
+    /// One register access by the guest.
+    fn access(&mut self, at: At, op: Access<'_>) -> Effect;
+
+    /// Queues that are to have a poller whenever the device runs.
+    fn active(&self) -> QueueSet;
+
+    /// Makes a poller for each of [`Seating::queues`]. Those made before an error go nowhere.
+    fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError>;
+
+    /// Takes a parked poller in; from here on what it knew is the device's state.
+    fn deactivate(&mut self, home: Parked);
+
+    /// Hardware that the guest drives tells by its registers whether it is still. Devices of our own, whose pollers know,
+    /// always are.
+    fn stillness(&mut self) -> Stillness {
+        Stillness::Still
+    }
+
+    /// The forced stop of hardware that would not become still by itself: cancels what is under way and records it.
+    fn suspend(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// What another process or host needs to go on from here. At most [`State::MAX_BODY`] bytes.
+    fn save(&self, still: &Still) -> Result<State, DeviceError>;
+
+    /// Takes over a saved state, all of it or nothing. The bytes are hostile.
+    fn load(&mut self, still: &Still, state: &State) -> Result<(), DeviceError>;
+
+    /// As at power-on.
+    fn reset(&mut self, still: &Still);
+
+    /// Tells the driver that a configuration field has changed. Called on the owner's thread.
+    fn config_changed(&mut self) {}
+}

@@ -1,0 +1,67 @@
+//! Where parked pollers come home to: one for each device.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::Instant;
+
+use atomic_waker::AtomicWaker;
+use crossbeam_queue::SegQueue;
+
+use crate::seat::{Parked, SeatId};
+
+/// The doorstep of one device: seats put parked pollers on it, the device's one owner takes them in. Nothing that has
+/// arrived is lost, whether or not anybody is waiting.
+#[derive(Debug, Default)]
+pub struct Home {
+    arrived: SegQueue<(SeatId, Parked)>,
+    waker: AtomicWaker,
+}
+
+impl Home {
+    /// A parked poller arrives. Called on an I/O core.
+    pub(crate) fn arrive(&self, seat: SeatId, parked: Parked) {
+        self.arrived.push((seat, parked));
+        self.knock();
+    }
+
+    /// Wakes the owner if it waits.
+    pub(crate) fn knock(&self) {
+        self.waker.wake();
+    }
+
+    /// Takes in whoever has arrived.
+    pub(crate) fn take(&self) -> Option<(SeatId, Parked)> {
+        self.arrived.pop()
+    }
+
+    /// Registers the owner's task, to be woken at the next arrival or acknowledgement.
+    pub(crate) fn register(&self, waker: &Waker) {
+        self.waker.register(waker);
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Blocks the calling thread (a vCPU or a socket thread, never an I/O core) until `poll` is ready or `deadline` has
+/// passed.
+pub(crate) fn block_until<T>(
+    deadline: Instant,
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Option<T> {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    loop {
+        if let Poll::Ready(done) = poll(&mut context) {
+            return Some(done);
+        }
+        let left = deadline.checked_duration_since(Instant::now())?;
+        std::thread::park_timeout(left);
+    }
+}

@@ -1,0 +1,156 @@
+//! Counting what queues do: plain numbers on the data path, published now and then.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Buckets of a [`Histogram`]: 8 for each power of two of nanoseconds, up to about an hour.
+const BUCKETS: usize = 8 * 42;
+
+macro_rules! meters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// What a poller counts, as plain numbers of its own; published to a [`Meter`] in `tidy`.
+        #[derive(Debug, Default, Clone, Copy)]
+        pub struct Tally { $($(#[$doc])* pub $name: u64,)* }
+
+        /// The published counts of one queue. One writer (its poller), any number of readers.
+        #[derive(Debug, Default)]
+        pub struct Meter {
+            $($name: AtomicU64,)*
+            /// Time from taking a request to using it.
+            pub latency: Histogram,
+        }
+
+        /// Counts at one moment.
+        #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+        pub struct MeterReading { $($(#[$doc])* pub $name: u64,)* }
+
+        impl Meter {
+            /// Publishes `tally` as the counts from now on.
+            pub fn publish(&self, tally: &Tally) {
+                $(self.$name.store(tally.$name, Ordering::Relaxed);)*
+            }
+            /// The counts, to go on from (a queue that is resumed continues its meter).
+            pub fn tally(&self) -> Tally {
+                Tally { $($name: self.$name.load(Ordering::Relaxed),)* }
+            }
+            /// The counts now.
+            pub fn read(&self) -> MeterReading {
+                MeterReading { $($name: self.$name.load(Ordering::Relaxed),)* }
+            }
+        }
+        impl MeterReading {
+            /// Each count by name.
+            pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*].into_iter()
+            }
+            /// Adds another queue's counts.
+            pub fn add(&mut self, other: &MeterReading) {
+                $(self.$name += other.$name;)*
+            }
+        }
+    };
+}
+
+meters! {
+    /// Requests put into the used ring.
+    requests,
+    /// Bytes read by the guest.
+    bytes_read,
+    /// Bytes written by the guest.
+    bytes_written,
+    /// Kicks taken: the sum of the kick eventfd.
+    kicks,
+    /// Interrupts sent.
+    interrupts,
+    /// Batches published without an interrupt, because the driver did not ask for one.
+    interrupts_avoided,
+    /// Requests that ended with an error status for want of the backing: input or output error.
+    errors_io,
+    /// Requests that ended with an error status: no space, or beyond the end.
+    errors_space,
+    /// Requests that ended with an error status: malformed or not allowed (write to a read-only disk).
+    errors_request,
+    /// Requests of a type that this device does not know.
+    unsupported,
+    /// Guest faults: each stops the queue.
+    faults,
+    /// Requests replayed after a crash.
+    replayed,
+}
+
+/// A histogram of times with a relative error below one in eight. One writer, any number of readers, no locks.
+pub struct Histogram {
+    buckets: [AtomicU64; BUCKETS],
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Histogram { buckets: [const { AtomicU64::new(0) }; BUCKETS] }
+    }
+}
+
+impl std::fmt::Debug for Histogram {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Histogram").field("count", &self.snapshot().iter().sum::<u64>()).finish()
+    }
+}
+
+#[inline]
+fn bucket(ns: u64) -> usize {
+    if ns < 8 {
+        return ns as usize;
+    }
+    let power = 63 - ns.leading_zeros() as usize;
+    (((power - 2) * 8) + ((ns >> (power - 3)) & 7) as usize).min(BUCKETS - 1)
+}
+
+/// Upper edge of a bucket, in ns.
+fn edge(bucket: usize) -> u64 {
+    if bucket < 8 {
+        return bucket as u64;
+    }
+    let (power, step) = (bucket / 8 + 2, (bucket % 8) as u64);
+    ((8 + step + 1) << (power - 3)) - 1
+}
+
+impl Histogram {
+    /// Counts `times` requests that took `ns` nanoseconds. Only the queue's poller calls it.
+    #[inline]
+    pub fn record(&self, ns: u64, times: u64) {
+        let bucket = &self.buckets[bucket(ns)];
+        bucket.store(bucket.load(Ordering::Relaxed) + times, Ordering::Relaxed);
+    }
+
+    /// The counts of all buckets now.
+    pub fn snapshot(&self) -> Vec<u64> {
+        self.buckets.iter().map(|b| b.load(Ordering::Relaxed)).collect()
+    }
+
+    /// The time below which `part` (0 to 1) of the counts of `snapshot` lie, in ns; zero if there are none.
+    pub fn quantile(snapshot: &[u64], part: f64) -> u64 {
+        let total: u64 = snapshot.iter().sum();
+        let mut left = (total as f64 * part).ceil().max(1.0) as u64;
+        for (index, count) in snapshot.iter().enumerate() {
+            if *count >= left {
+                return if total == 0 { 0 } else { edge(index) };
+            }
+            left -= count;
+        }
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_within_an_eighth() {
+        for ns in [0u64, 1, 7, 8, 9, 100, 12345, 1 << 20, (1 << 33) + 5] {
+            let histogram = Histogram::default();
+            histogram.record(ns, 3);
+            let p50 = Histogram::quantile(&histogram.snapshot(), 0.5);
+            assert!(p50 >= ns && p50 as f64 <= ns as f64 * 1.13 + 1.0, "{ns} read as {p50}");
+        }
+        assert_eq!(Histogram::quantile(&Histogram::default().snapshot(), 0.99), 0);
+    }
+}

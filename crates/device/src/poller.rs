@@ -1,0 +1,110 @@
+//! The data half of a device: what runs on an I/O core.
+
+use std::any::Any;
+use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use ioplane_memory::{DirtyLog, GuestMap};
+
+/// How many units of work (requests, frames) one call of [`Poller::poll`] may take, so that one ring starves no other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget(pub u32);
+
+/// What one call of [`Poller::poll`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// Nothing to do.
+    Idle,
+    /// So many units done; there may be more.
+    Busy(u32),
+    /// Asked to drain or to suspend, and has done so: this poller will do nothing more until it is resumed.
+    Parked,
+}
+
+/// The answer to [`Poller::arm`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Armed {
+    /// From now on whatever arrives makes one of the [`Wakers`] readable: the core may sleep.
+    Armed,
+    /// Something is there already: the core must not sleep.
+    WorkLeft,
+}
+
+/// The two kinds of stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// Nothing in flight.
+    Drained,
+    /// What is in flight is fenced off from the guest and recorded, for somebody to replay.
+    Suspended,
+}
+
+/// How a queue tells its driver that something was used. Called on an I/O core: must not block.
+pub trait Interrupt: Send + Sync + fmt::Debug {
+    /// Sends one interrupt.
+    fn signal(&self);
+}
+
+/// What can be changed while a poller runs. Everything else needs the device quiescent.
+#[derive(Debug, Clone)]
+pub enum Change {
+    /// Another way to interrupt the driver, or none.
+    Call(Option<Arc<dyn Interrupt>>),
+    /// Another eventfd to be kicked by, or none (then the ring is polled only).
+    Kick(Option<Arc<OwnedFd>>),
+    /// The dirty log on or off. Acknowledged when every store from then on is marked in it.
+    Log(Option<Arc<DirtyLog>>),
+    /// Guest memory has grown: every range of the old map is in this one. (Shrinking needs the device quiescent.)
+    Memory(Arc<GuestMap>),
+    /// What the device's control half wants its pollers to know, in a type of their own.
+    Own(Arc<dyn Any + Send + Sync>),
+}
+
+/// What a sleeping core waits on for one poller. All level-triggered, readable when there is something to do.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Wakers<'a> {
+    /// The guest's kick.
+    pub kick: Option<BorrowedFd<'a>>,
+    /// Completions of the storage or the network below.
+    pub completion: Option<BorrowedFd<'a>>,
+}
+
+/// The data half of one queue (or of a device without queues). Lives in a [`crate::Seat`] on one I/O core.
+///
+/// `poll` never locks, allocates, blocks, logs or formats. Everything else is called by the core between two polls.
+pub trait Poller: Any + Send {
+    /// One turn: complete what has ended, take at most `budget` of what is new. Returns [`Progress::Parked`] only after
+    /// [`Poller::drain`] when nothing is in flight, or after [`Poller::suspend`].
+    fn poll(&mut self, budget: Budget) -> Progress;
+
+    /// Take no new work, keep completing: the next quiet moment parks.
+    fn drain(&mut self);
+
+    /// Go on as if [`Poller::drain`] had not been called.
+    fn undrain(&mut self);
+
+    /// Park at the next poll even if something is in flight: fence it and record it for replay.
+    fn suspend(&mut self);
+
+    /// Called once by the seat before the first poll: the ring may have moved on while nobody looked. Looks at it again
+    /// and signals the driver once, whatever it asked for: a crash can fall between the used index and the interrupt
+    /// (laws 2 and 3).
+    fn resume(&mut self);
+
+    /// The core is about to sleep: ask to be kicked, then look once more.
+    fn arm(&mut self) -> Armed;
+
+    /// The core is awake: `polling` says whether it will look at the ring by itself from now on, so that kicks are waste.
+    /// Empties the kick if it was raised.
+    fn disarm(&mut self, polling: bool);
+
+    /// Something changes while the poller runs. It holds from the next poll on.
+    fn apply(&mut self, change: Change);
+
+    /// What to wait on while armed. Asked again after every [`Poller::apply`].
+    fn wakers(&self) -> Wakers<'_>;
+
+    /// About every 10 ms, and before sleeping: counts kicks that came although they were not asked for, publishes meters.
+    fn tidy(&mut self);
+}

@@ -1,0 +1,270 @@
+//! Seats: where pollers sit, and the only place that turns one into [`Parked`].
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ioplane_memory::mutation::{Law, removed};
+
+use crate::Armed;
+use crate::home::Home;
+use crate::poller::{Budget, Change, Poller, Progress, Stop, Wakers};
+
+/// Names a seat, for life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SeatId(u64);
+
+impl SeatId {
+    fn fresh() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        SeatId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The bare number, for an event loop's user data.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
+/// Names an I/O core of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CoreId(pub u32);
+
+/// A poller that has stopped, on its way home. Made by [`Seat::step`] and by nobody else.
+pub struct Parked {
+    poller: Box<dyn Poller>,
+    queue: u16,
+    stop: Stop,
+}
+
+impl Parked {
+    /// The queue that it served.
+    pub fn queue(&self) -> u16 {
+        self.queue
+    }
+
+    /// How it stopped.
+    pub fn stop(&self) -> Stop {
+        self.stop
+    }
+
+    /// The poller as the type that its device knows, or the parked poller back.
+    pub fn into_poller<P: Poller>(self) -> Result<Box<P>, Parked> {
+        let Parked { poller, queue, stop } = self;
+        if (&*poller as &dyn Any).is::<P>() {
+            let any: Box<dyn Any> = poller;
+            match any.downcast::<P>() {
+                Ok(poller) => Ok(poller),
+                Err(_) => unreachable!("asked a line above"),
+            }
+        } else {
+            Err(Parked { poller, queue, stop })
+        }
+    }
+}
+
+impl fmt::Debug for Parked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Parked").field("queue", &self.queue).field("stop", &self.stop).finish_non_exhaustive()
+    }
+}
+
+/// What one [`Seat::step`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing to do.
+    Idle,
+    /// So many units done.
+    Busy(u32),
+    /// The poller has parked and gone home: take the seat away.
+    Vacated,
+}
+
+/// Holds one poller on one I/O core.
+pub struct Seat {
+    id: SeatId,
+    queue: u16,
+    poller: Option<Box<dyn Poller>>,
+    home: Arc<Home>,
+    fresh: bool,
+    suspended: bool,
+}
+
+impl Seat {
+    pub(crate) fn new(poller: Box<dyn Poller>, queue: u16, home: Arc<Home>) -> Self {
+        Seat { id: SeatId::fresh(), queue, poller: Some(poller), home, fresh: true, suspended: false }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> SeatId {
+        self.id
+    }
+
+    /// The queue that its poller serves.
+    pub fn queue(&self) -> u16 {
+        self.queue
+    }
+
+    /// One turn of the poller. A fresh seat first lets it look again and signal once.
+    #[inline]
+    pub fn step(&mut self, budget: Budget) -> Step {
+        let Some(poller) = self.poller.as_deref_mut() else { return Step::Vacated };
+        if self.fresh {
+            self.fresh = false;
+            if !removed(Law::SignalsOnce) {
+                poller.resume();
+            }
+        }
+        match poller.poll(budget) {
+            Progress::Idle => Step::Idle,
+            Progress::Busy(n) => Step::Busy(n),
+            Progress::Parked => {
+                if let Some(mut poller) = self.poller.take() {
+                    poller.tidy();
+                    let stop = if self.suspended { Stop::Suspended } else { Stop::Drained };
+                    self.home.arrive(self.id, Parked { poller, queue: self.queue, stop });
+                }
+                Step::Vacated
+            }
+        }
+    }
+
+    /// Whether the core must step this seat before it may sleep on it: true until the first step (law 2).
+    pub fn must_look(&self) -> bool {
+        self.fresh && !removed(Law::LooksAgain)
+    }
+
+    /// Carries out what the owner told this seat.
+    pub fn tell(&mut self, tell: Tell) {
+        let Some(poller) = self.poller.as_deref_mut() else { return };
+        match tell {
+            Tell::Drain => poller.drain(),
+            Tell::Undrain(ack) => {
+                self.suspended = false;
+                poller.undrain();
+                ack.done();
+            }
+            Tell::Suspend => {
+                self.suspended = true;
+                poller.suspend();
+            }
+            Tell::Apply(change, ack) => {
+                poller.apply(change);
+                ack.done();
+            }
+        }
+    }
+
+    /// [`Poller::arm`] of the poller; an empty seat is armed.
+    #[inline]
+    pub fn arm(&mut self) -> Armed {
+        self.poller.as_deref_mut().map_or(Armed::Armed, Poller::arm)
+    }
+
+    /// [`Poller::disarm`] of the poller.
+    #[inline]
+    pub fn disarm(&mut self, polling: bool) {
+        if let Some(poller) = self.poller.as_deref_mut() {
+            poller.disarm(polling);
+        }
+    }
+
+    /// [`Poller::tidy`] of the poller.
+    pub fn tidy(&mut self) {
+        if let Some(poller) = self.poller.as_deref_mut() {
+            poller.tidy();
+        }
+    }
+
+    /// [`Poller::wakers`] of the poller.
+    pub fn wakers(&self) -> Wakers<'_> {
+        self.poller.as_deref().map_or(Wakers::default(), Poller::wakers)
+    }
+}
+
+impl fmt::Debug for Seat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Seat").field("id", &self.id).field("queue", &self.queue).finish_non_exhaustive()
+    }
+}
+
+/// What the owner of a device says to one of its seats, by way of the core's mailbox.
+#[derive(Debug)]
+pub enum Tell {
+    /// [`Poller::drain`].
+    Drain,
+    /// [`Poller::undrain`], acknowledged. A poller that had parked before it heard this stays parked.
+    Undrain(Ack),
+    /// [`Poller::suspend`].
+    Suspend,
+    /// [`Poller::apply`], acknowledged.
+    Apply(Change, Ack),
+}
+
+/// Counts the pollers that have yet to acknowledge a change. Each `Ack` says so once, when it is done or dropped.
+#[derive(Debug)]
+pub struct Ack {
+    left: Arc<AcksLeft>,
+}
+
+#[derive(Debug)]
+pub(crate) struct AcksLeft {
+    left: AtomicU64,
+    home: Arc<Home>,
+}
+
+impl AcksLeft {
+    pub(crate) fn new(home: Arc<Home>) -> Arc<Self> {
+        Arc::new(AcksLeft { left: AtomicU64::new(0), home })
+    }
+
+    pub(crate) fn ack(self: &Arc<Self>) -> Ack {
+        self.left.fetch_add(1, Ordering::AcqRel);
+        Ack { left: self.clone() }
+    }
+
+    pub(crate) fn all_in(&self) -> bool {
+        self.left.load(Ordering::Acquire) == 0
+    }
+}
+
+impl Ack {
+    /// The change holds.
+    pub fn done(self) {}
+}
+
+impl Drop for Ack {
+    fn drop(&mut self) {
+        if self.left.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.left.home.knock();
+        }
+    }
+}
+
+/// What goes into a core's mailbox.
+#[derive(Debug)]
+pub enum Order {
+    /// Take this seat in.
+    Sit(Seat),
+    /// Tell the seat of that name something. A seat that has been vacated meanwhile hears nothing.
+    Tell(SeatId, Tell),
+}
+
+/// The core behind a [`Post`] has ended; the order comes back.
+#[derive(Debug)]
+pub struct Gone(pub Order);
+
+/// The sending half of an I/O core's mailbox. Orders are carried out in the order they were posted, between two polls.
+pub trait Post: Send + Sync + fmt::Debug {
+    /// Which core.
+    fn core(&self) -> CoreId;
+    /// Posts an order and wakes the core if it sleeps.
+    fn post(&self, order: Order) -> Result<(), Gone>;
+}
+
+/// Decides on which core a queue sits when a device is activated or resumed.
+pub trait Placement: Send + Sync {
+    /// The core for `queue` of the device called `device`.
+    fn place(&self, device: &str, queue: u16) -> Arc<dyn Post>;
+}

@@ -1,0 +1,173 @@
+//! The guest's physical address space: regions, sorted, immutable once made.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::{Mapping, MappingError, PAGE};
+
+/// Most regions in one map. QEMU uses at most 509 memory slots; a peer that asks for more is refused.
+pub const MAX_REGIONS: usize = 509;
+
+/// Why a map could not be made or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// Two regions share addresses.
+    #[error("guest region {at:#x}+{len:#x} overlaps one at {other:#x}: the front end must not send it")]
+    Overlap {
+        /// Start of the region refused.
+        at: u64,
+        /// Its length.
+        len: u64,
+        /// Start of the region that is there.
+        other: u64,
+    },
+    /// The region runs past the end of the address space.
+    #[error("guest region {at:#x}+{len:#x} runs past the end of the address space")]
+    Wraps {
+        /// Start of the region refused.
+        at: u64,
+        /// Its length.
+        len: u64,
+    },
+    /// More than [`MAX_REGIONS`].
+    #[error("more than {MAX_REGIONS} guest regions")]
+    TooMany,
+    /// Asked to remove what is not there.
+    #[error("no guest region {at:#x}+{len:#x} to remove")]
+    NoSuchRegion {
+        /// Start asked for.
+        at: u64,
+        /// Length asked for.
+        len: u64,
+    },
+    /// The bytes could not be mapped.
+    #[error(transparent)]
+    Mapping(#[from] MappingError),
+}
+
+/// What a front end says of a region, before it is mapped. Addresses and lengths in bytes.
+#[derive(Debug)]
+pub struct RegionSpec {
+    /// Guest physical address of the first byte.
+    pub gpa: u64,
+    /// Length.
+    pub len: u64,
+    /// Where the front end has it in its own address space (vhost-user ring addresses are given in these).
+    pub user: u64,
+    /// Offset in the file.
+    pub offset: u64,
+    /// The file.
+    pub file: OwnedFd,
+}
+
+/// A range of guest physical addresses and the memory behind it.
+#[derive(Debug, Clone)]
+pub struct Region {
+    /// Guest physical address of the first byte.
+    pub gpa: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Address of the first byte in the front end's own space.
+    pub user: u64,
+    /// The memory, from `skip` on.
+    pub(crate) mapping: Arc<Mapping>,
+    /// Where in `mapping` the region begins: file offsets need not be page-aligned.
+    pub(crate) skip: usize,
+}
+
+impl Region {
+    /// Maps what `spec` describes.
+    pub fn map(spec: RegionSpec) -> Result<Self, MapError> {
+        let RegionSpec { gpa, len, user, offset, file } = spec;
+        if gpa.checked_add(len).is_none() || user.checked_add(len).is_none() {
+            return Err(MapError::Wraps { at: gpa, len });
+        }
+        let skip = offset % PAGE;
+        let whole = len.checked_add(skip).ok_or(MapError::Wraps { at: gpa, len })?;
+        if len == 0 {
+            return Err(MappingError::Shape { offset, len }.into());
+        }
+        let mapping = Arc::new(Mapping::of_file(file, offset - skip, whole)?);
+        Ok(Region { gpa, len, user, mapping, skip: skip as usize })
+    }
+
+    /// Whether the region has lost pages since it was mapped.
+    pub fn poisoned(&self) -> bool {
+        self.mapping.poisoned()
+    }
+}
+
+/// All memory of one guest. Changing it means making another one and giving it to every poller.
+#[derive(Debug, Default)]
+pub struct GuestMap {
+    regions: Vec<Region>,
+}
+
+impl GuestMap {
+    /// A map of `regions`; refuses overlaps.
+    pub fn new(regions: Vec<Region>) -> Result<Self, MapError> {
+        let mut map = GuestMap::default();
+        for region in regions {
+            map.insert(region)?;
+        }
+        Ok(map)
+    }
+
+    /// One region of `len` bytes at guest address zero, made here: for tests, benches and VMMs of our own.
+    pub fn anonymous(len: u64) -> Result<Self, MapError> {
+        let mapping = Mapping::anonymous("guest-memory", len)?;
+        let file = mapping.file().try_clone_to_owned().map_err(|_| MappingError::TooMany)?;
+        drop(mapping);
+        Self::new(vec![Region::map(RegionSpec { gpa: 0, len, user: 0, offset: 0, file })?])
+    }
+
+    /// This map and one region more.
+    pub fn with(&self, region: Region) -> Result<Self, MapError> {
+        let mut map = GuestMap { regions: self.regions.clone() };
+        map.insert(region)?;
+        Ok(map)
+    }
+
+    /// This map without the region at `gpa` of `len` bytes that the front end knows at `user`.
+    pub fn without(&self, gpa: u64, len: u64, user: u64) -> Result<Self, MapError> {
+        let at = self.regions.iter().position(|r| r.gpa == gpa && r.len == len && r.user == user);
+        let at = at.ok_or(MapError::NoSuchRegion { at: gpa, len })?;
+        let mut regions = self.regions.clone();
+        regions.remove(at);
+        Ok(GuestMap { regions })
+    }
+
+    fn insert(&mut self, region: Region) -> Result<(), MapError> {
+        if self.regions.len() >= MAX_REGIONS {
+            return Err(MapError::TooMany);
+        }
+        let at = self.regions.partition_point(|r| r.gpa < region.gpa);
+        let clash = |r: &&Region| r.gpa < region.gpa + region.len && region.gpa < r.gpa + r.len;
+        if let Some(other) = self.regions.iter().find(clash) {
+            return Err(MapError::Overlap { at: region.gpa, len: region.len, other: other.gpa });
+        }
+        self.regions.insert(at, region);
+        Ok(())
+    }
+
+    /// The regions by rising guest address.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// The guest address that the front end calls `user`, if it is in a region.
+    pub fn gpa_of_user(&self, user: u64) -> Option<u64> {
+        self.regions.iter().find(|r| user >= r.user && user - r.user < r.len).map(|r| r.gpa + (user - r.user))
+    }
+
+    /// Whether any region has lost pages since it was mapped.
+    #[inline]
+    pub fn poisoned(&self) -> bool {
+        self.regions.iter().any(Region::poisoned)
+    }
+
+    /// One past the highest guest address, in bytes: the size that a dirty log needs.
+    pub fn limit(&self) -> u64 {
+        self.regions.last().map_or(0, |r| r.gpa + r.len)
+    }
+}

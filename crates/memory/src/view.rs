@@ -1,0 +1,352 @@
+//! Views: how a poller reads and writes guest memory.
+
+#![allow(unsafe_code)]
+// UNSAFETY: raw copies and atomics on spans that were checked against a mapping kept alive by an `Arc` beside them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use crate::map::{GuestMap, Region};
+use crate::mutation::{Law, removed};
+use crate::{DirtyLog, Mapping};
+
+/// What a guest or its memory did wrong. A value: the queue that met it stops, is counted by name, and nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum GuestFault {
+    /// An address range that no region holds whole.
+    #[error("guest address {gpa:#x}+{len:#x} is outside the guest's memory")]
+    OutsideMemory {
+        /// First byte.
+        gpa: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// A ring part that is not aligned as the specification wants.
+    #[error("guest address {gpa:#x} is not aligned to {align} bytes")]
+    Misaligned {
+        /// The address.
+        gpa: u64,
+        /// What it should be a multiple of.
+        align: u64,
+    },
+    /// The memory behind a region went away.
+    #[error("a memory region shrank under us")]
+    MemoryShrank,
+}
+
+/// Guest physical addresses `gpa .. gpa + len`, unchecked. Bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GuestRange {
+    /// First byte.
+    pub gpa: u64,
+    /// Length in bytes.
+    pub len: u32,
+}
+
+/// A checked span of guest memory in the shape that the kernel wants (`struct iovec`).
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub struct IoVec(pub(crate) libc::iovec);
+
+// SAFETY: an address and a length; using them needs an unsafe block of its own.
+unsafe impl Send for IoVec {}
+
+impl IoVec {
+    /// An empty span, to fill tables with.
+    pub const EMPTY: IoVec = IoVec(libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 });
+
+    /// Address of the first byte.
+    #[inline]
+    pub fn base(&self) -> *mut u8 {
+        self.0.iov_base.cast()
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.0.iov_len
+    }
+
+    /// Whether the span has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.0.iov_len == 0
+    }
+}
+
+/// A fixed span of shared memory, checked once, kept mapped while it lives. Loads are its own; stores to guest memory go
+/// through [`GuestView`], which marks them. Offsets beyond the span panic: they are computed by us, never by a guest.
+#[derive(Debug, Clone)]
+pub struct Window {
+    mapping: Arc<Mapping>,
+    start: usize,
+    len: usize,
+    gpa: u64,
+}
+
+macro_rules! loads {
+    ($($(#[$doc:meta])* $name:ident $store:ident $ty:ty, $atomic:ty;)*) => {$(
+        $(#[$doc])*
+        #[inline]
+        pub fn $name(&self, offset: usize) -> $ty {
+            <$ty>::from_le(self.atomic::<$atomic>(offset).load(Ordering::Acquire))
+        }
+        /// The store that goes with it, Release, to memory that is not the guest's (a journal): no dirty log hears of it.
+        #[inline]
+        pub fn $store(&self, offset: usize, value: $ty) {
+            self.atomic::<$atomic>(offset).store(value.to_le(), Ordering::Release);
+        }
+    )*};
+}
+
+impl Window {
+    pub(crate) fn whole(mapping: Arc<Mapping>, len: usize) -> Self {
+        Window { mapping, start: 0, len, gpa: 0 }
+    }
+
+    /// A window on `len` bytes of `mapping` from `start`, or `None` if it has fewer.
+    pub fn of_mapping(mapping: &Arc<Mapping>, start: usize, len: usize) -> Option<Self> {
+        (start.checked_add(len)? <= mapping.len()).then(|| Window {
+            mapping: mapping.clone(),
+            start,
+            len,
+            gpa: start as u64,
+        })
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the window has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Guest address of its first byte (of a window on a bare mapping: the offset there).
+    #[inline]
+    pub fn gpa(&self) -> u64 {
+        self.gpa
+    }
+
+    /// Whether the memory went away.
+    pub fn poisoned(&self) -> bool {
+        self.mapping.poisoned()
+    }
+
+    #[inline]
+    fn span(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(
+            offset <= self.len && len <= self.len - offset,
+            "window offset {offset}+{len} of {}",
+            self.len
+        );
+        // SAFETY: start + len is inside the mapping by construction, offset + len inside the window by the check.
+        unsafe { self.mapping.start().as_ptr().add(self.start + offset) }
+    }
+
+    #[inline]
+    fn atomic<A>(&self, offset: usize) -> &A {
+        let at = self.span(offset, size_of::<A>());
+        assert!(at.align_offset(align_of::<A>()) == 0, "window offset {offset} is not aligned");
+        // SAFETY: in bounds and aligned by the checks, mapped while self lives; atomics may be shared with anybody.
+        unsafe { &*at.cast::<A>() }
+    }
+
+    loads! {
+        /// Loads a byte, Acquire.
+        load_u8 put_u8 u8, AtomicU8;
+        /// Loads a little-endian number, Acquire. `offset` must be aligned.
+        load_u16 put_u16 u16, AtomicU16;
+        /// Loads a little-endian number, Acquire. `offset` must be aligned.
+        load_u32 put_u32 u32, AtomicU32;
+        /// Loads a little-endian number, Acquire. `offset` must be aligned.
+        load_u64 put_u64 u64, AtomicU64;
+    }
+
+    /// Sets bits of a byte.
+    #[inline]
+    pub(crate) fn or_u8(&self, offset: usize, bits: u8, order: Ordering) {
+        self.atomic::<AtomicU8>(offset).fetch_or(bits, order);
+    }
+
+    /// Exchanges a byte.
+    #[inline]
+    pub(crate) fn swap_u8(&self, offset: usize, value: u8, order: Ordering) -> u8 {
+        self.atomic::<AtomicU8>(offset).swap(value, order)
+    }
+
+    /// Copies `N` bytes out. The other side may be writing: what comes is some mixture of old and new, never worse.
+    #[inline]
+    pub fn bytes<const N: usize>(&self, offset: usize) -> [u8; N] {
+        let from = self.span(offset, N);
+        let mut out = [0u8; N];
+        // SAFETY: in bounds by span; out is ours. A race can tear the bytes, and the reader expects that.
+        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), N) };
+        out
+    }
+
+    /// Asks the processor to fetch the line at `offset`; a hint, never a fault.
+    #[inline]
+    pub fn prefetch(&self, offset: usize) {
+        if offset < self.len {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a prefetch cannot fault and changes nothing.
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_T0>(self.span(offset, 0).cast());
+            }
+        }
+    }
+}
+
+/// One poller's view of one guest: the map, and the dirty log while there is one.
+///
+/// Every store to guest memory by ioplane goes through [`GuestView::wrote`]: the stores here call it themselves, and
+/// whoever lets the kernel or a device write (a read from a disk) calls it when that has ended, well or badly.
+#[derive(Debug, Clone)]
+pub struct GuestView {
+    map: Arc<GuestMap>,
+    log: Option<Arc<DirtyLog>>,
+}
+
+impl GuestView {
+    /// A view of `map`, without a log.
+    pub fn new(map: Arc<GuestMap>) -> Self {
+        GuestView { map, log: None }
+    }
+
+    /// The map in force. I/O in flight keeps a clone of it, so that the memory stays mapped under the kernel's hands.
+    #[inline]
+    pub fn map(&self) -> &Arc<GuestMap> {
+        &self.map
+    }
+
+    /// Takes another map: every range of the old one that is still in use must be in it.
+    pub fn set_map(&mut self, map: Arc<GuestMap>) {
+        self.map = map;
+    }
+
+    /// Turns the dirty log on or off.
+    pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
+        self.log = log;
+    }
+
+    /// The dirty log in force.
+    pub fn log(&self) -> Option<&Arc<DirtyLog>> {
+        self.log.as_ref()
+    }
+
+    #[inline]
+    fn find(&self, gpa: u64, len: u64) -> Result<(&Region, usize), GuestFault> {
+        for region in self.map.regions() {
+            if let Some(at) = gpa.checked_sub(region.gpa)
+                && at < region.len
+            {
+                if len <= region.len - at {
+                    return Ok((region, at as usize));
+                }
+                break;
+            }
+        }
+        Err(GuestFault::OutsideMemory { gpa, len })
+    }
+
+    /// A window on `len` bytes at `gpa`, aligned to `align` (a power of two, at most a page).
+    pub fn window(&self, gpa: u64, len: u64, align: u64) -> Result<Window, GuestFault> {
+        let (region, at) = self.find(gpa, len)?;
+        let start = region.skip + at;
+        if gpa % align != 0 || start as u64 % align != 0 {
+            return Err(GuestFault::Misaligned { gpa, align });
+        }
+        Ok(Window { mapping: region.mapping.clone(), start, len: len as usize, gpa })
+    }
+
+    /// Checks `range` and gives it as the kernel wants it. The span stays valid while [`GuestView::map`] (a clone of it) lives.
+    #[inline]
+    pub fn iovec(&self, range: GuestRange) -> Result<IoVec, GuestFault> {
+        let (region, at) = self.find(range.gpa, u64::from(range.len))?;
+        // SAFETY: inside the mapping: skip + at + len is at most its length.
+        let base = unsafe { region.mapping.start().as_ptr().add(region.skip + at) };
+        Ok(IoVec(libc::iovec { iov_base: base.cast(), iov_len: range.len as usize }))
+    }
+
+    /// Copies guest bytes at `gpa` into `out`.
+    #[inline]
+    pub fn read(&self, gpa: u64, out: &mut [u8]) -> Result<(), GuestFault> {
+        let (region, at) = self.find(gpa, out.len() as u64)?;
+        // SAFETY: source checked by find, destination is ours; a race tears bytes at worst.
+        unsafe {
+            let from = region.mapping.start().as_ptr().add(region.skip + at);
+            std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
+        }
+        Ok(())
+    }
+
+    /// Copies `bytes` to guest address `gpa`, and marks it.
+    #[inline]
+    pub fn write(&self, gpa: u64, bytes: &[u8]) -> Result<(), GuestFault> {
+        let (region, at) = self.find(gpa, bytes.len() as u64)?;
+        // SAFETY: destination checked by find, source is ours.
+        unsafe {
+            let to = region.mapping.start().as_ptr().add(region.skip + at);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+        }
+        self.wrote(gpa, bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Copies from another mapping of ours (a memory disk) to guest address `gpa`, and marks it.
+    #[inline]
+    pub fn copy_from(&self, gpa: u64, from: &Window, offset: usize, len: usize) -> Result<(), GuestFault> {
+        let (region, at) = self.find(gpa, len as u64)?;
+        let source = from.span(offset, len);
+        // SAFETY: both checked; `copy` allows them to overlap, which a hostile front end can arrange by mapping twice.
+        unsafe { std::ptr::copy(source, region.mapping.start().as_ptr().add(region.skip + at), len) };
+        self.wrote(gpa, len as u64);
+        Ok(())
+    }
+
+    /// Copies guest bytes at `gpa` to a mapping of ours (a memory disk).
+    #[inline]
+    pub fn copy_to(&self, gpa: u64, to: &Window, offset: usize, len: usize) -> Result<(), GuestFault> {
+        let (region, at) = self.find(gpa, len as u64)?;
+        let target = to.span(offset, len);
+        // SAFETY: as in copy_from.
+        unsafe { std::ptr::copy(region.mapping.start().as_ptr().add(region.skip + at), target, len) };
+        Ok(())
+    }
+
+    /// Stores a little-endian number into a window of this guest, Release, and marks it.
+    #[inline]
+    pub fn store_u16(&self, window: &Window, offset: usize, value: u16) {
+        window.put_u16(offset, value);
+        self.wrote(window.gpa + offset as u64, 2);
+    }
+
+    /// Stores a used element (`id`, `len`: two little-endian words, 4-byte aligned) and marks it.
+    #[inline]
+    pub fn store_u32_pair(&self, window: &Window, offset: usize, first: u32, second: u32) {
+        window.put_u32(offset, first);
+        window.put_u32(offset + 4, second);
+        self.wrote(window.gpa + offset as u64, 8);
+    }
+
+    /// Says that `len` bytes at `gpa` have been stored: the one place that marks the dirty log (law 6). Call it after the
+    /// store; for asynchronous reads when they have ended, the failed ones too.
+    #[inline]
+    pub fn wrote(&self, gpa: u64, len: u64) {
+        if let Some(log) = &self.log
+            && !removed(Law::MarksStores)
+        {
+            log.mark(gpa, len);
+        }
+    }
+
+    /// Whether a region lost pages since it was mapped: ask after each batch.
+    #[inline]
+    pub fn check(&self) -> Result<(), GuestFault> {
+        if self.map.poisoned() { Err(GuestFault::MemoryShrank) } else { Ok(()) }
+    }
+}
