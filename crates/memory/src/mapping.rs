@@ -82,7 +82,7 @@ impl Mapping {
         let (Some(end), Ok(length)) = (offset.checked_add(len), usize::try_from(len)) else {
             return Err(shape);
         };
-        if len == 0 || offset % PAGE != 0 || len > isize::MAX as u64 {
+        if len == 0 || !offset.is_multiple_of(PAGE) || len > isize::MAX as u64 {
             return Err(shape);
         }
         let size = rustix::fs::fstat(&file)?.st_size as u64;

@@ -257,7 +257,7 @@ impl GuestView {
     pub fn window(&self, gpa: u64, len: u64, align: u64) -> Result<Window, GuestFault> {
         let (region, at) = self.find(gpa, len)?;
         let start = region.skip + at;
-        if gpa % align != 0 || start as u64 % align != 0 {
+        if !gpa.is_multiple_of(align) || !(start as u64).is_multiple_of(align) {
             return Err(GuestFault::Misaligned { gpa, align });
         }
         Ok(Window { mapping: region.mapping.clone(), start, len: len as usize, gpa })

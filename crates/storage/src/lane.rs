@@ -1,0 +1,180 @@
+//! The two halves of a backing.
+
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use ioplane_memory::{GuestFault, GuestRange, GuestView};
+
+/// What is known of a backing now. Sizes in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackingInfo {
+    /// What to call it in messages: a path, or `memory`.
+    pub name: String,
+    /// Size of the disk.
+    pub bytes: u64,
+    /// Smallest unit that can be read or written without a detour (a power of two, 512 to 4096).
+    pub logical_block: u32,
+    /// Unit in which writes are cheap (a power of two).
+    pub physical_block: u32,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Completed writes may be lost in a power cut until a flush has completed.
+    pub volatile_cache: bool,
+    /// Discards free space (otherwise they are accepted and do nothing).
+    pub discards: bool,
+}
+
+/// Why an operation failed; becomes a virtio status and a counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// The disk below reports an error, by errno.
+    #[error("input or output error (errno {0})")]
+    Io(i32),
+    /// No space left below.
+    #[error("no space left on the file system of the image")]
+    NoSpace,
+    /// Reaches past the end of the disk.
+    #[error("beyond the end of the disk")]
+    BeyondEnd,
+    /// A write to a read-only backing.
+    #[error("the disk is read-only")]
+    ReadOnly,
+    /// The guest named memory that it does not have.
+    #[error(transparent)]
+    Guest(#[from] GuestFault),
+}
+
+/// How an operation ended.
+pub type Outcome = Result<(), Fault>;
+
+/// Names an operation of one lane; the lane hands it back and makes nothing of it. Unique among those in flight, and
+/// below the depth that the lane was opened with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tag(pub u16);
+
+/// One operation. Offsets and lengths in bytes; the ranges together are the length of a read or write.
+#[derive(Debug, Clone, Copy)]
+pub enum Op<'a> {
+    /// Disk to guest memory.
+    Read {
+        /// Where on the disk.
+        offset: u64,
+        /// Where in guest memory.
+        into: &'a [GuestRange],
+    },
+    /// Guest memory to disk.
+    Write {
+        /// Where on the disk.
+        offset: u64,
+        /// Where in guest memory.
+        from: &'a [GuestRange],
+    },
+    /// Everything that has completed before is durable when this has.
+    Flush,
+    /// The content of the range no longer matters; what is read there afterwards is not said.
+    Discard {
+        /// Where on the disk.
+        offset: u64,
+        /// How much.
+        len: u64,
+    },
+    /// The range reads as zeros afterwards.
+    WriteZeroes {
+        /// Where on the disk.
+        offset: u64,
+        /// How much.
+        len: u64,
+        /// The space may be freed.
+        unmap: bool,
+    },
+}
+
+/// The answer to [`Lane::submit`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Submitted {
+    /// Ended already; will not be reaped.
+    Done(Outcome),
+    /// In flight; [`Lane::reap`] will name its tag once.
+    Pending,
+}
+
+/// The data half of a backing: what one queue's poller does I/O with. Moves between threads, but only between polls.
+///
+/// Reads into guest memory that are [`Submitted::Pending`] are marked in the dirty log by the poller when they are reaped
+/// (law 6); what a lane copies itself is marked by the view.
+pub trait Lane: Send {
+    /// Takes an operation on. At most as many as the lane's depth are in flight. Every guest range is checked here
+    /// before anything is done; the lane keeps `view.map()` alive while the operation is in flight. May only note it down
+    /// until [`Lane::push`].
+    fn submit(&mut self, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted;
+
+    /// Hands everything noted down to whoever does it. Called once a poll, and only needed after [`Submitted::Pending`].
+    fn push(&mut self);
+
+    /// Calls `done` once for each operation that has ended since, in any order, and says how many those were.
+    fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize;
+
+    /// How many operations are in flight.
+    fn in_flight(&self) -> usize;
+
+    /// Readable (level-triggered) while there is something to reap; `None` if nothing is ever in flight.
+    fn waker(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// The control half of a backing. Shared by the queues of one disk; no method is called on an I/O core.
+pub trait Backing: Send + Sync + std::fmt::Debug {
+    /// What is known of it now.
+    fn info(&self) -> BackingInfo;
+
+    /// Opens a lane for a queue that keeps at most `depth` operations in flight. Everything that the lane will ever need is
+    /// allocated here.
+    fn lane(&self, depth: u16) -> Result<Box<dyn Lane>, StorageError>;
+
+    /// Changes the size. Shrinking is allowed: operations beyond the new end fail from then on.
+    fn resize(&self, bytes: u64) -> Result<(), StorageError>;
+
+    /// Blocks until all I/O of lanes that were dropped with operations in flight has ended, or until `deadline`; says
+    /// whether it has. Replaying before would race with it.
+    fn wait_quiet(&self, deadline: Instant) -> bool;
+}
+
+/// What a backing could not do, for a person.
+#[derive(Debug, thiserror::Error)]
+pub enum StorageError {
+    /// Somebody else has the image.
+    #[error("{image} is in use by {holder}: shut that down, or use a copy")]
+    InUse {
+        /// The image.
+        image: String,
+        /// Who holds it, as far as this host can tell.
+        holder: String,
+    },
+    /// The I/O of a daemon that died has not ended within the time given.
+    #[error("{image}: I/O of a process that has ended is still on its way to the disk after {seconds} s; not safe to go on yet")]
+    NotQuiet {
+        /// The image.
+        image: String,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// The size does not fit.
+    #[error("{image}: {bytes} bytes is not a size for a disk: {why}")]
+    Size {
+        /// The image.
+        image: String,
+        /// The size.
+        bytes: u64,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The system said no.
+    #[error("{image}: {doing}: {source}")]
+    Os {
+        /// The image.
+        image: String,
+        /// What was being done.
+        doing: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
