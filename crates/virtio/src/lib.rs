@@ -1,1 +1,34 @@
-//! ioplane-virtio
+//! Virtio devices: rings, the queues of a device, and virtio-blk.
+//!
+//! ```text
+//!   transport (vhost-user messages, mmio registers)
+//!        | sets up queues, asks for effects
+//!      Vdev<V>: Device            guest memory, features, one QueueSetup a queue; save and load
+//!        | start_queue / stop_queue
+//!      V: VirtioDevice            the model (virtio-blk): configuration space, what its pollers share
+//!        | makes
+//!      Poller = Queue + model     on an I/O core
+//!                 \-- Ring (split, virtio 1.3 section 2.7) + Journal (what is in flight, for a crash)
+//! ```
+//!
+//! Everything that the guest can write is read once, checked, and becomes a [`RingFault`] when it is wrong: the queue
+//! stops, is counted, and nobody else notices.
+//!
+//! Must not know: sockets, file names, who drives the device.
+#![forbid(unsafe_code)]
+
+pub mod blk;
+mod device;
+pub mod journal;
+pub mod kill;
+mod mmio;
+mod queue;
+mod ring;
+pub mod spec;
+mod vdev;
+
+pub use device::{QueueStart, RingState, VirtioDevice, VirtioInfo};
+pub use mmio::VirtioMmio;
+pub use queue::{Phase, Queue};
+pub use ring::{Chain, Ring, RingFault, RingLayout, Taken};
+pub use vdev::{QueueSetup, Vdev};

@@ -1,0 +1,86 @@
+//! What a virtio device is, whatever transport drives it.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use ioplane_device::{DeviceError, Interrupt, Meter, Parked, Poller, Still};
+
+use crate::ring::{Ring, RingFault};
+
+/// What is fixed about a virtio device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VirtioInfo {
+    /// Name that its owner gave it.
+    pub name: String,
+    /// Kind, in the field's words: `virtio-blk`.
+    pub kind: &'static str,
+    /// Device ID (virtio 1.3, section 5).
+    pub device_id: u32,
+    /// Queues it can have.
+    pub queues: u16,
+    /// Largest queue, in entries: a power of two.
+    pub queue_size: u16,
+}
+
+/// Everything a queue needs to be polled.
+#[derive(Debug)]
+pub struct QueueStart {
+    /// Which queue.
+    pub index: u16,
+    /// Its ring, opened; what is to be replayed is inside.
+    pub ring: Ring,
+    /// Whether the ring brings requests whose I/O may still be on its way: wait for it before replaying.
+    pub replays: bool,
+    /// The driver's kick, an eventfd.
+    pub kick: Option<Arc<OwnedFd>>,
+    /// How to interrupt the driver.
+    pub call: Option<Arc<dyn Interrupt>>,
+    /// How to say that the queue has stopped with a fault.
+    pub error: Option<Arc<dyn Interrupt>>,
+    /// Where its counts go.
+    pub meter: Arc<Meter>,
+}
+
+/// What is left of a queue when its poller has come home.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RingState {
+    /// Available index to go on at.
+    pub base: u16,
+    /// Heads taken and not returned, in order: empty if the queue was drained.
+    pub in_flight: Vec<u16>,
+    /// The fault that stopped it.
+    pub fault: Option<RingFault>,
+}
+
+/// The model of a virtio device. Transports host it; [`crate::Vdev`] keeps its queues.
+pub trait VirtioDevice: Send + 'static {
+    /// What is fixed about it.
+    fn info(&self) -> &VirtioInfo;
+
+    /// Feature bits that it offers, its own and the ring's.
+    fn features(&self) -> u64;
+
+    /// The driver accepted these, a subset of what was offered. Called before any queue starts.
+    fn accept(&mut self, features: u64);
+
+    /// Device-specific configuration from `offset` on; what lies beyond its end reads as zero.
+    fn read_config(&self, offset: u32, out: &mut [u8]);
+
+    /// The driver writes configuration; what is not writable stays.
+    fn write_config(&mut self, offset: u32, bytes: &[u8]);
+
+    /// Makes the poller of a queue.
+    fn start_queue(&mut self, start: QueueStart) -> Result<Box<dyn Poller>, DeviceError>;
+
+    /// Takes a parked poller of this device apart.
+    fn stop_queue(&mut self, parked: Parked) -> RingState;
+
+    /// What of the device's own (not the queues') must be saved, in an encoding of its own.
+    fn save_own(&self, still: &Still) -> Vec<u8>;
+
+    /// Takes [`VirtioDevice::save_own`]'s bytes over, all or nothing. Hostile input; says what is wrong with it.
+    fn load_own(&mut self, still: &Still, bytes: &[u8]) -> Result<(), String>;
+
+    /// As at power-on.
+    fn reset_own(&mut self);
+}

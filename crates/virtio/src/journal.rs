@@ -1,0 +1,219 @@
+//! The journal of what is in flight: vhost-user's in-flight region for split rings.
+//!
+//! It lives in memory that outlives the daemon (the front end keeps the file), and says after a crash which requests had
+//! been taken and not yet returned, in which order, so that each enters the used ring exactly once. Layout and the order
+//! of stores follow the vhost-user specification, "Inflight I/O tracking", split virtqueue. What it leaves unused in an
+//! entry (`padding`) holds two bytes of ours: whether our code had the request in hand when the process died, and how
+//! often that has happened. A request that was in hand at two deaths stops its queue: it kills daemons.
+//!
+//! ```text
+//!   0 features u64 | 8 version u16 | 10 desc_num u16 | 12 last_batch_head u16 | 14 used_idx u16
+//!   16 + 16 n: inflight u8 | in hand u8 | deaths u8 | - | - | - | next u16 | counter u64
+//! ```
+
+use ioplane_memory::Window;
+
+use crate::kill::{self, KillPoint};
+
+/// Bytes before the entries.
+const HEADER: usize = 16;
+/// Bytes of one entry.
+const ENTRY: usize = 16;
+const VERSION: u16 = 1;
+const AT_VERSION: usize = 8;
+const AT_DESC_NUM: usize = 10;
+const AT_LAST_BATCH_HEAD: usize = 12;
+const AT_USED_IDX: usize = 14;
+/// Deaths with the same request in hand after which its queue stops.
+const DEADLY: u8 = 2;
+
+/// What is wrong with a journal. It comes from the front end: hostile input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum JournalFault {
+    /// Made for another queue size.
+    #[error("the in-flight region was made for {found} descriptors, the queue has {wanted}")]
+    OtherSize {
+        /// What the region says.
+        found: u16,
+        /// What the queue has.
+        wanted: u16,
+    },
+    /// A format of the future.
+    #[error("the in-flight region has version {0}, this build knows version 1")]
+    OtherVersion(u16),
+    /// Its numbers contradict the ring.
+    #[error("the in-flight region contradicts the ring")]
+    Contradiction,
+    /// Too small for the queue.
+    #[error("the in-flight region is too small for the queue")]
+    TooSmall,
+    /// A request had been in hand at two deaths.
+    #[error(
+        "request {0} was in hand twice when the daemon died: its queue stays stopped until the guest resets it"
+    )]
+    Deadly(u16),
+}
+
+/// What a journal says after a crash (or after nothing at all).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recovered {
+    /// Heads in flight, in the order in which they were taken.
+    pub heads: Vec<u16>,
+}
+
+/// The in-flight region of one queue.
+#[derive(Debug)]
+pub struct Journal {
+    window: Window,
+    size: u16,
+    counter: u64,
+}
+
+/// Bytes that a queue of `size` entries needs, rounded so that no two queues share a cache line.
+pub const fn region_bytes(size: u16) -> usize {
+    (HEADER + ENTRY * size as usize).next_multiple_of(64)
+}
+
+impl Journal {
+    /// Takes over the region of a queue of `size` entries whose ring shows `used_idx`: a fresh region is begun, one that
+    /// was in use is recovered. Called once a start of the queue, before it is polled.
+    pub fn open(window: Window, size: u16, used_idx: u16) -> Result<(Self, Recovered), JournalFault> {
+        if window.len() < HEADER + ENTRY * usize::from(size) {
+            return Err(JournalFault::TooSmall);
+        }
+        let mut journal = Journal { window, size, counter: 0 };
+        match journal.window.load_u16(AT_VERSION) {
+            0 => {
+                journal.begin(used_idx);
+                Ok((journal, Recovered { heads: Vec::new() }))
+            }
+            VERSION => {
+                let recovered = journal.recover(used_idx)?;
+                kill::here(KillPoint::Recovered);
+                Ok((journal, recovered))
+            }
+            other => Err(JournalFault::OtherVersion(other)),
+        }
+    }
+
+    fn begin(&mut self, used_idx: u16) {
+        for head in 0..self.size {
+            self.window.put_u64(self.entry(head), 0);
+            self.window.put_u64(self.entry(head) + 8, 0);
+        }
+        self.window.put_u16(AT_DESC_NUM, self.size);
+        self.window.put_u16(AT_LAST_BATCH_HEAD, 0);
+        self.window.put_u16(AT_USED_IDX, used_idx);
+        self.window.put_u16(AT_VERSION, VERSION);
+    }
+
+    fn recover(&mut self, used_idx: u16) -> Result<Recovered, JournalFault> {
+        let desc_num = self.window.load_u16(AT_DESC_NUM);
+        let mut heads = self.marked();
+        if desc_num != self.size {
+            if !heads.is_empty() {
+                return Err(JournalFault::OtherSize { found: desc_num, wanted: self.size });
+            }
+            // Nothing is in flight, and the driver has set up a queue of another size: begin again.
+            self.begin(used_idx);
+            return Ok(Recovered { heads: Vec::new() });
+        }
+        if !heads.is_empty() {
+            // The used index moved, but the marks of that batch were not all taken off: take them off now.
+            let batch = used_idx.wrapping_sub(self.window.load_u16(AT_USED_IDX));
+            if batch > self.size {
+                return Err(JournalFault::Contradiction);
+            }
+            let mut head = self.window.load_u16(AT_LAST_BATCH_HEAD);
+            for _ in 0..batch {
+                if head >= self.size {
+                    return Err(JournalFault::Contradiction);
+                }
+                self.window.put_u16(self.entry(head), 0);
+                head = self.window.load_u16(self.entry(head) + 6);
+            }
+            heads = self.marked();
+        }
+        self.window.put_u16(AT_USED_IDX, used_idx);
+        heads.sort_by_key(|head| self.window.load_u64(self.entry(*head) + 8));
+        self.counter =
+            heads.last().map_or(0, |head| self.window.load_u64(self.entry(*head) + 8).wrapping_add(1));
+        self.count_deaths(&heads)?;
+        Ok(Recovered { heads })
+    }
+
+    /// Whoever was in hand when the process died is one death nearer to being stopped; who was not starts from zero.
+    fn count_deaths(&self, heads: &[u16]) -> Result<(), JournalFault> {
+        let mut deadly = None;
+        for head in heads {
+            let at = self.entry(*head);
+            if self.window.load_u8(at + 1) != 0 {
+                let deaths = self.window.load_u8(at + 2).saturating_add(1);
+                self.window.put_u8(at + 2, deaths);
+                self.window.put_u8(at + 1, 0);
+                if deaths >= DEADLY {
+                    deadly = Some(*head);
+                }
+            } else if self.window.load_u8(at + 2) >= DEADLY {
+                deadly = Some(*head);
+            }
+        }
+        deadly.map_or(Ok(()), |head| Err(JournalFault::Deadly(head)))
+    }
+
+    fn marked(&self) -> Vec<u16> {
+        (0..self.size).filter(|head| self.window.load_u8(self.entry(*head)) != 0).collect()
+    }
+
+    #[inline]
+    fn entry(&self, head: u16) -> usize {
+        HEADER + ENTRY * usize::from(head)
+    }
+
+    /// The request at `head` has been taken, and our code has it in hand.
+    #[inline]
+    pub fn take(&mut self, head: u16) {
+        let at = self.entry(head);
+        self.window.put_u64(at + 8, self.counter);
+        self.counter = self.counter.wrapping_add(1);
+        // One store: in flight, in hand, no deaths.
+        self.window.put_u32(at, 0x0000_0101);
+    }
+
+    /// Our code takes the request at `head` in hand again (to replay it, to complete it).
+    #[inline]
+    pub fn touch(&mut self, head: u16) {
+        self.window.put_u8(self.entry(head) + 1, 1);
+    }
+
+    /// Our code is done with the request at `head` for now; the disk below has it.
+    #[inline]
+    pub fn release(&mut self, head: u16) {
+        self.window.put_u8(self.entry(head) + 1, 0);
+    }
+
+    /// The used element of `head` has been written, and belongs to the batch that the next used index shows.
+    #[inline]
+    pub fn batch(&mut self, head: u16) {
+        let at = self.entry(head);
+        self.window.put_u16(at + 6, self.window.load_u16(AT_LAST_BATCH_HEAD));
+        self.window.put_u16(AT_LAST_BATCH_HEAD, head);
+    }
+
+    /// The ring shows `used_idx`: the `count` heads batched since are no longer in flight.
+    #[inline]
+    pub fn settle(&mut self, used_idx: u16, count: u16) {
+        let mut head = self.window.load_u16(AT_LAST_BATCH_HEAD);
+        for _ in 0..count {
+            if head >= self.size {
+                // Somebody else wrote into the region: what it says is of no use, and harms only its own guest.
+                break;
+            }
+            let at = self.entry(head);
+            self.window.put_u32(at, 0);
+            head = self.window.load_u16(at + 6);
+        }
+        kill::here(KillPoint::Unmarked);
+        self.window.put_u16(AT_USED_IDX, used_idx);
+    }
+}

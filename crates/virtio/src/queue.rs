@@ -1,0 +1,204 @@
+//! The part of a poller that every virtio queue has: ring, kick, call, meters, and the way to a stop.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use ioplane_device::{Armed, Change, Interrupt, Meter, Tally};
+
+use crate::device::{QueueStart, RingState};
+use crate::kill::{self, KillPoint};
+use crate::ring::{Ring, RingFault};
+
+/// What a queue is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Takes and completes.
+    Serving,
+    /// Completes only, parks when nothing is in flight.
+    Draining,
+    /// Parks at the next poll.
+    Suspending,
+}
+
+/// One queue on an I/O core. The poller of a virtio device owns one and adds what the requests mean.
+#[derive(Debug)]
+pub struct Queue {
+    /// Which queue of the device.
+    pub index: u16,
+    /// The ring.
+    pub ring: Ring,
+    /// Counts; published by [`Queue::tidy`].
+    pub tally: Tally,
+    /// What it is doing.
+    pub phase: Phase,
+    kick: Option<Arc<OwnedFd>>,
+    call: Option<Arc<dyn Interrupt>>,
+    error: Option<Arc<dyn Interrupt>>,
+    meter: Arc<Meter>,
+    fault: Option<RingFault>,
+    polling: bool,
+    awake: bool,
+}
+
+impl Queue {
+    /// A queue at work. Kicks are wanted until [`Queue::disarm`] says otherwise.
+    pub fn new(start: QueueStart) -> Self {
+        let QueueStart { index, ring, replays: _, kick, call, error, meter } = start;
+        let tally = meter.tally();
+        Queue {
+            index,
+            ring,
+            tally,
+            phase: Phase::Serving,
+            kick,
+            call,
+            error,
+            meter,
+            fault: None,
+            polling: false,
+            awake: true,
+        }
+    }
+
+    /// Whether new requests may be taken now.
+    #[inline]
+    pub fn takes(&self) -> bool {
+        self.phase == Phase::Serving && self.fault.is_none()
+    }
+
+    /// Where its counts and times go.
+    #[inline]
+    pub fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
+    /// The guest did something that no driver does: the queue takes nothing more until it is reset, and says so.
+    #[cold]
+    pub fn stop_with(&mut self, fault: RingFault) {
+        if self.fault.is_none() {
+            self.fault = Some(fault);
+            self.tally.faults += 1;
+            self.ring.refuse_kicks();
+            if let Some(error) = &self.error {
+                error.signal();
+            }
+        }
+    }
+
+    /// The fault that stopped it.
+    pub fn fault(&self) -> Option<RingFault> {
+        self.fault
+    }
+
+    /// Shows the driver what was completed, and interrupts it if it asked for that.
+    #[inline]
+    pub fn publish(&mut self) {
+        let count = self.ring.unpublished();
+        if count == 0 {
+            return;
+        }
+        self.tally.requests += u64::from(count);
+        self.ring.publish();
+        if !self.polling && self.awake && self.takes() {
+            // A notified queue renews its wish with every batch, as event-driven back ends do.
+            self.ring.ask_for_kick();
+        }
+        if self.ring.wants_interrupt() {
+            self.signal();
+        } else {
+            self.tally.interrupts_avoided += 1;
+        }
+        kill::here(KillPoint::Signalled);
+    }
+
+    /// Interrupts the driver, whatever it asked for.
+    #[inline]
+    pub fn signal(&mut self) {
+        if let Some(call) = &self.call {
+            self.tally.interrupts += 1;
+            call.signal();
+        }
+    }
+
+    /// [`ioplane_device::Poller::resume`] of every queue: one interrupt (law 3). Looking again (law 2) is the poll that
+    /// follows. The ring's flags are written anew, since a driver's reset wiped them.
+    pub fn resume(&mut self) {
+        self.awake = true;
+        if self.polling {
+            self.ring.refuse_kicks();
+        }
+        self.signal();
+    }
+
+    /// [`ioplane_device::Poller::arm`].
+    #[inline]
+    pub fn arm(&mut self) -> Armed {
+        self.awake = false;
+        if self.fault.is_some() {
+            return Armed::Armed;
+        }
+        if self.phase != Phase::Serving {
+            // Completions wake the core by their own descriptor; nothing else is waited for.
+            return if self.ring.flying() == 0 || self.phase == Phase::Suspending {
+                Armed::WorkLeft
+            } else {
+                Armed::Armed
+            };
+        }
+        if self.ring.ask_for_kick() { Armed::WorkLeft } else { Armed::Armed }
+    }
+
+    /// [`ioplane_device::Poller::disarm`].
+    #[inline]
+    pub fn disarm(&mut self, polling: bool) {
+        self.awake = true;
+        self.polling = polling;
+        self.ring.refuse_kicks();
+        self.empty_kick();
+    }
+
+    /// Counts the kicks that have come and lowers the eventfd.
+    fn empty_kick(&mut self) {
+        if let Some(kick) = &self.kick {
+            let mut count = [0u8; 8];
+            // Without waiting, whatever the front end made of the descriptor's flags; -1 means no offset.
+            let buffer = &mut [std::io::IoSliceMut::new(&mut count)];
+            let flags = rustix::io::ReadWriteFlags::NOWAIT;
+            if let Ok(8) = rustix::io::preadv2(kick, buffer, u64::MAX, flags) {
+                self.tally.kicks += u64::from_ne_bytes(count);
+            }
+        }
+    }
+
+    /// [`ioplane_device::Poller::tidy`]. While the core sleeps on the kick, the kick stays up for it to see.
+    pub fn tidy(&mut self) {
+        if self.awake && self.polling {
+            self.empty_kick();
+        }
+        self.meter.publish(&self.tally);
+    }
+
+    /// The changes that mean the same for every queue; gives back what is the device's own.
+    pub fn apply(&mut self, change: Change) -> Option<Change> {
+        match change {
+            Change::Call(call) => self.call = call,
+            Change::Kick(kick) => self.kick = kick,
+            Change::Log(log) => self.ring.view_mut().set_log(log),
+            Change::Memory(map) => self.ring.view_mut().set_map(map),
+            own @ Change::Own(_) => return Some(own),
+        }
+        None
+    }
+
+    /// The driver's kick, to wait on.
+    pub fn kick(&self) -> Option<BorrowedFd<'_>> {
+        self.kick.as_ref().map(|kick| kick.as_fd())
+    }
+
+    /// What is left when the poller is taken apart.
+    pub fn into_state(mut self) -> RingState {
+        self.meter.publish(&self.tally);
+        self.ring.publish();
+        RingState { base: self.ring.base(), in_flight: self.ring.flying_heads(), fault: self.fault }
+    }
+}

@@ -1,0 +1,302 @@
+//! `Vdev`: a virtio device with its queues and its guest's memory, whatever transport drives it.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use ioplane_device::mutation::{Law, removed};
+use ioplane_device::{
+    Access, At, Device, DeviceError, DeviceInfo, Effect, Interrupt, Meter, Parked, QueueSet, Seating, State,
+    StateError, Still,
+};
+use ioplane_memory::{GuestMap, GuestView, Window};
+use serde::{Deserialize, Serialize};
+
+use crate::device::{QueueStart, VirtioDevice};
+use crate::ring::{Ring, RingFault, RingLayout};
+
+/// Version of [`VdevV1`].
+const VERSION: u32 = 1;
+
+/// How one queue is set up. A transport fills it in; it is read when the queue starts.
+#[derive(Debug, Default)]
+pub struct QueueSetup {
+    /// Where the driver put the ring.
+    pub layout: RingLayout,
+    /// Available index to go on at.
+    pub base: u16,
+    /// Heads to replay, left by a suspended poller.
+    pub in_flight: Vec<u16>,
+    /// The transport wants the queue to run.
+    pub enabled: bool,
+    /// The driver's kick.
+    pub kick: Option<Arc<OwnedFd>>,
+    /// How to interrupt the driver.
+    pub call: Option<Arc<dyn Interrupt>>,
+    /// How to report a fault.
+    pub error: Option<Arc<dyn Interrupt>>,
+    /// Memory that outlives us, to keep the journal of what is in flight in.
+    pub journal: Option<Window>,
+    /// Why it stopped for good.
+    pub fault: Option<RingFault>,
+}
+
+/// What is saved of one queue.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct QueueV1 {
+    size: u16,
+    desc: u64,
+    avail: u64,
+    used: u64,
+    base: u16,
+    in_flight: Vec<u16>,
+    enabled: bool,
+}
+
+/// What is saved of a virtio device.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct VdevV1 {
+    features: u64,
+    queues: Vec<QueueV1>,
+    own: Vec<u8>,
+}
+
+/// A virtio device, its queues, and the memory of its guest.
+pub struct Vdev<V: VirtioDevice> {
+    info: DeviceInfo,
+    model: V,
+    view: GuestView,
+    features: u64,
+    queues: Vec<QueueSetup>,
+    meters: Vec<Arc<Meter>>,
+}
+
+impl<V: VirtioDevice> Vdev<V> {
+    /// A device that nobody has set up yet.
+    pub fn new(model: V, memory: Arc<GuestMap>) -> Self {
+        let own = model.info();
+        let info = DeviceInfo { name: own.name.clone(), kind: own.kind, queues: own.queues };
+        let queues = (0..info.queues).map(|_| QueueSetup::default()).collect();
+        let meters = (0..info.queues).map(|_| Arc::new(Meter::default())).collect();
+        Vdev { info, model, view: GuestView::new(memory), features: 0, queues, meters }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &V {
+        &self.model
+    }
+
+    /// The model, to change what needs no quiescent point (what does, asks for a [`Still`]).
+    pub fn model_mut(&mut self) -> &mut V {
+        &mut self.model
+    }
+
+    /// Features accepted by the driver.
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// The driver accepts `features`. Refuses what was not offered (and takes nothing then).
+    pub fn accept(&mut self, features: u64, transport: u64) -> bool {
+        if features & !(self.model.features() | transport) != 0 {
+            return false;
+        }
+        self.features = features;
+        self.model.accept(features & self.model.features());
+        true
+    }
+
+    /// The set-up of a queue.
+    pub fn queue(&self, index: u16) -> Option<&QueueSetup> {
+        self.queues.get(usize::from(index))
+    }
+
+    /// The set-up of a queue, to fill in. What a running poller already uses does not change by it.
+    pub fn queue_mut(&mut self, index: u16) -> Option<&mut QueueSetup> {
+        self.queues.get_mut(usize::from(index))
+    }
+
+    /// Counts of every queue.
+    pub fn meters(&self) -> &[Arc<Meter>] {
+        &self.meters
+    }
+
+    /// The guest's memory.
+    pub fn view(&self) -> &GuestView {
+        &self.view
+    }
+
+    /// The guest's memory has grown: pollers on duty are told by [`ioplane_device::Change::Memory`].
+    pub fn grow_memory(&mut self, map: Arc<GuestMap>) {
+        self.view.set_map(map);
+    }
+
+    /// The guest's memory is another from now on.
+    pub fn replace_memory(&mut self, _still: &Still, map: Arc<GuestMap>) {
+        self.view.set_map(map);
+    }
+
+    /// The dirty log from now on for pollers that are made; those on duty are told by [`ioplane_device::Change::Log`].
+    pub fn set_log(&mut self, log: Option<Arc<ioplane_memory::DirtyLog>>) {
+        self.view.set_log(log);
+    }
+
+    fn open_ring(&self, index: u16) -> Result<Ring, RingFault> {
+        let setup = self.queues.get(usize::from(index)).ok_or(RingFault::BadDescriptor(index))?;
+        if setup.layout.size > self.model.info().queue_size {
+            return Err(RingFault::BadSize(setup.layout.size));
+        }
+        if let Some(fault) = setup.fault {
+            return Err(fault);
+        }
+        let (view, journal) = (self.view.clone(), setup.journal.clone());
+        Ring::open(view, &setup.layout, self.features, setup.base, journal, &setup.in_flight)
+    }
+
+    /// Checks a loaded queue against the memory that its driver left behind: hostile input.
+    fn check_loaded(&self, index: u16, saved: &QueueV1) -> Result<(), StateError> {
+        let impossible = |what: String| StateError::Impossible(format!("queue {index}: {what}"));
+        let size = saved.size;
+        if size > self.model.info().queue_size
+            || (size != 0 && !size.is_power_of_two())
+            || (saved.enabled && size == 0)
+        {
+            return Err(impossible(format!("size {size}")));
+        }
+        if !saved.enabled {
+            return Ok(());
+        }
+        let layout = RingLayout { size, desc: saved.desc, avail: saved.avail, used: saved.used };
+        Ring::open(self.view.clone(), &layout, 0, saved.base, None, &saved.in_flight)
+            .and_then(|ring| {
+                let flying = ring.base().wrapping_sub(ring.next_used());
+                let contradiction = RingFault::BadStart { avail: ring.base(), used: ring.next_used(), size };
+                if usize::from(flying) == saved.in_flight.len() { Ok(()) } else { Err(contradiction) }
+            })
+            .map_err(|fault| impossible(fault.to_string()))
+    }
+}
+
+impl<V: VirtioDevice> Device for Vdev<V> {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// Only the device-specific configuration; the rest is the transport's.
+    fn access(&mut self, at: At, op: Access<'_>) -> Effect {
+        let At::Config(offset) = at else { return Effect::None };
+        let offset = u32::try_from(offset).unwrap_or(u32::MAX);
+        match op {
+            Access::Read(out) => self.model.read_config(offset, out),
+            Access::Write(bytes) => self.model.write_config(offset, bytes),
+        }
+        Effect::None
+    }
+
+    fn active(&self) -> QueueSet {
+        let enabled = |(_, setup): &(u16, &QueueSetup)| setup.enabled && setup.fault.is_none();
+        (0..).zip(&self.queues).filter(enabled).map(|(index, _)| index).collect()
+    }
+
+    fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+        for index in seating.queues().clone() {
+            let ring = match self.open_ring(index) {
+                Ok(ring) => ring,
+                Err(fault) => {
+                    let setup =
+                        self.queues.get_mut(usize::from(index)).ok_or(DeviceError::NoSuchQueue(index))?;
+                    setup.fault = Some(fault);
+                    if let Some(meter) = self.meters.get(usize::from(index)) {
+                        let mut tally = meter.tally();
+                        tally.faults += 1;
+                        meter.publish(&tally);
+                    }
+                    if let Some(error) = &setup.error {
+                        error.signal();
+                    }
+                    return Err(DeviceError::Guest { queue: index, why: fault.to_string() });
+                }
+            };
+            let setup = &mut self.queues[usize::from(index)];
+            let start = QueueStart {
+                index,
+                replays: ring.replays(),
+                ring,
+                kick: setup.kick.clone(),
+                call: setup.call.clone(),
+                error: setup.error.clone(),
+                meter: self.meters[usize::from(index)].clone(),
+            };
+            seating.sit(index, self.model.start_queue(start)?);
+        }
+        Ok(())
+    }
+
+    fn deactivate(&mut self, home: Parked) {
+        let index = usize::from(home.queue());
+        let state = self.model.stop_queue(home);
+        if let Some(setup) = self.queues.get_mut(index) {
+            setup.base = state.base;
+            setup.in_flight = state.in_flight;
+            setup.fault = state.fault;
+        }
+    }
+
+    fn save(&self, still: &Still) -> Result<State, DeviceError> {
+        let queue = |setup: &QueueSetup| QueueV1 {
+            size: setup.layout.size,
+            desc: setup.layout.desc,
+            avail: setup.layout.avail,
+            used: setup.layout.used,
+            base: setup.base,
+            in_flight: setup.in_flight.clone(),
+            enabled: setup.enabled,
+        };
+        let saved = VdevV1 {
+            features: self.features,
+            queues: self.queues.iter().map(queue).collect(),
+            own: self.model.save_own(still),
+        };
+        let body = postcard::to_stdvec(&saved).map_err(|error| DeviceError::Below(Box::new(error)))?;
+        Ok(State { kind: self.info.kind.to_owned(), version: VERSION, body })
+    }
+
+    fn load(&mut self, still: &Still, state: &State) -> Result<(), DeviceError> {
+        let body = state.expect(self.info.kind, VERSION)?;
+        let (saved, rest): (VdevV1, _) =
+            postcard::take_from_bytes(body).map_err(|error| StateError::Damaged(error.to_string()))?;
+        if !rest.is_empty() {
+            return Err(StateError::Damaged(format!("{} bytes too many", rest.len())).into());
+        }
+        if saved.queues.len() != self.queues.len() {
+            let (saved, here) = (saved.queues.len(), self.queues.len());
+            return Err(
+                StateError::Impossible(format!("{saved} queues saved, this device has {here}")).into()
+            );
+        }
+        if !removed(Law::DistrustsLoaded) {
+            for (index, queue) in (0..).zip(&saved.queues) {
+                self.check_loaded(index, queue)?;
+            }
+        }
+        self.model.load_own(still, &saved.own).map_err(StateError::Impossible)?;
+        self.features = saved.features;
+        for (setup, queue) in self.queues.iter_mut().zip(saved.queues) {
+            setup.layout =
+                RingLayout { size: queue.size, desc: queue.desc, avail: queue.avail, used: queue.used };
+            setup.base = queue.base;
+            setup.in_flight = queue.in_flight;
+            setup.enabled = queue.enabled;
+            setup.fault = None;
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self, _still: &Still) {
+        self.features = 0;
+        self.model.reset_own();
+        for setup in &mut self.queues {
+            let (call, kick, error) = (setup.call.take(), setup.kick.take(), setup.error.take());
+            *setup = QueueSetup { call, kick, error, ..QueueSetup::default() };
+        }
+    }
+}
