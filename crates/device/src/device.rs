@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::poller::Poller;
+use crate::poller::{Change, Poller};
 use crate::quiescence::Still;
 use crate::seat::Parked;
 use crate::state::{State, StateError};
@@ -147,6 +147,12 @@ pub trait Device: Send + 'static {
 
     /// As at power-on.
     fn reset(&mut self, still: &Still);
+
+    /// Hears every [`Change`] that the pollers of `queues` are told, before they are: those made later have to know it, and
+    /// a device that writes guest memory itself has to mark the dirty log too (law 6).
+    fn apply(&mut self, queues: &QueueSet, change: &Change) {
+        let _ = (queues, change);
+    }
 
     /// Tells the driver that a configuration field has changed. Called on the owner's thread.
     fn config_changed(&mut self) {}

@@ -42,6 +42,7 @@
 mod device;
 mod home;
 mod meter;
+mod moving;
 mod poller;
 mod quiescence;
 mod seat;
@@ -50,6 +51,7 @@ mod state;
 pub use device::{Access, At, Device, DeviceError, DeviceInfo, Effect, QueueSet, Seating, Stillness, Then};
 pub use home::Home;
 pub use meter::{Histogram, Meter, MeterReading, Tally};
+pub use moving::Unmoved;
 pub use poller::{Armed, Budget, Change, Interrupt, Poller, Progress, Stop, Wakers};
 pub use quiescence::{Applied, Loaded, Missed, Quiescent, Quiescing, Refused, Running, Still};
 pub use seat::{Ack, CoreId, Gone, Order, Parked, Placement, Post, Seat, SeatId, Step, Tell};

@@ -13,7 +13,7 @@ use crate::device::{
 };
 use crate::home::{Home, block_until};
 use crate::poller::{Change, Stop};
-use crate::seat::{AcksLeft, CoreId, Order, Placement, Post, Seat, SeatId, Tell};
+use crate::seat::{AcksLeft, CoreId, Gone, Order, Placement, Post, Seat, SeatId, Tell};
 use crate::state::State;
 
 /// Proof that a device is at a quiescent point: all of its pollers are home, and its registers are still. Shown by
@@ -88,7 +88,8 @@ impl Roster {
         self.posted.iter().map(|p| p.queue).collect()
     }
 
-    /// Makes pollers for `queues` that have none and seats them.
+    /// Makes pollers for `queues` that have none and seats them. A poller that no core takes goes straight home, so that
+    /// what it carries (requests recorded in flight) stays the device's.
     fn seat<D: Device>(
         &mut self,
         device: &mut D,
@@ -99,16 +100,23 @@ impl Roster {
         let wanted: QueueSet = queues.difference(&on_duty).copied().collect();
         let mut seating = Seating { queues: &wanted, made: Vec::new() };
         device.activate(&mut seating)?;
+        let mut gone = None;
         for (queue, poller) in seating.made {
             let post = placement.place(&device.info().name, queue);
             let seat = Seat::new(poller, queue, self.home.clone());
             let posted = Posted { queue, seat: seat.id(), post };
-            if posted.post.post(Order::Sit(seat)).is_err() {
-                return Err(DeviceError::CoreGone(posted.post.core().0));
+            match posted.post.post(Order::Sit(seat)) {
+                Ok(()) => self.posted.push(posted),
+                Err(Gone(order)) => {
+                    gone = Some(DeviceError::CoreGone(posted.post.core().0));
+                    if let Order::Sit(seat) = order {
+                        seat.turn_back();
+                    }
+                }
             }
-            self.posted.push(posted);
         }
-        Ok(())
+        self.take_in(device);
+        gone.map_or(Ok(()), Err)
     }
 }
 
@@ -172,8 +180,9 @@ impl<D: Device> Quiescent<D> {
             Ok(()) => Ok(Running { device: self.device, roster }),
             Err(error) => {
                 // What had been seated comes home before anybody else may touch the device.
+                let stop = if roster.posted.is_empty() { self.stop } else { Stop::Suspended };
                 let Running { device, .. } = recall(Running { device: self.device, roster });
-                Err(Refused { kept: Quiescent { device, stop: self.stop }, error })
+                Err(Refused { kept: Quiescent { device, stop }, error })
             }
         }
     }
@@ -260,6 +269,11 @@ impl<D: Device> Running<D> {
         self.roster.posted.iter().find(|p| p.queue == queue).map(|p| p.post.core())
     }
 
+    /// Where the poller of `queue` sits, to put it there again: a [`Placement`] itself.
+    pub fn post_of(&self, queue: u16) -> Option<Arc<dyn Post>> {
+        self.roster.posted.iter().find(|p| p.queue == queue).map(|p| p.post.clone())
+    }
+
     /// Puts pollers for `queues` on cores; those that have one keep it.
     pub fn start(&mut self, queues: &QueueSet, placement: &dyn Placement) -> Result<(), DeviceError> {
         self.roster.seat(&mut self.device, queues, placement)
@@ -308,8 +322,9 @@ impl<D: Device> Running<D> {
         block_until(deadline, |context| self.poll_stopped(context, queues)).is_some()
     }
 
-    /// Tells the pollers of `queues` of a change and gives what waits for all of them to acknowledge it.
+    /// Tells the device and the pollers of `queues` of a change and gives what waits for all of them to acknowledge it.
     pub fn apply(&mut self, queues: &QueueSet, change: &Change) -> Applied {
+        self.device.apply(queues, change);
         let left = AcksLeft::new(self.roster.home.clone());
         for posted in self.roster.posted.iter().filter(|p| queues.contains(&p.queue)) {
             posted.tell(Tell::Apply(change.clone(), left.ack()));
@@ -423,6 +438,12 @@ impl<D: Device> Quiescing<D> {
     /// The future of [`Quiescing::poll_settled`]. Dropping it loses nothing: ask again, or [`Quiescing::finish`].
     pub async fn settled(&mut self) {
         poll_fn(|context| self.poll_settled(context)).await
+    }
+
+    /// [`Running::apply`], to every poller that is not home yet.
+    pub fn apply(&mut self, change: &Change) -> Applied {
+        let left = self.running.queues();
+        self.running.apply(&left, change)
     }
 
     /// Whether the device is held at its quiescent point.

@@ -81,6 +81,9 @@ pub enum Step {
     Vacated,
 }
 
+/// Most polls that a suspended poller may need to park.
+const TURNS_BACK: u32 = 16;
+
 /// Holds one poller on one I/O core.
 pub struct Seat {
     id: SeatId,
@@ -141,8 +144,12 @@ impl Seat {
         match tell {
             Tell::Drain => poller.drain(),
             Tell::Undrain(ack) => {
-                self.suspended = false;
-                poller.undrain();
+                if self.suspended {
+                    // What was in flight is fenced off already; home first, then its owner makes a new poller.
+                    self.step(Budget(1));
+                } else {
+                    poller.undrain();
+                }
                 ack.done();
             }
             Tell::Suspend => {
@@ -154,6 +161,17 @@ impl Seat {
                 ack.done();
             }
         }
+    }
+
+    /// No core took this seat: its poller goes home from where it is, on the owner's thread.
+    pub(crate) fn turn_back(mut self) {
+        self.tell(Tell::Suspend);
+        for _ in 0..TURNS_BACK {
+            if self.step(Budget(1)) == Step::Vacated {
+                return;
+            }
+        }
+        debug_assert!(false, "queue {}: a suspended poller does not park", self.queue);
     }
 
     /// [`Poller::arm`] of the poller; an empty seat is armed.
@@ -267,4 +285,11 @@ pub trait Post: Send + Sync + fmt::Debug {
 pub trait Placement: Send + Sync {
     /// The core for `queue` of the device called `device`.
     fn place(&self, device: &str, queue: u16) -> Arc<dyn Post>;
+}
+
+/// The same core for every queue.
+impl Placement for Arc<dyn Post> {
+    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn Post> {
+        self.clone()
+    }
 }

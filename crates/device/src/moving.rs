@@ -1,0 +1,51 @@
+//! A queue changes cores while its device runs.
+
+use std::time::Instant;
+
+use crate::device::{Device, DeviceError, QueueSet};
+use crate::quiescence::Running;
+use crate::seat::Placement;
+
+/// Why a queue is where it was.
+#[derive(Debug, thiserror::Error)]
+pub enum Unmoved {
+    /// It has no poller on duty.
+    #[error("queue {0} is not running")]
+    NotOnDuty(u16),
+    /// Its requests in flight did not end in time; it takes new ones again, where it was.
+    #[error("queue {0} still has requests in flight: move it when its disk answers again")]
+    Busy(u16),
+    /// The new core did not take it; it runs where it was.
+    #[error("the queue stays where it was: {0}")]
+    Refused(DeviceError),
+    /// Neither the new core nor the old one took it. The queue stands still, with its state in the device.
+    #[error("the queue has stopped: {0}")]
+    Stranded(DeviceError),
+}
+
+impl<D: Device> Running<D> {
+    /// Brings `queue` to where `to` wants it: drained where it is, sat down there. No request is lost, done twice or
+    /// overtaken, since there is one poller at any time and it looks at the ring again when it sits down (law 2).
+    ///
+    /// Blocks until `deadline` at most; called by whoever owns the device, never on an I/O core. Owners that must not
+    /// block do the same in their own way: [`Running::post_of`], [`Running::drain`], [`Running::stopped`] under a time
+    /// limit, then [`Running::start`], or [`Running::undrain`] with the old post.
+    pub fn move_queue(&mut self, queue: u16, to: &dyn Placement, deadline: Instant) -> Result<(), Unmoved> {
+        let old = self.post_of(queue).ok_or(Unmoved::NotOnDuty(queue))?;
+        let one = QueueSet::from([queue]);
+        self.drain(&one);
+        if !self.wait_stopped(&one, deadline) {
+            self.undrain(&one, &old).map_err(Unmoved::Stranded)?;
+            return Err(Unmoved::Busy(queue));
+        }
+        // The guest may have stopped it for good meanwhile.
+        let one: QueueSet = self.device().active().intersection(&one).copied().collect();
+        match self.start(&one, to) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.start(&one, &old).map_err(Unmoved::Stranded)?;
+                Err(Unmoved::Refused(error))
+            }
+        }
+    }
+}
