@@ -1,1 +1,12 @@
-//! ioplane-host
+//! Hosts: who drives a device.
+//!
+//! ```text
+//!   stock VMM --vhost-user--> vhost_user::Server --> Running<Vdev<V>>
+//!   vCPU threads of our own --> in_process::Front --> Running<D>
+//! ```
+//!
+//! A host owns the device's one control half and carries out what its driver asks: rings that start and stop, memory
+//! that comes and goes, resets. It must not know what the device does.
+
+pub mod eventfd;
+pub mod vhost_user;

@@ -23,7 +23,7 @@ pub mod mutation;
 mod view;
 
 pub use log::DirtyLog;
-pub use map::{GuestMap, MapError, Region, RegionSpec};
+pub use map::{GuestMap, MAX_REGIONS, MapError, Region, RegionSpec};
 pub use mapping::{Mapping, MappingError};
 pub use view::{GuestFault, GuestRange, GuestView, IoVec, Window};
 

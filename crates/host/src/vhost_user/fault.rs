@@ -1,0 +1,100 @@
+//! What a front end can do wrong. Each ends its connection, counted by name; nobody else notices.
+
+use ioplane_memory::MapError;
+
+/// A violation of the vhost-user protocol, or a failure to do what a message asks.
+#[derive(Debug, thiserror::Error)]
+pub enum PeerFault {
+    /// The other side closed the connection: not a fault, and the usual end.
+    #[error("the front end closed the connection")]
+    Closed,
+    /// The connection broke.
+    #[error("the connection broke: {0}")]
+    Broken(std::io::Error),
+    /// Flags of another protocol version, or reserved ones.
+    #[error("a message with flags {0:#x}: not vhost-user version 1")]
+    BadFlags(u32),
+    /// A request number that this build does not serve.
+    #[error("request {0} is not one that was negotiated")]
+    UnknownRequest(u32),
+    /// Larger than any message.
+    #[error("a message of {0} bytes: larger than any of the protocol")]
+    Huge(u32),
+    /// Not the size that the request has.
+    #[error("request {request} with {size} bytes: it has {wanted}")]
+    BadSize {
+        /// Which request.
+        request: u32,
+        /// Size found.
+        size: usize,
+        /// Size that it should have.
+        wanted: usize,
+    },
+    /// Too few or too many file descriptors.
+    #[error("request {request} with {found} file descriptors: it has {wanted}")]
+    BadFiles {
+        /// Which request.
+        request: u32,
+        /// Descriptors that came.
+        found: usize,
+        /// Descriptors that it should have.
+        wanted: usize,
+    },
+    /// A queue that the device does not have.
+    #[error("queue {0} does not exist")]
+    NoSuchQueue(u32),
+    /// A ring that runs is to be moved or resized.
+    #[error("queue {0} runs: its ring cannot be changed before it is stopped")]
+    RingInUse(u32),
+    /// Features that were not offered, or changed under running rings.
+    #[error("features {0:#x} were not offered, or are changed while rings run")]
+    BadFeatures(u64),
+    /// A request that belongs to a protocol feature that was not negotiated.
+    #[error("request {0} needs a protocol feature that was not negotiated")]
+    NotNegotiated(u32),
+    /// A field that contradicts the protocol or the other fields.
+    #[error("{0}")]
+    BadValue(&'static str),
+    /// A descriptor that is not an eventfd: a core must never block on it.
+    #[error("the descriptor for {0} is not an eventfd")]
+    NotAnEventfd(&'static str),
+    /// Memory that cannot be mapped.
+    #[error(transparent)]
+    Memory(#[from] MapError),
+    /// Memory from a file system whose pages may never come.
+    #[error(
+        "guest memory from a file system of type {0:#x}: page faults on it could block an I/O core; use memfd, tmpfs or hugetlbfs"
+    )]
+    SlowMemory(i64),
+    /// The queues would not become quiescent.
+    #[error("the device did not become quiescent in time: {0}")]
+    NotQuiescent(String),
+    /// The device could not do it.
+    #[error(transparent)]
+    Device(#[from] ioplane_device::DeviceError),
+}
+
+impl PeerFault {
+    /// A short name, for counters.
+    pub fn name(&self) -> &'static str {
+        match self {
+            PeerFault::Closed => "closed",
+            PeerFault::Broken(_) => "broken",
+            PeerFault::BadFlags(_) => "bad_flags",
+            PeerFault::UnknownRequest(_) => "unknown_request",
+            PeerFault::Huge(_) => "huge_message",
+            PeerFault::BadSize { .. } => "bad_size",
+            PeerFault::BadFiles { .. } => "bad_descriptors",
+            PeerFault::NoSuchQueue(_) => "no_such_queue",
+            PeerFault::RingInUse(_) => "ring_in_use",
+            PeerFault::BadFeatures(_) => "bad_features",
+            PeerFault::NotNegotiated(_) => "not_negotiated",
+            PeerFault::BadValue(_) => "bad_value",
+            PeerFault::NotAnEventfd(_) => "not_an_eventfd",
+            PeerFault::Memory(_) => "bad_memory",
+            PeerFault::SlowMemory(_) => "slow_memory",
+            PeerFault::NotQuiescent(_) => "not_quiescent",
+            PeerFault::Device(_) => "device",
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! The vhost-user host: stock VMMs drive our virtio devices over a unix socket.
+//!
+//! ```text
+//!   Server task (one a device, tokio) ---- owns ----> Running<Vdev<V>>
+//!      |  accept, receive                                 |
+//!   Connection: bytes -> Message             Session: Message -> rings started, stopped, memory changed
+//!      ^                                                  |
+//!      +------------ replies <----------------------------+        commands of the daemon come by a channel
+//! ```
+//!
+//! Specification: QEMU's "Vhost-user Protocol". A message that violates it ends its connection with a counted
+//! [`PeerFault`]; the device is stopped, reset, and waits for the next front end.
+
+mod connection;
+mod fault;
+mod message;
+mod peer;
+mod server;
+mod session;
+
+pub use connection::Connection;
+pub use fault::PeerFault;
+pub use message::{HEADER, Header, Message};
+pub use server::{Handle, QueueStatus, Refusal, ServerOptions, Status, serve};
+pub use session::Session;

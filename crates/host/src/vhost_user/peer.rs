@@ -1,0 +1,128 @@
+//! What a front end has told us so far: everything that ends with its connection.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use ioplane_memory::{GuestMap, Mapping, Region, RegionSpec, Window};
+use ioplane_virtio::RingLayout;
+use ioplane_virtio::journal::region_bytes;
+use vhost::vhost_user::VhostUserProtocolFeatures;
+use vhost::vhost_user::message::{VhostUserInflight, VhostUserMemoryRegion};
+
+use super::fault::PeerFault;
+
+/// Protocol features that we offer.
+pub fn offered() -> VhostUserProtocolFeatures {
+    VhostUserProtocolFeatures::MQ
+        | VhostUserProtocolFeatures::REPLY_ACK
+        | VhostUserProtocolFeatures::BACKEND_REQ
+        | VhostUserProtocolFeatures::CONFIG
+        | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+        | VhostUserProtocolFeatures::RESET_DEVICE
+        | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+}
+
+/// Where a front end says that a ring is, in its own addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct UserRing {
+    /// Descriptor table.
+    pub desc: u64,
+    /// Available ring.
+    pub avail: u64,
+    /// Used ring.
+    pub used: u64,
+}
+
+impl UserRing {
+    /// The same in guest addresses.
+    pub fn layout(&self, size: u16, map: &GuestMap) -> Option<RingLayout> {
+        Some(RingLayout {
+            size,
+            desc: map.gpa_of_user(self.desc)?,
+            avail: map.gpa_of_user(self.avail)?,
+            used: map.gpa_of_user(self.used)?,
+        })
+    }
+}
+
+/// One ring as the front end has set it up.
+#[derive(Debug, Default)]
+pub struct Wiring {
+    /// Entries.
+    pub size: u16,
+    /// Where it is.
+    pub user: UserRing,
+    /// A kick has been given: the ring is started.
+    pub started: bool,
+    /// The front end wants it served.
+    pub enabled: bool,
+}
+
+/// All that a front end has told us.
+#[derive(Debug)]
+pub struct Peer {
+    /// Features it accepted, its transport's included.
+    pub features: u64,
+    /// Protocol features it accepted.
+    pub protocol: VhostUserProtocolFeatures,
+    /// Rings.
+    pub rings: Vec<Wiring>,
+    /// Our way to send requests of our own.
+    pub back_channel: Option<tokio::net::UnixStream>,
+}
+
+impl Peer {
+    /// A front end that has said nothing yet.
+    pub fn new(queues: u16) -> Self {
+        let rings = (0..queues).map(|_| Wiring::default()).collect();
+        Peer { features: 0, protocol: VhostUserProtocolFeatures::empty(), rings, back_channel: None }
+    }
+
+    /// Refuses a request whose protocol feature was not negotiated.
+    pub fn needs(&self, feature: VhostUserProtocolFeatures, request: u32) -> Result<(), PeerFault> {
+        if self.protocol.contains(feature) { Ok(()) } else { Err(PeerFault::NotNegotiated(request)) }
+    }
+}
+
+/// File systems whose pages may come late or never: a core that touches such a page waits with all of its VMs.
+const FUSE: i64 = 0x6573_5546;
+const NFS: i64 = 0x6969;
+const V9FS: i64 = 0x0102_1997;
+const CIFS: i64 = 0xff53_4d42;
+
+/// Maps what the front end describes.
+pub fn map_region(region: &VhostUserMemoryRegion, file: OwnedFd) -> Result<Region, PeerFault> {
+    let kind = rustix::fs::fstatfs(file.as_fd()).map_err(|e| PeerFault::Broken(e.into()))?.f_type as i64;
+    if [FUSE, NFS, V9FS, CIFS].contains(&kind) {
+        return Err(PeerFault::SlowMemory(kind));
+    }
+    Ok(Region::map(RegionSpec {
+        gpa: region.guest_phys_addr,
+        len: region.memory_size,
+        user: region.user_addr,
+        offset: region.mmap_offset,
+        file,
+    })?)
+}
+
+/// A new in-flight region for `queues` queues of `size` entries: with its size in bytes.
+pub fn fresh_inflight(queues: u16, size: u16) -> Result<(Mapping, u64), PeerFault> {
+    let bytes = u64::from(queues) * region_bytes(size) as u64;
+    let mapping = Mapping::anonymous("ioplane-inflight", bytes).map_err(ioplane_memory::MapError::from)?;
+    Ok((mapping, bytes))
+}
+
+/// The journal of each queue, out of the region that the front end gives (back).
+pub fn open_inflight(inflight: &VhostUserInflight, file: OwnedFd) -> Result<Vec<Window>, PeerFault> {
+    let each = region_bytes(inflight.queue_size) as u64;
+    if inflight.mmap_size < each * u64::from(inflight.num_queues) {
+        return Err(PeerFault::BadValue("the in-flight region is smaller than its queues need"));
+    }
+    let mapping = Mapping::of_file(file, inflight.mmap_offset, inflight.mmap_size)
+        .map_err(ioplane_memory::MapError::from)?;
+    let mapping = Arc::new(mapping);
+    (0..u64::from(inflight.num_queues))
+        .map(|queue| Window::of_mapping(&mapping, (queue * each) as usize, each as usize))
+        .collect::<Option<_>>()
+        .ok_or(PeerFault::BadValue("the in-flight region is smaller than its queues need"))
+}

@@ -1,0 +1,344 @@
+//! One task for each device: accepts its front end, obeys it, and obeys the daemon between two messages.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ioplane_device::{Histogram, Meter, MeterReading, Placement, Still};
+use ioplane_virtio::VirtioDevice;
+use tokio::net::UnixListener;
+use tokio::sync::{mpsc, oneshot};
+
+use super::connection::Connection;
+use super::fault::PeerFault;
+use super::session::Session;
+
+/// How long the daemon's own wishes (replace, move) may wait for a quiescent point before the device is given back.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where and how a device is served.
+#[derive(Clone)]
+pub struct ServerOptions {
+    /// Path of the vhost-user socket. Made with mode 0600; what was there before is replaced if nobody listens.
+    pub socket: PathBuf,
+    /// Where its queues sit.
+    pub pool: Arc<dyn Placement>,
+}
+
+/// What a queue looks like from outside.
+#[derive(Debug, Clone)]
+pub struct QueueStatus {
+    /// Which queue.
+    pub index: u16,
+    /// Entries; zero if the driver has not set it up.
+    pub size: u16,
+    /// The core that its poller is on, if it runs.
+    pub core: Option<u32>,
+    /// Why it stopped for good: name and text.
+    pub fault: Option<(&'static str, String)>,
+    /// Counts since the device was added.
+    pub counts: MeterReading,
+    /// Histogram of request times.
+    pub latency: Vec<u64>,
+}
+
+/// What a device looks like from outside.
+#[derive(Debug, Clone)]
+pub struct Status {
+    /// A front end is connected.
+    pub connected: bool,
+    /// Features that its driver accepted.
+    pub features: u64,
+    /// Front ends that have come so far.
+    pub connections: u64,
+    /// Their faults, by name.
+    pub faults: BTreeMap<&'static str, u64>,
+    /// The last fault's text.
+    pub last_fault: Option<String>,
+    /// Its queues.
+    pub queues: Vec<QueueStatus>,
+}
+
+/// Why a command was not carried out; the device is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// The device has been removed.
+    #[error("the device is gone")]
+    Gone,
+    /// A front end is connected.
+    #[error("a front end is connected: shut the VM down or unplug the disk first, or use --force")]
+    Connected,
+    /// Not now.
+    #[error("{0}")]
+    Refused(String),
+}
+
+type Change<V> = Box<dyn FnOnce(&mut V) -> bool + Send>;
+type ChangeStill<V> = Box<dyn FnOnce(&mut V, &Still) -> bool + Send>;
+
+enum Command<V: VirtioDevice> {
+    Status(oneshot::Sender<Status>),
+    Change(Change<V>),
+    AtQuiescence(ChangeStill<V>, oneshot::Sender<Result<(), Refusal>>),
+    Move(u16, Arc<dyn Placement>, oneshot::Sender<Result<(), Refusal>>),
+    Stop(bool, oneshot::Sender<Result<(), Refusal>>),
+}
+
+/// The daemon's hold on one device that is being served.
+pub struct Handle<V: VirtioDevice> {
+    commands: mpsc::Sender<Command<V>>,
+    socket: PathBuf,
+}
+
+impl<V: VirtioDevice> Clone for Handle<V> {
+    fn clone(&self) -> Self {
+        Handle { commands: self.commands.clone(), socket: self.socket.clone() }
+    }
+}
+
+impl<V: VirtioDevice> Handle<V> {
+    /// Path of its socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command<V>) -> Result<T, Refusal> {
+        let (sender, receiver) = oneshot::channel();
+        self.commands.send(command(sender)).await.map_err(|_| Refusal::Gone)?;
+        receiver.await.map_err(|_| Refusal::Gone)
+    }
+
+    /// How it is.
+    pub async fn status(&self) -> Result<Status, Refusal> {
+        self.ask(Command::Status).await
+    }
+
+    /// Changes the model while it runs. `change` says whether its configuration space is another now; then the driver is
+    /// told.
+    pub async fn change<R: Send + 'static>(
+        &self,
+        change: impl FnOnce(&mut V) -> (R, bool) + Send + 'static,
+    ) -> Result<R, Refusal> {
+        self.ask(|reply| {
+            Command::Change(Box::new(move |model| {
+                let (outcome, told) = change(model);
+                let _ = reply.send(outcome);
+                told
+            }))
+        })
+        .await
+    }
+
+    /// Changes the model at a quiescent point. Gives the device back as it was if that takes longer than [`PATIENCE`].
+    pub async fn at_quiescence<R: Send + 'static>(
+        &self,
+        change: impl FnOnce(&mut V, &Still) -> (R, bool) + Send + 'static,
+    ) -> Result<R, Refusal> {
+        let (sender, receiver) = oneshot::channel();
+        let change: ChangeStill<V> = Box::new(move |model, still| {
+            let (outcome, told) = change(model, still);
+            let _ = sender.send(outcome);
+            told
+        });
+        self.ask(|reply| Command::AtQuiescence(change, reply)).await??;
+        receiver.await.map_err(|_| Refusal::Gone)
+    }
+
+    /// Moves a queue to where `placement` says.
+    pub async fn move_queue(&self, queue: u16, placement: Arc<dyn Placement>) -> Result<(), Refusal> {
+        self.ask(|reply| Command::Move(queue, placement, reply)).await?
+    }
+
+    /// Ends the service: refuses while a front end is connected, unless forced. When it returns, the model and its backing
+    /// are gone.
+    pub async fn stop(&self, force: bool) -> Result<(), Refusal> {
+        self.ask(|reply| Command::Stop(force, reply)).await??;
+        self.commands.closed().await;
+        Ok(())
+    }
+}
+
+/// Serves `model` on its socket until stopped. Must be called within a tokio runtime of several threads.
+pub fn serve<V: VirtioDevice>(model: V, options: ServerOptions) -> std::io::Result<Handle<V>> {
+    let listener = bind(&options.socket)?;
+    let session = Session::new(model, options.pool).map_err(std::io::Error::other)?;
+    let (commands, receiver) = mpsc::channel(16);
+    let server = Server {
+        session,
+        listener,
+        connection: None,
+        connections: 0,
+        faults: BTreeMap::new(),
+        last_fault: None,
+        socket: options.socket.clone(),
+    };
+    tokio::spawn(server.run(receiver));
+    Ok(Handle { commands, socket: options.socket })
+}
+
+/// Binds the socket: one that nobody listens on is left over from a daemon that died, and replaced.
+fn bind(path: &Path) -> std::io::Result<UnixListener> {
+    if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        let text = format!("{} is in use: another daemon listens on it", path.display());
+        return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, text));
+    }
+    // Bound beside and renamed, so that it is never there with the wrong mode.
+    let fresh = path.with_extension("new");
+    let _ = std::fs::remove_file(&fresh);
+    let listener = UnixListener::bind(&fresh)?;
+    std::fs::set_permissions(&fresh, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+    std::fs::rename(&fresh, path)?;
+    Ok(listener)
+}
+
+struct Server<V: VirtioDevice> {
+    session: Session<V>,
+    listener: UnixListener,
+    connection: Option<Connection>,
+    connections: u64,
+    faults: BTreeMap<&'static str, u64>,
+    last_fault: Option<String>,
+    socket: PathBuf,
+}
+
+impl<V: VirtioDevice> Server<V> {
+    async fn run(mut self, mut commands: mpsc::Receiver<Command<V>>) {
+        loop {
+            tokio::select! {
+                biased;
+                command = commands.recv() => {
+                    let Some(command) = command else { break };
+                    if self.obey(command).await {
+                        break;
+                    }
+                }
+                accepted = self.listener.accept() => self.accept(accepted),
+                message = receive(&mut self.connection) => {
+                    let outcome = match (message, &self.connection) {
+                        (Ok(message), Some(connection)) => self.session.handle(message, connection).await,
+                        (Ok(_), None) => Ok(()),
+                        (Err(fault), _) => Err(fault),
+                    };
+                    if let Err(fault) = outcome {
+                        self.disconnect(fault).await;
+                    }
+                }
+            }
+        }
+        let _ = std::fs::remove_file(&self.socket);
+        if let Err(fault) = self.session.forget_peer().await {
+            tracing::error!(%fault, "the device did not stop cleanly");
+        }
+        // Dropped before the channel closes: whoever waits for that finds the backing free.
+        drop(self);
+        drop(commands);
+    }
+
+    fn accept(&mut self, accepted: std::io::Result<(tokio::net::UnixStream, tokio::net::unix::SocketAddr)>) {
+        match accepted {
+            Ok((stream, _)) if self.connection.is_none() => {
+                self.connections += 1;
+                self.connection = Some(Connection::new(stream));
+            }
+            Ok(_) => tracing::warn!(socket = %self.socket.display(), "a second front end was turned away"),
+            Err(error) => tracing::warn!(%error, "accepting a front end"),
+        }
+    }
+
+    async fn disconnect(&mut self, fault: PeerFault) {
+        self.connection = None;
+        match &fault {
+            PeerFault::Closed => tracing::info!(socket = %self.socket.display(), "the front end has left"),
+            fault => {
+                tracing::warn!(socket = %self.socket.display(), %fault, "the front end was disconnected");
+                *self.faults.entry(fault.name()).or_default() += 1;
+                self.last_fault = Some(fault.to_string());
+            }
+        }
+        if let Err(fault) = self.session.forget_peer().await {
+            *self.faults.entry(fault.name()).or_default() += 1;
+            tracing::error!(%fault, "the device did not stop cleanly");
+        }
+    }
+
+    /// Carries out a command; says whether it was the last.
+    async fn obey(&mut self, command: Command<V>) -> bool {
+        match command {
+            Command::Status(reply) => {
+                let _ = reply.send(self.status());
+            }
+            Command::Change(change) => {
+                let Some(running) = self.session.device_mut() else { return false };
+                if change(running.device_mut().model_mut()) {
+                    self.tell_driver().await;
+                }
+            }
+            Command::AtQuiescence(change, reply) => {
+                let work = |quiescent: &mut ioplane_device::Quiescent<_>| {
+                    quiescent
+                        .with(|vdev: &mut ioplane_virtio::Vdev<V>, still| change(vdev.model_mut(), still))
+                };
+                let outcome = self.session.at_quiescence_within(PATIENCE, work).await;
+                if let Ok(true) = outcome {
+                    self.tell_driver().await;
+                }
+                let _ = reply.send(outcome.map(|_| ()).map_err(|fault| Refusal::Refused(fault.to_string())));
+            }
+            Command::Move(queue, placement, reply) => {
+                let outcome = self.session.move_queue(queue, placement, PATIENCE).await;
+                let _ = reply.send(outcome.map_err(|fault| Refusal::Refused(fault.to_string())));
+            }
+            Command::Stop(force, reply) => {
+                let refused = self.connection.is_some() && !force;
+                let _ = reply.send(if refused { Err(Refusal::Connected) } else { Ok(()) });
+                return !refused;
+            }
+        }
+        false
+    }
+
+    async fn tell_driver(&mut self) {
+        if let Err(fault) = self.session.config_changed().await {
+            tracing::warn!(%fault, "telling the driver of its new configuration");
+        }
+    }
+
+    fn status(&self) -> Status {
+        let device = self.session.device();
+        let queue = |(index, meter): (u16, &Arc<Meter>)| {
+            let setup = device.and_then(|device| device.device().queue(index));
+            QueueStatus {
+                index,
+                size: setup.map_or(0, |setup| setup.layout.size),
+                core: device.and_then(|device| device.core_of(index)).map(|core| core.0),
+                fault: setup.and_then(|setup| setup.fault).map(|fault| (fault.name(), fault.to_string())),
+                counts: meter.read(),
+                latency: meter.latency.snapshot(),
+            }
+        };
+        let meters = device.map_or(&[][..], |device| device.device().meters());
+        Status {
+            connected: self.connection.is_some(),
+            features: device.map_or(0, |device| device.device().features()),
+            connections: self.connections,
+            faults: self.faults.clone(),
+            last_fault: self.last_fault.clone(),
+            queues: (0..).zip(meters).map(queue).collect(),
+        }
+    }
+}
+
+async fn receive(connection: &mut Option<Connection>) -> Result<super::message::Message, PeerFault> {
+    match connection {
+        Some(connection) => connection.receive().await,
+        None => std::future::pending().await,
+    }
+}
+
+impl QueueStatus {
+    /// The time below which `part` of the requests lie, in ns.
+    pub fn quantile(&self, part: f64) -> u64 {
+        Histogram::quantile(&self.latency, part)
+    }
+}
