@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ioplane_device::{
-    Access, At, Device, DeviceError, DeviceInfo, Effect, Interrupt, Parked, QueueSet, Seating, State,
+    Access, At, Change, Device, DeviceError, DeviceInfo, Effect, Interrupt, Parked, QueueSet, Seating, State,
     StateError, Still, Then,
 };
 use serde::{Deserialize, Serialize};
@@ -232,6 +232,10 @@ impl<V: VirtioDevice> Device for VirtioMmio<V> {
 
     fn deactivate(&mut self, home: Parked) {
         self.vdev.deactivate(home);
+    }
+
+    fn apply(&mut self, queues: &QueueSet, change: &Change) {
+        self.vdev.apply(queues, change);
     }
 
     fn save(&self, still: &Still) -> Result<State, DeviceError> {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{
-    Access, At, Device, DeviceError, DeviceInfo, Effect, Interrupt, Meter, Parked, QueueSet, Seating, State,
-    StateError, Still,
+    Access, At, Change, Device, DeviceError, DeviceInfo, Effect, Interrupt, Meter, Parked, QueueSet, Seating,
+    State, StateError, Still,
 };
 use ioplane_memory::{GuestMap, GuestView, Window};
 use serde::{Deserialize, Serialize};
@@ -125,19 +125,9 @@ impl<V: VirtioDevice> Vdev<V> {
         &self.view
     }
 
-    /// The guest's memory has grown: pollers on duty are told by [`ioplane_device::Change::Memory`].
-    pub fn grow_memory(&mut self, map: Arc<GuestMap>) {
-        self.view.set_map(map);
-    }
-
     /// The guest's memory is another from now on.
     pub fn replace_memory(&mut self, _still: &Still, map: Arc<GuestMap>) {
         self.view.set_map(map);
-    }
-
-    /// The dirty log from now on for pollers that are made; those on duty are told by [`ioplane_device::Change::Log`].
-    pub fn set_log(&mut self, log: Option<Arc<ioplane_memory::DirtyLog>>) {
-        self.view.set_log(log);
     }
 
     fn open_ring(&self, index: u16) -> Result<Ring, RingFault> {
@@ -238,6 +228,15 @@ impl<V: VirtioDevice> Device for Vdev<V> {
             setup.base = state.base;
             setup.in_flight = state.in_flight;
             setup.fault = state.fault;
+        }
+    }
+
+    /// Pollers made from now on see it too.
+    fn apply(&mut self, _queues: &QueueSet, change: &Change) {
+        match change {
+            Change::Log(log) => self.view.set_log(log.clone()),
+            Change::Memory(map) => self.view.set_map(map.clone()),
+            Change::Call(_) | Change::Kick(_) | Change::Own(_) => {}
         }
     }
 

@@ -236,7 +236,6 @@ impl<V: VirtioDevice> Session<V> {
         let region = map_region(&region, message.take_file()?)?;
         let map = Arc::new(self.vdev()?.view().map().with(region)?);
         // Growing needs no quiescent point: the pollers take the new map when they acknowledge it.
-        self.vdev()?.grow_memory(map.clone());
         let running = self.running()?;
         let queues = running.queues();
         let applied = running.apply(&queues, &Change::Memory(map));
