@@ -1,1 +1,34 @@
-//! ioplane-cores
+//! I/O cores: the threads that pollers run on.
+//!
+//! ```text
+//!   Running<D> --Order--> Mailbox --+                 Core (one thread, ioplane-core-N)
+//!                                   |   +-----------------------------------------------------+
+//!   Pool: Placement  picks a core   +-->| read mail -> step every awake seat -> nothing? spin |
+//!   Pool::read       reads meters <-----|      ^                                     |        |
+//!                                       |      +-- disarm <- epoll <- look <- fence <- arm    |
+//!                                       +-----------------------------------------------------+
+//! ```
+//!
+//! A core polls the rings of many guests, so that their kicks are waste and can be suppressed (ELVIS, section 3.1). When
+//! nothing comes for a while it asks to be kicked again and sleeps; see [`Notify`] for when, and `rounds` for why no
+//! wake-up is lost on the way.
+//!
+//! A poller that panics ends the process: its request may be half-done, and what every other queue of the process needs is
+//! the replay that follows a crash (the in-flight journal), not a core that goes on with one seat dead and nobody told.
+//!
+//! Must not know: rings, devices, guests, sockets, why a queue is where it is.
+
+mod core;
+mod mailbox;
+mod panel;
+mod pool;
+mod rounds;
+mod settings;
+mod thread;
+mod watch;
+
+pub use crate::core::Core;
+pub use mailbox::{Ended, Mailbox};
+pub use panel::CoreReading;
+pub use pool::{Named, Pool, PoolError};
+pub use settings::{CoreSettings, Manners, Notify};

@@ -1,0 +1,99 @@
+//! What a core counts: its turns, and where its time goes.
+
+use std::time::{Duration, Instant};
+
+use crate::panel::Counts;
+
+/// Span over which the busy share is smoothed.
+const SMOOTH: Duration = Duration::from_millis(40);
+
+/// Counts of one core. Time is charged from one look at the clock to the next: to work if any turn between them had some.
+#[derive(Debug)]
+pub(super) struct Account {
+    pub(super) turns: u64,
+    busy_turns: u64,
+    pub(super) units: u64,
+    pub(super) sleeps: u64,
+    pub(super) naps: u64,
+    pub(super) wakes: u64,
+    pub(super) orders: u64,
+    busy_ns: u64,
+    slept_ns: u64,
+    worked: bool,
+    looked: Instant,
+    shared: Instant,
+    shared_busy_ns: u64,
+    permille: f32,
+}
+
+impl Account {
+    pub(super) fn new(now: Instant) -> Self {
+        Account {
+            turns: 0,
+            busy_turns: 0,
+            units: 0,
+            sleeps: 0,
+            naps: 0,
+            wakes: 0,
+            orders: 0,
+            busy_ns: 0,
+            slept_ns: 0,
+            worked: false,
+            looked: now,
+            shared: now,
+            shared_busy_ns: 0,
+            permille: 0.0,
+        }
+    }
+
+    #[inline]
+    pub(super) fn turn(&mut self, worked: bool) {
+        self.turns += 1;
+        self.busy_turns += u64::from(worked);
+        self.worked |= worked;
+    }
+
+    /// Charges the time since the last look.
+    #[inline]
+    pub(super) fn look(&mut self, now: Instant) {
+        if std::mem::take(&mut self.worked) {
+            self.busy_ns += (now - self.looked).as_nanos() as u64;
+        }
+        self.looked = now;
+    }
+
+    /// Charges the time since the last look as slept.
+    pub(super) fn slept(&mut self, now: Instant) {
+        self.slept_ns += (now - self.looked).as_nanos() as u64;
+        self.looked = now;
+    }
+
+    /// Brings the busy share up to date.
+    pub(super) fn share(&mut self, now: Instant) {
+        let span = now - self.shared;
+        if span.is_zero() {
+            return;
+        }
+        let share = (self.busy_ns - self.shared_busy_ns) as f32 / span.as_nanos() as f32;
+        let weight = (span.as_secs_f32() / SMOOTH.as_secs_f32()).min(1.0);
+        self.permille += (share.min(1.0) * 1000.0 - self.permille) * weight;
+        self.shared = now;
+        self.shared_busy_ns = self.busy_ns;
+    }
+
+    pub(super) fn counts(&self, awake: usize) -> Counts {
+        Counts {
+            turns: self.turns,
+            busy_turns: self.busy_turns,
+            units: self.units,
+            sleeps: self.sleeps,
+            naps: self.naps,
+            wakes: self.wakes,
+            orders: self.orders,
+            busy_ns: self.busy_ns,
+            slept_ns: self.slept_ns,
+            awake: awake as u32,
+            permille: self.permille as u32,
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! What can be chosen about a core.
+
+use std::time::Duration;
+
+use ioplane_device::Budget;
+
+/// How the queues of a core learn of new requests. Switchable while the core runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Notify {
+    /// The core looks at every ring in turn and guests need not kick; after [`CoreSettings::spin`] without work it asks to be
+    /// kicked and sleeps until the first kick.
+    #[default]
+    Polled,
+    /// Guests kick; the core looks only at rings that were kicked or whose I/O ended. An idle queue costs nothing, a busy
+    /// one an exit a batch: the right thing where no processor time can be spared, and the baseline to measure against.
+    Notified,
+}
+
+/// How a core behaves towards whoever else wants its processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Manners {
+    /// The processor is its own: it never yields.
+    Dedicated,
+    /// Yields every few turns without work. A spinner that does costs the others nothing, and one that has work is not slowed.
+    #[default]
+    Yields,
+    /// Yields, and runs at nice 19 as well: others come first even while it has work. Where guests compute without pause on
+    /// every processor their I/O becomes slow.
+    Nice,
+}
+
+/// What is chosen when a core is started.
+#[derive(Debug, Clone)]
+pub struct CoreSettings {
+    /// The processor to pin the thread to. Where that is not allowed the core runs unpinned and its reading says so.
+    pub cpu: Option<usize>,
+    /// How it starts; see [`crate::Core::notify`].
+    pub notify: Notify,
+    /// How long a polled core looks in vain before it sleeps.
+    ///
+    /// 50 ms by default. A sleep costs the guest an exit and tens of microseconds at its next request, so the core must
+    /// outlast every gap of a guest that is at work: a tick of its kernel (4 ms), a file system's wait for another
+    /// processor, one or two time slices of a competing thread on a host with two processors. Beyond some ten ticks
+    /// nobody waits for this disk, and going on would burn a processor for nothing.
+    pub spin: Duration,
+    /// Most requests taken from one queue before the next queue's turn: 64 by default, some 40 us on a memory disk, which
+    /// bounds what one guest's burst adds to another's latency.
+    pub budget: Budget,
+    /// Towards others on the same processor.
+    pub manners: Manners,
+}
+
+impl Default for CoreSettings {
+    fn default() -> Self {
+        CoreSettings {
+            cpu: None,
+            notify: Notify::default(),
+            spin: Duration::from_millis(50),
+            budget: Budget(64),
+            manners: Manners::default(),
+        }
+    }
+}

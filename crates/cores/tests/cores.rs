@@ -1,0 +1,302 @@
+//! Cores at work with the smallest device.
+
+mod counter;
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use counter::{Counter, eventually, soon};
+use ioplane_cores::{Core, CoreSettings, Notify, Pool, PoolError};
+use ioplane_device::{CoreId, QueueSet, Unmoved};
+
+fn settings(notify: Notify, spin: Duration) -> CoreSettings {
+    CoreSettings { notify, spin, ..CoreSettings::default() }
+}
+
+fn one(notify: Notify, spin: Duration) -> Core {
+    Core::start(CoreId(0), settings(notify, spin)).unwrap()
+}
+
+#[test]
+fn sleeping_as_often_as_possible_loses_nothing() {
+    for notify in [Notify::Polled, Notify::Notified] {
+        let core = one(notify, Duration::ZERO);
+        let (running, lines) = Counter::run(3, &core);
+        std::thread::scope(|scope| {
+            for line in &lines {
+                scope.spawn(move || {
+                    for n in 0..3000 {
+                        line.publish();
+                        // Now and then a burst, so that publishing meets every stage of falling asleep.
+                        if n % 7 != 0 {
+                            line.wait();
+                        }
+                    }
+                    line.wait();
+                });
+            }
+        });
+        eventually("the core does not fall asleep", || core.read().sleeps > 0);
+        running.quiesce(soon()).unwrap();
+    }
+}
+
+#[test]
+fn a_polled_core_is_not_kicked_and_then_sleeps() {
+    let core = one(Notify::Polled, Duration::from_secs(3600));
+    let (running, lines) = Counter::run(1, &core);
+    lines[0].publish();
+    lines[0].wait();
+    eventually("never polled", || lines[0].polls.load(Ordering::Relaxed) > 100);
+    let kicks = lines[0].kicks.load(Ordering::Relaxed);
+    for _ in 0..1000 {
+        lines[0].publish();
+        lines[0].wait();
+    }
+    assert_eq!(lines[0].kicks.load(Ordering::Relaxed), kicks, "kicked while polled");
+    assert_eq!(core.read().sleeps, 0);
+    // Told to spin no longer, it sleeps; and the first request after that wakes it.
+    core.spin(Duration::ZERO);
+    eventually("spins for ever", || core.read().sleeps > 0);
+    lines[0].publish();
+    lines[0].wait();
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn idle_queues_of_a_notified_core_are_not_polled() {
+    let core = one(Notify::Notified, Duration::ZERO);
+    let (running, lines) = Counter::run(200, &core);
+    eventually("a new queue was not looked at", || lines.iter().all(|l| l.tidied.load(Ordering::Relaxed) > 0));
+    // Each was stepped; with the second of these the turn in which the last of them lay down is over.
+    for _ in 0..2 {
+        lines[7].publish();
+        lines[7].wait();
+    }
+    let polls: Vec<u64> = lines.iter().map(|l| l.polls.load(Ordering::Relaxed)).collect();
+    for _ in 0..500 {
+        lines[7].publish();
+        lines[7].wait();
+    }
+    for (at, line) in lines.iter().enumerate().filter(|(at, _)| *at != 7) {
+        assert_eq!(line.polls.load(Ordering::Relaxed), polls[at], "queue {at} was polled for nothing");
+    }
+    assert!(lines[7].kicks.load(Ordering::Relaxed) > 0);
+    assert_eq!(core.read().seats, 200);
+    running.quiesce(soon()).unwrap();
+    eventually("seats stay behind", || core.read().seats == 0);
+}
+
+#[test]
+fn switching_the_mode_under_load_loses_nothing() {
+    let core = one(Notify::Polled, Duration::ZERO);
+    let (running, lines) = Counter::run(4, &core);
+    std::thread::scope(|scope| {
+        for line in &lines {
+            scope.spawn(move || {
+                for _ in 0..2000 {
+                    line.publish();
+                    line.wait();
+                }
+            });
+        }
+        for n in 0..200 {
+            core.notify(if n % 2 == 0 { Notify::Notified } else { Notify::Polled });
+            core.spin(Duration::from_micros(n % 3 * 50));
+            std::thread::yield_now();
+        }
+    });
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn queues_move_between_cores_under_load() {
+    let pool = Pool::with([
+        settings(Notify::Polled, Duration::ZERO),
+        settings(Notify::Notified, Duration::ZERO),
+    ])
+    .unwrap();
+    let (mut running, lines) = Counter::run(2, &pool);
+    assert_ne!(running.core_of(0), running.core_of(1), "the second queue belongs on the idle core");
+    std::thread::scope(|scope| {
+        for line in &lines {
+            scope.spawn(move || {
+                for _ in 0..3000 {
+                    line.publish();
+                    line.wait();
+                }
+            });
+        }
+        for n in 0..100u32 {
+            let to = CoreId(n % 2);
+            running.move_queue(0, &pool.on(to).unwrap(), soon()).unwrap();
+            assert_eq!(running.core_of(0), Some(to));
+        }
+    });
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn a_queue_that_cannot_drain_stays_and_goes_on() {
+    let pool = Pool::with([CoreSettings::default(), CoreSettings::default()]).unwrap();
+    let here = CoreId(0);
+    let (mut running, lines) = Counter::run(1, &pool.on(here).unwrap());
+    lines[0].open.store(false, Ordering::Release);
+    lines[0].publish();
+    let polls = lines[0].polls.load(Ordering::Relaxed);
+    eventually("not taken", || lines[0].polls.load(Ordering::Relaxed) > polls + 1);
+    let moved = running.move_queue(0, &pool.on(CoreId(1)).unwrap(), Instant::now());
+    assert!(matches!(moved, Err(Unmoved::Busy(0))), "{moved:?}");
+    assert_eq!(running.core_of(0), Some(here));
+    lines[0].publish();
+    lines[0].open.store(true, Ordering::Release);
+    lines[0].wait();
+    // A core that is no more refuses, and the queue stays.
+    let gone = pool.on(CoreId(1)).unwrap();
+    pool.retire(CoreId(1), soon()).unwrap();
+    let moved = running.move_queue(0, &gone, soon());
+    assert!(matches!(moved, Err(Unmoved::Refused(_))), "{moved:?}");
+    lines[0].publish();
+    lines[0].wait();
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn a_stalled_queue_costs_naps_and_not_a_processor() {
+    let core = one(Notify::Polled, Duration::ZERO);
+    let (running, lines) = Counter::run(1, &core);
+    lines[0].open.store(false, Ordering::Release);
+    lines[0].publish();
+    eventually("spins although it has nothing to do", || core.read().naps > 20);
+    lines[0].open.store(true, Ordering::Release);
+    lines[0].wait();
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn a_core_retires_when_it_is_empty() {
+    let pool = Pool::with([CoreSettings::default()]).unwrap();
+    let id = pool.add(CoreSettings { cpu: Some(0), ..CoreSettings::default() }).unwrap();
+    let (running, lines) = Counter::run(1, &pool.on(id).unwrap());
+    let post = running.post_of(0).unwrap();
+    lines[0].publish();
+    lines[0].wait();
+    assert!(matches!(pool.retire(id, Instant::now()), Err(PoolError::Occupied { seats: 1, .. })));
+    lines[0].publish();
+    lines[0].wait();
+    let quiescent = running.quiesce(soon()).unwrap();
+    pool.retire(id, soon()).unwrap();
+    assert!(matches!(pool.core(id), Err(PoolError::NoSuchCore(1))));
+    // Whoever kept the post gets what is posted back, and loses nothing.
+    let back = quiescent.resume(&post).unwrap_err();
+    assert!(back.error.to_string().contains("core 1 has ended"), "{}", back.error);
+    let running = back.kept.resume(&pool).unwrap();
+    assert_eq!(running.core_of(0), Some(CoreId(0)));
+    lines[0].publish();
+    lines[0].wait();
+    assert_eq!(pool.add(CoreSettings::default()).unwrap(), CoreId(2));
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn posting_while_a_core_ends_gives_every_seat_back_or_serves_it() {
+    for _ in 0..100 {
+        let core = one(Notify::Polled, Duration::ZERO);
+        let post = core.post();
+        std::thread::scope(|scope| {
+            let seated = scope.spawn(move || {
+                let counter = Counter::new(1);
+                let line = counter.lines[0].clone();
+                match ioplane_device::Quiescent::new(counter).resume(&post) {
+                    Ok(running) => {
+                        line.publish();
+                        line.wait();
+                        running.quiesce(soon()).unwrap();
+                        true
+                    }
+                    Err(_) => false,
+                }
+            });
+            let _ = core.retire(Instant::now());
+            seated.join().unwrap();
+        });
+        core.retire(soon()).unwrap();
+    }
+}
+
+#[test]
+fn the_least_loaded_core_gets_the_queue() {
+    let pool = Pool::with((0..3).map(|_| settings(Notify::Notified, Duration::ZERO))).unwrap();
+    let (running, _lines) = Counter::run(9, &pool);
+    for core in pool.cores() {
+        assert_eq!(core.seats(), 3);
+    }
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn meters_tell_what_happened() {
+    let core = Core::start(CoreId(5), CoreSettings { cpu: Some(0), ..CoreSettings::default() }).unwrap();
+    let (running, lines) = Counter::run(1, &core);
+    for _ in 0..100 {
+        lines[0].publish();
+        lines[0].wait();
+    }
+    eventually("never published", || core.read().units >= 100);
+    let reading = core.read();
+    assert_eq!((reading.core, reading.cpu, reading.seats, reading.polled), (5, Some(0), 1, true));
+    assert!(reading.turns >= reading.busy_turns && reading.busy_turns > 0);
+    assert!(reading.cpu_ns > 0 && reading.cpu_ns <= reading.age_ns);
+    eventually("does not sleep", || core.read().sleeps > 0);
+    running.quiesce(soon()).unwrap();
+    core.retire(soon()).unwrap();
+    assert!(core.read().slept_ns > 0);
+}
+
+#[test]
+fn a_tell_to_a_seat_that_is_gone_is_not_heard() {
+    let core = one(Notify::Polled, Duration::ZERO);
+    let (mut running, _lines) = Counter::run(1, &core);
+    let all = QueueSet::from([0]);
+    running.drain(&all);
+    assert!(running.wait_stopped(&all, soon()));
+    running.undrain(&all, &core).unwrap();
+    assert_eq!(running.queues(), all);
+    running.suspend(&all);
+    // A suspended poller goes home before an undrain is acknowledged, and a new one takes its place.
+    running.undrain(&all, &core).unwrap();
+    assert_eq!(running.queues(), all);
+    let quiescent = running.quiesce(soon()).unwrap();
+    drop(quiescent);
+    let post = core.post();
+    core.retire(soon()).unwrap();
+    let (running, _lines) = {
+        let other = one(Notify::Polled, Duration::ZERO);
+        Counter::run(1, &other)
+    };
+    // Its core has been dropped, and lives as long as the queue does.
+    running.quiesce(soon()).unwrap();
+    assert_eq!(post.core(), CoreId(0));
+}
+
+#[test]
+fn a_poller_that_panics_takes_the_process_with_it() {
+    const ASKED: &str = "IOPLANE_TEST_PANIC";
+    if std::env::var_os(ASKED).is_some() {
+        let core = one(Notify::Polled, Duration::ZERO);
+        let (_running, lines) = Counter::run(1, &core);
+        lines[0].panics.store(true, Ordering::Relaxed);
+        lines[0].publish();
+        std::thread::sleep(Duration::from_secs(60));
+        return;
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_poller_that_panics_takes_the_process_with_it", "--nocapture"])
+        .env(ASKED, "1")
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("I/O core 0 panicked while serving queue 0"), "{told}");
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(output.status.signal(), Some(6), "{:?}", output.status);
+}

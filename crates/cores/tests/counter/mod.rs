@@ -1,0 +1,203 @@
+//! The smallest device with queues: a request is a count, and serving it adds one.
+
+#![allow(dead_code)]
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use ioplane_device::*;
+use rustix::event::{EventfdFlags, eventfd};
+
+/// What the driver and the poller of one queue share.
+#[derive(Debug)]
+pub struct Line {
+    pub published: AtomicU64,
+    pub served: AtomicU64,
+    pub polls: AtomicU64,
+    pub kicks: AtomicU64,
+    pub tidied: AtomicU64,
+    wanted: AtomicBool,
+    kick: Arc<OwnedFd>,
+    /// Nothing is completed while this is shut.
+    pub open: AtomicBool,
+    pub panics: AtomicBool,
+}
+
+impl Line {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Line {
+            published: AtomicU64::new(0),
+            served: AtomicU64::new(0),
+            polls: AtomicU64::new(0),
+            kicks: AtomicU64::new(0),
+            tidied: AtomicU64::new(0),
+            wanted: AtomicBool::new(true),
+            kick: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()),
+            open: AtomicBool::new(true),
+            panics: AtomicBool::new(false),
+        })
+    }
+
+    /// As a driver: publish, fence, kick if asked to.
+    pub fn publish(&self) {
+        self.published.fetch_add(1, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if self.wanted.load(Ordering::Relaxed) {
+            self.kick();
+        }
+    }
+
+    pub fn kick(&self) {
+        rustix::io::write(&*self.kick, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Until everything published is served.
+    pub fn wait(&self) {
+        let published = self.published.load(Ordering::Acquire);
+        eventually("a request waits in vain", || self.served.load(Ordering::Acquire) >= published);
+    }
+}
+
+/// Panics when `what` has not come true in 20 s.
+pub fn eventually(what: &str, mut come: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !come() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// A moment by which any test is over.
+pub fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+struct Server {
+    line: Arc<Line>,
+    /// Taken and not yet served.
+    held: u64,
+    drain: bool,
+    suspend: bool,
+}
+
+impl Poller for Server {
+    fn poll(&mut self, budget: Budget) -> Progress {
+        let line = &self.line;
+        line.polls.fetch_add(1, Ordering::Relaxed);
+        assert!(!line.panics.load(Ordering::Relaxed), "asked to");
+        if self.suspend {
+            return Progress::Parked;
+        }
+        let served = line.served.load(Ordering::Relaxed);
+        if !self.drain {
+            let new = line.published.load(Ordering::Acquire) - served - self.held;
+            self.held += new.min(u64::from(budget.0));
+        }
+        if self.held > 0 && line.open.load(Ordering::Acquire) {
+            let done = std::mem::take(&mut self.held);
+            line.served.store(served + done, Ordering::Release);
+            return Progress::Busy(done as u32);
+        }
+        if self.drain && self.held == 0 { Progress::Parked } else { Progress::Idle }
+    }
+
+    fn drain(&mut self) {
+        self.drain = true;
+    }
+
+    fn undrain(&mut self) {
+        self.drain = false;
+    }
+
+    fn suspend(&mut self) {
+        self.suspend = true;
+    }
+
+    fn resume(&mut self) {}
+
+    fn arm(&mut self) -> Armed {
+        self.line.wanted.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let waits = self.line.published.load(Ordering::Acquire) > self.line.served.load(Ordering::Relaxed) + self.held;
+        // While it holds something it has no descriptor that would tell when the line opens.
+        if (waits && !self.drain) || self.held > 0 { Armed::WorkLeft } else { Armed::Armed }
+    }
+
+    fn disarm(&mut self, polling: bool) {
+        self.line.wanted.store(!polling, Ordering::Relaxed);
+        let mut count = [0; 8];
+        if rustix::io::read(&*self.line.kick, &mut count).is_ok() {
+            self.line.kicks.fetch_add(u64::from_ne_bytes(count), Ordering::Relaxed);
+        }
+    }
+
+    fn apply(&mut self, _change: Change) {}
+
+    fn wakers(&self) -> Wakers<'_> {
+        Wakers { kick: Some(self.line.kick.as_fd()), completion: None }
+    }
+
+    fn tidy(&mut self) {
+        self.line.tidied.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A device whose queues are lines.
+pub struct Counter {
+    info: DeviceInfo,
+    pub lines: Vec<Arc<Line>>,
+}
+
+impl Counter {
+    pub fn new(queues: u16) -> Self {
+        Counter {
+            info: DeviceInfo { name: "counter".into(), kind: "counter", queues },
+            lines: (0..queues).map(|_| Line::new()).collect(),
+        }
+    }
+
+    pub fn run(queues: u16, placement: &dyn Placement) -> (Running<Self>, Vec<Arc<Line>>) {
+        let counter = Counter::new(queues);
+        let lines = counter.lines.clone();
+        (Quiescent::new(counter).resume(placement).unwrap(), lines)
+    }
+}
+
+impl Device for Counter {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn access(&mut self, _at: At, _op: Access<'_>) -> Effect {
+        Effect::None
+    }
+
+    fn active(&self) -> QueueSet {
+        (0..self.info.queues).collect()
+    }
+
+    fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+        for queue in seating.queues().clone() {
+            let line = self.lines[usize::from(queue)].clone();
+            seating.sit(queue, Box::new(Server { line, held: 0, drain: false, suspend: false }));
+        }
+        Ok(())
+    }
+
+    fn deactivate(&mut self, home: Parked) {
+        home.into_poller::<Server>().unwrap();
+    }
+
+    fn save(&self, _still: &Still) -> Result<State, DeviceError> {
+        Ok(State { kind: "counter".into(), version: 1, body: Vec::new() })
+    }
+
+    fn load(&mut self, _still: &Still, state: &State) -> Result<(), DeviceError> {
+        state.expect("counter", 1)?;
+        Ok(())
+    }
+
+    fn reset(&mut self, _still: &Still) {}
+}

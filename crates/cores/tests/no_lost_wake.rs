@@ -1,0 +1,320 @@
+//! No wake-up is lost: the arm, fence, look, sleep protocol of a core against a driver, searched exhaustively.
+//!
+//! The model has what makes the protocol hard: each side has a store buffer, as processors do, so that a store may become
+//! visible long after the loads that follow it. Every interleaving of instructions and of buffers draining is visited. A
+//! wake-up is lost in a state where the core sleeps, nobody will wake it, and a request waits.
+//!
+//! The same search finds the loss at once when a fence or the last look is taken out, so it is not blind.
+
+use std::collections::{HashSet, VecDeque};
+use std::hash::Hash;
+
+trait Model: Clone + Eq + Hash {
+    /// Every state that one step of anybody leads to.
+    fn steps(&self) -> Vec<Self>;
+    /// Asleep with work waiting; only asked where no step is left.
+    fn lost(&self) -> bool;
+}
+
+/// Visits every state; says how many there are and whether any is lost.
+fn search<M: Model>(start: M) -> (usize, bool) {
+    let mut seen = HashSet::from([start.clone()]);
+    let mut left = vec![start];
+    let mut lost = false;
+    while let Some(state) = left.pop() {
+        let next = state.steps();
+        lost |= next.is_empty() && state.lost();
+        left.extend(next.into_iter().filter(|n| seen.insert(n.clone())));
+        assert!(seen.len() < 2_000_000, "the model does not end");
+    }
+    (seen.len(), lost)
+}
+
+/// Variables of shared memory.
+const AVAIL: usize = 0;
+/// NO_NOTIFY inverted (1: kick me), or the index of avail_event.
+const WANT: usize = 1;
+
+/// Shared memory seen through two store buffers.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+struct Memory {
+    cells: [u8; 2],
+    buffers: [VecDeque<(usize, u8)>; 2],
+}
+
+impl Memory {
+    fn store(&mut self, who: usize, cell: usize, value: u8) {
+        self.buffers[who].push_back((cell, value));
+    }
+
+    fn load(&self, who: usize, cell: usize) -> u8 {
+        self.buffers[who].iter().rev().find(|(c, _)| *c == cell).map_or(self.cells[cell], |(_, v)| *v)
+    }
+
+    /// A fence is passed when the buffer is empty.
+    fn drained(&self, who: usize) -> bool {
+        self.buffers[who].is_empty()
+    }
+
+    fn drain_one(&mut self, who: usize) -> bool {
+        let Some((cell, value)) = self.buffers[who].pop_front() else { return false };
+        self.cells[cell] = value;
+        true
+    }
+}
+
+/// How the driver is told whether kicks are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Suppression {
+    /// A flag (NO_NOTIFY).
+    Flag,
+    /// An index to pass (EVENT_IDX): while it polls the core does not touch it.
+    Event,
+}
+
+/// What is taken out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Without {
+    Nothing,
+    CoreFence,
+    DriverFence,
+    LastLook,
+}
+
+const REQUESTS: u8 = 3;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Driver {
+    Publish,
+    Fence,
+    Check,
+    Done,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Core {
+    /// Stepping while there is work.
+    Poll,
+    /// `Poller::arm` of the seat.
+    Arm,
+    Fence,
+    /// Stepping once more.
+    Look,
+    /// In epoll_wait.
+    Sleep,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Ring {
+    how: Suppression,
+    without: Without,
+    memory: Memory,
+    driver: Driver,
+    published: u8,
+    core: Core,
+    taken: u8,
+    /// The eventfd: level-triggered, stays until it is read.
+    kick: bool,
+}
+
+const CORE: usize = 0;
+const DRIVER: usize = 1;
+
+impl Ring {
+    fn new(how: Suppression, without: Without) -> Self {
+        let mut memory = Memory::default();
+        // As after `disarm(polling)`: kicks are not wanted. An event index just behind is passed by no request to come.
+        memory.cells[WANT] = if how == Suppression::Event { u8::MAX } else { 0 };
+        Ring {
+            how,
+            without,
+            memory,
+            driver: Driver::Publish,
+            published: 0,
+            core: Core::Poll,
+            taken: 0,
+            kick: false,
+        }
+    }
+
+    fn wanted(&self) -> bool {
+        let want = self.memory.load(DRIVER, WANT);
+        match self.how {
+            Suppression::Flag => want == 1,
+            // vring_need_event(event, new, old) of the specification, one request at a time.
+            Suppression::Event => {
+                let (new, old) = (self.published, self.published - 1);
+                new.wrapping_sub(want).wrapping_sub(1) < new.wrapping_sub(old)
+            }
+        }
+    }
+
+    fn disarm(&mut self) {
+        self.kick = false;
+        if self.how == Suppression::Flag {
+            self.memory.store(CORE, WANT, 0);
+        }
+    }
+
+    fn step_driver(&self) -> Option<Self> {
+        let mut next = self.clone();
+        match self.driver {
+            Driver::Publish => {
+                next.published += 1;
+                next.memory.store(DRIVER, AVAIL, next.published);
+                next.driver = if self.without == Without::DriverFence { Driver::Check } else { Driver::Fence };
+            }
+            Driver::Fence if self.memory.drained(DRIVER) => next.driver = Driver::Check,
+            Driver::Fence => return None,
+            Driver::Check => {
+                next.kick |= self.wanted();
+                next.driver = if self.published < REQUESTS { Driver::Publish } else { Driver::Done };
+            }
+            Driver::Done => return None,
+        }
+        Some(next)
+    }
+
+    fn step_core(&self) -> Option<Self> {
+        let mut next = self.clone();
+        let avail = self.memory.load(CORE, AVAIL);
+        match self.core {
+            Core::Poll if avail != self.taken => next.taken = avail,
+            Core::Poll => next.core = Core::Arm,
+            Core::Arm => {
+                let want = if self.how == Suppression::Event { self.taken } else { 1 };
+                next.memory.store(CORE, WANT, want);
+                next.core = match self.without {
+                    Without::CoreFence => Core::Look,
+                    Without::LastLook => Core::Sleep,
+                    _ => Core::Fence,
+                };
+            }
+            Core::Fence if self.memory.drained(CORE) => next.core = Core::Look,
+            Core::Fence => return None,
+            Core::Look if avail != self.taken => {
+                next.taken = avail;
+                next.disarm();
+                next.core = Core::Poll;
+            }
+            Core::Look => next.core = Core::Sleep,
+            Core::Sleep if self.kick => {
+                next.disarm();
+                next.core = Core::Poll;
+            }
+            Core::Sleep => return None,
+        }
+        Some(next)
+    }
+}
+
+impl Model for Ring {
+    fn steps(&self) -> Vec<Self> {
+        let mut next: Vec<Self> = [self.step_driver(), self.step_core()].into_iter().flatten().collect();
+        for who in [CORE, DRIVER] {
+            let mut drained = self.clone();
+            if drained.memory.drain_one(who) {
+                next.push(drained);
+            }
+        }
+        next
+    }
+
+    fn lost(&self) -> bool {
+        self.core == Core::Sleep && self.taken != REQUESTS
+    }
+}
+
+#[test]
+fn no_kick_is_lost() {
+    for how in [Suppression::Flag, Suppression::Event] {
+        let (states, lost) = search(Ring::new(how, Without::Nothing));
+        assert!(!lost, "{how:?}: the core sleeps while a request waits");
+        assert!(states > 100, "{how:?}: only {states} states");
+    }
+}
+
+#[test]
+fn the_search_sees_what_is_missing() {
+    for how in [Suppression::Flag, Suppression::Event] {
+        for without in [Without::CoreFence, Without::DriverFence, Without::LastLook] {
+            assert!(search(Ring::new(how, without)).1, "{how:?} without {without:?} went unnoticed");
+        }
+    }
+}
+
+/// The mailbox against one poster. The queue and the eventfd are read-modify-write and system calls, visible at once; the
+/// flag is a plain store, which may come late.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Mail {
+    /// Pops before it lowers the flag and empties the eventfd: the wrong way round.
+    pops_first: bool,
+    memory: Memory,
+    pushed: u8,
+    bell: bool,
+    poster: u8,
+    popped: u8,
+    core: u8,
+}
+
+const FLAG: usize = 0;
+
+impl Mail {
+    fn new(pops_first: bool) -> Self {
+        Mail { pops_first, memory: Memory::default(), pushed: 0, bell: false, poster: 0, popped: 0, core: 0 }
+    }
+
+    fn step_poster(&self) -> Option<Self> {
+        let mut next = self.clone();
+        match self.poster % 3 {
+            _ if self.poster >= 3 * REQUESTS => return None,
+            0 => next.pushed += 1,
+            1 => next.memory.store(DRIVER, FLAG, 1),
+            _ => next.bell = true,
+        }
+        next.poster += 1;
+        Some(next)
+    }
+
+    fn step_core(&self) -> Option<Self> {
+        let mut next = self.clone();
+        match self.core {
+            // Mailbox::raised, the last look before sleeping.
+            0 => next.core = if self.memory.load(CORE, FLAG) == 1 { 1 } else { 4 },
+            1 if self.pops_first => (next.popped, next.core) = (self.pushed, 2),
+            1 => next.core = 2,
+            // Mailbox::lower: an exchange, then a read of the eventfd.
+            2 => (next.memory.cells[FLAG], next.bell, next.core) = (0, false, 3),
+            3 if self.pops_first => next.core = 0,
+            3 => (next.popped, next.core) = (self.pushed, 0),
+            // In epoll_wait; the run loop sees to the mail only if the flag is up.
+            4 if self.bell => next.core = 5,
+            4 => return None,
+            _ if self.memory.load(CORE, FLAG) == 1 => next.core = 1,
+            // Awake without mail: turns, and comes back to sleep.
+            _ => next.core = 0,
+        }
+        Some(next)
+    }
+}
+
+impl Model for Mail {
+    fn steps(&self) -> Vec<Self> {
+        let mut next: Vec<Self> = [self.step_poster(), self.step_core()].into_iter().flatten().collect();
+        let mut drained = self.clone();
+        if drained.memory.drain_one(DRIVER) {
+            next.push(drained);
+        }
+        next
+    }
+
+    fn lost(&self) -> bool {
+        self.popped != REQUESTS
+    }
+}
+
+#[test]
+fn no_order_is_lost() {
+    assert!(!search(Mail::new(false)).1, "the core sleeps on an order");
+    assert!(search(Mail::new(true)).1, "popping too early went unnoticed");
+}
