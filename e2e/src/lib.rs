@@ -1,1 +1,29 @@
-//! ioplane-e2e
+//! Real Linux guests in real VMMs, from a test: `cargo test -p ioplane-e2e`.
+//!
+//! ```text
+//!   assets (built once, cached) --> Qemu (builder) --start--> Vm --agent()--> Agent --JSON lines--> guest/load in the guest
+//!   Daemon (the ioplane binary) --qemu-args--^                 `--qmp()--> Qmp (hot-plug, query, quit)
+//!   StorageDaemon (qemu-storage-daemon, the peer) --^
+//! ```
+//!
+//! Everything started here dies with the value that stands for it, and with the test process should that be killed.
+//! It must not know: the inside of any other crate; ioplane is met as a binary and a socket, like a user's.
+
+pub mod accelerator;
+pub mod agent;
+pub mod assets;
+pub mod daemon;
+pub mod peer;
+pub mod process;
+pub mod qemu;
+pub mod qmp;
+pub mod vm;
+
+pub use accelerator::Accelerator;
+pub use agent::{Agent, RunningLoad};
+pub use daemon::Daemon;
+pub use ioplane_guest_load::protocol;
+pub use peer::StorageDaemon;
+pub use qemu::{Firmware, Qemu, Version};
+pub use qmp::Qmp;
+pub use vm::Vm;

@@ -1,0 +1,144 @@
+//! The `ioplane` binary as a user meets it: a daemon with a control socket, and a command line.
+
+use crate::process::{Process, scratch};
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use std::ffi::OsString;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long the daemon may take until its control socket answers.
+const START: Duration = Duration::from_secs(20);
+
+/// A running `ioplane serve` with a folder of its own. Dropping it kills it.
+#[derive(Debug)]
+pub struct Daemon {
+    process: Option<Process>,
+    environment: Vec<(String, String)>,
+    folder: TempDir,
+}
+
+/// The `ioplane` binary: `IOPLANE_BIN`, else the one next to the running test in the target folder.
+pub fn binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("IOPLANE_BIN") {
+        return Ok(path.into());
+    }
+    let test = std::env::current_exe()?;
+    // target/PROFILE/deps/test-hash, or target/PROFILE/binary.
+    let found =
+        test.ancestors().skip(1).take(2).map(|folder| folder.join("ioplane")).find(|path| path.is_file());
+    found.context(
+        "no ioplane binary in the target folder; build it (cargo build -p ioplane) or set IOPLANE_BIN",
+    )
+}
+
+impl Daemon {
+    /// Writes `config` (TOML) to the daemon's folder, starts it and waits until its socket answers. `{folder}` in the
+    /// text stands for that folder.
+    pub fn start(config: &str) -> Result<Daemon> {
+        Daemon::start_with(config, &[])
+    }
+
+    /// The same with more environment variables, which restarts keep.
+    pub fn start_with(config: &str, environment: &[(&str, &str)]) -> Result<Daemon> {
+        let folder = scratch("daemon")?;
+        let text = config.replace("{folder}", &folder.path().display().to_string());
+        std::fs::write(folder.path().join("ioplane.toml"), text)?;
+        let environment = environment.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        let mut daemon = Daemon { process: None, environment, folder };
+        daemon.launch()?;
+        Ok(daemon)
+    }
+
+    /// Its folder: `ioplane.toml`, `control.sock`, `daemon.log`, and whatever the configuration puts there.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Its control socket.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("control.sock")
+    }
+
+    /// Its process number; none while it is killed.
+    pub fn id(&self) -> Option<u32> {
+        self.process.as_ref().map(Process::id)
+    }
+
+    /// Runs `ioplane --socket S ARGS --json` and returns what it prints.
+    pub fn cli(&self, args: &[&str]) -> Result<Value> {
+        let out = self.run(args, true)?;
+        serde_json::from_str(&out)
+            .with_context(|| format!("ioplane {} does not print JSON: {out}", args.join(" ")))
+    }
+
+    /// Runs `ioplane --socket S ARGS` and returns its text, such as what `qemu-args` prints.
+    pub fn text(&self, args: &[&str]) -> Result<String> {
+        Ok(self.run(args, false)?.trim().into())
+    }
+
+    /// Kills the daemon with signal 9 and waits until the process is gone. Its I/O may still be landing.
+    pub fn kill9(&mut self) {
+        self.process = None;
+    }
+
+    /// Starts it again with the same folder and configuration, after [`Daemon::kill9`] or instead of it.
+    pub fn restart(&mut self) -> Result<()> {
+        self.kill9();
+        self.launch()
+    }
+
+    /// Asks it to end (SIGTERM), waits, and returns whether it ended well.
+    pub fn terminate(&mut self, limit: Duration) -> Result<()> {
+        let mut process = self.process.take().context("the daemon does not run")?;
+        process.terminate()?;
+        let status = process.wait(limit)?;
+        if !status.success() {
+            bail!("ioplane serve ended with {status}; it said:\n{}", process.said());
+        }
+        Ok(())
+    }
+
+    /// The last lines of the daemon's log.
+    pub fn log(&self) -> String {
+        crate::process::tail(&self.folder.path().join("daemon.log"), 60)
+    }
+
+    fn launch(&mut self) -> Result<()> {
+        let mut args: Vec<OsString> = Vec::new();
+        args.extend(self.environment.iter().map(|(key, value)| OsString::from(format!("{key}={value}"))));
+        args.push(binary()?.into());
+        args.extend(["--socket".into(), self.socket().into(), "serve".into(), "--config".into()]);
+        args.push(self.folder.path().join("ioplane.toml").into());
+        // A dead daemon leaves its socket behind; it must not look alive.
+        let _ = std::fs::remove_file(self.socket());
+        let mut process = Process::start("env", &args, &self.folder.path().join("daemon.log"))?;
+        let end = Instant::now() + START;
+        while UnixStream::connect(self.socket()).is_err() || self.cli(&["status"]).is_err() {
+            process.still_runs().context("start ioplane serve")?;
+            if Instant::now() >= end {
+                bail!("ioplane serve does not answer within {START:?}; it said:\n{}", process.said());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.process = Some(process);
+        Ok(())
+    }
+
+    fn run(&self, args: &[&str], json: bool) -> Result<String> {
+        let mut command = Command::new(binary()?);
+        command.arg("--socket").arg(self.socket()).args(args).stdin(Stdio::null());
+        if json {
+            command.arg("--json");
+        }
+        let output = command.output().context("run ioplane")?;
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        if !output.status.success() {
+            bail!("ioplane {} ended with {}: {out}{err}", args.join(" "), output.status);
+        }
+        Ok(out.into_owned())
+    }
+}

@@ -1,0 +1,201 @@
+//! A running guest.
+
+use crate::agent::Agent;
+use crate::assets::News;
+use crate::process::{Process, tail};
+use crate::protocol::Hello;
+use crate::qmp::Qmp;
+use anyhow::{Context, Result, anyhow, bail};
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long QEMU may take until it has its sockets, and until it answers there (a vhost-user disk is connected between).
+const START: Duration = Duration::from_secs(60);
+/// How long a guest may take to release a device.
+const RELEASE: Duration = Duration::from_secs(60);
+
+/// What the guest prints on its way up, and what that means.
+const STAGES: [(&str, &str); 5] = [
+    ("SeaBIOS", "firmware runs"),
+    ("BdsDxe", "firmware starts the disk"),
+    ("ioplane-grub:", "GRUB loads the kernel"),
+    ("ioplane-initrd: root on", "kernel runs, root disk found"),
+    ("ioplane-load: listening", "load program runs"),
+];
+
+/// A QEMU with a guest in it. Dropping it kills QEMU and removes its folder.
+#[derive(Debug)]
+pub struct Vm {
+    name: String,
+    // The order matters: the process ends before its folder goes.
+    process: Process,
+    qmp: Qmp,
+    agent: Agent,
+    slots: Vec<Option<String>>,
+    started: Instant,
+    /// What the guest said when it was up.
+    pub hello: Option<Hello>,
+    /// From QEMU's start to the guest's first answer.
+    pub boot_time: Duration,
+    folder: TempDir,
+}
+
+impl Vm {
+    pub(crate) fn attach(name: String, folder: TempDir, mut process: Process, slots: u32) -> Result<Vm> {
+        let started = Instant::now();
+        let agent = wait_for(&mut process, || Agent::connect(&folder.path().join("agent")))?;
+        let qmp = wait_for(&mut process, || Qmp::connect(&folder.path().join("qmp")))?;
+        let slots = vec![None; slots as usize];
+        let boot_time = Duration::ZERO;
+        Ok(Vm { name, process, qmp, agent, slots, started, hello: None, boot_time, folder })
+    }
+
+    /// Waits until the load program answers; the error has the tail of the console.
+    pub fn wait_up(&mut self, limit: Duration, news: News<'_>) -> Result<&Hello> {
+        let end = self.started + limit;
+        let call = self.agent.begin(crate::protocol::Command::Hello)?;
+        let mut told = 0;
+        let hello = loop {
+            let console = self.console();
+            for (at, (mark, stage)) in STAGES.iter().enumerate().skip(told) {
+                if console.contains(mark) {
+                    told = at + 1;
+                    news(&format!("{}: {stage} ({:.1} s)", self.name, self.started.elapsed().as_secs_f64()));
+                }
+            }
+            self.process.still_runs().map_err(|error| self.explain(error))?;
+            match call.end(Duration::from_millis(50), |_| {}) {
+                Ok(value) => break serde_json::from_value::<Hello>(value)?,
+                Err(_) if Instant::now() < end && self.process.still_runs().is_ok() => {}
+                Err(error) => {
+                    return Err(self.explain(error).context(format!("the guest is not up in {limit:?}")));
+                }
+            }
+        };
+        if hello.version != crate::protocol::VERSION {
+            bail!("the guest's load program speaks version {}; rebuild guest/load", hello.version);
+        }
+        self.boot_time = self.started.elapsed();
+        news(&format!(
+            "{}: up after {:.1} s, Linux {}",
+            self.name,
+            self.boot_time.as_secs_f64(),
+            hello.kernel
+        ));
+        Ok(self.hello.insert(hello))
+    }
+
+    /// The guest's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The load program in the guest.
+    pub fn agent(&self) -> &Agent {
+        &self.agent
+    }
+
+    /// QEMU's machine protocol.
+    pub fn qmp(&mut self) -> &mut Qmp {
+        &mut self.qmp
+    }
+
+    /// QEMU's process number.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// The guest's folder: `console.log`, `qemu.log`, sockets. Gone with the value.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Everything the guest has printed.
+    pub fn console(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.console_path()).unwrap_or_default()).into_owned()
+    }
+
+    /// Adds QEMU's messages and the tail of the console to an error.
+    pub fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        let (said, console) = (self.process.said(), tail(&self.console_path(), 25));
+        anyhow!(
+            "{error:#}\n--- QEMU of {} ---\n{said}\n--- console of {} ---\n{console}",
+            self.name,
+            self.name
+        )
+    }
+
+    /// Hot-plugs what `args` describe (`-chardev ... -device ...,id=ID`) into a free slot.
+    pub fn plug(&mut self, args: &str) -> Result<()> {
+        let id = args
+            .split_once("-device")
+            .and_then(|(_, device)| device.split([',', ' ']).find_map(|part| part.strip_prefix("id=")));
+        let id = id.with_context(|| format!("{args:?} has no -device with an id"))?.to_string();
+        let free =
+            self.slots.iter().position(Option::is_none).context("no free slot; ask for more with slots()")?;
+        self.qmp.plug(args, &format!("slot{}", free + 1))?;
+        self.slots[free] = Some(id);
+        Ok(())
+    }
+
+    /// Hot-plugs a vhost-user-blk disk behind `socket`.
+    pub fn plug_vhost_user(&mut self, socket: &Path, id: &str, queues: u32) -> Result<()> {
+        let chardev = format!("-chardev socket,id=chardev-{id},path={}", socket.display());
+        self.plug(&format!(
+            "{chardev} -device vhost-user-blk-pci,chardev=chardev-{id},id={id},num-queues={queues}"
+        ))
+    }
+
+    /// Unplugs a device and waits until the guest has released it. Its chardev, if it is named `chardev-ID`, goes too.
+    pub fn unplug(&mut self, id: &str) -> Result<()> {
+        self.qmp.unplug(id, RELEASE).map_err(|error| self.explain(error))?;
+        for slot in self.slots.iter_mut().filter(|slot| slot.as_deref() == Some(id)) {
+            *slot = None;
+        }
+        let chardev = format!("chardev-{id}");
+        let all = self.qmp.execute("query-chardev", serde_json::json!({}))?;
+        if all.as_array().is_some_and(|all| all.iter().any(|c| c["label"] == chardev.as_str())) {
+            self.qmp.execute("chardev-remove", serde_json::json!({ "id": chardev }))?;
+        }
+        Ok(())
+    }
+
+    /// Switches the guest off from inside and waits for QEMU to end well.
+    pub fn poweroff(mut self) -> Result<()> {
+        self.agent.poweroff().map_err(|error| self.explain(error))?;
+        let status = self.wait_exit(Duration::from_secs(30))?;
+        if !status.success() {
+            return Err(self.explain(anyhow!("QEMU ended with {status}")));
+        }
+        Ok(())
+    }
+
+    /// Waits for QEMU to end.
+    pub fn wait_exit(&mut self, limit: Duration) -> Result<ExitStatus> {
+        self.process.wait(limit).map_err(|error| self.explain(error))
+    }
+
+    /// Kills QEMU with signal 9: a power cut.
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    fn console_path(&self) -> PathBuf {
+        self.folder.path().join("console.log")
+    }
+}
+
+fn wait_for<T>(process: &mut Process, attempt: impl Fn() -> Result<T>) -> Result<T> {
+    let end = Instant::now() + START;
+    loop {
+        match attempt() {
+            Ok(value) => return Ok(value),
+            Err(error) if Instant::now() >= end => return Err(error.context(process.said())),
+            Err(_) => {}
+        }
+        process.still_runs()?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
