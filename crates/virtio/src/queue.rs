@@ -76,7 +76,8 @@ impl Queue {
     #[cold]
     pub fn stop_with(&mut self, fault: RingFault) {
         if self.fault.is_none() {
-            self.fault = Some(fault);
+            // Nonsense read from memory that went away is not the driver's doing.
+            self.fault = Some(self.ring.check_memory().err().unwrap_or(fault));
             self.tally.faults += 1;
             self.ring.refuse_kicks();
             if let Some(error) = &self.error {

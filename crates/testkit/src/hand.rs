@@ -1,0 +1,112 @@
+//! A core that a test turns by hand: every poll happens when the test says so, on the test's own thread.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ioplane_device::{Armed, Budget, CoreId, Gone, Order, Placement, Post, Seat, Step};
+
+/// A core without a thread. Orders wait until the next [`HandCore::turn`].
+#[derive(Debug, Clone, Default)]
+pub struct HandCore {
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    orders: VecDeque<Order>,
+    seats: Vec<Seat>,
+    polling: bool,
+}
+
+impl HandCore {
+    /// A core that polls: seats are told so when they sit down.
+    pub fn polling() -> Self {
+        let core = HandCore::default();
+        core.with(|inner| inner.polling = true);
+        core
+    }
+
+    fn with<R>(&self, work: impl FnOnce(&mut Inner) -> R) -> R {
+        work(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Reads the mail and steps every seat once; says how many units of work were done.
+    pub fn turn(&self) -> u32 {
+        self.turn_with(Budget(64))
+    }
+
+    /// As [`HandCore::turn`], with that much budget for each seat.
+    pub fn turn_with(&self, budget: Budget) -> u32 {
+        self.with(|inner| {
+            let polling = inner.polling;
+            while let Some(order) = inner.orders.pop_front() {
+                match order {
+                    Order::Sit(mut seat) => {
+                        seat.disarm(polling);
+                        inner.seats.push(seat);
+                    }
+                    Order::Tell(id, tell) => {
+                        if let Some(seat) = inner.seats.iter_mut().find(|seat| seat.id() == id) {
+                            seat.tell(tell);
+                        }
+                    }
+                }
+            }
+            let mut done = 0;
+            inner.seats.retain_mut(|seat| match seat.step(budget) {
+                Step::Idle => true,
+                Step::Busy(n) => {
+                    done += n;
+                    true
+                }
+                Step::Vacated => false,
+            });
+            inner.seats.iter_mut().for_each(Seat::tidy);
+            done
+        })
+    }
+
+    /// Turns until nothing more is done, at most `turns` times.
+    pub fn turn_until_idle(&self, turns: u32) {
+        for _ in 0..turns {
+            if self.turn() == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Arms every seat; whether none has work left.
+    pub fn arm(&self) -> bool {
+        self.with(|inner| inner.seats.iter_mut().all(|seat| seat.arm() == Armed::Armed))
+    }
+
+    /// Wakes every seat.
+    pub fn disarm(&self) {
+        self.with(|inner| {
+            let polling = inner.polling;
+            inner.seats.iter_mut().for_each(|seat| seat.disarm(polling));
+        });
+    }
+
+    /// How many seats it has.
+    pub fn seats(&self) -> usize {
+        self.with(|inner| inner.seats.len())
+    }
+}
+
+impl Post for HandCore {
+    fn core(&self) -> CoreId {
+        CoreId(0)
+    }
+
+    fn post(&self, order: Order) -> Result<(), Gone> {
+        self.with(|inner| inner.orders.push_back(order));
+        Ok(())
+    }
+}
+
+impl Placement for HandCore {
+    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn Post> {
+        Arc::new(self.clone())
+    }
+}
