@@ -213,7 +213,6 @@ impl<V: VirtioDevice> Server<V> {
                         break;
                     }
                 }
-                accepted = self.listener.accept() => self.accept(accepted),
                 message = receive(&mut self.connection) => {
                     let outcome = match (message, &self.connection) {
                         (Ok(message), Some(connection)) => self.session.handle(message, connection).await,
@@ -224,6 +223,8 @@ impl<V: VirtioDevice> Server<V> {
                         self.disconnect(fault).await;
                     }
                 }
+                // Last: a front end that has left is heard before the one that comes after it.
+                accepted = self.listener.accept() => self.accept(accepted),
             }
         }
         let _ = std::fs::remove_file(&self.socket);

@@ -88,13 +88,16 @@ impl BlkPoller {
 
     /// Takes it apart. Requests in flight stay in the state, and their I/O is left to the storage to see to its end.
     pub(super) fn into_state(self: Box<Self>) -> RingState {
-        let BlkPoller { mut queue, mut work } = *self;
-        for slot in &mut work.slots {
-            if let Some(flying) = slot.flying.take() {
-                queue.ring.abandon(flying.taken);
-            }
-        }
+        let BlkPoller { queue, work } = *self;
+        drop(work);
         queue.into_state()
+    }
+}
+
+impl Drop for Work {
+    /// What is in flight stays so in the ring and its journal; the lane's limbo sees the I/O to its end.
+    fn drop(&mut self) {
+        self.slots.iter_mut().filter_map(|slot| slot.flying.take()).for_each(|flying| flying.taken.abandon());
     }
 }
 
@@ -111,7 +114,7 @@ impl Work {
             match self.parser.parse(queue.ring.view(), &self.chain, head) {
                 Ok(ask) => self.begin(queue, taken, ask, now),
                 Err(fault) => {
-                    queue.ring.abandon(taken);
+                    taken.abandon();
                     return Err(fault);
                 }
             }

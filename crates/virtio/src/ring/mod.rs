@@ -104,7 +104,7 @@ pub struct RingLayout {
 }
 
 /// A request that has been taken from a ring and must go back to it. Linear: dropped without [`Ring::complete`] or
-/// [`Ring::abandon`], it panics where debug assertions are on.
+/// [`Taken::abandon`], it panics where debug assertions are on.
 #[derive(Debug)]
 #[must_use = "a request taken must be completed or abandoned"]
 pub struct Taken {
@@ -117,6 +117,12 @@ impl Taken {
     #[inline]
     pub fn head(&self) -> u16 {
         self.head
+    }
+
+    /// Lets go of a request without using it: the ring (see [`Ring::flying_heads`]) and the journal keep it as in flight, for
+    /// whoever comes next.
+    pub fn abandon(mut self) {
+        self.open = false;
     }
 }
 
@@ -382,12 +388,6 @@ impl Ring {
         self.in_flight[usize::from(taken.head)] = 0;
         self.flying -= 1;
         kill::here(KillPoint::UsedWritten);
-    }
-
-    /// Lets go of a request without using it: it stays in flight in the journal, for whoever comes next. Counted as in
-    /// flight by [`Ring::flying_heads`].
-    pub fn abandon(&mut self, mut taken: Taken) {
-        taken.open = false;
     }
 
     /// How many used elements wait for [`Ring::publish`].
