@@ -12,7 +12,8 @@ pub struct BackingInfo {
     pub name: String,
     /// Size of the disk.
     pub bytes: u64,
-    /// Smallest unit that can be read or written without a detour (a power of two, 512 to 4096).
+    /// Unit in which the disk is addressed (a power of two, 512 to 4096): what a guest's partition table counts in. Ranges
+    /// that are no multiple of it may be refused.
     pub logical_block: u32,
     /// Unit in which writes are cheap (a power of two).
     pub physical_block: u32,
@@ -43,6 +44,23 @@ pub enum Fault {
     #[error(transparent)]
     Guest(#[from] GuestFault),
 }
+
+impl Fault {
+    /// The fault that an errno from below means.
+    pub fn of_errno(errno: i32) -> Fault {
+        match errno {
+            libc::ENOSPC | libc::EDQUOT => Fault::NoSpace,
+            // The memory behind a region went away between the check and the transfer.
+            libc::EFAULT => Fault::Guest(GuestFault::MemoryShrank),
+            libc::EROFS => Fault::ReadOnly,
+            errno => Fault::Io(errno),
+        }
+    }
+}
+
+/// Most ranges in one read or write, after neighbours have been joined; more end with `Fault::Io(E2BIG)`. A virtio-blk device
+/// promises its driver a `seg_max` below this.
+pub const MAX_RANGES: usize = 128;
 
 /// How an operation ended.
 pub type Outcome = Result<(), Fault>;
@@ -150,7 +168,10 @@ pub enum StorageError {
         holder: String,
     },
     /// The I/O of a daemon that died has not ended within the time given.
-    #[error("{image}: I/O of a process that has ended is still on its way to the disk after {seconds} s; not safe to go on yet")]
+    #[error(
+        "{image}: I/O of a process that has ended is still on its way to the disk after {seconds} s: going on now could \
+         lose newer data. Wait for the disk, then try again"
+    )]
     NotQuiet {
         /// The image.
         image: String,
@@ -165,6 +186,14 @@ pub enum StorageError {
         /// The size.
         bytes: u64,
         /// What is wrong with it.
+        why: String,
+    },
+    /// Not something that can be a disk, or not in the way asked for.
+    #[error("{image}: {why}")]
+    Unsuitable {
+        /// The image.
+        image: String,
+        /// Why, and what would do.
         why: String,
     },
     /// The system said no.

@@ -4,14 +4,30 @@
 //!   control plane:  Backing  (open, lock, size, resize; names the holder when somebody else has the image)
 //!                      | lane(depth)          one for each queue, moved to the I/O core with its poller
 //!   I/O core:        Lane    submit -> push -> reap          guest memory <--> kernel or memory, never a copy in between
+//!
+//!   FileBacking    image file or block device: io_uring, or a few threads where that is forbidden
+//!   MemoryBacking  a memfd; every operation ends at once
+//!   filter::*      Delay, Stall, Fail, PowerCut around any of them, for tests
 //! ```
 //!
 //! A lane is the data half: it never locks, allocates, blocks or logs. What it cannot do at once it keeps in flight and
-//! hands back by [`Lane::reap`]. I/O that a lane leaves behind when it is dropped is seen to its end by [limbo]
-//! before anybody may replay it: until then a late write could overwrite newer data.
+//! hands back by [`Lane::reap`]. I/O that a lane leaves behind when it is dropped is seen to its end off the I/O core
+//! before anybody may replay it ([`Backing::wait_quiet`]): until then a late write could overwrite newer data. I/O that a
+//! *process* leaves behind when it is killed is fenced by the locks of the image, see [`FileBacking::open`].
 //!
 //! Must not know: rings, virtio, sockets, who the guest is.
 
+mod file;
+pub mod filter;
+mod holder;
 mod lane;
+mod limbo;
+mod lock;
+mod memory;
 
-pub use lane::{Backing, BackingInfo, Fault, Lane, Op, Outcome, StorageError, Submitted, Tag};
+pub use file::{Direct, Engine, EngineChoice, FileBacking, FileOptions, Waiting};
+pub use holder::Holder;
+pub use lane::{
+    Backing, BackingInfo, Fault, Lane, MAX_RANGES, Op, Outcome, StorageError, Submitted, Tag,
+};
+pub use memory::MemoryBacking;

@@ -1,0 +1,339 @@
+//! An open image: one open file description, what it can do, and how big it is now.
+
+#![allow(unsafe_code)]
+// UNSAFETY: ioctls of block devices that store one number, and one trial read into memory made for it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use crossbeam_queue::ArrayQueue;
+use ioplane_memory::GuestMap;
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+
+use super::{Direct, FileOptions};
+use crate::StorageError;
+use crate::limbo::Limbo;
+
+const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
+const BLKSSZGET: libc::c_ulong = 0x1268;
+const BLKPBSZGET: libc::c_ulong = 0x127b;
+
+/// An open image. Everything that may still touch the file holds an `Arc` of it; when the last goes, so do the locks.
+///
+/// **One open file description, never two.** An image is read and written either with `O_DIRECT` only or through the page
+/// cache only, and what `O_DIRECT` does not take (guest addresses that are not aligned) goes through a bounce buffer.
+/// Doing the odd transfer through a second, buffered description would lose writes: the page cache holds 4 KiB, so
+/// a buffered write of one sector reads the seven beside it, and if a direct write to one of those is in flight, the
+/// page is later written back with what it was before. No lock in the kernel spans the two.
+#[derive(Debug)]
+pub(crate) struct Image {
+    pub name: String,
+    pub file: File,
+    /// A file of zeros, long enough for a sector.
+    pub zeros: OwnedFd,
+    pub read_only: bool,
+    pub direct: bool,
+    pub is_device: bool,
+    pub logical_block: u32,
+    pub physical_block: u32,
+    /// What offsets and lengths must be a multiple of, bytes: 1 through the page cache.
+    pub offset_align: u32,
+    /// Bits that must be clear in guest addresses and in segment lengths of transfers that do not bounce.
+    pub memory_mask: usize,
+    pub length_mask: usize,
+    pub ends_inside_sector: bool,
+    pub discards: bool,
+    bytes: AtomicU64,
+    no_punch: AtomicBool,
+    no_zero: AtomicBool,
+    /// Backings and lanes that have it, not counting lanes in limbo.
+    pub users: AtomicUsize,
+    pub limbo: Arc<Limbo>,
+    /// Guest maps that lanes are done with: unmapping is not for I/O cores. Emptied by the control plane.
+    pub graves: ArrayQueue<Arc<GuestMap>>,
+}
+
+/// Bytes and block sizes, as the system says.
+struct Shape {
+    bytes: u64,
+    logical: u32,
+    physical: u32,
+    /// Alignments of `O_DIRECT`, zero if there is no such thing.
+    memory_align: u32,
+    offset_align: u32,
+}
+
+impl Image {
+    /// Opens it, without taking it: the locks come next, then [`Image::measure`] again.
+    pub fn open(options: &FileOptions) -> Result<Image, StorageError> {
+        let path = &options.path;
+        let name = path.display().to_string();
+        let os = |doing, source: io::Error| StorageError::Os { image: name.clone(), doing, source };
+        let unsuitable = |why: &str| StorageError::Unsuitable { image: name.clone(), why: why.to_owned() };
+
+        let metadata = std::fs::metadata(path).map_err(|e| os("looking for the image", e))?;
+        let kind = metadata.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(unsuitable("neither a file nor a block device: name one of those"));
+        }
+        let open = |flags: OFlags| -> io::Result<File> {
+            let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+            Ok(rustix::fs::open(path, access | flags | OFlags::CLOEXEC, Mode::empty())?.into())
+        };
+        let buffered = open(OFlags::empty()).map_err(|e| {
+            os("opening the image (may this user read and write it? is it to be read_only?)", e)
+        })?;
+        let wanted = options.logical_block;
+        if wanted.is_some_and(|block| !block.is_power_of_two() || !(512..=4096).contains(&block)) {
+            return Err(unsuitable("the logical block must be 512, 1024, 2048 or 4096 bytes"));
+        }
+        let mut file = buffered;
+        let mut direct = false;
+        let mut shape = Shape::of(&file, path).map_err(|e| os("asking for the size of the image", e))?;
+        // A partition table inside a file counts in 512 bytes, whatever the disk below does; that of a device counts in
+        // the blocks of that device.
+        let logical = wanted.unwrap_or(if kind.is_block_device() { shape.logical } else { 512 });
+        if options.direct != Direct::Off {
+            match open(OFlags::DIRECT) {
+                Ok(other) => {
+                    if shape.offset_align == 0 {
+                        shape.probe(&other);
+                    }
+                    let fits = shape.offset_align != 0 && shape.offset_align <= logical;
+                    if fits {
+                        (file, direct) = (other, true);
+                    } else if options.direct == Direct::On {
+                        return Err(unsuitable(&format!(
+                            "direct = on needs blocks of {} bytes here, and the disk has {logical}: set logical_block to \
+                             that (a guest's partition table must then count in it), or direct = auto",
+                            shape.offset_align.max(4096)
+                        )));
+                    }
+                }
+                Err(source) if options.direct == Direct::On => {
+                    return Err(os("opening the image with O_DIRECT (its file system may lack it: direct = auto)", source));
+                }
+                Err(_) => {}
+            }
+        }
+        let physical = options.physical_block.unwrap_or(shape.physical).max(logical);
+        if !physical.is_power_of_two() {
+            return Err(unsuitable("the physical block must be a power of two"));
+        }
+        let zeros = zeros().map_err(|e| os("making a file of zeros in memory", e))?;
+        let mut image = Image {
+            name: name.clone(),
+            file,
+            zeros,
+            read_only: options.read_only,
+            direct,
+            is_device: kind.is_block_device(),
+            logical_block: logical,
+            physical_block: physical,
+            offset_align: if direct { shape.offset_align } else { 1 },
+            memory_mask: if direct { shape.memory_align.max(4) as usize - 1 } else { 0 },
+            length_mask: if direct { shape.offset_align as usize - 1 } else { 0 },
+            ends_inside_sector: false,
+            discards: false,
+            bytes: AtomicU64::new(0),
+            no_punch: AtomicBool::new(false),
+            no_zero: AtomicBool::new(false),
+            users: AtomicUsize::new(0),
+            limbo: Arc::new(Limbo::default()),
+            graves: ArrayQueue::new(64),
+        };
+        image.measure()?;
+        Ok(image)
+    }
+
+    /// Takes the size from the file: once open, and once more when the image is ours, for somebody may have written.
+    pub fn measure(&mut self) -> Result<(), StorageError> {
+        let os = |doing, source| StorageError::Os { image: self.name.clone(), doing, source };
+        let bytes = length(&self.file).map_err(|e| os("asking for the size of the image", e))?;
+        self.ends_inside_sector = !bytes.is_multiple_of(512);
+        if bytes == 0 {
+            return Err(StorageError::Size {
+                image: self.name.clone(),
+                bytes,
+                why: "give it one: truncate -s 10G IMAGE".into(),
+            });
+        }
+        self.bytes.store(bytes.next_multiple_of(512), Ordering::Release);
+        Ok(())
+    }
+
+    /// Asks whether free space can be given back. Only once the image is ours.
+    pub fn probe_discard(&mut self) {
+        if self.read_only {
+            return;
+        }
+        self.discards = if self.is_device {
+            discard_of_device(&self.file)
+        } else {
+            let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(&self.file, flags, self.bytes().next_multiple_of(4096), 4096).is_ok()
+        };
+        self.no_punch.store(!self.discards && !self.is_device, Ordering::Relaxed);
+    }
+
+    /// Size of the disk now.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Acquire)
+    }
+
+    /// Changes the size: shrinking holds for the lanes before the file is cut, growing after it is there.
+    pub fn resize(&self, bytes: u64) -> Result<(), StorageError> {
+        let size = |why: String| StorageError::Size { image: self.name.clone(), bytes, why };
+        let os = |doing, source| StorageError::Os { image: self.name.clone(), doing, source };
+        let unit = u64::from(self.logical_block);
+        if bytes == 0 || !bytes.is_multiple_of(unit) {
+            return Err(size(format!("it must be a multiple of {unit}, and not zero")));
+        }
+        if self.read_only {
+            return Err(size("the disk is read-only".into()));
+        }
+        if self.is_device {
+            let most = length(&self.file).map_err(|e| os("asking for the size of the device", e))?;
+            if bytes > most {
+                return Err(size(format!("the device has {most}: grow that first")));
+            }
+            self.bytes.store(bytes, Ordering::Release);
+            return Ok(());
+        }
+        let before = self.bytes();
+        if bytes < before {
+            self.bytes.store(bytes, Ordering::Release);
+        }
+        if let Err(source) = self.file.set_len(bytes) {
+            self.bytes.store(before, Ordering::Release);
+            return Err(os("changing the size of the image", source));
+        }
+        self.bytes.store(bytes, Ordering::Release);
+        Ok(())
+    }
+
+    #[inline]
+    pub fn can_punch(&self) -> bool {
+        !self.no_punch.load(Ordering::Relaxed)
+    }
+
+    pub fn cannot_punch(&self) {
+        self.no_punch.store(true, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub fn can_zero(&self) -> bool {
+        !self.no_zero.load(Ordering::Relaxed)
+    }
+
+    pub fn cannot_zero(&self) {
+        self.no_zero.store(true, Ordering::Relaxed);
+    }
+
+    /// Lets go of guest memory that lanes no longer use. Control plane.
+    pub fn bury(&self) {
+        while self.graves.pop().is_some() {}
+    }
+}
+
+impl AsFd for Image {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        // A write that was under way while the disk was made smaller has made the file longer again: now that the last
+        // has ended, cut it.
+        let bytes = self.bytes();
+        if !self.read_only && !self.is_device && length(&self.file).is_ok_and(|len| len > bytes) {
+            let _ = self.file.set_len(bytes);
+        }
+    }
+}
+
+impl Shape {
+    fn of(file: &File, path: &Path) -> io::Result<Shape> {
+        let metadata = file.metadata()?;
+        let mut shape =
+            Shape { bytes: length(file)?, logical: 512, physical: 4096, memory_align: 0, offset_align: 0 };
+        if metadata.file_type().is_block_device() {
+            let logical = number(file, BLKSSZGET).unwrap_or(512);
+            shape.physical = number(file, BLKPBSZGET).unwrap_or(logical).clamp(512, 1 << 20);
+            (shape.memory_align, shape.offset_align) = (logical, logical);
+            if !logical.is_power_of_two() || !(512..=4096).contains(&logical) {
+                return Err(io::Error::other(format!("blocks of {logical} bytes at {}", path.display())));
+            }
+            shape.logical = logical;
+        } else {
+            let block = u32::try_from(metadata.blksize()).unwrap_or(4096).clamp(512, 4096);
+            shape.physical = if block.is_power_of_two() { block } else { 4096 };
+        }
+        if let Ok(found) = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+            && found.stx_mask & StatxFlags::DIOALIGN.bits() != 0
+            && found.stx_dio_offset_align != 0
+        {
+            shape.offset_align = found.stx_dio_offset_align;
+            shape.memory_align = found.stx_dio_mem_align;
+        }
+        Ok(shape)
+    }
+
+    /// Where statx does not tell (before Linux 6.1): the smallest read that works. A wrong guess of the memory's
+    /// alignment costs a second try through the bounce buffer, no more.
+    fn probe(&mut self, file: &File) {
+        #[repr(align(4096))]
+        struct Block([u8; 4096]);
+        let mut block = Box::new(Block([0; 4096]));
+        for align in [512u32, 4096] {
+            if self.bytes >= u64::from(align) && file.read_at(&mut block.0[..align as usize], 0).is_ok() {
+                (self.memory_align, self.offset_align) = (align, align);
+                return;
+            }
+        }
+    }
+}
+
+/// Bytes of a file or a block device.
+fn length(file: &File) -> io::Result<u64> {
+    let metadata = file.metadata()?;
+    if !metadata.file_type().is_block_device() {
+        return Ok(metadata.len());
+    }
+    let mut bytes = 0u64;
+    // SAFETY: BLKGETSIZE64 stores one u64.
+    match unsafe { libc::ioctl(file.as_raw_fd(), BLKGETSIZE64, &mut bytes) } {
+        0 => Ok(bytes),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A number that an ioctl stores as an int.
+fn number(file: &File, request: libc::c_ulong) -> Option<u32> {
+    let mut value: libc::c_int = 0;
+    // SAFETY: the requests used here store one int.
+    let done = unsafe { libc::ioctl(file.as_raw_fd(), request, &mut value) };
+    (done == 0).then(|| u32::try_from(value).ok()).flatten()
+}
+
+fn discard_of_device(file: &File) -> bool {
+    let Ok(metadata) = file.metadata() else { return false };
+    let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
+    ["queue", "../queue"].iter().any(|queue| {
+        let path = format!("/sys/dev/block/{major}:{minor}/{queue}/discard_max_bytes");
+        std::fs::read_to_string(path).is_ok_and(|text| text.trim() != "0")
+    })
+}
+
+fn zeros() -> io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create("zeros", rustix::fs::MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&file, 4096)?;
+    Ok(file)
+}

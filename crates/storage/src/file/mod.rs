@@ -1,0 +1,244 @@
+//! A raw image: a file or a block device.
+
+#![expect(clippy::disallowed_types, reason = "the list of images open in this process: control plane")]
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use crate::lane::{Backing, BackingInfo, Lane, StorageError};
+use crate::lock::{self, Claim, Refusal};
+
+mod arena;
+mod image;
+mod job;
+mod ring;
+mod threads;
+
+use image::Image;
+
+/// Whether to go past the page cache of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Direct {
+    /// Where the image can be addressed in blocks of the disk's own size.
+    #[default]
+    Auto,
+    /// Always; refused where that cannot be.
+    On,
+    /// Never.
+    Off,
+}
+
+/// Who does the I/O.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Engine {
+    /// The kernel, by io_uring.
+    IoUring,
+    /// Threads of ours.
+    Threads,
+}
+
+impl std::fmt::Display for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Engine::IoUring => "io_uring",
+            Engine::Threads => "threads",
+        })
+    }
+}
+
+/// Who shall do the I/O.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EngineChoice {
+    /// io_uring if this process may have a ring.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    IoUring,
+    /// Threads.
+    Threads,
+}
+
+/// How to open an image.
+#[derive(Debug, Clone)]
+pub struct FileOptions {
+    /// The image: a file or a block device.
+    pub path: PathBuf,
+    /// Writes are refused, and others may read it too.
+    pub read_only: bool,
+    /// Past the page cache or through it.
+    pub direct: Direct,
+    /// Who does the I/O.
+    pub engine: EngineChoice,
+    /// Bytes, 512 to 4096, instead of what the image suggests: 512 for a file, the device's own for a device.
+    pub logical_block: Option<u32>,
+    /// Bytes, instead of what the file system or the device says.
+    pub physical_block: Option<u32>,
+    /// How long to wait for I/O that a dead process has left behind.
+    pub patience: Duration,
+    /// Whose disk this is, the same after a restart and nobody else's. Needed by read-only disks for the fence: their image
+    /// may have many readers, and only the reads of this owner's dead daemon matter.
+    pub owner: Option<String>,
+}
+
+impl FileOptions {
+    /// A writable disk, everything else automatic, a minute of patience.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        FileOptions {
+            path: path.into(),
+            read_only: false,
+            direct: Direct::default(),
+            engine: EngineChoice::default(),
+            logical_block: None,
+            physical_block: None,
+            patience: Duration::from_secs(60),
+            owner: None,
+        }
+    }
+}
+
+/// What [`FileBacking::open_watched`] reports while it waits for an image to become free.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting {
+    /// Since when.
+    pub waited: Duration,
+    /// Until when at most.
+    pub patience: Duration,
+}
+
+/// An image that this process has taken for itself. See [`Image`](self) for how it is read and written.
+#[derive(Debug)]
+pub struct FileBacking {
+    image: Arc<Image>,
+    engine: Engine,
+    why_threads: Option<String>,
+}
+
+/// Every image open in this process, to tell a backing from what is left of one in limbo.
+static OPEN: Mutex<Vec<Weak<Image>>> = Mutex::new(Vec::new());
+
+impl FileBacking {
+    /// Opens the image and takes its locks. Blocks: while a process that has died still has I/O on its way to this image (at
+    /// most [`FileOptions::patience`], then [`StorageError::NotQuiet`]). When it returns, no I/O of an earlier holder
+    /// will reach the image any more. If somebody alive has it, [`StorageError::InUse`] with the name.
+    pub fn open(options: FileOptions) -> Result<Arc<Self>, StorageError> {
+        Self::open_watched(options, &mut |_| {})
+    }
+
+    /// As [`FileBacking::open`]; calls `progress` about every 50 ms while it waits.
+    pub fn open_watched(
+        options: FileOptions,
+        progress: &mut dyn FnMut(Waiting),
+    ) -> Result<Arc<Self>, StorageError> {
+        let mut image = Image::open(&options)?;
+        let name = image.name.clone();
+        let patience = options.patience;
+        let claim = Claim::disk(options.read_only, options.owner.as_deref());
+        let alive = || in_use_here(&image);
+        let mut waiting = |waited| progress(Waiting { waited, patience });
+        match lock::take(image.as_fd(), &claim, patience, &alive, &mut waiting) {
+            Ok(()) => {}
+            Err(Refusal::Held(holder)) => return Err(StorageError::InUse { image: name, holder }),
+            Err(Refusal::Landing) => {
+                return Err(StorageError::NotQuiet { image: name, seconds: patience.as_secs() });
+            }
+            Err(Refusal::Os(source)) => {
+                let doing = "locking the image (does its file system have locks?)";
+                return Err(StorageError::Os { image: name, doing, source });
+            }
+        }
+        image.measure()?;
+        image.probe_discard();
+        let (engine, why_threads) = match options.engine {
+            EngineChoice::Threads => (Engine::Threads, None),
+            choice => match ring::ring(&image, 1) {
+                Ok(_) => (Engine::IoUring, None),
+                Err(source) if choice == EngineChoice::IoUring => {
+                    let doing = "making an io_uring (forbidden here? engine = auto takes threads)";
+                    return Err(StorageError::Os { image: name, doing, source });
+                }
+                Err(e) => (Engine::Threads, Some(e.to_string())),
+            },
+        };
+        image.users.store(1, Ordering::Release);
+        let image = Arc::new(image);
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|other| other.strong_count() > 0);
+        open.push(Arc::downgrade(&image));
+        drop(open);
+        tracing::debug!(image = name, %engine, direct = image.direct, "image opened");
+        Ok(Arc::new(FileBacking { image, engine, why_threads }))
+    }
+
+    /// Who does the I/O.
+    pub fn engine(&self) -> Engine {
+        self.engine
+    }
+
+    /// Why it is not io_uring, if that was wanted.
+    pub fn why_threads(&self) -> Option<&str> {
+        self.why_threads.as_deref()
+    }
+
+    /// Whether I/O goes past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.image.direct
+    }
+}
+
+/// Whether a backing or a lane of this process has the file of `image`; what is in limbo does not count.
+fn in_use_here(image: &Image) -> bool {
+    let identity = |image: &Image| rustix::fs::fstat(image).map(|s| (s.st_dev, s.st_ino)).ok();
+    let wanted = identity(image);
+    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut same = open.iter().filter_map(Weak::upgrade).filter(|other| identity(other) == wanted).peekable();
+    // A lock of this process on an image that we do not know is somebody's who is alive: ourselves.
+    same.peek().is_none() || same.any(|other| other.users.load(Ordering::Acquire) > 0)
+}
+
+impl Backing for FileBacking {
+    fn info(&self) -> BackingInfo {
+        let image = &self.image;
+        image.bury();
+        BackingInfo {
+            name: image.name.clone(),
+            bytes: image.bytes(),
+            logical_block: image.logical_block,
+            physical_block: image.physical_block,
+            read_only: image.read_only,
+            volatile_cache: !image.read_only,
+            discards: image.discards,
+        }
+    }
+
+    fn lane(&self, depth: u16) -> Result<Box<dyn Lane>, StorageError> {
+        self.image.bury();
+        let lane: std::io::Result<Box<dyn Lane>> = match self.engine {
+            Engine::IoUring => ring::RingLane::new(&self.image, depth).map(|lane| Box::new(lane) as _),
+            Engine::Threads => threads::ThreadLane::new(&self.image, depth).map(|lane| Box::new(lane) as _),
+        };
+        lane.map_err(|source| StorageError::Os {
+            image: self.image.name.clone(),
+            doing: "making a lane (too many rings or threads for this process?)",
+            source,
+        })
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), StorageError> {
+        self.image.bury();
+        self.image.resize(bytes)
+    }
+
+    fn wait_quiet(&self, deadline: Instant) -> bool {
+        self.image.bury();
+        self.image.limbo.wait_quiet(deadline)
+    }
+}
+
+impl Drop for FileBacking {
+    fn drop(&mut self) {
+        self.image.users.fetch_sub(1, Ordering::AcqRel);
+    }
+}
