@@ -47,6 +47,7 @@ mod poller;
 mod quiescence;
 mod seat;
 mod state;
+mod watch;
 
 pub use device::{Access, At, Device, DeviceError, DeviceInfo, Effect, QueueSet, Seating, Stillness, Then};
 pub use home::Home;
@@ -56,5 +57,7 @@ pub use poller::{Armed, Budget, Change, Interrupt, Poller, Progress, Stop, Waker
 pub use quiescence::{Applied, Loaded, Missed, Quiescent, Quiescing, Refused, Running, Still};
 pub use seat::{Ack, CoreId, Gone, Order, Parked, Placement, Post, Seat, SeatId, Step, Tell};
 pub use state::{State, StateError};
+#[cfg(feature = "mutations")]
+pub use watch::inside_poll;
 
 pub use ioplane_memory::mutation;

@@ -9,6 +9,7 @@ use ioplane_memory::mutation::{Law, removed};
 
 use crate::Armed;
 use crate::home::Home;
+use crate::watch;
 use crate::poller::{Budget, Change, Poller, Progress, Stop, Wakers};
 
 /// Names a seat, for life.
@@ -119,7 +120,11 @@ impl Seat {
                 poller.resume();
             }
         }
-        match poller.poll(budget) {
+        let progress = {
+            let _inside = watch::enter();
+            poller.poll(budget)
+        };
+        match progress {
             Progress::Idle => Step::Idle,
             Progress::Busy(n) => Step::Busy(n),
             Progress::Parked => {
