@@ -5,7 +5,7 @@ use crate::assets::News;
 use crate::process::{Process, tail};
 use crate::protocol::Hello;
 use crate::qmp::Qmp;
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -54,29 +54,20 @@ impl Vm {
 
     /// Waits until the load program answers; the error has the tail of the console.
     pub fn wait_up(&mut self, limit: Duration, news: News<'_>) -> Result<&Hello> {
-        let end = self.started + limit;
-        let call = self.agent.begin(crate::protocol::Command::Hello)?;
+        let (name, started, console) = (&self.name, self.started, self.console_path());
+        let (process, agent) = (&mut self.process, &self.agent);
         let mut told = 0;
-        let hello = loop {
-            let console = self.console();
+        let hello = agent.hello(limit.saturating_sub(started.elapsed()), || {
+            let console = String::from_utf8_lossy(&std::fs::read(&console).unwrap_or_default()).into_owned();
             for (at, (mark, stage)) in STAGES.iter().enumerate().skip(told) {
                 if console.contains(mark) {
                     told = at + 1;
-                    news(&format!("{}: {stage} ({:.1} s)", self.name, self.started.elapsed().as_secs_f64()));
+                    news(&format!("{name}: {stage} ({:.1} s)", started.elapsed().as_secs_f64()));
                 }
             }
-            self.process.still_runs().map_err(|error| self.explain(error))?;
-            match call.end(Duration::from_millis(50), |_| {}) {
-                Ok(value) => break serde_json::from_value::<Hello>(value)?,
-                Err(_) if Instant::now() < end && self.process.still_runs().is_ok() => {}
-                Err(error) => {
-                    return Err(self.explain(error).context(format!("the guest is not up in {limit:?}")));
-                }
-            }
-        };
-        if hello.version != crate::protocol::VERSION {
-            bail!("the guest's load program speaks version {}; rebuild guest/load", hello.version);
-        }
+            process.still_runs()
+        });
+        let hello = hello.map_err(|error| self.explain(error))?;
         self.boot_time = self.started.elapsed();
         news(&format!(
             "{}: up after {:.1} s, Linux {}",
