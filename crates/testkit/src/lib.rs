@@ -1,1 +1,4 @@
 //! ioplane-testkit
+
+pub mod driver;
+pub mod front;

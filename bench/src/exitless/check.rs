@@ -1,0 +1,85 @@
+//! Is it a disk? Blocks are stamped with their number and read back, all of them before anything is timed and some
+//! after.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use ioplane_testkit::driver::{Disk, Op};
+use ioplane_testkit::front::Front;
+
+use super::load::{BLOCK, SECTORS};
+
+/// Stamps `count` of `blocks` blocks, evenly spread, and reads them all back in another order. With another `salt` the
+/// stamps are others.
+pub fn stamp_and_read(front: &mut Front, disk: &mut Disk, blocks: u64, count: u64, salt: u64) -> Result<()> {
+    let stride = (blocks / count).max(1);
+    // A step that has no factor in common with the count visits each block once.
+    let step = (count / 2 + 1..).find(|step| gcd(*step, count) == 1).unwrap_or(1);
+    disk.ring().disable_interrupts();
+    pass(front, disk, Op::Write, (0..count).map(|turn| turn * stride), salt)?;
+    pass(front, disk, Op::Read, (0..count).map(|turn| turn * step % count * stride), salt)
+}
+
+fn pass(
+    front: &mut Front,
+    disk: &mut Disk,
+    op: Op,
+    mut blocks: impl Iterator<Item = u64>,
+    salt: u64,
+) -> Result<()> {
+    let mut block_of = vec![0u64; usize::from(u16::MAX)];
+    let mut bytes = [0u8; BLOCK as usize];
+    let mut progress = Instant::now();
+    let mut left = true;
+    while left || disk.in_flight() > 0 {
+        while left && let Some(token) = disk.next() {
+            let Some(block) = blocks.next() else {
+                left = false;
+                break;
+            };
+            if op == Op::Write {
+                stamp(block, salt, &mut bytes);
+            } else {
+                // So that data which was never copied cannot be right by accident.
+                bytes.fill(0x5a);
+            }
+            disk.write_data(token, &bytes)?;
+            disk.submit(op, block * SECTORS, BLOCK);
+            block_of[token.slot()] = block;
+        }
+        if disk.ring().kick_needed() {
+            front.kick(0);
+        }
+        while let Some(done) = disk.reap()? {
+            progress = Instant::now();
+            let block = block_of[done.token.slot()];
+            if !done.ok() {
+                bail!("checking: the {op:?} of block {block} ended with status {:#x}", done.status);
+            }
+            if op == Op::Read {
+                let mut expected = [0u8; BLOCK as usize];
+                stamp(block, salt, &mut expected);
+                disk.read_data(done.token, &mut bytes)?;
+                if bytes != expected || done.len != BLOCK + 1 {
+                    bail!("checking: block {block} does not hold what was written ({} bytes used)", done.len);
+                }
+            }
+        }
+        if progress.elapsed() > Duration::from_secs(20) {
+            bail!("checking: {} requests were never completed", disk.in_flight());
+        }
+    }
+    Ok(())
+}
+
+/// What block `block` holds: every word differs from every other word of every block.
+fn stamp(block: u64, salt: u64, bytes: &mut [u8; BLOCK as usize]) {
+    for (index, word) in bytes.chunks_exact_mut(8).enumerate() {
+        let number = (block * 512 + index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ salt;
+        word.copy_from_slice(&number.to_le_bytes());
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}

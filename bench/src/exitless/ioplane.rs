@@ -1,0 +1,63 @@
+//! ioplane itself, from the binary that was built beside this one.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use super::backend::{Backend, Backing, Place, Served};
+
+/// One daemon with one I/O core and one disk.
+pub struct Ioplane {
+    /// Whether its core polls; if not, it waits for kicks.
+    pub polled: bool,
+}
+
+impl Ioplane {
+    fn binary() -> Result<PathBuf> {
+        let path = match std::env::var_os("IOPLANE_BIN") {
+            Some(path) => path.into(),
+            None => std::env::current_exe()?.with_file_name("ioplane"),
+        };
+        if !path.exists() {
+            bail!("no {}: build it (script/bench does) or set IOPLANE_BIN", path.display());
+        }
+        Ok(path)
+    }
+
+    fn config(&self, backing: &Backing, socket: &Path, folder: &Path, place: &Place) -> String {
+        let mode = if self.polled { "polled" } else { "notified" };
+        let backing = match backing {
+            Backing::Memory { len, .. } => format!("memory = {len}"),
+            Backing::File { file, .. } => format!("file = {:?}", file),
+        };
+        format!(
+            "[control]\nsocket = {control:?}\n\n[[core]]\ncpu = {cpu}\nmode = \"{mode}\"\n\n\
+             [[disk]]\nname = \"bench\"\nsocket = {socket:?}\n{backing}\n",
+            control = folder.join("control"),
+            cpu = place.cpus.back,
+        )
+    }
+}
+
+impl Backend for Ioplane {
+    fn name(&self) -> &'static str {
+        if self.polled { "ioplane" } else { "notified" }
+    }
+
+    fn start(&self, backing: &Backing, socket: &Path, folder: &Path, place: &Place) -> Result<Served> {
+        let config = folder.join("ioplane.toml");
+        std::fs::write(&config, self.config(backing, socket, folder, place))?;
+        let mut command = Command::new(Self::binary()?);
+        command.arg("serve").arg("--config").arg(&config);
+        place.spawn(&command, &folder.join("log"))
+    }
+
+    fn describe(&self, backing: &Backing) -> String {
+        let what = match backing {
+            Backing::Memory { .. } => "memory (memfd)",
+            Backing::File { .. } => "file on disk, io_uring, O_DIRECT",
+        };
+        format!("{what}, one {} core", if self.polled { "polled" } else { "notified" })
+    }
+}

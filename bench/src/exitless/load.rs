@@ -1,0 +1,247 @@
+//! The load: a closed loop of 4 KiB requests at random places, a fixed number of them in flight.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use hdrhistogram::Histogram;
+use ioplane_testkit::driver::{Disk, Op};
+use ioplane_testkit::front::Front;
+
+use crate::machine::{self, CpuTimes};
+
+/// Bytes of a request.
+pub const BLOCK: u32 = 4096;
+/// Sectors of a request.
+pub const SECTORS: u64 = BLOCK as u64 / 512;
+/// Give up when nothing completes for this long.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How the driver learns that requests are done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waiting {
+    /// It looks at the used ring all the time and wants no interrupts.
+    Polling,
+    /// As Linux: asks for one interrupt, sleeps on the eventfd, takes all there is, submits as many, asks again.
+    Interrupts,
+}
+
+/// One load.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    /// Read or write.
+    pub op: Op,
+    /// Requests in flight.
+    pub depth: u16,
+    /// Blocks of the disk.
+    pub blocks: u64,
+    /// Polling or interrupts.
+    pub waiting: Waiting,
+    /// Not counted, first.
+    pub warm: Duration,
+    /// Counted.
+    pub time: Duration,
+}
+
+/// What one round measured.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Requests completed in the time counted.
+    pub requests: u64,
+    /// The time counted, s.
+    pub seconds: f64,
+    /// Latency, ns.
+    pub latency: Histogram<u64>,
+    /// Sum of what was written to the kick eventfd.
+    pub kicks: u64,
+    /// Sum of what was read from the call eventfd.
+    pub interrupts: u64,
+    /// Processor time of the back end, its io_uring workers included, ns.
+    pub cpu_ns: u64,
+    /// Processor time of all kernel threads meanwhile, whoever they worked for, ns.
+    pub kernel_ns: u64,
+    /// Processor time of neither side nor the kernel's threads, as a part of one processor.
+    pub foreign: f64,
+}
+
+/// Xorshift: good enough to scatter requests, and costs nothing.
+pub struct Scatter(u64);
+
+impl Scatter {
+    /// The same places for everybody who starts with the same `seed`.
+    pub fn new(seed: u64) -> Self {
+        Scatter(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// A number below `limit`.
+    #[inline]
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        ((u128::from(self.0) * u128::from(limit)) >> 64) as u64
+    }
+}
+
+/// A queue, from the driver's side, and whose processor time is charged for it.
+pub struct Target<'a> {
+    /// The connection; without one (an in-process back end) kicks are only counted and there are no interrupts.
+    pub front: Option<&'a mut Front>,
+    /// Queue 0.
+    pub disk: &'a mut Disk,
+    /// Processes of the back end.
+    pub pids: Vec<u32>,
+}
+
+struct Snapshot {
+    at: Instant,
+    kicks: u64,
+    interrupts: u64,
+    cpu: CpuTimes,
+    own: CpuTimes,
+    kernel: CpuTimes,
+    busy: u64,
+}
+
+impl Target<'_> {
+    fn kick(&mut self, kicks: &mut u64) {
+        *kicks += 1;
+        if let Some(front) = &mut self.front {
+            front.kick(0);
+        }
+    }
+
+    fn call<R>(&mut self, act: impl FnOnce(&mut ioplane_testkit::front::Bell) -> R) -> Option<R> {
+        self.front.as_mut()?.bells(0).map(|(_, call)| act(call))
+    }
+
+    fn snapshot(&mut self, kicks: u64) -> Snapshot {
+        let kernel = CpuTimes::of_kernel();
+        let interrupts = self.call(|call| {
+            call.answer();
+            call.sum()
+        });
+        let own = CpuTimes::of(&[std::process::id()]);
+        let cpu = CpuTimes::of(&self.pids);
+        // The clock last, so that what the books cost is not in the time counted.
+        let busy = machine::busy();
+        Snapshot { at: Instant::now(), kicks, interrupts: interrupts.unwrap_or(0), cpu, own, kernel, busy }
+    }
+}
+
+/// Runs `load` on `target`: warms up, counts, and waits for what is in flight.
+pub fn run(target: &mut Target<'_>, load: &Load, scatter: &mut Scatter) -> Result<Outcome> {
+    let mut latency = Histogram::<u64>::new_with_bounds(1, 100_000_000_000, 2)?;
+    let mut started = vec![Instant::now(); usize::from(load.depth).max(256)];
+    let (mut kicks, mut requests) = (0u64, 0u64);
+    let polling = load.waiting == Waiting::Polling;
+    target.call(|call| call.answer());
+    if polling {
+        target.disk.ring().disable_interrupts();
+    } else {
+        target.disk.ring().enable_interrupts();
+    }
+    for _ in 0..load.depth {
+        let token = target.disk.submit(load.op, scatter.below(load.blocks) * SECTORS, BLOCK);
+        started[token.context("fewer slots than the load is deep")?.slot()] = Instant::now();
+    }
+    if target.disk.ring().kick_needed() {
+        target.kick(&mut kicks);
+    }
+    let begin = Instant::now();
+    let mut until = begin + load.warm;
+    let mut before: Option<Snapshot> = None;
+    let (mut progress, mut idle) = (begin, 0u32);
+    let after = loop {
+        // At most `depth` at a time: with a fast back end there is always one more, and kicks must not wait for ever.
+        let mut batch = 0;
+        let mut now = progress;
+        while batch < load.depth {
+            let Some(done) = target.disk.reap()? else { break };
+            if batch == 0 {
+                now = Instant::now();
+            }
+            if !done.ok() {
+                bail!("a {:?} ended with status {:#x}", load.op, done.status);
+            }
+            let slot = done.token.slot();
+            latency.saturating_record((now - started[slot]).as_nanos() as u64);
+            batch += 1;
+            if let Some(token) = target.disk.submit(load.op, scatter.below(load.blocks) * SECTORS, BLOCK) {
+                started[token.slot()] = now;
+            }
+        }
+        if batch > 0 {
+            requests += u64::from(batch);
+            progress = now;
+            if target.disk.ring().kick_needed() {
+                target.kick(&mut kicks);
+            }
+            idle = 0;
+        } else if polling {
+            std::hint::spin_loop();
+            idle += 1;
+            if idle.is_multiple_of(1024) {
+                now = Instant::now();
+            }
+        }
+        if !polling && batch < load.depth && target.disk.ring().enable_interrupts() {
+            target.call(|call| call.wait(Duration::from_millis(200)));
+            target.disk.ring().disable_interrupts();
+            now = Instant::now();
+        }
+        if now >= until {
+            match before.take() {
+                None => {
+                    latency.reset();
+                    requests = 0;
+                    let snapshot = target.snapshot(kicks);
+                    until = snapshot.at + load.time;
+                    progress = snapshot.at;
+                    before = Some(snapshot);
+                }
+                Some(start) => {
+                    let at = Instant::now();
+                    let mut end = target.snapshot(kicks);
+                    end.at = at;
+                    break (start, end);
+                }
+            }
+        }
+        if now.saturating_duration_since(progress) > PATIENCE {
+            bail!("nothing completed for {PATIENCE:?} with {} in flight", target.disk.in_flight());
+        }
+    };
+    drain(target)?;
+    let (start, end) = after;
+    let (cpu_ns, own_ns) = (end.cpu.since(&start.cpu), end.own.since(&start.own));
+    let kernel_ns = end.kernel.since(&start.kernel);
+    let seconds = (end.at - start.at).as_secs_f64();
+    let busy = (end.busy - start.busy) as f64;
+    Ok(Outcome {
+        requests,
+        seconds,
+        latency,
+        kicks: end.kicks - start.kicks,
+        interrupts: end.interrupts - start.interrupts,
+        cpu_ns,
+        kernel_ns,
+        foreign: ((busy - (cpu_ns + own_ns + kernel_ns) as f64) / (seconds * 1e9)).max(0.0),
+    })
+}
+
+/// Takes everything that is in flight.
+pub fn drain(target: &mut Target<'_>) -> Result<()> {
+    let begin = Instant::now();
+    target.disk.ring().disable_interrupts();
+    while target.disk.in_flight() > 0 {
+        if let Some(done) = target.disk.reap()?
+            && !done.ok()
+        {
+            bail!("a request ended with status {:#x}", done.status);
+        }
+        if begin.elapsed() > PATIENCE {
+            bail!("{} requests were never completed", target.disk.in_flight());
+        }
+    }
+    Ok(())
+}

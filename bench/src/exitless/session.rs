@@ -1,0 +1,120 @@
+//! One back end on one backing, connected, checked, and thawed only while it is its turn.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode};
+use ioplane_testkit::front::{Front, Wants, protocol};
+
+use super::backend::{Backend, Backing, Place, Served};
+use super::check;
+use super::load::{self, BLOCK, Load, Outcome, Scatter, Target};
+use super::{RING, SHAPE, SLOTS};
+use crate::machine;
+
+/// A connection with its own memory and its own ring; everybody's are alike.
+pub struct Session {
+    /// Whose.
+    pub name: &'static str,
+    /// How it serves, in words.
+    pub how: String,
+    served: Served,
+    front: Front,
+    disk: Disk,
+    blocks: u64,
+    salt: u64,
+    _memory: GuestMemory,
+}
+
+impl Session {
+    /// Starts `backend`, connects, checks every block if `whole` (a sample if not), and freezes it.
+    pub fn open(
+        backend: &dyn Backend,
+        backing: &Backing,
+        folder: &Path,
+        place: &Place,
+        whole: bool,
+    ) -> Result<Self> {
+        let mut session = Self::open_unchecked(backend, backing, folder, place)?;
+        session.served.thaw();
+        let count = if whole { session.blocks } else { 1024.min(session.blocks) };
+        session.check(count)?;
+        session.served.freeze();
+        Ok(session)
+    }
+
+    /// As [`Session::open`], trusting it: for a back end that is no disk.
+    pub fn open_unchecked(
+        backend: &dyn Backend,
+        backing: &Backing,
+        folder: &Path,
+        place: &Place,
+    ) -> Result<Self> {
+        std::fs::create_dir_all(folder)?;
+        let socket = folder.join("disk.sock");
+        let mut served = backend.start(backing, &socket, folder, place)?;
+        served.await_socket(&socket)?;
+        let session = Self::connect(backend, backing, &socket, served)
+            .with_context(|| format!("{} on {backing:?}", backend.name()))?;
+        backing.unlink();
+        session.served.freeze();
+        Ok(session)
+    }
+
+    fn connect(backend: &dyn Backend, backing: &Backing, socket: &Path, served: Served) -> Result<Self> {
+        let mut front = Front::connect(socket, Wants::default())?;
+        let capacity = front.capacity()? * 512;
+        ensure!(capacity == backing.len(), "the disk has {capacity} bytes, not {}", backing.len());
+        let mut memory = GuestMemory::new(16 << 20)?;
+        memory.populate();
+        let plan = DiskPlan::new(SLOTS, BLOCK, SHAPE);
+        let disk = Disk::new(&mut memory, RING, RingMode::of(front.features()), plan)?;
+        if front.has(protocol::INFLIGHT_SHMFD) {
+            front.track_inflight(1, RING)?;
+        }
+        front.share(&memory)?;
+        front.start(0, &memory, disk.place(), 0)?;
+        let how = format!(
+            "{}; features {:#x}, protocol {:#x}",
+            backend.describe(backing),
+            front.features(),
+            front.protocol()
+        );
+        let blocks = backing.len() / u64::from(BLOCK);
+        Ok(Session { name: backend.name(), how, served, front, disk, blocks, salt: 0, _memory: memory })
+    }
+
+    fn check(&mut self, count: u64) -> Result<()> {
+        self.salt += 1;
+        let (blocks, salt) = (self.blocks, self.salt);
+        check::stamp_and_read(&mut self.front, &mut self.disk, blocks, count, salt)
+            .with_context(|| format!("{}: wrong data\n{}", self.name, self.served.log_tail()))
+    }
+
+    /// One round of `load` (whose block count is set here), between thaw and freeze.
+    pub fn round(&mut self, load: Load, scatter: &mut Scatter) -> Result<Outcome> {
+        self.served.thaw();
+        let mut target =
+            Target { front: Some(&mut self.front), disk: &mut self.disk, pids: self.served.pids() };
+        let outcome = load::run(&mut target, &Load { blocks: self.blocks, ..load }, scatter);
+        let outcome = outcome
+            .with_context(|| format!("{} at depth {}\n{}", self.name, load.depth, self.served.log_tail()))?;
+        self.served.freeze();
+        Ok(outcome)
+    }
+
+    /// A sample of blocks once more, and the one request that no load makes. Returns what its io_uring workers may run on.
+    pub fn close(mut self) -> Result<Vec<String>> {
+        self.served.thaw();
+        self.check(4096.min(self.blocks))?;
+        self.disk.submit(Op::Flush, 0, 0);
+        if self.disk.ring().kick_needed() {
+            self.front.kick(0);
+        }
+        let mut target = Target { front: None, disk: &mut self.disk, pids: Vec::new() };
+        load::drain(&mut target).with_context(|| format!("{}: flush", self.name))?;
+        let workers = self.served.pids().into_iter().flat_map(machine::io_workers).collect();
+        self.front.stop(0)?;
+        Ok(workers)
+    }
+}

@@ -1,0 +1,204 @@
+//! The machine: what it is, who used its processors, and keeping work on the processor it was given.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde_json::{Value, json};
+
+/// The processor of the load generator and the processor of the back end.
+#[derive(Debug, Clone, Copy)]
+pub struct Cpus {
+    /// Where the generator polls.
+    pub front: usize,
+    /// Where everything of the back end runs.
+    pub back: usize,
+}
+
+impl Cpus {
+    /// The first two processors that this process may use.
+    pub fn choose() -> Result<Self> {
+        let allowed = sched_getaffinity(None)?;
+        let mut each = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+        match (each.next(), each.next()) {
+            (Some(front), Some(back)) => Ok(Cpus { front, back }),
+            _ => bail!(
+                "two processors are needed, one for each side; this process may use only one (see taskset -p $$)"
+            ),
+        }
+    }
+}
+
+/// Keeps the calling thread, and whatever it starts from now on, on `cpu`.
+pub fn pin(cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).with_context(|| format!("pinning to processor {cpu}"))
+}
+
+/// A cpuset of the kernel's, for the threads that an affinity does not bind: io_uring's workers follow their cpuset.
+/// Taken away when dropped. Absent (with the reason) where this host has none to give.
+pub struct CpuRoom {
+    path: Option<PathBuf>,
+    why_not: Option<String>,
+}
+
+impl CpuRoom {
+    /// A room with processor `cpu` alone.
+    pub fn new(cpu: usize) -> Self {
+        let name = format!("ioplane-bench-{}", std::process::id());
+        let mut why_not = String::new();
+        for root in ["/sys/fs/cgroup/cpuset", "/sys/fs/cgroup"] {
+            let path = PathBuf::from(root).join(&name);
+            match Self::furnish(&path, cpu) {
+                Ok(()) => return CpuRoom { path: Some(path), why_not: None },
+                Err(error) => {
+                    let _ = fs::remove_dir(&path);
+                    why_not = format!("{root}: {error}");
+                }
+            }
+        }
+        CpuRoom { path: None, why_not: Some(why_not) }
+    }
+
+    fn furnish(path: &PathBuf, cpu: usize) -> std::io::Result<()> {
+        if !path.with_file_name("cgroup.procs").exists() {
+            return Err(std::io::Error::other("no cgroup there"));
+        }
+        fs::create_dir_all(path)?;
+        fs::write(path.join("cpuset.cpus"), cpu.to_string())?;
+        let mems = fs::read_to_string(path.with_file_name("cpuset.mems")).unwrap_or_else(|_| "0".into());
+        fs::write(path.join("cpuset.mems"), mems.trim())
+    }
+
+    /// Moves the process in.
+    pub fn take(&self, pid: u32) {
+        if let Some(path) = &self.path {
+            let _ = fs::write(path.join("cgroup.procs"), pid.to_string());
+        }
+    }
+
+    /// What binds kernel workers, in words.
+    pub fn describe(&self) -> String {
+        match &self.why_not {
+            None => "cpuset: threads and io_uring workers".into(),
+            Some(why) => format!("affinity of threads only; io_uring workers may stray ({why})"),
+        }
+    }
+}
+
+impl Drop for CpuRoom {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            // The back ends were killed; the kernel empties the room when the last of them is reaped.
+            for _ in 0..50 {
+                if fs::remove_dir(path).is_ok() {
+                    return;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+        }
+    }
+}
+
+/// Time on a processor of every thread of the processes, io_uring's workers (`iou-wrk-*`) included, in ns by thread.
+#[derive(Debug, Clone, Default)]
+pub struct CpuTimes(HashMap<(u32, u32), u64>);
+
+impl CpuTimes {
+    /// Reads `/proc/PID/task/*/schedstat`.
+    pub fn of(pids: &[u32]) -> Self {
+        let mut times = HashMap::new();
+        for &pid in pids {
+            let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
+            for task in tasks.flatten() {
+                let Some(tid) = task.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                    continue;
+                };
+                if let Some(ns) = schedstat(&task.path().join("schedstat")) {
+                    times.insert((pid, tid), ns);
+                }
+            }
+        }
+        CpuTimes(times)
+    }
+
+    /// The same of all kernel threads (children of kthreadd).
+    pub fn of_kernel() -> Self {
+        let mut times = HashMap::new();
+        let Ok(all) = fs::read_dir("/proc") else { return Self::default() };
+        for process in all.flatten() {
+            let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+                continue;
+            };
+            // Kernel threads have no memory of their own: statm is all zeros.
+            let kernel = fs::read_to_string(process.path().join("statm")).is_ok_and(|s| s.starts_with("0 "));
+            if kernel && let Some(ns) = schedstat(&process.path().join("schedstat")) {
+                times.insert((pid, pid), ns);
+            }
+        }
+        CpuTimes(times)
+    }
+
+    /// What was used since `before`, in ns. A thread that ended in between is not in it.
+    pub fn since(&self, before: &Self) -> u64 {
+        self.0.iter().map(|(task, ns)| ns.saturating_sub(before.0.get(task).copied().unwrap_or(0))).sum()
+    }
+}
+
+fn schedstat(path: &std::path::Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.split_whitespace().next()?.parse().ok()
+}
+
+/// Busy time of all processors in user and system mode and what the hypervisor took, in ns (resolution 10 ms).
+pub fn busy() -> u64 {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let fields: Vec<u64> = stat.split_whitespace().skip(1).take(8).filter_map(|f| f.parse().ok()).collect();
+    // user, nice, system; steal is the eighth. Idle, iowait and the interrupts (ours and everybody's) are left out.
+    [0, 1, 2, 7].iter().filter_map(|at| fields.get(*at)).sum::<u64>() * 10_000_000
+}
+
+/// The threads of `pid` that are io_uring workers, and the processors they may use.
+pub fn io_workers(pid: u32) -> Vec<String> {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let mut found = Vec::new();
+    for task in tasks.flatten() {
+        let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        let field = |name: &str| {
+            status.lines().find_map(|line| line.strip_prefix(name)).map(|value| value.trim().to_string())
+        };
+        if field("Name:").is_some_and(|name| name.starts_with("iou-")) {
+            found.extend(field("Cpus_allowed_list:"));
+        }
+    }
+    found
+}
+
+/// What the figures were measured on.
+pub fn describe() -> Value {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let field = |text: &str, name: &str| {
+        let value = text.lines().find(|line| line.starts_with(name)).and_then(|line| line.split(':').nth(1));
+        value.unwrap_or("").trim().to_string()
+    };
+    json!({
+        "cpu": field(&cpuinfo, "model name"),
+        "cpus": cpuinfo.lines().filter(|line| line.starts_with("processor")).count(),
+        "virtual": cpuinfo.contains(" hypervisor "),
+        "memory": field(&read("/proc/meminfo"), "MemTotal"),
+        "kernel": read("/proc/sys/kernel/osrelease").trim(),
+    })
+}
+
+/// The commit of the tree, with `-dirty` where it is.
+pub fn commit() -> String {
+    let output =
+        std::process::Command::new("git").args(["describe", "--always", "--dirty", "--abbrev=12"]).output();
+    match output {
+        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().into(),
+        _ => "unknown".into(),
+    }
+}

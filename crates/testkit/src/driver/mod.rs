@@ -1,0 +1,23 @@
+//! The driver side of virtio over shared memory that we own: what a guest's kernel does, without a guest.
+//!
+//! ```text
+//!   GuestMemory (memfds, guest addresses) --alloc--> RingPlace --> SplitRing --> Disk (virtio-blk requests)
+//!        |                                                            |
+//!        +--- file descriptors, to give to a back end                 +--> RawRing: any field, any value (bad input)
+//! ```
+//!
+//! Written from the virtio 1.3 specification and from what Linux's driver does (when it kicks, how it asks for
+//! interrupts), on purpose without a line of the device side: the two check each other. One thread drives a ring.
+
+pub mod disk;
+pub mod memory;
+pub mod raw;
+pub mod ring;
+pub mod spec;
+#[cfg(test)]
+mod tests;
+
+pub use disk::{Disk, DiskPlan, Done, Op, Shape, Token};
+pub use memory::{GuestMemory, SharedRegion};
+pub use raw::RawRing;
+pub use ring::{DriverError, Part, RingMode, RingPlace, SplitRing, Used};

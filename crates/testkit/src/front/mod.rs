@@ -1,0 +1,43 @@
+//! A vhost-user front end without a VM: it negotiates, shares memory and rings, kicks, and survives its back end.
+//!
+//! ```text
+//!   GuestMemory --SET_MEM_TABLE / ADD_MEM_REG-->  back end
+//!   Disk.place() --SET_VRING_*, kick, call-->     its rings         Front = Wire + what QEMU would keep over a reconnect
+//!   Front::reconnect: new socket, same memory, same rings, same eventfds, same in-flight descriptor
+//! ```
+//!
+//! Follows the vhost-user specification and the order in which QEMU says things. [`Front::wire`] sends anything else.
+//! One thread drives it. Must not know: the crate `vhost`, which the daemon is built on; the two check each other.
+
+pub mod bell;
+pub mod wire;
+
+mod session;
+mod terms;
+#[cfg(test)]
+mod tests;
+
+pub use bell::Bell;
+pub use session::Front;
+pub use terms::{FrontError, InFlight, Wants, region_bytes, vring_state};
+pub use wire::{Ask, Message, Wire, WireError};
+
+/// Protocol features, under the names of the vhost-user specification.
+#[allow(missing_docs)]
+pub mod protocol {
+    pub const MQ: u64 = 1 << 0;
+    pub const LOG_SHMFD: u64 = 1 << 1;
+    pub const REPLY_ACK: u64 = 1 << 3;
+    pub const BACKEND_REQ: u64 = 1 << 5;
+    pub const CONFIG: u64 = 1 << 9;
+    pub const BACKEND_SEND_FD: u64 = 1 << 10;
+    pub const INFLIGHT_SHMFD: u64 = 1 << 12;
+    pub const RESET_DEVICE: u64 = 1 << 13;
+    pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+    pub const STATUS: u64 = 1 << 16;
+}
+
+/// VHOST_USER_F_PROTOCOL_FEATURES among the device features.
+pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
+/// VHOST_F_LOG_ALL among the device features.
+pub const F_LOG_ALL: u64 = 1 << 26;
