@@ -43,9 +43,10 @@ impl Agent {
         let waiting: Waiting = Arc::new(Mutex::new(Some(HashMap::new())));
         let answers = Arc::clone(&waiting);
         std::thread::spawn(move || {
-            let mut line = String::new();
-            while reader.read_line(&mut line).is_ok_and(|length| length > 0) {
-                if let Ok(answer) = serde_json::from_str::<Answer>(&line) {
+            let mut line = Vec::new();
+            // Firmware may have written to the port too: what is no answer is passed over.
+            while reader.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
+                if let Ok(answer) = serde_json::from_slice::<Answer>(&line) {
                     deliver(&answers, answer);
                 }
                 line.clear();

@@ -99,13 +99,14 @@ fn runs_from_the_peer(version: Version) -> Result<()> {
     let (root, disk) = (folder.path().join("root.img"), folder.path().join("data.img"));
     guest.copy_to(&root)?;
     data(&disk)?;
-    let (root, disk) = (StorageDaemon::start(version, &root, 1)?, StorageDaemon::start(version, &disk, 1)?);
-    let qemu = Qemu::new("peer").version(version).vhost_user(root.socket(), "root", 1).news(&news);
+    let (root, disk) = (StorageDaemon::start(version, &root, 1)?, StorageDaemon::start(version, &disk, 2)?);
+    let qemu = Qemu::new("peer").cpus(2).version(version).vhost_user(root.socket(), "root", 1).news(&news);
     let mut vm = qemu.start(&guest)?;
     let before = vm.agent().list()?;
     ensure!(before.len() == 1, "{before:?}");
-    vm.plug_vhost_user(disk.socket(), "data", 1)?;
+    vm.plug_vhost_user(disk.socket(), "data", 2)?;
     let plugged = vm.agent().wait_blockdev("vdb", MINUTE, |disk| disk.size == DATA)?;
+    ensure!(plugged.queues == 2, "{plugged:?}");
     news(&format!("{plugged:?}"));
     exercise(&vm, "vdb").map_err(|error| vm.explain(error))?;
     vm.unplug("data")?;
