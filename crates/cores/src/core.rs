@@ -144,7 +144,10 @@ fn serve(mailbox: Arc<Mailbox>, panel: Arc<Panel>, watch: Watch, settings: &Core
     if catch_unwind(AssertUnwindSafe(|| rounds.run())).is_err() {
         // The panic's own message is out already. See the crate's documentation for why nothing is saved from here.
         let queue = rounds.stepping.map_or("no queue".to_owned(), |q| format!("queue {q}"));
-        eprintln!("ioplane: I/O core {} panicked while serving {queue}: ending, for the replay to clean up", panel.id.0);
+        eprintln!(
+            "ioplane: I/O core {} panicked while serving {queue}: ending, for the replay to clean up",
+            panel.id.0
+        );
         std::process::abort();
     }
     panel.cpu_ns.store(thread::cpu_time(thread::id()).unwrap_or(0), Ordering::Relaxed);

@@ -117,7 +117,10 @@ impl Post for Mailbox {
 
 impl fmt::Debug for Mailbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mailbox").field("core", &self.core).field("seats", &self.seats()).finish_non_exhaustive()
+        f.debug_struct("Mailbox")
+            .field("core", &self.core)
+            .field("seats", &self.seats())
+            .finish_non_exhaustive()
     }
 }
 

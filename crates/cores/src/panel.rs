@@ -104,7 +104,17 @@ impl Panel {
     /// The core's side: shows the counts as they are at `now`.
     pub(crate) fn publish(&self, counts: &Counts, now: Instant) {
         let Counts {
-            turns, busy_turns, units, sleeps, naps, wakes, orders, busy_ns, slept_ns, awake, permille
+            turns,
+            busy_turns,
+            units,
+            sleeps,
+            naps,
+            wakes,
+            orders,
+            busy_ns,
+            slept_ns,
+            awake,
+            permille,
         } = *counts;
         self.turns.store(turns, Ordering::Relaxed);
         self.busy_turns.store(busy_turns, Ordering::Relaxed);

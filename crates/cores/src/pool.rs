@@ -26,7 +26,9 @@ pub enum PoolError {
         seats: u32,
     },
     /// The kernel gave no thread or no descriptor.
-    #[error("I/O core {core} could not be started: {source} (are the limits on threads or open files too low?)")]
+    #[error(
+        "I/O core {core} could not be started: {source} (are the limits on threads or open files too low?)"
+    )]
     Start {
         /// Which core.
         core: u32,

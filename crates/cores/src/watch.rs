@@ -43,7 +43,9 @@ impl Watch {
             let Some(fd) = fd else { continue };
             let data = epoll::EventData::new_u64(token as u64);
             match rustix::io::fcntl_dupfd_cloexec(fd, 0) {
-                Ok(ours) if epoll::add(&self.epoll, &ours, data, epoll::EventFlags::IN).is_ok() => *held = Some(ours),
+                Ok(ours) if epoll::add(&self.epoll, &ours, data, epoll::EventFlags::IN).is_ok() => {
+                    *held = Some(ours)
+                }
                 _ => watched.blind = true,
             }
         }

@@ -36,7 +36,7 @@ fn sleeping_as_often_as_possible_loses_nothing() {
                 });
             }
         });
-        eventually("the core does not fall asleep", || core.read().sleeps > 0);
+        eventually("the core does not fall asleep", || core.read().sleeps > 1);
         running.quiesce(soon()).unwrap();
     }
 }
@@ -49,15 +49,17 @@ fn a_polled_core_is_not_kicked_and_then_sleeps() {
     lines[0].wait();
     eventually("never polled", || lines[0].polls.load(Ordering::Relaxed) > 100);
     let kicks = lines[0].kicks.load(Ordering::Relaxed);
+    // It may have slept before the queue came.
+    let sleeps = core.read().sleeps;
     for _ in 0..1000 {
         lines[0].publish();
         lines[0].wait();
     }
     assert_eq!(lines[0].kicks.load(Ordering::Relaxed), kicks, "kicked while polled");
-    assert_eq!(core.read().sleeps, 0);
+    assert_eq!(core.read().sleeps, sleeps);
     // Told to spin no longer, it sleeps; and the first request after that wakes it.
     core.spin(Duration::ZERO);
-    eventually("spins for ever", || core.read().sleeps > 0);
+    eventually("spins for ever", || core.read().sleeps > sleeps);
     lines[0].publish();
     lines[0].wait();
     running.quiesce(soon()).unwrap();
@@ -67,7 +69,9 @@ fn a_polled_core_is_not_kicked_and_then_sleeps() {
 fn idle_queues_of_a_notified_core_are_not_polled() {
     let core = one(Notify::Notified, Duration::ZERO);
     let (running, lines) = Counter::run(200, &core);
-    eventually("a new queue was not looked at", || lines.iter().all(|l| l.tidied.load(Ordering::Relaxed) > 0));
+    eventually("a new queue was not looked at", || {
+        lines.iter().all(|l| l.tidied.load(Ordering::Relaxed) > 0)
+    });
     // Each was stepped; with the second of these the turn in which the last of them lay down is over.
     for _ in 0..2 {
         lines[7].publish();
@@ -111,11 +115,9 @@ fn switching_the_mode_under_load_loses_nothing() {
 
 #[test]
 fn queues_move_between_cores_under_load() {
-    let pool = Pool::with([
-        settings(Notify::Polled, Duration::ZERO),
-        settings(Notify::Notified, Duration::ZERO),
-    ])
-    .unwrap();
+    let pool =
+        Pool::with([settings(Notify::Polled, Duration::ZERO), settings(Notify::Notified, Duration::ZERO)])
+            .unwrap();
     let (mut running, lines) = Counter::run(2, &pool);
     assert_ne!(running.core_of(0), running.core_of(1), "the second queue belongs on the idle core");
     std::thread::scope(|scope| {
@@ -247,7 +249,10 @@ fn meters_tell_what_happened() {
     assert_eq!((reading.core, reading.cpu, reading.seats, reading.polled), (5, Some(0), 1, true));
     assert!(reading.turns >= reading.busy_turns && reading.busy_turns > 0);
     assert!(reading.cpu_ns > 0 && reading.cpu_ns <= reading.age_ns);
-    eventually("does not sleep", || core.read().sleeps > 0);
+    let sleeps = core.read().sleeps;
+    lines[0].publish();
+    lines[0].wait();
+    eventually("does not sleep", || core.read().sleeps > sleeps);
     running.quiesce(soon()).unwrap();
     core.retire(soon()).unwrap();
     assert!(core.read().slept_ns > 0);

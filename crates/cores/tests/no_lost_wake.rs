@@ -162,7 +162,8 @@ impl Ring {
             Driver::Publish => {
                 next.published += 1;
                 next.memory.store(DRIVER, AVAIL, next.published);
-                next.driver = if self.without == Without::DriverFence { Driver::Check } else { Driver::Fence };
+                next.driver =
+                    if self.without == Without::DriverFence { Driver::Check } else { Driver::Fence };
             }
             Driver::Fence if self.memory.drained(DRIVER) => next.driver = Driver::Check,
             Driver::Fence => return None,

@@ -9,4 +9,5 @@
 //! that comes and goes, resets. It must not know what the device does.
 
 pub mod eventfd;
+pub mod in_process;
 pub mod vhost_user;

@@ -83,7 +83,12 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    pub(crate) fn new(mailbox: Arc<Mailbox>, panel: Arc<Panel>, watch: Watch, settings: &CoreSettings) -> Self {
+    pub(crate) fn new(
+        mailbox: Arc<Mailbox>,
+        panel: Arc<Panel>,
+        watch: Watch,
+        settings: &CoreSettings,
+    ) -> Self {
         let now = Instant::now();
         Rounds {
             mailbox,

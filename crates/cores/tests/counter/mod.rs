@@ -120,7 +120,8 @@ impl Poller for Server {
     fn arm(&mut self) -> Armed {
         self.line.wanted.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let waits = self.line.published.load(Ordering::Acquire) > self.line.served.load(Ordering::Relaxed) + self.held;
+        let waits = self.line.published.load(Ordering::Acquire)
+            > self.line.served.load(Ordering::Relaxed) + self.held;
         // While it holds something it has no descriptor that would tell when the line opens.
         if (waits && !self.drain) || self.held > 0 { Armed::WorkLeft } else { Armed::Armed }
     }

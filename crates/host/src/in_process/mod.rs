@@ -1,0 +1,276 @@
+//! The in-process host: vCPU threads of our own VMM call a device's registers directly.
+//!
+//! ```text
+//!   vCPU threads --access--> Front ---- Running ----- accesses served, their effects carried out
+//!   hardware's own --event-->  |        Quiescing --- accesses served: what the guest drives must be driven to stillness
+//!                              |        Held -------- accesses wait (law 1)
+//!   one control thread --------+        Away -------- accesses wait: the device is being saved, loaded, replaced
+//!     quiesce, resume, take, ...        Closed ------ accesses fail
+//! ```
+//!
+//! The lock in here is taken by vCPU threads and the control plane, never by an I/O core: a poller comes home by a
+//! lock-free doorstep.
+
+mod control;
+mod effects;
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::Duration;
+
+use ioplane_device::mutation::{Law, removed};
+use ioplane_device::{
+    Access, At, Device, DeviceError, Loaded, Placement, Quiescent, Quiescing, Refused, Running,
+};
+
+pub use control::Late;
+
+/// What a front could not do.
+#[derive(Debug, thiserror::Error)]
+pub enum FrontError {
+    /// The device is gone for good.
+    #[error("the device has been closed")]
+    Closed,
+    /// Asked for something that this state does not offer.
+    #[error("the device is {now}; this needs it {wanted}")]
+    Not {
+        /// What it is.
+        now: &'static str,
+        /// What it should be.
+        wanted: &'static str,
+    },
+    /// The device said no. It is in the state that it was in.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The guest asked for a stop, and neither draining nor suspending brought every queue home in time.
+    #[error("queues did not stop when the guest asked for it: {0}")]
+    Stuck(String),
+}
+
+enum Stage<D: Device> {
+    Running(Running<D>),
+    Quiescing(Quiescing<D>),
+    Held(Quiescent<D>),
+    Away,
+    Closed,
+}
+
+impl<D: Device> Stage<D> {
+    fn name(&self) -> &'static str {
+        match self {
+            Stage::Running(_) => "running",
+            Stage::Quiescing(_) => "quiescing",
+            Stage::Held(_) => "held",
+            Stage::Away => "away",
+            Stage::Closed => "closed",
+        }
+    }
+}
+
+struct Inner<D: Device> {
+    stage: Stage<D>,
+    /// Who waits for the device to settle. A vCPU's access may be what settles it, and may have taken the place of this
+    /// waker on the doorstep while it carried out an effect.
+    waiting: Option<Waker>,
+}
+
+impl<D: Device> Inner<D> {
+    fn nudge(&mut self) {
+        if let Some(waker) = &self.waiting {
+            waker.wake_by_ref();
+        }
+    }
+}
+
+/// One device, in front of its guest. Shared by vCPU threads (any number) and one control thread or task.
+pub struct Front<D: Device> {
+    inner: Mutex<Inner<D>>,
+    /// The stage has changed for whoever waits to access it.
+    moved: Condvar,
+    placement: Arc<dyn Placement>,
+    patience: Duration,
+}
+
+impl<D: Device> Front<D> {
+    /// How long a queue that the guest stops may take to drain before it is suspended.
+    pub const PATIENCE: Duration = Duration::from_millis(500);
+
+    /// A front whose device comes later: see [`Front::start`] and [`Front::hold`]. Pollers that
+    /// the guest starts go where `placement` wants them.
+    pub fn empty(placement: Arc<dyn Placement>) -> Self {
+        let inner = Inner { stage: Stage::Away, waiting: None };
+        Front { inner: Mutex::new(inner), moved: Condvar::new(), placement, patience: Self::PATIENCE }
+    }
+
+    /// A front for a device that has not run yet; it runs from here on.
+    pub fn new(device: D, placement: Arc<dyn Placement>) -> Result<Self, Refused<Quiescent<D>>> {
+        let running = Quiescent::new(device).resume(&*placement)?;
+        let front = Self::empty(placement);
+        front.lock().stage = Stage::Running(running);
+        Ok(front)
+    }
+
+    /// Another patience than [`Front::PATIENCE`].
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Front { patience, ..self }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner<D>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One register access by a guest, on its vCPU's thread. Waits while the device is held or away. What it asks for
+    /// (queues started, stopped, a reset) is done when it returns; an error tells that this failed, the access itself
+    /// has been answered. Only [`FrontError::Closed`] means that it has not.
+    pub fn access(&self, at: At, mut op: Access<'_>) -> Result<(), FrontError> {
+        let mut inner = self.lock();
+        loop {
+            match &mut inner.stage {
+                Stage::Running(running) => {
+                    let effect = running.access(at, op);
+                    let done = self.carry_out(&mut inner.stage, effect);
+                    inner.nudge();
+                    self.moved.notify_all();
+                    return done;
+                }
+                Stage::Quiescing(quiescing) => {
+                    let served = quiescing.access(at, again(&mut op)).is_some();
+                    inner.nudge();
+                    if served {
+                        return Ok(());
+                    }
+                }
+                Stage::Held(_) | Stage::Away => {}
+                Stage::Closed => return Err(FrontError::Closed),
+            }
+            // Law 1: nothing that the guest does is lost; it waits until the device answers.
+            if removed(Law::KeepsWhatArrives) {
+                if let Access::Read(bytes) = op {
+                    bytes.fill(0xff);
+                }
+                return Ok(());
+            }
+            inner = self.moved.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Something that the device does by itself (an interrupt of the hardware, a step of its DMA). False if it is held:
+    /// whoever reports it does so again later.
+    pub fn event(&self, event: impl FnOnce(&mut D)) -> bool {
+        let mut inner = self.lock();
+        match &mut inner.stage {
+            Stage::Running(running) => event(running.device_mut()),
+            Stage::Quiescing(quiescing) => {
+                if quiescing.is_settled() {
+                    return false;
+                }
+                quiescing.event(event);
+                inner.nudge();
+            }
+            Stage::Held(_) | Stage::Away | Stage::Closed => return false,
+        }
+        true
+    }
+
+    /// Looks at the device, if it is here and runs or is held.
+    pub fn look<R>(&self, look: impl FnOnce(&D) -> R) -> Option<R> {
+        match &self.lock().stage {
+            Stage::Running(running) => Some(look(running.device())),
+            Stage::Held(quiescent) => Some(look(quiescent.device())),
+            _ => None,
+        }
+    }
+
+    /// Goes on after a pause.
+    pub fn resume(&self) -> Result<(), FrontError> {
+        let mut inner = self.lock();
+        let quiescent = inner.take_held("held")?;
+        match quiescent.resume(&*self.placement) {
+            Ok(running) => {
+                self.set(inner, Stage::Running(running));
+                Ok(())
+            }
+            Err(Refused { kept, error }) => {
+                inner.stage = Stage::Held(kept);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Takes the device out, held as it is. Accesses go on waiting.
+    pub fn take(&self) -> Result<Quiescent<D>, FrontError> {
+        self.lock().take_held("held")
+    }
+
+    /// Puts a device in, and holds it.
+    pub fn hold(&self, quiescent: Quiescent<D>) -> Result<(), FrontError> {
+        let inner = self.lock();
+        inner.expect_away()?;
+        self.set(inner, Stage::Held(quiescent));
+        Ok(())
+    }
+
+    /// Puts a device in whose state was loaded, and starts it. If it does not start, it comes back.
+    pub fn start(&self, loaded: Loaded<D>) -> Result<(), Refused<Loaded<D>>> {
+        let inner = self.lock();
+        if !matches!(inner.stage, Stage::Away) {
+            let error =
+                DeviceError::Below(Box::new(FrontError::Not { now: inner.stage.name(), wanted: "away" }));
+            return Err(Refused { kept: loaded, error });
+        }
+        let running = loaded.start(&*self.placement)?;
+        self.set(inner, Stage::Running(running));
+        Ok(())
+    }
+
+    /// Ends it: whoever waits for an access gets [`FrontError::Closed`]. A held device comes back.
+    pub fn close(&self) -> Option<Quiescent<D>> {
+        let mut inner = self.lock();
+        let before = std::mem::replace(&mut inner.stage, Stage::Closed);
+        inner.nudge();
+        self.moved.notify_all();
+        match before {
+            Stage::Held(quiescent) => Some(quiescent),
+            _ => None,
+        }
+    }
+
+    fn set(&self, mut inner: MutexGuard<'_, Inner<D>>, stage: Stage<D>) {
+        inner.stage = stage;
+        self.moved.notify_all();
+    }
+}
+
+impl<D: Device> Inner<D> {
+    fn take_held(&mut self, wanted: &'static str) -> Result<Quiescent<D>, FrontError> {
+        match std::mem::replace(&mut self.stage, Stage::Away) {
+            Stage::Held(quiescent) => Ok(quiescent),
+            other => {
+                let now = other.name();
+                self.stage = other;
+                Err(FrontError::Not { now, wanted })
+            }
+        }
+    }
+
+    fn expect_away(&self) -> Result<(), FrontError> {
+        match &self.stage {
+            Stage::Away => Ok(()),
+            other => Err(FrontError::Not { now: other.name(), wanted: "away" }),
+        }
+    }
+}
+
+/// The same access, for one more try.
+fn again<'a>(op: &'a mut Access<'_>) -> Access<'a> {
+    match op {
+        Access::Read(bytes) => Access::Read(bytes),
+        Access::Write(bytes) => Access::Write(bytes),
+    }
+}
+
+impl<D: Device> std::fmt::Debug for Front<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Front").field("stage", &self.lock().stage.name()).finish_non_exhaustive()
+    }
+}

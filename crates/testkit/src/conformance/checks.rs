@@ -1,0 +1,117 @@
+//! What is done to a device must not be seen by its guest.
+
+use std::time::{Duration, Instant};
+
+use super::guests::{Guests, compare, in_peace, run};
+use super::{Dice, Host, Kit, Machine, Plan};
+
+/// How often each thing is done in one run.
+const TIMES: usize = 12;
+
+/// Seeds for each check.
+const SEEDS: u64 = 3;
+
+/// Does `act` again and again at random steps of the guest's program; compares with a run in peace.
+fn unseen(
+    kit: &dyn Kit,
+    plan: &Plan,
+    act: impl Fn(&Machine, &Guests, &mut Dice) -> Result<(), String>,
+) -> Result<(), String> {
+    for seed in plan.seed..plan.seed + SEEDS {
+        let plan = Plan { seed, ..*plan };
+        let peace = in_peace(kit, &plan)?;
+        let mut machine = kit.boot(&plan);
+        let shared = shared(&machine);
+        let seen = run(&mut machine, &plan, |guests| {
+            let mut dice = Dice::new(seed ^ 0x5eed);
+            for _ in 0..TIMES {
+                guests.run_on(1 + dice.below(u64::from(plan.rounds) / TIMES as u64))?;
+                act(&shared, guests, &mut dice)?;
+            }
+            Ok(())
+        })?;
+        compare(&peace, &seen)?;
+    }
+    Ok(())
+}
+
+/// The parts of a machine that the control thread needs while the vCPUs have theirs.
+fn shared(machine: &Machine) -> Machine {
+    Machine {
+        host: machine.host.clone(),
+        vcpus: Vec::new(),
+        buses: machine.buses.clone(),
+        probe: None,
+        gate: machine.gate.clone(),
+        memory: machine.memory.clone(),
+        device_pages: machine.device_pages.clone(),
+    }
+}
+
+pub(super) fn pause(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
+    unseen(kit, plan, |machine, guests, _| {
+        machine.host.quiesce(guests.deadline())?;
+        machine.host.resume()
+    })
+}
+
+fn replant(host: &dyn Host) -> Result<(), String> {
+    let state = host.save()?;
+    host.transplant(&state)
+}
+
+pub(super) fn transplant(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
+    unseen(kit, plan, |machine, guests, _| {
+        machine.host.quiesce(guests.deadline())?;
+        replant(&*machine.host)
+    })
+}
+
+pub(super) fn moves(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
+    unseen(kit, plan, |machine, guests, dice| {
+        for queue in machine.host.queues() {
+            machine.host.move_queue(queue, dice.below(2) as usize, guests.deadline())?;
+        }
+        Ok(())
+    })
+}
+
+/// Stalls what the device stands on, tries to stop it in no time, and does `then` if that was missed.
+fn stalled(
+    machine: &Machine,
+    guests: &Guests,
+    dice: &mut Dice,
+    then: impl Fn(&dyn Host) -> Result<(), String>,
+) -> Result<(), String> {
+    let Some(gate) = &machine.gate else { return Ok(()) };
+    gate.shut();
+    guests.run_until_waiting()?;
+    let done = match machine.host.quiesce(Instant::now() + Duration::from_micros(dice.below(500))) {
+        // Nothing was under way.
+        Ok(()) => machine.host.resume(),
+        Err(_) => then(&*machine.host),
+    };
+    gate.open();
+    done
+}
+
+pub(super) fn miss(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
+    unseen(kit, plan, |machine, guests, dice| stalled(machine, guests, dice, |host| host.undrain()))
+}
+
+pub(super) fn suspension(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
+    unseen(kit, plan, |machine, guests, dice| {
+        let again = dice.below(2) == 0;
+        stalled(machine, guests, dice, |host| {
+            host.suspend(guests.deadline())?;
+            if again { host.resume() } else { replant(host) }
+        })
+    })
+}
+
+pub(super) fn dropped_future(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
+    unseen(kit, plan, |machine, _, _| {
+        machine.host.begin_and_drop()?;
+        machine.host.undrain()
+    })
+}

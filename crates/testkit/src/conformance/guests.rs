@@ -1,0 +1,169 @@
+//! Running a guest's vCPUs on threads while a control thread does things to the device.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::{Kit, Machine, Plan, Ran, Vcpu};
+
+/// What the control thread knows of one vCPU.
+#[derive(Debug, Default)]
+struct Pulse {
+    steps: AtomicU64,
+    /// How often in a row it had to wait.
+    waits: AtomicU64,
+    ended: AtomicBool,
+}
+
+/// The guest as the control thread sees it.
+pub(super) struct Guests {
+    pulses: Vec<Pulse>,
+    abandoned: AtomicBool,
+    patience: Duration,
+}
+
+impl Guests {
+    pub(super) fn deadline(&self) -> Instant {
+        Instant::now() + self.patience
+    }
+
+    /// Waits until `come`; `Err(what)` when the guest's patience has run out.
+    pub(super) fn until(&self, what: &str, mut come: impl FnMut() -> bool) -> Result<(), String> {
+        until(self.patience, what, &mut come)
+    }
+
+    pub(super) fn steps(&self) -> u64 {
+        self.pulses.iter().map(|p| p.steps.load(Ordering::Relaxed)).sum()
+    }
+
+    pub(super) fn ended(&self, vcpu: usize) -> bool {
+        self.pulses[vcpu].ended.load(Ordering::Acquire)
+    }
+
+    pub(super) fn all_ended(&self) -> bool {
+        (0..self.pulses.len()).all(|v| self.ended(v))
+    }
+
+    /// Waits until both together have made `steps` more, or have ended.
+    pub(super) fn run_on(&self, steps: u64) -> Result<(), String> {
+        let until = self.steps() + steps;
+        self.until("the guest does not get on", || self.steps() >= until || self.all_ended())
+    }
+
+    /// Waits until some vCPU waits for the device and gets on no more, or all have ended.
+    pub(super) fn run_until_waiting(&self) -> Result<(), String> {
+        let waits = |p: &Pulse| p.waits.load(Ordering::Relaxed) > 200;
+        self.until("the guest does not come to wait", || self.pulses.iter().any(waits) || self.all_ended())
+    }
+}
+
+/// Waits until `come`, at most `patience`.
+pub(super) fn until(patience: Duration, what: &str, come: &mut dyn FnMut() -> bool) -> Result<(), String> {
+    let deadline = Instant::now() + patience;
+    while !come() {
+        if Instant::now() >= deadline {
+            return Err(what.to_owned());
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// Why a run came to nothing.
+#[derive(Debug)]
+pub(super) enum Broken {
+    /// The control thread's own finding.
+    Control(String),
+    /// A vCPU did not get on any more.
+    Stuck(String),
+    /// A vCPU saw something wrong.
+    Wrong(String),
+}
+
+impl From<Broken> for String {
+    fn from(broken: Broken) -> String {
+        match broken {
+            Broken::Control(what) | Broken::Stuck(what) | Broken::Wrong(what) => what,
+        }
+    }
+}
+
+/// Runs the guest to its end while `control` does what it does; what each vCPU saw.
+pub(super) fn run(
+    machine: &mut Machine,
+    plan: &Plan,
+    control: impl FnOnce(&Guests) -> Result<(), String>,
+) -> Result<Vec<Vec<u64>>, Broken> {
+    let vcpus = std::mem::take(&mut machine.vcpus);
+    let guests = Guests {
+        pulses: vcpus.iter().map(|_| Pulse::default()).collect(),
+        abandoned: AtomicBool::new(false),
+        patience: plan.patience,
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = vcpus
+            .into_iter()
+            .zip(&guests.pulses)
+            .map(|(vcpu, pulse)| scope.spawn(|| drive(vcpu, pulse, &guests)))
+            .collect();
+        let mut outcome = control(&guests).map_err(Broken::Control);
+        if outcome.is_ok() && guests.until("", || guests.all_ended()).is_err() {
+            outcome = Err(Broken::Stuck("the guest does not come to its end".into()));
+        }
+        if outcome.is_err() {
+            guests.abandoned.store(true, Ordering::Release);
+            if let Some(gate) = &machine.gate {
+                gate.open();
+            }
+            machine.host.close();
+        }
+        let seen: Vec<_> = threads.into_iter().map(|t| t.join().expect("a vCPU panicked")).collect();
+        outcome?;
+        seen.into_iter().collect()
+    })
+}
+
+fn drive(mut vcpu: Box<dyn Vcpu>, pulse: &Pulse, guests: &Guests) -> Result<Vec<u64>, Broken> {
+    let outcome = drive_on(&mut *vcpu, pulse, guests);
+    pulse.ended.store(true, Ordering::Release);
+    outcome.map(|()| vcpu.seen())
+}
+
+fn drive_on(vcpu: &mut dyn Vcpu, pulse: &Pulse, guests: &Guests) -> Result<(), Broken> {
+    let mut got_on = Instant::now();
+    while !guests.abandoned.load(Ordering::Relaxed) {
+        match vcpu.step().map_err(Broken::Wrong)? {
+            Ran::Going => {
+                pulse.steps.fetch_add(1, Ordering::Relaxed);
+                pulse.waits.store(0, Ordering::Relaxed);
+                got_on = Instant::now();
+            }
+            Ran::Waiting => {
+                pulse.waits.fetch_add(1, Ordering::Relaxed);
+                if got_on.elapsed() > guests.patience {
+                    return Err(Broken::Stuck("a vCPU waits for ever for the device".into()));
+                }
+                std::thread::yield_now();
+            }
+            Ran::Done => return Ok(()),
+        }
+    }
+    Err(Broken::Stuck("abandoned".into()))
+}
+
+/// What the guest sees when it is left in peace.
+pub(super) fn in_peace(kit: &dyn Kit, plan: &Plan) -> Result<Vec<Vec<u64>>, String> {
+    Ok(run(&mut kit.boot(plan), plan, |_| Ok(()))?)
+}
+
+/// Compares with a run in peace.
+pub(super) fn compare(peace: &[Vec<u64>], seen: &[Vec<u64>]) -> Result<(), String> {
+    for (vcpu, (peace, seen)) in peace.iter().zip(seen).enumerate() {
+        if let Some(at) = (0..peace.len().max(seen.len())).find(|at| peace.get(*at) != seen.get(*at)) {
+            let (seen, peace) = (seen.get(at), peace.get(at));
+            return Err(format!(
+                "transcript: vCPU {vcpu} saw {seen:x?} as its {at}th, and {peace:x?} in peace"
+            ));
+        }
+    }
+    Ok(())
+}

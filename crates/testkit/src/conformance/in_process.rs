@@ -1,0 +1,111 @@
+//! The in-process host under test: any [`Device`] behind a [`Front`], with two I/O cores.
+
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Instant;
+
+use ioplane_cores::{CoreSettings, Notify, Pool};
+use ioplane_device::{Access, At, Change, CoreId, Device, Placement, Post, State};
+use ioplane_host::in_process::{Front, FrontError};
+use ioplane_memory::DirtyLog;
+
+use super::{Host, Plan, Registers};
+
+/// Queue `n` on core `n % 2`.
+struct Spread(Arc<Pool>);
+
+impl Placement for Spread {
+    fn place(&self, device: &str, queue: u16) -> Arc<dyn Post> {
+        match self.0.core(CoreId(u32::from(queue % 2))) {
+            Ok(core) => core.place(device, queue),
+            Err(_) => self.0.place(device, queue),
+        }
+    }
+}
+
+/// A device behind a front, and how to make another instance of it.
+pub struct InProcess<D: Device> {
+    front: Front<D>,
+    pool: Arc<Pool>,
+    fresh: Box<dyn Fn() -> D + Send + Sync>,
+}
+
+impl<D: Device> InProcess<D> {
+    /// Starts one. `fresh` makes instances at power-on, on the same guest memory and wires.
+    pub fn start(plan: &Plan, fresh: impl Fn() -> D + Send + Sync + 'static) -> Arc<Self> {
+        let polled = CoreSettings { spin: plan.spin, ..CoreSettings::default() };
+        let notified = CoreSettings { notify: Notify::Notified, ..CoreSettings::default() };
+        let pool = Arc::new(Pool::with([polled, notified]).expect("two cores"));
+        let front = Front::new(fresh(), Arc::new(Spread(pool.clone()))).expect("a device at power-on starts");
+        Arc::new(InProcess { front, pool, fresh: Box::new(fresh) })
+    }
+
+    /// The front.
+    pub fn front(&self) -> &Front<D> {
+        &self.front
+    }
+}
+
+impl<D: Device> Registers for InProcess<D> {
+    fn access(&self, at: At, op: Access<'_>) -> Result<(), String> {
+        self.front.access(at, op).map_err(said)
+    }
+}
+
+fn said(error: FrontError) -> String {
+    error.to_string()
+}
+
+impl<D: Device> Host for InProcess<D> {
+    fn quiesce(&self, deadline: Instant) -> Result<(), String> {
+        self.front.quiesce(deadline).map_err(said)?.map_err(|late| late.reason)
+    }
+
+    fn begin_and_drop(&self) -> Result<(), String> {
+        self.front.begin_quiesce().map_err(said)?;
+        let mut settled = Box::pin(self.front.settled());
+        let _ = settled.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        Ok(())
+    }
+
+    fn undrain(&self) -> Result<(), String> {
+        self.front.undrain().map_err(said)
+    }
+
+    fn suspend(&self, deadline: Instant) -> Result<(), String> {
+        self.front.suspend(deadline).map_err(said)
+    }
+
+    fn resume(&self) -> Result<(), String> {
+        self.front.resume().map_err(said)
+    }
+
+    fn save(&self) -> Result<State, String> {
+        self.front.save().map_err(said)
+    }
+
+    fn transplant(&self, state: &State) -> Result<(), String> {
+        self.front.transplant((self.fresh)(), state).map_err(said)
+    }
+
+    fn queues(&self) -> Vec<u16> {
+        self.front.queues().map_or(Vec::new(), |q| q.into_iter().map(|(queue, _)| queue).collect())
+    }
+
+    fn move_queue(&self, queue: u16, core: usize, deadline: Instant) -> Result<(), String> {
+        let to = self.pool.on(CoreId(core as u32)).map_err(|e| e.to_string())?;
+        self.front.move_queue(queue, &to, deadline).map_err(said)?.map_err(|e| e.to_string())
+    }
+
+    fn log(&self, log: Option<Arc<DirtyLog>>, deadline: Instant) -> Result<(), String> {
+        match self.front.change(&Change::Log(log), deadline) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err("law 6: not every poller acknowledged the log".into()),
+            Err(error) => Err(said(error)),
+        }
+    }
+
+    fn close(&self) {
+        self.front.close();
+    }
+}

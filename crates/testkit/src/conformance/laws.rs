@@ -1,0 +1,213 @@
+//! One check for each law. A finding about the law begins with `law N:`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ioplane_memory::{DirtyLog, GuestView, PAGE};
+
+use super::guests::{Broken, compare, in_peace, run, until};
+use super::{Kit, Plan, Probe, State};
+
+/// A spin that outlasts the check: core 0 polls, and nobody kicks it.
+const POLLS: Duration = Duration::from_secs(3600);
+
+/// 1: accesses wait while the device is held, and are answered afterwards as if nothing had been.
+pub(super) fn keeps_what_arrives(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
+    let peace = in_peace(kit, plan)?;
+    let mut machine = kit.boot(plan);
+    let (host, buses) = (machine.host.clone(), machine.buses.clone());
+    let seen = run(&mut machine, plan, |guests| {
+        guests.run_on(20)?;
+        host.quiesce(guests.deadline())?;
+        let before: Vec<u64> = buses.iter().map(|b| b.left.load(Ordering::SeqCst)).collect();
+        // One access may have been served before the device was held, and be on its way back to its vCPU.
+        // A vCPU that ends while the device is held has been answered too, and not what it hoped for.
+        let ended: Vec<bool> = (0..buses.len()).map(|v| guests.ended(v)).collect();
+        let answered = |vcpu: usize| {
+            buses[vcpu].left.load(Ordering::SeqCst) > before[vcpu] + 1 || guests.ended(vcpu) != ended[vcpu]
+        };
+        let waits = |vcpu: usize| {
+            let left = buses[vcpu].left.load(Ordering::SeqCst);
+            buses[vcpu].entered.load(Ordering::SeqCst) > left
+        };
+        let all = 0..buses.len();
+        let mut looks = 0;
+        guests.until("no vCPU comes to wait in an access", || {
+            // Still waiting after a while, and not merely passing through.
+            looks = if all.clone().all(|v| waits(v) || guests.ended(v)) { looks + 1 } else { 0 };
+            looks > 1000 || all.clone().any(answered)
+        })?;
+        if all.clone().any(answered) {
+            return Err("law 1: an access was answered while the device was held".into());
+        }
+        host.resume()
+    })?;
+    compare(&peace, &seen)
+}
+
+/// Brings the probe's queue to where core 0 polls it and no kick is asked for; false if there is none.
+fn quiet(probe: &mut dyn Probe, plan: &Plan) -> Result<(), String> {
+    for _ in 0..64 {
+        let wanted = probe.publish();
+        if wanted {
+            probe.kick();
+        }
+        answered(probe, plan, "a request to a polled queue waits for ever")?;
+        if !wanted {
+            return Ok(());
+        }
+    }
+    Err("a polled queue goes on asking to be kicked".into())
+}
+
+fn answered(probe: &mut dyn Probe, plan: &Plan, what: &str) -> Result<(), String> {
+    let mut wrong = None;
+    until(plan.patience, what, &mut || {
+        probe.answered().unwrap_or_else(|why| {
+            wrong = Some(why);
+            true
+        })
+    })?;
+    wrong.map_or(Ok(()), Err)
+}
+
+/// 2: what the driver published while nobody looked, told not to kick, is found by resuming.
+pub(super) fn looks_again(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
+    let machine = kit.boot(&Plan { spin: POLLS, ..*plan });
+    let Some(mut probe) = machine.probe else { return Ok(()) };
+    for _ in 0..3 {
+        quiet(&mut *probe, plan)?;
+        machine.host.quiesce(Instant::now() + plan.patience)?;
+        if probe.publish() {
+            return Err("a held queue asks to be kicked, although it did not before".into());
+        }
+        machine.host.resume()?;
+        answered(&mut *probe, plan, "law 2: resuming did not look at the ring again")?;
+    }
+    machine.host.close();
+    Ok(())
+}
+
+/// 3: resuming interrupts the driver once, although it asked for no interrupt; and not twice.
+pub(super) fn signals_once(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
+    let machine = kit.boot(&Plan { spin: POLLS, ..*plan });
+    let Some(mut probe) = machine.probe else { return Ok(()) };
+    probe.want_interrupts(false);
+    for _ in 0..3 {
+        quiet(&mut *probe, plan)?;
+        machine.host.quiesce(Instant::now() + plan.patience)?;
+        let before = probe.interrupts();
+        machine.host.resume()?;
+        until(plan.patience, "law 3: resuming sent no interrupt", &mut || probe.interrupts() > before)?;
+        quiet(&mut *probe, plan)?;
+        if probe.interrupts() != before + 1 {
+            return Err(format!("law 3: resuming sent {} interrupts", probe.interrupts() - before));
+        }
+    }
+    machine.host.close();
+    Ok(())
+}
+
+/// 4: no state that a device cannot be in is loaded, and the device that was held is unharmed.
+pub(super) fn distrusts_loaded(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
+    let peace = in_peace(kit, plan)?;
+    let mut machine = kit.boot(plan);
+    let host = machine.host.clone();
+    let seen = run(&mut machine, plan, |guests| {
+        guests.run_on(30)?;
+        host.quiesce(guests.deadline())?;
+        let good = host.save()?;
+        let mut bad = kit.hostile(&good);
+        bad.extend([
+            ("another kind".to_owned(), State { kind: "teapot".into(), ..good.clone() }),
+            ("a version of the future".to_owned(), State { version: u32::MAX, ..good.clone() }),
+            ("too much".to_owned(), State { body: vec![0; State::MAX_BODY + 1], ..good.clone() }),
+            (
+                "cut short".to_owned(),
+                State { body: good.body[..good.body.len() - 1].to_vec(), ..good.clone() },
+            ),
+            ("nothing".to_owned(), State { body: Vec::new(), ..good.clone() }),
+        ]);
+        for (what, state) in bad {
+            if host.transplant(&state).is_ok() {
+                return Err(format!("law 4: a state with {what} was loaded"));
+            }
+        }
+        host.transplant(&good)
+    })?;
+    compare(&peace, &seen)
+}
+
+/// 5: after a missed deadline and an undrain the device goes on whole.
+pub(super) fn gives_back(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
+    let peace = in_peace(kit, plan)?;
+    let mut machine = kit.boot(plan);
+    let Some(gate) = machine.gate.clone() else { return Ok(()) };
+    let host = machine.host.clone();
+    let outcome = run(&mut machine, plan, |guests| {
+        guests.run_on(20)?;
+        gate.shut();
+        let mut missed = false;
+        while !missed && !guests.all_ended() {
+            guests.run_until_waiting()?;
+            match host.quiesce(Instant::now() + Duration::from_millis(5)) {
+                Ok(()) => host.resume()?,
+                Err(_) => missed = true,
+            }
+        }
+        if !missed {
+            return Err("the device never misses a deadline while it is stalled".into());
+        }
+        host.undrain()?;
+        gate.open();
+        Ok(())
+    });
+    match outcome {
+        Ok(seen) => compare(&peace, &seen),
+        Err(Broken::Stuck(what)) => Err(format!("law 5: after a missed deadline {what}")),
+        Err(other) => Err(other.into()),
+    }
+}
+
+/// 6: with the log on, every page that the device stores to is marked.
+pub(super) fn marks_stores(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
+    let peace = in_peace(kit, plan)?;
+    let mut machine = kit.boot(plan);
+    let view = GuestView::new(machine.memory.clone());
+    let pages: Vec<u64> = machine
+        .device_pages
+        .iter()
+        .flat_map(|r| (r.start / PAGE * PAGE..r.end).step_by(PAGE as usize))
+        .collect();
+    let read = |gpa: u64| {
+        let mut bytes = vec![0; PAGE as usize];
+        view.read(gpa, &mut bytes).map(|()| bytes).map_err(|e| e.to_string())
+    };
+    let log = Arc::new(DirtyLog::new(machine.memory.limit()).map_err(|e| e.to_string())?);
+    let mut before = Vec::new();
+    let host = machine.host.clone();
+    let seen = run(&mut machine, plan, |guests| {
+        guests.run_on(10)?;
+        host.log(Some(log.clone()), guests.deadline())?;
+        // Acknowledged: whatever is stored from here on is marked. The pollers go on meanwhile.
+        before = pages.iter().map(|gpa| read(*gpa)).collect::<Result<Vec<_>, _>>()?;
+        // It holds for pollers made later, too.
+        guests.run_on(10)?;
+        host.quiesce(guests.deadline())?;
+        host.resume()
+    })?;
+    let mut stored = 0;
+    for (gpa, before) in pages.iter().zip(&before) {
+        if read(*gpa)? != *before {
+            stored += 1;
+            if !log.is_marked(*gpa) {
+                return Err(format!("law 6: the page at {gpa:#x} was stored to and is not marked"));
+            }
+        }
+    }
+    if stored == 0 {
+        return Err("the device stored nothing after the log was on: the guest's program is too short".into());
+    }
+    compare(&peace, &seen)
+}

@@ -1,0 +1,262 @@
+//! The conformance suite: one device with its guest on one host, stopped and started in every way while the guest runs.
+//!
+//! ```text
+//!   Kit --boot(Plan)--> Machine { host: Host, vcpus: [Vcpu], buses, probe, gate, device_pages }
+//!                         |             |
+//!     control thread -----+             +--- one thread each; what they have *seen* is compared with a run left in peace
+//!     quiesce, save, transplant, move, suspend, undrain, drop the future, turn the log on
+//! ```
+//!
+//! A kit is a device, a guest program for it, and a host. [`in_process::InProcess`] is the host of any
+//! [`ioplane_device::Device`]; another host (vhost-user) is another implementation of [`Host`]. `conformance!(name, kit)`
+//! makes a test of each check.
+//!
+//! Every check has a name. A finding that is about a law begins with `law N:`, so that taking the law out can be seen to
+//! fail for that reason (`tests/mutations.rs`).
+
+mod checks;
+pub mod dma;
+mod guests;
+pub mod in_process;
+mod laws;
+pub mod ring;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ioplane_device::{Access, At, State};
+use ioplane_memory::{DirtyLog, GuestMap};
+
+use crate::toy::Gate;
+
+/// What the suite does to a device while its guest runs. Called from one control thread; an error is a message.
+///
+/// The life of a device as in `ioplane-device`: running, quiescing, held. Only `save`, `transplant` and `resume` need it held.
+pub trait Host: Send + Sync {
+    /// Brings it to a quiescent point and holds it. `Err`: the deadline passed; it still drains.
+    fn quiesce(&self, deadline: Instant) -> Result<(), String>;
+    /// Begins a quiesce, looks at the future that waits for it once, and drops that.
+    fn begin_and_drop(&self) -> Result<(), String>;
+    /// After a miss, or a dropped future: back to running.
+    fn undrain(&self) -> Result<(), String>;
+    /// After a miss: held by force.
+    fn suspend(&self, deadline: Instant) -> Result<(), String>;
+    /// Goes on after a pause.
+    fn resume(&self) -> Result<(), String>;
+    /// The state of the held device.
+    fn save(&self) -> Result<State, String>;
+    /// Puts a fresh instance with `state` in the place of the held device and starts it. Refused: the old one stays held.
+    fn transplant(&self, state: &State) -> Result<(), String>;
+    /// The queues that have pollers.
+    fn queues(&self) -> Vec<u16>;
+    /// Moves a running queue to core `core` (0 or 1).
+    fn move_queue(&self, queue: u16, core: usize, deadline: Instant) -> Result<(), String>;
+    /// Dirty log on or off; `Ok` when every poller has acknowledged.
+    fn log(&self, log: Option<Arc<DirtyLog>>, deadline: Instant) -> Result<(), String>;
+    /// Lets go of every vCPU that waits in an access; the machine is of no more use.
+    fn close(&self);
+}
+
+/// Where a vCPU's register accesses go. Waits while the device is held. `Err`: closed.
+pub trait Registers: Send + Sync {
+    /// One access.
+    fn access(&self, at: At, op: Access<'_>) -> Result<(), String>;
+}
+
+/// The registers as one vCPU sees them; counts, so that the suite can tell whether an access waits.
+pub struct Bus {
+    registers: Arc<dyn Registers>,
+    entered: AtomicU64,
+    left: AtomicU64,
+}
+
+impl Bus {
+    /// A bus of its own for a vCPU.
+    pub fn new(registers: Arc<dyn Registers>) -> Arc<Self> {
+        Arc::new(Bus { registers, entered: AtomicU64::new(0), left: AtomicU64::new(0) })
+    }
+
+    /// Any access.
+    pub fn access(&self, at: At, op: Access<'_>) -> Result<(), String> {
+        self.entered.fetch_add(1, Ordering::SeqCst);
+        let done = self.registers.access(at, op);
+        self.left.fetch_add(1, Ordering::SeqCst);
+        done
+    }
+
+    /// Reads 64 bits of BAR 0.
+    pub fn read(&self, offset: u64) -> Result<u64, String> {
+        let mut bytes = [0; 8];
+        self.access(At::Bar(0, offset), Access::Read(&mut bytes))?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Writes 64 bits of BAR 0.
+    pub fn write(&self, offset: u64, value: u64) -> Result<(), String> {
+        self.access(At::Bar(0, offset), Access::Write(&value.to_le_bytes()))
+    }
+}
+
+/// What one step of a vCPU came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ran {
+    /// Got on.
+    Going,
+    /// Waits for the device; ask again.
+    Waiting,
+    /// The program has ended.
+    Done,
+}
+
+/// One vCPU with its program, on a thread of its own. Deterministic: what it sees may not depend on timing.
+pub trait Vcpu: Send {
+    /// A little of the program. Blocks in register accesses only. `Err`: the guest found something wrong.
+    fn step(&mut self) -> Result<Ran, String>;
+    /// Everything that the program has seen, in order.
+    fn seen(&self) -> Vec<u64>;
+}
+
+/// The driver's end of one queue for checks that put single requests. Not used while the vCPUs run.
+pub trait Probe: Send {
+    /// Publishes a request without kicking; says whether the device asked to be kicked for it.
+    fn publish(&mut self) -> bool;
+    /// Kicks.
+    fn kick(&mut self);
+    /// Whether everything published has been answered; `Err` if wrongly.
+    fn answered(&mut self) -> Result<bool, String>;
+    /// Asks for interrupts, or for none.
+    fn want_interrupts(&mut self, wanted: bool);
+    /// How many interrupts came so far.
+    fn interrupts(&self) -> u64;
+}
+
+/// How to boot.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// Of everything that the guest does.
+    pub seed: u64,
+    /// Steps of the guest's program, more or less.
+    pub rounds: u32,
+    /// How long core 0 polls in vain before it sleeps. Core 1 is notified.
+    pub spin: Duration,
+    /// How long anything may take before it counts as stuck.
+    pub patience: Duration,
+}
+
+/// A device that runs in front of its guest.
+pub struct Machine {
+    /// The host.
+    pub host: Arc<dyn Host>,
+    /// Two of them, hitting the registers from both sides.
+    pub vcpus: Vec<Box<dyn Vcpu>>,
+    /// The buses of the vCPUs; empty if the guest reaches no registers through this host.
+    pub buses: Vec<Arc<Bus>>,
+    /// The driver's end of a queue on core 0, if there are queues.
+    pub probe: Option<Box<dyn Probe>>,
+    /// Stalls what the device stands on. A kit without one does not get the checks that need it.
+    pub gate: Option<Arc<Gate>>,
+    /// Guest memory.
+    pub memory: Arc<GuestMap>,
+    /// Ranges that the device stores to and the guest never does.
+    pub device_pages: Vec<Range<u64>>,
+}
+
+/// A device, a guest for it, a host.
+pub trait Kit: Sync {
+    /// Boots a machine, the device running.
+    fn boot(&self, plan: &Plan) -> Machine;
+    /// States made from a good one that no device may accept, each with what is wrong with it.
+    fn hostile(&self, good: &State) -> Vec<(String, State)>;
+}
+
+/// A check that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// The check's name.
+    pub check: &'static str,
+    /// What was found.
+    pub what: String,
+}
+
+/// One check of a kit.
+pub type Check = fn(&dyn Kit, &Plan) -> Result<(), String>;
+
+/// All checks by name.
+pub const CHECKS: &[(&str, Check)] = &[
+    ("law_1_keeps_what_arrives", laws::keeps_what_arrives),
+    ("law_2_looks_again", laws::looks_again),
+    ("law_3_signals_once", laws::signals_once),
+    ("law_4_distrusts_loaded", laws::distrusts_loaded),
+    ("law_5_gives_back", laws::gives_back),
+    ("law_6_marks_stores", laws::marks_stores),
+    ("pause_is_not_seen", checks::pause),
+    ("transplant_is_not_seen", checks::transplant),
+    ("move_is_not_seen", checks::moves),
+    ("miss_is_not_seen", checks::miss),
+    ("suspension_is_not_seen", checks::suspension),
+    ("dropped_future_is_not_seen", checks::dropped_future),
+];
+
+/// What the checks run with by default.
+pub const PLAN: Plan = Plan { seed: 1, rounds: 300, spin: Duration::ZERO, patience: Duration::from_secs(20) };
+
+/// Runs one check by name.
+pub fn run(kit: &dyn Kit, check: &str, plan: &Plan) -> Result<(), Finding> {
+    let (name, check) = CHECKS.iter().find(|(name, _)| *name == check).expect("the name of a check");
+    check(kit, plan).map_err(|what| Finding { check: name, what })
+}
+
+/// Runs all checks; gives those that failed.
+pub fn run_all(kit: &dyn Kit, plan: &Plan) -> Vec<Finding> {
+    CHECKS.iter().filter_map(|(name, _)| run(kit, name, plan).err()).collect()
+}
+
+/// Makes a module of tests, one for each check: `conformance!(toy_dma, DmaKit);`.
+#[macro_export]
+macro_rules! conformance {
+    ($name:ident, $kit:expr) => {
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+            $crate::conformance!(@checks $kit;
+                law_1_keeps_what_arrives law_2_looks_again law_3_signals_once law_4_distrusts_loaded law_5_gives_back
+                law_6_marks_stores pause_is_not_seen transplant_is_not_seen move_is_not_seen miss_is_not_seen
+                suspension_is_not_seen dropped_future_is_not_seen);
+        }
+    };
+    (@checks $kit:expr; $($check:ident)*) => {$(
+        #[test]
+        fn $check() {
+            if let Err(finding) = $crate::conformance::run(&$kit, stringify!($check), &$crate::conformance::PLAN) {
+                panic!("{}", finding.what);
+            }
+        }
+    )*};
+}
+
+/// Numbers that look random and are the same every time (splitmix64).
+#[derive(Debug, Clone)]
+pub struct Dice(u64);
+
+impl Dice {
+    /// From a seed.
+    pub fn new(seed: u64) -> Self {
+        Dice(seed)
+    }
+
+    /// The next.
+    pub fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// The next below `limit`, which is not 0.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.roll() % limit
+    }
+}

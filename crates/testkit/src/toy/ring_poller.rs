@@ -1,0 +1,167 @@
+//! The data half of a toy ring.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use ioplane_device::{Armed, Budget, Change, Interrupt, Poller, Progress, Wakers};
+use ioplane_memory::{GuestView, Window};
+
+use super::gate::drain;
+use super::mix;
+use super::ring::{DEPTH, QueueV1, Wires, layout, passes};
+
+/// Polls between taking a request and answering it, so that there is always something in flight.
+const DELAY: u32 = 3;
+
+/// Serves one ring. Takes requests at once and answers them a few polls later, unless the gate is shut.
+pub(super) struct RingPoller {
+    memory: GuestView,
+    driver: Window,
+    device: Window,
+    queue: u16,
+    wires: Arc<Wires>,
+    state: QueueV1,
+    /// Polls until what is in flight ends.
+    delay: u32,
+    draining: bool,
+    suspended: bool,
+}
+
+impl RingPoller {
+    pub(super) fn new(
+        memory: GuestView,
+        driver: Window,
+        device: Window,
+        queue: u16,
+        state: QueueV1,
+        wires: Arc<Wires>,
+    ) -> Self {
+        // What was in flight when it was suspended is in the ring still, and is done again from there.
+        let state = QueueV1 { in_flight: 0, ..state };
+        RingPoller {
+            memory,
+            driver,
+            device,
+            queue,
+            wires,
+            state,
+            delay: DELAY,
+            draining: false,
+            suspended: false,
+        }
+    }
+
+    pub(super) fn state(&self) -> QueueV1 {
+        self.state
+    }
+
+    /// Requests that the driver has published and we have not taken. A driver that jumps gets no more than a ring.
+    fn waiting(&self) -> u16 {
+        let taken = self.state.answered.wrapping_add(self.state.in_flight);
+        self.driver.load_u16(layout::INDEX).wrapping_sub(taken).min(DEPTH - self.state.in_flight)
+    }
+
+    /// Answers everything in flight.
+    fn answer(&mut self) -> u32 {
+        let old = self.state.answered;
+        for _ in 0..self.state.in_flight {
+            let slot = layout::slot(self.state.answered);
+            self.state.sum = mix(self.state.sum, self.driver.load_u64(slot));
+            let gpa = self.device.gpa() + slot as u64;
+            // Cannot fail: the window was checked, and memory only grows while a poller runs.
+            let _ = self.memory.write(gpa, &self.state.sum.to_le_bytes());
+            self.state.answered = self.state.answered.wrapping_add(1);
+        }
+        let done = u32::from(std::mem::take(&mut self.state.in_flight));
+        self.memory.store_u16(&self.device, layout::INDEX, self.state.answered);
+        fence(Ordering::SeqCst);
+        if passes(self.driver.load_u16(layout::EVENT), self.state.answered, old) {
+            self.call();
+        }
+        done
+    }
+
+    fn call(&self) {
+        self.wires.calls[usize::from(self.queue)].signal();
+    }
+}
+
+impl Poller for RingPoller {
+    fn poll(&mut self, budget: Budget) -> Progress {
+        if self.suspended {
+            return Progress::Parked;
+        }
+        let mut units = 0;
+        if self.state.in_flight > 0 && !self.wires.gate.is_shut() {
+            self.delay -= 1;
+            units = 1;
+            if self.delay == 0 {
+                units = self.answer();
+            }
+        }
+        if self.draining {
+            return match (self.state.in_flight, units) {
+                (0, _) => Progress::Parked,
+                (_, 0) => Progress::Idle,
+                (_, n) => Progress::Busy(n),
+            };
+        }
+        if self.state.in_flight == 0 {
+            self.state.in_flight = self.waiting().min(u16::try_from(budget.0).unwrap_or(DEPTH));
+            self.delay = DELAY;
+            units += u32::from(self.state.in_flight);
+        }
+        if units == 0 { Progress::Idle } else { Progress::Busy(units) }
+    }
+
+    fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    fn undrain(&mut self) {
+        self.draining = false;
+    }
+
+    fn suspend(&mut self) {
+        self.suspended = true;
+    }
+
+    fn resume(&mut self) {
+        self.call();
+    }
+
+    fn arm(&mut self) -> Armed {
+        let taken = self.state.answered.wrapping_add(self.state.in_flight);
+        self.memory.store_u16(&self.device, layout::EVENT, taken);
+        fence(Ordering::SeqCst);
+        let answerable = self.state.in_flight > 0 && !self.wires.gate.is_shut();
+        let takeable = self.state.in_flight == 0 && !self.draining && self.waiting() > 0;
+        if answerable || takeable { Armed::WorkLeft } else { Armed::Armed }
+    }
+
+    fn disarm(&mut self, _polling: bool) {
+        // The event that was asked for stays where it is: behind, so that nobody kicks for what comes.
+        let wakers = [self.wires.kicks[usize::from(self.queue)].as_fd(), self.wires.gate.bell(self.queue)];
+        wakers.into_iter().for_each(|fd| {
+            drain(fd);
+        });
+    }
+
+    fn apply(&mut self, change: Change) {
+        match change {
+            Change::Log(log) => self.memory.set_log(log),
+            Change::Memory(map) => self.memory.set_map(map),
+            _ => {}
+        }
+    }
+
+    fn wakers(&self) -> Wakers<'_> {
+        Wakers {
+            kick: Some(self.wires.kicks[usize::from(self.queue)].as_fd()),
+            completion: Some(self.wires.gate.bell(self.queue)),
+        }
+    }
+
+    fn tidy(&mut self) {}
+}

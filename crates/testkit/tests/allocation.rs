@@ -1,0 +1,88 @@
+//! Pollers allocate nothing inside `poll`, and the allocator that sees to it is not blind.
+
+use ioplane_testkit::allocator::Strict;
+use ioplane_testkit::conformance;
+use ioplane_testkit::conformance::ring::RingKit;
+
+#[global_allocator]
+static ALLOCATOR: Strict = Strict;
+
+conformance!(toy_ring, RingKit);
+
+mod blind {
+    use std::time::{Duration, Instant};
+
+    use ioplane_cores::{Core, CoreSettings};
+    use ioplane_device::*;
+
+    struct Waster(Vec<u64>);
+
+    impl Poller for Waster {
+        fn poll(&mut self, _budget: Budget) -> Progress {
+            self.0 = vec![self.0.len() as u64 + 1; 64];
+            Progress::Busy(std::hint::black_box(&self.0).len() as u32)
+        }
+        fn drain(&mut self) {}
+        fn undrain(&mut self) {}
+        fn suspend(&mut self) {}
+        fn resume(&mut self) {}
+        fn arm(&mut self) -> Armed {
+            Armed::WorkLeft
+        }
+        fn disarm(&mut self, _polling: bool) {}
+        fn apply(&mut self, _change: Change) {}
+        fn wakers(&self) -> Wakers<'_> {
+            Wakers::default()
+        }
+        fn tidy(&mut self) {}
+    }
+
+    struct Wasteful(DeviceInfo);
+
+    impl Device for Wasteful {
+        fn info(&self) -> &DeviceInfo {
+            &self.0
+        }
+        fn access(&mut self, _at: At, _op: Access<'_>) -> Effect {
+            Effect::None
+        }
+        fn active(&self) -> QueueSet {
+            [0].into()
+        }
+        fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+            seating.sit(0, Box::new(Waster(Vec::new())));
+            Ok(())
+        }
+        fn deactivate(&mut self, _home: Parked) {}
+        fn save(&self, _still: &Still) -> Result<State, DeviceError> {
+            Ok(State { kind: "wasteful".into(), version: 1, body: Vec::new() })
+        }
+        fn load(&mut self, _still: &Still, _state: &State) -> Result<(), DeviceError> {
+            Ok(())
+        }
+        fn reset(&mut self, _still: &Still) {}
+    }
+
+    #[test]
+    fn a_poller_that_allocates_is_caught() {
+        const ASKED: &str = "IOPLANE_TEST_WASTE";
+        if std::env::var_os(ASKED).is_some() {
+            let core = Core::start(CoreId(0), CoreSettings::default()).unwrap();
+            let info = DeviceInfo { name: "waster".into(), kind: "wasteful", queues: 1 };
+            let _running = Quiescent::new(Wasteful(info)).resume(&core).unwrap();
+            let over = Instant::now() + Duration::from_secs(60);
+            while Instant::now() < over {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            return;
+        }
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "blind::a_poller_that_allocates_is_caught", "--nocapture"])
+            .env(ASKED, "1")
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(told.contains("a poller allocates memory inside poll"), "{told}");
+        assert!(!output.status.success());
+    }
+}
