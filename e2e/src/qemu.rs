@@ -1,7 +1,7 @@
 //! Building a QEMU command line, and starting it.
 
 use crate::accelerator::Accelerator;
-use crate::assets::{Guest, News, newer_qemu};
+use crate::assets::{Guest, News, host_version, newer_qemu};
 use crate::process::{Process, scratch};
 use crate::vm::Vm;
 use anyhow::{Context, Result, bail};
@@ -30,12 +30,29 @@ pub enum Version {
     Newer,
 }
 
+impl Version {
+    /// The chardev option that makes QEMU connect again when a daemon restarts: 11.1 has dropped `reconnect` (seconds), 7.2
+    /// does not know `reconnect-ms` yet (it came with 9.2).
+    pub fn reconnect(self) -> Result<&'static str> {
+        let old = self == Version::Host && host_version()? < (9, 2);
+        Ok(if old { "reconnect=1" } else { "reconnect-ms=100" })
+    }
+
+    /// QEMU's arguments for the vhost-user-blk disk behind `socket`; the chardev is named `chardev-ID`.
+    pub fn vhost_user(self, socket: &Path, id: &str, queues: u32) -> Result<String> {
+        let (path, reconnect) = (socket.display(), self.reconnect()?);
+        let chardev = format!("-chardev socket,id=chardev-{id},path={path},{reconnect}");
+        Ok(format!("{chardev} -device vhost-user-blk-pci,chardev=chardev-{id},id={id},num-queues={queues}"))
+    }
+}
+
 /// What every guest's kernel is told (`guest/root/grub.cfg` has the same): a translated guest boots in half the time
 /// without self-tests, entropy measurements and side-channel mitigations.
 const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off audit=0 apparmor=0 tsc=reliable \
      no_timer_check cryptomgr.notests initcall_blacklist=jent_mod_init,load_system_certificate_list";
 
-/// A guest to be. Without [`Qemu::root_file`] the caller gives it a root disk by [`Qemu::args`].
+/// A guest to be. The caller gives it a root disk: [`Qemu::file`], [`Qemu::vhost_user`] or
+/// [`Qemu::args`].
 pub struct Qemu<'a> {
     name: String,
     version: Version,
@@ -126,11 +143,10 @@ impl<'a> Qemu<'a> {
         self.args(&format!("{drive} -device virtio-blk-pci,drive=drive-{serial},serial={serial},id={serial}"))
     }
 
-    /// A vhost-user-blk disk behind `socket`, as `ioplane qemu-args` has it; the back end tells the serial.
-    pub fn vhost_user(self, socket: &Path, id: &str, queues: u32) -> Self {
-        let chardev = format!("-chardev socket,id=chardev-{id},path={}", socket.display());
-        let device = format!("-device vhost-user-blk-pci,chardev=chardev-{id},id={id},num-queues={queues}");
-        self.args(&format!("{chardev} {device}"))
+    /// A vhost-user-blk disk behind `socket`; the back end tells the serial. Set the version first.
+    pub fn vhost_user(self, socket: &Path, id: &str, queues: u32) -> Result<Self> {
+        let args = self.version.vhost_user(socket, id, queues)?;
+        Ok(self.args(&args))
     }
 
     /// How long until the guest must answer; by default a minute or so, more under TCG and OVMF.
@@ -159,7 +175,7 @@ impl<'a> Qemu<'a> {
         let log = folder.path().join("qemu.log");
         let (program, args) = self.command(guest, folder.path())?;
         let process = Process::start(&program, &args, &log)?;
-        Vm::attach(self.name, folder, process, self.slots)
+        Vm::attach(self.name, self.version, folder, process, self.slots)
     }
 
     fn patience(&self) -> Duration {

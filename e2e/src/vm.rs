@@ -4,6 +4,7 @@ use crate::agent::Agent;
 use crate::assets::News;
 use crate::process::{Process, tail};
 use crate::protocol::Hello;
+use crate::qemu::Version;
 use crate::qmp::Qmp;
 use anyhow::{Context, Result, anyhow};
 use std::path::{Path, PathBuf};
@@ -29,6 +30,7 @@ const STAGES: [(&str, &str); 5] = [
 #[derive(Debug)]
 pub struct Vm {
     name: String,
+    version: Version,
     // The order matters: the process ends before its folder goes.
     process: Process,
     qmp: Qmp,
@@ -43,13 +45,19 @@ pub struct Vm {
 }
 
 impl Vm {
-    pub(crate) fn attach(name: String, folder: TempDir, mut process: Process, slots: u32) -> Result<Vm> {
+    pub(crate) fn attach(
+        name: String,
+        version: Version,
+        folder: TempDir,
+        mut process: Process,
+        slots: u32,
+    ) -> Result<Vm> {
         let started = Instant::now();
         let agent = wait_for(&mut process, || Agent::connect(&folder.path().join("agent")))?;
         let qmp = wait_for(&mut process, || Qmp::connect(&folder.path().join("qmp")))?;
         let slots = vec![None; slots as usize];
         let boot_time = Duration::ZERO;
-        Ok(Vm { name, process, qmp, agent, slots, started, hello: None, boot_time, folder })
+        Ok(Vm { name, version, process, qmp, agent, slots, started, hello: None, boot_time, folder })
     }
 
     /// Waits until the load program answers; the error has the tail of the console.
@@ -133,10 +141,7 @@ impl Vm {
 
     /// Hot-plugs a vhost-user-blk disk behind `socket`.
     pub fn plug_vhost_user(&mut self, socket: &Path, id: &str, queues: u32) -> Result<()> {
-        let chardev = format!("-chardev socket,id=chardev-{id},path={}", socket.display());
-        self.plug(&format!(
-            "{chardev} -device vhost-user-blk-pci,chardev=chardev-{id},id={id},num-queues={queues}"
-        ))
+        self.plug(&self.version.vhost_user(socket, id, queues)?)
     }
 
     /// Unplugs a device and waits until the guest has released it. Its chardev, if it is named `chardev-ID`, goes too.

@@ -100,7 +100,7 @@ fn runs_from_the_peer(version: Version) -> Result<()> {
     guest.copy_to(&root)?;
     data(&disk)?;
     let (root, disk) = (StorageDaemon::start(version, &root, 1)?, StorageDaemon::start(version, &disk, 2)?);
-    let qemu = Qemu::new("peer").cpus(2).version(version).vhost_user(root.socket(), "root", 1).news(&news);
+    let qemu = Qemu::new("peer").cpus(2).version(version).vhost_user(root.socket(), "root", 1)?.news(&news);
     let mut vm = qemu.start(&guest)?;
     let before = vm.agent().list()?;
     ensure!(before.len() == 1, "{before:?}");
