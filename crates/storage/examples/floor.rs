@@ -14,6 +14,9 @@ use ioplane_storage::*;
 const DISK: u64 = 256 << 20;
 const BLOCK: u64 = 4096;
 
+/// Makes a backing of one kind.
+type Make = Box<dyn Fn() -> Arc<dyn Backing>>;
+
 fn cpu() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -37,7 +40,11 @@ fn measure(backing: &dyn Backing, depth: u16, write: bool, time: Duration) -> (f
                 let tag = free[index];
                 let range = [GuestRange { gpa: u64::from(tag.0) * BLOCK, len: BLOCK as u32 }];
                 let offset = state % (DISK / BLOCK) * BLOCK;
-                let op = if write { Op::Write { offset, from: &range } } else { Op::Read { offset, into: &range } };
+                let op = if write {
+                    Op::Write { offset, from: &range }
+                } else {
+                    Op::Read { offset, into: &range }
+                };
                 match lane.submit(&view, &op, tag) {
                     Submitted::Done(outcome) => {
                         outcome.expect("an operation");
@@ -54,6 +61,34 @@ fn measure(backing: &dyn Backing, depth: u16, write: bool, time: Duration) -> (f
                 free.push(tag);
                 count += 1;
             });
+        }
+    }
+    let (elapsed, cpu) = (start.elapsed(), cpu() - cpu_before);
+    (count as f64 / elapsed.as_secs_f64(), cpu.as_secs_f64() * 1e6 / count as f64)
+}
+
+/// The same copies with nothing around them: what the memory of this machine allows.
+fn bare_copy(time: Duration) -> (f64, f64) {
+    let mapping = |bytes| {
+        let mapping = Arc::new(ioplane_memory::Mapping::anonymous("bare", bytes).expect("memory"));
+        let len = mapping.len();
+        ioplane_memory::Window::of_mapping(&mapping, 0, len).expect("memory")
+    };
+    let disk = mapping(DISK);
+    for page in (0..DISK as usize).step_by(BLOCK as usize) {
+        disk.put_u64(page, 1);
+    }
+    let view = GuestView::new(Arc::new(GuestMap::anonymous(32 * BLOCK).expect("guest memory")));
+    let (mut state, mut count) = (0x9e37_79b9_7f4a_7c15u64, 0u64);
+    let (start, cpu_before) = (Instant::now(), cpu());
+    while start.elapsed() < time {
+        for slot in 0..1024 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let offset = (state % (DISK / BLOCK) * BLOCK) as usize;
+            view.copy_from(slot % 32 * BLOCK, &disk, offset, BLOCK as usize).expect("a copy");
+            count += 1;
         }
     }
     let (elapsed, cpu) = (start.elapsed(), cpu() - cpu_before);
@@ -84,10 +119,8 @@ fn main() {
     let time = Duration::from_secs_f64(seconds);
     std::fs::File::create(&path).and_then(|file| file.set_len(DISK)).expect("making an image");
 
-    let mut kinds: Vec<(String, Box<dyn Fn() -> Arc<dyn Backing>>)> = vec![(
-        "memory".into(),
-        Box::new(|| MemoryBacking::new(DISK).expect("memory")),
-    )];
+    let mut kinds: Vec<(String, Make)> =
+        vec![("memory".into(), Box::new(|| MemoryBacking::new(DISK).expect("memory")))];
     for direct in [Direct::Off, Direct::On] {
         for engine in [EngineChoice::IoUring, EngineChoice::Threads] {
             let options = FileOptions { direct, engine, ..FileOptions::new(&path) };
@@ -97,6 +130,8 @@ fn main() {
         }
     }
     println!("{:34} {:>5} {:>6} {:>10} {:>9}", "lane", "op", "depth", "kIOPS", "cpu us/op");
+    let (rate, each) = bare_copy(time);
+    println!("{:34} {:>5} {:>6} {:>10.1} {each:>9.3}", "bare copy", "read", "-", rate / 1e3);
     for (name, make) in &kinds {
         let backing = make();
         fill(&*backing);

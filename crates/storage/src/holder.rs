@@ -47,7 +47,9 @@ pub(crate) fn holders(dev: u64, ino: u64, held: Held, ours: u32) -> Vec<Holder> 
     let mut found = Vec::new();
     let Ok(processes) = std::fs::read_dir("/proc") else { return found };
     for process in processes.flatten() {
-        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
         let path = process.path();
         let Ok(descriptors) = std::fs::read_dir(path.join("fdinfo")) else { continue };
         let holds = descriptors.flatten().any(|descriptor| {
@@ -56,7 +58,8 @@ pub(crate) fn holders(dev: u64, ino: u64, held: Held, ours: u32) -> Vec<Holder> 
                 return false;
             }
             // The text first: only what holds a lock is worth a stat, which may have to ask a file server.
-            std::fs::read_to_string(descriptor.path()).is_ok_and(|info| info.lines().any(|line| is(line, held)))
+            std::fs::read_to_string(descriptor.path())
+                .is_ok_and(|info| info.lines().any(|line| is(line, held)))
                 && std::fs::metadata(path.join("fd").join(&number))
                     .is_ok_and(|file| (file.dev(), file.ino()) == (dev, ino))
         });
@@ -117,7 +120,9 @@ fn is_ending(stat: &str, status: &str) -> bool {
     let flags = fields.nth(5).and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
     let killed = status.lines().any(|line| {
         let pending = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"));
-        pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & (1 << 8) != 0)
+        pending
+            .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+            .is_some_and(|mask| mask & (1 << 8) != 0)
     });
     matches!(state, Some("Z" | "X" | "x")) || flags & PF_EXITING != 0 || killed
 }

@@ -3,7 +3,10 @@
 //! What the kernel still works on (guest memory, tables, the open image with its locks) stays alive here until it has done.
 //! Control plane only.
 
-#![expect(clippy::disallowed_types, reason = "control plane: a lane comes here once it has left its I/O core")]
+#![expect(
+    clippy::disallowed_types,
+    reason = "control plane: a lane comes here once it has left its I/O core"
+)]
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

@@ -105,11 +105,18 @@ pub(crate) fn take(
             Some(holder) if waited >= PASSING => return Err(Refusal::Held(holder.to_string())),
             None if waited >= patience.max(PASSING) => {
                 // Every ioplane holds the flock, and its byte locks stay with it.
-                return Err(if found.is_empty() && held != Held::Whole && claim.owner.is_none_or(|b| held != Held::Byte(b)) {
-                    Refusal::Held("a process that cannot be seen from here (another container or user)".into())
-                } else {
-                    Refusal::Landing
-                });
+                return Err(
+                    if found.is_empty()
+                        && held != Held::Whole
+                        && claim.owner.is_none_or(|b| held != Held::Byte(b))
+                    {
+                        Refusal::Held(
+                            "a process that cannot be seen from here (another container or user)".into(),
+                        )
+                    } else {
+                        Refusal::Landing
+                    },
+                );
             }
             _ => {}
         }

@@ -54,7 +54,8 @@ fn check(bytes: u64) -> Result<(), StorageError> {
 
 impl Disk {
     fn new(bytes: u64, room: u64) -> Result<Disk, StorageError> {
-        let os = |source| StorageError::Os { image: "memory".into(), doing: "making a disk in memory", source };
+        let os =
+            |source| StorageError::Os { image: "memory".into(), doing: "making a disk in memory", source };
         let mapping = Mapping::anonymous("disk", room).map_err(|error| match error {
             MappingError::Os(errno) => os(errno.into()),
             other => os(std::io::Error::other(other)),

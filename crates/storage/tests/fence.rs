@@ -67,7 +67,11 @@ const ENGINE: &str = "IOPLANE_FENCE_ENGINE";
 #[test]
 fn child() {
     let (Ok(path), Ok(group)) = (std::env::var(IMAGE), std::env::var(GROUP)) else { return };
-    let engine = if std::env::var(ENGINE).as_deref() == Ok("Threads") { EngineChoice::Threads } else { EngineChoice::IoUring };
+    let engine = if std::env::var(ENGINE).as_deref() == Ok("Threads") {
+        EngineChoice::Threads
+    } else {
+        EngineChoice::IoUring
+    };
     std::fs::write(Path::new(&group).join("cgroup.procs"), std::process::id().to_string()).unwrap();
     let options = FileOptions { direct: Direct::On, engine, ..FileOptions::new(path) };
     let backing = FileBacking::open(options).unwrap();
@@ -154,7 +158,8 @@ fn open_waits_for_the_last_write_of_a_killed_process() {
         assert!(before < usize::from(BLOCKS), "{engine:?}: the disk was not slow: nothing was proven");
 
         let mut reports = 0;
-        let backing = FileBacking::open_watched(FileOptions::new(&device.path), &mut |_| reports += 1).unwrap();
+        let backing =
+            FileBacking::open_watched(FileOptions::new(&device.path), &mut |_| reports += 1).unwrap();
         let waited = killed.elapsed();
         let after = landed(&disk);
         // Threads die with what they had not begun; a ring's requests all land.
@@ -163,7 +168,9 @@ fn open_waits_for_the_last_write_of_a_killed_process() {
         }
         // A process whose threads hang in system calls cannot be waited for before they return: nothing is left by then.
         assert!(reports > 0 || engine == EngineChoice::Threads);
-        println!("{engine:?}: {before} of {BLOCKS} blocks had landed 0.5 s after the kill, {after} when open returned after {waited:?}");
+        println!(
+            "{engine:?}: {before} of {BLOCKS} blocks had landed 0.5 s after the kill, {after} when open returned after {waited:?}"
+        );
 
         // What is written now stays: nothing stale comes after it.
         let mut rig = Rig::new(&*backing, 1);
@@ -180,7 +187,9 @@ fn limbo_sees_a_dropped_lane_to_its_end() {
     for engine in [EngineChoice::IoUring, EngineChoice::Threads] {
         let Some((device, group)) = slow_disk() else { return };
         let disk = direct(&device.path);
-        let backing = FileBacking::open(FileOptions { direct: Direct::On, engine, ..FileOptions::new(&device.path) }).unwrap();
+        let backing =
+            FileBacking::open(FileOptions { direct: Direct::On, engine, ..FileOptions::new(&device.path) })
+                .unwrap();
         let mut rig = Rig::new(&*backing, BLOCKS);
         // Only this thread is slow (version 1), or this process (version 2); either way its writes are.
         let tasks = group.0.join("tasks");
@@ -218,7 +227,10 @@ fn limbo_sees_a_dropped_lane_to_its_end() {
         let dropping = Instant::now();
         // The guest's memory goes with it as far as anybody here is concerned.
         drop(rig);
-        assert!(dropping.elapsed() < Duration::from_millis(500), "dropping a lane does not wait for the disk");
+        assert!(
+            dropping.elapsed() < Duration::from_millis(500),
+            "dropping a lane does not wait for the disk"
+        );
         assert!(!backing.wait_quiet(Instant::now()), "{engine:?}: the disk was not slow");
         assert!(!backing.wait_quiet(Instant::now() + Duration::from_millis(100)));
         assert!(backing.wait_quiet(Instant::now() + Duration::from_secs(30)));

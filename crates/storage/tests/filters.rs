@@ -149,7 +149,10 @@ fn a_power_cut_may_keep_some_of_it_and_the_same_seed_the_same() {
         let lost = disk.cut(Keep::Some(seed)).unwrap();
         let bytes = Rig::new(&*below, 1).read(0, 64 << 10).unwrap();
         let sectors: Vec<u8> = bytes.chunks(512).map(|sector| sector[0]).collect();
-        assert!(bytes.chunks(512).all(|sector| sector.iter().all(|byte| *byte == sector[0])), "no torn sectors");
+        assert!(
+            bytes.chunks(512).all(|sector| sector.iter().all(|byte| *byte == sector[0])),
+            "no torn sectors"
+        );
         assert_eq!(sectors.iter().filter(|byte| **byte == 1).count() as u64, lost);
         sectors
     };

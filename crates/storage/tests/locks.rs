@@ -71,7 +71,8 @@ fn twice_in_one_daemon() {
     refused(FileOptions::new(link));
     drop(first);
     // Readers share; a writer waits for all of them.
-    let readers = [FileBacking::open(read_only(&path)).unwrap(), FileBacking::open(read_only(&path)).unwrap()];
+    let readers =
+        [FileBacking::open(read_only(&path)).unwrap(), FileBacking::open(read_only(&path)).unwrap()];
     refused(FileOptions::new(&path));
     drop(readers);
     FileBacking::open(FileOptions::new(&path)).unwrap();
@@ -117,7 +118,18 @@ fn qemu_refuses_ours() {
         for (read_only, lock) in [("off", "\"write\" lock"), ("on", "shared \"write\" lock")] {
             let drive = format!("file={},format=raw,if=virtio,readonly={read_only}", path.display());
             let vm = Command::new("timeout")
-                .args(["20", "qemu-system-x86_64", "-accel", "tcg", "-S", "-nodefaults", "-display", "none", "-m", "64"])
+                .args([
+                    "20",
+                    "qemu-system-x86_64",
+                    "-accel",
+                    "tcg",
+                    "-S",
+                    "-nodefaults",
+                    "-display",
+                    "none",
+                    "-m",
+                    "64",
+                ])
                 .args(["-drive", &drive])
                 .output()
                 .unwrap();
@@ -129,7 +141,11 @@ fn qemu_refuses_ours() {
         let info = Command::new("qemu-img").args(["info", "-f", "raw"]).arg(&path).output().unwrap();
         assert!(info.status.success());
         drop((rig, backing));
-        assert_eq!(qemu_io(&path, &["-c", "write 0 512"]).unwrap(), "", "free at once after the last has gone");
+        assert_eq!(
+            qemu_io(&path, &["-c", "write 0 512"]).unwrap(),
+            "",
+            "free at once after the last has gone"
+        );
     }
     let _reader = FileBacking::open(read_only(&path)).unwrap();
     assert_eq!(qemu_io(&path, &["-r", "-c", "read 0 512"]).unwrap(), "", "readers share");
@@ -142,19 +158,29 @@ fn we_refuse_qemus() {
     let path = image(folder.path(), 1 << 20);
     let node = format!("driver=file,node-name=f,filename={}", path.display());
     let storage_daemon = |writable: &str| {
-        let export =
-            format!("type=vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path={}/s,{writable}", folder.path().display());
+        let export = format!(
+            "type=vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path={}/s,{writable}",
+            folder.path().display()
+        );
         Tool::start(
-            Command::new("qemu-storage-daemon")
-                .args(["--blockdev", &node, "--export", &export])
-                .args(["--chardev", "stdio,id=c", "--monitor", "chardev=c"]),
+            Command::new("qemu-storage-daemon").args(["--blockdev", &node, "--export", &export]).args([
+                "--chardev",
+                "stdio,id=c",
+                "--monitor",
+                "chardev=c",
+            ]),
             "QMP",
             "",
         )
     };
-    let Some(daemon) = storage_daemon("writable=on") else { return skip("qemu-storage-daemon is not installed") };
+    let Some(daemon) = storage_daemon("writable=on") else {
+        return skip("qemu-storage-daemon is not installed");
+    };
     let message = refused(FileOptions::new(&path));
-    assert!(message.contains("qemu-storage") && message.contains(&format!("pid {}", daemon.0.id())), "{message}");
+    assert!(
+        message.contains("qemu-storage") && message.contains(&format!("pid {}", daemon.0.id())),
+        "{message}"
+    );
     refused(read_only(&path));
     drop(daemon);
     FileBacking::open(FileOptions::new(&path)).unwrap();

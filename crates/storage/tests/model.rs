@@ -17,11 +17,25 @@ const DEPTH: u16 = 8;
 
 #[derive(Debug, Clone)]
 enum Do {
-    Read { offset: u64, parts: Vec<GuestRange> },
-    Write { offset: u64, parts: Vec<GuestRange>, seed: u8 },
+    Read {
+        offset: u64,
+        parts: Vec<GuestRange>,
+    },
+    Write {
+        offset: u64,
+        parts: Vec<GuestRange>,
+        seed: u8,
+    },
     Flush,
-    Discard { offset: u64, len: u64 },
-    Zero { offset: u64, len: u64, unmap: bool },
+    Discard {
+        offset: u64,
+        len: u64,
+    },
+    Zero {
+        offset: u64,
+        len: u64,
+        unmap: bool,
+    },
     Resize(u64),
     /// Another map of the same memory, as when memory is added.
     Remap,
@@ -88,7 +102,9 @@ fn check(backing: &dyn Backing, steps: &[Do], fixed: bool) {
     let mut bytes = backing.info().bytes;
     let mut model = Model(vec![Some(0); bytes as usize]);
     for step in steps {
-        let span = |offset: u64, len: u64| (offset + len <= bytes).then_some(offset as usize..(offset + len) as usize);
+        let span = |offset: u64, len: u64| {
+            (offset + len <= bytes).then_some(offset as usize..(offset + len) as usize)
+        };
         match step {
             Do::Read { offset, parts } => {
                 let outcome = rig.run(&Op::Read { offset: *offset, into: parts });
@@ -98,7 +114,10 @@ fn check(backing: &dyn Backing, steps: &[Do], fixed: bool) {
                 };
                 assert_eq!(outcome, Ok(()), "{step:?}");
                 for (index, (want, is)) in model.0[span].iter().zip(gather(&rig.view, parts)).enumerate() {
-                    assert!(want.is_none_or(|want| want == is), "byte {index} of {step:?}: {is} instead of {want:?}");
+                    assert!(
+                        want.is_none_or(|want| want == is),
+                        "byte {index} of {step:?}: {is} instead of {want:?}"
+                    );
                 }
             }
             Do::Write { offset, parts, seed } => {
@@ -151,12 +170,19 @@ fn check(backing: &dyn Backing, steps: &[Do], fixed: bool) {
 }
 
 fn run(name: &str, unit: u64, fixed: bool, make: &dyn Fn() -> Arc<dyn Backing>) {
-    let config = ProptestConfig { cases: 24, failure_persistence: None, max_shrink_iters: 200, ..ProptestConfig::default() };
-    let result = proptest::test_runner::TestRunner::new(config)
-        .run(&prop::collection::vec(one(unit), 1..50), |steps| {
+    let config = ProptestConfig {
+        cases: 24,
+        failure_persistence: None,
+        max_shrink_iters: 200,
+        ..ProptestConfig::default()
+    };
+    let result = proptest::test_runner::TestRunner::new(config).run(
+        &prop::collection::vec(one(unit), 1..50),
+        |steps| {
             check(&*make(), &steps, fixed);
             Ok(())
-        });
+        },
+    );
     if let Err(e) = result {
         panic!("{name}: {e}");
     }

@@ -69,11 +69,14 @@ impl Drop for Arena {
     }
 }
 
+/// A map, and how many jobs are in flight on it.
+type Held = Option<(Arc<GuestMap>, u32)>;
+
 /// The guest maps of a lane: the one in force, and older ones while something is in flight on them. At most `depth`
 /// jobs can each hold another one, so there is always room.
 #[derive(Debug)]
 pub(super) struct Maps {
-    held: Box<[Option<(Arc<GuestMap>, u32)>]>,
+    held: Box<[Held]>,
     current: usize,
 }
 
@@ -96,7 +99,7 @@ impl Maps {
     fn change(&mut self, map: &Arc<GuestMap>, image: &Image) {
         let known = self.held.iter().position(|h| h.as_ref().is_some_and(|(held, _)| Arc::ptr_eq(held, map)));
         let before = self.current;
-        let fresh = |h: &Option<(Arc<GuestMap>, u32)>| h.is_none();
+        let fresh = |held: &Held| held.is_none();
         let Some(at) = known.or_else(|| self.held.iter().position(fresh)) else {
             unreachable!("depth + 1 places, and every one but the current has a job in flight");
         };

@@ -49,6 +49,8 @@ pub(crate) struct Image {
     pub ends_inside_sector: bool,
     pub discards: bool,
     bytes: AtomicU64,
+    /// The disk was made smaller at some time.
+    shrunk: AtomicBool,
     no_punch: AtomicBool,
     no_zero: AtomicBool,
     /// Backings and lanes that have it, not counting lanes in limbo.
@@ -83,7 +85,11 @@ impl Image {
         }
         let open = |flags: OFlags| -> io::Result<File> {
             let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-            Ok(rustix::fs::open(path, access | flags | OFlags::CLOEXEC, Mode::empty())?.into())
+            let flags = access | flags | OFlags::CLOEXEC;
+            // Without times of access: writing those down can make a read wait for the journal of the file system, on
+            // an I/O core. Only the owner of a file may ask for that.
+            let quiet = rustix::fs::open(path, flags | OFlags::NOATIME, Mode::empty());
+            Ok(quiet.or_else(|_| rustix::fs::open(path, flags, Mode::empty()))?.into())
         };
         let buffered = open(OFlags::empty()).map_err(|e| {
             os("opening the image (may this user read and write it? is it to be read_only?)", e)
@@ -116,7 +122,10 @@ impl Image {
                     }
                 }
                 Err(source) if options.direct == Direct::On => {
-                    return Err(os("opening the image with O_DIRECT (its file system may lack it: direct = auto)", source));
+                    return Err(os(
+                        "opening the image with O_DIRECT (its file system may lack it: direct = auto)",
+                        source,
+                    ));
                 }
                 Err(_) => {}
             }
@@ -141,6 +150,7 @@ impl Image {
             ends_inside_sector: false,
             discards: false,
             bytes: AtomicU64::new(0),
+            shrunk: AtomicBool::new(false),
             no_punch: AtomicBool::new(false),
             no_zero: AtomicBool::new(false),
             users: AtomicUsize::new(0),
@@ -208,6 +218,7 @@ impl Image {
         }
         let before = self.bytes();
         if bytes < before {
+            self.shrunk.store(true, Ordering::Release);
             self.bytes.store(bytes, Ordering::Release);
         }
         if let Err(source) = self.file.set_len(bytes) {
@@ -250,10 +261,10 @@ impl AsFd for Image {
 
 impl Drop for Image {
     fn drop(&mut self) {
-        // A write that was under way while the disk was made smaller has made the file longer again: now that the last
-        // has ended, cut it.
-        let bytes = self.bytes();
-        if !self.read_only && !self.is_device && length(&self.file).is_ok_and(|len| len > bytes) {
+        // A write that was under way while the disk was made smaller may have made the file longer again: now that the
+        // last has ended, cut it. Never otherwise: an image that was only looked at belongs to somebody else.
+        let (bytes, shrunk) = (self.bytes(), self.shrunk.load(Ordering::Acquire));
+        if shrunk && length(&self.file).is_ok_and(|len| len > bytes) {
             let _ = self.file.set_len(bytes);
         }
     }

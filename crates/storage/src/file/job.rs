@@ -156,7 +156,8 @@ impl Job {
             return Err(Ok(()));
         }
         let unit = u64::from(image.offset_align);
-        if (self.kind != Kind::Discard || image.is_device) && !(self.offset | self.left).is_multiple_of(unit) {
+        if (self.kind != Kind::Discard || image.is_device) && !(self.offset | self.left).is_multiple_of(unit)
+        {
             return Err(Err(Fault::Io(libc::EINVAL)));
         }
         match self.way {
@@ -197,7 +198,8 @@ impl Job {
                 }
                 _ => {
                     if let Some(before) = last {
-                        crooked |= before.iov_base as usize & image.memory_mask | before.iov_len & image.length_mask;
+                        crooked |=
+                            before.iov_base as usize & image.memory_mask | before.iov_len & image.length_mask;
                         // SAFETY: end < ranges.len() <= MAX_RANGES, the size of the slice.
                         unsafe { self.place.table.add(end).write(before) };
                         end += 1;
@@ -353,7 +355,8 @@ impl Job {
             let buffer = unsafe { std::slice::from_raw_parts(self.place.bounce, bytes as usize) };
             if let Some(map) = map {
                 let view = GuestView::new(map.clone());
-                if let Err(wrong) = self.copy(buffer.len(), |gpa, at, n| view.write(gpa, &buffer[at..at + n])) {
+                if let Err(wrong) = self.copy(buffer.len(), |gpa, at, n| view.write(gpa, &buffer[at..at + n]))
+                {
                     return Some(Err(Fault::Guest(wrong)));
                 }
             }
@@ -409,3 +412,7 @@ impl Job {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "job_tests.rs"]
+mod tests;

@@ -108,7 +108,8 @@ pub struct Waiting {
     pub patience: Duration,
 }
 
-/// An image that this process has taken for itself. See [`Image`](self) for how it is read and written.
+/// An image that this process has taken for itself. It is read and written either with `O_DIRECT` only or through the page cache
+/// only, never by turns.
 #[derive(Debug)]
 pub struct FileBacking {
     image: Arc<Image>,

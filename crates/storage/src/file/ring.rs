@@ -275,7 +275,9 @@ fn entry(step: Step, tag: u16) -> squeue::Entry {
             opcode::Readv::new(of(source), table, count).offset(offset).build()
         }
         Step::Write { at, len, offset } => opcode::Write::new(IMAGE, at, len).offset(offset).build(),
-        Step::WriteV { table, count, offset } => opcode::Writev::new(IMAGE, table, count).offset(offset).build(),
+        Step::WriteV { table, count, offset } => {
+            opcode::Writev::new(IMAGE, table, count).offset(offset).build()
+        }
         Step::Sync => opcode::Fsync::new(IMAGE).flags(FsyncFlags::DATASYNC).build(),
         Step::Allocate { mode, offset, len } => {
             opcode::Fallocate::new(IMAGE, len).offset(offset).mode(mode).build()

@@ -79,7 +79,10 @@ impl Stall {
 
 impl fmt::Debug for Stall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stall").field("below", &self.below).field("judge", &self.judge).finish_non_exhaustive()
+        f.debug_struct("Stall")
+            .field("below", &self.below)
+            .field("judge", &self.judge)
+            .finish_non_exhaustive()
     }
 }
 

@@ -106,7 +106,8 @@ impl PowerCut {
 
     /// How many bytes would be lost now.
     pub fn unflushed(&self) -> u64 {
-        self.shared.dirty.iter().map(|w| u64::from(w.load(Ordering::Acquire).count_ones())).sum::<u64>() * SECTOR
+        self.shared.dirty.iter().map(|w| u64::from(w.load(Ordering::Acquire).count_ones())).sum::<u64>()
+            * SECTOR
     }
 }
 

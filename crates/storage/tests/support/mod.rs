@@ -44,7 +44,11 @@ impl Rig {
             let before = ended.len();
             self.lane.reap(&mut |tag, outcome| ended.push((tag, outcome)));
             if ended.len() == before {
-                assert!(self.readable(20_000), "the waker stays silent with {} in flight", self.lane.in_flight());
+                assert!(
+                    self.readable(20_000),
+                    "the waker stays silent with {} in flight",
+                    self.lane.in_flight()
+                );
             }
         }
         ended
@@ -141,7 +145,10 @@ pub fn ways(path: &Path) -> Vec<(String, FileOptions)> {
     let mut ways = Vec::new();
     for engine in [EngineChoice::IoUring, EngineChoice::Threads] {
         for direct in [Direct::On, Direct::Off] {
-            ways.push((format!("{engine:?} direct {direct:?}"), FileOptions { engine, direct, ..FileOptions::new(path) }));
+            ways.push((
+                format!("{engine:?} direct {direct:?}"),
+                FileOptions { engine, direct, ..FileOptions::new(path) },
+            ));
         }
     }
     ways
