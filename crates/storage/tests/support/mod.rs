@@ -1,6 +1,7 @@
 //! What the tests of this crate share: a lane with a guest behind it, throw-away images and loop devices.
 #![allow(dead_code)]
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -81,9 +82,11 @@ pub fn image(folder: &Path, bytes: u64) -> PathBuf {
     path
 }
 
-/// Why a test did not run. Loud, so that nobody takes it for a pass.
+/// Says why a test did not run, past the capture of the test harness, so that nobody takes it for a pass. With `IOPLANE_NO_SKIP`
+/// set (where everything is known to be there) it is a failure.
 pub fn skip(why: &str) {
-    eprintln!("\n*** SKIPPED: {why} ***\n");
+    let _ = writeln!(std::io::stderr(), "\n*** SKIPPED: {why} ***");
+    assert!(std::env::var_os("IOPLANE_NO_SKIP").is_none(), "skipped: {why}");
 }
 
 /// Runs a command and gives its standard output; `None` if it is not there or fails.
