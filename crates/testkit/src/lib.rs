@@ -2,6 +2,8 @@
 
 pub mod allocator;
 pub mod conformance;
+pub mod crash;
 pub mod driver;
 pub mod front;
+pub mod hand;
 pub mod toy;

@@ -63,6 +63,16 @@ pub fn here(point: KillPoint) {
     let _ = point;
 }
 
+/// Dies here if `offset` is on the sector that the environment variable `IOPLANE_KILL_AT_SECTOR` names: a request that
+/// kills the daemon whenever it is tried.
+#[inline(always)]
+pub fn at_offset(offset: u64) {
+    #[cfg(feature = "kill-points")]
+    armed::pass_offset(offset);
+    #[cfg(not(feature = "kill-points"))]
+    let _ = offset;
+}
+
 /// Whether the journal is kept. A test takes it out, to show that crash replay stands on it.
 #[inline(always)]
 pub fn journal_kept() -> bool {
@@ -97,11 +107,23 @@ mod armed {
             && wanted == point
             && PASSED.fetch_add(1, Ordering::Relaxed) + 1 == times
         {
-            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-            // The signal is on its way; nothing after this point may happen.
-            loop {
-                std::thread::park();
-            }
+            die();
+        }
+    }
+
+    pub fn pass_offset(offset: u64) {
+        static SECTOR: OnceLock<Option<u64>> = OnceLock::new();
+        let sector = SECTOR.get_or_init(|| std::env::var("IOPLANE_KILL_AT_SECTOR").ok()?.parse().ok());
+        if *sector == Some(offset / 512) {
+            die();
+        }
+    }
+
+    fn die() -> ! {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        // The signal is on its way; nothing after this point may happen.
+        loop {
+            std::thread::park();
         }
     }
 

@@ -130,6 +130,9 @@ impl Work {
     #[inline]
     fn begin(&mut self, queue: &mut Queue, taken: Taken, ask: Ask, started: Instant) {
         kill::here(KillPoint::Parsed);
+        if let Ask::Read { offset } | Ask::Write { offset } = ask {
+            kill::at_offset(offset);
+        }
         let (read, write) =
             (matches!(ask, Ask::Read { .. }), matches!(ask, Ask::Write { .. } | Ask::WriteZeroes { .. }));
         let (data, bytes, status) = (self.parser.data(), self.parser.data_bytes(), self.parser.status());

@@ -1,0 +1,138 @@
+//! `kill -9` at every named moment of a request's life: the guest sees a pause and no error, each request is answered
+//! exactly once. The same without the journal must go wrong.
+//!
+//! Needs the feature `kill-points`; `script/test` runs it with that.
+#![cfg(feature = "kill-points")]
+
+use std::process::Command;
+use std::time::Duration;
+
+use ioplane_testkit::crash::{CrashLoad, End, Victim};
+use ioplane_testkit::driver::Op;
+use ioplane_virtio::kill::KillPoint;
+
+const QUEUES: u16 = 2;
+const DEPTH: u16 = 16;
+const TIMES: u32 = 10;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Stage {
+    directory: tempfile::TempDir,
+    without_journal: bool,
+}
+
+impl Stage {
+    fn new(without_journal: bool) -> Self {
+        // Where the build is: tmpfs may be what the system's own place for files is, and has no O_DIRECT.
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let image = std::fs::File::create(directory.path().join("disk.img")).unwrap();
+        image.set_len(CrashLoad::image_bytes(QUEUES)).unwrap();
+        Stage { directory, without_journal }
+    }
+
+    fn victim(&self, environment: &[(&str, String)]) -> Victim {
+        let socket = self.directory.path().join("disk.sock");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_smallest"));
+        command.arg(&socket).arg(self.directory.path().join("disk.img")).arg(QUEUES.to_string());
+        command.envs(environment.iter().map(|(name, value)| (*name, value.as_str())));
+        if self.without_journal {
+            command.env("IOPLANE_WITHOUT_JOURNAL", "1");
+        }
+        Victim::start(command, &socket).unwrap()
+    }
+}
+
+/// Kills at `point` once. Whether it was hit; the load goes on either way.
+fn kill_at(load: &mut CrashLoad, stage: &Stage, point: KillPoint) -> Result<bool, String> {
+    // Replays pass some of these points too. A request in hand at two deaths stops its queue, so the count goes beyond them.
+    let nth = match point {
+        KillPoint::Recovered => load.between(1, u64::from(QUEUES) + 1),
+        KillPoint::Replayed => load.between(1, 8),
+        _ => load.between(u64::from(QUEUES * DEPTH) + 8, 300),
+    };
+    let mut victim = stage.victim(&[("IOPLANE_KILL_AT", format!("{}:{nth}", point.name()))]);
+    if load.connect(&mut victim, PATIENCE)?.is_none() {
+        return Ok(victim.ended() == Some(End::Killed));
+    }
+    match load.run(&mut victim, Duration::from_secs(10))? {
+        Some(End::Killed) => Ok(true),
+        Some(End::Otherwise) => Err(format!("the daemon died at {} by itself", point.name())),
+        None if load.oldest() > Duration::from_secs(9) => {
+            Err(format!("no answer within 9 s, {} wait: lost", load.waiting()))
+        }
+        // Nothing was in flight to replay, or too little happened; the crash that follows is one at no point in particular.
+        None => {
+            victim.kill();
+            Ok(false)
+        }
+    }
+}
+
+fn campaign(stage: &Stage, seed: u64) -> Result<u64, String> {
+    let mut load = CrashLoad::new(QUEUES, DEPTH, seed)?;
+    for point in KillPoint::ALL {
+        let mut hits = 0;
+        for attempt in 0.. {
+            if kill_at(&mut load, stage, *point)? {
+                hits += 1;
+            }
+            if hits == TIMES {
+                break;
+            }
+            if attempt > 3 * TIMES {
+                return Err(format!("{} was hit {hits} times in {attempt} attempts", point.name()));
+            }
+        }
+        println!("{:<15} hit {hits} times, {} requests answered so far", point.name(), load.answered);
+    }
+    let mut victim = stage.victim(&[]);
+    load.connect(&mut victim, PATIENCE)?.ok_or("the last daemon died")?;
+    load.run(&mut victim, Duration::from_millis(200))?;
+    load.settle()?;
+    println!("longest wait for an answer {:?}", load.longest);
+    Ok(load.answered)
+}
+
+#[test]
+fn every_kill_point_ten_times_and_the_guest_cannot_tell() {
+    let answered = campaign(&Stage::new(false), 0x5eed).unwrap();
+    assert!(answered > 1000);
+}
+
+#[test]
+fn without_the_journal_the_same_goes_wrong() {
+    let wrong =
+        campaign(&Stage::new(true), 0x5eed).expect_err("crash replay does not depend on the journal?");
+    println!("without the journal: {wrong}");
+}
+
+#[test]
+fn a_request_that_kills_the_daemon_twice_stops_its_own_queue_and_nobody_elses() {
+    let stage = Stage::new(false);
+    let mut load = CrashLoad::new(QUEUES, DEPTH, 1).unwrap();
+    // A sector of queue 0's that nothing else uses: the daemon dies whenever it has parsed a request for it.
+    let poison = CrashLoad::image_bytes(QUEUES) / 512 - 8;
+    let environment = [("IOPLANE_KILL_AT_SECTOR", poison.to_string())];
+    load.avoid(1, poison);
+    let mut victim = stage.victim(&environment);
+    load.connect(&mut victim, PATIENCE).unwrap().unwrap();
+    load.run(&mut victim, Duration::from_millis(100)).unwrap();
+    load.plant(0, Op::Read, poison).unwrap();
+    assert_eq!(load.run(&mut victim, Duration::from_secs(20)).unwrap(), Some(End::Killed), "first death");
+    let mut victim = stage.victim(&environment);
+    if load.connect(&mut victim, PATIENCE).unwrap().is_some() {
+        assert_eq!(
+            load.run(&mut victim, Duration::from_secs(20)).unwrap(),
+            Some(End::Killed),
+            "second death"
+        );
+    }
+    assert_eq!(victim.ended(), Some(End::Killed));
+    let mut victim = stage.victim(&environment);
+    load.connect(&mut victim, PATIENCE).unwrap().unwrap();
+    load.give_up(0);
+    let before = load.answered;
+    assert_eq!(load.run(&mut victim, Duration::from_millis(500)).unwrap(), None, "no third death");
+    load.settle().unwrap();
+    assert!(load.answered > before, "the other queue goes on");
+}
