@@ -1,0 +1,67 @@
+//! Fuzz targets: whatever a guest, a front end or a saved state can say must end in a value, never in a panic, an
+//! endless loop or a store outside what the driver offered.
+//!
+//! ```text
+//!   bytes --Unstructured--> a nearly right ring, request, message or state, with mistakes --> the crate's own code
+//!                                                                                              | oracles
+//!            fuzz_targets/ (cargo-fuzz, coverage-guided)  --+                                   v
+//!            mutate.rs     (any cargo, bounded seconds)   --+--> run(bytes) -> signature, or a panic
+//! ```
+//!
+//! A target answers with a signature of what it saw; the runner without coverage keeps inputs that give a new one.
+#![deny(unsafe_code)]
+
+pub mod blk_request;
+pub mod guest;
+pub mod late;
+pub mod mutate;
+pub mod ring_walk;
+pub mod stage;
+pub mod state_load;
+pub mod vhost_user;
+
+/// One target.
+#[derive(Clone, Copy)]
+pub struct Target {
+    /// Its name, as cargo-fuzz knows it.
+    pub name: &'static str,
+    /// Runs one input; panics on a finding.
+    pub run: fn(&[u8]) -> u64,
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    Target { name: "ring_walk", run: ring_walk::run },
+    Target { name: "blk_request", run: blk_request::run },
+    Target { name: "state_load", run: state_load::run },
+    Target { name: "vhost_user", run: vhost_user::run },
+];
+
+/// What a run saw, in one number (FNV-1a).
+#[derive(Debug, Clone, Copy)]
+pub struct Signature(u64);
+
+impl Default for Signature {
+    fn default() -> Self {
+        Signature(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Signature {
+    /// Something was seen.
+    pub fn saw(&mut self, what: &str) {
+        for byte in what.bytes().chain([0xff]) {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+
+    /// A number was seen; only its magnitude counts.
+    pub fn count(&mut self, number: u64) {
+        self.0 = (self.0 ^ u64::from(64 - number.leading_zeros())).wrapping_mul(0x0100_0000_01b3);
+    }
+
+    /// The number.
+    pub fn value(self) -> u64 {
+        self.0
+    }
+}

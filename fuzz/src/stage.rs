@@ -1,0 +1,125 @@
+//! An I/O core without a thread: seats are stepped by whoever holds the stage.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ioplane_device::{Budget, CoreId, Gone, Order, Placement, Post, Seat, SeatId, Step};
+
+/// Turns after which a poller that was told to stop, and has nothing that could keep it, is stuck.
+pub const PATIENCE: u32 = 20_000;
+
+/// The seats.
+#[derive(Debug, Default)]
+pub struct Stage {
+    seats: Mutex<Vec<Seat>>,
+    /// Every order is followed by turns until nothing happens any more.
+    eager: bool,
+}
+
+impl Stage {
+    /// A core that turns only when told.
+    pub fn patient() -> Arc<Self> {
+        Arc::new(Stage::default())
+    }
+
+    /// A core that turns by itself after every order.
+    pub fn eager() -> Arc<Self> {
+        Arc::new(Stage { eager: true, ..Stage::default() })
+    }
+
+    /// It as a placement of every queue.
+    pub fn placement(self: &Arc<Self>) -> Arc<dyn Placement> {
+        Arc::new(Everywhere(self.clone()))
+    }
+
+    /// Works on the seats, which are out of everybody's hands meanwhile.
+    fn with<R>(&self, work: impl FnOnce(&mut Vec<Seat>) -> R) -> R {
+        work(&mut self.seats.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// One turn of every seat; says how much was done.
+    pub fn turn(&self, budget: u32) -> u32 {
+        self.with(|seats| turn(seats, budget))
+    }
+
+    /// As a core that goes to sleep and wakes up again.
+    pub fn nap(&self, polling: bool) {
+        self.with(|seats| {
+            for seat in seats {
+                seat.tidy();
+                seat.arm();
+                seat.disarm(polling);
+            }
+        });
+    }
+
+    /// Turns until nothing happens.
+    pub fn run(&self) {
+        self.with(run);
+    }
+
+    /// Whether anybody sits.
+    pub fn is_empty(&self) -> bool {
+        self.with(|seats| seats.is_empty())
+    }
+}
+
+fn turn(seats: &mut Vec<Seat>, budget: u32) -> u32 {
+    let mut done = 0;
+    seats.retain_mut(|seat| match seat.step(Budget(budget)) {
+        Step::Idle => true,
+        Step::Busy(count) => {
+            done += count;
+            true
+        }
+        Step::Vacated => {
+            done += 1;
+            false
+        }
+    });
+    done
+}
+
+fn run(seats: &mut Vec<Seat>) {
+    for _ in 0..PATIENCE {
+        if turn(seats, 32) == 0 {
+            return;
+        }
+    }
+    panic!("a poller was busy for {PATIENCE} turns in a row");
+}
+
+impl Post for Stage {
+    fn core(&self) -> CoreId {
+        CoreId(0)
+    }
+
+    fn post(&self, order: Order) -> Result<(), Gone> {
+        self.with(|seats| {
+            match order {
+                Order::Sit(seat) => seats.push(seat),
+                Order::Tell(id, tell) => {
+                    if let Some(seat) = seat(seats, id) {
+                        seat.tell(tell);
+                    }
+                }
+            }
+            if self.eager {
+                run(seats);
+            }
+        });
+        Ok(())
+    }
+}
+
+fn seat(seats: &mut [Seat], id: SeatId) -> Option<&mut Seat> {
+    seats.iter_mut().find(|seat| seat.id() == id)
+}
+
+/// The same stage for every queue.
+struct Everywhere(Arc<Stage>);
+
+impl Placement for Everywhere {
+    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn Post> {
+        self.0.clone()
+    }
+}
