@@ -45,6 +45,7 @@ impl Source {
     pub fn is_test_file(&self) -> bool {
         self.path.contains("/tests/")
             || self.path.contains("/benches/")
+            || self.path.contains("/examples/")
             || self.path.ends_with("_tests.rs")
             || self.path.ends_with("/tests.rs")
     }
