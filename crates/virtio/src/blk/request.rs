@@ -95,6 +95,8 @@ impl Parser {
         self.status = status.gpa.checked_add(u64::from(status.len) - 1).ok_or(RingFault::NoStatus(head))?;
         // A status byte that cannot be written is found out before anything is done.
         view.iovec(GuestRange { gpa: self.status, len: 1 })?;
+        // Written when the request is done; the line is the driver's processor's until then.
+        view.prefetch_store(self.status);
         if chain.overlong() {
             return Ok(Ask::Refuse(VIRTIO_BLK_S_IOERR));
         }
