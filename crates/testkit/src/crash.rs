@@ -58,6 +58,11 @@ impl Victim {
         Some(if status.signal() == Some(9) { End::Killed } else { End::Otherwise })
     }
 
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends SIGKILL and waits for the process to go.
     pub fn kill(&mut self) {
         let _ = self.child.kill();

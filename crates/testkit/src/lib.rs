@@ -6,4 +6,5 @@ pub mod crash;
 pub mod driver;
 pub mod front;
 pub mod hand;
+pub mod slow;
 pub mod toy;
