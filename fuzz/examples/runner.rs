@@ -1,4 +1,4 @@
-//! `ioplane-fuzz`: the targets without cargo-fuzz. See script/fuzz.
+//! The targets without cargo-fuzz. See script/fuzz.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,9 +8,9 @@ use anyhow::{Context, Result};
 use ioplane_fuzz::mutate::{self, Rng};
 use ioplane_fuzz::{TARGETS, Target};
 
-const USAGE: &str = "usage: ioplane-fuzz run TARGET|all SECONDS [SEED]
-       ioplane-fuzz replay TARGET FILE...
-       ioplane-fuzz seeds TARGET FOLDER";
+const USAGE: &str = "usage: runner run TARGET|all SECONDS [SEED]
+       runner replay TARGET FILE...
+       runner seeds TARGET FOLDER";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -52,7 +52,7 @@ fn run(name: &str, seconds: &str, seed: Option<&str>) -> Result<bool> {
         println!("{}: {runs} inputs, {signatures} signatures, seed {seed}", target.name);
         if let Some((path, text)) = outcome.finding {
             println!(
-                "{}: FOUND {text}\n  again: ioplane-fuzz replay {} {}",
+                "{}: FOUND {text}\n  again: script/fuzz --replay {} {}",
                 target.name,
                 target.name,
                 path.display()
