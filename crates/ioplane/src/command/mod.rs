@@ -1,0 +1,243 @@
+//! The command line: every command but `serve` and `doctor` asks the daemon.
+
+mod doctor;
+mod qemu;
+mod show;
+mod table;
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::CommandFactory;
+use hyper::Method;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::cli::{BackingArgs, Cli, Command, CoreCommand, DiskAdd, DiskCommand, QemuArgs};
+use crate::client::Client;
+use crate::config::Problems;
+use crate::daemon::{self, ChangeForm, CoreForm, MoveForm, NotifyForm};
+use crate::report::{CoreReport, DiskReport, DoneReport, StatusReport};
+use crate::spec::DiskForm;
+
+/// After this long a person wants to see that something is going on.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Does what was typed.
+pub fn run(cli: Cli) -> ExitCode {
+    let json = cli.json;
+    match perform(cli) {
+        Ok(code) => code,
+        Err(error) => {
+            let bad_config = error.downcast_ref::<Problems>().is_some();
+            eprintln!("ioplane: {error}{}", causes(&error));
+            if json && let Some(crate::client::Refused(refusal)) = error.downcast_ref() {
+                // A program reads it there, and the exit code says that it is no answer.
+                let _ = print_json(refusal);
+            }
+            ExitCode::from(if bad_config { 2 } else { 1 })
+        }
+    }
+}
+
+/// What is below an error, in one line.
+fn causes(error: &anyhow::Error) -> String {
+    error.chain().skip(1).map(|cause| format!(": {cause}")).collect()
+}
+
+fn perform(cli: Cli) -> Result<ExitCode> {
+    let client = || Client::new(cli.socket.as_deref().unwrap_or(Path::new(daemon::SOCKET)));
+    let json = cli.json;
+    match cli.command {
+        Command::Serve { config } => {
+            crate::log::start(&cli.log)?;
+            daemon::serve(&config, cli.socket)?;
+        }
+        Command::Status => {
+            let status: StatusReport = client()?.get("/v1/status")?;
+            print(json, &status, show::status)?;
+        }
+        Command::Disk(command) => disk(&client()?, command, json)?,
+        Command::Core(command) => core(&client()?, command, json)?,
+        Command::QemuArgs(args) => qemu_args(&client()?, &args, json)?,
+        Command::Doctor => return doctor::run(json),
+        Command::Reload => {
+            let done: DoneReport = working("reading the configuration", || ask(&client()?, Method::POST, "/v1/reload", None::<&()>))?;
+            print(json, &done, |done| match done.done.as_slice() {
+                [] => "nothing to do\n".to_owned(),
+                lines => lines.join("\n") + "\n",
+            })?;
+        }
+        Command::Completion { shell } => {
+            // Written whole first: whoever reads may stop in the middle.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "ioplane", &mut script);
+            out(&script)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes to standard output; that nobody reads it any more is no error.
+fn out(bytes: &[u8]) -> Result<()> {
+    match std::io::stdout().lock().write_all(bytes) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("write the answer"),
+        _ => Ok(()),
+    }
+}
+
+fn print_json(report: &impl Serialize) -> Result<()> {
+    out((serde_json::to_string_pretty(report)? + "\n").as_bytes())
+}
+
+fn print<T: Serialize>(json: bool, report: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
+    if json { print_json(report) } else { out(text(report).as_bytes()) }
+}
+
+fn ask<T: DeserializeOwned>(client: &Client, method: Method, path: &str, body: Option<&impl Serialize>) -> Result<T> {
+    client.ask(method, path, body)
+}
+
+/// Does `work`; if it takes long, a terminal shows that it goes on.
+fn working<T>(what: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    if !std::io::stderr().is_terminal() {
+        return work();
+    }
+    let (done, wait) = mpsc::channel::<()>();
+    let spinner = std::thread::spawn(move || {
+        if wait.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+            let bar = indicatif::ProgressBar::new_spinner().with_message(what);
+            bar.enable_steady_tick(Duration::from_millis(100));
+            let _ = wait.recv();
+            bar.finish_and_clear();
+        }
+    });
+    let outcome = work();
+    drop(done);
+    let _ = spinner.join();
+    outcome
+}
+
+/// As seen from here, not from the daemon.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("the path {}", path.display()))
+}
+
+/// The address of a disk. Names that are not plain cannot be one, and the daemon says why.
+fn address(name: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let encoded: String =
+        name.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect();
+    format!("/v1/disks/{encoded}")
+}
+
+fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
+    let one = |disk: &DiskReport| show::disks(std::slice::from_ref(disk));
+    match command {
+        DiskCommand::Add(add) => {
+            let (path, form) = (address(&add.name), form(add)?);
+            let disk: DiskReport = working("opening the image", || ask(client, Method::PUT, &path, Some(&form)))?;
+            print(json, &disk, one)
+        }
+        DiskCommand::Remove { name, force } => {
+            let path = format!("{}?force={force}", address(&name));
+            let done: DoneReport =
+                working("waiting for requests to end", || ask(client, Method::DELETE, &path, None::<&()>))?;
+            print(json, &done, |done| done.done.join("\n") + "\n")
+        }
+        DiskCommand::List => {
+            let disks: Vec<DiskReport> = client.get("/v1/disks")?;
+            print(json, &disks, |disks| show::disks(disks))
+        }
+        DiskCommand::Resize { name, size, shrink } => {
+            let form = ChangeForm { size: Some(size), shrink, ..ChangeForm::default() };
+            let disk: DiskReport = working("resizing", || ask(client, Method::PATCH, &address(&name), Some(&form)))?;
+            print(json, &disk, one)
+        }
+        DiskCommand::Replace { name, backing } => {
+            let BackingArgs { path, memory, direct, engine } = backing;
+            let path = path.as_deref().map(absolute).transpose()?;
+            let form = ChangeForm { path, memory, direct, engine, ..ChangeForm::default() };
+            let disk: DiskReport =
+                working("waiting for a quiet moment", || ask(client, Method::PATCH, &address(&name), Some(&form)))?;
+            if disk.origin == "config" && !json {
+                eprintln!("ioplane: to keep this after a reboot of the host, write it into the configuration as well");
+            }
+            print(json, &disk, one)
+        }
+    }
+}
+
+fn form(add: DiskAdd) -> Result<DiskForm> {
+    let BackingArgs { path, memory, direct, engine } = add.backing;
+    Ok(DiskForm {
+        path: path.as_deref().map(absolute).transpose()?,
+        memory,
+        read_only: add.read_only.then_some(true),
+        serial: add.serial,
+        queues: add.queues,
+        queue_size: add.queue_size,
+        block_size: add.block_size,
+        direct,
+        engine,
+        core: add.core,
+        socket: add.vhost_socket.as_deref().map(absolute).transpose()?,
+    })
+}
+
+fn core(client: &Client, command: CoreCommand, json: bool) -> Result<()> {
+    let one = |core: &CoreReport| show::cores(std::slice::from_ref(core));
+    match command {
+        CoreCommand::List => {
+            let cores: Vec<CoreReport> = client.get("/v1/cores")?;
+            print(json, &cores, |cores| show::cores(cores))
+        }
+        CoreCommand::Add { cpu, notify, spin_us, manners } => {
+            let form = CoreForm { cpu, notify, spin_us, budget: None, manners };
+            let core: CoreReport = ask(client, Method::POST, "/v1/cores", Some(&form))?;
+            print(json, &core, one)
+        }
+        CoreCommand::Retire { id } => {
+            let done: DoneReport = ask(client, Method::DELETE, &format!("/v1/cores/{id}"), None::<&()>)?;
+            print(json, &done, |done| done.done.join("\n") + "\n")
+        }
+        CoreCommand::Mode { mode, core: Some(id) } => {
+            let form = NotifyForm { notify: Some(mode), spin_us: None };
+            let core: CoreReport = ask(client, Method::PATCH, &format!("/v1/cores/{id}"), Some(&form))?;
+            print(json, &core, one)
+        }
+        CoreCommand::Mode { mode, core: None } => {
+            let form = NotifyForm { notify: Some(mode), spin_us: None };
+            let cores: Vec<CoreReport> = ask(client, Method::PUT, "/v1/notify", Some(&form))?;
+            print(json, &cores, |cores| show::cores(cores))
+        }
+        CoreCommand::Move { disk, queue, core } => {
+            let form = MoveForm { disk, queue, core };
+            let disk: DiskReport =
+                working("waiting for requests to end", || ask(client, Method::POST, "/v1/queues/move", Some(&form)))?;
+            print(json, &disk, |disk| format!("queue {queue} of {} is on core {core}\n", disk.name))
+        }
+    }
+}
+
+fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
+    let disk: DiskReport = client.get(&address(&wanted.name))?;
+    let version = match &wanted.qemu_version {
+        Some(text) => qemu::Version::of(text).with_context(|| format!("{text:?} is no version: write 7.2"))?,
+        None => qemu::Version::ask(&wanted.qemu)?,
+    };
+    let memory = (!wanted.disk_only).then_some(wanted.memory);
+    let args = qemu::args(&disk, memory, version, wanted.bootindex);
+    if std::io::stdout().is_terminal() && !json && memory.is_some() {
+        eprintln!("# paste behind: {} -accel kvm (or tcg) -nographic ...; -m, if given, must be {}", wanted.qemu, wanted.memory);
+    }
+    #[derive(Serialize)]
+    struct QemuReport {
+        args: Vec<String>,
+    }
+    print(json, &QemuReport { args }, |report| qemu::line(&report.args) + "\n")
+}

@@ -1,0 +1,329 @@
+//! HTTP with JSON on the control socket: what the command line and other programs talk to.
+//!
+//! | method and path | body | answer |
+//! |---|---|---|
+//! | `GET /v1/status` | | [`crate::report::StatusReport`] |
+//! | `GET /v1/disks`, `GET /v1/disks/NAME` | | [`crate::report::DiskReport`], several or one |
+//! | `PUT /v1/disks/NAME` | [`DiskForm`] | 201 and the disk |
+//! | `PATCH /v1/disks/NAME` | [`ChangeForm`] | the disk |
+//! | `DELETE /v1/disks/NAME?force=true` | | what was done |
+//! | `GET /v1/cores`, `GET /v1/cores/ID` | | [`crate::report::CoreReport`], several or one |
+//! | `POST /v1/cores` | [`CoreForm`] | 201 and the core |
+//! | `PATCH /v1/cores/ID` | [`NotifyForm`] | the core |
+//! | `DELETE /v1/cores/ID` | | what was done |
+//! | `PUT /v1/notify` | [`NotifyForm`] | all cores |
+//! | `POST /v1/queues/move` | [`MoveForm`] | the disk |
+//! | `POST /v1/reload` | | what was done; 422 with every problem |
+//!
+//! Errors are `{"error", "remedy"}` with 404, 405, 409, 413, 422, 500 or 503. A request that has been read is carried out to its
+//! end, whether or not its client stays.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, patch, post, put};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::disk::blocking;
+use super::disks::OnFailure;
+use super::ledger::DiskRecord;
+use super::Daemon;
+use crate::refusal::{Kind, Refusal, RefusalBody};
+use crate::report::{CoreReport, DoneReport};
+use crate::size::Size;
+use crate::spec::{BackingSpec, CoreSpec, DirectWord, DiskForm, EngineWord, MannersWord, NotifyWord};
+
+/// Largest body: a form is some hundred bytes.
+const BODY: usize = 64 << 10;
+
+/// A change of a disk: a new size, or another backing.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ChangeForm {
+    /// New size.
+    pub size: Option<Size>,
+    /// It may be smaller than the old one.
+    pub shrink: bool,
+    /// Another image, whose content is the same.
+    pub path: Option<std::path::PathBuf>,
+    /// Other memory: zeros, of this size.
+    pub memory: Option<Size>,
+    /// Past the page cache.
+    pub direct: Option<DirectWord>,
+    /// Who does the I/O.
+    pub engine: Option<EngineWord>,
+}
+
+/// A new core.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CoreForm {
+    /// Processor to pin it to.
+    pub cpu: Option<u32>,
+    /// How it starts.
+    pub notify: Option<NotifyWord>,
+    /// Microseconds without work before it sleeps.
+    pub spin_us: Option<u64>,
+    /// Most requests from one queue in a turn.
+    pub budget: Option<u32>,
+    /// Towards others.
+    pub manners: Option<MannersWord>,
+}
+
+/// How queues learn of requests.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NotifyForm {
+    /// Polled or notified.
+    pub notify: Option<NotifyWord>,
+    /// Microseconds without work before a polled core sleeps.
+    pub spin_us: Option<u64>,
+}
+
+/// A queue that is to move.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveForm {
+    /// Whose.
+    pub disk: String,
+    /// Which.
+    pub queue: u16,
+    /// Where to.
+    pub core: u32,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RemoveQuery {
+    force: bool,
+}
+
+type Own = State<Arc<Daemon>>;
+type Body = Result<Bytes, BytesRejection>;
+type Answer = Result<Response, Refusal>;
+
+/// The whole API.
+pub fn router(daemon: Arc<Daemon>) -> Router {
+    Router::new()
+        .route("/v1/status", get(status))
+        .route("/v1/disks", get(disks))
+        .route("/v1/disks/{name}", get(disk).put(add).patch(change).delete(remove))
+        .route("/v1/cores", get(cores).post(add_core))
+        .route("/v1/cores/{id}", patch(set_core).get(core).delete(retire))
+        .route("/v1/notify", put(notify))
+        .route("/v1/queues/move", post(move_queue))
+        .route("/v1/reload", post(reload))
+        .fallback(async || Refusal::missing("there is no such resource", "see the table in docs/guide"))
+        .method_not_allowed_fallback(async || {
+            Refusal::method("this resource does not know this method", "see the table in docs/guide")
+        })
+        .layer(DefaultBodyLimit::max(BODY))
+        .with_state(daemon)
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let status = match self.kind {
+            Kind::Missing => StatusCode::NOT_FOUND,
+            Kind::Conflict => StatusCode::CONFLICT,
+            Kind::Huge => StatusCode::PAYLOAD_TOO_LARGE,
+            Kind::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Kind::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
+            Kind::Busy => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (status, axum::Json(RefusalBody { error: self.error, remedy: self.remedy })).into_response()
+    }
+}
+
+fn json(report: impl Serialize) -> Answer {
+    Ok(axum::Json(report).into_response())
+}
+
+fn created(report: impl Serialize) -> Answer {
+    Ok((StatusCode::CREATED, axum::Json(report)).into_response())
+}
+
+/// A body as a form.
+fn form<T: DeserializeOwned>(body: Body) -> Result<T, Refusal> {
+    let body = body.map_err(|rejected| match rejected.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            Refusal::huge(format!("a body of more than {BODY} bytes"), "a form has some hundred")
+        }
+        _ => Refusal::invalid(rejected.body_text(), "send the body whole"),
+    })?;
+    serde_json::from_slice(&body)
+        .map_err(|error| Refusal::invalid(format!("the body: {error}"), "send JSON with the fields of this resource"))
+}
+
+/// Does `work` to its end, whatever becomes of the request: dropping a change half-way would leave what is written down
+/// behind what is served.
+async fn whole<R: Send + 'static>(work: impl Future<Output = Result<R, Refusal>> + Send + 'static) -> Result<R, Refusal> {
+    tokio::spawn(work)
+        .await
+        .unwrap_or_else(|error| Err(Refusal::failed(error.to_string(), "this is a bug: report it with the log")))
+}
+
+async fn status(State(daemon): Own) -> Answer {
+    json(daemon.status().await)
+}
+
+async fn disks(State(daemon): Own) -> Answer {
+    json(daemon.disks.report().await)
+}
+
+async fn disk(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    json(daemon.disks.report_of(&name).await?)
+}
+
+async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: DiskForm = form(body)?;
+    let now = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
+    whole(async move {
+        let record = DiskRecord { configured: None, now, moved: Default::default(), bytes: None };
+        daemon.disks.add(record, OnFailure::Forget).await?;
+        created(daemon.disks.report_of(&name).await?)
+    })
+    .await
+}
+
+async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: ChangeForm = form(body)?;
+    let backing = match form {
+        ChangeForm { size: Some(size), path: None, memory: None, direct: None, engine: None, shrink } => {
+            return whole(async move {
+                daemon.disks.served(&name)?.resize(size, shrink).await?;
+                tracing::info!(disk = name, %size, "resized");
+                json(daemon.disks.report_of(&name).await?)
+            })
+            .await;
+        }
+        ChangeForm { size: None, shrink: false, path: Some(path), memory: None, direct, engine } => {
+            BackingSpec::File { path, direct: direct.unwrap_or_default(), engine: engine.unwrap_or_default() }
+        }
+        ChangeForm { size: None, shrink: false, path: None, memory: Some(Size(bytes)), direct: None, engine: None } => {
+            BackingSpec::Memory { bytes }
+        }
+        _ => {
+            let remedy = "send size (and shrink), or path (and direct, engine), or memory";
+            return Err(Refusal::invalid("neither one change nor another", remedy));
+        }
+    };
+    whole(async move {
+        let text = backing.name();
+        daemon.disks.served(&name)?.replace(backing).await?;
+        tracing::info!(disk = name, backing = text, "backing replaced");
+        json(daemon.disks.report_of(&name).await?)
+    })
+    .await
+}
+
+async fn remove(State(daemon): Own, Path(name): Path<String>, query: Result<Query<RemoveQuery>, axum::extract::rejection::QueryRejection>) -> Answer {
+    let Query(RemoveQuery { force }) =
+        query.map_err(|bad| Refusal::invalid(bad.body_text(), "there is only ?force=true"))?;
+    whole(async move {
+        daemon.disks.remove(&name, force, true).await?;
+        json(DoneReport { done: vec![format!("disk {name} removed")] })
+    })
+    .await
+}
+
+fn core_id(id: &str) -> Result<u32, Refusal> {
+    id.parse().map_err(|_| Refusal::missing(format!("there is no I/O core {id:?}"), "cores have numbers"))
+}
+
+fn one_core(daemon: &Daemon, id: u32) -> Result<CoreReport, Refusal> {
+    daemon.cores.check(id)?;
+    let found = daemon.cores.report().into_iter().find(|core| core.id == id);
+    found.ok_or_else(|| Refusal::busy(format!("I/O core {id} is only starting"), "ask again"))
+}
+
+async fn cores(State(daemon): Own) -> Answer {
+    json(daemon.cores.report())
+}
+
+async fn core(State(daemon): Own, Path(id): Path<String>) -> Answer {
+    json(one_core(&daemon, core_id(&id)?)?)
+}
+
+async fn add_core(State(daemon): Own, body: Body) -> Answer {
+    let form: CoreForm = form(body)?;
+    let mut spec = CoreSpec { cpu: form.cpu, ..CoreSpec::new(0) };
+    spec.notify = form.notify.unwrap_or(spec.notify);
+    spec.spin_us = form.spin_us.unwrap_or(spec.spin_us);
+    spec.budget = form.budget.unwrap_or(spec.budget);
+    spec.manners = form.manners.unwrap_or(spec.manners);
+    whole(blocking(move || {
+        let id = daemon.cores.start(spec, false, None)?;
+        created(one_core(&daemon, id)?)
+    }))
+    .await
+}
+
+fn set(daemon: &Daemon, id: Option<u32>, form: &NotifyForm) -> Result<(), Refusal> {
+    if form.notify.is_none() && form.spin_us.is_none() {
+        return Err(Refusal::invalid("nothing to change", "send notify or spin_us"));
+    }
+    let probe = CoreSpec { spin_us: form.spin_us.unwrap_or(0), ..CoreSpec::new(0) };
+    let flaws = probe.flaws();
+    if !flaws.is_empty() {
+        return Err(Refusal::flaws(&flaws));
+    }
+    daemon.cores.set(id, |core| {
+        core.notify = form.notify.unwrap_or(core.notify);
+        core.spin_us = form.spin_us.unwrap_or(core.spin_us);
+    })
+}
+
+async fn set_core(State(daemon): Own, Path(id): Path<String>, body: Body) -> Answer {
+    let (id, form): (u32, NotifyForm) = (core_id(&id)?, form(body)?);
+    whole(blocking(move || {
+        set(&daemon, Some(id), &form)?;
+        json(one_core(&daemon, id)?)
+    }))
+    .await
+}
+
+async fn notify(State(daemon): Own, body: Body) -> Answer {
+    let form: NotifyForm = form(body)?;
+    whole(blocking(move || {
+        set(&daemon, None, &form)?;
+        json(daemon.cores.report())
+    }))
+    .await
+}
+
+async fn retire(State(daemon): Own, Path(id): Path<String>) -> Answer {
+    let id = core_id(&id)?;
+    whole(blocking(move || {
+        daemon.cores.retire(id)?;
+        json(DoneReport { done: vec![format!("I/O core {id} retired")] })
+    }))
+    .await
+}
+
+async fn move_queue(State(daemon): Own, body: Body) -> Answer {
+    let MoveForm { disk, queue, core } = form(body)?;
+    whole(async move {
+        daemon.disks.move_queue(&disk, queue, core).await?;
+        json(daemon.disks.report_of(&disk).await?)
+    })
+    .await
+}
+
+async fn reload(State(daemon): Own) -> Answer {
+    let done = whole(async move {
+        daemon.reload().await.map_err(|problems| {
+            let remedy = "correct the lines named, then reload again; what was being served is still served";
+            Refusal::invalid(problems.to_string(), remedy)
+        })
+    });
+    json(DoneReport { done: done.await? })
+}

@@ -1,0 +1,248 @@
+//! The daemon: control plane of disks and I/O cores.
+//!
+//! ```text
+//!   CLI, programs --HTTP over control.sock--> api --+
+//!   SIGHUP ------------------------------> reload --+--> Disks --Handle--> one task a device (host::vhost_user)
+//!   Prometheus --HTTP on loopback----> metrics -----+--> Cores --> Pool    (I/O cores)
+//!                                                   \--> Ledger: state.json, for the daemon after a crash
+//! ```
+//!
+//! Must not know: rings, guests, what a backing does.
+
+mod api;
+mod cores;
+mod disk;
+mod disks;
+mod ledger;
+mod metrics;
+mod reload;
+mod serve;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::config::{Config, Problem, Problems};
+use crate::refusal::Refusal;
+use crate::report::StatusReport;
+use crate::spec::CoreSpec;
+use cores::Cores;
+use disks::{Disks, OnFailure};
+use ledger::{DiskRecord, Ledger, ThreeWay, disk_record};
+
+pub use api::{ChangeForm, CoreForm, MoveForm, NotifyForm};
+pub use serve::serve;
+
+/// Where the control socket is if nobody says.
+pub const SOCKET: &str = "/run/ioplane/control.sock";
+/// How long a daemon that is dying may keep the run directory.
+const INHERIT: Duration = Duration::from_secs(10);
+
+/// One in a process.
+pub struct Daemon {
+    disks: Disks,
+    cores: Arc<Cores>,
+    ledger: Arc<Ledger>,
+    config: Mutex<Arc<Config>>,
+    reloading: tokio::sync::Mutex<()>,
+    started: Instant,
+    /// Held as long as the process lives.
+    _lock: std::fs::File,
+}
+
+/// A disk that is to be served from the beginning, and whether an earlier daemon did.
+struct Start {
+    record: DiskRecord,
+    known: bool,
+}
+
+impl Daemon {
+    /// Takes the run directory and starts the cores; the disks come by [`Daemon::open_all`].
+    fn start(config: Config, control: PathBuf, run_dir: PathBuf) -> Result<(Arc<Daemon>, Vec<Start>)> {
+        std::fs::create_dir_all(&run_dir)
+            .with_context(|| format!("make the run directory {} (run_dir in [daemon])", run_dir.display()))?;
+        let lock = take(&run_dir, &control)?;
+        let ledger = Arc::new(Ledger::open(&run_dir.join("state.json"))?);
+        let known = ledger.entries();
+        config.images(|name| !known.disks.contains_key(name) && !known.removed.contains_key(name))?;
+        let cores = Arc::new(Cores::new(ledger.clone()));
+        let disks = Disks::new(cores.clone(), ledger.clone(), run_dir, control);
+        let daemon = Daemon {
+            disks,
+            cores,
+            ledger,
+            config: Mutex::new(Arc::new(config)),
+            reloading: tokio::sync::Mutex::default(),
+            started: Instant::now(),
+            _lock: lock,
+        };
+        daemon.start_cores()?;
+        let start = daemon.start_disks()?;
+        daemon.settle(&daemon.config());
+        Ok((Arc::new(daemon), start))
+    }
+
+    /// The configuration that holds.
+    fn config(&self) -> Arc<Config> {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The configured cores as they were set at run time, and those added at run time.
+    fn start_cores(&self) -> Result<()> {
+        let (config, known) = (self.config(), self.ledger.entries().cores);
+        let mut wanted: BTreeMap<u32, (CoreSpec, Option<CoreSpec>)> = BTreeMap::new();
+        for (spec, _) in &config.cores {
+            let (base, now) = known.get(&spec.id).map_or((None, None), |r| (r.configured.as_ref(), r.now.as_ref()));
+            let merged = match (base, now) {
+                (Some(base), None) if base == spec => continue,
+                (Some(base), Some(now)) => CoreSpec::three_way(base, spec, now),
+                _ => spec.clone(),
+            };
+            wanted.insert(spec.id, (merged, Some(spec.clone())));
+        }
+        for (id, record) in &known {
+            match &record.now {
+                Some(now) if record.configured.is_none() => {
+                    wanted.entry(*id).or_insert((now.clone(), None));
+                }
+                _ => {}
+            }
+        }
+        if wanted.is_empty()
+            && let Some((spec, _)) = config.cores.first()
+        {
+            wanted.insert(spec.id, (spec.clone(), Some(spec.clone())));
+        }
+        self.ledger.change(|entries| {
+            entries.cores.retain(|id, record| record.now.is_none() || wanted.contains_key(id));
+        })?;
+        for (mut spec, configured) in wanted.into_values() {
+            if let Some(cpu) = spec.cpu.filter(|_| !spec.flaws().is_empty()) {
+                tracing::warn!(core = spec.id, cpu, "the processor is gone: the core runs unpinned");
+                spec.cpu = None;
+            }
+            self.cores.start(spec, true, configured)?;
+        }
+        Ok(())
+    }
+
+    /// The disks to serve: configured ones as they were changed at run time, and those added at run time.
+    fn start_disks(&self) -> Result<Vec<Start>> {
+        let (config, known) = (self.config(), self.ledger.entries());
+        let mut start = Vec::new();
+        for (spec, _) in &config.disks {
+            if known.removed.get(&spec.name) == Some(spec) {
+                tracing::warn!(disk = spec.name, "removed at run time, so not served; SIGHUP brings it back");
+                continue;
+            }
+            let known = known.disks.get(&spec.name);
+            let record = disk_record(spec, known);
+            if known.is_some_and(|known| known.now != record.now) {
+                tracing::warn!(disk = spec.name, "the configuration has another one than was served last: serving that");
+            }
+            start.push(Start { record, known: known.is_some() });
+        }
+        let mut gone = Vec::new();
+        for (name, record) in &known.disks {
+            match (&record.configured, config.disk(name)) {
+                (_, Some(_)) => {}
+                (None, None) => start.push(Start { record: record.clone(), known: true }),
+                (Some(_), None) => {
+                    tracing::warn!(disk = name, "gone from the configuration: no longer served");
+                    gone.push(name.clone());
+                }
+            }
+        }
+        self.ledger.change(|entries| entries.disks.retain(|name, _| !gone.contains(name)))?;
+        Ok(start)
+    }
+
+    /// Opens all of them at once, so that a guest waits only for its own. A disk that was served before and cannot be now is
+    /// kept as failed; any other refuses the configuration, and nothing is served.
+    async fn open_all(self: Arc<Self>, start: Vec<Start>) -> Result<()> {
+        let fresh: Vec<String> =
+            start.iter().filter(|disk| !disk.known).map(|disk| disk.record.now.name.clone()).collect();
+        let mut opening = tokio::task::JoinSet::new();
+        for Start { record, known } in start {
+            let daemon = self.clone();
+            opening.spawn(async move {
+                let name = record.now.name.clone();
+                let on_failure = if known { OnFailure::Keep } else { OnFailure::Forget };
+                (name, known, daemon.disks.add(record, on_failure).await)
+            });
+        }
+        let config = self.config();
+        let mut problems: Vec<Problem> = Vec::new();
+        while let Some(opened) = opening.join_next().await {
+            let (name, known, outcome) = opened.context("opening a disk")?;
+            if let (false, Err(Refusal { error, remedy, .. })) = (known, outcome) {
+                problems.push(config.disk_problem(&name, error, remedy));
+            }
+        }
+        if problems.is_empty() {
+            return Ok(());
+        }
+        self.ledger.change(|entries| entries.disks.retain(|name, _| !fresh.contains(name)))?;
+        Err(Problems::new(&config.file, problems).into())
+    }
+
+    /// How everything is.
+    async fn status(&self) -> StatusReport {
+        StatusReport {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs(),
+            config: self.config().file.clone(),
+            disks: self.disks.report().await,
+            cores: self.cores.report(),
+        }
+    }
+}
+
+/// Takes the run directory for this process: two daemons in one would overwrite each other's state file.
+fn take(run_dir: &Path, control: &Path) -> Result<std::fs::File> {
+    if std::os::unix::net::UnixStream::connect(control).is_ok() {
+        bail!(
+            "another ioplane daemon listens on {}\n  to do: stop that one, or give this one another --socket",
+            control.display()
+        );
+    }
+    let path = run_dir.join("ioplane.lock");
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .with_context(|| format!("open {}", path.display()))?;
+    let end = Instant::now() + INHERIT;
+    while let Err(errno) = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        let holder = std::fs::read_to_string(&path).unwrap_or_default();
+        let holder: u32 = holder.trim().parse().unwrap_or(0);
+        let alive = alive(holder);
+        if errno != rustix::io::Errno::WOULDBLOCK || alive || Instant::now() >= end {
+            bail!(
+                "the run directory {} is in use by another ioplane daemon (pid {holder})\n  to do: stop that one, or give this \
+                 one another run_dir",
+                run_dir.display()
+            );
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::fs::write(&path, format!("{}\n", std::process::id())).with_context(|| format!("write {}", path.display()))?;
+    Ok(file)
+}
+
+/// Whether a process runs: neither gone, nor dead and not yet buried.
+fn alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
+    state.is_some_and(|state| !matches!(state, "Z" | "X" | "x"))
+}

@@ -1,0 +1,24 @@
+//! The one command: daemon and client.
+//!
+//! ```text
+//!   main --> command --Client--HTTP over a unix socket--> daemon::api
+//!               |                                            |
+//!               +--serve--> config --> daemon (Disks, Cores, Ledger) --> host, virtio, storage, cores
+//!               \--doctor--> this host
+//! ```
+//!
+//! [`report`] is the stable interface of everything that prints or answers JSON, [`spec`] the one form of disks and cores.
+//!
+//! Must not know: rings, guest memory, protocols of hosts.
+#![forbid(unsafe_code)]
+
+pub mod cli;
+pub mod client;
+pub mod command;
+pub mod config;
+pub mod daemon;
+mod log;
+pub mod refusal;
+pub mod report;
+pub mod size;
+pub mod spec;

@@ -1,0 +1,389 @@
+//! What a disk and an I/O core are to be: the one form that the configuration, the API, the command line and the state
+//! file fill in, and what may be wrong with it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ioplane_cores::{CoreSettings, Manners, Notify};
+use ioplane_device::Budget;
+use ioplane_storage::{Direct, EngineChoice};
+use serde::{Deserialize, Serialize};
+
+use crate::size::Size;
+
+/// One thing that is wrong with a form: which field, why, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flaw {
+    /// The field, as it is called in the configuration.
+    pub field: &'static str,
+    /// What is wrong.
+    pub reason: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl Flaw {
+    /// A flaw of `field`.
+    pub fn new(field: &'static str, reason: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Flaw { field, reason: reason.into(), remedy: remedy.into() }
+    }
+}
+
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident, $default:ident, $($(#[$vdoc:meta])* $variant:ident $word:literal => $value:expr,)*; $target:ty) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+        pub enum $name { $($(#[$vdoc])* #[serde(rename = $word)] #[value(name = $word)] $variant,)* }
+
+        impl $name {
+            /// Every word.
+            pub const WORDS: &[&str] = &[$($word,)*];
+
+            /// The one with this name.
+            pub fn of(word: &str) -> Option<Self> {
+                match word { $($word => Some($name::$variant),)* _ => None }
+            }
+
+            /// Its name.
+            pub fn word(self) -> &'static str {
+                match self { $($name::$variant => $word,)* }
+            }
+
+            /// As the crate below calls it.
+            pub fn below(self) -> $target {
+                match self { $($name::$variant => $value,)* }
+            }
+        }
+
+        impl Default for $name {
+            fn default() -> Self { $name::$default }
+        }
+    };
+}
+
+words! {
+    /// How guests' requests are noticed.
+    NotifyWord, Polled,
+    /// The core looks; guests need not kick.
+    Polled "polled" => Notify::Polled,
+    /// Guests kick.
+    Notified "notified" => Notify::Notified,
+    ; Notify
+}
+
+words! {
+    /// How a core treats others on its processor.
+    MannersWord, Yields,
+    /// Never yields.
+    Dedicated "dedicated" => Manners::Dedicated,
+    /// Yields when idle.
+    Yields "yields" => Manners::Yields,
+    /// Runs at nice 19 as well.
+    Nice "nice" => Manners::Nice,
+    ; Manners
+}
+
+words! {
+    /// Whether an image's I/O goes past the page cache.
+    DirectWord, Auto,
+    /// Where it can.
+    Auto "auto" => Direct::Auto,
+    /// Always, or refuse.
+    On "on" => Direct::On,
+    /// Never.
+    Off "off" => Direct::Off,
+    ; Direct
+}
+
+words! {
+    /// Who does an image's I/O.
+    EngineWord, Auto,
+    /// io_uring where allowed.
+    Auto "auto" => EngineChoice::Auto,
+    /// io_uring, or refuse.
+    IoUring "io_uring" => EngineChoice::IoUring,
+    /// Threads.
+    Threads "threads" => EngineChoice::Threads,
+    ; EngineChoice
+}
+
+/// Where a disk's bytes live.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum BackingSpec {
+    /// A raw image or a block device.
+    File {
+        /// Absolute.
+        path: PathBuf,
+        /// Past the page cache or not.
+        direct: DirectWord,
+        /// Who does the I/O.
+        engine: EngineWord,
+    },
+    /// Memory of the daemon: gone with it.
+    Memory {
+        /// Size.
+        bytes: u64,
+    },
+}
+
+impl BackingSpec {
+    /// What people call it.
+    pub fn name(&self) -> String {
+        match self {
+            BackingSpec::File { path, .. } => path.display().to_string(),
+            BackingSpec::Memory { bytes } => format!("memory ({})", Size(*bytes)),
+        }
+    }
+}
+
+/// A disk, complete and checked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskSpec {
+    /// Unique among the daemon's disks.
+    pub name: String,
+    /// What is behind it.
+    pub backing: BackingSpec,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// What the guest reads as its serial number.
+    pub serial: String,
+    /// Number of queues.
+    pub queues: u16,
+    /// Largest ring.
+    pub queue_size: u16,
+    /// Logical block shown to the guest, if it is to differ from the backing's.
+    pub block_size: Option<u32>,
+    /// The vhost-user socket, if it is not `RUN_DIR/NAME.sock`.
+    pub socket: Option<PathBuf>,
+    /// The core that its queues prefer.
+    pub core: Option<u32>,
+}
+
+/// A disk as somebody asks for it. See [`DiskForm::spec`] for what is left out.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the fields are those of DiskSpec and BackingSpec")]
+pub struct DiskForm {
+    pub path: Option<PathBuf>,
+    pub memory: Option<Size>,
+    pub read_only: Option<bool>,
+    pub serial: Option<String>,
+    pub queues: Option<u64>,
+    pub queue_size: Option<u64>,
+    pub block_size: Option<u64>,
+    pub direct: Option<DirectWord>,
+    pub engine: Option<EngineWord>,
+    pub core: Option<u32>,
+    pub socket: Option<PathBuf>,
+}
+
+/// Longest path of a unix socket (sun_path, with its end).
+const SOCKET_PATH: usize = 107;
+/// Most queues of one disk.
+const QUEUES: u64 = 64;
+/// Bytes of a serial number (virtio 1.3, 5.2.6).
+const SERIAL: usize = 20;
+/// Entries of a ring if nobody says: what QEMU and SeaBIOS take without being told.
+pub const QUEUE_SIZE: u16 = 128;
+
+/// What is wrong with a name, if anything.
+pub fn name_flaw(name: &str) -> Option<Flaw> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let remedy = "use 1 to 40 letters, digits, '-', '_' and '.', beginning with a letter or a digit";
+    if name.is_empty() || name.len() > 40 {
+        return Some(Flaw::new("name", format!("a name of {} characters", name.chars().count()), remedy));
+    }
+    if let Some(bad) = name.chars().find(|c| !plain(*c)) {
+        return Some(Flaw::new("name", format!("{bad:?} in the name {name:?}"), remedy));
+    }
+    if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+        return Some(Flaw::new("name", format!("the name {name:?} begins with a sign"), remedy));
+    }
+    None
+}
+
+/// What is wrong with the path of a socket, if anything.
+pub fn socket_flaw(path: &Path) -> Option<Flaw> {
+    if !path.is_absolute() {
+        return Some(Flaw::new("socket", format!("{} is not an absolute path", path.display()), "begin it with /"));
+    }
+    // It is bound under another ending first, and then renamed.
+    let longest = path.as_os_str().len().max(path.with_extension("new").as_os_str().len());
+    if longest > SOCKET_PATH {
+        let reason = format!("{} is {longest} bytes long; a socket's path has {SOCKET_PATH} at most", path.display());
+        return Some(Flaw::new("socket", reason, "choose a shorter run_dir or socket"));
+    }
+    None
+}
+
+impl DiskForm {
+    /// The complete disk. Left out: one queue of 128 entries, the backing's block size, its name as the serial number,
+    /// writable, and whatever core has time.
+    pub fn spec(self, name: &str) -> Result<DiskSpec, Vec<Flaw>> {
+        let mut flaws = Vec::new();
+        let backing = match (self.path, self.memory) {
+            (Some(path), None) => Some(BackingSpec::File {
+                path,
+                direct: self.direct.unwrap_or_default(),
+                engine: self.engine.unwrap_or_default(),
+            }),
+            (None, Some(Size(bytes))) => {
+                for (field, given) in [("direct", self.direct.is_some()), ("engine", self.engine.is_some())] {
+                    if given {
+                        let reason = format!("{field} says nothing about a disk in memory");
+                        flaws.push(Flaw::new(field, reason, "leave it out, or give path"));
+                    }
+                }
+                Some(BackingSpec::Memory { bytes })
+            }
+            (Some(_), Some(_)) => {
+                flaws.push(Flaw::new("memory", "both path and memory", "give one of them"));
+                None
+            }
+            (None, None) => {
+                let remedy = "give path = \"IMAGE\" or memory = \"64M\"";
+                flaws.push(Flaw::new("path", "neither path nor memory", remedy));
+                None
+            }
+        };
+        let mut number = |field, value: Option<u64>, default, max: u64| {
+            let value = value.unwrap_or(default);
+            u16::try_from(value).ok().filter(|v| (1..=max).contains(&u64::from(*v))).unwrap_or_else(|| {
+                flaws.push(Flaw::new(field, format!("{field} = {value}"), format!("give 1 to {max}")));
+                1
+            })
+        };
+        let queues = number("queues", self.queues, 1, QUEUES);
+        let queue_size = number("queue_size", self.queue_size, u64::from(QUEUE_SIZE), 1024);
+        let block_size = self.block_size.map(|size| u32::try_from(size).unwrap_or(0));
+        let serial = self.serial.unwrap_or_else(|| name.chars().take(SERIAL).collect());
+        let spec = DiskSpec {
+            name: name.to_owned(),
+            backing: backing.unwrap_or(BackingSpec::Memory { bytes: 1 << 20 }),
+            read_only: self.read_only.unwrap_or(false),
+            serial,
+            queues,
+            queue_size,
+            block_size,
+            socket: self.socket,
+            core: self.core,
+        };
+        for flaw in spec.flaws() {
+            if !flaws.iter().any(|known| known.field == flaw.field) {
+                flaws.push(flaw);
+            }
+        }
+        if flaws.is_empty() { Ok(spec) } else { Err(flaws) }
+    }
+}
+
+impl DiskSpec {
+    /// Everything that is wrong with it in itself. The state file is checked by this too.
+    pub fn flaws(&self) -> Vec<Flaw> {
+        let mut flaws: Vec<Flaw> = name_flaw(&self.name).into_iter().collect();
+        let mut flaw = |field, reason: String, remedy: &str| flaws.push(Flaw::new(field, reason, remedy));
+        let block = self.block_size.unwrap_or(512);
+        if !block.is_power_of_two() || !(512..=4096).contains(&block) {
+            flaw("block_size", format!("block_size = {block}"), "give 512, 1024, 2048 or 4096");
+        }
+        match &self.backing {
+            BackingSpec::File { path, .. } if !path.is_absolute() => {
+                flaw("path", format!("{} is not an absolute path", path.display()), "begin it with /");
+            }
+            BackingSpec::Memory { bytes } if *bytes == 0 || !bytes.is_multiple_of(u64::from(block.max(512))) => {
+                let reason = format!("{bytes} bytes is no size for a disk with blocks of {block}");
+                flaw("memory", reason, "give a multiple of the block size, and not zero");
+            }
+            _ => {}
+        }
+        if !(1..=QUEUES).contains(&u64::from(self.queues)) {
+            flaw("queues", format!("queues = {}", self.queues), "give 1 to 64");
+        }
+        if !self.queue_size.is_power_of_two() || !(2..=1024).contains(&self.queue_size) {
+            flaw("queue_size", format!("queue_size = {}", self.queue_size), "give a power of two from 2 to 1024");
+        }
+        if self.serial.len() > SERIAL || self.serial.chars().any(|c| !c.is_ascii_graphic()) {
+            let remedy = "give at most 20 characters of ASCII without spaces";
+            flaw("serial", format!("{:?} is no serial number", self.serial), remedy);
+        }
+        flaws.extend(self.socket.as_deref().and_then(socket_flaw));
+        flaws
+    }
+
+    /// Where its front end connects.
+    pub fn socket_in(&self, run_dir: &Path) -> PathBuf {
+        self.socket.clone().unwrap_or_else(|| run_dir.join(format!("{}.sock", self.name)))
+    }
+}
+
+/// An I/O core.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CoreSpec {
+    /// Its number.
+    pub id: u32,
+    /// The processor it is pinned to.
+    pub cpu: Option<u32>,
+    /// Polled or notified.
+    pub notify: NotifyWord,
+    /// Microseconds without work before a polled core sleeps.
+    pub spin_us: u64,
+    /// Most requests from one queue in a turn.
+    pub budget: u32,
+    /// Towards others.
+    pub manners: MannersWord,
+}
+
+/// Most cores, and the end of their numbers.
+pub const CORES: u32 = 256;
+
+impl CoreSpec {
+    /// A core with the defaults of [`CoreSettings`].
+    pub fn new(id: u32) -> Self {
+        let settings = CoreSettings::default();
+        CoreSpec {
+            id,
+            cpu: None,
+            notify: NotifyWord::default(),
+            spin_us: settings.spin.as_micros() as u64,
+            budget: settings.budget.0,
+            manners: MannersWord::default(),
+        }
+    }
+
+    /// Everything that is wrong with it on this host.
+    pub fn flaws(&self) -> Vec<Flaw> {
+        let mut flaws = Vec::new();
+        if self.id >= CORES {
+            flaws.push(Flaw::new("id", format!("id = {}", self.id), format!("number the cores from 0 to {}", CORES - 1)));
+        }
+        if let Some(cpu) = self.cpu
+            && !Path::new(&format!("/sys/devices/system/cpu/cpu{cpu}")).exists()
+        {
+            let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+            let remedy = format!("this host has {}; leave cpu out to run unpinned", online.trim());
+            flaws.push(Flaw::new("cpu", format!("there is no CPU {cpu}"), remedy));
+        }
+        if self.spin_us > 60_000_000 {
+            flaws.push(Flaw::new("spin_us", format!("spin_us = {}", self.spin_us), "give at most a minute: 60000000"));
+        }
+        if !(1..=4096).contains(&self.budget) {
+            flaws.push(Flaw::new("budget", format!("budget = {}", self.budget), "give 1 to 4096"));
+        }
+        flaws
+    }
+
+    /// As the crate `cores` wants it.
+    pub fn settings(&self) -> CoreSettings {
+        CoreSettings {
+            cpu: self.cpu.map(|cpu| cpu as usize),
+            notify: self.notify.below(),
+            spin: Duration::from_micros(self.spin_us),
+            budget: Budget(self.budget),
+            manners: self.manners.below(),
+        }
+    }
+}
