@@ -7,7 +7,7 @@
 
 use crate::blockdev::{ALIGN, Aligned, Disk, failed, range};
 use crate::ledger::Ledger;
-use crate::protocol::{LoadSpec, Progress, Report, Verified};
+use crate::protocol::{LoadSpec, Progress, Report, Times, Verified};
 use crate::sector::{SECTOR, Stamp, mix};
 use crate::worker::{Counts, Kind, Plan, Shared, Tally, known, run};
 use anyhow::{Context, Result, bail};
@@ -251,6 +251,13 @@ fn report(counts: &Counts, now: Instant) -> Report {
         p50_us: counts.times.value_at_quantile(0.5),
         p99_us: counts.times.value_at_quantile(0.99),
         max_us: counts.times.max(),
+        times: Times(
+            counts
+                .times
+                .iter_recorded()
+                .map(|step| (step.value_iterated_to(), step.count_at_value().into()))
+                .collect(),
+        ),
         errors: counts.errors,
         mismatches: counts.mismatches,
         problems: counts.problems.clone(),

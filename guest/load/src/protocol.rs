@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::fmt;
 
 /// The version of this protocol; `hello` tells it, and the host refuses another.
 pub const VERSION: u32 = 1;
@@ -279,12 +280,48 @@ pub struct Report {
     pub p99_us: u64,
     /// The longest stall.
     pub max_us: u64,
+    /// All times, for adding up guests.
+    #[serde(default)]
+    pub times: Times,
     /// Requests that failed.
     pub errors: u64,
     /// Blocks that did not hold what they must.
     pub mismatches: u64,
     /// The first few of both, in words.
     pub problems: Vec<String>,
+}
+
+/// How long requests took: pairs of a time in microseconds and how many took about that long (within a hundredth), shortest
+/// first.
+#[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Times(pub Vec<(u64, u64)>);
+
+impl Times {
+    /// Adds those of another load.
+    pub fn add(&mut self, other: &Times) {
+        self.0.extend(&other.0);
+        self.0.sort_unstable();
+    }
+
+    /// The time within which `part` (0 to 1) of the requests were done; 0 without requests.
+    pub fn quantile(&self, part: f64) -> u64 {
+        let all: u64 = self.0.iter().map(|(_, count)| count).sum();
+        let mut left = (all as f64 * part).ceil().max(1.0) as u64;
+        for (time, count) in &self.0 {
+            if left <= *count {
+                return *time;
+            }
+            left -= count;
+        }
+        self.0.last().map_or(0, |(time, _)| *time)
+    }
+}
+
+impl fmt::Debug for Times {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} different", self.0.len())
+    }
 }
 
 /// The answer to `verify`.
