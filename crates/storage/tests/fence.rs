@@ -181,6 +181,33 @@ fn open_waits_for_the_last_write_of_a_killed_process() {
     }
 }
 
+/// Moves the four threads of a thread lane into a group, once they have all begun, and no other thread of this process.
+fn move_disk_threads(group: &Path) {
+    let mut moved = std::collections::BTreeSet::new();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while moved.len() < 4 {
+        assert!(Instant::now() < deadline, "a lane has four threads, found {moved:?}");
+        for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+            if std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == "disk") {
+                std::fs::write(group, task.file_name().to_str().unwrap()).unwrap();
+                moved.insert(task.file_name());
+            }
+        }
+    }
+}
+
+/// Waits until a thread of a lane hangs in the disk: what is only queued when the lane goes is never begun.
+fn wait_for_disk_threads() {
+    let hangs = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.contains("(disk) D")
+    };
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !std::fs::read_dir("/proc/self/task").unwrap().flatten().any(hangs) {
+        assert!(Instant::now() < deadline, "no thread of the lane hangs in the disk: is it slow?");
+    }
+}
+
 /// The same within one process: a lane that is dropped with writes in flight.
 #[test]
 fn limbo_sees_a_dropped_lane_to_its_end() {
@@ -199,10 +226,8 @@ fn limbo_sees_a_dropped_lane_to_its_end() {
             (group.0.join("cgroup.procs"), group.0.join("../cgroup.procs"))
         };
         if engine == EngineChoice::Threads && join.ends_with("tasks") {
-            // The lane's threads write, not this one: move all of them.
-            for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
-                std::fs::write(&join, task.file_name().to_str().unwrap()).unwrap();
-            }
+            // The lane's threads write, not this one. Only those are moved: other tests run beside us.
+            move_disk_threads(&join);
         } else {
             std::fs::write(&join, "0").unwrap();
         }
@@ -217,12 +242,12 @@ fn limbo_sees_a_dropped_lane_to_its_end() {
                 rig.lane.push();
             }
         }
-        if engine == EngineChoice::Threads && leave.ends_with("tasks") {
-            for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
-                let _ = std::fs::write(&leave, task.file_name().to_str().unwrap());
-            }
-        } else {
+        // The lane's own threads stay: they may not have begun yet, and end with the lane.
+        if engine == EngineChoice::IoUring || !leave.ends_with("tasks") {
             let _ = std::fs::write(&leave, "0");
+        }
+        if engine == EngineChoice::Threads {
+            wait_for_disk_threads();
         }
         let dropping = Instant::now();
         // The guest's memory goes with it as far as anybody here is concerned.
