@@ -1,6 +1,8 @@
 //! The `ioplane` binary as a user meets it: a daemon with a control socket, and a command line.
 
 use crate::process::{Process, scratch};
+use crate::qemu::Version;
+use crate::status::{Disk, Status};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::ffi::OsString;
@@ -73,6 +75,31 @@ impl Daemon {
         let out = self.run(args, true)?;
         serde_json::from_str(&out)
             .with_context(|| format!("ioplane {} does not print JSON: {out}", args.join(" ")))
+    }
+
+    /// What it says of itself.
+    pub fn status(&self) -> Result<Status> {
+        Ok(serde_json::from_value(self.cli(&["status"])?)?)
+    }
+
+    /// One disk of that.
+    pub fn disk(&self, name: &str) -> Result<Disk> {
+        self.status()?.disk(name)
+    }
+
+    /// What QEMU of this version needs for a guest of `memory_mib` with these disks; firmware boots the first.
+    pub fn qemu_args(&self, version: Version, memory_mib: u64, disks: &[&str]) -> Result<String> {
+        let (number, memory) = (version.number()?, format!("{memory_mib}M"));
+        let mut line = Vec::new();
+        for (index, disk) in disks.iter().enumerate() {
+            let mut args = vec!["qemu-args", disk, "--qemu-version", &number];
+            match index {
+                0 => args.extend(["--memory", &memory]),
+                _ => args.push("--disk-only"),
+            }
+            line.push(self.text(&args)?);
+        }
+        Ok(line.join(" "))
     }
 
     /// Runs `ioplane --socket S ARGS` and returns its text, such as what `qemu-args` prints.

@@ -17,6 +17,7 @@ pub mod peer;
 pub mod process;
 pub mod qemu;
 pub mod qmp;
+pub mod status;
 pub mod vm;
 
 pub use accelerator::Accelerator;
@@ -26,4 +27,5 @@ pub use ioplane_guest_load::protocol;
 pub use peer::StorageDaemon;
 pub use qemu::{Firmware, Qemu, Version};
 pub use qmp::Qmp;
+pub use status::Status;
 pub use vm::Vm;

@@ -1,23 +1,33 @@
 //! Child processes that leave nothing behind.
 //!
 //! A child gets the parent-death signal, so that it dies when the test process is killed. Linux sends that signal when the
-//! *thread* that started the child ends; therefore all children are started by one thread that never ends.
+//! *thread* that started the child ends; therefore all children are started by one thread that never ends. A child is in a process
+//! group of its own: Ctrl-C reaches us alone, and [`end_all`] makes what waits for children return, so that everything is
+//! dropped in order.
 
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 type Job = (Command, Sender<std::io::Result<Child>>);
+
+/// Every child that may still run; none are started any more once it is gone.
+static ALL: Mutex<Option<Vec<Weak<OwnedFd>>>> = Mutex::new(Some(Vec::new()));
 
 /// A running child; killed with signal 9 and waited for when dropped.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
+    /// Names the process even after its number is somebody else's.
+    handle: Arc<OwnedFd>,
     name: String,
     log: PathBuf,
 }
@@ -30,8 +40,14 @@ impl Process {
         command.args(["--pdeathsig", "KILL", "--"]).arg(program).args(args);
         command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
         let name = Path::new(program).file_name().unwrap_or(program.as_ref()).to_string_lossy().into_owned();
+        command.process_group(0);
+        let mut all = all();
+        let Some(running) = &mut *all else { bail!("interrupted before {name} was started") };
         let child = spawn(command).with_context(|| format!("start {program} (by setpriv of util-linux)"))?;
-        Ok(Process { child, name, log: log.into() })
+        let handle = Arc::new(pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?);
+        running.retain(|process| process.strong_count() > 0);
+        running.push(Arc::downgrade(&handle));
+        Ok(Process { child, handle, name, log: log.into() })
     }
 
     /// The process's number.
@@ -68,8 +84,7 @@ impl Process {
 
     /// Sends SIGTERM.
     pub fn terminate(&self) -> Result<()> {
-        let id = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(id, rustix::process::Signal::TERM).context("send SIGTERM")
+        pidfd_send_signal(&self.handle, Signal::TERM).context("send SIGTERM")
     }
 
     /// Signal 9, and waits until the process is gone.
@@ -83,6 +98,23 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Kills every child and starts no more: for a program that is interrupted. Whoever waits for a child gets an error.
+pub fn end_all() {
+    for process in all().take().into_iter().flatten().filter_map(|process| process.upgrade()) {
+        // It may have ended by itself.
+        let _ = pidfd_send_signal(&process, Signal::KILL);
+    }
+}
+
+/// Whether [`end_all`] was called.
+pub fn ended() -> bool {
+    all().is_none()
+}
+
+fn all() -> MutexGuard<'static, Option<Vec<Weak<OwnedFd>>>> {
+    ALL.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// The last `lines` lines of a file; empty if it cannot be read.

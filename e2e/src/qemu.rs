@@ -38,6 +38,13 @@ impl Version {
         Ok(if old { "reconnect=1" } else { "reconnect-ms=100" })
     }
 
+    /// Its number, as `ioplane qemu-args --qemu-version` takes it.
+    pub fn number(self) -> Result<String> {
+        let (major, minor) = host_version()?;
+        let old = self == Version::Host || (major, minor) >= (9, 2);
+        Ok(if old { format!("{major}.{minor}") } else { "9.2".into() })
+    }
+
     /// QEMU's arguments for the vhost-user-blk disk behind `socket`; the chardev is named `chardev-ID`.
     pub fn vhost_user(self, socket: &Path, id: &str, queues: u32) -> Result<String> {
         let (path, reconnect) = (socket.display(), self.reconnect()?);

@@ -1,0 +1,159 @@
+//! What the daemon says of itself, as far as tests and the demo read it: `ioplane status --json`.
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// All of it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Status {
+    /// Disks.
+    pub disks: Vec<Disk>,
+    /// I/O cores.
+    pub cores: Vec<Core>,
+}
+
+/// One disk.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Disk {
+    /// Its name.
+    pub name: String,
+    /// `served`, `opening`, `failed`, `busy`.
+    pub state: String,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// A VMM is connected.
+    pub connected: bool,
+    /// Bytes.
+    pub size: u64,
+    /// Where VMMs connect.
+    pub socket: PathBuf,
+    /// What is behind it.
+    pub backing: Backing,
+    /// What VMMs did wrong, by name.
+    pub front_end_faults: BTreeMap<String, u64>,
+    /// All queues together.
+    pub totals: Counts,
+    /// Its queues.
+    pub queues: Vec<Queue>,
+}
+
+/// What is behind a disk.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Backing {
+    /// `file` or `memory`.
+    pub kind: String,
+    /// The image.
+    pub path: Option<PathBuf>,
+    /// `io_uring` or `threads`.
+    pub engine: Option<String>,
+}
+
+/// One queue.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Queue {
+    /// Its number.
+    pub index: u16,
+    /// The I/O core it is on.
+    pub core: Option<u32>,
+    /// Why it has stopped for good.
+    pub fault: Option<Fault>,
+    /// What it did.
+    #[serde(flatten)]
+    pub counts: Counts,
+}
+
+/// What a guest did to its queue.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Fault {
+    /// Short name.
+    pub name: String,
+}
+
+/// What was done so far.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub struct Counts {
+    /// Requests answered.
+    pub requests: u64,
+    /// Kicks, the sum of the eventfds' counters.
+    pub kicks: u64,
+    /// Interrupts.
+    pub interrupts: u64,
+    /// Requests that failed, by cause.
+    pub errors: Errors,
+    /// Faults of the guest.
+    pub faults: u64,
+    /// Requests done again after a crash.
+    pub replayed: u64,
+}
+
+/// Requests that failed, by cause.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Errors {
+    pub io: u64,
+    pub space: u64,
+    pub request: u64,
+    pub unsupported: u64,
+}
+
+/// One I/O core.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Core {
+    /// Its number.
+    pub id: u32,
+    /// `polled` or `notified`.
+    pub notify: String,
+    /// Queues on it.
+    pub seats: u32,
+    /// Processor time so far, microseconds.
+    pub cpu_us: u64,
+}
+
+impl Status {
+    /// One disk.
+    pub fn disk(&self, name: &str) -> Result<Disk> {
+        let found = self.disks.iter().find(|disk| disk.name == name).cloned();
+        found.with_context(|| format!("the daemon has no disk {name}"))
+    }
+
+    /// Some disks together.
+    pub fn sum(&self, names: &[&str]) -> Result<Counts> {
+        let mut sum = Counts::default();
+        for name in names {
+            let one = self.disk(name)?.totals;
+            sum.requests += one.requests;
+            sum.kicks += one.kicks;
+            sum.interrupts += one.interrupts;
+        }
+        Ok(sum)
+    }
+
+    /// Everything that went wrong, in words; nothing in a run in which nobody misbehaves.
+    pub fn complaints(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for disk in &self.disks {
+            let name = &disk.name;
+            let Errors { io, space, request, unsupported } = disk.totals.errors;
+            let errors = io + space + request + unsupported;
+            if errors > 0 {
+                found.push(format!("disk {name}: {errors} requests failed: {:?}", disk.totals.errors));
+            }
+            if disk.totals.faults > 0 {
+                found.push(format!("disk {name}: {} faults of its guest", disk.totals.faults));
+            }
+            if !disk.front_end_faults.is_empty() {
+                found.push(format!("disk {name}: faults of its VMM: {:?}", disk.front_end_faults));
+            }
+            if disk.state != "served" {
+                found.push(format!(
+                    "disk {name} is {}: {}",
+                    disk.state,
+                    disk.error.as_deref().unwrap_or("no reason")
+                ));
+            }
+        }
+        found
+    }
+}
