@@ -28,12 +28,13 @@ impl Ioplane {
     fn config(&self, backing: &Backing, socket: &Path, folder: &Path, place: &Place) -> String {
         let mode = if self.polled { "polled" } else { "notified" };
         let backing = match backing {
-            Backing::Memory { len, .. } => format!("memory = {len}"),
-            Backing::File { file, .. } => format!("file = {:?}", file),
+            Backing::Memory { len, .. } => format!("memory = \"{len}\""),
+            Backing::File { file, .. } => format!("path = {file:?}"),
         };
         format!(
-            "[control]\nsocket = {control:?}\n\n[[core]]\ncpu = {cpu}\nmode = \"{mode}\"\n\n\
-             [[disk]]\nname = \"bench\"\nsocket = {socket:?}\n{backing}\n",
+            "[daemon]\nsocket = {control:?}\nrun_dir = {folder:?}\n\n\
+             [[core]]\nid = 0\ncpu = {cpu}\nnotify = \"{mode}\"\n\n\
+             [[disk]]\nname = \"bench\"\nqueue_size = 256\nsocket = {socket:?}\n{backing}\n",
             control = folder.join("control"),
             cpu = place.cpus.back,
         )
