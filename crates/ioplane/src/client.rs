@@ -39,17 +39,24 @@ impl Client {
     }
 
     /// Sends a request, with a body if there is one, and reads the answer.
-    pub fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Option<&impl Serialize>) -> Result<T> {
+    pub fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<T> {
         let body = match body {
             Some(body) => serde_json::to_vec(body)?,
             None => Vec::new(),
         };
         let bytes = self.runtime.block_on(self.exchange(method, path, body))?;
-        serde_json::from_slice(&bytes).context("the daemon's answer is not what this version expects: is it another version?")
+        serde_json::from_slice(&bytes)
+            .context("the daemon's answer is not what this version expects: is it another version?")
     }
 
     async fn exchange(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes> {
-        let stream = tokio::net::UnixStream::connect(&self.socket).await.map_err(|error| self.unreachable(&error))?;
+        let stream =
+            tokio::net::UnixStream::connect(&self.socket).await.map_err(|error| self.unreachable(&error))?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(connection);
         let request = Request::builder()
@@ -64,7 +71,8 @@ impl Client {
         )?;
         let status = answer.status();
         let body = Limited::new(answer.into_body(), ANSWER).collect().await;
-        let body = body.map_err(|error| anyhow::anyhow!("the daemon's answer broke off: {error}"))?.to_bytes();
+        let body =
+            body.map_err(|error| anyhow::anyhow!("the daemon's answer broke off: {error}"))?.to_bytes();
         if status.is_success() {
             return Ok(body);
         }

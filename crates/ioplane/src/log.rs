@@ -7,7 +7,8 @@ use tracing_subscriber::EnvFilter;
 
 /// Starts it, once a process.
 pub fn start(level: &str) -> Result<()> {
-    let filter = EnvFilter::try_new(level).with_context(|| format!("--log {level}: write a level such as info or debug"))?;
+    let filter = EnvFilter::try_new(level)
+        .with_context(|| format!("--log {level}: write a level such as info or debug"))?;
     let journal = std::env::var_os("JOURNAL_STREAM").is_some();
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)

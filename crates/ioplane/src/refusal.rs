@@ -70,7 +70,8 @@ impl Refusal {
 
     /// All flaws of a form in one.
     pub fn flaws(flaws: &[crate::spec::Flaw]) -> Self {
-        let join = |part: fn(&crate::spec::Flaw) -> &str| flaws.iter().map(part).collect::<Vec<_>>().join("; ");
+        let join =
+            |part: fn(&crate::spec::Flaw) -> &str| flaws.iter().map(part).collect::<Vec<_>>().join("; ");
         Refusal::invalid(join(|flaw| &flaw.reason), join(|flaw| &flaw.remedy))
     }
 }
@@ -99,13 +100,22 @@ impl From<ioplane_storage::StorageError> for Refusal {
                 format!("{image} is in use by {holder}"),
                 "shut that down, or give this disk a copy of its own",
             ),
-            Below::NotQuiet { .. } => Refusal::busy(error.to_string(), "wait for the disk below, then try again"),
-            Below::Size { .. } => Refusal::invalid(error.to_string(), "give another size"),
-            Below::Unsuitable { .. } => Refusal::invalid(error.to_string(), "give another image or other options"),
-            Below::Os { source, image, .. } if source.kind() == std::io::ErrorKind::NotFound => {
-                Refusal::invalid(format!("there is no image {image}"), format!("make it: truncate -s 10G {image}"))
+            Below::NotQuiet { .. } => {
+                Refusal::busy(error.to_string(), "wait for the disk below, then try again")
             }
-            Below::Os { .. } => Refusal::failed(error.to_string(), "see `ioplane doctor` for what this host lacks"),
+            Below::Size { .. } => Refusal::invalid(error.to_string(), "give another size"),
+            Below::Unsuitable { .. } => {
+                Refusal::invalid(error.to_string(), "give another image or other options")
+            }
+            Below::Os { source, image, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                Refusal::invalid(
+                    format!("there is no image {image}"),
+                    format!("make it: truncate -s 10G {image}"),
+                )
+            }
+            Below::Os { .. } => {
+                Refusal::failed(error.to_string(), "see `ioplane doctor` for what this host lacks")
+            }
         }
     }
 }
@@ -121,7 +131,9 @@ impl From<ioplane_cores::PoolError> for Refusal {
                 format!("I/O core {core} still serves {seats} queues"),
                 "move them away first: `ioplane core move DISK QUEUE CORE`",
             ),
-            Below::Start { .. } => Refusal::failed(error.to_string(), "raise the limits on threads and open files"),
+            Below::Start { .. } => {
+                Refusal::failed(error.to_string(), "raise the limits on threads and open files")
+            }
         }
     }
 }

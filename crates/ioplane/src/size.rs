@@ -66,7 +66,9 @@ mod tests {
 
     #[test]
     fn sizes_are_read_and_written() {
-        for (text, bytes) in [("0", 0), ("512", 512), ("64M", 64 << 20), ("1g", 1 << 30), ("2 KiB", 2048), ("3TB", 3 << 40)] {
+        for (text, bytes) in
+            [("0", 0), ("512", 512), ("64M", 64 << 20), ("1g", 1 << 30), ("2 KiB", 2048), ("3TB", 3 << 40)]
+        {
             assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
         }
         for text in ["", "M", "-1", "1.5G", "1X", "99999999999999999999", "18446744073709551615K", "ü"] {

@@ -208,12 +208,17 @@ pub fn name_flaw(name: &str) -> Option<Flaw> {
 /// What is wrong with the path of a socket, if anything.
 pub fn socket_flaw(path: &Path) -> Option<Flaw> {
     if !path.is_absolute() {
-        return Some(Flaw::new("socket", format!("{} is not an absolute path", path.display()), "begin it with /"));
+        return Some(Flaw::new(
+            "socket",
+            format!("{} is not an absolute path", path.display()),
+            "begin it with /",
+        ));
     }
     // It is bound under another ending first, and then renamed.
     let longest = path.as_os_str().len().max(path.with_extension("new").as_os_str().len());
     if longest > SOCKET_PATH {
-        let reason = format!("{} is {longest} bytes long; a socket's path has {SOCKET_PATH} at most", path.display());
+        let reason =
+            format!("{} is {longest} bytes long; a socket's path has {SOCKET_PATH} at most", path.display());
         return Some(Flaw::new("socket", reason, "choose a shorter run_dir or socket"));
     }
     None
@@ -259,7 +264,8 @@ impl DiskForm {
         let queues = number("queues", self.queues, 1, QUEUES);
         let queue_size = number("queue_size", self.queue_size, u64::from(QUEUE_SIZE), 1024);
         let block_size = self.block_size.map(|size| u32::try_from(size).unwrap_or(0));
-        let serial = self.serial.unwrap_or_else(|| name.chars().take(SERIAL).collect());
+        let serial =
+            self.serial.unwrap_or_else(|| name.chars().filter(char::is_ascii_graphic).take(SERIAL).collect());
         let spec = DiskSpec {
             name: name.to_owned(),
             backing: backing.unwrap_or(BackingSpec::Memory { bytes: 1 << 20 }),
@@ -293,7 +299,9 @@ impl DiskSpec {
             BackingSpec::File { path, .. } if !path.is_absolute() => {
                 flaw("path", format!("{} is not an absolute path", path.display()), "begin it with /");
             }
-            BackingSpec::Memory { bytes } if *bytes == 0 || !bytes.is_multiple_of(u64::from(block.max(512))) => {
+            BackingSpec::Memory { bytes }
+                if *bytes == 0 || !bytes.is_multiple_of(u64::from(block.max(512))) =>
+            {
                 let reason = format!("{bytes} bytes is no size for a disk with blocks of {block}");
                 flaw("memory", reason, "give a multiple of the block size, and not zero");
             }
@@ -303,7 +311,11 @@ impl DiskSpec {
             flaw("queues", format!("queues = {}", self.queues), "give 1 to 64");
         }
         if !self.queue_size.is_power_of_two() || !(2..=1024).contains(&self.queue_size) {
-            flaw("queue_size", format!("queue_size = {}", self.queue_size), "give a power of two from 2 to 1024");
+            flaw(
+                "queue_size",
+                format!("queue_size = {}", self.queue_size),
+                "give a power of two from 2 to 1024",
+            );
         }
         if self.serial.len() > SERIAL || self.serial.chars().any(|c| !c.is_ascii_graphic()) {
             let remedy = "give at most 20 characters of ASCII without spaces";
@@ -358,7 +370,11 @@ impl CoreSpec {
     pub fn flaws(&self) -> Vec<Flaw> {
         let mut flaws = Vec::new();
         if self.id >= CORES {
-            flaws.push(Flaw::new("id", format!("id = {}", self.id), format!("number the cores from 0 to {}", CORES - 1)));
+            flaws.push(Flaw::new(
+                "id",
+                format!("id = {}", self.id),
+                format!("number the cores from 0 to {}", CORES - 1),
+            ));
         }
         if let Some(cpu) = self.cpu
             && !Path::new(&format!("/sys/devices/system/cpu/cpu{cpu}")).exists()
@@ -368,7 +384,11 @@ impl CoreSpec {
             flaws.push(Flaw::new("cpu", format!("there is no CPU {cpu}"), remedy));
         }
         if self.spin_us > 60_000_000 {
-            flaws.push(Flaw::new("spin_us", format!("spin_us = {}", self.spin_us), "give at most a minute: 60000000"));
+            flaws.push(Flaw::new(
+                "spin_us",
+                format!("spin_us = {}", self.spin_us),
+                "give at most a minute: 60000000",
+            ));
         }
         if !(1..=4096).contains(&self.budget) {
             flaws.push(Flaw::new("budget", format!("budget = {}", self.budget), "give 1 to 4096"));

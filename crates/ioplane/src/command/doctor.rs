@@ -52,8 +52,19 @@ fn bad(name: &'static str, weight: Weight, found: impl Into<String>, follows: &s
 
 /// Looks, and says what was seen. Success if this host can serve at all.
 pub fn run(json: bool) -> Result<ExitCode> {
-    let findings =
-        vec![memfd(), io_uring(), processors(), kvm(), qemu(), locks(), memlock(), descriptors(), cgroup(), pages(), run_dir()];
+    let findings = vec![
+        memfd(),
+        io_uring(),
+        processors(),
+        kvm(),
+        qemu(),
+        locks(),
+        memlock(),
+        descriptors(),
+        cgroup(),
+        pages(),
+        run_dir(),
+    ];
     let can_serve = findings.iter().all(|finding| finding.weight != Weight::Fatal);
     let report = DoctorReport { can_serve, findings };
     if json {
@@ -115,9 +126,13 @@ fn io_uring() -> Finding {
             let switch = read("/proc/sys/kernel/io_uring_disabled");
             let todo = match (switch.as_deref(), error.raw_os_error()) {
                 (Some("1" | "2"), _) => "sysctl kernel.io_uring_disabled=0",
-                (_, Some(12)) => "raise the limit on locked memory: ulimit -l unlimited, LimitMEMLOCK=infinity",
+                (_, Some(12)) => {
+                    "raise the limit on locked memory: ulimit -l unlimited, LimitMEMLOCK=infinity"
+                }
                 (_, Some(38)) => "use a kernel with io_uring (5.10 or later)",
-                _ => "allow io_uring_setup, io_uring_enter and io_uring_register in this container's seccomp profile",
+                _ => {
+                    "allow io_uring_setup, io_uring_enter and io_uring_register in this container's seccomp profile"
+                }
             };
             bad(name, Weight::Lacking, format!("refused: {error}"), follows, todo)
         }
@@ -147,7 +162,8 @@ fn kvm() -> Finding {
         .flat_map(str::split_whitespace)
         .find(|flag| matches!(*flag, "vmx" | "svm"));
     let opened = OpenOptions::new().read(true).write(true).open("/dev/kvm");
-    let follows = "guests run by emulation (-accel tcg): some ten times slower, and rates say little about real hosts";
+    let follows =
+        "guests run by emulation (-accel tcg): some ten times slower, and rates say little about real hosts";
     match (opened, flag) {
         (Ok(_), Some(flag)) => good(name, format!("usable ({flag})")),
         (Ok(_), None) => bad(
@@ -157,9 +173,13 @@ fn kvm() -> Finding {
             follows,
             "use a host with VT-x or AMD-V, or nested virtualization; here say -accel tcg",
         ),
-        (Err(error), Some(_)) => {
-            bad(name, Weight::Lacking, format!("/dev/kvm: {error}"), follows, "modprobe kvm_intel or kvm_amd, and let this user open it")
-        }
+        (Err(error), Some(_)) => bad(
+            name,
+            Weight::Lacking,
+            format!("/dev/kvm: {error}"),
+            follows,
+            "modprobe kvm_intel or kvm_amd, and let this user open it",
+        ),
         (Err(_), None) => {
             let todo = "switch virtualization on in the firmware, or nested virtualization in the host around this one";
             bad(name, Weight::Lacking, "the processor shows neither vmx nor svm", follows, todo)
@@ -171,7 +191,11 @@ fn qemu() -> Finding {
     let name = "QEMU";
     match Version::ask("qemu-system-x86_64") {
         Ok(version @ Version(major, minor)) if version >= Version(5, 1) => {
-            let wait = if version < Version(9, 2) { "; reconnects in whole seconds (9.2 and later: 0.1 s)" } else { "" };
+            let wait = if version < Version(9, 2) {
+                "; reconnects in whole seconds (9.2 and later: 0.1 s)"
+            } else {
+                ""
+            };
             good(name, format!("{major}.{minor}{wait}"))
         }
         Ok(Version(major, minor)) => bad(
@@ -276,7 +300,8 @@ fn cgroup() -> Finding {
 fn pages() -> Finding {
     let name = "huge pages";
     let transparent = read("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
-    let chosen = transparent.split('[').nth(1).and_then(|rest| rest.split(']').next()).unwrap_or("never").to_owned();
+    let chosen =
+        transparent.split('[').nth(1).and_then(|rest| rest.split(']').next()).unwrap_or("never").to_owned();
     let reserved: u64 = read("/proc/sys/vm/nr_hugepages").and_then(|text| text.parse().ok()).unwrap_or(0);
     // Not needed: said, not complained of.
     good(name, format!("optional; shared memory: {chosen}, reserved: {reserved}"))

@@ -66,7 +66,9 @@ fn perform(cli: Cli) -> Result<ExitCode> {
         Command::QemuArgs(args) => qemu_args(&client()?, &args, json)?,
         Command::Doctor => return doctor::run(json),
         Command::Reload => {
-            let done: DoneReport = working("reading the configuration", || ask(&client()?, Method::POST, "/v1/reload", None::<&()>))?;
+            let done: DoneReport = working("reading the configuration", || {
+                ask(&client()?, Method::POST, "/v1/reload", None::<&()>)
+            })?;
             print(json, &done, |done| match done.done.as_slice() {
                 [] => "nothing to do\n".to_owned(),
                 lines => lines.join("\n") + "\n",
@@ -85,7 +87,9 @@ fn perform(cli: Cli) -> Result<ExitCode> {
 /// Writes to standard output; that nobody reads it any more is no error.
 fn out(bytes: &[u8]) -> Result<()> {
     match std::io::stdout().lock().write_all(bytes) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("write the answer"),
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(error).context("write the answer")
+        }
         _ => Ok(()),
     }
 }
@@ -98,7 +102,12 @@ fn print<T: Serialize>(json: bool, report: &T, text: impl FnOnce(&T) -> String) 
     if json { print_json(report) } else { out(text(report).as_bytes()) }
 }
 
-fn ask<T: DeserializeOwned>(client: &Client, method: Method, path: &str, body: Option<&impl Serialize>) -> Result<T> {
+fn ask<T: DeserializeOwned>(
+    client: &Client,
+    method: Method,
+    path: &str,
+    body: Option<&impl Serialize>,
+) -> Result<T> {
     client.ask(method, path, body)
 }
 
@@ -130,8 +139,10 @@ fn absolute(path: &Path) -> Result<PathBuf> {
 /// The address of a disk. Names that are not plain cannot be one, and the daemon says why.
 fn address(name: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-    let encoded: String =
-        name.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect();
+    let encoded: String = name
+        .bytes()
+        .map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") })
+        .collect();
     format!("/v1/disks/{encoded}")
 }
 
@@ -140,7 +151,8 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
     match command {
         DiskCommand::Add(add) => {
             let (path, form) = (address(&add.name), form(add)?);
-            let disk: DiskReport = working("opening the image", || ask(client, Method::PUT, &path, Some(&form)))?;
+            let disk: DiskReport =
+                working("opening the image", || ask(client, Method::PUT, &path, Some(&form)))?;
             print(json, &disk, one)
         }
         DiskCommand::Remove { name, force } => {
@@ -155,17 +167,21 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
         }
         DiskCommand::Resize { name, size, shrink } => {
             let form = ChangeForm { size: Some(size), shrink, ..ChangeForm::default() };
-            let disk: DiskReport = working("resizing", || ask(client, Method::PATCH, &address(&name), Some(&form)))?;
+            let disk: DiskReport =
+                working("resizing", || ask(client, Method::PATCH, &address(&name), Some(&form)))?;
             print(json, &disk, one)
         }
         DiskCommand::Replace { name, backing } => {
             let BackingArgs { path, memory, direct, engine } = backing;
             let path = path.as_deref().map(absolute).transpose()?;
             let form = ChangeForm { path, memory, direct, engine, ..ChangeForm::default() };
-            let disk: DiskReport =
-                working("waiting for a quiet moment", || ask(client, Method::PATCH, &address(&name), Some(&form)))?;
+            let disk: DiskReport = working("waiting for a quiet moment", || {
+                ask(client, Method::PATCH, &address(&name), Some(&form))
+            })?;
             if disk.origin == "config" && !json {
-                eprintln!("ioplane: to keep this after a reboot of the host, write it into the configuration as well");
+                eprintln!(
+                    "ioplane: to keep this after a reboot of the host, write it into the configuration as well"
+                );
             }
             print(json, &disk, one)
         }
@@ -217,8 +233,9 @@ fn core(client: &Client, command: CoreCommand, json: bool) -> Result<()> {
         }
         CoreCommand::Move { disk, queue, core } => {
             let form = MoveForm { disk, queue, core };
-            let disk: DiskReport =
-                working("waiting for requests to end", || ask(client, Method::POST, "/v1/queues/move", Some(&form)))?;
+            let disk: DiskReport = working("waiting for requests to end", || {
+                ask(client, Method::POST, "/v1/queues/move", Some(&form))
+            })?;
             print(json, &disk, |disk| format!("queue {queue} of {} is on core {core}\n", disk.name))
         }
     }
@@ -227,13 +244,18 @@ fn core(client: &Client, command: CoreCommand, json: bool) -> Result<()> {
 fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
     let disk: DiskReport = client.get(&address(&wanted.name))?;
     let version = match &wanted.qemu_version {
-        Some(text) => qemu::Version::of(text).with_context(|| format!("{text:?} is no version: write 7.2"))?,
+        Some(text) => {
+            qemu::Version::of(text).with_context(|| format!("{text:?} is no version: write 7.2"))?
+        }
         None => qemu::Version::ask(&wanted.qemu)?,
     };
     let memory = (!wanted.disk_only).then_some(wanted.memory);
     let args = qemu::args(&disk, memory, version, wanted.bootindex);
     if std::io::stdout().is_terminal() && !json && memory.is_some() {
-        eprintln!("# paste behind: {} -accel kvm (or tcg) -nographic ...; -m, if given, must be {}", wanted.qemu, wanted.memory);
+        eprintln!(
+            "# paste behind: {} -accel kvm (or tcg) -nographic ...; -m, if given, must be {}",
+            wanted.qemu, wanted.memory
+        );
     }
     #[derive(Serialize)]
     struct QemuReport {

@@ -44,10 +44,16 @@ fn value(text: &str) -> String {
 }
 
 /// The arguments for one disk; with `memory`, those for the guest's memory before them.
-pub fn args(disk: &DiskReport, memory: Option<Size>, version: Version, bootindex: Option<u32>) -> Vec<String> {
+pub fn args(
+    disk: &DiskReport,
+    memory: Option<Size>,
+    version: Version,
+    bootindex: Option<u32>,
+) -> Vec<String> {
     let mut args = Vec::new();
     if let Some(Size(bytes)) = memory {
-        let size = if bytes.is_multiple_of(1 << 20) { format!("{}M", bytes >> 20) } else { bytes.to_string() };
+        let size =
+            if bytes.is_multiple_of(1 << 20) { format!("{}M", bytes >> 20) } else { bytes.to_string() };
         args.extend([
             "-object".to_owned(),
             format!("memory-backend-memfd,id=ioplane-memory,size={size},share=on"),
@@ -56,7 +62,8 @@ pub fn args(disk: &DiskReport, memory: Option<Size>, version: Version, bootindex
         ]);
     }
     let id = format!("ioplane-{}", disk.name);
-    let mut device = format!("vhost-user-blk-pci,chardev={id}-socket,id={id},num-queues={}", disk.queues.len());
+    let mut device =
+        format!("vhost-user-blk-pci,chardev={id}-socket,id={id},num-queues={}", disk.queues.len());
     if disk.queue_size != QUEUE_SIZE {
         device.push_str(&format!(",queue-size={}", disk.queue_size));
     }

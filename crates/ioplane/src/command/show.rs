@@ -35,7 +35,8 @@ pub fn disks(disks: &[DiskReport]) -> String {
     if disks.is_empty() {
         return "no disks: add one with `ioplane disk add`\n".to_owned();
     }
-    let mut table = Table::new(&["NAME", "STATE", "SIZE", "MODE", "QUEUES", "CORE", "ORIGIN", "SOCKET", "BACKING"]);
+    let mut table =
+        Table::new(&["NAME", "STATE", "SIZE", "MODE", "QUEUES", "CORE", "ORIGIN", "SOCKET", "BACKING"]);
     for disk in disks {
         table.row(vec![
             disk.name.clone(),
@@ -61,7 +62,9 @@ pub fn disks(disks: &[DiskReport]) -> String {
 
 /// `core list`.
 pub fn cores(cores: &[CoreReport]) -> String {
-    let mut table = Table::new(&["CORE", "CPU", "MODE", "QUEUES", "AWAKE", "BUSY %", "SLEEPS", "WAKES", "SPIN US", "MANNERS"]);
+    let mut table = Table::new(&[
+        "CORE", "CPU", "MODE", "QUEUES", "AWAKE", "BUSY %", "SLEEPS", "WAKES", "SPIN US", "MANNERS",
+    ]);
     for core in cores {
         table.row(vec![
             core.id.to_string(),
@@ -103,14 +106,27 @@ pub fn status(status: &StatusReport) -> String {
     let StatusReport { version, pid, uptime_s, config, .. } = status;
     let mut text = format!("ioplane {version}, pid {pid}, up {uptime_s} s, {}\n\n", config.display());
     text.push_str(&disks(&status.disks));
-    let mut table =
-        Table::new(&["DISK", "QUEUE", "CORE", "REQUESTS", "BYTES", "KICKS/REQ", "INTR/REQ", "P50 US", "P99 US", "ERRORS"]);
+    let mut table = Table::new(&[
+        "DISK",
+        "QUEUE",
+        "CORE",
+        "REQUESTS",
+        "BYTES",
+        "KICKS/REQ",
+        "INTR/REQ",
+        "P50 US",
+        "P99 US",
+        "ERRORS",
+    ]);
     let mut faults = String::new();
     for disk in &status.disks {
         for queue in &disk.queues {
             table.row(counts(disk.name.clone(), queue.index.to_string(), or_dash(queue.core), &queue.counts));
             if let Some(fault) = &queue.fault {
-                let text = format!("{} queue {} has stopped: {} ({})\n", disk.name, queue.index, fault.text, fault.name);
+                let text = format!(
+                    "{} queue {} has stopped: {} ({})\n",
+                    disk.name, queue.index, fault.text, fault.name
+                );
                 faults.push_str(&text);
             }
         }

@@ -27,7 +27,8 @@ impl std::fmt::Display for Table {
         let widths: Vec<usize> = (0..self.head.len()).map(width).collect();
         // A column is of numbers if every cell begins with a digit or is empty.
         let number = |column: usize| {
-            let mut cells = self.rows.iter().filter_map(|row| row.get(column)).filter(|cell| cell.as_str() != "-");
+            let mut cells =
+                self.rows.iter().filter_map(|row| row.get(column)).filter(|cell| cell.as_str() != "-");
             !self.rows.is_empty() && cells.all(|cell| cell.starts_with(|c: char| c.is_ascii_digit()))
         };
         let right: Vec<bool> = (0..self.head.len()).map(number).collect();

@@ -23,7 +23,10 @@ pub use problem::{Problem, Problems};
 pub use reader::{Place, nearest};
 use reader::{Reader, Source};
 
-use crate::spec::{BackingSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, Flaw, MannersWord, NotifyWord};
+use crate::size::Size;
+use crate::spec::{
+    BackingSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, Flaw, MannersWord, NotifyWord,
+};
 
 /// The section `[daemon]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -64,10 +67,14 @@ impl Config {
             .map_err(|e| whole(format!("cannot be read: {e}"), "name a configuration with --config FILE"))?
             .len();
         if size > MAX_BYTES {
-            return Err(whole(format!("{size} bytes"), "a configuration has at most 1 MiB; is this another file?"));
+            return Err(whole(
+                format!("{size} bytes"),
+                "a configuration has at most 1 MiB; is this another file?",
+            ));
         }
-        let text = std::fs::read_to_string(file)
-            .map_err(|e| whole(format!("cannot be read: {e}"), "it must be a file of UTF-8 text that root may read"))?;
+        let text = std::fs::read_to_string(file).map_err(|e| {
+            whole(format!("cannot be read: {e}"), "it must be a file of UTF-8 text that root may read")
+        })?;
         Config::parse(file, &text)
     }
 
@@ -158,7 +165,8 @@ fn build<'t>(source: Source<'t>, document: &'t Spanned<DeTable<'t>>, problems: &
                 line,
                 reason: format!("{name:?} is no part of a configuration"),
                 remedy: match nearest(name, &known) {
-                    Some(near) => format!("write {near}"),
+                    Some("daemon") => "write [daemon]".to_owned(),
+                    Some(near) => format!("write [[{near}]]"),
                     None => "there are [daemon], [[core]] and [[disk]]".to_owned(),
                 },
             }),
@@ -191,7 +199,8 @@ fn element<'t>(
 }
 
 fn daemon(mut reader: Reader<'_, '_>) -> (DaemonSpec, Place) {
-    let mut daemon = DaemonSpec { socket: reader.path("socket"), run_dir: reader.path("run_dir"), metrics: None };
+    let mut daemon =
+        DaemonSpec { socket: reader.path("socket"), run_dir: reader.path("run_dir"), metrics: None };
     for (field, path) in [("socket", &daemon.socket), ("run_dir", &daemon.run_dir)] {
         let flaw = path.as_deref().and_then(crate::spec::socket_flaw);
         if let Some(Flaw { reason, remedy, .. }) = flaw {
@@ -199,14 +208,17 @@ fn daemon(mut reader: Reader<'_, '_>) -> (DaemonSpec, Place) {
         }
     }
     if let Some(text) = reader.text("metrics") {
-        let remedy = "write metrics = \"127.0.0.1:9750\"; to let others ask, put a proxy that knows them before it";
+        let remedy =
+            "write metrics = \"127.0.0.1:9750\"; to let others ask, put a proxy that knows them before it";
         match text.parse::<SocketAddr>() {
             Ok(address) if address.ip().is_loopback() => daemon.metrics = Some(address),
             Ok(address) => {
                 let reason = format!("metrics = {text:?}: {} is not a loopback address", address.ip());
                 reader.note("metrics", reason, remedy.to_owned());
             }
-            Err(_) => reader.note("metrics", format!("metrics = {text:?} is no ADDRESS:PORT"), remedy.to_owned()),
+            Err(_) => {
+                reader.note("metrics", format!("metrics = {text:?} is no ADDRESS:PORT"), remedy.to_owned())
+            }
         }
     }
     (daemon, reader.finish())
@@ -228,8 +240,9 @@ fn core(mut reader: Reader<'_, '_>, position: u32) -> (CoreSpec, Place) {
 fn disk(mut reader: Reader<'_, '_>) -> Option<(DiskSpec, Place)> {
     let name = reader.text("name");
     let form = DiskForm {
-        path: reader.path("path"),
-        memory: reader.size("memory"),
+        // What could not be read has been noted; that it is there is enough to look at the rest.
+        path: reader.path("path").or_else(|| reader.has("path").then(|| "/".into())),
+        memory: reader.size("memory").or_else(|| reader.has("memory").then_some(Size(1 << 20))),
         read_only: reader.switch("read_only"),
         serial: reader.text("serial"),
         queues: reader.number("queues"),

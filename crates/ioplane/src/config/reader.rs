@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use toml::de::{DeTable, DeValue};
 use toml::Spanned;
+use toml::de::{DeTable, DeValue};
 
 use super::problem::Problem;
 use crate::size::Size;
@@ -68,7 +68,8 @@ impl<'t, 'p> Reader<'t, 'p> {
         span: &Range<usize>,
         problems: &'p mut Vec<Problem>,
     ) -> Self {
-        let fields = table.iter().map(|(key, _)| (key.get_ref().to_string(), source.line(&key.span()))).collect();
+        let fields =
+            table.iter().map(|(key, _)| (key.get_ref().to_string(), source.line(&key.span()))).collect();
         let place = Place { line: source.line(span), fields };
         Reader { source, what, table, asked: Vec::new(), problems, place }
     }
@@ -76,6 +77,11 @@ impl<'t, 'p> Reader<'t, 'p> {
     fn value(&mut self, field: &'static str) -> Option<&'t Spanned<DeValue<'t>>> {
         self.asked.push(field);
         self.table.get(field)
+    }
+
+    /// Whether a field is there, whatever it is.
+    pub fn has(&self, field: &str) -> bool {
+        self.table.contains_key(field)
     }
 
     fn wrong(&mut self, field: &'static str, value: &DeValue<'_>, wanted: &str) {
@@ -111,7 +117,11 @@ impl<'t, 'p> Reader<'t, 'p> {
         let number = value.as_integer().and_then(|n| u64::from_str_radix(n.as_str(), n.radix()).ok());
         if number.is_none() {
             match value.as_integer() {
-                Some(n) => self.note(field, format!("{field} = {}", n.as_str()), "write a number from 0 on".to_owned()),
+                Some(n) => self.note(
+                    field,
+                    format!("{field} = {}", n.as_str()),
+                    "write a number from 0 on".to_owned(),
+                ),
                 None => self.wrong(field, value, &format!("{field} = NUMBER")),
             }
         }
@@ -153,7 +163,12 @@ impl<'t, 'p> Reader<'t, 'p> {
     }
 
     /// One of some words.
-    pub fn word<T>(&mut self, field: &'static str, of: impl Fn(&str) -> Option<T>, words: &[&str]) -> Option<T> {
+    pub fn word<T>(
+        &mut self,
+        field: &'static str,
+        of: impl Fn(&str) -> Option<T>,
+        words: &[&str],
+    ) -> Option<T> {
         let text = self.text(field)?;
         let found = of(&text);
         if found.is_none() {
@@ -173,7 +188,11 @@ impl<'t, 'p> Reader<'t, 'p> {
                     Some(near) => format!("write {near}, or leave it out"),
                     None => format!("leave it out: {} has {}", self.what, self.asked.join(", ")),
                 };
-                self.problems.push(Problem { line, reason: format!("{} has no {name:?}", self.what), remedy });
+                self.problems.push(Problem {
+                    line,
+                    reason: format!("{} has no {name:?}", self.what),
+                    remedy,
+                });
             }
         }
         self.place
@@ -201,5 +220,10 @@ pub fn nearest<'w>(word: &str, known: &[&'w str]) -> Option<&'w str> {
         }
         row[other.len()]
     };
-    known.iter().map(|known| (distance(known), *known)).min().filter(|(d, known)| *d <= 1 + known.len() / 4).map(|(_, k)| k)
+    known
+        .iter()
+        .map(|known| (distance(known), *known))
+        .min()
+        .filter(|(d, known)| *d <= 1 + known.len() / 4)
+        .map(|(_, k)| k)
 }

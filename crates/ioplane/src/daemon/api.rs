@@ -31,10 +31,10 @@ use axum::routing::{get, patch, post, put};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::Daemon;
 use super::disk::blocking;
 use super::disks::OnFailure;
 use super::ledger::DiskRecord;
-use super::Daemon;
 use crate::refusal::{Kind, Refusal, RefusalBody};
 use crate::report::{CoreReport, DoneReport};
 use crate::size::Size;
@@ -159,16 +159,19 @@ fn form<T: DeserializeOwned>(body: Body) -> Result<T, Refusal> {
         }
         _ => Refusal::invalid(rejected.body_text(), "send the body whole"),
     })?;
-    serde_json::from_slice(&body)
-        .map_err(|error| Refusal::invalid(format!("the body: {error}"), "send JSON with the fields of this resource"))
+    serde_json::from_slice(&body).map_err(|error| {
+        Refusal::invalid(format!("the body: {error}"), "send JSON with the fields of this resource")
+    })
 }
 
 /// Does `work` to its end, whatever becomes of the request: dropping a change half-way would leave what is written down
 /// behind what is served.
-async fn whole<R: Send + 'static>(work: impl Future<Output = Result<R, Refusal>> + Send + 'static) -> Result<R, Refusal> {
-    tokio::spawn(work)
-        .await
-        .unwrap_or_else(|error| Err(Refusal::failed(error.to_string(), "this is a bug: report it with the log")))
+async fn whole<R: Send + 'static>(
+    work: impl Future<Output = Result<R, Refusal>> + Send + 'static,
+) -> Result<R, Refusal> {
+    tokio::spawn(work).await.unwrap_or_else(|error| {
+        Err(Refusal::failed(error.to_string(), "this is a bug: report it with the log"))
+    })
 }
 
 async fn status(State(daemon): Own) -> Answer {
@@ -208,9 +211,14 @@ async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Ans
         ChangeForm { size: None, shrink: false, path: Some(path), memory: None, direct, engine } => {
             BackingSpec::File { path, direct: direct.unwrap_or_default(), engine: engine.unwrap_or_default() }
         }
-        ChangeForm { size: None, shrink: false, path: None, memory: Some(Size(bytes)), direct: None, engine: None } => {
-            BackingSpec::Memory { bytes }
-        }
+        ChangeForm {
+            size: None,
+            shrink: false,
+            path: None,
+            memory: Some(Size(bytes)),
+            direct: None,
+            engine: None,
+        } => BackingSpec::Memory { bytes },
         _ => {
             let remedy = "send size (and shrink), or path (and direct, engine), or memory";
             return Err(Refusal::invalid("neither one change nor another", remedy));
@@ -225,7 +233,11 @@ async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Ans
     .await
 }
 
-async fn remove(State(daemon): Own, Path(name): Path<String>, query: Result<Query<RemoveQuery>, axum::extract::rejection::QueryRejection>) -> Answer {
+async fn remove(
+    State(daemon): Own,
+    Path(name): Path<String>,
+    query: Result<Query<RemoveQuery>, axum::extract::rejection::QueryRejection>,
+) -> Answer {
     let Query(RemoveQuery { force }) =
         query.map_err(|bad| Refusal::invalid(bad.body_text(), "there is only ?force=true"))?;
     whole(async move {

@@ -55,7 +55,12 @@ impl Cores {
 
     /// Starts a core, with the number of `spec`, or the next one if `numbered` is false. `configured` is what the
     /// configuration says of it, if it does.
-    pub fn start(&self, mut spec: CoreSpec, numbered: bool, configured: Option<CoreSpec>) -> Result<u32, Refusal> {
+    pub fn start(
+        &self,
+        mut spec: CoreSpec,
+        numbered: bool,
+        configured: Option<CoreSpec>,
+    ) -> Result<u32, Refusal> {
         let flaws = CoreSpec { id: 0, ..spec.clone() }.flaws();
         if !flaws.is_empty() {
             return Err(Refusal::flaws(&flaws));
@@ -80,7 +85,10 @@ impl Cores {
             if id.0 > spec.id {
                 return Err(Refusal::conflict(
                     format!("there has been an I/O core {} already", spec.id),
-                    format!("numbers are not used twice: take one from {} on, or restart the daemon", id.0 + 1),
+                    format!(
+                        "numbers are not used twice: take one from {} on, or restart the daemon",
+                        id.0 + 1
+                    ),
                 ));
             }
         };

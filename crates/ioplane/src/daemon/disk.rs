@@ -28,11 +28,21 @@ pub struct Opened {
 }
 
 /// Opens what is behind a disk. Blocks: while I/O of a daemon that died is still landing there, up to a minute.
-pub fn open(spec: &DiskSpec, backing: &BackingSpec, bytes: Option<u64>, owner: &Path) -> Result<Opened, Refusal> {
+pub fn open(
+    spec: &DiskSpec,
+    backing: &BackingSpec,
+    bytes: Option<u64>,
+    owner: &Path,
+) -> Result<Opened, Refusal> {
     let (path, direct, engine) = match backing {
         BackingSpec::Memory { bytes } => {
-            let report =
-                BackingReport { kind: "memory".to_owned(), path: None, engine: None, why_threads: None, direct: None };
+            let report = BackingReport {
+                kind: "memory".to_owned(),
+                path: None,
+                engine: None,
+                why_threads: None,
+                direct: None,
+            };
             return Ok(Opened { backing: MemoryBacking::new(*bytes)?, report });
         }
         BackingSpec::File { path, direct, engine } => (path, direct, engine),
@@ -235,7 +245,11 @@ impl Disk {
             })
             .await??;
         // Closing an image may wait for its last I/O.
-        blocking(move || Ok(drop(old))).await
+        blocking(move || {
+            drop(old);
+            Ok(())
+        })
+        .await
     }
 
     /// Moves a queue to a core, and remembers it.
@@ -276,7 +290,8 @@ impl Disk {
         report.connections = status.connections;
         (report.size, report.read_only) = (size, read_only);
         report.features = status.features;
-        report.front_end_faults = status.faults.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
+        report.front_end_faults =
+            status.faults.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
         report.last_front_end_fault = status.last_fault;
         report.totals = Counts::sum(meters.iter().map(|(meter, latency)| (meter, latency.as_slice())));
         report.queues = status
@@ -337,7 +352,7 @@ fn write(ledger: &Ledger, record: &DiskRecord) -> Result<(), Refusal> {
 pub async fn blocking<R: Send + 'static>(
     work: impl FnOnce() -> Result<R, Refusal> + Send + 'static,
 ) -> Result<R, Refusal> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .unwrap_or_else(|error| Err(Refusal::failed(error.to_string(), "this is a bug: report it with the log")))
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
+        Err(Refusal::failed(error.to_string(), "this is a bug: report it with the log"))
+    })
 }

@@ -77,7 +77,12 @@ impl Disks {
                 Ok(())
             }
             Err(refused) if on_failure == OnFailure::Keep => {
-                tracing::error!(disk = name, error = refused.error, remedy = refused.remedy, "a disk is not served");
+                tracing::error!(
+                    disk = name,
+                    error = refused.error,
+                    remedy = refused.remedy,
+                    "a disk is not served"
+                );
                 self.slots().insert(name, Slot::Failed(record, refused.clone()));
                 Err(refused)
             }
@@ -153,9 +158,10 @@ impl Disks {
                 format!("disk {name} is still being opened"),
                 "wait: I/O of a daemon that died may be landing in its image",
             )),
-            Some(Slot::Failed(_, refused)) => {
-                Err(Refusal::conflict(format!("disk {name} is not served: {refused}"), refused.remedy.clone()))
-            }
+            Some(Slot::Failed(_, refused)) => Err(Refusal::conflict(
+                format!("disk {name} is not served: {refused}"),
+                refused.remedy.clone(),
+            )),
             None => Err(Refusal::missing(format!("there is no disk {name}"), "see `ioplane disk list`")),
         }
     }
@@ -167,7 +173,11 @@ impl Disks {
 
     /// Those that could not be served.
     pub fn failed(&self) -> Vec<String> {
-        self.slots().iter().filter(|(_, slot)| matches!(slot, Slot::Failed(..))).map(|(name, _)| name.clone()).collect()
+        self.slots()
+            .iter()
+            .filter(|(_, slot)| matches!(slot, Slot::Failed(..)))
+            .map(|(name, _)| name.clone())
+            .collect()
     }
 
     /// Ends the service of a disk and forgets it; `lasting` is to remember that a configured disk is not wanted.
@@ -243,7 +253,9 @@ impl Disks {
         }
         let all = async { while stopping.join_next().await.is_some() {} };
         if tokio::time::timeout(STOP, all).await.is_err() {
-            tracing::warn!("a disk below does not answer: what is in flight stays in the journal of its guest");
+            tracing::warn!(
+                "a disk below does not answer: what is in flight stays in the journal of its guest"
+            );
         }
     }
 }

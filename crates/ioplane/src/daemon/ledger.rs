@@ -156,10 +156,15 @@ impl Ledger {
 fn parse(bytes: &[u8]) -> Result<Entries, String> {
     let file: FileV1 = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     if file.format != FORMAT || file.version != VERSION {
-        return Err(format!("it is {} version {}, this is {FORMAT} version {VERSION}", file.format, file.version));
+        return Err(format!(
+            "it is {} version {}, this is {FORMAT} version {VERSION}",
+            file.format, file.version
+        ));
     }
     let Entries { disks, removed, cores } = &file.entries;
-    let specs = disks.iter().flat_map(|(name, disk)| [Some((name, &disk.now)), disk.configured.as_ref().map(|c| (name, c))]);
+    let specs = disks
+        .iter()
+        .flat_map(|(name, disk)| [Some((name, &disk.now)), disk.configured.as_ref().map(|c| (name, c))]);
     for (name, spec) in specs.flatten().chain(removed) {
         if *name != spec.name {
             return Err(format!("disk {} under the name {name:?}", spec.name));
@@ -173,7 +178,10 @@ fn parse(bytes: &[u8]) -> Result<Entries, String> {
             // The processor may be gone since: the core then runs unpinned.
             let flaws = CoreSpec { cpu: None, ..spec.clone() }.flaws();
             if spec.id != *id || !flaws.is_empty() {
-                return Err(format!("core {id}: {}", flaws.first().map_or("another number inside", |flaw| &flaw.reason)));
+                return Err(format!(
+                    "core {id}: {}",
+                    flaws.first().map_or("another number inside", |flaw| &flaw.reason)
+                ));
             }
         }
     }

@@ -17,7 +17,7 @@ use prometheus_client::registry::Registry;
 
 use super::Daemon;
 use crate::refusal::Refusal;
-use crate::report::{Counts, CoreReport, DiskReport, DiskState, QueueReport, StatusReport};
+use crate::report::{CoreReport, Counts, DiskReport, DiskState, QueueReport, StatusReport};
 
 /// What is served there.
 pub fn router(daemon: Arc<Daemon>) -> Router {
@@ -60,19 +60,28 @@ impl Collector for Scrape {
         counter(encoder, "ioplane_written_bytes", "Bytes written by the guest", |c| c.bytes_written)?;
         counter(encoder, "ioplane_kicks", "Kicks of the guest, each an exit", |c| c.kicks)?;
         counter(encoder, "ioplane_interrupts", "Interrupts sent to the guest", |c| c.interrupts)?;
-        counter(encoder, "ioplane_interrupts_avoided", "Batches answered without an interrupt", |c| c.interrupts_avoided)?;
+        counter(encoder, "ioplane_interrupts_avoided", "Batches answered without an interrupt", |c| {
+            c.interrupts_avoided
+        })?;
         counter(encoder, "ioplane_guest_faults", "Faults of the guest, each stopping a queue", |c| c.faults)?;
-        counter(encoder, "ioplane_replayed", "Requests done again after a crash of the daemon", |c| c.replayed)?;
+        counter(encoder, "ioplane_replayed", "Requests done again after a crash of the daemon", |c| {
+            c.replayed
+        })?;
 
         let causes = disks.iter().flat_map(|disk| {
             disk.queues.iter().flat_map(move |q| {
                 let errors = q.counts.errors;
-                [("io", errors.io), ("space", errors.space), ("request", errors.request), ("unsupported", errors.unsupported)]
-                    .map(|(cause, count)| {
-                        let mut labels = queue(disk, q);
-                        labels.push(("cause", cause.to_owned()));
-                        (labels, ConstCounter::new(count))
-                    })
+                [
+                    ("io", errors.io),
+                    ("space", errors.space),
+                    ("request", errors.request),
+                    ("unsupported", errors.unsupported),
+                ]
+                .map(|(cause, count)| {
+                    let mut labels = queue(disk, q);
+                    labels.push(("cause", cause.to_owned()));
+                    (labels, ConstCounter::new(count))
+                })
             })
         });
         each(encoder, "ioplane_errors", "Requests that failed, by cause", causes)?;
@@ -144,7 +153,7 @@ static EDGES: LazyLock<Vec<u64>> = LazyLock::new(|| {
 
 /// Sum in seconds, count, and buckets by powers of two, each without those below it.
 fn seconds(latency: &[u64]) -> (f64, u64, Vec<(f64, u64)>) {
-    let bounds = POWERS.map(|power| (1u64 << power) as f64 / 1e9).chain([f64::MAX]);
+    let bounds = POWERS.map(|power| (1u64 << power) as f64 / 1e9).chain([f64::INFINITY]);
     let mut buckets: Vec<(f64, u64)> = bounds.map(|bound| (bound, 0)).collect();
     let mut sum = 0.0;
     for (edge, count) in EDGES.iter().zip(latency) {

@@ -63,11 +63,13 @@ struct Start {
 }
 
 impl Daemon {
-    /// Takes the run directory and starts the cores; the disks come by [`Daemon::open_all`].
-    fn start(config: Config, control: PathBuf, run_dir: PathBuf) -> Result<(Arc<Daemon>, Vec<Start>)> {
-        std::fs::create_dir_all(&run_dir)
-            .with_context(|| format!("make the run directory {} (run_dir in [daemon])", run_dir.display()))?;
-        let lock = take(&run_dir, &control)?;
+    /// Reads the state file and starts the cores; the disks come by [`Daemon::open_all`]. `lock` is [`take`]'s.
+    fn start(
+        config: Config,
+        control: PathBuf,
+        run_dir: PathBuf,
+        lock: std::fs::File,
+    ) -> Result<(Arc<Daemon>, Vec<Start>)> {
         let ledger = Arc::new(Ledger::open(&run_dir.join("state.json"))?);
         let known = ledger.entries();
         config.images(|name| !known.disks.contains_key(name) && !known.removed.contains_key(name))?;
@@ -98,7 +100,8 @@ impl Daemon {
         let (config, known) = (self.config(), self.ledger.entries().cores);
         let mut wanted: BTreeMap<u32, (CoreSpec, Option<CoreSpec>)> = BTreeMap::new();
         for (spec, _) in &config.cores {
-            let (base, now) = known.get(&spec.id).map_or((None, None), |r| (r.configured.as_ref(), r.now.as_ref()));
+            let (base, now) =
+                known.get(&spec.id).map_or((None, None), |r| (r.configured.as_ref(), r.now.as_ref()));
             let merged = match (base, now) {
                 (Some(base), None) if base == spec => continue,
                 (Some(base), Some(now)) => CoreSpec::three_way(base, spec, now),
@@ -144,7 +147,10 @@ impl Daemon {
             let known = known.disks.get(&spec.name);
             let record = disk_record(spec, known);
             if known.is_some_and(|known| known.now != record.now) {
-                tracing::warn!(disk = spec.name, "the configuration has another one than was served last: serving that");
+                tracing::warn!(
+                    disk = spec.name,
+                    "the configuration has another one than was served last: serving that"
+                );
             }
             start.push(Start { record, known: known.is_some() });
         }
@@ -205,8 +211,10 @@ impl Daemon {
     }
 }
 
-/// Takes the run directory for this process: two daemons in one would overwrite each other's state file.
+/// Makes the run directory and takes it for this process: two daemons in one would overwrite each other's state file.
 fn take(run_dir: &Path, control: &Path) -> Result<std::fs::File> {
+    std::fs::create_dir_all(run_dir)
+        .with_context(|| format!("make the run directory {} (run_dir in [daemon])", run_dir.display()))?;
     if std::os::unix::net::UnixStream::connect(control).is_ok() {
         bail!(
             "another ioplane daemon listens on {}\n  to do: stop that one, or give this one another --socket",
@@ -236,7 +244,8 @@ fn take(run_dir: &Path, control: &Path) -> Result<std::fs::File> {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    std::fs::write(&path, format!("{}\n", std::process::id())).with_context(|| format!("write {}", path.display()))?;
+    std::fs::write(&path, format!("{}\n", std::process::id()))
+        .with_context(|| format!("write {}", path.display()))?;
     Ok(file)
 }
 

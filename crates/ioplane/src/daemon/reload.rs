@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
+use super::Daemon;
 use super::disks::OnFailure;
 use super::ledger::{DiskRecord, ThreeWay, disk_record};
-use super::Daemon;
 use crate::config::{Config, Problem, Problems};
 use crate::refusal::Refusal;
 use crate::spec::{BackingSpec, CoreSpec, Flaw};
@@ -62,12 +62,19 @@ impl Daemon {
             let next = disk_record(spec, Some(record));
             if failed.contains(&spec.name) || next.now != record.now {
                 let mut problem = |reason: String, remedy: &str| {
-                    problems.push(place.problem(Flaw::new("name", format!("disk {}: {reason}", spec.name), remedy)));
+                    problems.push(place.problem(Flaw::new(
+                        "name",
+                        format!("disk {}: {reason}", spec.name),
+                        remedy,
+                    )));
                 };
                 if self.disks.served(&spec.name).is_err() && !failed.contains(&spec.name) {
                     problem("it is still being opened".to_owned(), "try again when it is served");
-                } else if matches!(record.now.backing, BackingSpec::Memory { .. }) && !failed.contains(&spec.name) {
-                    let remedy = "if it may be lost, `ioplane disk remove` it first; or put the configuration back";
+                } else if matches!(record.now.backing, BackingSpec::Memory { .. })
+                    && !failed.contains(&spec.name)
+                {
+                    let remedy =
+                        "if it may be lost, `ioplane disk remove` it first; or put the configuration back";
                     problem("changing a disk in memory would lose its content".to_owned(), remedy);
                 } else if self.in_use(&spec.name).await {
                     let remedy = "unplug it or shut the guest down first; a backing is exchanged by `ioplane disk replace`";
@@ -87,7 +94,9 @@ impl Daemon {
                 problems.push(Problem {
                     line: 0,
                     reason: format!("disk {name} is gone from the configuration, and a guest is using it"),
-                    remedy: format!("unplug it or shut the guest down first, or `ioplane disk remove {name} --force`"),
+                    remedy: format!(
+                        "unplug it or shut the guest down first, or `ioplane disk remove {name} --force`"
+                    ),
                 });
             } else {
                 plan.remove.push(name.clone());
@@ -110,8 +119,10 @@ impl Daemon {
             };
             let next = CoreSpec::three_way(base.unwrap_or(now), spec, now);
             if (next.cpu, next.budget, next.manners) != (now.cpu, now.budget, now.manners) {
-                let reason = format!("core {}: cpu, budget and manners cannot be changed while it runs", spec.id);
-                let remedy = "put it back and use `ioplane core add` and `core retire`, or restart the daemon";
+                let reason =
+                    format!("core {}: cpu, budget and manners cannot be changed while it runs", spec.id);
+                let remedy =
+                    "put it back and use `ioplane core add` and `core retire`, or restart the daemon";
                 problems.push(place.problem(Flaw::new("id", reason, remedy)));
             } else if next != *now {
                 plan.set.push(next);
@@ -119,11 +130,13 @@ impl Daemon {
         }
         for (id, record) in &recorded {
             let gone = !config.cores.iter().any(|(spec, _)| spec.id == *id);
-            let Some(now) = running.iter().find(|core| core.id == *id).filter(|_| record.configured.is_some() && gone)
+            let Some(now) =
+                running.iter().find(|core| core.id == *id).filter(|_| record.configured.is_some() && gone)
             else {
                 continue;
             };
-            let seats = self.cores.report().iter().find(|core| core.id == now.id).map_or(0, |core| core.seats);
+            let seats =
+                self.cores.report().iter().find(|core| core.id == now.id).map_or(0, |core| core.seats);
             if seats > 0 {
                 problems.push(Problem {
                     line: 0,
@@ -184,7 +197,8 @@ impl Daemon {
         // From here on each step stands for itself; what fails is said, and the rest is done.
         let mut failed = Vec::new();
         for record in plan.adopt {
-            let outcome = self.disks.served(&record.now.name).and_then(|disk| disk.adopt(record.configured.clone()));
+            let outcome =
+                self.disks.served(&record.now.name).and_then(|disk| disk.adopt(record.configured.clone()));
             if let Err(refused) = outcome {
                 failed.push(config.disk_problem(&record.now.name, refused.error, refused.remedy));
             }
@@ -208,9 +222,8 @@ impl Daemon {
         }
         for spec in plan.set {
             let (id, cores) = (spec.id, self.cores.clone());
-            let set = move || {
-                cores.set(Some(id), |core| (core.notify, core.spin_us) = (spec.notify, spec.spin_us))
-            };
+            let set =
+                move || cores.set(Some(id), |core| (core.notify, core.spin_us) = (spec.notify, spec.spin_us));
             match super::disk::blocking(set).await {
                 Ok(()) => done.push(format!("core {id} changed")),
                 Err(refused) => failed.extend(core_problem(id, refused).list),

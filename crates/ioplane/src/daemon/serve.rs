@@ -38,7 +38,8 @@ async fn run(config: Config, socket: Option<PathBuf>) -> Result<()> {
     let control = std::path::absolute(&control).context("the control socket's path")?;
     let folder = control.parent().unwrap_or(Path::new("/")).to_owned();
     let run_dir = config.daemon.run_dir.clone().unwrap_or_else(|| folder.clone());
-    std::fs::create_dir_all(&folder).with_context(|| format!("make {} for the control socket", folder.display()))?;
+    std::fs::create_dir_all(&folder)
+        .with_context(|| format!("make {} for the control socket", folder.display()))?;
     if let Some(flaw) = crate::spec::socket_flaw(&control) {
         anyhow::bail!("{}\n  to do: {}", flaw.reason, flaw.remedy);
     }
@@ -48,8 +49,9 @@ async fn run(config: Config, socket: Option<PathBuf>) -> Result<()> {
     let mut int = signal(SignalKind::interrupt())?;
     let mut hup = signal(SignalKind::hangup())?;
 
+    let lock = super::take(&run_dir, &control)?;
     let metrics = listen_metrics(&config).await?;
-    let (daemon, start) = Daemon::start(config, control.clone(), run_dir)?;
+    let (daemon, start) = Daemon::start(config, control.clone(), run_dir, lock)?;
     let mut opening = tokio::spawn(daemon.clone().open_all(start));
     let mut opened = false;
     if let Ok(outcome) = tokio::time::timeout(GRACE, &mut opening).await {
@@ -58,9 +60,8 @@ async fn run(config: Config, socket: Option<PathBuf>) -> Result<()> {
     }
     let listener = bind(&control).with_context(|| format!("the control socket {}", control.display()))?;
     let api = tokio::spawn(axum::serve(listener, api::router(daemon.clone())).into_future());
-    let metrics = metrics.map(|listener| {
-        tokio::spawn(axum::serve(listener, metrics::router(daemon.clone())).into_future())
-    });
+    let metrics = metrics
+        .map(|listener| tokio::spawn(axum::serve(listener, metrics::router(daemon.clone())).into_future()));
     if opened {
         ready(&control);
     } else {
@@ -117,7 +118,9 @@ async fn reload(daemon: Arc<Daemon>) {
         Ok(done) if done.is_empty() => tracing::info!("the configuration was read again: nothing to do"),
         Ok(done) => tracing::info!(done = done.join(", "), "the configuration was read again"),
         Err(problems) => {
-            tracing::error!("the configuration was refused; what was being served is still served:\n{problems}");
+            tracing::error!(
+                "the configuration was refused; what was being served is still served:\n{problems}"
+            );
         }
     }
 }
@@ -127,7 +130,11 @@ async fn listen_metrics(config: &Config) -> Result<Option<TcpListener>> {
     match TcpListener::bind(address).await {
         Ok(listener) => Ok(Some(listener)),
         Err(error) => {
-            let flaw = Flaw::new("metrics", format!("metrics = {address}: {error}"), "give a free port of 127.0.0.1");
+            let flaw = Flaw::new(
+                "metrics",
+                format!("metrics = {address}: {error}"),
+                "give a free port of 127.0.0.1",
+            );
             Err(Problems::new(&config.file, vec![config.daemon_place.problem(flaw)]).into())
         }
     }

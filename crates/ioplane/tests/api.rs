@@ -1,0 +1,197 @@
+//! A real daemon, by HTTP and by the command line.
+
+mod house;
+
+use house::House;
+
+const MIB: u64 = 1 << 20;
+
+fn config() -> &'static str {
+    "[[core]]\nnotify = \"notified\"\n[[disk]]\nname = \"ram\"\nmemory = \"8M\"\nqueues = 2\n"
+}
+
+#[test]
+fn resources_answer_with_the_right_codes() {
+    let house = House::open(config());
+    let image = house.image("a.img", 4 * MIB);
+    let form = format!("{{\"path\": {image:?}, \"serial\": \"S1\"}}");
+
+    let (code, disk) = house.http("PUT", "/v1/disks/a", &form);
+    assert_eq!((code, &disk["size"], &disk["origin"]), (201, &(4 * MIB).into(), &"added".into()), "{disk}");
+    assert_eq!(disk["socket"], house.path("a.sock").display().to_string());
+    assert_eq!(house.http("GET", "/v1/disks/a", "").1["serial"], "S1");
+    assert_eq!(house.http("GET", "/v1/disks", "").1.as_array().unwrap().len(), 2);
+    assert_eq!(house.http("GET", "/v1/status", "").1["cores"][0]["notify"], "notified");
+    assert_eq!(house.http("GET", "/v1/cores/0", "").1["id"], 0);
+
+    let huge = format!("{{\"serial\": \"{}\"}}", "x".repeat(100_000));
+    for (method, path, body, wanted) in [
+        ("GET", "/v1/disks/none", "", 404),
+        ("GET", "/v1/none", "", 404),
+        ("GET", "/v1/cores/9", "", 404),
+        ("GET", "/v1/cores/x", "", 404),
+        ("POST", "/v1/status", "", 405),
+        ("PUT", "/v1/disks/a", &form, 409),
+        ("PUT", "/v1/disks/b", &form, 409),
+        ("PUT", "/v1/disks/b", "{", 422),
+        ("PUT", "/v1/disks/b", "{\"paht\": \"/x\"}", 422),
+        ("PUT", "/v1/disks/b", "{\"path\": \"x.img\"}", 422),
+        ("PUT", "/v1/disks/b", "{\"path\": \"/nowhere/x.img\"}", 422),
+        ("PUT", "/v1/disks/b", "{\"memory\": \"8M\", \"core\": 5}", 404),
+        ("PUT", "/v1/disks/b", "{\"memory\": 1000}", 422),
+        ("PUT", "/v1/disks/..%2Fx", "{\"memory\": \"8M\"}", 422),
+        ("PUT", "/v1/disks/control", "{\"memory\": \"8M\"}", 409),
+        ("PUT", "/v1/disks/b", &huge, 413),
+        ("PATCH", "/v1/disks/a", "{}", 422),
+        ("PATCH", "/v1/disks/a", "{\"size\": \"2M\"}", 409),
+        ("PATCH", "/v1/disks/a", "{\"size\": 1000}", 409),
+        ("PATCH", "/v1/disks/a", "{\"size\": 9000001}", 422),
+        ("PATCH", "/v1/disks/a", "{\"size\": \"8M\", \"memory\": \"8M\"}", 422),
+        ("DELETE", "/v1/disks/a?force=perhaps", "", 422),
+        ("POST", "/v1/queues/move", "{\"disk\": \"a\", \"queue\": 5, \"core\": 0}", 404),
+        ("POST", "/v1/queues/move", "{\"disk\": \"a\", \"queue\": 0, \"core\": 5}", 404),
+        ("PUT", "/v1/notify", "{\"notify\": \"loud\"}", 422),
+        ("PUT", "/v1/notify", "{}", 422),
+        ("DELETE", "/v1/cores/0", "", 409),
+        ("POST", "/v1/cores", "{\"cpu\": 4095}", 422),
+    ] {
+        let (code, answer) = house.http(method, path, body);
+        assert_eq!(code, wanted, "{method} {path} {body:.100}: {answer}");
+        for field in ["error", "remedy"] {
+            assert!(answer[field].as_str().is_some_and(|text| !text.is_empty()), "{method} {path}: {answer}");
+        }
+    }
+
+    assert_eq!(house.http("DELETE", "/v1/disks/a", "").0, 200);
+    assert_eq!(house.http("GET", "/v1/disks/a", "").0, 404);
+    assert!(!house.path("a.sock").exists());
+    // The image is free again at once.
+    assert_eq!(house.http("PUT", "/v1/disks/b", &form).0, 201);
+}
+
+#[test]
+fn the_control_socket_is_this_users_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let house = House::open(config());
+    for socket in ["control.sock", "ram.sock"] {
+        let mode = std::fs::metadata(house.path(socket)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{socket}");
+    }
+}
+
+#[test]
+fn disks_are_changed_by_the_command_line() {
+    let house = House::open(config());
+    let (a, b) = (house.image("a.img", 4 * MIB), house.image("b.img", 6 * MIB));
+    let path = |path: &std::path::Path| path.display().to_string();
+    let added =
+        house.json(&["disk", "add", "a", "--path", &path(&a), "--queues", "2", "--block-size", "4096"]);
+    assert_eq!(added["queues"].as_array().unwrap().len(), 2);
+    assert_eq!(house.json(&["disk", "resize", "a", "5M"])["size"], 5 * MIB);
+    assert_eq!(std::fs::metadata(&a).unwrap().len(), 5 * MIB);
+    let refused = house.refused(&["disk", "resize", "a", "3M"]);
+    assert!(refused.contains("from 5M to 3M") && refused.contains("--shrink"), "{refused}");
+    assert_eq!(house.json(&["disk", "resize", "a", "3M", "--shrink"])["size"], 3 * MIB);
+
+    let front_end = house.connect("a");
+    let replaced = house.json(&["disk", "replace", "a", "--path", &path(&b)]);
+    assert_eq!((&replaced["backing"]["path"], &replaced["size"]), (&path(&b).into(), &(6 * MIB).into()));
+    assert_eq!(replaced["connected"], true, "a front end stays connected");
+    // The old image is free, the new one is not.
+    assert_eq!(house.json(&["disk", "add", "c", "--path", &path(&a)])["state"], "served");
+    let refused = house.refused(&["disk", "add", "d", "--path", &path(&b)]);
+    let holder = format!("b.img is in use by another disk of this daemon (pid {})", house.pid());
+    assert!(refused.contains(&holder), "{refused}");
+
+    let refused = house.refused(&["disk", "remove", "a"]);
+    assert!(refused.contains("a guest is using the disk") && refused.contains("--force"), "{refused}");
+    house.json(&["disk", "remove", "a", "--force"]);
+    drop(front_end);
+    assert!(house.disk("a").is_null());
+    let refused = house.refused(&["disk", "remove", "a"]);
+    assert!(refused.contains("there is no disk a"), "{refused}");
+}
+
+#[test]
+fn cores_come_go_and_change() {
+    let house = House::open(config());
+    assert_eq!(house.json(&["core", "add", "--notify", "polled", "--spin-us", "1000"])["id"], 1);
+    assert_eq!(house.json(&["core", "list"]).as_array().unwrap().len(), 2);
+    let cores = house.json(&["core", "mode", "polled"]);
+    assert!(cores.as_array().unwrap().iter().all(|core| core["notify"] == "polled"), "{cores}");
+    assert_eq!(house.json(&["core", "mode", "notified", "--core", "1"])["notify"], "notified");
+    assert_eq!(house.json(&["core", "move", "ram", "1", "1"])["name"], "ram");
+    assert!(house.json(&["core", "retire", "1"])["done"][0].as_str().unwrap().contains("retired"));
+    assert!(house.refused(&["core", "retire", "0"]).contains("the only one"));
+    assert!(house.refused(&["core", "move", "ram", "0", "1"]).contains("there is no I/O core 1"));
+    assert_eq!(house.json(&["core", "add"])["id"], 2, "numbers are not used twice");
+}
+
+#[test]
+fn qemu_arguments_fit_the_version() {
+    let house = House::open(config());
+    let socket = house.path("ram.sock").display().to_string();
+    let old = house.cli(&["qemu-args", "ram", "--memory", "256M", "--qemu-version", "7.2"]);
+    assert_eq!(
+        old.out.trim(),
+        format!(
+            "-object memory-backend-memfd,id=ioplane-memory,size=256M,share=on -machine memory-backend=ioplane-memory \
+             -chardev socket,id=ioplane-ram-socket,path={socket},reconnect=1 \
+             -device vhost-user-blk-pci,chardev=ioplane-ram-socket,id=ioplane-ram,num-queues=2"
+        )
+    );
+    let new =
+        house.json(&["qemu-args", "ram", "--disk-only", "--qemu-version", "11.1.3", "--bootindex", "1"]);
+    let args: Vec<&str> = new["args"].as_array().unwrap().iter().filter_map(|arg| arg.as_str()).collect();
+    assert_eq!(args.len(), 4);
+    assert!(args[1].ends_with(",reconnect-ms=100") && args[3].ends_with(",bootindex=1"), "{args:?}");
+}
+
+#[test]
+fn text_and_codes_are_for_people() {
+    let house = House::open(config());
+    let status = house.cli(&["status"]).out;
+    for part in ["ioplane ", "ram", "waiting", "8M", "KICKS/REQ", "notified"] {
+        assert!(status.contains(part), "{part}: {status}");
+    }
+    assert!(house.cli(&["completion", "bash"]).out.contains("ioplane"));
+    assert_eq!(house.cli(&["disk", "resize", "ram", "large"]).code, 2, "usage");
+    let nobody = House::new("");
+    let refused = nobody.refused(&["status"]);
+    assert!(refused.contains("no daemon answers") && refused.contains("to do: start it"), "{refused}");
+    let doctor = house.json(&["doctor"]);
+    assert_eq!(doctor["can_serve"], true, "{doctor}");
+    for finding in doctor["findings"].as_array().unwrap() {
+        let lacking = finding["weight"] != "good";
+        assert_eq!(finding["todo"].is_string() && finding["follows"].is_string(), lacking, "{finding}");
+    }
+}
+
+#[test]
+fn metrics_are_there_when_asked_for() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let _house = House::open(&format!("[daemon]\nmetrics = \"127.0.0.1:{port}\"\n{}", config()));
+    let ask = |path| house::http(std::net::TcpStream::connect(("127.0.0.1", port)).unwrap(), "GET", path, "");
+    let (code, text) = ask("/metrics");
+    assert_eq!(code, 200);
+    for line in [
+        "ioplane_requests_total{disk=\"ram\",queue=\"1\",core=\"none\"} 0",
+        "ioplane_errors_total{disk=\"ram\",queue=\"0\",core=\"none\",cause=\"io\"} 0",
+        "ioplane_request_seconds_bucket{le=\"+Inf\",disk=\"ram\",queue=\"0\",core=\"none\"} 0",
+        "ioplane_disk_bytes{disk=\"ram\"} 8388608",
+        "ioplane_core_polled{core=\"0\"} 0.0",
+        "# EOF",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+    // Nothing else is there: the control plane stays on its socket.
+    assert_eq!(ask("/v1/status").0, 404);
+    let taken = House::new(&format!("[daemon]\nmetrics = \"127.0.0.1:{port}\"\n"));
+    let refused = taken.refuses();
+    assert_eq!(refused.code, 2);
+    assert!(
+        refused.err.contains(&format!("ioplane.toml:2: metrics = 127.0.0.1:{port}: Address")),
+        "{}",
+        refused.err
+    );
+}

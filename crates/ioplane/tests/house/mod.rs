@@ -1,0 +1,203 @@
+//! A daemon with a folder of its own, and both ways to talk to it: the command line and plain HTTP.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_ioplane");
+/// Longer than anything here takes on a loaded machine.
+const LIMIT: Duration = Duration::from_secs(30);
+
+pub struct House {
+    pub folder: tempfile::TempDir,
+    daemon: Option<Child>,
+}
+
+/// What `cli` came to.
+pub struct Said {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl House {
+    /// A folder with this configuration and nothing running.
+    pub fn new(config: &str) -> House {
+        let folder = tempfile::Builder::new().prefix("ioplane-").tempdir().unwrap();
+        let house = House { folder, daemon: None };
+        house.configure(config);
+        house
+    }
+
+    /// The same with a daemon that answers.
+    pub fn open(config: &str) -> House {
+        let mut house = House::new(config);
+        house.start();
+        house
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn configure(&self, config: &str) {
+        std::fs::write(self.path("ioplane.toml"), config).unwrap();
+    }
+
+    /// A sparse image.
+    pub fn image(&self, name: &str, bytes: u64) -> PathBuf {
+        let path = self.path(name);
+        std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+        path
+    }
+
+    fn serve(&self) -> Command {
+        let mut command = Command::new(BINARY);
+        command.arg("--socket").arg(self.path("control.sock"));
+        command.args(["serve", "--config"]).arg(self.path("ioplane.toml")).stdin(Stdio::null());
+        command
+    }
+
+    /// Starts the daemon and waits until it answers.
+    pub fn start(&mut self) {
+        let log = std::fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
+        self.daemon = Some(self.serve().stderr(log).spawn().unwrap());
+        let daemon = self.daemon.as_mut().unwrap();
+        let end = Instant::now() + LIMIT;
+        let socket = self.folder.path().join("control.sock");
+        while UnixStream::connect(&socket).is_err() {
+            if let Some(status) = daemon.try_wait().unwrap() {
+                panic!("the daemon ended with {status}: {}", self.log());
+            }
+            assert!(Instant::now() < end, "no answer: {}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Runs a daemon that is to end by itself.
+    pub fn refuses(&self) -> Said {
+        said(self.serve().output().unwrap())
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.daemon.as_ref().unwrap().id()
+    }
+
+    pub fn signal(&self, name: &str) {
+        let status =
+            Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    /// SIGKILL, and waits until it is gone.
+    pub fn kill9(&mut self) {
+        let mut daemon = self.daemon.take().unwrap();
+        daemon.kill().unwrap();
+        daemon.wait().unwrap();
+    }
+
+    /// SIGTERM, and waits for a clean end.
+    pub fn terminate(&mut self) {
+        self.signal("TERM");
+        let status = self.daemon.take().unwrap().wait().unwrap();
+        assert!(status.success(), "{status}: {}", self.log());
+    }
+
+    pub fn cli(&self, args: &[&str]) -> Said {
+        let mut command = Command::new(BINARY);
+        command.arg("--socket").arg(self.path("control.sock")).args(args).stdin(Stdio::null());
+        said(command.output().unwrap())
+    }
+
+    /// What a command prints as JSON; it must succeed.
+    pub fn json(&self, args: &[&str]) -> Value {
+        let said = self.cli(&[args, &["--json"]].concat());
+        assert_eq!(said.code, 0, "{args:?}: {}", said.err);
+        serde_json::from_str(&said.out).unwrap_or_else(|e| panic!("{args:?}: {e}: {}", said.out))
+    }
+
+    /// What a command that must fail says.
+    pub fn refused(&self, args: &[&str]) -> String {
+        let said = self.cli(args);
+        assert_eq!(said.code, 1, "{args:?}: {}{}", said.out, said.err);
+        said.err
+    }
+
+    /// One disk of `status --json`.
+    pub fn disk(&self, name: &str) -> Value {
+        let status = self.json(&["status"]);
+        let mut disks = status["disks"].as_array().unwrap().iter();
+        disks.find(|disk| disk["name"] == name).cloned().unwrap_or(Value::Null)
+    }
+
+    /// A front end that says nothing.
+    pub fn connect(&self, name: &str) -> UnixStream {
+        let stream = UnixStream::connect(self.path(&format!("{name}.sock"))).unwrap();
+        self.until(|| self.disk(name)["connected"] == true);
+        stream
+    }
+
+    pub fn until(&self, mut met: impl FnMut() -> bool) {
+        let end = Instant::now() + LIMIT;
+        while !met() {
+            assert!(Instant::now() < end, "it does not come: {}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Plain HTTP on the control socket: status and JSON body.
+    pub fn http(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+        let (status, body) =
+            http(UnixStream::connect(self.path("control.sock")).unwrap(), method, path, body);
+        let value = serde_json::from_str(&body).unwrap_or_else(|e| panic!("{method} {path}: {e}: {body:?}"));
+        (status, value)
+    }
+}
+
+fn said(output: Output) -> Said {
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Said { code: output.status.code().unwrap_or(-1), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// One request on a connection of its own.
+pub fn http(mut stream: impl Read + Write, method: &str, path: &str, body: &str) -> (u16, String) {
+    let length = body.len();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    // An answer may come before the body has been read, and then the rest is not wanted.
+    let _ = stream.write_all(body.as_bytes());
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    let answer = String::from_utf8(answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{method} {path}: {answer:?}"));
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+/// Starts a second house's daemon in the folder of the first.
+pub fn second(first: &House, config: &Path, socket: &Path) -> Said {
+    let mut command = Command::new(BINARY);
+    command.arg("--socket").arg(socket).args(["serve", "--config"]).arg(config).stdin(Stdio::null());
+    let _ = first;
+    said(command.output().unwrap())
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+    }
+}
