@@ -7,6 +7,10 @@ use ioplane_device::{Budget, CoreId, Gone, Order, Placement, Post, Seat, SeatId,
 /// Turns after which a poller that was told to stop, and has nothing that could keep it, is stuck.
 pub const PATIENCE: u32 = 20_000;
 
+/// Idle turns in a row after which nothing will come by itself: what is in flight in a late lane ends, as a rule, in the
+/// turn after next.
+const STILL: u32 = 48;
+
 /// The seats.
 #[derive(Debug, Default)]
 pub struct Stage {
@@ -80,8 +84,10 @@ fn turn(seats: &mut Vec<Seat>, budget: u32) -> u32 {
 }
 
 fn run(seats: &mut Vec<Seat>) {
+    let mut idle = 0;
     for _ in 0..PATIENCE {
-        if turn(seats, 32) == 0 {
+        idle = if turn(seats, 32) == 0 { idle + 1 } else { 0 };
+        if idle == STILL {
             return;
         }
     }
