@@ -1,13 +1,44 @@
 //! Pollers allocate nothing inside `poll`, and the allocator that sees to it is not blind.
 
 use ioplane_testkit::allocator::Strict;
-use ioplane_testkit::conformance;
+use ioplane_testkit::conformance::adder::Adding;
+use ioplane_testkit::conformance::blk::Disks;
 use ioplane_testkit::conformance::ring::RingKit;
+use ioplane_testkit::conformance::virtio::Mmio;
+use ioplane_testkit::conformance::{self, Kit, PLAN};
 
 #[global_allocator]
 static ALLOCATOR: Strict = Strict;
 
-conformance!(toy_ring, RingKit);
+/// What brings every part of a poller's life about: pauses, moves, stalls with replays, a dirty log.
+const LIFE: [&str; 4] =
+    ["pause_is_not_seen", "move_is_not_seen", "suspension_is_not_seen", "law_6_marks_stores"];
+
+fn lives_without_allocating(kit: &dyn Kit) {
+    let findings = LIFE.map(|check| conformance::run(kit, check, &PLAN));
+    assert_eq!(findings, [const { Ok(()) }; LIFE.len()]);
+}
+
+#[test]
+fn toy_ring() {
+    lives_without_allocating(&RingKit);
+}
+
+#[test]
+fn toy_virtio() {
+    lives_without_allocating(&Mmio(Adding));
+}
+
+#[test]
+fn virtio_blk_on_memory() {
+    lives_without_allocating(&Mmio(Disks::Memory));
+}
+
+/// Requests end in a later poll than they began in, and the longest have as many buffers as a driver may send.
+#[test]
+fn virtio_blk_on_a_file() {
+    lives_without_allocating(&Mmio(Disks::File));
+}
 
 mod blind {
     use std::time::{Duration, Instant};

@@ -1,8 +1,16 @@
-//! The conformance suite on the toys, in process.
+//! The conformance suite: every device on every host, with all six laws.
 
 use ioplane_testkit::conformance;
+use ioplane_testkit::conformance::adder::Adding;
+use ioplane_testkit::conformance::blk::Disks;
 use ioplane_testkit::conformance::dma::DmaKit;
 use ioplane_testkit::conformance::ring::RingKit;
+use ioplane_testkit::conformance::vhost_user::OverSocket;
+use ioplane_testkit::conformance::virtio::Mmio;
 
 conformance!(toy_dma, DmaKit);
 conformance!(toy_ring, RingKit);
+conformance!(toy_virtio_in_process, Mmio(Adding));
+conformance!(toy_virtio_over_vhost_user, OverSocket(Adding));
+conformance!(virtio_blk_in_process, Mmio(Disks::Memory));
+conformance!(virtio_blk_over_vhost_user, OverSocket(Disks::Memory));

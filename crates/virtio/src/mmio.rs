@@ -250,8 +250,11 @@ impl<V: VirtioDevice> Device for VirtioMmio<V> {
 
     fn load(&mut self, still: &Still, state: &State) -> Result<(), DeviceError> {
         let body = state.expect(self.info().kind, VERSION)?;
-        let saved: MmioV1 =
-            postcard::from_bytes(body).map_err(|error| StateError::Damaged(error.to_string()))?;
+        let (saved, rest): (MmioV1, _) =
+            postcard::take_from_bytes(body).map_err(|error| StateError::Damaged(error.to_string()))?;
+        if !rest.is_empty() {
+            return Err(StateError::Damaged(format!("{} bytes too many", rest.len())).into());
+        }
         self.vdev.load(still, &saved.vdev)?;
         self.line.status.store(saved.registers.interrupt_status & 3, Ordering::Release);
         self.registers = saved.registers;

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{Armed, Change, Interrupt, Meter, Tally};
 
 use crate::device::{QueueStart, RingState};
@@ -45,7 +46,7 @@ impl Queue {
     pub fn new(start: QueueStart) -> Self {
         let QueueStart { index, ring, replays: _, kick, call, error, meter } = start;
         let tally = meter.tally();
-        Queue {
+        let mut queue = Queue {
             index,
             ring,
             tally,
@@ -57,7 +58,13 @@ impl Queue {
             fault: None,
             polling: false,
             awake: true,
+        };
+        if removed(Law::KeepsWhatArrives) {
+            // Law 1: kicks that came while nobody sat here count like any others; this forgets them.
+            queue.empty_kick();
+            queue.tally.kicks = tally.kicks;
         }
+        queue
     }
 
     /// Whether new requests may be taken now.

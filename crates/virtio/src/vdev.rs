@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::{QueueStart, VirtioDevice};
 use crate::ring::{Ring, RingFault, RingLayout};
+use crate::spec::feature::VHOST_USER_F_PROTOCOL_FEATURES;
 
 /// Version of [`VdevV1`].
 const VERSION: u32 = 1;
@@ -273,6 +274,10 @@ impl<V: VirtioDevice> Device for Vdev<V> {
             );
         }
         if !removed(Law::DistrustsLoaded) {
+            if saved.features & !(self.model.features() | VHOST_USER_F_PROTOCOL_FEATURES) != 0 {
+                let what = "features that this device does not offer".to_owned();
+                return Err(StateError::Impossible(what).into());
+            }
             for (index, queue) in (0..).zip(&saved.queues) {
                 self.check_loaded(index, queue)?;
             }

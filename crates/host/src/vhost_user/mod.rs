@@ -13,6 +13,7 @@
 
 mod connection;
 mod fault;
+mod log;
 mod message;
 mod peer;
 mod server;
@@ -21,5 +22,5 @@ mod session;
 pub use connection::Connection;
 pub use fault::PeerFault;
 pub use message::{HEADER, Header, Message};
-pub use server::{Handle, QueueStatus, Refusal, ServerOptions, Status, serve};
+pub use server::{Handle, QueueStatus, Refusal, ServerOptions, Status, serve, serve_within};
 pub use session::Session;

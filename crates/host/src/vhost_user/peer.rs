@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use ioplane_memory::{GuestMap, Mapping, Region, RegionSpec, Window};
+use ioplane_memory::{DirtyLog, GuestMap, Mapping, Region, RegionSpec, Window};
 use ioplane_virtio::RingLayout;
 use ioplane_virtio::journal::region_bytes;
 use vhost::vhost_user::VhostUserProtocolFeatures;
@@ -14,6 +14,7 @@ use super::fault::PeerFault;
 /// Protocol features that we offer.
 pub fn offered() -> VhostUserProtocolFeatures {
     VhostUserProtocolFeatures::MQ
+        | VhostUserProtocolFeatures::LOG_SHMFD
         | VhostUserProtocolFeatures::REPLY_ACK
         | VhostUserProtocolFeatures::BACKEND_REQ
         | VhostUserProtocolFeatures::CONFIG
@@ -69,13 +70,16 @@ pub struct Peer {
     pub rings: Vec<Wiring>,
     /// Our way to send requests of our own.
     pub back_channel: Option<tokio::net::UnixStream>,
+    /// Where to mark what is written, while VHOST_F_LOG_ALL is among the features.
+    pub log: Option<Arc<DirtyLog>>,
 }
 
 impl Peer {
     /// A front end that has said nothing yet.
     pub fn new(queues: u16) -> Self {
         let rings = (0..queues).map(|_| Wiring::default()).collect();
-        Peer { features: 0, protocol: VhostUserProtocolFeatures::empty(), rings, back_channel: None }
+        let protocol = VhostUserProtocolFeatures::empty();
+        Peer { features: 0, protocol, rings, back_channel: None, log: None }
     }
 
     /// Refuses a request whose protocol feature was not negotiated.
@@ -90,12 +94,18 @@ const NFS: i64 = 0x6969;
 const V9FS: i64 = 0x0102_1997;
 const CIFS: i64 = 0xff53_4d42;
 
-/// Maps what the front end describes.
-pub fn map_region(region: &VhostUserMemoryRegion, file: OwnedFd) -> Result<Region, PeerFault> {
+/// Refuses a file whose pages may not come at once.
+pub fn check_prompt(file: &OwnedFd) -> Result<(), PeerFault> {
     let kind = rustix::fs::fstatfs(file.as_fd()).map_err(|e| PeerFault::Broken(e.into()))?.f_type as i64;
     if [FUSE, NFS, V9FS, CIFS].contains(&kind) {
         return Err(PeerFault::SlowMemory(kind));
     }
+    Ok(())
+}
+
+/// Maps what the front end describes.
+pub fn map_region(region: &VhostUserMemoryRegion, file: OwnedFd) -> Result<Region, PeerFault> {
+    check_prompt(&file)?;
     Ok(Region::map(RegionSpec {
         gpa: region.guest_phys_addr,
         len: region.memory_size,

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::connection::Connection;
 use super::fault::PeerFault;
-use super::session::Session;
+use super::session::{self, Session};
 
 /// How long the daemon's own wishes (replace, move) may wait for a quiescent point before the device is given back.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -80,8 +80,8 @@ type ChangeStill<V> = Box<dyn FnOnce(&mut V, &Still) -> bool + Send>;
 enum Command<V: VirtioDevice> {
     Status(oneshot::Sender<Status>),
     Change(Change<V>),
-    AtQuiescence(ChangeStill<V>, oneshot::Sender<Result<(), Refusal>>),
-    Move(u16, Arc<dyn Placement>, oneshot::Sender<Result<(), Refusal>>),
+    AtQuiescence(ChangeStill<V>, Duration, oneshot::Sender<Result<(), Refusal>>),
+    Move(u16, Arc<dyn Placement>, Duration, oneshot::Sender<Result<(), Refusal>>),
     Stop(bool, oneshot::Sender<Result<(), Refusal>>),
 }
 
@@ -89,15 +89,21 @@ enum Command<V: VirtioDevice> {
 pub struct Handle<V: VirtioDevice> {
     commands: mpsc::Sender<Command<V>>,
     socket: PathBuf,
+    patience: Duration,
 }
 
 impl<V: VirtioDevice> Clone for Handle<V> {
     fn clone(&self) -> Self {
-        Handle { commands: self.commands.clone(), socket: self.socket.clone() }
+        Handle { commands: self.commands.clone(), socket: self.socket.clone(), patience: self.patience }
     }
 }
 
 impl<V: VirtioDevice> Handle<V> {
+    /// The same hold with another patience than [`PATIENCE`] for its own wishes: replacing and moving.
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Handle { patience, ..self }
+    }
+
     /// Path of its socket.
     pub fn socket(&self) -> &Path {
         &self.socket
@@ -130,7 +136,8 @@ impl<V: VirtioDevice> Handle<V> {
         .await
     }
 
-    /// Changes the model at a quiescent point. Gives the device back as it was if that takes longer than [`PATIENCE`].
+    /// Changes the model at a quiescent point. Gives the device back as it was if that takes longer than its
+    /// patience.
     pub async fn at_quiescence<R: Send + 'static>(
         &self,
         change: impl FnOnce(&mut V, &Still) -> (R, bool) + Send + 'static,
@@ -141,13 +148,13 @@ impl<V: VirtioDevice> Handle<V> {
             let _ = sender.send(outcome);
             told
         });
-        self.ask(|reply| Command::AtQuiescence(change, reply)).await??;
+        self.ask(|reply| Command::AtQuiescence(change, self.patience, reply)).await??;
         receiver.await.map_err(|_| Refusal::Gone)
     }
 
     /// Moves a queue to where `placement` says.
     pub async fn move_queue(&self, queue: u16, placement: Arc<dyn Placement>) -> Result<(), Refusal> {
-        self.ask(|reply| Command::Move(queue, placement, reply)).await?
+        self.ask(|reply| Command::Move(queue, placement, self.patience, reply)).await?
     }
 
     /// Ends the service: refuses while a front end is connected, unless forced. When it returns, the model and its backing
@@ -161,8 +168,18 @@ impl<V: VirtioDevice> Handle<V> {
 
 /// Serves `model` on its socket until stopped. Must be called within a tokio runtime of several threads.
 pub fn serve<V: VirtioDevice>(model: V, options: ServerOptions) -> std::io::Result<Handle<V>> {
+    serve_within(model, options, session::PATIENCE)
+}
+
+/// As [`serve`], with another patience for requests that do not end when the front end wants a ring to stop; then they
+/// are suspended, and stay in the in-flight region.
+pub fn serve_within<V: VirtioDevice>(
+    model: V,
+    options: ServerOptions,
+    patience: Duration,
+) -> std::io::Result<Handle<V>> {
     let listener = bind(&options.socket)?;
-    let session = Session::new(model, options.pool).map_err(std::io::Error::other)?;
+    let session = Session::new(model, options.pool).map_err(std::io::Error::other)?.with_patience(patience);
     let (commands, receiver) = mpsc::channel(16);
     let server = Server {
         session,
@@ -174,7 +191,7 @@ pub fn serve<V: VirtioDevice>(model: V, options: ServerOptions) -> std::io::Resu
         socket: options.socket.clone(),
     };
     tokio::spawn(server.run(receiver));
-    Ok(Handle { commands, socket: options.socket })
+    Ok(Handle { commands, socket: options.socket, patience: PATIENCE })
 }
 
 /// Binds the socket: one that nobody listens on is left over from a daemon that died, and replaced.
@@ -275,19 +292,19 @@ impl<V: VirtioDevice> Server<V> {
                     self.tell_driver().await;
                 }
             }
-            Command::AtQuiescence(change, reply) => {
+            Command::AtQuiescence(change, patience, reply) => {
                 let work = |quiescent: &mut ioplane_device::Quiescent<_>| {
                     quiescent
                         .with(|vdev: &mut ioplane_virtio::Vdev<V>, still| change(vdev.model_mut(), still))
                 };
-                let outcome = self.session.at_quiescence_within(PATIENCE, work).await;
+                let outcome = self.session.at_quiescence_within(patience, work).await;
                 if let Ok(true) = outcome {
                     self.tell_driver().await;
                 }
                 let _ = reply.send(outcome.map(|_| ()).map_err(|fault| Refusal::Refused(fault.to_string())));
             }
-            Command::Move(queue, placement, reply) => {
-                let outcome = self.session.move_queue(queue, placement, PATIENCE).await;
+            Command::Move(queue, placement, patience, reply) => {
+                let outcome = self.session.move_queue(queue, placement, patience).await;
                 let _ = reply.send(outcome.map_err(|fault| Refusal::Refused(fault.to_string())));
             }
             Command::Stop(force, reply) => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ioplane_device::{Access, At, Change, Device, Interrupt, Placement, Post, QueueSet, Quiescent, Running};
 use ioplane_memory::GuestMap;
-use ioplane_virtio::spec::feature::{VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_F_VERSION_1};
+use ioplane_virtio::spec::feature::{VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_F_VERSION_1};
 use ioplane_virtio::spec::split::MAX_SIZE;
 use ioplane_virtio::{Vdev, VirtioDevice};
 use vhost::vhost_user::VhostUserProtocolFeatures;
@@ -24,7 +24,7 @@ use super::peer::{Peer, UserRing, fresh_inflight, map_region, offered, open_infl
 use crate::eventfd::{self, Call};
 
 /// How long a quiescent point may take when the front end waits for it; then what is in flight is suspended.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// Longest configuration space that is read or written (the specification's VHOST_USER_MAX_CONFIG_SIZE).
 const MAX_CONFIG: u32 = 256;
 /// Memory slots that we have.
@@ -51,11 +51,13 @@ pub struct Session<V: VirtioDevice> {
     /// `None` only inside a quiescent point.
     device: Option<Running<Vdev<V>>>,
     seats: Seats,
-    peer: Peer,
+    pub(super) peer: Peer,
+    /// How long a quiescent point that the front end waits for may take, before what is in flight is suspended.
+    patience: Duration,
 }
 
 /// A message's answer, if it has one of its own.
-enum Answer {
+pub(super) enum Answer {
     None,
     Body(Vec<u8>),
     BodyAndFile(Vec<u8>, ioplane_memory::Mapping),
@@ -68,7 +70,12 @@ impl<V: VirtioDevice> Session<V> {
         let device = Quiescent::new(Vdev::new(model, Arc::new(GuestMap::default())));
         let seats = Seats { pool, moved: BTreeMap::new() };
         let device = device.resume(&seats).map_err(|refused| PeerFault::Device(refused.error))?;
-        Ok(Session { device: Some(device), seats, peer: Peer::new(queues) })
+        Ok(Session { device: Some(device), seats, peer: Peer::new(queues), patience: PATIENCE })
+    }
+
+    /// Another patience than twenty seconds with requests that do not end when the front end wants a ring to stop.
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Session { patience, ..self }
     }
 
     /// The running device.
@@ -81,7 +88,7 @@ impl<V: VirtioDevice> Session<V> {
         self.device.as_mut()
     }
 
-    fn running(&mut self) -> Result<&mut Running<Vdev<V>>, PeerFault> {
+    pub(super) fn running(&mut self) -> Result<&mut Running<Vdev<V>>, PeerFault> {
         self.device
             .as_mut()
             .ok_or_else(|| PeerFault::NotQuiescent("the device was lost at a quiescent point".to_owned()))
@@ -117,9 +124,9 @@ impl<V: VirtioDevice> Session<V> {
         match request {
             R::GET_FEATURES => {
                 message.empty()?;
-                Ok(number(self.vdev()?.model().features() | TRANSPORT))
+                Ok(number(self.vdev()?.model().features() | TRANSPORT | VHOST_F_LOG_ALL))
             }
-            R::SET_FEATURES => self.set_features(message.body::<VhostUserU64>()?.value),
+            R::SET_FEATURES => self.set_features(message.body::<VhostUserU64>()?.value).await,
             R::SET_OWNER | R::RESET_OWNER => message.empty().map(|()| Answer::None),
             R::GET_PROTOCOL_FEATURES => {
                 message.empty()?;
@@ -143,6 +150,7 @@ impl<V: VirtioDevice> Session<V> {
             }
             R::ADD_MEM_REG => self.add_mem_reg(message).await,
             R::REM_MEM_REG => self.rem_mem_reg(message).await,
+            R::SET_LOG_BASE => self.set_log_base(message).await,
             R::SET_VRING_NUM => self.set_vring_num(message),
             R::SET_VRING_ADDR => self.set_vring_addr(message),
             R::SET_VRING_BASE => self.set_vring_base(message),
@@ -159,7 +167,13 @@ impl<V: VirtioDevice> Session<V> {
                 self.peer.needs(VhostUserProtocolFeatures::RESET_DEVICE, code)?;
                 message.empty()?;
                 self.peer.rings.iter_mut().for_each(|ring| *ring = Default::default());
-                self.at_quiescence(|quiescent| quiescent.reset()).await?;
+                let features = self.peer.features & !VHOST_F_LOG_ALL;
+                self.at_quiescence(|quiescent| {
+                    quiescent.reset();
+                    // What was negotiated holds until the front end says otherwise; it may well say the same again.
+                    quiescent.with(|vdev, _| vdev.accept(features, TRANSPORT));
+                })
+                .await?;
                 Ok(Answer::None)
             }
             R::SET_BACKEND_REQ_FD => {
@@ -173,15 +187,19 @@ impl<V: VirtioDevice> Session<V> {
         }
     }
 
-    fn set_features(&mut self, features: u64) -> Result<Answer, PeerFault> {
-        if features == self.peer.features {
-            return Ok(Answer::None);
-        }
-        let running = !self.running()?.queues().is_empty();
-        if running || !self.vdev()?.accept(features, TRANSPORT) {
-            return Err(PeerFault::BadFeatures(features));
+    async fn set_features(&mut self, features: u64) -> Result<Answer, PeerFault> {
+        let changed = features ^ self.peer.features;
+        // The log alone is switched while rings run.
+        if changed & !VHOST_F_LOG_ALL != 0 {
+            let running = !self.running()?.queues().is_empty();
+            if running || !self.vdev()?.accept(features & !VHOST_F_LOG_ALL, TRANSPORT) {
+                return Err(PeerFault::BadFeatures(features));
+            }
         }
         self.peer.features = features;
+        if changed & VHOST_F_LOG_ALL != 0 {
+            self.switch_log().await?;
+        }
         Ok(Answer::None)
     }
 
@@ -437,9 +455,10 @@ impl<V: VirtioDevice> Session<V> {
         if let Some(setup) = self.vdev()?.queue_mut(ring) {
             setup.enabled = false;
         }
+        let patience = self.patience;
         let running = self.running()?;
         running.drain(&queues);
-        if tokio::time::timeout(PATIENCE, running.stopped(&queues)).await.is_err() {
+        if tokio::time::timeout(patience, running.stopped(&queues)).await.is_err() {
             tracing::warn!(
                 queue = ring,
                 "requests are stuck in the backing: the queue is suspended, they stay in the journal"
@@ -457,7 +476,7 @@ impl<V: VirtioDevice> Session<V> {
     ) -> Result<R, PeerFault> {
         let lost = || PeerFault::NotQuiescent("the device was lost at a quiescent point".to_owned());
         let mut quiescing = self.device.take().ok_or_else(lost)?.begin_quiesce();
-        let _ = tokio::time::timeout(PATIENCE, quiescing.settled()).await;
+        let _ = tokio::time::timeout(self.patience, quiescing.settled()).await;
         let mut quiescent = match quiescing.finish() {
             Ok(quiescent) => quiescent,
             Err(missed) => {
@@ -612,6 +631,7 @@ impl<V: VirtioDevice> Session<V> {
             quiescent.reset();
             quiescent.with(|vdev, still| {
                 vdev.replace_memory(still, Arc::new(GuestMap::default()));
+                vdev.apply(&QueueSet::new(), &Change::Log(None));
                 for index in 0..vdev.info().queues {
                     vdev.queue_mut(index).into_iter().for_each(|setup| *setup = Default::default());
                 }
@@ -648,7 +668,7 @@ impl<V: VirtioDevice> Session<V> {
     }
 }
 
-fn number(value: u64) -> Answer {
+pub(super) fn number(value: u64) -> Answer {
     Answer::Body(VhostUserU64::new(value).as_slice().to_vec())
 }
 

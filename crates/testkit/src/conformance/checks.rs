@@ -41,7 +41,7 @@ fn shared(machine: &Machine) -> Machine {
         host: machine.host.clone(),
         vcpus: Vec::new(),
         buses: machine.buses.clone(),
-        probe: None,
+        probes: Vec::new(),
         gate: machine.gate.clone(),
         memory: machine.memory.clone(),
         device_pages: machine.device_pages.clone(),
@@ -88,7 +88,10 @@ fn stalled(
     guests.run_until_waiting()?;
     let done = match machine.host.quiesce(Instant::now() + Duration::from_micros(dice.below(500))) {
         // Nothing was under way.
-        Ok(()) => machine.host.resume(),
+        Ok(()) => {
+            gate.open();
+            machine.host.resume()
+        }
         Err(_) => then(&*machine.host),
     };
     gate.open();
@@ -104,6 +107,10 @@ pub(super) fn suspension(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
         let again = dice.below(2) == 0;
         stalled(machine, guests, dice, |host| {
             host.suspend(guests.deadline())?;
+            // What was fenced off may have to end before it is done again (decision 5).
+            if let Some(gate) = &machine.gate {
+                gate.open();
+            }
             if again { host.resume() } else { replant(host) }
         })
     })

@@ -44,7 +44,7 @@ impl Kit for DmaKit {
             host,
             vcpus: vec![Box::new(copier), Box::new(meddler)],
             buses,
-            probe: None,
+            probes: Vec::new(),
             gate: Some(gate),
             memory,
             device_pages: std::iter::once(TARGET_AT..TARGET_AT + AREA).collect(),
@@ -138,6 +138,11 @@ impl Vcpu for Copier {
             STATUS_DONE => self.finish(at, length).map(|()| Ran::Going),
             other => Err(format!("transcript: a copy ended with status {other:#x}")),
         }
+    }
+
+    /// A copy gets on when its status is read, and the device is recognised as still when it has ended.
+    fn may_pause(&self) -> bool {
+        self.copy.is_none()
     }
 
     fn seen(&self) -> Vec<u64> {

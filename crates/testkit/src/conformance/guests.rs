@@ -17,6 +17,9 @@ struct Pulse {
 /// The guest as the control thread sees it.
 pub(super) struct Guests {
     pulses: Vec<Pulse>,
+    /// How many steps they may have made together before they stand still: however slow the control thread is, they do
+    /// not come to their end before it has done what it wants to do to them.
+    leash: AtomicU64,
     abandoned: AtomicBool,
     patience: Duration,
 }
@@ -43,14 +46,21 @@ impl Guests {
         (0..self.pulses.len()).all(|v| self.ended(v))
     }
 
-    /// Waits until both together have made `steps` more, or have ended.
+    /// Lets them run to their end.
+    pub(super) fn unleash(&self) {
+        self.leash.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    /// Waits until both together have made `steps` more, or have ended. They go on meanwhile, for as many again.
     pub(super) fn run_on(&self, steps: u64) -> Result<(), String> {
         let until = self.steps() + steps;
+        self.leash.store(until + steps, Ordering::Relaxed);
         self.until("the guest does not get on", || self.steps() >= until || self.all_ended())
     }
 
     /// Waits until some vCPU waits for the device and gets on no more, or all have ended.
     pub(super) fn run_until_waiting(&self) -> Result<(), String> {
+        self.unleash();
         let waits = |p: &Pulse| p.waits.load(Ordering::Relaxed) > 200;
         self.until("the guest does not come to wait", || self.pulses.iter().any(waits) || self.all_ended())
     }
@@ -96,6 +106,7 @@ pub(super) fn run(
     let vcpus = std::mem::take(&mut machine.vcpus);
     let guests = Guests {
         pulses: vcpus.iter().map(|_| Pulse::default()).collect(),
+        leash: AtomicU64::new(0),
         abandoned: AtomicBool::new(false),
         patience: plan.patience,
     };
@@ -106,6 +117,7 @@ pub(super) fn run(
             .map(|(vcpu, pulse)| scope.spawn(|| drive(vcpu, pulse, &guests)))
             .collect();
         let mut outcome = control(&guests).map_err(Broken::Control);
+        guests.unleash();
         if outcome.is_ok() && guests.until("", || guests.all_ended()).is_err() {
             outcome = Err(Broken::Stuck("the guest does not come to its end".into()));
         }
@@ -131,6 +143,11 @@ fn drive(mut vcpu: Box<dyn Vcpu>, pulse: &Pulse, guests: &Guests) -> Result<Vec<
 fn drive_on(vcpu: &mut dyn Vcpu, pulse: &Pulse, guests: &Guests) -> Result<(), Broken> {
     let mut got_on = Instant::now();
     while !guests.abandoned.load(Ordering::Relaxed) {
+        if guests.steps() >= guests.leash.load(Ordering::Relaxed) && vcpu.may_pause() {
+            got_on = Instant::now();
+            std::thread::yield_now();
+            continue;
+        }
         match vcpu.step().map_err(Broken::Wrong)? {
             Ran::Going => {
                 pulse.steps.fetch_add(1, Ordering::Relaxed);

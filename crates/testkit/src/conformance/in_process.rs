@@ -7,12 +7,12 @@ use std::time::Instant;
 use ioplane_cores::{CoreSettings, Notify, Pool};
 use ioplane_device::{Access, At, Change, CoreId, Device, Placement, Post, State};
 use ioplane_host::in_process::{Front, FrontError};
-use ioplane_memory::DirtyLog;
+use ioplane_memory::{DirtyLog, GuestMap};
 
 use super::{Host, Plan, Registers};
 
 /// Queue `n` on core `n % 2`.
-struct Spread(Arc<Pool>);
+pub(super) struct Spread(pub(super) Arc<Pool>);
 
 impl Placement for Spread {
     fn place(&self, device: &str, queue: u16) -> Arc<dyn Post> {
@@ -21,6 +21,13 @@ impl Placement for Spread {
             Err(_) => self.0.place(device, queue),
         }
     }
+}
+
+/// Core 0 polls, core 1 is notified.
+pub(super) fn two_cores(plan: &Plan) -> Arc<Pool> {
+    let polled = CoreSettings { spin: plan.spin, ..CoreSettings::default() };
+    let notified = CoreSettings { notify: Notify::Notified, ..CoreSettings::default() };
+    Arc::new(Pool::with([polled, notified]).expect("two cores"))
 }
 
 /// A device behind a front, and how to make another instance of it.
@@ -33,9 +40,7 @@ pub struct InProcess<D: Device> {
 impl<D: Device> InProcess<D> {
     /// Starts one. `fresh` makes instances at power-on, on the same guest memory and wires.
     pub fn start(plan: &Plan, fresh: impl Fn() -> D + Send + Sync + 'static) -> Arc<Self> {
-        let polled = CoreSettings { spin: plan.spin, ..CoreSettings::default() };
-        let notified = CoreSettings { notify: Notify::Notified, ..CoreSettings::default() };
-        let pool = Arc::new(Pool::with([polled, notified]).expect("two cores"));
+        let pool = two_cores(plan);
         let front = Front::new(fresh(), Arc::new(Spread(pool.clone()))).expect("a device at power-on starts");
         Arc::new(InProcess { front, pool, fresh: Box::new(fresh) })
     }
@@ -97,9 +102,10 @@ impl<D: Device> Host for InProcess<D> {
         self.front.move_queue(queue, &to, deadline).map_err(said)?.map_err(|e| e.to_string())
     }
 
-    fn log(&self, log: Option<Arc<DirtyLog>>, deadline: Instant) -> Result<(), String> {
-        match self.front.change(&Change::Log(log), deadline) {
-            Ok(true) => Ok(()),
+    fn log(&self, memory: &GuestMap, deadline: Instant) -> Result<Arc<DirtyLog>, String> {
+        let log = Arc::new(DirtyLog::new(memory.limit()).map_err(|e| e.to_string())?);
+        match self.front.change(&Change::Log(Some(log.clone())), deadline) {
+            Ok(true) => Ok(log),
             Ok(false) => Err("law 6: not every poller acknowledged the log".into()),
             Err(error) => Err(said(error)),
         }

@@ -38,19 +38,21 @@ impl Kit for RingKit {
             })
         });
         let vcpus = vcpus.collect();
-        let probe = RingProbe {
-            ring: driver(0),
-            call: wires.calls[0].clone(),
-            dice: Dice::new(plan.seed),
-            sums: Vec::new(),
-            sum: 0,
+        let probe = |queue: u16| -> Box<dyn Probe> {
+            Box::new(RingProbe {
+                ring: driver(queue),
+                call: wires.calls[usize::from(queue)].clone(),
+                dice: Dice::new(plan.seed),
+                sums: Vec::new(),
+                sum: 0,
+            })
         };
         let device_page = |queue: u16| RINGS_AT + u64::from(queue) * RING_BYTES + PAGE;
         Machine {
             host,
             vcpus,
             buses,
-            probe: Some(Box::new(probe)),
+            probes: (0..QUEUES).map(probe).collect(),
             gate: Some(wires.gate.clone()),
             device_pages: (0..QUEUES).map(|q| device_page(q)..device_page(q) + PAGE).collect(),
             memory,

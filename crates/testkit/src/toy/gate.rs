@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::conformance::Valve;
+
 /// A stalled disk at the turn of a hand: while it is shut nothing that was taken ends.
 #[derive(Debug)]
 pub struct Gate {
@@ -39,6 +41,16 @@ impl Gate {
 
     pub(super) fn bell(&self, queue: u16) -> BorrowedFd<'_> {
         self.bells[usize::from(queue)].as_fd()
+    }
+}
+
+impl Valve for Gate {
+    fn shut(&self) {
+        Gate::shut(self);
+    }
+
+    fn open(&self) {
+        Gate::open(self);
     }
 }
 

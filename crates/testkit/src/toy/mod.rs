@@ -3,15 +3,19 @@
 //! - [`dma`]: no pollers. The guest drives it by its registers, it has a busy state, and it is *recognised* as quiescent.
 //! - [`ring`]: two queues with pollers on I/O cores, event suppression both ways, requests in flight; it is *driven* to
 //!   quiescence.
+//! - [`virtio`]: the smallest virtio device, with everything of rings and queues left to `ioplane-virtio`.
 
 pub mod dma;
 mod gate;
 pub mod ring;
 mod ring_poller;
+pub mod virtio;
+mod virtio_poller;
 
 pub use dma::ToyDma;
 pub use gate::Gate;
 pub use ring::{RingDriver, ToyRing};
+pub use virtio::Adder;
 
 use ioplane_device::{Access, StateError};
 

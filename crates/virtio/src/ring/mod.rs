@@ -224,6 +224,11 @@ impl Ring {
         if flying > self.size || usize::from(flying) < self.replay.len() {
             return Err(bad);
         }
+        // Whatever is to be replayed has been made available once.
+        let ahead = self.avail.load_u16(2).wrapping_sub(self.next_avail);
+        if !self.replay.is_empty() && ahead > self.size {
+            return Err(bad);
+        }
         let mut seen = vec![false; usize::from(self.size)];
         for head in &self.replay {
             match seen.get_mut(usize::from(*head)) {

@@ -1,0 +1,44 @@
+//! The dirty log of a migration: SET_LOG_BASE and VHOST_F_LOG_ALL.
+//!
+//! A front end gives the log, then switches it on by its features while the rings run, and may give a larger one later.
+//! What it says of single rings (VHOST_VRING_F_LOG with an address of its own) adds nothing here: without an IOMMU that
+//! address is the used ring's, and every store marks its own page (law 6).
+
+use std::sync::Arc;
+
+use ioplane_device::Change;
+use ioplane_memory::{DirtyLog, MapError};
+use ioplane_virtio::VirtioDevice;
+use ioplane_virtio::spec::feature::VHOST_F_LOG_ALL;
+use vhost::vhost_user::VhostUserProtocolFeatures;
+use vhost::vhost_user::message::VhostUserLog;
+
+use super::fault::PeerFault;
+use super::message::Message;
+use super::peer::check_prompt;
+use super::session::{Answer, Session, number};
+
+impl<V: VirtioDevice> Session<V> {
+    /// SET_LOG_BASE. Answered once every poller marks the new log, if the log is on.
+    pub(super) async fn set_log_base(&mut self, message: &mut Message) -> Result<Answer, PeerFault> {
+        self.peer.needs(VhostUserProtocolFeatures::LOG_SHMFD, message.header.request as u32)?;
+        let log = message.body::<VhostUserLog>()?;
+        let file = message.take_file()?;
+        check_prompt(&file)?;
+        let log = DirtyLog::of_file(file, log.mmap_offset, log.mmap_size).map_err(MapError::from)?;
+        self.peer.log = Some(Arc::new(log));
+        self.switch_log().await?;
+        Ok(number(0))
+    }
+
+    /// Has every poller mark the log that is in force now, or none; they all have acknowledged when this returns. Pollers
+    /// made later know it too.
+    pub(super) async fn switch_log(&mut self) -> Result<(), PeerFault> {
+        let on = self.peer.features & VHOST_F_LOG_ALL != 0;
+        let log = self.peer.log.clone().filter(|_| on);
+        let running = self.running()?;
+        let queues = running.queues();
+        running.apply(&queues, &Change::Log(log)).done().await;
+        Ok(())
+    }
+}

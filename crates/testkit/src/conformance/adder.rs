@@ -1,0 +1,59 @@
+//! The toy virtio device under test.
+
+use ioplane_device::{Access, At};
+use ioplane_virtio::spec::mmio::CONFIG;
+
+use super::virtio::{Ground, Program, Request, Subject, Touch};
+use super::{Bus, Dice};
+use crate::toy::Adder;
+use crate::toy::virtio::Bench;
+
+/// The subject.
+pub struct Adding;
+
+impl Subject for Adding {
+    type Model = Adder;
+
+    fn ground(&self) -> Ground<Adder> {
+        let bench = Bench::new();
+        let valve = bench.gate.clone();
+        Ground { model: Box::new(move || Adder::new(bench.clone())), valve }
+    }
+
+    fn program(&self, _queue: u16) -> Box<dyn Program> {
+        Box::new(Sums)
+    }
+
+    fn features(&self) -> u64 {
+        0
+    }
+
+    fn touch(&self) -> Touch {
+        add
+    }
+}
+
+/// Adds to the vCPU's own adder and looks at it: a write that is lost or done twice shows in every look that follows.
+fn add(bus: &Bus, vcpu: usize, dice: &mut Dice) -> Result<u64, String> {
+    let at = CONFIG + 8 * vcpu as u64;
+    bus.access(At::Bar(0, at), Access::Write(&dice.below(1000).to_le_bytes()))?;
+    let mut sum = [0; 8];
+    bus.access(At::Bar(0, at), Access::Read(&mut sum))?;
+    Ok(u64::from_le_bytes(sum))
+}
+
+/// Numbers, and sums of all so far: one lost, repeated or overtaken shows in every answer that follows.
+struct Sums;
+
+impl Program for Sums {
+    fn ask(&mut self, _slot: u16, dice: &mut Dice) -> Request {
+        Request { bytes: dice.roll().to_le_bytes().into(), readable: vec![8], writable: vec![8] }
+    }
+
+    fn answer(&mut self, bytes: &[u8], written: u32) -> Result<u64, String> {
+        match bytes.try_into() {
+            Ok(sum) if written == 8 => Ok(u64::from_le_bytes(sum)),
+            _ => Err(format!("transcript: an answer of {written} bytes instead of 8")),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The checks of laws 1 to 3 that put single requests to a queue: on a core that polls, and on one that is notified.
+
+use std::time::{Duration, Instant};
+
+use super::guests::until;
+use super::{Host, Kit, Machine, Plan, Probe};
+
+/// A spin that outlasts the check: core 0 polls, and nobody kicks it.
+const POLLS: Duration = Duration::from_secs(3600);
+
+/// How often each thing is done.
+const TIMES: usize = 3;
+
+/// Boots a machine for each of its probes, and does `check` to that. The first sits on the core that polls.
+fn each_probe(
+    kit: &dyn Kit,
+    plan: &Plan,
+    check: impl Fn(&dyn Host, &mut dyn Probe, bool) -> Result<(), String>,
+) -> Result<(), String> {
+    for nth in 0.. {
+        let Machine { host, mut probes, .. } = kit.boot(&Plan { spin: POLLS, ..*plan });
+        let outcome = match probes.get_mut(nth) {
+            Some(probe) => check(&*host, &mut **probe, nth == 0),
+            None => break,
+        };
+        host.close();
+        let at = if nth == 0 { "on a core that polls" } else { "on a core that is notified" };
+        outcome.map_err(|what| format!("{what} ({at})"))?;
+    }
+    Ok(())
+}
+
+fn answered(probe: &mut dyn Probe, plan: &Plan, what: &str) -> Result<(), String> {
+    let mut wrong = None;
+    until(plan.patience, what, &mut || {
+        probe.answered().unwrap_or_else(|why| {
+            wrong = Some(why);
+            true
+        })
+    })?;
+    wrong.map_or(Ok(()), Err)
+}
+
+/// Puts requests until all is quiet: on a core that polls, until no kick is asked for any more.
+fn quiet(probe: &mut dyn Probe, plan: &Plan, polled: bool) -> Result<(), String> {
+    for _ in 0..64 {
+        let wanted = probe.publish();
+        if wanted {
+            probe.kick();
+        }
+        answered(probe, plan, "a request waits for ever")?;
+        if !wanted || !polled {
+            return Ok(());
+        }
+    }
+    Err("a polled queue goes on asking to be kicked".into())
+}
+
+/// 1: kicks that come while nobody looks are latched: the device takes every one of them, and the request is answered.
+pub(super) fn latches_kicks(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
+    each_probe(kit, plan, |host, probe, polled| {
+        const KICKS: u64 = 3;
+        quiet(probe, plan, polled)?;
+        host.quiesce(Instant::now() + plan.patience)?;
+        for _ in 0..TIMES {
+            let before = probe.kicks_taken();
+            probe.publish();
+            (0..KICKS).for_each(|_| probe.kick());
+            host.resume()?;
+            answered(probe, plan, "what was kicked for while the device was held is not answered")?;
+            host.quiesce(Instant::now() + plan.patience)?;
+            if let (Some(before), Some(after)) = (before, probe.kicks_taken())
+                && after - before != KICKS
+            {
+                let taken = after - before;
+                return Err(format!("law 1: {KICKS} kicks came while the device was held, it took {taken}"));
+            }
+        }
+        host.resume()
+    })
+}
+
+/// 2: what the driver published while nobody looked, without a kick, is found by resuming.
+pub(super) fn looks_again(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
+    each_probe(kit, plan, |host, probe, polled| {
+        for _ in 0..TIMES {
+            quiet(probe, plan, polled)?;
+            host.quiesce(Instant::now() + plan.patience)?;
+            // A core that is notified had asked to be kicked; then the kick is what fell victim to the pause.
+            if probe.publish() && polled {
+                return Err("a held queue asks to be kicked, although it did not before".into());
+            }
+            host.resume()?;
+            answered(probe, plan, "law 2: resuming did not look at the ring again")?;
+        }
+        Ok(())
+    })
+}
+
+/// 3: resuming interrupts the driver once, although it asked for no interrupt; and not twice.
+pub(super) fn signals_once(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
+    each_probe(kit, plan, |host, probe, polled| {
+        probe.want_interrupts(false);
+        let signals = probe.signals();
+        for _ in 0..TIMES {
+            quiet(probe, plan, polled)?;
+            host.quiesce(Instant::now() + plan.patience)?;
+            let before = probe.interrupts();
+            host.resume()?;
+            until(plan.patience, "law 3: resuming sent no interrupt", &mut || {
+                probe.interrupts() >= before + signals
+            })?;
+            quiet(probe, plan, polled)?;
+            let sent = probe.interrupts() - before;
+            if sent != signals {
+                return Err(format!("law 3: resuming sent {sent} interrupts instead of {signals}"));
+            }
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,102 @@
+//! States of virtio devices that none can be in, made from good ones.
+//!
+//! The types here say what the saved bytes mean, field by field, on purpose without the device's own: they check each other.
+
+use ioplane_device::State;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::virtio::SLOTS;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Mmio {
+    registers: Registers,
+    vdev: State,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Registers {
+    device_features_sel: u32,
+    driver_features_sel: u32,
+    driver_features: u64,
+    queue_sel: u32,
+    status: u32,
+    config_generation: u32,
+    interrupt_status: u32,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Vdev {
+    features: u64,
+    queues: Vec<Queue>,
+    own: Vec<u8>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Queue {
+    size: u16,
+    desc: u64,
+    avail: u64,
+    used: u64,
+    base: u16,
+    in_flight: Vec<u16>,
+    enabled: bool,
+}
+
+fn decode<T: DeserializeOwned>(state: &State) -> T {
+    postcard::from_bytes(&state.body).expect("a good state decodes")
+}
+
+fn encode<T: Serialize>(state: &State, value: &T) -> State {
+    State { body: postcard::to_stdvec(value).expect("a state encodes"), ..state.clone() }
+}
+
+/// What is done to a good state.
+type Spoil = fn(&mut Vdev);
+
+/// From a good state of a virtio device behind MMIO registers.
+pub(super) fn of_mmio(good: &State) -> Vec<(String, State)> {
+    let mmio: Mmio = decode(good);
+    let vdev: Vdev = decode(&mmio.vdev);
+    let spoils: &[(&str, Spoil)] = &[
+        ("requests taken that are neither used nor in flight", |vdev| vdev.queues[0].base += 3),
+        ("features that were never offered", |vdev| vdev.features |= 1 << 60),
+        ("a ring outside memory", |vdev| vdev.queues[1].desc = 0x10),
+        ("a ring at the end of the address space", |vdev| vdev.queues[0].used = u64::MAX - 3),
+        ("a ring off its alignment", |vdev| vdev.queues[0].desc += 8),
+        ("a size that is no power of two", |vdev| vdev.queues[0].size = 100),
+        ("a size beyond the device's largest", |vdev| vdev.queues[0].size = 4096),
+        ("a queue that runs without a size", |vdev| vdev.queues[1].size = 0),
+        ("requests in flight that were never made available", |vdev| {
+            // The guest may have made some available while the device was held, but never as many as that.
+            vdev.queues[0].base = vdev.queues[0].base.wrapping_add(2 * SLOTS);
+            vdev.queues[0].in_flight.extend(0..2 * SLOTS);
+        }),
+        ("a request in flight twice", |vdev| {
+            vdev.queues[0].base = vdev.queues[0].base.wrapping_add(2);
+            vdev.queues[0].in_flight.extend([1, 1]);
+        }),
+        ("a request in flight beyond the table", |vdev| {
+            vdev.queues[0].base = vdev.queues[0].base.wrapping_add(1);
+            vdev.queues[0].in_flight.push(u16::MAX);
+        }),
+        ("a queue too few", |vdev| drop(vdev.queues.pop())),
+        ("a queue too many", |vdev| vdev.queues.push(vdev.queues[0].clone())),
+        ("nothing of the device's own", |vdev| vdev.own.clear()),
+    ];
+    let mut states: Vec<_> = spoils
+        .iter()
+        .map(|(what, spoil)| {
+            let mut spoilt = vdev.clone();
+            spoil(&mut spoilt);
+            let state = Mmio { vdev: encode(&mmio.vdev, &spoilt), ..mmio.clone() };
+            ((*what).to_owned(), encode(good, &state))
+        })
+        .collect();
+    let mut longer = good.clone();
+    longer.body.push(0);
+    states.push(("a byte too many".to_owned(), longer));
+    let teapot = State { kind: "teapot".to_owned(), ..mmio.vdev.clone() };
+    states.push(("another device inside".to_owned(), encode(good, &Mmio { vdev: teapot, ..mmio })));
+    states
+}

@@ -1,0 +1,150 @@
+//! The smallest virtio device: the data half.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use ioplane_device::{Armed, Budget, Change, Poller, Progress, Wakers};
+use ioplane_memory::GuestFault;
+use ioplane_virtio::{Chain, Phase, Queue, QueueStart, RingFault, RingState, Taken};
+
+use super::gate::drain;
+use super::virtio::Bench;
+
+/// Polls between taking a request and answering it, so that there is always something in flight.
+const DELAY: u32 = 3;
+
+/// A request in flight.
+struct Held {
+    taken: Taken,
+    number: u64,
+    /// Where the answer goes, if there is room for one.
+    into: Option<u64>,
+}
+
+/// Serves one queue.
+pub(super) struct AdderPoller {
+    queue: Queue,
+    bench: Arc<Bench>,
+    chain: Chain,
+    /// Never longer than the ring: it does not grow.
+    held: VecDeque<Held>,
+    delay: u32,
+}
+
+impl AdderPoller {
+    pub(super) fn new(start: QueueStart, bench: Arc<Bench>) -> Self {
+        let held = VecDeque::with_capacity(start.ring.size().into());
+        AdderPoller { queue: Queue::new(start), bench, chain: Chain::new(), held, delay: DELAY }
+    }
+
+    /// What is in flight stays so in the ring, for whoever comes next.
+    pub(super) fn into_state(self) -> RingState {
+        self.held.into_iter().for_each(|held| held.taken.abandon());
+        self.queue.into_state()
+    }
+
+    /// Takes the next request; false if there is none.
+    fn take(&mut self) -> Result<bool, RingFault> {
+        let Some((taken, _replayed)) = self.queue.ring.take(&mut self.chain)? else { return Ok(false) };
+        let number = self.chain.readable().first().filter(|range| range.len >= 8);
+        let into = self.chain.writable().first().filter(|range| range.len >= 8).map(|range| range.gpa);
+        let mut bytes = [0; 8];
+        if let Some(range) = number
+            && let Err(fault) = self.queue.ring.view().read(range.gpa, &mut bytes)
+        {
+            taken.abandon();
+            return Err(fault.into());
+        }
+        self.held.push_back(Held { taken, number: u64::from_le_bytes(bytes), into });
+        Ok(true)
+    }
+
+    /// Answers everything in flight; says how many.
+    fn answer(&mut self) -> Result<u32, GuestFault> {
+        let mut count = 0;
+        while let Some(Held { taken, number, into }) = self.held.pop_front() {
+            let sum = self.bench.add(self.queue.index, number).to_le_bytes();
+            if let Some(Err(fault)) = into.map(|gpa| self.queue.ring.view().write(gpa, &sum)) {
+                taken.abandon();
+                return Err(fault);
+            }
+            self.queue.ring.complete(taken, if into.is_some() { 8 } else { 0 });
+            count += 1;
+        }
+        self.queue.publish();
+        Ok(count)
+    }
+
+    fn answerable(&self) -> bool {
+        !self.held.is_empty() && !self.bench.gate.is_shut()
+    }
+}
+
+impl Poller for AdderPoller {
+    fn poll(&mut self, budget: Budget) -> Progress {
+        if self.queue.phase == Phase::Suspending {
+            return Progress::Parked;
+        }
+        let mut done = 0;
+        if self.answerable() {
+            (self.delay, done) = (self.delay - 1, 1);
+            if self.delay == 0 {
+                self.delay = DELAY;
+                done += self.answer().unwrap_or_else(|fault| {
+                    self.queue.stop_with(fault.into());
+                    1
+                });
+            }
+        }
+        while self.queue.takes() && done < budget.0 {
+            match self.take() {
+                Ok(true) => done += 1,
+                Ok(false) => break,
+                Err(fault) => self.queue.stop_with(fault),
+            }
+        }
+        match done {
+            0 if self.queue.phase == Phase::Draining && self.held.is_empty() => Progress::Parked,
+            0 => Progress::Idle,
+            done => Progress::Busy(done),
+        }
+    }
+
+    fn drain(&mut self) {
+        self.queue.phase = Phase::Draining;
+    }
+
+    fn undrain(&mut self) {
+        self.queue.phase = Phase::Serving;
+    }
+
+    fn suspend(&mut self) {
+        self.queue.phase = Phase::Suspending;
+    }
+
+    fn resume(&mut self) {
+        self.queue.resume();
+    }
+
+    fn arm(&mut self) -> Armed {
+        let armed = self.queue.arm();
+        if self.answerable() { Armed::WorkLeft } else { armed }
+    }
+
+    fn disarm(&mut self, polling: bool) {
+        self.queue.disarm(polling);
+        drain(self.bench.gate.bell(self.queue.index));
+    }
+
+    fn apply(&mut self, change: Change) {
+        let _ = self.queue.apply(change);
+    }
+
+    fn wakers(&self) -> Wakers<'_> {
+        Wakers { kick: self.queue.kick(), completion: Some(self.bench.gate.bell(self.queue.index)) }
+    }
+
+    fn tidy(&mut self) {
+        self.queue.tidy();
+    }
+}
