@@ -149,7 +149,7 @@ fn a_second_daemon_is_refused() {
     let refused = house.refuses();
     assert_eq!(refused.code, 1);
     assert!(refused.err.contains("another ioplane daemon listens on"), "{}", refused.err);
-    let beside = house::second(&house, &house.path("ioplane.toml"), &house.path("other.sock"));
+    let beside = house.refuses_beside("other.sock");
     assert_eq!(beside.code, 1);
     let holder = format!("is in use by another ioplane daemon (pid {})", house.pid());
     assert!(beside.err.contains(&holder), "{}", beside.err);

@@ -4,7 +4,7 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -83,6 +83,14 @@ impl House {
     /// Runs a daemon that is to end by itself.
     pub fn refuses(&self) -> Said {
         said(self.serve().output().unwrap())
+    }
+
+    /// Runs a second daemon in the same folder, with another control socket; it is to end by itself.
+    pub fn refuses_beside(&self, socket: &str) -> Said {
+        let mut command = Command::new(BINARY);
+        command.arg("--socket").arg(self.path(socket));
+        command.args(["serve", "--config"]).arg(self.path("ioplane.toml")).stdin(Stdio::null());
+        said(command.output().unwrap())
     }
 
     pub fn log(&self) -> String {
@@ -183,14 +191,6 @@ pub fn http(mut stream: impl Read + Write, method: &str, path: &str, body: &str)
     let answer = String::from_utf8(answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{method} {path}: {answer:?}"));
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
-}
-
-/// Starts a second house's daemon in the folder of the first.
-pub fn second(first: &House, config: &Path, socket: &Path) -> Said {
-    let mut command = Command::new(BINARY);
-    command.arg("--socket").arg(socket).args(["serve", "--config"]).arg(config).stdin(Stdio::null());
-    let _ = first;
-    said(command.output().unwrap())
 }
 
 impl Drop for House {
