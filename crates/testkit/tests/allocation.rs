@@ -3,8 +3,8 @@
 use ioplane_testkit::allocator::Strict;
 use ioplane_testkit::conformance::adder::Adding;
 use ioplane_testkit::conformance::blk::Disks;
+use ioplane_testkit::conformance::mmio::Mmio;
 use ioplane_testkit::conformance::ring::RingKit;
-use ioplane_testkit::conformance::virtio::Mmio;
 use ioplane_testkit::conformance::{self, Kit, PLAN};
 
 #[global_allocator]

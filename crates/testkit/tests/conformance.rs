@@ -4,9 +4,9 @@ use ioplane_testkit::conformance;
 use ioplane_testkit::conformance::adder::Adding;
 use ioplane_testkit::conformance::blk::Disks;
 use ioplane_testkit::conformance::dma::DmaKit;
+use ioplane_testkit::conformance::mmio::Mmio;
 use ioplane_testkit::conformance::ring::RingKit;
 use ioplane_testkit::conformance::vhost_user::OverSocket;
-use ioplane_testkit::conformance::virtio::Mmio;
 
 conformance!(toy_dma, DmaKit);
 conformance!(toy_ring, RingKit);

@@ -20,9 +20,9 @@ use ioplane_device::mutation::{self, Law};
 use ioplane_testkit::conformance::adder::Adding;
 use ioplane_testkit::conformance::blk::Disks;
 use ioplane_testkit::conformance::dma::DmaKit;
+use ioplane_testkit::conformance::mmio::Mmio;
 use ioplane_testkit::conformance::ring::RingKit;
 use ioplane_testkit::conformance::vhost_user::OverSocket;
-use ioplane_testkit::conformance::virtio::Mmio;
 use ioplane_testkit::conformance::{self, CHECKS, Finding, Kit, PLAN, Plan};
 
 /// Short: what a law's absence leaves hanging is to be found soon.

@@ -15,8 +15,8 @@
 //! |---|---|---|
 //! | toy DMA engine | [`dma::DmaKit`] | no: that transport carries rings, and this device has registers only |
 //! | toy ring | [`ring::RingKit`] | no: its rings are not virtio's |
-//! | toy virtio device | [`virtio::Mmio`]`(`[`adder::Adding`]`)` | [`vhost_user::OverSocket`]`(`[`adder::Adding`]`)` |
-//! | virtio-blk | [`virtio::Mmio`]`(`[`blk::Disks`]`)` | [`vhost_user::OverSocket`]`(`[`blk::Disks`]`)` |
+//! | toy virtio device | [`mmio::Mmio`]`(`[`adder::Adding`]`)` | [`vhost_user::OverSocket`]`(`[`adder::Adding`]`)` |
+//! | virtio-blk | [`mmio::Mmio`]`(`[`blk::Disks`]`)` | [`vhost_user::OverSocket`]`(`[`blk::Disks`]`)` |
 //!
 //! Every check has a name. A finding that is about a law begins with `law N:`, so that taking the law out can be seen to
 //! fail for that reason (`tests/mutations.rs`).
@@ -28,6 +28,7 @@ pub mod dma;
 mod guests;
 pub mod in_process;
 mod laws;
+pub mod mmio;
 mod queues;
 pub mod ring;
 mod spoilt;

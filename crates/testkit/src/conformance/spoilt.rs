@@ -6,7 +6,7 @@ use ioplane_device::State;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::virtio::SLOTS;
+use super::virtio::{SIZE, SLOTS};
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Mmio {
@@ -99,4 +99,47 @@ pub(super) fn of_mmio(good: &State) -> Vec<(String, State)> {
     let teapot = State { kind: "teapot".to_owned(), ..mmio.vdev.clone() };
     states.push(("another device inside".to_owned(), encode(good, &Mmio { vdev: teapot, ..mmio })));
     states
+}
+
+/// What a front end can give back to a server is the in-flight region (vhost-user, "Inflight I/O tracking"), of which
+/// the first queue's part begins the region, `bases` bytes into the state. The bases it does not get to choose: the
+/// region decides.
+pub(super) fn of_regions(good: &State, bases: usize) -> Vec<(String, State)> {
+    type Spoil = fn(&mut [u8], used: u16);
+    const AT_VERSION: usize = 8;
+    const AT_DESC_NUM: usize = 10;
+    const AT_LAST_BATCH_HEAD: usize = 12;
+    const AT_USED_IDX: usize = 14;
+    const ENTRIES: usize = 16;
+    let spoils: [(&str, Spoil); 6] = [
+        ("an in-flight region of the future", |region, _| region[AT_VERSION] = 9),
+        ("requests in flight that were never made available", |region, _| {
+            // The guest may have made some available while the rings stood still, but never as many as that.
+            region[ENTRIES..].chunks_mut(ENTRIES).take(2 * usize::from(SLOTS)).for_each(|entry| entry[0] = 1);
+        }),
+        ("more in flight than the queue has", |region, _| {
+            region[ENTRIES..].chunks_mut(ENTRIES).take(SIZE.into()).for_each(|entry| entry[0] = 1);
+        }),
+        ("a request in flight in a queue of another size", |region, _| {
+            region[ENTRIES] = 1;
+            region[AT_DESC_NUM..][..2].copy_from_slice(&(SIZE / 2).to_le_bytes());
+        }),
+        ("a batch that begins beyond the table", |region, used| {
+            region[ENTRIES] = 1;
+            region[AT_LAST_BATCH_HEAD..][..2].copy_from_slice(&SIZE.to_le_bytes());
+            region[AT_USED_IDX..][..2].copy_from_slice(&used.wrapping_sub(1).to_le_bytes());
+        }),
+        ("a batch larger than the queue", |region, used| {
+            region[ENTRIES] = 1;
+            region[AT_USED_IDX..][..2].copy_from_slice(&used.wrapping_sub(SIZE + 1).to_le_bytes());
+        }),
+    ];
+    let spoilt = |(what, spoil): (&str, Spoil)| {
+        let mut state = good.clone();
+        let region = &mut state.body[bases..];
+        let used = u16::from_le_bytes([region[AT_USED_IDX], region[AT_USED_IDX + 1]]);
+        spoil(region, used);
+        (what.to_owned(), state)
+    };
+    spoils.map(spoilt).into()
 }

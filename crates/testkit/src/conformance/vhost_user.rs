@@ -27,9 +27,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tokio::runtime::Runtime;
 
 use super::in_process::{Spread, two_cores};
-use super::virtio::{
-    Asker, Ground, Layout, QUEUES, RING_FEATURES, Reach, RequestProbe, SIZE, SLOTS, Subject, ring,
-};
+use super::virtio::{Asker, Ground, Layout, QUEUES, RING_FEATURES, Reach, RequestProbe, SIZE, Subject, ring};
 use super::{Dice, Host, Kit, Machine, Plan, Probe, Vcpu};
 use crate::driver::{GuestMemory, RingPlace};
 use crate::front::{Ask, F_LOG_ALL, Front, InFlight, Wants, protocol, vring_state};
@@ -316,7 +314,8 @@ impl<S: Subject> Kit for OverSocket<S> {
         let features = self.0.features() | RING_FEATURES;
         let wiring = Wiring { memory, places, kicks: kicks.clone(), calls: calls.clone(), features };
         let host = VhostUser::start(plan, model, wiring).expect("a device that is served");
-        let (mut vcpus, mut probes): (Vec<Box<dyn Vcpu>>, Vec<Box<dyn Probe>>) = Default::default();
+        let mut vcpus: Vec<Box<dyn Vcpu>> = Vec::new();
+        let mut probes: Vec<Box<dyn Probe>> = Vec::new();
         for (queue, [driver, probe]) in (0..).zip(drivers) {
             let (kick, call) = (kicks[usize::from(queue)].clone(), calls[usize::from(queue)].clone());
             let dice = Dice::new(plan.seed << 8 | u64::from(queue));
@@ -339,49 +338,8 @@ impl<S: Subject> Kit for OverSocket<S> {
         Machine { host, vcpus, buses: Vec::new(), probes, gate: Some(valve), memory: map, device_pages }
     }
 
-    /// What a front end can give back to a server is the in-flight region (vhost-user, "Inflight I/O tracking"), of which
-    /// the first queue's part begins the region. The bases it does not get to choose: the region decides.
     fn hostile(&self, good: &State) -> Vec<(String, State)> {
-        type Spoil = fn(&mut [u8], used: u16);
-        const AT_VERSION: usize = 8;
-        const AT_DESC_NUM: usize = 10;
-        const AT_LAST_BATCH_HEAD: usize = 12;
-        const AT_USED_IDX: usize = 14;
-        const ENTRIES: usize = 16;
-        let spoils: [(&str, Spoil); 6] = [
-            ("an in-flight region of the future", |region, _| region[AT_VERSION] = 9),
-            ("requests in flight that were never made available", |region, _| {
-                // The guest may have made some available while the rings stood still, but never as many as that.
-                region[ENTRIES..]
-                    .chunks_mut(ENTRIES)
-                    .take(2 * usize::from(SLOTS))
-                    .for_each(|entry| entry[0] = 1);
-            }),
-            ("more in flight than the queue has", |region, _| {
-                region[ENTRIES..].chunks_mut(ENTRIES).take(SIZE.into()).for_each(|entry| entry[0] = 1);
-            }),
-            ("a request in flight in a queue of another size", |region, _| {
-                region[ENTRIES] = 1;
-                region[AT_DESC_NUM..][..2].copy_from_slice(&(SIZE / 2).to_le_bytes());
-            }),
-            ("a batch that begins beyond the table", |region, used| {
-                region[ENTRIES] = 1;
-                region[AT_LAST_BATCH_HEAD..][..2].copy_from_slice(&SIZE.to_le_bytes());
-                region[AT_USED_IDX..][..2].copy_from_slice(&used.wrapping_sub(1).to_le_bytes());
-            }),
-            ("a batch larger than the queue", |region, used| {
-                region[ENTRIES] = 1;
-                region[AT_USED_IDX..][..2].copy_from_slice(&used.wrapping_sub(SIZE + 1).to_le_bytes());
-            }),
-        ];
-        let spoilt = |(what, spoil): (&str, Spoil)| {
-            let mut state = good.clone();
-            let region = &mut state.body[BASES..];
-            let used = u16::from_le_bytes([region[AT_USED_IDX], region[AT_USED_IDX + 1]]);
-            spoil(region, used);
-            (what.to_owned(), state)
-        };
-        spoils.map(spoilt).into()
+        super::spoilt::of_regions(good, BASES)
     }
 }
 

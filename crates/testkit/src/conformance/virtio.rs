@@ -1,11 +1,10 @@
-//! Virtio devices under test: the guest's program on their queues, which is the same on every host, and the kit of those
-//! whose registers are in process.
+//! Virtio devices under test: the guest's program on their queues, which is the same on every host.
 //!
 //! ```text
 //!   Subject: what is particular to a device --Program--> requests --Driver--> SplitRing (testkit's driver side)
 //!      | Ground: what outlives its instances                  ^ Asker: a vCPU     ^ RequestProbe: single requests
 //!      v
-//!   Mmio(Subject): Kit     vhost_user::OverSocket(Subject): Kit
+//!   mmio::Mmio(Subject): Kit     vhost_user::OverSocket(Subject): Kit
 //! ```
 
 use std::collections::VecDeque;
@@ -13,16 +12,12 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ioplane_device::{Access, At, State};
 use ioplane_memory::{GuestView, PAGE};
+use ioplane_virtio::VirtioDevice;
 use ioplane_virtio::spec::feature::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
-use ioplane_virtio::spec::mmio::*;
-use ioplane_virtio::{Vdev, VirtioDevice, VirtioMmio};
 
-use super::in_process::InProcess;
-use super::{Bus, Dice, Kit, Machine, Plan, Probe, Ran, Valve, Vcpu};
+use super::{Bus, Dice, Probe, Ran, Valve, Vcpu};
 use crate::driver::{GuestMemory, Part, RingMode, RingPlace, SplitRing};
-use crate::toy::ring::Counted;
 
 /// Queues of a device under test: one for each vCPU, and so for each core.
 pub const QUEUES: u16 = 2;
@@ -313,119 +308,5 @@ impl Layout {
         let device_pages = drivers.iter().flat_map(|[driver, _]| driver.device_pages()).collect();
         let kicks = (0..QUEUES).map(|_| ioplane_host::eventfd::fresh().expect("an eventfd")).collect();
         Layout { memory, drivers, kicks, device_pages }
-    }
-}
-
-/// The kit of a subject whose registers are in process.
-pub struct Mmio<S>(pub S);
-
-impl<S: Subject> Kit for Mmio<S> {
-    fn boot(&self, plan: &Plan) -> Machine {
-        let Layout { memory, drivers, kicks, device_pages } = Layout::of(&self.0);
-        let Ground { model, valve } = self.0.ground();
-        let map = memory.view().map().clone();
-        let line = Arc::new(Counted::default());
-        let (wires, to, here) = (kicks.clone(), line.clone(), map.clone());
-        let host = InProcess::start(plan, move || {
-            let mut vdev = Vdev::new(model(), here.clone());
-            for (queue, kick) in (0..).zip(&wires) {
-                vdev.queue_mut(queue).expect("a queue for each vCPU").kick = Some(kick.clone());
-            }
-            VirtioMmio::new(vdev, to.clone())
-        });
-        let buses: Vec<_> = (0..QUEUES).map(|_| Bus::new(host.clone())).collect();
-        let places: Vec<_> = drivers.iter().map(|[driver, _]| driver.ring.place()).collect();
-        set_up(&buses[0], self.0.features() | RING_FEATURES, &places).expect("a device that runs");
-        let (mut vcpus, mut probes): (Vec<Box<dyn Vcpu>>, Vec<Box<dyn Probe>>) = Default::default();
-        for (vcpu, [driver, probe]) in drivers.into_iter().enumerate() {
-            let (bus, kick) = (buses[vcpu].clone(), kicks[vcpu].clone());
-            let reach = Wired { bus, kick: kick.clone(), touch: self.0.touch(), vcpu, kicks: 0 };
-            let dice = Dice::new(plan.seed << 8 | vcpu as u64);
-            let left = plan.rounds / 2;
-            vcpus.push(Box::new(Asker { driver, reach, dice, left, seen: Vec::new() }));
-            let (line, front) = (line.clone(), host.clone());
-            probes.push(Box::new(RequestProbe {
-                driver: probe,
-                dice: Dice::new(plan.seed),
-                kick,
-                interrupts: Box::new(move || line.count()),
-                kicks: Box::new(move || front.front().look(|mmio| mmio.vdev().meters()[vcpu].read().kicks)),
-                // Registers in process have one line for all queues.
-                signals: u64::from(QUEUES),
-            }));
-        }
-        Machine { host, vcpus, buses, probes, gate: Some(valve), memory: map, device_pages }
-    }
-
-    fn hostile(&self, good: &State) -> Vec<(String, State)> {
-        super::spoilt::of_mmio(good)
-    }
-}
-
-fn put(bus: &Bus, register: u64, value: u32) -> Result<(), String> {
-    bus.access(At::Bar(0, register), Access::Write(&value.to_le_bytes()))
-}
-
-fn take(bus: &Bus, register: u64) -> Result<u32, String> {
-    let mut bytes = [0; 4];
-    bus.access(At::Bar(0, register), Access::Read(&mut bytes))?;
-    Ok(u32::from_le_bytes(bytes))
-}
-
-/// What a driver does first (4.2.3.1, 3.1.1).
-fn set_up(bus: &Bus, features: u64, places: &[RingPlace]) -> Result<(), String> {
-    put(bus, STATUS, ACKNOWLEDGE | DRIVER)?;
-    for half in [0, 1] {
-        put(bus, DEVICE_FEATURES_SEL, half)?;
-        let offered = take(bus, DEVICE_FEATURES)?;
-        put(bus, DRIVER_FEATURES_SEL, half)?;
-        put(bus, DRIVER_FEATURES, (features >> (32 * half)) as u32 & offered)?;
-    }
-    put(bus, STATUS, ACKNOWLEDGE | DRIVER | FEATURES_OK)?;
-    if take(bus, STATUS)? & FEATURES_OK == 0 {
-        return Err("the device does not accept what it offered".into());
-    }
-    for (queue, place) in (0..).zip(places) {
-        put(bus, QUEUE_SEL, queue)?;
-        put(bus, QUEUE_NUM, place.size.into())?;
-        for (register, gpa) in
-            [(QUEUE_DESC_LOW, place.desc), (QUEUE_DRIVER_LOW, place.avail), (QUEUE_DEVICE_LOW, place.used)]
-        {
-            put(bus, register, gpa as u32)?;
-            put(bus, register + 4, (gpa >> 32) as u32)?;
-        }
-        put(bus, QUEUE_READY, 1)?;
-    }
-    put(bus, STATUS, ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK)
-}
-
-/// A vCPU's registers. Every other kick is one of KVM's ioeventfds, the rest are register writes.
-struct Wired {
-    bus: Arc<Bus>,
-    kick: Arc<OwnedFd>,
-    touch: Touch,
-    vcpu: usize,
-    kicks: u32,
-}
-
-impl Reach for Wired {
-    fn kick(&mut self) -> Result<(), String> {
-        self.kicks += 1;
-        if self.kicks.is_multiple_of(2) {
-            ring(&self.kick);
-            return Ok(());
-        }
-        put(&self.bus, QUEUE_NOTIFY, self.vcpu as u32)
-    }
-
-    fn linger(&mut self) -> Result<(), String> {
-        match take(&self.bus, MAGIC_VALUE)? {
-            MAGIC => Ok(()),
-            other => Err(format!("transcript: a magic value of {other:#x}")),
-        }
-    }
-
-    fn touch(&mut self, dice: &mut Dice) -> Result<u64, String> {
-        (self.touch)(&self.bus, self.vcpu, dice)
     }
 }
