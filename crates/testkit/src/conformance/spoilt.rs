@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 use super::virtio::{SIZE, SLOTS};
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Mmio {
-    registers: Registers,
+struct MmioV1 {
+    registers: RegistersV1,
     vdev: State,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Registers {
+struct RegistersV1 {
     device_features_sel: u32,
     driver_features_sel: u32,
     driver_features: u64,
@@ -26,14 +26,14 @@ struct Registers {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Vdev {
+struct VdevV1 {
     features: u64,
-    queues: Vec<Queue>,
+    queues: Vec<QueueV1>,
     own: Vec<u8>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Queue {
+struct QueueV1 {
     size: u16,
     desc: u64,
     avail: u64,
@@ -52,12 +52,12 @@ fn encode<T: Serialize>(state: &State, value: &T) -> State {
 }
 
 /// What is done to a good state.
-type Spoil = fn(&mut Vdev);
+type Spoil = fn(&mut VdevV1);
 
 /// From a good state of a virtio device behind MMIO registers.
 pub(super) fn of_mmio(good: &State) -> Vec<(String, State)> {
-    let mmio: Mmio = decode(good);
-    let vdev: Vdev = decode(&mmio.vdev);
+    let mmio: MmioV1 = decode(good);
+    let vdev: VdevV1 = decode(&mmio.vdev);
     let spoils: &[(&str, Spoil)] = &[
         ("requests taken that are neither used nor in flight", |vdev| vdev.queues[0].base += 3),
         ("features that were never offered", |vdev| vdev.features |= 1 << 60),
@@ -89,7 +89,7 @@ pub(super) fn of_mmio(good: &State) -> Vec<(String, State)> {
         .map(|(what, spoil)| {
             let mut spoilt = vdev.clone();
             spoil(&mut spoilt);
-            let state = Mmio { vdev: encode(&mmio.vdev, &spoilt), ..mmio.clone() };
+            let state = MmioV1 { vdev: encode(&mmio.vdev, &spoilt), ..mmio.clone() };
             ((*what).to_owned(), encode(good, &state))
         })
         .collect();
@@ -97,7 +97,7 @@ pub(super) fn of_mmio(good: &State) -> Vec<(String, State)> {
     longer.body.push(0);
     states.push(("a byte too many".to_owned(), longer));
     let teapot = State { kind: "teapot".to_owned(), ..mmio.vdev.clone() };
-    states.push(("another device inside".to_owned(), encode(good, &Mmio { vdev: teapot, ..mmio })));
+    states.push(("another device inside".to_owned(), encode(good, &MmioV1 { vdev: teapot, ..mmio })));
     states
 }
 
