@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ioplane_device::{Access, At, Change, Device, Interrupt, Placement, Post, QueueSet, Quiescent, Running};
 use ioplane_memory::GuestMap;
-use ioplane_virtio::spec::feature::{VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_F_VERSION_1};
+use ioplane_virtio::spec::feature::{VHOST_F_LOG_ALL, VHOST_USER_F_PROTOCOL_FEATURES};
 use ioplane_virtio::spec::split::MAX_SIZE;
 use ioplane_virtio::{Vdev, VirtioDevice};
 use vhost::vhost_user::VhostUserProtocolFeatures;
@@ -418,14 +418,12 @@ impl<V: VirtioDevice> Session<V> {
 
     /// Puts a poller on a ring that is started and enabled, unless it has one.
     async fn start_ring(&mut self, ring: u16) -> Result<(), PeerFault> {
-        let Peer { rings, features, .. } = &self.peer;
-        let Some(wiring) = rings.get(usize::from(ring)) else { return Ok(()) };
+        let Some(wiring) = self.peer.rings.get(usize::from(ring)) else { return Ok(()) };
         if !(wiring.started && wiring.enabled) {
             return Ok(());
         }
-        if features & VIRTIO_F_VERSION_1 == 0 {
-            return Err(PeerFault::BadFeatures(*features));
-        }
+        // A driver without VERSION_1 is welcome: OVMF drives QEMU's transitional device so. The split ring of a legacy driver is
+        // in the guest's byte order (virtio 1.3, 2.7.3), which is little-endian wherever this daemon runs.
         let (size, user) = (wiring.size, wiring.user);
         let vdev = self.vdev()?;
         let layout = user
