@@ -220,7 +220,19 @@ impl Disk {
         let opened = blocking(move || open(&spec, &spec.backing, None, &owner)).await?;
         let (current, ledger) = (self.current.clone(), self.ledger.clone());
         let exchange = move |model: &mut Blk, still: &ioplane_device::Still| {
-            let before = model.bytes();
+            let (before, bytes) = (model.bytes(), opened.backing.info().bytes);
+            if bytes < before {
+                return Err(Refusal::conflict(
+                    format!(
+                        "it has {}, and the guest has a disk of {}: it would lose what lies beyond",
+                        Size(bytes),
+                        Size(before)
+                    ),
+                    format!(
+                        "make it as large: truncate -s {before} IMAGE; or shrink the disk first, by resize --shrink"
+                    ),
+                ));
+            }
             let old = model.replace_backing(still, opened.backing).map_err(|why| {
                 Refusal::conflict(why, "give a backing that keeps what the guest was promised")
             })?;
