@@ -17,6 +17,7 @@ pub mod peer;
 pub mod process;
 pub mod qemu;
 pub mod qmp;
+pub mod stage;
 pub mod status;
 pub mod vm;
 
@@ -27,5 +28,6 @@ pub use ioplane_guest_load::protocol;
 pub use peer::StorageDaemon;
 pub use qemu::{Firmware, Qemu, Version};
 pub use qmp::Qmp;
+pub use stage::Stage;
 pub use status::Status;
 pub use vm::Vm;

@@ -9,6 +9,7 @@ use crate::qmp::Qmp;
 use anyhow::{Context, Result, anyhow};
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -34,7 +35,7 @@ pub struct Vm {
     // The order matters: the process ends before its folder goes.
     process: Process,
     qmp: Qmp,
-    agent: Agent,
+    agent: Arc<Agent>,
     slots: Vec<Option<String>>,
     started: Instant,
     /// What the guest said when it was up.
@@ -53,7 +54,7 @@ impl Vm {
         slots: u32,
     ) -> Result<Vm> {
         let started = Instant::now();
-        let agent = wait_for(&mut process, || Agent::connect(&folder.path().join("agent")))?;
+        let agent = Arc::new(wait_for(&mut process, || Agent::connect(&folder.path().join("agent")))?);
         let qmp = wait_for(&mut process, || Qmp::connect(&folder.path().join("qmp")))?;
         let slots = vec![None; slots as usize];
         let boot_time = Duration::ZERO;
@@ -94,6 +95,16 @@ impl Vm {
     /// The load program in the guest.
     pub fn agent(&self) -> &Agent {
         &self.agent
+    }
+
+    /// The same to keep: for loads that run while disks are plugged.
+    pub fn share_agent(&self) -> Arc<Agent> {
+        Arc::clone(&self.agent)
+    }
+
+    /// Which QEMU runs it.
+    pub fn version(&self) -> Version {
+        self.version
     }
 
     /// QEMU's machine protocol.
@@ -144,16 +155,18 @@ impl Vm {
         self.plug(&self.version.vhost_user(socket, id, queues)?)
     }
 
-    /// Unplugs a device and waits until the guest has released it. Its chardev, if it is named `chardev-ID`, goes too.
+    /// Unplugs a device and waits until the guest has released it. Its chardev, if it is named `chardev-ID` or `ID-socket`,
+    /// goes too.
     pub fn unplug(&mut self, id: &str) -> Result<()> {
         self.qmp.unplug(id, RELEASE).map_err(|error| self.explain(error))?;
         for slot in self.slots.iter_mut().filter(|slot| slot.as_deref() == Some(id)) {
             *slot = None;
         }
-        let chardev = format!("chardev-{id}");
         let all = self.qmp.execute("query-chardev", serde_json::json!({}))?;
-        if all.as_array().is_some_and(|all| all.iter().any(|c| c["label"] == chardev.as_str())) {
-            self.qmp.execute("chardev-remove", serde_json::json!({ "id": chardev }))?;
+        for chardev in [format!("chardev-{id}"), format!("{id}-socket")] {
+            if all.as_array().is_some_and(|all| all.iter().any(|c| c["label"] == chardev.as_str())) {
+                self.qmp.execute("chardev-remove", serde_json::json!({ "id": chardev }))?;
+            }
         }
         Ok(())
     }
