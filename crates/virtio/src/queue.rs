@@ -207,6 +207,7 @@ impl Queue {
     pub fn into_state(mut self) -> RingState {
         self.meter.publish(&self.tally);
         self.ring.publish();
+        self.ring.let_go();
         RingState { base: self.ring.base(), in_flight: self.ring.flying_heads(), fault: self.fault }
     }
 }

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ioplane_device::{Armed, Budget, Change, Poller, Progress, Wakers};
-use ioplane_memory::GuestFault;
 use ioplane_virtio::{Chain, Phase, Queue, QueueStart, RingFault, RingState, Taken};
 
 use super::gate::drain;
@@ -49,27 +48,27 @@ impl AdderPoller {
         let number = self.chain.readable().first().filter(|range| range.len >= 8);
         let into = self.chain.writable().first().filter(|range| range.len >= 8).map(|range| range.gpa);
         let mut bytes = [0; 8];
-        if let Some(range) = number
-            && let Err(fault) = self.queue.ring.view().read(range.gpa, &mut bytes)
-        {
+        if let Some(Err(fault)) = number.map(|range| self.queue.ring.view().read(range.gpa, &mut bytes)) {
             taken.abandon();
             return Err(fault.into());
         }
+        // From here on the device below has it, for all that a crash would blame on us.
+        self.queue.ring.release(&taken);
         self.held.push_back(Held { taken, number: u64::from_le_bytes(bytes), into });
         Ok(true)
     }
 
     /// Answers everything in flight; says how many.
-    fn answer(&mut self) -> Result<u32, GuestFault> {
-        let mut count = 0;
+    fn answer(&mut self) -> Result<u32, RingFault> {
+        let count = self.held.len() as u32;
         while let Some(Held { taken, number, into }) = self.held.pop_front() {
+            self.queue.ring.touch(&taken);
             let sum = self.bench.add(self.queue.index, number).to_le_bytes();
             if let Some(Err(fault)) = into.map(|gpa| self.queue.ring.view().write(gpa, &sum)) {
                 taken.abandon();
-                return Err(fault);
+                return Err(fault.into());
             }
             self.queue.ring.complete(taken, if into.is_some() { 8 } else { 0 });
-            count += 1;
         }
         self.queue.publish();
         Ok(count)
@@ -91,7 +90,7 @@ impl Poller for AdderPoller {
             if self.delay == 0 {
                 self.delay = DELAY;
                 done += self.answer().unwrap_or_else(|fault| {
-                    self.queue.stop_with(fault.into());
+                    self.queue.stop_with(fault);
                     1
                 });
             }

@@ -379,6 +379,14 @@ impl Ring {
         }
     }
 
+    /// Our code has no request in hand any more, since its poller has come home: whatever becomes of them later, this was
+    /// no death. Control plane only.
+    pub fn let_go(&mut self) {
+        if let Some(journal) = &mut self.journal {
+            (0..self.size).for_each(|head| journal.release(head));
+        }
+    }
+
     /// Writes the used element of a request whose buffers hold `written` bytes for the driver. Seen by the driver after
     /// [`Ring::publish`].
     #[inline]
