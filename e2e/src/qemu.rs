@@ -218,6 +218,9 @@ impl<'a> Qemu<'a> {
                 args.extend(["-initrd".into(), guest.initrd.clone().into()]);
                 let line = format!("{COMMAND_LINE} {}", self.append);
                 args.extend(["-append".into(), line.trim_end().into()]);
+                // SeaBIOS would set up the rings of all disks and leave them running while the initial RAM disk is loaded over
+                // the third one's: a back end that polls sees that as a fault of the guest.
+                args.extend(["-boot".into(), "strict=on".into()]);
             }
             Firmware::SeaBios => {}
             Firmware::Ovmf => args.extend(self.ovmf(folder)?),

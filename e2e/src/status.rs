@@ -69,6 +69,8 @@ pub struct Queue {
 pub struct Fault {
     /// Short name.
     pub name: String,
+    /// In words.
+    pub text: String,
 }
 
 /// What was done so far.
@@ -141,7 +143,8 @@ impl Status {
                 found.push(format!("disk {name}: {errors} requests failed: {:?}", disk.totals.errors));
             }
             if disk.totals.faults > 0 {
-                found.push(format!("disk {name}: {} faults of its guest", disk.totals.faults));
+                let which: Vec<_> = disk.queues.iter().filter_map(|queue| queue.fault.as_ref()).collect();
+                found.push(format!("disk {name}: {} faults of its guest, now {which:?}", disk.totals.faults));
             }
             if !disk.front_end_faults.is_empty() {
                 found.push(format!("disk {name}: faults of its VMM: {:?}", disk.front_end_faults));

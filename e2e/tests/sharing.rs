@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use ioplane_e2e::process::{Process, scratch};
 use ioplane_e2e::qemu::program;
 use ioplane_e2e::stage::{Stage, play};
-use ioplane_e2e::{Daemon, Version};
+use ioplane_e2e::{Daemon, Qmp, Version};
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -47,9 +47,10 @@ fn an_image_in_use_is_refused_with_the_holders_name() -> Result<()> {
 
             let own = stage.blank("own", 16 << 20)?;
             let mut qemu = plain_qemu(version, &own, folder.path())?;
+            // It answers there once everything on its command line is made.
             stage.until("QEMU has its image open", || {
                 qemu.still_runs()?;
-                Ok(folder.path().join("qmp").exists())
+                Ok(Qmp::connect(&folder.path().join("qmp")).is_ok())
             })?;
             let said = refused(stage, &add("taken", &own))?;
             stage.say(format!("an image of a running {version:?} QEMU: {said}"));

@@ -76,6 +76,7 @@ fn soak(stage: &Stage, guests: &mut [Vm], time: Duration) -> Result<BTreeMap<&'s
             _ => switches(stage, turn)?,
         };
         *done.entry(what).or_insert(0) += 1;
+        stage.expect_clean().with_context(|| format!("after: {what} of {}", player.name))?;
         for load in [&player.mixed, &player.reads] {
             load.progress(MINUTE)?;
             expect_right(&load.mark()?)?;
