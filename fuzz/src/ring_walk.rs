@@ -170,7 +170,7 @@ impl Walk {
             12 => {
                 self.ring.ask_for_kick();
             }
-            13 => self.ring.refuse_kicks(),
+            13 => self.ring.set_polled(true),
             14 => {
                 if let Some(taken) = self.held.first() {
                     if input.arbitrary()? { self.ring.release(taken) } else { self.ring.touch(taken) }

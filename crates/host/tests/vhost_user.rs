@@ -39,7 +39,11 @@ impl Served {
             read_only: false,
             logical_block: None,
         };
-        let server = ServerOptions { socket: directory.path().join("disk.sock"), pool: pool.clone() };
+        let server = ServerOptions {
+            socket: directory.path().join("disk.sock"),
+            pool: pool.clone(),
+            dirty_log: false,
+        };
         let handle = {
             let _inside = runtime.enter();
             serve(Blk::new(options, backing), server).unwrap()
@@ -197,6 +201,26 @@ fn memory_comes_and_goes_while_rings_run() {
     guest.works(9);
     guest.front.reset().unwrap();
     assert!(served.status().queues.iter().all(|queue| queue.core.is_none()));
+}
+
+/// A VMM that splits a region takes it away and adds its parts while the guest goes on: rings in it wait, and lose nothing.
+#[test]
+fn rings_wait_while_their_memory_is_away() {
+    let served = Served::new(memory());
+    let mut guest = Guest::boot(&served);
+    guest.works(1);
+    for round in 0..3u8 {
+        guest.front.unplug(&guest.memory.regions()[0]).unwrap();
+        assert!(served.status().queues.iter().all(|queue| queue.core.is_none() && queue.fault.is_none()));
+        guest.disks[0].submit(Op::Read, 0, 4096).unwrap();
+        guest.front.plug(&guest.memory.regions()[0]).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while guest.disks[0].reap().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "the request made meanwhile was lost");
+        }
+        guest.works(round + 2);
+    }
+    assert!(served.status().queues.iter().all(|queue| queue.counts.faults == 0));
 }
 
 #[test]

@@ -36,7 +36,7 @@ impl Served {
             read_only: false,
             logical_block: None,
         };
-        let server = ServerOptions { socket: directory.path().join("disk.sock"), pool };
+        let server = ServerOptions { socket: directory.path().join("disk.sock"), pool, dirty_log: true };
         let handle = {
             let _inside = runtime.enter();
             serve(Blk::new(options, MemoryBacking::new(MIB).unwrap()), server).unwrap()

@@ -86,7 +86,6 @@ impl Queue {
             // Nonsense read from memory that went away is not the driver's doing.
             self.fault = Some(self.ring.check_memory().err().unwrap_or(fault));
             self.tally.faults += 1;
-            self.ring.refuse_kicks();
             if let Some(error) = &self.error {
                 error.signal();
             }
@@ -129,12 +128,10 @@ impl Queue {
     }
 
     /// [`ioplane_device::Poller::resume`] of every queue: one interrupt (law 3). Looking again (law 2) is the poll that
-    /// follows. The ring's flags are written anew, since a driver's reset wiped them.
+    /// follows. The ring is a new one, so its flags are
+    /// said anew, since a driver's reset wiped them.
     pub fn resume(&mut self) {
         self.awake = true;
-        if self.polling {
-            self.ring.refuse_kicks();
-        }
         self.signal();
     }
 
@@ -161,7 +158,7 @@ impl Queue {
     pub fn disarm(&mut self, polling: bool) {
         self.awake = true;
         self.polling = polling;
-        self.ring.refuse_kicks();
+        self.ring.set_polled(polling);
         self.empty_kick();
     }
 

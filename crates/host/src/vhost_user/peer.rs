@@ -11,10 +11,11 @@ use vhost::vhost_user::message::{VhostUserInflight, VhostUserMemoryRegion};
 
 use super::fault::PeerFault;
 
-/// Protocol features that we offer.
-pub fn offered() -> VhostUserProtocolFeatures {
-    VhostUserProtocolFeatures::MQ
-        | VhostUserProtocolFeatures::LOG_SHMFD
+/// Protocol features that we offer; with `dirty_log` a front end may migrate its VM while we serve it.
+pub fn offered(dirty_log: bool) -> VhostUserProtocolFeatures {
+    let log =
+        if dirty_log { VhostUserProtocolFeatures::LOG_SHMFD } else { VhostUserProtocolFeatures::empty() };
+    log | VhostUserProtocolFeatures::MQ
         | VhostUserProtocolFeatures::REPLY_ACK
         | VhostUserProtocolFeatures::BACKEND_REQ
         | VhostUserProtocolFeatures::CONFIG

@@ -24,6 +24,8 @@ pub struct ServerOptions {
     pub socket: PathBuf,
     /// Where its queues sit.
     pub pool: Arc<dyn Placement>,
+    /// Offer the dirty log, so that a VMM may migrate its VM while we serve it.
+    pub dirty_log: bool,
 }
 
 /// What a queue looks like from outside.
@@ -179,7 +181,10 @@ pub fn serve_within<V: VirtioDevice>(
     patience: Duration,
 ) -> std::io::Result<Handle<V>> {
     let listener = bind(&options.socket)?;
-    let session = Session::new(model, options.pool).map_err(std::io::Error::other)?.with_patience(patience);
+    let session = Session::new(model, options.pool)
+        .map_err(std::io::Error::other)?
+        .with_patience(patience)
+        .with_dirty_log(options.dirty_log);
     let (commands, receiver) = mpsc::channel(16);
     let server = Server {
         session,

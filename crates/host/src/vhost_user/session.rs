@@ -54,6 +54,8 @@ pub struct Session<V: VirtioDevice> {
     pub(super) peer: Peer,
     /// How long a quiescent point that the front end waits for may take, before what is in flight is suspended.
     patience: Duration,
+    /// The dirty log is offered.
+    dirty_log: bool,
 }
 
 /// A message's answer, if it has one of its own.
@@ -70,12 +72,23 @@ impl<V: VirtioDevice> Session<V> {
         let device = Quiescent::new(Vdev::new(model, Arc::new(GuestMap::default())));
         let seats = Seats { pool, moved: BTreeMap::new() };
         let device = device.resume(&seats).map_err(|refused| PeerFault::Device(refused.error))?;
-        Ok(Session { device: Some(device), seats, peer: Peer::new(queues), patience: PATIENCE })
+        Ok(Session {
+            device: Some(device),
+            seats,
+            peer: Peer::new(queues),
+            patience: PATIENCE,
+            dirty_log: false,
+        })
     }
 
     /// Another patience than twenty seconds with requests that do not end when the front end wants a ring to stop.
     pub fn with_patience(self, patience: Duration) -> Self {
         Session { patience, ..self }
+    }
+
+    /// Offers the dirty log, or does not: with it a VMM may migrate its VM while we serve it.
+    pub fn with_dirty_log(self, dirty_log: bool) -> Self {
+        Session { dirty_log, ..self }
     }
 
     /// The running device.
@@ -124,18 +137,19 @@ impl<V: VirtioDevice> Session<V> {
         match request {
             R::GET_FEATURES => {
                 message.empty()?;
-                Ok(number(self.vdev()?.model().features() | TRANSPORT | VHOST_F_LOG_ALL))
+                let log = if self.dirty_log { VHOST_F_LOG_ALL } else { 0 };
+                Ok(number(self.vdev()?.model().features() | TRANSPORT | log))
             }
             R::SET_FEATURES => self.set_features(message.body::<VhostUserU64>()?.value).await,
             R::SET_OWNER | R::RESET_OWNER => message.empty().map(|()| Answer::None),
             R::GET_PROTOCOL_FEATURES => {
                 message.empty()?;
-                Ok(number(offered().bits()))
+                Ok(number(offered(self.dirty_log).bits()))
             }
             R::SET_PROTOCOL_FEATURES => {
                 let bits = message.body::<VhostUserU64>()?.value;
                 self.peer.protocol = VhostUserProtocolFeatures::from_bits(bits)
-                    .filter(|features| offered().contains(*features))
+                    .filter(|features| offered(self.dirty_log).contains(*features))
                     .ok_or(PeerFault::BadFeatures(bits))?;
                 Ok(Answer::None)
             }
@@ -189,6 +203,9 @@ impl<V: VirtioDevice> Session<V> {
 
     async fn set_features(&mut self, features: u64) -> Result<Answer, PeerFault> {
         let changed = features ^ self.peer.features;
+        if features & VHOST_F_LOG_ALL != 0 && !self.dirty_log {
+            return Err(PeerFault::BadFeatures(features));
+        }
         // The log alone is switched while rings run.
         if changed & !VHOST_F_LOG_ALL != 0 {
             let running = !self.running()?.queues().is_empty();
@@ -227,7 +244,9 @@ impl<V: VirtioDevice> Session<V> {
             .map(|(region, file)| map_region(region, file))
             .collect::<Result<_, _>>()?;
         let map = Arc::new(GuestMap::new(regions)?);
-        self.replace_memory(map).await
+        self.replace_memory(map).await?;
+        self.start_waiting().await?;
+        Ok(Answer::None)
     }
 
     /// All pollers come home before memory goes away under them; they go on with the new map.
@@ -237,9 +256,12 @@ impl<V: VirtioDevice> Session<V> {
             quiescent.with(|vdev, still| {
                 vdev.replace_memory(still, map);
                 for (index, layout) in (0..).zip(rings) {
-                    // The front end's addresses mean something else now; a ring that has no place stops at its start.
-                    if let (Some(setup), Some(layout)) = (vdev.queue_mut(index), layout) {
-                        setup.layout = layout;
+                    // The front end's addresses mean something else now. A ring that has no place waits for memory: while a VMM
+                    // splits a region it takes the old one away before it adds the new ones.
+                    match (vdev.queue_mut(index), layout) {
+                        (Some(setup), Some(layout)) => setup.layout = layout,
+                        (Some(setup), None) => setup.enabled = false,
+                        (None, _) => {}
                     }
                 }
             });
@@ -258,7 +280,25 @@ impl<V: VirtioDevice> Session<V> {
         let queues = running.queues();
         let applied = running.apply(&queues, &Change::Memory(map));
         applied.done().await;
+        self.start_waiting().await?;
         Ok(Answer::None)
+    }
+
+    /// Starts the rings that had to wait for their memory, if it is there now.
+    async fn start_waiting(&mut self) -> Result<(), PeerFault> {
+        let on_duty = self.running()?.queues();
+        for ring in 0..self.peer.rings.len() as u16 {
+            let Peer { rings, .. } = &self.peer;
+            let wiring = &rings[usize::from(ring)];
+            let (user, size, wanted) = (wiring.user, wiring.size, wiring.started && wiring.enabled);
+            let vdev = self.vdev()?;
+            let faulty = vdev.queue(ring).is_none_or(|setup| setup.fault.is_some());
+            let placed = user.layout(size, vdev.view().map()).is_some();
+            if wanted && placed && !faulty && !on_duty.contains(&ring) {
+                self.start_ring(ring).await?;
+            }
+        }
+        Ok(())
     }
 
     async fn rem_mem_reg(&mut self, message: &mut Message) -> Result<Answer, PeerFault> {

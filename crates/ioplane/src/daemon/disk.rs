@@ -131,7 +131,7 @@ impl Disk {
             entries.disks.insert(spec.name.clone(), record.clone());
         })?;
         let model = Blk::new(options, opened.backing);
-        let options = ServerOptions { socket: socket.clone(), pool: Arc::new(seating) };
+        let options = ServerOptions { socket: socket.clone(), pool: Arc::new(seating), dirty_log: false };
         let handle = vhost_user::serve(model, options).map_err(|error| {
             let remedy = "is its folder there and writable, and does no other daemon listen there?";
             Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)

@@ -136,6 +136,18 @@ impl Drop for Taken {
     }
 }
 
+/// What the driver has been told about kicks. Kept, so that a ring on which nothing happens is not written to: firmware
+/// leaves rings behind whose memory a kernel may use for something else before it resets the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    /// Nothing yet: the driver may have wiped what was said before (2.7.10).
+    Unsaid,
+    /// Kick when the available index passes this (with EVENT_IDX), or at any request.
+    Kick(u16),
+    /// Do not kick.
+    NoKick,
+}
+
 /// The device side of one split ring.
 #[derive(Debug)]
 pub struct Ring {
@@ -156,6 +168,9 @@ pub struct Ring {
     considered: u16,
     event_idx: bool,
     indirect: bool,
+    /// Somebody looks at this ring by itself: kicks are refused from the next request taken on.
+    polled: bool,
+    wish: Wish,
     /// For each head: zero, or one more than the count of requests taken before it.
     in_flight: Box<[u64]>,
     taken: u64,
@@ -196,6 +211,8 @@ impl Ring {
             considered: used_idx,
             event_idx: features & crate::spec::feature::VIRTIO_F_EVENT_IDX != 0,
             indirect: features & crate::spec::feature::VIRTIO_F_INDIRECT_DESC != 0,
+            polled: false,
+            wish: Wish::Unsaid,
             in_flight: vec![0; usize::from(size)].into(),
             taken: 0,
             flying: 0,
@@ -325,6 +342,9 @@ impl Ring {
             Some(_) => return Err(RingFault::HeadInFlight(head)),
         }
         self.mark(head);
+        if self.polled {
+            self.refuse_kicks();
+        }
         if let Some(journal) = &mut self.journal {
             journal.take(head);
         }
@@ -446,20 +466,31 @@ impl Ring {
     #[inline]
     pub fn ask_for_kick(&mut self) -> bool {
         if self.event_idx {
-            self.view.store_u16(&self.used, 4 + 8 * usize::from(self.size), self.next_avail);
-        } else {
+            if self.wish != Wish::Kick(self.next_avail) {
+                self.view.store_u16(&self.used, 4 + 8 * usize::from(self.size), self.next_avail);
+            }
+        } else if !matches!(self.wish, Wish::Kick(_)) {
             self.view.store_u16(&self.used, 0, 0);
         }
+        self.wish = Wish::Kick(self.next_avail);
         // The wish must be visible before the last look, or a kick could be lost.
         fence(Ordering::SeqCst);
         self.has_work()
     }
 
+    /// Whether somebody looks at this ring by itself from now on. The driver is told when it next makes something
+    /// available, not before: an idle ring is left alone.
+    #[inline]
+    pub fn set_polled(&mut self, polled: bool) {
+        self.polled = polled;
+    }
+
     /// Says that kicks are not wanted. With event indexes an old wish is simply never met again until it is renewed.
     #[inline]
-    pub fn refuse_kicks(&mut self) {
-        if !self.event_idx {
+    fn refuse_kicks(&mut self) {
+        if !self.event_idx && self.wish != Wish::NoKick {
             self.view.store_u16(&self.used, 0, VIRTQ_USED_F_NO_NOTIFY);
+            self.wish = Wish::NoKick;
         }
     }
 
