@@ -128,7 +128,7 @@ fn plugs(stage: &Stage, vm: &mut Vm, name: &str) -> Result<&'static str> {
 }
 
 fn switches(stage: &Stage, turn: usize) -> Result<&'static str> {
-    let mode = if turn / 10 % 2 == 0 { "notified" } else { "polled" };
+    let mode = ["notified", "polled"][turn / 10 % 2];
     stage.daemon.cli(&["core", "mode", mode])?;
     Ok("mode switched")
 }
