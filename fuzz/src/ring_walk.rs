@@ -271,6 +271,10 @@ impl Walk {
         let Walk { guest, layout, ring, held, flying, honest, .. } = self;
         held.into_iter().for_each(Taken::abandon);
         drop(ring);
+        // Nor does one that has moved its index further than its ring is long.
+        let used = guest.peek_u16(layout.used + 2);
+        let ahead = guest.peek_u16(layout.avail + 2).wrapping_sub(used.wrapping_add(flying.len() as u16));
+        let honest = honest && ahead <= layout.size;
         let again = Ring::open(guest.view(), &layout, features, 0, journal, &[]);
         if honest {
             let found = again.expect("an honest ring opens again").flying_heads();
