@@ -9,8 +9,8 @@ use ioplane_memory::mutation::{Law, removed};
 
 use crate::Armed;
 use crate::home::Home;
-use crate::watch;
 use crate::poller::{Budget, Change, Poller, Progress, Stop, Wakers};
+use crate::watch;
 
 /// Names a seat, for life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

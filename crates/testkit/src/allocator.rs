@@ -1,6 +1,6 @@
 //! A global allocator for tests that ends the process when a poller allocates or frees inside `poll`.
 //!
-//! ```ignore
+//! ```text
 //! #[global_allocator]
 //! static ALLOCATOR: ioplane_testkit::allocator::Strict = ioplane_testkit::allocator::Strict;
 //! ```

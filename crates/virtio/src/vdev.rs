@@ -249,7 +249,8 @@ impl<V: VirtioDevice> Device for Vdev<V> {
             used: setup.layout.used,
             base: setup.base,
             in_flight: setup.in_flight.clone(),
-            enabled: setup.enabled,
+            // A queue that its guest has spoilt does not run again before a reset, there no more than here.
+            enabled: setup.enabled && setup.fault.is_none(),
         };
         let saved = VdevV1 {
             features: self.features,

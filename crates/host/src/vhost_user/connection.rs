@@ -3,6 +3,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -88,8 +89,18 @@ impl Connection {
     }
 }
 
-/// Sends `bytes` whole on any connected socket.
+/// How long a front end may leave a reply unread.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Sends `bytes` whole on any connected socket; a peer that does not read is left.
 pub async fn send(stream: &UnixStream, bytes: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), PeerFault> {
+    match tokio::time::timeout(PATIENCE, send_all(stream, bytes, file)).await {
+        Ok(outcome) => outcome,
+        Err(_) => Err(PeerFault::Deaf),
+    }
+}
+
+async fn send_all(stream: &UnixStream, bytes: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), PeerFault> {
     let mut sent = 0;
     while sent < bytes.len() {
         sent += stream

@@ -8,6 +8,9 @@ pub enum PeerFault {
     /// The other side closed the connection: not a fault, and the usual end.
     #[error("the front end closed the connection")]
     Closed,
+    /// It does not read what it asked for.
+    #[error("the front end does not read its replies")]
+    Deaf,
     /// The connection broke.
     #[error("the connection broke: {0}")]
     Broken(std::io::Error),
@@ -79,6 +82,7 @@ impl PeerFault {
     pub fn name(&self) -> &'static str {
         match self {
             PeerFault::Closed => "closed",
+            PeerFault::Deaf => "deaf",
             PeerFault::Broken(_) => "broken",
             PeerFault::BadFlags(_) => "bad_flags",
             PeerFault::UnknownRequest(_) => "unknown_request",

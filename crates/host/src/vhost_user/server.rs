@@ -246,7 +246,11 @@ impl<V: VirtioDevice> Server<V> {
                     }
                 }
                 // Last: a front end that has left is heard before the one that comes after it.
-                accepted = self.listener.accept() => self.accept(accepted),
+                accepted = self.listener.accept() => {
+                    if !self.accept(accepted).await {
+                        break;
+                    }
+                }
             }
         }
         let _ = std::fs::remove_file(&self.socket);
@@ -258,15 +262,26 @@ impl<V: VirtioDevice> Server<V> {
         drop(commands);
     }
 
-    fn accept(&mut self, accepted: std::io::Result<(tokio::net::UnixStream, tokio::net::unix::SocketAddr)>) {
+    /// Takes a front end in, or turns it away; says whether there is any use in waiting for another.
+    async fn accept(
+        &mut self,
+        accepted: std::io::Result<(tokio::net::UnixStream, tokio::net::unix::SocketAddr)>,
+    ) -> bool {
         match accepted {
             Ok((stream, _)) if self.connection.is_none() => {
                 self.connections += 1;
                 self.connection = Some(Connection::new(stream));
             }
             Ok(_) => tracing::warn!(socket = %self.socket.display(), "a second front end was turned away"),
-            Err(error) => tracing::warn!(%error, "accepting a front end"),
+            // Without a number of the system's the runtime is going down, and so are we.
+            Err(error) if error.raw_os_error().is_none() => return false,
+            Err(error) => {
+                tracing::warn!(%error, "accepting a front end");
+                // Out of descriptors, most likely: it will be as bad at once.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
         }
+        true
     }
 
     async fn disconnect(&mut self, fault: PeerFault) {

@@ -192,7 +192,11 @@ impl<V: VirtioDevice> Session<V> {
             }
             R::SET_BACKEND_REQ_FD => {
                 self.peer.needs(VhostUserProtocolFeatures::BACKEND_REQ, code)?;
-                let stream = std::os::unix::net::UnixStream::from(message.take_file()?);
+                let file = message.take_file()?;
+                if rustix::net::sockopt::socket_domain(&file) != Ok(rustix::net::AddressFamily::UNIX) {
+                    return Err(PeerFault::BadValue("SET_BACKEND_REQ_FD: not a unix socket"));
+                }
+                let stream = std::os::unix::net::UnixStream::from(file);
                 stream.set_nonblocking(true).map_err(PeerFault::Broken)?;
                 self.peer.back_channel = tokio::net::UnixStream::from_std(stream).ok();
                 Ok(Answer::None)

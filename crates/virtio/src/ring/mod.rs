@@ -219,6 +219,7 @@ impl Ring {
             journal: None,
             replay: in_flight.iter().copied().collect(),
         };
+        let mut unrecorded = Vec::new();
         if let Some(window) = journal.filter(|_| kill::journal_kept()) {
             let (journal, recovered) = Journal::open(window, size, used_idx)?;
             let heads = recovered.heads;
@@ -226,11 +227,20 @@ impl Ring {
             if in_flight.is_empty() {
                 ring.next_avail = used_idx.wrapping_add(heads.len() as u16);
                 ring.replay = heads.into();
+            } else {
+                unrecorded = in_flight.iter().copied().filter(|head| !heads.contains(head)).collect();
             }
             ring.journal = Some(journal);
         }
         ring.seen_avail = ring.next_avail;
         ring.check_start()?;
+        // What comes from elsewhere is in flight here too, should we die before it is done.
+        if let Some(journal) = &mut ring.journal {
+            for head in unrecorded {
+                journal.take(head);
+                journal.release(head);
+            }
+        }
         Ok(ring)
     }
 
