@@ -43,6 +43,13 @@ fn build(news: News<'_>) -> Result<PathBuf> {
             "ioplane-guest-load",
             "--target",
             TARGET,
+            // It is small and quick enough as it is.
+            "--config",
+            "profile.release.lto=\"off\"",
+            "--config",
+            "profile.release.codegen-units=16",
+            "--config",
+            "profile.release.debug=0",
             "--target-dir",
         ])
         .arg(&target)
