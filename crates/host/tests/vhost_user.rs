@@ -82,7 +82,10 @@ struct Guest {
 
 impl Guest {
     fn boot(served: &Served) -> Self {
-        let mut front = served.front();
+        Self::boot_with(served.front())
+    }
+
+    fn boot_with(mut front: Front) -> Self {
         let mut memory = GuestMemory::new(16 * MIB).unwrap();
         assert_eq!(front.queue_count().unwrap(), 4);
         front.track_inflight(4, SIZE).unwrap();
@@ -152,6 +155,16 @@ fn a_front_end_comes_works_leaves_and_comes_again() {
     }
     let status = served.status();
     assert_eq!((status.connections, status.faults.len()), (3, 0), "{status:?}");
+}
+
+/// OVMF drives QEMU's transitional device so.
+#[test]
+fn a_legacy_driver_is_served() {
+    let served = Served::new(memory());
+    let wants = Wants { features: !(1 << 32), ..Wants::default() };
+    let front = Front::connect(served.handle.socket(), wants).unwrap();
+    assert_eq!(front.features() & (1 << 32), 0);
+    Guest::boot_with(front).works(3);
 }
 
 #[test]
