@@ -29,8 +29,6 @@ pub struct QueueStart {
     pub index: u16,
     /// Its ring, opened; what is to be replayed is inside.
     pub ring: Ring,
-    /// Whether the ring brings requests whose I/O may still be on its way: wait for it before replaying.
-    pub replays: bool,
     /// The driver's kick, an eventfd.
     pub kick: Option<Arc<OwnedFd>>,
     /// How to interrupt the driver.

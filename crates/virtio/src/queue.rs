@@ -44,7 +44,7 @@ pub struct Queue {
 impl Queue {
     /// A queue at work. Kicks are wanted until [`Queue::disarm`] says otherwise.
     pub fn new(start: QueueStart) -> Self {
-        let QueueStart { index, ring, replays: _, kick, call, error, meter } = start;
+        let QueueStart { index, ring, kick, call, error, meter } = start;
         let tally = meter.tally();
         let mut queue = Queue {
             index,

@@ -210,7 +210,6 @@ impl<V: VirtioDevice> Device for Vdev<V> {
             let setup = &mut self.queues[usize::from(index)];
             let start = QueueStart {
                 index,
-                replays: ring.replays(),
                 ring,
                 kick: setup.kick.clone(),
                 call: setup.call.clone(),

@@ -102,9 +102,7 @@ impl<V: VirtioDevice> Session<V> {
     }
 
     pub(super) fn running(&mut self) -> Result<&mut Running<Vdev<V>>, PeerFault> {
-        self.device
-            .as_mut()
-            .ok_or_else(|| PeerFault::NotQuiescent("the device was lost at a quiescent point".to_owned()))
+        self.device.as_mut().ok_or_else(lost)
     }
 
     fn vdev(&mut self) -> Result<&mut Vdev<V>, PeerFault> {
@@ -516,7 +514,6 @@ impl<V: VirtioDevice> Session<V> {
         &mut self,
         work: impl FnOnce(&mut Quiescent<Vdev<V>>) -> R,
     ) -> Result<R, PeerFault> {
-        let lost = || PeerFault::NotQuiescent("the device was lost at a quiescent point".to_owned());
         let mut quiescing = self.device.take().ok_or_else(lost)?.begin_quiesce();
         let _ = tokio::time::timeout(self.patience, quiescing.settled()).await;
         let mut quiescent = match quiescing.finish() {
@@ -542,7 +539,6 @@ impl<V: VirtioDevice> Session<V> {
         patience: Duration,
         work: impl FnOnce(&mut Quiescent<Vdev<V>>) -> R,
     ) -> Result<R, PeerFault> {
-        let lost = || PeerFault::NotQuiescent("the device was lost at a quiescent point".to_owned());
         let mut quiescing = self.device.take().ok_or_else(lost)?.begin_quiesce();
         let _ = tokio::time::timeout(patience, quiescing.settled()).await;
         match quiescing.finish() {
@@ -708,6 +704,11 @@ impl<V: VirtioDevice> Session<V> {
         tokio::task::block_in_place(|| running.start(&queues, &new))?;
         Ok(())
     }
+}
+
+/// What is said while there is no device: a quiescent point ended without giving it back.
+fn lost() -> PeerFault {
+    PeerFault::NotQuiescent("the device was lost at a quiescent point".to_owned())
 }
 
 pub(super) fn number(value: u64) -> Answer {

@@ -271,7 +271,7 @@ impl VirtioDevice for Blk {
 
     fn start_queue(&mut self, start: QueueStart) -> Result<Box<dyn Poller>, DeviceError> {
         let below = |error: StorageError| DeviceError::Below(Box::new(error));
-        if start.replays && !self.backing.wait_quiet(Instant::now() + REPLAY_PATIENCE) {
+        if start.ring.replays() && !self.backing.wait_quiet(Instant::now() + REPLAY_PATIENCE) {
             let (image, seconds) = (self.backing.info().name, REPLAY_PATIENCE.as_secs());
             return Err(below(StorageError::NotQuiet { image, seconds }));
         }
