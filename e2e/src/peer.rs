@@ -32,7 +32,7 @@ impl StorageDaemon {
         let (name, args) = program(version, "qemu-storage-daemon", args, &|_| {})?;
         let mut process = Process::start(&name, &args, &folder.path().join("log"))?;
         let end = Instant::now() + Duration::from_secs(20);
-        while !socket.exists() {
+        while !ioplane_testkit::front::listens(&socket) {
             process.still_runs().context("start qemu-storage-daemon")?;
             if Instant::now() >= end {
                 bail!("qemu-storage-daemon has no socket yet; it said:\n{}", process.said());

@@ -101,7 +101,7 @@ impl Served {
     /// Waits until the socket is there.
     pub fn await_socket(&mut self, socket: &Path) -> Result<()> {
         let until = Instant::now() + Duration::from_secs(10);
-        while !socket.exists() {
+        while !ioplane_testkit::front::listens(socket) {
             if let Some(status) = self.child.try_wait()? {
                 bail!("the back end ended with {status} before it listened:\n{}", self.log_tail());
             }

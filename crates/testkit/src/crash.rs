@@ -63,6 +63,20 @@ impl Victim {
         self.child.id()
     }
 
+    /// What each of its threads is doing, from /proc: to tell a daemon that has lost a request from a disk that stands still.
+    fn threads(&self) -> String {
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let mut all = String::new();
+        for task in std::fs::read_dir(tasks).into_iter().flatten().flatten() {
+            let read = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            let state =
+                read("stat").rsplit(')').next().unwrap_or_default().trim().chars().next().unwrap_or('?');
+            let (comm, wchan, stack) = (read("comm"), read("wchan"), read("stack"));
+            all += &format!("\n{} {state} in {wchan}\n{stack}", comm.trim());
+        }
+        all
+    }
+
     /// Sends SIGKILL and waits for the process to go.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
@@ -108,10 +122,9 @@ pub struct CrashLoad {
     pub answered: u64,
     /// Longest wait for an answer.
     pub longest: Duration,
+    /// How long a request may wait for its answer, the daemon alive, before it counts as lost.
+    pub lost_after: Duration,
 }
-
-/// Longest wait for an answer before it counts as lost, the daemon alive.
-const LOST_AFTER: Duration = Duration::from_secs(30);
 
 impl CrashLoad {
     /// `queues` queues with `depth` requests in flight each; `seed` decides everything that is random.
@@ -130,8 +143,16 @@ impl CrashLoad {
                 quiet: false,
             });
         }
-        let (answered, longest) = (0, Duration::ZERO);
-        Ok(CrashLoad { front: None, memory, queues: made, sequence: 0, random: seed | 1, answered, longest })
+        Ok(CrashLoad {
+            front: None,
+            memory,
+            queues: made,
+            sequence: 0,
+            random: seed | 1,
+            answered: 0,
+            longest: Duration::ZERO,
+            lost_after: Duration::from_secs(60),
+        })
     }
 
     /// Bytes that the image needs.
@@ -314,10 +335,11 @@ impl CrashLoad {
         for index in 0..self.queues.len() {
             self.reap(index)?;
             self.submit(index)?;
-            let waits = self.queues[index].pending.iter().flatten().map(|p| p.since.elapsed()).max();
-            if let Some(waited) = waits.filter(|waited| *waited > LOST_AFTER) {
-                return Err(format!("queue {index}: a request was not answered within {waited:?}: lost"));
-            }
+        }
+        let pending = self.queues.iter().flat_map(|queue| queue.pending.iter().flatten());
+        let oldest = pending.map(|pending| pending.since.elapsed()).max().unwrap_or_default();
+        if oldest > self.lost_after {
+            return Err(format!("no answer within {oldest:?}: lost; {}", self.rings()));
         }
         std::thread::yield_now();
         Ok(())
@@ -328,7 +350,7 @@ impl CrashLoad {
         let deadline = Instant::now() + time;
         while Instant::now() < deadline {
             for _ in 0..16 {
-                self.step()?;
+                self.step().map_err(|why| format!("{why}{}", victim.threads()))?;
             }
             if let Some(end) = victim.ended() {
                 // What it used before it died is in the rings.
@@ -375,15 +397,25 @@ impl CrashLoad {
         Ok(())
     }
 
-    /// How long the oldest request has been waiting for its answer, the daemon alive.
-    pub fn oldest(&self) -> Duration {
-        let pending = self.queues.iter().flat_map(|queue| queue.pending.iter().flatten());
-        pending.map(|pending| pending.since.elapsed()).max().unwrap_or_default()
+    /// Goes on until everything that was in flight now is answered, by a victim that lives.
+    pub fn outlive(&mut self, victim: &mut Victim) -> Result<(), String> {
+        let last = self.sequence;
+        let old = |queue: &LoadQueue| queue.pending.iter().flatten().any(|pending| pending.sequence <= last);
+        while self.queues.iter().any(old) {
+            if let Some(end) = self.run(victim, Duration::from_millis(1))? {
+                return Err(format!("the daemon died ({end:?}) while it replayed"));
+            }
+        }
+        Ok(())
     }
 
-    /// Requests that wait for an answer.
-    pub fn waiting(&self) -> usize {
-        self.queues.iter().map(|queue| queue.pending.iter().flatten().count()).sum()
+    /// The indices of every ring, as the driver sees them.
+    fn rings(&mut self) -> String {
+        let text = |queue: &mut LoadQueue| {
+            let ring = queue.disk.ring();
+            format!("avail {} used {}", ring.avail_idx(), ring.used_idx())
+        };
+        self.queues.iter_mut().map(text).collect::<Vec<_>>().join("; ")
     }
 }
 

@@ -56,10 +56,12 @@ pub enum JournalFault {
 }
 
 /// What a journal says after a crash (or after nothing at all).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Heads in flight, in the order in which they were taken.
     pub heads: Vec<u16>,
+    /// Those of them that were in hand when the process died.
+    pub suspects: Vec<u16>,
 }
 
 /// The in-flight region of one queue.
@@ -86,7 +88,7 @@ impl Journal {
         match journal.window.load_u16(AT_VERSION) {
             0 => {
                 journal.begin(used_idx);
-                Ok((journal, Recovered { heads: Vec::new() }))
+                Ok((journal, Recovered::default()))
             }
             VERSION => {
                 let recovered = journal.recover(used_idx)?;
@@ -95,7 +97,7 @@ impl Journal {
             }
             // Law 4: somebody else has kept it meanwhile.
             other if !removed(Law::DistrustsLoaded) => Err(JournalFault::OtherVersion(other)),
-            _ => Ok((journal, Recovered { heads: Vec::new() })),
+            _ => Ok((journal, Recovered::default())),
         }
     }
 
@@ -119,7 +121,7 @@ impl Journal {
             }
             // Nothing is in flight, and the driver has set up a queue of another size: begin again.
             self.begin(used_idx);
-            return Ok(Recovered { heads: Vec::new() });
+            return Ok(Recovered::default());
         }
         if !heads.is_empty() {
             // The used index moved, but the marks of that batch were not all taken off: take them off now.
@@ -141,27 +143,27 @@ impl Journal {
         heads.sort_by_key(|head| self.window.load_u64(self.entry(*head) + 8));
         self.counter =
             heads.last().map_or(0, |head| self.window.load_u64(self.entry(*head) + 8).wrapping_add(1));
-        self.count_deaths(&heads)?;
-        Ok(Recovered { heads })
+        let suspects = self.count_deaths(&heads)?;
+        Ok(Recovered { heads, suspects })
     }
 
-    /// Whoever was in hand when the process died is one death nearer to being stopped; who was not starts from zero.
-    fn count_deaths(&self, heads: &[u16]) -> Result<(), JournalFault> {
-        let mut deadly = None;
+    /// Whoever was in hand when the process died is one death nearer to being stopped; who was not starts from zero, unless
+    /// it has stopped the queue already. Gives back those that are suspected now.
+    fn count_deaths(&self, heads: &[u16]) -> Result<Vec<u16>, JournalFault> {
+        let (mut suspects, mut deadly) = (Vec::new(), None);
         for head in heads {
             let at = self.entry(*head);
-            if self.window.load_u8(at + 1) != 0 {
-                let deaths = self.window.load_u8(at + 2).saturating_add(1);
-                self.window.put_u8(at + 2, deaths);
-                self.window.put_u8(at + 1, 0);
-                if deaths >= DEADLY {
-                    deadly = Some(*head);
-                }
-            } else if self.window.load_u8(at + 2) >= DEADLY {
+            let (in_hand, deaths) = (self.window.load_u8(at + 1) != 0, self.window.load_u8(at + 2));
+            let deaths = if in_hand { deaths.saturating_add(1) } else { deaths };
+            if deaths >= DEADLY {
                 deadly = Some(*head);
+            } else if in_hand {
+                suspects.push(*head);
             }
+            self.window.put_u8(at + 2, if in_hand || deaths >= DEADLY { deaths } else { 0 });
+            self.window.put_u8(at + 1, 0);
         }
-        deadly.map_or(Ok(()), |head| Err(JournalFault::Deadly(head)))
+        deadly.map_or(Ok(suspects), |head| Err(JournalFault::Deadly(head)))
     }
 
     fn marked(&self) -> Vec<u16> {

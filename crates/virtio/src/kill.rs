@@ -2,7 +2,7 @@
 //!
 //! Crash replay is right if the guest cannot tell at which of these the daemon died. With the feature `kill-points` the
 //! environment variable `IOPLANE_KILL_AT=NAME:N` makes the process send itself SIGKILL the N-th time it passes that point;
-//! without the feature nothing of this is in the binary.
+//! with `IOPLANE_KILL_ONCE=FILE` it counts only once that file exists. Without the feature nothing of this is in the binary.
 
 macro_rules! points {
     ($($(#[$doc:meta])* $variant:ident $name:literal,)*) => {
@@ -85,6 +85,7 @@ pub fn journal_kept() -> bool {
 #[cfg(feature = "kill-points")]
 mod armed {
     use super::KillPoint;
+    use std::path::PathBuf;
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -105,10 +106,17 @@ mod armed {
     pub fn pass(point: KillPoint) {
         if let Some((wanted, times)) = *PLAN.get_or_init(plan)
             && wanted == point
+            && counts()
             && PASSED.fetch_add(1, Ordering::Relaxed) + 1 == times
         {
             die();
         }
+    }
+
+    fn counts() -> bool {
+        static ONCE: OnceLock<Option<PathBuf>> = OnceLock::new();
+        let file = ONCE.get_or_init(|| std::env::var_os("IOPLANE_KILL_ONCE").map(Into::into));
+        file.as_ref().is_none_or(|file| file.exists())
     }
 
     pub fn pass_offset(offset: u64) {

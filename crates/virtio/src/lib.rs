@@ -25,6 +25,7 @@ mod mmio;
 mod queue;
 mod ring;
 pub mod spec;
+mod trial;
 mod vdev;
 
 pub use device::{QueueStart, RingState, VirtioDevice, VirtioInfo};

@@ -1,7 +1,7 @@
 //! The smallest daemon: one image, one I/O core, one vhost-user socket. Shows how the crates fit; the crash tests kill it.
 //!
 //! ```text
-//! cargo run -p ioplane-testkit --bin smallest -- /tmp/disk.sock disk.img [queues]
+//! cargo run -p ioplane-testkit --bin smallest -- /tmp/disk.sock disk.img [queues [cores]]
 //! ```
 
 use std::sync::Arc;
@@ -14,9 +14,10 @@ use ioplane_virtio::blk::{Blk, BlkOptions};
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut words = std::env::args().skip(1);
     let (Some(socket), Some(image)) = (words.next(), words.next()) else {
-        return Err("usage: smallest SOCKET IMAGE [QUEUES]".into());
+        return Err("usage: smallest SOCKET IMAGE [QUEUES [CORES]]".into());
     };
     let queues = words.next().map_or(Ok(1), |word| word.parse())?;
+    let cores = words.next().map_or(Ok(1), |word| word.parse())?;
 
     // Storage: locks the image, and waits until the I/O of a dead process on it has ended.
     let backing = FileBacking::open(FileOptions::new(image))?;
@@ -31,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let disk = Blk::new(options, backing);
     // Cores: the threads that poll.
-    let pool = Arc::new(Pool::with([CoreSettings::default()])?);
+    let pool = Arc::new(Pool::with(vec![CoreSettings::default(); cores])?);
     // The host: a task that owns the device and obeys its front end.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {

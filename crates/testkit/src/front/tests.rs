@@ -32,7 +32,7 @@ impl Peer {
             .spawn()
             .expect("these tests need qemu-storage-daemon: apt-get install qemu-system-common");
         let until = Instant::now() + Duration::from_secs(10);
-        while !socket.exists() {
+        while !listens(&socket) {
             assert!(Instant::now() < until, "qemu-storage-daemon does not listen");
             std::thread::sleep(Duration::from_millis(5));
         }

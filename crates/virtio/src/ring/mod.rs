@@ -9,6 +9,7 @@ use ioplane_memory::{GuestFault, GuestView, Window};
 use crate::journal::{Journal, JournalFault};
 use crate::kill::{self, KillPoint};
 use crate::spec::split::*;
+use crate::trial::Trial;
 
 pub use chain::{Chain, MAX_BUFFERS};
 
@@ -177,6 +178,10 @@ pub struct Ring {
     flying: u16,
     journal: Option<Journal>,
     replay: std::collections::VecDeque<u16>,
+    /// Those of `replay` that were in hand when the process died.
+    suspects: Vec<u16>,
+    /// The suspect that is being tried, and whether its used element is written.
+    trial: Option<(u16, bool, Trial)>,
 }
 
 impl Ring {
@@ -218,11 +223,14 @@ impl Ring {
             flying: 0,
             journal: None,
             replay: in_flight.iter().copied().collect(),
+            suspects: Vec::new(),
+            trial: None,
         };
         let mut unrecorded = Vec::new();
         if let Some(window) = journal.filter(|_| kill::journal_kept()) {
             let (journal, recovered) = Journal::open(window, size, used_idx)?;
             let heads = recovered.heads;
+            ring.suspects = recovered.suspects;
             // Whatever was taken is either used or in flight: that is where to go on (vhost-user, "Inflight I/O tracking").
             if in_flight.is_empty() {
                 ring.next_avail = used_idx.wrapping_add(heads.len() as u16);
@@ -328,7 +336,7 @@ impl Ring {
     #[inline]
     pub fn take(&mut self, chain: &mut Chain) -> Result<Option<(Taken, bool)>, RingFault> {
         if !self.replay.is_empty() {
-            return self.take_replay(chain).map(|taken| Some((taken, true)));
+            return self.take_replay(chain);
         }
         if !self.has_work() {
             return Ok(None);
@@ -363,14 +371,21 @@ impl Ring {
         self.read_chain(head, chain).map(|taken| Some((taken, false)))
     }
 
+    /// Nothing while the next one is a suspect and another suspect is being tried: see [`crate::trial`].
     #[cold]
-    fn take_replay(&mut self, chain: &mut Chain) -> Result<Taken, RingFault> {
-        let head = self.replay.pop_front().ok_or(RingFault::BadDescriptor(0))?;
+    fn take_replay(&mut self, chain: &mut Chain) -> Result<Option<(Taken, bool)>, RingFault> {
+        let Some(head) = self.replay.front().copied() else { return Ok(None) };
+        if self.suspects.contains(&head) {
+            let Some(trial) = Trial::begin() else { return Ok(None) };
+            self.trial = Some((head, false, trial));
+            self.suspects.retain(|suspect| *suspect != head);
+        }
+        self.replay.pop_front();
         self.mark(head);
         if let Some(journal) = &mut self.journal {
             journal.touch(head);
         }
-        self.read_chain(head, chain)
+        self.read_chain(head, chain).map(|taken| Some((taken, true)))
     }
 
     #[inline]
@@ -415,6 +430,7 @@ impl Ring {
         if let Some(journal) = &mut self.journal {
             (0..self.size).for_each(|head| journal.release(head));
         }
+        self.trial = None;
     }
 
     /// Writes the used element of a request whose buffers hold `written` bytes for the driver. Seen by the driver after
@@ -426,6 +442,9 @@ impl Ring {
         self.view.store_u32_pair(&self.used, 4 + 8 * slot, u32::from(taken.head), written);
         if let Some(journal) = &mut self.journal {
             journal.batch(taken.head);
+        }
+        if let Some((head, done, _)) = &mut self.trial {
+            *done |= *head == taken.head;
         }
         self.next_used = self.next_used.wrapping_add(1);
         self.in_flight[usize::from(taken.head)] = 0;
@@ -451,6 +470,9 @@ impl Ring {
         kill::here(KillPoint::Published);
         if let Some(journal) = &mut self.journal {
             journal.settle(self.published, count);
+        }
+        if let Some((_, true, _)) = self.trial {
+            self.trial = None;
         }
         kill::here(KillPoint::Settled);
     }
