@@ -39,6 +39,7 @@
 //! Must not know: rings, sockets, files, threads, time-outs of any transport. No unsafe code, no I/O.
 #![forbid(unsafe_code)]
 
+pub mod clock;
 mod device;
 mod home;
 mod meter;

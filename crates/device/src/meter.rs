@@ -15,8 +15,12 @@ macro_rules! meters {
         #[derive(Debug, Default)]
         pub struct Meter {
             $($name: AtomicU64,)*
-            /// Time from taking a request to using it.
+            /// Device time: from taking a request to using it.
             pub latency: Histogram,
+            /// Waiting for the core: how long a request may have been in the ring before it was taken. While the ring is polled
+            /// that is an upper bound, the time since the core saw it empty. After a sleep it begins when the core woke: the
+            /// guest's kick and the host's wake-up come before that and cannot be seen from here.
+            pub wait: Histogram,
         }
 
         /// Counts at one moment.
@@ -59,6 +63,8 @@ meters! {
     bytes_written,
     /// Kicks taken: the sum of the kick eventfd.
     kicks,
+    /// Batches of requests that were found by looking, so that the driver need not kick.
+    kicks_avoided,
     /// Interrupts sent.
     interrupts,
     /// Batches published without an interrupt, because the driver did not ask for one.

@@ -2,9 +2,10 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use ioplane_device::mutation::{Law, removed};
-use ioplane_device::{Armed, Change, Interrupt, Meter, Tally};
+use ioplane_device::{Armed, Change, Interrupt, Meter, Tally, clock};
 
 use crate::device::{QueueStart, RingState};
 use crate::kill::{self, KillPoint};
@@ -39,6 +40,10 @@ pub struct Queue {
     fault: Option<RingFault>,
     polling: bool,
     awake: bool,
+    /// Whatever is in the ring now came after this moment, or after the guest's kick if the core slept then.
+    dry: Instant,
+    /// The next requests were announced by a kick.
+    kicked: bool,
 }
 
 impl Queue {
@@ -58,6 +63,8 @@ impl Queue {
             fault: None,
             polling: false,
             awake: true,
+            dry: clock::last_look(),
+            kicked: true,
         };
         if removed(Law::KeepsWhatArrives) {
             // Law 1: kicks that came while nobody sat here count like any others; this forgets them.
@@ -77,6 +84,27 @@ impl Queue {
     #[inline]
     pub fn meter(&self) -> &Meter {
         &self.meter
+    }
+
+    /// The poller has looked and found nothing. Costs a load and a store.
+    #[inline]
+    pub fn found_dry(&mut self) {
+        // The core's last look at the clock was before this look at the ring, so this is early rather than late.
+        self.dry = clock::last_look();
+    }
+
+    /// The poller has taken `count` requests in this poll, the first at `now`: counts how long they may have waited (see
+    /// [`Meter::wait`]). `left` says that there may be more in the ring, because the budget is used up.
+    #[inline]
+    pub fn took(&mut self, count: u32, now: Instant, left: bool) {
+        let waited = now.saturating_duration_since(self.dry);
+        self.meter.wait.record(waited.as_nanos() as u64, u64::from(count));
+        if !std::mem::take(&mut self.kicked) && self.polling {
+            self.tally.kicks_avoided += 1;
+        }
+        if !left {
+            self.dry = now;
+        }
     }
 
     /// The guest did something that no driver does: the queue takes nothing more until it is reset, and says so.
@@ -158,6 +186,7 @@ impl Queue {
     pub fn disarm(&mut self, polling: bool) {
         self.awake = true;
         self.polling = polling;
+        self.dry = clock::last_look();
         self.ring.set_polled(polling);
         self.empty_kick();
     }
@@ -171,6 +200,7 @@ impl Queue {
             let flags = rustix::io::ReadWriteFlags::NOWAIT;
             if let Ok(8) = rustix::io::preadv2(kick, buffer, u64::MAX, flags) {
                 self.tally.kicks += u64::from_ne_bytes(count);
+                self.kicked = true;
             }
         }
     }

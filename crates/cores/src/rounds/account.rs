@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use ioplane_device::clock;
+
 use crate::panel::Counts;
 
 /// Span over which the busy share is smoothed.
@@ -60,12 +62,14 @@ impl Account {
             self.busy_ns += (now - self.looked).as_nanos() as u64;
         }
         self.looked = now;
+        clock::looked(now);
     }
 
     /// Charges the time since the last look as slept.
     pub(super) fn slept(&mut self, now: Instant) {
         self.slept_ns += (now - self.looked).as_nanos() as u64;
         self.looked = now;
+        clock::looked(now);
     }
 
     /// Brings the busy share up to date.

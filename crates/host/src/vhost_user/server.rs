@@ -41,8 +41,10 @@ pub struct QueueStatus {
     pub fault: Option<(&'static str, String)>,
     /// Counts since the device was added.
     pub counts: MeterReading,
-    /// Histogram of request times.
+    /// Histogram of device times: [`Meter::latency`].
     pub latency: Vec<u64>,
+    /// Histogram of waiting times: [`Meter::wait`].
+    pub wait: Vec<u64>,
 }
 
 /// What a device looks like from outside.
@@ -52,6 +54,8 @@ pub struct Status {
     pub connected: bool,
     /// Features that its driver accepted.
     pub features: u64,
+    /// The process that it is in, if the system knows.
+    pub peer: Option<u32>,
     /// Front ends that have come so far.
     pub connections: u64,
     /// Their faults, by name.
@@ -190,6 +194,7 @@ pub fn serve_within<V: VirtioDevice>(
         session,
         listener,
         connection: None,
+        peer: None,
         connections: 0,
         faults: BTreeMap::new(),
         last_fault: None,
@@ -218,6 +223,7 @@ struct Server<V: VirtioDevice> {
     session: Session<V>,
     listener: UnixListener,
     connection: Option<Connection>,
+    peer: Option<u32>,
     connections: u64,
     faults: BTreeMap<&'static str, u64>,
     last_fault: Option<String>,
@@ -270,6 +276,7 @@ impl<V: VirtioDevice> Server<V> {
         match accepted {
             Ok((stream, _)) if self.connection.is_none() => {
                 self.connections += 1;
+                self.peer = stream.peer_cred().ok().and_then(|peer| u32::try_from(peer.pid()?).ok());
                 self.connection = Some(Connection::new(stream));
             }
             Ok(_) => tracing::warn!(socket = %self.socket.display(), "a second front end was turned away"),
@@ -353,11 +360,13 @@ impl<V: VirtioDevice> Server<V> {
                 fault: setup.and_then(|setup| setup.fault).map(|fault| (fault.name(), fault.to_string())),
                 counts: meter.read(),
                 latency: meter.latency.snapshot(),
+                wait: meter.wait.snapshot(),
             }
         };
         let meters = device.map_or(&[][..], |device| device.device().meters());
         Status {
             connected: self.connection.is_some(),
+            peer: self.peer.filter(|_| self.connection.is_some()),
             features: device.map_or(0, |device| device.device().features()),
             connections: self.connections,
             faults: self.faults.clone(),

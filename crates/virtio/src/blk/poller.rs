@@ -305,6 +305,7 @@ impl Poller for BlkPoller {
         if queue.takes() {
             let mut left = budget.0;
             let mut now = None;
+            let before = done;
             while left > 0 {
                 // Published in small batches: the driver can go on with the first while we do the next.
                 match work.take(queue, left.min(BATCH), &mut now) {
@@ -320,6 +321,10 @@ impl Poller for BlkPoller {
                     }
                 }
                 work.publish(queue);
+            }
+            match now {
+                Some(now) => queue.took(done - before, now, left == 0),
+                None => queue.found_dry(),
             }
         }
         if done > 0 {
