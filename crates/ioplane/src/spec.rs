@@ -151,7 +151,7 @@ pub struct DiskSpec {
     pub serial: String,
     /// Number of queues.
     pub queues: u16,
-    /// Largest ring.
+    /// Entries of a ring, as `qemu-args` asks for them.
     pub queue_size: u16,
     /// Logical block shown to the guest, if it is to differ from the backing's.
     pub block_size: Option<u32>,
@@ -186,8 +186,11 @@ const SOCKET_PATH: usize = 107;
 const QUEUES: u64 = 64;
 /// Bytes of a serial number (virtio 1.3, 5.2.6).
 const SERIAL: usize = 20;
-/// Entries of a ring if nobody says: what QEMU and SeaBIOS take without being told.
-pub const QUEUE_SIZE: u16 = 128;
+/// Entries of a ring if nobody says: enough for a disk, and what most of QEMU's versions take without being told.
+const QUEUE_SIZE: u16 = 128;
+/// Most entries of a ring: QEMU's own limit. vhost-user has no message for a smaller one, so a front end that was not
+/// started with our arguments may set up this many, and is served.
+pub const QUEUE_SIZE_MAX: u16 = 1024;
 
 /// What is wrong with a name, if anything.
 pub fn name_flaw(name: &str) -> Option<Flaw> {
@@ -262,7 +265,8 @@ impl DiskForm {
             })
         };
         let queues = number("queues", self.queues, 1, QUEUES);
-        let queue_size = number("queue_size", self.queue_size, u64::from(QUEUE_SIZE), 1024);
+        let queue_size =
+            number("queue_size", self.queue_size, u64::from(QUEUE_SIZE), u64::from(QUEUE_SIZE_MAX));
         let block_size = self.block_size.map(|size| u32::try_from(size).unwrap_or(0));
         let serial =
             self.serial.unwrap_or_else(|| name.chars().filter(char::is_ascii_graphic).take(SERIAL).collect());
@@ -310,7 +314,7 @@ impl DiskSpec {
         if !(1..=QUEUES).contains(&u64::from(self.queues)) {
             flaw("queues", format!("queues = {}", self.queues), "give 1 to 64");
         }
-        if !self.queue_size.is_power_of_two() || !(2..=1024).contains(&self.queue_size) {
+        if !self.queue_size.is_power_of_two() || !(2..=QUEUE_SIZE_MAX).contains(&self.queue_size) {
             flaw(
                 "queue_size",
                 format!("queue_size = {}", self.queue_size),

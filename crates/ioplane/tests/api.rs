@@ -2,7 +2,11 @@
 
 mod house;
 
+use std::time::{Duration, Instant};
+
 use house::House;
+use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
+use ioplane_testkit::front::{Front, Wants};
 
 const MIB: u64 = 1 << 20;
 
@@ -137,7 +141,7 @@ fn qemu_arguments_fit_the_version() {
         format!(
             "-object memory-backend-memfd,id=ioplane-memory,size=256M,share=on -machine memory-backend=ioplane-memory \
              -chardev socket,id=ioplane-ram-socket,path={socket},reconnect=1 \
-             -device vhost-user-blk-pci,chardev=ioplane-ram-socket,id=ioplane-ram,num-queues=2"
+             -device vhost-user-blk-pci,chardev=ioplane-ram-socket,id=ioplane-ram,num-queues=2,queue-size=128"
         )
     );
     let new =
@@ -145,6 +149,33 @@ fn qemu_arguments_fit_the_version() {
     let args: Vec<&str> = new["args"].as_array().unwrap().iter().filter_map(|arg| arg.as_str()).collect();
     assert_eq!(args.len(), 4);
     assert!(args[1].ends_with(",reconnect-ms=100") && args[3].ends_with(",bootindex=1"), "{args:?}");
+}
+
+/// QEMU 10 sets up 1024 entries if nobody tells it otherwise, and vhost-user has no message to tell it.
+#[test]
+fn a_front_end_chooses_the_size_of_its_rings() {
+    let house = House::open(config());
+    let mut front = Front::connect(&house.path("ram.sock"), Wants::default()).unwrap();
+    let mut memory = GuestMemory::new(4 << 20).unwrap();
+    let plan = DiskPlan { slots: 4, max_bytes: 4096, segments: 1, shape: Shape::Direct };
+    let mode = RingMode::of(front.features());
+    let mut disks = [1024, 16].map(|size| Disk::new(&mut memory, size, mode, plan).unwrap());
+    front.share(&memory).unwrap();
+    for (queue, disk) in (0..).zip(&mut disks) {
+        front.start(queue, &memory, disk.place(), 0).unwrap();
+        disk.submit(Op::Flush, 0, 0).unwrap();
+        front.kick(queue);
+    }
+    let end = Instant::now() + Duration::from_secs(20);
+    for disk in &mut disks {
+        let done = loop {
+            match disk.reap().unwrap() {
+                Some(done) => break done,
+                None => assert!(Instant::now() < end, "a queue did not start"),
+            }
+        };
+        assert!(done.ok());
+    }
 }
 
 #[test]

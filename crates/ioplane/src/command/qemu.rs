@@ -6,7 +6,6 @@ use anyhow::{Context, Result};
 
 use crate::report::DiskReport;
 use crate::size::Size;
-use crate::spec::QUEUE_SIZE;
 
 /// Major and minor number of a QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,11 +61,12 @@ pub fn args(
         ]);
     }
     let id = format!("ioplane-{}", disk.name);
-    let mut device =
-        format!("vhost-user-blk-pci,chardev={id}-socket,id={id},num-queues={}", disk.queues.len());
-    if disk.queue_size != QUEUE_SIZE {
-        device.push_str(&format!(",queue-size={}", disk.queue_size));
-    }
+    // The size is said always: what QEMU takes without being told has changed with its versions (128, 1024).
+    let mut device = format!(
+        "vhost-user-blk-pci,chardev={id}-socket,id={id},num-queues={},queue-size={}",
+        disk.queues.len(),
+        disk.queue_size
+    );
     if let Some(index) = bootindex {
         device.push_str(&format!(",bootindex={index}"));
     }

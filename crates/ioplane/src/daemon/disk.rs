@@ -14,7 +14,7 @@ use super::ledger::{DiskRecord, Ledger};
 use crate::refusal::Refusal;
 use crate::report::{BackingReport, Counts, DiskReport, DiskState, FaultReport, QueueReport};
 use crate::size::Size;
-use crate::spec::{BackingSpec, DiskSpec};
+use crate::spec::{BackingSpec, DiskSpec, QUEUE_SIZE_MAX};
 
 /// How long a report waits for a device that is busy with a change.
 const GLANCE: Duration = Duration::from_secs(1);
@@ -122,7 +122,7 @@ impl Disk {
             name: spec.name.clone(),
             serial: spec.serial.clone(),
             queues: spec.queues,
-            queue_size: spec.queue_size,
+            queue_size: QUEUE_SIZE_MAX,
             read_only: spec.read_only,
             logical_block: spec.block_size,
         };

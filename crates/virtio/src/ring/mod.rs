@@ -17,7 +17,7 @@ pub use chain::{Chain, MAX_BUFFERS};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
     /// The size is not a power of two, or too large.
-    #[error("a queue of {0} entries: not a power of two between 1 and 32768")]
+    #[error("a queue of {0} entries: not a power of two, or more than the device takes")]
     BadSize(u16),
     /// Addresses outside memory, misaligned, or memory that went away.
     #[error(transparent)]
