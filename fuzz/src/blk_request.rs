@@ -84,7 +84,7 @@ fn serve(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> 
     assert!(vdev.accept(features, VHOST_USER_F_PROTOCOL_FEATURES));
     if let Some(setup) = vdev.queue_mut(0) {
         setup.layout = layout;
-        setup.base = start;
+        setup.base = Some(u16::into(start));
         setup.enabled = true;
     }
     guest.settle(None);

@@ -13,7 +13,7 @@ use crate::blk_request::disk;
 use crate::guest::{self, Guest, descriptor};
 use crate::stage::{PATIENCE, Stage};
 
-/// The encoding of `VdevV1`, to write what no device would.
+/// The encoding of `VdevV2`, to write what no device would.
 #[derive(Serialize)]
 struct Device {
     features: u64,
@@ -21,16 +21,23 @@ struct Device {
     own: Vec<u8>,
 }
 
-/// The encoding of `QueueV1`.
+/// The encoding of `QueueV2`.
 #[derive(Serialize)]
 struct Queue {
     size: u16,
     desc: u64,
     avail: u64,
     used: u64,
-    base: u16,
-    in_flight: Vec<u16>,
+    base: Option<u32>,
+    in_flight: Vec<Flight>,
     enabled: bool,
+}
+
+/// The encoding of `FlightV1`.
+#[derive(Serialize)]
+struct Flight {
+    head: u16,
+    descriptors: Vec<(u64, u32, u16)>,
 }
 
 /// The encoding of `BlkV1`.
@@ -100,7 +107,7 @@ fn load(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
 
 fn state(input: &mut Unstructured<'_>, guest: &mut Guest, blk: &impl VirtioDevice) -> Result<State> {
     let kind = if input.ratio(1, 32)? { input.arbitrary()? } else { blk.info().kind.to_owned() };
-    let version = if input.ratio(1, 32)? { input.arbitrary()? } else { 1 };
+    let version = if input.ratio(1, 32)? { input.arbitrary()? } else { 2 };
     if input.ratio(1, 16)? {
         let body = input.arbitrary_iter()?.take(4096).collect::<Result<_>>()?;
         return Ok(State { kind, version, body });
@@ -157,6 +164,8 @@ fn queue(input: &mut Unstructured<'_>, guest: &mut Guest, index: u16) -> Result<
         guest.poke(layout.desc.saturating_add(16 * u64::from(entry)), &bytes);
     }
     let enabled = input.ratio(3, 4)?;
+    let base = if input.ratio(1, 32)? { None } else { Some(base.into()) };
+    let in_flight = in_flight.into_iter().map(|head| Flight { head, descriptors: Vec::new() }).collect();
     let RingLayout { size, desc, avail, used } = layout;
     Ok(Queue { size, desc, avail, used, base, in_flight, enabled })
 }

@@ -339,6 +339,20 @@ impl GuestView {
         self.wrote(window.gpa + offset as u64, 2);
     }
 
+    /// As [`GuestView::store_u16`], 32 bits.
+    #[inline]
+    pub fn store_u32(&self, window: &Window, offset: usize, value: u32) {
+        window.put_u32(offset, value);
+        self.wrote(window.gpa + offset as u64, 4);
+    }
+
+    /// As [`GuestView::store_u16`], 64 bits.
+    #[inline]
+    pub fn store_u64(&self, window: &Window, offset: usize, value: u64) {
+        window.put_u64(offset, value);
+        self.wrote(window.gpa + offset as u64, 8);
+    }
+
     /// Stores a used element (`id`, `len`: two little-endian words, 4-byte aligned) and marks it.
     #[inline]
     pub fn store_u32_pair(&self, window: &Window, offset: usize, first: u32, second: u32) {

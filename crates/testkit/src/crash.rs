@@ -201,7 +201,7 @@ impl CrashLoad {
         let Some(front) = &mut self.front else { return Ok(()) };
         front.share(&self.memory)?;
         for (index, queue) in (0..).zip(&mut self.queues) {
-            let base = queue.disk.ring().used_idx();
+            let base = queue.disk.ring().used_idx().into();
             front.start(index, &self.memory, queue.disk.place(), base)?;
             // Requests made while nobody was there: QEMU kicks too.
             front.kick(index);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ioplane_device::{DeviceError, Interrupt, Meter, Parked, Poller, Still};
 
-use crate::ring::{Ring, RingFault};
+use crate::ring::{Flight, Ring, RingFault};
 
 /// What is fixed about a virtio device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,10 +42,10 @@ pub struct QueueStart {
 /// What is left of a queue when its poller has come home.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RingState {
-    /// Available index to go on at.
-    pub base: u16,
-    /// Heads taken and not returned, in order: empty if the queue was drained.
-    pub in_flight: Vec<u16>,
+    /// Where to go on, see [`Ring::base`]; `None`: at the ring's beginning.
+    pub base: Option<u32>,
+    /// What was taken and not returned, in order: empty if the queue was drained.
+    pub in_flight: Vec<Flight>,
     /// The fault that stopped it.
     pub fault: Option<RingFault>,
 }
@@ -55,7 +55,7 @@ pub trait VirtioDevice: Send + 'static {
     /// What is fixed about it.
     fn info(&self) -> &VirtioInfo;
 
-    /// Feature bits that it offers, its own and the ring's.
+    /// Feature bits that it offers: its own, and those of the ring that it cares for ([`crate::Vdev::offers`] adds the format).
     fn features(&self) -> u64;
 
     /// The driver accepted these, a subset of what was offered. Called before any queue starts.

@@ -8,7 +8,7 @@
 //!      V: VirtioDevice            the model (virtio-blk): configuration space, what its pollers share
 //!        | makes
 //!      Poller = Queue + model     on an I/O core
-//!                 \-- Ring (split, virtio 1.3 section 2.7) + Journal (what is in flight, for a crash)
+//!                 \-- Ring (split or packed, virtio 1.3 sections 2.7 and 2.8) + journal (what is in flight, for a crash)
 //! ```
 //!
 //! Everything that the guest can write is read once, checked, and becomes a [`RingFault`] when it is wrong: the queue
@@ -31,5 +31,5 @@ mod vdev;
 pub use device::{QueueStart, RingState, VirtioDevice, VirtioInfo};
 pub use mmio::VirtioMmio;
 pub use queue::{Phase, Queue};
-pub use ring::{Chain, Ring, RingFault, RingLayout, Taken};
+pub use ring::{Chain, Descriptor, Flight, Ring, RingFault, RingLayout, Taken};
 pub use vdev::{QueueSetup, Vdev};

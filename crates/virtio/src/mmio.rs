@@ -96,8 +96,8 @@ impl<V: VirtioDevice> VirtioMmio<V> {
             DEVICE_ID => self.vdev.model().info().device_id,
             VENDOR_ID => 0x4e4c_5049,
             DEVICE_FEATURES => match self.registers.device_features_sel {
-                0 => self.vdev.model().features() as u32,
-                1 => (self.vdev.model().features() >> 32) as u32,
+                0 => self.vdev.offers() as u32,
+                1 => (self.vdev.offers() >> 32) as u32,
                 _ => 0,
             },
             QUEUE_NUM_MAX => {

@@ -235,6 +235,6 @@ impl Queue {
         self.meter.publish(&self.tally);
         self.ring.publish();
         self.ring.let_go();
-        RingState { base: self.ring.base(), in_flight: self.ring.flying_heads(), fault: self.fault }
+        RingState { base: Some(self.ring.base()), in_flight: self.ring.flights(), fault: self.fault }
     }
 }

@@ -8,6 +8,8 @@ pub mod feature {
     pub const VIRTIO_F_EVENT_IDX: u64 = 1 << 29;
     /// The device conforms to version 1.
     pub const VIRTIO_F_VERSION_1: u64 = 1 << 32;
+    /// Packed virtqueues (2.8) instead of split ones.
+    pub const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
     /// vhost-user: protocol features can be negotiated.
     pub const VHOST_USER_F_PROTOCOL_FEATURES: u64 = 1 << 30;
     /// vhost: every write is logged.
@@ -46,6 +48,24 @@ pub mod split {
     pub const fn passes(event: u16, new: u16, old: u16) -> bool {
         new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
     }
+}
+
+/// Section 2.8: packed virtqueues. The flags of a descriptor are those of [`split`], and two more.
+pub mod packed {
+    /// Matches the driver's wrap counter when the descriptor is available (2.8.1).
+    pub const VIRTQ_DESC_F_AVAIL: u16 = 1 << 7;
+    /// Matches the device's wrap counter when the descriptor is used (2.8.1).
+    pub const VIRTQ_DESC_F_USED: u16 = 1 << 15;
+    /// Tell of every descriptor (2.8.10).
+    pub const RING_EVENT_FLAGS_ENABLE: u16 = 0;
+    /// Tell of none.
+    pub const RING_EVENT_FLAGS_DISABLE: u16 = 1;
+    /// Tell of one descriptor: only with EVENT_IDX.
+    pub const RING_EVENT_FLAGS_DESC: u16 = 2;
+    /// The two bits of the flags that mean something.
+    pub const RING_EVENT_FLAGS_MASK: u16 = 3;
+    /// Bytes of an event suppression structure (2.8.14).
+    pub const EVENT_SIZE: u64 = 4;
 }
 
 /// Section 4.2: virtio over MMIO, version 2, and section 2.1: the status field.

@@ -12,21 +12,21 @@ use ioplane_memory::{GuestMap, GuestView, Window};
 use serde::{Deserialize, Serialize};
 
 use crate::device::{QueueStart, VirtioDevice};
-use crate::ring::{Ring, RingFault, RingLayout};
-use crate::spec::feature::VHOST_USER_F_PROTOCOL_FEATURES;
+use crate::ring::{Descriptor, Flight, Ring, RingFault, RingLayout};
+use crate::spec::feature::{VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_F_RING_PACKED};
 
-/// Version of [`VdevV1`].
-const VERSION: u32 = 1;
+/// Version of [`VdevV2`]. [`VdevV1`] is still read.
+const VERSION: u32 = 2;
 
 /// How one queue is set up. A transport fills it in; it is read when the queue starts.
 #[derive(Debug, Default)]
 pub struct QueueSetup {
     /// Where the driver put the ring.
     pub layout: RingLayout,
-    /// Available index to go on at.
-    pub base: u16,
-    /// Heads to replay, left by a suspended poller.
-    pub in_flight: Vec<u16>,
+    /// Where to go on, see [`Ring::base`]; `None`: at the ring's beginning.
+    pub base: Option<u32>,
+    /// Requests to replay, left by a suspended poller.
+    pub in_flight: Vec<Flight>,
     /// The transport wants the queue to run.
     pub enabled: bool,
     /// The driver's kick.
@@ -43,6 +43,33 @@ pub struct QueueSetup {
 
 /// What is saved of one queue.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct QueueV2 {
+    size: u16,
+    desc: u64,
+    avail: u64,
+    used: u64,
+    base: Option<u32>,
+    in_flight: Vec<FlightV1>,
+    enabled: bool,
+}
+
+/// What is saved of one request in flight: its head, and the descriptors of a packed ring (address, length, flags).
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct FlightV1 {
+    head: u16,
+    descriptors: Vec<(u64, u32, u16)>,
+}
+
+/// What is saved of a virtio device.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct VdevV2 {
+    features: u64,
+    queues: Vec<QueueV2>,
+    own: Vec<u8>,
+}
+
+/// What was saved of one queue when all rings were split.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 pub struct QueueV1 {
     size: u16,
     desc: u64,
@@ -53,12 +80,43 @@ pub struct QueueV1 {
     enabled: bool,
 }
 
-/// What is saved of a virtio device.
+/// What was saved of a virtio device when all rings were split.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 pub struct VdevV1 {
     features: u64,
     queues: Vec<QueueV1>,
     own: Vec<u8>,
+}
+
+impl From<VdevV1> for VdevV2 {
+    fn from(old: VdevV1) -> Self {
+        let flight = |head| FlightV1 { head, descriptors: Vec::new() };
+        let queue = |old: QueueV1| QueueV2 {
+            size: old.size,
+            desc: old.desc,
+            avail: old.avail,
+            used: old.used,
+            base: Some(old.base.into()),
+            in_flight: old.in_flight.into_iter().map(flight).collect(),
+            enabled: old.enabled,
+        };
+        VdevV2 { features: old.features, queues: old.queues.into_iter().map(queue).collect(), own: old.own }
+    }
+}
+
+impl From<&Flight> for FlightV1 {
+    fn from(flight: &Flight) -> Self {
+        let descriptors = flight.descriptors.iter().map(|desc| (desc.addr, desc.len, desc.flags)).collect();
+        FlightV1 { head: flight.head, descriptors }
+    }
+}
+
+impl From<&FlightV1> for Flight {
+    fn from(saved: &FlightV1) -> Self {
+        let descriptor =
+            |(addr, len, flags): &(u64, u32, u16)| Descriptor { addr: *addr, len: *len, flags: *flags };
+        Flight { head: saved.head, descriptors: saved.descriptors.iter().map(descriptor).collect() }
+    }
 }
 
 /// A virtio device, its queues, and the memory of its guest.
@@ -96,9 +154,14 @@ impl<V: VirtioDevice> Vdev<V> {
         self.features
     }
 
+    /// Feature bits that the device offers: its model's, and packed rings.
+    pub fn offers(&self) -> u64 {
+        self.model.features() | VIRTIO_F_RING_PACKED
+    }
+
     /// The driver accepts `features`. Refuses what was not offered (and takes nothing then).
     pub fn accept(&mut self, features: u64, transport: u64) -> bool {
-        if features & !(self.model.features() | transport) != 0 {
+        if features & !(self.offers() | transport) != 0 {
             return false;
         }
         self.features = features;
@@ -144,11 +207,12 @@ impl<V: VirtioDevice> Vdev<V> {
     }
 
     /// Checks a loaded queue against the memory that its driver left behind: hostile input.
-    fn check_loaded(&self, index: u16, saved: &QueueV1) -> Result<(), StateError> {
+    fn check_loaded(&self, index: u16, saved: &QueueV2, features: u64) -> Result<(), StateError> {
         let impossible = |what: String| StateError::Impossible(format!("queue {index}: {what}"));
         let size = saved.size;
+        let packed = features & VIRTIO_F_RING_PACKED != 0;
         if size > self.model.info().queue_size
-            || (size != 0 && !size.is_power_of_two())
+            || (size != 0 && !size.is_power_of_two() && !packed)
             || (saved.enabled && size == 0)
         {
             return Err(impossible(format!("size {size}")));
@@ -157,13 +221,13 @@ impl<V: VirtioDevice> Vdev<V> {
             return Ok(());
         }
         let layout = RingLayout { size, desc: saved.desc, avail: saved.avail, used: saved.used };
-        Ring::open(self.view.clone(), &layout, 0, saved.base, None, &saved.in_flight)
-            .and_then(|ring| {
-                let flying = ring.base().wrapping_sub(ring.next_used());
-                let contradiction = RingFault::BadStart { avail: ring.base(), used: ring.next_used(), size };
-                if usize::from(flying) == saved.in_flight.len() { Ok(()) } else { Err(contradiction) }
-            })
-            .map_err(|fault| impossible(fault.to_string()))
+        let in_flight: Vec<Flight> = saved.in_flight.iter().map(Flight::from).collect();
+        let ring = Ring::open(self.view.clone(), &layout, features, saved.base, None, &in_flight)
+            .map_err(|fault| impossible(fault.to_string()))?;
+        if !ring.accounts_for_all() {
+            return Err(impossible("requests were taken that are neither used nor in flight".to_owned()));
+        }
+        Ok(())
     }
 }
 
@@ -241,17 +305,17 @@ impl<V: VirtioDevice> Device for Vdev<V> {
     }
 
     fn save(&self, still: &Still) -> Result<State, DeviceError> {
-        let queue = |setup: &QueueSetup| QueueV1 {
+        let queue = |setup: &QueueSetup| QueueV2 {
             size: setup.layout.size,
             desc: setup.layout.desc,
             avail: setup.layout.avail,
             used: setup.layout.used,
             base: setup.base,
-            in_flight: setup.in_flight.clone(),
+            in_flight: setup.in_flight.iter().map(FlightV1::from).collect(),
             // A queue that its guest has spoilt does not run again before a reset, there no more than here.
             enabled: setup.enabled && setup.fault.is_none(),
         };
-        let saved = VdevV1 {
+        let saved = VdevV2 {
             features: self.features,
             queues: self.queues.iter().map(queue).collect(),
             own: self.model.save_own(still),
@@ -261,9 +325,14 @@ impl<V: VirtioDevice> Device for Vdev<V> {
     }
 
     fn load(&mut self, still: &Still, state: &State) -> Result<(), DeviceError> {
-        let body = state.expect(self.info.kind, VERSION)?;
-        let (saved, rest): (VdevV1, _) =
-            postcard::take_from_bytes(body).map_err(|error| StateError::Damaged(error.to_string()))?;
+        let damaged = |error: postcard::Error| StateError::Damaged(error.to_string());
+        let (saved, rest): (VdevV2, _) = if state.version == 1 {
+            let body = state.expect(self.info.kind, 1)?;
+            let (saved, rest): (VdevV1, _) = postcard::take_from_bytes(body).map_err(damaged)?;
+            (saved.into(), rest)
+        } else {
+            postcard::take_from_bytes(state.expect(self.info.kind, VERSION)?).map_err(damaged)?
+        };
         if !rest.is_empty() {
             return Err(StateError::Damaged(format!("{} bytes too many", rest.len())).into());
         }
@@ -274,12 +343,12 @@ impl<V: VirtioDevice> Device for Vdev<V> {
             );
         }
         if !removed(Law::DistrustsLoaded) {
-            if saved.features & !(self.model.features() | VHOST_USER_F_PROTOCOL_FEATURES) != 0 {
+            if saved.features & !(self.offers() | VHOST_USER_F_PROTOCOL_FEATURES) != 0 {
                 let what = "features that this device does not offer".to_owned();
                 return Err(StateError::Impossible(what).into());
             }
             for (index, queue) in (0..).zip(&saved.queues) {
-                self.check_loaded(index, queue)?;
+                self.check_loaded(index, queue, saved.features)?;
             }
         }
         self.model.load_own(still, &saved.own).map_err(StateError::Impossible)?;
@@ -288,7 +357,7 @@ impl<V: VirtioDevice> Device for Vdev<V> {
             setup.layout =
                 RingLayout { size: queue.size, desc: queue.desc, avail: queue.avail, used: queue.used };
             setup.base = queue.base;
-            setup.in_flight = queue.in_flight;
+            setup.in_flight = queue.in_flight.iter().map(Flight::from).collect();
             setup.enabled = queue.enabled;
             setup.fault = None;
         }

@@ -19,7 +19,7 @@ impl Mortal {
     fn new(count: usize) -> Self {
         let mut memory = GuestMemory::new(1 << 20).unwrap();
         let place = RingPlace::carve(&mut memory, SIZE).unwrap();
-        let journal = memory.carve(region_bytes(SIZE) as u64, 64).unwrap();
+        let journal = memory.carve(region_bytes(SIZE, 0) as u64, 64).unwrap();
         let mut driver = SplitRing::new(memory.view(), place, RingMode { event_idx: true }).unwrap();
         let gpa = memory.alloc(64, 64).unwrap();
         for _ in 0..count {
@@ -32,7 +32,7 @@ impl Mortal {
     fn born(&self) -> Result<Ring, RingFault> {
         let RingPlace { size, desc, avail, used } = self.place;
         let layout = RingLayout { size, desc, avail, used };
-        Ring::open(self.memory.view().clone(), &layout, 0, 0, Some(self.journal.clone()), &[])
+        Ring::open(self.memory.view().clone(), &layout, 0, None, Some(self.journal.clone()), &[])
     }
 }
 

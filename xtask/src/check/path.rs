@@ -9,7 +9,7 @@ use crate::tree::Tree;
 /// Unmarked stores into windows: only the crate that marks, and the journal, which is not guest memory.
 const STORES: [&str; 4] = [".put_u8(", ".put_u16(", ".put_u32(", ".put_u64("];
 /// Play the guest, so they write its memory as a guest does; or make the window itself.
-const MAY_STORE: [&str; 3] = ["crates/memory/", "crates/virtio/src/journal.rs", "crates/testkit/"];
+const MAY_STORE: [&str; 3] = ["crates/memory/", "crates/virtio/src/journal/", "crates/testkit/"];
 /// Crates whose pollers run on I/O cores. (Storage has control halves that lock: clippy asks each for its reason.)
 const DATA_PATH: [&str; 4] =
     ["crates/memory/src/", "crates/device/src/", "crates/cores/src/", "crates/virtio/src/"];
@@ -97,7 +97,7 @@ mod tests {
     fn unmarked_stores_are_found() {
         let text = "fn a() { window.put_u16(2, 1); }";
         assert_eq!(count("crates/virtio/src/ring/mod.rs", text), 1);
-        assert_eq!(count("crates/virtio/src/journal.rs", text), 0);
+        assert_eq!(count("crates/virtio/src/journal/split.rs", text), 0);
         assert_eq!(count("crates/virtio/src/a.rs", &format!("#[cfg(test)]\nmod tests {{\n{text}\n}}")), 0);
     }
 

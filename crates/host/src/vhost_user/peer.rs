@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ioplane_memory::{DirtyLog, GuestMap, Mapping, Region, RegionSpec, Window};
 use ioplane_virtio::RingLayout;
 use ioplane_virtio::journal::region_bytes;
+use ioplane_virtio::spec::feature::VIRTIO_F_RING_PACKED;
 use vhost::vhost_user::VhostUserProtocolFeatures;
 use vhost::vhost_user::message::{VhostUserInflight, VhostUserMemoryRegion};
 
@@ -27,11 +28,11 @@ pub fn offered(dirty_log: bool) -> VhostUserProtocolFeatures {
 /// Where a front end says that a ring is, in its own addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct UserRing {
-    /// Descriptor table.
+    /// Descriptor table or ring.
     pub desc: u64,
-    /// Available ring.
+    /// Driver area: available ring or event suppression structure.
     pub avail: u64,
-    /// Used ring.
+    /// Device area: used ring or event suppression structure.
     pub used: u64,
 }
 
@@ -83,6 +84,11 @@ impl Peer {
         Peer { features: 0, protocol, rings, back_channel: None, log: None }
     }
 
+    /// Whether rings are packed.
+    pub fn packed(&self) -> bool {
+        self.features & VIRTIO_F_RING_PACKED != 0
+    }
+
     /// Refuses a request whose protocol feature was not negotiated.
     pub fn needs(&self, feature: VhostUserProtocolFeatures, request: u32) -> Result<(), PeerFault> {
         if self.protocol.contains(feature) { Ok(()) } else { Err(PeerFault::NotNegotiated(request)) }
@@ -116,16 +122,20 @@ pub fn map_region(region: &VhostUserMemoryRegion, file: OwnedFd) -> Result<Regio
     })?)
 }
 
-/// A new in-flight region for `queues` queues of `size` entries: with its size in bytes.
-pub fn fresh_inflight(queues: u16, size: u16) -> Result<(Mapping, u64), PeerFault> {
-    let bytes = u64::from(queues) * region_bytes(size) as u64;
+/// A new in-flight region for `queues` queues of `size` entries under the `features` in force: with its size in bytes.
+pub fn fresh_inflight(queues: u16, size: u16, features: u64) -> Result<(Mapping, u64), PeerFault> {
+    let bytes = u64::from(queues) * region_bytes(size, features) as u64;
     let mapping = Mapping::anonymous("ioplane-inflight", bytes).map_err(ioplane_memory::MapError::from)?;
     Ok((mapping, bytes))
 }
 
 /// The journal of each queue, out of the region that the front end gives (back).
-pub fn open_inflight(inflight: &VhostUserInflight, file: OwnedFd) -> Result<Vec<Window>, PeerFault> {
-    let each = region_bytes(inflight.queue_size) as u64;
+pub fn open_inflight(
+    inflight: &VhostUserInflight,
+    file: OwnedFd,
+    features: u64,
+) -> Result<Vec<Window>, PeerFault> {
+    let each = region_bytes(inflight.queue_size, features) as u64;
     if inflight.mmap_size < each * u64::from(inflight.num_queues) {
         return Err(PeerFault::BadValue("the in-flight region is smaller than its queues need"));
     }

@@ -29,6 +29,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 const MAX_CONFIG: u32 = 256;
 /// Memory slots that we have.
 const MAX_SLOTS: u64 = ioplane_memory::MAX_REGIONS as u64;
+/// Where a packed ring begins: both indexes 0, both wrap counters 1.
+const PACKED_START: u32 = 0x8000_8000;
 /// Features of the transport itself.
 const TRANSPORT: u64 = VHOST_USER_F_PROTOCOL_FEATURES;
 
@@ -136,7 +138,7 @@ impl<V: VirtioDevice> Session<V> {
             R::GET_FEATURES => {
                 message.empty()?;
                 let log = if self.dirty_log { VHOST_F_LOG_ALL } else { 0 };
-                Ok(number(self.vdev()?.model().features() | TRANSPORT | log))
+                Ok(number(self.vdev()?.offers() | TRANSPORT | log))
             }
             R::SET_FEATURES => self.set_features(message.body::<VhostUserU64>()?.value).await,
             R::SET_OWNER | R::RESET_OWNER => message.empty().map(|()| Answer::None),
@@ -334,9 +336,11 @@ impl<V: VirtioDevice> Session<V> {
         let state = message.body::<VhostUserVringState>()?;
         let (index, num) = (state.index, state.num);
         let ring = self.still_ring(index)?;
-        let size = u16::try_from(num).ok().filter(|size| size.is_power_of_two() && *size <= MAX_SIZE);
-        self.peer.rings[usize::from(ring)].size =
-            size.ok_or(PeerFault::BadValue("SET_VRING_NUM: not a power of two up to 32768"))?;
+        // Packed rings may have any size (2.8.10.1).
+        let size = u16::try_from(num).ok().filter(|size| (1..=MAX_SIZE).contains(size));
+        self.peer.rings[usize::from(ring)].size = size
+            .filter(|size| size.is_power_of_two() || self.peer.packed())
+            .ok_or(PeerFault::BadValue("SET_VRING_NUM: not a power of two up to 32768"))?;
         Ok(Answer::None)
     }
 
@@ -359,9 +363,11 @@ impl<V: VirtioDevice> Session<V> {
         let state = message.body::<VhostUserVringState>()?;
         let (index, num) = (state.index, state.num);
         let ring = self.still_ring(index)?;
-        let base = u16::try_from(num).map_err(|_| PeerFault::BadValue("SET_VRING_BASE: beyond 16 bits"))?;
+        if num > u32::from(u16::MAX) && !self.peer.packed() {
+            return Err(PeerFault::BadValue("SET_VRING_BASE: beyond 16 bits"));
+        }
         if let Some(setup) = self.vdev()?.queue_mut(ring) {
-            setup.base = base;
+            setup.base = Some(num);
             setup.in_flight.clear();
         }
         Ok(Answer::None)
@@ -373,14 +379,15 @@ impl<V: VirtioDevice> Session<V> {
         let ring = self.ring(index)?;
         self.peer.rings[usize::from(ring)].started = false;
         self.stop_ring(ring).await?;
-        let base = self.vdev()?.queue(ring).map_or(0, |setup| setup.base);
+        let base = self.vdev()?.queue(ring).and_then(|setup| setup.base);
+        let base = base.unwrap_or(if self.peer.packed() { PACKED_START } else { 0 });
         if let Some(setup) = self.vdev()?.queue_mut(ring) {
             // The next start is the front end's to describe; a fault ends with the ring that had it.
             setup.enabled = false;
             setup.fault = None;
             setup.kick = None;
         }
-        Ok(Answer::Body(VhostUserVringState::new(index, u32::from(base)).as_slice().to_vec()))
+        Ok(Answer::Body(VhostUserVringState::new(index, base).as_slice().to_vec()))
     }
 
     /// The queue and the descriptor of SET_VRING_KICK, CALL and ERR.
@@ -618,7 +625,7 @@ impl<V: VirtioDevice> Session<V> {
         self.peer.needs(VhostUserProtocolFeatures::INFLIGHT_SHMFD, message.header.request as u32)?;
         let asked = message.body::<VhostUserInflight>()?;
         self.check_inflight(&asked)?;
-        let (mapping, bytes) = fresh_inflight(asked.num_queues, asked.queue_size)?;
+        let (mapping, bytes) = fresh_inflight(asked.num_queues, asked.queue_size, self.peer.features)?;
         let body = VhostUserInflight::new(bytes, 0, asked.num_queues, asked.queue_size);
         Ok(Answer::BodyAndFile(body.as_slice().to_vec(), mapping))
     }
@@ -627,7 +634,7 @@ impl<V: VirtioDevice> Session<V> {
         self.peer.needs(VhostUserProtocolFeatures::INFLIGHT_SHMFD, message.header.request as u32)?;
         let inflight = message.body::<VhostUserInflight>()?;
         self.check_inflight(&inflight)?;
-        let windows = open_inflight(&inflight, message.take_file()?)?;
+        let windows = open_inflight(&inflight, message.take_file()?, self.peer.features)?;
         if !self.running()?.queues().is_empty() {
             return Err(PeerFault::RingInUse(0));
         }

@@ -26,21 +26,44 @@ struct RegistersV1 {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct VdevV1 {
+struct VdevV2 {
     features: u64,
-    queues: Vec<QueueV1>,
+    queues: Vec<QueueV2>,
     own: Vec<u8>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct QueueV1 {
+struct QueueV2 {
     size: u16,
     desc: u64,
     avail: u64,
     used: u64,
-    base: u16,
-    in_flight: Vec<u16>,
+    base: Option<u32>,
+    in_flight: Vec<FlightV1>,
     enabled: bool,
+}
+
+/// Head, and the descriptors of a packed ring: address, length, flags.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct FlightV1 {
+    head: u16,
+    descriptors: Vec<(u64, u32, u16)>,
+}
+
+impl QueueV2 {
+    /// `heads` are in flight besides, each of one descriptor.
+    fn fly(&mut self, heads: impl IntoIterator<Item = u16>) {
+        for head in heads {
+            self.ahead(1);
+            self.in_flight.push(FlightV1 { head, descriptors: Vec::new() });
+        }
+    }
+
+    /// The device has taken `count` more.
+    fn ahead(&mut self, count: u16) {
+        let base = self.base.expect("a ring that has run");
+        self.base = Some((base as u16).wrapping_add(count).into());
+    }
 }
 
 fn decode<T: DeserializeOwned>(state: &State) -> T {
@@ -52,14 +75,14 @@ fn encode<T: Serialize>(state: &State, value: &T) -> State {
 }
 
 /// What is done to a good state.
-type Spoil = fn(&mut VdevV1);
+type Spoil = fn(&mut VdevV2);
 
 /// From a good state of a virtio device behind MMIO registers.
 pub(super) fn of_mmio(good: &State) -> Vec<(String, State)> {
     let mmio: MmioV1 = decode(good);
-    let vdev: VdevV1 = decode(&mmio.vdev);
+    let vdev: VdevV2 = decode(&mmio.vdev);
     let spoils: &[(&str, Spoil)] = &[
-        ("requests taken that are neither used nor in flight", |vdev| vdev.queues[0].base += 3),
+        ("requests taken that are neither used nor in flight", |vdev| vdev.queues[0].ahead(3)),
         ("features that were never offered", |vdev| vdev.features |= 1 << 60),
         ("a ring outside memory", |vdev| vdev.queues[1].desc = 0x10),
         ("a ring at the end of the address space", |vdev| vdev.queues[0].used = u64::MAX - 3),
@@ -69,17 +92,10 @@ pub(super) fn of_mmio(good: &State) -> Vec<(String, State)> {
         ("a queue that runs without a size", |vdev| vdev.queues[1].size = 0),
         ("requests in flight that were never made available", |vdev| {
             // The guest may have made some available while the device was held, but never as many as that.
-            vdev.queues[0].base = vdev.queues[0].base.wrapping_add(2 * SLOTS);
-            vdev.queues[0].in_flight.extend(0..2 * SLOTS);
+            vdev.queues[0].fly(0..2 * SLOTS);
         }),
-        ("a request in flight twice", |vdev| {
-            vdev.queues[0].base = vdev.queues[0].base.wrapping_add(2);
-            vdev.queues[0].in_flight.extend([1, 1]);
-        }),
-        ("a request in flight beyond the table", |vdev| {
-            vdev.queues[0].base = vdev.queues[0].base.wrapping_add(1);
-            vdev.queues[0].in_flight.push(u16::MAX);
-        }),
+        ("a request in flight twice", |vdev| vdev.queues[0].fly([1, 1])),
+        ("a request in flight beyond the table", |vdev| vdev.queues[0].fly([u16::MAX])),
         ("a queue too few", |vdev| drop(vdev.queues.pop())),
         ("a queue too many", |vdev| vdev.queues.push(vdev.queues[0].clone())),
         ("nothing of the device's own", |vdev| vdev.own.clear()),

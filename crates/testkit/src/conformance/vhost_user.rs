@@ -47,7 +47,7 @@ struct Instance<V: VirtioDevice> {
 struct Inner<V: VirtioDevice> {
     instance: Instance<V>,
     /// Where each ring goes on; `None` while they run.
-    bases: Option<Vec<u16>>,
+    bases: Option<Vec<u32>>,
     /// Servers so far, to name sockets by.
     servers: u64,
 }
@@ -145,7 +145,7 @@ impl<V: VirtioDevice> VhostUser<V> {
     }
 
     /// Starts `queue` at `base`; a ring that the server does not take is an error.
-    fn start_ring(&self, instance: &Instance<V>, queue: u16, base: u16) -> Result<(), String> {
+    fn start_ring(&self, instance: &Instance<V>, queue: u16, base: u32) -> Result<(), String> {
         let (front, at) = (&instance.front, usize::from(queue));
         front.describe(queue, &self.wiring.memory, self.wiring.places[at], base).map_err(said)?;
         let index = u64::from(queue).to_ne_bytes();
@@ -167,7 +167,7 @@ impl<V: VirtioDevice> VhostUser<V> {
     }
 
     /// Another server goes on from `bases` and an in-flight region of these bytes.
-    fn begin(&self, nth: u64, bases: &[u16], region: &[u8]) -> Result<Instance<V>, String> {
+    fn begin(&self, nth: u64, bases: &[u32], region: &[u8]) -> Result<Instance<V>, String> {
         let runtime = self.runtime.as_ref().ok_or("closed")?;
         let mut instance = self.works.instance(nth, runtime, &self.wiring)?;
         let file = memfd_create("conformance-inflight", MemfdFlags::CLOEXEC).map_err(said)?;
@@ -193,13 +193,13 @@ impl<V: VirtioDevice> Drop for VhostUser<V> {
 }
 
 /// A state is the bases of the rings, then the in-flight region.
-fn encode(bases: &[u16], region: &[u8]) -> State {
+fn encode(bases: &[u32], region: &[u8]) -> State {
     let mut body: Vec<u8> = bases.iter().flat_map(|base| base.to_le_bytes()).collect();
     body.extend_from_slice(region);
     State { kind: KIND.to_owned(), version: VERSION, body }
 }
 
-const BASES: usize = 2 * QUEUES as usize;
+const BASES: usize = 4 * QUEUES as usize;
 
 impl<V: VirtioDevice> Host for VhostUser<V> {
     fn quiesce(&self, deadline: Instant) -> Result<(), String> {
@@ -250,7 +250,7 @@ impl<V: VirtioDevice> Host for VhostUser<V> {
         }
         let (bases, region) =
             state.expect(KIND, VERSION).map_err(said)?.split_at_checked(BASES).ok_or("no bases")?;
-        let bases: Vec<u16> = bases.as_chunks::<2>().0.iter().map(|base| u16::from_le_bytes(*base)).collect();
+        let bases: Vec<u32> = bases.as_chunks::<4>().0.iter().map(|base| u32::from_le_bytes(*base)).collect();
         inner.servers += 1;
         // Refused, it ends with its connection, and the old one has not been touched.
         let fresh = self.begin(inner.servers, &bases, region)?;

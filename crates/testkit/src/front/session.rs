@@ -183,19 +183,19 @@ impl Front {
         self.inflight.as_ref()
     }
 
-    /// Starts queue `index` on the ring at `place`: number, base, addresses, kick, call, enable. `base` is the available
-    /// index to go on from: zero, what [`Front::stop`] returned, or after a crash the ring's used index.
-    pub fn start(&mut self, index: u16, memory: &GuestMemory, place: RingPlace, base: u16) -> Result<()> {
+    /// Starts queue `index` on the ring at `place`: number, base, addresses, kick, call, enable. `base` is where to go on:
+    /// the ring's beginning, what [`Front::stop`] returned, or after a crash what the driver knows (`Ring::base`).
+    pub fn start(&mut self, index: u16, memory: &GuestMemory, place: RingPlace, base: u32) -> Result<()> {
         self.describe(index, memory, place, base)?;
         self.attach_bells(index)?;
         if self.features & F_PROTOCOL_FEATURES != 0 { self.enable(index, true) } else { Ok(()) }
     }
 
     /// SET_VRING_NUM, SET_VRING_BASE and SET_VRING_ADDR: the part of a start that only describes.
-    pub fn describe(&self, index: u16, memory: &GuestMemory, place: RingPlace, base: u16) -> Result<()> {
+    pub fn describe(&self, index: u16, memory: &GuestMemory, place: RingPlace, base: u32) -> Result<()> {
         let user = |gpa| memory.user_of(gpa).ok_or(FrontError::NoSuchAddress(gpa));
         self.tell(Ask::SET_VRING_NUM, &vring_state(index, place.size.into()), &[])?;
-        self.tell(Ask::SET_VRING_BASE, &vring_state(index, base.into()), &[])?;
+        self.tell(Ask::SET_VRING_BASE, &vring_state(index, base), &[])?;
         let mut body = vring_state(index, 0).to_vec();
         // Index and flags, then descriptor table, used ring, available ring, log address: in this order.
         for address in [user(place.desc)?, user(place.used)?, user(place.avail)?, place.used] {
@@ -224,14 +224,14 @@ impl Front {
         self.tell(Ask::SET_VRING_ENABLE, &vring_state(index, on.into()), &[])
     }
 
-    /// Stops queue `index` (GET_VRING_BASE) and returns the available index it stopped at.
-    pub fn stop(&self, index: u16) -> Result<u16> {
+    /// Stops queue `index` (GET_VRING_BASE) and returns where it stopped: the available index of a split ring, both positions
+    /// of a packed one.
+    pub fn stop(&self, index: u16) -> Result<u32> {
         let ask = Ask::GET_VRING_BASE;
         self.send(ask, 0, &vring_state(index, 0), &[])?;
         let reply = self.wire.reply(ask).map_err(|error| wire_error(ask, error))?;
         let base = reply.body.get(4..8).and_then(|b| b.try_into().ok()).map(u32::from_ne_bytes);
-        base.and_then(|base| u16::try_from(base).ok())
-            .ok_or_else(|| wire_error(ask, WireError::Garbled("no base".into())))
+        base.ok_or_else(|| wire_error(ask, WireError::Garbled("no base".into())))
     }
 
     /// The kick and the call of queue `index`, once it was started.

@@ -122,7 +122,7 @@ fn a_disk_is_served_stopped_started_and_reconnected() {
                 1 | 3 => {
                     let base = front.stop(queue).unwrap();
                     let disk = &mut disks[usize::from(queue)];
-                    assert_eq!(base, disk.ring().avail_idx());
+                    assert_eq!(base, u32::from(disk.ring().avail_idx()));
                     front.start(queue, &memory, disk.place(), base).unwrap();
                 }
                 // The connection goes; memory, rings and eventfds stay.
@@ -131,7 +131,7 @@ fn a_disk_is_served_stopped_started_and_reconnected() {
                     front.reconnect(&peer.socket()).unwrap();
                     front.share(&memory).unwrap();
                     for (queue, disk) in disks.iter_mut().enumerate() {
-                        let base = disk.ring().used_idx();
+                        let base = disk.ring().used_idx().into();
                         front.start(queue as u16, &memory, disk.place(), base).unwrap();
                     }
                 }

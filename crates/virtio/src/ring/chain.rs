@@ -1,4 +1,4 @@
-//! Descriptor chains: the buffers of one request, read once and checked.
+//! Descriptor chains: the buffers of one request, read once and checked. The same for both kinds of ring.
 
 use ioplane_memory::{GuestRange, GuestView, Window};
 
@@ -69,70 +69,17 @@ impl Chain {
         self.overlong
     }
 
-    /// Reads the chain that begins at `head`. Every descriptor is read exactly once: a driver that changes it meanwhile
-    /// changes nothing.
+    /// Forgets the last request.
     #[inline]
-    pub(super) fn read(
-        &mut self,
-        view: &GuestView,
-        table: &Window,
-        size: u16,
-        indirect: bool,
-        head: u16,
-    ) -> Result<(), RingFault> {
+    pub(super) fn clear(&mut self) {
         self.readable.clear();
         self.writable.clear();
         (self.readable_bytes, self.writable_bytes, self.overlong) = (0, 0, false);
-        let mut index = head;
-        for _ in 0..size {
-            if index >= size {
-                return Err(RingFault::BadDescriptor(index));
-            }
-            let desc = Descriptor::parse(table.bytes(usize::from(index) * DESC_SIZE as usize));
-            if desc.flags & VIRTQ_DESC_F_INDIRECT != 0 {
-                if !indirect || desc.flags & VIRTQ_DESC_F_NEXT != 0 {
-                    return Err(RingFault::BadIndirect(index));
-                }
-                return self.read_indirect(view, &desc, head);
-            }
-            self.add(&desc, head)?;
-            if desc.flags & VIRTQ_DESC_F_NEXT == 0 {
-                return Ok(());
-            }
-            index = desc.next;
-        }
-        Err(RingFault::Loop(head))
     }
 
+    /// Adds the buffer of one descriptor of the request `head`.
     #[inline]
-    fn read_indirect(&mut self, view: &GuestView, desc: &Descriptor, head: u16) -> Result<(), RingFault> {
-        let bytes = u64::from(desc.len);
-        let count = bytes / DESC_SIZE;
-        if count == 0 || bytes % DESC_SIZE != 0 || count > MAX_INDIRECT {
-            return Err(RingFault::BadIndirect(head));
-        }
-        // The specification asks for no alignment of the table; it is copied out, not accessed in place.
-        let table = view.window(desc.addr, bytes, 1)?;
-        let mut index = 0u64;
-        for _ in 0..count {
-            if index >= count {
-                return Err(RingFault::BadDescriptor(index as u16));
-            }
-            let desc = Descriptor::parse(table.bytes((index * DESC_SIZE) as usize));
-            if desc.flags & VIRTQ_DESC_F_INDIRECT != 0 {
-                return Err(RingFault::BadIndirect(head));
-            }
-            self.add(&desc, head)?;
-            if desc.flags & VIRTQ_DESC_F_NEXT == 0 {
-                return Ok(());
-            }
-            index = u64::from(desc.next);
-        }
-        Err(RingFault::Loop(head))
-    }
-
-    #[inline]
-    fn add(&mut self, desc: &Descriptor, head: u16) -> Result<(), RingFault> {
+    pub(super) fn add(&mut self, desc: &Descriptor, head: u16) -> Result<(), RingFault> {
         let range = GuestRange { gpa: desc.addr, len: desc.len };
         let (list, bytes) = if desc.flags & VIRTQ_DESC_F_WRITE != 0 {
             (&mut self.writable, &mut self.writable_bytes)
@@ -156,23 +103,27 @@ impl Chain {
     }
 }
 
-/// One descriptor (2.7.5).
-struct Descriptor {
-    addr: u64,
-    len: u32,
-    flags: u16,
-    next: u16,
+/// What a descriptor says (2.7.5, 2.8.13), but for the order it stands in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Descriptor {
+    /// Guest address of the buffer, or of a table of descriptors.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u32,
+    /// VIRTQ_DESC_F_*.
+    pub flags: u16,
 }
 
 impl Descriptor {
+    /// The table that an indirect descriptor refers to, and how many descriptors it has.
     #[inline]
-    fn parse(bytes: [u8; DESC_SIZE as usize]) -> Self {
-        let word = u128::from_le_bytes(bytes);
-        Descriptor {
-            addr: word as u64,
-            len: (word >> 64) as u32,
-            flags: (word >> 96) as u16,
-            next: (word >> 112) as u16,
+    pub(super) fn table(&self, view: &GuestView, head: u16) -> Result<(Window, u64), RingFault> {
+        let bytes = u64::from(self.len);
+        let count = bytes / DESC_SIZE;
+        if count == 0 || bytes % DESC_SIZE != 0 || count > MAX_INDIRECT {
+            return Err(RingFault::BadIndirect(head));
         }
+        // The specification asks for no alignment of the table; it is copied out, not accessed in place.
+        Ok((view.window(self.addr, bytes, 1)?, count))
     }
 }

@@ -1,10 +1,4 @@
-//! The journal of what is in flight: vhost-user's in-flight region for split rings.
-//!
-//! It lives in memory that outlives the daemon (the front end keeps the file), and says after a crash which requests had
-//! been taken and not yet returned, in which order, so that each enters the used ring exactly once. Layout and the order
-//! of stores follow the vhost-user specification, "Inflight I/O tracking", split virtqueue. What it leaves unused in an
-//! entry (`padding`) holds two bytes of ours: whether our code had the request in hand when the process died, and how
-//! often that has happened. A request that was in hand at two deaths stops its queue: it kills daemons.
+//! The in-flight region of a split ring.
 //!
 //! ```text
 //!   0 features u64 | 8 version u16 | 10 desc_num u16 | 12 last_batch_head u16 | 14 used_idx u16
@@ -14,6 +8,7 @@
 use ioplane_memory::Window;
 use ioplane_memory::mutation::{Law, removed};
 
+use super::{JournalFault, Verdict, judge};
 use crate::kill::{self, KillPoint};
 
 /// Bytes before the entries.
@@ -25,36 +20,6 @@ const AT_VERSION: usize = 8;
 const AT_DESC_NUM: usize = 10;
 const AT_LAST_BATCH_HEAD: usize = 12;
 const AT_USED_IDX: usize = 14;
-/// Deaths with the same request in hand after which its queue stops.
-const DEADLY: u8 = 2;
-
-/// What is wrong with a journal. It comes from the front end: hostile input.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum JournalFault {
-    /// Made for another queue size.
-    #[error("the in-flight region was made for {found} descriptors, the queue has {wanted}")]
-    OtherSize {
-        /// What the region says.
-        found: u16,
-        /// What the queue has.
-        wanted: u16,
-    },
-    /// A format of the future.
-    #[error("the in-flight region has version {0}, this build knows version 1")]
-    OtherVersion(u16),
-    /// Its numbers contradict the ring.
-    #[error("the in-flight region contradicts the ring")]
-    Contradiction,
-    /// Too small for the queue.
-    #[error("the in-flight region is too small for the queue")]
-    TooSmall,
-    /// A request had been in hand at two deaths.
-    #[error(
-        "request {0} was in hand twice when the daemon died: its queue stays stopped until the guest resets it"
-    )]
-    Deadly(u16),
-}
-
 /// What a journal says after a crash (or after nothing at all).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Recovered {
@@ -72,16 +37,16 @@ pub struct Journal {
     counter: u64,
 }
 
-/// Bytes that a queue of `size` entries needs, rounded so that no two queues share a cache line.
-pub const fn region_bytes(size: u16) -> usize {
-    (HEADER + ENTRY * size as usize).next_multiple_of(64)
+/// Bytes of the region of a queue of `size` entries.
+pub(super) const fn bytes(size: u16) -> usize {
+    HEADER + ENTRY * size as usize
 }
 
 impl Journal {
     /// Takes over the region of a queue of `size` entries whose ring shows `used_idx`: a fresh region is begun, one that
     /// was in use is recovered. Called once a start of the queue, before it is polled.
     pub fn open(window: Window, size: u16, used_idx: u16) -> Result<(Self, Recovered), JournalFault> {
-        if window.len() < HEADER + ENTRY * usize::from(size) {
+        if window.len() < bytes(size) {
             return Err(JournalFault::TooSmall);
         }
         let mut journal = Journal { window, size, counter: 0 };
@@ -147,20 +112,18 @@ impl Journal {
         Ok(Recovered { heads, suspects })
     }
 
-    /// Whoever was in hand when the process died is one death nearer to being stopped; who was not starts from zero, unless
-    /// it has stopped the queue already. Gives back those that are suspected now.
+    /// See [`judge`]. Gives back those that are suspected now.
     fn count_deaths(&self, heads: &[u16]) -> Result<Vec<u16>, JournalFault> {
         let (mut suspects, mut deadly) = (Vec::new(), None);
         for head in heads {
             let at = self.entry(*head);
-            let (in_hand, deaths) = (self.window.load_u8(at + 1) != 0, self.window.load_u8(at + 2));
-            let deaths = if in_hand { deaths.saturating_add(1) } else { deaths };
-            if deaths >= DEADLY {
-                deadly = Some(*head);
-            } else if in_hand {
-                suspects.push(*head);
+            let (deaths, verdict) = judge(self.window.load_u8(at + 1) != 0, self.window.load_u8(at + 2));
+            match verdict {
+                Verdict::Innocent => {}
+                Verdict::Suspect => suspects.push(*head),
+                Verdict::Deadly => deadly = Some(*head),
             }
-            self.window.put_u8(at + 2, if in_hand || deaths >= DEADLY { deaths } else { 0 });
+            self.window.put_u8(at + 2, deaths);
             self.window.put_u8(at + 1, 0);
         }
         deadly.map_or(Ok(suspects), |head| Err(JournalFault::Deadly(head)))
@@ -183,6 +146,12 @@ impl Journal {
         self.counter = self.counter.wrapping_add(1);
         // One store: in flight, in hand, no deaths.
         self.window.put_u32(at, 0x0000_0101);
+    }
+
+    /// The request at `head` has been given back as if never taken.
+    #[inline]
+    pub fn rewind(&mut self, head: u16) {
+        self.window.put_u32(self.entry(head), 0);
     }
 
     /// Our code takes the request at `head` in hand again (to replay it, to complete it).

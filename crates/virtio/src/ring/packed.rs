@@ -1,0 +1,459 @@
+//! Packed virtqueues, device side (virtio 1.3, section 2.8).
+//!
+//! ```text
+//!   descriptors:  ... | used, shown | completed, not shown | in flight | available | free ...
+//!                                   ^ published            ^ next_used ^ next_avail
+//! ```
+//!
+//! A chain is read at `next_avail`; its used descriptor is written at `next_used`, in the order in which chains are
+//! completed, and both places move on by the length of their chain. Used descriptors overwrite what was in flight, so the
+//! descriptors of every chain are kept in the [`Ledger`]. Of a batch the flags of the first used descriptor are
+//! written last: the driver looks at that one place, and sees all or nothing.
+
+use std::sync::atomic::{Ordering, fence};
+
+use ioplane_memory::{GuestView, Window};
+
+use super::chain::{Chain, Descriptor};
+use super::flying::{Flying, Replay};
+use super::position::Position;
+use super::{Flight, Mode, RingFault, RingLayout, Taken, Wish};
+use crate::journal::packed::Ledger;
+use crate::kill::{self, KillPoint};
+use crate::spec::packed::*;
+use crate::spec::split::{DESC_SIZE, MAX_SIZE, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
+
+/// The device side of one packed ring. What each method is for is said at [`super::Ring`].
+#[derive(Debug)]
+pub struct Packed {
+    view: GuestView,
+    desc: Window,
+    driver: Window,
+    device: Window,
+    size: u16,
+    /// Where the next chain begins.
+    next_avail: Position,
+    /// Where the next used descriptor goes.
+    next_used: Position,
+    /// Where the first used descriptor goes that the driver has not been shown.
+    published: Position,
+    /// Its flags, written when it is shown.
+    held_back: u16,
+    /// Descriptors published since the driver was last considered for an interrupt.
+    unconsidered: u32,
+    mode: Mode,
+    flying: Flying,
+    /// Descriptors taken that the driver has not been shown as used.
+    owned: u16,
+    ledger: Ledger,
+    replay: Replay,
+}
+
+impl Packed {
+    pub(super) fn open(
+        view: GuestView,
+        layout: &RingLayout,
+        features: u64,
+        base: Option<u32>,
+        journal: Option<Window>,
+        in_flight: &[Flight],
+    ) -> Result<Self, RingFault> {
+        let size = layout.size;
+        if size == 0 || size > MAX_SIZE {
+            return Err(RingFault::BadSize(size));
+        }
+        let desc = view.window(layout.desc, DESC_SIZE * u64::from(size), 16)?;
+        let driver = view.window(layout.avail, EVENT_SIZE, 4)?;
+        let device = view.window(layout.used, EVENT_SIZE, 4)?;
+        let (mut avail, used) = match base {
+            Some(base) => (Position::of_bits(base as u16), Position::of_bits((base >> 16) as u16)),
+            None => (Position::START, Position::START),
+        };
+        let bad = |avail: Position, used: Position| RingFault::BadStart {
+            avail: avail.index,
+            used: used.index,
+            size,
+        };
+        if avail.index >= size || used.index >= size {
+            return Err(bad(avail, used));
+        }
+        let (mut ledger, recovered) = match journal.filter(|_| kill::journal_kept()) {
+            Some(region) => Ledger::open(region, size, used, &desc)?,
+            None => (Ledger::new(size, used), None),
+        };
+        let used = ledger.used();
+        let mut heads: Vec<u16> = in_flight.iter().map(|flight| flight.head).collect();
+        let (crashed, mut suspects) = (recovered.is_some(), Vec::new());
+        if let Some(recovered) = recovered {
+            suspects = recovered.suspects;
+            // Whatever was taken is either used or in flight: that is where to go on.
+            if heads.is_empty() {
+                avail = used.after(ledger.descriptors_in_flight(), size);
+                heads = recovered.heads;
+            }
+        }
+        let replay = Replay::new(heads, suspects, size)?;
+        let owned = used.until(avail, size).ok_or(bad(avail, used))?;
+        for flight in in_flight {
+            // What comes from elsewhere is in flight here too, should we die before it is done.
+            if !ledger.holds(flight.head) {
+                record(&mut ledger, flight)?;
+            }
+        }
+        if ledger.descriptors_in_flight() > owned || !replay.heads().iter().all(|head| ledger.holds(*head)) {
+            return Err(bad(avail, used));
+        }
+        let ring = Packed {
+            view,
+            desc,
+            driver,
+            device,
+            size,
+            next_avail: avail,
+            next_used: used,
+            published: used,
+            held_back: 0,
+            unconsidered: 0,
+            mode: Mode::of(features),
+            flying: Flying::new(size),
+            owned,
+            ledger,
+            replay,
+        };
+        if crashed {
+            ring.clean();
+        }
+        Ok(ring)
+    }
+
+    /// A process that died between completing and showing a batch leaves used descriptors behind the first one. What is
+    /// completed now may lie elsewhere, and the driver must not find those. Everything up to `next_avail` is ours to write.
+    fn clean(&self) {
+        for ahead in 0..self.owned {
+            let place = self.next_used.after(ahead, self.size);
+            let at = slot(place) + AT_FLAGS;
+            if place.sees_used(self.desc.load_u16(at)) {
+                self.view.store_u16(&self.desc, at, place.available());
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn size(&self) -> u16 {
+        self.size
+    }
+
+    #[inline]
+    pub(super) fn view(&self) -> &GuestView {
+        &self.view
+    }
+
+    pub(super) fn view_mut(&mut self) -> &mut GuestView {
+        &mut self.view
+    }
+
+    pub(super) fn base(&self) -> u32 {
+        u32::from(self.next_avail.bits()) | u32::from(self.published.bits()) << 16
+    }
+
+    pub(super) fn replays(&self) -> bool {
+        !self.replay.is_empty()
+    }
+
+    pub(super) fn accounts_for_all(&self) -> bool {
+        let replayed: u32 = self.replay.heads().iter().map(|head| u32::from(self.ledger.len_of(*head))).sum();
+        u32::from(self.owned) == replayed
+    }
+
+    pub(super) fn flying_heads(&self) -> Vec<u16> {
+        let mut heads = self.flying.heads();
+        heads.extend(self.replay.heads());
+        heads
+    }
+
+    pub(super) fn flights(&self) -> Vec<Flight> {
+        let flight = |head| Flight { head, descriptors: self.ledger.descriptors(head).copied().collect() };
+        self.flying_heads().into_iter().map(flight).collect()
+    }
+
+    #[inline]
+    pub(super) fn flying(&self) -> u16 {
+        self.flying.count()
+    }
+
+    #[inline]
+    pub(super) fn has_work(&mut self) -> bool {
+        if !self.replay.is_empty() {
+            return true;
+        }
+        // A driver all of whose descriptors are ours has none to offer, whatever it writes there.
+        self.owned < self.size
+            && self.next_avail.sees_available(self.desc.load_u16(slot(self.next_avail) + AT_FLAGS))
+    }
+
+    #[inline]
+    pub(super) fn take(&mut self, chain: &mut Chain) -> Result<Option<(Taken, bool)>, RingFault> {
+        if !self.replay.is_empty() {
+            return self.take_replay(chain);
+        }
+        if !self.has_work() {
+            return Ok(None);
+        }
+        kill::here(KillPoint::Seen);
+        let (id, after) = self.stage().inspect_err(|_| self.ledger.unstage())?;
+        if self.mode.polled {
+            self.refuse_kicks();
+        }
+        self.flying.add(id);
+        self.ledger.take(id);
+        self.owned += self.ledger.len_of(id);
+        self.next_avail = after;
+        kill::here(KillPoint::Journalled);
+        self.desc.prefetch(slot(after));
+        self.read_chain(id, chain).map(|taken| Some((taken, false)))
+    }
+
+    /// Copies the descriptors of the next chain: its buffer ID, and where the chain after it begins. Each is read exactly
+    /// once.
+    #[inline]
+    fn stage(&mut self) -> Result<(u16, Position), RingFault> {
+        let mut place = self.next_avail;
+        for nth in 0..self.size - self.owned {
+            let (descriptor, id) = self.load(place);
+            if !self.ledger.stage(descriptor, id) {
+                break;
+            }
+            place = place.after(1, self.size);
+            let next = descriptor.flags & VIRTQ_DESC_F_NEXT != 0;
+            // A table stands alone (2.8.19).
+            if descriptor.flags & VIRTQ_DESC_F_INDIRECT != 0 && (next || nth > 0 || !self.mode.indirect) {
+                return Err(RingFault::BadIndirect(id));
+            }
+            if !next {
+                return match self.flying.holds(id) {
+                    None => Err(RingFault::BadDescriptor(id)),
+                    Some(true) => Err(RingFault::HeadInFlight(id)),
+                    Some(false) => Ok((id, place)),
+                };
+            }
+        }
+        Err(RingFault::Loop(self.next_avail.index))
+    }
+
+    /// The descriptor at `place` and its buffer ID (2.8.13).
+    #[inline]
+    fn load(&self, place: Position) -> (Descriptor, u16) {
+        let word = self.desc.load_u64(slot(place) + AT_LEN);
+        let addr = self.desc.load_u64(slot(place));
+        (Descriptor { addr, len: word as u32, flags: (word >> 48) as u16 }, (word >> 32) as u16)
+    }
+
+    #[cold]
+    fn take_replay(&mut self, chain: &mut Chain) -> Result<Option<(Taken, bool)>, RingFault> {
+        let Some(id) = self.replay.next() else { return Ok(None) };
+        self.flying.add(id);
+        self.ledger.touch(id);
+        self.read_chain(id, chain).map(|taken| Some((taken, true)))
+    }
+
+    /// Reads a chain in flight out of the ledger.
+    #[inline]
+    fn read_chain(&mut self, id: u16, chain: &mut Chain) -> Result<Taken, RingFault> {
+        let outcome = walk(chain, &self.view, self.ledger.descriptors(id), self.mode.indirect, id);
+        match outcome {
+            Ok(()) => Ok(Taken::new(id)),
+            Err(fault) => {
+                // It stays in the ledger: it was taken, and will never be used.
+                self.flying.remove(id);
+                Err(fault)
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn rewind(&mut self, taken: Taken) {
+        let id = taken.head();
+        taken.abandon();
+        let count = self.ledger.len_of(id);
+        self.next_avail = self.next_avail.before(count, self.size);
+        self.owned -= count;
+        self.ledger.rewind(id);
+        self.flying.remove(id);
+    }
+
+    #[inline]
+    pub(super) fn release(&mut self, taken: &Taken) {
+        self.ledger.release(taken.head);
+    }
+
+    #[inline]
+    pub(super) fn touch(&mut self, taken: &Taken) {
+        self.ledger.touch(taken.head);
+    }
+
+    pub(super) fn let_go(&mut self) {
+        self.ledger.release_all();
+        self.replay.let_go();
+    }
+
+    #[inline]
+    pub(super) fn complete(&mut self, mut taken: Taken, written: u32) {
+        taken.open = false;
+        let id = taken.head;
+        let first = self.ledger.batched() == 0;
+        let count = self.ledger.batch(id);
+        let mut flags = self.next_used.used();
+        if written > 0 {
+            flags |= VIRTQ_DESC_F_WRITE;
+        }
+        let at = slot(self.next_used);
+        if first {
+            // The driver looks here next: everything but the flags, which show the whole batch.
+            self.held_back = flags;
+            self.view.store_u32(&self.desc, at + AT_LEN, written);
+            self.view.store_u16(&self.desc, at + AT_ID, id);
+        } else {
+            let word = u64::from(written) | u64::from(id) << 32 | u64::from(flags) << 48;
+            self.view.store_u64(&self.desc, at + AT_LEN, word);
+        }
+        self.replay.completed(id);
+        self.next_used = self.next_used.after(count, self.size);
+        self.flying.remove(id);
+        kill::here(KillPoint::UsedWritten);
+    }
+
+    #[inline]
+    pub(super) fn unpublished(&self) -> u16 {
+        self.ledger.batched()
+    }
+
+    #[inline]
+    pub(super) fn publish(&mut self) {
+        if self.ledger.batched() == 0 {
+            return;
+        }
+        let before = self.ledger.descriptors_in_flight();
+        self.ledger.prepare(self.next_used);
+        let shown = before - self.ledger.descriptors_in_flight();
+        self.view.store_u16(&self.desc, slot(self.published) + AT_FLAGS, self.held_back);
+        self.published = self.next_used;
+        self.owned -= shown;
+        self.unconsidered = self.unconsidered.saturating_add(shown.into());
+        kill::here(KillPoint::Published);
+        self.ledger.settle();
+        self.replay.published();
+        kill::here(KillPoint::Settled);
+    }
+
+    #[inline]
+    pub(super) fn wants_interrupt(&mut self) -> bool {
+        let moved = std::mem::take(&mut self.unconsidered);
+        if moved == 0 {
+            return false;
+        }
+        // The used descriptors must be visible before the driver's wish is read, or both sides could wait for each other.
+        fence(Ordering::SeqCst);
+        let wish = self.driver.load_u32(0);
+        match (wish >> 16) as u16 & RING_EVENT_FLAGS_MASK {
+            RING_EVENT_FLAGS_DISABLE => false,
+            RING_EVENT_FLAGS_DESC if self.mode.event_idx => {
+                self.published.passed(Position::of_bits(wish as u16), moved, self.size)
+            }
+            // What is reserved says nothing: an interrupt too many does no harm.
+            _ => true,
+        }
+    }
+
+    #[inline]
+    pub(super) fn ask_for_kick(&mut self) -> bool {
+        let place = self.next_avail.bits();
+        let said = match self.mode.wish {
+            Wish::Kick(said) => said == place || !self.mode.event_idx,
+            Wish::Unsaid | Wish::NoKick => false,
+        };
+        if !said {
+            let flags = if self.mode.event_idx { RING_EVENT_FLAGS_DESC } else { RING_EVENT_FLAGS_ENABLE };
+            self.store_wish(place, flags);
+            self.mode.wish = Wish::Kick(place);
+        }
+        // The wish must be visible before the last look, or a kick could be lost.
+        fence(Ordering::SeqCst);
+        self.has_work()
+    }
+
+    #[inline]
+    pub(super) fn set_polled(&mut self, polled: bool) {
+        self.mode.polled = polled;
+    }
+
+    /// Says that kicks are not wanted. (A place that is not renewed would be met again in every other lap.)
+    #[inline]
+    fn refuse_kicks(&mut self) {
+        if self.mode.wish != Wish::NoKick {
+            self.store_wish(0, RING_EVENT_FLAGS_DISABLE);
+            self.mode.wish = Wish::NoKick;
+        }
+    }
+
+    /// Both halves of the device's event suppression structure in one store, since drivers read them so.
+    #[inline]
+    fn store_wish(&self, place: u16, flags: u16) {
+        self.view.store_u32(&self.device, 0, u32::from(place) | u32::from(flags) << 16);
+    }
+}
+
+/// Where a descriptor's parts lie in it (2.8.13): address, length, buffer ID, flags.
+const AT_LEN: usize = 8;
+const AT_ID: usize = 12;
+const AT_FLAGS: usize = 14;
+
+/// Where the descriptor at `place` begins.
+#[inline]
+fn slot(place: Position) -> usize {
+    usize::from(place.index) * DESC_SIZE as usize
+}
+
+/// Writes down a chain that was taken elsewhere: hostile input.
+fn record(ledger: &mut Ledger, flight: &Flight) -> Result<(), RingFault> {
+    let head = flight.head;
+    if flight.descriptors.is_empty() || !flight.descriptors.iter().all(|desc| ledger.stage(*desc, head)) {
+        return Err(RingFault::Loop(head));
+    }
+    ledger.take(head);
+    ledger.release(head);
+    Ok(())
+}
+
+/// Puts the buffers of `descriptors` into `chain`.
+#[inline]
+fn walk<'a>(
+    chain: &mut Chain,
+    view: &GuestView,
+    descriptors: impl Iterator<Item = &'a Descriptor>,
+    indirect: bool,
+    id: u16,
+) -> Result<(), RingFault> {
+    chain.clear();
+    for descriptor in descriptors {
+        if descriptor.flags & VIRTQ_DESC_F_INDIRECT == 0 {
+            chain.add(descriptor, id)?;
+            continue;
+        }
+        if !indirect {
+            return Err(RingFault::BadIndirect(id));
+        }
+        let (table, count) = descriptor.table(view, id)?;
+        for index in 0..count as usize {
+            let bytes = table.bytes::<{ DESC_SIZE as usize }>(index * DESC_SIZE as usize);
+            let word = u128::from_le_bytes(bytes);
+            let entry =
+                Descriptor { addr: word as u64, len: (word >> 64) as u32, flags: (word >> 112) as u16 };
+            // 2.8.7: of the flags only WRITE means something here; a table in a table is a mistake all the same.
+            if entry.flags & VIRTQ_DESC_F_INDIRECT != 0 {
+                return Err(RingFault::BadIndirect(id));
+            }
+            chain.add(&entry, id)?;
+        }
+    }
+    Ok(())
+}
