@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -148,12 +149,73 @@ impl CpuTimes {
     }
 }
 
+/// Who used how much processor time between two moments.
+pub struct Books {
+    at: Instant,
+    cpu: CpuTimes,
+    own: CpuTimes,
+    kernel: CpuTimes,
+    busy: u64,
+}
+
+/// What [`Books`] say when they are closed.
+#[derive(Debug, Clone, Copy)]
+pub struct Account {
+    /// The time between, s.
+    pub seconds: f64,
+    /// Processor time of the back end, its io_uring workers included, ns.
+    pub cpu_ns: u64,
+    /// Processor time of this process, the generator, ns.
+    pub own_ns: u64,
+    /// Processor time of all kernel threads meanwhile, whoever they worked for, ns.
+    pub kernel_ns: u64,
+    /// Processor time of neither side nor the kernel's threads, as a part of one processor.
+    pub foreign: f64,
+}
+
+impl Account {
+    /// How much of the time the generator, or a back end that polls, was not on its processor: what others took.
+    pub fn disturbance(&self) -> f64 {
+        let least = self.own_ns.min(self.cpu_ns) as f64;
+        (1.0 - least / (self.seconds * 1e9)).clamp(0.0, 1.0)
+    }
+}
+
+impl Books {
+    /// From now on; `pids` are the back end's processes.
+    pub fn open(pids: &[u32]) -> Self {
+        let kernel = CpuTimes::of_kernel();
+        let own = CpuTimes::of(&[std::process::id()]);
+        let cpu = CpuTimes::of(pids);
+        // The clock last, so that what the books cost is not in the time counted.
+        let busy = busy();
+        Books { at: Instant::now(), cpu, own, kernel, busy }
+    }
+
+    /// When they were opened.
+    pub fn opened(&self) -> Instant {
+        self.at
+    }
+
+    /// Until now.
+    pub fn close(self, pids: &[u32]) -> Account {
+        let at = Instant::now();
+        let end = Books::open(pids);
+        let (cpu_ns, own_ns) = (end.cpu.since(&self.cpu), end.own.since(&self.own));
+        let kernel_ns = end.kernel.since(&self.kernel);
+        let seconds = (at - self.at).as_secs_f64();
+        let busy = (end.busy - self.busy) as f64;
+        let foreign = ((busy - (cpu_ns + own_ns + kernel_ns) as f64) / (seconds * 1e9)).max(0.0);
+        Account { seconds, cpu_ns, own_ns, kernel_ns, foreign }
+    }
+}
+
 fn schedstat(path: &std::path::Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.split_whitespace().next()?.parse().ok()
 }
 
 /// Busy time of all processors in user and system mode and what the hypervisor took, in ns (resolution 10 ms).
-pub fn busy() -> u64 {
+fn busy() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let fields: Vec<u64> = stat.split_whitespace().skip(1).take(8).filter_map(|f| f.parse().ok()).collect();
     // user, nice, system; steal is the eighth. Idle, iowait and the interrupts (ours and everybody's) are left out.

@@ -4,6 +4,9 @@
 
 mod exitless;
 mod machine;
+mod network;
+mod report;
+mod served;
 
 use clap::{Parser, Subcommand};
 
@@ -18,19 +21,25 @@ struct Command {
 enum Name {
     /// virtio-blk served by polling, against qemu-storage-daemon: one core each, same front end, same backing.
     Exitless(exitless::Options),
+    /// virtio-net through the switch, against DPDK's testpmd: one core each, same front end on both sides.
+    Network(network::Options),
 }
 
 fn main() -> anyhow::Result<()> {
-    match Command::parse().name {
+    let (json, value, table) = match Command::parse().name {
         Name::Exitless(options) => {
-            let json = options.json;
             let report = exitless::run(&options)?;
-            if json {
-                println!("{}", serde_json::to_string_pretty(&report.json())?);
-            } else {
-                print!("{}", report.table());
-            }
+            (options.json, report.json(), report.table())
         }
+        Name::Network(options) => {
+            let report = network::run(&options)?;
+            (options.json, report.json(), report.table())
+        }
+    };
+    if json {
+        println!("{}", serde_json::to_string_pretty(&value)?);
+    } else {
+        print!("{table}");
     }
     Ok(())
 }

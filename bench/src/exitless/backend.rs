@@ -1,13 +1,10 @@
-//! A process that serves one disk over vhost-user, started, frozen while another one is measured, and ended.
+//! Who can serve a disk over vhost-user, and what the disk's bytes lie on.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use anyhow::Result;
 
-use crate::machine::{self, CpuRoom, Cpus};
+use crate::served::{Place, Served};
 
 /// What the disk's bytes lie on. Each contender gets one of its own, of the same size, on the same file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,95 +52,4 @@ pub trait Backend {
 
     /// How it serves `backing`, for the reader of the figures.
     fn describe(&self, backing: &Backing) -> String;
-}
-
-/// Where back ends run.
-pub struct Place {
-    /// The two processors.
-    pub cpus: Cpus,
-    /// Binds what an affinity does not.
-    pub room: CpuRoom,
-}
-
-impl Place {
-    /// Starts `command` on the back end's processor. Its output goes to `log`. It dies with us, frozen or not.
-    pub fn spawn(&self, command: &Command, log: &Path) -> Result<Served> {
-        let program = command.get_program().to_string_lossy().into_owned();
-        // setpriv executes the program in its own place, so the process is the program's.
-        let mut with_leash = Command::new("setpriv");
-        with_leash.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
-        let command = &mut with_leash;
-        let output = std::fs::File::create(log)?;
-        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
-        // A child inherits the affinity of the thread that starts it.
-        machine::pin(self.cpus.back)?;
-        let child = command.spawn();
-        machine::pin(self.cpus.front)?;
-        let child = child
-            .with_context(|| format!("starting {program}: are it and setpriv (util-linux) installed?"))?;
-        self.room.take(child.id());
-        Ok(Served { child, log: log.to_path_buf() })
-    }
-}
-
-/// A back end that runs. Killed when dropped.
-pub struct Served {
-    child: Child,
-    log: PathBuf,
-}
-
-impl Served {
-    /// The processes whose processor time is the back end's.
-    pub fn pids(&self) -> Vec<u32> {
-        vec![self.child.id()]
-    }
-
-    /// Waits until the socket is there.
-    pub fn await_socket(&mut self, socket: &Path) -> Result<()> {
-        let until = Instant::now() + Duration::from_secs(10);
-        while !ioplane_testkit::front::listens(socket) {
-            if let Some(status) = self.child.try_wait()? {
-                bail!("the back end ended with {status} before it listened:\n{}", self.log_tail());
-            }
-            if Instant::now() > until {
-                bail!(
-                    "the back end does not listen at {} after 10 s:\n{}",
-                    socket.display(),
-                    self.log_tail()
-                );
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
-    }
-
-    /// What it last said.
-    pub fn log_tail(&self) -> String {
-        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<_> = text.lines().collect();
-        lines[lines.len().saturating_sub(20)..].join("\n")
-    }
-
-    /// Stops its threads where they are. Only with nothing in flight.
-    pub fn freeze(&self) {
-        self.signal(Signal::STOP);
-    }
-
-    /// Lets them go on.
-    pub fn thaw(&self) {
-        self.signal(Signal::CONT);
-    }
-
-    fn signal(&self, signal: Signal) {
-        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
-            let _ = kill_process(pid, signal);
-        }
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }

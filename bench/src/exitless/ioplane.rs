@@ -5,7 +5,8 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use super::backend::{Backend, Backing, Place, Served};
+use super::backend::{Backend, Backing};
+use crate::served::{Place, Served};
 
 /// One daemon with one I/O core and one disk.
 pub struct Ioplane {

@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use ioplane_testkit::driver::{Disk, Op};
 use ioplane_testkit::front::Front;
 
-use crate::machine::{self, CpuTimes};
+use crate::machine::{Account, Books};
 
 /// Bytes of a request.
 pub const BLOCK: u32 = 4096;
@@ -93,13 +93,9 @@ pub struct Target<'a> {
 }
 
 struct Snapshot {
-    at: Instant,
     kicks: u64,
     interrupts: u64,
-    cpu: CpuTimes,
-    own: CpuTimes,
-    kernel: CpuTimes,
-    busy: u64,
+    books: Books,
 }
 
 impl Target<'_> {
@@ -114,17 +110,12 @@ impl Target<'_> {
         self.front.as_mut()?.bells(0).map(|(_, call)| act(call))
     }
 
-    fn snapshot(&mut self, kicks: u64) -> Snapshot {
-        let kernel = CpuTimes::of_kernel();
-        let interrupts = self.call(|call| {
+    fn interrupts(&mut self) -> u64 {
+        let sum = self.call(|call| {
             call.answer();
             call.sum()
         });
-        let own = CpuTimes::of(&[std::process::id()]);
-        let cpu = CpuTimes::of(&self.pids);
-        // The clock last, so that what the books cost is not in the time counted.
-        let busy = machine::busy();
-        Snapshot { at: Instant::now(), kicks, interrupts: interrupts.unwrap_or(0), cpu, own, kernel, busy }
+        sum.unwrap_or(0)
     }
 }
 
@@ -151,7 +142,7 @@ pub fn run(target: &mut Target<'_>, load: &Load, scatter: &mut Scatter) -> Resul
     let mut until = begin + load.warm;
     let mut before: Option<Snapshot> = None;
     let (mut progress, mut idle) = (begin, 0u32);
-    let after = loop {
+    let (account, kicks, interrupts) = loop {
         // At most `depth` at a time: with a fast back end there is always one more, and kicks must not wait for ever.
         let mut batch = 0;
         let mut now = progress;
@@ -194,16 +185,15 @@ pub fn run(target: &mut Target<'_>, load: &Load, scatter: &mut Scatter) -> Resul
                 None => {
                     latency.reset();
                     requests = 0;
-                    let snapshot = target.snapshot(kicks);
-                    until = snapshot.at + load.time;
-                    progress = snapshot.at;
-                    before = Some(snapshot);
+                    let interrupts = target.interrupts();
+                    let books = Books::open(&target.pids);
+                    progress = books.opened();
+                    until = progress + load.time;
+                    before = Some(Snapshot { kicks, interrupts, books });
                 }
                 Some(start) => {
-                    let at = Instant::now();
-                    let mut end = target.snapshot(kicks);
-                    end.at = at;
-                    break (start, end);
+                    let account = start.books.close(&target.pids);
+                    break (account, kicks - start.kicks, target.interrupts() - start.interrupts);
                 }
             }
         }
@@ -212,21 +202,8 @@ pub fn run(target: &mut Target<'_>, load: &Load, scatter: &mut Scatter) -> Resul
         }
     };
     drain(target)?;
-    let (start, end) = after;
-    let (cpu_ns, own_ns) = (end.cpu.since(&start.cpu), end.own.since(&start.own));
-    let kernel_ns = end.kernel.since(&start.kernel);
-    let seconds = (end.at - start.at).as_secs_f64();
-    let busy = (end.busy - start.busy) as f64;
-    Ok(Outcome {
-        requests,
-        seconds,
-        latency,
-        kicks: end.kicks - start.kicks,
-        interrupts: end.interrupts - start.interrupts,
-        cpu_ns,
-        kernel_ns,
-        foreign: ((busy - (cpu_ns + own_ns + kernel_ns) as f64) / (seconds * 1e9)).max(0.0),
-    })
+    let Account { seconds, cpu_ns, kernel_ns, foreign, .. } = account;
+    Ok(Outcome { requests, seconds, latency, kicks, interrupts, cpu_ns, kernel_ns, foreign })
 }
 
 /// Takes everything that is in flight.

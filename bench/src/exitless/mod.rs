@@ -27,7 +27,8 @@ use anyhow::{Context, Result};
 use ioplane_testkit::driver::{Op, Shape};
 
 use crate::machine::{self, CpuRoom, Cpus};
-use backend::{Backend, Backing, Place};
+use crate::served::Place;
+use backend::{Backend, Backing};
 use ioplane::Ioplane;
 use load::{Load, Outcome, Scatter, Waiting};
 use qsd::{Aio, Qsd};

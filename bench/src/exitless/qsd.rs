@@ -5,7 +5,8 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::backend::{Backend, Backing, Place, Served};
+use super::backend::{Backend, Backing};
+use crate::served::{Place, Served};
 
 /// How it does its I/O to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

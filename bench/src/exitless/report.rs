@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::load::{Outcome, Waiting};
 use crate::machine::{self, Cpus};
+use crate::report::{median, rounded};
 
 /// Which load an outcome is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,13 +52,7 @@ struct Medians {
 
 impl Medians {
     fn of(outcomes: &[Outcome]) -> Self {
-        let median = |value: &dyn Fn(&Outcome) -> f64| {
-            let mut values: Vec<f64> = outcomes.iter().map(value).collect();
-            values.sort_by(f64::total_cmp);
-            let middle = values.len() / 2;
-            let even = values.len().is_multiple_of(2) && middle > 0;
-            if even { (values[middle - 1] + values[middle]) / 2.0 } else { values[middle] }
-        };
+        let median = |value: &dyn Fn(&Outcome) -> f64| median(outcomes.iter().map(value));
         let iops = |o: &Outcome| o.requests as f64 / o.seconds;
         let per = |count: u64, o: &Outcome| count as f64 / (o.requests as f64).max(1.0);
         let most = outcomes.iter().map(iops).fold(0.0, f64::max);
@@ -243,13 +238,4 @@ impl Report {
         }
         out
     }
-}
-
-/// Four digits that mean something.
-fn rounded(value: f64) -> f64 {
-    if value == 0.0 || !value.is_finite() {
-        return 0.0;
-    }
-    let scale = 10f64.powi(3 - value.abs().log10().floor() as i32);
-    (value * scale).round() / scale
 }

@@ -6,11 +6,12 @@ use anyhow::{Context, Result, ensure};
 use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode};
 use ioplane_testkit::front::{Front, Wants, protocol};
 
-use super::backend::{Backend, Backing, Place, Served};
+use super::backend::{Backend, Backing};
 use super::check;
 use super::load::{self, BLOCK, Load, Outcome, Scatter, Target};
 use super::{RING, SHAPE, SLOTS};
 use crate::machine;
+use crate::served::{Place, Served};
 
 /// A connection with its own memory and its own ring; everybody's are alike.
 pub struct Session {

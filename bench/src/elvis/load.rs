@@ -1,0 +1,248 @@
+//! The two loads of the paper, with all guests and the machine they talk to driven by one thread.
+//!
+//! ```text
+//!   guest 1 >--- 64-byte writes ---\                        stream: a window of frames each, acknowledged a batch at a time
+//!   guest 2 >----------------------->  switch  >---> remote
+//!   guest n >----------------------/      ^------------'    request-response: one frame each to and fro
+//! ```
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use hdrhistogram::Histogram;
+
+use crate::machine::{Account, Books};
+use crate::network::backend::mac;
+use crate::network::frame::Stamp;
+use crate::network::load::wait;
+use crate::network::nic::Nic;
+
+/// Frames a guest may have under way: less than a ring, as TCP's window allows for small writes.
+const WINDOW: u64 = 128;
+/// Most frames taken or sent at a NIC before the next one's turn.
+const BATCH: u32 = 64;
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a guest waits for an answer before it asks again: what TCP or the application would do after a loss.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// What the guests do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Work {
+    /// TCP stream of 64-byte writes.
+    Stream,
+    /// UDP request-response.
+    Requests,
+}
+
+/// How long.
+#[derive(Debug, Clone, Copy)]
+pub struct Span {
+    /// Not counted, first.
+    pub warm: Duration,
+    /// Counted.
+    pub time: Duration,
+}
+
+/// What one round measured.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Frames that reached the remote machine.
+    pub frames: u64,
+    /// Kicks of all guests and the remote machine.
+    pub kicks: u64,
+    /// Interrupts likewise.
+    pub interrupts: u64,
+    /// From a request to its response, ns.
+    pub latency: Histogram<u64>,
+    /// Time and processor time.
+    pub account: Account,
+}
+
+/// A guest, as far as the loads go.
+struct Guest {
+    nic: Nic,
+    /// Last number sent, and last acknowledged.
+    sent: u64,
+    done: u64,
+    since: Instant,
+}
+
+/// Everybody who takes part.
+pub struct Party {
+    guests: Vec<Guest>,
+    remote: Nic,
+    /// The last number that came from each guest, and the last that was answered.
+    came: Vec<u64>,
+    answered: Vec<u64>,
+    /// They sleep for interrupts when there is nothing to do; else they look all the time.
+    sleeps: bool,
+}
+
+impl Party {
+    /// `remote` has the address after the guests'.
+    pub fn new(guests: Vec<Nic>, remote: Nic, sleeps: bool) -> Self {
+        let count = guests.len();
+        let since = Instant::now();
+        let guests = guests.into_iter().map(|nic| Guest { nic, sent: 0, done: 0, since }).collect();
+        Party { guests, remote, came: vec![0; count], answered: vec![0; count], sleeps }
+    }
+
+    /// One round of `work`; `pids` are the back end's.
+    pub fn run(&mut self, work: Work, span: Span, pids: &[u32]) -> Result<Outcome> {
+        let mut latency = Histogram::<u64>::new_with_bounds(1, 100_000_000_000, 2)?;
+        self.quiet();
+        let begin = Instant::now();
+        for guest in &mut self.guests {
+            (guest.done, guest.since) = (guest.sent, begin);
+        }
+        let (mut frames, mut until, mut progress) = (0u64, begin + span.warm, begin);
+        let mut before: Option<(Books, u64, u64)> = None;
+        let (account, kicks, interrupts) = loop {
+            let now = Instant::now();
+            let mut moved = self.guests_turn(work, now, &mut latency)?;
+            let came = self.remote_turn()?;
+            frames += u64::from(came);
+            moved += came;
+            if moved > 0 {
+                progress = now;
+            } else if self.sleeps {
+                self.sleep()?;
+            } else {
+                std::hint::spin_loop();
+            }
+            if now >= until {
+                match before.take() {
+                    None => {
+                        latency.reset();
+                        frames = 0;
+                        let (kicks, interrupts) = self.bells();
+                        let books = Books::open(pids);
+                        progress = books.opened();
+                        until = progress + span.time;
+                        before = Some((books, kicks, interrupts));
+                    }
+                    Some((books, kicks, interrupts)) => {
+                        let account = books.close(pids);
+                        let (k, i) = self.bells();
+                        break (account, k - kicks, i - interrupts);
+                    }
+                }
+            }
+            ensure!(now.saturating_duration_since(progress) < PATIENCE, "nothing came for {PATIENCE:?}");
+        };
+        self.drain()?;
+        Ok(Outcome { frames, kicks, interrupts, latency, account })
+    }
+
+    /// Guests take acknowledgements and responses, and send what they may.
+    fn guests_turn(&mut self, work: Work, now: Instant, latency: &mut Histogram<u64>) -> Result<u32> {
+        let to = mac(self.guests.len());
+        let window = if work == Work::Stream { WINDOW } else { 1 };
+        let mut moved = 0;
+        for (index, guest) in self.guests.iter_mut().enumerate() {
+            let (sent, done) = (guest.sent, &mut guest.done);
+            let took = guest.nic.receive(0, BATCH, |stamp| {
+                if stamp.number > sent {
+                    bail!("guest {index} was answered {stamp:?} and has sent {sent}");
+                }
+                *done = stamp.number.max(*done);
+                Ok(())
+            })?;
+            if took > 0 && work == Work::Requests {
+                latency.saturating_record((now - guest.since).as_nanos() as u64);
+            }
+            if took == 0 && guest.sent > guest.done && now.saturating_duration_since(guest.since) > AGAIN {
+                // Lost on the way: what is not answered by now never will be.
+                guest.done = guest.sent;
+            }
+            let mut sent = 0;
+            while guest.sent - guest.done < window && sent < BATCH {
+                let stamp = Stamp { pair: index as u16, number: guest.sent + 1 };
+                if !guest.nic.send_to(to, stamp)? {
+                    break;
+                }
+                guest.sent += 1;
+                sent += 1;
+            }
+            if sent > 0 {
+                guest.nic.show();
+            }
+            if took > 0 || sent > 0 {
+                guest.since = now;
+            }
+            moved += took + sent;
+        }
+        Ok(moved)
+    }
+
+    /// The remote machine takes what came and answers each guest it heard from, once: with the last number it has.
+    fn remote_turn(&mut self) -> Result<u32> {
+        let came = &mut self.came;
+        let frames = self.remote.receive(0, BATCH, |stamp| {
+            match came.get_mut(usize::from(stamp.pair)) {
+                Some(last) if *last < stamp.number => *last = stamp.number,
+                _ => bail!("{stamp:?} came twice, late, or from nobody"),
+            }
+            Ok(())
+        })?;
+        if frames > 0 {
+            for (index, (came, answered)) in self.came.iter().zip(&mut self.answered).enumerate() {
+                let stamp = Stamp { pair: index as u16, number: *came };
+                if *came != *answered && self.remote.send_to(mac(index), stamp)? {
+                    *answered = *came;
+                }
+            }
+            self.remote.show();
+        }
+        Ok(frames)
+    }
+
+    fn quiet(&mut self) {
+        self.guests.iter_mut().for_each(|guest| guest.nic.quiet());
+        self.remote.quiet();
+    }
+
+    /// As Linux: an interrupt at the next frame that comes, none for what was sent.
+    fn sleep(&mut self) -> Result<()> {
+        let mut idle = self.remote.wake();
+        for guest in &mut self.guests {
+            idle &= guest.nic.wake();
+        }
+        if idle {
+            let mut all: Vec<_> = self.guests.iter().map(|guest| &guest.nic).collect();
+            all.push(&self.remote);
+            wait(&all, Duration::from_millis(10))?;
+            self.bells();
+        }
+        self.quiet();
+        Ok(())
+    }
+
+    fn bells(&mut self) -> (u64, u64) {
+        let (mut kicks, mut calls) = self.remote.bells();
+        for guest in &mut self.guests {
+            let (k, c) = guest.nic.bells();
+            kicks += k;
+            calls += c;
+        }
+        (kicks, calls)
+    }
+
+    /// Until everybody's frames are used and nothing comes any more.
+    pub fn drain(&mut self) -> Result<()> {
+        self.quiet();
+        let begin = Instant::now();
+        let mut last = begin;
+        while last.elapsed() < Duration::from_millis(20) {
+            let mut moved = self.remote_turn()? + self.remote.reap()?;
+            for guest in &mut self.guests {
+                moved += guest.nic.receive(0, BATCH, |_| Ok(()))? + guest.nic.reap()?;
+            }
+            if moved > 0 {
+                last = Instant::now();
+            }
+            ensure!(begin.elapsed() < PATIENCE, "frames were never used");
+        }
+        Ok(())
+    }
+}

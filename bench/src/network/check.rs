@@ -1,0 +1,80 @@
+//! Does it carry frames? Every byte of a number of frames is compared, in both directions, before anything is timed.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+
+use super::frame::{HEADER, Size, TCP_CHECKSUM, template};
+use super::nic::Nic;
+
+/// Frames compared in each direction, and how long each may take: a switch that has not seen the receiver yet, or a back
+/// end that looks at new rings once in a while, loses the first ones.
+const FRAMES: u8 = 32;
+const EACH: Duration = Duration::from_millis(100);
+const ALL: Duration = Duration::from_secs(10);
+
+/// Sends frames one by one from `a` to `b` and compares header and bytes; then the same back.
+/// Without `checksum`, that of a large frame may be another.
+pub fn both_ways(a: &mut Nic, b: &mut Nic, checksum: bool) -> Result<()> {
+    one_way(a, b, checksum)?;
+    one_way(b, a, checksum)
+}
+
+fn one_way(from: &mut Nic, to: &mut Nic, checksum: bool) -> Result<()> {
+    let begin = Instant::now();
+    let pairs = from.shape.pairs;
+    for round in 0..FRAMES {
+        from.address(to.mac, round)?;
+        let pair = u16::from(round) % pairs;
+        loop {
+            ensure!(from.send(pair, 1)? == 1, "checking: no room for a frame");
+            let number = from.sent(pair);
+            if let Some(mut bytes) = await_frame(from, to)? {
+                let mut expected = template(from.shape.size, from.mac, to.mac, round);
+                let at = from.shape.size.stamp_at();
+                expected[at..at + 8].copy_from_slice(&(u64::from(pair) << 48 | number).to_le_bytes());
+                if from.shape.size == Size::Large && !checksum && bytes.len() == expected.len() {
+                    bytes[TCP_CHECKSUM].copy_from_slice(&expected[TCP_CHECKSUM]);
+                }
+                compare(from.shape.size, &bytes, &expected)?;
+                break;
+            }
+            ensure!(begin.elapsed() < ALL, "checking: {round} of {FRAMES} frames arrived in {ALL:?}");
+        }
+    }
+    from.address(to.mac, 0)
+}
+
+/// The next frame, and all else taken back; none if none comes in time.
+fn await_frame(from: &mut Nic, to: &mut Nic) -> Result<Option<Vec<u8>>> {
+    let begin = Instant::now();
+    loop {
+        for pair in 0..to.shape.pairs {
+            if let Some(bytes) = to.collect(pair)? {
+                while from.reap()? > 0 {
+                    ensure!(begin.elapsed() < ALL, "checking: a frame arrived and was never used");
+                }
+                return Ok(Some(bytes));
+            }
+        }
+        if begin.elapsed() > EACH {
+            from.reap()?;
+            return Ok(None);
+        }
+    }
+}
+
+fn compare(size: Size, bytes: &[u8], expected: &[u8]) -> Result<()> {
+    let head = HEADER as usize;
+    if bytes.len() != expected.len() {
+        bail!("checking: {} bytes arrived, not {}", bytes.len(), expected.len());
+    }
+    if let Some(at) = (head..bytes.len()).find(|at| bytes[*at] != expected[*at]) {
+        bail!("checking: byte {} of the frame is {:#x}, not {:#x}", at - head, bytes[at], expected[at]);
+    }
+    // What the receiver is told: of a large frame, how it would be segmented.
+    if size == Size::Large && (bytes[0] & 1, bytes[1], &bytes[4..10]) != (1, expected[1], &expected[4..10]) {
+        bail!("checking: the header says {:?}, not {:?}", &bytes[..10], &expected[..10]);
+    }
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! `network`: what a frame costs from one guest to another, against DPDK's testpmd.
+//!
+//! ```text
+//!   processor A: generator = both NICs' drivers and front ends       processor B: one back end at a time, others frozen
+//!     a.tx >------------------------------------------------------->   ioplane (two NICs on a switch)
+//!     b.rx <-------------------------------------------------------<   | testpmd (two vhost ports, io forwarding)
+//! ```
+//!
+//! Fair means: one processor each; the same generator, features, ring size, buffers and frames; every byte of some frames
+//! compared beforehand, and the stamp of every frame while it is measured; rounds in turn (A B A B). testpmd forwards from
+//! port to port without looking; ioplane is a switch: it looks the address up, checks the source, counts by cause.
+//!
+//! Rounds are short and many, and the half in which others took least processor time counts: on a shared machine a
+//! median of all would measure the neighbours.
+
+pub mod backend;
+mod belt;
+mod check;
+pub mod frame;
+pub mod load;
+pub mod nic;
+mod null;
+mod report;
+mod session;
+mod testpmd;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::machine::{self, CpuRoom, Cpus};
+use crate::served::Place;
+use backend::Backend;
+use frame::Size;
+use load::Load;
+use nic::Shape;
+use report::Report;
+use session::Session;
+use testpmd::Testpmd;
+
+/// What to measure.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Print one JSON object in place of the table.
+    #[arg(long)]
+    pub json: bool,
+    /// Fewer and shorter rounds: about a minute, and noisier.
+    #[arg(long)]
+    quick: bool,
+    /// Leave ioplane out: only the peer and the generator's ceiling.
+    #[arg(long)]
+    peers_only: bool,
+    /// Only the load with this key, `split64` for example; may be given several times.
+    #[arg(long)]
+    only: Vec<String>,
+    /// Where sockets and logs are made; the default is the folder of the build.
+    #[arg(long)]
+    folder: Option<PathBuf>,
+}
+
+struct Pace {
+    rounds: u32,
+    asleep_rounds: u32,
+    warm: Duration,
+    time: Duration,
+    ping: Duration,
+    /// Time of one trial of a rate.
+    trial: Duration,
+    searches: u32,
+}
+
+impl Options {
+    fn pace(&self) -> Pace {
+        let ms = Duration::from_millis;
+        if self.quick {
+            return Pace {
+                rounds: 8,
+                asleep_rounds: 1,
+                warm: ms(10),
+                time: ms(40),
+                ping: ms(60),
+                trial: ms(30),
+                searches: 1,
+            };
+        }
+        Pace {
+            rounds: 24,
+            asleep_rounds: 3,
+            warm: ms(20),
+            time: ms(100),
+            ping: ms(200),
+            trial: ms(100),
+            searches: 3,
+        }
+    }
+}
+
+/// Measures everything. Fails if any byte was wrong, a frame came twice, or a contender could not be started.
+pub fn run(options: &Options) -> Result<Report> {
+    let begin = Instant::now();
+    let pace = options.pace();
+    let cpus = Cpus::choose()?;
+    machine::pin(cpus.front)?;
+    let place = Place { cpus, room: CpuRoom::new(cpus.back) };
+    let mut report = Report::new(cpus, place.room.describe());
+    let beside = std::env::current_exe()?.parent().map(PathBuf::from).unwrap_or_default();
+    let on = options.folder.clone().unwrap_or(beside);
+    let folder = tempfile::Builder::new().prefix("ioplane-bench-").tempdir_in(&on);
+    let folder = folder.with_context(|| format!("making a folder in {}", on.display()))?;
+
+    eprintln!("the generator's ceiling, through a back end that only moves ring entries");
+    for (name, packed) in [("split64", false), ("packed64", true)] {
+        report.ceiling(name, &null::ceiling(cpus, packed, pace.time)?);
+    }
+    let backends: Vec<&dyn Backend> = vec![&Testpmd];
+    for backend in &backends {
+        report.setup(backend.name(), &backend.describe());
+    }
+    let mut shapes = Vec::new();
+    for pairs in [1, 8] {
+        for size in Size::ALL {
+            shapes.extend([false, true].map(|packed| Shape { packed, size, pairs }));
+        }
+    }
+    shapes.retain(|shape| options.only.is_empty() || options.only.contains(&report::key(*shape)));
+    for shape in shapes {
+        let key = report::key(shape);
+        let mut sessions = Vec::new();
+        for backend in &backends {
+            eprintln!("{key}: {}: comparing frames", backend.name());
+            sessions.push(Session::open(*backend, shape, &folder.path().join(format!("{key}-{}", backend.name())), &place)?);
+        }
+        eprintln!("{key}: measuring");
+        turns(&mut sessions, shape, &pace, &mut report)?;
+    }
+    report.took(begin.elapsed());
+    Ok(report)
+}
+
+/// A B A B ...: the rounds of one load, everybody in turn.
+fn turns(sessions: &mut [Session], shape: Shape, pace: &Pace, report: &mut Report) -> Result<()> {
+    let load = Load { rate: None, sleeps: false, warm: pace.warm, time: pace.time };
+    for _ in 0..pace.rounds {
+        for session in sessions.iter_mut() {
+            report.flood(shape, session.name, session.stream(&load)?);
+        }
+    }
+    for _ in 0..pace.asleep_rounds {
+        for session in sessions.iter_mut() {
+            report.asleep(shape, session.name, session.stream(&Load { sleeps: true, ..load })?);
+        }
+    }
+    for _ in 0..pace.searches {
+        for session in sessions.iter_mut() {
+            report.ping(shape, session.name, &session.ping(pace.ping)?);
+            let most = report.rate(shape, session.name) * 1.2;
+            report.loss_free(shape, session.name, session.loss_free(most, pace.trial)?);
+        }
+    }
+    Ok(())
+}

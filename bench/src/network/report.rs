@@ -1,0 +1,198 @@
+//! Medians, and how they are told: one JSON object, or a table.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde_json::{Map, Value, json};
+
+use super::frame::Size;
+use super::load::Outcome;
+use super::nic::{RING, Shape};
+use crate::machine::{self, Cpus};
+use crate::report::{median, rounded};
+
+/// The key of a load's figures: `split64`, `packed1500`, and `split64k_8pairs` for example.
+pub fn key(shape: Shape) -> String {
+    let rings = if shape.packed { "packed" } else { "split" };
+    let pairs = if shape.pairs > 1 { format!("_{}pairs", shape.pairs) } else { String::new() };
+    format!("{rings}{}{pairs}", shape.size.name())
+}
+
+/// What was measured of one contender at one load.
+#[derive(Debug, Default)]
+struct Cell {
+    floods: Vec<Outcome>,
+    asleep: Vec<Outcome>,
+    p50_us: Vec<f64>,
+    p99_us: Vec<f64>,
+    loss_free: Vec<f64>,
+}
+
+impl Cell {
+    /// The rounds that others disturbed least: half of them. Both sides poll, so a round in which either was not on its
+    /// processor all the time is one in which somebody else was.
+    fn quiet(&self) -> Vec<&Outcome> {
+        let mut rounds: Vec<_> = self.floods.iter().collect();
+        rounds.sort_by(|a, b| a.account.disturbance().total_cmp(&b.account.disturbance()));
+        rounds.truncate(rounds.len().div_ceil(2));
+        rounds
+    }
+
+    fn of_quiet(&self, value: impl Fn(&Outcome) -> f64) -> f64 {
+        median(self.quiet().into_iter().map(value))
+    }
+
+    fn frames_per_s(&self) -> f64 {
+        self.of_quiet(|o| o.frames as f64 / o.account.seconds)
+    }
+}
+
+/// Everything measured in one run.
+pub struct Report {
+    cells: BTreeMap<(Shape, &'static str), Cell>,
+    ceilings: Map<String, Value>,
+    setup: Map<String, Value>,
+}
+
+impl Report {
+    /// An empty one.
+    pub fn new(cpus: Cpus, room: String) -> Self {
+        let mut setup = Map::new();
+        setup.insert("generator_cpu".into(), json!(cpus.front));
+        setup.insert("back_end_cpu".into(), json!(cpus.back));
+        setup.insert("bound_by".into(), json!(room));
+        setup.insert("ring".into(), json!(RING));
+        setup.insert("frame_bytes".into(), json!(Size::ALL.map(Size::bytes)));
+        Report { cells: BTreeMap::new(), ceilings: Map::new(), setup }
+    }
+
+    /// What the generator does through a back end that only moves ring entries.
+    pub fn ceiling(&mut self, name: &str, outcome: &Outcome) {
+        let rate = outcome.frames as f64 / outcome.account.seconds;
+        let cell = json!({ "frames_per_s": rate.round(), "ns_per_frame": rounded(1e9 / rate) });
+        eprintln!("generator, {name}: {cell}");
+        self.ceilings.insert(name.into(), cell);
+    }
+
+    /// How a contender works, in words.
+    pub fn setup(&mut self, name: &str, how: &str) {
+        self.setup.insert(name.into(), json!(how));
+    }
+
+    fn cell(&mut self, shape: Shape, name: &'static str) -> &mut Cell {
+        self.cells.entry((shape, name)).or_default()
+    }
+
+    /// One round at full rate.
+    pub fn flood(&mut self, shape: Shape, name: &'static str, outcome: Outcome) {
+        self.cell(shape, name).floods.push(outcome);
+    }
+
+    /// One round of a driver that sleeps for interrupts.
+    pub fn asleep(&mut self, shape: Shape, name: &'static str, outcome: Outcome) {
+        self.cell(shape, name).asleep.push(outcome);
+    }
+
+    /// Round trips.
+    pub fn ping(&mut self, shape: Shape, name: &'static str, trips: &Histogram<u64>) {
+        let cell = self.cell(shape, name);
+        cell.p50_us.push(trips.value_at_quantile(0.5) as f64 / 1e3);
+        cell.p99_us.push(trips.value_at_quantile(0.99) as f64 / 1e3);
+    }
+
+    /// A loss-free rate, frames a second.
+    pub fn loss_free(&mut self, shape: Shape, name: &'static str, rate: f64) {
+        self.cell(shape, name).loss_free.push(rate);
+    }
+
+    /// The rate of the rounds so far, frames a second.
+    pub fn rate(&self, shape: Shape, name: &'static str) -> f64 {
+        self.cells.get(&(shape, name)).map_or(0.0, Cell::frames_per_s)
+    }
+
+    /// How long it all took.
+    pub fn took(&mut self, time: Duration) {
+        self.setup.insert("seconds".into(), json!(time.as_secs()));
+    }
+
+    fn versus(&self, shape: Shape, name: &str) -> Option<f64> {
+        let peer = self.cells.get(&(shape, "testpmd")).filter(|_| name != "testpmd")?;
+        let own = self.cells.iter().find(|((s, n), _)| *s == shape && *n == name)?.1;
+        Some(own.frames_per_s() / peer.frames_per_s())
+    }
+
+    /// The object of `--json`.
+    pub fn json(&self) -> Value {
+        let mut figures = Map::new();
+        for ((shape, name), cell) in &self.cells {
+            let entry = figures.entry(key(*shape)).or_insert_with(|| json!({}));
+            let who = if *name == "ioplane" { String::new() } else { format!("{name}_") };
+            for (part, value) in parts(*shape, cell) {
+                entry[format!("{who}{part}")] = json!(rounded(value));
+            }
+            if let Some(ratio) = self.versus(*shape, name) {
+                entry[format!("{who}frames_vs_testpmd")] = json!(rounded(ratio));
+            }
+        }
+        figures.insert("generator_ceiling".into(), self.ceilings.clone().into());
+        json!({
+            "name": "network",
+            "commit": machine::commit(),
+            "machine": machine::describe(),
+            "setup": self.setup,
+            "figures": figures,
+        })
+    }
+
+    /// The same for people.
+    pub fn table(&self) -> String {
+        let mut out = String::new();
+        for (name, value) in &self.setup {
+            let _ = writeln!(out, "{name:>24}  {}", value.as_str().map_or(value.to_string(), str::to_string));
+        }
+        let _ = writeln!(out, "{:>24}  {}\n", "generator's ceiling", json!(self.ceilings));
+        let titles = ["frames/s", "Gbit/s", "disturb", "p50 us", "p99 us", "loss-free/s", "kicks", "irqs", "vs testpmd"];
+        let _ = write!(out, "{:18}{:9}", "", "");
+        for title in titles {
+            let _ = write!(out, "{title:>12}");
+        }
+        let _ = writeln!(out);
+        for ((shape, name), cell) in &self.cells {
+            let _ = write!(out, "{:18}{name:9}", key(*shape));
+            for (part, value) in parts(*shape, cell) {
+                let digits = if value >= 1000.0 { 0 } else { 3 };
+                if ["frames_per_s_spread", "lost"].contains(&part) {
+                    continue;
+                }
+                let _ = write!(out, "{value:>12.digits$}");
+            }
+            let ratio = self.versus(*shape, name).map_or(String::new(), |ratio| format!("{ratio:.2}x"));
+            let _ = writeln!(out, "{ratio:>12}");
+        }
+        out
+    }
+}
+
+/// The figures of a cell by name, in the table's order.
+fn parts(shape: Shape, cell: &Cell) -> [(&'static str, f64); 10] {
+    let per_frame = |count: fn(&Outcome) -> u64| {
+        move |o: &Outcome| count(o) as f64 / (o.frames as f64).max(1.0)
+    };
+    let rate = cell.frames_per_s();
+    let rates = || cell.quiet().into_iter().map(|o| o.frames as f64 / o.account.seconds);
+    let (most, least) = (rates().fold(0.0, f64::max), rates().fold(f64::INFINITY, f64::min));
+    [
+        ("frames_per_s", rate),
+        ("gbit_per_s", rate * f64::from(shape.size.bytes()) * 8.0 / 1e9),
+        ("frames_per_s_spread", (most - least) / rate.max(1.0)),
+        ("disturbed", cell.of_quiet(|o| o.account.disturbance())),
+        ("p50_us", median(cell.p50_us.iter().copied())),
+        ("p99_us", median(cell.p99_us.iter().copied())),
+        ("loss_free_per_s", median(cell.loss_free.iter().copied())),
+        ("kicks_per_frame", cell.of_quiet(per_frame(|o| o.kicks))),
+        ("interrupts_per_frame", median(cell.asleep.iter().map(per_frame(|o| o.interrupts)))),
+        ("lost", cell.of_quiet(|o| o.lost as f64 / (o.sent as f64).max(1.0))),
+    ]
+}
