@@ -26,6 +26,9 @@ const EVENT_ENABLE: u16 = 0;
 const EVENT_DISABLE: u16 = 1;
 const EVENT_DESC: u16 = 2;
 
+/// How many slots are taken at a time.
+pub const TAKE: usize = 32;
+
 /// How a ring is laid out, and what was negotiated about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mode {
@@ -51,7 +54,7 @@ pub struct Slots {
 }
 
 /// A buffer that the device has used.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Used {
     /// Its slot, ours again.
     pub slot: u16,
@@ -182,10 +185,23 @@ impl Belt {
         self.idle.pop()
     }
 
-    /// Gives a slot back that [`Belt::idle`] or [`Belt::take`] gave, without the device seeing it.
+    /// How many there are.
     #[inline]
-    pub fn rest(&mut self, slot: u16) {
-        self.idle.push(slot);
+    pub fn idle_count(&self) -> usize {
+        self.idle.len()
+    }
+
+    /// Takes back what the device has used, without looking at it.
+    #[inline]
+    pub fn reap(&mut self) -> Result<()> {
+        let mut used = [Used::default(); TAKE];
+        loop {
+            let count = self.take(&mut used)?;
+            self.idle.extend(used[..count].iter().map(|used| used.slot));
+            if count < TAKE {
+                return Ok(());
+            }
+        }
     }
 
     /// The place of count `at` in the ring, and what the wrap counter is there.
@@ -262,29 +278,49 @@ impl Belt {
         }
     }
 
-    /// Takes the next slot that the device has used.
+    /// Takes slots that the device has used, as many as there are and `out` holds, and asks for the lines in which their
+    /// buffers begin: every line on the way comes from the other processor, and many are under way at once only if nothing
+    /// is made to wait for one of them.
     #[inline]
-    pub fn take(&mut self) -> Result<Option<Used>> {
-        let (at, wrap) = self.locate(self.taken);
-        let (slot, len) = if self.mode.packed {
-            if self.taken == self.shown || !self.is_used(at, wrap) {
-                return Ok(None);
-            }
-            (self.desc.load_u16(16 * at + 12).into(), self.desc.load_u32(16 * at + 8))
-        } else {
-            if self.seen == self.taken as u16 {
-                self.seen = self.device.load_u16(2);
-                if self.seen == self.taken as u16 {
-                    return Ok(None);
+    pub fn take(&mut self, out: &mut [Used]) -> Result<usize> {
+        let most = self.used_now().min(out.len());
+        let mut taken = 0;
+        let mut worst = 0;
+        for used in &mut out[..most] {
+            let (at, wrap) = self.locate(self.taken);
+            let (slot, len) = if self.mode.packed {
+                if !self.is_used(at, wrap) {
+                    break;
                 }
+                (self.desc.load_u16(16 * at + 12).into(), self.desc.load_u32(16 * at + 8))
+            } else {
+                let element = u64::from_le_bytes(self.device.bytes(4 + 8 * at));
+                (element as u32, (element >> 32) as u32)
+            };
+            worst = slot.max(worst);
+            *used = Used { slot: slot as u16, len };
+            if self.slots.write {
+                self.buffers.prefetch(slot as usize * self.slots.stride as usize);
             }
-            (self.device.load_u32(4 + 8 * at), self.device.load_u32(8 + 8 * at))
-        };
-        if slot >= self.slots.count.into() {
-            bail!("the device used {slot}, which is none of the {} descriptors", self.slots.count);
+            self.taken = self.taken.wrapping_add(1);
+            taken += 1;
         }
-        self.taken = self.taken.wrapping_add(1);
-        Ok(Some(Used { slot: slot as u16, len }))
+        if worst >= self.slots.count.into() {
+            bail!("the device used {worst}, which is none of the {} descriptors", self.slots.count);
+        }
+        Ok(taken)
+    }
+
+    /// How many slots there can be to take.
+    #[inline]
+    fn used_now(&mut self) -> usize {
+        if self.mode.packed {
+            return self.shown.wrapping_sub(self.taken) as usize;
+        }
+        if self.seen == self.taken as u16 {
+            self.seen = self.device.load_u16(2);
+        }
+        self.seen.wrapping_sub(self.taken as u16).into()
     }
 
     #[inline]

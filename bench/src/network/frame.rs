@@ -68,7 +68,8 @@ impl Size {
 
 /// Header and frame from `from` to `to`, whole; the stamp is zero and the filling depends on `salt`.
 pub fn template(size: Size, from: [u8; 6], to: [u8; 6], salt: u8) -> Vec<u8> {
-    let mut bytes: Vec<u8> = (0..HEADER + size.bytes()).map(|at| (at as u8).wrapping_mul(31) ^ salt).collect();
+    let mut bytes: Vec<u8> =
+        (0..HEADER + size.bytes()).map(|at| (at as u8).wrapping_mul(31) ^ salt).collect();
     bytes[..HEADER as usize].fill(0);
     let frame = &mut bytes[HEADER as usize..];
     frame[..6].copy_from_slice(&to);

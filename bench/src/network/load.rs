@@ -107,9 +107,7 @@ impl Path {
         let mut before: Option<(Books, u64, u64)> = None;
         let (mut progress, mut now, mut turn) = (begin, begin, 0u32);
         let (account, kicks, interrupts, owed) = loop {
-            let due = load.rate.map_or(u64::MAX, |rate| {
-                ((now - paced_from).as_secs_f64() * rate) as u64
-            });
+            let due = load.rate.map_or(u64::MAX, |rate| ((now - paced_from).as_secs_f64() * rate) as u64);
             let sent = self.send(due.saturating_sub(went))?;
             went += u64::from(sent);
             let came = self.receive()?;
@@ -239,7 +237,8 @@ impl Path {
         let mut turn = 0u32;
         let pairs = self.pairs();
         loop {
-            let (nic, seen) = if at_b { (&mut self.b, &mut self.seen[0]) } else { (&mut self.a, &mut self.seen[1]) };
+            let (nic, seen) =
+                if at_b { (&mut self.b, &mut self.seen[0]) } else { (&mut self.a, &mut self.seen[1]) };
             for pair in 0..pairs {
                 if nic.receive(pair, 1, |stamp| mark(seen, stamp))? > 0 {
                     return Ok(());

@@ -129,7 +129,12 @@ pub fn run(options: &Options) -> Result<Report> {
         let mut sessions = Vec::new();
         for backend in &backends {
             eprintln!("{key}: {}: comparing frames", backend.name());
-            sessions.push(Session::open(*backend, shape, &folder.path().join(format!("{key}-{}", backend.name())), &place)?);
+            sessions.push(Session::open(
+                *backend,
+                shape,
+                &folder.path().join(format!("{key}-{}", backend.name())),
+                &place,
+            )?);
         }
         eprintln!("{key}: measuring");
         turns(&mut sessions, shape, &pace, &mut report)?;

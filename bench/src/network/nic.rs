@@ -8,7 +8,7 @@ use ioplane_testkit::driver::GuestMemory;
 use ioplane_testkit::driver::spec::*;
 use ioplane_testkit::front::{Ask, F_PROTOCOL_FEATURES, Front, Wants, protocol, vring_state};
 
-use super::belt::{Belt, Mode, Slots};
+use super::belt::{Belt, Mode, Slots, TAKE, Used};
 use super::frame::{HEADER, NUM_BUFFERS, Size, Stamp, template};
 
 /// Entries of each ring: QEMU's default.
@@ -73,7 +73,8 @@ impl Shape {
     /// Features without which the figures would not be what they say.
     fn needs(self) -> u64 {
         let wanted = self.wants().features;
-        wanted & !(VIRTIO_F_EVENT_IDX | VIRTIO_NET_F_MAC | VIRTIO_NET_F_STATUS | VIRTIO_NET_F_HOST_TSO6)
+        wanted
+            & !(VIRTIO_F_EVENT_IDX | VIRTIO_NET_F_MAC | VIRTIO_NET_F_STATUS | VIRTIO_NET_F_HOST_TSO6)
             & !VIRTIO_NET_F_GUEST_TSO6
     }
 
@@ -108,9 +109,20 @@ pub struct Nic {
     pub mac: [u8; 6],
     /// Frames sent by each pair.
     sent: Vec<u64>,
+    /// What is missing of the frame that is coming in, by pair.
+    open: Vec<Open>,
     /// The eventfds of all queues' interrupts, to sleep on.
     calls: Vec<OwnedFd>,
     memory: GuestMemory,
+}
+
+/// A frame of which some buffers have come.
+#[derive(Debug, Clone, Copy, Default)]
+struct Open {
+    /// Buffers that are to come; zero between frames.
+    buffers: u16,
+    /// Bytes that came.
+    bytes: u32,
 }
 
 impl Nic {
@@ -125,8 +137,8 @@ impl Nic {
             tx.push(Belt::new(&mut memory, RING, mode, shape.tx())?);
             rx.push(Belt::new(&mut memory, RING, mode, shape.rx())?);
         }
-        let sent = vec![0; shape.pairs.into()];
-        let mut nic = Nic { front: None, tx, rx, shape, mac, sent, calls: Vec::new(), memory };
+        let (sent, open) = (vec![0; shape.pairs.into()], vec![Open::default(); shape.pairs.into()]);
+        let mut nic = Nic { front: None, tx, rx, shape, mac, sent, open, calls: Vec::new(), memory };
         nic.address(to, 0)?;
         Ok(nic)
     }
@@ -215,17 +227,14 @@ impl Nic {
         let belt = &mut self.tx[usize::from(pair)];
         let number = &mut self.sent[usize::from(pair)];
         let mut sent = 0;
-        while sent < most {
-            let slot = match belt.take()? {
-                Some(used) => used.slot,
-                None => match belt.idle() {
-                    Some(slot) => slot,
-                    None => break,
-                },
-            };
+        if belt.idle_count() < most as usize {
+            belt.reap()?;
+        }
+        while sent < most
+            && let Some(slot) = belt.idle()
+        {
             *number += 1;
-            let at = belt.at(slot);
-            Stamp { pair, number: *number }.put(belt.buffers(), at, self.shape.size);
+            Stamp { pair, number: *number }.put(belt.buffers(), belt.at(slot), self.shape.size);
             belt.put(slot);
             sent += 1;
         }
@@ -235,31 +244,46 @@ impl Nic {
         Ok(sent)
     }
 
-    /// Takes up to `most` frames that came by `pair`, shows each to `look`, and gives the buffers back at once.
+    /// Takes up to `most` (and a few more) frames that came by `pair`, shows the stamp of each to `look`, and gives the
+    /// buffers back at once.
     #[inline]
-    pub fn receive(&mut self, pair: u16, most: u32, mut look: impl FnMut(Stamp) -> Result<()>) -> Result<u32> {
+    pub fn receive(
+        &mut self,
+        pair: u16,
+        most: u32,
+        mut look: impl FnMut(Stamp) -> Result<()>,
+    ) -> Result<u32> {
         let (belt, size) = (&mut self.rx[usize::from(pair)], self.shape.size);
-        let mut frames = 0;
+        let (mut frames, mut used) = (0, [Used::default(); TAKE]);
+        let open = &mut self.open[usize::from(pair)];
         while frames < most {
-            let Some(used) = belt.take()? else { break };
-            let at = belt.at(used.slot);
-            let more = belt.buffers().load_u16(at + NUM_BUFFERS);
-            look(Stamp::load(belt.buffers(), at, size))?;
-            let mut came = used.len;
-            belt.put(used.slot);
-            for _ in 1..more {
-                let Some(used) = belt.take()? else {
-                    bail!("a frame of {more} buffers has fewer: they were not used together");
-                };
-                came += used.len;
+            let count = belt.take(&mut used)?;
+            for used in &used[..count] {
+                if open.buffers == 0 {
+                    let at = belt.at(used.slot);
+                    open.buffers = belt.buffers().load_u16(at + NUM_BUFFERS).max(1);
+                    look(Stamp::load(belt.buffers(), at, size))?;
+                }
+                open.buffers -= 1;
+                open.bytes += used.len;
                 belt.put(used.slot);
+                if open.buffers == 0 {
+                    if open.bytes != HEADER + size.bytes() {
+                        bail!(
+                            "a frame of {} bytes with its header, not {}",
+                            open.bytes,
+                            HEADER + size.bytes()
+                        );
+                    }
+                    open.bytes = 0;
+                    frames += 1;
+                }
             }
-            if came != HEADER + size.bytes() {
-                bail!("a frame of {came} bytes with its header, not {}", HEADER + size.bytes());
+            if count < TAKE {
+                break;
             }
-            frames += 1;
         }
-        if frames > 0 && belt.publish() {
+        if belt.publish() {
             self.kick_rx(pair);
         }
         Ok(frames)
@@ -268,17 +292,24 @@ impl Nic {
     /// Takes one whole frame that came by `pair`, header and all, if there is one.
     pub fn collect(&mut self, pair: u16) -> Result<Option<Vec<u8>>> {
         let belt = &mut self.rx[usize::from(pair)];
-        let Some(used) = belt.take()? else { return Ok(None) };
-        let more = belt.buffers().load_u16(belt.at(used.slot) + NUM_BUFFERS);
-        let mut bytes = Vec::new();
-        let mut next = Some(used);
-        for left in (0..more.max(1)).rev() {
-            let used = next.context("a frame ends before its last buffer")?;
+        let (mut bytes, mut left, mut used) = (Vec::new(), 1, [Used::default()]);
+        while left > 0 {
+            if belt.take(&mut used)? == 0 {
+                ensure!(
+                    bytes.is_empty(),
+                    "a frame ends {left} buffers too early: they were not used together"
+                );
+                return Ok(None);
+            }
+            let [Used { slot, len }] = used;
+            if bytes.is_empty() {
+                left = belt.buffers().load_u16(belt.at(slot) + NUM_BUFFERS).max(1);
+            }
             let from = bytes.len();
-            bytes.resize(from + used.len as usize, 0);
-            self.memory.view().read(belt.buffers().gpa() + belt.at(used.slot) as u64, &mut bytes[from..])?;
-            belt.put(used.slot);
-            next = if left > 0 { belt.take()? } else { None };
+            bytes.resize(from + len as usize, 0);
+            self.memory.view().read(belt.buffers().gpa() + belt.at(slot) as u64, &mut bytes[from..])?;
+            belt.put(slot);
+            left -= 1;
         }
         if belt.publish() {
             self.kick_rx(pair);
@@ -296,9 +327,10 @@ impl Nic {
     #[inline]
     pub fn send_to(&mut self, to: [u8; 6], stamp: Stamp) -> Result<bool> {
         let belt = &mut self.tx[0];
-        let Some(slot) = belt.take()?.map(|used| used.slot).or_else(|| belt.idle()) else {
-            return Ok(false);
-        };
+        if belt.idle_count() == 0 {
+            belt.reap()?;
+        }
+        let Some(slot) = belt.idle() else { return Ok(false) };
         let at = belt.at(slot);
         let frame = at + HEADER as usize;
         belt.buffers().put_u32(frame, u32::from_le_bytes([to[0], to[1], to[2], to[3]]));
@@ -325,9 +357,7 @@ impl Nic {
     pub fn reap(&mut self) -> Result<u32> {
         let mut left = 0;
         for belt in &mut self.tx {
-            while let Some(used) = belt.take()? {
-                belt.rest(used.slot);
-            }
+            belt.reap()?;
             left += u32::from(belt.in_flight());
         }
         Ok(left)

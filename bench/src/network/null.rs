@@ -30,21 +30,23 @@ pub fn ceiling(cpus: Cpus, packed: bool, time: Duration) -> Result<Outcome> {
     machine::pin(cpus.back)?;
     let moving = std::thread::spawn(move || {
         while !seen.load(Ordering::Relaxed) {
-            for _ in 0..64 {
-                if !(rx.ready() && tx.ready()) {
-                    std::hint::spin_loop();
-                    break;
-                }
-                let (from, to) = (tx.head(), rx.head());
-                let stamp_at = Size::Small.stamp_at();
-                rx.buffers.put_u64(rx.at(to), 0);
-                rx.buffers.put_u32(rx.at(to) + 8, 1 << 16);
-                rx.buffers.put_u64(rx.at(to) + stamp_at, tx.buffers.load_u64(tx.at(from) + stamp_at));
-                tx.used(from, 0);
-                rx.used(to, HEADER + Size::Small.bytes());
+            let count = tx.heads().min(rx.heads());
+            if count == 0 {
+                std::hint::spin_loop();
             }
-            tx.publish();
-            rx.publish();
+            for index in 0..count {
+                let (from, to) = (tx.at(index), rx.at(index));
+                let stamp_at = Size::Small.stamp_at();
+                rx.buffers.put_u64(to, 0);
+                rx.buffers.put_u32(to + 8, 1 << 16);
+                rx.buffers.put_u64(to + stamp_at, tx.buffers.load_u64(from + stamp_at));
+                tx.used(index, 0);
+                rx.used(index, HEADER + Size::Small.bytes());
+            }
+            if count > 0 {
+                tx.publish(count);
+                rx.publish(count);
+            }
         }
     });
     machine::pin(cpus.front)?;
@@ -56,6 +58,9 @@ pub fn ceiling(cpus: Cpus, packed: bool, time: Duration) -> Result<Outcome> {
     outcome
 }
 
+/// Buffers that are taken at a time.
+const BATCH: usize = 64;
+
 /// The device's side of a belt, as little of it as can be.
 struct Device {
     packed: bool,
@@ -65,7 +70,9 @@ struct Device {
     buffers: Window,
     stride: usize,
     next: u16,
-    seen: u16,
+    /// The buffers at hand: `have` of them from `next` on.
+    heads: [u16; BATCH],
+    have: usize,
 }
 
 impl Device {
@@ -79,48 +86,63 @@ impl Device {
             buffers: belt.buffers().clone(),
             stride: belt.slots().stride as usize,
             next: 0,
-            seen: 0,
+            heads: [0; BATCH],
+            have: 0,
         })
     }
 
-    fn place(&self) -> (usize, bool) {
-        (usize::from(self.next & (RING - 1)), self.next & RING == 0)
+    fn place(&self, index: usize) -> (usize, bool) {
+        let at = self.next.wrapping_add(index as u16);
+        (usize::from(at & (RING - 1)), at & RING == 0)
     }
 
-    fn at(&self, slot: u16) -> usize {
-        usize::from(slot) * self.stride
+    /// Where the buffer of entry `index` begins.
+    fn at(&self, index: usize) -> usize {
+        usize::from(self.heads[index]) * self.stride
     }
 
-    fn ready(&mut self) -> bool {
-        let (at, wrap) = self.place();
-        if self.packed {
-            let flags = self.desc.load_u16(16 * at + 14);
-            return (flags & 0x80 != 0) == wrap && (flags & 0x8000 != 0) != wrap;
+    /// How many there are; looks for more when there are none, so that lines do not go to and fro for one entry each.
+    fn heads(&mut self) -> usize {
+        if self.have > 0 {
+            return self.have;
         }
-        if self.seen == self.next {
-            self.seen = self.driver.load_u16(2);
+        let there = self.driver.load_u16(2).wrapping_sub(self.next).into();
+        while self.have < BATCH {
+            let (at, wrap) = self.place(self.have);
+            self.heads[self.have] = if self.packed {
+                let flags = self.desc.load_u16(16 * at + 14);
+                if (flags & 0x80 != 0) != wrap || (flags & 0x8000 != 0) == wrap {
+                    break;
+                }
+                self.desc.load_u16(16 * at + 12)
+            } else {
+                if self.have >= there {
+                    break;
+                }
+                self.driver.load_u16(4 + 2 * at)
+            };
+            self.buffers.prefetch(self.at(self.have));
+            self.have += 1;
         }
-        self.seen != self.next
+        self.have
     }
 
-    fn head(&self) -> u16 {
-        let (at, _) = self.place();
-        if self.packed { self.desc.load_u16(16 * at + 12) } else { self.driver.load_u16(4 + 2 * at) }
-    }
-
-    fn used(&mut self, head: u16, len: u32) {
-        let (at, wrap) = self.place();
+    fn used(&mut self, index: usize, len: u32) {
+        let (at, wrap) = self.place(index);
         if self.packed {
             self.desc.put_u32(16 * at + 8, len);
             self.desc.put_u16(16 * at + 14, if wrap { 0x8080 } else { 0 });
         } else {
-            self.device.put_u32(4 + 8 * at, head.into());
+            self.device.put_u32(4 + 8 * at, self.heads[index].into());
             self.device.put_u32(8 + 8 * at, len);
         }
-        self.next = self.next.wrapping_add(1);
     }
 
-    fn publish(&self) {
+    /// Shows the first `count` as used.
+    fn publish(&mut self, count: usize) {
+        self.next = self.next.wrapping_add(count as u16);
+        self.heads.copy_within(count..self.have, 0);
+        self.have -= count;
         if !self.packed {
             self.device.put_u16(2, self.next);
         }

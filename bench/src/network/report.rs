@@ -153,7 +153,17 @@ impl Report {
             let _ = writeln!(out, "{name:>24}  {}", value.as_str().map_or(value.to_string(), str::to_string));
         }
         let _ = writeln!(out, "{:>24}  {}\n", "generator's ceiling", json!(self.ceilings));
-        let titles = ["frames/s", "Gbit/s", "disturb", "p50 us", "p99 us", "loss-free/s", "kicks", "irqs", "vs testpmd"];
+        let titles = [
+            "frames/s",
+            "Gbit/s",
+            "disturb",
+            "p50 us",
+            "p99 us",
+            "loss-free/s",
+            "kicks",
+            "irqs",
+            "vs testpmd",
+        ];
         let _ = write!(out, "{:18}{:9}", "", "");
         for title in titles {
             let _ = write!(out, "{title:>12}");
@@ -177,9 +187,8 @@ impl Report {
 
 /// The figures of a cell by name, in the table's order.
 fn parts(shape: Shape, cell: &Cell) -> [(&'static str, f64); 10] {
-    let per_frame = |count: fn(&Outcome) -> u64| {
-        move |o: &Outcome| count(o) as f64 / (o.frames as f64).max(1.0)
-    };
+    let per_frame =
+        |count: fn(&Outcome) -> u64| move |o: &Outcome| count(o) as f64 / (o.frames as f64).max(1.0);
     let rate = cell.frames_per_s();
     let rates = || cell.quiet().into_iter().map(|o| o.frames as f64 / o.account.seconds);
     let (most, least) = (rates().fold(0.0, f64::max), rates().fold(f64::INFINITY, f64::min));

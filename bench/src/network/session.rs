@@ -41,7 +41,8 @@ impl Session {
             check::both_ways(&mut a, &mut b, backend.keeps_checksum())?;
             Ok(Path::new(a, b))
         };
-        let path = connect().with_context(|| format!("{} with {shape:?}\n{}", backend.name(), served.log_tail()))?;
+        let path =
+            connect().with_context(|| format!("{} with {shape:?}\n{}", backend.name(), served.log_tail()))?;
         let mut session = Session { name: backend.name(), served, path };
         session.path.drain()?;
         session.served.freeze();
