@@ -2,6 +2,7 @@
 //!
 //! Nothing here asserts a time. What is asserted is that the bytes were right: a fast wrong back end fails.
 
+mod elvis;
 mod exitless;
 mod machine;
 mod network;
@@ -23,6 +24,8 @@ enum Name {
     Exitless(exitless::Options),
     /// virtio-net through the switch, against DPDK's testpmd: one core each, same front end on both sides.
     Network(network::Options),
+    /// The paper's evaluation: 1 to 7 guests on one I/O core, notification against polling.
+    Elvis(elvis::Options),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -33,6 +36,10 @@ fn main() -> anyhow::Result<()> {
         }
         Name::Network(options) => {
             let report = network::run(&options)?;
+            (options.json, report.json(), report.table())
+        }
+        Name::Elvis(options) => {
+            let report = elvis::run(&options)?;
             (options.json, report.json(), report.table())
         }
     };

@@ -9,6 +9,18 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::machine::{self, CpuRoom, Cpus};
 
+/// The binary of ioplane: the one beside this, unless IOPLANE_BIN names another.
+pub fn ioplane() -> Result<PathBuf> {
+    let path = match std::env::var_os("IOPLANE_BIN") {
+        Some(path) => path.into(),
+        None => std::env::current_exe()?.with_file_name("ioplane"),
+    };
+    if !path.exists() {
+        bail!("no {}: build it (script/bench does) or set IOPLANE_BIN", path.display());
+    }
+    Ok(path)
+}
+
 /// Where back ends run.
 pub struct Place {
     /// The two processors.

@@ -1,12 +1,12 @@
 //! ioplane itself, from the binary that was built beside this one.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use super::backend::{Backend, Backing};
-use crate::served::{Place, Served};
+use crate::served::{Place, Served, ioplane};
 
 /// One daemon with one I/O core and one disk.
 pub struct Ioplane {
@@ -15,17 +15,6 @@ pub struct Ioplane {
 }
 
 impl Ioplane {
-    fn binary() -> Result<PathBuf> {
-        let path = match std::env::var_os("IOPLANE_BIN") {
-            Some(path) => path.into(),
-            None => std::env::current_exe()?.with_file_name("ioplane"),
-        };
-        if !path.exists() {
-            bail!("no {}: build it (script/bench does) or set IOPLANE_BIN", path.display());
-        }
-        Ok(path)
-    }
-
     fn config(&self, backing: &Backing, socket: &Path, folder: &Path, place: &Place) -> String {
         let mode = if self.polled { "polled" } else { "notified" };
         let backing = match backing {
@@ -50,7 +39,7 @@ impl Backend for Ioplane {
     fn start(&self, backing: &Backing, socket: &Path, folder: &Path, place: &Place) -> Result<Served> {
         let config = folder.join("ioplane.toml");
         std::fs::write(&config, self.config(backing, socket, folder, place))?;
-        let mut command = Command::new(Self::binary()?);
+        let mut command = Command::new(ioplane()?);
         command.arg("serve").arg("--config").arg(&config);
         place.spawn(&command, &folder.join("log"))
     }

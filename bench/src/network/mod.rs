@@ -17,6 +17,7 @@ pub mod backend;
 mod belt;
 mod check;
 pub mod frame;
+pub mod ioplane;
 pub mod load;
 pub mod nic;
 mod null;
@@ -33,6 +34,7 @@ use crate::machine::{self, CpuRoom, Cpus};
 use crate::served::Place;
 use backend::Backend;
 use frame::Size;
+use ioplane::Ioplane;
 use load::Load;
 use nic::Shape;
 use report::Report;
@@ -113,7 +115,10 @@ pub fn run(options: &Options) -> Result<Report> {
     for (name, packed) in [("split64", false), ("packed64", true)] {
         report.ceiling(name, &null::ceiling(cpus, packed, pace.time)?);
     }
-    let backends: Vec<&dyn Backend> = vec![&Testpmd];
+    let mut backends: Vec<&dyn Backend> = vec![&Testpmd];
+    if !options.peers_only {
+        backends.insert(0, &Ioplane { polled: true });
+    }
     for backend in &backends {
         report.setup(backend.name(), &backend.describe());
     }

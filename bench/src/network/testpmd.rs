@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use super::backend::{Backend, socket};
 use super::frame::Size;
@@ -34,6 +34,8 @@ impl Backend for Testpmd {
     fn start(&self, nics: usize, shape: Shape, folder: &Path, place: &Place) -> Result<Served> {
         let cpu = place.cpus.back;
         let pairs = shape.pairs;
+        let known = Command::new("dpdk-testpmd").arg("--version").output().is_ok();
+        ensure!(known, "dpdk-testpmd is not installed: 'script/bootstrap --bench' installs it (package dpdk-dev)");
         let mut command = Command::new("dpdk-testpmd");
         // The main thread sleeps; the second one forwards. Both on the one processor.
         command.arg("--lcores").arg(format!("0@{cpu},1@{cpu}"));

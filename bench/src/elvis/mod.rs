@@ -1,0 +1,133 @@
+//! `elvis`: the evaluation of the paper that exitless I/O comes from (Gordon, Har'El, Landau, Ben-Yehuda, Traeger: "Towards
+//! Exitless and Efficient Paravirtual I/O", SYSTOR 2012, section 5): 1 to 7 guests and a machine that they talk to, one
+//! I/O core for all of them, notification against polling.
+//!
+//! ```text
+//!   processor A: the drivers of all guests and of the remote machine     processor B: one ioplane at a time
+//!                asleep until an interrupt, as guests are                   notified: kicks, sleeps | polled: looks
+//! ```
+//!
+//! What is the paper's: the number of guests, one I/O core, both loads, notification as the baseline. What is not: guests are
+//! drivers without a kernel on one processor together, so a frame costs its guest little and a kick costs a system call, not
+//! an exit; each 64-byte write is a frame of its own; the remote machine is a port of the switch. Ratios carry over,
+//! megabits do not.
+
+mod load;
+mod plot;
+mod report;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::machine::{self, CpuRoom, Cpus};
+use crate::network::backend::{Backend, mac, socket};
+use crate::network::frame::Size;
+use crate::network::ioplane::Ioplane;
+use crate::network::nic::{Nic, Shape};
+use crate::served::{Place, Served};
+use load::{Outcome, Party, Span, Work};
+use report::Report;
+
+/// As many as the paper's machine had processors for.
+const GUESTS: u16 = 7;
+
+/// What to measure.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Print one JSON object in place of the table.
+    #[arg(long)]
+    pub json: bool,
+    /// Fewer and shorter rounds, and noisier.
+    #[arg(long)]
+    quick: bool,
+    /// Write the plot there, as SVG.
+    #[arg(long)]
+    plot: Option<PathBuf>,
+    /// Most guests.
+    #[arg(long, default_value_t = GUESTS, value_parser = clap::value_parser!(u16).range(1..=14))]
+    guests: u16,
+    /// Where sockets and logs are made; the default is the folder of the build.
+    #[arg(long)]
+    folder: Option<PathBuf>,
+}
+
+/// Measures everything. Fails if a frame came twice or nothing came at all.
+pub fn run(options: &Options) -> Result<Report> {
+    let begin = Instant::now();
+    let ms = Duration::from_millis;
+    let (rounds, span) = if options.quick {
+        (3, Span { warm: ms(10), time: ms(60) })
+    } else {
+        (10, Span { warm: ms(20), time: ms(200) })
+    };
+    let cpus = Cpus::choose()?;
+    machine::pin(cpus.front)?;
+    let place = Place { cpus, room: CpuRoom::new(cpus.back) };
+    let mut report = Report::new(cpus, place.room.describe());
+    let beside = std::env::current_exe()?.parent().map(PathBuf::from).unwrap_or_default();
+    let on = options.folder.clone().unwrap_or(beside);
+    let folder = tempfile::Builder::new().prefix("ioplane-bench-").tempdir_in(&on);
+    let folder = folder.with_context(|| format!("making a folder in {}", on.display()))?;
+    for guests in 1..=options.guests {
+        eprintln!("{guests} guests");
+        let mut sessions = Vec::new();
+        for polled in [true, false] {
+            let backend = Ioplane { polled };
+            let folder = folder.path().join(format!("{}-{guests}", backend.name()));
+            sessions.push(Session::open(&backend, guests, &folder, &place)?);
+        }
+        for _ in 0..rounds {
+            for work in [Work::Stream, Work::Requests] {
+                for session in &mut sessions {
+                    report.outcome(guests, work, session.name, session.round(work, span)?);
+                }
+            }
+        }
+    }
+    report.took(begin.elapsed());
+    if let Some(path) = &options.plot {
+        std::fs::write(path, report.plot()).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(report)
+}
+
+/// One ioplane with all its guests, thawed only while it is its turn.
+struct Session {
+    name: &'static str,
+    served: Served,
+    party: Party,
+}
+
+impl Session {
+    fn open(backend: &dyn Backend, guests: u16, folder: &Path, place: &Place) -> Result<Self> {
+        std::fs::create_dir_all(folder)?;
+        let shape = Shape { packed: false, size: Size::Segment, pairs: 1 };
+        let count = usize::from(guests);
+        let mut served = backend.start(count + 1, shape, folder, place)?;
+        for index in 0..=count {
+            served.await_socket(&socket(folder, index))?;
+        }
+        let connect = || -> Result<Party> {
+            let nic = |index, to| Nic::connect(&socket(folder, index), shape, mac(index), mac(to));
+            let remote = nic(count, 0)?;
+            let each: Result<Vec<_>> = (0..count).map(|index| nic(index, count)).collect();
+            Ok(Party::new(each?, remote, true))
+        };
+        let party = connect().with_context(|| format!("{}\n{}", backend.name(), served.log_tail()))?;
+        let mut session = Session { name: backend.name(), served, party };
+        session.party.drain()?;
+        session.served.freeze();
+        Ok(session)
+    }
+
+    fn round(&mut self, work: Work, span: Span) -> Result<Outcome> {
+        self.served.thaw();
+        let outcome = self.party.run(work, span, &self.served.pids());
+        let outcome =
+            outcome.with_context(|| format!("{}: {work:?}\n{}", self.name, self.served.log_tail()))?;
+        self.served.freeze();
+        Ok(outcome)
+    }
+}
