@@ -370,7 +370,7 @@ impl Nic {
 
     /// Asks for an interrupt at the next frame. False if there is one already.
     pub fn wake(&mut self) -> bool {
-        self.rx.iter_mut().fold(true, |quiet, belt| belt.wake_after(1) && quiet)
+        self.rx.iter_mut().all(|belt| belt.wake_after(1))
     }
 
     /// The eventfds of its interrupts; [`Nic::bells`] lowers them.

@@ -34,8 +34,12 @@ impl Backend for Testpmd {
     fn start(&self, nics: usize, shape: Shape, folder: &Path, place: &Place) -> Result<Served> {
         let cpu = place.cpus.back;
         let pairs = shape.pairs;
-        let known = Command::new("dpdk-testpmd").arg("--version").output().is_ok();
-        ensure!(known, "dpdk-testpmd is not installed: 'script/bootstrap --bench' installs it (package dpdk-dev)");
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let known = std::env::split_paths(&path).any(|folder| folder.join("dpdk-testpmd").exists());
+        ensure!(
+            known,
+            "dpdk-testpmd is not installed: 'script/bootstrap --bench' installs it (package dpdk-dev)"
+        );
         let mut command = Command::new("dpdk-testpmd");
         // The main thread sleeps; the second one forwards. Both on the one processor.
         command.arg("--lcores").arg(format!("0@{cpu},1@{cpu}"));
