@@ -9,11 +9,12 @@ use crate::tree::Tree;
 const RULE: &str = "crate order";
 
 /// Each may depend on those before it. A new crate is entered here, at its place.
-const ORDER: [&str; 8] = [
+const ORDER: [&str; 9] = [
     "ioplane-memory",
     "ioplane-device",
     "ioplane-cores",
     "ioplane-storage",
+    "ioplane-network",
     "ioplane-virtio",
     "ioplane-host",
     "ioplane-testkit",

@@ -1,0 +1,75 @@
+//! Where frames go: ports, the switch between them, and the uplink to the host's own network.
+//!
+//! ```text
+//!   control plane:  Switch --plug--> Port       names, addresses, VLANs, counts; dropped = unplugged
+//!                                     | outlet(pair), inlet(pair): made anew whenever a queue starts
+//!   I/O cores:      Outlet            v                                                      Inlet
+//!     send --> judge (VLAN, source, destination) --> tray of the receiver --flush--> inbox --> front, pop
+//!                |            |                        ^  empty trays come back <--------------'
+//!                |            '-- Table: (MAC, VLAN) -> port, lock-free, ages
+//!                '-- what the receiver does not take: segmented and summed here (gso, checksum)
+//! ```
+//!
+//! A frame is copied twice: into a tray that belongs to its *receiver*, and out of it (docs/decisions/0008). So a receiver
+//! that does not take its frames runs out of its own trays, and nobody else is any slower; and nothing refers to the
+//! sender's memory once [`Outlet::send`] has returned.
+//!
+//! Everything that a sender says is hostile: frames are judged by a private copy of their first bytes, which is also what is
+//! delivered; every refusal is a [`Drop`], counted by name on one port. Work for one frame is bounded: by the ports
+//! for a flood (and that by a budget), by [`gso::MOST_SEGMENTS`] for a segmentation.
+//!
+//! Memory: a port has [`SwitchSettings::trays`] trays of [`TRAY`] bytes for each queue pair (64 of them: 4.2 MB), reserved
+//! when it is plugged and touched as far as it is needed; the switch has 16 bytes for each address it can learn.
+//!
+//! Must not know: rings, descriptors, guest memory, sockets, which device a port belongs to.
+
+mod budget;
+mod capture;
+mod cause;
+pub mod checksum;
+mod counts;
+mod error;
+mod filter;
+mod flow;
+pub mod gso;
+mod headers;
+mod inlet;
+mod offload;
+mod opens;
+mod outlet;
+mod plan;
+mod port;
+mod shelf;
+pub mod spec;
+mod stack;
+mod station;
+mod switch;
+mod table;
+mod tap;
+mod vlan;
+
+pub use capture::{Capture, CaptureOptions, Captured, Direction};
+pub use cause::Drop;
+pub use counts::SideReading;
+pub use error::NetworkError;
+pub use filter::Filter;
+pub use inlet::{Frame, Inlet};
+pub use offload::{Offload, Takes};
+pub use outlet::{Outlet, Sent};
+pub use port::{Port, PortOptions, PortReading};
+pub use shelf::TRAY;
+pub use switch::{Learned, Switch, SwitchSettings};
+pub use tap::Tap;
+pub use vlan::Vlan;
+
+/// An Ethernet address.
+pub type Mac = [u8; 6];
+
+/// Most ports of one switch.
+pub const MOST_PORTS: u16 = 256;
+/// Most queue pairs of one port.
+pub const MOST_PAIRS: u16 = 16;
+/// How many of a frame's first bytes [`Outlet::send`] wants to see; all of them if it has fewer.
+pub const HEAD: usize = 128;
+/// Longest frame: the largest IP packet, an Ethernet header and two VLAN tags.
+pub const LONGEST: usize = 65_535 + 14 + 8;

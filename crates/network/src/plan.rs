@@ -1,0 +1,87 @@
+//! Who is plugged in where: made anew by the control side for every change, read by outlets without a lock.
+
+use std::sync::Arc;
+
+use crate::capture::Ring;
+use crate::station::Station;
+use crate::{MOST_PAIRS, MOST_PORTS, Mac};
+
+/// A slot of a plan.
+#[derive(Debug, Clone)]
+pub(crate) struct Face {
+    pub station: Arc<Station>,
+    /// Whoever looks on.
+    pub ring: Option<Arc<Ring>>,
+}
+
+/// The ports of a switch at one moment.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    faces: Box<[Option<Face>]>,
+    /// Slots that have a port.
+    pub taken: Box<[u16]>,
+    /// Whether there is an uplink among them.
+    pub uplinks: bool,
+    /// Configured addresses and their slots, hashed, with linear probing; always some are empty.
+    fixed: Box<[Option<(Mac, u16)>]>,
+}
+
+impl Plan {
+    /// Of faces by slot.
+    pub fn new(faces: Vec<Option<Face>>) -> Self {
+        debug_assert_eq!(faces.len(), usize::from(MOST_PORTS));
+        let taken: Box<[u16]> = (0..MOST_PORTS).filter(|slot| faces[usize::from(*slot)].is_some()).collect();
+        let mut fixed = vec![None; (2 * taken.len() + 2).next_power_of_two()].into_boxed_slice();
+        for face in faces.iter().flatten() {
+            let Some(mac) = face.station.mac else { continue };
+            let mut at = first(mac, fixed.len());
+            while fixed[at].is_some() {
+                at = (at + 1) & (fixed.len() - 1);
+            }
+            fixed[at] = Some((mac, face.station.place.slot));
+        }
+        let uplinks = faces.iter().flatten().any(|face| face.station.uplink);
+        Plan { faces: faces.into(), taken, uplinks, fixed }
+    }
+
+    /// An empty one.
+    pub fn empty() -> Self {
+        Plan::new(vec![None; usize::from(MOST_PORTS)])
+    }
+
+    /// Its faces, to make another of.
+    pub fn faces(&self) -> Vec<Option<Face>> {
+        self.faces.to_vec()
+    }
+
+    #[inline]
+    pub fn face(&self, slot: u16) -> Option<&Face> {
+        self.faces[usize::from(slot)].as_ref()
+    }
+
+    /// The ports whose configured address is `mac`: more than one while a guest migrates within this host.
+    #[inline]
+    pub fn fixed(&self, mac: Mac) -> impl Iterator<Item = &Face> {
+        let mask = self.fixed.len() - 1;
+        let from = first(mac, self.fixed.len());
+        (0..self.fixed.len())
+            .map_while(move |step| self.fixed[(from + step) & mask])
+            .filter(move |(fixed, _)| *fixed == mac)
+            .filter_map(|(_, slot)| self.face(slot))
+    }
+}
+
+#[inline]
+fn first(mac: Mac, len: usize) -> usize {
+    let word = u64::from_be_bytes([0, 0, mac[0], mac[1], mac[2], mac[3], mac[4], mac[5]]);
+    (word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & (len - 1)
+}
+
+/// The number of a receiving queue among all of a switch.
+#[inline]
+pub(crate) fn lane(slot: u16, pair: u16) -> usize {
+    usize::from(slot) * usize::from(MOST_PAIRS) + usize::from(pair)
+}
+
+/// How many there can be.
+pub(crate) const LANES: usize = MOST_PORTS as usize * MOST_PAIRS as usize;

@@ -1,0 +1,271 @@
+//! A port, as its owner has it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::budget::Budget;
+use crate::cause::Drop;
+use crate::counts::SideReading;
+use crate::error::NetworkError;
+use crate::filter::Filter;
+use crate::inlet::Inlet;
+use crate::offload::{Offload, Takes};
+use crate::outlet::{Outlet, Sent};
+use crate::shelf::Shelf;
+use crate::spec::ETH_P_RARP;
+use crate::station::Station;
+use crate::switch::{Switch, SwitchSettings};
+use crate::table::Place;
+use crate::vlan::{Membership, Vlan};
+use crate::{MOST_PAIRS, Mac};
+
+/// What can be chosen about a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortOptions {
+    /// Its name: unique in its switch.
+    pub name: String,
+    /// The address of the guest behind it: never learned elsewhere, and nobody else may send from it while this port is up.
+    /// Two ports may have the same (a guest that migrates within this host): frames go to the one that came up last.
+    pub mac: Option<Mac>,
+    /// Exchanges no frames with other isolated ports.
+    pub isolated: bool,
+    /// Its VLANs.
+    pub vlan: Vlan,
+    /// Queue pairs, 1 to [`MOST_PAIRS`].
+    pub pairs: u16,
+    /// Leads out of the host: may have many addresses behind it, and gets frames for those that nobody knows.
+    pub uplink: bool,
+    /// Largest packet that it sends or receives unsegmented, in bytes without the Ethernet header.
+    pub mtu: u16,
+}
+
+impl PortOptions {
+    /// A port with one queue pair, nothing special about it.
+    pub fn new(name: &str) -> Self {
+        PortOptions {
+            name: name.to_owned(),
+            mac: None,
+            isolated: false,
+            vlan: Vlan::All,
+            pairs: 1,
+            uplink: false,
+            mtu: 1500,
+        }
+    }
+
+    pub(crate) fn station(&self, place: Place, settings: &SwitchSettings) -> Result<Station, NetworkError> {
+        if !(1..=MOST_PAIRS).contains(&self.pairs) {
+            return Err(NetworkError::Pairs { port: self.name.clone(), pairs: self.pairs });
+        }
+        if let Some(mac) = self.mac.filter(|mac| mac[0] & 1 != 0 || *mac == [0; 6]) {
+            return Err(NetworkError::Mac { port: self.name.clone(), mac });
+        }
+        let vlan = Membership::new(&self.name, &self.vlan)?;
+        let shelves: std::io::Result<Box<[Shelf]>> =
+            (0..self.pairs).map(|_| Shelf::new(settings.trays)).collect();
+        let shelves = shelves.map_err(|source| NetworkError::Os {
+            what: format!("port {}", self.name),
+            doing: "reserving memory and a bell for its frames (is the limit of open files or of address space reached?)",
+            source,
+        })?;
+        Ok(Station::new(
+            self.name.clone(),
+            place,
+            self.mac,
+            (self.isolated, self.uplink),
+            vlan,
+            if self.uplink { u32::MAX } else { settings.addresses_per_port },
+            shelves,
+            (self.mtu, Budget::new(settings.flood_rate, settings.flood_burst)),
+        ))
+    }
+}
+
+/// A port at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct PortReading {
+    /// Its name.
+    pub name: String,
+    /// Its configured address.
+    pub mac: Option<Mac>,
+    /// Whether its link is up.
+    pub up: bool,
+    /// Whether it leads out of the host.
+    pub uplink: bool,
+    /// Whether it is isolated.
+    pub isolated: bool,
+    /// Queue pairs.
+    pub pairs: u16,
+    /// Queue pairs that frames are spread over.
+    pub active_pairs: u16,
+    /// What its guest takes.
+    pub takes: Takes,
+    /// Addresses that have been learned there.
+    pub learned: u32,
+    /// Trays with frames that wait to be received, all pairs together.
+    pub waiting: usize,
+    /// Bells rung to wake its receivers.
+    pub rings: usize,
+    /// From the port's owner into the switch.
+    pub sent: SideReading,
+    /// From the switch to the port's owner.
+    pub received: SideReading,
+}
+
+impl PortReading {
+    pub(crate) fn of(station: &Station, switch: &Switch) -> Self {
+        PortReading {
+            name: station.name.clone(),
+            mac: station.mac,
+            up: station.is_up(),
+            uplink: station.uplink,
+            isolated: station.isolated,
+            pairs: station.shelves.len() as u16,
+            active_pairs: station.active(),
+            takes: station.takes(),
+            learned: switch.learned().owned(station.place.slot),
+            waiting: station.shelves.iter().map(Shelf::waiting).sum(),
+            rings: station.shelves.iter().map(|shelf| shelf.rings.load(Ordering::Relaxed)).sum(),
+            sent: station.sent.read(),
+            received: station.received.read(),
+        }
+    }
+}
+
+/// A port of a switch. Dropped, it is unplugged: its frames and trays are gone, what was learned there is forgotten, outlets
+/// and inlets that are left of it send and give nothing.
+///
+/// [`Port::outlet`], [`Port::inlet`], [`Port::announce`] and [`Port::reading`] allocate: control side. The rest only stores to
+/// atomics, and may also be called by the poller of a control queue.
+#[derive(Debug)]
+pub struct Port {
+    switch: Arc<Switch>,
+    station: Arc<Station>,
+    vlan: Vlan,
+}
+
+impl Port {
+    pub(crate) fn new(switch: Arc<Switch>, station: Arc<Station>, vlan: Vlan) -> Self {
+        Port { switch, station, vlan }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.station.name
+    }
+
+    /// Its configured address.
+    pub fn mac(&self) -> Option<Mac> {
+        self.station.mac
+    }
+
+    /// Its VLANs.
+    pub fn vlan(&self) -> &Vlan {
+        &self.vlan
+    }
+
+    /// Queue pairs that it has room for.
+    pub fn pairs(&self) -> u16 {
+        self.station.shelves.len() as u16
+    }
+
+    /// Its switch.
+    pub fn switch(&self) -> &Arc<Switch> {
+        &self.switch
+    }
+
+    /// The sending half of a pair, for one poller.
+    ///
+    /// # Panics
+    /// If the port has no such pair.
+    pub fn outlet(&self, pair: u16) -> Outlet {
+        assert!(pair < self.pairs(), "port {} has {} pairs", self.name(), self.pairs());
+        Outlet::new(self.switch.clone(), self.station.clone())
+    }
+
+    /// The receiving half of a pair, for one poller. It goes on where the last one ended.
+    ///
+    /// # Panics
+    /// If the port has no such pair.
+    pub fn inlet(&self, pair: u16) -> Inlet {
+        assert!(pair < self.pairs(), "port {} has {} pairs", self.name(), self.pairs());
+        Inlet::new(self.station.clone(), pair)
+    }
+
+    /// What the port's guest takes as it is, from the next frame on. At first: nothing.
+    pub fn takes(&self, takes: Takes) {
+        self.station.set_takes(takes);
+    }
+
+    /// Over how many pairs frames are spread, from the first one on; at first all.
+    pub fn set_active_pairs(&self, pairs: u16) {
+        self.station.set_active(pairs);
+    }
+
+    /// Largest packet that is not segmented.
+    pub fn set_mtu(&self, mtu: u16) {
+        self.station.mtu.store(mtu, Ordering::Relaxed);
+    }
+
+    /// The link: at first it is down. While it is down nothing is sent or received; taking it down drops what waits (counted
+    /// as [`Drop::Down`]). A queue that only pauses leaves it up, and finds its frames when it goes on.
+    pub fn set_up(&self, up: bool) {
+        if up {
+            self.station.raised.store(self.switch.raise(), Ordering::Relaxed);
+        }
+        self.station.up.store(up, Ordering::Release);
+        if !up {
+            for pair in 0..self.pairs() {
+                let mut inlet = Inlet::new(self.station.clone(), pair);
+                // Those that an outlet is about to hand over come a moment later: bounded, and few.
+                while inlet.front().is_some() {
+                    inlet.skip(Drop::Down);
+                }
+            }
+        }
+    }
+
+    /// Whether the link is up.
+    pub fn is_up(&self) -> bool {
+        self.station.is_up()
+    }
+
+    /// What the port's guest wants to hear.
+    pub fn filter(&self, filter: &Filter) {
+        self.station.filter.set(filter);
+    }
+
+    /// Tells everybody that `mac` is here now, by a reverse ARP request in the name of the guest, as after a migration
+    /// (vhost-user's `VHOST_USER_SEND_RARP`).
+    pub fn announce(&self, mac: Mac) -> Sent {
+        self.station.raised.store(self.switch.raise(), Ordering::Relaxed);
+        let mut frame = [0u8; 60];
+        frame[..6].fill(0xff);
+        frame[6..12].copy_from_slice(&mac);
+        frame[12..14].copy_from_slice(&ETH_P_RARP.to_be_bytes());
+        // Ethernet, IPv4, lengths of their addresses, reverse request (RFC 903); sender and target hardware address.
+        frame[14..22].copy_from_slice(&[0, 1, 8, 0, 6, 4, 0, 3]);
+        frame[22..28].copy_from_slice(&mac);
+        frame[32..38].copy_from_slice(&mac);
+        let mut outlet = self.outlet(0);
+        let sent = outlet.send(&frame, frame.len(), Offload::NONE, &mut |to| {
+            to.copy_from_slice(&frame);
+            true
+        });
+        outlet.flush();
+        sent
+    }
+
+    /// Its counts.
+    pub fn reading(&self) -> PortReading {
+        PortReading::of(&self.station, &self.switch)
+    }
+}
+
+impl std::ops::Drop for Port {
+    fn drop(&mut self) {
+        self.station.up.store(false, Ordering::Release);
+        self.switch.unplug(&self.station);
+        self.station.shelves.iter().for_each(Shelf::retire);
+    }
+}

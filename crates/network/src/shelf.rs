@@ -1,0 +1,370 @@
+//! The trays of one receiving queue.
+//!
+//! ```text
+//!            take                 hand_over                next                 put_back
+//!   empties -----> Tray (sender) -----------> inbox, bell -----> Tray (receiver) -------> empties
+//! ```
+//!
+//! A [`Tray`] is the right to touch its bytes: it is made by the shelf alone, cannot be copied, and exactly one of the four
+//! places above has it at any time.
+
+#![allow(unsafe_code)]
+// UNSAFETY: one anonymous mapping, cut into trays. A slice of it is only given out against the tray's one token.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicUsize, Ordering, fence};
+
+use crossbeam_queue::ArrayQueue;
+use crossbeam_utils::CachePadded;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::offload::Offload;
+use crate::spec::VLAN_HLEN;
+use crate::stack::Stack;
+use crate::{LONGEST, MOST_PORTS};
+
+/// Bytes of a tray: one longest frame with its header, or some 820 of 64 bytes. An odd number of cache lines, so that the
+/// beginnings of trays, which is all that small batches touch, do not compete for the same sets of a cache.
+pub const TRAY: usize = 65_600;
+/// What stands before each frame in a tray, which is also the unit in which they are aligned.
+pub(crate) const HEADER: usize = 16;
+const _: () =
+    assert!(TRAY >= HEADER + LONGEST + VLAN_HLEN && (TRAY / 64) % 2 == 1 && TRAY.is_multiple_of(64));
+
+/// The right to touch the bytes of one tray of one shelf.
+#[derive(Debug)]
+pub(crate) struct Tray {
+    shelf: u32,
+    index: u16,
+    /// Slot of the port that filled it, or is about to.
+    sender: u16,
+}
+
+/// A tray with frames.
+#[derive(Debug)]
+pub(crate) struct Filled {
+    /// The tray.
+    pub tray: Tray,
+    /// Bytes of it that hold frames.
+    pub used: u32,
+    /// Bytes that have been read.
+    pub read: u32,
+}
+
+/// The header of a frame in a tray.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// Bytes of the frame.
+    pub len: u32,
+    /// Bytes between this header and the frame.
+    pub skew: u8,
+    /// What is left to do.
+    pub offload: Offload,
+}
+
+impl Record {
+    #[inline]
+    pub fn write(&self, to: &mut [u8; HEADER]) {
+        let Offload { flags, gso, hdr_len, gso_size, csum_start, csum_offset } = self.offload;
+        let shorts = |a: u16, b: u16| u32::from(a) | u32::from(b) << 16;
+        let words = [
+            self.len,
+            u32::from_le_bytes([self.skew, flags, gso, 0]),
+            shorts(hdr_len, gso_size),
+            shorts(csum_start, csum_offset),
+        ];
+        for (word, to) in words.iter().zip(to.as_chunks_mut::<4>().0) {
+            *to = word.to_le_bytes();
+        }
+    }
+
+    #[inline]
+    pub fn read(from: &[u8; HEADER]) -> Self {
+        let word = |at: usize| u32::from_le_bytes([from[at], from[at + 1], from[at + 2], from[at + 3]]);
+        let (hdr_gso, csum) = (word(8), word(12));
+        let offload = Offload {
+            flags: from[5],
+            gso: from[6],
+            hdr_len: hdr_gso as u16,
+            gso_size: (hdr_gso >> 16) as u16,
+            csum_start: csum as u16,
+            csum_offset: (csum >> 16) as u16,
+        };
+        Record { len: word(0), skew: from[4], offload }
+    }
+
+    /// Bytes that a frame takes in a tray.
+    #[inline]
+    pub fn space(skew: usize, len: usize) -> usize {
+        (HEADER + skew + len).next_multiple_of(HEADER)
+    }
+}
+
+/// The trays of one receiving queue, all of them for its whole life.
+pub(crate) struct Shelf {
+    id: u32,
+    start: NonNull<u8>,
+    trays: u16,
+    /// Trays that one sender may have out here.
+    share: u16,
+    empties: Stack,
+    inbox: ArrayQueue<Filled>,
+    /// A tray half-read by an inlet that has ended.
+    left: ArrayQueue<Filled>,
+    /// By the sender's slot: trays that it has out here.
+    out: Box<[AtomicU16]>,
+    asleep: CachePadded<AtomicBool>,
+    bell: OwnedFd,
+    retired: AtomicBool,
+    /// How often the bell was rung.
+    pub rings: AtomicUsize,
+}
+
+// SAFETY: the mapping is reached through tokens, of which there is one for each tray, and everything else is atomic.
+unsafe impl Send for Shelf {}
+// SAFETY: as above: a `&Shelf` gives bytes only together with a token.
+unsafe impl Sync for Shelf {}
+
+impl Shelf {
+    /// A shelf of `trays` empty trays. No page is taken before it is written.
+    pub fn new(trays: u16) -> std::io::Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let trays = trays.max(2);
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                usize::from(trays) * TRAY,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )?
+        };
+        let start = NonNull::new(start.cast()).ok_or(rustix::io::Errno::NOMEM)?;
+        let mut shelf = Shelf {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            start,
+            trays,
+            share: (trays - trays / 4).max(1),
+            empties: Stack::full(trays),
+            inbox: ArrayQueue::new(usize::from(trays)),
+            left: ArrayQueue::new(1),
+            out: (0..MOST_PORTS).map(|_| AtomicU16::new(0)).collect(),
+            asleep: CachePadded::new(AtomicBool::new(false)),
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            retired: AtomicBool::new(false),
+            rings: AtomicUsize::new(0),
+        };
+        // A single tray of many is nobody's reserve.
+        shelf.share = shelf.share.min(trays - 1);
+        Ok(shelf)
+    }
+
+    /// An empty tray for the port in slot `sender`; `None` if there is none, or if the port has three quarters of them
+    /// already: one that floods leaves room for the others.
+    #[inline]
+    pub fn take(&self, sender: u16) -> Option<Tray> {
+        let out = &self.out[usize::from(sender)];
+        if out.fetch_add(1, Ordering::Relaxed) < self.share
+            && !self.retired.load(Ordering::Relaxed)
+            && let Some(index) = self.empties.pop()
+        {
+            return Some(Tray { shelf: self.id, index, sender });
+        }
+        out.fetch_sub(1, Ordering::Relaxed);
+        None
+    }
+
+    /// Gives an emptied tray back.
+    #[inline]
+    pub fn put_back(&self, tray: Tray) {
+        assert_eq!(tray.shelf, self.id);
+        self.out[usize::from(tray.sender)].fetch_sub(1, Ordering::Relaxed);
+        self.empties.push(tray.index);
+    }
+
+    /// Puts a tray with frames into the inbox. After a batch of these, and a fence, comes [`Shelf::ring_if_asleep`].
+    #[inline]
+    pub fn hand_over(&self, tray: Tray, used: u32) {
+        assert_eq!(tray.shelf, self.id);
+        if self.inbox.push(Filled { tray, used, read: 0 }).is_err() {
+            unreachable!("the inbox has room for every tray that there is");
+        }
+    }
+
+    /// Rings for a receiver that sleeps. The sender has pushed and fenced before; the receiver says that it sleeps, fences,
+    /// and looks (see [`Shelf::arm`]): one of the two sees the other.
+    #[inline]
+    pub fn ring_if_asleep(&self) {
+        if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel) {
+            self.rings.fetch_add(1, Ordering::Relaxed);
+            // Fails only if the counter is full, and then the receiver is awake anyway.
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// The receiver's side: what it has left half-read, else the oldest tray with frames.
+    #[inline]
+    pub fn next(&self) -> Option<Filled> {
+        if !self.left.is_empty()
+            && let Some(filled) = self.left.pop()
+        {
+            return Some(filled);
+        }
+        self.inbox.pop()
+    }
+
+    /// The receiver's side: its inlet ends here, the next one goes on.
+    pub fn leave(&self, filled: Filled) {
+        if let Err(filled) = self.left.push(filled) {
+            // Two inlets ended half-way: the second's rest is lost.
+            self.put_back(filled.tray);
+        }
+    }
+
+    /// The receiver's side: from now on whoever hands over rings. True if there is something already.
+    pub fn arm(&self) -> bool {
+        self.asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        !self.is_empty()
+    }
+
+    /// The receiver's side: awake. Empties the bell even if nobody seems to have rung: a sender may be about to.
+    pub fn disarm(&self) {
+        self.asleep.store(false, Ordering::Relaxed);
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.bell, &mut count);
+    }
+
+    /// Whether nothing waits.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.inbox.is_empty() && self.left.is_empty()
+    }
+
+    /// Readable when somebody has rung.
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// Trays that wait to be read.
+    pub fn waiting(&self) -> usize {
+        self.inbox.len() + self.left.len()
+    }
+
+    /// The bytes of a tray.
+    #[inline]
+    pub fn bytes(&self, tray: &Tray) -> &[u8] {
+        // SAFETY: `place` is inside the mapping, which lives as long as self; the token is borrowed, so that nobody
+        // writes there meanwhile.
+        unsafe { std::slice::from_raw_parts(self.place(tray), TRAY) }
+    }
+
+    /// The bytes of a tray, to write.
+    #[inline]
+    pub fn bytes_mut<'a>(&'a self, tray: &'a mut Tray) -> &'a mut [u8] {
+        // SAFETY: as above; the token is borrowed for writing, and there is one for each tray.
+        unsafe { std::slice::from_raw_parts_mut(self.place(tray), TRAY) }
+    }
+
+    #[inline]
+    fn place(&self, tray: &Tray) -> *mut u8 {
+        assert_eq!(tray.shelf, self.id);
+        // SAFETY: a token of this shelf has an index below `trays`, and the mapping is trays * TRAY long.
+        unsafe { self.start.as_ptr().add(usize::from(tray.index) * TRAY) }
+    }
+
+    /// The port has gone: no tray is given out any more, and if all are here their pages go back to the system now, not
+    /// only when the last sleeping sender has noticed. Control side.
+    pub fn retire(&self) {
+        self.retired.store(true, Ordering::SeqCst);
+        while let Some(filled) = self.next() {
+            self.put_back(filled.tray);
+        }
+        let home = std::iter::from_fn(|| self.empties.pop()).count();
+        if home == usize::from(self.trays) {
+            // SAFETY: every token has just been taken out and is never given back: nobody can reach these bytes.
+            let _ = unsafe {
+                rustix::mm::madvise(
+                    self.start.as_ptr().cast(),
+                    usize::from(self.trays) * TRAY,
+                    rustix::mm::Advice::LinuxDontNeed,
+                )
+            };
+        }
+    }
+}
+
+impl std::ops::Drop for Shelf {
+    fn drop(&mut self) {
+        // SAFETY: what mmap gave; no slice outlives the borrow of self that it was given out against.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), usize::from(self.trays) * TRAY) };
+    }
+}
+
+impl std::fmt::Debug for Shelf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shelf")
+            .field("trays", &self.trays)
+            .field("waiting", &self.waiting())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_read_as_written() {
+        let offload =
+            Offload { flags: 1, gso: 0x81, hdr_len: 2, gso_size: 3, csum_start: 65_535, csum_offset: 5 };
+        let record = Record { len: 65_557, skew: 4, offload };
+        let mut bytes = [0; HEADER];
+        record.write(&mut bytes);
+        assert_eq!(Record::read(&bytes), record);
+        assert_eq!(Record::space(0, 64), 80);
+    }
+
+    #[test]
+    fn one_sender_leaves_a_quarter_to_the_others() {
+        let shelf = Shelf::new(8).unwrap();
+        let greedy: Vec<_> = std::iter::from_fn(|| shelf.take(1)).collect();
+        assert_eq!(greedy.len(), 6);
+        let modest: Vec<_> = std::iter::from_fn(|| shelf.take(2)).collect();
+        assert_eq!(modest.len(), 2);
+        greedy.into_iter().for_each(|tray| shelf.put_back(tray));
+        assert!(shelf.take(2).is_some() && shelf.take(1).is_some());
+    }
+
+    #[test]
+    fn trays_do_not_overlap() {
+        let shelf = Shelf::new(4).unwrap();
+        let mut trays: Vec<_> = (0..4).map(|sender| shelf.take(sender).unwrap()).collect();
+        for (at, tray) in trays.iter_mut().enumerate() {
+            shelf.bytes_mut(tray).fill(at as u8);
+        }
+        for (at, tray) in trays.iter().enumerate() {
+            assert!(shelf.bytes(tray).iter().all(|byte| usize::from(*byte) == at));
+        }
+    }
+
+    #[test]
+    #[should_panic]
+    fn a_tray_of_another_shelf_is_refused() {
+        let (one, other) = (Shelf::new(2).unwrap(), Shelf::new(2).unwrap());
+        let tray = one.take(0).unwrap();
+        other.put_back(tray);
+    }
+
+    #[test]
+    fn a_retired_shelf_gives_nothing() {
+        let shelf = Shelf::new(4).unwrap();
+        let out = shelf.take(0).unwrap();
+        shelf.retire();
+        assert!(shelf.take(1).is_none());
+        shelf.hand_over(out, 16);
+        assert_eq!(shelf.waiting(), 1, "a tray that was out comes back, and goes with the shelf");
+    }
+}

@@ -1,0 +1,106 @@
+//! A port as the data path sees it: shared by its owner, its inlets, and everybody's outlets.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
+
+use crate::Mac;
+use crate::budget::Budget;
+use crate::counts::Counts;
+use crate::filter::Sieve;
+use crate::offload::Takes;
+use crate::shelf::Shelf;
+use crate::table::Place;
+use crate::vlan::Membership;
+
+/// One port. What can change while frames flow is atomic; the rest is fixed when it is plugged.
+#[derive(Debug)]
+pub(crate) struct Station {
+    pub name: String,
+    pub place: Place,
+    pub mac: Option<Mac>,
+    pub isolated: bool,
+    pub uplink: bool,
+    pub vlan: Membership,
+    /// Addresses that may be learned here.
+    pub share: u32,
+    /// One for each queue pair.
+    pub shelves: Box<[Shelf]>,
+    pub up: AtomicBool,
+    /// When (by the switch's count) its link came up last, or it announced itself.
+    pub raised: AtomicU64,
+    takes: AtomicU8,
+    active: AtomicU16,
+    pub mtu: AtomicU16,
+    pub filter: Sieve,
+    /// For what it floods.
+    pub budget: Budget,
+    pub sent: CachePadded<Counts>,
+    pub received: CachePadded<Counts>,
+}
+
+impl Station {
+    /// With everything that can change as it is at first: the link down, nothing taken but plain frames.
+    #[expect(clippy::too_many_arguments)]
+    pub fn new(
+        name: String,
+        place: Place,
+        mac: Option<Mac>,
+        (isolated, uplink): (bool, bool),
+        vlan: Membership,
+        share: u32,
+        shelves: Box<[Shelf]>,
+        (mtu, budget): (u16, Budget),
+    ) -> Self {
+        let active = shelves.len() as u16;
+        Station {
+            name,
+            place,
+            mac,
+            isolated,
+            uplink,
+            vlan,
+            share,
+            shelves,
+            up: AtomicBool::new(false),
+            raised: AtomicU64::new(0),
+            takes: AtomicU8::new(0),
+            active: AtomicU16::new(active),
+            mtu: AtomicU16::new(mtu),
+            filter: Sieve::new(),
+            budget,
+            sent: CachePadded::new(Counts::new()),
+            received: CachePadded::new(Counts::new()),
+        }
+    }
+
+    #[inline]
+    pub fn is_up(&self) -> bool {
+        self.up.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub fn takes(&self) -> Takes {
+        Takes::of_bits(self.takes.load(Ordering::Relaxed))
+    }
+
+    pub fn set_takes(&self, takes: Takes) {
+        self.takes.store(takes.bits(), Ordering::Relaxed);
+    }
+
+    /// Pairs that frames are spread over: one at least.
+    #[inline]
+    pub fn active(&self) -> u16 {
+        self.active.load(Ordering::Relaxed)
+    }
+
+    pub fn set_active(&self, pairs: u16) {
+        self.active.store(pairs.clamp(1, self.shelves.len() as u16), Ordering::Relaxed);
+    }
+
+    /// Longest frame that is not to be segmented: an Ethernet header and two tags beside the MTU.
+    #[inline]
+    pub fn longest(&self) -> usize {
+        usize::from(self.mtu.load(Ordering::Relaxed)) + 14 + 8
+    }
+}

@@ -1,0 +1,131 @@
+//! Opening a TAP device, and its vnet header.
+
+#![allow(unsafe_code)]
+// UNSAFETY: ioctls of the TUN driver, which rustix does not have.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::error::NetworkError;
+use crate::offload::{Offload, Takes};
+
+/// `virtio_net_hdr_mrg_rxbuf` / `_v1`: what the other side of the switch speaks, so that nothing has to be moved.
+pub(super) const VNET: usize = 12;
+
+const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
+const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
+const TUNSETVNETLE: libc::c_ulong = 0x4004_54dc;
+
+const TUN_F_CSUM: u32 = 0x01;
+const TUN_F_TSO4: u32 = 0x02;
+const TUN_F_TSO6: u32 = 0x04;
+const TUN_F_TSO_ECN: u32 = 0x08;
+const TUN_F_USO4: u32 = 0x20;
+const TUN_F_USO6: u32 = 0x40;
+
+/// Opens the device called `name`; says what it takes.
+pub(super) fn open(name: &str) -> Result<(OwnedFd, Takes), NetworkError> {
+    let os =
+        |doing| move |source: std::io::Error| NetworkError::Os { what: format!("tap {name}"), doing, source };
+    if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(['/', '%', '\0']) {
+        let wrong = std::io::Error::other("a name has 1 to 15 bytes, without '/' and '%'");
+        return Err(os("naming it")(wrong));
+    }
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = rustix::fs::open("/dev/net/tun", flags, Mode::empty())
+        .map_err(|errno| os("opening /dev/net/tun (is the module tun there?)")(errno.into()))?;
+    // SAFETY: an ifreq is plain bytes, for which zeros are a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
+    // SAFETY: TUNSETIFF reads and writes one ifreq, which is ours.
+    let attached = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF as _, &mut request) };
+    if attached < 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(os(
+            "attaching to it (is it in use, or not a TAP device with vnet headers, or CAP_NET_ADMIN missing?)",
+        )(error));
+    }
+    set(&file, TUNSETVNETHDRSZ, VNET as libc::c_int).map_err(os("setting the size of its header"))?;
+    // The header in little-endian whatever the host is; only needed, and only there, where that is a choice.
+    let little = set(&file, TUNSETVNETLE, 1);
+    if cfg!(target_endian = "big") {
+        little.map_err(os("setting the byte order of its header"))?;
+    }
+    let takes = offloads(&file).map_err(os("setting its offloads"))?;
+    Ok((file, takes))
+}
+
+fn set(file: &OwnedFd, request: libc::c_ulong, value: libc::c_int) -> std::io::Result<()> {
+    // SAFETY: both requests read one int, which is ours.
+    let done = unsafe { libc::ioctl(file.as_raw_fd(), request as _, &value) };
+    if done < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Asks for as much as this kernel has: the frames that it sends may be large then.
+fn offloads(file: &OwnedFd) -> std::io::Result<Takes> {
+    let tso = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6;
+    let wishes = [
+        (tso | TUN_F_TSO_ECN | TUN_F_USO4 | TUN_F_USO6, Takes::ALL),
+        (tso | TUN_F_TSO_ECN, Takes { uso4: false, uso6: false, ..Takes::ALL }),
+        (tso, Takes { ecn: false, uso4: false, uso6: false, ..Takes::ALL }),
+        (TUN_F_CSUM, Takes { checksum: true, ..Takes::default() }),
+        (0, Takes::default()),
+    ];
+    let mut refused = std::io::Error::from_raw_os_error(libc::EINVAL);
+    for (flags, takes) in wishes {
+        // SAFETY: TUNSETOFFLOAD takes its flags by value.
+        let done = unsafe { libc::ioctl(file.as_raw_fd(), TUNSETOFFLOAD as _, libc::c_ulong::from(flags)) };
+        if done == 0 {
+            return Ok(takes);
+        }
+        refused = std::io::Error::last_os_error();
+    }
+    Err(refused)
+}
+
+/// Writes a header as the kernel reads it.
+pub(super) fn encode(offload: &Offload) -> [u8; VNET] {
+    let mut header = [0; VNET];
+    (header[0], header[1]) = (offload.flags, offload.gso);
+    let words = [offload.hdr_len, offload.gso_size, offload.csum_start, offload.csum_offset];
+    for (to, word) in header[2..10].as_chunks_mut::<2>().0.iter_mut().zip(words) {
+        *to = word.to_le_bytes();
+    }
+    header
+}
+
+/// Reads a header that the kernel wrote.
+pub(super) fn decode(header: &[u8; VNET]) -> Offload {
+    let word = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+    Offload {
+        flags: header[0],
+        gso: header[1],
+        hdr_len: word(2),
+        gso_size: word(4),
+        csum_start: word(6),
+        csum_offset: word(8),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_read_as_written() {
+        let offload =
+            Offload { flags: 1, gso: 4, hdr_len: 66, gso_size: 1448, csum_start: 34, csum_offset: 16 };
+        assert_eq!(decode(&encode(&offload)), offload);
+    }
+
+    #[test]
+    fn impossible_names_are_refused() {
+        for name in ["", "a name of sixteen", "a/b", "tap%d"] {
+            assert!(open(name).is_err(), "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The uplink: a TAP device of the host, as one more port of a switch.
+//!
+//! ```text
+//!   host's network <--> tap0 <--readv, writev with vnet headers--> TapPoller <--Outlet, Inlet--> switch
+//! ```
+//!
+//! Large frames and partial checksums go through whole, both ways: the kernel's header is virtio's own. What the kernel does
+//! not take is segmented by the switch, as for any receiver.
+
+mod file;
+mod poller;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use ioplane_device::{
+    Access, At, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State, StateError, Still,
+};
+
+use crate::error::NetworkError;
+use crate::offload::Takes;
+use crate::port::{Port, PortOptions, PortReading};
+use crate::switch::Switch;
+use poller::TapPoller;
+
+/// A TAP device that is plugged into a switch: a device without a guest, with one queue. It is run as any other
+/// (`Quiescent::new(tap).resume(&placement)`), and unplugged when it is dropped.
+#[derive(Debug)]
+pub struct Tap {
+    info: DeviceInfo,
+    file: Arc<OwnedFd>,
+    port: Arc<Port>,
+}
+
+impl Tap {
+    /// Opens the TAP device called `name`, or makes it (then it is gone with this one; the daemon needs `CAP_NET_ADMIN` for
+    /// either, unless the device is the daemon's user's), and plugs it into `switch` as an uplink. Its own network, and
+    /// bringing the host's side up, is the administrator's. `options.pairs` is taken as 1, `options.uplink` as true.
+    pub fn open(name: &str, switch: &Arc<Switch>, options: PortOptions) -> Result<Tap, NetworkError> {
+        let (file, takes) = file::open(name)?;
+        Tap::plug(name, file, takes, switch, options)
+    }
+
+    fn plug(
+        name: &str,
+        file: OwnedFd,
+        takes: Takes,
+        switch: &Arc<Switch>,
+        options: PortOptions,
+    ) -> Result<Tap, NetworkError> {
+        let port = switch.plug(PortOptions { pairs: 1, uplink: true, ..options })?;
+        port.takes(takes);
+        port.set_up(true);
+        let info = DeviceInfo { name: name.to_owned(), kind: "tap", queues: 1 };
+        Ok(Tap { info, file: Arc::new(file), port: Arc::new(port) })
+    }
+
+    /// Its port.
+    pub fn port(&self) -> &Arc<Port> {
+        &self.port
+    }
+
+    /// Its counts: received is what the host got.
+    pub fn reading(&self) -> PortReading {
+        self.port.reading()
+    }
+}
+
+impl Device for Tap {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn access(&mut self, _at: At, op: Access<'_>) -> Effect {
+        if let Access::Read(bytes) = op {
+            bytes.fill(0xff);
+        }
+        Effect::None
+    }
+
+    fn active(&self) -> QueueSet {
+        QueueSet::from([0])
+    }
+
+    fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+        if seating.queues().contains(&0) {
+            let poller = TapPoller::new(self.file.clone(), self.port.outlet(0), self.port.inlet(0));
+            seating.sit(0, Box::new(poller));
+        }
+        Ok(())
+    }
+
+    /// Nothing is in flight, and what waits in the inlet waits for the next one.
+    fn deactivate(&mut self, home: Parked) {
+        drop(home);
+    }
+
+    /// A TAP device has no state of its own.
+    fn save(&self, _still: &Still) -> Result<State, DeviceError> {
+        Ok(State { kind: self.info.kind.to_owned(), version: 1, body: Vec::new() })
+    }
+
+    fn load(&mut self, _still: &Still, state: &State) -> Result<(), DeviceError> {
+        match state.expect(self.info.kind, 1)? {
+            [] => Ok(()),
+            body => Err(StateError::Damaged(format!("{} bytes where there are none", body.len())).into()),
+        }
+    }
+
+    fn reset(&mut self, _still: &Still) {}
+}
