@@ -118,8 +118,11 @@ impl Form {
     /// To insert, `base` is at least [`VLAN_HLEN`]. To strip, the frame has a whole tag.
     #[inline]
     pub fn give(self, buffer: &mut [u8], base: usize, head: &[u8]) -> usize {
-        let judged = head.len().min(ETH_HLEN + VLAN_HLEN);
-        buffer[base..base + judged].copy_from_slice(&head[..judged]);
+        const JUDGED: usize = ETH_HLEN + VLAN_HLEN;
+        match (buffer[base..].first_chunk_mut::<JUDGED>(), head.first_chunk::<JUDGED>()) {
+            (Some(front), Some(head)) => *front = *head,
+            _ => buffer[base..base + head.len()].copy_from_slice(head),
+        }
         match self {
             Form::AsIs => base,
             Form::Strip => {

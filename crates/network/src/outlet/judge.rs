@@ -56,6 +56,18 @@ pub(super) fn gate(
     if to.filter.hears(mac, seen) { Ok(form) } else { Err(Drop::Filtered) }
 }
 
+/// What the way of a frame depends on: addresses, type, and the tag if there is one.
+#[inline]
+fn key(head: &[u8], tag: Option<u16>) -> u128 {
+    let first = head.first_chunk::<16>().copied().unwrap_or_else(|| {
+        let mut padded = [0; 16];
+        padded[..ETH_HLEN].copy_from_slice(&head[..ETH_HLEN]);
+        padded
+    });
+    let key = u128::from_le_bytes(first);
+    if tag.is_some() { key } else { key & ((1 << (8 * ETH_HLEN)) - 1) }
+}
+
 /// Addresses that no bridge forwards (IEEE 802.1D, table 7-10): spanning tree, pause frames, LLDP.
 fn link_local(mac: Mac) -> bool {
     mac[..5] == [0x01, 0x80, 0xc2, 0, 0] && mac[5] < 0x10
@@ -72,10 +84,7 @@ impl Outlet {
             return Way::Drop(Drop::Giant);
         }
         let tag = tag(head);
-        let mut key = [0; 16];
-        let fields = if tag.is_some() { 16 } else { ETH_HLEN };
-        key[..fields].copy_from_slice(&head[..fields]);
-        let key = u128::from_ne_bytes(key);
+        let key = key(head, tag);
         let way = match self.judged {
             Some(judged) if judged.key == key => judged.way,
             _ => {
