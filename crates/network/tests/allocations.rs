@@ -1,0 +1,104 @@
+//! The data path allocates nothing and frees nothing, whatever is sent: also in the poll in which a new plan arrives.
+
+#![allow(unsafe_code)]
+// UNSAFETY: an allocator that counts, around the system's.
+
+mod support;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use ioplane_network::{CaptureOptions, Offload, Takes, spec::*};
+use support::*;
+
+struct Counting;
+
+thread_local! {
+    static CALLS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
+}
+
+// SAFETY: hands everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        count();
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(place, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// How often `work` went to the allocator.
+fn calls(work: impl FnOnce()) -> u64 {
+    let before = CALLS.get();
+    work();
+    CALLS.get() - before
+}
+
+#[test]
+fn nothing_is_allocated_between_send_and_pop() {
+    let switch = switch();
+    let mut a = Host::new(&switch, "a");
+    let mut b = Host::with(&switch, "b", |options| options.pairs = 4);
+    let mut whole = Host::new(&switch, "whole");
+    whole.port.takes(Takes::ALL);
+    let plain = frame(BROADCAST, mac(1), &[0; 46]);
+    let to_b = frame(mac(2), mac(1), &[0; 46]);
+    let mut large = frame(mac(2), mac(1), &[0; 6000]);
+    large[12..24].copy_from_slice(&[8, 0, 0x45, 0, 0, 0, 0, 0, 0, 0, 64, IPPROTO_TCP]);
+    large[46] = 0x50;
+    let tso = Offload {
+        flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
+        gso: VIRTIO_NET_HDR_GSO_TCPV4,
+        hdr_len: 54,
+        gso_size: 1000,
+        csum_start: 34,
+        csum_offset: 16,
+    };
+    let mut all = Vec::new();
+    for round in 0..3 {
+        // A new plan, with a ring to copy to, then without.
+        let capture = (round == 1).then(|| switch.capture("a", CaptureOptions::default()).unwrap());
+        let made = calls(|| {
+            for _ in 0..500 {
+                a.add(&plain, Offload::NONE);
+                a.add(&to_b, Offload::NONE);
+                a.add(&large, tso);
+                a.add(&large, Offload { gso_size: 0, ..tso });
+            }
+            a.outlet.flush();
+            for inlet in [&mut b.inlet, &mut whole.inlet, &mut a.inlet] {
+                while inlet.front().is_some() {
+                    inlet.pop();
+                }
+                inlet.arm();
+                inlet.disarm();
+            }
+            b.add(&frame_of_b(), Offload::NONE);
+            b.outlet.flush();
+        });
+        all.push(made);
+        drop(capture);
+    }
+    assert_eq!(all, [0, 0, 0]);
+    assert!(a.port.reading().sent.frames > 1000 && whole.port.reading().received.frames > 500);
+}
+
+/// Built without the allocator.
+fn frame_of_b() -> [u8; 60] {
+    let mut bytes = [0; 60];
+    bytes[..6].copy_from_slice(&mac(1));
+    bytes[6..12].copy_from_slice(&mac(2));
+    bytes
+}
