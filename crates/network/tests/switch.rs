@@ -223,7 +223,8 @@ fn a_tag_moves_where_the_checksum_begins() {
     let (summed, left) = raw.take().unwrap();
     assert_eq!(left, Offload::NONE);
     // Twenty words of 0x1111, in whose place the sum goes.
-    let sum = !((20u32 * 0x1111 & 0xffff) as u16 + (20u32 * 0x1111 >> 16) as u16);
+    let words = 20u32 * 0x1111;
+    let sum = !((words & 0xffff) as u16 + (words >> 16) as u16);
     assert_eq!(summed[22..24], sum.to_be_bytes());
     assert_eq!(
         (&summed[..22], &summed[24..]),
