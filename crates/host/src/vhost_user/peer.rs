@@ -135,8 +135,9 @@ pub fn open_inflight(
     file: OwnedFd,
     features: u64,
 ) -> Result<Vec<Window>, PeerFault> {
-    let each = region_bytes(inflight.queue_size, features) as u64;
-    if inflight.mmap_size < each * u64::from(inflight.num_queues) {
+    // Shared out evenly: it was made for rings of any size (see `get_inflight`), whatever the front end says of them now.
+    let each = inflight.mmap_size / u64::from(inflight.num_queues.max(1)) & !63;
+    if each < region_bytes(inflight.queue_size, features) as u64 {
         return Err(PeerFault::BadValue("the in-flight region is smaller than its queues need"));
     }
     let mapping = Mapping::of_file(file, inflight.mmap_offset, inflight.mmap_size)

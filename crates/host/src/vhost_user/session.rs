@@ -625,7 +625,9 @@ impl<V: VirtioDevice> Session<V> {
         self.peer.needs(VhostUserProtocolFeatures::INFLIGHT_SHMFD, message.header.request as u32)?;
         let asked = message.body::<VhostUserInflight>()?;
         self.check_inflight(&asked)?;
-        let (mapping, bytes) = fresh_inflight(asked.num_queues, asked.queue_size, self.peer.features)?;
+        // QEMU 10 asks with its `queue-size` and lets the driver set up larger rings: room for the largest there can be.
+        let largest = self.vdev()?.model().info().queue_size;
+        let (mapping, bytes) = fresh_inflight(asked.num_queues, largest, self.peer.features)?;
         let body = VhostUserInflight::new(bytes, 0, asked.num_queues, asked.queue_size);
         Ok(Answer::BodyAndFile(body.as_slice().to_vec(), mapping))
     }
