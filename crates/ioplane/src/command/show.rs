@@ -1,7 +1,7 @@
 //! Reports for people.
 
 use super::table::Table;
-use crate::report::{CoreReport, Counts, DiskReport, DiskState, StatusReport};
+use crate::report::{CoreReport, Counts, DiskReport, ServedState, StatusReport};
 use crate::size::Size;
 
 /// A number, or a dash where there is none.
@@ -11,11 +11,11 @@ fn or_dash(value: Option<impl ToString>) -> String {
 
 fn state(disk: &DiskReport) -> &'static str {
     match disk.state {
-        DiskState::Served if disk.connected => "in use",
-        DiskState::Served => "waiting",
-        DiskState::Opening => "opening",
-        DiskState::Failed => "FAILED",
-        DiskState::Busy => "busy",
+        ServedState::Served if disk.connected => "in use",
+        ServedState::Served => "waiting",
+        ServedState::Opening => "opening",
+        ServedState::Failed => "FAILED",
+        ServedState::Busy => "busy",
     }
 }
 

@@ -1,12 +1,13 @@
 //! The configuration file: read whole, checked whole, and refused whole with every problem's line, reason and remedy.
 //!
 //! ```text
-//!   text --toml--> tables with spans --Reader--> forms --spec--> Config { daemon, cores, disks } + where each is
+//!   text --toml--> tables with spans --Reader--> forms --spec--> Config { daemon, cores, disks, switches, nics } + where each is
 //! ```
 //!
 //! What is wrong with images is asked separately ([`Config::images`]); what only opening shows (somebody has it) is found by
-//! whoever opens it, and reported with the same lines: [`Config::disk_problem`].
+//! whoever opens it, and reported with the same lines: [`Config::served_problem`].
 
+mod network;
 mod problem;
 mod reader;
 #[cfg(test)]
@@ -25,7 +26,8 @@ use reader::{Reader, Source};
 
 use crate::size::Size;
 use crate::spec::{
-    BackingSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, Flaw, MannersWord, NotifyWord,
+    Access, BackingSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, Flaw, MannersWord, NicSpec,
+    NotifyWord, SwitchSpec,
 };
 
 /// The section `[daemon]`.
@@ -37,6 +39,8 @@ pub struct DaemonSpec {
     pub run_dir: Option<PathBuf>,
     /// Where Prometheus may ask, loopback only.
     pub metrics: Option<SocketAddr>,
+    /// Who may connect to the sockets of disks and NICs.
+    pub access: Access,
 }
 
 /// A configuration without a problem in itself.
@@ -52,7 +56,14 @@ pub struct Config {
     pub cores: Vec<(CoreSpec, Place)>,
     /// Every `[[disk]]`.
     pub disks: Vec<(DiskSpec, Place)>,
+    /// Every `[[switch]]`.
+    pub switches: Vec<(SwitchSpec, Place)>,
+    /// Every `[[nic]]`.
+    pub nics: Vec<(NicSpec, Place)>,
 }
+
+/// The parts of a configuration, for those who look for them.
+const PARTS: &str = "there are [daemon], [[core]], [[disk]], [[switch]] and [[nic]]";
 
 /// A configuration is text by people: larger is something else.
 const MAX_BYTES: u64 = 1 << 20;
@@ -85,10 +96,12 @@ impl Config {
         let source = Source { text, folder };
         let (document, errors) = DeTable::parse_recoverable(text);
         if !errors.is_empty() {
-            let problem = |error: &toml::de::Error| Problem {
+            let problem = |error: &toml::de::Error| {
+                Problem {
                 line: error.span().map_or(0, |span| source.line(&span)),
                 reason: error.message().lines().next().unwrap_or("not TOML").to_owned(),
-                remedy: "write TOML: `key = value` lines under [daemon], [[core]] and [[disk]]".to_owned(),
+                remedy: "write TOML: `key = value` lines under [daemon], [[core]], [[disk]], [[switch]] and [[nic]]".to_owned(),
+            }
             };
             return Err(Problems::new(&file, errors.iter().map(problem).collect()));
         }
@@ -112,12 +125,13 @@ impl Config {
         if list.is_empty() { Ok(()) } else { Err(Problems::new(&self.file, list)) }
     }
 
-    /// A disk that could not be served, as a problem of its lines.
-    pub fn disk_problem(&self, name: &str, reason: String, remedy: String) -> Problem {
-        let place = self.disks.iter().find(|(disk, _)| disk.name == name).map(|(_, place)| place);
-        // What opening finds wrong is nearly always the image.
-        let line = place.map_or(0, |place| place.of("path"));
-        Problem { line, reason: format!("disk {name}: {reason}"), remedy }
+    /// A disk or a NIC that could not be served, as a problem of its lines.
+    pub fn served_problem(&self, kind: &str, name: &str, reason: String, remedy: String) -> Problem {
+        let disk = self.disks.iter().find(|(disk, _)| disk.name == name && kind == "disk");
+        let nic = self.nics.iter().find(|(nic, _)| nic.name == name && kind == "nic");
+        // What opening a disk finds wrong is nearly always the image.
+        let line = disk.map(|(_, place)| place.of("path")).or(nic.map(|(_, place)| place.line));
+        Problem { line: line.unwrap_or(0), reason: format!("{kind} {name}: {reason}"), remedy }
     }
 
     /// A disk of this name.
@@ -130,28 +144,34 @@ fn build<'t>(source: Source<'t>, document: &'t Spanned<DeTable<'t>>, problems: &
     let mut config = Config::default();
     for (key, value) in document.get_ref() {
         let line = source.line(&key.span());
-        let known = ["daemon", "core", "disk"];
+        let known = ["daemon", "core", "disk", "switch", "nic"];
         match (key.get_ref().as_ref(), value.get_ref()) {
             ("daemon", DeValue::Table(table)) => {
                 let reader = Reader::new(source, "[daemon]", table, &key.span(), problems);
                 (config.daemon, config.daemon_place) = daemon(reader);
             }
-            ("core", DeValue::Array(array)) => {
+            (name @ ("core" | "disk" | "switch" | "nic"), DeValue::Array(array)) => {
                 for item in array.iter() {
-                    let Some(table) = element(source, "core", item, problems) else { continue };
-                    let reader = Reader::new(source, "[[core]]", table, &item.span(), problems);
-                    let position = config.cores.len() as u32;
-                    config.cores.push(core(reader, position));
+                    let Some(table) = element(source, name, item, problems) else { continue };
+                    let what = match name {
+                        "core" => "[[core]]",
+                        "disk" => "[[disk]]",
+                        "switch" => "[[switch]]",
+                        _ => "[[nic]]",
+                    };
+                    let reader = Reader::new(source, what, table, &item.span(), problems);
+                    match name {
+                        "core" => {
+                            let position = config.cores.len() as u32;
+                            config.cores.push(core(reader, position));
+                        }
+                        "disk" => config.disks.extend(disk(reader)),
+                        "switch" => config.switches.extend(network::switch(reader)),
+                        _ => config.nics.extend(network::nic(reader)),
+                    }
                 }
             }
-            ("disk", DeValue::Array(array)) => {
-                for item in array.iter() {
-                    let Some(table) = element(source, "disk", item, problems) else { continue };
-                    let place = Reader::new(source, "[[disk]]", table, &item.span(), problems);
-                    config.disks.extend(disk(place));
-                }
-            }
-            (name @ ("core" | "disk"), _) => problems.push(Problem {
+            (name @ ("core" | "disk" | "switch" | "nic"), _) => problems.push(Problem {
                 line,
                 reason: format!("[{name}] is one table, and there may be several"),
                 remedy: format!("write [[{name}]]"),
@@ -167,7 +187,7 @@ fn build<'t>(source: Source<'t>, document: &'t Spanned<DeTable<'t>>, problems: &
                 remedy: match nearest(name, &known) {
                     Some("daemon") => "write [daemon]".to_owned(),
                     Some(near) => format!("write [[{near}]]"),
-                    None => "there are [daemon], [[core]] and [[disk]]".to_owned(),
+                    None => PARTS.to_owned(),
                 },
             }),
         }
@@ -177,6 +197,7 @@ fn build<'t>(source: Source<'t>, document: &'t Spanned<DeTable<'t>>, problems: &
     }
     check_cores(&config, problems);
     check_disks(&config, problems);
+    network::check(&config, problems);
     config
 }
 
@@ -199,8 +220,12 @@ fn element<'t>(
 }
 
 fn daemon(mut reader: Reader<'_, '_>) -> (DaemonSpec, Place) {
-    let mut daemon =
-        DaemonSpec { socket: reader.path("socket"), run_dir: reader.path("run_dir"), metrics: None };
+    let mut daemon = DaemonSpec {
+        socket: reader.path("socket"),
+        run_dir: reader.path("run_dir"),
+        access: access(&mut reader),
+        ..DaemonSpec::default()
+    };
     for (field, path) in [("socket", &daemon.socket), ("run_dir", &daemon.run_dir)] {
         let flaw = path.as_deref().and_then(crate::spec::socket_flaw);
         if let Some(Flaw { reason, remedy, .. }) = flaw {
@@ -222,6 +247,37 @@ fn daemon(mut reader: Reader<'_, '_>) -> (DaemonSpec, Place) {
         }
     }
     (daemon, reader.finish())
+}
+
+/// `socket_group` and `socket_mode`: a group without a mode may read and write.
+fn access(reader: &mut Reader<'_, '_>) -> Access {
+    let mut access = Access::default();
+    if let Some(name) = reader.text("socket_group") {
+        access.mode = 0o660;
+        access.group = group(&name);
+        if access.group.is_none() {
+            let remedy = "name a group of /etc/group, such as kvm or libvirt-qemu, or give its number";
+            reader.note("socket_group", format!("there is no group {name:?}"), remedy.to_owned());
+        }
+    }
+    if let Some(text) = reader.text("socket_mode") {
+        match u32::from_str_radix(&text, 8) {
+            Ok(mode) if mode & !0o777 == 0 && mode & 0o600 == 0o600 => access.mode = mode,
+            _ => {
+                let reason = format!("socket_mode = {text:?} is no mode for a socket");
+                let remedy = "write three octal digits, the first of them 6 or 7, as in \"0660\"";
+                reader.note("socket_mode", reason, remedy.to_owned());
+            }
+        }
+    }
+    access
+}
+
+/// The number of a group, from its name or its number.
+fn group(name: &str) -> Option<u32> {
+    let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    let found = groups.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|line| line[0] == name);
+    found.map_or(name.parse().ok(), |line| line.get(2)?.parse().ok())
 }
 
 fn core(mut reader: Reader<'_, '_>, position: u32) -> (CoreSpec, Place) {

@@ -111,6 +111,11 @@ impl<'t, 'p> Reader<'t, 'p> {
         self.text(field).map(|text| folder.join(text))
     }
 
+    /// Whether a field is a number, whichever.
+    pub fn is_number(&self, field: &str) -> bool {
+        self.table.get(field).is_some_and(|value| value.get_ref().is_integer())
+    }
+
     /// A number, not negative.
     pub fn number(&mut self, field: &'static str) -> Option<u64> {
         let value = self.value(field)?.get_ref();
@@ -150,13 +155,26 @@ impl<'t, 'p> Reader<'t, 'p> {
 
     /// A size.
     pub fn size(&mut self, field: &'static str) -> Option<Size> {
-        if self.table.get(field).is_some_and(|value| value.get_ref().is_integer()) {
+        if self.is_number(field) {
             return self.number(field).map(Size);
         }
         match self.text(field)?.parse() {
             Ok(size) => Some(size),
             Err(error) => {
                 self.note(field, error.to_string(), format!("write {field} = \"64M\""));
+                None
+            }
+        }
+    }
+
+    /// A text that says something: reason and remedy are the error's own, parted by its first colon.
+    pub fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(&mut self, field: &'static str) -> Option<T> {
+        match self.text(field)?.parse() {
+            Ok(value) => Some(value),
+            Err(error) => {
+                let text: String = error.to_string();
+                let (reason, remedy) = text.rsplit_once(": write ").unwrap_or((&text, "another one"));
+                self.note(field, format!("{field}: {reason}"), format!("write {remedy}"));
                 None
             }
         }

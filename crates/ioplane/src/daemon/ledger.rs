@@ -15,20 +15,36 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::spec::{CoreSpec, DiskSpec};
+use crate::spec::{CoreSpec, DiskSpec, Flaw, NicSpec, ServedSpec, SwitchSpec};
 
-/// A disk, as it is being served.
+/// A disk or a NIC, as it is being served.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct DiskRecord {
-    /// What the configuration said when it was read last; `None` for a disk added at run time.
-    pub configured: Option<DiskSpec>,
+pub struct Record<S> {
+    /// What the configuration said when it was read last; `None` for what was added at run time.
+    pub configured: Option<S>,
     /// What it is now.
-    pub now: DiskSpec,
+    pub now: S,
     /// Queues that were moved, and where to.
     pub moved: BTreeMap<u16, u32>,
-    /// A size set at run time that the backing does not remember by itself (part of a block device).
+    /// A disk's size, set at run time, that the backing does not remember by itself (part of a block device).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
+}
+
+/// A disk, as it is being served.
+pub type DiskRecord = Record<DiskSpec>;
+/// A NIC, as it is being served.
+pub type NicRecord = Record<NicSpec>;
+
+/// A switch, as it runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SwitchRecord {
+    /// What the configuration said; `None` for a switch added at run time.
+    pub configured: Option<SwitchSpec>,
+    /// What it is now.
+    pub now: SwitchSpec,
 }
 
 /// A core, as it runs.
@@ -51,6 +67,18 @@ pub struct Entries {
     pub removed: BTreeMap<String, DiskSpec>,
     /// Cores by number.
     pub cores: BTreeMap<u32, CoreRecord>,
+    /// Switches by name.
+    #[serde(default)]
+    pub switches: BTreeMap<String, SwitchRecord>,
+    /// NICs by name.
+    #[serde(default)]
+    pub nics: BTreeMap<String, NicRecord>,
+    /// Configured NICs that were removed at run time, as they were configured.
+    #[serde(default)]
+    pub removed_nics: BTreeMap<String, NicSpec>,
+    /// Configured switches that were removed at run time, as they were configured.
+    #[serde(default)]
+    pub removed_switches: BTreeMap<String, SwitchSpec>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -161,17 +189,14 @@ fn parse(bytes: &[u8]) -> Result<Entries, String> {
             file.format, file.version
         ));
     }
-    let Entries { disks, removed, cores } = &file.entries;
-    let specs = disks
+    let Entries { disks, removed, cores, switches, nics, removed_nics, removed_switches } = &file.entries;
+    check_served("disk", disks, removed)?;
+    check_served("nic", nics, removed_nics)?;
+    let specs = switches
         .iter()
-        .flat_map(|(name, disk)| [Some((name, &disk.now)), disk.configured.as_ref().map(|c| (name, c))]);
-    for (name, spec) in specs.flatten().chain(removed) {
-        if *name != spec.name {
-            return Err(format!("disk {} under the name {name:?}", spec.name));
-        }
-        if let Some(flaw) = spec.flaws().first() {
-            return Err(format!("disk {name}: {}", flaw.reason));
-        }
+        .flat_map(|(name, it)| [Some((name, &it.now)), it.configured.as_ref().map(|c| (name, c))]);
+    for (name, spec) in specs.flatten().chain(removed_switches) {
+        check("switch", name, &spec.name, &spec.flaws())?;
     }
     for (id, core) in cores {
         for spec in [&core.now, &core.configured].into_iter().flatten() {
@@ -188,65 +213,55 @@ fn parse(bytes: &[u8]) -> Result<Entries, String> {
     Ok(file.entries)
 }
 
-/// What holds of one field: the configuration if that was changed since `base`, else what it is `now`.
-fn pick<T: PartialEq + Clone>(base: &T, configured: &T, now: &T) -> T {
-    if base == configured { now.clone() } else { configured.clone() }
-}
-
-/// A type whose fields can be brought together.
-pub trait ThreeWay: Clone {
-    /// The fields of `configured` where they differ from `base`, what the configuration was; the fields of `now` elsewhere.
-    fn three_way(base: &Self, configured: &Self, now: &Self) -> Self;
-}
-
-impl ThreeWay for DiskSpec {
-    fn three_way(base: &Self, configured: &Self, now: &Self) -> Self {
-        DiskSpec {
-            name: configured.name.clone(),
-            backing: pick(&base.backing, &configured.backing, &now.backing),
-            read_only: pick(&base.read_only, &configured.read_only, &now.read_only),
-            serial: pick(&base.serial, &configured.serial, &now.serial),
-            queues: pick(&base.queues, &configured.queues, &now.queues),
-            queue_size: pick(&base.queue_size, &configured.queue_size, &now.queue_size),
-            block_size: pick(&base.block_size, &configured.block_size, &now.block_size),
-            socket: pick(&base.socket, &configured.socket, &now.socket),
-            core: pick(&base.core, &configured.core, &now.core),
-        }
+/// Everything that is wrong with the records of one kind.
+fn check_served<S: ServedSpec>(
+    kind: &str,
+    records: &BTreeMap<String, Record<S>>,
+    removed: &BTreeMap<String, S>,
+) -> Result<(), String> {
+    let specs = records
+        .iter()
+        .flat_map(|(name, it)| [Some((name, &it.now)), it.configured.as_ref().map(|c| (name, c))]);
+    for (name, spec) in specs.flatten().chain(removed) {
+        check(kind, name, spec.name(), &spec.flaws())?;
     }
+    Ok(())
 }
 
-impl ThreeWay for CoreSpec {
-    fn three_way(base: &Self, configured: &Self, now: &Self) -> Self {
-        CoreSpec {
-            id: configured.id,
-            cpu: pick(&base.cpu, &configured.cpu, &now.cpu),
-            notify: pick(&base.notify, &configured.notify, &now.notify),
-            spin_us: pick(&base.spin_us, &configured.spin_us, &now.spin_us),
-            budget: pick(&base.budget, &configured.budget, &now.budget),
-            manners: pick(&base.manners, &configured.manners, &now.manners),
-        }
+fn check(kind: &str, name: &str, inside: &str, flaws: &[Flaw]) -> Result<(), String> {
+    if name != inside {
+        return Err(format!("{kind} {inside} under the name {name:?}"));
     }
+    flaws.first().map_or(Ok(()), |flaw| Err(format!("{kind} {name}: {}", flaw.reason)))
 }
 
-/// The record of a disk that the configuration names, given what is known of it.
-pub fn disk_record(configured: &DiskSpec, known: Option<&DiskRecord>) -> DiskRecord {
-    let fresh = DiskRecord {
-        configured: Some(configured.clone()),
-        now: configured.clone(),
-        moved: BTreeMap::new(),
-        bytes: None,
-    };
-    match known {
-        // Added at run time, and written into the configuration since: as the configuration has it.
-        None | Some(DiskRecord { configured: None, .. }) => fresh,
-        Some(DiskRecord { configured: Some(base), now, moved, bytes }) => {
-            let merged = DiskSpec::three_way(base, configured, now);
-            let same = merged.backing == now.backing;
-            DiskRecord {
-                configured: Some(configured.clone()),
-                moved: if configured.core == base.core { moved.clone() } else { BTreeMap::new() },
-                bytes: bytes.filter(|_| same),
-                now: merged,
+impl<S: ServedSpec> Record<S> {
+    /// One that somebody has asked for just now.
+    pub fn added(now: S) -> Self {
+        Record { configured: None, now, moved: BTreeMap::new(), bytes: None }
+    }
+
+    /// Where it comes from, in a word.
+    pub fn origin(&self) -> &'static str {
+        if self.configured.is_some() { "config" } else { "added" }
+    }
+
+    /// The record of what the configuration names, given what is known of it.
+    pub fn configured(configured: &S, known: Option<&Record<S>>) -> Self {
+        match known {
+            // Added at run time, and written into the configuration since: as the configuration has it.
+            None | Some(Record { configured: None, .. }) => {
+                Record { configured: Some(configured.clone()), ..Record::added(configured.clone()) }
+            }
+            Some(Record { configured: Some(base), now, moved, bytes }) => {
+                let merged = S::three_way(base, configured, now);
+                let same = S::same_content(&merged, now);
+                Record {
+                    configured: Some(configured.clone()),
+                    moved: if configured.core() == base.core() { moved.clone() } else { BTreeMap::new() },
+                    bytes: bytes.filter(|_| same),
+                    now: merged,
+                }
             }
         }
     }

@@ -17,7 +17,7 @@ use prometheus_client::registry::Registry;
 
 use super::Daemon;
 use crate::refusal::Refusal;
-use crate::report::{CoreReport, Counts, DiskReport, DiskState, QueueReport, StatusReport};
+use crate::report::{CoreReport, Counts, DiskReport, QueueReport, ServedState, StatusReport};
 
 /// What is served there.
 pub fn router(daemon: Arc<Daemon>) -> Router {
@@ -104,7 +104,7 @@ impl Collector for Scrape {
         gauge(encoder, "ioplane_disk_connected", "1 while a front end is connected", |d| d.connected.into())?;
         gauge(encoder, "ioplane_disk_bytes", "Size of the disk", |d| d.size as i64)?;
         gauge(encoder, "ioplane_disk_failed", "1 while the disk cannot be served", |d| {
-            (d.state == DiskState::Failed).into()
+            (d.state == ServedState::Failed).into()
         })?;
 
         let labels = |core: &CoreReport| -> Labels { vec![("core", core.id.to_string())] };

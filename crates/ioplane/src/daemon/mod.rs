@@ -1,8 +1,8 @@
-//! The daemon: control plane of disks and I/O cores.
+//! The daemon: control plane of disks, NICs, switches and I/O cores.
 //!
 //! ```text
-//!   CLI, programs --HTTP over control.sock--> api --+
-//!   SIGHUP ------------------------------> reload --+--> Disks --Handle--> one task a device (host::vhost_user)
+//!   CLI, programs --HTTP over control.sock--> api --+--> Shelf<Disk>, Shelf<Nic> --Handle--> one task a device
+//!   SIGHUP ------------------------------> reload --+--> Switches --> ports of NICs, uplinks     (host::vhost_user)
 //!   Prometheus --HTTP on loopback----> metrics -----+--> Cores --> Pool    (I/O cores)
 //!                                                   \--> Ledger: state.json, for the daemon after a crash
 //! ```
@@ -12,11 +12,13 @@
 mod api;
 mod cores;
 mod disk;
-mod disks;
+mod ground;
 mod ledger;
 mod metrics;
 mod reload;
 mod serve;
+mod served;
+mod shelf;
 #[cfg(test)]
 mod tests;
 
@@ -31,10 +33,13 @@ use anyhow::{Context, Result, bail};
 use crate::config::{Config, Problem, Problems};
 use crate::refusal::Refusal;
 use crate::report::StatusReport;
-use crate::spec::CoreSpec;
+use crate::spec::{CoreSpec, ServedSpec};
 use cores::Cores;
-use disks::{Disks, OnFailure};
-use ledger::{DiskRecord, Ledger, ThreeWay, disk_record};
+use disk::Disk;
+use ground::Ground;
+use ledger::{Ledger, Record};
+use served::Kind;
+use shelf::{OnFailure, Shelf};
 
 pub use api::{ChangeForm, CoreForm, MoveForm, NotifyForm};
 pub use serve::serve;
@@ -46,7 +51,7 @@ const INHERIT: Duration = Duration::from_secs(10);
 
 /// One in a process.
 pub struct Daemon {
-    disks: Disks,
+    disks: Shelf<Disk>,
     cores: Arc<Cores>,
     ledger: Arc<Ledger>,
     config: Mutex<Arc<Config>>,
@@ -56,27 +61,33 @@ pub struct Daemon {
     _lock: std::fs::File,
 }
 
-/// A disk that is to be served from the beginning, and whether an earlier daemon did.
-struct Start {
-    record: DiskRecord,
+/// What is to be served from the beginning, and whether an earlier daemon did.
+struct Start<K: Kind> {
+    record: Record<K::Spec>,
     known: bool,
 }
 
+/// Everything that is to be served from the beginning.
+struct Starts {
+    disks: Vec<Start<Disk>>,
+}
+
 impl Daemon {
-    /// Reads the state file and starts the cores; the disks come by [`Daemon::open_all`]. `lock` is [`take`]'s.
+    /// Reads the state file and starts cores and switches; disks and NICs come by [`Daemon::open_all`]. `lock` is [`take`]'s.
     fn start(
         config: Config,
         control: PathBuf,
         run_dir: PathBuf,
         lock: std::fs::File,
-    ) -> Result<(Arc<Daemon>, Vec<Start>)> {
+    ) -> Result<(Arc<Daemon>, Starts)> {
         let ledger = Arc::new(Ledger::open(&run_dir.join("state.json"))?);
         let known = ledger.entries();
         config.images(|name| !known.disks.contains_key(name) && !known.removed.contains_key(name))?;
         let cores = Arc::new(Cores::new(ledger.clone()));
-        let disks = Disks::new(cores.clone(), ledger.clone(), run_dir, control);
+        let access = config.daemon.access;
+        let ground = Arc::new(Ground::new(cores.clone(), ledger.clone(), run_dir, control, access));
         let daemon = Daemon {
-            disks,
+            disks: Shelf::new(ground, Arc::new(())),
             cores,
             ledger,
             config: Mutex::new(Arc::new(config)),
@@ -85,7 +96,7 @@ impl Daemon {
             _lock: lock,
         };
         daemon.start_cores()?;
-        let start = daemon.start_disks()?;
+        let start = Starts { disks: daemon.to_serve()? };
         daemon.settle(&daemon.config());
         Ok((Arc::new(daemon), start))
     }
@@ -135,67 +146,82 @@ impl Daemon {
         Ok(())
     }
 
-    /// The disks to serve: configured ones as they were changed at run time, and those added at run time.
-    fn start_disks(&self) -> Result<Vec<Start>> {
-        let (config, known) = (self.config(), self.ledger.entries());
+    /// What to serve of one kind: what is configured as it was changed at run time, and what was added at run time.
+    fn to_serve<K: Kind>(&self) -> Result<Vec<Start<K>>> {
+        let (config, mut known) = (self.config(), self.ledger.entries());
+        let removed = std::mem::take(K::removed(&mut known));
+        let known = std::mem::take(K::records(&mut known));
         let mut start = Vec::new();
-        for (spec, _) in &config.disks {
-            if known.removed.get(&spec.name) == Some(spec) {
-                tracing::warn!(disk = spec.name, "removed at run time, so not served; SIGHUP brings it back");
+        for (spec, _) in K::configured(&config) {
+            let (kind, name) = (K::NAME, spec.name());
+            if removed.get(name) == Some(spec) {
+                tracing::warn!(kind, name, "removed at run time, so not served; SIGHUP brings it back");
                 continue;
             }
-            let known = known.disks.get(&spec.name);
-            let record = disk_record(spec, known);
+            let known = known.get(name);
+            let record = Record::configured(spec, known);
             if known.is_some_and(|known| known.now != record.now) {
                 tracing::warn!(
-                    disk = spec.name,
+                    kind,
+                    name,
                     "the configuration has another one than was served last: serving that"
                 );
             }
             start.push(Start { record, known: known.is_some() });
         }
         let mut gone = Vec::new();
-        for (name, record) in &known.disks {
-            match (&record.configured, config.disk(name)) {
-                (_, Some(_)) => {}
-                (None, None) => start.push(Start { record: record.clone(), known: true }),
-                (Some(_), None) => {
-                    tracing::warn!(disk = name, "gone from the configuration: no longer served");
+        for (name, record) in &known {
+            let configured = K::configured(&config).iter().any(|(spec, _)| spec.name() == name);
+            match &record.configured {
+                _ if configured => {}
+                None => start.push(Start { record: record.clone(), known: true }),
+                Some(_) => {
+                    tracing::warn!(kind = K::NAME, name, "gone from the configuration: no longer served");
                     gone.push(name.clone());
                 }
             }
         }
-        self.ledger.change(|entries| entries.disks.retain(|name, _| !gone.contains(name)))?;
+        self.ledger.change(|entries| K::records(entries).retain(|name, _| !gone.contains(name)))?;
         Ok(start)
     }
 
-    /// Opens all of them at once, so that a guest waits only for its own. A disk that was served before and cannot be now is
+    /// Opens all of them at once, so that a guest waits only for its own. What was served before and cannot be now is
     /// kept as failed; any other refuses the configuration, and nothing is served.
-    async fn open_all(self: Arc<Self>, start: Vec<Start>) -> Result<()> {
-        let fresh: Vec<String> =
-            start.iter().filter(|disk| !disk.known).map(|disk| disk.record.now.name.clone()).collect();
+    async fn open_all(self: Arc<Self>, start: Starts) -> Result<()> {
+        let problems = self.open(start.disks).await?;
+        if problems.is_empty() { Ok(()) } else { Err(Problems::new(&self.config().file, problems).into()) }
+    }
+
+    /// Those of one kind.
+    async fn open<K: Kind>(self: &Arc<Self>, start: Vec<Start<K>>) -> Result<Vec<Problem>> {
+        let fresh = start.iter().filter(|one| !one.known).map(|one| one.record.now.name().to_owned());
+        let fresh: Vec<String> = fresh.collect();
         let mut opening = tokio::task::JoinSet::new();
         for Start { record, known } in start {
             let daemon = self.clone();
             opening.spawn(async move {
-                let name = record.now.name.clone();
+                let name = record.now.name().to_owned();
                 let on_failure = if known { OnFailure::Keep } else { OnFailure::Forget };
-                (name, known, daemon.disks.add(record, on_failure).await)
+                (name, known, K::shelf(&daemon).add(record, on_failure).await)
             });
         }
         let config = self.config();
         let mut problems: Vec<Problem> = Vec::new();
         while let Some(opened) = opening.join_next().await {
-            let (name, known, outcome) = opened.context("opening a disk")?;
+            let (name, known, outcome) = opened.with_context(|| format!("opening a {}", K::NAME))?;
             if let (false, Err(Refusal { error, remedy, .. })) = (known, outcome) {
-                problems.push(config.disk_problem(&name, error, remedy));
+                problems.push(config.served_problem(K::NAME, &name, error, remedy));
             }
         }
-        if problems.is_empty() {
-            return Ok(());
+        if !problems.is_empty() {
+            self.ledger.change(|entries| K::records(entries).retain(|name, _| !fresh.contains(name)))?;
         }
-        self.ledger.change(|entries| entries.disks.retain(|name, _| !fresh.contains(name)))?;
-        Err(Problems::new(&config.file, problems).into())
+        Ok(problems)
+    }
+
+    /// Ends the service of everything, at once and whoever is connected.
+    async fn stop(&self) {
+        self.disks.stop().await;
     }
 
     /// How everything is.
@@ -206,6 +232,8 @@ impl Daemon {
             uptime_s: self.started.elapsed().as_secs(),
             config: self.config().file.clone(),
             disks: self.disks.report().await,
+            switches: Vec::new(),
+            nics: Vec::new(),
             cores: self.cores.report(),
         }
     }

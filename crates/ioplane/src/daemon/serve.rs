@@ -87,7 +87,7 @@ async fn run(config: Config, socket: Option<PathBuf>) -> Result<()> {
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     tracing::info!("stopping");
     let stop = async {
-        daemon.disks.stop().await;
+        daemon.stop().await;
         api.abort();
         metrics.iter().for_each(|task| task.abort());
         let _ = std::fs::remove_file(&control);
@@ -103,7 +103,7 @@ async fn run(config: Config, socket: Option<PathBuf>) -> Result<()> {
 /// Nothing stays served of a configuration that is refused.
 async fn finish(daemon: &Daemon, outcome: Result<()>) -> Result<()> {
     if outcome.is_err() {
-        daemon.disks.stop().await;
+        daemon.stop().await;
     }
     outcome
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 
-use super::ledger::{DiskRecord, Ledger, LedgerError, disk_record};
+use super::ledger::{DiskRecord, Ledger, LedgerError};
 use crate::spec::{BackingSpec, CoreSpec, DiskForm, DiskSpec};
 
 fn spec(name: &str) -> DiskSpec {
@@ -101,11 +101,11 @@ fn what_was_changed_at_run_time_stays_until_the_configuration_says_something_new
     known.moved.insert(0, 1);
     known.bytes = Some(512);
 
-    let same = disk_record(&spec("a"), Some(&known));
+    let same = DiskRecord::configured(&spec("a"), Some(&known));
     assert_eq!(same, known, "the same configuration changes nothing");
 
     let other_serial = DiskSpec { serial: "S2".into(), ..spec("a") };
-    let merged = disk_record(&other_serial, Some(&known));
+    let merged = DiskRecord::configured(&other_serial, Some(&known));
     assert_eq!(
         (merged.now.serial.as_str(), &merged.now.backing),
         ("S2", &known.now.backing),
@@ -114,7 +114,7 @@ fn what_was_changed_at_run_time_stays_until_the_configuration_says_something_new
     assert_eq!(merged.moved, known.moved);
 
     let other_backing = DiskSpec { backing: spec("c").backing, ..spec("a") };
-    let merged = disk_record(&other_backing, Some(&known));
+    let merged = DiskRecord::configured(&other_backing, Some(&known));
     assert_eq!(
         (&merged.now.backing, merged.bytes),
         (&other_backing.backing, None),
@@ -122,9 +122,9 @@ fn what_was_changed_at_run_time_stays_until_the_configuration_says_something_new
     );
 
     let other_core = DiskSpec { core: Some(2), ..spec("a") };
-    assert!(disk_record(&other_core, Some(&known)).moved.is_empty());
+    assert!(DiskRecord::configured(&other_core, Some(&known)).moved.is_empty());
 
-    let adopted = disk_record(&spec("a"), Some(&record("a", false)));
+    let adopted = DiskRecord::configured(&spec("a"), Some(&record("a", false)));
     assert_eq!(
         adopted.configured,
         Some(spec("a")),

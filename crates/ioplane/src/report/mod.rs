@@ -8,7 +8,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use ioplane_device::{Histogram, MeterReading};
+use ioplane_host::vhost_user::{QueueStatus, Status};
 use serde::{Deserialize, Serialize};
+
+mod network;
+
+pub use network::{
+    FrameCounts, LearnedReport, NicQueueReport, NicReport, PortReport, Role, SwitchReport, SwitchTableReport,
+};
 
 /// `ioplane status --json`, `GET /v1/status`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -23,14 +30,46 @@ pub struct StatusReport {
     pub config: PathBuf,
     /// Its disks, by name.
     pub disks: Vec<DiskReport>,
+    /// Its switches, by name.
+    #[serde(default)]
+    pub switches: Vec<SwitchReport>,
+    /// Its NICs, by name.
+    #[serde(default)]
+    pub nics: Vec<NicReport>,
     /// Its I/O cores.
     pub cores: Vec<CoreReport>,
 }
 
-/// Whether a disk is there for a guest.
+/// The process that a front end is in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmReport {
+    /// Its number.
+    pub pid: u32,
+    /// The VM's name, as its VMM's command line has it (QEMU's `-name`); else the program's.
+    pub name: String,
+}
+
+impl VmReport {
+    /// What `/proc` says of a process.
+    pub fn of(pid: u32) -> Self {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        VmReport { pid, name: vm_name(&String::from_utf8_lossy(&line)) }
+    }
+}
+
+/// The name in a command line whose arguments end with zeros.
+fn vm_name(line: &str) -> String {
+    let mut args = line.split('\0');
+    let program = args.next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
+    let given = args.skip_while(|arg| *arg != "-name").nth(1).and_then(|value| value.split(',').next());
+    let name = given.map_or(program, |name| name.strip_prefix("guest=").unwrap_or(name));
+    name.chars().filter(|c| !c.is_control()).take(64).collect()
+}
+
+/// Whether a disk or a NIC is there for a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum DiskState {
+pub enum ServedState {
     /// Its socket is there.
     Served,
     /// Its image is being opened: perhaps I/O of a daemon that died is still landing there.
@@ -47,7 +86,7 @@ pub struct DiskReport {
     /// Its name.
     pub name: String,
     /// Whether it is there.
-    pub state: DiskState,
+    pub state: ServedState,
     /// Why it is not.
     pub error: Option<String>,
     /// What to do about that.
@@ -58,6 +97,9 @@ pub struct DiskReport {
     pub connected: bool,
     /// Front ends that have come so far.
     pub connections: u64,
+    /// Whose front end it is.
+    #[serde(default)]
+    pub vm: Option<VmReport>,
     /// Where front ends connect.
     pub socket: PathBuf,
     /// What is behind it.
@@ -139,6 +181,9 @@ pub struct Counts {
     pub kicks: u64,
     /// That many for each request; 0 without requests.
     pub kicks_per_request: f64,
+    /// Batches of requests that were found by looking, each without a kick.
+    #[serde(default)]
+    pub kicks_avoided: u64,
     /// Interrupts sent.
     pub interrupts: u64,
     /// That many for each request; 0 without requests.
@@ -151,13 +196,23 @@ pub struct Counts {
     pub faults: u64,
     /// Requests done again after a crash of the daemon.
     pub replayed: u64,
-    /// Half of the requests took at most this long.
+    /// Device time: half of the requests were answered within this, from when they were taken.
     pub p50_us: f64,
-    /// 99 of 100 took at most this long.
+    /// 99 of 100 were.
     pub p99_us: f64,
-    /// Buckets of [`Histogram`], for the metrics.
+    /// Waiting for the core: half of the requests were taken within this; see [`ioplane_device::Meter::wait`] for what it can
+    /// and cannot see.
+    #[serde(default)]
+    pub wait_p50_us: f64,
+    /// 99 of 100 were.
+    #[serde(default)]
+    pub wait_p99_us: f64,
+    /// Buckets of [`Histogram`] for the device time, for the metrics.
     #[serde(skip)]
     pub latency: Vec<u64>,
+    /// The same for the waiting.
+    #[serde(skip)]
+    pub wait: Vec<u64>,
 }
 
 /// Requests that failed, by cause.
@@ -174,10 +229,10 @@ pub struct Errors {
 }
 
 impl Counts {
-    /// The counts of a meter with its histogram.
-    pub fn new(meter: &MeterReading, latency: Vec<u64>) -> Self {
+    /// The counts of a meter with its histograms.
+    pub fn new(meter: &MeterReading, latency: Vec<u64>, wait: Vec<u64>) -> Self {
         let per = |count: u64| if meter.requests == 0 { 0.0 } else { count as f64 / meter.requests as f64 };
-        let us = |part| Histogram::quantile(&latency, part) as f64 / 1000.0;
+        let us = |times: &[u64], part| Histogram::quantile(times, part) as f64 / 1000.0;
         Counts {
             requests: meter.requests,
             bytes: meter.bytes_read + meter.bytes_written,
@@ -185,6 +240,7 @@ impl Counts {
             bytes_written: meter.bytes_written,
             kicks: meter.kicks,
             kicks_per_request: per(meter.kicks),
+            kicks_avoided: meter.kicks_avoided,
             interrupts: meter.interrupts,
             interrupts_per_request: per(meter.interrupts),
             interrupts_avoided: meter.interrupts_avoided,
@@ -196,22 +252,54 @@ impl Counts {
             },
             faults: meter.faults,
             replayed: meter.replayed,
-            p50_us: us(0.5),
-            p99_us: us(0.99),
+            p50_us: us(&latency, 0.5),
+            p99_us: us(&latency, 0.99),
+            wait_p50_us: us(&wait, 0.5),
+            wait_p99_us: us(&wait, 0.99),
             latency,
+            wait,
         }
     }
 
-    /// All of them together.
-    pub fn sum<'q>(queues: impl Iterator<Item = (&'q MeterReading, &'q [u64])>) -> Self {
-        let (mut meter, mut latency) = (MeterReading::default(), Vec::new());
-        for (counts, buckets) in queues {
-            meter.add(counts);
-            latency.resize(latency.len().max(buckets.len()), 0);
-            latency.iter_mut().zip(buckets).for_each(|(all, one)| *all += one);
+    /// Those of some queues together.
+    pub fn sum<'q>(queues: impl IntoIterator<Item = &'q QueueStatus>) -> Self {
+        let (mut meter, mut latency, mut wait) = (MeterReading::default(), Vec::new(), Vec::new());
+        let add = |all: &mut Vec<u64>, one: &[u64]| {
+            all.resize(all.len().max(one.len()), 0);
+            all.iter_mut().zip(one).for_each(|(all, one)| *all += one);
+        };
+        for queue in queues {
+            meter.add(&queue.counts);
+            add(&mut latency, &queue.latency);
+            add(&mut wait, &queue.wait);
         }
-        Counts::new(&meter, latency)
+        Counts::new(&meter, latency, wait)
     }
+}
+
+impl From<QueueStatus> for QueueReport {
+    fn from(queue: QueueStatus) -> Self {
+        QueueReport {
+            index: queue.index,
+            size: queue.size,
+            core: queue.core,
+            fault: queue.fault.map(|(name, text)| FaultReport { name: name.to_owned(), text }),
+            counts: Counts::new(&queue.counts, queue.latency, queue.wait),
+        }
+    }
+}
+
+impl QueueReport {
+    /// One of which nothing is known.
+    pub fn blank(index: u16) -> Self {
+        QueueReport { index, size: 0, core: None, fault: None, counts: Counts::default() }
+    }
+}
+
+/// What front ends did wrong, by name of the fault, and the last of it in words.
+pub fn faults_of(status: &Status) -> (BTreeMap<String, u64>, Option<String>) {
+    let faults = status.faults.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
+    (faults, status.last_fault.clone())
 }
 
 /// One I/O core.
@@ -252,4 +340,22 @@ pub struct CoreReport {
 pub struct DoneReport {
     /// What was done, one line each; empty if there was nothing to do.
     pub done: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_has_the_name_that_its_vmm_was_given() {
+        for (line, name) in [
+            ("/usr/bin/qemu-system-x86_64\0-nographic\0-name\0web\0", "web"),
+            ("qemu-system-x86_64\0-name\0guest=db,debug-threads=on\0", "db"),
+            ("/opt/cloud-hypervisor\0--cpus\0two\0", "cloud-hypervisor"),
+            ("qemu\0-name", "qemu"),
+            ("", ""),
+        ] {
+            assert_eq!(vm_name(line), name, "{line:?}");
+        }
+    }
 }

@@ -32,9 +32,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::Daemon;
-use super::disk::blocking;
-use super::disks::OnFailure;
 use super::ledger::DiskRecord;
+use super::served::blocking;
+use super::shelf::OnFailure;
 use crate::refusal::{Kind, Refusal, RefusalBody};
 use crate::report::{CoreReport, DoneReport};
 use crate::size::Size;
@@ -190,8 +190,7 @@ async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer
     let form: DiskForm = form(body)?;
     let now = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
     whole(async move {
-        let record = DiskRecord { configured: None, now, moved: Default::default(), bytes: None };
-        daemon.disks.add(record, OnFailure::Forget).await?;
+        daemon.disks.add(DiskRecord::added(now), OnFailure::Forget).await?;
         created(daemon.disks.report_of(&name).await?)
     })
     .await

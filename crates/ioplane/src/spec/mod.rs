@@ -1,13 +1,19 @@
-//! What a disk and an I/O core are to be: the one form that the configuration, the API, the command line and the state
+//! What disks, NICs, switches and I/O cores are to be: the one form that the configuration, the API, the command line and the state
 //! file fill in, and what may be wrong with it.
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+mod address;
+mod core;
+mod network;
 
-use ioplane_cores::{CoreSettings, Manners, Notify};
-use ioplane_device::Budget;
+use std::path::{Path, PathBuf};
+
+use ioplane_cores::{Manners, Notify};
 use ioplane_storage::{Direct, EngineChoice};
 use serde::{Deserialize, Serialize};
+
+pub use self::core::{CORES, CoreSpec};
+pub use address::{Mac, VlanSpec};
+pub use network::{MTU, NIC_QUEUE_SIZE, NicForm, NicSpec, SwitchForm, SwitchSpec};
 
 use crate::size::Size;
 
@@ -107,6 +113,16 @@ words! {
     ; EngineChoice
 }
 
+words! {
+    /// Whether a NIC's cable is plugged in, as its guest sees it.
+    LinkWord, Up,
+    /// It is.
+    Up "up" => true,
+    /// It is not: nothing goes in or out.
+    Down "down" => false,
+    ; bool
+}
+
 /// Where a disk's bytes live.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
@@ -191,6 +207,52 @@ const QUEUE_SIZE: u16 = 128;
 /// Most entries of a ring: QEMU's own limit. vhost-user has no message for a smaller one, so a front end that was not
 /// started with our arguments may set up this many, and is served.
 pub const QUEUE_SIZE_MAX: u16 = 1024;
+
+/// Who may connect to the sockets of disks and NICs, besides the daemon's user: a VMM that runs as somebody else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    /// Permission bits of the sockets.
+    pub mode: u32,
+    /// The group that they belong to, if not the daemon's own.
+    pub group: Option<u32>,
+}
+
+impl Default for Access {
+    fn default() -> Self {
+        Access { mode: 0o600, group: None }
+    }
+}
+
+/// What the daemon serves on a socket of its own: what disks and NICs have in common.
+pub trait ServedSpec: Clone + PartialEq + Send + Sync + 'static {
+    /// Unique among everything that the daemon serves.
+    fn name(&self) -> &str;
+    /// Where its front end connects, if it is not `RUN_DIR/NAME.sock`.
+    fn socket(&self) -> Option<&Path>;
+    /// The core that its queues prefer.
+    fn core(&self) -> Option<u32>;
+    /// Number of its queues.
+    fn queues(&self) -> u16;
+    /// Everything that is wrong with it in itself. The state file is checked by this too.
+    fn flaws(&self) -> Vec<Flaw>;
+    /// The fields of `configured` where they differ from `base`, what the configuration was; the fields of `now` elsewhere.
+    fn three_way(base: &Self, configured: &Self, now: &Self) -> Self;
+
+    /// Whether what is behind the two is the same.
+    fn same_content(_one: &Self, _other: &Self) -> bool {
+        true
+    }
+
+    /// Where its front end connects.
+    fn socket_in(&self, run_dir: &Path) -> PathBuf {
+        self.socket().map_or_else(|| run_dir.join(format!("{}.sock", self.name())), Path::to_owned)
+    }
+}
+
+/// What holds of one field: the configuration if that was changed since `base`, else what it is `now`.
+pub fn pick<T: PartialEq + Clone>(base: &T, configured: &T, now: &T) -> T {
+    if base == configured { now.clone() } else { configured.clone() }
+}
 
 /// What is wrong with a name, if anything.
 pub fn name_flaw(name: &str) -> Option<Flaw> {
@@ -290,9 +352,24 @@ impl DiskForm {
     }
 }
 
-impl DiskSpec {
-    /// Everything that is wrong with it in itself. The state file is checked by this too.
-    pub fn flaws(&self) -> Vec<Flaw> {
+impl ServedSpec for DiskSpec {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn socket(&self) -> Option<&Path> {
+        self.socket.as_deref()
+    }
+
+    fn core(&self) -> Option<u32> {
+        self.core
+    }
+
+    fn queues(&self) -> u16 {
+        self.queues
+    }
+
+    fn flaws(&self) -> Vec<Flaw> {
         let mut flaws: Vec<Flaw> = name_flaw(&self.name).into_iter().collect();
         let mut flaw = |field, reason: String, remedy: &str| flaws.push(Flaw::new(field, reason, remedy));
         let block = self.block_size.unwrap_or(512);
@@ -329,85 +406,21 @@ impl DiskSpec {
         flaws
     }
 
-    /// Where its front end connects.
-    pub fn socket_in(&self, run_dir: &Path) -> PathBuf {
-        self.socket.clone().unwrap_or_else(|| run_dir.join(format!("{}.sock", self.name)))
-    }
-}
-
-/// An I/O core.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct CoreSpec {
-    /// Its number.
-    pub id: u32,
-    /// The processor it is pinned to.
-    pub cpu: Option<u32>,
-    /// Polled or notified.
-    pub notify: NotifyWord,
-    /// Microseconds without work before a polled core sleeps.
-    pub spin_us: u64,
-    /// Most requests from one queue in a turn.
-    pub budget: u32,
-    /// Towards others.
-    pub manners: MannersWord,
-}
-
-/// Most cores, and the end of their numbers.
-pub const CORES: u32 = 256;
-
-impl CoreSpec {
-    /// A core with the defaults of [`CoreSettings`].
-    pub fn new(id: u32) -> Self {
-        let settings = CoreSettings::default();
-        CoreSpec {
-            id,
-            cpu: None,
-            notify: NotifyWord::default(),
-            spin_us: settings.spin.as_micros() as u64,
-            budget: settings.budget.0,
-            manners: MannersWord::default(),
-        }
+    fn same_content(one: &Self, other: &Self) -> bool {
+        one.backing == other.backing
     }
 
-    /// Everything that is wrong with it on this host.
-    pub fn flaws(&self) -> Vec<Flaw> {
-        let mut flaws = Vec::new();
-        if self.id >= CORES {
-            flaws.push(Flaw::new(
-                "id",
-                format!("id = {}", self.id),
-                format!("number the cores from 0 to {}", CORES - 1),
-            ));
-        }
-        if let Some(cpu) = self.cpu
-            && !Path::new(&format!("/sys/devices/system/cpu/cpu{cpu}")).exists()
-        {
-            let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-            let remedy = format!("this host has {}; leave cpu out to run unpinned", online.trim());
-            flaws.push(Flaw::new("cpu", format!("there is no CPU {cpu}"), remedy));
-        }
-        if self.spin_us > 60_000_000 {
-            flaws.push(Flaw::new(
-                "spin_us",
-                format!("spin_us = {}", self.spin_us),
-                "give at most a minute: 60000000",
-            ));
-        }
-        if !(1..=4096).contains(&self.budget) {
-            flaws.push(Flaw::new("budget", format!("budget = {}", self.budget), "give 1 to 4096"));
-        }
-        flaws
-    }
-
-    /// As the crate `cores` wants it.
-    pub fn settings(&self) -> CoreSettings {
-        CoreSettings {
-            cpu: self.cpu.map(|cpu| cpu as usize),
-            notify: self.notify.below(),
-            spin: Duration::from_micros(self.spin_us),
-            budget: Budget(self.budget),
-            manners: self.manners.below(),
+    fn three_way(base: &Self, configured: &Self, now: &Self) -> Self {
+        DiskSpec {
+            name: configured.name.clone(),
+            backing: pick(&base.backing, &configured.backing, &now.backing),
+            read_only: pick(&base.read_only, &configured.read_only, &now.read_only),
+            serial: pick(&base.serial, &configured.serial, &now.serial),
+            queues: pick(&base.queues, &configured.queues, &now.queues),
+            queue_size: pick(&base.queue_size, &configured.queue_size, &now.queue_size),
+            block_size: pick(&base.block_size, &configured.block_size, &now.block_size),
+            socket: pick(&base.socket, &configured.socket, &now.socket),
+            core: pick(&base.core, &configured.core, &now.core),
         }
     }
 }

@@ -1,24 +1,24 @@
 //! Reading the configuration again, whole or not at all.
 //!
-//! Problems that can be seen beforehand refuse it before anything has changed. New disks are opened first: if one cannot be,
-//! those opened before it are given up again. Disks go and change last, and only while no guest uses them.
+//! Problems that can be seen beforehand refuse it before anything has changed. New disks and NICs are opened first: if one
+//! cannot be, those opened before it are given up again. They go and change last, and only while no guest uses them.
+
+mod steps;
 
 use std::sync::Arc;
 
 use super::Daemon;
-use super::disks::OnFailure;
-use super::ledger::{DiskRecord, ThreeWay, disk_record};
+use super::disk::Disk;
+use super::ledger::Entries;
+use super::served::{Kind, blocking};
 use crate::config::{Config, Problem, Problems};
 use crate::refusal::Refusal;
-use crate::spec::{BackingSpec, CoreSpec, Flaw};
+use crate::spec::{CoreSpec, Flaw, ServedSpec};
+use steps::Steps;
 
 /// What a reload would do.
-#[derive(Default)]
 struct Plan {
-    add: Vec<DiskRecord>,
-    adopt: Vec<DiskRecord>,
-    change: Vec<DiskRecord>,
-    remove: Vec<String>,
+    disks: Steps<Disk>,
     start: Vec<CoreSpec>,
     set: Vec<CoreSpec>,
     retire: Vec<u32>,
@@ -38,7 +38,7 @@ impl Daemon {
     }
 
     async fn plan(&self, config: &Config) -> Result<Plan, Problems> {
-        let (old, mut problems, mut plan) = (self.config(), Vec::new(), Plan::default());
+        let (old, mut problems) = (self.config(), Vec::new());
         let known = self.disks.records();
         let failed = self.disks.failed();
         config.images(|name| !known.contains_key(name) || failed.iter().any(|f| f == name))?;
@@ -47,61 +47,21 @@ impl Daemon {
             ("socket", old.daemon.socket != config.daemon.socket),
             ("run_dir", old.daemon.run_dir != config.daemon.run_dir),
             ("metrics", old.daemon.metrics != config.daemon.metrics),
+            ("socket_group", old.daemon.access.group != config.daemon.access.group),
+            ("socket_mode", old.daemon.access.mode != config.daemon.access.mode),
         ] {
             if differs {
                 let reason = format!("{field} cannot be changed while the daemon runs");
                 problems.push(place.problem(Flaw::new(field, reason, "put it back, or restart the daemon")));
             }
         }
+        let mut plan = Plan {
+            disks: Steps::plan(self, config, &mut problems).await,
+            start: Vec::new(),
+            set: Vec::new(),
+            retire: Vec::new(),
+        };
         self.plan_cores(config, &mut plan, &mut problems);
-        for (spec, place) in &config.disks {
-            let Some(record) = known.get(&spec.name) else {
-                plan.add.push(disk_record(spec, None));
-                continue;
-            };
-            let next = disk_record(spec, Some(record));
-            if failed.contains(&spec.name) || next.now != record.now {
-                let mut problem = |reason: String, remedy: &str| {
-                    problems.push(place.problem(Flaw::new(
-                        "name",
-                        format!("disk {}: {reason}", spec.name),
-                        remedy,
-                    )));
-                };
-                if self.disks.served(&spec.name).is_err() && !failed.contains(&spec.name) {
-                    problem("it is still being opened".to_owned(), "try again when it is served");
-                } else if matches!(record.now.backing, BackingSpec::Memory { .. })
-                    && !failed.contains(&spec.name)
-                {
-                    let remedy =
-                        "if it may be lost, `ioplane disk remove` it first; or put the configuration back";
-                    problem("changing a disk in memory would lose its content".to_owned(), remedy);
-                } else if self.in_use(&spec.name).await {
-                    let remedy = "unplug it or shut the guest down first; a backing is exchanged by `ioplane disk replace`";
-                    problem("a guest is using it, and this change would take it away".to_owned(), remedy);
-                } else {
-                    plan.change.push(next);
-                }
-            } else if next != *record {
-                plan.adopt.push(next);
-            }
-        }
-        for (name, record) in &known {
-            if record.configured.is_none() || config.disk(name).is_some() {
-                continue;
-            }
-            if self.in_use(name).await {
-                problems.push(Problem {
-                    line: 0,
-                    reason: format!("disk {name} is gone from the configuration, and a guest is using it"),
-                    remedy: format!(
-                        "unplug it or shut the guest down first, or `ioplane disk remove {name} --force`"
-                    ),
-                });
-            } else {
-                plan.remove.push(name.clone());
-            }
-        }
         if problems.is_empty() { Ok(plan) } else { Err(Problems::new(&config.file, problems)) }
     }
 
@@ -141,7 +101,7 @@ impl Daemon {
                 problems.push(Problem {
                     line: 0,
                     reason: format!("core {id} is gone from the configuration, and serves {seats} queues"),
-                    remedy: "move them away first: `ioplane core move DISK QUEUE CORE`".to_owned(),
+                    remedy: "move them away first: `ioplane core move DEVICE QUEUE CORE`".to_owned(),
                 });
             } else {
                 plan.retire.push(*id);
@@ -149,14 +109,7 @@ impl Daemon {
         }
     }
 
-    async fn in_use(&self, name: &str) -> bool {
-        match self.disks.served(name) {
-            Ok(disk) => disk.in_use().await,
-            Err(_) => false,
-        }
-    }
-
-    async fn carry_out(self: &Arc<Self>, config: &Config, plan: Plan) -> Result<Vec<String>, Problems> {
+    async fn carry_out(self: &Arc<Self>, config: &Config, mut plan: Plan) -> Result<Vec<String>, Problems> {
         let mut done = Vec::new();
         let refuse = |line: Problem| Problems::new(&config.file, vec![line]);
         let core_problem = |id: u32, refused: Refusal| {
@@ -170,7 +123,7 @@ impl Daemon {
         let mut started = Vec::new();
         for spec in plan.start {
             let (id, cores) = (spec.id, self.cores.clone());
-            let outcome = super::disk::blocking(move || cores.start(spec.clone(), true, Some(spec))).await;
+            let outcome = blocking(move || cores.start(spec.clone(), true, Some(spec))).await;
             match outcome {
                 Ok(id) => started.push(id),
                 Err(refused) => {
@@ -179,59 +132,29 @@ impl Daemon {
                 }
             }
         }
-        let mut added: Vec<String> = Vec::new();
-        for record in plan.add {
-            let name = record.now.name.clone();
-            if let Err(refused) = self.disks.add(record, OnFailure::Forget).await {
-                for name in &added {
-                    let _ = self.disks.remove(name, true, false).await;
-                }
-                self.retire(started).await;
-                return Err(refuse(config.disk_problem(&name, refused.error, refused.remedy)));
-            }
-            added.push(name);
+        let added = plan.disks.add(self, config).await;
+        if let Err(problem) = added {
+            plan.disks.give_up(self).await;
+            self.retire(started).await;
+            return Err(refuse(problem));
         }
         done.extend(started.iter().map(|id| format!("core {id} started")));
-        done.extend(added.iter().map(|name| format!("disk {name} added")));
 
         // From here on each step stands for itself; what fails is said, and the rest is done.
         let mut failed = Vec::new();
-        for record in plan.adopt {
-            let outcome =
-                self.disks.served(&record.now.name).and_then(|disk| disk.adopt(record.configured.clone()));
-            if let Err(refused) = outcome {
-                failed.push(config.disk_problem(&record.now.name, refused.error, refused.remedy));
-            }
-        }
-        for record in plan.change {
-            let name = record.now.name.clone();
-            let outcome = match self.disks.remove(&name, false, false).await {
-                Ok(()) => self.disks.add(record, OnFailure::Keep).await,
-                Err(refused) => Err(refused),
-            };
-            match outcome {
-                Ok(()) => done.push(format!("disk {name} changed")),
-                Err(refused) => failed.push(config.disk_problem(&name, refused.error, refused.remedy)),
-            }
-        }
-        for name in plan.remove {
-            match self.disks.remove(&name, false, false).await {
-                Ok(()) => done.push(format!("disk {name} removed")),
-                Err(refused) => failed.push(config.disk_problem(&name, refused.error, refused.remedy)),
-            }
-        }
+        plan.disks.rest(self, config, &mut done, &mut failed).await;
         for spec in plan.set {
             let (id, cores) = (spec.id, self.cores.clone());
             let set =
                 move || cores.set(Some(id), |core| (core.notify, core.spin_us) = (spec.notify, spec.spin_us));
-            match super::disk::blocking(set).await {
+            match blocking(set).await {
                 Ok(()) => done.push(format!("core {id} changed")),
                 Err(refused) => failed.extend(core_problem(id, refused).list),
             }
         }
         for id in plan.retire {
             let cores = self.cores.clone();
-            match super::disk::blocking(move || cores.retire(id)).await {
+            match blocking(move || cores.retire(id)).await {
                 Ok(()) => done.push(format!("core {id} retired")),
                 Err(refused) => failed.extend(core_problem(id, refused).list),
             }
@@ -243,7 +166,7 @@ impl Daemon {
     async fn retire(&self, started: Vec<u32>) {
         for id in started {
             let cores = self.cores.clone();
-            let _ = super::disk::blocking(move || cores.retire(id)).await;
+            let _ = blocking(move || cores.retire(id)).await;
         }
     }
 
@@ -259,7 +182,11 @@ impl Daemon {
                 }
             }
             entries.cores.retain(|_, record| record.now.is_some() || record.configured.is_some());
-            entries.removed.retain(|name, spec| config.disk(name) == Some(spec));
+            fn keep<K: Kind>(entries: &mut Entries, config: &Config) {
+                let said = |name: &str| K::configured(config).iter().find(|(spec, _)| spec.name() == name);
+                K::removed(entries).retain(|name, spec| said(name).is_some_and(|(now, _)| now == spec));
+            }
+            keep::<Disk>(entries, config);
         });
         if let Err(error) = kept {
             tracing::error!(%error, "the state file");

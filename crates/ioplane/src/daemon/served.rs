@@ -1,0 +1,207 @@
+//! What is the same of a disk and of a NIC while it is served: a device behind a socket, its record, its queues on cores.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ioplane_host::vhost_user::{self, Handle, ServerOptions, Status};
+use ioplane_virtio::VirtioDevice;
+
+use super::Daemon;
+use super::ground::Ground;
+use super::ledger::{Entries, Ledger, Record};
+use super::shelf::Shelf;
+use crate::config::{Config, Place};
+use crate::refusal::Refusal;
+use crate::report::ServedState;
+use crate::spec::ServedSpec;
+
+/// How long a report waits for a device that is busy with a change.
+const GLANCE: Duration = Duration::from_secs(1);
+
+/// One kind of thing that is served on a socket of its own.
+pub trait Kind: Send + Sync + Sized + 'static {
+    /// What one is to be.
+    type Spec: ServedSpec;
+    /// The device.
+    type Model: VirtioDevice;
+    /// How one is.
+    type Report: Send;
+    /// What one needs besides the ground.
+    type Below: Send + Sync;
+
+    /// What people call it.
+    const NAME: &'static str;
+    /// What to do before a change of the configuration can take one away that a guest uses.
+    const LET_GO: &'static str;
+
+    /// All of this kind.
+    fn shelf(daemon: &Daemon) -> &Shelf<Self>;
+
+    /// What the configuration says of this kind.
+    fn configured(config: &Config) -> &[(Self::Spec, Place)];
+
+    /// The records of this kind.
+    fn records(entries: &mut Entries) -> &mut BTreeMap<String, Record<Self::Spec>>;
+
+    /// Configured ones that were removed at run time.
+    fn removed(entries: &mut Entries) -> &mut BTreeMap<String, Self::Spec>;
+
+    /// Opens what is behind it and serves it. Waits as long as that takes.
+    fn open(
+        record: Record<Self::Spec>,
+        ground: &Arc<Ground>,
+        below: &Arc<Self::Below>,
+    ) -> impl Future<Output = Result<Self, Refusal>> + Send;
+
+    /// Why changing one would lose what a guest left in it: the reason, and what to do.
+    fn loses(_record: &Record<Self::Spec>) -> Option<(&'static str, &'static str)> {
+        None
+    }
+
+    /// Whether one can become the other while a guest uses it, by [`Kind::become_next`].
+    fn lives_on(_now: &Self::Spec, _next: &Self::Spec) -> bool {
+        false
+    }
+
+    /// Makes that change.
+    fn become_next(&self, next: Record<Self::Spec>) -> impl Future<Output = Result<(), Refusal>> + Send;
+
+    /// What it has in common with others.
+    fn served(&self) -> &Served<Self>;
+
+    /// How it is.
+    fn report(&self) -> impl Future<Output = Self::Report> + Send;
+
+    /// A report of one of which only the record is known, and why it is not served.
+    fn blank(
+        record: &Record<Self::Spec>,
+        socket: PathBuf,
+        state: ServedState,
+        why: Option<&Refusal>,
+    ) -> Self::Report;
+}
+
+/// The record of one thing, in memory and in the ledger.
+pub struct Note<K: Kind> {
+    record: Mutex<Record<K::Spec>>,
+    ledger: Arc<Ledger>,
+}
+
+impl<K: Kind> Note<K> {
+    fn lock(&self) -> MutexGuard<'_, Record<K::Spec>> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As it is now.
+    pub fn read(&self) -> Record<K::Spec> {
+        self.lock().clone()
+    }
+
+    /// Changes it, in the ledger first: if that fails nothing has changed. Callers may be at a quiescent point.
+    pub fn change(&self, change: impl FnOnce(&mut Record<K::Spec>)) -> Result<(), Refusal> {
+        let mut record = self.lock();
+        let mut next = record.clone();
+        change(&mut next);
+        write::<K>(&self.ledger, &next)?;
+        *record = next;
+        Ok(())
+    }
+}
+
+fn write<K: Kind>(ledger: &Ledger, record: &Record<K::Spec>) -> Result<(), Refusal> {
+    Ok(ledger.change(|entries| {
+        K::records(entries).insert(record.now.name().to_owned(), record.clone());
+    })?)
+}
+
+/// A device that is being served. It is owned by a task of its own; this is the daemon's hold on it.
+pub struct Served<K: Kind> {
+    /// To talk to that task.
+    pub handle: Handle<K::Model>,
+    /// What is written down of it.
+    pub note: Arc<Note<K>>,
+    /// One change at a time.
+    pub changing: tokio::sync::Mutex<()>,
+}
+
+impl<K: Kind> Served<K> {
+    /// Serves `model` on its socket, and writes down that it does.
+    pub fn start(model: K::Model, record: Record<K::Spec>, ground: &Ground) -> Result<Self, Refusal> {
+        let socket = ground.socket(&record.now);
+        ground.ledger.change(|entries| {
+            K::removed(entries).remove(record.now.name());
+        })?;
+        write::<K>(&ground.ledger, &record)?;
+        let options = ServerOptions {
+            socket: socket.clone(),
+            pool: Arc::new(ground.seating(&record)),
+            dirty_log: false,
+        };
+        let handle = vhost_user::serve(model, options).map_err(|error| {
+            let remedy = "is its folder there and writable, and does no other daemon listen there?";
+            Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)
+        })?;
+        ground.access().open(&socket)?;
+        let note = Arc::new(Note { record: Mutex::new(record), ledger: ground.ledger.clone() });
+        Ok(Served { handle, note, changing: tokio::sync::Mutex::default() })
+    }
+
+    /// What is seen of it, unless it is busy with a change; `look` sees the model.
+    pub async fn glance<R: Send + 'static>(
+        &self,
+        look: impl FnOnce(&mut K::Model) -> R + Send + 'static,
+    ) -> Option<(Status, R)> {
+        let both = async {
+            let status = self.handle.status().await.ok()?;
+            let seen = self.handle.change(|model| (look(model), false)).await.ok()?;
+            Some((status, seen))
+        };
+        tokio::time::timeout(GLANCE, both).await.ok().flatten()
+    }
+
+    /// Whether a front end is connected; a device that does not answer is.
+    pub async fn in_use(&self) -> bool {
+        self.glance(|_| ()).await.is_none_or(|(status, ())| status.connected)
+    }
+
+    /// Ends the service. Nothing of the device is left when it returns; the ledger is the caller's business.
+    pub async fn stop(&self, force: bool) -> Result<(), Refusal> {
+        let _changing = self.changing.lock().await;
+        Ok(self.handle.stop(force).await?)
+    }
+
+    /// The configuration says the same as before, in another file perhaps: notes that.
+    pub fn adopt(&self, configured: Option<K::Spec>) -> Result<(), Refusal> {
+        self.note.change(|record| record.configured = configured)
+    }
+
+    /// Moves a queue to a core, and remembers it.
+    pub async fn move_queue(&self, queue: u16, core: u32, ground: &Ground) -> Result<(), Refusal> {
+        let _changing = self.changing.lock().await;
+        let mut record = self.note.read();
+        let queues = record.now.queues();
+        if queue >= queues {
+            return Err(Refusal::missing(
+                format!("{} {} has no queue {queue}", K::NAME, record.now.name()),
+                format!("it has queues 0 to {}", queues - 1),
+            ));
+        }
+        record.moved.insert(queue, core);
+        self.handle.move_queue(queue, Arc::new(ground.seating(&record))).await?;
+        self.note.change(|record| {
+            record.moved.insert(queue, core);
+        })
+    }
+}
+
+/// Does what may block on a thread for that.
+pub async fn blocking<R: Send + 'static>(
+    work: impl FnOnce() -> Result<R, Refusal> + Send + 'static,
+) -> Result<R, Refusal> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
+        Err(Refusal::failed(error.to_string(), "this is a bug: report it with the log"))
+    })
+}
