@@ -286,14 +286,15 @@ fn frames_wake_a_sleeping_core_and_survive_its_pauses() {
         side.running = Some(loaded.start(&hosts.core).unwrap());
     }
     ask(&mut host);
-    let reading = hosts.left.port.reading();
-    assert_eq!((reading.received.frames >= 53, reading.received.dropped_in_all()), (true, 0), "{reading:?}");
+    // 51 asked, and two while one or the other paused.
+    let port = hosts.left.port.clone();
+    eventually("every request has reached the kernel", || port.reading().received.frames >= 53);
+    assert_eq!(port.reading().received.dropped_in_all(), 0);
     // The host's side goes down: frames are dropped there, by name.
     hosts.left.world.run(|| ip("link set ioplane1 down"));
     host.send(&request);
-    let port = hosts.left.port.clone();
     eventually("a frame to a device that is down is counted", || {
-        port.reading().received.dropped(Drop::Down) == 1
+        port.reading().received.dropped(Drop::Down) > 0
     });
 }
 
