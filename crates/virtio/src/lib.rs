@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod blk;
+pub mod buffers;
 mod device;
 pub mod journal;
 pub mod kill;

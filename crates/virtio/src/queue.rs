@@ -80,6 +80,23 @@ impl Queue {
         self.phase == Phase::Serving && self.fault.is_none()
     }
 
+    /// [`ioplane_device::Poller::drain`].
+    pub fn drain(&mut self) {
+        if self.phase == Phase::Serving {
+            self.phase = Phase::Draining;
+        }
+    }
+
+    /// [`ioplane_device::Poller::undrain`].
+    pub fn undrain(&mut self) {
+        self.phase = Phase::Serving;
+    }
+
+    /// [`ioplane_device::Poller::suspend`].
+    pub fn suspend(&mut self) {
+        self.phase = Phase::Suspending;
+    }
+
     /// Where its counts and times go.
     #[inline]
     pub fn meter(&self) -> &Meter {
@@ -138,6 +155,22 @@ impl Queue {
             // A notified queue renews its wish with every batch, as event-driven back ends do.
             self.ring.ask_for_kick();
         }
+        self.interrupt();
+    }
+
+    /// As [`Queue::publish`], for a queue whose driver makes room available and not work: `frames` are in what is
+    /// published, and no kick is asked for.
+    #[inline]
+    pub fn publish_frames(&mut self, frames: u64) {
+        self.tally.requests += frames;
+        if self.ring.unpublished() > 0 {
+            self.ring.publish();
+            self.interrupt();
+        }
+    }
+
+    #[inline]
+    fn interrupt(&mut self) {
         if self.ring.wants_interrupt() {
             self.signal();
         } else {
@@ -166,19 +199,20 @@ impl Queue {
     /// [`ioplane_device::Poller::arm`].
     #[inline]
     pub fn arm(&mut self) -> Armed {
+        let armed = self.arm_unkicked();
+        if self.takes() && self.ring.ask_for_kick() { Armed::WorkLeft } else { armed }
+    }
+
+    /// As [`Queue::arm`], for a queue that is to sleep on whatever the driver makes available.
+    #[inline]
+    pub fn arm_unkicked(&mut self) -> Armed {
         self.awake = false;
-        if self.fault.is_some() {
-            return Armed::Armed;
+        // One that stops: completions wake the core by their own descriptor; nothing else is waited for.
+        let parks = self.phase == Phase::Suspending || self.ring.flying() == 0;
+        if self.fault.is_none() && self.phase != Phase::Serving && parks {
+            return Armed::WorkLeft;
         }
-        if self.phase != Phase::Serving {
-            // Completions wake the core by their own descriptor; nothing else is waited for.
-            return if self.ring.flying() == 0 || self.phase == Phase::Suspending {
-                Armed::WorkLeft
-            } else {
-                Armed::Armed
-            };
-        }
-        if self.ring.ask_for_kick() { Armed::WorkLeft } else { Armed::Armed }
+        Armed::Armed
     }
 
     /// [`ioplane_device::Poller::disarm`].

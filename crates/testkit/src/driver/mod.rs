@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   GuestMemory (memfds, guest addresses) --alloc--> RingPlace --> SplitRing --> Disk (virtio-blk requests)
-//!        |                                                            |
+//!        |                                                            +--> net::Pair, net::Commands (virtio-net frames)
 //!        +--- file descriptors, to give to a back end                 +--> RawRing: any field, any value (bad input)
 //! ```
 //!
@@ -11,6 +11,7 @@
 
 pub mod disk;
 pub mod memory;
+pub mod net;
 pub mod raw;
 pub mod ring;
 pub mod spec;

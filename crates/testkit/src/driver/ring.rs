@@ -32,6 +32,14 @@ pub enum DriverError {
     /// The memory for rings or buffers is used up, or was addressed wrongly.
     #[error(transparent)]
     Memory(#[from] GuestFault),
+    /// A frame whose header names more buffers than were published with it, or that has no header at all.
+    #[error(
+        "half a frame: its header names {wanted} buffers, and fewer were published, or none with room for it"
+    )]
+    HalfFrame {
+        /// What `num_buffers` says.
+        wanted: u16,
+    },
     /// Fewer descriptors in the ring than the plan needs.
     #[error("a ring of {size} descriptors has no room for this plan: make fewer slots or a larger ring")]
     NoRoom {

@@ -8,8 +8,9 @@ use ioplane_memory::GuestRange;
 use ioplane_storage::{Fault, Lane, Op, Outcome, Submitted, Tag};
 
 use super::Shared;
-use super::request::{Ask, Parser, scatter};
+use super::request::{Ask, Parser};
 use super::spec::*;
+use crate::buffers::Writer;
 use crate::device::{QueueStart, RingState};
 use crate::kill::{self, KillPoint};
 use crate::queue::{Phase, Queue};
@@ -151,7 +152,7 @@ impl Work {
                 self.shared.allows(offset, len, true).map(|()| Op::WriteZeroes { offset, len, unmap })
             }
             Ask::Id => {
-                let copied = scatter(queue.ring.view(), data, &self.shared.id);
+                let copied = Writer::new(queue.ring.view(), data).write(&self.shared.id);
                 let code = if copied.is_ok() { VIRTIO_BLK_S_OK } else { VIRTIO_BLK_S_IOERR };
                 return self.answer(queue, taken, status, code, VIRTIO_BLK_ID_BYTES as u32 + 1);
             }
@@ -343,17 +344,15 @@ impl Poller for BlkPoller {
     }
 
     fn drain(&mut self) {
-        if self.queue.phase == Phase::Serving {
-            self.queue.phase = Phase::Draining;
-        }
+        self.queue.drain();
     }
 
     fn undrain(&mut self) {
-        self.queue.phase = Phase::Serving;
+        self.queue.undrain();
     }
 
     fn suspend(&mut self) {
-        self.queue.phase = Phase::Suspending;
+        self.queue.suspend();
     }
 
     fn resume(&mut self) {

@@ -3,6 +3,7 @@
 use ioplane_memory::{GuestRange, GuestView};
 
 use super::spec::*;
+use crate::buffers::Reader;
 use crate::ring::{Chain, RingFault};
 
 /// What a request asks for, with its data buffers left in the parser.
@@ -134,7 +135,7 @@ impl Parser {
     #[inline]
     fn header(&self, view: &GuestView, chain: &Chain) -> Result<[u8; 16], RingFault> {
         let mut header = [0u8; 16];
-        gather(view, chain.readable(), &mut header)?;
+        Reader::new(view, chain.readable()).read(&mut header)?;
         Ok(header)
     }
 
@@ -181,7 +182,7 @@ impl Parser {
             return Ok(Ask::Refuse(VIRTIO_BLK_S_IOERR));
         }
         let mut bytes = [0u8; SEGMENT_BYTES as usize];
-        gather(view, &self.data, &mut bytes)?;
+        Reader::new(view, &self.data).read(&mut bytes)?;
         let word = u128::from_le_bytes(bytes);
         let (sector, sectors, flags) = (word as u64, (word >> 64) as u32, (word >> 96) as u32);
         let unmap = flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0;
@@ -198,33 +199,4 @@ impl Parser {
             Ask::WriteZeroes { offset, len, unmap }
         })
     }
-}
-
-/// Copies the first `out.len()` bytes of `ranges` out.
-#[inline]
-fn gather(view: &GuestView, ranges: &[GuestRange], out: &mut [u8]) -> Result<(), RingFault> {
-    let mut filled = 0;
-    for range in ranges {
-        let take = (range.len as usize).min(out.len() - filled);
-        view.read(range.gpa, &mut out[filled..filled + take])?;
-        filled += take;
-        if filled == out.len() {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// Copies `bytes` to the front of `ranges`; what does not fit is dropped.
-pub(super) fn scatter(view: &GuestView, ranges: &[GuestRange], bytes: &[u8]) -> Result<(), RingFault> {
-    let mut left = bytes;
-    for range in ranges {
-        let (now, later) = left.split_at((range.len as usize).min(left.len()));
-        view.write(range.gpa, now)?;
-        left = later;
-        if left.is_empty() {
-            break;
-        }
-    }
-    Ok(())
 }

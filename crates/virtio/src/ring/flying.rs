@@ -98,6 +98,16 @@ impl Replay {
         self.heads.pop_front()
     }
 
+    /// The one that was taken last is the next again.
+    #[cold]
+    pub(super) fn rewind(&mut self, head: u16) {
+        self.heads.push_front(head);
+        if self.trial.as_ref().is_some_and(|(tried, ..)| *tried == head) {
+            self.trial = None;
+            self.suspects.push(head);
+        }
+    }
+
     /// The used element of `head` is written.
     #[inline]
     pub(super) fn completed(&mut self, head: u16) {

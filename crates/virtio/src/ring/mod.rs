@@ -45,12 +45,13 @@ pub struct RingLayout {
 #[must_use = "a request taken must be completed or abandoned"]
 pub struct Taken {
     head: u16,
+    replayed: bool,
     open: bool,
 }
 
 impl Taken {
-    fn new(head: u16) -> Self {
-        Taken { head, open: true }
+    fn new(head: u16, replayed: bool) -> Self {
+        Taken { head, replayed, open: true }
     }
 
     /// Its number, below the ring's size: unique among those in flight.
@@ -224,11 +225,18 @@ impl Ring {
         either!(self, ring => ring.take(chain))
     }
 
-    /// Gives back the request that was taken last (and was no replay), as if it had never been taken: it is the next again.
-    /// Nothing may have been completed since. For a queue that finds that it cannot serve it yet.
-    #[inline]
+    /// Gives back the request that was taken last, as if it had never been taken: it is the next again. Nothing may have
+    /// been completed since. For a queue that finds that it cannot serve it yet; whoever has taken several gives the last
+    /// one back first.
+    #[cold]
     pub fn rewind(&mut self, taken: Taken) {
         either!(self, ring => ring.rewind(taken));
+    }
+
+    /// Whether the driver has made more available than has ever been looked at, given back or not.
+    #[inline]
+    pub fn has_more(&self) -> bool {
+        either!(self, ring => ring.has_more())
     }
 
     /// Our code lets go of a request that the disk below has now.
@@ -278,6 +286,13 @@ impl Ring {
     #[inline]
     pub fn ask_for_kick(&mut self) -> bool {
         either!(self, ring => ring.ask_for_kick())
+    }
+
+    /// As [`Ring::ask_for_kick`], where what is there has been looked at and is too little (see [`Ring::rewind`]): the kick
+    /// is for more than that, and so is the look.
+    #[inline]
+    pub fn ask_for_more(&mut self) -> bool {
+        either!(self, ring => ring.ask_for_more())
     }
 
     /// Whether somebody looks at this ring by itself from now on. The driver is told when it next makes something

@@ -33,6 +33,8 @@ pub struct Packed {
     size: u16,
     /// Where the next chain begins.
     next_avail: Position,
+    /// Where nothing was when a chain was last looked for in vain.
+    looked: Position,
     /// Where the next used descriptor goes.
     next_used: Position,
     /// Where the first used descriptor goes that the driver has not been shown.
@@ -110,6 +112,7 @@ impl Packed {
             device,
             size,
             next_avail: avail,
+            looked: avail,
             next_used: used,
             published: used,
             held_back: 0,
@@ -197,6 +200,7 @@ impl Packed {
             return self.take_replay(chain);
         }
         if !self.has_work() {
+            self.looked = self.next_avail;
             return Ok(None);
         }
         kill::here(KillPoint::Seen);
@@ -210,7 +214,7 @@ impl Packed {
         self.next_avail = after;
         kill::here(KillPoint::Journalled);
         self.desc.prefetch(slot(after));
-        self.read_chain(id, chain).map(|taken| Some((taken, false)))
+        self.read_chain(id, false, chain).map(|taken| Some((taken, false)))
     }
 
     /// Copies the descriptors of the next chain: its buffer ID, and where the chain after it begins. Each is read exactly
@@ -253,15 +257,15 @@ impl Packed {
         let Some(id) = self.replay.next() else { return Ok(None) };
         self.flying.add(id);
         self.ledger.touch(id);
-        self.read_chain(id, chain).map(|taken| Some((taken, true)))
+        self.read_chain(id, true, chain).map(|taken| Some((taken, true)))
     }
 
     /// Reads a chain in flight out of the ledger.
     #[inline]
-    fn read_chain(&mut self, id: u16, chain: &mut Chain) -> Result<Taken, RingFault> {
+    fn read_chain(&mut self, id: u16, replayed: bool, chain: &mut Chain) -> Result<Taken, RingFault> {
         let outcome = walk(chain, &self.view, self.ledger.descriptors(id), self.mode.indirect, id);
         match outcome {
-            Ok(()) => Ok(Taken::new(id)),
+            Ok(()) => Ok(Taken::new(id, replayed)),
             Err(fault) => {
                 // It stays in the ledger: it was taken, and will never be used.
                 self.flying.remove(id);
@@ -270,15 +274,25 @@ impl Packed {
         }
     }
 
-    #[inline]
     pub(super) fn rewind(&mut self, taken: Taken) {
-        let id = taken.head();
+        let Taken { head: id, replayed, .. } = taken;
         taken.abandon();
+        if replayed {
+            self.flying.remove(id);
+            self.replay.rewind(id);
+            self.ledger.release(id);
+            return;
+        }
         let count = self.ledger.len_of(id);
         self.next_avail = self.next_avail.before(count, self.size);
         self.owned -= count;
         self.ledger.rewind(id);
         self.flying.remove(id);
+    }
+
+    #[inline]
+    pub(super) fn has_more(&self) -> bool {
+        self.looked.sees_available(self.desc.load_u16(slot(self.looked) + AT_FLAGS))
     }
 
     #[inline]
@@ -366,7 +380,19 @@ impl Packed {
 
     #[inline]
     pub(super) fn ask_for_kick(&mut self) -> bool {
-        let place = self.next_avail.bits();
+        self.wish_for(self.next_avail.bits());
+        self.has_work()
+    }
+
+    #[inline]
+    pub(super) fn ask_for_more(&mut self) -> bool {
+        self.wish_for(self.looked.bits());
+        self.has_more()
+    }
+
+    /// A kick when the driver passes `place`. The wish is visible before the look that follows, or a kick could be lost.
+    #[inline]
+    fn wish_for(&mut self, place: u16) {
         let said = match self.mode.wish {
             Wish::Kick(said) => said == place || !self.mode.event_idx,
             Wish::Unsaid | Wish::NoKick => false,
@@ -376,9 +402,7 @@ impl Packed {
             self.store_wish(place, flags);
             self.mode.wish = Wish::Kick(place);
         }
-        // The wish must be visible before the last look, or a kick could be lost.
         fence(Ordering::SeqCst);
-        self.has_work()
     }
 
     #[inline]

@@ -191,7 +191,7 @@ impl Split {
         }
         self.next_avail = self.next_avail.wrapping_add(1);
         kill::here(KillPoint::Journalled);
-        self.read_chain(head, chain).map(|taken| Some((taken, false)))
+        self.read_chain(head, false, chain).map(|taken| Some((taken, false)))
     }
 
     #[cold]
@@ -201,13 +201,13 @@ impl Split {
         if let Some(journal) = &mut self.journal {
             journal.touch(head);
         }
-        self.read_chain(head, chain).map(|taken| Some((taken, true)))
+        self.read_chain(head, true, chain).map(|taken| Some((taken, true)))
     }
 
     #[inline]
-    fn read_chain(&mut self, head: u16, chain: &mut Chain) -> Result<Taken, RingFault> {
+    fn read_chain(&mut self, head: u16, replayed: bool, chain: &mut Chain) -> Result<Taken, RingFault> {
         match walk(chain, &self.view, &self.desc, self.size, self.mode.indirect, head) {
-            Ok(()) => Ok(Taken::new(head)),
+            Ok(()) => Ok(Taken::new(head, replayed)),
             Err(fault) => {
                 // The head stays in the journal: it was taken, and will never be used.
                 self.flying.remove(head);
@@ -216,15 +216,24 @@ impl Split {
         }
     }
 
-    #[inline]
     pub(super) fn rewind(&mut self, taken: Taken) {
-        let head = taken.head();
+        let Taken { head, replayed, .. } = taken;
         taken.abandon();
-        self.next_avail = self.next_avail.wrapping_sub(1);
         self.flying.remove(head);
+        if replayed {
+            self.replay.rewind(head);
+            self.journal.iter_mut().for_each(|journal| journal.release(head));
+            return;
+        }
+        self.next_avail = self.next_avail.wrapping_sub(1);
         if let Some(journal) = &mut self.journal {
             journal.rewind(head);
         }
+    }
+
+    #[inline]
+    pub(super) fn has_more(&self) -> bool {
+        self.avail.load_u16(2) != self.seen_avail
     }
 
     #[inline]
@@ -301,18 +310,30 @@ impl Split {
 
     #[inline]
     pub(super) fn ask_for_kick(&mut self) -> bool {
+        self.wish_for(self.next_avail);
+        self.has_work()
+    }
+
+    #[inline]
+    pub(super) fn ask_for_more(&mut self) -> bool {
+        self.wish_for(self.seen_avail);
+        self.has_more()
+    }
+
+    /// A kick when the driver's index passes `index`. The wish is visible before the look that follows, or a kick could
+    /// be lost.
+    #[inline]
+    fn wish_for(&mut self, index: u16) {
         let wish = self.mode.wish;
         if self.mode.event_idx {
-            if wish != Wish::Kick(self.next_avail) {
-                self.view.store_u16(&self.used, 4 + 8 * usize::from(self.size), self.next_avail);
+            if wish != Wish::Kick(index) {
+                self.view.store_u16(&self.used, 4 + 8 * usize::from(self.size), index);
             }
         } else if !matches!(wish, Wish::Kick(_)) {
             self.view.store_u16(&self.used, 0, 0);
         }
-        self.mode.wish = Wish::Kick(self.next_avail);
-        // The wish must be visible before the last look, or a kick could be lost.
+        self.mode.wish = Wish::Kick(index);
         fence(Ordering::SeqCst);
-        self.has_work()
     }
 
     #[inline]

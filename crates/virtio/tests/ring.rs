@@ -1,0 +1,105 @@
+//! What is taken can be given back, with a journal and without: neither the driver nor who comes after a crash sees it.
+
+use std::sync::Arc;
+
+use ioplane_memory::{Mapping, Window};
+use ioplane_testkit::driver::{GuestMemory, Part, RingMode, RingPlace, SplitRing};
+use ioplane_virtio::journal::region_bytes;
+use ioplane_virtio::spec::feature::VIRTIO_F_EVENT_IDX;
+use ioplane_virtio::{Chain, Ring, RingLayout, Taken};
+
+const SIZE: u16 = 8;
+
+struct Both {
+    memory: GuestMemory,
+    driver: SplitRing,
+    journal: Window,
+    chain: Chain,
+}
+
+impl Both {
+    fn new() -> Self {
+        let mut memory = GuestMemory::new(1 << 20).unwrap();
+        let place = RingPlace::carve(&mut memory, SIZE).unwrap();
+        let driver = SplitRing::new(memory.view(), place, RingMode::of(VIRTIO_F_EVENT_IDX)).unwrap();
+        let region = Arc::new(Mapping::anonymous("journal", 4096).unwrap());
+        let journal = Window::of_mapping(&region, 0, region_bytes(SIZE)).unwrap();
+        Both { memory, driver, journal, chain: Chain::new() }
+    }
+
+    fn open(&self, journal: bool, base: u32) -> Ring {
+        let place = self.driver.place();
+        let layout = RingLayout { size: SIZE, desc: place.desc, avail: place.avail, used: place.used };
+        let journal = journal.then(|| self.journal.clone());
+        Ring::open(self.memory.view().clone(), &layout, VIRTIO_F_EVENT_IDX, Some(base), journal, &[]).unwrap()
+    }
+
+    fn offer(&mut self, count: u16) {
+        for _ in 0..count {
+            let gpa = self.memory.alloc(16, 16).unwrap();
+            let head = self.driver.chain(&[Part { gpa, len: 16, write: true }]).unwrap();
+            self.driver.push(head);
+        }
+    }
+
+    fn take(&mut self, ring: &mut Ring) -> Option<Taken> {
+        ring.take(&mut self.chain).unwrap().map(|(taken, _)| taken)
+    }
+}
+
+#[test]
+fn what_is_rewind_is_taken_again_in_its_order() {
+    for journal in [false, true] {
+        let mut both = Both::new();
+        let mut ring = both.open(journal, 0);
+        both.offer(3);
+        let taken: Vec<_> = std::iter::from_fn(|| both.take(&mut ring)).collect();
+        let heads: Vec<_> = taken.iter().map(Taken::head).collect();
+        assert_eq!((heads.len(), ring.flying()), (3, 3));
+        taken.into_iter().rev().for_each(|taken| ring.rewind(taken));
+        assert_eq!((ring.flying(), ring.base(), ring.flying_heads()), (0, 0, vec![]));
+        // Whoever came now after a crash would find nothing in flight.
+        assert_eq!(both.open(journal, 0).flying_heads(), [0u16; 0]);
+        assert!(!ring.has_more(), "all that is there has been looked at");
+        assert!(!ring.ask_for_more());
+        assert!(!both.driver.kick_needed(), "asked before these were there");
+        both.offer(1);
+        assert!(both.driver.kick_needed(), "asked for more than there was");
+        assert!(ring.has_more());
+        let taken: Vec<_> = std::iter::from_fn(|| both.take(&mut ring)).collect();
+        assert_eq!(taken[..3].iter().map(Taken::head).collect::<Vec<_>>(), heads);
+        taken.into_iter().for_each(|taken| ring.complete(taken, 1));
+        ring.publish();
+        assert_eq!(
+            (0..4).map(|_| both.driver.pop().unwrap().unwrap().head).take(3).collect::<Vec<_>>(),
+            heads
+        );
+        assert_eq!(both.open(journal, ring.base()).flying_heads(), [0u16; 0]);
+    }
+}
+
+#[test]
+fn so_is_a_replay() {
+    let mut both = Both::new();
+    let mut ring = both.open(true, 0);
+    both.offer(2);
+    let [first, second] = [0, 1].map(|_| both.take(&mut ring).unwrap());
+    let heads = [first.head(), second.head()];
+    // The disk below has both when the process dies.
+    [&first, &second].into_iter().for_each(|taken| ring.release(taken));
+    [first, second].into_iter().for_each(Taken::abandon);
+    drop(ring);
+    let mut ring = both.open(true, 0);
+    assert!(ring.replays());
+    both.offer(1);
+    let taken: Vec<_> = std::iter::from_fn(|| both.take(&mut ring)).collect();
+    assert_eq!(taken.len(), 3);
+    taken.into_iter().rev().for_each(|taken| ring.rewind(taken));
+    assert_eq!(ring.flying_heads(), heads);
+    assert_eq!(both.open(true, 0).flying_heads(), heads);
+    let (again, replayed) = ring.take(&mut both.chain).unwrap().unwrap();
+    assert_eq!((again.head(), replayed), (heads[0], true));
+    ring.complete(again, 1);
+    ring.publish();
+    assert_eq!(both.open(true, 0).flying_heads(), heads[1..]);
+}
