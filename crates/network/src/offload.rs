@@ -85,7 +85,7 @@ impl Takes {
 
     /// Whether a frame of that type can go whole. UDP does not say in its type over which IP it goes: then both count.
     #[inline]
-    pub(crate) fn whole(self, gso: u8) -> bool {
+    pub fn whole(self, gso: u8) -> bool {
         let ecn = self.ecn || gso & VIRTIO_NET_HDR_GSO_ECN == 0;
         match gso & !VIRTIO_NET_HDR_GSO_ECN {
             VIRTIO_NET_HDR_GSO_NONE => true,

@@ -67,6 +67,22 @@ pub trait VirtioDevice: Send + 'static {
     /// The driver writes configuration; what is not writable stays.
     fn write_config(&mut self, offset: u32, bytes: &[u8]);
 
+    /// There is a network behind it, so that it wants to hear [`VirtioDevice::announce`] and [`VirtioDevice::set_mtu`].
+    fn has_network(&self) -> bool {
+        false
+    }
+
+    /// The guest with the address `mac` has just come here (the end of a migration) and cannot say so itself: the network is
+    /// to learn where it is now. Control plane.
+    fn announce(&mut self, mac: [u8; 6]) {
+        let _ = mac;
+    }
+
+    /// The largest payload of a frame that the front end has told its guest. Control plane.
+    fn set_mtu(&mut self, mtu: u16) {
+        let _ = mtu;
+    }
+
     /// Makes the poller of a queue.
     fn start_queue(&mut self, start: QueueStart) -> Result<Box<dyn Poller>, DeviceError>;
 

@@ -1,11 +1,11 @@
-//! Virtio devices: rings, the queues of a device, and virtio-blk.
+//! Virtio devices: rings, the queues of a device, virtio-blk and virtio-net.
 //!
 //! ```text
 //!   transport (vhost-user messages, mmio registers)
 //!        | sets up queues, asks for effects
 //!      Vdev<V>: Device            guest memory, features, one QueueSetup a queue; save and load
 //!        | start_queue / stop_queue
-//!      V: VirtioDevice            the model (virtio-blk): configuration space, what its pollers share
+//!      V: VirtioDevice            the model (blk, net): configuration space, what its pollers share
 //!        | makes
 //!      Poller = Queue + model     on an I/O core
 //!                 \-- Ring (split or packed, virtio 1.3 sections 2.7 and 2.8) + journal (what is in flight, for a crash)
@@ -23,6 +23,7 @@ mod device;
 pub mod journal;
 pub mod kill;
 mod mmio;
+pub mod net;
 mod queue;
 mod ring;
 pub mod spec;

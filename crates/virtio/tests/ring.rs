@@ -23,7 +23,7 @@ impl Both {
         let place = RingPlace::carve(&mut memory, SIZE).unwrap();
         let driver = SplitRing::new(memory.view(), place, RingMode::of(VIRTIO_F_EVENT_IDX)).unwrap();
         let region = Arc::new(Mapping::anonymous("journal", 4096).unwrap());
-        let journal = Window::of_mapping(&region, 0, region_bytes(SIZE)).unwrap();
+        let journal = Window::of_mapping(&region, 0, region_bytes(SIZE, VIRTIO_F_EVENT_IDX)).unwrap();
         Both { memory, driver, journal, chain: Chain::new() }
     }
 
@@ -48,7 +48,7 @@ impl Both {
 }
 
 #[test]
-fn what_is_rewind_is_taken_again_in_its_order() {
+fn what_is_given_back_is_taken_again_in_its_order() {
     for journal in [false, true] {
         let mut both = Both::new();
         let mut ring = both.open(journal, 0);

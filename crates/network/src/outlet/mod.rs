@@ -126,6 +126,15 @@ impl Outlet {
         }
     }
 
+    /// Counts a frame that was found to be wrong before it could be offered.
+    #[cold]
+    pub fn count(&mut self, cause: Drop) {
+        if !self.begun {
+            self.begin();
+        }
+        self.tally.drop(cause, 1);
+    }
+
     /// Ends a batch, at the end of every poll: hands the open trays over and wakes their receivers if they sleep.
     #[inline]
     pub fn flush(&mut self) {

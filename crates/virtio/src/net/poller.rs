@@ -1,0 +1,151 @@
+//! The life that every queue of a NIC has on an I/O core; what is particular to its kind is a [`Work`].
+//!
+//! Nothing is in flight between two polls: whatever is taken is completed, or put back, in the same one. So a queue is
+//! drained the moment it stops taking.
+
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use ioplane_device::{Armed, Budget, Change, Poller, Progress, Wakers};
+
+use crate::device::QueueStart;
+use crate::queue::{Phase, Queue};
+use crate::ring::RingFault;
+
+/// Frames between two publications.
+const BATCH: u32 = 32;
+/// What one poll may cost, in bytes copied: some 30 us, which bounds what one guest's large frames add to another's
+/// latency.
+pub(super) const COST: usize = 256 << 10;
+/// What a buffer costs beside its bytes: finding and checking it is as much work as copying so many.
+pub(super) const COST_OF_BUFFER: usize = 256;
+
+/// What a kind of queue does.
+pub(super) trait Work: Send + 'static {
+    /// Whether what the driver makes available is work, that waits for us; room is not.
+    const IS_WORK: bool = true;
+    /// Whether there is anything to do: cheap.
+    fn ready(&mut self, queue: &mut Queue) -> bool;
+    /// Takes at most `budget` on and is done with them, as long as `left` of [`COST`] is not used up; says how many.
+    fn batch(&mut self, queue: &mut Queue, budget: u32, left: &mut usize) -> Result<u32, RingFault>;
+    /// Shows the driver what is done.
+    fn publish(&mut self, queue: &mut Queue) {
+        queue.publish();
+    }
+    /// The last batch of this poll is done.
+    fn finish(&mut self) {}
+    /// [`Poller::arm`].
+    fn arm(&mut self, queue: &mut Queue) -> Armed {
+        queue.arm()
+    }
+    /// [`Poller::disarm`].
+    fn disarm(&mut self, queue: &mut Queue, polling: bool) {
+        queue.disarm(polling);
+    }
+    /// [`Poller::tidy`].
+    fn tidy(&mut self) {}
+    /// What wakes it beside the kick.
+    fn waker(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// The poller of one queue.
+pub(super) struct NetPoller<W> {
+    queue: Queue,
+    work: W,
+}
+
+impl<W: Work> NetPoller<W> {
+    pub(super) fn new(start: QueueStart, work: W) -> Self {
+        NetPoller { queue: Queue::new(start), work }
+    }
+
+    /// Takes it apart.
+    pub(super) fn into_parts(self) -> (Queue, W) {
+        (self.queue, self.work)
+    }
+}
+
+impl<W: Work> Poller for NetPoller<W> {
+    #[inline]
+    fn poll(&mut self, budget: Budget) -> Progress {
+        let NetPoller { queue, work } = self;
+        if queue.phase == Phase::Suspending {
+            return Progress::Parked;
+        }
+        let mut done = 0;
+        if !queue.takes() || !work.ready(queue) {
+            queue.found_dry();
+        } else {
+            let (began, mut left) = (Instant::now(), COST);
+            while done < budget.0 && left > 0 && work.ready(queue) {
+                // Published in batches: the driver can go on with the first while we do the next.
+                let outcome = work.batch(queue, BATCH.min(budget.0 - done), &mut left);
+                work.publish(queue);
+                match outcome {
+                    Ok(0) => break,
+                    Ok(taken) => done += taken,
+                    Err(fault) => {
+                        queue.stop_with(fault);
+                        done += 1;
+                        break;
+                    }
+                }
+            }
+            if done > 0 {
+                work.finish();
+                if W::IS_WORK {
+                    let left = work.ready(queue);
+                    queue.took(done, began, left);
+                }
+                queue.meter().latency.record(began.elapsed().as_nanos() as u64, done.into());
+                if let Err(fault) = queue.ring.check_memory() {
+                    queue.stop_with(fault);
+                }
+            }
+        }
+        match (done, queue.phase) {
+            (0, Phase::Draining) => Progress::Parked,
+            (0, _) => Progress::Idle,
+            _ => Progress::Busy(done),
+        }
+    }
+
+    fn drain(&mut self) {
+        self.queue.drain();
+    }
+
+    fn undrain(&mut self) {
+        self.queue.undrain();
+    }
+
+    fn suspend(&mut self) {
+        self.queue.suspend();
+    }
+
+    fn resume(&mut self) {
+        self.queue.resume();
+    }
+
+    fn arm(&mut self) -> Armed {
+        self.work.arm(&mut self.queue)
+    }
+
+    fn disarm(&mut self, polling: bool) {
+        self.work.disarm(&mut self.queue, polling);
+    }
+
+    fn apply(&mut self, change: Change) {
+        let _ = self.queue.apply(change);
+    }
+
+    fn wakers(&self) -> Wakers<'_> {
+        Wakers { kick: self.queue.kick(), completion: self.work.waker() }
+    }
+
+    fn tidy(&mut self) {
+        self.work.tidy();
+        self.queue.tidy();
+    }
+}

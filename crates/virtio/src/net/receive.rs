@@ -1,0 +1,254 @@
+//! The receive queue: frames out of the port's trays into the guest's buffers.
+//!
+//! ```text
+//!   Inlet::front -> how much room? -> Ring::take, chain by chain, until it fits -> header, bytes -> used, together
+//!                                          \-- too little: all put back, and the frame waits (or can never fit: dropped)
+//! ```
+//!
+//! What the driver makes available here is room, not work: it is asked to kick only while a frame waits for more.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use ioplane_device::Armed;
+use ioplane_memory::GuestRange;
+use ioplane_network::{Drop, Inlet};
+
+use super::Shared;
+use super::header;
+use super::poller::{COST_OF_BUFFER, Work};
+use super::spec::VIRTIO_NET_F_MRG_RXBUF;
+use crate::buffers::Writer;
+use crate::queue::Queue;
+use crate::ring::{Chain, MAX_BUFFERS, Ring, RingFault, Taken};
+
+/// Most chains that one frame is spread over: 64 KiB in buffers of 256 bytes.
+const MOST_CHAINS: usize = 256;
+/// Most buffers of all of them.
+const MOST_RANGES: usize = MOST_CHAINS + MAX_BUFFERS;
+
+/// Whether a frame has room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fits {
+    /// It has.
+    Yes,
+    /// Not yet: the driver has to make more available.
+    NotYet,
+    /// Whatever the driver does, it would have to do it otherwise.
+    Never,
+}
+
+/// Buffers taken for one frame, and not used yet. Empty between two polls.
+#[derive(Debug)]
+struct Room {
+    /// Each chain, with how many bytes it holds.
+    chains: Vec<(Taken, u32)>,
+    ranges: Vec<GuestRange>,
+    bytes: usize,
+}
+
+impl Room {
+    fn new() -> Self {
+        Room { chains: Vec::with_capacity(MOST_CHAINS), ranges: Vec::with_capacity(MOST_RANGES), bytes: 0 }
+    }
+
+    /// Takes chains until `need` bytes have room, in one chain unless they may be merged. Otherwise all are put back.
+    #[inline]
+    fn gather(
+        &mut self,
+        ring: &mut Ring,
+        chain: &mut Chain,
+        header: usize,
+        need: usize,
+        mergeable: bool,
+    ) -> Result<Fits, RingFault> {
+        while self.bytes < need {
+            let spread = self.chains.len();
+            if spread > 0 && (!mergeable || spread == MOST_CHAINS || spread == usize::from(ring.size())) {
+                self.put_back(ring);
+                return Ok(Fits::Never);
+            }
+            let taken = match ring.take(chain) {
+                Ok(Some((taken, _))) => taken,
+                Ok(None) => {
+                    self.put_back(ring);
+                    return Ok(Fits::NotYet);
+                }
+                Err(fault) => {
+                    self.put_back(ring);
+                    return Err(fault);
+                }
+            };
+            let (ranges, bytes) = writable(chain);
+            // 5.1.6.3.1: every buffer has room for a header at least.
+            if bytes < header {
+                let head = taken.head();
+                ring.rewind(taken);
+                self.put_back(ring);
+                return Err(RingFault::NoStatus(head));
+            }
+            if self.ranges.len() + ranges.len() > MOST_RANGES {
+                ring.rewind(taken);
+                self.put_back(ring);
+                return Ok(Fits::Never);
+            }
+            self.ranges.extend_from_slice(ranges);
+            self.bytes += bytes;
+            self.chains.push((taken, u32::try_from(bytes).unwrap_or(u32::MAX)));
+        }
+        Ok(Fits::Yes)
+    }
+
+    /// Gives everything back to the ring, as if it had not been taken.
+    #[cold]
+    fn put_back(&mut self, ring: &mut Ring) {
+        while let Some((taken, _)) = self.chains.pop() {
+            ring.rewind(taken);
+        }
+        self.clear();
+    }
+
+    /// Uses the chains for `bytes` bytes, which fill all but the last.
+    #[inline]
+    fn complete(&mut self, ring: &mut Ring, bytes: usize) {
+        let mut left = u32::try_from(bytes).unwrap_or(u32::MAX);
+        for (taken, room) in self.chains.drain(..) {
+            let written = room.min(left);
+            ring.complete(taken, written);
+            left -= written;
+        }
+        self.clear();
+    }
+
+    #[inline]
+    fn clear(&mut self) {
+        self.ranges.clear();
+        self.bytes = 0;
+    }
+}
+
+/// The buffers of a chain that can be written, and their bytes. Of an overlong one those that were kept in order.
+#[inline]
+fn writable(chain: &Chain) -> (&[GuestRange], usize) {
+    let ranges = chain.writable();
+    if chain.overlong() {
+        let kept = ranges.get(..MAX_BUFFERS - 1).unwrap_or_default();
+        return (kept, kept.iter().map(|range| range.len as usize).sum());
+    }
+    (ranges, usize::try_from(chain.writable_bytes()).unwrap_or(usize::MAX))
+}
+
+/// Delivers what comes for a driver.
+pub(super) struct Receive {
+    inlet: Inlet,
+    shared: Arc<Shared>,
+    chain: Chain,
+    room: Room,
+    header: usize,
+    mergeable: bool,
+    /// The frame at the front waits until the driver has made more available.
+    starved: bool,
+    /// Frames completed and not yet published.
+    fresh: u64,
+}
+
+impl Receive {
+    /// A driver that accepted `features` receives by `inlet`.
+    pub(super) fn new(inlet: Inlet, shared: Arc<Shared>, features: u64) -> Self {
+        Receive {
+            inlet,
+            shared,
+            chain: Chain::new(),
+            room: Room::new(),
+            header: header::header_bytes(features),
+            mergeable: features & VIRTIO_NET_F_MRG_RXBUF != 0,
+            starved: false,
+            fresh: 0,
+        }
+    }
+}
+
+impl Work for Receive {
+    const IS_WORK: bool = false;
+
+    #[inline]
+    fn ready(&mut self, queue: &mut Queue) -> bool {
+        (!self.starved || queue.ring.has_more()) && self.inlet.front().is_some()
+    }
+
+    #[inline]
+    fn batch(&mut self, queue: &mut Queue, budget: u32, left: &mut usize) -> Result<u32, RingFault> {
+        let Receive { inlet, shared, chain, room, header, mergeable, starved, fresh } = self;
+        let takes = header::taken_by_driver(shared.offloads());
+        let mut count = 0;
+        *starved = false;
+        while count < budget && *left > 0 {
+            let Some(frame) = inlet.front() else { break };
+            let (offload, bytes) = (frame.offload, frame.bytes());
+            count += 1;
+            // What the driver can take has changed since the switch asked.
+            if !header::covers(&takes, &offload) {
+                inlet.skip(Drop::Offload);
+                continue;
+            }
+            let need = *header + bytes.len();
+            match room.gather(&mut queue.ring, chain, *header, need, *mergeable)? {
+                Fits::Yes => {}
+                Fits::NotYet => {
+                    // What is to be replayed may have to wait for others' trials; everything else for the driver.
+                    *starved = !queue.ring.replays();
+                    return Ok(count - 1);
+                }
+                Fits::Never => {
+                    inlet.skip(Drop::NoBuffer);
+                    continue;
+                }
+            }
+            let first = header::emit(&offload, room.chains.len() as u16);
+            let mut writer = Writer::new(queue.ring.view(), &room.ranges);
+            if let Err(fault) = writer.write(&first[..*header]).and_then(|_| writer.write(bytes)) {
+                room.put_back(&mut queue.ring);
+                return Err(fault.into());
+            }
+            *left = left.saturating_sub(need + room.ranges.len() * COST_OF_BUFFER);
+            queue.tally.bytes_read += bytes.len() as u64;
+            room.complete(&mut queue.ring, need);
+            inlet.pop();
+            *fresh += 1;
+        }
+        Ok(count)
+    }
+
+    #[inline]
+    fn publish(&mut self, queue: &mut Queue) {
+        queue.publish_frames(std::mem::take(&mut self.fresh));
+    }
+
+    fn arm(&mut self, queue: &mut Queue) -> Armed {
+        let armed = queue.arm_unkicked();
+        if !self.inlet.arm() || armed == Armed::WorkLeft {
+            return armed;
+        }
+        if queue.takes() && (!self.starved || queue.ring.ask_for_more()) {
+            return Armed::WorkLeft;
+        }
+        // Frames wait for room, or for the guest's reset: their senders need not ring.
+        self.inlet.disarm();
+        Armed::Armed
+    }
+
+    fn disarm(&mut self, queue: &mut Queue, polling: bool) {
+        queue.disarm(polling);
+        // Nobody need kick for room that nothing waits for.
+        queue.ring.set_polled(true);
+        self.inlet.disarm();
+    }
+
+    fn tidy(&mut self) {
+        self.inlet.tidy();
+    }
+
+    fn waker(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.inlet.waker())
+    }
+}
