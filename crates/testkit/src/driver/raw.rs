@@ -49,6 +49,11 @@ pub struct RawRing<'a> {
 }
 
 impl RawRing<'_> {
+    /// Entries.
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
     /// Descriptor `id`.
     pub fn desc(&self, id: u16) -> RawDesc {
         RawDesc::read(self.desc, id.into())
