@@ -42,7 +42,11 @@ fn two_guests_under_load_while_everything_changes() -> Result<()> {
         for vm in &mut guests {
             vm.wait_up(2 * MINUTE, &|line| eprintln!("{line}"))?;
         }
-        let done = soak(stage, &mut guests, Duration::from_secs(seconds))?;
+        let done = soak(stage, &mut guests, Duration::from_secs(seconds)).map_err(|error| {
+            // Now, while the guests are there: whether a request waits in the guest, the daemon or the disk.
+            let status = stage.daemon.cli(&["status"]).map_or_else(|e| format!("{e:#}"), |s| s.to_string());
+            guests.iter().fold(error.context(status), |error, vm| vm.explain(error))
+        })?;
         for vm in &guests {
             expect_quiet(vm.agent()).map_err(|error| vm.explain(error))?;
         }
