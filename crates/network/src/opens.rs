@@ -2,27 +2,32 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use crate::MOST_PAIRS;
 use crate::cause::Drop;
 use crate::plan::{LANES, Plan, lane};
 use crate::shelf::{HEADER, Record, Shelf, TRAY, Tray};
-use crate::{MOST_PAIRS, MOST_PORTS};
+use crate::station::Station;
 
-/// One receiving queue, as one outlet sees it during a poll.
-#[derive(Debug, Default)]
+/// Most receiving queues that a batch reaches before it is handed over in between.
+const MOST: usize = 256;
+
+/// One receiving queue, as one outlet sees it during a batch.
+#[derive(Debug)]
 struct Open {
+    lane: u16,
     tray: Option<Tray>,
     used: u32,
     /// Frames for which there was no tray.
     full: u32,
-    touched: bool,
 }
 
-/// All of them. As long as any is open the outlet stays with its plan.
+/// All of them. As long as there are any the outlet stays with its plan.
 #[derive(Debug)]
 pub(crate) struct Opens {
-    lanes: Box<[Open]>,
-    /// Lanes with something to do at the next flush.
-    touched: Vec<u16>,
+    /// By lane: which of `opens` it is, from one; zero if none.
+    lanes: Box<[u16]>,
+    /// Never more than [`MOST`].
+    opens: Vec<Open>,
     sender: u16,
 }
 
@@ -34,30 +39,27 @@ pub(crate) struct Room<'a> {
 
 impl Opens {
     pub fn new(sender: u16) -> Self {
-        debug_assert_eq!(LANES, usize::from(MOST_PORTS) * usize::from(MOST_PAIRS));
-        Opens {
-            lanes: (0..LANES).map(|_| Open::default()).collect(),
-            touched: Vec::with_capacity(LANES),
-            sender,
-        }
+        Opens { lanes: vec![0; LANES].into(), opens: Vec::with_capacity(MOST), sender }
     }
 
-    /// Room for `len` bytes in a queue of the port in `slot`. If there is none that is counted there; see
+    /// Room for `len` bytes in a queue of `station`, which is in `plan`. If there is none that is counted there; see
     /// [`Drop::Full`].
     #[inline]
-    pub fn room<'a>(&'a mut self, slot: u16, pair: u16, shelf: &'a Shelf, len: usize) -> Option<Room<'a>> {
-        let lane = lane(slot, pair);
-        let open = &mut self.lanes[lane];
-        if !open.touched {
-            open.touched = true;
-            self.touched.push(lane as u16);
-        }
-        let space = Record::space(0, len);
-        if open.tray.is_some() && open.used as usize + space > TRAY {
+    pub fn room<'a>(
+        &'a mut self,
+        plan: &Plan,
+        station: &'a Station,
+        pair: u16,
+        len: usize,
+    ) -> Option<Room<'a>> {
+        let shelf = &station.shelves[usize::from(pair)];
+        let sender = self.sender;
+        let open = self.open(plan, station, pair);
+        if open.tray.is_some() && open.used as usize + Record::space(0, len) > TRAY {
             open.hand_over(shelf);
         }
         if open.tray.is_none() {
-            open.tray = shelf.take(self.sender);
+            open.tray = shelf.take(sender);
             open.used = 0;
             if open.tray.is_none() {
                 open.full += 1;
@@ -68,33 +70,51 @@ impl Opens {
     }
 
     /// Counts frames that were not even tried because there is no room.
-    pub fn full(&mut self, slot: u16, pair: u16, frames: usize) {
-        self.lanes[lane(slot, pair)].full += frames as u32;
+    pub fn full(&mut self, plan: &Plan, station: &Station, pair: u16, frames: usize) {
+        self.open(plan, station, pair).full += frames as u32;
+    }
+
+    #[inline]
+    fn open(&mut self, plan: &Plan, station: &Station, pair: u16) -> &mut Open {
+        let lane = lane(station.place.slot, pair);
+        if self.lanes[lane] == 0 {
+            if self.opens.len() == MOST {
+                self.flush(plan);
+            }
+            self.opens.push(Open { lane: lane as u16, tray: None, used: 0, full: 0 });
+            self.lanes[lane] = self.opens.len() as u16;
+        }
+        &mut self.opens[usize::from(self.lanes[lane]) - 1]
     }
 
     /// Hands everything over and rings for whoever sleeps.
     #[inline]
     pub fn flush(&mut self, plan: &Plan) {
-        if self.touched.is_empty() {
+        if self.opens.is_empty() {
             return;
         }
-        for lane in &self.touched {
-            let open = &mut self.lanes[usize::from(*lane)];
-            let Some(face) = plan.face(lane / MOST_PAIRS) else { continue };
-            open.hand_over(&face.station.shelves[usize::from(lane % MOST_PAIRS)]);
+        for open in &mut self.opens {
+            let Some((station, shelf)) = receiver(plan, open.lane) else { continue };
+            open.hand_over(shelf);
             if open.full > 0 {
-                face.station.received.drop(Drop::Full, std::mem::take(&mut open.full).into());
+                station.received.drop(Drop::Full, open.full.into());
             }
         }
         // Between handing over and looking for sleepers; a receiver fences between saying so and looking.
         fence(Ordering::SeqCst);
-        for lane in self.touched.drain(..) {
-            self.lanes[usize::from(lane)].touched = false;
-            if let Some(face) = plan.face(lane / MOST_PAIRS) {
-                face.station.shelves[usize::from(lane % MOST_PAIRS)].ring_if_asleep();
+        for open in self.opens.drain(..) {
+            self.lanes[usize::from(open.lane)] = 0;
+            if let Some((_, shelf)) = receiver(plan, open.lane) {
+                shelf.ring_if_asleep();
             }
         }
     }
+}
+
+#[inline]
+fn receiver(plan: &Plan, lane: u16) -> Option<(&Station, &Shelf)> {
+    let station = &plan.face(lane / MOST_PAIRS)?.station;
+    Some((station, &station.shelves[usize::from(lane % MOST_PAIRS)]))
 }
 
 impl Open {

@@ -399,6 +399,32 @@ fn flows_keep_to_their_pair() {
 }
 
 #[test]
+fn a_batch_may_reach_more_queues_than_an_outlet_keeps_open() {
+    let switch = switch();
+    let mut a = Host::new(&switch, "a");
+    let wide = |n: u8| Host::with(&switch, &format!("wide{n}"), |options| options.pairs = 16);
+    let ports: Vec<_> = (0..18).map(wide).collect();
+    let mut packet = frame(BROADCAST, mac(1), &[0; 46]);
+    packet[12..15].copy_from_slice(&[8, 0, 0x45]);
+    packet[23] = IPPROTO_UDP;
+    for source in 0..100u16 {
+        packet[34..36].copy_from_slice(&source.to_be_bytes());
+        assert_eq!(a.add(&packet, Offload::NONE), Sent::Delivered(18));
+    }
+    a.outlet.flush();
+    for Host { port, .. } in ports {
+        let queues: Vec<usize> = (0..16)
+            .map(|pair| {
+                let mut inlet = port.inlet(pair);
+                std::iter::from_fn(|| take(&mut inlet)).count()
+            })
+            .collect();
+        assert_eq!(queues.iter().sum::<usize>(), 100);
+        assert!(queues.iter().all(|count| *count > 0), "{queues:?}");
+    }
+}
+
+#[test]
 fn captures_see_both_directions_and_what_was_dropped() {
     let switch = switch();
     let (mut a, mut b) = (Host::new(&switch, "a"), Host::new(&switch, "b"));

@@ -208,8 +208,7 @@ impl Outlet {
         }
         let base = if let Form::Insert(_) = form { VLAN_HLEN } else { 0 };
         let pair = pair(&face.station, offered.head);
-        let shelf = &face.station.shelves[usize::from(pair)];
-        let Some(mut room) = self.opens.room(slot, pair, shelf, base + offered.len) else {
+        let Some(mut room) = self.opens.room(&self.plan, &face.station, pair, base + offered.len) else {
             return Err(Refusal::There(slot, Drop::Full));
         };
         let bytes = &mut room.bytes()[..base + offered.len];
@@ -285,7 +284,8 @@ impl Outlet {
             let Some(face) = plan.face(slot) else { continue };
             let start = form.give(scratch, BASE, offered.head);
             let offload = offered.offload.shifted(form.growth());
-            match deliver(opens, face, pair(&face.station, offered.head), &scratch[start..end], offload) {
+            match deliver(opens, plan, face, pair(&face.station, offered.head), &scratch[start..end], offload)
+            {
                 Ok(()) => copies += 1,
                 Err(cause) => {
                     if cause != Drop::Full {
@@ -362,12 +362,18 @@ fn finish(frame: &mut [u8], mut offload: Offload, takes: Takes) -> Result<Offloa
 }
 
 /// Puts a frame, which is not to change, into the trays of one receiver: whole, or in segments.
-fn deliver(opens: &mut Opens, face: &Face, pair: u16, frame: &[u8], offload: Offload) -> Result<(), Drop> {
-    let (station, slot) = (&face.station, face.station.place.slot);
-    let shelf = &station.shelves[usize::from(pair)];
+fn deliver(
+    opens: &mut Opens,
+    plan: &Plan,
+    face: &Face,
+    pair: u16,
+    frame: &[u8],
+    offload: Offload,
+) -> Result<(), Drop> {
+    let station = &face.station;
     let takes = station.takes();
     if takes.whole(offload.gso) {
-        let mut room = opens.room(slot, pair, shelf, frame.len()).ok_or(Drop::Full)?;
+        let mut room = opens.room(plan, station, pair, frame.len()).ok_or(Drop::Full)?;
         let bytes = &mut room.bytes()[..frame.len()];
         bytes.copy_from_slice(frame);
         let offload = finish(bytes, offload, takes)?;
@@ -385,9 +391,9 @@ fn deliver(opens: &mut Opens, face: &Face, pair: u16, frame: &[u8], offload: Off
     let offload = Offload { flags, ..Offload::NONE };
     let mut segments = Segments::new(frame, large);
     while let Some(len) = segments.next_len() {
-        let Some(mut room) = opens.room(slot, pair, shelf, len) else {
+        let Some(mut room) = opens.room(plan, station, pair, len) else {
             // This one is counted; nobody comes for the others before the end of this poll.
-            opens.full(slot, pair, segments.left() - 1);
+            opens.full(plan, station, pair, segments.left() - 1);
             return Err(Drop::Full);
         };
         let bytes = &mut room.bytes()[..len];
