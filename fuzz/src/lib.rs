@@ -12,10 +12,12 @@
 #![deny(unsafe_code)]
 
 pub mod blk_request;
+pub mod frames;
 pub mod guest;
 pub mod late;
 pub mod mutate;
 pub mod ring_walk;
+pub mod segmentation;
 pub mod stage;
 pub mod state_load;
 pub mod vhost_user;
@@ -35,6 +37,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "blk_request", run: blk_request::run },
     Target { name: "state_load", run: state_load::run },
     Target { name: "vhost_user", run: vhost_user::run },
+    Target { name: "segmentation", run: segmentation::run },
+    Target { name: "frames", run: frames::run },
 ];
 
 /// What a run saw, in one number (FNV-1a).

@@ -39,3 +39,13 @@ fn state_load() {
 fn vhost_user() {
     smoke("vhost_user");
 }
+
+#[test]
+fn segmentation() {
+    smoke("segmentation");
+}
+
+#[test]
+fn frames() {
+    smoke("frames");
+}
