@@ -17,7 +17,7 @@ pub fn ceiling(cpus: Cpus, depths: &[u16], time: Duration) -> Result<Vec<Outcome
     let mut memory = GuestMemory::new(16 << 20)?;
     memory.populate();
     let plan = DiskPlan::new(SLOTS, BLOCK, SHAPE);
-    let mut disk = Disk::new(&mut memory, RING, RingMode { event_idx: true }, plan)?;
+    let mut disk = Disk::new(&mut memory, RING, RingMode { event_idx: true, packed: false }, plan)?;
     let (view, place) = (memory.view().clone(), disk.place());
     let mut status_of = vec![0; usize::from(RING)];
     for slot in 0..SLOTS {

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::driver::spec::VIRTIO_F_RING_PACKED;
 use crate::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape, Token};
 use crate::front::{Front, Wants};
 
@@ -114,6 +115,7 @@ struct LoadQueue {
 #[derive(Debug)]
 pub struct CrashLoad {
     front: Option<Front>,
+    wants: Wants,
     memory: GuestMemory,
     queues: Vec<LoadQueue>,
     sequence: u64,
@@ -127,13 +129,28 @@ pub struct CrashLoad {
 }
 
 impl CrashLoad {
-    /// `queues` queues with `depth` requests in flight each; `seed` decides everything that is random.
+    /// `queues` queues with `depth` requests in flight each; `seed` decides everything that is random. The requests lie in
+    /// split rings and indirect tables.
     pub fn new(queues: u16, depth: u16, seed: u64) -> Result<Self, String> {
+        Self::on(RingMode { event_idx: true, packed: false }, queues, depth, seed)
+    }
+
+    /// As [`CrashLoad::new`], on packed rings, in chains of descriptors that the device overwrites.
+    pub fn packed(queues: u16, depth: u16, seed: u64) -> Result<Self, String> {
+        Self::on(RingMode { event_idx: true, packed: true }, queues, depth, seed)
+    }
+
+    fn on(mode: RingMode, queues: u16, depth: u16, seed: u64) -> Result<Self, String> {
         let mut memory = GuestMemory::new(32 << 20).map_err(text)?;
-        let plan = DiskPlan { slots: depth, max_bytes: BLOCK, segments: 1, shape: Shape::Indirect };
+        let shape = if mode.packed { Shape::Direct } else { Shape::Indirect };
+        let plan = DiskPlan { slots: depth, max_bytes: BLOCK, segments: 1, shape };
+        let mut wants = Wants::default();
+        if mode.packed {
+            wants.features |= VIRTIO_F_RING_PACKED;
+        }
         let mut made = Vec::new();
         for _ in 0..queues {
-            let disk = Disk::new(&mut memory, RING, RingMode { event_idx: true }, plan).map_err(text)?;
+            let disk = Disk::new(&mut memory, RING, mode, plan).map_err(text)?;
             made.push(LoadQueue {
                 disk,
                 pending: vec![None; depth.into()],
@@ -145,6 +162,7 @@ impl CrashLoad {
         }
         Ok(CrashLoad {
             front: None,
+            wants,
             memory,
             queues: made,
             sequence: 0,
@@ -180,7 +198,7 @@ impl CrashLoad {
         let path = victim.socket.clone();
         loop {
             let outcome = match &mut self.front {
-                None => Front::connect(&path, Wants::default()).and_then(|mut front| {
+                None => Front::connect(&path, self.wants).and_then(|mut front| {
                     front.track_inflight(self.queues.len() as u16, RING)?;
                     self.front = Some(front);
                     Ok(())
@@ -201,7 +219,7 @@ impl CrashLoad {
         let Some(front) = &mut self.front else { return Ok(()) };
         front.share(&self.memory)?;
         for (index, queue) in (0..).zip(&mut self.queues) {
-            let base = queue.disk.ring().used_idx().into();
+            let base = queue.disk.ring().base();
             front.start(index, &self.memory, queue.disk.place(), base)?;
             // Requests made while nobody was there: QEMU kicks too.
             front.kick(index);
@@ -413,7 +431,7 @@ impl CrashLoad {
     fn rings(&mut self) -> String {
         let text = |queue: &mut LoadQueue| {
             let ring = queue.disk.ring();
-            format!("avail {} used {}", ring.avail_idx(), ring.used_idx())
+            format!("{} made available, {} taken back", ring.avail_idx(), ring.last_used())
         };
         self.queues.iter_mut().map(text).collect::<Vec<_>>().join("; ")
     }

@@ -5,6 +5,7 @@ use ioplane_testkit::conformance::adder::Adding;
 use ioplane_testkit::conformance::blk::Disks;
 use ioplane_testkit::conformance::mmio::Mmio;
 use ioplane_testkit::conformance::ring::RingKit;
+use ioplane_testkit::conformance::virtio::PackedRings;
 use ioplane_testkit::conformance::{self, Kit, PLAN};
 
 #[global_allocator]
@@ -38,6 +39,16 @@ fn virtio_blk_on_memory() {
 #[test]
 fn virtio_blk_on_a_file() {
     lives_without_allocating(&Mmio(Disks::File));
+}
+
+#[test]
+fn virtio_blk_on_memory_with_packed_rings() {
+    lives_without_allocating(&Mmio(PackedRings(Disks::Memory)));
+}
+
+#[test]
+fn virtio_blk_on_a_file_with_packed_rings() {
+    lives_without_allocating(&Mmio(PackedRings(Disks::File)));
 }
 
 mod blind {

@@ -7,6 +7,7 @@ use ioplane_testkit::conformance::dma::DmaKit;
 use ioplane_testkit::conformance::mmio::Mmio;
 use ioplane_testkit::conformance::ring::RingKit;
 use ioplane_testkit::conformance::vhost_user::OverSocket;
+use ioplane_testkit::conformance::virtio::PackedRings;
 
 conformance!(toy_dma, DmaKit);
 conformance!(toy_ring, RingKit);
@@ -14,3 +15,7 @@ conformance!(toy_virtio_in_process, Mmio(Adding));
 conformance!(toy_virtio_over_vhost_user, OverSocket(Adding));
 conformance!(virtio_blk_in_process, Mmio(Disks::Memory));
 conformance!(virtio_blk_over_vhost_user, OverSocket(Disks::Memory));
+conformance!(toy_virtio_packed_in_process, Mmio(PackedRings(Adding)));
+conformance!(toy_virtio_packed_over_vhost_user, OverSocket(PackedRings(Adding)));
+conformance!(virtio_blk_packed_in_process, Mmio(PackedRings(Disks::Memory)));
+conformance!(virtio_blk_packed_over_vhost_user, OverSocket(PackedRings(Disks::Memory)));

@@ -7,7 +7,7 @@
 //! | 1 keeps what arrives | `ioplane_host::in_process::Front::access`: answers at once while the device is held; `ioplane_virtio::Queue::new`: forgets the kicks that have come meanwhile |
 //! | 2 looks again | `ioplane_device::Seat::must_look`: a fresh seat lies down without a look |
 //! | 3 signals once | `ioplane_device::Seat::step`: the poller's `resume` is left out |
-//! | 4 distrusts loaded | `Device::load` of each device: its checks are left out; `ioplane_virtio::journal::Journal::open`: takes a region of any version for its own |
+//! | 4 distrusts loaded | `Device::load` of each device: its checks are left out; `ioplane_virtio::journal`, `open` of both kinds: takes a region of any version for its own |
 //! | 5 gives back | `ioplane_device::Missed::undrain`: nobody is told to take work again |
 //! | 6 marks stores | `ioplane_memory::GuestView::wrote`: no mark |
 //!
@@ -23,6 +23,7 @@ use ioplane_testkit::conformance::dma::DmaKit;
 use ioplane_testkit::conformance::mmio::Mmio;
 use ioplane_testkit::conformance::ring::RingKit;
 use ioplane_testkit::conformance::vhost_user::OverSocket;
+use ioplane_testkit::conformance::virtio::PackedRings;
 use ioplane_testkit::conformance::{self, CHECKS, Finding, Kit, PLAN, Plan};
 
 /// Short: what a law's absence leaves hanging is to be found soon.
@@ -39,6 +40,8 @@ const KITS: &[(&str, &dyn Kit, &[Law])] = &[
     ("toy virtio over vhost-user", &OverSocket(Adding), &Law::ALL),
     ("virtio-blk in process", &Mmio(Disks::Memory), &Law::ALL),
     ("virtio-blk over vhost-user", &OverSocket(Disks::Memory), &Law::ALL),
+    ("virtio-blk, packed, in process", &Mmio(PackedRings(Disks::Memory)), &Law::ALL),
+    ("toy virtio, packed, over vhost-user", &OverSocket(PackedRings(Adding)), &Law::ALL),
 ];
 
 fn law_checks(kit: &dyn Kit) -> Vec<Finding> {

@@ -11,7 +11,7 @@ use ioplane_testkit::driver::{Op, Shape};
 use ioplane_virtio::VirtioDevice;
 use ioplane_virtio::blk::spec::*;
 use ioplane_virtio::spec::feature::*;
-use rig::{Rig, options};
+use rig::{PACKED, Rig, SPLIT, options};
 
 const MIB: u64 = 1 << 20;
 
@@ -22,7 +22,7 @@ fn memory() -> Arc<dyn Backing> {
 #[test]
 fn what_is_written_is_read_in_both_shapes_and_with_and_without_event_indexes() {
     for shape in [Shape::Direct, Shape::Indirect] {
-        for features in [u64::MAX, !VIRTIO_F_EVENT_IDX] {
+        for features in [SPLIT, SPLIT & !VIRTIO_F_EVENT_IDX, PACKED, PACKED & !VIRTIO_F_EVENT_IDX] {
             let mut rig = Rig::with(options("disk"), memory(), shape, features);
             let bytes: Vec<u8> = (0..16384u32).map(|n| (n * 7 + n / 251) as u8).collect();
             assert_eq!(rig.write(3, &bytes), VIRTIO_BLK_S_OK);
@@ -68,7 +68,7 @@ fn errors_become_statuses_and_are_counted_by_cause() {
 #[test]
 fn a_read_only_disk_refuses_writes_and_says_so() {
     let options = ioplane_virtio::blk::BlkOptions { read_only: true, ..options("disk") };
-    let mut rig = Rig::with(options, memory(), Shape::Direct, u64::MAX);
+    let mut rig = Rig::with(options, memory(), Shape::Direct, SPLIT);
     assert_ne!(rig.running().device().features() & VIRTIO_BLK_F_RO, 0);
     for op in [Op::Write, Op::Discard, Op::WriteZeroes { unmap: false }] {
         assert_eq!(rig.request(op, 0, 512), VIRTIO_BLK_S_IOERR);
@@ -125,7 +125,7 @@ fn the_backing_is_replaced_at_a_quiescent_point() {
 
 #[test]
 fn kicks_are_refused_while_polled_and_asked_for_when_armed() {
-    for features in [u64::MAX, !VIRTIO_F_EVENT_IDX] {
+    for features in [SPLIT, SPLIT & !VIRTIO_F_EVENT_IDX, PACKED, PACKED & !VIRTIO_F_EVENT_IDX] {
         let mut rig = Rig::with(options("disk"), memory(), Shape::Direct, features);
         assert_eq!(rig.read(0, 512).0, VIRTIO_BLK_S_OK);
         rig.disk.ring().kick_needed();
@@ -154,7 +154,7 @@ fn the_write_cache_can_be_switched_off_by_those_who_negotiated_it() {
     model.read_config(32, &mut byte);
     assert_eq!(byte, [0]);
     assert_eq!(rig.write(0, &[1; 512]), VIRTIO_BLK_S_OK);
-    let without = !(VIRTIO_BLK_F_FLUSH | VIRTIO_BLK_F_CONFIG_WCE);
+    let without = SPLIT & !(VIRTIO_BLK_F_FLUSH | VIRTIO_BLK_F_CONFIG_WCE);
     let mut rig = Rig::with(options("disk"), memory(), Shape::Direct, without);
     rig.running().device_mut().model().read_config(32, &mut byte);
     assert_eq!(byte, [0], "a driver that cannot flush gets write-through");
@@ -162,8 +162,17 @@ fn the_write_cache_can_be_switched_off_by_those_who_negotiated_it() {
 
 #[test]
 fn a_saved_disk_goes_on_in_a_fresh_one() {
+    saved_and_loaded(SPLIT);
+}
+
+#[test]
+fn a_saved_disk_with_packed_rings_goes_on_in_a_fresh_one() {
+    saved_and_loaded(PACKED);
+}
+
+fn saved_and_loaded(features: u64) {
     let backing = memory();
-    let mut rig = Rig::new(backing.clone());
+    let mut rig = Rig::with(options("disk"), backing.clone(), Shape::Direct, features);
     assert_eq!(rig.write(8, &[7; 1024]), VIRTIO_BLK_S_OK);
     let core = rig.core.clone();
     let mut quiescing = rig.running.take().unwrap().begin_quiesce();

@@ -108,7 +108,7 @@ fn indexes_that_jump_and_heads_that_come_twice() {
 
 #[test]
 fn data_outside_memory_fails_the_request_and_not_the_queue() {
-    let mut rig = Rig::with(options("disk"), MemoryBacking::new(1 << 20).unwrap(), Shape::Direct, u64::MAX);
+    let mut rig = Rig::with(options("disk"), MemoryBacking::new(1 << 20).unwrap(), Shape::Direct, rig::SPLIT);
     let token = rig.disk.stage(Op::Read, 0, 512).unwrap();
     let head = rig.disk.head(token);
     let raw = rig.disk.ring().raw();

@@ -64,7 +64,7 @@ fn acknowledged_flushes_survive() {
 fn with_the_write_cache_off_every_acknowledged_write_survives() {
     let below = MemoryBacking::new(BLOCKS * 4096).unwrap();
     let cut = PowerCut::new(below.clone()).unwrap();
-    let mut rig = Rig::with(options("disk"), cut.clone(), Shape::Direct, u64::MAX);
+    let mut rig = Rig::with(options("disk"), cut.clone(), Shape::Direct, rig::SPLIT);
     rig.running().device_mut().model_mut().write_config(32, &[0]);
     for block in 0..BLOCKS {
         assert_eq!(rig.write(block * 8, &[block as u8 + 1; 4096]), VIRTIO_BLK_S_OK);

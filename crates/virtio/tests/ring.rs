@@ -3,35 +3,38 @@
 use std::sync::Arc;
 
 use ioplane_memory::{Mapping, Window};
-use ioplane_testkit::driver::{GuestMemory, Part, RingMode, RingPlace, SplitRing};
+use ioplane_testkit::driver::{GuestMemory, Part, Ring as DriverRing, RingMode, RingPlace};
 use ioplane_virtio::journal::region_bytes;
-use ioplane_virtio::spec::feature::VIRTIO_F_EVENT_IDX;
+use ioplane_virtio::spec::feature::{VIRTIO_F_EVENT_IDX, VIRTIO_F_RING_PACKED};
 use ioplane_virtio::{Chain, Ring, RingLayout, Taken};
 
 const SIZE: u16 = 8;
+/// Both kinds of ring.
+const FORMATS: [u64; 2] = [VIRTIO_F_EVENT_IDX, VIRTIO_F_EVENT_IDX | VIRTIO_F_RING_PACKED];
 
 struct Both {
     memory: GuestMemory,
-    driver: SplitRing,
+    features: u64,
+    driver: DriverRing,
     journal: Window,
     chain: Chain,
 }
 
 impl Both {
-    fn new() -> Self {
+    fn new(features: u64) -> Self {
         let mut memory = GuestMemory::new(1 << 20).unwrap();
         let place = RingPlace::carve(&mut memory, SIZE).unwrap();
-        let driver = SplitRing::new(memory.view(), place, RingMode::of(VIRTIO_F_EVENT_IDX)).unwrap();
+        let driver = DriverRing::new(memory.view(), place, RingMode::of(features)).unwrap();
         let region = Arc::new(Mapping::anonymous("journal", 4096).unwrap());
-        let journal = Window::of_mapping(&region, 0, region_bytes(SIZE, VIRTIO_F_EVENT_IDX)).unwrap();
-        Both { memory, driver, journal, chain: Chain::new() }
+        let journal = Window::of_mapping(&region, 0, region_bytes(SIZE, features)).unwrap();
+        Both { memory, features, driver, journal, chain: Chain::new() }
     }
 
-    fn open(&self, journal: bool, base: u32) -> Ring {
+    fn open(&self, journal: bool, base: Option<u32>) -> Ring {
         let place = self.driver.place();
         let layout = RingLayout { size: SIZE, desc: place.desc, avail: place.avail, used: place.used };
         let journal = journal.then(|| self.journal.clone());
-        Ring::open(self.memory.view().clone(), &layout, VIRTIO_F_EVENT_IDX, Some(base), journal, &[]).unwrap()
+        Ring::open(self.memory.view().clone(), &layout, self.features, base, journal, &[]).unwrap()
     }
 
     fn offer(&mut self, count: u16) {
@@ -49,17 +52,20 @@ impl Both {
 
 #[test]
 fn what_is_given_back_is_taken_again_in_its_order() {
-    for journal in [false, true] {
-        let mut both = Both::new();
-        let mut ring = both.open(journal, 0);
+    for (journal, features) in
+        [false, true].into_iter().flat_map(|journal| FORMATS.map(|format| (journal, format)))
+    {
+        let mut both = Both::new(features);
+        let mut ring = both.open(journal, None);
+        let base = ring.base();
         both.offer(3);
         let taken: Vec<_> = std::iter::from_fn(|| both.take(&mut ring)).collect();
         let heads: Vec<_> = taken.iter().map(Taken::head).collect();
         assert_eq!((heads.len(), ring.flying()), (3, 3));
         taken.into_iter().rev().for_each(|taken| ring.rewind(taken));
-        assert_eq!((ring.flying(), ring.base(), ring.flying_heads()), (0, 0, vec![]));
+        assert_eq!((ring.flying(), ring.base(), ring.flying_heads()), (0, base, vec![]));
         // Whoever came now after a crash would find nothing in flight.
-        assert_eq!(both.open(journal, 0).flying_heads(), [0u16; 0]);
+        assert_eq!(both.open(journal, None).flying_heads(), [0u16; 0]);
         assert!(!ring.has_more(), "all that is there has been looked at");
         assert!(!ring.ask_for_more());
         assert!(!both.driver.kick_needed(), "asked before these were there");
@@ -74,14 +80,18 @@ fn what_is_given_back_is_taken_again_in_its_order() {
             (0..4).map(|_| both.driver.pop().unwrap().unwrap().head).take(3).collect::<Vec<_>>(),
             heads
         );
-        assert_eq!(both.open(journal, ring.base()).flying_heads(), [0u16; 0]);
+        assert_eq!(both.open(journal, Some(ring.base())).flying_heads(), [0u16; 0]);
     }
 }
 
 #[test]
 fn so_is_a_replay() {
-    let mut both = Both::new();
-    let mut ring = both.open(true, 0);
+    FORMATS.into_iter().for_each(replay_given_back);
+}
+
+fn replay_given_back(features: u64) {
+    let mut both = Both::new(features);
+    let mut ring = both.open(true, None);
     both.offer(2);
     let [first, second] = [0, 1].map(|_| both.take(&mut ring).unwrap());
     let heads = [first.head(), second.head()];
@@ -89,17 +99,17 @@ fn so_is_a_replay() {
     [&first, &second].into_iter().for_each(|taken| ring.release(taken));
     [first, second].into_iter().for_each(Taken::abandon);
     drop(ring);
-    let mut ring = both.open(true, 0);
+    let mut ring = both.open(true, None);
     assert!(ring.replays());
     both.offer(1);
     let taken: Vec<_> = std::iter::from_fn(|| both.take(&mut ring)).collect();
     assert_eq!(taken.len(), 3);
     taken.into_iter().rev().for_each(|taken| ring.rewind(taken));
     assert_eq!(ring.flying_heads(), heads);
-    assert_eq!(both.open(true, 0).flying_heads(), heads);
+    assert_eq!(both.open(true, None).flying_heads(), heads);
     let (again, replayed) = ring.take(&mut both.chain).unwrap().unwrap();
     assert_eq!((again.head(), replayed), (heads[0], true));
     ring.complete(again, 1);
     ring.publish();
-    assert_eq!(both.open(true, 0).flying_heads(), heads[1..]);
+    assert_eq!(both.open(true, None).flying_heads(), heads[1..]);
 }

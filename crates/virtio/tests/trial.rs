@@ -1,14 +1,16 @@
 //! Requests that were in hand when the process died: counted, tried one at a time, and what that is not.
 
 use ioplane_memory::Window;
-use ioplane_testkit::driver::{GuestMemory, Part, RingMode, RingPlace, SplitRing};
+use ioplane_testkit::driver::{GuestMemory, Part, Ring as DriverRing, RingMode, RingPlace};
 use ioplane_virtio::journal::{JournalFault, region_bytes};
+use ioplane_virtio::spec::feature::{VIRTIO_F_EVENT_IDX, VIRTIO_F_RING_PACKED};
 use ioplane_virtio::{Chain, Ring, RingFault, RingLayout, Taken};
 
 const SIZE: u16 = 8;
 
 /// A queue whose process dies and comes back.
 struct Mortal {
+    features: u64,
     memory: GuestMemory,
     place: RingPlace,
     journal: Window,
@@ -16,23 +18,23 @@ struct Mortal {
 
 impl Mortal {
     /// With `count` requests made available.
-    fn new(count: usize) -> Self {
+    fn new(features: u64, count: usize) -> Self {
         let mut memory = GuestMemory::new(1 << 20).unwrap();
         let place = RingPlace::carve(&mut memory, SIZE).unwrap();
-        let journal = memory.carve(region_bytes(SIZE, 0) as u64, 64).unwrap();
-        let mut driver = SplitRing::new(memory.view(), place, RingMode { event_idx: true }).unwrap();
+        let journal = memory.carve(region_bytes(SIZE, features) as u64, 64).unwrap();
+        let mut driver = DriverRing::new(memory.view(), place, RingMode::of(features)).unwrap();
         let gpa = memory.alloc(64, 64).unwrap();
         for _ in 0..count {
             let head = driver.chain(&[Part { gpa, len: 64, write: true }]).unwrap();
             driver.push(head);
         }
-        Mortal { memory, place, journal }
+        Mortal { features, memory, place, journal }
     }
 
     fn born(&self) -> Result<Ring, RingFault> {
         let RingPlace { size, desc, avail, used } = self.place;
         let layout = RingLayout { size, desc, avail, used };
-        Ring::open(self.memory.view().clone(), &layout, 0, None, Some(self.journal.clone()), &[])
+        Ring::open(self.memory.view().clone(), &layout, self.features, None, Some(self.journal.clone()), &[])
     }
 }
 
@@ -46,8 +48,8 @@ fn die_with_it(mortal: &Mortal) {
     take(&mut ring).unwrap().0.abandon();
 }
 
-fn suspects_of_different_queues_are_tried_one_after_the_other() {
-    let (one, two) = (Mortal::new(1), Mortal::new(2));
+fn suspects_of_different_queues_are_tried_one_after_the_other(features: u64) {
+    let (one, two) = (Mortal::new(features, 1), Mortal::new(features, 2));
     die_with_it(&one);
     die_with_it(&two);
     let (mut first, mut second) = (one.born().unwrap(), two.born().unwrap());
@@ -70,7 +72,7 @@ fn suspects_of_different_queues_are_tried_one_after_the_other() {
     second.publish();
 
     // A queue that goes away in the middle of a trial takes nobody else's turn with it.
-    let (one, two) = (Mortal::new(1), Mortal::new(1));
+    let (one, two) = (Mortal::new(features, 1), Mortal::new(features, 1));
     die_with_it(&one);
     die_with_it(&two);
     let (mut first, mut second) = (one.born().unwrap(), two.born().unwrap());
@@ -80,8 +82,8 @@ fn suspects_of_different_queues_are_tried_one_after_the_other() {
     take(&mut second).unwrap().0.abandon();
 }
 
-fn two_deaths_in_a_row_with_it_in_hand_stop_the_queue_and_nothing_less() {
-    let mortal = Mortal::new(1);
+fn two_deaths_in_a_row_with_it_in_hand_stop_the_queue_and_nothing_less(features: u64) {
+    let mortal = Mortal::new(features, 1);
     for _ in 0..3 {
         die_with_it(&mortal);
         // The next death finds it with the disk: it is spared, and starts from zero.
@@ -101,6 +103,9 @@ fn two_deaths_in_a_row_with_it_in_hand_stop_the_queue_and_nothing_less() {
 /// One after the other: whose turn it is, is the process's.
 #[test]
 fn in_hand() {
-    suspects_of_different_queues_are_tried_one_after_the_other();
-    two_deaths_in_a_row_with_it_in_hand_stop_the_queue_and_nothing_less();
+    for format in [0, VIRTIO_F_RING_PACKED] {
+        let features = VIRTIO_F_EVENT_IDX | format;
+        suspects_of_different_queues_are_tried_one_after_the_other(features);
+        two_deaths_in_a_row_with_it_in_hand_stop_the_queue_and_nothing_less(features);
+    }
 }

@@ -8,9 +8,7 @@ use ioplane_virtio::spec::mmio::*;
 use ioplane_virtio::{Vdev, VirtioMmio};
 
 use super::in_process::InProcess;
-use super::virtio::{
-    Asker, Ground, Layout, QUEUES, RING_FEATURES, Reach, RequestProbe, Subject, Touch, ring,
-};
+use super::virtio::{Asker, Ground, Layout, QUEUES, Reach, RequestProbe, Subject, Touch, features, ring};
 use super::{Bus, Dice, Kit, Machine, Plan, Probe, Vcpu};
 use crate::driver::RingPlace;
 use crate::toy::ring::Counted;
@@ -34,7 +32,7 @@ impl<S: Subject> Kit for Mmio<S> {
         });
         let buses: Vec<_> = (0..QUEUES).map(|_| Bus::new(host.clone())).collect();
         let places: Vec<_> = drivers.iter().map(|[driver, _]| driver.ring.place()).collect();
-        set_up(&buses[0], self.0.features() | RING_FEATURES, &places).expect("a device that runs");
+        set_up(&buses[0], features(&self.0), &places).expect("a device that runs");
         let mut vcpus: Vec<Box<dyn Vcpu>> = Vec::new();
         let mut probes: Vec<Box<dyn Probe>> = Vec::new();
         for (vcpu, [driver, probe]) in drivers.into_iter().enumerate() {
@@ -58,7 +56,7 @@ impl<S: Subject> Kit for Mmio<S> {
     }
 
     fn hostile(&self, good: &State) -> Vec<(String, State)> {
-        super::spoilt::of_mmio(good)
+        super::spoilt::of_mmio(good, self.0.packed())
     }
 }
 

@@ -18,6 +18,8 @@
 //! | toy virtio device | [`mmio::Mmio`]`(`[`adder::Adding`]`)` | [`vhost_user::OverSocket`]`(`[`adder::Adding`]`)` |
 //! | virtio-blk | [`mmio::Mmio`]`(`[`blk::Disks`]`)` | [`vhost_user::OverSocket`]`(`[`blk::Disks`]`)` |
 //!
+//! [`virtio::PackedRings`] around a subject is the same device with packed rings.
+//!
 //! Every check has a name. A finding that is about a law begins with `law N:`, so that taking the law out can be seen to
 //! fail for that reason (`tests/mutations.rs`).
 

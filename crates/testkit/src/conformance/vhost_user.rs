@@ -27,7 +27,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tokio::runtime::Runtime;
 
 use super::in_process::{Spread, two_cores};
-use super::virtio::{Asker, Ground, Layout, QUEUES, RING_FEATURES, Reach, RequestProbe, SIZE, Subject, ring};
+use super::virtio::{Asker, Ground, Layout, QUEUES, Reach, RequestProbe, SIZE, Subject, features, ring};
 use super::{Dice, Host, Kit, Machine, Plan, Probe, Vcpu};
 use crate::driver::{GuestMemory, RingPlace};
 use crate::front::{Ask, F_LOG_ALL, Front, InFlight, Wants, protocol, vring_state};
@@ -59,6 +59,8 @@ struct Wiring {
     kicks: Vec<Arc<OwnedFd>>,
     calls: Vec<Arc<OwnedFd>>,
     features: u64,
+    /// Where rings begin.
+    start: u32,
 }
 
 /// A device, served; see the module.
@@ -116,7 +118,8 @@ impl<V: VirtioDevice> VhostUser<V> {
         let works = Works { model, pool: two_cores(plan), patience: plan.patience, directory };
         let mut instance = works.instance(0, &runtime, &wiring)?;
         instance.front.track_inflight(QUEUES, SIZE).map_err(said)?;
-        let inner = Mutex::new(Inner { instance, bases: Some(vec![0; QUEUES.into()]), servers: 1 });
+        let inner =
+            Mutex::new(Inner { instance, bases: Some(vec![wiring.start; QUEUES.into()]), servers: 1 });
         let host = VhostUser { inner, wiring, works, runtime: Some(runtime) };
         host.resume()?;
         Ok(Arc::new(host))
@@ -311,8 +314,8 @@ impl<S: Subject> Kit for OverSocket<S> {
         let places = drivers.iter().map(|[driver, _]| driver.ring.place()).collect();
         let calls: Vec<_> =
             (0..QUEUES).map(|_| ioplane_host::eventfd::fresh().expect("an eventfd")).collect();
-        let features = self.0.features() | RING_FEATURES;
-        let wiring = Wiring { memory, places, kicks: kicks.clone(), calls: calls.clone(), features };
+        let (features, start) = (features(&self.0), drivers[0][0].ring.base());
+        let wiring = Wiring { memory, places, kicks: kicks.clone(), calls: calls.clone(), features, start };
         let host = VhostUser::start(plan, model, wiring).expect("a device that is served");
         let mut vcpus: Vec<Box<dyn Vcpu>> = Vec::new();
         let mut probes: Vec<Box<dyn Probe>> = Vec::new();
@@ -339,7 +342,11 @@ impl<S: Subject> Kit for OverSocket<S> {
     }
 
     fn hostile(&self, good: &State) -> Vec<(String, State)> {
-        super::spoilt::of_regions(good, BASES)
+        if self.0.packed() {
+            super::spoilt::of_packed_regions(good, BASES)
+        } else {
+            super::spoilt::of_regions(good, BASES)
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Virtio devices under test: the guest's program on their queues, which is the same on every host.
 //!
 //! ```text
-//!   Subject: what is particular to a device --Program--> requests --Driver--> SplitRing (testkit's driver side)
+//!   Subject: what is particular to a device --Program--> requests --Driver--> Ring (testkit's driver side)
 //!      | Ground: what outlives its instances                  ^ Asker: a vCPU     ^ RequestProbe: single requests
 //!      v
 //!   mmio::Mmio(Subject): Kit     vhost_user::OverSocket(Subject): Kit
@@ -14,17 +14,48 @@ use std::sync::Arc;
 
 use ioplane_memory::{GuestView, PAGE};
 use ioplane_virtio::VirtioDevice;
-use ioplane_virtio::spec::feature::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
+use ioplane_virtio::spec::feature::*;
 
 use super::{Bus, Dice, Probe, Ran, Valve, Vcpu};
-use crate::driver::{GuestMemory, Part, RingMode, RingPlace, SplitRing};
+use crate::driver::{GuestMemory, Part, Ring, RingMode, RingPlace};
 
 /// Queues of a device under test: one for each vCPU, and so for each core.
 pub const QUEUES: u16 = 2;
 /// Descriptors of one queue.
 pub(super) const SIZE: u16 = 256;
-/// What the driver accepts of the ring's features; the device's own are the subject's to choose.
-pub(super) const RING_FEATURES: u64 = VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIRECT_DESC;
+/// What the driver accepts: the features that the subject chooses, and those of the ring.
+pub(super) fn features(subject: &impl Subject) -> u64 {
+    let ring = VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIRECT_DESC;
+    subject.features() | ring | if subject.packed() { VIRTIO_F_RING_PACKED } else { 0 }
+}
+
+/// A subject whose driver's rings are packed.
+#[derive(Debug, Clone, Copy)]
+pub struct PackedRings<S>(pub S);
+
+impl<S: Subject> Subject for PackedRings<S> {
+    type Model = S::Model;
+
+    fn ground(&self) -> Ground<S::Model> {
+        self.0.ground()
+    }
+
+    fn program(&self, queue: u16) -> Box<dyn Program> {
+        self.0.program(queue)
+    }
+
+    fn features(&self) -> u64 {
+        self.0.features()
+    }
+
+    fn packed(&self) -> bool {
+        true
+    }
+
+    fn touch(&self) -> Touch {
+        self.0.touch()
+    }
+}
 
 /// Requests in flight at most.
 pub(super) const SLOTS: u16 = 16;
@@ -43,6 +74,10 @@ pub trait Subject: Sync {
     fn program(&self, queue: u16) -> Box<dyn Program>;
     /// Features of the device itself (not of the ring) that the driver accepts.
     fn features(&self) -> u64;
+    /// Whether its driver's rings are packed.
+    fn packed(&self) -> bool {
+        false
+    }
     /// Something that a vCPU does to the configuration space now and then; what it saw. Not used over a socket.
     fn touch(&self) -> Touch;
 }
@@ -79,7 +114,7 @@ pub trait Program: Send {
 
 /// The driver's end of one queue. What the guest writes and what the device writes lie on pages of their own.
 pub(super) struct Driver {
-    pub(super) ring: SplitRing,
+    pub(super) ring: Ring,
     view: GuestView,
     program: Box<dyn Program>,
     guest: u64,
@@ -109,10 +144,10 @@ impl Pages {
 }
 
 impl Driver {
-    fn new(view: &GuestView, pages: Pages, program: Box<dyn Program>) -> Self {
+    fn new(view: &GuestView, pages: Pages, mode: RingMode, program: Box<dyn Program>) -> Self {
         let Pages { place, guest, device } = pages;
         Driver {
-            ring: SplitRing::new(view, place, RingMode::of(RING_FEATURES)).expect("a ring in guest memory"),
+            ring: Ring::new(view, place, mode).expect("a ring in guest memory"),
             view: view.clone(),
             program,
             guest,
@@ -123,10 +158,12 @@ impl Driver {
         }
     }
 
-    /// Where the device stores and the guest does not.
-    fn device_pages(&self) -> [Range<u64>; 2] {
-        let used = self.ring.place().used;
-        [used..used + PAGE, self.device..self.device + u64::from(SLOTS) * SLOT]
+    /// Where the device stores and the guest does not. The descriptors of a packed ring are one page, to which both do, and
+    /// the device with every answer.
+    fn device_pages(&self) -> [Range<u64>; 3] {
+        let RingPlace { desc, used, .. } = self.ring.place();
+        let descs = if matches!(self.ring, Ring::Packed(_)) { RingPlace::desc_bytes(SIZE) } else { 0 };
+        [desc..desc + descs, used..used + PAGE, self.device..self.device + u64::from(SLOTS) * SLOT]
     }
 
     pub(super) fn idle(&self) -> bool {
@@ -300,10 +337,11 @@ pub(super) struct Layout {
 impl Layout {
     pub(super) fn of<S: Subject>(subject: &S) -> Self {
         let mut memory = GuestMemory::new(MEMORY).expect("guest memory");
+        let mode = RingMode::of(features(subject));
         let mut drivers = Vec::new();
         for queue in 0..QUEUES {
             let pages = Pages::of(&mut memory);
-            drivers.push([0, 1].map(|_| Driver::new(memory.view(), pages, subject.program(queue))));
+            drivers.push([0, 1].map(|_| Driver::new(memory.view(), pages, mode, subject.program(queue))));
         }
         let device_pages = drivers.iter().flat_map(|[driver, _]| driver.device_pages()).collect();
         let kicks = (0..QUEUES).map(|_| ioplane_host::eventfd::fresh().expect("an eventfd")).collect();

@@ -3,7 +3,7 @@
 use ioplane_memory::{GuestView, Window};
 
 use super::memory::GuestMemory;
-use super::ring::{DriverError, Part, RingMode, RingPlace, SplitRing, write_desc};
+use super::ring::{DriverError, Part, Ring, RingMode, RingPlace};
 use super::spec::*;
 
 /// What a request asks for.
@@ -121,7 +121,7 @@ const STATUS_AT: usize = 16;
 
 #[derive(Debug)]
 struct Slot {
-    ids: Box<[u16]>,
+    head: u16,
     /// The data's direction and length that the descriptors were written for.
     template: Option<(bool, u32)>,
     data: u64,
@@ -130,7 +130,7 @@ struct Slot {
 /// A queue of a virtio-blk device from the driver's side. Used by one thread; allocates only in `new` and `reset`.
 #[derive(Debug)]
 pub struct Disk {
-    ring: SplitRing,
+    ring: Ring,
     plan: DiskPlan,
     view: GuestView,
     cells: Window,
@@ -151,7 +151,7 @@ impl Disk {
         plan: DiskPlan,
     ) -> Result<Self, DriverError> {
         let place = RingPlace::carve(memory, size)?;
-        let ring = SplitRing::new(memory.view(), place, mode)?;
+        let ring = Ring::new(memory.view(), place, mode)?;
         let slots = u64::from(plan.slots);
         let table_bytes = (usize::from(plan.segments) + 2) * DESC_SIZE as usize;
         let table_bytes = table_bytes.next_multiple_of(CELL);
@@ -163,11 +163,7 @@ impl Disk {
         let mut disk =
             Disk { ring, plan, view, cells, tables, table_bytes, slots: Vec::new(), free: Vec::new(), owner };
         for slot in 0..slots {
-            disk.slots.push(Slot {
-                ids: Box::default(),
-                template: None,
-                data: data + slot * u64::from(plan.max_bytes),
-            });
+            disk.slots.push(Slot { head: 0, template: None, data: data + slot * u64::from(plan.max_bytes) });
         }
         disk.take_descriptors()?;
         Ok(disk)
@@ -180,9 +176,9 @@ impl Disk {
             Shape::Indirect => 1,
         };
         for (index, slot) in self.slots.iter_mut().enumerate() {
-            slot.ids = self.ring.take(each).ok_or(DriverError::NoRoom { size })?;
+            slot.head = self.ring.reserve(each).ok_or(DriverError::NoRoom { size })?;
             slot.template = None;
-            self.owner[usize::from(slot.ids[0])] = index as u16;
+            self.owner[usize::from(slot.head)] = index as u16;
         }
         self.free = (0..self.plan.slots).rev().collect();
         Ok(())
@@ -196,7 +192,7 @@ impl Disk {
 
     /// The ring underneath: kicks, interrupts, raw access.
     #[inline]
-    pub fn ring(&mut self) -> &mut SplitRing {
+    pub fn ring(&mut self) -> &mut Ring {
         &mut self.ring
     }
 
@@ -221,9 +217,9 @@ impl Disk {
         self.cells.gpa() + (token.slot() * CELL) as u64
     }
 
-    /// The slot's head descriptor, for tests that spoil it through [`SplitRing::raw`].
+    /// The slot's head descriptor, or buffer ID, for tests that spoil it through [`Ring::raw`].
     pub fn head(&self, token: Token) -> u16 {
-        self.slots[token.slot()].ids[0]
+        self.slots[token.slot()].head
     }
 
     /// The window on the slot's indirect table.
@@ -254,7 +250,7 @@ impl Disk {
     pub fn submit(&mut self, op: Op, sector: u64, bytes: u32) -> Option<Token> {
         let token = Token(self.free.pop()?);
         self.prepare(token, op, sector, bytes);
-        self.ring.push(self.slots[token.slot()].ids[0]);
+        self.ring.push(self.slots[token.slot()].head);
         Some(token)
     }
 
@@ -267,7 +263,7 @@ impl Disk {
 
     /// Makes a staged request available.
     pub fn push(&mut self, token: Token) {
-        self.ring.push(self.slots[token.slot()].ids[0]);
+        self.ring.push(self.slots[token.slot()].head);
     }
 
     #[inline]
@@ -323,22 +319,13 @@ impl Disk {
             let from = (at as u32 - 1) * piece;
             Part { gpa: slot.data + u64::from(from), len: piece.min(len - from), write }
         };
+        let parts: Vec<Part> = (0..count).map(part).collect();
+        let head = slot.head;
         match self.plan.shape {
-            Shape::Direct => {
-                for at in 0..count {
-                    let next = (at + 1 < count).then(|| slot.ids[at + 1]);
-                    self.ring.write_desc(slot.ids[at], part(at), false, next);
-                }
-            }
+            Shape::Direct => self.ring.lay(head, &parts),
             Shape::Indirect => {
-                let base = index * self.table_bytes / DESC_SIZE as usize;
-                for at in 0..count {
-                    let next = (at + 1 < count).then_some(at as u16 + 1);
-                    write_desc(&self.tables, base + at, part(at), false, next);
-                }
-                let gpa = self.tables.gpa() + (index * self.table_bytes) as u64;
-                let whole = Part { gpa, len: (count as u64 * DESC_SIZE) as u32, write: false };
-                self.ring.write_desc(slot.ids[0], whole, true, None);
+                let from = index * self.table_bytes / DESC_SIZE as usize;
+                self.ring.lay_indirect(head, &parts, &self.tables, from);
             }
         }
     }

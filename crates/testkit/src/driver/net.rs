@@ -11,7 +11,7 @@
 use ioplane_memory::{GuestView, Window};
 
 use super::memory::GuestMemory;
-use super::ring::{DriverError, Part, RingMode, RingPlace, SplitRing, write_desc};
+use super::ring::{DriverError, Part, Ring, RingMode, RingPlace};
 use super::spec::DESC_SIZE;
 
 /// Features of the device (5.1.3).
@@ -168,7 +168,7 @@ pub struct Frame {
 
 #[derive(Debug)]
 struct Slot {
-    ids: Box<[u16]>,
+    head: u16,
     /// The length that the descriptors were written for.
     len: Option<u32>,
 }
@@ -178,8 +178,8 @@ struct Slot {
 pub struct Pair {
     plan: PairPlan,
     view: GuestView,
-    rx: SplitRing,
-    tx: SplitRing,
+    rx: Ring,
+    tx: Ring,
     /// Receive buffer `n` lies at `rx_data + n * stride`, behind descriptor `rx_heads[n]`.
     rx_data: u64,
     rx_stride: u64,
@@ -203,8 +203,8 @@ impl Pair {
     /// Carves both rings and everything in `plan` out of `memory`. The receive ring is empty until [`Pair::fill`].
     pub fn new(memory: &mut GuestMemory, plan: PairPlan) -> Result<Self, DriverError> {
         let places = [RingPlace::carve(memory, plan.size)?, RingPlace::carve(memory, plan.size)?];
-        let rx = SplitRing::new(memory.view(), places[0], plan.mode)?;
-        let tx = SplitRing::new(memory.view(), places[1], plan.mode)?;
+        let rx = Ring::new(memory.view(), places[0], plan.mode)?;
+        let tx = Ring::new(memory.view(), places[1], plan.mode)?;
         let rx_stride = u64::from(plan.buffer_bytes).next_multiple_of(64);
         let tx_stride = (HEADER_AT + u64::from(Header::LONG + plan.slot_bytes)).next_multiple_of(64);
         let rx_data = memory.carve(u64::from(plan.buffers) * rx_stride, 4096)?.gpa();
@@ -235,9 +235,9 @@ impl Pair {
         let full = DriverError::NoRoom { size: self.plan.size };
         self.rx_heads.clear();
         for buffer in 0..self.plan.buffers {
-            let head = self.rx.take(1).ok_or(full)?[0];
+            let head = self.rx.reserve(1).ok_or(full)?;
             let gpa = self.rx_data + u64::from(buffer) * self.rx_stride;
-            self.rx.write_desc(head, Part { gpa, len: self.plan.buffer_bytes, write: true }, false, None);
+            self.rx.lay(head, &[Part { gpa, len: self.plan.buffer_bytes, write: true }]);
             self.rx_owner[usize::from(head)] = buffer;
             self.rx_heads.push(head);
         }
@@ -245,9 +245,9 @@ impl Pair {
         self.slots.clear();
         self.tx_owner = vec![None; self.plan.size.into()];
         for slot in 0..self.plan.slots {
-            let ids = self.tx.take(each).ok_or(full)?;
-            self.tx_owner[usize::from(ids[0])] = Some(slot);
-            self.slots.push(Slot { ids, len: None });
+            let head = self.tx.reserve(each).ok_or(full)?;
+            self.tx_owner[usize::from(head)] = Some(slot);
+            self.slots.push(Slot { head, len: None });
         }
         self.free = (0..self.plan.slots).rev().collect();
         self.frame.clear();
@@ -267,12 +267,12 @@ impl Pair {
     }
 
     /// The receive ring: kicks, interrupts, raw access.
-    pub fn rx(&mut self) -> &mut SplitRing {
+    pub fn rx(&mut self) -> &mut Ring {
         &mut self.rx
     }
 
     /// The transmit ring. Chains that a test puts there itself come back by [`Pair::reap`] like others.
-    pub fn tx(&mut self) -> &mut SplitRing {
+    pub fn tx(&mut self) -> &mut Ring {
         &mut self.tx
     }
 
@@ -382,7 +382,7 @@ impl Pair {
         if self.slots[usize::from(slot)].len != Some(len) {
             self.describe(slot, len);
         }
-        self.tx.push(self.slots[usize::from(slot)].ids[0]);
+        self.tx.push(self.slots[usize::from(slot)].head);
         true
     }
 
@@ -390,7 +390,7 @@ impl Pair {
     fn describe(&mut self, slot: u16, len: u32) {
         assert!(len <= self.plan.slot_bytes, "{len} bytes in a slot for {}", self.plan.slot_bytes);
         let (gpa, header) = (self.slot_gpa(slot), self.plan.header);
-        let Slot { ids, len: described } = &mut self.slots[usize::from(slot)];
+        let Slot { head, len: described } = &mut self.slots[usize::from(slot)];
         *described = Some(len);
         let apart = [
             Part { gpa: gpa - u64::from(header), len: header, write: false },
@@ -399,20 +399,10 @@ impl Pair {
         match self.plan.sending {
             Sending::Together => {
                 let whole = Part { gpa: apart[0].gpa, len: header + len, write: false };
-                self.tx.write_desc(ids[0], whole, false, None);
+                self.tx.lay(*head, &[whole]);
             }
-            Sending::Apart => {
-                self.tx.write_desc(ids[0], apart[0], false, Some(ids[1]));
-                self.tx.write_desc(ids[1], apart[1], false, None);
-            }
-            Sending::Indirect => {
-                let entry = 2 * usize::from(slot);
-                write_desc(&self.tables, entry, apart[0], false, Some(1));
-                write_desc(&self.tables, entry + 1, apart[1], false, None);
-                let gpa = self.tables.gpa() + entry as u64 * DESC_SIZE;
-                let table = Part { gpa, len: 2 * DESC_SIZE as u32, write: false };
-                self.tx.write_desc(ids[0], table, true, None);
-            }
+            Sending::Apart => self.tx.lay(*head, &apart),
+            Sending::Indirect => self.tx.lay_indirect(*head, &apart, &self.tables, 2 * usize::from(slot)),
         }
     }
 
@@ -442,7 +432,7 @@ const COMMAND: u64 = 4096;
 /// The control queue, one command at a time.
 #[derive(Debug)]
 pub struct Commands {
-    ring: SplitRing,
+    ring: Ring,
     view: GuestView,
     at: u64,
     ack: u64,
@@ -455,7 +445,7 @@ impl Commands {
     /// Carves a control queue of `size` entries out of `memory`.
     pub fn new(memory: &mut GuestMemory, size: u16, mode: RingMode) -> Result<Self, DriverError> {
         let place = RingPlace::carve(memory, size)?;
-        let ring = SplitRing::new(memory.view(), place, mode)?;
+        let ring = Ring::new(memory.view(), place, mode)?;
         let at = memory.carve(COMMAND, 64)?.gpa();
         // The device writes there, and the driver nowhere near it.
         let ack = memory.carve(4096, 4096)?.gpa();
@@ -468,7 +458,7 @@ impl Commands {
     }
 
     /// The ring.
-    pub fn ring(&mut self) -> &mut SplitRing {
+    pub fn ring(&mut self) -> &mut Ring {
         &mut self.ring
     }
 

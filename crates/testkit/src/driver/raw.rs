@@ -144,3 +144,80 @@ impl RawRing<'_> {
         self.used.put_u16(4 + USED_SIZE as usize * usize::from(self.size), value);
     }
 }
+
+/// A descriptor of a packed ring (2.8.13).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RawPackedDesc {
+    /// Guest address.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u32,
+    /// Buffer ID.
+    pub id: u16,
+    /// VIRTQ_DESC_F_*.
+    pub flags: u16,
+}
+
+impl RawPackedDesc {
+    /// Writes it as entry `index` of any table of descriptors, the flags last.
+    pub fn write(self, table: &Window, index: usize) {
+        let at = DESC_SIZE as usize * index;
+        table.put_u64(at, self.addr);
+        table.put_u32(at + 8, self.len);
+        table.put_u16(at + 12, self.id);
+        table.put_u16(at + 14, self.flags);
+    }
+
+    /// Entry `index` of `table`.
+    pub fn read(table: &Window, index: usize) -> Self {
+        let at = DESC_SIZE as usize * index;
+        RawPackedDesc {
+            flags: table.load_u16(at + 14),
+            addr: table.load_u64(at),
+            len: table.load_u32(at + 8),
+            id: table.load_u16(at + 12),
+        }
+    }
+}
+
+/// As [`RawRing`], of a packed ring.
+#[derive(Debug, Clone, Copy)]
+pub struct RawPacked<'a> {
+    pub(super) desc: &'a Window,
+    pub(super) driver: &'a Window,
+    pub(super) device: &'a Window,
+}
+
+impl RawPacked<'_> {
+    /// The descriptor in place `slot`.
+    pub fn desc(&self, slot: u16) -> RawPackedDesc {
+        RawPackedDesc::read(self.desc, slot.into())
+    }
+
+    /// Overwrites it.
+    pub fn set_desc(&self, slot: u16, desc: RawPackedDesc) {
+        desc.write(self.desc, slot.into());
+    }
+
+    /// The driver's event suppression structure: offset and wrap counter, flags.
+    pub fn driver_event(&self) -> (u16, u16) {
+        let word = self.driver.load_u32(0);
+        (word as u16, (word >> 16) as u16)
+    }
+
+    /// Overwrites it.
+    pub fn set_driver_event(&self, place: u16, flags: u16) {
+        self.driver.put_u32(0, u32::from(place) | u32::from(flags) << 16);
+    }
+
+    /// The device's event suppression structure.
+    pub fn device_event(&self) -> (u16, u16) {
+        let word = self.device.load_u32(0);
+        (word as u16, (word >> 16) as u16)
+    }
+
+    /// Overwrites it, which is the device's: a guest can.
+    pub fn set_device_event(&self, place: u16, flags: u16) {
+        self.device.put_u32(0, u32::from(place) | u32::from(flags) << 16);
+    }
+}

@@ -1,18 +1,18 @@
-//! The driver side of a split virtqueue (virtio 1.3, 2.7), deciding about kicks and interrupts as Linux's driver does.
-
-use std::sync::atomic::{Ordering, fence};
+//! The driver side of a virtqueue, split or packed: what both have in common.
 
 use ioplane_memory::{GuestFault, GuestView, Window};
 
 use super::memory::GuestMemory;
-use super::raw::RawRing;
+use super::packed::PackedRing;
+use super::raw::{RawPacked, RawRing};
 use super::spec::*;
+use super::split::SplitRing;
 
 /// What the back end did that a device must not do. A test that sees one has found a bug.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {
     /// The used ring names a head that is not in the device's hands: used twice, or never made available.
-    #[error("used ring entry {at} names descriptor {id}, which the device does not hold")]
+    #[error("used entry {at} names descriptor {id}, which the device does not hold")]
     NotInFlight {
         /// Free-running index of the entry.
         at: u16,
@@ -51,19 +51,19 @@ pub enum DriverError {
 /// Where a ring lies, as guest addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingPlace {
-    /// Entries, a power of two up to 32768.
+    /// Entries, a power of two up to 32768; of a packed ring any number.
     pub size: u16,
-    /// Descriptor table, 16-byte aligned.
+    /// Descriptor table or ring, 16-byte aligned.
     pub desc: u64,
-    /// Available ring, 2-byte aligned.
+    /// Driver area: available ring, 2-byte aligned, or event suppression structure, 4-byte aligned.
     pub avail: u64,
-    /// Used ring, 4-byte aligned.
+    /// Device area: used ring or event suppression structure, 4-byte aligned.
     pub used: u64,
 }
 
 impl RingPlace {
     /// Carves a ring of `size` entries out of `memory`, laid out as Linux does for a modern device (one block, the used
-    /// ring on a cache line of its own).
+    /// ring on a cache line of its own). A packed ring needs less, and uses the beginning of each part.
     pub fn carve(memory: &mut GuestMemory, size: u16) -> Result<Self, DriverError> {
         let (desc, avail) = (Self::desc_bytes(size), Self::avail_bytes(size));
         let used_at = (desc + avail).next_multiple_of(64);
@@ -93,12 +93,17 @@ impl RingPlace {
 pub struct RingMode {
     /// VIRTIO_F_EVENT_IDX.
     pub event_idx: bool,
+    /// VIRTIO_F_RING_PACKED.
+    pub packed: bool,
 }
 
 impl RingMode {
     /// The mode that negotiated `features` mean.
     pub fn of(features: u64) -> Self {
-        RingMode { event_idx: features & VIRTIO_F_EVENT_IDX != 0 }
+        RingMode {
+            event_idx: features & VIRTIO_F_EVENT_IDX != 0,
+            packed: features & VIRTIO_F_RING_PACKED != 0,
+        }
     }
 }
 
@@ -113,283 +118,180 @@ pub struct Part {
     pub write: bool,
 }
 
-/// An element taken out of the used ring.
+/// A used element or descriptor, taken out of the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Used {
-    /// Head of the chain, now ours again; still allocated until [`SplitRing::free`].
+    /// Head of the chain (of a packed ring: its buffer ID), now ours again; still allocated until [`Ring::free`].
     pub head: u16,
     /// Bytes the device says it wrote.
     pub len: u32,
 }
 
-/// The driver's half of one split virtqueue. Used by one thread; allocates only in `new`.
+/// The driver's half of one virtqueue. Used by one thread; allocates where chains are laid out, not where they are used.
 #[derive(Debug)]
-pub struct SplitRing {
-    place: RingPlace,
-    mode: RingMode,
-    desc: Window,
-    avail: Window,
-    used: Window,
-    /// Descriptors that are free, last in first out.
-    free: Vec<u16>,
-    /// Own copy of each descriptor's successor inside a direct chain; the device cannot touch it.
-    next: Vec<Option<u16>>,
-    held: Vec<bool>,
-    in_flight: u16,
-    avail_idx: u16,
-    /// Entries published since the last decision about a kick.
-    added: u16,
-    /// Used index as last read, and how far we have come.
-    seen: u16,
-    last_used: u16,
-    interrupts: bool,
+pub enum Ring {
+    /// A split one.
+    Split(SplitRing),
+    /// A packed one.
+    Packed(PackedRing),
 }
 
-impl SplitRing {
-    /// A fresh ring at `place`: zeroes its three parts and asks for interrupts, as Linux does.
-    pub fn new(view: &GuestView, place: RingPlace, mode: RingMode) -> Result<Self, DriverError> {
-        let size = place.size;
-        let mut ring = SplitRing {
-            place,
-            mode,
-            desc: view.window(place.desc, RingPlace::desc_bytes(size), 16)?,
-            avail: view.window(place.avail, RingPlace::avail_bytes(size), 2)?,
-            used: view.window(place.used, RingPlace::used_bytes(size), 4)?,
-            free: (0..size).rev().collect(),
-            next: vec![None; size.into()],
-            held: vec![false; size.into()],
-            in_flight: 0,
-            avail_idx: 0,
-            added: 0,
-            seen: 0,
-            last_used: 0,
-            interrupts: true,
-        };
-        ring.zero();
-        Ok(ring)
-    }
-
-    /// Begins again at index zero, with all three parts zeroed and every descriptor free. Only while the queue is stopped.
-    pub fn reset(&mut self) {
-        let size = self.place.size;
-        self.free.clear();
-        self.free.extend((0..size).rev());
-        self.next.fill(None);
-        self.held.fill(false);
-        (self.in_flight, self.avail_idx, self.added, self.seen, self.last_used) = (0, 0, 0, 0, 0);
-        self.interrupts = true;
-        self.zero();
-    }
-
-    fn zero(&mut self) {
-        for window in [&self.desc, &self.avail, &self.used] {
-            for at in (0..window.len() / 2 * 2).step_by(2) {
-                window.put_u16(at, 0);
-            }
+macro_rules! either {
+    ($self:expr, $ring:ident => $does:expr) => {
+        match $self {
+            Ring::Split($ring) => $does,
+            Ring::Packed($ring) => $does,
         }
+    };
+}
+
+impl Ring {
+    /// A fresh ring at `place`: zeroes its parts and asks for interrupts, as Linux does.
+    pub fn new(view: &GuestView, place: RingPlace, mode: RingMode) -> Result<Self, DriverError> {
+        Ok(match mode.packed {
+            true => Ring::Packed(PackedRing::new(view, place, mode)?),
+            false => Ring::Split(SplitRing::new(view, place, mode)?),
+        })
+    }
+
+    /// Begins again with all parts zeroed and every descriptor free. Only while the queue is stopped.
+    pub fn reset(&mut self) {
+        either!(self, ring => ring.reset());
     }
 
     /// Where it lies.
     pub fn place(&self) -> RingPlace {
-        self.place
+        either!(self, ring => ring.place())
+    }
+
+    /// Where a VMM lets a back end go on that it never saw stop: after a crash. Of a split ring the used index, as the device
+    /// last published it. A VMM cannot know the places of a packed ring: it says what it said first.
+    pub fn base(&self) -> u32 {
+        match self {
+            Ring::Split(ring) => ring.used_idx().into(),
+            Ring::Packed(_) => PACKED_START,
+        }
     }
 
     /// Chains the device holds.
     #[inline]
     pub fn in_flight(&self) -> u16 {
-        self.in_flight
+        either!(self, ring => ring.in_flight())
     }
 
     /// Free descriptors.
     pub fn room(&self) -> usize {
-        self.free.len()
+        either!(self, ring => ring.room())
     }
 
-    /// Free-running index of the next available entry.
+    /// Chains made available so far, free-running: the available index of a split ring.
     pub fn avail_idx(&self) -> u16 {
-        self.avail_idx
+        either!(self, ring => ring.avail_idx())
     }
 
-    /// Free-running index of the next used entry that we take.
-    pub fn last_used(&self) -> u16 {
-        self.last_used
-    }
-
-    /// The used index as the device last published it: the base that QEMU gives a back end after a crash.
+    /// Chains that the device has shown as used so far, taken back or not, free-running: the used index of a split ring.
     pub fn used_idx(&self) -> u16 {
-        self.used.load_u16(2)
+        either!(self, ring => ring.used_idx())
     }
 
-    /// Takes `count` descriptors and links them in our own books; nothing is written to the table. First is the head.
-    pub fn take(&mut self, count: usize) -> Option<Box<[u16]>> {
-        if count == 0 || count > self.free.len() {
-            return None;
+    /// Chains taken back so far, free-running.
+    pub fn last_used(&self) -> u16 {
+        either!(self, ring => ring.last_used())
+    }
+
+    /// Keeps `count` descriptors for a chain, and gives its head. `None` when there is no room.
+    pub fn reserve(&mut self, count: usize) -> Option<u16> {
+        either!(self, ring => ring.reserve(count))
+    }
+
+    /// The chain at `head`, not in flight, consists of `parts`: at most as many as are reserved.
+    pub fn lay(&mut self, head: u16, parts: &[Part]) {
+        either!(self, ring => ring.lay(head, parts));
+    }
+
+    /// The chain at `head`, not in flight, consists of `parts` in a table: descriptor `from` of `table` and those after it.
+    pub fn lay_indirect(&mut self, head: u16, parts: &[Part], table: &Window, from: usize) {
+        let gpa = table.gpa() + from as u64 * DESC_SIZE;
+        let whole = Part { gpa, len: (parts.len() as u64 * DESC_SIZE) as u32, write: false };
+        match self {
+            Ring::Split(ring) => {
+                SplitRing::lay_table(table, from, parts);
+                ring.lay_indirect(head, whole);
+            }
+            Ring::Packed(ring) => {
+                PackedRing::lay_table(table, from, parts);
+                ring.lay_indirect(head, whole);
+            }
         }
-        let ids: Box<[u16]> = (0..count).filter_map(|_| self.free.pop()).collect();
-        for pair in ids.windows(2) {
-            self.next[usize::from(pair[0])] = Some(pair[1]);
-        }
-        self.next[usize::from(ids[count - 1])] = None;
-        Some(ids)
     }
 
-    /// Writes descriptor `id` of the table.
-    #[inline]
-    pub fn write_desc(&self, id: u16, part: Part, indirect: bool, next: Option<u16>) {
-        write_desc(&self.desc, id.into(), part, indirect, next);
-    }
-
-    /// Takes descriptors for `parts`, writes a direct chain and returns its head. `None` when there is no room.
+    /// Takes descriptors for `parts`, lays out a direct chain and returns its head. `None` when there is no room.
     pub fn chain(&mut self, parts: &[Part]) -> Option<u16> {
-        let ids = self.take(parts.len())?;
-        for (index, part) in parts.iter().enumerate() {
-            self.write_desc(ids[index], *part, false, ids.get(index + 1).copied());
-        }
-        Some(ids[0])
+        let head = self.reserve(parts.len())?;
+        self.lay(head, parts);
+        Some(head)
     }
 
     /// Takes one descriptor, writes `parts` as a table into `table` (16 bytes each) and returns the head.
     pub fn chain_indirect(&mut self, parts: &[Part], table: &Window) -> Option<u16> {
-        let head = self.take(1)?[0];
-        for (index, part) in parts.iter().enumerate() {
-            let next = (index + 1 < parts.len()).then_some(index as u16 + 1);
-            write_desc(table, index, *part, false, next);
-        }
-        let len = (parts.len() as u64 * DESC_SIZE) as u32;
-        self.write_desc(head, Part { gpa: table.gpa(), len, write: false }, true, None);
+        let head = self.reserve(1)?;
+        self.lay_indirect(head, parts, table, 0);
         Some(head)
     }
 
-    /// Gives the chain at `head` back to the free list. It must not be in flight.
+    /// Gives the chain at `head` back. It must not be in flight.
     pub fn free(&mut self, head: u16) {
-        assert!(!self.held[usize::from(head)], "descriptor {head} is still the device's");
-        let mut id = Some(head);
-        while let Some(at) = id {
-            id = self.next[usize::from(at)].take();
-            self.free.push(at);
-        }
+        either!(self, ring => ring.free(head));
     }
 
-    /// Makes the chain at `head` available and publishes the index at once, as Linux does for each request.
+    /// Makes the chain at `head` available at once, as Linux does for each request.
     #[inline]
     pub fn push(&mut self, head: u16) {
-        assert!(!self.held[usize::from(head)], "descriptor {head} is already the device's");
-        self.held[usize::from(head)] = true;
-        self.in_flight += 1;
-        let slot = self.avail_idx & (self.place.size - 1);
-        self.avail.put_u16(4 + 2 * usize::from(slot), head);
-        self.avail_idx = self.avail_idx.wrapping_add(1);
-        self.added += 1;
-        // A release store: the entry and all that it leads to are visible before the index.
-        self.avail.put_u16(2, self.avail_idx);
+        either!(self, ring => ring.push(head));
     }
 
-    /// Whether the device wants a kick for what was pushed since the last call (2.7.10.1, 2.7.13.4). Call it once a batch.
+    /// Whether the device wants a kick for what was pushed since the last call. Call it once a batch.
     #[inline]
     pub fn kick_needed(&mut self) -> bool {
-        if self.added == 0 {
-            return false;
-        }
-        fence(Ordering::SeqCst);
-        let (old, new) = (self.avail_idx.wrapping_sub(self.added), self.avail_idx);
-        self.added = 0;
-        if self.mode.event_idx {
-            let event = self.used.load_u16(4 + USED_SIZE as usize * usize::from(self.place.size));
-            new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
-        } else {
-            self.used.load_u16(0) & VIRTQ_USED_F_NO_NOTIFY == 0
-        }
+        either!(self, ring => ring.kick_needed())
     }
 
     /// Takes the next used element, if there is one.
     #[inline]
     pub fn pop(&mut self) -> Result<Option<Used>, DriverError> {
-        if self.seen == self.last_used {
-            let to = self.used.load_u16(2);
-            if to == self.last_used {
-                return Ok(None);
-            }
-            if to.wrapping_sub(self.last_used) > self.in_flight {
-                return Err(DriverError::UsedJumped { from: self.last_used, to, held: self.in_flight });
-            }
-            self.seen = to;
-        }
-        let at = 4 + USED_SIZE as usize * usize::from(self.last_used & (self.place.size - 1));
-        let (id, len) = (self.used.load_u32(at), self.used.load_u32(at + 4));
-        match self.held.get_mut(id as usize) {
-            Some(held) if *held => *held = false,
-            _ => return Err(DriverError::NotInFlight { at: self.last_used, id }),
-        }
-        self.in_flight -= 1;
-        self.last_used = self.last_used.wrapping_add(1);
-        if self.interrupts && self.mode.event_idx {
-            self.put_used_event(self.last_used);
-            fence(Ordering::SeqCst);
-        }
-        Ok(Some(Used { head: id as u16, len }))
+        either!(self, ring => ring.pop())
     }
 
     /// Whether the device has used something that we have not taken.
     #[inline]
     pub fn has_used(&self) -> bool {
-        self.seen != self.last_used || self.used.load_u16(2) != self.last_used
+        either!(self, ring => ring.has_used())
     }
 
-    /// Says that interrupts are not wanted. With EVENT_IDX there is no way to say never:
-    /// Linux writes 0 and so does this, which leaves one interrupt in 65536 requests.
+    /// Says that interrupts are not wanted.
     pub fn disable_interrupts(&mut self) {
-        if self.interrupts {
-            self.interrupts = false;
-            if self.mode.event_idx {
-                self.put_used_event(0);
-            } else {
-                self.avail.put_u16(0, VIRTQ_AVAIL_F_NO_INTERRUPT);
-            }
-        }
+        either!(self, ring => ring.disable_interrupts());
     }
 
     /// Asks for an interrupt at the next used element. False if one is there already: reap again before sleeping.
     pub fn enable_interrupts(&mut self) -> bool {
-        if !self.interrupts {
-            self.interrupts = true;
-            if !self.mode.event_idx {
-                self.avail.put_u16(0, 0);
-            }
-        }
-        if self.mode.event_idx {
-            self.put_used_event(self.last_used);
-        }
-        fence(Ordering::SeqCst);
-        !self.has_used()
+        either!(self, ring => ring.enable_interrupts())
     }
 
-    #[inline]
-    fn put_used_event(&self, value: u16) {
-        self.avail.put_u16(4 + 2 * usize::from(self.place.size), value);
-    }
-
-    /// Every field, to read and to spoil. Our own books do not hear of it.
+    /// Every field of a split ring, to read and to spoil. Our own books do not hear of it. Panics for a packed one: the
+    /// test is wrong.
     pub fn raw(&self) -> RawRing<'_> {
-        RawRing { size: self.place.size, desc: &self.desc, avail: &self.avail, used: &self.used }
+        match self {
+            Ring::Split(ring) => ring.raw(),
+            Ring::Packed(_) => panic!("a packed ring has no such fields: raw_packed()"),
+        }
     }
-}
 
-/// Writes entry `id` of the descriptor table in `table`.
-#[inline]
-pub(super) fn write_desc(table: &Window, id: usize, part: Part, indirect: bool, next: Option<u16>) {
-    let at = DESC_SIZE as usize * id;
-    let mut flags = 0;
-    if part.write {
-        flags |= VIRTQ_DESC_F_WRITE;
+    /// As [`Ring::raw`], for a packed ring.
+    pub fn raw_packed(&self) -> RawPacked<'_> {
+        match self {
+            Ring::Packed(ring) => ring.raw(),
+            Ring::Split(_) => panic!("a split ring has no such fields: raw()"),
+        }
     }
-    if indirect {
-        flags |= VIRTQ_DESC_F_INDIRECT;
-    }
-    if next.is_some() {
-        flags |= VIRTQ_DESC_F_NEXT;
-    }
-    table.put_u64(at, part.gpa);
-    table.put_u32(at + 8, part.len);
-    table.put_u16(at + 12, flags);
-    table.put_u16(at + 14, next.unwrap_or(0));
 }

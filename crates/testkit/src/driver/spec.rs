@@ -12,6 +12,19 @@ pub const VIRTQ_AVAIL_F_NO_INTERRUPT: u16 = 1;
 /// 2.7.8: the device does not want kicks (without EVENT_IDX).
 pub const VIRTQ_USED_F_NO_NOTIFY: u16 = 1;
 
+/// 2.8.1: matches the driver's wrap counter when a packed descriptor is available.
+pub const VIRTQ_DESC_F_AVAIL: u16 = 1 << 7;
+/// 2.8.1: matches the device's wrap counter when a packed descriptor is used.
+pub const VIRTQ_DESC_F_USED: u16 = 1 << 15;
+/// 2.8.10: event suppression structures say: tell of everything, of nothing, of one descriptor.
+pub const RING_EVENT_FLAGS_ENABLE: u16 = 0;
+pub const RING_EVENT_FLAGS_DISABLE: u16 = 1;
+pub const RING_EVENT_FLAGS_DESC: u16 = 2;
+/// Size of an event suppression structure, bytes.
+pub const EVENT_SIZE: u64 = 4;
+/// vhost-user, vring base of a packed ring: both indexes 0, both wrap counters 1.
+pub const PACKED_START: u32 = 0x8000_8000;
+
 /// Size of a descriptor, bytes.
 pub const DESC_SIZE: u64 = 16;
 /// Size of an element of the used ring, bytes.
@@ -20,6 +33,7 @@ pub const USED_SIZE: u64 = 8;
 pub const VIRTIO_F_INDIRECT_DESC: u64 = 1 << 28;
 pub const VIRTIO_F_EVENT_IDX: u64 = 1 << 29;
 pub const VIRTIO_F_VERSION_1: u64 = 1 << 32;
+pub const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
 pub const VIRTIO_F_RING_RESET: u64 = 1 << 40;
 
 pub const VIRTIO_BLK_F_SIZE_MAX: u64 = 1 << 1;

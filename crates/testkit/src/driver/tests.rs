@@ -4,10 +4,10 @@ use super::raw::RawDesc;
 use super::spec::*;
 use super::*;
 
-fn ring(size: u16, event_idx: bool) -> (GuestMemory, SplitRing) {
+fn ring(size: u16, event_idx: bool) -> (GuestMemory, Ring) {
     let mut memory = GuestMemory::new(1 << 20).unwrap();
     let place = RingPlace::carve(&mut memory, size).unwrap();
-    let ring = SplitRing::new(memory.view(), place, RingMode { event_idx }).unwrap();
+    let ring = Ring::new(memory.view(), place, RingMode { event_idx, packed: false }).unwrap();
     (memory, ring)
 }
 
@@ -16,7 +16,7 @@ fn part(gpa: u64) -> Part {
 }
 
 /// Uses `head` as a device does.
-fn use_head(ring: &SplitRing, head: u16, len: u32) {
+fn use_head(ring: &Ring, head: u16, len: u32) {
     let raw = ring.raw();
     let idx = raw.used_idx();
     raw.set_used_entry(idx, head.into(), len);
@@ -81,7 +81,7 @@ fn without_event_idx_the_flags_decide() {
     assert_eq!(avail_flags(&memory, &ring), 0);
 }
 
-fn avail_flags(memory: &GuestMemory, ring: &SplitRing) -> u16 {
+fn avail_flags(memory: &GuestMemory, ring: &Ring) -> u16 {
     memory.view().window(ring.place().avail, 2, 2).unwrap().load_u16(0)
 }
 
@@ -145,7 +145,7 @@ fn disk_requests_lie_as_the_specification_says() {
     for shape in [Shape::Direct, Shape::Indirect] {
         let mut memory = GuestMemory::of(&[(0x8000_0000, 1 << 20), (0x1_4000_0000, 1 << 20)]).unwrap();
         let plan = DiskPlan { slots: 4, max_bytes: 16384, segments: 4, shape };
-        let mut disk = Disk::new(&mut memory, 32, RingMode { event_idx: true }, plan).unwrap();
+        let mut disk = Disk::new(&mut memory, 32, RingMode { event_idx: true, packed: false }, plan).unwrap();
         let cases = [
             (Op::Read, 9, 16384, vec![(4096, true); 4], VIRTIO_BLK_T_IN, 9),
             (Op::Write, 9, 5120, vec![(4096, false), (1024, false)], VIRTIO_BLK_T_OUT, 9),

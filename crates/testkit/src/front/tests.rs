@@ -131,7 +131,7 @@ fn a_disk_is_served_stopped_started_and_reconnected() {
                     front.reconnect(&peer.socket()).unwrap();
                     front.share(&memory).unwrap();
                     for (queue, disk) in disks.iter_mut().enumerate() {
-                        let base = disk.ring().used_idx().into();
+                        let base = disk.ring().base();
                         front.start(queue as u16, &memory, disk.place(), base).unwrap();
                     }
                 }

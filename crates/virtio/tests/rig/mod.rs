@@ -10,6 +10,7 @@ use ioplane_storage::Backing;
 use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
 use ioplane_testkit::hand::HandCore;
 use ioplane_virtio::blk::{Blk, BlkOptions};
+use ioplane_virtio::spec::feature::VIRTIO_F_RING_PACKED;
 use ioplane_virtio::{RingLayout, Vdev};
 
 /// Counts interrupts.
@@ -33,6 +34,11 @@ pub struct Rig {
 
 pub const QUEUE: u16 = 64;
 
+/// All features: packed rings.
+pub const PACKED: u64 = u64::MAX;
+/// All features but packed rings.
+pub const SPLIT: u64 = !VIRTIO_F_RING_PACKED;
+
 pub fn options(name: &str) -> BlkOptions {
     BlkOptions {
         name: name.to_owned(),
@@ -46,15 +52,14 @@ pub fn options(name: &str) -> BlkOptions {
 
 impl Rig {
     pub fn new(backing: Arc<dyn Backing>) -> Self {
-        Self::with(options("disk"), backing, Shape::Direct, u64::MAX)
+        Self::with(options("disk"), backing, Shape::Direct, SPLIT)
     }
 
     /// `features` is what the driver is willing to accept.
     pub fn with(options: BlkOptions, backing: Arc<dyn Backing>, shape: Shape, features: u64) -> Self {
         let mut memory = GuestMemory::new(4 << 20).unwrap();
         let mut vdev = Vdev::new(Blk::new(options, backing), memory.view().map().clone());
-        use ioplane_virtio::VirtioDevice;
-        let features = vdev.model().features() & features;
+        let features = vdev.offers() & features;
         let plan = DiskPlan { slots: 16, max_bytes: 16384, segments: 2, shape };
         let disk = Disk::new(&mut memory, QUEUE, RingMode::of(features), plan).unwrap();
         assert!(vdev.accept(features, 0));
