@@ -16,6 +16,7 @@ pub mod frames;
 pub mod guest;
 pub mod late;
 pub mod mutate;
+pub mod packed_ring;
 pub mod ring_walk;
 pub mod segmentation;
 pub mod stage;
@@ -34,6 +35,7 @@ pub struct Target {
 /// All targets.
 pub const TARGETS: &[Target] = &[
     Target { name: "ring_walk", run: ring_walk::run },
+    Target { name: "packed_ring", run: packed_ring::run },
     Target { name: "blk_request", run: blk_request::run },
     Target { name: "state_load", run: state_load::run },
     Target { name: "vhost_user", run: vhost_user::run },

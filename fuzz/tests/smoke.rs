@@ -26,6 +26,11 @@ fn ring_walk() {
 }
 
 #[test]
+fn packed_ring() {
+    smoke("packed_ring");
+}
+
+#[test]
 fn blk_request() {
     smoke("blk_request");
 }

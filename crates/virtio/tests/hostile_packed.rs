@@ -89,7 +89,7 @@ fn wrap_counters_that_make_no_sense_offer_nothing() {
     let raw = rig.disk.ring().raw_packed();
     for flags in [0, VIRTQ_DESC_F_USED, VIRTQ_DESC_F_AVAIL | VIRTQ_DESC_F_USED] {
         (0..QUEUE).for_each(|slot| raw.set_desc(slot, RawPackedDesc { flags, ..RawPackedDesc::default() }));
-        assert_eq!(rig.core.turn_until_idle(100), 0, "flags {flags:#x}");
+        assert_eq!(rig.core.turn(), 0, "flags {flags:#x}");
     }
     (0..QUEUE).for_each(|slot| raw.set_desc(slot, RawPackedDesc::default()));
     assert_eq!(rig.read(0, 512).0, 0, "a proper request is served still");
