@@ -100,7 +100,7 @@ mod tests {
         for size in [1u16, 2, 3, 7, 64, 32768] {
             let place = |count: u64| Position {
                 index: (count % u64::from(size)) as u16,
-                wrap: (count / u64::from(size)) % 2 == 0,
+                wrap: (count / u64::from(size)).is_multiple_of(2),
             };
             assert_eq!(place(0), Position::START);
             let steps = [0, 1, 2, u64::from(size / 2), u64::from(size) - 1, u64::from(size)];
