@@ -1,25 +1,18 @@
 //! `blk_request`: a disk whose driver may put anything into its chains, while it is polled, drained, suspended, saved.
 //!
-//! Oracles: no store outside buffers that the driver made writable and the used ring; every page that changed is marked
-//! while the dirty log is on (law 6); a poller told to stop parks; what is saved at a quiescent point loads again.
+//! The oracles are those of [`crate::serve`].
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
 
 use arbitrary::{Result, Unstructured};
-use ioplane_device::{Change, Device, QueueSet, Quiescent, Running};
-use ioplane_memory::DirtyLog;
 use ioplane_storage::{Backing, MemoryBacking};
 use ioplane_virtio::blk::{Blk, BlkOptions};
-use ioplane_virtio::spec::feature::VHOST_USER_F_PROTOCOL_FEATURES;
 use ioplane_virtio::spec::split::*;
-use ioplane_virtio::{RingLayout, Vdev, VirtioDevice};
 
 use crate::Signature;
-use crate::guest::{self, Guest, MEMORY, Span, TABLES, descriptor};
+use crate::guest;
 use crate::late::Late;
-use crate::stage::{PATIENCE, Stage};
+use crate::serve::{Serve, split};
 
 /// Bytes of the disk.
 const DISK: u64 = 64 << 10;
@@ -57,277 +50,43 @@ pub fn disk(input: &mut Unstructured<'_>) -> Result<Blk> {
     Ok(Blk::new(options, backing))
 }
 
-struct Serve {
-    guest: Guest,
-    layout: RingLayout,
-    stage: Arc<Stage>,
-    log: Option<Arc<DirtyLog>>,
-    avail: u16,
-    /// Everything that the driver has ever made writable.
-    spans: BTreeSet<Span>,
-    /// The device could at no time change descriptors by itself.
-    steady: bool,
-}
-
 fn serve(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
-    let mut guest = Guest::zeroed();
-    let layout = guest::layout(input)?;
-    let start: u16 = if input.ratio(1, 4)? { input.arbitrary()? } else { 0 };
-    guest.poke(layout.used.saturating_add(2), &start.to_le_bytes());
-    guest.poke(layout.avail.saturating_add(2), &start.to_le_bytes());
     let blk = disk(input)?;
-    let mut features = blk.features();
-    if input.ratio(1, 4)? {
-        features &= input.arbitrary::<u64>()?;
-    }
-    let mut vdev = Vdev::new(blk, guest.map.clone());
-    assert!(vdev.accept(features, VHOST_USER_F_PROTOCOL_FEATURES));
-    if let Some(setup) = vdev.queue_mut(0) {
-        setup.layout = layout;
-        setup.base = Some(u16::into(start));
-        setup.enabled = true;
-    }
-    guest.settle(None);
-    let stage = Stage::patient();
-    let mut running = match Quiescent::new(vdev).resume(&*stage.placement()) {
-        Ok(running) => running,
-        Err(refused) => {
-            signature.saw(&refused.error.to_string()[..20]);
-            return Ok(());
-        }
-    };
-    let mut serve =
-        Serve { guest, layout, stage, log: None, avail: start, spans: BTreeSet::new(), steady: true };
-    let mut outcome = Ok(());
-    for _ in 0..64 {
-        (running, outcome) = serve.step(input, running);
-        if outcome.is_err() {
-            break;
-        }
-    }
-    for (name, count) in running.device().meters()[0].read().each() {
-        signature.saw(name);
-        signature.count(count);
-    }
-    let quiescent = serve.stop(running);
-    if let Some(fault) = quiescent.device().queue(0).and_then(|setup| setup.fault) {
-        signature.saw(fault.name());
-    }
-    outcome
+    crate::serve::serve(input, signature, blk, 0, &mut offer)
 }
 
-impl Serve {
-    /// One step; the device comes back whatever the input said.
-    fn step(
-        &mut self,
-        input: &mut Unstructured<'_>,
-        mut running: Running<Vdev<Blk>>,
-    ) -> (Running<Vdev<Blk>>, Result<()>) {
-        let choice = match input.int_in_range(0..=23u8) {
-            Ok(choice) if !input.is_empty() => choice,
-            _ => return (running, Err(arbitrary::Error::NotEnoughData)),
-        };
-        let all = QueueSet::from([0]);
-        let done = match choice {
-            0..=8 => self.offer(input),
-            9..=15 => input.int_in_range(1..=16u32).map(|budget| self.poll(budget)),
-            16 => {
-                self.stage.nap(input.arbitrary().unwrap_or_default());
-                Ok(())
-            }
-            17 => {
-                running.drain(&all);
-                self.poll(1);
-                let again = running.device().active();
-                let placement = self.stage.placement();
-                // A queue that had stopped with a fault meanwhile does not start again: as it should be.
-                let _ = running.undrain(&again, &*placement);
-                Ok(())
-            }
-            18 => {
-                // What was stored before is nobody's to mark.
-                self.poll(1);
-                let log = DirtyLog::new(MEMORY).expect("a log");
-                self.log = Some(Arc::new(log));
-                drop(running.apply(&all, &Change::Log(self.log.clone())));
-                Ok(())
-            }
-            19..=20 => {
-                let quiescent = self.stop(running);
-                running = self.go_on(quiescent);
-                Ok(())
-            }
-            21 => {
-                running.suspend(&all);
-                self.poll(1);
-                assert!(running.wait_stopped(&all, Instant::now()), "a suspended poller did not park");
-                // What was in flight is replayed by the next poller, unless the queue has stopped for good.
-                let active = running.device().active();
-                let _ = running.start(&active, &*self.stage.placement());
-                Ok(())
-            }
-            _ => self.meddle(input),
-        };
-        (running, done)
-    }
-
-    fn poll(&mut self, budget: u32) {
-        self.look();
-        self.stage.turn(budget);
-        self.look();
-        let spans: Vec<Span> = self.spans.iter().copied().collect();
-        let pages = self.guest.settle(self.steady.then_some(&spans));
-        if let Some(log) = &self.log {
-            for page in pages {
-                assert!(log.is_marked(page), "page {page:#x} was stored to and not marked (law 6)");
-            }
+/// The driver makes one request available: nearly right.
+fn offer(serve: &mut Serve, input: &mut Unstructured<'_>) -> Result<()> {
+    let size = serve.layout.size.max(1);
+    let slot = u64::from(serve.avail) & u64::from(size - 1);
+    let at = HEADERS + 32 * (slot & 63);
+    let kind = [0u32, 1, 4, 8, 11, 13, 0, 1][input.int_in_range(0..=7usize)?];
+    let kind = if input.ratio(1, 16)? { input.arbitrary()? } else { kind };
+    let sector =
+        if input.ratio(1, 12)? { input.arbitrary()? } else { u64::from(input.arbitrary::<u8>()? & 0x7f) };
+    serve.guest.poke(at, &kind.to_le_bytes());
+    serve.guest.poke(at + 8, &sector.to_le_bytes());
+    let mut buffers = Vec::new();
+    split(input, &mut buffers, at, 16, 0)?;
+    let flag = if matches!(kind, 0 | 8) { VIRTQ_DESC_F_WRITE } else { 0 };
+    let flag = if input.ratio(1, 24)? { flag ^ VIRTQ_DESC_F_WRITE } else { flag };
+    if matches!(kind, 11 | 13) && input.ratio(7, 8)? {
+        let segment = guest::address(input)?;
+        let sectors = if input.ratio(1, 8)? { input.arbitrary()? } else { input.int_in_range(0..=128u32)? };
+        serve.guest.poke(segment, &u64::from(input.arbitrary::<u8>()?).to_le_bytes());
+        serve.guest.poke(segment.saturating_add(8), &sectors.to_le_bytes());
+        serve.guest.poke(segment.saturating_add(12), &input.int_in_range(0..=2u32)?.to_le_bytes());
+        split(input, &mut buffers, segment, 16, flag)?;
+    } else {
+        for _ in 0..input.int_in_range(0..=4u8)? {
+            let len =
+                if input.ratio(1, 8)? { input.arbitrary()? } else { 512 * input.int_in_range(0..=8u32)? };
+            let addr = guest::address(input)?;
+            split(input, &mut buffers, addr, len, flag)?;
         }
     }
-
-    /// Notes what the descriptors allow. Nothing is taken out again: a request in flight may have been described by what
-    /// has been overwritten since.
-    fn look(&mut self) {
-        let (spans, steady) = self.guest.writable(&self.layout);
-        self.spans.extend(spans);
-        self.steady &= steady;
-    }
-
-    /// Brings the device to a quiescent point: within a bounded number of turns, whatever the guest did.
-    fn stop(&mut self, running: Running<Vdev<Blk>>) -> Quiescent<Vdev<Blk>> {
-        let mut quiescing = running.begin_quiesce();
-        for _ in 0..PATIENCE {
-            if quiescing.is_settled() {
-                break;
-            }
-            self.poll(8);
-        }
-        quiescing.finish().unwrap_or_else(|missed| panic!("it does not become quiescent: {}", missed.reason))
-    }
-
-    /// Saves, loads what was saved, and goes on from there; a queue with a fault stays where it is.
-    fn go_on(&mut self, quiescent: Quiescent<Vdev<Blk>>) -> Running<Vdev<Blk>> {
-        let placement = self.stage.placement();
-        let state = quiescent.save().expect("saving at a quiescent point");
-        let faulty = quiescent.device().queue(0).is_some_and(|setup| setup.fault.is_some());
-        let quiescent = match quiescent.load(&state) {
-            Ok(loaded) => loaded.into_quiescent(),
-            Err(refused) => {
-                // A guest that spoils its ring while nobody looks makes its state impossible: no bug of ours.
-                assert!(
-                    faulty || !guest::is_usual(&self.layout) || refused.error.to_string().contains("queue 0"),
-                    "a state saved just now is refused: {}",
-                    refused.error
-                );
-                refused.kept
-            }
-        };
-        let mut quiescent = quiescent;
-        for _ in 0..3 {
-            match quiescent.resume(&*placement) {
-                Ok(running) => return running,
-                Err(refused) => quiescent = refused.kept,
-            }
-        }
-        panic!("neither with its queue nor without it would the device resume");
-    }
-
-    /// The driver makes one request available: nearly right.
-    fn offer(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
-        let size = self.layout.size.max(1);
-        let slot = u64::from(self.avail) & u64::from(size - 1);
-        let at = HEADERS + 32 * (slot & 63);
-        let kind = [0u32, 1, 4, 8, 11, 13, 0, 1][input.int_in_range(0..=7usize)?];
-        let kind = if input.ratio(1, 16)? { input.arbitrary()? } else { kind };
-        let sector =
-            if input.ratio(1, 12)? { input.arbitrary()? } else { u64::from(input.arbitrary::<u8>()? & 0x7f) };
-        self.guest.poke(at, &kind.to_le_bytes());
-        self.guest.poke(at + 8, &sector.to_le_bytes());
-        let mut buffers = Vec::new();
-        split(input, &mut buffers, at, 16, 0)?;
-        let flag = if matches!(kind, 0 | 8) { VIRTQ_DESC_F_WRITE } else { 0 };
-        let flag = if input.ratio(1, 24)? { flag ^ VIRTQ_DESC_F_WRITE } else { flag };
-        if matches!(kind, 11 | 13) && input.ratio(7, 8)? {
-            let segment = guest::address(input)?;
-            let sectors =
-                if input.ratio(1, 8)? { input.arbitrary()? } else { input.int_in_range(0..=128u32)? };
-            self.guest.poke(segment, &u64::from(input.arbitrary::<u8>()?).to_le_bytes());
-            self.guest.poke(segment.saturating_add(8), &sectors.to_le_bytes());
-            self.guest.poke(segment.saturating_add(12), &input.int_in_range(0..=2u32)?.to_le_bytes());
-            split(input, &mut buffers, segment, 16, flag)?;
-        } else {
-            for _ in 0..input.int_in_range(0..=4u8)? {
-                let len = if input.ratio(1, 8)? {
-                    input.arbitrary()?
-                } else {
-                    512 * input.int_in_range(0..=8u32)?
-                };
-                let addr = guest::address(input)?;
-                split(input, &mut buffers, addr, len, flag)?;
-            }
-        }
-        buffers.push((guest::address(input)?, if input.ratio(1, 16)? { 0 } else { 1 }, VIRTQ_DESC_F_WRITE));
-        self.describe(input, &buffers, size)?;
-        self.guest.poke(self.layout.avail.saturating_add(2), &self.avail.to_le_bytes());
-        Ok(())
-    }
-
-    /// Puts the buffers into the table, or into one of their own, and the head into the available ring.
-    fn describe(
-        &mut self,
-        input: &mut Unstructured<'_>,
-        buffers: &[(u64, u32, u16)],
-        size: u16,
-    ) -> Result<()> {
-        let head = input.int_in_range(0..=size - 1)?;
-        let indirect = input.arbitrary()?;
-        let table = if indirect { TABLES + 512 * u64::from(head & 7) } else { self.layout.desc };
-        let mut index = if indirect { 0 } else { head };
-        for (at, (addr, len, flags)) in buffers.iter().enumerate() {
-            let last = at + 1 == buffers.len();
-            let mut next = if indirect { index + 1 } else { (index + 1) & (size - 1) };
-            if input.ratio(1, 48)? {
-                next = input.arbitrary()?;
-            }
-            let flags = flags | if last { 0 } else { VIRTQ_DESC_F_NEXT };
-            let place = table.saturating_add(16 * u64::from(index));
-            self.guest.poke(place, &descriptor(*addr, *len, flags, next));
-            index = if indirect { index + 1 } else { (index + 1) & (size - 1) };
-        }
-        if indirect {
-            let entries = if input.ratio(1, 24)? { input.arbitrary()? } else { 16 * buffers.len() as u32 };
-            let place = self.layout.desc.saturating_add(16 * u64::from(head));
-            self.guest.poke(place, &descriptor(table, entries, VIRTQ_DESC_F_INDIRECT, 0));
-        }
-        let slot = u64::from(self.avail) & u64::from(size - 1);
-        self.guest.poke(self.layout.avail.saturating_add(4 + 2 * slot), &head.to_le_bytes());
-        self.avail = self.avail.wrapping_add(if input.ratio(1, 64)? { 200 } else { 1 });
-        Ok(())
-    }
-
-    /// The guest writes anywhere.
-    fn meddle(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
-        let at = if input.arbitrary()? {
-            guest::address(input)?
-        } else {
-            input.int_in_range(0..=guest::BUFFERS)?
-        };
-        self.guest.poke(at, &input.arbitrary::<[u8; 8]>()?);
-        Ok(())
-    }
-}
-
-/// One buffer, now and then in two parts.
-fn split(
-    input: &mut Unstructured<'_>,
-    buffers: &mut Vec<(u64, u32, u16)>,
-    addr: u64,
-    len: u32,
-    flags: u16,
-) -> Result<()> {
-    let cut = if input.ratio(1, 6)? { input.int_in_range(0..=len)? } else { 0 };
-    if cut > 0 {
-        buffers.push((addr, cut, flags));
-    }
-    buffers.push((addr.wrapping_add(cut.into()), len - cut, flags));
+    buffers.push((guest::address(input)?, if input.ratio(1, 16)? { 0 } else { 1 }, VIRTQ_DESC_F_WRITE));
+    serve.describe(input, &buffers, size)?;
+    serve.guest.poke(serve.layout.avail.saturating_add(2), &serve.avail.to_le_bytes());
     Ok(())
 }

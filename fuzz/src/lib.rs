@@ -17,8 +17,12 @@ pub mod guest;
 pub mod late;
 pub mod mutate;
 pub mod packed_ring;
+pub mod net_control;
+pub mod net_headers;
+pub mod nic;
 pub mod ring_walk;
 pub mod segmentation;
+pub mod serve;
 pub mod stage;
 pub mod state_load;
 pub mod vhost_user;
@@ -41,6 +45,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "vhost_user", run: vhost_user::run },
     Target { name: "segmentation", run: segmentation::run },
     Target { name: "frames", run: frames::run },
+    Target { name: "net_headers", run: net_headers::run },
+    Target { name: "net_control", run: net_control::run },
 ];
 
 /// What a run saw, in one number (FNV-1a).

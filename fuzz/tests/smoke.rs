@@ -54,3 +54,13 @@ fn segmentation() {
 fn frames() {
     smoke("frames");
 }
+
+#[test]
+fn net_headers() {
+    smoke("net_headers");
+}
+
+#[test]
+fn net_control() {
+    smoke("net_control");
+}

@@ -111,7 +111,8 @@ pub struct Net {
 
 impl Net {
     /// A NIC at `port`, with as many pairs as both have.
-    pub fn new(options: NetOptions, port: Port) -> Self {
+    pub fn new(options: NetOptions, port: impl Into<Arc<Port>>) -> Self {
+        let port = port.into();
         let options = NetOptions { pairs: options.pairs.clamp(1, port.pairs()), ..options };
         let wishes = Box::new(Wishes::of(options.mac, 0));
         let shared = Shared {
@@ -129,7 +130,7 @@ impl Net {
             },
             receiving: vec![false; options.pairs.into()],
             options,
-            port: Arc::new(port),
+            port,
             shared: Arc::new(shared),
             wishes,
             accepted: 0,
@@ -182,7 +183,7 @@ impl Net {
         match index {
             _ if index < 2 * pairs && index.is_multiple_of(2) => Some(Role::Receive(index / 2)),
             _ if index < 2 * pairs => Some(Role::Transmit(index / 2)),
-            _ if index == 2 * pairs && self.options.control => Some(Role::Control),
+            _ if index == 2 * pairs && self.accepted & VIRTIO_NET_F_CTRL_VQ != 0 => Some(Role::Control),
             _ => None,
         }
     }
