@@ -4,6 +4,7 @@ use ioplane_testkit::allocator::Strict;
 use ioplane_testkit::conformance::adder::Adding;
 use ioplane_testkit::conformance::blk::Disks;
 use ioplane_testkit::conformance::mmio::Mmio;
+use ioplane_testkit::conformance::net::Nics;
 use ioplane_testkit::conformance::ring::RingKit;
 use ioplane_testkit::conformance::virtio::PackedRings;
 use ioplane_testkit::conformance::{self, Kit, PLAN};
@@ -49,6 +50,11 @@ fn virtio_blk_on_memory_with_packed_rings() {
 #[test]
 fn virtio_blk_on_a_file_with_packed_rings() {
     lives_without_allocating(&Mmio(PackedRings(Disks::File)));
+}
+
+#[test]
+fn virtio_net() {
+    lives_without_allocating(&Mmio(Nics));
 }
 
 mod blind {

@@ -21,6 +21,7 @@ use ioplane_testkit::conformance::adder::Adding;
 use ioplane_testkit::conformance::blk::Disks;
 use ioplane_testkit::conformance::dma::DmaKit;
 use ioplane_testkit::conformance::mmio::Mmio;
+use ioplane_testkit::conformance::net::Nics;
 use ioplane_testkit::conformance::ring::RingKit;
 use ioplane_testkit::conformance::vhost_user::OverSocket;
 use ioplane_testkit::conformance::virtio::PackedRings;
@@ -32,6 +33,10 @@ const SHORT: Plan = Plan { rounds: 100, patience: Duration::from_secs(3), ..PLAN
 /// What has no rings has no queues to look at, to signal or to give back.
 const WITHOUT_RINGS: &[Law] = &[Law::KeepsWhatArrives, Law::DistrustsLoaded, Law::MarksStores];
 
+/// A NIC has nothing in flight between two polls: it never misses a deadline, and need not be given back.
+const WITHOUT_FLIGHT: &[Law] =
+    &[Law::KeepsWhatArrives, Law::LooksAgain, Law::SignalsOnce, Law::DistrustsLoaded, Law::MarksStores];
+
 /// The kits, and the laws that their paths carry.
 const KITS: &[(&str, &dyn Kit, &[Law])] = &[
     ("toy DMA in process", &DmaKit, WITHOUT_RINGS),
@@ -40,6 +45,8 @@ const KITS: &[(&str, &dyn Kit, &[Law])] = &[
     ("toy virtio over vhost-user", &OverSocket(Adding), &Law::ALL),
     ("virtio-blk in process", &Mmio(Disks::Memory), &Law::ALL),
     ("virtio-blk over vhost-user", &OverSocket(Disks::Memory), &Law::ALL),
+    ("virtio-net in process", &Mmio(Nics), WITHOUT_FLIGHT),
+    ("virtio-net over vhost-user", &OverSocket(Nics), WITHOUT_FLIGHT),
     ("virtio-blk, packed, in process", &Mmio(PackedRings(Disks::Memory)), &Law::ALL),
     ("toy virtio, packed, over vhost-user", &OverSocket(PackedRings(Adding)), &Law::ALL),
 ];

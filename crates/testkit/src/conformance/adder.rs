@@ -17,11 +17,9 @@ impl Subject for Adding {
     fn ground(&self) -> Ground<Adder> {
         let bench = Bench::new();
         let valve = bench.gate.clone();
-        Ground { model: Box::new(move || Adder::new(bench.clone())), valve }
-    }
-
-    fn program(&self, _queue: u16) -> Box<dyn Program> {
-        Box::new(Sums)
+        let model = move || Adder::new(bench.clone());
+        let program = |_queue| Box::new(Sums) as Box<dyn Program>;
+        Ground { model: Box::new(model), valve: Some(valve), program: Box::new(program) }
     }
 
     fn features(&self) -> u64 {

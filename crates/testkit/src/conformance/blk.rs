@@ -78,11 +78,9 @@ impl Subject for Disks {
             let _kept = &image;
             Blk::new(options.clone(), disk.clone())
         };
-        Ground { model: Box::new(model), valve }
-    }
-
-    fn program(&self, queue: u16) -> Box<dyn Program> {
-        Box::new(Sectors { from: PART * u64::from(queue) / SECTOR })
+        let program =
+            |queue: u16| Box::new(Sectors { from: PART * u64::from(queue) / SECTOR }) as Box<dyn Program>;
+        Ground { model: Box::new(model), valve: Some(valve), program: Box::new(program) }
     }
 
     fn features(&self) -> u64 {

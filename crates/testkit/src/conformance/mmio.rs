@@ -18,8 +18,9 @@ pub struct Mmio<S>(pub S);
 
 impl<S: Subject> Kit for Mmio<S> {
     fn boot(&self, plan: &Plan) -> Machine {
-        let Layout { memory, drivers, kicks, device_pages } = Layout::of(&self.0);
-        let Ground { model, valve } = self.0.ground();
+        let ground = self.0.ground();
+        let Layout { memory, drivers, kicks, device_pages } = Layout::of(&self.0, &ground);
+        let Ground { model, valve, .. } = ground;
         let map = memory.view().map().clone();
         let line = Arc::new(Counted::default());
         let (wires, to, here) = (kicks.clone(), line.clone(), map.clone());
@@ -52,7 +53,7 @@ impl<S: Subject> Kit for Mmio<S> {
                 signals: u64::from(QUEUES),
             }));
         }
-        Machine { host, vcpus, buses, probes, gate: Some(valve), memory: map, device_pages }
+        Machine { host, vcpus, buses, probes, gate: valve, memory: map, device_pages }
     }
 
     fn hostile(&self, good: &State) -> Vec<(String, State)> {

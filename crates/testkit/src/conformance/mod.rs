@@ -17,6 +17,7 @@
 //! | toy ring | [`ring::RingKit`] | no: its rings are not virtio's |
 //! | toy virtio device | [`mmio::Mmio`]`(`[`adder::Adding`]`)` | [`vhost_user::OverSocket`]`(`[`adder::Adding`]`)` |
 //! | virtio-blk | [`mmio::Mmio`]`(`[`blk::Disks`]`)` | [`vhost_user::OverSocket`]`(`[`blk::Disks`]`)` |
+//! | virtio-net | [`mmio::Mmio`]`(`[`net::Nics`]`)` | [`vhost_user::OverSocket`]`(`[`net::Nics`]`)` |
 //!
 //! [`virtio::PackedRings`] around a subject is the same device with packed rings.
 //!
@@ -31,6 +32,7 @@ mod guests;
 pub mod in_process;
 mod laws;
 pub mod mmio;
+pub mod net;
 mod queues;
 pub mod ring;
 mod spoilt;

@@ -308,8 +308,9 @@ pub struct OverSocket<S>(pub S);
 
 impl<S: Subject> Kit for OverSocket<S> {
     fn boot(&self, plan: &Plan) -> Machine {
-        let Layout { memory, drivers, kicks, device_pages } = Layout::of(&self.0);
-        let Ground { model, valve } = self.0.ground();
+        let ground = self.0.ground();
+        let Layout { memory, drivers, kicks, device_pages } = Layout::of(&self.0, &ground);
+        let Ground { model, valve, .. } = ground;
         let map = memory.view().map().clone();
         let places = drivers.iter().map(|[driver, _]| driver.ring.place()).collect();
         let calls: Vec<_> =
@@ -338,7 +339,7 @@ impl<S: Subject> Kit for OverSocket<S> {
                 signals: 1,
             }));
         }
-        Machine { host, vcpus, buses: Vec::new(), probes, gate: Some(valve), memory: map, device_pages }
+        Machine { host, vcpus, buses: Vec::new(), probes, gate: valve, memory: map, device_pages }
     }
 
     fn hostile(&self, good: &State) -> Vec<(String, State)> {

@@ -40,10 +40,6 @@ impl<S: Subject> Subject for PackedRings<S> {
         self.0.ground()
     }
 
-    fn program(&self, queue: u16) -> Box<dyn Program> {
-        self.0.program(queue)
-    }
-
     fn features(&self) -> u64 {
         self.0.features()
     }
@@ -70,8 +66,6 @@ pub trait Subject: Sync {
     type Model: VirtioDevice;
     /// What it stands on.
     fn ground(&self) -> Ground<Self::Model>;
-    /// What a driver asks of it on `queue`.
-    fn program(&self, queue: u16) -> Box<dyn Program>;
     /// Features of the device itself (not of the ring) that the driver accepts.
     fn features(&self) -> u64;
     /// Whether its driver's rings are packed.
@@ -85,12 +79,17 @@ pub trait Subject: Sync {
 /// See [`Subject::touch`]: the bus, which vCPU, its dice.
 pub type Touch = fn(&Bus, usize, &mut Dice) -> Result<u64, String>;
 
+/// Makes the program of a queue. Several are made for each; one is used in a machine.
+pub type Programs = Box<dyn Fn(u16) -> Box<dyn Program>>;
+
 /// What outlives every instance of a device.
 pub struct Ground<V> {
     /// Makes an instance at power-on.
     pub model: Box<dyn Fn() -> V + Send + Sync>,
-    /// Stalls it.
-    pub valve: Arc<dyn Valve>,
+    /// Stalls it, if it can be stalled.
+    pub valve: Option<Arc<dyn Valve>>,
+    /// Makes what a driver asks of it on a queue.
+    pub program: Programs,
 }
 
 /// A request, without where it lies.
@@ -335,13 +334,13 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub(super) fn of<S: Subject>(subject: &S) -> Self {
+    pub(super) fn of<S: Subject>(subject: &S, ground: &Ground<S::Model>) -> Self {
         let mut memory = GuestMemory::new(MEMORY).expect("guest memory");
         let mode = RingMode::of(features(subject));
         let mut drivers = Vec::new();
         for queue in 0..QUEUES {
             let pages = Pages::of(&mut memory);
-            drivers.push([0, 1].map(|_| Driver::new(memory.view(), pages, mode, subject.program(queue))));
+            drivers.push([0, 1].map(|_| Driver::new(memory.view(), pages, mode, (ground.program)(queue))));
         }
         let device_pages = drivers.iter().flat_map(|[driver, _]| driver.device_pages()).collect();
         let kicks = (0..QUEUES).map(|_| ioplane_host::eventfd::fresh().expect("an eventfd")).collect();
