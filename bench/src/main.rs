@@ -4,6 +4,7 @@
 
 mod elvis;
 mod exitless;
+mod lan;
 mod machine;
 mod network;
 mod report;
@@ -26,6 +27,9 @@ enum Name {
     Network(network::Options),
     /// The paper's evaluation: 1 to 7 guests on one I/O core, notification against polling.
     Elvis(elvis::Options),
+    /// Serves NICs, for the measurements above.
+    #[command(hide = true)]
+    Lan(lan::Options),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -42,6 +46,7 @@ fn main() -> anyhow::Result<()> {
             let report = elvis::run(&options)?;
             (options.json, report.json(), report.table())
         }
+        Name::Lan(options) => return lan::run(&options),
     };
     if json {
         println!("{}", serde_json::to_string_pretty(&value)?);

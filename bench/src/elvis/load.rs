@@ -157,7 +157,7 @@ impl Party {
             }
             let mut sent = 0;
             while guest.sent - guest.done < window && sent < BATCH {
-                let stamp = Stamp { pair: index as u16, number: guest.sent + 1 };
+                let stamp = Stamp { flow: index as u16, number: guest.sent + 1 };
                 if !guest.nic.send_to(to, stamp)? {
                     break;
                 }
@@ -179,7 +179,7 @@ impl Party {
     fn remote_turn(&mut self) -> Result<u32> {
         let came = &mut self.came;
         let frames = self.remote.receive(0, BATCH, |stamp| {
-            match came.get_mut(usize::from(stamp.pair)) {
+            match came.get_mut(usize::from(stamp.flow)) {
                 Some(last) if *last < stamp.number => *last = stamp.number,
                 _ => bail!("{stamp:?} came twice, late, or from nobody"),
             }
@@ -187,7 +187,7 @@ impl Party {
         })?;
         if frames > 0 {
             for (index, (came, answered)) in self.came.iter().zip(&mut self.answered).enumerate() {
-                let stamp = Stamp { pair: index as u16, number: *came };
+                let stamp = Stamp { flow: index as u16, number: *came };
                 if *came != *answered && self.remote.send_to(mac(index), stamp)? {
                     *answered = *came;
                 }

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 
-use super::frame::{HEADER, Size, TCP_CHECKSUM, template};
-use super::nic::Nic;
+use super::frame::{HEADER, Size, TCP_CHECKSUM, flow, template};
+use super::nic::{Nic, RING};
 
 /// Frames compared in each direction, and how long each may take: a switch that has not seen the receiver yet, or a back
 /// end that looks at new rings once in a while, loses the first ones.
@@ -30,9 +30,11 @@ fn one_way(from: &mut Nic, to: &mut Nic, checksum: bool) -> Result<()> {
             ensure!(from.send(pair, 1)? == 1, "checking: no room for a frame");
             let number = from.sent(pair);
             if let Some(mut bytes) = await_frame(from, to)? {
-                let mut expected = template(from.shape.size, from.mac, to.mac, round);
+                let flow = flow(&bytes);
+                ensure!(flow / RING == pair, "checking: a frame of flow {flow} was sent by pair {pair}");
+                let mut expected = template(from.shape.size, from.mac, to.mac, flow, round);
                 let at = from.shape.size.stamp_at();
-                expected[at..at + 8].copy_from_slice(&(u64::from(pair) << 48 | number).to_le_bytes());
+                expected[at..at + 8].copy_from_slice(&(u64::from(flow) << 48 | number).to_le_bytes());
                 if from.shape.size == Size::Large && !checksum && bytes.len() == expected.len() {
                     bytes[TCP_CHECKSUM].copy_from_slice(&expected[TCP_CHECKSUM]);
                 }

@@ -1,6 +1,5 @@
-//! ioplane itself, from the binary that was built beside this one: one I/O core, one switch, NICs with sockets.
+//! ioplane: one I/O core, one switch, NICs with sockets, in a process of their own (see [`crate::lan`]).
 
-use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
 
@@ -8,36 +7,12 @@ use anyhow::Result;
 
 use super::backend::{Backend, mac, socket};
 use super::nic::{RING, Shape};
-use crate::served::{Place, Served, ioplane};
+use crate::served::{Place, Served};
 
-/// One daemon.
+/// One such process.
 pub struct Ioplane {
     /// Whether its core polls; if not, it waits for kicks.
     pub polled: bool,
-}
-
-impl Ioplane {
-    fn config(&self, nics: usize, shape: Shape, folder: &Path, place: &Place) -> String {
-        let mode = if self.polled { "polled" } else { "notified" };
-        let mut config = format!(
-            "[daemon]\nsocket = {control:?}\nrun_dir = {folder:?}\n\n\
-             [[core]]\nid = 0\ncpu = {cpu}\nnotify = \"{mode}\"\n\n\
-             [[switch]]\nname = \"bench\"\n",
-            control = folder.join("control"),
-            cpu = place.cpus.back,
-        );
-        for index in 0..nics {
-            let [a, b, c, d, e, f] = mac(index);
-            let _ = write!(
-                config,
-                "\n[[nic]]\nname = \"nic{index}\"\nswitch = \"bench\"\nmac = \"{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}\"\n\
-                 pairs = {pairs}\nqueue_size = {RING}\nsocket = {socket:?}\n",
-                pairs = shape.pairs,
-                socket = socket(folder, index),
-            );
-        }
-        config
-    }
 }
 
 impl Backend for Ioplane {
@@ -46,10 +21,16 @@ impl Backend for Ioplane {
     }
 
     fn start(&self, nics: usize, shape: Shape, folder: &Path, place: &Place) -> Result<Served> {
-        let config = folder.join("ioplane.toml");
-        std::fs::write(&config, self.config(nics, shape, folder, place))?;
-        let mut command = Command::new(ioplane()?);
-        command.arg("serve").arg("--config").arg(&config);
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("lan").arg(format!("--cpu={}", place.cpus.back));
+        command.arg(format!("--pairs={}", shape.pairs)).arg(format!("--ring={RING}"));
+        if !self.polled {
+            command.arg("--notified");
+        }
+        for index in 0..nics {
+            let address: Vec<String> = mac(index).iter().map(|byte| format!("{byte:02x}")).collect();
+            command.arg(format!("--nic={}={}", address.join(":"), socket(folder, index).display()));
+        }
         place.spawn(&command, &folder.join("log"))
     }
 

@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::frame::Stamp;
-use super::nic::Nic;
+use super::nic::{Nic, RING};
 use crate::machine::{Account, Books};
 
 /// Most frames sent or taken at one queue before the next one's turn.
@@ -23,7 +23,7 @@ pub struct Path {
     pub a: Nic,
     /// Receives.
     pub b: Nic,
-    /// The last number seen of each pair of `a`, and of `b`.
+    /// The last number seen of each flow of `a`, and of `b`.
     seen: [Vec<u64>; 2],
     /// Whether frames arrive with their stamps: not through a back end that copies nothing.
     pub stamped: bool,
@@ -64,7 +64,8 @@ pub struct Outcome {
 impl Path {
     /// A path whose frames are all new.
     pub fn new(a: Nic, b: Nic) -> Self {
-        let seen = [vec![0; a.shape.pairs.into()], vec![0; b.shape.pairs.into()]];
+        let flows = |nic: &Nic| vec![0; usize::from(nic.shape.pairs * RING)];
+        let seen = [flows(&a), flows(&b)];
         Path { a, b, seen, stamped: true }
     }
 
@@ -253,15 +254,15 @@ impl Path {
     }
 }
 
-/// A frame of each pair comes once, and after the one before it.
+/// A frame of each flow comes once, and after the one before it.
 #[inline]
 fn mark(seen: &mut [u64], stamp: Stamp) -> Result<()> {
-    match seen.get_mut(usize::from(stamp.pair)) {
+    match seen.get_mut(usize::from(stamp.flow)) {
         Some(last) if *last < stamp.number => {
             *last = stamp.number;
             Ok(())
         }
-        Some(last) => bail!("frame {} of pair {} came after {last}", stamp.number, stamp.pair),
+        Some(last) => bail!("frame {} of flow {} came after {last}", stamp.number, stamp.flow),
         None => bail!("a frame that nobody sent: {stamp:?}"),
     }
 }

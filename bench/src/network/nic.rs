@@ -116,6 +116,12 @@ pub struct Nic {
     memory: GuestMemory,
 }
 
+/// The flow of a transmit buffer.
+#[inline]
+pub fn flow(pair: u16, slot: u16) -> u16 {
+    pair * RING + slot
+}
+
 /// A frame of which some buffers have come.
 #[derive(Debug, Clone, Copy, Default)]
 struct Open {
@@ -145,9 +151,9 @@ impl Nic {
 
     /// Makes every frame one to `to`, filled after `salt`. Only while none is in flight.
     pub fn address(&mut self, to: [u8; 6], salt: u8) -> Result<()> {
-        let bytes = template(self.shape.size, self.mac, to, salt);
-        for belt in &self.tx {
+        for (pair, belt) in (0..).zip(&self.tx) {
             for slot in 0..belt.slots().count {
+                let bytes = template(self.shape.size, self.mac, to, flow(pair, slot), salt);
                 self.memory.view().write(belt.buffers().gpa() + belt.at(slot) as u64, &bytes)?;
             }
         }
@@ -234,7 +240,11 @@ impl Nic {
             && let Some(slot) = belt.idle()
         {
             *number += 1;
-            Stamp { pair, number: *number }.put(belt.buffers(), belt.at(slot), self.shape.size);
+            Stamp { flow: flow(pair, slot), number: *number }.put(
+                belt.buffers(),
+                belt.at(slot),
+                self.shape.size,
+            );
             belt.put(slot);
             sent += 1;
         }
