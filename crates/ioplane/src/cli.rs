@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::size::Size;
-use crate::spec::{DirectWord, EngineWord, MannersWord, NotifyWord};
+use crate::spec::{DirectWord, EngineWord, LinkWord, Mac, MannersWord, NotifyWord, VlanSpec};
 
-/// Serves virtual machines' disks by polling, on I/O cores of their own.
+/// Serves virtual machines' disks and NICs by polling, on I/O cores of their own.
 #[derive(Debug, Parser)]
 #[command(name = "ioplane", version, propagate_version = true, arg_required_else_help = true)]
 pub struct Cli {
@@ -28,22 +28,34 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run the daemon: serve the disks of a configuration until SIGTERM; SIGHUP reads it again
+    /// Run the daemon: serve what a configuration names until SIGTERM; SIGHUP reads it again
     Serve {
         /// The configuration
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// How disks, queues and cores are
+    /// How disks, NICs, switches, queues and cores are
     Status,
+    /// The same, live: rates, kicks taken and avoided, interrupts, latency
+    Top(TopArgs),
     /// Add, remove, list and change disks while the daemon runs
     #[command(subcommand)]
     Disk(DiskCommand),
+    /// Add, remove, list and set NICs while the daemon runs
+    #[command(subcommand)]
+    Nic(NicCommand),
+    /// Add, remove, list and show the switches that NICs are plugged into
+    #[command(subcommand)]
+    Switch(SwitchCommand),
+    /// Write the frames of a NIC or an uplink to a file (pcapng), until interrupted
+    Capture(CaptureArgs),
     /// List, add, retire and set I/O cores, and move queues between them
     #[command(subcommand)]
     Core(CoreCommand),
-    /// Print the arguments that give a disk to a QEMU: paste and boot
+    /// Print the arguments that give a disk or a NIC to a QEMU: paste and boot
     QemuArgs(QemuArgs),
+    /// Print a libvirt domain with these disks and NICs
+    LibvirtXml(LibvirtArgs),
     /// Say what this host lacks, what follows, and what to do
     Doctor,
     /// Read the configuration again, as SIGHUP does, and say what came of it
@@ -174,9 +186,10 @@ pub enum CoreCommand {
     },
     /// Move a queue to another core while its guest runs
     Move {
-        /// Name of the disk
+        /// Name of the disk or the NIC, or of the switch whose uplink it is
+        #[arg(value_name = "DEVICE")]
         disk: String,
-        /// Number of the queue, from 0
+        /// Number of the queue, from 0; a NIC's are receive, transmit, receive, ...
         queue: u16,
         /// Number of the core
         core: u32,
@@ -186,13 +199,13 @@ pub enum CoreCommand {
 /// A QEMU to be.
 #[derive(Debug, Args)]
 pub struct QemuArgs {
-    /// Name of the disk
+    /// Name of the disk or the NIC
     pub name: String,
     /// Memory of the guest: vhost-user needs it shared
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     pub memory: Size,
-    /// Only the disk: for the second and further disks of a guest
-    #[arg(long)]
+    /// Only the device: for the second and further ones of a guest
+    #[arg(long, alias = "device-only")]
     pub disk_only: bool,
     /// Version of the QEMU, such as 7.2 [default: that of --qemu]
     #[arg(long, value_name = "VERSION")]
@@ -203,4 +216,142 @@ pub struct QemuArgs {
     /// Place in the boot order
     #[arg(long, value_name = "N")]
     pub bootindex: Option<u32>,
+}
+
+/// What can be done with NICs.
+#[derive(Debug, Subcommand)]
+pub enum NicCommand {
+    /// Add a NIC; a restarted daemon still has it, until the host reboots
+    Add(NicAdd),
+    /// Take a NIC away; refused while a guest uses it
+    Remove {
+        /// Its name
+        name: String,
+        /// Even while a guest uses it
+        #[arg(long)]
+        force: bool,
+    },
+    /// List the NICs
+    List,
+    /// Change a NIC while a guest uses it
+    Set {
+        /// Its name
+        name: String,
+        /// Plug its cable in, or pull it
+        #[arg(long)]
+        link: LinkWord,
+    },
+}
+
+/// A NIC to add.
+#[derive(Debug, Args)]
+pub struct NicAdd {
+    /// Its name: letters, digits, '-', '_', '.'
+    pub name: String,
+    /// The switch to plug it into
+    #[arg(long)]
+    pub switch: String,
+    /// Its address [default: made from this host and the name, always the same]
+    #[arg(long)]
+    pub mac: Option<Mac>,
+    /// Exchange nothing with other isolated NICs
+    #[arg(long)]
+    pub isolated: bool,
+    /// Its VLANs: all, a number, or trunk:10,20 [default: all]
+    #[arg(long)]
+    pub vlan: Option<VlanSpec>,
+    /// Pairs of queues [default: 1]
+    #[arg(long, value_name = "N")]
+    pub pairs: Option<u64>,
+    /// Bytes of a frame behind its Ethernet header [default: 1500]
+    #[arg(long, value_name = "N")]
+    pub mtu: Option<u64>,
+    /// Entries of a queue [default: 256]
+    #[arg(long, value_name = "N")]
+    pub queue_size: Option<u64>,
+    /// The I/O core that its queues prefer [default: whichever has time]
+    #[arg(long, value_name = "ID")]
+    pub core: Option<u32>,
+    /// Its vhost-user socket [default: NAME.sock in the run directory]
+    #[arg(long = "vhost-socket", value_name = "PATH")]
+    pub vhost_socket: Option<PathBuf>,
+}
+
+/// What can be done with switches.
+#[derive(Debug, Subcommand)]
+pub enum SwitchCommand {
+    /// Add a switch; a restarted daemon still has it, until the host reboots
+    Add {
+        /// Its name
+        name: String,
+        /// The host's TAP interface behind it, made if it is not there [default: none, guests talk to each other only]
+        #[arg(long, value_name = "INTERFACE")]
+        uplink: Option<String>,
+        /// The I/O core that serves the uplink [default: whichever has time]
+        #[arg(long, value_name = "ID", requires = "uplink")]
+        core: Option<u32>,
+    },
+    /// Take a switch away; refused while NICs are plugged in
+    Remove {
+        /// Its name
+        name: String,
+    },
+    /// List the switches
+    List,
+    /// Show one: its ports, their drops by cause, the addresses it has learned
+    Show {
+        /// Its name
+        name: String,
+    },
+}
+
+/// A capture.
+#[derive(Debug, Args)]
+pub struct CaptureArgs {
+    /// Name of the NIC or of the uplink's interface
+    pub name: String,
+    /// Where to write to; - for standard output
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// End after this many seconds
+    #[arg(long = "for", value_name = "SECONDS", value_parser = seconds)]
+    pub limit: Option<std::time::Duration>,
+    /// End after this many frames
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+    /// First bytes of each frame that are kept
+    #[arg(long, value_name = "BYTES", default_value_t = 2048)]
+    pub snaplen: u32,
+}
+
+/// `10`, `10s` or `0.5`.
+fn seconds(text: &str) -> Result<std::time::Duration, String> {
+    let number: Result<f64, _> = text.strip_suffix('s').unwrap_or(text).parse();
+    let limit = number.ok().and_then(|number| std::time::Duration::try_from_secs_f64(number).ok());
+    limit.ok_or_else(|| "write seconds, as in 10 or 10s".to_owned())
+}
+
+/// A libvirt domain to be.
+#[derive(Debug, Args)]
+pub struct LibvirtArgs {
+    /// Names of disks and NICs
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Memory of the guest: vhost-user needs it shared
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    pub memory: Size,
+    /// Only the devices, for `virsh attach-device` or for a domain that is there and has <memoryBacking> already
+    #[arg(long)]
+    pub device_only: bool,
+}
+
+/// How to look on.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// One look instead of a live view: the rates of one interval (as a table, or with --json as an object)
+    #[arg(long)]
+    pub once: bool,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub interval: std::time::Duration,
 }

@@ -1,10 +1,11 @@
 //! The command line's side of the API: HTTP over the control socket.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
@@ -19,6 +20,11 @@ const ANSWER: usize = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 #[error("{error}\n  to do: {remedy}", error = .0.error, remedy = .0.remedy)]
 pub struct Refused(pub RefusalBody);
+
+async fn whole(body: Incoming) -> Result<Bytes> {
+    let body = Limited::new(body, ANSWER).collect().await;
+    Ok(body.map_err(|error| anyhow::anyhow!("the daemon's answer broke off: {error}"))?.to_bytes())
+}
 
 /// Asks the daemon behind one control socket.
 pub struct Client {
@@ -55,6 +61,11 @@ impl Client {
     }
 
     async fn exchange(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes> {
+        whole(self.send(method, path, body).await?).await
+    }
+
+    /// Sends a request; its answer's body, unless it is a refusal.
+    async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Incoming> {
         let stream =
             tokio::net::UnixStream::connect(&self.socket).await.map_err(|error| self.unreachable(&error))?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
@@ -70,16 +81,43 @@ impl Client {
             "the daemon went away before it answered; see its log, and `ioplane status` for what it did",
         )?;
         let status = answer.status();
-        let body = Limited::new(answer.into_body(), ANSWER).collect().await;
-        let body =
-            body.map_err(|error| anyhow::anyhow!("the daemon's answer broke off: {error}"))?.to_bytes();
         if status.is_success() {
-            return Ok(body);
+            return Ok(answer.into_body());
         }
-        match serde_json::from_slice(&body) {
+        match serde_json::from_slice(&whole(answer.into_body()).await?) {
             Ok(refusal) => Err(Refused(refusal).into()),
             Err(_) => anyhow::bail!("the daemon answered {status}"),
         }
+    }
+
+    /// Reads a resource as it comes, until `part` has enough, `limit` is over, or somebody interrupts.
+    pub fn stream(
+        &self,
+        path: &str,
+        limit: Duration,
+        mut part: impl FnMut(&[u8]) -> Result<bool>,
+    ) -> Result<()> {
+        self.runtime.block_on(async {
+            let mut body = self.send(Method::GET, path, Vec::new()).await?;
+            let over = tokio::time::sleep(limit);
+            let interrupt = tokio::signal::ctrl_c();
+            tokio::pin!(over, interrupt);
+            loop {
+                let frame = tokio::select! {
+                    frame = body.frame() => frame,
+                    () = &mut over => return Ok(()),
+                    _ = &mut interrupt => return Ok(()),
+                };
+                let Some(frame) = frame else { return Ok(()) };
+                let frame =
+                    frame.map_err(|error| anyhow::anyhow!("the daemon's answer broke off: {error}"))?;
+                if let Some(bytes) = frame.data_ref()
+                    && !part(bytes)?
+                {
+                    return Ok(());
+                }
+            }
+        })
     }
 
     fn unreachable(&self, error: &std::io::Error) -> Refused {

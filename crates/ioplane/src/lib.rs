@@ -3,7 +3,7 @@
 //! ```text
 //!   main --> command --Client--HTTP over a unix socket--> daemon::api
 //!               |                                            |
-//!               +--serve--> config --> daemon (Disks, Cores, Ledger) --> host, virtio, storage, cores
+//!               +--serve--> config --> daemon (disks, NICs, switches, cores, ledger) --> host, virtio, storage, network, cores
 //!               \--doctor--> this host
 //! ```
 //!
@@ -18,6 +18,7 @@ pub mod command;
 pub mod config;
 pub mod daemon;
 mod log;
+mod pcapng;
 pub mod refusal;
 pub mod report;
 pub mod size;

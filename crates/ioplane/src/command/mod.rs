@@ -1,9 +1,12 @@
 //! The command line: every command but `serve` and `doctor` asks the daemon.
 
 mod doctor;
+mod libvirt;
+mod network;
 mod qemu;
 mod show;
 mod table;
+mod top;
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -17,7 +20,7 @@ use hyper::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::cli::{BackingArgs, Cli, Command, CoreCommand, DiskAdd, DiskCommand, QemuArgs};
+use crate::cli::{BackingArgs, Cli, Command, CoreCommand, DiskAdd, DiskCommand, LibvirtArgs, QemuArgs};
 use crate::client::Client;
 use crate::config::Problems;
 use crate::daemon::{self, ChangeForm, CoreForm, MoveForm, NotifyForm};
@@ -62,6 +65,11 @@ fn perform(cli: Cli) -> Result<ExitCode> {
             print(json, &status, show::status)?;
         }
         Command::Disk(command) => disk(&client()?, command, json)?,
+        Command::Nic(command) => network::nic(&client()?, command, json)?,
+        Command::Switch(command) => network::switch(&client()?, command, json)?,
+        Command::Capture(args) => network::capture(&client()?, &args, json)?,
+        Command::Top(args) => top::run(&client()?, &args, json)?,
+        Command::LibvirtXml(args) => libvirt_xml(&client()?, &args, json)?,
         Command::Core(command) => core(&client()?, command, json)?,
         Command::QemuArgs(args) => qemu_args(&client()?, &args, json)?,
         Command::Doctor => return doctor::run(json),
@@ -136,14 +144,19 @@ fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).with_context(|| format!("the path {}", path.display()))
 }
 
-/// The address of a disk. Names that are not plain cannot be one, and the daemon says why.
+/// The address of a disk.
 fn address(name: &str) -> String {
+    address_of("disks", name)
+}
+
+/// The address of something. Names that are not plain cannot be one, and the daemon says why.
+fn address_of(kind: &str, name: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
     let encoded: String = name
         .bytes()
         .map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") })
         .collect();
-    format!("/v1/disks/{encoded}")
+    format!("/v1/{kind}/{encoded}")
 }
 
 fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
@@ -233,16 +246,16 @@ fn core(client: &Client, command: CoreCommand, json: bool) -> Result<()> {
         }
         CoreCommand::Move { disk, queue, core } => {
             let form = MoveForm { disk, queue, core };
-            let disk: DiskReport = working("waiting for requests to end", || {
+            let report: serde_json::Value = working("waiting for requests to end", || {
                 ask(client, Method::POST, "/v1/queues/move", Some(&form))
             })?;
-            print(json, &disk, |disk| format!("queue {queue} of {} is on core {core}\n", disk.name))
+            print(json, &report, |_| format!("queue {queue} of {} is on core {core}\n", form.disk))
         }
     }
 }
 
 fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
-    let disk: DiskReport = client.get(&address(&wanted.name))?;
+    let device = device(client, &wanted.name)?;
     let version = match &wanted.qemu_version {
         Some(text) => {
             qemu::Version::of(text).with_context(|| format!("{text:?} is no version: write 7.2"))?
@@ -250,7 +263,11 @@ fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
         None => qemu::Version::ask(&wanted.qemu)?,
     };
     let memory = (!wanted.disk_only).then_some(wanted.memory);
-    let args = qemu::args(&disk, memory, version, wanted.bootindex);
+    let mut args = memory.map(qemu::memory).unwrap_or_default();
+    args.extend(match &device {
+        libvirt::Device::Disk(disk) => qemu::disk(disk, version, wanted.bootindex),
+        libvirt::Device::Nic(nic) => qemu::nic(nic, version, wanted.bootindex),
+    });
     if std::io::stdout().is_terminal() && !json && memory.is_some() {
         eprintln!(
             "# paste behind: {} -accel kvm (or tcg) -nographic ...; -m, if given, must be {}",
@@ -262,4 +279,31 @@ fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
         args: Vec<String>,
     }
     print(json, &QemuReport { args }, |report| qemu::line(&report.args) + "\n")
+}
+
+/// A disk or a NIC, by its name.
+fn device(client: &Client, name: &str) -> Result<libvirt::Device> {
+    let status: StatusReport = client.get("/v1/status")?;
+    let disk = status.disks.into_iter().find(|disk| disk.name == name).map(libvirt::Device::Disk);
+    let nic = || status.nics.into_iter().find(|nic| nic.name == name).map(libvirt::Device::Nic);
+    disk.or_else(nic).ok_or_else(|| {
+        let error = format!("there is no disk and no nic {name}");
+        let remedy = "see `ioplane disk list` and `ioplane nic list`".to_owned();
+        crate::client::Refused(crate::refusal::RefusalBody { error, remedy }).into()
+    })
+}
+
+fn libvirt_xml(client: &Client, wanted: &LibvirtArgs, json: bool) -> Result<()> {
+    let devices: Vec<libvirt::Device> =
+        wanted.names.iter().map(|name| device(client, name)).collect::<Result<_>>()?;
+    let xml = if wanted.device_only {
+        libvirt::device_xml(&devices)
+    } else {
+        libvirt::domain_xml(&devices, wanted.memory)
+    };
+    #[derive(Serialize)]
+    struct XmlReport {
+        xml: String,
+    }
+    print(json, &XmlReport { xml }, |report| report.xml.clone())
 }

@@ -1,11 +1,12 @@
-//! The arguments that give a disk to a QEMU.
+//! The arguments that give a disk or a NIC to a QEMU.
 
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use crate::report::DiskReport;
+use crate::report::{DiskReport, NicReport};
 use crate::size::Size;
+use crate::spec::MTU;
 
 /// Major and minor number of a QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,38 +43,61 @@ fn value(text: &str) -> String {
     text.replace(',', ",,")
 }
 
-/// The arguments for one disk; with `memory`, those for the guest's memory before them.
-pub fn args(
-    disk: &DiskReport,
-    memory: Option<Size>,
-    version: Version,
-    bootindex: Option<u32>,
-) -> Vec<String> {
-    let mut args = Vec::new();
-    if let Some(Size(bytes)) = memory {
-        let size =
-            if bytes.is_multiple_of(1 << 20) { format!("{}M", bytes >> 20) } else { bytes.to_string() };
-        args.extend([
-            "-object".to_owned(),
-            format!("memory-backend-memfd,id=ioplane-memory,size={size},share=on"),
-            "-machine".to_owned(),
-            "memory-backend=ioplane-memory".to_owned(),
-        ]);
+/// The guest's memory: vhost-user needs it shared.
+pub fn memory(Size(bytes): Size) -> Vec<String> {
+    let size = if bytes.is_multiple_of(1 << 20) { format!("{}M", bytes >> 20) } else { bytes.to_string() };
+    vec![
+        "-object".to_owned(),
+        format!("memory-backend-memfd,id=ioplane-memory,size={size},share=on"),
+        "-machine".to_owned(),
+        "memory-backend=ioplane-memory".to_owned(),
+    ]
+}
+
+fn chardev(id: &str, socket: &std::path::Path, version: Version) -> [String; 2] {
+    let path = value(&socket.display().to_string());
+    ["-chardev".to_owned(), format!("socket,id={id}-socket,path={path},{}", version.reconnect())]
+}
+
+fn device(mut device: String, bootindex: Option<u32>) -> [String; 2] {
+    if let Some(index) = bootindex {
+        device.push_str(&format!(",bootindex={index}"));
     }
+    ["-device".to_owned(), device]
+}
+
+/// The arguments for one disk.
+pub fn disk(disk: &DiskReport, version: Version, bootindex: Option<u32>) -> Vec<String> {
     let id = format!("ioplane-{}", disk.name);
     // The size is said always: what QEMU takes without being told has changed with its versions (128, 1024).
-    let mut device = format!(
+    let blk = format!(
         "vhost-user-blk-pci,chardev={id}-socket,id={id},num-queues={},queue-size={}",
         disk.queues.len(),
         disk.queue_size
     );
-    if let Some(index) = bootindex {
-        device.push_str(&format!(",bootindex={index}"));
+    [chardev(&id, &disk.socket, version), device(blk, bootindex)].concat()
+}
+
+/// The arguments for one NIC.
+pub fn nic(nic: &NicReport, version: Version, bootindex: Option<u32>) -> Vec<String> {
+    let id = format!("ioplane-{}", nic.name);
+    let pairs = nic.pairs;
+    let mut netdev = format!("vhost-user,id={id}-netdev,chardev={id}-socket");
+    let mut net = format!(
+        "virtio-net-pci,netdev={id}-netdev,id={id},mac={},rx_queue_size={size},tx_queue_size={size}",
+        nic.mac,
+        size = nic.queue_size
+    );
+    if nic.mtu != MTU {
+        net.push_str(&format!(",host_mtu={}", nic.mtu));
     }
-    let path = value(&disk.socket.display().to_string());
-    let chardev = format!("socket,id={id}-socket,path={path},{}", version.reconnect());
-    args.extend(["-chardev".to_owned(), chardev, "-device".to_owned(), device]);
-    args
+    if pairs > 1 {
+        netdev.push_str(&format!(",queues={pairs}"));
+        // A vector for each queue, one for changes of the configuration, one for the control queue.
+        net.push_str(&format!(",mq=on,vectors={}", 2 * pairs + 2));
+    }
+    let netdev = ["-netdev".to_owned(), netdev];
+    [chardev(&id, &nic.socket, version), netdev, device(net, bootindex)].concat()
 }
 
 /// One line for a shell.

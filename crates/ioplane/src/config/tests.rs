@@ -243,10 +243,100 @@ fn each_problem_has_its_line_reason_and_remedy() {
         ),
     ]
     .into();
+    let network = network_cases();
     assert!(!a.is_empty());
-    for (text, line, reason, remedy) in cases {
+    for (text, line, reason, remedy) in cases.into_iter().chain(network) {
         assert_eq!(said(folder.path(), &text), [(line, reason, remedy)], "{text}");
     }
+}
+
+fn network_cases() -> Vec<(String, usize, String, String)> {
+    let lan = "[[switch]]\nname = \"lan\"\n[[nic]]\nname = \"n\"\nswitch = \"lan\"\n";
+    let mac = "six bytes as in 52:54:00:12:34:56, the first of them even";
+    let vlan = "write all, or a number from 1 to 4094, or trunk:10,20";
+    let tap = "give the name of a TAP interface, such as tap0: at most 15 characters without '/'";
+    let second = "[[nic]]\nname = \"m\"\nswitch = \"lan\"\nmac = \"02:00:00:00:00:01\"\n";
+    let cases: &[(String, usize, &str, String)] = &[
+        ("[[switch]]\n".into(), 1, "a switch without a name", "write name = \"NAME\"".into()),
+        ("[[nic]]\nswitch = \"x\"\n".into(), 1, "a nic without a name", "write name = \"NAME\"".into()),
+        ("[[nic]]\nname = \"n\"\n".into(), 1, "a NIC without a switch", "give switch = \"NAME\"".into()),
+        (
+            lan.replace("switch = \"lan\"", "switch = \"la\""),
+            5,
+            "there is no switch la",
+            "write lan, or add a [[switch]] with name = \"la\"".into(),
+        ),
+        (
+            "[[nic]]\nname = \"n\"\nswitch = \"lan\"\n".into(),
+            3,
+            "there is no switch lan",
+            "add a [[switch]] with name = \"lan\"".into(),
+        ),
+        (
+            "[[switch]]\nname = \"lan\"\nuplink = \"a/b\"\n".into(),
+            3,
+            "\"a/b\" is no name of an interface",
+            tap.into(),
+        ),
+        (
+            "[[switch]]\nname = \"lan\"\n[[switch]]\nname = \"lan\"\n".into(),
+            4,
+            "switch lan is there already, in line 1",
+            "give every switch a name of its own".into(),
+        ),
+        (
+            format!("{lan}mac = \"01:00:00:00:00:01\"\n"),
+            6,
+            "mac: `01:00:00:00:00:01` is no address of a station",
+            format!("write {mac}"),
+        ),
+        (format!("{lan}vlan = 4095\n"), 6, "vlan = 4095", vlan.into()),
+        (format!("{lan}vlan = \"10,20\"\n"), 6, "vlan: `10,20` says no VLANs", vlan.into()),
+        (format!("{lan}pairs = 9\n"), 6, "pairs = 9", "give 1 to 8".into()),
+        (format!("{lan}mtu = 60\n"), 6, "mtu = 60", "give 68 to 65517".into()),
+        (
+            format!("{lan}queue_size = 300\n"),
+            6,
+            "queue_size = 300",
+            "give a power of two from 64 to 1024".into(),
+        ),
+        (format!("{lan}link = \"on\"\n"), 6, "link = \"on\"", "write one of \"up\", \"down\"".into()),
+        (
+            format!("{lan}core = 3\n"),
+            6,
+            "there is no core 3",
+            "add a [[core]] with id = 3, or name one of 0".into(),
+        ),
+        (format!("{lan}macc = \"x\"\n"), 6, "[[nic]] has no \"macc\"", "write mac, or leave it out".into()),
+        (
+            format!("{lan}mac = \"02:00:00:00:00:01\"\n{second}"),
+            10,
+            "02:00:00:00:00:01 is the address of nic n already, in line 6",
+            "give every NIC of a switch its own address, or leave it out".into(),
+        ),
+        (
+            format!("[[disk]]\nname = \"n\"\nmemory = \"1M\"\n{lan}"),
+            7,
+            "n is the name of a disk, in line 1",
+            "give disks and NICs names of their own".into(),
+        ),
+        (
+            "[daemon]\nsocket_group = \"nobody-here\"\n".into(),
+            2,
+            "there is no group \"nobody-here\"",
+            "name a group of /etc/group, such as kvm or libvirt-qemu, or give its number".into(),
+        ),
+        (
+            "[daemon]\nsocket_mode = \"0888\"\n".into(),
+            2,
+            "socket_mode = \"0888\" is no mode for a socket",
+            "write three octal digits, the first of them 6 or 7, as in \"0660\"".into(),
+        ),
+    ];
+    cases
+        .iter()
+        .map(|(text, line, why, todo)| (text.clone(), *line, (*why).to_owned(), todo.clone()))
+        .collect()
 }
 
 #[test]

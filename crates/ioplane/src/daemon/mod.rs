@@ -10,15 +10,18 @@
 //! Must not know: rings, guests, what a backing does.
 
 mod api;
+mod capture;
 mod cores;
 mod disk;
 mod ground;
 mod ledger;
 mod metrics;
+mod nic;
 mod reload;
 mod serve;
 mod served;
 mod shelf;
+mod switches;
 #[cfg(test)]
 mod tests;
 
@@ -33,15 +36,17 @@ use anyhow::{Context, Result, bail};
 use crate::config::{Config, Problem, Problems};
 use crate::refusal::Refusal;
 use crate::report::StatusReport;
-use crate::spec::{CoreSpec, ServedSpec};
+use crate::spec::{CoreSpec, Flaw, ServedSpec};
 use cores::Cores;
 use disk::Disk;
 use ground::Ground;
 use ledger::{Ledger, Record};
+use nic::Nic;
 use served::Kind;
 use shelf::{OnFailure, Shelf};
+use switches::Switches;
 
-pub use api::{ChangeForm, CoreForm, MoveForm, NotifyForm};
+pub use api::{ChangeForm, CoreForm, LinkForm, MoveForm, NotifyForm};
 pub use serve::serve;
 
 /// Where the control socket is if nobody says.
@@ -52,6 +57,8 @@ const INHERIT: Duration = Duration::from_secs(10);
 /// One in a process.
 pub struct Daemon {
     disks: Shelf<Disk>,
+    nics: Shelf<Nic>,
+    switches: Arc<Switches>,
     cores: Arc<Cores>,
     ledger: Arc<Ledger>,
     config: Mutex<Arc<Config>>,
@@ -70,6 +77,7 @@ struct Start<K: Kind> {
 /// Everything that is to be served from the beginning.
 struct Starts {
     disks: Vec<Start<Disk>>,
+    nics: Vec<Start<Nic>>,
 }
 
 impl Daemon {
@@ -86,8 +94,11 @@ impl Daemon {
         let cores = Arc::new(Cores::new(ledger.clone()));
         let access = config.daemon.access;
         let ground = Arc::new(Ground::new(cores.clone(), ledger.clone(), run_dir, control, access));
+        let switches = Arc::new(Switches::new(ground.clone()));
         let daemon = Daemon {
-            disks: Shelf::new(ground, Arc::new(())),
+            disks: Shelf::new(ground.clone(), Arc::new(())),
+            nics: Shelf::new(ground, switches.clone()),
+            switches,
             cores,
             ledger,
             config: Mutex::new(Arc::new(config)),
@@ -96,7 +107,8 @@ impl Daemon {
             _lock: lock,
         };
         daemon.start_cores()?;
-        let start = Starts { disks: daemon.to_serve()? };
+        daemon.start_switches()?;
+        let start = Starts { disks: daemon.to_serve()?, nics: daemon.to_serve()? };
         daemon.settle(&daemon.config());
         Ok((Arc::new(daemon), start))
     }
@@ -146,6 +158,39 @@ impl Daemon {
         Ok(())
     }
 
+    /// The configured switches as they were changed at run time, and those added at run time. One whose uplink has been lost
+    /// is kept without it: guests may be talking over it.
+    fn start_switches(&self) -> Result<()> {
+        let (config, known) = (self.config(), self.ledger.entries());
+        let mut problems = Vec::new();
+        for (spec, place) in &config.switches {
+            if known.removed_switches.get(&spec.name) == Some(spec) {
+                tracing::warn!(switch = spec.name, "removed at run time, so not made; SIGHUP brings it back");
+                continue;
+            }
+            let known = known.switches.get(&spec.name);
+            let on_failure = if known.is_some() { OnFailure::Keep } else { OnFailure::Forget };
+            if let Err(refused) = self.switches.add(switches::merged(spec, known), on_failure) {
+                let reason = format!("switch {}: {}", spec.name, refused.error);
+                problems.push(place.problem(Flaw::new("uplink", reason, refused.remedy)));
+            }
+        }
+        for (name, record) in &known.switches {
+            let configured = config.switches.iter().any(|(spec, _)| spec.name == *name);
+            match record.configured {
+                _ if configured => {}
+                None => self.switches.add(record.clone(), OnFailure::Keep)?,
+                Some(_) => {
+                    tracing::warn!(switch = name, "gone from the configuration: no longer there");
+                    self.ledger.change(|entries| {
+                        entries.switches.remove(name);
+                    })?;
+                }
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(Problems::new(&config.file, problems).into()) }
+    }
+
     /// What to serve of one kind: what is configured as it was changed at run time, and what was added at run time.
     fn to_serve<K: Kind>(&self) -> Result<Vec<Start<K>>> {
         let (config, mut known) = (self.config(), self.ledger.entries());
@@ -188,7 +233,8 @@ impl Daemon {
     /// Opens all of them at once, so that a guest waits only for its own. What was served before and cannot be now is
     /// kept as failed; any other refuses the configuration, and nothing is served.
     async fn open_all(self: Arc<Self>, start: Starts) -> Result<()> {
-        let problems = self.open(start.disks).await?;
+        let (disks, nics) = tokio::join!(self.open(start.disks), self.open(start.nics));
+        let problems: Vec<Problem> = disks?.into_iter().chain(nics?).collect();
         if problems.is_empty() { Ok(()) } else { Err(Problems::new(&self.config().file, problems).into()) }
     }
 
@@ -221,7 +267,8 @@ impl Daemon {
 
     /// Ends the service of everything, at once and whoever is connected.
     async fn stop(&self) {
-        self.disks.stop().await;
+        tokio::join!(self.disks.stop(), self.nics.stop());
+        self.switches.stop().await;
     }
 
     /// How everything is.
@@ -232,8 +279,8 @@ impl Daemon {
             uptime_s: self.started.elapsed().as_secs(),
             config: self.config().file.clone(),
             disks: self.disks.report().await,
-            switches: Vec::new(),
-            nics: Vec::new(),
+            switches: self.switches.report(),
+            nics: self.nics.report().await,
             cores: self.cores.report(),
         }
     }

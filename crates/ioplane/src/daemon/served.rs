@@ -170,7 +170,13 @@ impl<K: Kind> Served<K> {
     /// Ends the service. Nothing of the device is left when it returns; the ledger is the caller's business.
     pub async fn stop(&self, force: bool) -> Result<(), Refusal> {
         let _changing = self.changing.lock().await;
-        Ok(self.handle.stop(force).await?)
+        self.handle.stop(force).await.map_err(|refused| match refused {
+            vhost_user::Refusal::Connected => Refusal::conflict(
+                format!("a guest is using the {}", K::NAME),
+                format!("unplug the {} or shut the guest down first, or take it away with --force", K::NAME),
+            ),
+            refused => refused.into(),
+        })
     }
 
     /// The configuration says the same as before, in another file perhaps: notes that.

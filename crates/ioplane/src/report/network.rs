@@ -17,6 +17,8 @@ pub struct SwitchReport {
     pub origin: String,
     /// The TAP interface behind it.
     pub uplink: Option<String>,
+    /// The I/O core that it is served on, if it is.
+    pub uplink_core: Option<u32>,
     /// Why the uplink does not work.
     pub error: Option<String>,
     /// What to do about that.
@@ -24,7 +26,7 @@ pub struct SwitchReport {
     /// Its ports: NICs by name, and the uplink.
     pub ports: Vec<PortReport>,
     /// Addresses it has learned and not forgotten.
-    pub learned: usize,
+    pub learned: u32,
 }
 
 /// `GET /v1/switches/NAME`: a switch with its table.
@@ -37,31 +39,42 @@ pub struct SwitchTableReport {
     pub table: Vec<LearnedReport>,
 }
 
-/// One port of a switch. `received` is what came from the port into the switch, `sent` what went out of it.
+/// One port of a switch. `sent` is what came from its owner (the guest, or the host behind an uplink) into the switch,
+/// `received` what went to its owner.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortReport {
     /// Name of its NIC, or of the interface.
     pub name: String,
     /// It is the uplink.
     pub uplink: bool,
-    /// Its link is up.
+    /// Its link is up: a driver has started its queues, and nobody has taken it down.
     pub up: bool,
-    /// Frames that came from it. A frame with segmentation left to do counts as one.
-    pub received_frames: u64,
-    /// Their bytes.
-    pub received_bytes: u64,
-    /// Frames that went to it.
+    /// It exchanges nothing with other isolated ports.
+    pub isolated: bool,
+    /// Its configured address.
+    pub mac: Option<String>,
+    /// Addresses that have been learned there, besides that.
+    pub learned: u32,
+    /// Trays of frames that wait for its owner.
+    pub waiting: u64,
+    /// Frames that the switch accepted from it. A frame with segmentation left to do counts as one.
     pub sent_frames: u64,
     /// Their bytes.
     pub sent_bytes: u64,
-    /// Frames that were dropped, by cause: those that came from it and those that were meant for it.
-    pub drops: BTreeMap<String, u64>,
+    /// Frames from it that were dropped, by cause.
+    pub sent_drops: BTreeMap<String, u64>,
+    /// Frames that its owner took.
+    pub received_frames: u64,
+    /// Their bytes.
+    pub received_bytes: u64,
+    /// Frames for it that were dropped, by cause.
+    pub received_drops: BTreeMap<String, u64>,
 }
 
 impl PortReport {
     /// All drops together.
     pub fn dropped(&self) -> u64 {
-        self.drops.values().sum()
+        self.sent_drops.values().chain(self.received_drops.values()).sum()
     }
 }
 
@@ -76,6 +89,8 @@ pub struct LearnedReport {
     pub port: String,
     /// Seconds since it was seen there last.
     pub age_s: u64,
+    /// It moved too often, and is kept where it is for a while.
+    pub held: bool,
 }
 
 /// One NIC.
@@ -133,7 +148,7 @@ pub struct NicReport {
     pub queues: Vec<NicQueueReport>,
 }
 
-/// What a queue of a NIC is for.
+/// What a queue of a NIC is for. (Its VMM keeps the control queue.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -141,26 +156,19 @@ pub enum Role {
     Receive,
     /// Frames from the guest.
     Transmit,
-    /// Commands of the guest.
-    Control,
 }
 
 impl Role {
-    /// Of queue `index` of a NIC with so many pairs (virtio 1.3, 5.1.2).
-    pub fn of(index: u16, pairs: u16) -> Self {
-        match index {
-            _ if index >= 2 * pairs => Role::Control,
-            _ if index.is_multiple_of(2) => Role::Receive,
-            _ => Role::Transmit,
-        }
+    /// Of the queue `index` (virtio 1.3, 5.1.2).
+    pub fn of(index: u16) -> Self {
+        if index.is_multiple_of(2) { Role::Receive } else { Role::Transmit }
     }
 
     /// In a word.
     pub fn word(self) -> &'static str {
         match self {
-            Role::Receive => "rx",
-            Role::Transmit => "tx",
-            Role::Control => "ctl",
+            Role::Receive => "receive",
+            Role::Transmit => "transmit",
         }
     }
 }
@@ -183,7 +191,7 @@ pub struct NicQueueReport {
     pub counts: FrameCounts,
 }
 
-/// What queues of a NIC did. Commands of a control queue count as frames.
+/// What queues of a NIC did.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct FrameCounts {
     /// Frames. One with segmentation left to do counts as one.
@@ -244,17 +252,24 @@ impl From<Counts> for FrameCounts {
 
 impl FrameCounts {
     /// The queues of one role together.
-    pub fn sum(queues: &[QueueStatus], pairs: u16, role: Role) -> Self {
-        Counts::sum(queues.iter().filter(|queue| Role::of(queue.index, pairs) == role)).into()
+    pub fn sum(queues: &[QueueStatus], role: Role) -> Self {
+        Counts::sum(queues.iter().filter(|queue| Role::of(queue.index) == role)).into()
     }
 }
 
 impl NicQueueReport {
-    /// How a queue of a NIC with so many pairs is.
-    pub fn new(queue: QueueStatus, pairs: u16) -> Self {
+    /// One of which nothing is known.
+    pub fn blank(index: u16) -> Self {
+        let role = Role::of(index);
+        NicQueueReport { index, role, size: 0, core: None, fault: None, counts: FrameCounts::default() }
+    }
+}
+
+impl From<QueueStatus> for NicQueueReport {
+    fn from(queue: QueueStatus) -> Self {
         NicQueueReport {
             index: queue.index,
-            role: Role::of(queue.index, pairs),
+            role: Role::of(queue.index),
             size: queue.size,
             core: queue.core,
             fault: queue.fault.map(|(name, text)| FaultReport { name: name.to_owned(), text }),

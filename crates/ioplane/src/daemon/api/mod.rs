@@ -7,16 +7,27 @@
 //! | `PUT /v1/disks/NAME` | [`DiskForm`] | 201 and the disk |
 //! | `PATCH /v1/disks/NAME` | [`ChangeForm`] | the disk |
 //! | `DELETE /v1/disks/NAME?force=true` | | what was done |
+//! | `GET /v1/switches` | | [`crate::report::SwitchReport`], all |
+//! | `GET /v1/switches/NAME` | | [`crate::report::SwitchTableReport`] |
+//! | `PUT /v1/switches/NAME` | [`crate::spec::SwitchForm`] | 201 and the switch |
+//! | `DELETE /v1/switches/NAME` | | what was done |
+//! | `GET /v1/nics`, `GET /v1/nics/NAME` | | [`crate::report::NicReport`], several or one |
+//! | `PUT /v1/nics/NAME` | [`crate::spec::NicForm`] | 201 and the NIC |
+//! | `PATCH /v1/nics/NAME` | [`LinkForm`] | the NIC |
+//! | `DELETE /v1/nics/NAME?force=true` | | what was done |
+//! | `GET /v1/ports/NAME/capture?snaplen=N` | | pcapng, until the client goes |
 //! | `GET /v1/cores`, `GET /v1/cores/ID` | | [`crate::report::CoreReport`], several or one |
 //! | `POST /v1/cores` | [`CoreForm`] | 201 and the core |
 //! | `PATCH /v1/cores/ID` | [`NotifyForm`] | the core |
 //! | `DELETE /v1/cores/ID` | | what was done |
 //! | `PUT /v1/notify` | [`NotifyForm`] | all cores |
-//! | `POST /v1/queues/move` | [`MoveForm`] | the disk |
+//! | `POST /v1/queues/move` | [`MoveForm`] | the disk, NIC or switch |
 //! | `POST /v1/reload` | | what was done; 422 with every problem |
 //!
 //! Errors are `{"error", "remedy"}` with 404, 405, 409, 413, 422, 500 or 503. A request that has been read is carried out to its
 //! end, whether or not its client stays.
+
+mod network;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -30,6 +41,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, patch, post, put};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+pub use network::LinkForm;
 
 use super::Daemon;
 use super::ledger::DiskRecord;
@@ -91,7 +104,8 @@ pub struct NotifyForm {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoveForm {
-    /// Whose.
+    /// Whose: a disk's, a NIC's, or that of a switch's uplink.
+    #[serde(alias = "device")]
     pub disk: String,
     /// Which.
     pub queue: u16,
@@ -115,6 +129,17 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/status", get(status))
         .route("/v1/disks", get(disks))
         .route("/v1/disks/{name}", get(disk).put(add).patch(change).delete(remove))
+        .route("/v1/switches", get(network::switches))
+        .route(
+            "/v1/switches/{name}",
+            get(network::switch).put(network::add_switch).delete(network::remove_switch),
+        )
+        .route("/v1/nics", get(network::nics))
+        .route(
+            "/v1/nics/{name}",
+            get(network::nic).put(network::add_nic).patch(network::set_nic).delete(network::remove_nic),
+        )
+        .route("/v1/ports/{name}/capture", get(network::capture))
         .route("/v1/cores", get(cores).post(add_core))
         .route("/v1/cores/{id}", patch(set_core).get(core).delete(retire))
         .route("/v1/notify", put(notify))
@@ -237,13 +262,20 @@ async fn remove(
     Path(name): Path<String>,
     query: Result<Query<RemoveQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Answer {
-    let Query(RemoveQuery { force }) =
-        query.map_err(|bad| Refusal::invalid(bad.body_text(), "there is only ?force=true"))?;
+    let force = force(query)?;
     whole(async move {
         daemon.disks.remove(&name, force, true).await?;
         json(DoneReport { done: vec![format!("disk {name} removed")] })
     })
     .await
+}
+
+fn force(
+    query: Result<Query<RemoveQuery>, axum::extract::rejection::QueryRejection>,
+) -> Result<bool, Refusal> {
+    let Query(RemoveQuery { force }) =
+        query.map_err(|bad| Refusal::invalid(bad.body_text(), "there is only ?force=true"))?;
+    Ok(force)
 }
 
 fn core_id(id: &str) -> Result<u32, Refusal> {
@@ -323,8 +355,20 @@ async fn retire(State(daemon): Own, Path(id): Path<String>) -> Answer {
 async fn move_queue(State(daemon): Own, body: Body) -> Answer {
     let MoveForm { disk, queue, core } = form(body)?;
     whole(async move {
-        daemon.disks.move_queue(&disk, queue, core).await?;
-        json(daemon.disks.report_of(&disk).await?)
+        let name = disk;
+        if daemon.nics.records().contains_key(&name) {
+            daemon.nics.move_queue(&name, queue, core).await?;
+            return json(daemon.nics.report_of(&name).await?);
+        }
+        if daemon.switches.switch(&name).is_ok() && !daemon.disks.records().contains_key(&name) {
+            return blocking(move || {
+                daemon.switches.move_uplink(&name, queue, core)?;
+                json(daemon.switches.report_of(&name)?)
+            })
+            .await;
+        }
+        daemon.disks.move_queue(&name, queue, core).await?;
+        json(daemon.disks.report_of(&name).await?)
     })
     .await
 }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use super::Daemon;
 use super::disk::Disk;
-use super::ledger::Entries;
+use super::ledger::{Entries, SwitchRecord};
+use super::nic::Nic;
 use super::served::{Kind, blocking};
 use crate::config::{Config, Problem, Problems};
 use crate::refusal::Refusal;
@@ -19,6 +20,9 @@ use steps::Steps;
 /// What a reload would do.
 struct Plan {
     disks: Steps<Disk>,
+    nics: Steps<Nic>,
+    switches: Vec<SwitchRecord>,
+    remove_switches: Vec<String>,
     start: Vec<CoreSpec>,
     set: Vec<CoreSpec>,
     retire: Vec<u32>,
@@ -57,11 +61,28 @@ impl Daemon {
         }
         let mut plan = Plan {
             disks: Steps::plan(self, config, &mut problems).await,
+            nics: Steps::plan(self, config, &mut problems).await,
+            switches: self.switches.merged(config),
+            remove_switches: self.switches.gone(config),
             start: Vec::new(),
             set: Vec::new(),
             retire: Vec::new(),
         };
         self.plan_cores(config, &mut plan, &mut problems);
+        for name in &plan.remove_switches {
+            // Those of the configuration name switches of the configuration.
+            let mut nics = self.nics.records().into_values();
+            if let Some(nic) = nics.find(|nic| nic.now.switch == *name && nic.configured.is_none()) {
+                problems.push(Problem {
+                    line: 0,
+                    reason: format!(
+                        "switch {name} is gone from the configuration, and nic {} is plugged in",
+                        nic.now.name
+                    ),
+                    remedy: format!("`ioplane nic remove {}` first, or put the switch back", nic.now.name),
+                });
+            }
+        }
         if problems.is_empty() { Ok(plan) } else { Err(Problems::new(&config.file, problems)) }
     }
 
@@ -132,7 +153,26 @@ impl Daemon {
                 }
             }
         }
-        let added = plan.disks.add(self, config).await;
+        for record in plan.switches {
+            let name = record.now.name.clone();
+            match self.switches.set(record).await {
+                Ok(false) => {}
+                Ok(true) => done.push(format!("switch {name} set up")),
+                Err(refused) => {
+                    self.retire(started).await;
+                    let line = config.switches.iter().find(|(switch, _)| switch.name == name);
+                    return Err(refuse(Problem {
+                        line: line.map_or(0, |(_, place)| place.of("uplink")),
+                        reason: format!("switch {name}: {refused}"),
+                        remedy: refused.remedy,
+                    }));
+                }
+            }
+        }
+        let added = match plan.disks.add(self, config).await {
+            Ok(()) => plan.nics.add(self, config).await,
+            refused => refused,
+        };
         if let Err(problem) = added {
             plan.disks.give_up(self).await;
             self.retire(started).await;
@@ -143,6 +183,17 @@ impl Daemon {
         // From here on each step stands for itself; what fails is said, and the rest is done.
         let mut failed = Vec::new();
         plan.disks.rest(self, config, &mut done, &mut failed).await;
+        plan.nics.rest(self, config, &mut done, &mut failed).await;
+        for name in plan.remove_switches {
+            match self.switches.remove(&name, false).await {
+                Ok(()) => done.push(format!("switch {name} removed")),
+                Err(refused) => failed.push(Problem {
+                    line: 0,
+                    reason: format!("switch {name}: {refused}"),
+                    remedy: refused.remedy,
+                }),
+            }
+        }
         for spec in plan.set {
             let (id, cores) = (spec.id, self.cores.clone());
             let set =
@@ -187,6 +238,8 @@ impl Daemon {
                 K::removed(entries).retain(|name, spec| said(name).is_some_and(|(now, _)| now == spec));
             }
             keep::<Disk>(entries, config);
+            keep::<Nic>(entries, config);
+            entries.removed_switches.retain(|_, spec| config.switches.iter().any(|(now, _)| now == spec));
         });
         if let Err(error) = kept {
             tracing::error!(%error, "the state file");

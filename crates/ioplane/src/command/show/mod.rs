@@ -1,6 +1,10 @@
 //! Reports for people.
 
-use super::table::Table;
+mod network;
+
+pub use network::{nics, switch, switches};
+
+use crate::command::table::Table;
 use crate::report::{CoreReport, Counts, DiskReport, ServedState, StatusReport};
 use crate::size::Size;
 
@@ -9,9 +13,9 @@ fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or("-".to_owned(), |value| value.to_string())
 }
 
-fn state(disk: &DiskReport) -> &'static str {
-    match disk.state {
-        ServedState::Served if disk.connected => "in use",
+fn state(state: ServedState, connected: bool) -> &'static str {
+    match state {
+        ServedState::Served if connected => "in use",
         ServedState::Served => "waiting",
         ServedState::Opening => "opening",
         ServedState::Failed => "FAILED",
@@ -40,7 +44,7 @@ pub fn disks(disks: &[DiskReport]) -> String {
     for disk in disks {
         table.row(vec![
             disk.name.clone(),
-            state(disk).to_owned(),
+            state(disk.state, disk.connected).to_owned(),
             Size(disk.size).to_string(),
             if disk.read_only { "ro" } else { "rw" }.to_owned(),
             disk.queues.len().to_string(),
@@ -95,6 +99,7 @@ fn counts(name: String, queue: String, core: String, counts: &Counts) -> Vec<Str
         Size(counts.bytes).to_string(),
         format!("{:.3}", counts.kicks_per_request),
         format!("{:.3}", counts.interrupts_per_request),
+        format!("{:.0}", counts.wait_p99_us),
         format!("{:.0}", counts.p50_us),
         format!("{:.0}", counts.p99_us),
         (errors.io + errors.space + errors.request + errors.unsupported).to_string(),
@@ -114,6 +119,7 @@ pub fn status(status: &StatusReport) -> String {
         "BYTES",
         "KICKS/REQ",
         "INTR/REQ",
+        "WAIT P99",
         "P50 US",
         "P99 US",
         "ERRORS",
@@ -138,6 +144,7 @@ pub fn status(status: &StatusReport) -> String {
         text.push_str(&format!("\n{table}"));
     }
     text.push_str(&faults);
+    text.push_str(&network::status(status));
     text.push_str(&format!("\n{}", cores(&status.cores)));
     text
 }

@@ -1,5 +1,7 @@
 //! The same numbers for Prometheus, on a loopback port and only when asked for.
 
+mod network;
+
 use std::sync::{Arc, LazyLock};
 
 use axum::Router;
@@ -15,7 +17,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use super::Daemon;
+use crate::daemon::Daemon;
 use crate::refusal::Refusal;
 use crate::report::{CoreReport, Counts, DiskReport, QueueReport, ServedState, StatusReport};
 
@@ -59,6 +61,12 @@ impl Collector for Scrape {
         counter(encoder, "ioplane_read_bytes", "Bytes read by the guest", |c| c.bytes_read)?;
         counter(encoder, "ioplane_written_bytes", "Bytes written by the guest", |c| c.bytes_written)?;
         counter(encoder, "ioplane_kicks", "Kicks of the guest, each an exit", |c| c.kicks)?;
+        counter(
+            encoder,
+            "ioplane_kicks_avoided",
+            "Batches of requests that were found without a kick",
+            |c| c.kicks_avoided,
+        )?;
         counter(encoder, "ioplane_interrupts", "Interrupts sent to the guest", |c| c.interrupts)?;
         counter(encoder, "ioplane_interrupts_avoided", "Batches answered without an interrupt", |c| {
             c.interrupts_avoided
@@ -86,16 +94,13 @@ impl Collector for Scrape {
         });
         each(encoder, "ioplane_errors", "Requests that failed, by cause", causes)?;
 
+        let all = || disks.iter().flat_map(|disk| disk.queues.iter().map(move |q| (disk, q)));
         let help = "Time from taking a request to answering it; the sum is reckoned from the buckets";
-        let mut family =
-            encoder.encode_descriptor("ioplane_request_seconds", help, None, MetricType::Histogram)?;
-        for disk in disks {
-            for q in &disk.queues {
-                let (sum, count, buckets) = seconds(&q.counts.latency);
-                let labels = queue(disk, q);
-                family.encode_family(&labels)?.encode_histogram::<Labels>(sum, count, &buckets, None)?;
-            }
-        }
+        let latency = all().map(|(disk, q)| (queue(disk, q), q.counts.latency.as_slice()));
+        times(encoder, "ioplane_request_seconds", help, latency)?;
+        let help = "How long a request may have waited for the core; see docs/guide/status.md";
+        let wait = all().map(|(disk, q)| (queue(disk, q), q.counts.wait.as_slice()));
+        times(encoder, "ioplane_wait_seconds", help, wait)?;
 
         let gauge = |encoder: &mut DescriptorEncoder<'_>, name, help, of: fn(&DiskReport) -> i64| {
             let labels = |disk: &DiskReport| -> Labels { vec![("disk", disk.name.clone())] };
@@ -106,6 +111,9 @@ impl Collector for Scrape {
         gauge(encoder, "ioplane_disk_failed", "1 while the disk cannot be served", |d| {
             (d.state == ServedState::Failed).into()
         })?;
+
+        network::encode(&self.0, encoder)?;
+        network::vms(&self.0, encoder)?;
 
         let labels = |core: &CoreReport| -> Labels { vec![("core", core.id.to_string())] };
         let gauge = |encoder: &mut DescriptorEncoder<'_>, name, help, of: fn(&CoreReport) -> f64| {
@@ -137,6 +145,21 @@ fn each<M: EncodeMetric>(
     let mut family = encoder.encode_descriptor(name, help, None, first.metric_type())?;
     for (labels, metric) in metrics {
         metric.encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
+/// One family of histograms.
+fn times<'t>(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    all: impl Iterator<Item = (Labels, &'t [u64])>,
+) -> Result<(), std::fmt::Error> {
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+    for (labels, buckets) in all {
+        let (sum, count, buckets) = seconds(buckets);
+        family.encode_family(&labels)?.encode_histogram::<Labels>(sum, count, &buckets, None)?;
     }
     Ok(())
 }

@@ -1,0 +1,105 @@
+//! Switches and NICs.
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use serde::{Deserialize, Serialize};
+
+use super::{Answer, Body, Own, RemoveQuery, created, force, form, json, whole};
+use crate::daemon::capture::{self, CaptureQuery};
+use crate::daemon::ledger::{NicRecord, SwitchRecord};
+use crate::daemon::served::blocking;
+use crate::daemon::shelf::OnFailure;
+use crate::refusal::Refusal;
+use crate::report::DoneReport;
+use crate::spec::{LinkWord, NicForm, SwitchForm};
+
+/// A change of a NIC.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkForm {
+    /// Its link.
+    pub link: LinkWord,
+}
+
+pub async fn switches(State(daemon): Own) -> Answer {
+    json(daemon.switches.report())
+}
+
+pub async fn switch(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    json(daemon.switches.report_of(&name)?)
+}
+
+pub async fn add_switch(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: SwitchForm = form(body)?;
+    let now = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
+    whole(blocking(move || {
+        daemon.switches.add(SwitchRecord { configured: None, now }, OnFailure::Forget)?;
+        created(daemon.switches.report_of(&name)?)
+    }))
+    .await
+}
+
+pub async fn remove_switch(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    whole(async move {
+        let plugged = daemon.nics.records().into_values().find(|nic| nic.now.switch == name);
+        if let Some(nic) = plugged {
+            return Err(Refusal::conflict(
+                format!("nic {} is plugged into switch {name}", nic.now.name),
+                format!("`ioplane nic remove {}` first", nic.now.name),
+            ));
+        }
+        daemon.switches.remove(&name, true).await?;
+        json(DoneReport { done: vec![format!("switch {name} removed")] })
+    })
+    .await
+}
+
+pub async fn nics(State(daemon): Own) -> Answer {
+    json(daemon.nics.report().await)
+}
+
+pub async fn nic(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    json(daemon.nics.report_of(&name).await?)
+}
+
+pub async fn add_nic(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: NicForm = form(body)?;
+    let now = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
+    whole(async move {
+        daemon.nics.add(NicRecord::added(now), OnFailure::Forget).await?;
+        created(daemon.nics.report_of(&name).await?)
+    })
+    .await
+}
+
+pub async fn set_nic(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let LinkForm { link } = form(body)?;
+    whole(async move {
+        daemon.nics.served(&name)?.set_link(link).await?;
+        tracing::info!(nic = name, link = link.word(), "link set");
+        json(daemon.nics.report_of(&name).await?)
+    })
+    .await
+}
+
+pub async fn remove_nic(
+    State(daemon): Own,
+    Path(name): Path<String>,
+    query: Result<Query<RemoveQuery>, QueryRejection>,
+) -> Answer {
+    let force = force(query)?;
+    whole(async move {
+        daemon.nics.remove(&name, force, true).await?;
+        json(DoneReport { done: vec![format!("nic {name} removed")] })
+    })
+    .await
+}
+
+pub async fn capture(
+    State(daemon): Own,
+    Path(name): Path<String>,
+    query: Result<Query<CaptureQuery>, QueryRejection>,
+) -> Answer {
+    let Query(query) = query.map_err(|bad| Refusal::invalid(bad.body_text(), "there is only ?snaplen=N"))?;
+    capture::begin(&daemon.switches, &name, &query)
+}

@@ -1,0 +1,339 @@
+//! The switches, by name, each with its uplink.
+//!
+//! A switch is a table and counters; who works for it are the pollers of its ports. An uplink is a device without a guest: it
+//! sits on an I/O core like any other queue.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ioplane_device::{QueueSet, Quiescent, Running};
+use ioplane_network::{NetworkError, PortOptions, PortReading, Switch, SwitchSettings, Tap};
+
+use super::cores::Seating;
+use super::ground::Ground;
+use super::ledger::SwitchRecord;
+use super::shelf::OnFailure;
+use crate::config::Config;
+use crate::refusal::Refusal;
+use crate::report::{LearnedReport, PortReport, SwitchReport, SwitchTableReport};
+use crate::spec::{Mac, SwitchSpec};
+
+/// How long an uplink may take to come to rest: nothing is ever in flight there.
+const REST: Duration = Duration::from_secs(2);
+
+struct Slot {
+    switch: Arc<Switch>,
+    record: SwitchRecord,
+    uplink: Option<Running<Tap>>,
+    /// Why there is no uplink although there should be one.
+    failed: Option<Refusal>,
+}
+
+/// All of them. Methods may block for a moment.
+pub struct Switches {
+    slots: Mutex<BTreeMap<String, Slot>>,
+    ground: Arc<Ground>,
+}
+
+impl Switches {
+    /// None yet.
+    pub fn new(ground: Arc<Ground>) -> Self {
+        Switches { slots: Mutex::default(), ground }
+    }
+
+    fn slots(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a switch and opens its uplink.
+    pub fn add(&self, record: SwitchRecord, on_failure: OnFailure) -> Result<(), Refusal> {
+        let name = record.now.name.clone();
+        let mut slots = self.slots();
+        if slots.contains_key(&name) {
+            return Err(Refusal::conflict(format!("switch {name} is there already"), "give another name"));
+        }
+        let switch = Switch::new(&name, SwitchSettings::default());
+        let (uplink, failed) = match self.open_uplink(&switch, &record.now, on_failure) {
+            Ok(uplink) => (uplink, None),
+            Err(refused) if on_failure == OnFailure::Keep => {
+                let Refusal { error, remedy, .. } = &refused;
+                tracing::error!(switch = name, error, remedy, "a switch has lost its uplink");
+                (None, Some(refused))
+            }
+            Err(refused) => return Err(refused),
+        };
+        self.note(&record)?;
+        tracing::info!(switch = name, uplink = record.now.uplink, "switching");
+        slots.insert(name, Slot { switch, record, uplink, failed });
+        Ok(())
+    }
+
+    fn note(&self, record: &SwitchRecord) -> Result<(), Refusal> {
+        let name = record.now.name.clone();
+        Ok(self.ground.ledger.change(|entries| {
+            entries.removed_switches.remove(&name);
+            entries.switches.insert(name, record.clone());
+        })?)
+    }
+
+    fn seating(&self, core: Option<u32>) -> Seating {
+        Seating { pool: self.ground.cores.pool().clone(), core, moved: BTreeMap::new() }
+    }
+
+    fn open_uplink(
+        &self,
+        switch: &Arc<Switch>,
+        spec: &SwitchSpec,
+        on_failure: OnFailure,
+    ) -> Result<Option<Running<Tap>>, Refusal> {
+        let Some(name) = &spec.uplink else { return Ok(None) };
+        if let Some(core) = spec.core.filter(|_| on_failure == OnFailure::Forget) {
+            self.ground.cores.check(core)?;
+        }
+        let tap = Tap::open(name, switch, PortOptions::new(name))?;
+        let running = Quiescent::new(tap).resume(&self.seating(spec.core)).map_err(|refused| {
+            Refusal::failed(format!("uplink {name}: {}", refused.error), "see `ioplane core list`")
+        })?;
+        Ok(Some(running))
+    }
+
+    /// One of them, to plug into.
+    pub fn switch(&self, name: &str) -> Result<Arc<Switch>, Refusal> {
+        self.slots().get(name).map(|slot| slot.switch.clone()).ok_or_else(|| missing(name))
+    }
+
+    /// The switch that has a port of this name.
+    pub fn with_port(&self, port: &str) -> Result<Arc<Switch>, Refusal> {
+        let slots = self.slots();
+        let mut switches = slots.values().map(|slot| &slot.switch);
+        let found = switches.find(|switch| switch.ports().iter().any(|reading| reading.name == port));
+        found.cloned().ok_or_else(|| {
+            let remedy = "name a NIC (`ioplane nic list`) or an uplink (`ioplane switch list`)";
+            Refusal::missing(format!("no switch has a port {port}"), remedy)
+        })
+    }
+
+    /// Makes one as the configuration has it, whether or not it is there; says whether that changed anything.
+    pub async fn set(&self, record: SwitchRecord) -> Result<bool, Refusal> {
+        let name = record.now.name.clone();
+        let (old, next) = {
+            let mut slots = self.slots();
+            let Some(slot) = slots.get_mut(&name) else {
+                drop(slots);
+                return self.add(record, OnFailure::Forget).map(|()| true);
+            };
+            if slot.record.now == record.now && slot.failed.is_none() {
+                self.note(&record)?;
+                slot.record = record;
+                return Ok(false);
+            }
+            (slot.uplink.take(), slot.switch.clone())
+        };
+        end(old).await;
+        let uplink = self.open_uplink(&next, &record.now, OnFailure::Forget);
+        let mut slots = self.slots();
+        let Some(slot) = slots.get_mut(&name) else { return Err(missing(&name)) };
+        match uplink {
+            Ok(uplink) => {
+                self.note(&record)?;
+                *slot = Slot { switch: next, record, uplink, failed: None };
+                Ok(true)
+            }
+            Err(refused) => {
+                // The old one back, if it can be had.
+                slot.uplink = self.open_uplink(&next, &slot.record.now, OnFailure::Keep).ok().flatten();
+                slot.failed = slot.uplink.is_none().then(|| refused.clone());
+                Err(refused)
+            }
+        }
+    }
+
+    /// What the configuration wants of each.
+    pub fn merged(&self, config: &Config) -> Vec<SwitchRecord> {
+        let slots = self.slots();
+        let merge = |spec: &SwitchSpec| merged(spec, slots.get(&spec.name).map(|slot| &slot.record));
+        config.switches.iter().map(|(spec, _)| merge(spec)).collect()
+    }
+
+    /// Those that the configuration had and has no more.
+    pub fn gone(&self, config: &Config) -> Vec<String> {
+        let wanted = |name: &str| config.switches.iter().any(|(spec, _)| spec.name == name);
+        let slots = self.slots();
+        let gone = slots.iter().filter(|(name, slot)| slot.record.configured.is_some() && !wanted(name));
+        gone.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Takes one away, unless a NIC is plugged in; `lasting` is to remember that a configured one is not wanted.
+    pub async fn remove(&self, name: &str, lasting: bool) -> Result<(), Refusal> {
+        let slot = {
+            let mut slots = self.slots();
+            let slot = slots.get(name).ok_or_else(|| missing(name))?;
+            if let Some(port) = slot.switch.ports().into_iter().find(|port| !port.uplink) {
+                return Err(Refusal::conflict(
+                    format!("nic {} is plugged into switch {name}", port.name),
+                    format!("`ioplane nic remove {}` first", port.name),
+                ));
+            }
+            slots.remove(name)
+        };
+        let Some(slot) = slot else { return Ok(()) };
+        end(slot.uplink).await;
+        tracing::info!(switch = name, "removed");
+        Ok(self.ground.ledger.change(|entries| {
+            entries.switches.remove(name);
+            if let Some(configured) = slot.record.configured.filter(|_| lasting) {
+                entries.removed_switches.insert(name.to_owned(), configured);
+            }
+        })?)
+    }
+
+    /// Moves the uplink of a switch to a core, and remembers it.
+    pub fn move_uplink(&self, name: &str, queue: u16, core: u32) -> Result<(), Refusal> {
+        self.ground.cores.check(core)?;
+        let seating = self.seating(Some(core));
+        let mut slots = self.slots();
+        let slot = slots.get_mut(name).ok_or_else(|| missing(name))?;
+        let Some(uplink) = slot.uplink.as_mut().filter(|_| queue == 0) else {
+            return Err(Refusal::missing(
+                format!("switch {name} has no queue {queue}"),
+                "a switch with an uplink has queue 0, one without has none",
+            ));
+        };
+        let mut record = slot.record.clone();
+        record.now.core = Some(core);
+        self.note(&record)?;
+        slot.record = record;
+        let queues = QueueSet::from([0]);
+        uplink.drain(&queues);
+        uplink.wait_stopped(&queues, Instant::now() + REST);
+        uplink
+            .undrain(&queues, &seating)
+            .map_err(|error| Refusal::failed(error.to_string(), "see `ioplane core list`"))
+    }
+
+    /// How all are, by name.
+    pub fn report(&self) -> Vec<SwitchReport> {
+        self.slots().values().map(Slot::report).collect()
+    }
+
+    /// One with its table.
+    pub fn report_of(&self, name: &str) -> Result<SwitchTableReport, Refusal> {
+        let slots = self.slots();
+        let slot = slots.get(name).ok_or_else(|| missing(name))?;
+        let mut table: Vec<LearnedReport> =
+            slot.switch.table().into_iter().map(LearnedReport::from).collect();
+        table.sort_by(|a, b| (&a.port, a.vlan, &a.mac).cmp(&(&b.port, b.vlan, &b.mac)));
+        Ok(SwitchTableReport { switch: slot.report(), table })
+    }
+
+    /// Ends the uplinks. The ledger keeps everything.
+    pub async fn stop(&self) {
+        let slots = std::mem::take(&mut *self.slots());
+        for slot in slots.into_values() {
+            end(slot.uplink).await;
+        }
+    }
+}
+
+/// The record of a switch that the configuration names, given what is known of it.
+pub fn merged(spec: &SwitchSpec, known: Option<&SwitchRecord>) -> SwitchRecord {
+    let now = match known {
+        Some(SwitchRecord { configured: Some(base), now }) => SwitchSpec::three_way(base, spec, now),
+        _ => spec.clone(),
+    };
+    SwitchRecord { configured: Some(spec.clone()), now }
+}
+
+fn missing(name: &str) -> Refusal {
+    Refusal::missing(
+        format!("there is no switch {name}"),
+        format!("see `ioplane switch list`; `ioplane switch add {name}` makes it"),
+    )
+}
+
+/// Brings an uplink to rest and unplugs it.
+async fn end(uplink: Option<Running<Tap>>) {
+    let Some(running) = uplink else { return };
+    let rest = super::served::blocking(move || {
+        running
+            .quiesce(Instant::now() + REST)
+            .map(drop)
+            .map_err(|missed| Refusal::failed(format!("{missed:?}"), "an I/O core does not turn"))
+    });
+    if let Err(refused) = rest.await {
+        tracing::warn!(error = refused.error, "an uplink did not come to rest");
+    }
+}
+
+impl Slot {
+    fn report(&self) -> SwitchReport {
+        let mut ports: Vec<PortReport> = self.switch.ports().into_iter().map(PortReport::from).collect();
+        ports.sort_by(|a, b| (a.uplink, &a.name).cmp(&(b.uplink, &b.name)));
+        SwitchReport {
+            name: self.record.now.name.clone(),
+            origin: if self.record.configured.is_some() { "config" } else { "added" }.to_owned(),
+            uplink: self.record.now.uplink.clone(),
+            uplink_core: self.uplink.as_ref().and_then(|uplink| uplink.core_of(0)).map(|core| core.0),
+            error: self.failed.as_ref().map(|failed| failed.error.clone()),
+            remedy: self.failed.as_ref().map(|failed| failed.remedy.clone()),
+            learned: ports.iter().map(|port| port.learned).sum(),
+            ports,
+        }
+    }
+}
+
+impl From<PortReading> for PortReport {
+    fn from(reading: PortReading) -> Self {
+        let drops = |side: &ioplane_network::SideReading| -> BTreeMap<String, u64> {
+            side.drops.iter().map(|(cause, count)| (cause.name().to_owned(), *count)).collect()
+        };
+        PortReport {
+            name: reading.name,
+            uplink: reading.uplink,
+            up: reading.up,
+            isolated: reading.isolated,
+            mac: reading.mac.map(|mac| Mac(mac).to_string()),
+            learned: reading.learned,
+            waiting: reading.waiting as u64,
+            sent_frames: reading.sent.frames,
+            sent_bytes: reading.sent.bytes,
+            sent_drops: drops(&reading.sent),
+            received_frames: reading.received.frames,
+            received_bytes: reading.received.bytes,
+            received_drops: drops(&reading.received),
+        }
+    }
+}
+
+impl From<ioplane_network::Learned> for LearnedReport {
+    fn from(learned: ioplane_network::Learned) -> Self {
+        LearnedReport {
+            mac: Mac(learned.mac).to_string(),
+            vlan: learned.vlan,
+            port: learned.port,
+            age_s: learned.age.as_secs(),
+            held: learned.held,
+        }
+    }
+}
+
+impl From<NetworkError> for Refusal {
+    fn from(error: NetworkError) -> Self {
+        let text = error.to_string();
+        match error {
+            NetworkError::Os { .. } => Refusal::failed(
+                text,
+                "make the interface first: ip tuntap add dev tap0 mode tap vnet_hdr; or see `ioplane doctor`",
+            ),
+            NetworkError::NoSuchPort { .. } => Refusal::missing(text, "see `ioplane switch list`"),
+            NetworkError::NoSlot { .. } | NetworkError::NameTaken { .. } | NetworkError::Captured { .. } => {
+                Refusal::conflict(text, "see `ioplane switch list`")
+            }
+            NetworkError::Pairs { .. }
+            | NetworkError::Vlan { .. }
+            | NetworkError::Mac { .. }
+            | NetworkError::CaptureSize { .. } => Refusal::invalid(text, "give another value"),
+        }
+    }
+}

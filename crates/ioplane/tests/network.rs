@@ -1,0 +1,330 @@
+//! Switches and NICs of a real daemon: two front ends exchange frames over a switch.
+
+mod house;
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use house::House;
+use ioplane_testkit::driver::net::{Header, Pair, PairPlan};
+use ioplane_testkit::driver::{GuestMemory, RingMode};
+use ioplane_testkit::front::{Front, Wants};
+
+const MIB: u64 = 1 << 20;
+/// Longer than anything here takes on a loaded machine.
+const LIMIT: Duration = Duration::from_secs(30);
+const A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
+const B: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
+
+fn config() -> &'static str {
+    "[[core]]\nnotify = \"notified\"\n[[core]]\nnotify = \"polled\"\n\
+     [[switch]]\nname = \"lan\"\n\
+     [[nic]]\nname = \"a\"\nswitch = \"lan\"\nmac = \"02:00:00:00:00:0a\"\n\
+     [[nic]]\nname = \"b\"\nswitch = \"lan\"\nmac = \"02:00:00:00:00:0b\"\npairs = 2\n"
+}
+
+/// A guest's end of a NIC with one pair.
+struct Guest {
+    front: Front,
+    pair: Pair,
+    _memory: GuestMemory,
+}
+
+impl Guest {
+    fn plug_in(house: &House, name: &str) -> Guest {
+        let wants = Wants { features: Wants::default().features | 1 << 15, ..Wants::default() };
+        let mut front = Front::connect(&house.path(&format!("{name}.sock")), wants).unwrap();
+        let mut memory = GuestMemory::new(8 * MIB).unwrap();
+        let plan = PairPlan::mergeable(RingMode::of(front.features()));
+        let mut pair = Pair::new(&mut memory, plan).unwrap();
+        front.share(&memory).unwrap();
+        for (index, place) in (0..).zip(pair.places()) {
+            front.start(index, &memory, place, 0).unwrap();
+        }
+        pair.fill();
+        front.kick(0);
+        Guest { front, pair, _memory: memory }
+    }
+
+    fn send(&mut self, to: [u8; 6], from: [u8; 6], payload: &[u8]) {
+        let frame = [&to[..], &from[..], &[0x88, 0xb5], payload].concat();
+        self.pair.reap().unwrap();
+        assert!(self.pair.send(Header::default(), &frame).unwrap(), "all slots are on their way");
+        self.front.kick(1);
+    }
+
+    /// The payload of the next frame.
+    fn receive(&mut self) -> Vec<u8> {
+        let end = Instant::now() + LIMIT;
+        loop {
+            if self.pair.take_frame().unwrap().is_some() {
+                let mut frame = Vec::new();
+                self.pair.read_frame(&mut frame).unwrap();
+                self.front.kick(0);
+                return frame.split_off(14);
+            }
+            assert!(Instant::now() < end, "no frame comes");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn payload(seed: u8) -> Vec<u8> {
+    (0..200u8).map(|at| at.wrapping_mul(3) ^ seed).collect()
+}
+
+/// `count` frames there and back.
+fn talk(a: &mut Guest, b: &mut Guest, count: u8) {
+    for seed in 0..count {
+        a.send(B, A, &payload(seed));
+        assert_eq!(b.receive(), payload(seed));
+        b.send(A, B, &payload(!seed));
+        assert_eq!(a.receive(), payload(!seed));
+    }
+}
+
+fn port<'v>(switch: &'v serde_json::Value, name: &str) -> &'v serde_json::Value {
+    switch["ports"].as_array().unwrap().iter().find(|port| port["name"] == name).unwrap()
+}
+
+#[test]
+fn frames_cross_the_switch_and_are_counted() {
+    let house = House::open(config());
+    let (mut a, mut b) = (Guest::plug_in(&house, "a"), Guest::plug_in(&house, "b"));
+    talk(&mut a, &mut b, 20);
+    // Whoever sends from the address of somebody else is not heard, and counted by name.
+    a.send(B, B, &payload(0));
+    a.send(B, A, &payload(1));
+    assert_eq!(b.receive(), payload(1));
+
+    let shown = house.json(&["switch", "show", "lan"]);
+    assert_eq!(port(&shown, "a")["sent_frames"], 21, "{shown}");
+    assert_eq!(port(&shown, "a")["sent_drops"]["spoofed"], 1, "{shown}");
+    assert_eq!(port(&shown, "b")["received_frames"], 21, "{shown}");
+    // Meters are published some milliseconds later.
+    house.until(|| house.json(&["nic", "list"])[0]["queues"][1]["frames"] == 22);
+    let nics = house.json(&["nic", "list"]);
+    let (transmit, receive) = (&nics[0]["queues"][1], &nics[1]["queues"][0]);
+    assert_eq!((&transmit["role"], &receive["role"]), (&"transmit".into(), &"receive".into()));
+    assert_eq!(receive["frames"], 21, "{nics}");
+    assert!(receive["bytes"].as_u64().unwrap() >= 21 * 214, "{nics}");
+    assert_eq!(nics[0]["vm"]["pid"], std::process::id(), "{nics}");
+    assert_eq!(nics[1]["queues"].as_array().unwrap().len(), 4, "two pairs");
+
+    // A queue changes cores while its guest runs, and the link is pulled and plugged in.
+    assert_eq!(house.json(&["core", "move", "b", "0", "1"])["queues"][0]["core"], 1);
+    assert_eq!(house.json(&["core", "move", "a", "1", "1"])["queues"][1]["core"], 1);
+    talk(&mut a, &mut b, 20);
+    assert_eq!(house.json(&["nic", "set", "b", "--link", "down"])["link"], "down");
+    a.send(B, A, &payload(2));
+    let down = || house.json(&["switch", "show", "lan"]);
+    house.until(|| {
+        port(&down(), "a")["sent_drops"].as_object().unwrap().len() > 1
+            || port(&down(), "b")["received_drops"].as_object().is_some_and(|drops| !drops.is_empty())
+    });
+    house.json(&["nic", "set", "b", "--link", "up"]);
+    talk(&mut a, &mut b, 3);
+
+    let top = house.json(&["top", "--once", "--interval", "0.2"]);
+    assert_eq!(top["queues"].as_array().unwrap().len(), 6, "{top}");
+    assert!(house.refused(&["nic", "remove", "a"]).contains("a guest is using"));
+    assert!(house.refused(&["switch", "remove", "lan"]).contains("nic a is plugged into switch lan"));
+    house.json(&["nic", "remove", "a", "--force"]);
+    assert!(!house.path("a.sock").exists());
+    assert!(!down()["ports"].as_array().unwrap().iter().any(|port| port["name"] == "a"), "unplugged");
+}
+
+#[test]
+fn a_capture_has_every_frame_of_a_port() {
+    let house = House::open(config());
+    let (mut a, mut b) = (Guest::plug_in(&house, "a"), Guest::plug_in(&house, "b"));
+    let file = house.path("out.pcapng");
+    let mut capture = Command::new(env!("CARGO_BIN_EXE_ioplane"));
+    capture.arg("--socket").arg(house.path("control.sock")).args(["capture", "a"]).arg(&file);
+    let mut capture =
+        capture.args(["--count", "10", "--json"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    house.until(|| file.exists());
+    talk(&mut a, &mut b, 5);
+    let status = capture.wait().unwrap();
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut capture.stdout.take().unwrap(), &mut said).unwrap();
+    assert!(status.success());
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&said).unwrap()["frames"], 10);
+    let read = Command::new("tcpdump").args(["-nexr"]).arg(&file).output();
+    let read = read.expect("tcpdump: script/bootstrap --checks installs it");
+    let text = String::from_utf8_lossy(&read.stdout).into_owned();
+    assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
+    assert_eq!(text.matches("02:00:00:00:00:0a > 02:00:00:00:00:0b").count(), 5, "{text}");
+    assert_eq!(text.matches("02:00:00:00:00:0b > 02:00:00:00:00:0a").count(), 5, "{text}");
+    assert!(house.refused(&["capture", "none", "/dev/null"]).contains("no switch has a port none"));
+}
+
+#[test]
+fn nics_and_switches_come_and_go_and_stay() {
+    let mut house = House::open(config());
+    let refused = house.refused(&["nic", "add", "c", "--switch", "wan"]);
+    assert!(refused.contains("there is no switch wan") && refused.contains("switch add wan"), "{refused}");
+    house.json(&["switch", "add", "wan"]);
+    let added = house.json(&[
+        "nic",
+        "add",
+        "c",
+        "--switch",
+        "wan",
+        "--vlan",
+        "trunk:20,10",
+        "--isolated",
+        "--mtu",
+        "9000",
+    ]);
+    assert_eq!((&added["vlan"], &added["mtu"]), (&"trunk:10,20".into(), &9000.into()));
+    let mac = added["mac"].as_str().unwrap().to_owned();
+    assert!(mac.starts_with("02:"), "{mac}");
+    assert!(house.refused(&["disk", "add", "c", "--memory", "1M"]).contains("nic c is there already"));
+    house.json(&["core", "move", "c", "1", "1"]);
+    house.json(&["nic", "set", "c", "--link", "down"]);
+    house.json(&["nic", "remove", "b"]);
+
+    house.kill9();
+    house.start();
+    let nics = house.json(&["nic", "list"]);
+    let names: Vec<&str> = nics.as_array().unwrap().iter().map(|nic| nic["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["a", "c"], "b was removed");
+    assert_eq!(
+        (&nics[1]["mac"], &nics[1]["link"], &nics[1]["state"]),
+        (&mac.into(), &"down".into(), &"served".into())
+    );
+
+    // The configuration loses a switch with its NIC, gains another, and changes the link of the one that stays.
+    house.configure(
+        "[[core]]\nnotify = \"notified\"\n[[core]]\nnotify = \"polled\"\n[[switch]]\nname = \"lan\"\n\
+         [[switch]]\nname = \"dmz\"\n[[nic]]\nname = \"d\"\nswitch = \"dmz\"\n\
+         [[nic]]\nname = \"a\"\nswitch = \"lan\"\nmac = \"02:00:00:00:00:0a\"\nlink = \"down\"\n",
+    );
+    let guest = Guest::plug_in(&house, "a");
+    let done = house.json(&["reload"]);
+    let done: Vec<&str> =
+        done["done"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
+    assert_eq!(done, ["switch dmz set up", "nic d added", "nic a changed"]);
+    assert_eq!(house.json(&["nic", "list"])[0]["link"], "down", "while its guest runs");
+    drop(guest);
+    house.configure("[[core]]\nnotify = \"notified\"\n[[core]]\nnotify = \"polled\"\n");
+    house.until(|| house.json(&["nic", "list"])[0]["connected"] == false);
+    house.json(&["reload"]);
+    assert_eq!(house.json(&["nic", "list"]).as_array().unwrap().len(), 1, "c was added at run time");
+    assert_eq!(house.json(&["switch", "list"]).as_array().unwrap().len(), 1);
+    house.json(&["nic", "remove", "c"]);
+    house.json(&["switch", "remove", "wan"]);
+    assert_eq!(house.json(&["status"])["switches"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn qemu_is_told_what_it_needs() {
+    let house = House::open(config());
+    let socket = |name: &str| house.path(&format!("{name}.sock")).display().to_string();
+    let line = house.cli(&["qemu-args", "a", "--memory", "256M", "--qemu-version", "7.2"]).out;
+    assert_eq!(
+        line.trim(),
+        format!(
+            "-object memory-backend-memfd,id=ioplane-memory,size=256M,share=on -machine memory-backend=ioplane-memory \
+             -chardev socket,id=ioplane-a-socket,path={},reconnect=1 \
+             -netdev vhost-user,id=ioplane-a-netdev,chardev=ioplane-a-socket \
+             -device virtio-net-pci,netdev=ioplane-a-netdev,id=ioplane-a,mac=02:00:00:00:00:0a,rx_queue_size=256,tx_queue_size=256",
+            socket("a")
+        )
+    );
+    let line = house.cli(&["qemu-args", "b", "--device-only", "--qemu-version", "11.1"]).out;
+    assert_eq!(
+        line.trim(),
+        format!(
+            "-chardev socket,id=ioplane-b-socket,path={},reconnect-ms=100 \
+             -netdev vhost-user,id=ioplane-b-netdev,chardev=ioplane-b-socket,queues=2 \
+             -device virtio-net-pci,netdev=ioplane-b-netdev,id=ioplane-b,mac=02:00:00:00:00:0b,rx_queue_size=256,tx_queue_size=256,mq=on,vectors=6",
+            socket("b")
+        )
+    );
+    assert!(house.refused(&["qemu-args", "none"]).contains("there is no disk and no nic none"));
+}
+
+#[test]
+fn libvirt_gets_what_its_schema_allows() {
+    let house = House::open(config());
+    house.json(&["disk", "add", "root", "--memory", "8M", "--queues", "2"]);
+    house.json(&[
+        "nic",
+        "add",
+        "jumbo",
+        "--switch",
+        "lan",
+        "--mtu",
+        "9000",
+        "--pairs",
+        "4",
+        "--queue-size",
+        "512",
+    ]);
+    let whole = house.cli(&["libvirt-xml", "root", "a", "b", "jumbo", "--memory", "2G"]).out;
+    let golden =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/domain.xml")).unwrap();
+    let folder = house.folder.path().display().to_string();
+    let jumbo = house.json(&["nic", "list"])[2]["mac"].as_str().unwrap().to_owned();
+    assert_eq!(whole.replace(&folder, "/run/ioplane").replace(&jumbo, "02:00:00:00:00:0c"), golden);
+    let file = house.path("domain.xml");
+    std::fs::write(&file, &whole).unwrap();
+    let valid = Command::new("virt-xml-validate").arg(&file).arg("domain").output();
+    let valid = valid.expect("virt-xml-validate: script/bootstrap --checks installs it");
+    assert!(valid.status.success(), "{}\n{whole}", String::from_utf8_lossy(&valid.stderr));
+    let device = house.cli(&["libvirt-xml", "a", "--device-only"]).out;
+    assert!(device.starts_with("<interface type='vhostuser'>") && !device.contains("<domain"), "{device}");
+}
+
+#[test]
+fn sockets_are_for_whom_the_configuration_says() {
+    use std::os::unix::fs::MetadataExt;
+    let house = House::open(&format!("[daemon]\nsocket_group = \"daemon\"\n{}", config()));
+    let meta = std::fs::metadata(house.path("a.sock")).unwrap();
+    let groups = std::fs::read_to_string("/etc/group").unwrap();
+    let daemon = groups.lines().find(|line| line.starts_with("daemon:")).unwrap().split(':').nth(2).unwrap();
+    assert_eq!((meta.mode() & 0o777, meta.gid().to_string().as_str()), (0o660, daemon));
+    let control = std::fs::metadata(house.path("control.sock")).unwrap();
+    assert_eq!(control.mode() & 0o777, 0o600, "the control socket stays root's");
+}
+
+#[test]
+fn metrics_have_nics_and_ports() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let one_core = config().replacen("[[core]]\nnotify = \"polled\"\n", "", 1);
+    let house = House::open(&format!("[daemon]\nmetrics = \"127.0.0.1:{port}\"\n{one_core}"));
+    let (mut a, mut b) = (Guest::plug_in(&house, "a"), Guest::plug_in(&house, "b"));
+    talk(&mut a, &mut b, 4);
+    a.send(B, B, &payload(0));
+    let text = || {
+        let stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+        house::http(stream, "GET", "/metrics", "").1
+    };
+    house.until(|| text().contains("cause=\"spoofed\"} 1"));
+    house.until(|| {
+        text().contains("ioplane_nic_frames_total{nic=\"b\",queue=\"0\",role=\"receive\",core=\"0\"} 4")
+    });
+    let text = text();
+    for line in [
+        "ioplane_port_frames_total{switch=\"lan\",port=\"a\",direction=\"sent\"} 4",
+        "ioplane_port_drops_total{switch=\"lan\",port=\"a\",direction=\"sent\",cause=\"spoofed\"} 1",
+        "ioplane_nic_up{nic=\"a\"} 1",
+        "ioplane_nic_wait_seconds_count{nic=\"b\",queue=\"1\",role=\"transmit\",core=\"0\"} 4",
+        &format!(
+            "ioplane_device_vm{{device=\"a\",kind=\"nic\",vm=\"{}\",pid=\"{}\"}} 1",
+            vm(),
+            std::process::id()
+        ),
+        "# EOF",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+}
+
+/// How the daemon calls this process.
+fn vm() -> String {
+    let program = std::env::current_exe().unwrap();
+    program.file_name().unwrap().to_string_lossy().into_owned()
+}
