@@ -32,7 +32,9 @@ pub(crate) struct Tick(u64);
 
 impl Tick {
     pub fn of(since: Duration) -> Self {
-        Tick((since.as_nanos() / TICK.as_nanos()) as u64 & TICKS)
+        const A_SECOND: u64 = 1000 / TICK.as_millis() as u64;
+        let part = u64::from(since.subsec_millis()) / TICK.as_millis() as u64;
+        Tick(since.as_secs().wrapping_mul(A_SECOND).wrapping_add(part) & TICKS)
     }
 
     fn since(self, earlier: u64) -> u64 {

@@ -110,9 +110,14 @@ impl Outlet {
         if !self.begun {
             self.begin();
         }
-        let offered = Offered { head, len, offload: believed(offload, self.station.uplink) };
+        let flags = offload.flags & believed(self.station.uplink);
+        // Told apart before anything is stored: a byte written and read again as part of more costs ten nanoseconds.
+        let plain = flags | offload.gso == 0;
+        let offload = if plain { Offload::NONE } else { Offload { flags, ..offload } };
+        let offered = Offered { head, len, offload };
         let sent = match self.judge(&offered) {
-            Way::Port { slot, form } => self.direct(&offered, slot, form, fill),
+            Way::Port { slot, form } if plain => self.direct::<true>(&offered, slot, form, fill),
+            Way::Port { slot, form } => self.direct::<false>(&offered, slot, form, fill),
             Way::Flood { vlan, tag } => self.flood(&offered, vlan, tag, fill),
             Way::Drop(cause) => Err(Refusal::Here(cause)),
             Way::DropThere { slot, cause } => Err(Refusal::There(slot, cause)),
@@ -189,9 +194,10 @@ impl Outlet {
         Sent::Dropped(cause)
     }
 
-    /// To one receiver.
+    /// To one receiver. `PLAIN`: nothing is left to do for the frame, which is known when this is compiled; half of the time
+    /// that a small frame takes would go into carrying the nothing about.
     #[inline]
-    fn direct(
+    fn direct<const PLAIN: bool>(
         &mut self,
         offered: &Offered<'_>,
         slot: u16,
@@ -199,8 +205,7 @@ impl Outlet {
         fill: &mut Fill<'_>,
     ) -> Result<u32, Refusal> {
         let Some(face) = self.plan.face(slot) else { return Err(Refusal::Here(Drop::NoPath)) };
-        let takes = face.station.takes();
-        if !takes.whole(offered.offload.gso) {
+        if !PLAIN && !face.station.takes().whole(offered.offload.gso) {
             if !fill(&mut self.scratch[BASE..BASE + offered.len]) {
                 return Err(Refusal::Fault);
             }
@@ -222,7 +227,12 @@ impl Outlet {
         }
         let start = form.give(bytes, base, offered.head);
         let frame = &mut bytes[start..];
-        let offload = finish(frame, offered.offload.shifted(form.growth()), takes).map_err(Refusal::Here)?;
+        let offload = if PLAIN {
+            Offload::NONE
+        } else {
+            let offload = offered.offload.shifted(form.growth());
+            finish(frame, offload, face.station.takes()).map_err(Refusal::Here)?
+        };
         let record = Record { len: frame.len() as u32, skew: start as u8, offload };
         if let Some(ring) = &face.ring {
             ring.put(Direction::Received, frame, frame.len(), offload);
@@ -315,12 +325,10 @@ enum Refusal {
     Fault,
 }
 
-/// The header as far as this sender is believed: only the host's own network knows that a sum is right.
+/// The flags in which a sender is believed: only the host's own network knows that a sum is right.
 #[inline]
-fn believed(mut offload: Offload, trusted: bool) -> Offload {
-    let kept = if trusted { VIRTIO_NET_HDR_F_DATA_VALID } else { 0 };
-    offload.flags &= VIRTIO_NET_HDR_F_NEEDS_CSUM | kept;
-    offload
+fn believed(trusted: bool) -> u8 {
+    VIRTIO_NET_HDR_F_NEEDS_CSUM | if trusted { VIRTIO_NET_HDR_F_DATA_VALID } else { 0 }
 }
 
 /// The pair of a receiver that a frame's flow goes to.
