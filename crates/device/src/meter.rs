@@ -32,6 +32,16 @@ macro_rules! meters {
             pub fn publish(&self, tally: &Tally) {
                 $(self.$name.store(tally.$name, Ordering::Relaxed);)*
             }
+            /// Goes on from counts that another process has had, by name; what is not known here is left out. Before any
+            /// poller has it.
+            pub fn restore<'n>(&self, counts: impl Iterator<Item = (&'n str, u64)>) {
+                for (name, count) in counts {
+                    match name {
+                        $(stringify!($name) => self.$name.store(count, Ordering::Relaxed),)*
+                        _ => {}
+                    }
+                }
+            }
             /// The counts, to go on from (a queue that is resumed continues its meter).
             pub fn tally(&self) -> Tally {
                 Tally { $($name: self.$name.load(Ordering::Relaxed),)* }

@@ -44,6 +44,11 @@ pub enum Stop {
 pub trait Interrupt: Send + Sync + fmt::Debug {
     /// Sends one interrupt.
     fn signal(&self);
+
+    /// The descriptor that it writes, if it does: with it another process interrupts the same driver.
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// What can be changed while a poller runs. Everything else needs the device quiescent.

@@ -1,6 +1,6 @@
 //! The dirty log: one bit a guest page, set after every store (law 6).
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -27,6 +27,12 @@ impl DirtyLog {
         let mapping = Arc::new(Mapping::of_file(file, offset, len)?);
         let len = mapping.len();
         Ok(DirtyLog { bits: Window::whole(mapping, len) })
+    }
+
+    /// The file that the log is in, and where: offset and length in bytes.
+    pub fn place(&self) -> (BorrowedFd<'_>, u64, u64) {
+        let mapping = self.bits.mapping();
+        (mapping.file(), mapping.offset(), self.bits.len() as u64)
     }
 
     /// Sets the bits of every page that `len` bytes from `gpa` touch. Pages beyond the log's end are not in it.

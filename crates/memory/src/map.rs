@@ -95,6 +95,17 @@ impl Region {
     pub fn poisoned(&self) -> bool {
         self.mapping.poisoned()
     }
+
+    /// What was said of it when it was mapped, for another process to map the same; with a descriptor of its own.
+    pub fn spec(&self) -> std::io::Result<RegionSpec> {
+        Ok(RegionSpec {
+            gpa: self.gpa,
+            len: self.len,
+            user: self.user,
+            offset: self.mapping.offset() + self.skip as u64,
+            file: self.mapping.file().try_clone_to_owned()?,
+        })
+    }
 }
 
 /// All memory of one guest. Changing it means making another one and giving it to every poller.

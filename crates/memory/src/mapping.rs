@@ -68,6 +68,7 @@ pub struct Mapping {
     len: usize,
     slot: usize,
     file: OwnedFd,
+    offset: u64,
 }
 
 // SAFETY: the mapping is plain shared memory; all access to it goes through atomics or raw copies, never references.
@@ -108,7 +109,7 @@ impl Mapping {
             return Err(MappingError::TooMany);
         };
         let start = NonNull::new(start.cast()).ok_or(MappingError::Shape { offset, len })?;
-        Ok(Mapping { start, len: length, slot, file })
+        Ok(Mapping { start, len: length, slot, file, offset })
     }
 
     /// A new anonymous file of `len` bytes (rounded up to pages) that cannot shrink or grow, mapped.
@@ -147,6 +148,11 @@ impl Mapping {
     /// The file that is mapped.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// Where in the file the mapping begins, bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset
     }
 }
 

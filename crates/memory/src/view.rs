@@ -113,6 +113,11 @@ impl Window {
         })
     }
 
+    /// What it is a window on.
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
     /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {

@@ -154,6 +154,15 @@ pub trait Backing: Send + Sync + std::fmt::Debug {
     /// Blocks until all I/O of lanes that were dropped with operations in flight has ended, or until `deadline`; says
     /// whether it has. Replaying before would race with it.
     fn wait_quiet(&self, deadline: Instant) -> bool;
+
+    /// What another process of ours needs to open the same bytes beside this one, if that can be done.
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Whoever had this backing before says that none of its I/O is under way: there is nothing to wait for. Only heard by one
+    /// that was opened beside another process's.
+    fn trust_quiet(&self) {}
 }
 
 /// What a backing could not do, for a person.

@@ -126,20 +126,53 @@ pub(crate) fn take(
     }
 }
 
+/// Takes the byte locks of `claim` beside those of another open file description with the same claim: they are shared, so both
+/// can have them, and nobody else gets in between. [`inherit`] is the rest.
+pub(crate) fn join(file: BorrowedFd<'_>, claim: &Claim) -> io::Result<()> {
+    for byte in claim.holds() {
+        if record(file, libc::F_OFD_SETLK, libc::F_RDLCK, byte, 1)? {
+            return Err(io::Error::other("somebody holds the image alone"));
+        }
+    }
+    Ok(())
+}
+
+/// Takes the rest of a claim that was [`join`]ed, if the other description is gone, its last request with it; says whether it
+/// is. What was joined stays either way.
+pub(crate) fn inherit(file: BorrowedFd<'_>, claim: &Claim) -> io::Result<bool> {
+    if !flock(file, claim)? {
+        return Ok(false);
+    }
+    for byte in claim.fears() {
+        if record(file, libc::F_OFD_GETLK, libc::F_WRLCK, byte, 1)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Takes the `flock`, where there is one; false if somebody else has it.
+fn flock(file: BorrowedFd<'_>, claim: &Claim) -> io::Result<bool> {
+    if !has_flock(file) {
+        return Ok(true);
+    }
+    let kind = if claim.exclusive {
+        FlockOperation::NonBlockingLockExclusive
+    } else {
+        FlockOperation::NonBlockingLockShared
+    };
+    match rustix::fs::flock(file, kind) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
 /// Takes all of it or nothing, and says what stood in the way.
 fn attempt(file: BorrowedFd<'_>, claim: &Claim) -> io::Result<Option<Held>> {
     // First the flock: it orders us among ourselves, so that of two who come at once one gets the image.
-    if has_flock(file) {
-        let kind = if claim.exclusive {
-            FlockOperation::NonBlockingLockExclusive
-        } else {
-            FlockOperation::NonBlockingLockShared
-        };
-        match rustix::fs::flock(file, kind) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(Some(Held::Whole)),
-            Err(e) => return Err(e.into()),
-        }
+    if !flock(file, claim)? {
+        return Ok(Some(Held::Whole));
     }
     let taken = attempt_bytes(file, claim);
     if !matches!(taken, Ok(None)) {

@@ -42,6 +42,19 @@ impl MemoryBacking {
         let disk = Disk::new(bytes, room).or_else(|_| Disk::new(bytes, bytes))?;
         Ok(Arc::new(MemoryBacking { disk: Arc::new(disk) }))
     }
+
+    /// The disk of another process, whose memory is in `file` ([`Backing::file`]) and which has `bytes` now. Both see the same
+    /// bytes; only one may serve them.
+    pub fn adopt(file: OwnedFd, bytes: u64) -> Result<Arc<Self>, StorageError> {
+        check(bytes)?;
+        let room = rustix::fs::fstat(&file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+        if room < bytes {
+            let why = format!("the memory that came has {room}");
+            return Err(StorageError::Size { image: "memory".into(), bytes, why });
+        }
+        let disk = Disk::of(Mapping::of_file(file, 0, room), bytes)?;
+        Ok(Arc::new(MemoryBacking { disk: Arc::new(disk) }))
+    }
 }
 
 fn check(bytes: u64) -> Result<(), StorageError> {
@@ -54,9 +67,13 @@ fn check(bytes: u64) -> Result<(), StorageError> {
 
 impl Disk {
     fn new(bytes: u64, room: u64) -> Result<Disk, StorageError> {
+        Self::of(Mapping::anonymous("disk", room), bytes)
+    }
+
+    fn of(mapping: Result<Mapping, MappingError>, bytes: u64) -> Result<Disk, StorageError> {
         let os =
             |source| StorageError::Os { image: "memory".into(), doing: "making a disk in memory", source };
-        let mapping = Mapping::anonymous("disk", room).map_err(|error| match error {
+        let mapping = mapping.map_err(|error| match error {
             MappingError::Os(errno) => os(errno.into()),
             other => os(std::io::Error::other(other)),
         })?;
@@ -131,6 +148,10 @@ impl Backing for MemoryBacking {
     fn wait_quiet(&self, _deadline: Instant) -> bool {
         // What is in flight in a lane (zeroing, by slices) ends with the lane.
         true
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.disk.mapping.file())
     }
 }
 

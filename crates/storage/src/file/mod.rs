@@ -2,7 +2,7 @@
 
 #![expect(clippy::disallowed_types, reason = "the list of images open in this process: control plane")]
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -12,11 +12,13 @@ use crate::lane::{Backing, BackingInfo, Lane, StorageError};
 use crate::lock::{self, Claim, Refusal};
 
 mod arena;
+mod fence;
 mod image;
 mod job;
 mod ring;
 mod threads;
 
+use fence::Fence;
 use image::Image;
 
 /// Whether to go past the page cache of the host.
@@ -115,6 +117,8 @@ pub struct FileBacking {
     image: Arc<Image>,
     engine: Engine,
     why_threads: Option<String>,
+    /// Up until the process that had the image before is done with it.
+    fence: Option<Arc<Fence>>,
 }
 
 /// Every image open in this process, to tell a backing from what is left of one in limbo.
@@ -133,7 +137,7 @@ impl FileBacking {
         options: FileOptions,
         progress: &mut dyn FnMut(Waiting),
     ) -> Result<Arc<Self>, StorageError> {
-        let mut image = Image::open(&options)?;
+        let image = Image::open(&options)?;
         let name = image.name.clone();
         let patience = options.patience;
         let claim = Claim::disk(options.read_only, options.owner.as_deref());
@@ -150,9 +154,36 @@ impl FileBacking {
                 return Err(StorageError::Os { image: name, doing, source });
             }
         }
+        Self::begin(image, options.engine, None)
+    }
+
+    /// Opens the image that another process of ours has open as `file`, beside it: the name may mean another file by now. The
+    /// byte locks are taken at once, so that nobody comes in between; the rest of the claim when the other process is done
+    /// with the image and the last of its I/O has landed, which [`Backing::wait_quiet`] waits for. `options` must say the
+    /// same as the other's did.
+    pub fn adopt(options: &FileOptions, file: OwnedFd) -> Result<Arc<Self>, StorageError> {
+        let beside =
+            FileOptions { path: format!("/proc/self/fd/{}", file.as_raw_fd()).into(), ..options.clone() };
+        let mut image = Image::open(&beside)?;
+        image.name = options.path.display().to_string();
+        let claim = Claim::disk(options.read_only, options.owner.as_deref());
+        lock::join(image.as_fd(), &claim).map_err(|source| {
+            let doing = "locking the image beside the daemon that has it";
+            StorageError::Os { image: image.name.clone(), doing, source }
+        })?;
+        Self::begin(image, options.engine, Some(claim))
+    }
+
+    /// An image that is ours; of one that was joined, `joined` says what is still to be inherited.
+    fn begin(
+        mut image: Image,
+        engine: EngineChoice,
+        joined: Option<Claim>,
+    ) -> Result<Arc<Self>, StorageError> {
+        let name = image.name.clone();
         image.measure()?;
         image.probe_discard();
-        let (engine, why_threads) = match options.engine {
+        let (engine, why_threads) = match engine {
             EngineChoice::Threads => (Engine::Threads, None),
             choice => match ring::ring(&image, 1) {
                 Ok(_) => (Engine::IoUring, None),
@@ -170,7 +201,8 @@ impl FileBacking {
         open.push(Arc::downgrade(&image));
         drop(open);
         tracing::debug!(image = name, %engine, direct = image.direct, "image opened");
-        Ok(Arc::new(FileBacking { image, engine, why_threads }))
+        let fence = joined.map(|claim| Fence::raise(&image, claim));
+        Ok(Arc::new(FileBacking { image, engine, why_threads, fence }))
     }
 
     /// Who does the I/O.
@@ -234,7 +266,15 @@ impl Backing for FileBacking {
 
     fn wait_quiet(&self, deadline: Instant) -> bool {
         self.image.bury();
-        self.image.limbo.wait_quiet(deadline)
+        self.image.limbo.wait_quiet(deadline) && self.fence.as_ref().is_none_or(|fence| fence.wait(deadline))
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.image.as_fd())
+    }
+
+    fn trust_quiet(&self) {
+        self.fence.iter().for_each(|fence| fence.lower());
     }
 }
 
