@@ -211,7 +211,9 @@ mod tests {
         let read = read.expect("tcpdump: script/bootstrap --checks installs it");
         let text = String::from_utf8_lossy(&read.stdout).into_owned();
         assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
-        assert_eq!(text.lines().count(), 2, "{text}");
+        // What it cannot interpret it dumps, on indented lines.
+        let packets = text.lines().filter(|line| !line.starts_with(char::is_whitespace));
+        assert_eq!(packets.count(), 2, "{text}");
         assert!(text.contains("07:07:07:07:07:07") && text.contains("length 65000"), "{text}");
     }
 }
