@@ -68,8 +68,7 @@ fn walk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
         let bytes = indirect_entry(input)?;
         guest.poke(TABLES + 16 * index, &bytes);
     }
-    let features =
-        VIRTIO_F_RING_PACKED | if input.ratio(1, 8)? { input.arbitrary()? } else { 0x1_3000_0000 };
+    let features = VIRTIO_F_RING_PACKED | if input.ratio(1, 8)? { input.arbitrary()? } else { 0x1_3000_0000 };
     let (journal, hostile) = journal(input, layout.size)?;
     let base = if input.ratio(1, 8)? { Some(input.arbitrary()?) } else { None };
     let mut flights = Vec::new();
@@ -120,7 +119,8 @@ fn walk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
 }
 
 fn flight(input: &mut Unstructured<'_>, size: u16) -> Result<Flight> {
-    let head = if input.ratio(1, 8)? { input.arbitrary()? } else { input.int_in_range(0..=size.max(1) - 1)? };
+    let head =
+        if input.ratio(1, 8)? { input.arbitrary()? } else { input.int_in_range(0..=size.max(1) - 1)? };
     let mut descriptors = Vec::new();
     for _ in 0..input.int_in_range(0..=3u8)? {
         let (addr, len) = (guest::address(input)?, input.arbitrary::<u16>()?.into());
@@ -170,7 +170,8 @@ fn plant(input: &mut Unstructured<'_>, window: &Window, size: u16) -> Result<()>
         next += num;
     }
     let used = input.int_in_range(0..=size.max(1) - 1)?;
-    let (old, wraps) = (if input.ratio(1, 4)? { input.arbitrary()? } else { used }, input.int_in_range(0..=3u16)?);
+    let (old, wraps) =
+        (if input.ratio(1, 4)? { input.arbitrary()? } else { used }, input.int_in_range(0..=3u16)?);
     window.put_u16(12, if input.ratio(1, 8)? { input.arbitrary()? } else { next });
     window.put_u16(14, next);
     window.put_u16(16, used);
@@ -255,7 +256,8 @@ impl Walk {
             flags |= if input.ratio(1, 16)? { input.int_in_range(0..=7)? } else { u16::from(nth > 0) << 1 };
             let (mut addr, mut len) = (guest::address(input)?, u32::from(input.arbitrary::<u16>()?));
             if count == 1 && input.ratio(1, 4)? {
-                (addr, len, flags) = (TABLES, 16 * input.int_in_range(0..=16u32)?, flags | VIRTQ_DESC_F_INDIRECT);
+                (addr, len, flags) =
+                    (TABLES, 16 * input.int_in_range(0..=16u32)?, flags | VIRTQ_DESC_F_INDIRECT);
             }
             if flags & VIRTQ_DESC_F_NEXT != 0 && nth + 1 == count {
                 self.honest = false;

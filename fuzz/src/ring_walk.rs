@@ -64,7 +64,8 @@ fn walk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
         guest.poke(TABLES + 16 * index, &bytes);
     }
     // Packed rings have a target of their own.
-    let features = if input.ratio(1, 8)? { input.arbitrary()? } else { 0x1_3000_0000 } & !VIRTIO_F_RING_PACKED;
+    let features =
+        if input.ratio(1, 8)? { input.arbitrary()? } else { 0x1_3000_0000 } & !VIRTIO_F_RING_PACKED;
     let (journal, hostile) = journal(input, layout.size)?;
     let mut in_flight: Vec<u16> = Vec::new();
     if input.ratio(1, 8)? {

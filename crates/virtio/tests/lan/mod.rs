@@ -13,6 +13,7 @@ use ioplane_testkit::driver::net::{Commands, Frame, Header, Pair, PairPlan};
 use ioplane_testkit::driver::{GuestMemory, RingMode, RingPlace};
 use ioplane_testkit::hand::HandCore;
 use ioplane_virtio::net::{Net, NetOptions};
+use ioplane_virtio::spec::feature::VIRTIO_F_RING_PACKED;
 use ioplane_virtio::{RingLayout, Vdev, VirtioDevice};
 
 /// Counts interrupts.
@@ -35,6 +36,8 @@ pub struct Lan {
 #[derive(Clone)]
 pub struct Wants {
     pub features: u64,
+    /// Packed rings.
+    pub packed: bool,
     pub pairs: u16,
     pub control: bool,
     pub mtu: u16,
@@ -50,6 +53,7 @@ impl Wants {
         let name = format!("nic{number}");
         Wants {
             features: u64::MAX,
+            packed: false,
             pairs: 1,
             control: true,
             mtu: 1500,
@@ -107,7 +111,8 @@ impl Lan {
         let mut memory = GuestMemory::new(8 << 20).unwrap();
         let net = Net::new(options, self.switch.plug(port).unwrap());
         let mut vdev = Vdev::new(net, memory.view().map().clone());
-        let features = vdev.model().features() & wants.features;
+        let ring = if wants.packed { VIRTIO_F_RING_PACKED } else { 0 };
+        let features = vdev.model().features() & wants.features | ring;
         assert!(vdev.accept(features, 0));
         let mode = RingMode::of(features);
         let mergeable = features & (1 << 15) != 0;
