@@ -154,7 +154,7 @@ impl VirtioDevice for Instance {
 fn frame(to: Mac, from: Mac, number: u64) -> Vec<u8> {
     let len = 60 + Dice::new(number).below(1455) as usize;
     let mut bytes = [&to[..], &from, &[0x88, 0xb5], &number.to_le_bytes()].concat();
-    bytes.extend((bytes.len()..len).map(|at| (at as u64 * number >> 3) as u8));
+    bytes.extend((bytes.len()..len).map(|at| ((at as u64 * number) >> 3) as u8));
     bytes
 }
 
