@@ -31,6 +31,8 @@ pub struct Disk {
     pub socket: PathBuf,
     /// What is behind it.
     pub backing: Backing,
+    /// Virtio features that the guest's driver accepted, as bits.
+    pub features: u64,
     /// What VMMs did wrong, by name.
     pub front_end_faults: BTreeMap<String, u64>,
     /// All queues together.
