@@ -250,7 +250,12 @@ impl Queue {
     /// The changes that mean the same for every queue; gives back what is the device's own.
     pub fn apply(&mut self, change: Change) -> Option<Change> {
         match change {
-            Change::Call(call) => self.call = call,
+            // What was signalled until now may have gone where nobody listens any more: a front end that is about to take
+            // over the driver's vector (QEMU, at every start) does not look there again. One interrupt too many harms nobody.
+            Change::Call(call) => {
+                self.call = call;
+                self.signal();
+            }
             Change::Kick(kick) => self.kick = kick,
             Change::Log(log) => self.ring.view_mut().set_log(log),
             Change::Memory(map) => self.ring.view_mut().set_map(map),

@@ -5,7 +5,7 @@ mod rig;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ioplane_device::{QueueSet, Stop};
+use ioplane_device::{Change, QueueSet, Stop};
 use ioplane_storage::{Backing, MemoryBacking};
 use ioplane_testkit::driver::{Op, Shape};
 use ioplane_virtio::VirtioDevice;
@@ -163,6 +163,19 @@ fn the_write_cache_can_be_switched_off_by_those_who_negotiated_it() {
 #[test]
 fn a_saved_disk_goes_on_in_a_fresh_one() {
     saved_and_loaded(SPLIT);
+}
+
+/// What was completed before may have rung a bell that nobody hears any more.
+#[test]
+fn a_new_bell_rings_once() {
+    let mut rig = Rig::new(memory());
+    assert_eq!(rig.write(0, &[1; 512]), VIRTIO_BLK_S_OK);
+    let (old, new) = (rig.bell.clone(), Arc::new(rig::Bell::default()));
+    let before = old.0.load(Ordering::Relaxed);
+    let change = Change::Call(Some(new.clone()));
+    drop(rig.running().apply(&QueueSet::from([0]), &change));
+    rig.core.turn();
+    assert_eq!((old.0.load(Ordering::Relaxed), new.0.load(Ordering::Relaxed)), (before, 1));
 }
 
 #[test]
