@@ -9,9 +9,9 @@ use crate::spec::{MTU, NIC_QUEUE_SIZE};
 /// One device of a domain.
 pub enum Device {
     /// A disk.
-    Disk(DiskReport),
+    Disk(Box<DiskReport>),
     /// A NIC.
-    Nic(NicReport),
+    Nic(Box<NicReport>),
 }
 
 /// A text inside an attribute.

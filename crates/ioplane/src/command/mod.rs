@@ -284,8 +284,14 @@ fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
 /// A disk or a NIC, by its name.
 fn device(client: &Client, name: &str) -> Result<libvirt::Device> {
     let status: StatusReport = client.get("/v1/status")?;
-    let disk = status.disks.into_iter().find(|disk| disk.name == name).map(libvirt::Device::Disk);
-    let nic = || status.nics.into_iter().find(|nic| nic.name == name).map(libvirt::Device::Nic);
+    let disk = status
+        .disks
+        .into_iter()
+        .find(|disk| disk.name == name)
+        .map(|disk| libvirt::Device::Disk(Box::new(disk)));
+    let nic = || {
+        status.nics.into_iter().find(|nic| nic.name == name).map(|nic| libvirt::Device::Nic(Box::new(nic)))
+    };
     disk.or_else(nic).ok_or_else(|| {
         let error = format!("there is no disk and no nic {name}");
         let remedy = "see `ioplane disk list` and `ioplane nic list`".to_owned();

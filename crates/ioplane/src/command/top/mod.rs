@@ -29,7 +29,7 @@ pub fn run(client: &Client, args: &TopArgs, json: bool) -> Result<()> {
         let before = Look::take(client)?;
         std::thread::sleep(interval);
         let rates = Look::take(client)?.since(&before);
-        return print(json, &rates, |rates| view::text(rates));
+        return print(json, &rates, view::text);
     }
     if json {
         let mut before = Look::take(client)?;
