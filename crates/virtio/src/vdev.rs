@@ -184,6 +184,13 @@ impl<V: VirtioDevice> Vdev<V> {
         &self.meters
     }
 
+    /// Counts into `meters` from now on: those of another front end's instance of the same device. Before any queue starts.
+    pub fn share_meters(&mut self, meters: &[Arc<Meter>]) {
+        if meters.len() == self.meters.len() {
+            self.meters = meters.to_vec();
+        }
+    }
+
     /// The guest's memory.
     pub fn view(&self) -> &GuestView {
         &self.view

@@ -69,6 +69,11 @@ pub enum PeerFault {
         "guest memory from a file system of type {0:#x}: page faults on it could block an I/O core; use memfd, tmpfs or hugetlbfs"
     )]
     SlowMemory(i64),
+    /// The rings of the same device run behind another of its sockets, and did not stop in time.
+    #[error(
+        "the rings of this device run behind its other socket: end the VM there, or let its migration finish"
+    )]
+    NotOwner,
     /// The queues would not become quiescent.
     #[error("the device did not become quiescent in time: {0}")]
     NotQuiescent(String),
@@ -97,6 +102,7 @@ impl PeerFault {
             PeerFault::NotAnEventfd(_) => "not_an_eventfd",
             PeerFault::Memory(_) => "bad_memory",
             PeerFault::SlowMemory(_) => "slow_memory",
+            PeerFault::NotOwner => "not_owner",
             PeerFault::NotQuiescent(_) => "not_quiescent",
             PeerFault::Device(_) => "device",
         }

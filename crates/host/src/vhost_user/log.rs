@@ -17,6 +17,7 @@ use super::fault::PeerFault;
 use super::message::Message;
 use super::peer::check_prompt;
 use super::session::{Answer, Session, number};
+use crate::eventfd;
 
 impl<V: VirtioDevice> Session<V> {
     /// SET_LOG_BASE. Answered once every poller marks the new log, if the log is on.
@@ -29,6 +30,16 @@ impl<V: VirtioDevice> Session<V> {
         self.peer.log = Some(Arc::new(log));
         self.switch_log().await?;
         Ok(number(0))
+    }
+
+    /// SET_LOG_FD: an eventfd for whoever waits for the log to change. Nobody does in a migration, which asks for the log when it
+    /// wants it; the descriptor is checked and let go.
+    pub(super) fn set_log_fd(&mut self, message: &mut Message) -> Result<Answer, PeerFault> {
+        self.peer.needs(VhostUserProtocolFeatures::LOG_SHMFD, message.header.request as u32)?;
+        if !eventfd::check(&message.take_file()?) {
+            return Err(PeerFault::NotAnEventfd("changes of the log"));
+        }
+        Ok(Answer::None)
     }
 
     /// Has every poller mark the log that is in force now, or none; they all have acknowledged when this returns. Pollers

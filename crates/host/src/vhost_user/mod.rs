@@ -11,16 +11,27 @@
 //! Specification: QEMU's "Vhost-user Protocol". A message that violates it ends its connection with a counted
 //! [`PeerFault`]; the device is stopped, reset, and waits for the next front end.
 
+mod config;
 mod connection;
 mod fault;
+mod features;
+mod inflight;
+mod lease;
 mod log;
+mod memory;
 mod message;
+mod network;
 mod peer;
+mod quiescence;
+mod rings;
 mod server;
 mod session;
 
 pub use connection::Connection;
 pub use fault::PeerFault;
+pub use lease::Lease;
 pub use message::{HEADER, Header, Message};
-pub use server::{Handle, QueueStatus, Refusal, ServerOptions, Status, serve, serve_within};
+pub use server::{
+    Handle, QueueStatus, Refusal, STOP_PATIENCE, ServerOptions, Status, serve, serve_leased, serve_within,
+};
 pub use session::Session;

@@ -12,17 +12,20 @@ use vhost::vhost_user::message::{VhostUserInflight, VhostUserMemoryRegion};
 
 use super::fault::PeerFault;
 
-/// Protocol features that we offer; with `dirty_log` a front end may migrate its VM while we serve it.
-pub fn offered(dirty_log: bool) -> VhostUserProtocolFeatures {
-    let log =
-        if dirty_log { VhostUserProtocolFeatures::LOG_SHMFD } else { VhostUserProtocolFeatures::empty() };
-    log | VhostUserProtocolFeatures::MQ
-        | VhostUserProtocolFeatures::REPLY_ACK
-        | VhostUserProtocolFeatures::BACKEND_REQ
-        | VhostUserProtocolFeatures::CONFIG
-        | VhostUserProtocolFeatures::INFLIGHT_SHMFD
-        | VhostUserProtocolFeatures::RESET_DEVICE
-        | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+/// Protocol features that we offer; with `dirty_log` a front end may migrate its VM while we serve it, with `network` it
+/// may speak of the network behind the device.
+pub fn offered(dirty_log: bool, network: bool) -> VhostUserProtocolFeatures {
+    use VhostUserProtocolFeatures as F;
+    let log = if dirty_log { F::LOG_SHMFD } else { F::empty() };
+    let network = if network { F::RARP | F::MTU } else { F::empty() };
+    let always = F::MQ
+        | F::REPLY_ACK
+        | F::BACKEND_REQ
+        | F::CONFIG
+        | F::INFLIGHT_SHMFD
+        | F::RESET_DEVICE
+        | F::CONFIGURE_MEM_SLOTS;
+    always | log | network
 }
 
 /// Where a front end says that a ring is, in its own addresses.
@@ -135,8 +138,8 @@ pub fn open_inflight(
     file: OwnedFd,
     features: u64,
 ) -> Result<Vec<Window>, PeerFault> {
-    // Shared out evenly: it was made for rings of any size (see `get_inflight`), whatever the front end says of them now.
-    let each = (inflight.mmap_size / u64::from(inflight.num_queues.max(1))) & !63;
+    // Shared out evenly: it was made for rings of any size (see `inflight_region`), whatever the front end says of them now.
+    let each = inflight.mmap_size / u64::from(inflight.num_queues.max(1)) & !63;
     if each < region_bytes(inflight.queue_size, features) as u64 {
         return Err(PeerFault::BadValue("the in-flight region is smaller than its queues need"));
     }

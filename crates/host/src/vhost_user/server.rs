@@ -12,7 +12,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::connection::Connection;
 use super::fault::PeerFault;
-use super::session::{self, Session};
+use super::lease::Lease;
+pub use super::session::PATIENCE as STOP_PATIENCE;
+use super::session::Session;
 
 /// How long the daemon's own wishes (replace, move) may wait for a quiescent point before the device is given back.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -52,6 +54,10 @@ pub struct QueueStatus {
 pub struct Status {
     /// A front end is connected.
     pub connected: bool,
+    /// Its rings run; those of another socket of the same device cannot.
+    pub owner: bool,
+    /// Its rings are to run, and wait for those of another socket of the same device to stop.
+    pub waiting: bool,
     /// Features that its driver accepted.
     pub features: u64,
     /// The process that it is in, if the system knows.
@@ -174,7 +180,7 @@ impl<V: VirtioDevice> Handle<V> {
 
 /// Serves `model` on its socket until stopped. Must be called within a tokio runtime of several threads.
 pub fn serve<V: VirtioDevice>(model: V, options: ServerOptions) -> std::io::Result<Handle<V>> {
-    serve_within(model, options, session::PATIENCE)
+    serve_within(model, options, STOP_PATIENCE)
 }
 
 /// As [`serve`], with another patience for requests that do not end when the front end wants a ring to stop; then they
@@ -184,10 +190,23 @@ pub fn serve_within<V: VirtioDevice>(
     options: ServerOptions,
     patience: Duration,
 ) -> std::io::Result<Handle<V>> {
+    serve_leased(model, options, patience, Lease::default())
+}
+
+/// As [`serve_within`], for one of several sockets of the same device: rings run behind the one that holds `lease`, which
+/// passes to another when that one's rings start and the holder's have stopped. The models must be of one device (as
+/// `Blk::twin` makes them).
+pub fn serve_leased<V: VirtioDevice>(
+    model: V,
+    options: ServerOptions,
+    patience: Duration,
+    lease: Lease,
+) -> std::io::Result<Handle<V>> {
     let listener = bind(&options.socket)?;
     let session = Session::new(model, options.pool)
         .map_err(std::io::Error::other)?
         .with_patience(patience)
+        .with_lease(lease)
         .with_dirty_log(options.dirty_log);
     let (commands, receiver) = mpsc::channel(16);
     let server = Server {
@@ -239,6 +258,15 @@ impl<V: VirtioDevice> Server<V> {
                     let Some(command) = command else { break };
                     if self.obey(command).await {
                         break;
+                    }
+                }
+                granted = self.session.granted() => {
+                    let started = match granted {
+                        Ok(()) => self.session.start_granted().await,
+                        Err(fault) => Err(fault),
+                    };
+                    if let Err(fault) = started {
+                        self.disconnect(fault).await;
                     }
                 }
                 message = receive(&mut self.connection) => {
@@ -364,9 +392,12 @@ impl<V: VirtioDevice> Server<V> {
             }
         };
         let meters = device.map_or(&[][..], |device| device.device().meters());
+        let (owner, waiting) = self.session.ownership();
         Status {
             connected: self.connection.is_some(),
             peer: self.peer.filter(|_| self.connection.is_some()),
+            owner,
+            waiting,
             features: device.map_or(0, |device| device.device().features()),
             connections: self.connections,
             faults: self.faults.clone(),

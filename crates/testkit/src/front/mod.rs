@@ -45,7 +45,9 @@ pub fn listens(path: &Path) -> bool {
 pub mod protocol {
     pub const MQ: u64 = 1 << 0;
     pub const LOG_SHMFD: u64 = 1 << 1;
+    pub const RARP: u64 = 1 << 2;
     pub const REPLY_ACK: u64 = 1 << 3;
+    pub const MTU: u64 = 1 << 4;
     pub const BACKEND_REQ: u64 = 1 << 5;
     pub const CONFIG: u64 = 1 << 9;
     pub const BACKEND_SEND_FD: u64 = 1 << 10;

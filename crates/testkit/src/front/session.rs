@@ -183,6 +183,18 @@ impl Front {
         self.inflight.as_ref()
     }
 
+    /// How many requests of queue `index` the in-flight region says are in flight (split rings: a header of 16 bytes, then as
+    /// many for each descriptor, of which the first byte says so). None without a region, or one that has no such queue.
+    pub fn marked(&self, index: u16) -> Option<usize> {
+        let inflight = self.inflight.as_ref()?;
+        let each = (inflight.len / u64::from(inflight.queues)) as usize & !63;
+        let mut bytes = vec![0; each];
+        let at = inflight.offset + u64::from(index) * each as u64;
+        let read = rustix::io::pread(&inflight.file, &mut bytes, at).ok()?;
+        let entries = bytes[..read].chunks_exact(16).skip(1).take(usize::from(inflight.size));
+        Some(entries.filter(|entry| entry[0] == 1).count())
+    }
+
     /// Starts queue `index` on the ring at `place`: number, base, addresses, kick, call, enable. `base` is where to go on:
     /// the ring's beginning, what [`Front::stop`] returned, or after a crash what the driver knows (`Ring::base`).
     pub fn start(&mut self, index: u16, memory: &GuestMemory, place: RingPlace, base: u32) -> Result<()> {

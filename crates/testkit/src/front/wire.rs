@@ -48,6 +48,8 @@ pub enum Ask {
     SET_PROTOCOL_FEATURES = 16,
     GET_QUEUE_NUM = 17,
     SET_VRING_ENABLE = 18,
+    SEND_RARP = 19,
+    NET_SET_MTU = 20,
     SET_BACKEND_REQ_FD = 21,
     GET_CONFIG = 24,
     SET_CONFIG = 25,

@@ -11,7 +11,7 @@ mod request;
 pub mod spec;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ioplane_device::{DeviceError, Parked, Poller, Still};
@@ -29,13 +29,17 @@ use crate::spec::feature::*;
 /// How long to wait, before requests are replayed, for I/O that an earlier poller left behind.
 const REPLAY_PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the queues of a disk share with its model: plain atomics, read on I/O cores.
+/// What the queues of a disk share with its models: plain atomics, read on I/O cores.
 #[derive(Debug)]
 pub struct Shared {
     /// Size in bytes.
     bytes: AtomicU64,
-    /// Every write is flushed before it is answered.
-    write_through: AtomicBool,
+    /// The guest has switched its write cache off: every write is flushed before it is answered.
+    cache_off: AtomicBool,
+    /// Models so far; each is known by its number.
+    models: AtomicU32,
+    /// The model that started a queue last: the switch is its guest's.
+    user: AtomicU32,
     read_only: bool,
     id: [u8; VIRTIO_BLK_ID_BYTES],
 }
@@ -54,8 +58,8 @@ impl Shared {
     }
 
     #[inline]
-    fn write_through(&self) -> bool {
-        self.write_through.load(Ordering::Relaxed)
+    fn cache_off(&self) -> bool {
+        self.cache_off.load(Ordering::Relaxed)
     }
 }
 
@@ -84,6 +88,10 @@ pub struct Blk {
     shared: Arc<Shared>,
     logical_block: Option<u32>,
     accepted: u64,
+    /// The driver cannot flush: every write is flushed before it is answered (5.2.5.2).
+    flushless: bool,
+    /// This model's number.
+    number: u32,
 }
 
 /// What of a disk is saved: what its guest was promised, and the switch it can turn.
@@ -105,7 +113,9 @@ impl Blk {
         id[..len].copy_from_slice(&serial[..len]);
         let shared = Shared {
             bytes: AtomicU64::new(below.bytes),
-            write_through: AtomicBool::new(false),
+            cache_off: AtomicBool::new(false),
+            models: AtomicU32::new(1),
+            user: AtomicU32::new(0),
             read_only: options.read_only || below.read_only,
             id,
         };
@@ -121,6 +131,22 @@ impl Blk {
             shared: Arc::new(shared),
             logical_block: options.logical_block,
             accepted: 0,
+            flushless: false,
+            number: 0,
+        }
+    }
+
+    /// The same disk for one front end more, the destination of a migration: size, backing and the write cache's switch are
+    /// one. Only one of them may have queues at a time, which is its host's business; a replaced backing is told to each.
+    pub fn twin(&self) -> Self {
+        Blk {
+            info: self.info.clone(),
+            backing: self.backing.clone(),
+            shared: self.shared.clone(),
+            logical_block: self.logical_block,
+            accepted: 0,
+            flushless: false,
+            number: self.shared.models.fetch_add(1, Ordering::Relaxed),
         }
     }
 
@@ -204,7 +230,7 @@ impl Blk {
         put(config::PHYSICAL_BLOCK_EXP, &[exponent]);
         put(config::MIN_IO_SIZE, &(1u16 << exponent.min(15)).to_le_bytes());
         put(config::OPT_IO_SIZE, &0u32.to_le_bytes());
-        put(config::WRITEBACK, &[u8::from(!self.shared.write_through.load(Ordering::Acquire))]);
+        put(config::WRITEBACK, &[u8::from(!self.write_through())]);
         put(config::NUM_QUEUES, &self.info.queues.to_le_bytes());
         put(config::MAX_DISCARD_SECTORS, &MAX_DISCARD_SECTORS.to_le_bytes());
         put(config::MAX_DISCARD_SEG, &1u32.to_le_bytes());
@@ -215,9 +241,13 @@ impl Blk {
         bytes
     }
 
-    /// 5.2.5.2: a driver that negotiates neither flush nor the switch must be given write-through.
-    fn set_write_through(&self, write_through: bool) {
-        self.shared.write_through.store(write_through, Ordering::Release);
+    /// Whether every write is flushed before it is answered.
+    fn write_through(&self) -> bool {
+        self.flushless || self.shared.cache_off()
+    }
+
+    fn switch_cache(&self, off: bool) {
+        self.shared.cache_off.store(off, Ordering::Release);
     }
 }
 
@@ -249,7 +279,8 @@ impl VirtioDevice for Blk {
 
     fn accept(&mut self, features: u64) {
         self.accepted = features;
-        self.set_write_through(features & VIRTIO_BLK_F_FLUSH == 0);
+        // 5.2.5.2: a driver that negotiates neither flush nor the switch must be given write-through.
+        self.flushless = features & VIRTIO_BLK_F_FLUSH == 0;
     }
 
     fn read_config(&self, offset: u32, out: &mut [u8]) {
@@ -265,18 +296,20 @@ impl VirtioDevice for Blk {
         if let Some(byte) = at.and_then(|at| bytes.get(at))
             && self.accepted & VIRTIO_BLK_F_CONFIG_WCE != 0
         {
-            self.set_write_through(*byte == 0);
+            self.switch_cache(*byte == 0);
         }
     }
 
     fn start_queue(&mut self, start: QueueStart) -> Result<Box<dyn Poller>, DeviceError> {
         let below = |error: StorageError| DeviceError::Below(Box::new(error));
-        if start.ring.replays() && !self.backing.wait_quiet(Instant::now() + REPLAY_PATIENCE) {
+        // I/O that an earlier poller left behind could land over what is written from now on, or be replayed beside itself.
+        if !self.backing.wait_quiet(Instant::now() + REPLAY_PATIENCE) {
             let (image, seconds) = (self.backing.info().name, REPLAY_PATIENCE.as_secs());
             return Err(below(StorageError::NotQuiet { image, seconds }));
         }
         let lane = self.backing.lane(start.ring.size()).map_err(below)?;
-        Ok(Box::new(BlkPoller::new(start, lane, self.shared.clone())))
+        self.shared.user.store(self.number, Ordering::Relaxed);
+        Ok(Box::new(BlkPoller::new(start, lane, self.shared.clone(), self.flushless)))
     }
 
     fn stop_queue(&mut self, parked: Parked) -> RingState {
@@ -293,7 +326,7 @@ impl VirtioDevice for Blk {
         let saved = BlkV1 {
             bytes: self.bytes(),
             read_only: self.shared.read_only,
-            write_through: self.shared.write_through.load(Ordering::Acquire),
+            write_through: self.write_through(),
             accepted: self.accepted,
         };
         postcard::to_stdvec(&saved).unwrap_or_default()
@@ -311,12 +344,17 @@ impl VirtioDevice for Blk {
             return Err("the guest was promised features that this disk does not have".to_owned());
         }
         self.accepted = saved.accepted;
-        self.set_write_through(saved.write_through);
+        self.flushless = saved.write_through && saved.accepted & VIRTIO_BLK_F_FLUSH == 0;
+        self.switch_cache(saved.write_through && !self.flushless);
         Ok(())
     }
 
     fn reset_own(&mut self) {
         self.accepted = 0;
-        self.set_write_through(false);
+        self.flushless = false;
+        // A front end that leaves after its migration takes nothing from the guest that has gone on.
+        if self.shared.user.load(Ordering::Relaxed) == self.number {
+            self.switch_cache(false);
+        }
     }
 }

@@ -58,6 +58,8 @@ pub struct BlkPoller {
 struct Work {
     lane: Box<dyn Lane>,
     shared: Arc<Shared>,
+    /// The driver cannot flush.
+    flushless: bool,
     chain: Chain,
     parser: Parser,
     slots: Box<[Slot]>,
@@ -69,7 +71,7 @@ struct Work {
 }
 
 impl BlkPoller {
-    pub(super) fn new(start: QueueStart, lane: Box<dyn Lane>, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(start: QueueStart, lane: Box<dyn Lane>, shared: Arc<Shared>, flushless: bool) -> Self {
         let size = usize::from(start.ring.size());
         let slots = (0..size)
             .map(|_| Slot { flying: None, into: Vec::with_capacity(SEG_MAX as usize + 2) })
@@ -77,6 +79,7 @@ impl BlkPoller {
         let work = Work {
             lane,
             shared,
+            flushless,
             chain: Chain::new(),
             parser: Parser::new(),
             slots,
@@ -191,7 +194,8 @@ impl Work {
     /// An operation has ended: answers the request, or goes on with what is behind it.
     #[inline]
     fn ended(&mut self, queue: &mut Queue, mut flying: Flying, outcome: Outcome) {
-        if flying.write && flying.stage == Stage::Own && outcome.is_ok() && self.shared.write_through() {
+        let write_through = self.flushless || self.shared.cache_off();
+        if flying.write && flying.stage == Stage::Own && outcome.is_ok() && write_through {
             flying.stage = Stage::FlushBehind;
             match self.lane.submit(queue.ring.view(), &Op::Flush, Tag(flying.taken.head())) {
                 Submitted::Pending => return self.park(queue, flying),

@@ -1,0 +1,133 @@
+//! Bringing the device to a quiescent point and back: for the front end, for the daemon, for a queue that moves.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ioplane_device::{Device, Placement, QueueSet, Quiescent};
+use ioplane_virtio::spec::feature::VHOST_F_LOG_ALL;
+use ioplane_virtio::{Vdev, VirtioDevice};
+use vhost::vhost_user::VhostUserProtocolFeatures;
+
+use super::fault::PeerFault;
+use super::message::Message;
+use super::session::{Answer, Session, TRANSPORT, lost};
+
+impl<V: VirtioDevice> Session<V> {
+    /// Brings the whole device to a quiescent point, does `work` there, and resumes it.
+    pub async fn at_quiescence<R>(
+        &mut self,
+        work: impl FnOnce(&mut Quiescent<Vdev<V>>) -> R,
+    ) -> Result<R, PeerFault> {
+        let mut quiescing = self.device.take().ok_or_else(lost)?.begin_quiesce();
+        let _ = tokio::time::timeout(self.patience, quiescing.settled()).await;
+        let mut quiescent = match quiescing.finish() {
+            Ok(quiescent) => quiescent,
+            Err(missed) => {
+                tracing::warn!(
+                    reason = missed.reason,
+                    "the device is suspended: its requests stay in the journal"
+                );
+                let mut quiescing = missed.suspend().map_err(|refused| PeerFault::Device(refused.error))?;
+                quiescing.settled().await;
+                quiescing.finish().map_err(|missed| PeerFault::NotQuiescent(missed.reason.clone()))?
+            }
+        };
+        let outcome = work(&mut quiescent);
+        self.resume(quiescent)?;
+        Ok(outcome)
+    }
+
+    /// As [`Session::at_quiescence`], but gives the device back as it was when it is not quiescent by `patience`.
+    pub async fn at_quiescence_within<R>(
+        &mut self,
+        patience: Duration,
+        work: impl FnOnce(&mut Quiescent<Vdev<V>>) -> R,
+    ) -> Result<R, PeerFault> {
+        let mut quiescing = self.device.take().ok_or_else(lost)?.begin_quiesce();
+        let _ = tokio::time::timeout(patience, quiescing.settled()).await;
+        match quiescing.finish() {
+            Ok(mut quiescent) => {
+                let outcome = work(&mut quiescent);
+                self.resume(quiescent)?;
+                Ok(outcome)
+            }
+            Err(missed) => {
+                let reason = missed.reason.clone();
+                let seats = self.seats.clone();
+                match tokio::task::block_in_place(|| missed.undrain(&seats)) {
+                    Ok((running, _)) => self.device = Some(running),
+                    Err(refused) => return Err(PeerFault::Device(refused.error)),
+                }
+                Err(PeerFault::NotQuiescent(reason))
+            }
+        }
+    }
+
+    fn resume(&mut self, mut quiescent: Quiescent<Vdev<V>>) -> Result<(), PeerFault> {
+        let seats = self.seats.clone();
+        // Each round either resumes or finds one queue more whose guest has spoilt it, which is left out of the next.
+        for _ in 0..=self.peer.rings.len() {
+            match tokio::task::block_in_place(|| quiescent.resume(&seats)) {
+                Ok(running) => {
+                    self.device = Some(running);
+                    return Ok(());
+                }
+                Err(refused) => {
+                    tracing::warn!(error = %refused.error, "a queue did not resume");
+                    quiescent = refused.kept;
+                    if !matches!(refused.error, ioplane_device::DeviceError::Guest { .. }) {
+                        // The backing failed: every queue waits for the front end to start it again.
+                        quiescent.with(|vdev, _| {
+                            for index in 0..vdev.info().queues {
+                                vdev.queue_mut(index).into_iter().for_each(|setup| setup.enabled = false);
+                            }
+                        });
+                    }
+                }
+            }
+        }
+        Err(PeerFault::NotQuiescent("no queue would resume".to_owned()))
+    }
+
+    /// Moves a queue to where `placement` says, and keeps it there from now on. On a missed deadline it stays.
+    pub async fn move_queue(
+        &mut self,
+        queue: u16,
+        placement: Arc<dyn Placement>,
+        patience: Duration,
+    ) -> Result<(), PeerFault> {
+        let ring = self.ring(u32::from(queue))?;
+        let queues = QueueSet::from([ring]);
+        let old = self.seats.clone();
+        self.seats.moved.insert(ring, placement);
+        let new = self.seats.clone();
+        let running = self.running()?;
+        if !running.queues().contains(&ring) {
+            return Ok(());
+        }
+        running.drain(&queues);
+        if tokio::time::timeout(patience, running.stopped(&queues)).await.is_err() {
+            let undrained = tokio::task::block_in_place(|| running.undrain(&queues, &old));
+            self.seats = old;
+            undrained?;
+            return Err(PeerFault::NotQuiescent(format!("queue {ring} still has requests in flight")));
+        }
+        tokio::task::block_in_place(|| running.start(&queues, &new))?;
+        Ok(())
+    }
+
+    /// RESET_DEVICE: the device as at power-on, under the features that were negotiated.
+    pub(super) async fn reset_device(&mut self, message: &Message) -> Result<Answer, PeerFault> {
+        self.peer.needs(VhostUserProtocolFeatures::RESET_DEVICE, message.header.request as u32)?;
+        message.empty()?;
+        self.peer.rings.iter_mut().for_each(|ring| *ring = Default::default());
+        let features = self.peer.features & !VHOST_F_LOG_ALL;
+        self.at_quiescence(|quiescent| {
+            quiescent.reset();
+            // What was negotiated holds until the front end says otherwise; it may well say the same again.
+            quiescent.with(|vdev, _| vdev.accept(features, TRANSPORT));
+        })
+        .await?;
+        Ok(Answer::None)
+    }
+}
