@@ -139,7 +139,7 @@ pub fn open_inflight(
     features: u64,
 ) -> Result<Vec<Window>, PeerFault> {
     // Shared out evenly: it was made for rings of any size (see `inflight_region`), whatever the front end says of them now.
-    let each = inflight.mmap_size / u64::from(inflight.num_queues.max(1)) & !63;
+    let each = (inflight.mmap_size / u64::from(inflight.num_queues.max(1))) & !63;
     if each < region_bytes(inflight.queue_size, features) as u64 {
         return Err(PeerFault::BadValue("the in-flight region is smaller than its queues need"));
     }

@@ -138,7 +138,7 @@ impl<K: Kind> Served<K> {
         let options = ServerOptions {
             socket: socket.clone(),
             pool: Arc::new(ground.seating(&record)),
-            dirty_log: false,
+            dirty_log: true,
         };
         let handle = vhost_user::serve(model, options).map_err(|error| {
             let remedy = "is its folder there and writable, and does no other daemon listen there?";
