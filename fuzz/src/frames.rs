@@ -218,9 +218,12 @@ fn frame(input: &mut Unstructured<'_>, guest: &Guest) -> Result<(Vec<u8>, Offloa
     if input.ratio(1, 24)? {
         bytes.truncate(input.int_in_range(0..=bytes.len())?);
     }
-    if let Some(end) = bytes.last_chunk_mut::<4>() {
+    if let Some(end) = bytes.last_chunk_mut::<8>() {
         let access = if let Vlan::Access(vlan) = guest.vlan { vlan as u8 } else { 0xff };
-        *end = [0xa5, guest.number, guest.isolated.into(), access];
+        // Twice, once inverted: a sum that is completed in the middle of it does not make another mark of it.
+        let mark = [0xa5, guest.number, guest.isolated.into(), access];
+        end[..4].copy_from_slice(&mark);
+        end[4..].copy_from_slice(&mark.map(|byte| !byte));
     }
     Ok((bytes, offload))
 }
@@ -240,7 +243,9 @@ fn hear(guest: &mut Guest, signature: &mut Signature) {
             }
             // Where a sum was completed is not where the mark is.
             if !offload.is_large()
-                && let Some([0xa5, sender, isolated, access]) = bytes.last_chunk::<4>().copied()
+                && let Some(end) = bytes.last_chunk::<8>()
+                && let [0xa5, sender, isolated, access] = [end[0], end[1], end[2], end[3]]
+                && end[4..] == [!0xa5, !sender, !isolated, !access]
                 && bytes.len() >= 80
                 && sender < 8
                 && isolated < 2

@@ -93,9 +93,10 @@ impl Outlet {
                 way
             }
         };
-        if let Way::Port { slot, .. } = way
+        if let Way::Port { slot, form } = way
             && !offload.is_large()
-            && self.plan.face(slot).is_some_and(|face| len > face.station.longest())
+            && let given = len.saturating_add_signed(form.growth())
+            && self.plan.face(slot).is_some_and(|face| given > face.station.longest())
         {
             return Way::DropThere { slot, cause: Drop::Giant };
         }

@@ -257,7 +257,8 @@ impl Outlet {
         self.targets.extend(others.filter_map(|slot| {
             let station = &plan.face(*slot)?.station;
             let form = judge::gate(own, station, to, vlan, tag).ok()?;
-            (offered.offload.is_large() || offered.len <= station.longest()).then_some((*slot, form))
+            let given = offered.len.saturating_add_signed(form.growth());
+            (offered.offload.is_large() || given <= station.longest()).then_some((*slot, form))
         }));
         if self.targets.is_empty() {
             return Err(Refusal::Here(Drop::NoPath));
