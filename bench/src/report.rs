@@ -1,4 +1,30 @@
-//! Numbers as every report tells them.
+//! What every report says in the same way.
+
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value, json};
+
+use crate::machine;
+
+/// The object of `--json`.
+pub fn envelope(name: &str, setup: &Map<String, Value>, figures: Map<String, Value>) -> Value {
+    json!({
+        "name": name,
+        "commit": machine::commit(),
+        "machine": machine::describe(),
+        "setup": setup,
+        "figures": figures,
+    })
+}
+
+/// What was measured on what, a line each; names end at column `width`.
+pub fn setup_lines(setup: &Map<String, Value>, width: usize) -> String {
+    let mut out = String::new();
+    for (name, value) in setup {
+        let _ = writeln!(out, "{name:>width$}  {}", value.as_str().map_or(value.to_string(), str::to_string));
+    }
+    out
+}
 
 /// The middle of `values`; of an even number of them, between the two in the middle. Zero without any.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
 
 use crate::machine::{self, CpuRoom, Cpus};
 
@@ -19,6 +20,14 @@ pub fn ioplane() -> Result<PathBuf> {
         bail!("no {}: build it (script/bench does) or set IOPLANE_BIN", path.display());
     }
     Ok(path)
+}
+
+/// A folder for sockets, logs and images, gone with the value: in `on`, by default beside this binary.
+pub fn scratch(on: Option<&Path>) -> Result<TempDir> {
+    let beside = std::env::current_exe()?.parent().map(Path::to_path_buf).unwrap_or_default();
+    let on = on.unwrap_or(&beside);
+    let made = tempfile::Builder::new().prefix("ioplane-bench-").tempdir_in(on);
+    made.with_context(|| format!("making a folder in {}", on.display()))
 }
 
 /// Where back ends run.

@@ -26,7 +26,7 @@ use crate::network::backend::{Backend, mac, socket};
 use crate::network::frame::Size;
 use crate::network::ioplane::Ioplane;
 use crate::network::nic::{Nic, Shape};
-use crate::served::{Place, Served};
+use crate::served::{Place, Served, scratch};
 use load::{Outcome, Party, Span, Work};
 use report::Report;
 
@@ -66,10 +66,7 @@ pub fn run(options: &Options) -> Result<Report> {
     machine::pin(cpus.front)?;
     let place = Place { cpus, room: CpuRoom::new(cpus.back) };
     let mut report = Report::new(cpus, place.room.describe());
-    let beside = std::env::current_exe()?.parent().map(PathBuf::from).unwrap_or_default();
-    let on = options.folder.clone().unwrap_or(beside);
-    let folder = tempfile::Builder::new().prefix("ioplane-bench-").tempdir_in(&on);
-    let folder = folder.with_context(|| format!("making a folder in {}", on.display()))?;
+    let folder = scratch(options.folder.as_deref())?;
     for guests in 1..=options.guests {
         eprintln!("{guests} guests");
         let mut sessions = Vec::new();

@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::load::{Outcome, Work};
 use super::plot::{self, Panel};
-use crate::machine::{self, Cpus};
-use crate::report::{median, rounded};
+use crate::machine::Cpus;
+use crate::report::{envelope, median, rounded, setup_lines};
 
 /// Payload of a frame of the stream, bytes.
 const WRITE: f64 = 64.0;
@@ -91,21 +91,12 @@ impl Report {
             put("interrupts_per_frame", m.interrupts);
             put("notifications_per_s", m.notifications);
         }
-        json!({
-            "name": "elvis",
-            "commit": machine::commit(),
-            "machine": machine::describe(),
-            "setup": self.setup,
-            "figures": figures,
-        })
+        envelope("elvis", &self.setup, figures)
     }
 
     /// The same for people.
     pub fn table(&self) -> String {
-        let mut out = String::new();
-        for (name, value) in &self.setup {
-            let _ = writeln!(out, "{name:>14}  {}", value.as_str().map_or(value.to_string(), str::to_string));
-        }
+        let mut out = setup_lines(&self.setup, 14);
         let titles = ["Mbit/s", "frames/s", "mean us", "p99 us", "kicks/fr", "irqs/fr", "notif/s"];
         let _ = write!(out, "\n{:10}{:>7}  {:9}", "", "guests", "");
         for title in titles {

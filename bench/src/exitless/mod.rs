@@ -27,7 +27,7 @@ use anyhow::{Context, Result};
 use ioplane_testkit::driver::{Op, Shape};
 
 use crate::machine::{self, CpuRoom, Cpus};
-use crate::served::Place;
+use crate::served::{Place, scratch};
 use backend::{Backend, Backing};
 use ioplane::Ioplane;
 use load::{Load, Outcome, Scatter, Waiting};
@@ -218,13 +218,7 @@ struct Folders {
 
 impl Folders {
     fn new(on: Option<&Path>) -> Result<Self> {
-        let beside = std::env::current_exe()?.parent().map(Path::to_path_buf).unwrap_or_default();
-        let on = on.map_or(beside, Path::to_path_buf);
-        let make = |on: &Path| {
-            let made = tempfile::Builder::new().prefix("ioplane-bench-").tempdir_in(on);
-            made.with_context(|| format!("making a folder in {}", on.display()))
-        };
-        Ok(Folders { shm: make(Path::new("/dev/shm"))?, disk: make(&on)? })
+        Ok(Folders { shm: scratch(Some(Path::new("/dev/shm")))?, disk: scratch(on)? })
     }
 
     fn run(&self, name: &str) -> PathBuf {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::load::{Outcome, Waiting};
-use crate::machine::{self, Cpus};
-use crate::report::{median, rounded};
+use crate::machine::Cpus;
+use crate::report::{envelope, median, rounded, setup_lines};
 
 /// Which load an outcome is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -179,21 +179,12 @@ impl Report {
         }
         figures.insert("generator_ceiling".into(), self.ceilings.clone().into());
         figures.insert("qsd_memory_probes".into(), self.probes.clone().into());
-        json!({
-            "name": "exitless",
-            "commit": machine::commit(),
-            "machine": machine::describe(),
-            "setup": self.setup,
-            "figures": figures,
-        })
+        envelope("exitless", &self.setup, figures)
     }
 
     /// The same for people.
     pub fn table(&self) -> String {
-        let mut out = String::new();
-        for (name, value) in &self.setup {
-            let _ = writeln!(out, "{name:>24}  {}", value.as_str().map_or(value.to_string(), str::to_string));
-        }
+        let mut out = setup_lines(&self.setup, 24);
         let _ = writeln!(out, "{:>24}  {}", "generator's ceiling", json!(self.ceilings));
         let _ = writeln!(out, "{:>24}  {}", "qsd on memory, by way", json!(self.probes));
         let _ = writeln!(

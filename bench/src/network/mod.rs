@@ -28,10 +28,10 @@ mod testpmd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::machine::{self, CpuRoom, Cpus};
-use crate::served::Place;
+use crate::served::{Place, scratch};
 use backend::Backend;
 use frame::Size;
 use ioplane::Ioplane;
@@ -106,10 +106,7 @@ pub fn run(options: &Options) -> Result<Report> {
     machine::pin(cpus.front)?;
     let place = Place { cpus, room: CpuRoom::new(cpus.back) };
     let mut report = Report::new(cpus, place.room.describe());
-    let beside = std::env::current_exe()?.parent().map(PathBuf::from).unwrap_or_default();
-    let on = options.folder.clone().unwrap_or(beside);
-    let folder = tempfile::Builder::new().prefix("ioplane-bench-").tempdir_in(&on);
-    let folder = folder.with_context(|| format!("making a folder in {}", on.display()))?;
+    let folder = scratch(options.folder.as_deref())?;
 
     eprintln!("the generator's ceiling, through a back end that only moves ring entries");
     for (name, packed) in [("split64", false), ("packed64", true)] {

@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 use super::frame::Size;
 use super::load::Outcome;
 use super::nic::{RING, Shape};
-use crate::machine::{self, Cpus};
-use crate::report::{median, rounded};
+use crate::machine::Cpus;
+use crate::report::{envelope, median, rounded, setup_lines};
 
 /// The key of a load's figures: `split64`, `packed1500`, and `split64k_8pairs` for example.
 pub fn key(shape: Shape) -> String {
@@ -137,21 +137,12 @@ impl Report {
             }
         }
         figures.insert("generator_ceiling".into(), self.ceilings.clone().into());
-        json!({
-            "name": "network",
-            "commit": machine::commit(),
-            "machine": machine::describe(),
-            "setup": self.setup,
-            "figures": figures,
-        })
+        envelope("network", &self.setup, figures)
     }
 
     /// The same for people.
     pub fn table(&self) -> String {
-        let mut out = String::new();
-        for (name, value) in &self.setup {
-            let _ = writeln!(out, "{name:>24}  {}", value.as_str().map_or(value.to_string(), str::to_string));
-        }
+        let mut out = setup_lines(&self.setup, 24);
         let _ = writeln!(out, "{:>24}  {}\n", "generator's ceiling", json!(self.ceilings));
         let titles = [
             "frames/s",
