@@ -76,11 +76,11 @@ fn link_local(mac: Mac) -> bool {
 impl Outlet {
     #[inline]
     pub(super) fn judge(&mut self, offered: &Offered<'_>) -> Way {
-        let Offered { head, len, offload, .. } = *offered;
+        let Offered { head, len, .. } = *offered;
         if len < ETH_HLEN || head.len() < ETH_HLEN.min(len) {
             return Way::Drop(Drop::Runt);
         }
-        if len > LONGEST || (!offload.is_large() && len > self.station.longest()) {
+        if len > LONGEST || !offered.fits(&self.station, Form::AsIs) {
             return Way::Drop(Drop::Giant);
         }
         let tag = tag(head);
@@ -94,9 +94,7 @@ impl Outlet {
             }
         };
         if let Way::Port { slot, form } = way
-            && !offload.is_large()
-            && let given = len.saturating_add_signed(form.growth())
-            && self.plan.face(slot).is_some_and(|face| given > face.station.longest())
+            && self.plan.face(slot).is_some_and(|face| !offered.fits(&face.station, form))
         {
             return Way::DropThere { slot, cause: Drop::Giant };
         }

@@ -74,6 +74,14 @@ struct Offered<'a> {
     offload: Offload,
 }
 
+impl Offered<'_> {
+    /// Whether a frame that is not to be segmented is short enough for `station`, in the form that it has there.
+    #[inline]
+    fn fits(&self, station: &Station, form: Form) -> bool {
+        self.offload.is_large() || self.len.saturating_add_signed(form.growth()) <= station.longest()
+    }
+}
+
 impl Outlet {
     pub(crate) fn new(switch: Arc<Switch>, station: Arc<Station>) -> Self {
         let (version, plan, mail) = switch.enter();
@@ -257,8 +265,7 @@ impl Outlet {
         self.targets.extend(others.filter_map(|slot| {
             let station = &plan.face(*slot)?.station;
             let form = judge::gate(own, station, to, vlan, tag).ok()?;
-            let given = offered.len.saturating_add_signed(form.growth());
-            (offered.offload.is_large() || given <= station.longest()).then_some((*slot, form))
+            offered.fits(station, form).then_some((*slot, form))
         }));
         if self.targets.is_empty() {
             return Err(Refusal::Here(Drop::NoPath));
