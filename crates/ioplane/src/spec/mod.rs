@@ -5,6 +5,7 @@ mod address;
 mod core;
 mod network;
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use ioplane_cores::{Manners, Notify};
@@ -199,7 +200,7 @@ pub struct DiskForm {
 /// Longest path of a unix socket (sun_path, with its end).
 const SOCKET_PATH: usize = 107;
 /// Most queues of one disk.
-const QUEUES: u64 = 64;
+const QUEUES: u16 = 64;
 /// Bytes of a serial number (virtio 1.3, 5.2.6).
 const SERIAL: usize = 20;
 /// Entries of a ring if nobody says: enough for a disk, and what most of QEMU's versions take without being told.
@@ -289,6 +290,32 @@ pub fn socket_flaw(path: &Path) -> Option<Flaw> {
     None
 }
 
+/// A number that a form gives or leaves out; one that is out of range is a flaw, and the default stands in for it.
+fn number(
+    flaws: &mut Vec<Flaw>,
+    field: &'static str,
+    given: Option<u64>,
+    default: u16,
+    range: RangeInclusive<u16>,
+) -> u16 {
+    let value = given.unwrap_or(u64::from(default));
+    u16::try_from(value).ok().filter(|value| range.contains(value)).unwrap_or_else(|| {
+        let remedy = format!("give {} to {}", range.start(), range.end());
+        flaws.push(Flaw::new(field, format!("{field} = {value}"), remedy));
+        default
+    })
+}
+
+/// The specification that a form makes, unless it has flaws of its own or the form had. One flaw a field is enough.
+fn checked<S: ServedSpec>(spec: S, mut flaws: Vec<Flaw>) -> Result<S, Vec<Flaw>> {
+    for flaw in spec.flaws() {
+        if !flaws.iter().any(|known| known.field == flaw.field) {
+            flaws.push(flaw);
+        }
+    }
+    if flaws.is_empty() { Ok(spec) } else { Err(flaws) }
+}
+
 impl DiskForm {
     /// The complete disk. Left out: one queue of 128 entries, the backing's block size, its name as the serial number,
     /// writable, and whatever core has time.
@@ -319,16 +346,8 @@ impl DiskForm {
                 None
             }
         };
-        let mut number = |field, value: Option<u64>, default, max: u64| {
-            let value = value.unwrap_or(default);
-            u16::try_from(value).ok().filter(|v| (1..=max).contains(&u64::from(*v))).unwrap_or_else(|| {
-                flaws.push(Flaw::new(field, format!("{field} = {value}"), format!("give 1 to {max}")));
-                1
-            })
-        };
-        let queues = number("queues", self.queues, 1, QUEUES);
-        let queue_size =
-            number("queue_size", self.queue_size, u64::from(QUEUE_SIZE), u64::from(QUEUE_SIZE_MAX));
+        let queues = number(&mut flaws, "queues", self.queues, 1, 1..=QUEUES);
+        let queue_size = number(&mut flaws, "queue_size", self.queue_size, QUEUE_SIZE, 1..=QUEUE_SIZE_MAX);
         let block_size = self.block_size.map(|size| u32::try_from(size).unwrap_or(0));
         let serial =
             self.serial.unwrap_or_else(|| name.chars().filter(char::is_ascii_graphic).take(SERIAL).collect());
@@ -343,12 +362,7 @@ impl DiskForm {
             socket: self.socket,
             core: self.core,
         };
-        for flaw in spec.flaws() {
-            if !flaws.iter().any(|known| known.field == flaw.field) {
-                flaws.push(flaw);
-            }
-        }
-        if flaws.is_empty() { Ok(spec) } else { Err(flaws) }
+        checked(spec, flaws)
     }
 }
 
@@ -388,7 +402,7 @@ impl ServedSpec for DiskSpec {
             }
             _ => {}
         }
-        if !(1..=QUEUES).contains(&u64::from(self.queues)) {
+        if !(1..=QUEUES).contains(&self.queues) {
             flaw("queues", format!("queues = {}", self.queues), "give 1 to 64");
         }
         if !self.queue_size.is_power_of_two() || !(2..=QUEUE_SIZE_MAX).contains(&self.queue_size) {

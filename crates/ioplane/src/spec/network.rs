@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Flaw, LinkWord, Mac, ServedSpec, VlanSpec, name_flaw, pick, socket_flaw};
+use super::{
+    Flaw, LinkWord, Mac, QUEUE_SIZE_MAX, ServedSpec, VlanSpec, checked, name_flaw, number, pick, socket_flaw,
+};
 
 /// Most queue pairs of one NIC.
-const PAIRS: u64 = 8;
+const PAIRS: u16 = 8;
 /// Entries of a ring if nobody says: what QEMU takes without being told.
 pub const NIC_QUEUE_SIZE: u16 = 256;
 /// Bytes of a frame behind its Ethernet header, if nobody says.
@@ -128,17 +130,10 @@ impl NicForm {
         if self.switch.is_none() {
             flaws.push(Flaw::new("switch", "a NIC without a switch", "give switch = \"NAME\""));
         }
-        let mut number = |field, value: Option<u64>, default: u16, least: u16, most: u64| {
-            let value = value.unwrap_or(u64::from(default));
-            let fits = |v: &u16| (u64::from(least)..=most).contains(&u64::from(*v));
-            u16::try_from(value).ok().filter(fits).unwrap_or_else(|| {
-                flaws.push(Flaw::new(field, format!("{field} = {value}"), format!("give {least} to {most}")));
-                default
-            })
-        };
-        let pairs = number("pairs", self.pairs, 1, 1, PAIRS);
-        let queue_size = number("queue_size", self.queue_size, NIC_QUEUE_SIZE, 64, 1024);
-        let mtu = number("mtu", self.mtu, MTU, MTU_LEAST, u64::from(MTU_MOST));
+        let pairs = number(&mut flaws, "pairs", self.pairs, 1, 1..=PAIRS);
+        let queue_size =
+            number(&mut flaws, "queue_size", self.queue_size, NIC_QUEUE_SIZE, 64..=QUEUE_SIZE_MAX);
+        let mtu = number(&mut flaws, "mtu", self.mtu, MTU, MTU_LEAST..=MTU_MOST);
         let spec = NicSpec {
             name: name.to_owned(),
             switch: self.switch.unwrap_or_else(|| "none".to_owned()),
@@ -152,12 +147,7 @@ impl NicForm {
             socket: self.socket,
             core: self.core,
         };
-        for flaw in spec.flaws() {
-            if !flaws.iter().any(|known| known.field == flaw.field) {
-                flaws.push(flaw);
-            }
-        }
-        if flaws.is_empty() { Ok(spec) } else { Err(flaws) }
+        checked(spec, flaws)
     }
 }
 
@@ -189,10 +179,10 @@ impl ServedSpec for NicSpec {
             flaws.push(Flaw { field: "switch", ..flaw });
         }
         let mut flaw = |field, reason: String, remedy: String| flaws.push(Flaw::new(field, reason, remedy));
-        if !(1..=PAIRS).contains(&u64::from(self.pairs)) {
+        if !(1..=PAIRS).contains(&self.pairs) {
             flaw("pairs", format!("pairs = {}", self.pairs), format!("give 1 to {PAIRS}"));
         }
-        if !self.queue_size.is_power_of_two() || !(64..=1024).contains(&self.queue_size) {
+        if !self.queue_size.is_power_of_two() || !(64..=QUEUE_SIZE_MAX).contains(&self.queue_size) {
             let remedy = "give a power of two from 64 to 1024".to_owned();
             flaw("queue_size", format!("queue_size = {}", self.queue_size), remedy);
         }
