@@ -11,8 +11,10 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long short commands may take; long enough for a guest whose disk waits for a restarted daemon.
@@ -20,11 +22,16 @@ const SHORT: Duration = Duration::from_secs(60);
 
 type Waiting = Arc<Mutex<Option<HashMap<u64, Sender<Body>>>>>;
 
-/// A connection to the program in one guest. Cheap to share; usable from several threads.
+/// A connection to the program in one guest, through whichever QEMU the guest is in. Cheap to share; usable from several
+/// threads.
 #[derive(Debug)]
 pub struct Agent {
     out: Mutex<(UnixStream, u64)>,
     waiting: Waiting,
+    /// Hears the guest until its QEMU has ended, and gives back the line that was begun.
+    reader: Mutex<Option<JoinHandle<Vec<u8>>>>,
+    /// The end of the QEMU is not the end of the guest.
+    leaving: Arc<AtomicBool>,
 }
 
 /// A request under way: its answers.
@@ -37,31 +44,62 @@ pub struct Call {
 impl Agent {
     /// Connects to the socket behind the guest's port. The guest may come up later.
     pub fn connect(socket: &Path) -> Result<Agent> {
+        let agent = Agent::hold(socket)?;
+        agent.listen(Vec::new())?;
+        Ok(agent)
+    }
+
+    /// Connects to a port whose guest is still elsewhere; what is said there is heard by [`Agent::go_on`].
+    pub fn hold(socket: &Path) -> Result<Agent> {
         let stream =
             UnixStream::connect(socket).with_context(|| format!("connect to {}", socket.display()))?;
-        let mut reader = BufReader::new(stream.try_clone()?);
-        let waiting: Waiting = Arc::new(Mutex::new(Some(HashMap::new())));
-        let answers = Arc::clone(&waiting);
-        std::thread::spawn(move || {
-            let mut line = Vec::new();
-            // Firmware may have written to the port too: what is no answer is passed over.
+        let waiting = Arc::new(Mutex::new(Some(HashMap::new())));
+        Ok(Agent { out: Mutex::new((stream, 1)), waiting, reader: Mutex::default(), leaving: Arc::default() })
+    }
+
+    fn listen(&self, begun: Vec<u8>) -> Result<()> {
+        let stream = lock(&self.out).0.try_clone()?;
+        let (waiting, leaving) = (Arc::clone(&self.waiting), Arc::clone(&self.leaving));
+        let reader = std::thread::spawn(move || {
+            let (mut reader, mut line) = (BufReader::new(stream), begun);
             while reader.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
-                if let Ok(answer) = serde_json::from_slice::<Answer>(&line) {
-                    deliver(&answers, answer);
+                if line.ends_with(b"\n") {
+                    // Firmware may have written to the port too: what is no answer is passed over.
+                    if let Ok(answer) = serde_json::from_slice::<Answer>(&line) {
+                        deliver(&waiting, answer);
+                    }
+                    line.clear();
                 }
-                line.clear();
             }
-            // Whoever waits learns that nothing comes any more.
-            *lock(&answers) = None;
+            if !leaving.load(Ordering::Acquire) {
+                // Whoever waits learns that nothing comes any more.
+                *lock(&waiting) = None;
+            }
+            line
         });
-        Ok(Agent { out: Mutex::new((stream, 1)), waiting })
+        *lock(&self.reader) = Some(reader);
+        Ok(())
+    }
+
+    /// The guest is about to leave its QEMU: that this one's socket closes ends nothing.
+    pub fn leave(&self) {
+        self.leaving.store(true, Ordering::Release);
+    }
+
+    /// The guest is in another QEMU, to whose port `there` is the connection; the one that it left has ended.
+    pub fn go_on(&self, there: &Agent) -> Result<()> {
+        let reader = lock(&self.reader).take().context("nobody listened to the guest")?;
+        let begun = reader.join().map_err(|_| anyhow!("the listening thread died"))?;
+        lock(&self.out).0 = lock(&there.out).0.try_clone()?;
+        self.leaving.store(false, Ordering::Release);
+        self.listen(begun)
     }
 
     /// Sends a command; its answers are read from the call.
     pub fn begin(&self, command: Command) -> Result<Call> {
         let what = format!("{command:?}");
         let (send, answers) = channel();
-        let mut out = self.out.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut out = lock(&self.out);
         let id = out.1;
         out.1 += 1;
         let Some(waiting) = &mut *lock(&self.waiting) else {

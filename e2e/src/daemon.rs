@@ -89,6 +89,17 @@ impl Daemon {
 
     /// What QEMU of this version needs for a guest of `memory_mib` with these disks; firmware boots the first.
     pub fn qemu_args(&self, version: Version, memory_mib: u64, disks: &[&str]) -> Result<String> {
+        self.qemu_args_with(version, memory_mib, disks, &[])
+    }
+
+    /// The same with more words for each `ioplane qemu-args`.
+    pub fn qemu_args_with(
+        &self,
+        version: Version,
+        memory_mib: u64,
+        disks: &[&str],
+        words: &[&str],
+    ) -> Result<String> {
         let (number, memory) = (version.number()?, format!("{memory_mib}M"));
         let mut line = Vec::new();
         for (index, disk) in disks.iter().enumerate() {
@@ -97,6 +108,7 @@ impl Daemon {
                 0 => args.extend(["--memory", &memory]),
                 _ => args.push("--disk-only"),
             }
+            args.extend(words);
             line.push(self.text(&args)?);
         }
         Ok(line.join(" "))

@@ -70,6 +70,8 @@ pub struct Qemu<'a> {
     slots: u32,
     append: String,
     args: Vec<OsString>,
+    incoming: bool,
+    machine: String,
     limit: Option<Duration>,
     news: News<'a>,
 }
@@ -89,6 +91,8 @@ impl<'a> Qemu<'a> {
             slots: 4,
             append: String::new(),
             args: Vec::new(),
+            incoming: false,
+            machine: "q35".into(),
             limit: None,
             news: &silent,
         }
@@ -156,6 +160,18 @@ impl<'a> Qemu<'a> {
         Ok(self.args(&args))
     }
 
+    /// Another machine than `q35`: one of a fixed version, so that its guest can move to a newer QEMU.
+    pub fn machine(mut self, machine: &str) -> Self {
+        self.machine = machine.into();
+        self
+    }
+
+    /// No guest yet: one comes by migration ([`Vm::send_to`]) and stands still until [`Vm::go_on_from`].
+    pub fn incoming(mut self) -> Self {
+        self.incoming = true;
+        self.args("-incoming defer -S")
+    }
+
     /// How long until the guest must answer; by default a minute or so, more under TCG and OVMF.
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = Some(limit);
@@ -182,7 +198,7 @@ impl<'a> Qemu<'a> {
         let log = folder.path().join("qemu.log");
         let (program, args) = self.command(guest, folder.path())?;
         let process = Process::start(&program, &args, &log)?;
-        Vm::attach(self.name, self.version, folder, process, self.slots)
+        Vm::attach(self.name, self.version, folder, process, self.slots, self.incoming)
     }
 
     fn patience(&self) -> Duration {
@@ -204,7 +220,8 @@ impl<'a> Qemu<'a> {
         let mut args: Vec<OsString> = Vec::new();
         let mut add = |line: &str| args.extend(line.split_whitespace().map(OsString::from));
         let own_memory = self.args.iter().any(|arg| arg.to_string_lossy().contains("memory-backend-"));
-        add("-nodefaults -no-user-config -no-reboot -display none -machine q35,vmport=off");
+        let machine = &self.machine;
+        add(&format!("-nodefaults -no-user-config -no-reboot -display none -machine {machine},vmport=off"));
         if !own_memory {
             let size = self.memory_mib;
             add(&format!(

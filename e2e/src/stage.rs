@@ -93,6 +93,19 @@ impl Stage {
         Ok(Qemu::new(name).version(version).memory_mib(MEMORY_MIB).args(&args))
     }
 
+    /// A QEMU for a guest that comes by migration, with the same disks: behind their second sockets, or behind the first.
+    pub fn destination<'a>(
+        &self,
+        name: &str,
+        version: Version,
+        disks: &[&str],
+        twin: bool,
+    ) -> Result<Qemu<'a>> {
+        let words: &[&str] = if twin { &["--twin"] } else { &[] };
+        let args = self.daemon.qemu_args_with(version, MEMORY_MIB, disks, words)?;
+        Ok(Qemu::new(name).version(version).memory_mib(MEMORY_MIB).args(&args).incoming())
+    }
+
     /// Starts a guest and waits until it is up.
     pub fn boot(&self, qemu: Qemu<'_>) -> Result<Vm> {
         let vm = qemu.news(&|line| eprintln!("{line}")).start(&self.guest)?;

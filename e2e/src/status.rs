@@ -29,6 +29,8 @@ pub struct Disk {
     pub size: u64,
     /// Where VMMs connect.
     pub socket: PathBuf,
+    /// Behind which of its sockets its guest runs: `socket` or `twin`.
+    pub owner: Option<String>,
     /// What is behind it.
     pub backing: Backing,
     /// Virtio features that the guest's driver accepted, as bits.

@@ -52,9 +52,11 @@ impl Vm {
         folder: TempDir,
         mut process: Process,
         slots: u32,
+        incoming: bool,
     ) -> Result<Vm> {
         let started = Instant::now();
-        let agent = Arc::new(wait_for(&mut process, || Agent::connect(&folder.path().join("agent")))?);
+        let connect = if incoming { Agent::hold } else { Agent::connect };
+        let agent = Arc::new(wait_for(&mut process, || connect(&folder.path().join("agent")))?);
         let qmp = wait_for(&mut process, || Qmp::connect(&folder.path().join("qmp")))?;
         let slots = vec![None; slots as usize];
         let boot_time = Duration::ZERO;
@@ -189,6 +191,11 @@ impl Vm {
     /// Kills QEMU with signal 9: a power cut.
     pub fn kill(&mut self) {
         self.process.kill();
+    }
+
+    /// The guest's name is that of the QEMU it is in; what it was told and answered goes with it.
+    pub(crate) fn agent_of(&mut self, agent: Arc<Agent>, hello: Option<Hello>) {
+        (self.agent, self.hello) = (agent, hello);
     }
 
     fn console_path(&self) -> PathBuf {

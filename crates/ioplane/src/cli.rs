@@ -92,6 +92,21 @@ pub enum DiskCommand {
         #[arg(long)]
         shrink: bool,
     },
+    /// Give a disk a second socket, for the destination of a migration on this host; the image is opened and locked once, and
+    /// the disk goes over when the destination's guest runs
+    Twin {
+        /// Its name
+        name: String,
+        /// Where [default: NAME.twin.sock in the run directory]
+        #[arg(long = "vhost-socket", value_name = "PATH", conflicts_with = "remove")]
+        vhost_socket: Option<PathBuf>,
+        /// Take the second socket away; refused while a VM is connected there
+        #[arg(long)]
+        remove: bool,
+        /// Even while a VM is connected there
+        #[arg(long, requires = "remove")]
+        force: bool,
+    },
     /// Put another backing behind a disk while a guest uses it. The content is not copied: make it equal before, with
     /// the guest's file systems frozen or unmounted, or the disk read-only
     Replace {
@@ -149,6 +164,9 @@ pub struct DiskAdd {
     /// Its vhost-user socket [default: NAME.sock in the run directory]
     #[arg(long = "vhost-socket", value_name = "PATH")]
     pub vhost_socket: Option<PathBuf>,
+    /// A second vhost-user socket, for the destination of a migration on this host
+    #[arg(long, value_name = "PATH")]
+    pub twin: Option<PathBuf>,
 }
 
 /// What can be done with I/O cores.
@@ -207,6 +225,9 @@ pub struct QemuArgs {
     /// Only the device: for the second and further ones of a guest
     #[arg(long, alias = "device-only")]
     pub disk_only: bool,
+    /// For the destination of a migration: the disk's second socket
+    #[arg(long)]
+    pub twin: bool,
     /// Version of the QEMU, such as 7.2 [default: that of --qemu]
     #[arg(long, value_name = "VERSION")]
     pub qemu_version: Option<String>,

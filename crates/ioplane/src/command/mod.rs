@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::CommandFactory;
 use hyper::Method;
 use serde::Serialize;
@@ -23,7 +23,7 @@ use serde::de::DeserializeOwned;
 use crate::cli::{BackingArgs, Cli, Command, CoreCommand, DiskAdd, DiskCommand, LibvirtArgs, QemuArgs};
 use crate::client::Client;
 use crate::config::Problems;
-use crate::daemon::{self, ChangeForm, CoreForm, MoveForm, NotifyForm};
+use crate::daemon::{self, ChangeForm, CoreForm, MoveForm, NotifyForm, TwinForm};
 use crate::report::{CoreReport, DiskReport, DoneReport, StatusReport};
 use crate::spec::DiskForm;
 
@@ -184,6 +184,21 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
                 working("resizing", || ask(client, Method::PATCH, &address(&name), Some(&form)))?;
             print(json, &disk, one)
         }
+        DiskCommand::Twin { name, remove: true, force, .. } => {
+            let path = format!("{}/twin?force={force}", address(&name));
+            let disk: DiskReport =
+                working("waiting for requests to end", || ask(client, Method::DELETE, &path, None::<&()>))?;
+            print(json, &disk, one)
+        }
+        DiskCommand::Twin { name, vhost_socket, .. } => {
+            let form = TwinForm { socket: vhost_socket.as_deref().map(absolute).transpose()? };
+            let path = format!("{}/twin", address(&name));
+            let disk: DiskReport = ask(client, Method::PUT, &path, Some(&form))?;
+            print(json, &disk, |disk| {
+                let twin = disk.twin.as_deref().unwrap_or(Path::new("-"));
+                format!("{} has a second socket: {}\n", disk.name, twin.display())
+            })
+        }
         DiskCommand::Replace { name, backing } => {
             let BackingArgs { path, memory, direct, engine } = backing;
             let path = path.as_deref().map(absolute).transpose()?;
@@ -215,6 +230,7 @@ fn form(add: DiskAdd) -> Result<DiskForm> {
         engine,
         core: add.core,
         socket: add.vhost_socket.as_deref().map(absolute).transpose()?,
+        twin: add.twin.as_deref().map(absolute).transpose()?,
     })
 }
 
@@ -265,7 +281,19 @@ fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
     let memory = (!wanted.disk_only).then_some(wanted.memory);
     let mut args = memory.map(qemu::memory).unwrap_or_default();
     args.extend(match &device {
-        libvirt::Device::Disk(disk) => qemu::disk(disk, version, wanted.bootindex),
+        libvirt::Device::Disk(disk) => {
+            let socket = match (wanted.twin, &disk.twin) {
+                (false, _) => &disk.socket,
+                (true, Some(twin)) => twin,
+                (true, None) => {
+                    bail!("disk {0} has no second socket\n  to do: give it one: ioplane disk twin {0}", disk.name)
+                }
+            };
+            qemu::disk(disk, socket, version, wanted.bootindex)
+        }
+        libvirt::Device::Nic(nic) if wanted.twin => {
+            bail!("{} is a NIC: only disks have a second socket\n  to do: see docs/guide/migration.md", nic.name)
+        }
         libvirt::Device::Nic(nic) => qemu::nic(nic, version, wanted.bootindex),
     });
     if std::io::stdout().is_terminal() && !json && memory.is_some() {

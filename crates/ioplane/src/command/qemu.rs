@@ -1,5 +1,6 @@
 //! The arguments that give a disk or a NIC to a QEMU.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
@@ -54,7 +55,7 @@ pub fn memory(Size(bytes): Size) -> Vec<String> {
     ]
 }
 
-fn chardev(id: &str, socket: &std::path::Path, version: Version) -> [String; 2] {
+fn chardev(id: &str, socket: &Path, version: Version) -> [String; 2] {
     let path = value(&socket.display().to_string());
     ["-chardev".to_owned(), format!("socket,id={id}-socket,path={path},{}", version.reconnect())]
 }
@@ -66,8 +67,8 @@ fn device(mut device: String, bootindex: Option<u32>) -> [String; 2] {
     ["-device".to_owned(), device]
 }
 
-/// The arguments for one disk.
-pub fn disk(disk: &DiskReport, version: Version, bootindex: Option<u32>) -> Vec<String> {
+/// The arguments for one disk behind one of its sockets.
+pub fn disk(disk: &DiskReport, socket: &Path, version: Version, bootindex: Option<u32>) -> Vec<String> {
     let id = format!("ioplane-{}", disk.name);
     // The size is said always: what QEMU takes without being told has changed with its versions (128, 1024).
     let blk = format!(
@@ -75,7 +76,7 @@ pub fn disk(disk: &DiskReport, version: Version, bootindex: Option<u32>) -> Vec<
         disk.queues.len(),
         disk.queue_size
     );
-    [chardev(&id, &disk.socket, version), device(blk, bootindex)].concat()
+    [chardev(&id, socket, version), device(blk, bootindex)].concat()
 }
 
 /// The arguments for one NIC.

@@ -308,6 +308,7 @@ fn disk(mut reader: Reader<'_, '_>) -> Option<(DiskSpec, Place)> {
         engine: reader.word("engine", EngineWord::of, EngineWord::WORDS),
         core: reader.small("core"),
         socket: reader.path("socket"),
+        twin: reader.path("twin"),
     };
     let spec = match &name {
         Some(name) => match form.spec(name) {
@@ -360,9 +361,13 @@ fn check_disks(config: &Config, problems: &mut Vec<Problem>) {
                 );
                 problem(Flaw::new("path", reason, "give every disk its own copy, or make both read_only"));
             }
-            if disk.socket.is_some() && other.socket == disk.socket {
-                let reason = format!("the socket of disk {}, in line {}", other.name, earlier.of("socket"));
-                problem(Flaw::new("socket", reason, "give every disk a socket of its own, or leave it out"));
+            for (field, socket) in [("socket", &disk.socket), ("twin", &disk.twin)] {
+                let theirs = [("socket", &other.socket), ("twin", &other.twin)];
+                let same = |(_, theirs): &(&str, &Option<PathBuf>)| socket.is_some() && *theirs == socket;
+                if let Some((taken, _)) = theirs.into_iter().find(same) {
+                    let reason = format!("the {taken} of disk {}, in line {}", other.name, earlier.of(taken));
+                    problem(Flaw::new(field, reason, "give every disk a socket of its own, or leave it out"));
+                }
             }
         }
         if let Some(core) = disk.core

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use ioplane_device::Still;
 use ioplane_storage::{Backing, FileBacking, FileOptions, MemoryBacking};
 use ioplane_virtio::blk::{Blk, BlkOptions};
 
@@ -13,9 +14,10 @@ use super::ground::Ground;
 use super::ledger::{DiskRecord, Entries};
 use super::served::{Kind, Served, blocking};
 use super::shelf::Shelf;
+use super::twin;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
-use crate::report::{BackingReport, Counts, DiskReport, QueueReport, ServedState, VmReport, faults_of};
+use crate::report::{BackingReport, Counts, DiskReport, Door, QueueReport, ServedState, VmReport, faults_of};
 use crate::size::Size;
 use crate::spec::{BackingSpec, DiskSpec, QUEUE_SIZE_MAX, ServedSpec};
 
@@ -92,7 +94,7 @@ pub fn open(
 
 /// A disk that is being served.
 pub struct Disk {
-    served: Served<Disk>,
+    pub(super) served: Served<Disk>,
     backing: Arc<Mutex<BackingReport>>,
 }
 
@@ -125,7 +127,8 @@ impl Disk {
                 }
             })
         };
-        self.served
+        let outcome = self
+            .served
             .handle
             .change(move |model| {
                 // The file system may take its time.
@@ -133,7 +136,12 @@ impl Disk {
                 let outcome = tokio::task::block_in_place(|| change(model));
                 (outcome, before != model.bytes())
             })
-            .await?
+            .await?;
+        if let Some(second) = self.served.second().filter(|_| outcome.is_ok()) {
+            // The size is one; who is connected there wants to know.
+            second.change(|_| ((), true)).await?;
+        }
+        outcome
     }
 
     /// Puts another backing behind the disk while the guest uses it. The caller has made the content equal. The ledger is
@@ -148,7 +156,8 @@ impl Disk {
         let (next, owner) = (spec.backing.clone(), self.served.handle.socket().to_owned());
         let opened = blocking(move || open(&spec, &spec.backing, None, &owner)).await?;
         let (note, shown) = (self.served.note.clone(), self.backing.clone());
-        let exchange = move |model: &mut Blk, still: &ioplane_device::Still| {
+        let fresh = opened.backing.clone();
+        let exchange = move |model: &mut Blk, still: &Still| {
             let (before, bytes) = (model.bytes(), opened.backing.info().bytes);
             if bytes < before {
                 return Err(Refusal::conflict(
@@ -181,14 +190,17 @@ impl Disk {
             *lock(&shown) = opened.report;
             Ok((old, before != model.bytes()))
         };
-        let old = self
-            .served
-            .handle
-            .at_quiescence(move |model, still| match tokio::task::block_in_place(|| exchange(model, still)) {
-                Ok((old, told)) => (Ok(old), told),
-                Err(refused) => (Err(refused), false),
-            })
-            .await??;
+        let exchange = move |model: &mut Blk, still: &Still| match tokio::task::block_in_place(|| {
+            exchange(model, still)
+        }) {
+            Ok((old, told)) => (Ok(old), told),
+            Err(refused) => (Err(refused), false),
+        };
+        let first = &self.served.handle;
+        let old = match self.served.second() {
+            None => first.at_quiescence(exchange).await??,
+            Some(second) => twin::exchange_both(first, &second, fresh, exchange).await?,
+        };
         // Closing an image may wait for its last I/O.
         blocking(move || {
             drop(old);
@@ -220,6 +232,10 @@ impl Kind for Disk {
         let memory = matches!(record.now.backing, BackingSpec::Memory { .. });
         let remedy = "if it may be lost, `ioplane disk remove` it first; or put the configuration back";
         memory.then_some(("changing a disk in memory would lose its content", remedy))
+    }
+
+    fn twin_of(model: &Blk) -> Option<Blk> {
+        Some(model.twin())
     }
 
     /// No change of a disk's configuration is made so; see [`Kind::lives_on`].
@@ -260,7 +276,13 @@ impl Kind for Disk {
         let mut report = Disk::blank(&self.served.note.read(), socket, ServedState::Busy, None);
         report.backing = lock(&self.backing).clone();
         let shape = |model: &mut Blk| (model.bytes(), model.read_only());
-        let Some((status, (size, read_only))) = self.served.glance(shape).await else { return report };
+        let twin = self.served.second_status().await;
+        let Some((mut status, (size, read_only))) = self.served.glance(shape).await else { return report };
+        report.owner = status.owner.then_some(Door::Socket);
+        report.waiting = status.waiting.then_some(Door::Socket);
+        if let Some(theirs) = twin {
+            report.add_twin(theirs, &mut status);
+        }
         (report.size, report.read_only) = (size, read_only);
         report.state = ServedState::Served;
         report.connected = status.connected;
@@ -291,6 +313,9 @@ impl Kind for Disk {
             connections: 0,
             vm: None,
             socket,
+            twin: spec.twin.clone(),
+            owner: None,
+            waiting: None,
             backing,
             size,
             read_only: spec.read_only,

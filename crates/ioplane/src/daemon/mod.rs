@@ -24,6 +24,7 @@ mod shelf;
 mod switches;
 #[cfg(test)]
 mod tests;
+mod twin;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::OpenOptionsExt;
@@ -46,7 +47,7 @@ use served::Kind;
 use shelf::{OnFailure, Shelf};
 use switches::Switches;
 
-pub use api::{ChangeForm, CoreForm, LinkForm, MoveForm, NotifyForm};
+pub use api::{ChangeForm, CoreForm, LinkForm, MoveForm, NotifyForm, TwinForm};
 pub use serve::serve;
 
 /// Where the control socket is if nobody says.

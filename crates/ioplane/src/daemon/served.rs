@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ioplane_host::vhost_user::{self, Handle, ServerOptions, Status};
+use ioplane_host::vhost_user::{self, Handle, Lease, STOP_PATIENCE, ServerOptions, Status};
 use ioplane_virtio::VirtioDevice;
 
 use super::Daemon;
@@ -69,6 +69,11 @@ pub trait Kind: Send + Sync + Sized + 'static {
     /// Makes that change.
     fn become_next(&self, next: Record<Self::Spec>) -> impl Future<Output = Result<(), Refusal>> + Send;
 
+    /// The same device for a second front end, the destination of a migration, if there can be one.
+    fn twin_of(_model: &Self::Model) -> Option<Self::Model> {
+        None
+    }
+
     /// What it has in common with others.
     fn served(&self) -> &Served<Self>;
 
@@ -121,6 +126,10 @@ fn write<K: Kind>(ledger: &Ledger, record: &Record<K::Spec>) -> Result<(), Refus
 pub struct Served<K: Kind> {
     /// To talk to that task.
     pub handle: Handle<K::Model>,
+    /// To talk to the task of its second socket, if it has one.
+    pub(super) second: Mutex<Option<Handle<K::Model>>>,
+    /// Behind which of the two its rings run.
+    pub(super) lease: Lease,
     /// What is written down of it.
     pub note: Arc<Note<K>>,
     /// One change at a time.
@@ -135,18 +144,13 @@ impl<K: Kind> Served<K> {
             K::removed(entries).remove(record.now.name());
         })?;
         write::<K>(&ground.ledger, &record)?;
-        let options = ServerOptions {
-            socket: socket.clone(),
-            pool: Arc::new(ground.seating(&record)),
-            dirty_log: true,
-        };
-        let handle = vhost_user::serve(model, options).map_err(|error| {
-            let remedy = "is its folder there and writable, and does no other daemon listen there?";
-            Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)
-        })?;
-        ground.access().open(&socket)?;
+        let lease = Lease::default();
+        let twin = record.now.twin().map(Path::to_owned).zip(K::twin_of(&model));
+        let handle = serve(model, socket, &record, ground, &lease)?;
+        let second = twin.map(|(socket, model)| serve(model, socket, &record, ground, &lease)).transpose()?;
         let note = Arc::new(Note { record: Mutex::new(record), ledger: ground.ledger.clone() });
-        Ok(Served { handle, note, changing: tokio::sync::Mutex::default() })
+        let (second, changing) = (Mutex::new(second), tokio::sync::Mutex::default());
+        Ok(Served { handle, second, lease, note, changing })
     }
 
     /// What is seen of it, unless it is busy with a change; `look` sees the model.
@@ -162,21 +166,45 @@ impl<K: Kind> Served<K> {
         tokio::time::timeout(GLANCE, both).await.ok().flatten()
     }
 
-    /// Whether a front end is connected; a device that does not answer is.
+    /// Whether a front end is connected, to either socket; a device that does not answer is.
     pub async fn in_use(&self) -> bool {
-        self.glance(|_| ()).await.is_none_or(|(status, ())| status.connected)
+        for handle in [Some(self.handle.clone()), self.second()].into_iter().flatten() {
+            let status = tokio::time::timeout(GLANCE, handle.status()).await;
+            if status.ok().and_then(Result::ok).is_none_or(|status| status.connected) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The hold on the instance behind the second socket.
+    pub fn second(&self) -> Option<Handle<K::Model>> {
+        self.second.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How the second instance is, if there is one and it answers.
+    pub async fn second_status(&self) -> Option<Status> {
+        let second = self.second()?;
+        tokio::time::timeout(GLANCE, second.status()).await.ok()?.ok()
     }
 
     /// Ends the service. Nothing of the device is left when it returns; the ledger is the caller's business.
     pub async fn stop(&self, force: bool) -> Result<(), Refusal> {
         let _changing = self.changing.lock().await;
-        self.handle.stop(force).await.map_err(|refused| match refused {
+        let refused = |refused| match refused {
             vhost_user::Refusal::Connected => Refusal::conflict(
                 format!("a guest is using the {}", K::NAME),
                 format!("unplug the {} or shut the guest down first, or take it away with --force", K::NAME),
             ),
             refused => refused.into(),
-        })
+        };
+        if let Some(second) = self.second() {
+            if !force && self.in_use().await {
+                return Err(refused(vhost_user::Refusal::Connected));
+            }
+            second.stop(force).await.map_err(refused)?;
+        }
+        self.handle.stop(force).await.map_err(refused)
     }
 
     /// The configuration says the same as before, in another file perhaps: notes that.
@@ -195,12 +223,39 @@ impl<K: Kind> Served<K> {
                 format!("it has queues 0 to {}", queues - 1),
             ));
         }
+        let old = ground.seating(&record);
         record.moved.insert(queue, core);
-        self.handle.move_queue(queue, Arc::new(ground.seating(&record))).await?;
+        let new = ground.seating(&record);
+        self.handle.move_queue(queue, Arc::new(new.clone())).await?;
+        if let Some(second) = self.second()
+            && let Err(refused) = second.move_queue(queue, Arc::new(new)).await
+        {
+            // It runs there, so it does not run here, and here it moves back at once.
+            self.handle.move_queue(queue, Arc::new(old)).await?;
+            return Err(refused.into());
+        }
         self.note.change(|record| {
             record.moved.insert(queue, core);
         })
     }
+}
+
+/// Serves one instance of a device on a socket.
+pub(super) fn serve<V: VirtioDevice, S: ServedSpec>(
+    model: V,
+    socket: PathBuf,
+    record: &Record<S>,
+    ground: &Ground,
+    lease: &Lease,
+) -> Result<Handle<V>, Refusal> {
+    let pool = Arc::new(ground.seating(record));
+    let options = ServerOptions { socket: socket.clone(), pool, dirty_log: true };
+    let handle = vhost_user::serve_leased(model, options, STOP_PATIENCE, lease.clone()).map_err(|error| {
+        let remedy = "is its folder there and writable, and does no other daemon listen there?";
+        Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)
+    })?;
+    ground.access().open(&socket)?;
+    Ok(handle)
 }
 
 /// Does what may block on a thread for that.

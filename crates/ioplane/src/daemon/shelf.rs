@@ -51,7 +51,7 @@ pub enum OnFailure {
 /// All of one kind.
 pub struct Shelf<K: Kind> {
     slots: Mutex<BTreeMap<String, Slot<K>>>,
-    ground: Arc<Ground>,
+    pub(super) ground: Arc<Ground>,
     below: Arc<K::Below>,
 }
 

@@ -80,6 +80,26 @@ pub enum ServedState {
     Busy,
 }
 
+/// A socket of a disk that may have two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Door {
+    /// Its own.
+    Socket,
+    /// Its second one.
+    Twin,
+}
+
+impl Door {
+    /// What people call it.
+    pub fn words(self) -> &'static str {
+        match self {
+            Door::Socket => "the first socket",
+            Door::Twin => "the second socket",
+        }
+    }
+}
+
 /// One disk.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DiskReport {
@@ -93,15 +113,24 @@ pub struct DiskReport {
     pub remedy: Option<String>,
     /// `config`, or `added` at run time.
     pub origin: String,
-    /// A front end (a VMM) is connected.
+    /// A front end (a VMM) is connected, to either socket.
     pub connected: bool,
-    /// Front ends that have come so far.
+    /// Front ends that have come so far, to either socket.
     pub connections: u64,
     /// Whose front end it is.
     #[serde(default)]
     pub vm: Option<VmReport>,
     /// Where front ends connect.
     pub socket: PathBuf,
+    /// Where the destination of a migration connects, if there is a second socket.
+    #[serde(default)]
+    pub twin: Option<PathBuf>,
+    /// Behind which of the two its rings run.
+    #[serde(default)]
+    pub owner: Option<Door>,
+    /// Behind which of the two a front end has started rings that wait for the other's to stop.
+    #[serde(default)]
+    pub waiting: Option<Door>,
     /// What is behind it.
     pub backing: BackingReport,
     /// Size, as the guest sees it.

@@ -174,6 +174,9 @@ pub struct DiskSpec {
     pub block_size: Option<u32>,
     /// The vhost-user socket, if it is not `RUN_DIR/NAME.sock`.
     pub socket: Option<PathBuf>,
+    /// A second vhost-user socket, for the destination of a migration on this host.
+    #[serde(default)]
+    pub twin: Option<PathBuf>,
     /// The core that its queues prefer.
     pub core: Option<u32>,
 }
@@ -195,6 +198,7 @@ pub struct DiskForm {
     pub engine: Option<EngineWord>,
     pub core: Option<u32>,
     pub socket: Option<PathBuf>,
+    pub twin: Option<PathBuf>,
 }
 
 /// Longest path of a unix socket (sun_path, with its end).
@@ -232,6 +236,10 @@ pub trait ServedSpec: Clone + PartialEq + Send + Sync + 'static {
     fn socket(&self) -> Option<&Path>;
     /// The core that its queues prefer.
     fn core(&self) -> Option<u32>;
+    /// Where a second front end connects, the destination of a migration, if one can.
+    fn twin(&self) -> Option<&Path> {
+        None
+    }
     /// Number of its queues.
     fn queues(&self) -> u16;
     /// Everything that is wrong with it in itself. The state file is checked by this too.
@@ -360,6 +368,7 @@ impl DiskForm {
             queue_size,
             block_size,
             socket: self.socket,
+            twin: self.twin,
             core: self.core,
         };
         checked(spec, flaws)
@@ -377,6 +386,10 @@ impl ServedSpec for DiskSpec {
 
     fn core(&self) -> Option<u32> {
         self.core
+    }
+
+    fn twin(&self) -> Option<&Path> {
+        self.twin.as_deref()
     }
 
     fn queues(&self) -> u16 {
@@ -417,6 +430,13 @@ impl ServedSpec for DiskSpec {
             flaw("serial", format!("{:?} is no serial number", self.serial), remedy);
         }
         flaws.extend(self.socket.as_deref().and_then(socket_flaw));
+        let twin_flaw = |twin: &Path| match &self.socket {
+            Some(socket) if socket == twin => {
+                Some(Flaw::new("twin", "twin is the disk's socket", "give it a path of its own"))
+            }
+            _ => socket_flaw(twin).map(|flaw| Flaw { field: "twin", ..flaw }),
+        };
+        flaws.extend(self.twin.as_deref().and_then(twin_flaw));
         flaws
     }
 
@@ -434,6 +454,7 @@ impl ServedSpec for DiskSpec {
             queue_size: pick(&base.queue_size, &configured.queue_size, &now.queue_size),
             block_size: pick(&base.block_size, &configured.block_size, &now.block_size),
             socket: pick(&base.socket, &configured.socket, &now.socket),
+            twin: pick(&base.twin, &configured.twin, &now.twin),
             core: pick(&base.core, &configured.core, &now.core),
         }
     }

@@ -5,7 +5,7 @@ mod network;
 pub use network::{nics, switch, switches};
 
 use crate::command::table::Table;
-use crate::report::{CoreReport, Counts, DiskReport, ServedState, StatusReport};
+use crate::report::{CoreReport, Counts, DiskReport, Door, ServedState, StatusReport};
 use crate::size::Size;
 
 /// A number, or a dash where there is none.
@@ -56,6 +56,14 @@ pub fn disks(disks: &[DiskReport]) -> String {
     }
     let mut text = table.to_string();
     for disk in disks {
+        if let Some(twin) = &disk.twin {
+            let (twin, owner) = (twin.display(), disk.owner.map_or("neither", Door::words));
+            text.push_str(&format!("{}: second socket {twin}; its guest runs behind {owner}\n", disk.name));
+        }
+        if let Some(door) = disk.waiting {
+            let name = &disk.name;
+            text.push_str(&format!("{name}: a VM behind {} waits for the other to stop\n", door.words()));
+        }
         if let Some(error) = &disk.error {
             text.push_str(&format!("{}: {error}\n", disk.name));
             text.extend(disk.remedy.iter().map(|remedy| format!("  to do: {remedy}\n")));

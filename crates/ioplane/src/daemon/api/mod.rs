@@ -7,6 +7,8 @@
 //! | `PUT /v1/disks/NAME` | [`DiskForm`] | 201 and the disk |
 //! | `PATCH /v1/disks/NAME` | [`ChangeForm`] | the disk |
 //! | `DELETE /v1/disks/NAME?force=true` | | what was done |
+//! | `PUT /v1/disks/NAME/twin` | [`TwinForm`] | 201 and the disk: it has a second socket |
+//! | `DELETE /v1/disks/NAME/twin?force=true` | | the disk: it has none any more |
 //! | `GET /v1/switches` | | [`crate::report::SwitchReport`], all |
 //! | `GET /v1/switches/NAME` | | [`crate::report::SwitchTableReport`] |
 //! | `PUT /v1/switches/NAME` | [`crate::spec::SwitchForm`] | 201 and the switch |
@@ -28,6 +30,7 @@
 //! end, whether or not its client stays.
 
 mod network;
+mod twin;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -43,6 +46,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use network::LinkForm;
+pub use twin::TwinForm;
 
 use super::Daemon;
 use super::ledger::DiskRecord;
@@ -129,6 +133,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/status", get(status))
         .route("/v1/disks", get(disks))
         .route("/v1/disks/{name}", get(disk).put(add).patch(change).delete(remove))
+        .route("/v1/disks/{name}/twin", put(twin::open).delete(twin::close))
         .route("/v1/switches", get(network::switches))
         .route(
             "/v1/switches/{name}",

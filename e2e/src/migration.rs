@@ -1,0 +1,114 @@
+//! Guests that move from one QEMU to another while they run, and what of their memory arrives.
+
+use crate::vm::Vm;
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::time::{Duration, Instant};
+
+/// How long a migration may take under a translator, on two cores, under load.
+const LIMIT: Duration = Duration::from_secs(120);
+/// How long the guest may stand still, in ms: long enough that a migration under load comes to its end.
+const DOWNTIME: u64 = 2000;
+/// Bytes a second: more than a socket takes.
+const BANDWIDTH: u64 = 4 << 30;
+const PAGE: usize = 4096;
+
+/// How a migration went, as QEMU says.
+#[derive(Clone, Debug)]
+pub struct Travelled {
+    /// The guest stood still for this long.
+    pub downtime: Duration,
+    /// From the command to the end.
+    pub total: Duration,
+    /// Passes over the dirty pages.
+    pub passes: u64,
+}
+
+impl Vm {
+    /// Begins to send the guest to `there`, a QEMU made with [`crate::Qemu::incoming`], at `bandwidth` bytes a second; memory is
+    /// copied while it runs.
+    pub fn begin_to_send(&mut self, there: &mut Vm, bandwidth: u64) -> Result<()> {
+        let uri = format!("unix:{}", there.folder().join("incoming").display());
+        there.qmp().execute("migrate-incoming", json!({ "uri": uri }))?;
+        let how = json!({ "max-bandwidth": bandwidth, "downtime-limit": DOWNTIME });
+        self.qmp().execute("migrate-set-parameters", how)?;
+        self.qmp().execute("migrate", json!({ "uri": uri })).map(|_| ())
+    }
+
+    /// Sends the guest to `there`, and waits until it has arrived. It stands still in both then.
+    pub fn send_to(&mut self, there: &mut Vm) -> Result<Travelled> {
+        self.begin_to_send(there, BANDWIDTH)?;
+        let end = Instant::now() + LIMIT;
+        let info = self.wait_migration(&["completed"])?;
+        let number = |name: &str| info[name].as_u64().unwrap_or(0);
+        while there.qmp().execute("query-status", json!({}))?["status"] == "inmigrate" {
+            ensure!(Instant::now() < end, "the guest has left, and does not arrive");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(Travelled {
+            downtime: Duration::from_millis(number("downtime")),
+            total: Duration::from_millis(number("total-time")),
+            passes: info["ram"]["dirty-sync-count"].as_u64().unwrap_or(0),
+        })
+    }
+
+    /// Waits until the migration is in one of these states; any other end is an error.
+    pub fn wait_migration(&mut self, wanted: &[&str]) -> Result<Value> {
+        let end = Instant::now() + LIMIT;
+        loop {
+            let info = self.qmp().execute("query-migrate", json!({}))?;
+            let status = info["status"].as_str().unwrap_or("none").to_owned();
+            if wanted.contains(&status.as_str()) {
+                return Ok(info);
+            }
+            if matches!(status.as_str(), "completed" | "failed" | "cancelled") || Instant::now() >= end {
+                bail!("the migration is {status}, not {wanted:?}: {info}");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Lets the guest, which has arrived here from `left`, run. The QEMU that it has left ends; who talks to the guest goes on
+    /// talking to it.
+    pub fn go_on_from(&mut self, mut left: Vm) -> Result<()> {
+        let (agent, hello) = (left.share_agent(), left.hello.clone());
+        agent.leave();
+        left.kill();
+        agent.go_on(self.agent())?;
+        self.agent_of(agent, hello);
+        self.qmp().execute("cont", json!({})).map(|_| ())
+    }
+
+    /// The guest's memory, by the descriptor that QEMU has of it.
+    fn memory(&self) -> Result<File> {
+        let folder = format!("/proc/{}/fd", self.id());
+        for entry in std::fs::read_dir(&folder).with_context(|| format!("read {folder}"))? {
+            let path = entry?.path();
+            let link = std::fs::read_link(&path).unwrap_or_default();
+            if link.to_string_lossy().contains("memory-backend-memfd") {
+                return File::open(&path).with_context(|| format!("open the memory of {}", self.name()));
+            }
+        }
+        bail!("the QEMU of {} has no memory-backend-memfd", self.name())
+    }
+}
+
+/// Compares the memory of two guests that stand still, page by page: how many pages there are, and the addresses in the
+/// file of those that differ.
+pub fn compare(here: &Vm, there: &Vm) -> Result<(u64, Vec<u64>)> {
+    let (ours, theirs) = (here.memory()?, there.memory()?);
+    let size = ours.metadata()?.size();
+    ensure!(size == theirs.metadata()?.size(), "the two have memories of different sizes");
+    let mut differ = Vec::new();
+    let (mut a, mut b) = (vec![0; 256 * PAGE], vec![0; 256 * PAGE]);
+    for at in (0..size).step_by(a.len()) {
+        let len = a.len().min((size - at) as usize);
+        ours.read_exact_at(&mut a[..len], at)?;
+        theirs.read_exact_at(&mut b[..len], at)?;
+        let pages = a[..len].chunks(PAGE).zip(b[..len].chunks(PAGE)).zip((at..).step_by(PAGE));
+        differ.extend(pages.filter(|((a, b), _)| a != b).map(|(_, page)| page));
+    }
+    Ok((size / PAGE as u64, differ))
+}
