@@ -1,6 +1,6 @@
 //! Eventfds as interrupts and kicks.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ioplane_device::Interrupt;
@@ -21,6 +21,10 @@ impl Interrupt for Call {
     fn signal(&self) {
         // A full counter means that the other side has not looked for ages; one interrupt is as good as two then.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
     }
 }
 

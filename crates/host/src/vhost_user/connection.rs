@@ -11,6 +11,7 @@ use rustix::net::{
 };
 use tokio::io::Interest;
 use tokio::net::UnixStream;
+use vhost::vhost_user::message::MAX_MSG_SIZE;
 
 use super::fault::PeerFault;
 use super::message::{HEADER, Header, MAX_FILES, Message};
@@ -28,6 +29,23 @@ impl Connection {
     /// Takes a connected socket over.
     pub fn new(stream: UnixStream) -> Self {
         Connection { stream, buffer: Vec::with_capacity(HEADER), files: Vec::new(), header: None }
+    }
+
+    /// Takes a connected socket over, and what somebody else has received of the next message. `None` if that is more than a
+    /// message can have.
+    pub fn halfway(stream: UnixStream, half: Vec<u8>, files: Vec<OwnedFd>) -> Option<Self> {
+        let fits = half.len() <= HEADER + MAX_MSG_SIZE && files.len() <= MAX_FILES;
+        fits.then_some(Connection { stream, buffer: half, files, header: None })
+    }
+
+    /// What has been received of the next message.
+    pub fn half(&self) -> (&[u8], &[OwnedFd]) {
+        (&self.buffer, &self.files)
+    }
+
+    /// The socket.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 
     /// Waits for the next whole message. Dropping the future loses nothing: what has come stays for the next call.

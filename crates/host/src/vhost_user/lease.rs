@@ -133,6 +133,14 @@ impl Tenure {
         matches!(self.state, State::Waiting(_))
     }
 
+    /// Whether requests of rings that have stopped wait for the next holder.
+    pub fn owes(&self) -> bool {
+        match &self.state {
+            State::Holding(estate) => !estate.rings.is_empty(),
+            _ => self.lease.estate.try_lock().is_ok_and(|estate| !estate.rings.is_empty()),
+        }
+    }
+
     /// A ring has stopped at `base`, with these requests suspended.
     pub fn leave(&mut self, ring: u16, base: Option<u32>, flights: &[Flight]) {
         let State::Holding(estate) = &mut self.state else { return };

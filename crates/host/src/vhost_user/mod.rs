@@ -15,6 +15,7 @@ mod config;
 mod connection;
 mod fault;
 mod features;
+mod handover;
 mod inflight;
 mod lease;
 mod log;
@@ -29,6 +30,7 @@ mod session;
 
 pub use connection::Connection;
 pub use fault::PeerFault;
+pub use handover::{Adopted, HandOverError, Held, Parcel, adopt};
 pub use lease::Lease;
 pub use message::{HEADER, Header, Message};
 pub use server::{

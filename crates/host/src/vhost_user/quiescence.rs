@@ -13,15 +13,13 @@ use super::message::Message;
 use super::session::{Answer, Session, TRANSPORT, lost};
 
 impl<V: VirtioDevice> Session<V> {
-    /// Brings the whole device to a quiescent point, does `work` there, and resumes it.
-    pub async fn at_quiescence<R>(
-        &mut self,
-        work: impl FnOnce(&mut Quiescent<Vdev<V>>) -> R,
-    ) -> Result<R, PeerFault> {
+    /// Brings the whole device to a quiescent point and leaves it there, for [`Session::resume`]: drained within `patience`, or
+    /// else suspended.
+    pub(super) async fn quiesce(&mut self, patience: Duration) -> Result<Quiescent<Vdev<V>>, PeerFault> {
         let mut quiescing = self.device.take().ok_or_else(lost)?.begin_quiesce();
-        let _ = tokio::time::timeout(self.patience, quiescing.settled()).await;
-        let mut quiescent = match quiescing.finish() {
-            Ok(quiescent) => quiescent,
+        let _ = tokio::time::timeout(patience, quiescing.settled()).await;
+        match quiescing.finish() {
+            Ok(quiescent) => Ok(quiescent),
             Err(missed) => {
                 tracing::warn!(
                     reason = missed.reason,
@@ -29,9 +27,17 @@ impl<V: VirtioDevice> Session<V> {
                 );
                 let mut quiescing = missed.suspend().map_err(|refused| PeerFault::Device(refused.error))?;
                 quiescing.settled().await;
-                quiescing.finish().map_err(|missed| PeerFault::NotQuiescent(missed.reason.clone()))?
+                quiescing.finish().map_err(|missed| PeerFault::NotQuiescent(missed.reason.clone()))
             }
-        };
+        }
+    }
+
+    /// Brings the whole device to a quiescent point, does `work` there, and resumes it.
+    pub async fn at_quiescence<R>(
+        &mut self,
+        work: impl FnOnce(&mut Quiescent<Vdev<V>>) -> R,
+    ) -> Result<R, PeerFault> {
+        let mut quiescent = self.quiesce(self.patience).await?;
         let outcome = work(&mut quiescent);
         self.resume(quiescent)?;
         Ok(outcome)
@@ -63,7 +69,8 @@ impl<V: VirtioDevice> Session<V> {
         }
     }
 
-    fn resume(&mut self, mut quiescent: Quiescent<Vdev<V>>) -> Result<(), PeerFault> {
+    /// The device goes on.
+    pub(super) fn resume(&mut self, mut quiescent: Quiescent<Vdev<V>>) -> Result<(), PeerFault> {
         let seats = self.seats.clone();
         // Each round either resumes or finds one queue more whose guest has spoilt it, which is left out of the next.
         for _ in 0..=self.peer.rings.len() {

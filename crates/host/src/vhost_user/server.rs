@@ -1,5 +1,6 @@
 //! One task for each device: accepts its front end, obeys it, and obeys the daemon between two messages.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::connection::Connection;
 use super::fault::PeerFault;
+use super::handover::{Held, Offer};
 use super::lease::Lease;
 pub use super::session::PATIENCE as STOP_PATIENCE;
 use super::session::Session;
@@ -65,7 +67,7 @@ pub struct Status {
     /// Front ends that have come so far.
     pub connections: u64,
     /// Their faults, by name.
-    pub faults: BTreeMap<&'static str, u64>,
+    pub faults: BTreeMap<Cow<'static, str>, u64>,
     /// The last fault's text.
     pub last_fault: Option<String>,
     /// Its queues.
@@ -89,11 +91,12 @@ pub enum Refusal {
 type Change<V> = Box<dyn FnOnce(&mut V) -> bool + Send>;
 type ChangeStill<V> = Box<dyn FnOnce(&mut V, &Still) -> bool + Send>;
 
-enum Command<V: VirtioDevice> {
+pub(super) enum Command<V: VirtioDevice> {
     Status(oneshot::Sender<Status>),
     Change(Change<V>),
     AtQuiescence(ChangeStill<V>, Duration, oneshot::Sender<Result<(), Refusal>>),
     Move(u16, Arc<dyn Placement>, Duration, oneshot::Sender<Result<(), Refusal>>),
+    HandOver(Offer),
     Stop(bool, oneshot::Sender<Result<(), Refusal>>),
 }
 
@@ -111,6 +114,10 @@ impl<V: VirtioDevice> Clone for Handle<V> {
 }
 
 impl<V: VirtioDevice> Handle<V> {
+    pub(super) fn of(commands: mpsc::Sender<Command<V>>, socket: PathBuf) -> Self {
+        Handle { commands, socket, patience: PATIENCE }
+    }
+
     /// The same hold with another patience than [`PATIENCE`] for its own wishes: replacing and moving.
     pub fn with_patience(self, patience: Duration) -> Self {
         Handle { patience, ..self }
@@ -169,6 +176,15 @@ impl<V: VirtioDevice> Handle<V> {
         self.ask(|reply| Command::Move(queue, placement, self.patience, reply)).await?
     }
 
+    /// Brings the device to a quiescent point, drained if that takes no longer than `patience`, and holds it there for another
+    /// process to take over.
+    pub async fn hand_over(&self, patience: Duration) -> Result<Held, Refusal> {
+        let (reply, answer) = oneshot::channel();
+        let (offer, held) = Offer::new(patience, reply);
+        self.commands.send(Command::HandOver(offer)).await.map_err(|_| Refusal::Gone)?;
+        answer.await.map_err(|_| Refusal::Gone)?.map(held)
+    }
+
     /// Ends the service: refuses while a front end is connected, unless forced. When it returns, the model and its backing
     /// are gone.
     pub async fn stop(&self, force: bool) -> Result<(), Refusal> {
@@ -220,7 +236,7 @@ pub fn serve_leased<V: VirtioDevice>(
         socket: options.socket.clone(),
     };
     tokio::spawn(server.run(receiver));
-    Ok(Handle { commands, socket: options.socket, patience: PATIENCE })
+    Ok(Handle::of(commands, options.socket))
 }
 
 /// Binds the socket: one that nobody listens on is left over from a daemon that died, and replaced.
@@ -238,19 +254,19 @@ fn bind(path: &Path) -> std::io::Result<UnixListener> {
     Ok(listener)
 }
 
-struct Server<V: VirtioDevice> {
-    session: Session<V>,
-    listener: UnixListener,
-    connection: Option<Connection>,
-    peer: Option<u32>,
-    connections: u64,
-    faults: BTreeMap<&'static str, u64>,
-    last_fault: Option<String>,
-    socket: PathBuf,
+pub(super) struct Server<V: VirtioDevice> {
+    pub(super) session: Session<V>,
+    pub(super) listener: UnixListener,
+    pub(super) connection: Option<Connection>,
+    pub(super) peer: Option<u32>,
+    pub(super) connections: u64,
+    pub(super) faults: BTreeMap<Cow<'static, str>, u64>,
+    pub(super) last_fault: Option<String>,
+    pub(super) socket: PathBuf,
 }
 
 impl<V: VirtioDevice> Server<V> {
-    async fn run(mut self, mut commands: mpsc::Receiver<Command<V>>) {
+    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command<V>>) {
         loop {
             tokio::select! {
                 biased;
@@ -319,18 +335,18 @@ impl<V: VirtioDevice> Server<V> {
         true
     }
 
-    async fn disconnect(&mut self, fault: PeerFault) {
+    pub(super) async fn disconnect(&mut self, fault: PeerFault) {
         self.connection = None;
         match &fault {
             PeerFault::Closed => tracing::info!(socket = %self.socket.display(), "the front end has left"),
             fault => {
                 tracing::warn!(socket = %self.socket.display(), %fault, "the front end was disconnected");
-                *self.faults.entry(fault.name()).or_default() += 1;
+                *self.faults.entry(fault.name().into()).or_default() += 1;
                 self.last_fault = Some(fault.to_string());
             }
         }
         if let Err(fault) = self.session.forget_peer().await {
-            *self.faults.entry(fault.name()).or_default() += 1;
+            *self.faults.entry(fault.name().into()).or_default() += 1;
             tracing::error!(%fault, "the device did not stop cleanly");
         }
     }
@@ -362,6 +378,7 @@ impl<V: VirtioDevice> Server<V> {
                 let outcome = self.session.move_queue(queue, placement, patience).await;
                 let _ = reply.send(outcome.map_err(|fault| Refusal::Refused(fault.to_string())));
             }
+            Command::HandOver(offer) => self.hand_over(offer).await,
             Command::Stop(force, reply) => {
                 let refused = self.connection.is_some() && !force;
                 let _ = reply.send(if refused { Err(Refusal::Connected) } else { Ok(()) });

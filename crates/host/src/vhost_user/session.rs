@@ -215,6 +215,11 @@ impl<V: VirtioDevice> Session<V> {
         Ok(())
     }
 
+    /// Whether a migration is between two sockets of the device: rings wait for others, or have left requests to them.
+    pub(super) fn is_passing_on(&self) -> bool {
+        self.tenure.waits() || self.tenure.owes()
+    }
+
     /// Whether rings of this socket run, or wait to.
     pub fn ownership(&self) -> (bool, bool) {
         (self.tenure.holds(), self.tenure.waits())
