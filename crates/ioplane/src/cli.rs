@@ -33,6 +33,18 @@ pub enum Command {
         /// The configuration
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+        /// Take over from the daemon that has started this process
+        #[arg(long, hide = true)]
+        inherit: bool,
+    },
+    /// Put another binary in the daemon's place while guests run: no front end sees a disconnect
+    Upgrade {
+        /// The new binary [default: what is now where the daemon's was started from]
+        #[arg(long, value_name = "PATH")]
+        binary: Option<PathBuf>,
+        /// How long it may take to get ready; guests go on meanwhile [default: 20]
+        #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
+        patience: Option<u64>,
     },
     /// How disks, NICs, switches, queues and cores are
     Status,

@@ -215,6 +215,19 @@ impl CrashLoad {
         }
     }
 
+    /// Connects to whoever listens at `socket`, for a load whose daemon somebody else looks after.
+    pub fn attach(&mut self, socket: &Path) -> Result<(), String> {
+        let mut front = Front::connect(socket, Wants::default()).map_err(text)?;
+        front.track_inflight(self.queues.len() as u16, RING).map_err(text)?;
+        self.front = Some(front);
+        self.share().map_err(text)
+    }
+
+    /// Whether the connection is the one that was made, and still there.
+    pub fn connected(&self) -> bool {
+        self.front.as_ref().is_some_and(|front| !front.wire().closed_within(Duration::from_millis(1)))
+    }
+
     fn share(&mut self) -> Result<(), crate::front::FrontError> {
         let Some(front) = &mut self.front else { return Ok(()) };
         front.share(&self.memory)?;

@@ -23,8 +23,8 @@ use serde::de::DeserializeOwned;
 use crate::cli::{BackingArgs, Cli, Command, CoreCommand, DiskAdd, DiskCommand, LibvirtArgs, QemuArgs};
 use crate::client::Client;
 use crate::config::Problems;
-use crate::daemon::{self, ChangeForm, CoreForm, MoveForm, NotifyForm, TwinForm};
-use crate::report::{CoreReport, DiskReport, DoneReport, StatusReport};
+use crate::daemon::{self, ChangeForm, CoreForm, MoveForm, NotifyForm, TwinForm, UpgradeForm};
+use crate::report::{CoreReport, DiskReport, DoneReport, StatusReport, UpgradeReport};
 use crate::spec::DiskForm;
 
 /// After this long a person wants to see that something is going on.
@@ -56,9 +56,16 @@ fn perform(cli: Cli) -> Result<ExitCode> {
     let client = || Client::new(cli.socket.as_deref().unwrap_or(Path::new(daemon::SOCKET)));
     let json = cli.json;
     match cli.command {
-        Command::Serve { config } => {
+        Command::Serve { config, inherit } => {
             crate::log::start(&cli.log)?;
-            daemon::serve(&config, cli.socket)?;
+            daemon::serve(&config, cli.socket, inherit)?;
+        }
+        Command::Upgrade { binary, patience: patience_s } => {
+            let form = UpgradeForm { binary: binary.as_deref().map(absolute).transpose()?, patience_s };
+            let report: UpgradeReport = working("waiting for the new daemon to get ready", || {
+                ask(&client()?, Method::POST, "/v1/upgrade", Some(&form))
+            })?;
+            print(json, &report, show::upgrade)?;
         }
         Command::Status => {
             let status: StatusReport = client()?.get("/v1/status")?;

@@ -1,6 +1,7 @@
 //! One disk: opened, served, changed, reported.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,15 +20,87 @@ use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 use crate::report::{BackingReport, Counts, DiskReport, Door, QueueReport, ServedState, VmReport, faults_of};
 use crate::size::Size;
-use crate::spec::{BackingSpec, DiskSpec, QUEUE_SIZE_MAX, ServedSpec};
+use crate::spec::{BackingSpec, DirectWord, DiskSpec, EngineWord, QUEUE_SIZE_MAX, ServedSpec};
 
 /// How often the log says that an image is still being waited for.
 const NEWS: Duration = Duration::from_secs(2);
 
 /// A backing and what is known about it that the guest does not see.
 pub struct Opened {
-    backing: Arc<dyn Backing>,
-    report: BackingReport,
+    /// The backing.
+    pub backing: Arc<dyn Backing>,
+    /// What is said of it.
+    pub report: BackingReport,
+}
+
+impl Opened {
+    fn memory(backing: Arc<MemoryBacking>) -> Self {
+        let report = BackingReport {
+            kind: "memory".to_owned(),
+            path: None,
+            engine: None,
+            why_threads: None,
+            direct: None,
+        };
+        Opened { backing, report }
+    }
+
+    fn file(backing: Arc<FileBacking>, path: &Path) -> Self {
+        let report = BackingReport {
+            kind: "file".to_owned(),
+            path: Some(path.to_owned()),
+            engine: Some(backing.engine().to_string()),
+            why_threads: backing.why_threads().map(str::to_owned),
+            direct: Some(backing.is_direct()),
+        };
+        Opened { backing, report }
+    }
+}
+
+/// How an image is opened.
+fn file_options(
+    spec: &DiskSpec,
+    path: &Path,
+    direct: DirectWord,
+    engine: EngineWord,
+    owner: &Path,
+) -> FileOptions {
+    FileOptions {
+        read_only: spec.read_only,
+        direct: direct.below(),
+        engine: engine.below(),
+        logical_block: spec.block_size,
+        owner: Some(owner.display().to_string()),
+        ..FileOptions::new(path)
+    }
+}
+
+/// Opens what is behind a disk that another process serves, beside it. `file` is that one's.
+pub fn adopt(record: &DiskRecord, owner: &Path, file: OwnedFd) -> Result<Opened, Refusal> {
+    match &record.now.backing {
+        BackingSpec::Memory { bytes } => Ok(Opened::memory(MemoryBacking::adopt(file, *bytes)?)),
+        BackingSpec::File { path, direct, engine } => {
+            let options = file_options(&record.now, path, *direct, *engine, owner);
+            let backing = FileBacking::adopt(&options, file)?;
+            if let Some(bytes) = record.bytes.filter(|bytes| *bytes < backing.info().bytes) {
+                backing.resize(bytes)?;
+            }
+            Ok(Opened::file(backing, path))
+        }
+    }
+}
+
+/// The device that a disk is to its guest.
+pub fn model(spec: &DiskSpec, backing: Arc<dyn Backing>) -> Blk {
+    let options = BlkOptions {
+        name: spec.name.clone(),
+        serial: spec.serial.clone(),
+        queues: spec.queues,
+        queue_size: QUEUE_SIZE_MAX,
+        read_only: spec.read_only,
+        logical_block: spec.block_size,
+    };
+    Blk::new(options, backing)
 }
 
 /// Opens what is behind a disk. Blocks: while I/O of a daemon that died is still landing there, up to a minute.
@@ -38,26 +111,10 @@ pub fn open(
     owner: &Path,
 ) -> Result<Opened, Refusal> {
     let (path, direct, engine) = match backing {
-        BackingSpec::Memory { bytes } => {
-            let report = BackingReport {
-                kind: "memory".to_owned(),
-                path: None,
-                engine: None,
-                why_threads: None,
-                direct: None,
-            };
-            return Ok(Opened { backing: MemoryBacking::new(*bytes)?, report });
-        }
+        BackingSpec::Memory { bytes } => return Ok(Opened::memory(MemoryBacking::new(*bytes)?)),
         BackingSpec::File { path, direct, engine } => (path, direct, engine),
     };
-    let options = FileOptions {
-        read_only: spec.read_only,
-        direct: direct.below(),
-        engine: engine.below(),
-        logical_block: spec.block_size,
-        owner: Some(owner.display().to_string()),
-        ..FileOptions::new(path)
-    };
+    let options = file_options(spec, path, *direct, *engine, owner);
     let mut said = Instant::now();
     let file = FileBacking::open_watched(options, &mut |waiting| {
         if said.elapsed() >= NEWS {
@@ -82,20 +139,13 @@ pub fn open(
     if let Some(bytes) = bytes.filter(|bytes| *bytes < info.bytes) {
         file.resize(bytes)?;
     }
-    let report = BackingReport {
-        kind: "file".to_owned(),
-        path: Some(path.clone()),
-        engine: Some(file.engine().to_string()),
-        why_threads: file.why_threads().map(str::to_owned),
-        direct: Some(file.is_direct()),
-    };
-    Ok(Opened { backing: file, report })
+    Ok(Opened::file(file, path))
 }
 
 /// A disk that is being served.
 pub struct Disk {
     pub(super) served: Served<Disk>,
-    backing: Arc<Mutex<BackingReport>>,
+    pub(super) backing: Arc<Mutex<BackingReport>>,
 }
 
 fn lock(backing: &Mutex<BackingReport>) -> MutexGuard<'_, BackingReport> {
@@ -254,16 +304,7 @@ impl Kind for Disk {
     async fn open(record: DiskRecord, ground: &Arc<Ground>, _below: &Arc<()>) -> Result<Disk, Refusal> {
         let (spec, bytes, owner) = (record.now.clone(), record.bytes, ground.socket(&record.now));
         let opened = blocking(move || open(&spec, &spec.backing, bytes, &owner)).await?;
-        let spec = &record.now;
-        let options = BlkOptions {
-            name: spec.name.clone(),
-            serial: spec.serial.clone(),
-            queues: spec.queues,
-            queue_size: QUEUE_SIZE_MAX,
-            read_only: spec.read_only,
-            logical_block: spec.block_size,
-        };
-        let served = Served::start(Blk::new(options, opened.backing), record, ground)?;
+        let served = Served::start(model(&record.now, opened.backing), record, ground)?;
         Ok(Disk { served, backing: Arc::new(Mutex::new(opened.report)) })
     }
 

@@ -25,18 +25,19 @@ mod switches;
 #[cfg(test)]
 mod tests;
 mod twin;
+mod upgrade;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use crate::config::{Config, Problem, Problems};
 use crate::refusal::Refusal;
-use crate::report::StatusReport;
+use crate::report::{StatusReport, UpgradeReport};
 use crate::spec::{CoreSpec, Flaw, ServedSpec};
 use cores::Cores;
 use disk::Disk;
@@ -49,6 +50,7 @@ use switches::Switches;
 
 pub use api::{ChangeForm, CoreForm, LinkForm, MoveForm, NotifyForm, TwinForm};
 pub use serve::serve;
+pub use upgrade::UpgradeForm;
 
 /// Where the control socket is if nobody says.
 pub const SOCKET: &str = "/run/ioplane/control.sock";
@@ -65,8 +67,14 @@ pub struct Daemon {
     config: Mutex<Arc<Config>>,
     reloading: tokio::sync::Mutex<()>,
     started: Instant,
+    /// What changes something has a share of this; an upgrade has all of it.
+    changes: Arc<tokio::sync::RwLock<()>>,
+    /// Its doors, once they are open.
+    gone: OnceLock<upgrade::Gone>,
+    /// How everything came here, if from another process.
+    upgraded: OnceLock<UpgradeReport>,
     /// Held as long as the process lives.
-    _lock: std::fs::File,
+    lock: std::fs::File,
 }
 
 /// What is to be served from the beginning, and whether an earlier daemon did.
@@ -89,14 +97,43 @@ impl Daemon {
         run_dir: PathBuf,
         lock: std::fs::File,
     ) -> Result<(Arc<Daemon>, Starts)> {
+        let daemon = Daemon::idle(config, control, run_dir, lock)?;
+        let known = daemon.ledger.entries();
+        daemon
+            .config()
+            .images(|name| !known.disks.contains_key(name) && !known.removed.contains_key(name))?;
+        daemon.start_cores()?;
+        daemon.start_switches()?;
+        let start = Starts { disks: daemon.to_serve()?, nics: daemon.to_serve()? };
+        daemon.settle(&daemon.config());
+        Ok((Arc::new(daemon), start))
+    }
+
+    /// As [`Daemon::start`], for a successor: exactly what the state file says, whatever has been written into the
+    /// configuration since it was read; the next reload finds that. Nothing is written.
+    fn succeed(
+        config: Config,
+        control: PathBuf,
+        run_dir: PathBuf,
+        lock: std::fs::File,
+    ) -> Result<Arc<Daemon>> {
+        let daemon = Daemon::idle(config, control, run_dir, lock)?;
+        for record in daemon.ledger.entries().cores.into_values() {
+            if let Some(now) = record.now {
+                daemon.cores.start(now, true, record.configured)?;
+            }
+        }
+        Ok(Arc::new(daemon))
+    }
+
+    /// One that serves nothing yet.
+    fn idle(config: Config, control: PathBuf, run_dir: PathBuf, lock: std::fs::File) -> Result<Daemon> {
         let ledger = Arc::new(Ledger::open(&run_dir.join("state.json"))?);
-        let known = ledger.entries();
-        config.images(|name| !known.disks.contains_key(name) && !known.removed.contains_key(name))?;
         let cores = Arc::new(Cores::new(ledger.clone()));
         let access = config.daemon.access;
         let ground = Arc::new(Ground::new(cores.clone(), ledger.clone(), run_dir, control, access));
         let switches = Arc::new(Switches::new(ground.clone()));
-        let daemon = Daemon {
+        Ok(Daemon {
             disks: Shelf::new(ground.clone(), Arc::new(())),
             nics: Shelf::new(ground, switches.clone()),
             switches,
@@ -105,13 +142,23 @@ impl Daemon {
             config: Mutex::new(Arc::new(config)),
             reloading: tokio::sync::Mutex::default(),
             started: Instant::now(),
-            _lock: lock,
-        };
-        daemon.start_cores()?;
-        daemon.start_switches()?;
-        let start = Starts { disks: daemon.to_serve()?, nics: daemon.to_serve()? };
-        daemon.settle(&daemon.config());
-        Ok((Arc::new(daemon), start))
+            changes: Arc::default(),
+            gone: OnceLock::new(),
+            upgraded: OnceLock::new(),
+            lock,
+        })
+    }
+
+    /// Leave to change something, until it is dropped; none while everything is being handed over.
+    fn may_change(&self) -> Result<tokio::sync::OwnedRwLockReadGuard<()>, Refusal> {
+        self.changes.clone().try_read_owned().map_err(|_| {
+            Refusal::busy("the daemon is being upgraded", "try again: the new one answers in a moment")
+        })
+    }
+
+    /// Everything came from another process.
+    fn upgraded(&self, report: UpgradeReport) {
+        let _ = self.upgraded.set(report);
     }
 
     /// The configuration that holds.
@@ -283,6 +330,7 @@ impl Daemon {
             switches: self.switches.report(),
             nics: self.nics.report().await,
             cores: self.cores.report(),
+            upgrade: self.upgraded.get().cloned(),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! `ioplane serve`: from the configuration file to the last signal.
 
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,8 +9,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use sd_notify::NotifyState;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
+use super::upgrade::{self, Gone, Succession};
 use super::{Daemon, SOCKET, api, metrics};
 use crate::config::{Config, Problems};
 use crate::spec::Flaw;
@@ -18,9 +23,12 @@ const GRACE: Duration = Duration::from_secs(1);
 /// How long threads that still wait for an image may hold up the end of the process.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Serves `config` until SIGTERM or SIGINT. `socket` goes before what the configuration says.
-pub fn serve(config: &Path, socket: Option<PathBuf>) -> Result<()> {
-    let config = Config::read(config)?;
+/// How long a daemon that has handed everything over stays for its last answers.
+const LAST_WORDS: Duration = Duration::from_secs(6);
+
+/// Serves `config` until SIGTERM or SIGINT, or until another binary has taken everything over. `socket` goes before what the
+/// configuration says. With `inherit` it is that other binary.
+pub fn serve(config: &Path, socket: Option<PathBuf>, inherit: bool) -> Result<()> {
     // Few: the work is done by the I/O cores.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -28,30 +36,66 @@ pub fn serve(config: &Path, socket: Option<PathBuf>) -> Result<()> {
         .enable_all()
         .build()
         .context("start the control plane's threads")?;
-    let outcome = runtime.block_on(run(config, socket));
+    let outcome = runtime.block_on(async {
+        if inherit { succeed(config, socket).await } else { run(Config::read(config)?, socket).await }
+    });
     runtime.shutdown_timeout(LINGER);
     outcome
 }
 
-async fn run(config: Config, socket: Option<PathBuf>) -> Result<()> {
+/// Signals that end or change a daemon, instead of killing it.
+struct Signals {
+    term: Signal,
+    int: Signal,
+    hup: Signal,
+}
+
+impl Signals {
+    fn catch() -> Result<Self> {
+        Ok(Signals {
+            term: signal(SignalKind::terminate())?,
+            int: signal(SignalKind::interrupt())?,
+            hup: signal(SignalKind::hangup())?,
+        })
+    }
+}
+
+/// A daemon and its doors, from where it answers.
+struct House {
+    daemon: Arc<Daemon>,
+    control: PathBuf,
+    run_dir: PathBuf,
+    listener: UnixListener,
+    metrics: Option<TcpListener>,
+}
+
+/// Where the control socket is to be.
+pub(super) fn control_path(config: &Config, socket: Option<PathBuf>) -> Result<PathBuf> {
     let control = socket.or(config.daemon.socket.clone()).unwrap_or_else(|| SOCKET.into());
-    let control = std::path::absolute(&control).context("the control socket's path")?;
-    let folder = control.parent().unwrap_or(Path::new("/")).to_owned();
-    let run_dir = config.daemon.run_dir.clone().unwrap_or_else(|| folder.clone());
-    std::fs::create_dir_all(&folder)
+    std::path::absolute(&control).context("the control socket's path")
+}
+
+/// Where the state file and the sockets are to be.
+pub(super) fn run_dir(config: &Config, control: &Path) -> PathBuf {
+    let folder = control.parent().unwrap_or(Path::new("/"));
+    config.daemon.run_dir.clone().unwrap_or_else(|| folder.to_owned())
+}
+
+async fn run(config: Config, socket: Option<PathBuf>) -> Result<()> {
+    let control = control_path(&config, socket)?;
+    let (folder, run_dir) = (control.parent().unwrap_or(Path::new("/")), run_dir(&config, &control));
+    std::fs::create_dir_all(folder)
         .with_context(|| format!("make {} for the control socket", folder.display()))?;
     if let Some(flaw) = crate::spec::socket_flaw(&control) {
         anyhow::bail!("{}\n  to do: {}", flaw.reason, flaw.remedy);
     }
 
     // Before anything is served: from here on a signal ends us cleanly.
-    let mut term = signal(SignalKind::terminate())?;
-    let mut int = signal(SignalKind::interrupt())?;
-    let mut hup = signal(SignalKind::hangup())?;
+    let signals = Signals::catch()?;
 
     let lock = super::take(&run_dir, &control)?;
     let metrics = listen_metrics(&config).await?;
-    let (daemon, start) = Daemon::start(config, control.clone(), run_dir, lock)?;
+    let (daemon, start) = Daemon::start(config, control.clone(), run_dir.clone(), lock)?;
     let mut opening = tokio::spawn(daemon.clone().open_all(start));
     let mut opened = false;
     if let Ok(outcome) = tokio::time::timeout(GRACE, &mut opening).await {
@@ -59,28 +103,71 @@ async fn run(config: Config, socket: Option<PathBuf>) -> Result<()> {
         opened = true;
     }
     let listener = bind(&control).with_context(|| format!("the control socket {}", control.display()))?;
-    let api = tokio::spawn(axum::serve(listener, api::router(daemon.clone())).into_future());
-    let metrics = metrics
-        .map(|listener| tokio::spawn(axum::serve(listener, metrics::router(daemon.clone())).into_future()));
-    if opened {
-        ready(&control);
-    } else {
-        tracing::info!("some images are not free yet; the others are served");
+    let opening = (!opened).then_some(opening);
+    attend(House { daemon, control, run_dir, listener, metrics }, signals, opening, None).await
+}
+
+/// Takes over from the daemon that started this process.
+async fn succeed(config: &Path, socket: Option<PathBuf>) -> Result<()> {
+    let signals = Signals::catch()?;
+    let Succession { daemon, control, run_dir, listener, metrics, report } =
+        upgrade::inherit(config, socket).await?;
+    attend(House { daemon, control, run_dir, listener, metrics }, signals, None, Some(report)).await
+}
+
+/// Answers until the last signal.
+async fn attend(
+    house: House,
+    mut signals: Signals,
+    mut opening: Option<JoinHandle<Result<()>>>,
+    report: Option<upgrade::Report>,
+) -> Result<()> {
+    let House { daemon, control, run_dir, listener, metrics } = house;
+    let (left, mut leaving) = watch::channel(false);
+    let doors = (listener.as_fd().try_clone_to_owned()?, metrics.as_ref().map(door).transpose()?);
+    let (door, metrics_door) = doors;
+    let gone = Gone { control: control.clone(), run_dir, listener: door, metrics: metrics_door, left };
+    let _ = daemon.gone.set(gone);
+    let until = || {
+        let mut leaving = leaving.clone();
+        async move {
+            let _ = leaving.wait_for(|left| *left).await;
+        }
+    };
+    let router = api::router(daemon.clone());
+    let mut api = tokio::spawn(axum::serve(listener, router).with_graceful_shutdown(until()).into_future());
+    let metrics = metrics.map(|listener| {
+        let router = metrics::router(daemon.clone());
+        tokio::spawn(axum::serve(listener, router).with_graceful_shutdown(until()).into_future())
+    });
+    match &opening {
+        None => ready(&control),
+        Some(_) => tracing::info!("some images are not free yet; the others are served"),
+    }
+    if let Some(report) = report {
+        let daemon = daemon.clone();
+        tokio::spawn(async move { report.tell(&daemon).await });
     }
 
     let outcome = loop {
         tokio::select! {
-            _ = term.recv() => break Ok(()),
-            _ = int.recv() => break Ok(()),
-            _ = hup.recv() => {
+            _ = signals.term.recv() => break Ok(()),
+            _ = signals.int.recv() => break Ok(()),
+            _ = signals.hup.recv() => {
                 tokio::spawn(reload(daemon.clone()));
             }
-            outcome = &mut opening, if !opened => {
-                opened = true;
+            outcome = opened(&mut opening) => {
                 match finish(&daemon, outcome?).await {
                     Ok(()) => ready(&control),
                     Err(error) => break Err(error),
                 }
+            }
+            _ = leaving.wait_for(|left| *left) => {
+                // Who asked for the upgrade is to hear how it went. Nothing may run that unlinks or unlocks what is another
+                // process's now, so this one ends without its destructors.
+                let _ = tokio::time::timeout(LAST_WORDS, &mut api).await;
+                tracing::info!("everything has been handed over: leaving");
+                std::process::exit(0);
             }
         }
     };
@@ -95,9 +182,28 @@ async fn run(config: Config, socket: Option<PathBuf>) -> Result<()> {
     // Who asks twice does not want to wait: the journals have what is in flight.
     tokio::select! {
         () = stop => tracing::info!("stopped"),
-        _ = int.recv() => tracing::warn!("stopped at once: guests replay what was in flight"),
+        _ = signals.int.recv() => tracing::warn!("stopped at once: guests replay what was in flight"),
     }
     outcome
+}
+
+/// Address and a duplicate of a socket.
+fn door(listener: &TcpListener) -> std::io::Result<(SocketAddr, OwnedFd)> {
+    Ok((listener.local_addr()?, listener.as_fd().try_clone_to_owned()?))
+}
+
+/// What became of the disks, once; never if they were all there from the beginning.
+async fn opened(
+    opening: &mut Option<JoinHandle<Result<()>>>,
+) -> std::result::Result<Result<()>, tokio::task::JoinError> {
+    match opening {
+        Some(task) => {
+            let outcome = task.await;
+            *opening = None;
+            outcome
+        }
+        None => std::future::pending().await,
+    }
 }
 
 /// Nothing stays served of a configuration that is refused.
@@ -114,6 +220,10 @@ fn ready(control: &Path) {
 }
 
 async fn reload(daemon: Arc<Daemon>) {
+    let _leave = match daemon.may_change() {
+        Ok(leave) => leave,
+        Err(refused) => return tracing::warn!(%refused, "the configuration was not read again"),
+    };
     match daemon.reload().await {
         Ok(done) if done.is_empty() => tracing::info!("the configuration was read again: nothing to do"),
         Ok(done) => tracing::info!(done = done.join(", "), "the configuration was read again"),

@@ -148,9 +148,20 @@ impl<K: Kind> Served<K> {
         let twin = record.now.twin().map(Path::to_owned).zip(K::twin_of(&model));
         let handle = serve(model, socket, &record, ground, &lease)?;
         let second = twin.map(|(socket, model)| serve(model, socket, &record, ground, &lease)).transpose()?;
+        Ok(Served::of(handle, second, lease, record, ground))
+    }
+
+    /// One that is being served already, and written down.
+    pub fn of(
+        handle: Handle<K::Model>,
+        second: Option<Handle<K::Model>>,
+        lease: Lease,
+        record: Record<K::Spec>,
+        ground: &Ground,
+    ) -> Self {
         let note = Arc::new(Note { record: Mutex::new(record), ledger: ground.ledger.clone() });
         let (second, changing) = (Mutex::new(second), tokio::sync::Mutex::default());
-        Ok(Served { handle, second, lease, note, changing })
+        Served { handle, second, lease, note, changing }
     }
 
     /// What is seen of it, unless it is busy with a change; `look` sees the model.
@@ -168,13 +179,18 @@ impl<K: Kind> Served<K> {
 
     /// Whether a front end is connected, to either socket; a device that does not answer is.
     pub async fn in_use(&self) -> bool {
-        for handle in [Some(self.handle.clone()), self.second()].into_iter().flatten() {
+        for handle in self.handles() {
             let status = tokio::time::timeout(GLANCE, handle.status()).await;
             if status.ok().and_then(Result::ok).is_none_or(|status| status.connected) {
                 return true;
             }
         }
         false
+    }
+
+    /// The holds on all instances.
+    pub fn handles(&self) -> Vec<Handle<K::Model>> {
+        [Some(self.handle.clone()), self.second()].into_iter().flatten().collect()
     }
 
     /// The hold on the instance behind the second socket.
@@ -248,14 +264,23 @@ pub(super) fn serve<V: VirtioDevice, S: ServedSpec>(
     ground: &Ground,
     lease: &Lease,
 ) -> Result<Handle<V>, Refusal> {
-    let pool = Arc::new(ground.seating(record));
-    let options = ServerOptions { socket: socket.clone(), pool, dirty_log: true };
-    let handle = vhost_user::serve_leased(model, options, STOP_PATIENCE, lease.clone()).map_err(|error| {
+    let handle = vhost_user::serve_leased(
+        model,
+        options(socket.clone(), record, ground),
+        STOP_PATIENCE,
+        lease.clone(),
+    )
+    .map_err(|error| {
         let remedy = "is its folder there and writable, and does no other daemon listen there?";
         Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)
     })?;
     ground.access().open(&socket)?;
     Ok(handle)
+}
+
+/// Where and how one instance of a device is served.
+pub(super) fn options<S: ServedSpec>(socket: PathBuf, record: &Record<S>, ground: &Ground) -> ServerOptions {
+    ServerOptions { socket, pool: Arc::new(ground.seating(record)), dirty_log: true }
 }
 
 /// Does what may block on a thread for that.

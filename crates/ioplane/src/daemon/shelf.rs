@@ -97,6 +97,37 @@ impl<K: Kind> Shelf<K> {
         }
     }
 
+    /// What all of them stand on.
+    pub fn ground(&self) -> &Arc<Ground> {
+        &self.ground
+    }
+
+    /// Those that are served, and those that could not be; refuses while one is being opened.
+    pub fn settled(&self) -> Result<(Vec<(String, Arc<K>)>, Vec<(String, Refusal)>), Refusal> {
+        let (mut served, mut failed) = (Vec::new(), Vec::new());
+        for (name, slot) in self.slots().iter() {
+            match slot {
+                Slot::Served(one) => served.push((name.clone(), one.clone())),
+                Slot::Failed(_, why) => failed.push((name.clone(), why.clone())),
+                Slot::Opening(_) => {
+                    let why = format!("{} {name} is still being opened", K::NAME);
+                    return Err(Refusal::busy(why, "try again when it is served"));
+                }
+            }
+        }
+        Ok((served, failed))
+    }
+
+    /// Takes in one that another process has served. Its name has been claimed.
+    pub fn take_in(&self, name: String, one: K) {
+        self.slots().insert(name, Slot::Served(Arc::new(one)));
+    }
+
+    /// Takes in one that another process could not serve. Its name has been claimed.
+    pub fn take_failed(&self, record: Record<K::Spec>, why: Refusal) {
+        self.slots().insert(record.now.name().to_owned(), Slot::Failed(record, why));
+    }
+
     /// Takes the name and the socket.
     fn reserve(&self, record: &Record<K::Spec>) -> Result<(), Refusal> {
         let name = record.now.name();

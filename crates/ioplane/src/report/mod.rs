@@ -38,6 +38,37 @@ pub struct StatusReport {
     pub nics: Vec<NicReport>,
     /// Its I/O cores.
     pub cores: Vec<CoreReport>,
+    /// How everything came to this process, if another one had it before.
+    #[serde(default)]
+    pub upgrade: Option<UpgradeReport>,
+}
+
+/// `ioplane upgrade --json`, `POST /v1/upgrade`: how everything went from one process to another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpgradeReport {
+    /// The process that had it.
+    pub from_pid: u32,
+    /// Its version.
+    pub from_version: String,
+    /// The process that has it.
+    pub pid: u32,
+    /// Its version.
+    pub version: String,
+    /// Each device.
+    pub devices: Vec<PauseReport>,
+}
+
+/// How long one device's guest had to wait.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PauseReport {
+    /// Of which kind the device is.
+    pub kind: String,
+    /// What it is called.
+    pub name: String,
+    /// From when the old process took no new requests to when the new one did; nothing if it did not within a second.
+    pub pause_us: Option<u64>,
+    /// Requests were still in flight, and are done again by the new process.
+    pub suspended: bool,
 }
 
 /// The process that a front end is in.
@@ -327,7 +358,7 @@ impl QueueReport {
 
 /// What front ends did wrong, by name of the fault, and the last of it in words.
 pub fn faults_of(status: &Status) -> (BTreeMap<String, u64>, Option<String>) {
-    let faults = status.faults.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
+    let faults = status.faults.iter().map(|(name, count)| (name.to_string(), *count)).collect();
     (faults, status.last_fault.clone())
 }
 

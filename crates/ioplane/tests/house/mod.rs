@@ -35,6 +35,14 @@ impl House {
         house
     }
 
+    /// The same, where files have O_DIRECT: tmpfs may be what the system's own place for them is.
+    pub fn new_beside_the_build(config: &str) -> House {
+        let folder = tempfile::Builder::new().prefix("h").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let house = House { folder, daemon: None };
+        house.configure(config);
+        house
+    }
+
     /// The same with a daemon that answers.
     pub fn open(config: &str) -> House {
         let mut house = House::new(config);
@@ -61,6 +69,7 @@ impl House {
         let mut command = Command::new(BINARY);
         command.arg("--socket").arg(self.path("control.sock"));
         command.args(["serve", "--config"]).arg(self.path("ioplane.toml")).stdin(Stdio::null());
+        command.env("IOPLANE_UPGRADE_KILL", self.path("kill"));
         command
     }
 
@@ -125,6 +134,27 @@ impl House {
         let mut command = Command::new(BINARY);
         command.arg("--socket").arg(self.path("control.sock")).args(args).stdin(Stdio::null());
         said(command.output().unwrap())
+    }
+
+    /// The same, to be run on another thread.
+    pub fn later(&self, args: &[&str]) -> impl FnOnce() -> Said + Send + 'static {
+        let mut command = Command::new(BINARY);
+        command.arg("--socket").arg(self.path("control.sock")).args(args).stdin(Stdio::null());
+        move || said(command.output().unwrap())
+    }
+
+    pub fn signal_to(&self, pid: u64, name: &str) {
+        let status = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    /// After an upgrade the daemon is not our child any more.
+    pub fn kill_whoever_answers(&self) {
+        let said = self.cli(&["status", "--json"]);
+        let status: Value = serde_json::from_str(&said.out).unwrap_or_default();
+        if let Some(pid) = status["pid"].as_u64() {
+            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+        }
     }
 
     /// What a command prints as JSON; it must succeed.

@@ -5,7 +5,9 @@ mod network;
 pub use network::{nics, switch, switches};
 
 use crate::command::table::Table;
-use crate::report::{CoreReport, Counts, DiskReport, Door, ServedState, StatusReport};
+use crate::report::{
+    CoreReport, Counts, DiskReport, Door, PauseReport, ServedState, StatusReport, UpgradeReport,
+};
 use crate::size::Size;
 
 /// A number, or a dash where there is none.
@@ -154,5 +156,19 @@ pub fn status(status: &StatusReport) -> String {
     text.push_str(&faults);
     text.push_str(&network::status(status));
     text.push_str(&format!("\n{}", cores(&status.cores)));
+    text
+}
+
+/// Who has everything now, and how long each guest had to wait.
+pub fn upgrade(report: &UpgradeReport) -> String {
+    let UpgradeReport { from_pid, from_version, pid, version, devices } = report;
+    let mut text = format!("ioplane {from_version} (pid {from_pid}) -> ioplane {version} (pid {pid})\n");
+    for PauseReport { kind, name, pause_us, suspended } in devices {
+        let again = if *suspended { ", requests in flight done again" } else { "" };
+        text += &match pause_us {
+            Some(us) => format!("{kind} {name}: paused {:.1} ms{again}\n", *us as f64 / 1000.0),
+            None => format!("{kind} {name}: waits for I/O of the old process to end{again}\n"),
+        };
+    }
     text
 }

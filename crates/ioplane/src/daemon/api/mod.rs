@@ -25,6 +25,7 @@
 //! | `PUT /v1/notify` | [`NotifyForm`] | all cores |
 //! | `POST /v1/queues/move` | [`MoveForm`] | the disk, NIC or switch |
 //! | `POST /v1/reload` | | what was done; 422 with every problem |
+//! | `POST /v1/upgrade` | [`UpgradeForm`] | [`crate::report::UpgradeReport`], from the daemon that leaves |
 //!
 //! Errors are `{"error", "remedy"}` with 404, 405, 409, 413, 422, 500 or 503. A request that has been read is carried out to its
 //! end, whether or not its client stays.
@@ -52,6 +53,7 @@ use super::Daemon;
 use super::ledger::DiskRecord;
 use super::served::blocking;
 use super::shelf::OnFailure;
+use super::upgrade::UpgradeForm;
 use crate::refusal::{Kind, Refusal, RefusalBody};
 use crate::report::{CoreReport, DoneReport};
 use crate::size::Size;
@@ -150,6 +152,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/notify", put(notify))
         .route("/v1/queues/move", post(move_queue))
         .route("/v1/reload", post(reload))
+        .route("/v1/upgrade", post(upgrade))
         .fallback(async || Refusal::missing("there is no such resource", "see the table in docs/guide"))
         .method_not_allowed_fallback(async || {
             Refusal::method("this resource does not know this method", "see the table in docs/guide")
@@ -197,8 +200,13 @@ fn form<T: DeserializeOwned>(body: Body) -> Result<T, Refusal> {
 /// Does `work` to its end, whatever becomes of the request: dropping a change half-way would leave what is written down
 /// behind what is served.
 async fn whole<R: Send + 'static>(
+    leave: tokio::sync::OwnedRwLockReadGuard<()>,
     work: impl Future<Output = Result<R, Refusal>> + Send + 'static,
 ) -> Result<R, Refusal> {
+    let work = async move {
+        let _leave = leave;
+        work.await
+    };
     tokio::spawn(work).await.unwrap_or_else(|error| {
         Err(Refusal::failed(error.to_string(), "this is a bug: report it with the log"))
     })
@@ -219,7 +227,7 @@ async fn disk(State(daemon): Own, Path(name): Path<String>) -> Answer {
 async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form: DiskForm = form(body)?;
     let now = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
-    whole(async move {
+    whole(daemon.may_change()?, async move {
         daemon.disks.add(DiskRecord::added(now), OnFailure::Forget).await?;
         created(daemon.disks.report_of(&name).await?)
     })
@@ -230,7 +238,7 @@ async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Ans
     let form: ChangeForm = form(body)?;
     let backing = match form {
         ChangeForm { size: Some(size), path: None, memory: None, direct: None, engine: None, shrink } => {
-            return whole(async move {
+            return whole(daemon.may_change()?, async move {
                 daemon.disks.served(&name)?.resize(size, shrink).await?;
                 tracing::info!(disk = name, %size, "resized");
                 json(daemon.disks.report_of(&name).await?)
@@ -253,7 +261,7 @@ async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Ans
             return Err(Refusal::invalid("neither one change nor another", remedy));
         }
     };
-    whole(async move {
+    whole(daemon.may_change()?, async move {
         let text = backing.name();
         daemon.disks.served(&name)?.replace(backing).await?;
         tracing::info!(disk = name, backing = text, "backing replaced");
@@ -268,7 +276,7 @@ async fn remove(
     query: Result<Query<RemoveQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Answer {
     let force = force(query)?;
-    whole(async move {
+    whole(daemon.may_change()?, async move {
         daemon.disks.remove(&name, force, true).await?;
         json(DoneReport { done: vec![format!("disk {name} removed")] })
     })
@@ -308,10 +316,13 @@ async fn add_core(State(daemon): Own, body: Body) -> Answer {
     spec.spin_us = form.spin_us.unwrap_or(spec.spin_us);
     spec.budget = form.budget.unwrap_or(spec.budget);
     spec.manners = form.manners.unwrap_or(spec.manners);
-    whole(blocking(move || {
-        let id = daemon.cores.start(spec, false, None)?;
-        created(one_core(&daemon, id)?)
-    }))
+    whole(
+        daemon.may_change()?,
+        blocking(move || {
+            let id = daemon.cores.start(spec, false, None)?;
+            created(one_core(&daemon, id)?)
+        }),
+    )
     .await
 }
 
@@ -332,34 +343,43 @@ fn set(daemon: &Daemon, id: Option<u32>, form: &NotifyForm) -> Result<(), Refusa
 
 async fn set_core(State(daemon): Own, Path(id): Path<String>, body: Body) -> Answer {
     let (id, form): (u32, NotifyForm) = (core_id(&id)?, form(body)?);
-    whole(blocking(move || {
-        set(&daemon, Some(id), &form)?;
-        json(one_core(&daemon, id)?)
-    }))
+    whole(
+        daemon.may_change()?,
+        blocking(move || {
+            set(&daemon, Some(id), &form)?;
+            json(one_core(&daemon, id)?)
+        }),
+    )
     .await
 }
 
 async fn notify(State(daemon): Own, body: Body) -> Answer {
     let form: NotifyForm = form(body)?;
-    whole(blocking(move || {
-        set(&daemon, None, &form)?;
-        json(daemon.cores.report())
-    }))
+    whole(
+        daemon.may_change()?,
+        blocking(move || {
+            set(&daemon, None, &form)?;
+            json(daemon.cores.report())
+        }),
+    )
     .await
 }
 
 async fn retire(State(daemon): Own, Path(id): Path<String>) -> Answer {
     let id = core_id(&id)?;
-    whole(blocking(move || {
-        daemon.cores.retire(id)?;
-        json(DoneReport { done: vec![format!("I/O core {id} retired")] })
-    }))
+    whole(
+        daemon.may_change()?,
+        blocking(move || {
+            daemon.cores.retire(id)?;
+            json(DoneReport { done: vec![format!("I/O core {id} retired")] })
+        }),
+    )
     .await
 }
 
 async fn move_queue(State(daemon): Own, body: Body) -> Answer {
     let MoveForm { disk, queue, core } = form(body)?;
-    whole(async move {
+    whole(daemon.may_change()?, async move {
         let name = disk;
         if daemon.nics.records().contains_key(&name) {
             daemon.nics.move_queue(&name, queue, core).await?;
@@ -379,11 +399,20 @@ async fn move_queue(State(daemon): Own, body: Body) -> Answer {
 }
 
 async fn reload(State(daemon): Own) -> Answer {
-    let done = whole(async move {
+    let done = whole(daemon.may_change()?, async move {
         daemon.reload().await.map_err(|problems| {
             let remedy = "correct the lines named, then reload again; what was being served is still served";
             Refusal::invalid(problems.to_string(), remedy)
         })
     });
     json(DoneReport { done: done.await? })
+}
+
+async fn upgrade(State(daemon): Own, body: Body) -> Answer {
+    let form: UpgradeForm = form(body)?;
+    // To its end, like any change; what else changes something waits outside.
+    let done = tokio::spawn(async move { daemon.upgrade(form).await }).await;
+    json(done.unwrap_or_else(|error| {
+        Err(Refusal::failed(error.to_string(), "this is a bug: report it with the log"))
+    })?)
 }

@@ -32,7 +32,8 @@ pub async fn switch(State(daemon): Own, Path(name): Path<String>) -> Answer {
 pub async fn add_switch(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form: SwitchForm = form(body)?;
     let now = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
-    whole(blocking(move || {
+    let leave = daemon.may_change()?;
+    whole(leave, blocking(move || {
         daemon.switches.add(SwitchRecord { configured: None, now }, OnFailure::Forget)?;
         created(daemon.switches.report_of(&name)?)
     }))
@@ -40,7 +41,7 @@ pub async fn add_switch(State(daemon): Own, Path(name): Path<String>, body: Body
 }
 
 pub async fn remove_switch(State(daemon): Own, Path(name): Path<String>) -> Answer {
-    whole(async move {
+    whole(daemon.may_change()?, async move {
         let plugged = daemon.nics.records().into_values().find(|nic| nic.now.switch == name);
         if let Some(nic) = plugged {
             return Err(Refusal::conflict(
@@ -65,7 +66,7 @@ pub async fn nic(State(daemon): Own, Path(name): Path<String>) -> Answer {
 pub async fn add_nic(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form: NicForm = form(body)?;
     let now = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
-    whole(async move {
+    whole(daemon.may_change()?, async move {
         daemon.nics.add(NicRecord::added(now), OnFailure::Forget).await?;
         created(daemon.nics.report_of(&name).await?)
     })
@@ -74,7 +75,7 @@ pub async fn add_nic(State(daemon): Own, Path(name): Path<String>, body: Body) -
 
 pub async fn set_nic(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let LinkForm { link } = form(body)?;
-    whole(async move {
+    whole(daemon.may_change()?, async move {
         daemon.nics.served(&name)?.set_link(link).await?;
         tracing::info!(nic = name, link = link.word(), "link set");
         json(daemon.nics.report_of(&name).await?)
@@ -88,7 +89,7 @@ pub async fn remove_nic(
     query: Result<Query<RemoveQuery>, QueryRejection>,
 ) -> Answer {
     let force = force(query)?;
-    whole(async move {
+    whole(daemon.may_change()?, async move {
         daemon.nics.remove(&name, force, true).await?;
         json(DoneReport { done: vec![format!("nic {name} removed")] })
     })

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use serde::{Deserialize, Serialize};
 
-use super::{Answer, Body, Own, created, form, json, whole};
+use super::{Answer, Body, Own, RemoveQuery, created, force, form, json, whole};
 use crate::refusal::Refusal;
 
 /// A second socket for a disk.
@@ -16,15 +17,9 @@ pub struct TwinForm {
     pub socket: Option<PathBuf>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct CloseQuery {
-    force: bool,
-}
-
 pub async fn open(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form: TwinForm = form(body)?;
-    whole(async move {
+    whole(daemon.may_change()?, async move {
         daemon.disks.open_twin(&name, form.socket).await?;
         tracing::info!(disk = name, "has a second socket");
         created(daemon.disks.report_of(&name).await?)
@@ -35,11 +30,10 @@ pub async fn open(State(daemon): Own, Path(name): Path<String>, body: Body) -> A
 pub async fn close(
     State(daemon): Own,
     Path(name): Path<String>,
-    query: Result<Query<CloseQuery>, axum::extract::rejection::QueryRejection>,
+    query: Result<Query<RemoveQuery>, QueryRejection>,
 ) -> Answer {
-    let Query(CloseQuery { force }) =
-        query.map_err(|bad| Refusal::invalid(bad.body_text(), "there is only ?force=true"))?;
-    whole(async move {
+    let force = force(query)?;
+    whole(daemon.may_change()?, async move {
         daemon.disks.close_twin(&name, force).await?;
         tracing::info!(disk = name, "has no second socket any more");
         json(daemon.disks.report_of(&name).await?)

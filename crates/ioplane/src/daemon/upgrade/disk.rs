@@ -1,0 +1,52 @@
+//! A disk's share of a hand-over: its image or its memory, opened once more.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use ioplane_virtio::blk::Blk;
+
+use super::super::disk::{self, Disk, Opened};
+use super::super::ground::Ground;
+use super::super::ledger::DiskRecord;
+use super::super::served::{Kind, Served};
+use super::estate::{Heritable, Luggage};
+use crate::refusal::Refusal;
+
+impl Heritable for Disk {
+    type Heir = Opened;
+
+    async fn luggage(&self) -> Result<Luggage, Refusal> {
+        let backing = self.served().handle.change(|model| (model.backing().clone(), false)).await?;
+        let info = backing.info();
+        let file = backing.file().map(|file| file.try_clone_to_owned());
+        let file = file.transpose().map_err(|error| {
+            Refusal::failed(format!("{}: {error}", info.name), "is the limit on open files too low?")
+        })?;
+        let quiet = move || backing.wait_quiet(Instant::now());
+        Ok(Luggage { files: file.into_iter().collect(), quiet: Box::new(quiet) })
+    }
+
+    fn prepare(
+        record: &DiskRecord,
+        ground: &Ground,
+        mut files: Vec<OwnedFd>,
+    ) -> Result<(Blk, Opened), Refusal> {
+        let (Some(file), true) = (files.pop(), files.is_empty()) else {
+            return Err(Refusal::failed(
+                "a disk comes with one descriptor",
+                "this is a bug: report it with the log",
+            ));
+        };
+        let opened = disk::adopt(record, &ground.socket(&record.now), file)?;
+        Ok((disk::model(&record.now, opened.backing.clone()), opened))
+    }
+
+    fn trust_quiet(opened: &Opened) {
+        opened.backing.trust_quiet();
+    }
+
+    fn succeed(opened: Opened, served: Served<Disk>) -> Disk {
+        Disk { served, backing: Arc::new(Mutex::new(opened.report)) }
+    }
+}

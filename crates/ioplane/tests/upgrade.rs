@@ -1,0 +1,342 @@
+//! Everything goes to another process while front ends are connected and busy: none sees a disconnect, each request is answered
+//! once, every read finds the last write. If the other process will not have it, or dies, everything is as before.
+//!
+//! The load's front end does not reconnect: a closed socket ends the test.
+
+mod house;
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use house::{House, Said};
+use ioplane_testkit::crash::CrashLoad;
+use ioplane_testkit::slow::SlowDisk;
+use serde_json::Value;
+
+const QUEUES: u16 = 2;
+const DEPTH: u16 = 16;
+const BINARY: &str = env!("CARGO_BIN_EXE_ioplane");
+
+/// A daemon that changes its process, and its loads.
+struct Stage {
+    house: House,
+    loads: Vec<(String, CrashLoad)>,
+}
+
+impl Stage {
+    /// A disk on a file and one in memory, each with a load.
+    fn new() -> Stage {
+        let config = format!(
+            "[[core]]\nspin_us = 200\n[[disk]]\nname = \"file\"\npath = \"disk.img\"\nqueues = {QUEUES}\n\
+             [[disk]]\nname = \"memory\"\nmemory = {}\nqueues = {QUEUES}\n",
+            CrashLoad::image_bytes(QUEUES)
+        );
+        let mut house = House::new_beside_the_build(&config);
+        house.image("disk.img", CrashLoad::image_bytes(QUEUES));
+        house.start();
+        let mut stage = Stage { house, loads: Vec::new() };
+        for (seed, name) in (1..).zip(["file", "memory"]) {
+            stage.load(name, seed);
+        }
+        stage
+    }
+
+    fn load(&mut self, disk: &str, seed: u64) {
+        let mut load = CrashLoad::new(QUEUES, DEPTH, seed).unwrap();
+        load.attach(&self.house.path(&format!("{disk}.sock"))).unwrap();
+        self.loads.push((disk.to_owned(), load));
+        self.run(Duration::from_millis(50));
+    }
+
+    fn step(&mut self) {
+        for (name, load) in &mut self.loads {
+            load.step().unwrap_or_else(|why| panic!("{name}: {why}\n{}", self.house.log()));
+        }
+    }
+
+    /// Loads go on for that long.
+    fn run(&mut self, time: Duration) {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.step();
+        }
+    }
+
+    /// A command, while the loads go on.
+    fn during(&mut self, args: &[&str]) -> Said {
+        let command = self.house.later(args);
+        let task: JoinHandle<Said> = std::thread::spawn(command);
+        while !task.is_finished() {
+            self.step();
+        }
+        task.join().unwrap()
+    }
+
+    fn upgrade(&mut self, args: &[&str]) -> Value {
+        let said = self.during(&[&["upgrade", "--json"], args].concat());
+        assert_eq!(said.code, 0, "{}\n{}", said.err, self.house.log());
+        serde_json::from_str(&said.out).unwrap()
+    }
+
+    /// An upgrade that must not be; says why. Everything is as it was.
+    fn refused(&mut self, args: &[&str]) -> String {
+        let before = self.pid();
+        let said = self.during(&[&["upgrade"], args].concat());
+        assert_eq!(said.code, 1, "{}{}", said.out, said.err);
+        self.run(Duration::from_millis(50));
+        assert_eq!(self.pid(), before, "another process answers");
+        self.expect_unbroken();
+        said.err
+    }
+
+    fn pid(&self) -> u64 {
+        self.house.json(&["status"])["pid"].as_u64().unwrap()
+    }
+
+    /// No front end has noticed anything.
+    fn expect_unbroken(&mut self) {
+        for (name, load) in &self.loads {
+            assert!(load.connected(), "{name}: disconnected\n{}", self.house.log());
+            let disk = self.house.disk(name);
+            assert_eq!((&disk["connected"], &disk["connections"]), (&true.into(), &1.into()), "{disk}");
+            assert_eq!(disk["front_end_faults"], serde_json::json!({}), "{disk}");
+        }
+    }
+
+    /// The whole content is what was written.
+    fn settle(&mut self) {
+        for (name, load) in &mut self.loads {
+            load.settle().unwrap_or_else(|why| panic!("{name}: {why}\n{}", self.house.log()));
+        }
+    }
+
+    fn script(&self, name: &str, text: &str) -> String {
+        let path = self.house.path(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        path.display().to_string()
+    }
+}
+
+impl Drop for Stage {
+    /// The successor is not our child.
+    fn drop(&mut self) {
+        self.house.kill_whoever_answers();
+    }
+}
+
+fn gone(pid: u64) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.is_empty() || stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
+}
+
+fn descriptors(pid: u64) -> Vec<PathBuf> {
+    let folder = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let mut all: Vec<_> = folder.flatten().filter_map(|file| std::fs::read_link(file.path()).ok()).collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn five_upgrades_under_load_and_no_front_end_can_tell() {
+    let mut stage = Stage::new();
+    let state = std::fs::read_to_string(stage.house.path("state.json")).unwrap();
+    let mut counts = Vec::new();
+    for round in 0..5 {
+        let before = stage.pid();
+        let report = stage.upgrade(&["--binary", BINARY]);
+        let after = stage.pid();
+        assert_eq!((report["from_pid"].as_u64(), report["pid"].as_u64()), (Some(before), Some(after)));
+        assert_eq!(stage.house.json(&["status"])["upgrade"], report, "the new one knows the same");
+        stage.house.until(|| gone(before));
+        let pauses: Vec<_> =
+            report["devices"].as_array().unwrap().iter().map(|d| d["pause_us"].as_u64()).collect();
+        println!("round {round}: paused {pauses:?} us");
+        assert_eq!(pauses.len(), 2);
+        assert!(pauses.iter().all(|pause| pause.is_some_and(|us| us < 2_000_000)), "{pauses:?}");
+        stage.run(Duration::from_millis(100));
+        stage.expect_unbroken();
+        counts.push(descriptors(after).len());
+    }
+    assert_eq!(std::fs::read_to_string(stage.house.path("state.json")).unwrap(), state, "written to");
+    assert!(counts[1..].windows(2).all(|pair| pair[0] == pair[1]), "descriptors leak: {counts:?}");
+    // What can be changed can be changed still, and the counts go on.
+    let answered: u64 = stage.loads.iter().map(|(_, load)| load.answered).sum();
+    let counted: u64 = ["file", "memory"]
+        .map(|name| stage.house.disk(name)["totals"]["requests"].as_u64().unwrap())
+        .iter()
+        .sum();
+    assert!(counted >= answered, "{counted} counted of {answered}");
+    stage.settle();
+    stage.house.json(&["disk", "add", "more", "--memory", "1M"]);
+    stage.house.json(&["disk", "resize", "memory", "8M"]);
+    stage.house.json(&["disk", "remove", "more"]);
+    stage.house.json(&["reload"]);
+    // And it ends as a daemon ends.
+    let last = stage.pid();
+    stage.loads.clear();
+    stage.house.signal_to(last, "TERM");
+    stage.house.until(|| gone(last));
+    assert!(!stage.house.path("file.sock").exists() && !stage.house.path("control.sock").exists());
+}
+
+#[test]
+fn a_binary_that_will_not_have_it_changes_nothing() {
+    let mut stage = Stage::new();
+    let wrong =
+        stage.script("wrong", "#!/bin/sh\nprintf 'ioplane>\\002\\0\\0\\0\\011\\0\\0\\0' >&0\nsleep 60\n");
+    let stranger =
+        stage.script("stranger", "#!/bin/sh\necho 'usage: something else entirely' >&0\nsleep 60\n");
+    let hangs = stage.script("hangs", "#!/bin/sh\nsleep 60\n");
+    for (binary, args, why) in [
+        ("/bin/false", &[][..], "it ended before it answered (exit status: 1)"),
+        (&hangs, &["--patience", "1"][..], "it did not answer within 1s"),
+        (&wrong, &[][..], "it hands over in formats 2 to 9, and this one in format 1"),
+        (&stranger, &[][..], "it is no ioplane that can take over"),
+        ("/nowhere/ioplane", &[][..], "cannot be started"),
+    ] {
+        let refused = stage.refused(&[&["--binary", binary], args].concat());
+        assert!(refused.contains(why) && refused.contains("to do:"), "{binary}: {refused}");
+    }
+    // The new one reads the configuration first: what cannot be read is no reason to let guests wait.
+    let config = std::fs::read_to_string(stage.house.path("ioplane.toml")).unwrap();
+    stage.house.configure(&format!("{config}quques = 7\n"));
+    let refused = stage.refused(&["--binary", BINARY]);
+    assert!(refused.contains("ioplane.toml:") && refused.contains("quques"), "{refused}");
+    stage.house.configure(&format!("[daemon]\nrun_dir = \"/tmp\"\n{config}"));
+    let refused = stage.refused(&["--binary", BINARY]);
+    assert!(refused.contains("run_dir in [daemon] is another now"), "{refused}");
+    stage.house.configure(&config);
+    stage.upgrade(&["--binary", BINARY]);
+    stage.expect_unbroken();
+    stage.settle();
+}
+
+#[cfg(feature = "kill-points")]
+#[test]
+fn a_successor_that_is_killed_before_it_has_said_mine_changes_nothing() {
+    let mut stage = Stage::new();
+    for point in ["greeted", "ready", "prepared", "device", "loaded", "committed"] {
+        std::fs::write(stage.house.path("kill"), point).unwrap();
+        let refused = stage.refused(&["--binary", BINARY]);
+        assert!(refused.contains("signal: 9"), "{point}: {refused}");
+    }
+    std::fs::remove_file(stage.house.path("kill")).unwrap();
+    stage.upgrade(&["--binary", BINARY]);
+    stage.expect_unbroken();
+    stage.settle();
+    // Whoever dies after that word has died with everything: the old one must not touch it again, and ends.
+    let last = stage.pid();
+    stage.loads.clear();
+    std::fs::write(stage.house.path("kill"), "mine").unwrap();
+    stage.house.cli(&["upgrade", "--binary", BINARY]);
+    stage.house.until(|| gone(last));
+    std::fs::remove_file(stage.house.path("kill")).unwrap();
+}
+
+/// The disk takes longer than the devices may take to drain: what is in flight is left to the new process, which waits until
+/// the old one's I/O has ended before it does the same again.
+#[test]
+fn requests_in_flight_on_a_slow_disk_are_done_again_after_the_old_ones_have_ended() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let slow = match SlowDisk::new(folder.path(), CrashLoad::image_bytes(QUEUES), 256 << 10) {
+        Ok(slow) => slow,
+        Err(why) => {
+            // Past the harness, which keeps what passing tests print to itself.
+            let _ = writeln!(std::io::stderr(), "SKIPPED: an upgrade on a slow disk was NOT tested: {why}");
+            return;
+        }
+    };
+    let mut stage = Stage::new();
+    let pid = u32::try_from(stage.pid()).unwrap();
+    slow.slows(pid).unwrap();
+    let queues = QUEUES.to_string();
+    stage.house.json(&["disk", "add", "slow", "--path", slow.device(), "--queues", &queues]);
+    stage.load("slow", 7);
+    stage.run(Duration::from_millis(500));
+    for _ in 0..2 {
+        let report = stage.upgrade(&["--binary", BINARY]);
+        println!("{}", report["devices"]);
+        let device = |name: &str| {
+            let devices = report["devices"].as_array().unwrap();
+            devices.iter().find(|device| device["name"] == name).unwrap().clone()
+        };
+        assert_eq!(device("slow")["suspended"], true, "nothing was in flight: {report}");
+        assert!(device("file")["pause_us"].as_u64().is_some_and(|us| us < 2_000_000), "{report}");
+        stage.house.until(|| {
+            stage.loads.iter_mut().all(|(_, load)| load.step().is_ok()) && replayed(&stage.house) > 0
+        });
+        stage.run(Duration::from_secs(1));
+        stage.expect_unbroken();
+    }
+    let (_, mut load) = stage.loads.pop().unwrap();
+    stage.loads.clear();
+    let last = stage.pid();
+    // Off the leash for the look at every block.
+    let _ = std::fs::write("/sys/fs/cgroup/blkio/cgroup.procs", last.to_string());
+    let _ = std::fs::write("/sys/fs/cgroup/cgroup.procs", last.to_string());
+    load.settle().unwrap();
+    println!("{} requests on the slow disk, longest wait {:?}", load.answered, load.longest);
+}
+
+fn replayed(house: &House) -> u64 {
+    house.disk("slow")["totals"]["replayed"].as_u64().unwrap_or(0)
+}
+
+/// A front end that has said half of something says the other half to another process.
+#[test]
+fn half_a_message_goes_along() {
+    let mut stage =
+        Stage { house: House::open("[[disk]]\nname = \"a\"\nmemory = \"1M\"\n"), loads: Vec::new() };
+    let mut front = stage.house.connect("a");
+    let ask: Vec<u8> = [1u32, 1, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
+    front.write_all(&ask[..7]).unwrap();
+    stage.upgrade(&["--binary", BINARY]);
+    front.write_all(&ask[7..]).unwrap();
+    let mut reply = [0; 20];
+    front.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    front.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[..12], [1, 0, 0, 0, 5, 0, 0, 0, 8, 0, 0, 0]);
+    stage.upgrade(&["--binary", BINARY]);
+    assert_eq!(stage.house.disk("a")["connections"], 1);
+}
+
+/// What is served and what could not be, cores that were added and retired, all numbers and names: as before.
+#[test]
+fn what_was_done_at_run_time_is_so_afterwards() {
+    let mut house = House::new("[[core]]\nnotify = \"notified\"\n[[disk]]\nname = \"a\"\npath = \"a.img\"\n");
+    let lost = house.image("lost.img", 1 << 20);
+    house.image("a.img", 4 << 20);
+    house.start();
+    house.json(&["core", "add", "--spin-us", "500"]);
+    house.json(&["core", "add"]);
+    house.json(&["core", "retire", "1"]);
+    house.json(&["disk", "add", "m", "--memory", "8M", "--queues", "2", "--core", "2"]);
+    house.json(&["disk", "resize", "m", "12M"]);
+    house.json(&["core", "move", "m", "1", "0"]);
+    house.json(&["disk", "add", "lost", "--path", &lost.display().to_string()]);
+    house.kill9();
+    std::fs::remove_file(&lost).unwrap();
+    house.start();
+    house.until(|| house.disk("lost")["state"] == "failed");
+    let mut stage = Stage { house, loads: Vec::new() };
+    let lasting = |house: &House| {
+        let mut status = house.json(&["status"]);
+        status["disks"].as_array_mut().unwrap().iter_mut().for_each(|disk| disk["queues"] = Value::Null);
+        let cores = status["cores"].as_array().unwrap().iter();
+        let cores: Vec<_> =
+            cores.map(|core| (core["id"].clone(), core["notify"].clone(), core["spin_us"].clone())).collect();
+        serde_json::json!({ "disks": status["disks"], "cores": cores })
+    };
+    let before = lasting(&stage.house);
+    // Written into the configuration, and not read yet: an upgrade is no reload.
+    stage.house.configure("[[core]]\nnotify = \"notified\"\n[[disk]]\nname = \"a\"\npath = \"a.img\"\n[[disk]]\nname = \"b\"\nmemory = \"1M\"\n");
+    stage.upgrade(&["--binary", BINARY]);
+    assert_eq!(lasting(&stage.house), before);
+    assert_eq!(stage.house.json(&["reload"])["done"][0], "disk b added");
+    assert_eq!(stage.house.refuses_beside("other.sock").code, 1, "the run directory is taken");
+    assert!(Path::new(BINARY).exists());
+}
