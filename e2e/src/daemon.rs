@@ -4,8 +4,11 @@ use crate::process::{Process, scratch};
 use crate::qemu::Version;
 use crate::status::{Disk, Status};
 use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -19,6 +22,8 @@ const START: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub struct Daemon {
     process: Option<Process>,
+    /// The process that has taken over from that one: not a child of ours.
+    heir: Option<Heir>,
     environment: Vec<(String, String)>,
     folder: TempDir,
 }
@@ -37,6 +42,40 @@ pub fn binary() -> Result<PathBuf> {
     )
 }
 
+/// A daemon that is nobody's child any more. Killed when dropped.
+#[derive(Debug)]
+struct Heir {
+    pid: u32,
+    handle: OwnedFd,
+}
+
+impl Heir {
+    fn of(pid: u32) -> Result<Heir> {
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw).context("no such process")?;
+        Ok(Heir { pid, handle: pidfd_open(number, PidfdFlags::empty())? })
+    }
+
+    fn ended(&self, limit: Duration) -> Result<bool> {
+        let limit = limit.try_into().ok();
+        Ok(poll(&mut [PollFd::new(&self.handle, PollFlags::IN)], limit.as_ref())? > 0)
+    }
+
+    fn terminate(self, limit: Duration) -> Result<()> {
+        pidfd_send_signal(&self.handle, Signal::TERM).context("send SIGTERM")?;
+        if !self.ended(limit)? {
+            bail!("ioplane serve (pid {}) has not ended within {limit:?}", self.pid);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Heir {
+    fn drop(&mut self) {
+        let _ = pidfd_send_signal(&self.handle, Signal::KILL);
+        let _ = self.ended(START);
+    }
+}
+
 impl Daemon {
     /// Writes `config` (TOML) to the daemon's folder, starts it and waits until its socket answers. `{folder}` in the
     /// text stands for that folder.
@@ -50,7 +89,7 @@ impl Daemon {
         let text = config.replace("{folder}", &folder.path().display().to_string());
         std::fs::write(folder.path().join("ioplane.toml"), text)?;
         let environment = environment.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-        let mut daemon = Daemon { process: None, environment, folder };
+        let mut daemon = Daemon { process: None, heir: None, environment, folder };
         daemon.launch()?;
         Ok(daemon)
     }
@@ -67,7 +106,17 @@ impl Daemon {
 
     /// Its process number; none while it is killed.
     pub fn id(&self) -> Option<u32> {
-        self.process.as_ref().map(Process::id)
+        self.heir.as_ref().map(|heir| heir.pid).or(self.process.as_ref().map(Process::id))
+    }
+
+    /// Has another process take over while guests run, and returns what `ioplane upgrade` says.
+    pub fn upgrade(&mut self) -> Result<Value> {
+        let binary = binary()?;
+        let said = self.cli(&["upgrade", "--binary", binary.to_str().context("the binary's path")?])?;
+        let pid = said["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).context("no pid")?;
+        // The one before has left by itself, or is about to.
+        self.heir = Some(Heir::of(pid)?);
+        Ok(said)
     }
 
     /// Runs `ioplane --socket S ARGS --json` and returns what it prints.
@@ -121,6 +170,7 @@ impl Daemon {
 
     /// Kills the daemon with signal 9 and waits until the process is gone. Its I/O may still be landing.
     pub fn kill9(&mut self) {
+        self.heir = None;
         self.process = None;
     }
 
@@ -132,6 +182,10 @@ impl Daemon {
 
     /// Asks it to end (SIGTERM), waits, and returns whether it ended well.
     pub fn terminate(&mut self, limit: Duration) -> Result<()> {
+        if let Some(heir) = self.heir.take() {
+            self.process = None;
+            return heir.terminate(limit);
+        }
         let mut process = self.process.take().context("the daemon does not run")?;
         process.terminate()?;
         let status = process.wait(limit)?;
