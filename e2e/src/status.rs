@@ -10,6 +10,8 @@ use std::path::PathBuf;
 pub struct Status {
     /// Disks.
     pub disks: Vec<Disk>,
+    /// NICs.
+    pub nics: Vec<Nic>,
     /// I/O cores.
     pub cores: Vec<Core>,
 }
@@ -41,6 +43,40 @@ pub struct Disk {
     pub totals: Counts,
     /// Its queues.
     pub queues: Vec<Queue>,
+}
+
+/// One NIC.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Nic {
+    /// Its name.
+    pub name: String,
+    /// `served`, `opening`, `failed`, `busy`.
+    pub state: String,
+    /// Its address.
+    pub mac: String,
+    /// A VMM is connected.
+    pub connected: bool,
+    /// What VMMs did wrong, by name.
+    pub front_end_faults: BTreeMap<String, u64>,
+    /// From the guest.
+    pub sent: Frames,
+    /// To the guest.
+    pub received: Frames,
+}
+
+/// What some queues of a NIC did.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub struct Frames {
+    /// Frames; a large one counts as one.
+    pub frames: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Kicks.
+    pub kicks: u64,
+    /// Interrupts.
+    pub interrupts: u64,
+    /// Faults of the guest.
+    pub faults: u64,
 }
 
 /// What is behind a disk.
@@ -124,6 +160,26 @@ impl Status {
         found.with_context(|| format!("the daemon has no disk {name}"))
     }
 
+    /// One NIC.
+    pub fn nic(&self, name: &str) -> Result<&Nic> {
+        self.nics.iter().find(|nic| nic.name == name).with_context(|| format!("the daemon has no nic {name}"))
+    }
+
+    /// Both directions of some NICs together.
+    pub fn sum_nics(&self, names: &[&str]) -> Result<Frames> {
+        let mut sum = Frames::default();
+        for name in names {
+            let nic = self.nic(name)?;
+            for side in [nic.sent, nic.received] {
+                sum.frames += side.frames;
+                sum.bytes += side.bytes;
+                sum.kicks += side.kicks;
+                sum.interrupts += side.interrupts;
+            }
+        }
+        Ok(sum)
+    }
+
     /// Some disks together.
     pub fn sum(&self, names: &[&str]) -> Result<Counts> {
         let mut sum = Counts::default();
@@ -158,6 +214,16 @@ impl Status {
                     "disk {name} is {}: {}",
                     disk.state,
                     disk.error.as_deref().unwrap_or("no reason")
+                ));
+            }
+        }
+        for nic in &self.nics {
+            let (name, faults) = (&nic.name, nic.sent.faults + nic.received.faults);
+            if faults > 0 || !nic.front_end_faults.is_empty() || nic.state != "served" {
+                let theirs = &nic.front_end_faults;
+                found.push(format!(
+                    "nic {name} is {}, faults of its guest: {faults}, of its VMM: {theirs:?}",
+                    nic.state
                 ));
             }
         }

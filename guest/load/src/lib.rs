@@ -15,6 +15,7 @@ pub mod journal;
 pub mod kernel;
 pub mod ledger;
 pub mod load;
+pub mod network;
 pub mod protocol;
 pub mod sector;
 pub mod serve;

@@ -91,6 +91,32 @@ pub enum Command {
     WriteStamp(StampSpec),
     /// Reads them back, usually after a crash; answers [`Stamps`].
     ReadStamp(StampSpec),
+    /// Brings up a virtio-net interface; answers [`Interface`].
+    NetUp {
+        /// Its Ethernet address.
+        mac: String,
+    },
+    /// Takes one TCP connection and receives to its end; answers [`Transfer`].
+    NetReceive {
+        /// Number of the interface.
+        index: u32,
+        /// Port to listen on.
+        port: u16,
+    },
+    /// Sends a pattern by TCP; answers [`Transfer`] when the other end has all of it.
+    NetSend {
+        /// Number of the interface.
+        index: u32,
+        /// Ethernet address of the other end.
+        to: String,
+        /// Its port.
+        port: u16,
+        /// For how long.
+        seconds: f64,
+        /// Chooses the pattern.
+        #[serde(default)]
+        seed: u64,
+    },
     /// Answers a list of kernel log lines that tell of I/O errors, stuck tasks or kernel bugs.
     DmesgErrors,
     /// Syncs, remounts read-only, answers, and switches the machine off.
@@ -396,4 +422,30 @@ pub struct Stamps {
     pub rounds: Vec<u32>,
     /// Blocks that hold parts of different rounds, or broken ones.
     pub broken: Vec<String>,
+}
+
+/// The answer to `net-up`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Interface {
+    /// `eth0`.
+    pub name: String,
+    /// Its number, for the scope of link-local addresses.
+    pub index: u32,
+    /// Its Ethernet address.
+    pub mac: String,
+    /// Bytes of a packet.
+    pub mtu: u32,
+    /// Its link-local address.
+    pub address: String,
+}
+
+/// The answer to `net-receive` and `net-send`: equal but for the time if every byte was right.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Transfer {
+    /// Bytes.
+    pub bytes: u64,
+    /// SHA-256 of them.
+    pub sha256: String,
+    /// Seconds.
+    pub seconds: f64,
 }

@@ -3,7 +3,7 @@
 
 use crate::load::Load;
 use crate::protocol::{Answer, Body, Command, LoadSpec, Request};
-use crate::{blockdev, copy, journal, kernel};
+use crate::{blockdev, copy, journal, kernel, network};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -123,6 +123,11 @@ impl Server {
             }
             Command::WriteStamp(spec) => value(journal::write(&spec, |progress| tell(json!(progress)))?),
             Command::ReadStamp(spec) => value(journal::read(&spec)?),
+            Command::NetUp { mac } => value(network::up(&mac)?),
+            Command::NetReceive { index, port } => value(network::receive(index, port)?),
+            Command::NetSend { index, to, port, seconds, seed } => {
+                value(network::send(index, &to, port, seconds, seed)?)
+            }
             Command::DmesgErrors => value(kernel::errors()?),
             Command::Poweroff => {
                 kernel::settle();

@@ -1,0 +1,59 @@
+//! Two guests that exchange TCP over their ioplane NICs, with digests at both ends.
+
+use crate::agent::Agent;
+use crate::protocol::{Command, Interface, Transfer};
+use anyhow::{Context, Result, ensure};
+use std::time::Duration;
+
+/// How long a guest may take to bring an interface up: an address is tried for a second or two.
+const UP: Duration = Duration::from_secs(90);
+/// How long a transfer may take beyond its time: what is in its buffers still has to go.
+const REST: Duration = Duration::from_secs(90);
+
+/// One end: a guest and its interface.
+#[derive(Debug)]
+pub struct End<'a> {
+    agent: &'a Agent,
+    /// The interface.
+    pub interface: Interface,
+}
+
+impl<'a> End<'a> {
+    /// Brings up the interface with the address `mac`.
+    pub fn up(agent: &'a Agent, mac: &str) -> Result<Self> {
+        let interface = agent.call(Command::NetUp { mac: mac.into() }, UP)?;
+        Ok(End { agent, interface })
+    }
+
+    /// Sends to the other end for `seconds`; what arrived must be what was sent.
+    pub fn send_to(&self, other: &End<'_>, port: u16, seconds: f64) -> Result<Transfer> {
+        let limit = Duration::from_secs_f64(seconds) + REST;
+        let receive = Command::NetReceive { index: other.interface.index, port };
+        let receiving = other.agent.begin(receive)?;
+        let send = Command::NetSend {
+            index: self.interface.index,
+            to: other.interface.mac.clone(),
+            port,
+            seconds,
+            seed: u64::from(port),
+        };
+        let sent: Transfer = self.agent.call(send, limit).context("sending")?;
+        let received: Transfer = serde_json::from_value(receiving.end(limit, |_| {}).context("receiving")?)?;
+        ensure!(sent.bytes > 0, "nothing was sent in {seconds} s");
+        ensure!(
+            (sent.bytes, &sent.sha256) == (received.bytes, &received.sha256),
+            "what was sent, {sent:?}, is not what was received, {received:?}"
+        );
+        Ok(sent)
+    }
+}
+
+/// Both ways at once; the bytes of each, checked.
+pub fn exchange(a: &End<'_>, b: &End<'_>, port: u16, seconds: f64) -> Result<[Transfer; 2]> {
+    std::thread::scope(|scope| {
+        let back = scope.spawn(|| b.send_to(a, port + 1, seconds));
+        let there = a.send_to(b, port, seconds)?;
+        let back = back.join().map_err(|_| anyhow::anyhow!("the way back panicked"))??;
+        Ok([there, back])
+    })
+}

@@ -1,0 +1,165 @@
+//! TCP between guests, every byte checked: one end sends a pattern and its digest, the other receives and reckons it again.
+//!
+//! Addresses need no set-up: an interface that is brought up has a link-local address made from its Ethernet address
+//! (RFC 4862, 5.3; RFC 4291, appendix A), so a guest knows its peer's by that.
+
+use crate::protocol::{Interface, Transfer};
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv6Addr, SocketAddrV6, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// How long an interface, an address or a peer may take to be there.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a transfer may stand still.
+const SILENCE: Duration = Duration::from_secs(60);
+/// Bytes of one write or read.
+const CHUNK: usize = 256 << 10;
+/// `IFF_UP`.
+const UP: u32 = 1;
+
+/// Brings up the interface with the address `mac`, its driver loaded first, and waits for its own address to be usable.
+pub fn up(mac: &str) -> Result<Interface> {
+    let done = Command::new("/sbin/modprobe").arg("virtio_net").status().context("run modprobe")?;
+    if !done.success() {
+        bail!("modprobe virtio_net ended with {done}");
+    }
+    let folder = wait("an interface of this address", || Ok(find(mac)?))?;
+    let read = |name: &str| -> Result<String> {
+        let path = folder.join(name);
+        let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        Ok(text.trim().to_owned())
+    };
+    let flags = u32::from_str_radix(read("flags")?.trim_start_matches("0x"), 16)?;
+    fs::write(folder.join("flags"), format!("{:#x}", flags | UP)).context("bring the interface up")?;
+    let (index, mtu) = (read("ifindex")?.parse()?, read("mtu")?.parse()?);
+    let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let address = link_local(mac)?;
+    // Not before it is known that nobody else has it (duplicate address detection): flag 0x40 is "tentative".
+    let shown: String = address.octets().iter().map(|byte| format!("{byte:02x}")).collect();
+    wait("the interface's address", || {
+        let all =
+            fs::read_to_string("/proc/net/if_inet6").context("read /proc/net/if_inet6; is IPv6 there?")?;
+        let line = all.lines().find(|line| line.starts_with(&shown));
+        let flags = line.and_then(|line| u32::from_str_radix(line.split_whitespace().nth(4)?, 16).ok());
+        Ok(flags.filter(|flags| flags & 0x40 == 0))
+    })?;
+    Ok(Interface { name, index, mac: mac.to_owned(), mtu, address: address.to_string() })
+}
+
+fn wait<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+        if Instant::now() >= end {
+            bail!("{what} is not there after {PATIENCE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn find(mac: &str) -> Result<Option<PathBuf>> {
+    for entry in fs::read_dir("/sys/class/net").context("list /sys/class/net")? {
+        let folder = entry?.path();
+        if fs::read_to_string(folder.join("address")).is_ok_and(|address| address.trim() == mac) {
+            return Ok(Some(folder));
+        }
+    }
+    Ok(None)
+}
+
+/// The link-local address of the station `mac`.
+pub fn link_local(mac: &str) -> Result<Ipv6Addr> {
+    let bytes: Option<Vec<u8>> = mac.split(':').map(|part| u8::from_str_radix(part, 16).ok()).collect();
+    let Some([a, b, c, d, e, f]) = bytes.as_deref() else { bail!("{mac:?} is no Ethernet address") };
+    let word = |high: u8, low: u8| u16::from_be_bytes([high, low]);
+    Ok(Ipv6Addr::new(0xfe80, 0, 0, 0, word(a ^ 2, *b), word(*c, 0xff), word(0xfe, *d), word(*e, *f)))
+}
+
+/// Takes one connection on the interface `index` and receives until the other end has sent all.
+pub fn receive(index: u32, port: u16) -> Result<Transfer> {
+    let listener = TcpListener::bind(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, index))?;
+    listener.set_nonblocking(true)?;
+    let mut stream = wait("a connection", || match listener.accept() {
+        Ok((stream, _)) => Ok(Some(stream)),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error.into()),
+    })?;
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(SILENCE))?;
+    let (begun, mut digest, mut bytes) = (Instant::now(), Sha256::new(), 0u64);
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        match stream.read(&mut buffer).context("receive")? {
+            0 => break,
+            length => {
+                digest.update(&buffer[..length]);
+                bytes += length as u64;
+            }
+        }
+    }
+    Ok(transfer(bytes, digest, begun))
+}
+
+/// Sends a pattern to the station `to` for `seconds`.
+pub fn send(index: u32, to: &str, port: u16, seconds: f64, seed: u64) -> Result<Transfer> {
+    let address = SocketAddrV6::new(link_local(to)?, port, 0, index);
+    // The other end may not listen yet.
+    let mut stream = wait("the other end", || Ok(TcpStream::connect(address).ok()))?;
+    stream.set_write_timeout(Some(SILENCE))?;
+    let (begun, mut digest, mut bytes) = (Instant::now(), Sha256::new(), 0u64);
+    let mut buffer = vec![0; CHUNK];
+    let mut state = seed | 1;
+    for word in buffer.as_chunks_mut::<8>().0 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        *word = state.to_le_bytes();
+    }
+    let limit = Duration::try_from_secs_f64(seconds).context("a time to send for")?;
+    while begun.elapsed() < limit {
+        // Each chunk is another one: none can stand in for one that was lost.
+        buffer[..8].copy_from_slice(&bytes.to_le_bytes());
+        stream.write_all(&buffer).context("send")?;
+        digest.update(&buffer);
+        bytes += CHUNK as u64;
+    }
+    stream.shutdown(std::net::Shutdown::Write)?;
+    // Until the other end has everything and closes: then the time is that of the whole way.
+    let _ = stream.read(&mut buffer);
+    Ok(transfer(bytes, digest, begun))
+}
+
+fn transfer(bytes: u64, digest: Sha256, begun: Instant) -> Transfer {
+    let sha256 = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    Transfer { bytes, sha256, seconds: begun.elapsed().as_secs_f64() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_those_of_the_rfc() {
+        assert_eq!(link_local("52:54:00:12:34:56").unwrap().to_string(), "fe80::5054:ff:fe12:3456");
+        assert_eq!(link_local("02:00:00:00:00:0a").unwrap().to_string(), "fe80::ff:fe00:a");
+        assert!(link_local("02:00").is_err());
+    }
+
+    #[test]
+    fn what_is_sent_is_received() {
+        // The loopback interface has index 1 and the address ::1; a scope is only needed by link-local ones.
+        let receiver = std::thread::spawn(|| receive(0, 47_011));
+        let address = SocketAddrV6::new(Ipv6Addr::LOCALHOST, 47_011, 0, 0);
+        let mut stream = wait("the other end", || Ok(TcpStream::connect(address).ok())).unwrap();
+        stream.write_all(&[7; 1000]).unwrap();
+        drop(stream);
+        let transfer = receiver.join().unwrap().unwrap();
+        let wanted: String = Sha256::digest([7; 1000]).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!((transfer.bytes, transfer.sha256), (1000, wanted));
+    }
+}
