@@ -328,3 +328,50 @@ fn vm() -> String {
     let program = std::env::current_exe().unwrap();
     program.file_name().unwrap().to_string_lossy().into_owned()
 }
+
+#[test]
+fn nics_switches_and_uplinks_go_to_another_process_and_no_front_end_sees_it() {
+    let uplink = rustix::process::geteuid().is_root() && std::path::Path::new("/dev/net/tun").exists();
+    let tap = format!("iou{}", std::process::id() % 100_000);
+    let config = if uplink {
+        config().replace("name = \"lan\"", &format!("name = \"lan\"\nuplink = \"{tap}\""))
+    } else {
+        let why = "SKIPPED: handing over an uplink was NOT tested: it takes root and /dev/net/tun";
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{why}\n").as_bytes());
+        config().to_owned()
+    };
+    let house = House::open(&config);
+    let (mut a, mut b) = (Guest::plug_in(&house, "a"), Guest::plug_in(&house, "b"));
+    talk(&mut a, &mut b, 20);
+    let pid = || house.json(&["status"])["pid"].as_u64().unwrap();
+    for round in 1..=3 {
+        // Heard by b, and by the host, whose side is down.
+        a.send([0xff; 6], A, &payload(7));
+        assert_eq!(b.receive(), payload(7));
+        let before = pid();
+        let report = house.json(&["upgrade", "--binary", env!("CARGO_BIN_EXE_ioplane")]);
+        assert_ne!(pid(), before);
+        let devices = report["devices"].as_array().unwrap();
+        let names: Vec<_> = devices.iter().map(|device| device["name"].as_str().unwrap()).collect();
+        assert_eq!(names, ["a", "b"], "{report}");
+        assert!(devices.iter().all(|device| device["pause_us"].as_u64().is_some()), "{report}");
+        talk(&mut a, &mut b, 20);
+        let shown = house.json(&["switch", "show", "lan"]);
+        let frames = 20 + round * 21;
+        house.until(|| port(&house.json(&["switch", "show", "lan"]), "b")["received_frames"] == frames);
+        assert_eq!(port(&shown, "a")["sent_frames"], frames, "{shown}");
+        if uplink {
+            assert_eq!((&shown["uplink"], &shown["error"]), (&tap.as_str().into(), &().into()), "{shown}");
+            let drops = &port(&shown, &tap)["received_drops"];
+            assert_eq!(drops["down"], round, "{shown}");
+        }
+        for nic in house.json(&["nic", "list"]).as_array().unwrap() {
+            assert_eq!((&nic["connections"], &nic["connected"]), (&1.into(), &true.into()), "{nic}");
+        }
+    }
+    // It is a daemon like any other.
+    house.json(&["nic", "add", "c", "--switch", "lan"]);
+    house.json(&["nic", "remove", "c"]);
+    house.json(&["reload"]);
+    house.kill_whoever_answers();
+}

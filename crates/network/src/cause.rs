@@ -48,6 +48,8 @@ causes! {
     Down = "down",
     /// There is no other port that it could go to. Counted on the sender.
     NoPath = "no_path",
+    /// It waited for its receiver when the daemon was upgraded. Counted on the receiver.
+    Upgrade = "upgrade",
 }
 
 #[cfg(test)]

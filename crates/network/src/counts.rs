@@ -92,6 +92,15 @@ impl Counts {
         self.drops[cause as usize].fetch_add(frames, Ordering::Relaxed);
     }
 
+    /// Adds what was counted elsewhere.
+    pub fn restore(&self, reading: &SideReading) {
+        self.frames.fetch_add(reading.frames, Ordering::Relaxed);
+        self.bytes.fetch_add(reading.bytes, Ordering::Relaxed);
+        for (cause, count) in &reading.drops {
+            self.drop(*cause, *count);
+        }
+    }
+
     pub fn read(&self) -> SideReading {
         let drops = Drop::ALL.iter().zip(&self.drops);
         SideReading {

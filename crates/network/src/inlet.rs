@@ -116,6 +116,22 @@ impl Inlet {
     }
 }
 
+/// How many frames wait on a shelf that nobody reads from or sends to meanwhile. Control side.
+pub(crate) fn waiting(shelf: &Shelf) -> u64 {
+    let filled: Vec<Filled> = std::iter::from_fn(|| shelf.next()).collect();
+    let mut frames = 0;
+    for filled in filled {
+        let (bytes, mut at) = (shelf.bytes(&filled.tray), filled.read as usize);
+        while at < filled.used as usize {
+            let (record, _) = record(bytes, at);
+            at += Record::space(record.skew.into(), record.len as usize);
+            frames += 1;
+        }
+        if filled.read > 0 { shelf.leave(filled) } else { shelf.hand_over(filled.tray, filled.used) }
+    }
+    frames
+}
+
 /// The header of the frame at `at`, and where the frame begins.
 #[inline]
 fn record(bytes: &[u8], at: usize) -> (Record, usize) {

@@ -8,7 +8,7 @@ use crate::cause::Drop;
 use crate::counts::SideReading;
 use crate::error::NetworkError;
 use crate::filter::Filter;
-use crate::inlet::Inlet;
+use crate::inlet::{self, Inlet};
 use crate::offload::{Offload, Takes};
 use crate::outlet::{Outlet, Sent};
 use crate::shelf::Shelf;
@@ -259,6 +259,25 @@ impl Port {
     /// Its counts.
     pub fn reading(&self) -> PortReading {
         PortReading::of(&self.station, &self.switch)
+    }
+
+    /// Its counts for a port of another process that goes on in its place ([`Port::restore`]): what waits here is lost then, as
+    /// [`Drop::Upgrade`]. Only while neither the pollers of this port nor those of others run.
+    pub fn last_will(&self) -> (SideReading, SideReading) {
+        let (sent, mut received) = (self.station.sent.read(), self.station.received.read());
+        let waiting: u64 = self.station.shelves.iter().map(inlet::waiting).sum();
+        if waiting > 0 {
+            let before = received.dropped(Drop::Upgrade);
+            received.drops.retain(|(cause, _)| *cause != Drop::Upgrade);
+            received.drops.push((Drop::Upgrade, before + waiting));
+        }
+        (sent, received)
+    }
+
+    /// Goes on counting where another has ended.
+    pub fn restore(&self, (sent, received): (&SideReading, &SideReading)) {
+        self.station.sent.restore(sent);
+        self.station.received.restore(received);
     }
 }
 

@@ -502,3 +502,28 @@ fn an_unplugged_port_leaves_working_halves_that_do_nothing() {
     while take(&mut inlet).is_some() {}
     assert_eq!(a.take(), None);
 }
+
+#[test]
+fn what_waits_is_counted_as_lost_for_whoever_goes_on_and_stays_where_it_is() {
+    let old = switch();
+    let mut a = Host::with(&old, "a", |options| options.mac = Some(mac(1)));
+    let mut b = Host::with(&old, "b", |options| options.mac = Some(mac(2)));
+    let frames: Vec<_> = (0..3000u32).map(|n| frame(mac(2), mac(1), &vec![n as u8; 500])).collect();
+    for frame in &frames {
+        assert_eq!(a.add(frame, Offload::NONE), Sent::Delivered(1));
+    }
+    a.outlet.flush();
+    // One has been read out of the first tray, and its reader has gone.
+    assert_eq!(b.inlet.front().unwrap().bytes(), frames[0]);
+    b.inlet.pop();
+    b.inlet = b.port.inlet(0);
+    let (sent, received) = b.port.last_will();
+    assert_eq!((received.frames, received.dropped(Drop::Upgrade)), (1, 2999));
+    let new = switch();
+    let heir = Host::with(&new, "b", |options| options.mac = Some(mac(2)));
+    heir.port.restore((&sent, &received));
+    assert_eq!((heir.port.reading().sent, heir.port.reading().received), (sent, received));
+    // Taken back, nothing is lost.
+    assert_eq!(b.take_all(), frames[1..]);
+    assert_eq!(b.port.last_will().1.dropped(Drop::Upgrade), 0);
+}

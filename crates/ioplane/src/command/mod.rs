@@ -293,13 +293,19 @@ fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
                 (false, _) => &disk.socket,
                 (true, Some(twin)) => twin,
                 (true, None) => {
-                    bail!("disk {0} has no second socket\n  to do: give it one: ioplane disk twin {0}", disk.name)
+                    bail!(
+                        "disk {0} has no second socket\n  to do: give it one: ioplane disk twin {0}",
+                        disk.name
+                    )
                 }
             };
             qemu::disk(disk, socket, version, wanted.bootindex)
         }
         libvirt::Device::Nic(nic) if wanted.twin => {
-            bail!("{} is a NIC: only disks have a second socket\n  to do: see docs/guide/migration.md", nic.name)
+            bail!(
+                "{} is a NIC: only disks have a second socket\n  to do: see docs/guide/migration.md",
+                nic.name
+            )
         }
         libvirt::Device::Nic(nic) => qemu::nic(nic, version, wanted.bootindex),
     });

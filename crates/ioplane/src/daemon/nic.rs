@@ -22,7 +22,32 @@ use crate::spec::{LinkWord, NicSpec, QUEUE_SIZE_MAX, VlanSpec};
 
 /// A NIC that is being served. Its port is its device's, and goes with it.
 pub struct Nic {
-    served: Served<Nic>,
+    pub(super) served: Served<Nic>,
+}
+
+/// The device, plugged into its switch.
+pub(super) fn model(spec: &NicSpec, switches: &Switches) -> Result<Net, Refusal> {
+    let port = switches.switch(&spec.switch)?.plug(PortOptions {
+        name: spec.name.clone(),
+        mac: Some(spec.mac.0),
+        isolated: spec.isolated,
+        vlan: Vlan::from(&spec.vlan),
+        pairs: spec.pairs,
+        uplink: false,
+        mtu: spec.mtu,
+    })?;
+    let options = NetOptions {
+        name: spec.name.clone(),
+        mac: spec.mac.0,
+        pairs: spec.pairs,
+        queue_size: QUEUE_SIZE_MAX,
+        mtu: spec.mtu,
+        // Whoever speaks vhost-user for a NIC keeps configuration and control queue itself.
+        control: false,
+    };
+    let mut net = Net::new(options, port);
+    net.set_link(spec.link.below());
+    Ok(net)
 }
 
 impl Nic {
@@ -81,28 +106,7 @@ impl Kind for Nic {
     }
 
     async fn open(record: NicRecord, ground: &Arc<Ground>, switches: &Arc<Switches>) -> Result<Nic, Refusal> {
-        let spec = &record.now;
-        let port = switches.switch(&spec.switch)?.plug(PortOptions {
-            name: spec.name.clone(),
-            mac: Some(spec.mac.0),
-            isolated: spec.isolated,
-            vlan: Vlan::from(&spec.vlan),
-            pairs: spec.pairs,
-            uplink: false,
-            mtu: spec.mtu,
-        })?;
-        let options = NetOptions {
-            name: spec.name.clone(),
-            mac: spec.mac.0,
-            pairs: spec.pairs,
-            queue_size: QUEUE_SIZE_MAX,
-            mtu: spec.mtu,
-            // Whoever speaks vhost-user for a NIC keeps configuration and control queue itself.
-            control: false,
-        };
-        let mut net = Net::new(options, port);
-        net.set_link(spec.link.below());
-        Ok(Nic { served: Served::start(net, record, ground)? })
+        Ok(Nic { served: Served::start(model(&record.now, switches)?, record, ground)? })
     }
 
     fn served(&self) -> &Served<Nic> {

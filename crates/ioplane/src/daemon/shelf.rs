@@ -102,6 +102,11 @@ impl<K: Kind> Shelf<K> {
         &self.ground
     }
 
+    /// What they need besides.
+    pub fn below(&self) -> &K::Below {
+        &self.below
+    }
+
     /// Those that are served, and those that could not be; refuses while one is being opened.
     pub fn settled(&self) -> Result<(Vec<(String, Arc<K>)>, Vec<(String, Refusal)>), Refusal> {
         let (mut served, mut failed) = (Vec::new(), Vec::new());

@@ -4,11 +4,12 @@
 //! sits on an I/O core like any other queue.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ioplane_device::{QueueSet, Quiescent, Running};
-use ioplane_network::{NetworkError, PortOptions, PortReading, Switch, SwitchSettings, Tap};
+use ioplane_network::{NetworkError, Port, PortOptions, PortReading, Switch, SwitchSettings, Tap};
 
 use super::cores::Seating;
 use super::ground::Ground;
@@ -28,6 +29,16 @@ struct Slot {
     uplink: Option<Running<Tap>>,
     /// Why there is no uplink although there should be one.
     failed: Option<Refusal>,
+}
+
+/// What a successor needs to make one like it.
+pub enum Inheritance {
+    /// Nothing: it has no uplink.
+    Plain,
+    /// Its uplink's open device and port.
+    Uplink(OwnedFd, Arc<Port>),
+    /// There is no uplink although there should be one.
+    Failed(Refusal),
 }
 
 /// All of them. Methods may block for a moment.
@@ -96,6 +107,72 @@ impl Switches {
             Refusal::failed(format!("uplink {name}: {}", refused.error), "see `ioplane core list`")
         })?;
         Ok(Some(running))
+    }
+
+    /// Every switch, for a successor.
+    pub fn inheritance(&self) -> Result<Vec<(String, Inheritance)>, Refusal> {
+        let slots = self.slots();
+        let each = slots.iter().map(|(name, slot)| {
+            let one = match (&slot.uplink, &slot.failed) {
+                (Some(uplink), _) => {
+                    let file = uplink.device().file().try_clone_to_owned().map_err(|error| {
+                        Refusal::failed(
+                            format!("the uplink of switch {name}: {error}"),
+                            "is the limit on open files too low?",
+                        )
+                    })?;
+                    Inheritance::Uplink(file, uplink.device().port().clone())
+                }
+                (None, Some(why)) => Inheritance::Failed(why.clone()),
+                (None, None) => Inheritance::Plain,
+            };
+            Ok((name.clone(), one))
+        });
+        each.collect()
+    }
+
+    /// Makes one that another process has had; nothing is written down.
+    pub fn take_in(&self, record: SwitchRecord, failed: Option<Refusal>) -> Arc<Switch> {
+        let name = record.now.name.clone();
+        let switch = Switch::new(&name, SwitchSettings::default());
+        self.slots().insert(name, Slot { switch: switch.clone(), record, uplink: None, failed });
+        switch
+    }
+
+    /// The uplink of one that was taken in, by its open device. It does not run yet.
+    pub fn adopt_uplink(&self, name: &str, switch: &Arc<Switch>, file: OwnedFd) -> Result<Tap, Refusal> {
+        let uplink = self.slots().get(name).and_then(|slot| slot.record.now.uplink.clone());
+        let uplink = uplink.ok_or_else(|| missing(name))?;
+        Ok(Tap::adopt(&uplink, file, switch, PortOptions::new(&uplink))?)
+    }
+
+    /// Brings the uplink of one to rest. Until [`Switches::resume_uplink`] the switch has none.
+    pub fn rest_uplink(&self, name: &str, deadline: Instant) -> Result<Quiescent<Tap>, Refusal> {
+        let uplink = self.slots().get_mut(name).and_then(|slot| slot.uplink.take());
+        uplink.ok_or_else(|| missing(name))?.quiesce(deadline).or_else(|missed| {
+            let why = format!("the uplink of switch {name} does not come to rest: {}", missed.reason);
+            let seating = self.seating(self.slots().get(name).and_then(|slot| slot.record.now.core));
+            if let Ok((running, _)) = missed.undrain(&seating)
+                && let Some(slot) = self.slots().get_mut(name)
+            {
+                slot.uplink = Some(running);
+            }
+            Err(Refusal::conflict(why, "an I/O core does not turn: see `ioplane core list`"))
+        })
+    }
+
+    /// An uplink goes on.
+    pub fn resume_uplink(&self, name: &str, uplink: Quiescent<Tap>) {
+        let mut slots = self.slots();
+        let Some(slot) = slots.get_mut(name) else { return };
+        match uplink.resume(&self.seating(slot.record.now.core)) {
+            Ok(running) => slot.uplink = Some(running),
+            Err(refused) => {
+                let why = format!("the uplink of switch {name}: {}", refused.error);
+                tracing::error!(switch = name, error = why, "a switch has lost its uplink");
+                slot.failed = Some(Refusal::failed(why, "see `ioplane core list`"));
+            }
+        }
     }
 
     /// One of them, to plug into.

@@ -59,6 +59,23 @@ pub(super) fn open(name: &str) -> Result<(OwnedFd, Takes), NetworkError> {
     Ok((file, takes))
 }
 
+/// What an open device takes, if it is the one called `name`.
+pub(super) fn check(name: &str, file: &OwnedFd) -> Result<Takes, NetworkError> {
+    let os =
+        |doing| move |source: std::io::Error| NetworkError::Os { what: format!("tap {name}"), doing, source };
+    // SAFETY: an ifreq is plain bytes, for which zeros are a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // SAFETY: TUNGETIFF writes one ifreq, which is ours.
+    if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNGETIFF as _, &mut request) } < 0 {
+        return Err(os("asking what it is")(std::io::Error::last_os_error()));
+    }
+    let found = request.ifr_name.iter().map(|byte| *byte as u8).take_while(|byte| *byte != 0);
+    if !found.eq(name.bytes()) {
+        return Err(os("asking for its name")(std::io::Error::other("it is another device")));
+    }
+    offloads(file).map_err(os("setting its offloads"))
+}
+
 fn set(file: &OwnedFd, request: libc::c_ulong, value: libc::c_int) -> std::io::Result<()> {
     // SAFETY: both requests read one int, which is ours.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), request as _, &value) };

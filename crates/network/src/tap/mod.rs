@@ -10,7 +10,7 @@
 mod file;
 mod poller;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ioplane_device::{
@@ -41,6 +41,17 @@ impl Tap {
         Tap::plug(name, file, takes, switch, options)
     }
 
+    /// Goes on with a TAP device that another process has opened ([`Tap::file`]), as [`Tap::open`].
+    pub fn adopt(
+        name: &str,
+        file: OwnedFd,
+        switch: &Arc<Switch>,
+        options: PortOptions,
+    ) -> Result<Tap, NetworkError> {
+        let takes = file::check(name, &file)?;
+        Tap::plug(name, file, takes, switch, options)
+    }
+
     fn plug(
         name: &str,
         file: OwnedFd,
@@ -53,6 +64,11 @@ impl Tap {
         port.set_up(true);
         let info = DeviceInfo { name: name.to_owned(), kind: "tap", queues: 1 };
         Ok(Tap { info, file: Arc::new(file), port: Arc::new(port) })
+    }
+
+    /// The open device. Whoever has it beside this one takes frames away from it.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// Its port.

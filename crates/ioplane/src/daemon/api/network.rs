@@ -33,10 +33,13 @@ pub async fn add_switch(State(daemon): Own, Path(name): Path<String>, body: Body
     let form: SwitchForm = form(body)?;
     let now = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
     let leave = daemon.may_change()?;
-    whole(leave, blocking(move || {
-        daemon.switches.add(SwitchRecord { configured: None, now }, OnFailure::Forget)?;
-        created(daemon.switches.report_of(&name)?)
-    }))
+    whole(
+        leave,
+        blocking(move || {
+            daemon.switches.add(SwitchRecord { configured: None, now }, OnFailure::Forget)?;
+            created(daemon.switches.report_of(&name)?)
+        }),
+    )
     .await
 }
 

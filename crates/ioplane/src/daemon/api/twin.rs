@@ -7,7 +7,6 @@ use axum::extract::{Path, Query, State};
 use serde::{Deserialize, Serialize};
 
 use super::{Answer, Body, Own, RemoveQuery, created, force, form, json, whole};
-use crate::refusal::Refusal;
 
 /// A second socket for a disk.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

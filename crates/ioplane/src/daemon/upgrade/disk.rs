@@ -23,13 +23,15 @@ impl Heritable for Disk {
         let file = file.transpose().map_err(|error| {
             Refusal::failed(format!("{}: {error}", info.name), "is the limit on open files too low?")
         })?;
-        let quiet = move || backing.wait_quiet(Instant::now());
-        Ok(Luggage { files: file.into_iter().collect(), quiet: Box::new(quiet) })
+        // Whether nothing of its I/O is under way.
+        let quiet = move || vec![u8::from(backing.wait_quiet(Instant::now()))];
+        Ok(Luggage { files: file.into_iter().collect(), beside: Box::new(quiet) })
     }
 
     fn prepare(
         record: &DiskRecord,
         ground: &Ground,
+        _below: &(),
         mut files: Vec<OwnedFd>,
     ) -> Result<(Blk, Opened), Refusal> {
         let (Some(file), true) = (files.pop(), files.is_empty()) else {
@@ -42,8 +44,11 @@ impl Heritable for Disk {
         Ok((disk::model(&record.now, opened.backing.clone()), opened))
     }
 
-    fn trust_quiet(opened: &Opened) {
-        opened.backing.trust_quiet();
+    fn hears(opened: &Opened, beside: &[u8]) -> Result<(), Refusal> {
+        if beside == [1] {
+            opened.backing.trust_quiet();
+        }
+        Ok(())
     }
 
     fn succeed(opened: Opened, served: Served<Disk>) -> Disk {

@@ -15,6 +15,7 @@ use super::super::ground::Ground;
 use super::super::ledger::Record;
 use super::super::served::{self, Kind, Served};
 use super::super::shelf::Shelf;
+use super::switch::Resting;
 use super::words::{DeviceV1, NameV1};
 use crate::refusal::Refusal;
 use crate::spec::ServedSpec;
@@ -31,11 +32,12 @@ pub trait Heritable: Kind {
     fn prepare(
         record: &Record<Self::Spec>,
         ground: &Ground,
+        below: &Self::Below,
         files: Vec<OwnedFd>,
     ) -> Result<(Self::Model, Self::Heir), Refusal>;
 
-    /// The predecessor says that nothing of its I/O is under way.
-    fn trust_quiet(heir: &Self::Heir);
+    /// What the predecessor says beside the device: [`Luggage::beside`]. It may come from another version.
+    fn hears(heir: &Self::Heir, beside: &[u8]) -> Result<(), Refusal>;
 
     /// One that is served here now.
     fn succeed(heir: Self::Heir, served: Served<Self>) -> Self;
@@ -45,11 +47,51 @@ pub trait Heritable: Kind {
 pub struct Luggage {
     /// Descriptors, in an order that the kind knows.
     pub files: Vec<OwnedFd>,
-    /// Whether nothing of its I/O is under way; asked at its quiescent point.
-    pub quiet: Box<dyn Fn() -> bool + Send + Sync>,
+    /// What there is to say beside it when everything stands still.
+    pub beside: Box<dyn Fn() -> Vec<u8> + Send + Sync>,
 }
 
-type Holding = Pin<Box<dyn Future<Output = Result<Held, vhost_user::Refusal>> + Send>>;
+/// Something that stands still until it is decided whose it is.
+pub enum Stopped {
+    /// A device, behind one of its sockets.
+    Device(Held),
+    /// The uplink of a switch.
+    Uplink(Resting),
+}
+
+impl Stopped {
+    /// The device, for the successor.
+    pub fn parcel(&self) -> (&[u8], &[OwnedFd]) {
+        match self {
+            Stopped::Device(held) => (&held.parcel.bytes, &held.parcel.files),
+            Stopped::Uplink(_) => (&[], &[]),
+        }
+    }
+
+    /// Requests are recorded in flight.
+    pub fn suspended(&self) -> bool {
+        matches!(self, Stopped::Device(held) if held.suspended)
+    }
+
+    /// It goes on here. Returns when it does.
+    pub async fn take_back(self) {
+        match self {
+            Stopped::Device(held) => held.take_back().await,
+            Stopped::Uplink(resting) => resting.take_back(),
+        }
+    }
+
+    /// The successor has it: nothing here touches it any more.
+    pub fn give_away(self) {
+        match self {
+            Stopped::Device(held) => held.give_away(),
+            Stopped::Uplink(resting) => std::mem::forget(resting),
+        }
+    }
+}
+
+type Holding = Pin<Box<dyn Future<Output = Result<Stopped, vhost_user::Refusal>> + Send>>;
+type Door = Box<dyn Fn(Duration) -> Holding + Send + Sync>;
 
 /// One thing that is to be handed over.
 pub struct Bequest {
@@ -57,12 +99,17 @@ pub struct Bequest {
     pub name: NameV1,
     /// What goes ahead.
     pub luggage: Luggage,
-    doors: Vec<Box<dyn Fn(Duration) -> Holding + Send + Sync>>,
+    doors: Vec<Door>,
 }
 
 impl Bequest {
+    /// One that comes to rest behind each of `doors`.
+    pub fn new(name: NameV1, luggage: Luggage, doors: Vec<Door>) -> Self {
+        Bequest { name, luggage, doors }
+    }
+
     /// Brings its device to a quiescent point and holds it there: behind each of its sockets, in their order.
-    pub async fn hold(&self, patience: Duration) -> Result<Vec<Held>, vhost_user::Refusal> {
+    pub async fn hold(&self, patience: Duration) -> Result<Vec<Stopped>, vhost_user::Refusal> {
         let mut all = Vec::with_capacity(self.doors.len());
         for hold in &self.doors {
             match hold(patience).await {
@@ -91,11 +138,11 @@ pub async fn bequests<K: Heritable>(
         let door = |handle: Handle<K::Model>| {
             Box::new(move |patience| {
                 let handle = handle.clone();
-                Box::pin(async move { handle.hand_over(patience).await }) as Holding
-            }) as Box<dyn Fn(Duration) -> Holding + Send + Sync>
+                Box::pin(async move { handle.hand_over(patience).await.map(Stopped::Device) }) as Holding
+            }) as Door
         };
         let doors = one.served().handles().into_iter().map(door).collect();
-        all.push(Bequest { name: name(of), luggage, doors });
+        all.push(Bequest::new(name(of), luggage, doors));
     }
     Ok((all, failed.into_iter().map(|(of, why)| (name(of), why)).collect()))
 }
@@ -133,9 +180,9 @@ pub fn prepare<K: Heritable>(
     files: Vec<OwnedFd>,
 ) -> Result<Box<dyn Heir>, Refusal> {
     let record = record::<K>(daemon, &name)?;
-    let ground = K::shelf(daemon).ground().clone();
+    let (ground, below) = (K::shelf(daemon).ground().clone(), K::shelf(daemon).below());
     ground.claim(K::NAME, &record.now)?;
-    let (model, heir) = K::prepare(&record, &ground, files)?;
+    let (model, heir) = K::prepare(&record, &ground, below, files)?;
     let second = record.now.twin().map(Path::to_owned).zip(K::twin_of(&model));
     let doors = second.into_iter().chain([(ground.socket(&record.now), model)]).collect();
     let (lease, adopted) = (Lease::default(), Vec::new());
@@ -177,9 +224,7 @@ impl<K: Heritable> Heir for Prepared<K> {
         let twice = || Refusal::failed("a device came twice", "this is a bug: report it with the log");
         let (socket, model) = self.doors.pop().ok_or_else(twice)?;
         self.replays |= device.suspended;
-        if device.quiet {
-            K::trust_quiet(&self.heir);
-        }
+        K::hears(&self.heir, &device.beside)?;
         let parcel = Parcel { bytes: device.bytes, files };
         let options = served::options(socket, &self.record, &self.ground);
         let adopted = vhost_user::adopt(model, options, STOP_PATIENCE, self.lease.clone(), parcel);

@@ -18,8 +18,10 @@
 mod disk;
 mod estate;
 mod kill;
+mod nic;
 mod predecessor;
 mod successor;
+mod switch;
 mod wire;
 mod words;
 

@@ -9,12 +9,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioplane_host::vhost_user::Held;
 use tokio::sync::watch;
 use tokio::task::block_in_place;
 
 use super::super::Daemon;
-use super::estate::{Bequest, bequests};
+use super::estate::{Bequest, Stopped, bequests};
+use super::switch;
 use super::wire::{Wire, WireError};
 use super::words::{AnswerV1, DeviceV1, HouseV1, NameV1, OrderV1};
 use super::{DRAIN, HOLD, NEWS, PATIENCE, UpgradeForm};
@@ -156,25 +156,21 @@ impl Daemon {
                 Refusal::failed(format!("where this binary is: {error}"), remedy)
             })?,
         };
-        let entries = self.ledger.entries();
-        if !entries.nics.is_empty() || !entries.switches.is_empty() {
-            return Err(Refusal::conflict(
-                "switches and NICs are not handed over yet",
-                "restart the daemon: their links flap, and what is in flight on disks is done again",
-            ));
+        // Switches first: NICs are plugged into them.
+        let (mut all, mut failed) = switch::bequests(&self.switches)?;
+        for (more, broken) in [bequests(&self.nics).await?, bequests(&self.disks).await?] {
+            all.extend(more);
+            failed.extend(broken);
         }
-        let (bequests, failed) = bequests(&self.disks).await?;
         let (ours, theirs) =
             UnixStream::pair().map_err(|error| Refusal::failed(error.to_string(), "try again"))?;
         let mut successor = block_in_place(|| Successor::start(binary, theirs))?;
         let mut wire = Wire::on(ours).map_err(|error| Refusal::failed(error.to_string(), "try again"))?;
         tracing::info!(binary = %successor.binary.display(), pid = successor.pid(), "handing over");
         let patience = form.patience_s.map_or(PATIENCE, Duration::from_secs);
-        let prepared = block_in_place(|| self.prepare(gone, &mut wire, patience, &bequests, &failed));
+        let prepared = block_in_place(|| self.prepare(gone, &mut wire, patience, &all, &failed));
         let outcome = match prepared {
-            Ok(version) => {
-                self.hand_all(&mut wire, &mut successor, bequests).await.map(|held| (version, held))
-            }
+            Ok(version) => self.hand_all(&mut wire, &mut successor, all).await.map(|held| (version, held)),
             Err(obstacle) => Err(obstacle),
         };
         let (version, held) = outcome.map_err(|obstacle| {
@@ -190,10 +186,11 @@ impl Daemon {
         std::mem::forget(alone);
         let devices: Vec<(NameV1, bool)> = held
             .into_iter()
-            .map(|(name, held)| {
-                let suspended = held.iter().any(|held| held.suspended);
-                held.into_iter().for_each(Held::give_away);
-                (name, suspended)
+            .filter_map(|(name, held)| {
+                let guests = held.iter().any(|held| matches!(held, Stopped::Device(_)));
+                let suspended = held.iter().any(Stopped::suspended);
+                held.into_iter().for_each(Stopped::give_away);
+                guests.then_some((name, suspended))
             })
             .collect();
         let _ = gone.left.send(true);
@@ -259,7 +256,7 @@ impl Daemon {
         wire: &mut Wire,
         successor: &mut Successor,
         bequests: Vec<Bequest>,
-    ) -> Result<Vec<(NameV1, Vec<Held>)>, Obstacle> {
+    ) -> Result<Vec<(NameV1, Vec<Stopped>)>, Obstacle> {
         let mut holding = tokio::task::JoinSet::new();
         for (index, bequest) in bequests.into_iter().enumerate() {
             holding.spawn(async move { (index, bequest.hold(DRAIN).await, bequest) });
@@ -301,15 +298,16 @@ impl Daemon {
 fn give(
     wire: &mut Wire,
     successor: &mut Successor,
-    all: &[(usize, Vec<Held>, Bequest)],
+    all: &[(usize, Vec<Stopped>, Bequest)],
 ) -> Result<(), Obstacle> {
     wire.within(HOLD);
     let doors = all.iter().flat_map(|(_, held, bequest)| held.iter().map(move |held| (held, bequest)));
     for (held, bequest) in doors {
-        let (bytes, quiet) = (held.parcel.bytes.clone(), (bequest.luggage.quiet)());
-        let files: Vec<_> = held.parcel.files.iter().map(AsFd::as_fd).collect();
-        let (name, suspended) = (bequest.name.clone(), held.suspended);
-        wire.send(&OrderV1::Device(DeviceV1 { name, quiet, suspended, bytes }), &files)?;
+        let (bytes, files) = held.parcel();
+        let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        let (name, suspended) = (bequest.name.clone(), held.suspended());
+        let (bytes, beside) = (bytes.to_vec(), (bequest.luggage.beside)());
+        wire.send(&OrderV1::Device(DeviceV1 { name, suspended, beside, bytes }), &files)?;
     }
     wait_for!(wire, AnswerV1::Loaded => ())?;
     wire.send(&OrderV1::Commit, &[])?;

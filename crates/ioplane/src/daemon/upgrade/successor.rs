@@ -12,9 +12,11 @@ use tokio::task::block_in_place;
 
 use super::super::Daemon;
 use super::super::disk::Disk;
+use super::super::nic::Nic;
 use super::super::served::Kind;
 use super::estate::{Heir, keep_failed, prepare};
 use super::kill::{self, KillPoint};
+use super::switch;
 use super::wire::Wire;
 use super::words::{AnswerV1, HouseV1, NameV1, OrderV1};
 use super::{HOLD, NEWS, PATIENCE};
@@ -116,8 +118,20 @@ fn take_over(wire: &mut Wire, config: &std::path::Path, socket: Option<PathBuf>)
     let mut heirs: Vec<Box<dyn Heir>> = Vec::new();
     loop {
         match wire.within(SILENCE).receive()? {
+            (OrderV1::Prepare(name), files) if name.kind == switch::KIND => {
+                heirs.push(switch::prepare(&daemon, name, files)?);
+            }
+            (OrderV1::Prepare(name), files) if name.kind == Nic::NAME => {
+                heirs.push(prepare::<Nic>(&daemon, name, files)?);
+            }
             (OrderV1::Prepare(name), files) if name.kind == Disk::NAME => {
                 heirs.push(prepare::<Disk>(&daemon, name, files)?);
+            }
+            (OrderV1::Failed(name, error, remedy), _) if name.kind == switch::KIND => {
+                switch::keep_failed(&daemon, &name, Refusal::failed(error, remedy))?;
+            }
+            (OrderV1::Failed(name, error, remedy), _) if name.kind == Nic::NAME => {
+                keep_failed::<Nic>(&daemon, &name, Refusal::failed(error, remedy))?;
             }
             (OrderV1::Failed(name, error, remedy), _) if name.kind == Disk::NAME => {
                 keep_failed::<Disk>(&daemon, &name, Refusal::failed(error, remedy))?;
@@ -185,7 +199,8 @@ impl Report {
         let Report { mut wire, from, waiting } = self;
         let end = tokio::time::Instant::from_std(Instant::now() + NEWS);
         let mut devices = Vec::new();
-        for (NameV1 { kind, name }, suspended, waits) in waiting {
+        // A switch has no guest of its own.
+        for (NameV1 { kind, name }, suspended, waits) in waiting.into_iter().filter(|one| !one.2.is_empty()) {
             // The longest of its sockets'; none if one has not answered.
             let mut pause = Some(Duration::ZERO);
             for waited in waits {

@@ -67,10 +67,10 @@ pub struct NameV1 {
 pub struct DeviceV1 {
     /// Whose.
     pub name: NameV1,
-    /// Nothing of its I/O is under way.
-    pub quiet: bool,
     /// Requests are recorded in flight, to be done again.
     pub suspended: bool,
+    /// What its kind has to say beside it, at the quiescent point.
+    pub beside: Vec<u8>,
     /// The host's own encoding.
     pub bytes: Vec<u8>,
 }

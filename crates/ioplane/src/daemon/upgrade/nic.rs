@@ -1,0 +1,90 @@
+//! A NIC's share of a hand-over: a port like its own in the successor's switch, and the counts.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use ioplane_network::{Drop, Port, SideReading};
+use ioplane_virtio::net::Net;
+use serde::{Deserialize, Serialize};
+
+use super::super::ground::Ground;
+use super::super::ledger::NicRecord;
+use super::super::nic::{self, Nic};
+use super::super::served::{Kind, Served};
+use super::super::switches::Switches;
+use super::estate::{Heritable, Luggage};
+use crate::refusal::Refusal;
+
+/// The counts of a port. Causes go by name, so that versions may differ in them.
+#[derive(Debug, Serialize, Deserialize)]
+struct PortV1 {
+    sent: SideV1,
+    received: SideV1,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct SideV1 {
+    frames: u64,
+    bytes: u64,
+    drops: BTreeMap<String, u64>,
+}
+
+impl From<SideReading> for SideV1 {
+    fn from(SideReading { frames, bytes, drops }: SideReading) -> Self {
+        let drops = drops.into_iter().map(|(cause, count)| (cause.name().to_owned(), count)).collect();
+        SideV1 { frames, bytes, drops }
+    }
+}
+
+impl From<SideV1> for SideReading {
+    fn from(SideV1 { frames, bytes, drops }: SideV1) -> Self {
+        let known = Drop::ALL.iter().filter_map(|cause| Some((*cause, *drops.get(cause.name())?)));
+        SideReading { frames, bytes, drops: known.collect() }
+    }
+}
+
+/// What is to be said of a port when everything stands still.
+pub fn last_will(port: Arc<Port>) -> Box<dyn Fn() -> Vec<u8> + Send + Sync> {
+    Box::new(move || {
+        let (sent, received) = port.last_will();
+        serde_json::to_vec(&PortV1 { sent: sent.into(), received: received.into() }).unwrap_or_default()
+    })
+}
+
+/// A port goes on as it was said of another.
+pub fn carry_out(port: &Port, will: &[u8]) -> Result<(), Refusal> {
+    let PortV1 { sent, received } = serde_json::from_slice(will).map_err(|error| {
+        Refusal::failed(format!("the counts of port {}: {error}", port.name()), "restart the daemon instead")
+    })?;
+    port.restore((&sent.into(), &received.into()));
+    Ok(())
+}
+
+impl Heritable for Nic {
+    type Heir = Arc<Port>;
+
+    async fn luggage(&self) -> Result<Luggage, Refusal> {
+        let port = self.served().handle.change(|model| (model.port().clone(), false)).await?;
+        Ok(Luggage { files: Vec::new(), beside: last_will(port) })
+    }
+
+    fn prepare(
+        record: &NicRecord,
+        _ground: &Ground,
+        switches: &Switches,
+        _files: Vec<OwnedFd>,
+    ) -> Result<(Net, Arc<Port>), Refusal> {
+        let model = nic::model(&record.now, switches)?;
+        let port = model.port().clone();
+        Ok((model, port))
+    }
+
+    fn hears(port: &Arc<Port>, beside: &[u8]) -> Result<(), Refusal> {
+        carry_out(port, beside)
+    }
+
+    fn succeed(_port: Arc<Port>, served: Served<Nic>) -> Nic {
+        Nic { served }
+    }
+}
