@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::size::Size;
 use crate::spec::{DirectWord, EngineWord, LinkWord, Mac, MannersWord, NotifyWord, VlanSpec};
@@ -246,9 +246,21 @@ pub struct QemuArgs {
     /// The QEMU whose version is asked
     #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
     pub qemu: String,
+    /// What runs the VM: without KVM, a NIC gets no MSI-X [default: kvm where it is usable]
+    #[arg(long, value_name = "ACCELERATOR")]
+    pub accel: Option<Accel>,
     /// Place in the boot order
     #[arg(long, value_name = "N")]
     pub bootindex: Option<u32>,
+}
+
+/// What runs the instructions of a VM, as QEMU's `-accel` names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Accel {
+    /// The processor's own virtualization.
+    Kvm,
+    /// QEMU's translator.
+    Tcg,
 }
 
 /// What can be done with NICs.

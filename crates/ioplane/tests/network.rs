@@ -222,7 +222,8 @@ fn nics_and_switches_come_and_go_and_stay() {
 fn qemu_is_told_what_it_needs() {
     let house = House::open(config());
     let socket = |name: &str| house.path(&format!("{name}.sock")).display().to_string();
-    let line = house.cli(&["qemu-args", "a", "--memory", "256M", "--qemu-version", "7.2"]).out;
+    let line =
+        house.cli(&["qemu-args", "a", "--memory", "256M", "--qemu-version", "7.2", "--accel", "kvm"]).out;
     assert_eq!(
         line.trim(),
         format!(
@@ -233,16 +234,17 @@ fn qemu_is_told_what_it_needs() {
             socket("a")
         )
     );
-    let line = house.cli(&["qemu-args", "b", "--device-only", "--qemu-version", "11.1"]).out;
-    assert_eq!(
-        line.trim(),
-        format!(
+    let b = ["qemu-args", "b", "--device-only", "--qemu-version", "11.1", "--accel"];
+    for (accel, vectors) in [("kvm", 6), ("tcg", 0)] {
+        let line = house.cli(&[&b[..], &[accel]].concat()).out;
+        let expected = format!(
             "-chardev socket,id=ioplane-b-socket,path={},reconnect-ms=100 \
              -netdev vhost-user,id=ioplane-b-netdev,chardev=ioplane-b-socket,queues=2 \
-             -device virtio-net-pci,netdev=ioplane-b-netdev,id=ioplane-b,mac=02:00:00:00:00:0b,rx_queue_size=256,tx_queue_size=256,mq=on,vectors=6",
+             -device virtio-net-pci,netdev=ioplane-b-netdev,id=ioplane-b,mac=02:00:00:00:00:0b,rx_queue_size=256,tx_queue_size=256,mq=on,vectors={vectors}",
             socket("b")
-        )
-    );
+        );
+        assert_eq!(line.trim(), expected);
+    }
     assert!(house.refused(&["qemu-args", "none"]).contains("there is no disk and no nic none"));
 }
 

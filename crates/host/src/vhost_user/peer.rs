@@ -13,19 +13,15 @@ use vhost::vhost_user::message::{VhostUserInflight, VhostUserMemoryRegion};
 use super::fault::PeerFault;
 
 /// Protocol features that we offer; with `dirty_log` a front end may migrate its VM while we serve it, with `network` it
-/// may speak of the network behind the device.
+/// may speak of the network behind the device. The configuration space of a NIC is the front end's own: QEMU warns of a
+/// back end that wants to keep it.
 pub fn offered(dirty_log: bool, network: bool) -> VhostUserProtocolFeatures {
     use VhostUserProtocolFeatures as F;
     let log = if dirty_log { F::LOG_SHMFD } else { F::empty() };
-    let network = if network { F::RARP | F::MTU } else { F::empty() };
-    let always = F::MQ
-        | F::REPLY_ACK
-        | F::BACKEND_REQ
-        | F::CONFIG
-        | F::INFLIGHT_SHMFD
-        | F::RESET_DEVICE
-        | F::CONFIGURE_MEM_SLOTS;
-    always | log | network
+    let kind = if network { F::RARP | F::MTU } else { F::CONFIG };
+    let always =
+        F::MQ | F::REPLY_ACK | F::BACKEND_REQ | F::INFLIGHT_SHMFD | F::RESET_DEVICE | F::CONFIGURE_MEM_SLOTS;
+    always | log | kind
 }
 
 /// Where a front end says that a ring is, in its own addresses.

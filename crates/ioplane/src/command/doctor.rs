@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
+use super::kvm::Kvm;
 use super::qemu::Version;
 use super::{out, print_json};
 use crate::size::Size;
@@ -155,18 +156,12 @@ fn processors() -> Finding {
 
 fn kvm() -> Finding {
     let name = "KVM";
-    let info = read("/proc/cpuinfo").unwrap_or_default();
-    let flag = info
-        .lines()
-        .filter(|line| line.starts_with("flags"))
-        .flat_map(str::split_whitespace)
-        .find(|flag| matches!(*flag, "vmx" | "svm"));
-    let opened = OpenOptions::new().read(true).write(true).open("/dev/kvm");
+    let Kvm { opened, flag } = Kvm::look();
     let follows =
         "guests run by emulation (-accel tcg): some ten times slower, and rates say little about real hosts";
     match (opened, flag) {
-        (Ok(_), Some(flag)) => good(name, format!("usable ({flag})")),
-        (Ok(_), None) => bad(
+        (Ok(()), Some(flag)) => good(name, format!("usable ({flag})")),
+        (Ok(()), None) => bad(
             name,
             Weight::Lacking,
             "/dev/kvm opens, and the processor has neither vmx nor svm: a software KVM that stock guests do not survive",

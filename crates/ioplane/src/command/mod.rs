@@ -1,6 +1,7 @@
 //! The command line: every command but `serve` and `doctor` asks the daemon.
 
 mod doctor;
+mod kvm;
 mod libvirt;
 mod network;
 mod qemu;
@@ -20,7 +21,9 @@ use hyper::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::cli::{BackingArgs, Cli, Command, CoreCommand, DiskAdd, DiskCommand, LibvirtArgs, QemuArgs};
+use crate::cli::{
+    Accel, BackingArgs, Cli, Command, CoreCommand, DiskAdd, DiskCommand, LibvirtArgs, QemuArgs,
+};
 use crate::client::Client;
 use crate::config::Problems;
 use crate::daemon::{self, ChangeForm, CoreForm, MoveForm, NotifyForm, TwinForm, UpgradeForm};
@@ -307,7 +310,12 @@ fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
                 nic.name
             )
         }
-        libvirt::Device::Nic(nic) => qemu::nic(nic, version, wanted.bootindex),
+        libvirt::Device::Nic(nic) => {
+            let accel = wanted
+                .accel
+                .unwrap_or_else(|| if kvm::Kvm::look().usable() { Accel::Kvm } else { Accel::Tcg });
+            qemu::nic(nic, version, accel, wanted.bootindex)
+        }
     });
     if std::io::stdout().is_terminal() && !json && memory.is_some() {
         eprintln!(

@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
+use crate::cli::Accel;
 use crate::report::{DiskReport, NicReport};
 use crate::size::Size;
 use crate::spec::MTU;
@@ -79,8 +80,10 @@ pub fn disk(disk: &DiskReport, socket: &Path, version: Version, bootindex: Optio
     [chardev(&id, socket, version), device(blk, bootindex)].concat()
 }
 
-/// The arguments for one NIC.
-pub fn nic(nic: &NicReport, version: Version, bootindex: Option<u32>) -> Vec<String> {
+/// The arguments for one NIC. Under TCG its interrupts are a wire instead of messages: a QEMU that emulates the processor
+/// has no irqfd, and its vhost-user NIC looks for one when the guest unmasks a message (virtio_pci_one_vector_unmask),
+/// which ends QEMU with a segmentation fault.
+pub fn nic(nic: &NicReport, version: Version, accel: Accel, bootindex: Option<u32>) -> Vec<String> {
     let id = format!("ioplane-{}", nic.name);
     let pairs = nic.pairs;
     let mut netdev = format!("vhost-user,id={id}-netdev,chardev={id}-socket");
@@ -94,8 +97,13 @@ pub fn nic(nic: &NicReport, version: Version, bootindex: Option<u32>) -> Vec<Str
     }
     if pairs > 1 {
         netdev.push_str(&format!(",queues={pairs}"));
+        net.push_str(",mq=on");
+    }
+    match (accel, pairs) {
+        (Accel::Tcg, _) => net.push_str(",vectors=0"),
+        (Accel::Kvm, 1) => {}
         // A vector for each queue, one for changes of the configuration, one for the control queue.
-        net.push_str(&format!(",mq=on,vectors={}", 2 * pairs + 2));
+        (Accel::Kvm, _) => net.push_str(&format!(",vectors={}", 2 * pairs + 2)),
     }
     let netdev = ["-netdev".to_owned(), netdev];
     [chardev(&id, &nic.socket, version), netdev, device(net, bootindex)].concat()
