@@ -28,7 +28,7 @@ pub fn up(mac: &str) -> Result<Interface> {
     if !done.success() {
         bail!("modprobe virtio_net ended with {done}");
     }
-    let folder = wait("an interface of this address", || Ok(find(mac)?))?;
+    let folder = wait("an interface of this address", || find(mac))?;
     let read = |name: &str| -> Result<String> {
         let path = folder.join(name);
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;

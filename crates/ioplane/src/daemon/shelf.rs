@@ -48,6 +48,9 @@ pub enum OnFailure {
     Keep,
 }
 
+/// Those that are served by name, and those that could not be with the reason.
+pub type Settled<K> = (Vec<(String, Arc<K>)>, Vec<(String, Refusal)>);
+
 /// All of one kind.
 pub struct Shelf<K: Kind> {
     slots: Mutex<BTreeMap<String, Slot<K>>>,
@@ -108,7 +111,7 @@ impl<K: Kind> Shelf<K> {
     }
 
     /// Those that are served, and those that could not be; refuses while one is being opened.
-    pub fn settled(&self) -> Result<(Vec<(String, Arc<K>)>, Vec<(String, Refusal)>), Refusal> {
+    pub fn settled(&self) -> Result<Settled<K>, Refusal> {
         let (mut served, mut failed) = (Vec::new(), Vec::new());
         for (name, slot) in self.slots().iter() {
             match slot {

@@ -149,7 +149,7 @@ impl Switches {
     /// Brings the uplink of one to rest. Until [`Switches::resume_uplink`] the switch has none.
     pub fn rest_uplink(&self, name: &str, deadline: Instant) -> Result<Quiescent<Tap>, Refusal> {
         let uplink = self.slots().get_mut(name).and_then(|slot| slot.uplink.take());
-        uplink.ok_or_else(|| missing(name))?.quiesce(deadline).or_else(|missed| {
+        uplink.ok_or_else(|| missing(name))?.quiesce(deadline).map_err(|missed| {
             let why = format!("the uplink of switch {name} does not come to rest: {}", missed.reason);
             let seating = self.seating(self.slots().get(name).and_then(|slot| slot.record.now.core));
             if let Ok((running, _)) = missed.undrain(&seating)
@@ -157,7 +157,7 @@ impl Switches {
             {
                 slot.uplink = Some(running);
             }
-            Err(Refusal::conflict(why, "an I/O core does not turn: see `ioplane core list`"))
+            Refusal::conflict(why, "an I/O core does not turn: see `ioplane core list`")
         })
     }
 

@@ -43,6 +43,9 @@ pub trait Heritable: Kind {
     fn succeed(heir: Self::Heir, served: Served<Self>) -> Self;
 }
 
+/// What can be handed over, and what is broken already.
+pub type Estate = (Vec<Bequest>, Vec<(NameV1, Refusal)>);
+
 /// What goes ahead of a device.
 pub struct Luggage {
     /// Descriptors, in an order that the kind knows.
@@ -127,9 +130,7 @@ impl Bequest {
 }
 
 /// All that is served of one kind, and what could not be. Refuses while one is being opened.
-pub async fn bequests<K: Heritable>(
-    shelf: &Shelf<K>,
-) -> Result<(Vec<Bequest>, Vec<(NameV1, Refusal)>), Refusal> {
+pub async fn bequests<K: Heritable>(shelf: &Shelf<K>) -> Result<Estate, Refusal> {
     let name = |name: String| NameV1 { kind: K::NAME.to_owned(), name };
     let (served, failed) = shelf.settled()?;
     let mut all = Vec::with_capacity(served.len());

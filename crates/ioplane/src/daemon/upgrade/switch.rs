@@ -13,7 +13,7 @@ use tokio::task::block_in_place;
 use super::super::Daemon;
 use super::super::ledger::SwitchRecord;
 use super::super::switches::{Inheritance, Switches};
-use super::estate::{Bequest, Heir, Luggage, Stopped};
+use super::estate::{Bequest, Estate, Heir, Luggage, Stopped};
 use super::nic::{carry_out, last_will};
 use super::words::{DeviceV1, NameV1};
 use crate::refusal::Refusal;
@@ -37,7 +37,7 @@ impl Resting {
 }
 
 /// All switches, and those whose uplink has been lost.
-pub fn bequests(switches: &Arc<Switches>) -> Result<(Vec<Bequest>, Vec<(NameV1, Refusal)>), Refusal> {
+pub fn bequests(switches: &Arc<Switches>) -> Result<Estate, Refusal> {
     let (mut all, mut failed) = (Vec::new(), Vec::new());
     for (name, inheritance) in switches.inheritance()? {
         let of = NameV1 { kind: KIND.to_owned(), name: name.clone() };
