@@ -1,6 +1,7 @@
 //! What can be typed.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -70,6 +71,8 @@ pub enum Command {
     LibvirtXml(LibvirtArgs),
     /// Say what this host lacks, what follows, and what to do
     Doctor,
+    /// Say which exits a VM takes, who causes them and what they cost: any KVM VM of this host, no daemon needed
+    Exits(ExitsArgs),
     /// Read the configuration again, as SIGHUP does, and say what came of it
     Reload,
     /// Print a completion script for a shell
@@ -77,6 +80,44 @@ pub enum Command {
         /// Which shell
         shell: clap_complete::Shell,
     },
+}
+
+/// Which VM's exits, and how to show them.
+#[derive(Debug, Args)]
+pub struct ExitsArgs {
+    /// The VM, by its VMM's name for it or by process number [default: the only one]
+    #[arg(long, value_name = "NAME|PID")]
+    pub vm: Option<String>,
+    /// How long to watch
+    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = time)]
+    pub time: Duration,
+    /// Show the profile as it grows, until Ctrl-C
+    #[arg(long)]
+    pub live: bool,
+    /// Record one exit in so many: costs less, shows no times
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub sample: u64,
+    /// List the VMs of this host instead
+    #[arg(long)]
+    pub list: bool,
+}
+
+/// `10s`, `500ms`, `2m`, or seconds.
+fn time(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let scale = match &text[digits.len()..] {
+        "ms" => 0.001,
+        "s" | "" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err("a time is a number and ms, s, m or h, such as 10s".into()),
+    };
+    let number: f64 = digits.parse().map_err(|_| "a time is a number and ms, s, m or h, such as 10s")?;
+    let seconds = number * scale;
+    if !(0.001..=864_000.0).contains(&seconds) {
+        return Err("from a millisecond to ten days".into());
+    }
+    Ok(Duration::from_secs_f64(seconds))
 }
 
 /// What can be done with disks.

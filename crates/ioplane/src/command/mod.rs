@@ -1,6 +1,7 @@
 //! The command line: every command but `serve` and `doctor` asks the daemon.
 
 mod doctor;
+mod exits;
 mod kvm;
 mod libvirt;
 mod network;
@@ -83,6 +84,7 @@ fn perform(cli: Cli) -> Result<ExitCode> {
         Command::Core(command) => core(&client()?, command, json)?,
         Command::QemuArgs(args) => qemu_args(&client()?, &args, json)?,
         Command::Doctor => return doctor::run(json),
+        Command::Exits(args) => return exits::run(&args, json),
         Command::Reload => {
             let done: DoneReport = working("reading the configuration", || {
                 ask(&client()?, Method::POST, "/v1/reload", None::<&()>)

@@ -1,0 +1,144 @@
+//! A guest whose exits are known exactly, for tests: `tiny-guest [TIMES]` makes a VM with one vCPU, waits for a line on standard
+//! input, runs, prints how many exits of each kind it has caused, as JSON, waits for another line and ends.
+//!
+//! Everything happens in real mode, at addresses that are stated below. The VMM is as small as can be: what the guest writes is
+//! dropped, what it reads is zero.
+
+#![allow(unsafe_code)]
+// UNSAFETY: guest memory is registered with KVM by address.
+
+use std::io::BufRead;
+
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
+use kvm_ioctls::{Kvm, VcpuExit};
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Where the program begins; memory has 64 KiB.
+const START: u64 = 0x1000;
+const MEMORY: usize = 0x1_0000;
+/// Nothing is mapped here.
+const HOLE: u32 = 0xd_0000;
+
+type Failure = Box<dyn std::error::Error>;
+
+/// One loop of the program.
+struct Site {
+    name: &'static str,
+    /// Of the instruction that exits.
+    address: u64,
+    exits: u64,
+}
+
+/// Real-mode code, a byte at a time.
+struct Program {
+    bytes: Vec<u8>,
+    sites: Vec<Site>,
+    times: u16,
+}
+
+impl Program {
+    fn put(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// `before` once, then `instruction` in a loop: it is what exits. CX counts down in SI, which nothing else uses.
+    fn repeat(&mut self, name: &'static str, before: &[u8], instruction: &[u8], times: u16) {
+        self.put(before);
+        let [low, high] = times.to_le_bytes();
+        self.put(&[0xbe, low, high]); // mov si, times
+        let top = self.bytes.len();
+        self.sites.push(Site { name, address: START + top as u64, exits: times.into() });
+        self.put(instruction);
+        self.put(&[0x4e]); // dec si
+        let back = top as i64 - (self.bytes.len() as i64 + 2);
+        self.put(&[0x75, back as i8 as u8]); // jnz top
+    }
+
+    fn build(times: u16) -> Program {
+        let mut program = Program { bytes: Vec::new(), sites: Vec::new(), times };
+        let port = |number: u16| {
+            let [low, high] = number.to_le_bytes();
+            [0xba, low, high] // mov dx, number
+        };
+        let n = program.times;
+        program.repeat("out8", &port(0x3f8), &[0xee], n);
+        program.repeat("out16", &port(0xeee0), &[0xef], n + 1);
+        program.repeat("out32", &port(0xcf8), &[0x66, 0xef], n + 2);
+        program.repeat("in8", &port(0x3fd), &[0xec], n + 3);
+        program.repeat("in16", &port(0xeee2), &[0xed], n + 4);
+        program.repeat("in32", &port(0x608), &[0x66, 0xed], n + 5);
+        // mov ax, 0xd000; mov ds, ax; then mov [0x10], al and so on.
+        let hole = [0xb8, 0x00, 0xd0, 0x8e, 0xd8];
+        program.repeat("write8", &hole, &[0xa2, 0x10, 0x00], n + 6);
+        program.repeat("read32", &hole, &[0x66, 0xa1, 0x20, 0x00], n + 7);
+        // mov ecx, 0x1b (IA32_APIC_BASE); rdmsr.
+        program.repeat("rdmsr", &[0x66, 0xb9, 0x1b, 0, 0, 0], &[0x0f, 0x32], n + 8);
+        program.repeat("cpuid", &[], &[0x66, 0x31, 0xc0, 0x0f, 0xa2], n + 9);
+        program.repeat("hlt", &[], &[0xf4], n + 10);
+        // The last word: out 0xf4.
+        program.put(&[0xb0, 1, 0xe6, 0xf4]);
+        program.sites.push(Site { name: "end", address: START + program.bytes.len() as u64 - 2, exits: 1 });
+        // The instruction that exits comes after `xor eax, eax`.
+        if let Some(site) = program.sites.iter_mut().find(|site| site.name == "cpuid") {
+            site.address += 3;
+        }
+        program
+    }
+}
+
+fn main() -> Result<(), Failure> {
+    let times = std::env::args().nth(1).map_or(Ok(1000), |word| word.parse())?;
+    let program = Program::build(times);
+    let kvm = Kvm::new()?;
+    let vm = kvm.create_vm()?;
+    // SAFETY: a new private mapping at an address of the kernel's choice; it is never unmapped.
+    let memory = unsafe {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        rustix::mm::mmap_anonymous(std::ptr::null_mut(), MEMORY, protection, MapFlags::PRIVATE)?
+    };
+    // SAFETY: the mapping has MEMORY bytes and nobody else refers to it yet.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(memory.cast::<u8>(), MEMORY) };
+    bytes[START as usize..START as usize + program.bytes.len()].copy_from_slice(&program.bytes);
+    let region = kvm_userspace_memory_region {
+        slot: 0,
+        flags: 0,
+        guest_phys_addr: 0,
+        memory_size: MEMORY as u64,
+        userspace_addr: memory as u64,
+    };
+    // SAFETY: the memory stays mapped until the process ends, and only the guest uses it from now on.
+    unsafe { vm.set_user_memory_region(region)? };
+    let mut vcpu = vm.create_vcpu(0)?;
+    vcpu.set_cpuid2(&kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?;
+    let mut special = vcpu.get_sregs()?;
+    special.cs.base = 0;
+    special.cs.selector = 0;
+    vcpu.set_sregs(&special)?;
+    let mut registers = vcpu.get_regs()?;
+    registers.rip = START;
+    registers.rflags = 2;
+    vcpu.set_regs(&registers)?;
+
+    wait()?;
+    loop {
+        match vcpu.run()? {
+            VcpuExit::IoOut(0xf4, _) => break,
+            VcpuExit::IoIn(_, data) => data.fill(0),
+            VcpuExit::MmioRead(_, data) => data.fill(0),
+            VcpuExit::IoOut(..) | VcpuExit::MmioWrite(..) | VcpuExit::Hlt => {}
+            other => return Err(format!("unexpected: {other:?}").into()),
+        }
+    }
+    let sites = program
+        .sites
+        .iter()
+        .map(|site| serde_json::json!({"name": site.name, "address": site.address, "exits": site.exits}));
+    println!("{}", serde_json::json!({"hole": HOLE, "sites": sites.collect::<Vec<_>>()}));
+    wait()
+}
+
+fn wait() -> Result<(), Failure> {
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line)?;
+    Ok(())
+}

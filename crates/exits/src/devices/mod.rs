@@ -1,0 +1,72 @@
+//! Which device and register an exit was about.
+//!
+//! Ports and addresses that every PC has, MSRs by number, and the VM's own PCI layout where its VMM tells it.
+
+mod pci;
+mod table;
+
+pub use pci::Layout;
+
+use serde::{Deserialize, Serialize};
+
+use crate::event::Detail;
+
+/// A device's register.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Place {
+    /// The device.
+    pub device: String,
+    /// The register.
+    pub register: String,
+}
+
+/// Names what exits are about.
+#[derive(Clone, Debug, Default)]
+pub struct Devices {
+    /// The VM's PCI functions.
+    pub pci: Layout,
+}
+
+impl Devices {
+    /// The device and the register, if there is one that we know. The VM's own layout goes before what PCs usually have.
+    pub fn name(&self, detail: Detail) -> Option<Place> {
+        let place = |(device, register): (&str, String)| Place { device: device.to_owned(), register };
+        match detail {
+            Detail::Port { port, .. } => self.pci.port(port).or_else(|| table::port(port).map(place)),
+            Detail::Memory { address, .. } => {
+                self.pci.memory(address).or_else(|| table::memory(address).map(place))
+            }
+            Detail::Msr { index, .. } => Some(place(table::msr(index))),
+            Detail::Cpuid { leaf } => Some(place(("CPUID", format!("leaf {leaf:#x}")))),
+            Detail::Hypercall { number } => Some(place(("KVM hypercall", table::hypercall(number)))),
+            Detail::Fault => Some(place(("memory", "first use of a page".into()))),
+            Detail::Nothing => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(detail: Detail) -> String {
+        let place = Devices::default().name(detail).unwrap();
+        format!("{}: {}", place.device, place.register)
+    }
+
+    #[test]
+    fn what_every_pc_has() {
+        let port = |port| Detail::Port { port, width: 1, write: true };
+        assert_eq!(name(port(0x3f8)), "serial port 1: data");
+        assert_eq!(name(port(0x2fd)), "serial port 2: line status");
+        assert_eq!(name(port(0x177)), "IDE channel 2: status or command");
+        assert_eq!(name(port(0x608)), "ACPI power management: PM timer (q35, i440fx)");
+        let memory = |address| Detail::Memory { address, width: 4, write: false };
+        assert_eq!(name(memory(0xfee0_00b0)), "local APIC: EOI");
+        assert_eq!(name(memory(0xfed0_00f0)), "HPET: main counter");
+        assert_eq!(name(Detail::Msr { index: 0x6e0, write: true }), "MSR: IA32_TSC_DEADLINE");
+        assert_eq!(name(Detail::Msr { index: 0x830, write: true }), "x2APIC: interrupt command");
+        assert_eq!(name(Detail::Msr { index: 0x12345, write: true }), "MSR: 0x12345");
+        assert_eq!(Devices::default().name(port(0xeeee)), None);
+    }
+}

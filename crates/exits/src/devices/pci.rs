@@ -1,0 +1,279 @@
+//! The VM's own PCI functions and where their registers lie: the answer of QMP's `query-pci`, live or in a file.
+
+use serde_json::Value;
+
+use super::Place;
+
+/// So many regions are remembered.
+const REGIONS: usize = 4096;
+
+/// The regions of a VM's PCI functions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    regions: Vec<Region>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Region {
+    start: u64,
+    size: u64,
+    io: bool,
+    bar: u64,
+    device: String,
+    vendor: u64,
+    id: u64,
+}
+
+impl Layout {
+    /// From what `query-pci` returns (with or without the `return` around it). Nothing if it is something else.
+    pub fn from_query_pci(answer: &Value) -> Option<Layout> {
+        let mut layout = Layout::default();
+        let buses = answer.get("return").unwrap_or(answer).as_array()?;
+        for bus in buses {
+            layout.bus(bus, 0);
+        }
+        Some(layout)
+    }
+
+    /// Whether it names anything.
+    pub fn is_empty(&self) -> bool {
+        self.regions.is_empty()
+    }
+
+    /// The functions, each once.
+    pub fn functions(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.regions.iter().map(|region| region.device.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    fn bus(&mut self, bus: &Value, depth: u32) {
+        for device in bus["devices"].as_array().into_iter().flatten() {
+            self.device(device);
+            if depth < 8 {
+                // A bridge has the functions behind it.
+                self.bus(&device["pci_bridge"], depth + 1);
+            }
+        }
+    }
+
+    fn device(&mut self, device: &Value) {
+        let number = |value: &Value| value.as_u64().unwrap_or(0);
+        let (vendor, id) = (number(&device["id"]["vendor"]), number(&device["id"]["device"]));
+        let place = format!(
+            "{:02x}:{:02x}.{:x}",
+            number(&device["bus"]),
+            number(&device["slot"]),
+            number(&device["function"])
+        );
+        let own = device["qdev_id"].as_str().unwrap_or_default();
+        let own: String = own.chars().filter(|c| !c.is_control()).take(40).collect();
+        let own = if own.is_empty() { String::new() } else { format!(" {own:?}") };
+        let name = format!("{}{own} at {place}", model(vendor, id));
+        for region in device["regions"].as_array().into_iter().flatten() {
+            let start = region["address"].as_i64().unwrap_or(-1) as u64;
+            let size = number(&region["size"]);
+            // Not mapped yet: all ones, or zero.
+            if size == 0 || start == 0 || start == u64::MAX || self.regions.len() >= REGIONS {
+                continue;
+            }
+            self.regions.push(Region {
+                start,
+                size,
+                io: region["type"].as_str() == Some("io"),
+                bar: number(&region["bar"]),
+                device: name.clone(),
+                vendor,
+                id,
+            });
+        }
+    }
+
+    fn find(&self, address: u64, io: bool) -> Option<Place> {
+        let inside = |region: &&Region| {
+            region.io == io && address >= region.start && address - region.start < region.size
+        };
+        let region = self.regions.iter().find(inside)?;
+        let register = register(region, address - region.start);
+        Some(Place { device: region.device.clone(), register })
+    }
+
+    /// The register behind a port.
+    pub(super) fn port(&self, port: u16) -> Option<Place> {
+        self.find(port.into(), true)
+    }
+
+    /// The register at an address.
+    pub(super) fn memory(&self, address: u64) -> Option<Place> {
+        self.find(address, false)
+    }
+}
+
+/// What VMs usually have, by vendor and device.
+fn model(vendor: u64, id: u64) -> String {
+    let name = match (vendor, id) {
+        (0x1af4, 0x1000 | 0x1041) => "virtio-net",
+        (0x1af4, 0x1001 | 0x1042) => "virtio-blk",
+        (0x1af4, 0x1002 | 0x1045) => "virtio-balloon",
+        (0x1af4, 0x1003 | 0x1043) => "virtio-console",
+        (0x1af4, 0x1004 | 0x1048) => "virtio-scsi",
+        (0x1af4, 0x1005 | 0x1044) => "virtio-rng",
+        (0x1af4, 0x1009 | 0x1049) => "virtio-9p",
+        (0x1af4, 0x1050) => "virtio-gpu",
+        (0x1af4, 0x1052) => "virtio-input",
+        (0x1af4, 0x1053) => "virtio-vsock",
+        (0x1af4, 0x105a) => "virtio-fs",
+        (0x1af4, 0x1110) => "ivshmem",
+        (0x8086, 0x100e | 0x100f) => "e1000",
+        (0x8086, 0x10d3) => "e1000e",
+        (0x8086, 0x10c9) => "igb",
+        (0x10ec, 0x8139) => "rtl8139",
+        (0x10ec, 0x8029) => "ne2k_pci",
+        (0x1022, 0x2000) => "pcnet",
+        (0x15ad, 0x07b0) => "vmxnet3",
+        (0x8086, 0x7010) => "IDE (PIIX3)",
+        (0x8086, 0x7111) => "IDE (PIIX4)",
+        (0x8086, 0x2922) => "AHCI (ICH9)",
+        (0x8086, 0x2930) => "SMBus (ICH9)",
+        (0x8086, 0x7113) => "power management (PIIX4)",
+        (0x1234, 0x1111) => "VGA",
+        (0x1b36, 0x0100) => "QXL",
+        (0x1b36, 0x000d) => "xHCI",
+        (0x1b36, 0x0010) => "NVMe",
+        (0x1b36, 0x000c) => "PCIe root port",
+        (0x1000, 0x0012) => "lsi53c895a",
+        (0x8086, 0x2415) => "AC97",
+        (0x8086, 0x2668) => "HD audio",
+        _ => return format!("PCI {vendor:04x}:{id:04x}"),
+    };
+    name.into()
+}
+
+fn register(region: &Region, offset: u64) -> String {
+    let bar = region.bar;
+    let known = match (region.vendor, region.id) {
+        (0x1af4, 0x1000..=0x103f) if region.io => legacy_virtio(offset),
+        // QEMU's layout of BAR 4: four parts of a page each.
+        (0x1af4, 0x1000..=0x107f) if bar == 4 => modern_virtio(offset),
+        (0x8086, 0x100e | 0x100f | 0x10d3) if bar == 0 => e1000(offset),
+        (0x10ec, 0x8139) => rtl8139(offset),
+        (0x8086, 0x7010 | 0x7111) if bar == 4 => bus_master(offset),
+        _ => None,
+    };
+    match known {
+        Some(name) => name.into(),
+        None => format!("BAR {bar} + {offset:#x}"),
+    }
+}
+
+fn legacy_virtio(offset: u64) -> Option<&'static str> {
+    Some(match offset {
+        0..=3 => "device features",
+        4..=7 => "driver features",
+        8..=11 => "queue address",
+        12..=13 => "queue size",
+        14..=15 => "queue selector",
+        16..=17 => "queue notification",
+        18 => "device status",
+        19 => "interrupt status",
+        _ => "configuration",
+    })
+}
+
+fn modern_virtio(offset: u64) -> Option<&'static str> {
+    Some(match offset {
+        0..=0xfff => "common configuration",
+        0x1000..=0x1fff => "interrupt status",
+        0x2000..=0x2fff => "device configuration",
+        _ => "queue notification",
+    })
+}
+
+fn e1000(offset: u64) -> Option<&'static str> {
+    Some(match offset {
+        0x0 => "CTRL",
+        0x8 => "STATUS",
+        0x14 => "EERD",
+        0x20 => "MDIC",
+        0xc0 => "ICR (interrupt cause)",
+        0xc4 => "ITR (interrupt throttle)",
+        0xc8 => "ICS",
+        0xd0 => "IMS (interrupt mask set)",
+        0xd8 => "IMC (interrupt mask clear)",
+        0x100 => "RCTL",
+        0x400 => "TCTL",
+        0x2810 => "RDH",
+        0x2818 => "RDT (receive tail)",
+        0x3810 => "TDH",
+        0x3818 => "TDT (transmit tail)",
+        0x4000..=0x40ff => "statistics",
+        _ => return None,
+    })
+}
+
+fn rtl8139(offset: u64) -> Option<&'static str> {
+    Some(match offset {
+        0x00..=0x05 => "MAC address",
+        0x10..=0x1f => "transmit status, or 8139C+ counters",
+        0x20..=0x2f => "transmit address",
+        0x30..=0x33 => "receive buffer",
+        0x37 => "command",
+        0x38..=0x39 => "CAPR (receive read pointer)",
+        0x3c..=0x3d => "IMR (interrupt mask)",
+        0x3e..=0x3f => "ISR (interrupt status)",
+        0x40..=0x43 => "TCR",
+        0x44..=0x47 => "RCR",
+        0x4c..=0x4f => "missed packets",
+        0x58 => "media status",
+        0xd9 => "TPPoll (transmit poll, C+)",
+        _ => return None,
+    })
+}
+
+fn bus_master(offset: u64) -> Option<&'static str> {
+    Some(match offset {
+        0 => "bus master command, channel 1",
+        2 => "bus master status, channel 1",
+        4..=7 => "descriptor table, channel 1",
+        8 => "bus master command, channel 2",
+        10 => "bus master status, channel 2",
+        12..=15 => "descriptor table, channel 2",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn regions_are_found_behind_bridges_too() {
+        let net = json!({"bus": 1, "slot": 2, "function": 0, "qdev_id": "net0",
+            "id": {"vendor": 0x1af4, "device": 0x1041},
+            "regions": [{"bar": 4, "type": "memory", "address": 0xfe00_0000_u64, "size": 16384},
+                        {"bar": 1, "type": "memory", "address": -1, "size": 4096}]});
+        let ide = json!({"bus": 0, "slot": 1, "function": 1, "qdev_id": "",
+            "id": {"vendor": 0x8086, "device": 0x7010},
+            "regions": [{"bar": 4, "type": "io", "address": 0xc040, "size": 16}]});
+        let bridge = json!({"bus": 0, "slot": 3, "function": 0, "id": {"vendor": 0x1b36, "device": 12},
+            "regions": [], "pci_bridge": {"bus": {}, "devices": [net]}});
+        let answer = json!({"return": [{"bus": 0, "devices": [ide, bridge]}]});
+        let layout = Layout::from_query_pci(&answer).unwrap();
+        let place = layout.memory(0xfe00_3004).unwrap();
+        assert_eq!(place.device, "virtio-net \"net0\" at 01:02.0");
+        assert_eq!(place.register, "queue notification");
+        assert_eq!(layout.port(0xc042).unwrap().register, "bus master status, channel 1");
+        assert_eq!(layout.port(0xc050), None);
+        assert_eq!(layout.memory(0xc042), None);
+        assert_eq!(layout.functions().len(), 2);
+    }
+
+    #[test]
+    fn other_answers_are_no_layout() {
+        assert_eq!(Layout::from_query_pci(&json!({"error": {}})), None);
+        assert!(Layout::from_query_pci(&json!([{"devices": [3, {"regions": 4}]}])).unwrap().is_empty());
+    }
+}

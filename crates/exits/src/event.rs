@@ -1,0 +1,276 @@
+//! KVM's tracepoints, read into numbers that mean something.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+use crate::format::{Field, Format};
+use crate::reason::{Isa, Reason};
+use crate::tracefs::Tracefs;
+
+/// What an exit was about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Detail {
+    /// Nothing more is known.
+    Nothing,
+    /// An I/O port.
+    Port {
+        /// Which.
+        port: u16,
+        /// Bytes at a time.
+        width: u8,
+        /// OUT, not IN.
+        write: bool,
+    },
+    /// A guest-physical address that a device has.
+    Memory {
+        /// Where.
+        address: u64,
+        /// Bytes; zero if the kernel does not say.
+        width: u8,
+        /// A store.
+        write: bool,
+    },
+    /// A model-specific register.
+    Msr {
+        /// Which.
+        index: u32,
+        /// WRMSR, not RDMSR.
+        write: bool,
+    },
+    /// A leaf of CPUID.
+    Cpuid {
+        /// EAX.
+        leaf: u32,
+    },
+    /// A hypercall.
+    Hypercall {
+        /// Its number.
+        number: u32,
+    },
+    /// A page of memory that had to be found or made.
+    Fault,
+}
+
+/// An event of a vCPU's thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The guest was left.
+    Exit {
+        /// Why.
+        reason: Reason,
+        /// The guest's instruction pointer.
+        rip: u64,
+        /// Which vCPU, where the kernel says.
+        vcpu: Option<u32>,
+        /// What the exit's own fields tell.
+        detail: Detail,
+    },
+    /// The guest goes on.
+    Entry {
+        /// Which vCPU, where the kernel says.
+        vcpu: Option<u32>,
+    },
+    /// What KVM does about the exit.
+    Detail(Detail),
+    /// KVM hands over to the VMM.
+    UserSpace,
+    /// An interrupt is injected.
+    Interrupt {
+        /// Its vector.
+        vector: u8,
+    },
+    /// The window for spinning guests has changed.
+    SpinWindow,
+}
+
+/// What is asked of the kernel. The first leads the group.
+const WANTED: [&str; 12] = [
+    "kvm_exit",
+    "kvm_entry",
+    "kvm_pio",
+    "kvm_mmio",
+    "kvm_fast_mmio",
+    "kvm_msr",
+    "kvm_cpuid",
+    "kvm_hypercall",
+    "kvm_page_fault",
+    "kvm_userspace_exit",
+    "kvm_inj_virq",
+    "kvm_ple_window_update",
+];
+
+/// The fields of one tracepoint that we read, in an order of their own.
+struct Layout {
+    name: &'static str,
+    id: u64,
+    fields: [Option<Field>; 6],
+}
+
+impl Layout {
+    fn new(name: &'static str, format: &Format) -> Layout {
+        let names: [&str; 6] = match name {
+            "kvm_exit" => ["exit_reason", "guest_rip", "isa", "info1", "info2", "vcpu_id"],
+            "kvm_entry" => ["vcpu_id", "", "", "", "", ""],
+            "kvm_pio" => ["port", "size", "rw", "", "", ""],
+            "kvm_mmio" => ["gpa", "len", "type", "", "", ""],
+            "kvm_fast_mmio" => ["gpa", "", "", "", "", ""],
+            "kvm_msr" => ["ecx", "write", "", "", "", ""],
+            "kvm_cpuid" => ["function", "", "", "", "", ""],
+            "kvm_hypercall" => ["nr", "", "", "", "", ""],
+            "kvm_inj_virq" => ["vector", "irq", "", "", "", ""],
+            _ => [""; 6],
+        };
+        Layout { name, id: format.id, fields: names.map(|name| format.field(name)) }
+    }
+}
+
+/// Reads the records of the running kernel.
+pub struct Decoder {
+    kind: Field,
+    layouts: Vec<Layout>,
+    /// Tracepoints that this kernel does not have.
+    pub missing: Vec<&'static str>,
+}
+
+impl Decoder {
+    /// Looks up the tracepoints. Only `kvm_exit` must be there.
+    pub fn new(tracefs: &Tracefs) -> Result<Decoder> {
+        let exit = tracefs.kvm(WANTED[0])?;
+        Ok(Decoder::of(&exit, |name| tracefs.kvm(name).ok()))
+    }
+
+    fn of(exit: &Format, mut others: impl FnMut(&str) -> Option<Format>) -> Decoder {
+        // All records begin alike, with two bytes that name the tracepoint.
+        let kind = exit.field("common_type").unwrap_or(Field::KIND);
+        let mut layouts = vec![Layout::new(WANTED[0], exit)];
+        let mut missing = Vec::new();
+        for name in &WANTED[1..] {
+            match others(name) {
+                Some(format) => layouts.push(Layout::new(name, &format)),
+                None => missing.push(*name),
+            }
+        }
+        Decoder { kind, layouts, missing }
+    }
+
+    /// The tracepoints' numbers, `kvm_exit` first.
+    pub fn tracepoints(&self) -> Vec<u64> {
+        self.layouts.iter().map(|layout| layout.id).collect()
+    }
+
+    /// Understands one record; nothing if it is too short or of another tracepoint.
+    pub fn decode(&self, record: &[u8]) -> Option<Event> {
+        let kind = self.kind.of(record)?;
+        let layout = self.layouts.iter().find(|layout| layout.id == kind)?;
+        let field = |index: usize| layout.fields[index]?.of(record);
+        Some(match layout.name {
+            "kvm_exit" => {
+                let reason = Reason::from_kvm(field(2).unwrap_or(0), field(0)?);
+                let detail = from_exit(reason, field(3).unwrap_or(0), field(4).unwrap_or(0));
+                Event::Exit { reason, rip: field(1)?, vcpu: field(5).map(|id| id as u32), detail }
+            }
+            "kvm_entry" => Event::Entry { vcpu: field(0).map(|id| id as u32) },
+            "kvm_pio" => Event::Detail(Detail::Port {
+                port: field(0)? as u16,
+                width: field(1)? as u8,
+                write: field(2)? != 0,
+            }),
+            // Type 2 is a write; a read is told when it begins (0) and when it is satisfied (1).
+            "kvm_mmio" => Event::Detail(Detail::Memory {
+                address: field(0)?,
+                width: field(1)? as u8,
+                write: field(2)? == 2,
+            }),
+            "kvm_fast_mmio" => Event::Detail(Detail::Memory { address: field(0)?, width: 0, write: true }),
+            "kvm_msr" => Event::Detail(Detail::Msr { index: field(0)? as u32, write: field(1)? != 0 }),
+            "kvm_cpuid" => Event::Detail(Detail::Cpuid { leaf: field(0)? as u32 }),
+            "kvm_hypercall" => Event::Detail(Detail::Hypercall { number: field(0)? as u32 }),
+            "kvm_page_fault" => Event::Detail(Detail::Fault),
+            "kvm_userspace_exit" => Event::UserSpace,
+            "kvm_inj_virq" => Event::Interrupt { vector: field(0).or(field(1))? as u8 },
+            "kvm_ple_window_update" => Event::SpinWindow,
+            _ => return None,
+        })
+    }
+}
+
+/// What the exit's own fields say about a port. AMD (APM volume 2, 15.10.2): bit 0 input, bits 4 to 6 the width, bits 16 to 31 the
+/// port. Intel (SDM volume 3, table 28-5): bits 0 to 2 the width less one, bit 3 input, bits 16 to 31 the port.
+fn from_exit(reason: Reason, info1: u64, _info2: u64) -> Detail {
+    let port = (info1 >> 16) as u16;
+    match (reason.isa, reason.code) {
+        (Isa::Svm, 0x7b) => {
+            let width = ((info1 >> 4) & 7) as u8;
+            Detail::Port { port, width, write: info1 & 1 == 0 }
+        }
+        (Isa::Vmx, 30) => Detail::Port { port, width: (info1 & 7) as u8 + 1, write: info1 & 8 == 0 },
+        _ => Detail::Nothing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn decoder() -> Decoder {
+        let head = "\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n";
+        let exit = format!(
+            "ID: 10\n{head}\tfield:unsigned int exit_reason;\toffset:8;\tsize:4;\n\
+             \tfield:unsigned long guest_rip;\toffset:16;\tsize:8;\n\tfield:u32 isa;\toffset:24;\tsize:4;\n\
+             \tfield:u64 info1;\toffset:32;\tsize:8;\n\tfield:unsigned int vcpu_id;\toffset:40;\tsize:4;\n"
+        );
+        let msr = format!(
+            "ID: 11\n{head}\tfield:unsigned write;\toffset:8;\tsize:4;\n\tfield:u32 ecx;\toffset:12;\tsize:4;\n"
+        );
+        let others = |name: &str| (name == "kvm_msr").then(|| Format::parse(&msr).unwrap());
+        Decoder::of(&Format::parse(&exit).unwrap(), others)
+    }
+
+    fn exit(isa: u32, reason: u32, info1: u64) -> Vec<u8> {
+        let mut record = vec![0; 44];
+        record[0] = 10;
+        record[8..12].copy_from_slice(&reason.to_le_bytes());
+        record[16..24].copy_from_slice(&0x1234_u64.to_le_bytes());
+        record[24..28].copy_from_slice(&isa.to_le_bytes());
+        record[32..40].copy_from_slice(&info1.to_le_bytes());
+        record[40] = 3;
+        record
+    }
+
+    #[test]
+    fn ports_of_both_makers() {
+        let detail = |record: &[u8]| match decoder().decode(record) {
+            Some(Event::Exit { detail, rip: 0x1234, vcpu: Some(3), .. }) => detail,
+            other => panic!("{other:?}"),
+        };
+        let out = Detail::Port { port: 0x3f8, width: 1, write: true };
+        assert_eq!(detail(&exit(1, 30, 0x03f8_0000)), out);
+        assert_eq!(detail(&exit(2, 0x7b, 0x03f8_0010)), out);
+        let input = Detail::Port { port: 0xcfc, width: 4, write: false };
+        assert_eq!(detail(&exit(1, 30, 0x0cfc_000b)), input);
+        assert_eq!(detail(&exit(2, 0x7b, 0x0cfc_0041)), input);
+    }
+
+    #[test]
+    fn tracepoints_that_are_missing_are_named() {
+        let decoder = decoder();
+        assert_eq!(decoder.tracepoints(), [10, 11]);
+        assert_eq!(decoder.missing.len(), WANTED.len() - 2);
+        let record = [11, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0x80, 0, 0, 0xc0];
+        let written = Event::Detail(Detail::Msr { index: 0xc000_0080, write: true });
+        assert_eq!(decoder.decode(&record), Some(written));
+        assert_eq!(decoder.decode(&record[..12]), None);
+        assert_eq!(decoder.decode(&[9; 64]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_record_is_survived(mut record in proptest::collection::vec(any::<u8>(), 2..80), kind in 9u8..13) {
+            (record[0], record[1]) = (kind, 0);
+            let _ = decoder().decode(&record);
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Which exits a KVM VM takes, who causes them, and what to do about it. For any VMM and any guest on the host.
+//!
+//! ```text
+//!   /proc --> Vm --Watch--> perf rings of its vCPU threads --Decoder--> Event --> Profile --+--> Report --> text, JSON
+//!              |                (formats from tracefs)                                      |
+//!              `--> Totals (debugfs, statistics descriptors): the kernel's own count -------'
+//! ```
+//!
+//! Everything that is read is hostile input: a profile has a bounded number of sites, files have a bounded size, and what cannot be
+//! understood is left out and said.
+//!
+//! Must not know: I/O cores, devices of ours, the daemon.
+
+mod bounded;
+mod devices;
+mod error;
+mod event;
+mod format;
+mod perf;
+mod profile;
+mod reason;
+mod report;
+mod totals;
+mod tracefs;
+mod vm;
+mod watch;
+
+pub use devices::{Devices, Layout, Place};
+pub use error::{ExitsError, Result};
+pub use event::{Decoder, Detail, Event};
+pub use format::{Field, Format};
+pub use profile::{Profile, SITES, Site, Tally, Thread};
+pub use reason::{Isa, Kind, Reason};
+pub use report::{Names, Report, Row, SiteRow, Subject};
+pub use totals::Totals;
+pub use tracefs::Tracefs;
+pub use vm::Vm;
+pub use watch::{Options, Seen, Watch};

@@ -1,0 +1,240 @@
+//! Tracepoints of one thread through `perf_event_open`: counted by the kernel, recorded into a ring that we map.
+//!
+//! All events of a thread are one group, switched on and off at once, and share the leader's ring, so that they are read in the
+//! order in which they happened. The kernel never overwrites what has not been read: what finds no room is lost, and
+//! counted by the kernel.
+
+#![allow(unsafe_code)]
+// UNSAFETY: perf_event_open, its ioctls and its mapped ring have no safe interface.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use perf_event_open_sys::bindings::{
+    PERF_FLAG_FD_CLOEXEC, PERF_RECORD_LOST, PERF_RECORD_SAMPLE, PERF_SAMPLE_RAW, PERF_SAMPLE_TIME,
+    PERF_TYPE_TRACEPOINT, perf_event_attr, perf_event_mmap_page,
+};
+use perf_event_open_sys::{ioctls, perf_event_open};
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// One record of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Record<'a> {
+    /// An event: when (CLOCK_MONOTONIC, ns) and the tracepoint's record.
+    Event(u64, &'a [u8]),
+    /// So many events found no room.
+    Lost(u64),
+}
+
+/// One tracepoint of one thread.
+#[derive(Debug)]
+struct Event(File);
+
+impl Event {
+    fn open(tracepoint: u64, thread: u32, period: u64, leader: Option<&Event>) -> io::Result<Event> {
+        let mut attr = perf_event_attr::default();
+        attr.type_ = PERF_TYPE_TRACEPOINT;
+        attr.size = size_of::<perf_event_attr>() as u32;
+        attr.config = tracepoint;
+        attr.sample_period = period;
+        attr.sample_type = u64::from(PERF_SAMPLE_TIME) | u64::from(PERF_SAMPLE_RAW);
+        attr.clockid = libc::CLOCK_MONOTONIC;
+        attr.set_use_clockid(1);
+        // Members follow their leader.
+        attr.set_disabled(u64::from(leader.is_none()));
+        attr.set_watermark(1);
+        attr.wakeup_watermark = 1 << 15;
+        let group = leader.map_or(-1, |leader| leader.0.as_raw_fd());
+        let thread = libc::pid_t::try_from(thread).map_err(io::Error::other)?;
+        // SAFETY: `attr` is initialised, says its size, and outlives the call; the other arguments are numbers.
+        let fd = unsafe { perf_event_open(&mut attr, thread, -1, group, PERF_FLAG_FD_CLOEXEC.into()) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call has just returned this descriptor, and nobody else knows it.
+        Ok(Event(unsafe { File::from_raw_fd(fd) }))
+    }
+
+    fn count(&self) -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        (&self.0).read_exact(&mut bytes)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+}
+
+/// The tracepoints of one thread. Counting begins with [`ThreadEvents::enable`].
+#[derive(Debug)]
+pub struct ThreadEvents {
+    /// The ring goes before the events whose memory it maps.
+    ring: Ring,
+    events: Vec<Event>,
+}
+
+impl ThreadEvents {
+    /// Opens `tracepoints` (at least one) for a thread, each `period`-th event recorded into a ring of `1 << order` pages.
+    pub fn open(tracepoints: &[u64], thread: u32, period: u64, order: u32) -> io::Result<ThreadEvents> {
+        let mut events: Vec<Event> = Vec::with_capacity(tracepoints.len());
+        for tracepoint in tracepoints {
+            let event = Event::open(*tracepoint, thread, period, events.first())?;
+            events.push(event);
+        }
+        let leader = events.first().ok_or_else(|| io::Error::other("no tracepoint was asked for"))?;
+        let ring = Ring::map(leader, order)?;
+        for member in &events[1..] {
+            // SAFETY: both descriptors are open perf events of one thread.
+            let done = unsafe { ioctls::SET_OUTPUT(member.0.as_raw_fd(), leader.0.as_raw_fd()) };
+            if done < 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(ThreadEvents { ring, events })
+    }
+
+    /// Begins to count and record, all events at once.
+    pub fn enable(&self) -> io::Result<()> {
+        // SAFETY: an open perf event; the argument is a number.
+        check(unsafe { ioctls::ENABLE(self.events[0].0.as_raw_fd(), 0) })
+    }
+
+    /// Ends that.
+    pub fn disable(&self) -> io::Result<()> {
+        // SAFETY: an open perf event; the argument is a number.
+        check(unsafe { ioctls::DISABLE(self.events[0].0.as_raw_fd(), 0) })
+    }
+
+    /// How often each tracepoint was hit while enabled, recorded or not, in the order of `tracepoints`.
+    pub fn counts(&self) -> io::Result<Vec<u64>> {
+        self.events.iter().map(Event::count).collect()
+    }
+
+    /// Gives every record that has come to `take`.
+    pub fn drain(&mut self, take: impl FnMut(Record<'_>)) {
+        self.ring.drain(take);
+    }
+
+    /// Becomes readable when a good part of the ring is full, or when the thread has ended.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.events[0].0.as_fd()
+    }
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The mapped ring: one page of positions, then a power of two of pages with records.
+#[derive(Debug)]
+struct Ring {
+    base: NonNull<u8>,
+    page: usize,
+    data: usize,
+    /// A record that goes round the end is put together here.
+    bent: Vec<u8>,
+}
+
+// SAFETY: the mapping belongs to this value alone and has no thread of its own.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    fn map(leader: &Event, order: u32) -> io::Result<Ring> {
+        let page = rustix::param::page_size();
+        let data = page << order.min(12);
+        // SAFETY: a new mapping at an address of the kernel's choice covers nothing that is in use.
+        let base = unsafe {
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            rustix::mm::mmap(ptr::null_mut(), page + data, protection, MapFlags::SHARED, &leader.0, 0)?
+        };
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at zero"))?;
+        Ok(Ring { base, page, data, bent: Vec::new() })
+    }
+
+    /// Up to where the kernel has written, and up to where we have read.
+    fn positions(&self) -> (&AtomicU64, &AtomicU64) {
+        let header = self.base.as_ptr().cast::<perf_event_mmap_page>();
+        // SAFETY: the first page is mapped as long as this value lives, aligned, and both sides access these two words
+        // atomically.
+        unsafe {
+            let head = AtomicU64::from_ptr(&raw mut (*header).data_head);
+            (head, AtomicU64::from_ptr(&raw mut (*header).data_tail))
+        }
+    }
+
+    fn drain(&mut self, mut take: impl FnMut(Record<'_>)) {
+        let head = self.positions().0.load(Ordering::Acquire);
+        let mut tail = self.positions().1.load(Ordering::Relaxed);
+        let mut bent = std::mem::take(&mut self.bent);
+        while head.wrapping_sub(tail) >= 8 {
+            let at = (tail % self.data as u64) as usize;
+            // SAFETY: the records between tail and head are complete (Acquire above) and are not written again until
+            // the tail has passed them; `data` bytes from the second page on are mapped.
+            let ring = unsafe { slice::from_raw_parts(self.base.as_ptr().add(self.page), self.data) };
+            // A header of eight bytes never goes round the end: records are multiples of eight bytes.
+            let Some(header) = ring.get(at..at + 8) else { break };
+            let kind = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);
+            let size = usize::from(u16::from_ne_bytes([header[6], header[7]]));
+            if size < 8 || size as u64 > head - tail {
+                // Never written by Linux; skip what cannot be understood.
+                tail = head;
+                break;
+            }
+            let whole = if at + size <= self.data {
+                &ring[at..at + size]
+            } else {
+                bent.clear();
+                bent.extend_from_slice(&ring[at..]);
+                bent.extend_from_slice(&ring[..size - (self.data - at)]);
+                &bent
+            };
+            if let Some(record) = parse(kind, &whole[8..]) {
+                take(record);
+            }
+            tail += size as u64;
+        }
+        self.positions().1.store(tail, Ordering::Release);
+        self.bent = bent;
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `map` with this size, and no reference into it outlives this value.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.page + self.data) };
+    }
+}
+
+fn parse(kind: u32, body: &[u8]) -> Option<Record<'_>> {
+    let word = |at: usize| Some(u64::from_ne_bytes(body.get(at..at + 8)?.try_into().ok()?));
+    match kind {
+        // Time, then the size of the tracepoint's record in four bytes, then that.
+        PERF_RECORD_SAMPLE => {
+            let size = u32::from_ne_bytes(body.get(8..12)?.try_into().ok()?) as usize;
+            Some(Record::Event(word(0)?, body.get(12..12usize.checked_add(size)?)?))
+        }
+        // The event's number, then how many.
+        PERF_RECORD_LOST => Some(Record::Lost(word(8)?)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_taken_apart() {
+        let mut sample = 7u64.to_ne_bytes().to_vec();
+        sample.extend(4u32.to_ne_bytes());
+        sample.extend([1, 2, 3, 4, 0, 0, 0, 0]);
+        assert_eq!(parse(PERF_RECORD_SAMPLE, &sample), Some(Record::Event(7, &[1, 2, 3, 4])));
+        assert_eq!(parse(PERF_RECORD_SAMPLE, &sample[..14]), None);
+        let lost = [9u64.to_ne_bytes(), 5u64.to_ne_bytes()].concat();
+        assert_eq!(parse(PERF_RECORD_LOST, &lost), Some(Record::Lost(5)));
+        assert_eq!(parse(PERF_RECORD_LOST, &lost[..8]), None);
+        assert_eq!(parse(77, &lost), None);
+    }
+}

@@ -1,0 +1,291 @@
+//! Events become a profile: how often, from where, about what, and how long the host was busy with it.
+//!
+//! ```text
+//!   Exit --pending--> Detail* UserSpace? --> Entry      one site: (reason, rip, detail)
+//!            `--> Exit again: the entry was lost, or KVM went in again at once; counted, without a time
+//! ```
+
+use std::collections::HashMap;
+
+use crate::event::{Detail, Event};
+use crate::reason::{Kind, Reason};
+
+/// So many different sites are told apart; what comes then is counted as one without a place.
+pub const SITES: usize = 1 << 16;
+/// So many vCPUs.
+const VCPUS: usize = 4096;
+
+/// Where and about what exits happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Site {
+    /// Why.
+    pub reason: Reason,
+    /// The guest's instruction; nothing where it is not known, or where sites are too many.
+    pub rip: Option<u64>,
+    /// About what.
+    pub detail: Detail,
+}
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// How many exits.
+    pub count: u64,
+    /// Of these, whose end was seen too.
+    pub timed: u64,
+    /// From exit to entry, of those, in ns.
+    pub host_ns: u64,
+    /// Of all, how many went on to the VMM.
+    pub user: u64,
+}
+
+impl Tally {
+    fn add(&mut self, other: Tally) {
+        self.count += other.count;
+        self.timed += other.timed;
+        self.host_ns = self.host_ns.saturating_add(other.host_ns);
+        self.user += other.user;
+    }
+}
+
+impl std::iter::Sum for Tally {
+    fn sum<I: Iterator<Item = Tally>>(all: I) -> Tally {
+        all.fold(Tally::default(), |mut sum, tally| {
+            sum.add(tally);
+            sum
+        })
+    }
+}
+
+/// The exit that a thread is in.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    at: u64,
+    site: Site,
+    vcpu: Option<u32>,
+    user: bool,
+}
+
+/// What one thread's events were so far; they come in order.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Thread {
+    pending: Option<Pending>,
+    vcpu: Option<u32>,
+}
+
+/// Everything that was counted. Its size is bounded by [`SITES`].
+#[derive(Clone, Debug, Default)]
+pub struct Profile {
+    sites: HashMap<Site, Tally>,
+    vcpus: HashMap<u32, Tally>,
+    /// Exits by what KVM did about them, where no exit was seen before.
+    consequences: HashMap<Site, Tally>,
+    /// Injected interrupts by vector.
+    interrupts: HashMap<u8, u64>,
+    /// How often the window for spinning guests changed.
+    pub spin_windows: u64,
+    /// Records of events that found no room in a ring.
+    pub lost_records: u64,
+    /// Exits of sites that were not told apart any more.
+    pub crowded: u64,
+}
+
+impl Profile {
+    /// Takes the next event of a thread.
+    pub fn take(&mut self, thread: &mut Thread, at: u64, event: Event) {
+        match event {
+            Event::Exit { reason, rip, vcpu, detail } => {
+                self.finish(thread, None);
+                let site = Site { reason, rip: Some(rip), detail };
+                thread.vcpu = vcpu.or(thread.vcpu);
+                thread.pending = Some(Pending { at, site, vcpu: thread.vcpu, user: false });
+            }
+            Event::Entry { vcpu } => {
+                thread.vcpu = vcpu.or(thread.vcpu);
+                self.finish(thread, Some(at));
+            }
+            Event::Detail(detail) => match &mut thread.pending {
+                Some(pending) => refine(&mut pending.site.detail, detail, pending.site.reason.kind()),
+                None => self.consequence(detail),
+            },
+            Event::UserSpace => {
+                if let Some(pending) = &mut thread.pending {
+                    pending.user = true;
+                }
+            }
+            Event::Interrupt { vector } => *self.interrupts.entry(vector).or_default() += 1,
+            Event::SpinWindow => self.spin_windows += 1,
+        }
+    }
+
+    /// Some of a thread's records are lost: what it was in cannot be told any more, only that it was.
+    pub fn lost(&mut self, thread: &mut Thread, records: u64) {
+        self.lost_records += records;
+        self.finish(thread, None);
+    }
+
+    /// The watch is over: the exit that a thread is in counts, its time does not.
+    pub fn end(&mut self, thread: &mut Thread) {
+        self.finish(thread, None);
+    }
+
+    fn finish(&mut self, thread: &mut Thread, end: Option<u64>) {
+        let Some(pending) = thread.pending.take() else { return };
+        let time = end.and_then(|end| end.checked_sub(pending.at));
+        let tally = Tally {
+            count: 1,
+            timed: u64::from(time.is_some()),
+            host_ns: time.unwrap_or(0),
+            user: u64::from(pending.user),
+        };
+        self.count(pending.site, tally);
+        if let Some(vcpu) = pending.vcpu
+            && (self.vcpus.len() < VCPUS || self.vcpus.contains_key(&vcpu))
+        {
+            self.vcpus.entry(vcpu).or_default().add(tally);
+        }
+    }
+
+    fn count(&mut self, mut site: Site, tally: Tally) {
+        if self.sites.len() >= SITES && !self.sites.contains_key(&site) {
+            self.crowded += tally.count;
+            // By reason alone; there are few of those.
+            site = Site { rip: None, detail: Detail::Nothing, ..site };
+        }
+        self.sites.entry(site).or_default().add(tally);
+    }
+
+    fn consequence(&mut self, detail: Detail) {
+        let kind = match detail {
+            Detail::Port { .. } => Kind::Port,
+            Detail::Memory { .. } | Detail::Fault => Kind::Memory,
+            Detail::Msr { .. } => Kind::Msr,
+            Detail::Cpuid { .. } => Kind::Cpuid,
+            Detail::Hypercall { .. } => Kind::Hypercall,
+            Detail::Nothing => Kind::Other,
+        };
+        let site = Site { reason: Reason::of_kind(kind), rip: None, detail };
+        if self.consequences.len() < SITES || self.consequences.contains_key(&site) {
+            self.consequences.entry(site).or_default().add(Tally { count: 1, ..Tally::default() });
+        } else {
+            self.crowded += 1;
+        }
+    }
+
+    /// All sites. If no exit was ever seen, what KVM did about them.
+    pub fn sites(&self) -> impl Iterator<Item = (&Site, &Tally)> {
+        let by_consequence = self.is_by_consequence();
+        let sites = if by_consequence { &self.consequences } else { &self.sites };
+        sites.iter()
+    }
+
+    /// Whether `kvm_exit` never fired though KVM did something, as on a software KVM.
+    pub fn is_by_consequence(&self) -> bool {
+        self.sites.is_empty() && !self.consequences.is_empty()
+    }
+
+    /// Each vCPU's share, by number.
+    pub fn vcpus(&self) -> Vec<(u32, Tally)> {
+        let mut all: Vec<_> = self.vcpus.iter().map(|(vcpu, tally)| (*vcpu, *tally)).collect();
+        all.sort_by_key(|(vcpu, _)| *vcpu);
+        all
+    }
+
+    /// Injected interrupts: vector and how many, most first.
+    pub fn interrupts(&self) -> Vec<(u8, u64)> {
+        let mut all: Vec<_> = self.interrupts.iter().map(|(vector, count)| (*vector, *count)).collect();
+        all.sort_by_key(|(vector, count)| (std::cmp::Reverse(*count), *vector));
+        all
+    }
+
+    /// The sum over all sites.
+    pub fn total(&self) -> Tally {
+        self.sites().map(|(_, tally)| *tally).sum()
+    }
+}
+
+/// A device's address says more than that a page was missing; otherwise the first word counts, since a string instruction says many.
+fn refine(known: &mut Detail, said: Detail, kind: Kind) {
+    let better = match (*known, said) {
+        (Detail::Nothing, Detail::Fault) => kind == Kind::Memory,
+        (Detail::Nothing, _) => true,
+        (Detail::Fault, Detail::Memory { .. }) => true,
+        // KVM_EXIT_FAST_MMIO knows no width.
+        (Detail::Memory { width: 0, .. }, Detail::Memory { .. }) => true,
+        _ => false,
+    };
+    if better {
+        *known = said;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exit(code: u64, rip: u64) -> Event {
+        let reason = Reason::from_kvm(2, code);
+        Event::Exit { reason, rip, vcpu: Some(0), detail: Detail::Nothing }
+    }
+
+    const ENTRY: Event = Event::Entry { vcpu: Some(0) };
+
+    #[test]
+    fn an_exit_has_its_detail_and_its_time() {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        let mmio = Detail::Memory { address: 0xfee0_00b0, width: 4, write: true };
+        for (at, event) in [
+            (5, ENTRY),
+            (10, exit(0x400, 0x99)),
+            (11, Event::Detail(Detail::Fault)),
+            (12, Event::Detail(mmio)),
+            (13, Event::UserSpace),
+            (40, ENTRY),
+        ] {
+            profile.take(&mut thread, at, event);
+        }
+        let (site, tally) = profile.sites().next().unwrap();
+        assert_eq!((site.detail, site.rip), (mmio, Some(0x99)));
+        assert_eq!(*tally, Tally { count: 1, timed: 1, host_ns: 30, user: 1 });
+        assert_eq!(profile.vcpus(), [(0, *tally)]);
+    }
+
+    #[test]
+    fn exits_without_entries_count_without_time() {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        profile.take(&mut thread, 1, exit(0x78, 1));
+        profile.take(&mut thread, 2, exit(0x78, 1));
+        profile.lost(&mut thread, 3);
+        profile.take(&mut thread, 9, ENTRY);
+        profile.take(&mut thread, 10, exit(0x78, 1));
+        profile.end(&mut thread);
+        assert_eq!(profile.total(), Tally { count: 3, ..Tally::default() });
+        assert_eq!(profile.lost_records, 3);
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        for rip in 0..SITES as u64 + 1000 {
+            profile.take(&mut thread, rip, exit(0x7b, rip));
+        }
+        profile.end(&mut thread);
+        assert_eq!(profile.crowded, 1000);
+        assert_eq!(profile.sites().count(), SITES + 1);
+        assert_eq!(profile.total().count, SITES as u64 + 1000);
+    }
+
+    #[test]
+    fn a_software_kvm_shows_consequences_only() {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        let port = Detail::Port { port: 0x3f8, width: 1, write: true };
+        profile.take(&mut thread, 1, Event::Detail(port));
+        profile.take(&mut thread, 2, Event::Detail(port));
+        assert!(profile.is_by_consequence());
+        assert_eq!(profile.total().count, 2);
+        profile.take(&mut thread, 3, exit(0x7b, 7));
+        profile.end(&mut thread);
+        assert!(!profile.is_by_consequence());
+        assert_eq!(profile.total().count, 1);
+    }
+}

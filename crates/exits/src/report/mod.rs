@@ -1,0 +1,371 @@
+//! A profile in the words of people and programs.
+
+mod text;
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::devices::{Devices, Place};
+use crate::event::Detail;
+use crate::profile::{Profile, Tally};
+use crate::reason::{Kind, Reason};
+use crate::totals::Totals;
+use crate::vm::Vm;
+use crate::watch::Seen;
+
+/// So many sites are listed.
+const SITES: usize = 1000;
+
+/// Exits that have something in common.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// What.
+    pub name: String,
+    /// How many; estimated where a sample was taken.
+    pub count: u64,
+    /// A second.
+    pub rate: f64,
+    /// Of all exits.
+    pub percent: f64,
+    /// From leaving the guest to entering it again, in ns. Waiting in HLT is in it.
+    pub host_ns: u64,
+    /// Of the whole host time but that of waiting (HLT, MWAIT); zero for those.
+    pub host_percent: f64,
+    /// Host time of one exit, of those whose end was seen.
+    pub ns_each: Option<u64>,
+    /// How many went on to the VMM.
+    pub user: u64,
+}
+
+/// Exits of one instruction, about one thing.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SiteRow {
+    /// Count and cost; the name is the function, or the address.
+    #[serde(flatten)]
+    pub row: Row,
+    /// Why.
+    pub reason: Reason,
+    /// That in words.
+    pub reason_name: String,
+    /// What sort of exit it is.
+    pub kind: Kind,
+    /// The guest's instruction.
+    pub rip: Option<u64>,
+    /// The guest's function and the offset in it, where symbols were given.
+    pub function: Option<String>,
+    /// The port, address or register.
+    pub detail: Detail,
+    /// Which device and register that is.
+    pub place: Option<Place>,
+}
+
+/// The whole answer to "which exits does this VM take?".
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// What the VMM calls the VM.
+    pub vm: String,
+    /// Its process.
+    pub pid: u32,
+    /// The VMM's program.
+    pub program: String,
+    /// vCPUs.
+    pub vcpus: usize,
+    /// How long it was watched.
+    pub seconds: f64,
+    /// Exits that happened, as perf counted them in the kernel (where `kvm_exit` never fires: as seen).
+    pub exits: u64,
+    /// Of these, recorded one by one.
+    pub recorded: u64,
+    /// Of these, those that found no room. Not what a sample leaves out.
+    pub lost: u64,
+    /// One of so many was recorded.
+    pub sample: u64,
+    /// KVM's own count over the same time, and where it is from.
+    pub kernel: Option<Totals>,
+    /// Share of exits whose function is named, of those that happened at an instruction of the guest.
+    pub functions_percent: f64,
+    /// Share of exits about a port, an address or a register that are named.
+    pub devices_percent: f64,
+    /// By reason.
+    pub reasons: Vec<Row>,
+    /// By guest function.
+    pub functions: Vec<Row>,
+    /// By device and register.
+    pub registers: Vec<Row>,
+    /// By device.
+    pub devices: Vec<Row>,
+    /// By vCPU.
+    pub by_vcpu: Vec<Row>,
+    /// By instruction, reason and what it was about; the first thousand.
+    pub sites: Vec<SiteRow>,
+    /// Interrupts injected into the guest: vector and how many.
+    pub interrupts: Vec<(u8, u64)>,
+    /// What the reader must know to trust the numbers.
+    pub notes: Vec<String>,
+}
+
+/// What names are made of.
+#[derive(Default)]
+pub struct Names<'a> {
+    /// The guest's function at an address.
+    pub function: Option<&'a dyn Fn(u64) -> Option<String>>,
+    /// The devices.
+    pub devices: Devices,
+    /// What is to be said about them.
+    pub notes: Vec<String>,
+}
+
+/// What a report is about.
+#[derive(Clone, Copy)]
+pub struct Subject<'a> {
+    /// The VM.
+    pub vm: &'a Vm,
+    /// How long it was watched.
+    pub time: Duration,
+    /// How much was seen.
+    pub seen: Seen,
+    /// One of so many exits was recorded.
+    pub sample: u64,
+}
+
+impl Report {
+    /// Puts a profile into words.
+    pub fn new(subject: Subject<'_>, profile: &Profile, kernel: Option<Totals>, names: &Names<'_>) -> Report {
+        let Subject { vm, time, seen, sample } = subject;
+        let total = profile.total();
+        let recorded = total.count;
+        let by_consequence = profile.is_by_consequence();
+        let exits = if by_consequence { recorded } else { seen.counted.max(recorded) };
+        let lost = if sample > 1 { profile.lost_records } else { exits - recorded };
+        let scale = if sample > 1 && recorded > 0 { exits as f64 / recorded as f64 } else { 1.0 };
+        let maker = Maker { seconds: time.as_secs_f64().max(1e-9), scale, exits, busy: busy(profile) };
+        let mut sites: Vec<SiteRow> =
+            profile.sites().map(|(site, tally)| maker.site(*site, *tally, names)).collect();
+        sites.sort_by(|a, b| {
+            let order = |s: &SiteRow| (s.row.count, s.row.host_ns);
+            order(b).cmp(&order(a)).then_with(|| (a.rip, a.detail).cmp(&(b.rip, b.detail)))
+        });
+        let group = |key: &dyn Fn(&SiteRow) -> Option<String>| maker.group(&sites, key);
+        let reasons = group(&|site| Some(site.reason_name.clone()));
+        let functions = if names.function.is_some() {
+            group(&|site| site.function.as_deref().map(|name| strip_offset(name).to_owned()))
+        } else {
+            Vec::new()
+        };
+        let register = |site: &SiteRow| {
+            let access = access(site.detail);
+            match &site.place {
+                Some(place) => Some(format!("{}: {}{access}", place.device, place.register)),
+                None => address(site.detail).map(|address| format!("{address}{access}")),
+            }
+        };
+        let registers = group(&register);
+        let devices = group(&|site| site.place.as_ref().map(|place| place.device.clone()));
+        let by_vcpu =
+            profile.vcpus().into_iter().map(|(id, tally)| maker.row(format!("vCPU {id}"), tally, 0));
+        let mut report = Report {
+            vm: vm.name.clone(),
+            pid: vm.pid,
+            program: vm.program.clone(),
+            vcpus: vm.vcpus,
+            seconds: time.as_secs_f64(),
+            exits,
+            recorded,
+            lost,
+            sample,
+            kernel,
+            functions_percent: share(
+                &sites,
+                |s| s.rip.is_some() && at_instruction(s.kind),
+                |s| s.function.is_some(),
+            ),
+            devices_percent: share(&sites, |s| s.detail != Detail::Nothing, |s| s.place.is_some()),
+            reasons,
+            functions,
+            registers,
+            devices,
+            by_vcpu: by_vcpu.collect(),
+            interrupts: profile.interrupts(),
+            notes: Vec::new(),
+            sites,
+        };
+        report.notes = notes(&report, profile, by_consequence);
+        report.notes.extend(names.notes.iter().cloned());
+        report.sites.truncate(SITES);
+        report
+    }
+}
+
+/// Host time that is not waiting.
+fn busy(profile: &Profile) -> u64 {
+    let working = profile.sites().filter(|(site, _)| site.reason.kind() != Kind::Halt);
+    working.map(|(_, tally)| tally.host_ns).fold(0, u64::saturating_add)
+}
+
+/// Exits that an instruction causes; host interrupts and the like come anywhere.
+fn at_instruction(kind: Kind) -> bool {
+    !matches!(kind, Kind::HostInterrupt | Kind::InterruptWindow | Kind::Timer)
+}
+
+fn share(sites: &[SiteRow], of: impl Fn(&SiteRow) -> bool, named: impl Fn(&SiteRow) -> bool) -> f64 {
+    let (mut all, mut some) = (0, 0);
+    for site in sites.iter().filter(|site| of(site)) {
+        all += site.row.count;
+        some += if named(site) { site.row.count } else { 0 };
+    }
+    if all == 0 { 0.0 } else { some as f64 * 100.0 / all as f64 }
+}
+
+fn strip_offset(function: &str) -> &str {
+    function.split_once('+').map_or(function, |(name, _)| name)
+}
+
+/// The bare address.
+fn address(detail: Detail) -> Option<String> {
+    match detail {
+        Detail::Port { port, .. } => Some(format!("port {port:#x}")),
+        Detail::Memory { address, .. } => Some(format!("address {address:#x}")),
+        Detail::Msr { index, .. } => Some(format!("MSR {index:#x}")),
+        Detail::Cpuid { .. } | Detail::Hypercall { .. } | Detail::Fault | Detail::Nothing => None,
+    }
+}
+
+/// Direction and width.
+fn access(detail: Detail) -> String {
+    match detail {
+        Detail::Port { width, write, .. } => {
+            format!(", {} {}", if write { "out" } else { "in" }, u32::from(width) * 8)
+        }
+        Detail::Memory { width, write, .. } => {
+            let bits = if width == 0 { String::new() } else { format!(" {}", u32::from(width) * 8) };
+            format!(", {}{bits}", if write { "write" } else { "read" })
+        }
+        Detail::Msr { write, .. } => format!(", {}", if write { "write" } else { "read" }),
+        Detail::Cpuid { .. } | Detail::Hypercall { .. } | Detail::Fault | Detail::Nothing => String::new(),
+    }
+}
+
+struct Maker {
+    seconds: f64,
+    scale: f64,
+    exits: u64,
+    busy: u64,
+}
+
+impl Maker {
+    fn row(&self, name: String, tally: Tally, halted_ns: u64) -> Row {
+        let scaled = |count: u64| (count as f64 * self.scale).round() as u64;
+        let count = scaled(tally.count);
+        let percent = |part: u64, all: u64| if all == 0 { 0.0 } else { part as f64 * 100.0 / all as f64 };
+        Row {
+            name,
+            count,
+            rate: count as f64 / self.seconds,
+            percent: percent(count, self.exits),
+            host_ns: tally.host_ns,
+            host_percent: percent(tally.host_ns.saturating_sub(halted_ns), self.busy),
+            ns_each: tally.host_ns.checked_div(tally.timed),
+            user: scaled(tally.user),
+        }
+    }
+
+    fn site(&self, site: crate::profile::Site, tally: Tally, names: &Names<'_>) -> SiteRow {
+        let kind = site.reason.kind();
+        let function = site.rip.and_then(|rip| names.function?(rip));
+        let name = match (&function, site.rip) {
+            (Some(function), _) => function.clone(),
+            (None, Some(rip)) => format!("{rip:#x}"),
+            (None, None) => "?".into(),
+        };
+        SiteRow {
+            row: self.row(name, tally, if kind == Kind::Halt { tally.host_ns } else { 0 }),
+            reason: site.reason,
+            reason_name: site.reason.name(),
+            kind,
+            rip: site.rip,
+            function,
+            detail: site.detail,
+            place: names.devices.name(site.detail),
+        }
+    }
+
+    /// Adds up what has the same name, most first.
+    fn group(&self, sites: &[SiteRow], key: &dyn Fn(&SiteRow) -> Option<String>) -> Vec<Row> {
+        let mut sums: HashMap<String, Row> = HashMap::new();
+        let mut timed: HashMap<String, (u64, u64)> = HashMap::new();
+        for site in sites {
+            let Some(name) = key(site) else { continue };
+            if let Some(each) = site.row.ns_each.filter(|each| *each > 0) {
+                let sum = entry(&mut timed, &name);
+                *sum = (sum.0 + site.row.host_ns, sum.1 + site.row.host_ns / each);
+            }
+            let row = sums.entry(name.clone()).or_insert_with(|| Row {
+                name,
+                count: 0,
+                rate: 0.0,
+                percent: 0.0,
+                host_ns: 0,
+                host_percent: 0.0,
+                ns_each: None,
+                user: 0,
+            });
+            row.count += site.row.count;
+            row.rate += site.row.rate;
+            row.percent += site.row.percent;
+            row.host_ns = row.host_ns.saturating_add(site.row.host_ns);
+            row.host_percent += site.row.host_percent;
+            row.user += site.row.user;
+        }
+        let mut rows: Vec<Row> = sums.into_values().collect();
+        for row in &mut rows {
+            row.ns_each = timed.get(&row.name).and_then(|(ns, count)| ns.checked_div(*count));
+        }
+        rows.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.name.cmp(&b.name)));
+        rows
+    }
+}
+
+fn entry<'m, K: Hash + Eq + Clone, V: Default>(map: &'m mut HashMap<K, V>, key: &K) -> &'m mut V {
+    map.entry(key.clone()).or_default()
+}
+
+fn notes(report: &Report, profile: &Profile, by_consequence: bool) -> Vec<String> {
+    let mut notes = Vec::new();
+    if by_consequence {
+        notes.push(
+            "kvm_exit never fired: this KVM has no hardware virtualization, or another kernel's VMs are meant. \
+             Counted instead is what KVM did: port I/O, MMIO, MSRs. Guest addresses and times are not known."
+                .into(),
+        );
+    } else if report.exits == 0 {
+        notes.push("no exit was seen: the VM is paused, or did nothing at all".into());
+    }
+    if report.lost > 0 {
+        let percent = report.lost as f64 * 100.0 / report.exits.max(1) as f64;
+        notes.push(format!("{} exits ({percent:.2} %) found no room and are in the total only", report.lost));
+    }
+    if report.sample > 1 {
+        notes.push(format!(
+            "one exit in {} was recorded: counts are estimates, times are not known, and addresses only of ports",
+            report.sample
+        ));
+    }
+    if profile.crowded > 0 {
+        let sites = crate::profile::SITES;
+        notes.push(format!("{} exits came from beyond the first {sites} sites", profile.crowded));
+    }
+    if let Some(counted) = report.kernel.as_ref().and_then(Totals::exits) {
+        let (ours, source) = (report.exits, &report.kernel.as_ref().map_or("", |kernel| &kernel.source));
+        let difference = counted.abs_diff(ours);
+        if !by_consequence && difference > 16 + counted / 50 {
+            notes.push(format!("KVM's own count ({source}) is {counted}, ours {ours}: they should agree"));
+        }
+    }
+    notes
+}
+
+#[cfg(test)]
+mod tests;

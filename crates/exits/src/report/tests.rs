@@ -1,0 +1,82 @@
+//! A report of events that are written down here.
+
+use super::*;
+use crate::event::Event;
+use crate::profile::Thread;
+
+fn profile() -> Profile {
+    let (mut profile, mut thread) = (Profile::default(), Thread::default());
+    let mut at = 0;
+    let mut add = |code: u64, rip: u64, detail: Detail, ns: u64| {
+        let reason = Reason::from_kvm(2, code);
+        profile.take(&mut thread, at, Event::Exit { reason, rip, vcpu: Some(0), detail });
+        at += ns;
+        profile.take(&mut thread, at, Event::Entry { vcpu: Some(0) });
+    };
+    let timer = Detail::Port { port: 0x608, width: 4, write: false };
+    for _ in 0..30 {
+        add(0x7b, 0x1010, timer, 2000);
+    }
+    for _ in 0..10 {
+        add(0x78, 0x2020, Detail::Nothing, 1_000_000);
+    }
+    add(0x7b, 0x1018, Detail::Port { port: 0xeee0, width: 1, write: true }, 4000);
+    profile
+}
+
+fn report(seen: Seen, sample: u64) -> Report {
+    let vm = Vm {
+        pid: 1,
+        name: "web".into(),
+        program: "qemu".into(),
+        vcpus: 1,
+        vm_fds: vec![9],
+        command: Vec::new(),
+    };
+    let function = |rip: u64| (rip < 0x2000).then(|| format!("acpi_pm_read+{:#x}", rip - 0x1000));
+    let names = Names { function: Some(&function), ..Names::default() };
+    let subject = Subject { vm: &vm, time: Duration::from_secs(2), seen, sample };
+    Report::new(subject, &profile(), None, &names)
+}
+
+#[test]
+fn groups_add_up() {
+    let report = report(Seen { counted: 41, ..Seen::default() }, 1);
+    assert_eq!((report.exits, report.recorded, report.lost), (41, 41, 0));
+    let first = &report.registers[0];
+    assert_eq!(first.name, "ACPI power management: PM timer (q35, i440fx), in 32");
+    assert_eq!((first.count, first.ns_each), (30, Some(2000)));
+    assert_eq!(report.functions.len(), 1);
+    assert_eq!((report.functions[0].name.as_str(), report.functions[0].count), ("acpi_pm_read", 31));
+    // HLT is waiting: all of the busy time is the ports'.
+    assert!((report.functions[0].host_percent - 100.0).abs() < 1e-9);
+    assert_eq!(report.reasons.iter().find(|row| row.name == "HLT").unwrap().host_percent, 0.0);
+    assert!((report.functions_percent - 31.0 * 100.0 / 41.0).abs() < 1e-9);
+    assert!((report.devices_percent - 30.0 * 100.0 / 31.0).abs() < 1e-9);
+    assert!(report.notes.is_empty(), "{:?}", report.notes);
+    let text = report.to_string();
+    assert!(text.contains("port 0xeee0, out 8") && text.contains("web (qemu"), "{text}");
+}
+
+#[test]
+fn what_was_lost_is_said() {
+    let report = report(Seen { counted: 82, ..Seen::default() }, 1);
+    assert_eq!((report.exits, report.lost), (82, 41));
+    assert!(report.notes[0].contains("41 exits (50.00 %)"), "{:?}", report.notes);
+}
+
+#[test]
+fn a_sample_is_scaled() {
+    let report = report(Seen { counted: 4100, ..Seen::default() }, 100);
+    assert_eq!((report.exits, report.registers[0].count), (4100, 3000));
+    assert_eq!(report.lost, 0);
+}
+
+#[test]
+fn json_comes_back() {
+    let report = report(Seen { counted: 41, ..Seen::default() }, 1);
+    let text = serde_json::to_string(&report).unwrap();
+    let again: Report = serde_json::from_str(&text).unwrap();
+    assert_eq!(again.sites, report.sites);
+    assert_eq!(again.exits, 41);
+}

@@ -1,0 +1,98 @@
+//! The report as a table for a terminal.
+
+use std::fmt;
+
+use super::{Report, Row, SiteRow, access, address};
+use crate::totals::Totals;
+
+/// So many lines a table has.
+const LINES: usize = 20;
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { vm, pid, program, vcpus, seconds, exits, .. } = self;
+        writeln!(f, "{vm} ({program}, process {pid}, {vcpus} vCPUs), {seconds:.1} s")?;
+        let rate = *exits as f64 / self.seconds.max(1e-9);
+        write!(f, "{exits} exits, {rate:.0}/s; {} recorded, {} lost", self.recorded, self.lost)?;
+        if let Some((kernel, count)) = self.kernel.as_ref().and_then(|kernel| Some((kernel, kernel.exits()?)))
+        {
+            write!(f, "; KVM itself counted {count} ({})", kernel.source)?;
+        }
+        writeln!(f)?;
+        for note in &self.notes {
+            writeln!(f, "note: {note}")?;
+        }
+        table(f, "reason", &self.reasons)?;
+        if !self.functions.is_empty() {
+            table(f, "guest function", &self.functions)?;
+        }
+        table(f, "device and register", &self.registers)?;
+        sites(f, &self.sites)?;
+        if self.by_vcpu.len() > 1 {
+            table(f, "vCPU", &self.by_vcpu)?;
+        }
+        if !self.interrupts.is_empty() {
+            let all: u64 = self.interrupts.iter().map(|(_, count)| count).sum();
+            let first = self.interrupts.iter().take(6).map(|(vector, count)| format!("{vector:#x} {count}"));
+            writeln!(f, "\n{all} interrupts injected; by vector: {}", first.collect::<Vec<_>>().join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+fn head(f: &mut fmt::Formatter<'_>, title: &str) -> fmt::Result {
+    writeln!(
+        f,
+        "\n{:>10} {:>9} {:>6} {:>10} {:>6} {:>8}  {title}",
+        "exits", "a second", "%", "host ms", "%", "us each"
+    )
+}
+
+fn numbers(f: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {
+    let each = row.ns_each.map_or("-".into(), |ns| format!("{:.1}", ns as f64 / 1e3));
+    let ms = if row.ns_each.is_some() { format!("{:.1}", row.host_ns as f64 / 1e6) } else { "-".into() };
+    let Row { count, rate, percent, host_percent, .. } = row;
+    write!(f, "{count:>10} {rate:>9.1} {percent:>6.2} {ms:>10} {host_percent:>6.2} {each:>8}  ")
+}
+
+fn table(f: &mut fmt::Formatter<'_>, title: &str, rows: &[Row]) -> fmt::Result {
+    head(f, title)?;
+    for row in rows.iter().take(LINES) {
+        numbers(f, row)?;
+        writeln!(f, "{}", row.name)?;
+    }
+    rest(f, rows.len())
+}
+
+fn sites(f: &mut fmt::Formatter<'_>, rows: &[SiteRow]) -> fmt::Result {
+    head(f, "where, why, about what")?;
+    for site in rows.iter().take(LINES) {
+        numbers(f, &site.row)?;
+        write!(f, "{}  {}", site.row.name, site.reason_name)?;
+        match (&site.place, address(site.detail)) {
+            (Some(place), address) => {
+                write!(f, "  {}: {}{}", place.device, place.register, access(site.detail))?;
+                if let Some(address) = address {
+                    write!(f, " ({address})")?;
+                }
+            }
+            (None, Some(address)) => write!(f, "  {address}{}", access(site.detail))?,
+            (None, None) => {}
+        }
+        writeln!(f)?;
+    }
+    rest(f, rows.len())
+}
+
+fn rest(f: &mut fmt::Formatter<'_>, rows: usize) -> fmt::Result {
+    if rows > LINES { writeln!(f, "{:>10} {} more", "...", rows - LINES) } else { Ok(()) }
+}
+
+impl fmt::Display for Totals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, value) in self.counters.iter().filter(|(_, value)| **value > 0) {
+            writeln!(f, "{value:>12} {name}")?;
+        }
+        Ok(())
+    }
+}

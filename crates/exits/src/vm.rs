@@ -1,0 +1,196 @@
+//! Which processes of this host are VMs: those that have a VM of KVM open, whatever their program.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::bounded;
+use crate::error::{ExitsError, Result};
+
+/// A command line longer than this is cut.
+const COMMAND_LIMIT: u64 = 1 << 21;
+/// More threads than this are not looked at.
+const THREAD_LIMIT: usize = 8192;
+
+/// A running VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vm {
+    /// The process.
+    pub pid: u32,
+    /// What its VMM calls it, else the program's name.
+    pub name: String,
+    /// The program.
+    pub program: String,
+    /// How many vCPUs it has open.
+    pub vcpus: usize,
+    /// Its descriptors of the VM itself.
+    pub vm_fds: Vec<i32>,
+    /// The command line.
+    pub command: Vec<String>,
+}
+
+impl Vm {
+    /// All VMs that we may see. Processes that end meanwhile are passed over.
+    pub fn all() -> Vec<Vm> {
+        let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+        let mut found: Vec<Vm> = entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .filter_map(Vm::of)
+            .collect();
+        found.sort_by_key(|vm| vm.pid);
+        found
+    }
+
+    /// The VM of a process, if it is one.
+    pub fn of(pid: u32) -> Option<Vm> {
+        let proc = PathBuf::from(format!("/proc/{pid}"));
+        let (mut vm_fds, mut vcpus) = (Vec::new(), 0);
+        for entry in fs::read_dir(proc.join("fd")).ok()?.flatten() {
+            let Ok(target) = fs::read_link(entry.path()) else { continue };
+            let target = target.to_string_lossy().into_owned();
+            if target == "anon_inode:kvm-vm" {
+                vm_fds.extend(entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()));
+            } else if target.strip_prefix("anon_inode:kvm-vcpu:").is_some_and(is_number) {
+                vcpus += 1;
+            }
+        }
+        if vm_fds.is_empty() {
+            return None;
+        }
+        vm_fds.sort_unstable();
+        let command = command(&proc);
+        let comm = bounded::text(&proc.join("comm"), 4096).unwrap_or_default().trim().to_owned();
+        let name = name(&command).unwrap_or_else(|| comm.clone());
+        Some(Vm { pid, name, program: comm, vcpus, vm_fds, command })
+    }
+
+    /// The VM that is called `wanted`, or has that process number; the only one if nothing is wanted.
+    pub fn choose(wanted: Option<&str>) -> Result<Vm> {
+        choose(Vm::all(), wanted)
+    }
+
+    /// The threads of the process. Empty when it has ended.
+    pub fn threads(&self) -> Vec<Thread> {
+        let Ok(entries) = fs::read_dir(format!("/proc/{}/task", self.pid)) else { return Vec::new() };
+        let ids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let thread = |id: u32| {
+            let path = format!("/proc/{}/task/{id}/comm", self.pid);
+            let name = bounded::text(Path::new(&path), 4096).unwrap_or_default().trim().to_owned();
+            Thread { id, name }
+        };
+        ids.take(THREAD_LIMIT).map(thread).collect()
+    }
+}
+
+/// A thread of a VM's process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Thread {
+    /// Its number.
+    pub id: u32,
+    /// Its name.
+    pub name: String,
+}
+
+impl Thread {
+    /// Whether a VMM that we know calls its vCPU threads so.
+    pub fn is_vcpu_by_name(&self) -> bool {
+        // QEMU, Firecracker, Cloud Hypervisor and our own, crosvm.
+        let qemu = self.name.strip_prefix("CPU ").is_some_and(|rest| rest.ends_with("/KVM"));
+        qemu || ["fc_vcpu", "vcpu", "crosvm_vcpu"].iter().any(|start| self.name.starts_with(start))
+    }
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn choose(mut all: Vec<Vm>, wanted: Option<&str>) -> Result<Vm> {
+    let list = |all: &[Vm]| {
+        let names: Vec<String> = all.iter().map(|vm| format!("{} ({})", vm.name, vm.pid)).collect();
+        names.join(", ")
+    };
+    if all.is_empty() {
+        return Err(ExitsError::NoVm);
+    }
+    let Some(wanted) = wanted else {
+        return if all.len() == 1 { Ok(all.remove(0)) } else { Err(ExitsError::SeveralVms(list(&all))) };
+    };
+    let running = list(&all);
+    let number: Option<u32> = wanted.parse().ok();
+    let named = all.iter().filter(|vm| vm.name == wanted).count();
+    if named > 1 && number.is_none() {
+        all.retain(|vm| vm.name == wanted);
+        return Err(ExitsError::SeveralVms(list(&all)));
+    }
+    let found = all.into_iter().find(|vm| Some(vm.pid) == number || vm.name == wanted);
+    found.ok_or_else(|| ExitsError::UnknownVm { wanted: wanted.into(), running })
+}
+
+fn command(proc: &Path) -> Vec<String> {
+    let bytes = bounded::bytes(&proc.join("cmdline"), COMMAND_LIMIT).unwrap_or_default();
+    let words = bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
+    words.filter(|word| !word.is_empty()).collect()
+}
+
+/// QEMU's `-name [guest=]NAME,...`, Firecracker's `--id NAME`, Cloud Hypervisor's `--api-socket [path=]/run/NAME.sock`.
+fn name(command: &[String]) -> Option<String> {
+    let after = |flag: &str| {
+        let at = command.iter().position(|word| word == flag)?;
+        command.get(at + 1).cloned()
+    };
+    let clean = |name: &str| {
+        let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
+        (!name.is_empty()).then_some(name)
+    };
+    if let Some(value) = after("-name").or_else(|| after("--name")) {
+        let first =
+            value.split(',').map(|part| part.strip_prefix("guest=").unwrap_or(part)).next()?.to_owned();
+        return clean(&first);
+    }
+    if let Some(id) = after("--id") {
+        return clean(&id);
+    }
+    let socket = after("--api-socket")?;
+    let socket = socket.strip_prefix("path=").unwrap_or(&socket);
+    clean(&Path::new(socket).file_stem()?.to_string_lossy())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vm(pid: u32, name: &str) -> Vm {
+        Vm { pid, name: name.into(), program: "p".into(), vcpus: 1, vm_fds: vec![3], command: Vec::new() }
+    }
+
+    #[test]
+    fn names_of_three_vmms() {
+        let words = |line: &str| line.split(' ').map(String::from).collect::<Vec<_>>();
+        assert_eq!(name(&words("qemu -name guest=web,debug-threads=on -m 1")), Some("web".into()));
+        assert_eq!(name(&words("qemu -m 1 -name db")), Some("db".into()));
+        assert_eq!(name(&words("firecracker --id f1 --api-sock x")), Some("f1".into()));
+        assert_eq!(name(&words("cloud-hypervisor --api-socket path=/run/ch7.sock")), Some("ch7".into()));
+        assert_eq!(name(&words("qemu -name")), None);
+    }
+
+    #[test]
+    fn one_is_chosen() {
+        let all = vec![vm(5, "a"), vm(6, "b"), vm(7, "b")];
+        assert_eq!(choose(all.clone(), Some("a")).unwrap().pid, 5);
+        assert_eq!(choose(all.clone(), Some("7")).unwrap().pid, 7);
+        assert!(matches!(choose(all.clone(), Some("b")), Err(ExitsError::SeveralVms(_))));
+        assert!(matches!(choose(all.clone(), None), Err(ExitsError::SeveralVms(_))));
+        assert!(matches!(choose(all, Some("c")), Err(ExitsError::UnknownVm { .. })));
+        assert!(matches!(choose(Vec::new(), None), Err(ExitsError::NoVm)));
+        assert_eq!(choose(vec![vm(9, "x")], None).unwrap().pid, 9);
+    }
+
+    #[test]
+    fn vcpu_threads_by_name() {
+        let thread = |name: &str| Thread { id: 1, name: name.into() };
+        for name in ["CPU 0/KVM", "fc_vcpu 0", "vcpu3"] {
+            assert!(thread(name).is_vcpu_by_name(), "{name}");
+        }
+        assert!(!thread("qemu-system-x86").is_vcpu_by_name());
+    }
+}

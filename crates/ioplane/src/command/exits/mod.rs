@@ -1,0 +1,89 @@
+//! `ioplane exits`: which exits a VM takes and who causes them. It asks no daemon: any KVM VM of this host will do.
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use ioplane_exits::{Names, Options, Report, Subject, Vm, Watch};
+
+use crate::cli::ExitsArgs;
+
+/// How often `--live` draws.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Watches and reports.
+pub fn run(args: &ExitsArgs, json: bool) -> Result<ExitCode> {
+    if args.list {
+        list(json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let report = if args.live { live(args, json)? } else { watch(args, None)? };
+    if !args.live || json {
+        super::print(json, &report, Report::to_string)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list(json: bool) -> Result<()> {
+    let all = Vm::all();
+    let rows: Vec<_> = all
+        .iter()
+        .map(|vm| serde_json::json!({"name": vm.name, "pid": vm.pid, "program": vm.program, "vcpus": vm.vcpus}))
+        .collect();
+    super::print(json, &rows, |_| {
+        let line =
+            |vm: &Vm| format!("{:<24} {:>8}  {:>3} vCPUs  {}\n", vm.name, vm.pid, vm.vcpus, vm.program);
+        all.iter().map(line).collect()
+    })
+}
+
+fn live(args: &ExitsArgs, json: bool) -> Result<Report> {
+    if json || !std::io::stdout().is_terminal() {
+        bail!("--live draws on a terminal; use --for SECONDS with --json or a file");
+    }
+    let draw = |report: &Report| {
+        // To the top left, and clear what is below.
+        let text = report.to_string().replace('\n', "\x1b[K\n");
+        let rows =
+            rustix::termios::tcgetwinsize(std::io::stdout()).map_or(40, |size| usize::from(size.ws_row));
+        let shown: String = text.split_inclusive('\n').take(rows.saturating_sub(1)).collect();
+        super::out(format!("\x1b[H{shown}\x1b[J").as_bytes())
+    };
+    super::out(b"\x1b[2J")?;
+    watch(args, Some(&draw))
+}
+
+/// Watches for the time that was asked for, or until the VM ends; hands reports of the time so far to `draw`.
+fn watch(args: &ExitsArgs, draw: Option<&dyn Fn(&Report) -> Result<()>>) -> Result<Report> {
+    let vm = Vm::choose(args.vm.as_deref())?;
+    let (name, pid) = (vm.name.clone(), vm.pid);
+    let mut watch = Watch::start(vm, Options { sample: args.sample })?;
+    let names = Names::default();
+    let end = Instant::now() + args.time;
+    if draw.is_none() {
+        eprintln!("watching {name} (process {pid}) for {:.0} s", args.time.as_secs_f64());
+    }
+    let mut runs = true;
+    while runs {
+        let left = end.saturating_duration_since(Instant::now());
+        if draw.is_none() && left.is_zero() {
+            break;
+        }
+        runs = watch.turn(if draw.is_some() { PERIOD } else { left.min(PERIOD) })?;
+        if let Some(draw) = draw {
+            draw(&report(&watch, watch.elapsed(), &names))?;
+        }
+    }
+    let time = watch.stop()?;
+    let mut report = report(&watch, time, &names);
+    if !runs {
+        report.notes.push("the VM has ended; this is what it did until then".into());
+    }
+    Ok(report)
+}
+
+fn report(watch: &Watch, time: Duration, names: &Names<'_>) -> Report {
+    let subject = Subject { vm: watch.vm(), time, seen: watch.seen(), sample: watch.sample() };
+    Report::new(subject, watch.profile(), watch.kernel(), names)
+}
