@@ -3,6 +3,7 @@
 //! ```text
 //!   assets (built once, cached) --> Qemu (builder) --start--> Vm --agent()--> Agent --JSON lines--> guest/load in the guest
 //!   Daemon (the ioplane binary) --qemu-args--^                 `--qmp()--> Qmp (hot-plug, query, quit)
+//!   L1 (a KVM host in a VM) --run(script)--> whatever was built outside, on a real KVM with real tracepoints
 //!   StorageDaemon (qemu-storage-daemon, the peer) --^
 //! ```
 //!
@@ -14,6 +15,7 @@ pub mod agent;
 pub mod assets;
 pub mod daemon;
 pub mod exchange;
+pub mod l1;
 pub mod migration;
 pub mod peer;
 pub mod process;
@@ -27,6 +29,7 @@ pub use accelerator::Accelerator;
 pub use agent::{Agent, RunningLoad};
 pub use daemon::Daemon;
 pub use ioplane_guest_load::{network, protocol};
+pub use l1::L1;
 pub use migration::Travelled;
 pub use peer::StorageDaemon;
 pub use qemu::{Firmware, Qemu, Version};

@@ -97,6 +97,12 @@ pub struct ExitsArgs {
     /// Record one exit in so many: costs less, shows no times
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub sample: u64,
+    /// Names for guest functions: the guest's /proc/kallsyms (read as root there), or its System.map or unstripped vmlinux
+    #[arg(long, value_name = "FILE")]
+    pub symbols: Option<PathBuf>,
+    /// The VM's PCI devices: what QMP's query-pci answers [default: QEMU is asked by its own monitor, if that is free]
+    #[arg(long, value_name = "FILE")]
+    pub devices: Option<PathBuf>,
     /// List the VMs of this host instead
     #[arg(long)]
     pub list: bool,

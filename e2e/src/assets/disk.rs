@@ -120,7 +120,7 @@ fn furnish(tree: &Path, root: &Path, built: &Path) -> Result<()> {
 
 /// Takes the ELF kernel out of the bzImage: QEMU starts it by its PVH entry, which spares a translated guest a second of
 /// unpacking. The offsets are of the x86 boot protocol's setup header.
-fn unpack_kernel(to: &Path) -> Result<()> {
+pub(super) fn unpack_kernel(to: &Path) -> Result<()> {
     let image = fs::read(to.join("vmlinuz"))?;
     let number = |at: usize| {
         image.get(at..at + 4).map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) as usize)

@@ -10,29 +10,25 @@ pub(super) const SCRIPT: &str = include_str!("../../../guest/root/initrd.sh");
 
 /// The archive for the kernel of the tree at `root`, not compressed: it is small, and a translated guest unpacks slowly.
 pub(super) fn archive(root: &Path) -> Result<Vec<u8>> {
-    let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists());
-    let busybox =
-        busybox.context("no busybox; install the package busybox-static (script/bootstrap --demo)")?;
-    let program = fs::read(busybox)?;
-    if interpreted(&program) {
-        bail!("{busybox} is not static; install the package busybox-static (script/bootstrap --demo)");
+    let module = unpacked(&root.join(tree::module(&tree::kernel(root)?)))?;
+    let mut archive = Archive::with_busybox(SCRIPT)?;
+    archive.add("root", 0o040_755, &[], (0, 0));
+    archive.add("virtio_blk.ko", 0o100_644, &module, (0, 0));
+    Ok(archive.finish())
+}
+
+/// A module of a kernel package, which packs them with xz.
+pub(super) fn unpacked(module: &Path) -> Result<Vec<u8>> {
+    let output = Command::new(busybox()?).args(["xz", "-dc"]).arg(module).output()?;
+    if !output.status.success() {
+        bail!("unpack {}: {}", module.display(), String::from_utf8_lossy(&output.stderr));
     }
-    let packed = root.join(tree::module(&tree::kernel(root)?));
-    let module = Command::new(busybox).args(["xz", "-dc"]).arg(&packed).output()?;
-    if !module.status.success() {
-        bail!("unpack {}: {}", packed.display(), String::from_utf8_lossy(&module.stderr));
-    }
-    let mut archive = Archive::default();
-    for folder in ["bin", "dev", "root"] {
-        archive.add(folder, 0o040_755, &[], (0, 0));
-    }
-    // The kernel opens it as standard output of the first program, before that mounts /dev.
-    archive.add("dev/console", 0o020_600, &[], (5, 1));
-    archive.add("bin/busybox", 0o100_755, &program, (0, 0));
-    archive.add("virtio_blk.ko", 0o100_644, &module.stdout, (0, 0));
-    archive.add("init", 0o100_755, SCRIPT.as_bytes(), (0, 0));
-    archive.add("TRAILER!!!", 0, &[], (0, 0));
-    Ok(archive.bytes)
+    Ok(output.stdout)
+}
+
+fn busybox() -> Result<&'static str> {
+    let found = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists());
+    found.context("no busybox; install the package busybox-static (script/bootstrap --demo)")
 }
 
 /// Whether an ELF program wants a dynamic linker (has a program header of type PT_INTERP).
@@ -47,13 +43,37 @@ fn interpreted(program: &[u8]) -> bool {
 }
 
 #[derive(Default)]
-struct Archive {
+pub(super) struct Archive {
     bytes: Vec<u8>,
     files: u32,
 }
 
 impl Archive {
-    fn add(&mut self, name: &str, mode: u32, content: &[u8], device: (u32, u32)) {
+    /// One with busybox, a console, and `script` as the first program.
+    pub(super) fn with_busybox(script: &str) -> Result<Archive> {
+        let busybox = busybox()?;
+        let program = fs::read(busybox)?;
+        if interpreted(&program) {
+            bail!("{busybox} is not static; install the package busybox-static (script/bootstrap --demo)");
+        }
+        let mut archive = Archive::default();
+        for folder in ["bin", "dev"] {
+            archive.add(folder, 0o040_755, &[], (0, 0));
+        }
+        // The kernel opens it as standard output of the first program, before that mounts /dev.
+        archive.add("dev/console", 0o020_600, &[], (5, 1));
+        archive.add("bin/busybox", 0o100_755, &program, (0, 0));
+        archive.add("init", 0o100_755, script.as_bytes(), (0, 0));
+        Ok(archive)
+    }
+
+    /// The bytes for the boot loader.
+    pub(super) fn finish(mut self) -> Vec<u8> {
+        self.add("TRAILER!!!", 0, &[], (0, 0));
+        self.bytes
+    }
+
+    pub(super) fn add(&mut self, name: &str, mode: u32, content: &[u8], device: (u32, u32)) {
         self.files += 1;
         let fields = [
             self.files,

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   tree (debootstrap) --> guest: disk.img, vmlinux, initrd.img --copy, program put in--> each guest's own disk
+//!        |--> l1: Debian's generic kernel with all its modules, and an initial RAM disk, for a KVM host inside a VM
 //!        `--> qemu: the tree with QEMU of Debian's backports, where the host's is older than 9.2
 //! ```
 //!
@@ -12,10 +13,12 @@
 
 mod disk;
 mod initrd;
+mod l1;
 mod newer;
 mod program;
 mod tree;
 
+pub use l1::Host;
 pub use newer::{host_version, newer_qemu};
 pub use program::program;
 

@@ -3,6 +3,7 @@
 //! Ports and addresses that every PC has, MSRs by number, and the VM's own PCI layout where its VMM tells it.
 
 mod pci;
+mod qmp;
 mod table;
 
 pub use pci::Layout;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use ioplane_exits::{Names, Options, Report, Subject, Vm, Watch};
+use ioplane_exits::{Confidence, Devices, Layout, Names, Options, Report, Subject, Symbols, Vm, Watch};
 
 use crate::cli::ExitsArgs;
 
@@ -58,8 +58,9 @@ fn live(args: &ExitsArgs, json: bool) -> Result<Report> {
 fn watch(args: &ExitsArgs, draw: Option<&dyn Fn(&Report) -> Result<()>>) -> Result<Report> {
     let vm = Vm::choose(args.vm.as_deref())?;
     let (name, pid) = (vm.name.clone(), vm.pid);
+    // What can be refused is refused before anything is watched.
+    let mut names = Naming::new(args, &vm)?;
     let mut watch = Watch::start(vm, Options { sample: args.sample })?;
-    let names = Names::default();
     let end = Instant::now() + args.time;
     if draw.is_none() {
         eprintln!("watching {name} (process {pid}) for {:.0} s", args.time.as_secs_f64());
@@ -72,18 +73,54 @@ fn watch(args: &ExitsArgs, draw: Option<&dyn Fn(&Report) -> Result<()>>) -> Resu
         }
         runs = watch.turn(if draw.is_some() { PERIOD } else { left.min(PERIOD) })?;
         if let Some(draw) = draw {
-            draw(&report(&watch, watch.elapsed(), &names))?;
+            draw(&names.report(&watch, watch.elapsed()))?;
         }
     }
     let time = watch.stop()?;
-    let mut report = report(&watch, time, &names);
+    let mut report = names.report(&watch, time);
     if !runs {
         report.notes.push("the VM has ended; this is what it did until then".into());
     }
     Ok(report)
 }
 
-fn report(watch: &Watch, time: Duration, names: &Names<'_>) -> Report {
-    let subject = Subject { vm: watch.vm(), time, seen: watch.seen(), sample: watch.sample() };
-    Report::new(subject, watch.profile(), watch.kernel(), names)
+/// What names are made of.
+struct Naming {
+    symbols: Option<Symbols>,
+    devices: Devices,
+    notes: Vec<String>,
+}
+
+impl Naming {
+    fn new(args: &ExitsArgs, vm: &Vm) -> Result<Naming> {
+        let symbols = args.symbols.as_deref().map(Symbols::read).transpose()?;
+        let mut notes = symbols.as_ref().map(|symbols| symbols.notes.clone()).unwrap_or_default();
+        let pci = match (&args.devices, Layout::monitor(vm)) {
+            (Some(file), _) => Layout::from_file(file)?,
+            // A convenience: whoever has the monitor keeps it, and the profile goes without these names.
+            (None, Some(socket)) => Layout::from_qmp(&socket).unwrap_or_else(|error| {
+                notes.push(format!("PCI devices are not named: {error}; give them with --devices"));
+                Layout::default()
+            }),
+            (None, None) => Layout::default(),
+        };
+        Ok(Naming { symbols, devices: Devices { pci }, notes })
+    }
+
+    fn report(&mut self, watch: &Watch, time: Duration) -> Report {
+        let profile = watch.profile();
+        let mut notes = self.notes.clone();
+        let mut fits = false;
+        if let Some(symbols) = &mut self.symbols {
+            let seen = profile.sites().filter_map(|(site, _)| Some((site.rip?, site.reason.kind())));
+            let fit = symbols.fit(seen);
+            notes.push(fit.to_string());
+            fits = fit.confidence > Confidence::None;
+        }
+        let place = |rip: u64| self.symbols.as_ref()?.place(rip);
+        let function: Option<&dyn Fn(u64) -> Option<String>> = if fits { Some(&place) } else { None };
+        let names = Names { function, devices: self.devices.clone(), notes };
+        let subject = Subject { vm: watch.vm(), time, seen: watch.seen(), sample: watch.sample() };
+        Report::new(subject, profile, watch.kernel(), &names)
+    }
 }

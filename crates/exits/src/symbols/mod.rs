@@ -1,0 +1,145 @@
+//! The guest's functions: from its `/proc/kallsyms`, a `System.map`, or an unstripped `vmlinux`.
+//!
+//! Linux moves itself by a random multiple of 2 MiB when it boots (KASLR). A file that was written before that is moved after
+//! it: see [`Symbols::fit`].
+
+mod elf;
+mod fit;
+mod map;
+
+use std::path::Path;
+
+pub use fit::{Confidence, Fit};
+
+use crate::error::{ExitsError, Result};
+use elf::Text;
+
+/// So many symbols are read: ten times what Linux with all modules has.
+const SYMBOLS: usize = 4_000_000;
+/// Names longer than this are cut (Linux has 512 at most).
+const NAME: usize = 512;
+/// A function that is the last before a gap is not longer than this.
+const REACH: u64 = 1 << 20;
+
+/// A function's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Symbol {
+    address: u64,
+    /// Zero where it is not known: then it ends where the next one begins.
+    size: u64,
+    /// Into [`Symbols::names`].
+    name: (u32, u32),
+    /// Belongs to a module, which KASLR moves by itself.
+    module: bool,
+}
+
+/// What the file was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// `/proc/kallsyms` of a running kernel: addresses are where they are.
+    Kallsyms,
+    /// `System.map`: as linked.
+    Map,
+    /// An ELF file: as linked.
+    Elf,
+}
+
+/// The functions of one kernel.
+#[derive(Debug)]
+pub struct Symbols {
+    symbols: Vec<Symbol>,
+    names: String,
+    text: Option<Text>,
+    slide: u64,
+    /// What the file was.
+    pub origin: Origin,
+    /// What the reader must know: cut short, odd lines.
+    pub notes: Vec<String>,
+}
+
+impl Symbols {
+    /// Reads a file, whatever it is.
+    pub fn read(path: &Path) -> Result<Symbols> {
+        use std::io::Read;
+        let mut head = Vec::new();
+        let file = std::fs::File::open(path).map_err(ExitsError::file(path))?;
+        file.take(4).read_to_end(&mut head).map_err(ExitsError::file(path))?;
+        let mut symbols = if head == *b"\x7fELF" { elf::read(path)? } else { map::read(path)? };
+        if symbols.symbols.is_empty() {
+            let what =
+                "names no function; give the guest's /proc/kallsyms, read as root, or an unstripped vmlinux";
+            return Err(ExitsError::Malformed { path: path.into(), what: what.into() });
+        }
+        // Aliases: the first name of an address stays.
+        symbols.symbols.sort_by_key(|symbol| symbol.address);
+        symbols.symbols.dedup_by_key(|symbol| symbol.address);
+        Ok(symbols)
+    }
+
+    fn empty(origin: Origin) -> Symbols {
+        Symbols { symbols: Vec::new(), names: String::new(), text: None, slide: 0, origin, notes: Vec::new() }
+    }
+
+    /// Adds a function; false when there are too many.
+    fn add(&mut self, address: u64, size: u64, name: &str, module: bool) -> bool {
+        if self.symbols.len() >= SYMBOLS || self.names.len() > u32::MAX as usize - NAME {
+            return false;
+        }
+        let mut end = name.len().min(NAME);
+        while !name.is_char_boundary(end) {
+            end -= 1;
+        }
+        let start = self.names.len() as u32;
+        // What a guest wrote does not reach a terminal as it is.
+        self.names.extend(name[..end].chars().map(|c| if c.is_control() { '?' } else { c }));
+        let length = self.names.len() as u32 - start;
+        self.symbols.push(Symbol { address, size, name: (start, length), module });
+        true
+    }
+
+    /// How many functions there are.
+    pub fn len(&self) -> usize {
+        self.symbols.len()
+    }
+
+    /// Whether there is none; never after [`Symbols::read`].
+    pub fn is_empty(&self) -> bool {
+        self.symbols.is_empty()
+    }
+
+    /// How far the guest's kernel has moved from where the file has it.
+    pub fn slide(&self) -> u64 {
+        self.slide
+    }
+
+    /// The function at an address of the guest, and how far into it that is.
+    pub fn name(&self, address: u64) -> Option<(&str, u64)> {
+        let at = address.checked_sub(self.slide)?;
+        let symbol = self.find(at)?;
+        if symbol.module && self.slide != 0 {
+            return None;
+        }
+        let (start, length) = (symbol.name.0 as usize, symbol.name.1 as usize);
+        Some((self.names.get(start..start + length)?, at - symbol.address))
+    }
+
+    /// `function+0x12`.
+    pub fn place(&self, address: u64) -> Option<String> {
+        let (name, offset) = self.name(address)?;
+        Some(if offset == 0 { name.to_owned() } else { format!("{name}+{offset:#x}") })
+    }
+
+    fn find(&self, at: u64) -> Option<&Symbol> {
+        let next = self.symbols.partition_point(|symbol| symbol.address <= at);
+        let symbol = self.symbols.get(next.checked_sub(1)?)?;
+        let size = match (symbol.size, self.symbols.get(next)) {
+            (0, Some(next)) => (next.address - symbol.address).min(REACH),
+            (0, None) => REACH,
+            (size, _) => size,
+        };
+        (at - symbol.address < size).then_some(symbol)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+//! What a KVM host inside a VM is made of: Debian's generic kernel, which has KVM, VFIO, old NICs and USB as modules.
+
+use super::{News, asset, disk, initrd, text, tree};
+use crate::process::run;
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const INIT: &str = include_str!("../../../guest/l1/init.sh");
+/// What the root needs; all else is loaded from it.
+const MODULES: [&str; 2] = ["net/9p/9pnet_virtio", "fs/9p/9p"];
+
+/// The parts of an L1.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// The kernel, unpacked (ELF).
+    pub kernel: PathBuf,
+    /// Its initial RAM disk, which is all of user space that it has of its own.
+    pub initrd: PathBuf,
+    /// A folder with `lib/modules`, as `modprobe -d` wants it.
+    pub modules: PathBuf,
+}
+
+impl Host {
+    /// Makes what is missing.
+    pub fn prepare(news: News<'_>) -> Result<Host> {
+        let recipe = [INIT, "trixie linux-image-amd64 1"].join("\n");
+        let folder = asset("l1", &recipe, news, |to| build(&tree::tree(news)?, to, news))?;
+        Ok(Host { kernel: folder.join("vmlinux"), initrd: folder.join("initrd.img"), modules: folder })
+    }
+}
+
+fn build(tree: &Path, to: &Path, news: News<'_>) -> Result<Vec<PathBuf>> {
+    news("l1: Debian's generic kernel with its modules (108 MB)");
+    let root = to.join("root");
+    run("cp", &["-a", text(tree)?, text(&root)?])?;
+    let _ = fs::remove_file(root.join("etc/resolv.conf"));
+    fs::copy("/etc/resolv.conf", root.join("etc/resolv.conf")).context("copy /etc/resolv.conf")?;
+    // The package is unpacked, not installed: its scripts would make an initial RAM disk and a boot menu.
+    let script = "set -e; export DEBIAN_FRONTEND=noninteractive; apt-get -qq update; cd /tmp; \
+        name=$(apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: //p'); \
+        apt-get -qq download \"$name\"; mkdir /package; dpkg-deb -x \"$name\"*.deb /package; \
+        ln -s usr/lib /package/lib; depmod -b /package \"${name#linux-image-}\"; echo \"${name#linux-image-}\"";
+    let said = run("chroot", &[text(&root)?, "/bin/sh", "-c", script])?;
+    let version = said.lines().last().unwrap_or_default().trim().to_owned();
+    ensure!(!version.is_empty(), "no kernel came:\n{said}");
+    let package = root.join("package");
+    fs::create_dir(to.join("lib"))?;
+    fs::rename(package.join("usr/lib/modules"), to.join("lib/modules"))?;
+    fs::copy(package.join("boot").join(format!("vmlinuz-{version}")), to.join("vmlinuz"))?;
+    disk::unpack_kernel(to)?;
+    let modules = to.join("lib/modules").join(&version);
+    fs::write(to.join("initrd.img"), archive(&modules)?)?;
+    fs::remove_file(to.join("vmlinuz"))?;
+    fs::remove_dir_all(&root)?;
+    let dep = Path::new("lib/modules").join(&version).join("modules.dep");
+    Ok(vec!["vmlinux".into(), "initrd.img".into(), dep])
+}
+
+/// The initial RAM disk: the modules that the root needs, each after those that it needs itself.
+fn archive(modules: &Path) -> Result<Vec<u8>> {
+    let dependencies = fs::read_to_string(modules.join("modules.dep"))?;
+    let mut order: Vec<&str> = Vec::new();
+    for wanted in MODULES {
+        let packed = format!("kernel/{wanted}.ko.xz:");
+        let line = dependencies.lines().find(|line| line.starts_with(&packed));
+        let line = line.with_context(|| format!("the generic kernel has no module {wanted}"))?;
+        // The module, then what it needs, nearest first.
+        for path in line.split([' ', ':']).rev().filter(|path| !path.is_empty()) {
+            if !order.contains(&path) {
+                order.push(path);
+            }
+        }
+    }
+    let mut archive = initrd::Archive::with_busybox(INIT)?;
+    archive.add("modules", 0o040_755, &[], (0, 0));
+    let mut names = String::new();
+    for path in order {
+        let name = path.rsplit('/').next().unwrap_or(path).trim_end_matches(".xz");
+        let module = initrd::unpacked(&modules.join(path))?;
+        archive.add(&format!("modules/{name}"), 0o100_644, &module, (0, 0));
+        names += name;
+        names.push('\n');
+    }
+    archive.add("modules/order", 0o100_644, names.as_bytes(), (0, 0));
+    Ok(archive.finish())
+}

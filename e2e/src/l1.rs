@@ -1,0 +1,175 @@
+//! A KVM host inside a VM (L1): its guests (L2) are real KVM guests, whose exits, tracepoints and counters are what hardware would
+//! give. Times are not.
+//!
+//! Under TCG the processor has AMD's SVM; on a host with nested virtualization it has what that host has. L1 sees the
+//! root of the machine that runs the test, read-only and by the same paths, so that whatever was built there runs in L1. One folder
+//! can be written by both, again by the same path: [`L1::folder`].
+
+use crate::accelerator::Accelerator;
+use crate::assets::{Host, News};
+use crate::process::{Process, scratch, tail};
+use crate::qemu::{Version, program};
+use anyhow::{Context, Result, bail};
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// How often a file that L1 writes is looked for.
+const LOOK: Duration = Duration::from_millis(30);
+
+/// A running L1. It dies with this value.
+#[derive(Debug)]
+pub struct L1 {
+    folder: tempfile::TempDir,
+    process: Mutex<Process>,
+    jobs: Mutex<u32>,
+    patience: u32,
+}
+
+/// What a script has left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Its exit status.
+    pub status: i32,
+    /// Its output and error, together.
+    pub output: String,
+}
+
+/// A script that runs in L1.
+#[derive(Debug)]
+pub struct Job<'a> {
+    l1: &'a L1,
+    number: u32,
+}
+
+impl L1 {
+    /// Boots one with two processors and `memory_mib`, more arguments for QEMU, and the module of KVM loaded.
+    pub fn boot(memory_mib: u64, args: &str, news: News<'_>) -> Result<L1> {
+        let host = Host::prepare(news)?;
+        let folder = scratch("l1")?;
+        let accelerator = Accelerator::detect();
+        news(&format!("l1: booting on {accelerator}"));
+        let (program, args) = command(&host, folder.path(), &accelerator, memory_mib, args, news)?;
+        let process = Process::start(&program, &args, &folder.path().join("qemu.log"))?;
+        let patience = accelerator.patience();
+        let l1 = L1 { folder, process: Mutex::new(process), jobs: Mutex::new(0), patience };
+        l1.wait_for("up", Duration::from_secs(40)).context("boot L1")?;
+        Ok(l1)
+    }
+
+    /// A folder that L1 and we can write.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Starts a script for `/bin/sh`.
+    pub fn start(&self, script: &str) -> Result<Job<'_>> {
+        let mut jobs = self.jobs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        *jobs += 1;
+        let number = *jobs;
+        // L1 must not see half of it.
+        let half = self.folder().join(format!("{number}.half"));
+        fs::write(&half, script)?;
+        fs::rename(&half, self.folder().join(format!("{number}.sh")))?;
+        Ok(Job { l1: self, number })
+    }
+
+    /// Runs a script to its end; an error unless it ends well. Returns its output.
+    pub fn run(&self, script: &str, limit: Duration) -> Result<String> {
+        let ended = self.start(script)?.wait(limit)?;
+        if ended.status != 0 {
+            bail!("in L1 a script ended with {}:\n{script}\nIt said:\n{}", ended.status, ended.output);
+        }
+        Ok(ended.output)
+    }
+
+    fn wait_for(&self, name: &str, limit: Duration) -> Result<String> {
+        let path = self.folder().join(name);
+        let end = Instant::now() + limit * self.patience;
+        loop {
+            if let Ok(text) = fs::read_to_string(&path) {
+                return Ok(text);
+            }
+            self.process.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).still_runs()?;
+            if Instant::now() >= end {
+                let console = tail(&self.folder().join("console.log"), 20);
+                bail!("{name} has not come within {limit:?}; L1's console ends with:\n{console}");
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+impl Job<'_> {
+    /// What it has written so far.
+    pub fn output(&self) -> String {
+        let bytes = fs::read(self.file("out")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Waits until its output contains `text`, or until it has ended.
+    pub fn expect(&self, text: &str, limit: Duration) -> Result<()> {
+        let end = Instant::now() + limit * self.l1.patience;
+        while !self.output().contains(text) {
+            if Instant::now() >= end || self.file("status").exists() {
+                bail!("a script in L1 does not say {text:?}; it said:\n{}", self.output());
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
+    /// Waits for its end.
+    pub fn wait(&self, limit: Duration) -> Result<Ended> {
+        let status = self.l1.wait_for(&format!("{}.status", self.number), limit);
+        let status = status.with_context(|| format!("the script has said:\n{}", self.output()))?;
+        let status = status.trim().parse().with_context(|| format!("{status:?} is a status"))?;
+        Ok(Ended { status, output: self.output() })
+    }
+
+    fn file(&self, ending: &str) -> std::path::PathBuf {
+        self.l1.folder().join(format!("{}.{ending}", self.number))
+    }
+}
+
+/// QEMU of at least 9.2: the older one's TCG translates `cmpxchg16b` wrongly, and patched kernel text with two processors.
+fn command(
+    host: &Host,
+    folder: &Path,
+    accelerator: &Accelerator,
+    memory_mib: u64,
+    more: &str,
+    news: News<'_>,
+) -> Result<(String, Vec<OsString>)> {
+    let mut args: Vec<OsString> = Vec::new();
+    let mut add = |line: String| args.extend(line.split_whitespace().map(OsString::from));
+    let (machine, kvm) = match accelerator {
+        Accelerator::Kvm => ("-accel kvm -cpu host", "kvm-amd,kvm-intel"),
+        Accelerator::Tcg { .. } => ("-accel tcg,thread=multi -cpu max,+svm", "kvm-amd"),
+    };
+    add(format!("-nodefaults -no-user-config -no-reboot -display none -smp 2 -m {memory_mib} {machine}"));
+    add("-machine q35,kernel-irqchip=split".into());
+    let path = folder.display();
+    add(format!("-chardev file,id=console,path={path}/console.log -serial chardev:console"));
+    add("-fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap".into());
+    add("-device virtio-9p-pci,fsdev=host,mount_tag=host".into());
+    add(format!("-fsdev local,id=folder,path={path},security_model=none"));
+    add("-device virtio-9p-pci,fsdev=folder,mount_tag=folder".into());
+    add(more.into());
+    let modules = host.modules.display();
+    let line = format!(
+        "console=ttyS0 quiet panic=-1 nokaslr mitigations=off audit=0 apparmor=0 tsc=reliable no_timer_check \
+         cryptomgr.notests initcall_blacklist=jent_mod_init,load_system_certificate_list \
+         l1.folder={path} l1.modules={modules} l1.load={kvm}"
+    );
+    for (flag, value) in [
+        ("-kernel", host.kernel.clone().into()),
+        ("-initrd", host.initrd.clone().into()),
+        ("-append", line.into()),
+    ] {
+        args.extend([flag.into(), value]);
+    }
+    program(Version::Newer, "qemu-system-x86_64", args, news)
+}

@@ -1,0 +1,183 @@
+//! `ioplane exits` in L1, on guests whose exits are known exactly.
+
+use anyhow::{Context, Result, ensure};
+use ioplane_e2e::L1;
+use ioplane_e2e::daemon::binary;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn example(name: &str) -> Result<PathBuf> {
+    let path = binary()?.parent().context("the binary lies in a folder")?.join("examples").join(name);
+    ensure!(path.exists(), "no {}; build it: cargo build -p ioplane-exits --examples", path.display());
+    Ok(path)
+}
+
+/// Runs the tiny guest under observation: what it says it did, and what was seen.
+fn watched(l1: &L1, times: u32, options: &str) -> Result<(Value, Value)> {
+    let (ioplane, guest) = (binary()?, example("tiny-guest")?);
+    let (ioplane, guest) = (ioplane.display(), guest.display());
+    let script = format!(
+        "set -e; cd $(mktemp -d); mkfifo in
+         {guest} {times} <in >truth 2>&1 & guest=$!
+         exec 4>in; sleep 0.5
+         {ioplane} exits --vm $guest --for 1h --json {options} >report 2>said & watch=$!
+         while ! grep -q watching said; do kill -0 $watch 2>/dev/null || {{ cat said; exit 1; }}; sleep 0.05; done
+         echo go >&4; while ! grep -q sites truth; do kill -0 $guest; sleep 0.05; done
+         echo end >&4; wait $guest; wait $watch
+         cat truth; echo ----; cat report"
+    );
+    let output = l1.run(&script, MINUTE)?;
+    let (truth, report) = output.split_once("----").with_context(|| format!("two parts: {output}"))?;
+    let truth = serde_json::from_str(truth.trim()).with_context(|| truth.to_owned())?;
+    Ok((truth, serde_json::from_str(report).with_context(|| report.to_owned())?))
+}
+
+/// The sum over the sites at one instruction that `detail` accepts.
+fn exits_at(report: &Value, address: u64, accept: impl Fn(&Value) -> bool) -> u64 {
+    let sites = report["sites"].as_array().into_iter().flatten();
+    let there = sites.filter(|site| site["rip"].as_u64() == Some(address) && accept(site));
+    there.filter_map(|site| site["count"].as_u64()).sum()
+}
+
+/// Every site's count is exact, in reason, width, direction and place, and the whole is what KVM itself has counted.
+fn every_exit_is_found(l1: &L1) -> Result<()> {
+    let (truth, report) = watched(l1, 500, "")?;
+    ensure!(report["lost"] == 0 && report["exits"] == report["recorded"], "{:#}", report["notes"]);
+    let hole = truth["hole"].as_u64().context("hole")?;
+    let port = |port: u64, width: u64, write: bool| {
+        move |site: &Value| {
+            let detail = &site["detail"]["port"];
+            site["kind"] == "port"
+                && detail["port"] == port
+                && detail["width"] == width
+                && detail["write"] == write
+        }
+    };
+    let memory = |address: u64, width: u64, write: bool| {
+        move |site: &Value| {
+            let detail = &site["detail"]["memory"];
+            site["kind"] == "memory"
+                && detail["address"] == address
+                && detail["width"] == width
+                && detail["write"] == write
+        }
+    };
+    type Accept = Box<dyn Fn(&Value) -> bool>;
+    let wanted: [(&str, Accept); 12] = [
+        ("out8", Box::new(port(0x3f8, 1, true))),
+        ("out16", Box::new(port(0xeee0, 2, true))),
+        ("out32", Box::new(port(0xcf8, 4, true))),
+        ("in8", Box::new(port(0x3fd, 1, false))),
+        ("in16", Box::new(port(0xeee2, 2, false))),
+        ("in32", Box::new(port(0x608, 4, false))),
+        ("write8", Box::new(memory(hole + 0x10, 1, true))),
+        ("read32", Box::new(memory(hole + 0x20, 4, false))),
+        ("rdmsr", Box::new(|site| site["detail"]["msr"]["index"] == 0x1b)),
+        ("cpuid", Box::new(|site| site["detail"]["cpuid"]["leaf"] == 0)),
+        ("hlt", Box::new(|site| site["kind"] == "halt")),
+        ("end", Box::new(port(0xf4, 1, true))),
+    ];
+    for (name, accept) in wanted {
+        let sites = truth["sites"].as_array().context("sites")?;
+        let site = sites.iter().find(|site| site["name"] == name).context(name)?;
+        let found = exits_at(&report, site["address"].as_u64().context("address")?, accept);
+        ensure!(Some(found) == site["exits"].as_u64(), "{name}: found {found} of {site}\n{report:#}");
+    }
+    let names: Vec<&str> =
+        report["registers"].as_array().into_iter().flatten().filter_map(|row| row["name"].as_str()).collect();
+    for name in
+        ["serial port 1: data, out 8", "MSR: IA32_APIC_BASE, read", "PCI configuration: address, out 32"]
+    {
+        ensure!(names.contains(&name), "{name} in {names:?}");
+    }
+    // KVM's own count ends with the VM, whose debugfs folder is gone by then; a shorter watch sees it.
+    eprintln!("{} exits, all of them where they were caused", report["exits"]);
+    Ok(())
+}
+
+/// What KVM has counted itself from the beginning to the end of a watch is what was seen.
+fn kvm_counts_the_same(l1: &L1) -> Result<()> {
+    let (ioplane, guest) = (binary()?, example("tiny-guest")?);
+    let (ioplane, guest) = (ioplane.display(), guest.display());
+    let script = format!(
+        "set -e; cd $(mktemp -d); mkfifo in
+         {guest} 300 <in >truth 2>&1 & guest=$!
+         exec 4>in; sleep 0.5
+         {ioplane} exits --vm tiny-guest --for 4s --json >report 2>said & watch=$!
+         while ! grep -q watching said; do kill -0 $watch 2>/dev/null || {{ cat said; exit 1; }}; sleep 0.05; done
+         echo go >&4; wait $watch; echo end >&4; wait $guest; cat report"
+    );
+    let report: Value = serde_json::from_str(&l1.run(&script, MINUTE)?)?;
+    let (exits, counted) = (report["exits"].as_u64(), report["kernel"]["counters"]["exits"].as_u64());
+    ensure!(exits > Some(3300) && exits == counted, "we saw {exits:?}, KVM {counted:?}");
+    ensure!(report["kernel"]["counters"]["halt_exits"] == 310, "{:#}", report["kernel"]);
+    Ok(())
+}
+
+/// A sample of one in ten says about the same, and the total is exact.
+fn a_sample_is_close(l1: &L1) -> Result<()> {
+    let (truth, report) = watched(l1, 3000, "--sample 10")?;
+    let all: u64 = truth["sites"].as_array().into_iter().flatten().filter_map(|s| s["exits"].as_u64()).sum();
+    let (exits, recorded) = (report["exits"].as_u64().unwrap_or(0), report["recorded"].as_u64().unwrap_or(0));
+    ensure!(
+        exits >= all && recorded.abs_diff(exits / 10) < 3,
+        "{exits} exits, {recorded} recorded, {all} caused"
+    );
+    let serial = exits_at(&report, truth["sites"][0]["address"].as_u64().unwrap_or(0), |_| true);
+    ensure!(serial.abs_diff(3000) < 100, "{serial} of 3000");
+    Ok(())
+}
+
+/// A watch without some of root's capabilities.
+fn without(capabilities: &str) -> Result<String> {
+    Ok(format!(
+        "{} <>/tmp/idle & guest=$!; sleep 0.5; setpriv --bounding-set={capabilities} --inh-caps={capabilities} \
+         {} exits --vm tiny-guest --for 1s; kill $guest; exit 1",
+        example("tiny-guest")?.display(),
+        binary()?.display()
+    ))
+}
+
+/// What cannot be done is said clearly, and harms nobody.
+fn it_refuses_clearly(l1: &L1) -> Result<()> {
+    let ioplane = binary()?;
+    let ioplane = ioplane.display();
+    for (script, wanted) in [
+        (format!("{ioplane} exits --for 1s"), "no KVM VM is running"),
+        (format!("sleep 9 & {ioplane} exits --vm $! --for 1s"), "no KVM VM is running"),
+        (
+            format!(
+                "mkfifo /tmp/idle; {} <>/tmp/idle & guest=$!; sleep 0.5; {ioplane} exits --vm nobody --for 1s; \
+                 kill $guest; exit 1",
+                example("tiny-guest")?.display()
+            ),
+            "no VM is called \"nobody\"",
+        ),
+        (
+            format!(
+                "{} <>/tmp/idle & guest=$!; sleep 0.5; unshare -m sh -c 'umount -R /sys/kernel/tracing; \
+                 umount -R /sys/kernel/debug; {ioplane} exits --for 1s'; kill $guest; exit 1",
+                example("tiny-guest")?.display()
+            ),
+            "tracefs is not mounted",
+        ),
+        (without("-all")?, "as root more is seen"),
+        (without("-sys_admin,-perfmon")?, "perf_event_paranoid"),
+    ] {
+        let ended = l1.start(&script)?.wait(MINUTE)?;
+        ensure!(ended.status != 0 && ended.output.contains(wanted), "{script}\nsaid {}", ended.output);
+    }
+    Ok(())
+}
+
+#[test]
+fn exits_are_seen_as_they_are() -> Result<()> {
+    let l1 = L1::boot(1024, "", &|line| eprintln!("{line}"))?;
+    every_exit_is_found(&l1).context("every exit is found")?;
+    kvm_counts_the_same(&l1).context("KVM counts the same")?;
+    a_sample_is_close(&l1).context("a sample is close")?;
+    it_refuses_clearly(&l1).context("it refuses clearly")
+}
