@@ -121,6 +121,12 @@ impl Job<'_> {
         Ok(())
     }
 
+    /// Kills it and everything that it has started.
+    pub fn kill(&self) -> Result<()> {
+        let pid = self.file("pid").display().to_string();
+        self.l1.run(&format!("kill -9 -$(cat {pid})"), Duration::from_secs(10)).map(drop)
+    }
+
     /// Waits for its end.
     pub fn wait(&self, limit: Duration) -> Result<Ended> {
         let status = self.l1.wait_for(&format!("{}.status", self.number), limit);

@@ -1,9 +1,10 @@
 //! `ioplane exits` in L1, on guests whose exits are known exactly.
 
 use anyhow::{Context, Result, ensure};
-use ioplane_e2e::L1;
 use ioplane_e2e::daemon::binary;
+use ioplane_e2e::{L1, Planted};
 use serde_json::Value;
+use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -173,11 +174,73 @@ fn it_refuses_clearly(l1: &L1) -> Result<()> {
     Ok(())
 }
 
+/// A planted hot site in a guest of stock QEMU: its name and address are random, and the kernel is moved.
+fn the_planted_site_is_found(l1: &L1) -> Result<()> {
+    let (planted, other) = (Planted::new(), Planted::new());
+    let cut = &planted.elf[..planted.elf.len() / 2];
+    let files: [(&str, &[u8]); 4] = [
+        ("planted.elf", &planted.elf),
+        ("planted.kallsyms", planted.kallsyms.as_bytes()),
+        ("other.elf", &other.elf),
+        ("cut.elf", cut),
+    ];
+    for (name, bytes) in files {
+        fs::write(l1.folder().join(name), bytes)?;
+    }
+    let (ioplane, folder) = (binary()?, l1.folder().display().to_string());
+    let ioplane = ioplane.display();
+    let guest = l1.start(&format!(
+        "exec qemu-system-x86_64 -accel kvm -cpu host -machine q35 -m 128 -nodefaults -no-user-config -display none \
+         -name planted,debug-threads=on -kernel {folder}/planted.elf -qmp unix:/tmp/planted.qmp,server=on,wait=off"
+    ))?;
+    let watch = |symbols: &str| -> Result<Value> {
+        let script =
+            format!("{ioplane} exits --vm planted --for 2s --json --symbols {folder}/{symbols} 2>/dev/null");
+        let output = l1.run(&script, MINUTE)?;
+        serde_json::from_str(&output).with_context(|| output)
+    };
+    // Firmware first.
+    l1.run("for i in $(seq 100); do [ -S /tmp/planted.qmp ] && break; sleep 0.1; done; sleep 4", MINUTE)?;
+    for symbols in ["planted.elf", "planted.kallsyms"] {
+        let report = watch(symbols)?;
+        let first = &report["sites"][0];
+        let explain = || format!("{symbols}: {} moved by {:#x}\n{report:#}", planted.hot, planted.slide);
+        ensure!(report["functions"][0]["name"] == planted.hot.as_str(), "{}", explain());
+        ensure!(
+            first["rip"] == planted.address && first["function"] == format!("{}+0x5", planted.hot),
+            "{}",
+            explain()
+        );
+        ensure!(
+            report["registers"][0]["name"] == "ACPI power management: PM timer (q35, i440fx), in 32",
+            "{}",
+            explain()
+        );
+        ensure!(report["functions_percent"].as_f64() > Some(99.0), "{}", explain());
+        let notes = report["notes"].to_string();
+        let moved = if symbols == "planted.elf" { planted.slide } else { 0 };
+        ensure!(notes.contains(&format!("moved by {moved:#x}, ")), "{}", explain());
+        eprintln!(
+            "{symbols}: {} at {:#x} causes {} exits a second; {notes}",
+            planted.hot, planted.address, first["rate"]
+        );
+    }
+    let report = watch("other.elf")?;
+    ensure!(report["functions"] == serde_json::json!([]), "another kernel's names: {report:#}");
+    ensure!(report["notes"].to_string().contains("do not fit"), "{report:#}");
+    let ended = l1
+        .start(&format!("{ioplane} exits --vm planted --for 1s --symbols {folder}/cut.elf"))?
+        .wait(MINUTE)?;
+    ensure!(ended.status != 0 && ended.output.contains("damaged ELF"), "{ended:?}");
+    guest.kill()
+}
+
 #[test]
 fn exits_are_seen_as_they_are() -> Result<()> {
     let l1 = L1::boot(1024, "", &|line| eprintln!("{line}"))?;
     every_exit_is_found(&l1).context("every exit is found")?;
     kvm_counts_the_same(&l1).context("KVM counts the same")?;
     a_sample_is_close(&l1).context("a sample is close")?;
+    the_planted_site_is_found(&l1).context("the planted site is found")?;
     it_refuses_clearly(&l1).context("it refuses clearly")
 }

@@ -1,7 +1,7 @@
 //! Which exits a KVM VM takes, who causes them, and what to do about it. For any VMM and any guest on the host.
 //!
 //! ```text
-//!   /proc --> Vm --Watch--> perf rings of its vCPU threads --Decoder--> Event --> Profile --+--> Report --> text, JSON
+//!   /proc --> Vm --Watch--> perf rings of its vCPU threads --Decoder--> Event --> Profile --+--> Report --> text, JSON, HTML, SVG
 //!              |                (formats from tracefs)                                      |
 //!              `--> Totals (debugfs, statistics descriptors): the kernel's own count -------'
 //! ```
@@ -11,6 +11,7 @@
 //!
 //! Must not know: I/O cores, devices of ours, the daemon.
 
+mod advice;
 mod bounded;
 mod devices;
 mod error;
@@ -26,6 +27,7 @@ mod tracefs;
 mod vm;
 mod watch;
 
+pub use advice::{Action, Certainty, Finding, advise};
 pub use devices::{Devices, Layout, Place};
 pub use error::{ExitsError, Result};
 pub use event::{Decoder, Detail, Event};

@@ -1,5 +1,8 @@
 //! A profile in the words of people and programs.
 
+mod escape;
+mod flame;
+mod html;
 mod text;
 
 use std::collections::HashMap;
@@ -103,6 +106,9 @@ pub struct Report {
     pub sites: Vec<SiteRow>,
     /// Interrupts injected into the guest: vector and how many.
     pub interrupts: Vec<(u8, u64)>,
+    /// What could be better.
+    #[serde(default)]
+    pub findings: Vec<crate::advice::Finding>,
     /// What the reader must know to trust the numbers.
     pub notes: Vec<String>,
 }
@@ -189,9 +195,11 @@ impl Report {
             devices,
             by_vcpu: by_vcpu.collect(),
             interrupts: profile.interrupts(),
+            findings: Vec::new(),
             notes: Vec::new(),
             sites,
         };
+        report.findings = crate::advice::advise(&report);
         report.notes = notes(&report, profile, by_consequence);
         report.notes.extend(names.notes.iter().cloned());
         report.sites.truncate(SITES);

@@ -80,3 +80,17 @@ fn json_comes_back() {
     assert_eq!(again.sites, report.sites);
     assert_eq!(again.exits, 41);
 }
+
+#[test]
+fn the_page_needs_nothing_else_and_guests_cannot_write_into_it() {
+    let mut report = report(Seen { counted: 41, ..Seen::default() }, 1);
+    report.vm = "<script>alert(1)</script>\u{7}".into();
+    report.sites[0].row.name = "a\"><img src=x>".into();
+    let page = report.html();
+    assert!(!page.contains("<script>alert") && !page.contains("<img"), "{page}");
+    assert!(page.contains("PM timer") && page.contains("<svg") && page.contains("pm-timer"));
+    // The name space is no address to load from.
+    let links = page.replace("http://www.w3.org/2000/svg", "");
+    assert!(!links.contains("http:") && !links.contains("https:") && !links.contains("url("));
+    assert!(!report.svg().contains('\u{7}'));
+}

@@ -1,0 +1,125 @@
+//! The report as one HTML file that works without a network.
+
+use std::fmt::Write as _;
+
+use super::escape::Escaped;
+use super::{Report, Row, access, address};
+
+const STYLE: &str = include_str!("report.css");
+/// Sorts a table by the column whose head is clicked. Without it the tables are sorted by count.
+const SCRIPT: &str = include_str!("report.js");
+/// So many lines a table has.
+const LINES: usize = 200;
+
+impl Report {
+    /// The whole report as a page.
+    pub fn html(&self) -> String {
+        let vm = Escaped(&self.vm);
+        let mut out = format!(
+            "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+             <title>Exits of {vm}</title>\n<style>\n{STYLE}</style></head><body>\n<main>\n\
+             <h1>Exits of {vm}</h1>\n<p>{program}, process {pid}, {vcpus} vCPUs, watched for {seconds:.1} s.</p>\n",
+            program = Escaped(&self.program),
+            pid = self.pid,
+            vcpus = self.vcpus,
+            seconds = self.seconds,
+        );
+        out.push_str("<dl>");
+        let mut fact = |name: &str, value: String| {
+            let _ = write!(out, "<div><dt>{name}</dt><dd>{value}</dd></div>");
+        };
+        fact("exits", self.exits.to_string());
+        fact("a second", format!("{:.0}", self.exits as f64 / self.seconds.max(1e-9)));
+        fact("lost", self.lost.to_string());
+        if let Some(count) = self.kernel.as_ref().and_then(crate::totals::Totals::exits) {
+            fact("KVM's own count", count.to_string());
+        }
+        if !self.functions.is_empty() {
+            fact("functions named", format!("{:.1} %", self.functions_percent));
+        }
+        fact("registers named", format!("{:.1} %", self.devices_percent));
+        out.push_str("</dl>\n");
+        for note in &self.notes {
+            let _ = writeln!(out, "<p class=\"note\">{}</p>", Escaped(note));
+        }
+        let _ = write!(out, "<figure>{}</figure>\n", self.svg());
+        self.findings_html(&mut out);
+        table(&mut out, "By reason", "reason", &self.reasons);
+        if !self.functions.is_empty() {
+            table(&mut out, "By guest function", "function", &self.functions);
+        }
+        table(&mut out, "By device and register", "device and register", &self.registers);
+        table(&mut out, "By vCPU", "vCPU", &self.by_vcpu);
+        self.sites_html(&mut out);
+        let _ = write!(out, "</main>\n<script>\n{SCRIPT}</script></body></html>\n");
+        out
+    }
+
+    fn findings_html(&self, out: &mut String) {
+        for finding in &self.findings {
+            let _ = writeln!(
+                out,
+                "<section class=\"finding\"><h2>{} <code>{}</code></h2><p>{}</p><p><b>Remedy:</b> {}</p>\
+                 <p>Expected: {:.0} exits a second fewer; {}.</p></section>",
+                Escaped(&finding.title),
+                Escaped(&finding.id),
+                Escaped(&finding.evidence),
+                Escaped(&finding.remedy),
+                finding.gain,
+                finding.certainty,
+            );
+        }
+    }
+
+    fn sites_html(&self, out: &mut String) {
+        head(out, "By instruction", "where</th><th>why</th><th>about what");
+        for site in self.sites.iter().take(LINES) {
+            numbers(out, &site.row);
+            let about = match &site.place {
+                Some(place) => format!("{}: {}{}", place.device, place.register, access(site.detail)),
+                None => String::new(),
+            };
+            let bare = address(site.detail).unwrap_or_default();
+            let _ = writeln!(
+                out,
+                "<td><code>{}</code></td><td>{}</td><td>{} <small>{}</small></td></tr>",
+                Escaped(&site.row.name),
+                Escaped(&site.reason_name),
+                Escaped(&about),
+                Escaped(&bare),
+            );
+        }
+        out.push_str("</tbody></table>\n");
+    }
+}
+
+fn head(out: &mut String, title: &str, last: &str) {
+    let _ = writeln!(
+        out,
+        "<h2>{title}</h2><table><thead><tr><th>exits</th><th>a second</th><th>%</th><th>host ms</th>\
+         <th>% of host time</th><th>us each</th><th>{last}</th></tr></thead><tbody>"
+    );
+}
+
+fn numbers(out: &mut String, row: &Row) {
+    let each = row.ns_each.map_or(String::new(), |ns| format!("{:.1}", ns as f64 / 1e3));
+    let _ = write!(
+        out,
+        "<tr><td>{}</td><td>{:.1}</td><td>{:.2}</td><td>{:.1}</td><td>{:.2}</td><td>{each}</td>",
+        row.count,
+        row.rate,
+        row.percent,
+        row.host_ns as f64 / 1e6,
+        row.host_percent,
+    );
+}
+
+fn table(out: &mut String, title: &str, last: &str, rows: &[Row]) {
+    head(out, title, last);
+    for row in rows.iter().take(LINES) {
+        numbers(out, row);
+        let _ = writeln!(out, "<td>{}</td></tr>", Escaped(&row.name));
+    }
+    out.push_str("</tbody></table>\n");
+}
