@@ -22,6 +22,8 @@ const LOOK: Duration = Duration::from_millis(30);
 /// A running L1. It dies with this value.
 #[derive(Debug)]
 pub struct L1 {
+    /// What it was made of; its guests can be made of the same.
+    pub host: Host,
     folder: tempfile::TempDir,
     process: Mutex<Process>,
     jobs: Mutex<u32>,
@@ -54,7 +56,7 @@ impl L1 {
         let (program, args) = command(&host, folder.path(), &accelerator, memory_mib, args, news)?;
         let process = Process::start(&program, &args, &folder.path().join("qemu.log"))?;
         let patience = accelerator.patience();
-        let l1 = L1 { folder, process: Mutex::new(process), jobs: Mutex::new(0), patience };
+        let l1 = L1 { host, folder, process: Mutex::new(process), jobs: Mutex::new(0), patience };
         l1.wait_for("up", Duration::from_secs(40)).context("boot L1")?;
         Ok(l1)
     }

@@ -70,6 +70,8 @@ pub struct Finding {
     pub title: String,
     /// What was seen.
     pub evidence: String,
+    /// What the exits in question are about.
+    pub about: Vec<Detail>,
     /// So many exits a second fewer, if the remedy is applied.
     pub gain: f64,
     /// What to do.
@@ -82,7 +84,7 @@ pub struct Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Finding { id, title, evidence, gain, remedy, certainty, action } = self;
+        let Finding { id, title, evidence, gain, remedy, certainty, action, .. } = self;
         writeln!(f, "{id}: {title}")?;
         writeln!(f, "    seen      {evidence}")?;
         writeln!(f, "    expected  {gain:.0} exits a second fewer ({certainty})")?;
@@ -124,6 +126,14 @@ impl<'a> Part<'a> {
         })
     }
 
+    fn details(&self) -> Vec<Detail> {
+        let mut details: Vec<Detail> = self.sites.iter().map(|site| site.detail).collect();
+        details.sort_unstable();
+        details.dedup();
+        details.truncate(256);
+        details
+    }
+
     fn matters(&self) -> bool {
         self.rate >= RATE && self.percent >= PERCENT
     }
@@ -140,6 +150,23 @@ impl<'a> Part<'a> {
             }
         }
         text
+    }
+}
+
+impl Finding {
+    /// How many such exits a second another report has: to compare before and after.
+    pub fn rate_in(&self, report: &Report) -> f64 {
+        Part::of(report, |site| self.about.contains(&site.detail)).rate
+    }
+}
+
+/// What undoes it, whether the finding is still there or not.
+pub fn action_of(id: &str) -> Option<Action> {
+    match id {
+        "pm-timer" | "hpet" => Some(Action::Clocksource),
+        "serial" => Some(Action::Console),
+        "scheduler" => Some(Action::Scheduler),
+        _ => None,
     }
 }
 
@@ -177,6 +204,7 @@ fn pm_timer(report: &Report) -> Option<Finding> {
     part.matters().then(|| Finding {
         id: "pm-timer".into(),
         title: "the guest reads the time from the ACPI PM timer".into(),
+        about: part.details(),
         evidence: part.evidence("reads of the PM timer"),
         gain: part.rate,
         remedy: CLOCK.into(),
@@ -190,6 +218,7 @@ fn hpet(report: &Report) -> Option<Finding> {
     part.matters().then(|| Finding {
         id: "hpet".into(),
         title: "the guest reads the time from the HPET".into(),
+        about: part.details(),
         evidence: part.evidence("reads of the HPET's counter"),
         gain: part.rate,
         remedy: format!("{CLOCK}; or take the HPET away (QEMU: -machine hpet=off)"),
@@ -203,6 +232,7 @@ fn serial(report: &Report) -> Option<Finding> {
     part.matters().then(|| Finding {
         id: "serial".into(),
         title: "somebody talks on an emulated serial port, an exit or two for each letter".into(),
+        about: part.details(),
         evidence: part.evidence("serial port"),
         gain: part.rate,
         remedy:
@@ -222,6 +252,7 @@ fn ide(report: &Report) -> Option<Finding> {
     part.matters().then(|| Finding {
         id: "ide".into(),
         title: "the guest's disk is an emulated IDE disk".into(),
+        about: part.details(),
         evidence: format!("{}, for {:.0} commands", part.evidence("IDE"), commands.rate),
         gain: (part.rate - commands.rate).max(0.0),
         remedy: "give the disk as virtio-blk: one exit a request, or none with ioplane (ioplane qemu-args)"
@@ -243,6 +274,7 @@ fn nic(report: &Report) -> Option<Finding> {
     part.matters().then(|| Finding {
         id: "nic".into(),
         title: "the guest's NIC is an emulated one".into(),
+        about: part.details(),
         evidence: part.evidence("the NIC's registers"),
         gain: (part.rate - tails.rate).max(0.0),
         remedy: "give it as virtio-net: at most one exit for each frame sent and none for interrupts; or ioplane's \
@@ -263,6 +295,7 @@ fn moderation(report: &Report) -> Option<Finding> {
     (causes.matters() && causes.rate > 2000.0).then(|| Finding {
         id: "moderation".into(),
         title: "an emulated NIC interrupts very often".into(),
+        about: causes.details(),
         evidence: causes.evidence("reads of its interrupt cause"),
         gain: causes.rate / 2.0,
         remedy: "ethtool -C NIC rx-usecs 250 in the guest; virtio-net instead is better".into(),
@@ -283,6 +316,7 @@ fn tick(report: &Report) -> Option<Finding> {
     (part.matters() && each > 90.0).then(|| Finding {
         id: "tick".into(),
         title: "the guest arms its timer often".into(),
+        about: part.details(),
         evidence: format!("{}; {each:.0} for each vCPU", part.evidence("the local timer")),
         // At a hundred a second it would still keep time.
         gain: part.rate - 100.0 * report.vcpus.max(1) as f64,
@@ -300,6 +334,7 @@ fn apic(report: &Report) -> Option<Finding> {
     part.matters().then(|| Finding {
         id: "x2apic".into(),
         title: "the guest uses the local APIC through memory".into(),
+        about: part.details(),
         evidence: part.evidence("local APIC, by MMIO, each access decoded and emulated"),
         gain: part.rate / 2.0,
         remedy: "offer x2APIC (QEMU: -cpu host or +x2apic); on the host see that APIC virtualisation is on: \
@@ -315,6 +350,7 @@ fn end_of_interrupt(report: &Report) -> Option<Finding> {
     part.matters().then(|| Finding {
         id: "posted-interrupts".into(),
         title: "ends of interrupts and IPIs cause exits".into(),
+        about: part.details(),
         evidence: part.evidence("x2APIC EOI and interrupt command"),
         gain: part.rate,
         remedy: "on the host turn on APIC virtualisation with posted interrupts (kvm_intel enable_apicv, kvm_amd avic); where the \
@@ -330,6 +366,7 @@ fn pit(report: &Report) -> Option<Finding> {
     part.matters().then(|| Finding {
         id: "pit".into(),
         title: "the guest uses the PIT".into(),
+        about: part.details(),
         evidence: part.evidence("PIT"),
         gain: part.rate,
         remedy: "a guest with a local APIC timer leaves the PIT alone: no noapic or nolapic on its command line; polling of \
@@ -345,6 +382,7 @@ fn delay(report: &Report) -> Option<Finding> {
     part.matters().then(|| Finding {
         id: "io-delay".into(),
         title: "the guest waits by writing to port 0x80 or 0xed".into(),
+        about: part.details(),
         evidence: part.evidence("writes that only wait"),
         gain: part.rate,
         remedy: "io_delay=none on the guest's command line".into(),
@@ -363,6 +401,7 @@ fn halts(report: &Report) -> Option<Finding> {
     (part.matters() && each > 1000.0 && ns > 0 && mean_us < 200.0).then(|| Finding {
         id: "halt-polling".into(),
         title: "the guest halts often and for moments".into(),
+        about: part.details(),
         evidence: format!("{}; each for {mean_us:.0} us", part.evidence("HLT")),
         gain: part.rate / 2.0,
         remedy: "poll before halting: cpuidle-haltpoll in the guest, or a higher kvm.halt_poll_ns on the host (costs host CPU)"
@@ -377,6 +416,7 @@ fn spinning(report: &Report) -> Option<Finding> {
     (part.matters() && part.rate > 200.0).then(|| Finding {
         id: "pause-loops".into(),
         title: "vCPUs spin for locks whose holders do not run".into(),
+        about: part.details(),
         evidence: part.evidence("PAUSE in loops"),
         gain: part.rate,
         remedy: "too few host CPUs for these vCPUs: give fewer vCPUs or pin them; let the guest use paravirtual spinlocks \
@@ -392,6 +432,7 @@ fn faults(report: &Report) -> Option<Finding> {
     (part.matters() && part.rate > 500.0).then(|| Finding {
         id: "page-faults".into(),
         title: "the guest's memory is not there yet, or is taken away".into(),
+        about: part.details(),
         evidence: part.evidence("pages mapped"),
         gain: part.rate * 0.9,
         remedy: "huge pages and preallocation for the guest's memory; see whether a balloon, KSM, swapping or dirty logging \
@@ -407,6 +448,7 @@ fn notifications(report: &Report) -> Option<Finding> {
     (part.matters() && part.rate > 1000.0).then(|| Finding {
         id: "virtio-notifications".into(),
         title: "virtio queues are notified very often".into(),
+        about: part.details(),
         evidence: part.evidence("queue notifications"),
         gain: part.rate * 0.9,
         remedy: "see that EVENT_IDX is negotiated (QEMU: event_idx=on), and that vhost or an iothread serves the queue; a back end \
@@ -421,6 +463,7 @@ fn scheduler(report: &Report) -> Option<Finding> {
     let part = Part::register(report, "virtio-blk", &["queue notification"]);
     (part.matters() && part.rate > 200.0).then(|| Finding {
         id: "scheduler".into(),
+        about: part.details(),
         title: "the guest may sort requests that the host sorts again".into(),
         evidence: format!(
             "{}; which scheduler the guest has cannot be seen from here",
@@ -453,6 +496,7 @@ fn sequences(report: &Report) -> Vec<Finding> {
         found.push(Finding {
             id: format!("sequence-{function}"),
             title: format!("{function} makes {} port accesses in a row", alike.len()),
+            about: alike.iter().map(|site| site.detail).collect(),
             evidence: format!("{} instructions with {each:.0} exits a second each", alike.len()),
             gain: rate - each,
             remedy: "a paravirtual device instead of this one; a VMM that looks ahead can answer the run in one exit".into(),
@@ -522,6 +566,8 @@ mod tests {
         assert!((findings[0].gain - 3000.0).abs() < 1.0);
         assert!(findings[0].evidence.contains("most from f1"), "{}", findings[0].evidence);
         assert_eq!(report.findings, findings);
+        assert_eq!(action_of(&findings[0].id), findings[0].action);
+        assert!((findings[0].rate_in(&report) - 3000.0).abs() < 1.0);
         let hpet = Detail::Memory { address: 0xfed0_00f0, width: 4, write: false };
         assert_eq!(ids(&self::report(&[(0x400, 1, hpet, 50)])), ["hpet"]);
     }

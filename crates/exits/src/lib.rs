@@ -27,7 +27,7 @@ mod tracefs;
 mod vm;
 mod watch;
 
-pub use advice::{Action, Certainty, Finding, advise};
+pub use advice::{Action, Certainty, Finding, action_of, advise};
 pub use devices::{Devices, Layout, Place};
 pub use error::{ExitsError, Result};
 pub use event::{Decoder, Detail, Event};

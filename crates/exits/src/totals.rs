@@ -25,9 +25,28 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Reads them; nothing if neither source is there for us.
+    /// Reads them; nothing if neither source is there for us. That takes milliseconds: `exits` is read last, so that it is what it
+    /// was when this returns.
     pub fn read(vm: &Vm) -> Option<Totals> {
-        debugfs(vm).or_else(|| descriptors(vm))
+        let mut totals = debugfs(vm).or_else(|| descriptors(vm))?;
+        totals.refresh(vm);
+        Some(totals)
+    }
+
+    /// The same, with `exits` as it was when this was called.
+    pub fn read_at_once(vm: &Vm) -> Option<Totals> {
+        let exits = exits(vm);
+        let mut totals = Totals::read(vm)?;
+        if let (Some(exits), Some(counter)) = (exits, totals.counters.get_mut("exits")) {
+            *counter = exits;
+        }
+        Some(totals)
+    }
+
+    fn refresh(&mut self, vm: &Vm) {
+        if let (Some(exits), Some(counter)) = (exits(vm), self.counters.get_mut("exits")) {
+            *counter = exits;
+        }
     }
 
     /// What has been counted since `earlier`; nothing if the two are from different sources.
@@ -49,6 +68,13 @@ impl Totals {
     pub fn exits(&self) -> Option<u64> {
         self.counters.get("exits").copied()
     }
+}
+
+/// That one counter from debugfs.
+fn exits(vm: &Vm) -> Option<u64> {
+    let folders = vm.vm_fds.iter().map(|fd| format!("/sys/kernel/debug/kvm/{}-{fd}/exits", vm.pid));
+    let texts = folders.filter_map(|path| bounded::text(Path::new(&path), 4096).ok());
+    texts.filter_map(|text| text.trim().parse::<u64>().ok()).reduce(|a, b| a + b)
 }
 
 /// `/sys/kernel/debug/kvm/PID-FD/NAME`, one number a file.

@@ -66,6 +66,8 @@ pub struct Watch {
     after: Option<Totals>,
     begun: Instant,
     scanned: Instant,
+    /// Whether threads that come are counted at once.
+    on: bool,
 }
 
 impl Watch {
@@ -81,15 +83,22 @@ impl Watch {
             threads: BTreeMap::new(),
             profile: Profile::default(),
             seen: Seen::default(),
-            before: Totals::read(&vm),
+            before: None,
             after: None,
             begun: now,
             scanned: now,
+            on: false,
             vm,
         };
         watch.scan()?;
         if watch.threads.is_empty() {
             return Err(ExitsError::Ended(watch.vm.pid));
+        }
+        // All is open and off: KVM's count and ours begin as close to each other as can be.
+        watch.before = Totals::read(&watch.vm);
+        watch.on = true;
+        for watched in watch.threads.values() {
+            watched.events.enable().map_err(ExitsError::os("starting perf events"))?;
         }
         watch.begun = Instant::now();
         Ok(watch)
@@ -153,7 +162,7 @@ impl Watch {
         for watched in self.threads.values() {
             watched.events.disable().map_err(ExitsError::os("stopping perf events"))?;
         }
-        self.after = Totals::read(&self.vm);
+        self.after = Totals::read_at_once(&self.vm);
         for id in self.threads.keys().copied().collect::<Vec<_>>() {
             self.part(id);
         }
@@ -162,7 +171,7 @@ impl Watch {
 
     /// What KVM itself has counted from the beginning to the end of the watch, or until now.
     pub fn kernel(&self) -> Option<Totals> {
-        let now = || Totals::read(&self.vm);
+        let now = || Totals::read_at_once(&self.vm);
         self.after.clone().or_else(now)?.since(self.before.as_ref()?)
     }
 
@@ -240,6 +249,9 @@ impl Watch {
                 break;
             }
             let Some(events) = open(&tracepoints, id, self.options.sample)? else { continue };
+            if self.on {
+                events.enable().map_err(ExitsError::os("starting perf events"))?;
+            }
             self.threads.insert(id, Watched { events, thread: Thread::default() });
             self.seen.threads += 1;
         }
@@ -254,15 +266,12 @@ fn add_counts(seen: &mut Seen, events: &ThreadEvents) {
     }
 }
 
-/// Opens and enables a thread's events with the largest ring that is allowed; nothing if the thread has ended.
+/// Opens a thread's events with the largest ring that is allowed; nothing if the thread has ended.
 fn open(tracepoints: &[u64], thread: u32, period: u64) -> Result<Option<ThreadEvents>> {
     let mut order = LARGEST;
     loop {
         match ThreadEvents::open(tracepoints, thread, period, order) {
-            Ok(events) => {
-                events.enable().map_err(ExitsError::os("starting perf events"))?;
-                return Ok(Some(events));
-            }
+            Ok(events) => return Ok(Some(events)),
             Err(error) => match error.raw_os_error() {
                 Some(libc::ESRCH) => return Ok(None),
                 // Also what a mapping beyond the limit of locked memory gets.

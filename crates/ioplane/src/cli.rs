@@ -82,18 +82,48 @@ pub enum Command {
     },
 }
 
-/// Which VM's exits, and how to show them.
+/// Which VM's exits, and what of them.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct ExitsArgs {
+    /// Say or do something about them
+    #[command(subcommand)]
+    pub command: Option<ExitsCommand>,
+    /// What is watched
+    #[command(flatten)]
+    pub watch: WatchArgs,
+    /// Show the profile as it grows, until Ctrl-C
+    #[arg(long)]
+    pub live: bool,
+    /// Write a page that works offline
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Write a picture
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// List the VMs of this host instead
+    #[arg(long)]
+    pub list: bool,
+}
+
+/// What to do about exits.
+#[derive(Debug, Subcommand)]
+pub enum ExitsCommand {
+    /// Say what could be better: evidence, expected gain, remedy, and how sure that is
+    Advise(WatchArgs),
+    /// Do in the guest what findings suggest, measure again and show before and after. What can be done is safe and can be undone
+    Apply(ApplyArgs),
+}
+
+/// What is watched, how long, and what names are made of.
+#[derive(Debug, Args)]
+pub struct WatchArgs {
     /// The VM, by its VMM's name for it or by process number [default: the only one]
     #[arg(long, value_name = "NAME|PID")]
     pub vm: Option<String>,
     /// How long to watch
     #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = time)]
     pub time: Duration,
-    /// Show the profile as it grows, until Ctrl-C
-    #[arg(long)]
-    pub live: bool,
     /// Record one exit in so many: costs less, shows no times
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub sample: u64,
@@ -103,9 +133,27 @@ pub struct ExitsArgs {
     /// The VM's PCI devices: what QMP's query-pci answers [default: QEMU is asked by its own monitor, if that is free]
     #[arg(long, value_name = "FILE")]
     pub devices: Option<PathBuf>,
-    /// List the VMs of this host instead
+}
+
+/// Which findings, and how to reach the guest.
+#[derive(Debug, Args)]
+pub struct ApplyArgs {
+    /// Findings, as `ioplane exits advise` calls them
+    #[arg(required = true, value_name = "FINDING")]
+    pub findings: Vec<String>,
+    /// Put back what was before
     #[arg(long)]
-    pub list: bool,
+    pub undo: bool,
+    /// Reach the guest by ssh, as root
+    #[arg(long, value_name = "DESTINATION", required_unless_present = "via")]
+    pub ssh: Option<String>,
+    /// Reach the guest by a command that runs its further arguments there and passes its standard input on, such as
+    /// "kubectl exec -i pod --"
+    #[arg(long, value_name = "COMMAND", conflicts_with = "ssh")]
+    pub via: Option<String>,
+    /// What is watched
+    #[command(flatten)]
+    pub watch: WatchArgs,
 }
 
 /// `10s`, `500ms`, `2m`, or seconds.

@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const INIT: &str = include_str!("../../../guest/l1/init.sh");
+const GUEST: &str = include_str!("../../../guest/l1/guest.sh");
 /// What the root needs; all else is loaded from it.
 const MODULES: [&str; 2] = ["net/9p/9pnet_virtio", "fs/9p/9p"];
 
@@ -17,6 +18,10 @@ pub struct Host {
     pub kernel: PathBuf,
     /// Its initial RAM disk, which is all of user space that it has of its own.
     pub initrd: PathBuf,
+    /// The same kernel packed, which moves itself when it boots (KASLR).
+    pub packed: PathBuf,
+    /// An initial RAM disk for guests of L1: a shared folder and jobs, as in L1, and nothing else.
+    pub guest: PathBuf,
     /// A folder with `lib/modules`, as `modprobe -d` wants it.
     pub modules: PathBuf,
 }
@@ -24,9 +29,16 @@ pub struct Host {
 impl Host {
     /// Makes what is missing.
     pub fn prepare(news: News<'_>) -> Result<Host> {
-        let recipe = [INIT, "trixie linux-image-amd64 1"].join("\n");
+        let recipe = [INIT, GUEST, "trixie linux-image-amd64 2"].join("\n");
         let folder = asset("l1", &recipe, news, |to| build(&tree::tree(news)?, to, news))?;
-        Ok(Host { kernel: folder.join("vmlinux"), initrd: folder.join("initrd.img"), modules: folder })
+        let at = |name: &str| folder.join(name);
+        Ok(Host {
+            kernel: at("vmlinux"),
+            initrd: at("initrd.img"),
+            packed: at("vmlinuz"),
+            guest: at("guest.img"),
+            modules: folder,
+        })
     }
 }
 
@@ -50,15 +62,16 @@ fn build(tree: &Path, to: &Path, news: News<'_>) -> Result<Vec<PathBuf>> {
     fs::copy(package.join("boot").join(format!("vmlinuz-{version}")), to.join("vmlinuz"))?;
     disk::unpack_kernel(to)?;
     let modules = to.join("lib/modules").join(&version);
-    fs::write(to.join("initrd.img"), archive(&modules)?)?;
-    fs::remove_file(to.join("vmlinuz"))?;
+    fs::write(to.join("initrd.img"), archive(&modules, INIT)?)?;
+    fs::write(to.join("guest.img"), archive(&modules, GUEST)?)?;
     fs::remove_dir_all(&root)?;
     let dep = Path::new("lib/modules").join(&version).join("modules.dep");
-    Ok(vec!["vmlinux".into(), "initrd.img".into(), dep])
+    let own = ["vmlinux", "vmlinuz", "initrd.img", "guest.img"].map(PathBuf::from);
+    Ok(own.into_iter().chain([dep]).collect())
 }
 
-/// The initial RAM disk: the modules that the root needs, each after those that it needs itself.
-fn archive(modules: &Path) -> Result<Vec<u8>> {
+/// An initial RAM disk that runs `script`: the modules that 9p needs, each after those that it needs itself.
+fn archive(modules: &Path, script: &str) -> Result<Vec<u8>> {
     let dependencies = fs::read_to_string(modules.join("modules.dep"))?;
     let mut order: Vec<&str> = Vec::new();
     for wanted in MODULES {
@@ -72,7 +85,7 @@ fn archive(modules: &Path) -> Result<Vec<u8>> {
             }
         }
     }
-    let mut archive = initrd::Archive::with_busybox(INIT)?;
+    let mut archive = initrd::Archive::with_busybox(script)?;
     archive.add("modules", 0o040_755, &[], (0, 0));
     let mut names = String::new();
     for path in order {

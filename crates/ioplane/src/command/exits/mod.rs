@@ -1,28 +1,58 @@
 //! `ioplane exits`: which exits a VM takes and who causes them. It asks no daemon: any KVM VM of this host will do.
 
+mod apply;
+
 use std::io::IsTerminal;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use ioplane_exits::{Confidence, Devices, Layout, Names, Options, Report, Subject, Symbols, Vm, Watch};
 
-use crate::cli::ExitsArgs;
+use crate::cli::{ExitsArgs, ExitsCommand, WatchArgs};
 
 /// How often `--live` draws.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Watches and reports.
+/// Watches and reports, or what the subcommand says.
 pub fn run(args: &ExitsArgs, json: bool) -> Result<ExitCode> {
-    if args.list {
-        list(json)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let report = if args.live { live(args, json)? } else { watch(args, None)? };
-    if !args.live || json {
-        super::print(json, &report, Report::to_string)?;
+    match &args.command {
+        Some(ExitsCommand::Advise(args)) => advise(args, json)?,
+        Some(ExitsCommand::Apply(args)) => apply::run(args, json)?,
+        None if args.list => list(json)?,
+        None => {
+            let report = if args.live { live(args, json)? } else { watch(&args.watch, None)? };
+            for (file, text) in
+                [(&args.html, Report::html as fn(&Report) -> String), (&args.svg, Report::svg)]
+            {
+                if let Some(file) = file {
+                    write(file, &text(&report))?;
+                }
+            }
+            if !args.live {
+                super::print(json, &report, Report::to_string)?;
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    std::fs::write(file, text).with_context(|| format!("{} cannot be written", file.display()))
+}
+
+fn advise(args: &WatchArgs, json: bool) -> Result<()> {
+    let report = watch(args, None)?;
+    super::print(json, &report.findings, |findings| {
+        let mut text = format!("{} exits in {:.1} s\n", report.exits, report.seconds);
+        text.extend(report.notes.iter().map(|note| format!("note: {note}\n")));
+        if findings.is_empty() {
+            text += "nothing to advise\n";
+        }
+        text.extend(findings.iter().map(|finding| format!("\n{finding}")));
+        text
+    })
 }
 
 fn list(json: bool) -> Result<()> {
@@ -51,11 +81,11 @@ fn live(args: &ExitsArgs, json: bool) -> Result<Report> {
         super::out(format!("\x1b[H{shown}\x1b[J").as_bytes())
     };
     super::out(b"\x1b[2J")?;
-    watch(args, Some(&draw))
+    watch(&args.watch, Some(&draw))
 }
 
 /// Watches for the time that was asked for, or until the VM ends; hands reports of the time so far to `draw`.
-fn watch(args: &ExitsArgs, draw: Option<&dyn Fn(&Report) -> Result<()>>) -> Result<Report> {
+fn watch(args: &WatchArgs, draw: Option<&dyn Fn(&Report) -> Result<()>>) -> Result<Report> {
     let vm = Vm::choose(args.vm.as_deref())?;
     let (name, pid) = (vm.name.clone(), vm.pid);
     // What can be refused is refused before anything is watched.
@@ -92,7 +122,7 @@ struct Naming {
 }
 
 impl Naming {
-    fn new(args: &ExitsArgs, vm: &Vm) -> Result<Naming> {
+    fn new(args: &WatchArgs, vm: &Vm) -> Result<Naming> {
         let symbols = args.symbols.as_deref().map(Symbols::read).transpose()?;
         let mut notes = symbols.as_ref().map(|symbols| symbols.notes.clone()).unwrap_or_default();
         let pci = match (&args.devices, Layout::monitor(vm)) {

@@ -1,0 +1,93 @@
+#!/bin/sh
+# What `ioplane exits apply` does inside a guest, and undoes. POSIX sh and nothing else; run as root:
+#     sh tune.sh apply|undo|show clocksource|console|scheduler
+# What was before is kept in /run/ioplane-tune, so that it can be undone, by another run too. If one step fails, those
+# before it are undone at once.
+set -u
+state=${IOPLANE_TUNE_STATE:-/run/ioplane-tune}
+sys=${IOPLANE_TUNE_SYS:-/sys}
+proc=${IOPLANE_TUNE_PROC:-/proc}
+
+fail() {
+    echo "tune: $*" >&2
+    exit 1
+}
+
+# The one in force: of "noop [none] deadline" it is none.
+chosen() {
+    words=$(cat "$1") || return 1
+    case $words in
+    *\[*\]*) words=${words#*\[} && echo "${words%%\]*}" ;;
+    *) echo "$words" ;;
+    esac
+}
+
+# set FILE VALUE: remembers what was there, writes, and looks whether it took.
+set_value() {
+    before=$(chosen "$1") || return 1
+    [ "${before%%[	 ]*}" = "$2" ] && echo "$1 is $2 already" && return 0
+    # The oldest value is the one to go back to.
+    [ -e "$journal" ] && grep -q "^$1 " "$journal" || echo "$1 $before" >>"$journal" || return 1
+    echo "$2" >"$1" || return 1
+    after=$(chosen "$1")
+    [ "${after%%[	 ]*}" = "$2" ] || return 1
+    echo "$1: $before -> $2"
+}
+
+# For every file of a set, or none.
+set_all() {
+    value=$1
+    shift
+    [ -e "$1" ] || fail "this guest has no $1"
+    for file in "$@"; do
+        [ -e "$file" ] || continue
+        set_value "$file" "$value" || {
+            undo
+            fail "$file does not take $value; everything is as it was"
+        }
+    done
+}
+
+undo() {
+    [ -e "$journal" ] || {
+        echo "nothing to undo"
+        return 0
+    }
+    bad=0
+    while read -r file before; do
+        echo "$before" >"$file" && echo "$file: back to $before" || bad=1
+    done <"$journal"
+    [ $bad = 0 ] || fail "not all of $journal could be undone"
+    rm -f "$journal"
+}
+
+apply() {
+    case $1 in
+    clocksource)
+        clock=$sys/devices/system/clocksource/clocksource0
+        available=$(cat "$clock/available_clocksource") || fail "this guest has no clock sources"
+        for source in kvm-clock tsc; do
+            case " $available " in
+            *" $source "*) set_all "$source" "$clock/current_clocksource" && return ;;
+            esac
+        done
+        fail "neither kvm-clock nor tsc is there, only: $available"
+        ;;
+    console) set_all 1 "$proc/sys/kernel/printk" ;;
+    scheduler) set_all none "$sys"/block/vd*/queue/scheduler ;;
+    esac
+}
+
+[ $# = 2 ] || fail "usage: tune.sh apply|undo|show clocksource|console|scheduler"
+case $2 in
+clocksource | console | scheduler) ;;
+*) fail "nobody knows $2" ;;
+esac
+mkdir -p "$state" || fail "$state cannot be made"
+journal=$state/$2
+case $1 in
+apply) apply "$2" ;;
+undo) undo ;;
+show) cat "$journal" 2>/dev/null || echo "nothing was changed" ;;
+*) fail "nobody knows $1" ;;
+esac
