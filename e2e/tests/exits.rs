@@ -270,15 +270,20 @@ fn a_remedy_is_applied_and_undone(l1: &L1) -> Result<()> {
         return Err(error.context(format!("{}\n{console}", guest.output())));
     }
     let via = format!("sh {folder}/via");
-    l1.run(&format!("echo 'cat /proc/kallsyms >/folder/kallsyms' | {via} sh -s"), MINUTE)?;
+    l1.run(
+        &format!(
+            "echo 'cat /proc/kallsyms >/symbols; dd if=/symbols of=/folder/kallsyms bs=256k' | {via} sh -s"
+        ),
+        MINUTE,
+    )?;
     l1.run(
         &format!("echo 'while :; do x=$EPOCHREALTIME; done >/dev/null 2>&1 </dev/null &' | {via} sh -s"),
         MINUTE,
     )?;
     let (ioplane, symbols) = (binary()?.display().to_string(), format!("{folder}/l2/kallsyms"));
-    let options = format!("--vm debian --for 3s --symbols {symbols} --json 2>/dev/null");
+    let options = format!("--vm debian --for 3s --symbols {symbols} --json");
     let json = |command: &str| -> Result<Value> {
-        let output = l1.run(command, MINUTE)?;
+        let output = l1.run(&format!("{command} 2>/tmp/said || {{ cat /tmp/said; exit 1; }}"), MINUTE)?;
         serde_json::from_str(&output).with_context(|| output)
     };
     let profile =

@@ -107,7 +107,8 @@ struct Part<'a> {
 impl<'a> Part<'a> {
     fn of(report: &'a Report, belongs: impl Fn(&SiteRow) -> bool) -> Part<'a> {
         let sites: Vec<&SiteRow> = report.sites.iter().filter(|site| belongs(site)).collect();
-        let sum = |of: fn(&SiteRow) -> f64| sites.iter().map(|site| of(site)).sum();
+        // A sum of nothing is minus zero.
+        let sum = |of: fn(&SiteRow) -> f64| sites.iter().map(|site| of(site)).sum::<f64>() + 0.0;
         Part { rate: sum(|site| site.row.rate), percent: sum(|site| site.row.percent), sites }
     }
 

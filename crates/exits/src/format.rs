@@ -68,7 +68,7 @@ impl Format {
     }
 }
 
-/// `unsigned int exit_reason;	offset:8;	size:4;	signed:0;`: numbers of up to eight bytes only.
+/// `unsigned int exit_reason; offset:8; size:4; signed:0;`: numbers of up to eight bytes only.
 fn parse_field(line: &str) -> Option<(String, Field)> {
     let mut parts = line.split(';').map(str::trim);
     let name = parts.next()?.rsplit([' ', '*']).next()?;

@@ -43,7 +43,7 @@ impl Report {
         for note in &self.notes {
             let _ = writeln!(out, "<p class=\"note\">{}</p>", Escaped(note));
         }
-        let _ = write!(out, "<figure>{}</figure>\n", self.svg());
+        let _ = writeln!(out, "<figure>{}</figure>", self.svg());
         self.findings_html(&mut out);
         table(&mut out, "By reason", "reason", &self.reasons);
         if !self.functions.is_empty() {
@@ -52,7 +52,7 @@ impl Report {
         table(&mut out, "By device and register", "device and register", &self.registers);
         table(&mut out, "By vCPU", "vCPU", &self.by_vcpu);
         self.sites_html(&mut out);
-        let _ = write!(out, "</main>\n<script>\n{SCRIPT}</script></body></html>\n");
+        let _ = writeln!(out, "</main>\n<script>\n{SCRIPT}</script></body></html>");
         out
     }
 
