@@ -120,6 +120,7 @@ fn main() -> Result<(), Failure> {
     vcpu.set_regs(&registers)?;
 
     wait()?;
+    let begun = std::time::Instant::now();
     loop {
         match vcpu.run()? {
             VcpuExit::IoOut(0xf4, _) => break,
@@ -133,7 +134,8 @@ fn main() -> Result<(), Failure> {
         .sites
         .iter()
         .map(|site| serde_json::json!({"name": site.name, "address": site.address, "exits": site.exits}));
-    println!("{}", serde_json::json!({"hole": HOLE, "sites": sites.collect::<Vec<_>>()}));
+    let ns = begun.elapsed().as_nanos() as u64;
+    println!("{}", serde_json::json!({"hole": HOLE, "ns": ns, "sites": sites.collect::<Vec<_>>()}));
     wait()
 }
 

@@ -73,6 +73,8 @@ pub enum Event {
     },
     /// What KVM does about the exit.
     Detail(Detail),
+    /// The same, of a read that the VMM must answer; [`Event::Detail`] follows when it has.
+    Asked(Detail),
     /// KVM hands over to the VMM.
     UserSpace,
     /// An interrupt is injected.
@@ -176,12 +178,12 @@ impl Decoder {
                 width: field(1)? as u8,
                 write: field(2)? != 0,
             }),
-            // Type 2 is a write; a read is told when it begins (0) and when it is satisfied (1).
-            "kvm_mmio" => Event::Detail(Detail::Memory {
-                address: field(0)?,
-                width: field(1)? as u8,
-                write: field(2)? == 2,
-            }),
+            // Type 2 is a write; a read is told when the VMM is asked (0) and when it is answered, by KVM or the VMM (1).
+            "kvm_mmio" => {
+                let kind = field(2)?;
+                let detail = Detail::Memory { address: field(0)?, width: field(1)? as u8, write: kind == 2 };
+                if kind == 0 { Event::Asked(detail) } else { Event::Detail(detail) }
+            }
             "kvm_fast_mmio" => Event::Detail(Detail::Memory { address: field(0)?, width: 0, write: true }),
             "kvm_msr" => Event::Detail(Detail::Msr { index: field(0)? as u32, write: field(1)? != 0 }),
             "kvm_cpuid" => Event::Detail(Detail::Cpuid { leaf: field(0)? as u32 }),

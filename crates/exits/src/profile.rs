@@ -108,6 +108,11 @@ impl Profile {
                 Some(pending) => refine(&mut pending.site.detail, detail, pending.site.reason.kind()),
                 None => self.consequence(detail),
             },
+            Event::Asked(detail) => {
+                if let Some(pending) = &mut thread.pending {
+                    refine(&mut pending.site.detail, detail, pending.site.reason.kind());
+                }
+            }
             Event::UserSpace => {
                 if let Some(pending) = &mut thread.pending {
                     pending.user = true;
@@ -281,8 +286,11 @@ mod tests {
         let port = Detail::Port { port: 0x3f8, width: 1, write: true };
         profile.take(&mut thread, 1, Event::Detail(port));
         profile.take(&mut thread, 2, Event::Detail(port));
+        let read = Detail::Memory { address: 0xd_0000, width: 4, write: false };
+        profile.take(&mut thread, 2, Event::Asked(read));
+        profile.take(&mut thread, 2, Event::Detail(read));
         assert!(profile.is_by_consequence());
-        assert_eq!(profile.total().count, 2);
+        assert_eq!(profile.total().count, 3);
         profile.take(&mut thread, 3, exit(0x7b, 7));
         profile.end(&mut thread);
         assert!(!profile.is_by_consequence());
