@@ -1,5 +1,5 @@
 //! A kernel for QEMU's `-kernel` that does nothing but cause exits from functions whose names and addresses nobody can know before:
-//! both are random in each run, and the whole is moved by a random multiple of 2 MiB, as Linux moves itself.
+//! both are random in each run (it writes one letter to port 0xe9, QEMU's debug console, when it begins), and the whole is moved by a random multiple of 2 MiB, as Linux moves itself.
 //!
 //! ```text
 //!   physical 16 MiB   PVH entry (32 bits) -> page tables -> 64 bits, at its random virtual address
@@ -169,6 +169,7 @@ fn boot(slide: u64, main: u64) -> Vec<u8> {
     code.extend([0x08, 0x00]);
     code.extend([0x48, 0xbc]); // mov rsp, stack
     code.extend((BASE + 0x1_0000).to_le_bytes());
+    code.extend([0xb0, b'!', 0xe6, 0xe9]); // mov al, '!'; out 0xe9, al
     code.extend([0x48, 0xb8]); // mov rax, main
     code.extend(main.to_le_bytes());
     code.extend([0xff, 0xe0]); // jmp rax

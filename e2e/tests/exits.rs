@@ -193,7 +193,8 @@ fn the_planted_site_is_found(l1: &L1) -> Result<()> {
     let ioplane = ioplane.display();
     let guest = l1.start(&format!(
         "exec qemu-system-x86_64 -accel kvm -cpu host -machine q35 -m 128 -nodefaults -no-user-config -display none \
-         -name planted,debug-threads=on -kernel {folder}/planted.elf -qmp unix:/tmp/planted.qmp,server=on,wait=off"
+         -name planted,debug-threads=on -kernel {folder}/planted.elf -qmp unix:/tmp/planted.qmp,server=on,wait=off \
+         -chardev file,id=begun,path={folder}/begun -device isa-debugcon,iobase=0xe9,chardev=begun"
     ))?;
     let watch = |symbols: &str| -> Result<Value> {
         let script =
@@ -202,7 +203,8 @@ fn the_planted_site_is_found(l1: &L1) -> Result<()> {
         serde_json::from_str(&output).with_context(|| output)
     };
     // Firmware first.
-    l1.run("for i in $(seq 100); do [ -S /tmp/planted.qmp ] && break; sleep 0.1; done; sleep 4", MINUTE)?;
+    let begun = format!("for i in $(seq 600); do [ -s {folder}/begun ] && exit 0; sleep 0.1; done; exit 1");
+    l1.run(&begun, MINUTE).with_context(|| guest.output())?;
     for symbols in ["planted.elf", "planted.kallsyms"] {
         let report = watch(symbols)?;
         let first = &report["sites"][0];

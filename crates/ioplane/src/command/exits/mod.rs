@@ -15,6 +15,9 @@ use crate::cli::{ExitsArgs, ExitsCommand, WatchArgs};
 /// How often `--live` draws.
 const PERIOD: Duration = Duration::from_secs(1);
 
+/// Shows a report of the time so far.
+type Draw<'a> = &'a dyn Fn(&Report) -> Result<()>;
+
 /// Watches and reports, or what the subcommand says.
 pub fn run(args: &ExitsArgs, json: bool) -> Result<ExitCode> {
     match &args.command {
@@ -85,7 +88,7 @@ fn live(args: &ExitsArgs, json: bool) -> Result<Report> {
 }
 
 /// Watches for the time that was asked for, or until the VM ends; hands reports of the time so far to `draw`.
-fn watch(args: &WatchArgs, draw: Option<&dyn Fn(&Report) -> Result<()>>) -> Result<Report> {
+fn watch(args: &WatchArgs, draw: Option<Draw<'_>>) -> Result<Report> {
     let vm = Vm::choose(args.vm.as_deref())?;
     let (name, pid) = (vm.name.clone(), vm.pid);
     // What can be refused is refused before anything is watched.

@@ -1,0 +1,100 @@
+//! The script that runs in guests, on folders that look like a guest's /sys and /proc.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+struct Guest {
+    folder: tempfile::TempDir,
+}
+
+impl Guest {
+    fn new() -> Guest {
+        Guest { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn file(&self, path: &str, text: &str) -> PathBuf {
+        let file = self.folder.path().join(path);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, text).unwrap();
+        file
+    }
+
+    fn tune(&self, words: &[&str]) -> Output {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/tune/tune.sh");
+        let at = |path: &str| self.folder.path().join(path);
+        Command::new("sh")
+            .arg(script)
+            .args(words)
+            .env("IOPLANE_TUNE_STATE", at("run"))
+            .env("IOPLANE_TUNE_SYS", at("sys"))
+            .env("IOPLANE_TUNE_PROC", at("proc"))
+            .output()
+            .unwrap()
+    }
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap().trim().to_owned()
+}
+
+const CLOCK: &str = "sys/devices/system/clocksource/clocksource0";
+
+#[test]
+fn a_clock_is_changed_and_put_back() {
+    let guest = Guest::new();
+    guest.file(&format!("{CLOCK}/available_clocksource"), "tsc kvm-clock acpi_pm \n");
+    let current = guest.file(&format!("{CLOCK}/current_clocksource"), "acpi_pm\n");
+    // Twice: what is put back is what was there at first.
+    for _ in 0..2 {
+        assert!(guest.tune(&["apply", "clocksource"]).status.success());
+        assert_eq!(read(&current), "kvm-clock");
+    }
+    assert!(guest.tune(&["undo", "clocksource"]).status.success());
+    assert_eq!(read(&current), "acpi_pm");
+    let again = guest.tune(&["undo", "clocksource"]);
+    assert!(again.status.success() && String::from_utf8_lossy(&again.stdout).contains("nothing to undo"));
+}
+
+#[test]
+fn a_guest_without_a_better_clock_is_left_alone() {
+    let guest = Guest::new();
+    guest.file(&format!("{CLOCK}/available_clocksource"), "acpi_pm hpet\n");
+    let current = guest.file(&format!("{CLOCK}/current_clocksource"), "acpi_pm\n");
+    let refused = guest.tune(&["apply", "clocksource"]);
+    assert!(!refused.status.success());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("neither kvm-clock nor tsc"));
+    assert_eq!(read(&current), "acpi_pm");
+}
+
+#[test]
+fn what_fails_half_way_is_undone() {
+    let guest = Guest::new();
+    let first = guest.file("sys/block/vda/queue/scheduler", "mq-deadline\n");
+    // The second disk's setting cannot be read.
+    fs::create_dir_all(guest.folder.path().join("sys/block/vdb/queue/scheduler")).unwrap();
+    let failed = guest.tune(&["apply", "scheduler"]);
+    assert!(!failed.status.success());
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(said.contains("vdb") && said.contains("everything is as it was"), "{said}");
+    assert_eq!(read(&first), "mq-deadline");
+    assert!(!guest.folder.path().join("run/scheduler").exists());
+}
+
+#[test]
+fn the_console_has_four_numbers() {
+    let guest = Guest::new();
+    let printk = guest.file("proc/sys/kernel/printk", "7\t4\t1\t7\n");
+    assert!(guest.tune(&["apply", "console"]).status.success());
+    assert_eq!(read(&printk), "1");
+    assert!(guest.tune(&["undo", "console"]).status.success());
+    assert_eq!(read(&printk), "7\t4\t1\t7");
+}
+
+#[test]
+fn other_words_do_nothing() {
+    let guest = Guest::new();
+    for words in [&["apply", "everything"][..], &["dance", "console"], &["apply"], &[]] {
+        assert!(!guest.tune(words).status.success(), "{words:?}");
+    }
+}
