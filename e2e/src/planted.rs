@@ -1,5 +1,6 @@
 //! A kernel for QEMU's `-kernel` that does nothing but cause exits from functions whose names and addresses nobody can know before:
-//! both are random in each run (it writes one letter to port 0xe9, QEMU's debug console, when it begins), and the whole is moved by a random multiple of 2 MiB, as Linux moves itself.
+//! both are random in each run, and the whole is moved by a random multiple of 2 MiB, as Linux moves itself. When it begins it
+//! writes one letter to port 0xe9, QEMU's debug console.
 //!
 //! ```text
 //!   physical 16 MiB   PVH entry (32 bits) -> page tables -> 64 bits, at its random virtual address
