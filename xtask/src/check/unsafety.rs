@@ -34,7 +34,9 @@ pub fn check(tree: &Tree) -> Result<Vec<Finding>> {
             });
         };
         if !ALLOWED.iter().any(|folder| source.path.starts_with(folder)) {
-            found("unsafe code outside memory, cores, host, storage, network and exits: ask one of them to do it");
+            found(
+                "unsafe code outside memory, cores, host, storage, network and exits: ask one of them to do it",
+            );
         }
         if source.is_test_file() {
             // A child of the module that it tests, whose note holds for both.
