@@ -144,7 +144,7 @@ fn descriptors(pid: u64) -> Vec<PathBuf> {
 fn five_upgrades_under_load_and_no_front_end_can_tell() {
     let mut stage = Stage::new();
     let state = std::fs::read_to_string(stage.house.path("state.json")).unwrap();
-    let mut counts = Vec::new();
+    let mut open = usize::MAX;
     for round in 0..5 {
         let before = stage.pid();
         let report = stage.upgrade(&["--binary", BINARY]);
@@ -159,10 +159,13 @@ fn five_upgrades_under_load_and_no_front_end_can_tell() {
         assert!(pauses.iter().all(|pause| pause.is_some_and(|us| us < 2_000_000)), "{pauses:?}");
         stage.run(Duration::from_millis(100));
         stage.expect_unbroken();
-        counts.push(descriptors(after).len());
+        // Whoever has just asked may still be on the line; what leaks stays.
+        stage.house.until(|| descriptors(after).len() <= open);
+        if round > 0 {
+            open = open.min(descriptors(after).len());
+        }
     }
     assert_eq!(std::fs::read_to_string(stage.house.path("state.json")).unwrap(), state, "written to");
-    assert!(counts[1..].windows(2).all(|pair| pair[0] == pair[1]), "descriptors leak: {counts:?}");
     // What can be changed can be changed still, and the counts go on.
     let answered: u64 = stage.loads.iter().map(|(_, load)| load.answered).sum();
     let counted: u64 = ["file", "memory"]
