@@ -1,7 +1,7 @@
 //! Two guests that exchange TCP over their ioplane NICs, with digests at both ends.
 
 use crate::agent::Agent;
-use crate::protocol::{Command, Interface, Transfer};
+use crate::protocol::{Command, Interface, Throughput, Transfer};
 use anyhow::{Context, Result, ensure};
 use std::time::Duration;
 
@@ -45,6 +45,18 @@ impl<'a> End<'a> {
             "what was sent, {sent:?}, is not what was received, {received:?}"
         );
         Ok(sent)
+    }
+
+    /// iperf3 to the other end and back at once, for `seconds`.
+    pub fn iperf(&self, other: &End<'_>, port: u16, seconds: u32) -> Result<Throughput> {
+        let limit = Duration::from_secs(seconds.into()) + REST;
+        let serving = other.agent.begin(Command::IperfServe { port })?;
+        let (interface, to) = (self.interface.name.clone(), other.interface.mac.clone());
+        let run = Command::IperfRun { interface, to, port, seconds };
+        let found: Throughput = self.agent.call(run, limit).context("the client of iperf3")?;
+        serving.end(limit, |_| {}).context("the server of iperf3")?;
+        ensure!(found.there > 0 && found.back > 0, "iperf3 moved nothing: {found:?}");
+        Ok(found)
     }
 }
 

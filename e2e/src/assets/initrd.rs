@@ -1,4 +1,4 @@
-//! The guests' initial RAM disk: busybox, one driver and a script, as a cpio archive ("newc").
+//! The guests' initial RAM disk: busybox, drivers and a script, as a cpio archive ("newc").
 
 use super::tree;
 use anyhow::{Context, Result, bail};
@@ -17,11 +17,7 @@ pub(super) fn archive(root: &Path) -> Result<Vec<u8>> {
     if interpreted(&program) {
         bail!("{busybox} is not static; install the package busybox-static (script/bootstrap --demo)");
     }
-    let packed = root.join(tree::module(&tree::kernel(root)?));
-    let module = Command::new(busybox).args(["xz", "-dc"]).arg(&packed).output()?;
-    if !module.status.success() {
-        bail!("unpack {}: {}", packed.display(), String::from_utf8_lossy(&module.stderr));
-    }
+    let modules = modules(root)?;
     let mut archive = Archive::default();
     for folder in ["bin", "dev", "root"] {
         archive.add(folder, 0o040_755, &[], (0, 0));
@@ -29,10 +25,57 @@ pub(super) fn archive(root: &Path) -> Result<Vec<u8>> {
     // The kernel opens it as standard output of the first program, before that mounts /dev.
     archive.add("dev/console", 0o020_600, &[], (5, 1));
     archive.add("bin/busybox", 0o100_755, &program, (0, 0));
-    archive.add("virtio_blk.ko", 0o100_644, &module.stdout, (0, 0));
+    archive.add("modules", 0o040_755, &[], (0, 0));
+    // The script loads them in the order of their names.
+    for (index, module) in modules.iter().enumerate() {
+        archive.add(&format!("modules/{index:02}.ko"), 0o100_644, module, (0, 0));
+    }
     archive.add("init", 0o100_755, SCRIPT.as_bytes(), (0, 0));
     archive.add("TRAILER!!!", 0, &[], (0, 0));
     Ok(archive.bytes)
+}
+
+/// What a guest needs before its root is there, or has to have without its kernel's modules on the disk.
+const DRIVERS: [&str; 5] = ["virtio_pci", "virtio_blk", "ext4", "virtio_console", "virtio_net"];
+
+/// The drivers that the kernel at `root` does not have built in, unpacked, each after what it needs.
+fn modules(root: &Path) -> Result<Vec<Vec<u8>>> {
+    let folder = root.join("usr/lib/modules").join(tree::kernel(root)?.0);
+    let read = |name: &str| {
+        let path = folder.join(name);
+        fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
+    };
+    let (needs, builtin) = (read("modules.dep")?, read("modules.builtin")?);
+    let is = |path: &str, driver: &str| {
+        let file = path.rsplit('/').next().unwrap_or_default();
+        file.split('.').next().is_some_and(|name| name.replace('-', "_") == driver)
+    };
+    let mut order: Vec<&str> = Vec::new();
+    for driver in DRIVERS {
+        if builtin.lines().any(|path| is(path, driver)) {
+            continue;
+        }
+        let line = needs.lines().filter_map(|line| line.split_once(':')).find(|(path, _)| is(path, driver));
+        let (path, before) = line.with_context(|| format!("{} has no {driver}", folder.display()))?;
+        // What is needed first is named last.
+        for path in before.split_whitespace().rev().chain([path]) {
+            if !order.contains(&path) {
+                order.push(path);
+            }
+        }
+    }
+    let unpacked = order.iter().map(|path| unpacked(&folder.join(path)));
+    unpacked.collect()
+}
+
+fn unpacked(module: &Path) -> Result<Vec<u8>> {
+    // Also what is packed by xz, or not at all.
+    let output =
+        Command::new("zstd").args(["-q", "-d", "-c", "-f"]).arg(module).output().context("run zstd")?;
+    if !output.status.success() || !output.stdout.starts_with(b"\x7fELF") {
+        bail!("unpack {}: {}", module.display(), String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(output.stdout)
 }
 
 /// Whether an ELF program wants a dynamic linker (has a program header of type PT_INTERP).

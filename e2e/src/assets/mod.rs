@@ -2,6 +2,8 @@
 //!
 //! ```text
 //!   tree (debootstrap) --> guest: disk.img, vmlinux, initrd.img --copy, program put in--> each guest's own disk
+//!        |                                                            ^ direct boot of another kernel
+//!        |                                              kernel-SUITE: vmlinux, initrd.img
 //!        `--> qemu: the tree with QEMU of Debian's backports, where the host's is older than 9.2
 //! ```
 //!
@@ -12,10 +14,12 @@
 
 mod disk;
 mod initrd;
+mod kernel;
 mod newer;
 mod program;
 mod tree;
 
+pub use kernel::Kernel;
 pub use newer::{host_version, newer_qemu};
 pub use program::program;
 
@@ -56,6 +60,17 @@ impl Guest {
             initrd: folder.join("initrd.img"),
             program,
         })
+    }
+
+    /// The same guest with another kernel by direct boot.
+    pub fn with(mut self, kernel: Kernel, news: News<'_>) -> Result<Guest> {
+        let suite = match kernel {
+            Kernel::Stable => return Ok(self),
+            Kernel::Old => "bookworm",
+            Kernel::Newest => "trixie-backports",
+        };
+        [self.kernel, self.initrd] = kernel::other(suite, news)?;
+        Ok(self)
     }
 
     /// Gives a guest its own disk: a sparse copy at `to` with the load program in it.

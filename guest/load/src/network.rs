@@ -10,7 +10,6 @@ use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv6Addr, SocketAddrV6, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// How long an interface, an address or a peer may take to be there.
@@ -22,12 +21,8 @@ const CHUNK: usize = 256 << 10;
 /// `IFF_UP`.
 const UP: u32 = 1;
 
-/// Brings up the interface with the address `mac`, its driver loaded first, and waits for its own address to be usable.
+/// Brings up the interface with the address `mac` and waits for its own address to be usable.
 pub fn up(mac: &str) -> Result<Interface> {
-    let done = Command::new("/sbin/modprobe").arg("virtio_net").status().context("run modprobe")?;
-    if !done.success() {
-        bail!("modprobe virtio_net ended with {done}");
-    }
     let folder = wait("an interface of this address", || find(mac))?;
     let read = |name: &str| -> Result<String> {
         let path = folder.join(name);
@@ -51,7 +46,8 @@ pub fn up(mac: &str) -> Result<Interface> {
     Ok(Interface { name, index, mac: mac.to_owned(), mtu, address: address.to_string() })
 }
 
-fn wait<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+/// Looks until there is something, for a minute.
+pub fn wait<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let end = Instant::now() + PATIENCE;
     loop {
         if let Some(found) = look()? {

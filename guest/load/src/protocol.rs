@@ -117,6 +117,22 @@ pub enum Command {
         #[serde(default)]
         seed: u64,
     },
+    /// Runs iperf3 as a server for one test; answers `{}` when that is over.
+    IperfServe {
+        /// Port to listen on.
+        port: u16,
+    },
+    /// Runs iperf3 against the server at another guest; answers [`Throughput`].
+    IperfRun {
+        /// Name of the interface.
+        interface: String,
+        /// Ethernet address of the other end.
+        to: String,
+        /// Its port.
+        port: u16,
+        /// For how long.
+        seconds: u32,
+    },
     /// Answers a list of kernel log lines that tell of I/O errors, stuck tasks or kernel bugs.
     DmesgErrors,
     /// Syncs, remounts read-only, answers, and switches the machine off.
@@ -446,6 +462,19 @@ pub struct Transfer {
     pub bytes: u64,
     /// SHA-256 of them.
     pub sha256: String,
+    /// Seconds.
+    pub seconds: f64,
+}
+
+/// The answer to `iperf-run`: what arrived, both ways at once.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Throughput {
+    /// Bytes that the other end has received.
+    pub there: u64,
+    /// Bytes that this end has received.
+    pub back: u64,
+    /// Segments that this end had to send again.
+    pub retransmits: u64,
     /// Seconds.
     pub seconds: f64,
 }

@@ -3,7 +3,7 @@
 
 use crate::load::Load;
 use crate::protocol::{Answer, Body, Command, LoadSpec, Request};
-use crate::{blockdev, copy, journal, kernel, network};
+use crate::{blockdev, copy, iperf, journal, kernel, network};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -127,6 +127,10 @@ impl Server {
             Command::NetReceive { index, port } => value(network::receive(index, port)?),
             Command::NetSend { index, to, port, seconds, seed } => {
                 value(network::send(index, &to, port, seconds, seed)?)
+            }
+            Command::IperfServe { port } => value(iperf::serve(port)?),
+            Command::IperfRun { interface, to, port, seconds } => {
+                value(iperf::run(&interface, &to, port, seconds)?)
             }
             Command::DmesgErrors => value(kernel::errors()?),
             Command::Poweroff => {
