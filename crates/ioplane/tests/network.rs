@@ -375,5 +375,13 @@ fn nics_switches_and_uplinks_go_to_another_process_and_no_front_end_sees_it() {
     house.json(&["nic", "add", "c", "--switch", "lan"]);
     house.json(&["nic", "remove", "c"]);
     house.json(&["reload"]);
+    if uplink {
+        let done = std::process::Command::new("ip").args(["link", "delete", &tap]).status().unwrap();
+        assert!(done.success());
+        let error = || house.json(&["switch", "show", "lan"])["error"].clone();
+        house.until(|| error().as_str().is_some_and(|error| error.contains("has been deleted")));
+        house.json(&["reload"]);
+        assert_eq!(error(), serde_json::Value::Null, "it has been made anew");
+    }
     house.kill_whoever_answers();
 }

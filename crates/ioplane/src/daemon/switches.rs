@@ -200,7 +200,7 @@ impl Switches {
                 drop(slots);
                 return self.add(record, OnFailure::Forget).map(|()| true);
             };
-            if slot.record.now == record.now && slot.failed.is_none() {
+            if slot.record.now == record.now && slot.broken().is_none() {
                 self.note(&record)?;
                 slot.record = record;
                 return Ok(false);
@@ -344,7 +344,20 @@ async fn end(uplink: Option<Running<Tap>>) {
 }
 
 impl Slot {
+    /// Why it has no uplink although it should have one.
+    fn broken(&self) -> Option<Refusal> {
+        let gone = |uplink: &Running<Tap>| !uplink.device().port().is_up();
+        let deleted = self.uplink.as_ref().filter(|uplink| gone(uplink)).map(|_| {
+            let tap = self.record.now.uplink.as_deref().unwrap_or_default();
+            let remedy =
+                "make it again, then `ioplane reload`; a switch that was added by hand: remove and add it";
+            Refusal::failed(format!("uplink {tap}: the device has been deleted"), remedy)
+        });
+        deleted.or_else(|| self.failed.clone())
+    }
+
     fn report(&self) -> SwitchReport {
+        let broken = self.broken();
         let mut ports: Vec<PortReport> = self.switch.ports().into_iter().map(PortReport::from).collect();
         ports.sort_by(|a, b| (a.uplink, &a.name).cmp(&(b.uplink, &b.name)));
         SwitchReport {
@@ -352,8 +365,8 @@ impl Slot {
             origin: if self.record.configured.is_some() { "config" } else { "added" }.to_owned(),
             uplink: self.record.now.uplink.clone(),
             uplink_core: self.uplink.as_ref().and_then(|uplink| uplink.core_of(0)).map(|core| core.0),
-            error: self.failed.as_ref().map(|failed| failed.error.clone()),
-            remedy: self.failed.as_ref().map(|failed| failed.remedy.clone()),
+            error: broken.as_ref().map(|broken| broken.error.clone()),
+            remedy: broken.map(|broken| broken.remedy),
             learned: ports.iter().map(|port| port.learned).sum(),
             ports,
         }
