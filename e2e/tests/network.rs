@@ -11,12 +11,12 @@ use std::process::Command;
 /// Seconds of each exchange.
 const STRETCH: f64 = 5.0;
 
-/// A guest with a root disk and a NIC on the switch `lan`, one vCPU.
-fn guest(stage: &Stage, name: &str) -> Result<Vm> {
+/// A guest with a root disk and a NIC on the switch `lan`, with a queue pair for each vCPU.
+fn guest(stage: &Stage, name: &str, version: Version, cpus: u32) -> Result<Vm> {
     let root = format!("{name}-root");
     stage.add_root(&root)?;
-    stage.daemon.cli(&["nic", "add", name, "--switch", "lan"])?;
-    stage.boot(stage.qemu(name, Version::Host, &[&root, name])?)
+    stage.daemon.cli(&["nic", "add", name, "--switch", "lan", "--pairs", &cpus.to_string()])?;
+    stage.boot(stage.qemu(name, version, &[&root, name])?.cpus(cpus))
 }
 
 fn end<'a>(stage: &Stage, vm: &'a Vm) -> Result<End<'a>> {
@@ -28,7 +28,8 @@ fn end<'a>(stage: &Stage, vm: &'a Vm) -> Result<End<'a>> {
 fn guests_exchange_tcp_over_the_switch() -> Result<()> {
     play("", |stage| {
         stage.daemon.cli(&["switch", "add", "lan"])?;
-        let (left, right) = (guest(stage, "left")?, guest(stage, "right")?);
+        let left = guest(stage, "left", Version::Host, 1)?;
+        let right = guest(stage, "right", Version::Newer, 2)?;
         let (a, b) = (end(stage, &left)?, end(stage, &right)?);
         let names = ["left", "right"];
         for (round, mode) in ["notified", "polled"].into_iter().enumerate() {
@@ -55,6 +56,9 @@ fn guests_exchange_tcp_over_the_switch() -> Result<()> {
         for vm in [&left, &right] {
             expect_quiet(vm.agent())?;
         }
+        let pairs = &stage.daemon.cli(&["status"])?["nics"][1]["queues"];
+        let running = pairs.as_array().into_iter().flatten().filter(|queue| !queue["core"].is_null()).count();
+        ensure!(running == 4, "both pairs of the guest with two vCPUs run: {pairs}");
         stage.expect_clean()?;
         left.poweroff()?;
         right.poweroff()
@@ -116,7 +120,7 @@ fn a_guest_reaches_the_host_by_its_uplink() -> Result<()> {
     play("", |stage| {
         let tap = format!("iop{}", std::process::id() % 100_000);
         stage.daemon.cli(&["switch", "add", "lan", "--uplink", &tap])?;
-        let vm = guest(stage, "out")?;
+        let vm = guest(stage, "out", Version::Host, 1)?;
         let host = Host::new(&tap)?;
         let a = end(stage, &vm)?;
         let (index, mac) = (a.interface.index, a.interface.mac.clone());
