@@ -36,6 +36,7 @@ impl<'a> End<'a> {
             port,
             seconds,
             seed: u64::from(port),
+            write: 0,
         };
         let sent: Transfer = self.agent.call(send, limit).context("sending")?;
         let received: Transfer = serde_json::from_value(receiving.end(limit, |_| {}).context("receiving")?)?;

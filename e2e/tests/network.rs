@@ -1,12 +1,11 @@
 //! Stock guests on a switch: TCP both ways with large frames, every byte checked, and the way out by a TAP interface.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use ioplane_e2e::exchange::{End, exchange};
 use ioplane_e2e::protocol::{Command as Net, Transfer};
 use ioplane_e2e::stage::{MINUTE, Stage, expect_quiet, play};
+use ioplane_e2e::uplink::{HOST_MAC, Host};
 use ioplane_e2e::{Version, Vm, network};
-use std::os::fd::AsFd;
-use std::process::Command;
 
 /// Seconds of each exchange.
 const STRETCH: f64 = 5.0;
@@ -65,56 +64,6 @@ fn guests_exchange_tcp_over_the_switch() -> Result<()> {
     })
 }
 
-/// Runs `ip` with these words.
-fn ip(words: &str) -> Result<()> {
-    let output = Command::new("ip").args(words.split(' ')).output().context("run ip")?;
-    ensure!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(())
-}
-
-/// The address of the host's end.
-const HOST_MAC: &str = "02:00:00:00:aa:01";
-
-/// A TAP interface in a namespace of its own, as a host's network behind the switch; the namespace goes with the value.
-struct Host {
-    space: String,
-    index: u32,
-}
-
-impl Host {
-    fn new(tap: &str) -> Result<Host> {
-        let space = format!("{tap}-ns");
-        ip(&format!("netns add {space}"))?;
-        let mut host = Host { space, index: 0 };
-        let space = &host.space;
-        ip(&format!("link set {tap} netns {space}"))?;
-        ip(&format!("-n {space} link set {tap} address {HOST_MAC} up"))?;
-        let show = Command::new("ip").args(["-n", space, "-o", "link", "show", tap]).output()?;
-        let text = String::from_utf8_lossy(&show.stdout).into_owned();
-        host.index = text.split(':').next().and_then(|index| index.trim().parse().ok()).context(text)?;
-        Ok(host)
-    }
-
-    /// Does `work` on a thread of the namespace.
-    fn within<R: Send>(&self, work: impl FnOnce(u32) -> Result<R> + Send) -> Result<R> {
-        let space = std::fs::File::open(format!("/run/netns/{}", self.space))?;
-        std::thread::scope(|scope| {
-            let inside = scope.spawn(move || {
-                let network = Some(rustix::thread::LinkNameSpaceType::Network);
-                rustix::thread::move_into_link_name_space(space.as_fd(), network)?;
-                work(self.index)
-            });
-            inside.join().map_err(|_| anyhow::anyhow!("the host's end panicked"))?
-        })
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = ip(&format!("netns delete {}", self.space));
-    }
-}
-
 #[test]
 fn a_guest_reaches_the_host_by_its_uplink() -> Result<()> {
     play("", |stage| {
@@ -126,13 +75,14 @@ fn a_guest_reaches_the_host_by_its_uplink() -> Result<()> {
         let (index, mac) = (a.interface.index, a.interface.mac.clone());
 
         let to = HOST_MAC.to_owned();
-        let out = vm.agent().begin(Net::NetSend { index, to, port: 4100, seconds: STRETCH, seed: 1 })?;
+        let out =
+            vm.agent().begin(Net::NetSend { index, to, port: 4100, seconds: STRETCH, seed: 1, write: 0 })?;
         let received = host.within(|index| network::receive(index, 4100))?;
         let sent: Transfer = serde_json::from_value(out.end(MINUTE, |_| {})?)?;
         ensure!((sent.bytes, &sent.sha256) == (received.bytes, &received.sha256), "{sent:?} {received:?}");
 
         let back = vm.agent().begin(Net::NetReceive { index, port: 4101 })?;
-        let sent = host.within(|index| network::send(index, &mac, 4101, STRETCH, 2))?;
+        let sent = host.within(|index| network::send(index, &mac, 4101, STRETCH, 2, 0))?;
         let received: Transfer = serde_json::from_value(back.end(MINUTE, |_| {})?)?;
         ensure!((sent.bytes, &sent.sha256) == (received.bytes, &received.sha256), "{sent:?} {received:?}");
         stage.say(format!("{} MB from the host", sent.bytes >> 20));

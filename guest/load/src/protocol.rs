@@ -116,6 +116,22 @@ pub enum Command {
         /// Chooses the pattern.
         #[serde(default)]
         seed: u64,
+        /// Bytes of each write, each sent as soon as it can be; 0 for large ones.
+        #[serde(default)]
+        write: usize,
+    },
+    /// Sends UDP requests to an echo, one at a time; answers [`Requests`].
+    NetRequests {
+        /// Number of the interface.
+        index: u32,
+        /// Ethernet address of the echo.
+        to: String,
+        /// Its port.
+        port: u16,
+        /// For how long.
+        seconds: f64,
+        /// Bytes of each.
+        bytes: usize,
     },
     /// Runs iperf3 as a server for one test; answers `{}` when that is over.
     IperfServe {
@@ -464,6 +480,19 @@ pub struct Transfer {
     pub sha256: String,
     /// Seconds.
     pub seconds: f64,
+}
+
+/// The answer to `net-requests`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Requests {
+    /// Answered.
+    pub answered: u64,
+    /// Not answered within a second.
+    pub lost: u64,
+    /// Half of them took no longer, microseconds.
+    pub p50_us: u64,
+    /// 99 of 100 took no longer, microseconds.
+    pub p99_us: u64,
 }
 
 /// The answer to `iperf-run`: what arrived, both ways at once.

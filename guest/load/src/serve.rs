@@ -125,8 +125,11 @@ impl Server {
             Command::ReadStamp(spec) => value(journal::read(&spec)?),
             Command::NetUp { mac } => value(network::up(&mac)?),
             Command::NetReceive { index, port } => value(network::receive(index, port)?),
-            Command::NetSend { index, to, port, seconds, seed } => {
-                value(network::send(index, &to, port, seconds, seed)?)
+            Command::NetSend { index, to, port, seconds, seed, write } => {
+                value(network::send(index, &to, port, seconds, seed, write)?)
+            }
+            Command::NetRequests { index, to, port, seconds, bytes } => {
+                value(network::requests(index, &to, port, seconds, bytes)?)
             }
             Command::IperfServe { port } => value(iperf::serve(port)?),
             Command::IperfRun { interface, to, port, seconds } => {
