@@ -186,6 +186,15 @@ pub fn requests(index: u32, to: &str, port: u16, seconds: f64, bytes: usize) -> 
     Ok(Requests { answered: times.len(), lost, p50_us: at(0.5), p99_us: at(0.99) })
 }
 
+/// What is wrong with a transfer, in words: the other end must have what was sent, and something must have been sent.
+pub fn fault(sent: &Transfer, received: &Transfer) -> Option<String> {
+    if sent.bytes == 0 {
+        return Some("nothing was sent".into());
+    }
+    let right = (sent.bytes, &sent.sha256) == (received.bytes, &received.sha256);
+    (!right).then(|| format!("what was sent, {sent:?}, is not what was received, {received:?}"))
+}
+
 fn transfer(bytes: u64, digest: Sha256, begun: Instant) -> Transfer {
     let sha256 = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     Transfer { bytes, sha256, seconds: begun.elapsed().as_secs_f64() }
@@ -213,5 +222,17 @@ mod tests {
         let transfer = receiver.join().unwrap().unwrap();
         let wanted: String = Sha256::digest([7; 1000]).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!((transfer.bytes, transfer.sha256), (1000, wanted));
+    }
+
+    #[test]
+    fn one_wrong_byte_is_a_fault() {
+        let of = |bytes: &[u8]| transfer(bytes.len() as u64, Sha256::new_with_prefix(bytes), Instant::now());
+        let (sent, mut other) = (of(&[7; 1000]), [7; 1000]);
+        assert_eq!(fault(&sent, &of(&[7; 1000])), None);
+        other[500] ^= 1;
+        for wrong in [of(&other), of(&[7; 999]), of(&[])] {
+            assert!(fault(&sent, &wrong).is_some(), "{wrong:?}");
+        }
+        assert!(fault(&of(&[]), &of(&[])).is_some());
     }
 }
