@@ -15,7 +15,7 @@ const DISKS: [&str; 2] = ["root", "data"];
 const NICS: [&str; 2] = ["here", "there"];
 const MAC: &str = "02:00:00:00:00:07";
 /// Seconds between two migrations in the long form, and in the short one.
-const LEGS: [u32; 2] = [30, 10];
+const LEGS: [u32; 2] = [30, 12];
 
 /// How long, from the environment.
 fn plan() -> Result<(u32, u32)> {
@@ -90,8 +90,14 @@ fn roams(kernel: Kernel, version: Version) -> Result<()> {
                     stage.until("frames flow", || {
                         Ok(stage.daemon.status()?.sum_nics(&["home"])?.bytes > before + (8 << 20))
                     })?;
-                    std::thread::sleep(Duration::from_secs(u64::from(leg) / 4));
-                    travel(stage, vm, version, &machine, place)
+                    std::thread::sleep(Duration::from_secs(u64::from(leg) / 6));
+                    let arrived = travel(stage, vm, version, &machine, place)?;
+                    let busy = !checked.is_finished() && !speed.is_finished();
+                    ensure!(
+                        busy,
+                        "the transfers had ended before the guest had arrived: a longer leg is needed"
+                    );
+                    Ok(arrived)
                 })();
                 let joined = |_| anyhow::anyhow!("a transfer panicked");
                 (arrived, checked.join().map_err(joined), speed.join().map_err(joined))

@@ -380,6 +380,9 @@ fn nics_switches_and_uplinks_go_to_another_process_and_no_front_end_sees_it() {
         assert!(done.success());
         let error = || house.json(&["switch", "show", "lan"])["error"].clone();
         house.until(|| error().as_str().is_some_and(|error| error.contains("has been deleted")));
+        // It is no reason not to be upgraded.
+        house.json(&["upgrade"]);
+        house.until(|| error().as_str().is_some_and(|error| error.contains("has been deleted")));
         house.json(&["reload"]);
         assert_eq!(error(), serde_json::Value::Null, "it has been made anew");
     }

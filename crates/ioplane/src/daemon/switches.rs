@@ -113,8 +113,9 @@ impl Switches {
     pub fn inheritance(&self) -> Result<Vec<(String, Inheritance)>, Refusal> {
         let slots = self.slots();
         let each = slots.iter().map(|(name, slot)| {
-            let one = match (&slot.uplink, &slot.failed) {
-                (Some(uplink), _) => {
+            let one = match (&slot.uplink, slot.broken()) {
+                (_, Some(why)) => Inheritance::Failed(why),
+                (Some(uplink), None) => {
                     let file = uplink.device().file().try_clone_to_owned().map_err(|error| {
                         Refusal::failed(
                             format!("the uplink of switch {name}: {error}"),
@@ -123,7 +124,6 @@ impl Switches {
                     })?;
                     Inheritance::Uplink(file, uplink.device().port().clone())
                 }
-                (None, Some(why)) => Inheritance::Failed(why.clone()),
                 (None, None) => Inheritance::Plain,
             };
             Ok((name.clone(), one))
@@ -147,17 +147,19 @@ impl Switches {
     }
 
     /// Brings the uplink of one to rest. Until [`Switches::resume_uplink`] the switch has none.
-    pub fn rest_uplink(&self, name: &str, deadline: Instant) -> Result<Quiescent<Tap>, Refusal> {
+    pub fn rest_uplink(&self, name: &str) -> Result<Quiescent<Tap>, Refusal> {
+        let deadline = Instant::now() + REST;
         let uplink = self.slots().get_mut(name).and_then(|slot| slot.uplink.take());
         uplink.ok_or_else(|| missing(name))?.quiesce(deadline).map_err(|missed| {
             let why = format!("the uplink of switch {name} does not come to rest: {}", missed.reason);
             let seating = self.seating(self.slots().get(name).and_then(|slot| slot.record.now.core));
-            if let Ok((running, _)) = missed.undrain(&seating)
-                && let Some(slot) = self.slots().get_mut(name)
-            {
-                slot.uplink = Some(running);
+            let refused = Refusal::conflict(why, "an I/O core does not turn: see `ioplane core list`");
+            let back = missed.undrain(&seating).ok();
+            if let Some(slot) = self.slots().get_mut(name) {
+                slot.failed = back.is_none().then(|| refused.clone());
+                slot.uplink = back.map(|(running, _)| running);
             }
-            Refusal::conflict(why, "an I/O core does not turn: see `ioplane core list`")
+            refused
         })
     }
 
