@@ -3,19 +3,24 @@
 use anyhow::{Result, ensure};
 use ioplane_e2e::exchange::{End, Passage, exchange};
 use ioplane_e2e::protocol::Command as Net;
-use ioplane_e2e::stage::{MINUTE, Stage, expect_quiet, play};
+use ioplane_e2e::stage::{MEMORY_MIB, MINUTE, Stage, expect_quiet, play};
 use ioplane_e2e::uplink::{HOST_MAC, Host};
-use ioplane_e2e::{Version, Vm, network};
+use ioplane_e2e::{Qemu, Version, Vm, network};
 
+/// Feature bit 34.
+const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
 /// Seconds of each exchange.
 const STRETCH: f64 = 5.0;
 
-/// A guest with a root disk and a NIC on the switch `lan`, with a queue pair for each vCPU.
+/// A guest with a root disk and a NIC on the switch `lan`, with a queue pair for each vCPU; one with several has packed rings.
 fn guest(stage: &Stage, name: &str, version: Version, cpus: u32) -> Result<Vm> {
     let root = format!("{name}-root");
     stage.add_root(&root)?;
     stage.daemon.cli(&["nic", "add", name, "--switch", "lan", "--pairs", &cpus.to_string()])?;
-    stage.boot(stage.qemu(name, version, &[&root, name])?.cpus(cpus))
+    let args = stage.daemon.qemu_args(version, MEMORY_MIB, &[&root, name])?;
+    let args = if cpus > 1 { args.replace("virtio-net-pci,", "virtio-net-pci,packed=on,") } else { args };
+    let qemu = Qemu::new(name).version(version).memory_mib(MEMORY_MIB).args(&args).cpus(cpus);
+    stage.boot(qemu)
 }
 
 fn end<'a>(stage: &Stage, vm: &'a Vm) -> Result<End<'a>> {
@@ -55,7 +60,11 @@ fn guests_exchange_tcp_over_the_switch() -> Result<()> {
         for vm in [&left, &right] {
             expect_quiet(vm.agent())?;
         }
-        let pairs = &stage.daemon.cli(&["status"])?["nics"][1]["queues"];
+        let nics = &stage.daemon.cli(&["status"])?["nics"];
+        let packed =
+            nics[1]["features"].as_u64().is_some_and(|features| features & VIRTIO_F_RING_PACKED != 0);
+        ensure!(packed, "its rings are not packed: {}", nics[1]);
+        let pairs = &nics[1]["queues"];
         let running = pairs.as_array().into_iter().flatten().filter(|queue| !queue["core"].is_null()).count();
         ensure!(running == 4, "both pairs of the guest with two vCPUs run: {pairs}");
         stage.expect_clean()?;
