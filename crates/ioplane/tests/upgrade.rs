@@ -279,21 +279,31 @@ fn requests_in_flight_on_a_slow_disk_are_done_again_after_the_old_ones_have_ende
     stage.house.json(&["disk", "add", "slow", "--path", slow.device(), "--queues", &queues]);
     stage.load("slow", 7);
     stage.run(Duration::from_millis(500));
-    for _ in 0..2 {
+    // On a busy machine the load may have nothing in flight at that moment.
+    let mut suspended = 0;
+    for _ in 0..10 {
+        let before = replayed(&stage.house);
         let report = stage.upgrade(&["--binary", BINARY]);
         println!("{}", report["devices"]);
         let device = |name: &str| {
             let devices = report["devices"].as_array().unwrap();
             devices.iter().find(|device| device["name"] == name).unwrap().clone()
         };
-        assert_eq!(device("slow")["suspended"], true, "nothing was in flight: {report}");
         assert!(device("file")["pause_us"].as_u64().is_some_and(|us| us < 2_000_000), "{report}");
-        stage.house.until(|| {
-            stage.loads.iter_mut().all(|(_, load)| load.step().is_ok()) && replayed(&stage.house) > 0
-        });
+        if device("slow")["suspended"] == true {
+            suspended += 1;
+            assert!(device("slow")["pause_us"].as_u64().is_some(), "it goes on: {report}");
+            stage.house.until(|| {
+                stage.loads.iter_mut().all(|(_, load)| load.step().is_ok()) && replayed(&stage.house) > before
+            });
+        }
         stage.run(Duration::from_secs(1));
         stage.expect_unbroken();
+        if suspended == 2 {
+            break;
+        }
     }
+    assert_eq!(suspended, 2, "nothing was in flight, time and again");
     let (_, mut load) = stage.loads.pop().unwrap();
     stage.loads.clear();
     let last = stage.pid();
