@@ -136,7 +136,7 @@ impl Daemon {
         self.status()?.disk(name)
     }
 
-    /// What QEMU of this version needs for a guest of `memory_mib` with these disks; firmware boots the first.
+    /// What QEMU of this version needs for a guest of `memory_mib` with these disks and NICs; firmware boots the first.
     pub fn qemu_args(&self, version: Version, memory_mib: u64, disks: &[&str]) -> Result<String> {
         self.qemu_args_with(version, memory_mib, disks, &[])
     }

@@ -1,8 +1,9 @@
 //! Two guests that exchange TCP over their ioplane NICs, with digests at both ends.
 
 use crate::agent::Agent;
-use crate::protocol::{Command, Interface, Transfer};
-use anyhow::{Context, Result, ensure};
+use crate::network::fault;
+use crate::protocol::{Command, Interface, Throughput, Transfer};
+use anyhow::{Context, Result, bail, ensure};
 use std::time::Duration;
 
 /// How long a guest may take to bring an interface up: an address is tried for a second or two.
@@ -25,8 +26,8 @@ impl<'a> End<'a> {
         Ok(End { agent, interface })
     }
 
-    /// Sends to the other end for `seconds`; what arrived must be what was sent.
-    pub fn send_to(&self, other: &End<'_>, port: u16, seconds: f64) -> Result<Transfer> {
+    /// Sends to the other end for `seconds`. Whether what arrived is what was sent, the passage knows.
+    pub fn send_to(&self, other: &End<'_>, port: u16, seconds: f64) -> Result<Passage> {
         let limit = Duration::from_secs_f64(seconds) + REST;
         let receive = Command::NetReceive { index: other.interface.index, port };
         let receiving = other.agent.begin(receive)?;
@@ -36,20 +37,58 @@ impl<'a> End<'a> {
             port,
             seconds,
             seed: u64::from(port),
+            write: 0,
         };
         let sent: Transfer = self.agent.call(send, limit).context("sending")?;
-        let received: Transfer = serde_json::from_value(receiving.end(limit, |_| {}).context("receiving")?)?;
-        ensure!(sent.bytes > 0, "nothing was sent in {seconds} s");
-        ensure!(
-            (sent.bytes, &sent.sha256) == (received.bytes, &received.sha256),
-            "what was sent, {sent:?}, is not what was received, {received:?}"
-        );
-        Ok(sent)
+        let received = serde_json::from_value(receiving.end(limit, |_| {}).context("receiving")?)?;
+        Ok(Passage { sent, received })
+    }
+
+    /// iperf3 to the other end and back at once, for `seconds`.
+    pub fn iperf(&self, other: &End<'_>, port: u16, seconds: u32) -> Result<Throughput> {
+        let limit = Duration::from_secs(seconds.into()) + REST;
+        let serving = other.agent.begin(Command::IperfServe { port })?;
+        let (interface, to) = (self.interface.name.clone(), other.interface.mac.clone());
+        let run = Command::IperfRun { interface, to, port, seconds };
+        let found: Throughput = self.agent.call(run, limit).context("the client of iperf3")?;
+        serving.end(limit, |_| {}).context("the server of iperf3")?;
+        ensure!(found.there > 0 && found.back > 0, "iperf3 moved nothing: {found:?}");
+        Ok(found)
+    }
+}
+
+/// One way, as both ends tell of it.
+#[derive(Debug)]
+pub struct Passage {
+    /// By the one that sent.
+    pub sent: Transfer,
+    /// By the one that received.
+    pub received: Transfer,
+}
+
+impl Passage {
+    /// What is wrong, in words.
+    pub fn fault(&self) -> Option<String> {
+        fault(&self.sent, &self.received)
+    }
+
+    /// What was sent; an error if that is not what was received.
+    pub fn right(self) -> Result<Transfer> {
+        match self.fault() {
+            Some(fault) => bail!(fault),
+            None => Ok(self.sent),
+        }
     }
 }
 
 /// Both ways at once; the bytes of each, checked.
 pub fn exchange(a: &End<'_>, b: &End<'_>, port: u16, seconds: f64) -> Result<[Transfer; 2]> {
+    let [there, back] = both_ways(a, b, port, seconds)?;
+    Ok([there.right()?, back.right()?])
+}
+
+/// Both ways at once, right or wrong.
+pub fn both_ways(a: &End<'_>, b: &End<'_>, port: u16, seconds: f64) -> Result<[Passage; 2]> {
     std::thread::scope(|scope| {
         let back = scope.spawn(|| b.send_to(a, port + 1, seconds));
         let there = a.send_to(b, port, seconds)?;

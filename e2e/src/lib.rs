@@ -24,6 +24,7 @@ pub mod qemu;
 pub mod qmp;
 pub mod stage;
 pub mod status;
+pub mod uplink;
 pub mod vm;
 
 pub use accelerator::Accelerator;

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 /// How long anything in a guest may take.
 pub const MINUTE: Duration = Duration::from_secs(60);
 /// Memory of each guest.
-const MEMORY_MIB: u64 = 256;
+pub const MEMORY_MIB: u64 = 256;
 
 /// A daemon and a folder for images. Guests that use it must go before it.
 #[derive(Debug)]

@@ -140,6 +140,10 @@ impl Lane for LateLane {
 
     fn push(&mut self) {}
 
+    fn held_back(&self) -> bool {
+        false
+    }
+
     fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
         let mut count = 0;
         while !self.waiting.is_empty() && self.whim() {

@@ -6,8 +6,8 @@
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev 2>/dev/null
-for module in $(cat /modules/order); do
-    insmod "/modules/$module" || echo "guest: $module is not loaded"
+for module in /modules/*.ko; do
+    insmod "$module" || echo "guest: $module is not loaded"
 done
 mount -t 9p -o trans=virtio,version=9p2000.L,cache=none folder /folder || echo "guest: no folder"
 echo up >/folder/up

@@ -8,8 +8,8 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev 2>/dev/null
 word() { sed -n "s|.*$1=\([^ ]*\).*|\1|p" /proc/cmdline; }
-for module in $(cat /modules/order); do
-    insmod "/modules/$module" || echo "l1: $module is not loaded"
+for module in /modules/*.ko; do
+    insmod "$module" || echo "l1: $module is not loaded"
 done
 folder=$(word l1.folder)
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=524288,ro,cache=loose host /host || echo "l1: no root"

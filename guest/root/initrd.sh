@@ -1,10 +1,12 @@
 #!/bin/busybox sh
 # First program of a test guest: finds the root file system by its label, wherever its disk is, and goes there.
-# The cloud kernel has everything else built in.
 bb=/bin/busybox
 $bb mount -t devtmpfs dev /dev
 exec </dev/console >/dev/console 2>&1
-$bb insmod /virtio_blk.ko || echo "ioplane-initrd: virtio_blk.ko cannot be loaded"
+# Drivers that this kernel does not have built in, each after what it needs.
+for module in /modules/*.ko; do
+    $bb insmod "$module" || echo "ioplane-initrd: $module cannot be loaded"
+done
 tries=0
 until device=$($bb findfs LABEL=ioplane-root 2>/dev/null); do
     tries=$((tries + 1))

@@ -358,6 +358,16 @@ pub enum Accel {
     Tcg,
 }
 
+impl Accel {
+    /// As QEMU's `-accel` spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Accel::Kvm => "kvm",
+            Accel::Tcg => "tcg",
+        }
+    }
+}
+
 /// What can be done with NICs.
 #[derive(Debug, Subcommand)]
 pub enum NicCommand {

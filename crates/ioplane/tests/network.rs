@@ -3,6 +3,7 @@
 mod house;
 
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use house::House;
@@ -27,7 +28,7 @@ fn config() -> &'static str {
 struct Guest {
     front: Front,
     pair: Pair,
-    _memory: GuestMemory,
+    memory: GuestMemory,
 }
 
 impl Guest {
@@ -43,7 +44,18 @@ impl Guest {
         }
         pair.fill();
         front.kick(0);
-        Guest { front, pair, _memory: memory }
+        Guest { front, pair, memory }
+    }
+
+    /// The daemon has died and is there again: as QEMU does, which knows nothing but the used indexes.
+    fn plug_in_again(&mut self, house: &House, name: &str) {
+        self.front.reconnect(&house.path(&format!("{name}.sock"))).unwrap();
+        self.front.share(&self.memory).unwrap();
+        let bases = [self.pair.rx().base(), self.pair.tx().base()];
+        for (index, (place, base)) in (0..).zip(self.pair.places().into_iter().zip(bases)) {
+            self.front.start(index, &self.memory, place, base).unwrap();
+            self.front.kick(index);
+        }
     }
 
     fn send(&mut self, to: [u8; 6], from: [u8; 6], payload: &[u8]) {
@@ -331,6 +343,167 @@ fn vm() -> String {
     program.file_name().unwrap().to_string_lossy().into_owned()
 }
 
+/// Sends numbered frames from `a` and takes what has come at `b`, counting how often each has; for `time`, or until `b` has
+/// frame `until`.
+fn flow(a: &mut Guest, b: &mut Guest, came: &mut Vec<u8>, time: Duration, until: Option<usize>) {
+    let end = Instant::now() + time;
+    loop {
+        a.pair.reap().unwrap();
+        let number = came.len() as u32;
+        let frame = [&B[..], &A[..], &[0x88, 0xb5], &number.to_le_bytes(), &payload(number as u8)].concat();
+        if a.pair.send(Header::default(), &frame).unwrap() {
+            came.push(0);
+        }
+        a.front.kick(1);
+        let mut bytes = Vec::new();
+        while b.pair.take_frame().unwrap().is_some() {
+            b.pair.read_frame(&mut bytes).unwrap();
+            let (number, rest) = bytes[14..].split_first_chunk::<4>().unwrap();
+            let number = u32::from_le_bytes(*number);
+            assert_eq!(rest, payload(number as u8), "frame {number} is damaged");
+            came[number as usize] += 1;
+            if until.is_some_and(|until| number as usize >= until) {
+                return;
+            }
+        }
+        b.front.kick(0);
+        if Instant::now() >= end {
+            assert_eq!(until, None, "no frame comes any more");
+            return;
+        }
+    }
+}
+
+/// A NIC has no journal. Frames on their way may be lost, or sent twice; a buffer that the guest has given comes back once
+/// (the driver here refuses a second time), and none is kept.
+#[test]
+fn a_daemon_that_is_killed_in_the_middle_of_traffic_gives_every_buffer_back_once() {
+    let mut house = House::open(config());
+    let (mut a, mut b) = (Guest::plug_in(&house, "a"), Guest::plug_in(&house, "b"));
+    let mut came = Vec::new();
+    for round in 0..10u64 {
+        // Both ways to look at rings, and another moment each time.
+        let mode = ["polled", "notified"][round as usize % 2];
+        house.json(&["core", "mode", mode]);
+        flow(&mut a, &mut b, &mut came, Duration::from_micros(20_000 + 3_711 * round), None);
+        house.kill9();
+        house.start();
+        a.plug_in_again(&house, "a");
+        b.plug_in_again(&house, "b");
+        let fresh = came.len();
+        flow(&mut a, &mut b, &mut came, LIMIT, Some(fresh));
+    }
+    house.until(|| {
+        a.pair.reap().unwrap();
+        while b.pair.take_frame().unwrap().is_some() {}
+        b.front.kick(0);
+        a.pair.sending() == 0
+    });
+    let buffers = PairPlan::mergeable(RingMode::of(0)).buffers;
+    assert_eq!(b.pair.rx().in_flight(), buffers, "all are there to receive");
+    let (lost, doubled) = (came.iter().filter(|n| **n == 0).count(), came.iter().filter(|n| **n > 1).count());
+    println!("10 kills: {} frames, {lost} lost, {doubled} doubled", came.len());
+    // What a ring can hold of frames that were sent and not shown as used, each time.
+    assert!(doubled <= 10 * 256, "{doubled} doubled");
+}
+
+/// Everything that a guest can send and should not, and more of it than there is room for.
+fn misbehave(c: &mut Guest, turn: usize) {
+    const C: [u8; 6] = [2, 0, 0, 0, 0, 0xc];
+    let frame = |to: [u8; 6], from: [u8; 6], len: usize| {
+        let mut frame = [&to[..], &from[..], &[8, 0], &vec![0x45; len.saturating_sub(14)]].concat();
+        frame.truncate(len);
+        frame
+    };
+    let plain = Header::default();
+    let (header, frame) = match turn % 7 {
+        0 => (plain, frame([0xff; 6], C, 60)),
+        1 => (plain, frame(B, C, 9)),
+        2 => (plain, frame(B, C, 65_600)),
+        3 => (plain, frame(B, A, 60)),
+        // Offloads that are none: past the end, of no kind that there is, segments of nothing.
+        4 => (Header { flags: 1, csum_start: 60_000, csum_offset: 4, ..plain }, frame(B, C, 60)),
+        5 => (Header { gso_type: 0x77, gso_size: 1000, ..plain }, frame(B, C, 3000)),
+        _ => (Header { flags: 1, gso_type: 1, csum_start: 34, csum_offset: 16, ..plain }, frame(B, C, 3000)),
+    };
+    c.pair.reap().unwrap();
+    while c.pair.send(header, &frame).unwrap() {}
+    c.front.kick(1);
+    while c.pair.take_frame().unwrap().is_some() {}
+}
+
+/// The time that 99 of 100 frames from `a` need at most to `b`.
+fn p99(a: &mut Guest, b: &mut Guest) -> Duration {
+    let mut times: Vec<Duration> = (0..400u32)
+        .map(|seed| {
+            let begun = Instant::now();
+            a.send(B, A, &payload(seed as u8));
+            // What else comes is the neighbour's.
+            let mut bytes = Vec::new();
+            loop {
+                if b.pair.take_frame().unwrap().is_some() {
+                    b.pair.read_frame(&mut bytes).unwrap();
+                    if bytes[6..12] == A && bytes.len() == 214 {
+                        assert_eq!(bytes[14..], payload(seed as u8));
+                        return begun.elapsed();
+                    }
+                }
+                assert!(begun.elapsed() < LIMIT, "no frame comes");
+                std::thread::yield_now();
+            }
+        })
+        .collect();
+    times.sort();
+    times[times.len() * 99 / 100]
+}
+
+/// What one guest sends is its own harm. The goal is a p99 within twice the quiet one, which is reported; what is asserted
+/// is far above, since two processors have the core, three guests and whatever else runs here.
+#[test]
+fn a_neighbour_that_sends_what_it_should_not_harms_nobody_else() {
+    let house = House::open(&format!(
+        "{}[[nic]]\nname = \"c\"\nswitch = \"lan\"\nmac = \"02:00:00:00:00:0c\"\n",
+        config()
+    ));
+    let [mut a, mut b, mut c] = ["a", "b", "c"].map(|name| Guest::plug_in(&house, name));
+    house.json(&["core", "mode", "polled"]);
+    talk(&mut a, &mut b, 20);
+    let (over, hostile) = (AtomicBool::new(false), AtomicBool::new(false));
+    let mut ratios: Vec<f64> = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for turn in 0.. {
+                if over.load(Ordering::Acquire) {
+                    break;
+                }
+                if hostile.load(Ordering::Acquire) {
+                    misbehave(&mut c, turn);
+                }
+                // Hostile to the switch, not to this machine's processors.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let ratios = (0..5).map(|_| {
+            let quiet = p99(&mut a, &mut b);
+            hostile.store(true, Ordering::Release);
+            let loud = p99(&mut a, &mut b);
+            hostile.store(false, Ordering::Release);
+            loud.as_secs_f64() / quiet.as_secs_f64()
+        });
+        let ratios = ratios.collect();
+        over.store(true, Ordering::Release);
+        ratios
+    });
+    ratios.sort_by(f64::total_cmp);
+    println!("p99 beside a neighbour that misbehaves: {ratios:.1?} times the quiet one (goal: 2)");
+    assert!(ratios[2] < 20.0, "{ratios:?}");
+    let shown = house.json(&["switch", "show", "lan"]);
+    let drops = &port(&shown, "c")["sent_drops"];
+    for cause in ["runt", "giant", "spoofed", "offload"] {
+        assert!(drops[cause].as_u64() > Some(0), "{cause} is not among {drops}");
+    }
+    assert_eq!(port(&shown, "a")["sent_drops"], serde_json::json!({}), "{shown}");
+}
+
 #[test]
 fn nics_switches_and_uplinks_go_to_another_process_and_no_front_end_sees_it() {
     let uplink = rustix::process::geteuid().is_root() && std::path::Path::new("/dev/net/tun").exists();
@@ -375,5 +548,16 @@ fn nics_switches_and_uplinks_go_to_another_process_and_no_front_end_sees_it() {
     house.json(&["nic", "add", "c", "--switch", "lan"]);
     house.json(&["nic", "remove", "c"]);
     house.json(&["reload"]);
+    if uplink {
+        let done = std::process::Command::new("ip").args(["link", "delete", &tap]).status().unwrap();
+        assert!(done.success());
+        let error = || house.json(&["switch", "show", "lan"])["error"].clone();
+        house.until(|| error().as_str().is_some_and(|error| error.contains("has been deleted")));
+        // It is no reason not to be upgraded.
+        house.json(&["upgrade"]);
+        house.until(|| error().as_str().is_some_and(|error| error.contains("has been deleted")));
+        house.json(&["reload"]);
+        assert_eq!(error(), serde_json::Value::Null, "it has been made anew");
+    }
     house.kill_whoever_answers();
 }

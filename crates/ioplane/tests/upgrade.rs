@@ -8,6 +8,7 @@ mod house;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -27,10 +28,21 @@ struct Stage {
 }
 
 impl Stage {
-    /// A disk on a file and one in memory, each with a load.
+    /// A disk on a file and one in memory, each with a load; a switch with a NIC, and with an uplink where that may be.
     fn new() -> Stage {
+        let may = rustix::process::geteuid().is_root() && Path::new("/dev/net/tun").exists();
+        let uplink = if may {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let next = NEXT.fetch_add(1, Ordering::Relaxed);
+            format!("uplink = \"u{}n{next}\"\n", std::process::id())
+        } else {
+            let why = "SKIPPED: an uplink that is handed over or comes back was NOT tested: it takes root and /dev/net/tun";
+            let _ = writeln!(std::io::stderr(), "{why}");
+            String::new()
+        };
         let config = format!(
-            "[[core]]\nspin_us = 200\n[[disk]]\nname = \"file\"\npath = \"disk.img\"\nqueues = {QUEUES}\n\
+            "[[switch]]\nname = \"lan\"\n{uplink}[[nic]]\nname = \"web\"\nswitch = \"lan\"\n\
+             [[core]]\nspin_us = 200\n[[disk]]\nname = \"file\"\npath = \"disk.img\"\nqueues = {QUEUES}\n\
              [[disk]]\nname = \"memory\"\nmemory = {}\nqueues = {QUEUES}\n",
             CrashLoad::image_bytes(QUEUES)
         );
@@ -104,6 +116,13 @@ impl Stage {
             assert_eq!((&disk["connected"], &disk["connections"]), (&true.into(), &1.into()), "{disk}");
             assert_eq!(disk["front_end_faults"], serde_json::json!({}), "{disk}");
         }
+        let lan = self.house.json(&["switch", "show", "lan"]);
+        assert_eq!(lan["error"], Value::Null, "{lan}");
+        assert_eq!(
+            lan["uplink"].is_null(),
+            lan["uplink_core"].is_null(),
+            "its uplink runs, if it has one: {lan}"
+        );
     }
 
     /// The whole content is what was written.
@@ -144,7 +163,7 @@ fn descriptors(pid: u64) -> Vec<PathBuf> {
 fn five_upgrades_under_load_and_no_front_end_can_tell() {
     let mut stage = Stage::new();
     let state = std::fs::read_to_string(stage.house.path("state.json")).unwrap();
-    let mut counts = Vec::new();
+    let mut open = usize::MAX;
     for round in 0..5 {
         let before = stage.pid();
         let report = stage.upgrade(&["--binary", BINARY]);
@@ -155,14 +174,17 @@ fn five_upgrades_under_load_and_no_front_end_can_tell() {
         let pauses: Vec<_> =
             report["devices"].as_array().unwrap().iter().map(|d| d["pause_us"].as_u64()).collect();
         println!("round {round}: paused {pauses:?} us");
-        assert_eq!(pauses.len(), 2);
+        assert_eq!(pauses.len(), 3, "two disks and a NIC");
         assert!(pauses.iter().all(|pause| pause.is_some_and(|us| us < 2_000_000)), "{pauses:?}");
         stage.run(Duration::from_millis(100));
         stage.expect_unbroken();
-        counts.push(descriptors(after).len());
+        // Whoever has just asked may still be on the line; what leaks stays.
+        stage.house.until(|| descriptors(after).len() <= open);
+        if round > 0 {
+            open = open.min(descriptors(after).len());
+        }
     }
     assert_eq!(std::fs::read_to_string(stage.house.path("state.json")).unwrap(), state, "written to");
-    assert!(counts[1..].windows(2).all(|pair| pair[0] == pair[1]), "descriptors leak: {counts:?}");
     // What can be changed can be changed still, and the counts go on.
     let answered: u64 = stage.loads.iter().map(|(_, load)| load.answered).sum();
     let counted: u64 = ["file", "memory"]
@@ -257,21 +279,31 @@ fn requests_in_flight_on_a_slow_disk_are_done_again_after_the_old_ones_have_ende
     stage.house.json(&["disk", "add", "slow", "--path", slow.device(), "--queues", &queues]);
     stage.load("slow", 7);
     stage.run(Duration::from_millis(500));
-    for _ in 0..2 {
+    // On a busy machine the load may have nothing in flight at that moment.
+    let mut suspended = 0;
+    for _ in 0..10 {
+        let before = replayed(&stage.house);
         let report = stage.upgrade(&["--binary", BINARY]);
         println!("{}", report["devices"]);
         let device = |name: &str| {
             let devices = report["devices"].as_array().unwrap();
             devices.iter().find(|device| device["name"] == name).unwrap().clone()
         };
-        assert_eq!(device("slow")["suspended"], true, "nothing was in flight: {report}");
         assert!(device("file")["pause_us"].as_u64().is_some_and(|us| us < 2_000_000), "{report}");
-        stage.house.until(|| {
-            stage.loads.iter_mut().all(|(_, load)| load.step().is_ok()) && replayed(&stage.house) > 0
-        });
+        if device("slow")["suspended"] == true {
+            suspended += 1;
+            assert!(device("slow")["pause_us"].as_u64().is_some(), "it goes on: {report}");
+            stage.house.until(|| {
+                stage.loads.iter_mut().all(|(_, load)| load.step().is_ok()) && replayed(&stage.house) > before
+            });
+        }
         stage.run(Duration::from_secs(1));
         stage.expect_unbroken();
+        if suspended == 2 {
+            break;
+        }
     }
+    assert_eq!(suspended, 2, "nothing was in flight, time and again");
     let (_, mut load) = stage.loads.pop().unwrap();
     stage.loads.clear();
     let last = stage.pid();

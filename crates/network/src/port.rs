@@ -203,6 +203,11 @@ impl Port {
     }
 
     /// Largest packet that is not segmented.
+    pub fn mtu(&self) -> u16 {
+        self.station.mtu.load(Ordering::Relaxed)
+    }
+
+    /// Changes [`Port::mtu`].
     pub fn set_mtu(&self, mtu: u16) {
         self.station.mtu.store(mtu, Ordering::Relaxed);
     }
@@ -228,6 +233,19 @@ impl Port {
     /// Whether the link is up.
     pub fn is_up(&self) -> bool {
         self.station.is_up()
+    }
+
+    /// If the link is up: when it came up, by the switch's count.
+    pub fn link(&self) -> Option<u64> {
+        self.is_up().then(|| self.station.raised.load(Ordering::Relaxed))
+    }
+
+    /// The link is as [`Port::link`] said of another port in whose place this one goes on.
+    pub fn restore_link(&self, link: Option<u64>) {
+        let Some(raised) = link else { return self.set_up(false) };
+        self.switch.raised_at_least(raised);
+        self.station.raised.store(raised, Ordering::Relaxed);
+        self.station.up.store(true, Ordering::Release);
     }
 
     /// What the port's guest wants to hear.

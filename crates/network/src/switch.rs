@@ -244,6 +244,11 @@ impl Switch {
         self.raised.fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    /// Links that come up later have higher numbers than `raised`.
+    pub(crate) fn raised_at_least(&self, raised: u64) {
+        self.raised.fetch_max(raised.min(u64::MAX / 2), Ordering::Relaxed);
+    }
+
     fn control(&self) -> MutexGuard<'_, Control> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -318,3 +318,22 @@ fn a_tap_that_is_gone_is_refused_by_name() {
         });
     });
 }
+
+/// A deleted device is "readable" for ever. The core sleeps all the same, and the other uplink works.
+#[test]
+fn a_device_that_is_deleted_takes_its_link_down_and_lets_the_core_sleep() {
+    if !allowed() {
+        return;
+    }
+    let hosts = hosts();
+    hosts.left.world.run(|| ip("link delete ioplane1"));
+    let port = hosts.left.port.clone();
+    eventually("the link is down", || !port.is_up());
+    eventually("the core sleeps and nothing wakes it", || {
+        let before = hosts.core.read();
+        std::thread::sleep(Duration::from_millis(50));
+        let after = hosts.core.read();
+        after.awake == 0 && (after.wakes, after.naps) == (before.wakes, before.naps)
+    });
+    assert!(hosts.right.port.is_up());
+}

@@ -129,6 +129,10 @@ pub trait Lane: Send {
     /// Hands everything noted down to whoever does it. Called once a poll, and only needed after [`Submitted::Pending`].
     fn push(&mut self);
 
+    /// Whether something is still noted down after [`Lane::push`] (the kernel was short of memory): nothing will wake
+    /// anybody for it, so whoever polls must push again before long.
+    fn held_back(&self) -> bool;
+
     /// Calls `done` once for each operation that has ended since, in any order, and says how many those were.
     fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize;
 

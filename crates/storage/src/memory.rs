@@ -256,6 +256,10 @@ impl Lane for MemoryLane {
     #[inline]
     fn push(&mut self) {}
 
+    fn held_back(&self) -> bool {
+        false
+    }
+
     #[inline]
     fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
         let Some(slow) = self.slow.first_mut() else { return 0 };

@@ -7,7 +7,7 @@
 //!   32 MiB       ext4, labelled ioplane-root: Debian
 //! ```
 
-use super::{News, initrd, text, tree};
+use super::{News, initrd, kernel, text, tree};
 use crate::process::run;
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File};
@@ -29,14 +29,14 @@ const GRUB: &str = include_str!("../../../guest/root/grub.cfg");
 
 /// What the disk depends on; raise the number when the code below changes what it makes.
 pub(super) fn recipe() -> String {
-    [INIT, GRUB_EARLY, GRUB, initrd::SCRIPT, "disk 2"].join("\n")
+    [INIT, GRUB_EARLY, GRUB, initrd::SCRIPT, "disk 3"].join("\n")
 }
 
 /// Makes `disk.img`, `vmlinux` and `initrd.img` in `to` from a Debian tree.
 pub(super) fn build(tree: &Path, to: &Path, news: News<'_>) -> Result<Vec<PathBuf>> {
     news("guest: root disk for SeaBIOS, OVMF and direct boot");
-    fs::copy(tree.join("boot").join(format!("vmlinuz-{}", tree::kernel(tree)?)), to.join("vmlinuz"))?;
-    unpack_kernel(to)?;
+    fs::copy(tree::kernel(tree)?.1, to.join("vmlinuz"))?;
+    kernel::unpack(&to.join("vmlinuz"), &to.join("vmlinux"))?;
     fs::write(to.join("initrd.img"), initrd::archive(tree)?)?;
     let root = to.join("root");
     furnish(tree, &root, to)?;
@@ -114,28 +114,6 @@ fn furnish(tree: &Path, root: &Path, built: &Path) -> Result<()> {
     let link = root.join("sbin");
     if !link.exists() {
         symlink("usr/sbin", link)?;
-    }
-    Ok(())
-}
-
-/// Takes the ELF kernel out of the bzImage: QEMU starts it by its PVH entry, which spares a translated guest a second of
-/// unpacking. The offsets are of the x86 boot protocol's setup header.
-pub(super) fn unpack_kernel(to: &Path) -> Result<()> {
-    let image = fs::read(to.join("vmlinuz"))?;
-    let number = |at: usize| {
-        image.get(at..at + 4).map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) as usize)
-    };
-    let start = (usize::from(image[0x1f1]) + 1) * 512 + number(0x248);
-    // The last four bytes are the size when unpacked.
-    let payload =
-        image.get(start..start + number(0x24c).saturating_sub(4)).context("a bzImage has a payload")?;
-    let packed = to.join("vmlinux.zst");
-    fs::write(&packed, payload)?;
-    let kernel = to.join("vmlinux");
-    run("zstd", &["-q", "-d", text(&packed)?, "-o", text(&kernel)?]).context("unpack the kernel")?;
-    fs::remove_file(packed)?;
-    if !fs::read(&kernel)?.starts_with(b"\x7fELF") {
-        bail!("the kernel's payload is not ELF");
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The guests' initial RAM disk: busybox, one driver and a script, as a cpio archive ("newc").
+//! The guests' initial RAM disk: busybox, drivers and a script, as a cpio archive ("newc").
 
 use super::tree;
 use anyhow::{Context, Result, bail};
@@ -10,25 +10,58 @@ pub(super) const SCRIPT: &str = include_str!("../../../guest/root/initrd.sh");
 
 /// The archive for the kernel of the tree at `root`, not compressed: it is small, and a translated guest unpacks slowly.
 pub(super) fn archive(root: &Path) -> Result<Vec<u8>> {
-    let module = unpacked(&root.join(tree::module(&tree::kernel(root)?)))?;
+    let modules = root.join("usr/lib/modules").join(tree::kernel(root)?.0);
     let mut archive = Archive::with_busybox(SCRIPT)?;
     archive.add("root", 0o040_755, &[], (0, 0));
-    archive.add("virtio_blk.ko", 0o100_644, &module, (0, 0));
+    archive.add_modules(&modules, &DRIVERS)?;
     Ok(archive.finish())
-}
-
-/// A module of a kernel package, which packs them with xz.
-pub(super) fn unpacked(module: &Path) -> Result<Vec<u8>> {
-    let output = Command::new(busybox()?).args(["xz", "-dc"]).arg(module).output()?;
-    if !output.status.success() {
-        bail!("unpack {}: {}", module.display(), String::from_utf8_lossy(&output.stderr));
-    }
-    Ok(output.stdout)
 }
 
 fn busybox() -> Result<&'static str> {
     let found = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists());
     found.context("no busybox; install the package busybox-static (script/bootstrap --demo)")
+}
+
+/// What a guest needs before its root is there, or has to have without its kernel's modules on the disk.
+const DRIVERS: [&str; 5] = ["virtio_pci", "virtio_blk", "ext4", "virtio_console", "virtio_net"];
+
+/// Those of `drivers` that the kernel whose modules are in `folder` does not have built in, unpacked, each after what it
+/// needs.
+fn modules(folder: &Path, drivers: &[&str]) -> Result<Vec<Vec<u8>>> {
+    let read = |name: &str| {
+        let path = folder.join(name);
+        fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
+    };
+    let (needs, builtin) = (read("modules.dep")?, read("modules.builtin")?);
+    let is = |path: &str, driver: &str| {
+        let file = path.rsplit('/').next().unwrap_or_default();
+        file.split('.').next().is_some_and(|name| name.replace('-', "_") == driver)
+    };
+    let mut order: Vec<&str> = Vec::new();
+    for driver in drivers {
+        if builtin.lines().any(|path| is(path, driver)) {
+            continue;
+        }
+        let line = needs.lines().filter_map(|line| line.split_once(':')).find(|(path, _)| is(path, driver));
+        let (path, before) = line.with_context(|| format!("{} has no {driver}", folder.display()))?;
+        // What is needed first is named last.
+        for path in before.split_whitespace().rev().chain([path]) {
+            if !order.contains(&path) {
+                order.push(path);
+            }
+        }
+    }
+    order.iter().map(|path| unpacked(&folder.join(path))).collect()
+}
+
+/// A module as its package has it: packed by zstd or by xz, or not at all.
+fn unpacked(module: &Path) -> Result<Vec<u8>> {
+    let output =
+        Command::new("zstd").args(["-q", "-d", "-c", "-f"]).arg(module).output().context("run zstd")?;
+    if !output.status.success() || !output.stdout.starts_with(b"\x7fELF") {
+        bail!("unpack {}: {}", module.display(), String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(output.stdout)
 }
 
 /// Whether an ELF program wants a dynamic linker (has a program header of type PT_INTERP).
@@ -65,6 +98,15 @@ impl Archive {
         archive.add("bin/busybox", 0o100_755, &program, (0, 0));
         archive.add("init", 0o100_755, script.as_bytes(), (0, 0));
         Ok(archive)
+    }
+
+    /// Adds those of `drivers` that are not built in as `modules/00.ko` and so on, in the order to load them in.
+    pub(super) fn add_modules(&mut self, folder: &Path, drivers: &[&str]) -> Result<()> {
+        self.add("modules", 0o040_755, &[], (0, 0));
+        for (index, module) in modules(folder, drivers)?.iter().enumerate() {
+            self.add(&format!("modules/{index:02}.ko"), 0o100_644, module, (0, 0));
+        }
+        Ok(())
     }
 
     /// The bytes for the boot loader.

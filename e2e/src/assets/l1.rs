@@ -1,6 +1,6 @@
 //! What a KVM host inside a VM is made of: Debian's generic kernel, which has KVM, VFIO, old NICs and USB as modules.
 
-use super::{News, asset, disk, initrd, text, tree};
+use super::{News, asset, initrd, kernel, text, tree};
 use crate::process::run;
 use anyhow::{Context, Result, ensure};
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 const INIT: &str = include_str!("../../../guest/l1/init.sh");
 const GUEST: &str = include_str!("../../../guest/l1/guest.sh");
 /// What the root needs; all else is loaded from it.
-const MODULES: [&str; 2] = ["net/9p/9pnet_virtio", "fs/9p/9p"];
+const MODULES: [&str; 2] = ["9pnet_virtio", "9p"];
 
 /// The parts of an L1.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub struct Host {
 impl Host {
     /// Makes what is missing.
     pub fn prepare(news: News<'_>) -> Result<Host> {
-        let recipe = [INIT, GUEST, "trixie linux-image-amd64 2"].join("\n");
+        let recipe = [INIT, GUEST, "trixie linux-image-amd64 3"].join("\n");
         let folder = asset("l1", &recipe, news, |to| build(&tree::tree(news)?, to, news))?;
         let at = |name: &str| folder.join(name);
         Ok(Host {
@@ -60,7 +60,7 @@ fn build(tree: &Path, to: &Path, news: News<'_>) -> Result<Vec<PathBuf>> {
     fs::create_dir(to.join("lib"))?;
     fs::rename(package.join("usr/lib/modules"), to.join("lib/modules"))?;
     fs::copy(package.join("boot").join(format!("vmlinuz-{version}")), to.join("vmlinuz"))?;
-    disk::unpack_kernel(to)?;
+    kernel::unpack(&to.join("vmlinuz"), &to.join("vmlinux"))?;
     let modules = to.join("lib/modules").join(&version);
     fs::write(to.join("initrd.img"), archive(&modules, INIT)?)?;
     fs::write(to.join("guest.img"), archive(&modules, GUEST)?)?;
@@ -70,31 +70,9 @@ fn build(tree: &Path, to: &Path, news: News<'_>) -> Result<Vec<PathBuf>> {
     Ok(own.into_iter().chain([dep]).collect())
 }
 
-/// An initial RAM disk that runs `script`: the modules that 9p needs, each after those that it needs itself.
+/// An initial RAM disk that runs `script`, with the modules that it needs to mount its folder.
 fn archive(modules: &Path, script: &str) -> Result<Vec<u8>> {
-    let dependencies = fs::read_to_string(modules.join("modules.dep"))?;
-    let mut order: Vec<&str> = Vec::new();
-    for wanted in MODULES {
-        let packed = format!("kernel/{wanted}.ko.xz:");
-        let line = dependencies.lines().find(|line| line.starts_with(&packed));
-        let line = line.with_context(|| format!("the generic kernel has no module {wanted}"))?;
-        // The module, then what it needs, nearest first.
-        for path in line.split([' ', ':']).rev().filter(|path| !path.is_empty()) {
-            if !order.contains(&path) {
-                order.push(path);
-            }
-        }
-    }
     let mut archive = initrd::Archive::with_busybox(script)?;
-    archive.add("modules", 0o040_755, &[], (0, 0));
-    let mut names = String::new();
-    for path in order {
-        let name = path.rsplit('/').next().unwrap_or(path).trim_end_matches(".xz");
-        let module = initrd::unpacked(&modules.join(path))?;
-        archive.add(&format!("modules/{name}"), 0o100_644, &module, (0, 0));
-        names += name;
-        names.push('\n');
-    }
-    archive.add("modules/order", 0o100_644, names.as_bytes(), (0, 0));
+    archive.add_modules(modules, &MODULES)?;
     Ok(archive.finish())
 }

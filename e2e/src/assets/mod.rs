@@ -3,6 +3,8 @@
 //! ```text
 //!   tree (debootstrap) --> guest: disk.img, vmlinux, initrd.img --copy, program put in--> each guest's own disk
 //!        |--> l1: Debian's generic kernel with all its modules, and an initial RAM disk, for a KVM host inside a VM
+//!        |                                                            ^ direct boot of another kernel
+//!        |                                              kernel-SUITE: vmlinux, initrd.img
 //!        `--> qemu: the tree with QEMU of Debian's backports, where the host's is older than 9.2
 //! ```
 //!
@@ -13,11 +15,13 @@
 
 mod disk;
 mod initrd;
+mod kernel;
 mod l1;
 mod newer;
 mod program;
 mod tree;
 
+pub use kernel::Kernel;
 pub use l1::Host;
 pub use newer::{host_version, newer_qemu};
 pub use program::program;
@@ -59,6 +63,17 @@ impl Guest {
             initrd: folder.join("initrd.img"),
             program,
         })
+    }
+
+    /// The same guest with another kernel by direct boot.
+    pub fn with(mut self, kernel: Kernel, news: News<'_>) -> Result<Guest> {
+        let suite = match kernel {
+            Kernel::Stable => return Ok(self),
+            Kernel::Old => "bookworm",
+            Kernel::Newest => "trixie-backports",
+        };
+        [self.kernel, self.initrd] = kernel::other(suite, news)?;
+        Ok(self)
     }
 
     /// Gives a guest its own disk: a sparse copy at `to` with the load program in it.

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const RECIPE: &str = "trixie minbase linux-image-cloud-amd64 1";
+const RECIPE: &str = "trixie minbase linux-image-cloud-amd64 iperf3 2";
 
 /// Where Debian's packages come from; `IOPLANE_DEBIAN_MIRROR` names another.
 pub(super) fn mirror() -> String {
@@ -25,7 +25,7 @@ fn build(to: &Path, news: News<'_>) -> Result<Vec<PathBuf>> {
     news("tree: Debian 13 with its cloud kernel, by debootstrap (about a minute)");
     let root = to.join("root");
     let root_text = text(&root)?;
-    let include = "--include=linux-image-cloud-amd64";
+    let include = "--include=linux-image-cloud-amd64,iperf3";
     // INITRD=No: the kernel's package would build an initial RAM disk that nobody uses.
     let args = ["INITRD=No", "debootstrap", "--variant=minbase", include, "trixie", root_text, &mirror()];
     run("env", &args).context("debootstrap; is the network there? its log is debootstrap.log in the tree")?;
@@ -36,25 +36,25 @@ fn build(to: &Path, news: News<'_>) -> Result<Vec<PathBuf>> {
             fs::create_dir_all(&path)?;
         }
     }
-    let kernel = kernel(&root)?;
+    let (kernel, _) = kernel(&root)?;
     let mut files = vec![PathBuf::from("root/usr/bin/dpkg"), PathBuf::from("root/usr/bin/apt-get")];
     files.push(Path::new("root/boot").join(format!("vmlinuz-{kernel}")));
-    files.push(Path::new("root").join(module(&kernel)));
+    files.push(Path::new("root/usr/lib/modules").join(kernel).join("modules.dep"));
     Ok(files)
 }
 
-/// The version of the tree's kernel.
-pub(super) fn kernel(root: &Path) -> Result<String> {
-    for entry in fs::read_dir(root.join("boot"))? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        if let Some(version) = name.strip_prefix("vmlinuz-") {
-            return Ok(version.into());
+/// The version of a tree's kernel, and its bzImage.
+pub(super) fn kernel(root: &Path) -> Result<(String, PathBuf)> {
+    let modules = root.join("usr/lib/modules");
+    for entry in fs::read_dir(&modules).with_context(|| format!("list {}", modules.display()))? {
+        let folder = entry?.path();
+        let version = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        // Beside its modules since Linux 7.
+        for image in [root.join("boot").join(format!("vmlinuz-{version}")), folder.join("vmlinuz")] {
+            if image.exists() {
+                return Ok((version, image));
+            }
         }
     }
-    bail!("{} has no kernel", root.join("boot").display())
-}
-
-/// Where the one driver lies that the kernel does not have built in.
-pub(super) fn module(kernel: &str) -> PathBuf {
-    PathBuf::from(format!("usr/lib/modules/{kernel}/kernel/drivers/block/virtio_blk.ko.xz"))
+    bail!("{} has no kernel", root.display())
 }

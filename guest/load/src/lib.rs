@@ -11,6 +11,7 @@
 
 pub mod blockdev;
 pub mod copy;
+pub mod iperf;
 pub mod journal;
 pub mod kernel;
 pub mod ledger;

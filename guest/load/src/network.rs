@@ -3,14 +3,15 @@
 //! Addresses need no set-up: an interface that is brought up has a link-local address made from its Ethernet address
 //! (RFC 4862, 5.3; RFC 4291, appendix A), so a guest knows its peer's by that.
 
-use crate::protocol::{Interface, Transfer};
+use crate::protocol::{Interface, Requests, Transfer};
 use anyhow::{Context, Result, bail};
+use hdrhistogram::Histogram;
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv6Addr, SocketAddrV6, TcpListener, TcpStream};
+use std::net::{Ipv6Addr, SocketAddrV6, TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
-use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long an interface, an address or a peer may take to be there.
@@ -22,12 +23,8 @@ const CHUNK: usize = 256 << 10;
 /// `IFF_UP`.
 const UP: u32 = 1;
 
-/// Brings up the interface with the address `mac`, its driver loaded first, and waits for its own address to be usable.
+/// Brings up the interface with the address `mac` and waits for its own address to be usable.
 pub fn up(mac: &str) -> Result<Interface> {
-    let done = Command::new("/sbin/modprobe").arg("virtio_net").status().context("run modprobe")?;
-    if !done.success() {
-        bail!("modprobe virtio_net ended with {done}");
-    }
     let folder = wait("an interface of this address", || find(mac))?;
     let read = |name: &str| -> Result<String> {
         let path = folder.join(name);
@@ -51,7 +48,8 @@ pub fn up(mac: &str) -> Result<Interface> {
     Ok(Interface { name, index, mac: mac.to_owned(), mtu, address: address.to_string() })
 }
 
-fn wait<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+/// Looks until there is something, for a minute.
+pub fn wait<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let end = Instant::now() + PATIENCE;
     loop {
         if let Some(found) = look()? {
@@ -107,14 +105,16 @@ pub fn receive(index: u32, port: u16) -> Result<Transfer> {
     Ok(transfer(bytes, digest, begun))
 }
 
-/// Sends a pattern to the station `to` for `seconds`.
-pub fn send(index: u32, to: &str, port: u16, seconds: f64, seed: u64) -> Result<Transfer> {
+/// Sends a pattern to the station `to` for `seconds`, in writes of `write` bytes that do not wait for each other; 0: large ones.
+pub fn send(index: u32, to: &str, port: u16, seconds: f64, seed: u64, write: usize) -> Result<Transfer> {
     let address = SocketAddrV6::new(link_local(to)?, port, 0, index);
     // The other end may not listen yet.
     let mut stream = wait("the other end", || Ok(TcpStream::connect(address).ok()))?;
     stream.set_write_timeout(Some(SILENCE))?;
     let (begun, mut digest, mut bytes) = (Instant::now(), Sha256::new(), 0u64);
-    let mut buffer = vec![0; CHUNK];
+    stream.set_nodelay(write > 0)?;
+    let size = if write > 0 { write.next_multiple_of(8).min(CHUNK) } else { CHUNK };
+    let mut buffer = vec![0; size];
     let mut state = seed | 1;
     for word in buffer.as_chunks_mut::<8>().0 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -126,12 +126,73 @@ pub fn send(index: u32, to: &str, port: u16, seconds: f64, seed: u64) -> Result<
         buffer[..8].copy_from_slice(&bytes.to_le_bytes());
         stream.write_all(&buffer).context("send")?;
         digest.update(&buffer);
-        bytes += CHUNK as u64;
+        bytes += size as u64;
     }
     stream.shutdown(std::net::Shutdown::Write)?;
     // Until the other end has everything and closes: then the time is that of the whole way.
     let _ = stream.read(&mut buffer);
     Ok(transfer(bytes, digest, begun))
+}
+
+/// Answers UDP requests at `port` of the interface with what they say, until `over`.
+pub fn echo(index: u32, port: u16, over: &AtomicBool) -> Result<()> {
+    let socket = UdpSocket::bind(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, index))?;
+    socket.set_read_timeout(Some(Duration::from_millis(100)))?;
+    let mut buffer = [0; 2048];
+    while !over.load(Ordering::Acquire) {
+        match socket.recv_from(&mut buffer) {
+            // Who asks may be gone by now.
+            Ok((length, who)) => drop(socket.send_to(&buffer[..length], who)),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(error) => return Err(error).context("echo"),
+        }
+    }
+    Ok(())
+}
+
+/// Asks the echo at the station `to`, one request of `bytes` at a time, for `seconds`.
+pub fn requests(index: u32, to: &str, port: u16, seconds: f64, bytes: usize) -> Result<Requests> {
+    let address = SocketAddrV6::new(link_local(to)?, port, 0, index);
+    let socket = UdpSocket::bind(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, 0, 0, index))?;
+    socket.set_read_timeout(Some(Duration::from_secs(1)))?;
+    let limit = Duration::try_from_secs_f64(seconds).context("a time to ask for")?;
+    let (mut request, mut answer) = (vec![0; bytes.clamp(8, 2048)], [0; 2048]);
+    let mut times = Histogram::<u64>::new(3)?;
+    let (begun, mut lost) = (Instant::now(), 0);
+    for number in 0u64.. {
+        let asked = Instant::now();
+        if asked - begun >= limit {
+            break;
+        }
+        request[..8].copy_from_slice(&number.to_le_bytes());
+        socket.send_to(&request, address).context("ask")?;
+        // What answers another request came too late for it.
+        let answered = loop {
+            match socket.recv(&mut answer) {
+                Ok(length) if answer[..length] == request[..] => break true,
+                Ok(_) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    break false;
+                }
+                Err(error) => return Err(error).context("hear the answer"),
+            }
+        };
+        match answered {
+            true => times.saturating_record(asked.elapsed().as_micros() as u64),
+            false => lost += 1,
+        }
+    }
+    let at = |quantile| times.value_at_quantile(quantile);
+    Ok(Requests { answered: times.len(), lost, p50_us: at(0.5), p99_us: at(0.99) })
+}
+
+/// What is wrong with a transfer, in words: the other end must have what was sent, and something must have been sent.
+pub fn fault(sent: &Transfer, received: &Transfer) -> Option<String> {
+    if sent.bytes == 0 {
+        return Some("nothing was sent".into());
+    }
+    let right = (sent.bytes, &sent.sha256) == (received.bytes, &received.sha256);
+    (!right).then(|| format!("what was sent, {sent:?}, is not what was received, {received:?}"))
 }
 
 fn transfer(bytes: u64, digest: Sha256, begun: Instant) -> Transfer {
@@ -161,5 +222,17 @@ mod tests {
         let transfer = receiver.join().unwrap().unwrap();
         let wanted: String = Sha256::digest([7; 1000]).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!((transfer.bytes, transfer.sha256), (1000, wanted));
+    }
+
+    #[test]
+    fn one_wrong_byte_is_a_fault() {
+        let of = |bytes: &[u8]| transfer(bytes.len() as u64, Sha256::new_with_prefix(bytes), Instant::now());
+        let (sent, mut other) = (of(&[7; 1000]), [7; 1000]);
+        assert_eq!(fault(&sent, &of(&[7; 1000])), None);
+        other[500] ^= 1;
+        for wrong in [of(&other), of(&[7; 999]), of(&[])] {
+            assert!(fault(&sent, &wrong).is_some(), "{wrong:?}");
+        }
+        assert!(fault(&of(&[]), &of(&[])).is_some());
     }
 }

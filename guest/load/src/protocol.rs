@@ -116,6 +116,38 @@ pub enum Command {
         /// Chooses the pattern.
         #[serde(default)]
         seed: u64,
+        /// Bytes of each write, each sent as soon as it can be; 0 for large ones.
+        #[serde(default)]
+        write: usize,
+    },
+    /// Sends UDP requests to an echo, one at a time; answers [`Requests`].
+    NetRequests {
+        /// Number of the interface.
+        index: u32,
+        /// Ethernet address of the echo.
+        to: String,
+        /// Its port.
+        port: u16,
+        /// For how long.
+        seconds: f64,
+        /// Bytes of each.
+        bytes: usize,
+    },
+    /// Runs iperf3 as a server for one test; answers `{}` when that is over.
+    IperfServe {
+        /// Port to listen on.
+        port: u16,
+    },
+    /// Runs iperf3 against the server at another guest; answers [`Throughput`].
+    IperfRun {
+        /// Name of the interface.
+        interface: String,
+        /// Ethernet address of the other end.
+        to: String,
+        /// Its port.
+        port: u16,
+        /// For how long.
+        seconds: u32,
     },
     /// Answers a list of kernel log lines that tell of I/O errors, stuck tasks or kernel bugs.
     DmesgErrors,
@@ -446,6 +478,32 @@ pub struct Transfer {
     pub bytes: u64,
     /// SHA-256 of them.
     pub sha256: String,
+    /// Seconds.
+    pub seconds: f64,
+}
+
+/// The answer to `net-requests`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Requests {
+    /// Answered.
+    pub answered: u64,
+    /// Not answered within a second.
+    pub lost: u64,
+    /// Half of them took no longer, microseconds.
+    pub p50_us: u64,
+    /// 99 of 100 took no longer, microseconds.
+    pub p99_us: u64,
+}
+
+/// The answer to `iperf-run`: what arrived, both ways at once.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Throughput {
+    /// Bytes that the other end has received.
+    pub there: u64,
+    /// Bytes that this end has received.
+    pub back: u64,
+    /// Segments that this end had to send again.
+    pub retransmits: u64,
     /// Seconds.
     pub seconds: f64,
 }

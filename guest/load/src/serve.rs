@@ -3,7 +3,7 @@
 
 use crate::load::Load;
 use crate::protocol::{Answer, Body, Command, LoadSpec, Request};
-use crate::{blockdev, copy, journal, kernel, network};
+use crate::{blockdev, copy, iperf, journal, kernel, network};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -125,8 +125,15 @@ impl Server {
             Command::ReadStamp(spec) => value(journal::read(&spec)?),
             Command::NetUp { mac } => value(network::up(&mac)?),
             Command::NetReceive { index, port } => value(network::receive(index, port)?),
-            Command::NetSend { index, to, port, seconds, seed } => {
-                value(network::send(index, &to, port, seconds, seed)?)
+            Command::NetSend { index, to, port, seconds, seed, write } => {
+                value(network::send(index, &to, port, seconds, seed, write)?)
+            }
+            Command::NetRequests { index, to, port, seconds, bytes } => {
+                value(network::requests(index, &to, port, seconds, bytes)?)
+            }
+            Command::IperfServe { port } => value(iperf::serve(port)?),
+            Command::IperfRun { interface, to, port, seconds } => {
+                value(iperf::run(&interface, &to, port, seconds)?)
             }
             Command::DmesgErrors => value(kernel::errors()?),
             Command::Poweroff => {

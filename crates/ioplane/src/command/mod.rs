@@ -14,7 +14,7 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::CommandFactory;
@@ -33,6 +33,8 @@ use crate::spec::DiskForm;
 
 /// After this long a person wants to see that something is going on.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// How long the answer to an upgrade waits for disks that are slow.
+const SETTLING: Duration = Duration::from_secs(10);
 
 /// Does what was typed.
 pub fn run(cli: Cli) -> ExitCode {
@@ -66,8 +68,10 @@ fn perform(cli: Cli) -> Result<ExitCode> {
         }
         Command::Upgrade { binary, patience: patience_s } => {
             let form = UpgradeForm { binary: binary.as_deref().map(absolute).transpose()?, patience_s };
+            let client = client()?;
             let report: UpgradeReport = working("waiting for the new daemon to get ready", || {
-                ask(&client()?, Method::POST, "/v1/upgrade", Some(&form))
+                let report = ask(&client, Method::POST, "/v1/upgrade", Some(&form))?;
+                Ok(settled(&client, report))
             })?;
             print(json, &report, show::upgrade)?;
         }
@@ -102,6 +106,23 @@ fn perform(cli: Cli) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// How an upgrade went, also for devices with slow requests: these start when the old daemon has gone, and the new one knows
+/// how long their guests have waited.
+fn settled(client: &Client, report: UpgradeReport) -> UpgradeReport {
+    let waits = |report: &UpgradeReport| {
+        report.devices.iter().any(|device| device.suspended && device.pause_us.is_none())
+    };
+    let end = Instant::now() + SETTLING;
+    let mut last = report;
+    while waits(&last) && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(20));
+        // Whoever answers may be the old one still.
+        let now = client.get::<StatusReport>("/v1/status").ok().and_then(|status| status.upgrade);
+        last = now.filter(|now| now.pid == last.pid).unwrap_or(last);
+    }
+    last
 }
 
 /// Writes to standard output; that nobody reads it any more is no error.
@@ -290,6 +311,8 @@ fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
         }
         None => qemu::Version::ask(&wanted.qemu)?,
     };
+    let accel =
+        wanted.accel.unwrap_or_else(|| if kvm::Kvm::look().usable() { Accel::Kvm } else { Accel::Tcg });
     let memory = (!wanted.disk_only).then_some(wanted.memory);
     let mut args = memory.map(qemu::memory).unwrap_or_default();
     args.extend(match &device {
@@ -312,17 +335,14 @@ fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
                 nic.name
             )
         }
-        libvirt::Device::Nic(nic) => {
-            let accel = wanted
-                .accel
-                .unwrap_or_else(|| if kvm::Kvm::look().usable() { Accel::Kvm } else { Accel::Tcg });
-            qemu::nic(nic, version, accel, wanted.bootindex)
-        }
+        libvirt::Device::Nic(nic) => qemu::nic(nic, version, accel, wanted.bootindex),
     });
     if std::io::stdout().is_terminal() && !json && memory.is_some() {
         eprintln!(
-            "# paste behind: {} -accel kvm (or tcg) -nographic ...; -m, if given, must be {}",
-            wanted.qemu, wanted.memory
+            "# paste behind: {} -accel {} -nographic ...; -m, if given, must be {}",
+            wanted.qemu,
+            accel.name(),
+            wanted.memory
         );
     }
     #[derive(Serialize)]

@@ -42,8 +42,13 @@ impl Default for CaptureQuery {
     }
 }
 
-/// Begins a capture of the port `name`, a NIC or an uplink.
-pub fn begin(switches: &Arc<Switches>, name: &str, query: &CaptureQuery) -> Result<Response, Refusal> {
+/// Begins a capture of the port `name`, a NIC or an uplink; `end` ends it.
+pub fn begin(
+    switches: &Arc<Switches>,
+    name: &str,
+    query: &CaptureQuery,
+    end: impl Future<Output = ()> + Send + 'static,
+) -> Result<Response, Refusal> {
     let CaptureQuery { snaplen } = *query;
     if !(64..=SNAPLEN).contains(&snaplen) {
         return Err(Refusal::invalid(format!("snaplen = {snaplen}"), format!("give 64 to {SNAPLEN}")));
@@ -52,7 +57,13 @@ pub fn begin(switches: &Arc<Switches>, name: &str, query: &CaptureQuery) -> Resu
     let capture = switches.with_port(name)?.capture(name, options)?;
     tracing::info!(port = name, snaplen, "capturing");
     let (sender, body) = Channel::<Bytes, Infallible>::new(4);
-    tokio::spawn(pass_on(capture, sender, snaplen as u32));
+    let passing = pass_on(capture, sender, snaplen as u32);
+    tokio::spawn(async move {
+        tokio::select! {
+            () = passing => {}
+            () = end => {}
+        }
+    });
     Ok(([(CONTENT_TYPE, "application/x-pcapng")], Body::new(body)).into_response())
 }
 

@@ -72,7 +72,7 @@ pub struct Daemon {
     /// Its doors, once they are open.
     gone: OnceLock<upgrade::Gone>,
     /// How everything came here, if from another process.
-    upgraded: OnceLock<UpgradeReport>,
+    upgraded: Mutex<Option<UpgradeReport>>,
     /// Held as long as the process lives.
     lock: std::fs::File,
 }
@@ -144,7 +144,7 @@ impl Daemon {
             started: Instant::now(),
             changes: Arc::default(),
             gone: OnceLock::new(),
-            upgraded: OnceLock::new(),
+            upgraded: Mutex::default(),
             lock,
         })
     }
@@ -158,7 +158,7 @@ impl Daemon {
 
     /// Everything came from another process.
     fn upgraded(&self, report: UpgradeReport) {
-        let _ = self.upgraded.set(report);
+        *self.upgraded.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
     }
 
     /// The configuration that holds.
@@ -330,7 +330,7 @@ impl Daemon {
             switches: self.switches.report(),
             nics: self.nics.report().await,
             cores: self.cores.report(),
-            upgrade: self.upgraded.get().cloned(),
+            upgrade: self.upgraded.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
 }

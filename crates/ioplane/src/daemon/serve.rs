@@ -123,7 +123,7 @@ async fn attend(
     report: Option<upgrade::Report>,
 ) -> Result<()> {
     let House { daemon, control, run_dir, listener, metrics } = house;
-    let (left, mut leaving) = watch::channel(false);
+    let (left, mut leaving) = watch::channel(None);
     let doors = (listener.as_fd().try_clone_to_owned()?, metrics.as_ref().map(door).transpose()?);
     let (door, metrics_door) = doors;
     let gone = Gone { control: control.clone(), run_dir, listener: door, metrics: metrics_door, left };
@@ -131,7 +131,7 @@ async fn attend(
     let until = || {
         let mut leaving = leaving.clone();
         async move {
-            let _ = leaving.wait_for(|left| *left).await;
+            let _ = leaving.wait_for(Option::is_some).await;
         }
     };
     let router = api::router(daemon.clone());
@@ -162,7 +162,7 @@ async fn attend(
                     Err(error) => break Err(error),
                 }
             }
-            _ = leaving.wait_for(|left| *left) => {
+            _ = leaving.wait_for(Option::is_some) => {
                 // Who asked for the upgrade is to hear how it went. Nothing may run that unlinks or unlocks what is another
                 // process's now, so this one ends without its destructors.
                 let _ = tokio::time::timeout(LAST_WORDS, &mut api).await;
@@ -171,6 +171,21 @@ async fn attend(
             }
         }
     };
+    // Not in the middle of an upgrade: if that comes to its end, it is the successor that is to stop.
+    let (alone, mut successor) = (daemon.changes.try_read(), None);
+    if alone.is_err() {
+        tracing::info!("waiting for the upgrade that is under way");
+        tokio::select! {
+            _ = daemon.changes.read() => {}
+            left = leaving.wait_for(Option::is_some) => successor = left.ok().and_then(|left| *left),
+            _ = signals.int.recv() => {}
+        }
+    }
+    if let Some(pid) = successor.and_then(|pid| rustix::process::Pid::from_raw(pid as i32)) {
+        tracing::info!("everything has been handed over: telling the successor to stop, and leaving");
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        std::process::exit(0);
+    }
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     tracing::info!("stopping");
     let stop = async {

@@ -113,8 +113,9 @@ impl Switches {
     pub fn inheritance(&self) -> Result<Vec<(String, Inheritance)>, Refusal> {
         let slots = self.slots();
         let each = slots.iter().map(|(name, slot)| {
-            let one = match (&slot.uplink, &slot.failed) {
-                (Some(uplink), _) => {
+            let one = match (&slot.uplink, slot.broken()) {
+                (_, Some(why)) => Inheritance::Failed(why),
+                (Some(uplink), None) => {
                     let file = uplink.device().file().try_clone_to_owned().map_err(|error| {
                         Refusal::failed(
                             format!("the uplink of switch {name}: {error}"),
@@ -123,7 +124,6 @@ impl Switches {
                     })?;
                     Inheritance::Uplink(file, uplink.device().port().clone())
                 }
-                (None, Some(why)) => Inheritance::Failed(why.clone()),
                 (None, None) => Inheritance::Plain,
             };
             Ok((name.clone(), one))
@@ -147,17 +147,19 @@ impl Switches {
     }
 
     /// Brings the uplink of one to rest. Until [`Switches::resume_uplink`] the switch has none.
-    pub fn rest_uplink(&self, name: &str, deadline: Instant) -> Result<Quiescent<Tap>, Refusal> {
+    pub fn rest_uplink(&self, name: &str) -> Result<Quiescent<Tap>, Refusal> {
+        let deadline = Instant::now() + REST;
         let uplink = self.slots().get_mut(name).and_then(|slot| slot.uplink.take());
         uplink.ok_or_else(|| missing(name))?.quiesce(deadline).map_err(|missed| {
             let why = format!("the uplink of switch {name} does not come to rest: {}", missed.reason);
             let seating = self.seating(self.slots().get(name).and_then(|slot| slot.record.now.core));
-            if let Ok((running, _)) = missed.undrain(&seating)
-                && let Some(slot) = self.slots().get_mut(name)
-            {
-                slot.uplink = Some(running);
+            let refused = Refusal::conflict(why, "an I/O core does not turn: see `ioplane core list`");
+            let back = missed.undrain(&seating).ok();
+            if let Some(slot) = self.slots().get_mut(name) {
+                slot.failed = back.is_none().then(|| refused.clone());
+                slot.uplink = back.map(|(running, _)| running);
             }
-            Refusal::conflict(why, "an I/O core does not turn: see `ioplane core list`")
+            refused
         })
     }
 
@@ -200,7 +202,7 @@ impl Switches {
                 drop(slots);
                 return self.add(record, OnFailure::Forget).map(|()| true);
             };
-            if slot.record.now == record.now && slot.failed.is_none() {
+            if slot.record.now == record.now && slot.broken().is_none() {
                 self.note(&record)?;
                 slot.record = record;
                 return Ok(false);
@@ -344,7 +346,20 @@ async fn end(uplink: Option<Running<Tap>>) {
 }
 
 impl Slot {
+    /// Why it has no uplink although it should have one.
+    fn broken(&self) -> Option<Refusal> {
+        let gone = |uplink: &Running<Tap>| !uplink.device().port().is_up();
+        let deleted = self.uplink.as_ref().filter(|uplink| gone(uplink)).map(|_| {
+            let tap = self.record.now.uplink.as_deref().unwrap_or_default();
+            let remedy =
+                "make it again, then `ioplane reload`; a switch that was added by hand: remove and add it";
+            Refusal::failed(format!("uplink {tap}: the device has been deleted"), remedy)
+        });
+        deleted.or_else(|| self.failed.clone())
+    }
+
     fn report(&self) -> SwitchReport {
+        let broken = self.broken();
         let mut ports: Vec<PortReport> = self.switch.ports().into_iter().map(PortReport::from).collect();
         ports.sort_by(|a, b| (a.uplink, &a.name).cmp(&(b.uplink, &b.name)));
         SwitchReport {
@@ -352,8 +367,8 @@ impl Slot {
             origin: if self.record.configured.is_some() { "config" } else { "added" }.to_owned(),
             uplink: self.record.now.uplink.clone(),
             uplink_core: self.uplink.as_ref().and_then(|uplink| uplink.core_of(0)).map(|core| core.0),
-            error: self.failed.as_ref().map(|failed| failed.error.clone()),
-            remedy: self.failed.as_ref().map(|failed| failed.remedy.clone()),
+            error: broken.as_ref().map(|broken| broken.error.clone()),
+            remedy: broken.map(|broken| broken.remedy),
             learned: ports.iter().map(|port| port.learned).sum(),
             ports,
         }

@@ -7,6 +7,7 @@
 //! Large frames and partial checksums go through whole, both ways: the kernel's header is virtio's own. What the kernel does
 //! not take is segmented by the switch, as for any receiver.
 
+mod eyes;
 mod file;
 mod poller;
 
@@ -21,14 +22,17 @@ use crate::error::NetworkError;
 use crate::offload::Takes;
 use crate::port::{Port, PortOptions, PortReading};
 use crate::switch::Switch;
+use eyes::Eyes;
 use poller::TapPoller;
 
 /// A TAP device that is plugged into a switch: a device without a guest, with one queue. It is run as any other
-/// (`Quiescent::new(tap).resume(&placement)`), and unplugged when it is dropped.
+/// (`Quiescent::new(tap).resume(&placement)`), and unplugged when it is dropped. When somebody deletes the device its link goes
+/// down for good: [`Port::is_up`].
 #[derive(Debug)]
 pub struct Tap {
     info: DeviceInfo,
     file: Arc<OwnedFd>,
+    eyes: Arc<Eyes>,
     port: Arc<Port>,
 }
 
@@ -59,11 +63,15 @@ impl Tap {
         switch: &Arc<Switch>,
         options: PortOptions,
     ) -> Result<Tap, NetworkError> {
+        let eyes = Eyes::open(&file).map_err(|source| {
+            let what = format!("tap {name}");
+            NetworkError::Os { what, doing: "making what waits for it", source }
+        })?;
         let port = switch.plug(PortOptions { pairs: 1, uplink: true, ..options })?;
         port.takes(takes);
         port.set_up(true);
         let info = DeviceInfo { name: name.to_owned(), kind: "tap", queues: 1 };
-        Ok(Tap { info, file: Arc::new(file), port: Arc::new(port) })
+        Ok(Tap { info, file: Arc::new(file), eyes: Arc::new(eyes), port: Arc::new(port) })
     }
 
     /// The open device. Whoever has it beside this one takes frames away from it.
@@ -100,7 +108,7 @@ impl Device for Tap {
 
     fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError> {
         if seating.queues().contains(&0) {
-            let poller = TapPoller::new(self.file.clone(), self.port.outlet(0), self.port.inlet(0));
+            let poller = TapPoller::new(self.file.clone(), self.eyes.clone(), self.port.clone());
             seating.sit(0, Box::new(poller));
         }
         Ok(())

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use ioplane_device::{Armed, Budget, Change, Poller, Progress, Wakers};
 use rustix::io::Errno;
 
+use super::eyes::Eyes;
 use super::file::{VNET, decode, encode};
 use crate::cause::Drop;
 use crate::inlet::Inlet;
 use crate::outlet::Outlet;
+use crate::port::Port;
 use crate::{HEAD, LONGEST};
 
 /// Most polls between two looks at a device that had nothing: a look is a system call, and the other queues of the core wait
@@ -20,6 +22,9 @@ const MOST_SKIPPED: u32 = 32;
 /// Both directions of a TAP device.
 pub(super) struct TapPoller {
     file: Arc<OwnedFd>,
+    /// What a sleeping core waits on: the device, for as long as it is there.
+    eyes: Arc<Eyes>,
+    port: Arc<Port>,
     outlet: Outlet,
     inlet: Inlet,
     buffer: Box<[u8]>,
@@ -36,9 +41,18 @@ enum Phase {
 }
 
 impl TapPoller {
-    pub fn new(file: Arc<OwnedFd>, outlet: Outlet, inlet: Inlet) -> Self {
+    /// The only queue of `port`.
+    pub fn new(file: Arc<OwnedFd>, eyes: Arc<Eyes>, port: Arc<Port>) -> Self {
         let buffer = vec![0; VNET + LONGEST].into();
-        TapPoller { file, outlet, inlet, buffer, skip: 0, skipped: 0, phase: Phase::Serving }
+        let (outlet, inlet) = (port.outlet(0), port.inlet(0));
+        TapPoller { file, eyes, port, outlet, inlet, buffer, skip: 0, skipped: 0, phase: Phase::Serving }
+    }
+
+    /// Somebody has deleted the device. It will never say anything again but that, which would keep the core awake.
+    #[cold]
+    fn gone(&mut self) {
+        self.eyes.close(&self.file);
+        self.port.set_up(false);
     }
 
     /// From the host: at most `budget` frames.
@@ -49,7 +63,14 @@ impl TapPoller {
         }
         let mut count = 0;
         while count < budget {
-            let Ok(read) = rustix::io::read(&*self.file, &mut self.buffer[..]) else { break };
+            let read = match rustix::io::read(&*self.file, &mut self.buffer[..]) {
+                Ok(read) => read,
+                Err(Errno::BADFD) => {
+                    self.gone();
+                    break;
+                }
+                Err(_) => break,
+            };
             let Some((header, frame)) = self.buffer[..read].split_first_chunk::<VNET>() else { break };
             count += 1;
             let head = &frame[..frame.len().min(HEAD)];
@@ -125,7 +146,7 @@ impl Poller for TapPoller {
     fn apply(&mut self, _change: Change) {}
 
     fn wakers(&self) -> Wakers<'_> {
-        Wakers { kick: Some(self.inlet.waker()), completion: Some(self.file.as_fd()) }
+        Wakers { kick: Some(self.inlet.waker()), completion: Some(self.eyes.as_fd()) }
     }
 
     fn tidy(&mut self) {

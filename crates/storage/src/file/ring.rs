@@ -121,6 +121,10 @@ impl Lane for RingLane {
         self.inner().push();
     }
 
+    fn held_back(&self) -> bool {
+        self.inner.as_ref().is_some_and(|inner| !inner.noted.is_empty())
+    }
+
     #[inline]
     fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
         let inner = self.inner();

@@ -141,6 +141,10 @@ impl Lane for ThreadLane {
         }
     }
 
+    fn held_back(&self) -> bool {
+        self.inner.as_ref().is_some_and(|inner| !inner.noted.is_empty())
+    }
+
     fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
         let inner = self.inner();
         let mut ended = 0;

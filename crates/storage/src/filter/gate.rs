@@ -186,6 +186,10 @@ impl<J: Judge + 'static> Lane for Gate<J> {
         self.core().below.push();
     }
 
+    fn held_back(&self) -> bool {
+        self.inner.as_ref().is_some_and(|core| core.below.held_back())
+    }
+
     fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
         let core = self.core();
         core.let_go(done) + core.below.reap(done)

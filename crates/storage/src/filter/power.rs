@@ -256,6 +256,10 @@ impl Lane for PowerLane {
 
     fn push(&mut self) {}
 
+    fn held_back(&self) -> bool {
+        false
+    }
+
     fn reap(&mut self, _done: &mut dyn FnMut(Tag, Outcome)) -> usize {
         0
     }

@@ -161,7 +161,7 @@ impl SplitRing {
         let slot = self.avail_idx & (self.place.size - 1);
         self.avail.put_u16(4 + 2 * usize::from(slot), head);
         self.avail_idx = self.avail_idx.wrapping_add(1);
-        self.added += 1;
+        self.added = self.added.saturating_add(1);
         // A release store: the entry and all that it leads to are visible before the index.
         self.avail.put_u16(2, self.avail_idx);
     }

@@ -364,7 +364,8 @@ impl Poller for BlkPoller {
     }
 
     fn arm(&mut self) -> Armed {
-        self.queue.arm()
+        let armed = self.queue.arm();
+        if self.work.lane.held_back() { Armed::WorkLeft } else { armed }
     }
 
     fn disarm(&mut self, polling: bool) {

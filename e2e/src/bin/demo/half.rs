@@ -1,8 +1,9 @@
-//! One half of the demo: a warm-up, then a stretch in which daemon and guests count.
+//! The disks' part of a half: a warm-up, then a stretch in which daemon and guests count.
 
 use crate::outcome::Half;
 use crate::show::Show;
-use crate::stage::Stage;
+use crate::stage::{DATA, Stage};
+use crate::tally::{Tally, rounded};
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::RunningLoad;
 use ioplane_e2e::protocol::{Progress, Times};
@@ -20,27 +21,23 @@ pub fn measure(
     loads: &[RunningLoad<'_>],
     mode: &str,
     seconds: u64,
-    disks: &[&str],
     show: &Show,
 ) -> Result<Half> {
-    let status = stage.daemon.status()?;
-    ensure!(
-        status.cores.iter().all(|core| core.notify == mode),
-        "the cores are not {mode}: {:?}",
-        status.cores
-    );
-    watch(stage, loads, WARM_UP, &format!("{mode}, warming up"), disks, show)?;
+    stage.expect(mode)?;
+    watch(stage, loads, WARM_UP, &format!("{mode}, warming up"), show)?;
     for load in loads {
         load.mark()?;
     }
-    let before = stage.daemon.status()?.sum(disks)?;
-    watch(stage, loads, Duration::from_secs(seconds), mode, disks, show)?;
-    let after = stage.daemon.status()?.sum(disks)?;
-    let mut half = Half { requests: after.requests - before.requests, ..Half::default() };
-    ensure!(half.requests > 0, "no request in {seconds} s; the guests stand still");
-    half.kicks_per_request = rounded((after.kicks - before.kicks) as f64 / half.requests as f64, 5);
-    half.interrupts_per_request =
-        rounded((after.interrupts - before.interrupts) as f64 / half.requests as f64, 5);
+    let before = look(stage)?;
+    watch(stage, loads, Duration::from_secs(seconds), mode, show)?;
+    let came = look(stage)?.since(&before);
+    ensure!(came.units > 0, "no request in {seconds} s; the guests stand still");
+    let mut half = Half {
+        requests: came.units,
+        kicks_per_request: came.kicks_each(),
+        interrupts_per_request: came.interrupts_each(),
+        ..Half::default()
+    };
     let mut times = Times::default();
     for load in loads {
         let report = load.mark()?;
@@ -56,18 +53,14 @@ pub fn measure(
     Ok(half)
 }
 
+fn look(stage: &Stage) -> Result<Tally> {
+    Tally::of_disks(&stage.daemon.status()?, &DATA)
+}
+
 /// Shows the loads run for a while.
-fn watch(
-    stage: &Stage,
-    loads: &[RunningLoad<'_>],
-    time: Duration,
-    what: &str,
-    disks: &[&str],
-    show: &Show,
-) -> Result<()> {
+fn watch(stage: &Stage, loads: &[RunningLoad<'_>], time: Duration, what: &str, show: &Show) -> Result<()> {
     let begun = Instant::now();
-    let mut last = stage.daemon.status()?.sum(disks)?;
-    let mut since = Instant::now();
+    let mut last = look(stage)?;
     // What the guests said before.
     for load in loads {
         while load.progress(Duration::ZERO).is_ok() {}
@@ -77,21 +70,18 @@ fn watch(
             .iter()
             .map(|load| load.progress(SILENCE).context("a guest's load"))
             .collect::<Result<_>>()?;
-        let now = stage.daemon.status()?.sum(disks)?;
-        let (requests, kicks) = (now.requests - last.requests, now.kicks - last.kicks);
-        let rate = requests as f64 / since.elapsed().as_secs_f64();
-        let each = kicks as f64 / requests.max(1) as f64;
+        let now = look(stage)?;
+        let news = now.since(&last);
         let wrong: u64 = heard.iter().map(|progress| progress.errors + progress.mismatches).sum();
         show.progress(
             begun.elapsed().as_secs_f64() / time.as_secs_f64(),
-            &format!("{what}: {rate:.0} requests/s, {each:.3} kicks each, {wrong} wrong"),
+            &format!(
+                "{what}: {:.0} requests/s, {:.3} kicks each, {wrong} wrong",
+                news.rate(),
+                news.kicks_each()
+            ),
         );
-        (last, since) = (now, Instant::now());
+        last = now;
     }
     Ok(())
-}
-
-fn rounded(value: f64, digits: i32) -> f64 {
-    let unit = 10f64.powi(digits);
-    (value * unit).round() / unit
 }

@@ -1,34 +1,40 @@
-//! `ioplane-demo [--json]`: two stock guests run from disks that ioplane serves, first notified, then polled; every byte is
-//! checked. `script/demo` builds and calls it.
+//! `ioplane-demo [--json]`: two stock guests run from disks that ioplane serves and exchange TCP over its switch, first
+//! notified, then polled; every byte is checked. `script/demo` builds and calls it.
 //!
 //! ```text
-//!   Stage (daemon, four disks, two guests) --load, warm-up--> half notified --core mode polled, warm-up--> half polled
-//!      '--> checks: verify, copy, kernel logs, the daemon's counts --> Outcome --> table or JSON
+//!   Stage (daemon, four disks, switch, two NICs, two guests)
+//!      notified:  TCP both ways --loads--> warm-up, disks
+//!                                            | core mode polled, while they run
+//!      polled:    TCP both ways <--check-- warm-up, disks
+//!      '--> kernel logs, the daemon's counts --> Outcome --> table or JSON
 //! ```
 
 mod half;
+mod network;
 mod outcome;
 mod show;
 mod stage;
+mod tally;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use ioplane_e2e::process::{end_all, ended};
-use outcome::Outcome;
+use outcome::{Network, Outcome};
 use show::Show;
 use stage::Stage;
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Boots two stock guests from disks of ioplane, loads them notified and then polled, checks every byte.
+/// Boots two stock guests from disks of ioplane, which load them and exchange TCP over its switch, notified and then polled;
+/// checks every byte.
 #[derive(Debug, Parser)]
 #[command(name = "demo")]
 struct Arguments {
     /// Print one JSON object on standard output instead of the table
     #[arg(long)]
     json: bool,
-    /// Seconds of each measured half
+    /// Seconds that the disks are measured in each half; the network takes a third of that more
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u64).range(2..=600))]
     seconds: u64,
 }
@@ -92,13 +98,21 @@ fn run(arguments: &Arguments, show: &Show) -> Result<Outcome> {
         );
     }
     let stage = Stage::build(show)?;
+    let ends = stage.connect(show)?;
+    let (seconds, stretch) = (arguments.seconds, arguments.seconds.div_ceil(3));
+    let exchange = |mode, port| network::measure(&stage, &ends, mode, port, stretch, show);
+    // While the disks are loaded, a translated guest would have no time for it.
+    let first = exchange("notified", 4000)?;
     let loads = stage.start_loads(show)?;
-    let names = stage::DATA;
-    let notified = half::measure(&stage, &loads, "notified", arguments.seconds, &names, show)?;
+    let notified = half::measure(&stage, &loads, "notified", seconds, show)?;
     stage.switch("polled")?;
-    let polled = half::measure(&stage, &loads, "polled", arguments.seconds, &names, show)?;
-    let problems = stage.check(loads, show)?;
+    let polled = half::measure(&stage, &loads, "polled", seconds, show)?;
+    let mut problems = stage.check_disks(loads, show)?;
+    let second = exchange("polled", 4010)?;
+    problems.extend([first.wrong.as_slice(), &second.wrong].concat());
+    problems.extend(stage.complaints()?);
     let accelerator = stage.accelerator.clone();
     stage.end(show)?;
-    Ok(Outcome { verified: problems.is_empty(), accelerator, notified, polled, problems })
+    let network = Network { notified: first, polled: second };
+    Ok(Outcome { verified: problems.is_empty(), accelerator, notified, polled, network, problems })
 }

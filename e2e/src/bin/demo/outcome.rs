@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::json;
 use std::fmt::Write;
 
-/// One half.
+/// The disks in one half.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Half {
     /// Requests on the two data disks.
@@ -22,6 +22,31 @@ pub struct Half {
     pub p99_us: u64,
 }
 
+/// The network in one half.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Traffic {
+    /// Frames that crossed the switch; a large one counts as one.
+    pub frames: u64,
+    /// Kicks for each, of both guests.
+    pub kicks_per_frame: f64,
+    /// Interrupts for each, of both.
+    pub interrupts_per_frame: f64,
+    /// Bytes that the guests' programs sent, in units of a million, a second, both ways together.
+    pub mb_per_s: f64,
+    /// What arrived as something else than was sent.
+    #[serde(skip)]
+    pub wrong: Vec<String>,
+}
+
+/// The network in both.
+#[derive(Clone, Debug, Serialize)]
+pub struct Network {
+    /// The first half.
+    pub notified: Traffic,
+    /// The second half.
+    pub polled: Traffic,
+}
+
 /// Both halves, and whether every byte was right.
 #[derive(Clone, Debug)]
 pub struct Outcome {
@@ -29,10 +54,12 @@ pub struct Outcome {
     pub verified: bool,
     /// What ran the guests.
     pub accelerator: Accelerator,
-    /// The first half.
+    /// The disks in the first half.
     pub notified: Half,
-    /// The second half.
+    /// In the second.
     pub polled: Half,
+    /// The network in both.
+    pub network: Network,
     /// What was wrong.
     pub problems: Vec<String>,
 }
@@ -40,29 +67,45 @@ pub struct Outcome {
 impl Outcome {
     /// One object.
     pub fn json(&self) -> String {
-        let Outcome { verified, accelerator, notified, polled, .. } = self;
+        let Outcome { verified, accelerator, notified, polled, network, .. } = self;
         let name = accelerator.name();
         format!(
             "{:#}",
-            json!({ "verified": verified, "accelerator": name, "notified": notified, "polled": polled })
+            json!({
+                "verified": verified, "accelerator": name, "notified": notified, "polled": polled, "network": network
+            })
         )
     }
 
     /// One table.
     pub fn table(&self) -> String {
-        let Outcome { notified, polled, .. } = self;
-        let mut text = format!("{:24}{:>12}{:>12}\n", "", "notified", "polled");
-        let mut row = |name: &str, of: &dyn Fn(&Half) -> String| {
-            let _ = writeln!(text, "{name:24}{:>12}{:>12}", of(notified), of(polled));
+        let Outcome { notified, polled, network, .. } = self;
+        let mut text = String::new();
+        let mut row = |name: &str, disks: [String; 2], network: [String; 2]| {
+            let ([a, b], [c, d]) = (disks, network);
+            let _ = writeln!(text, "{name:24}{a:>12}{b:>12}{c:>12}{d:>12}");
         };
-        row("requests", &|half| half.requests.to_string());
-        row("kicks per request", &|half| format!("{:.4}", half.kicks_per_request));
-        row("interrupts per request", &|half| format!("{:.4}", half.interrupts_per_request));
-        row("MB/s", &|half| format!("{:.1}", half.mb_per_s));
-        row("p50, microseconds", &|half| half.p50_us.to_string());
-        row("p99, microseconds", &|half| half.p99_us.to_string());
+        let (first, second) = (&network.notified, &network.polled);
+        let disks = |of: &dyn Fn(&Half) -> String| [of(notified), of(polled)];
+        let frames = |of: &dyn Fn(&Traffic) -> String| [of(first), of(second)];
+        let modes = || ["notified", "polled"].map(String::from);
+        // Nobody in a guest knows when a frame of its TCP was sent, and when it came.
+        let unknown = || ["-", "-"].map(String::from);
+        let each = |count: f64| format!("{count:.4}");
+        row("", ["", "disks"].map(String::from), ["", "network"].map(String::from));
+        row("", modes(), modes());
+        row("requests, frames", disks(&|h| h.requests.to_string()), frames(&|t| t.frames.to_string()));
+        row("kicks each", disks(&|h| each(h.kicks_per_request)), frames(&|t| each(t.kicks_per_frame)));
+        row(
+            "interrupts each",
+            disks(&|h| each(h.interrupts_per_request)),
+            frames(&|t| each(t.interrupts_per_frame)),
+        );
+        row("MB/s", disks(&|h| format!("{:.1}", h.mb_per_s)), frames(&|t| format!("{:.1}", t.mb_per_s)));
+        row("p50, microseconds", disks(&|h| h.p50_us.to_string()), unknown());
+        row("p99, microseconds", disks(&|h| h.p99_us.to_string()), unknown());
         let verdict = match self.problems.as_slice() {
-            [] => "Every byte was right: verified in the guests, no error in their logs, none in the daemon."
+            [] => "Every byte was right, on disks and network; no error in the guests' logs, none in the daemon."
                 .into(),
             problems => format!("NOT VERIFIED: {}", problems.join("; ")),
         };

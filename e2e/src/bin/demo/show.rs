@@ -50,10 +50,11 @@ impl Show {
 
     /// Something goes on and is done to this `part` (0 to 1).
     pub fn progress(&self, part: f64, text: &str) {
+        let part = part.clamp(0.0, 1.0);
         match &self.bar {
             Some(bar) => {
                 bar.set_style(measure());
-                bar.set_position((part.clamp(0.0, 1.0) * STEPS as f64) as u64);
+                bar.set_position((part * STEPS as f64) as u64);
                 bar.set_message(text.to_owned());
             }
             None if self.said.get().is_none_or(|said| said.elapsed() >= OFTEN) => {

@@ -1,8 +1,9 @@
-//! What the demo plays on: a daemon with one I/O core, four disks, two guests.
+//! What the demo plays on: a daemon with one I/O core, four disks, a switch with two NICs, two guests.
 
 use crate::show::Show;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use ioplane_e2e::assets::{Guest, host_version};
+use ioplane_e2e::exchange::End;
 use ioplane_e2e::process::scratch;
 use ioplane_e2e::protocol::{LoadSpec, Mix};
 use ioplane_e2e::{Accelerator, Daemon, Qemu, RunningLoad, Version, Vm};
@@ -13,8 +14,12 @@ use tempfile::TempDir;
 
 /// The guests' second disks.
 pub const DATA: [&str; 2] = ["data-a", "data-b"];
+/// Their NICs.
+pub const NICS: [&str; 2] = ["nic-a", "nic-b"];
+const SWITCH: &str = "lan";
 const ROOTS: [&str; 2] = ["root-a", "root-b"];
-const NAMES: [&str; 2] = ["guest-a", "guest-b"];
+/// The guests.
+pub const NAMES: [&str; 2] = ["guest-a", "guest-b"];
 const DATA_BYTES: u64 = 256 << 20;
 /// What the load covers; the copy check takes what lies behind.
 const LOAD_BYTES: u64 = 32 << 20;
@@ -31,7 +36,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Makes the images, starts the daemon, adds the disks, boots the guests.
+    /// Makes the images, starts the daemon, adds disks and NICs, boots the guests.
     pub fn build(show: &Show) -> Result<Stage> {
         let accelerator = Accelerator::detect();
         show.line(&format!("guests run on {accelerator}"));
@@ -50,7 +55,11 @@ impl Stage {
         for name in ROOTS.iter().chain(&DATA) {
             add(&daemon, name, &image(name))?;
         }
-        show.line("ioplane serves four disks on one I/O core, notified");
+        daemon.cli(&["switch", "add", SWITCH])?;
+        for name in NICS {
+            daemon.cli(&["nic", "add", name, "--switch", SWITCH])?;
+        }
+        show.line("ioplane serves four disks and two NICs on a switch with one I/O core, notified");
         let mut guests = boot(&daemon, &guest, &accelerator)?;
         show.busy("two guests boot");
         for vm in &mut guests {
@@ -63,6 +72,24 @@ impl Stage {
             ));
         }
         Ok(Stage { guests, daemon, accelerator, _images: images })
+    }
+
+    /// Brings the guests' NICs up.
+    pub fn connect(&self, show: &Show) -> Result<[End<'_>; 2]> {
+        show.busy("the guests bring their NICs up");
+        let status = self.daemon.status()?;
+        let mut ends = Vec::new();
+        for (vm, nic) in self.guests.iter().zip(NICS) {
+            ends.push(End::up(vm.agent(), &status.nic(nic)?.mac).map_err(|error| vm.explain(error))?);
+        }
+        let names: Vec<_> = ends.iter().map(|end| end.interface.address.as_str()).collect();
+        show.line(&format!("the guests are on the switch {SWITCH}: {}", names.join(" and ")));
+        ends.try_into().map_err(|ends| anyhow!("there are not two ends: {ends:?}"))
+    }
+
+    /// Adds what both guests last said to an error.
+    pub fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        self.guests.iter().fold(error, |error, vm| vm.explain(error))
     }
 
     /// Starts the loads and waits until the disks are filled, so that every read has something to check.
@@ -98,8 +125,15 @@ impl Stage {
         self.daemon.cli(&["core", "mode", mode]).map(|_| ())
     }
 
-    /// Ends the loads and looks at everything once more; returns what was wrong.
-    pub fn check(&self, loads: Vec<RunningLoad<'_>>, show: &Show) -> Result<Vec<String>> {
+    /// All cores are in that mode.
+    pub fn expect(&self, mode: &str) -> Result<()> {
+        let cores = self.daemon.status()?.cores;
+        ensure!(cores.iter().all(|core| core.notify == mode), "the cores are not {mode}: {cores:?}");
+        Ok(())
+    }
+
+    /// Ends the loads and looks at everything on the disks once more; returns what was wrong.
+    pub fn check_disks(&self, loads: Vec<RunningLoad<'_>>, show: &Show) -> Result<Vec<String>> {
         let mut problems = Vec::new();
         for ((load, vm), disk) in loads.into_iter().zip(&self.guests).zip(DATA) {
             show.busy(&format!("{}: reading everything once more", vm.name()));
@@ -120,8 +154,6 @@ impl Stage {
             );
             problem(verified.blocks == 0, "nothing was verified".into());
             problem(!copied.same, format!("what was copied came back different: {copied:?}"));
-            let complaints = agent.dmesg_errors()?;
-            problem(!complaints.is_empty(), format!("its kernel complains: {complaints:?}"));
             let (checked, copied) = (verified.bytes as f64 / 1e6, copied.bytes as f64 / 1e6);
             show.line(&format!(
                 "{name}: {} reads checked while it ran, {checked:.0} MB verified, {copied:.0} MB copied, sha256 {}",
@@ -129,8 +161,19 @@ impl Stage {
                 verified.sha256.get(..16).unwrap_or_default()
             ));
         }
-        problems.extend(self.daemon.status()?.complaints());
         Ok(problems)
+    }
+
+    /// What the guests' kernels and the daemon complain of.
+    pub fn complaints(&self) -> Result<Vec<String>> {
+        let mut found = self.daemon.status()?.complaints();
+        for vm in &self.guests {
+            let complaints = vm.agent().dmesg_errors()?;
+            if !complaints.is_empty() {
+                found.push(format!("{}: its kernel complains: {complaints:?}", vm.name()));
+            }
+        }
+        Ok(found)
     }
 
     /// Switches the guests off, from inside, and ends the daemon.
@@ -162,8 +205,9 @@ fn boot(daemon: &Daemon, guest: &Guest, accelerator: &Accelerator) -> Result<Vec
         "QEMU 7.2 or newer is needed; install qemu-system-x86 of Debian 12 or 13"
     );
     let mut guests = Vec::new();
-    for (name, disks) in NAMES.iter().zip(ROOTS.iter().zip(DATA)) {
-        let args = daemon.qemu_args(Version::Host, MEMORY_MIB, &[disks.0, disks.1])?;
+    for (index, name) in NAMES.iter().enumerate() {
+        let devices = [ROOTS, DATA, NICS].map(|names| names[index]);
+        let args = daemon.qemu_args(Version::Host, MEMORY_MIB, &devices)?;
         let qemu =
             Qemu::new(name).accelerator(accelerator.clone()).memory_mib(MEMORY_MIB).slots(0).args(&args);
         guests.push(qemu.launch(guest)?);

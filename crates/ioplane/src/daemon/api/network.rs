@@ -105,5 +105,12 @@ pub async fn capture(
     query: Result<Query<CaptureQuery>, QueryRejection>,
 ) -> Answer {
     let Query(query) = query.map_err(|bad| Refusal::invalid(bad.body_text(), "there is only ?snaplen=N"))?;
-    capture::begin(&daemon.switches, &name, &query)
+    let mut left = daemon.gone.get().map(|gone| gone.left.subscribe());
+    let end = async move {
+        match &mut left {
+            Some(left) => drop(left.wait_for(Option::is_some).await),
+            None => std::future::pending().await,
+        }
+    };
+    capture::begin(&daemon.switches, &name, &query, end)
 }

@@ -80,7 +80,7 @@ impl Stopped {
     pub async fn take_back(self) {
         match self {
             Stopped::Device(held) => held.take_back().await,
-            Stopped::Uplink(resting) => resting.take_back(),
+            Stopped::Uplink(resting) => drop(resting),
         }
     }
 
@@ -225,7 +225,6 @@ impl<K: Heritable> Heir for Prepared<K> {
         let twice = || Refusal::failed("a device came twice", "this is a bug: report it with the log");
         let (socket, model) = self.doors.pop().ok_or_else(twice)?;
         self.replays |= device.suspended;
-        K::hears(&self.heir, &device.beside)?;
         let parcel = Parcel { bytes: device.bytes, files };
         let options = served::options(socket, &self.record, &self.ground);
         let adopted = vhost_user::adopt(model, options, STOP_PATIENCE, self.lease.clone(), parcel);
@@ -237,7 +236,8 @@ impl<K: Heritable> Heir for Prepared<K> {
             )
         })?;
         self.adopted.push(adopted);
-        Ok(())
+        // After that: a device that is loaded is reset first.
+        K::hears(&self.heir, &device.beside)
     }
 
     fn start(self: Box<Self>, daemon: &Daemon) -> Vec<oneshot::Receiver<Duration>> {

@@ -39,8 +39,10 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const DRAIN: Duration = Duration::from_millis(50);
 /// How long guests wait for the successor at most, before they are given back to the predecessor.
 const HOLD: Duration = Duration::from_secs(3);
-/// How long the report waits for devices whose disks are slow.
+/// How long the report waits for devices with nothing in flight.
 const NEWS: Duration = Duration::from_secs(1);
+/// How long the status waits for those whose disks are slow, before it says that they do not answer.
+const SLOW_NEWS: Duration = Duration::from_secs(60);
 
 /// What is asked for.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

@@ -19,6 +19,10 @@ use crate::refusal::Refusal;
 /// The counts of a port. Causes go by name, so that versions may differ in them.
 #[derive(Debug, Serialize, Deserialize)]
 struct PortV1 {
+    /// Its link was up, and when it came up, among the ports of its switch.
+    link: Option<u64>,
+    /// What its guest was told by the front end, at most what the NIC allows.
+    mtu: u16,
     sent: SideV1,
     received: SideV1,
 }
@@ -48,16 +52,21 @@ impl From<SideV1> for SideReading {
 pub fn last_will(port: Arc<Port>) -> Box<dyn Fn() -> Vec<u8> + Send + Sync> {
     Box::new(move || {
         let (sent, received) = port.last_will();
-        serde_json::to_vec(&PortV1 { sent: sent.into(), received: received.into() }).unwrap_or_default()
+        let port =
+            PortV1 { link: port.link(), mtu: port.mtu(), sent: sent.into(), received: received.into() };
+        serde_json::to_vec(&port).unwrap_or_default()
     })
 }
 
 /// A port goes on as it was said of another.
 pub fn carry_out(port: &Port, will: &[u8]) -> Result<(), Refusal> {
-    let PortV1 { sent, received } = serde_json::from_slice(will).map_err(|error| {
+    let PortV1 { link, mtu, sent, received } = serde_json::from_slice(will).map_err(|error| {
         Refusal::failed(format!("the counts of port {}: {error}", port.name()), "restart the daemon instead")
     })?;
     port.restore((&sent.into(), &received.into()));
+    port.set_mtu(mtu);
+    // Before any poller runs: a frame for a guest that does not receive yet waits for it, and nobody else gets it.
+    port.restore_link(link);
     Ok(())
 }
 

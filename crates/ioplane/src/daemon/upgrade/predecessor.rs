@@ -32,8 +32,8 @@ pub struct Gone {
     pub listener: OwnedFd,
     /// The metrics' address and socket.
     pub metrics: Option<(SocketAddr, OwnedFd)>,
-    /// True once everything is somebody else's.
-    pub left: watch::Sender<bool>,
+    /// The process whose everything is, once it is.
+    pub left: watch::Sender<Option<u32>>,
 }
 
 /// A successor on its way. Dropped before it has taken over, it is killed and buried.
@@ -157,8 +157,14 @@ impl Daemon {
             })?,
         };
         // Switches first: NICs are plugged into them.
+        let patience = form.patience_s.map_or(PATIENCE, Duration::from_secs);
         let (mut all, mut failed) = switch::bequests(&self.switches)?;
-        for (more, broken) in [bequests(&self.nics).await?, bequests(&self.disks).await?] {
+        let rest = async { Ok([bequests(&self.nics).await?, bequests(&self.disks).await?]) };
+        let rest = tokio::time::timeout(patience, rest).await.unwrap_or_else(|_| {
+            let remedy = "see `ioplane status`: which one does not answer? or try again with more --patience";
+            Err(Refusal::busy("a device does not answer", remedy))
+        });
+        for (more, broken) in rest? {
             all.extend(more);
             failed.extend(broken);
         }
@@ -167,7 +173,6 @@ impl Daemon {
         let mut successor = block_in_place(|| Successor::start(binary, theirs))?;
         let mut wire = Wire::on(ours).map_err(|error| Refusal::failed(error.to_string(), "try again"))?;
         tracing::info!(binary = %successor.binary.display(), pid = successor.pid(), "handing over");
-        let patience = form.patience_s.map_or(PATIENCE, Duration::from_secs);
         let prepared = block_in_place(|| self.prepare(gone, &mut wire, patience, &all, &failed));
         let outcome = match prepared {
             Ok(version) => self.hand_all(&mut wire, &mut successor, all).await.map(|held| (version, held)),
@@ -193,8 +198,13 @@ impl Daemon {
                 guests.then_some((name, suspended))
             })
             .collect();
-        let _ = gone.left.send(true);
         let pid = successor.release();
+        if pid == 0 {
+            // Killed because it said nothing, and then it had. Nobody serves; what is written down is as after a crash.
+            tracing::error!("the successor has taken over and is dead: leaving, to be started again");
+            std::process::exit(1);
+        }
+        let _ = gone.left.send(Some(pid));
         let _ = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]);
         tracing::info!(pid, version, devices = devices.len(), "handed over");
         let pauses =
@@ -257,12 +267,22 @@ impl Daemon {
         successor: &mut Successor,
         bequests: Vec<Bequest>,
     ) -> Result<Vec<(NameV1, Vec<Stopped>)>, Obstacle> {
+        // For everything, from the first guest that waits. A task that is given up puts back what it holds.
+        let end = Instant::now() + HOLD;
         let mut holding = tokio::task::JoinSet::new();
         for (index, bequest) in bequests.into_iter().enumerate() {
             holding.spawn(async move { (index, bequest.hold(DRAIN).await, bequest) });
         }
         let (mut all, mut obstacle) = (Vec::new(), None);
-        while let Some(done) = holding.join_next().await {
+        loop {
+            let next = tokio::time::timeout_at(end.into(), holding.join_next());
+            let Ok(Some(done)) = next.await.map_err(|_| {
+                let remedy =
+                    "this daemon goes on as before; see `ioplane status`: which one does not answer?";
+                obstacle = Some(Refusal::conflict("a device does not come to rest", remedy).into());
+            }) else {
+                break;
+            };
             match done {
                 Ok((index, Ok(held), bequest)) => all.push((index, held, bequest)),
                 Ok((_, Err(refused), bequest)) => {
@@ -277,10 +297,11 @@ impl Daemon {
                 }
             }
         }
+        drop(holding);
         all.sort_by_key(|(index, ..)| *index);
         let outcome = match obstacle {
             Some(obstacle) => Err(obstacle),
-            None => block_in_place(|| give(wire, successor, &all)),
+            None => block_in_place(|| give(wire, successor, &all, end)),
         };
         match outcome {
             Ok(()) => Ok(all.into_iter().map(|(_, held, bequest)| (bequest.name, held)).collect()),
@@ -299,8 +320,9 @@ fn give(
     wire: &mut Wire,
     successor: &mut Successor,
     all: &[(usize, Vec<Stopped>, Bequest)],
+    end: Instant,
 ) -> Result<(), Obstacle> {
-    wire.within(HOLD);
+    wire.within(end.saturating_duration_since(Instant::now()).max(DRAIN));
     let doors = all.iter().flat_map(|(_, held, bequest)| held.iter().map(move |held| (held, bequest)));
     for (held, bequest) in doors {
         let (bytes, files) = held.parcel();
@@ -311,7 +333,8 @@ fn give(
     }
     wait_for!(wire, AnswerV1::Loaded => ())?;
     wire.send(&OrderV1::Commit, &[])?;
-    match wait_for!(wire, AnswerV1::Mine => ()) {
+    // A time of its own: only one that is stuck says nothing now.
+    match wait_for!(wire.within(HOLD), AnswerV1::Mine => ()) {
         // It may be about to say it: only a dead one says nothing more.
         Err(Obstacle::Wire(late @ WireError::Late(_))) => {
             successor.end();

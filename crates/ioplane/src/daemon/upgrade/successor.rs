@@ -19,7 +19,7 @@ use super::kill::{self, KillPoint};
 use super::switch;
 use super::wire::Wire;
 use super::words::{AnswerV1, HouseV1, NameV1, OrderV1};
-use super::{HOLD, NEWS, PATIENCE};
+use super::{HOLD, NEWS, PATIENCE, SLOW_NEWS};
 use crate::config::Config;
 use crate::refusal::Refusal;
 use crate::report::{PauseReport, UpgradeReport};
@@ -71,7 +71,10 @@ pub async fn inherit(config: &std::path::Path, socket_wanted: Option<PathBuf>) -
             block_in_place(|| wire.within(HOLD).send(&AnswerV1::Mine, &[])).context("taking over")?;
             kill::here(KillPoint::Mine);
             // From here on everything is ours, and nobody else's.
-            let waiting = heirs.into_iter().map(|heir| {
+            // Uplinks last: what comes in by them finds the guests' NICs.
+            let (uplinks, devices): (Vec<_>, Vec<_>) =
+                heirs.into_iter().partition(|heir| heir.name().kind == switch::KIND);
+            let waiting = devices.into_iter().chain(uplinks).map(|heir| {
                 let (name, replays) = (heir.name().clone(), heir.replays());
                 (name, replays, heir.start(&daemon))
             });
@@ -194,37 +197,60 @@ fn tcp_listener(file: OwnedFd) -> Result<TcpListener> {
 }
 
 impl Report {
-    /// Waits a moment for every device, tells the predecessor, and writes down for `ioplane status` how it went.
+    /// Waits a moment for every device, tells the predecessor, and writes down for `ioplane status` how it went. What is to be
+    /// replayed is not waited for first: it starts when the predecessor, which waits for this, has gone.
     pub async fn tell(self, daemon: &Daemon) {
         let Report { mut wire, from, waiting } = self;
+        // A switch has no guest of its own.
+        let mut waiting: Vec<_> = waiting.into_iter().filter(|one| !one.2.is_empty()).collect();
         let end = tokio::time::Instant::from_std(Instant::now() + NEWS);
         let mut devices = Vec::new();
-        // A switch has no guest of its own.
-        for (NameV1 { kind, name }, suspended, waits) in waiting.into_iter().filter(|one| !one.2.is_empty()) {
-            // The longest of its sockets'; none if one has not answered.
-            let mut pause = Some(Duration::ZERO);
-            for waited in waits {
-                let one = tokio::time::timeout_at(end, waited).await.ok().and_then(Result::ok);
-                pause = pause.zip(one).map(|(all, one)| all.max(one));
-            }
-            match pause {
-                Some(pause) => tracing::info!(kind, name, pause_us = pause.as_micros() as u64, "taken over"),
-                None => tracing::warn!(kind, name, "taken over; its disk does not answer yet"),
-            }
-            let pause_us = pause.map(|pause| pause.as_micros() as u64);
-            devices.push(PauseReport { kind, name, pause_us, suspended });
+        for (NameV1 { kind, name }, suspended, waits) in &mut waiting {
+            let pause = if *suspended { None } else { pause_of(waits, end).await };
+            devices.push(PauseReport {
+                kind: kind.clone(),
+                name: name.clone(),
+                pause_us: pause.map(|pause| pause.as_micros() as u64),
+                suspended: *suspended,
+            });
         }
         let pauses = devices.iter().map(|device| device.pause_us.map(|us| us * 1000)).collect();
-        let report = UpgradeReport {
+        let mut report = UpgradeReport {
             from_pid: from.pid,
             from_version: from.version,
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             devices,
         };
-        daemon.upgraded(report);
+        daemon.upgraded(report.clone());
         if let Err(error) = block_in_place(|| wire.within(HOLD).send(&AnswerV1::Report(pauses), &[])) {
             tracing::warn!(%error, "telling the predecessor");
         }
+        drop(wire);
+        let end = tokio::time::Instant::from_std(Instant::now() + SLOW_NEWS);
+        for (device, (.., waits)) in report.devices.iter_mut().zip(&mut waiting) {
+            if device.suspended {
+                device.pause_us = pause_of(waits, end).await.map(|pause| pause.as_micros() as u64);
+            }
+            let PauseReport { kind, name, pause_us, .. } = &*device;
+            match pause_us {
+                Some(pause_us) => tracing::info!(kind, name, pause_us, "taken over"),
+                None => tracing::warn!(kind, name, "taken over; its disk does not answer yet"),
+            }
+        }
+        daemon.upgraded(report);
     }
+}
+
+/// How long a guest has waited: the longest of its device's sockets; none if one has not answered.
+async fn pause_of(
+    waits: &mut Vec<oneshot::Receiver<Duration>>,
+    end: tokio::time::Instant,
+) -> Option<Duration> {
+    let mut pause = Some(Duration::ZERO);
+    for waited in waits.drain(..) {
+        let one = tokio::time::timeout_at(end, waited).await.ok().and_then(Result::ok);
+        pause = pause.zip(one).map(|(all, one)| all.max(one));
+    }
+    pause
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ioplane_device::Quiescent;
 use ioplane_host::vhost_user;
@@ -21,18 +21,18 @@ use crate::refusal::Refusal;
 /// What people call it.
 pub const KIND: &str = "switch";
 
-/// An uplink that rests.
+/// An uplink that rests. Dropped, it goes on where it was.
 pub struct Resting {
     switches: Arc<Switches>,
     switch: String,
-    uplink: Quiescent<Tap>,
+    uplink: Option<Quiescent<Tap>>,
 }
 
-impl Resting {
-    /// It goes on where it was.
-    pub fn take_back(self) {
-        let Resting { switches, switch, uplink } = self;
-        switches.resume_uplink(&switch, uplink);
+impl Drop for Resting {
+    fn drop(&mut self) {
+        if let Some(uplink) = self.uplink.take() {
+            self.switches.resume_uplink(&self.switch, uplink);
+        }
     }
 }
 
@@ -50,12 +50,13 @@ pub fn bequests(switches: &Arc<Switches>) -> Result<Estate, Refusal> {
             Inheritance::Uplink(file, port) => {
                 let luggage = Luggage { files: vec![file], beside: last_will(port) };
                 let switches = switches.clone();
-                let door = move |patience: Duration| {
+                // It has nothing in flight that could be left to the successor, so it has no patience to run out of.
+                let door = move |_: Duration| {
                     let (switches, switch) = (switches.clone(), name.clone());
                     let rest = move || {
-                        let uplink = switches.rest_uplink(&switch, Instant::now() + patience);
+                        let uplink = switches.rest_uplink(&switch);
                         let uplink = uplink.map_err(|refused| vhost_user::Refusal::Refused(refused.error))?;
-                        Ok(Stopped::Uplink(Resting { switches, switch, uplink }))
+                        Ok(Stopped::Uplink(Resting { switches, switch, uplink: Some(uplink) }))
                     };
                     Box::pin(async move { block_in_place(rest) }) as _
                 };

@@ -1,0 +1,57 @@
+//! The host's network behind a switch: a TAP interface in a namespace of its own.
+
+use anyhow::{Context, Result, ensure};
+use std::os::fd::AsFd;
+use std::process::Command;
+
+/// Runs `ip` with these words.
+fn ip(words: &str) -> Result<()> {
+    let output = Command::new("ip").args(words.split(' ')).output().context("run ip")?;
+    ensure!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// The address of the host's end.
+pub const HOST_MAC: &str = "02:00:00:00:aa:01";
+
+/// A TAP interface in a namespace of its own, as a host's network behind the switch; the namespace goes with the value.
+#[derive(Debug)]
+pub struct Host {
+    space: String,
+    index: u32,
+}
+
+impl Host {
+    /// Takes the interface `tap` there.
+    pub fn new(tap: &str) -> Result<Host> {
+        let space = format!("{tap}-ns");
+        ip(&format!("netns add {space}"))?;
+        let mut host = Host { space, index: 0 };
+        let space = &host.space;
+        ip(&format!("link set {tap} netns {space}"))?;
+        ip(&format!("-n {space} link set {tap} address {HOST_MAC} up"))?;
+        let show = Command::new("ip").args(["-n", space, "-o", "link", "show", tap]).output()?;
+        let text = String::from_utf8_lossy(&show.stdout).into_owned();
+        host.index = text.split(':').next().and_then(|index| index.trim().parse().ok()).context(text)?;
+        Ok(host)
+    }
+
+    /// Does `work` on a thread of the namespace; it hears the number of the interface.
+    pub fn within<R: Send>(&self, work: impl FnOnce(u32) -> Result<R> + Send) -> Result<R> {
+        let space = std::fs::File::open(format!("/run/netns/{}", self.space))?;
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(move || {
+                let network = Some(rustix::thread::LinkNameSpaceType::Network);
+                rustix::thread::move_into_link_name_space(space.as_fd(), network)?;
+                work(self.index)
+            });
+            inside.join().map_err(|_| anyhow::anyhow!("the host's end panicked"))?
+        })
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = ip(&format!("netns delete {}", self.space));
+    }
+}
