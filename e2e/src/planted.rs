@@ -36,21 +36,27 @@ pub struct Planted {
     pub slide: u64,
 }
 
-struct Random(u64);
+/// Numbers for what must be different in each run.
+pub(crate) struct Random(u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    /// Another sequence each time.
+    pub(crate) fn new() -> Random {
+        Random(RandomState::new().build_hasher().finish() | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0
     }
 
-    fn below(&mut self, end: u64) -> u64 {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 
-    fn word(&mut self) -> String {
+    pub(crate) fn word(&mut self) -> String {
         (0..4).map(|_| ["ka", "ro", "mi", "tes", "lun", "vo", "pre", "sil"][self.below(8) as usize]).collect()
     }
 }
@@ -64,12 +70,7 @@ struct Function {
 impl Planted {
     /// Another one each time.
     pub fn new() -> Planted {
-        let seed = RandomState::new().build_hasher().finish();
-        Planted::from_seed(seed | 1)
-    }
-
-    fn from_seed(seed: u64) -> Planted {
-        let mut random = Random(seed);
+        let mut random = Random::new();
         let slide = random.below(440) << 21;
         let mut text: Vec<u8> = (0..TEXT_SIZE).map(|_| random.next() as u8).collect();
         let functions: Vec<Function> = (0..TEXT_SIZE / CELL)

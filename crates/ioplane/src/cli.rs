@@ -137,6 +137,7 @@ pub struct WatchArgs {
 
 /// Which findings, and how to reach the guest.
 #[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("reach").required(true))]
 pub struct ApplyArgs {
     /// Findings, as `ioplane exits advise` calls them
     #[arg(required = true, value_name = "FINDING")]
@@ -145,11 +146,20 @@ pub struct ApplyArgs {
     #[arg(long)]
     pub undo: bool,
     /// Reach the guest by ssh, as root
-    #[arg(long, value_name = "DESTINATION", required_unless_present = "via")]
+    #[arg(long, value_name = "DESTINATION", group = "reach")]
     pub ssh: Option<String>,
+    /// ssh's configuration file: port, key, known hosts
+    #[arg(long, value_name = "FILE", requires = "ssh")]
+    pub ssh_config: Option<PathBuf>,
+    /// Reach the guest by its QEMU guest agent [default: the socket on QEMU's command line]
+    #[arg(long, value_name = "SOCKET", group = "reach", num_args = 0..=1, default_missing_value = "")]
+    pub agent: Option<PathBuf>,
+    /// Reach the guest by a folder that it shares with this host, where `sh folder.sh` of guest/tune runs
+    #[arg(long, value_name = "FOLDER", group = "reach")]
+    pub folder: Option<PathBuf>,
     /// Reach the guest by a command that runs its further arguments there and passes its standard input on, such as
     /// "kubectl exec -i pod --"
-    #[arg(long, value_name = "COMMAND", conflicts_with = "ssh")]
+    #[arg(long, value_name = "COMMAND", group = "reach")]
     pub via: Option<String>,
     /// What is watched
     #[command(flatten)]

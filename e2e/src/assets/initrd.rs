@@ -27,7 +27,7 @@ const DRIVERS: [&str; 5] = ["virtio_pci", "virtio_blk", "ext4", "virtio_console"
 
 /// Those of `drivers` that the kernel whose modules are in `folder` does not have built in, unpacked, each after what it
 /// needs.
-fn modules(folder: &Path, drivers: &[&str]) -> Result<Vec<Vec<u8>>> {
+pub(super) fn modules(folder: &Path, drivers: &[&str]) -> Result<Vec<Vec<u8>>> {
     let read = |name: &str| {
         let path = folder.join(name);
         fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))

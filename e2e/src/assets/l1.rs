@@ -10,6 +10,22 @@ const INIT: &str = include_str!("../../../guest/l1/init.sh");
 const GUEST: &str = include_str!("../../../guest/l1/guest.sh");
 /// What the root needs; all else is loaded from it.
 const MODULES: [&str; 2] = ["9pnet_virtio", "9p"];
+/// What guests of L1 need before they have theirs.
+const GUEST_MODULES: [&str; 5] = ["virtio_pci", "9pnet_virtio", "9p", "virtio_blk", "ext4"];
+/// What guests of L1 are loaded and reached with, beside what the tree has.
+const PACKAGES: &str = "bonnie++ openssh-server openssh-client qemu-guest-agent";
+/// What nobody reads in such a guest.
+const WASTE: [&str; 9] = [
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/locale",
+    "usr/share/info",
+    "usr/lib/modules",
+    "var/cache",
+    "var/lib/apt/lists",
+    "boot",
+    "package",
+];
 
 /// The parts of an L1.
 #[derive(Clone, Debug)]
@@ -20,8 +36,10 @@ pub struct Host {
     pub initrd: PathBuf,
     /// The same kernel packed, which moves itself when it boots (KASLR).
     pub packed: PathBuf,
-    /// An initial RAM disk for guests of L1: a shared folder and jobs, as in L1, and nothing else.
+    /// An initial RAM disk for guests of L1: a shared folder and jobs, as in L1, in a Debian if they have that disk.
     pub guest: PathBuf,
+    /// That disk, ext4, to be mounted read-only: Debian with all modules of the kernel, bonnie++, iperf3, sshd and QEMU's agent.
+    pub debian: PathBuf,
     /// A folder with `lib/modules`, as `modprobe -d` wants it.
     pub modules: PathBuf,
 }
@@ -29,7 +47,7 @@ pub struct Host {
 impl Host {
     /// Makes what is missing.
     pub fn prepare(news: News<'_>) -> Result<Host> {
-        let recipe = [INIT, GUEST, "trixie linux-image-amd64 3"].join("\n");
+        let recipe = [INIT, GUEST, PACKAGES, "trixie linux-image-amd64 4"].join("\n");
         let folder = asset("l1", &recipe, news, |to| build(&tree::tree(news)?, to, news))?;
         let at = |name: &str| folder.join(name);
         Ok(Host {
@@ -37,8 +55,18 @@ impl Host {
             initrd: at("initrd.img"),
             packed: at("vmlinuz"),
             guest: at("guest.img"),
+            debian: at("debian.img"),
             modules: folder,
         })
+    }
+}
+
+impl Host {
+    /// A module of the kernel, unpacked.
+    pub fn module(&self, name: &str) -> Result<Vec<u8>> {
+        let versions = self.modules.join("lib/modules");
+        let version = fs::read_dir(&versions)?.next().context("a kernel's modules")??;
+        initrd::modules(&version.path(), &[name])?.pop().with_context(|| format!("{name} is built in"))
     }
 }
 
@@ -62,17 +90,44 @@ fn build(tree: &Path, to: &Path, news: News<'_>) -> Result<Vec<PathBuf>> {
     fs::copy(package.join("boot").join(format!("vmlinuz-{version}")), to.join("vmlinuz"))?;
     kernel::unpack(&to.join("vmlinuz"), &to.join("vmlinux"))?;
     let modules = to.join("lib/modules").join(&version);
-    fs::write(to.join("initrd.img"), archive(&modules, INIT)?)?;
-    fs::write(to.join("guest.img"), archive(&modules, GUEST)?)?;
+    fs::write(to.join("initrd.img"), archive(&modules, INIT, &MODULES)?)?;
+    fs::write(to.join("guest.img"), archive(&modules, GUEST, &GUEST_MODULES)?)?;
+    debian(to, &root)?;
     fs::remove_dir_all(&root)?;
     let dep = Path::new("lib/modules").join(&version).join("modules.dep");
-    let own = ["vmlinux", "vmlinuz", "initrd.img", "guest.img"].map(PathBuf::from);
+    let own = ["vmlinux", "vmlinuz", "initrd.img", "guest.img", "debian.img"].map(PathBuf::from);
     Ok(own.into_iter().chain([dep]).collect())
 }
 
-/// An initial RAM disk that runs `script`, with the modules that it needs to mount its folder.
-fn archive(modules: &Path, script: &str) -> Result<Vec<u8>> {
+/// Turns the root folder into the guests' disk.
+fn debian(to: &Path, root: &Path) -> Result<()> {
+    // Nothing is started in a chroot.
+    let script = format!(
+        "set -e; export DEBIAN_FRONTEND=noninteractive; printf '#!/bin/sh\\nexit 101\\n' >/usr/sbin/policy-rc.d; \
+         chmod 755 /usr/sbin/policy-rc.d; apt-get -qq install -y --no-install-recommends {PACKAGES} >/dev/null; \
+         ls /usr/sbin/sshd /usr/sbin/qemu-ga /usr/sbin/bonnie++ /usr/bin/iperf3 /etc/ssh/ssh_host_ed25519_key"
+    );
+    run("chroot", &[text(root)?, "/bin/sh", "-c", &script]).context("install what guests need")?;
+    for waste in WASTE {
+        let path = root.join(waste);
+        if path.exists() {
+            fs::remove_dir_all(&path)?;
+        }
+        fs::create_dir_all(&path)?;
+    }
+    for folder in ["folder", "data", "run/sshd"] {
+        fs::create_dir_all(root.join(folder))?;
+    }
+    run("cp", &["-a", text(&to.join("lib/modules"))?, text(&root.join("usr/lib"))?])?;
+    let image = to.join("debian.img");
+    let args = ["-q", "-F", "-t", "ext4", "-O", "^has_journal", "-L", "debian", "-d", text(root)?];
+    run("mke2fs", &[&args[..], &[text(&image)?, "900M"]].concat())?;
+    Ok(())
+}
+
+/// An initial RAM disk that runs `script`, with the modules that it needs to mount its folders.
+fn archive(modules: &Path, script: &str, names: &[&str]) -> Result<Vec<u8>> {
     let mut archive = initrd::Archive::with_busybox(script)?;
-    archive.add_modules(modules, &MODULES)?;
+    archive.add_modules(modules, names)?;
     Ok(archive.finish())
 }

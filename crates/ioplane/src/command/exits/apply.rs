@@ -1,12 +1,10 @@
 //! `ioplane exits apply`: a small script does in the guest what a finding suggests, and can undo it.
 
-use std::io::Write;
-use std::process::{Command, Stdio};
-
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use ioplane_exits::{Action, Finding, Report, action_of};
 use serde::Serialize;
 
+use super::reach::Reach;
 use super::watch;
 use crate::cli::ApplyArgs;
 
@@ -35,18 +33,19 @@ struct Applied {
 /// Applies or undoes, and measures before and after.
 pub(super) fn run(args: &ApplyArgs, json: bool) -> Result<()> {
     let actions = actions(&args.findings)?;
+    let reach = Reach::new(args)?;
     let before = watch(&args.watch, None)?;
     let findings = if args.undo { Vec::new() } else { wanted(&args.findings, &before)? };
     let verb = if args.undo { "undo" } else { "apply" };
     let mut said = String::new();
     let mut done: Vec<Action> = Vec::new();
     for action in actions {
-        match tune(args, verb, action) {
+        match tune(&reach, verb, action) {
             Ok(words) => said += &words,
             Err(error) => {
                 // All or nothing; the script has undone its own half.
                 for action in done.into_iter().rev().filter(|_| !args.undo) {
-                    said += &tune(args, "undo", action).unwrap_or_else(|error| format!("{error:#}\n"));
+                    said += &tune(&reach, "undo", action).unwrap_or_else(|error| format!("{error:#}\n"));
                 }
                 eprint!("{said}");
                 return Err(error);
@@ -102,36 +101,13 @@ fn wanted(ids: &[String], report: &Report) -> Result<Vec<Finding>> {
 }
 
 /// Runs the script in the guest.
-fn tune(args: &ApplyArgs, verb: &str, action: Action) -> Result<String> {
-    let words: Vec<&str> = match (&args.ssh, &args.via) {
-        (Some(destination), _) => {
-            // A name, not an option of ssh.
-            ensure!(!destination.starts_with('-'), "{destination:?} is no destination for ssh");
-            vec!["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", destination]
-        }
-        (None, Some(command)) => command.split_whitespace().collect(),
-        (None, None) => Vec::new(),
-    };
-    let (program, first) = words.split_first().context("say how to reach the guest: --ssh or --via")?;
-    let mut child = Command::new(program)
-        .args(first)
-        .args(["sh", "-s", "--", verb, action.word()])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("start {program}"))?;
-    let mut input = child.stdin.take().context("it reads its standard input")?;
-    // Whoever does not read it says why.
-    let _ = input.write_all(TUNE.as_bytes());
-    drop(input);
-    let output = child.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    if !output.status.success() {
-        let error = String::from_utf8_lossy(&output.stderr);
-        bail!("{verb} {} in the guest ended with {}: {said}{}", action.word(), output.status, error.trim());
+fn tune(reach: &Reach, verb: &str, action: Action) -> Result<String> {
+    let done = reach.run(TUNE, [verb, action.word()])?;
+    if done.status != 0 {
+        let word = action.word();
+        bail!("{verb} {word} in the guest ended with {}: {}{}", done.status, done.said, done.error.trim());
     }
-    Ok(said)
+    Ok(done.said)
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! `ioplane exits`: which exits a VM takes and who causes them. It asks no daemon: any KVM VM of this host will do.
 
+mod agent;
 mod apply;
+mod reach;
 
 use std::io::IsTerminal;
 use std::path::Path;

@@ -1,0 +1,242 @@
+//! The ways into a guest: ssh or another command, QEMU's guest agent, a shared folder. What comes back was written by the guest: it is
+//! bounded, and nothing in it reaches the terminal as it is.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use ioplane_exits::Vm;
+
+use super::agent;
+use crate::cli::ApplyArgs;
+
+/// A script is a matter of milliseconds, and some guests are slow.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// A script says a few lines.
+const WORDS: u64 = 64 << 10;
+/// How often the folder is looked at: a file system that two kernels share tells nobody of changes.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What a script has left.
+#[derive(Debug)]
+pub(super) struct Done {
+    /// Its exit status.
+    pub status: i64,
+    /// Its output.
+    pub said: String,
+    /// Its error output.
+    pub error: String,
+}
+
+/// How the guest is reached.
+#[derive(Debug)]
+pub(super) enum Reach {
+    /// A command that runs its further arguments in the guest and passes its standard input on.
+    Command(Vec<String>),
+    /// The agent's socket.
+    Agent(PathBuf),
+    /// A folder that the guest shares and watches: `guest/tune/folder.sh`.
+    Folder(PathBuf),
+}
+
+impl Reach {
+    /// The way that was asked for; what cannot be is refused before anything happens.
+    pub fn new(args: &ApplyArgs) -> Result<Reach> {
+        if let Some(destination) = &args.ssh {
+            // A name, not an option of ssh.
+            ensure!(!destination.starts_with('-'), "{destination:?} is no destination for ssh");
+            let mut words: Vec<String> =
+                ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"].map(String::from).into();
+            if let Some(file) = &args.ssh_config {
+                words.extend(["-F".into(), file.display().to_string()]);
+            }
+            words.extend(["--".into(), destination.clone()]);
+            return Ok(Reach::Command(words));
+        }
+        if let Some(command) = &args.via {
+            let words: Vec<String> = command.split_whitespace().map(String::from).collect();
+            ensure!(!words.is_empty(), "--via needs a command");
+            return Ok(Reach::Command(words));
+        }
+        if let Some(folder) = &args.folder {
+            ensure!(folder.is_dir(), "{} is not a folder", folder.display());
+            return Ok(Reach::Folder(folder.clone()));
+        }
+        let Some(socket) = &args.agent else {
+            bail!("say how to reach the guest: --ssh, --agent, --folder or --via")
+        };
+        if !socket.as_os_str().is_empty() {
+            return Ok(Reach::Agent(socket.clone()));
+        }
+        let vm = Vm::choose(args.watch.vm.as_deref())?;
+        let found = agent::socket(&vm.command).with_context(|| {
+            format!("{} has no agent's socket on its command line; give it: --agent SOCKET", vm.name)
+        })?;
+        Ok(Reach::Agent(found))
+    }
+
+    /// Runs a POSIX script with two words as its arguments.
+    pub fn run(&self, script: &str, words: [&str; 2]) -> Result<Done> {
+        let done = match self {
+            Reach::Command(command) => by_command(command, script, words),
+            Reach::Agent(socket) => agent::run(socket, script, words),
+            Reach::Folder(folder) => by_folder(folder, script, words, PATIENCE),
+        }?;
+        Ok(Done { said: plain(&done.said), error: plain(&done.error), ..done })
+    }
+}
+
+/// Without what would move a terminal's cursor.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '?' } else { c }).collect()
+}
+
+fn by_command(command: &[String], script: &str, words: [&str; 2]) -> Result<Done> {
+    let (program, first) = command.split_first().context("a command has a program")?;
+    let mut child = Command::new(program)
+        .args(first)
+        .args(["sh", "-s", "--"])
+        .args(words)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("start {program}"))?;
+    let (input, said, error) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    // All at once, or one that talks much and reads late would wait for us, and we for it.
+    let (said, error) = std::thread::scope(|scope| {
+        let said = scope.spawn(move || said.map(bounded));
+        let error = scope.spawn(move || error.map(bounded));
+        if let Some(mut input) = input {
+            // Whoever does not read it says why.
+            let _ = input.write_all(script.as_bytes());
+        }
+        (said.join().ok().flatten().unwrap_or_default(), error.join().ok().flatten().unwrap_or_default())
+    });
+    let status = child.wait()?.code().map_or(-1, i64::from);
+    Ok(Done { status, said, error })
+}
+
+/// The first so many bytes; the rest is read, so that nobody waits, and forgotten.
+fn bounded(mut from: impl Read) -> String {
+    let mut bytes = Vec::new();
+    let _ = from.by_ref().take(WORDS).read_to_end(&mut bytes);
+    let _ = std::io::copy(&mut from, &mut std::io::sink());
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn by_folder(folder: &Path, script: &str, words: [&str; 2], patience: Duration) -> Result<Done> {
+    let mut number = [0; 8];
+    File::open("/dev/urandom")?.read_exact(&mut number)?;
+    let name = format!("ioplane-{:016x}", u64::from_ne_bytes(number));
+    let at = |ending: &str| folder.join(format!("{name}.{ending}"));
+    let (half, job) = (at("new"), at("tune"));
+    // The guest must not see half of it, and may have left anything there: a new file, never one that it has made.
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&half)
+        .with_context(|| format!("write to {}", folder.display()))?;
+    file.write_all(format!("set -- {} {}\n{script}", words[0], words[1]).as_bytes())?;
+    drop(file);
+    fs::rename(&half, &job)?;
+    let end = Instant::now() + patience;
+    let done = loop {
+        if let Some(status) = read(&at("status")) {
+            let status = status.trim().parse().with_context(|| format!("{status:?} is no exit status"))?;
+            let text = |ending| read(&at(ending)).unwrap_or_default();
+            break Ok(Done { status, said: text("said"), error: text("error") });
+        }
+        if Instant::now() >= end {
+            break Err(anyhow::anyhow!(
+                "nothing has happened in {} for {} s; does `sh folder.sh` of guest/tune run in the guest, on this folder?",
+                folder.display(),
+                patience.as_secs()
+            ));
+        }
+        std::thread::sleep(LOOK);
+    };
+    for ending in ["tune", "said", "error", "status"] {
+        let _ = fs::remove_file(at(ending));
+    }
+    done
+}
+
+/// A plain file that the guest has written; never what a link of its making points to, and not for ever.
+fn read(path: &Path) -> Option<String> {
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path).ok()?;
+    file.metadata().ok()?.is_file().then(|| bounded(file.take(WORDS)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    const SCRIPT: &str = "echo \"$1 and $2\"; echo bad >&2; exit 3";
+
+    #[test]
+    fn a_command_passes_the_script_on() {
+        let done = Reach::Command(vec!["env".into()]).run(SCRIPT, ["apply", "clocksource"]).unwrap();
+        assert_eq!(
+            (done.status, done.said.as_str(), done.error.as_str()),
+            (3, "apply and clocksource\n", "bad\n")
+        );
+        let error = Reach::Command(vec!["/nowhere/ssh".into()]).run(SCRIPT, ["a", "b"]).unwrap_err();
+        assert!(error.to_string().contains("/nowhere/ssh"), "{error}");
+    }
+
+    #[test]
+    fn endless_words_are_cut_and_do_not_reach_the_terminal() {
+        let script = "printf '\\033[2J'; head -c 1000000 /dev/zero | tr '\\0' x; cat >/dev/null";
+        let long = script.to_owned() + &"\n#".repeat(200_000);
+        let done = Reach::Command(vec!["env".into()]).run(&long, ["a", "b"]).unwrap();
+        assert_eq!((done.status, done.said.len()), (0, WORDS as usize));
+        assert!(done.said.starts_with("?[2J"));
+    }
+
+    #[test]
+    fn a_folder_is_watched_by_the_guest() {
+        let folder = tempfile::tempdir().unwrap();
+        let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/tune/folder.sh");
+        let mut child = Command::new("sh")
+            .arg(guest)
+            .arg(folder.path())
+            .env("IOPLANE_TUNE_PERIOD", "0.02")
+            .spawn()
+            .unwrap();
+        let done = Reach::Folder(folder.path().into()).run(SCRIPT, ["undo", "console"]);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let done = done.unwrap();
+        assert_eq!(
+            (done.status, done.said.as_str(), done.error.as_str()),
+            (3, "undo and console\n", "bad\n")
+        );
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+    }
+
+    #[test]
+    fn a_folder_that_nobody_watches_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = by_folder(folder.path(), SCRIPT, ["a", "b"], Duration::from_millis(20)).unwrap_err();
+        assert!(error.to_string().contains("folder.sh"), "{error}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn links_of_the_guest_are_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("status");
+        symlink("/etc/passwd", &link).unwrap();
+        assert_eq!(read(&link), None);
+        assert_eq!(read(Path::new("/dev/null")), None);
+    }
+}
