@@ -66,6 +66,11 @@ impl L1 {
         self.folder.path()
     }
 
+    /// How much longer to wait than on real hardware.
+    pub(crate) fn patience(&self) -> u32 {
+        self.patience
+    }
+
     /// Starts a script for `/bin/sh`.
     pub fn start(&self, script: &str) -> Result<Job<'_>> {
         let mut jobs = self.jobs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -89,7 +94,7 @@ impl L1 {
 
     fn wait_for(&self, name: &str, limit: Duration) -> Result<String> {
         let path = self.folder().join(name);
-        let end = Instant::now() + limit * self.patience;
+        let end = Instant::now() + limit * self.patience();
         loop {
             if let Ok(text) = fs::read_to_string(&path) {
                 return Ok(text);
@@ -121,6 +126,11 @@ impl Job<'_> {
             std::thread::sleep(LOOK);
         }
         Ok(())
+    }
+
+    /// Whether it has.
+    pub fn has_ended(&self) -> bool {
+        self.file("status").exists()
     }
 
     /// Kills it and everything that it has started.

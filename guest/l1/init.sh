@@ -13,9 +13,15 @@ for module in /modules/*.ko; do
 done
 folder=$(word l1.folder)
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=524288,ro,cache=loose host /host || echo "l1: no root"
+# The assets may lie below a folder that is L1's own.
+modules=$(word l1.modules)
+mkdir -p /assets
+mount --bind "/host$modules" /assets || echo "l1: no assets"
 for kind in tmpfs:/tmp tmpfs:/run proc:/proc sysfs:/sys devtmpfs:/dev debugfs:/sys/kernel/debug tracefs:/sys/kernel/tracing; do
     mount -t "${kind%%:*}" l1 "/host${kind#*:}" || echo "l1: no ${kind#*:}"
 done
+[ -d "/host$modules" ] || mkdir -p "/host$modules"
+mount --bind /assets "/host$modules"
 mkdir -p /host/dev/pts /host/dev/shm
 mount -t devpts l1 /host/dev/pts
 mount -t tmpfs l1 /host/dev/shm
@@ -23,7 +29,6 @@ mount -t 9p -o trans=virtio,version=9p2000.L,msize=524288,cache=none folder "/ho
 ifconfig lo 127.0.0.1 up
 hostname l1
 export HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-modules=$(word l1.modules)
 for module in $(word l1.load | tr , ' '); do
     chroot /host /usr/sbin/modprobe -d "$modules" "$module" || echo "l1: $module is not loaded"
 done

@@ -1,5 +1,6 @@
-//! A guest whose exits are known exactly, for tests: `tiny-guest [TIMES]` makes a VM with one vCPU, waits for a line on standard
-//! input, runs, prints how many exits of each kind it has caused, as JSON, waits for another line and ends.
+//! A guest whose exits are known exactly, for tests: `tiny-guest [TIMES]` makes a VM with one vCPU, says `ready` on standard error, waits
+//! for a line on standard input, runs, prints how many exits of each kind it has caused, as JSON, waits for another line and
+//! ends.
 //!
 //! Everything happens in real mode, at addresses that are stated below. The VMM is as small as can be: what the guest writes is
 //! dropped, what it reads is zero.
@@ -119,6 +120,7 @@ fn main() -> Result<(), Failure> {
     registers.rflags = 2;
     vcpu.set_regs(&registers)?;
 
+    eprintln!("ready");
     wait()?;
     let begun = std::time::Instant::now();
     loop {

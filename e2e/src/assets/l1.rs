@@ -11,7 +11,7 @@ const GUEST: &str = include_str!("../../../guest/l1/guest.sh");
 /// What the root needs; all else is loaded from it.
 const MODULES: [&str; 2] = ["9pnet_virtio", "9p"];
 /// What guests of L1 need before they have theirs.
-const GUEST_MODULES: [&str; 5] = ["virtio_pci", "9pnet_virtio", "9p", "virtio_blk", "ext4"];
+const GUEST_MODULES: [&str; 6] = ["virtio_pci", "9pnet_virtio", "9p", "virtio_blk", "crc32c_generic", "ext4"];
 /// What guests of L1 are loaded and reached with, beside what the tree has.
 const PACKAGES: &str = "bonnie++ openssh-server openssh-client qemu-guest-agent";
 /// What nobody reads in such a guest.
@@ -47,7 +47,7 @@ pub struct Host {
 impl Host {
     /// Makes what is missing.
     pub fn prepare(news: News<'_>) -> Result<Host> {
-        let recipe = [INIT, GUEST, PACKAGES, "trixie linux-image-amd64 4"].join("\n");
+        let recipe = [INIT, GUEST, PACKAGES, "trixie linux-image-amd64 5"].join("\n");
         let folder = asset("l1", &recipe, news, |to| build(&tree::tree(news)?, to, news))?;
         let at = |name: &str| folder.join(name);
         Ok(Host {

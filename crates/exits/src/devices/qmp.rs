@@ -34,6 +34,16 @@ impl Layout {
         })
     }
 
+    /// What the monitor at `socket` says the VM does: `running`, `paused`, `postmigrate` and so on.
+    pub fn state(socket: &Path) -> Result<String> {
+        let answer = ask(socket, "query-status").map_err(|source| {
+            let what = format!("asking QEMU's monitor {} for the VM's state", socket.display());
+            ExitsError::Os { what, source }
+        })?;
+        let state = answer["return"]["status"].as_str().unwrap_or("unknown");
+        Ok(state.chars().filter(|c| c.is_ascii_graphic()).take(40).collect())
+    }
+
     /// Reads a file with what `query-pci` has answered.
     pub fn from_file(path: &Path) -> Result<Layout> {
         let text = crate::bounded::bytes(path, ANSWER)?;

@@ -86,6 +86,8 @@ pub struct Report {
     pub lost: u64,
     /// One of so many was recorded.
     pub sample: u64,
+    /// Hits of all tracepoints that were asked for: a handful for each exit.
+    pub events: u64,
     /// KVM's own count over the same time, and where it is from.
     pub kernel: Option<Totals>,
     /// Share of exits whose function is named, of those that happened at an instruction of the guest.
@@ -182,6 +184,7 @@ impl Report {
             recorded,
             lost,
             sample,
+            events: seen.events,
             kernel,
             functions_percent: share(
                 &sites,

@@ -1,5 +1,7 @@
 //! `ioplane exits apply`: a small script does in the guest what a finding suggests, and can undo it.
 
+use std::sync::atomic::Ordering;
+
 use anyhow::{Context, Result, bail};
 use ioplane_exits::{Action, Finding, Report, action_of};
 use serde::Serialize;
@@ -35,6 +37,9 @@ pub(super) fn run(args: &ApplyArgs, json: bool) -> Result<()> {
     let actions = actions(&args.findings)?;
     let reach = Reach::new(args)?;
     let before = watch(&args.watch, None)?;
+    if super::interrupted()?.load(Ordering::Relaxed) {
+        bail!("interrupted; nothing was changed");
+    }
     let findings = if args.undo { Vec::new() } else { wanted(&args.findings, &before)? };
     let verb = if args.undo { "undo" } else { "apply" };
     let mut said = String::new();

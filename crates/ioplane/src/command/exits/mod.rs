@@ -7,6 +7,7 @@ mod reach;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -16,6 +17,8 @@ use crate::cli::{ExitsArgs, ExitsCommand, WatchArgs};
 
 /// How often `--live` draws.
 const PERIOD: Duration = Duration::from_secs(1);
+/// How soon Ctrl-C is noticed.
+const NOTICE: Duration = Duration::from_millis(200);
 
 /// Shows a report of the time so far.
 type Draw<'a> = &'a dyn Fn(&Report) -> Result<()>;
@@ -89,25 +92,56 @@ fn live(args: &ExitsArgs, json: bool) -> Result<Report> {
     watch(&args.watch, Some(&draw))
 }
 
-/// Watches for the time that was asked for, or until the VM ends; hands reports of the time so far to `draw`.
+/// Set by the first Ctrl-C (or SIGTERM), which ends the watch; the second ends the program.
+fn interrupted() -> Result<&'static AtomicBool> {
+    use tokio::signal::unix::{SignalKind, signal};
+    static LISTENS: AtomicBool = AtomicBool::new(false);
+    static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+    if LISTENS.swap(true, Ordering::Relaxed) {
+        return Ok(&INTERRUPTED);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (mut interrupt, mut end) = {
+        let _inside = runtime.enter();
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        runtime.block_on(async {
+            loop {
+                tokio::select! { _ = interrupt.recv() => {}, _ = end.recv() => {} }
+                if INTERRUPTED.swap(true, Ordering::Relaxed) {
+                    std::process::exit(130);
+                }
+            }
+        })
+    })?;
+    Ok(&INTERRUPTED)
+}
+
+/// Watches for the time that was asked for, or until the VM ends or Ctrl-C; hands reports of the time so far to `draw`.
 fn watch(args: &WatchArgs, draw: Option<Draw<'_>>) -> Result<Report> {
     let vm = Vm::choose(args.vm.as_deref())?;
     let (name, pid) = (vm.name.clone(), vm.pid);
     // What can be refused is refused before anything is watched.
     let mut names = Naming::new(args, &vm)?;
+    let interrupted = interrupted()?;
     let mut watch = Watch::start(vm, Options { sample: args.sample })?;
-    let end = Instant::now() + args.time;
+    let begun = Instant::now();
+    let mut drawn = begun;
     if draw.is_none() {
         eprintln!("watching {name} (process {pid}) for {:.0} s", args.time.as_secs_f64());
     }
     let mut runs = true;
-    while runs {
-        let left = end.saturating_duration_since(Instant::now());
+    while runs && !interrupted.load(Ordering::Relaxed) {
+        let left = args.time.saturating_sub(begun.elapsed());
         if draw.is_none() && left.is_zero() {
             break;
         }
-        runs = watch.turn(if draw.is_some() { PERIOD } else { left.min(PERIOD) })?;
-        if let Some(draw) = draw {
+        runs = watch.turn(if draw.is_some() { NOTICE } else { left.min(NOTICE) })?;
+        if let Some(draw) = draw
+            && drawn.elapsed() >= PERIOD
+        {
+            drawn = Instant::now();
             draw(&names.report(&watch, watch.elapsed()))?;
         }
     }
@@ -115,6 +149,8 @@ fn watch(args: &WatchArgs, draw: Option<Draw<'_>>) -> Result<Report> {
     let mut report = names.report(&watch, time);
     if !runs {
         report.notes.push("the VM has ended; this is what it did until then".into());
+    } else if let Some(state) = names.state(watch.vm()) {
+        report.notes.push(format!("the VM does not run any more, says its VMM: {state}"));
     }
     Ok(report)
 }
@@ -140,6 +176,12 @@ impl Naming {
             (None, None) => Layout::default(),
         };
         Ok(Naming { symbols, devices: Devices { pci }, notes })
+    }
+
+    /// What the VMM calls its VM's state, if it can be asked and the VM does not run.
+    fn state(&self, vm: &Vm) -> Option<String> {
+        let state = Layout::state(&Layout::monitor(vm)?).ok()?;
+        (state != "running").then(|| if state == "postmigrate" { "it has migrated".into() } else { state })
     }
 
     fn report(&mut self, watch: &Watch, time: Duration) -> Report {

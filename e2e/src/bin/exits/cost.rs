@@ -1,0 +1,212 @@
+//! What the profiler costs the guest that is watched.
+
+use super::{MINUTE, exits};
+use anyhow::{Context, Result, bail, ensure};
+use ioplane_e2e::daemon::binary;
+use ioplane_e2e::{L1, Planted};
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+/// Exits of each kind in a native run, and how many runs each way.
+const TIMES: u16 = 20_000;
+const ROUNDS: usize = 9;
+
+/// On this machine's own KVM.
+pub struct Native {
+    pub ns_per_event: f64,
+    /// ns of an exit: alone, watched, sampled.
+    pub ns_per_exit: [f64; 3],
+    /// Hits of tracepoints for each exit.
+    pub events_per_exit: f64,
+    /// Whether `kvm_exit` fires.
+    pub whole: bool,
+}
+
+impl Native {
+    pub fn table(&self) -> String {
+        let [alone, watched, sampled] = self.ns_per_exit;
+        format!(
+            "\nNatively, a guest that does nothing but exit ({}): {alone:.0} ns an exit, watched {watched:.0} ns ({:.1} % fewer a \
+             second), one in a hundred {sampled:.0} ns ({:.1} %); {:.2} events an exit, {:.0} ns an event\n",
+            if self.whole { "kvm_exit fires" } else { "a software KVM, where kvm_exit never fires" },
+            (1.0 - alone / watched) * 100.0,
+            (1.0 - alone / sampled) * 100.0,
+            self.events_per_exit,
+            self.ns_per_event,
+        )
+    }
+}
+
+/// The tiny guest; it runs when it is told to.
+struct Tiny {
+    child: Child,
+    input: ChildStdin,
+}
+
+impl Tiny {
+    fn start() -> Result<Tiny> {
+        let own = std::env::current_exe()?;
+        let program: PathBuf = own.parent().context("a folder")?.join("examples/tiny-guest");
+        let mut child = Command::new(&program)
+            .arg(TIMES.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("run {}", program.display()))?;
+        let input = child.stdin.take().context("standard input")?;
+        let mut line = String::new();
+        BufReader::new(child.stderr.take().context("standard error")?).read_line(&mut line)?;
+        if line.trim() != "ready" {
+            let _ = child.kill();
+            child.wait()?;
+            bail!("no guest runs here: {}", line.trim());
+        }
+        Ok(Tiny { child, input })
+    }
+
+    /// Runs it: how many exits, and ns for all of them.
+    fn go(&mut self) -> Result<(f64, f64)> {
+        self.input.write_all(b"go\n")?;
+        let mut line = String::new();
+        BufReader::new(self.child.stdout.as_mut().context("standard output")?).read_line(&mut line)?;
+        let truth: Value = serde_json::from_str(&line)?;
+        let sites = truth["sites"].as_array().into_iter().flatten();
+        let all: u64 = sites.filter_map(|site| site["exits"].as_u64()).sum();
+        Ok((all as f64, truth["ns"].as_f64().context("ns")?))
+    }
+
+    fn end(mut self) -> Result<()> {
+        self.input.write_all(b"end\n")?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+/// One run under observation: exits, ns, and the report.
+fn watched(options: &[&str]) -> Result<(f64, f64, Value)> {
+    let mut guest = Tiny::start()?;
+    let pid = guest.child.id().to_string();
+    // tracefs may not be mounted here: it is, for the watch alone.
+    let mount = "mount -t tracefs ioplane /sys/kernel/tracing 2>/dev/null; exec \"$0\" \"$@\"";
+    let mut watch = Command::new("unshare")
+        .args(["-m", "sh", "-c", mount])
+        .arg(binary()?)
+        .args(["exits", "--vm", &pid, "--for", "1h", "--json"])
+        .args(options)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut said = String::new();
+    BufReader::new(watch.stderr.take().context("standard error")?).read_line(&mut said)?;
+    if !said.starts_with("watching") {
+        let _ = watch.kill();
+        watch.wait()?;
+        guest.end()?;
+        bail!("{}", said.trim());
+    }
+    let (count, ns) = guest.go()?;
+    guest.end()?;
+    let mut output = String::new();
+    watch.stdout.take().context("standard output")?.read_to_string(&mut output)?;
+    ensure!(watch.wait()?.success(), "{output}");
+    Ok((count, ns, serde_json::from_str(&output)?))
+}
+
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// Runs in turns: alone, watched, sampled; medians.
+pub fn native(say: &dyn Fn(&str)) -> Result<Native> {
+    let mut each: [Vec<f64>; 3] = Default::default();
+    let (mut events, mut whole) = (0.0, false);
+    for round in 0..ROUNDS {
+        let mut guest = Tiny::start()?;
+        let (count, ns) = guest.go()?;
+        guest.end()?;
+        each[0].push(ns / count);
+        let (count, ns, report) = watched(&[])?;
+        each[1].push(ns / count);
+        ensure!(report["lost"] == 0, "events were lost: {:#}", report["notes"]);
+        events = report["events"].as_f64().unwrap_or(0.0) / count;
+        whole =
+            report["kernel"].is_object() && report["by_vcpu"].as_array().is_some_and(|rows| !rows.is_empty());
+        let (count, ns, _) = watched(&["--sample", "100"])?;
+        each[2].push(ns / count);
+        say(&format!(
+            "native round {}: {:.0}, {:.0}, {:.0} ns an exit",
+            round + 1,
+            each[0][round],
+            each[1][round],
+            each[2][round]
+        ));
+    }
+    let ns_per_exit = each.map(median);
+    ensure!(events > 0.0, "no tracepoint of KVM fires here");
+    let ns_per_event = (ns_per_exit[1] - ns_per_exit[0]) / events;
+    Ok(Native { ns_per_event, ns_per_exit, events_per_exit: events, whole })
+}
+
+/// In L1, with stock QEMU.
+pub struct Cost {
+    pub full: f64,
+    pub sampled: f64,
+    rates: [f64; 3],
+}
+
+impl Cost {
+    pub fn table(&self) -> String {
+        let [alone, watched, sampled] = self.rates;
+        format!(
+            "\nIn L1, a guest of stock QEMU that reads a port of QEMU's in a loop: {alone:.0} exits a second, watched {watched:.0} \
+             ({:.1} % fewer), one in a hundred {sampled:.0} ({:.1} %)\n",
+            self.full, self.sampled
+        )
+    }
+}
+
+/// KVM's own counter tells how many exits there were, watched or not.
+pub fn in_l1(l1: &L1, seconds: f64, say: &dyn Fn(&str)) -> Result<Cost> {
+    let planted = Planted::new();
+    fs::write(l1.folder().join("planted.elf"), &planted.elf)?;
+    let folder = l1.folder().display();
+    let guest = l1.start(&format!(
+        "exec qemu-system-x86_64 -accel kvm -cpu host -machine q35 -m 128 -nodefaults -no-user-config -display none \
+         -name planted -kernel {folder}/planted.elf -chardev file,id=begun,path={folder}/begun \
+         -device isa-debugcon,iobase=0xe9,chardev=begun"
+    ))?;
+    l1.run(&format!("while [ ! -s {folder}/begun ]; do sleep 0.1; done"), 2 * MINUTE)?;
+    let count = |during: &str| -> Result<f64> {
+        // Nanoseconds of the clock beside KVM's count, twice.
+        let script = format!(
+            "look() {{ cat /sys/kernel/debug/kvm/*-*/exits; date +%s%N; }}; {during} sleep 1; look; sleep {seconds}; look; \
+             kill $watch 2>/dev/null; true"
+        );
+        let output = l1.run(&script, 2 * MINUTE)?;
+        let numbers: Vec<f64> = output.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let [exits, at, later, end] = numbers[..] else { bail!("four numbers: {output}") };
+        Ok((later - exits) / ((end - at) / 1e9))
+    };
+    let ioplane = binary()?;
+    let watch = |options: &str| {
+        format!("{} exits --vm planted --for 1h {options} >/dev/null 2>&1 & watch=$!;", ioplane.display())
+    };
+    let mut rates: [Vec<f64>; 3] = Default::default();
+    for _ in 0..3 {
+        for (rates, during) in rates.iter_mut().zip(["watch=;".into(), watch(""), watch("--sample 100")]) {
+            rates.push(count(&during)?);
+        }
+        say(&format!("L1, alone, watched, sampled: {rates:.0?} exits a second"));
+    }
+    let report = exits(l1, "--vm planted --for 1s")?;
+    say(&format!("{} events for {} exits, {} lost", report["events"], report["exits"], report["lost"]));
+    guest.kill()?;
+    let rates = rates.map(median);
+    let fewer = |rate: f64| (1.0 - rate / rates[0]) * 100.0;
+    Ok(Cost { full: fewer(rates[1]), sampled: fewer(rates[2]), rates })
+}

@@ -1,0 +1,103 @@
+//! `ioplane-exits [--json] [--seconds S]`: what watching exits costs, what it names, and what its remedies are worth.
+//!
+//! ```text
+//!   here, on whatever KVM there is:  tiny-guest, its exits timed alone and watched          --> ns_per_event
+//!   L1, guests of stock QEMU:        a loop of port reads, alone, watched and sampled       --> profiler_cost, sampled_cost
+//!                                    Debian, PIIX3 IDE + e1000 + rtl8139, periodic tick     --> attributed, tables 1 to 3
+//!                                    Debian, virtio, the same loads at the same pace        --> remedies
+//! ```
+//!
+//! In L1 exits are counted by real KVM in a translated machine: counts and rates of paced loads are what they would be elsewhere, times
+//! are not.
+
+mod cost;
+mod remedies;
+mod tables;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use ioplane_e2e::L1;
+use ioplane_e2e::daemon::binary;
+use serde::Serialize;
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Measures the profiler and its remedies.
+#[derive(Parser)]
+struct Options {
+    /// Print one JSON object in place of the tables
+    #[arg(long)]
+    json: bool,
+    /// Seconds of each watch
+    #[arg(long, default_value_t = 4.0)]
+    seconds: f64,
+    /// Only what can be measured here without L1
+    #[arg(long)]
+    native: bool,
+}
+
+/// What the issue asks for.
+#[derive(Serialize)]
+struct Outcome {
+    /// So many fewer exits a second with the profiler on, of a guest that does nothing but exit.
+    profiler_cost_percent: Option<f64>,
+    /// The same, one exit in a hundred recorded.
+    sampled_cost_percent: Option<f64>,
+    /// Of one hit of a tracepoint, natively; nothing where there is no KVM to measure on.
+    ns_per_event: Option<f64>,
+    /// Share of all exits whose function is named, and device and register if it is about one.
+    attributed_percent: Option<f64>,
+    remedies: Vec<remedies::Remedy>,
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let begun = Instant::now();
+    let say = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
+    let native = cost::native(&say).context("natively");
+    let native = native.map_err(|error| say(&format!("not measured natively: {error:#}"))).ok();
+    let mut outcome = Outcome {
+        profiler_cost_percent: None,
+        sampled_cost_percent: None,
+        ns_per_event: native.as_ref().map(|native| native.ns_per_event),
+        attributed_percent: None,
+        remedies: Vec::new(),
+    };
+    let mut text = native.as_ref().map(cost::Native::table).unwrap_or_default();
+    if !options.native {
+        let l1 = L1::boot(2048, "", &say)?;
+        let cost = cost::in_l1(&l1, options.seconds, &say).context("the cost in L1")?;
+        outcome.profiler_cost_percent = Some(cost.full);
+        outcome.sampled_cost_percent = Some(cost.sampled);
+        text += &cost.table();
+        remedies::serve(&l1).context("the other end of the network in L1")?;
+        let (rows, tables) = tables::and_remedies(&l1, options.seconds, &say)?;
+        outcome.attributed_percent = Some(tables.attributed);
+        outcome.remedies = rows;
+        text += &remedies::table(&outcome.remedies);
+        text += &tables.text;
+    }
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&outcome)?);
+        eprint!("{text}");
+    } else {
+        print!("{text}");
+    }
+    Ok(())
+}
+
+/// What `ioplane exits --json` says in L1.
+fn exits(l1: &L1, words: &str) -> Result<Value> {
+    let command =
+        format!("{} exits {words} --json 2>/tmp/said || {{ cat /tmp/said; exit 1; }}", binary()?.display());
+    let output = l1.run(&command, 2 * MINUTE)?;
+    serde_json::from_str(&output).with_context(|| output)
+}
+
+/// Exits a second of a report.
+fn rate(report: &Value) -> f64 {
+    let number = |key: &str| report[key].as_f64().unwrap_or(0.0);
+    number("exits") / number("seconds").max(1e-9)
+}

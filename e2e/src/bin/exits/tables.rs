@@ -1,0 +1,146 @@
+//! The paper's tables 1 to 3 for a Debian guest, and in the same guests what the remedies are worth.
+
+use super::exits;
+use super::remedies::{self, FUNCTIONS, Remedy};
+use anyhow::{Context, Result};
+use ioplane_e2e::{L1, L2};
+use serde_json::Value;
+
+/// Lines of a table.
+const LINES: usize = 8;
+
+pub struct Tables {
+    /// Share of all exits under disk and network load whose function, device and register are named.
+    pub attributed: f64,
+    pub text: String,
+}
+
+/// All that needs Debian guests, in three boots.
+pub fn and_remedies(l1: &L1, seconds: f64, say: &dyn Fn(&str)) -> Result<(Vec<Remedy>, Tables)> {
+    let old = remedies::old();
+    let guest = remedies::boot(l1, &old, "")?;
+    say("a guest with IDE, e1000 and rtl8139 is up");
+    let disk = remedies::disk(l1, &guest, &old, seconds).context("IDE")?;
+    say(&format!("IDE: {disk:.1?}"));
+    let nets = remedies::NETS;
+    let e1000 = remedies::network(l1, &guest, &old, "e1000", nets[0].1, seconds).context("e1000")?;
+    say(&format!("e1000: {e1000:.1?}"));
+    let rtl = remedies::network(l1, &guest, &old, "8139cp", nets[1].1, seconds).context("rtl8139")?;
+    say(&format!("rtl8139: {rtl:.1?}"));
+    let tables = papers(l1, &guest, seconds, say)?;
+    guest.kill()?;
+
+    let new = remedies::new();
+    let guest = remedies::boot(l1, &new, "")?;
+    say("a guest with virtio is up");
+    let idle = remedies::idle(l1, &guest, new.name, seconds)?;
+    let blk = remedies::disk(l1, &guest, &new, seconds).context("virtio-blk")?;
+    say(&format!("virtio-blk: {blk:.1?}"));
+    let net = remedies::network(l1, &guest, &new, "virtio_net", nets[2].1, seconds).context("virtio-net")?;
+    say(&format!("virtio-net: {net:.1?}"));
+    let scheduler = remedies::scheduler(l1, &guest, &new, seconds).context("scheduler")?;
+    say(&format!("scheduler: {scheduler:.1?}"));
+    let clock = remedies::clock(l1, &guest, &new, seconds).context("clock")?;
+    say(&format!("clock: {clock:.1?}"));
+    guest.kill()?;
+
+    let ticking =
+        remedies::Kind { name: "tick", args: "-machine pc -m 384".into(), setup: "true", disk: "vda" };
+    let guest = remedies::boot(l1, &ticking, "nohz=off")?;
+    let tick = remedies::idle(l1, &guest, ticking.name, seconds)?;
+    say(&format!("tick: {tick:.1?}, without: {idle:.1?}"));
+    guest.kill()?;
+    let rows = vec![
+        Remedy::new("PM timer to kvm-clock", "times asked", clock[0], clock[1]),
+        Remedy::new("IDE to virtio-blk", "reads", disk, blk),
+        Remedy::new("e1000 to virtio-net", "frames sent", e1000, net),
+        Remedy::new("rtl8139 to virtio-net", "frames sent", rtl, net),
+        Remedy::new("I/O scheduler mq-deadline to none", "writes", scheduler[0], scheduler[1]),
+        Remedy::new("tick of 250 Hz to none when idle", "nothing", tick, idle),
+    ];
+    Ok((rows, tables))
+}
+
+fn papers(l1: &L1, guest: &L2<'_>, seconds: f64, say: &dyn Fn(&str)) -> Result<Tables> {
+    guest.run(
+        "cat /proc/kallsyms >/tmp/kallsyms; dd if=/tmp/kallsyms of=/folder/kallsyms bs=256k status=none",
+    )?;
+    // As the paper's guests had it.
+    guest.run("echo acpi_pm >/sys/devices/system/clocksource/clocksource0/current_clocksource; mount /dev/sda /data")?;
+    let symbols = guest.folder().join("kallsyms").display().to_string();
+    let watch = || exits(l1, &format!("--vm old --for {} --symbols {symbols}", seconds * 2.0));
+    let mut text = String::new();
+
+    let stop = remedies::start(guest, "perl -e 'while (1) { $x = sqrt($x + 2) }'")?;
+    text += &table("Table 1. Computing (the paper: SPECjbb)", &watch()?);
+    guest.run(&stop)?;
+    say("table 1");
+
+    let iperf = format!("iperf3 -c {}.1 -t 600", remedies::NETS[0].1);
+    let bonnie = "bash -c 'while :; do bonnie++ -d /data -s 48M:4k -r 24 -n 0 -u root -q; done'";
+    let stop = remedies::start(guest, &iperf)?;
+    text += &table("Table 2. iperf3, TCP out of the guest through e1000 (the paper: Netperf)", &watch()?);
+    guest.run(&stop)?;
+    say("table 2");
+
+    let stop = remedies::start(guest, bonnie)?;
+    text += &table("Table 3. bonnie++ on an ext2 of a PIIX3 IDE disk", &watch()?);
+    say("table 3");
+    let more = remedies::start(guest, &iperf)?;
+    let report = watch()?;
+    guest.run(&format!("{FUNCTIONS} {stop}; {more}; true"))?;
+    let attributed = attributed(&report);
+    text += &table("Both, iperf3 and bonnie++", &report);
+    text += &format!(
+        "\nOf {} exits {attributed:.2} % have a function and, if about one, a device and register; {} lost\n",
+        report["exits"], report["lost"]
+    );
+    for finding in report["findings"].as_array().into_iter().flatten() {
+        text += &format!(
+            "\n- {}: {}; expected {:.0} fewer",
+            finding["id"].as_str().unwrap_or_default(),
+            finding["evidence"].as_str().unwrap_or_default(),
+            finding["gain"].as_f64().unwrap_or(0.0)
+        );
+    }
+    text.push('\n');
+    Ok(Tables { attributed, text })
+}
+
+/// Of all exits, whatever caused them and wherever the guest was.
+fn attributed(report: &Value) -> f64 {
+    let sites = report["sites"].as_array().into_iter().flatten();
+    let named = sites.filter(|site| {
+        site["function"].is_string() && (site["place"].is_object() || site["detail"] == "nothing")
+    });
+    let count: u64 = named.filter_map(|site| site["count"].as_u64()).sum();
+    count as f64 * 100.0 / report["exits"].as_f64().unwrap_or(0.0).max(1.0)
+}
+
+fn table(title: &str, report: &Value) -> String {
+    let number = |value: &Value| value.as_f64().unwrap_or(0.0);
+    let mut text = format!(
+        "\n{title}: {:.0} exits a second\n\n| | trap address | count | host time, ms / % | trap function | reason, device and register |\n\
+         |---|---|---|---|---|---|\n",
+        super::rate(report)
+    );
+    let sites = report["sites"].as_array().into_iter().flatten().take(LINES);
+    for (line, site) in sites.enumerate() {
+        let place = match (&site["place"]["device"], &site["place"]["register"]) {
+            (Value::String(device), Value::String(register)) => format!("; {device}: {register}"),
+            _ => String::new(),
+        };
+        let function = site["function"].as_str().unwrap_or("(not in the kernel)");
+        text += &format!(
+            "| {} | {:#x} | {} | {:.1} / {:.1} | {} | {}{place} |\n",
+            line + 1,
+            site["rip"].as_u64().unwrap_or(0),
+            site["count"],
+            number(&site["host_ns"]) / 1e6,
+            number(&site["host_percent"]),
+            function.split('+').next().unwrap_or_default(),
+            site["reason_name"].as_str().unwrap_or_default(),
+        );
+    }
+    text
+}

@@ -1,0 +1,99 @@
+//! A Debian guest in L1: stock QEMU with KVM, Debian's generic kernel, a Debian that is mounted read-only, and a shared folder by which
+//! scripts are run in it. Three kernels see that folder: the guest's, L1's and ours.
+
+use crate::l1::{Job, L1};
+use crate::process::tail;
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often a file that the guest writes is looked for.
+const LOOK: Duration = Duration::from_millis(30);
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A running guest of L1. [`L2::kill`] ends it, or L1's end.
+#[derive(Debug)]
+pub struct L2<'a> {
+    l1: &'a L1,
+    qemu: Job<'a>,
+    folder: PathBuf,
+    jobs: AtomicU32,
+}
+
+impl L1 {
+    /// Boots one: its name, more arguments for QEMU (the machine at least), more words for the kernel. Its monitor is
+    /// `/tmp/NAME.qmp` in L1, and its root is the first virtio disk.
+    pub fn debian(&self, name: &str, args: &str, append: &str) -> Result<L2<'_>> {
+        let folder = self.folder().join(name);
+        fs::create_dir(&folder)?;
+        let path = folder.display();
+        let (kernel, initrd) = (self.host.packed.display(), self.host.guest.display());
+        let qemu = self.start(&format!(
+            "exec qemu-system-x86_64 -accel kvm -cpu host -nodefaults -no-user-config -display none -no-reboot \
+             -name {name} -serial file:{path}.log -kernel {kernel} -initrd {initrd} \
+             -append 'console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0 {append}' \
+             -fsdev local,id=folder,path={path},security_model=none \
+             -qmp unix:/tmp/{name}.qmp,server=on,wait=off {args} \
+             -drive if=none,id=root,file={debian},format=raw,readonly=on -device virtio-blk-pci,drive=root \
+             -device virtio-9p-pci,fsdev=folder,mount_tag=folder",
+            debian = self.host.debian.display(),
+        ))?;
+        let guest = L2 { l1: self, qemu, folder, jobs: AtomicU32::new(0) };
+        guest.wait_for("up", 2 * MINUTE).with_context(|| format!("boot {name}"))?;
+        Ok(guest)
+    }
+}
+
+impl L2<'_> {
+    /// The folder that the guest sees as `/folder`.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Runs a script in the guest to its end; an error unless it ends well. Returns its output.
+    pub fn run(&self, script: &str) -> Result<String> {
+        let number = self.start(script)?;
+        let status = self.wait_for(&format!("{number}.status"), 2 * MINUTE);
+        let output = fs::read(self.folder.join(format!("{number}.out"))).unwrap_or_default();
+        let output = String::from_utf8_lossy(&output).into_owned();
+        let status = status.with_context(|| format!("the script has said:\n{output}"))?;
+        if status.trim() != "0" {
+            bail!("in the guest a script ended with {}:\n{script}\nIt said:\n{output}", status.trim());
+        }
+        Ok(output)
+    }
+
+    /// Starts one and leaves it alone; its number.
+    pub fn start(&self, script: &str) -> Result<u32> {
+        let number = self.jobs.fetch_add(1, Ordering::Relaxed) + 1;
+        let half = self.folder.join(format!("{number}.half"));
+        fs::write(&half, script)?;
+        fs::rename(&half, self.folder.join(format!("{number}.sh")))?;
+        Ok(number)
+    }
+
+    /// Waits for a file in the folder.
+    pub fn wait_for(&self, name: &str, limit: Duration) -> Result<String> {
+        let end = Instant::now() + limit * self.l1.patience();
+        loop {
+            if let Ok(text) = fs::read_to_string(self.folder.join(name)) {
+                return Ok(text);
+            }
+            if Instant::now() >= end || self.qemu.has_ended() {
+                let console = tail(&self.folder.with_extension("log"), 20);
+                bail!(
+                    "{name} has not come from the guest; QEMU said:\n{}\nthe console:\n{console}",
+                    self.qemu.output()
+                );
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Ends it, as if the power had gone.
+    pub fn kill(self) -> Result<()> {
+        self.qemu.kill()
+    }
+}
