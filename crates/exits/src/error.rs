@@ -37,6 +37,14 @@ pub enum ExitsError {
         /// What was tried.
         what: String,
     },
+    /// Neither source of events may be used.
+    #[error("perf events: {perf}; tracefs in their place: {tracefs}")]
+    Both {
+        /// Why not perf events.
+        perf: Box<ExitsError>,
+        /// Why not tracefs.
+        tracefs: Box<ExitsError>,
+    },
     /// A file of the kernel does not look as it should.
     #[error("{path}: {what}")]
     Malformed {

@@ -161,6 +161,11 @@ impl Decoder {
         self.layouts.iter().map(|layout| layout.id).collect()
     }
 
+    /// Their names, in the same order.
+    pub fn names(&self) -> Vec<&'static str> {
+        self.layouts.iter().map(|layout| layout.name).collect()
+    }
+
     /// Understands one record; nothing if it is too short or of another tracepoint.
     pub fn decode(&self, record: &[u8]) -> Option<Event> {
         let kind = self.kind.of(record)?;

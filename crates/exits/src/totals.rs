@@ -71,7 +71,7 @@ impl Totals {
 }
 
 /// That one counter from debugfs.
-fn exits(vm: &Vm) -> Option<u64> {
+pub(crate) fn exits(vm: &Vm) -> Option<u64> {
     let folders = vm.vm_fds.iter().map(|fd| format!("/sys/kernel/debug/kvm/{}-{fd}/exits", vm.pid));
     let texts = folders.filter_map(|path| bounded::text(Path::new(&path), 4096).ok());
     texts.filter_map(|text| text.trim().parse::<u64>().ok()).reduce(|a, b| a + b)

@@ -41,6 +41,11 @@ impl Tracefs {
         })
     }
 
+    /// Where it is mounted.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// The layout of one of KVM's tracepoints.
     pub fn kvm(&self, event: &str) -> Result<Format> {
         let path = self.root.join("events/kvm").join(event).join("format");

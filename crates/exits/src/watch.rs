@@ -8,10 +8,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::error::{ExitsError, Result};
-use crate::event::Decoder;
+use crate::event::{Decoder, Event};
 use crate::perf::{Record, ThreadEvents};
 use crate::profile::{Profile, Thread};
 use crate::totals::Totals;
+use crate::trace::{Instance, Traced};
 use crate::tracefs::Tracefs;
 use crate::vm::Vm;
 
@@ -23,16 +24,30 @@ const RESCAN: Duration = Duration::from_millis(500);
 /// So many threads are watched.
 const THREADS: usize = 2048;
 
+/// Where events come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Source {
+    /// Perf events; tracefs where they are forbidden.
+    #[default]
+    Any,
+    /// Perf events only.
+    Perf,
+    /// An instance of tracefs.
+    Tracefs,
+}
+
 /// How to watch.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Record every so-many-th exit only, without its time; 1 for all.
     pub sample: u64,
+    /// Where events come from.
+    pub source: Source,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { sample: 1 }
+        Options { sample: 1, source: Source::Any }
     }
 }
 
@@ -47,10 +62,13 @@ pub struct Seen {
     pub records: u64,
     /// Threads that were watched.
     pub threads: usize,
+    /// Exits that KVM has counted while the watch was being switched on and off: so far its count may be from ours.
+    pub slack: u64,
 }
 
 struct Watched {
-    events: ThreadEvents,
+    /// Nothing where the events of all threads come by tracefs.
+    events: Option<ThreadEvents>,
     thread: Thread,
 }
 
@@ -60,6 +78,9 @@ pub struct Watch {
     decoder: Decoder,
     options: Options,
     threads: BTreeMap<u32, Watched>,
+    trace: Option<Instance>,
+    /// Why events come by tracefs.
+    forbidden: Option<String>,
     profile: Profile,
     seen: Seen,
     before: Option<Totals>,
@@ -79,8 +100,10 @@ impl Watch {
         let now = Instant::now();
         let mut watch = Watch {
             decoder,
-            options: Options { sample: options.sample.max(1) },
+            options: Options { sample: options.sample.max(1), ..options },
             threads: BTreeMap::new(),
+            trace: None,
+            forbidden: None,
             profile: Profile::default(),
             seen: Seen::default(),
             before: None,
@@ -90,17 +113,42 @@ impl Watch {
             on: false,
             vm,
         };
-        watch.scan()?;
+        let names = watch.decoder.names();
+        if options.source == Source::Tracefs {
+            watch.trace = Some(Instance::new(tracefs.root(), names)?);
+            watch.scan()?;
+        } else if let Err(error) = watch.scan() {
+            let refused = matches!(&error, ExitsError::Forbidden { .. } | ExitsError::Os { .. });
+            if options.source == Source::Perf || !refused {
+                return Err(error);
+            }
+            // Two doors are shut: the first one's words, and the second one's.
+            watch.trace =
+                Some(Instance::new(tracefs.root(), names).map_err(|second| ExitsError::Both {
+                    perf: Box::new(error),
+                    tracefs: Box::new(second),
+                })?);
+            watch.forbidden = Some(forbidden());
+            watch.scan()?;
+        }
+        if watch.trace.is_some() {
+            // All is recorded there, and nothing left out.
+            watch.options.sample = 1;
+        }
         if watch.threads.is_empty() {
             return Err(ExitsError::Ended(watch.vm.pid));
         }
         // All is open and off: KVM's count and ours begin as close to each other as can be.
         watch.before = Totals::read(&watch.vm);
         watch.on = true;
-        for watched in watch.threads.values() {
-            watched.events.enable().map_err(ExitsError::os("starting perf events"))?;
+        for events in watch.threads.values().filter_map(|watched| watched.events.as_ref()) {
+            events.enable().map_err(ExitsError::os("starting perf events"))?;
+        }
+        if let Some(trace) = &watch.trace {
+            trace.enable()?;
         }
         watch.begun = Instant::now();
+        watch.seen.slack = watch.since(watch.before.as_ref());
         Ok(watch)
     }
 
@@ -135,10 +183,16 @@ impl Watch {
     /// How much was seen so far.
     pub fn seen(&self) -> Seen {
         let mut seen = self.seen;
-        for watched in self.threads.values() {
-            add_counts(&mut seen, &watched.events);
+        for events in self.threads.values().filter_map(|watched| watched.events.as_ref()) {
+            add_counts(&mut seen, events);
         }
         seen
+    }
+
+    /// Why events come by tracefs and not by perf, if they do.
+    pub fn fallback(&self) -> Option<String> {
+        let why = self.forbidden.as_deref().unwrap_or("it was asked for");
+        self.trace.is_some().then(|| why.to_owned())
     }
 
     /// How long it has been watched.
@@ -159,10 +213,17 @@ impl Watch {
     /// Ends the watch and reads what is left. The time ends here.
     pub fn stop(&mut self) -> Result<Duration> {
         let elapsed = self.begun.elapsed();
-        for watched in self.threads.values() {
-            watched.events.disable().map_err(ExitsError::os("stopping perf events"))?;
+        let before = crate::totals::exits(&self.vm);
+        for events in self.threads.values().filter_map(|watched| watched.events.as_ref()) {
+            events.disable().map_err(ExitsError::os("stopping perf events"))?;
+        }
+        if let Some(trace) = &self.trace {
+            trace.disable()?;
         }
         self.after = Totals::read_at_once(&self.vm);
+        let after = self.after.as_ref().and_then(Totals::exits);
+        self.seen.slack += after.zip(before).map_or(0, |(after, before)| after.saturating_sub(before));
+        while self.drain_trace()? {}
         for id in self.threads.keys().copied().collect::<Vec<_>>() {
             self.part(id);
         }
@@ -175,23 +236,31 @@ impl Watch {
         self.after.clone().or_else(now)?.since(self.before.as_ref()?)
     }
 
+    /// Exits that KVM has counted since then.
+    fn since(&self, before: Option<&Totals>) -> u64 {
+        let now = crate::totals::exits(&self.vm);
+        now.zip(before.and_then(Totals::exits)).map_or(0, |(now, before)| now.saturating_sub(before))
+    }
+
     fn read_for(&mut self, time: Duration) -> Result<()> {
+        if let Some(trace) = &self.trace {
+            let mut fds: Vec<PollFd<'_>> =
+                trace.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+            wait(&mut fds, time)?;
+            // More of it at once costs less.
+            self.drain_trace()?;
+            return Ok(());
+        }
         let ids: Vec<u32> = self.threads.keys().copied().collect();
         let mut ended = Vec::new();
         {
             let mut fds: Vec<PollFd<'_>> = self
                 .threads
                 .values()
-                .map(|w| PollFd::from_borrowed_fd(w.events.fd(), PollFlags::IN))
+                .filter_map(|watched| watched.events.as_ref())
+                .map(|events| PollFd::from_borrowed_fd(events.fd(), PollFlags::IN))
                 .collect();
-            let time = rustix::time::Timespec {
-                tv_sec: time.as_secs().try_into().unwrap_or(1),
-                tv_nsec: time.subsec_nanos().into(),
-            };
-            match poll(&mut fds, Some(&time)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(ExitsError::os("waiting for perf events")(error.into())),
-            }
+            wait(&mut fds, time)?;
             for (id, fd) in ids.iter().zip(&fds) {
                 if fd.revents().intersects(PollFlags::HUP | PollFlags::ERR) {
                     ended.push(*id);
@@ -208,10 +277,9 @@ impl Watch {
     }
 
     fn drain(&mut self, id: u32) {
-        let Some(watched) = self.threads.get_mut(&id) else { return };
+        let Some(Watched { events: Some(events), thread }) = self.threads.get_mut(&id) else { return };
         let (profile, seen, decoder) = (&mut self.profile, &mut self.seen, &self.decoder);
-        let thread = &mut watched.thread;
-        watched.events.drain(|record| match record {
+        events.drain(|record| match record {
             Record::Event(at, bytes) => {
                 seen.records += 1;
                 if let Some(event) = decoder.decode(bytes) {
@@ -227,8 +295,35 @@ impl Watch {
         self.drain(id);
         if let Some(mut watched) = self.threads.remove(&id) {
             self.profile.end(&mut watched.thread);
-            add_counts(&mut self.seen, &watched.events);
+            if let Some(events) = &watched.events {
+                add_counts(&mut self.seen, events);
+            }
         }
+    }
+
+    /// What has come by tracefs; whether there is more.
+    fn drain_trace(&mut self) -> Result<bool> {
+        let Some(trace) = &mut self.trace else { return Ok(false) };
+        let (found, more) = trace.drain()?;
+        let lost = trace.lost();
+        for Traced { at, thread, record } in found {
+            let Some(watched) = self.threads.get_mut(&thread) else { continue };
+            self.seen.records += 1;
+            self.seen.events += 1;
+            if let Some(event) = self.decoder.decode(&record) {
+                self.seen.counted += u64::from(matches!(event, Event::Exit { .. }));
+                self.profile.take(&mut watched.thread, at, event);
+            }
+        }
+        let new = lost.saturating_sub(self.profile.lost_records);
+        if new > 0 {
+            self.profile.lost_records += new;
+            // Whose records they were is not known.
+            for watched in self.threads.values_mut() {
+                self.profile.lost(&mut watched.thread, 0);
+            }
+        }
+        Ok(more)
     }
 
     /// Looks for threads that are not watched yet.
@@ -242,20 +337,47 @@ impl Watch {
         if self.options.sample > 1 {
             tracepoints.truncate(1);
         }
+        if self.trace.is_some() {
+            // Perf tells of a thread's end by itself.
+            let gone = |id: &&u32| !threads.iter().any(|thread| thread.id == **id);
+            for id in self.threads.keys().filter(gone).copied().collect::<Vec<_>>() {
+                self.part(id);
+            }
+        }
         let new: Vec<u32> =
             threads.iter().map(|thread| thread.id).filter(|id| !self.threads.contains_key(id)).collect();
         for id in new {
             if self.threads.len() >= THREADS {
                 break;
             }
-            let Some(events) = open(&tracepoints, id, self.options.sample)? else { continue };
-            if self.on {
-                events.enable().map_err(ExitsError::os("starting perf events"))?;
-            }
+            let events = match &self.trace {
+                Some(trace) => {
+                    trace.add(id)?;
+                    None
+                }
+                None => {
+                    let Some(events) = open(&tracepoints, id, self.options.sample)? else { continue };
+                    if self.on {
+                        events.enable().map_err(ExitsError::os("starting perf events"))?;
+                    }
+                    Some(events)
+                }
+            };
             self.threads.insert(id, Watched { events, thread: Thread::default() });
             self.seen.threads += 1;
         }
         Ok(())
+    }
+}
+
+fn wait(fds: &mut [PollFd<'_>], time: Duration) -> Result<()> {
+    let time = rustix::time::Timespec {
+        tv_sec: time.as_secs().try_into().unwrap_or(1),
+        tv_nsec: time.subsec_nanos().into(),
+    };
+    match poll(fds, Some(&time)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(ExitsError::os("waiting for events")(error.into())),
     }
 }
 

@@ -203,7 +203,7 @@ impl Report {
             sites,
         };
         report.findings = crate::advice::advise(&report);
-        report.notes = notes(&report, profile, by_consequence);
+        report.notes = notes(&report, profile, by_consequence, seen.slack);
         report.notes.extend(names.notes.iter().cloned());
         report.sites.truncate(SITES);
         report
@@ -343,7 +343,7 @@ fn entry<'m, K: Hash + Eq + Clone, V: Default>(map: &'m mut HashMap<K, V>, key: 
     map.entry(key.clone()).or_default()
 }
 
-fn notes(report: &Report, profile: &Profile, by_consequence: bool) -> Vec<String> {
+fn notes(report: &Report, profile: &Profile, by_consequence: bool, slack: u64) -> Vec<String> {
     let mut notes = Vec::new();
     if by_consequence {
         notes.push(
@@ -358,6 +358,12 @@ fn notes(report: &Report, profile: &Profile, by_consequence: bool) -> Vec<String
         let percent = report.lost as f64 * 100.0 / report.exits.max(1) as f64;
         notes.push(format!("{} exits ({percent:.2} %) found no room and are in the total only", report.lost));
     }
+    if report.lost == 0 && profile.lost_records > 0 {
+        let records = profile.lost_records;
+        notes.push(format!(
+            "{records} records of events found no room; which exits they were of is not known"
+        ));
+    }
     if report.sample > 1 {
         notes.push(format!(
             "one exit in {} was recorded: counts are estimates, times are not known, and addresses only of ports",
@@ -371,7 +377,7 @@ fn notes(report: &Report, profile: &Profile, by_consequence: bool) -> Vec<String
     if let Some(counted) = report.kernel.as_ref().and_then(Totals::exits) {
         let (ours, source) = (report.exits, &report.kernel.as_ref().map_or("", |kernel| &kernel.source));
         let difference = counted.abs_diff(ours);
-        if !by_consequence && difference > 16 + counted / 50 {
+        if !by_consequence && difference > 16 + slack + counted / 50 {
             notes.push(format!("KVM's own count ({source}) is {counted}, ours {ours}: they should agree"));
         }
     }

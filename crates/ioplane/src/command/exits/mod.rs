@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use ioplane_exits::{Confidence, Devices, Layout, Names, Options, Report, Subject, Symbols, Vm, Watch};
+use ioplane_exits::{
+    Confidence, Devices, Layout, Names, Options, Report, Source, Subject, Symbols, Vm, Watch,
+};
 
 use crate::cli::{ExitsArgs, ExitsCommand, WatchArgs};
 
@@ -125,7 +127,12 @@ fn watch(args: &WatchArgs, draw: Option<Draw<'_>>) -> Result<Report> {
     // What can be refused is refused before anything is watched.
     let mut names = Naming::new(args, &vm)?;
     let interrupted = interrupted()?;
-    let mut watch = Watch::start(vm, Options { sample: args.sample })?;
+    let source = match args.source.as_str() {
+        "perf" => Source::Perf,
+        "tracefs" => Source::Tracefs,
+        _ => Source::Any,
+    };
+    let mut watch = Watch::start(vm, Options { sample: args.sample, source })?;
     let begun = Instant::now();
     let mut drawn = begun;
     if draw.is_none() {
@@ -187,6 +194,9 @@ impl Naming {
     fn report(&mut self, watch: &Watch, time: Duration) -> Report {
         let profile = watch.profile();
         let mut notes = self.notes.clone();
+        if let Some(why) = watch.fallback() {
+            notes.push(format!("read by tracefs, not by perf events, and every exit of it ({why})"));
+        }
         let mut fits = false;
         if let Some(symbols) = &mut self.symbols {
             let seen = profile.sites().filter_map(|(site, _)| Some((site.rip?, site.reason.kind())));

@@ -1,0 +1,326 @@
+//! Tracepoints through tracefs, where perf events are forbidden: an instance of our own, filtered by thread, read as the kernel's
+//! ring buffer has it.
+//!
+//! ```text
+//!   instances/ioplane-exits-PID/set_event_pid  <-- vCPU threads
+//!                               per_cpu/cpuN/trace_pipe_raw --pages--> records, in the order of their times --> Decoder
+//! ```
+//!
+//! The kernel drops what finds no room and counts it, but not by tracepoint: how many exits were lost only KVM's own counter tells.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::bounded;
+use crate::error::{ExitsError, Result};
+use crate::format::{Field, Format};
+
+/// Each processor's ring, in KiB.
+const RING: u64 = 4096;
+/// Names of our instances, before the number of their process.
+const NAME: &str = "ioplane-exits-";
+/// A page of the ring is not larger.
+const PAGE: usize = 1 << 16;
+/// So many records are put in order at once; more are then, in the next turn.
+const TURN: usize = 1 << 18;
+
+/// One record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Traced {
+    /// When, in ns of the clock `mono`.
+    pub at: u64,
+    /// The thread in which it happened.
+    pub thread: u32,
+    /// As perf would give it.
+    pub record: Vec<u8>,
+}
+
+/// An instance of tracefs that is ours. It goes with this value.
+#[derive(Debug)]
+pub struct Instance {
+    folder: PathBuf,
+    events: Vec<&'static str>,
+    rings: Vec<File>,
+    page: Page,
+    buffer: Vec<u8>,
+}
+
+impl Instance {
+    /// Makes one below the root of tracefs for tracepoints of KVM. Nothing is recorded before [`Instance::enable`].
+    pub fn new(root: &Path, events: Vec<&'static str>) -> Result<Instance> {
+        let instances = root.join("instances");
+        sweep(&instances);
+        let folder = instances.join(format!("{NAME}{}", std::process::id()));
+        let page = Page::parse(&at_once(&root.join("events/header_page"))?).ok_or_else(|| {
+            ExitsError::Malformed {
+                path: root.join("events/header_page"),
+                what: "does not say how a page begins".into(),
+            }
+        })?;
+        match fs::create_dir(&folder) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(ExitsError::file(&folder)(error));
+            }
+            _ => {}
+        }
+        // From here on it goes with the value, whatever fails.
+        let mut instance = Instance { folder, events, rings: Vec::new(), page, buffer: vec![0; PAGE] };
+        // Order across processors, and what is not read is kept.
+        instance.write("trace_clock", "mono")?;
+        instance.write("options/overwrite", "0")?;
+        instance.write("buffer_size_kb", &RING.to_string())?;
+        let folders = instance.folder.join("per_cpu");
+        for entry in fs::read_dir(&folders).map_err(ExitsError::file(&folders))?.flatten() {
+            let path = entry.path().join("trace_pipe_raw");
+            let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+            let ring = OpenOptions::new().read(true).custom_flags(flags).open(&path);
+            instance.rings.push(ring.map_err(ExitsError::file(&path))?);
+        }
+        Ok(instance)
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.folder.join(name);
+        fs::write(&path, text).map_err(ExitsError::file(&path))
+    }
+
+    /// Records this thread's events too.
+    pub fn add(&self, thread: u32) -> Result<()> {
+        let path = self.folder.join("set_event_pid");
+        let file = OpenOptions::new().append(true).open(&path);
+        let written = file.and_then(|mut file| file.write_all(format!("{thread}\n").as_bytes()));
+        written.map_err(ExitsError::file(&path))
+    }
+
+    /// Begins to record. A tracepoint that this kernel does not have was left out before.
+    pub fn enable(&self) -> Result<()> {
+        self.events.iter().try_for_each(|event| self.write(&format!("events/kvm/{event}/enable"), "1"))
+    }
+
+    /// Ends that.
+    pub fn disable(&self) -> Result<()> {
+        self.events.iter().try_for_each(|event| self.write(&format!("events/kvm/{event}/enable"), "0"))
+    }
+
+    /// One descriptor for each processor; readable when something has come.
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.rings.iter().map(File::as_fd)
+    }
+
+    /// What has come, in order, and whether there is more.
+    pub fn drain(&mut self) -> Result<(Vec<Traced>, bool)> {
+        let mut found = Vec::new();
+        let mut more = false;
+        for ring in &mut self.rings {
+            loop {
+                if found.len() >= TURN {
+                    more = true;
+                    break;
+                }
+                match ring.read(&mut self.buffer) {
+                    Ok(0) => break,
+                    Ok(length) => self.page.records(&self.buffer[..length], &mut |at, record| {
+                        let thread = THREAD.of(record).unwrap_or(0) as u32;
+                        found.push(Traced { at, thread, record: record.to_vec() });
+                    }),
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    Err(error) => return Err(ExitsError::os("reading tracefs")(error)),
+                }
+            }
+        }
+        found.sort_by_key(|record| record.at);
+        Ok((found, more))
+    }
+
+    /// Records that found no room so far.
+    pub fn lost(&self) -> u64 {
+        let rings = fs::read_dir(self.folder.join("per_cpu")).into_iter().flatten().flatten();
+        let stats = rings.filter_map(|entry| bounded::text(&entry.path().join("stats"), 4096).ok());
+        stats.map(|text| dropped(&text)).sum()
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        // It cannot be removed while its rings are open.
+        self.rings.clear();
+        let _ = self.disable();
+        let _ = fs::remove_dir(&self.folder);
+    }
+}
+
+/// A file of tracefs that gives what one read asks for, and nothing to a second.
+fn at_once(path: &Path) -> Result<String> {
+    let mut bytes = vec![0; 4096];
+    let length =
+        File::open(path).and_then(|mut file| file.read(&mut bytes)).map_err(ExitsError::file(path))?;
+    Ok(String::from_utf8_lossy(&bytes[..length]).into_owned())
+}
+
+/// `common_pid`.
+const THREAD: Field = Field::at(4, 4);
+
+/// Instances of processes that were killed go on recording.
+fn sweep(instances: &Path) {
+    for entry in fs::read_dir(instances).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix(NAME)?.parse::<u32>().ok());
+        if number.is_some_and(|number| !Path::new(&format!("/proc/{number}")).exists()) {
+            let _ = fs::write(entry.path().join("events/kvm/enable"), "0");
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+/// Of `stats`: what found no room.
+fn dropped(stats: &str) -> u64 {
+    let numbers = stats.lines().filter_map(|line| line.split_once(": "));
+    let lost = numbers.filter(|(key, _)| matches!(*key, "overrun" | "dropped events"));
+    lost.filter_map(|(_, number)| number.trim().parse::<u64>().ok()).sum()
+}
+
+/// How a page of the ring begins, as `events/header_page` states it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Page {
+    time: Field,
+    length: Field,
+    data: usize,
+}
+
+impl Page {
+    /// Reads `header_page`; nothing if it says something else.
+    pub fn parse(text: &str) -> Option<Page> {
+        let fields = Format::parse(&format!("ID: 0\n{text}"))?;
+        // The data are longer than a number: only their beginning is wanted.
+        let data = text.lines().find(|line| line.contains(" data;"))?;
+        let data = data.split(';').find_map(|part| part.trim().strip_prefix("offset:")?.parse().ok())?;
+        (data < PAGE).then_some(Page {
+            time: fields.field("timestamp")?,
+            length: fields.field("commit")?,
+            data,
+        })
+    }
+
+    /// Gives each record of a page, with its time, to `take`. What cannot be understood ends the page. The layout is that of
+    /// `events/header_event`: five bits of type or length, 27 of time since the last.
+    pub fn records(&self, page: &[u8], take: &mut dyn FnMut(u64, &[u8])) {
+        let (Some(mut at), Some(length)) = (self.time.of(page), self.length.of(page)) else { return };
+        // The upper bits of the length say that records are missing.
+        let end = self.data.saturating_add((length & 0xf_ffff) as usize).min(page.len());
+        let Some(mut rest) = page.get(self.data..end) else { return };
+        let word = |bytes: &[u8], at: usize| {
+            bytes.get(at..at + 4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        };
+        while let Some(head) = word(rest, 0) {
+            let (kind, delta) = (head & 31, u64::from(head >> 5));
+            let (from, to) = match kind {
+                // Longer than 28 words: its length is in the next one, and counts that one.
+                0 => match word(rest, 4) {
+                    Some(length) if length >= 4 => (8, (4 + length as usize).next_multiple_of(4)),
+                    _ => return,
+                },
+                1..=28 => (4, 4 + 4 * kind as usize),
+                // The rest of the page, or a record that was taken back.
+                29 => match word(rest, 4) {
+                    Some(length) if delta != 0 => (0, 4 + length as usize),
+                    _ => return,
+                },
+                30 | 31 => {
+                    let Some(high) = word(rest, 4) else { return };
+                    let time = (u64::from(high) << 27) | delta;
+                    // A longer step, or the time itself, without its upper five bits.
+                    at = if kind == 30 { at.wrapping_add(time) } else { (at & (31 << 59)) | time };
+                    (0, 8)
+                }
+                _ => return,
+            };
+            if kind < 30 {
+                at = at.wrapping_add(delta);
+            }
+            if to == 0 || to > rest.len() {
+                return;
+            }
+            if from > 0 {
+                take(at, &rest[from..to]);
+            }
+            rest = &rest[to..];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Of Linux 6.12.
+    const HEADER: &str = "\tfield: u64 timestamp;\toffset:0;\tsize:8;\tsigned:0;\n\
+        \tfield: local_t commit;\toffset:8;\tsize:8;\tsigned:1;\n\
+        \tfield: int overwrite;\toffset:8;\tsize:1;\tsigned:1;\n\
+        \tfield: char data;\toffset:16;\tsize:4080;\tsigned:0;\n";
+
+    fn page(words: &[u32]) -> Vec<u8> {
+        let mut page = 1000u64.to_le_bytes().to_vec();
+        page.extend((words.len() as u64 * 4).to_le_bytes());
+        page.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+        page
+    }
+
+    fn records(page: &[u8]) -> Vec<(u64, Vec<u8>)> {
+        let mut found = Vec::new();
+        Page::parse(HEADER).unwrap().records(page, &mut |at, record| found.push((at, record.to_vec())));
+        found
+    }
+
+    #[test]
+    fn a_page_is_taken_apart() {
+        let words = [
+            2 | (5 << 5),
+            0x11,
+            0x22, // two words, 5 ns later
+            30 | (1 << 5),
+            1, // 2^27 + 1 ns later
+            0,
+            12,
+            0x33,
+            0x44, // long form: its own length and two words
+            29 | (1 << 5),
+            4, // taken back
+            1,
+            0x55,
+        ];
+        let found = records(&page(&words));
+        let times: Vec<u64> = found.iter().map(|(at, _)| *at).collect();
+        let later = 1006 + (1 << 27);
+        assert_eq!(times, [1005, later, later + 1]);
+        assert_eq!(found[0].1, [0x11, 0, 0, 0, 0x22, 0, 0, 0]);
+        assert_eq!(found[1].1.len(), 8);
+        assert_eq!(found[2].1, [0x55, 0, 0, 0]);
+    }
+
+    #[test]
+    fn what_was_dropped_is_counted() {
+        assert_eq!(dropped("entries: 5\noverrun: 3\ncommit overrun: 0\nbytes: 20\ndropped events: 4\n"), 7);
+        assert_eq!(dropped("what?"), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn any_page_is_survived(words in proptest::collection::vec(any::<u32>(), 0..64), cut in 0usize..280) {
+            let page = page(&words);
+            let _ = records(&page[..cut.min(page.len())]);
+        }
+
+        #[test]
+        fn any_header_is_survived(text in "\\PC{0,200}", bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            if let Some(page) = Page::parse(&format!("{HEADER}{text}")) {
+                page.records(&bytes, &mut |_, _| {});
+            }
+        }
+    }
+}
