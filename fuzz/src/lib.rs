@@ -25,6 +25,8 @@ pub mod segmentation;
 pub mod serve;
 pub mod stage;
 pub mod state_load;
+pub mod symbols;
+pub mod tracepoints;
 pub mod vhost_user;
 
 /// One target.
@@ -47,6 +49,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "frames", run: frames::run },
     Target { name: "net_headers", run: net_headers::run },
     Target { name: "net_control", run: net_control::run },
+    Target { name: "symbols", run: symbols::run },
+    Target { name: "tracepoints", run: tracepoints::run },
 ];
 
 /// What a run saw, in one number (FNV-1a).

@@ -64,3 +64,13 @@ fn net_headers() {
 fn net_control() {
     smoke("net_control");
 }
+
+#[test]
+fn symbols() {
+    smoke("symbols");
+}
+
+#[test]
+fn tracepoints() {
+    smoke("tracepoints");
+}

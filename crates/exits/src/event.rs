@@ -142,7 +142,8 @@ impl Decoder {
         Ok(Decoder::of(&exit, |name| tracefs.kvm(name).ok()))
     }
 
-    fn of(exit: &Format, mut others: impl FnMut(&str) -> Option<Format>) -> Decoder {
+    /// Of formats that are at hand: of `kvm_exit`, and of the others by name.
+    pub fn of(exit: &Format, mut others: impl FnMut(&str) -> Option<Format>) -> Decoder {
         // All records begin alike, with two bytes that name the tracepoint.
         let kind = exit.field("common_type").unwrap_or(Field::KIND);
         let mut layouts = vec![Layout::new(WANTED[0], exit)];

@@ -46,8 +46,12 @@ impl Layout {
 
     /// Reads a file with what `query-pci` has answered.
     pub fn from_file(path: &Path) -> Result<Layout> {
-        let text = crate::bounded::bytes(path, ANSWER)?;
-        let answer = serde_json::from_slice(&text).ok().and_then(|answer| Layout::from_query_pci(&answer));
+        Layout::parse(&crate::bounded::bytes(path, ANSWER)?, path)
+    }
+
+    /// The same of bytes; `path` is for messages.
+    pub fn parse(bytes: &[u8], path: &Path) -> Result<Layout> {
+        let answer = serde_json::from_slice(bytes).ok().and_then(|answer| Layout::from_query_pci(&answer));
         let what = "is not what QMP's query-pci answers";
         answer.ok_or_else(|| ExitsError::Malformed { path: path.into(), what: what.into() })
     }

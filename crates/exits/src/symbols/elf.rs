@@ -1,6 +1,7 @@
 //! An unstripped ELF kernel: its symbols, and the bytes of its text, which say where instructions are that can exit.
 
 use std::fs::File;
+use std::io::{Read, Seek};
 use std::path::Path;
 
 use object::read::ReadCache;
@@ -34,8 +35,11 @@ impl Text {
 }
 
 pub(super) fn read(path: &Path) -> Result<Symbols> {
+    parse(File::open(path).map_err(ExitsError::file(path))?, path)
+}
+
+pub(super) fn parse(file: impl Read + Seek, path: &Path) -> Result<Symbols> {
     let malformed = |what: String| ExitsError::Malformed { path: path.into(), what };
-    let file = File::open(path).map_err(ExitsError::file(path))?;
     // Reads what is asked for, not the gigabyte of debugging information.
     let cache = ReadCache::new(file);
     let elf =

@@ -64,7 +64,20 @@ impl Symbols {
         let mut head = Vec::new();
         let file = std::fs::File::open(path).map_err(ExitsError::file(path))?;
         file.take(4).read_to_end(&mut head).map_err(ExitsError::file(path))?;
-        let mut symbols = if head == *b"\x7fELF" { elf::read(path)? } else { map::read(path)? };
+        (if head == *b"\x7fELF" { elf::read(path)? } else { map::read(path)? }).sorted(path)
+    }
+
+    /// The same of bytes; `path` is for messages.
+    pub fn parse(bytes: &[u8], path: &Path) -> Result<Symbols> {
+        let elf = bytes.starts_with(b"\x7fELF");
+        let mut rest = bytes;
+        let symbols =
+            if elf { elf::parse(std::io::Cursor::new(bytes), path)? } else { map::parse(&mut rest, path)? };
+        symbols.sorted(path)
+    }
+
+    fn sorted(self, path: &Path) -> Result<Symbols> {
+        let mut symbols = self;
         if symbols.symbols.is_empty() {
             let what =
                 "names no function; give the guest's /proc/kallsyms, read as root, or an unstripped vmlinux";
