@@ -237,6 +237,18 @@ fn the_planted_site_is_found(l1: &L1) -> Result<()> {
         .start(&format!("{ioplane} exits --vm planted --for 1s --symbols {folder}/cut.elf"))?
         .wait(MINUTE)?;
     ensure!(ended.status != 0 && ended.output.contains("damaged ELF"), "{ended:?}");
+    // As it grows, on a terminal of 20 lines, until Ctrl-C.
+    let typed = l1.run(
+        &format!(
+            "cd /tmp; (while ! grep -qs 'I/O instruction' typed; do sleep 0.1; done; printf '\\003'; sleep 1) |
+             timeout 60 script -qefc 'stty rows 20 cols 90; {ioplane} exits --vm planted --live --html /tmp/live.html' typed \
+             >/dev/null && grep -q '</html>' live.html && cat typed"
+        ),
+        MINUTE,
+    )?;
+    let screens: Vec<&str> = typed.split("\x1b[H").collect();
+    let fits = |screen: &&str| screen.lines().count() <= 21 && !screen.contains("Error");
+    ensure!(screens.len() > 1 && screens.iter().all(|screen| fits(&screen)), "{typed:?}");
     // It migrates while it is watched, then ends while it is watched.
     let meanwhile = |order: &str, then: &str| {
         format!(

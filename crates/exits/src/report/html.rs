@@ -29,11 +29,11 @@ impl Report {
         let mut fact = |name: &str, value: String| {
             let _ = write!(out, "<div><dt>{name}</dt><dd>{value}</dd></div>");
         };
-        fact("exits", self.exits.to_string());
-        fact("a second", format!("{:.0}", self.exits as f64 / self.seconds.max(1e-9)));
-        fact("lost", self.lost.to_string());
+        fact("exits", grouped(self.exits));
+        fact("a second", grouped((self.exits as f64 / self.seconds.max(1e-9)).round() as u64));
+        fact("lost", grouped(self.lost));
         if let Some(count) = self.kernel.as_ref().and_then(crate::totals::Totals::exits) {
-            fact("KVM's own count", count.to_string());
+            fact("KVM's own count", grouped(count));
         }
         if !self.functions.is_empty() {
             fact("functions named", format!("{:.1} %", self.functions_percent));
@@ -103,19 +103,38 @@ fn head(out: &mut String, title: &str, last: &str) {
 }
 
 fn numbers(out: &mut String, row: &Row) {
-    let each = row.ns_each.map_or(String::new(), |ns| format!("{:.1}", ns as f64 / 1e3));
+    // What was not timed has no time, not none.
+    let timed = |text: String| if row.ns_each.is_some() { text } else { String::new() };
     let _ = write!(
         out,
-        "<tr><td>{}</td><td>{:.1}</td><td>{:.2}</td><td>{:.1}</td><td>{:.2}</td><td>{each}</td>",
-        row.count,
+        "<tr><td>{}</td><td>{:.1}</td><td>{:.2}</td><td>{}</td><td>{}</td><td>{}</td>",
+        grouped(row.count),
         row.rate,
         row.percent,
-        row.host_ns as f64 / 1e6,
-        row.host_percent,
+        timed(format!("{:.1}", row.host_ns as f64 / 1e6)),
+        timed(format!("{:.2}", row.host_percent)),
+        timed(format!("{:.1}", row.ns_each.unwrap_or(0) as f64 / 1e3)),
     );
 }
 
+/// Three digits at a time.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            // A narrow space at which no line breaks.
+            text.push('\u{202f}');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 fn table(out: &mut String, title: &str, last: &str, rows: &[Row]) {
+    if rows.is_empty() {
+        return;
+    }
     head(out, title, last);
     for row in rows.iter().take(LINES) {
         numbers(out, row);

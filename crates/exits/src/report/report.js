@@ -4,7 +4,7 @@ for (const head of document.querySelectorAll("th")) {
     const column = head.cellIndex;
     const down = head.dataset.down !== "yes";
     head.dataset.down = down ? "yes" : "no";
-    const value = (row) => row.cells[column].textContent;
+    const value = (row) => column < 6 ? row.cells[column].textContent.replace(/\s/g, "") : row.cells[column].textContent;
     const order = (a, b) => {
       const [x, y] = [value(a), value(b)];
       const difference = column < 6 ? (parseFloat(x) || 0) - (parseFloat(y) || 0) : y.localeCompare(x);

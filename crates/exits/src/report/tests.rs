@@ -73,6 +73,13 @@ fn a_sample_is_scaled() {
 }
 
 #[test]
+fn a_page_of_large_numbers_can_be_read() {
+    let report = report(Seen { counted: 1_234_567, ..Seen::default() }, 1);
+    let page = report.html();
+    assert!(page.contains("1\u{202f}234\u{202f}567") && !page.contains("1234567 </dd>"), "{page}");
+}
+
+#[test]
 fn json_comes_back() {
     let report = report(Seen { counted: 41, ..Seen::default() }, 1);
     let text = serde_json::to_string(&report).unwrap();

@@ -83,15 +83,22 @@ fn live(args: &ExitsArgs, json: bool) -> Result<Report> {
         bail!("--live draws on a terminal; use --for SECONDS with --json or a file");
     }
     let draw = |report: &Report| {
-        // To the top left, and clear what is below.
-        let text = report.to_string().replace('\n', "\x1b[K\n");
-        let rows =
-            rustix::termios::tcgetwinsize(std::io::stdout()).map_or(40, |size| usize::from(size.ws_row));
-        let shown: String = text.split_inclusive('\n').take(rows.saturating_sub(1)).collect();
-        super::out(format!("\x1b[H{shown}\x1b[J").as_bytes())
+        let (rows, columns) = rustix::termios::tcgetwinsize(std::io::stdout())
+            .map_or((40, 120), |size| (usize::from(size.ws_row), usize::from(size.ws_col)));
+        super::out(screen(&report.to_string(), rows, columns).as_bytes())
     };
     super::out(b"\x1b[2J")?;
     watch(&args.watch, Some(&draw))
+}
+
+/// As much of a text as a terminal has room for, from its top left; what was below is cleared. Nothing is wrapped.
+fn screen(text: &str, rows: usize, columns: usize) -> String {
+    let mut shown = String::from("\x1b[H");
+    for line in text.lines().take(rows.saturating_sub(1)) {
+        shown.extend(line.chars().take(columns.max(1)));
+        shown += "\x1b[K\n";
+    }
+    shown + "\x1b[J"
 }
 
 /// Set by the first Ctrl-C (or SIGTERM), which ends the watch; the second ends the program.
@@ -209,5 +216,17 @@ impl Naming {
         let names = Names { function, devices: self.devices.clone(), notes };
         let subject = Subject { vm: watch.vm(), time, seen: watch.seen(), sample: watch.sample() };
         Report::new(subject, profile, watch.kernel(), &names)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_screen_is_not_left() {
+        let shown = screen("abc\nde\u{df}fg\nhij\n", 3, 2);
+        assert_eq!(shown, "\x1b[Hab\x1b[K\nde\x1b[K\n\x1b[J");
+        assert_eq!(screen("a\n", 0, 0), "\x1b[H\x1b[J");
     }
 }
