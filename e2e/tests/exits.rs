@@ -241,7 +241,7 @@ fn the_planted_site_is_found(l1: &L1) -> Result<()> {
     let typed = l1.run(
         &format!(
             "cd /tmp; (while ! grep -qs 'I/O instruction' typed; do sleep 0.1; done; printf '\\003'; sleep 1) |
-             timeout 60 script -qefc 'stty rows 20 cols 90; {ioplane} exits --vm planted --live --html /tmp/live.html' typed \
+             timeout 60 script -qefc 'stty rows 20 cols 90; exec {ioplane} exits --vm planted --live --html /tmp/live.html' typed \
              >/dev/null && grep -q '</html>' live.html && cat typed"
         ),
         MINUTE,

@@ -106,6 +106,13 @@ impl ThreadEvents {
         check(unsafe { ioctls::DISABLE(self.events[0].0.as_raw_fd(), 0) })
     }
 
+    /// Ends one of them alone, not the first.
+    pub fn drop_member(&self, index: usize) -> io::Result<()> {
+        let Some(member) = self.events.get(index) else { return Ok(()) };
+        // SAFETY: an open perf event; the argument is a number.
+        check(unsafe { ioctls::DISABLE(member.0.as_raw_fd(), 0) })
+    }
+
     /// How often each tracepoint was hit while enabled, recorded or not, in the order of `tracepoints`.
     pub fn counts(&self) -> io::Result<Vec<u64>> {
         self.events.iter().map(Event::count).collect()

@@ -184,6 +184,11 @@ impl Profile {
         sites.iter()
     }
 
+    /// Whether an exit was seen.
+    pub fn has_exits(&self) -> bool {
+        !self.sites.is_empty()
+    }
+
     /// Whether `kvm_exit` never fired though KVM did something, as on a software KVM.
     pub fn is_by_consequence(&self) -> bool {
         self.sites.is_empty() && !self.consequences.is_empty()

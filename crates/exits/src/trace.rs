@@ -105,6 +105,11 @@ impl Instance {
         self.events.iter().try_for_each(|event| self.write(&format!("events/kvm/{event}/enable"), "0"))
     }
 
+    /// Ends one of them alone.
+    pub fn drop_event(&self, event: &str) -> Result<()> {
+        self.write(&format!("events/kvm/{event}/enable"), "0")
+    }
+
     /// One descriptor for each processor; readable when something has come.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.rings.iter().map(File::as_fd)

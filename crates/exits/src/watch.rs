@@ -21,6 +21,8 @@ const LARGEST: u32 = 9;
 const SMALLEST: u32 = 3;
 /// How often new threads are looked for.
 const RESCAN: Duration = Duration::from_millis(500);
+/// The tracepoint that is not needed where `kvm_exit` fires.
+const AGAIN: &str = "kvm_pio";
 /// So many threads are watched.
 const THREADS: usize = 2048;
 
@@ -89,6 +91,8 @@ pub struct Watch {
     scanned: Instant,
     /// Whether threads that come are counted at once.
     on: bool,
+    /// Whether what the exits tell by themselves is asked for no more.
+    lean: bool,
 }
 
 impl Watch {
@@ -111,6 +115,7 @@ impl Watch {
             begun: now,
             scanned: now,
             on: false,
+            lean: false,
             vm,
         };
         let names = watch.decoder.names();
@@ -163,6 +168,7 @@ impl Watch {
         loop {
             let left = end.saturating_duration_since(Instant::now());
             self.read_for(left.min(RESCAN))?;
+            self.lean();
             if self.scanned.elapsed() >= RESCAN {
                 self.scan()?;
             }
@@ -172,6 +178,23 @@ impl Watch {
             if Instant::now() >= end {
                 return Ok(true);
             }
+        }
+    }
+
+    /// Where `kvm_exit` fires, its own fields say what `kvm_pio` would say again, and each event costs the guest time.
+    fn lean(&mut self) {
+        if self.lean || !self.profile.has_exits() {
+            return;
+        }
+        self.lean = true;
+        if let Some(index) = self.decoder.names().iter().position(|name| *name == AGAIN) {
+            for events in self.threads.values().filter_map(|watched| watched.events.as_ref()) {
+                // Where that fails it costs a little more.
+                let _ = events.drop_member(index);
+            }
+        }
+        if let Some(trace) = &self.trace {
+            let _ = trace.drop_event(AGAIN);
         }
     }
 
@@ -334,6 +357,7 @@ impl Watch {
             threads.retain(|thread| thread.is_vcpu_by_name());
         }
         let mut tracepoints = self.decoder.tracepoints();
+        let names = self.decoder.names();
         if self.options.sample > 1 {
             tracepoints.truncate(1);
         }
@@ -357,6 +381,11 @@ impl Watch {
                 }
                 None => {
                     let Some(events) = open(&tracepoints, id, self.options.sample)? else { continue };
+                    if self.lean
+                        && let Some(index) = names.iter().position(|name| *name == AGAIN)
+                    {
+                        let _ = events.drop_member(index);
+                    }
                     if self.on {
                         events.enable().map_err(ExitsError::os("starting perf events"))?;
                     }

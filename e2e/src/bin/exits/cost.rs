@@ -192,7 +192,7 @@ pub fn in_l1(l1: &L1, seconds: f64, say: &dyn Fn(&str)) -> Result<Cost> {
         format!("{} exits --vm planted --for 1h {options} >/dev/null 2>&1 & watch=$!;", ioplane.display())
     };
     let mut rates: [Vec<f64>; 3] = Default::default();
-    for _ in 0..ROUNDS / 2 {
+    for _ in 0..ROUNDS / 3 {
         for (rates, during) in rates.iter_mut().zip(["watch=;".into(), watch(""), watch("--sample 100")]) {
             rates.push(count(&during)?);
         }
