@@ -156,6 +156,9 @@ impl Profile {
             self.crowded += tally.count;
             // By reason alone; there are few of those.
             site = Site { rip: None, detail: Detail::Nothing, ..site };
+            if self.sites.len() >= 2 * SITES && !self.sites.contains_key(&site) {
+                site.reason = Reason::of_kind(Kind::Other);
+            }
         }
         self.sites.entry(site).or_default().add(tally);
     }
@@ -283,6 +286,37 @@ mod tests {
         assert_eq!(profile.crowded, 1000);
         assert_eq!(profile.sites().count(), SITES + 1);
         assert_eq!(profile.total().count, SITES as u64 + 1000);
+    }
+
+    /// As many different things as can be, for as long as a test may take: what is kept does not grow with the time.
+    #[test]
+    fn hours_of_anything_are_bounded() {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        let mut random = 88_172_645_463_325_252_u64;
+        let mut exits = 0;
+        for at in 0..2_000_000_u64 {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let address = Detail::Memory { address: random, width: 4, write: false };
+            let event = match random % 8 {
+                0 => ENTRY,
+                1 => Event::Detail(address),
+                2 => Event::Interrupt { vector: (random >> 9) as u8 },
+                3 => Event::Entry { vcpu: Some((random >> 20) as u32) },
+                _ => {
+                    exits += 1;
+                    let reason = Reason::from_kvm(2, random >> 16);
+                    let vcpu = Some((random >> 40) as u32);
+                    Event::Exit { reason, rip: random, vcpu, detail: Detail::Nothing }
+                }
+            };
+            profile.take(&mut thread, at, event);
+        }
+        profile.end(&mut thread);
+        assert!(profile.sites.len() <= 2 * SITES + 1 && profile.consequences.len() <= SITES);
+        assert!(profile.vcpus.len() <= VCPUS && profile.interrupts.len() <= 256);
+        assert_eq!(profile.total().count, exits);
     }
 
     #[test]
