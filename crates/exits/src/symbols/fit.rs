@@ -104,7 +104,8 @@ impl Symbols {
             Confidence::High
         } else if matched * 2 >= seen && matched >= 3 && matched >= 2 * next {
             Confidence::Fair
-        } else if matched * 4 >= seen {
+        } else if matched * 2 > seen {
+            // Of a few addresses two may fit a wrong offset by chance, most of them do not.
             Confidence::Low
         } else {
             Confidence::None
