@@ -12,7 +12,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 
 /// Exits of each kind in a native run, and how many runs each way.
 const TIMES: u16 = 20_000;
-const ROUNDS: usize = 9;
+const ROUNDS: usize = 6;
 
 /// On this machine's own KVM.
 pub struct Native {
@@ -182,7 +182,7 @@ pub fn in_l1(l1: &L1, seconds: f64, say: &dyn Fn(&str)) -> Result<Cost> {
             "look() {{ cat /sys/kernel/debug/kvm/*-*/exits; date +%s%N; }}; {during} sleep 1; look; sleep {seconds}; look; \
              kill $watch 2>/dev/null; true"
         );
-        let output = l1.run(&script, 2 * MINUTE)?;
+        let output = l1.run(&script, MINUTE)?;
         let numbers: Vec<f64> = output.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         let [exits, at, later, end] = numbers[..] else { bail!("four numbers: {output}") };
         Ok((later - exits) / ((end - at) / 1e9))

@@ -68,16 +68,21 @@ fn main() -> Result<()> {
     let mut text = native.as_ref().map(cost::Native::table).unwrap_or_default();
     if !options.native {
         let l1 = L1::boot(2048, "", &say)?;
-        let cost = cost::in_l1(&l1, options.seconds, &say).context("the cost in L1")?;
-        outcome.profiler_cost_percent = Some(cost.full);
-        outcome.sampled_cost_percent = Some(cost.sampled);
-        text += &cost.table();
         remedies::serve(&l1).context("the other end of the network in L1")?;
         let (rows, tables) = tables::and_remedies(&l1, options.seconds, &say)?;
         outcome.attributed_percent = Some(tables.attributed);
         outcome.remedies = rows;
         text += &remedies::table(&outcome.remedies);
         text += &tables.text;
+        // Last: a translated L1 has been seen to lose its timer under a guest that never rests, and then stands still.
+        match cost::in_l1(&l1, options.seconds, &say) {
+            Ok(cost) => {
+                outcome.profiler_cost_percent = Some(cost.full);
+                outcome.sampled_cost_percent = Some(cost.sampled);
+                text += &cost.table();
+            }
+            Err(error) => say(&format!("the cost in L1 is not measured: {error:#}")),
+        }
     }
     if options.json {
         println!("{}", serde_json::to_string_pretty(&outcome)?);
