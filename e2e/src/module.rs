@@ -218,7 +218,7 @@ impl Writer {
                 at
             })
             .collect();
-        let last = self.sections.pop().map(|(name, header)| (name, header));
+        let last = self.sections.pop();
         if let Some((name, header)) = last {
             self.put(&name, header, &names);
         }

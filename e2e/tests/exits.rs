@@ -248,7 +248,7 @@ fn the_planted_site_is_found(l1: &L1) -> Result<()> {
     )?;
     let screens: Vec<&str> = typed.split("\x1b[H").collect();
     let fits = |screen: &&str| screen.lines().count() <= 21 && !screen.contains("Error");
-    ensure!(screens.len() > 1 && screens.iter().all(|screen| fits(&screen)), "{typed:?}");
+    ensure!(screens.len() > 1 && screens.iter().all(fits), "{typed:?}");
     // It migrates while it is watched, then ends while it is watched.
     let meanwhile = |order: &str, then: &str| {
         format!(
@@ -380,7 +380,8 @@ fn the_hot_site_goes_and_comes_back(l1: &L1) -> Result<()> {
 fn exits_are_seen_as_they_are() -> Result<()> {
     let begun = Instant::now();
     let l1 = L1::boot(1536, "", &|line| eprintln!("{line}"))?;
-    let stages: [(&str, fn(&L1) -> Result<()>); 5] = [
+    type Stage = fn(&L1) -> Result<()>;
+    let stages: [(&str, Stage); 5] = [
         ("every exit is found", every_exit_is_found),
         ("a sample is close", a_sample_is_close),
         ("it refuses clearly", it_refuses_clearly),

@@ -72,7 +72,7 @@ pub enum Command {
     /// Say what this host lacks, what follows, and what to do
     Doctor,
     /// Say which exits a VM takes, who causes them and what they cost: any KVM VM of this host, no daemon needed
-    Exits(ExitsArgs),
+    Exits(Box<ExitsArgs>),
     /// Read the configuration again, as SIGHUP does, and say what came of it
     Reload,
     /// Print a completion script for a shell
