@@ -13,6 +13,8 @@ use crate::reason::Kind;
 
 /// Where Linux on x86-64 puts its own text, and how it moves it.
 const TEXT: std::ops::Range<u64> = 0xffff_ffff_8000_0000..0xffff_ffff_c000_0000;
+/// Modules of a running kernel lie behind that.
+const MODULES: u64 = 0xffff_ffff_ff00_0000;
 const STEP: u64 = 2 << 20;
 const SPAN: u64 = 1 << 30;
 /// So many addresses are looked at.
@@ -73,8 +75,10 @@ impl Symbols {
     /// Finds out how far the kernel has moved from where the file has it, from addresses at which exits of these kinds happened, and
     /// uses that from now on unless nothing stands out. Symbols of a running kernel must fit as they are.
     pub fn fit(&mut self, seen: impl IntoIterator<Item = (u64, Kind)>) -> Fit {
+        let end = if self.origin == Origin::Kallsyms { MODULES } else { TEXT.end };
+        let kernel = TEXT.start..end;
         let mut seen: Vec<(u64, Kind)> =
-            seen.into_iter().filter(|(rip, kind)| TEXT.contains(rip) && is_telling(*kind)).collect();
+            seen.into_iter().filter(|(rip, kind)| kernel.contains(rip) && is_telling(*kind)).collect();
         seen.sort_unstable();
         seen.dedup_by_key(|(rip, _)| *rip);
         // Evenly over all of them.
@@ -96,7 +100,10 @@ impl Symbols {
     }
 
     fn confidence(&self, matched: usize, seen: usize, next: usize) -> Confidence {
-        if matched == 0 || matched == next {
+        if seen == 0 && self.origin == Origin::Kallsyms {
+            // Nothing speaks for it, and nothing against it.
+            Confidence::Low
+        } else if matched == 0 || matched == next {
             Confidence::None
         } else if self.origin == Origin::Kallsyms {
             if matched * 10 >= seen * 9 { Confidence::High } else { Confidence::None }

@@ -94,6 +94,16 @@ fn nothing_seen_is_nothing_found() {
     assert_eq!(symbols.fit([(0x1234, Kind::Port)]).seen, 0);
 }
 
+#[test]
+fn exits_of_modules_only_are_enough() {
+    let text = "ffffffff93c00000 T _stext\nffffffffc0518000 t hot\t[planted]\n";
+    let mut symbols = map(text).unwrap();
+    let fit = symbols.fit([(0xffff_ffff_c051_81b9, Kind::Port)]);
+    assert_eq!((fit.seen, fit.matched, fit.confidence), (1, 1, Confidence::High), "{fit}");
+    assert_eq!(symbols.fit([]).confidence, Confidence::Low);
+    assert_eq!(symbols.place(0xffff_ffff_c051_81b9).as_deref(), Some("hot [planted]+0x1b9"));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
