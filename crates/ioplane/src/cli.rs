@@ -154,8 +154,8 @@ pub struct ApplyArgs {
     /// ssh's configuration file: port, key, known hosts
     #[arg(long, value_name = "FILE", requires = "ssh")]
     pub ssh_config: Option<PathBuf>,
-    /// Reach the guest by its QEMU guest agent [default: the socket on QEMU's command line]
-    #[arg(long, value_name = "SOCKET", group = "reach", num_args = 0..=1, default_missing_value = "")]
+    /// Reach the guest by its QEMU guest agent; `auto`, or no more words: by the socket on QEMU's command line
+    #[arg(long, value_name = "SOCKET", group = "reach", num_args = 0..=1, default_missing_value = "auto")]
     pub agent: Option<PathBuf>,
     /// Reach the guest by a folder that it shares with this host, where `sh folder.sh` of guest/tune runs
     #[arg(long, value_name = "FOLDER", group = "reach")]

@@ -69,7 +69,7 @@ impl Reach {
         let Some(socket) = &args.agent else {
             bail!("say how to reach the guest: --ssh, --agent, --folder or --via")
         };
-        if !socket.as_os_str().is_empty() {
+        if socket != Path::new("auto") {
             return Ok(Reach::Agent(socket.clone()));
         }
         let vm = Vm::choose(args.watch.vm.as_deref())?;
@@ -181,6 +181,29 @@ mod tests {
     use super::*;
 
     const SCRIPT: &str = "echo \"$1 and $2\"; echo bad >&2; exit 3";
+
+    #[test]
+    fn one_way_and_no_more() {
+        use clap::Parser;
+        let parse = |words: &[&str]| {
+            let first = ["ioplane", "exits", "apply", "pm-timer"];
+            crate::cli::Cli::try_parse_from(first.into_iter().chain(words.iter().copied())).is_ok()
+        };
+        for good in [
+            &["--agent"][..],
+            &["--agent", "--for", "2s"],
+            &["--agent", "/run/a"],
+            &["--ssh", "a"],
+            &["--folder", "/"],
+        ] {
+            assert!(parse(good), "{good:?}");
+        }
+        for bad in
+            [&[][..], &["--agent", "--ssh", "a"], &["--ssh-config", "a"], &["--via", "a", "--folder", "/"]]
+        {
+            assert!(!parse(bad), "{bad:?}");
+        }
+    }
 
     #[test]
     fn a_command_passes_the_script_on() {
