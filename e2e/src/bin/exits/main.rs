@@ -74,7 +74,7 @@ fn main() -> Result<()> {
         outcome.remedies = rows;
         text += &remedies::table(&outcome.remedies);
         text += &tables.text;
-        // Last: a translated L1 has been seen to lose its timer under a guest that never rests, and then stands still.
+        // Last: a translated L1 has been seen to stand still under a guest that never rests; why is not known.
         match cost::in_l1(&l1, options.seconds, &say) {
             Ok(cost) => {
                 outcome.profiler_cost_percent = Some(cost.full);

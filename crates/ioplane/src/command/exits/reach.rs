@@ -50,7 +50,7 @@ impl Reach {
             // A name, not an option of ssh.
             ensure!(!destination.starts_with('-'), "{destination:?} is no destination for ssh");
             let mut words: Vec<String> =
-                ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"].map(String::from).into();
+                ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"].map(String::from).into();
             if let Some(file) = &args.ssh_config {
                 words.extend(["-F".into(), file.display().to_string()]);
             }
