@@ -3,7 +3,7 @@
 mod support;
 
 use ioplane_network::{
-    CaptureOptions, Direction, Drop, Filter, NetworkError, Offload, Sent, Takes, Vlan, spec::*,
+    CaptureOptions, Direction, Drop, Filter, HEAD, NetworkError, Offload, Sent, Takes, Vlan, spec::*,
 };
 use support::*;
 
@@ -131,8 +131,8 @@ fn memory_that_is_not_there_is_a_fault_and_leaves_nothing() {
     let good = frame(mac(2), mac(1), &[0; 50]);
     b.send(&frame(mac(1), mac(2), &[]));
     for to in [mac(2), BROADCAST] {
-        let bad = frame(to, mac(1), &[0; 50]);
-        assert_eq!(a.outlet.send(&bad, bad.len(), Offload::NONE, &mut |_| false), Sent::Fault);
+        let bad = frame(to, mac(1), &[0; 500]);
+        assert_eq!(a.outlet.send(&bad[..HEAD], bad.len(), Offload::NONE, &mut |_| false), Sent::Fault);
     }
     assert_eq!(a.send(&good), Sent::Delivered(1));
     assert_eq!(b.take_all(), [good]);
@@ -145,9 +145,9 @@ fn what_was_judged_is_what_is_delivered() {
     let mut a = Host::with(&switch, "a", |options| options.mac = Some(mac(1)));
     let mut b = Host::with(&switch, "b", |options| options.mac = Some(mac(2)));
     let mut c = Host::with(&switch, "c", |options| options.vlan = Vlan::Access(5));
-    let honest = frame(mac(2), mac(1), &[7; 60]);
+    let honest = frame(mac(2), mac(1), &[7; 160]);
     // By the time it is copied the guest has written another sender, and a tag, into its memory.
-    let sent = a.outlet.send(&honest, honest.len(), Offload::NONE, &mut |to| {
+    let sent = a.outlet.send(&honest[..HEAD], honest.len(), Offload::NONE, &mut |to| {
         to.fill(7);
         to[6..12].copy_from_slice(&mac(9));
         to[12..18].copy_from_slice(&[0x81, 0, 0, 5, 0x88, 0xb5]);
