@@ -234,7 +234,7 @@ fn hear(guest: &mut Guest, signature: &mut Signature) {
         inlet.arm();
         inlet.disarm();
         while let Some(frame) = inlet.front() {
-            let (bytes, offload) = (frame.bytes(), frame.offload);
+            let (bytes, offload) = (frame.bytes(), frame.offload());
             assert!(bytes.len() >= ETH_HLEN && bytes[6] & 1 == 0, "no frame at all");
             let tag = (bytes[12..14] == [0x81, 0]).then(|| bytes.get(15)).flatten().copied();
             match &guest.vlan {
