@@ -68,11 +68,11 @@ pub struct RegionSpec {
 #[derive(Debug, Clone)]
 pub struct Region {
     /// Guest physical address of the first byte.
-    pub gpa: u64,
+    pub(crate) gpa: u64,
     /// Length in bytes.
-    pub len: u64,
+    pub(crate) len: u64,
     /// Address of the first byte in the front end's own space.
-    pub user: u64,
+    pub(crate) user: u64,
     /// The memory, from `skip` on.
     pub(crate) mapping: Arc<Mapping>,
     /// Where in `mapping` the region begins: file offsets need not be page-aligned.

@@ -27,7 +27,7 @@ pub(super) enum Way {
 pub(super) struct Judged {
     key: u128,
     way: Way,
-    /// Frames longer than this have to be looked at once more.
+    /// Frames longer than this have to be looked at once more, as those that might be too short.
     longest: usize,
 }
 
@@ -80,7 +80,7 @@ impl Outlet {
         if let Some(judged) = &self.judged
             && let Some(head) = offered.head.first_chunk::<KEY>()
             && judged.key == key(head)
-            && offered.len <= judged.longest
+            && (ETH_HLEN + VLAN_HLEN..=judged.longest).contains(&offered.len)
         {
             return judged.way;
         }
@@ -95,18 +95,26 @@ impl Outlet {
         if len > LONGEST || !offered.fits(&self.station, Form::AsIs) {
             return Way::Drop(Drop::Giant);
         }
-        let mut first = [0; KEY];
-        let known = head.len().min(KEY);
-        first[..known].copy_from_slice(&head[..known]);
-        let key = key(&first);
-        let way = match &self.judged {
-            Some(judged) if judged.key == key => judged.way,
-            _ => {
-                let way = self.find(head, tag(head));
-                self.judged = Some(Judged { key, way, longest: self.longest(way) });
-                way
+        let way = match head.first_chunk::<KEY>() {
+            // Too short to have a tag, whatever its type says: its key would be that of another frame, which has one.
+            None => self.find(head, None),
+            Some(first) => {
+                let key = key(first);
+                match &self.judged {
+                    Some(judged) if judged.key == key => judged.way,
+                    _ => {
+                        let way = self.find(head, tag(head));
+                        self.judged = Some(Judged { key, way, longest: self.longest(way) });
+                        way
+                    }
+                }
             }
         };
+        if let Way::Port { form: Form::Strip, .. } = way
+            && len < ETH_HLEN + VLAN_HLEN
+        {
+            return Way::Drop(Drop::Runt);
+        }
         if let Way::Port { slot, form } = way
             && self.plan.face(slot).is_some_and(|face| !offered.fits(&face.station, form))
         {

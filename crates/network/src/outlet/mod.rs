@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   send --> judge --> Way::Drop ------------------------------------------------> counted
-//!              |-----> Way::Port   plain: filled straight into the receiver's tray
+//!              |-----> Way::Port   plain: filled straight into the receiver's tray, or copied from `head`, if that is all
 //!              |                   large, not taken whole: filled into `scratch`, segmented from there
 //!              '-----> Way::Flood  filled into `scratch` once, copied or segmented for each receiver
 //! ```
@@ -269,7 +269,8 @@ impl Outlet {
         self.targets.extend(others.filter_map(|slot| {
             let station = &plan.face(*slot)?.station;
             let form = judge::gate(own, station, to, vlan, tag).ok()?;
-            offered.fits(station, form).then_some((*slot, form))
+            let whole = form != Form::Strip || offered.len >= ETH_HLEN + VLAN_HLEN;
+            (whole && offered.fits(station, form)).then_some((*slot, form))
         }));
         if self.targets.is_empty() {
             return Err(Refusal::Here(Drop::NoPath));

@@ -1,6 +1,8 @@
 //! The receive queue: frames out of the port's trays into the guest's buffers.
 //!
 //! ```text
+//!   Inlet::deliver -> Ring::take_plain: as many buffers as there are frames -> header, bytes -> used; the rest put back
+//!        \-- a frame that does not fit one, a buffer that is several:
 //!   Inlet::front -> how much room? -> Ring::take, chain by chain, until it fits -> header, bytes -> used, together
 //!                                          \-- too little: all put back, and the frame waits (or can never fit: dropped)
 //! ```
@@ -72,7 +74,8 @@ impl Room {
                 Ok(Some((taken, _))) => taken,
                 Ok(None) => {
                     self.put_back(ring);
-                    return Ok(Fits::NotYet);
+                    // Suspects are tried one at a time: as long as there are any, no frame gets two of them.
+                    return Ok(if spread > 0 && ring.replays() { Fits::Never } else { Fits::NotYet });
                 }
                 Err(fault) => {
                     self.put_back(ring);
@@ -150,7 +153,8 @@ pub(super) struct Receive {
     starved: bool,
     /// Frames completed and not yet published.
     fresh: u64,
-    /// Bytes of the buffer in which the last frame began that went into several: what is longer does not fit one.
+    /// Bytes of the buffer that was looked at last and was too small, or in which the last frame of several began: what is
+    /// longer is not expected to fit one.
     usual: u32,
     batch: Batch,
     /// Of the buffers of `batch`, the bytes written.
@@ -188,7 +192,8 @@ impl Receive {
         left: &mut usize,
     ) -> Result<u32, RingFault> {
         let Receive { inlet, header, batch, fresh, written, usual, .. } = self;
-        if inlet.front().is_some_and(|frame| *header + frame.bytes().len() > *usual as usize) {
+        let Some(frame) = inlet.front() else { return Ok(0) };
+        if *header + frame.bytes().len() > *usual as usize || !header::covers(takes, &frame.offload()) {
             return Ok(0);
         }
         queue.ring.take_plain(Touch::Store, inlet.together().min(most as usize), batch);
@@ -198,7 +203,11 @@ impl Receive {
             let Some(buffer) = buffers.next() else { return false };
             let (offload, bytes) = (frame.offload(), frame.bytes());
             let need = *header + bytes.len();
-            if *left == 0 || need > buffer.len as usize || !header::covers(takes, &offload) {
+            if need > buffer.len as usize {
+                *usual = buffer.len;
+                return false;
+            }
+            if *left == 0 || !header::covers(takes, &offload) {
                 return false;
             }
             let (first, behind) = (header::emit(&offload, 1), buffer.gpa.wrapping_add(*header as u64));
@@ -218,6 +227,8 @@ impl Receive {
             true
         });
         drop(buffers);
+        // What was taken in vain is work, too.
+        *left = left.saturating_sub((batch.buffers().len() - count) * COST_OF_BUFFER);
         *fresh += count as u64;
         let done = written[..count].iter().copied();
         // After a fault, too: the frame stays, and so does its buffer, for whoever starts the queue again.

@@ -1,4 +1,5 @@
-//! The transmit queue: frames out of the guest's buffers into the switch, without a copy in between.
+//! The transmit queue: frames out of the guest's buffers into the switch, of which the first bytes are copied beforehand,
+//! to be judged, and the rest once.
 
 use ioplane_memory::{GuestFault, GuestRange, GuestView};
 use ioplane_network::{Drop, HEAD, Outlet, Sent, Takes};
@@ -97,7 +98,9 @@ impl Sender {
         let header =
             if bytes >= HEADER_BYTES { view.bytes::<HEADER_BYTES>(buffer.gpa)? } else { [0; HEADER_BYTES] };
         let (gpa, len) = (buffer.gpa.wrapping_add(self.skip as u64), bytes - self.skip);
-        view.read(gpa, &mut self.head[..len.min(HEAD)])?;
+        if len > 0 {
+            view.read(gpa, &mut self.head[..len.min(HEAD)])?;
+        }
         self.send(&header, len, &mut |out| view.read(gpa, out))
     }
 

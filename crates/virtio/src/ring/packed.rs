@@ -228,7 +228,7 @@ impl Packed {
 
     #[inline]
     pub(super) fn take_plain(&mut self, touch: Touch, most: usize, batch: &mut Batch) {
-        if !self.replay.is_empty() {
+        if !self.replay.is_empty() || !self.has_work() {
             return;
         }
         let room = usize::from(self.size - self.owned).min(MOST_PLAIN - batch.0.len());

@@ -172,6 +172,12 @@ impl Split {
         }
         let slot = usize::from(self.next_avail & (self.size - 1));
         let head = self.avail.load_u16(4 + 2 * slot);
+        if ahead > 1 {
+            // The next one's first descriptor, while this one is read.
+            let next = usize::from(self.next_avail.wrapping_add(1) & (self.size - 1));
+            let next = self.avail.load_u16(4 + 2 * next);
+            self.desc.prefetch(usize::from(next) * DESC_SIZE as usize);
+        }
         kill::here(KillPoint::Seen);
         match self.flying.holds(head) {
             None => return Err(RingFault::BadDescriptor(head)),
