@@ -73,6 +73,37 @@ fn guests_exchange_tcp_over_the_switch() -> Result<()> {
     })
 }
 
+/// A NIC has no journal: frames are lost or come twice, which TCP does not mind; a buffer lost or used twice it would.
+#[test]
+fn a_daemon_that_dies_is_a_pause_for_tcp() -> Result<()> {
+    play("", |stage| {
+        stage.daemon.cli(&["switch", "add", "lan"])?;
+        let left = guest(stage, "left", Version::Host, 1)?;
+        let right = guest(stage, "right", Version::Newer, 1)?;
+        let (a, b) = (end(stage, &left)?, end(stage, &right)?);
+        std::thread::scope(|scope| {
+            let exchanged = scope.spawn(|| exchange(&a, &b, 4200, 3.0 * STRETCH));
+            for _ in 0..3 {
+                let frames = stage.daemon.status()?.sum_nics(&["left", "right"])?.frames;
+                stage.until("frames flow", || {
+                    Ok(stage.daemon.status()?.sum_nics(&["left", "right"])?.frames > frames + 200)
+                })?;
+                stage.daemon.kill9();
+                stage.daemon.restart()?;
+            }
+            let exchanged = exchanged.join().map_err(|_| anyhow::anyhow!("the exchange panicked"))?;
+            let [there, back] = exchanged.map_err(|error| left.explain(error))?;
+            stage.say(format!("{} and {} MB, three deaths", there.bytes >> 20, back.bytes >> 20));
+            Ok::<_, anyhow::Error>(())
+        })?;
+        for vm in [left, right] {
+            expect_quiet(vm.agent())?;
+            vm.poweroff()?;
+        }
+        stage.expect_clean()
+    })
+}
+
 #[test]
 fn a_guest_reaches_the_host_by_its_uplink() -> Result<()> {
     play("", |stage| {

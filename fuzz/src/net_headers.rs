@@ -46,7 +46,7 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
 /// Takes what has come to the neighbour.
 fn look(inlet: &mut Inlet, takes: &Takes) {
     while let Some(frame) = inlet.front() {
-        let (offload, len) = (frame.offload, frame.bytes().len());
+        let (offload, len) = (frame.offload(), frame.bytes().len());
         assert!((14..=LONGEST).contains(&len), "a frame of {len} bytes");
         assert!(offload.is_large() || len <= usize::from(MTU) + 14 + 8, "a small frame of {len} bytes");
         assert!(covers(takes, &offload), "{offload:?} for who takes {takes:?}");

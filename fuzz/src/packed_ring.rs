@@ -279,11 +279,16 @@ impl Walk {
         if self.faulty {
             return Ok(());
         }
+        let ahead = if input.ratio(1, 4)? { guest::taken_ahead(&mut self.ring, input)? } else { Vec::new() };
         let (base, replays) = (self.ring.base(), self.ring.replays());
         match self.ring.take(&mut self.chain) {
-            Ok(None) => assert!(!self.honest || self.offered.is_empty(), "what is available is not taken"),
+            Ok(None) => assert!(
+                ahead.is_empty() && (!self.honest || self.offered.is_empty()),
+                "what is available is not taken"
+            ),
             Ok(Some((taken, replayed))) => {
                 assert_eq!(replayed, replays);
+                assert!(ahead.first().is_none_or(|head| *head == taken.head()), "not what was there before");
                 let twice = self.held.iter().any(|other| other.head() == taken.head());
                 assert!(!twice, "buffer {} is in flight twice", taken.head());
                 assert!(taken.head() < self.layout.size);

@@ -162,7 +162,7 @@ impl Walk {
     fn step(&mut self, input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
         match input.int_in_range(0..=15u8)? {
             0..=3 => self.offer(input)?,
-            4..=7 => self.take(signature),
+            4..=7 => self.take(input, signature)?,
             8..=10 => self.complete(input)?,
             11 => {
                 let some = self.ring.unpublished() > 0;
@@ -214,17 +214,19 @@ impl Walk {
         Ok(())
     }
 
-    fn take(&mut self, signature: &mut Signature) {
+    fn take(&mut self, input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
         if self.faulty {
-            return;
+            return Ok(());
         }
+        let ahead = if input.ratio(1, 4)? { guest::taken_ahead(&mut self.ring, input)? } else { Vec::new() };
         let (base, replays) = (self.ring.base(), self.ring.replays());
         let slot = u64::from(base as u16 & (self.layout.size - 1));
         let head = self.guest.peek_u16(self.layout.avail + 4 + 2 * slot);
         match self.ring.take(&mut self.chain) {
-            Ok(None) => {}
+            Ok(None) => assert!(ahead.is_empty()),
             Ok(Some((taken, replayed))) => {
                 assert_eq!(replayed, replays);
+                assert!(ahead.first().is_none_or(|head| *head == taken.head()), "not what was there before");
                 let twice = self.held.iter().any(|other| other.head() == taken.head());
                 assert!(!twice, "head {} is in flight twice", taken.head());
                 assert!(taken.head() < self.layout.size);
@@ -245,6 +247,7 @@ impl Walk {
             }
         }
         assert!(self.held.len() <= usize::from(self.layout.size));
+        Ok(())
     }
 
     fn complete(&mut self, input: &mut Unstructured<'_>) -> Result<()> {

@@ -114,7 +114,10 @@ fn frames_cross_the_switch_and_are_counted() {
     assert_eq!(port(&shown, "a")["sent_drops"]["spoofed"], 1, "{shown}");
     assert_eq!(port(&shown, "b")["received_frames"], 21, "{shown}");
     // Meters are published some milliseconds later.
-    house.until(|| house.json(&["nic", "list"])[0]["queues"][1]["frames"] == 22);
+    house.until(|| {
+        let nics = house.json(&["nic", "list"]);
+        nics[0]["queues"][1]["frames"] == 22 && nics[1]["queues"][0]["frames"] == 21
+    });
     let nics = house.json(&["nic", "list"]);
     let (transmit, receive) = (&nics[0]["queues"][1], &nics[1]["queues"][0]);
     assert_eq!((&transmit["role"], &receive["role"]), (&"transmit".into(), &"receive".into()));

@@ -1,6 +1,10 @@
 //! The guest's physical address space: regions, sorted, immutable once made.
 
+#![allow(unsafe_code)]
+// UNSAFETY: each region keeps the address of its first byte beside the mapping that holds it.
+
 use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::{Mapping, MappingError, PAGE};
@@ -64,16 +68,23 @@ pub struct RegionSpec {
 #[derive(Debug, Clone)]
 pub struct Region {
     /// Guest physical address of the first byte.
-    pub gpa: u64,
+    pub(crate) gpa: u64,
     /// Length in bytes.
-    pub len: u64,
+    pub(crate) len: u64,
     /// Address of the first byte in the front end's own space.
-    pub user: u64,
+    pub(crate) user: u64,
     /// The memory, from `skip` on.
     pub(crate) mapping: Arc<Mapping>,
     /// Where in `mapping` the region begins: file offsets need not be page-aligned.
     pub(crate) skip: usize,
+    /// Where that is in our address space.
+    base: NonNull<u8>,
 }
+
+// SAFETY: `base` points into `mapping`, which may be shared, and lives as long as this.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
 
 impl Region {
     /// Maps what `spec` describes.
@@ -88,7 +99,15 @@ impl Region {
             return Err(MappingError::Shape { offset, len }.into());
         }
         let mapping = Arc::new(Mapping::of_file(file, offset - skip, whole)?);
-        Ok(Region { gpa, len, user, mapping, skip: skip as usize })
+        // SAFETY: the mapping is `skip` and `len` bytes long.
+        let base = unsafe { mapping.start().add(skip as usize) };
+        Ok(Region { gpa, len, user, mapping, skip: skip as usize, base })
+    }
+
+    /// The first byte. Valid while the region lives.
+    #[inline]
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
     }
 
     /// Whether the region has lost pages since it was mapped.

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 // UNSAFETY: raw copies and atomics on spans that were checked against a mapping kept alive by an `Arc` beside them.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -78,10 +79,16 @@ impl IoVec {
 #[derive(Debug, Clone)]
 pub struct Window {
     mapping: Arc<Mapping>,
-    start: usize,
+    /// The first byte, in `mapping`.
+    base: NonNull<u8>,
     len: usize,
     gpa: u64,
 }
+
+// SAFETY: `base` points into `mapping`, which may be shared, and lives as long as this.
+unsafe impl Send for Window {}
+// SAFETY: as above; loads and stores are atomic or may be torn, as their callers expect.
+unsafe impl Sync for Window {}
 
 macro_rules! loads {
     ($($(#[$doc:meta])* $name:ident $store:ident $ty:ty, $atomic:ty;)*) => {$(
@@ -100,17 +107,20 @@ macro_rules! loads {
 
 impl Window {
     pub(crate) fn whole(mapping: Arc<Mapping>, len: usize) -> Self {
-        Window { mapping, start: 0, len, gpa: 0 }
+        Window::new(mapping, 0, len, 0)
     }
 
     /// A window on `len` bytes of `mapping` from `start`, or `None` if it has fewer.
     pub fn of_mapping(mapping: &Arc<Mapping>, start: usize, len: usize) -> Option<Self> {
-        (start.checked_add(len)? <= mapping.len()).then(|| Window {
-            mapping: mapping.clone(),
-            start,
-            len,
-            gpa: start as u64,
-        })
+        (start.checked_add(len)? <= mapping.len())
+            .then(|| Window::new(mapping.clone(), start, len, start as u64))
+    }
+
+    fn new(mapping: Arc<Mapping>, start: usize, len: usize, gpa: u64) -> Self {
+        assert!(start <= mapping.len() && len <= mapping.len() - start);
+        // SAFETY: inside the mapping, by the line above.
+        let base = unsafe { mapping.start().add(start) };
+        Window { mapping, base, len, gpa }
     }
 
     /// What it is a window on.
@@ -147,8 +157,8 @@ impl Window {
             "window offset {offset}+{len} of {}",
             self.len
         );
-        // SAFETY: start + len is inside the mapping by construction, offset + len inside the window by the check.
-        unsafe { self.mapping.start().as_ptr().add(self.start + offset) }
+        // SAFETY: the window is inside the mapping by construction, offset + len inside the window by the check.
+        unsafe { self.base.as_ptr().add(offset) }
     }
 
     #[inline]
@@ -168,6 +178,24 @@ impl Window {
         load_u32 put_u32 u32, AtomicU32;
         /// Loads a little-endian number, Acquire. `offset` must be aligned.
         load_u64 put_u64 u64, AtomicU64;
+    }
+
+    /// The little-endian 16-bit numbers from `offset`, which must be even, to the end: checked once, for who loads many.
+    #[inline]
+    pub fn shorts(&self, offset: usize) -> &[AtomicU16] {
+        let at = self.span(offset, 0);
+        assert!(at.align_offset(align_of::<AtomicU16>()) == 0, "window offset {offset} is not aligned");
+        // SAFETY: in bounds and aligned by the checks, mapped while self lives; atomics may be shared with anybody.
+        unsafe { std::slice::from_raw_parts(at.cast::<AtomicU16>(), (self.len - offset) / 2) }
+    }
+
+    /// As [`Window::shorts`], of 64 bits; `offset` must be a multiple of eight.
+    #[inline]
+    pub fn longs(&self, offset: usize) -> &[AtomicU64] {
+        let at = self.span(offset, 0);
+        assert!(at.align_offset(align_of::<AtomicU64>()) == 0, "window offset {offset} is not aligned");
+        // SAFETY: as in shorts.
+        unsafe { std::slice::from_raw_parts(at.cast::<AtomicU64>(), (self.len - offset) / 8) }
     }
 
     /// Sets bits of a byte.
@@ -265,7 +293,7 @@ impl GuestView {
         if !gpa.is_multiple_of(align) || !(start as u64).is_multiple_of(align) {
             return Err(GuestFault::Misaligned { gpa, align });
         }
-        Ok(Window { mapping: region.mapping.clone(), start, len: len as usize, gpa })
+        Ok(Window::new(region.mapping.clone(), start, len as usize, gpa))
     }
 
     /// Checks `range` and gives it as the kernel wants it. The span stays valid while [`GuestView::map`] (a clone of it) lives.
@@ -273,20 +301,47 @@ impl GuestView {
     pub fn iovec(&self, range: GuestRange) -> Result<IoVec, GuestFault> {
         let (region, at) = self.find(range.gpa, u64::from(range.len))?;
         // SAFETY: inside the mapping: skip + at + len is at most its length.
-        let base = unsafe { region.mapping.start().as_ptr().add(region.skip + at) };
+        let base = unsafe { region.base().add(at) };
         Ok(IoVec(libc::iovec { iov_base: base.cast(), iov_len: range.len as usize }))
     }
 
-    /// Asks the processor to fetch the line at `gpa` for a store that comes soon: it takes the line from the guest's
-    /// processor while we do something else. A hint: an address outside memory is ignored.
+    /// Asks the processor to fetch the first bytes of `range`, at most two lines, for loads that come soon. A hint: an
+    /// address outside memory is ignored.
     #[inline]
-    pub fn prefetch_store(&self, gpa: u64) {
-        if let Ok((region, at)) = self.find(gpa, 1) {
+    pub fn prefetch_load(&self, range: GuestRange) {
+        self.each_line(range, |line| {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: a prefetch cannot fault and changes nothing; processors without PREFETCHW treat it as a no-op.
+            // SAFETY: a prefetch cannot fault and changes nothing.
             unsafe {
-                use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_ET0>(region.mapping.start().as_ptr().add(region.skip + at).cast());
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_T0>(line.cast());
+            }
+        });
+    }
+
+    /// As [`GuestView::prefetch_load`], for stores: takes the lines from the guest's processor while we do something else.
+    #[inline]
+    pub fn prefetch_store(&self, range: GuestRange) {
+        self.each_line(range, |line| {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a prefetch cannot fault and changes nothing; processors without PREFETCHW treat it as a no-op. The
+            // intrinsic would become a prefetch for loads, since the compiler may not assume that there is another.
+            unsafe {
+                std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+            }
+        });
+    }
+
+    #[inline(always)]
+    fn each_line(&self, range: GuestRange, ask: impl Fn(*const u8)) {
+        const LINE: u32 = 64;
+        if let Ok((region, at)) = self.find(range.gpa, range.len.into()) {
+            // SAFETY: inside the mapping, by find.
+            let first = unsafe { region.base().add(at) };
+            ask(first);
+            if range.len > LINE {
+                // SAFETY: as above.
+                ask(unsafe { first.add(LINE as usize) });
             }
         }
     }
@@ -297,10 +352,17 @@ impl GuestView {
         let (region, at) = self.find(gpa, out.len() as u64)?;
         // SAFETY: source checked by find, destination is ours; a race tears bytes at worst.
         unsafe {
-            let from = region.mapping.start().as_ptr().add(region.skip + at);
+            let from = region.base().add(at);
             std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
         }
         Ok(())
+    }
+
+    /// Copies `N` guest bytes at `gpa`.
+    #[inline]
+    pub fn bytes<const N: usize>(&self, gpa: u64) -> Result<[u8; N], GuestFault> {
+        let mut out = [0; N];
+        self.read(gpa, &mut out).map(|()| out)
     }
 
     /// Copies `bytes` to guest address `gpa`, and marks it.
@@ -309,7 +371,7 @@ impl GuestView {
         let (region, at) = self.find(gpa, bytes.len() as u64)?;
         // SAFETY: destination checked by find, source is ours.
         unsafe {
-            let to = region.mapping.start().as_ptr().add(region.skip + at);
+            let to = region.base().add(at);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
         }
         self.wrote(gpa, bytes.len() as u64);
@@ -322,7 +384,7 @@ impl GuestView {
         let (region, at) = self.find(gpa, len as u64)?;
         let source = from.span(offset, len);
         // SAFETY: both checked; `copy` allows them to overlap, which a hostile front end can arrange by mapping twice.
-        unsafe { std::ptr::copy(source, region.mapping.start().as_ptr().add(region.skip + at), len) };
+        unsafe { std::ptr::copy(source, region.base().add(at), len) };
         self.wrote(gpa, len as u64);
         Ok(())
     }
@@ -333,7 +395,7 @@ impl GuestView {
         let (region, at) = self.find(gpa, len as u64)?;
         let target = to.span(offset, len);
         // SAFETY: as in copy_from.
-        unsafe { std::ptr::copy(region.mapping.start().as_ptr().add(region.skip + at), target, len) };
+        unsafe { std::ptr::copy(region.base().add(at), target, len) };
         Ok(())
     }
 

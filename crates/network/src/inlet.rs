@@ -6,18 +6,30 @@ use std::sync::Arc;
 use crate::cause::Drop;
 use crate::counts::Tally;
 use crate::offload::Offload;
-use crate::shelf::{Filled, HEADER, Record, Shelf};
+use crate::shelf::{Filled, HEADER, Record, Shelf, words};
 use crate::station::Station;
 
 /// A frame that waits to be received.
 #[derive(Debug, Clone, Copy)]
 pub struct Frame<'a> {
-    /// What is left to do for it: only what the port takes.
-    pub offload: Offload,
+    words: [u64; 2],
     bytes: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
+    /// What is left to do for it: only what the port takes.
+    #[inline]
+    pub fn offload(&self) -> Offload {
+        Record::of_words(self.words).offload
+    }
+
+    /// Bytes of its place in a tray.
+    #[inline]
+    fn space(&self) -> u32 {
+        let Record { len, skew, .. } = Record::of_words(self.words);
+        Record::space(skew.into(), len as usize) as u32
+    }
+
     /// The whole frame.
     #[inline]
     pub fn bytes(&self) -> &'a [u8] {
@@ -31,12 +43,14 @@ pub struct Inlet {
     station: Arc<Station>,
     pair: u16,
     open: Option<Filled>,
+    /// Bytes of the frame at the front, and of its place in the tray.
+    front: Option<(usize, u32)>,
     tally: Tally,
 }
 
 impl Inlet {
     pub(crate) fn new(station: Arc<Station>, pair: u16) -> Self {
-        Inlet { station, pair, open: None, tally: Tally::default() }
+        Inlet { station, pair, open: None, front: None, tally: Tally::default() }
     }
 
     #[inline]
@@ -50,13 +64,46 @@ impl Inlet {
         if self.open.is_none() {
             self.open = self.shelf().next();
         }
+        let shelf = &self.station.shelves[usize::from(self.pair)];
         let filled = self.open.as_ref()?;
-        let (record, start) = record(self.shelf().bytes(&filled.tray), filled.read as usize);
-        let bytes = &self.shelf().bytes(&filled.tray)[start..start + record.len as usize];
-        Some(Frame { offload: record.offload, bytes })
+        let frame = frame(shelf.bytes(&filled.tray), filled.read)?;
+        self.front = Some((frame.bytes.len(), frame.space()));
+        Some(frame)
     }
 
-    /// The guest has the frame.
+    /// Gives frames of one tray to `take`, in order, until that has no room for one (`false`); says how many it took. Of
+    /// these the guest has each.
+    #[inline]
+    pub fn deliver(&mut self, mut take: impl FnMut(Frame<'_>) -> bool) -> usize {
+        if self.front().is_none() {
+            return 0;
+        }
+        let shelf = &self.station.shelves[usize::from(self.pair)];
+        let Some(filled) = self.open.as_mut() else { return 0 };
+        let bytes = shelf.bytes(&filled.tray);
+        let (mut at, mut taken) = (filled.read, 0);
+        while at < filled.used
+            && let Some(frame) = frame(bytes, at)
+            && take(frame)
+        {
+            at += frame.space();
+            self.tally.frame(frame.bytes.len());
+            taken += 1;
+        }
+        filled.read = at;
+        filled.frames = filled.frames.saturating_sub(taken);
+        self.front = None;
+        self.settle();
+        taken as usize
+    }
+
+    /// How many frames there are in the same tray as the one at the front, that one included.
+    #[inline]
+    pub fn together(&self) -> usize {
+        self.open.as_ref().map_or(0, |filled| filled.frames as usize)
+    }
+
+    /// The guest has the frame at the front.
     #[inline]
     pub fn pop(&mut self) {
         if let Some(len) = self.step() {
@@ -73,14 +120,14 @@ impl Inlet {
         }
     }
 
-    /// Passes the frame; says how long it was.
+    /// Passes the frame that [`Inlet::front`] has shown; says how long it was.
     #[inline]
     fn step(&mut self) -> Option<usize> {
-        let shelf = &self.station.shelves[usize::from(self.pair)];
+        let (len, space) = self.front.take()?;
         let filled = self.open.as_mut()?;
-        let (record, _) = record(shelf.bytes(&filled.tray), filled.read as usize);
-        filled.read += Record::space(record.skew.into(), record.len as usize) as u32;
-        Some(record.len as usize)
+        filled.read += space;
+        filled.frames = filled.frames.saturating_sub(1);
+        Some(len)
     }
 
     /// Gives the tray back when it is empty; that is also when the counts are added up.
@@ -119,25 +166,24 @@ impl Inlet {
 /// How many frames wait on a shelf that nobody reads from or sends to meanwhile. Control side.
 pub(crate) fn waiting(shelf: &Shelf) -> u64 {
     let filled: Vec<Filled> = std::iter::from_fn(|| shelf.next()).collect();
-    let mut frames = 0;
+    let frames = filled.iter().map(|filled| u64::from(filled.frames)).sum();
     for filled in filled {
-        let (bytes, mut at) = (shelf.bytes(&filled.tray), filled.read as usize);
-        while at < filled.used as usize {
-            let (record, _) = record(bytes, at);
-            at += Record::space(record.skew.into(), record.len as usize);
-            frames += 1;
+        if filled.read > 0 {
+            shelf.leave(filled)
+        } else {
+            shelf.hand_over(filled.tray, filled.used, filled.frames)
         }
-        if filled.read > 0 { shelf.leave(filled) } else { shelf.hand_over(filled.tray, filled.used) }
     }
     frames
 }
 
-/// The header of the frame at `at`, and where the frame begins.
+/// The frame at `at` of a tray.
 #[inline]
-fn record(bytes: &[u8], at: usize) -> (Record, usize) {
-    let header = bytes[at..].first_chunk::<HEADER>().copied().unwrap_or_default();
-    let record = Record::read(&header);
-    (record, at + HEADER + usize::from(record.skew))
+fn frame(tray: &[u8], at: u32) -> Option<Frame<'_>> {
+    let tray = &tray[at as usize..];
+    let words = words(tray.first_chunk()?);
+    let Record { len, skew, .. } = Record::of_words(words);
+    Some(Frame { words, bytes: tray[HEADER + usize::from(skew)..].get(..len as usize)? })
 }
 
 impl std::ops::Drop for Inlet {

@@ -16,7 +16,9 @@ const MOST: usize = 256;
 struct Open {
     lane: u16,
     tray: Option<Tray>,
+    /// Bytes of it that hold frames.
     used: u32,
+    frames: u32,
     /// Frames for which there was no tray.
     full: u32,
 }
@@ -33,8 +35,10 @@ pub(crate) struct Opens {
 
 /// Room for one frame in a receiver's tray; becomes a frame by [`Room::commit`], is nothing without.
 pub(crate) struct Room<'a> {
-    open: &'a mut Open,
-    shelf: &'a Shelf,
+    used: &'a mut u32,
+    frames: &'a mut u32,
+    /// The rest of the tray.
+    bytes: &'a mut [u8],
 }
 
 impl Opens {
@@ -44,7 +48,7 @@ impl Opens {
 
     /// Room for `len` bytes in a queue of `station`, which is in `plan`. If there is none that is counted there; see
     /// [`Drop::Full`].
-    #[inline]
+    #[inline(always)]
     pub fn room<'a>(
         &'a mut self,
         plan: &Plan,
@@ -60,13 +64,14 @@ impl Opens {
         }
         if open.tray.is_none() {
             open.tray = shelf.take(sender);
-            open.used = 0;
-            if open.tray.is_none() {
-                open.full += 1;
-                return None;
-            }
+            (open.used, open.frames) = (0, 0);
         }
-        Some(Room { open, shelf })
+        let Open { tray: Some(tray), used, frames, .. } = open else {
+            open.full += 1;
+            return None;
+        };
+        let bytes = &mut shelf.bytes_mut(tray)[*used as usize..];
+        Some(Room { used, frames, bytes })
     }
 
     /// Counts frames that were not even tried because there is no room.
@@ -74,14 +79,14 @@ impl Opens {
         self.open(plan, station, pair).full += frames as u32;
     }
 
-    #[inline]
+    #[inline(always)]
     fn open(&mut self, plan: &Plan, station: &Station, pair: u16) -> &mut Open {
         let lane = lane(station.place.slot, pair);
         if self.lanes[lane] == 0 {
             if self.opens.len() == MOST {
                 self.flush(plan);
             }
-            self.opens.push(Open { lane: lane as u16, tray: None, used: 0, full: 0 });
+            self.opens.push(Open { lane: lane as u16, tray: None, used: 0, frames: 0, full: 0 });
             self.lanes[lane] = self.opens.len() as u16;
         }
         &mut self.opens[usize::from(self.lanes[lane]) - 1]
@@ -122,7 +127,7 @@ impl Open {
     fn hand_over(&mut self, shelf: &Shelf) {
         let Some(tray) = self.tray.take() else { return };
         if self.used > 0 {
-            shelf.hand_over(tray, self.used);
+            shelf.hand_over(tray, self.used, self.frames);
         } else {
             shelf.put_back(tray);
         }
@@ -133,22 +138,16 @@ impl Room<'_> {
     /// The bytes behind the header: at least as many as were asked for.
     #[inline]
     pub fn bytes(&mut self) -> &mut [u8] {
-        let used = self.open.used as usize;
-        match &mut self.open.tray {
-            Some(tray) => &mut self.shelf.bytes_mut(tray)[used + HEADER..],
-            None => &mut [],
-        }
+        &mut self.bytes[HEADER..]
     }
 
     /// There is a frame in it now.
     #[inline]
     pub fn commit(self, record: Record) {
-        let used = self.open.used as usize;
-        if let Some(tray) = &mut self.open.tray
-            && let Some(header) = self.shelf.bytes_mut(tray)[used..].first_chunk_mut::<HEADER>()
-        {
+        if let Some(header) = self.bytes.first_chunk_mut::<HEADER>() {
             record.write(header);
-            self.open.used += Record::space(record.skew.into(), record.len as usize) as u32;
+            *self.used += Record::space(record.skew.into(), record.len as usize) as u32;
+            *self.frames += 1;
         }
     }
 }

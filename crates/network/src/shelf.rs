@@ -51,6 +51,8 @@ pub(crate) struct Filled {
     pub used: u32,
     /// Bytes that have been read.
     pub read: u32,
+    /// Frames that have not.
+    pub frames: u32,
 }
 
 /// The header of a frame in a tray.
@@ -68,31 +70,31 @@ impl Record {
     #[inline]
     pub fn write(&self, to: &mut [u8; HEADER]) {
         let Offload { flags, gso, hdr_len, gso_size, csum_start, csum_offset } = self.offload;
-        let shorts = |a: u16, b: u16| u32::from(a) | u32::from(b) << 16;
+        let bytes = u32::from_le_bytes([self.skew, flags, gso, 0]);
         let words = [
-            self.len,
-            u32::from_le_bytes([self.skew, flags, gso, 0]),
-            shorts(hdr_len, gso_size),
-            shorts(csum_start, csum_offset),
+            u64::from(self.len) | u64::from(bytes) << 32,
+            u64::from(hdr_len)
+                | u64::from(gso_size) << 16
+                | u64::from(csum_start) << 32
+                | u64::from(csum_offset) << 48,
         ];
-        for (word, to) in words.iter().zip(to.as_chunks_mut::<4>().0) {
+        for (word, to) in words.iter().zip(to.as_chunks_mut::<8>().0) {
             *to = word.to_le_bytes();
         }
     }
 
+    /// What [`words`] gave.
     #[inline]
-    pub fn read(from: &[u8; HEADER]) -> Self {
-        let word = |at: usize| u32::from_le_bytes([from[at], from[at + 1], from[at + 2], from[at + 3]]);
-        let (hdr_gso, csum) = (word(8), word(12));
+    pub fn of_words([first, second]: [u64; 2]) -> Self {
         let offload = Offload {
-            flags: from[5],
-            gso: from[6],
-            hdr_len: hdr_gso as u16,
-            gso_size: (hdr_gso >> 16) as u16,
-            csum_start: csum as u16,
-            csum_offset: (csum >> 16) as u16,
+            flags: (first >> 40) as u8,
+            gso: (first >> 48) as u8,
+            hdr_len: second as u16,
+            gso_size: (second >> 16) as u16,
+            csum_start: (second >> 32) as u16,
+            csum_offset: (second >> 48) as u16,
         };
-        Record { len: word(0), skew: from[4], offload }
+        Record { len: first as u32, skew: (first >> 32) as u8, offload }
     }
 
     /// Bytes that a frame takes in a tray.
@@ -100,6 +102,13 @@ impl Record {
     pub fn space(skew: usize, len: usize) -> usize {
         (HEADER + skew + len).next_multiple_of(HEADER)
     }
+}
+
+/// The words of a record. Handed on like this where its fields would go through memory one by one, to be read again as more.
+#[inline]
+pub(crate) fn words(from: &[u8; HEADER]) -> [u64; 2] {
+    let words = from.as_chunks::<8>().0;
+    [u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])]
 }
 
 /// The trays of one receiving queue, all of them for its whole life.
@@ -184,11 +193,11 @@ impl Shelf {
         self.empties.push(tray.index);
     }
 
-    /// Puts a tray with frames into the inbox. After a batch of these, and a fence, comes [`Shelf::ring_if_asleep`].
+    /// Puts a tray with so many bytes of so many frames into the inbox. After a batch of these, and a fence, comes [`Shelf::ring_if_asleep`].
     #[inline]
-    pub fn hand_over(&self, tray: Tray, used: u32) {
+    pub fn hand_over(&self, tray: Tray, used: u32, frames: u32) {
         assert_eq!(tray.shelf, self.id);
-        if self.inbox.push(Filled { tray, used, read: 0 }).is_err() {
+        if self.inbox.push(Filled { tray, used, read: 0, frames }).is_err() {
             unreachable!("the inbox has room for every tray that there is");
         }
     }
@@ -323,7 +332,7 @@ mod tests {
         let record = Record { len: 65_557, skew: 4, offload };
         let mut bytes = [0; HEADER];
         record.write(&mut bytes);
-        assert_eq!(Record::read(&bytes), record);
+        assert_eq!(Record::of_words(words(&bytes)), record);
         assert_eq!(Record::space(0, 64), 80);
     }
 
@@ -364,7 +373,7 @@ mod tests {
         let out = shelf.take(0).unwrap();
         shelf.retire();
         assert!(shelf.take(1).is_none());
-        shelf.hand_over(out, 16);
+        shelf.hand_over(out, 16, 1);
         assert_eq!(shelf.waiting(), 1, "a tray that was out comes back, and goes with the shelf");
     }
 }

@@ -3,7 +3,7 @@
 mod support;
 
 use ioplane_network::{
-    CaptureOptions, Direction, Drop, Filter, NetworkError, Offload, Sent, Takes, Vlan, spec::*,
+    CaptureOptions, Direction, Drop, Filter, HEAD, NetworkError, Offload, Sent, Takes, Vlan, spec::*,
 };
 use support::*;
 
@@ -131,8 +131,8 @@ fn memory_that_is_not_there_is_a_fault_and_leaves_nothing() {
     let good = frame(mac(2), mac(1), &[0; 50]);
     b.send(&frame(mac(1), mac(2), &[]));
     for to in [mac(2), BROADCAST] {
-        let bad = frame(to, mac(1), &[0; 50]);
-        assert_eq!(a.outlet.send(&bad, bad.len(), Offload::NONE, &mut |_| false), Sent::Fault);
+        let bad = frame(to, mac(1), &[0; 500]);
+        assert_eq!(a.outlet.send(&bad[..HEAD], bad.len(), Offload::NONE, &mut |_| false), Sent::Fault);
     }
     assert_eq!(a.send(&good), Sent::Delivered(1));
     assert_eq!(b.take_all(), [good]);
@@ -145,9 +145,9 @@ fn what_was_judged_is_what_is_delivered() {
     let mut a = Host::with(&switch, "a", |options| options.mac = Some(mac(1)));
     let mut b = Host::with(&switch, "b", |options| options.mac = Some(mac(2)));
     let mut c = Host::with(&switch, "c", |options| options.vlan = Vlan::Access(5));
-    let honest = frame(mac(2), mac(1), &[7; 60]);
+    let honest = frame(mac(2), mac(1), &[7; 160]);
     // By the time it is copied the guest has written another sender, and a tag, into its memory.
-    let sent = a.outlet.send(&honest, honest.len(), Offload::NONE, &mut |to| {
+    let sent = a.outlet.send(&honest[..HEAD], honest.len(), Offload::NONE, &mut |to| {
         to.fill(7);
         to[6..12].copy_from_slice(&mac(9));
         to[12..18].copy_from_slice(&[0x81, 0, 0, 5, 0x88, 0xb5]);
@@ -201,6 +201,65 @@ fn vlans_are_told_apart_and_tagged_as_their_ports_want() {
     a5.send(&tagged(BROADCAST, mac(1), 0xe000, b"urgent"));
     assert_eq!(trunk.take_all(), [tagged(BROADCAST, mac(1), 0xe005, b"urgent")]);
     assert_eq!(b5.take_all(), [frame(BROADCAST, mac(1), b"urgent")]);
+}
+
+#[test]
+fn frames_too_short_for_a_tag_are_not_taken_for_tagged_ones() {
+    // Of the type of a tag, and no room for one; what is filled up with zeros or one byte of it are tags of others.
+    let stump = |len| tagged(mac(2), mac(1), 0x0100, b"")[..len].to_vec();
+    let other = |tag| tagged(mac(2), mac(1), tag, &[7; 50]);
+    for tag in [0, 0x0100] {
+        for (from, to) in [
+            (Vlan::Access(256), Vlan::Access(256)),
+            (Vlan::Trunk(vec![0, 5]), Vlan::All),
+            (Vlan::All, Vlan::Access(256)),
+            (Vlan::Access(5), Vlan::Trunk(vec![5])),
+        ] {
+            for first in [true, false] {
+                let switch = switch();
+                let mut a = Host::with(&switch, "a", |options| options.vlan = from.clone());
+                let mut b = Host::with(&switch, "b", |options| {
+                    (options.vlan, options.mac) = (to.clone(), Some(mac(2)));
+                });
+                // Alone, one after another, and in one batch they fare alike.
+                let alone = a.send(&other(tag));
+                let seen = b.take_all();
+                let short: Vec<_> = [14, 15].map(|len| a.send(&stump(len))).into();
+                let stumps = b.take_all();
+                let long = |a: &mut Host| assert_eq!(a.add(&other(tag), Offload::NONE), alone);
+                if first {
+                    long(&mut a);
+                }
+                for (len, alone) in [14, 15].into_iter().zip(&short) {
+                    assert_eq!(
+                        a.add(&stump(len), Offload::NONE),
+                        *alone,
+                        "{from:?} to {to:?}, {tag:#x}, {len}"
+                    );
+                }
+                if !first {
+                    long(&mut a);
+                }
+                a.outlet.flush();
+                let together = if first { [seen, stumps].concat() } else { [stumps, seen].concat() };
+                assert_eq!(b.take_all(), together);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_no_frame_without_its_tag_goes_to_nobody_who_wants_it_so() {
+    let switch = switch();
+    let mut a = Host::new(&switch, "a");
+    let mut b =
+        Host::with(&switch, "b", |options| (options.vlan, options.mac) = (Vlan::Access(5), Some(mac(2))));
+    let runt = |to| tagged(to, mac(1), 5, b"")[..17].to_vec();
+    assert_eq!(a.send(&tagged(mac(2), mac(1), 5, b"")), Sent::Delivered(1));
+    assert_eq!(b.take_all().len(), 1);
+    assert_eq!(a.send(&runt(mac(2))), Sent::Dropped(Drop::Runt));
+    assert_eq!(a.send(&runt(BROADCAST)), Sent::Dropped(Drop::NoPath));
+    assert_eq!(b.take_all().len(), 0);
 }
 
 #[test]

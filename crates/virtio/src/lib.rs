@@ -33,5 +33,5 @@ mod vdev;
 pub use device::{QueueStart, RingState, VirtioDevice, VirtioInfo};
 pub use mmio::VirtioMmio;
 pub use queue::{Phase, Queue};
-pub use ring::{Chain, Descriptor, Flight, Ring, RingFault, RingLayout, Taken};
+pub use ring::{Batch, Chain, Descriptor, Flight, MOST_PLAIN, Ring, RingFault, RingLayout, Taken, Touch};
 pub use vdev::{QueueSetup, Vdev};

@@ -217,6 +217,61 @@ fn receive_buffers_without_room_for_a_header_stop_the_queue() {
 }
 
 #[test]
+fn a_frame_that_needs_two_suspects_is_dropped_and_the_core_comes_to_rest() {
+    for packed in [false, true] {
+        let lan = Lan::new();
+        let mut a = lan.plug(1);
+        let mut b = lan.plug_with(Wants { packed, suspects: 2, ..Wants::new(2) });
+        let large = tcp(mac(2), mac(1), (1, 2), &payload(2000));
+        a.send(packet::large_header(1448), &large);
+        lan.settle();
+        assert_eq!((b.received_dropped(Drop::NoBuffer), b.receive().len()), (1, 0));
+        // Small ones try the suspects one by one, and then there is room for large ones.
+        for len in [60, 61] {
+            a.send(Header::default(), &plain(mac(2), mac(1), len));
+            assert_eq!(b.receive()[0].1, plain(mac(2), mac(1), len));
+        }
+        a.send(packet::large_header(1448), &large);
+        assert_eq!(b.receive()[0].1, large);
+    }
+}
+
+#[test]
+fn buffers_of_many_sizes_get_every_frame() {
+    let lan = Lan::new();
+    let (mut a, mut b) = (lan.plug(1), lan.plug(2));
+    let raw = b.pairs[0].rx().raw();
+    for slot in 0..raw.size() {
+        let desc = raw.desc(slot);
+        raw.set_desc(slot, RawDesc { len: if slot % 3 == 1 { 100 } else { desc.len }, ..desc });
+    }
+    let frames: Vec<_> = (0..16).map(|nth| plain(mac(2), mac(1), 60 + 37 * (nth % 7))).collect();
+    for frame in &frames {
+        assert!(a.pairs[0].send(Header::default(), frame).unwrap());
+    }
+    lan.settle();
+    let mut came = Vec::new();
+    while let Some(frame) = b.pairs[0].take_frame().expect("the device kept to the protocol") {
+        came.push(frame.len);
+    }
+    assert_eq!(came, frames.iter().map(Vec::len).collect::<Vec<_>>());
+    assert_eq!((b.reading().received.frames, b.fault(0)), (16, None));
+}
+
+#[test]
+fn a_frame_without_bytes_at_the_end_of_memory_is_a_runt() {
+    let mut scene = Scene::new();
+    let end = scene.bad.memory.regions()[0].gpa + scene.bad.memory.regions()[0].len;
+    let header = u64::from(Header::LONG);
+    let raw = scene.bad.pairs[0].tx().raw();
+    raw.set_desc(0, RawDesc { addr: end - header, len: header as u32, flags: 0, next: 0 });
+    raw.offer(0);
+    scene.honest.send(Header::default(), &plain(mac(1), mac(3), 60));
+    assert_eq!(scene.bad.sent_dropped(Drop::Runt), 1);
+    assert_eq!(scene.bad.fault(1), None);
+}
+
+#[test]
 fn indexes_that_jump() {
     for queue in [0, 1] {
         let mut scene = Scene::new();

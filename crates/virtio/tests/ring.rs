@@ -6,7 +6,7 @@ use ioplane_memory::{Mapping, Window};
 use ioplane_testkit::driver::{GuestMemory, Part, Ring as DriverRing, RingMode, RingPlace};
 use ioplane_virtio::journal::region_bytes;
 use ioplane_virtio::spec::feature::{VIRTIO_F_EVENT_IDX, VIRTIO_F_RING_PACKED};
-use ioplane_virtio::{Chain, Ring, RingLayout, Taken};
+use ioplane_virtio::{Batch, Chain, MOST_PLAIN, Ring, RingLayout, Taken, Touch};
 
 const SIZE: u16 = 8;
 /// Both kinds of ring.
@@ -112,4 +112,101 @@ fn replay_given_back(features: u64) {
     ring.complete(again, 1);
     ring.publish();
     assert_eq!(both.open(true, None).flying_heads(), heads[1..]);
+}
+
+/// With a journal and without, split and packed.
+fn each_kind(test: impl Fn(bool, u64)) {
+    for features in FORMATS {
+        test(false, features);
+        test(true, features);
+    }
+}
+
+#[test]
+fn a_batch_ends_where_another_kind_begins() {
+    each_kind(|journal, features| {
+        let mut both = Both::new(features);
+        let mut ring = both.open(journal, None);
+        let mut batch = Batch::default();
+        ring.take_plain(Touch::Store, MOST_PLAIN, &mut batch);
+        assert!(batch.is_empty(), "nothing is there");
+        both.offer(3);
+        let gpa = both.memory.alloc(16, 16).unwrap();
+        let part = |write| Part { gpa, len: 8, write };
+        let two = both.driver.chain(&[part(true), part(true)]).unwrap();
+        both.driver.push(two);
+        let read = both.driver.chain(&[part(false)]).unwrap();
+        both.driver.push(read);
+        ring.take_plain(Touch::Load, MOST_PLAIN, &mut batch);
+        assert!(batch.is_empty(), "the first is to be written");
+        ring.take_plain(Touch::Store, 2, &mut batch);
+        assert_eq!((batch.buffers().len(), ring.flying()), (2, 2));
+        batch.settle(&mut ring, [5, 6].into_iter());
+        ring.take_plain(Touch::Store, MOST_PLAIN, &mut batch);
+        assert_eq!(batch.buffers().len(), 1, "not the chain of two");
+        batch.settle(&mut ring, [7].into_iter());
+        let chain = both.take(&mut ring).unwrap();
+        assert_eq!(chain.head(), two);
+        ring.complete(chain, 8);
+        ring.take_plain(Touch::Load, MOST_PLAIN, &mut batch);
+        assert!(batch.buffers().eq([ioplane_memory::GuestRange { gpa, len: 8 }]));
+        batch.settle(&mut ring, [0].into_iter());
+        ring.publish();
+        let written: Vec<u32> = (0..5).map(|_| both.driver.pop().unwrap().unwrap().len).collect();
+        assert_eq!(written, [5, 6, 7, 8, 0]);
+        assert_eq!(ring.flying(), 0);
+        assert_eq!(both.open(journal, Some(ring.base())).flying_heads(), [0u16; 0]);
+    });
+}
+
+#[test]
+fn what_is_left_of_a_batch_is_there_again() {
+    each_kind(|journal, features| {
+        let mut both = Both::new(features);
+        let mut ring = both.open(journal, None);
+        let mut batch = Batch::default();
+        both.offer(6);
+        ring.take_plain(Touch::Store, MOST_PLAIN, &mut batch);
+        let heads = ring.flying_heads();
+        assert_eq!(heads.len(), 6);
+        batch.settle(&mut ring, [1, 2].into_iter());
+        assert_eq!(ring.flying(), 0);
+        // The third cannot be carried out: it is in flight for ever, those after it are not.
+        ring.take_plain(Touch::Store, MOST_PLAIN, &mut batch);
+        assert_eq!(ring.flying_heads(), heads[2..]);
+        batch.settle_fault(&mut ring, std::iter::empty());
+        assert_eq!(ring.flying_heads(), heads[2..3]);
+        ring.publish();
+        assert_eq!(both.open(journal, Some(ring.base())).flying_heads().len(), usize::from(journal));
+        ring.take_plain(Touch::Store, MOST_PLAIN, &mut batch);
+        assert_eq!(ring.flying_heads(), heads[2..]);
+        batch.settle(&mut ring, [0; 3].into_iter());
+        ring.publish();
+        let used: Vec<u16> = (0..5).map(|_| both.driver.pop().unwrap().unwrap().head).collect();
+        assert_eq!(used, [&heads[..2], &heads[3..]].concat());
+        assert_eq!(both.driver.pop().unwrap(), None);
+    });
+}
+
+#[test]
+fn what_is_to_be_replayed_is_in_no_batch() {
+    FORMATS.into_iter().for_each(|features| {
+        let mut both = Both::new(features);
+        let mut ring = both.open(true, None);
+        both.offer(1);
+        let taken = both.take(&mut ring).unwrap();
+        ring.release(&taken);
+        taken.abandon();
+        drop(ring);
+        let mut ring = both.open(true, None);
+        let mut batch = Batch::default();
+        both.offer(1);
+        ring.take_plain(Touch::Store, MOST_PLAIN, &mut batch);
+        assert!(batch.is_empty());
+        let again = both.take(&mut ring).unwrap();
+        ring.take_plain(Touch::Store, MOST_PLAIN, &mut batch);
+        assert_eq!(batch.buffers().len(), 1);
+        batch.settle(&mut ring, [0].into_iter());
+        ring.complete(again, 0);
+    });
 }

@@ -27,6 +27,8 @@ pub(super) enum Way {
 pub(super) struct Judged {
     key: u128,
     way: Way,
+    /// Frames longer than this have to be looked at once more, as those that might be too short.
+    longest: usize,
 }
 
 /// The destination of a frame of at least [`ETH_HLEN`] bytes.
@@ -58,15 +60,14 @@ pub(super) fn gate(
 
 /// What the way of a frame depends on: addresses, type, and the tag if there is one.
 #[inline]
-fn key(head: &[u8], tag: Option<u16>) -> u128 {
-    let first = head.first_chunk::<16>().copied().unwrap_or_else(|| {
-        let mut padded = [0; 16];
-        padded[..ETH_HLEN].copy_from_slice(&head[..ETH_HLEN]);
-        padded
-    });
-    let key = u128::from_le_bytes(first);
-    if tag.is_some() { key } else { key & ((1 << (8 * ETH_HLEN)) - 1) }
+fn key(head: &[u8; KEY]) -> u128 {
+    let key = u128::from_le_bytes(*head);
+    let tagged = head[ETH_ADDRESSES..ETH_HLEN] == ETH_P_8021Q.to_be_bytes();
+    if tagged { key } else { key & ((1 << (8 * ETH_HLEN)) - 1) }
 }
+
+/// Bytes that the way of a frame depends on.
+const KEY: usize = 16;
 
 /// Addresses that no bridge forwards (IEEE 802.1D, table 7-10): spanning tree, pause frames, LLDP.
 fn link_local(mac: Mac) -> bool {
@@ -76,6 +77,17 @@ fn link_local(mac: Mac) -> bool {
 impl Outlet {
     #[inline]
     pub(super) fn judge(&mut self, offered: &Offered<'_>) -> Way {
+        if let Some(judged) = &self.judged
+            && let Some(head) = offered.head.first_chunk::<KEY>()
+            && judged.key == key(head)
+            && (ETH_HLEN + VLAN_HLEN..=judged.longest).contains(&offered.len)
+        {
+            return judged.way;
+        }
+        self.judge_anew(offered)
+    }
+
+    fn judge_anew(&mut self, offered: &Offered<'_>) -> Way {
         let Offered { head, len, .. } = *offered;
         if len < ETH_HLEN || head.len() < ETH_HLEN.min(len) {
             return Way::Drop(Drop::Runt);
@@ -83,22 +95,45 @@ impl Outlet {
         if len > LONGEST || !offered.fits(&self.station, Form::AsIs) {
             return Way::Drop(Drop::Giant);
         }
-        let tag = tag(head);
-        let key = key(head, tag);
-        let way = match self.judged {
-            Some(judged) if judged.key == key => judged.way,
-            _ => {
-                let way = self.find(head, tag);
-                self.judged = Some(Judged { key, way });
-                way
+        let way = match head.first_chunk::<KEY>() {
+            // Too short to have a tag, whatever its type says: its key would be that of another frame, which has one.
+            None => self.find(head, None),
+            Some(first) => {
+                let key = key(first);
+                match &self.judged {
+                    Some(judged) if judged.key == key => judged.way,
+                    _ => {
+                        let way = self.find(head, tag(head));
+                        self.judged = Some(Judged { key, way, longest: self.longest(way) });
+                        way
+                    }
+                }
             }
         };
+        if let Way::Port { form: Form::Strip, .. } = way
+            && len < ETH_HLEN + VLAN_HLEN
+        {
+            return Way::Drop(Drop::Runt);
+        }
         if let Way::Port { slot, form } = way
             && self.plan.face(slot).is_some_and(|face| !offered.fits(&face.station, form))
         {
             return Way::DropThere { slot, cause: Drop::Giant };
         }
         way
+    }
+
+    /// What no frame that goes that way is too long for, segmented or not.
+    fn longest(&self, way: Way) -> usize {
+        let own = self.station.longest();
+        match way {
+            Way::Port { slot, form } => self
+                .plan
+                .face(slot)
+                .map_or(0, |face| own.min(face.station.longest().saturating_add_signed(-form.growth()))),
+            _ => own,
+        }
+        .min(LONGEST)
     }
 
     /// Finds the way anew.

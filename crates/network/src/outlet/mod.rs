@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   send --> judge --> Way::Drop ------------------------------------------------> counted
-//!              |-----> Way::Port   plain: filled straight into the receiver's tray
+//!              |-----> Way::Port   plain: filled straight into the receiver's tray, or copied from `head`, if that is all
 //!              |                   large, not taken whole: filled into `scratch`, segmented from there
 //!              '-----> Way::Flood  filled into `scratch` once, copied or segmented for each receiver
 //! ```
@@ -103,8 +103,8 @@ impl Outlet {
     /// Sends one frame of `len` bytes.
     ///
     /// `head` is a private copy of its first bytes, all of them or [`HEAD`]: by these it is judged. `fill` copies the whole frame,
-    /// `len` bytes; it is called at most once, and not at all for a frame that is dropped first. What it copies into
-    /// the place of the Ethernet header and tag is replaced by `head`, so that memory that changes meanwhile changes nothing
+    /// `len` bytes; it is called at most once; perhaps not at all, for a frame that is dropped first or that `head` has all of. What
+    /// it copies into the place of the Ethernet header and tag is replaced by `head`, so that memory that changes meanwhile changes nothing
     /// that was judged.
     #[inline]
     pub fn send(
@@ -224,16 +224,20 @@ impl Outlet {
         let Some(mut room) = self.opens.room(&self.plan, &face.station, pair, base + offered.len) else {
             return Err(Refusal::There(slot, Drop::Full));
         };
+        let own = self.plan.face(self.station.place.slot);
         let bytes = &mut room.bytes()[..base + offered.len];
-        if !fill(&mut bytes[base..]) {
+        // All of a small one is there already, and is what was judged.
+        let small = offered.head.len() == offered.len;
+        if small {
+            bytes[base..].copy_from_slice(offered.head);
+        } else if !fill(&mut bytes[base..]) {
             return Err(Refusal::Fault);
         }
-        let own = self.plan.face(self.station.place.slot);
         if let Some(ring) = own.and_then(|own| own.ring.as_ref()) {
             Form::AsIs.give(bytes, base, offered.head);
             ring.put(Direction::Sent, &bytes[base..], offered.len, offered.offload);
         }
-        let start = form.give(bytes, base, offered.head);
+        let start = if small && form == Form::AsIs { base } else { form.give(bytes, base, offered.head) };
         let frame = &mut bytes[start..];
         let offload = if PLAIN {
             Offload::NONE
@@ -265,7 +269,8 @@ impl Outlet {
         self.targets.extend(others.filter_map(|slot| {
             let station = &plan.face(*slot)?.station;
             let form = judge::gate(own, station, to, vlan, tag).ok()?;
-            offered.fits(station, form).then_some((*slot, form))
+            let whole = form != Form::Strip || offered.len >= ETH_HLEN + VLAN_HLEN;
+            (whole && offered.fits(station, form)).then_some((*slot, form))
         }));
         if self.targets.is_empty() {
             return Err(Refusal::Here(Drop::NoPath));
@@ -340,7 +345,7 @@ fn believed(trusted: bool) -> u8 {
 }
 
 /// The pair of a receiver that a frame's flow goes to.
-#[inline]
+#[inline(always)]
 fn pair(station: &Station, head: &[u8]) -> u16 {
     match station.active() {
         1 => 0,

@@ -90,7 +90,7 @@ impl TapPoller {
         let mut count = 0;
         while count < budget {
             let Some(frame) = self.inlet.front() else { break };
-            let header = encode(&frame.offload);
+            let header = encode(&frame.offload());
             let parts = [IoSlice::new(&header), IoSlice::new(frame.bytes())];
             match rustix::io::writev(&*self.file, &parts) {
                 Ok(_) => self.inlet.pop(),

@@ -88,7 +88,7 @@ pub fn send(outlet: &mut Outlet, frame: &[u8], offload: Offload) -> Sent {
 
 pub fn take(inlet: &mut Inlet) -> Option<(Vec<u8>, Offload)> {
     let frame = inlet.front()?;
-    let taken = (frame.bytes().to_vec(), frame.offload);
+    let taken = (frame.bytes().to_vec(), frame.offload());
     inlet.pop();
     Some(taken)
 }

@@ -97,7 +97,7 @@ impl Parser {
         // A status byte that cannot be written is found out before anything is done.
         view.iovec(GuestRange { gpa: self.status, len: 1 })?;
         // Written when the request is done; the line is the driver's processor's until then.
-        view.prefetch_store(self.status);
+        view.prefetch_store(GuestRange { gpa: self.status, len: 1 });
         if chain.overlong() {
             return Ok(Ask::Refuse(VIRTIO_BLK_S_IOERR));
         }

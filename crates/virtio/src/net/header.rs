@@ -98,12 +98,18 @@ pub fn parse(header: &[u8; HEADER_BYTES], len: usize, may: &Takes) -> Result<Off
 /// The header of a frame for a driver, in `buffers` buffers.
 #[inline]
 pub fn emit(offload: &Offload, buffers: u16) -> [u8; HEADER_BYTES] {
+    let Offload { flags, gso, hdr_len, gso_size, csum_start, csum_offset } = *offload;
+    // Put together in registers: bytes that have just been stored one by one cannot be copied as one word before they
+    // have left the processor.
+    let first = u64::from(flags)
+        | u64::from(gso) << 8
+        | u64::from(hdr_len) << 16
+        | u64::from(gso_size) << 32
+        | u64::from(csum_start) << 48;
+    let second = u32::from(csum_offset) | u32::from(buffers) << 16;
     let mut bytes = [0; HEADER_BYTES];
-    (bytes[0], bytes[1]) = (offload.flags, offload.gso);
-    let words = [offload.hdr_len, offload.gso_size, offload.csum_start, offload.csum_offset, buffers];
-    for (at, word) in bytes[2..].as_chunks_mut::<2>().0.iter_mut().zip(words) {
-        *at = word.to_le_bytes();
-    }
+    bytes[..8].copy_from_slice(&first.to_le_bytes());
+    bytes[8..].copy_from_slice(&second.to_le_bytes());
     bytes
 }
 

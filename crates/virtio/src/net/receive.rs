@@ -1,6 +1,8 @@
 //! The receive queue: frames out of the port's trays into the guest's buffers.
 //!
 //! ```text
+//!   Inlet::deliver -> Ring::take_plain: as many buffers as there are frames -> header, bytes -> used; the rest put back
+//!        \-- a frame that does not fit one, a buffer that is several:
 //!   Inlet::front -> how much room? -> Ring::take, chain by chain, until it fits -> header, bytes -> used, together
 //!                                          \-- too little: all put back, and the frame waits (or can never fit: dropped)
 //! ```
@@ -12,15 +14,15 @@ use std::sync::Arc;
 
 use ioplane_device::Armed;
 use ioplane_memory::GuestRange;
-use ioplane_network::{Drop, Inlet};
+use ioplane_network::{Drop, Inlet, Takes};
 
 use super::Shared;
 use super::header;
 use super::poller::{COST_OF_BUFFER, Work};
-use super::spec::VIRTIO_NET_F_MRG_RXBUF;
+use super::spec::{HEADER_BYTES, VIRTIO_NET_F_MRG_RXBUF};
 use crate::buffers::Writer;
 use crate::queue::Queue;
-use crate::ring::{Chain, MAX_BUFFERS, Ring, RingFault, Taken};
+use crate::ring::{Batch, Chain, MAX_BUFFERS, MOST_PLAIN, Ring, RingFault, Taken, Touch};
 
 /// Most chains that one frame is spread over: 64 KiB in buffers of 256 bytes.
 const MOST_CHAINS: usize = 256;
@@ -72,7 +74,8 @@ impl Room {
                 Ok(Some((taken, _))) => taken,
                 Ok(None) => {
                     self.put_back(ring);
-                    return Ok(Fits::NotYet);
+                    // Suspects are tried one at a time: as long as there are any, no frame gets two of them.
+                    return Ok(if spread > 0 && ring.replays() { Fits::Never } else { Fits::NotYet });
                 }
                 Err(fault) => {
                     self.put_back(ring);
@@ -150,6 +153,12 @@ pub(super) struct Receive {
     starved: bool,
     /// Frames completed and not yet published.
     fresh: u64,
+    /// Bytes of the buffer that was looked at last and was too small, or in which the last frame of several began: what is
+    /// longer is not expected to fit one.
+    usual: u32,
+    batch: Batch,
+    /// Of the buffers of `batch`, the bytes written.
+    written: [u32; MOST_PLAIN],
 }
 
 impl Receive {
@@ -164,7 +173,111 @@ impl Receive {
             mergeable: features & VIRTIO_NET_F_MRG_RXBUF != 0,
             starved: false,
             fresh: 0,
+            usual: u32::MAX,
+            batch: Batch::default(),
+            written: [0; MOST_PLAIN],
         }
+    }
+}
+
+impl Receive {
+    /// Delivers frames that have room in one buffer each, at most `most`, until there is another kind of either; says how
+    /// many.
+    #[inline]
+    fn receive_plain(
+        &mut self,
+        queue: &mut Queue,
+        takes: &Takes,
+        most: u32,
+        left: &mut usize,
+    ) -> Result<u32, RingFault> {
+        let Receive { inlet, header, batch, fresh, written, usual, .. } = self;
+        let Some(frame) = inlet.front() else { return Ok(0) };
+        if *header + frame.bytes().len() > *usual as usize || !header::covers(takes, &frame.offload()) {
+            return Ok(0);
+        }
+        queue.ring.take_plain(Touch::Store, inlet.together().min(most as usize), batch);
+        let (mut outcome, mut buffers, mut nth) = (Ok(()), batch.buffers(), 0);
+        let view = queue.ring.view();
+        let count = inlet.deliver(|frame| {
+            let Some(buffer) = buffers.next() else { return false };
+            let (offload, bytes) = (frame.offload(), frame.bytes());
+            let need = *header + bytes.len();
+            if need > buffer.len as usize {
+                *usual = buffer.len;
+                return false;
+            }
+            if *left == 0 || !header::covers(takes, &offload) {
+                return false;
+            }
+            let (first, behind) = (header::emit(&offload, 1), buffer.gpa.wrapping_add(*header as u64));
+            let stored = if *header == HEADER_BYTES {
+                view.write(buffer.gpa, &first)
+            } else {
+                view.write(buffer.gpa, &first[..*header])
+            };
+            if let Err(fault) = stored.and_then(|()| view.write(behind, bytes)) {
+                outcome = Err(fault);
+                return false;
+            }
+            *left = left.saturating_sub(need + COST_OF_BUFFER);
+            queue.tally.bytes_read += bytes.len() as u64;
+            written[nth] = need as u32;
+            nth += 1;
+            true
+        });
+        drop(buffers);
+        // What was taken in vain is work, too.
+        *left = left.saturating_sub((batch.buffers().len() - count) * COST_OF_BUFFER);
+        *fresh += count as u64;
+        let done = written[..count].iter().copied();
+        // After a fault, too: the frame stays, and so does its buffer, for whoever starts the queue again.
+        batch.settle(&mut queue.ring, done);
+        outcome?;
+        Ok(count as u32)
+    }
+
+    /// Delivers the frame at the front, in however many buffers, or drops it if it can never be; says whether it is gone.
+    fn receive_next(
+        &mut self,
+        queue: &mut Queue,
+        takes: &Takes,
+        left: &mut usize,
+    ) -> Result<bool, RingFault> {
+        let Receive { inlet, chain, room, header, mergeable, starved, fresh, usual, .. } = self;
+        let Some(frame) = inlet.front() else { return Ok(false) };
+        let (offload, bytes) = (frame.offload(), frame.bytes());
+        // What the driver can take has changed since the switch asked.
+        if !header::covers(takes, &offload) {
+            inlet.skip(Drop::Offload);
+            return Ok(true);
+        }
+        let need = *header + bytes.len();
+        match room.gather(&mut queue.ring, chain, *header, need, *mergeable)? {
+            Fits::Yes => {}
+            Fits::NotYet => {
+                // What is to be replayed may have to wait for others' trials; everything else for the driver.
+                *starved = !queue.ring.replays();
+                return Ok(false);
+            }
+            Fits::Never => {
+                inlet.skip(Drop::NoBuffer);
+                return Ok(true);
+            }
+        }
+        let first = header::emit(&offload, room.chains.len() as u16);
+        let mut writer = Writer::new(queue.ring.view(), &room.ranges);
+        if let Err(fault) = writer.write(&first[..*header]).and_then(|_| writer.write(bytes)) {
+            room.put_back(&mut queue.ring);
+            return Err(fault.into());
+        }
+        *left = left.saturating_sub(need + room.ranges.len() * COST_OF_BUFFER);
+        queue.tally.bytes_read += bytes.len() as u64;
+        *usual = room.chains.first().map_or(*usual, |(_, bytes)| *bytes);
+        room.complete(&mut queue.ring, need);
+        inlet.pop();
+        *fresh += 1;
+        Ok(true)
     }
 }
 
@@ -178,43 +291,18 @@ impl Work for Receive {
 
     #[inline]
     fn batch(&mut self, queue: &mut Queue, budget: u32, left: &mut usize) -> Result<u32, RingFault> {
-        let Receive { inlet, shared, chain, room, header, mergeable, starved, fresh } = self;
-        let takes = header::taken_by_driver(shared.offloads());
+        let takes = header::taken_by_driver(self.shared.offloads());
         let mut count = 0;
-        *starved = false;
-        while count < budget && *left > 0 {
-            let Some(frame) = inlet.front() else { break };
-            let (offload, bytes) = (frame.offload, frame.bytes());
-            count += 1;
-            // What the driver can take has changed since the switch asked.
-            if !header::covers(&takes, &offload) {
-                inlet.skip(Drop::Offload);
-                continue;
-            }
-            let need = *header + bytes.len();
-            match room.gather(&mut queue.ring, chain, *header, need, *mergeable)? {
-                Fits::Yes => {}
-                Fits::NotYet => {
-                    // What is to be replayed may have to wait for others' trials; everything else for the driver.
-                    *starved = !queue.ring.replays();
-                    return Ok(count - 1);
+        self.starved = false;
+        while count < budget && *left > 0 && self.inlet.front().is_some() {
+            let plain = self.receive_plain(queue, &takes, budget - count, left)?;
+            count += plain;
+            if plain == 0 {
+                if !self.receive_next(queue, &takes, left)? {
+                    break;
                 }
-                Fits::Never => {
-                    inlet.skip(Drop::NoBuffer);
-                    continue;
-                }
+                count += 1;
             }
-            let first = header::emit(&offload, room.chains.len() as u16);
-            let mut writer = Writer::new(queue.ring.view(), &room.ranges);
-            if let Err(fault) = writer.write(&first[..*header]).and_then(|_| writer.write(bytes)) {
-                room.put_back(&mut queue.ring);
-                return Err(fault.into());
-            }
-            *left = left.saturating_sub(need + room.ranges.len() * COST_OF_BUFFER);
-            queue.tally.bytes_read += bytes.len() as u64;
-            room.complete(&mut queue.ring, need);
-            inlet.pop();
-            *fresh += 1;
         }
         Ok(count)
     }

@@ -9,6 +9,7 @@
 //! A request is [`Ring::take`]n, and goes back by [`Ring::complete`]; the driver sees it after [`Ring::publish`]. Between
 //! the two it is known by its head: the first descriptor's number in a split ring, the buffer ID in a packed one.
 
+mod batch;
 mod chain;
 mod fault;
 mod flying;
@@ -20,6 +21,7 @@ use ioplane_memory::{GuestView, Window};
 
 use crate::spec::feature::VIRTIO_F_RING_PACKED;
 
+pub use batch::{Batch, MOST_PLAIN, Touch};
 pub use chain::{Chain, Descriptor, MAX_BUFFERS};
 pub use fault::RingFault;
 pub use packed::Packed;
@@ -225,6 +227,17 @@ impl Ring {
         either!(self, ring => ring.take(chain))
     }
 
+    /// Takes the next requests, in order, as long as each is new and of one buffer, which is `touch`ed: at most `most` of
+    /// them, and as many as `batch` has room for. It stops before whatever else comes, a fault included: that is for
+    /// [`Ring::take`].
+    ///
+    /// Half a request's time is waiting for what the driver's processor has just written. Here the descriptors, the beginnings of the buffers and
+    /// the places among the used are asked for all at once.
+    #[inline]
+    pub fn take_plain(&mut self, touch: Touch, most: usize, batch: &mut Batch) {
+        either!(self, ring => ring.take_plain(touch, most, batch));
+    }
+
     /// Gives back the request that was taken last, as if it had never been taken: it is the next again. Nothing may have
     /// been completed since. For a queue that finds that it cannot serve it yet; whoever has taken several gives the last
     /// one back first.
@@ -262,6 +275,12 @@ impl Ring {
     #[inline]
     pub fn complete(&mut self, taken: Taken, written: u32) {
         either!(self, ring => ring.complete(taken, written));
+    }
+
+    /// As [`Ring::complete`], of many.
+    #[inline]
+    fn complete_all(&mut self, requests: impl Iterator<Item = (Taken, u32)>) {
+        either!(self, ring => requests.for_each(|(taken, written)| ring.complete(taken, written)));
     }
 
     /// How many requests wait for [`Ring::publish`].

@@ -12,8 +12,9 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use ioplane_memory::{GuestView, Window};
+use ioplane_memory::{GuestRange, GuestView, Window};
 
+use super::batch::{Batch, LINE, MOST_PLAIN, Touch};
 use super::chain::{Chain, Descriptor};
 use super::flying::{Flying, Replay};
 use super::position::Position;
@@ -205,16 +206,57 @@ impl Packed {
         }
         kill::here(KillPoint::Seen);
         let (id, after) = self.stage().inspect_err(|_| self.ledger.unstage())?;
+        let count = self.ledger.staged();
+        self.took(id, count, after);
+        self.desc.prefetch(slot(after));
+        self.read_chain(id, false, chain).map(|taken| Some((taken, false)))
+    }
+
+    /// Writes down that the chain `id` of `count` descriptors, which the ledger has, has been taken; the next one begins at
+    /// `after`.
+    #[inline]
+    fn took(&mut self, id: u16, count: u16, after: Position) {
         if self.mode.polled {
             self.refuse_kicks();
         }
         self.flying.add(id);
         self.ledger.take(id);
-        self.owned += self.ledger.len_of(id);
+        self.owned += count;
         self.next_avail = after;
         kill::here(KillPoint::Journalled);
-        self.desc.prefetch(slot(after));
-        self.read_chain(id, false, chain).map(|taken| Some((taken, false)))
+    }
+
+    #[inline]
+    pub(super) fn take_plain(&mut self, touch: Touch, most: usize, batch: &mut Batch) {
+        if !self.replay.is_empty() || !self.has_work() {
+            return;
+        }
+        let room = usize::from(self.size - self.owned).min(MOST_PLAIN - batch.0.len());
+        let count = room.min(most) as u16;
+        // Used descriptors go to the same lines, or to those just before.
+        let ask = |place| {
+            let gpa = self.desc.gpa() + slot(place) as u64;
+            self.view.prefetch_store(GuestRange { gpa, len: DESC_SIZE as u32 });
+        };
+        for nth in (0..count).step_by(LINE / DESC_SIZE as usize) {
+            ask(self.next_avail.after(nth, self.size));
+            ask(self.next_used.after(nth, self.size));
+        }
+        const KIND: u16 = VIRTQ_DESC_F_NEXT | VIRTQ_DESC_F_INDIRECT | VIRTQ_DESC_F_WRITE;
+        for _ in 0..count {
+            let (desc, id) = self.load(self.next_avail);
+            if !self.next_avail.sees_available(desc.flags) || desc.flags & KIND != touch.flags() {
+                return;
+            }
+            kill::here(KillPoint::Seen);
+            if self.flying.holds(id) != Some(false) || !self.ledger.stage_one(desc, id) {
+                return;
+            }
+            let buffer = GuestRange { gpa: desc.addr, len: desc.len };
+            touch.ask(&self.view, buffer);
+            self.took(id, 1, self.next_avail.after(1, self.size));
+            batch.0.push((Taken::new(id, false), buffer));
+        }
     }
 
     /// Copies the descriptors of the next chain: its buffer ID, and where the chain after it begins. Each is read exactly
@@ -247,8 +289,9 @@ impl Packed {
     /// The descriptor at `place` and its buffer ID (2.8.13).
     #[inline]
     fn load(&self, place: Position) -> (Descriptor, u16) {
-        let word = self.desc.load_u64(slot(place) + AT_LEN);
-        let addr = self.desc.load_u64(slot(place));
+        let (table, at) = (self.desc.longs(0), 2 * usize::from(place.index));
+        let word = u64::from_le(table[at + 1].load(Ordering::Acquire));
+        let addr = u64::from_le(table[at].load(Ordering::Acquire));
         (Descriptor { addr, len: word as u32, flags: (word >> 48) as u16 }, (word >> 32) as u16)
     }
 
@@ -310,7 +353,7 @@ impl Packed {
         self.replay.let_go();
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn complete(&mut self, mut taken: Taken, written: u32) {
         taken.open = false;
         let id = taken.head;

@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use ioplane_memory::{GuestView, Window};
+use ioplane_memory::{GuestRange, GuestView, Window};
 
+use super::batch::{Batch, LINE, MOST_PLAIN, Touch};
 use super::chain::{Chain, Descriptor};
 use super::flying::{Flying, Replay};
 use super::{Flight, Mode, RingFault, RingLayout, Taken, Wish};
@@ -181,8 +182,15 @@ impl Split {
         match self.flying.holds(head) {
             None => return Err(RingFault::BadDescriptor(head)),
             Some(true) => return Err(RingFault::HeadInFlight(head)),
-            Some(false) => self.flying.add(head),
+            Some(false) => self.took(head),
         }
+        self.read_chain(head, false, chain).map(|taken| Some((taken, false)))
+    }
+
+    /// Writes down that `head`, the next one, has been taken.
+    #[inline]
+    fn took(&mut self, head: u16) {
+        self.flying.add(head);
         if self.mode.polled {
             self.refuse_kicks();
         }
@@ -191,7 +199,45 @@ impl Split {
         }
         self.next_avail = self.next_avail.wrapping_add(1);
         kill::here(KillPoint::Journalled);
-        self.read_chain(head, false, chain).map(|taken| Some((taken, false)))
+    }
+
+    #[inline]
+    pub(super) fn take_plain(&mut self, touch: Touch, most: usize, batch: &mut Batch) {
+        if !self.replay.is_empty() {
+            return;
+        }
+        self.seen_avail = self.avail.load_u16(2);
+        let ahead = self.seen_avail.wrapping_sub(self.next_avail);
+        if ahead > self.size {
+            return;
+        }
+        let count = usize::from(ahead).min(most).min(MOST_PLAIN - batch.0.len());
+        let mut heads = [0; MOST_PLAIN];
+        let (avail, mask) = (self.avail.shorts(4), self.size - 1);
+        for (nth, head) in heads[..count].iter_mut().enumerate() {
+            let slot = usize::from(self.next_avail.wrapping_add(nth as u16) & mask);
+            // Ordered by the load of the index above.
+            *head = u16::from_le(avail[slot].load(Ordering::Relaxed));
+            self.desc.prefetch(usize::from(*head) * DESC_SIZE as usize);
+        }
+        for nth in (0..count).step_by(LINE / 8) {
+            let slot = usize::from(self.next_used.wrapping_add(nth as u16) & mask);
+            self.view.prefetch_store(GuestRange { gpa: self.used.gpa() + 4 + 8 * slot as u64, len: 8 });
+        }
+        for head in &heads[..count] {
+            kill::here(KillPoint::Seen);
+            if self.flying.holds(*head) != Some(false) {
+                return;
+            }
+            let (desc, _) = parse(self.desc.bytes(usize::from(*head) * DESC_SIZE as usize));
+            if desc.flags != touch.flags() {
+                return;
+            }
+            let buffer = GuestRange { gpa: desc.addr, len: desc.len };
+            touch.ask(&self.view, buffer);
+            self.took(*head);
+            batch.0.push((Taken::new(*head, false), buffer));
+        }
     }
 
     #[cold]
@@ -257,7 +303,7 @@ impl Split {
         self.replay.let_go();
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn complete(&mut self, mut taken: Taken, written: u32) {
         taken.open = false;
         let slot = usize::from(self.next_used & (self.size - 1));

@@ -12,9 +12,10 @@ use ioplane_network::{Drop, Mac, PortOptions, PortReading, Switch, SwitchSetting
 use ioplane_testkit::driver::net::{Commands, Frame, Header, Pair, PairPlan};
 use ioplane_testkit::driver::{GuestMemory, RingMode, RingPlace};
 use ioplane_testkit::hand::HandCore;
+use ioplane_virtio::journal::region_bytes;
 use ioplane_virtio::net::{Net, NetOptions};
 use ioplane_virtio::spec::feature::VIRTIO_F_RING_PACKED;
-use ioplane_virtio::{RingLayout, Vdev, VirtioDevice};
+use ioplane_virtio::{Chain, Ring, RingLayout, Vdev, VirtioDevice};
 
 /// Counts interrupts.
 #[derive(Debug, Default)]
@@ -46,6 +47,8 @@ pub struct Wants {
     pub plan: PairPlan,
     /// Receive buffers that are made available at once.
     pub filled: u16,
+    /// Of these, those that a process before us had in hand when it died.
+    pub suspects: u16,
 }
 
 impl Wants {
@@ -60,6 +63,7 @@ impl Wants {
             port: PortOptions { mac: Some(mac(number)), ..PortOptions::new(&name) },
             plan: PairPlan::mergeable(RingMode::default()),
             filled: u16::MAX,
+            suspects: 0,
         }
     }
 
@@ -133,6 +137,18 @@ impl Lan {
             setup.enabled = true;
             setup.call = Some(bell.clone());
             setup.kick = Some(eventfd());
+        }
+        if wants.suspects > 0 {
+            let setup = vdev.queue_mut(0).unwrap();
+            let journal = memory.carve(region_bytes(setup.layout.size, features) as u64, 64).unwrap();
+            let view = memory.view().clone();
+            let mut ring =
+                Ring::open(view, &setup.layout, features, None, Some(journal.clone()), &[]).unwrap();
+            for _ in 0..wants.suspects {
+                let (taken, _) = ring.take(&mut Chain::new()).unwrap().unwrap();
+                taken.abandon();
+            }
+            setup.journal = Some(journal);
         }
         let running = Quiescent::new(vdev).resume(&self.core).unwrap();
         self.core.turn();

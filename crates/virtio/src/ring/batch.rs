@@ -1,0 +1,94 @@
+//! Many small requests at once.
+
+use ioplane_memory::{GuestRange, GuestView};
+
+use super::{Ring, Taken};
+use crate::spec::split::VIRTQ_DESC_F_WRITE;
+
+/// Most requests of a [`Batch`]: some three lines each, of which a first cache can hold hundreds.
+pub const MOST_PLAIN: usize = 32;
+
+/// Requests of one buffer each, taken together by [`Ring::take_plain`]. Each is to be completed or given back, as if it had
+/// been taken alone.
+#[derive(Debug)]
+pub struct Batch(pub(super) Vec<(Taken, GuestRange)>);
+
+impl Default for Batch {
+    fn default() -> Self {
+        Batch(Vec::with_capacity(MOST_PLAIN))
+    }
+}
+
+impl Batch {
+    /// The requests, in the order in which they were taken.
+    #[inline]
+    pub fn buffers(&self) -> impl ExactSizeIterator<Item = GuestRange> {
+        self.0.iter().map(|(_, buffer)| *buffer)
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Ends it. The first requests, with as many bytes written for the driver as `written` says, are completed; the others given back to `ring` as if
+    /// they had not been taken.
+    #[inline]
+    pub fn settle(&mut self, ring: &mut Ring, written: impl ExactSizeIterator<Item = u32>) {
+        while self.0.len() > written.len()
+            && let Some((taken, _)) = self.0.pop()
+        {
+            ring.rewind(taken);
+        }
+        ring.complete_all(self.0.drain(..).map(|(taken, _)| taken).zip(written));
+    }
+
+    /// As [`Batch::settle`], where the request after the first ones could not be carried out: it is in flight for ever.
+    #[cold]
+    pub fn settle_fault(&mut self, ring: &mut Ring, written: impl ExactSizeIterator<Item = u32>) {
+        while self.0.len() > written.len() + 1
+            && let Some((taken, _)) = self.0.pop()
+        {
+            ring.rewind(taken);
+        }
+        if self.0.len() > written.len()
+            && let Some((taken, _)) = self.0.pop()
+        {
+            taken.abandon();
+        }
+        self.settle(ring, written);
+    }
+}
+
+/// What is done with the buffers of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Touch {
+    /// They are read.
+    Load,
+    /// They are written.
+    Store,
+}
+
+impl Touch {
+    /// The flags of a descriptor of one such buffer.
+    #[inline]
+    pub(super) fn flags(self) -> u16 {
+        match self {
+            Touch::Load => 0,
+            Touch::Store => VIRTQ_DESC_F_WRITE,
+        }
+    }
+
+    /// Asks for the beginning of a buffer: a header and a small frame.
+    #[inline]
+    pub(super) fn ask(self, view: &GuestView, buffer: GuestRange) {
+        match self {
+            Touch::Load => view.prefetch_load(buffer),
+            Touch::Store => view.prefetch_store(buffer),
+        }
+    }
+}
+
+/// Bytes of a line of a cache.
+pub(super) const LINE: usize = 64;
