@@ -302,7 +302,9 @@ fn the_hot_site_goes_and_comes_back(l1: &L1) -> Result<()> {
          mkdir -m 700 /root/.ssh; cp /folder/key.pub /root/.ssh/authorized_keys; chmod 600 /root/.ssh/authorized_keys
          /usr/sbin/sshd -o UsePAM=no
          mkdir /tmp/jobs; IOPLANE_TUNE_PERIOD=0.1 setsid sh /folder/folder.sh /folder >/dev/null 2>&1 &
-         setsid /usr/sbin/qemu-ga -p /dev/virtio-ports/org.qemu.guest_agent.0 >/dev/null 2>&1 &
+         # Nobody makes /dev/virtio-ports here, that is udev's.
+         port=$(grep -lx org.qemu.guest_agent.0 /sys/class/virtio-ports/*/name); port=${port%/name}
+         setsid /usr/sbin/qemu-ga -p /dev/${port##*/} >/folder/agent.log 2>&1 </dev/null &
          setsid bash -c 'while :; do x=$EPOCHREALTIME; done' >/dev/null 2>&1 </dev/null &",
     )?;
     let folder = l1.folder().display().to_string();

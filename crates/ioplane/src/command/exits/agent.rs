@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD as BASE64;
 use serde_json::{Value, json};
 
 use super::reach::{Done, PATIENCE};
@@ -39,7 +41,7 @@ pub(super) fn run(socket: &Path, script: &str, words: [&str; 2]) -> Result<Done>
     let arguments = json!({
         "path": "/bin/sh",
         "arg": ["-s", "--", words[0], words[1]],
-        "input-data": encode(script.as_bytes()),
+        "input-data": BASE64.encode(script),
         "capture-output": true,
     });
     let end = Instant::now() + PATIENCE;
@@ -50,7 +52,7 @@ pub(super) fn run(socket: &Path, script: &str, words: [&str; 2]) -> Result<Done>
             agent.ask("guest-exec-status", &json!({"pid": pid}), end).with_context(|| said.clone())?;
         if state["exited"] == true {
             let text = |key: &str| {
-                let bytes = decode(state[key].as_str().unwrap_or_default()).unwrap_or_default();
+                let bytes = BASE64.decode(state[key].as_str().unwrap_or_default()).unwrap_or_default();
                 String::from_utf8_lossy(&bytes).into_owned()
             };
             let status = state["exitcode"].as_i64().unwrap_or(-1);
@@ -118,64 +120,12 @@ impl Agent {
     }
 }
 
-const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-/// RFC 4648, section 4.
-fn encode(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for part in bytes.chunks(3) {
-        let number = (0..3).fold(0u32, |number, at| (number << 8) | u32::from(*part.get(at).unwrap_or(&0)));
-        for at in 0..4 {
-            let digit = DIGITS[(number >> (18 - 6 * at)) as usize & 63];
-            text.push(if at > part.len() { '=' } else { char::from(digit) });
-        }
-    }
-    text
-}
-
-/// Nothing if it is not that.
-fn decode(text: &str) -> Option<Vec<u8>> {
-    let text = text.trim_end_matches('=');
-    let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 2);
-    for part in text.as_bytes().chunks(4) {
-        let mut number = 0u32;
-        for at in 0..4 {
-            let value = match part.get(at) {
-                Some(digit) => DIGITS.iter().position(|own| own == digit)? as u32,
-                None => 0,
-            };
-            number = (number << 6) | value;
-        }
-        let [_, first, second, third] = number.to_be_bytes();
-        bytes.extend([first, second, third].into_iter().take(part.len().checked_sub(1)?));
-    }
-    Some(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead, BufReader};
     use std::os::unix::net::UnixListener;
 
     use super::*;
-
-    #[test]
-    fn base64() {
-        for (bytes, text) in [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foo", "Zm9v"),
-            ("foob", "Zm9vYg=="),
-            ("fooba", "Zm9vYmE="),
-        ] {
-            assert_eq!(encode(bytes.as_bytes()), text);
-            assert_eq!(decode(text).unwrap(), bytes.as_bytes());
-        }
-        let all: Vec<u8> = (0..=255).collect();
-        assert_eq!(decode(&encode(&all)).unwrap(), all);
-        assert_eq!(decode("a b="), None);
-    }
 
     #[test]
     fn the_socket_is_found() {

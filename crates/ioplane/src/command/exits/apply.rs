@@ -42,23 +42,9 @@ pub(super) fn run(args: &ApplyArgs, json: bool) -> Result<()> {
     }
     let findings = if args.undo { Vec::new() } else { wanted(&args.findings, &before)? };
     let verb = if args.undo { "undo" } else { "apply" };
-    let mut said = String::new();
-    let mut done: Vec<Action> = Vec::new();
-    for action in actions {
-        match tune(&reach, verb, action) {
-            Ok(words) => said += &words,
-            Err(error) => {
-                // All or nothing; the script has undone its own half.
-                for action in done.into_iter().rev().filter(|_| !args.undo) {
-                    said += &tune(&reach, "undo", action).unwrap_or_else(|error| format!("{error:#}\n"));
-                }
-                eprint!("{said}");
-                return Err(error);
-            }
-        }
-        done.push(action);
-    }
-    let after = watch(&args.watch, None)?;
+    let said = perform(&reach, verb, &actions)?;
+    let after = watch(&args.watch, None)
+        .with_context(|| format!("done, but what it is worth could not be measured:\n{said}"))?;
     let rate = |report: &Report| report.exits as f64 / report.seconds.max(1e-9);
     let outcomes = findings.iter().map(|finding| Outcome {
         finding: finding.id.clone(),
@@ -105,6 +91,27 @@ fn wanted(ids: &[String], report: &Report) -> Result<Vec<Finding>> {
     ids.iter().map(find).collect()
 }
 
+/// All or nothing: what was applied before something failed is undone, and the error says how that went.
+fn perform(reach: &Reach, verb: &str, actions: &[Action]) -> Result<String> {
+    let mut said = String::new();
+    for (number, action) in actions.iter().enumerate() {
+        match tune(reach, verb, *action) {
+            Ok(words) => said += &words,
+            Err(error) if number == 0 => return Err(error),
+            Err(error) => {
+                // The script has undone its own half. What is undone stays so.
+                for action in actions[..number].iter().rev().filter(|_| verb == "apply") {
+                    said += &tune(reach, "undo", *action).unwrap_or_else(|error| format!("{error:#}\n"));
+                }
+                return Err(
+                    error.context(format!("done before that:\n{said}{} cannot be done", action.word()))
+                );
+            }
+        }
+    }
+    Ok(said)
+}
+
 /// Runs the script in the guest.
 fn tune(reach: &Reach, verb: &str, action: Action) -> Result<String> {
     let done = reach.run(TUNE, [verb, action.word()])?;
@@ -117,7 +124,41 @@ fn tune(reach: &Reach, verb: &str, action: Action) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    /// The second cannot be done, and the first is as it was.
+    #[test]
+    fn all_or_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |path: &str| {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            path
+        };
+        let (console, clock) =
+            (at("proc/sys/kernel/printk"), at("sys/devices/system/clocksource/clocksource0/a"));
+        fs::write(&console, "7\t4\t1\t7\n").unwrap();
+        fs::write(clock.with_file_name("available_clocksource"), "acpi_pm\n").unwrap();
+        let variable =
+            |name: &str, path: &str| format!("IOPLANE_TUNE_{name}={}", folder.path().join(path).display());
+        let guest =
+            ["env".into(), variable("STATE", "run"), variable("SYS", "sys"), variable("PROC", "proc")];
+        let reach = Reach::Command(guest.into());
+        let error = perform(&reach, "apply", &[Action::Console, Action::Clocksource]).unwrap_err();
+        let error = format!("{error:#}");
+        for word in [
+            "7\t4\t1\t7 -> 1",
+            "back to 7\t4\t1\t7",
+            "clocksource cannot be done",
+            "neither kvm-clock nor tsc",
+        ] {
+            assert!(error.contains(word), "{word:?} in {error}");
+        }
+        assert_eq!(fs::read_to_string(&console).unwrap().trim(), "7\t4\t1\t7");
+        assert!(perform(&reach, "apply", &[Action::Console]).unwrap().contains("-> 1"));
+    }
 
     #[test]
     fn what_cannot_be_applied_is_refused_before_anything_happens() {
