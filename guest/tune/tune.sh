@@ -55,6 +55,8 @@ undo() {
     }
     bad=0
     while read -r file before; do
+        # One that did not take its new value has the old one, and may not be writable at all.
+        [ "$(chosen "$file")" = "$before" ] && continue
         echo "$before" >"$file" && echo "$file: back to $before" || bad=1
     done <"$journal"
     [ $bad = 0 ] || fail "not all of $journal could be undone"

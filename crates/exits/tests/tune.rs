@@ -81,6 +81,25 @@ fn what_fails_half_way_is_undone() {
     assert!(!guest.folder.path().join("run/scheduler").exists());
 }
 
+/// A file that is bound read-only says its value and takes none, from root neither.
+#[test]
+fn what_takes_no_value_has_none_to_put_back() {
+    let guest = Guest::new();
+    let first = guest.file("sys/block/vda/queue/scheduler", "mq-deadline\n");
+    let second = guest.file("sys/block/vdb/queue/scheduler", "bfq\n");
+    let bound = |options: &str| {
+        let script = format!("mount --bind {0} {0} && mount -o remount,bind,{options} {0}", second.display());
+        Command::new("sh").args(["-c", &script]).status().unwrap().success()
+    };
+    assert!(bound("ro"), "root is needed to bind a file read-only");
+    let failed = guest.tune(&["apply", "scheduler"]);
+    assert!(Command::new("umount").arg(&second).status().unwrap().success());
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(!failed.status.success() && said.contains("everything is as it was"), "{said}");
+    assert_eq!((read(&first), read(&second)), ("mq-deadline".into(), "bfq".into()));
+    assert!(!guest.folder.path().join("run/scheduler").exists());
+}
+
 #[test]
 fn the_console_has_four_numbers() {
     let guest = Guest::new();

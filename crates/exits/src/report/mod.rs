@@ -90,13 +90,13 @@ pub struct Report {
     pub events: u64,
     /// KVM's own count over the same time, and where it is from.
     pub kernel: Option<Totals>,
-    /// Share of exits whose function is named, of those that happened at an instruction of the guest.
+    /// Share of exits whose function is named, of those that an instruction of the guest's kernel caused.
     pub functions_percent: f64,
     /// Share of exits about a port, an address or a register that are named.
     pub devices_percent: f64,
     /// By reason.
     pub reasons: Vec<Row>,
-    /// By guest function.
+    /// By function of the guest's kernel; what came from below it is one row.
     pub functions: Vec<Row>,
     /// By device and register.
     pub registers: Vec<Row>,
@@ -159,7 +159,10 @@ impl Report {
         let group = |key: &dyn Fn(&SiteRow) -> Option<String>| maker.group(&sites, key);
         let reasons = group(&|site| Some(site.reason_name.clone()));
         let functions = if names.function.is_some() {
-            group(&|site| site.function.as_deref().map(|name| strip_offset(name).to_owned()))
+            group(&|site| match &site.function {
+                Some(name) => Some(strip_offset(name).to_owned()),
+                None => site.rip.is_some_and(|rip| !in_kernel(rip)).then(|| ELSEWHERE.to_owned()),
+            })
         } else {
             Vec::new()
         };
@@ -188,7 +191,7 @@ impl Report {
             kernel,
             functions_percent: share(
                 &sites,
-                |s| s.rip.is_some() && at_instruction(s.kind),
+                |s| s.rip.is_some_and(in_kernel) && at_instruction(s.kind),
                 |s| s.function.is_some(),
             ),
             devices_percent: share(&sites, |s| s.detail != Detail::Nothing, |s| s.place.is_some()),
@@ -214,6 +217,14 @@ impl Report {
 fn busy(profile: &Profile) -> u64 {
     let working = profile.sites().filter(|(site, _)| site.reason.kind() != Kind::Halt);
     working.map(|(_, tally)| tally.host_ns).fold(0, u64::saturating_add)
+}
+
+/// What is said in place of a function's name for addresses that are not the kernel's.
+const ELSEWHERE: &str = "(user space or firmware)";
+
+/// The upper half of all addresses is the kernel's, of any system for x86-64.
+fn in_kernel(rip: u64) -> bool {
+    rip >> 63 != 0
 }
 
 /// Exits that an instruction causes; host interrupts and the like come anywhere.
