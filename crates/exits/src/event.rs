@@ -84,10 +84,12 @@ pub enum Event {
     },
     /// The window for spinning guests has changed.
     SpinWindow,
+    /// The exit was a guest's of the guest: the address is none of the guest's own.
+    Nested,
 }
 
 /// What is asked of the kernel. The first leads the group.
-const WANTED: [&str; 12] = [
+const WANTED: [&str; 13] = [
     "kvm_exit",
     "kvm_entry",
     "kvm_pio",
@@ -100,6 +102,7 @@ const WANTED: [&str; 12] = [
     "kvm_userspace_exit",
     "kvm_inj_virq",
     "kvm_ple_window_update",
+    "kvm_nested_vmexit",
 ];
 
 /// The fields of one tracepoint that we read, in an order of their own.
@@ -198,21 +201,38 @@ impl Decoder {
             "kvm_userspace_exit" => Event::UserSpace,
             "kvm_inj_virq" => Event::Interrupt { vector: field(0).or(field(1))? as u8 },
             "kvm_ple_window_update" => Event::SpinWindow,
+            "kvm_nested_vmexit" => Event::Nested,
             _ => return None,
         })
     }
 }
 
-/// What the exit's own fields say about a port. AMD (APM volume 2, 15.10.2): bit 0 input, bits 4 to 6 the width, bits 16 to 31 the
-/// port. Intel (SDM volume 3, table 28-5): bits 0 to 2 the width less one, bit 3 input, bits 16 to 31 the port.
-fn from_exit(reason: Reason, info1: u64, _info2: u64) -> Detail {
-    let port = (info1 >> 16) as u16;
+/// Where the local APIC is, unless a guest moves it.
+const APIC: u64 = 0xfee0_0000;
+
+/// What the exit's own fields say. Most exits say nothing; what KVM does about them does.
+fn from_exit(reason: Reason, info1: u64, info2: u64) -> Detail {
+    let port = |width: u64, input: bool| Detail::Port {
+        port: (info1 >> 16) as u16,
+        width: width as u8,
+        write: !input,
+    };
+    let memory = |address: u64, write: bool| Detail::Memory { address, width: 0, write };
     match (reason.isa, reason.code) {
-        (Isa::Svm, 0x7b) => {
-            let width = ((info1 >> 4) & 7) as u8;
-            Detail::Port { port, width, write: info1 & 1 == 0 }
-        }
-        (Isa::Vmx, 30) => Detail::Port { port, width: (info1 & 7) as u8 + 1, write: info1 & 8 == 0 },
+        // AMD64 APM volume 2, 15.10.2: bit 0 input, bits 4 to 6 the width, bits 16 to 31 the port.
+        (Isa::Svm, 0x7b) => port((info1 >> 4) & 7, info1 & 1 != 0),
+        // 15.25.6: the page's error code and the guest's address. KVM marks devices' pages by a reserved bit (3).
+        (Isa::Svm, 0x400) if info1 & 8 != 0 => memory(info2, info1 & 2 != 0),
+        // 15.29.9: an interrupt command; any other register, its offset, and in bit 32 whether it is written.
+        (Isa::Svm, 0x401) => memory(APIC + 0x300, true),
+        (Isa::Svm, 0x402) => memory(APIC + (info1 & 0xff0), info1 >> 32 & 1 != 0),
+        // Intel SDM volume 3, table 28-5: bits 0 to 2 the width less one, bit 3 input, bits 16 to 31 the port.
+        (Isa::Vmx, 30) => port((info1 & 7) + 1, info1 & 8 != 0),
+        // Table 28-6: the offset, and in bits 12 to 15 how: 1 is a store.
+        (Isa::Vmx, 44) => memory(APIC + (info1 & 0xfff), (info1 >> 12) & 15 == 1),
+        // The end of an interrupt whose vector KVM wants to know of; a store that the APIC page did not do alone.
+        (Isa::Vmx, 45) => memory(APIC + 0xb0, true),
+        (Isa::Vmx, 56) => memory(APIC + (info1 & 0xfff), true),
         _ => Detail::Nothing,
     }
 }
@@ -260,6 +280,23 @@ mod tests {
         let input = Detail::Port { port: 0xcfc, width: 4, write: false };
         assert_eq!(detail(&exit(1, 30, 0x0cfc_000b)), input);
         assert_eq!(detail(&exit(2, 0x7b, 0x0cfc_0041)), input);
+    }
+
+    #[test]
+    fn apics_and_pages_of_devices() {
+        let memory = |address: u64, write: bool| Detail::Memory { address, width: 0, write };
+        let of = |isa: u64, code: u64, info1: u64, info2: u64| {
+            from_exit(Reason::from_kvm(isa, code), info1, info2)
+        };
+        assert_eq!(of(1, 44, 0x10b0, 0), memory(0xfee0_00b0, true));
+        assert_eq!(of(1, 44, 0x0390, 0), memory(0xfee0_0390, false));
+        assert_eq!(of(1, 45, 0x31, 0), memory(0xfee0_00b0, true));
+        assert_eq!(of(1, 56, 0x300, 0), memory(0xfee0_0300, true));
+        assert_eq!(of(2, 0x401, 0, 0), memory(0xfee0_0300, true));
+        assert_eq!(of(2, 0x402, (1 << 32) | 0x320, 0), memory(0xfee0_0320, true));
+        assert_eq!(of(2, 0x400, 0xe, 0xfebf_0010), memory(0xfebf_0010, true));
+        // A page of memory that is missing.
+        assert_eq!(of(2, 0x400, 0x6, 0x1000), Detail::Nothing);
     }
 
     #[test]

@@ -35,7 +35,13 @@ pub enum Record<'a> {
 struct Event(File);
 
 impl Event {
-    fn open(tracepoint: u64, thread: u32, period: u64, leader: Option<&Event>) -> io::Result<Event> {
+    fn open(
+        tracepoint: u64,
+        thread: u32,
+        period: u64,
+        wake: u32,
+        leader: Option<&Event>,
+    ) -> io::Result<Event> {
         let mut attr = perf_event_attr::default();
         attr.type_ = PERF_TYPE_TRACEPOINT;
         attr.size = size_of::<perf_event_attr>() as u32;
@@ -47,7 +53,7 @@ impl Event {
         // Members follow their leader.
         attr.set_disabled(u64::from(leader.is_none()));
         attr.set_watermark(1);
-        attr.wakeup_watermark = 1 << 15;
+        attr.wakeup_watermark = wake;
         let group = leader.map_or(-1, |leader| leader.0.as_raw_fd());
         let thread = libc::pid_t::try_from(thread).map_err(io::Error::other)?;
         // SAFETY: `attr` is initialised, says its size, and outlives the call; the other arguments are numbers.
@@ -78,8 +84,10 @@ impl ThreadEvents {
     /// Opens `tracepoints` (at least one) for a thread, each `period`-th event recorded into a ring of `1 << order` pages.
     pub fn open(tracepoints: &[u64], thread: u32, period: u64, order: u32) -> io::Result<ThreadEvents> {
         let mut events: Vec<Event> = Vec::with_capacity(tracepoints.len());
+        // Waking us costs the guest's thread time; at a quarter there is still room for what comes until we are there.
+        let wake = (ring_size(order) / 4) as u32;
         for tracepoint in tracepoints {
-            let event = Event::open(*tracepoint, thread, period, events.first())?;
+            let event = Event::open(*tracepoint, thread, period, wake, events.first())?;
             events.push(event);
         }
         let leader = events.first().ok_or_else(|| io::Error::other("no tracepoint was asked for"))?;
@@ -113,6 +121,15 @@ impl ThreadEvents {
         check(unsafe { ioctls::DISABLE(member.0.as_raw_fd(), 0) })
     }
 
+    /// From now on each `period`-th event is recorded, and the next one.
+    pub fn set_period(&self, period: u64) -> io::Result<()> {
+        self.events.iter().try_for_each(|event| {
+            // The kernel wants the number's address, whatever the binding says.
+            // SAFETY: an open perf event, and a number that outlives the call, which reads it.
+            check(unsafe { ioctls::PERIOD(event.0.as_raw_fd(), (&raw const period).addr() as u64) })
+        })
+    }
+
     /// How often each tracepoint was hit while enabled, recorded or not, in the order of `tracepoints`.
     pub fn counts(&self) -> io::Result<Vec<u64>> {
         self.events.iter().map(Event::count).collect()
@@ -134,6 +151,11 @@ fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Bytes of a ring of `1 << order` pages, 4096 of them at most.
+fn ring_size(order: u32) -> usize {
+    rustix::param::page_size() << order.min(12)
+}
+
 /// The mapped ring: one page of positions, then a power of two of pages with records.
 #[derive(Debug)]
 struct Ring {
@@ -150,7 +172,7 @@ unsafe impl Send for Ring {}
 impl Ring {
     fn map(leader: &Event, order: u32) -> io::Result<Ring> {
         let page = rustix::param::page_size();
-        let data = page << order.min(12);
+        let data = ring_size(order);
         // SAFETY: a new mapping at an address of the kernel's choice covers nothing that is in use.
         let base = unsafe {
             let protection = ProtFlags::READ | ProtFlags::WRITE;

@@ -24,6 +24,8 @@ pub struct Site {
     pub rip: Option<u64>,
     /// About what.
     pub detail: Detail,
+    /// It was a guest's of the guest; whose instruction that was cannot be told.
+    pub nested: bool,
 }
 
 /// What was counted.
@@ -71,6 +73,8 @@ struct Pending {
 pub struct Thread {
     pending: Option<Pending>,
     vcpu: Option<u32>,
+    /// What KVM did before it told of the exit: Linux up to 6.1 answers some MSRs of AMD's guests at once.
+    early: Option<Detail>,
 }
 
 /// Everything that was counted. Its size is bounded by [`SITES`].
@@ -88,6 +92,8 @@ pub struct Profile {
     pub lost_records: u64,
     /// Exits of sites that were not told apart any more.
     pub crowded: u64,
+    /// Port exits whose own fields gave the port, and ports that only KVM's next word gave.
+    pub(crate) ports: [u64; 2],
 }
 
 impl Profile {
@@ -96,17 +102,29 @@ impl Profile {
         match event {
             Event::Exit { reason, rip, vcpu, detail } => {
                 self.finish(thread, None);
-                let site = Site { reason, rip: Some(rip), detail };
+                let early =
+                    thread.early.take().filter(|_| reason.kind() == Kind::Msr && detail == Detail::Nothing);
+                self.ports[0] += u64::from(matches!(detail, Detail::Port { .. }));
+                let site = Site { reason, rip: Some(rip), detail: early.unwrap_or(detail), nested: false };
                 thread.vcpu = vcpu.or(thread.vcpu);
                 thread.pending = Some(Pending { at, site, vcpu: thread.vcpu, user: false });
             }
             Event::Entry { vcpu } => {
                 thread.vcpu = vcpu.or(thread.vcpu);
+                thread.early = None;
                 self.finish(thread, Some(at));
             }
             Event::Detail(detail) => match &mut thread.pending {
-                Some(pending) => refine(&mut pending.site.detail, detail, pending.site.reason.kind()),
-                None => self.consequence(detail),
+                Some(pending) => {
+                    let known = pending.site.detail;
+                    refine(&mut pending.site.detail, detail, pending.site.reason.kind());
+                    self.ports[1] +=
+                        u64::from(known != pending.site.detail && matches!(detail, Detail::Port { .. }));
+                }
+                None => {
+                    thread.early = matches!(detail, Detail::Msr { .. }).then_some(detail);
+                    self.consequence(detail);
+                }
             },
             Event::Asked(detail) => {
                 if let Some(pending) = &mut thread.pending {
@@ -120,6 +138,11 @@ impl Profile {
             }
             Event::Interrupt { vector } => *self.interrupts.entry(vector).or_default() += 1,
             Event::SpinWindow => self.spin_windows += 1,
+            Event::Nested => {
+                if let Some(pending) = &mut thread.pending {
+                    (pending.site.nested, pending.site.rip) = (true, None);
+                }
+            }
         }
     }
 
@@ -172,7 +195,7 @@ impl Profile {
             Detail::Hypercall { .. } => Kind::Hypercall,
             Detail::Nothing => Kind::Other,
         };
-        let site = Site { reason: Reason::of_kind(kind), rip: None, detail };
+        let site = Site { reason: Reason::of_kind(kind), rip: None, detail, nested: false };
         if self.consequences.len() < SITES || self.consequences.contains_key(&site) {
             self.consequences.entry(site).or_default().add(Tally { count: 1, ..Tally::default() });
         } else {
@@ -187,9 +210,9 @@ impl Profile {
         sites.iter()
     }
 
-    /// Whether an exit was seen.
-    pub fn has_exits(&self) -> bool {
-        !self.sites.is_empty()
+    /// Whether exits tell their ports by themselves, here and always so far.
+    pub fn tells_ports(&self) -> bool {
+        self.ports[0] >= 64 && self.ports[1] == 0
     }
 
     /// Whether `kvm_exit` never fired though KVM did something, as on a software KVM.
@@ -261,6 +284,61 @@ mod tests {
         assert_eq!((site.detail, site.rip), (mmio, Some(0x99)));
         assert_eq!(*tally, Tally { count: 1, timed: 1, host_ns: 30, user: 1 });
         assert_eq!(profile.vcpus(), [(0, *tally)]);
+    }
+
+    #[test]
+    fn what_kvm_did_before_it_told_belongs_to_the_exit() {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        let command = Detail::Msr { index: 0x830, write: true };
+        for (at, event) in [
+            (1, ENTRY),
+            (2, Event::Detail(command)),
+            (3, exit(0x7c, 7)),
+            (4, ENTRY),
+            // Of an entry before, and of another kind: not this one's.
+            (5, Event::Detail(command)),
+            (6, ENTRY),
+            (7, exit(0x7c, 8)),
+            (8, ENTRY),
+            (9, Event::Detail(command)),
+            (10, exit(0x78, 9)),
+            (11, ENTRY),
+        ] {
+            profile.take(&mut thread, at, event);
+        }
+        let detail = |rip: u64| profile.sites().find(|(site, _)| site.rip == Some(rip)).unwrap().0.detail;
+        assert_eq!((detail(7), detail(8), detail(9)), (command, Detail::Nothing, Detail::Nothing));
+    }
+
+    #[test]
+    fn a_nested_guest_s_exits_have_no_address() {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        for (at, event) in
+            [(1, exit(0x78, 7)), (2, Event::Nested), (9, ENTRY), (10, exit(0x78, 7)), (12, ENTRY)]
+        {
+            profile.take(&mut thread, at, event);
+        }
+        let mut sites: Vec<_> =
+            profile.sites().map(|(site, tally)| (site.nested, site.rip, tally.host_ns)).collect();
+        sites.sort_unstable();
+        assert_eq!(sites, [(false, Some(7), 2), (true, None, 8)]);
+    }
+
+    #[test]
+    fn kvm_is_asked_for_ports_until_exits_tell_them() {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        let port = Detail::Port { port: 0x70, width: 1, write: true };
+        let told = Event::Exit { reason: Reason::from_kvm(2, 0x7b), rip: 1, vcpu: None, detail: port };
+        for at in 0..64 {
+            assert!(!profile.tells_ports());
+            profile.take(&mut thread, at, told);
+            profile.take(&mut thread, at, Event::Detail(port));
+        }
+        assert!(profile.tells_ports());
+        // An encrypted guest's exit has no fields.
+        profile.take(&mut thread, 99, exit(0x403, 1));
+        profile.take(&mut thread, 99, Event::Detail(port));
+        assert!(!profile.tells_ports());
     }
 
     #[test]

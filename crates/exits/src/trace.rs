@@ -24,8 +24,12 @@ const RING: u64 = 4096;
 const NAME: &str = "ioplane-exits-";
 /// A page of the ring is not larger.
 const PAGE: usize = 1 << 16;
-/// So many records are put in order at once; more are then, in the next turn.
-const TURN: usize = 1 << 18;
+/// So many records are read of each processor at once; more are then, in the next turn.
+const TURN: usize = 1 << 16;
+/// So many may wait for older ones of other processors; then nothing is read, until the kernel has no room and counts that.
+const WAITING: usize = 1 << 20;
+/// What is older than this was written long since, on whatever processor. In ns.
+const SETTLED: u64 = 1_000_000;
 
 /// One record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +50,8 @@ pub struct Instance {
     rings: Vec<File>,
     page: Page,
     buffer: Vec<u8>,
+    /// What came too early to be passed on.
+    waiting: Vec<Traced>,
 }
 
 impl Instance {
@@ -67,7 +73,8 @@ impl Instance {
             _ => {}
         }
         // From here on it goes with the value, whatever fails.
-        let mut instance = Instance { folder, events, rings: Vec::new(), page, buffer: vec![0; PAGE] };
+        let mut instance =
+            Instance { folder, events, rings: Vec::new(), page, buffer: vec![0; PAGE], waiting: Vec::new() };
         // Order across processors, and what is not read is kept.
         instance.write("trace_clock", "mono")?;
         instance.write("options/overwrite", "0")?;
@@ -115,21 +122,29 @@ impl Instance {
         self.rings.iter().map(File::as_fd)
     }
 
-    /// What has come, in order, and whether there is more.
-    pub fn drain(&mut self) -> Result<(Vec<Traced>, bool)> {
-        let mut found = Vec::new();
+    /// What has come, in order, and whether there is more. A thread that moves leaves records on several processors: what is so
+    /// new that older ones may still come waits, unless recording has ended.
+    pub fn drain(&mut self, ended: bool) -> Result<(Vec<Traced>, bool)> {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        let mut horizon = if ended { u64::MAX } else { now.saturating_sub(SETTLED) };
         let mut more = false;
         for ring in &mut self.rings {
+            let before = self.waiting.len();
             loop {
-                if found.len() >= TURN {
+                if self.waiting.len() - before >= TURN || self.waiting.len() >= WAITING {
+                    // Of this processor older ones are left than of the others.
+                    let last = self.waiting[before..].last().map_or(0, |record| record.at);
+                    horizon = horizon.min(last);
                     more = true;
                     break;
                 }
+                let waiting = &mut self.waiting;
                 match ring.read(&mut self.buffer) {
                     Ok(0) => break,
                     Ok(length) => self.page.records(&self.buffer[..length], &mut |at, record| {
                         let thread = THREAD.of(record).unwrap_or(0) as u32;
-                        found.push(Traced { at, thread, record: record.to_vec() });
+                        waiting.push(Traced { at, thread, record: record.to_vec() });
                     }),
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -137,8 +152,7 @@ impl Instance {
                 }
             }
         }
-        found.sort_by_key(|record| record.at);
-        Ok((found, more))
+        Ok((settled(&mut self.waiting, horizon), more))
     }
 
     /// Records that found no room so far.
@@ -147,6 +161,16 @@ impl Instance {
         let stats = rings.filter_map(|entry| bounded::text(&entry.path().join("stats"), 4096).ok());
         stats.map(|text| dropped(&text)).sum()
     }
+}
+
+/// Takes what is not newer than the horizon, in order. Where too much waits, all.
+fn settled(waiting: &mut Vec<Traced>, horizon: u64) -> Vec<Traced> {
+    waiting.sort_by_key(|record| record.at);
+    let known = waiting.partition_point(|record| record.at <= horizon);
+    // Nothing would ever be read again.
+    let known = if known == 0 && waiting.len() >= WAITING { waiting.len() } else { known };
+    let rest = waiting.split_off(known);
+    std::mem::replace(waiting, rest)
 }
 
 impl Drop for Instance {
@@ -306,6 +330,20 @@ mod tests {
         assert_eq!(found[0].1, [0x11, 0, 0, 0, 0x22, 0, 0, 0]);
         assert_eq!(found[1].1.len(), 8);
         assert_eq!(found[2].1, [0x55, 0, 0, 0]);
+    }
+
+    /// A thread that moved: its records of the processor that was read first are the later ones.
+    #[test]
+    fn records_of_several_processors_are_put_in_order() {
+        let record = |at: u64| Traced { at, thread: 7, record: Vec::new() };
+        let times = |found: Vec<Traced>| found.into_iter().map(|record| record.at).collect::<Vec<_>>();
+        let mut waiting = vec![record(40), record(60), record(10)];
+        assert_eq!(times(settled(&mut waiting, 50)), [10, 40]);
+        // What comes now is older than what has waited.
+        waiting.extend([record(55), record(70)]);
+        assert_eq!(times(settled(&mut waiting, 65)), [55, 60]);
+        assert_eq!(times(settled(&mut waiting, u64::MAX)), [70]);
+        assert!(waiting.is_empty());
     }
 
     #[test]

@@ -21,8 +21,13 @@ const LARGEST: u32 = 9;
 const SMALLEST: u32 = 3;
 /// How often new threads are looked for.
 const RESCAN: Duration = Duration::from_millis(500);
-/// The tracepoint that is not needed where `kvm_exit` fires.
-const AGAIN: &str = "kvm_pio";
+/// What is not needed where exits tell their ports by themselves.
+const PORTS: &str = "kvm_pio";
+/// What says nothing where `kvm_exit` never fires.
+const USER_SPACE: &str = "kvm_userspace_exit";
+/// What KVM did about exits: in place of them in a sample, where `kvm_exit` never fires.
+const CONSEQUENCES: [&str; 6] =
+    ["kvm_pio", "kvm_mmio", "kvm_fast_mmio", "kvm_msr", "kvm_cpuid", "kvm_hypercall"];
 /// So many threads are watched.
 const THREADS: usize = 2048;
 
@@ -91,8 +96,14 @@ pub struct Watch {
     scanned: Instant,
     /// Whether threads that come are counted at once.
     on: bool,
-    /// Whether what the exits tell by themselves is asked for no more.
-    lean: bool,
+    /// Tracepoints that are asked for no more: each event costs the guest time.
+    dropped: Vec<&'static str>,
+    /// Whether a sample is one of consequences, since no exit comes.
+    by_consequence: bool,
+    /// For the sample.
+    random: Random,
+    /// What could not be watched, and why.
+    trouble: Option<String>,
 }
 
 impl Watch {
@@ -115,7 +126,10 @@ impl Watch {
             begun: now,
             scanned: now,
             on: false,
-            lean: false,
+            dropped: Vec::new(),
+            by_consequence: false,
+            random: Random::new(),
+            trouble: None,
             vm,
         };
         let names = watch.decoder.names();
@@ -127,6 +141,9 @@ impl Watch {
             if options.source == Source::Perf || !refused {
                 return Err(error);
             }
+            // Some threads may have been opened before the one that was refused.
+            watch.threads.clear();
+            watch.seen = Seen::default();
             // Two doors are shut: the first one's words, and the second one's.
             watch.trace =
                 Some(Instance::new(tracefs.root(), names).map_err(|second| ExitsError::Both {
@@ -169,8 +186,12 @@ impl Watch {
             let left = end.saturating_duration_since(Instant::now());
             self.read_for(left.min(RESCAN))?;
             self.lean();
-            if self.scanned.elapsed() >= RESCAN {
-                self.scan()?;
+            self.sample_well()?;
+            if self.scanned.elapsed() >= RESCAN
+                && let Err(error) = self.scan()
+            {
+                // What is seen of the others is worth something.
+                self.trouble = Some(format!("not all of the VM's threads are watched: {error}"));
             }
             if self.threads.is_empty() {
                 return Ok(false);
@@ -181,21 +202,61 @@ impl Watch {
         }
     }
 
-    /// Where `kvm_exit` fires, its own fields say what `kvm_pio` would say again, and each event costs the guest time.
+    /// Ends what the profile does not need.
     fn lean(&mut self) {
-        if self.lean || !self.profile.has_exits() {
+        if self.profile.tells_ports() {
+            self.spare(PORTS);
+        }
+        if self.profile.is_by_consequence() {
+            self.spare(USER_SPACE);
+        }
+    }
+
+    fn spare(&mut self, name: &'static str) {
+        if self.dropped.contains(&name) {
             return;
         }
-        self.lean = true;
-        if let Some(index) = self.decoder.names().iter().position(|name| *name == AGAIN) {
+        self.dropped.push(name);
+        // Where that fails it costs a little more.
+        if let Some(index) = self.asked().iter().position(|(own, _)| *own == name) {
             for events in self.threads.values().filter_map(|watched| watched.events.as_ref()) {
-                // Where that fails it costs a little more.
                 let _ = events.drop_member(index);
             }
         }
         if let Some(trace) = &self.trace {
-            let _ = trace.drop_event(AGAIN);
+            let _ = trace.drop_event(name);
         }
+    }
+
+    /// Tracepoints to open for each thread, `kvm_exit` first.
+    fn asked(&self) -> Vec<(&'static str, u64)> {
+        let sampled = |name: &str| self.by_consequence && CONSEQUENCES.contains(&name);
+        let all = self.decoder.names().into_iter().zip(self.decoder.tracepoints());
+        all.enumerate()
+            .filter(|(index, (name, _))| *index == 0 || self.options.sample == 1 || sampled(name))
+            .map(|(_, pair)| pair)
+            .collect()
+    }
+
+    /// A guest that does the same things in turns must not be seen always in the same place: the distance changes all the time. And
+    /// where no exit comes (a software KVM), what KVM does is sampled in their place.
+    fn sample_well(&mut self) -> Result<()> {
+        if self.options.sample == 1 {
+            return Ok(());
+        }
+        if self.begun.elapsed() >= RESCAN && self.by_consequence != (self.seen().counted == 0) {
+            self.by_consequence = !self.by_consequence;
+            for id in self.threads.keys().copied().collect::<Vec<_>>() {
+                self.part(id);
+            }
+            self.seen.threads = 0;
+            self.scan()?;
+        }
+        let period = self.random.near(self.options.sample);
+        for events in self.threads.values().filter_map(|watched| watched.events.as_ref()) {
+            events.set_period(period).map_err(ExitsError::os("changing a sample's period"))?;
+        }
+        Ok(())
     }
 
     /// The profile so far.
@@ -216,6 +277,11 @@ impl Watch {
     pub fn fallback(&self) -> Option<String> {
         let why = self.forbidden.as_deref().unwrap_or("it was asked for");
         self.trace.is_some().then(|| why.to_owned())
+    }
+
+    /// What could not be watched, and why.
+    pub fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
     }
 
     /// How long it has been watched.
@@ -246,7 +312,7 @@ impl Watch {
         self.after = Totals::read_at_once(&self.vm);
         let after = self.after.as_ref().and_then(Totals::exits);
         self.seen.slack += after.zip(before).map_or(0, |(after, before)| after.saturating_sub(before));
-        while self.drain_trace()? {}
+        while self.drain_trace(true)? {}
         for id in self.threads.keys().copied().collect::<Vec<_>>() {
             self.part(id);
         }
@@ -271,7 +337,7 @@ impl Watch {
                 trace.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
             wait(&mut fds, time)?;
             // More of it at once costs less.
-            self.drain_trace()?;
+            self.drain_trace(false)?;
             return Ok(());
         }
         let ids: Vec<u32> = self.threads.keys().copied().collect();
@@ -324,10 +390,10 @@ impl Watch {
         }
     }
 
-    /// What has come by tracefs; whether there is more.
-    fn drain_trace(&mut self) -> Result<bool> {
+    /// What has come by tracefs, all of it if nothing more is recorded; whether there is more.
+    fn drain_trace(&mut self, ended: bool) -> Result<bool> {
         let Some(trace) = &mut self.trace else { return Ok(false) };
-        let (found, more) = trace.drain()?;
+        let (found, more) = trace.drain(ended)?;
         let lost = trace.lost();
         for Traced { at, thread, record } in found {
             let Some(watched) = self.threads.get_mut(&thread) else { continue };
@@ -356,11 +422,7 @@ impl Watch {
         if threads.iter().any(|thread| thread.is_vcpu_by_name()) {
             threads.retain(|thread| thread.is_vcpu_by_name());
         }
-        let mut tracepoints = self.decoder.tracepoints();
-        let names = self.decoder.names();
-        if self.options.sample > 1 {
-            tracepoints.truncate(1);
-        }
+        let (names, tracepoints): (Vec<_>, Vec<_>) = self.asked().into_iter().unzip();
         if self.trace.is_some() {
             // Perf tells of a thread's end by itself.
             let gone = |id: &&u32| !threads.iter().any(|thread| thread.id == **id);
@@ -381,9 +443,8 @@ impl Watch {
                 }
                 None => {
                     let Some(events) = open(&tracepoints, id, self.options.sample)? else { continue };
-                    if self.lean
-                        && let Some(index) = names.iter().position(|name| *name == AGAIN)
-                    {
+                    let spared = names.iter().enumerate().filter(|(_, name)| self.dropped.contains(name));
+                    for (index, _) in spared {
                         let _ = events.drop_member(index);
                     }
                     if self.on {
@@ -396,6 +457,29 @@ impl Watch {
             self.seen.threads += 1;
         }
         Ok(())
+    }
+}
+
+/// Numbers that nobody has to guess.
+struct Random(u64);
+
+impl Random {
+    fn new() -> Random {
+        use std::hash::{BuildHasher, Hasher};
+        Random(std::collections::hash_map::RandomState::new().build_hasher().finish() | 1)
+    }
+
+    /// A prime that is about a quarter larger or smaller at most: it shares no factor with the length of a guest's loop. Of small
+    /// numbers any, up to half as large again.
+    fn near(&mut self, middle: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        let reach = if middle < 16 { middle / 2 } else { middle / 4 }.min(1 << 20);
+        let start = middle - reach + self.0 % (2 * reach + 1);
+        let prime =
+            |number: &u64| (2..).take_while(|part| part * part <= *number).all(|part| number % part != 0);
+        if middle < 16 { start } else { (start..start + 512).find(prime).unwrap_or(start) }
     }
 }
 
@@ -450,4 +534,26 @@ fn more_descriptors() {
     let wanted = Rlimit { current: limit.maximum, maximum: limit.maximum };
     // Where that fails the usual limit will do for most.
     let _ = setrlimit(Resource::Nofile, wanted);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_distance_of_a_sample_changes_about_its_middle() {
+        let mut random = Random::new();
+        for middle in [2, 3, 10, 100, 1000, 1_000_003, u32::MAX.into()] {
+            let all: Vec<u64> = (0..300).map(|_| random.near(middle)).collect();
+            let mean = all.iter().sum::<u64>() as f64 / 300.0 / middle as f64;
+            assert!((0.9..1.1).contains(&mean), "{middle}: {mean}");
+            assert!(
+                all.iter().all(|near| (middle.div_ceil(2)..=middle * 3 / 2).contains(near)),
+                "{middle}: {all:?}"
+            );
+            assert!(all.iter().any(|near| *near != all[0]), "{middle}");
+            assert!(middle < 16 || all.iter().all(|near| near % 2 != 0 && near % 17 != 0));
+        }
+        assert_eq!(random.near(1), 1);
+    }
 }
