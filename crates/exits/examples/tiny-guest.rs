@@ -68,23 +68,49 @@ impl Program {
         program.repeat("in8", &port(0x3fd), &[0xec], n + 3);
         program.repeat("in16", &port(0xeee2), &[0xed], n + 4);
         program.repeat("in32", &port(0x608), &[0x66, 0xed], n + 5);
+        // mov di, si; xor si, si; outsb; mov si, di: SI is the loop's.
+        program.repeat("outs8", &port(0x3f8), &[0x89, 0xf7, 0x31, 0xf6, 0x6e, 0x89, 0xfe], n + 11);
+        program.later("outs8", 4);
         // mov ax, 0xd000; mov ds, ax; then mov [0x10], al and so on.
         let hole = [0xb8, 0x00, 0xd0, 0x8e, 0xd8];
         program.repeat("write8", &hole, &[0xa2, 0x10, 0x00], n + 6);
+        program.repeat("write16", &hole, &[0xa3, 0x12, 0x00], n + 12);
+        program.repeat("write32", &hole, &[0x66, 0xa3, 0x14, 0x00], n + 13);
+        program.repeat("read8", &hole, &[0xa0, 0x21, 0x00], n + 14);
+        program.repeat("read16", &hole, &[0xa1, 0x22, 0x00], n + 15);
         program.repeat("read32", &hole, &[0x66, 0xa1, 0x20, 0x00], n + 7);
-        // mov ecx, 0x1b (IA32_APIC_BASE); rdmsr.
-        program.repeat("rdmsr", &[0x66, 0xb9, 0x1b, 0, 0, 0], &[0x0f, 0x32], n + 8);
+        // mov ecx, 0x1b (IA32_APIC_BASE); rdmsr. Then what was read is written.
+        let apic_base = [0x66, 0xb9, 0x1b, 0, 0, 0];
+        program.repeat("rdmsr", &apic_base, &[0x0f, 0x32], n + 8);
+        program.repeat("wrmsr", &[], &[0x0f, 0x30], n + 16);
+        // xor eax, eax; cpuid.
         program.repeat("cpuid", &[], &[0x66, 0x31, 0xc0, 0x0f, 0xa2], n + 9);
+        program.later("cpuid", 3);
+        if let Some(call) = hypercall() {
+            // mov eax, 77, which means nothing to KVM.
+            program.repeat("hypercall", &[], &[&[0x66, 0xb8, 77, 0, 0, 0], &call[..]].concat(), n + 17);
+            program.later("hypercall", 6);
+        }
         program.repeat("hlt", &[], &[0xf4], n + 10);
         // The last word: out 0xf4.
         program.put(&[0xb0, 1, 0xe6, 0xf4]);
         program.sites.push(Site { name: "end", address: START + program.bytes.len() as u64 - 2, exits: 1 });
-        // The instruction that exits comes after `xor eax, eax`.
-        if let Some(site) = program.sites.iter_mut().find(|site| site.name == "cpuid") {
-            site.address += 3;
-        }
         program
     }
+
+    /// The instruction that exits is so many bytes into the loop.
+    fn later(&mut self, name: &str, bytes: u64) {
+        if let Some(site) = self.sites.iter_mut().find(|site| site.name == name) {
+            site.address += bytes;
+        }
+    }
+}
+
+/// VMMCALL or VMCALL, by what this processor has. A software KVM may know neither.
+fn hypercall() -> Option<[u8; 3]> {
+    let processor = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let has = |flag: &str| processor.split_whitespace().any(|word| word == flag);
+    if has("svm") { Some([0x0f, 0x01, 0xd9]) } else { has("vmx").then_some([0x0f, 0x01, 0xc1]) }
 }
 
 fn main() -> Result<(), Failure> {

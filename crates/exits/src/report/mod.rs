@@ -146,7 +146,14 @@ impl Report {
         let total = profile.total();
         let recorded = total.count;
         let by_consequence = profile.is_by_consequence();
-        let exits = if by_consequence { recorded } else { seen.counted.max(recorded) };
+        let exits = if by_consequence && sample > 1 {
+            // Each record stands for so many hits.
+            (u128::from(recorded) * u128::from(seen.events) / u128::from(seen.records.max(1))) as u64
+        } else if by_consequence {
+            recorded
+        } else {
+            seen.counted.max(recorded)
+        };
         let lost = if sample > 1 { profile.lost_records } else { exits - recorded };
         let scale = if sample > 1 && recorded > 0 { exits as f64 / recorded as f64 } else { 1.0 };
         let maker = Maker { seconds: time.as_secs_f64().max(1e-9), scale, exits, busy: busy(profile) };

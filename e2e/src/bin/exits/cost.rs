@@ -9,6 +9,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
 
 /// Exits of each kind in a native run, and how many runs each way.
 const TIMES: u16 = 20_000;
@@ -108,6 +109,8 @@ fn watched(options: &[&str]) -> Result<(f64, f64, Value)> {
         guest.end()?;
         bail!("{}", said.trim());
     }
+    // Half a second later it has found out what fires here, and asks for that alone.
+    std::thread::sleep(Duration::from_secs(1));
     let (count, ns) = guest.go()?;
     guest.end()?;
     let mut output = String::new();
@@ -131,7 +134,10 @@ pub fn native(say: &dyn Fn(&str)) -> Result<Native> {
         events = report["events"].as_f64().unwrap_or(0.0) / count;
         whole =
             report["kernel"].is_object() && report["by_vcpu"].as_array().is_some_and(|rows| !rows.is_empty());
-        let (count, ns, _) = watched(&["--sample", "100"])?;
+        let (count, ns, report) = watched(&["--sample", "100"])?;
+        let recorded = report["recorded"].as_u64().unwrap_or(0);
+        // Of all of the run, or what was measured is something else.
+        ensure!(recorded as f64 > count / 150.0, "{recorded} of {count} sampled: {:#}", report["notes"]);
         each[2].push(ns / count);
         say(&format!(
             "native round {}: {:.0}, {:.0}, {:.0} ns an exit",
