@@ -470,12 +470,12 @@ impl Random {
     }
 
     /// A prime that is about a quarter larger or smaller at most: it shares no factor with the length of a guest's loop. Of small
-    /// numbers any, up to half as large again.
+    /// numbers any.
     fn near(&mut self, middle: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        let reach = if middle < 16 { middle / 2 } else { middle / 4 }.min(1 << 20);
+        let reach = if middle < 2 { 0 } else { (middle / 4).clamp(1, 1 << 20) };
         let start = middle - reach + self.0 % (2 * reach + 1);
         let prime =
             |number: &u64| (2..).take_while(|part| part * part <= *number).all(|part| number % part != 0);
