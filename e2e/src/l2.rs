@@ -35,9 +35,9 @@ impl L1 {
              -name {name} -serial file:{path}.log -kernel {kernel} -initrd {initrd} \
              -append 'console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0 {append}' \
              -fsdev local,id=folder,path={path},security_model=none \
-             -qmp unix:/tmp/{name}.qmp,server=on,wait=off {args} \
+             -qmp unix:/tmp/{name}.qmp,server=on,wait=off \
              -drive if=none,id=root,file={debian},format=raw,readonly=on -device virtio-blk-pci,drive=root \
-             -device virtio-9p-pci,fsdev=folder,mount_tag=folder",
+             -device virtio-9p-pci,fsdev=folder,mount_tag=folder {args}",
             debian = self.host.debian.display(),
         ))?;
         let guest = L2 { l1: self, qemu, folder, jobs: AtomicU32::new(0) };

@@ -1,6 +1,6 @@
-//! A guest whose exits are known exactly, for tests: `tiny-guest [TIMES]` makes a VM with one vCPU, says `ready` on standard error, waits
-//! for a line on standard input, runs, prints how many exits of each kind it has caused and its thread's time, as JSON, waits for
-//! another line and ends.
+//! A guest whose exits are known exactly, for tests: `tiny-guest [TIMES]` makes a VM with one vCPU, says `ready` on standard error, and
+//! for each line on standard input runs once and prints how many exits of each kind it has caused and its thread's time, as JSON.
+//! `end`, or the end of the input, ends it.
 //!
 //! Everything happens in real mode, at addresses that are stated below. The VMM is as small as can be: what the guest writes is
 //! dropped, what it reads is zero.
@@ -8,10 +8,8 @@
 #![allow(unsafe_code)]
 // UNSAFETY: guest memory is registered with KVM by address.
 
-use std::io::BufRead;
-
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm, VcpuExit};
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd};
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// Where the program begins; memory has 64 KiB.
@@ -141,14 +139,27 @@ fn main() -> Result<(), Failure> {
     special.cs.base = 0;
     special.cs.selector = 0;
     vcpu.set_sregs(&special)?;
-    let mut registers = vcpu.get_regs()?;
-    registers.rip = START;
-    registers.rflags = 2;
-    vcpu.set_regs(&registers)?;
-
     eprintln!("ready");
-    wait()?;
-    // The thread's own time: a guest that does nothing but exit never waits, and others may want the processor.
+    for line in std::io::stdin().lines() {
+        if line? == "end" {
+            break;
+        }
+        let mut registers = vcpu.get_regs()?;
+        registers.rip = START;
+        registers.rflags = 2;
+        vcpu.set_regs(&registers)?;
+        let ns = run(&mut vcpu)?;
+        let sites = program
+            .sites
+            .iter()
+            .map(|site| serde_json::json!({"name": site.name, "address": site.address, "exits": site.exits}));
+        println!("{}", serde_json::json!({"hole": HOLE, "ns": ns, "sites": sites.collect::<Vec<_>>()}));
+    }
+    Ok(())
+}
+
+/// To the last word. The thread's own time: a guest that does nothing but exit never waits, and others may want the processor.
+fn run(vcpu: &mut VcpuFd) -> Result<i64, Failure> {
     let begun = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     loop {
         match vcpu.run()? {
@@ -159,18 +170,6 @@ fn main() -> Result<(), Failure> {
             other => return Err(format!("unexpected: {other:?}").into()),
         }
     }
-    let sites = program
-        .sites
-        .iter()
-        .map(|site| serde_json::json!({"name": site.name, "address": site.address, "exits": site.exits}));
     let end = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    let ns = (end.tv_sec - begun.tv_sec) * 1_000_000_000 + (end.tv_nsec - begun.tv_nsec);
-    println!("{}", serde_json::json!({"hole": HOLE, "ns": ns, "sites": sites.collect::<Vec<_>>()}));
-    wait()
-}
-
-fn wait() -> Result<(), Failure> {
-    let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line)?;
-    Ok(())
+    Ok((end.tv_sec - begun.tv_sec) * 1_000_000_000 + (end.tv_nsec - begun.tv_nsec))
 }

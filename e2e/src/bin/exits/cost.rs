@@ -9,11 +9,13 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Exits of each kind in a native run, and how many runs each way.
-const TIMES: u16 = 20_000;
-const ROUNDS: usize = 6;
+const TIMES: u16 = 1000;
+const ROUNDS: usize = 200;
+/// Counts in L1 each way.
+const COUNTS: usize = 3;
 
 /// On this machine's own KVM.
 pub struct Native {
@@ -87,70 +89,86 @@ impl Tiny {
     }
 }
 
-/// One run under observation: exits, ns, and the report.
-fn watched(options: &[&str]) -> Result<(f64, f64, Value)> {
-    let mut guest = Tiny::start()?;
-    let pid = guest.child.id().to_string();
-    // tracefs may not be mounted here: it is, for the watch alone.
-    let mount = "mount -t tracefs ioplane /sys/kernel/tracing 2>/dev/null; exec \"$0\" \"$@\"";
-    let mut watch = Command::new("unshare")
-        .args(["-m", "sh", "-c", mount])
-        .arg(binary()?)
-        .args(["exits", "--vm", &pid, "--for", "1h", "--json"])
-        .args(options)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    let mut said = String::new();
-    BufReader::new(watch.stderr.take().context("standard error")?).read_line(&mut said)?;
-    if !said.starts_with("watching") {
-        let _ = watch.kill();
-        watch.wait()?;
-        guest.end()?;
-        bail!("{}", said.trim());
+/// Somebody watches a guest, until it ends.
+struct Watcher(Child);
+
+impl Watcher {
+    fn start(guest: &Tiny, options: &[&str]) -> Result<Watcher> {
+        // tracefs may not be mounted here: it is, for the watch alone.
+        let mount = "mount -t tracefs ioplane /sys/kernel/tracing 2>/dev/null; exec \"$0\" \"$@\"";
+        let mut child = Command::new("unshare")
+            .args(["-m", "sh", "-c", mount])
+            .arg(binary()?)
+            .args(["exits", "--vm", &guest.child.id().to_string(), "--for", "1h", "--json"])
+            .args(options)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let mut said = String::new();
+        BufReader::new(child.stderr.take().context("standard error")?).read_line(&mut said)?;
+        if !said.starts_with("watching") {
+            let _ = child.kill();
+            child.wait()?;
+            bail!("{}", said.trim());
+        }
+        Ok(Watcher(child))
     }
-    // Half a second later it has found out what fires here, and asks for that alone.
-    std::thread::sleep(Duration::from_secs(1));
-    let (count, ns) = guest.go()?;
-    guest.end()?;
-    let mut output = String::new();
-    watch.stdout.take().context("standard output")?.read_to_string(&mut output)?;
-    ensure!(watch.wait()?.success(), "{output}");
-    Ok((count, ns, serde_json::from_str(&output)?))
+
+    fn end(mut self) -> Result<Value> {
+        let mut output = String::new();
+        self.0.stdout.take().context("standard output")?.read_to_string(&mut output)?;
+        ensure!(self.0.wait()?.success(), "{output}");
+        Ok(serde_json::from_str(&output)?)
+    }
 }
 
-/// Runs in turns: alone, watched, sampled. The least of each counts: whatever else this machine does makes it more, never less.
+/// Three guests that do the same, one alone, one watched, one sampled, run a tenth of a second each in turn: what else this machine
+/// does meets all of them. Of each round the ratios count, and of those the middle one.
 pub fn native(say: &dyn Fn(&str)) -> Result<Native> {
-    let mut each: [Vec<f64>; 3] = Default::default();
-    let (mut events, mut whole) = (0.0, false);
-    for round in 0..ROUNDS {
-        let mut guest = Tiny::start()?;
-        let (count, ns) = guest.go()?;
-        guest.end()?;
-        each[0].push(ns / count);
-        let (count, ns, report) = watched(&[])?;
-        each[1].push(ns / count);
-        ensure!(report["lost"] == 0, "events were lost: {:#}", report["notes"]);
-        events = report["events"].as_f64().unwrap_or(0.0) / count;
-        whole =
-            report["kernel"].is_object() && report["by_vcpu"].as_array().is_some_and(|rows| !rows.is_empty());
-        let (count, ns, report) = watched(&["--sample", "100"])?;
-        let recorded = report["recorded"].as_u64().unwrap_or(0);
-        // Of all of the run, or what was measured is something else.
-        ensure!(recorded as f64 > count / 150.0, "{recorded} of {count} sampled: {:#}", report["notes"]);
-        each[2].push(ns / count);
-        say(&format!(
-            "native round {}: {:.0}, {:.0}, {:.0} ns an exit",
-            round + 1,
-            each[0][round],
-            each[1][round],
-            each[2][round]
-        ));
+    let mut guests = [Tiny::start()?, Tiny::start()?, Tiny::start()?];
+    let watchers = [Watcher::start(&guests[1], &[])?, Watcher::start(&guests[2], &["--sample", "100"])?];
+    // A second on, a watcher has found out what fires here, and asks for that alone.
+    let begun = Instant::now();
+    let mut warm = 0.0;
+    while begun.elapsed() < Duration::from_secs(2) {
+        for guest in &mut guests {
+            warm += guest.go()?.0 / 3.0;
+        }
     }
-    let ns_per_exit = each.map(|all| all.into_iter().fold(f64::MAX, f64::min));
-    ensure!(events > 0.0, "no tracepoint of KVM fires here");
-    let ns_per_event = (ns_per_exit[1] - ns_per_exit[0]) / events;
-    Ok(Native { ns_per_event, ns_per_exit, events_per_exit: events, whole })
+    let mut each: [Vec<f64>; 3] = Default::default();
+    let mut count = 0.0;
+    for _ in 0..ROUNDS {
+        // Each is the first as often as the others.
+        for turn in 0..3 {
+            let index = (turn + each[0].len()) % 3;
+            let (exits, ns) = guests[index].go()?;
+            each[index].push(ns / exits);
+            count += exits / 3.0;
+        }
+    }
+    for guest in guests {
+        guest.end()?;
+    }
+    let [watched, sampled] = watchers.map(Watcher::end);
+    let (watched, sampled) = (watched?, sampled?);
+    ensure!(watched["lost"] == 0, "events were lost: {:#}", watched["notes"]);
+    let recorded = sampled["recorded"].as_f64().unwrap_or(0.0);
+    ensure!(recorded > count / 150.0, "{recorded} of {count} sampled: {:#}", sampled["notes"]);
+    let events_per_exit = watched["events"].as_f64().unwrap_or(0.0) / (count + warm);
+    ensure!(events_per_exit > 0.0, "no tracepoint of KVM fires here");
+    let ratio = |index: usize| median(each[index].iter().zip(&each[0]).map(|(one, alone)| one / alone));
+    let (alone, ratios) = (median(each[0].iter().copied()), [ratio(1), ratio(2)]);
+    let ns_per_exit = [alone, alone * ratios[0], alone * ratios[1]];
+    say(&format!("natively: {ns_per_exit:.0?} ns an exit, of {count:.0} exits each in {ROUNDS} rounds"));
+    let whole = watched["by_vcpu"].as_array().is_some_and(|rows| !rows.is_empty());
+    let ns_per_event = (ns_per_exit[1] - alone) / events_per_exit;
+    Ok(Native { ns_per_event, ns_per_exit, events_per_exit, whole })
+}
+
+fn median(all: impl Iterator<Item = f64>) -> f64 {
+    let mut all: Vec<f64> = all.collect();
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// In L1, with stock QEMU.
@@ -198,7 +216,7 @@ pub fn in_l1(l1: &L1, seconds: f64, say: &dyn Fn(&str)) -> Result<Cost> {
         format!("{} exits --vm planted --for 1h {options} >/dev/null 2>&1 & watch=$!;", ioplane.display())
     };
     let mut rates: [Vec<f64>; 3] = Default::default();
-    for _ in 0..ROUNDS / 3 {
+    for _ in 0..COUNTS {
         for (rates, during) in rates.iter_mut().zip(["watch=;".into(), watch(""), watch("--sample 100")]) {
             rates.push(count(&during)?);
         }

@@ -34,8 +34,11 @@ struct Options {
     #[arg(long, default_value_t = 4.0)]
     seconds: f64,
     /// Only what can be measured here without L1
-    #[arg(long)]
+    #[arg(long, conflicts_with = "l1")]
     native: bool,
+    /// Only what is measured in L1
+    #[arg(long)]
+    l1: bool,
 }
 
 /// What the issue asks for.
@@ -56,8 +59,9 @@ fn main() -> Result<()> {
     let options = Options::parse();
     let begun = Instant::now();
     let say = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
-    let native = cost::native(&say).context("natively");
-    let native = native.map_err(|error| say(&format!("not measured natively: {error:#}"))).ok();
+    let native = (!options.l1).then(|| cost::native(&say).context("natively"));
+    let native = native
+        .and_then(|native| native.map_err(|error| say(&format!("not measured natively: {error:#}"))).ok());
     let mut outcome = Outcome {
         profiler_cost_percent: None,
         sampled_cost_percent: None,

@@ -13,7 +13,7 @@ pub const NETS: [(&str, &str); 3] =
 /// Guest functions that the scripts below share.
 pub const FUNCTIONS: &str = "
     nic() { for n in /sys/class/net/*; do
-        [ -e $n/device/driver ] && [ \"$(basename \"$(readlink $n/device/driver)\")\" = $1 ] && basename $n; done; }
+        case \"$(readlink $n/device/driver)\" in */$1) basename $n ;; esac; done; }
     uptime() { cut -d' ' -f1 /proc/uptime; }
     quiet() { setsid \"$@\" >/dev/null 2>&1 </dev/null & }
 ";
