@@ -477,8 +477,9 @@ impl Random {
         self.0 ^= self.0 << 17;
         let reach = if middle < 2 { 0 } else { (middle / 4).clamp(1, 1 << 20) };
         let start = middle - reach + self.0 % (2 * reach + 1);
-        let prime =
-            |number: &u64| (2..).take_while(|part| part * part <= *number).all(|part| number % part != 0);
+        let prime = |number: &u64| {
+            (2..).take_while(|part| part * part <= *number).all(|part| !number.is_multiple_of(part))
+        };
         if middle < 16 { start } else { (start..start + 512).find(prime).unwrap_or(start) }
     }
 }
