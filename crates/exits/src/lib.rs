@@ -29,14 +29,14 @@ mod tracefs;
 mod vm;
 mod watch;
 
-pub use advice::{Action, Certainty, Finding, action_of, advise};
+pub use advice::{Action, Certainty, Finding, HostFacts, action_of, advise};
 pub use devices::{Devices, Layout, Place};
 pub use error::{ExitsError, Result};
 pub use event::{Decoder, Detail, Event};
 pub use format::{Field, Format};
 pub use profile::{Profile, SITES, Site, Tally, Thread};
 pub use reason::{Isa, Kind, Reason};
-pub use report::{Names, Report, Row, SiteRow, Subject};
+pub use report::{Names, Report, Row, RunRow, SiteRow, Subject};
 pub use runs::{LONGEST, Run, Runs, Step};
 pub use symbols::{Confidence, Fit, Symbols};
 pub use totals::Totals;

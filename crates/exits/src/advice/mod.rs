@@ -3,10 +3,14 @@
 //! A finding is made from what is in the report and nothing else. What a rule cannot see there (what the guest has configured, what
 //! its VMM can do) makes it less certain, and the remedy says what to look at.
 
+mod host;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+pub use host::HostFacts;
 
 use crate::event::Detail;
 use crate::reason::Kind;
