@@ -9,6 +9,7 @@ use std::collections::HashMap;
 
 use crate::event::{Detail, Event};
 use crate::reason::{Kind, Reason};
+use crate::runs::{Row, Runs};
 
 /// So many different sites are told apart; what comes then is counted as one without a place.
 pub const SITES: usize = 1 << 16;
@@ -75,6 +76,7 @@ pub struct Thread {
     vcpu: Option<u32>,
     /// What KVM did before it told of the exit: Linux up to 6.1 answers some MSRs of AMD's guests at once.
     early: Option<Detail>,
+    row: Row,
 }
 
 /// Everything that was counted. Its size is bounded by [`SITES`].
@@ -82,6 +84,10 @@ pub struct Thread {
 pub struct Profile {
     sites: HashMap<Site, Tally>,
     vcpus: HashMap<u32, Tally>,
+    /// Of those, host time in HLT and MWAIT, in ns.
+    halted: HashMap<u32, u64>,
+    /// Port accesses that come one after another.
+    pub runs: Runs,
     /// Exits by what KVM did about them, where no exit was seen before.
     consequences: HashMap<Site, Tally>,
     /// Injected interrupts by vector.
@@ -102,6 +108,7 @@ impl Profile {
         match event {
             Event::Exit { reason, rip, vcpu, detail } => {
                 self.finish(thread, None);
+                self.runs.exit(&mut thread.row, reason.kind(), rip, detail);
                 let early =
                     thread.early.take().filter(|_| reason.kind() == Kind::Msr && detail == Detail::Nothing);
                 self.ports[0] += u64::from(matches!(detail, Detail::Port { .. }));
@@ -136,11 +143,15 @@ impl Profile {
                     pending.user = true;
                 }
             }
-            Event::Interrupt { vector } => *self.interrupts.entry(vector).or_default() += 1,
+            Event::Interrupt { vector } => {
+                self.runs.end(&mut thread.row);
+                *self.interrupts.entry(vector).or_default() += 1;
+            }
             Event::SpinWindow => self.spin_windows += 1,
             Event::Nested => {
                 if let Some(pending) = &mut thread.pending {
                     (pending.site.nested, pending.site.rip) = (true, None);
+                    thread.row = Row::default();
                 }
             }
         }
@@ -150,11 +161,13 @@ impl Profile {
     pub fn lost(&mut self, thread: &mut Thread, records: u64) {
         self.lost_records += records;
         self.finish(thread, None);
+        thread.row = Row::default();
     }
 
     /// The watch is over: the exit that a thread is in counts, its time does not.
     pub fn end(&mut self, thread: &mut Thread) {
         self.finish(thread, None);
+        self.runs.end(&mut thread.row);
     }
 
     fn finish(&mut self, thread: &mut Thread, end: Option<u64>) {
@@ -171,6 +184,10 @@ impl Profile {
             && (self.vcpus.len() < VCPUS || self.vcpus.contains_key(&vcpu))
         {
             self.vcpus.entry(vcpu).or_default().add(tally);
+            if pending.site.reason.kind() == Kind::Halt {
+                let halted = self.halted.entry(vcpu).or_default();
+                *halted = halted.saturating_add(tally.host_ns);
+            }
         }
     }
 
@@ -225,6 +242,11 @@ impl Profile {
         let mut all: Vec<_> = self.vcpus.iter().map(|(vcpu, tally)| (*vcpu, *tally)).collect();
         all.sort_by_key(|(vcpu, _)| *vcpu);
         all
+    }
+
+    /// How much of a vCPU's host time it was halted, in ns.
+    pub fn halted_ns(&self, vcpu: u32) -> u64 {
+        self.halted.get(&vcpu).copied().unwrap_or(0)
     }
 
     /// Injected interrupts: vector and how many, most first.
@@ -355,6 +377,40 @@ mod tests {
     }
 
     #[test]
+    fn runs_end_where_the_guest_is_interrupted_or_records_are_lost() {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        let out = |port| {
+            let reason = Reason::from_kvm(2, 0x7b);
+            let detail = Detail::Port { port, width: 1, write: true };
+            Event::Exit { reason, rip: port.into(), vcpu: Some(0), detail }
+        };
+        for event in [out(1), ENTRY, exit(0x60, 5), ENTRY, out(2), Event::Interrupt { vector: 3 }, ENTRY] {
+            profile.take(&mut thread, 1, event);
+        }
+        for port in [3, 4] {
+            profile.take(&mut thread, 2, out(port));
+        }
+        profile.lost(&mut thread, 1);
+        for port in [5, 6, 7] {
+            profile.take(&mut thread, 3, out(port));
+        }
+        profile.end(&mut thread);
+        let mut runs: Vec<_> =
+            profile.runs.iter().map(|(run, times)| (run.rip, run.steps().len(), times)).collect();
+        runs.sort_unstable();
+        assert_eq!(runs, [(1, 2, 1), (5, 3, 1)]);
+    }
+
+    #[test]
+    fn halts_are_kept_apart() {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        for (at, event) in [(0, exit(0x78, 1)), (900, ENTRY), (1000, exit(0x7b, 1)), (1030, ENTRY)] {
+            profile.take(&mut thread, at, event);
+        }
+        assert_eq!((profile.vcpus()[0].1.host_ns, profile.halted_ns(0)), (930, 900));
+    }
+
+    #[test]
     fn memory_is_bounded() {
         let (mut profile, mut thread) = (Profile::default(), Thread::default());
         for rip in 0..SITES as u64 + 1000 {
@@ -393,6 +449,7 @@ mod tests {
         }
         profile.end(&mut thread);
         assert!(profile.sites.len() <= 2 * SITES + 1 && profile.consequences.len() <= SITES);
+        assert!(profile.halted.len() <= profile.vcpus.len());
         assert!(profile.vcpus.len() <= VCPUS && profile.interrupts.len() <= 256);
         assert_eq!(profile.total().count, exits);
     }

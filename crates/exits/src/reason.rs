@@ -108,6 +108,7 @@ impl Reason {
             (Isa::Svm, 0x20..=0x2f) => format!("DR{} read", self.code - 0x20),
             (Isa::Svm, 0x30..=0x3f) => format!("DR{} write", self.code - 0x30),
             (Isa::Svm, 0x40..=0x5f) => format!("exception {}", self.code - 0x40),
+            (Isa::Svm, 0x90..=0x9f) => format!("CR{} written", self.code - 0x90),
             _ => format!("reason {:#x}", self.code),
         }
     }
@@ -181,6 +182,10 @@ const VMX: &[(u32, &str, Kind)] = &[
     (68, "TPAUSE", Kind::Halt),
     (74, "bus lock", Kind::Other),
     (75, "notify", Kind::Other),
+    (76, "SEAMCALL", Kind::Other),
+    (77, "TDCALL", Kind::Hypercall),
+    (84, "RDMSR, immediate", Kind::Msr),
+    (85, "WRMSR, immediate", Kind::Msr),
 ];
 
 const SVM: &[(u32, &str, Kind)] = &[
@@ -239,6 +244,20 @@ const SVM: &[(u32, &str, Kind)] = &[
     (0x401, "AVIC incomplete IPI", Kind::Apic),
     (0x402, "AVIC unaccelerated access", Kind::Apic),
     (0x403, "VMGEXIT", Kind::Hypercall),
+    // Software's own numbers, of the protocol between encrypted guests and their host.
+    (0x8000_0001, "VMGEXIT: MMIO read", Kind::Memory),
+    (0x8000_0002, "VMGEXIT: MMIO write", Kind::Memory),
+    (0x8000_0003, "VMGEXIT: NMI complete", Kind::Hypercall),
+    (0x8000_0004, "VMGEXIT: AP waits", Kind::Halt),
+    (0x8000_0005, "VMGEXIT: AP jump table", Kind::Hypercall),
+    (0x8000_0010, "VMGEXIT: page state change", Kind::Hypercall),
+    (0x8000_0011, "VMGEXIT: guest request", Kind::Hypercall),
+    (0x8000_0012, "VMGEXIT: extended guest request", Kind::Hypercall),
+    (0x8000_0013, "VMGEXIT: AP creation", Kind::Hypercall),
+    (0x8000_fffd, "VMGEXIT: features", Kind::Hypercall),
+    (0x8000_fffe, "VMGEXIT: termination", Kind::Hypercall),
+    (0x8000_ffff, "VMGEXIT: unsupported event", Kind::Hypercall),
+    (0xf000_0000, "reserved for the hypervisor", Kind::Other),
     (0xffff_ffff, "invalid guest state", Kind::Other),
 ];
 
@@ -254,6 +273,18 @@ mod tests {
         assert_eq!((amd.name().as_str(), amd.kind()), ("I/O instruction", Kind::Port));
         assert_eq!(Reason::from_kvm(2, 0x78).kind(), Kind::Halt);
         assert_eq!(Reason::from_kvm(2, 0x4e).name(), "exception 14");
+    }
+
+    #[test]
+    fn what_newer_headers_name() {
+        for (code, name) in [(84, "RDMSR, immediate"), (85, "WRMSR, immediate")] {
+            let reason = Reason::from_kvm(1, code);
+            assert_eq!((reason.name().as_str(), reason.kind()), (name, Kind::Msr));
+        }
+        assert_eq!(Reason::from_kvm(1, 77).name(), "TDCALL");
+        assert_eq!(Reason::from_kvm(2, 0x94).name(), "CR4 written");
+        assert_eq!(Reason::from_kvm(2, 0x9f).name(), "CR15 written");
+        assert_eq!(Reason::from_kvm(2, 0x8000_0001).kind(), Kind::Memory);
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub(super) fn port(port: u16) -> Option<(&'static str, String)> {
         0x40..=0x42 => ("PIT", format!("counter {}", port - 0x40)),
         0x43 => ("PIT", "control".into()),
         0x60 => ("keyboard controller", "data".into()),
-        0x61 => ("system control port B", "speaker and NMI".into()),
+        0x61 => ("system control port B", "PIT counter 2's gate and output, NMI".into()),
         0x64 => ("keyboard controller", "status or command".into()),
         0x70 => ("RTC", "index".into()),
         0x71 => ("RTC", "data".into()),

@@ -18,18 +18,50 @@ const LEVELS: usize = 4;
 struct Frame {
     count: u64,
     host_ns: u64,
+    /// How many of them were timed.
+    timed: u64,
     below: BTreeMap<String, Frame>,
 }
 
 impl Frame {
-    fn add(&mut self, path: &[String], site: &SiteRow) {
-        self.count += site.row.count;
-        self.host_ns = self.host_ns.saturating_add(site.row.host_ns);
+    fn add(&mut self, path: &[String], count: u64, host_ns: u64, each: Option<u64>) {
+        self.count += count;
+        if let Some(timed) = each.and_then(|each| host_ns.checked_div(each)) {
+            self.host_ns = self.host_ns.saturating_add(host_ns);
+            self.timed += timed;
+        }
         if let [first, rest @ ..] = path {
-            self.below.entry(first.clone()).or_default().add(rest, site);
+            self.below.entry(first.clone()).or_default().add(rest, count, host_ns, each);
         }
     }
+
+    /// All exits: of the sites that are listed, of those that are not, and those that were lost.
+    fn of(report: &Report) -> Frame {
+        let mut root = Frame::default();
+        for site in &report.sites {
+            root.add(&path(site), site.row.count, site.row.host_ns, site.row.ns_each);
+        }
+        for reason in &report.reasons {
+            let (count, host_ns) =
+                root.below.get(&reason.name).map_or((0, 0), |frame| (frame.count, frame.host_ns));
+            let left = reason.count.saturating_sub(count);
+            if left > 0 {
+                let path = [reason.name.clone(), UNLISTED.to_owned()];
+                root.add(&path, left, reason.host_ns.saturating_sub(host_ns), reason.ns_each);
+            }
+        }
+        let lost = report.exits.saturating_sub(root.count);
+        if lost > 0 {
+            root.add(&[LOST.to_owned()], lost, 0, None);
+        }
+        root
+    }
 }
+
+/// Sites beyond those that a report lists.
+const UNLISTED: &str = "(sites too rare to be listed)";
+/// Exits that were counted and not recorded.
+const LOST: &str = "(lost)";
 
 /// What a site is, from the general to the particular.
 fn path(site: &SiteRow) -> [String; 3] {
@@ -44,10 +76,7 @@ fn path(site: &SiteRow) -> [String; 3] {
 impl Report {
     /// The picture, as an SVG document that needs nothing else. Hovering shows the numbers.
     pub fn svg(&self) -> String {
-        let mut root = Frame::default();
-        for site in &self.sites {
-            root.add(&path(site), site);
-        }
+        let root = Frame::of(self);
         let height = TOP + ROW * LEVELS as f64 + 10.0;
         let mut out = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
@@ -72,13 +101,15 @@ fn draw(out: &mut String, name: &str, frame: &Frame, (x, level): (f64, usize), s
     }
     let y = TOP + ROW * level as f64;
     let percent = frame.count as f64 * 100.0 / all.max(1) as f64;
-    let each = frame.host_ns as f64 / frame.count.max(1) as f64 / 1e3;
+    // What was not timed has no time, not none.
+    let each = frame.host_ns.checked_div(frame.timed);
+    let each = each.map_or(String::new(), |ns| format!(", {:.1} us of host time each", ns as f64 / 1e3));
     // Written out first, cut by width: about seven units a letter.
     let letters = ((width - 6.0) / 6.6).max(0.0) as usize;
     let label: String = if letters < 3 { String::new() } else { name.chars().take(letters).collect() };
     let _ = writeln!(
         out,
-        "<g><title>{full}: {count} exits ({percent:.2} %), {each:.1} us of host time each</title>\
+        "<g><title>{full}: {count} exits ({percent:.2} %){each}</title>\
          <rect x=\"{x:.2}\" y=\"{y}\" width=\"{w:.2}\" height=\"{h}\" rx=\"2\" fill=\"{colour}\"/>\
          <text x=\"{tx:.2}\" y=\"{ty}\" fill=\"#222\">{label}</text></g>",
         full = Escaped(name),

@@ -61,12 +61,12 @@ impl Report {
             let _ = writeln!(
                 out,
                 "<section class=\"finding\"><h2>{} <code>{}</code></h2><p>{}</p><p><b>Remedy:</b> {}</p>\
-                 <p>Expected: {:.0} exits a second fewer; {}.</p></section>",
+                 <p>Expected: {}; {}.</p></section>",
                 Escaped(&finding.title),
                 Escaped(&finding.id),
                 Escaped(&finding.evidence),
                 Escaped(&finding.remedy),
-                finding.gain,
+                finding.expected(),
                 finding.certainty,
             );
         }

@@ -3,6 +3,7 @@
 mod escape;
 mod flame;
 mod html;
+mod named;
 mod text;
 
 use std::collections::HashMap;
@@ -11,16 +12,21 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::advice::HostFacts;
 use crate::devices::{Devices, Place};
 use crate::event::Detail;
 use crate::profile::{Profile, Tally};
 use crate::reason::{Kind, Reason};
+use crate::runs::LONGEST;
 use crate::totals::Totals;
 use crate::vm::Vm;
 use crate::watch::Seen;
+use named::Named;
 
 /// So many sites are listed.
 const SITES: usize = 1000;
+/// So many runs.
+const RUNS: usize = 200;
 
 /// Exits that have something in common.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,12 +63,32 @@ pub struct SiteRow {
     pub kind: Kind,
     /// The guest's instruction.
     pub rip: Option<u64>,
+    /// It was a guest of this guest that exited, at an instruction of its own.
+    #[serde(default)]
+    pub nested: bool,
     /// The guest's function and the offset in it, where symbols were given.
     pub function: Option<String>,
     /// The port, address or register.
     pub detail: Detail,
     /// Which device and register that is.
     pub place: Option<Place>,
+}
+
+/// Port accesses that came one after another, with nothing else of the guest's between them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunRow {
+    /// The first instruction.
+    pub rip: u64,
+    /// Its function, where symbols were given.
+    pub function: Option<String>,
+    /// The accesses in their order.
+    pub accesses: Vec<Detail>,
+    /// Whether more followed that were not recorded.
+    pub longer: bool,
+    /// How often the whole run was seen.
+    pub times: u64,
+    /// A second.
+    pub rate: f64,
 }
 
 /// The whole answer to "which exits does this VM take?".
@@ -92,8 +118,11 @@ pub struct Report {
     pub kernel: Option<Totals>,
     /// Share of exits whose function is named, of those that an instruction of the guest's kernel caused.
     pub functions_percent: f64,
-    /// Share of exits about a port, an address or a register that are named.
+    /// Share of exits about a port, an address or a register whose register has a name; its bare number or offset is none.
     pub devices_percent: f64,
+    /// Share of all exits, lost ones too, whose function is named, and the register if they are about one.
+    #[serde(default)]
+    pub attributed_percent: f64,
     /// By reason.
     pub reasons: Vec<Row>,
     /// By function of the guest's kernel; what came from below it is one row.
@@ -108,6 +137,15 @@ pub struct Report {
     pub sites: Vec<SiteRow>,
     /// Interrupts injected into the guest: vector and how many.
     pub interrupts: Vec<(u8, u64)>,
+    /// Port accesses in a row, those first that cost most exits. None of a sample.
+    #[serde(default)]
+    pub runs: Vec<RunRow>,
+    /// How often KVM changed how long a guest may spin.
+    #[serde(default)]
+    pub spin_windows: u64,
+    /// What the host's KVM is set to.
+    #[serde(default)]
+    pub host: HostFacts,
     /// What could be better.
     #[serde(default)]
     pub findings: Vec<crate::advice::Finding>,
@@ -122,6 +160,8 @@ pub struct Names<'a> {
     pub function: Option<&'a dyn Fn(u64) -> Option<String>>,
     /// The devices.
     pub devices: Devices,
+    /// What the host's KVM is set to.
+    pub host: HostFacts,
     /// What is to be said about them.
     pub notes: Vec<String>,
 }
@@ -164,11 +204,15 @@ impl Report {
             order(b).cmp(&order(a)).then_with(|| (a.rip, a.detail).cmp(&(b.rip, b.detail)))
         });
         let group = |key: &dyn Fn(&SiteRow) -> Option<String>| maker.group(&sites, key);
+        let kernel_start = kernel_start(&sites);
         let reasons = group(&|site| Some(site.reason_name.clone()));
         let functions = if names.function.is_some() {
             group(&|site| match &site.function {
                 Some(name) => Some(strip_offset(name).to_owned()),
-                None => site.rip.is_some_and(|rip| !in_kernel(rip)).then(|| ELSEWHERE.to_owned()),
+                None if site.nested => Some(NESTED.to_owned()),
+                None => {
+                    site.rip.is_some_and(|rip| !in_kernel(rip, kernel_start)).then(|| ELSEWHERE.to_owned())
+                }
             })
         } else {
             Vec::new()
@@ -182,8 +226,11 @@ impl Report {
         };
         let registers = group(&register);
         let devices = group(&|site| site.place.as_ref().map(|place| place.device.clone()));
-        let by_vcpu =
-            profile.vcpus().into_iter().map(|(id, tally)| maker.row(format!("vCPU {id}"), tally, 0));
+        let by_vcpu = profile
+            .vcpus()
+            .into_iter()
+            .map(|(id, tally)| maker.row(format!("vCPU {id}"), tally, profile.halted_ns(id)));
+        let named = Named::of(&sites, kernel_start, exits);
         let mut report = Report {
             vm: vm.name.clone(),
             pid: vm.pid,
@@ -196,18 +243,18 @@ impl Report {
             sample,
             events: seen.events,
             kernel,
-            functions_percent: share(
-                &sites,
-                |s| s.rip.is_some_and(in_kernel) && at_instruction(s.kind),
-                |s| s.function.is_some(),
-            ),
-            devices_percent: share(&sites, |s| s.detail != Detail::Nothing, |s| s.place.is_some()),
+            functions_percent: named.functions,
+            devices_percent: named.devices,
+            attributed_percent: named.attributed,
             reasons,
             functions,
             registers,
             devices,
             by_vcpu: by_vcpu.collect(),
             interrupts: profile.interrupts(),
+            runs: if sample > 1 { Vec::new() } else { maker.runs(profile, names) },
+            spin_windows: profile.spin_windows,
+            host: names.host.clone(),
             findings: Vec::new(),
             notes: Vec::new(),
             sites,
@@ -227,25 +274,25 @@ fn busy(profile: &Profile) -> u64 {
 }
 
 /// What is said in place of a function's name for addresses that are not the kernel's.
+const NESTED: &str = "(a guest of this guest)";
 const ELSEWHERE: &str = "(user space or firmware)";
 
-/// The upper half of all addresses is the kernel's, of any system for x86-64.
-fn in_kernel(rip: u64) -> bool {
-    rip >> 63 != 0
-}
+/// Where a 64-bit kernel begins: the upper half of all addresses is the kernel's, of any system for x86-64.
+const UPPER_HALF: u64 = 1 << 63;
+/// Where a 32-bit Linux usually begins.
+const KERNEL_32: u64 = 0xc000_0000;
 
-/// Exits that an instruction causes; host interrupts and the like come anywhere.
-fn at_instruction(kind: Kind) -> bool {
-    !matches!(kind, Kind::HostInterrupt | Kind::InterruptWindow | Kind::Timer)
-}
-
-fn share(sites: &[SiteRow], of: impl Fn(&SiteRow) -> bool, named: impl Fn(&SiteRow) -> bool) -> f64 {
-    let (mut all, mut some) = (0, 0);
-    for site in sites.iter().filter(|site| of(site)) {
-        all += site.row.count;
-        some += if named(site) { site.row.count } else { 0 };
+/// Where the guest's kernel begins. If all of its functions that were seen lie below 4 GiB, it is a 32-bit one.
+fn kernel_start(sites: &[SiteRow]) -> u64 {
+    let named = || sites.iter().filter(|site| site.function.is_some()).filter_map(|site| site.rip);
+    match (named().min(), named().max()) {
+        (Some(lowest), Some(highest)) if highest <= u32::MAX.into() => lowest.min(KERNEL_32),
+        _ => UPPER_HALF,
     }
-    if all == 0 { 0.0 } else { some as f64 * 100.0 / all as f64 }
+}
+
+fn in_kernel(rip: u64, start: u64) -> bool {
+    rip >= start
 }
 
 fn strip_offset(function: &str) -> &str {
@@ -307,9 +354,11 @@ impl Maker {
         let name = match (&function, site.rip) {
             (Some(function), _) => function.clone(),
             (None, Some(rip)) => format!("{rip:#x}"),
+            (None, None) if site.nested => NESTED.into(),
             (None, None) => "?".into(),
         };
         SiteRow {
+            nested: site.nested,
             row: self.row(name, tally, if kind == Kind::Halt { tally.host_ns } else { 0 }),
             reason: site.reason,
             reason_name: site.reason.name(),
@@ -319,6 +368,26 @@ impl Maker {
             detail: site.detail,
             place: names.devices.name(site.detail),
         }
+    }
+
+    /// Those first that could spare most exits.
+    fn runs(&self, profile: &Profile, names: &Names<'_>) -> Vec<RunRow> {
+        let spared = |length: usize, times: u64| times.saturating_mul(length as u64 - 1);
+        let mut runs: Vec<_> = profile.runs.iter().collect();
+        runs.sort_by_key(|(run, times)| (std::cmp::Reverse(spared(run.steps().len(), *times)), **run));
+        let row = |(run, times): (&crate::runs::Run, u64)| RunRow {
+            rip: run.rip,
+            function: names.function.and_then(|function| function(run.rip)),
+            accesses: run
+                .steps()
+                .iter()
+                .map(|step| Detail::Port { port: step.port, width: step.width, write: step.write })
+                .collect(),
+            longer: run.steps().len() >= LONGEST,
+            times,
+            rate: times as f64 / self.seconds,
+        };
+        runs.into_iter().take(RUNS).map(row).collect()
     }
 
     /// Adds up what has the same name, most first.

@@ -27,6 +27,14 @@ fn profile() -> Profile {
 }
 
 fn report(seen: Seen, sample: u64) -> Report {
+    let function = |rip: u64| {
+        let at = rip.checked_sub(KERNEL + 0x1000)?;
+        (at < 0x1000).then(|| format!("acpi_pm_read+{at:#x}"))
+    };
+    report_of(&profile(), seen, sample, &function)
+}
+
+fn report_of(profile: &Profile, seen: Seen, sample: u64, function: &dyn Fn(u64) -> Option<String>) -> Report {
     let vm = Vm {
         pid: 1,
         name: "web".into(),
@@ -35,13 +43,22 @@ fn report(seen: Seen, sample: u64) -> Report {
         vm_fds: vec![9],
         command: Vec::new(),
     };
-    let function = |rip: u64| {
-        let at = rip.checked_sub(KERNEL + 0x1000)?;
-        (at < 0x1000).then(|| format!("acpi_pm_read+{at:#x}"))
-    };
-    let names = Names { function: Some(&function), ..Names::default() };
+    let names = Names { function: Some(function), ..Names::default() };
     let subject = Subject { vm: &vm, time: Duration::from_secs(2), seen, sample };
-    Report::new(subject, &profile(), None, &names)
+    Report::new(subject, profile, None, &names)
+}
+
+/// Exits of these: AMD's code, address, detail, how many. They have no times.
+fn untimed(exits: &[(u64, u64, Detail, u64)]) -> Profile {
+    let (mut profile, mut thread) = (Profile::default(), Thread::default());
+    for (code, rip, detail, count) in exits {
+        for at in 0..*count {
+            let reason = Reason::from_kvm(2, *code);
+            profile.take(&mut thread, at, Event::Exit { reason, rip: *rip, vcpu: Some(0), detail: *detail });
+        }
+    }
+    profile.end(&mut thread);
+    profile
 }
 
 #[test]
@@ -58,6 +75,9 @@ fn groups_add_up() {
     assert_eq!(report.reasons.iter().find(|row| row.name == "HLT").unwrap().host_percent, 0.0);
     assert!((report.functions_percent - 30.0 * 100.0 / 40.0).abs() < 1e-9);
     assert!((report.devices_percent - 30.0 * 100.0 / 31.0).abs() < 1e-9);
+    assert!((report.attributed_percent - 30.0 * 100.0 / 41.0).abs() < 1e-9);
+    // Nor is a vCPU's share more than all of it.
+    assert!((report.by_vcpu[0].host_percent - 100.0).abs() < 1e-9, "{:?}", report.by_vcpu);
     assert!(report.notes.is_empty(), "{:?}", report.notes);
     let text = report.to_string();
     assert!(text.contains("port 0xeee0, out 8") && text.contains("web (qemu"), "{text}");
@@ -75,6 +95,75 @@ fn a_sample_is_scaled() {
     let report = report(Seen { counted: 4100, ..Seen::default() }, 100);
     assert_eq!((report.exits, report.registers[0].count), (4100, 3000));
     assert_eq!(report.lost, 0);
+}
+
+#[test]
+fn numbers_are_no_names() {
+    let profile = untimed(&[
+        (0x7c, KERNEL, Detail::Msr { index: 0x12345, write: true }, 10),
+        (0x7c, KERNEL, Detail::Msr { index: 0x6e0, write: true }, 10),
+        (0x7b, KERNEL, Detail::Nothing, 20),
+        (0x72, KERNEL, Detail::Cpuid { leaf: 1 }, 100),
+        (0x81, KERNEL, Detail::Hypercall { number: 99 }, 100),
+        (0x400, KERNEL, Detail::Fault, 100),
+    ]);
+    let function = |_: u64| Some("f+0x1".to_owned());
+    let report = report_of(&profile, Seen { counted: 680, ..Seen::default() }, 1, &function);
+    assert!((report.devices_percent - 25.0).abs() < 1e-9, "{}", report.devices_percent);
+    // Of 680, 340 were lost, and 30 of the rest are about a register without a name.
+    let attributed = 310.0 * 100.0 / 680.0;
+    assert!((report.attributed_percent - attributed).abs() < 1e-9, "{}", report.attributed_percent);
+}
+
+#[test]
+fn a_kernel_of_32_bits_is_no_user_space() {
+    let timer = Detail::Port { port: 0x608, width: 4, write: false };
+    let profile = untimed(&[
+        (0x7b, 0xc064_42dd, timer, 30),
+        (0x7b, 0xf800_0000, timer, 10),
+        (0x7b, 0xb7f0_0000, timer, 5),
+    ]);
+    let function = |rip: u64| (rip == 0xc064_42dd).then(|| "acpi_pm_read+0xd".to_owned());
+    let report = report_of(&profile, Seen { counted: 45, ..Seen::default() }, 1, &function);
+    assert!((report.functions_percent - 75.0).abs() < 1e-9, "{}", report.functions_percent);
+    let rows: Vec<_> = report.functions.iter().map(|row| (row.name.as_str(), row.count)).collect();
+    assert_eq!(rows, [("acpi_pm_read", 30), ("(user space or firmware)", 5)]);
+}
+
+#[test]
+fn the_picture_is_of_all_exits() {
+    let sites: Vec<_> =
+        (0..1500).map(|n| (0x7b, n, Detail::Port { port: 0x608, width: 4, write: false }, 1)).collect();
+    let report = report_of(&untimed(&sites), Seen { counted: 2000, ..Seen::default() }, 1, &|_| None);
+    assert_eq!(report.sites.len(), 1000);
+    let picture = report.svg();
+    for title in [
+        "all exits: 2000 exits (100.00 %)<",
+        "I/O instruction: 1500 exits (75.00 %)<",
+        "(sites too rare to be listed): 500 exits (25.00 %)<",
+        "(lost): 500 exits (25.00 %)<",
+    ] {
+        assert!(picture.contains(title), "{title} in {picture}");
+    }
+    assert!(!picture.contains("host time"), "none was timed: {picture}");
+    let timed = self::report(Seen { counted: 41, ..Seen::default() }, 1).svg();
+    assert!(timed.contains("30 exits (73.17 %), 2.0 us of host time each"), "{timed}");
+}
+
+#[test]
+fn runs_are_told_with_their_ports() {
+    let out = |port: u16| Detail::Port { port, width: 1, write: true };
+    let row: Vec<_> = (0x1f2..=0x1f7).map(|port| (0x7b, KERNEL, out(port), 1)).collect();
+    let profile = untimed(&row.repeat(40));
+    let function = |_: u64| Some("iowrite8+0x1".to_owned());
+    let report = report_of(&profile, Seen { counted: 240, ..Seen::default() }, 1, &function);
+    assert_eq!(report.runs.len(), 1);
+    let run = &report.runs[0];
+    assert_eq!((run.rip, run.times, run.longer), (KERNEL, 40, false));
+    assert_eq!(run.accesses, (0x1f2..=0x1f7).map(out).collect::<Vec<_>>());
+    assert!((run.rate - 20.0).abs() < 1e-9 && run.function.as_deref() == Some("iowrite8+0x1"));
+    // A sample sees no run.
+    assert!(report_of(&profile, Seen { counted: 240, ..Seen::default() }, 9, &function).runs.is_empty());
 }
 
 #[test]
@@ -105,4 +194,26 @@ fn the_page_needs_nothing_else_and_guests_cannot_write_into_it() {
     let links = page.replace("http://www.w3.org/2000/svg", "");
     assert!(!links.contains("http:") && !links.contains("https:") && !links.contains("url("));
     assert!(!report.svg().contains('\u{7}'));
+}
+
+#[test]
+fn a_guest_of_the_guest_has_a_row_and_no_function() {
+    let (mut profile, mut thread) = (Profile::default(), Thread::default());
+    let timer = Detail::Port { port: 0x608, width: 4, write: false };
+    for nested in [true, false] {
+        let reason = Reason::from_kvm(2, 0x7b);
+        profile.take(
+            &mut thread,
+            1,
+            Event::Exit { reason, rip: KERNEL + 0x1010, vcpu: Some(0), detail: timer },
+        );
+        if nested {
+            profile.take(&mut thread, 2, Event::Nested);
+        }
+        profile.take(&mut thread, 3, Event::Entry { vcpu: Some(0) });
+    }
+    let function = |rip: u64| (rip >= KERNEL).then(|| "acpi_pm_read+0x10".to_owned());
+    let report = report_of(&profile, Seen { counted: 2, ..Seen::default() }, 1, &function);
+    let functions: Vec<_> = report.functions.iter().map(|row| (row.name.as_str(), row.count)).collect();
+    assert_eq!(functions, [("(a guest of this guest)", 1), ("acpi_pm_read", 1)]);
 }

@@ -50,9 +50,11 @@ fn head(f: &mut fmt::Formatter<'_>, title: &str) -> fmt::Result {
 
 fn numbers(f: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {
     let each = row.ns_each.map_or("-".into(), |ns| format!("{:.1}", ns as f64 / 1e3));
-    let ms = if row.ns_each.is_some() { format!("{:.1}", row.host_ns as f64 / 1e6) } else { "-".into() };
-    let Row { count, rate, percent, host_percent, .. } = row;
-    write!(f, "{count:>10} {rate:>9.1} {percent:>6.2} {ms:>10} {host_percent:>6.2} {each:>8}  ")
+    let timed = |text: String| if row.ns_each.is_some() { text } else { "-".into() };
+    let ms = timed(format!("{:.1}", row.host_ns as f64 / 1e6));
+    let host_percent = timed(format!("{:.2}", row.host_percent));
+    let Row { count, rate, percent, .. } = row;
+    write!(f, "{count:>10} {rate:>9.1} {percent:>6.2} {ms:>10} {host_percent:>6} {each:>8}  ")
 }
 
 fn table(f: &mut fmt::Formatter<'_>, title: &str, rows: &[Row]) -> fmt::Result {

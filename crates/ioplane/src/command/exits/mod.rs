@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ioplane_exits::{
-    Confidence, Devices, Layout, Names, Options, Report, Source, Subject, Symbols, Vm, Watch,
+    Confidence, Devices, HostFacts, Layout, Names, Options, Report, Source, Subject, Symbols, Vm, Watch,
 };
 
 use crate::cli::{ExitsArgs, ExitsCommand, WatchArgs};
@@ -213,7 +213,7 @@ impl Naming {
         }
         let place = |rip: u64| self.symbols.as_ref()?.place(rip);
         let function: Option<&dyn Fn(u64) -> Option<String>> = if fits { Some(&place) } else { None };
-        let names = Names { function, devices: self.devices.clone(), notes };
+        let names = Names { function, devices: self.devices.clone(), host: HostFacts::read(), notes };
         let subject = Subject { vm: watch.vm(), time, seen: watch.seen(), sample: watch.sample() };
         Report::new(subject, profile, watch.kernel(), &names)
     }

@@ -1,0 +1,168 @@
+//! Emulated devices, and virtio's queues.
+
+use std::collections::BTreeMap;
+
+use super::{Action, Certainty, Finding, Part};
+use crate::event::Detail;
+use crate::report::{Report, SiteRow};
+
+pub(super) fn serial(report: &Report) -> Option<Finding> {
+    let part = Part::device(report, &["serial port"]);
+    part.matters().then(|| Finding {
+        id: "serial".into(),
+        title: "somebody talks on an emulated serial port, an exit or two for each letter".into(),
+        about: part.about(),
+        evidence: part.evidence("serial port"),
+        gain: part.rate,
+        remedy:
+            "lower the kernel's console level (dmesg -n 1), take console=ttyS0 from the command line or use \
+                 console=hvc0 on virtio-console, which moves whole lines"
+                .into(),
+        certainty: Certainty::Fair,
+        action: Some(Action::Console),
+    })
+}
+
+const VIRTIO_BLK: &str =
+    "give the disk as virtio-blk: one exit a request, or none with ioplane (ioplane qemu-args)";
+
+/// An emulated disk: all of its exits but one a request would be spared.
+fn disk(id: &str, title: &str, what: &str, part: &Part<'_>, requests: f64) -> Finding {
+    Finding {
+        id: id.into(),
+        title: title.into(),
+        about: part.about(),
+        evidence: format!("{}, for {requests:.0} commands", part.evidence(what)),
+        gain: (part.rate - requests).max(0.0),
+        remedy: VIRTIO_BLK.into(),
+        certainty: Certainty::High,
+        action: None,
+    }
+}
+
+pub(super) fn ide(report: &Report) -> Option<Finding> {
+    let part = Part::device(report, &["IDE"]);
+    let commands =
+        Part::of(report, |site| matches!(site.detail, Detail::Port { port: 0x1f7 | 0x177, write: true, .. }));
+    let title = "the guest's disk is an emulated IDE disk";
+    part.matters().then(|| disk("ide", title, "IDE", &part, commands.rate))
+}
+
+/// How far from the beginning of a PCI function's region; what the PCI layout writes where it knows no more.
+fn offset(site: &SiteRow) -> Option<u64> {
+    let (bar, offset) = site.place.as_ref()?.register.split_once(" + 0x")?;
+    bar.strip_prefix("BAR ")?;
+    u64::from_str_radix(offset, 16).ok()
+}
+
+fn writes(site: &SiteRow) -> bool {
+    matches!(site.detail, Detail::Memory { write: true, .. } | Detail::Port { write: true, .. })
+}
+
+/// A port's registers begin at 0x100, 0x80 bytes each; 0x38 is PxCI, where commands are issued (AHCI 1.3.1, chapter 3.3).
+fn issues_command(offset: u64) -> bool {
+    offset >= 0x100 && offset % 0x80 == 0x38
+}
+
+pub(super) fn ahci(report: &Report) -> Option<Finding> {
+    let part = Part::device(report, &["AHCI"]);
+    let is_command = |site: &SiteRow| writes(site) && offset(site).is_some_and(issues_command);
+    let commands = part.sites.iter().filter(|site| is_command(site)).map(|site| site.row.rate).sum();
+    let title = "the guest's disk is an emulated SATA disk";
+    part.matters().then(|| disk("ahci", title, "AHCI", &part, commands))
+}
+
+pub(super) fn lsi(report: &Report) -> Option<Finding> {
+    let part = Part::device(report, &["lsi53c895a"]);
+    // ISTAT, by which Linux' driver says that there is a command.
+    let is_command = |site: &SiteRow| writes(site) && offset(site) == Some(0x14);
+    let commands = part.sites.iter().filter(|site| is_command(site)).map(|site| site.row.rate).sum();
+    let title = "the guest's disk is behind an emulated SCSI adapter";
+    part.matters()
+        .then(|| Finding { certainty: Certainty::Fair, ..disk("lsi", title, "lsi53c895a", &part, commands) })
+}
+
+const NICS: [&str; 4] = ["e1000", "rtl8139", "ne2k", "pcnet"];
+
+pub(super) fn nic(report: &Report) -> Option<Finding> {
+    let part = Part::device(report, &NICS);
+    let is_tail =
+        |site: &SiteRow| site.place.as_ref().is_some_and(|place| place.register.contains("transmit"));
+    let tails: f64 = part.sites.iter().filter(|site| is_tail(site)).map(|site| site.row.rate).sum();
+    part.matters().then(|| Finding {
+        id: "nic".into(),
+        title: "the guest's NIC is an emulated one".into(),
+        about: part.about(),
+        evidence: part.evidence("the NIC's registers"),
+        gain: (part.rate - tails).max(0.0),
+        remedy: "give it as virtio-net: at most one exit for each frame sent and none for interrupts; or ioplane's \
+                 (ioplane qemu-args)"
+            .into(),
+        certainty: Certainty::High,
+        action: None,
+    })
+}
+
+/// What a NIC has left that interrupts every 250 us.
+const MODERATED: f64 = 4000.0;
+
+/// Only Intel's drivers can moderate: those of the other NICs have no such setting.
+pub(super) fn moderation(report: &Report) -> Option<Finding> {
+    let causes = Part::register(report, "e1000", &["ICR"]);
+    let mut nics: BTreeMap<&str, f64> = BTreeMap::new();
+    for (site, place) in causes.sites.iter().filter_map(|site| Some((site, site.place.as_ref()?))) {
+        *nics.entry(&place.device).or_default() += site.row.rate;
+    }
+    let gain: f64 = nics.values().map(|rate| (rate - MODERATED).max(0.0)).sum();
+    (causes.matters() && gain > 0.0).then(|| Finding {
+        id: "moderation".into(),
+        title: "an emulated NIC interrupts very often".into(),
+        about: causes.about(),
+        evidence: causes.evidence("reads of its interrupt cause, one or more an interrupt"),
+        gain,
+        remedy: "at most 4000 interrupts a second: in the guest ethtool -C NIC rx-usecs 250 (e1000e), or \
+                 InterruptThrottleRate=4000 for the module e1000, whose usual model (82540EM) refuses ethtool; virtio-net \
+                 instead is better"
+            .into(),
+        certainty: Certainty::Low,
+        action: None,
+    })
+}
+
+pub(super) fn notifications(report: &Report) -> Option<Finding> {
+    let part = Part::register(report, "virtio", &["queue notification"]);
+    (part.matters() && part.rate > 1000.0).then(|| Finding {
+        id: "virtio-notifications".into(),
+        title: "virtio queues are notified very often".into(),
+        about: part.about(),
+        evidence: format!(
+            "{}; whether EVENT_IDX is negotiated, which is usual, cannot be seen from here",
+            part.evidence("queue notifications")
+        ),
+        gain: part.rate,
+        remedy: "a back end that polls needs no notification while it does (ioplane); otherwise see that EVENT_IDX was not turned off \
+                 (QEMU: event_idx=off), and that vhost or an iothread serves the queue, so that each notification costs less"
+            .into(),
+        certainty: Certainty::Low,
+        action: None,
+    })
+}
+
+pub(super) fn scheduler(report: &Report) -> Option<Finding> {
+    let part = Part::register(report, "virtio-blk", &["queue notification"]);
+    (part.matters() && part.rate > 200.0).then(|| Finding {
+        id: "scheduler".into(),
+        about: part.about(),
+        title: "the guest may sort requests that the host sorts again".into(),
+        evidence: format!(
+            "{}; which scheduler the guest has cannot be seen from here",
+            part.evidence("virtio-blk")
+        ),
+        // It may even merge requests; mostly it costs the guest time.
+        gain: 0.0,
+        remedy: "none in /sys/block/vd*/queue/scheduler in the guest; this is about cost, more than about the count of exits"
+            .into(),
+        certainty: Certainty::Low,
+        action: Some(Action::Scheduler),
+    })
+}

@@ -1,0 +1,92 @@
+//! Port accesses that were seen one after another.
+
+use std::collections::BTreeMap;
+
+use super::{Certainty, Finding, PERCENT, RATE, about, bare};
+use crate::event::Detail;
+use crate::reason::Kind;
+use crate::report::{Report, RunRow};
+
+const ID: &str = "sequence-";
+/// So many findings of this sort.
+const FINDINGS: usize = 10;
+
+/// Where a run begins, by name if that is known.
+fn place(run: &RunRow) -> String {
+    run.function.as_deref().map_or_else(|| format!("{:#x}", run.rip), |name| bare(name).to_owned())
+}
+
+fn exits(run: &RunRow) -> f64 {
+    run.rate * run.accesses.len() as f64
+}
+
+fn spared(run: &RunRow) -> f64 {
+    exits(run) - run.rate
+}
+
+/// `out 0x1f2, in 0x1f7`.
+fn words(run: &RunRow) -> String {
+    let word = |access: &Detail| match access {
+        Detail::Port { port, write, .. } => format!("{} {port:#x}", if *write { "out" } else { "in" }),
+        _ => "?".into(),
+    };
+    let mut words: Vec<String> = run.accesses.iter().map(word).collect();
+    if run.longer {
+        words.push("and more".into());
+    }
+    words.join(", ")
+}
+
+/// How many exits a second another report has in runs of the same place; nothing for a finding of another sort.
+pub(super) fn rate(id: &str, report: &Report) -> Option<f64> {
+    let wanted = id.strip_prefix(ID)?;
+    // A sum of nothing is minus zero.
+    Some(report.runs.iter().filter(|run| place(run) == wanted).map(exits).sum::<f64>() + 0.0)
+}
+
+/// One finding for each place where runs begin; `others` may be about the same exits.
+pub(super) fn all(report: &Report, others: &[Finding]) -> Vec<Finding> {
+    let mut places: BTreeMap<String, Vec<&RunRow>> = BTreeMap::new();
+    for run in &report.runs {
+        places.entry(place(run)).or_default().push(run);
+    }
+    let all = report.exits as f64 / report.seconds.max(1e-9);
+    let finding = |(place, runs): (String, Vec<&RunRow>)| {
+        let gain: f64 = runs.iter().map(|run| spared(run)).sum();
+        let percent = runs.iter().map(|run| exits(run)).sum::<f64>() * 100.0 / all.max(1e-9);
+        let most = runs.iter().max_by(|a, b| spared(a).total_cmp(&spared(b)))?;
+        if gain < RATE || percent < PERCENT {
+            return None;
+        }
+        let about = about(runs.iter().flat_map(|run| &run.accesses).map(|access| (Kind::Port, *access)));
+        let length = if most.longer {
+            format!("{} or more", most.accesses.len())
+        } else {
+            most.accesses.len().to_string()
+        };
+        let mut evidence = format!("{}: {:.0} times a second", words(most), most.rate);
+        if runs.len() > 1 {
+            evidence += &format!(", and {} other runs from there", runs.len() - 1);
+        }
+        evidence += &format!("; {percent:.1} % of all exits are in such runs");
+        let same = others.iter().filter(|other| other.about.iter().any(|exit| about.contains(exit)));
+        let same: Vec<&str> = same.map(|other| other.id.as_str()).collect();
+        if !same.is_empty() {
+            evidence += &format!("; exits of {} too", same.join(", "));
+        }
+        Some(Finding {
+            id: format!("{ID}{place}"),
+            title: format!("{place} begins {length} port accesses in a row"),
+            about,
+            evidence,
+            gain,
+            remedy: "a paravirtual device instead of this one; a VMM that looks ahead can answer the run in one exit".into(),
+            certainty: Certainty::Fair,
+            action: None,
+        })
+    };
+    let mut found: Vec<Finding> = places.into_iter().filter_map(finding).collect();
+    found.sort_by(|a, b| b.gain.total_cmp(&a.gain));
+    found.truncate(FINDINGS);
+    found
+}
