@@ -170,7 +170,7 @@ pub fn disk(l1: &L1, guest: &L2<'_>, kind: &Kind, seconds: f64) -> Result<Side> 
 
 /// A TCP stream out of the guest at a pace of 2 Mbit/s.
 pub fn network(l1: &L1, guest: &L2<'_>, kind: &Kind, driver: &str, net: &str, seconds: f64) -> Result<Side> {
-    let sent = format!("cat /sys/class/net/$(nic {driver})/statistics/tx_packets");
+    let sent = format!("expr $(cat /sys/class/net/$(nic {driver})/statistics/tx_bytes) / 1024");
     guest.run(&format!(
         "set -e; {FUNCTIONS} n=$(nic {driver}); ip link set $n up; ip address replace {net}.2/24 dev $n"
     ))?;
@@ -178,7 +178,7 @@ pub fn network(l1: &L1, guest: &L2<'_>, kind: &Kind, driver: &str, net: &str, se
         guest,
         &format!("bash -c 'while :; do iperf3 -c {net}.1 -b 2M -l 16k -t 600; sleep 0.2; done'"),
     )?;
-    guest.run(&format!("{FUNCTIONS} i=0; while [ $({sent}) -lt 50 ]; do i=$((i + 1)); [ $i -lt 300 ] || exit 1; sleep 0.1; done"))?;
+    guest.run(&format!("{FUNCTIONS} i=0; while [ $({sent}) -lt 64 ]; do i=$((i + 1)); [ $i -lt 300 ] || exit 1; sleep 0.1; done"))?;
     let side = measure(l1, guest, kind.name, seconds, &sent)?;
     guest.run(&stop)?;
     Ok(side)

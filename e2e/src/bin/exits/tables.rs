@@ -53,8 +53,8 @@ pub fn and_remedies(l1: &L1, seconds: f64, say: &dyn Fn(&str)) -> Result<(Vec<Re
     let rows = vec![
         Remedy::new("PM timer to kvm-clock", "times asked", clock[0], clock[1]),
         Remedy::new("IDE to virtio-blk", "reads", disk, blk),
-        Remedy::new("e1000 to virtio-net", "frames sent", e1000, net),
-        Remedy::new("rtl8139 to virtio-net", "frames sent", rtl, net),
+        Remedy::new("e1000 to virtio-net", "KiB sent", e1000, net),
+        Remedy::new("rtl8139 to virtio-net", "KiB sent", rtl, net),
         Remedy::new("I/O scheduler mq-deadline to none", "writes", scheduler[0], scheduler[1]),
         Remedy::new("tick of 250 Hz to none when idle", "nothing", tick, idle),
     ];
@@ -77,14 +77,14 @@ fn papers(l1: &L1, guest: &L2<'_>, seconds: f64, say: &dyn Fn(&str)) -> Result<T
     say("table 1");
 
     let iperf = format!("bash -c 'while :; do iperf3 -c {}.1 -t 600; sleep 0.2; done'", remedies::NETS[0].1);
-    let bonnie = "bash -c 'while :; do bonnie++ -d /data -s 48M:4k -r 24 -n 0 -u root -q; done'";
+    let bonnie = "bash -c 'while :; do bonnie++ -d /data -D -s 48M:4k -r 24 -n 0 -u root -q; done'";
     let stop = remedies::start(guest, &iperf)?;
     text += &table("Table 2. iperf3, TCP out of the guest through e1000 (the paper: Netperf)", &watch()?);
     guest.run(&stop)?;
     say("table 2");
 
     let stop = remedies::start(guest, bonnie)?;
-    text += &table("Table 3. bonnie++ on an ext2 of a PIIX3 IDE disk", &watch()?);
+    text += &table("Table 3. bonnie++, direct I/O on an ext2 of a PIIX3 IDE disk", &watch()?);
     say("table 3");
     let more = remedies::start(guest, &iperf)?;
     let report = watch()?;
