@@ -13,6 +13,7 @@
 
 mod advice;
 mod bounded;
+mod claim;
 mod devices;
 mod error;
 mod event;
@@ -21,6 +22,7 @@ mod perf;
 mod profile;
 mod reason;
 mod report;
+mod socket;
 mod symbols;
 mod totals;
 mod trace;
@@ -29,6 +31,8 @@ mod vm;
 mod watch;
 
 pub use advice::{Action, Certainty, Finding, action_of, advise};
+pub use bounded::{excerpt, plain};
+pub use claim::instances;
 pub use devices::{Devices, Layout, Place};
 pub use error::{ExitsError, Result};
 pub use event::{Decoder, Detail, Event};
@@ -36,6 +40,7 @@ pub use format::{Field, Format};
 pub use profile::{Profile, SITES, Site, Tally, Thread};
 pub use reason::{Isa, Kind, Reason};
 pub use report::{Names, Report, Row, SiteRow, Subject};
+pub use socket::{Chardev, Lines, part, values};
 pub use symbols::{Confidence, Fit, Symbols};
 pub use totals::Totals;
 pub use trace::{Page, Traced};
