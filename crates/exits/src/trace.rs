@@ -15,7 +15,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::bounded;
-use crate::claim::{Claim, sweep};
+use crate::claim::Claim;
+pub(crate) use crate::claim::sweep;
 use crate::error::{ExitsError, Result};
 use crate::format::{Field, Format};
 

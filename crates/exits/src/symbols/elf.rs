@@ -17,6 +17,8 @@ use crate::error::{self, ExitsError};
 /// So many bytes of text are kept.
 const TEXT: u64 = 1 << 28;
 
+/// A name of which no end is found is read so far.
+const ENDLESS: u64 = 4096;
 /// So many sections of text are kept. A kernel has a dozen.
 pub(super) const PARTS: usize = 1024;
 /// No table is larger: that of the symbols has a hundred bytes for each.
@@ -81,9 +83,13 @@ impl<'a, T: ReadRef<'a>> ReadRef<'a> for Frugal<'a, T> {
     }
 
     fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
-        let found = self.file.read_bytes_at_until(range, delimiter)?;
-        self.pay(found.len() as u64)?;
-        Ok(found)
+        if self.refused.get() > 0 {
+            return Err(());
+        }
+        let found = self.file.read_bytes_at_until(range, delimiter);
+        // Looking for an end that is not there costs more than a name does.
+        self.pay(found.map_or(ENDLESS, |name| name.len() as u64))?;
+        found
     }
 }
 
@@ -108,7 +114,15 @@ pub(super) fn parse(file: impl Read + Seek, path: &Path) -> error::Result<Symbol
         let in_text = symbol.section_index().is_some_and(|index| {
             elf.section_by_index(index).is_ok_and(|section| section.kind() == SectionKind::Text)
         });
-        let Ok(name) = symbol.name() else { continue };
+        let Ok(name) = symbol.name() else {
+            if refused.get() > 0 {
+                symbols
+                    .notes
+                    .push(format!("{} has longer names than any kernel; the rest is left out", shown(path)));
+                break;
+            }
+            continue;
+        };
         if !code || !in_text || name.is_empty() || name.starts_with("__pfx_") {
             continue;
         }

@@ -185,6 +185,32 @@ fn a_sparse_file_does_not_fill_the_memory() {
     }
 }
 
+/// Millions of names that never end, or that share their letters, would be read or kept for each symbol.
+#[test]
+fn names_without_end_are_given_up() {
+    let (number, names) = (300_000u64, 2 << 20);
+    let mut bytes = elf_of(&[
+        [0; 10],
+        [0, 1, 6, 0xffff_ffff_8100_0000, 320, 64, 0, 0, 16, 0],
+        [0, 2, 0, 0, 320, 24 * number, 3, 1, 8, 24],
+        [0, 3, 0, 0, 320 + 24 * number, names, 0, 0, 1, 0],
+    ]);
+    for symbol in 0..number as u32 {
+        bytes.extend(symbol.to_le_bytes());
+        bytes.extend([0x02, 0, 1, 0]);
+        bytes.extend((0xffff_ffff_8100_0000 + u64::from(symbol)).to_le_bytes());
+        bytes.extend(1u64.to_le_bytes());
+    }
+    bytes.resize(bytes.len() + names as usize, b'x');
+    let error = Symbols::parse(&bytes, Path::new("test")).unwrap_err().to_string();
+    assert!(error.contains("names no function"), "{error}");
+    // The first symbol is none; the second has a name that ends, then come the others.
+    let second = 320 + 24 * number as usize + 4;
+    bytes[second] = 0;
+    let symbols = Symbols::parse(&bytes, Path::new("test")).unwrap();
+    assert!(symbols.notes.iter().any(|note| note.contains("longer names")), "{:?}", symbols.notes);
+}
+
 /// Each candidate offset looks up each address: that must not be a walk over all sections.
 #[test]
 fn many_sections_are_cut_short() {
