@@ -140,6 +140,28 @@ fn a_sample_is_close(l1: &L1) -> Result<()> {
     Ok(())
 }
 
+/// One that is killed leaves its instance of tracefs, which goes on recording: the next watch removes it, and none that lives.
+fn nothing_is_left_behind(l1: &L1) -> Result<()> {
+    let (ioplane, guest) = (binary()?, example("tiny-guest")?);
+    let (ioplane, guest) = (ioplane.display(), guest.display());
+    let said = l1.run(
+        &format!(
+            "set -e; cd $(mktemp -d); mkfifo idle; {guest} <>idle >born 2>&1 & guest=$!
+             watch() {{ while ! grep -qs watching $1; do kill -0 $2; sleep 0.05; done; }}
+             {ioplane} exits --vm $guest --for 1h --source tracefs >/dev/null 2>killed & killed=$!; watch killed $killed
+             {ioplane} exits --vm $guest --for 1h --source tracefs >/dev/null 2>lives & lives=$!; watch lives $lives
+             cd /sys/kernel/tracing/instances; ls; kill -9 $killed; wait $killed || true; echo one is killed; ls
+             {ioplane} exits --vm $guest --for 100ms >/dev/null 2>&1; echo one is swept; ls
+             kill -HUP $lives; wait $lives; echo none is left; ls; kill $guest"
+        ),
+        MINUTE,
+    )?;
+    let ours = |part: &str| part.lines().filter(|line| line.starts_with("ioplane-exits-")).count();
+    let counts: Vec<usize> = said.split(" is ").map(ours).collect();
+    ensure!(counts == [2, 2, 1, 0], "{said}");
+    Ok(())
+}
+
 /// What cannot be done is said clearly, and harms nobody. One script does it all: each starting of a shell in L1 takes its time.
 fn it_refuses_clearly(l1: &L1) -> Result<()> {
     let (ioplane, guest) = (binary()?, example("tiny-guest")?);
@@ -406,10 +428,11 @@ fn exits_are_seen_as_they_are() -> Result<()> {
     let begun = Instant::now();
     let l1 = L1::boot(1536, "", &|line| eprintln!("{line}"))?;
     type Stage = fn(&L1) -> Result<()>;
-    let stages: [(&str, Stage); 5] = [
+    let stages: [(&str, Stage); 6] = [
         ("every exit is found", every_exit_is_found),
         ("a sample is close", a_sample_is_close),
         ("it refuses clearly", it_refuses_clearly),
+        ("nothing is left behind", nothing_is_left_behind),
         ("the planted site is found", the_planted_site_is_found),
         ("the hot site goes and comes back", the_hot_site_goes_and_comes_back),
     ];

@@ -1,16 +1,25 @@
 //! `symbols`: a guest's symbol file, whatever it is: kallsyms, System.map or an ELF kernel, damaged anywhere.
 //!
-//! Oracles: what is named lies in what was read; a name is short and has nothing in it that moves a terminal's cursor; a file that names
-//! nothing is an error.
+//! Oracles: what is named lies in what was read; a name is short and has nothing in it that moves a terminal's cursor, nor has an error
+//! or the whole report as text; no name in a page is markup; a file that names nothing is an error.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
 
 use arbitrary::Unstructured;
-use ioplane_exits::{Kind, Symbols};
+use ioplane_exits::{
+    Detail, Devices, Event, Kind, Layout, Names, Profile, Reason, Report, Seen, Subject, Symbols, Thread, Vm,
+};
 
 use crate::Signature;
 
 const START: u64 = 0xffff_ffff_8100_0000;
+/// A file may be called so, and a VM's device too.
+const NAME: &[u8] = b"\x1b]0;x\x07\x1b[2J\n\xc2\x9b\xff<b>";
+const DEVICE: &[u8] = br#"[{"devices": [{"bus": 0, "slot": 3, "function": 0, "qdev_id": "\u001b[2J\n\u009b<b>",
+    "id": {"vendor": 1, "device": 2}, "regions": [{"bar": 0, "type": "io", "address": 1536, "size": 16}]}]}]"#;
 
 /// Runs one input.
 pub fn run(data: &[u8]) -> u64 {
@@ -22,7 +31,8 @@ pub fn run(data: &[u8]) -> u64 {
         1 => lines(&mut input),
         _ => elf(&mut input),
     };
-    match Symbols::parse(&file, Path::new("fuzz")) {
+    let path = Path::new(OsStr::from_bytes(NAME));
+    match Symbols::parse(&file, path) {
         Ok(mut symbols) => {
             assert!(!symbols.is_empty());
             signature.saw("symbols");
@@ -39,10 +49,47 @@ pub fn run(data: &[u8]) -> u64 {
                     signature.saw("named");
                 }
             }
+            let mut notes = symbols.notes.clone();
+            notes.extend([
+                fit.to_string(),
+                Layout::parse(&file, path).map_or_else(|error| error.to_string(), |_| String::new()),
+            ]);
+            report(&symbols, notes);
         }
-        Err(error) => signature.saw(error.to_string().split(' ').nth(2).unwrap_or_default()),
+        Err(error) => {
+            let error = error.to_string();
+            assert!(is_plain(&error), "{error:?}");
+            signature.saw(error.split(' ').nth(2).unwrap_or_default());
+        }
     }
     signature.value()
+}
+
+/// Lines, and nothing that a terminal obeys.
+fn is_plain(text: &str) -> bool {
+    !text.chars().any(|c| c.is_control() && c != '\n')
+}
+
+/// A report of exits in the functions of the file.
+fn report(symbols: &Symbols, notes: Vec<String>) {
+    let (mut profile, mut thread) = (Profile::default(), Thread::default());
+    for (number, rip) in (0u64..).zip([START, START + 0x11, START + 0x22]) {
+        let detail = Detail::Port { port: 0x600, width: 1, write: true };
+        let reason = Reason::from_kvm(1, 30);
+        profile.take(&mut thread, number, Event::Exit { reason, rip, vcpu: Some(0), detail });
+    }
+    profile.end(&mut thread);
+    assert!(notes.iter().all(|note| is_plain(note) && !note.contains('\n')), "{notes:?}");
+    let (name, program) = ("vm".into(), "p".into());
+    let vm = Vm { pid: 1, name, program, vcpus: 1, vm_fds: Vec::new(), command: Vec::new() };
+    let function = |rip: u64| symbols.place(rip);
+    let pci = Layout::parse(DEVICE, Path::new("fuzz")).expect("a layout");
+    let names = Names { function: Some(&function), devices: Devices { pci }, notes };
+    let subject = Subject { vm: &vm, time: Duration::from_secs(1), seen: Seen::default(), sample: 1 };
+    let report = Report::new(subject, &profile, None, &names);
+    let text = report.to_string();
+    assert!(text.contains("PCI 0001:0002") && is_plain(&text), "{text:?}");
+    assert!(!report.html().contains("<b>") && !report.svg().contains("<b>"), "markup");
 }
 
 /// Nearly right lines.

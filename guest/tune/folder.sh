@@ -1,15 +1,17 @@
 #!/bin/sh
 # sh folder.sh FOLDER: in a guest, as root, does what `ioplane exits apply --folder` puts into a folder that the guest shares
 # with its host (9p, virtiofs). Whoever can write there on the host becomes root in the guest: that is what it is for. Each
-# job NAME.tune is run once; its words go to NAME.said and NAME.error, its exit status to NAME.status.
+# job NAME.tune becomes NAME.taken, so that the host cannot take it back any more, and is run once; its words go to
+# NAME.said and NAME.error, its exit status to NAME.status.
 folder=${1:?sh folder.sh FOLDER}
 while :; do
     for job in "$folder"/*.tune; do
         [ -f "$job" ] || continue
         name=${job%.tune}
-        sh "$job" >"$name.said" 2>"$name.error" </dev/null
+        mv "$job" "$name.taken" 2>/dev/null || continue
+        sh "$name.taken" >"$name.said" 2>"$name.error" </dev/null
         echo $? >"$name.half"
-        rm -f "$job"
+        rm -f "$name.taken"
         mv "$name.half" "$name.status"
     done
     sleep "${IOPLANE_TUNE_PERIOD:-1}"

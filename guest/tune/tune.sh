@@ -2,7 +2,7 @@
 # What `ioplane exits apply` does inside a guest, and undoes. POSIX sh and nothing else; run as root:
 #     sh tune.sh apply|undo|show clocksource|console|scheduler
 # What was before is kept in /run/ioplane-tune, so that it can be undone, by another run too. If one step fails, those
-# before it are undone at once.
+# of this run before it are undone at once; what earlier runs have done stays.
 set -u
 state=${IOPLANE_TUNE_STATE:-/run/ioplane-tune}
 sys=${IOPLANE_TUNE_SYS:-/sys}
@@ -22,12 +22,11 @@ chosen() {
     esac
 }
 
-# set FILE VALUE: remembers what was there, writes, and looks whether it took.
+# set_value FILE VALUE: remembers what was there, writes, and looks whether it took.
 set_value() {
     before=$(chosen "$1") || return 1
     [ "${before%%[	 ]*}" = "$2" ] && echo "$1 is $2 already" && return 0
-    # The oldest value is the one to go back to.
-    [ -e "$journal" ] && grep -q "^$1 " "$journal" || echo "$1 $before" >>"$journal" || return 1
+    echo "$1 $before" >>"$run" || return 1
     echo "$2" >"$1" || return 1
     after=$(chosen "$1")
     [ "${after%%[	 ]*}" = "$2" ] || return 1
@@ -42,10 +41,44 @@ set_all() {
     for file in "$@"; do
         [ -e "$file" ] || continue
         set_value "$file" "$value" || {
-            undo
+            put_back "$run" || {
+                keep
+                fail "$file does not take $value, and not all could be put back: $journal has the rest, for undo"
+            }
             fail "$file does not take $value; everything is as it was"
         }
     done
+    keep
+}
+
+# What this run has found joins what earlier ones found. The oldest value is the one to go back to.
+keep() {
+    [ -e "$run" ] || return 0
+    while read -r changed old; do
+        known "$changed" || echo "$changed $old" >>"$journal" || fail "$journal cannot be written; $run has the rest"
+    done <"$run"
+    rm -f "$run"
+}
+
+# Whether the journal has a line of this file.
+known() {
+    [ -e "$journal" ] || return 1
+    while read -r has _; do
+        [ "$has" = "$1" ] && return 0
+    done <"$journal"
+    return 1
+}
+
+# put_back JOURNAL: and forgets it, unless something in it could not be put back.
+put_back() {
+    [ -e "$1" ] || return 0
+    bad=0
+    while read -r changed old; do
+        # One that did not take its new value has the old one, and may not be writable at all.
+        [ "$(chosen "$changed")" = "$old" ] && continue
+        echo "$old" >"$changed" && echo "$changed: back to $old" || bad=1
+    done <"$1"
+    [ $bad = 0 ] && rm -f "$1"
 }
 
 undo() {
@@ -53,14 +86,7 @@ undo() {
         echo "nothing to undo"
         return 0
     }
-    bad=0
-    while read -r file before; do
-        # One that did not take its new value has the old one, and may not be writable at all.
-        [ "$(chosen "$file")" = "$before" ] && continue
-        echo "$before" >"$file" && echo "$file: back to $before" || bad=1
-    done <"$journal"
-    [ $bad = 0 ] || fail "not all of $journal could be undone"
-    rm -f "$journal"
+    put_back "$journal" || fail "not all of $journal could be undone"
 }
 
 apply() {
@@ -87,6 +113,9 @@ clocksource | console | scheduler) ;;
 esac
 mkdir -p "$state" || fail "$state cannot be made"
 journal=$state/$2
+run=$journal.run
+# Of a run that was cut off.
+keep
 case $1 in
 apply) apply "$2" ;;
 undo) undo ;;

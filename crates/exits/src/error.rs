@@ -3,17 +3,19 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Why there is no profile, or no name.
+use crate::bounded::{plain, shown};
+
+/// Why there is no profile, or no name. Paths and names are others' words: none reaches a terminal as it is.
 #[derive(Debug, thiserror::Error)]
 pub enum ExitsError {
     /// No process of this host has a KVM VM open, as far as we may see.
     #[error("no KVM VM is running on this host, as far as may be seen; as root more is seen")]
     NoVm,
     /// Several VMs, and none was chosen.
-    #[error("several VMs are running, choose one with --vm: {0}")]
+    #[error("several VMs are running, choose one with --vm: {}", plain(.0))]
     SeveralVms(String),
     /// No VM of that name or process number.
-    #[error("no VM is called {wanted:?}, nor has it that process number; running: {running}")]
+    #[error("no VM is called {wanted:?}, nor has it that process number; running: {}", plain(.running))]
     UnknownVm {
         /// What was asked for.
         wanted: String,
@@ -31,7 +33,8 @@ pub enum ExitsError {
     NoTracepoint(String),
     /// We may not do it.
     #[error(
-        "{what} is not permitted; run as root, or with CAP_PERFMON, CAP_SYS_PTRACE and a readable tracefs"
+        "{} is not permitted; run as root, or with CAP_PERFMON, CAP_SYS_PTRACE and a readable tracefs",
+        plain(.what)
     )]
     Forbidden {
         /// What was tried.
@@ -46,7 +49,7 @@ pub enum ExitsError {
         tracefs: Box<ExitsError>,
     },
     /// A file of the kernel does not look as it should.
-    #[error("{path}: {what}")]
+    #[error("{}: {}", shown(.path), plain(.what))]
     Malformed {
         /// Which file.
         path: PathBuf,
@@ -54,7 +57,7 @@ pub enum ExitsError {
         what: String,
     },
     /// A file cannot be read.
-    #[error("{path}: {source}")]
+    #[error("{}: {}", shown(.path), plain(&.source.to_string()))]
     File {
         /// Which file.
         path: PathBuf,
@@ -62,7 +65,7 @@ pub enum ExitsError {
         source: io::Error,
     },
     /// A system call failed.
-    #[error("{what}: {source}")]
+    #[error("{}: {}", plain(.what), plain(&.source.to_string()))]
     Os {
         /// What was tried.
         what: String,
@@ -95,3 +98,31 @@ impl ExitsError {
 
 /// Short for results of this crate.
 pub type Result<T> = std::result::Result<T, ExitsError>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever a path or an answer has in it.
+    #[test]
+    fn no_error_writes_to_the_terminal() {
+        let bad = "/tmp/\x1b]0;x\x07\x1b[2J\n\u{9b}H";
+        let source = || io::Error::other(bad);
+        let errors = [
+            ExitsError::SeveralVms(bad.into()),
+            ExitsError::UnknownVm { wanted: bad.into(), running: bad.into() },
+            ExitsError::Forbidden { what: bad.into() },
+            ExitsError::Malformed { path: bad.into(), what: bad.into() },
+            ExitsError::File { path: bad.into(), source: source() },
+            ExitsError::Os { what: bad.into(), source: source() },
+            ExitsError::Both {
+                perf: Box::new(ExitsError::Forbidden { what: bad.into() }),
+                tracefs: Box::new(ExitsError::file(bad)(source())),
+            },
+        ];
+        for error in errors {
+            let text = error.to_string();
+            assert!(!text.chars().any(char::is_control) && text.contains("/tmp/"), "{text:?}");
+        }
+    }
+}

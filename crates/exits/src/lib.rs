@@ -13,6 +13,7 @@
 
 mod advice;
 mod bounded;
+mod claim;
 mod devices;
 mod error;
 mod event;
@@ -22,6 +23,7 @@ mod profile;
 mod reason;
 mod report;
 mod runs;
+mod socket;
 mod symbols;
 mod totals;
 mod trace;
@@ -30,6 +32,8 @@ mod vm;
 mod watch;
 
 pub use advice::{Action, Certainty, Finding, HostFacts, action_of, advise};
+pub use bounded::{excerpt, plain};
+pub use claim::instances;
 pub use devices::{Devices, Layout, Place};
 pub use error::{ExitsError, Result};
 pub use event::{Decoder, Detail, Event};
@@ -38,6 +42,7 @@ pub use profile::{Profile, SITES, Site, Tally, Thread};
 pub use reason::{Isa, Kind, Reason};
 pub use report::{Names, Report, Row, RunRow, SiteRow, Subject};
 pub use runs::{LONGEST, Run, Runs, Step};
+pub use socket::{Chardev, Lines, part, values};
 pub use symbols::{Confidence, Fit, Symbols};
 pub use totals::Totals;
 pub use trace::{Page, Traced};

@@ -2,8 +2,8 @@
 //! ring buffer has it.
 //!
 //! ```text
-//!   instances/ioplane-exits-PID/set_event_pid  <-- vCPU threads
-//!                               per_cpu/cpuN/trace_pipe_raw --pages--> records, in the order of their times --> Decoder
+//!   instances/ioplane-exits-PID-N/set_event_pid  <-- vCPU threads
+//!                                 per_cpu/cpuN/trace_pipe_raw --pages--> records, in the order of their times --> Decoder
 //! ```
 //!
 //! The kernel drops what finds no room and counts it, but not by tracepoint: how many exits were lost only KVM's own counter tells.
@@ -15,13 +15,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::bounded;
+use crate::claim::Claim;
 use crate::error::{ExitsError, Result};
 use crate::format::{Field, Format};
 
 /// Each processor's ring, in KiB.
 const RING: u64 = 4096;
-/// Names of our instances, before the number of their process.
-const NAME: &str = "ioplane-exits-";
 /// A page of the ring is not larger.
 const PAGE: usize = 1 << 16;
 /// So many records are read of each processor at once; more are then, in the next turn.
@@ -52,29 +51,31 @@ pub struct Instance {
     buffer: Vec<u8>,
     /// What came too early to be passed on.
     waiting: Vec<Traced>,
+    /// Goes last of all.
+    _claim: Claim,
 }
 
 impl Instance {
     /// Makes one below the root of tracefs for tracepoints of KVM. Nothing is recorded before [`Instance::enable`].
     pub fn new(root: &Path, events: Vec<&'static str>) -> Result<Instance> {
-        let instances = root.join("instances");
-        sweep(&instances);
-        let folder = instances.join(format!("{NAME}{}", std::process::id()));
         let page = Page::parse(&at_once(&root.join("events/header_page"))?).ok_or_else(|| {
             ExitsError::Malformed {
                 path: root.join("events/header_page"),
                 what: "does not say how a page begins".into(),
             }
         })?;
-        match fs::create_dir(&folder) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                return Err(ExitsError::file(&folder)(error));
-            }
-            _ => {}
-        }
+        let claim = Claim::new(root)?;
+        let folder = claim.folder().to_owned();
         // From here on it goes with the value, whatever fails.
-        let mut instance =
-            Instance { folder, events, rings: Vec::new(), page, buffer: vec![0; PAGE], waiting: Vec::new() };
+        let mut instance = Instance {
+            folder,
+            events,
+            rings: Vec::new(),
+            page,
+            buffer: vec![0; PAGE],
+            waiting: Vec::new(),
+            _claim: claim,
+        };
         // Order across processors, and what is not read is kept.
         instance.write("trace_clock", "mono")?;
         instance.write("options/overwrite", "0")?;
@@ -175,10 +176,9 @@ fn settled(waiting: &mut Vec<Traced>, horizon: u64) -> Vec<Traced> {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // It cannot be removed while its rings are open.
+        // It cannot be removed while its rings are open; then its claim does that.
         self.rings.clear();
         let _ = self.disable();
-        let _ = fs::remove_dir(&self.folder);
     }
 }
 
@@ -192,18 +192,6 @@ fn at_once(path: &Path) -> Result<String> {
 
 /// `common_pid`.
 const THREAD: Field = Field::at(4, 4);
-
-/// Instances of processes that were killed go on recording.
-fn sweep(instances: &Path) {
-    for entry in fs::read_dir(instances).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let number = name.to_str().and_then(|name| name.strip_prefix(NAME)?.parse::<u32>().ok());
-        if number.is_some_and(|number| !Path::new(&format!("/proc/{number}")).exists()) {
-            let _ = fs::write(entry.path().join("events/kvm/enable"), "0");
-            let _ = fs::remove_dir(entry.path());
-        }
-    }
-}
 
 /// Of `stats`: what found no room.
 fn dropped(stats: &str) -> u64 {

@@ -16,15 +16,15 @@ const THREAD_LIMIT: usize = 8192;
 pub struct Vm {
     /// The process.
     pub pid: u32,
-    /// What its VMM calls it, else the program's name.
+    /// What its VMM calls it, else the program's name. Plain: whoever made the process chose it.
     pub name: String,
-    /// The program.
+    /// The program. Plain, likewise.
     pub program: String,
     /// How many vCPUs it has open.
     pub vcpus: usize,
     /// Its descriptors of the VM itself.
     pub vm_fds: Vec<i32>,
-    /// The command line.
+    /// The command line, as it is. Not to be shown: it may have anything in it.
     pub command: Vec<String>,
 }
 
@@ -59,7 +59,7 @@ impl Vm {
         }
         vm_fds.sort_unstable();
         let command = command(&proc);
-        let comm = bounded::text(&proc.join("comm"), 4096).unwrap_or_default().trim().to_owned();
+        let comm = comm(&proc);
         let name = name(&command).unwrap_or_else(|| comm.clone());
         Some(Vm { pid, name, program: comm, vcpus, vm_fds, command })
     }
@@ -73,11 +73,7 @@ impl Vm {
     pub fn threads(&self) -> Vec<Thread> {
         let Ok(entries) = fs::read_dir(format!("/proc/{}/task", self.pid)) else { return Vec::new() };
         let ids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        let thread = |id: u32| {
-            let path = format!("/proc/{}/task/{id}/comm", self.pid);
-            let name = bounded::text(Path::new(&path), 4096).unwrap_or_default().trim().to_owned();
-            Thread { id, name }
-        };
+        let thread = |id: u32| Thread { id, name: comm(Path::new(&format!("/proc/{}/task/{id}", self.pid))) };
         ids.take(THREAD_LIMIT).map(thread).collect()
     }
 }
@@ -126,6 +122,11 @@ fn choose(mut all: Vec<Vm>, wanted: Option<&str>) -> Result<Vm> {
     found.ok_or_else(|| ExitsError::UnknownVm { wanted: wanted.into(), running })
 }
 
+/// A process may give itself any name of 15 bytes.
+fn comm(proc: &Path) -> String {
+    bounded::plain(bounded::text(&proc.join("comm"), 4096).unwrap_or_default().trim())
+}
+
 fn command(proc: &Path) -> Vec<String> {
     let bytes = bounded::bytes(&proc.join("cmdline"), COMMAND_LIMIT).unwrap_or_default();
     let words = bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
@@ -139,7 +140,7 @@ fn name(command: &[String]) -> Option<String> {
         command.get(at + 1).cloned()
     };
     let clean = |name: &str| {
-        let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
+        let name = bounded::plain(&name.chars().take(64).collect::<String>());
         (!name.is_empty()).then_some(name)
     };
     if let Some(value) = after("-name").or_else(|| after("--name")) {
@@ -171,6 +172,16 @@ mod tests {
         assert_eq!(name(&words("firecracker --id f1 --api-sock x")), Some("f1".into()));
         assert_eq!(name(&words("cloud-hypervisor --api-socket path=/run/ch7.sock")), Some("ch7".into()));
         assert_eq!(name(&words("qemu -name")), None);
+    }
+
+    #[test]
+    fn names_are_plain() {
+        let proc = tempfile::tempdir().unwrap();
+        // Prctl takes any bytes, and one that is not UTF-8 too.
+        std::fs::write(proc.path().join("comm"), b"\x1b[2J\x9b\n\x7fqemu\n").unwrap();
+        assert_eq!(comm(proc.path()), "?[2J\u{fffd}??qemu");
+        let words = ["-name", "a\x1b]0;x\x07\u{9b}2J"].map(String::from);
+        assert_eq!(name(&words), Some("a?]0;x??2J".into()));
     }
 
     #[test]

@@ -111,6 +111,8 @@ impl Watch {
     pub fn start(vm: Vm, options: Options) -> Result<Watch> {
         let tracefs = Tracefs::find()?;
         let decoder = Decoder::new(&tracefs)?;
+        // What killed ones have left costs every VM of this host.
+        crate::claim::sweep(tracefs.root());
         more_descriptors();
         let now = Instant::now();
         let mut watch = Watch {

@@ -32,6 +32,21 @@ impl Guest {
             .output()
             .unwrap()
     }
+
+    /// Nothing is left to undo.
+    fn forgot(&self, word: &str) {
+        let left = |name: String| self.folder.path().join("run").join(name).exists();
+        assert!(!left(word.into()) && !left(format!("{word}.run")));
+    }
+}
+
+/// The script's own last word; those of `cat` and of the shell come before it.
+fn last_line(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned()
+}
+
+fn refused(file: &Path) -> String {
+    format!("tune: {} does not take none; everything is as it was", file.display())
 }
 
 fn read(path: &Path) -> String {
@@ -72,13 +87,50 @@ fn what_fails_half_way_is_undone() {
     let guest = Guest::new();
     let first = guest.file("sys/block/vda/queue/scheduler", "mq-deadline\n");
     // The second disk's setting cannot be read.
-    fs::create_dir_all(guest.folder.path().join("sys/block/vdb/queue/scheduler")).unwrap();
+    let second = guest.folder.path().join("sys/block/vdb/queue/scheduler");
+    fs::create_dir_all(&second).unwrap();
     let failed = guest.tune(&["apply", "scheduler"]);
     assert!(!failed.status.success());
-    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
-    assert!(said.contains("vdb") && said.contains("everything is as it was"), "{said}");
+    assert_eq!(last_line(&failed), refused(&second));
     assert_eq!(read(&first), "mq-deadline");
-    assert!(!guest.folder.path().join("run/scheduler").exists());
+    guest.forgot("scheduler");
+}
+
+/// A disk that was plugged in later does not take it: the first one keeps what an earlier run has given it, and `undo` knows what it had.
+#[test]
+fn what_an_earlier_run_has_done_stays() {
+    let guest = Guest::new();
+    let first = guest.file("sys/block/vda/queue/scheduler", "mq-deadline\n");
+    assert!(guest.tune(&["apply", "scheduler"]).status.success());
+    assert_eq!(read(&first), "none");
+    // Somebody has changed it since; that is what this run finds, and goes back to.
+    fs::write(&first, "kyber\n").unwrap();
+    let second = guest.folder.path().join("sys/block/vdb/queue/scheduler");
+    fs::create_dir_all(&second).unwrap();
+    let failed = guest.tune(&["apply", "scheduler"]);
+    assert!(!failed.status.success());
+    assert_eq!(last_line(&failed), refused(&second));
+    assert_eq!(read(&first), "kyber", "as it was before this run");
+    fs::write(&first, "none\n").unwrap();
+    let again = guest.tune(&["apply", "scheduler"]);
+    assert_eq!(last_line(&again), refused(&second));
+    assert_eq!(read(&first), "none", "an earlier run's");
+    fs::remove_dir(&second).unwrap();
+    assert!(guest.tune(&["undo", "scheduler"]).status.success());
+    assert_eq!(read(&first), "mq-deadline");
+    guest.forgot("scheduler");
+}
+
+/// Killed after it has changed something, before it has said so.
+#[test]
+fn a_run_that_was_cut_off_can_be_undone() {
+    let guest = Guest::new();
+    let disk = guest.file("sys/block/vda/queue/scheduler", "none\n");
+    guest.file("run/scheduler.run", &format!("{} mq-deadline\n", disk.display()));
+    assert!(guest.tune(&["apply", "scheduler"]).status.success());
+    assert!(guest.tune(&["undo", "scheduler"]).status.success());
+    assert_eq!(read(&disk), "mq-deadline");
+    guest.forgot("scheduler");
 }
 
 /// A file that is bound read-only says its value and takes none, from root neither.
@@ -94,10 +146,10 @@ fn what_takes_no_value_has_none_to_put_back() {
     assert!(bound("ro"), "root is needed to bind a file read-only");
     let failed = guest.tune(&["apply", "scheduler"]);
     assert!(Command::new("umount").arg(&second).status().unwrap().success());
-    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
-    assert!(!failed.status.success() && said.contains("everything is as it was"), "{said}");
+    assert!(!failed.status.success());
+    assert_eq!(last_line(&failed), refused(&second));
     assert_eq!((read(&first), read(&second)), ("mq-deadline".into(), "bfq".into()));
-    assert!(!guest.folder.path().join("run/scheduler").exists());
+    guest.forgot("scheduler");
 }
 
 #[test]

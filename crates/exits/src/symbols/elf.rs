@@ -1,49 +1,112 @@
 //! An unstripped ELF kernel: its symbols, and the bytes of its text, which say where instructions are that can exit.
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Seek};
+use std::ops::Range;
 use std::path::Path;
 
-use object::read::ReadCache;
+use object::read::{ReadCache, ReadRef};
 use object::{Object, ObjectSection, ObjectSymbol, SectionKind, SymbolKind};
 
 use super::{Origin, Symbols};
-use crate::error::{ExitsError, Result};
+use crate::bounded::shown;
+use crate::error::{self, ExitsError};
 
 /// So many bytes of text are kept.
 const TEXT: u64 = 1 << 28;
 
+/// A name of which no end is found is read so far.
+const ENDLESS: u64 = 4096;
+/// So many sections of text are kept. A kernel has a dozen.
+pub(super) const PARTS: usize = 1024;
+/// No table is larger: that of the symbols has a hundred bytes for each.
+const TABLE: u64 = 1 << 28;
+/// So much is read of a file in all. A kernel with everything in it has half.
+const ALL: u64 = 3 << 28;
+
 /// The kernel's instructions, as linked.
 #[derive(Debug, Default)]
 pub(super) struct Text {
+    /// By address, none empty.
     parts: Vec<(u64, Vec<u8>)>,
 }
 
 impl Text {
     /// The bytes from an address on; empty if there are none.
     pub(super) fn at(&self, address: u64) -> &[u8] {
-        let part = self.parts.iter().find(|(start, bytes)| {
-            address.checked_sub(*start).is_some_and(|offset| offset < bytes.len() as u64)
-        });
-        part.map_or(&[], |(start, bytes)| &bytes[(address - start) as usize..])
+        let next = self.parts.partition_point(|(start, _)| *start <= address);
+        let part = next.checked_sub(1).and_then(|at| self.parts.get(at));
+        let rest = part.and_then(|(start, bytes)| bytes.get(usize::try_from(address - start).ok()?..));
+        rest.unwrap_or_default()
+    }
+
+    /// Of parts in any order. They do not overlap in a kernel; of two at one address the longer is meant.
+    pub(super) fn of(mut parts: Vec<(u64, Vec<u8>)>) -> Text {
+        parts.retain(|(_, bytes)| !bytes.is_empty());
+        parts.sort_by_key(|(start, bytes)| (*start, bytes.len()));
+        Text { parts }
     }
 
     #[cfg(test)]
-    pub(super) fn of(parts: Vec<(u64, Vec<u8>)>) -> Text {
-        Text { parts }
+    pub(super) fn len(&self) -> usize {
+        self.parts.len()
     }
 }
 
-pub(super) fn read(path: &Path) -> Result<Symbols> {
+/// A file that gives no more than a kernel has: what the headers say would be put into memory, and a sparse file has any size.
+#[derive(Clone, Copy)]
+struct Frugal<'a, T> {
+    file: T,
+    left: &'a Cell<u64>,
+    /// How much was asked for and not given.
+    refused: &'a Cell<u64>,
+}
+
+impl<T> Frugal<'_, T> {
+    fn pay(&self, size: u64) -> Result<(), ()> {
+        let left = self.left.get().checked_sub(size).filter(|_| size <= TABLE);
+        self.left.set(left.ok_or_else(|| self.refused.set(size))?);
+        Ok(())
+    }
+}
+
+impl<'a, T: ReadRef<'a>> ReadRef<'a> for Frugal<'a, T> {
+    fn len(self) -> Result<u64, ()> {
+        self.file.len()
+    }
+
+    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
+        self.pay(size)?;
+        self.file.read_bytes_at(offset, size)
+    }
+
+    fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
+        if self.refused.get() > 0 {
+            return Err(());
+        }
+        let found = self.file.read_bytes_at_until(range, delimiter);
+        // Looking for an end that is not there costs more than a name does.
+        self.pay(found.map_or(ENDLESS, |name| name.len() as u64))?;
+        found
+    }
+}
+
+pub(super) fn read(path: &Path) -> error::Result<Symbols> {
     parse(File::open(path).map_err(ExitsError::file(path))?, path)
 }
 
-pub(super) fn parse(file: impl Read + Seek, path: &Path) -> Result<Symbols> {
+pub(super) fn parse(file: impl Read + Seek, path: &Path) -> error::Result<Symbols> {
     let malformed = |what: String| ExitsError::Malformed { path: path.into(), what };
     // Reads what is asked for, not the gigabyte of debugging information.
     let cache = ReadCache::new(file);
-    let elf =
-        object::File::parse(&cache).map_err(|error| malformed(format!("is a damaged ELF file: {error}")))?;
+    let (left, refused) = (Cell::new(ALL), Cell::new(0));
+    let frugal = Frugal { file: &cache, left: &left, refused: &refused };
+    let elf = object::File::parse(frugal).map_err(|error| match refused.get() {
+        0 => malformed(format!("is a damaged ELF file: {error}")),
+        size => malformed(format!("is a damaged ELF file: no kernel has a table of {size} bytes")),
+    })?;
     let mut symbols = Symbols::empty(Origin::Elf);
     for symbol in elf.symbols() {
         // Assembly has no type; what is not text is no function.
@@ -51,28 +114,42 @@ pub(super) fn parse(file: impl Read + Seek, path: &Path) -> Result<Symbols> {
         let in_text = symbol.section_index().is_some_and(|index| {
             elf.section_by_index(index).is_ok_and(|section| section.kind() == SectionKind::Text)
         });
-        let Ok(name) = symbol.name() else { continue };
+        let Ok(name) = symbol.name() else {
+            if refused.get() > 0 {
+                symbols
+                    .notes
+                    .push(format!("{} has longer names than any kernel; the rest is left out", shown(path)));
+                break;
+            }
+            continue;
+        };
         if !code || !in_text || name.is_empty() || name.starts_with("__pfx_") {
             continue;
         }
         if !symbols.add(symbol.address(), symbol.size(), name, false) {
-            symbols.notes.push(format!("{} has too many symbols; the rest is left out", path.display()));
+            symbols.notes.push(format!("{} has too many symbols; the rest is left out", shown(path)));
             break;
         }
     }
-    let (mut text, mut left) = (Text::default(), TEXT);
-    for section in elf.sections().filter(|section| section.kind() == SectionKind::Text) {
+    let (mut parts, mut left, mut odd) = (Vec::new(), TEXT, BTreeSet::new());
+    for section in elf.sections().filter(|section| section.kind() == SectionKind::Text && section.size() > 0)
+    {
+        if parts.len() >= PARTS {
+            odd.insert("has more parts of text than any kernel; the rest is left out");
+            break;
+        }
         if section.size() > left {
-            symbols.notes.push(format!("{} has too much text; some is left out", path.display()));
+            odd.insert("has too much text; some is left out");
             continue;
         }
         let Ok(bytes) = section.data() else {
-            symbols.notes.push(format!("{} is cut off in its text", path.display()));
+            odd.insert("is cut off in its text");
             continue;
         };
         left -= section.size();
-        text.parts.push((section.address(), bytes.to_vec()));
+        parts.push((section.address(), bytes.to_vec()));
     }
-    symbols.text = Some(text);
+    symbols.notes.extend(odd.into_iter().map(|what| format!("{} {what}", shown(path))));
+    symbols.text = Some(Text::of(parts));
     Ok(symbols)
 }

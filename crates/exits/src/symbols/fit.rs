@@ -26,11 +26,11 @@ const ENOUGH: usize = 256;
 pub enum Confidence {
     /// No offset stands out: no names are given.
     None,
-    /// It stands out, from few addresses or by names only.
+    /// It stands out, from few addresses or by names only. A running kernel's: it may be, and little or nothing shows it.
     Low,
-    /// Half of the addresses and twice the next best.
+    /// Half of the addresses and twice the next best. A running kernel's: two functions that are known to exit, and half of all.
     Fair,
-    /// Nearly all addresses, and three times the next best.
+    /// Nearly all addresses, and three times the next best. A running kernel's: three functions that are known to exit, and half.
     High,
 }
 
@@ -45,13 +45,15 @@ pub struct Fit {
     pub seen: usize,
     /// So many fit the next best offset.
     pub next: usize,
+    /// Of a running kernel's symbols: so many addresses that fit lie in functions that are known to exit so.
+    pub known: Option<usize>,
     /// How sure that makes it.
     pub confidence: Confidence,
 }
 
 impl fmt::Display for Fit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Fit { slide, matched, seen, next, .. } = self;
+        let Fit { slide, matched, seen, next, known, .. } = self;
         let confidence = match self.confidence {
             Confidence::None => {
                 return write!(
@@ -64,10 +66,15 @@ impl fmt::Display for Fit {
             Confidence::Fair => "fairly sure",
             Confidence::High => "sure",
         };
-        write!(
-            f,
-            "symbols: kernel moved by {slide:#x}, {confidence} ({matched} of {seen} addresses fit, the next best offset {next})"
-        )
+        write!(f, "symbols: kernel moved by {slide:#x}, {confidence} ({matched} of {seen} addresses fit, ")?;
+        match known {
+            None => write!(f, "the next best offset {next})"),
+            Some(0) if *seen > 0 => write!(
+                f,
+                "none in a function that is known to exit so: if the guest has another kernel since, the names are wrong)"
+            ),
+            Some(known) => write!(f, "{known} in functions that are known to exit so)"),
+        }
     }
 }
 
@@ -93,20 +100,27 @@ impl Symbols {
         scores.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
         let (matched, slide) = scores.first().copied().unwrap_or_default();
         let next = scores.get(1).map_or(0, |score| score.0);
-        let confidence = self.confidence(matched, seen.len(), next);
+        let running = self.origin == Origin::Kallsyms;
+        let known = running.then(|| seen.iter().filter(|(rip, kind)| self.sounds(*rip, *kind)).count());
+        let confidence = self.confidence(matched, seen.len(), next, known.unwrap_or(0));
         // Without kernel addresses there is nothing to be wrong about.
         self.slide = if confidence == Confidence::None { 0 } else { slide };
-        Fit { slide: self.slide, matched, seen: seen.len(), next, confidence }
+        Fit { slide: self.slide, matched, seen: seen.len(), next, known, confidence }
     }
 
-    fn confidence(&self, matched: usize, seen: usize, next: usize) -> Confidence {
+    fn confidence(&self, matched: usize, seen: usize, next: usize, known: usize) -> Confidence {
         if seen == 0 && self.origin == Origin::Kallsyms {
             // Nothing speaks for it, and nothing against it.
             Confidence::Low
         } else if matched == 0 || matched == next {
             Confidence::None
         } else if self.origin == Origin::Kallsyms {
-            if matched * 10 >= seen * 9 { Confidence::High } else { Confidence::None }
+            match known {
+                _ if matched * 10 < seen * 9 => Confidence::None,
+                3.. if known * 2 >= matched => Confidence::High,
+                2.. if known * 2 >= matched => Confidence::Fair,
+                _ => Confidence::Low,
+            }
         } else if matched * 10 >= seen * 8 && matched >= 5 && matched >= 3 * next && self.text.is_some() {
             Confidence::High
         } else if matched * 2 >= seen && matched >= 3 && matched >= 2 * next {
@@ -121,17 +135,21 @@ impl Symbols {
 
     fn explains(&self, rip: u64, kind: Kind, slide: u64) -> bool {
         let Some(at) = rip.checked_sub(slide) else { return false };
-        let Some(symbol) = self.find(at) else { return false };
-        if self.origin == Origin::Kallsyms {
-            return true;
+        if self.find(at).is_none() {
+            return false;
         }
         match &self.text {
+            _ if self.origin == Origin::Kallsyms => true,
             Some(text) => can_exit(text.at(at), kind),
-            None => {
-                let (start, length) = (symbol.name.0 as usize, symbol.name.1 as usize);
-                self.names.get(start..start + length).is_some_and(|name| sounds_like(name, kind))
-            }
+            None => self.sounds(at, kind),
         }
+    }
+
+    /// Whether the function there, as the file has it, is known to exit so.
+    fn sounds(&self, at: u64, kind: Kind) -> bool {
+        let Some(symbol) = self.find(at) else { return false };
+        let (start, length) = (symbol.name.0 as usize, symbol.name.1 as usize);
+        self.names.get(start..start + length).is_some_and(|name| sounds_like(name, kind))
     }
 }
 

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use super::{Origin, Symbols};
+use crate::bounded::shown;
 use crate::error::{ExitsError, Result};
 
 /// Ten times what Linux has.
@@ -36,7 +37,7 @@ pub(super) fn parse(input: &mut impl BufRead, path: &Path) -> Result<Symbols> {
         (lines, bytes) = (lines + 1, bytes + length as u64);
         if line.last() != Some(&b'\n') {
             // The end of what was cut off is worse than nothing: half a name, half an address.
-            symbols.notes.push(format!("{} is cut off in line {lines}", path.display()));
+            symbols.notes.push(format!("{} is cut off in line {lines}", shown(path)));
             break;
         }
         let text = String::from_utf8_lossy(&line);
@@ -71,7 +72,7 @@ pub(super) fn parse(input: &mut impl BufRead, path: &Path) -> Result<Symbols> {
         }
         let full = module.map(|module| format!("{name} {module}"));
         if !symbols.add(address, 0, full.as_deref().unwrap_or(name), module.is_some()) {
-            symbols.notes.push(format!("{} has too many symbols; the rest is left out", path.display()));
+            symbols.notes.push(format!("{} has too many symbols; the rest is left out", shown(path)));
             break;
         }
     }
@@ -80,10 +81,10 @@ pub(super) fn parse(input: &mut impl BufRead, path: &Path) -> Result<Symbols> {
         return Err(malformed(path, what));
     }
     if bytes >= BYTES {
-        symbols.notes.push(format!("{} is read up to {BYTES} bytes only", path.display()));
+        symbols.notes.push(format!("{} is read up to {BYTES} bytes only", shown(path)));
     }
     if odd > 0 {
-        symbols.notes.push(format!("{}: {odd} of {lines} lines are not understood", path.display()));
+        symbols.notes.push(format!("{}: {odd} of {lines} lines are not understood", shown(path)));
     }
     Ok(symbols)
 }

@@ -1,17 +1,19 @@
 //! QEMU's guest agent: one JSON object a line, over the socket of a virtio serial port. `guest-exec` runs the script.
 
-use std::io::{ErrorKind, Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::io::{self, ErrorKind};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD as BASE64;
+use ioplane_exits::{Chardev, Lines, excerpt, part, plain, values};
 use serde_json::{Value, json};
 
 use super::reach::{Done, PATIENCE};
 
+/// What is said when the end of a script is not seen.
+pub(super) const STARTED: &str = "the script was started, and may still change the guest";
 /// An answer is not longer: the agent itself cuts output at 16 MiB.
 const ANSWER: usize = 1 << 20;
 /// One that runs answers at once; one that does not run never does.
@@ -19,24 +21,21 @@ const GREETING: Duration = Duration::from_secs(10);
 /// How often the agent is asked whether the script has ended: it does not tell by itself.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// The socket of QEMU's command line: a port called `org.qemu.guest_agent.0`, its chardev's path.
-pub(super) fn socket(command: &[String]) -> Option<PathBuf> {
-    let part = |value: &str, key: &str| {
-        value.split(',').find_map(|part| part.strip_prefix(key)?.strip_prefix('=').map(String::from))
-    };
-    let port = command.iter().find(|word| word.contains("name=org.qemu.guest_agent.0"))?;
-    let id = part(port, "chardev")?;
-    let chardev = command
-        .iter()
-        .find(|word| word.starts_with("socket,") && part(word, "id").as_deref() == Some(id.as_str()))?;
-    part(chardev, "path").map(PathBuf::from)
+/// The agent's port in QEMU.
+const PORT: &str = "org.qemu.guest_agent.0";
+
+/// The socket of QEMU's command line: a port of that name, its chardev.
+pub(super) fn socket(command: &[String]) -> Option<Chardev> {
+    let port = values(command, "-device").find(|device| part(device, "name").as_deref() == Some(PORT))?;
+    Chardev::find(command, &part(port, "chardev")?)
 }
 
 /// Runs a POSIX script.
 pub(super) fn run(socket: &Path, script: &str, words: [&str; 2]) -> Result<Done> {
-    let said = format!("the guest agent at {}", socket.display());
-    let stream = UnixStream::connect(socket).with_context(|| format!("reach {said}"))?;
-    let mut agent = Agent { stream, buffer: Vec::new() };
+    // It may be of another's command line.
+    let said = plain(&format!("the guest agent at {}", socket.display()));
+    let lines = Lines::connect(socket, ANSWER, Instant::now() + GREETING);
+    let mut agent = Agent { lines: lines.with_context(|| format!("reach {said}"))? };
     agent.greet().with_context(|| said.clone())?;
     let arguments = json!({
         "path": "/bin/sh",
@@ -45,11 +44,15 @@ pub(super) fn run(socket: &Path, script: &str, words: [&str; 2]) -> Result<Done>
         "capture-output": true,
     });
     let end = Instant::now() + PATIENCE;
-    let started = agent.ask("guest-exec", &arguments, end).with_context(|| said.clone())?;
-    let pid = started["pid"].as_i64().with_context(|| format!("{said} says no pid: {started:.200}"))?;
+    // So that it is the script that is late, and not the agent.
+    agent.lines.until(end + GREETING);
+    let started = agent.ask("guest-exec", &arguments).with_context(|| said.clone())?;
+    let pid =
+        started["pid"].as_i64().with_context(|| format!("{said} says no pid: {}", excerpt(&started)))?;
     loop {
-        let state =
-            agent.ask("guest-exec-status", &json!({"pid": pid}), end).with_context(|| said.clone())?;
+        let state = agent
+            .ask("guest-exec-status", &json!({"pid": pid}))
+            .with_context(|| format!("{said}: {STARTED}"))?;
         if state["exited"] == true {
             let text = |key: &str| {
                 let bytes = BASE64.decode(state[key].as_str().unwrap_or_default()).unwrap_or_default();
@@ -58,14 +61,14 @@ pub(super) fn run(socket: &Path, script: &str, words: [&str; 2]) -> Result<Done>
             let status = state["exitcode"].as_i64().unwrap_or(-1);
             return Ok(Done { status, said: text("out-data"), error: text("err-data") });
         }
-        ensure!(Instant::now() < end, "{said}: the script has not ended within {} s", PATIENCE.as_secs());
+        let seconds = PATIENCE.as_secs();
+        ensure!(Instant::now() < end, "{said}: not at its end within {seconds} s; {STARTED}");
         std::thread::sleep(PERIOD);
     }
 }
 
 struct Agent {
-    stream: UnixStream,
-    buffer: Vec<u8>,
+    lines: Lines,
 }
 
 impl Agent {
@@ -73,11 +76,10 @@ impl Agent {
     fn greet(&mut self) -> Result<()> {
         let number = u64::from(std::process::id());
         let line = json!({"execute": "guest-sync-delimited", "arguments": {"id": number}});
-        self.stream.write_all(b"\xff")?;
-        self.stream.write_all(format!("{line}\n").as_bytes())?;
-        let end = Instant::now() + GREETING;
+        self.lines.send(b"\xff")?;
+        self.lines.send(format!("{line}\n").as_bytes())?;
         loop {
-            let line = self.line(end)?;
+            let line = self.line()?;
             let last = line.rsplit(|byte| *byte == 0xff).next().unwrap_or_default();
             let ours = serde_json::from_slice::<Value>(last).is_ok_and(|value| value["return"] == number);
             if ours && line.contains(&0xff) {
@@ -86,44 +88,33 @@ impl Agent {
         }
     }
 
-    fn ask(&mut self, command: &str, arguments: &Value, end: Instant) -> Result<Value> {
+    fn ask(&mut self, command: &str, arguments: &Value) -> Result<Value> {
         let line = json!({"execute": command, "arguments": arguments});
-        self.stream.write_all(format!("{line}\n").as_bytes())?;
-        let line = self.line(end)?;
+        self.lines.send(format!("{line}\n").as_bytes())?;
+        let line = self.line()?;
         let mut answer: Value = serde_json::from_slice(&line).context("it does not answer with JSON")?;
         if let Some(error) = answer.get("error") {
-            let why =
-                error["desc"].as_str().unwrap_or_default().chars().filter(|c| !c.is_control()).take(200);
-            bail!("it refuses {command}: {}; see its --allow-rpcs and --block-rpcs", why.collect::<String>());
+            let why = excerpt(&error["desc"].as_str().unwrap_or_default());
+            bail!("it refuses {command}: {why}; see its --allow-rpcs and --block-rpcs");
         }
         Ok(answer["return"].take())
     }
 
-    fn line(&mut self, end: Instant) -> Result<Vec<u8>> {
-        loop {
-            if let Some(at) = self.buffer.iter().position(|byte| *byte == b'\n') {
-                let rest = self.buffer.split_off(at + 1);
-                return Ok(std::mem::replace(&mut self.buffer, rest));
+    fn line(&mut self) -> io::Result<Vec<u8>> {
+        self.lines.line().map_err(|error| match error.kind() {
+            ErrorKind::TimedOut => {
+                io::Error::other("it does not answer; is qemu-guest-agent running in the guest?")
             }
-            ensure!(self.buffer.len() < ANSWER, "it talks too much");
-            let left = end.saturating_duration_since(Instant::now());
-            ensure!(!left.is_zero(), "it does not answer; is qemu-guest-agent running in the guest?");
-            self.stream.set_read_timeout(Some(left))?;
-            let mut part = [0; 4096];
-            match self.stream.read(&mut part) {
-                Ok(0) => bail!("it has closed the connection; somebody else may be using it"),
-                Ok(length) => self.buffer.extend_from_slice(&part[..length]),
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+            _ => error,
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader};
+    use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
 
     use super::*;
 
@@ -132,7 +123,10 @@ mod tests {
         let words = |line: &str| line.split(' ').map(String::from).collect::<Vec<_>>();
         let line = "qemu -chardev socket,id=qga,path=/run/a,server=on \
                     -device virtserialport,chardev=qga,name=org.qemu.guest_agent.0";
-        assert_eq!(socket(&words(line)), Some("/run/a".into()));
+        assert_eq!(socket(&words(line)), Some(Chardev::Path("/run/a".into())));
+        let libvirt = "qemu -chardev socket,id=qga,fd=31,server=on \
+                       -device {\"driver\":\"virtserialport\",\"chardev\":\"qga\",\"name\":\"org.qemu.guest_agent.0\"}";
+        assert_eq!(socket(&words(libvirt)), Some(Chardev::Inherited));
         assert_eq!(socket(&words("qemu -m 1")), None);
     }
 
@@ -181,6 +175,12 @@ mod tests {
         let (_folder, path) = agent(vec![greeting(&[0xff]), refused.into()]);
         let error = format!("{:#}", run(&path, "true", ["a", "b"]).unwrap_err());
         assert!(error.contains("guest-exec is disabled") && error.contains("--block-rpcs"), "{error}");
+        // What the guest answers is cut, and a terminal does not obey it.
+        let strange = format!("{{\"return\": \"{}\"}}\n", "\u{9b}2J".repeat(10_000));
+        let (_folder, path) = agent(vec![greeting(&[0xff]), strange.into_bytes()]);
+        let error = format!("{:#}", run(&path, "true", ["a", "b"]).unwrap_err());
+        assert!(error.contains("says no pid") && error.len() < 600, "{error}");
+        assert!(!error.chars().any(char::is_control), "{error:?}");
         let error = format!("{:#}", run(Path::new("/nowhere"), "true", ["a", "b"]).unwrap_err());
         assert!(error.contains("reach the guest agent at /nowhere"), "{error}");
     }

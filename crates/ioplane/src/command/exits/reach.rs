@@ -5,11 +5,12 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use ioplane_exits::Vm;
+use ioplane_exits::{Chardev, Vm};
 
 use super::agent;
 use crate::cli::ApplyArgs;
@@ -20,6 +21,9 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 const WORDS: u64 = 64 << 10;
 /// How often the folder is looked at: a file system that two kernels share tells nobody of changes.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// How often a command that has closed its pipes is looked at.
+const SOON: Duration = Duration::from_millis(5);
 
 /// What a script has left.
 #[derive(Debug)]
@@ -73,16 +77,23 @@ impl Reach {
             return Ok(Reach::Agent(socket.clone()));
         }
         let vm = Vm::choose(args.watch.vm.as_deref())?;
-        let found = agent::socket(&vm.command).with_context(|| {
-            format!("{} has no agent's socket on its command line; give it: --agent SOCKET", vm.name)
-        })?;
-        Ok(Reach::Agent(found))
+        match agent::socket(&vm.command) {
+            Some(Chardev::Path(socket)) => Ok(Reach::Agent(socket)),
+            Some(Chardev::Inherited) => bail!(
+                "the agent's socket of {} is a descriptor that QEMU was given (libvirt does so) and has no path on its \
+                 command line; use --ssh, --folder or --via",
+                vm.name
+            ),
+            None => {
+                bail!("{} has no agent's socket on its command line; give it: --agent SOCKET", vm.name)
+            }
+        }
     }
 
     /// Runs a POSIX script with two words as its arguments.
     pub fn run(&self, script: &str, words: [&str; 2]) -> Result<Done> {
         let done = match self {
-            Reach::Command(command) => by_command(command, script, words),
+            Reach::Command(command) => by_command(command, script, words, PATIENCE),
             Reach::Agent(socket) => agent::run(socket, script, words),
             Reach::Folder(folder) => by_folder(folder, script, words, PATIENCE),
         }?;
@@ -95,7 +106,8 @@ fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '?' } else { c }).collect()
 }
 
-fn by_command(command: &[String], script: &str, words: [&str; 2]) -> Result<Done> {
+fn by_command(command: &[String], script: &str, words: [&str; 2], patience: Duration) -> Result<Done> {
+    let end = Instant::now() + patience;
     let (program, first) = command.split_first().context("a command has a program")?;
     let mut child = Command::new(program)
         .args(first)
@@ -106,19 +118,45 @@ fn by_command(command: &[String], script: &str, words: [&str; 2]) -> Result<Done
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("start {program}"))?;
-    let (input, said, error) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    // All at once, or one that talks much and reads late would wait for us, and we for it.
-    let (said, error) = std::thread::scope(|scope| {
-        let said = scope.spawn(move || said.map(bounded));
-        let error = scope.spawn(move || error.map(bounded));
-        if let Some(mut input) = input {
-            // Whoever does not read it says why.
-            let _ = input.write_all(script.as_bytes());
+    let done = talk(&mut child, script, end);
+    if done.is_none() {
+        // Its threads end with its pipes; whatever it has started may hold them, and is not waited for.
+        let _ = child.kill();
+        let _ = child.wait();
+        let seconds = patience.as_secs();
+        bail!("{program} has not ended within {seconds} s; it is ended now, but {}", agent::STARTED);
+    }
+    done.context("it has ended")
+}
+
+/// Gives a child its script and takes what it says, all at once: one that talks much and reads late would wait for us, and we for
+/// it. Nothing if it goes on for longer.
+fn talk(child: &mut Child, script: &str, end: Instant) -> Option<Done> {
+    let (said_to, said) = mpsc::channel();
+    let (error_to, error) = mpsc::channel();
+    if let Some(output) = child.stdout.take() {
+        std::thread::spawn(move || said_to.send(bounded(output)));
+    }
+    if let Some(output) = child.stderr.take() {
+        std::thread::spawn(move || error_to.send(bounded(output)));
+    }
+    if let Some(mut input) = child.stdin.take() {
+        let script = script.to_owned();
+        // Whoever does not read it says why.
+        std::thread::spawn(move || input.write_all(script.as_bytes()));
+    }
+    let left = || end.saturating_duration_since(Instant::now());
+    let (said, error) = (said.recv_timeout(left()).ok()?, error.recv_timeout(left()).ok()?);
+    loop {
+        // One that closes its pipes has ended, or will at once.
+        if let Some(status) = child.try_wait().ok()? {
+            return Some(Done { status: status.code().map_or(-1, i64::from), said, error });
         }
-        (said.join().ok().flatten().unwrap_or_default(), error.join().ok().flatten().unwrap_or_default())
-    });
-    let status = child.wait()?.code().map_or(-1, i64::from);
-    Ok(Done { status, said, error })
+        if left().is_zero() {
+            return None;
+        }
+        std::thread::sleep(SOON);
+    }
 }
 
 /// The first so many bytes; the rest is read, so that nobody waits, and forgotten.
@@ -153,11 +191,20 @@ fn by_folder(folder: &Path, script: &str, words: [&str; 2], patience: Duration) 
             break Ok(Done { status, said: text("said"), error: text("error") });
         }
         if Instant::now() >= end {
-            break Err(anyhow::anyhow!(
-                "nothing has happened in {} for {} s; does `sh folder.sh` of guest/tune run in the guest, on this folder?",
-                folder.display(),
-                patience.as_secs()
-            ));
+            // The guest takes a job before it runs it: one that could be taken back does not run.
+            let back = fs::remove_file(&job).is_ok() && fs::symlink_metadata(at("said")).is_err();
+            let (folder, seconds) = (folder.display(), patience.as_secs());
+            break Err(if back {
+                anyhow::anyhow!(
+                    "nothing has happened in {folder} for {seconds} s, and nothing will: the job is taken back; does \
+                     `sh folder.sh` of guest/tune run in the guest, on this folder?"
+                )
+            } else {
+                anyhow::anyhow!(
+                    "the guest has taken the job from {folder}, and is not at its end within {seconds} s; {}",
+                    agent::STARTED
+                )
+            });
         }
         std::thread::sleep(LOOK);
     };
@@ -228,13 +275,7 @@ mod tests {
     #[test]
     fn a_folder_is_watched_by_the_guest() {
         let folder = tempfile::tempdir().unwrap();
-        let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/tune/folder.sh");
-        let mut child = Command::new("sh")
-            .arg(guest)
-            .arg(folder.path())
-            .env("IOPLANE_TUNE_PERIOD", "0.02")
-            .spawn()
-            .unwrap();
+        let mut child = watcher(folder.path());
         let done = Reach::Folder(folder.path().into()).run(SCRIPT, ["undo", "console"]);
         child.kill().unwrap();
         child.wait().unwrap();
@@ -251,7 +292,38 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let error = by_folder(folder.path(), SCRIPT, ["a", "b"], Duration::from_millis(20)).unwrap_err();
         assert!(error.to_string().contains("folder.sh"), "{error}");
+        assert!(error.to_string().contains("nothing will"), "{error}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    /// It may have changed something, and may yet.
+    #[test]
+    fn a_slow_script_is_not_called_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = watcher(folder.path());
+        let mark = folder.path().join("mark");
+        let script = format!("echo begun >{}; sleep 2", mark.display());
+        let error = by_folder(folder.path(), &script, ["a", "b"], Duration::from_secs(1)).unwrap_err();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(mark.exists(), "it has begun");
+        assert!(error.to_string().contains("may still change the guest"), "{error}");
+    }
+
+    #[test]
+    fn a_guest_that_talks_for_ever_is_left() {
+        let begun = Instant::now();
+        for script in ["yes", "exec >/dev/null 2>&1; sleep 20", "sleep 20 & sleep 20"] {
+            let error =
+                by_command(&["env".into()], script, ["a", "b"], Duration::from_millis(200)).unwrap_err();
+            assert!(error.to_string().contains("may still change the guest"), "{error}");
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    }
+
+    fn watcher(folder: &Path) -> Child {
+        let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/tune/folder.sh");
+        Command::new("sh").arg(guest).arg(folder).env("IOPLANE_TUNE_PERIOD", "0.02").spawn().unwrap()
     }
 
     #[test]

@@ -1,0 +1,245 @@
+//! The sockets of a QEMU: which its command line names, and lines over them. Its monitor and its guest agent both answer with one JSON
+//! object a line, both serve one client at a time, and neither need be what it says: all that is done here ends at a stated time.
+
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use serde_json::Value;
+
+/// How often a socket is tried again whose queue is full: nobody tells when there is room.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// Where a chardev of QEMU's listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Chardev {
+    /// A socket that can be connected to.
+    Path(PathBuf),
+    /// A descriptor that QEMU was given when it was started, as by libvirt: there is no way to it.
+    Inherited,
+}
+
+impl Chardev {
+    /// The chardev of that name, from QEMU's command line.
+    pub fn find(command: &[String], id: &str) -> Option<Chardev> {
+        let mut sockets = values(command, "-chardev").filter(|value| value.starts_with("socket,"));
+        let socket = sockets.find(|value| part(value, "id").as_deref() == Some(id))?;
+        match part(socket, "path") {
+            Some(path) => Some(Chardev::Path(path.into())),
+            None => part(socket, "fd").map(|_| Chardev::Inherited),
+        }
+    }
+}
+
+/// What stands after an option of QEMU's, each time; it takes two dashes as well.
+pub fn values<'a>(command: &'a [String], option: &'a str) -> impl Iterator<Item = &'a str> {
+    let pairs = command.windows(2).filter(move |pair| {
+        pair[0] == option || pair[0].strip_prefix('-').is_some_and(|shorter| shorter == option)
+    });
+    pairs.map(|pair| pair[1].as_str())
+}
+
+/// The value of a key in `first,key=value,...`, where two commas are one that is meant, or in JSON.
+pub fn part(value: &str, key: &str) -> Option<String> {
+    let found = if value.starts_with('{') {
+        serde_json::from_str::<Value>(value).ok()?[key].as_str()?.to_owned()
+    } else {
+        // No word of a command line has a zero in it.
+        let value = value.replace(",,", "\0");
+        value.split(',').find_map(|part| part.strip_prefix(key)?.strip_prefix('='))?.replace('\0', ",")
+    };
+    (!found.is_empty()).then_some(found)
+}
+
+/// A connection on which lines come and go. What is not done at its end fails with [`ErrorKind::TimedOut`], whatever the other
+/// side does: not listen, not read, or send a byte now and then.
+#[derive(Debug)]
+pub struct Lines {
+    stream: UnixStream,
+    end: Instant,
+    limit: usize,
+    buffer: Vec<u8>,
+    /// So many of these have no end of a line.
+    looked: usize,
+}
+
+impl Lines {
+    /// Connects to a socket, until then at the latest. Lines may have `limit` bytes.
+    pub fn connect(path: &Path, limit: usize, end: Instant) -> Result<Lines> {
+        let address = SocketAddrUnix::new(path)?;
+        loop {
+            // Where others wait already this would wait for as long as the first of them likes; without waiting it fails.
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            match connect(&socket, &address) {
+                Ok(()) => {
+                    let stream = UnixStream::from(socket);
+                    stream.set_nonblocking(false)?;
+                    return Ok(Lines { stream, end, limit, buffer: Vec::new(), looked: 0 });
+                }
+                Err(Errno::AGAIN | Errno::INTR) => std::thread::sleep(AGAIN.min(left(end)?)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// From now on it ends then.
+    pub fn until(&mut self, end: Instant) {
+        self.end = end;
+    }
+
+    /// Sends all of it.
+    pub fn send(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            self.stream.set_write_timeout(Some(left(self.end)?))?;
+            match self.stream.write(bytes) {
+                Ok(0) => return Err(closed()),
+                Ok(length) => bytes = &bytes[length..],
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next line.
+    pub fn line(&mut self) -> Result<Vec<u8>> {
+        loop {
+            if let Some(at) = self.buffer[self.looked..].iter().position(|byte| *byte == b'\n') {
+                let rest = self.buffer.split_off(self.looked + at + 1);
+                self.looked = 0;
+                return Ok(std::mem::replace(&mut self.buffer, rest));
+            }
+            self.looked = self.buffer.len();
+            if self.buffer.len() >= self.limit {
+                return Err(Error::other(format!("it sends a line of more than {} bytes", self.limit)));
+            }
+            self.stream.set_read_timeout(Some(left(self.end)?))?;
+            let mut part = [0; 4096];
+            match self.stream.read(&mut part) {
+                Ok(0) => return Err(closed()),
+                Ok(length) => self.buffer.extend_from_slice(&part[..length]),
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Never zero, which would mean for ever.
+fn left(end: Instant) -> Result<Duration> {
+    let left = end.saturating_duration_since(Instant::now());
+    let late = || Error::new(ErrorKind::TimedOut, "it does not answer; somebody else may be using it");
+    if left.is_zero() { Err(late()) } else { Ok(left) }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::UnexpectedEof, "it has closed the connection; somebody else may be using it")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_millis(150);
+    /// It would be for ever.
+    const LATE: Duration = Duration::from_secs(5);
+
+    fn words(line: &str) -> Vec<String> {
+        line.split(' ').map(String::from).collect()
+    }
+
+    fn listener() -> (tempfile::TempDir, PathBuf, UnixListener) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        (folder, path, listener)
+    }
+
+    #[test]
+    fn chardevs_of_people_and_of_libvirt() {
+        let found = |line: &str| Chardev::find(&words(line), "mon0");
+        let path = |path: &str| Some(Chardev::Path(path.into()));
+        assert_eq!(found("qemu -chardev socket,id=mon0,path=/run/b,server=on"), path("/run/b"));
+        assert_eq!(found("qemu --chardev socket,path=/run/a,,b,id=mon0"), path("/run/a,b"));
+        assert_eq!(found("qemu -chardev socket,id=mon0,fd=24,server=on,wait=off"), Some(Chardev::Inherited));
+        assert_eq!(found("qemu -chardev socket,id=mon0,host=a,port=4"), None);
+        assert_eq!(found("qemu -chardev socket,id=mon01,path=/a -chardev"), None);
+        assert_eq!(part(r#"{"driver":"virtserialport","name":"a"}"#, "name").as_deref(), Some("a"));
+        assert_eq!(part("{", "name"), None);
+    }
+
+    /// QEMU queues one, and one more; the kernel would make the next wait until the first is served.
+    #[test]
+    fn a_full_queue_is_not_waited_for() {
+        let (_folder, path, listener) = listener();
+        rustix::net::listen(&listener, 1).unwrap();
+        let begun = Instant::now();
+        let mut held = Vec::new();
+        let error = loop {
+            match Lines::connect(&path, 9, Instant::now() + SOON) {
+                Ok(lines) => held.push(lines),
+                Err(error) => break error,
+            }
+        };
+        assert!(error.kind() == ErrorKind::TimedOut && begun.elapsed() < LATE, "{error} {}", held.len());
+        // There is room again before the end.
+        let late = std::thread::spawn(move || {
+            std::thread::sleep(SOON);
+            (listener.accept().unwrap(), listener)
+        });
+        Lines::connect(&path, 9, Instant::now() + LATE).unwrap();
+        late.join().unwrap();
+    }
+
+    #[test]
+    fn a_byte_now_and_then_is_no_answer() {
+        let (_folder, path, listener) = listener();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            while stream.write_all(b"x").is_ok() {
+                std::thread::sleep(SOON / 10);
+            }
+        });
+        let begun = Instant::now();
+        let mut lines = Lines::connect(&path, 1 << 20, begun + SOON).unwrap();
+        assert_eq!(lines.line().unwrap_err().kind(), ErrorKind::TimedOut);
+        assert!(begun.elapsed() < LATE);
+        drop(lines);
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn one_that_does_not_read_is_not_waited_for() {
+        let (_folder, path, listener) = listener();
+        let begun = Instant::now();
+        let mut lines = Lines::connect(&path, 9, begun + SOON).unwrap();
+        assert_eq!(lines.send(&vec![0; 1 << 24]).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert!(begun.elapsed() < LATE);
+        drop(listener);
+    }
+
+    #[test]
+    fn lines_come_whole_and_not_without_end() {
+        let (_folder, path, listener) = listener();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            for part in [b"on".as_slice(), b"e\ntwo\nthr", b"ee\n"] {
+                stream.write_all(part).unwrap();
+                std::thread::sleep(SOON / 10);
+            }
+            let _ = stream.write_all(&[b'x'; 99]);
+        });
+        let mut lines = Lines::connect(&path, 50, Instant::now() + LATE).unwrap();
+        for line in [b"one\n".as_slice(), b"two\n", b"three\n"] {
+            assert_eq!(lines.line().unwrap(), line);
+        }
+        assert!(lines.line().unwrap_err().to_string().contains("more than 50 bytes"));
+        server.join().unwrap();
+    }
+}
