@@ -411,6 +411,16 @@ fn the_hot_site_goes_and_comes_back(l1: &L1) -> Result<()> {
     let ssh = format!("--ssh debian --ssh-config {folder}/ssh_config");
     gone(&exits(&format!("apply pm-timer {ssh}"))?).context("by ssh")?;
     back(&exits("apply pm-timer --undo --agent")?).context("by the agent")?;
+    // Who calls it: a program asks for the time by a system call. Nothing of that is left in the guest.
+    let callers = exits(&format!("callers ktime_get_real_ts64 {ssh}"))?;
+    let stack = &callers[0]["stacks"][0];
+    ensure!(stack["frames"][0].as_str().is_some_and(|name| name.contains("sys_")), "{callers:#}");
+    ensure!(callers[0]["calls"].as_u64() > Some(20) && stack["percent"].as_f64() > Some(50.0), "{callers:#}");
+    let worst = exits(&format!("callers {ssh}"))?;
+    ensure!(worst[0]["function"] == named.as_str() && worst[0]["exits"].as_f64() > Some(20.0), "{worst:#}");
+    ensure!(worst[0]["calls"].as_u64() > Some(20), "{worst:#}");
+    guest.run("cd /sys/kernel/tracing 2>/dev/null || exit 0; [ -z \"$(cat kprobe_events; ls instances)\" ]")?;
+    eprintln!("it is called by {stack}; {}", worst[0]);
     // What the guest refuses is undone, and said.
     let clock = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     guest.run(&format!("mount --bind {clock} {clock}; mount -o remount,bind,ro {clock}"))?;

@@ -113,6 +113,9 @@ pub enum ExitsCommand {
     Advise(WatchArgs),
     /// Do in the guest what findings suggest, measure again and show before and after. What can be done is safe and can be undone
     Apply(ApplyArgs),
+    /// Say who in the guest calls the functions that cause most exits: the guest's own kernel counts that, by kprobes that are
+    /// removed again
+    Callers(CallersArgs),
 }
 
 /// What is watched, how long, and what names are made of.
@@ -140,7 +143,6 @@ pub struct WatchArgs {
 
 /// Which findings, and how to reach the guest.
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("reach").required(true))]
 pub struct ApplyArgs {
     /// Findings, as `ioplane exits advise` calls them
     #[arg(required = true, value_name = "FINDING")]
@@ -148,6 +150,32 @@ pub struct ApplyArgs {
     /// Put back what was before
     #[arg(long)]
     pub undo: bool,
+    /// How to reach the guest
+    #[command(flatten)]
+    pub reach: ReachArgs,
+    /// What is watched
+    #[command(flatten)]
+    pub watch: WatchArgs,
+}
+
+/// Whose callers, and how to reach the guest.
+#[derive(Debug, Args)]
+pub struct CallersArgs {
+    /// Functions of the guest's kernel [default: those that cause most exits, for which --symbols is needed]
+    #[arg(value_name = "FUNCTION")]
+    pub functions: Vec<String>,
+    /// How to reach the guest
+    #[command(flatten)]
+    pub reach: ReachArgs,
+    /// What is watched, and for how long the guest looks
+    #[command(flatten)]
+    pub watch: WatchArgs,
+}
+
+/// One way into the guest.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("reach").required(true))]
+pub struct ReachArgs {
     /// Reach the guest by ssh, as root
     #[arg(long, value_name = "DESTINATION", group = "reach")]
     pub ssh: Option<String>,
@@ -164,9 +192,6 @@ pub struct ApplyArgs {
     /// "kubectl exec -i pod --"
     #[arg(long, value_name = "COMMAND", group = "reach")]
     pub via: Option<String>,
-    /// What is watched
-    #[command(flatten)]
-    pub watch: WatchArgs,
 }
 
 /// `10s`, `500ms`, `2m`, or seconds.

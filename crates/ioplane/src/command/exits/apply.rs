@@ -35,7 +35,7 @@ struct Applied {
 /// Applies or undoes, and measures before and after.
 pub(super) fn run(args: &ApplyArgs, json: bool) -> Result<()> {
     let actions = actions(&args.findings)?;
-    let reach = Reach::new(args)?;
+    let reach = Reach::new(&args.reach, args.watch.vm.as_deref())?;
     let before = watch(&args.watch, None)?;
     if super::interrupted()?.load(Ordering::Relaxed) {
         bail!("interrupted; nothing was changed");

@@ -2,6 +2,7 @@
 
 mod agent;
 mod apply;
+mod callers;
 mod reach;
 
 use std::io::IsTerminal;
@@ -32,6 +33,7 @@ pub fn run(args: &ExitsArgs, json: bool) -> Result<ExitCode> {
     match &args.command {
         Some(ExitsCommand::Advise(args)) => advise(args, json)?,
         Some(ExitsCommand::Apply(args)) => apply::run(args, json)?,
+        Some(ExitsCommand::Callers(args)) => callers::run(args, json)?,
         None if args.list => list(json)?,
         None => {
             let report = if args.live { live(args, json)? } else { watch(&args.watch, None)? };

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use ioplane_exits::{Chardev, Vm};
 
 use super::agent;
-use crate::cli::ApplyArgs;
+use crate::cli::ReachArgs;
 
 /// A script is a matter of milliseconds, and some guests are slow.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
@@ -49,7 +49,7 @@ pub(super) enum Reach {
 
 impl Reach {
     /// The way that was asked for; what cannot be is refused before anything happens.
-    pub fn new(args: &ApplyArgs) -> Result<Reach> {
+    pub fn new(args: &ReachArgs, vm: Option<&str>) -> Result<Reach> {
         if let Some(destination) = &args.ssh {
             // A name, not an option of ssh.
             ensure!(!destination.starts_with('-'), "{destination:?} is no destination for ssh");
@@ -76,7 +76,7 @@ impl Reach {
         if socket != Path::new("auto") {
             return Ok(Reach::Agent(socket.clone()));
         }
-        let vm = Vm::choose(args.watch.vm.as_deref())?;
+        let vm = Vm::choose(vm)?;
         match agent::socket(&vm.command) {
             Some(Chardev::Path(socket)) => Ok(Reach::Agent(socket)),
             Some(Chardev::Inherited) => bail!(
