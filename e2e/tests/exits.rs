@@ -126,17 +126,22 @@ fn found(l1: &L1, options: &str) -> Result<()> {
     Ok(())
 }
 
-/// A sample of one in ten says about the same, and the total is exact.
+/// A sample of a tenth of the time: the total is KVM's, the rest says about the same, and what is seen has all its names.
 fn a_sample_is_close(l1: &L1) -> Result<()> {
     let (truth, report) = watched(l1, 1000, "--sample 10")?;
     let all: u64 = truth["sites"].as_array().into_iter().flatten().filter_map(|s| s["exits"].as_u64()).sum();
     let (exits, recorded) = (report["exits"].as_u64().unwrap_or(0), report["recorded"].as_u64().unwrap_or(0));
+    let whole = || format!("{exits} exits, {recorded} recorded, {all} caused; {:#}", report["notes"]);
     ensure!(
-        exits >= all && (exits / 13..exits / 7).contains(&recorded),
-        "{exits} exits, {recorded} recorded, {all} caused"
+        exits >= all && exits < all + 200 && report["kernel"]["counters"]["exits"] == exits,
+        "{}",
+        whole()
     );
-    let serial = exits_at(&report, truth["sites"][0]["address"].as_u64().unwrap_or(0), |_| true);
-    ensure!(serial.abs_diff(1000) < 400, "{serial} of 1000");
+    ensure!((exits / 30..exits / 4).contains(&recorded), "{}", whole());
+    let sites = report["sites"].as_array().context("sites")?;
+    let about =
+        |kind: &str| sites.iter().any(|site| site["detail"][kind].is_object() && site["ns_each"].is_u64());
+    ensure!(about("memory") && about("port") && sites.len() > 9, "{report:#}");
     Ok(())
 }
 
@@ -264,7 +269,7 @@ fn the_planted_site_is_found(l1: &L1) -> Result<()> {
             planted.hot, planted.address, first["rate"]
         );
     }
-    // Its loop causes 68 exits, four of them alone at their places: a sample at a fixed distance would never see some.
+    // Its loop causes 68 exits, four of them alone at their places.
     let report = watch("planted.elf --sample 4")?;
     let (exits, sites) =
         (report["exits"].as_f64().unwrap_or(0.0), report["sites"].as_array().context("sites")?);
@@ -418,9 +423,11 @@ fn the_hot_site_goes_and_comes_back(l1: &L1) -> Result<()> {
     ensure!(callers[0]["calls"].as_u64() > Some(20) && stack["percent"].as_f64() > Some(50.0), "{callers:#}");
     let worst = exits(&format!("callers {ssh}"))?;
     ensure!(worst[0]["function"] == named.as_str() && worst[0]["exits"].as_f64() > Some(20.0), "{worst:#}");
-    ensure!(worst[0]["calls"].as_u64() > Some(20), "{worst:#}");
-    guest.run("cd /sys/kernel/tracing 2>/dev/null || exit 0; [ -z \"$(cat kprobe_events; ls instances)\" ]")?;
-    eprintln!("it is called by {stack}; {}", worst[0]);
+    // What nobody has compiled for tracing cannot be probed, and that is said.
+    ensure!(worst[0]["refused"].is_string() && worst[0]["stacks"] == serde_json::json!([]), "{worst:#}");
+    guest
+        .run("cd /sys/kernel/tracing 2>/dev/null || exit 0; [ -z \"$(cat kprobe_events; ls instances)\" ]")?;
+    eprintln!("the clock is read by {stack}");
     // What the guest refuses is undone, and said.
     let clock = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     guest.run(&format!("mount --bind {clock} {clock}; mount -o remount,bind,ro {clock}"))?;

@@ -23,6 +23,7 @@ mod profile;
 mod reason;
 mod report;
 mod runs;
+mod slices;
 mod socket;
 mod symbols;
 mod totals;

@@ -35,18 +35,12 @@ pub enum Record<'a> {
 struct Event(File);
 
 impl Event {
-    fn open(
-        tracepoint: u64,
-        thread: u32,
-        period: u64,
-        wake: u32,
-        leader: Option<&Event>,
-    ) -> io::Result<Event> {
+    fn open(tracepoint: u64, thread: u32, wake: u32, leader: Option<&Event>) -> io::Result<Event> {
         let mut attr = perf_event_attr::default();
         attr.type_ = PERF_TYPE_TRACEPOINT;
         attr.size = size_of::<perf_event_attr>() as u32;
         attr.config = tracepoint;
-        attr.sample_period = period;
+        attr.sample_period = 1;
         attr.sample_type = u64::from(PERF_SAMPLE_TIME) | u64::from(PERF_SAMPLE_RAW);
         attr.clockid = libc::CLOCK_MONOTONIC;
         attr.set_use_clockid(1);
@@ -81,13 +75,13 @@ pub struct ThreadEvents {
 }
 
 impl ThreadEvents {
-    /// Opens `tracepoints` (at least one) for a thread, each `period`-th event recorded into a ring of `1 << order` pages.
-    pub fn open(tracepoints: &[u64], thread: u32, period: u64, order: u32) -> io::Result<ThreadEvents> {
+    /// Opens `tracepoints` (at least one) for a thread, each event recorded into a ring of `1 << order` pages.
+    pub fn open(tracepoints: &[u64], thread: u32, order: u32) -> io::Result<ThreadEvents> {
         let mut events: Vec<Event> = Vec::with_capacity(tracepoints.len());
         // Waking us costs the guest's thread time; at a quarter there is still room for what comes until we are there.
         let wake = (ring_size(order) / 4) as u32;
         for tracepoint in tracepoints {
-            let event = Event::open(*tracepoint, thread, period, wake, events.first())?;
+            let event = Event::open(*tracepoint, thread, wake, events.first())?;
             events.push(event);
         }
         let leader = events.first().ok_or_else(|| io::Error::other("no tracepoint was asked for"))?;
@@ -119,15 +113,6 @@ impl ThreadEvents {
         let Some(member) = self.events.get(index) else { return Ok(()) };
         // SAFETY: an open perf event; the argument is a number.
         check(unsafe { ioctls::DISABLE(member.0.as_raw_fd(), 0) })
-    }
-
-    /// From now on each `period`-th event is recorded, and the next one.
-    pub fn set_period(&self, period: u64) -> io::Result<()> {
-        self.events.iter().try_for_each(|event| {
-            // The kernel wants the number's address, whatever the binding says.
-            // SAFETY: an open perf event, and a number that outlives the call, which reads it.
-            check(unsafe { ioctls::PERIOD(event.0.as_raw_fd(), (&raw const period).addr() as u64) })
-        })
     }
 
     /// How often each tracepoint was hit while enabled, recorded or not, in the order of `tracepoints`.

@@ -100,6 +100,8 @@ pub struct Profile {
     pub crowded: u64,
     /// Port exits whose own fields gave the port, and ports that only KVM's next word gave.
     pub(crate) ports: [u64; 2],
+    /// Exits that only a sample's end has caused.
+    pub(crate) cut: u64,
 }
 
 impl Profile {
@@ -168,6 +170,16 @@ impl Profile {
     pub fn end(&mut self, thread: &mut Thread) {
         self.finish(thread, None);
         self.runs.end(&mut thread.row);
+    }
+
+    /// A sample pauses. The thread was interrupted for that: this exit would not have been without us.
+    pub(crate) fn cut(&mut self, thread: &mut Thread) {
+        let ours = |pending: &Pending| pending.site.reason.kind() == Kind::HostInterrupt;
+        if thread.pending.take_if(|pending| ours(pending)).is_some() {
+            self.cut += 1;
+        }
+        self.end(thread);
+        thread.early = None;
     }
 
     fn finish(&mut self, thread: &mut Thread, end: Option<u64>) {
@@ -330,6 +342,19 @@ mod tests {
         }
         let detail = |rip: u64| profile.sites().find(|(site, _)| site.rip == Some(rip)).unwrap().0.detail;
         assert_eq!((detail(7), detail(8), detail(9)), (command, Detail::Nothing, Detail::Nothing));
+    }
+
+    #[test]
+    fn an_interrupt_that_ends_a_sample_is_no_exit_of_the_guest_s() {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        for code in [0x60, 0x78] {
+            profile.take(&mut thread, 1, ENTRY);
+            profile.take(&mut thread, 2, exit(code, 5));
+            profile.cut(&mut thread);
+        }
+        let (site, tally) = profile.sites().next().unwrap();
+        assert_eq!((site.reason.kind(), tally.count, tally.timed), (Kind::Halt, 1, 0));
+        assert_eq!((profile.cut, profile.sites().count()), (1, 1));
     }
 
     #[test]

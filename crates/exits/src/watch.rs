@@ -11,6 +11,7 @@ use crate::error::{ExitsError, Result};
 use crate::event::{Decoder, Event};
 use crate::perf::{Record, ThreadEvents};
 use crate::profile::{Profile, Thread};
+use crate::slices::Slices;
 use crate::totals::Totals;
 use crate::trace::{Instance, Traced};
 use crate::tracefs::Tracefs;
@@ -25,9 +26,6 @@ const RESCAN: Duration = Duration::from_millis(500);
 const PORTS: &str = "kvm_pio";
 /// What says nothing where `kvm_exit` never fires.
 const USER_SPACE: &str = "kvm_userspace_exit";
-/// What KVM did about exits: in place of them in a sample, where `kvm_exit` never fires.
-const CONSEQUENCES: [&str; 6] =
-    ["kvm_pio", "kvm_mmio", "kvm_fast_mmio", "kvm_msr", "kvm_cpuid", "kvm_hypercall"];
 /// So many threads are watched.
 const THREADS: usize = 2048;
 
@@ -46,7 +44,7 @@ pub enum Source {
 /// How to watch.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Record every so-many-th exit only, without its time; 1 for all.
+    /// Record one part of the time of so many, in slices at random; 1 for all of it.
     pub sample: u64,
     /// Where events come from.
     pub source: Source,
@@ -69,6 +67,8 @@ pub struct Seen {
     pub records: u64,
     /// Threads that were watched.
     pub threads: usize,
+    /// In a sample: how long it was recorded, and in how many slices.
+    pub recorded: (Duration, u64),
     /// Exits that KVM has counted while the watch was being switched on and off: so far its count may be from ours.
     pub slack: u64,
 }
@@ -98,10 +98,8 @@ pub struct Watch {
     on: bool,
     /// Tracepoints that are asked for no more: each event costs the guest time.
     dropped: Vec<&'static str>,
-    /// Whether a sample is one of consequences, since no exit comes.
-    by_consequence: bool,
-    /// For the sample.
-    random: Random,
+    /// For a sample.
+    slices: Option<Slices>,
     /// What could not be watched, and why.
     trouble: Option<String>,
 }
@@ -129,8 +127,7 @@ impl Watch {
             scanned: now,
             on: false,
             dropped: Vec::new(),
-            by_consequence: false,
-            random: Random::new(),
+            slices: None,
             trouble: None,
             vm,
         };
@@ -158,6 +155,8 @@ impl Watch {
         if watch.trace.is_some() {
             // All is recorded there, and nothing left out.
             watch.options.sample = 1;
+        } else if watch.options.sample > 1 {
+            watch.slices = Some(Slices::new(watch.options.sample, now));
         }
         if watch.threads.is_empty() {
             return Err(ExitsError::Ended(watch.vm.pid));
@@ -165,9 +164,10 @@ impl Watch {
         // All is open and off: KVM's count and ours begin as close to each other as can be.
         watch.before = Totals::read(&watch.vm);
         watch.on = true;
-        for events in watch.threads.values().filter_map(|watched| watched.events.as_ref()) {
-            events.enable().map_err(ExitsError::os("starting perf events"))?;
+        if let Some(slices) = &mut watch.slices {
+            slices.begin(Instant::now());
         }
+        watch.enable()?;
         if let Some(trace) = &watch.trace {
             trace.enable()?;
         }
@@ -185,10 +185,11 @@ impl Watch {
     pub fn turn(&mut self, time: Duration) -> Result<bool> {
         let end = Instant::now() + time;
         loop {
-            let left = end.saturating_duration_since(Instant::now());
-            self.read_for(left.min(RESCAN))?;
+            let now = Instant::now();
+            let left = end.saturating_duration_since(now).min(RESCAN);
+            self.read_for(self.slices.as_ref().map_or(left, |slices| slices.left(now).min(left)))?;
             self.lean();
-            self.sample_well()?;
+            self.slice()?;
             if self.scanned.elapsed() >= RESCAN
                 && let Err(error) = self.scan()
             {
@@ -220,7 +221,7 @@ impl Watch {
         }
         self.dropped.push(name);
         // Where that fails it costs a little more.
-        if let Some(index) = self.asked().iter().position(|(own, _)| *own == name) {
+        if let Some(index) = self.decoder.names().iter().position(|own| *own == name) {
             for events in self.threads.values().filter_map(|watched| watched.events.as_ref()) {
                 let _ = events.drop_member(index);
             }
@@ -230,33 +231,35 @@ impl Watch {
         }
     }
 
-    /// Tracepoints to open for each thread, `kvm_exit` first.
-    fn asked(&self) -> Vec<(&'static str, u64)> {
-        let sampled = |name: &str| self.by_consequence && CONSEQUENCES.contains(&name);
-        let all = self.decoder.names().into_iter().zip(self.decoder.tracepoints());
-        all.enumerate()
-            .filter(|(index, (name, _))| *index == 0 || self.options.sample == 1 || sampled(name))
-            .map(|(_, pair)| pair)
-            .collect()
+    fn enable(&self) -> Result<()> {
+        let mut events = self.threads.values().filter_map(|watched| watched.events.as_ref());
+        events.try_for_each(ThreadEvents::enable).map_err(ExitsError::os("starting perf events"))
     }
 
-    /// A guest that does the same things in turns must not be seen always in the same place: the distance changes all the time. And
-    /// where no exit comes (a software KVM), what KVM does is sampled in their place.
-    fn sample_well(&mut self) -> Result<()> {
-        if self.options.sample == 1 {
+    fn disable(&self) -> Result<()> {
+        let mut events = self.threads.values().filter_map(|watched| watched.events.as_ref());
+        events.try_for_each(ThreadEvents::disable).map_err(ExitsError::os("stopping perf events"))
+    }
+
+    /// Begins or ends a slice of a sample, if it is time to. Every thread is switched on and off in the same order, and so is on for
+    /// as long as the others.
+    fn slice(&mut self) -> Result<()> {
+        let now = Instant::now();
+        let Some(slices) = self.slices.as_mut().filter(|slices| slices.left(now).is_zero()) else {
             return Ok(());
-        }
-        if self.begun.elapsed() >= RESCAN && self.by_consequence != (self.seen().counted == 0) {
-            self.by_consequence = !self.by_consequence;
+        };
+        if slices.is_on() {
+            slices.end(now);
+            self.disable()?;
             for id in self.threads.keys().copied().collect::<Vec<_>>() {
-                self.part(id);
+                self.drain(id);
             }
-            self.seen.threads = 0;
-            self.scan()?;
-        }
-        let period = self.random.near(self.options.sample);
-        for events in self.threads.values().filter_map(|watched| watched.events.as_ref()) {
-            events.set_period(period).map_err(ExitsError::os("changing a sample's period"))?;
+            for watched in self.threads.values_mut() {
+                self.profile.cut(&mut watched.thread);
+            }
+        } else {
+            slices.begin(now);
+            self.enable()?;
         }
         Ok(())
     }
@@ -271,6 +274,9 @@ impl Watch {
         let mut seen = self.seen;
         for events in self.threads.values().filter_map(|watched| watched.events.as_ref()) {
             add_counts(&mut seen, events);
+        }
+        if let Some(slices) = &self.slices {
+            seen.recorded = slices.on(Instant::now());
         }
         seen
     }
@@ -291,7 +297,7 @@ impl Watch {
         self.begun.elapsed()
     }
 
-    /// Of how many exits one is recorded.
+    /// Of how much time one part is recorded.
     pub fn sample(&self) -> u64 {
         self.options.sample
     }
@@ -305,9 +311,10 @@ impl Watch {
     pub fn stop(&mut self) -> Result<Duration> {
         let elapsed = self.begun.elapsed();
         let before = crate::totals::exits(&self.vm);
-        for events in self.threads.values().filter_map(|watched| watched.events.as_ref()) {
-            events.disable().map_err(ExitsError::os("stopping perf events"))?;
+        if let Some(slices) = &mut self.slices {
+            slices.end(Instant::now());
         }
+        self.disable()?;
         if let Some(trace) = &self.trace {
             trace.disable()?;
         }
@@ -424,7 +431,7 @@ impl Watch {
         if threads.iter().any(|thread| thread.is_vcpu_by_name()) {
             threads.retain(|thread| thread.is_vcpu_by_name());
         }
-        let (names, tracepoints): (Vec<_>, Vec<_>) = self.asked().into_iter().unzip();
+        let (names, tracepoints) = (self.decoder.names(), self.decoder.tracepoints());
         if self.trace.is_some() {
             // Perf tells of a thread's end by itself.
             let gone = |id: &&u32| !threads.iter().any(|thread| thread.id == **id);
@@ -444,12 +451,12 @@ impl Watch {
                     None
                 }
                 None => {
-                    let Some(events) = open(&tracepoints, id, self.options.sample)? else { continue };
+                    let Some(events) = open(&tracepoints, id)? else { continue };
                     let spared = names.iter().enumerate().filter(|(_, name)| self.dropped.contains(name));
                     for (index, _) in spared {
                         let _ = events.drop_member(index);
                     }
-                    if self.on {
+                    if self.on && self.slices.as_ref().is_none_or(Slices::is_on) {
                         events.enable().map_err(ExitsError::os("starting perf events"))?;
                     }
                     Some(events)
@@ -459,30 +466,6 @@ impl Watch {
             self.seen.threads += 1;
         }
         Ok(())
-    }
-}
-
-/// Numbers that nobody has to guess.
-struct Random(u64);
-
-impl Random {
-    fn new() -> Random {
-        use std::hash::{BuildHasher, Hasher};
-        Random(std::collections::hash_map::RandomState::new().build_hasher().finish() | 1)
-    }
-
-    /// A prime that is about a quarter larger or smaller at most: it shares no factor with the length of a guest's loop. Of small
-    /// numbers any.
-    fn near(&mut self, middle: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        let reach = if middle < 2 { 0 } else { (middle / 4).clamp(1, 1 << 20) };
-        let start = middle - reach + self.0 % (2 * reach + 1);
-        let prime = |number: &u64| {
-            (2..).take_while(|part| part * part <= *number).all(|part| !number.is_multiple_of(part))
-        };
-        if middle < 16 { start } else { (start..start + 512).find(prime).unwrap_or(start) }
     }
 }
 
@@ -505,10 +488,10 @@ fn add_counts(seen: &mut Seen, events: &ThreadEvents) {
 }
 
 /// Opens a thread's events with the largest ring that is allowed; nothing if the thread has ended.
-fn open(tracepoints: &[u64], thread: u32, period: u64) -> Result<Option<ThreadEvents>> {
+fn open(tracepoints: &[u64], thread: u32) -> Result<Option<ThreadEvents>> {
     let mut order = LARGEST;
     loop {
-        match ThreadEvents::open(tracepoints, thread, period, order) {
+        match ThreadEvents::open(tracepoints, thread, order) {
             Ok(events) => return Ok(Some(events)),
             Err(error) => match error.raw_os_error() {
                 Some(libc::ESRCH) => return Ok(None),
@@ -537,26 +520,4 @@ fn more_descriptors() {
     let wanted = Rlimit { current: limit.maximum, maximum: limit.maximum };
     // Where that fails the usual limit will do for most.
     let _ = setrlimit(Resource::Nofile, wanted);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_distance_of_a_sample_changes_about_its_middle() {
-        let mut random = Random::new();
-        for middle in [2, 3, 10, 100, 1000, 1_000_003, u32::MAX.into()] {
-            let all: Vec<u64> = (0..300).map(|_| random.near(middle)).collect();
-            let mean = all.iter().sum::<u64>() as f64 / 300.0 / middle as f64;
-            assert!((0.9..1.1).contains(&mean), "{middle}: {mean}");
-            assert!(
-                all.iter().all(|near| (middle.div_ceil(2)..=middle * 3 / 2).contains(near)),
-                "{middle}: {all:?}"
-            );
-            assert!(all.iter().any(|near| *near != all[0]), "{middle}");
-            assert!(middle < 16 || all.iter().all(|near| near % 2 != 0 && near % 17 != 0));
-        }
-        assert_eq!(random.near(1), 1);
-    }
 }

@@ -33,7 +33,7 @@ const RUNS: usize = 200;
 pub struct Row {
     /// What.
     pub name: String,
-    /// How many; estimated where a sample was taken.
+    /// How many; this and times are estimated where a sample was taken.
     pub count: u64,
     /// A second.
     pub rate: f64,
@@ -108,7 +108,7 @@ pub struct Report {
     pub exits: u64,
     /// Of these, recorded one by one.
     pub recorded: u64,
-    /// Of these, those that found no room. Not what a sample leaves out.
+    /// Of these, those that found no room (estimated where a sample was taken). Not what a sample leaves out.
     pub lost: u64,
     /// One of so many was recorded.
     pub sample: u64,
@@ -137,7 +137,7 @@ pub struct Report {
     pub sites: Vec<SiteRow>,
     /// Interrupts injected into the guest: vector and how many.
     pub interrupts: Vec<(u8, u64)>,
-    /// Port accesses in a row, those first that cost most exits. None of a sample.
+    /// Port accesses in a row, those first that cost most exits.
     #[serde(default)]
     pub runs: Vec<RunRow>,
     /// How often KVM changed how long a guest may spin.
@@ -186,16 +186,21 @@ impl Report {
         let total = profile.total();
         let recorded = total.count;
         let by_consequence = profile.is_by_consequence();
-        let exits = if by_consequence && sample > 1 {
-            // Each record stands for so many hits.
-            (u128::from(recorded) * u128::from(seen.events) / u128::from(seen.records.max(1))) as u64
-        } else if by_consequence {
+        let counted = if by_consequence {
             recorded
         } else {
-            seen.counted.max(recorded)
+            (seen.counted - seen.counted.min(profile.cut)).max(recorded)
         };
-        let lost = if sample > 1 { profile.lost_records } else { exits - recorded };
-        let scale = if sample > 1 && recorded > 0 { exits as f64 / recorded as f64 } else { 1.0 };
+        // Of a sample KVM's own count tells the whole, or else the time does.
+        let by_time = time.as_secs_f64() / seen.recorded.0.as_secs_f64().max(1e-9);
+        let exits = match kernel.as_ref().and_then(Totals::exits) {
+            _ if sample == 1 => counted,
+            Some(exits) if !by_consequence => exits.max(counted),
+            _ => (counted as f64 * by_time).round() as u64,
+        };
+        let whole = if counted > 0 { exits as f64 / counted as f64 } else { 1.0 };
+        let lost = ((counted - recorded) as f64 * whole).round() as u64;
+        let scale = if sample > 1 && recorded > 0 { (exits - lost) as f64 / recorded as f64 } else { 1.0 };
         let maker = Maker { seconds: time.as_secs_f64().max(1e-9), scale, exits, busy: busy(profile) };
         let mut sites: Vec<SiteRow> =
             profile.sites().map(|(site, tally)| maker.site(*site, *tally, names)).collect();
@@ -251,16 +256,20 @@ impl Report {
             registers,
             devices,
             by_vcpu: by_vcpu.collect(),
-            interrupts: profile.interrupts(),
-            runs: if sample > 1 { Vec::new() } else { maker.runs(profile, names) },
-            spin_windows: profile.spin_windows,
+            interrupts: profile
+                .interrupts()
+                .into_iter()
+                .map(|(vector, count)| (vector, maker.scaled(count)))
+                .collect(),
+            runs: maker.runs(profile, names),
+            spin_windows: maker.scaled(profile.spin_windows),
             host: names.host.clone(),
             findings: Vec::new(),
             notes: Vec::new(),
             sites,
         };
         report.findings = crate::advice::advise(&report);
-        report.notes = notes(&report, profile, by_consequence, seen.slack);
+        report.notes = notes(&report, profile, by_consequence, seen);
         report.notes.extend(names.notes.iter().cloned());
         report.sites.truncate(SITES);
         report
@@ -332,19 +341,22 @@ struct Maker {
 }
 
 impl Maker {
+    fn scaled(&self, count: u64) -> u64 {
+        (count as f64 * self.scale).round() as u64
+    }
+
     fn row(&self, name: String, tally: Tally, halted_ns: u64) -> Row {
-        let scaled = |count: u64| (count as f64 * self.scale).round() as u64;
-        let count = scaled(tally.count);
+        let count = self.scaled(tally.count);
         let percent = |part: u64, all: u64| if all == 0 { 0.0 } else { part as f64 * 100.0 / all as f64 };
         Row {
             name,
             count,
             rate: count as f64 / self.seconds,
             percent: percent(count, self.exits),
-            host_ns: tally.host_ns,
+            host_ns: self.scaled(tally.host_ns),
             host_percent: percent(tally.host_ns.saturating_sub(halted_ns), self.busy),
             ns_each: tally.host_ns.checked_div(tally.timed),
-            user: scaled(tally.user),
+            user: self.scaled(tally.user),
         }
     }
 
@@ -384,8 +396,8 @@ impl Maker {
                 .map(|step| Detail::Port { port: step.port, width: step.width, write: step.write })
                 .collect(),
             longer: run.steps().len() >= LONGEST,
-            times,
-            rate: times as f64 / self.seconds,
+            times: self.scaled(times),
+            rate: self.scaled(times) as f64 / self.seconds,
         };
         runs.into_iter().take(RUNS).map(row).collect()
     }
@@ -430,7 +442,7 @@ fn entry<'m, K: Hash + Eq + Clone, V: Default>(map: &'m mut HashMap<K, V>, key: 
     map.entry(key.clone()).or_default()
 }
 
-fn notes(report: &Report, profile: &Profile, by_consequence: bool, slack: u64) -> Vec<String> {
+fn notes(report: &Report, profile: &Profile, by_consequence: bool, seen: Seen) -> Vec<String> {
     let mut notes = Vec::new();
     if by_consequence {
         notes.push(
@@ -452,9 +464,12 @@ fn notes(report: &Report, profile: &Profile, by_consequence: bool, slack: u64) -
         ));
     }
     if report.sample > 1 {
+        let (on, slices) = seen.recorded;
         notes.push(format!(
-            "one exit in {} was recorded: counts are estimates, times are not known, and addresses only of ports",
-            report.sample
+            "a sample: recorded was one part of the time in {}, {:.0} ms in {slices} slices at random; counts and times are \
+             estimates, and exits that last longer than a slice (2 ms) have no time",
+            report.sample,
+            on.as_secs_f64() * 1e3
         ));
     }
     if profile.crowded > 0 {
@@ -464,7 +479,7 @@ fn notes(report: &Report, profile: &Profile, by_consequence: bool, slack: u64) -
     if let Some(counted) = report.kernel.as_ref().and_then(Totals::exits) {
         let (ours, source) = (report.exits, &report.kernel.as_ref().map_or("", |kernel| &kernel.source));
         let difference = counted.abs_diff(ours);
-        if !by_consequence && difference > 16 + slack + counted / 50 {
+        if !by_consequence && difference > 16 + seen.slack + counted / 50 {
             notes.push(format!("KVM's own count ({source}) is {counted}, ours {ours}: they should agree"));
         }
     }

@@ -92,9 +92,14 @@ fn what_was_lost_is_said() {
 
 #[test]
 fn a_sample_is_scaled() {
-    let report = report(Seen { counted: 4100, ..Seen::default() }, 100);
-    assert_eq!((report.exits, report.registers[0].count), (4100, 3000));
-    assert_eq!(report.lost, 0);
+    // One hundredth of the two seconds; 41 were recorded of 82.
+    let recorded = (Duration::from_millis(20), 10);
+    let whole = report(Seen { counted: 41, recorded, ..Seen::default() }, 100);
+    assert_eq!((whole.exits, whole.lost, whole.registers[0].count), (4100, 0, 3000));
+    assert_eq!((whole.registers[0].ns_each, whole.registers[0].host_ns), (Some(2000), 6_000_000));
+    assert!(whole.notes[0].contains("20 ms in 10 slices"), "{:?}", whole.notes);
+    let half = report(Seen { counted: 82, recorded, ..Seen::default() }, 100);
+    assert_eq!((half.exits, half.lost, half.registers[0].count), (8200, 4100, 3000));
 }
 
 #[test]
@@ -162,8 +167,10 @@ fn runs_are_told_with_their_ports() {
     assert_eq!((run.rip, run.times, run.longer), (KERNEL, 40, false));
     assert_eq!(run.accesses, (0x1f2..=0x1f7).map(out).collect::<Vec<_>>());
     assert!((run.rate - 20.0).abs() < 1e-9 && run.function.as_deref() == Some("iowrite8+0x1"));
-    // A sample sees no run.
-    assert!(report_of(&profile, Seen { counted: 240, ..Seen::default() }, 9, &function).runs.is_empty());
+    // A sample is whole while it lasts.
+    let recorded = (Duration::from_secs(1), 500);
+    let sample = report_of(&profile, Seen { counted: 240, recorded, ..Seen::default() }, 2, &function);
+    assert_eq!((sample.runs[0].times, sample.exits), (80, 480));
 }
 
 #[test]

@@ -153,7 +153,8 @@ fn read(said: &str, wanted: &[(String, Option<f64>)], places: &[String]) -> Resu
     Ok(all)
 }
 
-const REFUSED: &str = "the guest's kernel does not let it be probed: it is closed to tracing (notrace), or others have its name";
+const REFUSED: &str = "the guest's kernel does not let it be probed: it is not compiled for tracing (all of lib/, such as ioread8, and notrace), or \
+     others have its name; name functions that you suspect of calling it";
 
 /// The frames above the function itself and what traces it.
 fn above(mut frames: Vec<String>, function: &str) -> Vec<String> {
