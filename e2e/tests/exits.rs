@@ -314,6 +314,26 @@ fn the_planted_site_is_found(l1: &L1) -> Result<()> {
     Ok(())
 }
 
+/// What a user sees, for docs/guide/exits.md: `IOPLANE_KEEP_REPORT=FOLDER` keeps it.
+fn transcript(l1: &L1) -> Result<String> {
+    let way = "--ssh debian --ssh-config ssh_config";
+    let lines = [
+        "--for 3s --symbols kallsyms".into(),
+        "--for 3s --symbols kallsyms --sample 20".into(),
+        "advise --for 3s --symbols kallsyms".into(),
+        format!("callers ktime_get_real_ts64 --for 2s {way}"),
+        format!("apply pm-timer --for 3s {way}"),
+        format!("apply pm-timer --undo --for 3s {way}"),
+    ];
+    let (ioplane, folder) = (binary()?, l1.folder().display().to_string());
+    let mut script = format!("cd {folder}; cp debian/kallsyms kallsyms\n");
+    for line in lines {
+        let line = line.replacen("--for", "--vm debian --for", 1);
+        script += &format!("echo '# ioplane exits {line}'; {} exits {line} 2>&1; echo\n", ioplane.display());
+    }
+    l1.run(&script, 2 * MINUTE)
+}
+
 /// A guest of stock QEMU with a hot site that nobody can know: its function's name and its place are random, and the kernel is
 /// moved. It is found and its register named; a remedy makes the exits go, undoing it brings them back, by every way into a guest.
 fn the_hot_site_goes_and_comes_back(l1: &L1) -> Result<()> {
@@ -389,6 +409,7 @@ fn the_hot_site_goes_and_comes_back(l1: &L1) -> Result<()> {
         for name in ["report.html", "flame.svg"] {
             fs::copy(l1.folder().join(name), PathBuf::from(&keep).join(name))?;
         }
+        fs::write(PathBuf::from(&keep).join("transcript"), transcript(l1)?)?;
     }
 
     let timer = |findings: &Value| {
