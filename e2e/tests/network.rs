@@ -23,6 +23,12 @@ fn guest(stage: &Stage, name: &str, version: Version, cpus: u32) -> Result<Vm> {
     stage.boot(qemu)
 }
 
+/// The guests `left` and `right` on the switch `lan`, on two VMMs; the second with so many vCPUs.
+fn neighbours(stage: &Stage, cpus: u32) -> Result<[Vm; 2]> {
+    stage.daemon.cli(&["switch", "add", "lan"])?;
+    Ok([guest(stage, "left", Version::Host, 1)?, guest(stage, "right", Version::Newer, cpus)?])
+}
+
 fn end<'a>(stage: &Stage, vm: &'a Vm) -> Result<End<'a>> {
     let mac = stage.daemon.status()?.nic(vm.name())?.mac.clone();
     End::up(vm.agent(), &mac).map_err(|error| vm.explain(error))
@@ -31,9 +37,7 @@ fn end<'a>(stage: &Stage, vm: &'a Vm) -> Result<End<'a>> {
 #[test]
 fn guests_exchange_tcp_over_the_switch() -> Result<()> {
     play("", |stage| {
-        stage.daemon.cli(&["switch", "add", "lan"])?;
-        let left = guest(stage, "left", Version::Host, 1)?;
-        let right = guest(stage, "right", Version::Newer, 2)?;
+        let [left, right] = neighbours(stage, 2)?;
         let (a, b) = (end(stage, &left)?, end(stage, &right)?);
         let names = ["left", "right"];
         for (round, mode) in ["notified", "polled"].into_iter().enumerate() {
@@ -77,9 +81,7 @@ fn guests_exchange_tcp_over_the_switch() -> Result<()> {
 #[test]
 fn a_daemon_that_dies_is_a_pause_for_tcp() -> Result<()> {
     play("", |stage| {
-        stage.daemon.cli(&["switch", "add", "lan"])?;
-        let left = guest(stage, "left", Version::Host, 1)?;
-        let right = guest(stage, "right", Version::Newer, 1)?;
+        let [left, right] = neighbours(stage, 1)?;
         let (a, b) = (end(stage, &left)?, end(stage, &right)?);
         std::thread::scope(|scope| {
             let exchanged = scope.spawn(|| exchange(&a, &b, 4200, 3.0 * STRETCH));

@@ -183,19 +183,22 @@ impl Window {
     /// The little-endian 16-bit numbers from `offset`, which must be even, to the end: checked once, for who loads many.
     #[inline]
     pub fn shorts(&self, offset: usize) -> &[AtomicU16] {
-        let at = self.span(offset, 0);
-        assert!(at.align_offset(align_of::<AtomicU16>()) == 0, "window offset {offset} is not aligned");
-        // SAFETY: in bounds and aligned by the checks, mapped while self lives; atomics may be shared with anybody.
-        unsafe { std::slice::from_raw_parts(at.cast::<AtomicU16>(), (self.len - offset) / 2) }
+        self.atomics(offset)
     }
 
     /// As [`Window::shorts`], of 64 bits; `offset` must be a multiple of eight.
     #[inline]
     pub fn longs(&self, offset: usize) -> &[AtomicU64] {
+        self.atomics(offset)
+    }
+
+    /// All that fit from `offset`, which must be aligned. Only for atomics.
+    #[inline]
+    fn atomics<A>(&self, offset: usize) -> &[A] {
         let at = self.span(offset, 0);
-        assert!(at.align_offset(align_of::<AtomicU64>()) == 0, "window offset {offset} is not aligned");
-        // SAFETY: as in shorts.
-        unsafe { std::slice::from_raw_parts(at.cast::<AtomicU64>(), (self.len - offset) / 8) }
+        assert!(at.align_offset(align_of::<A>()) == 0, "window offset {offset} is not aligned");
+        // SAFETY: in bounds and aligned by the checks, mapped while self lives; atomics may be shared with anybody.
+        unsafe { std::slice::from_raw_parts(at.cast::<A>(), (self.len - offset) / size_of::<A>()) }
     }
 
     /// Sets bits of a byte.

@@ -43,14 +43,12 @@ pub struct Inlet {
     station: Arc<Station>,
     pair: u16,
     open: Option<Filled>,
-    /// Bytes of the frame at the front, and of its place in the tray.
-    front: Option<(usize, u32)>,
     tally: Tally,
 }
 
 impl Inlet {
     pub(crate) fn new(station: Arc<Station>, pair: u16) -> Self {
-        Inlet { station, pair, open: None, front: None, tally: Tally::default() }
+        Inlet { station, pair, open: None, tally: Tally::default() }
     }
 
     #[inline]
@@ -64,11 +62,8 @@ impl Inlet {
         if self.open.is_none() {
             self.open = self.shelf().next();
         }
-        let shelf = &self.station.shelves[usize::from(self.pair)];
         let filled = self.open.as_ref()?;
-        let frame = frame(shelf.bytes(&filled.tray), filled.read)?;
-        self.front = Some((frame.bytes.len(), frame.space()));
-        Some(frame)
+        frame(self.shelf().bytes(&filled.tray), filled.read)
     }
 
     /// Gives frames of one tray to `take`, in order, until that has no room for one (`false`); says how many it took. Of
@@ -92,7 +87,6 @@ impl Inlet {
         }
         filled.read = at;
         filled.frames = filled.frames.saturating_sub(taken);
-        self.front = None;
         self.settle();
         taken as usize
     }
@@ -120,14 +114,15 @@ impl Inlet {
         }
     }
 
-    /// Passes the frame that [`Inlet::front`] has shown; says how long it was.
+    /// Passes the frame; says how long it was.
     #[inline]
     fn step(&mut self) -> Option<usize> {
-        let (len, space) = self.front.take()?;
+        let shelf = &self.station.shelves[usize::from(self.pair)];
         let filled = self.open.as_mut()?;
-        filled.read += space;
+        let frame = frame(shelf.bytes(&filled.tray), filled.read)?;
+        filled.read += frame.space();
         filled.frames = filled.frames.saturating_sub(1);
-        Some(len)
+        Some(frame.bytes.len())
     }
 
     /// Gives the tray back when it is empty; that is also when the counts are added up.

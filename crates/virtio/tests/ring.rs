@@ -50,13 +50,20 @@ impl Both {
     }
 }
 
-#[test]
-fn what_is_given_back_is_taken_again_in_its_order() {
+/// A new ring of every kind: split and packed, with a journal and without.
+fn each_kind(test: impl Fn(Both, Ring, bool)) {
     for (journal, features) in
         [false, true].into_iter().flat_map(|journal| FORMATS.map(|format| (journal, format)))
     {
-        let mut both = Both::new(features);
-        let mut ring = both.open(journal, None);
+        let both = Both::new(features);
+        let ring = both.open(journal, None);
+        test(both, ring, journal);
+    }
+}
+
+#[test]
+fn what_is_given_back_is_taken_again_in_its_order() {
+    each_kind(|mut both, mut ring, journal| {
         let base = ring.base();
         both.offer(3);
         let taken: Vec<_> = std::iter::from_fn(|| both.take(&mut ring)).collect();
@@ -81,7 +88,7 @@ fn what_is_given_back_is_taken_again_in_its_order() {
             heads
         );
         assert_eq!(both.open(journal, Some(ring.base())).flying_heads(), [0u16; 0]);
-    }
+    });
 }
 
 #[test]
@@ -114,19 +121,9 @@ fn replay_given_back(features: u64) {
     assert_eq!(both.open(true, None).flying_heads(), heads[1..]);
 }
 
-/// With a journal and without, split and packed.
-fn each_kind(test: impl Fn(bool, u64)) {
-    for features in FORMATS {
-        test(false, features);
-        test(true, features);
-    }
-}
-
 #[test]
 fn a_batch_ends_where_another_kind_begins() {
-    each_kind(|journal, features| {
-        let mut both = Both::new(features);
-        let mut ring = both.open(journal, None);
+    each_kind(|mut both, mut ring, journal| {
         let mut batch = Batch::default();
         ring.take_plain(Touch::Store, MOST_PLAIN, &mut batch);
         assert!(batch.is_empty(), "nothing is there");
@@ -161,9 +158,7 @@ fn a_batch_ends_where_another_kind_begins() {
 
 #[test]
 fn what_is_left_of_a_batch_is_there_again() {
-    each_kind(|journal, features| {
-        let mut both = Both::new(features);
-        let mut ring = both.open(journal, None);
+    each_kind(|mut both, mut ring, journal| {
         let mut batch = Batch::default();
         both.offer(6);
         ring.take_plain(Touch::Store, MOST_PLAIN, &mut batch);

@@ -110,15 +110,13 @@ impl Outlet {
                 }
             }
         };
-        if let Way::Port { form: Form::Strip, .. } = way
-            && len < ETH_HLEN + VLAN_HLEN
-        {
-            return Way::Drop(Drop::Runt);
-        }
-        if let Way::Port { slot, form } = way
-            && self.plan.face(slot).is_some_and(|face| !offered.fits(&face.station, form))
-        {
-            return Way::DropThere { slot, cause: Drop::Giant };
+        if let Way::Port { slot, form } = way {
+            if !offered.whole(form) {
+                return Way::Drop(Drop::Runt);
+            }
+            if self.plan.face(slot).is_some_and(|face| !offered.fits(&face.station, form)) {
+                return Way::DropThere { slot, cause: Drop::Giant };
+            }
         }
         way
     }

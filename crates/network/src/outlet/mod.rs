@@ -75,6 +75,12 @@ struct Offered<'a> {
 }
 
 impl Offered<'_> {
+    /// Whether it is still a frame in that form: one whose tag is taken off may have been nothing else.
+    #[inline]
+    fn whole(&self, form: Form) -> bool {
+        form != Form::Strip || self.len >= ETH_HLEN + VLAN_HLEN
+    }
+
     /// Whether a frame that is not to be segmented is short enough for `station`, in the form that it has there.
     #[inline]
     fn fits(&self, station: &Station, form: Form) -> bool {
@@ -269,8 +275,7 @@ impl Outlet {
         self.targets.extend(others.filter_map(|slot| {
             let station = &plan.face(*slot)?.station;
             let form = judge::gate(own, station, to, vlan, tag).ok()?;
-            let whole = form != Form::Strip || offered.len >= ETH_HLEN + VLAN_HLEN;
-            (whole && offered.fits(station, form)).then_some((*slot, form))
+            (offered.whole(form) && offered.fits(station, form)).then_some((*slot, form))
         }));
         if self.targets.is_empty() {
             return Err(Refusal::Here(Drop::NoPath));

@@ -308,13 +308,6 @@ impl Ledger {
         true
     }
 
-    /// As [`Ledger::stage`], of a chain of one descriptor.
-    #[inline]
-    #[must_use]
-    pub fn stage_one(&mut self, descriptor: Descriptor, id: u16) -> bool {
-        self.staged == 0 && self.stage(descriptor, id)
-    }
-
     /// How many descriptors have been written down of the chain that is being read.
     #[inline]
     pub fn staged(&self) -> u16 {

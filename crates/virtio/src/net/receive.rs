@@ -178,9 +178,7 @@ impl Receive {
             written: [0; MOST_PLAIN],
         }
     }
-}
 
-impl Receive {
     /// Delivers frames that have room in one buffer each, at most `most`, until there is another kind of either; says how
     /// many.
     #[inline]
@@ -197,10 +195,10 @@ impl Receive {
             return Ok(0);
         }
         queue.ring.take_plain(Touch::Store, inlet.together().min(most as usize), batch);
-        let (mut outcome, mut buffers, mut nth) = (Ok(()), batch.buffers(), 0);
+        let (mut outcome, mut places) = (Ok(()), batch.buffers().zip(written.iter_mut()));
         let view = queue.ring.view();
         let count = inlet.deliver(|frame| {
-            let Some(buffer) = buffers.next() else { return false };
+            let Some((buffer, written)) = places.next() else { return false };
             let (offload, bytes) = (frame.offload(), frame.bytes());
             let need = *header + bytes.len();
             if need > buffer.len as usize {
@@ -222,11 +220,10 @@ impl Receive {
             }
             *left = left.saturating_sub(need + COST_OF_BUFFER);
             queue.tally.bytes_read += bytes.len() as u64;
-            written[nth] = need as u32;
-            nth += 1;
+            *written = need as u32;
             true
         });
-        drop(buffers);
+        drop(places);
         // What was taken in vain is work, too.
         *left = left.saturating_sub((batch.buffers().len() - count) * COST_OF_BUFFER);
         *fresh += count as u64;

@@ -36,28 +36,30 @@ impl Batch {
     /// they had not been taken.
     #[inline]
     pub fn settle(&mut self, ring: &mut Ring, written: impl ExactSizeIterator<Item = u32>) {
-        while self.0.len() > written.len()
-            && let Some((taken, _)) = self.0.pop()
-        {
-            ring.rewind(taken);
-        }
+        self.keep(ring, written.len());
         ring.complete_all(self.0.drain(..).map(|(taken, _)| taken).zip(written));
     }
 
     /// As [`Batch::settle`], where the request after the first ones could not be carried out: it is in flight for ever.
     #[cold]
     pub fn settle_fault(&mut self, ring: &mut Ring, written: impl ExactSizeIterator<Item = u32>) {
-        while self.0.len() > written.len() + 1
-            && let Some((taken, _)) = self.0.pop()
-        {
-            ring.rewind(taken);
-        }
+        self.keep(ring, written.len() + 1);
         if self.0.len() > written.len()
             && let Some((taken, _)) = self.0.pop()
         {
             taken.abandon();
         }
         self.settle(ring, written);
+    }
+
+    /// Gives all but the first `count` back, the last one first.
+    #[inline]
+    fn keep(&mut self, ring: &mut Ring, count: usize) {
+        while self.0.len() > count
+            && let Some((taken, _)) = self.0.pop()
+        {
+            ring.rewind(taken);
+        }
     }
 }
 

@@ -206,22 +206,20 @@ impl Packed {
         }
         kill::here(KillPoint::Seen);
         let (id, after) = self.stage().inspect_err(|_| self.ledger.unstage())?;
-        let count = self.ledger.staged();
-        self.took(id, count, after);
+        self.took(id, after);
         self.desc.prefetch(slot(after));
         self.read_chain(id, false, chain).map(|taken| Some((taken, false)))
     }
 
-    /// Writes down that the chain `id` of `count` descriptors, which the ledger has, has been taken; the next one begins at
-    /// `after`.
+    /// Writes down that the chain `id`, which is staged in the ledger, has been taken; the next one begins at `after`.
     #[inline]
-    fn took(&mut self, id: u16, count: u16, after: Position) {
+    fn took(&mut self, id: u16, after: Position) {
         if self.mode.polled {
             self.refuse_kicks();
         }
         self.flying.add(id);
+        self.owned += self.ledger.staged();
         self.ledger.take(id);
-        self.owned += count;
         self.next_avail = after;
         kill::here(KillPoint::Journalled);
     }
@@ -249,12 +247,12 @@ impl Packed {
                 return;
             }
             kill::here(KillPoint::Seen);
-            if self.flying.holds(id) != Some(false) || !self.ledger.stage_one(desc, id) {
+            if self.flying.holds(id) != Some(false) || !self.ledger.stage(desc, id) {
                 return;
             }
             let buffer = GuestRange { gpa: desc.addr, len: desc.len };
             touch.ask(&self.view, buffer);
-            self.took(id, 1, self.next_avail.after(1, self.size));
+            self.took(id, self.next_avail.after(1, self.size));
             batch.0.push((Taken::new(id, false), buffer));
         }
     }
