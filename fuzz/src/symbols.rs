@@ -10,15 +10,16 @@ use std::time::Duration;
 
 use arbitrary::Unstructured;
 use ioplane_exits::{
-    Detail, Devices, Event, Kind, Layout, Names, Profile, Reason, Report, Seen, Subject, Symbols, Thread, Vm,
+    Detail, Devices, Event, HostFacts, Kind, Layout, Names, Profile, Reason, Report, Seen, Subject, Symbols,
+    Thread, Vm,
 };
 
 use crate::Signature;
 
 const START: u64 = 0xffff_ffff_8100_0000;
 /// A file may be called so, and a VM's device too.
-const NAME: &[u8] = b"\x1b]0;x\x07\x1b[2J\n\xc2\x9b\xff<b>";
-const DEVICE: &[u8] = br#"[{"devices": [{"bus": 0, "slot": 3, "function": 0, "qdev_id": "\u001b[2J\n\u009b<b>",
+const NAME: &[u8] = b"\x1b]0;x\x07\x1b[2J\n\xc2\x9b\xff<q>";
+const DEVICE: &[u8] = br#"[{"devices": [{"bus": 0, "slot": 3, "function": 0, "qdev_id": "\u001b[2J\n\u009b<q>",
     "id": {"vendor": 1, "device": 2}, "regions": [{"bar": 0, "type": "io", "address": 1536, "size": 16}]}]}]"#;
 
 /// Runs one input.
@@ -84,12 +85,13 @@ fn report(symbols: &Symbols, notes: Vec<String>) {
     let vm = Vm { pid: 1, name, program, vcpus: 1, vm_fds: Vec::new(), command: Vec::new() };
     let function = |rip: u64| symbols.place(rip);
     let pci = Layout::parse(DEVICE, Path::new("fuzz")).expect("a layout");
-    let names = Names { function: Some(&function), devices: Devices { pci }, notes };
+    let names =
+        Names { function: Some(&function), devices: Devices { pci }, host: HostFacts::default(), notes };
     let subject = Subject { vm: &vm, time: Duration::from_secs(1), seen: Seen::default(), sample: 1 };
     let report = Report::new(subject, &profile, None, &names);
     let text = report.to_string();
     assert!(text.contains("PCI 0001:0002") && is_plain(&text), "{text:?}");
-    assert!(!report.html().contains("<b>") && !report.svg().contains("<b>"), "markup");
+    assert!(!report.html().contains("<q>") && !report.svg().contains("<q>"), "markup");
 }
 
 /// Nearly right lines.
