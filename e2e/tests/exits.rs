@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::daemon::binary;
 use ioplane_e2e::process::run;
-use ioplane_e2e::{HotModule, L1, Planted};
+use ioplane_e2e::{HotModule, L1, L2, Planted};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -314,6 +314,28 @@ fn the_planted_site_is_found(l1: &L1) -> Result<()> {
     Ok(())
 }
 
+/// However the script of `callers` ends, and whoever else runs one: nothing of it is left in the guest.
+fn nothing_is_probed_any_more(guest: &L2<'_>) -> Result<()> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest/tune/callers.sh");
+    fs::copy(script, guest.folder().join("callers.sh"))?;
+    let said = guest.run(
+        "set -e; cd /tmp; callers() { sh /folder/callers.sh ktime_get_real_ts64 $1; }
+         mkdir trace; mount -t tracefs trace trace
+         left() { cat trace/kprobe_events; ls trace/instances; }
+         mkdir trace/instances/ioplane_9_9_0; echo 'p:ioplane_9_9_0/f0 ktime_get_real_ts64' >>trace/kprobe_events
+         echo \"left over: $(left | wc -l)\"
+         callers 1 | true; echo \"nobody listened: $(left | wc -l)\"
+         callers 4 >first & sleep 1; callers 1 >second; wait $!
+         echo \"two at once: $(cat first second | grep -c -m4 Hits), $(left | wc -l)\"
+         callers 9 >/dev/null & sleep 1; kill -TERM $!; wait $! || echo \"ended: $(left | wc -l)\"
+         umount trace",
+    )?;
+    let lines: Vec<&str> = said.lines().collect();
+    let wanted = ["left over: 2", "nobody listened: 0", "two at once: 4, 0", "ended: 0"];
+    ensure!(lines == wanted, "{said}");
+    Ok(())
+}
+
 /// What a user sees, for docs/guide/exits.md: `IOPLANE_KEEP_REPORT=FOLDER` keeps it.
 fn transcript(l1: &L1) -> Result<String> {
     let way = "--ssh debian --ssh-config ssh_config";
@@ -446,8 +468,7 @@ fn the_hot_site_goes_and_comes_back(l1: &L1) -> Result<()> {
     ensure!(worst[0]["function"] == named.as_str() && worst[0]["exits"].as_f64() > Some(20.0), "{worst:#}");
     // What nobody has compiled for tracing cannot be probed, and that is said.
     ensure!(worst[0]["refused"].is_string() && worst[0]["stacks"] == serde_json::json!([]), "{worst:#}");
-    guest
-        .run("cd /sys/kernel/tracing 2>/dev/null || exit 0; [ -z \"$(cat kprobe_events; ls instances)\" ]")?;
+    nothing_is_probed_any_more(&guest)?;
     eprintln!("the clock is read by {stack}");
     // What the guest refuses is undone, and said.
     let clock = "/sys/devices/system/clocksource/clocksource0/current_clocksource";

@@ -43,7 +43,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, other: Tally) {
+    pub(crate) fn add(&mut self, other: Tally) {
         self.count += other.count;
         self.timed += other.timed;
         self.host_ns = self.host_ns.saturating_add(other.host_ns);
@@ -77,6 +77,8 @@ pub struct Thread {
     /// What KVM did before it told of the exit: Linux up to 6.1 answers some MSRs of AMD's guests at once.
     early: Option<Detail>,
     row: Row,
+    /// A slice of a sample has just begun.
+    fresh: bool,
 }
 
 /// Everything that was counted. Its size is bounded by [`SITES`].
@@ -100,14 +102,20 @@ pub struct Profile {
     pub crowded: u64,
     /// Port exits whose own fields gave the port, and ports that only KVM's next word gave.
     pub(crate) ports: [u64; 2],
-    /// Exits that only a sample's end has caused.
+    /// Exits that only the beginnings and ends of a sample's slices have caused.
     pub(crate) cut: u64,
+    /// Whether an exit or an entry was ever told of.
+    whole: bool,
 }
 
 impl Profile {
     /// Takes the next event of a thread.
     pub fn take(&mut self, thread: &mut Thread, at: u64, event: Event) {
+        let fresh = std::mem::take(&mut thread.fresh);
+        self.whole |= matches!(event, Event::Exit { .. } | Event::Entry { .. });
         match event {
+            // Linux before 6.5 tells of AMD's exits after it has served their interrupts: of this one, which has begun the slice, too.
+            Event::Exit { reason, .. } if fresh && reason.kind() == Kind::HostInterrupt => self.cut += 1,
             Event::Exit { reason, rip, vcpu, detail } => {
                 self.finish(thread, None);
                 self.runs.exit(&mut thread.row, reason.kind(), rip, detail);
@@ -172,14 +180,23 @@ impl Profile {
         self.runs.end(&mut thread.row);
     }
 
-    /// A sample pauses. The thread was interrupted for that: this exit would not have been without us.
-    pub(crate) fn cut(&mut self, thread: &mut Thread) {
-        let ours = |pending: &Pending| pending.site.reason.kind() == Kind::HostInterrupt;
+    /// A slice of a sample begins: the thread was interrupted for that, if it runs.
+    pub(crate) fn fresh(&mut self, thread: &mut Thread) {
+        thread.fresh = true;
+        // What comes may be the middle of a run.
+        self.runs.fresh(&mut thread.row);
+    }
+
+    /// A slice ends, since then (CLOCK_MONOTONIC, ns). If a thread was interrupted for that, this exit would not have been without us.
+    pub(crate) fn cut(&mut self, thread: &mut Thread, since: u64) {
+        let ours =
+            |pending: &Pending| pending.site.reason.kind() == Kind::HostInterrupt && pending.at >= since;
         if thread.pending.take_if(|pending| ours(pending)).is_some() {
             self.cut += 1;
         }
-        self.end(thread);
-        thread.early = None;
+        self.finish(thread, None);
+        // The run that it was in may be the beginning of a longer one.
+        (thread.early, thread.row) = (None, Row::default());
     }
 
     fn finish(&mut self, thread: &mut Thread, end: Option<u64>) {
@@ -246,7 +263,7 @@ impl Profile {
 
     /// Whether `kvm_exit` never fired though KVM did something, as on a software KVM.
     pub fn is_by_consequence(&self) -> bool {
-        self.sites.is_empty() && !self.consequences.is_empty()
+        !self.whole && !self.consequences.is_empty()
     }
 
     /// Each vCPU's share, by number.
@@ -345,16 +362,53 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupt_that_ends_a_sample_is_no_exit_of_the_guest_s() {
+    fn interrupts_of_a_samples_making_are_no_exits_of_the_guests() {
         let (mut profile, mut thread) = (Profile::default(), Thread::default());
-        for code in [0x60, 0x78] {
+        // Ended by ours; by one that came before; in a halt.
+        for (code, at) in [(0x60, 20), (0x60, 10), (0x78, 20)] {
+            profile.fresh(&mut thread);
             profile.take(&mut thread, 1, ENTRY);
-            profile.take(&mut thread, 2, exit(code, 5));
-            profile.cut(&mut thread);
+            profile.take(&mut thread, at, exit(code, 5));
+            profile.cut(&mut thread, 15);
         }
-        let (site, tally) = profile.sites().next().unwrap();
-        assert_eq!((site.reason.kind(), tally.count, tally.timed), (Kind::Halt, 1, 0));
-        assert_eq!((profile.cut, profile.sites().count()), (1, 1));
+        // Begun by ours, told late; the next one is not ours.
+        profile.fresh(&mut thread);
+        for at in [1, 5] {
+            profile.take(&mut thread, at, exit(0x60, 5));
+            profile.take(&mut thread, at + 1, ENTRY);
+        }
+        let mut sites: Vec<_> =
+            profile.sites().map(|(s, tally)| (s.reason.kind(), tally.count, tally.timed)).collect();
+        sites.sort_unstable();
+        let mut wanted = [(Kind::HostInterrupt, 2, 1), (Kind::Halt, 1, 0)];
+        wanted.sort_unstable();
+        assert_eq!(sites, wanted);
+        assert_eq!(profile.cut, 2);
+    }
+
+    #[test]
+    fn a_slices_first_and_last_runs_are_not_whole() {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        let port = |port: u16| {
+            let detail = Detail::Port { port, width: 1, write: true };
+            Event::Exit { reason: Reason::from_kvm(2, 0x7b), rip: u64::from(port), vcpu: None, detail }
+        };
+        profile.fresh(&mut thread);
+        for event in [port(1), port(2), exit(0x78, 9), port(3), port(4), exit(0x78, 9), port(5), port(6)] {
+            profile.take(&mut thread, 1, event);
+        }
+        profile.cut(&mut thread, 9);
+        let runs: Vec<_> = profile.runs.iter().map(|(run, times)| (run.rip, times)).collect();
+        assert_eq!(runs, [(3, 1)]);
+    }
+
+    #[test]
+    fn an_entry_is_enough_to_know_hardware() {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        profile.take(&mut thread, 1, Event::Detail(Detail::Msr { index: 1, write: true }));
+        assert!(profile.is_by_consequence());
+        profile.take(&mut thread, 2, ENTRY);
+        assert!(!profile.is_by_consequence());
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub struct Row {
     run: Run,
     /// The last access, and its instruction.
     last: Option<(u64, Step)>,
+    /// Its beginning was perhaps not seen.
+    torn: bool,
 }
 
 /// How often each run was seen. Its size is bounded by [`RUNS`].
@@ -84,10 +86,15 @@ impl Runs {
         }
     }
 
+    /// Nothing was seen until now: the first run that ends does not count.
+    pub(crate) fn fresh(&mut self, row: &mut Row) {
+        *row = Row { torn: true, ..Row::default() };
+    }
+
     /// The guest does something else now. A single access is no run.
     pub(crate) fn end(&mut self, row: &mut Row) {
-        let run = std::mem::take(row).run;
-        if run.length < 2 {
+        let Row { run, torn, .. } = std::mem::take(row);
+        if torn || run.length < 2 {
             return;
         }
         if self.seen.len() < RUNS || self.seen.contains_key(&run) {

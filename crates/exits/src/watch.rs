@@ -166,6 +166,9 @@ impl Watch {
         watch.on = true;
         if let Some(slices) = &mut watch.slices {
             slices.begin(Instant::now());
+            for watched in watch.threads.values_mut() {
+                watch.profile.fresh(&mut watched.thread);
+            }
         }
         watch.enable()?;
         if let Some(trace) = &watch.trace {
@@ -250,15 +253,21 @@ impl Watch {
         };
         if slices.is_on() {
             slices.end(now);
+            // The clock of the records.
+            let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
             self.disable()?;
             for id in self.threads.keys().copied().collect::<Vec<_>>() {
                 self.drain(id);
             }
+            let since = clock.tv_sec as u64 * 1_000_000_000 + clock.tv_nsec as u64;
             for watched in self.threads.values_mut() {
-                self.profile.cut(&mut watched.thread);
+                self.profile.cut(&mut watched.thread, since);
             }
         } else {
             slices.begin(now);
+            for watched in self.threads.values_mut() {
+                self.profile.fresh(&mut watched.thread);
+            }
             self.enable()?;
         }
         Ok(())
@@ -435,7 +444,10 @@ impl Watch {
         if self.trace.is_some() {
             // Perf tells of a thread's end by itself.
             let gone = |id: &&u32| !threads.iter().any(|thread| thread.id == **id);
-            for id in self.threads.keys().filter(gone).copied().collect::<Vec<_>>() {
+            let gone: Vec<u32> = self.threads.keys().filter(gone).copied().collect();
+            // All that they did is in the rings.
+            while !gone.is_empty() && self.drain_trace(true)? {}
+            for id in gone {
                 self.part(id);
             }
         }

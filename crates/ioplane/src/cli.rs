@@ -127,7 +127,7 @@ pub struct WatchArgs {
     /// How long to watch
     #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = time)]
     pub time: Duration,
-    /// Record one exit in so many: costs less, shows no times
+    /// Record one part of the time in so many, in slices of 2 ms at random: costs less; counts and times are estimates
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub sample: u64,
     /// Where events come from

@@ -22,6 +22,8 @@ use crate::report::{Report, SiteRow};
 /// Rarer exits are not worth a word: neither so many a second, nor such a share of all.
 const RATE: f64 = 10.0;
 const PERCENT: f64 = 0.5;
+/// In a sample so many must have been recorded.
+const OBSERVED: f64 = 9.5;
 
 /// How sure a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -104,12 +106,20 @@ impl fmt::Display for Finding {
     }
 }
 
+/// Whether so many exits, of a sample, are more than a few that were recorded.
+fn enough(report: &Report, exits: f64) -> bool {
+    let recorded = report.recorded as f64 / report.exits.saturating_sub(report.lost).max(1) as f64;
+    report.sample == 1 || exits * recorded >= OBSERVED
+}
+
 /// Some of the sites, added up.
 #[derive(Default)]
 struct Part<'a> {
     sites: Vec<&'a SiteRow>,
     rate: f64,
     percent: f64,
+    /// Whether so many were recorded that they say something.
+    enough: bool,
 }
 
 impl<'a> Part<'a> {
@@ -117,7 +127,8 @@ impl<'a> Part<'a> {
         let sites: Vec<&SiteRow> = report.sites.iter().filter(|site| belongs(site)).collect();
         // A sum of nothing is minus zero.
         let sum = |of: fn(&SiteRow) -> f64| sites.iter().map(|site| of(site)).sum::<f64>() + 0.0;
-        Part { rate: sum(|site| site.row.rate), percent: sum(|site| site.row.percent), sites }
+        let enough = enough(report, sum(|site| site.row.count as f64));
+        Part { rate: sum(|site| site.row.rate), percent: sum(|site| site.row.percent), enough, sites }
     }
 
     fn device(report: &'a Report, words: &[&str]) -> Part<'a> {
@@ -152,7 +163,7 @@ impl<'a> Part<'a> {
     }
 
     fn matters(&self) -> bool {
-        self.rate >= RATE && self.percent >= PERCENT
+        self.enough && self.rate >= RATE && self.percent >= PERCENT
     }
 
     /// `1234 exits a second (56.7 %), most from acpi_pm_read`.

@@ -113,7 +113,8 @@ pub(super) fn halts(report: &Report) -> Option<Finding> {
         about: part.about(),
         evidence: format!("{}; each for {:.0} us{polls}", part.evidence("HLT"), mean_ns / 1e3),
         // Of numbers with this mean, so many at least are below the limit (Markov).
-        gain: part.rate * (1.0 - mean_ns / POLL_NS),
+        // A sample's mean is too small.
+        gain: if report.sample == 1 { part.rate * (1.0 - mean_ns / POLL_NS) } else { 0.0 },
         remedy: "poll in the guest before halting: the cpuidle driver haltpoll (module cpuidle_haltpoll; costs host CPU)".into(),
         certainty: Certainty::Low,
         action: None,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Certainty, Finding, PERCENT, RATE, about, bare};
+use super::{Certainty, Finding, PERCENT, RATE, about, bare, enough};
 use crate::event::Detail;
 use crate::reason::Kind;
 use crate::report::{Report, RunRow};
@@ -55,7 +55,8 @@ pub(super) fn all(report: &Report, others: &[Finding]) -> Vec<Finding> {
         let gain: f64 = runs.iter().map(|run| spared(run)).sum();
         let percent = runs.iter().map(|run| exits(run)).sum::<f64>() * 100.0 / all.max(1e-9);
         let most = runs.iter().max_by(|a, b| spared(a).total_cmp(&spared(b)))?;
-        if gain < RATE || percent < PERCENT {
+        let seen: u64 = runs.iter().map(|run| run.times).sum();
+        if gain < RATE || percent < PERCENT || !enough(report, seen as f64) {
             return None;
         }
         let about = about(runs.iter().flat_map(|run| &run.accesses).map(|access| (Kind::Port, *access)));

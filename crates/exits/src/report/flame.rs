@@ -45,14 +45,14 @@ impl Frame {
             let (count, host_ns) =
                 root.below.get(&reason.name).map_or((0, 0), |frame| (frame.count, frame.host_ns));
             let left = reason.count.saturating_sub(count);
-            if left > 0 {
+            // Of those that are all listed a sample's rounding is left.
+            if left > 0 && report.sites.len() >= super::SITES {
                 let path = [reason.name.clone(), UNLISTED.to_owned()];
                 root.add(&path, left, reason.host_ns.saturating_sub(host_ns), reason.ns_each);
             }
         }
-        let lost = report.exits.saturating_sub(root.count);
-        if lost > 0 {
-            root.add(&[LOST.to_owned()], lost, 0, None);
+        if report.lost > 0 {
+            root.add(&[LOST.to_owned()], report.lost, 0, None);
         }
         root
     }

@@ -7,7 +7,6 @@ mod named;
 mod text;
 
 use std::collections::HashMap;
-use std::hash::Hash;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -110,7 +109,7 @@ pub struct Report {
     pub recorded: u64,
     /// Of these, those that found no room (estimated where a sample was taken). Not what a sample leaves out.
     pub lost: u64,
-    /// One of so many was recorded.
+    /// One part in so many of the time was recorded.
     pub sample: u64,
     /// Hits of all tracepoints that were asked for: a handful for each exit.
     pub events: u64,
@@ -175,7 +174,7 @@ pub struct Subject<'a> {
     pub time: Duration,
     /// How much was seen.
     pub seen: Seen,
-    /// One of so many exits was recorded.
+    /// One part in so many of the time was recorded.
     pub sample: u64,
 }
 
@@ -201,15 +200,25 @@ impl Report {
         let whole = if counted > 0 { exits as f64 / counted as f64 } else { 1.0 };
         let lost = ((counted - recorded) as f64 * whole).round() as u64;
         let scale = if sample > 1 && recorded > 0 { (exits - lost) as f64 / recorded as f64 } else { 1.0 };
-        let maker = Maker { seconds: time.as_secs_f64().max(1e-9), scale, exits, busy: busy(profile) };
-        let mut sites: Vec<SiteRow> =
-            profile.sites().map(|(site, tally)| maker.site(*site, *tally, names)).collect();
-        sites.sort_by(|a, b| {
-            let order = |s: &SiteRow| (s.row.count, s.row.host_ns);
-            order(b).cmp(&order(a)).then_with(|| (a.rip, a.detail).cmp(&(b.rip, b.detail)))
+        let whole_time = |tally: Tally| if sample > 1 { uncut(tally) } else { tally };
+        let (raw, busy) = profile.sites().filter(|(site, _)| site.reason.kind() != Kind::Halt).fold(
+            (0u64, 0u64),
+            |(raw, busy), (_, tally)| {
+                (raw.saturating_add(tally.host_ns), busy.saturating_add(whole_time(*tally).host_ns))
+            },
+        );
+        let maker = Maker { seconds: time.as_secs_f64().max(1e-9), scale, exits, busy };
+        let mut all: Vec<(SiteRow, Tally)> = profile
+            .sites()
+            .map(|(site, tally)| (maker.site(*site, whole_time(*tally), names), whole_time(*tally)))
+            .collect();
+        all.sort_by(|(a, x), (b, y)| {
+            let order = |tally: &Tally| (tally.count, tally.host_ns);
+            order(y).cmp(&order(x)).then_with(|| (a.rip, a.detail).cmp(&(b.rip, b.detail)))
         });
-        let group = |key: &dyn Fn(&SiteRow) -> Option<String>| maker.group(&sites, key);
-        let kernel_start = kernel_start(&sites);
+        // Sums are scaled once, not made of what was rounded.
+        let group = |key: &dyn Fn(&SiteRow) -> Option<String>| maker.group(&all, key);
+        let kernel_start = kernel_start(&all);
         let reasons = group(&|site| Some(site.reason_name.clone()));
         let functions = if names.function.is_some() {
             group(&|site| match &site.function {
@@ -231,11 +240,14 @@ impl Report {
         };
         let registers = group(&register);
         let devices = group(&|site| site.place.as_ref().map(|place| place.device.clone()));
-        let by_vcpu = profile
-            .vcpus()
-            .into_iter()
-            .map(|(id, tally)| maker.row(format!("vCPU {id}"), tally, profile.halted_ns(id)));
-        let named = Named::of(&sites, kernel_start, exits);
+        let by_vcpu = profile.vcpus().into_iter().map(|(id, tally)| {
+            // Of its working time as much was cut as of all.
+            let halted = profile.halted_ns(id);
+            let working = tally.host_ns.saturating_sub(halted) as f64 * busy as f64 / raw.max(1) as f64;
+            let host_ns = halted.saturating_add(working.round() as u64);
+            maker.row(format!("vCPU {id}"), Tally { host_ns, ..tally }, halted)
+        });
+        let named = Named::of(&all, kernel_start, counted);
         let mut report = Report {
             vm: vm.name.clone(),
             pid: vm.pid,
@@ -266,7 +278,7 @@ impl Report {
             host: names.host.clone(),
             findings: Vec::new(),
             notes: Vec::new(),
-            sites,
+            sites: all.into_iter().map(|(site, _)| site).collect(),
         };
         report.findings = crate::advice::advise(&report);
         report.notes = notes(&report, profile, by_consequence, seen);
@@ -276,10 +288,12 @@ impl Report {
     }
 }
 
-/// Host time that is not waiting.
-fn busy(profile: &Profile) -> u64 {
-    let working = profile.sites().filter(|(site, _)| site.reason.kind() != Kind::Halt);
-    working.map(|(_, tally)| tally.host_ns).fold(0, u64::saturating_add)
+/// A sample sees no end of an exit that lasts beyond its slice: those without an end count as long as the others of their place. That is
+/// too short still, for the longer ones are cut more often.
+fn uncut(tally: Tally) -> Tally {
+    let whole = u128::from(tally.host_ns) * u128::from(tally.count) / u128::from(tally.timed.max(1));
+    let timed = if tally.timed > 0 { tally.count } else { 0 };
+    Tally { host_ns: u64::try_from(whole).unwrap_or(u64::MAX), timed, ..tally }
 }
 
 /// What is said in place of a function's name for addresses that are not the kernel's.
@@ -292,8 +306,8 @@ const UPPER_HALF: u64 = 1 << 63;
 const KERNEL_32: u64 = 0xc000_0000;
 
 /// Where the guest's kernel begins. If all of its functions that were seen lie below 4 GiB, it is a 32-bit one.
-fn kernel_start(sites: &[SiteRow]) -> u64 {
-    let named = || sites.iter().filter(|site| site.function.is_some()).filter_map(|site| site.rip);
+fn kernel_start(sites: &[(SiteRow, Tally)]) -> u64 {
+    let named = || sites.iter().filter(|(site, _)| site.function.is_some()).filter_map(|(site, _)| site.rip);
     match (named().min(), named().max()) {
         (Some(lowest), Some(highest)) if highest <= u32::MAX.into() => lowest.min(KERNEL_32),
         _ => UPPER_HALF,
@@ -346,15 +360,15 @@ impl Maker {
     }
 
     fn row(&self, name: String, tally: Tally, halted_ns: u64) -> Row {
-        let count = self.scaled(tally.count);
-        let percent = |part: u64, all: u64| if all == 0 { 0.0 } else { part as f64 * 100.0 / all as f64 };
+        let count = tally.count as f64 * self.scale;
+        let percent = |part: f64, all: u64| if all == 0 { 0.0 } else { part * 100.0 / all as f64 };
         Row {
             name,
-            count,
-            rate: count as f64 / self.seconds,
+            count: self.scaled(tally.count),
+            rate: count / self.seconds,
             percent: percent(count, self.exits),
             host_ns: self.scaled(tally.host_ns),
-            host_percent: percent(tally.host_ns.saturating_sub(halted_ns), self.busy),
+            host_percent: percent(tally.host_ns.saturating_sub(halted_ns) as f64, self.busy),
             ns_each: tally.host_ns.checked_div(tally.timed),
             user: self.scaled(tally.user),
         }
@@ -397,49 +411,27 @@ impl Maker {
                 .collect(),
             longer: run.steps().len() >= LONGEST,
             times: self.scaled(times),
-            rate: self.scaled(times) as f64 / self.seconds,
+            rate: times as f64 * self.scale / self.seconds,
         };
         runs.into_iter().take(RUNS).map(row).collect()
     }
 
     /// Adds up what has the same name, most first.
-    fn group(&self, sites: &[SiteRow], key: &dyn Fn(&SiteRow) -> Option<String>) -> Vec<Row> {
-        let mut sums: HashMap<String, Row> = HashMap::new();
-        let mut timed: HashMap<String, (u64, u64)> = HashMap::new();
-        for site in sites {
+    fn group(&self, sites: &[(SiteRow, Tally)], key: &dyn Fn(&SiteRow) -> Option<String>) -> Vec<Row> {
+        let mut sums: HashMap<String, (Tally, u64)> = HashMap::new();
+        for (site, tally) in sites {
             let Some(name) = key(site) else { continue };
-            if let Some(each) = site.row.ns_each.filter(|each| *each > 0) {
-                let sum = entry(&mut timed, &name);
-                *sum = (sum.0 + site.row.host_ns, sum.1 + site.row.host_ns / each);
+            let (sum, halted) = sums.entry(name).or_default();
+            sum.add(*tally);
+            if site.kind == Kind::Halt {
+                *halted = halted.saturating_add(tally.host_ns);
             }
-            let row = sums.entry(name.clone()).or_insert_with(|| Row {
-                name,
-                count: 0,
-                rate: 0.0,
-                percent: 0.0,
-                host_ns: 0,
-                host_percent: 0.0,
-                ns_each: None,
-                user: 0,
-            });
-            row.count += site.row.count;
-            row.rate += site.row.rate;
-            row.percent += site.row.percent;
-            row.host_ns = row.host_ns.saturating_add(site.row.host_ns);
-            row.host_percent += site.row.host_percent;
-            row.user += site.row.user;
         }
-        let mut rows: Vec<Row> = sums.into_values().collect();
-        for row in &mut rows {
-            row.ns_each = timed.get(&row.name).and_then(|(ns, count)| ns.checked_div(*count));
-        }
+        let row = |(name, (tally, halted))| self.row(name, tally, halted);
+        let mut rows: Vec<Row> = sums.into_iter().map(row).collect();
         rows.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.name.cmp(&b.name)));
         rows
     }
-}
-
-fn entry<'m, K: Hash + Eq + Clone, V: Default>(map: &'m mut HashMap<K, V>, key: &K) -> &'m mut V {
-    map.entry(key.clone()).or_default()
 }
 
 fn notes(report: &Report, profile: &Profile, by_consequence: bool, seen: Seen) -> Vec<String> {
@@ -467,7 +459,7 @@ fn notes(report: &Report, profile: &Profile, by_consequence: bool, seen: Seen) -
         let (on, slices) = seen.recorded;
         notes.push(format!(
             "a sample: recorded was one part of the time in {}, {:.0} ms in {slices} slices at random; counts and times are \
-             estimates, and exits that last longer than a slice (2 ms) have no time",
+             estimates, and long exits seem shorter than they are: one that lasts beyond its slice (2 ms) has no end",
             report.sample,
             on.as_secs_f64() * 1e3
         ));

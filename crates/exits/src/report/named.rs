@@ -3,6 +3,7 @@
 use super::{SiteRow, in_kernel};
 use crate::devices::Place;
 use crate::event::Detail;
+use crate::profile::Tally;
 use crate::reason::Kind;
 
 /// The shares of exits that have names, in percent.
@@ -16,12 +17,13 @@ pub(super) struct Named {
 }
 
 impl Named {
-    pub(super) fn of(sites: &[SiteRow], kernel: u64, exits: u64) -> Named {
+    /// Of sites and how often they were recorded; `exits` were counted while that went on.
+    pub(super) fn of(sites: &[(SiteRow, Tally)], kernel: u64, exits: u64) -> Named {
         let has_function = |site: &SiteRow| site.function.is_some();
         let has_register = |site: &SiteRow| site.place.as_ref().is_some_and(is_name);
         let in_kernel = |site: &SiteRow| site.rip.is_some_and(|rip| in_kernel(rip, kernel));
         let count = |of: &dyn Fn(&SiteRow) -> bool| {
-            sites.iter().filter(|site| of(site)).map(|site| site.row.count).sum::<u64>()
+            sites.iter().filter(|(site, _)| of(site)).map(|(_, tally)| tally.count).sum::<u64>()
         };
         Named {
             functions: percent(

@@ -46,7 +46,7 @@ struct Options {
 struct Outcome {
     /// So many fewer exits a second with the profiler on, of a guest that does nothing but exit, natively.
     profiler_cost_percent: Option<f64>,
-    /// The same, one exit in a hundred recorded.
+    /// The same, a hundredth of the time recorded.
     sampled_cost_percent: Option<f64>,
     /// The same in L1, where `kvm_exit` fires but profiler and guest share one translated processor.
     l1_profiler_cost_percent: Option<f64>,

@@ -2,6 +2,7 @@
 //! kernel counts stacks, by kprobes that a small script sets and removes.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -9,7 +10,7 @@ use ioplane_exits::plain;
 use serde::Serialize;
 
 use super::reach::Reach;
-use super::watch;
+use super::{interrupted, watch};
 use crate::cli::CallersArgs;
 
 /// What runs in the guest.
@@ -31,6 +32,8 @@ struct Callers {
     exits: Option<f64>,
     /// How often it was called, by whomever, while the guest looked.
     calls: u64,
+    /// Of these, those whose stacks found no room.
+    dropped: u64,
     /// Most first.
     stacks: Vec<Stack>,
     /// Why there are none.
@@ -69,8 +72,14 @@ pub(super) fn run(args: &CallersArgs, json: bool) -> Result<()> {
             report.notes.join("; ")
         );
     }
+    if interrupted()?.load(Ordering::Relaxed) {
+        bail!("interrupted; nothing was done in the guest");
+    }
     ensure!(wanted.len() <= MOST, "{MOST} functions at most");
     let places: Vec<String> = wanted.iter().map(|(name, _)| place(name)).collect::<Result<_>>()?;
+    for (index, place) in places.iter().enumerate() {
+        ensure!(!places[..index].contains(place), "{place} is named twice");
+    }
     let seconds = args.watch.time.as_secs_f64().ceil().max(1.0).to_string();
     let done = reach.run(CALLERS, [&places.join(","), &seconds])?;
     ensure!(
@@ -97,15 +106,28 @@ fn place(name: &str) -> Result<String> {
     Ok(place)
 }
 
+/// `module:function` as stacks and symbols have it.
+fn spelling(name: &str) -> String {
+    match name.split_once(':') {
+        Some((module, function)) => format!("{function} [{module}]"),
+        None => name.to_owned(),
+    }
+}
+
 /// Takes the script's words apart.
 fn read(said: &str, wanted: &[(String, Option<f64>)], places: &[String]) -> Result<Vec<Callers>> {
     let mut all: Vec<Callers> = wanted
         .iter()
-        .map(|(name, exits)| Callers { function: plain(name), exits: *exits, ..Callers::default() })
+        .map(|(name, exits)| Callers {
+            function: plain(&spelling(name)),
+            exits: *exits,
+            ..Callers::default()
+        })
         .collect();
     let index = |place: &str| places.iter().position(|own| own == place);
     let mut probes: BTreeMap<&str, usize> = BTreeMap::new();
     let mut stacks: Vec<BTreeMap<Vec<String>, u64>> = vec![BTreeMap::new(); all.len()];
+    let mut hits: Vec<Option<u64>> = vec![None; all.len()];
     let (mut now, mut frames): (Option<usize>, Option<Vec<String>>) = (None, None);
     for line in said.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -118,16 +140,22 @@ fn read(said: &str, wanted: &[(String, Option<f64>)], places: &[String]) -> Resu
                 probes.insert(number, index(place).context("the guest speaks of another function")?);
             }
             ["histogram", number] => (now, frames) = (probes.get(number).copied(), None),
+            // Both once before the histogram and, if it is short, once at its end.
             ["Hits:", number] => {
-                // Once before the histogram and, if it is short, once at its end.
                 if let (Some(now), Ok(number)) = (now, number.parse()) {
-                    all[now].calls = number;
+                    hits[now] = Some(number);
+                }
+            }
+            ["Dropped:", number] => {
+                if let (Some(now), Ok(number)) = (now, number.parse()) {
+                    all[now].dropped = number;
                 }
             }
             ["{", _] => frames = Some(Vec::new()),
             ["}", "hitcount:", number] => {
                 if let (Some(now), Some(frames), Ok(number)) = (now, frames.take(), number.parse::<u64>()) {
-                    *stacks[now].entry(above(frames, &all[now].function)).or_default() += number;
+                    let calls = stacks[now].entry(above(frames, &all[now].function)).or_default();
+                    *calls = calls.saturating_add(number);
                 }
             }
             [place, ..] => {
@@ -140,7 +168,13 @@ fn read(said: &str, wanted: &[(String, Option<f64>)], places: &[String]) -> Resu
             [] => {}
         }
     }
-    for (callers, stacks) in all.iter_mut().zip(stacks) {
+    for ((callers, stacks), hits) in all.iter_mut().zip(stacks).zip(hits) {
+        ensure!(
+            hits.is_some() || callers.refused.is_some(),
+            "the guest says nothing of {}",
+            callers.function
+        );
+        callers.calls = hits.unwrap_or(0).saturating_add(callers.dropped);
         let whole = callers.calls.max(1) as f64;
         let stack = |(frames, calls): (Vec<String>, u64)| Stack {
             frames,
@@ -153,8 +187,8 @@ fn read(said: &str, wanted: &[(String, Option<f64>)], places: &[String]) -> Resu
     Ok(all)
 }
 
-const REFUSED: &str = "the guest's kernel does not let it be probed: it is not compiled for tracing (all of lib/, such as ioread8, and notrace), or \
-     others have its name; name functions that you suspect of calling it";
+const REFUSED: &str = "the guest's kernel does not let it be probed: it is not compiled for tracing (all of lib/, such as ioread8, and notrace), \
+     others have its name, or there is none such; name functions that you suspect of calling it";
 
 /// The frames above the function itself and what traces it.
 fn above(mut frames: Vec<String>, function: &str) -> Vec<String> {
@@ -175,6 +209,12 @@ impl Callers {
         for Stack { frames, percent, .. } in self.stacks.iter().take(STACKS) {
             text += &format!("{percent:>7.2} %  {}\n", frames.join(" <- "));
         }
+        if self.dropped > 0 {
+            text += &format!(
+                "{:>7.2} %  stacks that found no room\n",
+                self.dropped as f64 * 100.0 / self.calls.max(1) as f64
+            );
+        }
         if self.stacks.len() > STACKS {
             text += &format!("      ...  {} more\n", self.stacks.len() - STACKS);
         }
@@ -190,7 +230,7 @@ mod tests {
         # event histogram\n#\n# trigger info: hist:keys=common_stacktrace:vals=hitcount [active]\n#\n\n\
         { common_stacktrace:\n         kprobe_ftrace_handler+0x1/0x2\n         ioread8+0x5/0x40\n         ata_sff_check_status+0xe/0x10 [libata]\n\
          \x20        ata_wait+0x3b/0xa0 [libata]\n} hitcount:         30\n\
-        { common_stacktrace:\n         vp_interrupt+0x1/0x9\n} hitcount:         10\n\nTotals:\n    Hits: 40\n    Dropped: 0\n\
+        { common_stacktrace:\n         vp_interrupt+0x1/0x9\n} hitcount:         10\n\nTotals:\n    Hits: 40\n    Dropped: 5\n\
         histogram 1\nTotals:\n    Hits: 2\n{ common_stacktrace:\n  x+0x0/0x1\n";
 
     fn names(names: &[&str]) -> Vec<(String, Option<f64>)> {
@@ -208,14 +248,15 @@ mod tests {
         assert_eq!(
             stacks,
             [
-                ("ata_sff_check_status [libata] ata_wait [libata]".into(), 30, 75.0),
-                ("vp_interrupt".into(), 10, 25.0),
+                ("ata_sff_check_status [libata] ata_wait [libata]".into(), 30, 3000.0 / 45.0),
+                ("vp_interrupt".into(), 10, 1000.0 / 45.0),
             ]
         );
-        assert_eq!((found[0].calls, found[1].refused, found[2].calls), (40, Some(REFUSED), 2));
+        assert_eq!((found[0].calls, found[1].refused, found[2].calls), (45, Some(REFUSED), 2));
         // Cut in the middle of a stack.
         assert_eq!(found[2].stacks, []);
-        assert!(found[0].text().contains("75.00 %  ata_sff_check_status [libata] <- ata_wait [libata]"));
+        assert!(found[0].text().contains("11.11 %  stacks that found no room"));
+        assert!(found[0].text().contains("66.67 %  ata_sff_check_status [libata] <- ata_wait [libata]"));
     }
 
     #[test]
@@ -232,6 +273,10 @@ mod tests {
         assert!(read("probe 0 b\n", &wanted, &places).is_err());
         let odd =
             "histogram 7\nHits: 3\n} hitcount: 4\nprobe 0 a\nhistogram 0\nHits: many\n{ x:\n} hitcount: -1\n";
-        assert_eq!(read(odd, &wanted, &places).unwrap()[0].stacks, []);
+        assert!(read(odd, &wanted, &places).unwrap_err().to_string().contains("says nothing of a"));
+        assert_eq!(read(&format!("{odd}Hits: 7\n"), &wanted, &places).unwrap()[0].stacks, []);
+        let much = "{ x:\n b+0x1\n} hitcount: 18446744073709551615\n".repeat(2);
+        let many = format!("probe 0 a\nhistogram 0\nHits: 18446744073709551615\nDropped: 9\n{much}");
+        assert_eq!(read(&many, &wanted, &places).unwrap()[0].stacks[0].calls, u64::MAX);
     }
 }

@@ -97,8 +97,17 @@ impl Reach {
             Reach::Agent(socket) => agent::run(socket, script, words),
             Reach::Folder(folder) => by_folder(folder, script, words, PATIENCE),
         }?;
-        Ok(Done { said: plain(&done.said), error: plain(&done.error), ..done })
+        Ok(Done { said: plain(cut(&done.said)), error: plain(cut(&done.error)), ..done })
     }
+}
+
+/// As much as a script says, whichever way it comes.
+fn cut(text: &str) -> &str {
+    let mut end = text.len().min(WORDS as usize);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 /// Without what would move a terminal's cursor.
