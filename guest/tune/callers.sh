@@ -9,6 +9,7 @@ tracing=/sys/kernel/tracing
 mounted=
 made=
 probes=0
+sleeping=
 
 fail() {
     echo "callers: $*" >&2
@@ -17,6 +18,7 @@ fail() {
 
 finish() {
     trap '' INT TERM HUP
+    [ -z "$sleeping" ] || kill "$sleeping" 2>/dev/null
     [ -z "$made" ] || rmdir "$ours"
     while [ "$probes" -gt 0 ]; do
         probes=$((probes - 1))
@@ -84,7 +86,10 @@ for function in $(echo "$1" | tr , ' '); do
     count "$ours/events/$group/f$number" || fail "this guest's kernel has no histograms of stacks (CONFIG_HIST_TRIGGERS)"
     echo "probe $number $function"
 done
-sleep "$2"
+# A shell that sleeps itself hears of nothing until it wakes.
+sleep "$2" &
+sleeping=$!
+wait $sleeping
 number=0
 while [ "$number" -lt "$probes" ]; do
     event=$ours/events/$group/f$number
