@@ -181,12 +181,20 @@ fn command(
     add("-device virtio-9p-pci,fsdev=folder,mount_tag=folder".into());
     add(more.into());
     let modules = host.modules.display();
+    // The assets, and where programs were built, may lie below a folder that L1 has of its own, such as /tmp.
+    let (own, ioplane) = (std::env::current_exe()?, crate::daemon::binary()?);
+    let built = own.ancestors().nth(2).into_iter().chain(ioplane.parent());
+    let mut see: Vec<String> = built.map(|place| place.display().to_string()).collect();
+    see.push(modules.to_string());
+    see.sort();
+    see.dedup();
+    let see = see.join(",");
     // A tick that comes again and again: one that is set for once each time is lost now and then under a translated
     // guest of L1 that never halts, and L1 stands still for ever.
     let line = format!(
         "console=ttyS0 quiet panic=-1 nokaslr mitigations=off audit=0 apparmor=0 tsc=reliable no_timer_check nohz=off highres=off \
          cryptomgr.notests initcall_blacklist=jent_mod_init,load_system_certificate_list \
-         l1.folder={path} l1.modules={modules} l1.load={kvm}"
+         l1.folder={path} l1.modules={modules} l1.see={see} l1.load={kvm}"
     );
     for (flag, value) in [
         ("-kernel", host.kernel.clone().into()),

@@ -13,15 +13,23 @@ for module in /modules/*.ko; do
 done
 folder=$(word l1.folder)
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=524288,ro,cache=loose host /host || echo "l1: no root"
-# The assets may lie below a folder that is L1's own.
+# What is needed may lie below a folder that is to be L1's own.
 modules=$(word l1.modules)
-mkdir -p /assets
-mount --bind "/host$modules" /assets || echo "l1: no assets"
+number=0
+for place in $(word l1.see | tr , ' '); do
+    mkdir -p /seen/$number
+    mount --bind "/host$place" /seen/$number || echo "l1: no $place"
+    number=$((number + 1))
+done
 for kind in tmpfs:/tmp tmpfs:/run proc:/proc sysfs:/sys devtmpfs:/dev debugfs:/sys/kernel/debug tracefs:/sys/kernel/tracing; do
     mount -t "${kind%%:*}" l1 "/host${kind#*:}" || echo "l1: no ${kind#*:}"
 done
-[ -d "/host$modules" ] || mkdir -p "/host$modules"
-mount --bind /assets "/host$modules"
+number=0
+for place in $(word l1.see | tr , ' '); do
+    [ -d "/host$place" ] || mkdir -p "/host$place"
+    mount --bind /seen/$number "/host$place"
+    number=$((number + 1))
+done
 mkdir -p /host/dev/pts /host/dev/shm
 mount -t devpts l1 /host/dev/pts
 mount -t tmpfs l1 /host/dev/shm
