@@ -95,8 +95,8 @@ while [ "$number" -lt "$probes" ]; do
     event=$ours/events/$group/f$number
     if [ -e "$event/hist" ]; then
         echo "histogram $number"
-        # What is long is cut: the sums come first, and are of what comes then.
-        echo "$histogram:pause" >"$event/trigger" || fail "the histogram cannot be paused"
+        # What is long is cut: the sums come first, and are of what comes then. (">" would begin with removing it.)
+        echo "$histogram:pause" >>"$event/trigger" || fail "the histogram cannot be paused"
         tail -n 6 "$event/hist" || fail "the histogram cannot be read"
         head -n 200 "$event/hist"
     fi
