@@ -130,7 +130,7 @@ impl Watcher {
 }
 
 /// Three guests that do the same, one alone, one watched, one sampled, run a tenth of a second each in turn: what else this machine
-/// does meets all of them. Of the one that is watched the ratios of each round count, and of those the middle one.
+/// does meets all of them. The ratios of each round count, and of those the middle ones.
 pub fn native(say: &dyn Fn(&str)) -> Result<Native> {
     let mut guests = [Tiny::start()?, Tiny::start()?, Tiny::start()?];
     let watchers = [Watcher::start(&guests[1], &[])?, Watcher::start(&guests[2], &["--sample", "100"])?];
@@ -163,10 +163,8 @@ pub fn native(say: &dyn Fn(&str)) -> Result<Native> {
     ensure!(recorded > count / 150.0, "{recorded} of {count} sampled: {:#}", sampled["notes"]);
     let events_per_exit = watched["events"].as_f64().unwrap_or(0.0) / (count + warm);
     ensure!(events_per_exit > 0.0, "no tracepoint of KVM fires here");
-    // A slice of a sample comes in every other round or so: the middle round says nothing of it, the sum does.
-    let ratio = median(each[1].iter().zip(&each[0]).map(|(one, alone)| one / alone));
-    let sum = |index: usize| each[index].iter().sum::<f64>();
-    let (alone, ratios) = (median(each[0].iter().copied()), [ratio, sum(2) / sum(0)]);
+    let ratios = [1, 2].map(|index| middle(each[index].iter().zip(&each[0]).map(|(one, alone)| one / alone)));
+    let alone = middle(each[0].iter().copied());
     let ns_per_exit = [alone, alone * ratios[0], alone * ratios[1]];
     say(&format!("natively: {ns_per_exit:.0?} ns an exit, of {count:.0} exits each in {ROUNDS} rounds"));
     let whole = watched["by_vcpu"].as_array().is_some_and(|rows| !rows.is_empty());
@@ -174,10 +172,14 @@ pub fn native(say: &dyn Fn(&str)) -> Result<Native> {
     Ok(Native { ns_per_event, ns_per_exit, events_per_exit, whole })
 }
 
-fn median(all: impl Iterator<Item = f64>) -> f64 {
+/// The mean without the fifth at either end: a slice of a sample is in every other round, so that the one in the middle would say nothing of
+/// it, and the sum would say most of what else this machine does.
+fn middle(all: impl Iterator<Item = f64>) -> f64 {
     let mut all: Vec<f64> = all.collect();
     all.sort_by(f64::total_cmp);
-    all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
+    let end = all.len() / 5;
+    let middle = &all[end..all.len() - end];
+    middle.iter().sum::<f64>() / middle.len() as f64
 }
 
 /// In L1, with stock QEMU.
@@ -234,11 +236,11 @@ pub fn in_l1(l1: &L1, say: &dyn Fn(&str)) -> Result<Cost> {
     let report = exits(l1, "--vm planted --for 1s")?;
     say(&format!("{} events for {} exits, {} lost", report["events"], report["exits"], report["lost"]));
     guest.kill()?;
-    // As natively: of each round the ratios, and of those the middle one.
+    // As natively: of each round the ratios, and of those the middle ones.
     let fewer = |index: usize| {
         let ratios = rates[index].iter().zip(&rates[0]).map(|(one, alone)| one / alone);
-        (1.0 - median(ratios)) * 100.0
+        (1.0 - middle(ratios)) * 100.0
     };
     let (full, sampled) = (fewer(1), fewer(2));
-    Ok(Cost { full, sampled, rates: rates.map(|all| median(all.into_iter())) })
+    Ok(Cost { full, sampled, rates: rates.map(|all| middle(all.into_iter())) })
 }
