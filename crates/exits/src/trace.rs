@@ -126,8 +126,7 @@ impl Instance {
     /// What has come, in order, and whether there is more. A thread that moves leaves records on several processors: what is so
     /// new that older ones may still come waits, unless recording has ended.
     pub fn drain(&mut self, ended: bool) -> Result<(Vec<Traced>, bool)> {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        let now = monotonic();
         let mut horizon = if ended { u64::MAX } else { now.saturating_sub(SETTLED) };
         let mut more = false;
         for ring in &mut self.rings {
@@ -162,6 +161,12 @@ impl Instance {
         let stats = rings.filter_map(|entry| bounded::text(&entry.path().join("stats"), 4096).ok());
         stats.map(|text| dropped(&text)).sum()
     }
+}
+
+/// The clock of all records, in ns.
+pub(crate) fn monotonic() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// Takes what is not newer than the horizon, in order. Where too much waits, all.

@@ -164,13 +164,10 @@ impl Watch {
         // All is open and off: KVM's count and ours begin as close to each other as can be.
         watch.before = Totals::read(&watch.vm);
         watch.on = true;
-        if let Some(slices) = &mut watch.slices {
-            slices.begin(Instant::now());
-            for watched in watch.threads.values_mut() {
-                watch.profile.fresh(&mut watched.thread);
-            }
+        match watch.slices {
+            Some(_) => watch.slice()?,
+            None => watch.enable()?,
         }
-        watch.enable()?;
         if let Some(trace) = &watch.trace {
             trace.enable()?;
         }
@@ -253,13 +250,11 @@ impl Watch {
         };
         if slices.is_on() {
             slices.end(now);
-            // The clock of the records.
-            let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+            let since = crate::trace::monotonic();
             self.disable()?;
             for id in self.threads.keys().copied().collect::<Vec<_>>() {
                 self.drain(id);
             }
-            let since = clock.tv_sec as u64 * 1_000_000_000 + clock.tv_nsec as u64;
             for watched in self.threads.values_mut() {
                 self.profile.cut(&mut watched.thread, since);
             }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::advice::HostFacts;
 use crate::devices::{Devices, Place};
 use crate::event::Detail;
-use crate::profile::{Profile, Tally};
+use crate::profile::{Profile, Site, Tally};
 use crate::reason::{Kind, Reason};
 use crate::runs::LONGEST;
 use crate::totals::Totals;
@@ -201,17 +201,12 @@ impl Report {
         let lost = ((counted - recorded) as f64 * whole).round() as u64;
         let scale = if sample > 1 && recorded > 0 { (exits - lost) as f64 / recorded as f64 } else { 1.0 };
         let whole_time = |tally: Tally| if sample > 1 { uncut(tally) } else { tally };
-        let (raw, busy) = profile.sites().filter(|(site, _)| site.reason.kind() != Kind::Halt).fold(
-            (0u64, 0u64),
-            |(raw, busy), (_, tally)| {
-                (raw.saturating_add(tally.host_ns), busy.saturating_add(whole_time(*tally).host_ns))
-            },
-        );
+        let tallies: Vec<_> = profile.sites().map(|(site, tally)| (*site, whole_time(*tally))).collect();
+        let raw = working(profile.sites().map(|(site, tally)| (*site, *tally)));
+        let busy = working(tallies.iter().copied());
         let maker = Maker { seconds: time.as_secs_f64().max(1e-9), scale, exits, busy };
-        let mut all: Vec<(SiteRow, Tally)> = profile
-            .sites()
-            .map(|(site, tally)| (maker.site(*site, whole_time(*tally), names), whole_time(*tally)))
-            .collect();
+        let mut all: Vec<(SiteRow, Tally)> =
+            tallies.into_iter().map(|(site, tally)| (maker.site(site, tally, names), tally)).collect();
         all.sort_by(|(a, x), (b, y)| {
             let order = |tally: &Tally| (tally.count, tally.host_ns);
             order(y).cmp(&order(x)).then_with(|| (a.rip, a.detail).cmp(&(b.rip, b.detail)))
@@ -286,6 +281,12 @@ impl Report {
         report.sites.truncate(SITES);
         report
     }
+}
+
+/// Host time that is not waiting.
+fn working(sites: impl Iterator<Item = (Site, Tally)>) -> u64 {
+    let busy = sites.filter(|(site, _)| site.reason.kind() != Kind::Halt);
+    busy.map(|(_, tally)| tally.host_ns).fold(0, u64::saturating_add)
 }
 
 /// A sample sees no end of an exit that lasts beyond its slice: those without an end count as long as the others of their place. That is
@@ -374,7 +375,7 @@ impl Maker {
         }
     }
 
-    fn site(&self, site: crate::profile::Site, tally: Tally, names: &Names<'_>) -> SiteRow {
+    fn site(&self, site: Site, tally: Tally, names: &Names<'_>) -> SiteRow {
         let kind = site.reason.kind();
         let function = site.rip.and_then(|rip| names.function?(rip));
         let name = match (&function, site.rip) {

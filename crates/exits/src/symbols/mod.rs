@@ -98,10 +98,7 @@ impl Symbols {
         if self.symbols.len() >= SYMBOLS || self.names.len() > u32::MAX as usize - NAME {
             return false;
         }
-        let mut end = name.len().min(NAME);
-        while !name.is_char_boundary(end) {
-            end -= 1;
-        }
+        let end = name.floor_char_boundary(NAME);
         let start = self.names.len() as u32;
         // What a guest wrote does not reach a terminal as it is.
         self.names.extend(name[..end].chars().map(|c| if c.is_control() { '?' } else { c }));

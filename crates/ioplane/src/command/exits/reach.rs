@@ -103,11 +103,7 @@ impl Reach {
 
 /// As much as a script says, whichever way it comes.
 fn cut(text: &str) -> &str {
-    let mut end = text.len().min(WORDS as usize);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
+    &text[..text.floor_char_boundary(WORDS as usize)]
 }
 
 /// Without what would move a terminal's cursor.
