@@ -110,6 +110,22 @@ impl Region {
         self.base.as_ptr()
     }
 
+    /// Guest physical address of the first byte.
+    pub fn gpa(&self) -> u64 {
+        self.gpa
+    }
+
+    /// Length in bytes, never zero.
+    #[expect(clippy::len_without_is_empty, reason = "an empty region is refused")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Where it is in our address space: for who gives the memory to hardware by its address (VFIO). Valid while the region lives.
+    pub fn host_address(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
     /// Whether the region has lost pages since it was mapped.
     pub fn poisoned(&self) -> bool {
         self.mapping.poisoned()

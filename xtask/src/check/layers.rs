@@ -9,13 +9,16 @@ use crate::tree::Tree;
 const RULE: &str = "crate order";
 
 /// Each may depend on those before it. A new crate is entered here, at its place.
-const ORDER: [&str; 10] = [
+const ORDER: [&str; 13] = [
     "ioplane-memory",
     "ioplane-device",
     "ioplane-cores",
     "ioplane-storage",
     "ioplane-network",
+    "ioplane-pci",
+    "ioplane-nic",
     "ioplane-virtio",
+    "ioplane-passthrough",
     "ioplane-host",
     "ioplane-exits",
     "ioplane-testkit",

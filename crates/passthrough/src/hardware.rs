@@ -1,0 +1,102 @@
+//! A PCI function of the host, as whoever hands it to a guest sees it.
+
+use std::os::fd::BorrowedFd;
+
+use ioplane_memory::Region;
+use ioplane_pci::{BarMap, Identity, Irq, Irqs, Wire, WireError};
+
+/// What hardware could not do.
+#[derive(Debug, thiserror::Error)]
+pub enum HardwareError {
+    /// It has been unplugged, or answers with all ones.
+    #[error("{function} is gone: it no longer answers")]
+    Gone {
+        /// Its address.
+        function: String,
+    },
+    /// An access that it does not have.
+    #[error("{function} has no BAR {bar} at {offset:#x}+{len}")]
+    NoSuchRegister {
+        /// Its address.
+        function: String,
+        /// Which BAR.
+        bar: u8,
+        /// Byte offset there.
+        offset: u64,
+        /// Bytes.
+        len: usize,
+    },
+    /// The operating system refused.
+    #[error("{function}: {doing}: {source}")]
+    Os {
+        /// Its address.
+        function: String,
+        /// What was tried, and what to do about it.
+        doing: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+/// One function. Its owner is one thread at a time. Dropped, it is as idle as it was found: no bus mastering, no interrupt, nothing mapped.
+pub trait Hardware: Send + 'static {
+    /// Its address, as `0000:00:05.0`.
+    fn name(&self) -> &str;
+
+    /// Who it is.
+    fn identity(&self) -> Identity;
+
+    /// Its BARs; pages that may be mapped into a guest carry the file to map.
+    fn bars(&self) -> &BarMap;
+
+    /// Its interrupts.
+    fn irqs(&self) -> Irqs;
+
+    /// Reads registers, 1 to 8 bytes; of ports and of most cards 1, 2 or 4, aligned.
+    fn read(&mut self, bar: u8, offset: u64, out: &mut [u8]) -> Result<(), HardwareError>;
+
+    /// Writes registers.
+    fn write(&mut self, bar: u8, offset: u64, bytes: &[u8]) -> Result<(), HardwareError>;
+
+    /// Reads its own configuration space.
+    fn read_config(&mut self, offset: u64, out: &mut [u8]) -> Result<(), HardwareError>;
+
+    /// Writes it.
+    fn write_config(&mut self, offset: u64, bytes: &[u8]) -> Result<(), HardwareError>;
+
+    /// Lets the function reach `region` at bus addresses `iova ..`, for reading and writing. The region stays mapped until
+    /// [`Hardware::unmap`] or drop; the implementation keeps it alive.
+    fn map(&mut self, iova: u64, region: &Region) -> Result<(), HardwareError>;
+
+    /// Takes that back, exactly as it was mapped. When it returns the function reaches it no more.
+    fn unmap(&mut self, iova: u64, len: u64) -> Result<(), HardwareError>;
+
+    /// Wires an interrupt to a guest's own descriptor, past us: for functions that are passed through as they are.
+    fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError>;
+
+    /// Interrupts are ours from here on: [`Hardware::interrupt`] becomes readable at each. INTA# is masked by each until
+    /// [`Hardware::unmask`].
+    fn listen(&mut self) -> Result<(), HardwareError>;
+
+    /// Readable while an interrupt waits for [`Hardware::heard`].
+    fn interrupt(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Takes the interrupts that came; whether any did.
+    fn heard(&mut self) -> bool;
+
+    /// INTA# may come again.
+    fn unmask(&mut self) -> Result<(), HardwareError>;
+
+    /// Resets the function by its own or the bus's means. `false`: it has none, its registers must do (a model's `reset`).
+    fn reset(&mut self) -> Result<bool, HardwareError>;
+
+    /// Lets it use memory of others (bus mastering), or no longer.
+    fn master(&mut self, yes: bool) -> Result<(), HardwareError> {
+        let mut command = [0; 2];
+        self.read_config(ioplane_pci::spec::COMMAND as u64, &mut command)?;
+        let command = u16::from_le_bytes(command);
+        let bit = ioplane_pci::spec::COMMAND_MASTER;
+        let wanted = if yes { command | bit } else { command & !bit };
+        self.write_config(ioplane_pci::spec::COMMAND as u64, &wanted.to_le_bytes())
+    }
+}

@@ -1,0 +1,123 @@
+//! What a host must know of a PCI function, whatever it does.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use ioplane_device::{Device, DeviceError, Interrupt, Still};
+use ioplane_memory::GuestMap;
+
+use crate::bars::BarMap;
+
+/// The kinds of interrupt of a function, as VFIO counts them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Irq {
+    /// INTA#: level-triggered, masked by whoever signalled it until it is unmasked.
+    Intx,
+    /// Message-signalled.
+    Msi,
+    /// Message-signalled, with a table.
+    Msix,
+    /// Something is wrong with the function: a VMM stops its guest.
+    Error,
+}
+
+/// How many interrupts of each kind there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Irqs {
+    /// 0 or 1.
+    pub intx: u16,
+    /// Vectors of MSI: a power of two, at most 32.
+    pub msi: u16,
+    /// Vectors of MSI-X, at most 2048.
+    pub msix: u16,
+    /// 0 or 1.
+    pub error: u16,
+}
+
+impl Irqs {
+    /// How many of `irq`.
+    pub fn of(&self, irq: Irq) -> u16 {
+        match irq {
+            Irq::Intx => self.intx,
+            Irq::Msi => self.msi,
+            Irq::Msix => self.msix,
+            Irq::Error => self.error,
+        }
+    }
+}
+
+/// What a host does to one interrupt.
+#[derive(Debug, Clone)]
+pub enum Wire {
+    /// From now on it is signalled by that; `None` takes the wire off. A kind with no wire on any vector is disabled.
+    Call(Option<Arc<dyn Interrupt>>),
+    /// Not to be signalled until it is unmasked. What comes meanwhile is pending.
+    Mask,
+    /// To be signalled again; at once if it is pending.
+    Unmask,
+    /// Signal it once, for a test.
+    Trigger,
+}
+
+/// Why a wire was not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// The function has fewer.
+    #[error("the function has no {irq:?} vector {vector}")]
+    NoSuchVector {
+        /// Kind.
+        irq: Irq,
+        /// Number asked for.
+        vector: u16,
+    },
+    /// The hardware below refused.
+    #[error("wiring {irq:?}: {why}")]
+    Below {
+        /// Kind.
+        irq: Irq,
+        /// What it said.
+        why: String,
+    },
+}
+
+/// The control half of a PCI function. Its registers are those of [`ioplane_device::At::Config`] and [`ioplane_device::At::Bar`].
+/// Accesses beyond the end of a BAR or of the configuration space, and of any width from 1 to 8 bytes and any alignment, come from
+/// hostile guests: they read as all ones and write nothing, unless the function has something better.
+///
+/// All calls come from one thread at a time, the function's owner.
+pub trait Function: Device {
+    /// Its BARs. Fixed for its life.
+    fn bars(&self) -> &BarMap;
+
+    /// Bytes of its configuration space: 256, or 4096.
+    fn config_size(&self) -> u64 {
+        crate::spec::CONFIG_SIZE as u64
+    }
+
+    /// How many interrupts it has. Fixed for its life.
+    fn irqs(&self) -> Irqs;
+
+    /// The host wires, masks or unmasks an interrupt.
+    fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError>;
+
+    /// Guest memory has grown: every range of the map before is in this one.
+    fn grow_memory(&mut self, map: Arc<GuestMap>) -> Result<(), DeviceError>;
+
+    /// Guest memory is another: ranges may be gone. When this returns the function touches none of them any more, in hardware either.
+    /// An error leaves nothing mapped that is not in `map`.
+    fn replace_memory(&mut self, still: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError>;
+
+    /// A descriptor that is readable when [`Function::attend`] has something to do: an interrupt of the hardware below, frames. Asked
+    /// again after every call of the function.
+    fn attention(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Does what [`Function::attention`] announced, a bounded amount of it: what is left keeps the descriptor readable.
+    fn attend(&mut self) {}
+
+    /// Whether the host backs pages with [`crate::Touch::Shadow`], so that the guest reads them without an exit; at first it does not.
+    fn use_shadows(&mut self, yes: bool) {
+        let _ = yes;
+    }
+}

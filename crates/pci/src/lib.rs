@@ -1,0 +1,30 @@
+//! PCI functions: configuration space, BARs and who may touch which page, interrupts.
+//!
+//! ```text
+//!   host (vfio-user, our VMM) --access(At::Config | At::Bar)--> Function ---- owns ----> ConfigSpace, Line, Vectors
+//!        |  wire(irq, vector, Wire)                                |
+//!        |  grow_memory, replace_memory(Still)                     +-- bars() -> BarMap: trapped, mapped, shadow pages
+//!        +<---------------- attention(): readable when attend() has something to do
+//! ```
+//!
+//! A [`Function`] is an [`ioplane_device::Device`] whose registers are those of a PCI function. A host that can serve one can serve
+//! all: emulated NICs, watched hardware, hardware passed through, virtio over PCI.
+//!
+//! Must not know: sockets, VFIO, what any device does.
+#![forbid(unsafe_code)]
+
+mod bars;
+mod config;
+mod function;
+mod intx;
+pub mod spec;
+mod vectors;
+
+pub use bars::{Bar, BarMap, PageError, Pages, Space, Touch};
+pub use config::{Capability, ConfigChange, ConfigSpace, Identity};
+pub use function::{Function, Irq, Irqs, Wire, WireError};
+pub use intx::Line;
+pub use vectors::Vectors;
+
+/// The unit in which a BAR can be shared with a guest, in bytes.
+pub const PAGE: u64 = 4096;
