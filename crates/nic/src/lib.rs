@@ -9,3 +9,6 @@
 //!
 //! Must not know: VFIO, who watches it, hosts.
 #![forbid(unsafe_code)]
+
+pub mod ne2000;
+pub mod rtl8139;

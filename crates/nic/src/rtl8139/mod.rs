@@ -1,0 +1,3 @@
+//! RTL8139C+, whole.
+
+pub mod spec;
