@@ -12,5 +12,6 @@
 //! Must not know: sockets of VMMs, names of users' devices; the monitor must not know any device.
 
 pub mod hardware;
+pub mod model;
 
 pub use hardware::{Hardware, HardwareError};
