@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::ground::Ground;
 use super::ledger::Record;
-use super::served::Kind;
+use super::served::{Kind, Queued};
 use crate::refusal::Refusal;
 use crate::report::ServedState;
 use crate::spec::ServedSpec;
@@ -34,7 +34,7 @@ impl<K: Kind> Slot<K> {
     fn record(&self) -> Record<K::Spec> {
         match self {
             Slot::Opening(record) | Slot::Failed(record, _) => record.clone(),
-            Slot::Served(one) => one.served().note.read(),
+            Slot::Served(one) => one.note().read(),
         }
     }
 }
@@ -78,7 +78,7 @@ impl<K: Kind> Shelf<K> {
         self.reserve(&record)?;
         match K::open(record.clone(), &self.ground, &self.below).await {
             Ok(one) => {
-                let socket = one.served().handle.socket().display().to_string();
+                let socket = one.socket().display().to_string();
                 tracing::info!(kind = K::NAME, name, socket, "serving");
                 self.slots().insert(name, Slot::Served(Arc::new(one)));
                 Ok(())
@@ -141,10 +141,10 @@ impl<K: Kind> Shelf<K> {
         let name = record.now.name();
         let mut slots = self.slots();
         if let Some(Slot::Failed(..)) = slots.get(name) {
-            let kind = K::NAME;
+            let (kind, command) = (K::NAME, K::COMMAND);
             return Err(Refusal::conflict(
                 format!("{kind} {name} is there, and could not be served"),
-                format!("see `ioplane {kind} list`; `ioplane {kind} remove {name}` forgets it"),
+                format!("see `ioplane {command} list`; `ioplane {command} remove {name}` forgets it"),
             ));
         }
         self.ground.claim(K::NAME, &record.now)?;
@@ -170,8 +170,10 @@ impl<K: Kind> Shelf<K> {
     }
 
     fn missing(name: &str) -> Refusal {
-        let kind = K::NAME;
-        Refusal::missing(format!("there is no {kind} {name}"), format!("see `ioplane {kind} list`"))
+        Refusal::missing(
+            format!("there is no {} {name}", K::NAME),
+            format!("see `ioplane {} list`", K::COMMAND),
+        )
     }
 
     /// Every record, by name.
@@ -189,7 +191,7 @@ impl<K: Kind> Shelf<K> {
     /// Whether a front end uses it.
     pub async fn in_use(&self, name: &str) -> bool {
         match self.served(name) {
-            Ok(one) => one.served().in_use().await,
+            Ok(one) => one.in_use().await,
             Err(_) => false,
         }
     }
@@ -198,7 +200,7 @@ impl<K: Kind> Shelf<K> {
     pub async fn remove(&self, name: &str, force: bool, lasting: bool) -> Result<(), Refusal> {
         if !self.failed().iter().any(|failed| failed == name) {
             let one = self.served(name)?;
-            one.served().stop(force).await?;
+            one.stop(force).await?;
         }
         let slot = self.slots().remove(name);
         self.ground.release(name);
@@ -210,12 +212,6 @@ impl<K: Kind> Shelf<K> {
                 K::removed(entries).insert(name.to_owned(), configured);
             }
         })?)
-    }
-
-    /// Moves a queue to a core.
-    pub async fn move_queue(&self, name: &str, queue: u16, core: u32) -> Result<(), Refusal> {
-        self.ground.cores.check(core)?;
-        self.served(name)?.served().move_queue(queue, core, &self.ground).await
     }
 
     /// How one is.
@@ -256,7 +252,7 @@ impl<K: Kind> Shelf<K> {
             self.ground.release(&name);
             if let Slot::Served(one) = slot {
                 stopping.spawn(async move {
-                    if let Err(error) = one.served().stop(true).await {
+                    if let Err(error) = one.stop(true).await {
                         tracing::warn!(kind = K::NAME, name, %error, "stopping");
                     }
                 });
@@ -268,5 +264,13 @@ impl<K: Kind> Shelf<K> {
                 "a disk below does not answer: what is in flight stays in the journal of its guest"
             );
         }
+    }
+}
+
+impl<K: Queued> Shelf<K> {
+    /// Moves a queue to a core.
+    pub async fn move_queue(&self, name: &str, queue: u16, core: u32) -> Result<(), Refusal> {
+        self.ground.cores.check(core)?;
+        self.served(name)?.served().move_queue(queue, core, &self.ground).await
     }
 }
