@@ -16,6 +16,7 @@ pub fn function(mut reader: Reader<'_, '_>) -> Option<(FunctionSpec, Place)> {
             .or_else(|| there(&reader, "host").then(|| "0000:00:00.0".parse().ok()).flatten()),
         mode: reader.word("mode", ModeWord::of, ModeWord::WORDS),
         on_fault: reader.parsed("on_fault"),
+        force: reader.switch("force"),
         emulate: reader
             .word("emulate", ChipWord::of, ChipWord::WORDS)
             .or_else(|| there(&reader, "emulate").then(ChipWord::default)),

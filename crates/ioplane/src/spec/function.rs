@@ -162,6 +162,8 @@ pub enum SourceSpec {
         mode: ModeWord,
         /// What becomes of what the guest may not do.
         on_fault: FaultSpec,
+        /// It is taken although the host uses it.
+        forced: bool,
     },
     /// A NIC in software.
     Emulated {
@@ -194,6 +196,7 @@ pub struct FunctionForm {
     pub host: Option<HostAddress>,
     pub mode: Option<ModeWord>,
     pub on_fault: Option<FaultSpec>,
+    pub force: Option<bool>,
     pub emulate: Option<ChipWord>,
     pub switch: Option<String>,
     pub tap: Option<String>,
@@ -243,11 +246,17 @@ impl FunctionForm {
             let reason = "on_fault says nothing about a function that is passed through as it is";
             flaws.push(Flaw::new("on_fault", reason, "leave it out, or give mode = \"virtual\""));
         }
-        Some(SourceSpec::Host { address, mode, on_fault: self.on_fault.unwrap_or_default() })
+        let (on_fault, forced) = (self.on_fault.unwrap_or_default(), self.force.unwrap_or(false));
+        Some(SourceSpec::Host { address, mode, on_fault, forced })
     }
 
     fn emulated(&self, chip: ChipWord, name: &str, flaws: &mut Vec<Flaw>) -> Option<SourceSpec> {
-        for (field, given) in [("mode", self.mode.is_some()), ("on_fault", self.on_fault.is_some())] {
+        let host = [
+            ("mode", self.mode.is_some()),
+            ("on_fault", self.on_fault.is_some()),
+            ("force", self.force.is_some()),
+        ];
+        for (field, given) in host {
             if given {
                 let reason = format!("{field} says nothing about an emulated NIC");
                 flaws.push(Flaw::new(field, reason, "leave it out, or give host in place of emulate"));
@@ -430,7 +439,8 @@ mod tests {
             SourceSpec::Host {
                 address: "0000:00:05.0".parse().unwrap(),
                 mode: ModeWord::Virtual,
-                on_fault: FaultSpec::default()
+                on_fault: FaultSpec::default(),
+                forced: false
             }
         );
         assert_eq!((host.mode(), host.switch(), host.mac()), ("virtual", None, None));
