@@ -11,6 +11,15 @@
 //!
 //! Must not know: sockets of VMMs, names of users' devices; the monitor must not know any device.
 
+mod address;
+#[cfg(test)]
+mod fake;
 pub mod hardware;
+pub mod inventory;
+pub mod lease;
+mod sysfs;
 
+pub use address::{Address, NotAnAddress};
 pub use hardware::{Hardware, HardwareError};
+pub use inventory::Found;
+pub use lease::{Lease, LeaseError};
