@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use ioplane_passthrough::address::Address;
 
 use super::time;
-use crate::spec::{ChipWord, FaultSpec, HostAddress, Mac, ModeWord};
+use crate::spec::{ChipWord, FaultSpec, Mac, ModeWord};
 
 /// What can be done with PCI functions.
 #[derive(Debug, Subcommand)]
@@ -77,7 +78,7 @@ pub struct PciAdd {
     pub name: String,
     /// A function of this host, by its address, as `ioplane pci list` has it
     #[arg(long, value_name = "ADDRESS")]
-    pub host: Option<HostAddress>,
+    pub host: Option<Address>,
     /// Under watch, or as it is [default: virtual]
     #[arg(long, value_name = "HOW", requires = "host")]
     pub mode: Option<ModeWord>,

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use ioplane_passthrough::address::Address;
 use serde::{Deserialize, Serialize};
 
 use super::address::as_text;
@@ -39,50 +40,6 @@ words! {
     /// The function is stopped, and the VMM is told to stop its guest.
     Stop "stop",
 }
-
-/// Address of a function of this host: `0000:00:05.0`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct HostAddress {
-    domain: u32,
-    bus: u8,
-    device: u8,
-    function: u8,
-}
-
-/// A text that is no such address.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no address of a PCI function: write it as `ioplane pci list` does, as in 0000:00:05.0")]
-pub struct NotAnAddress(String);
-
-impl FromStr for HostAddress {
-    type Err = NotAnAddress;
-
-    /// The domain may be left out: it is 0000 then.
-    fn from_str(text: &str) -> Result<Self, NotAnAddress> {
-        let wrong = || NotAnAddress(text.chars().take(40).collect());
-        let hex = |part: &str, digits: std::ops::RangeInclusive<usize>| {
-            let plain = digits.contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit());
-            plain.then(|| u32::from_str_radix(part, 16).ok()).flatten().ok_or_else(wrong)
-        };
-        let (rest, function) = text.rsplit_once('.').ok_or_else(wrong)?;
-        let (rest, device) = rest.rsplit_once(':').ok_or_else(wrong)?;
-        let (domain, bus) = rest.rsplit_once(':').unwrap_or(("0000", rest));
-        let (domain, bus) = (hex(domain, 4..=8)?, hex(bus, 2..=2)?);
-        let (device, function) = (hex(device, 2..=2)?, hex(function, 1..=1)?);
-        if device > 0x1f || function > 7 {
-            return Err(wrong());
-        }
-        Ok(HostAddress { domain, bus: bus as u8, device: device as u8, function: function as u8 })
-    }
-}
-
-impl fmt::Display for HostAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:04x}:{:02x}:{:02x}.{}", self.domain, self.bus, self.device, self.function)
-    }
-}
-
-as_text!(HostAddress);
 
 /// What becomes of accesses that a state model does not allow, by cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,7 +114,7 @@ pub enum SourceSpec {
     /// A function of this host.
     Host {
         /// Which.
-        address: HostAddress,
+        address: Address,
         /// How it is handed on.
         mode: ModeWord,
         /// What becomes of what the guest may not do.
@@ -193,7 +150,7 @@ pub struct FunctionSpec {
 #[serde(deny_unknown_fields, default)]
 #[expect(missing_docs, reason = "the fields are those of FunctionSpec and SourceSpec")]
 pub struct FunctionForm {
-    pub host: Option<HostAddress>,
+    pub host: Option<Address>,
     pub mode: Option<ModeWord>,
     pub on_fault: Option<FaultSpec>,
     pub force: Option<bool>,
@@ -232,7 +189,7 @@ impl FunctionForm {
         checked(FunctionSpec { name: name.to_owned(), source, socket: self.socket }, flaws)
     }
 
-    fn of_host(&self, address: HostAddress, flaws: &mut Vec<Flaw>) -> Option<SourceSpec> {
+    fn of_host(&self, address: Address, flaws: &mut Vec<Flaw>) -> Option<SourceSpec> {
         let mode = self.mode.unwrap_or_default();
         for (field, given) in
             [("switch", self.switch.is_some()), ("tap", self.tap.is_some()), ("mac", self.mac.is_some())]
@@ -298,7 +255,7 @@ impl FunctionSpec {
     }
 
     /// The function of the host that it takes.
-    pub fn address(&self) -> Option<HostAddress> {
+    pub fn address(&self) -> Option<Address> {
         match &self.source {
             SourceSpec::Host { address, .. } => Some(*address),
             SourceSpec::Emulated { .. } => None,
@@ -371,31 +328,6 @@ impl ServedSpec for FunctionSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_are_read_and_written() {
-        for (text, shown) in [
-            ("0000:00:05.0", "0000:00:05.0"),
-            ("3B:1f.7", "0000:3b:1f.7"),
-            ("10000:e0:06.1", "10000:e0:06.1"),
-        ] {
-            assert_eq!(text.parse::<HostAddress>().unwrap().to_string(), shown);
-        }
-        for text in [
-            "",
-            "05.0",
-            "00:05",
-            "00:20.0",
-            "00:05.8",
-            "000:00:05.0",
-            "0:0:0:0.0",
-            "0000:00:5.0",
-            "+0:05.0",
-            "00:é5.0",
-        ] {
-            assert!(text.parse::<HostAddress>().is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn faults_are_read_and_written() {

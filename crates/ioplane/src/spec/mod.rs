@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use self::core::{CORES, CoreSpec};
 pub use address::{Mac, VlanSpec};
 pub use function::{
-    CableSpec, ChipWord, FaultSpec, FaultWord, FunctionForm, FunctionSpec, HostAddress, ModeWord, SourceSpec,
+    CableSpec, ChipWord, FaultSpec, FaultWord, FunctionForm, FunctionSpec, ModeWord, SourceSpec,
 };
 pub use network::{MTU, NIC_QUEUE_SIZE, NicForm, NicSpec, SwitchForm, SwitchSpec};
 
