@@ -18,8 +18,10 @@ pub mod hardware;
 pub mod inventory;
 pub mod lease;
 mod sysfs;
+pub mod vfio;
 
 pub use address::{Address, NotAnAddress};
 pub use hardware::{Hardware, HardwareError};
 pub use inventory::Found;
 pub use lease::{Lease, LeaseError};
+pub use vfio::Vfio;
