@@ -95,14 +95,14 @@ pub struct TrafficReport {
     pub reads: u64,
     /// Writes of registers.
     pub writes: u64,
-    /// Interrupts that the guest was sent.
+    /// Interrupts that the daemon sent. Those that the hardware sends past it are not known.
     pub interrupts: u64,
-    /// Ranges of guest memory that were mapped.
-    pub maps: u64,
-    /// And taken back.
-    pub unmaps: u64,
-    /// Resets.
-    pub resets: u64,
+    /// Ranges of guest memory that the function reaches now.
+    pub memory_ranges: u64,
+    /// Their bytes.
+    pub memory_bytes: u64,
+    /// Quiescent points that the VMM needed and that had to be forced.
+    pub forced: u64,
 }
 
 /// What the monitor saw. Counts are since the function was added, or since the daemon was started if that was later.

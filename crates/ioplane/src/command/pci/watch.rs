@@ -82,7 +82,7 @@ impl Look {
     /// For a person.
     fn text(&self) -> String {
         let rate = |name: &str| format!("{:.0}/s", self.rate(name));
-        let FunctionReport { watch, port, traffic, stage, .. } = &self.function;
+        let FunctionReport { watch, port, stage, .. } = &self.function;
         let mut parts = Vec::new();
         match watch {
             Some(watch) => {
@@ -109,9 +109,6 @@ impl Look {
                 rate("received_frames"),
                 bytes("received_bytes")
             ));
-        }
-        if traffic.resets > 0 {
-            parts.push(format!("resets {}", traffic.resets));
         }
         let mut text = parts.join("  ") + "\n";
         if self.events_missed > 0 {

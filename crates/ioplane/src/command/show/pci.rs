@@ -114,7 +114,8 @@ pub fn function(function: &FunctionReport) -> String {
             line("", event.what.clone());
         }
     }
-    line("from the VMM", format!("{} reads, {} writes, {} resets", traffic.reads, traffic.writes, traffic.resets));
+    line("from the VMM", format!("{} reads, {} writes", traffic.reads, traffic.writes));
+    line("guest memory", format!("{} in {} ranges", Size(traffic.memory_bytes), traffic.memory_ranges));
     if let Some(port) = &function.port {
         let drops: u64 = port.dropped();
         let frames = format!(

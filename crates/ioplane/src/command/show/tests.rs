@@ -66,7 +66,7 @@ fn one_function_is_shown_whole() {
     let mut one = function("nic1");
     one.held_ms = Some(12_300);
     one.stage = Stage::Held;
-    one.traffic = TrafficReport { reads: 7, writes: 5, resets: 1, ..TrafficReport::default() };
+    one.traffic = TrafficReport { reads: 7, writes: 5, memory_bytes: 1 << 30, memory_ranges: 2, ..TrafficReport::default() };
     one.watch = Some(WatchReport {
         states: ["receive", "transmit"].map(|r| RegionReport { region: r.into(), state: "Idle".into() }).into(),
         reusable: true,
@@ -93,7 +93,8 @@ nic1: 0000:00:05.0 (rtl8139), virtual, held
   denied            register 2
   interrupts        9
                     transmit: Idle -> Run by TxPoll
-  from the VMM      7 reads, 5 writes, 1 resets
+  from the VMM      7 reads, 5 writes
+  guest memory      1G in 2 ranges
 ";
     assert_eq!(pci::function(&one), expected);
 }

@@ -39,6 +39,8 @@ pub use hold::QuiesceForm;
 
 /// Where the host's PCI functions are found.
 const SYSFS: &str = "/sys";
+/// Where it is remembered, in the run directory, what the host's functions were before they were taken.
+const LEASES: &str = "leases";
 /// How long a VMM's request that needs a quiescent point may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -56,14 +58,13 @@ impl Functions {
 
     /// Where it is remembered what the host's functions were before they were taken.
     fn leases(&self) -> PathBuf {
-        self.run_dir.join("leases")
+        self.run_dir.join(LEASES)
     }
 }
 
 /// Gives back what a daemon had taken that died, and writes the image that keeps QEMU from migrating. Before anything is opened.
 pub fn recover(run_dir: &Path, access: crate::spec::Access) -> Result<(), Refusal> {
-    let below = Functions::leases_in(run_dir);
-    for one in lease::recover(Path::new(SYSFS), &below) {
+    for one in lease::recover(Path::new(SYSFS), &run_dir.join(LEASES)) {
         let function = one.address.to_string();
         match one.outcome {
             Ok(()) => tracing::info!(function, "a daemon that died had it: given back to the host"),
@@ -71,12 +72,6 @@ pub fn recover(run_dir: &Path, access: crate::spec::Access) -> Result<(), Refusa
         }
     }
     guard::write(run_dir, access)
-}
-
-impl Functions {
-    fn leases_in(run_dir: &Path) -> PathBuf {
-        run_dir.join("leases")
-    }
 }
 
 /// What can be seen of a function from outside while its front has it.
@@ -99,9 +94,11 @@ trait Insight: Send + Sync {
 struct Opened {
     function: AnyFunction,
     insight: Arc<dyn Insight>,
-    /// Ended when nothing of the function is left, in that order. May block.
-    after: Vec<Box<dyn FnOnce() -> Result<(), Refusal> + Send>>,
+    /// Done when nothing of the function is left, in that order. May block.
+    after: Vec<After>,
 }
+
+type After = Box<dyn FnOnce() -> Result<(), Refusal> + Send>;
 
 /// A PCI function that is being served.
 pub struct Card {
@@ -109,7 +106,9 @@ pub struct Card {
     handle: Handle,
     note: Note<Card>,
     insight: Arc<dyn Insight>,
-    after: Mutex<Vec<Box<dyn FnOnce() -> Result<(), Refusal> + Send>>>,
+    after: Arc<Mutex<Vec<After>>>,
+    /// What could not be done when it was stopped.
+    complaint: Mutex<Option<String>>,
     id: String,
     guard: PathBuf,
     held: Arc<hold::Hold>,
@@ -170,7 +169,8 @@ impl Card {
                 handle,
                 note,
                 insight,
-                after: Mutex::new(after),
+                after: Arc::new(Mutex::new(after)),
+                complaint: Mutex::default(),
                 id,
                 guard: guard::path(&below.run_dir),
                 changing: tokio::sync::Mutex::default(),
@@ -184,6 +184,11 @@ impl Card {
                 Err(refused)
             }
         }
+    }
+
+    /// What could not be done when it was stopped.
+    pub fn complaint(&self) -> Option<String> {
+        lock(&self.complaint).clone()
     }
 
     fn stage(&self) -> Stage {
@@ -252,15 +257,19 @@ impl Kind for Card {
             ));
         }
         self.held.forget();
-        let (handle, front) = (self.handle.clone(), self.front.clone());
-        let after = std::mem::take(&mut *lock(&self.after));
-        blocking(move || {
-            // Accesses that wait for a held function end with it.
+        let (handle, front, after) = (self.handle.clone(), self.front.clone(), self.after.clone());
+        let complaints = blocking(move || {
+            handle.stop(force).map_err(|error| Refusal::conflict(error.to_string(), "shut the guest down first"))?;
             drop(front.close());
-            handle.stop();
-            after.into_iter().try_for_each(|end| end())
-        })
-        .await
+            let after = std::mem::take(&mut *lock(&after));
+            Ok(after.into_iter().filter_map(|end| end().err()).collect::<Vec<_>>())
+        });
+        // It is not served any more, whatever else could not be done.
+        for Refusal { error, remedy, .. } in complaints.await? {
+            tracing::warn!(function = self.name(), error, remedy, "stopped, and not all given back");
+            *lock(&self.complaint) = Some(format!("not all was given back: {error}\n  to do: {remedy}"));
+        }
+        Ok(())
     }
 
     async fn report(&self) -> FunctionReport {
@@ -271,15 +280,15 @@ impl Kind for Card {
         report.connections = status.connections;
         report.vm = status.peer.map(VmReport::of);
         report.front_end_faults =
-            status.faults.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
+            status.faults.into_iter().map(|(name, count)| (name.into_owned(), count)).collect();
         report.last_front_end_fault = status.last_fault;
         report.traffic = TrafficReport {
-            reads: status.reads,
-            writes: status.writes,
-            interrupts: status.interrupts,
-            maps: status.maps,
-            unmaps: status.unmaps,
-            resets: status.resets,
+            reads: status.region_reads,
+            writes: status.region_writes,
+            interrupts: status.irqs,
+            memory_bytes: status.dma_shared_bytes,
+            memory_ranges: status.dma_shared,
+            forced: status.forced,
         };
         report.stage = self.stage();
         report.held_ms = self.held.left().map(|left| left.as_millis() as u64);
