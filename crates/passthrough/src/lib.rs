@@ -12,6 +12,7 @@
 //! Must not know: sockets of VMMs, names of users' devices; the monitor must not know any device.
 
 mod address;
+pub mod direct;
 #[cfg(test)]
 mod fake;
 pub mod hardware;
@@ -21,6 +22,7 @@ mod sysfs;
 pub mod vfio;
 
 pub use address::{Address, NotAnAddress};
+pub use direct::{Direct, DirectFaults};
 pub use hardware::{Hardware, HardwareError};
 pub use inventory::Found;
 pub use lease::{Lease, LeaseError};
