@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use ioplane_passthrough::address::Address;
+use ioplane_passthrough::Address;
 
 use super::time;
 use crate::spec::{ChipWord, FaultSpec, Mac, ModeWord};

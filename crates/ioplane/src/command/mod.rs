@@ -399,7 +399,11 @@ fn libvirt_xml(client: &Client, wanted: &LibvirtArgs, json: bool) -> Result<()> 
                 function.name
             );
         }
-        arguments.extend(qemu::function(function, version(wanted.qemu_version.as_deref(), &wanted.qemu)?, None)?);
+        arguments.extend(qemu::function(
+            function,
+            version(wanted.qemu_version.as_deref(), &wanted.qemu)?,
+            None,
+        )?);
     }
     let xml = if wanted.device_only {
         libvirt::device_xml(&devices)

@@ -186,7 +186,10 @@ mod tests {
     fn a_function_needs_a_qemu_that_can_and_is_guarded() {
         let mut function = crate::command::show::tests::function("nic1");
         let refused = super::function(&function, Version(10, 0), None).unwrap_err().to_string();
-        assert!(refused.starts_with("QEMU 10.0 has no vfio-user-pci") && refused.contains("to do: "), "{refused}");
+        assert!(
+            refused.starts_with("QEMU 10.0 has no vfio-user-pci") && refused.contains("to do: "),
+            "{refused}"
+        );
         let args = super::function(&function, Version(10, 1), Some(1)).unwrap();
         assert_eq!(
             args,

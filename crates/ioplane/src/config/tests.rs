@@ -284,8 +284,8 @@ fn function_cases() -> Vec<(String, usize, String, String)> {
         (
             host.replace("00:05.0", "5"),
             3,
-            "host: `5` is no address of a PCI function",
-            "write it as `ioplane pci list` does, as in 0000:00:05.0",
+            "host: \"5\" is not the address of a PCI function",
+            "write it as 0000:00:05.0 or 00:05.0 (`ioplane pci list` shows them)",
         ),
         (
             format!("{host}mode = \"shared\"\n"),

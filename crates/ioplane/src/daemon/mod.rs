@@ -112,11 +112,8 @@ impl Daemon {
             .images(|name| !known.disks.contains_key(name) && !known.removed.contains_key(name))?;
         daemon.start_cores()?;
         daemon.start_switches()?;
-        let start = Starts {
-            disks: daemon.to_serve()?,
-            nics: daemon.to_serve()?,
-            functions: daemon.to_serve()?,
-        };
+        let start =
+            Starts { disks: daemon.to_serve()?, nics: daemon.to_serve()?, functions: daemon.to_serve()? };
         daemon.settle(&daemon.config());
         Ok((Arc::new(daemon), start))
     }
@@ -329,10 +326,7 @@ impl Daemon {
 
     /// Opens the functions that a predecessor had: they are not handed over, so nobody uses them.
     async fn open_functions(self: Arc<Self>) {
-        for record in self.ledger.entries().functions.into_values() {
-            // What fails is kept as failed, and said in the log.
-            let _ = self.functions.add(record, OnFailure::Keep).await;
-        }
+        self.functions.bring_back(self.ledger.entries().functions.into_values().collect()).await;
     }
 
     /// Ends the service of everything, at once and whoever is connected.

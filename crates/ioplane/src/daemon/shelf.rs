@@ -126,6 +126,39 @@ impl<K: Kind> Shelf<K> {
         Ok((served, failed))
     }
 
+    /// Ends the service of all for a while, if nobody uses any: what a successor has to open itself. What has been ended comes
+    /// back by [`Shelf::bring_back`]. On an error all are served as before.
+    pub async fn set_aside(&self) -> Result<Vec<Record<K::Spec>>, Refusal> {
+        let (served, failed) = self.settled()?;
+        let mut aside = Vec::new();
+        for (name, one) in served {
+            if let Err(refused) = one.stop(false).await {
+                self.bring_back(aside).await;
+                return Err(Refusal { error: format!("{} {name}: {}", K::NAME, refused.error), ..refused });
+            }
+            aside.push(one.note().read());
+            self.drop_slot(&name);
+        }
+        for (name, _) in failed {
+            aside.extend(self.records().remove(&name));
+            self.drop_slot(&name);
+        }
+        Ok(aside)
+    }
+
+    /// Serves again what was set aside.
+    pub async fn bring_back(&self, records: Vec<Record<K::Spec>>) {
+        for record in records {
+            // What fails is kept as failed, and said in the log.
+            let _ = self.add(record, OnFailure::Keep).await;
+        }
+    }
+
+    fn drop_slot(&self, name: &str) {
+        self.slots().remove(name);
+        self.ground.release(name);
+    }
+
     /// Takes in one that another process has served. Its name has been claimed.
     pub fn take_in(&self, name: String, one: K) {
         self.slots().insert(name, Slot::Served(Arc::new(one)));

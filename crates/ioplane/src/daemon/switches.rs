@@ -251,7 +251,10 @@ impl Switches {
             if let Some(port) = slot.switch.ports().into_iter().find(|port| !port.uplink) {
                 return Err(Refusal::conflict(
                     format!("{} is plugged into switch {name}", port.name),
-                    format!("take it away first: `ioplane nic remove {0}` or `ioplane pci remove {0}`", port.name),
+                    format!(
+                        "take it away first: `ioplane nic remove {0}` or `ioplane pci remove {0}`",
+                        port.name
+                    ),
                 ));
             }
             slots.remove(name)

@@ -106,7 +106,7 @@ pub struct TrafficReport {
 }
 
 /// What the monitor saw. Counts are since the function was added, or since the daemon was started if that was later.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct WatchReport {
     /// The state of each region of the model, in the model's order.
     pub states: Vec<RegionReport>,

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use ioplane_passthrough::address::Address;
+use ioplane_passthrough::Address;
 use serde::{Deserialize, Serialize};
 
 use super::address::as_text;
@@ -208,12 +208,12 @@ impl FunctionForm {
     }
 
     fn emulated(&self, chip: ChipWord, name: &str, flaws: &mut Vec<Flaw>) -> Option<SourceSpec> {
-        let host = [
+        let foreign = [
             ("mode", self.mode.is_some()),
             ("on_fault", self.on_fault.is_some()),
             ("force", self.force.is_some()),
         ];
-        for (field, given) in host {
+        for (field, given) in foreign {
             if given {
                 let reason = format!("{field} says nothing about an emulated NIC");
                 flaws.push(Flaw::new(field, reason, "leave it out, or give host in place of emulate"));

@@ -1,5 +1,6 @@
 //! `pci`.
 
+mod list;
 mod watch;
 
 use anyhow::{Context, Result, bail};
@@ -26,7 +27,7 @@ fn done(done: &DoneReport) -> String {
 /// Does what was typed. Listing what this host has needs no daemon.
 pub fn run(client: &Client, command: PciCommand, json: bool) -> Result<()> {
     match command {
-        PciCommand::List => list(client, json),
+        PciCommand::List => list::run(client, json),
         PciCommand::Add(add) => {
             let (path, form) = (address(&add.name), form(add)?);
             let function: FunctionReport =
@@ -72,7 +73,10 @@ pub fn run(client: &Client, command: PciCommand, json: bool) -> Result<()> {
         PciCommand::Load { name, file } => {
             let size = std::fs::metadata(&file).with_context(|| format!("read {}", file.display()))?.len();
             if size > STATE {
-                bail!("{}: {size} bytes are no saved state\n  to do: name a file of `ioplane pci save`", file.display());
+                bail!(
+                    "{}: {size} bytes are no saved state\n  to do: name a file of `ioplane pci save`",
+                    file.display()
+                );
             }
             let text = std::fs::read(&file).with_context(|| format!("read {}", file.display()))?;
             let state: StateFile = serde_json::from_slice(&text).with_context(|| {

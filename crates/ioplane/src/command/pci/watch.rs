@@ -45,7 +45,11 @@ fn counts(function: &FunctionReport) -> Vec<(&'static str, u64)> {
         all.extend([("sent_bytes", port.sent_bytes), ("received_bytes", port.received_bytes)]);
     }
     if let Some(watch) = &function.watch {
-        all.extend([("accesses", watch.accesses), ("hooked", watch.hooked), ("transitions", watch.transitions)]);
+        all.extend([
+            ("accesses", watch.accesses),
+            ("hooked", watch.hooked),
+            ("transitions", watch.transitions),
+        ]);
         all.extend([("dma_vetted", watch.dma_vetted), ("dma_bytes", watch.dma_bytes)]);
         all.extend([("interrupts", watch.interrupts), ("faults", watch.faults.values().sum())]);
     } else {
@@ -120,7 +124,8 @@ impl Look {
 
     fn hooked(&self, watch: &WatchReport) -> String {
         let accesses = self.rate("accesses");
-        let share = if accesses > 0.0 { 100.0 * self.rate("hooked") / accesses } else { watch.hooked_percent };
+        let share =
+            if accesses > 0.0 { 100.0 * self.rate("hooked") / accesses } else { watch.hooked_percent };
         format!("accesses {accesses:.0}/s, hooked {share:.1} %")
     }
 }
@@ -156,7 +161,8 @@ mod tests {
     use crate::report::{RegionReport, TrafficReport};
 
     fn report(accesses: u64, hooked: u64, events: &[u64]) -> FunctionReport {
-        let events = events.iter().map(|number| EventReport { number: *number, what: format!("event {number}") });
+        let events =
+            events.iter().map(|number| EventReport { number: *number, what: format!("event {number}") });
         let watch = WatchReport {
             states: vec![RegionReport { region: "transmit".into(), state: "Idle".into() }],
             reusable: true,

@@ -106,7 +106,10 @@ pub fn function(function: &FunctionReport) -> String {
     }
     if let Some(watch) = &function.watch {
         line("states", states(watch));
-        line("accesses", format!("{}, hooked {} ({:.1} %)", watch.accesses, watch.hooked, watch.hooked_percent));
+        line(
+            "accesses",
+            format!("{}, hooked {} ({:.1} %)", watch.accesses, watch.hooked, watch.hooked_percent),
+        );
         line("DMA vetted", format!("{}, {}", watch.dma_vetted, Size(watch.dma_bytes)));
         line("denied", counted(&watch.faults));
         line("interrupts", watch.interrupts.to_string());

@@ -66,9 +66,17 @@ fn one_function_is_shown_whole() {
     let mut one = function("nic1");
     one.held_ms = Some(12_300);
     one.stage = Stage::Held;
-    one.traffic = TrafficReport { reads: 7, writes: 5, memory_bytes: 1 << 30, memory_ranges: 2, ..TrafficReport::default() };
+    one.traffic = TrafficReport {
+        reads: 7,
+        writes: 5,
+        memory_bytes: 1 << 30,
+        memory_ranges: 2,
+        ..TrafficReport::default()
+    };
     one.watch = Some(WatchReport {
-        states: ["receive", "transmit"].map(|r| RegionReport { region: r.into(), state: "Idle".into() }).into(),
+        states: ["receive", "transmit"]
+            .map(|r| RegionReport { region: r.into(), state: "Idle".into() })
+            .into(),
         reusable: true,
         accesses: 200,
         hooked: 30,

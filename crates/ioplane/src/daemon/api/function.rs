@@ -62,7 +62,8 @@ fn quiesce_form(body: Body) -> Result<QuiesceForm, Refusal> {
 
 pub async fn quiesce(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form = quiesce_form(body)?;
-    whole(daemon.may_change()?, async move { json(daemon.functions.served(&name)?.quiesce(form).await?) }).await
+    whole(daemon.may_change()?, async move { json(daemon.functions.served(&name)?.quiesce(form).await?) })
+        .await
 }
 
 pub async fn resume(State(daemon): Own, Path(name): Path<String>) -> Answer {

@@ -161,10 +161,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/pci/{name}/quiesce", post(function::quiesce))
         .route("/v1/pci/{name}/resume", post(function::resume))
         .route("/v1/pci/{name}/save", post(function::save))
-        .route(
-            "/v1/pci/{name}/load",
-            post(function::load).layer(DefaultBodyLimit::max(function::STATE)),
-        )
+        .route("/v1/pci/{name}/load", post(function::load).layer(DefaultBodyLimit::max(function::STATE)))
         .route("/v1/ports/{name}/capture", get(network::capture))
         .route("/v1/cores", get(cores).post(add_core))
         .route("/v1/cores/{id}", patch(set_core).get(core).delete(retire))

@@ -54,7 +54,7 @@ fn image() -> Vec<u8> {
         (0x4c, 1),           // it grows when it is written
         (0x154, MAP),
         (0x158, DATA),
-        (0x168, 512), // bytes of a sector
+        (0x168, 512),   // bytes of a sector
         (0x170, BLOCK), // size of the disk, 64 bits
         (0x178, BLOCK), // size of a block
         (0x180, 1),     // blocks

@@ -98,9 +98,10 @@ fn refuse(name: &str, error: &FrontError) -> Refusal {
     match error {
         FrontError::Closed => Refusal::missing(what, "see `ioplane pci list`"),
         FrontError::Not { .. } => Refusal::busy(what, "see `ioplane pci show`, and try again"),
-        FrontError::Device(_) | FrontError::Stuck(_) => {
-            Refusal::conflict(what, format!("restart the guest, or take it away: ioplane pci remove {name} --force"))
-        }
+        FrontError::Device(_) | FrontError::Stuck(_) => Refusal::conflict(
+            what,
+            format!("restart the guest, or take it away: ioplane pci remove {name} --force"),
+        ),
     }
 }
 
@@ -146,7 +147,8 @@ fn rest(front: &Front<AnyFunction>, name: &str, form: &QuiesceForm) -> Result<Re
 }
 
 impl Card {
-    fn name(&self) -> String {
+    /// Its name.
+    pub(super) fn name(&self) -> String {
         self.note.read().now.name
     }
 

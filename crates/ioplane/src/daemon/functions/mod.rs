@@ -127,7 +127,7 @@ fn open(spec: &FunctionSpec, ground: &Ground, below: &Functions) -> Result<Opene
             emulated::open(&spec.name, *chip, cable, *mac, ground, &below.switches)
         }
         SourceSpec::Host { address, mode, on_fault, forced } => {
-            host::open(*address, *mode, *on_fault, *forced, &below.leases())
+            host::open(&spec.name, *address, *mode, *on_fault, *forced, &below.leases())
         }
     }
 }
@@ -231,7 +231,11 @@ impl Kind for Card {
         self.note.adopt(next.configured)
     }
 
-    async fn open(record: FunctionRecord, ground: &Arc<Ground>, below: &Arc<Functions>) -> Result<Card, Refusal> {
+    async fn open(
+        record: FunctionRecord,
+        ground: &Arc<Ground>,
+        below: &Arc<Functions>,
+    ) -> Result<Card, Refusal> {
         let (ground, below) = (ground.clone(), below.clone());
         blocking(move || Card::start(record, &ground, &below)).await
     }
@@ -259,7 +263,9 @@ impl Kind for Card {
         self.held.forget();
         let (handle, front, after) = (self.handle.clone(), self.front.clone(), self.after.clone());
         let complaints = blocking(move || {
-            handle.stop(force).map_err(|error| Refusal::conflict(error.to_string(), "shut the guest down first"))?;
+            handle
+                .stop(force)
+                .map_err(|error| Refusal::conflict(error.to_string(), "shut the guest down first"))?;
             drop(front.close());
             let after = std::mem::take(&mut *lock(&after));
             Ok(after.into_iter().filter_map(|end| end().err()).collect::<Vec<_>>())
@@ -309,7 +315,9 @@ impl Kind for Card {
         let spec = &record.now;
         let (model, on_fault) = match &spec.source {
             SourceSpec::Emulated { chip, .. } => (Some(chip.word().to_owned()), None),
-            SourceSpec::Host { on_fault, .. } if spec.mode() == "virtual" => (None, Some(on_fault.to_string())),
+            SourceSpec::Host { on_fault, .. } if spec.mode() == "virtual" => {
+                (None, Some(on_fault.to_string()))
+            }
             SourceSpec::Host { .. } => (None, None),
         };
         FunctionReport {

@@ -47,7 +47,8 @@ impl TryFrom<StateFile> for State {
 
 /// Puts a state into the held function and starts it; it is held as before if that is refused. Blocks.
 fn load(front: &Front<AnyFunction>, name: &str, state: &State) -> Result<(), Refusal> {
-    let refuse = |error: &dyn std::fmt::Display, remedy: &str| Refusal::conflict(format!("{name}: {error}"), remedy);
+    let refuse =
+        |error: &dyn std::fmt::Display, remedy: &str| Refusal::conflict(format!("{name}: {error}"), remedy);
     let lost = |error| {
         let remedy = format!("take it away and add it again: ioplane pci remove {name} --force");
         Refusal::failed(format!("{name}: {error}"), remedy)
@@ -106,9 +107,14 @@ mod tests {
             change(&mut file);
             State::try_from(file).unwrap_err().error
         };
-        assert_eq!(other(|file| file.version = 2), "it is ioplane-function version 2, this is ioplane-function version 1");
+        assert_eq!(
+            other(|file| file.version = 2),
+            "it is ioplane-function version 2, this is ioplane-function version 1"
+        );
         assert!(other(|file| file.format = "x".repeat(1000)).len() < 120);
         assert!(other(|file| file.body = "%".into()).starts_with("the state: "));
-        assert!(other(|file| file.body = STANDARD.encode(vec![0; State::MAX_BODY + 1])).contains("1048577 bytes"));
+        assert!(
+            other(|file| file.body = STANDARD.encode(vec![0; State::MAX_BODY + 1])).contains("1048577 bytes")
+        );
     }
 }

@@ -27,12 +27,18 @@ pub fn encode(status: &StatusReport, encoder: &mut DescriptorEncoder<'_>) -> Res
     let counter = |encoder: &mut DescriptorEncoder<'_>, name, help, of: fn(&FunctionReport) -> u64| {
         each(encoder, name, help, all().map(|one| (labels(one), ConstCounter::new(of(one)))))
     };
-    counter(encoder, "ioplane_pci_reads", "Reads of registers that came to the daemon, each an exit", |one| {
-        one.traffic.reads
-    })?;
-    counter(encoder, "ioplane_pci_writes", "Writes of registers that came to the daemon, each an exit", |one| {
-        one.traffic.writes
-    })?;
+    counter(
+        encoder,
+        "ioplane_pci_reads",
+        "Reads of registers that came to the daemon, each an exit",
+        |one| one.traffic.reads,
+    )?;
+    counter(
+        encoder,
+        "ioplane_pci_writes",
+        "Writes of registers that came to the daemon, each an exit",
+        |one| one.traffic.writes,
+    )?;
     counter(encoder, "ioplane_pci_interrupts", "Interrupts that the daemon sent to the guest", |one| {
         one.traffic.interrupts
     })?;
@@ -48,7 +54,9 @@ fn watched(status: &StatusReport, encoder: &mut DescriptorEncoder<'_>) -> Result
     counter(encoder, "ioplane_pci_accesses", "Accesses to registers of a watched function", |w| w.accesses)?;
     counter(encoder, "ioplane_pci_hooked", "Those that the state model was asked about", |w| w.hooked)?;
     counter(encoder, "ioplane_pci_transitions", "Changes of state", |w| w.transitions)?;
-    counter(encoder, "ioplane_pci_dma_vetted", "Descriptors and blocks checked and translated", |w| w.dma_vetted)?;
+    counter(encoder, "ioplane_pci_dma_vetted", "Descriptors and blocks checked and translated", |w| {
+        w.dma_vetted
+    })?;
     counter(encoder, "ioplane_pci_dma_bytes", "Their bytes", |w| w.dma_bytes)?;
     counter(encoder, "ioplane_pci_device_interrupts", "Interrupts of the hardware", |w| w.interrupts)?;
     let denied = all().flat_map(|(labels, watch)| {
@@ -60,7 +68,12 @@ fn watched(status: &StatusReport, encoder: &mut DescriptorEncoder<'_>) -> Result
     });
     each(encoder, "ioplane_pci_denied", "What a guest was denied, by cause", denied)?;
     let gauge = |encoder: &mut DescriptorEncoder<'_>, name, help, of: fn(&WatchReport) -> bool| {
-        each(encoder, name, help, all().map(|(labels, watch)| (labels, ConstGauge::new(i64::from(of(watch))))))
+        each(
+            encoder,
+            name,
+            help,
+            all().map(|(labels, watch)| (labels, ConstGauge::new(i64::from(of(watch))))),
+        )
     };
     gauge(encoder, "ioplane_pci_reusable", "1 while the function could change hands", |w| w.reusable)?;
     gauge(encoder, "ioplane_pci_stopped", "1 after a fault has stopped the function", |w| w.stopped)
