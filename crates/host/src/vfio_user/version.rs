@@ -75,8 +75,8 @@ pub fn negotiate(message: &Message, shadows: bool) -> Result<(Agreed, Reply), Cl
             ioplane_shadow_pages: agreed.shadows,
         },
     };
-    // Every minor version up to the one that we know is served; the reply has the lesser of both.
-    let version = Version { major: spec::MAJOR, minor: version.minor.min(spec::MINOR) };
+    // The lesser minor version of both: ours is the least that there is.
+    let version = Version { major: spec::MAJOR, minor: spec::MINOR };
     let mut body = version.as_bytes().to_vec();
     body.extend(serde_json::to_vec(&ours).map_err(|e| ClientFault::BadCapabilities(e.to_string()))?);
     body.push(0);
