@@ -11,7 +11,10 @@
 //!
 //! Must not know: sockets of VMMs, names of users' devices; the monitor must not know any device.
 
+pub mod catalog;
 pub mod hardware;
 pub mod model;
+pub mod ne2000;
+pub mod rtl8139;
 
 pub use hardware::{Hardware, HardwareError};
