@@ -12,6 +12,7 @@
 //! Must not know: sockets of VMMs, names of users' devices; the monitor must not know any device.
 
 mod address;
+pub mod catalog;
 pub mod direct;
 #[cfg(test)]
 mod fake;
@@ -19,6 +20,8 @@ pub mod hardware;
 pub mod inventory;
 pub mod lease;
 pub mod model;
+pub mod ne2000;
+pub mod rtl8139;
 mod sysfs;
 pub mod vfio;
 
