@@ -12,6 +12,19 @@
 //! ports by state, access to the ports through the monitor. A model is written as a few small regions side by side; the
 //! device is reusable when each of them is in a reusable state.
 
+mod compile;
+mod fault;
+mod layout;
+mod machine;
+mod rows;
+#[cfg(test)]
+mod tests;
+pub mod verify;
+
+pub use fault::{Finding, ModelFault};
+pub use layout::{Piece, RegisterId, Split};
+pub use machine::{Await, Machine, ModelStateV1, Moves, Pending, Seen, Verdict};
+
 /// The model of one kind of device.
 #[derive(Debug)]
 pub struct StateModel {
@@ -43,6 +56,9 @@ pub struct StateModel {
     pub card: Option<Card>,
     /// How to reset it by its registers.
     pub reset: Reset,
+    /// What keeps it from starting anything by itself (receiving): written before a last look, when it is about to change hands.
+    /// Not written on behalf of the guest: the model does not hear of it.
+    pub halt: &'static [Restore],
     /// What is written to bring a saved one back, in this order.
     pub restore: &'static [Restore],
 }
@@ -76,6 +92,11 @@ pub struct Banks {
     pub mask: u8,
     /// How far to shift it down to have the bank's number.
     pub shift: u8,
+    /// Bits of the register that are written as they were last when the monitor chooses a bank for itself.
+    pub keep: u8,
+    /// Bits that it sets then, so that nothing starts. It does so only while no region is busy that could mind
+    /// ([`Machine::awaits`]).
+    pub set: u8,
 }
 
 /// What reading a register does.
@@ -111,9 +132,9 @@ pub struct Register {
     pub name: &'static str,
     /// First byte.
     pub offset: u16,
-    /// Bytes.
+    /// Bytes. Of registers above 4 bytes (patterns, tables) no value is kept and no event can name them.
     pub width: u8,
-    /// The bank that it is in; `None`: in all.
+    /// The bank that it is in; `None`: in all. Two registers may share an offset if one is only read and the other only written.
     pub bank: Option<u8>,
     /// Reading it.
     pub reads: Reads,
@@ -181,10 +202,30 @@ pub struct Transition {
     pub from: &'static str,
     /// On this event.
     pub on: Event,
-    /// To this state; `"="`: stays.
+    /// Only if a register that was written earlier says so.
+    pub given: Option<Given>,
+    /// To this state; [`STAY`]; [`RESET`].
     pub to: &'static str,
     /// What is checked before the hardware hears of the event. A failed check is a fault: the event does not happen.
     pub checks: &'static [Check],
+}
+
+/// [`Transition::from`]: any state of the region.
+pub const ANY: &str = "*";
+/// [`Transition::to`]: the state stays.
+pub const STAY: &str = "=";
+/// [`Transition::to`]: the device resets. Every region begins again with its first state, and what was written is forgotten.
+pub const RESET: &str = "!";
+
+/// A condition on what was last written to a register (by the very write that is the event, too): `value & mask == is`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Given {
+    /// The register; its writes are always hooked.
+    pub register: &'static str,
+    /// Bits that are looked at.
+    pub mask: u32,
+    /// What they must be.
+    pub is: u32,
 }
 
 /// What can happen to a device.
@@ -230,8 +271,11 @@ pub enum Event {
         /// What they must be.
         is: u32,
     },
-    /// The card's data port has moved as many bytes as were asked for.
+    /// The card's data port has moved as many bytes as were asked for (counted by the monitor).
     Moved,
+    /// The card's receive ring holds nothing that the guest has not read ([`Pages::empty`]; asked of the hardware by the monitor
+    /// while a state waits for it).
+    Emptied,
 }
 
 /// What is looked at before the hardware hears of a write.
@@ -262,8 +306,12 @@ pub enum Check {
     },
     /// One register is below another, and both inside the card's memory in pages of 256 bytes.
     Below(&'static str, &'static str),
-    /// Never allowed; says why.
+    /// A page in a register lies in the card's receive ring ([`Pages`]).
+    Within(&'static str),
+    /// Never allowed; says why. A fault.
     Deny(&'static str),
+    /// Without a meaning here: the hardware does not hear of it, a read gives zero. No fault. Says why.
+    Ignore(&'static str),
 }
 
 /// A ring of descriptors in guest memory. The monitor owns the one that the hardware sees.
@@ -283,7 +331,8 @@ pub struct Ring {
     pub descriptor: Descriptor,
     /// For transmit: the register and bit that make the hardware look. Receive rings are looked at by the hardware at all times.
     pub doorbell: Option<(&'static str, u32)>,
-    /// The register and bit that let the hardware run on this ring; while it is off the ring's index goes back to the start.
+    /// The register and bit that let the hardware run on this ring. Whenever it is written set, the hardware begins again at the
+    /// first descriptor.
     pub enable: (&'static str, u32),
 }
 
@@ -345,6 +394,24 @@ pub struct Card {
     pub readable: &'static [(u32, u32)],
     /// What may be written.
     pub writable: &'static [(u32, u32)],
+    /// The register and bit that make every access to the port move two bytes at least.
+    pub words: (&'static str, u32),
+    /// The receive ring.
+    pub pages: Pages,
+}
+
+/// A receive ring in a card's memory, by registers that count pages of 256 bytes. The card's data port goes from its end to its
+/// beginning.
+#[derive(Debug, Clone, Copy)]
+pub struct Pages {
+    /// Register with the first page.
+    pub start: &'static str,
+    /// Register with the page after the last.
+    pub stop: &'static str,
+    /// Register with the page before the next that the guest reads.
+    pub boundary: &'static str,
+    /// Register with the next page that the card writes.
+    pub current: &'static str,
 }
 
 /// How to reset a device by its registers.
@@ -361,8 +428,12 @@ pub struct Reset {
 pub enum Restore {
     /// Write the saved value of the register, these bits of it only.
     Saved(&'static str, u32),
+    /// Write these bits of the saved value, with those bits set.
+    With(&'static str, u32, u32),
     /// Write a value.
     Value(&'static str, u32),
+    /// The register is not brought back; says why.
+    Lost(&'static str, &'static str),
     /// Point a ring at the monitor's descriptors.
     Ring(&'static str),
     /// Put back what was saved of the card's memory.
