@@ -13,5 +13,7 @@
 
 pub mod hardware;
 pub mod model;
+pub mod monitor;
 
 pub use hardware::{Hardware, HardwareError};
+pub use monitor::Monitor;

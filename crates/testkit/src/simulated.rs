@@ -322,8 +322,7 @@ impl<F: Function> Hardware for Simulated<F> {
         let mut inner = lock(&self.inner);
         inner.listening = true;
         let call: Arc<dyn Interrupt> = self.bell.clone();
-        let wired =
-            inner.function.with(|function, _| function.wire(Irq::Intx, 0, Wire::Call(Some(call))));
+        let wired = inner.function.with(|function, _| function.wire(Irq::Intx, 0, Wire::Call(Some(call))));
         wired.map_err(|error| HardwareError::Os {
             function: self.name.clone(),
             doing: "listening to its interrupt".into(),

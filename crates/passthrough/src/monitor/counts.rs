@@ -1,7 +1,7 @@
 //! What a monitor counts, and the last things that happened: for `pci watch`, metrics and tests.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::Serialize;
 
@@ -184,12 +184,13 @@ impl Counts {
         if cause != Cause::Hardware {
             self.totals.denied += 1;
         }
+        let room = self.faults.len() < NAMES;
         match self.faults.iter_mut().find(|known| known.name == name && known.cause == cause) {
             Some(known) => {
                 known.count += 1;
                 known.last.clone_from(&text);
             }
-            None if self.faults.len() < NAMES => {
+            None if room => {
                 self.faults.push(FaultCount { name, cause, count: 1, last: text.clone() });
             }
             None => {}
@@ -208,10 +209,6 @@ impl Counts {
     /// Those that are kept, from number `since` on.
     pub(super) fn events(&self, since: u64) -> Vec<Happening> {
         self.events.iter().filter(|event| event.number >= since).cloned().collect()
-    }
-
-    pub(super) fn age(&self) -> Duration {
-        self.began.elapsed()
     }
 }
 

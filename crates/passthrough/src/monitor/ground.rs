@@ -60,15 +60,6 @@ impl Ground {
         None
     }
 
-    /// Whether all of these ranges, which were mapped, are the same memory in `map`.
-    pub(super) fn keeps(&self, map: &GuestMap, gpa: u64, len: u64) -> bool {
-        let end = gpa.saturating_add(len.max(1));
-        self.mapped
-            .iter()
-            .filter(|region| region.gpa() < end && gpa < region.gpa() + region.len())
-            .all(|region| map.regions().iter().any(|other| same(region, other)))
-    }
-
     /// Takes a map that has all of the one before.
     pub(super) fn grow(
         &mut self,

@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ioplane_memory::{Mapping, MapError, PAGE, Region as Memory, RegionSpec, Window};
+use ioplane_memory::{MapError, Mapping, PAGE, Region as Memory, RegionSpec, Window};
 
 use super::counts::Fault;
 use super::ground::{Ground, OWN};
@@ -75,6 +75,8 @@ pub(super) struct ShadowRing {
     head: u16,
     flights: VecDeque<Flight>,
     vetted: Vec<Vetted>,
+    /// It was looked at, and what passed waits to be published.
+    looked: bool,
     /// The descriptor that failed last, so that one that just lies there is counted once.
     bad: Option<(u64, u32, u64)>,
 }
@@ -94,6 +96,7 @@ impl ShadowRing {
             head: 0,
             flights: VecDeque::with_capacity(usize::from(most)),
             vetted: Vec::with_capacity(usize::from(most)),
+            looked: false,
             bad: None,
         })
     }
@@ -116,7 +119,8 @@ impl ShadowRing {
     pub(super) fn check_base(&self, ground: &Ground) -> Result<(), Fault> {
         let name = self.table.name;
         if !self.base.is_multiple_of(self.table.align) {
-            let text = format!("ring {name} at {:#x} is not aligned to {} bytes", self.base, self.table.align);
+            let text =
+                format!("ring {name} at {:#x} is not aligned to {} bytes", self.base, self.table.align);
             return Err(Fault::dma("ring-misaligned", text));
         }
         if ground.bus(self.base, self.table.descriptor.size.into()).is_none() {
@@ -130,6 +134,7 @@ impl ShadowRing {
     /// [`ShadowRing::publish`]. On a fault those before the faulty one are kept.
     pub(super) fn vet(&mut self, ground: &Ground) -> Result<(), Fault> {
         self.vetted.clear();
+        self.looked = true;
         if !self.live {
             return Ok(());
         }
@@ -202,8 +207,14 @@ impl ShadowRing {
         Err(Fault::dma(name, format!("ring {}: {}", self.table.name, text())))
     }
 
+    /// Whether [`ShadowRing::vet`] has let pass what now waits for [`ShadowRing::publish`].
+    pub(super) fn is_vetted(&self) -> bool {
+        self.looked
+    }
+
     /// Forgets what was vetted and not published.
     pub(super) fn drop_vetted(&mut self) {
+        self.looked = false;
         self.vetted.clear();
     }
 
@@ -211,6 +222,7 @@ impl ShadowRing {
     pub(super) fn publish(&mut self) -> (u64, u64) {
         let layout = &self.table.descriptor;
         let (mut count, mut total) = (0, 0);
+        self.looked = false;
         for Vetted { flight, bytes } in self.vetted.drain(..) {
             let slot = (usize::from(self.head) + self.flights.len()) % usize::from(self.table.most);
             let at = slot * usize::from(layout.size);
@@ -319,11 +331,6 @@ impl ShadowRing {
         if self.running {
             self.begin(self.next);
         }
-    }
-
-    /// Whether the hardware has a buffer that would not be the same memory in `map`.
-    pub(super) fn loses(&self, ground: &Ground, map: &ioplane_memory::GuestMap) -> bool {
-        self.flights.iter().any(|flight| !ground.keeps(map, flight.buffer, flight.len.into()))
     }
 
     /// To be saved, while recalled.
