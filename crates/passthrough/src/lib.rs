@@ -11,9 +11,12 @@
 //!
 //! Must not know: sockets of VMMs, names of users' devices; the monitor must not know any device.
 
+pub mod catalog;
 pub mod hardware;
 pub mod model;
 pub mod monitor;
+pub mod ne2000;
+pub mod rtl8139;
 
 pub use hardware::{Hardware, HardwareError};
 pub use monitor::Monitor;
