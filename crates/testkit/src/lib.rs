@@ -6,5 +6,6 @@ pub mod crash;
 pub mod driver;
 pub mod front;
 pub mod hand;
+pub mod nic;
 pub mod slow;
 pub mod toy;
