@@ -7,5 +7,6 @@ pub mod driver;
 pub mod front;
 pub mod hand;
 pub mod simulated;
+pub mod nic;
 pub mod slow;
 pub mod toy;

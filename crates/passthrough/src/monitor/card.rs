@@ -92,23 +92,13 @@ impl<H: Hardware> Monitor<H> {
         self.poke(self.plan.status, bits);
     }
 
-    /// Zeros in all of the card's memory that a guest can write.
-    pub(super) fn wipe_card(&mut self) {
-        self.fill_card(None);
-    }
-
-    /// The card's memory that a guest can write, from `bytes`, or zeros.
+    /// Fills the card's memory that a guest can write from `bytes`, or with zeros. The card is started and keeps no frame: a step of
+    /// bringing it back.
     pub(super) fn fill_card(&mut self, bytes: Option<&[u8]>) {
         let (Some(plan), Some(card)) = (self.plan.card, &self.model.card) else { return };
         let port = self.machine.register(plan.port);
-        let words = self.machine.register(plan.words);
-        let before = self.peek(plan.words);
-        if words.reads == crate::model::Reads::Never {
-            // What it was is not to be known; the list of restoring, or the guest, sets it.
-            self.poke(plan.words, card.words.1);
-        } else {
-            self.poke(plan.words, before | card.words.1);
-        }
+        let kept = self.machine.value(plan.words);
+        self.poke(plan.words, kept | card.words.1);
         let mut at = 0;
         for (first, end) in card.writable {
             let count = end.saturating_sub(*first) & 0xfffe;
@@ -119,8 +109,8 @@ impl<H: Hardware> Monitor<H> {
                 at += 2;
             }
         }
+        self.poke(plan.words, kept);
         self.hush();
-        self.rechoose();
     }
 
     /// All of the card's memory that a guest can write.
@@ -142,7 +132,6 @@ impl<H: Hardware> Monitor<H> {
         }
         self.poke(plan.words, kept);
         self.hush();
-        self.rechoose();
         Some(bytes)
     }
 

@@ -452,6 +452,8 @@ impl<H: Hardware> Monitor<H> {
         self.counts.happened(What::Reset);
         self.forget();
         self.bus.bank = 0;
+        // What came with the reset of another chip may not with that of this one.
+        self.poke(self.plan.mask, 0);
         self.show_all();
         self.level();
         self.relieved();

@@ -269,7 +269,6 @@ impl<H: Hardware> Monitor<H> {
         }
         self.reset_hardware().map_err(|what| self.deaf(what))?;
         self.bus.hardware().listen()?;
-        self.wipe_card();
         self.remember_fresh();
         self.settle_faults();
         if self.bus.gone() { Err(self.deaf("is gone".to_owned())) } else { Ok(()) }
@@ -279,12 +278,11 @@ impl<H: Hardware> Monitor<H> {
         MonitorError::Deaf { function: self.bus.hardware().name().to_owned(), what }
     }
 
-    /// Gives the hardware back: reset, with nothing of this guest in it or mapped for it.
+    /// Gives the hardware back: reset, with nothing mapped for it. Card memory is wiped by the next monitor, before its guest runs.
     pub fn into_hardware(mut self) -> H {
         let _ = self.bus.hardware().master(false);
         // What fails here will be noticed by whoever takes it over next.
         let _ = self.reset_hardware();
-        self.wipe_card();
         self.ground.clear(self.bus.hardware());
         if let Some(own) = &self.own {
             let _ = self.bus.hardware().unmap(OWN, own.len());

@@ -174,6 +174,7 @@ impl<H: Hardware> Monitor<H> {
             transfer,
             card: saved.card.bytes.clone(),
             foreign: true,
+            wipe: saved.card.bytes.is_none(),
         })
     }
 }

@@ -9,7 +9,7 @@ use super::plan::{Role, Step};
 use super::rings::RingV1;
 use super::{BlockState, Monitor, MonitorError, Virtual};
 use crate::Hardware;
-use crate::model::{Flow, Machine, Reads, RegisterId, Way};
+use crate::model::{Flow, Machine, Reads, RegisterId, Way, Writes};
 
 /// How long hardware may take to come out of a reset.
 const RESETS: Duration = Duration::from_millis(200);
@@ -32,6 +32,8 @@ pub(super) struct Remembered {
     pub(super) card: Option<Vec<u8>>,
     /// The card has been another's meanwhile: it is reset first.
     pub(super) foreign: bool,
+    /// What lies in the card's memory is not this guest's.
+    pub(super) wipe: bool,
 }
 
 impl<H: Hardware> Monitor<H> {
@@ -136,7 +138,7 @@ impl<H: Hardware> Monitor<H> {
             registers.push((id, value));
         }
         let transfer = self.transfer;
-        let card = if whole { self.read_card() } else { None };
+        let card = if whole { self.save_card(&registers) } else { None };
         self.poke(self.plan.mask, 0);
         self.rechoose();
         let silenced = self.bus.hardware().master(false);
@@ -162,15 +164,44 @@ impl<H: Hardware> Monitor<H> {
             transfer,
             card,
             foreign: false,
+            wipe: false,
         }));
         self.counts.happened(What::Parked);
         self.settle_faults();
+    }
+
+    /// Reads the memory of a halted card: started for that as it is when it is brought back, keeping no frame, and halted again.
+    fn save_card(&mut self, registers: &[(RegisterId, u32)]) -> Option<Vec<u8>> {
+        let end = self.plan.restore.iter().position(|step| matches!(step, Step::Card))?;
+        for at in 0..end {
+            match self.plan.restore[at] {
+                Step::Saved { register, mask, with } => self.write_saved(register, mask, with, registers),
+                Step::Value(register, value) => self.poke(register, value),
+                Step::Ring(_) | Step::Card => {}
+            }
+        }
+        let bytes = self.read_card();
+        self.halt();
+        bytes
+    }
+
+    fn write_saved(&mut self, id: RegisterId, mask: u32, with: u32, registers: &[(RegisterId, u32)]) {
+        // What is virtual is not the hardware's.
+        if self.plan.role(id) != Role::Plain {
+            return;
+        }
+        if let Some((_, value)) = registers.iter().find(|(saved, _)| *saved == id) {
+            self.poke(id, value & mask | with);
+        }
     }
 
     /// As after a reset: the device stands still, and goes on from there.
     pub(super) fn remember_fresh(&mut self) {
         self.machine.reset();
         self.park(&[], false);
+        if let Some(parked) = &mut self.parked {
+            parked.wipe = true;
+        }
     }
 
     /// As at power-on.
@@ -185,7 +216,6 @@ impl<H: Hardware> Monitor<H> {
         if let Err(what) = self.reset_hardware() {
             self.fault(Fault::hardware("deaf", what));
         }
-        self.wipe_card();
         self.remember_fresh();
         self.counts.happened(What::Reset);
         self.level();
@@ -209,7 +239,11 @@ impl<H: Hardware> Monitor<H> {
         match way {
             Way::Write => self.poke(by, value),
             Way::Read => {
-                self.peek(by);
+                // Drivers write back what they read, which ends the reset on cards that do not end it by themselves.
+                let value = self.peek(by);
+                if self.machine.register(by).writes != Writes::Never {
+                    self.poke(by, value);
+                }
             }
         }
         self.bus.bank = 0;
@@ -249,9 +283,6 @@ impl<H: Hardware> Monitor<H> {
             let silenced = self.bus.hardware().master(false);
             self.bus.judge(silenced);
             self.reset_hardware()?;
-            if remembered.card.is_none() {
-                self.wipe_card();
-            }
         }
         self.machine.adopt(&remembered.machine);
         self.interrupts = remembered.interrupts;
@@ -294,14 +325,7 @@ impl<H: Hardware> Monitor<H> {
     fn restore(&mut self, step: Step, remembered: &Remembered) {
         match step {
             Step::Saved { register, mask, with } => {
-                if self.plan.role(register) != Role::Plain {
-                    // Virtual: it is not the hardware's.
-                    return;
-                }
-                let saved = remembered.registers.iter().find(|(id, _)| *id == register);
-                if let Some((_, value)) = saved {
-                    self.poke(register, value & mask | with);
-                }
+                self.write_saved(register, mask, with, &remembered.registers);
             }
             Step::Value(register, value) => self.poke(register, value),
             Step::Ring(ring) => {
@@ -313,8 +337,8 @@ impl<H: Hardware> Monitor<H> {
                 }
             }
             Step::Card => {
-                if let Some(bytes) = &remembered.card {
-                    self.fill_card(Some(bytes));
+                if remembered.card.is_some() || remembered.wipe {
+                    self.fill_card(remembered.card.as_deref());
                 }
             }
         }
