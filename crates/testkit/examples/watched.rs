@@ -14,7 +14,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioplane_cores::{Core, CoreSettings, Pool};
+use ioplane_cores::{CoreSettings, Pool};
 use ioplane_device::Quiescent;
 use ioplane_host::in_process::Front;
 use ioplane_host::vfio_user::{Options as Service, serve};
@@ -68,7 +68,7 @@ fn watch<F: Function>(card: F, socket: &str) -> Result<(), Failure> {
     let (hardware, bench) = Simulated::new("simulated", card)?;
     power(bench);
     let identity = ioplane_passthrough::Hardware::identity(&hardware);
-    let model = ioplane_passthrough::find(identity.vendor, identity.device, identity.revision)
+    let model = ioplane_passthrough::catalog::find(identity.vendor, identity.device, identity.revision)
         .ok_or("no model fits this card")?;
     let monitor = Monitor::new(hardware, model, Options::new("card"))?;
     let nowhere = Arc::new(Pool::new());
