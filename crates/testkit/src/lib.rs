@@ -10,3 +10,4 @@ pub mod simulated;
 pub mod nic;
 pub mod slow;
 pub mod toy;
+pub mod vfio_user;
