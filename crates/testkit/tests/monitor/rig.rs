@@ -27,6 +27,7 @@ pub struct Watched<F: Function> {
     pub line: Arc<Counted>,
     pub error: Arc<Counted>,
     pub bench: Bench<F>,
+    seen: u64,
 }
 
 impl<F: Function> Watched<F> {
@@ -46,11 +47,12 @@ impl<F: Function> Watched<F> {
         panic!("attention() stays readable for ever");
     }
 
-    /// The guest has acknowledged its interrupt: how many there were.
+    /// How many interrupts came since it was asked last; the guest has acknowledged them.
     pub fn interrupts(&mut self) -> u64 {
         self.turn();
         self.with(|monitor| monitor.wire(Irq::Intx, 0, Wire::Unmask).expect("a NIC has INTA#"));
-        self.line.take()
+        let before = std::mem::replace(&mut self.seen, self.line.count());
+        self.seen - before
     }
 
     pub fn reading(&mut self) -> Reading {
@@ -110,7 +112,7 @@ pub fn watch<F: Function>(
     let (line, error) = (Arc::new(Counted::default()), Arc::new(Counted::default()));
     wire(&mut monitor, Irq::Intx, &line);
     wire(&mut monitor, Irq::Error, &error);
-    Watched { function: Quiescent::new(monitor), line, error, bench }
+    Watched { function: Quiescent::new(monitor), line, error, bench, seen: 0 }
 }
 
 pub fn wire(function: &mut impl Function, irq: Irq, to: &Arc<Counted>) {
