@@ -76,6 +76,30 @@ fn unmapping_forces_a_device_that_does_not_finish() {
 }
 
 #[test]
+fn a_burst_of_unmaps_waits_once() {
+    let card = served();
+    let mut client = card.client();
+    let file = memory(MIB);
+    for at in 0..16u64 {
+        client.map(at * MIB, MIB, 0, Some(file.as_fd())).unwrap();
+    }
+    client.write64(0, BUSY, 1).unwrap();
+    let began = Instant::now();
+    for at in 0..8u64 {
+        client.unmap(at * MIB, MIB).unwrap();
+    }
+    assert!(began.elapsed() < 4 * CARD_PATIENCE, "eight would be {:?}", began.elapsed());
+    assert_eq!(card.handle.status().forced, 8);
+    // The guest goes on: from then on the device is waited for again.
+    client.write64(0, SCRATCH, 0).unwrap();
+    let body = DmaUnmap { argsz: 24, flags: 0, address: 8 * MIB, size: MIB };
+    let id = begin(&mut client, spec::DMA_UNMAP, body.as_bytes());
+    card.ring();
+    assert_eq!(client.expect(id, spec::DMA_UNMAP).unwrap().errno(), None);
+    assert_eq!(card.handle.status().forced, 8);
+}
+
+#[test]
 fn a_device_that_cannot_be_stopped_keeps_its_memory_and_says_so() {
     let card = served();
     let mut client = card.client();
