@@ -31,11 +31,11 @@ impl Card {
         &self.memory[..]
     }
 
-    /// Takes all of the memory over. False if it is not all.
-    pub fn load(&mut self, bytes: &[u8]) -> bool {
-        let Ok(bytes) = <&[u8; SIZE]>::try_from(bytes) else { return false };
-        *self.memory = *bytes;
-        true
+    /// Takes memory over.
+    pub fn load(&mut self, saved: &[u8]) {
+        for (byte, saved) in self.memory.iter_mut().zip(saved) {
+            *byte = *saved;
+        }
     }
 
     fn byte(&self, at: u16) -> u8 {
