@@ -159,7 +159,7 @@ impl L1 {
             let (peer, ip) = (nic.peer(), nic.peer_ip());
             let find = find(&nic.peer_mac());
             let script = format!(
-                "set -e; {find} ip link set $name name {peer}; ip addr add {ip}/24 dev {peer}; ip link set {peer} up"
+                "set -e; {find} ip link set $name name {peer}; echo 1 >/proc/sys/net/ipv6/conf/{peer}/disable_ipv6; ip addr add {ip}/24 dev {peer}; ip link set {peer} up"
             );
             l1.run(&script, MINUTE).with_context(|| format!("the other end of {nic:?}"))?;
         }
