@@ -8,3 +8,4 @@ pub mod front;
 pub mod hand;
 pub mod slow;
 pub mod toy;
+pub mod vfio_user;

@@ -1,0 +1,3 @@
+//! NE2000 on PCI (RTL8029), whole.
+
+pub mod spec;
