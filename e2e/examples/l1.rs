@@ -38,6 +38,7 @@ fn main() -> Result<()> {
         println!("{address}  {id} {driver} {}, at the other end {} {}", nic.mac(), nic.peer(), nic.peer_ip());
     }
     loop {
-        std::thread::sleep(Duration::from_secs(3600));
+        std::thread::sleep(Duration::from_secs(1));
+        l1.still_runs()?;
     }
 }

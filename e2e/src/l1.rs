@@ -83,6 +83,11 @@ impl L1 {
         self.folder.path()
     }
 
+    /// An error with what QEMU said, if it has ended.
+    pub fn still_runs(&self) -> Result<()> {
+        self.process.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).still_runs()
+    }
+
     /// How much longer to wait than on real hardware.
     pub(crate) fn patience(&self) -> u32 {
         self.patience
@@ -116,7 +121,7 @@ impl L1 {
             if let Ok(text) = fs::read_to_string(&path) {
                 return Ok(text);
             }
-            self.process.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).still_runs()?;
+            self.still_runs()?;
             if Instant::now() >= end {
                 let console = tail(&self.folder().join("console.log"), 20);
                 bail!("{name} has not come within {limit:?}; L1's console ends with:\n{console}");
