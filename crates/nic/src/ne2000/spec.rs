@@ -81,7 +81,7 @@ pub const CR_RD_ABORT: u8 = 4 << 3;
 /// Of [`CR`]: the page of registers, and how far it is shifted.
 pub const CR_PS: u8 = 3 << 6;
 pub const CR_PS_SHIFT: u32 = 6;
-pub const CR_PAGE0: u8 = 0 << 6;
+pub const CR_PAGE0: u8 = 0;
 pub const CR_PAGE1: u8 = 1 << 6;
 pub const CR_PAGE2: u8 = 2 << 6;
 pub const CR_PAGE3: u8 = 3 << 6;

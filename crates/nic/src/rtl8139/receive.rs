@@ -102,8 +102,8 @@ impl Rtl8139 {
             return Taken::Dropped(Drop::Filtered);
         };
         let refused = match plus {
-            true => self.to_ring(frame, cast),
-            false => self.to_buffer(frame, cast),
+            true => self.fill_ring(frame, cast),
+            false => self.fill_buffer(frame, cast),
         };
         match refused {
             Ok(()) => {
@@ -142,7 +142,7 @@ impl Rtl8139 {
     }
 
     /// C+ mode: into as many descriptors as it takes. The guest sees the first of them last.
-    fn to_ring(&mut self, frame: &[u8], cast: Cast) -> Result<(), Refused> {
+    fn fill_ring(&mut self, frame: &[u8], cast: Cast) -> Result<(), Refused> {
         let cpcr = self.chip.registers.u16(CPCR);
         let mut bytes = std::mem::take(&mut self.incoming);
         bytes.clear();
@@ -240,7 +240,7 @@ impl Rtl8139 {
     }
 
     /// C mode: a head, the frame, its check sequence, one after the other in a buffer that wraps.
-    fn to_buffer(&mut self, frame: &[u8], cast: Cast) -> Result<(), Refused> {
+    fn fill_buffer(&mut self, frame: &[u8], cast: Cast) -> Result<(), Refused> {
         let size = self.buffer();
         let at = u32::from(self.chip.registers.u16(CBR));
         let free = match (size + self.read_pointer() - at) % size {
