@@ -410,7 +410,7 @@ mod tests {
         ] {
             assert_eq!(form(json).unwrap_err(), reason, "{json}");
         }
-        assert!(form(r#"{"host": "x"}"#).unwrap_err().contains("no address of a PCI function"));
+        assert!(form(r#"{"host": "x"}"#).unwrap_err().contains("not the address of a PCI function"));
         assert!(form(r#"{"emulate": "e1000", "switch": "lan"}"#).is_err());
     }
 

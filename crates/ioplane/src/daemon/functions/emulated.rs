@@ -7,6 +7,7 @@ use ioplane_device::Quiescent;
 use ioplane_memory::GuestMap;
 use ioplane_network::{Port, PortOptions, Switch, SwitchSettings, Tap};
 use ioplane_nic::NicError;
+use ioplane_nic::ne2000::{Ne2000, Ne2000Options};
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
 use ioplane_pci::AnyFunction;
 
@@ -65,7 +66,8 @@ pub fn open(
             Box::new(Rtl8139::new(options, Arc::new(GuestMap::default()), port.clone()).map_err(failed)?)
         }
         ChipWord::Ne2000 => {
-            return Err(Refusal::failed("later", "wait"));
+            let options = Ne2000Options { name: name.to_owned(), mac: mac.0 };
+            Box::new(Ne2000::new(options, port.clone()).map_err(failed)?)
         }
     };
     let mut opened = Opened { function, insight: Arc::new(Plug(port)), after: Vec::new() };
