@@ -56,7 +56,8 @@ pub fn vfio() -> Finding {
         return good(name, "loaded");
     }
     let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let lists = ["modules.builtin", "modules.dep"].map(|list| Path::new("/lib/modules").join(&release).join(list));
+    let lists =
+        ["modules.builtin", "modules.dep"].map(|list| Path::new("/lib/modules").join(&release).join(list));
     if lists.iter().filter_map(read).any(|list| has_driver(&list)) {
         return good(name, "there, and loaded when it is needed");
     }

@@ -1,20 +1,14 @@
 //! Functions of this host: taken from its drivers, opened by VFIO, watched or handed on as they are.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use ioplane_passthrough::direct::Direct;
 use ioplane_passthrough::{Address, HardwareError, Lease, LeaseError, Vfio};
-use ioplane_pci::AnyFunction;
 
-use super::{After, Insight, Opened, SYSFS};
+use super::body::Body;
+use super::{After, Opened, SYSFS};
 use crate::refusal::Refusal;
 use crate::spec::{FaultSpec, ModeWord};
-
-/// Nothing can be seen of a function that is handed on as it is.
-struct Blind;
-
-impl Insight for Blind {}
 
 impl From<LeaseError> for Refusal {
     fn from(error: LeaseError) -> Self {
@@ -52,13 +46,13 @@ pub fn open(
 ) -> Result<Opened, Refusal> {
     let lease = Lease::take(Path::new(SYSFS), address, leases, forced)?;
     let opened = Vfio::open(Path::new(SYSFS), address).and_then(|vfio| match mode {
-        ModeWord::Passthrough => Direct::new(name, vfio, None).map(|direct| Box::new(direct) as AnyFunction),
+        ModeWord::Passthrough => Direct::new(name, vfio, None).map(|direct| Body::Direct(Box::new(direct))),
         ModeWord::Virtual => Err(HardwareError::Gone { function: name.to_owned() }),
     });
     match opened {
-        Ok(function) => {
+        Ok(body) => {
             let give_back: After = Box::new(move || Ok(lease.give_back()?));
-            Ok(Opened { function, insight: Arc::new(Blind), after: vec![give_back] })
+            Ok(Opened { body, after: vec![give_back] })
         }
         Err(error) => {
             let refused = refuse(&error);
