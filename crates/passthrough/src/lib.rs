@@ -18,6 +18,7 @@ mod fake;
 pub mod hardware;
 pub mod inventory;
 pub mod lease;
+pub mod model;
 mod sysfs;
 pub mod vfio;
 
