@@ -12,6 +12,7 @@
 //! Must not know: sockets of VMMs, names of users' devices; the monitor must not know any device.
 
 mod address;
+pub mod catalog;
 pub mod direct;
 #[cfg(test)]
 mod fake;
@@ -19,6 +20,9 @@ pub mod hardware;
 pub mod inventory;
 pub mod lease;
 pub mod model;
+pub mod monitor;
+pub mod ne2000;
+pub mod rtl8139;
 mod sysfs;
 pub mod vfio;
 
@@ -27,4 +31,5 @@ pub use direct::{Direct, DirectFaults};
 pub use hardware::{Hardware, HardwareError};
 pub use inventory::Found;
 pub use lease::{Lease, LeaseError};
+pub use monitor::Monitor;
 pub use vfio::Vfio;

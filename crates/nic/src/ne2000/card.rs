@@ -113,6 +113,13 @@ impl Ring {
         Ring::takes(len) < free
     }
 
+    /// Whether there are frames that the guest has not read: it says by the boundary up to where it has, one page less.
+    pub fn unread(&self, registers: &Registers) -> bool {
+        let Registers { bnry, curr, .. } = *registers;
+        let next = if bnry.wrapping_add(1) >= self.stop { self.start } else { bnry.wrapping_add(1) };
+        (self.start..self.stop).contains(&bnry) && bnry != curr && next != curr
+    }
+
     fn after(&self, page: u8, len: usize) -> u8 {
         let next = u16::from(page) + Ring::takes(len);
         let next = if next >= u16::from(self.stop) { next - self.pages() } else { next };

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! What differs from the silicon: a frame for which the ring has no room waits at the port (the FIFO) until a register is written, so
-//! that none is lost while the port has room; [`Ne2000::lose_when_full`] makes it lose frames and say so, as a chip does. The send
-//! command of remote DMA is a read. Nothing collides, no CRC is wrong.
+//! that none is lost while the port has room; [`Ne2000::lose_when_full`] makes it lose frames and say so, as a chip does. An
+//! acknowledgement that leaves frames unread raises the receive interrupt again. The send command of remote DMA is a read. Nothing
+//! collides, no CRC is wrong.
 
 mod card;
 mod registers;

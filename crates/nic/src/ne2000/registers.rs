@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Ne2000;
+use super::card::Ring;
 use super::spec::*;
 
 /// The registers, as they are saved.
@@ -242,8 +243,7 @@ impl Ne2000 {
             (CR_PAGE0, TPSR) => registers.tpsr = value,
             (CR_PAGE0, TBCR0) => low(&mut registers.tbcr, value),
             (CR_PAGE0, TBCR1) => high(&mut registers.tbcr, value),
-            // A one clears; reset ends when it is started.
-            (CR_PAGE0, ISR) => registers.isr &= !(value & IMR_ALL),
+            (CR_PAGE0, ISR) => self.acknowledge(value),
             (CR_PAGE0, RSAR0) => low(&mut registers.rsar, value),
             (CR_PAGE0, RSAR1) => high(&mut registers.rsar, value),
             (CR_PAGE0, RBCR0) => low(&mut registers.rbcr, value),
@@ -258,6 +258,20 @@ impl Ne2000 {
             (CR_PAGE3, CR9346) => registers.cr9346 = value & EEM,
             (CR_PAGE3, CONFIG3) if registers.cr9346 == EEM => registers.config3 = value & CONFIG3_FUDUP,
             _ => {}
+        }
+    }
+
+    /// A one clears; reset ends when the card is started. Frames that are left in the ring are announced again: on silicon one that comes
+    /// between a driver's last look at the ring and its acknowledgement, or that it did not take because it takes so many at a
+    /// time, lies there until another comes; and here many come at once.
+    fn acknowledge(&mut self, value: u8) {
+        let registers = &mut self.registers;
+        registers.isr &= !(value & IMR_ALL);
+        if value & ISR_PRX != 0
+            && registers.running()
+            && Ring::of(registers).is_some_and(|ring| ring.unread(registers))
+        {
+            registers.isr |= ISR_PRX;
         }
     }
 

@@ -18,7 +18,7 @@ mod layout;
 mod machine;
 mod rows;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub mod verify;
 
 pub use fault::{Finding, ModelFault};

@@ -20,8 +20,8 @@ impl Register {
         self
     }
 
-    /// It is virtual: reads and writes are always hooked.
-    pub const fn unreal(mut self) -> Self {
+    /// Its reads and writes are always hooked: it is virtual, or reading it does something to the whole device.
+    pub const fn watched(mut self) -> Self {
         self.hook = Hook::Both;
         self
     }
