@@ -1,0 +1,147 @@
+//! A watched card with a guest, and a neighbour on its wire.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ioplane_device::{Access, At, Device, Interrupt, Quiescent, State};
+use ioplane_memory::{GuestMap, GuestView};
+use ioplane_network::Mac;
+use ioplane_nic::ne2000::{Ne2000, Ne2000Options};
+use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
+use ioplane_passthrough::model::StateModel;
+use ioplane_passthrough::monitor::{Monitor, Options, Policies, Reading};
+use ioplane_passthrough::{ne2000, rtl8139};
+use ioplane_pci::{Function, Irq, Wire};
+use ioplane_testkit::nic::{Lan, Reach, readable};
+use ioplane_testkit::simulated::{Bench, Simulated};
+use ioplane_testkit::toy::ring::Counted;
+
+pub const OWN: Mac = [0x52, 0x54, 0, 0, 0, 1];
+pub const OTHER: Mac = [0x52, 0x54, 0, 0, 0, 2];
+/// Bytes of guest memory.
+pub const MEMORY: u64 = 1 << 20;
+
+/// A watched function that hosts hold, with its interrupts.
+pub struct Watched<F: Function> {
+    pub function: Quiescent<Monitor<Simulated<F>>>,
+    pub line: Arc<Counted>,
+    pub error: Arc<Counted>,
+    pub bench: Bench<F>,
+}
+
+impl<F: Function> Watched<F> {
+    pub fn with<R>(&mut self, act: impl FnOnce(&mut Monitor<Simulated<F>>) -> R) -> R {
+        self.function.with(|monitor, _| act(monitor))
+    }
+
+    /// Lets the hardware and the monitor do all that there is to do.
+    pub fn turn(&mut self) {
+        for _ in 0..1000 {
+            self.bench.tick();
+            if !self.with(|monitor| readable(monitor)) {
+                return;
+            }
+            self.with(Monitor::attend);
+        }
+        panic!("attention() stays readable for ever");
+    }
+
+    /// The guest has acknowledged its interrupt: how many there were.
+    pub fn interrupts(&mut self) -> u64 {
+        self.turn();
+        self.with(|monitor| monitor.wire(Irq::Intx, 0, Wire::Unmask).expect("a NIC has INTA#"));
+        self.line.take()
+    }
+
+    pub fn reading(&mut self) -> Reading {
+        self.with(|monitor| monitor.reading())
+    }
+
+    pub fn faults(&mut self, name: &str) -> u64 {
+        self.reading().faults_of(name)
+    }
+
+    /// As a host does it: waits for stillness, and holds.
+    pub fn still(&mut self) -> bool {
+        let deadline = Instant::now() + Duration::from_secs(2);
+        loop {
+            self.turn();
+            if self.with(|monitor| monitor.stillness()) == ioplane_device::Stillness::Still {
+                return true;
+            }
+            if Instant::now() > deadline {
+                return false;
+            }
+        }
+    }
+
+    pub fn save(&mut self) -> State {
+        self.function.save().expect("a device that stands still can be saved")
+    }
+}
+
+impl<F: Function> Reach for Watched<F> {
+    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+        self.with(|monitor| monitor.access(at, op));
+        Ok(())
+    }
+}
+
+/// Guest memory.
+pub fn memory() -> Arc<GuestMap> {
+    Arc::new(GuestMap::anonymous(MEMORY).expect("memory"))
+}
+
+pub fn view(map: &Arc<GuestMap>) -> GuestView {
+    GuestView::new(map.clone())
+}
+
+/// Puts hardware under watch, with a guest's memory and wires.
+pub fn watch<F: Function>(
+    hardware: Simulated<F>,
+    bench: Bench<F>,
+    model: &'static StateModel,
+    policies: Policies,
+    map: &Arc<GuestMap>,
+) -> Watched<F> {
+    let options = Options { policies, ..Options::new("nic1") };
+    let mut monitor = Monitor::new(hardware, model, options).expect("hardware that works");
+    monitor.grow_memory(map.clone()).expect("an IOMMU with room");
+    let (line, error) = (Arc::new(Counted::default()), Arc::new(Counted::default()));
+    wire(&mut monitor, Irq::Intx, &line);
+    wire(&mut monitor, Irq::Error, &error);
+    Watched { function: Quiescent::new(monitor), line, error, bench }
+}
+
+pub fn wire(function: &mut impl Function, irq: Irq, to: &Arc<Counted>) {
+    let call: Arc<dyn Interrupt> = to.clone();
+    function.wire(irq, 0, Wire::Call(Some(call))).expect("it has that interrupt");
+}
+
+/// An RTL8139 on a wire.
+pub fn rtl8139_card(lan: &Lan) -> (Simulated<Rtl8139>, Bench<Rtl8139>) {
+    let options = Rtl8139Options { name: "card".into(), mac: OWN };
+    let card = Rtl8139::new(options, Arc::new(GuestMap::default()), lan.port.clone()).expect("a card");
+    Simulated::new("0000:00:05.0", card).expect("an eventfd")
+}
+
+/// A watched RTL8139.
+pub fn rtl8139(policies: Policies) -> (Watched<Rtl8139>, Arc<GuestMap>, Lan) {
+    let (lan, map) = (Lan::new(OWN, OTHER), memory());
+    let (hardware, bench) = rtl8139_card(&lan);
+    (watch(hardware, bench, &rtl8139::MODEL, policies, &map), map, lan)
+}
+
+/// An NE2000 on a wire.
+pub fn ne2000_card(lan: &Lan) -> (Simulated<Ne2000>, Bench<Ne2000>) {
+    let options = Ne2000Options { name: "card".into(), mac: OWN };
+    let card = Ne2000::new(options, lan.port.clone()).expect("a card");
+    Simulated::new("0000:00:06.0", card).expect("an eventfd")
+}
+
+/// A watched NE2000.
+pub fn ne2000(policies: Policies) -> (Watched<Ne2000>, Lan) {
+    let lan = Lan::new(OWN, OTHER);
+    let (hardware, bench) = ne2000_card(&lan);
+    (watch(hardware, bench, &ne2000::MODEL, policies, &memory()), lan)
+}
