@@ -13,9 +13,11 @@ use ioplane_nic::rtl8139::Rtl8139;
 use ioplane_nic::{Counts, Drops};
 use ioplane_passthrough::Vfio;
 use ioplane_passthrough::direct::Direct;
+use ioplane_passthrough::monitor::{Happening, Monitor, Reading, What};
 use ioplane_pci::{BarMap, Function, Irq, Irqs, Wire, WireError};
 
-use crate::report::{ChipReport, FunctionReport};
+use crate::report::{ChipReport, EventReport, FunctionReport, RegionReport, WatchFaultReport, WatchReport};
+use crate::spec::FaultSpec;
 
 /// A function of any kind that the daemon has.
 pub enum Body {
@@ -23,6 +25,8 @@ pub enum Body {
     Rtl8139(Box<Rtl8139>),
     /// An emulated NE2000.
     Ne2000(Box<Ne2000>),
+    /// A function of the host, under watch.
+    Watched(Box<Monitor<Vfio>>),
     /// A function of the host, as it is.
     Direct(Box<Direct<Vfio>>),
 }
@@ -32,6 +36,7 @@ impl Body {
         match self {
             Body::Rtl8139(nic) => &**nic,
             Body::Ne2000(nic) => &**nic,
+            Body::Watched(monitor) => &**monitor,
             Body::Direct(direct) => &**direct,
         }
     }
@@ -40,7 +45,15 @@ impl Body {
         match self {
             Body::Rtl8139(nic) => &mut **nic,
             Body::Ne2000(nic) => &mut **nic,
+            Body::Watched(monitor) => &mut **monitor,
             Body::Direct(direct) => &mut **direct,
+        }
+    }
+
+    /// Other failure policies from now on, of a watched one.
+    pub fn set_policies(&mut self, on_fault: FaultSpec) {
+        if let Body::Watched(monitor) = self {
+            monitor.set_policies(on_fault.below());
         }
     }
 
@@ -55,6 +68,10 @@ impl Body {
                 report.port = Some(nic.port().reading().into());
                 report.chip = Some(nic.counts().into());
             }
+            Body::Watched(monitor) => {
+                report.model = Some(monitor.model().name.to_owned());
+                report.watch = Some(seen(monitor.reading(), monitor.events(0)));
+            }
             Body::Direct(direct) => {
                 let faults = direct.faults();
                 let counts = [("accesses", faults.accesses), ("resets", faults.resets)];
@@ -65,6 +82,52 @@ impl Body {
                     .collect();
             }
         }
+    }
+}
+
+/// What a monitor tells of itself.
+fn seen(reading: Reading, events: Vec<Happening>) -> WatchReport {
+    let Reading { totals, states, reusable, stopped, gone, faults, .. } = reading;
+    let region = |(region, state): (&str, &str)| RegionReport { region: region.into(), state: state.into() };
+    let event =
+        |event: Happening| EventReport { number: event.number, at_us: event.at, what: in_words(event.what) };
+    WatchReport {
+        states: states.into_iter().map(region).collect(),
+        reusable,
+        stopped,
+        gone,
+        accesses: totals.accesses,
+        hooked: totals.hooked,
+        hooked_percent: 100.0 * totals.hooked as f64 / totals.accesses.max(1) as f64,
+        straight: totals.straight,
+        kept: totals.kept,
+        updates: totals.updates,
+        dma_vetted: totals.descriptors,
+        dma_bytes: totals.vetted_bytes,
+        port_bytes: totals.port_bytes,
+        interrupts: totals.heard,
+        interrupts_given: totals.given,
+        denied: totals.denied,
+        faults: faults
+            .into_iter()
+            .map(|fault| WatchFaultReport {
+                name: fault.name.to_owned(),
+                cause: fault.cause.name().to_owned(),
+                count: fault.count,
+                last: fault.last,
+            })
+            .collect(),
+        events: events.into_iter().map(event).collect(),
+    }
+}
+
+fn in_words(what: What) -> String {
+    match what {
+        What::Moved { region, from, to } => format!("{region}: {from} -> {to}"),
+        What::Fault { name, cause, text } => format!("denied ({}): {name}: {text}", cause.name()),
+        What::Reset => "reset by the guest".to_owned(),
+        What::Parked => "at rest".to_owned(),
+        What::Resumed => "goes on".to_owned(),
     }
 }
 

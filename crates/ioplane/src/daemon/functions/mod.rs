@@ -33,9 +33,10 @@ use super::switches::Switches;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 use crate::report::{FunctionReport, ServedState, Stage, TrafficReport, VmReport};
-use crate::spec::{FunctionSpec, SourceSpec};
+use crate::spec::{FunctionSpec, ModeWord, SourceSpec};
 
 pub use hold::QuiesceForm;
+pub use host::model_of;
 
 /// Where the host's PCI functions are found.
 const SYSFS: &str = "/sys";
@@ -207,9 +208,29 @@ impl Kind for Card {
         &mut entries.removed_functions
     }
 
-    /// No change of a function's configuration is made so; see [`Kind::lives_on`].
+    /// Only its policies differ.
+    fn lives_on(now: &FunctionSpec, next: &FunctionSpec) -> bool {
+        match (&now.source, &next.source) {
+            (
+                SourceSpec::Host { address, mode: ModeWord::Virtual, forced, .. },
+                SourceSpec::Host { on_fault, .. },
+            ) => {
+                let (address, mode, on_fault, forced) = (*address, ModeWord::Virtual, *on_fault, *forced);
+                let source = SourceSpec::Host { address, mode, on_fault, forced };
+                *next == FunctionSpec { source, ..now.clone() }
+            }
+            _ => false,
+        }
+    }
+
     async fn become_next(&self, next: FunctionRecord) -> Result<(), Refusal> {
-        self.note.adopt(next.configured)
+        let _changing = self.changing.lock().await;
+        if let SourceSpec::Host { on_fault, .. } = next.now.source {
+            self.front.with(|body| body.set_policies(on_fault)).map_err(|error| {
+                Refusal::busy(format!("{}: {error}", self.name()), "try again in a moment")
+            })?;
+        }
+        self.note.change(|record| *record = next)
     }
 
     async fn open(
