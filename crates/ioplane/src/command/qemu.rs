@@ -110,7 +110,7 @@ pub fn nic(nic: &NicReport, version: Version, accel: Accel, bootindex: Option<u3
 }
 
 /// Since when QEMU can be the client of a vfio-user server.
-const VFIO_USER: Version = Version(10, 1);
+pub const VFIO_USER: Version = Version(10, 1);
 /// How long QEMU waits for an answer, ms. A function that is held answers when it is let go, which the daemon does after half of
 /// this; QEMU's own 5 s are shorter.
 const ANSWER: u32 = 60_000;

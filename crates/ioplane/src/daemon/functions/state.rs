@@ -4,9 +4,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ioplane_device::{Loaded, Refused, State};
 use ioplane_host::in_process::Front;
-use ioplane_pci::AnyFunction;
 
 use super::Card;
+use super::body::Body;
 use super::hold::QuiesceForm;
 use crate::refusal::Refusal;
 use crate::report::StateFile;
@@ -46,7 +46,7 @@ impl TryFrom<StateFile> for State {
 }
 
 /// Puts a state into the held function and starts it; it is held as before if that is refused. Blocks.
-fn load(front: &Front<AnyFunction>, name: &str, state: &State) -> Result<(), Refusal> {
+fn load(front: &Front<Body>, name: &str, state: &State) -> Result<(), Refusal> {
     let refuse =
         |error: &dyn std::fmt::Display, remedy: &str| Refusal::conflict(format!("{name}: {error}"), remedy);
     let lost = |error| {
@@ -72,7 +72,7 @@ impl Card {
     /// What another function of its kind needs to go on from here. One that runs is brought to rest for it, and goes on.
     pub async fn save(&self, form: QuiesceForm) -> Result<StateFile, Refusal> {
         let _changing = self.changing.lock().await;
-        let save = |front: &Front<AnyFunction>, name: &str| {
+        let save = |front: &Front<Body>, name: &str| {
             front.save().map_err(|error| {
                 let remedy = "see `ioplane pci show`: what is it? A function that is passed through as it is cannot be saved";
                 Refusal::conflict(format!("{name}: {error}"), remedy)
