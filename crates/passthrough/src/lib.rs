@@ -11,7 +11,6 @@
 //!
 //! Must not know: sockets of VMMs, names of users' devices; the monitor must not know any device.
 
-pub mod catalog;
 mod address;
 pub mod catalog;
 pub mod direct;

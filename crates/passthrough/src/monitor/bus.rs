@@ -71,7 +71,6 @@ impl<H: Hardware> Bus<H> {
             HardwareError::Os { .. }
             | HardwareError::Unreachable { .. }
             | HardwareError::Unwatched { .. } => {
-            HardwareError::Os { .. } | HardwareError::Unreachable { .. } | HardwareError::Unwatched { .. } => {
                 self.failures += 1;
                 if self.failures >= FAILURES {
                     self.lose(format!("{text}; given up after {FAILURES} failures"));
