@@ -1,0 +1,99 @@
+//! What is saved of an RTL8139.
+
+use std::time::Instant;
+
+use ioplane_device::{DeviceError, State, StateError};
+use serde::{Deserialize, Serialize};
+
+use super::spec::*;
+use super::{Chip, EepromV1, KIND, Rtl8139, TallyV1};
+
+const VERSION: u32 = 1;
+
+/// A saved RTL8139, as postcard encodes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateV1 {
+    /// The configuration space, 256 bytes.
+    pub config: Vec<u8>,
+    /// The registers as a guest reads them, 256 bytes.
+    pub registers: Vec<u8>,
+    /// Whether the C+ command register has been written since the last reset.
+    pub plus: bool,
+    /// Next descriptors of the transmit rings, of normal and of high priority.
+    pub transmit: [u32; 2],
+    /// Next descriptor of the receive ring.
+    pub receive: u32,
+    /// Next descriptor of C mode.
+    pub current: u64,
+    /// The EEPROM's interface.
+    pub eeprom: EepromV1,
+    /// Counters for the guest.
+    pub tally: TallyV1,
+    /// The timer's count.
+    pub ticks: u32,
+}
+
+impl Rtl8139 {
+    pub(super) fn save_state(&self) -> Result<State, DeviceError> {
+        let Chip { registers, plus, transmit, receive, current, eeprom, tally } = &self.chip;
+        let state = StateV1 {
+            config: self.config.save(),
+            registers: registers.bytes().to_vec(),
+            plus: *plus,
+            transmit: *transmit,
+            receive: *receive,
+            current: *current,
+            eeprom: *eeprom,
+            tally: *tally,
+            ticks: self.clock.count(Instant::now()),
+        };
+        crate::encode(KIND, VERSION, &state)
+    }
+
+    pub(super) fn load_state(&mut self, state: &State) -> Result<(), DeviceError> {
+        let saved: StateV1 = crate::decode(state, KIND, VERSION)?;
+        let impossible = |what: String| DeviceError::State(StateError::Impossible(what));
+        let mut chip = Chip::new(self.mac);
+        chip.registers.load(&saved.registers).map_err(impossible)?;
+        saved.eeprom.check().map_err(impossible)?;
+        for index in saved.transmit.iter().chain([&saved.receive]) {
+            if *index >= RING {
+                return Err(impossible(format!("descriptor {index} of a ring of {RING}")));
+            }
+        }
+        if saved.current >= TSDS {
+            return Err(impossible(format!("descriptor {} of {TSDS}", saved.current)));
+        }
+        let mut config = self.config.clone();
+        if !config.load(&saved.config) {
+            return Err(impossible(format!("{} bytes of configuration space", saved.config.len())));
+        }
+        chip = Chip {
+            plus: saved.plus,
+            transmit: saved.transmit,
+            receive: saved.receive,
+            current: saved.current,
+            eeprom: saved.eeprom,
+            tally: saved.tally,
+            ..chip
+        };
+        let at = u32::from(chip.registers.u16(CBR));
+        let size = 8192 << ((chip.registers.u32(RCR) & RCR_RBLEN) >> RCR_RBLEN_SHIFT);
+        if at >= size {
+            return Err(impossible(format!("writes at {at} of a buffer of {size} bytes")));
+        }
+        if saved.eeprom.out != (chip.registers.u8(CR9346) & EEDO != 0) {
+            return Err(impossible("the EEPROM's data out is not what the register says".into()));
+        }
+        // From here on nothing fails.
+        (self.chip, self.config) = (chip, config);
+        self.see_buffer();
+        self.line.disable(self.config.intx_disabled());
+        let wait = self.clock.set(Instant::now(), saved.ticks, self.chip.registers.u32(TIMER_INT));
+        self.bells.after(wait);
+        // Law 2: whatever has come meanwhile is looked at.
+        self.bells.ring();
+        self.settle();
+        Ok(())
+    }
+}
