@@ -7,5 +7,7 @@ pub mod driver;
 pub mod front;
 pub mod hand;
 pub mod nic;
+pub mod simulated;
 pub mod slow;
 pub mod toy;
+pub mod vfio_user;

@@ -1,0 +1,25 @@
+//! The models that there are.
+
+use crate::model::StateModel;
+use crate::{ne2000, rtl8139};
+
+/// All of them, by name.
+pub fn models() -> &'static [&'static StateModel] {
+    static MODELS: [&StateModel; 2] = [&ne2000::MODEL, &rtl8139::MODEL];
+    &MODELS
+}
+
+/// The model that fits a function.
+pub fn find(vendor: u16, device: u16, revision: u8) -> Option<&'static StateModel> {
+    models().iter().copied().find(|model| {
+        model.ids.iter().any(|id| {
+            let revisions = id.revisions.is_none_or(|(first, last)| (first..=last).contains(&revision));
+            id.vendor == vendor && id.device == device && revisions
+        })
+    })
+}
+
+/// The model of this name.
+pub fn named(name: &str) -> Option<&'static StateModel> {
+    models().iter().copied().find(|model| model.name == name)
+}

@@ -1,0 +1,242 @@
+//! The dense form of a table.
+
+use super::layout::{Layout, RegisterId};
+use super::machine::{Await, REGIONS, Seen};
+use super::{ANY, Check, Event, Hook, ModelFault, RESET, STAY, State, StateModel, Transition, Way, verify};
+
+/// [`Edge::to`]: the region stays.
+pub(super) const TO_STAY: u8 = 0xff;
+/// [`Edge::to`]: the device resets.
+pub(super) const TO_RESET: u8 = 0xfe;
+/// [`Edge::given`]: no condition.
+pub(super) const GIVEN_NONE: u8 = 0xff;
+
+/// One transition out of one state on one kind of event.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Edge {
+    pub mask: u32,
+    pub is: u32,
+    pub given_mask: u32,
+    pub given_is: u32,
+    pub given: u8,
+    pub to: u8,
+    /// Fits if `value & mask` is not `is`, instead of if it is.
+    pub unequal: bool,
+    pub checks: &'static [Check],
+}
+
+/// A model by numbers. States are numbered over all regions, one after another. An event's *key* is its kind with its register or
+/// ring.
+#[derive(Debug, Clone)]
+pub(super) struct Compiled {
+    pub layout: Layout,
+    pub banks: usize,
+    pub bank: Option<RegisterId>,
+    /// The first state of each region.
+    pub first: [u8; REGIONS],
+    /// One bit a state.
+    pub reusable: u64,
+    /// By state and way: what it hooks, one bit a register.
+    pub hooks: Box<[[u128; 2]]>,
+    /// What is hooked in all states.
+    pub always: [u128; 2],
+    /// By key: which regions have edges for it.
+    pub listens: Box<[u8]>,
+    /// By `key * states + state`: where its edges are.
+    spans: Box<[(u16, u16)]>,
+    edges: Box<[Edge]>,
+    states: usize,
+    registers: usize,
+    rings: usize,
+}
+
+impl Compiled {
+    pub fn new(model: &'static StateModel) -> Result<Self, ModelFault> {
+        let findings = verify::verify(model);
+        if !findings.is_empty() {
+            return Err(ModelFault::Unsound { model: model.name, findings });
+        }
+        let banks = model.banks.map_or(1, |banks| usize::from(banks.mask >> banks.shift) + 1);
+        let bank = model.banks.and_then(|banks| id(model, banks.register));
+        let states: usize = model.regions.iter().map(|region| region.states.len()).sum();
+        let registers = model.registers.len();
+        let rings = model.rings.len();
+        let keys = registers * 3 + rings + 3;
+        let mut compiled = Self {
+            layout: Layout::new(model, banks, bank),
+            banks,
+            bank,
+            first: [0; REGIONS],
+            reusable: 0,
+            hooks: vec![[0; 2]; states].into_boxed_slice(),
+            always: always(model),
+            listens: vec![0; keys].into_boxed_slice(),
+            spans: vec![(0, 0); keys * states].into_boxed_slice(),
+            edges: Box::default(),
+            states,
+            registers,
+            rings,
+        };
+        compiled.fill(model);
+        Ok(compiled)
+    }
+
+    fn fill(&mut self, model: &'static StateModel) {
+        let mut lists: Vec<Vec<Edge>> = vec![Vec::new(); self.spans.len()];
+        let mut first = 0;
+        for (place, region) in model.regions.iter().enumerate() {
+            self.first[place] = first as u8;
+            for (at, state) in region.states.iter().enumerate() {
+                let number = first + at;
+                self.reusable |= u64::from(state.reusable) << number;
+                for (register, way) in state.hooks {
+                    if let Some(id) = id(model, register) {
+                        self.hooks[number][*way as usize] |= 1 << id.0;
+                    }
+                }
+                let fitting = region.transitions.iter().filter(|edge| [ANY, state.name].contains(&edge.from));
+                for transition in fitting {
+                    let to = match transition.to {
+                        STAY => TO_STAY,
+                        RESET => TO_RESET,
+                        name => {
+                            let at = region.states.iter().position(|state| state.name == name);
+                            at.map_or(TO_STAY, |at| (first + at) as u8)
+                        }
+                    };
+                    let Some((key, edge)) = self.edge(model, transition, to) else { continue };
+                    self.listens[key] |= 1 << place;
+                    lists[key * self.states + number].push(edge);
+                }
+            }
+            first += region.states.len();
+        }
+        let mut edges = Vec::new();
+        for (span, list) in self.spans.iter_mut().zip(lists) {
+            *span = (edges.len() as u16, (edges.len() + list.len()) as u16);
+            edges.extend(list);
+        }
+        self.edges = edges.into_boxed_slice();
+    }
+
+    fn edge(&self, model: &StateModel, transition: &Transition, to: u8) -> Option<(usize, Edge)> {
+        let given = transition.given;
+        let mut edge = Edge {
+            mask: 0,
+            is: 0,
+            given_mask: given.map_or(0, |given| given.mask),
+            given_is: given.map_or(0, |given| given.is),
+            given: given.and_then(|given| id(model, given.register)).map_or(GIVEN_NONE, |id| id.0),
+            to,
+            unequal: false,
+            checks: transition.checks,
+        };
+        let seen = match transition.on {
+            Event::Write { register, mask, is } => {
+                (edge.mask, edge.is) = (mask, is);
+                Seen::Write { register: id(model, register)?, value: 0 }
+            }
+            Event::Sets { register, any } => {
+                (edge.mask, edge.unequal) = (any, true);
+                Seen::Write { register: id(model, register)?, value: 0 }
+            }
+            Event::Read { register } => Seen::Read { register: id(model, register)? },
+            Event::Interrupt { any } => {
+                (edge.mask, edge.unequal) = (any, true);
+                Seen::Interrupt { bits: 0 }
+            }
+            Event::Drained { ring } => {
+                let ring = model.rings.iter().position(|own| own.name == ring)?;
+                Seen::Drained { ring: ring as u8 }
+            }
+            Event::Became { register, mask, is } => {
+                (edge.mask, edge.is) = (mask, is);
+                Seen::Became { register: id(model, register)?, value: 0 }
+            }
+            Event::Moved => Seen::Moved,
+            Event::Emptied => Seen::Emptied,
+        };
+        Some((self.key(seen).0, edge))
+    }
+
+    /// The key of an event, and the value that edges look at. Of a register or ring of another model: a key without edges.
+    #[inline]
+    pub fn key(&self, seen: Seen) -> (usize, u32) {
+        let of = |register: RegisterId, kind: usize| match register.index() {
+            index if index < self.registers => kind * self.registers + index,
+            _ => usize::MAX,
+        };
+        let rings = self.registers * 3;
+        match seen {
+            Seen::Write { register, value } => (of(register, 0), value),
+            Seen::Read { register } => (of(register, 1), 0),
+            Seen::Became { register, value } => (of(register, 2), value),
+            Seen::Drained { ring } if usize::from(ring) < self.rings => (rings + usize::from(ring), 0),
+            Seen::Drained { .. } => (usize::MAX, 0),
+            Seen::Interrupt { bits } => (rings + self.rings, bits),
+            Seen::Moved => (rings + self.rings + 1, 0),
+            Seen::Emptied => (rings + self.rings + 2, 0),
+        }
+    }
+
+    /// The edges for a key out of a state.
+    #[inline]
+    pub fn edges(&self, key: usize, state: u8) -> &[Edge] {
+        let at = key.saturating_mul(self.states).saturating_add(usize::from(state));
+        let (from, to) = self.spans.get(at).copied().unwrap_or((0, 0));
+        self.edges.get(usize::from(from)..usize::from(to)).unwrap_or(&[])
+    }
+
+    /// What a state waits for in the hardware's registers.
+    pub fn awaits(&self, state: u8) -> impl Iterator<Item = Await> + '_ {
+        (0..self.registers).flat_map(move |register| {
+            let register = RegisterId(register as u8);
+            let (key, _) = self.key(Seen::Became { register, value: 0 });
+            self.edges(key, state).iter().map(move |edge| Await { register, mask: edge.mask, is: edge.is })
+        })
+    }
+
+    /// A state by its number.
+    pub fn state(&self, model: &'static StateModel, number: u8) -> &'static State {
+        let mut left = usize::from(number);
+        for region in model.regions {
+            match region.states.get(left) {
+                Some(state) => return state,
+                None => left -= region.states.len(),
+            }
+        }
+        &NO_STATE
+    }
+
+    pub fn find(&self, model: &StateModel, name: &str) -> Option<RegisterId> {
+        id(model, name)
+    }
+
+    /// Which bank a value of the bank register chooses.
+    #[inline]
+    pub fn bank_of(&self, model: &StateModel, value: u32) -> usize {
+        model.banks.map_or(0, |banks| usize::from((value as u8 & banks.mask) >> (banks.shift & 7)))
+    }
+}
+
+static NO_STATE: State = State::busy("(none)", "");
+
+/// A register by its name.
+pub(super) fn id(model: &StateModel, name: &str) -> Option<RegisterId> {
+    let at = model.registers.iter().position(|register| register.name == name)?;
+    u8::try_from(at).ok().map(RegisterId)
+}
+
+fn always(model: &StateModel) -> [u128; 2] {
+    let mut always = [0; 2];
+    for (at, register) in model.registers.iter().enumerate() {
+        let (reads, writes) = match register.hook {
+            Hook::ByState => (false, false),
+            Hook::Writes => (false, true),
+            Hook::Both => (true, true),
+        };
+        always[Way::Read as usize] |= u128::from(reads) << at;
+        always[Way::Write as usize] |= u128::from(writes) << at;
+    }
+    always
+}

@@ -1,0 +1,441 @@
+//! Device state models: tables that say when hardware driven by a guest may change hands, what has to be seen for that, and what
+//! is checked before the hardware hears of it.
+//!
+//! ```text
+//!   StateModel (a table, readable beside the data sheet)
+//!      |-- verify()   at start and in tests: holes, unreachable states, names that mean nothing
+//!      |-- draw       the diagram of docs/guide, from the same table
+//!      '-- Machine    init(), update(event) -> Verdict, hooked(access), reusable(), deinit(): what runs
+//! ```
+//!
+//! The interface is that of the paper (VPIO, section 3): `init`, `update`, `check`, `deinit`, hooking and unhooking of
+//! ports by state, access to the ports through the monitor. A model is written as a few small regions side by side; the
+//! device is reusable when each of them is in a reusable state.
+
+mod compile;
+mod fault;
+mod layout;
+mod machine;
+mod rows;
+#[cfg(test)]
+pub(crate) mod tests;
+pub mod verify;
+
+pub use fault::{Finding, ModelFault};
+pub use layout::{Piece, RegisterId, Split};
+pub use machine::{Await, Machine, ModelStateV1, Moves, Pending, Seen, Verdict};
+
+/// The model of one kind of device.
+#[derive(Debug)]
+pub struct StateModel {
+    /// Its name, on the command line: `rtl8139`.
+    pub name: &'static str,
+    /// What it is, for people.
+    pub title: &'static str,
+    /// The functions that it fits.
+    pub ids: &'static [Id],
+    /// The BAR whose registers it knows; others that show the same registers.
+    pub bar: u8,
+    /// BARs through which the same registers are reached.
+    pub aliases: &'static [u8],
+    /// Bytes of registers that it knows; what lies beyond is denied.
+    pub size: u16,
+    /// How banks of registers are chosen, if there are any.
+    pub banks: Option<Banks>,
+    /// Every register, by offset.
+    pub registers: &'static [Register],
+    /// Its interrupts.
+    pub interrupts: Interrupts,
+    /// The regions, side by side.
+    pub regions: &'static [Region],
+    /// Descriptor rings in guest memory; none for a device that never is a bus master.
+    pub rings: &'static [Ring],
+    /// Other places of guest memory that it writes or reads.
+    pub blocks: &'static [Block],
+    /// Memory on the card that its registers lead to.
+    pub card: Option<Card>,
+    /// How to reset it by its registers.
+    pub reset: Reset,
+    /// What keeps it from starting anything by itself (receiving): written before a last look, when it is about to change hands.
+    /// Not written on behalf of the guest: the model does not hear of it.
+    pub halt: &'static [Restore],
+    /// What is written to bring a saved one back, in this order.
+    pub restore: &'static [Restore],
+}
+
+/// A function that a model fits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Id {
+    /// Vendor.
+    pub vendor: u16,
+    /// Device.
+    pub device: u16,
+    /// Revisions, if not all.
+    pub revisions: Option<(u8, u8)>,
+}
+
+/// Which way an access goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Way {
+    /// The guest reads.
+    Read,
+    /// The guest writes.
+    Write,
+}
+
+/// Banks: the same offset is another register by what a field of one register says (the page bits of CR of a DP8390).
+#[derive(Debug, Clone, Copy)]
+pub struct Banks {
+    /// The register with the field; it is in every bank.
+    pub register: &'static str,
+    /// The field.
+    pub mask: u8,
+    /// How far to shift it down to have the bank's number.
+    pub shift: u8,
+    /// Bits of the register that are written as they were last when the monitor chooses a bank for itself.
+    pub keep: u8,
+    /// Bits that it sets then, so that nothing starts. It does so only while no region is busy that could mind
+    /// ([`Machine::awaits`]).
+    pub set: u8,
+}
+
+/// What reading a register does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reads {
+    /// Gives what was written last; no effect.
+    Plain,
+    /// The device changes it by itself; no effect.
+    Alive,
+    /// Has an effect on the device, such as the next word of a data port.
+    Effect,
+    /// Cannot be read, or reads as another register: what was written is kept by the monitor.
+    Never,
+}
+
+/// What writing a register does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writes {
+    /// Sets it; no other effect.
+    Plain,
+    /// Clears the bits that are one.
+    Clears,
+    /// Starts or stops something.
+    Trigger,
+    /// Nothing.
+    Never,
+}
+
+/// One register.
+#[derive(Debug, Clone, Copy)]
+pub struct Register {
+    /// Its name in the data sheet.
+    pub name: &'static str,
+    /// First byte.
+    pub offset: u16,
+    /// Bytes. Of registers above 4 bytes (patterns, tables) no value is kept and no event can name them.
+    pub width: u8,
+    /// The bank that it is in; `None`: in all. Two registers may share an offset if one is only read and the other only written.
+    pub bank: Option<u8>,
+    /// Reading it.
+    pub reads: Reads,
+    /// Writing it.
+    pub writes: Writes,
+    /// When the monitor has to see an access, beyond what the states say.
+    pub hook: Hook,
+}
+
+/// When accesses to a register are hooked: seen by the monitor's model. What is not hooked goes straight to the hardware (or is
+/// answered from a shadow) and costs no update.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hook {
+    /// Where a state's list names it.
+    ByState,
+    /// Writes, always (its value is needed later, or it carries an address).
+    Writes,
+    /// Reads and writes, always (virtual: interrupt status and mask).
+    Both,
+}
+
+/// The interrupt status and mask.
+#[derive(Debug, Clone, Copy)]
+pub struct Interrupts {
+    /// Status register, write one to clear.
+    pub status: &'static str,
+    /// Mask register, one enables.
+    pub mask: &'static str,
+    /// Bits of the status that interrupt.
+    pub bits: u32,
+    /// Bits that show a condition and are not cleared by writing (read from the hardware each time).
+    pub live: u32,
+    /// The bit with which the device says that a bus access failed: what policy `error` raises.
+    pub error: u32,
+}
+
+/// States that exclude each other, and what leads from one to another.
+#[derive(Debug, Clone, Copy)]
+pub struct Region {
+    /// Its name.
+    pub name: &'static str,
+    /// Its states; the first is where it begins after a reset.
+    pub states: &'static [State],
+    /// What leads where. The first that fits is taken; none: the state stays.
+    pub transitions: &'static [Transition],
+}
+
+/// One state.
+#[derive(Debug, Clone, Copy)]
+pub struct State {
+    /// Its name.
+    pub name: &'static str,
+    /// Whether the device may change hands here, as far as this region goes.
+    pub reusable: bool,
+    /// Registers of [`Hook::ByState`] that are hooked here, and which way.
+    pub hooks: &'static [(&'static str, Way)],
+    /// Once for people: what the device does here.
+    pub note: &'static str,
+}
+
+/// One edge.
+#[derive(Debug, Clone, Copy)]
+pub struct Transition {
+    /// From this state; `"*"`: from any.
+    pub from: &'static str,
+    /// On this event.
+    pub on: Event,
+    /// Only if a register that was written earlier says so.
+    pub given: Option<Given>,
+    /// To this state; [`STAY`]; [`RESET`].
+    pub to: &'static str,
+    /// What is checked before the hardware hears of the event. A failed check is a fault: the event does not happen.
+    pub checks: &'static [Check],
+}
+
+/// [`Transition::from`]: any state of the region.
+pub const ANY: &str = "*";
+/// [`Transition::to`]: the state stays.
+pub const STAY: &str = "=";
+/// [`Transition::to`]: the device resets. Every region begins again with its first state, and what was written is forgotten.
+pub const RESET: &str = "!";
+
+/// A condition on what was last written to a register (by the very write that is the event, too): `value & mask == is`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Given {
+    /// The register; its writes are always hooked.
+    pub register: &'static str,
+    /// Bits that are looked at.
+    pub mask: u32,
+    /// What they must be.
+    pub is: u32,
+}
+
+/// What can happen to a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A write to the register with `value & mask == is`. A mask of zero: any write.
+    Write {
+        /// The register.
+        register: &'static str,
+        /// Bits that are looked at.
+        mask: u32,
+        /// What they must be.
+        is: u32,
+    },
+    /// A write that sets any of these bits.
+    Sets {
+        /// The register.
+        register: &'static str,
+        /// The bits.
+        any: u32,
+    },
+    /// A read of the register.
+    Read {
+        /// The register.
+        register: &'static str,
+    },
+    /// The interrupt status has any of these bits (virtual status, whether masked or not).
+    Interrupt {
+        /// The bits.
+        any: u32,
+    },
+    /// A ring has no descriptor left that belongs to the hardware.
+    Drained {
+        /// The ring.
+        ring: &'static str,
+    },
+    /// A field of a register (asked of the hardware by the monitor while a state waits for it) has become this.
+    Became {
+        /// The register.
+        register: &'static str,
+        /// Bits that are looked at.
+        mask: u32,
+        /// What they must be.
+        is: u32,
+    },
+    /// The card's data port has moved as many bytes as were asked for (counted by the monitor).
+    Moved,
+    /// The card's receive ring holds nothing that the guest has not read ([`Pages::empty`]; asked of the hardware by the monitor
+    /// while a state waits for it).
+    Emptied,
+}
+
+/// What is looked at before the hardware hears of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Check {
+    /// Every descriptor that belongs to the hardware lies, with its buffer, in guest memory; the ring ends within its limit. The
+    /// hardware gets copies.
+    Ring(&'static str),
+    /// The base address of a ring is aligned and the ring lies in guest memory.
+    Base(&'static str),
+    /// The block lies in guest memory.
+    Block(&'static str),
+    /// `start .. start + count` by these registers lies in the card's memory where `Card::ranges` allow it for that way.
+    Card {
+        /// Register pair with the address, low byte first.
+        start: (&'static str, &'static str),
+        /// Register pair with the count.
+        count: (&'static str, &'static str),
+        /// Whether it is read or written by the guest.
+        way: Way,
+    },
+    /// The page in a register (in units of 256 bytes) and a count lie in the card's transmit memory.
+    CardPage {
+        /// Register with the page.
+        page: &'static str,
+        /// Register pair with the count.
+        count: (&'static str, &'static str),
+    },
+    /// One register is below another, and both inside the card's memory in pages of 256 bytes.
+    Below(&'static str, &'static str),
+    /// A page in a register lies in the card's receive ring ([`Pages`]).
+    Within(&'static str),
+    /// Never allowed; says why. A fault.
+    Deny(&'static str),
+    /// Without a meaning here: the hardware does not hear of it, a read gives zero. No fault. Says why.
+    Ignore(&'static str),
+}
+
+/// A ring of descriptors in guest memory. The monitor owns the one that the hardware sees.
+#[derive(Debug, Clone, Copy)]
+pub struct Ring {
+    /// Its name.
+    pub name: &'static str,
+    /// Registers with its base address: low and high half.
+    pub base: (&'static str, &'static str),
+    /// Alignment of the base, in bytes.
+    pub align: u64,
+    /// Most descriptors.
+    pub most: u16,
+    /// Who fills the buffers.
+    pub flow: Flow,
+    /// Its descriptors.
+    pub descriptor: Descriptor,
+    /// For transmit: the register and bit that make the hardware look. Receive rings are looked at by the hardware at all times.
+    pub doorbell: Option<(&'static str, u32)>,
+    /// The register and bit that let the hardware run on this ring. Whenever it is written set, the hardware begins again at the
+    /// first descriptor.
+    pub enable: (&'static str, u32),
+}
+
+/// Which way data flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flow {
+    /// Out of guest memory.
+    Transmit,
+    /// Into guest memory.
+    Receive,
+}
+
+/// The layout of a descriptor: offsets in bytes, words little-endian of 32 bits.
+#[derive(Debug, Clone, Copy)]
+pub struct Descriptor {
+    /// Bytes.
+    pub size: u16,
+    /// The word with ownership and length.
+    pub status: u16,
+    /// Set: the hardware's.
+    pub own: u32,
+    /// Set: the last of the ring.
+    pub end: u32,
+    /// Bytes of the buffer.
+    pub length: u32,
+    /// Low and high half of the buffer's address.
+    pub address: (u16, u16),
+}
+
+/// A place in guest memory that the device writes when a bit of a register says so.
+#[derive(Debug, Clone, Copy)]
+pub struct Block {
+    /// Its name.
+    pub name: &'static str,
+    /// Registers with its address: low half (with flags in the low bits), high half.
+    pub base: (&'static str, &'static str),
+    /// Bits of the low half that are flags, not address.
+    pub flags: u32,
+    /// The flag that starts it; the device clears it at the end.
+    pub start: u32,
+    /// Bytes.
+    pub size: u32,
+}
+
+/// Memory on the card, reached by a data port.
+#[derive(Debug, Clone, Copy)]
+pub struct Card {
+    /// The data port.
+    pub port: &'static str,
+    /// Address registers, low byte first.
+    pub address: (&'static str, &'static str),
+    /// Count registers, low byte first.
+    pub count: (&'static str, &'static str),
+    /// The command register, and its values that begin reading and writing.
+    pub command: &'static str,
+    /// Bits of the command that choose, and their values for reading and for writing.
+    pub direction: (u32, u32, u32),
+    /// What may be read: first byte and end.
+    pub readable: &'static [(u32, u32)],
+    /// What may be written.
+    pub writable: &'static [(u32, u32)],
+    /// The register and bit that make every access to the port move two bytes at least.
+    pub words: (&'static str, u32),
+    /// The receive ring.
+    pub pages: Pages,
+}
+
+/// A receive ring in a card's memory, by registers that count pages of 256 bytes. The card's data port goes from its end to its
+/// beginning.
+#[derive(Debug, Clone, Copy)]
+pub struct Pages {
+    /// Register with the first page.
+    pub start: &'static str,
+    /// Register with the page after the last.
+    pub stop: &'static str,
+    /// Register with the page before the next that the guest reads.
+    pub boundary: &'static str,
+    /// Register with the next page that the card writes.
+    pub current: &'static str,
+}
+
+/// How to reset a device by its registers.
+#[derive(Debug, Clone, Copy)]
+pub struct Reset {
+    /// Written or, for a port whose reading resets, read.
+    pub by: (&'static str, Way, u32),
+    /// Done when these bits of that register are so.
+    pub done: (&'static str, u32, u32),
+}
+
+/// One step of bringing a saved device back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Restore {
+    /// Write the saved value of the register, these bits of it only.
+    Saved(&'static str, u32),
+    /// Write these bits of the saved value, with those bits set.
+    With(&'static str, u32, u32),
+    /// Write a value.
+    Value(&'static str, u32),
+    /// The register is not brought back; says why.
+    Lost(&'static str, &'static str),
+    /// Point a ring at the monitor's descriptors.
+    Ring(&'static str),
+    /// Put back what was saved of the card's memory.
+    Card,
+}

@@ -1,0 +1,152 @@
+//! How the rows of a table are written: short, in the order of the data sheet's columns.
+
+use super::{Check, Event, Given, Hook, Pages, Reads, Register, State, Transition, Way, Writes};
+
+impl Register {
+    /// A register in every bank, hooked where a state says so.
+    pub const fn new(name: &'static str, offset: u16, width: u8, reads: Reads, writes: Writes) -> Self {
+        Self { name, offset, width, bank: None, reads, writes, hook: Hook::ByState }
+    }
+
+    /// It is in this bank only.
+    pub const fn bank(mut self, bank: u8) -> Self {
+        self.bank = Some(bank);
+        self
+    }
+
+    /// Its writes are always hooked.
+    pub const fn seen(mut self) -> Self {
+        self.hook = Hook::Writes;
+        self
+    }
+
+    /// Its reads and writes are always hooked: it is virtual, or reading it does something to the whole device.
+    pub const fn watched(mut self) -> Self {
+        self.hook = Hook::Both;
+        self
+    }
+}
+
+impl State {
+    /// A state in which the device may not change hands.
+    pub const fn busy(name: &'static str, note: &'static str) -> Self {
+        Self { name, reusable: false, hooks: &[], note }
+    }
+
+    /// A state in which it may.
+    pub const fn reusable(name: &'static str, note: &'static str) -> Self {
+        Self { name, reusable: true, hooks: &[], note }
+    }
+
+    /// What is hooked here.
+    pub const fn hooks(mut self, hooks: &'static [(&'static str, Way)]) -> Self {
+        self.hooks = hooks;
+        self
+    }
+}
+
+impl Transition {
+    /// An edge without a condition and without a check.
+    pub const fn new(from: &'static str, on: Event, to: &'static str) -> Self {
+        Self { from, on, given: None, to, checks: &[] }
+    }
+
+    /// Only if `register & mask == is`.
+    pub const fn given(mut self, register: &'static str, mask: u32, is: u32) -> Self {
+        self.given = Some(Given { register, mask, is });
+        self
+    }
+
+    /// What is checked before the hardware hears of it.
+    pub const fn check(mut self, checks: &'static [Check]) -> Self {
+        self.checks = checks;
+        self
+    }
+}
+
+impl Event {
+    /// Any write to the register.
+    pub const fn written(register: &'static str) -> Self {
+        Self::Write { register, mask: 0, is: 0 }
+    }
+
+    /// A write with `value & mask == is`.
+    pub const fn write(register: &'static str, mask: u32, is: u32) -> Self {
+        Self::Write { register, mask, is }
+    }
+
+    /// A write that sets any of these bits.
+    pub const fn sets(register: &'static str, any: u32) -> Self {
+        Self::Sets { register, any }
+    }
+
+    /// A read of the register.
+    pub const fn read(register: &'static str) -> Self {
+        Self::Read { register }
+    }
+
+    /// Any of these bits of the interrupt status.
+    pub const fn interrupt(any: u32) -> Self {
+        Self::Interrupt { any }
+    }
+
+    /// The hardware has nothing left to do in a ring.
+    pub const fn drained(ring: &'static str) -> Self {
+        Self::Drained { ring }
+    }
+
+    /// The hardware's register says `value & mask == is`.
+    pub const fn became(register: &'static str, mask: u32, is: u32) -> Self {
+        Self::Became { register, mask, is }
+    }
+}
+
+impl Pages {
+    /// Bytes of a page.
+    pub const PAGE: u32 = 256;
+
+    /// Whether nothing is unread, by the values of the four registers: the boundary is one page behind the current one. Of a ring
+    /// that is no ring: true, nothing can be in it. A ring whose boundary *is* the current page may be full or empty, depending on
+    /// the driver's habits, and counts as full.
+    pub const fn empty(start: u8, stop: u8, boundary: u8, current: u8) -> bool {
+        if start >= stop {
+            return true;
+        }
+        let next = boundary as u16 + 1;
+        let next = if next >= stop as u16 { start as u16 } else { next };
+        next == current as u16
+    }
+}
+
+impl super::Card {
+    /// Whether a guest may move `count` bytes that begin at `start`: they lie where [`Card::readable`](super::Card::readable) or
+    /// [`writable`](super::Card::writable) allow it. `ring` is the receive ring in bytes, first and end: an address that reaches its
+    /// end goes on at its beginning; `None` where the registers give no ring. No bytes are always allowed.
+    pub fn allows(&self, way: Way, start: u32, count: u32, ring: Option<(u32, u32)>) -> bool {
+        let ranges = match way {
+            Way::Read => self.readable,
+            Way::Write => self.writable,
+        };
+        let inside = |from: u32, to: u32| ranges.iter().any(|(low, high)| *low <= from && to <= *high);
+        if count == 0 {
+            return true;
+        }
+        let Some(end) = start.checked_add(count) else { return false };
+        match ring {
+            // It passes the end of the ring, and at most once round it.
+            Some((first, last)) if first < last && start < last && end > last => {
+                let over = end - last;
+                let all_round = over > last - first;
+                !all_round && inside(start, last) && inside(first, first + over)
+            }
+            _ => inside(start, end),
+        }
+    }
+}
+
+impl Check {
+    /// Whether it lets nothing pass whatever the registers say.
+    pub const fn refuses(&self) -> bool {
+        matches!(self, Self::Deny(_) | Self::Ignore(_))
+    }
+}

@@ -1,0 +1,1 @@
+//! The machine on tables of its own.

@@ -1,0 +1,326 @@
+//! The table.
+
+use crate::model::{
+    ANY, Banks, Card, Check, Event, Id, Interrupts, Pages, RESET, Reads, Region, Register, Reset, Restore,
+    STAY, State, StateModel, Transition, Way, Writes,
+};
+use Check::{Below, CardPage, Deny, Ignore, Within};
+use Event as On;
+use Transition as From;
+
+/// The NE2000 on PCI.
+pub static MODEL: StateModel = StateModel {
+    name: "ne2000",
+    title: "NE2000 on PCI (Realtek RTL8029AS), 10 Mbit/s Ethernet",
+    ids: &[Id { vendor: 0x10ec, device: 0x8029, revisions: None }],
+    bar: 0,
+    aliases: &[],
+    size: 0x20,
+    banks: Some(Banks { register: "CR", mask: 0xc0, shift: 6, keep: STP | STA, set: ABORT as u8 }),
+    registers: REGISTERS,
+    // RST says that the card is in its reset state. No bit says that a transfer failed; TXE comes nearest.
+    interrupts: Interrupts { status: "ISR", mask: "IMR", bits: 0x7f, live: RST, error: TXE },
+    regions: &[RUN, DMA, TRANSMIT, RECEIVE],
+    rings: &[],
+    blocks: &[],
+    card: Some(Card {
+        port: "DATA",
+        address: ("RSAR0", "RSAR1"),
+        count: ("RBCR0", "RBCR1"),
+        command: "CR",
+        direction: (RD, READ, WRITE),
+        // The PROM with the station address; the packet memory.
+        readable: &[(0x0000, 0x0020), (0x4000, 0x8000)],
+        writable: &[(0x4000, 0x8000)],
+        words: ("DCR", 0x01),
+        pages: Pages { start: "PSTART", stop: "PSTOP", boundary: "BNRY", current: "CURR" },
+    }),
+    reset: Reset { by: ("RESET", Way::Read, 0), done: ("ISR", RST, RST) },
+    // Stopped, no transfer. What comes in on the wire after this is lost.
+    halt: &[Restore::Value("CR", STP as u32 | ABORT)],
+    restore: RESTORE,
+};
+
+/// Of CR: stop, start, transmit; the field of the transfer, and its values read, write, send packet, abort (or complete).
+const STP: u8 = 0x01;
+const STA: u8 = 0x02;
+const STOP: u32 = 0x01;
+const START: u32 = 0x02;
+const TXP: u32 = 0x04;
+const RD: u32 = 0x38;
+const READ: u32 = 0x08;
+const WRITE: u32 = 0x10;
+const SEND: u32 = 0x18;
+const ABORT: u32 = 0x20;
+/// Of ISR: received, transmitted, receive error, transmit error, overwritten, transfer complete, in reset.
+const PRX: u32 = 0x01;
+const PTX: u32 = 0x02;
+const RXE: u32 = 0x04;
+const TXE: u32 = 0x08;
+const OVW: u32 = 0x10;
+const RDC: u32 = 0x40;
+const RST: u32 = 0x80;
+/// Of RCR: monitor, that is, keep no frame.
+const MON: u32 = 0x20;
+/// Of CR9346: mode; normal, configuration unlocked.
+const EEM: u32 = 0xc0;
+const NORMAL: u32 = 0x00;
+const UNLOCK: u32 = 0xc0;
+/// Every bit of a register.
+const ALL: u32 = 0xff;
+
+/// A register in every bank.
+const fn row(name: &'static str, offset: u16, width: u8, reads: Reads, writes: Writes) -> Register {
+    Register::new(name, offset, width, reads, writes)
+}
+
+/// A register of one byte on a page.
+const fn page(page: u8, name: &'static str, offset: u16, reads: Reads, writes: Writes) -> Register {
+    Register::new(name, offset, 1, reads, writes).bank(page)
+}
+
+/// Sections 10.2 and 10.3; page 3 is Realtek's. What can only be written is always hooked, for its value cannot be had later.
+#[rustfmt::skip]
+const REGISTERS: &[Register] = &[
+    row("CR",          0x00, 1, Reads::Alive, Writes::Trigger).seen(),
+    // Page 0, read.
+    page(0, "CLDA0",   0x01, Reads::Alive, Writes::Never),
+    page(0, "CLDA1",   0x02, Reads::Alive, Writes::Never),
+    page(0, "BNRY",    0x03, Reads::Plain, Writes::Plain),
+    page(0, "TSR",     0x04, Reads::Alive, Writes::Never),
+    page(0, "NCR",     0x05, Reads::Alive, Writes::Never),
+    page(0, "FIFO",    0x06, Reads::Effect, Writes::Never),
+    page(0, "ISR",     0x07, Reads::Alive, Writes::Clears).watched(),
+    page(0, "CRDA0",   0x08, Reads::Alive, Writes::Never),
+    page(0, "CRDA1",   0x09, Reads::Alive, Writes::Never),
+    page(0, "ID0",     0x0a, Reads::Alive, Writes::Never),
+    page(0, "ID1",     0x0b, Reads::Alive, Writes::Never),
+    page(0, "RSR",     0x0c, Reads::Alive, Writes::Never),
+    page(0, "CNTR0",   0x0d, Reads::Effect, Writes::Never),
+    page(0, "CNTR1",   0x0e, Reads::Effect, Writes::Never),
+    page(0, "CNTR2",   0x0f, Reads::Effect, Writes::Never),
+    // Page 0, written.
+    page(0, "PSTART",  0x01, Reads::Never, Writes::Plain).seen(),
+    page(0, "PSTOP",   0x02, Reads::Never, Writes::Plain).seen(),
+    page(0, "TPSR",    0x04, Reads::Never, Writes::Plain).seen(),
+    page(0, "TBCR0",   0x05, Reads::Never, Writes::Plain).seen(),
+    page(0, "TBCR1",   0x06, Reads::Never, Writes::Plain).seen(),
+    page(0, "RSAR0",   0x08, Reads::Never, Writes::Plain).seen(),
+    page(0, "RSAR1",   0x09, Reads::Never, Writes::Plain).seen(),
+    page(0, "RBCR0",   0x0a, Reads::Never, Writes::Plain).seen(),
+    page(0, "RBCR1",   0x0b, Reads::Never, Writes::Plain).seen(),
+    page(0, "RCR",     0x0c, Reads::Never, Writes::Plain).seen(),
+    page(0, "TCR",     0x0d, Reads::Never, Writes::Plain).seen(),
+    page(0, "DCR",     0x0e, Reads::Never, Writes::Plain).seen(),
+    page(0, "IMR",     0x0f, Reads::Never, Writes::Plain).seen(),
+    // Page 1: station address, current page, multicast hash.
+    page(1, "PAR0",    0x01, Reads::Plain, Writes::Plain),
+    page(1, "PAR1",    0x02, Reads::Plain, Writes::Plain),
+    page(1, "PAR2",    0x03, Reads::Plain, Writes::Plain),
+    page(1, "PAR3",    0x04, Reads::Plain, Writes::Plain),
+    page(1, "PAR4",    0x05, Reads::Plain, Writes::Plain),
+    page(1, "PAR5",    0x06, Reads::Plain, Writes::Plain),
+    page(1, "CURR",    0x07, Reads::Alive, Writes::Plain).seen(),
+    page(1, "MAR0",    0x08, Reads::Plain, Writes::Plain),
+    page(1, "MAR1",    0x09, Reads::Plain, Writes::Plain),
+    page(1, "MAR2",    0x0a, Reads::Plain, Writes::Plain),
+    page(1, "MAR3",    0x0b, Reads::Plain, Writes::Plain),
+    page(1, "MAR4",    0x0c, Reads::Plain, Writes::Plain),
+    page(1, "MAR5",    0x0d, Reads::Plain, Writes::Plain),
+    page(1, "MAR6",    0x0e, Reads::Plain, Writes::Plain),
+    page(1, "MAR7",    0x0f, Reads::Plain, Writes::Plain),
+    // Page 2, for diagnosis: what was written on page 0. Writing here is for the maker's tests.
+    page(2, "PSTART2", 0x01, Reads::Alive, Writes::Never),
+    page(2, "PSTOP2",  0x02, Reads::Alive, Writes::Never),
+    page(2, "TPSR2",   0x04, Reads::Alive, Writes::Never),
+    page(2, "RCR2",    0x0c, Reads::Alive, Writes::Never),
+    page(2, "TCR2",    0x0d, Reads::Alive, Writes::Never),
+    page(2, "DCR2",    0x0e, Reads::Alive, Writes::Never),
+    // Page 3, Realtek's: configuration, from the EEPROM.
+    page(3, "CR9346",  0x01, Reads::Alive, Writes::Trigger).seen(),
+    page(3, "CONFIG0", 0x03, Reads::Alive, Writes::Never),
+    page(3, "CONFIG2", 0x05, Reads::Alive, Writes::Plain),
+    page(3, "CONFIG3", 0x06, Reads::Alive, Writes::Plain),
+    // Data goes through here, one, two or four bytes at a time.
+    row("DATA",        0x10, 4, Reads::Effect, Writes::Trigger),
+    // Read: the card resets. Written: that ends.
+    row("RESET",       0x1f, 1, Reads::Effect, Writes::Trigger).watched(),
+];
+
+/// The receive ring lies in the packet memory, and the page that is written next in the ring.
+const RING: &[Check] = &[Below("PSTART", "PSTOP"), Within("CURR")];
+const RING_MOVES: &[Check] =
+    &[Deny("the receive ring is only moved while the card is stopped or keeps no frame")];
+
+/// Started or stopped. While RCR.MON is set no frame is kept, and drivers start the card before they have set the ring.
+const RUN: Region = Region {
+    name: "run",
+    states: &[
+        State::busy("Reset", "the card resets; ISR.RST says that it has"),
+        State::reusable("Stopped", "off the wire"),
+        State::reusable("Started", "on the wire"),
+    ],
+    transitions: &[
+        From::new(ANY, On::read("RESET"), RESET),
+        From::new("Reset", On::became("ISR", RST, RST), "Stopped"),
+        From::new(ANY, On::sets("CR", STOP), "Stopped"),
+        // Every command has the start bit set: only the one that starts it is looked at.
+        From::new("Started", On::sets("CR", START), STAY),
+        From::new(ANY, On::sets("CR", START), "Started").given("RCR", MON, MON),
+        From::new(ANY, On::sets("CR", START), "Started").check(RING),
+        From::new("Started", On::write("RCR", MON, 0), STAY).check(RING),
+        From::new("Started", On::written("PSTART"), STAY).given("RCR", MON, 0).check(RING_MOVES),
+        From::new("Started", On::written("PSTOP"), STAY).given("RCR", MON, 0).check(RING_MOVES),
+        From::new("Started", On::written("CURR"), STAY).given("RCR", MON, 0).check(&[Within("CURR")]),
+        From::new(ANY, On::write("CR9346", EEM, NORMAL), STAY),
+        From::new(ANY, On::write("CR9346", EEM, UNLOCK), STAY),
+        From::new(ANY, On::written("CR9346"), STAY)
+            .check(&[Deny("the EEPROM is not programmed: it belongs to all who use this card")]),
+    ],
+};
+
+const RSAR: (&str, &str) = ("RSAR0", "RSAR1");
+const RBCR: (&str, &str) = ("RBCR0", "RBCR1");
+const NO_TRANSFER: &[Check] = &[Ignore("no transfer was begun: the data port has nothing to move")];
+const WRONG_WAY: &[Check] = &[Deny("the data port moves data the other way")];
+
+/// The data port (section 11, remote DMA). A range is checked when the command begins it; then the port is not hooked until the range
+/// has been moved, the driver says that it is done (a new command, or ISR.RDC cleared), or what was checked is written over.
+const DMA: Region = Region {
+    name: "dma",
+    states: &[
+        State::reusable("Quiet", "the data port moves nothing")
+            .hooks(&[("DATA", Way::Read), ("DATA", Way::Write)]),
+        State::busy("DmaRd", "the guest reads the card's memory; ends with the count")
+            .hooks(&[("DATA", Way::Write)]),
+        State::busy("DmaWr", "the guest writes the card's memory; ends with the count")
+            .hooks(&[("DATA", Way::Read)]),
+    ],
+    transitions: &[
+        From::new(ANY, On::write("CR", RD, READ), "DmaRd").check(&[Check::Card {
+            start: RSAR,
+            count: RBCR,
+            way: Way::Read,
+        }]),
+        From::new(ANY, On::write("CR", RD, WRITE), "DmaWr").check(&[Check::Card {
+            start: RSAR,
+            count: RBCR,
+            way: Way::Write,
+        }]),
+        From::new(ANY, On::write("CR", RD, SEND), STAY)
+            .check(&[Deny("'send packet' is not offered: the card would choose the range by itself")]),
+        From::new(ANY, On::sets("CR", ABORT), "Quiet"),
+        From::new(ANY, On::Moved, "Quiet"),
+        From::new(ANY, On::sets("ISR", RDC), "Quiet"),
+        From::new(ANY, On::written("RSAR0"), "Quiet"),
+        From::new(ANY, On::written("RSAR1"), "Quiet"),
+        From::new(ANY, On::written("RBCR0"), "Quiet"),
+        From::new(ANY, On::written("RBCR1"), "Quiet"),
+        // The port goes from the end of the receive ring to its beginning.
+        From::new(ANY, On::written("PSTART"), "Quiet"),
+        From::new(ANY, On::written("PSTOP"), "Quiet"),
+        From::new("Quiet", On::read("DATA"), STAY).check(NO_TRANSFER),
+        From::new("Quiet", On::written("DATA"), STAY).check(NO_TRANSFER),
+        From::new("DmaRd", On::written("DATA"), STAY).check(WRONG_WAY),
+        From::new("DmaWr", On::read("DATA"), STAY).check(WRONG_WAY),
+    ],
+};
+
+const FRAME: &[Check] = &[CardPage { page: "TPSR", count: ("TBCR0", "TBCR1") }];
+
+/// Buffers on the card that hold something to be sent. Drivers use two: one fills while the other is sent.
+const TRANSMIT: Region = Region {
+    name: "transmit",
+    states: &[
+        State::reusable("Idle", "no buffer holds anything that matters"),
+        State::busy("Loaded", "a buffer was written; ends when it has been sent"),
+        State::busy("TxBusy", "a frame is being sent; PTX or TXE ends that"),
+        State::busy("TxBoth", "one is being sent, the next was written"),
+    ],
+    transitions: &[
+        // Stopped before it was sent: drivers send it again.
+        From::new("TxBusy", On::sets("CR", STOP), "Loaded"),
+        From::new("TxBoth", On::sets("CR", STOP), "Loaded"),
+        From::new("Idle", On::write("CR", STOP | TXP, TXP), "TxBusy").check(FRAME),
+        From::new("Loaded", On::write("CR", STOP | TXP, TXP), "TxBusy").check(FRAME),
+        From::new("TxBusy", On::write("CR", STOP | TXP, TXP), STAY).check(FRAME),
+        From::new("TxBoth", On::write("CR", STOP | TXP, TXP), STAY).check(FRAME),
+        From::new("Idle", On::write("CR", RD, WRITE), "Loaded"),
+        From::new("TxBusy", On::write("CR", RD, WRITE), "TxBoth"),
+        From::new("TxBusy", On::interrupt(PTX | TXE), "Idle"),
+        From::new("TxBoth", On::interrupt(PTX | TXE), "Loaded"),
+        // A driver that sets the page while the card is stopped begins anew.
+        From::new("Loaded", On::written("TPSR"), "Idle").given("CR", STOP, STOP),
+        From::new("TxBusy", On::written("TPSR"), STAY).check(FRAME),
+        From::new("TxBusy", On::written("TBCR0"), STAY).check(FRAME),
+        From::new("TxBusy", On::written("TBCR1"), STAY).check(FRAME),
+        From::new("TxBoth", On::written("TPSR"), STAY).check(FRAME),
+        From::new("TxBoth", On::written("TBCR0"), STAY).check(FRAME),
+        From::new("TxBoth", On::written("TBCR1"), STAY).check(FRAME),
+    ],
+};
+
+/// The receive ring on the card.
+const RECEIVE: Region = Region {
+    name: "receive",
+    states: &[
+        State::reusable("Empty", "the ring holds no frame"),
+        State::busy("RxPending", "frames came in; ends when BNRY has followed CURR"),
+        State::busy("Overrun", "the ring was full; the driver stops, drains, and clears ISR.OVW"),
+    ],
+    transitions: &[
+        From::new(ANY, On::interrupt(OVW), "Overrun"),
+        From::new("Empty", On::interrupt(PRX | RXE), "RxPending"),
+        From::new("RxPending", On::Emptied, "Empty"),
+        From::new("Overrun", On::sets("ISR", OVW), "RxPending"),
+        // A driver that sets the current page while the card is stopped begins anew.
+        From::new(ANY, On::written("CURR"), "Empty").given("CR", STOP, STOP),
+    ],
+};
+
+/// As drivers start it: stopped, looped back and keeping nothing until the registers are set. IMR and ISR are virtual.
+const RESTORE: &[Restore] = &[
+    Restore::Value("CR", STOP | ABORT),
+    Restore::Saved("DCR", ALL),
+    Restore::Value("RBCR0", 0),
+    Restore::Value("RBCR1", 0),
+    Restore::Value("RCR", MON),
+    Restore::Value("TCR", 0x02),
+    Restore::Saved("PSTART", ALL),
+    Restore::Saved("PSTOP", ALL),
+    Restore::Saved("BNRY", ALL),
+    Restore::Saved("TPSR", ALL),
+    Restore::Saved("TBCR0", ALL),
+    Restore::Saved("TBCR1", ALL),
+    Restore::Saved("PAR0", ALL),
+    Restore::Saved("PAR1", ALL),
+    Restore::Saved("PAR2", ALL),
+    Restore::Saved("PAR3", ALL),
+    Restore::Saved("PAR4", ALL),
+    Restore::Saved("PAR5", ALL),
+    Restore::Saved("MAR0", ALL),
+    Restore::Saved("MAR1", ALL),
+    Restore::Saved("MAR2", ALL),
+    Restore::Saved("MAR3", ALL),
+    Restore::Saved("MAR4", ALL),
+    Restore::Saved("MAR5", ALL),
+    Restore::Saved("MAR6", ALL),
+    Restore::Saved("MAR7", ALL),
+    Restore::Saved("CURR", ALL),
+    Restore::Value("CR9346", UNLOCK),
+    Restore::Saved("CONFIG2", ALL),
+    Restore::Saved("CONFIG3", ALL),
+    Restore::Saved("CR9346", EEM),
+    // With the card started, or it would not move data; it keeps no frame yet.
+    Restore::Value("CR", START | ABORT),
+    Restore::Card,
+    Restore::Value("ISR", ALL),
+    Restore::Saved("RSAR0", ALL),
+    Restore::Saved("RSAR1", ALL),
+    Restore::Saved("RBCR0", ALL),
+    Restore::Saved("RBCR1", ALL),
+    // The page, started or stopped; neither a transfer nor a frame begins.
+    Restore::With("CR", 0xc0 | STOP | START, ABORT),
+    Restore::Saved("TCR", ALL),
+    Restore::Saved("RCR", ALL),
+];
