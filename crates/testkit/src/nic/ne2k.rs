@@ -312,7 +312,7 @@ impl<R: Reach> Ne2k<R> {
             frames.push(self.block_input((u16::from(this) << 8) + 4, len)?);
             self.current = next;
             // Even if that is before the ring.
-            self.put(BOUNDARY, next - 1)?;
+            self.put(BOUNDARY, next.wrapping_sub(1))?;
         }
         self.put(ISR, ISR_RX | ISR_RX_ERR)
     }
