@@ -10,7 +10,7 @@ use ioplane_nic::ne2000::{Ne2000, Ne2000Options};
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
 use ioplane_passthrough::model::StateModel;
 use ioplane_passthrough::monitor::{Monitor, Options, Policies, Reading};
-use ioplane_passthrough::{ne2000, rtl8139};
+use ioplane_passthrough::{Hardware, ne2000, rtl8139};
 use ioplane_pci::{Function, Irq, Wire};
 use ioplane_testkit::nic::{Lan, Reach, readable};
 use ioplane_testkit::simulated::{Bench, Simulated};
@@ -146,4 +146,19 @@ pub fn ne2000(policies: Policies) -> (Watched<Ne2000>, Lan) {
     let lan = Lan::new(OWN, OTHER);
     let (hardware, bench) = ne2000_card(&lan);
     (watch(hardware, bench, &ne2000::MODEL, policies, &memory()), lan)
+}
+
+/// Hardware with nobody in between.
+pub struct Bare<H>(pub H);
+
+impl<H: Hardware> Reach for Bare<H> {
+    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+        let done = match (at, op) {
+            (At::Bar(bar, offset), Access::Read(out)) => self.0.read(bar, offset, out),
+            (At::Bar(bar, offset), Access::Write(bytes)) => self.0.write(bar, offset, bytes),
+            (At::Config(offset), Access::Read(out)) => self.0.read_config(offset, out),
+            (At::Config(offset), Access::Write(bytes)) => self.0.write_config(offset, bytes),
+        };
+        done.map_err(|error| error.to_string())
+    }
 }
