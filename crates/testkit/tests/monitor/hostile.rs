@@ -151,7 +151,7 @@ fn every_act_is_denied_under_every_policy() {
 
 /// After a reset by the host everything works again.
 fn recovers(mut driver: Cp<Watched<Rtl8139>>, lan: &mut Lan, what: &str) {
-    driver.reach.function.reset();
+    driver.reach.reset();
     driver.open(OWN).unwrap_or_else(|error| panic!("{what}: {error}"));
     let sent = frame(OTHER, OWN, &[7; 100]);
     driver.xmit(&sent, Cut::default()).expect("room");
@@ -288,7 +288,7 @@ fn every_act_on_card_memory_is_denied_under_every_policy() {
                 Policy::Error => assert_eq!((told, stopped), (true, 0), "{what}"),
                 Policy::Stop => assert_eq!((told, stopped), (false, 1), "{what}"),
             }
-            driver.reach.function.reset();
+            driver.reach.reset();
             driver.probe().unwrap_or_else(|error| panic!("{what}: {error}"));
             driver.open(OWN).unwrap_or_else(|error| panic!("{what}: {error}"));
             let sent = frame(OTHER, OWN, &[7; 100]);

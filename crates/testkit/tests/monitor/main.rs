@@ -5,3 +5,4 @@ mod ne2000;
 mod out;
 mod rig;
 mod rtl8139;
+mod still;
