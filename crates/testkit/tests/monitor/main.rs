@@ -3,6 +3,8 @@
 mod hostile;
 mod ne2000;
 mod out;
+mod page;
 mod rig;
 mod rtl8139;
 mod still;
+mod trouble;
