@@ -198,6 +198,7 @@ impl<H: Hardware> Monitor<H> {
     /// As after a reset: the device stands still, and goes on from there.
     pub(super) fn remember_fresh(&mut self) {
         self.machine.reset();
+        self.learn_bank();
         self.park(&[], false);
         if let Some(parked) = &mut self.parked {
             parked.wipe = true;
