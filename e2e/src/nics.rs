@@ -127,10 +127,13 @@ pub struct Pings {
     pub received: u32,
 }
 
-/// Each as soon as the one before is answered; a second at most for the answer.
+/// Each as soon as the one before is answered, or five seconds later.
 fn ping(busybox: &str, ip: &str, count: u32, size: u32) -> String {
     // Its status tells whether any came; the count says more.
-    format!("{busybox} ping -q -A -s {size} -c {count} -W 1 -w {limit} {ip} || true", limit = 20 + count / 10)
+    format!(
+        "{busybox} ping -q -A -i 5 -s {size} -c {count} -W 5 -w {limit} {ip} || true",
+        limit = 60 + count / 10
+    )
 }
 
 fn pings(said: &str) -> Result<Pings> {
