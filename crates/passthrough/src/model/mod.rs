@@ -20,13 +20,14 @@ mod rows;
 #[cfg(test)]
 pub(crate) mod tests;
 pub mod verify;
+pub mod words;
 
 pub use fault::{Finding, ModelFault};
 pub use layout::{Piece, RegisterId, Split};
 pub use machine::{Await, Machine, ModelStateV1, Moves, Pending, Seen, Verdict};
 
 /// The model of one kind of device.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct StateModel {
     /// Its name, on the command line: `rtl8139`.
     pub name: &'static str,

@@ -1,5 +1,7 @@
-//! Tests of the machine, and the driver that others play.
+//! Tests of the machine and of the verifier, and the driver that the models' tests play.
 
 mod machine;
 pub mod play;
 mod properties;
+mod small;
+mod verify;
