@@ -13,6 +13,7 @@
 //! device is reusable when each of them is in a reusable state.
 
 mod compile;
+pub mod draw;
 mod fault;
 mod layout;
 mod machine;
