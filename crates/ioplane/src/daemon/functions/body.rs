@@ -251,7 +251,8 @@ mod tests {
     #[test]
     fn what_a_monitor_tells_is_told_on() {
         let totals = Totals { accesses: 200, hooked: 50, descriptors: 7, denied: 2, ..Totals::default() };
-        let fault = FaultCount { name: "descriptor-outside", cause: Cause::Dma, count: 2, last: "at 0x1000".into() };
+        let fault =
+            FaultCount { name: "descriptor-outside", cause: Cause::Dma, count: 2, last: "at 0x1000".into() };
         let reading = Reading {
             totals,
             states: vec![("transmit", "Idle")],

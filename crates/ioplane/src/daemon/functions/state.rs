@@ -75,7 +75,9 @@ impl Card {
         let FunctionSpec { name, source, .. } = self.note.read().now;
         match source {
             SourceSpec::Host { mode: ModeWord::Passthrough, address, .. } => Err(Refusal::conflict(
-                format!("{name} is passed through as it is: nobody knows its state, so it can be neither saved nor loaded"),
+                format!(
+                    "{name} is passed through as it is: nobody knows its state, so it can be neither saved nor loaded"
+                ),
                 format!("if `ioplane pci list` names a model for {address}, add it with --mode virtual"),
             )),
             _ => Ok(()),
@@ -88,7 +90,10 @@ impl Card {
         let _changing = self.changing.lock().await;
         let save = |front: &Front<Body>, name: &str| {
             front.save().map_err(|error| {
-                Refusal::conflict(format!("{name}: {error}"), format!("see `ioplane pci show {name}`, and try again"))
+                Refusal::conflict(
+                    format!("{name}: {error}"),
+                    format!("see `ioplane pci show {name}`, and try again"),
+                )
             })
         };
         self.at_rest(form, save).await.map(StateFile::from)
