@@ -305,6 +305,24 @@ fn qemu_and_libvirt_are_told_what_they_need() {
 }
 
 #[test]
+fn models_are_shown_and_drawn_without_a_daemon() {
+    let house = House::new("");
+    let models = house.json(&["model", "list"]);
+    let names: Vec<&str> =
+        models.as_array().unwrap().iter().map(|model| model["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["ne2000", "rtl8139"]);
+    for name in names {
+        assert_eq!(house.json(&["model", "show", name])["name"], name);
+        let text = house.cli(&["model", "show", name]).out;
+        assert!(text.contains("region ") && text.contains("reusable"), "{text}");
+        let svg = house.cli(&["model", "show", name, "--svg"]).out;
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg:.100}");
+        assert!(house.cli(&["model", "show", name, "--dot"]).out.starts_with("digraph"));
+    }
+    assert!(house.refused(&["model", "show", "none"]).contains("name one of ne2000, rtl8139"));
+}
+
+#[test]
 fn metrics_have_functions() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let house = House::open(&format!("[daemon]\nmetrics = \"127.0.0.1:{port}\"\n{}", config()));

@@ -154,6 +154,7 @@ mod tests {
             "ioplane pci add n --emulate ne2000 --tap tap0",
             "ioplane pci quiesce n --deadline 500ms",
             "ioplane pci watch n --json --for 3s",
+            "ioplane model show rtl8139 --svg",
         ] {
             assert_eq!(parse(good), Ok(()), "{good}");
         }

@@ -127,6 +127,13 @@ pub fn function(function: &FunctionReport, version: Version, bootindex: Option<u
             function.name
         );
     }
+    if function.guard.as_os_str().is_empty() {
+        bail!(
+            "PCI function {0} is not served{1}\n  to do: see `ioplane pci show {0}`",
+            function.name,
+            function.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default()
+        );
+    }
     let id = format!("ioplane-{}", function.name);
     let guard = serde_json::json!({
         "driver": "vdi",
@@ -171,6 +178,7 @@ pub fn line(args: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
 
     #[test]
     fn versions_are_read_and_decide() {
@@ -205,6 +213,9 @@ mod tests {
         assert_ne!(nodes[0], nodes[1]);
         function.name = "x".repeat(40);
         assert!(super::function(&function, Version(11, 1), None).is_ok());
+        (function.guard, function.error) = (PathBuf::new(), Some("it is gone".into()));
+        let refused = super::function(&function, Version(11, 1), None).unwrap_err().to_string();
+        assert!(refused.contains("is not served: it is gone"), "{refused}");
     }
 
     #[test]

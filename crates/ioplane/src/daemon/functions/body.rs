@@ -242,3 +242,36 @@ impl Function for Body {
         self.inner_mut().use_shadows(yes);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ioplane_passthrough::monitor::{Cause, FaultCount, Totals};
+
+    #[test]
+    fn what_a_monitor_tells_is_told_on() {
+        let totals = Totals { accesses: 200, hooked: 50, descriptors: 7, denied: 2, ..Totals::default() };
+        let fault =
+            FaultCount { name: "descriptor-outside", cause: Cause::Dma, count: 2, last: "at 0x1000".into() };
+        let reading = Reading {
+            totals,
+            states: vec![("transmit", "Idle")],
+            reusable: true,
+            stopped: true,
+            gone: false,
+            faults: vec![fault],
+            next_event: 3,
+        };
+        let fault = What::Fault { name: "descriptor-outside", cause: Cause::Dma, text: "at 0x1000".into() };
+        let events = vec![
+            Happening { number: 1, at: 5, what: What::Moved { region: "transmit", from: "Idle", to: "Run" } },
+            Happening { number: 2, at: 9, what: fault },
+        ];
+        let watch = seen(reading, events);
+        assert_eq!((watch.hooked_percent, watch.dma_vetted, watch.stopped), (25.0, 7, true));
+        assert_eq!((watch.faults[0].cause.as_str(), watch.faults[0].count), ("dma", 2));
+        assert_eq!(watch.events[0].what, "transmit: Idle -> Run");
+        assert_eq!(watch.events[1].what, "denied (dma): descriptor-outside: at 0x1000");
+        assert_eq!((watch.events[1].number, watch.events[1].at_us), (2, 9));
+    }
+}

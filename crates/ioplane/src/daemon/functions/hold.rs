@@ -70,18 +70,28 @@ impl Hold {
 
     /// From now on. In a runtime.
     fn begin(self: &Arc<Self>) {
-        let until = Instant::now() + HOLD;
+        let mut until = Instant::now() + HOLD;
         *lock(&self.until) = Some(until);
         let hold = self.clone();
         tokio::spawn(async move {
-            tokio::time::sleep_until(until.into()).await;
-            let mut held = lock(&hold.until);
-            // Let go in between, and perhaps held again.
-            if *held == Some(until) {
-                *held = None;
+            loop {
+                tokio::time::sleep_until(until.into()).await;
+                let mut held = lock(&hold.until);
+                // Let go in between, and perhaps held again.
+                if *held != Some(until) {
+                    return;
+                }
                 tracing::warn!(function = hold.name, "nobody let it go on: going on by itself");
-                if let Err(error) = hold.front.resume() {
-                    tracing::error!(function = hold.name, %error, "it does not go on");
+                match hold.front.resume() {
+                    Ok(()) => {
+                        *held = None;
+                        return;
+                    }
+                    Err(error) => {
+                        tracing::error!(function = hold.name, %error, "it does not go on: trying again");
+                        until += HOLD;
+                        *held = Some(until);
+                    }
                 }
             }
         });
@@ -182,7 +192,11 @@ impl Card {
             return Ok(false);
         }
         let held = self.held.clone();
-        blocking(move || held.end()).await?;
+        if let Err(refused) = blocking(move || held.end()).await {
+            // It is held still: it can be tried again, and is.
+            self.held.begin();
+            return Err(refused);
+        }
         tracing::info!(function = self.name(), "goes on");
         Ok(true)
     }

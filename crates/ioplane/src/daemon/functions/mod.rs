@@ -17,7 +17,6 @@ mod state;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use ioplane_host::in_process::{Front, Presence};
 use ioplane_host::vfio_user::{self, Handle};
@@ -42,8 +41,6 @@ pub use host::model_of;
 const SYSFS: &str = "/sys";
 /// Where it is remembered, in the run directory, what the host's functions were before they were taken.
 const LEASES: &str = "leases";
-/// How long a VMM's request that needs a quiescent point may take.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What functions stand on besides the ground.
 pub struct Functions {
@@ -134,7 +131,7 @@ impl Card {
             })?;
             let (front, socket) = (Arc::new(front), ground.socket(&record.now));
             let id = id_of(&front);
-            let options = vfio_user::Options { socket: socket.clone(), patience: PATIENCE };
+            let options = vfio_user::Options::new(&socket);
             let handle = vfio_user::serve(front.clone(), options).map_err(|error| {
                 let remedy = "is its folder there and writable, and does no other daemon listen there?";
                 Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)

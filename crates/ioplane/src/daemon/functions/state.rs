@@ -10,6 +10,7 @@ use super::body::Body;
 use super::hold::QuiesceForm;
 use crate::refusal::Refusal;
 use crate::report::StateFile;
+use crate::spec::{FunctionSpec, ModeWord, SourceSpec};
 
 impl From<State> for StateFile {
     fn from(State { kind, version, body }: State) -> Self {
@@ -69,13 +70,30 @@ fn load(front: &Front<Body>, name: &str, state: &State) -> Result<(), Refusal> {
 }
 
 impl Card {
+    /// Nobody has seen what was done to a function that is passed through as it is.
+    fn may_be_saved(&self) -> Result<(), Refusal> {
+        let FunctionSpec { name, source, .. } = self.note.read().now;
+        match source {
+            SourceSpec::Host { mode: ModeWord::Passthrough, address, .. } => Err(Refusal::conflict(
+                format!(
+                    "{name} is passed through as it is: nobody knows its state, so it can be neither saved nor loaded"
+                ),
+                format!("if `ioplane pci list` names a model for {address}, add it with --mode virtual"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// What another function of its kind needs to go on from here. One that runs is brought to rest for it, and goes on.
     pub async fn save(&self, form: QuiesceForm) -> Result<StateFile, Refusal> {
+        self.may_be_saved()?;
         let _changing = self.changing.lock().await;
         let save = |front: &Front<Body>, name: &str| {
             front.save().map_err(|error| {
-                let remedy = "see `ioplane pci show`: what is it? A function that is passed through as it is cannot be saved";
-                Refusal::conflict(format!("{name}: {error}"), remedy)
+                Refusal::conflict(
+                    format!("{name}: {error}"),
+                    format!("see `ioplane pci show {name}`, and try again"),
+                )
             })
         };
         self.at_rest(form, save).await.map(StateFile::from)
@@ -83,8 +101,9 @@ impl Card {
 
     /// Puts a state into it, and lets it go on from there.
     pub async fn load(&self, file: StateFile) -> Result<(), Refusal> {
-        let _changing = self.changing.lock().await;
+        self.may_be_saved()?;
         let state = State::try_from(file)?;
+        let _changing = self.changing.lock().await;
         // What is in flight is lost with the state that it belongs to: no reason to wait for it.
         let form = QuiesceForm { deadline_ms: 0, or_go_on: false };
         self.at_rest(form, move |front, name| load(front, name, &state)).await?;
