@@ -306,6 +306,7 @@ fn a_ring_that_the_guest_never_rings_may_lie_over_anything() {
         driver.reach.resume();
     }
     assert_eq!(driver.reach.reading().totals.denied, 0);
+    driver.reach.hold().expect("reusable");
     let mut driver = moved(driver, &map, &lan);
     traffic(&mut driver, &mut lan, 4);
     assert_eq!(driver.reach.reading().totals.denied, 0);
