@@ -157,3 +157,43 @@ pub trait Device: Send + 'static {
     /// Tells the driver that a configuration field has changed. Called on the owner's thread.
     fn config_changed(&mut self) {}
 }
+
+/// Any device, for who keeps several kinds behind one type.
+impl<D: Device + ?Sized> Device for Box<D> {
+    fn info(&self) -> &DeviceInfo {
+        (**self).info()
+    }
+    fn access(&mut self, at: At, op: Access<'_>) -> Effect {
+        (**self).access(at, op)
+    }
+    fn active(&self) -> QueueSet {
+        (**self).active()
+    }
+    fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+        (**self).activate(seating)
+    }
+    fn deactivate(&mut self, home: Parked) {
+        (**self).deactivate(home);
+    }
+    fn stillness(&mut self) -> Stillness {
+        (**self).stillness()
+    }
+    fn suspend(&mut self) -> Result<(), DeviceError> {
+        (**self).suspend()
+    }
+    fn save(&self, still: &Still) -> Result<State, DeviceError> {
+        (**self).save(still)
+    }
+    fn load(&mut self, still: &Still, state: &State) -> Result<(), DeviceError> {
+        (**self).load(still, state)
+    }
+    fn reset(&mut self, still: &Still) {
+        (**self).reset(still);
+    }
+    fn apply(&mut self, queues: &QueueSet, change: &Change) {
+        (**self).apply(queues, change);
+    }
+    fn config_changed(&mut self) {
+        (**self).config_changed();
+    }
+}

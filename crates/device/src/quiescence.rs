@@ -419,6 +419,13 @@ impl<D: Device> Quiescing<D> {
         self.look();
     }
 
+    /// Changes the device, also where it is held: what needs no quiescent point, and what its guest does not wait for.
+    pub fn with<R>(&mut self, change: impl FnOnce(&mut D) -> R) -> R {
+        let done = change(&mut self.running.device);
+        self.look();
+        done
+    }
+
     fn look(&mut self) {
         if self.running.roster.take_in(&mut self.running.device) == Some(Stop::Suspended) {
             self.stop = Stop::Suspended;

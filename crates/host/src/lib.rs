@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   stock VMM --vhost-user--> vhost_user::Server --> Running<Vdev<V>>
+//!   stock VMM --vfio-user---> vfio_user::Session --> in_process::Front
 //!   vCPU threads of our own --> in_process::Front --> Running<D>
 //! ```
 //!
@@ -10,4 +11,6 @@
 
 pub mod eventfd;
 pub mod in_process;
+mod socket;
+pub mod vfio_user;
 pub mod vhost_user;

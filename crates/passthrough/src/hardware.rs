@@ -5,6 +5,8 @@ use std::os::fd::BorrowedFd;
 use ioplane_memory::Region;
 use ioplane_pci::{BarMap, Identity, Irq, Irqs, Wire, WireError};
 
+use crate::vfio::Ranges;
+
 /// What hardware could not do.
 #[derive(Debug, thiserror::Error)]
 pub enum HardwareError {
@@ -25,6 +27,30 @@ pub enum HardwareError {
         offset: u64,
         /// Bytes.
         len: usize,
+    },
+    /// The IOMMU cannot translate these addresses.
+    #[error(
+        "{function} cannot reach {len:#x} bytes at bus address {iova:#x}: this host's IOMMU translates {ranges}; give the guest less \
+         memory, or another card"
+    )]
+    Unreachable {
+        /// Its address.
+        function: String,
+        /// First bus address.
+        iova: u64,
+        /// Bytes.
+        len: u64,
+        /// What it can.
+        ranges: Ranges,
+    },
+    /// Nobody knows what is in it.
+    #[error(
+        "{function} is passed through unwatched: nobody knows its state, so that it can be neither saved nor loaded; add it with \
+         `--mode virtual` if there is a model for it (`ioplane pci list`)"
+    )]
+    Unwatched {
+        /// Its address.
+        function: String,
     },
     /// The operating system refused.
     #[error("{function}: {doing}: {source}")]
@@ -75,7 +101,7 @@ pub trait Hardware: Send + 'static {
     fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError>;
 
     /// Interrupts are ours from here on: [`Hardware::interrupt`] becomes readable at each. INTA# is masked by each until
-    /// [`Hardware::unmask`].
+    /// [`Hardware::unmask`]. Messages (of a function without INTA#) come only while it is a bus master.
     fn listen(&mut self) -> Result<(), HardwareError>;
 
     /// Readable while an interrupt waits for [`Hardware::heard`].
@@ -98,5 +124,29 @@ pub trait Hardware: Send + 'static {
         let bit = ioplane_pci::spec::COMMAND_MASTER;
         let wanted = if yes { command | bit } else { command & !bit };
         self.write_config(ioplane_pci::spec::COMMAND as u64, &wanted.to_le_bytes())
+    }
+
+    /// Where in the configuration space its capability `id` begins (PCI 3.0, 6.7).
+    fn capability(&mut self, id: u8) -> Result<Option<u64>, HardwareError> {
+        let mut byte = [0];
+        let mut word = [0; 2];
+        self.read_config(ioplane_pci::spec::STATUS as u64, &mut word)?;
+        if u16::from_le_bytes(word) & ioplane_pci::spec::STATUS_CAPABILITIES == 0 {
+            return Ok(None);
+        }
+        self.read_config(ioplane_pci::spec::CAPABILITIES as u64, &mut byte)?;
+        // As many as there is room for: a list that runs in a circle ends.
+        for _ in 0..(ioplane_pci::spec::CONFIG_SIZE - ioplane_pci::spec::HEADER_END) / 4 {
+            let at = byte[0] & !3;
+            if usize::from(at) < ioplane_pci::spec::HEADER_END {
+                return Ok(None);
+            }
+            self.read_config(at.into(), &mut word)?;
+            if word[0] == id {
+                return Ok(Some(at.into()));
+            }
+            byte = [word[1]];
+        }
+        Ok(None)
     }
 }

@@ -11,10 +11,25 @@
 //!
 //! Must not know: sockets of VMMs, names of users' devices; the monitor must not know any device.
 
+mod address;
 pub mod catalog;
+pub mod direct;
+#[cfg(test)]
+mod fake;
 pub mod hardware;
+pub mod inventory;
+pub mod lease;
 pub mod model;
+pub mod monitor;
 pub mod ne2000;
 pub mod rtl8139;
+mod sysfs;
+pub mod vfio;
 
+pub use address::{Address, NotAnAddress};
+pub use direct::{Direct, DirectFaults};
 pub use hardware::{Hardware, HardwareError};
+pub use inventory::Found;
+pub use lease::{Lease, LeaseError};
+pub use monitor::Monitor;
+pub use vfio::Vfio;

@@ -131,7 +131,8 @@ impl ConfigSpace {
 
     /// Offers a capability; says at which offset. `None` if there is no room for it.
     pub fn add(&mut self, capability: &Capability) -> Option<usize> {
-        let (id, body, writable): (u8, Vec<u8>, Vec<(usize, Vec<u8>)>) = match capability {
+        type Writable = Vec<(usize, Vec<u8>)>;
+        let (id, body, writable): (u8, Vec<u8>, Writable) = match capability {
             Capability::Msi { vectors, masking } => {
                 let log = u16::from(vectors.clamp(&1, &32).next_power_of_two().trailing_zeros() as u8);
                 let masks = if *masking { spec::MSI_MASKING } else { 0 };
@@ -259,9 +260,9 @@ impl ConfigSpace {
         if saved.len() != spec::CONFIG_SIZE {
             return false;
         }
-        for at in 0..spec::CONFIG_SIZE {
-            let mask = self.writable[at];
-            self.bytes[at] = self.fresh[at] & !mask | saved[at] & mask;
+        let fixed = self.fresh.iter().zip(self.writable.iter());
+        for ((byte, saved), (fresh, mask)) in self.bytes.iter_mut().zip(saved).zip(fixed) {
+            *byte = fresh & !mask | saved & mask;
         }
         true
     }

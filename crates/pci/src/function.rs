@@ -9,7 +9,7 @@ use ioplane_memory::GuestMap;
 use crate::bars::BarMap;
 
 /// The kinds of interrupt of a function, as VFIO counts them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Irq {
     /// INTA#: level-triggered, masked by whoever signalled it until it is unmasked.
     Intx,
@@ -119,5 +119,38 @@ pub trait Function: Device {
     /// Whether the host backs pages with [`crate::Touch::Shadow`], so that the guest reads them without an exit; at first it does not.
     fn use_shadows(&mut self, yes: bool) {
         let _ = yes;
+    }
+}
+
+/// Any function, for a host that serves several kinds by one type.
+pub type AnyFunction = Box<dyn Function>;
+
+impl<F: Function + ?Sized> Function for Box<F> {
+    fn bars(&self) -> &BarMap {
+        (**self).bars()
+    }
+    fn config_size(&self) -> u64 {
+        (**self).config_size()
+    }
+    fn irqs(&self) -> Irqs {
+        (**self).irqs()
+    }
+    fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError> {
+        (**self).wire(irq, vector, wire)
+    }
+    fn grow_memory(&mut self, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+        (**self).grow_memory(map)
+    }
+    fn replace_memory(&mut self, still: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+        (**self).replace_memory(still, map)
+    }
+    fn attention(&self) -> Option<BorrowedFd<'_>> {
+        (**self).attention()
+    }
+    fn attend(&mut self) {
+        (**self).attend();
+    }
+    fn use_shadows(&mut self, yes: bool) {
+        (**self).use_shadows(yes);
     }
 }

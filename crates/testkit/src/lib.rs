@@ -6,5 +6,8 @@ pub mod crash;
 pub mod driver;
 pub mod front;
 pub mod hand;
+pub mod nic;
+pub mod simulated;
 pub mod slow;
 pub mod toy;
+pub mod vfio_user;

@@ -110,6 +110,7 @@ impl<D: Device> Front<D> {
             other => other,
         };
         inner.waiting = None;
+        self.announce(&mut inner);
         reason.map_or(Ok(()), |reason| Err(Late { reason, front: self }))
     }
 
@@ -148,7 +149,7 @@ impl<D: Device> Front<D> {
         for effect in owed? {
             outcome = outcome.and(self.carry_out(&mut inner.stage, effect));
         }
-        self.moved.notify_all();
+        self.announce(&mut inner);
         outcome
     }
 

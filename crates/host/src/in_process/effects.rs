@@ -18,7 +18,7 @@ impl<D: Device> Front<D> {
             Effect::Activate(queues) => Ok(running.start(&queues, &*self.placement)?),
             Effect::Deactivate(queues, Then::Nothing) => self.stop_queues(running, &queues),
             Effect::Deactivate(_, Then::Reset) => match std::mem::replace(stage, Stage::Away) {
-                Stage::Running(running) => self.reset(stage, running),
+                Stage::Running(running) => self.reset_running(stage, running),
                 other => {
                     *stage = other;
                     Ok(())
@@ -40,7 +40,7 @@ impl<D: Device> Front<D> {
     }
 
     /// Drains, or suspends, then resets and goes on; leaves the stage filled in.
-    fn reset(&self, stage: &mut Stage<D>, running: Running<D>) -> Result<(), FrontError> {
+    fn reset_running(&self, stage: &mut Stage<D>, running: Running<D>) -> Result<(), FrontError> {
         // Without pollers nothing that could make it still happens while this thread has the lock.
         let patience = if running.queues().is_empty() { Duration::ZERO } else { self.patience };
         let still = running.quiesce(Instant::now() + patience).or_else(|missed| match missed.suspend() {

@@ -13,8 +13,10 @@
 
 mod control;
 mod effects;
+mod watch;
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -24,6 +26,7 @@ use ioplane_device::{
 };
 
 pub use control::Late;
+pub use watch::Presence;
 
 /// What a front could not do.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +75,8 @@ struct Inner<D: Device> {
     /// Who waits for the device to settle. A vCPU's access may be what settles it, and may have taken the place of this
     /// waker on the doorstep while it carried out an effect.
     waiting: Option<Waker>,
+    /// Eventfds of threads that wait for the stage to change without blocking in here.
+    watchers: Vec<Weak<OwnedFd>>,
 }
 
 impl<D: Device> Inner<D> {
@@ -98,7 +103,7 @@ impl<D: Device> Front<D> {
     /// A front whose device comes later: see [`Front::start`] and [`Front::hold`]. Pollers that
     /// the guest starts go where `placement` wants them.
     pub fn empty(placement: Arc<dyn Placement>) -> Self {
-        let inner = Inner { stage: Stage::Away, waiting: None };
+        let inner = Inner { stage: Stage::Away, waiting: None, watchers: Vec::new() };
         Front { inner: Mutex::new(inner), moved: Condvar::new(), placement, patience: Self::PATIENCE }
     }
 
@@ -125,23 +130,8 @@ impl<D: Device> Front<D> {
     pub fn access(&self, at: At, mut op: Access<'_>) -> Result<(), FrontError> {
         let mut inner = self.lock();
         loop {
-            match &mut inner.stage {
-                Stage::Running(running) => {
-                    let effect = running.access(at, op);
-                    let done = self.carry_out(&mut inner.stage, effect);
-                    inner.nudge();
-                    self.moved.notify_all();
-                    return done;
-                }
-                Stage::Quiescing(quiescing) => {
-                    let served = quiescing.access(at, again(&mut op)).is_some();
-                    inner.nudge();
-                    if served {
-                        return Ok(());
-                    }
-                }
-                Stage::Held(_) | Stage::Away => {}
-                Stage::Closed => return Err(FrontError::Closed),
+            if let Some(done) = self.attempt(&mut inner, at, &mut op) {
+                return done;
             }
             // Law 1: nothing that the guest does is lost; it waits until the device answers.
             if removed(Law::KeepsWhatArrives) {
@@ -151,6 +141,36 @@ impl<D: Device> Front<D> {
                 return Ok(());
             }
             inner = self.moved.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// As [`Front::access`], for a thread that has more to do than wait. False if the device is held or away: then nothing has
+    /// happened, and [`Front::watch`] tells when to try again.
+    pub fn try_access(&self, at: At, mut op: Access<'_>) -> Result<bool, FrontError> {
+        self.attempt(&mut self.lock(), at, &mut op).map_or(Ok(false), |done| done.map(|()| true))
+    }
+
+    /// One try. `None`: not now.
+    fn attempt(&self, inner: &mut Inner<D>, at: At, op: &mut Access<'_>) -> Option<Result<(), FrontError>> {
+        match &mut inner.stage {
+            Stage::Running(running) => {
+                let effect = running.access(at, again(op));
+                let done = self.carry_out(&mut inner.stage, effect);
+                inner.nudge();
+                if matches!(inner.stage, Stage::Running(_)) {
+                    self.moved.notify_all();
+                } else {
+                    self.announce(inner);
+                }
+                Some(done)
+            }
+            Stage::Quiescing(quiescing) => {
+                let served = quiescing.access(at, again(op));
+                inner.nudge();
+                served.map(Ok)
+            }
+            Stage::Held(_) | Stage::Away => None,
+            Stage::Closed => Some(Err(FrontError::Closed)),
         }
     }
 
@@ -199,7 +219,10 @@ impl<D: Device> Front<D> {
 
     /// Takes the device out, held as it is. Accesses go on waiting.
     pub fn take(&self) -> Result<Quiescent<D>, FrontError> {
-        self.lock().take_held("held")
+        let mut inner = self.lock();
+        let taken = inner.take_held("held")?;
+        self.announce(&mut inner);
+        Ok(taken)
     }
 
     /// Puts a device in, and holds it.
@@ -228,7 +251,7 @@ impl<D: Device> Front<D> {
         let mut inner = self.lock();
         let before = std::mem::replace(&mut inner.stage, Stage::Closed);
         inner.nudge();
-        self.moved.notify_all();
+        self.announce(&mut inner);
         match before {
             Stage::Held(quiescent) => Some(quiescent),
             _ => None,
@@ -237,7 +260,7 @@ impl<D: Device> Front<D> {
 
     fn set(&self, mut inner: MutexGuard<'_, Inner<D>>, stage: Stage<D>) {
         inner.stage = stage;
-        self.moved.notify_all();
+        self.announce(&mut inner);
     }
 }
 

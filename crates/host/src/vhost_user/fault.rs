@@ -66,9 +66,9 @@ pub enum PeerFault {
     Memory(#[from] MapError),
     /// Memory from a file system whose pages may never come.
     #[error(
-        "guest memory from a file system of type {0:#x}: page faults on it could block an I/O core; use memfd, tmpfs or hugetlbfs"
+        "guest memory from {0}: page faults on it could block an I/O core; use memfd, tmpfs or hugetlbfs"
     )]
-    SlowMemory(i64),
+    SlowMemory(&'static str),
     /// The rings of the same device run behind another of its sockets, and did not stop in time.
     #[error(
         "the rings of this device run behind its other socket: end the VM there, or let its migration finish"

@@ -1,6 +1,6 @@
 //! What a front end has told us so far: everything that ends with its connection.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ioplane_memory::{DirtyLog, GuestMap, Mapping, Region, RegionSpec, Window};
@@ -94,19 +94,12 @@ impl Peer {
     }
 }
 
-/// File systems whose pages may come late or never: a core that touches such a page waits with all of its VMs.
-const FUSE: i64 = 0x6573_5546;
-const NFS: i64 = 0x6969;
-const V9FS: i64 = 0x0102_1997;
-const CIFS: i64 = 0xff53_4d42;
-
 /// Refuses a file whose pages may not come at once.
 pub fn check_prompt(file: &OwnedFd) -> Result<(), PeerFault> {
-    let kind = rustix::fs::fstatfs(file.as_fd()).map_err(|e| PeerFault::Broken(e.into()))?.f_type as i64;
-    if [FUSE, NFS, V9FS, CIFS].contains(&kind) {
-        return Err(PeerFault::SlowMemory(kind));
+    match crate::socket::slow_memory(file).map_err(PeerFault::Broken)? {
+        Some(kind) => Err(PeerFault::SlowMemory(kind)),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Maps what the front end describes.

@@ -218,7 +218,7 @@ pub fn serve_leased<V: VirtioDevice>(
     patience: Duration,
     lease: Lease,
 ) -> std::io::Result<Handle<V>> {
-    let listener = bind(&options.socket)?;
+    let listener = UnixListener::from_std(crate::socket::bind(&options.socket)?)?;
     let session = Session::new(model, options.pool)
         .map_err(std::io::Error::other)?
         .with_patience(patience)
@@ -237,21 +237,6 @@ pub fn serve_leased<V: VirtioDevice>(
     };
     tokio::spawn(server.run(receiver));
     Ok(Handle::of(commands, options.socket))
-}
-
-/// Binds the socket: one that nobody listens on is left over from a daemon that died, and replaced.
-fn bind(path: &Path) -> std::io::Result<UnixListener> {
-    if std::os::unix::net::UnixStream::connect(path).is_ok() {
-        let text = format!("{} is in use: another daemon listens on it", path.display());
-        return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, text));
-    }
-    // Bound beside and renamed, so that it is never there with the wrong mode.
-    let fresh = path.with_extension("new");
-    let _ = std::fs::remove_file(&fresh);
-    let listener = UnixListener::bind(&fresh)?;
-    std::fs::set_permissions(&fresh, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
-    std::fs::rename(&fresh, path)?;
-    Ok(listener)
 }
 
 pub(super) struct Server<V: VirtioDevice> {

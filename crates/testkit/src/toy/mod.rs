@@ -1,10 +1,12 @@
 //! Toy devices: the smallest that have everything a real one has.
 //!
 //! - [`dma`]: no pollers. The guest drives it by its registers, it has a busy state, and it is *recognised* as quiescent.
+//! - [`card`]: a PCI function with everything that a host has to serve: trapped, mapped and shadow pages, every kind of interrupt, DMA.
 //! - [`ring`]: two queues with pollers on I/O cores, event suppression both ways, requests in flight; it is *driven* to
 //!   quiescence.
 //! - [`virtio`]: the smallest virtio device, with everything of rings and queues left to `ioplane-virtio`.
 
+pub mod card;
 pub mod dma;
 mod gate;
 pub mod ring;
@@ -12,6 +14,7 @@ mod ring_poller;
 pub mod virtio;
 mod virtio_poller;
 
+pub use card::ToyCard;
 pub use dma::ToyDma;
 pub use gate::Gate;
 pub use ring::{RingDriver, ToyRing};

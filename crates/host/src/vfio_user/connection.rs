@@ -1,0 +1,220 @@
+//! One connection with a client: whole messages in, replies out. Bounded in memory; receiving never blocks.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::fault::ClientFault;
+use super::spec::{self, Header, MAX_FILES, MAX_MESSAGE};
+
+const HEADER: usize = size_of::<Header>();
+/// How long a client may leave a reply unread.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A whole command.
+#[derive(Debug)]
+pub struct Message {
+    /// Its header; the size is true.
+    pub header: Header,
+    /// What follows the header.
+    pub body: Vec<u8>,
+    /// What came beside it, at most [`MAX_FILES`].
+    pub files: Vec<OwnedFd>,
+    /// More descriptors came, and were closed.
+    pub surplus: bool,
+}
+
+impl Message {
+    /// The body as a `T` and what follows it.
+    pub fn split<T: FromBytes + Immutable + KnownLayout>(&self) -> Result<(T, &[u8]), ClientFault> {
+        T::read_from_prefix(&self.body).map_err(|_| self.bad_size(size_of::<T>()))
+    }
+
+    /// The body as a `T`, which must be all of it.
+    pub fn body<T: FromBytes + Immutable + KnownLayout>(&self) -> Result<T, ClientFault> {
+        T::read_from_bytes(&self.body).map_err(|_| self.bad_size(size_of::<T>()))
+    }
+
+    pub(super) fn bad_size(&self, wanted: usize) -> ClientFault {
+        ClientFault::BadSize { command: self.header.command, size: self.body.len(), wanted }
+    }
+
+    /// Refuses descriptors beyond `most`.
+    pub(super) fn check_files(&self, most: usize) -> Result<(), ClientFault> {
+        if self.surplus || self.files.len() > most {
+            return Err(self.bad_files(most));
+        }
+        Ok(())
+    }
+
+    pub(super) fn bad_files(&self, wanted: usize) -> ClientFault {
+        ClientFault::BadFiles { command: self.header.command, found: self.files.len(), wanted }
+    }
+}
+
+/// What a command is answered with.
+#[derive(Debug, Default)]
+pub struct Reply {
+    /// What follows the header.
+    pub body: Vec<u8>,
+    /// What goes beside it.
+    pub files: Vec<OwnedFd>,
+}
+
+impl Reply {
+    /// A reply of one structure.
+    pub fn of(body: &(impl IntoBytes + Immutable)) -> Self {
+        Reply { body: body.as_bytes().to_vec(), files: Vec::new() }
+    }
+}
+
+/// A connected socket and the message that is being received.
+#[derive(Debug)]
+pub struct Connection {
+    stream: UnixStream,
+    buffer: Vec<u8>,
+    files: Vec<OwnedFd>,
+    surplus: bool,
+    header: Option<Header>,
+}
+
+impl Connection {
+    /// Takes a connected socket over.
+    pub fn new(stream: UnixStream) -> std::io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Connection { stream, buffer: Vec::new(), files: Vec::new(), surplus: false, header: None })
+    }
+
+    /// The socket.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// The next whole message, or `None` if more of it has to come first.
+    pub fn receive(&mut self) -> Result<Option<Message>, ClientFault> {
+        loop {
+            let wanted = self.header.map_or(HEADER, |header| header.size as usize);
+            if self.buffer.len() < wanted {
+                if !self.fill(wanted)? {
+                    return Ok(None);
+                }
+                continue;
+            }
+            match self.header.take() {
+                None => {
+                    let header = Header::read_from_bytes(&self.buffer)
+                        .map_err(|_| ClientFault::BadLength(self.buffer.len() as u32))?;
+                    if header.size < HEADER as u32 || header.size > MAX_MESSAGE {
+                        return Err(ClientFault::BadLength(header.size));
+                    }
+                    if header.flags & spec::FLAG_TYPE != spec::TYPE_COMMAND {
+                        return Err(ClientFault::NotACommand(header.flags));
+                    }
+                    self.header = Some(header);
+                }
+                Some(header) => {
+                    let body = self.buffer.split_off(HEADER);
+                    self.buffer.clear();
+                    let files = std::mem::take(&mut self.files);
+                    let surplus = std::mem::take(&mut self.surplus);
+                    return Ok(Some(Message { header, body, files, surplus }));
+                }
+            }
+        }
+    }
+
+    /// Receives until the buffer has `wanted` bytes; false if they are not there yet. Never takes a byte of the next message: its
+    /// descriptors would come with it.
+    fn fill(&mut self, wanted: usize) -> Result<bool, ClientFault> {
+        let mut bytes = [0u8; 4096];
+        let room = (wanted - self.buffer.len()).min(bytes.len());
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let slices = &mut [IoSliceMut::new(&mut bytes[..room])];
+        let got = match rustix::net::recvmsg(&self.stream, slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            Ok(got) => got,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
+            Err(Errno::CONNRESET) => return Err(ClientFault::Closed),
+            Err(errno) => return Err(ClientFault::Broken(errno.into())),
+        };
+        self.surplus |= got.flags.contains(ReturnFlags::CTRUNC);
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                for file in rights {
+                    if self.files.len() < MAX_FILES {
+                        self.files.push(file);
+                    } else {
+                        self.surplus = true;
+                    }
+                }
+            }
+        }
+        if got.bytes == 0 {
+            return Err(ClientFault::Closed);
+        }
+        self.buffer.extend_from_slice(&bytes[..got.bytes]);
+        Ok(true)
+    }
+
+    /// Answers `header`'s command: with what it asked for, or with an error number.
+    pub fn answer(&self, header: &Header, answer: Result<Reply, Errno>) -> Result<(), ClientFault> {
+        let (reply, error) = match answer {
+            Ok(reply) => (reply, None),
+            Err(errno) => (Reply::default(), Some(errno.raw_os_error())),
+        };
+        let flags = spec::TYPE_REPLY | if error.is_some() { spec::FLAG_ERROR } else { 0 };
+        let reply_header = Header {
+            id: header.id,
+            command: header.command,
+            size: (HEADER + reply.body.len()) as u32,
+            flags,
+            error: error.unwrap_or(0) as u32,
+        };
+        let mut bytes = Vec::with_capacity(HEADER + reply.body.len());
+        bytes.extend_from_slice(reply_header.as_bytes());
+        bytes.extend_from_slice(&reply.body);
+        self.send(&bytes, &reply.files)
+    }
+
+    /// Sends `bytes` whole; a client that does not read is left.
+    fn send(&self, bytes: &[u8], files: &[OwnedFd]) -> Result<(), ClientFault> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut sent = 0;
+        while sent < bytes.len() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).take(MAX_FILES).collect();
+            if sent == 0 && !borrowed.is_empty() {
+                ancillary.push(SendAncillaryMessage::ScmRights(&borrowed));
+            }
+            let slices = &[IoSlice::new(&bytes[sent..])];
+            match rustix::net::sendmsg(&self.stream, slices, &mut ancillary, SendFlags::NOSIGNAL) {
+                Ok(count) => sent += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.wait_writable(deadline)?,
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(ClientFault::Closed),
+                Err(errno) => return Err(ClientFault::Broken(errno.into())),
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_writable(&self, deadline: Instant) -> Result<(), ClientFault> {
+        let left = deadline.checked_duration_since(Instant::now()).ok_or(ClientFault::Deaf)?;
+        let left = Timespec::try_from(left).map_err(|_| ClientFault::Deaf)?;
+        match rustix::event::poll(&mut [PollFd::new(&self.stream, PollFlags::OUT)], Some(&left)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(ClientFault::Broken(errno.into())),
+        }
+    }
+}

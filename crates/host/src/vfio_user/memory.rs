@@ -1,0 +1,153 @@
+//! The client's memory: ranges that come, and go at a quiescent point.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use ioplane_memory::{GuestMap, MAX_REGIONS, PAGE, Region, RegionSpec};
+use ioplane_pci::Function;
+use vfio_bindings::bindings::vfio;
+use zerocopy::IntoBytes;
+
+use super::connection::{Connection, Message, Reply};
+use super::fault::ClientFault;
+use super::session::Session;
+use super::spec::{DmaMap, DmaUnmap};
+
+#[derive(Debug, Clone, Copy)]
+struct Range {
+    len: u64,
+    /// It came with a descriptor.
+    shared: bool,
+}
+
+/// All ranges, by address. Those without a descriptor (ROMs, BARs of other devices) are remembered, but the device does not reach
+/// them.
+#[derive(Debug, Default)]
+pub(super) struct Dma {
+    ranges: BTreeMap<u64, Range>,
+    map: Arc<GuestMap>,
+}
+
+impl Dma {
+    /// Ranges that share a byte with `first..=last`, in order.
+    fn touching(&self, first: u64, last: u64) -> impl Iterator<Item = (u64, Range)> {
+        // Ranges do not overlap: of those that begin before, only the last can reach in.
+        let before = self.ranges.range(..first).next_back();
+        let inside = self.ranges.range(first..=last);
+        before
+            .into_iter()
+            .chain(inside)
+            .map(|(at, range)| (*at, *range))
+            .filter(move |(at, range)| at + (range.len - 1) >= first)
+    }
+}
+
+impl<F: Function> Session<F> {
+    fn show_dma(&self) {
+        let ranges = || self.dma.ranges.values();
+        let board = &self.board;
+        board.dma_maps.store(self.dma.ranges.len() as u64, Relaxed);
+        board.dma_bytes.store(ranges().fold(0, |sum, r| sum.saturating_add(r.len)), Relaxed);
+        let shared = || ranges().filter(|r| r.shared);
+        board.dma_shared.store(shared().count() as u64, Relaxed);
+        board.dma_shared_bytes.store(shared().fold(0, |sum, r| sum.saturating_add(r.len)), Relaxed);
+    }
+
+    pub(super) fn dma_map(
+        &mut self,
+        message: &mut Message,
+        connection: &Connection,
+    ) -> Result<Reply, ClientFault> {
+        let asked: DmaMap = message.body()?;
+        let DmaMap { flags, offset, address, size, .. } = asked;
+        if flags & !(vfio::VFIO_DMA_MAP_FLAG_READ | vfio::VFIO_DMA_MAP_FLAG_WRITE) != 0 || flags == 0 {
+            return Err(ClientFault::BadValue("DMA_MAP is for reading, for writing or for both"));
+        }
+        if size == 0 || [address, size].iter().any(|n| !n.is_multiple_of(PAGE)) {
+            return Err(ClientFault::BadValue("DMA_MAP of bytes that are not whole pages"));
+        }
+        let last = address
+            .checked_add(size - 1)
+            .filter(|last| *last < u64::MAX)
+            .ok_or(ClientFault::BadValue("DMA_MAP beyond the end of the address space"))?;
+        if self.dma.touching(address, last).next().is_some() {
+            return Err(ClientFault::Exists(address, size));
+        }
+        if self.dma.ranges.len() >= MAX_REGIONS {
+            return Err(ClientFault::TooManyMaps);
+        }
+        let file = message.files.pop();
+        let shared = file.is_some();
+        if let Some(file) = file {
+            if !offset.is_multiple_of(PAGE) {
+                return Err(ClientFault::BadValue("DMA_MAP of a file from the middle of a page"));
+            }
+            if let Some(kind) = crate::socket::slow_memory(&file).map_err(ClientFault::Broken)? {
+                return Err(ClientFault::SlowMemory(kind));
+            }
+            let region = Region::map(RegionSpec { gpa: address, len: size, user: address, offset, file })?;
+            let map = Arc::new(self.dma.map.with(region)?);
+            // Growing needs no quiescent point.
+            self.with(Some(connection), |function| function.grow_memory(map.clone()))??;
+            self.dma.map = map;
+        }
+        self.dma.ranges.insert(address, Range { len: size, shared });
+        self.show_dma();
+        Ok(Reply::default())
+    }
+
+    pub(super) fn dma_unmap(
+        &mut self,
+        message: &Message,
+        connection: &Connection,
+    ) -> Result<Reply, ClientFault> {
+        let asked: DmaUnmap = message.body()?;
+        let DmaUnmap { flags, address, size, .. } = asked;
+        let (first, last) = match flags {
+            vfio::VFIO_DMA_UNMAP_FLAG_ALL => (0, u64::MAX),
+            0 if size == 0 => return Err(ClientFault::BadValue("DMA_UNMAP of nothing")),
+            0 => {
+                let last = address.checked_add(size - 1);
+                (address, last.ok_or(ClientFault::BadValue("DMA_UNMAP beyond the end of the address space"))?)
+            }
+            _ => return Err(ClientFault::NotSupported("DMA_UNMAP with these flags")),
+        };
+        let gone: Vec<(u64, Range)> = self.dma.touching(first, last).collect();
+        if gone.iter().any(|(at, range)| *at < first || at + (range.len - 1) > last) {
+            return Err(ClientFault::BadValue("DMA_UNMAP of a part of a range"));
+        }
+        // As VFIO's: ranges inside go, however many; none is no error.
+        self.drop_ranges(&gone, Some(connection))?;
+        Ok(Reply { body: asked.as_bytes().to_vec(), files: Vec::new() })
+    }
+
+    /// The device lets go of these ranges before this returns `Ok`. On an error, either all of them are there, or none.
+    fn drop_ranges(
+        &mut self,
+        gone: &[(u64, Range)],
+        connection: Option<&Connection>,
+    ) -> Result<(), ClientFault> {
+        let mut outcome = Ok(());
+        if gone.iter().any(|(_, range)| range.shared) {
+            let stays = |region: &&Region| !gone.iter().any(|(at, _)| *at == region.gpa());
+            let left = self.dma.map.regions().iter().filter(stays).cloned().collect();
+            let map = Arc::new(GuestMap::new(left)?);
+            outcome = self
+                .at_quiescence(connection, |function, still| function.replace_memory(still, map.clone()))?;
+            // Also after an error of the device's nothing is mapped that is not in this map.
+            self.dma.map = map;
+        }
+        for (at, _) in gone {
+            self.dma.ranges.remove(at);
+        }
+        self.show_dma();
+        Ok(outcome?)
+    }
+
+    /// All of it goes.
+    pub(super) fn forget_memory(&mut self) -> Result<(), ClientFault> {
+        let all: Vec<_> = self.dma.touching(0, u64::MAX).collect();
+        self.drop_ranges(&all, None)
+    }
+}

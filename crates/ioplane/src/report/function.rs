@@ -1,0 +1,243 @@
+//! PCI functions.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{PortReport, ServedState, VmReport};
+
+/// What a function does just now, as far as its owners can tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// Its guest uses it, or may.
+    Running,
+    /// It is on its way to rest; its guest goes on.
+    Quiescing,
+    /// It is at rest, and what its guest does to it waits.
+    Held,
+    /// It is being exchanged: what its guest does to it waits.
+    Away,
+}
+
+impl Stage {
+    /// In a word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Stage::Running => "running",
+            Stage::Quiescing => "quiescing",
+            Stage::Held => "held",
+            Stage::Away => "away",
+        }
+    }
+}
+
+/// One PCI function: `ioplane pci show --json`, `GET /v1/pci/NAME`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct FunctionReport {
+    /// Its name.
+    pub name: String,
+    /// Whether it is there.
+    pub state: ServedState,
+    /// Why it is not.
+    pub error: Option<String>,
+    /// What to do about that.
+    pub remedy: Option<String>,
+    /// `config`, or `added` at run time.
+    pub origin: String,
+    /// A VMM is connected.
+    pub connected: bool,
+    /// VMMs that have come so far.
+    pub connections: u64,
+    /// Which VM that is.
+    pub vm: Option<VmReport>,
+    /// Where VMMs connect (vfio-user).
+    pub socket: PathBuf,
+    /// `virtual` (under watch), `passthrough` or `emulated`.
+    pub mode: String,
+    /// Address on this host, if it is a function of the host.
+    pub host: Option<String>,
+    /// The emulated chip, or the state model that watches.
+    pub model: Option<String>,
+    /// Vendor and device, as `10ec:8139`.
+    pub id: Option<String>,
+    /// What becomes of accesses that the state model does not allow, by cause.
+    pub on_fault: Option<String>,
+    /// The switch that an emulated NIC is plugged into.
+    pub switch: Option<String>,
+    /// Or its TAP interface.
+    pub tap: Option<String>,
+    /// Address of an emulated NIC.
+    pub mac: Option<String>,
+    /// The image that keeps QEMU from migrating a guest with this function.
+    pub guard: PathBuf,
+    /// What it does just now.
+    pub stage: Stage,
+    /// Milliseconds until it goes on by itself, if somebody has brought it to rest.
+    pub held_ms: Option<u64>,
+    /// What VMMs did wrong, by name of the fault.
+    pub front_end_faults: BTreeMap<String, u64>,
+    /// The last of those, in words.
+    pub last_front_end_fault: Option<String>,
+    /// What came from the VMM.
+    pub traffic: TrafficReport,
+    /// What the monitor saw, of a function under watch.
+    pub watch: Option<WatchReport>,
+    /// What an emulated NIC did.
+    pub chip: Option<ChipReport>,
+    /// What went wrong with a function of the host that is passed through as it is, by name.
+    pub hardware_faults: BTreeMap<String, u64>,
+    /// The port of an emulated NIC.
+    pub port: Option<PortReport>,
+}
+
+/// What a VMM asked of a function. Each access was an exit of the guest.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrafficReport {
+    /// Reads of registers.
+    pub reads: u64,
+    /// Writes of registers.
+    pub writes: u64,
+    /// Interrupts that the daemon sent. Those that the hardware sends past it are not known.
+    pub interrupts: u64,
+    /// Ranges of guest memory that the function reaches now.
+    pub memory_ranges: u64,
+    /// Their bytes.
+    pub memory_bytes: u64,
+    /// Quiescent points that the VMM needed and that had to be forced.
+    pub forced: u64,
+}
+
+/// What the monitor saw. Counts are since the function was added, or since the daemon was started if that was later.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct WatchReport {
+    /// The state of each region of the model, in the model's order.
+    pub states: Vec<RegionReport>,
+    /// All of them are in a reusable state: the function could change hands.
+    pub reusable: bool,
+    /// It has been stopped because of a fault.
+    pub stopped: bool,
+    /// The hardware no longer answers.
+    pub gone: bool,
+    /// Accesses of the guest to registers, without the configuration space.
+    pub accesses: u64,
+    /// Those that the model was asked about.
+    pub hooked: u64,
+    /// Their share, in percent.
+    pub hooked_percent: f64,
+    /// Those that went straight to the hardware.
+    pub straight: u64,
+    /// Those that were answered without the hardware: interrupt status and mask, addresses of rings.
+    pub kept: u64,
+    /// Times that the model was asked or told of something.
+    pub updates: u64,
+    /// Descriptors that passed their check and were translated before the hardware saw them.
+    pub dma_vetted: u64,
+    /// Bytes of their buffers, and of blocks and transfers that passed.
+    pub dma_bytes: u64,
+    /// Bytes through the card's data port.
+    pub port_bytes: u64,
+    /// Interrupts of the hardware.
+    pub interrupts: u64,
+    /// Interrupts that the guest was given.
+    pub interrupts_given: u64,
+    /// What was denied, all causes together.
+    pub denied: u64,
+    /// What was denied, and what the hardware did wrong.
+    pub faults: Vec<WatchFaultReport>,
+    /// What happened last, the oldest first; at most 64.
+    pub events: Vec<EventReport>,
+}
+
+/// Faults of one name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WatchFaultReport {
+    /// The name, such as `descriptor-outside`.
+    pub name: String,
+    /// `dma`, `register` or `hardware`.
+    pub cause: String,
+    /// How many.
+    pub count: u64,
+    /// The last one, in words.
+    pub last: String,
+}
+
+/// What an emulated NIC did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChipReport {
+    /// Frames that the guest sent.
+    pub sent: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Frames that the guest received.
+    pub received: u64,
+    /// Their bytes.
+    pub received_bytes: u64,
+    /// Frames that came to nothing, by cause.
+    pub drops: BTreeMap<String, u64>,
+    /// DMA to where the guest has no memory.
+    pub wrong_dma: u64,
+    /// Interrupts signalled.
+    pub interrupts: u64,
+    /// Resets by the guest.
+    pub resets: u64,
+}
+
+/// One region of a state model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegionReport {
+    /// The region.
+    pub region: String,
+    /// Its state.
+    pub state: String,
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventReport {
+    /// Its number: they rise by one.
+    pub number: u64,
+    /// Microseconds since the function was opened.
+    pub at_us: u64,
+    /// In words.
+    pub what: String,
+}
+
+/// `POST /v1/pci/NAME/quiesce`: how a function came to rest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestReport {
+    /// Its name.
+    pub name: String,
+    /// By itself (nothing is in flight), or by force (what was in flight is recorded).
+    pub drained: bool,
+    /// How long it took.
+    pub waited_us: u64,
+    /// Why it had to be by force.
+    pub reason: Option<String>,
+    /// Milliseconds until it goes on by itself.
+    pub held_ms: u64,
+}
+
+/// The file of `ioplane pci save`, the body of `GET` and `PUT /v1/pci/NAME/state`. Hostile input.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StateFile {
+    /// [`StateFile::FORMAT`].
+    pub format: String,
+    /// [`StateFile::VERSION`].
+    pub version: u32,
+    /// What saved it, as the device calls itself: `rtl8139`.
+    pub kind: String,
+    /// Version of the device's own encoding.
+    pub state_version: u32,
+    /// That encoding, in base64.
+    pub body: String,
+}
+
+impl StateFile {
+    /// What kind of file it is.
+    pub const FORMAT: &'static str = "ioplane-function";
+    /// Version of the file.
+    pub const VERSION: u32 = 1;
+}

@@ -1,0 +1,77 @@
+//! One descriptor for everything that a NIC wants to be called for.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use ioplane_network::Port;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+
+use crate::NicError;
+
+/// Readable when frames have arrived, when some are left of a batch, or when the chip's timer has run out.
+#[derive(Debug)]
+pub(crate) struct Bells {
+    all: OwnedFd,
+    /// Rung by ourselves: there is more to do.
+    more: OwnedFd,
+    timer: OwnedFd,
+}
+
+impl Bells {
+    pub fn new(name: &str, port: &Port) -> Result<Self, NicError> {
+        let failed = |source: rustix::io::Errno| NicError::Os {
+            name: name.to_owned(),
+            doing: "making its bells",
+            source: source.into(),
+        };
+        let all = epoll::create(CreateFlags::CLOEXEC).map_err(failed)?;
+        let more = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
+            .map_err(failed)?;
+        // The epoll instance has its own reference to the port's bell.
+        let inlet = port.inlet(0);
+        for bell in [inlet.waker(), more.as_fd(), timer.as_fd()] {
+            epoll::add(&all, bell, EventData::new_u64(0), EventFlags::IN).map_err(failed)?;
+        }
+        Ok(Bells { all, more, timer })
+    }
+
+    /// Readable when one of them rings.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.all.as_fd()
+    }
+
+    /// Something is left to do.
+    pub fn ring(&self) {
+        // Fails only if the counter is full, and then it rings.
+        let _ = rustix::io::write(&self.more, &1u64.to_ne_bytes());
+    }
+
+    /// Heard: silent until the next ring. The port's bell is the inlet's to silence.
+    pub fn hear(&self) {
+        for bell in [&self.more, &self.timer] {
+            let _ = rustix::io::read(bell, &mut [0u8; 8]);
+        }
+    }
+
+    /// Rings once after so long; `None`: not any more.
+    pub fn after(&self, wait: Option<Duration>) {
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // Zero would be never.
+        let wait = wait.map(|wait| wait.max(Duration::from_nanos(1)));
+        let value = wait.map_or(zero, |wait| Timespec {
+            tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: wait.subsec_nanos().into(),
+        });
+        // Cannot fail for a valid time.
+        let _ = timerfd_settime(
+            &self.timer,
+            TimerfdTimerFlags::empty(),
+            &Itimerspec { it_interval: zero, it_value: value },
+        );
+    }
+}

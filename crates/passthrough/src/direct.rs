@@ -1,0 +1,372 @@
+//! Hardware handed to a guest as it is: registers and memory straight through, nobody watches.
+//!
+//! ```text
+//!   guest: BARs ---------> as they are; mapped pages without us
+//!          configuration -> header and MSI control: ours; status and the other capabilities: the hardware's
+//!          memory --------> mapped for the function at the guest's own addresses
+//!          interrupts <---- wired to the host's eventfds, past us
+//! ```
+
+use std::sync::Arc;
+
+use ioplane_device::{
+    Access, At, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State, Still, Stillness,
+    Then,
+};
+use ioplane_memory::{GuestMap, Region};
+use ioplane_pci::{BarMap, ConfigSpace, Function, Irq, Irqs, Wire, WireError, spec};
+
+use crate::hardware::{Hardware, HardwareError};
+
+/// How registers reset a card that has no reset of its own: a model's way.
+pub type Reset<H> = Box<dyn FnMut(&mut H) -> Result<(), HardwareError> + Send>;
+
+/// What a guest, or the hardware, got wrong. Counted; nothing else happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub struct DirectFaults {
+    /// Register accesses that the hardware does not have or did not answer: they read as all ones.
+    pub accesses: u64,
+    /// Resets that were wanted and did not happen, for want of a way or because it failed.
+    pub resets: u64,
+}
+
+/// Whose a byte of the configuration space is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    Hardware,
+    /// The hardware's, which the guest may only read.
+    Fixed,
+    /// Of our header.
+    Header,
+    /// Ours, with these bits for the guest to write.
+    Ours(u8),
+}
+
+/// A physical function as one of PCI.
+///
+/// Its stillness cannot be recognised: while the guest lets it use memory it is busy, and only a suspension stops it, by taking
+/// bus mastering away. What it was doing then is lost, as when a cable is pulled.
+pub struct Direct<H: Hardware> {
+    info: DeviceInfo,
+    hardware: H,
+    bars: BarMap,
+    irqs: Irqs,
+    header: ConfigSpace,
+    owners: Box<[Owner; spec::CONFIG_SIZE]>,
+    ours: Box<[u8; spec::CONFIG_SIZE]>,
+    fresh: Box<[u8; spec::CONFIG_SIZE]>,
+    /// Where the byte with the bit for function-level reset is, if it has that.
+    flr: Option<usize>,
+    suspended: bool,
+    mapped: Vec<Region>,
+    reset: Option<Reset<H>>,
+    faults: DirectFaults,
+}
+
+impl<H: Hardware> Direct<H> {
+    /// Passes `hardware` through under the name that its owner gave it. `reset` is used where the hardware has no reset of its own.
+    pub fn new(name: &str, mut hardware: H, reset: Option<Reset<H>>) -> Result<Self, HardwareError> {
+        let info = DeviceInfo { name: name.into(), kind: "passthrough", queues: 0 };
+        let (bars, irqs) = (hardware.bars().clone(), hardware.irqs());
+        let header = ConfigSpace::new(&hardware.identity(), &bars, irqs);
+        let mut owners = Box::new([Owner::Hardware; spec::CONFIG_SIZE]);
+        let mut ours = Box::new([0; spec::CONFIG_SIZE]);
+        owners[..spec::HEADER_END].fill(Owner::Fixed);
+        // Errors seen are cleared by writing them.
+        owners[spec::STATUS..spec::STATUS + 2].fill(Owner::Hardware);
+        for (at, len) in [(spec::COMMAND, 2), (spec::BAR0, 24), (spec::ROM, 4)] {
+            owners[at..at + len].fill(Owner::Header);
+        }
+        for at in [spec::CACHE_LINE_SIZE, spec::LATENCY_TIMER, spec::HEADER_TYPE, spec::INTERRUPT_LINE] {
+            owners[at] = Owner::Header;
+        }
+        let mut own = |at: usize, bytes: &[u8], bits: &[u8]| {
+            for (n, (byte, bits)) in bytes.iter().zip(bits).enumerate() {
+                if let (Some(owner), Some(ours)) = (owners.get_mut(at + n), ours.get_mut(at + n)) {
+                    (*owner, *ours) = (Owner::Ours(*bits), *byte);
+                }
+            }
+        };
+        // Vectors are switched on by wires: what the guest writes here is its own affair and its VMM's.
+        if let Some(at) = hardware.capability(spec::CAP_MSI)? {
+            let mut control = [0; 2];
+            hardware.read_config(at + spec::MSI_CONTROL as u64, &mut control)?;
+            let word = u16::from_le_bytes(control) & !(spec::MSI_ENABLE | 7 << 4);
+            own(
+                at as usize + spec::MSI_CONTROL,
+                &word.to_le_bytes(),
+                &(spec::MSI_ENABLE | 7 << 4).to_le_bytes(),
+            );
+            let wide = if word & spec::MSI_64 != 0 { 4 } else { 0 };
+            let masks = if word & spec::MSI_MASKING != 0 { 10 } else { 2 };
+            let mut bits = vec![0xff; 4 + wide + masks];
+            bits[0] = 0xfc;
+            // Reserved, then the mask bits; the pending bits after those are read only.
+            if masks == 10 {
+                bits[4 + wide + 2..4 + wide + 4].fill(0);
+                bits[4 + wide + 6..].fill(0);
+            }
+            own(at as usize + 4, &vec![0; bits.len()], &bits);
+        }
+        if let Some(at) = hardware.capability(spec::CAP_MSIX)? {
+            let mut control = [0; 2];
+            hardware.read_config(at + spec::MSIX_CONTROL as u64, &mut control)?;
+            let bits = spec::MSIX_ENABLE | spec::MSIX_FUNCTION_MASK;
+            let word = u16::from_le_bytes(control) & !bits;
+            own(at as usize + spec::MSIX_CONTROL, &word.to_le_bytes(), &bits.to_le_bytes());
+        }
+        let mut flr = None;
+        if let Some(at) = hardware.capability(spec::CAP_EXPRESS)? {
+            let mut word = [0; 4];
+            hardware.read_config(at + spec::EXPRESS_DEVICE_CAPABILITIES as u64, &mut word)?;
+            if u32::from_le_bytes(word) & spec::EXPRESS_FLR != 0 {
+                flr = Some(at as usize + spec::EXPRESS_DEVICE_CONTROL + 1);
+            }
+        }
+        let fresh = ours.clone();
+        let mut direct = Direct {
+            info,
+            hardware,
+            bars,
+            irqs,
+            header,
+            owners,
+            ours,
+            fresh,
+            flr,
+            suspended: false,
+            mapped: Vec::new(),
+            reset,
+            faults: DirectFaults::default(),
+        };
+        direct.command()?;
+        Ok(direct)
+    }
+
+    /// What went wrong so far.
+    pub fn faults(&self) -> DirectFaults {
+        self.faults
+    }
+
+    /// The hardware.
+    pub fn hardware(&self) -> &H {
+        &self.hardware
+    }
+
+    /// Gives the hardware back; it reaches no memory of the guest any more if this one had mapped it.
+    pub fn into_hardware(mut self) -> H {
+        let _ = self.hardware.master(false);
+        for region in std::mem::take(&mut self.mapped) {
+            let _ = self.hardware.unmap(region.gpa(), region.len());
+        }
+        self.hardware
+    }
+
+    /// Memory and ports stay switched on in hardware: where they are is the host's affair. Bus mastering and the wish for no INTA# are
+    /// the guest's.
+    fn command(&mut self) -> Result<(), HardwareError> {
+        let mut word = [0; 2];
+        self.hardware.read_config(spec::COMMAND as u64, &mut word)?;
+        let before = u16::from_le_bytes(word);
+        let mut after = before & !(spec::COMMAND_MASTER | spec::COMMAND_INTX_DISABLE);
+        for (_, bar) in self.bars.iter() {
+            let ports = bar.space == ioplane_pci::Space::Port;
+            after |= if ports { spec::COMMAND_IO } else { spec::COMMAND_MEMORY };
+        }
+        if self.header.bus_master() && !self.suspended {
+            after |= spec::COMMAND_MASTER;
+        }
+        if self.header.intx_disabled() {
+            after |= spec::COMMAND_INTX_DISABLE;
+        }
+        if after != before {
+            self.hardware.write_config(spec::COMMAND as u64, &after.to_le_bytes())?;
+        }
+        Ok(())
+    }
+
+    fn read_config(&mut self, offset: u64, out: &mut [u8]) {
+        if self.hardware.read_config(offset, out).is_err() {
+            self.faults.accesses += 1;
+            out.fill(0xff);
+        }
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (n, byte) in out.iter_mut().enumerate() {
+            let at = start.saturating_add(n);
+            match self.owners.get(at) {
+                Some(Owner::Header) => self.header.read(at as u64, std::slice::from_mut(byte)),
+                Some(Owner::Ours(_)) => *byte = self.ours[at],
+                Some(Owner::Hardware | Owner::Fixed) => {}
+                None => *byte = 0xff,
+            }
+        }
+    }
+
+    fn write_config(&mut self, offset: u64, bytes: &[u8]) -> Effect {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let before = self.header.command();
+        let mut effect = Effect::None;
+        let mut at = start;
+        let mut rest = bytes;
+        while let (Some(owner), Some((byte, after))) = (self.owners.get(at).copied(), rest.split_first()) {
+            let mut done = 1;
+            match owner {
+                Owner::Fixed => {}
+                Owner::Header => drop(self.header.write(at as u64, &[*byte])),
+                Owner::Ours(bits) => self.ours[at] = self.ours[at] & !bits | byte & bits,
+                Owner::Hardware
+                    if self.flr == Some(at) && byte & (spec::EXPRESS_INITIATE_FLR >> 8) as u8 != 0 =>
+                {
+                    effect = Effect::Deactivate(QueueSet::new(), Then::Reset);
+                }
+                Owner::Hardware => {
+                    // In one piece, as the guest wrote it, except the bit above.
+                    let run = |n: &usize| {
+                        self.owners.get(at + n) == Some(&Owner::Hardware) && self.flr != Some(at + n)
+                    };
+                    done = 1 + (1..rest.len()).take_while(run).count();
+                    if self.hardware.write_config(at as u64, &rest[..done]).is_err() {
+                        self.faults.accesses += 1;
+                    }
+                }
+            }
+            at += done;
+            rest = if done == 1 { after } else { &rest[done..] };
+        }
+        if self.header.command() != before && self.command().is_err() {
+            self.faults.accesses += 1;
+        }
+        effect
+    }
+
+    /// Maps what of `map` is not mapped yet; nothing of it after an error.
+    fn take_in(&mut self, map: &GuestMap) -> Result<(), DeviceError> {
+        let had = self.mapped.len();
+        for region in map.regions() {
+            if self.mapped[..had].iter().any(|m| same(m, region)) {
+                continue;
+            }
+            if let Err(error) = self.hardware.map(region.gpa(), region) {
+                for region in self.mapped.split_off(had) {
+                    let _ = self.hardware.unmap(region.gpa(), region.len());
+                }
+                return Err(below(error));
+            }
+            self.mapped.push(region.clone());
+        }
+        Ok(())
+    }
+}
+
+fn same(one: &Region, other: &Region) -> bool {
+    let key = |r: &Region| (r.gpa(), r.len(), r.host_address());
+    key(one) == key(other)
+}
+
+fn below(error: HardwareError) -> DeviceError {
+    DeviceError::Below(Box::new(error))
+}
+
+impl<H: Hardware> Device for Direct<H> {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn access(&mut self, at: At, op: Access<'_>) -> Effect {
+        let failed = match (at, op) {
+            (At::Config(offset), Access::Read(out)) => {
+                self.read_config(offset, out);
+                return Effect::None;
+            }
+            (At::Config(offset), Access::Write(bytes)) => return self.write_config(offset, bytes),
+            (At::Bar(bar, offset), Access::Read(out)) => {
+                let failed = self.hardware.read(bar, offset, out).is_err();
+                if failed {
+                    out.fill(0xff);
+                }
+                failed
+            }
+            (At::Bar(bar, offset), Access::Write(bytes)) => self.hardware.write(bar, offset, bytes).is_err(),
+        };
+        self.faults.accesses += u64::from(failed);
+        Effect::None
+    }
+
+    fn active(&self) -> QueueSet {
+        QueueSet::new()
+    }
+
+    /// It has no queues; but whoever suspended it wants it to go on.
+    fn activate(&mut self, _: &mut Seating<'_>) -> Result<(), DeviceError> {
+        self.suspended = false;
+        self.command().map_err(below)
+    }
+
+    fn deactivate(&mut self, _: Parked) {}
+
+    fn stillness(&mut self) -> Stillness {
+        if self.suspended || !self.header.bus_master() {
+            return Stillness::Still;
+        }
+        Stillness::Busy("hardware that nobody watches: only a suspension stops it")
+    }
+
+    fn suspend(&mut self) -> Result<(), DeviceError> {
+        self.suspended = true;
+        self.command().map_err(below)
+    }
+
+    fn save(&self, _: &Still) -> Result<State, DeviceError> {
+        Err(below(HardwareError::Unwatched { function: self.hardware.name().into() }))
+    }
+
+    fn load(&mut self, _: &Still, _: &State) -> Result<(), DeviceError> {
+        Err(below(HardwareError::Unwatched { function: self.hardware.name().into() }))
+    }
+
+    fn reset(&mut self, _: &Still) {
+        let done = match (self.hardware.reset(), &mut self.reset) {
+            (Ok(false), Some(reset)) => reset(&mut self.hardware).is_ok(),
+            (Ok(done), _) => done,
+            (Err(_), _) => false,
+        };
+        self.header.reset();
+        self.ours = self.fresh.clone();
+        let commanded = self.command().is_ok();
+        self.faults.resets += u64::from(!done || !commanded);
+    }
+}
+
+impl<H: Hardware> Function for Direct<H> {
+    fn bars(&self) -> &BarMap {
+        &self.bars
+    }
+
+    fn irqs(&self) -> Irqs {
+        self.irqs
+    }
+
+    fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError> {
+        self.hardware.wire(irq, vector, wire)
+    }
+
+    fn grow_memory(&mut self, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+        self.take_in(&map)
+    }
+
+    fn replace_memory(&mut self, _: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+        let mut outcome = Ok(());
+        let gone = |mapped: &Region| !map.regions().iter().any(|region| same(region, mapped));
+        let (out, kept): (Vec<Region>, Vec<Region>) =
+            std::mem::take(&mut self.mapped).into_iter().partition(gone);
+        self.mapped = kept;
+        for region in out {
+            if let Err(error) = self.hardware.unmap(region.gpa(), region.len()) {
+                // Still reached: the next call tries again.
+                self.mapped.push(region);
+                outcome = Err(below(error));
+            }
+        }
+        outcome.and_then(|()| self.take_in(&map))
+    }
+}

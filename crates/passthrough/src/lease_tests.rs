@@ -1,0 +1,177 @@
+use super::*;
+use crate::fake::Tree;
+use std::cell::Cell;
+
+const CARD: &str = "0000:00:05.0";
+
+fn card() -> Address {
+    CARD.parse().expect("an address")
+}
+
+/// Runs `test` with a tree that acts as the kernel does, and a folder for records.
+fn with(tree: &Tree, test: impl FnOnce(&Sysfs<'_>, &Path)) {
+    let act = |path: &Path, text: &str| tree.act(path, text);
+    let folder = tree.root().join("leases");
+    test(&Sysfs::acting(tree.root(), &act), &folder);
+}
+
+/// What a crash does: the lock is gone, nothing is given back.
+fn crash(mut lease: Lease) {
+    lease.file = None;
+}
+
+fn give(sysfs: &Sysfs<'_>, mut lease: Lease) -> Result<(), LeaseError> {
+    let _file = lease.file.take();
+    give_back(sysfs, &lease.record, &lease.path, Instant::now())
+}
+
+#[test]
+fn a_function_is_taken_and_given_back() {
+    let tree = Tree::new();
+    tree.add(CARD, Some(3), Some("8139cp"));
+    with(&tree, |sysfs, folder| {
+        let lease = take(sysfs, tree.root(), card(), folder, false).expect("taken");
+        assert_eq!(tree.bound_to(CARD).as_deref(), Some(VFIO));
+        assert_eq!(lease.driver(), Some("8139cp"));
+        assert!(lease.path.exists());
+        let again = take(sysfs, tree.root(), card(), folder, false).expect_err("leased");
+        assert!(matches!(again, LeaseError::Leased(_)), "{again}");
+        assert!(recover_in(sysfs, folder).is_empty(), "its holder lives");
+        let path = lease.path.clone();
+        give(sysfs, lease).expect("given back");
+        assert_eq!(tree.bound_to(CARD).as_deref(), Some("8139cp"));
+        assert!(!path.exists());
+        assert_eq!(text(&tree.function(CARD).join("driver_override")).as_deref(), Some(""));
+    });
+}
+
+#[test]
+fn what_is_in_use_is_refused_unless_forced() {
+    let tree = Tree::new();
+    tree.add(CARD, Some(3), Some("8139cp"));
+    tree.put(CARD, "net/eth1/flags", "0x1003");
+    with(&tree, |sysfs, folder| {
+        let error = take(sysfs, tree.root(), card(), folder, false).expect_err("up").to_string();
+        assert!(error.contains("eth1 is up") && error.contains("ip link set eth1 down"), "{error}");
+        assert!(!folder.exists() && tree.bound_to(CARD).as_deref() == Some("8139cp"), "untouched");
+        let lease = take(sysfs, tree.root(), card(), folder, true).expect("forced");
+        give(sysfs, lease).expect("given back");
+        tree.put(CARD, "net/eth1/flags", "0x1002");
+        give(sysfs, take(sysfs, tree.root(), card(), folder, false).expect("down")).expect("given back");
+    });
+}
+
+#[test]
+fn force_does_not_help_against_a_shared_group() {
+    let tree = Tree::new();
+    tree.add(CARD, Some(3), Some("8139cp"));
+    tree.add("0000:00:05.1", Some(3), Some("8139cp"));
+    with(&tree, |sysfs, folder| {
+        let error = take(sysfs, tree.root(), card(), folder, true).expect_err("shared").to_string();
+        assert!(error.contains("0000:00:05.1") && error.contains("group 3"), "{error}");
+    });
+}
+
+#[test]
+fn after_a_crash_it_is_given_back_or_taken_over() {
+    let tree = Tree::new();
+    tree.add(CARD, Some(3), Some("8139cp"));
+    with(&tree, |sysfs, folder| {
+        crash(take(sysfs, tree.root(), card(), folder, false).expect("taken"));
+        assert_eq!(tree.bound_to(CARD).as_deref(), Some(VFIO));
+        let lease = take(sysfs, tree.root(), card(), folder, false).expect("taken over");
+        assert_eq!(lease.driver(), Some("8139cp"), "what it was before the crash");
+        crash(lease);
+        let all = recover_in(sysfs, folder);
+        assert!(matches!(&all[..], [one] if one.address == card() && one.outcome.is_ok()), "{all:?}");
+        assert_eq!(tree.bound_to(CARD).as_deref(), Some("8139cp"));
+        assert!(recover_in(sysfs, folder).is_empty());
+    });
+}
+
+/// The process dies after each single write, of taking and of giving back: what comes after puts all right.
+#[test]
+fn a_crash_at_any_point_is_put_right() {
+    for writes in 0..8 {
+        let tree = Tree::new();
+        tree.add(CARD, Some(3), Some("8139cp"));
+        let left = Cell::new(writes);
+        let folder = tree.root().join("leases");
+        let act = |path: &Path, text: &str| match left.get() {
+            0 => Err(io::Error::other("the process is dead")),
+            n => {
+                left.set(n - 1);
+                tree.act(path, text)
+            }
+        };
+        let dying = Sysfs::acting(tree.root(), &act);
+        if let Ok(lease) = take(&dying, tree.root(), card(), &folder, false) {
+            let _ = give(&dying, lease);
+        }
+        with(&tree, |sysfs, folder| {
+            for one in recover_in(sysfs, folder) {
+                one.outcome.expect("given back");
+            }
+        });
+        assert_eq!(tree.bound_to(CARD).as_deref(), Some("8139cp"), "after {writes} writes");
+    }
+}
+
+#[test]
+fn a_driver_that_is_gone_is_an_error_and_stays_on_record() {
+    let tree = Tree::new();
+    tree.add(CARD, Some(3), Some("8139cp"));
+    with(&tree, |sysfs, folder| {
+        crash(take(sysfs, tree.root(), card(), folder, false).expect("taken"));
+        // There is, but it does not want the card any more.
+        let stubborn = |path: &Path, text: &str| match path.ends_with("drivers_probe") {
+            true => Ok(()),
+            false => tree.act(path, text),
+        };
+        let all = recover_in(&Sysfs::acting(tree.root(), &stubborn), folder);
+        let error = all[0].outcome.as_ref().expect_err("no driver").to_string();
+        assert!(error.contains("has no driver") && error.contains("8139cp"), "{error}");
+        assert!(recover_in(sysfs, folder)[0].outcome.is_ok(), "it was remembered");
+        assert_eq!(tree.bound_to(CARD).as_deref(), Some("8139cp"));
+    });
+}
+
+#[test]
+fn what_somebody_else_has_rebound_is_left_alone() {
+    let tree = Tree::new();
+    tree.add(CARD, Some(3), None);
+    with(&tree, |sysfs, folder| {
+        crash(take(sysfs, tree.root(), card(), folder, false).expect("taken"));
+        fs::remove_file(tree.function(CARD).join("driver")).expect("unbound");
+        std::os::unix::fs::symlink(tree.driver("8139cp"), tree.function(CARD).join("driver")).expect("bound");
+        assert!(recover_in(sysfs, folder)[0].outcome.is_ok());
+        assert_eq!(tree.bound_to(CARD).as_deref(), Some("8139cp"));
+    });
+    // And one without a driver goes back to having none.
+    fs::remove_file(tree.function(CARD).join("driver")).expect("unbound");
+    with(&tree, |sysfs, folder| {
+        let lease = take(sysfs, tree.root(), card(), folder, false).expect("taken");
+        assert_eq!(tree.bound_to(CARD).as_deref(), Some(VFIO));
+        give(sysfs, lease).expect("given back");
+        assert_eq!(tree.bound_to(CARD), None);
+    });
+}
+
+#[test]
+fn records_are_not_believed() {
+    let tree = Tree::new();
+    tree.add(CARD, Some(3), Some("8139cp"));
+    with(&tree, |sysfs, folder| {
+        fs::create_dir_all(folder).expect("a folder");
+        for bytes in ["", "{", "[]", "{\"address\":\"0000:00:06.0\",\"driver\":null,\"wanted\":null}"] {
+            fs::write(folder.join(format!("{CARD}.json")), bytes).expect("written");
+            assert!(recover_in(sysfs, folder)[0].outcome.is_err());
+        }
+        // The card has been unplugged since.
+        let gone = "{\"address\":\"0000:00:07.0\",\"driver\":\"8139cp\",\"wanted\":null}";
+        fs::remove_file(folder.join(format!("{CARD}.json"))).expect("removed");
+        fs::write(folder.join("0000:00:07.0.json"), gone).expect("written");
+        assert!(recover_in(sysfs, folder)[0].outcome.is_ok());
+        assert!(recover_in(sysfs, folder).is_empty());
+    });
+}

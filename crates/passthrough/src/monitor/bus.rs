@@ -1,0 +1,183 @@
+//! The hardware, one register at a time, and what becomes of an access that fails.
+
+use std::os::fd::BorrowedFd;
+
+use super::counts::Fault;
+use crate::model::{Register, RegisterId};
+use crate::{Hardware, HardwareError};
+
+/// So many failed calls one after the other, and the hardware counts as gone.
+const FAILURES: u32 = 8;
+
+/// The hardware and the BAR of its registers.
+#[derive(Debug)]
+pub(super) struct Bus<H> {
+    hardware: H,
+    bar: u8,
+    /// The bank that the hardware has chosen.
+    pub(super) bank: u8,
+    failures: u32,
+    gone: bool,
+    /// What went wrong and has not been counted yet.
+    faults: Vec<Fault>,
+}
+
+impl<H: Hardware> Bus<H> {
+    pub(super) fn new(hardware: H, bar: u8) -> Self {
+        Bus { hardware, bar, bank: 0, failures: 0, gone: false, faults: Vec::new() }
+    }
+
+    pub(super) fn hardware(&mut self) -> &mut H {
+        &mut self.hardware
+    }
+
+    pub(super) fn interrupt(&self) -> Option<BorrowedFd<'_>> {
+        self.hardware.interrupt()
+    }
+
+    pub(super) fn into_hardware(self) -> H {
+        self.hardware
+    }
+
+    pub(super) fn gone(&self) -> bool {
+        self.gone
+    }
+
+    /// Faults since the last call.
+    pub(super) fn faults(&mut self) -> Option<Vec<Fault>> {
+        (!self.faults.is_empty()).then(|| std::mem::take(&mut self.faults))
+    }
+
+    /// Keeps a fault until it is counted.
+    pub(super) fn report(&mut self, fault: Fault) {
+        self.faults.push(fault);
+    }
+
+    /// Takes the outcome of a call; whether it was well.
+    pub(super) fn judge(&mut self, outcome: Result<(), HardwareError>) -> bool {
+        let error = match outcome {
+            Ok(()) => {
+                self.failures = 0;
+                return true;
+            }
+            Err(error) => error,
+        };
+        let text = error.to_string();
+        match error {
+            HardwareError::Gone { .. } => self.lose(text),
+            HardwareError::NoSuchRegister { .. } => {
+                self.faults.push(Fault::register("no-such-register", text));
+            }
+            HardwareError::Os { .. }
+            | HardwareError::Unreachable { .. }
+            | HardwareError::Unwatched { .. } => {
+                self.failures += 1;
+                if self.failures >= FAILURES {
+                    self.lose(format!("{text}; given up after {FAILURES} failures"));
+                } else {
+                    self.faults.push(Fault::hardware("hardware-error", text));
+                }
+            }
+        }
+        false
+    }
+
+    fn lose(&mut self, text: String) {
+        if !self.gone {
+            self.gone = true;
+            self.faults.push(Fault::hardware("gone", text));
+        }
+    }
+
+    /// Registers read as all ones: asks whether the function is still there.
+    pub(super) fn suspect(&mut self) {
+        let mut vendor = [0; 2];
+        let read = self.hardware.read_config(0, &mut vendor);
+        if !self.judge(read) || vendor == [0xff; 2] {
+            let text = format!("{} is gone: it answers with all ones", self.hardware.name());
+            self.lose(text);
+        }
+    }
+
+    /// As the guest asked for it: 1 to 8 bytes of any alignment, in steps that the hardware has. All ones if it fails.
+    pub(super) fn read_at(&mut self, bar: u8, offset: u64, out: &mut [u8]) {
+        let mut at = 0;
+        while at < out.len() && !self.gone {
+            let step = step(offset + at as u64, out.len() - at);
+            let read = self.hardware.read(bar, offset + at as u64, &mut out[at..at + step]);
+            if !self.judge(read) {
+                out[at..].fill(0xff);
+                return;
+            }
+            at += step;
+        }
+        out[at..].fill(0xff);
+    }
+
+    /// As [`Bus::read_at`], to write.
+    pub(super) fn write_at(&mut self, bar: u8, offset: u64, bytes: &[u8]) {
+        let mut at = 0;
+        while at < bytes.len() && !self.gone {
+            let step = step(offset + at as u64, bytes.len() - at);
+            let wrote = self.hardware.write(bar, offset + at as u64, &bytes[at..at + step]);
+            if !self.judge(wrote) {
+                return;
+            }
+            at += step;
+        }
+    }
+
+    /// A register of the bank that is chosen.
+    pub(super) fn read(&mut self, register: &Register) -> u32 {
+        let mut bytes = [0xff; 4];
+        let width = usize::from(register.width).min(4);
+        self.read_at(self.bar, register.offset.into(), &mut bytes[..width]);
+        bytes[width..].fill(0);
+        u32::from_le_bytes(bytes)
+    }
+
+    /// A register of the bank that is chosen.
+    pub(super) fn write(&mut self, register: &Register, value: u32) {
+        let width = usize::from(register.width).min(4);
+        self.write_at(self.bar, register.offset.into(), &value.to_le_bytes()[..width]);
+    }
+}
+
+/// The largest aligned step that fits.
+fn step(offset: u64, left: usize) -> usize {
+    [4, 2, 1].into_iter().find(|step| *step <= left && offset.is_multiple_of(*step as u64)).unwrap_or(1)
+}
+
+/// The bits of a register that a part of it covers: `within` bytes from its first, `width` bytes.
+pub(super) fn lanes(within: u8, width: u8) -> u32 {
+    let (within, width) = (u32::from(within), u32::from(width));
+    if within >= 4 {
+        return 0;
+    }
+    let ones = if width >= 4 { u32::MAX } else { (1 << (8 * width)) - 1 };
+    ones << (8 * within)
+}
+
+/// All bits of a register.
+pub(super) fn full(register: &Register) -> u32 {
+    lanes(0, register.width)
+}
+
+/// One bit of a set of registers.
+pub(super) fn bit(id: RegisterId) -> u128 {
+    1 << (id.index() % 128)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accesses_go_in_aligned_steps() {
+        assert_eq!([step(0, 8), step(0, 3), step(2, 4), step(1, 4), step(4, 1)], [4, 2, 2, 1, 1]);
+        assert_eq!(
+            [lanes(0, 4), lanes(1, 2), lanes(3, 1), lanes(3, 4), lanes(4, 1)],
+            [u32::MAX, 0x00ff_ff00, 0xff00_0000, 0xff00_0000, 0]
+        );
+    }
+}

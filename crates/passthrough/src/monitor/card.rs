@@ -1,0 +1,160 @@
+//! Memory on the card, behind a data port: what the guest moves there is counted, what others left there is wiped.
+
+use super::Monitor;
+use crate::Hardware;
+use crate::model::{Pages, RegisterId, Seen, Way};
+
+/// A transfer through the data port that the guest has begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Transfer {
+    pub(super) way: Way,
+    /// Where the next byte goes.
+    pub(super) address: u32,
+    /// Bytes that are left.
+    pub(super) left: u32,
+}
+
+impl<H: Hardware> Monitor<H> {
+    fn pair(&self, (low, high): (RegisterId, RegisterId)) -> u32 {
+        self.machine.value(low) & 0xff | (self.machine.value(high) & 0xff) << 8
+    }
+
+    /// After a write to the command register: a transfer begins, or ends, or goes on.
+    pub(super) fn begin_transfer(&mut self, id: RegisterId, value: u32) {
+        let (Some(plan), Some(card)) = (&self.plan.card, &self.model.card) else { return };
+        if id != plan.command {
+            return;
+        }
+        let (mask, read, write) = card.direction;
+        let way = match value & mask {
+            bits if bits == read => Way::Read,
+            bits if bits == write => Way::Write,
+            _ => {
+                self.transfer = None;
+                return;
+            }
+        };
+        let (address, left) = (self.pair(plan.address), self.pair(plan.count));
+        self.transfer = Some(Transfer { way, address, left });
+        self.counts.totals.vetted_bytes += u64::from(left);
+    }
+
+    /// Bytes have gone through the data port.
+    pub(super) fn ported(&mut self, width: usize) {
+        let (Some(plan), Some(card)) = (&self.plan.card, &self.model.card) else { return };
+        let words = self.machine.value(plan.words) & card.words.1 != 0;
+        let moved = (width as u32).max(if words { 2 } else { 1 });
+        self.counts.totals.port_bytes += u64::from(moved);
+        let ring = (
+            (self.machine.value(plan.start) & 0xff) * Pages::PAGE,
+            (self.machine.value(plan.stop) & 0xff) * Pages::PAGE,
+        );
+        let Some(transfer) = &mut self.transfer else { return };
+        transfer.left = transfer.left.saturating_sub(moved);
+        let next = transfer.address + moved;
+        let passes = ring.0 < ring.1 && transfer.address < ring.1 && next >= ring.1;
+        transfer.address = if passes { ring.0 + (next - ring.1) } else { next & 0xffff };
+        if transfer.left == 0 {
+            self.transfer = None;
+            // Told when the access is through.
+            self.all_moved = true;
+        }
+    }
+
+    /// Tells the model that a transfer has ended, once the access that ended it has happened.
+    pub(super) fn tell_moved(&mut self) {
+        if std::mem::take(&mut self.all_moved) {
+            self.tell(Seen::Moved);
+        }
+    }
+
+    /// Begins a transfer of the monitor's own.
+    fn command(&mut self, way: Way, address: u32, count: u32) {
+        let (Some(plan), Some(card)) = (self.plan.card, &self.model.card) else { return };
+        let (mask, read, write) = card.direction;
+        let now = self.peek(plan.command);
+        let bits = if way == Way::Read { read } else { write };
+        for (register, value) in [(plan.address.0, address), (plan.address.1, address >> 8)] {
+            self.poke(register, value & 0xff);
+        }
+        for (register, value) in [(plan.count.0, count), (plan.count.1, count >> 8)] {
+            self.poke(register, value & 0xff);
+        }
+        let (bank, field) = (self.bus.bank, self.model.banks.map_or(0, |banks| u32::from(banks.mask)));
+        let shift = self.model.banks.map_or(0, |banks| u32::from(banks.shift % 8));
+        self.poke(plan.command, now & !mask & !field | u32::from(bank) << shift & field | bits);
+    }
+
+    /// The status bits that a transfer of ours left behind are nobody's.
+    fn hush(&mut self) {
+        let status = self.machine.register(self.plan.status);
+        let bits = super::bus::full(status) & !self.model.interrupts.live;
+        self.poke(self.plan.status, bits);
+    }
+
+    /// Fills the card's memory that a guest can write from `bytes`, or with zeros. The card is started and keeps no frame: a step of
+    /// bringing it back.
+    pub(super) fn fill_card(&mut self, bytes: Option<&[u8]>) {
+        let (Some(plan), Some(card)) = (self.plan.card, &self.model.card) else { return };
+        let port = self.machine.register(plan.port);
+        let kept = self.machine.value(plan.words);
+        self.poke(plan.words, kept | card.words.1);
+        let mut at = 0;
+        for (first, end) in card.writable {
+            let count = end.saturating_sub(*first) & 0xfffe;
+            self.command(Way::Write, *first, count);
+            for _ in 0..count / 2 {
+                let pair = bytes.and_then(|bytes| bytes.get(at..at + 2)).unwrap_or(&[0, 0]);
+                self.bus.write_at(self.model.bar, port.offset.into(), pair);
+                at += 2;
+            }
+        }
+        self.poke(plan.words, kept);
+        self.hush();
+    }
+
+    /// All of the card's memory that a guest can write.
+    pub(super) fn read_card(&mut self) -> Option<Vec<u8>> {
+        let (plan, card) = (self.plan.card?, self.model.card.as_ref()?);
+        let port = self.machine.register(plan.port);
+        let words = card.words.1;
+        let kept = self.machine.value(plan.words);
+        self.poke(plan.words, kept | words);
+        let mut bytes = Vec::with_capacity(self.card_size());
+        for (first, end) in card.writable {
+            let count = end.saturating_sub(*first) & 0xfffe;
+            self.command(Way::Read, *first, count);
+            for _ in 0..count / 2 {
+                let mut pair = [0; 2];
+                self.bus.read_at(self.model.bar, port.offset.into(), &mut pair);
+                bytes.extend_from_slice(&pair);
+            }
+        }
+        self.poke(plan.words, kept);
+        self.hush();
+        Some(bytes)
+    }
+
+    /// How many bytes [`Monitor::read_card`] gives.
+    pub(super) fn card_size(&self) -> usize {
+        let ranges = self.model.card.as_ref().map_or(&[][..], |card| card.writable);
+        ranges.iter().map(|(first, end)| (end.saturating_sub(*first) & 0xfffe) as usize).sum()
+    }
+
+    /// Takes a transfer up again where it was.
+    pub(super) fn continue_transfer(&mut self, transfer: Transfer) {
+        self.command(transfer.way, transfer.address, transfer.left);
+        self.transfer = Some(transfer);
+        self.rechoose();
+    }
+
+    /// Whether the card's receive ring holds nothing that the guest has not read, by the hardware's registers.
+    pub(super) fn emptied(&mut self) -> bool {
+        let Some(plan) = self.plan.card else { return false };
+        let (start, stop) = (self.machine.value(plan.start) as u8, self.machine.value(plan.stop) as u8);
+        let boundary = self.peek(plan.boundary) as u8;
+        let current = self.peek(plan.current) as u8;
+        self.rechoose();
+        !self.bus.gone() && Pages::empty(start, stop, boundary, current)
+    }
+}

@@ -1,0 +1,135 @@
+//! What is looked at before the hardware hears of an access.
+
+use super::Monitor;
+use super::counts::Fault;
+use super::plan::Rule;
+use crate::Hardware;
+use crate::model::{Pages, Pending, RegisterId, Way};
+
+/// Why an access does not happen.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// It has no meaning: dropped, without a fault.
+    Ignored,
+    /// It is denied.
+    Fault(Fault),
+}
+
+impl From<Fault> for Refusal {
+    fn from(fault: Fault) -> Self {
+        Refusal::Fault(fault)
+    }
+}
+
+impl<H: Hardware> Monitor<H> {
+    /// Makes all checks of an event. Rings that pass have their descriptors vetted, to be published when the event happens.
+    pub(super) fn examine(&mut self, pending: &Pending) -> Result<(), Refusal> {
+        if pending.unchecked() {
+            return Ok(());
+        }
+        for check in pending.checks() {
+            self.check(pending, self.plan.rule(check))?;
+        }
+        Ok(())
+    }
+
+    fn check(&mut self, pending: &Pending, rule: Rule) -> Result<(), Refusal> {
+        let value = |id: RegisterId| self.machine.value_after(pending, id);
+        let pair = |(low, high): (RegisterId, RegisterId)| value(low) & 0xff | (value(high) & 0xff) << 8;
+        let name = |id: RegisterId| self.machine.register(id).name;
+        match rule {
+            Rule::Ring(ring) => Ok(self.vet(ring)?),
+            Rule::Base(ring) => match self.rings.get(usize::from(ring)) {
+                Some(ring) => Ok(ring.check_base(&self.ground)?),
+                None => Ok(()),
+            },
+            Rule::Block(block) => {
+                let at = usize::from(block);
+                let Some(((low, high), table)) = self.plan.blocks.get(at).zip(self.model.blocks.get(at))
+                else {
+                    return Ok(());
+                };
+                let gpa = u64::from(value(*low) & !table.flags) | u64::from(value(*high)) << 32;
+                match self.ground.bus(gpa, table.size.into()) {
+                    Some(_) => Ok(()),
+                    None => Err(outside_block(table.name, gpa, table.size).into()),
+                }
+            }
+            Rule::Card { start, count, way } => {
+                let Some(card) = &self.model.card else { return Ok(()) };
+                let (start, count) = (pair(start), self.rounded(pair(count), value));
+                if card.allows(way, start, count, self.card_ring(value)) {
+                    return Ok(());
+                }
+                let doing = if way == Way::Read { "reading" } else { "writing" };
+                let text = format!("{doing} card memory {start:#06x}+{count:#x}, which is not the guest's");
+                Err(Fault::dma("card-outside", text).into())
+            }
+            Rule::CardPage { page, count } => {
+                let Some(card) = &self.model.card else { return Ok(()) };
+                // A card that is to send nothing looks at the page all the same.
+                let (start, count) = ((value(page) & 0xff) * Pages::PAGE, pair(count).max(1));
+                if card.allows(Way::Write, start, count, None) {
+                    return Ok(());
+                }
+                let text = format!("sending card memory {start:#06x}+{count:#x}, which is not the guest's");
+                Err(Fault::dma("card-page-outside", text).into())
+            }
+            Rule::Below(low, high) => {
+                let (first, end) = (value(low) & 0xff, value(high) & 0xff);
+                let Some(card) = &self.model.card else { return Ok(()) };
+                let bytes = end.saturating_sub(first) * Pages::PAGE;
+                if first < end && card.allows(Way::Write, first * Pages::PAGE, bytes, None) {
+                    return Ok(());
+                }
+                let text = format!(
+                    "{} {first:#04x} and {} {end:#04x} are no range of pages of the card's memory",
+                    name(low),
+                    name(high)
+                );
+                Err(Fault::dma("card-ring", text).into())
+            }
+            Rule::Within(id) => {
+                let Some(card) = &self.plan.card else { return Ok(()) };
+                let (page, first, end) =
+                    (value(id) & 0xff, value(card.start) & 0xff, value(card.stop) & 0xff);
+                if (first..end).contains(&page) {
+                    return Ok(());
+                }
+                let text =
+                    format!("{} {page:#04x} is outside the card's ring {first:#04x} to {end:#04x}", name(id));
+                Err(Fault::dma("card-page", text).into())
+            }
+            Rule::Deny(why) => Err(Fault::register("denied", why).into()),
+            Rule::Ignore => Err(Refusal::Ignored),
+        }
+    }
+
+    /// The card's receive ring in bytes, first and end, by the registers.
+    pub(super) fn card_ring(&self, value: impl Fn(RegisterId) -> u32) -> Option<(u32, u32)> {
+        let card = self.plan.card.as_ref()?;
+        let (first, end) = (value(card.start) & 0xff, value(card.stop) & 0xff);
+        (first < end).then_some((first * Pages::PAGE, end * Pages::PAGE))
+    }
+
+    /// A count as the card moves it: in words, two at a time.
+    fn rounded(&self, count: u32, value: impl Fn(RegisterId) -> u32) -> u32 {
+        let words = self.plan.card.as_ref().zip(self.model.card.as_ref());
+        match words {
+            Some((plan, card)) if value(plan.words) & card.words.1 != 0 => count.next_multiple_of(2),
+            _ => count,
+        }
+    }
+
+    /// Vets a ring, at the guest's asking. A fault leaves nothing to publish.
+    pub(super) fn vet(&mut self, ring: u8) -> Result<(), Fault> {
+        let Some(ring) = self.rings.get_mut(usize::from(ring)) else { return Ok(()) };
+        // What the hardware has finished meanwhile makes room.
+        ring.harvest(&self.ground);
+        ring.vet(&self.ground).inspect_err(|_| ring.drop_vetted())
+    }
+}
+
+pub(super) fn outside_block(name: &str, gpa: u64, size: u32) -> Fault {
+    Fault::dma("block-outside", format!("block {name} at {gpa:#x}+{size:#x} is outside the guest's memory"))
+}

@@ -1,0 +1,185 @@
+//! The monitor as a PCI function: what hosts call.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use ioplane_device::{
+    Access, At, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State, Still,
+    Stillness,
+};
+use ioplane_memory::GuestMap;
+use ioplane_pci::{BarMap, ConfigChange, Function, Irq, Irqs, Wire, WireError};
+
+use super::Monitor;
+use crate::Hardware;
+
+/// INTA#, and the error that stops a guest.
+pub(super) const IRQS: Irqs = Irqs { intx: 1, msi: 0, msix: 0, error: 1 };
+
+impl<H: Hardware> Monitor<H> {
+    fn configure(&mut self, offset: u64, bytes: &[u8]) {
+        if self.config.write(offset, bytes) != ConfigChange::Command {
+            return;
+        }
+        self.line.disable(self.config.intx_disabled());
+        if self.parked.is_none() {
+            self.lend_bus();
+            self.settle_faults();
+        }
+    }
+
+    /// The hardware may use memory if the guest wants that, and the model says what for: the rings and blocks are ours.
+    pub(super) fn lend_bus(&mut self) {
+        let uses = !self.rings.is_empty() || !self.blocks.is_empty();
+        let yes = uses && self.config.bus_master() && !self.stopped && !self.bus.gone();
+        let lent = self.bus.hardware().master(yes);
+        self.bus.judge(lent);
+    }
+
+    /// Awake before the guest touches it: hosts hold accesses back while it stands still, but a device must not depend on that.
+    fn wake(&mut self) {
+        if self.parked.is_some()
+            && let Err(error) = self.go_on()
+        {
+            self.fault(super::Fault::hardware("deaf", error.to_string()));
+        }
+    }
+}
+
+impl<H: Hardware> Device for Monitor<H> {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn access(&mut self, at: At, op: Access<'_>) -> Effect {
+        match (at, op) {
+            (At::Config(offset), Access::Read(out)) => self.config.read(offset, out),
+            (At::Config(offset), Access::Write(bytes)) => self.configure(offset, bytes),
+            (At::Bar(bar, offset), Access::Read(out)) => {
+                self.wake();
+                self.guest_reads(bar, offset, out);
+            }
+            (At::Bar(bar, offset), Access::Write(bytes)) => {
+                self.wake();
+                self.guest_writes(bar, offset, bytes);
+            }
+        }
+        Effect::None
+    }
+
+    fn active(&self) -> QueueSet {
+        QueueSet::new()
+    }
+
+    /// Nothing to seat. A device that stood still goes on: rings looked at (law 2), the interrupt given again (law 3).
+    fn activate(&mut self, _seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+        if self.parked.is_none() {
+            self.collect();
+            self.level();
+            self.settle_faults();
+            return Ok(());
+        }
+        self.go_on().map_err(|error| DeviceError::Below(Box::new(error)))
+    }
+
+    fn deactivate(&mut self, home: Parked) {
+        debug_assert!(false, "{home:?} of a device without pollers");
+    }
+
+    fn stillness(&mut self) -> Stillness {
+        match self.recognise() {
+            Ok(()) => Stillness::Still,
+            Err(busy) => Stillness::Busy(busy),
+        }
+    }
+
+    fn suspend(&mut self) -> Result<(), DeviceError> {
+        self.force();
+        Ok(())
+    }
+
+    fn save(&self, _still: &Still) -> Result<State, DeviceError> {
+        self.save_state()
+    }
+
+    fn load(&mut self, _still: &Still, state: &State) -> Result<(), DeviceError> {
+        self.load_state(state)
+    }
+
+    fn reset(&mut self, _still: &Still) {
+        self.start_over();
+    }
+
+    fn apply(&mut self, _queues: &QueueSet, change: &Change) {
+        if let Change::Log(log) = change {
+            self.ground.view_mut().set_log(log.clone());
+        }
+    }
+}
+
+impl<H: Hardware> Function for Monitor<H> {
+    fn bars(&self) -> &BarMap {
+        &self.bars
+    }
+
+    fn irqs(&self) -> Irqs {
+        IRQS
+    }
+
+    fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError> {
+        if vector >= IRQS.of(irq) {
+            return Err(WireError::NoSuchVector { irq, vector });
+        }
+        match (irq, wire) {
+            (Irq::Intx, Wire::Call(call)) => self.line.connect(call),
+            (Irq::Intx, Wire::Mask) => self.line.mask(),
+            (Irq::Intx, Wire::Unmask) => self.line.unmask(),
+            (Irq::Intx, Wire::Trigger) => self.line.trigger(),
+            (Irq::Error, Wire::Call(call)) => {
+                self.error_call = call;
+                // Who comes late has to know too.
+                if self.stopped || self.bus.gone() {
+                    self.cry();
+                }
+            }
+            (Irq::Error, Wire::Trigger) => self.cry(),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn grow_memory(&mut self, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+        let grown = self.ground.grow(self.bus.hardware(), map);
+        grown.map_err(|error| DeviceError::Below(Box::new(error)))?;
+        if self.parked.is_none() {
+            self.look();
+        }
+        Ok(())
+    }
+
+    fn replace_memory(&mut self, _still: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+        // The hardware lets go of every buffer first.
+        self.force();
+        let replaced = self.ground.replace(self.bus.hardware(), map);
+        self.settle_faults();
+        replaced.map_err(|error| DeviceError::Below(Box::new(error)))
+    }
+
+    fn attention(&self) -> Option<BorrowedFd<'_>> {
+        if self.bus.gone() { None } else { self.bus.interrupt() }
+    }
+
+    fn attend(&mut self) {
+        self.hear();
+        self.settle_faults();
+    }
+
+    fn use_shadows(&mut self, yes: bool) {
+        if let Some(page) = &mut self.page {
+            page.used = yes;
+        }
+        if self.parked.is_none() {
+            self.show_all();
+        }
+    }
+}

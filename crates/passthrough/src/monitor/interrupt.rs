@@ -1,0 +1,152 @@
+//! Interrupts: the hardware's are ours, the guest has virtual ones (V8).
+//!
+//! The hardware's status is read and cleared at each of its interrupts, and whenever the guest looks at its own. What came of it
+//! stands in the virtual status until the guest clears it there. Rings are looked at between clearing the hardware's status and
+//! showing the guest's: when a bit is seen, what it speaks of is in guest memory, and what comes later has its bit set again.
+//!
+//! While the guest's line is up the hardware's stays masked: the guest already has a reason to look.
+
+use super::Monitor;
+use super::bus::full;
+use super::counts::Fault;
+use crate::Hardware;
+use crate::model::{Await, Seen};
+
+/// Interrupts in a row without any effect, until they are no longer listened to.
+pub(super) const STORM: u32 = 128;
+/// Registers that are asked for what a state waits for, at most.
+const AWAITS: usize = 16;
+
+impl<H: Hardware> Monitor<H> {
+    /// The status as a guest reads it, live bits asked of the hardware by [`Monitor::collect`] just before.
+    pub(super) fn status(&self) -> u32 {
+        self.status_kept()
+    }
+
+    pub(super) fn status_kept(&self) -> u32 {
+        let live = self.model.interrupts.live;
+        self.interrupts.status & !live | self.interrupts.live & live
+    }
+
+    /// Takes the hardware's status over and looks at the rings. Gives the bits that came, and how many descriptors.
+    pub(super) fn collect(&mut self) -> (u32, u32) {
+        let register = self.machine.register(self.plan.status);
+        let raw = self.peek(self.plan.status);
+        if raw == full(register) {
+            self.bus.suspect();
+        }
+        if self.bus.gone() {
+            self.settle_faults();
+            return (0, 0);
+        }
+        let live = self.model.interrupts.live;
+        let fresh = raw & !live;
+        if fresh != 0 {
+            self.poke(self.plan.status, fresh);
+        }
+        self.rechoose();
+        let done = self.look();
+        let risen = raw & live & !self.interrupts.live;
+        self.interrupts.live = raw & live;
+        self.interrupts.status |= fresh;
+        if fresh | risen != 0 {
+            self.tell(Seen::Interrupt { bits: fresh | risen });
+            self.look_again();
+            self.show_alive();
+        }
+        self.show_status();
+        (fresh, done)
+    }
+
+    /// A state that an interrupt led to may wait for what the rings have shown already.
+    fn look_again(&mut self) {
+        if !self.machine.reusable() {
+            self.look();
+        }
+    }
+
+    /// Shows the virtual status in the shadow page.
+    pub(super) fn show_status(&mut self) {
+        if self.page.as_ref().is_some_and(|page| page.used) {
+            self.show(self.plan.status);
+        }
+    }
+
+    /// The guest's line, as status and mask say.
+    pub(super) fn level(&mut self) {
+        let up = self.status_kept() & self.interrupts.mask & self.model.interrupts.bits != 0;
+        let up = up && !self.bus.gone() && !self.stopped;
+        self.config.set_interrupt(up);
+        self.line.set(up);
+    }
+
+    /// After the guest has touched its status or mask: its line, and if that is down the hardware may interrupt again.
+    pub(super) fn relieved(&mut self) {
+        if self.storm {
+            // One more try for each time that the guest asks.
+            (self.storm, self.idle) = (false, STORM - 1);
+        }
+        self.level();
+        self.unmask();
+    }
+
+    pub(super) fn unmask(&mut self) {
+        if self.masked && !self.line.level() && !self.storm && !self.bus.gone() {
+            self.masked = false;
+            let unmasked = self.bus.hardware().unmask();
+            self.bus.judge(unmasked);
+            self.settle_faults();
+        }
+    }
+
+    /// An interrupt of the hardware, if there is one.
+    pub(super) fn hear(&mut self) {
+        if self.bus.gone() || !self.bus.hardware().heard() {
+            return;
+        }
+        self.counts.totals.heard += 1;
+        self.masked = true;
+        if self.parked.is_some() {
+            // Nothing happens now; it is asked again when the device goes on.
+            return;
+        }
+        let (fresh, done) = self.collect();
+        self.level();
+        if fresh & self.interrupts.mask == 0 && done == 0 && !self.line.level() {
+            self.idle = self.idle.saturating_add(1);
+            if self.idle >= STORM && !self.storm {
+                self.storm = true;
+                let text = format!("{STORM} interrupts in a row without a reason; no longer listened to");
+                self.fault(Fault::hardware("storm", text));
+            }
+        } else {
+            self.idle = 0;
+        }
+        self.unmask();
+    }
+
+    /// Asks the hardware for what the present states wait for. False: nothing came of it.
+    pub(super) fn ask_hardware(&mut self) -> bool {
+        let before = self.machine.updates();
+        for at in 0..self.blocks.len() {
+            self.ask_block(at);
+        }
+        let mut awaits = [None::<Await>; AWAITS];
+        for (place, wait) in awaits.iter_mut().zip(self.machine.awaits()) {
+            *place = Some(wait);
+        }
+        for wait in awaits.into_iter().flatten() {
+            let value = self.peek(wait.register);
+            self.rechoose();
+            if value & wait.mask == wait.is && !self.bus.gone() {
+                self.tell(Seen::Became { register: wait.register, value });
+            }
+        }
+        if self.machine.awaits_emptied() && self.emptied() {
+            self.tell(Seen::Emptied);
+        }
+        self.look();
+        self.settle_faults();
+        self.machine.updates() != before
+    }
+}

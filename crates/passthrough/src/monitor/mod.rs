@@ -1,0 +1,454 @@
+//! The monitor: hardware driven by a guest's stock driver, under watch of a state model. It knows no device.
+//!
+//! ```text
+//!   guest --access--> guest.rs --hooked?--> Machine (ask) --> check.rs --> hardware --> Machine (commit)
+//!                        '------ not hooked -----------------------------> hardware
+//!   rings.rs      descriptors copied once, checked, translated; statuses copied back
+//!   card.rs       card memory behind a data port
+//!   interrupt.rs  hardware's status -> virtual status & virtual mask -> INTA# of the guest
+//!   still.rs      recognised quiescence: halt, look once more, remember; and back
+//!   state.rs      what is remembered, as bytes
+//!   ground.rs     guest memory in the IOMMU    page.rs  shadow reads    policy.rs, counts.rs
+//! ```
+//!
+//! The names of the paper (VPIO, 3.4 and 5.1): `init_model` is [`Monitor::new`], `update_model` is `Machine::ask` and `commit` on
+//! each hooked access and interrupt, `check_model` is `Machine::reusable` and the checks of a transition, `deinit_model` is
+//! [`Monitor::into_hardware`]; ports are hooked and unhooked by the states of the table; `port_access` is [`Hardware`].
+//!
+//! What holds whatever the guest does: the hardware is only told bus addresses of the monitor's own memory and of checked guest
+//! memory, and the IOMMU maps nothing else. Card memory is wiped whenever the device changes hands, so nobody reads what a
+//! predecessor left there; a wipe is simpler than a map of foreign pages and costs a millisecond a change instead of a hooked data
+//! port.
+
+mod bus;
+mod card;
+mod check;
+mod counts;
+mod function;
+mod ground;
+mod guest;
+mod interrupt;
+mod page;
+mod plan;
+mod policy;
+mod rings;
+mod state;
+mod still;
+
+use std::sync::Arc;
+
+use ioplane_device::{DeviceInfo, Interrupt};
+use ioplane_memory::{MapError, MappingError, Region as Memory};
+use ioplane_pci::{Bar, BarMap, ConfigSpace, Line, PAGE, Space};
+
+use crate::model::{Machine, ModelFault, Moves, Reads, RegisterId, Seen, StateModel};
+use crate::{Hardware, HardwareError};
+
+use bus::Bus;
+use card::Transfer;
+use counts::Counts;
+use ground::Ground;
+use page::Page;
+use plan::Plan;
+use rings::ShadowRing;
+use still::Remembered;
+
+pub use counts::{EVENTS, Fault, FaultCount, Happening, Reading, Totals, What};
+pub use ground::{OWN, WINDOW};
+pub use policy::{Cause, Policies, Policy, PolicyError};
+pub use state::{CardV1, StateV1, TransferV1};
+
+/// What can be chosen about a monitor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// The device's name.
+    pub name: String,
+    /// What becomes of what is denied.
+    pub policies: Policies,
+    /// Whether to offer a page of registers for shadow reads, where the model's BAR is memory.
+    pub shadows: bool,
+}
+
+impl Options {
+    /// Denials are ignored, shadow pages offered.
+    pub fn new(name: &str) -> Self {
+        Options { name: name.to_owned(), policies: Policies::default(), shadows: true }
+    }
+}
+
+/// Why hardware could not be put under watch.
+#[derive(Debug, thiserror::Error)]
+pub enum MonitorError {
+    /// The hardware.
+    #[error(transparent)]
+    Hardware(#[from] HardwareError),
+    /// The model.
+    #[error(transparent)]
+    Model(#[from] ModelFault),
+    /// The model asks for what this monitor does not do.
+    #[error("model {model} cannot be watched: {why}")]
+    Unwatchable {
+        /// Which.
+        model: &'static str,
+        /// What it asks for.
+        why: String,
+    },
+    /// The function is another.
+    #[error("model {model} is not of {function} ({vendor:04x}:{device:04x} revision {revision:02x})")]
+    Other {
+        /// Which model.
+        model: &'static str,
+        /// Which function.
+        function: String,
+        /// Its vendor.
+        vendor: u16,
+        /// Its device.
+        device: u16,
+        /// Its revision.
+        revision: u8,
+    },
+    /// Memory of our own.
+    #[error("memory for the copies of descriptors: {0}")]
+    Map(#[from] MapError),
+    /// Memory of our own.
+    #[error("memory for the page of registers: {0}")]
+    Mapping(#[from] MappingError),
+    /// It does not do what its data sheet says.
+    #[error("{function} {what}: it may be broken, or in use by somebody else; reset its slot or the host")]
+    Deaf {
+        /// Which function.
+        function: String,
+        /// What it did not do.
+        what: String,
+    },
+}
+
+/// The interrupt status and mask as the guest sees them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Virtual {
+    status: u32,
+    mask: u32,
+    /// Live bits of the hardware's status when it was last read.
+    live: u32,
+}
+
+/// A block of guest memory that the device writes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct BlockState {
+    /// What the guest wrote.
+    low: u32,
+    high: u32,
+    /// Being written by the device: guest address.
+    busy: Option<u64>,
+}
+
+/// A physical function under watch: an [`ioplane_pci::Function`] for any host.
+pub struct Monitor<H: Hardware> {
+    info: DeviceInfo,
+    bus: Bus<H>,
+    model: &'static StateModel,
+    machine: Machine,
+    plan: Plan,
+    bars: BarMap,
+    config: ConfigSpace,
+    line: Line,
+    ground: Ground,
+    rings: Vec<ShadowRing>,
+    /// The rings' memory, mapped for the hardware.
+    own: Option<Memory>,
+    blocks: Vec<BlockState>,
+    transfer: Option<Transfer>,
+    /// It has just ended.
+    all_moved: bool,
+    interrupts: Virtual,
+    /// The hardware's INTA# is masked, by itself, until it is unmasked.
+    masked: bool,
+    /// Interrupts in a row that meant nothing.
+    idle: u32,
+    storm: bool,
+    policies: Policies,
+    /// The policy `stop` has struck.
+    stopped: bool,
+    error_call: Option<Arc<dyn Interrupt>>,
+    page: Option<Page>,
+    counts: Counts,
+    /// The device stands still: how it is to go on.
+    parked: Option<Box<Remembered>>,
+}
+
+impl<H: Hardware> Monitor<H> {
+    /// Takes hardware over: resets it, wipes its memory, listens to its interrupt. It runs when its host activates it.
+    pub fn new(hardware: H, model: &'static StateModel, options: Options) -> Result<Self, MonitorError> {
+        let machine = Machine::new(model)?;
+        let identity = hardware.identity();
+        let fits = |id: &crate::model::Id| {
+            (id.vendor, id.device) == (identity.vendor, identity.device)
+                && id.revisions.is_none_or(|(low, high)| (low..=high).contains(&identity.revision))
+        };
+        if !model.ids.iter().any(fits) {
+            return Err(MonitorError::Other {
+                model: model.name,
+                function: hardware.name().to_owned(),
+                vendor: identity.vendor,
+                device: identity.device,
+                revision: identity.revision,
+            });
+        }
+        let unwatchable = |why: String| MonitorError::Unwatchable { model: model.name, why };
+        if let Some(why) = plan::complaint(model) {
+            return Err(unwatchable(why));
+        }
+        let plan =
+            Plan::new(model, &machine).ok_or_else(|| unwatchable("it names what it does not have".into()))?;
+        let Some(registers) = hardware.bars().bar(model.bar) else {
+            return Err(unwatchable(format!("{} has no BAR {}", hardware.name(), model.bar)));
+        };
+        if registers.size < u64::from(model.size) {
+            let why = format!("BAR {} of {} has {} bytes only", model.bar, hardware.name(), registers.size);
+            return Err(unwatchable(why));
+        }
+        let effects = model.registers.iter().any(|register| register.reads == Reads::Effect);
+        let mut page = None;
+        let mut bars = BarMap::new();
+        for (index, bar) in hardware.bars().iter() {
+            let size = if bar.space == Space::Port { bar.size } else { bar.size.max(PAGE) };
+            let mut ours = Bar::new(size, bar.space);
+            ours.prefetchable = bar.prefetchable;
+            let watched = index == model.bar || model.aliases.contains(&index);
+            if watched && options.shadows && page.is_none() && !effects && bar.space != Space::Port {
+                let (shadow, pages) = Page::new()?;
+                if let Ok(offered) = ours.clone().with_pages(pages) {
+                    (ours, page) = (offered, Some(shadow));
+                }
+            }
+            bars = bars.with(index, ours);
+        }
+        let (rings, own) = rings::make(model.rings)?;
+        let mut monitor = Monitor {
+            info: DeviceInfo { name: options.name, kind: model.name, queues: 0 },
+            config: ConfigSpace::new(&identity, &bars, function::IRQS),
+            bus: Bus::new(hardware, model.bar),
+            model,
+            machine,
+            plan,
+            bars,
+            line: Line::new(),
+            ground: Ground::new(),
+            rings,
+            own,
+            blocks: vec![BlockState::default(); model.blocks.len()],
+            transfer: None,
+            all_moved: false,
+            interrupts: Virtual::default(),
+            masked: false,
+            idle: 0,
+            storm: false,
+            policies: options.policies,
+            stopped: false,
+            error_call: None,
+            page,
+            counts: Counts::new(),
+            parked: None,
+        };
+        monitor.take_over()?;
+        Ok(monitor)
+    }
+
+    /// The hardware as nobody's: reset, deaf to the network, its registers open, its interrupt ours.
+    fn take_over(&mut self) -> Result<(), MonitorError> {
+        use ioplane_pci::spec;
+        let open = spec::COMMAND_IO | spec::COMMAND_MEMORY;
+        let hardware = self.bus.hardware();
+        let mut command = [0; 2];
+        hardware.read_config(spec::COMMAND as u64, &mut command)?;
+        let command =
+            (u16::from_le_bytes(command) | open) & !spec::COMMAND_MASTER & !spec::COMMAND_INTX_DISABLE;
+        hardware.write_config(spec::COMMAND as u64, &command.to_le_bytes())?;
+        if let Some(own) = &self.own {
+            hardware.map(OWN, own)?;
+        }
+        self.reset_hardware().map_err(|what| self.deaf(what))?;
+        self.bus.hardware().listen()?;
+        self.remember_fresh();
+        self.settle_faults();
+        if self.bus.gone() { Err(self.deaf("is gone".to_owned())) } else { Ok(()) }
+    }
+
+    fn deaf(&mut self, what: String) -> MonitorError {
+        MonitorError::Deaf { function: self.bus.hardware().name().to_owned(), what }
+    }
+
+    /// Gives the hardware back: reset, with nothing mapped for it. Card memory is wiped by the next monitor, before its guest runs.
+    pub fn into_hardware(mut self) -> H {
+        let _ = self.bus.hardware().master(false);
+        // What fails here will be noticed by whoever takes it over next.
+        let _ = self.reset_hardware();
+        self.ground.clear(self.bus.hardware());
+        if let Some(own) = &self.own {
+            let _ = self.bus.hardware().unmap(OWN, own.len());
+        }
+        self.bus.into_hardware()
+    }
+
+    /// The model that runs.
+    pub fn model(&self) -> &'static StateModel {
+        self.model
+    }
+
+    /// The failure policies in force.
+    pub fn policies(&self) -> Policies {
+        self.policies
+    }
+
+    /// Other failure policies, from now on.
+    pub fn set_policies(&mut self, policies: Policies) {
+        self.policies = policies;
+    }
+
+    /// Everything that it counts, and where the model is.
+    pub fn reading(&self) -> Reading {
+        let totals = Totals {
+            updates: self.machine.updates(),
+            given: self.line.signals(),
+            ..self.counts.totals.clone()
+        };
+        Reading {
+            totals,
+            states: self.machine.states().map(|(region, state)| (region, state.name)).collect(),
+            reusable: self.machine.reusable(),
+            stopped: self.stopped,
+            gone: self.bus.gone(),
+            faults: self.counts.faults().to_vec(),
+            next_event: self.counts.next(),
+        }
+    }
+
+    /// The events that are still kept, from number `since` on: at most [`EVENTS`].
+    pub fn events(&self, since: u64) -> Vec<Happening> {
+        self.counts.events(since)
+    }
+
+    /// Tells the model of something that has happened. What it would have to check first cannot be undone any more, and is denied
+    /// where it matters: at the registers.
+    fn tell(&mut self, seen: Seen) {
+        let pending = self.machine.ask(seen);
+        let moves = self.machine.commit(pending);
+        self.moved(&moves);
+    }
+
+    /// Notes which regions moved.
+    fn moved(&mut self, moves: &Moves) {
+        if moves.is_empty() {
+            return;
+        }
+        for (region, from, to) in self.machine.moves(moves) {
+            self.counts.happened(What::Moved { region, from, to });
+        }
+    }
+
+    /// A denial, or trouble with the hardware: counted, named, and answered as the policy says.
+    fn fault(&mut self, fault: Fault) {
+        let policy = self.policies.of(fault.cause);
+        let hardware = fault.cause == Cause::Hardware;
+        let gone = fault.name == "gone";
+        self.counts.fault(fault);
+        match policy {
+            Policy::Ignore => {}
+            Policy::Error => {
+                let error = self.model.interrupts.error;
+                self.interrupts.status |= error;
+                self.tell(Seen::Interrupt { bits: error });
+                self.show_status();
+                self.level();
+            }
+            Policy::Stop => {
+                if !self.stopped {
+                    self.stopped = true;
+                    // It does nothing for this guest any more.
+                    let silenced = self.bus.hardware().master(false);
+                    self.bus.judge(silenced);
+                    self.cry();
+                }
+            }
+        }
+        if hardware && gone {
+            self.line.set(false);
+            self.cry();
+        }
+    }
+
+    /// Tells the VMM that something is wrong with the function.
+    fn cry(&self) {
+        if let Some(call) = &self.error_call {
+            call.signal();
+        }
+    }
+
+    /// Counts what went wrong below since the last call.
+    fn settle_faults(&mut self) {
+        while let Some(faults) = self.bus.faults() {
+            for fault in faults {
+                self.fault(fault);
+            }
+        }
+    }
+
+    /// Chooses a bank in the hardware, without starting anything.
+    fn choose(&mut self, bank: u8) {
+        if self.bus.bank == bank {
+            return;
+        }
+        if let Some((id, value)) = self.machine.select(bank) {
+            let register = self.machine.register(id);
+            self.bus.write(register, value);
+            self.bus.bank = bank;
+        }
+    }
+
+    /// Reads a register of any bank. Leaves its bank chosen: [`Monitor::choose`] that of the guest when done.
+    fn peek(&mut self, id: RegisterId) -> u32 {
+        let register = self.machine.register(id);
+        if let Some(bank) = register.bank {
+            self.choose(bank);
+        }
+        self.bus.read(register)
+    }
+
+    /// Writes a register of any bank, as [`Monitor::peek`] reads.
+    fn poke(&mut self, id: RegisterId, value: u32) {
+        let register = self.machine.register(id);
+        if let Some(bank) = register.bank {
+            self.choose(bank);
+        }
+        self.bus.write(register, value);
+        if self.plan.bank == Some(id)
+            && let Some(banks) = self.model.banks
+        {
+            self.bus.bank = (value as u8 & banks.mask) >> (banks.shift % 8);
+        }
+    }
+
+    /// What the register of the banks says after a reset: its other bits are kept when a bank is chosen.
+    fn learn_bank(&mut self) {
+        self.bus.bank = 0;
+        if let Some(id) = self.plan.bank {
+            let value = self.bus.read(self.machine.register(id));
+            self.machine.note(id, value);
+            self.bus.bank = self.machine.bank();
+        }
+    }
+
+    /// The bank that the guest has chosen, again.
+    fn rechoose(&mut self) {
+        self.choose(self.machine.bank());
+    }
+}
+
+impl<H: Hardware> std::fmt::Debug for Monitor<H> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Monitor")
+            .field("info", &self.info)
+            .field("model", &self.model.name)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,51 @@
+//! Shadow reads: a page that the guest reads without an exit, with what its registers would say.
+//!
+//! Only registers whose reading has no effect are in it. It is written before the guest can know that something changed: after
+//! each write to a register, and before each interrupt. What the device changes by itself without an interrupt (a timer) is as
+//! old as the last of these.
+
+use std::sync::Arc;
+
+use ioplane_memory::{Mapping, MappingError, PAGE, Window};
+use ioplane_pci::{Pages, Touch};
+
+/// The page of one BAR.
+#[derive(Debug)]
+pub(super) struct Page {
+    window: Window,
+    /// Whether some guest reads it now.
+    pub(super) used: bool,
+}
+
+impl Page {
+    /// A page of zeros, and how a BAR offers it.
+    pub(super) fn new() -> Result<(Self, Pages), MappingError> {
+        let mapping = Arc::new(Mapping::anonymous("shadow-page", PAGE)?);
+        let file = mapping.file().try_clone_to_owned().map_err(|error| {
+            MappingError::Os(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::MFILE))
+        })?;
+        let window = Window::of_mapping(&mapping, 0, PAGE as usize)
+            .ok_or(MappingError::Shape { offset: 0, len: PAGE })?;
+        let pages = Pages { offset: 0, len: PAGE, touch: Touch::Shadow, file: Arc::new(file), at: 0 };
+        Ok((Page { window, used: false }, pages))
+    }
+
+    /// Puts a register's value there: at once where it is aligned, so that no half of it is seen.
+    pub(super) fn put(&self, offset: u64, bytes: &[u8]) {
+        let Ok(at) = usize::try_from(offset) else { return };
+        if at.checked_add(bytes.len()).is_none_or(|end| end > self.window.len()) {
+            return;
+        }
+        match *bytes {
+            [a, b] if at.is_multiple_of(2) => self.window.put_u16(at, u16::from_le_bytes([a, b])),
+            [a, b, c, d] if at.is_multiple_of(4) => {
+                self.window.put_u32(at, u32::from_le_bytes([a, b, c, d]));
+            }
+            _ => {
+                for (n, byte) in bytes.iter().enumerate() {
+                    self.window.put_u8(at + n, *byte);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! Shadow rings: the hardware works on descriptors of the monitor's, copied from the guest's and checked on the way.
+//!
+//! ```text
+//!   guest's ring                 monitor's ring (bus address OWN ..)            hardware
+//!   [own buffer len] --copy once, check, translate--> [own bus len] --doorbell--> DMA to WINDOW + buffer
+//!   [status]        <------- status words back ------ [status]      <------------ writes status
+//! ```
+//!
+//! A descriptor is read once: what was checked is what the hardware gets, however the guest changes its own meanwhile. The
+//! hardware's position begins at 0 whenever it is enabled and never shows; the guest's position is kept here, so that a
+//! restored device goes on where the guest thinks it is.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use ioplane_memory::{MapError, Mapping, PAGE, Region as Memory, RegionSpec, Window};
+
+use super::counts::Fault;
+use super::ground::{Ground, OWN};
+use crate::model::{Flow, Ring};
+
+/// Largest descriptor and most descriptors of a ring that a model may have.
+const LARGEST: usize = 64;
+const MOST: u16 = 4096;
+
+/// A descriptor of the guest's that the hardware has a copy of.
+#[derive(Debug, Clone, Copy)]
+struct Flight {
+    /// Where the guest's descriptor is.
+    gpa: u64,
+    /// Its place in the guest's ring.
+    place: u16,
+    /// Whether it is the last of the guest's ring.
+    end: bool,
+    buffer: u64,
+    len: u32,
+}
+
+/// A descriptor that passed its check, and is not the hardware's yet.
+#[derive(Debug, Clone, Copy)]
+struct Vetted {
+    flight: Flight,
+    bytes: [u8; LARGEST],
+}
+
+/// What a ring tells of itself to be saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(super) struct RingV1 {
+    /// The guest's base address.
+    pub(super) base: u64,
+    /// Whether the guest has it enabled.
+    pub(super) running: bool,
+    /// The guest's next descriptor that the hardware has not finished.
+    pub(super) position: u16,
+    /// How many descriptors the hardware had and had not finished.
+    pub(super) unfinished: u16,
+    /// [`ShadowRing::rung`].
+    pub(super) rung: bool,
+}
+
+/// One ring.
+#[derive(Debug)]
+pub(super) struct ShadowRing {
+    pub(super) table: &'static Ring,
+    /// Our descriptors.
+    own: Window,
+    bus: u64,
+    /// The guest's base address, as it wrote it.
+    pub(super) base: u64,
+    /// Whether the guest has enabled it.
+    pub(super) running: bool,
+    /// Whether the guest has rung its doorbell since it enabled it. A ring that it never uses may lie over anything: what looks like
+    /// a descriptor there is none.
+    pub(super) rung: bool,
+    /// Whether the hardware works on it now: not while the device is parked.
+    pub(super) live: bool,
+    /// The next descriptor of the guest's to be copied.
+    next: u16,
+    /// The hardware's oldest unfinished descriptor.
+    head: u16,
+    flights: VecDeque<Flight>,
+    vetted: Vec<Vetted>,
+    /// It was looked at, and what passed waits to be published.
+    looked: bool,
+    /// The descriptor that failed last, so that one that just lies there is counted once.
+    bad: Option<(u64, u32, u64)>,
+}
+
+impl ShadowRing {
+    fn new(table: &'static Ring, mapping: &Arc<Mapping>, at: usize) -> Option<Self> {
+        let most = table.most;
+        let own = Window::of_mapping(mapping, at, usize::from(most) * usize::from(table.descriptor.size))?;
+        Some(ShadowRing {
+            table,
+            own,
+            bus: OWN + at as u64,
+            base: 0,
+            running: false,
+            rung: false,
+            live: false,
+            next: 0,
+            head: 0,
+            flights: VecDeque::with_capacity(usize::from(most)),
+            vetted: Vec::with_capacity(usize::from(most)),
+            looked: false,
+            bad: None,
+        })
+    }
+
+    /// What the hardware's base register gets.
+    pub(super) fn bus(&self) -> u64 {
+        self.bus
+    }
+
+    /// Descriptors that the hardware has not finished.
+    pub(super) fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+
+    fn gpa(&self, place: u16) -> Option<u64> {
+        self.base.checked_add(u64::from(place) * u64::from(self.table.descriptor.size))
+    }
+
+    /// The base address is aligned, and a descriptor fits there.
+    pub(super) fn check_base(&self, ground: &Ground) -> Result<(), Fault> {
+        let name = self.table.name;
+        if !self.base.is_multiple_of(self.table.align) {
+            let text =
+                format!("ring {name} at {:#x} is not aligned to {} bytes", self.base, self.table.align);
+            return Err(Fault::dma("ring-misaligned", text));
+        }
+        if ground.bus(self.base, self.table.descriptor.size.into()).is_none() {
+            let text = format!("ring {name} at {:#x} is outside the guest's memory", self.base);
+            return Err(Fault::dma("ring-outside", text));
+        }
+        Ok(())
+    }
+
+    /// Copies what the guest has given to the hardware since, and checks it. Nothing is the hardware's before
+    /// [`ShadowRing::publish`]. On a fault those before the faulty one are kept.
+    pub(super) fn vet(&mut self, ground: &Ground) -> Result<(), Fault> {
+        self.vetted.clear();
+        self.looked = true;
+        if !self.live {
+            return Ok(());
+        }
+        let layout = &self.table.descriptor;
+        let mut place = self.next;
+        // Bounded by the number of our descriptors: each turn uses one up.
+        while self.flights.len() + self.vetted.len() < usize::from(self.table.most) {
+            let Some(gpa) = self.gpa(place) else {
+                return self.fault(0, 0, u64::MAX, "ring-outside", || "it runs past all addresses".into());
+            };
+            let oldest = self.flights.front().map(|flight| flight.gpa);
+            if oldest.or(self.vetted.first().map(|vetted| vetted.flight.gpa)) == Some(gpa) {
+                return Ok(());
+            }
+            let Ok(window) = ground.view().window(gpa, layout.size.into(), 4) else {
+                return self.fault(gpa, 0, 0, "ring-outside", || {
+                    format!("descriptor {place} at {gpa:#x} is outside the guest's memory")
+                });
+            };
+            // The word with ownership first: what the driver wrote before it is there then. Each word is loaded once.
+            let status = window.load_u32(layout.status.into());
+            if status & layout.own == 0 {
+                return Ok(());
+            }
+            let mut bytes = [0; LARGEST];
+            for at in (0..usize::from(layout.size)).step_by(4) {
+                let word = if at == usize::from(layout.status) { status } else { window.load_u32(at) };
+                bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
+            }
+            let half = |at: u16| u64::from(word(&bytes, at));
+            let buffer = half(layout.address.0) | half(layout.address.1) << 32;
+            let len = (status & layout.length) >> layout.length.trailing_zeros().min(31);
+            let Some(bus) = ground.bus(buffer, len.into()) else {
+                return self.fault(gpa, status, buffer, "buffer-outside", || {
+                    format!("descriptor {place}: buffer {buffer:#x}+{len:#x} is outside the guest's memory")
+                });
+            };
+            let end = status & layout.end != 0;
+            put(&mut bytes, layout.address.0, bus as u32);
+            put(&mut bytes, layout.address.1, (bus >> 32) as u32);
+            put(&mut bytes, layout.status, status & !layout.end);
+            self.vetted.push(Vetted { flight: Flight { gpa, place, end, buffer, len }, bytes });
+            place = if end { 0 } else { place + 1 };
+            if place >= self.table.most {
+                // The next one would be beyond the limit: the ring has no end.
+                let most = self.table.most;
+                self.vetted.pop();
+                return self.fault(gpa, status, buffer, "ring-endless", || {
+                    format!("no end mark within {most} descriptors")
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// A fault, once for as long as the same descriptor is just as bad; a doorbell rung on it counts again.
+    fn fault(
+        &mut self,
+        gpa: u64,
+        status: u32,
+        buffer: u64,
+        name: &'static str,
+        text: impl FnOnce() -> String,
+    ) -> Result<(), Fault> {
+        let bad = Some((gpa, status, buffer));
+        if self.bad == bad && self.table.flow == Flow::Receive {
+            return Ok(());
+        }
+        self.bad = bad;
+        Err(Fault::dma(name, format!("ring {}: {}", self.table.name, text())))
+    }
+
+    /// Whether [`ShadowRing::vet`] has let pass what now waits for [`ShadowRing::publish`].
+    pub(super) fn is_vetted(&self) -> bool {
+        self.looked
+    }
+
+    /// Forgets what was vetted and not published.
+    pub(super) fn drop_vetted(&mut self) {
+        self.looked = false;
+        self.vetted.clear();
+    }
+
+    /// Gives the hardware what passed; how many descriptors, of how many bytes.
+    pub(super) fn publish(&mut self) -> (u64, u64) {
+        let layout = &self.table.descriptor;
+        let (mut count, mut total) = (0, 0);
+        self.looked = false;
+        for Vetted { flight, bytes } in self.vetted.drain(..) {
+            let slot = (usize::from(self.head) + self.flights.len()) % usize::from(self.table.most);
+            let at = slot * usize::from(layout.size);
+            let last = slot + 1 == usize::from(self.table.most);
+            for offset in (0..usize::from(layout.size)).step_by(4) {
+                if offset != usize::from(layout.status) {
+                    self.own.put_u32(at + offset, word(&bytes, offset as u16));
+                }
+            }
+            // Ownership last: the hardware looks at any time.
+            let status = word(&bytes, layout.status) | if last { layout.end } else { 0 };
+            self.own.put_u32(at + usize::from(layout.status), status);
+            self.next = if flight.end { 0 } else { flight.place + 1 };
+            count += 1;
+            total += u64::from(flight.len);
+            self.flights.push_back(flight);
+        }
+        (count, total)
+    }
+
+    /// Gives the guest back what the hardware has finished; how many descriptors.
+    pub(super) fn harvest(&mut self, ground: &Ground) -> u32 {
+        let layout = &self.table.descriptor;
+        let mut done = 0;
+        while let Some(flight) = self.flights.front() {
+            let at = usize::from(self.head) * usize::from(layout.size);
+            let status = self.own.load_u32(at + usize::from(layout.status));
+            if status & layout.own != 0 {
+                break;
+            }
+            let status = status & !layout.end | if flight.end { layout.end } else { 0 };
+            let receive = self.table.flow == Flow::Receive;
+            if receive {
+                // How much of it the hardware wrote only its own format says: all of it may be.
+                ground.view().wrote(flight.buffer, flight.len.into());
+            }
+            // The guest may have taken its ring away; then nobody waits for the status.
+            if let Ok(window) = ground.view().window(flight.gpa, layout.size.into(), 4) {
+                for offset in (0..layout.size).step_by(4) {
+                    let address = offset == layout.address.0 || offset == layout.address.1;
+                    if receive && !address && offset != layout.status {
+                        let word = self.own.load_u32(at + usize::from(offset));
+                        ground.view().store_u32(&window, offset.into(), word);
+                    }
+                }
+                ground.view().store_u32(&window, layout.status.into(), status);
+            }
+            self.flights.pop_front();
+            self.head = (self.head + 1) % self.table.most;
+            done += 1;
+        }
+        done
+    }
+
+    /// The guest has enabled it: from the start, on both sides.
+    pub(super) fn start(&mut self) {
+        self.running = true;
+        self.begin(0);
+    }
+
+    /// The guest has disabled it, or reset the device.
+    pub(super) fn stop(&mut self) {
+        self.running = false;
+        self.rung = false;
+        self.live = false;
+        self.flights.clear();
+        self.vetted.clear();
+        self.next = 0;
+    }
+
+    /// The hardware begins at our first descriptor, with the guest's `position`.
+    fn begin(&mut self, position: u16) {
+        for at in (0..self.own.len()).step_by(4) {
+            self.own.put_u32(at, 0);
+        }
+        let layout = &self.table.descriptor;
+        let last = self.own.len() - usize::from(layout.size);
+        self.own.put_u32(last + usize::from(layout.status), layout.end);
+        self.head = 0;
+        self.next = position;
+        self.flights.clear();
+        self.vetted.clear();
+        self.bad = None;
+        self.live = true;
+    }
+
+    /// The hardware works on it no longer, though the guest has it enabled: what it has not finished is the guest's again,
+    /// to be given once more. Harvest first. Gives how many descriptors these are.
+    pub(super) fn recall(&mut self, ground: &Ground) -> u16 {
+        let unfinished = self.flights.len() as u16;
+        if let Some(oldest) = self.flights.front() {
+            self.next = oldest.place;
+        }
+        if self.table.flow == Flow::Receive {
+            for flight in &self.flights {
+                ground.view().wrote(flight.buffer, flight.len.into());
+            }
+        }
+        self.flights.clear();
+        self.vetted.clear();
+        self.live = false;
+        unfinished
+    }
+
+    /// Takes back [`ShadowRing::recall`].
+    pub(super) fn go_on(&mut self) {
+        if self.running {
+            self.begin(self.next);
+        }
+    }
+
+    /// To be saved, while recalled.
+    pub(super) fn save(&self, unfinished: u16) -> RingV1 {
+        RingV1 { base: self.base, running: self.running, position: self.next, unfinished, rung: self.rung }
+    }
+
+    /// Whether a saved one fits.
+    pub(super) fn fits(&self, saved: &RingV1) -> bool {
+        saved.position < self.table.most && saved.unfinished <= self.table.most
+    }
+
+    /// Takes a saved one that [`ShadowRing::fits`] over; [`ShadowRing::go_on`] starts it.
+    pub(super) fn load(&mut self, saved: &RingV1) {
+        self.stop();
+        (self.base, self.running, self.next) = (saved.base, saved.running, saved.position);
+        self.rung = saved.rung;
+    }
+}
+
+fn word(bytes: &[u8; LARGEST], at: u16) -> u32 {
+    let at = usize::from(at);
+    bytes.get(at..at + 4).map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+}
+
+fn put(bytes: &mut [u8; LARGEST], at: u16, value: u32) {
+    let at = usize::from(at);
+    if let Some(place) = bytes.get_mut(at..at + 4) {
+        place.copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+/// Whether a ring's descriptors can be copied by this code.
+pub(super) fn sound(ring: &Ring) -> bool {
+    let layout = &ring.descriptor;
+    let inside = |at: u16| at.is_multiple_of(4) && at.checked_add(4).is_some_and(|end| end <= layout.size);
+    (1..=MOST).contains(&ring.most)
+        && layout.size.is_multiple_of(4)
+        && (4..=LARGEST).contains(&usize::from(layout.size))
+        && [layout.status, layout.address.0, layout.address.1].into_iter().all(inside)
+        && ring.align > 0
+}
+
+/// The rings of one device, and the memory that the hardware sees them in: to be mapped at [`OWN`].
+pub(super) fn make(tables: &'static [Ring]) -> Result<(Vec<ShadowRing>, Option<Memory>), MapError> {
+    let mut at = 0u64;
+    let mut places = Vec::new();
+    for table in tables {
+        at = at.next_multiple_of(table.align.max(PAGE));
+        places.push((table, at));
+        at += u64::from(table.most) * u64::from(table.descriptor.size);
+    }
+    if places.is_empty() {
+        return Ok((Vec::new(), None));
+    }
+    let len = at.next_multiple_of(PAGE);
+    let mapping = Arc::new(Mapping::anonymous("shadow-rings", len)?);
+    let file = mapping.file().try_clone_to_owned().map_err(|error| {
+        ioplane_memory::MappingError::Os(
+            rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::MFILE),
+        )
+    })?;
+    let memory = Memory::map(RegionSpec { gpa: OWN, len, user: 0, offset: 0, file })?;
+    let rings =
+        places.into_iter().filter_map(|(table, at)| ShadowRing::new(table, &mapping, at as usize)).collect();
+    Ok((rings, Some(memory)))
+}

@@ -1,0 +1,180 @@
+//! A device that stands still, as bytes: for another process or host. What is loaded is hostile: all of it is held against the model
+//! before anything is touched.
+
+use ioplane_device::{DeviceError, State, StateError};
+use serde::{Deserialize, Serialize};
+
+use super::card::Transfer;
+use super::rings::RingV1;
+use super::still::Remembered;
+use super::{BlockState, Monitor, Virtual, bus};
+use crate::model::{ModelStateV1, Way};
+use crate::{Hardware, HardwareError};
+
+const VERSION: u32 = 1;
+
+/// A saved monitor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateV1 {
+    /// Where the model was, and what the guest wrote.
+    pub machine: ModelStateV1,
+    /// Register and value, for the model's list of restoring.
+    pub registers: Vec<(String, u32)>,
+    /// Virtual interrupt status.
+    pub status: u32,
+    /// Virtual interrupt mask.
+    pub mask: u32,
+    rings: Vec<RingV1>,
+    /// Address registers of blocks, low and high half as the guest wrote them, and whether the device was writing it.
+    pub blocks: Vec<(u32, u32, bool)>,
+    /// Card memory, if it has to be brought back.
+    pub card: CardV1,
+    /// The configuration space.
+    pub config: Vec<u8>,
+    /// The policy `stop` had struck.
+    pub stopped: bool,
+}
+
+/// What is saved of a card's memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CardV1 {
+    /// All that a guest can write, after a forced stop.
+    pub bytes: Option<Vec<u8>>,
+    /// A transfer that was cut off.
+    pub transfer: Option<TransferV1>,
+}
+
+/// A transfer through the data port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TransferV1 {
+    /// The guest reads.
+    pub read: bool,
+    /// Address of the next byte on the card.
+    pub address: u16,
+    /// Bytes left.
+    pub left: u16,
+}
+
+fn impossible(why: impl Into<String>) -> DeviceError {
+    StateError::Impossible(why.into()).into()
+}
+
+impl<H: Hardware> Monitor<H> {
+    pub(super) fn save_state(&self) -> Result<State, DeviceError> {
+        let Some(parked) = &self.parked else {
+            let function = self.info.name.clone();
+            let why = HardwareError::Gone { function };
+            return Err(DeviceError::Below(Box::new(why)));
+        };
+        let name = |id| self.machine.register(id).name.to_owned();
+        let saved = StateV1 {
+            machine: parked.machine.save(),
+            registers: parked.registers.iter().map(|(id, value)| (name(*id), *value)).collect(),
+            status: parked.interrupts.status,
+            mask: parked.interrupts.mask,
+            rings: parked.rings.clone(),
+            blocks: parked.blocks.iter().map(|block| (block.low, block.high, block.busy.is_some())).collect(),
+            card: CardV1 {
+                bytes: parked.card.clone(),
+                transfer: parked.transfer.map(|transfer| TransferV1 {
+                    read: transfer.way == Way::Read,
+                    address: transfer.address as u16,
+                    left: transfer.left.min(0xffff) as u16,
+                }),
+            },
+            config: self.config.save(),
+            stopped: self.stopped,
+        };
+        let body = postcard::to_stdvec(&saved).map_err(|error| StateError::Damaged(error.to_string()))?;
+        if body.len() > State::MAX_BODY {
+            return Err(StateError::TooLarge(body.len()).into());
+        }
+        Ok(State { kind: self.model.name.to_owned(), version: VERSION, body })
+    }
+
+    pub(super) fn load_state(&mut self, state: &State) -> Result<(), DeviceError> {
+        let body = state.expect(self.model.name, VERSION)?;
+        let (saved, rest): (StateV1, _) =
+            postcard::take_from_bytes(body).map_err(|error| StateError::Damaged(error.to_string()))?;
+        if !rest.is_empty() {
+            return Err(StateError::Damaged(format!("{} bytes too many", rest.len())).into());
+        }
+        let remembered = self.understand(&saved)?;
+        let mut config = self.config.clone();
+        if !config.load(&saved.config) {
+            return Err(impossible(format!("a configuration space of {} bytes", saved.config.len())));
+        }
+        // All of it is good. What this device was doing ends here.
+        self.force();
+        self.config = config;
+        self.line.disable(self.config.intx_disabled());
+        self.stopped = saved.stopped;
+        self.parked = Some(Box::new(remembered));
+        Ok(())
+    }
+
+    fn understand(&self, saved: &StateV1) -> Result<Remembered, DeviceError> {
+        let mut machine = self.machine.clone();
+        machine.load(&saved.machine).map_err(|fault| impossible(fault.to_string()))?;
+        let wanted: Vec<_> = self.plan.saved().collect();
+        let mut registers = Vec::with_capacity(wanted.len());
+        for id in wanted {
+            let register = self.machine.register(id);
+            let Some((_, value)) = saved.registers.iter().find(|(name, _)| name == register.name) else {
+                return Err(impossible(format!("register {} is missing", register.name)));
+            };
+            if value & !bus::full(register) != 0 {
+                return Err(impossible(format!("register {} cannot hold {value:#x}", register.name)));
+            }
+            registers.push((id, *value));
+        }
+        let status = self.machine.register(self.plan.status);
+        let mask = self.machine.register(self.plan.mask);
+        if saved.status & !bus::full(status) != 0 || saved.mask & !bus::full(mask) != 0 {
+            return Err(impossible("interrupt status or mask with more bits than there are"));
+        }
+        if saved.rings.len() != self.rings.len()
+            || !self.rings.iter().zip(&saved.rings).all(|(ring, saved)| ring.fits(saved))
+        {
+            return Err(impossible("rings that the model does not have"));
+        }
+        if saved.blocks.len() != self.blocks.len() {
+            return Err(impossible("blocks that the model does not have"));
+        }
+        let block = |(table, (low, high, busy)): (&crate::model::Block, &(u32, u32, bool))| {
+            let gpa = u64::from(low & !table.flags) | u64::from(*high) << 32;
+            BlockState { low: *low, high: *high, busy: busy.then_some(gpa) }
+        };
+        let blocks = self.model.blocks.iter().zip(&saved.blocks).map(block).collect();
+        if saved.card.bytes.as_ref().is_some_and(|bytes| bytes.len() != self.card_size() || bytes.is_empty())
+        {
+            return Err(impossible("memory that the card does not have"));
+        }
+        let transfer = match (saved.card.transfer, &self.model.card) {
+            (None, _) => None,
+            (Some(_), None) => return Err(impossible("a transfer of a card without memory")),
+            (Some(TransferV1 { read, address, left }), Some(card)) => {
+                let way = if read { Way::Read } else { Way::Write };
+                let (address, left) = (u32::from(address), u32::from(left));
+                let ring = self.card_ring(|id| machine.value(id));
+                if !card.allows(way, address, left, ring) {
+                    return Err(impossible(format!(
+                        "a transfer at {address:#06x}+{left:#x} of the card's memory"
+                    )));
+                }
+                Some(Transfer { way, address, left })
+            }
+        };
+        Ok(Remembered {
+            machine,
+            registers,
+            interrupts: Virtual { status: saved.status, mask: saved.mask, live: 0 },
+            rings: saved.rings.clone(),
+            blocks,
+            transfer,
+            card: saved.card.bytes.clone(),
+            foreign: true,
+            wipe: saved.card.bytes.is_none(),
+        })
+    }
+}

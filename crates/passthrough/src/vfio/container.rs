@@ -1,0 +1,141 @@
+//! What a function can reach: an address space of its own, in which its IOMMU group sits.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use ioplane_memory::Region;
+
+use super::ioctl;
+use crate::address::Address;
+use crate::hardware::HardwareError;
+use crate::lease::GROUPS;
+
+/// A VFIO container of type 1 with one group in it, and what is mapped there. Fields are dropped in this order: a group that is
+/// closed leaves the container, which takes its mappings along.
+#[derive(Debug)]
+pub(super) struct Container {
+    name: String,
+    group: File,
+    container: File,
+    /// First and last byte of each range of bus addresses; empty: unknown.
+    ranges: Vec<(u64, u64)>,
+    /// By bus address. The memory has to live as long as it is mapped.
+    mapped: BTreeMap<u64, Region>,
+}
+
+impl Container {
+    /// Puts `group` into a container of its own.
+    pub(super) fn open(name: &str, group: u32) -> Result<Self, HardwareError> {
+        let os = |doing: String| {
+            move |source: io::Error| HardwareError::Os { function: name.to_owned(), doing, source }
+        };
+        let both = |path: &Path| OpenOptions::new().read(true).write(true).open(path);
+        let path = Path::new(GROUPS).join("vfio");
+        let container = both(&path).map_err(os(format!(
+            "open {} (`modprobe vfio-pci vfio_iommu_type1`, as root)",
+            path.display()
+        )))?;
+        let known = ioctl::knows_type1(container.as_fd()).map_err(os("ask VFIO for its version".into()))?;
+        let no = |why: &str| io::Error::other(why.to_owned());
+        if !known {
+            return Err(os("use VFIO (`modprobe vfio_iommu_type1`)".into())(no("it has no type 1 IOMMU")));
+        }
+        let path = Path::new(GROUPS).join(group.to_string());
+        let advice = "is it bound to vfio-pci, and open in no other process?";
+        let group = both(&path).map_err(os(format!("open {} ({advice})", path.display())))?;
+        if !ioctl::is_viable(group.as_fd()).map_err(os("look at its IOMMU group".into()))? {
+            let advice = "use its IOMMU group (`ioplane pci list` shows who else is in it)";
+            return Err(os(advice.into())(no("drivers of the host have other functions of it")));
+        }
+        ioctl::set_container(group.as_fd(), container.as_fd())
+            .map_err(os("put its IOMMU group into a container".into()))?;
+        ioctl::set_type1(container.as_fd()).map_err(os(
+            "switch its IOMMU on (see `dmesg`; without interrupt remapping VFIO refuses)".into(),
+        ))?;
+        let ranges = ioctl::ranges(container.as_fd()).unwrap_or_default();
+        Ok(Container { name: name.into(), group, container, ranges, mapped: BTreeMap::new() })
+    }
+
+    /// Opens the function.
+    pub(super) fn device(&self, address: Address) -> Result<OwnedFd, HardwareError> {
+        ioctl::device(self.group.as_fd(), &address.to_string())
+            .map_err(|source| self.os("open the function (is it bound to vfio-pci?)".into(), source))
+    }
+
+    fn os(&self, doing: String, source: io::Error) -> HardwareError {
+        HardwareError::Os { function: self.name.clone(), doing, source }
+    }
+
+    fn file(&self) -> BorrowedFd<'_> {
+        self.container.as_fd()
+    }
+
+    pub(super) fn map(&mut self, iova: u64, region: &Region) -> Result<(), HardwareError> {
+        let len = region.len();
+        let last = iova.checked_add(len - 1);
+        let inside = last.is_some_and(|last| {
+            self.ranges.is_empty() || self.ranges.iter().any(|(start, end)| *start <= iova && last <= *end)
+        });
+        if !inside {
+            return Err(HardwareError::Unreachable {
+                function: self.name.clone(),
+                iova,
+                len,
+                ranges: Ranges(self.ranges.clone()),
+            });
+        }
+        ioctl::map(self.file(), iova, region.host_address(), len).map_err(|source| {
+            let advice = match source.raw_os_error() {
+                Some(libc::ENOMEM) => {
+                    " (raise the limit of locked memory: LimitMEMLOCK=infinity, `ulimit -l`)"
+                }
+                Some(libc::EINVAL) => " (memory that is handed to hardware must consist of whole pages)",
+                Some(libc::EEXIST) => " (something is mapped there already)",
+                _ => "",
+            };
+            self.os(format!("map {len:#x} bytes at bus address {iova:#x}{advice}"), source)
+        })?;
+        self.mapped.insert(iova, region.clone());
+        Ok(())
+    }
+
+    pub(super) fn unmap(&mut self, iova: u64, len: u64) -> Result<(), HardwareError> {
+        let doing = || format!("unmap {len:#x} bytes at bus address {iova:#x}");
+        if self.mapped.get(&iova).is_none_or(|region| region.len() != len) {
+            return Err(self.os(doing(), io::Error::other("nothing is mapped exactly there")));
+        }
+        match ioctl::unmap(self.file(), iova, len) {
+            Ok(gone) if gone == len => {
+                self.mapped.remove(&iova);
+                Ok(())
+            }
+            // The memory stays alive: the function may reach it still.
+            Ok(gone) => Err(self.os(doing(), io::Error::other(format!("only {gone:#x} bytes went")))),
+            Err(source) => Err(self.os(doing(), source)),
+        }
+    }
+
+    /// Unmaps what can be; the rest goes with the container.
+    pub(super) fn clear(&mut self) {
+        let all: Vec<(u64, u64)> = self.mapped.iter().map(|(iova, region)| (*iova, region.len())).collect();
+        for (iova, len) in all {
+            let _ = self.unmap(iova, len);
+        }
+    }
+}
+
+/// Ranges of bus addresses, for a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ranges(pub Vec<(u64, u64)>);
+
+impl std::fmt::Display for Ranges {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (n, (start, end)) in self.0.iter().take(8).enumerate() {
+            write!(f, "{}{start:#x} to {end:#x}", if n > 0 { ", " } else { "" })?;
+        }
+        Ok(())
+    }
+}

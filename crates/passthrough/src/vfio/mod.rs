@@ -1,0 +1,360 @@
+//! Functions of the host through VFIO, with an IOMMU container of type 1 (Debian's kernels have no iommufd).
+//!
+//! ```text
+//!   Vfio --pread, pwrite--> device file: one region for each BAR, one for the configuration space
+//!        --SET_IRQS-------> eventfds: the guest's own, or ours
+//!        --MAP_DMA--------> Container <-- Group <-- the IOMMU group of the function
+//! ```
+
+mod container;
+mod interrupts;
+mod ioctl;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use ioplane_memory::Region;
+use ioplane_pci::{Bar, BarMap, Identity, Irq, Irqs, PAGE, Pages, Space, Touch, Wire, WireError, spec};
+use vfio_bindings::bindings::vfio as v;
+
+pub use container::Ranges;
+
+use crate::address::Address;
+use crate::hardware::{Hardware, HardwareError};
+use crate::lease::{Lease, LeaseError};
+use crate::sysfs::Sysfs;
+use container::Container;
+use interrupts::{Interrupts, bell, rang};
+use ioctl::Area;
+
+/// One function, open. Dropped, it has no bus mastering, no interrupts and no memory, and then its lease ends.
+///
+/// Memory BARs that are smaller than a page and that VFIO lets one map show as one page; what is beyond their end answers nothing.
+#[derive(Debug)]
+pub struct Vfio {
+    name: String,
+    // Dropped in this order: VFIO lets go of a function only when its file is closed.
+    bars: BarMap,
+    interrupts: Interrupts,
+    device: Arc<OwnedFd>,
+    container: Container,
+    lease: Option<Lease>,
+    identity: Identity,
+    areas: [Area; 6],
+    config: Area,
+    resettable: bool,
+    /// Ours, and what rings it.
+    bell: Option<(OwnedFd, Irq)>,
+}
+
+impl Vfio {
+    /// Opens a function that is bound to vfio-pci (see [`Lease::take`]) on the host whose sysfs is mounted at `root`. It can be opened
+    /// once.
+    pub fn open(root: &Path, address: Address) -> Result<Vfio, HardwareError> {
+        let name = address.to_string();
+        let group = Sysfs::new(root).iommu_group(address).ok_or_else(|| HardwareError::Os {
+            function: name.clone(),
+            doing: "find its IOMMU group (`ioplane pci list` says why there may be none)".into(),
+            source: io::ErrorKind::NotFound.into(),
+        })?;
+        let container = Container::open(&name, group)?;
+        let device = Arc::new(container.device(address)?);
+        let os = |doing: &str| {
+            let (function, doing) = (name.clone(), doing.to_owned());
+            move |source| HardwareError::Os { function, doing, source }
+        };
+        let asking = "ask VFIO about it";
+        let (resettable, regions, kinds) = ioctl::device_info(device.as_fd()).map_err(os(asking))?;
+        let mut areas: [Area; 6] = Default::default();
+        for (index, area) in (0..regions).zip(&mut areas) {
+            *area = ioctl::region(device.as_fd(), index).map_err(os(asking))?;
+        }
+        let config = ioctl::region(device.as_fd(), v::VFIO_PCI_CONFIG_REGION_INDEX).map_err(os(asking))?;
+        let interrupts = Interrupts::new(device.clone(), kinds).map_err(os(asking))?;
+        let identity = Identity { vendor: 0, device: 0, revision: 0, class: 0, subsystem: (0, 0) };
+        let mut vfio = Vfio {
+            name,
+            bars: BarMap::new(),
+            interrupts,
+            device,
+            container,
+            lease: None,
+            identity,
+            areas,
+            config,
+            resettable,
+            bell: None,
+        };
+        vfio.look()?;
+        Ok(vfio)
+    }
+
+    /// Keeps the lease as long as the function is open.
+    pub fn keep(&mut self, lease: Lease) {
+        self.lease = Some(lease);
+    }
+
+    /// Closes the function and ends its lease, with an error if that fails.
+    pub fn release(mut self) -> Result<(), LeaseError> {
+        let lease = self.lease.take();
+        drop(self);
+        lease.map_or(Ok(()), Lease::give_back)
+    }
+
+    /// Reads who it is and what it has; switches memory and ports on, and bus mastering off.
+    fn look(&mut self) -> Result<(), HardwareError> {
+        let mut header = [0; 0x40];
+        self.read_config(0, &mut header)?;
+        let short = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+        let long =
+            |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        if short(spec::VENDOR_ID) == u16::MAX {
+            return Err(HardwareError::Gone { function: self.name.clone() });
+        }
+        self.identity = Identity {
+            vendor: short(spec::VENDOR_ID),
+            device: short(spec::DEVICE_ID),
+            revision: header[spec::REVISION_ID],
+            class: long(spec::REVISION_ID) >> 8,
+            subsystem: (short(spec::SUBSYSTEM_VENDOR_ID), short(spec::SUBSYSTEM_ID)),
+        };
+        let table = self.msix_pages()?;
+        let mut bars = BarMap::new();
+        let mut command = 0;
+        let mut upper_half = false;
+        for (index, area) in (0u8..).zip(&self.areas) {
+            if std::mem::take(&mut upper_half) || area.size == 0 {
+                continue;
+            }
+            let register = long(spec::BAR0 + 4 * usize::from(index));
+            let space = match register {
+                register if register & spec::BAR_IO != 0 => Space::Port,
+                register if register & spec::BAR_MEMORY_64 != 0 && index < 5 => Space::Memory64,
+                _ => Space::Memory32,
+            };
+            upper_half = space == Space::Memory64;
+            command |= if space == Space::Port { spec::COMMAND_IO } else { spec::COMMAND_MEMORY };
+            let mut bar = Bar::new(mapped_size(area, space), space);
+            bar.prefetchable = space != Space::Port && register & spec::BAR_PREFETCHABLE != 0;
+            for (offset, len) in mappable(area, space, &table, index) {
+                let file = self.device.clone();
+                let pages = Pages { offset, len, touch: Touch::Mapped, file, at: area.offset + offset };
+                // What is not in whole pages stays trapped.
+                bar = bar.clone().with_pages(pages).unwrap_or(bar);
+            }
+            bars = bars.with(index, bar);
+        }
+        self.bars = bars;
+        let before = short(spec::COMMAND);
+        let after = (before | command) & !(spec::COMMAND_MASTER | spec::COMMAND_INTX_DISABLE);
+        self.write_config(spec::COMMAND as u64, &after.to_le_bytes())
+    }
+
+    /// Pages with the MSI-X table and its pending bits: BAR, first byte, one past the last. Those are the VMM's to emulate.
+    fn msix_pages(&mut self) -> Result<Vec<(u8, u64, u64)>, HardwareError> {
+        let Some(at) = self.capability(spec::CAP_MSIX)? else { return Ok(Vec::new()) };
+        let mut bytes = [0; 12];
+        self.read_config(at, &mut bytes)?;
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let vectors = u64::from(word(0) >> 16 & 0x7ff) + 1;
+        let range = |word: u32, len: u64| {
+            let start = u64::from(word & !7);
+            ((word & 7) as u8, start / PAGE * PAGE, (start + len).next_multiple_of(PAGE))
+        };
+        let entry = spec::MSIX_ENTRY as u64;
+        Ok(vec![range(word(4), vectors * entry), range(word(8), vectors.div_ceil(64) * 8)])
+    }
+
+    fn os(&self, doing: String, source: io::Error) -> HardwareError {
+        HardwareError::Os { function: self.name.clone(), doing, source }
+    }
+
+    /// What a failed access means.
+    fn failed(&self, doing: &str, error: rustix::io::Errno) -> HardwareError {
+        let mut vendor = [0; 2];
+        match rustix::io::pread(&self.device, &mut vendor, self.config.offset) {
+            Ok(2) if vendor != [0xff; 2] => {
+                self.os(format!("{doing} its registers (are memory and ports switched off?)"), error.into())
+            }
+            _ => HardwareError::Gone { function: self.name.clone() },
+        }
+    }
+
+    /// Where in the function's file a register is.
+    fn place(&self, bar: u8, offset: u64, len: usize) -> Result<u64, HardwareError> {
+        let area = self.areas.get(usize::from(bar));
+        let inside = area.filter(|a| offset.checked_add(len as u64).is_some_and(|end| end <= a.size));
+        let no = || HardwareError::NoSuchRegister { function: self.name.clone(), bar, offset, len };
+        Ok(inside.ok_or_else(no)?.offset + offset)
+    }
+}
+
+/// A small BAR that VFIO lets one map is alone on its page.
+fn mapped_size(area: &Area, space: Space) -> u64 {
+    let alone = space != Space::Port && area.mappable == [(0, area.size)];
+    if alone { area.size.max(PAGE) } else { area.size }
+}
+
+/// What of a BAR can be mapped: offset and length, in whole pages, without those in `but`.
+fn mappable(area: &Area, space: Space, but: &[(u8, u64, u64)], index: u8) -> Vec<(u64, u64)> {
+    if space == Space::Port {
+        return Vec::new();
+    }
+    let small = mapped_size(area, space) > area.size;
+    let mut all: Vec<(u64, u64)> = area
+        .mappable
+        .iter()
+        .map(|(offset, len)| (*offset, if small { PAGE } else { *len }))
+        .filter_map(|(offset, len)| Some((offset, offset.checked_add(len)?)))
+        .collect();
+    for (_, start, end) in but.iter().filter(|(bar, ..)| *bar == index) {
+        let around = |(first, last): (u64, u64)| [(first, last.min(*start)), (first.max(*end), last)];
+        all = all.into_iter().flat_map(around).filter(|(first, last)| first < last).collect();
+    }
+    all.into_iter().map(|(first, last)| (first, last - first)).collect()
+}
+
+impl Drop for Vfio {
+    fn drop(&mut self) {
+        // All of this the kernel would do when the files are closed; but a VMM may have mapped our pages, and keep one open.
+        self.interrupts.clear();
+        let _ = self.master(false);
+        self.container.clear();
+    }
+}
+
+impl Hardware for Vfio {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    fn bars(&self) -> &BarMap {
+        &self.bars
+    }
+
+    fn irqs(&self) -> Irqs {
+        self.interrupts.counts()
+    }
+
+    fn read(&mut self, bar: u8, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
+        let at = self.place(bar, offset, out.len())?;
+        match rustix::io::pread(&self.device, &mut *out, at) {
+            Ok(got) if got == out.len() => Ok(()),
+            Ok(_) => Err(self.failed("read", rustix::io::Errno::IO)),
+            Err(error) => Err(self.failed("read", error)),
+        }
+    }
+
+    fn write(&mut self, bar: u8, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
+        let at = self.place(bar, offset, bytes.len())?;
+        match rustix::io::pwrite(&self.device, bytes, at) {
+            Ok(put) if put == bytes.len() => Ok(()),
+            Ok(_) => Err(self.failed("write", rustix::io::Errno::IO)),
+            Err(error) => Err(self.failed("write", error)),
+        }
+    }
+
+    fn read_config(&mut self, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
+        out.fill(0xff);
+        let inside = self.config.size.saturating_sub(offset).min(out.len() as u64) as usize;
+        let at = self.config.offset.saturating_add(offset);
+        match rustix::io::pread(&self.device, &mut out[..inside], at) {
+            Ok(got) if got == inside => Ok(()),
+            Ok(_) => Err(HardwareError::Gone { function: self.name.clone() }),
+            Err(error) => Err(self.os("read its configuration space".into(), error.into())),
+        }
+    }
+
+    fn write_config(&mut self, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
+        let inside = self.config.size.saturating_sub(offset).min(bytes.len() as u64) as usize;
+        let at = self.config.offset.saturating_add(offset);
+        match rustix::io::pwrite(&self.device, &bytes[..inside], at) {
+            Ok(put) if put == inside => Ok(()),
+            Ok(_) => Err(HardwareError::Gone { function: self.name.clone() }),
+            Err(error) => Err(self.os("write its configuration space".into(), error.into())),
+        }
+    }
+
+    fn map(&mut self, iova: u64, region: &Region) -> Result<(), HardwareError> {
+        self.container.map(iova, region)
+    }
+
+    fn unmap(&mut self, iova: u64, len: u64) -> Result<(), HardwareError> {
+        self.container.unmap(iova, len)
+    }
+
+    fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError> {
+        if self.bell.is_some() {
+            return Err(WireError::Below { irq, why: "we listen to its interrupts ourselves".into() });
+        }
+        self.interrupts.wire(irq, vector, wire)
+    }
+
+    fn listen(&mut self) -> Result<(), HardwareError> {
+        if self.bell.is_some() {
+            return Ok(());
+        }
+        let doing = "listen to its interrupts";
+        if self.interrupts.wired() {
+            return Err(self.os(doing.into(), io::Error::other("they are wired to a guest")));
+        }
+        let ours = bell().and_then(|bell| Ok((self.interrupts.listen(&bell)?, bell)));
+        let (irq, bell) = ours.map_err(|error| self.os(doing.into(), error))?;
+        self.bell = Some((bell, irq));
+        Ok(())
+    }
+
+    fn interrupt(&self) -> Option<BorrowedFd<'_>> {
+        self.bell.as_ref().map(|(bell, _)| bell.as_fd())
+    }
+
+    fn heard(&mut self) -> bool {
+        self.bell.as_ref().is_some_and(|(bell, _)| rang(bell))
+    }
+
+    fn unmask(&mut self) -> Result<(), HardwareError> {
+        match &self.bell {
+            Some((_, Irq::Intx)) => {
+                self.interrupts.unmask().map_err(|error| self.os("unmask its interrupt".into(), error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn reset(&mut self) -> Result<bool, HardwareError> {
+        if !self.resettable {
+            return Ok(false);
+        }
+        ioctl::reset(self.device.as_fd()).map_err(|error| self.os("reset it".into(), error))?;
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_pages_are_mapped_but_not_the_table() {
+        let area = |size, mappable: &[(u64, u64)]| Area { size, offset: 0, mappable: mappable.into() };
+        let wide = area(0x20000, &[(0, 0x20000)]);
+        assert_eq!(mappable(&wide, Space::Memory32, &[], 0), [(0, 0x20000)]);
+        let table = [(3, 0x1000, 0x3000), (3, 0, 0x1000), (0, 0x4000, 0x5000)];
+        assert_eq!(mappable(&wide, Space::Memory32, &table, 0), [(0, 0x4000), (0x5000, 0x1b000)]);
+        assert_eq!(mappable(&wide, Space::Memory32, &table, 3), [(0x3000, 0x1d000)]);
+        let sparse = area(0x4000, &[(0, 0x1000), (0x2000, 0x2000)]);
+        assert_eq!(mappable(&sparse, Space::Memory64, &[], 0), [(0, 0x1000), (0x2000, 0x2000)]);
+        let small = area(0x100, &[(0, 0x100)]);
+        assert_eq!((mapped_size(&small, Space::Memory32), mapped_size(&small, Space::Port)), (PAGE, 0x100));
+        assert_eq!(mappable(&small, Space::Memory32, &[], 1), [(0, PAGE)]);
+        assert!(mappable(&small, Space::Port, &[], 0).is_empty());
+        assert!(mappable(&area(0x100, &[]), Space::Memory32, &[], 0).is_empty());
+        assert!(mappable(&area(0x100, &[(u64::MAX, 2)]), Space::Memory32, &[], 0).is_empty());
+    }
+}

@@ -1,0 +1,315 @@
+//! Hardware passed through as it is, over hardware that writes down what is done to it.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use ioplane_device::{
+    Access, At, Device, Effect, Interrupt, Placement, Post, QueueSet, Quiescent, Running, Stillness, Then,
+};
+use ioplane_memory::{GuestMap, Mapping, Region, RegionSpec};
+use ioplane_passthrough::{Direct, DirectFaults, Hardware, HardwareError};
+use ioplane_pci::{
+    Bar, BarMap, Capability, ConfigSpace, Function, Identity, Irq, Irqs, PAGE, Pages, Space, Touch, Wire,
+    WireError, spec,
+};
+
+#[derive(Debug, Default)]
+struct Log {
+    mapped: Vec<(u64, u64)>,
+    wires: Vec<(Irq, u16)>,
+    resets: u32,
+    command: u16,
+    config_writes: Vec<(u64, Vec<u8>)>,
+}
+
+struct Card {
+    log: Arc<Mutex<Log>>,
+    bars: BarMap,
+    config: ConfigSpace,
+    registers: [u8; 256],
+    resettable: bool,
+    full: Arc<AtomicBool>,
+}
+
+const MSI: u64 = 0x40;
+
+impl Card {
+    fn new(resettable: bool) -> (Card, Arc<Mutex<Log>>, Arc<AtomicBool>) {
+        let file = Arc::new(std::fs::File::open("/dev/null").expect("/dev/null").into());
+        let pages = Pages { offset: 0, len: PAGE, touch: Touch::Mapped, file, at: 0x10_0000 };
+        let memory = Bar::new(PAGE, Space::Memory32).with_pages(pages).expect("a page");
+        let bars = BarMap::new().with(0, Bar::new(256, Space::Port)).with(1, memory);
+        let identity =
+            Identity { vendor: 0x10ec, device: 0x8139, revision: 0x20, class: 0x020000, subsystem: (1, 2) };
+        let irqs = Irqs { intx: 1, msi: 1, ..Irqs::default() };
+        let mut config = ConfigSpace::new(&identity, &bars, irqs);
+        assert_eq!(config.add(&Capability::Msi { vectors: 1, masking: true }), Some(MSI as usize));
+        config.add(&Capability::Express).expect("room");
+        let (log, full) = (Arc::<Mutex<Log>>::default(), Arc::<AtomicBool>::default());
+        let card =
+            Card { log: log.clone(), bars, config, registers: [0; 256], resettable, full: full.clone() };
+        (card, log, full)
+    }
+
+    fn place(&self, bar: u8, offset: u64, len: usize) -> Result<usize, HardwareError> {
+        let inside = bar < 2 && offset.checked_add(len as u64).is_some_and(|end| end <= 256);
+        let no = || HardwareError::NoSuchRegister { function: "card".into(), bar, offset, len };
+        inside.then_some(offset as usize).ok_or_else(no)
+    }
+}
+
+impl Hardware for Card {
+    fn name(&self) -> &str {
+        "0000:00:05.0"
+    }
+    fn identity(&self) -> Identity {
+        Identity { vendor: 0x10ec, device: 0x8139, revision: 0x20, class: 0x020000, subsystem: (1, 2) }
+    }
+    fn bars(&self) -> &BarMap {
+        &self.bars
+    }
+    fn irqs(&self) -> Irqs {
+        Irqs { intx: 1, msi: 1, ..Irqs::default() }
+    }
+    fn read(&mut self, bar: u8, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
+        let at = self.place(bar, offset, out.len())?;
+        out.copy_from_slice(&self.registers[at..at + out.len()]);
+        Ok(())
+    }
+    fn write(&mut self, bar: u8, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
+        let at = self.place(bar, offset, bytes.len())?;
+        self.registers[at..at + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+    fn read_config(&mut self, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
+        self.config.read(offset, out);
+        Ok(())
+    }
+    fn write_config(&mut self, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
+        let mut log = self.log.lock().expect("no panic");
+        log.config_writes.push((offset, bytes.to_vec()));
+        self.config.write(offset, bytes);
+        log.command = self.config.command();
+        Ok(())
+    }
+    fn map(&mut self, iova: u64, region: &Region) -> Result<(), HardwareError> {
+        if self.full.load(Ordering::Relaxed) {
+            let source = std::io::Error::other("no room");
+            return Err(HardwareError::Os { function: "card".into(), doing: "map".into(), source });
+        }
+        self.log.lock().expect("no panic").mapped.push((iova, region.len()));
+        Ok(())
+    }
+    fn unmap(&mut self, iova: u64, len: u64) -> Result<(), HardwareError> {
+        let mut log = self.log.lock().expect("no panic");
+        let at = log.mapped.iter().position(|m| *m == (iova, len)).expect("it was mapped exactly so");
+        log.mapped.remove(at);
+        Ok(())
+    }
+    fn wire(&mut self, irq: Irq, vector: u16, _: Wire) -> Result<(), WireError> {
+        self.log.lock().expect("no panic").wires.push((irq, vector));
+        Ok(())
+    }
+    fn listen(&mut self) -> Result<(), HardwareError> {
+        unreachable!("nobody watches")
+    }
+    fn interrupt(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    fn heard(&mut self) -> bool {
+        false
+    }
+    fn unmask(&mut self) -> Result<(), HardwareError> {
+        Ok(())
+    }
+    fn reset(&mut self) -> Result<bool, HardwareError> {
+        self.log.lock().expect("no panic").resets += u32::from(self.resettable);
+        Ok(self.resettable)
+    }
+}
+
+/// No queues, so that nobody is placed.
+struct Nowhere;
+impl Placement for Nowhere {
+    fn place(&self, _: &str, _: u16) -> Arc<dyn Post> {
+        unreachable!("it has no queues")
+    }
+}
+
+fn running(resettable: bool) -> (Running<Direct<Card>>, Arc<Mutex<Log>>, Arc<AtomicBool>) {
+    let (card, log, full) = Card::new(resettable);
+    let direct = Direct::new("nic1", card, None).expect("passed through");
+    (Quiescent::new(direct).resume(&Nowhere).expect("runs"), log, full)
+}
+
+fn read(device: &mut Running<Direct<Card>>, at: At) -> u32 {
+    let mut out = [0; 4];
+    assert_eq!(device.access(at, Access::Read(&mut out)), Effect::None);
+    u32::from_le_bytes(out)
+}
+
+fn write(device: &mut Running<Direct<Card>>, at: At, bytes: &[u8]) -> Effect {
+    device.access(at, Access::Write(bytes))
+}
+
+fn region(gpa: u64, pages: u64) -> Region {
+    let mapping = Mapping::anonymous("test", pages * PAGE).expect("memory");
+    let file = mapping.file().try_clone_to_owned().expect("a file");
+    Region::map(RegionSpec { gpa, len: pages * PAGE, user: 0, offset: 0, file }).expect("a region")
+}
+
+const COMMAND: At = At::Config(spec::COMMAND as u64);
+
+#[test]
+fn registers_go_straight_through() {
+    let (mut device, log, _) = running(true);
+    write(&mut device, At::Bar(0, 0x37), &[0x0c]);
+    assert_eq!(read(&mut device, At::Bar(1, 0x34)), 0x0c00_0000);
+    assert_eq!(read(&mut device, At::Bar(1, 0xffe)), u32::MAX, "beyond the end");
+    assert_eq!(read(&mut device, At::Bar(9, 0)), u32::MAX);
+    write(&mut device, At::Bar(1, u64::MAX), &[1; 8]);
+    assert_eq!(device.device().faults(), DirectFaults { accesses: 3, resets: 0 });
+    assert_eq!(device.device().bars().bar(1).expect("a BAR").pages().len(), 1);
+    assert!(log.lock().expect("no panic").config_writes.len() <= 1, "the command register");
+}
+
+#[test]
+fn the_guest_has_a_header_of_its_own() {
+    let (mut device, log, _) = running(true);
+    let command = || log.lock().expect("no panic").command;
+    let decoding = spec::COMMAND_IO | spec::COMMAND_MEMORY;
+    assert_eq!(command(), decoding, "switched on before the guest asks");
+    assert_eq!(read(&mut device, At::Config(0)), 0x8139_10ec);
+    write(&mut device, At::Config(0), &[0; 4]);
+    assert_eq!(read(&mut device, At::Config(0)), 0x8139_10ec);
+    write(&mut device, At::Config(0x14), &0xfebd_0000u32.to_le_bytes());
+    assert_eq!(read(&mut device, At::Config(0x14)), 0xfebd_0000);
+    write(&mut device, At::Config(0x10), &[0xff; 4]);
+    assert_eq!(read(&mut device, At::Config(0x10)), 0xffff_ff01);
+    let touched = |log: &Log| log.config_writes.iter().any(|(at, _)| (0x10..0x28).contains(at));
+    assert!(!touched(&log.lock().expect("no panic")), "where the hardware is is the host's affair");
+    write(&mut device, COMMAND, &spec::COMMAND_MASTER.to_le_bytes());
+    assert_eq!(command(), decoding | spec::COMMAND_MASTER);
+    assert_eq!(read(&mut device, COMMAND) as u16, spec::COMMAND_MASTER, "the guest sees its own");
+    write(&mut device, COMMAND, &spec::COMMAND_INTX_DISABLE.to_le_bytes());
+    assert_eq!(command(), decoding | spec::COMMAND_INTX_DISABLE);
+    write(&mut device, At::Config(u64::MAX), &[1; 8]);
+    assert_eq!(read(&mut device, At::Config(0xfe)) >> 16, 0xffff);
+}
+
+#[test]
+fn message_control_is_not_written_to_hardware() {
+    let (mut device, log, _) = running(true);
+    write(&mut device, At::Config(MSI + 2), &[0xff; 2]);
+    write(&mut device, At::Config(MSI + 4), &[0xff; 8]);
+    let control = read(&mut device, At::Config(MSI)) >> 16;
+    assert_eq!(control, u32::from(spec::MSI_ENABLE | 7 << 4 | spec::MSI_64 | spec::MSI_MASKING));
+    assert_eq!(read(&mut device, At::Config(MSI + 4)), 0xffff_fffc);
+    let log = log.lock().expect("no panic");
+    assert!(log.config_writes.iter().all(|(at, _)| *at == spec::COMMAND as u64), "{log:?}");
+}
+
+#[test]
+fn it_is_still_only_without_bus_mastering() {
+    let (device, log, _) = running(true);
+    let command = || log.lock().expect("no panic").command;
+    let held = device.quiesce(Instant::now()).expect("it uses no memory");
+    let mut device = held.resume(&Nowhere).expect("runs");
+    write(&mut device, COMMAND, &spec::COMMAND_MASTER.to_le_bytes());
+    let missed = device.quiesce(Instant::now()).expect_err("busy");
+    assert!(missed.reason.contains("nobody watches"), "{}", missed.reason);
+    assert_ne!(command() & spec::COMMAND_MASTER, 0);
+    let held = missed.suspend().expect("suspended").wait(Instant::now()).expect("held");
+    assert_eq!(command() & spec::COMMAND_MASTER, 0, "it reaches nothing now");
+    let error = held.save().expect_err("no model").to_string();
+    assert!(error.contains("--mode virtual"), "{error}");
+    let mut device = held.resume(&Nowhere).expect("runs");
+    assert_ne!(command() & spec::COMMAND_MASTER, 0, "and goes on");
+    assert_eq!(
+        device.device_mut().stillness(),
+        Stillness::Busy("hardware that nobody watches: only a suspension stops it")
+    );
+}
+
+#[test]
+fn memory_is_mapped_where_the_guest_has_it() {
+    let (mut device, log, full) = running(true);
+    let mapped = || log.lock().expect("no panic").mapped.clone();
+    let (low, high) = (region(0, 2), region(0x1_0000_0000, 3));
+    let one = Arc::new(GuestMap::new(vec![low.clone()]).expect("a map"));
+    let two = Arc::new(one.with(high.clone()).expect("a map"));
+    device.device_mut().grow_memory(one.clone()).expect("mapped");
+    full.store(true, Ordering::Relaxed);
+    assert!(device.device_mut().grow_memory(two.clone()).is_err());
+    assert_eq!(mapped(), [(0, 2 * PAGE)], "as before");
+    full.store(false, Ordering::Relaxed);
+    device.device_mut().grow_memory(two.clone()).expect("mapped");
+    assert_eq!(mapped(), [(0, 2 * PAGE), (0x1_0000_0000, 3 * PAGE)]);
+    // Other memory at the same address is not the same.
+    let other = Arc::new(GuestMap::new(vec![region(0, 2)]).expect("a map"));
+    let mut held = device.quiesce(Instant::now()).expect("no bus mastering");
+    held.with(|device, still| device.replace_memory(still, other.clone())).expect("replaced");
+    assert_eq!(mapped(), [(0, 2 * PAGE)]);
+    held.with(|device, still| device.replace_memory(still, Arc::default())).expect("replaced");
+    assert_eq!(mapped(), []);
+}
+
+#[test]
+fn a_guest_resets_it_by_express_or_not_at_all() {
+    for resettable in [true, false] {
+        let (mut device, log, _) = running(resettable);
+        let mut at = read(&mut device, At::Config(0x34)) as u8;
+        while read(&mut device, At::Config(at.into())) as u8 != spec::CAP_EXPRESS {
+            at = (read(&mut device, At::Config(at.into())) >> 8) as u8;
+        }
+        write(&mut device, COMMAND, &spec::COMMAND_MASTER.to_le_bytes());
+        let control = At::Config(u64::from(at) + spec::EXPRESS_DEVICE_CONTROL as u64);
+        let effect = write(&mut device, control, &[0x10, 0xa8]);
+        assert_eq!(effect, Effect::Deactivate(QueueSet::new(), Then::Reset));
+        let mut held = device
+            .quiesce(Instant::now())
+            .expect_err("busy")
+            .suspend()
+            .expect("suspended")
+            .wait(Instant::now())
+            .expect("held");
+        held.reset();
+        let mut device = held.resume(&Nowhere).expect("runs");
+        assert_eq!(read(&mut device, COMMAND) as u16, 0, "as at power-on");
+        assert_eq!(device.device().faults().resets, u64::from(!resettable));
+        let log = log.lock().expect("no panic");
+        assert_eq!(log.resets, u32::from(resettable));
+        assert_eq!(log.command & spec::COMMAND_MASTER, 0);
+    }
+}
+
+#[test]
+fn registers_reset_what_has_no_other_way() {
+    let (card, _, _) = Card::new(false);
+    let way = Box::new(|card: &mut Card| card.write(0, 0x37, &[0x10]));
+    let device = Direct::new("nic1", card, Some(way)).expect("passed through");
+    let mut held = Quiescent::new(device);
+    held.reset();
+    assert_eq!(held.device().faults().resets, 0);
+    let mut device = held.resume(&Nowhere).expect("runs");
+    assert_eq!(read(&mut device, At::Bar(0, 0x34)), 0x1000_0000);
+}
+
+#[derive(Debug)]
+struct Bell(std::fs::File);
+impl Interrupt for Bell {
+    fn signal(&self) {}
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
+    }
+}
+
+#[test]
+fn interrupts_are_wired_past_us() {
+    let (mut device, log, _) = running(true);
+    let bell = Arc::new(Bell(std::fs::File::open("/dev/null").expect("/dev/null")));
+    device.device_mut().wire(Irq::Msi, 0, Wire::Call(Some(bell))).expect("wired");
+    assert_eq!(log.lock().expect("no panic").wires, [(Irq::Msi, 0)]);
+}

@@ -1,0 +1,166 @@
+//! Guests' drivers for commodity NICs, over any function that has their registers: [`Cp`] is what Linux's 8139cp does to an
+//! RTL8139C+, [`Ne2k`] what ne2k-pci and 8390 do to an NE2000.
+//!
+//! Written from what those drivers do, on purpose without the code of the device side: the two check each other. A driver blocks in
+//! register accesses only, and gives what it finds wrong as a message.
+
+mod cp;
+mod ne2k;
+
+use std::sync::Arc;
+
+use ioplane_device::{Access, At, Device};
+use ioplane_network::{HEAD, Inlet, Mac, Offload, Outlet, Port, PortOptions, Sent, Switch, SwitchSettings};
+use ioplane_pci::{Function, Irq, Wire, spec};
+
+use crate::conformance::Bus;
+use crate::toy::ring::Counted;
+
+pub use cp::{Cp, Cut, Received};
+pub use ne2k::Ne2k;
+
+/// Where a driver's accesses go.
+pub trait Reach {
+    /// One access.
+    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String>;
+
+    /// Reads so many bytes, at most four, little-endian.
+    fn read(&mut self, at: At, width: usize) -> Result<u32, String> {
+        let mut bytes = [0; 4];
+        self.access(at, Access::Read(&mut bytes[..width]))?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Writes so many bytes, at most four, little-endian.
+    fn write(&mut self, at: At, width: usize, value: u32) -> Result<(), String> {
+        self.access(at, Access::Write(&value.to_le_bytes()[..width]))
+    }
+
+    /// What a PCI driver does first: decoding on, bus master on, interrupts as `intx`.
+    fn enable(&mut self, intx: bool) -> Result<(), String> {
+        let command = spec::COMMAND_IO | spec::COMMAND_MEMORY | spec::COMMAND_MASTER;
+        let command = if intx { command } else { command | spec::COMMAND_INTX_DISABLE };
+        self.write(At::Config(spec::COMMAND as u64), 2, command.into())
+    }
+}
+
+impl Reach for Arc<Bus> {
+    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+        Bus::access(self, at, op)
+    }
+}
+
+/// A function by itself, without a host: its owner is the test.
+#[derive(Debug)]
+pub struct Direct<F> {
+    /// The function.
+    pub function: F,
+    /// Its interrupts.
+    pub line: Arc<Counted>,
+}
+
+impl<F: Function> Direct<F> {
+    /// Wires its INTA#.
+    pub fn new(mut function: F) -> Self {
+        let line = Arc::new(Counted::default());
+        function.wire(Irq::Intx, 0, Wire::Call(Some(line.clone()))).expect("a NIC has INTA#");
+        Direct { function, line }
+    }
+
+    /// What a host does when [`Function::attention`] is readable, for as long as it is. Says how often that was.
+    pub fn attend(&mut self) -> u32 {
+        let mut times = 0;
+        while readable(&self.function) {
+            assert!(times < 10_000, "attention() stays readable for ever");
+            self.function.attend();
+            times += 1;
+        }
+        times
+    }
+
+    /// Unmasks INTA#, as the host does when the guest has acknowledged it.
+    pub fn unmask(&mut self) {
+        self.function.wire(Irq::Intx, 0, Wire::Unmask).expect("a NIC has INTA#");
+    }
+}
+
+impl<F: Device> Reach for Direct<F> {
+    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+        self.function.access(at, op);
+        Ok(())
+    }
+}
+
+/// Whether a function wants to be attended to.
+pub fn readable(function: &impl Function) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let Some(fd) = function.attention() else { return false };
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
+/// A switch with a port for a NIC and a neighbour at another.
+pub struct Lan {
+    /// The NIC's port. Shared by all instances of the NIC.
+    pub port: Arc<Port>,
+    /// The neighbour.
+    pub neighbour: Neighbour,
+}
+
+impl Lan {
+    /// A NIC of that address, and a neighbour of another.
+    pub fn new(own: Mac, other: Mac) -> Self {
+        let switch = Switch::new("lan", SwitchSettings::default());
+        let plug = |name: &str, mac| {
+            let options = PortOptions { mac: Some(mac), ..PortOptions::new(name) };
+            switch.plug(options).expect("room for a port")
+        };
+        let (port, other_port) = (Arc::new(plug("nic", own)), plug("neighbour", other));
+        other_port.set_up(true);
+        let (outlet, inlet) = (other_port.outlet(0), other_port.inlet(0));
+        Lan { port, neighbour: Neighbour { port: other_port, outlet, inlet } }
+    }
+}
+
+/// Who is at the other end.
+pub struct Neighbour {
+    /// The port.
+    pub port: Port,
+    outlet: Outlet,
+    inlet: Inlet,
+}
+
+impl Neighbour {
+    /// Sends a frame.
+    pub fn send(&mut self, frame: &[u8]) -> Sent {
+        let sent = self.add(frame);
+        self.outlet.flush();
+        sent
+    }
+
+    /// Sends frames, in one batch. Says how many of them were delivered.
+    pub fn send_all<'a>(&mut self, frames: impl IntoIterator<Item = &'a Vec<u8>>) -> usize {
+        let delivered = frames.into_iter().filter(|frame| self.add(frame) == Sent::Delivered(1)).count();
+        self.outlet.flush();
+        delivered
+    }
+
+    fn add(&mut self, frame: &[u8]) -> Sent {
+        self.outlet.send(&frame[..frame.len().min(HEAD)], frame.len(), Offload::NONE, &mut |to| {
+            to.copy_from_slice(frame);
+            true
+        })
+    }
+
+    /// The next frame that has arrived.
+    pub fn take(&mut self) -> Option<Vec<u8>> {
+        let frame = self.inlet.front()?.bytes().to_vec();
+        self.inlet.pop();
+        Some(frame)
+    }
+}
+
+/// A frame of a type that nobody knows.
+pub fn frame(to: Mac, from: Mac, payload: &[u8]) -> Vec<u8> {
+    [&to[..], &from, &[0x88, 0xb5], payload].concat()
+}

@@ -1,0 +1,392 @@
+//! Simulated hardware: an emulated function behind [`Hardware`], with an IOMMU in between and troubles on demand.
+//!
+//! ```text
+//!   Monitor | Direct --Hardware--> Simulated --registers--> F: Function (an emulated NIC)
+//!   test ------------- Bench ------'   '--- map, unmap ---> the GuestMap of F: bus addresses, nothing else
+//! ```
+//!
+//! Nothing happens by itself: frames move when the hardware is touched or the test calls [`Bench::tick`].
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ioplane_device::{Access, At, Effect, Interrupt, Quiescent, Then};
+use ioplane_memory::{GuestMap, Region};
+use ioplane_passthrough::{Hardware, HardwareError};
+use ioplane_pci::{BarMap, Function, Identity, Irq, Irqs, Wire, WireError, spec};
+
+/// What is wrong with the hardware.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Trouble {
+    /// Nothing.
+    #[default]
+    None,
+    /// Unplugged: reads as all ones, takes nothing.
+    Gone,
+    /// Never answers: registers keep what was written last, and nothing comes of it.
+    Deaf,
+    /// Interrupts for ever.
+    Mad,
+    /// Its driver in the kernel fails every call.
+    Broken,
+}
+
+/// What the hardware saw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Touches {
+    /// Register reads.
+    pub reads: u64,
+    /// Register writes.
+    pub writes: u64,
+    /// Interrupts that it gave.
+    pub interrupts: u64,
+    /// Times that it was reset through the bus.
+    pub resets: u64,
+}
+
+#[derive(Debug)]
+struct Bell(OwnedFd);
+
+impl Interrupt for Bell {
+    fn signal(&self) {
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
+struct Inner<F: Function> {
+    function: Quiescent<F>,
+    mapped: Vec<Region>,
+    trouble: Trouble,
+    kept: HashMap<(u8, u64), u8>,
+    touches: Touches,
+    resets: bool,
+    /// Writes to these registers wait for [`Bench::release`].
+    held: Option<(u64, Vec<(u8, Vec<u8>)>)>,
+}
+
+impl<F: Function> Inner<F> {
+    fn access(&mut self, at: At, mut op: Access<'_>) {
+        self.function.with(|function, still| match function.access(at, again(&mut op)) {
+            Effect::Deactivate(_, Then::Reset) => function.reset(still),
+            Effect::None | Effect::Activate(_) | Effect::Deactivate(..) => {}
+        });
+    }
+
+    /// Tells the function what its bus addresses are now.
+    fn remap(&mut self) {
+        let map = Arc::new(GuestMap::new(self.mapped.clone()).expect("an IOMMU refuses overlaps first"));
+        self.function.with(|function, still| {
+            function.replace_memory(still, map).expect("an emulated function takes any memory");
+        });
+    }
+
+    fn tick(&mut self) {
+        if matches!(self.trouble, Trouble::Gone | Trouble::Deaf | Trouble::Broken) {
+            return;
+        }
+        self.function.with(|function, _| function.attend());
+    }
+}
+
+fn again<'a>(op: &'a mut Access<'_>) -> Access<'a> {
+    match op {
+        Access::Read(bytes) => Access::Read(bytes),
+        Access::Write(bytes) => Access::Write(bytes),
+    }
+}
+
+/// An emulated function as hardware.
+pub struct Simulated<F: Function> {
+    inner: Arc<Mutex<Inner<F>>>,
+    bell: Arc<Bell>,
+    name: String,
+    identity: Identity,
+    bars: BarMap,
+    irqs: Irqs,
+}
+
+/// The test's hold on simulated hardware.
+pub struct Bench<F: Function> {
+    inner: Arc<Mutex<Inner<F>>>,
+    bell: Arc<Bell>,
+}
+
+impl<F: Function> Clone for Bench<F> {
+    fn clone(&self) -> Self {
+        Bench { inner: self.inner.clone(), bell: self.bell.clone() }
+    }
+}
+
+fn lock<F: Function>(inner: &Mutex<Inner<F>>) -> MutexGuard<'_, Inner<F>> {
+    inner.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<F: Function> Bench<F> {
+    /// Lets the hardware do what it has to do.
+    pub fn tick(&self) {
+        lock(&self.inner).tick();
+    }
+
+    /// Gives it a trouble, or takes it away.
+    pub fn trouble(&self, trouble: Trouble) {
+        lock(&self.inner).trouble = trouble;
+        if trouble == Trouble::Mad {
+            self.bell.signal();
+        }
+    }
+
+    /// Whether it can be reset through the bus; at first it cannot.
+    pub fn can_reset(&self, yes: bool) {
+        lock(&self.inner).resets = yes;
+    }
+
+    /// From now on a write to the register at `offset` waits: a card that is slow to start.
+    pub fn hold(&self, offset: u64) {
+        lock(&self.inner).held = Some((offset, Vec::new()));
+    }
+
+    /// Carries out what was held, and holds no more. How many writes these were.
+    pub fn release(&self) -> usize {
+        let mut inner = lock(&self.inner);
+        let Some((offset, writes)) = inner.held.take() else { return 0 };
+        for (bar, bytes) in &writes {
+            inner.access(At::Bar(*bar, offset), Access::Write(bytes));
+        }
+        writes.len()
+    }
+
+    /// Forgets what was held, and holds no more: the card was reset meanwhile.
+    pub fn forget(&self) {
+        lock(&self.inner).held = None;
+    }
+
+    /// What it saw.
+    pub fn touches(&self) -> Touches {
+        lock(&self.inner).touches
+    }
+
+    /// Bus addresses that are mapped: first and length.
+    pub fn mapped(&self) -> Vec<(u64, u64)> {
+        lock(&self.inner).mapped.iter().map(|region| (region.gpa(), region.len())).collect()
+    }
+
+    /// The emulated function itself.
+    pub fn with<R>(&self, look: impl FnOnce(&mut F) -> R) -> R {
+        lock(&self.inner).function.with(|function, _| look(function))
+    }
+}
+
+impl<F: Function> Simulated<F> {
+    /// `function`, as hardware of that name.
+    pub fn new(name: &str, function: F) -> std::io::Result<(Self, Bench<F>)> {
+        use rustix::event::{EventfdFlags, eventfd};
+        let bell = Arc::new(Bell(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
+        let (bars, irqs) = (function.bars().clone(), function.irqs());
+        let mut inner = Inner {
+            function: Quiescent::new(function),
+            mapped: Vec::new(),
+            trouble: Trouble::None,
+            kept: HashMap::new(),
+            touches: Touches::default(),
+            resets: false,
+            held: None,
+        };
+        let mut head = [0; 0x40];
+        inner.access(At::Config(0), Access::Read(&mut head));
+        let short = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
+        let class = u32::from_le_bytes([head[8], head[9], head[10], head[11]]) >> 8;
+        let identity = Identity {
+            vendor: short(spec::VENDOR_ID),
+            device: short(spec::DEVICE_ID),
+            revision: head[spec::REVISION_ID],
+            class,
+            subsystem: (short(spec::SUBSYSTEM_VENDOR_ID), short(spec::SUBSYSTEM_ID)),
+        };
+        let inner = Arc::new(Mutex::new(inner));
+        let bench = Bench { inner: inner.clone(), bell: bell.clone() };
+        Ok((Simulated { inner, bell, name: name.to_owned(), identity, bars, irqs }, bench))
+    }
+
+    fn broken(&self, doing: &str) -> HardwareError {
+        HardwareError::Os {
+            function: self.name.clone(),
+            doing: doing.to_owned(),
+            source: std::io::Error::other("broken, as the test wants it"),
+        }
+    }
+
+    fn check(&self, bar: u8, offset: u64, len: usize) -> Result<(), HardwareError> {
+        let inside = self.bars.bar(bar).is_some_and(|known| {
+            offset.checked_add(len as u64).is_some_and(|end| end <= known.size) && (1..=8).contains(&len)
+        });
+        let gone = HardwareError::NoSuchRegister { function: self.name.clone(), bar, offset, len };
+        if inside { Ok(()) } else { Err(gone) }
+    }
+}
+
+impl<F: Function> Hardware for Simulated<F> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    fn bars(&self) -> &BarMap {
+        &self.bars
+    }
+
+    fn irqs(&self) -> Irqs {
+        self.irqs
+    }
+
+    fn read(&mut self, bar: u8, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
+        self.check(bar, offset, out.len())?;
+        let mut inner = lock(&self.inner);
+        inner.touches.reads += 1;
+        match inner.trouble {
+            Trouble::Gone => out.fill(0xff),
+            Trouble::Broken => return Err(self.broken("reading a register")),
+            trouble => {
+                inner.access(At::Bar(bar, offset), Access::Read(out));
+                if trouble == Trouble::Deaf {
+                    for (at, byte) in (offset..).zip(out) {
+                        *byte = inner.kept.get(&(bar, at)).copied().unwrap_or(*byte);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, bar: u8, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
+        self.check(bar, offset, bytes.len())?;
+        let mut inner = lock(&self.inner);
+        inner.touches.writes += 1;
+        match inner.trouble {
+            Trouble::Gone => {}
+            Trouble::Broken => return Err(self.broken("writing a register")),
+            Trouble::Deaf => inner.kept.extend((offset..).zip(bytes).map(|(at, byte)| ((bar, at), *byte))),
+            Trouble::None | Trouble::Mad => match &mut inner.held {
+                Some((register, writes)) if *register == offset => writes.push((bar, bytes.to_vec())),
+                _ => inner.access(At::Bar(bar, offset), Access::Write(bytes)),
+            },
+        }
+        Ok(())
+    }
+
+    fn read_config(&mut self, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
+        let mut inner = lock(&self.inner);
+        match inner.trouble {
+            Trouble::Gone => out.fill(0xff),
+            Trouble::Broken => return Err(self.broken("reading the configuration space")),
+            _ => inner.access(At::Config(offset), Access::Read(out)),
+        }
+        Ok(())
+    }
+
+    fn write_config(&mut self, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
+        let mut inner = lock(&self.inner);
+        match inner.trouble {
+            Trouble::Gone => {}
+            Trouble::Broken => return Err(self.broken("writing the configuration space")),
+            _ => inner.access(At::Config(offset), Access::Write(bytes)),
+        }
+        Ok(())
+    }
+
+    fn map(&mut self, iova: u64, region: &Region) -> Result<(), HardwareError> {
+        let mut inner = lock(&self.inner);
+        if inner.trouble == Trouble::Broken {
+            return Err(self.broken("mapping memory"));
+        }
+        let os = |doing: &str, source| HardwareError::Os {
+            function: self.name.clone(),
+            doing: doing.to_owned(),
+            source,
+        };
+        let mut spec = region.spec().map_err(|source| os("mapping memory", source))?;
+        spec.gpa = iova;
+        spec.user = 0;
+        let region = Region::map(spec).map_err(|e| os("mapping memory", std::io::Error::other(e)))?;
+        let mut mapped = inner.mapped.clone();
+        mapped.push(region);
+        // As an IOMMU does, it refuses what overlaps.
+        GuestMap::new(mapped.clone()).map_err(|e| os("mapping memory", std::io::Error::other(e)))?;
+        inner.mapped = mapped;
+        inner.remap();
+        Ok(())
+    }
+
+    fn unmap(&mut self, iova: u64, len: u64) -> Result<(), HardwareError> {
+        let mut inner = lock(&self.inner);
+        if inner.trouble == Trouble::Broken {
+            return Err(self.broken("unmapping memory"));
+        }
+        let before = inner.mapped.len();
+        inner.mapped.retain(|region| (region.gpa(), region.len()) != (iova, len));
+        if inner.mapped.len() == before {
+            return Err(HardwareError::Os {
+                function: self.name.clone(),
+                doing: format!("unmapping {iova:#x}+{len:#x}"),
+                source: std::io::ErrorKind::NotFound.into(),
+            });
+        }
+        inner.remap();
+        Ok(())
+    }
+
+    fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError> {
+        lock(&self.inner).function.with(|function, _| function.wire(irq, vector, wire))
+    }
+
+    fn listen(&mut self) -> Result<(), HardwareError> {
+        let mut inner = lock(&self.inner);
+        let call: Arc<dyn Interrupt> = self.bell.clone();
+        let wired = inner.function.with(|function, _| function.wire(Irq::Intx, 0, Wire::Call(Some(call))));
+        wired.map_err(|error| HardwareError::Os {
+            function: self.name.clone(),
+            doing: "listening to its interrupt".into(),
+            source: std::io::Error::other(error),
+        })
+    }
+
+    fn interrupt(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.bell.0.as_fd())
+    }
+
+    fn heard(&mut self) -> bool {
+        let mut count = [0; 8];
+        let came = rustix::io::read(&self.bell.0, &mut count).is_ok();
+        let mut inner = lock(&self.inner);
+        inner.touches.interrupts += u64::from(came);
+        if inner.trouble == Trouble::Mad {
+            return true;
+        }
+        came
+    }
+
+    fn unmask(&mut self) -> Result<(), HardwareError> {
+        let mut inner = lock(&self.inner);
+        match inner.trouble {
+            Trouble::Mad => self.bell.signal(),
+            Trouble::Broken => return Err(self.broken("unmasking its interrupt")),
+            _ => {
+                let _ = inner.function.with(|function, _| function.wire(Irq::Intx, 0, Wire::Unmask));
+            }
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) -> Result<bool, HardwareError> {
+        let mut inner = lock(&self.inner);
+        if !inner.resets || matches!(inner.trouble, Trouble::Gone | Trouble::Deaf) {
+            return Ok(false);
+        }
+        inner.touches.resets += 1;
+        inner.function.reset();
+        Ok(true)
+    }
+}

@@ -1,0 +1,101 @@
+//! 8139cp on a watched RTL8139C+.
+
+use ioplane_passthrough::monitor::Policies;
+use ioplane_testkit::nic::{Cp, Cut, frame};
+
+use crate::rig::*;
+
+const BASE: u64 = 0x1_0000;
+
+#[test]
+fn frames_go_both_ways_and_statuses_come_back() {
+    let (watched, map, mut lan) = rtl8139(Policies::default());
+    let mut driver = Cp::new(watched, view(&map), BASE);
+    driver.open(OWN).expect("opens");
+    driver.reach.turn();
+    for n in 0..200u32 {
+        let sent = frame(OTHER, OWN, &n.to_le_bytes().repeat(100));
+        driver.xmit(&sent, Cut::default()).expect("room");
+        assert_eq!(lan.neighbour.take().as_deref(), Some(&sent[..]), "frame {n}");
+        assert!(driver.reach.interrupts() > 0, "the guest is told");
+        assert_eq!(driver.interrupt().expect("works"), Some(4), "TOK only");
+        assert_eq!(driver.reclaim().expect("works").len(), 1);
+
+        let came = frame(OWN, OTHER, &n.to_be_bytes().repeat(150));
+        lan.neighbour.send(&came);
+        assert!(driver.reach.interrupts() > 0, "frame {n} is announced");
+        assert_eq!(driver.interrupt().expect("works"), Some(1), "ROK only");
+        let received = driver.poll().expect("works");
+        assert_eq!(received.len(), 1);
+        assert_eq!(received[0].bytes, came);
+        assert_eq!(driver.reach.interrupts(), 0, "acknowledged");
+    }
+    let reading = driver.reach.reading();
+    assert!(reading.faults.is_empty(), "{:?}", reading.faults);
+    assert_eq!(reading.totals.denied, 0);
+    assert!(reading.reusable, "{:?}", reading.states);
+    assert!(reading.totals.descriptors >= 400, "{:?}", reading.totals);
+    assert_eq!(driver.reach.bench.with(|card| card.counts().faults), 0);
+    driver.close().expect("closes");
+}
+
+#[test]
+fn a_burst_fills_the_ring_and_nothing_is_lost() {
+    let (watched, map, mut lan) = rtl8139(Policies::default());
+    let mut driver = Cp::new(watched, view(&map), BASE);
+    driver.open(OWN).expect("opens");
+    driver.reach.turn();
+    // More than the ring has, so that the driver gives buffers back meanwhile.
+    let mut expected = Vec::new();
+    let mut got = Vec::new();
+    for round in 0..20u32 {
+        let frames: Vec<_> =
+            (0..40u32).map(|n| frame(OWN, OTHER, &(round * 100 + n).to_le_bytes().repeat(64))).collect();
+        assert_eq!(lan.neighbour.send_all(&frames), 40);
+        expected.extend(frames);
+        while driver.reach.interrupts() > 0 {
+            driver.interrupt().expect("works");
+            got.extend(driver.poll().expect("works").into_iter().map(|received| received.bytes));
+        }
+    }
+    assert_eq!(got, expected);
+    // As many to send as the ring takes, in pieces.
+    for n in 0..31u8 {
+        driver.queue(&frame(OTHER, OWN, &[n; 400]), Cut { at: &[100], ..Cut::default() }).expect("room");
+    }
+    driver.kick().expect("works");
+    for n in 0..31u8 {
+        assert_eq!(lan.neighbour.take(), Some(frame(OTHER, OWN, &[n; 400])));
+    }
+    driver.reach.turn();
+    driver.interrupt().expect("works");
+    assert_eq!(driver.reclaim().expect("works").len(), 31);
+    assert!(driver.reach.reading().faults.is_empty());
+}
+
+#[test]
+fn statistics_eeprom_and_ports_work() {
+    let (watched, map, mut lan) = rtl8139(Policies::default());
+    let mut driver = Cp::new(watched, view(&map), BASE).by_ports();
+    driver.open(OWN).expect("opens");
+    assert_eq!(driver.eeprom(7, 6).expect("works"), u16::from_le_bytes([OWN[0], OWN[1]]));
+    driver.xmit(&frame(OTHER, OWN, &[1; 100]), Cut::default()).expect("room");
+    assert!(lan.neighbour.take().is_some());
+    let stats = driver.stats().expect("works");
+    assert_eq!(stats[..8], 1u64.to_le_bytes());
+    let reading = driver.reach.reading();
+    assert!(reading.faults.is_empty(), "{:?}", reading.faults);
+    assert!(reading.reusable, "{:?}", reading.states);
+}
+
+#[test]
+fn the_guest_sees_its_own_addresses_and_never_ours() {
+    let (watched, map, _lan) = rtl8139(Policies::default());
+    let mut driver = Cp::new(watched, view(&map), BASE);
+    driver.open(OWN).expect("opens");
+    for (register, value) in [(0xe4, BASE as u32), (0xe8, 0), (0x20, BASE as u32 + 0x400), (0x24, 0)] {
+        assert_eq!(driver.get(register, 4).expect("works"), value);
+    }
+    let hardware = driver.reach.bench.mapped();
+    assert_eq!(hardware, [(60 << 30, 0x3000), (64 << 30, MEMORY)], "nothing else is reachable");
+}
