@@ -11,8 +11,8 @@
 //!
 //! Must not know: sockets of VMMs, names of users' devices; the monitor must not know any device.
 
-pub mod catalog;
 mod address;
+pub mod catalog;
 pub mod direct;
 #[cfg(test)]
 mod fake;
@@ -29,7 +29,7 @@ pub mod vfio;
 pub use address::{Address, NotAnAddress};
 pub use direct::{Direct, DirectFaults};
 pub use hardware::{Hardware, HardwareError};
-pub use monitor::Monitor;
 pub use inventory::Found;
 pub use lease::{Lease, LeaseError};
+pub use monitor::Monitor;
 pub use vfio::Vfio;

@@ -68,7 +68,9 @@ impl<H: Hardware> Bus<H> {
             HardwareError::NoSuchRegister { .. } => {
                 self.faults.push(Fault::register("no-such-register", text));
             }
-            HardwareError::Os { .. } | HardwareError::Unreachable { .. } | HardwareError::Unwatched { .. } => {
+            HardwareError::Os { .. }
+            | HardwareError::Unreachable { .. }
+            | HardwareError::Unwatched { .. } => {
                 self.failures += 1;
                 if self.failures >= FAILURES {
                     self.lose(format!("{text}; given up after {FAILURES} failures"));

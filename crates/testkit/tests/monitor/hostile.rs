@@ -135,7 +135,11 @@ fn every_act_is_denied_under_every_policy() {
             assert_eq!((fault.count > 0, fault.cause), (true, *cause), "{what}");
             assert!(!fault.last.is_empty() && reading.totals.denied > 0, "{what}");
             assert_eq!(lan.neighbour.take(), None, "{what}: nothing was sent");
-            assert_eq!(driver.reach.bench.with(|card| card.counts().faults), 0, "{what}: the hardware knows nothing");
+            assert_eq!(
+                driver.reach.bench.with(|card| card.counts().faults),
+                0,
+                "{what}: the hardware knows nothing"
+            );
             let (told, stopped) = (driver.reach.interrupts() > 0, driver.reach.error.count());
             let status = driver.get(0x3e, 2).expect("answers");
             match policy {
@@ -187,7 +191,9 @@ fn what_was_checked_is_what_is_sent() {
     driver.reach.bench.hold(0xd9);
     driver.xmit(&honest, Cut::default()).expect("room");
     // The check has passed, the hardware has not looked: now another address, another length, another ring.
-    for (opts1, address) in [(OWNED | WHOLE | 114, u64::MAX), (OWNED | WHOLE | 0xffff, 0x8_0000), (OWNED | END | WHOLE, 0)] {
+    for (opts1, address) in
+        [(OWNED | WHOLE | 114, u64::MAX), (OWNED | WHOLE | 0xffff, 0x8_0000), (OWNED | END | WHOLE, 0)]
+    {
         describe(&view, TX_RING, opts1, address);
     }
     driver.put(0x20, 4, 0xdead_0000).expect("kept");
@@ -244,7 +250,9 @@ const CARD_ACTS: &[(&str, Cause, CardAct)] = &[
     ("card-outside", Cause::Dma, |d| put(d, &[(0, 0x22), (8, 0), (9, 0x20), (10, 4), (11, 0), (0, 0x0a)])),
     ("card-outside", Cause::Dma, |d| put(d, &[(0, 0x22), (8, 0x1f), (9, 0), (10, 2), (11, 0), (0, 0x0a)])),
     ("card-outside", Cause::Dma, |d| put(d, &[(0, 0x22), (8, 0), (9, 0), (10, 2), (11, 0), (0, 0x12)])),
-    ("card-outside", Cause::Dma, |d| put(d, &[(0, 0x22), (8, 0), (9, 0x40), (10, 0xff), (11, 0xff), (0, 0x12)])),
+    ("card-outside", Cause::Dma, |d| {
+        put(d, &[(0, 0x22), (8, 0), (9, 0x40), (10, 0xff), (11, 0xff), (0, 0x12)])
+    }),
     // Sending what is not packet memory, or over its end.
     ("card-page-outside", Cause::Dma, |d| put(d, &[(4, 0x00), (5, 60), (6, 0), (0, 0x26)])),
     ("card-page-outside", Cause::Dma, |d| put(d, &[(4, 0x7f), (5, 0), (6, 2), (0, 0x26)])),

@@ -68,13 +68,8 @@ fn what_a_predecessor_left_on_the_card_is_gone() {
     before.open(OWN).expect("opens");
     before.block_output(0x5000, b"secret of another guest!").expect("works");
     assert_eq!(before.block_input(0x5000, 24).expect("works"), b"secret of another guest!");
-    let watched = watch(
-        before.reach.0,
-        bench,
-        &ioplane_passthrough::ne2000::MODEL,
-        Policies::default(),
-        &memory(),
-    );
+    let watched =
+        watch(before.reach.0, bench, &ioplane_passthrough::ne2000::MODEL, Policies::default(), &memory());
     let mut driver = Ne2k::new(watched);
     driver.probe().expect("finds it");
     driver.open(OWN).expect("opens");

@@ -24,9 +24,8 @@ const HIGH: u64 = 0x2_0000;
 fn ground() -> Ground {
     let mapping = Mapping::anonymous("guest", LOW + CANARY + HIGH).expect("memory");
     let file = || mapping.file().try_clone_to_owned().expect("a descriptor");
-    let region = |gpa, len| {
-        Region::map(RegionSpec { gpa, len, user: 0, offset: gpa, file: file() }).expect("maps")
-    };
+    let region =
+        |gpa, len| Region::map(RegionSpec { gpa, len, user: 0, offset: gpa, file: file() }).expect("maps");
     let map = Arc::new(GuestMap::new(vec![region(0, LOW), region(LOW + CANARY, HIGH)]).expect("apart"));
     let canary = GuestView::new(Arc::new(GuestMap::new(vec![region(LOW, CANARY)]).expect("one")));
     canary.write(LOW, &[0xc5; CANARY as usize]).expect("memory");
@@ -43,10 +42,23 @@ impl Ground {
 
 #[derive(Debug, Clone)]
 enum Move {
-    Read { bar: u8, offset: u64, width: usize },
-    Write { bar: u8, offset: u64, value: u64, width: usize },
+    Read {
+        bar: u8,
+        offset: u64,
+        width: usize,
+    },
+    Write {
+        bar: u8,
+        offset: u64,
+        value: u64,
+        width: usize,
+    },
     /// A descriptor somewhere in the pages where rings are.
-    Describe { slot: u64, opts1: u32, address: u64 },
+    Describe {
+        slot: u64,
+        opts1: u32,
+        address: u64,
+    },
     Frame(usize),
     Attend,
     Still,

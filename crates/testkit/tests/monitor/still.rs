@@ -54,7 +54,11 @@ fn a_pause_is_not_noticed() {
         lan.neighbour.send(&came);
         let before = driver.reach.bench.with(|card| card.counts().received);
         driver.reach.resume();
-        assert_eq!(driver.reach.bench.with(|card| card.counts().received), before, "nothing while it stood still");
+        assert_eq!(
+            driver.reach.bench.with(|card| card.counts().received),
+            before,
+            "nothing while it stood still"
+        );
         if driver.reach.interrupts() > 0 {
             driver.interrupt().expect("works");
             assert_eq!(driver.poll().expect("works").len(), 1);
@@ -191,14 +195,19 @@ fn a_state_from_a_stranger_is_taken_whole_or_not_at_all() {
             state.body[at] ^= flip;
             let (hardware, bench) = rtl8139_card(&lan);
             let model = &ioplane_passthrough::rtl8139::MODEL;
-            let mut monitor = Monitor::new(hardware, model, Options::new("nic2")).expect("hardware that works");
+            let mut monitor =
+                Monitor::new(hardware, model, Options::new("nic2")).expect("hardware that works");
             use ioplane_pci::Function;
             monitor.grow_memory(map.clone()).expect("an IOMMU with room");
             let Ok(loaded) = Quiescent::new(monitor).load(&state) else { continue };
             let placement = ioplane_testkit::hand::HandCore::default();
             let _ = loaded.start(&placement);
             bench.tick();
-            assert_eq!(bench.with(|card| card.counts().faults), 0, "byte {at} xor {flip:#x}: the hardware strayed");
+            assert_eq!(
+                bench.with(|card| card.counts().faults),
+                0,
+                "byte {at} xor {flip:#x}: the hardware strayed"
+            );
         }
     }
     driver.reach.resume();
@@ -254,7 +263,8 @@ fn a_forced_stop_takes_card_memory_and_a_transfer_along() {
     for (register, value) in [(0, 0x22), (10, frame_out.len() as u8), (11, 0), (8, 0), (9, 0x40), (0, 0x12)] {
         driver.put(register, value).expect("works");
     }
-    let words: Vec<_> = frame_out.chunks(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect();
+    let words: Vec<_> =
+        frame_out.chunks(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect();
     let data = ioplane_device::At::Bar(0, 0x10);
     for word in &words[..10] {
         driver.reach.write(data, 4, *word).expect("works");
@@ -266,7 +276,8 @@ fn a_forced_stop_takes_card_memory_and_a_transfer_along() {
         driver.reach.write(data, 4, *word).expect("works");
     }
     assert_eq!(driver.get(7).expect("works") & 0x40, 0x40, "the transfer is complete");
-    for (register, value) in [(7, 0x40), (0, 0x22), (4, 0x40), (5, frame_out.len() as u8), (6, 0), (0, 0x26)] {
+    for (register, value) in [(7, 0x40), (0, 0x22), (4, 0x40), (5, frame_out.len() as u8), (6, 0), (0, 0x26)]
+    {
         driver.put(register, value).expect("works");
     }
     assert_eq!(lan.neighbour.take(), Some(frame_out));
