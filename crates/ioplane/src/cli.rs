@@ -1,9 +1,13 @@
 //! What can be typed.
 
+mod pci;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub use pci::{ModelCommand, PciAdd, PciCommand, PciWatch};
 
 use crate::size::Size;
 use crate::spec::{DirectWord, EngineWord, LinkWord, Mac, MannersWord, NotifyWord, VlanSpec};
@@ -47,7 +51,7 @@ pub enum Command {
         #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
         patience: Option<u64>,
     },
-    /// How disks, NICs, switches, queues and cores are
+    /// How disks, NICs, PCI functions, switches, queues and cores are
     Status,
     /// The same, live: rates, kicks taken and avoided, interrupts, latency
     Top(TopArgs),
@@ -60,14 +64,17 @@ pub enum Command {
     /// Add, remove, list and show the switches that NICs are plugged into
     #[command(subcommand)]
     Switch(SwitchCommand),
+    /// Hand PCI functions of this host, or emulated NICs, to guests; watch them, stop, save and load them
+    #[command(subcommand)]
+    Pci(PciCommand),
     /// Write the frames of a NIC or an uplink to a file (pcapng), until interrupted
     Capture(CaptureArgs),
     /// List, add, retire and set I/O cores, and move queues between them
     #[command(subcommand)]
     Core(CoreCommand),
-    /// Print the arguments that give a disk or a NIC to a QEMU: paste and boot
+    /// Print the arguments that give a disk, a NIC or a PCI function to a QEMU: paste and boot
     QemuArgs(QemuArgs),
-    /// Print a libvirt domain with these disks and NICs
+    /// Print a libvirt domain with these disks, NICs and PCI functions
     LibvirtXml(LibvirtArgs),
     /// Say what this host lacks, what follows, and what to do
     Doctor,
@@ -362,9 +369,9 @@ pub enum CoreCommand {
 /// A QEMU to be.
 #[derive(Debug, Args)]
 pub struct QemuArgs {
-    /// Name of the disk or the NIC
+    /// Name of the disk, the NIC or the PCI function
     pub name: String,
-    /// Memory of the guest: vhost-user needs it shared
+    /// Memory of the guest: it has to be shared
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     pub memory: Size,
     /// Only the device: for the second and further ones of a guest
@@ -522,15 +529,21 @@ fn seconds(text: &str) -> Result<std::time::Duration, String> {
 /// A libvirt domain to be.
 #[derive(Debug, Args)]
 pub struct LibvirtArgs {
-    /// Names of disks and NICs
+    /// Names of disks, NICs and PCI functions
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
-    /// Memory of the guest: vhost-user needs it shared
+    /// Memory of the guest: it has to be shared
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     pub memory: Size,
     /// Only the devices, for `virsh attach-device` or for a domain that is there and has <memoryBacking> already
     #[arg(long)]
     pub device_only: bool,
+    /// Version of the QEMU, for PCI functions [default: that of --qemu]
+    #[arg(long, value_name = "VERSION")]
+    pub qemu_version: Option<String>,
+    /// The QEMU whose version is asked
+    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
+    pub qemu: String,
 }
 
 /// How to look on.

@@ -1,8 +1,8 @@
-//! Disks and NICs for libvirt.
+//! Disks, NICs and PCI functions for libvirt.
 //!
-//! The words are those of libvirt's domain schema; a test holds what is printed against the schema that libvirt ships.
+//! libvirt has no element for a vfio-user device: a function is given to QEMU past it, by `<qemu:commandline>`. The words are those of libvirt's domain schema; a test holds what is printed against the schema that libvirt ships.
 
-use crate::report::{DiskReport, NicReport};
+use crate::report::{DiskReport, FunctionReport, NicReport};
 use crate::size::Size;
 use crate::spec::{MTU, NIC_QUEUE_SIZE};
 
@@ -12,6 +12,8 @@ pub enum Device {
     Disk(Box<DiskReport>),
     /// A NIC.
     Nic(Box<NicReport>),
+    /// A PCI function.
+    Function(Box<FunctionReport>),
 }
 
 /// A text inside an attribute.
@@ -96,28 +98,43 @@ fn devices(all: &[Device]) -> Vec<String> {
     let lines = all.iter().flat_map(|device| match device {
         Device::Disk(report) => disk(report, disks.next().unwrap_or(0)),
         Device::Nic(report) => nic(report),
+        Device::Function(_) => Vec::new(),
     });
     lines.collect()
 }
 
-/// Only the devices.
+/// QEMU's arguments past libvirt, as a part of a domain; nothing without arguments.
+fn past(arguments: &[String]) -> String {
+    if arguments.is_empty() {
+        return String::new();
+    }
+    let lines = arguments.iter().map(|it| format!("    <qemu:arg value='{}'/>\n", attribute(it)));
+    format!("  <qemu:commandline>\n{}  </qemu:commandline>\n", lines.collect::<String>())
+}
+
+/// Only the devices; none of them is a function.
 pub fn device_xml(all: &[Device]) -> String {
     devices(all).join("\n") + "\n"
 }
 
 /// A whole domain, called as its first device is, to be defined and started as it is.
-pub fn domain_xml(all: &[Device], Size(memory): Size) -> String {
+///
+/// `arguments` are QEMU's, for functions.
+pub fn domain_xml(all: &[Device], arguments: &[String], Size(memory): Size) -> String {
     let (mut boots, mut name) = (false, "guest");
     for device in all.iter().rev() {
         match device {
             Device::Disk(disk) => (boots, name) = (true, &disk.name),
             Device::Nic(nic) => name = &nic.name,
+            Device::Function(function) => name = &function.name,
         }
     }
     let boot = if boots { "hd" } else { "network" };
     let inside: String = devices(all).iter().map(|line| format!("    {line}\n")).collect();
+    let past = past(arguments);
+    let qemu = if past.is_empty() { "" } else { " xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'" };
     format!(
-        "<domain type='kvm'>
+        "<domain type='kvm'{qemu}>
   <name>{name}</name>
   <memory unit='b'>{memory}</memory>
   <memoryBacking>
@@ -138,7 +155,7 @@ pub fn domain_xml(all: &[Device], Size(memory): Size) -> String {
 {inside}    <serial type='pty'/>
     <console type='pty'/>
   </devices>
-</domain>
+{past}</domain>
 "
     )
 }

@@ -5,6 +5,7 @@ mod exits;
 mod kvm;
 mod libvirt;
 mod network;
+mod pci;
 mod qemu;
 mod show;
 mod table;
@@ -82,6 +83,7 @@ fn perform(cli: Cli) -> Result<ExitCode> {
         Command::Disk(command) => disk(&client()?, command, json)?,
         Command::Nic(command) => network::nic(&client()?, command, json)?,
         Command::Switch(command) => network::switch(&client()?, command, json)?,
+        Command::Pci(command) => pci::run(&client()?, command, json)?,
         Command::Capture(args) => network::capture(&client()?, &args, json)?,
         Command::Top(args) => top::run(&client()?, &args, json)?,
         Command::LibvirtXml(args) => libvirt_xml(&client()?, &args, json)?,
@@ -303,14 +305,17 @@ fn core(client: &Client, command: CoreCommand, json: bool) -> Result<()> {
     }
 }
 
+/// A QEMU's version: what was said, or what it says itself.
+fn version(said: Option<&str>, program: &str) -> Result<qemu::Version> {
+    match said {
+        Some(text) => qemu::Version::of(text).with_context(|| format!("{text:?} is no version: write 7.2")),
+        None => qemu::Version::ask(program),
+    }
+}
+
 fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
     let device = device(client, &wanted.name)?;
-    let version = match &wanted.qemu_version {
-        Some(text) => {
-            qemu::Version::of(text).with_context(|| format!("{text:?} is no version: write 7.2"))?
-        }
-        None => qemu::Version::ask(&wanted.qemu)?,
-    };
+    let version = version(wanted.qemu_version.as_deref(), &wanted.qemu)?;
     let accel =
         wanted.accel.unwrap_or_else(|| if kvm::Kvm::look().usable() { Accel::Kvm } else { Accel::Tcg });
     let memory = (!wanted.disk_only).then_some(wanted.memory);
@@ -336,6 +341,13 @@ fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
             )
         }
         libvirt::Device::Nic(nic) => qemu::nic(nic, version, accel, wanted.bootindex),
+        libvirt::Device::Function(function) if wanted.twin => {
+            bail!(
+                "{} is a PCI function, and cannot migrate yet\n  to do: see docs/guide/pci.md",
+                function.name
+            )
+        }
+        libvirt::Device::Function(function) => qemu::function(function, version, wanted.bootindex)?,
     });
     if std::io::stdout().is_terminal() && !json && memory.is_some() {
         eprintln!(
@@ -352,7 +364,7 @@ fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
     print(json, &QemuReport { args }, |report| qemu::line(&report.args) + "\n")
 }
 
-/// A disk or a NIC, by its name.
+/// A disk, a NIC or a PCI function, by its name.
 fn device(client: &Client, name: &str) -> Result<libvirt::Device> {
     let status: StatusReport = client.get("/v1/status")?;
     let disk = status
@@ -363,9 +375,13 @@ fn device(client: &Client, name: &str) -> Result<libvirt::Device> {
     let nic = || {
         status.nics.into_iter().find(|nic| nic.name == name).map(|nic| libvirt::Device::Nic(Box::new(nic)))
     };
-    disk.or_else(nic).ok_or_else(|| {
-        let error = format!("there is no disk and no nic {name}");
-        let remedy = "see `ioplane disk list` and `ioplane nic list`".to_owned();
+    let function = || {
+        let function = status.functions.into_iter().find(|function| function.name == name)?;
+        Some(libvirt::Device::Function(Box::new(function)))
+    };
+    disk.or_else(nic).or_else(function).ok_or_else(|| {
+        let error = format!("there is no disk, no nic and no PCI function {name}");
+        let remedy = "see `ioplane disk list`, `ioplane nic list` and `ioplane pci list`".to_owned();
         crate::client::Refused(crate::refusal::RefusalBody { error, remedy }).into()
     })
 }
@@ -373,10 +389,26 @@ fn device(client: &Client, name: &str) -> Result<libvirt::Device> {
 fn libvirt_xml(client: &Client, wanted: &LibvirtArgs, json: bool) -> Result<()> {
     let devices: Vec<libvirt::Device> =
         wanted.names.iter().map(|name| device(client, name)).collect::<Result<_>>()?;
+    let mut arguments = Vec::new();
+    for device in &devices {
+        let libvirt::Device::Function(function) = device else { continue };
+        if wanted.device_only {
+            bail!(
+                "{} is a PCI function: libvirt has no element for it, and it cannot be attached to a domain that is there\n  \
+                 to do: leave --device-only out, and put <qemu:commandline> of what is printed into the domain",
+                function.name
+            );
+        }
+        arguments.extend(qemu::function(
+            function,
+            version(wanted.qemu_version.as_deref(), &wanted.qemu)?,
+            None,
+        )?);
+    }
     let xml = if wanted.device_only {
         libvirt::device_xml(&devices)
     } else {
-        libvirt::domain_xml(&devices, wanted.memory)
+        libvirt::domain_xml(&devices, &arguments, wanted.memory)
     };
     #[derive(Serialize)]
     struct XmlReport {

@@ -1,12 +1,12 @@
-//! The arguments that give a disk or a NIC to a QEMU.
+//! The arguments that give a disk, a NIC or a PCI function to a QEMU.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::cli::Accel;
-use crate::report::{DiskReport, NicReport};
+use crate::report::{DiskReport, FunctionReport, NicReport};
 use crate::size::Size;
 use crate::spec::MTU;
 
@@ -45,7 +45,7 @@ fn value(text: &str) -> String {
     text.replace(',', ",,")
 }
 
-/// The guest's memory: vhost-user needs it shared.
+/// The guest's memory: vhost-user and vfio-user need it shared.
 pub fn memory(Size(bytes): Size) -> Vec<String> {
     let size = if bytes.is_multiple_of(1 << 20) { format!("{}M", bytes >> 20) } else { bytes.to_string() };
     vec![
@@ -109,6 +109,56 @@ pub fn nic(nic: &NicReport, version: Version, accel: Accel, bootindex: Option<u3
     [chardev(&id, &nic.socket, version), netdev, device(net, bootindex)].concat()
 }
 
+/// Since when QEMU can be the client of a vfio-user server.
+const VFIO_USER: Version = Version(10, 1);
+/// How long QEMU waits for an answer, ms. A function that is held answers when it is let go, which the daemon does after half of
+/// this; QEMU's own 5 s are shorter.
+const ANSWER: u32 = 60_000;
+
+/// The arguments for one PCI function. QEMU migrates a guest with such a device and reports success, and the device arrives dead;
+/// nothing in the protocol lets the server say no. An image format that cannot migrate makes QEMU refuse in plain words, whether or
+/// not anything uses the image.
+pub fn function(function: &FunctionReport, version: Version, bootindex: Option<u32>) -> Result<Vec<String>> {
+    let Version(major, minor) = version;
+    if version < VFIO_USER {
+        bail!(
+            "QEMU {major}.{minor} has no vfio-user-pci, which PCI function {} needs\n  to do: use QEMU 10.1 or later, and name it \
+             with --qemu PROGRAM (or --qemu-version 10.1)",
+            function.name
+        );
+    }
+    let id = format!("ioplane-{}", function.name);
+    let guard = serde_json::json!({
+        "driver": "vdi",
+        "node-name": node(&function.name),
+        "read-only": true,
+        "file": { "driver": "file", "filename": function.guard.display().to_string() },
+    });
+    let mut device = serde_json::json!({
+        "driver": "vfio-user-pci",
+        "id": id,
+        "socket": { "type": "unix", "path": function.socket.display().to_string() },
+        "x-msg-timeout": ANSWER,
+    });
+    if let Some(index) = bootindex {
+        device["bootindex"] = index.into();
+    }
+    Ok(vec!["-blockdev".to_owned(), guard.to_string(), "-device".to_owned(), device.to_string()])
+}
+
+/// A name for a block node of a function's own: at most 31 characters, beginning with a letter.
+fn node(name: &str) -> String {
+    if name.len() <= NODE {
+        return format!("unmovable-{name}");
+    }
+    let mut hash = std::hash::DefaultHasher::new();
+    std::hash::Hash::hash(name, &mut hash);
+    format!("unmovable-{:016x}", std::hash::Hasher::finish(&hash))
+}
+
+/// Characters of a name for which there is room in that of a block node.
+const NODE: usize = 21;
+
 /// One line for a shell.
 pub fn line(args: &[String]) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:+@%".contains(c);
@@ -130,6 +180,31 @@ mod tests {
         assert_eq!(Version::of("new"), None);
         assert_eq!(Version(9, 1).reconnect(), "reconnect=1");
         assert_eq!(Version(9, 2).reconnect(), "reconnect-ms=100");
+    }
+
+    #[test]
+    fn a_function_needs_a_qemu_that_can_and_is_guarded() {
+        let mut function = crate::command::show::tests::function("nic1");
+        let refused = super::function(&function, Version(10, 0), None).unwrap_err().to_string();
+        assert!(
+            refused.starts_with("QEMU 10.0 has no vfio-user-pci") && refused.contains("to do: "),
+            "{refused}"
+        );
+        let args = super::function(&function, Version(10, 1), Some(1)).unwrap();
+        assert_eq!(
+            args,
+            [
+                "-blockdev",
+                r#"{"driver":"vdi","file":{"driver":"file","filename":"/run/ioplane/unmovable.vdi"},"node-name":"unmovable-nic1","read-only":true}"#,
+                "-device",
+                r#"{"bootindex":1,"driver":"vfio-user-pci","id":"ioplane-nic1","socket":{"path":"/run/ioplane/nic1.sock","type":"unix"},"x-msg-timeout":60000}"#,
+            ]
+        );
+        let nodes = ["a".repeat(40), "a".repeat(39), "9".repeat(21)].map(|name| node(&name));
+        assert!(nodes.iter().all(|node| node.len() <= 31 && node.starts_with('u')), "{nodes:?}");
+        assert_ne!(nodes[0], nodes[1]);
+        function.name = "x".repeat(40);
+        assert!(super::function(&function, Version(11, 1), None).is_ok());
     }
 
     #[test]

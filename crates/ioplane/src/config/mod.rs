@@ -1,12 +1,13 @@
 //! The configuration file: read whole, checked whole, and refused whole with every problem's line, reason and remedy.
 //!
 //! ```text
-//!   text --toml--> tables with spans --Reader--> forms --spec--> Config { daemon, cores, disks, switches, nics } + where each is
+//!   text --toml--> tables with spans --Reader--> forms --spec--> Config { daemon, cores, disks, switches, nics, functions } + where each is
 //! ```
 //!
 //! What is wrong with images is asked separately ([`Config::images`]); what only opening shows (somebody has it) is found by
 //! whoever opens it, and reported with the same lines: [`Config::served_problem`].
 
+mod function;
 mod network;
 mod problem;
 mod reader;
@@ -26,8 +27,8 @@ use reader::{Reader, Source};
 
 use crate::size::Size;
 use crate::spec::{
-    Access, BackingSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, Flaw, MannersWord, NicSpec,
-    NotifyWord, SwitchSpec,
+    Access, BackingSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, Flaw, FunctionSpec,
+    MannersWord, NicSpec, NotifyWord, SwitchSpec,
 };
 
 /// The section `[daemon]`.
@@ -60,10 +61,12 @@ pub struct Config {
     pub switches: Vec<(SwitchSpec, Place)>,
     /// Every `[[nic]]`.
     pub nics: Vec<(NicSpec, Place)>,
+    /// Every `[[pci]]`.
+    pub functions: Vec<(FunctionSpec, Place)>,
 }
 
 /// The parts of a configuration, for those who look for them.
-const PARTS: &str = "there are [daemon], [[core]], [[disk]], [[switch]] and [[nic]]";
+const PARTS: &str = "there are [daemon], [[core]], [[disk]], [[switch]], [[nic]] and [[pci]]";
 
 /// A configuration is text by people: larger is something else.
 const MAX_BYTES: u64 = 1 << 20;
@@ -100,7 +103,7 @@ impl Config {
                 Problem {
                 line: error.span().map_or(0, |span| source.line(&span)),
                 reason: error.message().lines().next().unwrap_or("not TOML").to_owned(),
-                remedy: "write TOML: `key = value` lines under [daemon], [[core]], [[disk]], [[switch]] and [[nic]]".to_owned(),
+                remedy: "write TOML: `key = value` lines under [daemon], [[core]], [[disk]], [[switch]], [[nic]] and [[pci]]".to_owned(),
             }
             };
             return Err(Problems::new(&file, errors.iter().map(problem).collect()));
@@ -125,12 +128,14 @@ impl Config {
         if list.is_empty() { Ok(()) } else { Err(Problems::new(&self.file, list)) }
     }
 
-    /// A disk or a NIC that could not be served, as a problem of its lines.
+    /// A disk, a NIC or a PCI function that could not be served, as a problem of its lines.
     pub fn served_problem(&self, kind: &str, name: &str, reason: String, remedy: String) -> Problem {
         let disk = self.disks.iter().find(|(disk, _)| disk.name == name && kind == "disk");
         let nic = self.nics.iter().find(|(nic, _)| nic.name == name && kind == "nic");
-        // What opening a disk finds wrong is nearly always the image.
+        let function = self.functions.iter().find(|(one, _)| one.name == name && kind == "PCI function");
+        // What opening a disk finds wrong is nearly always the image; of a function, what is behind it.
         let line = disk.map(|(_, place)| place.of("path")).or(nic.map(|(_, place)| place.line));
+        let line = line.or(function.map(|(_, place)| place.of("host")));
         Problem { line: line.unwrap_or(0), reason: format!("{kind} {name}: {reason}"), remedy }
     }
 
@@ -144,20 +149,21 @@ fn build<'t>(source: Source<'t>, document: &'t Spanned<DeTable<'t>>, problems: &
     let mut config = Config::default();
     for (key, value) in document.get_ref() {
         let line = source.line(&key.span());
-        let known = ["daemon", "core", "disk", "switch", "nic"];
+        let known = ["daemon", "core", "disk", "switch", "nic", "pci"];
         match (key.get_ref().as_ref(), value.get_ref()) {
             ("daemon", DeValue::Table(table)) => {
                 let reader = Reader::new(source, "[daemon]", table, &key.span(), problems);
                 (config.daemon, config.daemon_place) = daemon(reader);
             }
-            (name @ ("core" | "disk" | "switch" | "nic"), DeValue::Array(array)) => {
+            (name @ ("core" | "disk" | "switch" | "nic" | "pci"), DeValue::Array(array)) => {
                 for item in array.iter() {
                     let Some(table) = element(source, name, item, problems) else { continue };
                     let what = match name {
                         "core" => "[[core]]",
                         "disk" => "[[disk]]",
                         "switch" => "[[switch]]",
-                        _ => "[[nic]]",
+                        "nic" => "[[nic]]",
+                        _ => "[[pci]]",
                     };
                     let reader = Reader::new(source, what, table, &item.span(), problems);
                     match name {
@@ -167,11 +173,12 @@ fn build<'t>(source: Source<'t>, document: &'t Spanned<DeTable<'t>>, problems: &
                         }
                         "disk" => config.disks.extend(disk(reader)),
                         "switch" => config.switches.extend(network::switch(reader)),
-                        _ => config.nics.extend(network::nic(reader)),
+                        "nic" => config.nics.extend(network::nic(reader)),
+                        _ => config.functions.extend(function::function(reader)),
                     }
                 }
             }
-            (name @ ("core" | "disk" | "switch" | "nic"), _) => problems.push(Problem {
+            (name @ ("core" | "disk" | "switch" | "nic" | "pci"), _) => problems.push(Problem {
                 line,
                 reason: format!("[{name}] is one table, and there may be several"),
                 remedy: format!("write [[{name}]]"),
@@ -198,6 +205,7 @@ fn build<'t>(source: Source<'t>, document: &'t Spanned<DeTable<'t>>, problems: &
     check_cores(&config, problems);
     check_disks(&config, problems);
     network::check(&config, problems);
+    function::check(&config, problems);
     config
 }
 

@@ -5,7 +5,7 @@ use super::{Config, Problem};
 use crate::spec::{Flaw, LinkWord, NicForm, NicSpec, SwitchForm, SwitchSpec, VlanSpec};
 
 /// The name of a table's thing; that it has none is noted.
-fn name(reader: &mut Reader<'_, '_>, what: &str) -> Option<String> {
+pub(super) fn name(reader: &mut Reader<'_, '_>, what: &str) -> Option<String> {
     let name = reader.text("name");
     if name.is_none() && !reader.has("name") {
         reader.note("name", format!("a {what} without a name"), "write name = \"NAME\"".to_owned());
@@ -14,7 +14,7 @@ fn name(reader: &mut Reader<'_, '_>, what: &str) -> Option<String> {
 }
 
 /// Notes what is wrong with a form.
-fn checked<T>(reader: &mut Reader<'_, '_>, spec: Result<T, Vec<Flaw>>) -> Option<T> {
+pub(super) fn checked<T>(reader: &mut Reader<'_, '_>, spec: Result<T, Vec<Flaw>>) -> Option<T> {
     spec.map_err(|flaws| {
         flaws.into_iter().for_each(|flaw| reader.note(flaw.field, flaw.reason, flaw.remedy));
     })

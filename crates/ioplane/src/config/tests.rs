@@ -54,6 +54,16 @@ fn a_whole_configuration_is_read() {
         name = "scratch"
         memory = "64M"
         read_only = false
+        [[switch]]
+        name = "lan"
+        [[pci]]
+        name = "card"
+        host = "0000:00:05.0"
+        on_fault = "dma=error"
+        [[pci]]
+        name = "soft"
+        emulate = "ne2000"
+        switch = "lan"
     "#;
     let config = Config::parse(&folder.path().join("c.toml"), text).unwrap();
     config.images(|_| true).unwrap();
@@ -67,6 +77,8 @@ fn a_whole_configuration_is_read() {
     let scratch = config.disk("scratch").unwrap();
     assert_eq!(scratch.backing, BackingSpec::Memory { bytes: 64 << 20 });
     assert_eq!((scratch.serial.as_str(), scratch.queue_size), ("scratch", 128));
+    let functions: Vec<_> = config.functions.iter().map(|(f, _)| (f.name.as_str(), f.mode())).collect();
+    assert_eq!(functions, [("card", "virtual"), ("soft", "emulated")]);
 }
 
 #[test]
@@ -85,7 +97,8 @@ fn each_problem_has_its_line_reason_and_remedy() {
     let whole = folder.path().display().to_string();
     let cpus = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
     let cpus = format!("this host has {}; leave cpu out to run unpinned", cpus.trim());
-    let toml = "write TOML: `key = value` lines under [daemon], [[core]], [[disk]], [[switch]] and [[nic]]";
+    let toml =
+        "write TOML: `key = value` lines under [daemon], [[core]], [[disk]], [[switch]], [[nic]] and [[pci]]";
     let name = "use 1 to 40 letters, digits, '-', '_' and '.', beginning with a letter or a digit";
     let metrics =
         "write metrics = \"127.0.0.1:9750\"; to let others ask, put a proxy that knows them before it";
@@ -102,7 +115,7 @@ fn each_problem_has_its_line_reason_and_remedy() {
             "x = 1\n".into(),
             1,
             "\"x\" is no part of a configuration".into(),
-            "there are [daemon], [[core]], [[disk]], [[switch]] and [[nic]]".into(),
+            "there are [daemon], [[core]], [[disk]], [[switch]], [[nic]] and [[pci]]".into(),
         ),
         (
             "\n\n[[disks]]\nname = \"a\"".into(),
@@ -243,11 +256,91 @@ fn each_problem_has_its_line_reason_and_remedy() {
         ),
     ]
     .into();
-    let network = network_cases();
+    let network = network_cases().into_iter().chain(function_cases());
     assert!(!a.is_empty());
     for (text, line, reason, remedy) in cases.into_iter().chain(network) {
         assert_eq!(said(folder.path(), &text), [(line, reason, remedy)], "{text}");
     }
+}
+
+fn function_cases() -> Vec<(String, usize, String, String)> {
+    let nic = "[[pci]]\nname = \"f\"\nemulate = \"rtl8139\"\n";
+    let host = "[[pci]]\nname = \"h\"\nhost = \"00:05.0\"\n";
+    let lan = "[[switch]]\nname = \"lan\"\nuplink = \"tap7\"\n";
+    let cases: &[(String, usize, &str, &str)] = &[
+        ("[[pci]]\n".into(), 1, "a PCI function without a name", "write name = \"NAME\""),
+        (
+            "[[pci]]\nname = \"h\"\n".into(),
+            1,
+            "neither host nor emulate",
+            "give host = \"0000:00:05.0\" (see `ioplane pci list`) or emulate = \"rtl8139\"",
+        ),
+        (
+            nic.into(),
+            1,
+            "an emulated NIC with neither switch nor tap",
+            "give switch = \"NAME\" or tap = \"tap0\"",
+        ),
+        (
+            host.replace("00:05.0", "5"),
+            3,
+            "host: \"5\" is not the address of a PCI function",
+            "write it as 0000:00:05.0 or 00:05.0 (`ioplane pci list` shows them)",
+        ),
+        (
+            format!("{host}mode = \"shared\"\n"),
+            4,
+            "mode = \"shared\"",
+            "write one of \"virtual\", \"passthrough\"",
+        ),
+        (
+            format!("{host}on_fault = \"panic\"\n"),
+            4,
+            "on_fault: `panic` says nothing about faults",
+            "write stop, ignore or error, or each by its cause, as in dma=stop,register=ignore",
+        ),
+        (
+            format!("{host}\nswitch = \"lan\"\n"),
+            5,
+            "switch says nothing about a function of the host",
+            "leave it out, or give emulate in place of host",
+        ),
+        (
+            format!("{host}mode = \"passthrough\"\non_fault = \"stop\"\n"),
+            5,
+            "on_fault says nothing about a function that is passed through as it is",
+            "leave it out, or give mode = \"virtual\"",
+        ),
+        (
+            format!("{nic}switch = \"lan\"\n"),
+            4,
+            "there is no switch lan",
+            "add a [[switch]] with name = \"lan\"",
+        ),
+        (
+            format!("{lan}{nic}tap = \"tap7\"\n"),
+            7,
+            "tap7 is the uplink of switch lan, in line 3",
+            "write switch = \"lan\" in place of tap",
+        ),
+        (
+            format!("{host}{}", host.replace("\"h\"", "\"g\"")),
+            6,
+            "0000:00:05.0 is that of PCI function h, in line 3",
+            "a function of the host can be handed to one guest at a time",
+        ),
+        (
+            format!("{host}[[disk]]\nname = \"h\"\nmemory = \"1M\"\n"),
+            2,
+            "h is the name of a disk, in line 4",
+            "give disks, NICs and PCI functions names of their own",
+        ),
+        (format!("{host}cpu = 3\n"), 4, "[[pci]] has no \"cpu\"", "write tap, or leave it out"),
+    ];
+    cases
+        .iter()
+        .map(|(text, line, why, todo)| (text.clone(), *line, (*why).to_owned(), (*todo).to_owned()))
+        .collect()
 }
 
 fn network_cases() -> Vec<(String, usize, String, String)> {

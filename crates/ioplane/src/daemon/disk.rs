@@ -13,7 +13,7 @@ use ioplane_virtio::blk::{Blk, BlkOptions};
 use super::Daemon;
 use super::ground::Ground;
 use super::ledger::{DiskRecord, Entries};
-use super::served::{Kind, Served, blocking};
+use super::served::{Kind, Note, Queued, Served, blocking};
 use super::shelf::Shelf;
 use super::twin;
 use crate::config::{Config, Place};
@@ -262,11 +262,11 @@ impl Disk {
 
 impl Kind for Disk {
     type Spec = DiskSpec;
-    type Model = Blk;
     type Report = DiskReport;
     type Below = ();
 
     const NAME: &'static str = "disk";
+    const COMMAND: &'static str = "disk";
     const LET_GO: &'static str =
         "unplug it or shut the guest down first; a backing is exchanged by `ioplane disk replace`";
 
@@ -284,13 +284,9 @@ impl Kind for Disk {
         memory.then_some(("changing a disk in memory would lose its content", remedy))
     }
 
-    fn twin_of(model: &Blk) -> Option<Blk> {
-        Some(model.twin())
-    }
-
     /// No change of a disk's configuration is made so; see [`Kind::lives_on`].
     async fn become_next(&self, next: DiskRecord) -> Result<(), Refusal> {
-        self.served.adopt(next.configured)
+        self.note().adopt(next.configured)
     }
 
     fn records(entries: &mut Entries) -> &mut BTreeMap<String, DiskRecord> {
@@ -308,8 +304,20 @@ impl Kind for Disk {
         Ok(Disk { served, backing: Arc::new(Mutex::new(opened.report)) })
     }
 
-    fn served(&self) -> &Served<Disk> {
-        &self.served
+    fn note(&self) -> &Note<Disk> {
+        &self.served.note
+    }
+
+    fn socket(&self) -> &Path {
+        self.served.handle.socket()
+    }
+
+    async fn in_use(&self) -> bool {
+        self.served.in_use().await
+    }
+
+    async fn stop(&self, force: bool) -> Result<(), Refusal> {
+        self.served.stop(force).await
     }
 
     async fn report(&self) -> DiskReport {
@@ -369,5 +377,17 @@ impl Kind for Disk {
             totals: Counts::default(),
             queues: (0..spec.queues).map(QueueReport::blank).collect(),
         }
+    }
+}
+
+impl Queued for Disk {
+    type Model = Blk;
+
+    fn twin_of(model: &Blk) -> Option<Blk> {
+        Some(model.twin())
+    }
+
+    fn served(&self) -> &Served<Disk> {
+        &self.served
     }
 }

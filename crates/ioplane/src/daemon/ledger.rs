@@ -15,9 +15,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::spec::{CoreSpec, DiskSpec, Flaw, NicSpec, ServedSpec, SwitchSpec};
+use crate::spec::{CoreSpec, DiskSpec, Flaw, FunctionSpec, NicSpec, ServedSpec, SwitchSpec};
 
-/// A disk or a NIC, as it is being served.
+/// A disk, a NIC or a PCI function, as it is being served.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record<S> {
@@ -36,6 +36,8 @@ pub struct Record<S> {
 pub type DiskRecord = Record<DiskSpec>;
 /// A NIC, as it is being served.
 pub type NicRecord = Record<NicSpec>;
+/// A PCI function, as it is being served.
+pub type FunctionRecord = Record<FunctionSpec>;
 
 /// A switch, as it runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,6 +81,12 @@ pub struct Entries {
     /// Configured switches that were removed at run time, as they were configured.
     #[serde(default)]
     pub removed_switches: BTreeMap<String, SwitchSpec>,
+    /// PCI functions by name.
+    #[serde(default)]
+    pub functions: BTreeMap<String, FunctionRecord>,
+    /// Configured PCI functions that were removed at run time, as they were configured.
+    #[serde(default)]
+    pub removed_functions: BTreeMap<String, FunctionSpec>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -189,9 +197,10 @@ fn parse(bytes: &[u8]) -> Result<Entries, String> {
             file.format, file.version
         ));
     }
-    let Entries { disks, removed, cores, switches, nics, removed_nics, removed_switches } = &file.entries;
+    let Entries { disks, removed, cores, switches, nics, removed_nics, removed_switches, .. } = &file.entries;
     check_served("disk", disks, removed)?;
     check_served("nic", nics, removed_nics)?;
+    check_served("PCI function", &file.entries.functions, &file.entries.removed_functions)?;
     let specs = switches
         .iter()
         .flat_map(|(name, it)| [Some((name, &it.now)), it.configured.as_ref().map(|c| (name, c))]);

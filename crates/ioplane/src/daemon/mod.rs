@@ -1,7 +1,8 @@
-//! The daemon: control plane of disks, NICs, switches and I/O cores.
+//! The daemon: control plane of disks, NICs, PCI functions, switches and I/O cores.
 //!
 //! ```text
 //!   CLI, programs --HTTP over control.sock--> api --+--> Shelf<Disk>, Shelf<Nic> --Handle--> one task a device
+//!                                                   |--> Shelf<Card> --Handle--> one thread a function (host::vfio_user)
 //!   SIGHUP ------------------------------> reload --+--> Switches --> ports of NICs, uplinks     (host::vhost_user)
 //!   Prometheus --HTTP on loopback----> metrics -----+--> Cores --> Pool    (I/O cores)
 //!                                                   \--> Ledger: state.json, for the daemon after a crash
@@ -13,6 +14,7 @@ mod api;
 mod capture;
 mod cores;
 mod disk;
+mod functions;
 mod ground;
 mod ledger;
 mod metrics;
@@ -41,6 +43,7 @@ use crate::report::{StatusReport, UpgradeReport};
 use crate::spec::{CoreSpec, Flaw, ServedSpec};
 use cores::Cores;
 use disk::Disk;
+use functions::{Card, Functions};
 use ground::Ground;
 use ledger::{Ledger, Record};
 use nic::Nic;
@@ -49,6 +52,7 @@ use shelf::{OnFailure, Shelf};
 use switches::Switches;
 
 pub use api::{ChangeForm, CoreForm, LinkForm, MoveForm, NotifyForm, TwinForm};
+pub use functions::QuiesceForm;
 pub use serve::serve;
 pub use upgrade::UpgradeForm;
 
@@ -61,6 +65,7 @@ const INHERIT: Duration = Duration::from_secs(10);
 pub struct Daemon {
     disks: Shelf<Disk>,
     nics: Shelf<Nic>,
+    functions: Shelf<Card>,
     switches: Arc<Switches>,
     cores: Arc<Cores>,
     ledger: Arc<Ledger>,
@@ -87,6 +92,7 @@ struct Start<K: Kind> {
 struct Starts {
     disks: Vec<Start<Disk>>,
     nics: Vec<Start<Nic>>,
+    functions: Vec<Start<Card>>,
 }
 
 impl Daemon {
@@ -97,14 +103,17 @@ impl Daemon {
         run_dir: PathBuf,
         lock: std::fs::File,
     ) -> Result<(Arc<Daemon>, Starts)> {
+        let recovered = run_dir.clone();
         let daemon = Daemon::idle(config, control, run_dir, lock)?;
+        functions::recover(&recovered, daemon.config().daemon.access)?;
         let known = daemon.ledger.entries();
         daemon
             .config()
             .images(|name| !known.disks.contains_key(name) && !known.removed.contains_key(name))?;
         daemon.start_cores()?;
         daemon.start_switches()?;
-        let start = Starts { disks: daemon.to_serve()?, nics: daemon.to_serve()? };
+        let start =
+            Starts { disks: daemon.to_serve()?, nics: daemon.to_serve()?, functions: daemon.to_serve()? };
         daemon.settle(&daemon.config());
         Ok((Arc::new(daemon), start))
     }
@@ -130,12 +139,13 @@ impl Daemon {
     fn idle(config: Config, control: PathBuf, run_dir: PathBuf, lock: std::fs::File) -> Result<Daemon> {
         let ledger = Arc::new(Ledger::open(&run_dir.join("state.json"))?);
         let cores = Arc::new(Cores::new(ledger.clone()));
-        let access = config.daemon.access;
+        let (access, folder) = (config.daemon.access, run_dir.clone());
         let ground = Arc::new(Ground::new(cores.clone(), ledger.clone(), run_dir, control, access));
         let switches = Arc::new(Switches::new(ground.clone()));
         Ok(Daemon {
             disks: Shelf::new(ground.clone(), Arc::new(())),
-            nics: Shelf::new(ground, switches.clone()),
+            nics: Shelf::new(ground.clone(), switches.clone()),
+            functions: Shelf::new(ground, Arc::new(Functions::new(switches.clone(), folder))),
             switches,
             cores,
             ledger,
@@ -281,8 +291,9 @@ impl Daemon {
     /// Opens all of them at once, so that a guest waits only for its own. What was served before and cannot be now is
     /// kept as failed; any other refuses the configuration, and nothing is served.
     async fn open_all(self: Arc<Self>, start: Starts) -> Result<()> {
-        let (disks, nics) = tokio::join!(self.open(start.disks), self.open(start.nics));
-        let problems: Vec<Problem> = disks?.into_iter().chain(nics?).collect();
+        let (disks, nics, functions) =
+            tokio::join!(self.open(start.disks), self.open(start.nics), self.open(start.functions));
+        let problems: Vec<Problem> = disks?.into_iter().chain(nics?).chain(functions?).collect();
         if problems.is_empty() { Ok(()) } else { Err(Problems::new(&self.config().file, problems).into()) }
     }
 
@@ -313,9 +324,14 @@ impl Daemon {
         Ok(problems)
     }
 
+    /// Opens the functions that a predecessor had: they are not handed over, so nobody uses them.
+    async fn open_functions(self: Arc<Self>) {
+        self.functions.bring_back(self.ledger.entries().functions.into_values().collect()).await;
+    }
+
     /// Ends the service of everything, at once and whoever is connected.
     async fn stop(&self) {
-        tokio::join!(self.disks.stop(), self.nics.stop());
+        tokio::join!(self.disks.stop(), self.nics.stop(), self.functions.stop());
         self.switches.stop().await;
     }
 
@@ -329,6 +345,7 @@ impl Daemon {
             disks: self.disks.report().await,
             switches: self.switches.report(),
             nics: self.nics.report().await,
+            functions: self.functions.report().await,
             cores: self.cores.report(),
             upgrade: self.upgraded.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }

@@ -1,7 +1,7 @@
 //! One NIC: plugged into its switch, served, changed, reported.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ioplane_network::{PortOptions, Vlan};
@@ -10,7 +10,7 @@ use ioplane_virtio::net::{Net, NetOptions};
 use super::Daemon;
 use super::ground::Ground;
 use super::ledger::{Entries, NicRecord};
-use super::served::{Kind, Served};
+use super::served::{Kind, Note, Queued, Served};
 use super::shelf::Shelf;
 use super::switches::Switches;
 use crate::config::{Config, Place};
@@ -71,11 +71,11 @@ impl From<&VlanSpec> for Vlan {
 
 impl Kind for Nic {
     type Spec = NicSpec;
-    type Model = Net;
     type Report = NicReport;
     type Below = Switches;
 
     const NAME: &'static str = "nic";
+    const COMMAND: &'static str = "nic";
     const LET_GO: &'static str =
         "unplug it or shut the guest down first; its link is changed by `ioplane nic set`";
 
@@ -102,15 +102,27 @@ impl Kind for Nic {
 
     async fn become_next(&self, next: NicRecord) -> Result<(), Refusal> {
         self.set_link(next.now.link).await?;
-        self.served.adopt(next.configured)
+        self.note().adopt(next.configured)
     }
 
     async fn open(record: NicRecord, ground: &Arc<Ground>, switches: &Arc<Switches>) -> Result<Nic, Refusal> {
         Ok(Nic { served: Served::start(model(&record.now, switches)?, record, ground)? })
     }
 
-    fn served(&self) -> &Served<Nic> {
-        &self.served
+    fn note(&self) -> &Note<Nic> {
+        &self.served.note
+    }
+
+    fn socket(&self) -> &Path {
+        self.served.handle.socket()
+    }
+
+    async fn in_use(&self) -> bool {
+        self.served.in_use().await
+    }
+
+    async fn stop(&self, force: bool) -> Result<(), Refusal> {
+        self.served.stop(force).await
     }
 
     async fn report(&self) -> NicReport {
@@ -162,5 +174,13 @@ impl Kind for Nic {
             sent: FrameCounts::default(),
             queues: (0..2 * spec.pairs).map(NicQueueReport::blank).collect(),
         }
+    }
+}
+
+impl Queued for Nic {
+    type Model = Net;
+
+    fn served(&self) -> &Served<Nic> {
+        &self.served
     }
 }

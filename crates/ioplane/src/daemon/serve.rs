@@ -112,6 +112,7 @@ async fn succeed(config: &Path, socket: Option<PathBuf>) -> Result<()> {
     let signals = Signals::catch()?;
     let Succession { daemon, control, run_dir, listener, metrics, report } =
         upgrade::inherit(config, socket).await?;
+    tokio::spawn(daemon.clone().open_functions());
     attend(House { daemon, control, run_dir, listener, metrics }, signals, None, Some(report)).await
 }
 

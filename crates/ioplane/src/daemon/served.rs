@@ -25,8 +25,6 @@ const GLANCE: Duration = Duration::from_secs(1);
 pub trait Kind: Send + Sync + Sized + 'static {
     /// What one is to be.
     type Spec: ServedSpec;
-    /// The device.
-    type Model: VirtioDevice;
     /// How one is.
     type Report: Send;
     /// What one needs besides the ground.
@@ -34,6 +32,8 @@ pub trait Kind: Send + Sync + Sized + 'static {
 
     /// What people call it.
     const NAME: &'static str;
+    /// The command that deals with them.
+    const COMMAND: &'static str;
     /// What to do before a change of the configuration can take one away that a guest uses.
     const LET_GO: &'static str;
 
@@ -69,13 +69,18 @@ pub trait Kind: Send + Sync + Sized + 'static {
     /// Makes that change.
     fn become_next(&self, next: Record<Self::Spec>) -> impl Future<Output = Result<(), Refusal>> + Send;
 
-    /// The same device for a second front end, the destination of a migration, if there can be one.
-    fn twin_of(_model: &Self::Model) -> Option<Self::Model> {
-        None
-    }
+    /// What is written down of it.
+    fn note(&self) -> &Note<Self>;
 
-    /// What it has in common with others.
-    fn served(&self) -> &Served<Self>;
+    /// Where its front end connects.
+    fn socket(&self) -> &Path;
+
+    /// Whether a front end is connected; one that does not answer is in use.
+    fn in_use(&self) -> impl Future<Output = bool> + Send;
+
+    /// Ends the service, unless a front end is connected and it is not to be by force. Nothing of the device is left when it
+    /// returns well; the ledger is the caller's business.
+    fn stop(&self, force: bool) -> impl Future<Output = Result<(), Refusal>> + Send;
 
     /// How it is.
     fn report(&self) -> impl Future<Output = Self::Report> + Send;
@@ -89,6 +94,20 @@ pub trait Kind: Send + Sync + Sized + 'static {
     ) -> Self::Report;
 }
 
+/// A kind whose queues run on I/O cores, behind vhost-user.
+pub trait Queued: Kind {
+    /// The device.
+    type Model: VirtioDevice;
+
+    /// The same device for a second front end, the destination of a migration, if there can be one.
+    fn twin_of(_model: &Self::Model) -> Option<Self::Model> {
+        None
+    }
+
+    /// What it has in common with others.
+    fn served(&self) -> &Served<Self>;
+}
+
 /// The record of one thing, in memory and in the ledger.
 pub struct Note<K: Kind> {
     record: Mutex<Record<K::Spec>>,
@@ -96,6 +115,15 @@ pub struct Note<K: Kind> {
 }
 
 impl<K: Kind> Note<K> {
+    /// Writes down that it is being served.
+    pub fn begin(record: Record<K::Spec>, ledger: &Arc<Ledger>) -> Result<Self, Refusal> {
+        ledger.change(|entries| {
+            K::removed(entries).remove(record.now.name());
+        })?;
+        write::<K>(ledger, &record)?;
+        Ok(Note { record: Mutex::new(record), ledger: ledger.clone() })
+    }
+
     fn lock(&self) -> MutexGuard<'_, Record<K::Spec>> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -114,6 +142,11 @@ impl<K: Kind> Note<K> {
         *record = next;
         Ok(())
     }
+
+    /// The configuration says the same as before, in another file perhaps: notes that.
+    pub fn adopt(&self, configured: Option<K::Spec>) -> Result<(), Refusal> {
+        self.change(|record| record.configured = configured)
+    }
 }
 
 fn write<K: Kind>(ledger: &Ledger, record: &Record<K::Spec>) -> Result<(), Refusal> {
@@ -123,7 +156,7 @@ fn write<K: Kind>(ledger: &Ledger, record: &Record<K::Spec>) -> Result<(), Refus
 }
 
 /// A device that is being served. It is owned by a task of its own; this is the daemon's hold on it.
-pub struct Served<K: Kind> {
+pub struct Served<K: Queued> {
     /// To talk to that task.
     pub handle: Handle<K::Model>,
     /// To talk to the task of its second socket, if it has one.
@@ -136,19 +169,16 @@ pub struct Served<K: Kind> {
     pub changing: tokio::sync::Mutex<()>,
 }
 
-impl<K: Kind> Served<K> {
+impl<K: Queued> Served<K> {
     /// Serves `model` on its socket, and writes down that it does.
     pub fn start(model: K::Model, record: Record<K::Spec>, ground: &Ground) -> Result<Self, Refusal> {
         let socket = ground.socket(&record.now);
-        ground.ledger.change(|entries| {
-            K::removed(entries).remove(record.now.name());
-        })?;
-        write::<K>(&ground.ledger, &record)?;
+        let note = Note::begin(record.clone(), &ground.ledger)?;
         let lease = Lease::default();
         let twin = record.now.twin().map(Path::to_owned).zip(K::twin_of(&model));
         let handle = serve(model, socket, &record, ground, &lease)?;
         let second = twin.map(|(socket, model)| serve(model, socket, &record, ground, &lease)).transpose()?;
-        Ok(Served::of(handle, second, lease, record, ground))
+        Ok(Served::with(handle, second, lease, note))
     }
 
     /// One that is being served already, and written down.
@@ -159,9 +189,17 @@ impl<K: Kind> Served<K> {
         record: Record<K::Spec>,
         ground: &Ground,
     ) -> Self {
-        let note = Arc::new(Note { record: Mutex::new(record), ledger: ground.ledger.clone() });
+        Served::with(
+            handle,
+            second,
+            lease,
+            Note { record: Mutex::new(record), ledger: ground.ledger.clone() },
+        )
+    }
+
+    fn with(handle: Handle<K::Model>, second: Option<Handle<K::Model>>, lease: Lease, note: Note<K>) -> Self {
         let (second, changing) = (Mutex::new(second), tokio::sync::Mutex::default());
-        Served { handle, second, lease, note, changing }
+        Served { handle, second, lease, note: Arc::new(note), changing }
     }
 
     /// What is seen of it, unless it is busy with a change; `look` sees the model.
@@ -221,11 +259,6 @@ impl<K: Kind> Served<K> {
             second.stop(force).await.map_err(refused)?;
         }
         self.handle.stop(force).await.map_err(refused)
-    }
-
-    /// The configuration says the same as before, in another file perhaps: notes that.
-    pub fn adopt(&self, configured: Option<K::Spec>) -> Result<(), Refusal> {
-        self.note.change(|record| record.configured = configured)
     }
 
     /// Moves a queue to a core, and remembers it.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::ground::Ground;
 use super::ledger::Record;
-use super::served::Kind;
+use super::served::{Kind, Queued};
 use crate::refusal::Refusal;
 use crate::report::ServedState;
 use crate::spec::ServedSpec;
@@ -34,7 +34,7 @@ impl<K: Kind> Slot<K> {
     fn record(&self) -> Record<K::Spec> {
         match self {
             Slot::Opening(record) | Slot::Failed(record, _) => record.clone(),
-            Slot::Served(one) => one.served().note.read(),
+            Slot::Served(one) => one.note().read(),
         }
     }
 }
@@ -78,7 +78,7 @@ impl<K: Kind> Shelf<K> {
         self.reserve(&record)?;
         match K::open(record.clone(), &self.ground, &self.below).await {
             Ok(one) => {
-                let socket = one.served().handle.socket().display().to_string();
+                let socket = one.socket().display().to_string();
                 tracing::info!(kind = K::NAME, name, socket, "serving");
                 self.slots().insert(name, Slot::Served(Arc::new(one)));
                 Ok(())
@@ -126,6 +126,39 @@ impl<K: Kind> Shelf<K> {
         Ok((served, failed))
     }
 
+    /// Ends the service of all for a while, if nobody uses any: what a successor has to open itself. What has been ended comes
+    /// back by [`Shelf::bring_back`]. On an error all are served as before.
+    pub async fn set_aside(&self) -> Result<Vec<Record<K::Spec>>, Refusal> {
+        let (served, failed) = self.settled()?;
+        let mut aside = Vec::new();
+        for (name, one) in served {
+            if let Err(refused) = one.stop(false).await {
+                self.bring_back(aside).await;
+                return Err(Refusal { error: format!("{} {name}: {}", K::NAME, refused.error), ..refused });
+            }
+            aside.push(one.note().read());
+            self.drop_slot(&name);
+        }
+        for (name, _) in failed {
+            aside.extend(self.records().remove(&name));
+            self.drop_slot(&name);
+        }
+        Ok(aside)
+    }
+
+    /// Serves again what was set aside.
+    pub async fn bring_back(&self, records: Vec<Record<K::Spec>>) {
+        for record in records {
+            // What fails is kept as failed, and said in the log.
+            let _ = self.add(record, OnFailure::Keep).await;
+        }
+    }
+
+    fn drop_slot(&self, name: &str) {
+        self.slots().remove(name);
+        self.ground.release(name);
+    }
+
     /// Takes in one that another process has served. Its name has been claimed.
     pub fn take_in(&self, name: String, one: K) {
         self.slots().insert(name, Slot::Served(Arc::new(one)));
@@ -141,10 +174,10 @@ impl<K: Kind> Shelf<K> {
         let name = record.now.name();
         let mut slots = self.slots();
         if let Some(Slot::Failed(..)) = slots.get(name) {
-            let kind = K::NAME;
+            let (kind, command) = (K::NAME, K::COMMAND);
             return Err(Refusal::conflict(
                 format!("{kind} {name} is there, and could not be served"),
-                format!("see `ioplane {kind} list`; `ioplane {kind} remove {name}` forgets it"),
+                format!("see `ioplane {command} list`; `ioplane {command} remove {name}` forgets it"),
             ));
         }
         self.ground.claim(K::NAME, &record.now)?;
@@ -170,8 +203,10 @@ impl<K: Kind> Shelf<K> {
     }
 
     fn missing(name: &str) -> Refusal {
-        let kind = K::NAME;
-        Refusal::missing(format!("there is no {kind} {name}"), format!("see `ioplane {kind} list`"))
+        Refusal::missing(
+            format!("there is no {} {name}", K::NAME),
+            format!("see `ioplane {} list`", K::COMMAND),
+        )
     }
 
     /// Every record, by name.
@@ -189,7 +224,7 @@ impl<K: Kind> Shelf<K> {
     /// Whether a front end uses it.
     pub async fn in_use(&self, name: &str) -> bool {
         match self.served(name) {
-            Ok(one) => one.served().in_use().await,
+            Ok(one) => one.in_use().await,
             Err(_) => false,
         }
     }
@@ -198,7 +233,7 @@ impl<K: Kind> Shelf<K> {
     pub async fn remove(&self, name: &str, force: bool, lasting: bool) -> Result<(), Refusal> {
         if !self.failed().iter().any(|failed| failed == name) {
             let one = self.served(name)?;
-            one.served().stop(force).await?;
+            one.stop(force).await?;
         }
         let slot = self.slots().remove(name);
         self.ground.release(name);
@@ -210,12 +245,6 @@ impl<K: Kind> Shelf<K> {
                 K::removed(entries).insert(name.to_owned(), configured);
             }
         })?)
-    }
-
-    /// Moves a queue to a core.
-    pub async fn move_queue(&self, name: &str, queue: u16, core: u32) -> Result<(), Refusal> {
-        self.ground.cores.check(core)?;
-        self.served(name)?.served().move_queue(queue, core, &self.ground).await
     }
 
     /// How one is.
@@ -256,7 +285,7 @@ impl<K: Kind> Shelf<K> {
             self.ground.release(&name);
             if let Slot::Served(one) = slot {
                 stopping.spawn(async move {
-                    if let Err(error) = one.served().stop(true).await {
+                    if let Err(error) = one.stop(true).await {
                         tracing::warn!(kind = K::NAME, name, %error, "stopping");
                     }
                 });
@@ -268,5 +297,13 @@ impl<K: Kind> Shelf<K> {
                 "a disk below does not answer: what is in flight stays in the journal of its guest"
             );
         }
+    }
+}
+
+impl<K: Queued> Shelf<K> {
+    /// Moves a queue to a core.
+    pub async fn move_queue(&self, name: &str, queue: u16, core: u32) -> Result<(), Refusal> {
+        self.ground.cores.check(core)?;
+        self.served(name)?.served().move_queue(queue, core, &self.ground).await
     }
 }

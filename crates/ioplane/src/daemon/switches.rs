@@ -250,8 +250,11 @@ impl Switches {
             let slot = slots.get(name).ok_or_else(|| missing(name))?;
             if let Some(port) = slot.switch.ports().into_iter().find(|port| !port.uplink) {
                 return Err(Refusal::conflict(
-                    format!("nic {} is plugged into switch {name}", port.name),
-                    format!("`ioplane nic remove {}` first", port.name),
+                    format!("{} is plugged into switch {name}", port.name),
+                    format!(
+                        "take it away first: `ioplane nic remove {0}` or `ioplane pci remove {0}`",
+                        port.name
+                    ),
                 ));
             }
             slots.remove(name)
@@ -331,16 +334,18 @@ fn missing(name: &str) -> Refusal {
     )
 }
 
+/// Brings a TAP device to rest and unplugs it. Blocks.
+pub fn end_tap(running: Running<Tap>) -> Result<(), Refusal> {
+    running
+        .quiesce(Instant::now() + REST)
+        .map(drop)
+        .map_err(|missed| Refusal::failed(format!("{missed:?}"), "an I/O core does not turn"))
+}
+
 /// Brings an uplink to rest and unplugs it.
 async fn end(uplink: Option<Running<Tap>>) {
     let Some(running) = uplink else { return };
-    let rest = super::served::blocking(move || {
-        running
-            .quiesce(Instant::now() + REST)
-            .map(drop)
-            .map_err(|missed| Refusal::failed(format!("{missed:?}"), "an I/O core does not turn"))
-    });
-    if let Err(refused) = rest.await {
+    if let Err(refused) = super::served::blocking(move || end_tap(running)).await {
         tracing::warn!(error = refused.error, "an uplink did not come to rest");
     }
 }

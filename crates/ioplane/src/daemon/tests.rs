@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 
-use super::ledger::{DiskRecord, Ledger, LedgerError};
-use crate::spec::{BackingSpec, CoreSpec, DiskForm, DiskSpec};
+use super::ledger::{DiskRecord, FunctionRecord, Ledger, LedgerError};
+use crate::spec::{BackingSpec, CoreSpec, DiskForm, DiskSpec, FunctionForm, FunctionSpec};
 
 fn spec(name: &str) -> DiskSpec {
     let form = DiskForm { path: Some(format!("/{name}.img").into()), ..DiskForm::default() };
@@ -35,6 +35,11 @@ fn what_is_written_is_read() {
             entries.removed.insert("b".into(), spec("b"));
             let core = super::ledger::CoreRecord { configured: Some(CoreSpec::new(1)), now: None };
             entries.cores.insert(1, core);
+            let form = FunctionForm { host: "00:05.0".parse().ok(), ..FunctionForm::default() };
+            let function = FunctionRecord::added(form.spec("f").unwrap());
+            let other = FunctionSpec { name: "g".into(), ..function.now.clone() };
+            entries.removed_functions.insert("g".into(), other);
+            entries.functions.insert("f".into(), function);
         })
         .unwrap();
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);

@@ -11,8 +11,12 @@ use ioplane_device::{Histogram, MeterReading};
 use ioplane_host::vhost_user::{QueueStatus, Status};
 use serde::{Deserialize, Serialize};
 
+mod function;
 mod network;
 
+pub use function::{
+    EventReport, FunctionReport, RegionReport, RestReport, Stage, StateFile, TrafficReport, WatchReport,
+};
 pub use network::{
     FrameCounts, LearnedReport, NicQueueReport, NicReport, PortReport, Role, SwitchReport, SwitchTableReport,
 };
@@ -36,6 +40,9 @@ pub struct StatusReport {
     /// Its NICs, by name.
     #[serde(default)]
     pub nics: Vec<NicReport>,
+    /// Its PCI functions, by name.
+    #[serde(default)]
+    pub functions: Vec<FunctionReport>,
     /// Its I/O cores.
     pub cores: Vec<CoreReport>,
     /// How everything came to this process, if another one had it before.

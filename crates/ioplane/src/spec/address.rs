@@ -71,6 +71,7 @@ impl fmt::Display for Mac {
 }
 
 as_text!(Mac);
+pub(super) use as_text;
 
 /// Which VLANs a NIC is in.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,8 +1,12 @@
-//! What disks, NICs, switches and I/O cores are to be: the one form that the configuration, the API, the command line and the state
+//! What disks, NICs, PCI functions, switches and I/O cores are to be: the one form that the configuration, the API, the command line and the state
 //! file fill in, and what may be wrong with it.
+
+#[macro_use]
+mod words;
 
 mod address;
 mod core;
+mod function;
 mod network;
 
 use std::ops::RangeInclusive;
@@ -14,6 +18,9 @@ use serde::{Deserialize, Serialize};
 
 pub use self::core::{CORES, CoreSpec};
 pub use address::{Mac, VlanSpec};
+pub use function::{
+    CableSpec, ChipWord, FaultSpec, FaultWord, FunctionForm, FunctionSpec, ModeWord, SourceSpec,
+};
 pub use network::{MTU, NIC_QUEUE_SIZE, NicForm, NicSpec, SwitchForm, SwitchSpec};
 
 use crate::size::Size;
@@ -34,38 +41,6 @@ impl Flaw {
     pub fn new(field: &'static str, reason: impl Into<String>, remedy: impl Into<String>) -> Self {
         Flaw { field, reason: reason.into(), remedy: remedy.into() }
     }
-}
-
-macro_rules! words {
-    ($(#[$doc:meta])* $name:ident, $default:ident, $($(#[$vdoc:meta])* $variant:ident $word:literal => $value:expr,)*; $target:ty) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-        pub enum $name { $($(#[$vdoc])* #[serde(rename = $word)] #[value(name = $word)] $variant,)* }
-
-        impl $name {
-            /// Every word.
-            pub const WORDS: &[&str] = &[$($word,)*];
-
-            /// The one with this name.
-            pub fn of(word: &str) -> Option<Self> {
-                match word { $($word => Some($name::$variant),)* _ => None }
-            }
-
-            /// Its name.
-            pub fn word(self) -> &'static str {
-                match self { $($name::$variant => $word,)* }
-            }
-
-            /// As the crate below calls it.
-            pub fn below(self) -> $target {
-                match self { $($name::$variant => $value,)* }
-            }
-        }
-
-        impl Default for $name {
-            fn default() -> Self { $name::$default }
-        }
-    };
 }
 
 words! {

@@ -17,8 +17,16 @@ pub const MTU: u16 = 1500;
 /// Bytes of a network interface's name (IFNAMSIZ, with its end).
 const INTERFACE: usize = 15;
 
+/// What is wrong with the name of an interface, if anything.
+pub(super) fn interface_flaw(field: &'static str, name: &str) -> Option<Flaw> {
+    let plain = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | '%' | ':');
+    let good = (1..=INTERFACE).contains(&name.len()) && name.chars().all(plain);
+    let remedy = "give the name of a TAP interface, such as tap0: at most 15 characters without '/'";
+    (!good).then(|| Flaw::new(field, format!("{name:?} is no name of an interface"), remedy))
+}
+
 /// What tells this host from others; empty where nothing does.
-fn host() -> String {
+pub(super) fn host() -> String {
     std::fs::read_to_string("/etc/machine-id").unwrap_or_default().trim().to_owned()
 }
 
@@ -56,14 +64,7 @@ impl SwitchSpec {
     /// Everything that is wrong with it in itself. The state file is checked by this too.
     pub fn flaws(&self) -> Vec<Flaw> {
         let mut flaws: Vec<Flaw> = name_flaw(&self.name).into_iter().collect();
-        if let Some(uplink) = &self.uplink {
-            let plain = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | '%' | ':');
-            if uplink.is_empty() || uplink.len() > INTERFACE || !uplink.chars().all(plain) {
-                let remedy =
-                    "give the name of a TAP interface, such as tap0: at most 15 characters without '/'";
-                flaws.push(Flaw::new("uplink", format!("{uplink:?} is no name of an interface"), remedy));
-            }
-        }
+        flaws.extend(self.uplink.as_deref().and_then(|uplink| interface_flaw("uplink", uplink)));
         flaws
     }
 

@@ -1,8 +1,12 @@
 //! Reports for people.
 
 mod network;
+mod pci;
+#[cfg(test)]
+pub mod tests;
 
 pub use network::{nics, switch, switches};
+pub use pci::{function, functions, rest, states};
 
 use crate::command::table::Table;
 use crate::report::{
@@ -155,6 +159,7 @@ pub fn status(status: &StatusReport) -> String {
     }
     text.push_str(&faults);
     text.push_str(&network::status(status));
+    text.push_str(&pci::status(status));
     text.push_str(&format!("\n{}", cores(&status.cores)));
     text
 }

@@ -17,6 +17,13 @@
 //! | `PUT /v1/nics/NAME` | [`crate::spec::NicForm`] | 201 and the NIC |
 //! | `PATCH /v1/nics/NAME` | [`LinkForm`] | the NIC |
 //! | `DELETE /v1/nics/NAME?force=true` | | what was done |
+//! | `GET /v1/pci`, `GET /v1/pci/NAME` | | [`crate::report::FunctionReport`], several or one |
+//! | `PUT /v1/pci/NAME` | [`crate::spec::FunctionForm`] | 201 and the PCI function |
+//! | `DELETE /v1/pci/NAME?force=true` | | what was done |
+//! | `POST /v1/pci/NAME/quiesce` | [`QuiesceForm`] | [`crate::report::RestReport`]: it is held |
+//! | `POST /v1/pci/NAME/resume` | | what was done |
+//! | `POST /v1/pci/NAME/save` | [`QuiesceForm`] | [`crate::report::StateFile`] |
+//! | `POST /v1/pci/NAME/load` | [`crate::report::StateFile`] | what was done |
 //! | `GET /v1/ports/NAME/capture?snaplen=N` | | pcapng, until the client goes |
 //! | `GET /v1/cores`, `GET /v1/cores/ID` | | [`crate::report::CoreReport`], several or one |
 //! | `POST /v1/cores` | [`CoreForm`] | 201 and the core |
@@ -30,6 +37,7 @@
 //! Errors are `{"error", "remedy"}` with 404, 405, 409, 413, 422, 500 or 503. A request that has been read is carried out to its
 //! end, whether or not its client stays.
 
+mod function;
 mod network;
 mod twin;
 
@@ -50,6 +58,8 @@ pub use network::LinkForm;
 pub use twin::TwinForm;
 
 use super::Daemon;
+#[cfg(doc)]
+use super::functions::QuiesceForm;
 use super::ledger::DiskRecord;
 use super::served::blocking;
 use super::shelf::OnFailure;
@@ -146,6 +156,12 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
             "/v1/nics/{name}",
             get(network::nic).put(network::add_nic).patch(network::set_nic).delete(network::remove_nic),
         )
+        .route("/v1/pci", get(function::functions))
+        .route("/v1/pci/{name}", get(function::function).put(function::add).delete(function::remove))
+        .route("/v1/pci/{name}/quiesce", post(function::quiesce))
+        .route("/v1/pci/{name}/resume", post(function::resume))
+        .route("/v1/pci/{name}/save", post(function::save))
+        .route("/v1/pci/{name}/load", post(function::load).layer(DefaultBodyLimit::max(function::STATE)))
         .route("/v1/ports/{name}/capture", get(network::capture))
         .route("/v1/cores", get(cores).post(add_core))
         .route("/v1/cores/{id}", patch(set_core).get(core).delete(retire))
@@ -186,9 +202,14 @@ fn created(report: impl Serialize) -> Answer {
 
 /// A body as a form.
 fn form<T: DeserializeOwned>(body: Body) -> Result<T, Refusal> {
+    form_up_to(body, BODY)
+}
+
+/// The same of a resource with another limit.
+fn form_up_to<T: DeserializeOwned>(body: Body, limit: usize) -> Result<T, Refusal> {
     let body = body.map_err(|rejected| match rejected.status() {
         StatusCode::PAYLOAD_TOO_LARGE => {
-            Refusal::huge(format!("a body of more than {BODY} bytes"), "a form has some hundred")
+            Refusal::huge(format!("a body of more than {limit} bytes"), "a form has some hundred")
         }
         _ => Refusal::invalid(rejected.body_text(), "send the body whole"),
     })?;

@@ -52,6 +52,14 @@ pub async fn remove_switch(State(daemon): Own, Path(name): Path<String>) -> Answ
                 format!("`ioplane nic remove {}` first", nic.now.name),
             ));
         }
+        let plugged =
+            daemon.functions.records().into_values().find(|one| one.now.switch() == Some(name.as_str()));
+        if let Some(function) = plugged {
+            return Err(Refusal::conflict(
+                format!("PCI function {} is plugged into switch {name}", function.now.name),
+                format!("`ioplane pci remove {}` first", function.now.name),
+            ));
+        }
         daemon.switches.remove(&name, true).await?;
         json(DoneReport { done: vec![format!("switch {name} removed")] })
     })

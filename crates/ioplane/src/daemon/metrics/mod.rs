@@ -1,5 +1,6 @@
 //! The same numbers for Prometheus, on a loopback port and only when asked for.
 
+mod function;
 mod network;
 
 use std::sync::{Arc, LazyLock};
@@ -113,6 +114,7 @@ impl Collector for Scrape {
         })?;
 
         network::encode(&self.0, encoder)?;
+        function::encode(&self.0, encoder)?;
         network::vms(&self.0, encoder)?;
 
         let labels = |core: &CoreReport| -> Labels { vec![("core", core.id.to_string())] };

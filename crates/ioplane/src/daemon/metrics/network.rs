@@ -92,7 +92,8 @@ fn ports(status: &StatusReport, encoder: &mut DescriptorEncoder<'_>) -> Result<(
 pub fn vms(status: &StatusReport, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
     let disks = status.disks.iter().map(|disk| ("disk", &disk.name, &disk.vm));
     let nics = status.nics.iter().map(|nic| ("nic", &nic.name, &nic.vm));
-    let metrics = disks.chain(nics).filter_map(|(kind, name, vm)| {
+    let functions = status.functions.iter().map(|one| ("pci", &one.name, &one.vm));
+    let metrics = disks.chain(nics).chain(functions).filter_map(|(kind, name, vm)| {
         let vm = vm.as_ref()?;
         let labels = vec![
             ("device", name.clone()),

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use super::Daemon;
 use super::disk::Disk;
-use super::ledger::{Entries, SwitchRecord};
+use super::functions::Card;
+use super::ledger::{Entries, FunctionRecord, SwitchRecord};
 use super::nic::Nic;
 use super::served::{Kind, blocking};
 use crate::config::{Config, Problem, Problems};
@@ -21,6 +22,7 @@ use steps::Steps;
 struct Plan {
     disks: Steps<Disk>,
     nics: Steps<Nic>,
+    functions: Steps<Card>,
     switches: Vec<SwitchRecord>,
     remove_switches: Vec<String>,
     start: Vec<CoreSpec>,
@@ -62,6 +64,7 @@ impl Daemon {
         let mut plan = Plan {
             disks: Steps::plan(self, config, &mut problems).await,
             nics: Steps::plan(self, config, &mut problems).await,
+            functions: Steps::plan(self, config, &mut problems).await,
             switches: self.switches.merged(config),
             remove_switches: self.switches.gone(config),
             start: Vec::new(),
@@ -80,6 +83,18 @@ impl Daemon {
                         nic.now.name
                     ),
                     remedy: format!("`ioplane nic remove {}` first, or put the switch back", nic.now.name),
+                });
+            }
+            let mut functions = self.functions.records().into_values();
+            let plugged = |one: &FunctionRecord| one.now.switch() == Some(name) && one.configured.is_none();
+            if let Some(FunctionRecord { now, .. }) = functions.find(plugged) {
+                problems.push(Problem {
+                    line: 0,
+                    reason: format!(
+                        "switch {name} is gone from the configuration, and PCI function {} is plugged in",
+                        now.name
+                    ),
+                    remedy: format!("`ioplane pci remove {}` first, or put the switch back", now.name),
                 });
             }
         }
@@ -169,11 +184,13 @@ impl Daemon {
                 }
             }
         }
-        let added = match plan.disks.add(self, config).await {
-            Ok(()) => plan.nics.add(self, config).await,
-            refused => refused,
+        let added = async {
+            plan.disks.add(self, config).await?;
+            plan.nics.add(self, config).await?;
+            plan.functions.add(self, config).await
         };
-        if let Err(problem) = added {
+        if let Err(problem) = added.await {
+            plan.nics.give_up(self).await;
             plan.disks.give_up(self).await;
             self.retire(started).await;
             return Err(refuse(problem));
@@ -184,6 +201,7 @@ impl Daemon {
         let mut failed = Vec::new();
         plan.disks.rest(self, config, &mut done, &mut failed).await;
         plan.nics.rest(self, config, &mut done, &mut failed).await;
+        plan.functions.rest(self, config, &mut done, &mut failed).await;
         for name in plan.remove_switches {
             match self.switches.remove(&name, false).await {
                 Ok(()) => done.push(format!("switch {name} removed")),
@@ -239,6 +257,7 @@ impl Daemon {
             }
             keep::<Disk>(entries, config);
             keep::<Nic>(entries, config);
+            keep::<Card>(entries, config);
             entries.removed_switches.retain(|_, spec| config.switches.iter().any(|(now, _)| now == spec));
         });
         if let Err(error) = kept {

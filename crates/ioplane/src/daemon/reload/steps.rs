@@ -46,12 +46,12 @@ impl<K: Kind> Steps<K> {
                 continue;
             }
             if shelf.in_use(name).await {
-                let kind = K::NAME;
+                let (kind, command) = (K::NAME, K::COMMAND);
                 problems.push(Problem {
                     line: 0,
                     reason: format!("{kind} {name} is gone from the configuration, and a guest is using it"),
                     remedy: format!(
-                        "unplug it or shut the guest down first, or `ioplane {kind} remove {name} --force`"
+                        "unplug it or shut the guest down first, or `ioplane {command} remove {name} --force`"
                     ),
                 });
             } else {
@@ -130,7 +130,7 @@ impl<K: Kind> Steps<K> {
         done.extend(self.added.iter().map(|name| format!("{kind} {name} added")));
         for record in self.adopt {
             let name = record.now.name().to_owned();
-            let outcome = shelf.served(&name).and_then(|one| one.served().adopt(record.configured));
+            let outcome = shelf.served(&name).and_then(|one| one.note().adopt(record.configured));
             if let Err(refused) = outcome {
                 failed.push(config.served_problem(kind, &name, refused.error, refused.remedy));
             }

@@ -9,7 +9,7 @@ use ioplane_virtio::blk::Blk;
 use super::super::disk::{self, Disk, Opened};
 use super::super::ground::Ground;
 use super::super::ledger::DiskRecord;
-use super::super::served::{Kind, Served};
+use super::super::served::{Queued, Served};
 use super::estate::{Heritable, Luggage};
 use crate::refusal::Refusal;
 

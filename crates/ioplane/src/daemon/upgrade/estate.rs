@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use super::super::Daemon;
 use super::super::ground::Ground;
 use super::super::ledger::Record;
-use super::super::served::{self, Kind, Served};
+use super::super::served::{self, Queued, Served};
 use super::super::shelf::Shelf;
 use super::switch::Resting;
 use super::words::{DeviceV1, NameV1};
@@ -21,7 +21,7 @@ use crate::refusal::Refusal;
 use crate::spec::ServedSpec;
 
 /// A kind of thing that a successor can take over while a guest uses it.
-pub trait Heritable: Kind {
+pub trait Heritable: Queued {
     /// What the successor keeps beside the model.
     type Heir: Send;
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::super::ground::Ground;
 use super::super::ledger::NicRecord;
 use super::super::nic::{self, Nic};
-use super::super::served::{Kind, Served};
+use super::super::served::{Queued, Served};
 use super::super::switches::Switches;
 use super::estate::{Heritable, Luggage};
 use crate::refusal::Refusal;

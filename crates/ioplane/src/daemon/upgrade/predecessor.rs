@@ -156,6 +156,7 @@ impl Daemon {
                 Refusal::failed(format!("where this binary is: {error}"), remedy)
             })?,
         };
+        self.functions_are_free().await?;
         // Switches first: NICs are plugged into them.
         let patience = form.patience_s.map_or(PATIENCE, Duration::from_secs);
         let (mut all, mut failed) = switch::bequests(&self.switches)?;
@@ -174,18 +175,30 @@ impl Daemon {
         let mut wire = Wire::on(ours).map_err(|error| Refusal::failed(error.to_string(), "try again"))?;
         tracing::info!(binary = %successor.binary.display(), pid = successor.pid(), "handing over");
         let prepared = block_in_place(|| self.prepare(gone, &mut wire, patience, &all, &failed));
+        // Nobody uses these; the successor opens them itself.
+        let mut aside = Vec::new();
         let outcome = match prepared {
-            Ok(version) => self.hand_all(&mut wire, &mut successor, all).await.map(|held| (version, held)),
+            Ok(version) => match self.functions.set_aside().await {
+                Ok(functions) => {
+                    aside = functions;
+                    self.hand_all(&mut wire, &mut successor, all).await.map(|held| (version, held))
+                }
+                Err(refused) => Err(Obstacle::Ours(refused)),
+            },
             Err(obstacle) => Err(obstacle),
         };
-        let (version, held) = outcome.map_err(|obstacle| {
-            let refused = block_in_place(|| explain(&mut successor, obstacle));
-            tracing::error!(
-                error = refused.error,
-                "the hand-over has failed; everything is served as before"
-            );
-            refused
-        })?;
+        let (version, held) = match outcome {
+            Ok(done) => done,
+            Err(obstacle) => {
+                let refused = block_in_place(|| explain(&mut successor, obstacle));
+                self.functions.bring_back(aside).await;
+                tracing::error!(
+                    error = refused.error,
+                    "the hand-over has failed; everything is served as before"
+                );
+                return Err(refused);
+            }
+        };
 
         // From here on nothing may touch what is the successor's: no destructor, no state file, no unlinking.
         std::mem::forget(alone);
@@ -223,6 +236,19 @@ impl Daemon {
             version,
             devices: devices.collect(),
         })
+    }
+
+    /// Functions cannot be handed over while a guest uses them.
+    async fn functions_are_free(&self) -> Result<(), Refusal> {
+        for name in self.functions.records().into_keys() {
+            if self.functions.in_use(&name).await {
+                return Err(Refusal::conflict(
+                    format!("a guest is using PCI function {name}, and functions cannot be handed over yet"),
+                    "shut its guest down or unplug the function first, then upgrade; this daemon goes on as before",
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Everything that needs no guest to wait.

@@ -1,0 +1,351 @@
+//! PCI functions: opened, served by vfio-user, brought to rest, reported.
+//!
+//! ```text
+//!   FunctionSpec --open--> emulated: a NIC, its port or TAP --\
+//!                          host: lease, VFIO, monitor --------+--> Front --> vfio_user: a thread and a socket each
+//!                                                             \--> Insight: what can be seen of it from outside
+//! ```
+//!
+//! Host functions that a daemon had taken when it died are given back first of all: [`recover`].
+
+mod emulated;
+mod guard;
+mod hold;
+mod host;
+mod state;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ioplane_host::in_process::{Front, Presence};
+use ioplane_host::vfio_user::{self, Handle};
+use ioplane_passthrough::lease;
+use ioplane_pci::AnyFunction;
+
+use super::Daemon;
+use super::ground::Ground;
+use super::ledger::{Entries, FunctionRecord};
+use super::served::{Kind, Note, blocking};
+use super::shelf::Shelf;
+use super::switches::Switches;
+use crate::config::{Config, Place};
+use crate::refusal::Refusal;
+use crate::report::{FunctionReport, PortReport, ServedState, Stage, TrafficReport, VmReport, WatchReport};
+use crate::spec::{FunctionSpec, SourceSpec};
+
+pub use hold::QuiesceForm;
+
+/// Where the host's PCI functions are found.
+const SYSFS: &str = "/sys";
+/// Where it is remembered, in the run directory, what the host's functions were before they were taken.
+const LEASES: &str = "leases";
+/// How long a VMM's request that needs a quiescent point may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What functions stand on besides the ground.
+pub struct Functions {
+    switches: Arc<Switches>,
+    run_dir: PathBuf,
+}
+
+impl Functions {
+    /// In the daemon's run directory.
+    pub fn new(switches: Arc<Switches>, run_dir: PathBuf) -> Self {
+        Functions { switches, run_dir }
+    }
+
+    /// Where it is remembered what the host's functions were before they were taken.
+    fn leases(&self) -> PathBuf {
+        self.run_dir.join(LEASES)
+    }
+}
+
+/// Gives back what a daemon had taken that died, and writes the image that keeps QEMU from migrating. Before anything is opened.
+pub fn recover(run_dir: &Path, access: crate::spec::Access) -> Result<(), Refusal> {
+    for one in lease::recover(Path::new(SYSFS), &run_dir.join(LEASES)) {
+        let function = one.address.to_string();
+        match one.outcome {
+            Ok(()) => tracing::info!(function, "a daemon that died had it: given back to the host"),
+            Err(error) => tracing::warn!(function, %error, "a daemon that died had it: not given back"),
+        }
+    }
+    guard::write(run_dir, access)
+}
+
+/// What can be seen of a function from outside while its front has it.
+trait Insight: Send + Sync {
+    /// What the monitor saw.
+    fn watch(&self) -> Option<WatchReport> {
+        None
+    }
+    /// Its port.
+    fn port(&self) -> Option<PortReport> {
+        None
+    }
+    /// The state model that watches it.
+    fn model(&self) -> Option<String> {
+        None
+    }
+}
+
+/// A function that has been opened: what is served, what can be seen, and what has to be ended after it.
+struct Opened {
+    function: AnyFunction,
+    insight: Arc<dyn Insight>,
+    /// Done when nothing of the function is left, in that order. May block.
+    after: Vec<After>,
+}
+
+type After = Box<dyn FnOnce() -> Result<(), Refusal> + Send>;
+
+/// A PCI function that is being served.
+pub struct Card {
+    front: Arc<Front<AnyFunction>>,
+    handle: Handle,
+    note: Note<Card>,
+    insight: Arc<dyn Insight>,
+    after: Arc<Mutex<Vec<After>>>,
+    /// What could not be done when it was stopped.
+    complaint: Mutex<Option<String>>,
+    id: String,
+    guard: PathBuf,
+    held: Arc<hold::Hold>,
+    /// One change at a time.
+    changing: tokio::sync::Mutex<()>,
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Opens what a specification says. May block.
+fn open(spec: &FunctionSpec, ground: &Ground, below: &Functions) -> Result<Opened, Refusal> {
+    match &spec.source {
+        SourceSpec::Emulated { chip, cable, mac } => {
+            emulated::open(&spec.name, *chip, cable, *mac, ground, &below.switches)
+        }
+        SourceSpec::Host { address, mode, on_fault, forced } => {
+            host::open(&spec.name, *address, *mode, *on_fault, *forced, &below.leases())
+        }
+    }
+}
+
+/// Vendor and device, as people write them.
+fn id_of(front: &Front<AnyFunction>) -> String {
+    let mut bytes = [0; 4];
+    let read = front.access(ioplane_device::At::Config(0), ioplane_device::Access::Read(&mut bytes));
+    let [a, b, c, d] = bytes;
+    read.map_or_else(|_| String::new(), |()| format!("{b:02x}{a:02x}:{d:02x}{c:02x}"))
+}
+
+impl Card {
+    fn start(record: FunctionRecord, ground: &Arc<Ground>, below: &Functions) -> Result<Card, Refusal> {
+        let Opened { function, insight, after } = open(&record.now, ground, below)?;
+        let placement = Arc::new(ground.seating(&record));
+        let name = record.now.name.clone();
+        let served = || -> Result<(Arc<Front<AnyFunction>>, Handle, String), Refusal> {
+            let front = Front::new(function, placement).map_err(|refused| {
+                Refusal::failed(format!("{name}: {}", refused.error), "see the log of the daemon")
+            })?;
+            let (front, socket) = (Arc::new(front), ground.socket(&record.now));
+            let id = id_of(&front);
+            let options = vfio_user::Options { socket: socket.clone(), patience: PATIENCE };
+            let handle = vfio_user::serve(front.clone(), options).map_err(|error| {
+                let remedy = "is its folder there and writable, and does no other daemon listen there?";
+                Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)
+            })?;
+            ground.access().open(&socket)?;
+            Ok((front, handle, id))
+        };
+        let written = |(front, handle, id)| -> Result<_, Refusal> {
+            Ok((Note::begin(record.clone(), &ground.ledger)?, front, handle, id))
+        };
+        match served().and_then(written) {
+            Ok((note, front, handle, id)) => Ok(Card {
+                held: hold::Hold::new(front.clone(), name),
+                front,
+                handle,
+                note,
+                insight,
+                after: Arc::new(Mutex::new(after)),
+                complaint: Mutex::default(),
+                id,
+                guard: guard::path(&below.run_dir),
+                changing: tokio::sync::Mutex::default(),
+            }),
+            Err(refused) => {
+                for end in after {
+                    if let Err(more) = end() {
+                        tracing::warn!(function = name, error = more.error, "giving it back");
+                    }
+                }
+                Err(refused)
+            }
+        }
+    }
+
+    /// What could not be done when it was stopped.
+    pub fn complaint(&self) -> Option<String> {
+        lock(&self.complaint).clone()
+    }
+
+    fn stage(&self) -> Stage {
+        match self.front.presence() {
+            Presence::Running => Stage::Running,
+            Presence::Quiescing => Stage::Quiescing,
+            Presence::Held => Stage::Held,
+            Presence::Away | Presence::Closed => Stage::Away,
+        }
+    }
+}
+
+impl Kind for Card {
+    type Spec = FunctionSpec;
+    type Report = FunctionReport;
+    type Below = Functions;
+
+    const NAME: &'static str = "PCI function";
+    const COMMAND: &'static str = "pci";
+    const LET_GO: &'static str = "unplug it or shut the guest down first";
+
+    fn shelf(daemon: &Daemon) -> &Shelf<Card> {
+        &daemon.functions
+    }
+
+    fn configured(config: &Config) -> &[(FunctionSpec, Place)] {
+        &config.functions
+    }
+
+    fn records(entries: &mut Entries) -> &mut BTreeMap<String, FunctionRecord> {
+        &mut entries.functions
+    }
+
+    fn removed(entries: &mut Entries) -> &mut BTreeMap<String, FunctionSpec> {
+        &mut entries.removed_functions
+    }
+
+    /// No change of a function's configuration is made so; see [`Kind::lives_on`].
+    async fn become_next(&self, next: FunctionRecord) -> Result<(), Refusal> {
+        self.note.adopt(next.configured)
+    }
+
+    async fn open(
+        record: FunctionRecord,
+        ground: &Arc<Ground>,
+        below: &Arc<Functions>,
+    ) -> Result<Card, Refusal> {
+        let (ground, below) = (ground.clone(), below.clone());
+        blocking(move || Card::start(record, &ground, &below)).await
+    }
+
+    fn note(&self) -> &Note<Card> {
+        &self.note
+    }
+
+    fn socket(&self) -> &Path {
+        self.handle.socket()
+    }
+
+    async fn in_use(&self) -> bool {
+        self.handle.status().connected
+    }
+
+    async fn stop(&self, force: bool) -> Result<(), Refusal> {
+        let _changing = self.changing.lock().await;
+        if !force && self.in_use().await {
+            return Err(Refusal::conflict(
+                "a guest is using the PCI function",
+                "unplug it or shut the guest down first, or take it away with --force",
+            ));
+        }
+        self.held.forget();
+        let (handle, front, after) = (self.handle.clone(), self.front.clone(), self.after.clone());
+        let complaints = blocking(move || {
+            handle
+                .stop(force)
+                .map_err(|error| Refusal::conflict(error.to_string(), "shut the guest down first"))?;
+            drop(front.close());
+            let after = std::mem::take(&mut *lock(&after));
+            Ok(after.into_iter().filter_map(|end| end().err()).collect::<Vec<_>>())
+        });
+        // It is not served any more, whatever else could not be done.
+        for Refusal { error, remedy, .. } in complaints.await? {
+            tracing::warn!(function = self.name(), error, remedy, "stopped, and not all given back");
+            *lock(&self.complaint) = Some(format!("not all was given back: {error}\n  to do: {remedy}"));
+        }
+        Ok(())
+    }
+
+    async fn report(&self) -> FunctionReport {
+        let record = self.note.read();
+        let mut report = Card::blank(&record, self.handle.socket().to_owned(), ServedState::Served, None);
+        let status = self.handle.status();
+        report.connected = status.connected;
+        report.connections = status.connections;
+        report.vm = status.peer.map(VmReport::of);
+        report.front_end_faults =
+            status.faults.into_iter().map(|(name, count)| (name.into_owned(), count)).collect();
+        report.last_front_end_fault = status.last_fault;
+        report.traffic = TrafficReport {
+            reads: status.region_reads,
+            writes: status.region_writes,
+            interrupts: status.irqs,
+            memory_bytes: status.dma_shared_bytes,
+            memory_ranges: status.dma_shared,
+            forced: status.forced,
+        };
+        report.stage = self.stage();
+        report.held_ms = self.held.left().map(|left| left.as_millis() as u64);
+        report.id = Some(self.id.clone()).filter(|id| !id.is_empty());
+        report.guard = self.guard.clone();
+        report.watch = self.insight.watch();
+        report.port = self.insight.port();
+        report.model = self.insight.model().or(report.model);
+        report
+    }
+
+    fn blank(
+        record: &FunctionRecord,
+        socket: PathBuf,
+        state: ServedState,
+        why: Option<&Refusal>,
+    ) -> FunctionReport {
+        let spec = &record.now;
+        let (model, on_fault) = match &spec.source {
+            SourceSpec::Emulated { chip, .. } => (Some(chip.word().to_owned()), None),
+            SourceSpec::Host { on_fault, .. } if spec.mode() == "virtual" => {
+                (None, Some(on_fault.to_string()))
+            }
+            SourceSpec::Host { .. } => (None, None),
+        };
+        FunctionReport {
+            name: spec.name.clone(),
+            state,
+            error: why.map(|why| why.error.clone()),
+            remedy: why.map(|why| why.remedy.clone()),
+            origin: record.origin().to_owned(),
+            connected: false,
+            connections: 0,
+            vm: None,
+            socket,
+            mode: spec.mode().to_owned(),
+            host: spec.address().map(|address| address.to_string()),
+            model,
+            id: None,
+            on_fault,
+            switch: spec.switch().map(str::to_owned),
+            tap: spec.tap().map(str::to_owned),
+            mac: spec.mac().map(|mac| mac.to_string()),
+            guard: PathBuf::new(),
+            stage: Stage::Running,
+            held_ms: None,
+            front_end_faults: BTreeMap::new(),
+            last_front_end_fault: None,
+            traffic: TrafficReport::default(),
+            watch: None,
+            port: None,
+        }
+    }
+}

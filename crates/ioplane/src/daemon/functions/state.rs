@@ -1,0 +1,120 @@
+//! Saving a function's state, and loading it.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use ioplane_device::{Loaded, Refused, State};
+use ioplane_host::in_process::Front;
+use ioplane_pci::AnyFunction;
+
+use super::Card;
+use super::hold::QuiesceForm;
+use crate::refusal::Refusal;
+use crate::report::StateFile;
+
+impl From<State> for StateFile {
+    fn from(State { kind, version, body }: State) -> Self {
+        StateFile {
+            format: StateFile::FORMAT.to_owned(),
+            version: StateFile::VERSION,
+            kind,
+            state_version: version,
+            body: STANDARD.encode(body),
+        }
+    }
+}
+
+impl TryFrom<StateFile> for State {
+    type Error = Refusal;
+
+    fn try_from(file: StateFile) -> Result<Self, Refusal> {
+        let refuse = |why: String| Refusal::invalid(why, "give a file that `ioplane pci save` has written");
+        if file.format != StateFile::FORMAT || file.version != StateFile::VERSION {
+            return Err(refuse(format!(
+                "it is {:.40} version {}, this is {} version {}",
+                file.format,
+                file.version,
+                StateFile::FORMAT,
+                StateFile::VERSION
+            )));
+        }
+        let body = STANDARD.decode(file.body).map_err(|error| refuse(format!("the state: {error}")))?;
+        if body.len() > State::MAX_BODY {
+            return Err(refuse(format!("a state of {} bytes, more than any device saves", body.len())));
+        }
+        Ok(State { kind: file.kind, version: file.state_version, body })
+    }
+}
+
+/// Puts a state into the held function and starts it; it is held as before if that is refused. Blocks.
+fn load(front: &Front<AnyFunction>, name: &str, state: &State) -> Result<(), Refusal> {
+    let refuse =
+        |error: &dyn std::fmt::Display, remedy: &str| Refusal::conflict(format!("{name}: {error}"), remedy);
+    let lost = |error| {
+        let remedy = format!("take it away and add it again: ioplane pci remove {name} --force");
+        Refusal::failed(format!("{name}: {error}"), remedy)
+    };
+    let held = front.take().map_err(lost)?;
+    let loaded = match held.load(state) {
+        Ok(loaded) => loaded,
+        Err(Refused { kept, error }) => {
+            front.hold(kept).map_err(lost)?;
+            let remedy = "give a state that the same kind of function has saved; this one is as it was";
+            return Err(refuse(&error, remedy));
+        }
+    };
+    front.start(loaded).or_else(|Refused { kept, error }| {
+        front.hold(Loaded::into_quiescent(kept)).map_err(lost)?;
+        Err(refuse(&error, "it has the state and does not run: ioplane pci resume tries again"))
+    })
+}
+
+impl Card {
+    /// What another function of its kind needs to go on from here. One that runs is brought to rest for it, and goes on.
+    pub async fn save(&self, form: QuiesceForm) -> Result<StateFile, Refusal> {
+        let _changing = self.changing.lock().await;
+        let save = |front: &Front<AnyFunction>, name: &str| {
+            front.save().map_err(|error| {
+                let remedy = "see `ioplane pci show`: what is it? A function that is passed through as it is cannot be saved";
+                Refusal::conflict(format!("{name}: {error}"), remedy)
+            })
+        };
+        self.at_rest(form, save).await.map(StateFile::from)
+    }
+
+    /// Puts a state into it, and lets it go on from there.
+    pub async fn load(&self, file: StateFile) -> Result<(), Refusal> {
+        let _changing = self.changing.lock().await;
+        let state = State::try_from(file)?;
+        // What is in flight is lost with the state that it belongs to: no reason to wait for it.
+        let form = QuiesceForm { deadline_ms: 0, or_go_on: false };
+        self.at_rest(form, move |front, name| load(front, name, &state)).await?;
+        self.held.forget();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_saved_is_read_and_what_is_none_is_not() {
+        let state = State { kind: "rtl8139".into(), version: 3, body: vec![0, 255, 7] };
+        let file = StateFile::from(state.clone());
+        assert_eq!(State::try_from(file.clone()).unwrap(), state);
+        let other = |change: fn(&mut StateFile)| {
+            let mut file = file.clone();
+            change(&mut file);
+            State::try_from(file).unwrap_err().error
+        };
+        assert_eq!(
+            other(|file| file.version = 2),
+            "it is ioplane-function version 2, this is ioplane-function version 1"
+        );
+        assert!(other(|file| file.format = "x".repeat(1000)).len() < 120);
+        assert!(other(|file| file.body = "%".into()).starts_with("the state: "));
+        assert!(
+            other(|file| file.body = STANDARD.encode(vec![0; State::MAX_BODY + 1])).contains("1048577 bytes")
+        );
+    }
+}
