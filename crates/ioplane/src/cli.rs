@@ -67,6 +67,9 @@ pub enum Command {
     /// Hand PCI functions of this host, or emulated NICs, to guests; watch them, stop, save and load them
     #[command(subcommand)]
     Pci(PciCommand),
+    /// List, show and draw the device state models that watch PCI functions
+    #[command(subcommand)]
+    Model(ModelCommand),
     /// Write the frames of a NIC or an uplink to a file (pcapng), until interrupted
     Capture(CaptureArgs),
     /// List, add, retire and set I/O cores, and move queues between them

@@ -260,7 +260,9 @@ fn qemu_is_told_what_it_needs() {
         );
         assert_eq!(line.trim(), expected);
     }
-    assert!(house.refused(&["qemu-args", "none"]).contains("there is no disk and no nic none"));
+    assert!(
+        house.refused(&["qemu-args", "none"]).contains("there is no disk, no nic and no PCI function none")
+    );
 }
 
 #[test]

@@ -80,26 +80,26 @@ pub struct PciAdd {
     #[arg(long, value_name = "ADDRESS")]
     pub host: Option<Address>,
     /// Under watch, or as it is [default: virtual]
-    #[arg(long, value_name = "HOW", requires = "host")]
+    #[arg(long, value_name = "HOW", conflicts_with = "emulate")]
     pub mode: Option<ModeWord>,
     /// What becomes of accesses that the state model does not allow: stop, ignore or error; or each by its cause, as in
     /// dma=stop,register=ignore [default: dma=stop,register=ignore]
-    #[arg(long, value_name = "WHAT", requires = "host")]
+    #[arg(long, value_name = "WHAT", conflicts_with = "emulate")]
     pub on_fault: Option<FaultSpec>,
     /// Take it although the host uses it: its interface or disk is gone from the host then
-    #[arg(long, requires = "host")]
+    #[arg(long, conflicts_with = "emulate")]
     pub force: bool,
     /// A NIC in software, for stock drivers
     #[arg(long, value_name = "CHIP", requires = "cable")]
     pub emulate: Option<ChipWord>,
     /// The switch to plug an emulated NIC into
-    #[arg(long, requires = "emulate")]
+    #[arg(long, conflicts_with = "host")]
     pub switch: Option<String>,
     /// The host's TAP interface to plug an emulated NIC into, made if it is not there
-    #[arg(long, value_name = "INTERFACE", requires = "emulate")]
+    #[arg(long, value_name = "INTERFACE", conflicts_with = "host")]
     pub tap: Option<String>,
     /// Address of an emulated NIC [default: made from this host and the name, always the same]
-    #[arg(long, requires = "emulate")]
+    #[arg(long, conflicts_with = "host")]
     pub mac: Option<Mac>,
     /// Its vfio-user socket [default: NAME.sock in the run directory]
     #[arg(long = "vfio-socket", value_name = "PATH")]
@@ -154,6 +154,7 @@ mod tests {
             "ioplane pci add n --emulate ne2000 --tap tap0",
             "ioplane pci quiesce n --deadline 500ms",
             "ioplane pci watch n --json --for 3s",
+            "ioplane model show rtl8139 --svg",
         ] {
             assert_eq!(parse(good), Ok(()), "{good}");
         }

@@ -1,5 +1,7 @@
 //! `ioplane doctor`: what this host lacks, what follows, and what to do.
 
+mod pci;
+
 use std::fs::OpenOptions;
 use std::io::{Seek, Write};
 use std::path::{Path, PathBuf};
@@ -59,6 +61,9 @@ pub fn run(json: bool) -> Result<ExitCode> {
         processors(),
         kvm(),
         qemu(),
+        pci::vfio_user(),
+        pci::iommu(),
+        pci::vfio(),
         locks(),
         memlock(),
         descriptors(),

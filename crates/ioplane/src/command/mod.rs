@@ -4,6 +4,7 @@ mod doctor;
 mod exits;
 mod kvm;
 mod libvirt;
+mod model;
 mod network;
 mod pci;
 mod qemu;
@@ -84,6 +85,7 @@ fn perform(cli: Cli) -> Result<ExitCode> {
         Command::Nic(command) => network::nic(&client()?, command, json)?,
         Command::Switch(command) => network::switch(&client()?, command, json)?,
         Command::Pci(command) => pci::run(&client()?, command, json)?,
+        Command::Model(command) => model::run(command, json)?,
         Command::Capture(args) => network::capture(&client()?, &args, json)?,
         Command::Top(args) => top::run(&client()?, &args, json)?,
         Command::LibvirtXml(args) => libvirt_xml(&client()?, &args, json)?,

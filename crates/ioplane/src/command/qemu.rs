@@ -110,7 +110,7 @@ pub fn nic(nic: &NicReport, version: Version, accel: Accel, bootindex: Option<u3
 }
 
 /// Since when QEMU can be the client of a vfio-user server.
-const VFIO_USER: Version = Version(10, 1);
+pub const VFIO_USER: Version = Version(10, 1);
 /// How long QEMU waits for an answer, ms. A function that is held answers when it is let go, which the daemon does after half of
 /// this; QEMU's own 5 s are shorter.
 const ANSWER: u32 = 60_000;
@@ -125,6 +125,13 @@ pub fn function(function: &FunctionReport, version: Version, bootindex: Option<u
             "QEMU {major}.{minor} has no vfio-user-pci, which PCI function {} needs\n  to do: use QEMU 10.1 or later, and name it \
              with --qemu PROGRAM (or --qemu-version 10.1)",
             function.name
+        );
+    }
+    if function.guard.as_os_str().is_empty() {
+        bail!(
+            "PCI function {0} is not served{1}\n  to do: see `ioplane pci show {0}`",
+            function.name,
+            function.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default()
         );
     }
     let id = format!("ioplane-{}", function.name);
@@ -171,6 +178,7 @@ pub fn line(args: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
 
     #[test]
     fn versions_are_read_and_decide() {
@@ -205,6 +213,9 @@ mod tests {
         assert_ne!(nodes[0], nodes[1]);
         function.name = "x".repeat(40);
         assert!(super::function(&function, Version(11, 1), None).is_ok());
+        (function.guard, function.error) = (PathBuf::new(), Some("it is gone".into()));
+        let refused = super::function(&function, Version(11, 1), None).unwrap_err().to_string();
+        assert!(refused.contains("is not served: it is gone"), "{refused}");
     }
 
     #[test]

@@ -25,11 +25,12 @@ impl std::fmt::Display for Table {
             cells.chain([self.head[column].len()]).max().unwrap_or(0)
         };
         let widths: Vec<usize> = (0..self.head.len()).map(width).collect();
-        // A column is of numbers if every cell begins with a digit or is empty.
+        // A column is of numbers if every cell begins with a digit or is empty. Addresses are none.
         let number = |column: usize| {
             let mut cells =
                 self.rows.iter().filter_map(|row| row.get(column)).filter(|cell| cell.as_str() != "-");
-            !self.rows.is_empty() && cells.all(|cell| cell.starts_with(|c: char| c.is_ascii_digit()))
+            !self.rows.is_empty()
+                && cells.all(|cell| cell.starts_with(|c: char| c.is_ascii_digit()) && !cell.contains(':'))
         };
         let right: Vec<bool> = (0..self.head.len()).map(number).collect();
         let mut line = |cells: &[&str]| {

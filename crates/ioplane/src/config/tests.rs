@@ -335,7 +335,7 @@ fn function_cases() -> Vec<(String, usize, String, String)> {
             "h is the name of a disk, in line 4",
             "give disks, NICs and PCI functions names of their own",
         ),
-        (format!("{host}cpu = 3\n"), 4, "[[pci]] has no \"cpu\"", "write tap, or leave it out"),
+        (format!("{host}hots = 3\n"), 4, "[[pci]] has no \"hots\"", "write host, or leave it out"),
     ];
     cases
         .iter()

@@ -52,7 +52,7 @@ use shelf::{OnFailure, Shelf};
 use switches::Switches;
 
 pub use api::{ChangeForm, CoreForm, LinkForm, MoveForm, NotifyForm, TwinForm};
-pub use functions::QuiesceForm;
+pub use functions::{QuiesceForm, model_of};
 pub use serve::serve;
 pub use upgrade::UpgradeForm;
 

@@ -84,6 +84,10 @@ pub struct FunctionReport {
     pub traffic: TrafficReport,
     /// What the monitor saw, of a function under watch.
     pub watch: Option<WatchReport>,
+    /// What an emulated NIC did.
+    pub chip: Option<ChipReport>,
+    /// What went wrong with a function of the host that is passed through as it is, by name.
+    pub hardware_faults: BTreeMap<String, u64>,
     /// The port of an emulated NIC.
     pub port: Option<PortReport>,
 }
@@ -114,26 +118,70 @@ pub struct WatchReport {
     pub reusable: bool,
     /// It has been stopped because of a fault.
     pub stopped: bool,
-    /// Accesses to registers.
+    /// The hardware no longer answers.
+    pub gone: bool,
+    /// Accesses of the guest to registers, without the configuration space.
     pub accesses: u64,
     /// Those that the model was asked about.
     pub hooked: u64,
     /// Their share, in percent.
     pub hooked_percent: f64,
-    /// Changes of state.
-    pub transitions: u64,
-    /// Descriptors and blocks that were checked and translated before the hardware saw them.
+    /// Those that went straight to the hardware.
+    pub straight: u64,
+    /// Those that were answered without the hardware: interrupt status and mask, addresses of rings.
+    pub kept: u64,
+    /// Times that the model was asked or told of something.
+    pub updates: u64,
+    /// Descriptors that passed their check and were translated before the hardware saw them.
     pub dma_vetted: u64,
-    /// Their bytes.
+    /// Bytes of their buffers, and of blocks and transfers that passed.
     pub dma_bytes: u64,
+    /// Bytes through the card's data port.
+    pub port_bytes: u64,
     /// Interrupts of the hardware.
     pub interrupts: u64,
-    /// What was denied, by cause.
-    pub faults: BTreeMap<String, u64>,
-    /// The last of those, in words.
-    pub last_fault: Option<String>,
-    /// What happened last, the oldest first.
+    /// Interrupts that the guest was given.
+    pub interrupts_given: u64,
+    /// What was denied, all causes together.
+    pub denied: u64,
+    /// What was denied, and what the hardware did wrong.
+    pub faults: Vec<WatchFaultReport>,
+    /// What happened last, the oldest first; at most 64.
     pub events: Vec<EventReport>,
+}
+
+/// Faults of one name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WatchFaultReport {
+    /// The name, such as `descriptor-outside`.
+    pub name: String,
+    /// `dma`, `register` or `hardware`.
+    pub cause: String,
+    /// How many.
+    pub count: u64,
+    /// The last one, in words.
+    pub last: String,
+}
+
+/// What an emulated NIC did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChipReport {
+    /// Frames that the guest sent.
+    pub sent: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Frames that the guest received.
+    pub received: u64,
+    /// Their bytes.
+    pub received_bytes: u64,
+    /// Frames that came to nothing, by cause.
+    pub drops: BTreeMap<String, u64>,
+    /// DMA to where the guest has no memory.
+    pub wrong_dma: u64,
+    /// Interrupts signalled.
+    pub interrupts: u64,
+    /// Resets by the guest.
+    pub resets: u64,
 }
 
 /// One region of a state model.
@@ -150,6 +198,8 @@ pub struct RegionReport {
 pub struct EventReport {
     /// Its number: they rise by one.
     pub number: u64,
+    /// Microseconds since the function was opened.
+    pub at_us: u64,
     /// In words.
     pub what: String,
 }

@@ -15,7 +15,8 @@ mod function;
 mod network;
 
 pub use function::{
-    EventReport, FunctionReport, RegionReport, RestReport, Stage, StateFile, TrafficReport, WatchReport,
+    ChipReport, EventReport, FunctionReport, RegionReport, RestReport, Stage, StateFile, TrafficReport,
+    WatchFaultReport, WatchReport,
 };
 pub use network::{
     FrameCounts, LearnedReport, NicQueueReport, NicReport, PortReport, Role, SwitchReport, SwitchTableReport,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use ioplane_passthrough::Address;
+use ioplane_passthrough::monitor::{Policies, Policy};
 use serde::{Deserialize, Serialize};
 
 use super::address::as_text;
@@ -34,11 +35,12 @@ words! {
     /// What becomes of an access that a state model does not allow.
     FaultWord, Stop,
     /// Nothing happens; a read gives zero.
-    Ignore "ignore",
+    Ignore "ignore" => Policy::Ignore,
     /// Nothing happens, and the device says so as the real one would: by its own error interrupt.
-    Error "error",
-    /// The function is stopped, and the VMM is told to stop its guest.
-    Stop "stop",
+    Error "error" => Policy::Error,
+    /// The VMM is told to stop its guest; every access is denied until the device is reset.
+    Stop "stop" => Policy::Stop,
+    ; Policy
 }
 
 /// What becomes of accesses that a state model does not allow, by cause.
@@ -48,6 +50,13 @@ pub struct FaultSpec {
     pub dma: FaultWord,
     /// A register access that makes no sense in the state that the device is in.
     pub register: FaultWord,
+}
+
+impl FaultSpec {
+    /// As the monitor calls it.
+    pub fn below(self) -> Policies {
+        Policies { dma: self.dma.below(), register: self.register.below() }
+    }
 }
 
 impl Default for FaultSpec {
@@ -410,7 +419,7 @@ mod tests {
         ] {
             assert_eq!(form(json).unwrap_err(), reason, "{json}");
         }
-        assert!(form(r#"{"host": "x"}"#).unwrap_err().contains("no address of a PCI function"));
+        assert!(form(r#"{"host": "x"}"#).unwrap_err().contains("not the address of a PCI function"));
         assert!(form(r#"{"emulate": "e1000", "switch": "lan"}"#).is_err());
     }
 

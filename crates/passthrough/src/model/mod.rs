@@ -13,6 +13,7 @@
 //! device is reusable when each of them is in a reusable state.
 
 mod compile;
+pub mod draw;
 mod fault;
 mod layout;
 mod machine;
@@ -20,13 +21,14 @@ mod rows;
 #[cfg(test)]
 pub(crate) mod tests;
 pub mod verify;
+pub mod words;
 
 pub use fault::{Finding, ModelFault};
 pub use layout::{Piece, RegisterId, Split};
 pub use machine::{Await, Machine, ModelStateV1, Moves, Pending, Seen, Verdict};
 
 /// The model of one kind of device.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct StateModel {
     /// Its name, on the command line: `rtl8139`.
     pub name: &'static str,

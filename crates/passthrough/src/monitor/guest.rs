@@ -358,6 +358,9 @@ impl<H: Hardware> Monitor<H> {
         for ring in 0..self.plan.doorbells.len() {
             let rings = self.plan.doorbells[ring].is_some_and(|(bell, bits)| bell == id && value & bits != 0);
             if rings {
+                if let Some(ring) = self.rings.get_mut(ring) {
+                    ring.rung = true;
+                }
                 if !self.rings.get(ring).is_some_and(super::rings::ShadowRing::is_vetted) {
                     self.vet(ring as u8)?;
                 }

@@ -368,7 +368,7 @@ impl<H: Hardware> Monitor<H> {
     /// Gives the hardware what a transmit ring has for it, and rings.
     fn send_again(&mut self, at: usize) {
         let Some(ring) = self.rings.get(at) else { return };
-        if ring.table.flow != Flow::Transmit || !ring.live {
+        if ring.table.flow != Flow::Transmit || !ring.live || !ring.rung {
             return;
         }
         if let Err(fault) = self.vet(at as u8) {

@@ -316,7 +316,8 @@ impl<R: Reach> Ne2k<R> {
             }
             frames.push(self.block_input((u16::from(this) << 8) + 4, len)?);
             self.current = next;
-            self.put(BOUNDARY, if next == RX_START { STOP_PAGE - 1 } else { next - 1 })?;
+            // Even if that is before the ring.
+            self.put(BOUNDARY, next.wrapping_sub(1))?;
         }
         self.put(ISR, ISR_RX | ISR_RX_ERR)
     }

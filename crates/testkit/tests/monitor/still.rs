@@ -294,3 +294,20 @@ fn a_forced_stop_takes_card_memory_and_a_transfer_along() {
     traffic_ne2000(&mut driver, &mut lan, 2);
     assert!(driver.reach.reading().faults.is_empty(), "{:?}", driver.reach.reading().faults);
 }
+
+/// Linux leaves the base of the ring that it does not use at zero, where a PC has its interrupt vectors.
+#[test]
+fn a_ring_that_the_guest_never_rings_may_lie_over_anything() {
+    let (mut driver, map, mut lan) = open(Policies::default());
+    view(&map).write(0, &[0xff; 64]).expect("memory");
+    for n in 0..3 {
+        traffic(&mut driver, &mut lan, n);
+        driver.reach.hold().expect("reusable");
+        driver.reach.resume();
+    }
+    assert_eq!(driver.reach.reading().totals.denied, 0);
+    driver.reach.hold().expect("reusable");
+    let mut driver = moved(driver, &map, &lan);
+    traffic(&mut driver, &mut lan, 4);
+    assert_eq!(driver.reach.reading().totals.denied, 0);
+}

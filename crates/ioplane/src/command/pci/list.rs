@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::client::Client;
 use crate::command::table::Table;
 use crate::command::{print, show};
+use crate::daemon::model_of;
 use crate::report::FunctionReport;
 
 /// Where the kernel shows them.
@@ -38,7 +39,7 @@ struct ListReport {
 /// Looks at this host, and asks the daemon if there is one.
 pub fn run(client: &Client, json: bool) -> Result<()> {
     let functions: Option<Vec<FunctionReport>> = client.get("/v1/pci").ok();
-    let found = inventory::list(Path::new(SYSFS), |_identity| None);
+    let found = inventory::list(Path::new(SYSFS), model_of);
     let hardware = match found {
         Ok(found) => found,
         // A machine without PCI has none: what is emulated is listed.

@@ -45,13 +45,9 @@ fn counts(function: &FunctionReport) -> Vec<(&'static str, u64)> {
         all.extend([("sent_bytes", port.sent_bytes), ("received_bytes", port.received_bytes)]);
     }
     if let Some(watch) = &function.watch {
-        all.extend([
-            ("accesses", watch.accesses),
-            ("hooked", watch.hooked),
-            ("transitions", watch.transitions),
-        ]);
+        all.extend([("accesses", watch.accesses), ("hooked", watch.hooked), ("updates", watch.updates)]);
         all.extend([("dma_vetted", watch.dma_vetted), ("dma_bytes", watch.dma_bytes)]);
-        all.extend([("interrupts", watch.interrupts), ("faults", watch.faults.values().sum())]);
+        all.extend([("interrupts", watch.interrupts), ("denied", watch.denied)]);
     } else {
         all.push(("interrupts", traffic.interrupts));
     }
@@ -95,8 +91,7 @@ impl Look {
                 parts.push(self.hooked(watch));
                 parts.push(format!("DMA {} {}/s", rate("dma_vetted"), Size(self.rate("dma_bytes") as u64)));
                 parts.push(format!("interrupts {}", rate("interrupts")));
-                let denied: u64 = watch.faults.values().sum();
-                parts.push(format!("denied {denied}"));
+                parts.push(format!("denied {}", watch.denied));
             }
             None => {
                 parts.push(stage.word().to_owned());
@@ -161,8 +156,11 @@ mod tests {
     use crate::report::{RegionReport, TrafficReport};
 
     fn report(accesses: u64, hooked: u64, events: &[u64]) -> FunctionReport {
-        let events =
-            events.iter().map(|number| EventReport { number: *number, what: format!("event {number}") });
+        let events = events.iter().map(|number| EventReport {
+            number: *number,
+            at_us: 0,
+            what: format!("event {number}"),
+        });
         let watch = WatchReport {
             states: vec![RegionReport { region: "transmit".into(), state: "Idle".into() }],
             reusable: true,

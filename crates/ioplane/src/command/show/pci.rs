@@ -59,7 +59,9 @@ fn complaints(function: &FunctionReport) -> String {
     if let Some(watch) = &function.watch
         && watch.stopped
     {
-        let why = watch.last_fault.as_deref().unwrap_or("a fault");
+        let why =
+            watch.faults.iter().find(|fault| fault.cause != "hardware").map(|fault| fault.last.as_str());
+        let why = why.unwrap_or("a fault");
         text.push_str(&format!("{name} has been stopped: {why}\n"));
         text.push_str("  to do: restart the guest; to be less strict: ioplane pci add --on-fault\n");
     }
@@ -111,8 +113,11 @@ pub fn function(function: &FunctionReport) -> String {
             format!("{}, hooked {} ({:.1} %)", watch.accesses, watch.hooked, watch.hooked_percent),
         );
         line("DMA vetted", format!("{}, {}", watch.dma_vetted, Size(watch.dma_bytes)));
-        line("denied", counted(&watch.faults));
-        line("interrupts", watch.interrupts.to_string());
+        line("denied", watch.denied.to_string());
+        for fault in &watch.faults {
+            line("", format!("{} {} ({}): {}", fault.count, fault.name, fault.cause, fault.last));
+        }
+        line("interrupts", format!("{}, {} given", watch.interrupts, watch.interrupts_given));
         for event in watch.events.iter().rev().take(10).rev() {
             line("", event.what.clone());
         }
@@ -129,6 +134,15 @@ pub fn function(function: &FunctionReport) -> String {
             Size(port.received_bytes)
         );
         line("frames", frames);
+    }
+    if let Some(chip) = &function.chip
+        && (!chip.drops.is_empty() || chip.wrong_dma > 0)
+    {
+        line("chip's drops", counted(&chip.drops));
+        line("wrong DMA", chip.wrong_dma.to_string());
+    }
+    if !function.hardware_faults.is_empty() {
+        line("hardware's faults", counted(&function.hardware_faults));
     }
     if !function.front_end_faults.is_empty() {
         line("VMM's faults", counted(&function.front_end_faults));

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::pci;
 use crate::report::{
-    EventReport, FunctionReport, RegionReport, RestReport, ServedState, Stage, TrafficReport, WatchReport,
+    EventReport, FunctionReport, RegionReport, RestReport, ServedState, Stage, TrafficReport,
+    WatchFaultReport, WatchReport,
 };
 
 /// A watched function of the host that nobody uses.
@@ -34,7 +35,18 @@ pub fn function(name: &str) -> FunctionReport {
         last_front_end_fault: None,
         traffic: TrafficReport::default(),
         watch: None,
+        chip: None,
+        hardware_faults: BTreeMap::new(),
         port: None,
+    }
+}
+
+fn fault() -> WatchFaultReport {
+    WatchFaultReport {
+        name: "descriptor-outside".into(),
+        cause: "dma".into(),
+        count: 2,
+        last: "descriptor 3 points at 0xfee00000".into(),
     }
 }
 
@@ -42,20 +54,17 @@ pub fn function(name: &str) -> FunctionReport {
 fn functions_are_listed_with_what_is_wrong_with_them() {
     let mut stopped = function("nic1");
     stopped.connected = true;
-    stopped.watch = Some(WatchReport {
-        stopped: true,
-        last_fault: Some("dma: descriptor 3 points at 0xfee00000".into()),
-        ..WatchReport::default()
-    });
+    stopped.watch =
+        Some(WatchReport { stopped: true, denied: 1, faults: vec![fault()], ..WatchReport::default() });
     let mut soft = function("soft");
     (soft.mode, soft.host, soft.on_fault) = ("emulated".into(), None, None);
     (soft.switch, soft.stage) = (Some("lan".into()), Stage::Held);
     let text = pci::functions(&[stopped, soft]);
     let expected = "\
 NAME  STATE    MODE      BEHIND IT               VM  ORIGIN  SOCKET
-nic1  STOPPED  virtual   0000:00:05.0 (rtl8139)  -   added   /run/ioplane/nic1.sock
-soft  held     emulated  rtl8139 on switch lan   -   added   /run/ioplane/soft.sock
-nic1 has been stopped: dma: descriptor 3 points at 0xfee00000
+nic1  STOPPED  virtual   0000:00:05.0 (rtl8139)   -  added   /run/ioplane/nic1.sock
+soft  held     emulated  rtl8139 on switch lan    -  added   /run/ioplane/soft.sock
+nic1 has been stopped: descriptor 3 points at 0xfee00000
   to do: restart the guest; to be less strict: ioplane pci add --on-fault
 ";
     assert_eq!(text, expected);
@@ -84,8 +93,10 @@ fn one_function_is_shown_whole() {
         dma_vetted: 4,
         dma_bytes: 4096,
         interrupts: 9,
-        faults: BTreeMap::from([("register".to_owned(), 2)]),
-        events: vec![EventReport { number: 1, what: "transmit: Idle -> Run by TxPoll".into() }],
+        interrupts_given: 8,
+        denied: 2,
+        faults: vec![fault()],
+        events: vec![EventReport { number: 1, at_us: 5, what: "transmit: Idle -> Run by TxPoll".into() }],
         ..WatchReport::default()
     });
     let expected = "\
@@ -98,8 +109,9 @@ nic1: 0000:00:05.0 (rtl8139), virtual, held
   states            receive Idle | transmit Idle (reusable)
   accesses          200, hooked 30 (15.0 %)
   DMA vetted        4, 4K
-  denied            register 2
-  interrupts        9
+  denied            2
+                    2 descriptor-outside (dma): descriptor 3 points at 0xfee00000
+  interrupts        9, 8 given
                     transmit: Idle -> Run by TxPoll
   from the VMM      7 reads, 5 writes
   guest memory      1G in 2 ranges

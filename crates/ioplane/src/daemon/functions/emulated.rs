@@ -5,27 +5,18 @@ use std::sync::Arc;
 
 use ioplane_device::Quiescent;
 use ioplane_memory::GuestMap;
-use ioplane_network::{Port, PortOptions, Switch, SwitchSettings, Tap};
+use ioplane_network::{PortOptions, Switch, SwitchSettings, Tap};
 use ioplane_nic::NicError;
+use ioplane_nic::ne2000::{Ne2000, Ne2000Options};
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
-use ioplane_pci::AnyFunction;
 
-use super::{Insight, Opened};
+use super::Opened;
+use super::body::Body;
 use crate::daemon::cores::Seating;
 use crate::daemon::ground::Ground;
 use crate::daemon::switches::{self, Switches};
 use crate::refusal::Refusal;
-use crate::report::PortReport;
 use crate::spec::{CableSpec, ChipWord, Mac};
-
-/// What is seen of it: its port.
-struct Plug(Arc<Port>);
-
-impl Insight for Plug {
-    fn port(&self) -> Option<PortReport> {
-        Some(self.0.reading().into())
-    }
-}
 
 fn options(name: &str, mac: Mac) -> PortOptions {
     PortOptions { mac: Some(mac.0), ..PortOptions::new(name) }
@@ -56,19 +47,22 @@ pub fn open(
             (switch, Some(running))
         }
     };
-    let port = Arc::new(switch.plug(options(name, mac))?);
+    let port = switch.plug(options(name, mac))?;
     let failed =
         |error: NicError| Refusal::failed(format!("{name}: {error}"), "raise the limit on open files");
-    let function: AnyFunction = match chip {
+    let body = match chip {
         ChipWord::Rtl8139 => {
             let options = Rtl8139Options { name: name.to_owned(), mac: mac.0 };
-            Box::new(Rtl8139::new(options, Arc::new(GuestMap::default()), port.clone()).map_err(failed)?)
+            Body::Rtl8139(Box::new(
+                Rtl8139::new(options, Arc::new(GuestMap::default()), port).map_err(failed)?,
+            ))
         }
         ChipWord::Ne2000 => {
-            return Err(Refusal::failed("later", "wait"));
+            let options = Ne2000Options { name: name.to_owned(), mac: mac.0 };
+            Body::Ne2000(Box::new(Ne2000::new(options, port).map_err(failed)?))
         }
     };
-    let mut opened = Opened { function, insight: Arc::new(Plug(port)), after: Vec::new() };
+    let mut opened = Opened { body, after: Vec::new() };
     if let Some(uplink) = uplink {
         opened.after.push(Box::new(move || switches::end_tap(uplink)));
     }

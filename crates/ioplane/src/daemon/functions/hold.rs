@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use ioplane_device::Stop;
 use ioplane_host::in_process::{Front, FrontError, Presence};
-use ioplane_pci::AnyFunction;
 use serde::{Deserialize, Serialize};
 
+use super::body::Body;
 use super::{Card, lock};
 use crate::daemon::served::blocking;
 use crate::refusal::Refusal;
@@ -40,7 +40,7 @@ impl Default for QuiesceForm {
 
 /// Whether somebody holds a function, and until when. The function goes on when that is over.
 pub struct Hold {
-    front: Arc<Front<AnyFunction>>,
+    front: Arc<Front<Body>>,
     name: String,
     until: Mutex<Option<Instant>>,
 }
@@ -54,7 +54,7 @@ struct Rest {
 
 impl Hold {
     /// Nobody does.
-    pub fn new(front: Arc<Front<AnyFunction>>, name: String) -> Arc<Self> {
+    pub fn new(front: Arc<Front<Body>>, name: String) -> Arc<Self> {
         Arc::new(Hold { front, name, until: Mutex::default() })
     }
 
@@ -70,18 +70,28 @@ impl Hold {
 
     /// From now on. In a runtime.
     fn begin(self: &Arc<Self>) {
-        let until = Instant::now() + HOLD;
+        let mut until = Instant::now() + HOLD;
         *lock(&self.until) = Some(until);
         let hold = self.clone();
         tokio::spawn(async move {
-            tokio::time::sleep_until(until.into()).await;
-            let mut held = lock(&hold.until);
-            // Let go in between, and perhaps held again.
-            if *held == Some(until) {
-                *held = None;
+            loop {
+                tokio::time::sleep_until(until.into()).await;
+                let mut held = lock(&hold.until);
+                // Let go in between, and perhaps held again.
+                if *held != Some(until) {
+                    return;
+                }
                 tracing::warn!(function = hold.name, "nobody let it go on: going on by itself");
-                if let Err(error) = hold.front.resume() {
-                    tracing::error!(function = hold.name, %error, "it does not go on");
+                match hold.front.resume() {
+                    Ok(()) => {
+                        *held = None;
+                        return;
+                    }
+                    Err(error) => {
+                        tracing::error!(function = hold.name, %error, "it does not go on: trying again");
+                        until += HOLD;
+                        *held = Some(until);
+                    }
                 }
             }
         });
@@ -106,7 +116,7 @@ fn refuse(name: &str, error: &FrontError) -> Refusal {
 }
 
 /// Brings the function to rest. It is held when this returns well, and as before otherwise. Blocks.
-fn rest(front: &Front<AnyFunction>, name: &str, form: &QuiesceForm) -> Result<Rest, Refusal> {
+fn rest(front: &Front<Body>, name: &str, form: &QuiesceForm) -> Result<Rest, Refusal> {
     let begun = Instant::now();
     let deadline = begun + Duration::from_millis(form.deadline_ms).min(LONGEST);
     // The VMM may have one of its own at the same time: it needs a moment.
@@ -182,7 +192,11 @@ impl Card {
             return Ok(false);
         }
         let held = self.held.clone();
-        blocking(move || held.end()).await?;
+        if let Err(refused) = blocking(move || held.end()).await {
+            // It is held still: it can be tried again, and is.
+            self.held.begin();
+            return Err(refused);
+        }
         tracing::info!(function = self.name(), "goes on");
         Ok(true)
     }
@@ -192,7 +206,7 @@ impl Card {
     pub(super) async fn at_rest<R: Send + 'static>(
         &self,
         form: QuiesceForm,
-        act: impl FnOnce(&Front<AnyFunction>, &str) -> Result<R, Refusal> + Send + 'static,
+        act: impl FnOnce(&Front<Body>, &str) -> Result<R, Refusal> + Send + 'static,
     ) -> Result<R, Refusal> {
         let (front, name, held) = (self.front.clone(), self.name(), self.held.left().is_some());
         blocking(move || {

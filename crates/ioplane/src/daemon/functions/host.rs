@@ -1,20 +1,18 @@
 //! Functions of this host: taken from its drivers, opened by VFIO, watched or handed on as they are.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use ioplane_passthrough::direct::Direct;
-use ioplane_passthrough::{Address, HardwareError, Lease, LeaseError, Vfio};
-use ioplane_pci::AnyFunction;
+use ioplane_passthrough::direct::{Direct, Reset};
+use ioplane_passthrough::model::{StateModel, Way};
+use ioplane_passthrough::monitor::{Monitor, MonitorError, Options};
+use ioplane_passthrough::{Address, Hardware, HardwareError, Lease, LeaseError, Vfio, catalog, inventory};
+use ioplane_pci::Identity;
 
-use super::{After, Insight, Opened, SYSFS};
+use super::body::Body;
+use super::{After, Opened, SYSFS};
 use crate::refusal::Refusal;
 use crate::spec::{FaultSpec, ModeWord};
-
-/// Nothing can be seen of a function that is handed on as it is.
-struct Blind;
-
-impl Insight for Blind {}
 
 impl From<LeaseError> for Refusal {
     fn from(error: LeaseError) -> Self {
@@ -33,6 +31,9 @@ impl From<LeaseError> for Refusal {
     }
 }
 
+/// How long a card may take to reset.
+const RESETS: Duration = Duration::from_millis(100);
+
 fn refuse(error: &HardwareError) -> Refusal {
     let remedy = "see `ioplane doctor`, `ioplane pci list` and `dmesg`";
     match error {
@@ -41,31 +42,100 @@ fn refuse(error: &HardwareError) -> Refusal {
     }
 }
 
+/// The state model of a function, by its name.
+pub fn model_of(identity: &Identity) -> Option<String> {
+    Some(model(identity)?.name.to_owned())
+}
+
+fn model(identity: &Identity) -> Option<&'static StateModel> {
+    catalog::find(identity.vendor, identity.device, identity.revision)
+}
+
+/// How registers reset a card that has no reset of its own, by its model.
+fn reset_by(model: &'static StateModel) -> Reset<Vfio> {
+    Box::new(move |hardware| {
+        let place = |name: &str| {
+            let register = model.registers.iter().find(|register| register.name == name);
+            register.map(|register| (u64::from(register.offset), usize::from(register.width).min(4)))
+        };
+        let ((by, way, value), (done, mask, is)) = (model.reset.by, model.reset.done);
+        let (Some((at, width)), Some((done, looks))) = (place(by), place(done)) else { return Ok(()) };
+        let mut bytes = value.to_le_bytes();
+        if way == Way::Read {
+            hardware.read(model.bar, at, &mut bytes[..width])?;
+        }
+        // Drivers write back what they read, which ends the reset on cards that do not end it by themselves.
+        hardware.write(model.bar, at, &bytes[..width])?;
+        let deadline = Instant::now() + RESETS;
+        loop {
+            let mut bytes = [0; 4];
+            hardware.read(model.bar, done, &mut bytes[..looks])?;
+            if u32::from_le_bytes(bytes) & mask == is {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err(HardwareError::Os {
+                    function: hardware.name().to_owned(),
+                    doing: "waiting for the end of its reset".to_owned(),
+                    source: std::io::ErrorKind::TimedOut.into(),
+                });
+            }
+            std::thread::yield_now();
+        }
+    })
+}
+
+fn watch(name: &str, vfio: Vfio, model: &'static StateModel, on_fault: FaultSpec) -> Result<Body, Refusal> {
+    let options = Options { policies: on_fault.below(), ..Options::new(name) };
+    let monitor = Monitor::new(vfio, model, options).map_err(|error| match &error {
+        MonitorError::Hardware(below) => refuse(below),
+        _ => Refusal::conflict(
+            error.to_string(),
+            "see `ioplane pci list` and `dmesg`, or add it with --mode passthrough",
+        ),
+    })?;
+    Ok(Body::Watched(Box::new(monitor)))
+}
+
 /// Takes a function of the host. Blocks: drivers let go of it, and it is reset.
 pub fn open(
     name: &str,
     address: Address,
     mode: ModeWord,
-    _on_fault: FaultSpec,
+    on_fault: FaultSpec,
     forced: bool,
     leases: &Path,
 ) -> Result<Opened, Refusal> {
-    let lease = Lease::take(Path::new(SYSFS), address, leases, forced)?;
-    let opened = Vfio::open(Path::new(SYSFS), address).and_then(|vfio| match mode {
-        ModeWord::Passthrough => Direct::new(name, vfio, None).map(|direct| Box::new(direct) as AnyFunction),
-        ModeWord::Virtual => Err(HardwareError::Gone { function: name.to_owned() }),
-    });
-    match opened {
-        Ok(function) => {
-            let give_back: After = Box::new(move || Ok(lease.give_back()?));
-            Ok(Opened { function, insight: Arc::new(Blind), after: vec![give_back] })
-        }
-        Err(error) => {
-            let refused = refuse(&error);
-            match lease.give_back() {
-                Ok(()) => Err(refused),
-                Err(more) => Err(Refusal { error: format!("{}; and {more}", refused.error), ..refused }),
+    let root = Path::new(SYSFS);
+    // Before anything is taken from anybody.
+    let found = inventory::find(root, address, model_of)?;
+    let model = model(&found.identity);
+    if mode == ModeWord::Virtual && model.is_none() {
+        let Identity { vendor, device, revision, .. } = found.identity;
+        return Err(Refusal::conflict(
+            format!(
+                "{address} ({vendor:04x}:{device:04x} revision {revision:02x}) has no state model to watch it by"
+            ),
+            "add it with --mode passthrough, or write a model: docs/guide/models.md",
+        ));
+    }
+    let lease = Lease::take(root, address, leases, forced)?;
+    let opened =
+        Vfio::open(root, address).map_err(|error| refuse(&error)).and_then(|vfio| match (mode, model) {
+            (ModeWord::Virtual, Some(model)) => watch(name, vfio, model, on_fault),
+            _ => {
+                let direct = Direct::new(name, vfio, model.map(reset_by)).map_err(|error| refuse(&error))?;
+                Ok(Body::Direct(Box::new(direct)))
             }
+        });
+    match opened {
+        Ok(body) => {
+            let give_back: After = Box::new(move || Ok(lease.give_back()?));
+            Ok(Opened { body, after: vec![give_back] })
         }
+        Err(refused) => match lease.give_back() {
+            Ok(()) => Err(refused),
+            Err(more) => Err(Refusal { error: format!("{}; and {more}", refused.error), ..refused }),
+        },
     }
 }

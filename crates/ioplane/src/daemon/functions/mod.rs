@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   FunctionSpec --open--> emulated: a NIC, its port or TAP --\
-//!                          host: lease, VFIO, monitor --------+--> Front --> vfio_user: a thread and a socket each
-//!                                                             \--> Insight: what can be seen of it from outside
+//!                          host: lease, VFIO, monitor --------+--> Body in a Front --> vfio_user: a thread and a socket each
 //! ```
 //!
 //! Host functions that a daemon had taken when it died are given back first of all: [`recover`].
 
+mod body;
 mod emulated;
 mod guard;
 mod hold;
@@ -17,13 +17,12 @@ mod state;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use ioplane_host::in_process::{Front, Presence};
 use ioplane_host::vfio_user::{self, Handle};
 use ioplane_passthrough::lease;
-use ioplane_pci::AnyFunction;
 
+use self::body::Body;
 use super::Daemon;
 use super::ground::Ground;
 use super::ledger::{Entries, FunctionRecord};
@@ -32,17 +31,16 @@ use super::shelf::Shelf;
 use super::switches::Switches;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
-use crate::report::{FunctionReport, PortReport, ServedState, Stage, TrafficReport, VmReport, WatchReport};
-use crate::spec::{FunctionSpec, SourceSpec};
+use crate::report::{FunctionReport, ServedState, Stage, TrafficReport, VmReport};
+use crate::spec::{FunctionSpec, ModeWord, SourceSpec};
 
 pub use hold::QuiesceForm;
+pub use host::model_of;
 
 /// Where the host's PCI functions are found.
 const SYSFS: &str = "/sys";
 /// Where it is remembered, in the run directory, what the host's functions were before they were taken.
 const LEASES: &str = "leases";
-/// How long a VMM's request that needs a quiescent point may take.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What functions stand on besides the ground.
 pub struct Functions {
@@ -74,26 +72,9 @@ pub fn recover(run_dir: &Path, access: crate::spec::Access) -> Result<(), Refusa
     guard::write(run_dir, access)
 }
 
-/// What can be seen of a function from outside while its front has it.
-trait Insight: Send + Sync {
-    /// What the monitor saw.
-    fn watch(&self) -> Option<WatchReport> {
-        None
-    }
-    /// Its port.
-    fn port(&self) -> Option<PortReport> {
-        None
-    }
-    /// The state model that watches it.
-    fn model(&self) -> Option<String> {
-        None
-    }
-}
-
-/// A function that has been opened: what is served, what can be seen, and what has to be ended after it.
+/// A function that has been opened: what is served, and what has to be ended after it.
 struct Opened {
-    function: AnyFunction,
-    insight: Arc<dyn Insight>,
+    body: Body,
     /// Done when nothing of the function is left, in that order. May block.
     after: Vec<After>,
 }
@@ -102,10 +83,9 @@ type After = Box<dyn FnOnce() -> Result<(), Refusal> + Send>;
 
 /// A PCI function that is being served.
 pub struct Card {
-    front: Arc<Front<AnyFunction>>,
+    front: Arc<Front<Body>>,
     handle: Handle,
     note: Note<Card>,
-    insight: Arc<dyn Insight>,
     after: Arc<Mutex<Vec<After>>>,
     /// What could not be done when it was stopped.
     complaint: Mutex<Option<String>>,
@@ -133,7 +113,7 @@ fn open(spec: &FunctionSpec, ground: &Ground, below: &Functions) -> Result<Opene
 }
 
 /// Vendor and device, as people write them.
-fn id_of(front: &Front<AnyFunction>) -> String {
+fn id_of(front: &Front<Body>) -> String {
     let mut bytes = [0; 4];
     let read = front.access(ioplane_device::At::Config(0), ioplane_device::Access::Read(&mut bytes));
     let [a, b, c, d] = bytes;
@@ -142,16 +122,16 @@ fn id_of(front: &Front<AnyFunction>) -> String {
 
 impl Card {
     fn start(record: FunctionRecord, ground: &Arc<Ground>, below: &Functions) -> Result<Card, Refusal> {
-        let Opened { function, insight, after } = open(&record.now, ground, below)?;
+        let Opened { body, after } = open(&record.now, ground, below)?;
         let placement = Arc::new(ground.seating(&record));
         let name = record.now.name.clone();
-        let served = || -> Result<(Arc<Front<AnyFunction>>, Handle, String), Refusal> {
-            let front = Front::new(function, placement).map_err(|refused| {
+        let served = || -> Result<(Arc<Front<Body>>, Handle, String), Refusal> {
+            let front = Front::new(body, placement).map_err(|refused| {
                 Refusal::failed(format!("{name}: {}", refused.error), "see the log of the daemon")
             })?;
             let (front, socket) = (Arc::new(front), ground.socket(&record.now));
             let id = id_of(&front);
-            let options = vfio_user::Options { socket: socket.clone(), patience: PATIENCE };
+            let options = vfio_user::Options::new(&socket);
             let handle = vfio_user::serve(front.clone(), options).map_err(|error| {
                 let remedy = "is its folder there and writable, and does no other daemon listen there?";
                 Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)
@@ -168,7 +148,6 @@ impl Card {
                 front,
                 handle,
                 note,
-                insight,
                 after: Arc::new(Mutex::new(after)),
                 complaint: Mutex::default(),
                 id,
@@ -226,9 +205,29 @@ impl Kind for Card {
         &mut entries.removed_functions
     }
 
-    /// No change of a function's configuration is made so; see [`Kind::lives_on`].
+    /// Only its policies differ.
+    fn lives_on(now: &FunctionSpec, next: &FunctionSpec) -> bool {
+        match (&now.source, &next.source) {
+            (
+                SourceSpec::Host { address, mode: ModeWord::Virtual, forced, .. },
+                SourceSpec::Host { on_fault, .. },
+            ) => {
+                let (address, mode, on_fault, forced) = (*address, ModeWord::Virtual, *on_fault, *forced);
+                let source = SourceSpec::Host { address, mode, on_fault, forced };
+                *next == FunctionSpec { source, ..now.clone() }
+            }
+            _ => false,
+        }
+    }
+
     async fn become_next(&self, next: FunctionRecord) -> Result<(), Refusal> {
-        self.note.adopt(next.configured)
+        let _changing = self.changing.lock().await;
+        if let SourceSpec::Host { on_fault, .. } = next.now.source {
+            self.front.with(|body| body.set_policies(on_fault)).map_err(|error| {
+                Refusal::busy(format!("{}: {error}", self.name()), "try again in a moment")
+            })?;
+        }
+        self.note.change(|record| *record = next)
     }
 
     async fn open(
@@ -300,9 +299,8 @@ impl Kind for Card {
         report.held_ms = self.held.left().map(|left| left.as_millis() as u64);
         report.id = Some(self.id.clone()).filter(|id| !id.is_empty());
         report.guard = self.guard.clone();
-        report.watch = self.insight.watch();
-        report.port = self.insight.port();
-        report.model = self.insight.model().or(report.model);
+        // One that is being exchanged shows nothing this time.
+        let _ = self.front.with(|body| body.report(&mut report));
         report
     }
 
@@ -345,6 +343,8 @@ impl Kind for Card {
             last_front_end_fault: None,
             traffic: TrafficReport::default(),
             watch: None,
+            chip: None,
+            hardware_faults: BTreeMap::new(),
             port: None,
         }
     }

@@ -4,12 +4,13 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ioplane_device::{Loaded, Refused, State};
 use ioplane_host::in_process::Front;
-use ioplane_pci::AnyFunction;
 
 use super::Card;
+use super::body::Body;
 use super::hold::QuiesceForm;
 use crate::refusal::Refusal;
 use crate::report::StateFile;
+use crate::spec::{FunctionSpec, ModeWord, SourceSpec};
 
 impl From<State> for StateFile {
     fn from(State { kind, version, body }: State) -> Self {
@@ -46,7 +47,7 @@ impl TryFrom<StateFile> for State {
 }
 
 /// Puts a state into the held function and starts it; it is held as before if that is refused. Blocks.
-fn load(front: &Front<AnyFunction>, name: &str, state: &State) -> Result<(), Refusal> {
+fn load(front: &Front<Body>, name: &str, state: &State) -> Result<(), Refusal> {
     let refuse =
         |error: &dyn std::fmt::Display, remedy: &str| Refusal::conflict(format!("{name}: {error}"), remedy);
     let lost = |error| {
@@ -69,13 +70,30 @@ fn load(front: &Front<AnyFunction>, name: &str, state: &State) -> Result<(), Ref
 }
 
 impl Card {
+    /// Nobody has seen what was done to a function that is passed through as it is.
+    fn may_be_saved(&self) -> Result<(), Refusal> {
+        let FunctionSpec { name, source, .. } = self.note.read().now;
+        match source {
+            SourceSpec::Host { mode: ModeWord::Passthrough, address, .. } => Err(Refusal::conflict(
+                format!(
+                    "{name} is passed through as it is: nobody knows its state, so it can be neither saved nor loaded"
+                ),
+                format!("if `ioplane pci list` names a model for {address}, add it with --mode virtual"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// What another function of its kind needs to go on from here. One that runs is brought to rest for it, and goes on.
     pub async fn save(&self, form: QuiesceForm) -> Result<StateFile, Refusal> {
+        self.may_be_saved()?;
         let _changing = self.changing.lock().await;
-        let save = |front: &Front<AnyFunction>, name: &str| {
+        let save = |front: &Front<Body>, name: &str| {
             front.save().map_err(|error| {
-                let remedy = "see `ioplane pci show`: what is it? A function that is passed through as it is cannot be saved";
-                Refusal::conflict(format!("{name}: {error}"), remedy)
+                Refusal::conflict(
+                    format!("{name}: {error}"),
+                    format!("see `ioplane pci show {name}`, and try again"),
+                )
             })
         };
         self.at_rest(form, save).await.map(StateFile::from)
@@ -83,8 +101,9 @@ impl Card {
 
     /// Puts a state into it, and lets it go on from there.
     pub async fn load(&self, file: StateFile) -> Result<(), Refusal> {
-        let _changing = self.changing.lock().await;
+        self.may_be_saved()?;
         let state = State::try_from(file)?;
+        let _changing = self.changing.lock().await;
         // What is in flight is lost with the state that it belongs to: no reason to wait for it.
         let form = QuiesceForm { deadline_ms: 0, or_go_on: false };
         self.at_rest(form, move |front, name| load(front, name, &state)).await?;

@@ -53,20 +53,25 @@ fn watched(status: &StatusReport, encoder: &mut DescriptorEncoder<'_>) -> Result
     };
     counter(encoder, "ioplane_pci_accesses", "Accesses to registers of a watched function", |w| w.accesses)?;
     counter(encoder, "ioplane_pci_hooked", "Those that the state model was asked about", |w| w.hooked)?;
-    counter(encoder, "ioplane_pci_transitions", "Changes of state", |w| w.transitions)?;
+    counter(
+        encoder,
+        "ioplane_pci_updates",
+        "Times that the state model was asked or told of something",
+        |w| w.updates,
+    )?;
     counter(encoder, "ioplane_pci_dma_vetted", "Descriptors and blocks checked and translated", |w| {
         w.dma_vetted
     })?;
     counter(encoder, "ioplane_pci_dma_bytes", "Their bytes", |w| w.dma_bytes)?;
     counter(encoder, "ioplane_pci_device_interrupts", "Interrupts of the hardware", |w| w.interrupts)?;
     let denied = all().flat_map(|(labels, watch)| {
-        watch.faults.iter().map(move |(cause, count)| {
+        watch.faults.iter().map(move |fault| {
             let mut labels = labels.clone();
-            labels.push(("cause", cause.clone()));
-            (labels, ConstCounter::new(*count))
+            labels.extend([("cause", fault.cause.clone()), ("name", fault.name.clone())]);
+            (labels, ConstCounter::new(fault.count))
         })
     });
-    each(encoder, "ioplane_pci_denied", "What a guest was denied, by cause", denied)?;
+    each(encoder, "ioplane_pci_faults", "What a guest was denied, and what the hardware did wrong", denied)?;
     let gauge = |encoder: &mut DescriptorEncoder<'_>, name, help, of: fn(&WatchReport) -> bool| {
         each(
             encoder,

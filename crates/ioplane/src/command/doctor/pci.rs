@@ -1,0 +1,94 @@
+//! What PCI functions need: see docs/guide/pci.md.
+
+use std::path::Path;
+
+use super::{Finding, Weight, bad, good, read};
+use crate::command::qemu::{VFIO_USER, Version};
+
+/// Whether QEMU can be given a function at all.
+pub fn vfio_user() -> Finding {
+    of_qemu(Version::ask("qemu-system-x86_64").ok())
+}
+
+fn of_qemu(version: Option<Version>) -> Finding {
+    let name = "vfio-user";
+    let follows = "PCI functions cannot be given to guests of that QEMU; disks and NICs can";
+    let todo = "install QEMU 10.1 or later (Debian 13: trixie-backports), or name it: ioplane qemu-args --qemu PROGRAM";
+    match version {
+        Some(version @ Version(major, minor)) if version >= VFIO_USER => {
+            good(name, format!("QEMU {major}.{minor} has vfio-user-pci"))
+        }
+        Some(Version(major, minor)) => bad(
+            name,
+            Weight::Lacking,
+            format!("QEMU {major}.{minor} has no vfio-user-pci, which came with 10.1"),
+            follows,
+            todo,
+        ),
+        None => bad(name, Weight::Lacking, "no qemu-system-x86_64", follows, todo),
+    }
+}
+
+/// Whether anything keeps a function from the host's memory.
+pub fn iommu() -> Finding {
+    let groups = std::fs::read_dir("/sys/kernel/iommu_groups").map_or(0, Iterator::count);
+    of_groups(groups)
+}
+
+fn of_groups(groups: usize) -> Finding {
+    let name = "IOMMU";
+    if groups > 0 {
+        return good(name, format!("on, {groups} groups"));
+    }
+    bad(
+        name,
+        Weight::Lacking,
+        "off, or there is none",
+        "functions of this host cannot be handed to guests; emulated ones can",
+        "switch VT-d or AMD-Vi on in the firmware's set-up and boot with intel_iommu=on (Intel) on the kernel's command line",
+    )
+}
+
+/// Whether the kernel can hand functions to user space.
+pub fn vfio() -> Finding {
+    let name = "vfio-pci";
+    if Path::new("/sys/bus/pci/drivers/vfio-pci").exists() {
+        return good(name, "loaded");
+    }
+    let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let lists =
+        ["modules.builtin", "modules.dep"].map(|list| Path::new("/lib/modules").join(&release).join(list));
+    if lists.iter().filter_map(read).any(|list| has_driver(&list)) {
+        return good(name, "there, and loaded when it is needed");
+    }
+    bad(
+        name,
+        Weight::Lacking,
+        format!("the modules of this kernel ({release}) do not have it"),
+        "functions of this host cannot be handed to guests; emulated ones can",
+        "install the kernel's full set of modules (Debian: linux-image-amd64 in place of linux-image-cloud-amd64)",
+    )
+}
+
+/// Whether a list of modules has the driver.
+fn has_driver(list: &str) -> bool {
+    list.lines().any(|line| line.split(':').next().is_some_and(|path| path.contains("/vfio-pci.ko")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lacking_is_said() {
+        let weight = |finding: Finding| (finding.weight, finding.todo.is_some());
+        assert_eq!(weight(of_qemu(Some(Version(10, 1)))), (Weight::Good, false));
+        assert_eq!(weight(of_qemu(Some(Version(10, 0)))), (Weight::Lacking, true));
+        assert_eq!(weight(of_qemu(None)), (Weight::Lacking, true));
+        assert_eq!(weight(of_groups(3)), (Weight::Good, false));
+        assert_eq!(weight(of_groups(0)), (Weight::Lacking, true));
+        assert!(has_driver("kernel/drivers/vfio/pci/vfio-pci.ko.xz: kernel/drivers/vfio/vfio.ko.xz\n"));
+        assert!(has_driver("kernel/drivers/vfio/pci/vfio-pci.ko\n"));
+        assert!(!has_driver("kernel/drivers/x.ko: kernel/drivers/vfio/pci/vfio-pci-core.ko\n"));
+    }
+}

@@ -1,0 +1,116 @@
+//! Reset, halt, and what a saved device would miss.
+
+use super::{Look, subject};
+use crate::model::{Hook, RESET, Reads, Register, Restore, Writes};
+
+impl Look<'_> {
+    pub(super) fn restore(&mut self) {
+        let model = self.model;
+        let (by, _, value) = model.reset.by;
+        self.bits("reset", by, value, value);
+        let (done, mask, is) = model.reset.done;
+        self.bits("reset", done, mask, is);
+        let mut edges = model.regions.iter().flat_map(|region| region.transitions);
+        if !edges.any(|edge| edge.to == RESET && subject(&edge.on) == Some(by)) {
+            self.say(
+                "reset",
+                format!("no edge on {by} leads to RESET"),
+                "give it one, or guests reset unnoticed",
+            );
+        }
+        for step in model.halt {
+            match step {
+                Restore::Value(name, _) => {
+                    self.named("halt", name);
+                }
+                _ => self.say(
+                    "halt",
+                    "it is more than a value",
+                    "write values only: nothing has been saved yet",
+                ),
+            }
+        }
+        for step in model.restore {
+            self.step(step);
+        }
+        self.whole();
+    }
+
+    fn step(&mut self, step: &Restore) {
+        let place = "restore";
+        match *step {
+            Restore::Saved(name, mask) | Restore::With(name, mask, _) => {
+                let Some(register) = self.named(place, name) else { return };
+                if register.writes == Writes::Never || register.width > 4 {
+                    self.say(place, format!("{name} cannot be written as one value"), "take it off the list");
+                }
+                let unknown = matches!(register.reads, Reads::Never | Reads::Effect);
+                if unknown && register.hook == Hook::ByState {
+                    self.say(
+                        place,
+                        format!(
+                            "nobody knows what {name} holds: it cannot be read, and not every write is seen"
+                        ),
+                        format!("mark {name} with seen()"),
+                    );
+                }
+                if mask == 0 {
+                    self.say(place, format!("no bit of {name} is brought back"), "name its bits");
+                }
+            }
+            Restore::Value(name, _) => {
+                let denied = |register: &&Register| register.writes == Writes::Never;
+                if self.named(place, name).filter(denied).is_some() {
+                    self.say(place, format!("{name} cannot be written"), "take it off the list");
+                }
+            }
+            Restore::Lost(name, why) => {
+                self.named(place, name);
+                if why.is_empty() {
+                    self.say(place, format!("{name} is lost for no reason"), "say why");
+                }
+            }
+            Restore::Ring(name) => {
+                if !self.model.rings.iter().any(|ring| ring.name == name) {
+                    self.say(place, format!("there is no ring {name:?}"), "name one of the rings");
+                }
+            }
+            Restore::Card => {
+                if self.model.card.is_none() {
+                    self.say(place, "there is no card memory", "describe it in `card`");
+                }
+            }
+        }
+    }
+
+    /// Everything that guests can set is brought back, or somebody says why not.
+    fn whole(&mut self) {
+        let model = self.model;
+        for register in model.registers.iter().filter(|register| register.writes == Writes::Plain) {
+            let name = register.name;
+            let listed = model.restore.iter().any(|step| match step {
+                Restore::Saved(own, _) | Restore::With(own, ..) | Restore::Lost(own, _) => *own == name,
+                _ => false,
+            });
+            let of_ring = model.rings.iter().any(|ring| [ring.base.0, ring.base.1].contains(&name));
+            let of_block = model.blocks.iter().any(|block| [block.base.0, block.base.1].contains(&name));
+            let virtual_mask = model.interrupts.mask == name;
+            if !(listed || of_ring || of_block || virtual_mask) {
+                self.say(
+                    "restore",
+                    format!("{name}, which guests can set, is not brought back"),
+                    format!("list Saved({name:?}, its bits), or Lost({name:?}, why)"),
+                );
+            }
+        }
+        for ring in model.rings {
+            let times = model.restore.iter().filter(|step| **step == Restore::Ring(ring.name)).count();
+            if times != 1 {
+                self.say("restore", format!("ring {} is pointed at {times} times", ring.name), "do it once");
+            }
+        }
+        if model.card.is_some() && !model.restore.contains(&Restore::Card) {
+            self.say("restore", "the card's memory is not put back", "list Card");
+        }
+    }
+}
