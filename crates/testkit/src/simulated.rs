@@ -54,6 +54,9 @@ impl Interrupt for Bell {
     }
 }
 
+/// Writes to the register at an offset that wait: BAR and bytes.
+type Held = (u64, Vec<(u8, Vec<u8>)>);
+
 struct Inner<F: Function> {
     function: Quiescent<F>,
     mapped: Vec<Region>,
@@ -62,7 +65,7 @@ struct Inner<F: Function> {
     touches: Touches,
     resets: bool,
     /// Writes to these registers wait for [`Bench::release`].
-    held: Option<(u64, Vec<(u8, Vec<u8>)>)>,
+    held: Option<Held>,
 }
 
 impl<F: Function> Inner<F> {

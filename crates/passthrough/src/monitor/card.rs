@@ -14,6 +14,14 @@ pub(super) struct Transfer {
     pub(super) left: u32,
 }
 
+/// Most bytes at a time through the data port.
+const STEP: usize = 4;
+
+/// Bytes of a range that are moved: whole words, as many as the count register holds.
+fn whole(first: u32, end: u32) -> u32 {
+    end.saturating_sub(first) & 0xfffe
+}
+
 impl<H: Hardware> Monitor<H> {
     fn pair(&self, (low, high): (RegisterId, RegisterId)) -> u32 {
         self.machine.value(low) & 0xff | (self.machine.value(high) & 0xff) << 8
@@ -97,16 +105,19 @@ impl<H: Hardware> Monitor<H> {
     pub(super) fn fill_card(&mut self, bytes: Option<&[u8]>) {
         let (Some(plan), Some(card)) = (self.plan.card, &self.model.card) else { return };
         let port = self.machine.register(plan.port);
+        let step = usize::from(port.width).clamp(2, STEP);
         let kept = self.machine.value(plan.words);
         self.poke(plan.words, kept | card.words.1);
         let mut at = 0;
         for (first, end) in card.writable {
-            let count = end.saturating_sub(*first) & 0xfffe;
+            let count = whole(*first, *end);
             self.command(Way::Write, *first, count);
-            for _ in 0..count / 2 {
-                let pair = bytes.and_then(|bytes| bytes.get(at..at + 2)).unwrap_or(&[0, 0]);
-                self.bus.write_at(self.model.bar, port.offset.into(), pair);
-                at += 2;
+            let until = at + count as usize;
+            while at < until {
+                let step = step.min(until - at);
+                let piece = bytes.and_then(|bytes| bytes.get(at..at + step)).unwrap_or(&[0; STEP][..step]);
+                self.bus.write_at(self.model.bar, port.offset.into(), piece);
+                at += step;
             }
         }
         self.poke(plan.words, kept);
@@ -117,17 +128,20 @@ impl<H: Hardware> Monitor<H> {
     pub(super) fn read_card(&mut self) -> Option<Vec<u8>> {
         let (plan, card) = (self.plan.card?, self.model.card.as_ref()?);
         let port = self.machine.register(plan.port);
+        let step = usize::from(port.width).clamp(2, STEP);
         let words = card.words.1;
         let kept = self.machine.value(plan.words);
         self.poke(plan.words, kept | words);
         let mut bytes = Vec::with_capacity(self.card_size());
         for (first, end) in card.writable {
-            let count = end.saturating_sub(*first) & 0xfffe;
+            let count = whole(*first, *end);
             self.command(Way::Read, *first, count);
-            for _ in 0..count / 2 {
-                let mut pair = [0; 2];
-                self.bus.read_at(self.model.bar, port.offset.into(), &mut pair);
-                bytes.extend_from_slice(&pair);
+            let until = bytes.len() + count as usize;
+            while bytes.len() < until {
+                let mut piece = [0; STEP];
+                let piece = &mut piece[..step.min(until - bytes.len())];
+                self.bus.read_at(self.model.bar, port.offset.into(), piece);
+                bytes.extend_from_slice(piece);
             }
         }
         self.poke(plan.words, kept);
@@ -138,7 +152,7 @@ impl<H: Hardware> Monitor<H> {
     /// How many bytes [`Monitor::read_card`] gives.
     pub(super) fn card_size(&self) -> usize {
         let ranges = self.model.card.as_ref().map_or(&[][..], |card| card.writable);
-        ranges.iter().map(|(first, end)| (end.saturating_sub(*first) & 0xfffe) as usize).sum()
+        ranges.iter().map(|(first, end)| whole(*first, *end) as usize).sum()
     }
 
     /// Takes a transfer up again where it was.

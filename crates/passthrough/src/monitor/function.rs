@@ -158,8 +158,12 @@ impl<H: Hardware> Function for Monitor<H> {
     }
 
     fn replace_memory(&mut self, _still: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError> {
-        // The hardware lets go of every buffer first.
-        self.force();
+        // The hardware lets go of every buffer first, if it has any.
+        let busy =
+            self.rings.iter().any(|ring| ring.live) || self.blocks.iter().any(|block| block.busy.is_some());
+        if busy {
+            self.force();
+        }
         let replaced = self.ground.replace(self.bus.hardware(), map);
         self.settle_faults();
         replaced.map_err(|error| DeviceError::Below(Box::new(error)))

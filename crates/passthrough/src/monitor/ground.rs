@@ -25,11 +25,13 @@ pub(super) struct Ground {
     view: GuestView,
     /// What is mapped in the IOMMU, by rising guest address. The clone keeps the memory alive as long as it is mapped.
     mapped: Vec<Region>,
+    /// Whether the device is ever a bus master. If not it reaches no memory at all.
+    reaches: bool,
 }
 
 impl Ground {
-    pub(super) fn new() -> Self {
-        Ground { view: GuestView::new(Arc::new(GuestMap::default())), mapped: Vec::new() }
+    pub(super) fn new(reaches: bool) -> Self {
+        Ground { view: GuestView::new(Arc::new(GuestMap::default())), mapped: Vec::new(), reaches }
     }
 
     pub(super) fn view(&self) -> &GuestView {
@@ -97,7 +99,7 @@ impl Ground {
     }
 
     fn map_new(&mut self, hardware: &mut impl Hardware, map: &GuestMap) -> Result<(), HardwareError> {
-        for region in map.regions() {
+        for region in map.regions().iter().filter(|_| self.reaches) {
             if self.mapped.iter().any(|known| same(known, region)) {
                 continue;
             }

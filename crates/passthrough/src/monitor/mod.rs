@@ -233,7 +233,7 @@ impl<H: Hardware> Monitor<H> {
             plan,
             bars,
             line: Line::new(),
-            ground: Ground::new(),
+            ground: Ground::new(!model.rings.is_empty() || !model.blocks.is_empty()),
             rings,
             own,
             blocks: vec![BlockState::default(); model.blocks.len()],
@@ -356,8 +356,8 @@ impl<H: Hardware> Monitor<H> {
             Policy::Ignore => {}
             Policy::Error => {
                 let error = self.model.interrupts.error;
+                // The model does not hear of it: it follows the hardware, which knows nothing of this.
                 self.interrupts.status |= error;
-                self.tell(Seen::Interrupt { bits: error });
                 self.show_status();
                 self.level();
             }

@@ -214,7 +214,9 @@ impl<H: Hardware> Monitor<H> {
         (self.stopped, self.storm, self.idle) = (false, false, 0);
         let silenced = self.bus.hardware().master(false);
         self.bus.judge(silenced);
-        if let Err(what) = self.reset_hardware() {
+        if let Err(what) = self.reset_hardware()
+            && !self.bus.gone()
+        {
             self.fault(Fault::hardware("deaf", what));
         }
         self.remember_fresh();
@@ -264,10 +266,13 @@ impl<H: Hardware> Monitor<H> {
         }
     }
 
-    /// Takes the device up again where it was remembered.
+    /// Takes the device up again where it was remembered. An error leaves it standing still.
     pub(super) fn go_on(&mut self) -> Result<(), MonitorError> {
         let Some(remembered) = self.parked.take() else { return Ok(()) };
-        if let Err(what) = self.bring_back(&remembered) {
+        // What is gone answers all accesses with all ones: a guest must not wait for it.
+        if let Err(what) = self.bring_back(&remembered)
+            && !self.bus.gone()
+        {
             self.parked = Some(remembered);
             self.settle_faults();
             return Err(self.deaf(what));

@@ -76,3 +76,27 @@ fn what_a_predecessor_left_on_the_card_is_gone() {
     assert_eq!(driver.block_input(0x4000, 0x4000).expect("works"), [0; 0x4000]);
     assert!(driver.reach.reading().faults.is_empty());
 }
+
+#[test]
+fn an_overrun_is_recovered_from() {
+    let (mut watched, mut lan) = ne2000(Policies::default());
+    watched.bench.with(|card| card.lose_when_full(true));
+    watched.turn();
+    let mut driver = Ne2k::new(watched);
+    driver.probe().expect("finds it");
+    driver.open(OWN).expect("opens");
+    driver.reach.turn();
+    for round in 0..10u8 {
+        let frames: Vec<_> = (0..30).map(|n| frame(OWN, OTHER, &[round ^ n; 1400])).collect();
+        lan.neighbour.send_all(&frames);
+        let mut got = Vec::new();
+        while driver.reach.interrupts() > 0 {
+            got.extend(driver.interrupt().expect("works").0);
+        }
+        assert!(got.len() >= 8 && frames.starts_with(&got[..8]), "{} of {}", got.len(), frames.len());
+        driver.reach.hold().expect("reusable again");
+        driver.reach.resume();
+    }
+    assert!(driver.overruns >= 10);
+    assert!(driver.reach.reading().faults.is_empty(), "{:?}", driver.reach.reading().faults);
+}

@@ -1,5 +1,9 @@
 //! 8139cp on a watched RTL8139C+.
 
+use std::sync::Arc;
+
+use ioplane_device::Change;
+use ioplane_memory::DirtyLog;
 use ioplane_passthrough::monitor::Policies;
 use ioplane_testkit::nic::{Cp, Cut, frame};
 
@@ -98,4 +102,58 @@ fn the_guest_sees_its_own_addresses_and_never_ours() {
     }
     let hardware = driver.reach.bench.mapped();
     assert_eq!(hardware, [(60 << 30, 0x3000), (64 << 30, MEMORY)], "nothing else is reachable");
+}
+
+#[test]
+fn a_reset_in_the_middle_of_sending_is_a_fresh_start() {
+    let (watched, map, mut lan) = rtl8139(Policies::default());
+    let mut driver = Cp::new(watched, view(&map), BASE);
+    for round in 0..10u8 {
+        driver.open(OWN).expect("opens");
+        driver.reach.turn();
+        let sent = frame(OTHER, OWN, &[round; 100]);
+        driver.xmit(&sent, Cut::default()).expect("room");
+        assert_eq!(lan.neighbour.take(), Some(sent));
+        lan.neighbour.send(&frame(OWN, OTHER, &[round; 100]));
+        driver.reach.turn();
+        assert_eq!(driver.poll().expect("works").len(), 1);
+        // The card has not looked at these yet.
+        driver.reach.bench.hold(0xd9);
+        for _ in 0..5 {
+            driver.xmit(&frame(OTHER, OWN, &[0xee; 100]), Cut::default()).expect("room");
+        }
+        driver.put(0x37, 1, 0x10).expect("resets");
+        assert_eq!(driver.get(0x3c, 4), Ok(0), "mask and status too");
+        driver.reach.bench.release();
+        assert_eq!(lan.neighbour.take(), None, "they went with the reset");
+        driver.reach.interrupts();
+    }
+    assert!(driver.reach.reading().faults.is_empty(), "{:?}", driver.reach.reading().faults);
+}
+
+#[test]
+fn every_store_to_guest_memory_is_in_the_dirty_log() {
+    let (watched, map, mut lan) = rtl8139(Policies::default());
+    let mut driver = Cp::new(watched, view(&map), BASE);
+    driver.open(OWN).expect("opens");
+    driver.reach.turn();
+    let log = Arc::new(DirtyLog::new(MEMORY).expect("memory"));
+    assert!(driver.reach.front.change(&Change::Log(Some(log.clone())), soon()).expect("here"));
+    assert_eq!(log.take(), [0u64; 0]);
+    // Statuses of the ring that sends; the ring and the buffer that receive.
+    driver.xmit(&frame(OTHER, OWN, &[1; 100]), Cut::default()).expect("room");
+    driver.reach.turn();
+    assert_eq!(log.take(), [BASE]);
+    driver.interrupt().expect("works");
+    lan.neighbour.send(&frame(OWN, OTHER, &[1; 100]));
+    driver.reach.turn();
+    let buffer = BASE + Cp::<Watched<ioplane_nic::rtl8139::Rtl8139>>::RX_BUFFERS.start;
+    assert_eq!(log.take(), [BASE, buffer]);
+    // The block of counters.
+    driver.stats().expect("works");
+    assert_eq!(log.take(), [BASE]);
+    // Buffers that may have been written in part when the device is stopped.
+    driver.reach.force();
+    let marked = log.take();
+    assert!((0..32).all(|page| marked.contains(&(buffer + page * 4096))), "{marked:x?}");
 }
