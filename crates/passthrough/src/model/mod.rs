@@ -144,6 +144,8 @@ pub struct Register {
     pub writes: Writes,
     /// When the monitor has to see an access, beyond what the states say.
     pub hook: Hook,
+    /// Names of bits and fields, for people; wider fields before their parts.
+    pub bits: &'static [(&'static str, u32)],
 }
 
 /// When accesses to a register are hooked: seen by the monitor's model. What is not hooked goes straight to the hardware (or is
