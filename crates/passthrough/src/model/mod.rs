@@ -18,6 +18,7 @@ mod fault;
 mod layout;
 mod machine;
 mod rows;
+mod saved;
 #[cfg(test)]
 pub(crate) mod tests;
 pub mod verify;
@@ -25,7 +26,8 @@ pub mod words;
 
 pub use fault::{Finding, ModelFault};
 pub use layout::{Piece, RegisterId, Split};
-pub use machine::{Await, Machine, ModelStateV1, Moves, Pending, Seen, Verdict};
+pub use machine::{Await, Machine, Moves, Pending, Seen, Verdict};
+pub use saved::ModelStateV1;
 
 /// The model of one kind of device.
 #[derive(Debug, Clone)]
