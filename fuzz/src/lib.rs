@@ -17,7 +17,6 @@ pub mod guest;
 pub mod late;
 pub mod monitor;
 pub mod mutate;
-
 pub mod net_control;
 pub mod net_headers;
 pub mod nic;
