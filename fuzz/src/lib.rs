@@ -15,6 +15,7 @@ pub mod blk_request;
 pub mod frames;
 pub mod guest;
 pub mod late;
+pub mod monitor;
 pub mod mutate;
 pub mod net_control;
 pub mod net_headers;
@@ -47,6 +48,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "state_load", run: state_load::run },
     Target { name: "vhost_user", run: vhost_user::run },
     Target { name: "vfio_user", run: vfio_user::run },
+    Target { name: "monitor", run: monitor::run },
     Target { name: "segmentation", run: segmentation::run },
     Target { name: "frames", run: frames::run },
     Target { name: "net_headers", run: net_headers::run },

@@ -79,3 +79,8 @@ fn symbols() {
 fn tracepoints() {
     smoke("tracepoints");
 }
+
+#[test]
+fn monitor() {
+    smoke("monitor");
+}

@@ -201,8 +201,10 @@ fn a_state_from_a_stranger_is_taken_whole_or_not_at_all() {
             monitor.grow_memory(map.clone()).expect("an IOMMU with room");
             let Ok(loaded) = Quiescent::new(monitor).load(&state) else { continue };
             let placement = ioplane_testkit::hand::HandCore::default();
-            let _ = loaded.start(&placement);
+            let started = loaded.start(&placement);
+            lan.neighbour.send(&frame(OWN, OTHER, &[1; 100]));
             bench.tick();
+            drop(started);
             assert_eq!(
                 bench.with(|card| card.counts().faults),
                 0,
@@ -211,7 +213,6 @@ fn a_state_from_a_stranger_is_taken_whole_or_not_at_all() {
         }
     }
     driver.reach.resume();
-    let _ = &mut lan;
 }
 
 fn open_ne2000() -> (Ne2k<Watched<Ne2000>>, Lan) {
