@@ -30,6 +30,18 @@ pub struct L1 {
     patience: u32,
 }
 
+/// What an L1 has beside the usual.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Shape<'a> {
+    pub(crate) memory_mib: u64,
+    /// More arguments for QEMU.
+    pub(crate) args: &'a str,
+    /// More words for the kernel.
+    pub(crate) append: &'a str,
+    /// More modules, each after a comma.
+    pub(crate) load: &'a str,
+}
+
 /// What a script has left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
@@ -49,11 +61,16 @@ pub struct Job<'a> {
 impl L1 {
     /// Boots one with `memory_mib`, more arguments for QEMU, and the module of KVM loaded.
     pub fn boot(memory_mib: u64, args: &str, news: News<'_>) -> Result<L1> {
+        Self::boot_as(&Shape { memory_mib, args, ..Shape::default() }, news)
+    }
+
+    /// Boots one of that shape.
+    pub(crate) fn boot_as(shape: &Shape<'_>, news: News<'_>) -> Result<L1> {
         let host = Host::prepare(news)?;
         let folder = scratch("l1")?;
         let accelerator = Accelerator::detect();
         news(&format!("l1: booting on {accelerator}"));
-        let (program, args) = command(&host, folder.path(), &accelerator, memory_mib, args, news)?;
+        let (program, args) = command(&host, folder.path(), &accelerator, shape, news)?;
         let process = Process::start(&program, &args, &folder.path().join("qemu.log"))?;
         let patience = accelerator.patience();
         let l1 = L1 { host, folder, process: Mutex::new(process), jobs: Mutex::new(0), patience };
@@ -64,6 +81,11 @@ impl L1 {
     /// A folder that L1 and we can write.
     pub fn folder(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// An error with what QEMU said, if it has ended.
+    pub fn still_runs(&self) -> Result<()> {
+        self.process.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).still_runs()
     }
 
     /// How much longer to wait than on real hardware.
@@ -99,7 +121,7 @@ impl L1 {
             if let Ok(text) = fs::read_to_string(&path) {
                 return Ok(text);
             }
-            self.process.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).still_runs()?;
+            self.still_runs()?;
             if Instant::now() >= end {
                 let console = tail(&self.folder().join("console.log"), 20);
                 bail!("{name} has not come within {limit:?}; L1's console ends with:\n{console}");
@@ -158,10 +180,10 @@ fn command(
     host: &Host,
     folder: &Path,
     accelerator: &Accelerator,
-    memory_mib: u64,
-    more: &str,
+    shape: &Shape<'_>,
     news: News<'_>,
 ) -> Result<(String, Vec<OsString>)> {
+    let Shape { memory_mib, args: more, append, load } = shape;
     let mut args: Vec<OsString> = Vec::new();
     let mut add = |line: String| args.extend(line.split_whitespace().map(OsString::from));
     let cpus = if matches!(accelerator, Accelerator::Kvm) { 2 } else { 1 };
@@ -173,13 +195,14 @@ fn command(
         "-nodefaults -no-user-config -no-reboot -display none -smp {cpus} -m {memory_mib} {machine}"
     ));
     add("-machine q35,kernel-irqchip=split".into());
+    // An IOMMU has to come before what sits behind it.
+    add((*more).into());
     let path = folder.display();
     add(format!("-chardev file,id=console,path={path}/console.log -serial chardev:console"));
     add("-fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap".into());
     add("-device virtio-9p-pci,fsdev=host,mount_tag=host".into());
     add(format!("-fsdev local,id=folder,path={path},security_model=none"));
     add("-device virtio-9p-pci,fsdev=folder,mount_tag=folder".into());
-    add(more.into());
     let modules = host.modules.display();
     // The assets, and where programs were built, may lie below a folder that L1 has of its own, such as /tmp.
     let (own, ioplane) = (std::env::current_exe()?, crate::daemon::binary()?);
@@ -194,7 +217,7 @@ fn command(
     let line = format!(
         "console=ttyS0 quiet panic=-1 nokaslr mitigations=off audit=0 apparmor=0 tsc=reliable no_timer_check nohz=off highres=off \
          cryptomgr.notests initcall_blacklist=jent_mod_init,load_system_certificate_list \
-         l1.folder={path} l1.modules={modules} l1.see={see} l1.load={kvm}"
+         l1.folder={path} l1.modules={modules} l1.see={see} l1.load={kvm}{load} {append}"
     );
     for (flag, value) in [
         ("-kernel", host.kernel.clone().into()),

@@ -3,6 +3,7 @@
 
 use crate::l1::{Job, L1};
 use crate::process::tail;
+use crate::qemu::{Version, program};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,15 +24,24 @@ pub struct L2<'a> {
 }
 
 impl L1 {
-    /// Boots one: its name, more arguments for QEMU (the machine at least), more words for the kernel. Its monitor is
-    /// `/tmp/NAME.qmp` in L1, and its root is the first virtio disk.
+    /// Boots one in the host's QEMU: its name, more arguments for QEMU (the machine at least), more words for the kernel. Its
+    /// monitor is `/tmp/NAME.qmp` in L1, and its root is the first virtio disk.
     pub fn debian(&self, name: &str, args: &str, append: &str) -> Result<L2<'_>> {
+        self.debian_by(Version::Host, name, args, append)
+    }
+
+    /// The same in another QEMU. The shell of L1 sees `args`: what has quotes keeps them.
+    pub fn debian_by(&self, version: Version, name: &str, args: &str, append: &str) -> Result<L2<'_>> {
         let folder = self.folder().join(name);
         fs::create_dir(&folder)?;
+        fs::copy("/bin/busybox", folder.join("busybox")).context("busybox of the package busybox-static")?;
         let path = folder.display();
         let (kernel, initrd) = (self.host.packed.display(), self.host.guest.display());
+        let (program, words) = program(version, "qemu-system-x86_64", Vec::new(), &|_| {})?;
+        let quoted = words.iter().map(|word| format!(" '{}'", word.to_string_lossy().replace('\'', "'\\''")));
+        let words: String = quoted.collect();
         let qemu = self.start(&format!(
-            "exec qemu-system-x86_64 -accel kvm -cpu host -nodefaults -no-user-config -display none -no-reboot \
+            "exec {program}{words} -accel kvm -cpu host -nodefaults -no-user-config -display none -no-reboot \
              -name {name} -serial file:{path}.log -kernel {kernel} -initrd {initrd} \
              -append 'console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0 {append}' \
              -fsdev local,id=folder,path={path},security_model=none \
@@ -47,7 +57,7 @@ impl L1 {
 }
 
 impl L2<'_> {
-    /// The folder that the guest sees as `/folder`.
+    /// The folder that the guest sees as `/folder`. There is a `busybox` in it.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -90,6 +100,11 @@ impl L2<'_> {
             }
             std::thread::sleep(LOOK);
         }
+    }
+
+    /// What QEMU has said.
+    pub fn said(&self) -> String {
+        self.qemu.output()
     }
 
     /// Ends it, as if the power had gone.

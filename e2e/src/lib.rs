@@ -4,6 +4,7 @@
 //!   assets (built once, cached) --> Qemu (builder) --start--> Vm --agent()--> Agent --JSON lines--> guest/load in the guest
 //!   Daemon (the ioplane binary) --qemu-args--^                 `--qmp()--> Qmp (hot-plug, query, quit)
 //!   L1 (a KVM host in a VM) --run(script)--> whatever was built outside, on a real KVM with real tracepoints
+//!    |   `--boot_with_nics(...): with physical NICs, an IOMMU, and somebody at the other end of each cable
 //!    `--debian(...)--> L2, a Debian guest on that KVM
 //!   StorageDaemon (qemu-storage-daemon, the peer) --^
 //! ```
@@ -16,10 +17,12 @@ pub mod agent;
 pub mod assets;
 pub mod daemon;
 pub mod exchange;
+pub mod inner;
 pub mod l1;
 pub mod l2;
 pub mod migration;
 pub mod module;
+pub mod nics;
 pub mod peer;
 pub mod planted;
 pub mod process;
@@ -33,11 +36,13 @@ pub mod vm;
 pub use accelerator::Accelerator;
 pub use agent::{Agent, RunningLoad};
 pub use daemon::Daemon;
+pub use inner::Inner;
 pub use ioplane_guest_load::{network, protocol};
 pub use l1::L1;
 pub use l2::L2;
 pub use migration::Travelled;
 pub use module::HotModule;
+pub use nics::Nic;
 pub use peer::StorageDaemon;
 pub use planted::Planted;
 pub use qemu::{Firmware, Qemu, Version};

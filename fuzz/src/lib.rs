@@ -27,6 +27,7 @@ pub mod stage;
 pub mod state_load;
 pub mod symbols;
 pub mod tracepoints;
+pub mod vfio_user;
 pub mod vhost_user;
 
 /// One target.
@@ -45,6 +46,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "blk_request", run: blk_request::run },
     Target { name: "state_load", run: state_load::run },
     Target { name: "vhost_user", run: vhost_user::run },
+    Target { name: "vfio_user", run: vfio_user::run },
     Target { name: "segmentation", run: segmentation::run },
     Target { name: "frames", run: frames::run },
     Target { name: "net_headers", run: net_headers::run },

@@ -46,6 +46,11 @@ fn vhost_user() {
 }
 
 #[test]
+fn vfio_user() {
+    smoke("vfio_user");
+}
+
+#[test]
 fn segmentation() {
     smoke("segmentation");
 }

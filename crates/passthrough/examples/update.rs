@@ -112,7 +112,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "ne2000" => (NE2000_UP, NE2000),
         _ => return Err("this model has no trace here: write one".into()),
     };
-    pass(&mut machine, &told(&machine, up)?);
+    let up = told(&machine, up)?;
+    pass(&mut machine, &up);
     let trace = told(&machine, ping)?;
     let (updates, transitions) = (machine.updates(), machine.transitions());
     let begun = Instant::now();

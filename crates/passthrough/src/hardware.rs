@@ -101,7 +101,7 @@ pub trait Hardware: Send + 'static {
     fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError>;
 
     /// Interrupts are ours from here on: [`Hardware::interrupt`] becomes readable at each. INTA# is masked by each until
-    /// [`Hardware::unmask`].
+    /// [`Hardware::unmask`]. Messages (of a function without INTA#) come only while it is a bus master.
     fn listen(&mut self) -> Result<(), HardwareError>;
 
     /// Readable while an interrupt waits for [`Hardware::heard`].

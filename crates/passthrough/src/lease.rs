@@ -25,6 +25,8 @@ pub const VFIO: &str = "vfio-pci";
 pub(crate) const GROUPS: &str = "/dev/vfio";
 /// How long whoever still has the function open gets to close it.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The same for what the dead have left, all together: they have closed theirs, or somebody else has it.
+const RECOVERY: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// What could not be found out about the host's functions, taken or given back.
@@ -158,7 +160,8 @@ impl Lease {
     /// [`recover`].
     pub fn give_back(mut self) -> Result<(), LeaseError> {
         let sysfs = Sysfs::new(&self.root);
-        self.file.take().map_or(Ok(()), |_file| give_back(&sysfs, &self.record, &self.path))
+        let _file = self.file.take();
+        give_back(&sysfs, &self.record, &self.path, Instant::now() + PATIENCE)
     }
 }
 
@@ -166,7 +169,8 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if self.file.is_some() {
             // What fails stays on the record, and `recover` says so.
-            let _ = give_back(&Sysfs::new(&self.root), &self.record, &self.path);
+            let sysfs = Sysfs::new(&self.root);
+            let _ = give_back(&sysfs, &self.record, &self.path, Instant::now() + PATIENCE);
         }
     }
 }
@@ -186,7 +190,8 @@ pub fn recover(root: &Path, folder: &Path) -> Vec<Recovered> {
 }
 
 fn recover_in(sysfs: &Sysfs<'_>, folder: &Path) -> Vec<Recovered> {
-    let mut all = sysfs_records(folder);
+    let end = Instant::now() + RECOVERY;
+    let mut all = records(folder);
     all.sort_by_key(|(address, _)| *address);
     let one = |(address, path): (Address, PathBuf)| {
         let (_lock, record) = match open(address, &path) {
@@ -194,12 +199,12 @@ fn recover_in(sysfs: &Sysfs<'_>, folder: &Path) -> Vec<Recovered> {
             Ok(None) | Err(LeaseError::Leased(_)) => return None,
             Err(error) => return Some(Recovered { address, outcome: Err(error) }),
         };
-        Some(Recovered { address, outcome: give_back(sysfs, &record, &path) })
+        Some(Recovered { address, outcome: give_back(sysfs, &record, &path, end) })
     };
     all.into_iter().filter_map(one).collect()
 }
 
-fn sysfs_records(folder: &Path) -> Vec<(Address, PathBuf)> {
+fn records(folder: &Path) -> Vec<(Address, PathBuf)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let named = |path: PathBuf| {
         let address = path.file_name()?.to_str()?.strip_suffix(".json")?.parse().ok()?;
@@ -281,7 +286,7 @@ fn take(
         Err(error) => {
             // Back at once, in this tree. If that fails too the record stays, and the first error says what is wrong.
             let Lease { record, path, .. } = &lease;
-            let _ = give_back(sysfs, record, path);
+            let _ = give_back(sysfs, record, path, Instant::now() + RECOVERY);
             let mut lease = lease;
             lease.file = None;
             Err(error)
@@ -320,7 +325,7 @@ fn bind(sysfs: &Sysfs<'_>, address: Address, driver: &str, wanted: &str) -> Resu
     Err(LeaseError::OtherDriver { address, wanted: driver.into(), found })
 }
 
-fn give_back(sysfs: &Sysfs<'_>, record: &Record, path: &Path) -> Result<(), LeaseError> {
+fn give_back(sysfs: &Sysfs<'_>, record: &Record, path: &Path, patience: Instant) -> Result<(), LeaseError> {
     let address = record.address;
     let wanted = record.wanted.as_deref().unwrap_or("");
     // Unplugged: nothing is left to be given back.
@@ -331,12 +336,12 @@ fn give_back(sysfs: &Sysfs<'_>, record: &Record, path: &Path) -> Result<(), Leas
             _ if now.as_deref().is_some_and(|now| now != VFIO) => override_with(sysfs, address, wanted)?,
             Some(driver) if driver == VFIO => bind(sysfs, address, VFIO, wanted)?,
             Some(driver) => {
-                wait_until_closed(sysfs, address)?;
+                wait_until_closed(sysfs, address, patience)?;
                 load(sysfs, driver)?;
                 bind(sysfs, address, driver, wanted)?;
             }
             None => {
-                wait_until_closed(sysfs, address)?;
+                wait_until_closed(sysfs, address, patience)?;
                 if now.is_some() {
                     let path = sysfs.driver(VFIO).join("unbind");
                     let text = address.to_string();
@@ -367,10 +372,9 @@ fn override_with(sysfs: &Sysfs<'_>, address: Address, wanted: &str) -> Result<()
 
 /// vfio-pci does not let a function go that is open, and whoever asks waits in the kernel. A group can be opened once, by whoever
 /// has its functions or their memory.
-fn wait_until_closed(sysfs: &Sysfs<'_>, address: Address) -> Result<(), LeaseError> {
+fn wait_until_closed(sysfs: &Sysfs<'_>, address: Address, end: Instant) -> Result<(), LeaseError> {
     let Some(group) = sysfs.iommu_group(address) else { return Ok(()) };
     let path = Path::new(GROUPS).join(group.to_string());
-    let end = Instant::now() + PATIENCE;
     loop {
         match fs::OpenOptions::new().read(true).write(true).open(&path) {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}

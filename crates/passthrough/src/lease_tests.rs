@@ -22,7 +22,7 @@ fn crash(mut lease: Lease) {
 
 fn give(sysfs: &Sysfs<'_>, mut lease: Lease) -> Result<(), LeaseError> {
     let _file = lease.file.take();
-    give_back(sysfs, &lease.record, &lease.path)
+    give_back(sysfs, &lease.record, &lease.path, Instant::now())
 }
 
 #[test]

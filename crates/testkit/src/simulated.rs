@@ -61,7 +61,8 @@ struct Inner<F: Function> {
     kept: HashMap<(u8, u64), u8>,
     touches: Touches,
     resets: bool,
-    listening: bool,
+    /// Writes to these registers wait for [`Bench::release`].
+    held: Option<(u64, Vec<(u8, Vec<u8>)>)>,
 }
 
 impl<F: Function> Inner<F> {
@@ -140,6 +141,26 @@ impl<F: Function> Bench<F> {
         lock(&self.inner).resets = yes;
     }
 
+    /// From now on a write to the register at `offset` waits: a card that is slow to start.
+    pub fn hold(&self, offset: u64) {
+        lock(&self.inner).held = Some((offset, Vec::new()));
+    }
+
+    /// Carries out what was held, and holds no more. How many writes these were.
+    pub fn release(&self) -> usize {
+        let mut inner = lock(&self.inner);
+        let Some((offset, writes)) = inner.held.take() else { return 0 };
+        for (bar, bytes) in &writes {
+            inner.access(At::Bar(*bar, offset), Access::Write(bytes));
+        }
+        writes.len()
+    }
+
+    /// Forgets what was held, and holds no more: the card was reset meanwhile.
+    pub fn forget(&self) {
+        lock(&self.inner).held = None;
+    }
+
     /// What it saw.
     pub fn touches(&self) -> Touches {
         lock(&self.inner).touches
@@ -169,7 +190,7 @@ impl<F: Function> Simulated<F> {
             kept: HashMap::new(),
             touches: Touches::default(),
             resets: false,
-            listening: false,
+            held: None,
         };
         let mut head = [0; 0x40];
         inner.access(At::Config(0), Access::Read(&mut head));
@@ -248,7 +269,10 @@ impl<F: Function> Hardware for Simulated<F> {
             Trouble::Gone => {}
             Trouble::Broken => return Err(self.broken("writing a register")),
             Trouble::Deaf => inner.kept.extend((offset..).zip(bytes).map(|(at, byte)| ((bar, at), *byte))),
-            Trouble::None | Trouble::Mad => inner.access(At::Bar(bar, offset), Access::Write(bytes)),
+            Trouble::None | Trouble::Mad => match &mut inner.held {
+                Some((register, writes)) if *register == offset => writes.push((bar, bytes.to_vec())),
+                _ => inner.access(At::Bar(bar, offset), Access::Write(bytes)),
+            },
         }
         Ok(())
     }
@@ -320,7 +344,6 @@ impl<F: Function> Hardware for Simulated<F> {
 
     fn listen(&mut self) -> Result<(), HardwareError> {
         let mut inner = lock(&self.inner);
-        inner.listening = true;
         let call: Arc<dyn Interrupt> = self.bell.clone();
         let wired = inner.function.with(|function, _| function.wire(Irq::Intx, 0, Wire::Call(Some(call))));
         wired.map_err(|error| HardwareError::Os {

@@ -22,6 +22,7 @@ use ioplane_testkit::conformance::blk::Disks;
 use ioplane_testkit::conformance::dma::DmaKit;
 use ioplane_testkit::conformance::mmio::Mmio;
 use ioplane_testkit::conformance::net::Nics;
+use ioplane_testkit::conformance::nic::{EmulatedNe2000, EmulatedRtl8139, Ne2000s, Rtl8139s};
 use ioplane_testkit::conformance::ring::RingKit;
 use ioplane_testkit::conformance::vhost_user::OverSocket;
 use ioplane_testkit::conformance::virtio::PackedRings;
@@ -32,6 +33,9 @@ const SHORT: Plan = Plan { rounds: 100, patience: Duration::from_secs(3), ..PLAN
 
 /// What has no rings has no queues to look at, to signal or to give back.
 const WITHOUT_RINGS: &[Law] = &[Law::KeepsWhatArrives, Law::DistrustsLoaded, Law::MarksStores];
+
+/// Nor has what never stores to guest memory anything to mark.
+const WITHOUT_DMA: &[Law] = &[Law::KeepsWhatArrives, Law::DistrustsLoaded];
 
 /// A NIC has nothing in flight between two polls: it never misses a deadline, and need not be given back.
 const WITHOUT_FLIGHT: &[Law] =
@@ -48,6 +52,8 @@ const KITS: &[(&str, &dyn Kit, &[Law])] = &[
     ("virtio-net in process", &Mmio(Nics), WITHOUT_FLIGHT),
     ("virtio-net over vhost-user", &OverSocket(Nics), WITHOUT_FLIGHT),
     ("virtio-blk, packed, in process", &Mmio(PackedRings(Disks::Memory)), &Law::ALL),
+    ("RTL8139 in process", &Rtl8139s(EmulatedRtl8139), WITHOUT_RINGS),
+    ("NE2000 in process", &Ne2000s(EmulatedNe2000), WITHOUT_DMA),
     ("toy virtio, packed, over vhost-user", &OverSocket(PackedRings(Adding)), &Law::ALL),
 ];
 

@@ -2,8 +2,9 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Wake, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ioplane_device::{DeviceError, Still};
 use ioplane_pci::Function;
@@ -58,7 +59,9 @@ impl<F: Function> Session<F> {
 
     /// Waits for the device that is on its way, and stops it by force if it takes too long. Then it is held.
     fn settle(&mut self) -> Result<(), ClientFault> {
-        let deadline = Instant::now() + self.patience;
+        // Once forced, waiting again helps nobody before the guest has had a chance to do something: QEMU moves memory in bursts.
+        let patience = if self.forced { Duration::ZERO } else { self.patience };
+        let deadline = Instant::now() + patience;
         let ring = crate::eventfd::fresh().map_err(|errno| ClientFault::Broken(errno.into()))?;
         let waker = Waker::from(Arc::new(Ring(ring.clone())));
         let mut context = Context::from_waker(&waker);
@@ -85,7 +88,8 @@ impl<F: Function> Session<F> {
             }
         }
         let Err(late) = self.front.finish() else { return Ok(()) };
-        self.board.forced.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.forced = true;
+        self.board.forced.fetch_add(1, Relaxed);
         let reason = late.reason.clone();
         match late.suspend(Instant::now() + self.patience) {
             Ok(()) => Ok(()),

@@ -108,7 +108,9 @@ pub fn serve<F: Function>(front: Arc<Front<F>>, options: Options) -> std::io::Re
     let session = Session::told(front, options.patience, board.clone(), stop.clone())?;
     let mut service = Service { session, listener, connection: None, burdened: false };
     let socket = options.socket.clone();
-    let thread = std::thread::Builder::new().name("vfio-user".into()).spawn(move || {
+    // The system keeps fifteen bytes of it: enough to tell the threads of one daemon apart.
+    let name = format!("vfu:{}", socket.file_stem().unwrap_or_default().to_string_lossy());
+    let thread = std::thread::Builder::new().name(name).spawn(move || {
         service.run();
         let _ = std::fs::remove_file(&socket);
     })?;

@@ -42,6 +42,8 @@ pub struct Session<F: Function> {
     stop: Arc<OwnedFd>,
     /// The device is held: what it asks attention for has to wait until it moves.
     blocked: bool,
+    /// The last quiescent point was forced, and the guest has not reached the device since.
+    pub(super) forced: bool,
 }
 
 impl<F: Function> Session<F> {
@@ -68,6 +70,7 @@ impl<F: Function> Session<F> {
             moved,
             stop,
             blocked: false,
+            forced: false,
         })
     }
 
@@ -178,6 +181,7 @@ impl<F: Function> Session<F> {
         at: At,
         mut op: Access<'_>,
     ) -> Result<(), ClientFault> {
+        self.forced = false;
         loop {
             let again = match &mut op {
                 Access::Read(bytes) => Access::Read(bytes),

@@ -1,5 +1,7 @@
 //! What is on the card: PROM, 16 KiB of memory, the data port to both; the ring of received frames in the memory.
 
+use std::cmp::Ordering;
+
 use ioplane_network::Mac;
 
 use super::Ne2000;
@@ -31,11 +33,11 @@ impl Card {
         &self.memory[..]
     }
 
-    /// Takes all of the memory over. False if it is not all.
-    pub fn load(&mut self, bytes: &[u8]) -> bool {
-        let Ok(bytes) = <&[u8; SIZE]>::try_from(bytes) else { return false };
-        *self.memory = *bytes;
-        true
+    /// Takes memory over.
+    pub fn load(&mut self, saved: &[u8]) {
+        for (byte, saved) in self.memory.iter_mut().zip(saved) {
+            *byte = *saved;
+        }
     }
 
     fn byte(&self, at: u16) -> u8 {
@@ -103,12 +105,12 @@ impl Ring {
     }
 
     /// Whether a frame of `len` bytes has room, from page `curr` to before page `bnry`. With both the same it is empty; it never becomes
-    /// so by being filled.
+    /// so by being filled. Drivers put the boundary one page before what they read next, even if that is before the ring.
     pub fn room(&self, curr: u8, bnry: u8, len: usize) -> bool {
-        let free = match bnry {
-            _ if !(self.start..self.stop).contains(&bnry) || bnry == curr => self.pages(),
-            _ if bnry > curr => u16::from(bnry - curr),
-            _ => self.pages() - u16::from(curr - bnry),
+        let free = match bnry.cmp(&curr) {
+            Ordering::Equal => self.pages(),
+            Ordering::Greater => u16::from(bnry - curr).min(self.pages()),
+            Ordering::Less => self.pages().saturating_sub(u16::from(curr - bnry)),
         };
         Ring::takes(len) < free
     }
@@ -116,8 +118,8 @@ impl Ring {
     /// Whether there are frames that the guest has not read: it says by the boundary up to where it has, one page less.
     pub fn unread(&self, registers: &Registers) -> bool {
         let Registers { bnry, curr, .. } = *registers;
-        let next = if bnry.wrapping_add(1) >= self.stop { self.start } else { bnry.wrapping_add(1) };
-        (self.start..self.stop).contains(&bnry) && bnry != curr && next != curr
+        let next = if bnry.wrapping_add(1) == self.stop { self.start } else { bnry.wrapping_add(1) };
+        (self.start..self.stop).contains(&next) && bnry != curr && next != curr
     }
 
     fn after(&self, page: u8, len: usize) -> u8 {
@@ -219,7 +221,15 @@ mod tests {
         assert!(ring.room(0x47, 0x46, 1518), "57 pages");
         assert!(!ring.room(0x47, 0x4d, 1518) && ring.room(0x47, 0x4e, 1518), "it takes six");
         assert!(ring.room(0x47, 0x47, 1518), "empty");
-        assert!(ring.room(0x7f, 0x46, 200) == ring.room(0x47, 0x48, 200), "one page is not enough");
+        assert!(!ring.room(0x7f, 0x46, 200) && !ring.room(0x47, 0x48, 200), "one page is not enough");
+        assert!(
+            !ring.room(0x7e, 0x45, 200) && ring.room(0x7d, 0x45, 200),
+            "the page before the ring is its last"
+        );
+        assert!(ring.room(0x47, 0xff, 1518) && !ring.room(0x7f, 0, 200));
+        let unread = |bnry, curr| ring.unread(&Registers { bnry, curr, ..registers.clone() });
+        assert!(!unread(0x45, 0x46) && !unread(0x7f, 0x46) && !unread(0x46, 0x47) && !unread(0x50, 0x50));
+        assert!(unread(0x45, 0x47) && unread(0x7f, 0x47) && unread(0x46, 0x7f) && !unread(0x20, 0x47));
         assert_eq!(ring.after(0x7f, 200), 0x46);
         assert_eq!(ring.after(0x7e, 1518), 0x4a);
         assert!(!ring.holds(58 * 256));

@@ -223,14 +223,9 @@ impl Rtl8139 {
         Err(Refused::Never)
     }
 
-    /// C mode: bytes of the receive buffer.
-    pub(super) fn buffer(&self) -> u32 {
-        8192 << ((self.chip.registers.u32(RCR) & RCR_RBLEN) >> RCR_RBLEN_SHIFT)
-    }
-
     /// C mode: where the guest reads next.
     fn read_pointer(&self) -> u32 {
-        u32::from(self.chip.registers.u16(CAPR).wrapping_add(CAPR_SHORT)) % self.buffer()
+        u32::from(self.chip.registers.u16(CAPR).wrapping_add(CAPR_SHORT)) % self.chip.registers.buffer()
     }
 
     /// C mode: whether the buffer is empty is a bit of the command register.
@@ -241,7 +236,7 @@ impl Rtl8139 {
 
     /// C mode: a head, the frame, its check sequence, one after the other in a buffer that wraps.
     fn fill_buffer(&mut self, frame: &[u8], cast: Cast) -> Result<(), Refused> {
-        let size = self.buffer();
+        let size = self.chip.registers.buffer();
         let at = u32::from(self.chip.registers.u16(CBR));
         let free = match (size + self.read_pointer() - at) % size {
             0 => size,

@@ -67,7 +67,8 @@ impl<H: Hardware> Monitor<H> {
             }
             Rule::CardPage { page, count } => {
                 let Some(card) = &self.model.card else { return Ok(()) };
-                let (start, count) = ((value(page) & 0xff) * Pages::PAGE, pair(count));
+                // A card that is to send nothing looks at the page all the same.
+                let (start, count) = ((value(page) & 0xff) * Pages::PAGE, pair(count).max(1));
                 if card.allows(Way::Write, start, count, None) {
                     return Ok(());
                 }

@@ -235,7 +235,11 @@ impl<H: Hardware> Monitor<H> {
         if let Err(refusal) = self.examine(&pending) {
             return self.refuse(refusal);
         }
-        if let Err(fault) = self.perform(bar, at, piece, id, part, value) {
+        if pending.resets() && (id, Way::Write) == (self.plan.reset_by.0, self.plan.reset_by.1) {
+            // What else the guest asks for in the same write would come before or after the reset: nobody knows.
+            let register = self.machine.register(id);
+            self.bus.write(register, self.plan.reset_by.2);
+        } else if let Err(fault) = self.perform(bar, at, piece, id, part, value) {
             return self.fault(fault);
         }
         self.happen(pending, id, value);
@@ -354,6 +358,9 @@ impl<H: Hardware> Monitor<H> {
         for ring in 0..self.plan.doorbells.len() {
             let rings = self.plan.doorbells[ring].is_some_and(|(bell, bits)| bell == id && value & bits != 0);
             if rings {
+                if let Some(ring) = self.rings.get_mut(ring) {
+                    ring.rung = true;
+                }
                 if !self.rings.get(ring).is_some_and(super::rings::ShadowRing::is_vetted) {
                     self.vet(ring as u8)?;
                 }
@@ -451,7 +458,7 @@ impl<H: Hardware> Monitor<H> {
     pub(super) fn begun_again(&mut self) {
         self.counts.happened(What::Reset);
         self.forget();
-        self.bus.bank = 0;
+        self.learn_bank();
         // What came with the reset of another chip may not with that of this one.
         self.poke(self.plan.mask, 0);
         self.show_all();

@@ -428,6 +428,16 @@ impl<H: Hardware> Monitor<H> {
         }
     }
 
+    /// What the register of the banks says after a reset: its other bits are kept when a bank is chosen.
+    fn learn_bank(&mut self) {
+        self.bus.bank = 0;
+        if let Some(id) = self.plan.bank {
+            let value = self.bus.read(self.machine.register(id));
+            self.machine.note(id, value);
+            self.bus.bank = self.machine.bank();
+        }
+    }
+
     /// The bank that the guest has chosen, again.
     fn rechoose(&mut self) {
         self.choose(self.machine.bank());

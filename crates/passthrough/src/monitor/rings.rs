@@ -54,6 +54,8 @@ pub(super) struct RingV1 {
     pub(super) position: u16,
     /// How many descriptors the hardware had and had not finished.
     pub(super) unfinished: u16,
+    /// [`ShadowRing::rung`].
+    pub(super) rung: bool,
 }
 
 /// One ring.
@@ -67,6 +69,9 @@ pub(super) struct ShadowRing {
     pub(super) base: u64,
     /// Whether the guest has enabled it.
     pub(super) running: bool,
+    /// Whether the guest has rung its doorbell since it enabled it. A ring that it never uses may lie over anything: what looks like
+    /// a descriptor there is none.
+    pub(super) rung: bool,
     /// Whether the hardware works on it now: not while the device is parked.
     pub(super) live: bool,
     /// The next descriptor of the guest's to be copied.
@@ -91,6 +96,7 @@ impl ShadowRing {
             bus: OWN + at as u64,
             base: 0,
             running: false,
+            rung: false,
             live: false,
             next: 0,
             head: 0,
@@ -286,6 +292,7 @@ impl ShadowRing {
     /// The guest has disabled it, or reset the device.
     pub(super) fn stop(&mut self) {
         self.running = false;
+        self.rung = false;
         self.live = false;
         self.flights.clear();
         self.vetted.clear();
@@ -335,7 +342,7 @@ impl ShadowRing {
 
     /// To be saved, while recalled.
     pub(super) fn save(&self, unfinished: u16) -> RingV1 {
-        RingV1 { base: self.base, running: self.running, position: self.next, unfinished }
+        RingV1 { base: self.base, running: self.running, position: self.next, unfinished, rung: self.rung }
     }
 
     /// Whether a saved one fits.
@@ -347,6 +354,7 @@ impl ShadowRing {
     pub(super) fn load(&mut self, saved: &RingV1) {
         self.stop();
         (self.base, self.running, self.next) = (saved.base, saved.running, saved.position);
+        self.rung = saved.rung;
     }
 }
 

@@ -198,6 +198,7 @@ impl<H: Hardware> Monitor<H> {
     /// As after a reset: the device stands still, and goes on from there.
     pub(super) fn remember_fresh(&mut self) {
         self.machine.reset();
+        self.learn_bank();
         self.park(&[], false);
         if let Some(parked) = &mut self.parked {
             parked.wipe = true;
@@ -362,7 +363,7 @@ impl<H: Hardware> Monitor<H> {
     /// Gives the hardware what a transmit ring has for it, and rings.
     fn send_again(&mut self, at: usize) {
         let Some(ring) = self.rings.get(at) else { return };
-        if ring.table.flow != Flow::Transmit || !ring.live {
+        if ring.table.flow != Flow::Transmit || !ring.live || !ring.rung {
             return;
         }
         if let Err(fault) = self.vet(at as u8) {

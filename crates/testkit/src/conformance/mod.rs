@@ -18,6 +18,8 @@
 //! | toy virtio device | [`mmio::Mmio`]`(`[`adder::Adding`]`)` | [`vhost_user::OverSocket`]`(`[`adder::Adding`]`)` |
 //! | virtio-blk | [`mmio::Mmio`]`(`[`blk::Disks`]`)` | [`vhost_user::OverSocket`]`(`[`blk::Disks`]`)` |
 //! | virtio-net | [`mmio::Mmio`]`(`[`net::Nics`]`)` | [`vhost_user::OverSocket`]`(`[`net::Nics`]`)` |
+//! | RTL8139C+, emulated | [`nic::Rtl8139s`]`(`[`nic::EmulatedRtl8139`]`)` | no: a PCI function |
+//! | NE2000, emulated | [`nic::Ne2000s`]`(`[`nic::EmulatedNe2000`]`)` | no: a PCI function |
 //!
 //! [`virtio::PackedRings`] around a subject is the same device with packed rings.
 //!
@@ -33,6 +35,7 @@ pub mod in_process;
 mod laws;
 pub mod mmio;
 pub mod net;
+pub mod nic;
 mod queues;
 pub mod ring;
 mod spoilt;
@@ -206,7 +209,8 @@ pub struct Machine {
     pub gate: Option<Arc<dyn Valve>>,
     /// Guest memory.
     pub memory: Arc<GuestMap>,
-    /// Ranges that the device stores to and the guest never does.
+    /// Ranges that the device stores to and the guest never does. None: it never uses guest memory, and the check of law 6 finds
+    /// nothing to check.
     pub device_pages: Vec<Range<u64>>,
 }
 

@@ -101,6 +101,12 @@ impl<R: Reach> Cp<R> {
         Cp { reach, bar: 1, memory, base, cpcmd: CP_ON, tx_head: 0, tx_tail: 0, rx_tail: 0 }
     }
 
+    /// The same driver, its registers reached another way: they have moved to another card.
+    pub fn map<S: Reach>(self, to: impl FnOnce(R) -> S) -> Cp<S> {
+        let Cp { reach, bar, memory, base, cpcmd, tx_head, tx_tail, rx_tail } = self;
+        Cp { reach: to(reach), bar, memory, base, cpcmd, tx_head, tx_tail, rx_tail }
+    }
+
     /// On the registers in port space instead.
     pub fn by_ports(mut self) -> Self {
         self.bar = 0;

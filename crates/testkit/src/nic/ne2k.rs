@@ -71,6 +71,11 @@ impl<R: Reach> Ne2k<R> {
         Ne2k { reach, current: 0, overruns: 0 }
     }
 
+    /// The same driver, its registers reached another way: they have moved to another card.
+    pub fn map<S: Reach>(self, to: impl FnOnce(R) -> S) -> Ne2k<S> {
+        Ne2k { reach: to(self.reach), current: self.current, overruns: self.overruns }
+    }
+
     /// Reads a register.
     pub fn get(&mut self, register: u64) -> Result<u8, String> {
         self.reach.read(At::Bar(0, register), 1).map(|value| value as u8)
@@ -311,7 +316,8 @@ impl<R: Reach> Ne2k<R> {
             }
             frames.push(self.block_input((u16::from(this) << 8) + 4, len)?);
             self.current = next;
-            self.put(BOUNDARY, if next == RX_START { STOP_PAGE - 1 } else { next - 1 })?;
+            // Even if that is before the ring.
+            self.put(BOUNDARY, next.wrapping_sub(1))?;
         }
         self.put(ISR, ISR_RX | ISR_RX_ERR)
     }

@@ -71,7 +71,7 @@ pub struct Seen {
     pub replaced: AtomicU64,
     /// Ranges of guest memory now.
     pub ranges: AtomicU64,
-    /// Vectors with a wire now.
+    /// The host maps shadow pages.
     pub shadows: AtomicBool,
     /// A forced stop is to fail.
     pub stubborn: AtomicBool,

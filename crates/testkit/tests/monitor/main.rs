@@ -1,6 +1,10 @@
 //! The monitor, with the emulated NICs as hardware and the drivers of testkit as guests.
 
 mod hostile;
+mod ne2000;
 mod out;
+mod page;
 mod rig;
 mod rtl8139;
+mod still;
+mod trouble;

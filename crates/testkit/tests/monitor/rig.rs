@@ -3,15 +3,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioplane_device::{Access, At, Device, Interrupt, Quiescent, State};
+use ioplane_device::{Access, At, Interrupt, State};
+use ioplane_host::in_process::Front;
 use ioplane_memory::{GuestMap, GuestView};
 use ioplane_network::Mac;
 use ioplane_nic::ne2000::{Ne2000, Ne2000Options};
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
 use ioplane_passthrough::model::StateModel;
 use ioplane_passthrough::monitor::{Monitor, Options, Policies, Reading};
-use ioplane_passthrough::{ne2000, rtl8139};
+use ioplane_passthrough::{Hardware, ne2000, rtl8139};
 use ioplane_pci::{Function, Irq, Wire};
+use ioplane_testkit::hand::HandCore;
 use ioplane_testkit::nic::{Lan, Reach, readable};
 use ioplane_testkit::simulated::{Bench, Simulated};
 use ioplane_testkit::toy::ring::Counted;
@@ -21,17 +23,25 @@ pub const OTHER: Mac = [0x52, 0x54, 0, 0, 0, 2];
 /// Bytes of guest memory.
 pub const MEMORY: u64 = 1 << 20;
 
-/// A watched function that hosts hold, with its interrupts.
+/// A watched function in front of its guest, with its interrupts.
 pub struct Watched<F: Function> {
-    pub function: Quiescent<Monitor<Simulated<F>>>,
+    pub front: Front<Monitor<Simulated<F>>>,
     pub line: Arc<Counted>,
     pub error: Arc<Counted>,
     pub bench: Bench<F>,
+    seen: u64,
+}
+
+pub fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(2)
 }
 
 impl<F: Function> Watched<F> {
+    /// The monitor, while it runs.
     pub fn with<R>(&mut self, act: impl FnOnce(&mut Monitor<Simulated<F>>) -> R) -> R {
-        self.function.with(|monitor, _| act(monitor))
+        let mut result = None;
+        assert!(self.front.event(|monitor| result = Some(act(monitor))), "it is held");
+        result.expect("the event happened")
     }
 
     /// Lets the hardware and the monitor do all that there is to do.
@@ -46,44 +56,74 @@ impl<F: Function> Watched<F> {
         panic!("attention() stays readable for ever");
     }
 
-    /// The guest has acknowledged its interrupt: how many there were.
+    /// How many interrupts came since it was asked last; the guest has acknowledged them.
     pub fn interrupts(&mut self) -> u64 {
         self.turn();
         self.with(|monitor| monitor.wire(Irq::Intx, 0, Wire::Unmask).expect("a NIC has INTA#"));
-        self.line.take()
+        let before = std::mem::replace(&mut self.seen, self.line.count());
+        self.seen - before
     }
 
-    pub fn reading(&mut self) -> Reading {
-        self.with(|monitor| monitor.reading())
+    pub fn reading(&self) -> Reading {
+        self.front.look(Monitor::reading).expect("it is here")
     }
 
-    pub fn faults(&mut self, name: &str) -> u64 {
+    pub fn faults(&self, name: &str) -> u64 {
         self.reading().faults_of(name)
     }
 
-    /// As a host does it: waits for stillness, and holds.
-    pub fn still(&mut self) -> bool {
-        let deadline = Instant::now() + Duration::from_secs(2);
-        loop {
-            self.turn();
-            if self.with(|monitor| monitor.stillness()) == ioplane_device::Stillness::Still {
-                return true;
-            }
-            if Instant::now() > deadline {
-                return false;
+    /// Held where it is reusable; else the state that was in the way.
+    pub fn hold(&self) -> Result<(), String> {
+        match self.front.quiesce(Instant::now()).expect("it runs") {
+            Ok(()) => Ok(()),
+            Err(late) => {
+                let reason = late.reason.clone();
+                late.undrain().expect("it goes on");
+                Err(reason)
             }
         }
     }
 
-    pub fn save(&mut self) -> State {
-        self.function.save().expect("a device that stands still can be saved")
+    /// Held wherever it is.
+    pub fn force(&self) {
+        if let Err(late) = self.front.quiesce(Instant::now()).expect("it runs") {
+            late.suspend(soon()).expect("it stops");
+        }
+    }
+
+    pub fn save(&self) -> State {
+        self.front.save().expect("a device that stands still can be saved")
+    }
+
+    pub fn resume(&self) {
+        self.front.resume().expect("it goes on");
+    }
+
+    /// Reset by the host.
+    pub fn reset(&self) {
+        self.force();
+        let mut quiescent = self.front.take().expect("held");
+        quiescent.reset();
+        self.front.hold(quiescent).expect("away");
+        self.resume();
+    }
+
+    /// Goes on, with its state, on other hardware and in another monitor.
+    pub fn moves_to(self, hardware: Simulated<F>, bench: Bench<F>, map: &Arc<GuestMap>) -> Self {
+        let model = self.front.look(Monitor::model).expect("it is here");
+        let state = self.save();
+        let mut fresh = Monitor::new(hardware, model, Options::new("nic1")).expect("hardware that works");
+        fresh.grow_memory(map.clone()).expect("an IOMMU with room");
+        wire(&mut fresh, Irq::Intx, &self.line);
+        wire(&mut fresh, Irq::Error, &self.error);
+        self.front.transplant(fresh, &state).expect("a state of its own");
+        Watched { bench, ..self }
     }
 }
 
 impl<F: Function> Reach for Watched<F> {
     fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
-        self.with(|monitor| monitor.access(at, op));
-        Ok(())
+        self.front.access(at, op).map_err(|error| error.to_string())
     }
 }
 
@@ -110,7 +150,8 @@ pub fn watch<F: Function>(
     let (line, error) = (Arc::new(Counted::default()), Arc::new(Counted::default()));
     wire(&mut monitor, Irq::Intx, &line);
     wire(&mut monitor, Irq::Error, &error);
-    Watched { function: Quiescent::new(monitor), line, error, bench }
+    let front = Front::new(monitor, Arc::new(HandCore::default())).expect("it starts");
+    Watched { front, line, error, bench, seen: 0 }
 }
 
 pub fn wire(function: &mut impl Function, irq: Irq, to: &Arc<Counted>) {
@@ -144,4 +185,19 @@ pub fn ne2000(policies: Policies) -> (Watched<Ne2000>, Lan) {
     let lan = Lan::new(OWN, OTHER);
     let (hardware, bench) = ne2000_card(&lan);
     (watch(hardware, bench, &ne2000::MODEL, policies, &memory()), lan)
+}
+
+/// Hardware with nobody in between.
+pub struct Bare<H>(pub H);
+
+impl<H: Hardware> Reach for Bare<H> {
+    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+        let done = match (at, op) {
+            (At::Bar(bar, offset), Access::Read(out)) => self.0.read(bar, offset, out),
+            (At::Bar(bar, offset), Access::Write(bytes)) => self.0.write(bar, offset, bytes),
+            (At::Config(offset), Access::Read(out)) => self.0.read_config(offset, out),
+            (At::Config(offset), Access::Write(bytes)) => self.0.write_config(offset, bytes),
+        };
+        done.map_err(|error| error.to_string())
+    }
 }

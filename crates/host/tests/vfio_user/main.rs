@@ -1,0 +1,120 @@
+//! The vfio-user host over real sockets: every command, everything malformed, and the device at its quiescent points.
+
+mod commands;
+mod interop;
+mod interrupts;
+mod malformed;
+mod memory;
+mod quiescence;
+mod regions;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ioplane_device::{CoreId, Gone, Order, Placement, Post};
+use ioplane_host::in_process::Front;
+use ioplane_host::vfio_user::{Handle, Options, serve};
+use ioplane_memory::Mapping;
+use ioplane_pci::AnyFunction;
+use ioplane_testkit::toy::ToyCard;
+use ioplane_testkit::toy::card::Seen;
+use ioplane_testkit::vfio_user::Client;
+
+/// The card has no pollers: nobody is ever placed.
+#[derive(Debug)]
+struct Nowhere;
+
+impl Placement for Nowhere {
+    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn Post> {
+        Arc::new(Nowhere)
+    }
+}
+
+impl Post for Nowhere {
+    fn post(&self, order: Order) -> Result<(), Gone> {
+        Err(Gone(order))
+    }
+
+    fn core(&self) -> CoreId {
+        CoreId(0)
+    }
+}
+
+/// A card that is served, and what is seen of it from below.
+struct Served {
+    handle: Handle,
+    front: Arc<Front<AnyFunction>>,
+    seen: Arc<Seen>,
+    bell: Arc<OwnedFd>,
+    mapped: Arc<OwnedFd>,
+    shadow: Arc<OwnedFd>,
+    folder: tempfile::TempDir,
+}
+
+/// Long enough for a card that becomes still, short enough to wait for where it does not.
+const CARD_PATIENCE: Duration = Duration::from_millis(300);
+
+fn served() -> Served {
+    served_as("card.sock")
+}
+
+fn served_as(name: &str) -> Served {
+    let folder = tempfile::tempdir().expect("a folder");
+    let card = ToyCard::default();
+    let (seen, bell) = (card.seen(), card.bell());
+    let (mapped, shadow) = (card.file(ioplane_pci::Touch::Mapped), card.file(ioplane_pci::Touch::Shadow));
+    let front = Front::new(Box::new(card) as AnyFunction, Arc::new(Nowhere)).expect("it runs");
+    let front = Arc::new(front);
+    let options = Options { patience: CARD_PATIENCE, ..Options::new(folder.path().join(name)) };
+    let handle = serve(front.clone(), options).expect("served");
+    Served { handle, front, seen, bell, mapped, shadow, folder }
+}
+
+impl Served {
+    fn socket(&self) -> PathBuf {
+        self.handle.socket().to_owned()
+    }
+
+    fn client(&self) -> Client {
+        Client::greet(&self.socket()).expect("a client")
+    }
+
+    fn ring(&self) {
+        rustix::io::write(&*self.bell, &1u64.to_ne_bytes()).expect("written");
+    }
+}
+
+/// Waits for something that must come.
+#[track_caller]
+fn eventually(what: &str, mut come: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !come() {
+        assert!(Instant::now() < deadline, "{what} has not come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn eventfd() -> OwnedFd {
+    use rustix::event::{EventfdFlags, eventfd};
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd")
+}
+
+/// How often an eventfd was signalled since it was last asked.
+fn count(file: impl AsFd) -> u64 {
+    let mut bytes = [0; 8];
+    rustix::io::read(file, &mut bytes).map_or(0, |_| u64::from_ne_bytes(bytes))
+}
+
+/// A file of guest memory.
+fn memory(bytes: u64) -> OwnedFd {
+    let mapping = Mapping::anonymous("guest", bytes).expect("a memfd");
+    mapping.file().try_clone_to_owned().expect("dup")
+}
+
+#[track_caller]
+fn errno<T: std::fmt::Debug>(outcome: std::io::Result<T>) -> rustix::io::Errno {
+    let error = outcome.expect_err("refused");
+    rustix::io::Errno::from_io_error(&error).unwrap_or_else(|| panic!("not an answer: {error}"))
+}

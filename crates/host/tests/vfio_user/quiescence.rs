@@ -1,0 +1,301 @@
+//! Memory goes at a quiescent point; nothing is lost while somebody else holds the device; who leaves takes everything along.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use ioplane_host::in_process::Presence;
+use ioplane_host::vfio_user::spec::{self, DmaUnmap};
+use ioplane_testkit::toy::card::registers::*;
+use ioplane_testkit::vfio_user::Client;
+use rustix::io::Errno;
+use vfio_bindings::bindings::vfio;
+use zerocopy::IntoBytes;
+
+use super::{CARD_PATIENCE, Served, count, errno, eventfd, eventually, memory, served, served_as};
+
+const MIB: u64 = 1 << 20;
+const WIRE: u32 = vfio::VFIO_IRQ_SET_DATA_EVENTFD | vfio::VFIO_IRQ_SET_ACTION_TRIGGER;
+
+fn mapped(client: &mut Client) {
+    let file = memory(MIB);
+    client.map(0, MIB, 0, Some(file.as_fd())).unwrap();
+}
+
+/// A command that is sent, and whose reply is read later.
+fn begin(client: &mut Client, command: u16, body: &[u8]) -> u16 {
+    let (id, bytes) = client.frame(command, body);
+    client.send(&bytes, &[]).unwrap();
+    id
+}
+
+/// No reply yet. That it never comes cannot be waited for; what would wrongly send one is done long before.
+#[track_caller]
+fn silent(client: &Client) {
+    client.stream().set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    let error = client.receive().expect_err("a reply too early");
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    client.stream().set_read_timeout(Some(ioplane_testkit::vfio_user::PATIENCE)).unwrap();
+}
+
+fn hold(card: &Served) {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    card.front.quiesce(deadline).expect("it runs").expect("it is still");
+}
+
+#[test]
+fn unmapping_waits_for_a_device_that_finishes() {
+    let card = served();
+    let mut client = card.client();
+    mapped(&mut client);
+    client.write64(0, BUSY, 1).unwrap();
+    let body = DmaUnmap { argsz: 24, flags: 0, address: 0, size: MIB };
+    let id = begin(&mut client, spec::DMA_UNMAP, body.as_bytes());
+    eventually("draining", || card.front.presence() == Presence::Quiescing);
+    assert_eq!(card.seen.replaced.load(SeqCst), 0);
+    // Its hardware finishes, which the thread that waits has to hear.
+    card.ring();
+    assert_eq!(client.expect(id, spec::DMA_UNMAP).unwrap().errno(), None);
+    assert_eq!((card.seen.replaced.load(SeqCst), card.seen.suspends.load(SeqCst)), (1, 0));
+    assert_eq!((card.seen.ranges.load(SeqCst), card.handle.status().forced), (0, 0));
+    assert_eq!(card.front.presence(), Presence::Running);
+}
+
+#[test]
+fn unmapping_forces_a_device_that_does_not_finish() {
+    let card = served();
+    let mut client = card.client();
+    mapped(&mut client);
+    client.write64(0, BUSY, 1).unwrap();
+    let began = Instant::now();
+    client.unmap(0, MIB).unwrap();
+    assert!(began.elapsed() >= CARD_PATIENCE, "not before its time");
+    assert_eq!((card.seen.suspends.load(SeqCst), card.seen.ranges.load(SeqCst)), (1, 0));
+    assert_eq!(client.read64(0, BUSY).unwrap(), 1, "it goes on with what it was at");
+    assert_eq!(card.handle.status().forced, 1);
+}
+
+#[test]
+fn a_burst_of_unmaps_waits_once() {
+    let card = served();
+    let mut client = card.client();
+    let file = memory(MIB);
+    for at in 0..16u64 {
+        client.map(at * MIB, MIB, 0, Some(file.as_fd())).unwrap();
+    }
+    client.write64(0, BUSY, 1).unwrap();
+    let began = Instant::now();
+    for at in 0..8u64 {
+        client.unmap(at * MIB, MIB).unwrap();
+    }
+    assert!(began.elapsed() < 4 * CARD_PATIENCE, "eight would be {:?}", began.elapsed());
+    assert_eq!(card.handle.status().forced, 8);
+    // The guest goes on: from then on the device is waited for again.
+    client.write64(0, SCRATCH, 0).unwrap();
+    let body = DmaUnmap { argsz: 24, flags: 0, address: 8 * MIB, size: MIB };
+    let id = begin(&mut client, spec::DMA_UNMAP, body.as_bytes());
+    card.ring();
+    assert_eq!(client.expect(id, spec::DMA_UNMAP).unwrap().errno(), None);
+    assert_eq!(card.handle.status().forced, 8);
+}
+
+#[test]
+fn a_device_that_cannot_be_stopped_keeps_its_memory_and_says_so() {
+    let card = served();
+    let mut client = card.client();
+    mapped(&mut client);
+    client.write64(0, BUSY, 1).unwrap();
+    card.seen.stubborn.store(true, SeqCst);
+    assert_eq!(errno(client.unmap(0, MIB)), Errno::BUSY);
+    assert_eq!((card.seen.replaced.load(SeqCst), card.handle.status().dma_maps), (0, 1));
+    assert_eq!(client.read64(0, BUSY).unwrap(), 1, "it runs");
+    assert_eq!(card.handle.status().faults["not_quiescent"], 1);
+    client.write64(0, BUSY, 0).unwrap();
+    client.unmap(0, MIB).expect("now it can");
+    assert_eq!(card.seen.ranges.load(SeqCst), 0);
+}
+
+#[test]
+fn a_device_that_asks_for_attention_all_the_time_is_still_stopped() {
+    let card = served();
+    card.seen.tireless.store(true, SeqCst);
+    let mut client = card.client();
+    mapped(&mut client);
+    client.write64(0, BUSY, 1).unwrap();
+    let body = DmaUnmap { argsz: 24, flags: 0, address: 0, size: MIB };
+    let id = begin(&mut client, spec::DMA_UNMAP, body.as_bytes());
+    while card.handle.status().forced == 0 {
+        card.ring();
+    }
+    assert_eq!(client.expect(id, spec::DMA_UNMAP).unwrap().errno(), None);
+}
+
+#[test]
+fn nothing_is_lost_while_somebody_holds_the_device() {
+    let card = served();
+    let mut client = card.client();
+    let call = eventfd();
+    client.set_irqs(WIRE, 0, 0..1, &[], &[&call]).unwrap();
+    hold(&card);
+    // Wires and memory go on; an access waits, and what comes after it.
+    let vector = eventfd();
+    client.set_irqs(WIRE, 2, 0..1, &[], &[&vector]).unwrap();
+    mapped(&mut client);
+    let head = spec::RegionAccess { offset: SCRATCH, region: 0, count: 8 };
+    let mut body = head.as_bytes().to_vec();
+    body.extend(9u64.to_le_bytes());
+    let write = begin(&mut client, spec::REGION_WRITE, &body);
+    let read = begin(&mut client, spec::REGION_READ, head.as_bytes());
+    card.ring();
+    silent(&client);
+    assert_eq!((card.seen.attended.load(SeqCst), count(&call)), (0, 0), "held is held");
+    card.front.resume().unwrap();
+    client.expect(write, spec::REGION_WRITE).unwrap();
+    assert_eq!(client.expect(read, spec::REGION_READ).unwrap().body[16..], 9u64.to_le_bytes());
+    eventually("the interrupt", || count(&call) == 1);
+    client.write64(0, MSIX, 0).unwrap();
+    assert_eq!(count(&vector), 1);
+}
+
+#[test]
+fn attention_does_not_turn_the_processor_while_the_device_is_held() {
+    let card = served_as("held.sock");
+    let mut client = card.client();
+    hold(&card);
+    card.ring();
+    // Nanoseconds that the service's thread has run.
+    let spent = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let mut ours = tasks.filter(|task| {
+            std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm == "vfu:held\n")
+        });
+        let stat = std::fs::read_to_string(ours.next().unwrap().path().join("schedstat")).unwrap();
+        stat.split(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let before = spent();
+    std::thread::sleep(Duration::from_millis(300));
+    // A thread that spins would have most of it, on a busy machine a good part.
+    let ran = spent() - before;
+    assert!(ran < 20_000_000, "{ran} ns of 300 ms");
+    card.front.resume().unwrap();
+    eventually("attention", || card.seen.attended.load(SeqCst) == 1);
+    client.info().unwrap();
+}
+
+#[test]
+fn memory_goes_and_resets_happen_under_somebody_elses_hold() {
+    let card = served();
+    let mut client = card.client();
+    mapped(&mut client);
+    hold(&card);
+    client.unmap(0, MIB).unwrap();
+    client.must(spec::DEVICE_RESET, &[], &[]).unwrap();
+    assert_eq!((card.seen.ranges.load(SeqCst), card.seen.resets.load(SeqCst)), (0, 1));
+    assert_eq!(card.front.presence(), Presence::Held, "as it was");
+    card.front.resume().unwrap();
+    assert_eq!(client.read64(0, SCRATCH).unwrap(), 0);
+}
+
+#[test]
+fn a_device_that_is_away_comes_back_to_all_that_waits() {
+    let card = served();
+    let mut client = card.client();
+    mapped(&mut client);
+    hold(&card);
+    let device = card.front.take().unwrap();
+    let body = DmaUnmap { argsz: 24, flags: 0, address: 0, size: MIB };
+    let id = begin(&mut client, spec::DMA_UNMAP, body.as_bytes());
+    silent(&client);
+    card.front.hold(device).unwrap();
+    assert_eq!(client.expect(id, spec::DMA_UNMAP).unwrap().errno(), None);
+    assert_eq!(card.seen.ranges.load(SeqCst), 0);
+    card.front.resume().unwrap();
+}
+
+#[test]
+fn who_leaves_takes_everything_along() {
+    let card = served();
+    for round in 1..=20u64 {
+        let mut client = card.client();
+        mapped(&mut client);
+        let (call, vector) = (eventfd(), eventfd());
+        client.set_irqs(WIRE, 0, 0..1, &[], &[&call]).unwrap();
+        client.set_irqs(WIRE, 2, 0..1, &[], &[&vector]).unwrap();
+        // The hardware has raised the line in the last round, when there was nobody: that comes now.
+        assert_eq!(count(&call), u64::from(round > 1));
+        assert_eq!(client.read64(0, SCRATCH).unwrap(), 0, "as at power-on");
+        client.write64(0, SCRATCH, round).unwrap();
+        client.write64(0, BUSY, round % 2).unwrap();
+        drop(client);
+        eventually("the end", || !card.handle.status().connected);
+        assert_eq!((card.seen.ranges.load(SeqCst), card.seen.resets.load(SeqCst)), (0, round));
+        card.ring();
+        eventually("attention", || card.seen.attended.load(SeqCst) == round);
+        assert_eq!((count(&call), count(&vector)), (0, 0), "its wires are gone");
+        assert_eq!(card.handle.status().connections, round);
+    }
+    assert!(card.handle.status().faults.is_empty());
+}
+
+#[test]
+fn who_leaves_while_its_access_waits_is_noticed() {
+    let card = served();
+    let mut client = card.client();
+    mapped(&mut client);
+    hold(&card);
+    let head = spec::RegionAccess { offset: SCRATCH, region: 0, count: 8 };
+    begin(&mut client, spec::REGION_READ, head.as_bytes());
+    silent(&client);
+    drop(client);
+    eventually("the end", || !card.handle.status().connected);
+    assert_eq!((card.seen.ranges.load(SeqCst), card.front.presence()), (0, Presence::Held));
+    card.front.resume().unwrap();
+    assert_eq!(card.client().info().unwrap().num_regions, 9);
+}
+
+#[test]
+fn a_device_that_is_stuck_gets_no_new_client_before_it_is_rid_of_the_old() {
+    let card = served();
+    let mut client = card.client();
+    mapped(&mut client);
+    client.write64(0, BUSY, 1).unwrap();
+    card.seen.stubborn.store(true, SeqCst);
+    drop(client);
+    eventually("the fault", || card.handle.status().faults.contains_key("not_quiescent"));
+    assert_eq!(card.seen.ranges.load(SeqCst), 1, "it may still use that memory");
+    let mut next = Client::connect(&card.socket()).unwrap();
+    let version = spec::Version { major: 0, minor: 0 };
+    let id = begin(&mut next, spec::VERSION, version.as_bytes());
+    silent(&next);
+    card.seen.stubborn.store(false, SeqCst);
+    assert_eq!(next.expect(id, spec::VERSION).unwrap().errno(), None);
+    assert_eq!(card.seen.ranges.load(SeqCst), 0);
+    assert_eq!(next.read64(0, BUSY).unwrap(), 0);
+}
+
+#[test]
+fn a_stop_ends_an_access_that_waits() {
+    let card = served();
+    let mut client = card.client();
+    mapped(&mut client);
+    hold(&card);
+    let head = spec::RegionAccess { offset: SCRATCH, region: 0, count: 8 };
+    begin(&mut client, spec::REGION_READ, head.as_bytes());
+    silent(&client);
+    let began = Instant::now();
+    card.handle.stop(true).unwrap();
+    assert!(began.elapsed() < Duration::from_secs(5));
+    assert_eq!((card.seen.ranges.load(SeqCst), card.front.presence()), (0, Presence::Held));
+    assert!(client.receive().is_err());
+}
+
+#[test]
+fn a_front_that_is_closed_ends_the_service() {
+    let card = served();
+    let mut client = card.client();
+    card.front.close();
+    assert!(client.info().is_err());
+    eventually("the end", || !card.socket().exists());
+    card.handle.stop(false).unwrap();
+    assert_eq!(card.folder.path().read_dir().unwrap().count(), 0);
+}

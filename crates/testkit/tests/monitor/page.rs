@@ -1,0 +1,130 @@
+//! Shadow reads (V11): what a guest reads without an exit is never older than the interrupt that it has heard.
+
+use std::sync::Arc;
+
+use ioplane_device::{Access, At, Interrupt};
+use ioplane_memory::{Mapping, Window};
+use ioplane_passthrough::monitor::Policies;
+use ioplane_pci::{Function, Irq, Touch, Wire};
+use ioplane_testkit::nic::{Cp, Cut, Reach, frame};
+
+use crate::rig::*;
+
+const BASE: u64 = 0x1_0000;
+
+/// The guest's mapping of the page.
+fn page<F: Function>(watched: &mut Watched<F>) -> Window {
+    watched.with(|monitor| {
+        let bar = monitor.bars().bar(1).expect("memory registers").clone();
+        assert_eq!((bar.size, bar.pages().len()), (4096, 1), "one whole page");
+        let pages = &bar.pages()[0];
+        assert_eq!((pages.touch, pages.offset, pages.len), (Touch::Shadow, 0, 4096));
+        let file = pages.file.try_clone().expect("a descriptor");
+        monitor.use_shadows(true);
+        Window::of_mapping(&Arc::new(Mapping::of_file(file, 0, 4096).expect("maps")), 0, 4096).expect("whole")
+    })
+}
+
+/// Reads from the page, writes by exits.
+struct Mapped<R> {
+    reach: R,
+    page: Window,
+    exits: u64,
+}
+
+impl<R: Reach> Reach for Mapped<R> {
+    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+        match (at, op) {
+            (At::Bar(1, offset), Access::Read(out)) => {
+                for (n, byte) in out.iter_mut().enumerate() {
+                    *byte = self.page.load_u8(offset as usize + n);
+                }
+                Ok(())
+            }
+            (at, op) => {
+                self.exits += 1;
+                self.reach.access(at, op)
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stock_driver_works_on_the_page() {
+    let (mut watched, map, mut lan) = rtl8139(Policies::default());
+    let page = page(&mut watched);
+    let mut driver = Cp::new(Mapped { reach: watched, page, exits: 0 }, view(&map), BASE);
+    driver.open(OWN).expect("opens");
+    driver.reach.reach.interrupts();
+    assert_eq!(driver.eeprom(7, 6).expect("works"), u16::from_le_bytes([OWN[0], OWN[1]]));
+    driver.reach.exits = 0;
+    for n in 0..100u8 {
+        let (sent, came) = (frame(OTHER, OWN, &[n; 986]), frame(OWN, OTHER, &[n; 986]));
+        driver.xmit(&sent, Cut::default()).expect("room");
+        assert_eq!(lan.neighbour.take(), Some(sent));
+        assert!(driver.reach.reach.interrupts() > 0);
+        assert_eq!(driver.interrupt(), Ok(Some(4)));
+        driver.reclaim().expect("works");
+        lan.neighbour.send(&came);
+        assert!(driver.reach.reach.interrupts() > 0);
+        assert_eq!(driver.interrupt(), Ok(Some(1)));
+        assert_eq!(driver.poll().expect("works")[0].bytes, came);
+        driver.reach.reach.interrupts();
+    }
+    // One doorbell, two acknowledgements, the mask off and on, and the acknowledgement of the poll.
+    assert!(driver.reach.exits <= 6 * 100, "{} exits for 100 frames each way", driver.reach.exits);
+}
+
+/// What a guest's handler reads first, on the thread that interrupts it.
+#[derive(Debug)]
+struct Handler {
+    page: Window,
+    stale: std::sync::atomic::AtomicU64,
+    calls: std::sync::atomic::AtomicU64,
+}
+
+impl Interrupt for Handler {
+    fn signal(&self) {
+        use std::sync::atomic::Ordering;
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        if self.page.load_u16(0x3e) & self.page.load_u16(0x3c) == 0 {
+            self.stale.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn no_stale_status_can_be_read_after_an_interrupt() {
+    use std::sync::atomic::Ordering;
+    let (mut watched, map, mut lan) = rtl8139(Policies::default());
+    let page = page(&mut watched);
+    let handler = Arc::new(Handler { page: page.clone(), stale: 0.into(), calls: 0.into() });
+    let call: Arc<dyn Interrupt> = handler.clone();
+    watched.with(|monitor| monitor.wire(Irq::Intx, 0, Wire::Call(Some(call)))).expect("a NIC has INTA#");
+    let mut driver = Cp::new(watched, view(&map), BASE);
+    driver.open(OWN).expect("opens");
+    for n in 0..100u8 {
+        driver.xmit(&frame(OTHER, OWN, &[n; 100]), Cut::default()).expect("room");
+        driver.reach.interrupts();
+        assert_eq!(u32::from(page.load_u16(0x3e)), driver.interrupt().expect("works").expect("ours"));
+        assert_eq!(page.load_u16(0x3e), 0, "acknowledged, in the page too");
+        lan.neighbour.send(&frame(OWN, OTHER, &[n; 100]));
+        driver.reach.interrupts();
+        driver.interrupt().expect("works");
+        driver.poll().expect("works");
+        driver.reclaim().expect("works");
+        // Every register that can be read without an effect reads the same both ways.
+        for offset in (0..0x100).step_by(4).filter(|offset| !(0x48..0x4c).contains(offset)) {
+            let trapped = driver.get(offset, 4).expect("answers");
+            assert_eq!(page.load_u32(offset as usize), trapped, "register {offset:#x} after {n} frames");
+        }
+    }
+    assert!(handler.calls.load(Ordering::Relaxed) >= 200);
+    assert_eq!(handler.stale.load(Ordering::Relaxed), 0, "the page said so before the interrupt did");
+}
+
+#[test]
+fn cards_whose_reads_have_effects_offer_no_page() {
+    let (mut watched, _lan) = ne2000(Policies::default());
+    watched.with(|monitor| assert!(monitor.bars().iter().all(|(_, bar)| bar.pages().is_empty())));
+}

@@ -1,0 +1,89 @@
+//! The `ioplane` binary as a daemon in L1, and its command line there.
+
+use crate::daemon::binary;
+use crate::l1::{Job, L1};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::time::Duration;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A running daemon in L1.
+#[derive(Debug)]
+pub struct Inner<'a> {
+    l1: &'a L1,
+    job: Job<'a>,
+    folder: String,
+}
+
+impl L1 {
+    /// Starts one with this configuration (TOML); it keeps its sockets in `/tmp/NAME` in L1, and a second one of the same name goes on
+    /// where the first has ended.
+    pub fn serve(&self, name: &str, config: &str) -> Result<Inner<'_>> {
+        let ioplane = binary()?;
+        let (ioplane, folder) = (ioplane.display(), format!("/tmp/{name}"));
+        let job = self.start(&format!(
+            "mkdir -p {folder}; cat >{folder}/ioplane.toml <<'END'\n{config}\nEND\n\
+             echo $$ >{folder}/pid; exec {ioplane} --socket {folder}/control.sock serve --config {folder}/ioplane.toml"
+        ))?;
+        job.expect("ready", MINUTE).context("start ioplane in L1")?;
+        Ok(Inner { l1: self, job, folder })
+    }
+}
+
+impl Inner<'_> {
+    fn command(&self, words: &str) -> Result<String> {
+        Ok(format!("{} --socket {}/control.sock {words}", binary()?.display(), self.folder))
+    }
+
+    fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        error.context(format!("the daemon in L1 has said:\n{}", self.job.output()))
+    }
+
+    /// Runs `ioplane WORDS`; what it prints.
+    pub fn text(&self, words: &str) -> Result<String> {
+        self.l1.run(&self.command(words)?, MINUTE).map_err(|error| self.explain(error))
+    }
+
+    /// Runs `ioplane WORDS --json`.
+    pub fn json(&self, words: &str) -> Result<Value> {
+        let said = self.text(&format!("{words} --json"))?;
+        serde_json::from_str(&said).with_context(|| format!("ioplane {words} prints no JSON: {said}"))
+    }
+
+    /// Runs what must be refused; what was said to that.
+    pub fn refused(&self, words: &str) -> Result<String> {
+        let ended = self.l1.start(&self.command(words)?)?.wait(MINUTE)?;
+        ensure!(ended.status != 0, "ioplane {words} was not refused: {}", ended.output);
+        Ok(ended.output)
+    }
+
+    /// What a guest of so much memory needs to have these PCI functions, for [`L1::debian_by`] with [`crate::Version::Newer`].
+    pub fn guest_args(&self, functions: &[&str], memory_mib: u64) -> Result<String> {
+        let mut line = format!("-machine q35 -m {memory_mib}M");
+        for (n, name) in functions.iter().enumerate() {
+            let memory = if n == 0 { format!("--memory {memory_mib}M") } else { "--disk-only".to_owned() };
+            let said = self.text(&format!("qemu-args {name} {memory} --qemu-version 11.1"))?;
+            line += &format!(" {}", said.trim().replace('\n', " "));
+        }
+        Ok(line)
+    }
+
+    /// What it has logged.
+    pub fn said(&self) -> String {
+        self.job.output()
+    }
+
+    /// Ends it by SIGTERM and waits.
+    pub fn stop(self) -> Result<()> {
+        self.l1.run(&format!("kill -TERM $(cat {}/pid)", self.folder), MINUTE)?;
+        let ended = self.job.wait(MINUTE)?;
+        ensure!(ended.status == 0, "the daemon in L1 ended with {}:\n{}", ended.status, ended.output);
+        Ok(())
+    }
+
+    /// Signal 9.
+    pub fn kill(self) -> Result<()> {
+        self.job.kill()
+    }
+}

@@ -1,0 +1,223 @@
+//! An L1 with network cards to hand to its guests: emulated by the outer QEMU, physical for L1, behind an IOMMU. At the other end of
+//! each card's cable is an interface of L1 itself, `peerNN`, so that what a guest sends is seen there.
+//!
+//! ```text
+//!   L1:  0000:00:10.0 (a card, bound to its driver, down) --cable-- peer10: 10.0.16.1/24
+//!   L2:  the same card: 10.0.16.2/24
+//! ```
+
+use crate::assets::News;
+use crate::l1::{L1, Shape};
+use crate::l2::L2;
+use anyhow::{Context, Result, ensure};
+use std::time::Duration;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A card. Each kind has a slot of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nic {
+    /// RTL8139C+ of revision 0x20, for `8139cp`.
+    Rtl8139,
+    /// NE2000 on PCI, for `ne2k-pci`.
+    Ne2000,
+    /// Intel's 82574, for `e1000e`: MSI-X, PCI Express.
+    I82574,
+}
+
+impl Nic {
+    /// Its device and vendor, as Linux writes them: `10ec:8139`.
+    pub fn id(self) -> &'static str {
+        match self {
+            Nic::Rtl8139 => "10ec:8139",
+            Nic::Ne2000 => "10ec:8029",
+            Nic::I82574 => "8086:10d3",
+        }
+    }
+
+    /// Linux's driver.
+    pub fn driver(self) -> &'static str {
+        match self {
+            Nic::Rtl8139 => "8139cp",
+            Nic::Ne2000 => "ne2k-pci",
+            Nic::I82574 => "e1000e",
+        }
+    }
+
+    /// Its model here, if there is one: what `ioplane` calls it.
+    pub fn model(self) -> Option<&'static str> {
+        match self {
+            Nic::Rtl8139 => Some("rtl8139"),
+            Nic::Ne2000 => Some("ne2000"),
+            Nic::I82574 => None,
+        }
+    }
+
+    fn device(self) -> &'static str {
+        match self {
+            Nic::Rtl8139 => "rtl8139",
+            Nic::Ne2000 => "ne2k_pci",
+            Nic::I82574 => "e1000e",
+        }
+    }
+
+    fn slot(self) -> u8 {
+        match self {
+            Nic::Rtl8139 => 0x10,
+            Nic::Ne2000 => 0x11,
+            Nic::I82574 => 0x12,
+        }
+    }
+
+    /// Where it is in L1.
+    pub fn address(self) -> String {
+        format!("0000:00:{:02x}.0", self.slot())
+    }
+
+    /// Its hardware address.
+    pub fn mac(self) -> String {
+        format!("52:54:00:00:{:02x}:02", self.slot())
+    }
+
+    /// The address that a guest gives it.
+    pub fn guest_ip(self) -> String {
+        format!("10.0.{}.2", self.slot())
+    }
+
+    /// The address of whoever is at the other end.
+    pub fn peer_ip(self) -> String {
+        format!("10.0.{}.1", self.slot())
+    }
+
+    /// That end's interface in L1.
+    pub fn peer(self) -> String {
+        format!("peer{:02x}", self.slot())
+    }
+
+    fn peer_mac(self) -> String {
+        format!("52:54:00:00:{:02x}:01", self.slot())
+    }
+
+    /// The cable is a hub of QEMU's, with the card and a virtio card of L1 at its ends.
+    fn args(self) -> String {
+        let (device, slot, mac, peer) = (self.device(), self.slot(), self.mac(), self.peer_mac());
+        format!(
+            "-netdev hubport,id=near{slot:x},hubid={slot} -netdev hubport,id=far{slot:x},hubid={slot} \
+             -device {device},addr={slot:x},netdev=near{slot:x},mac={mac},romfile= \
+             -device virtio-net-pci,netdev=far{slot:x},mac={peer},romfile= "
+        )
+    }
+}
+
+/// Names an interface by its hardware address, for a shell: sets `$name`.
+fn find(mac: &str) -> String {
+    format!(
+        "name=; for a in /sys/class/net/*/address; do
+             [ \"$(cat $a)\" = {mac} ] && name=$(basename $(dirname $a)); done
+         [ -n \"$name\" ] || {{ echo no interface is {mac}; ls -l /sys/class/net; exit 1; }}\n"
+    )
+}
+
+/// What came of some pings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pings {
+    /// Requests sent.
+    pub sent: u32,
+    /// Replies that came.
+    pub received: u32,
+}
+
+/// Each as soon as the one before is answered, or five seconds later.
+fn ping(busybox: &str, ip: &str, count: u32, size: u32) -> String {
+    // Its status tells whether any came; the count says more.
+    format!(
+        "{busybox} ping -q -A -i 5 -s {size} -c {count} -W 5 -w {limit} {ip} || true",
+        limit = 60 + count / 10
+    )
+}
+
+fn pings(said: &str) -> Result<Pings> {
+    let line = said.lines().find(|line| line.contains("packets transmitted"));
+    let line = line.with_context(|| format!("ping counts nothing:\n{said}"))?;
+    let mut numbers = line.split_whitespace().filter_map(|word| word.parse().ok());
+    let mut number = || numbers.next().with_context(|| line.to_owned());
+    Ok(Pings { sent: number()?, received: number()? })
+}
+
+impl L1 {
+    /// Boots one with these cards, VFIO loaded and the cards bound to their drivers.
+    pub fn boot_with_nics(memory_mib: u64, nics: &[Nic], news: News<'_>) -> Result<L1> {
+        let cards: String = nics.iter().map(|nic| nic.args()).collect();
+        let load: String = nics.iter().map(|nic| format!(",{}", nic.driver())).collect();
+        let l1 = L1::boot_as(
+            &Shape {
+                memory_mib,
+                args: &format!("-device intel-iommu,intremap=on {cards}"),
+                append: "intel_iommu=on iommu=nopt",
+                load: &format!(",vfio-pci,vfio_iommu_type1,virtio_net{load}"),
+            },
+            news,
+        )?;
+        for nic in nics {
+            let (peer, ip) = (nic.peer(), nic.peer_ip());
+            let find = find(&nic.peer_mac());
+            let script = format!(
+                "set -e; {find} ip link set $name name {peer}; echo 1 >/proc/sys/net/ipv6/conf/{peer}/disable_ipv6; ip addr add {ip}/24 dev {peer}; ip link set {peer} up"
+            );
+            l1.run(&script, MINUTE).with_context(|| format!("the other end of {nic:?}"))?;
+        }
+        Ok(l1)
+    }
+
+    /// Pings from L1.
+    pub fn ping(&self, ip: &str, count: u32, size: u32) -> Result<Pings> {
+        pings(&self.run(&ping("busybox", ip, count, size), MINUTE + Duration::from_millis(100) * count)?)
+    }
+}
+
+impl L2<'_> {
+    /// Loads the driver of a card that this guest has, gives it its address and raises it; the other end answers when this returns.
+    pub fn raise(&self, nic: Nic) -> Result<()> {
+        let (driver, ip, peer) = (nic.driver(), nic.guest_ip(), nic.peer_ip());
+        let find = find(&nic.mac());
+        let script = format!(
+            "set -e; modprobe {driver}; {find} bb=/folder/busybox
+             $bb ip addr replace {ip}/24 dev $name; $bb ip link set $name up
+             for try in 1 2 3 4 5 6 7 8 9 10; do
+                 $bb ping -q -c 1 -W 1 {peer} >/dev/null && exit 0
+             done
+             echo {peer} does not answer; $bb ip addr; dmesg | tail -n 20; exit 1"
+        );
+        self.run(&script).map(drop).with_context(|| format!("raise {nic:?} in the guest"))
+    }
+
+    /// Pings from the guest.
+    pub fn ping(&self, ip: &str, count: u32, size: u32) -> Result<Pings> {
+        pings(&self.run(&ping("/folder/busybox", ip, count, size))?)
+    }
+
+    /// Pings the other end of a card; an error unless every reply has come.
+    pub fn ping_all(&self, nic: Nic, count: u32, size: u32) -> Result<()> {
+        let got = self.ping(&nic.peer_ip(), count, size)?;
+        ensure!(got == Pings { sent: count, received: count }, "{nic:?}: {got:?}");
+        Ok(())
+    }
+}
+
+/// What a guest needs for vfio-user in QEMU 11.1: memory that can be shared. `args` of [`L1::debian_by`] with [`crate::Version::Newer`].
+pub fn shared_memory(mib: u64) -> String {
+    format!("-machine q35,memory-backend=m -m {mib} -object memory-backend-memfd,id=m,size={mib}M,share=on")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pings_are_counted() {
+        let said = "PING 10.0.16.1 (10.0.16.1): 1000 data bytes\n\n--- 10.0.16.1 ping statistics ---\n\
+                    1000 packets transmitted, 999 packets received, 0% packet loss\n";
+        assert_eq!(pings(said).expect("a count"), Pings { sent: 1000, received: 999 });
+        assert!(pings("ping: bad address").is_err());
+    }
+}

@@ -1,0 +1,177 @@
+//! Physical cards in L1: leases, VFIO, handed to guests as they are by the kernel's own vfio-pci, to compare with, and over vfio-user.
+
+use anyhow::{Context, Result, ensure};
+use ioplane_e2e::nics::shared_memory;
+use ioplane_e2e::{L1, Nic, Version};
+use std::path::PathBuf;
+use std::time::Duration;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const LEASES: &str = "/tmp/leases";
+
+/// The example of ioplane-passthrough; cargo builds examples with the tests of their crate, next to this test's folder.
+fn hold() -> Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    let folders = test.ancestors().skip(1).take(2);
+    let found = folders.map(|folder| folder.join("examples/hold")).find(|path| path.is_file());
+    found.context("no example hold; build it: cargo build -p ioplane-passthrough --examples")
+}
+
+fn driver(l1: &L1, nic: Nic) -> Result<String> {
+    let address = nic.address();
+    let said =
+        l1.run(&format!("basename $(readlink /sys/bus/pci/devices/{address}/driver || echo none)"), MINUTE)?;
+    Ok(said.trim().to_owned())
+}
+
+/// Taken, used through VFIO, given back.
+fn cards_are_used_and_given_back(l1: &L1) -> Result<()> {
+    let hold = hold()?;
+    let hold = hold.display();
+    for nic in [Nic::Rtl8139, Nic::Ne2000, Nic::I82574] {
+        let said = l1.run(&format!("{hold} {} {LEASES}", nic.address()), MINUTE)?;
+        let wants = |text: &str| {
+            ensure!(
+                said.lines().any(|line| line.starts_with(text)),
+                "{nic:?} does not say {text:?}:\n{said}"
+            );
+            Ok(())
+        };
+        wants(&format!("taken from {}", nic.driver()))?;
+        wants(&format!("id {} class 020000", nic.id()))?;
+        wants(&format!("mac {}", nic.mac()))?;
+        wants("out of reach: 0000:00:1")?;
+        wants("given back")?;
+        match nic {
+            Nic::Rtl8139 => {
+                // A BAR of 256 bytes that is alone on its page.
+                wants("BAR 1: 0x1000 bytes, Memory32, mapped [\"0x0+0x1000\"]")?;
+                wants("reset false")?;
+                wants("INTA# heard, masked, unmasked")?;
+            }
+            Nic::Ne2000 => {
+                wants("BAR 0: 0x100 bytes, Port, mapped []")?;
+                wants("INTA# heard, masked, unmasked")?;
+            }
+            Nic::I82574 => {
+                // Without the pages of the MSI-X table and its pending bits.
+                wants("BAR 3: 0x4000 bytes, Memory32, mapped [\"0x1000+0x1000\", \"0x3000+0x1000\"]")?;
+                wants("reset true")?;
+                wants("MSI-X comes")?;
+            }
+        }
+        let now = driver(l1, nic)?;
+        ensure!(now == nic.driver(), "{nic:?} is driven by {now} now");
+    }
+    let left = l1.run(&format!("ls {LEASES}"), MINUTE)?;
+    ensure!(left.trim().is_empty(), "left on record: {left}");
+    Ok(())
+}
+
+/// What the host uses is not taken without force, and what a dead process had comes back.
+fn leases_are_kept_and_recovered(l1: &L1) -> Result<()> {
+    let hold = hold()?;
+    let (hold, nic) = (hold.display(), Nic::Rtl8139);
+    let address = nic.address();
+    let up = format!("ip link set $(ls /sys/bus/pci/devices/{address}/net) up");
+    let ended = l1.start(&format!("{up}; {hold} {address} {LEASES}"))?.wait(MINUTE)?;
+    ensure!(ended.status == 1 && ended.output.contains("is up"), "{ended:?}");
+    ensure!(driver(l1, nic)? == nic.driver());
+
+    let holder = l1.start(&format!("exec {hold} {address} {LEASES} forced wait"))?;
+    holder.expect("held", MINUTE)?;
+    ensure!(driver(l1, nic)? == "vfio-pci");
+    let second = l1.start(&format!("{hold} {address} {LEASES}; {hold} recover {LEASES}"))?.wait(MINUTE)?;
+    ensure!(
+        second.output.contains("leased by another process") && !second.output.contains("recovered"),
+        "{second:?}"
+    );
+    holder.kill()?;
+    ensure!(driver(l1, nic)? == "vfio-pci", "nobody has given it back yet");
+    let said = l1.run(&format!("{hold} recover {LEASES}; {hold} recover {LEASES}"), MINUTE)?;
+    ensure!(said.trim() == format!("recovered {address}"), "{said}");
+    ensure!(driver(l1, nic)? == nic.driver());
+    Ok(())
+}
+
+/// QEMU's own vfio-pci, with the same cards in the same guest: what ours has to be like. And a lease whose holder has died is
+/// not given back under a guest's feet.
+fn the_kernels_way(l1: &L1) -> Result<()> {
+    let hold = hold()?;
+    let hold = hold.display();
+    let nics = [Nic::Rtl8139, Nic::Ne2000];
+    let mut holders = Vec::new();
+    let mut args = shared_memory(256);
+    for nic in nics {
+        let address = nic.address();
+        let holder = l1.start(&format!("exec {hold} {address} {LEASES} bound"))?;
+        holder.expect("bound", MINUTE)?;
+        holders.push(holder);
+        args += &format!(" -device vfio-pci,host={address}");
+    }
+    let guest = l1.debian_by(Version::Newer, "kernel-vfio", &args, "")?;
+    for nic in nics {
+        guest.raise(nic)?;
+        guest.ping_all(nic, 200, 1000)?;
+    }
+    for holder in holders {
+        holder.kill()?;
+    }
+    let early = l1.start(&format!("{hold} recover {LEASES}"))?.wait(MINUTE)?;
+    ensure!(early.status == 1 && early.output.contains("still open"), "{early:?}");
+    guest.ping_all(Nic::Rtl8139, 10, 1000)?;
+    guest.kill()?;
+    let said = l1.run(&format!("{hold} recover {LEASES}"), MINUTE)?;
+    for nic in nics {
+        ensure!(said.contains(&format!("recovered {}", nic.address())), "{said}");
+        ensure!(driver(l1, nic)? == nic.driver());
+    }
+    Ok(())
+}
+
+/// The same cards over vfio-user, passed through by our daemon, in stock QEMU; with MSI-X too.
+fn our_way(l1: &L1) -> Result<()> {
+    let nics = [Nic::Rtl8139, Nic::Ne2000, Nic::I82574];
+    let names = ["nic1", "nic2", "nic3"];
+    let daemon = l1.serve("passing", "")?;
+    for (nic, name) in nics.iter().zip(names) {
+        daemon.text(&format!("pci add {name} --host {} --mode passthrough", nic.address()))?;
+        ensure!(driver(l1, *nic)? == "vfio-pci");
+    }
+    let guest = l1.debian_by(Version::Newer, "passed", &daemon.guest_args(&names, 256)?, "")?;
+    // NE2000 moves each word by a message of its own.
+    for (nic, count) in nics.into_iter().zip([300, 10, 300]) {
+        let passed = guest.raise(nic).and_then(|()| guest.ping_all(nic, count, 1000));
+        passed.with_context(|| format!("QEMU said:\n{}\nioplane said:\n{}", guest.said(), daemon.said()))?;
+    }
+    daemon.refused("pci remove nic1")?;
+    guest.kill()?;
+    // The VMM's end is heard a moment later than it happens.
+    daemon.text("pci remove nic1 --force")?;
+    ensure!(driver(l1, Nic::Rtl8139)? == Nic::Rtl8139.driver());
+    // A daemon that is killed leaves the others to the one that comes after it.
+    daemon.kill()?;
+    let daemon = l1.serve("passing", "")?;
+    for (nic, name) in nics.iter().zip(names).skip(1) {
+        daemon.text(&format!("pci remove {name}"))?;
+        ensure!(driver(l1, *nic)? == nic.driver());
+    }
+    daemon.stop()
+}
+
+#[test]
+fn cards_are_taken_through_vfio() -> Result<()> {
+    let begun = std::time::Instant::now();
+    let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
+    let l1 = L1::boot_with_nics(2048, &[Nic::Rtl8139, Nic::Ne2000, Nic::I82574], &news)?;
+    news("cards are used and given back");
+    cards_are_used_and_given_back(&l1)?;
+    news("leases are kept and recovered");
+    leases_are_kept_and_recovered(&l1)?;
+    news("the kernel's way");
+    the_kernels_way(&l1)?;
+    news("our way");
+    our_way(&l1)?;
+    news("done");
+    Ok(())
+}
