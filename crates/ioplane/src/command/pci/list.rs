@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use ioplane_passthrough::inventory::{self, Found};
+use ioplane_passthrough::inventory::{self, Found, Obstacle};
 use serde::Serialize;
 
 use crate::client::Client;
@@ -66,7 +66,8 @@ pub fn run(client: &Client, json: bool) -> Result<()> {
 /// For a person: a table, then what stands in the way of those that a guest could want.
 fn text(report: &ListReport) -> String {
     let mut table = Table::new(&["ADDRESS", "ID", "CLASS", "DRIVER", "GROUP", "MODEL", "CAN BE PASSED"]);
-    let mut reasons = String::new();
+    // The same reason often holds of many.
+    let mut reasons: Vec<(&Obstacle, Vec<String>)> = Vec::new();
     for HardwareReport { found, passable, taken } in &report.hardware {
         let dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
         let verdict = match (taken, passable) {
@@ -87,11 +88,17 @@ fn text(report: &ListReport) -> String {
         // That a bridge is one needs no words.
         if taken.is_none() && found.identity.class >> 16 != BRIDGE {
             for obstacle in &found.obstacles {
-                let (address, why, advice) = (found.address, &obstacle.why, &obstacle.advice);
-                reasons.push_str(&format!("{address}: {why}\n  to do: {advice}\n"));
+                match reasons.iter_mut().find(|(known, _)| *known == obstacle) {
+                    Some((_, all)) => all.push(found.address.to_string()),
+                    None => reasons.push((obstacle, vec![found.address.to_string()])),
+                }
             }
         }
     }
+    let reason = |(obstacle, addresses): (&Obstacle, Vec<String>)| {
+        format!("{}: {}\n  to do: {}\n", addresses.join(", "), obstacle.why, obstacle.advice)
+    };
+    let reasons: String = reasons.into_iter().map(reason).collect();
     let served = match &report.functions {
         Some(functions) => show::functions(functions),
         None => "no daemon answers: nothing is served\n".to_owned(),
@@ -106,7 +113,6 @@ const BRIDGE: u32 = 0x06;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ioplane_passthrough::inventory::Obstacle;
     use ioplane_pci::Identity;
 
     fn found(address: &str, class: u32, obstacles: &[(&str, bool)]) -> HardwareReport {
@@ -139,6 +145,8 @@ mod tests {
             found("00:00.0", 0x060000, &[("it is a bridge", false)]),
             found("00:05.0", 0x020000, &[]),
             found("00:06.0", 0x020000, &[("its interface eth1 is up", true)]),
+            found("00:08.0", 0x020000, &[("no IOMMU", false)]),
+            found("00:09.0", 0x020000, &[("no IOMMU", false)]),
             taken,
         ];
         let report = ListReport { hardware, functions: None };
@@ -147,9 +155,13 @@ ADDRESS       ID         CLASS                DRIVER  GROUP  MODEL    CAN BE PAS
 0000:00:00.0  10ec:8139  Ethernet controller  8139cp      3  rtl8139  no
 0000:00:05.0  10ec:8139  Ethernet controller  8139cp      3  rtl8139  yes
 0000:00:06.0  10ec:8139  Ethernet controller  8139cp      3  rtl8139  with --force
+0000:00:08.0  10ec:8139  Ethernet controller  8139cp      3  rtl8139  no
+0000:00:09.0  10ec:8139  Ethernet controller  8139cp      3  rtl8139  no
 0000:00:07.0  10ec:8139  Ethernet controller  8139cp      3  rtl8139  it is nic1's
 0000:00:06.0: its interface eth1 is up
   to do: end it: its interface eth1 is up
+0000:00:08.0, 0000:00:09.0: no IOMMU
+  to do: end it: no IOMMU
 
 no daemon answers: nothing is served
 ";
