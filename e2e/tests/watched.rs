@@ -68,7 +68,7 @@ fn round_trips(guest: &L2<'_>, daemon: &Inner<'_>, nic: Nic, name: &str, trips: 
 /// A TCP stream goes on over it as well.
 fn a_stream_goes_on(l1: &L1, guest: &L2<'_>, daemon: &Inner<'_>, nic: Nic, name: &str) -> Result<()> {
     let peer = nic.peer_ip();
-    let server = l1.start(&format!("exec iperf3 -s -1 -B {peer}"))?;
+    let server = l1.start(&format!("exec iperf3 -s -1 --forceflush -B {peer}"))?;
     server.expect("listening", MINUTE)?;
     let job = guest.start(&format!("iperf3 -c {peer} -t 6 --json"))?;
     let moved = || number(&shown(daemon, name)?["watch"]["dma_bytes"]);

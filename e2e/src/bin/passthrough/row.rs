@@ -132,7 +132,7 @@ impl Subject<'_> {
 
     fn stream(&self, seconds: u32, way: &str) -> Result<f64> {
         let peer = self.nic.peer_ip();
-        let server = self.l1.start(&format!("exec iperf3 -s -1 -B {peer}"))?;
+        let server = self.l1.start(&format!("exec iperf3 -s -1 --forceflush -B {peer}"))?;
         server.expect("listening", MINUTE)?;
         let said = self.guest.run(&format!("iperf3 -c {peer} -t {seconds} {way} --json"))?;
         server.wait(MINUTE)?;
