@@ -136,12 +136,15 @@ fn ping(busybox: &str, ip: &str, count: u32, size: u32) -> String {
     )
 }
 
-fn pings(said: &str) -> Result<Pings> {
-    let line = said.lines().find(|line| line.contains("packets transmitted"));
-    let line = line.with_context(|| format!("ping counts nothing:\n{said}"))?;
-    let mut numbers = line.split_whitespace().filter_map(|word| word.parse().ok());
-    let mut number = || numbers.next().with_context(|| line.to_owned());
-    Ok(Pings { sent: number()?, received: number()? })
+impl Pings {
+    /// What busybox's ping says at its end.
+    pub fn of(said: &str) -> Result<Pings> {
+        let line = said.lines().find(|line| line.contains("packets transmitted"));
+        let line = line.with_context(|| format!("ping counts nothing:\n{said}"))?;
+        let mut numbers = line.split_whitespace().filter_map(|word| word.parse().ok());
+        let mut number = || numbers.next().with_context(|| line.to_owned());
+        Ok(Pings { sent: number()?, received: number()? })
+    }
 }
 
 impl L1 {
@@ -171,7 +174,7 @@ impl L1 {
 
     /// Pings from L1.
     pub fn ping(&self, ip: &str, count: u32, size: u32) -> Result<Pings> {
-        pings(&self.run(&ping("busybox", ip, count, size), MINUTE + Duration::from_millis(100) * count)?)
+        Pings::of(&self.run(&ping("busybox", ip, count, size), MINUTE + Duration::from_millis(100) * count)?)
     }
 }
 
@@ -193,7 +196,7 @@ impl L2<'_> {
 
     /// Pings from the guest.
     pub fn ping(&self, ip: &str, count: u32, size: u32) -> Result<Pings> {
-        pings(&self.run(&ping("/folder/busybox", ip, count, size))?)
+        Pings::of(&self.run(&ping("/folder/busybox", ip, count, size))?)
     }
 
     /// Pings the other end of a card; an error unless every reply has come.
@@ -217,7 +220,7 @@ mod tests {
     fn pings_are_counted() {
         let said = "PING 10.0.16.1 (10.0.16.1): 1000 data bytes\n\n--- 10.0.16.1 ping statistics ---\n\
                     1000 packets transmitted, 999 packets received, 0% packet loss\n";
-        assert_eq!(pings(said).expect("a count"), Pings { sent: 1000, received: 999 });
-        assert!(pings("ping: bad address").is_err());
+        assert_eq!(Pings::of(said).expect("a count"), Pings { sent: 1000, received: 999 });
+        assert!(Pings::of("ping: bad address").is_err());
     }
 }

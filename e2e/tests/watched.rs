@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::l2::L2;
+use ioplane_e2e::nics::Pings;
 use ioplane_e2e::{Inner, L1, Nic, Version};
 use serde_json::Value;
 use std::time::Duration;
@@ -60,9 +61,12 @@ fn round_trips(guest: &L2<'_>, daemon: &Inner<'_>, nic: Nic, name: &str, trips: 
     }
     guest.wait_for(&format!("{job}.status"), 2 * MINUTE)?;
     let said = std::fs::read_to_string(guest.folder().join(format!("{job}.out")))?;
-    let wanted = format!("{count} packets transmitted, {count} packets received");
-    ensure!(said.contains(&wanted), "{said}\nioplane said:\n{}", daemon.said());
-    Ok(())
+    let got = Pings::of(&said)?;
+    // A card that is off the wire hears nothing: a reply that comes in that moment is lost, once a trip at most.
+    eprintln!("{nic:?}: {} of {} pings answered over {trips} round trips", got.received, got.sent);
+    let enough = got.sent == count && got.received + trips >= count;
+    ensure!(enough, "{said}\nioplane said:\n{}", daemon.said());
+    guest.ping_all(nic, 3, 1000)
 }
 
 /// A TCP stream goes on over it as well.
