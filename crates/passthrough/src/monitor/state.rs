@@ -5,11 +5,10 @@ use ioplane_device::{DeviceError, State, StateError};
 use serde::{Deserialize, Serialize};
 
 use super::card::Transfer;
-use super::plan::{Role, Step};
 use super::rings::RingV1;
 use super::still::Remembered;
 use super::{BlockState, Monitor, Virtual, bus};
-use crate::model::{ModelStateV1, RegisterId, Seen, Way};
+use crate::model::{ModelStateV1, Way};
 use crate::{Hardware, HardwareError};
 
 const VERSION: u32 = 1;
@@ -114,37 +113,6 @@ impl<H: Hardware> Monitor<H> {
         Ok(())
     }
 
-    /// Plays what restoring would write to a model of its own, from a reset on: what no guest would have been let do is refused. Rings
-    /// and blocks are not looked at here: they are, in guest memory, when the device goes on.
-    fn rehearse(&self, registers: &[(RegisterId, u32)]) -> Result<(), DeviceError> {
-        let mut machine = self.machine.clone();
-        machine.reset();
-        for step in &self.plan.restore {
-            let (register, value) = match *step {
-                Step::Saved { register, mask, with } => {
-                    let saved = registers.iter().find(|(id, _)| *id == register);
-                    (register, saved.map_or(0, |(_, value)| *value) & mask | with)
-                }
-                Step::Value(register, value) => (register, value),
-                Step::Ring(_) | Step::Card => continue,
-            };
-            if self.plan.role(register) != Role::Plain {
-                continue;
-            }
-            let pending = machine.ask(Seen::Write { register, value });
-            let name = machine.register(register).name;
-            if pending.resets() {
-                return Err(impossible(format!("{name} {value:#x} resets the device")));
-            }
-            for check in pending.checks() {
-                self.check_registers(&machine, &pending, self.plan.rule(check))
-                    .map_err(|fault| impossible(format!("{name} {value:#x}: {}", fault.text)))?;
-            }
-            let _ = machine.commit(pending);
-        }
-        Ok(())
-    }
-
     fn understand(&self, saved: &StateV1) -> Result<Remembered, DeviceError> {
         let mut machine = self.machine.clone();
         machine.load(&saved.machine).map_err(|fault| impossible(fault.to_string()))?;
@@ -160,7 +128,7 @@ impl<H: Hardware> Monitor<H> {
             }
             registers.push((id, *value));
         }
-        self.rehearse(&registers)?;
+        self.rehearse(&registers, true).map_err(impossible)?;
         let status = self.machine.register(self.plan.status);
         let mask = self.machine.register(self.plan.mask);
         if saved.status & !bus::full(status) != 0 || saved.mask & !bus::full(mask) != 0 {
@@ -170,6 +138,13 @@ impl<H: Hardware> Monitor<H> {
             || !self.rings.iter().zip(&saved.rings).all(|(ring, saved)| ring.fits(saved))
         {
             return Err(impossible("rings that the model does not have"));
+        }
+        // What the hardware would run on is what the guest has enabled.
+        for (saved, (enable, bits)) in saved.rings.iter().zip(&self.plan.enables) {
+            let on = registers.iter().any(|(id, value)| id == enable && value & bits != 0);
+            if on != saved.running {
+                return Err(impossible("a ring that is enabled here and not there"));
+            }
         }
         if saved.blocks.len() != self.blocks.len() {
             return Err(impossible("blocks that the model does not have"));

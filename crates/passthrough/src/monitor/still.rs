@@ -9,7 +9,7 @@ use super::plan::{Role, Step};
 use super::rings::RingV1;
 use super::{BlockState, Monitor, MonitorError, Virtual};
 use crate::Hardware;
-use crate::model::{Flow, Machine, Reads, RegisterId, Way, Writes};
+use crate::model::{Flow, Machine, Reads, RegisterId, Seen, Way, Writes};
 
 /// How long hardware may take to come out of a reset.
 const RESETS: Duration = Duration::from_millis(200);
@@ -281,6 +281,64 @@ impl<H: Hardware> Monitor<H> {
         Ok(())
     }
 
+    /// What a model of its own says, from a reset on, of the writes with which a device is brought back. Strict: what no guest would
+    /// have been let do is an error. Rings and blocks are not looked at here: they are, in guest memory, when the device goes on.
+    pub(super) fn rehearse(&self, registers: &[(RegisterId, u32)], strict: bool) -> Result<Machine, String> {
+        let mut machine = self.machine.clone();
+        machine.reset();
+        for step in &self.plan.restore {
+            let (register, value) = match *step {
+                Step::Saved { register, mask, with } => {
+                    let saved = registers.iter().find(|(id, _)| *id == register);
+                    (register, saved.map_or(0, |(_, value)| *value) & mask | with)
+                }
+                Step::Value(register, value) => (register, value),
+                Step::Ring(_) | Step::Card => continue,
+            };
+            if self.plan.role(register) != Role::Plain {
+                continue;
+            }
+            let pending = machine.ask(Seen::Write { register, value });
+            let name = machine.register(register).name;
+            if strict {
+                if pending.resets() {
+                    return Err(format!("{name} {value:#x} resets the device"));
+                }
+                for check in pending.checks() {
+                    self.check_registers(&machine, &pending, self.plan.rule(check))
+                        .map_err(|fault| format!("{name} {value:#x}: {}", fault.text))?;
+                }
+            }
+            let _ = machine.commit(pending);
+        }
+        Ok(machine)
+    }
+
+    /// The model is where the guest was, but for what the writes of bringing back have moved: a word of an EEPROM that was half read
+    /// begins anew, whatever the guest believes.
+    fn follow_restoring(&mut self, registers: &[(RegisterId, u32)]) {
+        let Ok(played) = self.rehearse(registers, false) else { return };
+        let mut saved = self.machine.save();
+        for (region, (name, state)) in self.model.regions.iter().zip(played.states()) {
+            let first = region.states.first().is_some_and(|first| first.name == state.name);
+            let place = saved.states.iter_mut().find(|(region, _)| region == name);
+            if let Some((_, own)) = place.filter(|_| !first) {
+                state.name.clone_into(own);
+            }
+        }
+        let loaded = self.machine.load(&saved);
+        debug_assert!(loaded.is_ok(), "{loaded:?}: states of this very model");
+        for step in &self.plan.restore {
+            if let Step::Saved { register, mask, .. } = *step
+                && self.plan.role(register) == Role::Plain
+                && let Some((_, value)) = registers.iter().find(|(id, _)| *id == register)
+            {
+                let kept = self.machine.value(register) & !mask;
+                self.machine.note(register, kept | value & mask);
+            }
+        }
+    }
+
     fn bring_back(&mut self, remembered: &Remembered) -> Result<(), String> {
         if self.bus.gone() {
             return Err("is gone".to_owned());
@@ -291,6 +349,7 @@ impl<H: Hardware> Monitor<H> {
             self.reset_hardware()?;
         }
         self.machine.adopt(&remembered.machine);
+        self.follow_restoring(&remembered.registers);
         self.interrupts = remembered.interrupts;
         self.blocks.clone_from(&remembered.blocks);
         self.transfer = None;
