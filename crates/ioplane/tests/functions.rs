@@ -5,6 +5,9 @@ mod house;
 use std::time::{Duration, Instant};
 
 use house::House;
+use ioplane_device::{Access, At};
+use ioplane_testkit::driver::GuestMemory;
+use ioplane_testkit::nic::{Cp, Cut, Ne2k, Reach, frame};
 use ioplane_testkit::vfio_user::Client;
 use serde_json::{Value, json};
 
@@ -194,6 +197,122 @@ fn a_state_is_saved_and_loaded() {
     assert_eq!(house.http("POST", "/v1/pci/soft/load", &"x".repeat(3 << 20)).0, 413);
     assert_eq!(client.read(BAR1, 8, 4).unwrap(), filter);
     assert_eq!(show(&house, "soft")["stage"], "running");
+}
+
+/// Registers behind a socket.
+struct Remote(Client);
+
+impl Reach for Remote {
+    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+        let (region, offset) = match at {
+            At::Bar(bar, offset) => (u32::from(bar), offset),
+            At::Config(offset) => (CONFIG, offset),
+        };
+        match op {
+            Access::Read(bytes) => {
+                let read =
+                    self.0.read(region, offset, bytes.len() as u32).map_err(|error| error.to_string())?;
+                bytes.copy_from_slice(&read);
+            }
+            Access::Write(bytes) => {
+                self.0.write(region, offset, bytes).map_err(|error| error.to_string())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+const SOFT: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
+const OLD: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
+
+/// Two guests: one drives the RTL8139 by rings in its memory, the other the NE2000 by its ports.
+struct Guests {
+    cp: Cp<Remote>,
+    ne2k: Ne2k<Remote>,
+}
+
+impl Guests {
+    fn plug_in(house: &House, memory: &mut GuestMemory) -> Guests {
+        let mut client = connect(house, "soft");
+        for region in memory.regions() {
+            client.map(region.gpa, region.len, region.offset, Some(region.file())).unwrap();
+        }
+        let base = memory.alloc(Cp::<Remote>::MEMORY, 4096).unwrap();
+        let mut soft = Remote(client);
+        soft.enable(false).unwrap();
+        let mut cp = Cp::new(soft, memory.view().clone(), base);
+        cp.open(SOFT).unwrap();
+        let mut old = Remote(connect(house, "old"));
+        old.enable(false).unwrap();
+        let mut ne2k = Ne2k::new(old);
+        assert_eq!(ne2k.probe().unwrap(), OLD);
+        ne2k.open(OLD).unwrap();
+        Guests { cp, ne2k }
+    }
+
+    /// One frame there and one back.
+    fn ping(&mut self, house: &House, seed: u8) {
+        let payload = |seed: u8| -> Vec<u8> { (0..100u8).map(|at| at ^ seed).collect() };
+        let (there, back) = (frame(OLD, SOFT, &payload(seed)), frame(SOFT, OLD, &payload(!seed)));
+        self.cp.xmit(&there, Cut::default()).unwrap();
+        let end = Instant::now() + LIMIT;
+        let came = loop {
+            if let Some(came) = self.ne2k.interrupt().unwrap().0.pop() {
+                break came;
+            }
+            let all = || (show(house, "soft"), show(house, "old"), house.log());
+            assert!(Instant::now() < end, "no frame comes to the NE2000: {:#?}", all());
+        };
+        assert_eq!(came[..there.len()], there);
+        self.ne2k.xmit(&back).unwrap();
+        let came = loop {
+            if let Some(came) = self.cp.poll().unwrap().pop() {
+                break came.bytes;
+            }
+            assert!(Instant::now() < end, "no frame comes to the RTL8139");
+        };
+        assert_eq!(came[..back.len()], back);
+        self.cp.reclaim().unwrap();
+        self.ne2k.interrupt().unwrap();
+    }
+}
+
+/// Frames go through the switch, and go on through a hold, a save and a load.
+#[test]
+fn guests_talk_by_emulated_nics() {
+    let house = House::open(config());
+    house.json(&[
+        "pci",
+        "add",
+        "old",
+        "--emulate",
+        "ne2000",
+        "--switch",
+        "lan",
+        "--mac",
+        "02:00:00:00:00:0b",
+    ]);
+    let mut memory = GuestMemory::new(4 << 20).unwrap();
+    let mut guests = Guests::plug_in(&house, &mut memory);
+    (0..5).for_each(|seed| guests.ping(&house, seed));
+    let file = house.path("soft.state").display().to_string();
+    for name in ["soft", "old"] {
+        house.json(&["pci", "quiesce", name]);
+        house.json(&["pci", "save", name, &file]);
+        house.json(&["pci", "load", name, &file]);
+        (0..5).for_each(|seed| guests.ping(&house, seed));
+        house.json(&["pci", "quiesce", name]);
+        house.json(&["pci", "resume", name]);
+        (0..5).for_each(|seed| guests.ping(&house, seed));
+    }
+    let soft = show(&house, "soft");
+    assert_eq!((&soft["chip"]["sent"], &soft["port"]["sent_frames"]), (&25.into(), &25.into()), "{soft}");
+    assert_eq!((&soft["chip"]["received"], &soft["chip"]["wrong_dma"]), (&25.into(), &0.into()), "{soft}");
+    assert_eq!(soft["traffic"]["memory_bytes"], 4 << 20);
+    let old = show(&house, "old");
+    assert_eq!((&old["chip"]["sent"], &old["chip"]["received"]), (&25.into(), &25.into()), "{old}");
+    let text = house.cli(&["pci", "watch", "soft", "--for", "200ms"]).out;
+    assert!(text.contains("sent ") && text.contains("received "), "{text}");
 }
 
 #[test]

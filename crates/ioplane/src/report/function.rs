@@ -222,10 +222,10 @@ pub struct RestReport {
 /// The file of `ioplane pci save`, the body of `GET` and `PUT /v1/pci/NAME/state`. Hostile input.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct StateFile {
-    /// [`StateFile::FORMAT`].
+pub struct StateFileV1 {
+    /// [`StateFileV1::FORMAT`].
     pub format: String,
-    /// [`StateFile::VERSION`].
+    /// [`StateFileV1::VERSION`].
     pub version: u32,
     /// What saved it, as the device calls itself: `rtl8139`.
     pub kind: String,
@@ -235,7 +235,7 @@ pub struct StateFile {
     pub body: String,
 }
 
-impl StateFile {
+impl StateFileV1 {
     /// What kind of file it is.
     pub const FORMAT: &'static str = "ioplane-function";
     /// Version of the file.

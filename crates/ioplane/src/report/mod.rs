@@ -15,7 +15,7 @@ mod function;
 mod network;
 
 pub use function::{
-    ChipReport, EventReport, FunctionReport, RegionReport, RestReport, Stage, StateFile, TrafficReport,
+    ChipReport, EventReport, FunctionReport, RegionReport, RestReport, Stage, StateFileV1, TrafficReport,
     WatchFaultReport, WatchReport,
 };
 pub use network::{

@@ -1,5 +1,7 @@
 //! The dense form of a table.
 
+use std::sync::{Mutex, PoisonError};
+
 use super::layout::{Layout, RegisterId};
 use super::machine::{Await, REGIONS, Seen};
 use super::{ANY, Check, Event, Hook, ModelFault, RESET, STAY, State, StateModel, Transition, Way, verify};
@@ -10,6 +12,8 @@ pub(super) const TO_STAY: u8 = 0xff;
 pub(super) const TO_RESET: u8 = 0xfe;
 /// [`Edge::given`]: no condition.
 pub(super) const GIVEN_NONE: u8 = 0xff;
+/// No edge. There are fewer than this ([`verify`]).
+pub(super) const NO_EDGE: u16 = u16::MAX;
 
 /// One transition out of one state on one kind of event.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +36,8 @@ pub(super) struct Compiled {
     pub layout: Layout,
     pub banks: usize,
     pub bank: Option<RegisterId>,
+    /// The mask and the shift of the bank's field.
+    field: (u8, u8),
     /// The first state of each region.
     pub first: [u8; REGIONS],
     /// One bit a state.
@@ -51,7 +57,19 @@ pub(super) struct Compiled {
 }
 
 impl Compiled {
-    pub fn new(model: &'static StateModel) -> Result<Self, ModelFault> {
+    /// The dense form of a model: made at the first call, then kept for as long as the process lives, as the table itself is.
+    pub fn of(model: &'static StateModel) -> Result<&'static Self, ModelFault> {
+        static MADE: Mutex<Vec<(&'static StateModel, &'static Compiled)>> = Mutex::new(Vec::new());
+        let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, compiled)) = made.iter().find(|(own, _)| std::ptr::eq(*own, model)) {
+            return Ok(compiled);
+        }
+        let compiled: &'static Self = Box::leak(Box::new(Self::new(model)?));
+        made.push((model, compiled));
+        Ok(compiled)
+    }
+
+    fn new(model: &'static StateModel) -> Result<Self, ModelFault> {
         let findings = verify::verify(model);
         if !findings.is_empty() {
             return Err(ModelFault::Unsound { model: model.name, findings });
@@ -66,6 +84,7 @@ impl Compiled {
             layout: Layout::new(model, banks, bank),
             banks,
             bank,
+            field: model.banks.map_or((0, 0), |banks| (banks.mask, banks.shift)),
             first: [0; REGIONS],
             reusable: 0,
             hooks: vec![[0; 2]; states].into_boxed_slice(),
@@ -82,7 +101,7 @@ impl Compiled {
     }
 
     fn fill(&mut self, model: &'static StateModel) {
-        let mut lists: Vec<Vec<Edge>> = vec![Vec::new(); self.spans.len()];
+        let mut lists: Vec<Vec<(usize, Edge)>> = vec![Vec::new(); self.spans.len()];
         let mut first = 0;
         for (place, region) in model.regions.iter().enumerate() {
             self.first[place] = first as u8;
@@ -105,16 +124,27 @@ impl Compiled {
                         }
                     };
                     let Some((key, edge)) = self.edge(model, transition, to) else { continue };
-                    self.listens[key] |= 1 << place;
-                    lists[key * self.states + number].push(edge);
+                    lists[key * self.states + number].push((place, edge));
                 }
             }
             first += region.states.len();
         }
+        for (at, list) in lists.iter_mut().enumerate() {
+            // Those at the end that change nothing need not be looked at.
+            let (key, number) = (at / self.states, (at % self.states) as u8);
+            let idle = |edge: &Edge| edge.checks.is_empty() && [TO_STAY, number].contains(&edge.to);
+            let awaited = key >= self.registers * 2;
+            while !awaited && list.last().is_some_and(|(_, edge)| idle(edge)) {
+                list.pop();
+            }
+            for (place, _) in list.iter() {
+                self.listens[key] |= 1 << place;
+            }
+        }
         let mut edges = Vec::new();
         for (span, list) in self.spans.iter_mut().zip(lists) {
             *span = (edges.len() as u16, (edges.len() + list.len()) as u16);
-            edges.extend(list);
+            edges.extend(list.into_iter().map(|(_, edge)| edge));
         }
         self.edges = edges.into_boxed_slice();
     }
@@ -179,20 +209,34 @@ impl Compiled {
         }
     }
 
-    /// The edges for a key out of a state.
+    /// Which regions have edges for a key, one bit a region, and where its row of states begins.
     #[inline]
-    pub fn edges(&self, key: usize, state: u8) -> &[Edge] {
-        let at = key.saturating_mul(self.states).saturating_add(usize::from(state));
-        let (from, to) = self.spans.get(at).copied().unwrap_or((0, 0));
-        self.edges.get(usize::from(from)..usize::from(to)).unwrap_or(&[])
+    pub fn listeners(&self, key: usize) -> (u8, usize) {
+        match self.listens.get(key) {
+            Some(regions) => (*regions, key * self.states),
+            None => (0, usize::MAX / 2),
+        }
+    }
+
+    /// The edges out of a state in a row: the number of the first, and all of them.
+    #[inline]
+    pub fn edges(&self, base: usize, state: u8) -> (u16, &[Edge]) {
+        let Some((from, to)) = self.spans.get(base + usize::from(state)) else { return (0, &[]) };
+        (*from, self.edges.get(usize::from(*from)..usize::from(*to)).unwrap_or(&[]))
+    }
+
+    /// An edge by its number.
+    #[inline]
+    pub fn edge_at(&self, number: u16) -> Option<&Edge> {
+        self.edges.get(usize::from(number))
     }
 
     /// What a state waits for in the hardware's registers.
     pub fn awaits(&self, state: u8) -> impl Iterator<Item = Await> + '_ {
         (0..self.registers).flat_map(move |register| {
             let register = RegisterId(register as u8);
-            let (key, _) = self.key(Seen::Became { register, value: 0 });
-            self.edges(key, state).iter().map(move |edge| Await { register, mask: edge.mask, is: edge.is })
+            let (_, base) = self.listeners(self.key(Seen::Became { register, value: 0 }).0);
+            self.edges(base, state).1.iter().map(move |edge| Await { register, mask: edge.mask, is: edge.is })
         })
     }
 
@@ -214,8 +258,8 @@ impl Compiled {
 
     /// Which bank a value of the bank register chooses.
     #[inline]
-    pub fn bank_of(&self, model: &StateModel, value: u32) -> usize {
-        model.banks.map_or(0, |banks| usize::from((value as u8 & banks.mask) >> (banks.shift & 7)))
+    pub fn bank_of(&self, value: u32) -> usize {
+        usize::from((value as u8 & self.field.0) >> (self.field.1 & 7))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::compile::{Compiled, Edge, GIVEN_NONE, TO_RESET, TO_STAY};
+use super::compile::{Compiled, Edge, GIVEN_NONE, NO_EDGE, TO_RESET, TO_STAY};
 use super::layout::{Piece, RegisterId, Split};
 use super::{Check, ModelFault, Register, State, StateModel, Way, Writes};
 
@@ -68,9 +68,12 @@ pub struct Await {
 #[must_use = "the event has not happened until it is committed"]
 pub struct Pending {
     seen: Seen,
+    /// The edge that each region takes, and the state that it is in then.
+    taken: [u16; REGIONS],
     to: [u8; REGIONS],
-    checks: [&'static [Check]; REGIONS],
+    unchecked: bool,
     reset: bool,
+    table: &'static Compiled,
     serial: u64,
 }
 
@@ -78,12 +81,13 @@ impl Pending {
     /// What must hold before the hardware hears of the event, in the order of the regions. If one fails, drop this: the event does
     /// not happen, and nothing has changed.
     pub fn checks(&self) -> impl Iterator<Item = &'static Check> + use<> {
-        self.checks.into_iter().flatten()
+        let table = self.table;
+        self.taken.into_iter().filter_map(|edge| table.edge_at(edge)).flat_map(|edge| edge.checks)
     }
 
-    /// Whether there is anything to check.
+    /// Whether there is nothing to check.
     pub fn unchecked(&self) -> bool {
-        self.checks.iter().all(|checks| checks.is_empty())
+        self.unchecked
     }
 
     /// What the event is.
@@ -130,7 +134,7 @@ impl Moves {
 #[derive(Debug, Clone)]
 pub struct Machine {
     model: &'static StateModel,
-    table: Compiled,
+    table: &'static Compiled,
     /// The state of each region, numbered over all regions.
     now: [u8; REGIONS],
     bank: usize,
@@ -144,7 +148,7 @@ pub struct Machine {
 impl Machine {
     /// Makes a model run, from its first states. Says everything that is wrong with the table.
     pub fn new(model: &'static StateModel) -> Result<Self, ModelFault> {
-        let table = Compiled::new(model)?;
+        let table = Compiled::of(model)?;
         let mut machine = Self {
             model,
             now: table.first,
@@ -225,12 +229,13 @@ impl Machine {
     }
 
     /// Notes a value without an event: of an unhooked write, or as read from the hardware. The bank follows.
+    #[inline]
     pub fn note(&mut self, id: RegisterId, value: u32) {
         if let Some(place) = self.values.get_mut(id.index()) {
             *place = value;
         }
         if self.table.bank == Some(id) {
-            self.bank = self.table.bank_of(self.model, value);
+            self.bank = self.table.bank_of(value);
         }
     }
 
@@ -255,20 +260,29 @@ impl Machine {
         let (key, value) = self.table.key(seen);
         let mut pending = Pending {
             seen,
-            to: [TO_STAY; REGIONS],
-            checks: [&[]; REGIONS],
+            taken: [NO_EDGE; REGIONS],
+            to: self.now,
+            unchecked: true,
             reset: false,
+            table: self.table,
             serial: self.updates,
         };
-        let mut listening = self.table.listens.get(key).copied().unwrap_or(0);
+        let (mut listening, base) = self.table.listeners(key);
         while listening != 0 {
             let region = listening.trailing_zeros() as usize % REGIONS;
             listening &= listening - 1;
-            let edges = self.table.edges(key, self.now[region]);
-            if let Some(edge) = edges.iter().find(|edge| self.fits(edge, seen, value)) {
-                pending.reset |= edge.to == TO_RESET;
-                pending.to[region] = edge.to;
-                pending.checks[region] = edge.checks;
+            let (from, edges) = self.table.edges(base, self.now[region]);
+            for (at, edge) in edges.iter().enumerate() {
+                if self.fits(edge, seen, value) {
+                    pending.taken[region] = from + at as u16;
+                    pending.unchecked &= edge.checks.is_empty();
+                    match edge.to {
+                        TO_STAY => {}
+                        TO_RESET => pending.reset = true,
+                        to => pending.to[region] = to,
+                    }
+                    break;
+                }
             }
         }
         pending
@@ -298,11 +312,7 @@ impl Machine {
         if pending.reset {
             self.begin();
         } else {
-            for (now, to) in self.now.iter_mut().zip(pending.to) {
-                if to != TO_STAY {
-                    *now = to;
-                }
-            }
+            self.now = pending.to;
             if let Seen::Write { register, value } = pending.seen {
                 self.note(register, value);
             }
@@ -385,9 +395,9 @@ impl Machine {
     }
 
     fn listens(&self, seen: Seen, undisturbed: bool) -> bool {
-        let (key, _) = self.table.key(seen);
+        let (_, base) = self.table.listeners(self.table.key(seen).0);
         self.waiting().any(|(region, state)| {
-            !self.table.edges(key, state).is_empty() && (!undisturbed || self.others_reusable(region))
+            !self.table.edges(base, state).1.is_empty() && (!undisturbed || self.others_reusable(region))
         })
     }
 
@@ -503,7 +513,7 @@ impl Machine {
     fn take(&mut self, now: [u8; REGIONS], values: Box<[u32]>) {
         self.now = now;
         self.values = values;
-        self.bank = self.table.bank.map_or(0, |id| self.table.bank_of(self.model, self.value(id)));
+        self.bank = self.table.bank.map_or(0, |id| self.table.bank_of(self.value(id)));
         self.rehook();
     }
 }

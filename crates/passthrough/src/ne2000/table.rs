@@ -197,6 +197,7 @@ const DMA: Region = Region {
             .hooks(&[("DATA", Way::Read)]),
     ],
     transitions: &[
+        From::new(ANY, On::sets("CR", ABORT), "Quiet"),
         From::new(ANY, On::write("CR", RD, READ), "DmaRd").check(&[Check::Card {
             start: RSAR,
             count: RBCR,
@@ -209,7 +210,6 @@ const DMA: Region = Region {
         }]),
         From::new(ANY, On::write("CR", RD, SEND), STAY)
             .check(&[Deny("'send packet' is not offered: the card would choose the range by itself")]),
-        From::new(ANY, On::sets("CR", ABORT), "Quiet"),
         From::new(ANY, On::Moved, "Quiet"),
         From::new(ANY, On::sets("ISR", RDC), "Quiet"),
         From::new(ANY, On::written("RSAR0"), "Quiet"),

@@ -10,7 +10,7 @@ use super::{absolute, address_of, ask, print, show, working};
 use crate::cli::{PciAdd, PciCommand};
 use crate::client::Client;
 use crate::daemon::QuiesceForm;
-use crate::report::{DoneReport, FunctionReport, RestReport, StateFile};
+use crate::report::{DoneReport, FunctionReport, RestReport, StateFileV1};
 use crate::spec::FunctionForm;
 
 /// Largest file of `pci save`: twice what a device may save.
@@ -62,7 +62,7 @@ pub fn run(client: &Client, command: PciCommand, json: bool) -> Result<()> {
         PciCommand::Save { name, file, deadline } => {
             let form = QuiesceForm { deadline_ms: deadline.as_millis() as u64, or_go_on: false };
             let path = format!("{}/save", address(&name));
-            let state: StateFile = working("waiting for the function to come to rest", || {
+            let state: StateFileV1 = working("waiting for the function to come to rest", || {
                 ask(client, Method::POST, &path, Some(&form))
             })?;
             let text = serde_json::to_string_pretty(&state)? + "\n";
@@ -79,7 +79,7 @@ pub fn run(client: &Client, command: PciCommand, json: bool) -> Result<()> {
                 );
             }
             let text = std::fs::read(&file).with_context(|| format!("read {}", file.display()))?;
-            let state: StateFile = serde_json::from_slice(&text).with_context(|| {
+            let state: StateFileV1 = serde_json::from_slice(&text).with_context(|| {
                 format!("{} is no saved state: name a file of `ioplane pci save`", file.display())
             })?;
             let path = format!("{}/load", address(&name));

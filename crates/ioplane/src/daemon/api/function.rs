@@ -8,7 +8,7 @@ use crate::daemon::functions::QuiesceForm;
 use crate::daemon::ledger::FunctionRecord;
 use crate::daemon::shelf::OnFailure;
 use crate::refusal::Refusal;
-use crate::report::{DoneReport, StateFile};
+use crate::report::{DoneReport, StateFileV1};
 use crate::spec::FunctionForm;
 
 /// Largest saved state: in base64, and a few words around it.
@@ -80,7 +80,7 @@ pub async fn save(State(daemon): Own, Path(name): Path<String>, body: Body) -> A
 }
 
 pub async fn load(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
-    let file: StateFile = form_up_to(body, STATE)?;
+    let file: StateFileV1 = form_up_to(body, STATE)?;
     whole(daemon.may_change()?, async move {
         daemon.functions.served(&name)?.load(file).await?;
         tracing::info!(function = name, "a saved state was loaded");

@@ -22,8 +22,8 @@
 //! | `DELETE /v1/pci/NAME?force=true` | | what was done |
 //! | `POST /v1/pci/NAME/quiesce` | [`QuiesceForm`] | [`crate::report::RestReport`]: it is held |
 //! | `POST /v1/pci/NAME/resume` | | what was done |
-//! | `POST /v1/pci/NAME/save` | [`QuiesceForm`] | [`crate::report::StateFile`] |
-//! | `POST /v1/pci/NAME/load` | [`crate::report::StateFile`] | what was done |
+//! | `POST /v1/pci/NAME/save` | [`QuiesceForm`] | [`crate::report::StateFileV1`] |
+//! | `POST /v1/pci/NAME/load` | [`crate::report::StateFileV1`] | what was done |
 //! | `GET /v1/ports/NAME/capture?snaplen=N` | | pcapng, until the client goes |
 //! | `GET /v1/cores`, `GET /v1/cores/ID` | | [`crate::report::CoreReport`], several or one |
 //! | `POST /v1/cores` | [`CoreForm`] | 201 and the core |

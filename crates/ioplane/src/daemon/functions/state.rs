@@ -9,14 +9,14 @@ use super::Card;
 use super::body::Body;
 use super::hold::QuiesceForm;
 use crate::refusal::Refusal;
-use crate::report::StateFile;
+use crate::report::StateFileV1;
 use crate::spec::{FunctionSpec, ModeWord, SourceSpec};
 
-impl From<State> for StateFile {
+impl From<State> for StateFileV1 {
     fn from(State { kind, version, body }: State) -> Self {
-        StateFile {
-            format: StateFile::FORMAT.to_owned(),
-            version: StateFile::VERSION,
+        StateFileV1 {
+            format: StateFileV1::FORMAT.to_owned(),
+            version: StateFileV1::VERSION,
             kind,
             state_version: version,
             body: STANDARD.encode(body),
@@ -24,18 +24,18 @@ impl From<State> for StateFile {
     }
 }
 
-impl TryFrom<StateFile> for State {
+impl TryFrom<StateFileV1> for State {
     type Error = Refusal;
 
-    fn try_from(file: StateFile) -> Result<Self, Refusal> {
+    fn try_from(file: StateFileV1) -> Result<Self, Refusal> {
         let refuse = |why: String| Refusal::invalid(why, "give a file that `ioplane pci save` has written");
-        if file.format != StateFile::FORMAT || file.version != StateFile::VERSION {
+        if file.format != StateFileV1::FORMAT || file.version != StateFileV1::VERSION {
             return Err(refuse(format!(
                 "it is {:.40} version {}, this is {} version {}",
                 file.format,
                 file.version,
-                StateFile::FORMAT,
-                StateFile::VERSION
+                StateFileV1::FORMAT,
+                StateFileV1::VERSION
             )));
         }
         let body = STANDARD.decode(file.body).map_err(|error| refuse(format!("the state: {error}")))?;
@@ -85,7 +85,7 @@ impl Card {
     }
 
     /// What another function of its kind needs to go on from here. One that runs is brought to rest for it, and goes on.
-    pub async fn save(&self, form: QuiesceForm) -> Result<StateFile, Refusal> {
+    pub async fn save(&self, form: QuiesceForm) -> Result<StateFileV1, Refusal> {
         self.may_be_saved()?;
         let _changing = self.changing.lock().await;
         let save = |front: &Front<Body>, name: &str| {
@@ -96,11 +96,11 @@ impl Card {
                 )
             })
         };
-        self.at_rest(form, save).await.map(StateFile::from)
+        self.at_rest(form, save).await.map(StateFileV1::from)
     }
 
     /// Puts a state into it, and lets it go on from there.
-    pub async fn load(&self, file: StateFile) -> Result<(), Refusal> {
+    pub async fn load(&self, file: StateFileV1) -> Result<(), Refusal> {
         self.may_be_saved()?;
         let state = State::try_from(file)?;
         let _changing = self.changing.lock().await;
@@ -119,9 +119,9 @@ mod tests {
     #[test]
     fn what_is_saved_is_read_and_what_is_none_is_not() {
         let state = State { kind: "rtl8139".into(), version: 3, body: vec![0, 255, 7] };
-        let file = StateFile::from(state.clone());
+        let file = StateFileV1::from(state.clone());
         assert_eq!(State::try_from(file.clone()).unwrap(), state);
-        let other = |change: fn(&mut StateFile)| {
+        let other = |change: fn(&mut StateFileV1)| {
             let mut file = file.clone();
             change(&mut file);
             State::try_from(file).unwrap_err().error

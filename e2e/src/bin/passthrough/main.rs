@@ -1,0 +1,138 @@
+//! `ioplane-passthrough-bench [--json] [--pings N] [--seconds S]`: two NICs in three modes, in L1 with a guest of stock QEMU and stock drivers.
+//!
+//! ```text
+//!   here:  the models' updates under callgrind, and natively        --> model_instructions_per_update, model_ns_per_update
+//!   L1:    a guest with both cards, for each mode                   --> exits, hooked accesses, interrupts, throughput
+//!            emulated     ioplane's own RTL8139 and NE2000, on TAPs
+//!            virtual      L1's cards under watch
+//!            passthrough  L1's cards as they are
+//! ```
+//!
+//! Exits are counted by L1's KVM, exactly, and told apart by address: those of a card are those in its BARs. Times and rates are those of
+//! a translated machine: only their ratios mean something.
+
+mod model;
+mod row;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use ioplane_e2e::{Inner, L1, Nic, Version};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use model::Update;
+use row::Row;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const CARDS: [(Nic, &str); 2] = [(Nic::Rtl8139, "rtl8139"), (Nic::Ne2000, "ne2000")];
+
+/// Measures what watching a NIC costs its guest.
+#[derive(Parser)]
+struct Options {
+    /// Print one JSON object in place of the tables
+    #[arg(long)]
+    json: bool,
+    /// Pings of 1,000 bytes for each row
+    #[arg(long, default_value_t = 1000)]
+    pings: u32,
+    /// Seconds of each stream
+    #[arg(long, default_value_t = 5)]
+    seconds: u32,
+    /// Only what the models' updates cost
+    #[arg(long)]
+    model: bool,
+}
+
+/// By NIC, then by mode: `rtl8139.virtual.exits_per_ping`.
+#[derive(Serialize)]
+struct Report {
+    pings: u32,
+    /// The dearer of the two models.
+    model_instructions_per_update: Option<f64>,
+    models: BTreeMap<&'static str, Update>,
+    #[serde(flatten)]
+    cards: BTreeMap<&'static str, BTreeMap<&'static str, Row>>,
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let begun = Instant::now();
+    let say = |line: &str| eprintln!("[{:6.1} s] {line}", begun.elapsed().as_secs_f64());
+    let mut models = BTreeMap::new();
+    for (_, name) in CARDS {
+        models.insert(name, model::update(name)?);
+        say(&format!("a model's update: {name}"));
+    }
+    let dearest = models.values().filter_map(|update| update.instructions).reduce(f64::max);
+    let mut report = Report {
+        pings: options.pings,
+        model_instructions_per_update: dearest,
+        models,
+        cards: BTreeMap::new(),
+    };
+    if !options.model {
+        let l1 = L1::boot_with_nics(2048, &CARDS.map(|(nic, _)| nic), &say)?;
+        for mode in ["emulated", "virtual", "passthrough"] {
+            let rows = one_mode(&l1, mode, &options, &say).with_context(|| format!("mode {mode}"))?;
+            for (name, row) in rows {
+                report.cards.entry(name).or_default().insert(mode, row);
+            }
+        }
+    }
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}{}", model::table(&report.models), row::table(&report.cards));
+    }
+    Ok(())
+}
+
+/// Adds both cards to a daemon in L1.
+fn add(l1: &L1, daemon: &Inner<'_>, mode: &str) -> Result<()> {
+    for (nic, name) in CARDS {
+        let (address, peer, ip) = (nic.address(), nic.peer(), nic.peer_ip());
+        if mode == "emulated" {
+            let up = peer.replace("peer", "up");
+            daemon.text(&format!("pci add {name} --emulate {name} --tap {up} --mac {}", nic.mac()))?;
+            l1.run(
+                &format!(
+                    "ip addr del {ip}/24 dev {peer}; ip addr add {ip}/24 dev {up} && ip link set {up} up"
+                ),
+                MINUTE,
+            )?;
+        } else {
+            l1.run(&format!("ip addr replace {ip}/24 dev {peer}"), MINUTE)?;
+            daemon.text(&format!("pci add {name} --host {address} --mode {mode}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn one_mode(
+    l1: &L1,
+    mode: &'static str,
+    options: &Options,
+    say: &dyn Fn(&str),
+) -> Result<Vec<(&'static str, Row)>> {
+    let daemon = l1.serve(mode, "")?;
+    add(l1, &daemon, mode)?;
+    let names = CARDS.map(|(_, name)| name);
+    let guest = l1.debian_by(Version::Newer, mode, &daemon.guest_args(&names, 256)?, "")?;
+    let mut rows = Vec::new();
+    for (nic, name) in CARDS {
+        guest.raise(nic)?;
+        let subject = row::Subject { l1, daemon: &daemon, guest: &guest, mode, nic, name };
+        let row = subject
+            .measure(options.pings, options.seconds)
+            .with_context(|| format!("{name}: {}", daemon.said()))?;
+        say(&format!("{name}, {mode}: {:.2} exits a ping", row.exits_per_ping));
+        rows.push((name, row));
+    }
+    guest.kill()?;
+    for name in names {
+        daemon.text(&format!("pci remove {name} --force"))?;
+    }
+    daemon.stop()?;
+    Ok(rows)
+}

@@ -1,0 +1,200 @@
+//! Cards of L1 under watch, with stock drivers in a stock guest: traffic, a card that is saved, wiped and brought back under it,
+//! drivers that mean harm. And the same cards in software.
+
+use anyhow::{Context, Result, ensure};
+use ioplane_e2e::l2::L2;
+use ioplane_e2e::{Inner, L1, Nic, Version};
+use serde_json::Value;
+use std::time::Duration;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOSTILE: &str = include_str!("watched.pl");
+const CARDS: [(Nic, &str); 2] = [(Nic::Rtl8139, "rtl"), (Nic::Ne2000, "ne")];
+
+fn shown(daemon: &Inner<'_>, name: &str) -> Result<Value> {
+    daemon.json(&format!("pci show {name}"))
+}
+
+fn number(value: &Value) -> Result<u64> {
+    value.as_u64().with_context(|| format!("{value} is a number"))
+}
+
+/// Pings of 1,000 bytes; each access of an NE2000 is a message, so it gets fewer.
+fn pings(nic: Nic) -> u32 {
+    if nic == Nic::Ne2000 { 15 } else { 300 }
+}
+
+fn traffic(guest: &L2<'_>, daemon: &Inner<'_>, nic: Nic) -> Result<()> {
+    let passed = guest.raise(nic).and_then(|()| guest.ping_all(nic, pings(nic), 1000));
+    passed.with_context(|| format!("QEMU said:\n{}\nioplane said:\n{}", guest.said(), daemon.said()))
+}
+
+/// What the monitor has seen of it: no fault, and no more of the NE2000's accesses hooked than a tenth.
+fn is_watched(daemon: &Inner<'_>, nic: Nic, name: &str) -> Result<()> {
+    let watch = &shown(daemon, name)?["watch"];
+    let (accesses, hooked) = (number(&watch["accesses"])?, number(&watch["hooked"])?);
+    eprintln!("{nic:?}: {accesses} accesses, {hooked} hooked");
+    ensure!(watch["faults"] == serde_json::json!([]), "{watch:#}");
+    ensure!(accesses > hooked && hooked > 0, "{watch:#}");
+    match nic {
+        // Opening it is mostly control; a ping is mostly the data port.
+        Nic::Ne2000 => ensure!(hooked * 100 <= accesses * 12, "{hooked} of {accesses}"),
+        _ => ensure!(number(&watch["dma_vetted"])? >= 600, "both ways: {watch:#}"),
+    }
+    Ok(())
+}
+
+/// Saved, wiped, loaded and resumed while the guest pings: it notices a longer round trip at most.
+fn round_trips(guest: &L2<'_>, daemon: &Inner<'_>, nic: Nic, name: &str, trips: u32) -> Result<()> {
+    let (peer, count) = (nic.peer_ip(), if nic == Nic::Ne2000 { 12 } else { 40 });
+    let job = guest.start(&format!("/folder/busybox ping -q -i 0.3 -s 1000 -c {count} -W 10 {peer}"))?;
+    let file = format!("/tmp/{name}.state");
+    for trip in 0..trips {
+        let rest = daemon.json(&format!("pci quiesce {name} --deadline 2s"))?;
+        daemon.text(&format!("pci save {name} {file}"))?;
+        if trip == 0 {
+            daemon.refused(&format!("pci load {name} /etc/passwd"))?;
+        }
+        daemon.text(&format!("pci load {name} {file}"))?;
+        eprintln!("{nic:?}: at rest after {} us, drained {}", rest["waited_us"], rest["drained"]);
+    }
+    guest.wait_for(&format!("{job}.status"), 2 * MINUTE)?;
+    let said = std::fs::read_to_string(guest.folder().join(format!("{job}.out")))?;
+    let wanted = format!("{count} packets transmitted, {count} packets received");
+    ensure!(said.contains(&wanted), "{said}\nioplane said:\n{}", daemon.said());
+    Ok(())
+}
+
+/// A TCP stream goes on over it as well.
+fn a_stream_goes_on(l1: &L1, guest: &L2<'_>, daemon: &Inner<'_>, nic: Nic, name: &str) -> Result<()> {
+    let peer = nic.peer_ip();
+    let server = l1.start(&format!("exec iperf3 -s -1 -B {peer}"))?;
+    server.expect("listening", MINUTE)?;
+    let job = guest.start(&format!("iperf3 -c {peer} -t 6 --json"))?;
+    let moved = || number(&shown(daemon, name)?["watch"]["dma_bytes"]);
+    let mut before = moved()?;
+    for _ in 0..3 {
+        // It has begun, or gone on, when bytes move.
+        while moved()? < before + 100_000 {
+            std::thread::sleep(Duration::from_millis(50));
+            ensure!(!server.has_ended(), "the stream has ended: {}", server.output());
+        }
+        daemon.text(&format!("pci quiesce {name} --deadline 500ms"))?;
+        daemon.text(&format!("pci save {name} /tmp/{name}.state"))?;
+        daemon.text(&format!("pci load {name} /tmp/{name}.state"))?;
+        before = moved()?;
+    }
+    let status = guest.wait_for(&format!("{job}.status"), 2 * MINUTE)?;
+    let said = std::fs::read_to_string(guest.folder().join(format!("{job}.out")))?;
+    ensure!(status.trim() == "0", "{said}");
+    let report: Value = serde_json::from_str(&said).with_context(|| said.clone())?;
+    let rate = report["end"]["sum_received"]["bits_per_second"].as_f64().context("a rate")?;
+    eprintln!("{nic:?}: a stream of {:.1} Mbit/s over three round trips", rate / 1e6);
+    ensure!(rate > 1e5, "{rate}");
+    ensure!(shown(daemon, name)?["watch"]["denied"] == 0);
+    Ok(())
+}
+
+fn harm(guest: &L2<'_>, chip: &str, id: &str) -> Result<String> {
+    std::fs::write(guest.folder().join("watched.pl"), HOSTILE)?;
+    let (vendor, device) = id.split_once(':').context("an id")?;
+    Ok(format!(
+        "for d in /sys/bus/pci/devices/*; do
+             [ $(cat $d/vendor) = 0x{vendor} ] && [ $(cat $d/device) = 0x{device} ] &&
+                 exec perl /folder/watched.pl {chip} $(basename $d); done
+         echo no {id}; exit 1"
+    ))
+}
+
+/// DMA to memory that is not the guest's is denied, counted and named: by the card's own error interrupt here, by stopping the guest there.
+fn harm_is_denied(l1: &L1, guest: &L2<'_>, daemon: &Inner<'_>) -> Result<()> {
+    let said = guest.run(&harm(guest, "rtl8139", Nic::Rtl8139.id())?)?;
+    ensure!(said.contains("status 8000"), "the status says system error: {said}");
+    let watch = &shown(daemon, "rtl")?["watch"];
+    let fault = &watch["faults"][0];
+    ensure!(fault["cause"] == "dma" && fault["name"] == "buffer-outside" && fault["count"] == 1, "{watch:#}");
+    ensure!(watch["stopped"] == false, "{watch:#}");
+    eprintln!("denied: {}", fault["last"]);
+    // The other card knows nothing of it, nor does the host.
+    guest.ping_all(Nic::Ne2000, 3, 1000)?;
+
+    guest.start(&harm(guest, "ne2000", Nic::Ne2000.id())?)?;
+    l1.run(
+        "for try in $(seq 100); do
+             perl -MIO::Socket::UNIX -e '
+                 my $q = IO::Socket::UNIX->new(Peer => \"/tmp/watched.qmp\") or die \"qmp: $!\"; <$q>;
+                 for my $c (\"qmp_capabilities\", \"query-status\") { print $q \"{\\\"execute\\\": \\\"$c\\\"}\\n\"; $q->flush;
+                     my $l; do { $l = <$q> } until $l =~ /return|error/; print $l if $c eq \"query-status\" }' >/tmp/status
+             grep -q '\"running\": false' /tmp/status && exit 0; sleep 0.2
+         done; cat /tmp/status; exit 1",
+        2 * MINUTE,
+    )
+    .context("the guest is stopped")?;
+    let watch = &shown(daemon, "ne")?["watch"];
+    ensure!(watch["stopped"] == true && watch["faults"][0]["cause"] == "dma", "{watch:#}");
+    eprintln!("stopped: {}", watch["faults"][0]["last"]);
+    Ok(())
+}
+
+fn under_watch(l1: &L1) -> Result<()> {
+    let daemon = l1.serve("watching", "")?;
+    for ((nic, name), policy) in CARDS.into_iter().zip(["dma=error", "dma=stop,register=ignore"]) {
+        let address = nic.address();
+        daemon.text(&format!("pci add {name} --host {address} --mode virtual --on-fault {policy}"))?;
+    }
+    let args = daemon.guest_args(&["rtl", "ne"], 256)?;
+    let guest = l1.debian_by(Version::Newer, "watched", &args, "")?;
+    for (nic, name) in CARDS {
+        traffic(&guest, &daemon, nic)?;
+        is_watched(&daemon, nic, name)?;
+        round_trips(&guest, &daemon, nic, name, 3)?;
+    }
+    a_stream_goes_on(l1, &guest, &daemon, Nic::Rtl8139, "rtl")?;
+    harm_is_denied(l1, &guest, &daemon)?;
+    guest.kill()?;
+    for (_, name) in CARDS {
+        daemon.text(&format!("pci remove {name} --force"))?;
+    }
+    daemon.stop()
+}
+
+/// The same chips in software: one on a TAP, one on a switch with an uplink.
+fn emulated(l1: &L1) -> Result<()> {
+    let daemon = l1.serve("emulating", "")?;
+    daemon.text("switch add lan --uplink up11")?;
+    let mac = |nic: Nic| nic.mac();
+    daemon.text(&format!("pci add rtl --emulate rtl8139 --tap up10 --mac {}", mac(Nic::Rtl8139)))?;
+    daemon.text(&format!("pci add ne --emulate ne2000 --switch lan --mac {}", mac(Nic::Ne2000)))?;
+    for (nic, _) in CARDS {
+        let (peer, ip) = (nic.peer(), nic.peer_ip());
+        let up = peer.replace("peer", "up");
+        let script =
+            format!("ip addr del {ip}/24 dev {peer}; ip addr add {ip}/24 dev {up} && ip link set {up} up");
+        l1.run(&script, MINUTE)?;
+    }
+    let guest = l1.debian_by(Version::Newer, "emulated", &daemon.guest_args(&["rtl", "ne"], 256)?, "")?;
+    for (nic, name) in CARDS {
+        traffic(&guest, &daemon, nic)?;
+        round_trips(&guest, &daemon, nic, name, 1)?;
+        let port = &shown(&daemon, name)?["port"];
+        ensure!(port.is_object(), "{port}");
+    }
+    guest.kill()?;
+    for (_, name) in CARDS {
+        daemon.text(&format!("pci remove {name} --force"))?;
+    }
+    daemon.stop()
+}
+
+#[test]
+fn cards_work_under_watch_and_in_software() -> Result<()> {
+    let begun = std::time::Instant::now();
+    let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
+    let l1 = L1::boot_with_nics(2048, &[Nic::Rtl8139, Nic::Ne2000], &news)?;
+    news("under watch");
+    under_watch(&l1)?;
+    news("in software");
+    emulated(&l1)?;
+    news("done");
+    Ok(())
+}
