@@ -133,8 +133,7 @@ impl Compiled {
             // Those at the end that change nothing need not be looked at.
             let (key, number) = (at / self.states, (at % self.states) as u8);
             let idle = |edge: &Edge| edge.checks.is_empty() && [TO_STAY, number].contains(&edge.to);
-            let awaited = key >= self.registers * 2;
-            while !awaited && list.last().is_some_and(|(_, edge)| idle(edge)) {
+            while list.last().is_some_and(|(_, edge)| idle(edge)) {
                 list.pop();
             }
             for (place, _) in list.iter() {

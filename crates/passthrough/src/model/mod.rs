@@ -18,6 +18,7 @@ mod fault;
 mod layout;
 mod machine;
 mod rows;
+mod saved;
 #[cfg(test)]
 pub(crate) mod tests;
 pub mod verify;
@@ -25,7 +26,8 @@ pub mod words;
 
 pub use fault::{Finding, ModelFault};
 pub use layout::{Piece, RegisterId, Split};
-pub use machine::{Await, Machine, ModelStateV1, Moves, Pending, Seen, Verdict};
+pub use machine::{Await, Machine, Moves, Pending, Seen, Verdict};
+pub use saved::ModelStateV1;
 
 /// The model of one kind of device.
 #[derive(Debug, Clone)]
@@ -144,6 +146,8 @@ pub struct Register {
     pub writes: Writes,
     /// When the monitor has to see an access, beyond what the states say.
     pub hook: Hook,
+    /// Names of bits and fields, for people; wider fields before their parts.
+    pub bits: &'static [(&'static str, u32)],
 }
 
 /// When accesses to a register are hooked: seen by the monitor's model. What is not hooked goes straight to the hardware (or is

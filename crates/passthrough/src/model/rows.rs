@@ -5,12 +5,18 @@ use super::{Check, Event, Given, Hook, Pages, Reads, Register, State, Transition
 impl Register {
     /// A register in every bank, hooked where a state says so.
     pub const fn new(name: &'static str, offset: u16, width: u8, reads: Reads, writes: Writes) -> Self {
-        Self { name, offset, width, bank: None, reads, writes, hook: Hook::ByState }
+        Self { name, offset, width, bank: None, reads, writes, hook: Hook::ByState, bits: &[] }
     }
 
     /// It is in this bank only.
     pub const fn bank(mut self, bank: u8) -> Self {
         self.bank = Some(bank);
+        self
+    }
+
+    /// Names of its bits and fields.
+    pub const fn bits(mut self, bits: &'static [(&'static str, u32)]) -> Self {
+        self.bits = bits;
         self
     }
 

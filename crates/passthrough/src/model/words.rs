@@ -1,25 +1,33 @@
 //! Models in words: for messages, tables and diagrams.
 
-use super::{Check, Event, Given, Hook, Reads, Restore, Way, Writes};
+use super::{Check, Event, Given, Hook, Reads, Restore, StateModel, Way, Writes};
 
-/// An event, as short as a data sheet's remark: `write CR, 0x10 set`.
-pub fn event(event: &Event) -> String {
+/// An event, as short as a data sheet's remark: `write CR, RST=1`.
+pub fn event(model: &StateModel, event: &Event) -> String {
     match *event {
         Event::Write { register, mask: 0, .. } => format!("write {register}"),
-        Event::Write { register, mask, is } => format!("write {register}, {}", field(mask, is)),
-        Event::Sets { register, any } => format!("write {register}, {} set", bits(any)),
+        Event::Write { register, mask, is } => {
+            format!("write {register}, {}", field(model, register, mask, is))
+        }
+        Event::Sets { register, any: bits } => {
+            format!("write {register}, {}", any(model, register, bits, "=1"))
+        }
         Event::Read { register } => format!("read {register}"),
-        Event::Interrupt { any } => format!("interrupt {}", bits(any)),
+        Event::Interrupt { any: bits } => {
+            format!("interrupt {}", any(model, model.interrupts.status, bits, ""))
+        }
         Event::Drained { ring } => format!("ring {ring} has drained"),
-        Event::Became { register, mask, is } => format!("{register} shows {}", field(mask, is)),
+        Event::Became { register, mask, is } => {
+            format!("{register} shows {}", field(model, register, mask, is))
+        }
         Event::Moved => "all bytes asked for have moved".to_owned(),
         Event::Emptied => "the card's ring was read empty".to_owned(),
     }
 }
 
-/// A condition on an earlier write: `CPCR has 0x03 set`.
-pub fn given(given: &Given) -> String {
-    format!("{} has {}", given.register, field(given.mask, given.is))
+/// A condition on an earlier write: `CPCR has RXEN=1 TXEN=1`.
+pub fn given(model: &StateModel, given: &Given) -> String {
+    format!("{} has {}", given.register, field(model, given.register, given.mask, given.is))
 }
 
 /// A check, as what must hold, or what happens instead.
@@ -92,15 +100,43 @@ pub fn restore(step: &Restore) -> String {
     }
 }
 
-/// Bits and what they must be.
-fn field(mask: u32, is: u32) -> String {
-    match is {
-        0 => format!("{mask:#04x} clear"),
-        is if is == mask => format!("{mask:#04x} set"),
-        is => format!("{mask:#04x} = {is:#04x}"),
-    }
+/// The names of a register's bits and fields.
+fn names(model: &StateModel, register: &str) -> &'static [(&'static str, u32)] {
+    model.registers.iter().find(|own| own.name == register).map_or(&[], |register| register.bits)
 }
 
-fn bits(any: u32) -> String {
-    if any.count_ones() == 1 { format!("{any:#04x}") } else { format!("any of {any:#04x}") }
+/// Bits and what they must be: by name `RD=1`, without one `& 0x38 = 0x08`.
+fn field(model: &StateModel, register: &str, mask: u32, is: u32) -> String {
+    let mut left = mask;
+    let mut parts = Vec::new();
+    for (name, bits) in names(model, register) {
+        if *bits != 0 && left & bits == *bits {
+            parts.push(format!("{name}={}", (is & bits) >> bits.trailing_zeros()));
+            left &= !bits;
+        }
+    }
+    if left != 0 {
+        parts.push(format!("& {left:#04x} = {:#04x}", is & left));
+    }
+    parts.join(" ")
+}
+
+/// Any of some bits, each followed by `after`: `RE=1 or TE=1`.
+fn any(model: &StateModel, register: &str, any: u32, after: &str) -> String {
+    let mut left = any;
+    let mut parts = Vec::new();
+    for (name, bits) in names(model, register) {
+        if bits.count_ones() == 1 && left & bits == *bits {
+            parts.push(format!("{name}{after}"));
+            left &= !bits;
+        }
+    }
+    if left != 0 {
+        parts.push(if left.count_ones() == 1 {
+            format!("{left:#04x}{after}")
+        } else {
+            format!("a bit of {left:#04x}{after}")
+        });
+    }
+    parts.join(" or ")
 }

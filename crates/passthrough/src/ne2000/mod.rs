@@ -2,11 +2,12 @@
 //! of memory on the card. It never is a bus master: guests move every byte through the data port, and what is checked are addresses on
 //! the card.
 //!
-//! Four small machines side by side. The card may change hands when none of them is busy:
+//! Five small machines side by side. The card may change hands when none of them is busy:
 //!
 //! | region | what it follows | busy while |
 //! |---|---|---|
 //! | run | started or stopped | the card resets |
+//! | ring | whether the card may go on where it stopped to receive | never; what would not be safe is denied |
 //! | dma | the data port | a transfer of a checked range goes on; only then does the port move data, and it is not hooked |
 //! | transmit | buffers on the card | a frame has been put there and is not sent |
 //! | receive | the ring on the card | it holds frames that the guest has not fetched |

@@ -20,7 +20,7 @@ pub static MODEL: StateModel = StateModel {
     registers: REGISTERS,
     // RST says that the card is in its reset state. No bit says that a transfer failed; TXE comes nearest.
     interrupts: Interrupts { status: "ISR", mask: "IMR", bits: 0x7f, live: RST, error: TXE },
-    regions: &[RUN, DMA, TRANSMIT, RECEIVE],
+    regions: &[RUN, RING, DMA, TRANSMIT, RECEIVE],
     rings: &[],
     blocks: &[],
     card: Some(Card {
@@ -69,6 +69,10 @@ const UNLOCK: u32 = 0xc0;
 /// Every bit of a register.
 const ALL: u32 = 0xff;
 
+const CR_BITS: &[(&str, u32)] = &[("RD", RD), ("RD2", ABORT), ("TXP", TXP), ("STA", START), ("STP", STOP)];
+const ISR_BITS: &[(&str, u32)] =
+    &[("PRX", PRX), ("PTX", PTX), ("RXE", RXE), ("TXE", TXE), ("OVW", OVW), ("RDC", RDC), ("RST", RST)];
+
 /// A register in every bank.
 const fn row(name: &'static str, offset: u16, width: u8, reads: Reads, writes: Writes) -> Register {
     Register::new(name, offset, width, reads, writes)
@@ -82,7 +86,7 @@ const fn page(page: u8, name: &'static str, offset: u16, reads: Reads, writes: W
 /// Sections 10.2 and 10.3; page 3 is Realtek's. What can only be written is always hooked, for its value cannot be had later.
 #[rustfmt::skip]
 const REGISTERS: &[Register] = &[
-    row("CR",          0x00, 1, Reads::Alive, Writes::Trigger).seen(),
+    row("CR",          0x00, 1, Reads::Alive, Writes::Trigger).seen().bits(CR_BITS),
     // Page 0, read.
     page(0, "CLDA0",   0x01, Reads::Alive, Writes::Never),
     page(0, "CLDA1",   0x02, Reads::Alive, Writes::Never),
@@ -90,7 +94,7 @@ const REGISTERS: &[Register] = &[
     page(0, "TSR",     0x04, Reads::Alive, Writes::Never),
     page(0, "NCR",     0x05, Reads::Alive, Writes::Never),
     page(0, "FIFO",    0x06, Reads::Effect, Writes::Never),
-    page(0, "ISR",     0x07, Reads::Alive, Writes::Clears).watched(),
+    page(0, "ISR",     0x07, Reads::Alive, Writes::Clears).watched().bits(ISR_BITS),
     page(0, "CRDA0",   0x08, Reads::Alive, Writes::Never),
     page(0, "CRDA1",   0x09, Reads::Alive, Writes::Never),
     page(0, "ID0",     0x0a, Reads::Alive, Writes::Never),
@@ -109,7 +113,7 @@ const REGISTERS: &[Register] = &[
     page(0, "RSAR1",   0x09, Reads::Never, Writes::Plain).seen(),
     page(0, "RBCR0",   0x0a, Reads::Never, Writes::Plain).seen(),
     page(0, "RBCR1",   0x0b, Reads::Never, Writes::Plain).seen(),
-    page(0, "RCR",     0x0c, Reads::Never, Writes::Plain).seen(),
+    page(0, "RCR",     0x0c, Reads::Never, Writes::Plain).seen().bits(&[("MON", MON)]),
     page(0, "TCR",     0x0d, Reads::Never, Writes::Plain).seen(),
     page(0, "DCR",     0x0e, Reads::Never, Writes::Plain).seen(),
     page(0, "IMR",     0x0f, Reads::Never, Writes::Plain).seen(),
@@ -137,7 +141,7 @@ const REGISTERS: &[Register] = &[
     page(2, "TCR2",    0x0d, Reads::Alive, Writes::Never),
     page(2, "DCR2",    0x0e, Reads::Alive, Writes::Never),
     // Page 3, Realtek's: configuration, from the EEPROM.
-    page(3, "CR9346",  0x01, Reads::Alive, Writes::Trigger).seen(),
+    page(3, "CR9346",  0x01, Reads::Alive, Writes::Trigger).seen().bits(&[("EEM", EEM)]),
     page(3, "CONFIG0", 0x03, Reads::Alive, Writes::Never),
     page(3, "CONFIG2", 0x05, Reads::Alive, Writes::Plain),
     page(3, "CONFIG3", 0x06, Reads::Alive, Writes::Plain),
@@ -148,7 +152,7 @@ const REGISTERS: &[Register] = &[
 ];
 
 /// The receive ring lies in the packet memory, and the page that is written next in the ring.
-const RING: &[Check] = &[Below("PSTART", "PSTOP"), Within("CURR")];
+const IN_RING: &[Check] = &[Below("PSTART", "PSTOP"), Within("CURR")];
 const RING_MOVES: &[Check] =
     &[Deny("the receive ring is only moved while the card is stopped or keeps no frame")];
 
@@ -167,8 +171,8 @@ const RUN: Region = Region {
         // Every command has the start bit set: only the one that starts it is looked at.
         From::new("Started", On::sets("CR", START), STAY),
         From::new(ANY, On::sets("CR", START), "Started").given("RCR", MON, MON),
-        From::new(ANY, On::sets("CR", START), "Started").check(RING),
-        From::new("Started", On::write("RCR", MON, 0), STAY).check(RING),
+        From::new(ANY, On::sets("CR", START), "Started").check(IN_RING),
+        From::new("Started", On::write("RCR", MON, 0), STAY).check(IN_RING),
         From::new("Started", On::written("PSTART"), STAY).given("RCR", MON, 0).check(RING_MOVES),
         From::new("Started", On::written("PSTOP"), STAY).given("RCR", MON, 0).check(RING_MOVES),
         From::new("Started", On::written("CURR"), STAY).given("RCR", MON, 0).check(&[Within("CURR")]),
@@ -176,6 +180,33 @@ const RUN: Region = Region {
         From::new(ANY, On::write("CR9346", EEM, UNLOCK), STAY),
         From::new(ANY, On::written("CR9346"), STAY)
             .check(&[Deny("the EEPROM is not programmed: it belongs to all who use this card")]),
+    ],
+};
+
+const NO_PLACE: &[Check] = &[Deny(
+    "the card would go on at a page that may lie outside: the ring was moved, and CURR not set since",
+)];
+
+/// Whether CURR is what the driver wrote. While the card receives it moves it; it stays within the ring, unless the ring is moved.
+const RING: Region = Region {
+    name: "ring",
+    states: &[
+        State::reusable("Set", "CURR is as the driver set it"),
+        State::reusable("Used", "the card has moved CURR along the ring"),
+        State::reusable(
+            "Shifted",
+            "the ring was moved since; CURR has to be set again before the card receives",
+        ),
+    ],
+    transitions: &[
+        From::new(ANY, On::written("CURR"), "Set").given("CR", STOP, STOP),
+        From::new("Shifted", On::written("CURR"), "Used"),
+        From::new("Set", On::sets("CR", START), "Used").given("RCR", MON, 0),
+        From::new("Set", On::write("RCR", MON, 0), "Used").given("CR", STOP, 0),
+        From::new("Used", On::written("PSTART"), "Shifted"),
+        From::new("Used", On::written("PSTOP"), "Shifted"),
+        From::new("Shifted", On::sets("CR", START), STAY).given("RCR", MON, 0).check(NO_PLACE),
+        From::new("Shifted", On::write("RCR", MON, 0), STAY).given("CR", STOP, 0).check(NO_PLACE),
     ],
 };
 

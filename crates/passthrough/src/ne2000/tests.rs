@@ -288,6 +288,22 @@ fn the_ring_is_checked_before_the_card_receives() {
 }
 
 #[test]
+fn a_ring_that_was_moved_under_the_card_is_not_received_into() {
+    let mut p = up();
+    assert_eq!(p.state("ring"), "Used");
+    // Stopped, shortened: what the card has in CURR may lie beyond, whatever was last written there.
+    all(&mut p, &[(0, 0x21), (0x02, 0x50)]);
+    assert_eq!((p.state("ring"), p.denied.len()), ("Shifted", 0));
+    w(&mut p, 0, 0x22);
+    assert_eq!((p.state("run"), p.denied.len()), ("Stopped", 1));
+    // It may run while it keeps nothing, but not begin to keep.
+    all(&mut p, &[(0x0c, 0x20), (0, 0x22), (0x0c, 0x04)]);
+    assert_eq!((p.state("run"), p.denied.len()), ("Started", 2));
+    all(&mut p, &[(0, 0x62), (0x07, 0x4c), (0, 0x22), (0x0c, 0x04)]);
+    assert_eq!((p.state("ring"), p.denied.len()), ("Used", 2));
+}
+
+#[test]
 fn what_is_sent_is_checked_and_stays_checked() {
     let mut p = up();
     p.checks.clear();

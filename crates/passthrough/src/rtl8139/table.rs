@@ -96,6 +96,9 @@ const RING: Ring = Ring {
     enable: ("", 0),
 };
 
+const CR_BITS: &[(&str, u32)] = &[("RST", RST), ("RE", RE), ("TE", TE)];
+const CR9346_BITS: &[(&str, u32)] = &[("EEM", EEM), ("CS", CS), ("SK", SK), ("DI", DI)];
+
 /// A row of the register table.
 const fn row(name: &'static str, offset: u16, width: u8, reads: Reads, writes: Writes) -> Register {
     Register::new(name, offset, width, reads, writes)
@@ -110,7 +113,7 @@ const REGISTERS: &[Register] = &[
     row("MAR0",      0x08, 4, Reads::Plain, Writes::Plain),
     row("MAR4",      0x0c, 4, Reads::Plain, Writes::Plain),
     // C+ mode: where the counters are dumped to. In C mode these four are transmit status.
-    row("DTCCR_LO",  0x10, 4, Reads::Alive, Writes::Trigger).seen(),
+    row("DTCCR_LO",  0x10, 4, Reads::Alive, Writes::Trigger).seen().bits(&[("CMD", DUMP)]),
     row("DTCCR_HI",  0x14, 4, Reads::Plain, Writes::Plain).seen(),
     row("TSD2",      0x18, 4, Reads::Alive, Writes::Trigger).seen(),
     row("TSD3",      0x1c, 4, Reads::Alive, Writes::Trigger).seen(),
@@ -122,7 +125,7 @@ const REGISTERS: &[Register] = &[
     row("RBSTART",   0x30, 4, Reads::Alive, Writes::Never),
     row("ERBCR",     0x34, 2, Reads::Alive, Writes::Never),
     row("ERSR",      0x36, 1, Reads::Alive, Writes::Never),
-    row("CR",        0x37, 1, Reads::Alive, Writes::Trigger).seen(),
+    row("CR",        0x37, 1, Reads::Alive, Writes::Trigger).seen().bits(CR_BITS),
     row("CAPR",      0x38, 2, Reads::Alive, Writes::Never),
     row("CBR",       0x3a, 2, Reads::Alive, Writes::Never),
     row("IMR",       0x3c, 2, Reads::Plain, Writes::Plain).watched(),
@@ -132,7 +135,7 @@ const REGISTERS: &[Register] = &[
     // Any write sets the timer, the count of missed packets to zero.
     row("TCTR",      0x48, 4, Reads::Alive, Writes::Trigger),
     row("MPC",       0x4c, 4, Reads::Alive, Writes::Trigger),
-    row("CR9346",    0x50, 1, Reads::Alive, Writes::Trigger).seen(),
+    row("CR9346",    0x50, 1, Reads::Alive, Writes::Trigger).seen().bits(CR9346_BITS),
     row("CONFIG0",   0x51, 1, Reads::Alive, Writes::Never),
     row("CONFIG1",   0x52, 1, Reads::Alive, Writes::Plain),
     row("TIMERINT",  0x54, 4, Reads::Plain, Writes::Plain),
@@ -160,9 +163,9 @@ const REGISTERS: &[Register] = &[
     row("WAKEUP",    0x80, 0x54, Reads::Alive, Writes::Never),
     row("FLASH",     0xd4, 4, Reads::Alive, Writes::Never),
     row("CONFIG5",   0xd8, 1, Reads::Alive, Writes::Plain),
-    row("TPPOLL",    0xd9, 1, Reads::Never, Writes::Trigger).seen(),
+    row("TPPOLL",    0xd9, 1, Reads::Never, Writes::Trigger).seen().bits(&[("HPQ", HPQ), ("NPQ", NPQ)]),
     row("RMS",       0xda, 2, Reads::Alive, Writes::Never),
-    row("CPCR",      0xe0, 2, Reads::Plain, Writes::Plain).seen(),
+    row("CPCR",      0xe0, 2, Reads::Plain, Writes::Plain).seen().bits(&[("RXEN", RXEN), ("TXEN", TXEN)]),
     row("MITIGATE",  0xe2, 2, Reads::Alive, Writes::Never),
     // C+ mode: descriptors to receive into.
     row("RDSAR_LO",  0xe4, 4, Reads::Plain, Writes::Plain).seen(),

@@ -103,8 +103,8 @@ pub fn chart(model: &StateModel) -> Chart {
     }
     let group = |region: &super::Region| Group {
         name: region.name,
-        any: rows(region.transitions, ANY),
-        states: region.states.iter().map(|state| node(region, state)).collect(),
+        any: rows(model, region.transitions, ANY),
+        states: region.states.iter().map(|state| node(model, region, state)).collect(),
     };
     Chart {
         name: model.name,
@@ -115,7 +115,7 @@ pub fn chart(model: &StateModel) -> Chart {
     }
 }
 
-fn node(region: &super::Region, state: &State) -> Node {
+fn node(model: &StateModel, region: &super::Region, state: &State) -> Node {
     let both = |register: &str| {
         [Way::Read, Way::Write]
             .iter()
@@ -136,19 +136,19 @@ fn node(region: &super::Region, state: &State) -> Node {
         reusable: state.reusable,
         note: state.note,
         hooked,
-        rows: rows(region.transitions, state.name),
+        rows: rows(model, region.transitions, state.name),
     }
 }
 
 /// The edges out of one state, those put together that only differ in the register that is written.
-fn rows(transitions: &[Transition], from: &str) -> Vec<Row> {
+fn rows(model: &StateModel, transitions: &[Transition], from: &str) -> Vec<Row> {
     let mut rows: Vec<(Row, Vec<&'static str>)> = Vec::new();
     for edge in transitions.iter().filter(|edge| edge.from == from) {
         let written = match edge.on {
             Event::Write { register, mask: 0, .. } => Some(register),
             _ => None,
         };
-        let row = row(edge);
+        let row = row(model, edge);
         let same = |own: &Row| own.given == row.given && own.checks == row.checks && own.to == row.to;
         match (written, rows.last_mut()) {
             (Some(register), Some((last, names))) if !names.is_empty() && same(last) => names.push(register),
@@ -164,7 +164,7 @@ fn rows(transitions: &[Transition], from: &str) -> Vec<Row> {
     rows.into_iter().map(joined).collect()
 }
 
-fn row(edge: &Transition) -> Row {
+fn row(model: &StateModel, edge: &Transition) -> Row {
     let refuses = edge.checks.iter().find(|check| check.refuses());
     let to = match (refuses, edge.to) {
         (Some(Check::Ignore(_)), _) => Target::Ignored,
@@ -175,8 +175,8 @@ fn row(edge: &Transition) -> Row {
         (None, name) => Target::State(name),
     };
     Row {
-        on: words::event(&edge.on),
-        given: edge.given.as_ref().map(words::given),
+        on: words::event(model, &edge.on),
+        given: edge.given.as_ref().map(|given| words::given(model, given)),
         checks: edge.checks.iter().map(words::check).collect(),
         to,
     }

@@ -75,10 +75,10 @@ fn the_text_says_what_leads_where_and_what_is_checked() {
         "region dma",
         "  Quiet [reusable, begins here]",
         "    hooked here: DATA (read, write)",
-        "    write CR, 0x38 = 0x08 -> DmaRd",
+        "    write CR, RD=1 -> DmaRd",
         "        if RSAR1:RSAR0 + RBCR1:RBCR0 may be read on the card",
         "        ignored: no transfer was begun: the data port has nothing to move",
-        "    write TPSR, if CR has 0x01 set -> Idle",
+        "    write TPSR, if CR has STP=1 -> Idle",
         "    read RESET -> all begin again",
         "PSTART        01h     1    0  -          plain      writes",
     ] {

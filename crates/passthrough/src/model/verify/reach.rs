@@ -8,7 +8,7 @@ impl Look<'_> {
         let model = self.model;
         for region in model.regions {
             for transition in region.transitions {
-                let place = edge_place(region, transition);
+                let place = edge_place(model, region, transition);
                 for check in transition.checks {
                     self.check(&place, check);
                 }

@@ -1,7 +1,7 @@
 //! States and edges.
 
 use super::{Look, MOST_EDGES, refused, subject};
-use crate::model::{ANY, Event, Given, Hook, RESET, Reads, Region, STAY, State, Transition, Way};
+use crate::model::{ANY, Event, Given, Hook, RESET, Reads, Region, STAY, State, StateModel, Transition, Way};
 
 impl Look<'_> {
     pub(super) fn regions(&mut self) {
@@ -55,7 +55,7 @@ impl Look<'_> {
     }
 
     fn transition(&mut self, region: &Region, transition: &Transition) {
-        let place = edge_place(region, transition);
+        let place = edge_place(self.model, region, transition);
         let has = |name: &str| region.states.iter().any(|state| state.name == name);
         if transition.from != ANY && !has(transition.from) {
             self.say(
@@ -198,8 +198,8 @@ impl Look<'_> {
         };
         if let Some(other) = before.iter().find(shadows) {
             self.say(
-                edge_place(region, transition),
-                format!("it is never taken: {} fits first", words(other)),
+                edge_place(self.model, region, transition),
+                format!("it is never taken: {} fits first", words(self.model, other)),
                 "put it before that one, or leave it out",
             );
         }
@@ -297,11 +297,11 @@ fn place(region: &Region, state: &str) -> String {
     format!("region {}, state {state}", region.name)
 }
 
-pub(super) fn edge_place(region: &Region, transition: &Transition) -> String {
-    format!("region {}, {}", region.name, words(transition))
+pub(super) fn edge_place(model: &StateModel, region: &Region, transition: &Transition) -> String {
+    format!("region {}, {}", region.name, words(model, transition))
 }
 
-fn words(transition: &Transition) -> String {
-    let on = crate::model::words::event(&transition.on);
+fn words(model: &StateModel, transition: &Transition) -> String {
+    let on = crate::model::words::event(model, &transition.on);
     format!("{} on {on} to {}", transition.from, transition.to)
 }
