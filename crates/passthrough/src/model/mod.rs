@@ -173,6 +173,9 @@ pub struct Interrupts {
     pub bits: u32,
     /// Bits that show a condition and are not cleared by writing (read from the hardware each time).
     pub live: u32,
+    /// Bits that speak of frames and of nothing else: no register but the status and mask changes with them. They come often, so
+    /// that nothing else is read from the hardware for a shadow page.
+    pub traffic: u32,
     /// The bit with which the device says that a bus access failed: what policy `error` raises.
     pub error: u32,
 }

@@ -52,6 +52,8 @@ impl<H: Hardware> Monitor<H> {
         if fresh | risen != 0 {
             self.tell(Seen::Interrupt { bits: fresh | risen });
             self.look_again();
+        }
+        if (fresh | risen) & !self.model.interrupts.traffic != 0 {
             self.show_alive();
         }
         self.show_status();

@@ -3,6 +3,7 @@
 //! ```text
 //!   guest --access--> guest.rs --hooked?--> Machine (ask) --> check.rs --> hardware --> Machine (commit)
 //!                        '------ not hooked -----------------------------> hardware
+//!   feed.rs       rings and blocks as the guest's registers have them
 //!   rings.rs      descriptors copied once, checked, translated; statuses copied back
 //!   card.rs       card memory behind a data port
 //!   interrupt.rs  hardware's status -> virtual status & virtual mask -> INTA# of the guest
@@ -20,10 +21,12 @@
 //! predecessor left there; a wipe is simpler than a map of foreign pages and costs a millisecond a change instead of a hooked data
 //! port.
 
+mod banks;
 mod bus;
 mod card;
 mod check;
 mod counts;
+mod feed;
 mod function;
 mod ground;
 mod guest;
@@ -41,7 +44,7 @@ use ioplane_device::{DeviceInfo, Interrupt};
 use ioplane_memory::{MapError, MappingError, Region as Memory};
 use ioplane_pci::{Bar, BarMap, ConfigSpace, Line, PAGE, Space};
 
-use crate::model::{Machine, ModelFault, Moves, Reads, RegisterId, Seen, StateModel};
+use crate::model::{Machine, ModelFault, Moves, Reads, Seen, StateModel};
 use crate::{Hardware, HardwareError};
 
 use bus::Bus;
@@ -391,56 +394,6 @@ impl<H: Hardware> Monitor<H> {
                 self.fault(fault);
             }
         }
-    }
-
-    /// Chooses a bank in the hardware, without starting anything.
-    fn choose(&mut self, bank: u8) {
-        if self.bus.bank == bank {
-            return;
-        }
-        if let Some((id, value)) = self.machine.select(bank) {
-            let register = self.machine.register(id);
-            self.bus.write(register, value);
-            self.bus.bank = bank;
-        }
-    }
-
-    /// Reads a register of any bank. Leaves its bank chosen: [`Monitor::choose`] that of the guest when done.
-    fn peek(&mut self, id: RegisterId) -> u32 {
-        let register = self.machine.register(id);
-        if let Some(bank) = register.bank {
-            self.choose(bank);
-        }
-        self.bus.read(register)
-    }
-
-    /// Writes a register of any bank, as [`Monitor::peek`] reads.
-    fn poke(&mut self, id: RegisterId, value: u32) {
-        let register = self.machine.register(id);
-        if let Some(bank) = register.bank {
-            self.choose(bank);
-        }
-        self.bus.write(register, value);
-        if self.plan.bank == Some(id)
-            && let Some(banks) = self.model.banks
-        {
-            self.bus.bank = (value as u8 & banks.mask) >> (banks.shift % 8);
-        }
-    }
-
-    /// What the register of the banks says after a reset: its other bits are kept when a bank is chosen.
-    fn learn_bank(&mut self) {
-        self.bus.bank = 0;
-        if let Some(id) = self.plan.bank {
-            let value = self.bus.read(self.machine.register(id));
-            self.machine.note(id, value);
-            self.bus.bank = self.machine.bank();
-        }
-    }
-
-    /// The bank that the guest has chosen, again.
-    fn rechoose(&mut self) {
-        self.choose(self.machine.bank());
     }
 }
 

@@ -9,6 +9,14 @@ use std::sync::Arc;
 use ioplane_memory::{Mapping, MappingError, PAGE, Window};
 use ioplane_pci::{Pages, Touch};
 
+use super::Monitor;
+use super::plan::Role;
+use crate::Hardware;
+use crate::model::{Reads, RegisterId};
+
+/// Bytes of the widest register that is shown whole.
+const WIDEST: usize = 8;
+
 /// The page of one BAR.
 #[derive(Debug)]
 pub(super) struct Page {
@@ -45,6 +53,64 @@ impl Page {
                 for (n, byte) in bytes.iter().enumerate() {
                     self.window.put_u8(at + n, *byte);
                 }
+            }
+        }
+    }
+}
+
+impl<H: Hardware> Monitor<H> {
+    /// Shows a register that was written in the shadow page.
+    pub(super) fn show_written(&mut self, id: Option<RegisterId>) {
+        let Some(id) = id.filter(|_| self.page.as_ref().is_some_and(|page| page.used)) else { return };
+        self.show(id);
+    }
+
+    /// Shows a register's present value in the shadow page.
+    pub(super) fn show(&mut self, id: RegisterId) {
+        let register = self.machine.register(id);
+        if matches!(register.reads, Reads::Never | Reads::Effect) || register.bank.is_some() {
+            return;
+        }
+        let at = u64::from(register.offset);
+        let width = usize::from(register.width).min(WIDEST);
+        let mut bytes = [0; WIDEST];
+        match self.plan.role(id) {
+            Role::Plain => self.bus.read_at(self.model.bar, at, &mut bytes[..width]),
+            Role::Port => return,
+            role => {
+                let value = match role {
+                    Role::Status => self.status_kept(),
+                    Role::Mask => self.interrupts.mask,
+                    Role::Base { ring, high } => self.base_half(ring, high),
+                    Role::Block { block, high } => self.block_half(block, high),
+                    Role::Plain | Role::Port => 0,
+                };
+                bytes[..4].copy_from_slice(&value.to_le_bytes());
+            }
+        }
+        if let Some(page) = &self.page {
+            page.put(at, &bytes[..width]);
+        }
+    }
+
+    /// Shows what the device may have changed by itself.
+    pub(super) fn show_alive(&mut self) {
+        self.show_those(|reads| reads == Reads::Alive);
+    }
+
+    /// Shows everything.
+    pub(super) fn show_all(&mut self) {
+        self.show_those(|_| true);
+    }
+
+    fn show_those(&mut self, which: impl Fn(Reads) -> bool) {
+        if !self.page.as_ref().is_some_and(|page| page.used) {
+            return;
+        }
+        for at in 0..self.plan.all.len() {
+            let id = self.plan.all[at];
+            if which(self.machine.register(id).reads) {
+                self.show(id);
             }
         }
     }

@@ -19,7 +19,15 @@ pub static MODEL: StateModel = StateModel {
     size: 0x100,
     banks: None,
     registers: REGISTERS,
-    interrupts: Interrupts { status: "ISR", mask: "IMR", bits: 0xe1ff, live: 0, error: 0x8000 },
+    // ROK, TOK, TDU are traffic; what else there is speaks of counters, the link, the timer.
+    interrupts: Interrupts {
+        status: "ISR",
+        mask: "IMR",
+        bits: 0xe1ff,
+        live: 0,
+        traffic: 0x0085,
+        error: 0x8000,
+    },
     regions: &[ENGINE, TRANSMIT, PRIORITY, TALLY, EEPROM],
     rings: &[
         Ring {

@@ -62,7 +62,7 @@ pub static SMALL: StateModel = StateModel {
     size: 32,
     banks: None,
     registers: REGISTERS,
-    interrupts: Interrupts { status: "STATUS", mask: "MASK", bits: 0x13, live: 0, error: 0x02 },
+    interrupts: Interrupts { status: "STATUS", mask: "MASK", bits: 0x13, live: 0, traffic: 0, error: 0x02 },
     regions: &[REGION],
     rings: &[RING],
     blocks: &[],
