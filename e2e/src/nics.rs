@@ -157,7 +157,7 @@ impl L1 {
                 memory_mib,
                 args: &format!("-device intel-iommu,intremap=on {cards}"),
                 append: "intel_iommu=on iommu=nopt",
-                load: &format!(",vfio-pci,vfio_iommu_type1,virtio_net{load}"),
+                load: &format!(",vfio-pci,vfio_iommu_type1,virtio_net,tun{load}"),
             },
             news,
         )?;

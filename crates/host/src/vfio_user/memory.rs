@@ -128,21 +128,28 @@ impl<F: Function> Session<F> {
         gone: &[(u64, Range)],
         connection: Option<&Connection>,
     ) -> Result<(), ClientFault> {
-        let mut outcome = Ok(());
+        let mut outcome = Ok(Ok(()));
         if gone.iter().any(|(_, range)| range.shared) {
             let stays = |region: &&Region| !gone.iter().any(|(at, _)| *at == region.gpa());
             let left = self.dma.map.regions().iter().filter(stays).cloned().collect();
             let map = Arc::new(GuestMap::new(left)?);
-            outcome = self
-                .at_quiescence(connection, |function, still| function.replace_memory(still, map.clone()))?;
-            // Also after an error of the device's nothing is mapped that is not in this map.
+            let mut replaced = false;
+            let done = self.at_quiescence(connection, |function, still| {
+                replaced = true;
+                function.replace_memory(still, map.clone())
+            });
+            if !replaced {
+                return done.map(|_| ());
+            }
+            // Also after an error of the device's nothing is mapped that is not in this map, and if it does not go on either.
             self.dma.map = map;
+            outcome = done;
         }
         for (at, _) in gone {
             self.dma.ranges.remove(at);
         }
         self.show_dma();
-        Ok(outcome?)
+        Ok(outcome??)
     }
 
     /// All of it goes.

@@ -82,7 +82,7 @@ impl<H: Hardware> Bus<H> {
         false
     }
 
-    fn lose(&mut self, text: String) {
+    pub(super) fn lose(&mut self, text: String) {
         if !self.gone {
             self.gone = true;
             self.faults.push(Fault::hardware("gone", text));

@@ -67,6 +67,17 @@ impl<H: Hardware> Monitor<H> {
             state.low = value;
             return Ok(());
         }
+        if state.busy.is_some() {
+            // Law 6: one that is under way is marked before the next begins. The read lets it end first.
+            if let Some((low, _)) = self.plan.blocks.get(at).copied() {
+                self.peek(low);
+                self.rechoose();
+            }
+            self.block_done(at);
+        }
+        let Some((state, table)) = self.blocks.get_mut(at).zip(self.model.blocks.get(at)) else {
+            return Ok(());
+        };
         let gpa = u64::from(value & !table.flags) | u64::from(state.high) << 32;
         let Some(bus) = self.ground.bus(gpa, table.size.into()) else {
             return Err(outside_block(table.name, gpa, table.size));
@@ -119,6 +130,8 @@ impl<H: Hardware> Monitor<H> {
         if live {
             // Off first: the hardware lets go of our descriptors, and begins again with the first when it is on again.
             self.bus.write(register, value & !all & full(register));
+            // Read back: what the hardware was writing is there when this returns.
+            self.bus.read(register);
         }
         for ring in 0..self.rings.len() {
             let (enable, bits) = self.plan.enables[ring];
@@ -126,6 +139,8 @@ impl<H: Hardware> Monitor<H> {
                 continue;
             }
             self.rings[ring].harvest(&self.ground);
+            // Law 6: buffers that were the hardware's may have been written.
+            self.rings[ring].recall(&self.ground);
             self.rings[ring].stop();
             if value & bits != 0 {
                 self.rings[ring].start();

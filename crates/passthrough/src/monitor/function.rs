@@ -165,6 +165,10 @@ impl<H: Hardware> Function for Monitor<H> {
             self.force();
         }
         let replaced = self.ground.replace(self.bus.hardware(), map);
+        if replaced.is_err() {
+            // Nothing there is ever given to it; and from here on it gives and takes nothing at all.
+            self.bus.lose("does not let go of its guest's memory".to_owned());
+        }
         self.settle_faults();
         replaced.map_err(|error| DeviceError::Below(Box::new(error)))
     }

@@ -85,11 +85,16 @@ impl Ground {
             if map.regions().iter().any(|other| same(region, other)) {
                 return true;
             }
-            let undone = hardware.unmap(region.gpa() + WINDOW, region.len());
-            if let (Err(error), true) = (undone, outcome.is_ok()) {
-                outcome = Err(error);
+            match hardware.unmap(region.gpa() + WINDOW, region.len()) {
+                Ok(()) => false,
+                // It is tried again the next time.
+                Err(error) => {
+                    if outcome.is_ok() {
+                        outcome = Err(error);
+                    }
+                    true
+                }
             }
-            false
         });
         if outcome.is_ok() {
             outcome = self.map_new(hardware, &map);

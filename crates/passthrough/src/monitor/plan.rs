@@ -69,6 +69,8 @@ pub(super) struct Plan {
     roles: Box<[Role]>,
     /// Registers that the monitor sees whatever the model hooks: one bit each.
     pub(super) special: u128,
+    /// Registers that writes do nothing to, or nothing that a guest may do: one bit each.
+    pub(super) silent: u128,
     pub(super) status: RegisterId,
     pub(super) mask: RegisterId,
     /// Ring base registers by ring: low and high half.
@@ -194,6 +196,12 @@ impl Plan {
         Some(Plan {
             all: model.registers.iter().filter_map(|register| find(register.name)).collect(),
             special,
+            silent: model
+                .registers
+                .iter()
+                .filter(|register| register.writes == Writes::Never)
+                .filter_map(|register| find(register.name))
+                .fold(0, |bits, id| bits | 1 << (id.index() % 128)),
             status,
             mask,
             bases,

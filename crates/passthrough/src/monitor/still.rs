@@ -238,6 +238,8 @@ impl<H: Hardware> Monitor<H> {
                 self.bus.judge(Err(error));
             }
         }
+        // Not every chip goes back to its first bank by itself.
+        self.choose(0);
         let (by, way, value) = self.plan.reset_by;
         match way {
             Way::Write => self.poke(by, value),

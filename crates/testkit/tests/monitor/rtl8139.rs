@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use ioplane_device::Change;
+use ioplane_device::{At, Change};
 use ioplane_memory::DirtyLog;
+use ioplane_nic::rtl8139::spec;
+use ioplane_passthrough::model::Writes;
 use ioplane_passthrough::monitor::Policies;
-use ioplane_testkit::nic::{Cp, Cut, frame};
+use ioplane_testkit::nic::{Cp, Cut, Reach, frame};
 
 use crate::rig::*;
 
@@ -156,4 +158,48 @@ fn every_store_to_guest_memory_is_in_the_dirty_log() {
     driver.reach.force();
     let marked = log.take();
     assert!((0..32).all(|page| marked.contains(&(buffer + page * 4096))), "{marked:x?}");
+}
+
+#[test]
+fn what_the_card_may_have_written_is_marked_when_the_guest_begins_anew() {
+    let (watched, map, _lan) = rtl8139(Policies::default());
+    let mut driver = Cp::new(watched, view(&map), BASE);
+    driver.open(OWN).expect("opens");
+    driver.reach.turn();
+    let log = Arc::new(DirtyLog::new(MEMORY).expect("memory"));
+    assert!(driver.reach.front.change(&Change::Log(Some(log.clone())), soon()).expect("here"));
+    // A block of counters that another one follows before anybody has looked.
+    let (first, second) = (0x3000u32, 0x5000u32);
+    for at in [first, second] {
+        driver.reach.write(At::Bar(1, spec::DTCCR), 4, at | 8).expect("allowed");
+    }
+    driver.reach.read(At::Bar(1, spec::DTCCR), 4).expect("there");
+    assert_eq!(log.take(), [u64::from(first), u64::from(second)]);
+    // The receiver off and on again, with all of its buffers given.
+    driver.reach.write(At::Bar(1, spec::CR), 1, 0x04).expect("allowed");
+    let marked = log.take();
+    let buffer = BASE + Cp::<Watched<ioplane_nic::rtl8139::Rtl8139>>::RX_BUFFERS.start;
+    assert!((0..32).all(|page| marked.contains(&(buffer + page * 4096))), "{marked:x?}");
+}
+
+/// What outlives a reset and a guest: boot ROM, tests of the transceiver.
+#[test]
+fn registers_that_no_guest_may_write_are_not_written() {
+    let (watched, map, _lan) = rtl8139(Policies::default());
+    let mut driver = Cp::new(watched, view(&map), BASE);
+    driver.open(OWN).expect("opens");
+    driver.reach.turn();
+    let model = &ioplane_passthrough::rtl8139::MODEL;
+    let silent: Vec<_> = model.registers.iter().filter(|r| r.writes == Writes::Never).collect();
+    assert!(silent.iter().any(|register| register.name.starts_with("FLASH")), "{silent:?}");
+    let before = driver.reach.bench.touches().writes;
+    for register in silent {
+        // Byte by byte through the ports, at once through memory.
+        let (first, width) = (u64::from(register.offset), u64::from(register.width));
+        for at in first..first + width {
+            driver.reach.write(At::Bar(0, at), 1, 0x5a).expect("dropped");
+        }
+        driver.reach.write(At::Bar(1, first), width.min(4) as usize, 0x5a5a_5a5a).expect("dropped");
+    }
+    assert_eq!(driver.reach.bench.touches().writes, before, "the hardware hears of none");
 }

@@ -188,7 +188,8 @@ impl Card {
     /// It goes on. Says whether it was held.
     pub async fn go_on(&self) -> Result<bool, Refusal> {
         let _changing = self.changing.lock().await;
-        if !self.held.forget() {
+        // One that nobody holds may be at rest for not having gone on when it should have.
+        if !self.held.forget() && self.front.presence() != Presence::Held {
             return Ok(false);
         }
         let held = self.held.clone();
@@ -209,7 +210,7 @@ impl Card {
         act: impl FnOnce(&Front<Body>, &str) -> Result<R, Refusal> + Send + 'static,
     ) -> Result<R, Refusal> {
         let (front, name, held) = (self.front.clone(), self.name(), self.held.left().is_some());
-        blocking(move || {
+        let outcome = blocking(move || {
             if !held {
                 rest(&front, &name, &form)?;
             }
@@ -220,6 +221,11 @@ impl Card {
             }
             outcome
         })
-        .await
+        .await;
+        if !held && outcome.is_err() && self.front.presence() == Presence::Held {
+            // It did not go on: tried again, by the clock or by `ioplane pci resume`.
+            self.held.begin();
+        }
+        outcome
     }
 }

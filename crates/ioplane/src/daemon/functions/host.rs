@@ -60,6 +60,14 @@ fn reset_by(model: &'static StateModel) -> Reset<Vfio> {
         };
         let ((by, way, value), (done, mask, is)) = (model.reset.by, model.reset.done);
         let (Some((at, width)), Some((done, looks))) = (place(by), place(done)) else { return Ok(()) };
+        if let Some(banks) = model.banks
+            && let Some((bank, _)) = place(banks.register)
+        {
+            // Not every chip goes back to its first bank by itself.
+            let mut chosen = [0];
+            hardware.read(model.bar, bank, &mut chosen)?;
+            hardware.write(model.bar, bank, &[chosen[0] & banks.keep & !banks.mask | banks.set])?;
+        }
         let mut bytes = value.to_le_bytes();
         if way == Way::Read {
             hardware.read(model.bar, at, &mut bytes[..width])?;
