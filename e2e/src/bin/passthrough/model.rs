@@ -16,9 +16,10 @@ pub struct Update {
     pub instructions: Option<f64>,
 }
 
-fn example() -> Result<PathBuf> {
+/// An example of ioplane-passthrough, built beside this program.
+pub fn example(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
-    let path = own.with_file_name("examples").join("update");
+    let path = own.with_file_name("examples").join(name);
     ensure!(path.is_file(), "no {}: cargo build --release -p ioplane-passthrough --examples", path.display());
     Ok(path)
 }
@@ -36,7 +37,7 @@ fn said(command: &mut Command) -> Result<(Value, String)> {
 
 /// Measures the model of that name.
 pub fn update(name: &str) -> Result<Update> {
-    let example = example()?;
+    let example = example("update")?;
     let (native, _) = said(Command::new(&example).args([name, "300000"]))?;
     let ns = native["ns_per_update"].as_f64().with_context(|| native.to_string())?;
     let folder = tempfile::tempdir()?;
