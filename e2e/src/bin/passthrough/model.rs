@@ -16,7 +16,7 @@ pub struct Update {
     pub instructions: Option<f64>,
 }
 
-/// An example of ioplane-passthrough, built beside this program.
+/// An example of ioplane-passthrough or ioplane-host, built beside this program.
 pub fn example(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let path = own.with_file_name("examples").join(name);
