@@ -104,8 +104,7 @@ fn reads_from_the_page_do_not_exit(l1: &L1) -> Result<()> {
     let test = std::env::current_exe()?;
     let folders = test.ancestors().skip(1).take(2);
     let found = folders.map(|folder| folder.join("examples/shadow")).find(|path| path.is_file());
-    let example =
-        found.context("no example shadow; build it: cargo build -p ioplane-host --examples")?;
+    let example = found.context("no example shadow; build it: cargo build -p ioplane-host --examples")?;
     let said = l1.run(&format!("{} 20", example.display()), MINUTE)?;
     eprintln!("{}", said.trim());
     let counted: Value = serde_json::from_str(&said).with_context(|| said.clone())?;
