@@ -168,10 +168,12 @@ pub fn table(cards: &BTreeMap<&'static str, BTreeMap<&'static str, Row>>) -> Str
     for (card, modes) in cards {
         let base = modes.get("emulated");
         for (mode, row) in modes {
-            let ratio =
-                |of: fn(&Row) -> f64| base.map_or("-".into(), |base| format!("{:.2}", of(row) / of(base)));
+            let ratio = |of: fn(&Row) -> Option<f64>| {
+                let both = of(row).zip(base.and_then(of));
+                both.map_or("-".into(), |(row, base)| format!("{:.2}", row / base))
+            };
             text += &format!(
-                "| {card} | {mode} | {:.2} | {:.1} | {} | {} | {} | {:.2} | {} | {:.2} | {:.2} | {} | {} |\n",
+                "| {card} | {mode} | {:.2} | {:.1} | {} | {} | {} | {:.2} | {} | {} | {} | {} | {} |\n",
                 row.exits_per_ping,
                 row.all_exits_per_ping,
                 number(row.accesses_per_ping),
@@ -179,8 +181,8 @@ pub fn table(cards: &BTreeMap<&'static str, BTreeMap<&'static str, Row>>) -> Str
                 number(row.hooked_percent),
                 row.interrupts_per_packet,
                 row.replies,
-                row.mbit_per_s_out,
-                row.mbit_per_s_in,
+                number(row.mbit_per_s_out),
+                number(row.mbit_per_s_in),
                 ratio(|row| row.mbit_per_s_out),
                 ratio(|row| row.mbit_per_s_in),
             );
