@@ -39,6 +39,9 @@ struct Options {
     /// Seconds of each stream
     #[arg(long, default_value_t = 5)]
     seconds: u32,
+    /// Only this card: rtl8139 or ne2000
+    #[arg(long)]
+    card: Option<String>,
     /// Only what the models' updates cost
     #[arg(long)]
     model: bool,
@@ -131,7 +134,8 @@ fn one_mode(
     let names = CARDS.map(|(_, name)| name);
     let guest = l1.debian_by(Version::Newer, mode, &daemon.guest_args(&names, 256)?, "")?;
     let mut rows = Vec::new();
-    for (nic, name) in CARDS {
+    let wanted = |name: &str| options.card.as_deref().is_none_or(|card| card == name);
+    for (nic, name) in CARDS.into_iter().filter(|(_, name)| wanted(name)) {
         guest.raise(nic)?;
         let subject = row::Subject { l1, daemon: &daemon, guest: &guest, mode, nic, name };
         let row = subject
