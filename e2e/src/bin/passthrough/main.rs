@@ -36,7 +36,7 @@ struct Options {
     /// Pings of 1,000 bytes for each row
     #[arg(long, default_value_t = 1000)]
     pings: u32,
-    /// Seconds of each stream
+    /// Seconds of each stream; 0: none
     #[arg(long, default_value_t = 5)]
     seconds: u32,
     /// Only this card: rtl8139 or ne2000

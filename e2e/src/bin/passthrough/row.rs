@@ -8,6 +8,7 @@ use ioplane_e2e::{Inner, L1, Nic};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 /// What was measured.
 #[derive(Debug, Default, Serialize)]
@@ -26,6 +27,8 @@ pub struct Row {
     pub interrupts_per_packet: f64,
     /// Replies that came, of the pings.
     pub replies: u32,
+    /// Each ping is sent when the one before is answered: a throughput too, where a stream starves.
+    pub pings_per_s: f64,
     /// A stream out of the guest, and one into it; nothing where it broke off: iperf3's own connection starves on a card that needs a
     /// message for every word.
     pub mbit_per_s_out: Option<f64>,
@@ -46,7 +49,7 @@ impl Subject<'_> {
     pub fn measure(&self, pings: u32, seconds: u32) -> Result<Row> {
         let bars = self.bars()?;
         let (interrupts, before) = (self.interrupts()?, self.shown()?);
-        let (report, replies) = self.watched_pings(pings)?;
+        let (report, replies, took) = self.watched_pings(pings)?;
         let (after, taken) = (self.shown()?, self.interrupts()? - interrupts);
         let each = |count: u64| count as f64 / f64::from(pings);
         let sites = report["sites"].as_array().into_iter().flatten();
@@ -72,6 +75,7 @@ impl Subject<'_> {
             updates_per_ping: delta("updates"),
             interrupts_per_packet: each(taken) / 2.0,
             replies,
+            pings_per_s: f64::from(replies) / took.as_secs_f64(),
             mbit_per_s_out: self.stream(seconds, ""),
             mbit_per_s_in: self.stream(seconds, "-R"),
         })
@@ -110,7 +114,7 @@ impl Subject<'_> {
     }
 
     /// Pings under `ioplane exits`: its report, and how many replies came.
-    fn watched_pings(&self, pings: u32) -> Result<(Value, u32)> {
+    fn watched_pings(&self, pings: u32) -> Result<(Value, u32, Duration)> {
         let (ioplane, name) = (binary()?, self.mode);
         let (ioplane, report) = (ioplane.display(), format!("/tmp/{}.{}", self.name, self.mode));
         let job = self.l1.start(&format!(
@@ -122,16 +126,21 @@ impl Subject<'_> {
             &format!("for try in $(seq 200); do grep -q watching {report}.said && exit 0; sleep 0.1; done; cat {report}.said; exit 1"),
             MINUTE,
         )?;
+        let begun = Instant::now();
         let got = self.guest.ping(&self.nic.peer_ip(), pings, 1000)?;
+        let took = begun.elapsed();
         self.l1.run("pkill -INT -f -- ' exits --vm '", MINUTE)?;
         job.wait(MINUTE)?;
         let text = self.l1.run(&format!("cat {report}"), MINUTE)?;
         let value: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
         ensure!(value["lost"] == 0, "{} exits were lost", value["lost"]);
-        Ok((value, got.received))
+        Ok((value, got.received, took))
     }
 
     fn stream(&self, seconds: u32, way: &str) -> Option<f64> {
+        if seconds == 0 {
+            return None;
+        }
         let rate = self.try_stream(seconds, way);
         rate.map_err(|error| {
             eprintln!("{}, {}: no stream {way}: {}", self.name, self.mode, error.root_cause())
@@ -163,7 +172,7 @@ fn belongs(site: &Value, bars: &[(u64, u64)]) -> bool {
 pub fn table(cards: &BTreeMap<&'static str, BTreeMap<&'static str, Row>>) -> String {
     let mut text = String::from(
         "| card | mode | exits a ping | all exits a ping | accesses a ping | hooked a ping | hooked % | interrupts a packet | replies | \
-         Mbit/s out | in | of emulated out | in |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+         pings/s | Mbit/s out | in | of emulated pings/s | out | in |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     let number = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.1}"));
     for (card, modes) in cards {
@@ -174,7 +183,7 @@ pub fn table(cards: &BTreeMap<&'static str, BTreeMap<&'static str, Row>>) -> Str
                 both.map_or("-".into(), |(row, base)| format!("{:.2}", row / base))
             };
             text += &format!(
-                "| {card} | {mode} | {:.2} | {:.1} | {} | {} | {} | {:.2} | {} | {} | {} | {} | {} |\n",
+                "| {card} | {mode} | {:.2} | {:.1} | {} | {} | {} | {:.2} | {} | {:.1} | {} | {} | {} | {} | {} |\n",
                 row.exits_per_ping,
                 row.all_exits_per_ping,
                 number(row.accesses_per_ping),
@@ -182,8 +191,10 @@ pub fn table(cards: &BTreeMap<&'static str, BTreeMap<&'static str, Row>>) -> Str
                 number(row.hooked_percent),
                 row.interrupts_per_packet,
                 row.replies,
+                row.pings_per_s,
                 number(row.mbit_per_s_out),
                 number(row.mbit_per_s_in),
+                ratio(|row| Some(row.pings_per_s)),
                 ratio(|row| row.mbit_per_s_out),
                 ratio(|row| row.mbit_per_s_in),
             );
