@@ -126,6 +126,11 @@ impl Region {
         self.base.as_ptr() as u64
     }
 
+    /// Whether it is the same bytes at the same place. While one of the two lives no other memory can have come to its address.
+    pub fn is_same(&self, other: &Region) -> bool {
+        (self.gpa, self.len, self.base) == (other.gpa, other.len, other.base)
+    }
+
     /// Whether the region has lost pages since it was mapped.
     pub fn poisoned(&self) -> bool {
         self.mapping.poisoned()

@@ -20,6 +20,7 @@
 //! Must not know: VFIO, who watches it, hosts.
 #![forbid(unsafe_code)]
 
+mod batch;
 mod bells;
 mod counts;
 mod frame;

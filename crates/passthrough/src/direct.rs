@@ -243,7 +243,7 @@ impl<H: Hardware> Direct<H> {
     fn take_in(&mut self, map: &GuestMap) -> Result<(), DeviceError> {
         let had = self.mapped.len();
         for region in map.regions() {
-            if self.mapped[..had].iter().any(|m| same(m, region)) {
+            if self.mapped[..had].iter().any(|m| m.is_same(region)) {
                 continue;
             }
             if let Err(error) = self.hardware.map(region.gpa(), region) {
@@ -256,11 +256,6 @@ impl<H: Hardware> Direct<H> {
         }
         Ok(())
     }
-}
-
-fn same(one: &Region, other: &Region) -> bool {
-    let key = |r: &Region| (r.gpa(), r.len(), r.host_address());
-    key(one) == key(other)
 }
 
 fn below(error: HardwareError) -> DeviceError {
@@ -356,7 +351,7 @@ impl<H: Hardware> Function for Direct<H> {
 
     fn replace_memory(&mut self, _: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError> {
         let mut outcome = Ok(());
-        let gone = |mapped: &Region| !map.regions().iter().any(|region| same(region, mapped));
+        let gone = |mapped: &Region| !map.regions().iter().any(|region| region.is_same(mapped));
         let (out, kept): (Vec<Region>, Vec<Region>) =
             std::mem::take(&mut self.mapped).into_iter().partition(gone);
         self.mapped = kept;

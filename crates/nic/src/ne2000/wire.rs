@@ -5,16 +5,8 @@ use ioplane_network::{Drop, HEAD, Offload, Sent};
 use super::Ne2000;
 use super::card::Ring;
 use super::spec::*;
-use crate::BATCH;
+use crate::batch::{self, Taken};
 use crate::frame::{Cast, FCS, SHORTEST as LEAST, destination, fcs, hashed};
-
-/// What became of a frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Taken {
-    Received,
-    NoRoom,
-    Dropped(Drop),
-}
 
 impl Ne2000 {
     /// Sends what the registers say, at once.
@@ -48,20 +40,7 @@ impl Ne2000 {
     pub(super) fn take_frames(&mut self) {
         let mut inlet = self.port.inlet(0);
         inlet.disarm();
-        self.waiting = false;
-        let mut taken = 0;
-        while taken < BATCH {
-            let Some(frame) = inlet.front() else { break };
-            match self.receive(frame.bytes()) {
-                Taken::Received => inlet.pop(),
-                Taken::Dropped(cause) => inlet.skip(cause),
-                Taken::NoRoom => {
-                    self.waiting = true;
-                    break;
-                }
-            }
-            taken += 1;
-        }
+        self.waiting = batch::take(&mut inlet, |frame| self.receive(frame));
         if inlet.arm() && !self.waiting {
             self.bells.ring();
         }

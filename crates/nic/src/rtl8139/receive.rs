@@ -7,19 +7,8 @@ use ioplane_network::spec::{ETH_ADDRESSES, ETH_HLEN, ETH_P_8021Q, VLAN_HLEN};
 use super::spec::*;
 use super::transmit::next;
 use super::{Rtl8139, sums};
-use crate::BATCH;
+use crate::batch::{self, Taken};
 use crate::frame::{Cast, FCS, SHORTEST, destination, fcs, hashed};
-
-/// What became of a frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Taken {
-    /// The guest has it.
-    Received,
-    /// There is no room now.
-    NoRoom,
-    /// It came to nothing; counted.
-    Dropped(Drop),
-}
 
 /// A descriptor that the chip owns.
 struct Buffer {
@@ -53,20 +42,9 @@ impl Rtl8139 {
     pub(super) fn take_frames(&mut self) {
         let mut inlet = self.port.inlet(0);
         inlet.disarm();
-        self.waiting = false;
-        let mut taken = 0;
-        while taken < BATCH {
-            let Some(frame) = inlet.front() else { break };
-            match self.receive(frame.bytes()) {
-                Taken::Received => inlet.pop(),
-                Taken::Dropped(cause) => inlet.skip(cause),
-                Taken::NoRoom => {
-                    self.waiting = true;
-                    self.chip.registers.raise(INT_RXOVW);
-                    break;
-                }
-            }
-            taken += 1;
+        self.waiting = batch::take(&mut inlet, |frame| self.receive(frame));
+        if self.waiting {
+            self.chip.registers.raise(INT_RXOVW);
         }
         // Armed in any case; rung only if the guest's memory is not what is missing.
         if inlet.arm() && !self.waiting {

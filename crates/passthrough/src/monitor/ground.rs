@@ -82,7 +82,7 @@ impl Ground {
     ) -> Result<(), HardwareError> {
         let mut outcome = Ok(());
         self.mapped.retain(|region| {
-            if map.regions().iter().any(|other| same(region, other)) {
+            if map.regions().iter().any(|other| region.is_same(other)) {
                 return true;
             }
             match hardware.unmap(region.gpa() + WINDOW, region.len()) {
@@ -105,7 +105,7 @@ impl Ground {
 
     fn map_new(&mut self, hardware: &mut impl Hardware, map: &GuestMap) -> Result<(), HardwareError> {
         for region in map.regions().iter().filter(|_| self.reaches) {
-            if self.mapped.iter().any(|known| same(known, region)) {
+            if self.mapped.iter().any(|known| known.is_same(region)) {
                 continue;
             }
             let Some(iova) = region.gpa().checked_add(WINDOW) else { continue };
@@ -126,9 +126,4 @@ impl Ground {
             let _ = hardware.unmap(region.gpa() + WINDOW, region.len());
         }
     }
-}
-
-/// The same bytes at the same place. A region that is kept keeps its address, so no other memory can have come there.
-fn same(one: &Region, other: &Region) -> bool {
-    one.gpa() == other.gpa() && one.len() == other.len() && one.host_address() == other.host_address()
 }

@@ -1,0 +1,29 @@
+//! Frames from a port, a batch at a time: what both chips do with them.
+
+use ioplane_network::{Drop, Inlet};
+
+use crate::BATCH;
+
+/// What became of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// The guest has it.
+    Received,
+    /// There is no room now.
+    NoRoom,
+    /// It came to nothing; counted.
+    Dropped(Drop),
+}
+
+/// Gives `receive` at most a batch of frames, in order. True if one had no room: it waits at the port, with those after it.
+pub(crate) fn take(inlet: &mut Inlet, mut receive: impl FnMut(&[u8]) -> Taken) -> bool {
+    for _ in 0..BATCH {
+        let Some(frame) = inlet.front() else { break };
+        match receive(frame.bytes()) {
+            Taken::Received => inlet.pop(),
+            Taken::Dropped(cause) => inlet.skip(cause),
+            Taken::NoRoom => return true,
+        }
+    }
+    false
+}
