@@ -30,6 +30,7 @@ pub mod symbols;
 pub mod tracepoints;
 pub mod vfio_user;
 pub mod vhost_user;
+pub mod wire;
 
 /// One target.
 #[derive(Clone, Copy)]

@@ -3,9 +3,7 @@
 //! Oracles: the session ends with a value (no panic, nothing endless), the device comes home when its client is gone: reset,
 //! without memory, without wires; no descriptor that was refused is left open.
 
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -17,10 +15,10 @@ use ioplane_host::vfio_user::{Connection, Session, spec};
 use ioplane_pci::AnyFunction;
 use ioplane_testkit::toy::ToyCard;
 use ioplane_testkit::toy::card::registers;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use crate::Signature;
 use crate::stage::Stage;
+use crate::wire::{self, drain};
 
 /// Bytes of one file that a client shares.
 const FILE: u64 = 64 << 10;
@@ -197,14 +195,6 @@ fn pause(input: &mut Unstructured<'_>) -> Result<Between> {
     })
 }
 
-/// Throws replies away, so that nobody waits for room.
-fn drain(theirs: &UnixStream) {
-    use std::io::Read;
-    let mut bytes = [0; 4096];
-    let mut reader = theirs;
-    while matches!(reader.read(&mut bytes), Ok(1..)) {}
-}
-
 /// Sends one message: the body that the command should have, with mistakes.
 fn send(input: &mut Unstructured<'_>, client: &mut Client, command: u16) -> Result<()> {
     let mut files = Vec::new();
@@ -237,20 +227,7 @@ fn send(input: &mut Unstructured<'_>, client: &mut Client, command: u16) -> Resu
         bytes.extend(word.to_le_bytes());
     }
     bytes.extend(body);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(40))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let borrowed: Vec<_> = files.iter().map(|file| file.as_fd()).take(40).collect();
-    if !borrowed.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(&borrowed));
-    }
-    // In one piece or in two: the second has no descriptors.
-    let cut = if input.ratio(1, 16)? { input.int_in_range(1..=bytes.len())? } else { bytes.len() };
-    let flags = SendFlags::NOSIGNAL;
-    let _ = rustix::net::sendmsg(&client.stream, &[IoSlice::new(&bytes[..cut])], &mut ancillary, flags);
-    if cut < bytes.len() {
-        let _ = rustix::net::send(&client.stream, &bytes[cut..], flags);
-    }
-    Ok(())
+    wire::send(&client.stream, input, &bytes, &files)
 }
 
 fn eventfd(client: &mut Client) -> OwnedFd {

@@ -3,22 +3,20 @@
 //! Oracles: the session ends with a value (no panic, nothing endless), the device comes home when its front end is gone,
 //! no descriptor and no mapping is left behind.
 
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use arbitrary::{Result, Unstructured};
 use ioplane_host::vhost_user::{Connection, Session};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tokio::runtime::Runtime;
 
 use crate::Signature;
 use crate::blk_request::disk;
 use crate::guest::descriptor;
 use crate::stage::Stage;
+use crate::wire::{self, drain};
 
 /// Bytes of one file that a front end shares.
 const FILE: u64 = 64 << 10;
@@ -166,14 +164,6 @@ fn pause(input: &mut Unstructured<'_>, front: &Front) -> Result<Between> {
     })
 }
 
-/// Throws replies away, so that nobody waits for room.
-fn drain(theirs: &UnixStream) {
-    use std::io::Read;
-    let mut bytes = [0; 4096];
-    let mut reader = theirs;
-    while matches!(reader.read(&mut bytes), Ok(1..)) {}
-}
-
 /// Sends one message: the body that the request should have, with mistakes.
 fn send(theirs: &UnixStream, input: &mut Unstructured<'_>, front: &mut Front, request: u32) -> Result<()> {
     let mut files = Vec::new();
@@ -201,20 +191,7 @@ fn send(theirs: &UnixStream, input: &mut Unstructured<'_>, front: &mut Front, re
         bytes.extend(word.to_le_bytes());
     }
     bytes.extend(body);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(40))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let borrowed: Vec<_> = files.iter().map(|file| file.as_fd()).take(40).collect();
-    if !borrowed.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(&borrowed));
-    }
-    // In one piece or in two: the second has no descriptors.
-    let cut = if input.ratio(1, 16)? { input.int_in_range(1..=bytes.len())? } else { bytes.len() };
-    let flags = SendFlags::NOSIGNAL;
-    let _ = rustix::net::sendmsg(theirs, &[IoSlice::new(&bytes[..cut])], &mut ancillary, flags);
-    if cut < bytes.len() {
-        let _ = rustix::net::send(theirs, &bytes[cut..], flags);
-    }
-    Ok(())
+    wire::send(theirs, input, &bytes, &files)
 }
 
 /// Some descriptor.
