@@ -145,6 +145,7 @@ fn our_way(l1: &L1) -> Result<()> {
         passed.with_context(|| format!("QEMU said:\n{}\nioplane said:\n{}", guest.said(), daemon.said()))?;
     }
     daemon.refused("pci remove nic1")?;
+    guest.lower(Nic::I82574)?;
     guest.kill()?;
     // The VMM's end is heard a moment later than it happens.
     daemon.text("pci remove nic1 --force")?;
