@@ -1,6 +1,6 @@
 //! Hardware passed through as it is, over hardware that writes down what is done to it.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -115,7 +115,7 @@ impl Hardware for Card {
     fn listen(&mut self) -> Result<(), HardwareError> {
         unreachable!("nobody watches")
     }
-    fn interrupt(&self) -> Option<BorrowedFd<'_>> {
+    fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
         None
     }
     fn heard(&mut self) -> bool {
