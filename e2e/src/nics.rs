@@ -71,9 +71,12 @@ impl Nic {
             Nic::Rtl8139 => "rtl8139",
             Nic::Ne2000 => "ne2k_pci",
             Nic::I82574 => "e1000e",
-            // Not past the IOMMU, as virtio is otherwise. Without a control queue: a driver waits for ever for an answer there if the
-            // card is reset under it.
-            Nic::Virtio => "virtio-net-pci,disable-legacy=on,iommu_platform=on,ctrl_vq=off",
+            // Not past the IOMMU, as virtio is otherwise. Without a control queue and what needs it: a driver waits for ever for an answer
+            // there if the card is reset under it.
+            Nic::Virtio => {
+                "virtio-net-pci,disable-legacy=on,iommu_platform=on,ctrl_vq=off,ctrl_rx=off,ctrl_rx_extra=off,\
+                 ctrl_vlan=off,ctrl_mac_addr=off,ctrl_guest_offloads=off,guest_announce=off"
+            }
         }
     }
 
