@@ -137,7 +137,8 @@ fn a_sample_is_close(l1: &L1) -> Result<()> {
         "{}",
         whole()
     );
-    ensure!((exits / 30..exits / 4).contains(&recorded), "{}", whole());
+    // A tenth of the time at most; less on a busy machine, where slices come late.
+    ensure!((exits / 200..exits / 4).contains(&recorded), "{}", whole());
     let sites = report["sites"].as_array().context("sites")?;
     let about =
         |kind: &str| sites.iter().any(|site| site["detail"][kind].is_object() && site["ns_each"].is_u64());

@@ -58,7 +58,7 @@ fn is_watched(daemon: &Inner<'_>, nic: Nic, name: &str) -> Result<()> {
 /// Saved, wiped, loaded and resumed while the guest pings: it notices a longer round trip at most.
 fn round_trips(guest: &L2<'_>, daemon: &Inner<'_>, nic: Nic, name: &str, trips: u32) -> Result<()> {
     let (peer, count) = (nic.peer_ip(), if nic == Nic::Ne2000 { 12 } else { 40 });
-    let job = guest.start(&format!("/folder/busybox ping -q -i 0.3 -s 1000 -c {count} -W 10 {peer}"))?;
+    let job = guest.start(&format!("/folder/busybox ping -q -i 0.3 -s 1000 -c {count} -W 30 {peer}"))?;
     let file = format!("/tmp/{name}.state");
     for trip in 0..trips {
         let rest = daemon.json(&format!("pci quiesce {name} --deadline 2s"))?;

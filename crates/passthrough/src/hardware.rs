@@ -90,7 +90,7 @@ pub trait Hardware: Send + 'static {
     /// Writes it.
     fn write_config(&mut self, offset: u64, bytes: &[u8]) -> Result<(), HardwareError>;
 
-    /// Lets the function reach `region` at bus addresses `iova ..`, for reading and writing. The region stays mapped until
+    /// Lets the function reach `region` at bus addresses `iova ..`, for reading and, if it is writable, for writing. The region stays mapped until
     /// [`Hardware::unmap`] or drop; the implementation keeps it alive.
     fn map(&mut self, iova: u64, region: &Region) -> Result<(), HardwareError>;
 

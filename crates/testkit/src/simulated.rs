@@ -313,7 +313,8 @@ impl<F: Function> Hardware for Simulated<F> {
         let mut spec = region.spec().map_err(|source| os("mapping memory", source))?;
         spec.gpa = iova;
         spec.user = 0;
-        let region = Region::map(spec).map_err(|e| os("mapping memory", std::io::Error::other(e)))?;
+        let region = if region.writable() { Region::map(spec) } else { Region::map_read_only(spec) };
+        let region = region.map_err(|e| os("mapping memory", std::io::Error::other(e)))?;
         let mut mapped = inner.mapped.clone();
         mapped.push(region);
         // As an IOMMU does, it refuses what overlaps.

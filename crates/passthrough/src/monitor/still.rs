@@ -417,7 +417,7 @@ impl<H: Hardware> Monitor<H> {
             return;
         };
         let (Some(gpa), Some((low, high))) = (state.busy, self.plan.blocks.get(at).copied()) else { return };
-        if let Some(bus) = self.ground.bus(gpa, table.size.into()) {
+        if let Some(bus) = self.ground.bus(gpa, table.size.into(), Way::Write) {
             self.poke(high, (bus >> 32) as u32);
             self.poke(low, bus as u32 & !table.flags | state.low & table.flags);
             self.rechoose();
