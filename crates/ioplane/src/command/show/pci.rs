@@ -20,7 +20,7 @@ fn behind(function: &FunctionReport) -> String {
 }
 
 /// Where it stands, in a word.
-fn standing(function: &FunctionReport) -> &'static str {
+pub fn standing(function: &FunctionReport) -> &'static str {
     match (function.state, function.stage) {
         _ if function.watch.as_ref().is_some_and(|watch| watch.stopped) => "STOPPED",
         (ServedState::Served, Stage::Held | Stage::Quiescing | Stage::Away) => function.stage.word(),
