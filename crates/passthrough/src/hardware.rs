@@ -1,6 +1,7 @@
 //! A PCI function of the host, as whoever hands it to a guest sees it.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ioplane_memory::Region;
@@ -123,7 +124,7 @@ pub trait Hardware: Send + 'static {
     fn listen(&mut self) -> Result<(), HardwareError>;
 
     /// Readable while an interrupt waits for [`Hardware::heard`].
-    fn interrupt(&self) -> Option<BorrowedFd<'_>>;
+    fn interrupt(&self) -> Option<&Arc<OwnedFd>>;
 
     /// Takes the interrupts that came; whether any did.
     fn heard(&mut self) -> bool;

@@ -1,6 +1,7 @@
 //! The hardware, one register at a time, and what becomes of an access that fails.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use super::counts::Fault;
 use crate::model::{Register, RegisterId};
@@ -31,7 +32,7 @@ impl<H: Hardware> Bus<H> {
         &mut self.hardware
     }
 
-    pub(super) fn interrupt(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
         self.hardware.interrupt()
     }
 

@@ -8,7 +8,7 @@ use super::counts::{Fault, What};
 use super::plan::{Role, Step};
 use super::rings::RingV1;
 use super::{BlockState, Monitor, MonitorError, Virtual};
-use crate::model::{Flow, Machine, Reads, RegisterId, Seen};
+use crate::model::{Flow, Machine, Reads, RegisterId, Seen, Way};
 use crate::{Hardware, HardwareError};
 
 /// How long a forced stop waits for what the hardware would finish by itself: a frame on the wire.

@@ -1,6 +1,6 @@
 //! A card that writes down what is done to it.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -156,7 +156,7 @@ impl Hardware for Card {
     fn listen(&mut self) -> Result<(), HardwareError> {
         unreachable!("nobody watches")
     }
-    fn interrupt(&self) -> Option<BorrowedFd<'_>> {
+    fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
         None
     }
     fn heard(&mut self) -> bool {
