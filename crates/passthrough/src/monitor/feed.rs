@@ -223,6 +223,7 @@ impl<H: Hardware> Monitor<H> {
             self.blocks[at] = BlockState::default();
         }
         self.interrupts = Virtual::default();
+        self.recalled = 0;
         self.transfer = None;
     }
 }

@@ -156,6 +156,8 @@ pub struct Monitor<H: Hardware> {
     /// It has just ended.
     all_moved: bool,
     interrupts: Virtual,
+    /// Registers that are shown as another card had them: one bit each. Their values are the model's.
+    recalled: u128,
     /// The hardware's INTA# is masked, by itself, until it is unmasked.
     masked: bool,
     /// Interrupts in a row that meant nothing.
@@ -235,6 +237,7 @@ impl<H: Hardware> Monitor<H> {
             transfer: None,
             all_moved: false,
             interrupts: Virtual::default(),
+            recalled: 0,
             masked: false,
             idle: 0,
             storm: false,

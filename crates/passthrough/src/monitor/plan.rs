@@ -46,6 +46,8 @@ pub(super) enum Step {
     Value(RegisterId, u32),
     Ring(u8),
     Card,
+    /// Shown as it was, until an interrupt of these bits.
+    Shown(RegisterId, u32),
 }
 
 /// Registers of a card's data port.
@@ -168,6 +170,7 @@ impl Plan {
                     Restore::Value(name, value) => Some(find(name).map(|id| Step::Value(id, value))),
                     Restore::Ring(name) => Some(ring(name).map(Step::Ring)),
                     Restore::Card => Some(Some(Step::Card)),
+                    Restore::Shown(name, until) => Some(find(name).map(|id| Step::Shown(id, until))),
                     Restore::Lost(..) => None,
                 })
                 .collect()
@@ -234,7 +237,15 @@ impl Plan {
     /// Registers whose values are saved.
     pub(super) fn saved(&self) -> impl Iterator<Item = RegisterId> + '_ {
         self.restore.iter().filter_map(|step| match step {
-            Step::Saved { register, .. } => Some(*register),
+            Step::Saved { register, .. } | Step::Shown(register, _) => Some(*register),
+            _ => None,
+        })
+    }
+
+    /// Registers that another card does not have as this one had them, and until which interrupts their old values are shown.
+    pub(super) fn shown(&self) -> impl Iterator<Item = (RegisterId, u32)> + '_ {
+        self.restore.iter().filter_map(|step| match step {
+            Step::Shown(register, until) => Some((*register, *until)),
             _ => None,
         })
     }

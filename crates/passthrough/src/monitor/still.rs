@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::bus::bit;
 use super::card::Transfer;
 use super::counts::{Fault, What};
 use super::plan::{Role, Step};
@@ -102,7 +103,7 @@ impl<H: Hardware> Monitor<H> {
             let (register, mask, with) = match self.plan.halt[at] {
                 Step::Saved { register, mask, with } => (register, mask, with),
                 Step::Value(register, value) => (register, 0, value),
-                Step::Ring(_) | Step::Card => continue,
+                Step::Ring(_) | Step::Card | Step::Shown(..) => continue,
             };
             let value = self.present(register);
             before.push((register, value));
@@ -114,6 +115,9 @@ impl<H: Hardware> Monitor<H> {
 
     /// What a register says, or what the guest last wrote where it cannot be read.
     fn present(&mut self, id: RegisterId) -> u32 {
+        if self.recalled & bit(id) != 0 {
+            return self.machine.value(id);
+        }
         match self.plan.role(id) {
             Role::Status => self.status_kept(),
             Role::Mask => self.interrupts.mask,
@@ -175,7 +179,7 @@ impl<H: Hardware> Monitor<H> {
             match self.plan.restore[at] {
                 Step::Saved { register, mask, with } => self.write_saved(register, mask, with, registers),
                 Step::Value(register, value) => self.poke(register, value),
-                Step::Ring(_) | Step::Card => {}
+                Step::Ring(_) | Step::Card | Step::Shown(..) => {}
             }
         }
         let bytes = self.read_card();
@@ -279,7 +283,7 @@ impl<H: Hardware> Monitor<H> {
                     (register, saved.map_or(0, |(_, value)| *value) & mask | with)
                 }
                 Step::Value(register, value) => (register, value),
-                Step::Ring(_) | Step::Card => continue,
+                Step::Ring(_) | Step::Card | Step::Shown(..) => continue,
             };
             if self.plan.role(register) != Role::Plain {
                 continue;
@@ -387,6 +391,13 @@ impl<H: Hardware> Monitor<H> {
                     self.point(at);
                 }
             }
+            // Hardware that was this guest's all the time has its own.
+            Step::Shown(register, _) if remembered.foreign => {
+                let saved = remembered.registers.iter().find(|(id, _)| *id == register);
+                self.machine.note(register, saved.map_or(0, |(_, value)| *value));
+                self.recalled |= bit(register);
+            }
+            Step::Shown(..) => {}
             Step::Card => {
                 if remembered.card.is_some() || remembered.wipe {
                     self.fill_card(remembered.card.as_deref());

@@ -85,6 +85,24 @@ impl Look<'_> {
                     self.say(place, format!("there is no ring {name:?}"), "name one of the rings");
                 }
             }
+            Restore::Shown(name, until) => {
+                let Some(register) = self.named(place, name) else { return };
+                let readable = matches!(register.reads, Reads::Plain | Reads::Alive);
+                if register.writes != Writes::Never || !readable || register.width > 4 {
+                    self.say(
+                        place,
+                        format!("{name} is not a value that only the card sets"),
+                        "bring it back with Saved, or name it Lost",
+                    );
+                }
+                if until == 0 || until & !self.model.interrupts.bits != 0 {
+                    self.say(
+                        place,
+                        format!("{name} is shown until {until:#x}, which is not of the interrupts"),
+                        "name bits of the interrupt status with which the card sets it",
+                    );
+                }
+            }
             Restore::Card => {
                 if self.model.card.is_none() {
                     self.say(place, "there is no card memory", "describe it in `card`");
