@@ -1,6 +1,7 @@
 //! One descriptor for everything that a NIC wants to be called for.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ioplane_network::Port;
@@ -15,7 +16,7 @@ use crate::NicError;
 /// Readable when frames have arrived, when some are left of a batch, or when the chip's timer has run out.
 #[derive(Debug)]
 pub(crate) struct Bells {
-    all: OwnedFd,
+    all: Arc<OwnedFd>,
     /// Rung by ourselves: there is more to do.
     more: OwnedFd,
     timer: OwnedFd,
@@ -37,12 +38,12 @@ impl Bells {
         for bell in [inlet.waker(), more.as_fd(), timer.as_fd()] {
             epoll::add(&all, bell, EventData::new_u64(0), EventFlags::IN).map_err(failed)?;
         }
-        Ok(Bells { all, more, timer })
+        Ok(Bells { all: Arc::new(all), more, timer })
     }
 
     /// Readable when one of them rings.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.all.as_fd()
+    pub fn fd(&self) -> &Arc<OwnedFd> {
+        &self.all
     }
 
     /// Something is left to do.

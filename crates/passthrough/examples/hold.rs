@@ -138,7 +138,7 @@ fn interrupts(
     card.listen()?;
     for round in ["first", "second"] {
         cause(card)?;
-        wait_for(card.interrupt().ok_or("no descriptor")?, round)?;
+        wait_for(card.interrupt().ok_or("no descriptor")?.as_fd(), round)?;
         if !card.heard() || card.heard() {
             return Err("an interrupt is heard once".into());
         }
@@ -149,7 +149,7 @@ fn interrupts(
         }
         // Unmasked while it is up, it comes again.
         card.unmask()?;
-        wait_for(card.interrupt().ok_or("no descriptor")?, "unmasked")?;
+        wait_for(card.interrupt().ok_or("no descriptor")?.as_fd(), "unmasked")?;
         card.heard();
         quiet(card)?;
         card.unmask()?;

@@ -1,6 +1,8 @@
 //! A PCI function of the host, as whoever hands it to a guest sees it.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
 
 use ioplane_memory::Region;
 use ioplane_pci::{BarMap, Identity, Irq, Irqs, Wire, WireError};
@@ -49,6 +51,23 @@ pub enum HardwareError {
          `--mode virtual` if there is a model for it (`ioplane pci list`)"
     )]
     Unwatched {
+        /// Its address.
+        function: String,
+    },
+    /// It was reset by its registers and does not say that this has ended.
+    #[error(
+        "{function} has not come out of its reset in {} ms: it may be broken, or in use by somebody else; reset its slot or the host",
+        after.as_millis()
+    )]
+    StuckInReset {
+        /// Its address.
+        function: String,
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// There is no way to reset it.
+    #[error("{function} has no reset of its own, and there is no model that knows one by its registers")]
+    Unresettable {
         /// Its address.
         function: String,
     },
@@ -105,7 +124,7 @@ pub trait Hardware: Send + 'static {
     fn listen(&mut self) -> Result<(), HardwareError>;
 
     /// Readable while an interrupt waits for [`Hardware::heard`].
-    fn interrupt(&self) -> Option<BorrowedFd<'_>>;
+    fn interrupt(&self) -> Option<&Arc<OwnedFd>>;
 
     /// Takes the interrupts that came; whether any did.
     fn heard(&mut self) -> bool;
@@ -124,6 +143,13 @@ pub trait Hardware: Send + 'static {
         let bit = ioplane_pci::spec::COMMAND_MASTER;
         let wanted = if yes { command | bit } else { command & !bit };
         self.write_config(ioplane_pci::spec::COMMAND as u64, &wanted.to_le_bytes())
+    }
+
+    /// Whether it is still there: what is unplugged reads as all ones, which no vendor has (PCI 3.0, 6.2.1).
+    fn answers(&mut self) -> Result<bool, HardwareError> {
+        let mut vendor = [0; 2];
+        self.read_config(ioplane_pci::spec::VENDOR_ID as u64, &mut vendor)?;
+        Ok(vendor != [0xff; 2])
     }
 
     /// Where in the configuration space its capability `id` begins (PCI 3.0, 6.7).

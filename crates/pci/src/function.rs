@@ -1,6 +1,6 @@
 //! What a host must know of a PCI function, whatever it does.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ioplane_device::{Device, DeviceError, Interrupt, Still};
@@ -108,8 +108,9 @@ pub trait Function: Device {
     fn replace_memory(&mut self, still: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError>;
 
     /// A descriptor that is readable when [`Function::attend`] has something to do: an interrupt of the hardware below, frames. Asked
-    /// again after every call of the function.
-    fn attention(&self) -> Option<BorrowedFd<'_>> {
+    /// again after every call of the function. Shared, so that the host can wait for it without the function, which may drop its own
+    /// meanwhile.
+    fn attention(&self) -> Option<&Arc<OwnedFd>> {
         None
     }
 
@@ -144,7 +145,7 @@ impl<F: Function + ?Sized> Function for Box<F> {
     fn replace_memory(&mut self, still: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError> {
         (**self).replace_memory(still, map)
     }
-    fn attention(&self) -> Option<BorrowedFd<'_>> {
+    fn attention(&self) -> Option<&Arc<OwnedFd>> {
         (**self).attention()
     }
     fn attend(&mut self) {

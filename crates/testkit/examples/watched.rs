@@ -54,8 +54,8 @@ fn main() -> Result<(), Failure> {
 fn power<F: Function>(bench: Bench<F>) {
     std::thread::spawn(move || {
         loop {
-            let attention = bench.with(|card| card.attention().map(|file| file.try_clone_to_owned()));
-            if let Some(Ok(file)) = attention {
+            let attention = bench.with(|card| card.attention().cloned());
+            if let Some(file) = attention {
                 let mut files = [rustix::event::PollFd::new(&file, rustix::event::PollFlags::IN)];
                 let _ = rustix::event::poll(&mut files, None);
             }

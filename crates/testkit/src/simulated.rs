@@ -8,7 +8,7 @@
 //! Nothing happens by itself: frames move when the hardware is touched or the test calls [`Bench::tick`].
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioplane_device::{Access, At, Effect, Interrupt, Quiescent, Then};
@@ -46,7 +46,7 @@ pub struct Touches {
 }
 
 #[derive(Debug)]
-struct Bell(OwnedFd);
+struct Bell(Arc<OwnedFd>);
 
 impl Interrupt for Bell {
     fn signal(&self) {
@@ -184,7 +184,7 @@ impl<F: Function> Simulated<F> {
     /// `function`, as hardware of that name.
     pub fn new(name: &str, function: F) -> std::io::Result<(Self, Bench<F>)> {
         use rustix::event::{EventfdFlags, eventfd};
-        let bell = Arc::new(Bell(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
+        let bell = Arc::new(Bell(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)));
         let (bars, irqs) = (function.bars().clone(), function.irqs());
         let mut inner = Inner {
             function: Quiescent::new(function),
@@ -357,8 +357,8 @@ impl<F: Function> Hardware for Simulated<F> {
         })
     }
 
-    fn interrupt(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.bell.0.as_fd())
+    fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
+        Some(&self.bell.0)
     }
 
     fn heard(&mut self) -> bool {

@@ -157,9 +157,8 @@ impl<D: Device> Front<D> {
                 let effect = running.access(at, again(op));
                 let done = self.carry_out(&mut inner.stage, effect);
                 inner.nudge();
-                if matches!(inner.stage, Stage::Running(_)) {
-                    self.moved.notify_all();
-                } else {
+                // Whoever waits has waited since before it ran, and was told then.
+                if !matches!(inner.stage, Stage::Running(_)) {
                     self.announce(inner);
                 }
                 Some(done)

@@ -15,9 +15,11 @@ use rustix::net::{
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::fault::ClientFault;
-use super::spec::{self, Header, MAX_FILES, MAX_MESSAGE};
+use super::spec::{self, Header, MAX_FILES, MAX_MESSAGE, RegionAccess};
 
 const HEADER: usize = size_of::<Header>();
+/// Bytes that are received at once where a message begins: an access with eight bytes. A guest's accesses are nearly all that comes.
+const AT_ONCE: usize = HEADER + size_of::<RegionAccess>() + 8;
 /// How long a client may leave a reply unread.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -82,7 +84,9 @@ impl Reply {
 #[derive(Debug)]
 pub struct Connection {
     stream: UnixStream,
+    /// Begins where a message begins.
     buffer: Vec<u8>,
+    /// What came beside the last byte of the buffer, and so belongs to the last message in it.
     files: Vec<OwnedFd>,
     surplus: bool,
     header: Option<Header>,
@@ -100,6 +104,13 @@ impl Connection {
         self.stream.as_fd()
     }
 
+    /// The next message has come already, whole or wrong: [`Connection::receive`] has to be called, and the socket may never become
+    /// readable.
+    pub fn has_message(&self) -> bool {
+        let Ok((header, _)) = Header::read_from_prefix(&self.buffer) else { return false };
+        !(HEADER as u32..=MAX_MESSAGE).contains(&header.size) || self.buffer.len() >= header.size as usize
+    }
+
     /// The next whole message, or `None` if more of it has to come first.
     pub fn receive(&mut self) -> Result<Option<Message>, ClientFault> {
         loop {
@@ -112,7 +123,7 @@ impl Connection {
             }
             match self.header.take() {
                 None => {
-                    let header = Header::read_from_bytes(&self.buffer)
+                    let (header, _) = Header::read_from_prefix(&self.buffer)
                         .map_err(|_| ClientFault::BadLength(self.buffer.len() as u32))?;
                     if header.size < HEADER as u32 || header.size > MAX_MESSAGE {
                         return Err(ClientFault::BadLength(header.size));
@@ -123,21 +134,26 @@ impl Connection {
                     self.header = Some(header);
                 }
                 Some(header) => {
-                    let body = self.buffer.split_off(HEADER);
-                    self.buffer.clear();
-                    let files = std::mem::take(&mut self.files);
-                    let surplus = std::mem::take(&mut self.surplus);
-                    return Ok(Some(Message { header, body, files, surplus }));
+                    let body = self.buffer[HEADER..wanted].to_vec();
+                    self.buffer.drain(..wanted);
+                    let mut message = Message { header, body, files: Vec::new(), surplus: false };
+                    if self.buffer.is_empty() {
+                        message.files = std::mem::take(&mut self.files);
+                        message.surplus = std::mem::take(&mut self.surplus);
+                    }
+                    return Ok(Some(message));
                 }
             }
         }
     }
 
-    /// Receives until the buffer has `wanted` bytes; false if they are not there yet. Never takes a byte of the next message: its
-    /// descriptors would come with it.
+    /// Receives until the buffer has `wanted` bytes; false if they are not there yet. Takes bytes of further messages only into an empty
+    /// buffer: the kernel ends a receive behind what descriptors came with, so they belong to the last message of one receive; of
+    /// two, nobody could tell.
     fn fill(&mut self, wanted: usize) -> Result<bool, ClientFault> {
         let mut bytes = [0u8; 4096];
-        let room = (wanted - self.buffer.len()).min(bytes.len());
+        let most = if self.buffer.is_empty() { wanted.max(AT_ONCE) } else { wanted };
+        let room = (most - self.buffer.len()).min(bytes.len());
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let slices = &mut [IoSliceMut::new(&mut bytes[..room])];

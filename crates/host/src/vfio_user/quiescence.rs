@@ -68,7 +68,7 @@ impl<F: Function> Session<F> {
         while self.front.poll_settled(&mut context).is_pending() {
             let left = deadline.checked_duration_since(Instant::now());
             let Some(left) = left.and_then(|left| Timespec::try_from(left).ok()) else { break };
-            let attention = self.attention().ok().flatten();
+            let attention = self.attention();
             let mut files = vec![
                 PollFd::new(&*ring, PollFlags::IN),
                 PollFd::from_borrowed_fd(self.stopping(), PollFlags::IN),

@@ -178,17 +178,13 @@ impl<F: Function> Service<F> {
 
     /// Waits for something to do; with `pause` not for a client, and not for ever.
     fn wait(&mut self, pause: bool) -> Ready {
-        let (attention, starved) = match self.session.attention() {
-            Ok(file) => (file, false),
-            // No descriptor left: asked again soon.
-            Err(_) => (None, true),
-        };
+        let attention = self.session.attention();
         let resume = self.session.wires.resume.clone();
         let wanted: [(usize, Option<BorrowedFd<'_>>); 6] = [
             (0, Some(self.session.stopping())),
             (1, Some(self.session.moved())),
             (2, self.connection.as_ref().map(Connection::socket)),
-            (3, attention.as_ref().map(AsFd::as_fd)),
+            (3, attention.as_ref().map(|file| file.as_fd())),
             (4, resume.as_ref().map(|file| file.as_fd())),
             (5, (!pause).then_some(self.listener.as_fd())),
         ];
@@ -201,15 +197,16 @@ impl<F: Function> Service<F> {
                 names.push(name);
             }
         }
-        let timeout =
-            (pause || starved).then(|| Timespec { tv_sec: 0, tv_nsec: PAUSE.subsec_nanos().into() });
+        let received = self.connection.as_ref().is_some_and(Connection::has_message);
+        let timeout = if received { Some(Duration::ZERO) } else { pause.then_some(PAUSE) };
+        let timeout = timeout.map(|time| Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() });
         if rustix::event::poll(&mut files, timeout.as_ref()).is_ok() {
             for (name, file) in names.into_iter().zip(&files) {
                 what[name] = !file.revents().is_empty();
             }
         }
         let [stop, moved, message, attention, resume, listener] = what;
-        Ready { stop, moved, message, attention, resume, listener }
+        Ready { stop, moved, message: message || received, attention, resume, listener }
     }
 
     fn message(&mut self) -> Result<(), ClientFault> {

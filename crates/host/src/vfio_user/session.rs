@@ -258,13 +258,12 @@ impl<F: Function> Session<F> {
         }
     }
 
-    /// What the device asks attention by: a descriptor of its own, since the device may close its own meanwhile.
-    pub(super) fn attention(&self) -> std::io::Result<Option<OwnedFd>> {
+    /// What the device asks attention by.
+    pub(super) fn attention(&self) -> Option<Arc<OwnedFd>> {
         if self.blocked {
-            return Ok(None);
+            return None;
         }
-        let file = self.front.with(|function| function.attention().map(|file| file.try_clone_to_owned()));
-        file.ok().flatten().transpose()
+        self.front.with(|function| function.attention().cloned()).ok().flatten()
     }
 
     /// Gives it.

@@ -7,6 +7,7 @@ mod malformed;
 mod memory;
 mod quiescence;
 mod regions;
+mod stream;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;

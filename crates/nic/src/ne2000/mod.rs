@@ -17,7 +17,7 @@ pub mod spec;
 mod state;
 mod wire;
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ioplane_device::{
@@ -222,7 +222,7 @@ impl Function for Ne2000 {
         Ok(())
     }
 
-    fn attention(&self) -> Option<BorrowedFd<'_>> {
+    fn attention(&self) -> Option<&Arc<OwnedFd>> {
         Some(self.bells.fd())
     }
 

@@ -25,7 +25,7 @@ mod sums;
 mod tally;
 mod transmit;
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -333,7 +333,7 @@ impl Function for Rtl8139 {
         Ok(())
     }
 
-    fn attention(&self) -> Option<BorrowedFd<'_>> {
+    fn attention(&self) -> Option<&Arc<OwnedFd>> {
         Some(self.bells.fd())
     }
 

@@ -1,6 +1,6 @@
 //! The monitor as a PCI function: what hosts call.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ioplane_device::{
@@ -173,7 +173,7 @@ impl<H: Hardware> Function for Monitor<H> {
         replaced.map_err(|error| DeviceError::Below(Box::new(error)))
     }
 
-    fn attention(&self) -> Option<BorrowedFd<'_>> {
+    fn attention(&self) -> Option<&Arc<OwnedFd>> {
         if self.bus.gone() { None } else { self.bus.interrupt() }
     }
 

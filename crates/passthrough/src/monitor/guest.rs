@@ -202,10 +202,12 @@ impl<H: Hardware> Monitor<H> {
         if let Err(refusal) = self.examine(&pending) {
             return self.refuse(refusal);
         }
-        if pending.resets() && (id, Way::Write) == (self.plan.reset_by.0, self.plan.reset_by.1) {
+        if pending.resets()
+            && let Some((register, value)) = self.plan.reset.written()
+            && std::ptr::eq(register, self.machine.register(id))
+        {
             // What else the guest asks for in the same write would come before or after the reset: nobody knows.
-            let register = self.machine.register(id);
-            self.bus.write(register, self.plan.reset_by.2);
+            self.bus.write(register, value);
         } else if let Err(fault) = self.perform(bar, at, piece, id, part, value) {
             return self.fault(fault);
         }

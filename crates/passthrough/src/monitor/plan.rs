@@ -1,6 +1,7 @@
 //! What a model's names mean to the monitor: looked up once, at start.
 
 use crate::model::{Check, Flow, Machine, RegisterId, Restore, StateModel, Way, Writes};
+use crate::reset::ByRegisters;
 
 /// What the monitor itself has to do with a register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,8 +80,7 @@ pub(super) struct Plan {
     /// By ring: register and bits.
     pub(super) enables: Box<[(RegisterId, u32)]>,
     pub(super) doorbells: Box<[Option<(RegisterId, u32)>]>,
-    pub(super) reset_by: (RegisterId, Way, u32),
-    pub(super) reset_done: (RegisterId, u32, u32),
+    pub(super) reset: ByRegisters,
     pub(super) bank: Option<RegisterId>,
     pub(super) card: Option<CardPlan>,
     pub(super) halt: Box<[Step]>,
@@ -208,8 +208,7 @@ impl Plan {
             blocks,
             enables,
             doorbells,
-            reset_by: (find(model.reset.by.0)?, model.reset.by.1, model.reset.by.2),
-            reset_done: (find(model.reset.done.0)?, model.reset.done.1, model.reset.done.2),
+            reset: ByRegisters::new(model)?,
             bank: model.banks.and_then(|banks| find(banks.register)),
             card,
             halt: steps(model.halt)?,

@@ -11,7 +11,7 @@ mod interrupts;
 mod ioctl;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ pub struct Vfio {
     config: Area,
     resettable: bool,
     /// Ours, and what rings it.
-    bell: Option<(OwnedFd, Irq)>,
+    bell: Option<(Arc<OwnedFd>, Irq)>,
 }
 
 impl Vfio {
@@ -306,12 +306,12 @@ impl Hardware for Vfio {
         }
         let ours = bell().and_then(|bell| Ok((self.interrupts.listen(&bell)?, bell)));
         let (irq, bell) = ours.map_err(|error| self.os(doing.into(), error))?;
-        self.bell = Some((bell, irq));
+        self.bell = Some((Arc::new(bell), irq));
         Ok(())
     }
 
-    fn interrupt(&self) -> Option<BorrowedFd<'_>> {
-        self.bell.as_ref().map(|(bell, _)| bell.as_fd())
+    fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
+        self.bell.as_ref().map(|(bell, _)| bell)
     }
 
     fn heard(&mut self) -> bool {

@@ -12,7 +12,6 @@
 //!
 //! All instances of a card share one port: frames that were not received wait there.
 
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -159,7 +158,7 @@ impl<F: Function> Boot<F> {
 /// A thread that does what a host does for a function: attends to it when it asks for that. Ends with the machine.
 fn pump<F: Function>(host: Weak<InProcess<F>>) {
     const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
-    let attention = |function: &F| -> Option<OwnedFd> { function.attention()?.try_clone_to_owned().ok() };
+    let attention = |function: &F| function.attention().cloned();
     std::thread::spawn(move || {
         // Not held while it waits: the machine ends when its own reference goes.
         while let Some(front) = host.upgrade() {

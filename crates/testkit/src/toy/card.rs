@@ -6,7 +6,7 @@
 //!   busy --BUSY := 0, attend(), suspend(), reset--> still
 //! ```
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
@@ -335,8 +335,8 @@ impl Function for ToyCard {
         Ok(())
     }
 
-    fn attention(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.bell.as_fd())
+    fn attention(&self) -> Option<&Arc<OwnedFd>> {
+        Some(&self.bell)
     }
 
     fn attend(&mut self) {

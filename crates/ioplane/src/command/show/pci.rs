@@ -144,6 +144,9 @@ pub fn function(function: &FunctionReport) -> String {
     if !function.hardware_faults.is_empty() {
         line("hardware's faults", counted(&function.hardware_faults));
     }
+    if let Some(why) = &function.not_reset {
+        line("not reset", why.clone());
+    }
     if !function.front_end_faults.is_empty() {
         line("VMM's faults", counted(&function.front_end_faults));
     }

@@ -1,6 +1,6 @@
 //! What can be behind a function: one type, so that what is inside can be looked at while a front has it.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ioplane_device::{
@@ -80,6 +80,7 @@ impl Body {
                     .filter(|(_, n)| *n > 0)
                     .map(|(name, n)| (name.to_owned(), n))
                     .collect();
+                report.not_reset = direct.not_reset().map(ToString::to_string);
             }
         }
     }
@@ -230,7 +231,7 @@ impl Function for Body {
         self.inner_mut().replace_memory(still, map)
     }
 
-    fn attention(&self) -> Option<BorrowedFd<'_>> {
+    fn attention(&self) -> Option<&Arc<OwnedFd>> {
         self.inner().attention()
     }
 

@@ -310,6 +310,11 @@ fn a_reset_does_not_go_unnoticed() {
         &["reset", "no edge on CMD", "RESET"],
     );
     says(&found(|m| m.reset.by.2 = RESETS << 8), &["reset", "CMD"]);
+    let mut model = crate::ne2000::MODEL.clone();
+    model.reset.done = ("CURR", 1, 1);
+    let findings = verify(&model);
+    assert_eq!(findings.len(), 1, "{findings:#?}");
+    says(&findings[0].to_string(), &["reset", "CURR is not in the first bank"]);
 }
 
 #[test]

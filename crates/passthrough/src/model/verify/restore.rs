@@ -10,6 +10,16 @@ impl Look<'_> {
         self.bits("reset", by, value, value);
         let (done, mask, is) = model.reset.done;
         self.bits("reset", done, mask, is);
+        for name in [by, done] {
+            let later = |register: &Register| register.name == name && register.bank.is_some_and(|n| n > 0);
+            if model.registers.iter().any(later) {
+                self.say(
+                    "reset",
+                    format!("{name} is not in the first bank"),
+                    "take registers of the first bank, or of all: that one is chosen before a reset and after it",
+                );
+            }
+        }
         let mut edges = model.regions.iter().flat_map(|region| region.transitions);
         if !edges.any(|edge| edge.to == RESET && subject(&edge.on) == Some(by)) {
             self.say(
