@@ -164,7 +164,7 @@ fn the_kernels_way(l1: &L1) -> Result<()> {
 }
 
 /// The same cards over vfio-user, passed through by our daemon, in stock QEMU; with MSI-X too.
-fn our_way(l1: &L1) -> Result<()> {
+fn our_way(l1: &L1, news: &dyn Fn(&str)) -> Result<()> {
     let nics = [Nic::Rtl8139, Nic::Ne2000, Nic::I82574, Nic::Virtio];
     let names = ["nic1", "nic2", "nic3", "nic4"];
     let daemon = l1.serve("passing", "")?;
@@ -173,16 +173,19 @@ fn our_way(l1: &L1) -> Result<()> {
         ensure!(driver(l1, *nic)? == "vfio-pci");
     }
     let guest = l1.debian_by(Version::Newer, "passed", &daemon.guest_args(&names, 256)?, "")?;
+    news("the guest is up");
     // NE2000 moves each word by a message of its own.
     for (nic, count) in nics.into_iter().zip([300, 10, 300, 100]) {
         let passed = guest.raise(nic).and_then(|()| guest.ping_all(nic, count, 1000));
         passed.with_context(|| format!("QEMU said:\n{}\nioplane said:\n{}", guest.said(), daemon.said()))?;
     }
     far_up(&guest, Nic::I82574)?;
+    news("a guest resets one");
     a_guest_resets_it(&guest, Nic::Virtio)?;
     guest.ping_all(Nic::Virtio, 100, 1000)?;
     let faults = daemon.json("pci show nic4")?["hardware_faults"].clone();
     ensure!(faults.get("resets").is_none(), "{faults}");
+    news("they are given back");
     daemon.refused("pci remove nic1")?;
     guest.lower(Nic::I82574)?;
     guest.kill()?;
@@ -211,7 +214,7 @@ fn cards_are_taken_through_vfio() -> Result<()> {
     news("the kernel's way");
     the_kernels_way(&l1)?;
     news("our way");
-    our_way(&l1)?;
+    our_way(&l1, &news)?;
     news("done");
     Ok(())
 }
