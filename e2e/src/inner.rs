@@ -58,7 +58,8 @@ impl Inner<'_> {
         Ok(ended.output)
     }
 
-    /// What a guest of so much memory, some of it above 4 GiB, needs to have these PCI functions, for [`L1::debian_by`] with [`crate::Version::Newer`].
+    /// What a guest of so much memory, some of it above 4 GiB, needs to have these PCI functions, for [`L1::debian_by`] with
+    /// [`crate::Version::Newer`].
     pub fn guest_args(&self, functions: &[&str], memory_mib: u64) -> Result<String> {
         let mut line = crate::high::machine(memory_mib);
         for (n, name) in functions.iter().enumerate() {
