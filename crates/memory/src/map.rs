@@ -156,7 +156,8 @@ impl Region {
         self.mapping.poisoned()
     }
 
-    /// What was said of it when it was mapped, for another process to map the same; with a descriptor of its own.
+    /// What was said of it when it was mapped, for another process to map the same; with a descriptor of its own. Whether it may be
+    /// stored into is [`Region::writable`], and is not in it.
     pub fn spec(&self) -> std::io::Result<RegionSpec> {
         Ok(RegionSpec {
             gpa: self.gpa,

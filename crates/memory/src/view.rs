@@ -314,7 +314,7 @@ impl GuestView {
         Ok(Window::new(region.mapping.clone(), start, len as usize, gpa))
     }
 
-    /// Checks `range` and gives it as the kernel wants it, which may store into it. The span stays valid while [`GuestView::map`] (a clone of it) lives.
+    /// Checks `range` and gives it as the kernel wants it, which may store into it: what may only be read is refused. The span stays valid while [`GuestView::map`] (a clone of it) lives.
     #[inline]
     pub fn iovec(&self, range: GuestRange) -> Result<IoVec, GuestFault> {
         let (region, at) = self.find_writable(range.gpa, u64::from(range.len))?;

@@ -221,7 +221,7 @@ pub(super) fn ranges(container: BorrowedFd<'_>) -> io::Result<Vec<(u64, u64)>> {
     Ok(at.map(|at| pairs(&reply, at + 16, word(&reply, at + 8))).unwrap_or_default())
 }
 
-/// Maps our memory at `address .. + size` for reading and writing at bus address `iova`. The memory has to stay mapped by us.
+/// Maps our memory at `address .. + size` at bus address `iova`, for reading and, if it is `writable`, for writing. The memory has to stay mapped by us.
 pub(super) fn map(
     container: BorrowedFd<'_>,
     iova: u64,
