@@ -1,5 +1,5 @@
-//! An L1 with network cards, for people: `cargo run -p ioplane-e2e --example l1 [-- rtl8139 ne2000 82574]`. Stays until it is killed
-//! (Ctrl-C), and prints its folder. Write a script as `FOLDER/1.half` and rename it to `FOLDER/1.sh`: it runs in L1, its output comes as
+//! An L1 with network cards, for people: `cargo run -p ioplane-e2e --example l1 [-- rtl8139 ne2000 82574 virtio]`. Stays until it is
+//! killed (Ctrl-C), and prints its folder. Write a script as `FOLDER/1.half` and rename it to `FOLDER/1.sh`: it runs in L1, its output comes as
 //! `FOLDER/1.out`, and its status as `FOLDER/1.status` when it has ended; then 2, 3 and so on. L1 sees this machine's root by the
 //! same paths, but what changes there while it runs may come late: copy new binaries into the folder.
 
@@ -15,11 +15,12 @@ fn main() -> Result<()> {
             "rtl8139" => Nic::Rtl8139,
             "ne2000" => Nic::Ne2000,
             "82574" => Nic::I82574,
-            _ => bail!("{name:?}? usage: l1 [rtl8139] [ne2000] [82574]"),
+            "virtio" => Nic::Virtio,
+            _ => bail!("{name:?}? usage: l1 [rtl8139] [ne2000] [82574] [virtio]"),
         });
     }
     if nics.is_empty() {
-        nics = vec![Nic::Rtl8139, Nic::Ne2000, Nic::I82574];
+        nics = vec![Nic::Rtl8139, Nic::Ne2000, Nic::I82574, Nic::Virtio];
     }
     let news = |line: &str| eprintln!("{line}");
     let tree = newer_qemu(&news)?;

@@ -58,10 +58,10 @@ impl Inner<'_> {
         Ok(ended.output)
     }
 
-    /// What a guest of so much memory needs to have these PCI functions, for [`L1::debian_by`] with [`crate::Version::Newer`]. It has no
-    /// HPET: Linux takes another clock and lets it tick, each tick wakes QEMU's main thread, and L1 has one processor.
+    /// What a guest of so much memory, some of it above 4 GiB, needs to have these PCI functions, for [`L1::debian_by`] with
+    /// [`crate::Version::Newer`].
     pub fn guest_args(&self, functions: &[&str], memory_mib: u64) -> Result<String> {
-        let mut line = format!("-machine q35,hpet=off -m {memory_mib}M");
+        let mut line = crate::high::machine(memory_mib);
         for (n, name) in functions.iter().enumerate() {
             let memory = if n == 0 { format!("--memory {memory_mib}M") } else { "--disk-only".to_owned() };
             let said = self.text(&format!("qemu-args {name} {memory} --qemu-version 11.1"))?;

@@ -62,6 +62,16 @@ impl L2<'_> {
         &self.folder
     }
 
+    /// The host that it runs on.
+    pub(crate) fn host(&self) -> &L1 {
+        self.l1
+    }
+
+    /// What it was booted as.
+    pub(crate) fn name(&self) -> String {
+        self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
     /// Runs a script in the guest to its end; an error unless it ends well. Returns its output.
     pub fn run(&self, script: &str) -> Result<String> {
         let number = self.start(script)?;

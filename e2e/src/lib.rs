@@ -17,6 +17,7 @@ pub mod agent;
 pub mod assets;
 pub mod daemon;
 pub mod exchange;
+pub mod high;
 pub mod inner;
 pub mod l1;
 pub mod l2;

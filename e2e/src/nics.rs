@@ -23,6 +23,8 @@ pub enum Nic {
     Ne2000,
     /// Intel's 82574, for `e1000e`: MSI-X, PCI Express.
     I82574,
+    /// A network card of virtio 1, for `virtio-pci`, behind a port of PCI Express: the one with function-level reset (FLR).
+    Virtio,
 }
 
 impl Nic {
@@ -32,6 +34,7 @@ impl Nic {
             Nic::Rtl8139 => "10ec:8139",
             Nic::Ne2000 => "10ec:8029",
             Nic::I82574 => "8086:10d3",
+            Nic::Virtio => "1af4:1041",
         }
     }
 
@@ -41,6 +44,16 @@ impl Nic {
             Nic::Rtl8139 => "8139cp",
             Nic::Ne2000 => "ne2k-pci",
             Nic::I82574 => "e1000e",
+            Nic::Virtio => "virtio-pci",
+        }
+    }
+
+    /// The module that makes it a network interface.
+    fn module(self) -> &'static str {
+        match self {
+            // The driver of the function only finds a device on a bus of its own.
+            Nic::Virtio => "virtio_net",
+            _ => self.driver(),
         }
     }
 
@@ -49,7 +62,7 @@ impl Nic {
         match self {
             Nic::Rtl8139 => Some("rtl8139"),
             Nic::Ne2000 => Some("ne2000"),
-            Nic::I82574 => None,
+            Nic::I82574 | Nic::Virtio => None,
         }
     }
 
@@ -58,6 +71,12 @@ impl Nic {
             Nic::Rtl8139 => "rtl8139",
             Nic::Ne2000 => "ne2k_pci",
             Nic::I82574 => "e1000e",
+            // Not past the IOMMU, as virtio is otherwise. Without a control queue and what needs it: a driver waits for ever for an answer
+            // there if the card is reset under it.
+            Nic::Virtio => {
+                "virtio-net-pci,disable-legacy=on,iommu_platform=on,ctrl_vq=off,ctrl_rx=off,ctrl_rx_extra=off,\
+                 ctrl_vlan=off,ctrl_mac_addr=off,ctrl_guest_offloads=off,guest_announce=off"
+            }
         }
     }
 
@@ -66,12 +85,16 @@ impl Nic {
             Nic::Rtl8139 => 0x10,
             Nic::Ne2000 => 0x11,
             Nic::I82574 => 0x12,
+            Nic::Virtio => 0x13,
         }
     }
 
-    /// Where it is in L1.
+    /// Where it is in L1. Behind the only port is bus 1.
     pub fn address(self) -> String {
-        format!("0000:00:{:02x}.0", self.slot())
+        match self {
+            Nic::Virtio => "0000:01:00.0".into(),
+            _ => format!("0000:00:{:02x}.0", self.slot()),
+        }
     }
 
     /// Its hardware address.
@@ -101,16 +124,23 @@ impl Nic {
     /// The cable is a hub of QEMU's, with the card and a virtio card of L1 at its ends.
     fn args(self) -> String {
         let (device, slot, mac, peer) = (self.device(), self.slot(), self.mac(), self.peer_mac());
+        let (port, place) = match self {
+            Nic::Virtio => (
+                format!("-device pcie-root-port,id=port{slot:x},addr={slot:x},chassis={slot}"),
+                format!("bus=port{slot:x}"),
+            ),
+            _ => (String::new(), format!("addr={slot:x}")),
+        };
         format!(
             "-netdev hubport,id=near{slot:x},hubid={slot} -netdev hubport,id=far{slot:x},hubid={slot} \
-             -device {device},addr={slot:x},netdev=near{slot:x},mac={mac},romfile= \
+             {port} -device {device},{place},netdev=near{slot:x},mac={mac},romfile= \
              -device virtio-net-pci,netdev=far{slot:x},mac={peer},romfile= "
         )
     }
 }
 
 /// Names an interface by its hardware address, for a shell: sets `$name`.
-fn find(mac: &str) -> String {
+pub fn find(mac: &str) -> String {
     format!(
         "name=; for a in /sys/class/net/*/address; do
              [ \"$(cat $a)\" = {mac} ] && name=$(basename $(dirname $a)); done
@@ -151,7 +181,7 @@ impl L1 {
     /// Boots one with these cards, VFIO loaded and the cards bound to their drivers.
     pub fn boot_with_nics(memory_mib: u64, nics: &[Nic], news: News<'_>) -> Result<L1> {
         let cards: String = nics.iter().map(|nic| nic.args()).collect();
-        let load: String = nics.iter().map(|nic| format!(",{}", nic.driver())).collect();
+        let load: String = nics.iter().map(|nic| format!(",{}", nic.module())).collect();
         let l1 = L1::boot_as(
             &Shape {
                 memory_mib,
@@ -183,10 +213,10 @@ impl L1 {
 impl L2<'_> {
     /// Loads the driver of a card that this guest has, gives it its address and raises it; the other end answers when this returns.
     pub fn raise(&self, nic: Nic) -> Result<()> {
-        let (driver, ip, peer) = (nic.driver(), nic.guest_ip(), nic.peer_ip());
+        let (module, ip, peer) = (nic.module(), nic.guest_ip(), nic.peer_ip());
         let find = find(&nic.mac());
         let script = format!(
-            "set -e; modprobe {driver}; {find} bb=/folder/busybox
+            "set -e; modprobe {module}; {find} bb=/folder/busybox
              $bb ip addr replace {ip}/24 dev $name; $bb ip link set $name up
              for try in 1 2 3 4 5 6 7 8 9 10; do
                  $bb ping -q -c 1 -W 1 {peer} >/dev/null && exit 0
@@ -216,9 +246,10 @@ impl L2<'_> {
     }
 }
 
-/// What a guest needs for vfio-user in QEMU 11.1: memory that can be shared. `args` of [`L1::debian_by`] with [`crate::Version::Newer`].
+/// What a guest needs for vfio-user in QEMU 11.1: memory that can be shared; some of it is above 4 GiB. `args` of [`L1::debian_by`] with [`crate::Version::Newer`].
 pub fn shared_memory(mib: u64) -> String {
-    format!("-machine q35,memory-backend=m -m {mib} -object memory-backend-memfd,id=m,size={mib}M,share=on")
+    let machine = crate::high::machine(mib);
+    format!("{machine} -machine memory-backend=m -object memory-backend-memfd,id=m,size={mib}M,share=on")
 }
 
 #[cfg(test)]

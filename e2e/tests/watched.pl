@@ -41,10 +41,11 @@ my $page = (unpack('Q', $entry) & ((1 << 55) - 1)) * 4096 or die "no physical ad
 if ($chip eq 'rtl8139') {
     out(1, 0x37, 0x10);             # Cmd.RST
     out(2, 0xe0, 3);                # C+ transmit and receive
-    out(4, 0x20, $page);            # transmit ring
-    out(4, 0x24, 0);
-    out(4, 0xe4, $page + 2048);     # receive ring: nothing in it
-    out(4, 0xe8, 0);
+    my ($low, $high) = unpack('VV', pack('Q', $page));
+    out(4, 0x20, $low);             # transmit ring
+    out(4, 0x24, $high);
+    out(4, 0xe4, $low + 2048);      # receive ring: nothing in it
+    out(4, 0xe8, $high);
     out(1, 0x37, 0x0c);             # on
     # Owned, last of the ring, a whole frame of 60 bytes, at 64 GiB: the guest has nothing there, the card's window begins there.
     put(0, pack('VVVV', 0xf000003c, 0, 0, 0x10));

@@ -461,6 +461,35 @@ fn metrics_have_functions() {
     assert!(text.contains("ioplane_device_vm{device=\"soft\",kind=\"pci\""), "{text}");
 }
 
+#[test]
+fn top_has_functions() {
+    let house = House::open(config());
+    house.json(&["pci", "add", "own", "--emulate", "ne2000", "--switch", "lan"]);
+    let mut client = connect(&house, "soft");
+    let (done, ends) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        // A guest that reads all the time that top looks.
+        scope.spawn(move || {
+            while matches!(ends.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty)) {
+                client.read(CONFIG, 0, 4).unwrap();
+            }
+        });
+        let top = house.json(&["top", "--once", "--interval", "0.2"]);
+        let all = top["functions"].as_array().unwrap();
+        let names: Vec<&Value> = all.iter().map(|one| &one["name"]).collect();
+        assert_eq!(names, ["own", "soft"], "{top}");
+        let [own, soft] = [&all[0], &all[1]];
+        assert_eq!((&own["mode"], &own["standing"]), (&"emulated".into(), &"waiting".into()));
+        assert_eq!((&own["vm"], &own["accesses_per_s"]), (&Value::Null, &0.0.into()));
+        assert_eq!((&soft["standing"], &soft["denied"]), (&"in use".into(), &Value::Null));
+        assert!(soft["accesses_per_s"].as_f64().unwrap() >= 1.0 && soft["vm"].is_string(), "{top}");
+        let text = house.cli(&["top", "--once", "--interval", "0.1"]).out;
+        let row = text.lines().find(|line| line.starts_with("soft")).unwrap_or_default();
+        assert!(text.contains("HOOKED %") && row.contains("emulated"), "{text}");
+        drop(done);
+    });
+}
+
 /// Functions are not handed over: an upgrade waits for their guests, and the successor has the same ones.
 #[test]
 fn an_upgrade_is_refused_while_a_function_is_used() {

@@ -79,6 +79,8 @@ pub struct Region {
     pub(crate) skip: usize,
     /// Where that is in our address space.
     base: NonNull<u8>,
+    /// Whether it may be stored into: `mapping`'s, here to be at hand.
+    pub(crate) writable: bool,
 }
 
 // SAFETY: `base` points into `mapping`, which may be shared, and lives as long as this.
@@ -87,8 +89,20 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps what `spec` describes.
+    /// Maps what `spec` describes, for loads and stores.
     pub fn map(spec: RegionSpec) -> Result<Self, MapError> {
+        Self::map_by(spec, Mapping::of_file)
+    }
+
+    /// Maps it for loads alone: no device may store into it.
+    pub fn map_read_only(spec: RegionSpec) -> Result<Self, MapError> {
+        Self::map_by(spec, Mapping::of_file_read_only)
+    }
+
+    fn map_by(
+        spec: RegionSpec,
+        by: impl FnOnce(OwnedFd, u64, u64) -> Result<Mapping, MappingError>,
+    ) -> Result<Self, MapError> {
         let RegionSpec { gpa, len, user, offset, file } = spec;
         if gpa.checked_add(len).is_none() || user.checked_add(len).is_none() {
             return Err(MapError::Wraps { at: gpa, len });
@@ -98,10 +112,11 @@ impl Region {
         if len == 0 {
             return Err(MappingError::Shape { offset, len }.into());
         }
-        let mapping = Arc::new(Mapping::of_file(file, offset - skip, whole)?);
+        let mapping = Arc::new(by(file, offset - skip, whole)?);
         // SAFETY: the mapping is `skip` and `len` bytes long.
         let base = unsafe { mapping.start().add(skip as usize) };
-        Ok(Region { gpa, len, user, mapping, skip: skip as usize, base })
+        let writable = mapping.writable();
+        Ok(Region { gpa, len, user, mapping, skip: skip as usize, base, writable })
     }
 
     /// The first byte. Valid while the region lives.
@@ -128,7 +143,12 @@ impl Region {
 
     /// Whether it is the same bytes at the same place. While one of the two lives no other memory can have come to its address.
     pub fn is_same(&self, other: &Region) -> bool {
-        (self.gpa, self.len, self.base) == (other.gpa, other.len, other.base)
+        (self.gpa, self.len, self.base, self.writable) == (other.gpa, other.len, other.base, other.writable)
+    }
+
+    /// Whether devices may store into it.
+    pub fn writable(&self) -> bool {
+        self.writable
     }
 
     /// Whether the region has lost pages since it was mapped.
@@ -136,7 +156,8 @@ impl Region {
         self.mapping.poisoned()
     }
 
-    /// What was said of it when it was mapped, for another process to map the same; with a descriptor of its own.
+    /// What was said of it when it was mapped, for another process to map the same; with a descriptor of its own. Whether it may be
+    /// stored into is [`Region::writable`], and is not in it.
     pub fn spec(&self) -> std::io::Result<RegionSpec> {
         Ok(RegionSpec {
             gpa: self.gpa,

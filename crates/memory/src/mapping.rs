@@ -61,7 +61,7 @@ static SLOTS: [Slot; MAX_MAPPINGS] = [const {
     Slot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), poisoned: AtomicBool::new(false) }
 }; MAX_MAPPINGS];
 
-/// A shared, writable mapping of part of a file. Unmapped when the last `Arc` of it goes.
+/// A shared mapping of part of a file. Unmapped when the last `Arc` of it goes.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
@@ -69,6 +69,7 @@ pub struct Mapping {
     slot: usize,
     file: OwnedFd,
     offset: u64,
+    writable: bool,
 }
 
 // SAFETY: the mapping is plain shared memory; all access to it goes through atomics or raw copies, never references.
@@ -77,8 +78,19 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes of `file` from `offset`; refuses what the file does not have.
+    /// Maps `len` bytes of `file` from `offset`, for loads and stores; refuses what the file does not have.
     pub fn of_file(file: OwnedFd, offset: u64, len: u64) -> Result<Self, MappingError> {
+        Self::of(file, offset, len, true)
+    }
+
+    /// As [`Mapping::of_file`], for loads alone. A store ends the process: views refuse them before ([`GuestFault::ReadOnly`]).
+    ///
+    /// [`GuestFault::ReadOnly`]: crate::GuestFault::ReadOnly
+    pub fn of_file_read_only(file: OwnedFd, offset: u64, len: u64) -> Result<Self, MappingError> {
+        Self::of(file, offset, len, false)
+    }
+
+    fn of(file: OwnedFd, offset: u64, len: u64, writable: bool) -> Result<Self, MappingError> {
         let shape = MappingError::Shape { offset, len };
         let (Some(end), Ok(length)) = (offset.checked_add(len), usize::try_from(len)) else {
             return Err(shape);
@@ -96,7 +108,7 @@ impl Mapping {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
                 length,
-                ProtFlags::READ | ProtFlags::WRITE,
+                if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ },
                 MapFlags::SHARED | MapFlags::NORESERVE,
                 &file,
                 offset,
@@ -109,7 +121,7 @@ impl Mapping {
             return Err(MappingError::TooMany);
         };
         let start = NonNull::new(start.cast()).ok_or(MappingError::Shape { offset, len })?;
-        Ok(Mapping { start, len: length, slot, file, offset })
+        Ok(Mapping { start, len: length, slot, file, offset, writable })
     }
 
     /// A new anonymous file of `len` bytes (rounded up to pages) that cannot shrink or grow, mapped.
@@ -120,6 +132,11 @@ impl Mapping {
         rustix::fs::ftruncate(&file, len)?;
         rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW)?;
         Self::of_file(file, 0, len)
+    }
+
+    /// Whether it may be stored into.
+    pub fn writable(&self) -> bool {
+        self.writable
     }
 
     /// Bytes mapped.

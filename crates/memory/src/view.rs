@@ -30,6 +30,14 @@ pub enum GuestFault {
         /// What it should be a multiple of.
         align: u64,
     },
+    /// Bytes that no device may store into.
+    #[error("guest address {gpa:#x}+{len:#x} is in memory that may only be read")]
+    ReadOnly {
+        /// First byte.
+        gpa: u64,
+        /// Length in bytes.
+        len: u64,
+    },
     /// The memory behind a region went away.
     #[error("a memory region shrank under us")]
     MemoryShrank,
@@ -289,9 +297,16 @@ impl GuestView {
         Err(GuestFault::OutsideMemory { gpa, len })
     }
 
-    /// A window on `len` bytes at `gpa`, aligned to `align` (a power of two, at most a page).
-    pub fn window(&self, gpa: u64, len: u64, align: u64) -> Result<Window, GuestFault> {
+    /// As [`GuestView::find`], for bytes that may be stored into.
+    #[inline]
+    fn find_writable(&self, gpa: u64, len: u64) -> Result<(&Region, usize), GuestFault> {
         let (region, at) = self.find(gpa, len)?;
+        if region.writable { Ok((region, at)) } else { Err(GuestFault::ReadOnly { gpa, len }) }
+    }
+
+    /// A window on `len` bytes at `gpa`, aligned to `align` (a power of two, at most a page), that may be stored into.
+    pub fn window(&self, gpa: u64, len: u64, align: u64) -> Result<Window, GuestFault> {
+        let (region, at) = self.find_writable(gpa, len)?;
         let start = region.skip + at;
         if !gpa.is_multiple_of(align) || !(start as u64).is_multiple_of(align) {
             return Err(GuestFault::Misaligned { gpa, align });
@@ -299,10 +314,10 @@ impl GuestView {
         Ok(Window::new(region.mapping.clone(), start, len as usize, gpa))
     }
 
-    /// Checks `range` and gives it as the kernel wants it. The span stays valid while [`GuestView::map`] (a clone of it) lives.
+    /// Checks `range` and gives it as the kernel wants it, which may store into it: what may only be read is refused. The span stays valid while [`GuestView::map`] (a clone of it) lives.
     #[inline]
     pub fn iovec(&self, range: GuestRange) -> Result<IoVec, GuestFault> {
-        let (region, at) = self.find(range.gpa, u64::from(range.len))?;
+        let (region, at) = self.find_writable(range.gpa, u64::from(range.len))?;
         // SAFETY: inside the mapping: skip + at + len is at most its length.
         let base = unsafe { region.base().add(at) };
         Ok(IoVec(libc::iovec { iov_base: base.cast(), iov_len: range.len as usize }))
@@ -371,7 +386,7 @@ impl GuestView {
     /// Copies `bytes` to guest address `gpa`, and marks it.
     #[inline]
     pub fn write(&self, gpa: u64, bytes: &[u8]) -> Result<(), GuestFault> {
-        let (region, at) = self.find(gpa, bytes.len() as u64)?;
+        let (region, at) = self.find_writable(gpa, bytes.len() as u64)?;
         // SAFETY: destination checked by find, source is ours.
         unsafe {
             let to = region.base().add(at);
@@ -384,7 +399,7 @@ impl GuestView {
     /// Copies from another mapping of ours (a memory disk) to guest address `gpa`, and marks it.
     #[inline]
     pub fn copy_from(&self, gpa: u64, from: &Window, offset: usize, len: usize) -> Result<(), GuestFault> {
-        let (region, at) = self.find(gpa, len as u64)?;
+        let (region, at) = self.find_writable(gpa, len as u64)?;
         let source = from.span(offset, len);
         // SAFETY: both checked; `copy` allows them to overlap, which a hostile front end can arrange by mapping twice.
         unsafe { std::ptr::copy(source, region.base().add(at), len) };
@@ -446,5 +461,36 @@ impl GuestView {
     #[inline]
     pub fn check(&self) -> Result<(), GuestFault> {
         if self.map.poisoned() { Err(GuestFault::MemoryShrank) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RegionSpec;
+    use std::os::fd::OwnedFd;
+
+    #[test]
+    fn what_may_only_be_read_is_only_read() {
+        let source = Mapping::anonymous("guest", 8192).unwrap();
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&source.file()));
+        // A descriptor that itself is for reading alone.
+        let file: OwnedFd = std::fs::File::open(path).unwrap().into();
+        let other = source.file().try_clone_to_owned().unwrap();
+        let spec = |gpa, file| RegionSpec { gpa, len: 4096, user: gpa, offset: 0, file };
+        let rom = Region::map_read_only(spec(0x1000, file)).unwrap();
+        let ram = Region::map(spec(0x2000, other)).unwrap();
+        assert!(!rom.writable() && ram.writable() && !rom.is_same(&ram));
+        let view = GuestView::new(Arc::new(GuestMap::new(vec![rom, ram]).unwrap()));
+        view.write(0x2010, b"abcd").unwrap();
+        assert_eq!(view.bytes::<4>(0x1010), Ok(*b"abcd"));
+        let refused = GuestFault::ReadOnly { gpa: 0x1010, len: 4 };
+        let window = view.window(0x2000, 64, 4).unwrap();
+        assert_eq!(view.write(0x1010, b"efgh"), Err(refused));
+        assert_eq!(view.copy_from(0x1010, &window, 0, 4), Err(refused));
+        assert_eq!(view.window(0x1010, 4, 4).err(), Some(refused));
+        assert_eq!(view.iovec(GuestRange { gpa: 0x1010, len: 4 }).err(), Some(refused));
+        view.copy_to(0x1010, &window, 0x20, 4).unwrap();
+        assert_eq!(view.bytes::<4>(0x2020), Ok(*b"abcd"));
     }
 }

@@ -18,7 +18,7 @@ use ioplane_device::Interrupt;
 use ioplane_memory::GuestMap;
 use ioplane_passthrough::lease::recover;
 use ioplane_passthrough::{Address, Hardware, Lease, Vfio, inventory};
-use ioplane_pci::{Irq, Wire};
+use ioplane_pci::{Irq, Wire, spec};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
@@ -82,11 +82,14 @@ fn hold(address: Address, folder: &Path, options: &[&str]) -> Outcome {
     }
     println!("{:?}", card.irqs());
     memory(&mut card)?;
-    println!("reset {}", card.reset()?);
+    // What the kernel resets it by (Linux, ABI/testing/sysfs-bus-pci); nothing if it cannot.
+    let ways = std::fs::read_to_string(format!("{SYS}/bus/pci/devices/{address}/reset_method"));
+    println!("reset {} by {:?}", card.reset()?, ways.unwrap_or_default().trim());
     let mac = match (id.vendor, id.device) {
         (0x10ec, 0x8139) => rtl8139(&mut card)?,
         (0x10ec, 0x8029) => ne2000(&mut card)?,
         (0x8086, 0x10d3) => i82574(&mut card)?,
+        (0x1af4, 0x1041) => virtio(&mut card)?,
         _ => return Err("no idea how to talk to this card".into()),
     };
     let mac: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -276,5 +279,46 @@ fn i82574(card: &mut Vfio) -> Outcome<Vec<u8>> {
     card.read(0, 0x5400, &mut mac[..4])?;
     card.read(0, 0x5404, &mut mac[4..])?;
     mac.truncate(6);
+    Ok(mac)
+}
+
+/// Where a structure of a virtio function is: its BAR, and the offset there (Virtio 1.2, 4.1.4).
+fn structure(card: &mut Vfio, kind: u8) -> Outcome<(u8, u64)> {
+    let mut at = card.capability(spec::CAP_VENDOR)?.ok_or("no capability of the vendor's")?;
+    // As many as there is room for.
+    for _ in 0..48 {
+        let mut bytes = [0; 12];
+        card.read_config(at, &mut bytes)?;
+        let [id, next, _, this, bar, _, _, _, offset @ ..] = bytes;
+        if (id, this) == (spec::CAP_VENDOR, kind) {
+            return Ok((bar, u32::from_le_bytes(offset).into()));
+        }
+        at = next.into();
+    }
+    Err(format!("no structure of kind {kind}").into())
+}
+
+/// What only a reset takes away: a driver's status, and which queue it has chosen (Virtio 1.2, 2.1, 4.1.4.3: device_status 14,
+/// queue_select 16).
+fn virtio(card: &mut Vfio) -> Outcome<Vec<u8>> {
+    const COMMON: u8 = 1;
+    const DEVICE: u8 = 4;
+    let (bar, common) = structure(card, COMMON)?;
+    let look = |card: &mut Vfio| -> Outcome<(u8, u16)> {
+        let (mut status, mut queue) = ([0], [0; 2]);
+        card.read(bar, common + 0x14, &mut status)?;
+        card.read(bar, common + 0x16, &mut queue)?;
+        Ok((status[0], u16::from_le_bytes(queue)))
+    };
+    // ACKNOWLEDGE and DRIVER; the second queue.
+    card.write(bar, common + 0x14, &[3])?;
+    card.write(bar, common + 0x16, &1u16.to_le_bytes())?;
+    let (before, done, after) = (look(card)?, card.reset()?, look(card)?);
+    println!("{before:?}, reset {done}, {after:?}");
+    let (bar, own) = structure(card, DEVICE)?;
+    let mut mac = vec![0; 6];
+    for (at, byte) in mac.chunks_mut(1).enumerate() {
+        card.read(bar, own + at as u64, byte)?;
+    }
     Ok(mac)
 }

@@ -17,9 +17,8 @@ use ioplane_memory::{GuestMap, Region};
 use ioplane_pci::{BarMap, ConfigSpace, Function, Irq, Irqs, Wire, WireError, spec};
 
 use crate::hardware::{Hardware, HardwareError};
-
-/// How registers reset a card that has no reset of its own: a model's way.
-pub type Reset<H> = Box<dyn FnMut(&mut H) -> Result<(), HardwareError> + Send>;
+use crate::model::StateModel;
+use crate::reset::ByRegisters;
 
 /// What a guest, or the hardware, got wrong. Counted; nothing else happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
@@ -59,13 +58,20 @@ pub struct Direct<H: Hardware> {
     flr: Option<usize>,
     suspended: bool,
     mapped: Vec<Region>,
-    reset: Option<Reset<H>>,
+    registers: Option<ByRegisters>,
+    /// Why the last reset did not happen.
+    not_reset: Option<HardwareError>,
     faults: DirectFaults,
 }
 
 impl<H: Hardware> Direct<H> {
-    /// Passes `hardware` through under the name that its owner gave it. `reset` is used where the hardware has no reset of its own.
-    pub fn new(name: &str, mut hardware: H, reset: Option<Reset<H>>) -> Result<Self, HardwareError> {
+    /// Passes `hardware` through under the name that its owner gave it. Of `model`, if there is one for it, nothing is used but how
+    /// registers reset it where it has no reset of its own.
+    pub fn new(
+        name: &str,
+        mut hardware: H,
+        model: Option<&'static StateModel>,
+    ) -> Result<Self, HardwareError> {
         let info = DeviceInfo { name: name.into(), kind: "passthrough", queues: 0 };
         let (bars, irqs) = (hardware.bars().clone(), hardware.irqs());
         let header = ConfigSpace::new(&hardware.identity(), &bars, irqs);
@@ -136,7 +142,8 @@ impl<H: Hardware> Direct<H> {
             flr,
             suspended: false,
             mapped: Vec::new(),
-            reset,
+            registers: model.and_then(ByRegisters::new),
+            not_reset: None,
             faults: DirectFaults::default(),
         };
         direct.command()?;
@@ -146,6 +153,11 @@ impl<H: Hardware> Direct<H> {
     /// What went wrong so far.
     pub fn faults(&self) -> DirectFaults {
         self.faults
+    }
+
+    /// Why the last reset that was wanted did not happen, if it did not.
+    pub fn not_reset(&self) -> Option<&HardwareError> {
+        self.not_reset.as_ref()
     }
 
     /// The hardware.
@@ -320,15 +332,20 @@ impl<H: Hardware> Device for Direct<H> {
     }
 
     fn reset(&mut self, _: &Still) {
-        let done = match (self.hardware.reset(), &mut self.reset) {
-            (Ok(false), Some(reset)) => reset(&mut self.hardware).is_ok(),
-            (Ok(done), _) => done,
-            (Err(_), _) => false,
+        let reset = match (self.hardware.reset(), &self.registers) {
+            (Ok(true), _) => Ok(()),
+            // Also where its own reset failed: this one may do.
+            (_, Some(registers)) => registers.reset(&mut self.hardware),
+            (Ok(false), None) => {
+                Err(HardwareError::Unresettable { function: self.hardware.name().to_owned() })
+            }
+            (Err(error), None) => Err(error),
         };
         self.header.reset();
         self.ours = self.fresh.clone();
-        let commanded = self.command().is_ok();
-        self.faults.resets += u64::from(!done || !commanded);
+        let commanded = self.command();
+        self.not_reset = reset.and(commanded).err();
+        self.faults.resets += u64::from(self.not_reset.is_some());
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ioplane_memory::Region;
 use ioplane_pci::{BarMap, Identity, Irq, Irqs, Wire, WireError};
@@ -53,6 +54,23 @@ pub enum HardwareError {
         /// Its address.
         function: String,
     },
+    /// It was reset by its registers and does not say that this has ended.
+    #[error(
+        "{function} has not come out of its reset in {} ms: it may be broken, or in use by somebody else; reset its slot or the host",
+        after.as_millis()
+    )]
+    StuckInReset {
+        /// Its address.
+        function: String,
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// There is no way to reset it.
+    #[error("{function} has no reset of its own, and there is no model that knows one by its registers")]
+    Unresettable {
+        /// Its address.
+        function: String,
+    },
     /// The operating system refused.
     #[error("{function}: {doing}: {source}")]
     Os {
@@ -91,7 +109,7 @@ pub trait Hardware: Send + 'static {
     /// Writes it.
     fn write_config(&mut self, offset: u64, bytes: &[u8]) -> Result<(), HardwareError>;
 
-    /// Lets the function reach `region` at bus addresses `iova ..`, for reading and writing. The region stays mapped until
+    /// Lets the function reach `region` at bus addresses `iova ..`, for reading and, if it is writable, for writing. The region stays mapped until
     /// [`Hardware::unmap`] or drop; the implementation keeps it alive.
     fn map(&mut self, iova: u64, region: &Region) -> Result<(), HardwareError>;
 
@@ -125,6 +143,13 @@ pub trait Hardware: Send + 'static {
         let bit = ioplane_pci::spec::COMMAND_MASTER;
         let wanted = if yes { command | bit } else { command & !bit };
         self.write_config(ioplane_pci::spec::COMMAND as u64, &wanted.to_le_bytes())
+    }
+
+    /// Whether it is still there: what is unplugged reads as all ones, which no vendor has (PCI 3.0, 6.2.1).
+    fn answers(&mut self) -> Result<bool, HardwareError> {
+        let mut vendor = [0; 2];
+        self.read_config(ioplane_pci::spec::VENDOR_ID as u64, &mut vendor)?;
+        Ok(vendor != [0xff; 2])
     }
 
     /// Where in the configuration space its capability `id` begins (PCI 3.0, 6.7).

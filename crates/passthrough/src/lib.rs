@@ -22,6 +22,7 @@ pub mod lease;
 pub mod model;
 pub mod monitor;
 pub mod ne2000;
+mod reset;
 pub mod rtl8139;
 mod sysfs;
 pub mod vfio;

@@ -5,7 +5,8 @@
 //!   test ------------- Bench ------'   '--- map, unmap ---> the GuestMap of F: bus addresses, nothing else
 //! ```
 //!
-//! Nothing happens by itself: frames move when the hardware is touched or the test calls [`Bench::tick`].
+//! Nothing happens by itself: frames move when the hardware is touched or the test calls [`Bench::tick`], or whenever its owner listens
+//! to its interrupt ([`Simulated::by_itself`]).
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -103,6 +104,8 @@ fn again<'a>(op: &'a mut Access<'_>) -> Access<'a> {
 pub struct Simulated<F: Function> {
     inner: Arc<Mutex<Inner<F>>>,
     bell: Arc<Bell>,
+    /// Readable when the bell rings or the function has something to do, if it moves by itself.
+    both: Option<Arc<OwnedFd>>,
     name: String,
     identity: Identity,
     bars: BarMap,
@@ -208,7 +211,20 @@ impl<F: Function> Simulated<F> {
         };
         let inner = Arc::new(Mutex::new(inner));
         let bench = Bench { inner: inner.clone(), bell: bell.clone() };
-        Ok((Simulated { inner, bell, name: name.to_owned(), identity, bars, irqs }, bench))
+        Ok((Simulated { inner, bell, both: None, name: name.to_owned(), identity, bars, irqs }, bench))
+    }
+
+    /// From now on it also does what it has to do whenever its owner listens to its interrupt, which becomes readable for that too.
+    /// An owner that stands still does not listen: frames wait on the wire meanwhile.
+    pub fn by_itself(self) -> std::io::Result<Self> {
+        use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
+        let both = create(CreateFlags::CLOEXEC)?;
+        add(&both, &self.bell.0, EventData::new_u64(0), EventFlags::IN)?;
+        lock(&self.inner).function.with(|function, _| match function.attention() {
+            Some(attention) => add(&both, attention, EventData::new_u64(1), EventFlags::IN),
+            None => Ok(()),
+        })?;
+        Ok(Simulated { both: Some(Arc::new(both)), ..self })
     }
 
     fn broken(&self, doing: &str) -> HardwareError {
@@ -313,7 +329,8 @@ impl<F: Function> Hardware for Simulated<F> {
         let mut spec = region.spec().map_err(|source| os("mapping memory", source))?;
         spec.gpa = iova;
         spec.user = 0;
-        let region = Region::map(spec).map_err(|e| os("mapping memory", std::io::Error::other(e)))?;
+        let region = if region.writable() { Region::map(spec) } else { Region::map_read_only(spec) };
+        let region = region.map_err(|e| os("mapping memory", std::io::Error::other(e)))?;
         let mut mapped = inner.mapped.clone();
         mapped.push(region);
         // As an IOMMU does, it refuses what overlaps.
@@ -357,13 +374,16 @@ impl<F: Function> Hardware for Simulated<F> {
     }
 
     fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
-        Some(&self.bell.0)
+        Some(self.both.as_ref().unwrap_or(&self.bell.0))
     }
 
     fn heard(&mut self) -> bool {
+        let mut inner = lock(&self.inner);
+        if self.both.is_some() {
+            inner.tick();
+        }
         let mut count = [0; 8];
         let came = rustix::io::read(&self.bell.0, &mut count).is_ok();
-        let mut inner = lock(&self.inner);
         inner.touches.interrupts += u64::from(came);
         if inner.trouble == Trouble::Mad {
             return true;

@@ -10,6 +10,7 @@ use ioplane_testkit::conformance::nic::{EmulatedNe2000, EmulatedRtl8139, Ne2000s
 use ioplane_testkit::conformance::ring::RingKit;
 use ioplane_testkit::conformance::vhost_user::OverSocket;
 use ioplane_testkit::conformance::virtio::PackedRings;
+use ioplane_testkit::conformance::watched::{WatchedNe2000, WatchedRtl8139};
 
 conformance!(toy_dma, DmaKit);
 conformance!(toy_ring, RingKit);
@@ -27,3 +28,5 @@ conformance!(virtio_net_packed_in_process, Mmio(PackedRings(Nics)));
 conformance!(virtio_net_packed_over_vhost_user, OverSocket(PackedRings(Nics)));
 conformance!(rtl8139_in_process, Rtl8139s(EmulatedRtl8139));
 conformance!(ne2000_in_process, Ne2000s(EmulatedNe2000));
+conformance!(rtl8139_under_watch, Rtl8139s(WatchedRtl8139));
+conformance!(ne2000_under_watch, Ne2000s(WatchedNe2000));

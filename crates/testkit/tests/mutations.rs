@@ -26,6 +26,7 @@ use ioplane_testkit::conformance::nic::{EmulatedNe2000, EmulatedRtl8139, Ne2000s
 use ioplane_testkit::conformance::ring::RingKit;
 use ioplane_testkit::conformance::vhost_user::OverSocket;
 use ioplane_testkit::conformance::virtio::PackedRings;
+use ioplane_testkit::conformance::watched::{WatchedNe2000, WatchedRtl8139};
 use ioplane_testkit::conformance::{self, CHECKS, Finding, Kit, PLAN, Plan};
 
 /// Short: what a law's absence leaves hanging is to be found soon.
@@ -54,6 +55,8 @@ const KITS: &[(&str, &dyn Kit, &[Law])] = &[
     ("virtio-blk, packed, in process", &Mmio(PackedRings(Disks::Memory)), &Law::ALL),
     ("RTL8139 in process", &Rtl8139s(EmulatedRtl8139), WITHOUT_RINGS),
     ("NE2000 in process", &Ne2000s(EmulatedNe2000), WITHOUT_DMA),
+    ("RTL8139 under watch", &Rtl8139s(WatchedRtl8139), WITHOUT_RINGS),
+    ("NE2000 under watch", &Ne2000s(WatchedNe2000), WITHOUT_DMA),
     ("toy virtio, packed, over vhost-user", &OverSocket(PackedRings(Adding)), &Law::ALL),
 ];
 

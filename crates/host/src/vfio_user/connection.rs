@@ -149,7 +149,8 @@ impl Connection {
 
     /// Receives until the buffer has `wanted` bytes; false if they are not there yet. Takes bytes of further messages only into an empty
     /// buffer: the kernel ends a receive behind what descriptors came with, so they belong to the last message of one receive; of
-    /// two, nobody could tell.
+    /// two, nobody could tell. A client must send no two messages by one sendmsg if the first has descriptors; QEMU and libvfio-user send
+    /// each by one of its own. What would be mistaken is that client's own descriptors.
     fn fill(&mut self, wanted: usize) -> Result<bool, ClientFault> {
         let mut bytes = [0u8; 4096];
         let most = if self.buffer.is_empty() { wanted.max(AT_ONCE) } else { wanted };

@@ -86,7 +86,10 @@ impl<F: Function> Session<F> {
             if let Some(kind) = crate::socket::slow_memory(&file).map_err(ClientFault::Broken)? {
                 return Err(ClientFault::SlowMemory(kind));
             }
-            let region = Region::map(RegionSpec { gpa: address, len: size, user: address, offset, file })?;
+            let spec = RegionSpec { gpa: address, len: size, user: address, offset, file };
+            // A map for writing alone may be read as well: x86 processors have no such pages, and it is the client's own.
+            let writable = flags & vfio::VFIO_DMA_MAP_FLAG_WRITE != 0;
+            let region = if writable { Region::map(spec) } else { Region::map_read_only(spec) }?;
             let map = Arc::new(self.dma.map.with(region)?);
             // Growing needs no quiescent point.
             self.with(Some(connection), |function| function.grow_memory(map.clone()))??;

@@ -47,6 +47,21 @@ fn the_device_reaches_what_came_with_a_descriptor() {
 }
 
 #[test]
+fn what_was_mapped_for_reading_is_not_written() {
+    let card = served();
+    let mut client = card.client();
+    let file = memory(MIB);
+    rustix::io::pwrite(&file, &42u64.to_le_bytes(), 0x1008).unwrap();
+    let body = DmaMap { argsz: 32, flags: 1, offset: 0, address: 0x4000, size: 0x4000 };
+    client.must(spec::DMA_MAP, body.as_bytes(), &[file.as_fd()]).unwrap();
+    assert_eq!(peek(&mut client, 0x5008), 42);
+    client.write64(0, ADDRESS, 0x5008).unwrap();
+    let _ = client.write64(0, DATA, 43);
+    assert_eq!(peek(&mut client, 0x5008), 42);
+    client.unmap(0x4000, 0x4000).unwrap();
+}
+
+#[test]
 fn ranges_that_overlap_are_refused() {
     let card = served();
     let mut client = card.client();

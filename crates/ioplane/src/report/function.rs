@@ -88,6 +88,8 @@ pub struct FunctionReport {
     pub chip: Option<ChipReport>,
     /// What went wrong with a function of the host that is passed through as it is, by name.
     pub hardware_faults: BTreeMap<String, u64>,
+    /// Why its last reset did not happen, if it did not.
+    pub not_reset: Option<String>,
     /// The port of an emulated NIC.
     pub port: Option<PortReport>,
 }

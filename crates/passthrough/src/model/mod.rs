@@ -447,4 +447,7 @@ pub enum Restore {
     Ring(&'static str),
     /// Put back what was saved of the card's memory.
     Card,
+    /// The register, which only the card sets, is shown to the guest as it was, until one of these bits of the interrupt status comes
+    /// up: then the card has set it anew.
+    Shown(&'static str, u32),
 }

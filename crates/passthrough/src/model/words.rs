@@ -96,6 +96,7 @@ pub fn restore(step: &Restore) -> String {
         Restore::Value(register, value) => format!("{register} = {value:#04x}"),
         Restore::Ring(ring) => format!("ring {ring}"),
         Restore::Card => "the card's memory".to_owned(),
+        Restore::Shown(register, until) => format!("{register}, shown as saved until interrupt {until:#04x}"),
         Restore::Lost(register, why) => format!("not {register}: {why}"),
     }
 }

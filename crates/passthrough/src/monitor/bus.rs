@@ -70,7 +70,9 @@ impl<H: Hardware> Bus<H> {
                 self.faults.push(Fault::register("no-such-register", text));
             }
             HardwareError::Os { .. }
+            | HardwareError::StuckInReset { .. }
             | HardwareError::Unreachable { .. }
+            | HardwareError::Unresettable { .. }
             | HardwareError::Unwatched { .. } => {
                 self.failures += 1;
                 if self.failures >= FAILURES {
@@ -92,9 +94,11 @@ impl<H: Hardware> Bus<H> {
 
     /// Registers read as all ones: asks whether the function is still there.
     pub(super) fn suspect(&mut self) {
-        let mut vendor = [0; 2];
-        let read = self.hardware.read_config(0, &mut vendor);
-        if !self.judge(read) || vendor == [0xff; 2] {
+        let answers = match self.hardware.answers() {
+            Ok(yes) => yes,
+            Err(error) => self.judge(Err(error)),
+        };
+        if !answers {
             let text = format!("{} is gone: it answers with all ones", self.hardware.name());
             self.lose(text);
         }

@@ -48,7 +48,7 @@ impl<H: Hardware> Monitor<H> {
                     return Ok(());
                 };
                 let gpa = u64::from(value(*low) & !table.flags) | u64::from(value(*high)) << 32;
-                match self.ground.bus(gpa, table.size.into()) {
+                match self.ground.bus(gpa, table.size.into(), Way::Write) {
                     Some(_) => Ok(()),
                     None => Err(outside_block(table.name, gpa, table.size).into()),
                 }

@@ -6,7 +6,7 @@ use super::counts::{Fault, What};
 use super::rings::ShadowRing;
 use super::{BlockState, Monitor, Virtual};
 use crate::Hardware;
-use crate::model::{Flow, RegisterId, Seen};
+use crate::model::{Flow, RegisterId, Seen, Way};
 
 impl<H: Hardware> Monitor<H> {
     /// Half of a ring's base address as the guest knows it.
@@ -79,7 +79,7 @@ impl<H: Hardware> Monitor<H> {
             return Ok(());
         };
         let gpa = u64::from(value & !table.flags) | u64::from(state.high) << 32;
-        let Some(bus) = self.ground.bus(gpa, table.size.into()) else {
+        let Some(bus) = self.ground.bus(gpa, table.size.into(), Way::Write) else {
             return Err(outside_block(table.name, gpa, table.size));
         };
         (state.low, state.busy) = (value, Some(gpa));
@@ -223,6 +223,7 @@ impl<H: Hardware> Monitor<H> {
             self.blocks[at] = BlockState::default();
         }
         self.interrupts = Virtual::default();
+        self.recalled = 0;
         self.transfer = None;
     }
 }

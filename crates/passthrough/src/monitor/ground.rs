@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use ioplane_memory::{GuestMap, GuestView, Region};
 
+use crate::model::Way;
 use crate::{Hardware, HardwareError};
 
 /// Bus address of the monitor's own memory.
@@ -42,16 +43,16 @@ impl Ground {
         &mut self.view
     }
 
-    /// The bus address of `len` bytes at `gpa`, if every one of them is guest memory that the hardware reaches. Regions that
+    /// The bus address of `len` bytes at `gpa`, if every one of them is guest memory that the hardware reaches, for that. Regions that
     /// touch are one for the hardware: the window keeps their distance.
-    pub(super) fn bus(&self, gpa: u64, len: u64) -> Option<u64> {
+    pub(super) fn bus(&self, gpa: u64, len: u64, way: Way) -> Option<u64> {
         let end = gpa.checked_add(len.max(1))?;
         let bus = gpa.checked_add(WINDOW)?;
         end.checked_add(WINDOW)?;
         let first = self.mapped.partition_point(|region| region.gpa() + region.len() <= gpa);
         let mut at = gpa;
         for region in &self.mapped[first..] {
-            if region.gpa() > at {
+            if region.gpa() > at || way == Way::Write && !region.writable() {
                 return None;
             }
             at = region.gpa() + region.len();

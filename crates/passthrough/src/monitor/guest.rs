@@ -40,7 +40,7 @@ impl<H: Hardware> Monitor<H> {
         }
         let split = self.machine.at(Way::Read, offset, out.len());
         let seen = self.machine.hooks(Way::Read);
-        if self.straight(&split, seen | self.plan.special, offset, out.len()) {
+        if self.straight(&split, seen | self.plan.special | self.recalled, offset, out.len()) {
             self.counts.totals.straight += 1;
             self.bus.read_at(bar, offset, out);
             self.suspicious(out);
@@ -133,6 +133,11 @@ impl<H: Hardware> Monitor<H> {
                 self.level();
             }
             Role::Block { block, high: false } => self.ask_block(usize::from(block)),
+            // The card may have set it anew.
+            _ if self.recalled & bit(id) != 0 => {
+                self.collect();
+                self.level();
+            }
             _ => {}
         }
         if !self.machine.hooked(id, Way::Read) {
@@ -157,6 +162,9 @@ impl<H: Hardware> Monitor<H> {
     /// What the guest reads there.
     fn answer(&mut self, bar: u8, at: u64, piece: &Piece, role: Role, out: &mut [u8]) {
         let value = match role {
+            Role::Plain if piece.register.is_some_and(|id| self.recalled & bit(id) != 0) => {
+                piece.register.map_or(0, |id| self.machine.value(id))
+            }
             Role::Plain => {
                 self.bus.read_at(bar, at, out);
                 return self.suspicious(out);
@@ -202,10 +210,12 @@ impl<H: Hardware> Monitor<H> {
         if let Err(refusal) = self.examine(&pending) {
             return self.refuse(refusal);
         }
-        if pending.resets() && (id, Way::Write) == (self.plan.reset_by.0, self.plan.reset_by.1) {
+        if pending.resets()
+            && let Some((register, value)) = self.plan.reset.written()
+            && std::ptr::eq(register, self.machine.register(id))
+        {
             // What else the guest asks for in the same write would come before or after the reset: nobody knows.
-            let register = self.machine.register(id);
-            self.bus.write(register, self.plan.reset_by.2);
+            self.bus.write(register, value);
         } else if let Err(fault) = self.perform(bar, at, piece, id, part, value) {
             return self.fault(fault);
         }

@@ -7,7 +7,7 @@
 //! While the guest's line is up the hardware's stays masked: the guest already has a reason to look.
 
 use super::Monitor;
-use super::bus::full;
+use super::bus::{bit, full};
 use super::counts::Fault;
 use crate::Hardware;
 use crate::model::{Await, Seen};
@@ -49,6 +49,11 @@ impl<H: Hardware> Monitor<H> {
         let risen = raw & live & !self.interrupts.live;
         self.interrupts.live = raw & live;
         self.interrupts.status |= fresh;
+        if self.recalled != 0 {
+            let anew = self.plan.shown().filter(|(_, until)| fresh & until != 0);
+            self.recalled &= !anew.fold(0, |bits, (id, _)| bits | bit(id));
+            self.show_alive();
+        }
         if fresh | risen != 0 {
             self.tell(Seen::Interrupt { bits: fresh | risen });
             self.look_again();

@@ -116,14 +116,6 @@ pub enum MonitorError {
     /// Memory of our own.
     #[error("memory for the page of registers: {0}")]
     Mapping(#[from] MappingError),
-    /// It does not do what its data sheet says.
-    #[error("{function} {what}: it may be broken, or in use by somebody else; reset its slot or the host")]
-    Deaf {
-        /// Which function.
-        function: String,
-        /// What it did not do.
-        what: String,
-    },
 }
 
 /// The interrupt status and mask as the guest sees them.
@@ -164,6 +156,8 @@ pub struct Monitor<H: Hardware> {
     /// It has just ended.
     all_moved: bool,
     interrupts: Virtual,
+    /// Registers that are shown as another card had them: one bit each. Their values are the model's.
+    recalled: u128,
     /// The hardware's INTA# is masked, by itself, until it is unmasked.
     masked: bool,
     /// Interrupts in a row that meant nothing.
@@ -243,6 +237,7 @@ impl<H: Hardware> Monitor<H> {
             transfer: None,
             all_moved: false,
             interrupts: Virtual::default(),
+            recalled: 0,
             masked: false,
             idle: 0,
             storm: false,
@@ -270,15 +265,11 @@ impl<H: Hardware> Monitor<H> {
         if let Some(own) = &self.own {
             hardware.map(OWN, own)?;
         }
-        self.reset_hardware().map_err(|what| self.deaf(what))?;
+        self.reset_hardware()?;
         self.bus.hardware().listen()?;
         self.remember_fresh();
         self.settle_faults();
-        if self.bus.gone() { Err(self.deaf("is gone".to_owned())) } else { Ok(()) }
-    }
-
-    fn deaf(&mut self, what: String) -> MonitorError {
-        MonitorError::Deaf { function: self.bus.hardware().name().to_owned(), what }
+        if self.bus.gone() { Err(self.lost().into()) } else { Ok(()) }
     }
 
     /// Gives the hardware back: reset, with nothing mapped for it. Card memory is wiped by the next monitor, before its guest runs.

@@ -10,6 +10,7 @@ use ioplane_memory::{Mapping, MappingError, PAGE, Window};
 use ioplane_pci::{Pages, Touch};
 
 use super::Monitor;
+use super::bus::bit;
 use super::plan::Role;
 use crate::Hardware;
 use crate::model::{Reads, RegisterId};
@@ -75,6 +76,9 @@ impl<H: Hardware> Monitor<H> {
         let width = usize::from(register.width).min(WIDEST);
         let mut bytes = [0; WIDEST];
         match self.plan.role(id) {
+            Role::Plain if self.recalled & bit(id) != 0 => {
+                bytes[..4].copy_from_slice(&self.machine.value(id).to_le_bytes());
+            }
             Role::Plain => self.bus.read_at(self.model.bar, at, &mut bytes[..width]),
             Role::Port => return,
             role => {

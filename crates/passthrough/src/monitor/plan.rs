@@ -1,6 +1,7 @@
 //! What a model's names mean to the monitor: looked up once, at start.
 
 use crate::model::{Check, Flow, Machine, RegisterId, Restore, StateModel, Way, Writes};
+use crate::reset::ByRegisters;
 
 /// What the monitor itself has to do with a register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +46,8 @@ pub(super) enum Step {
     Value(RegisterId, u32),
     Ring(u8),
     Card,
+    /// Shown as it was, until an interrupt of these bits.
+    Shown(RegisterId, u32),
 }
 
 /// Registers of a card's data port.
@@ -79,8 +82,7 @@ pub(super) struct Plan {
     /// By ring: register and bits.
     pub(super) enables: Box<[(RegisterId, u32)]>,
     pub(super) doorbells: Box<[Option<(RegisterId, u32)>]>,
-    pub(super) reset_by: (RegisterId, Way, u32),
-    pub(super) reset_done: (RegisterId, u32, u32),
+    pub(super) reset: ByRegisters,
     pub(super) bank: Option<RegisterId>,
     pub(super) card: Option<CardPlan>,
     pub(super) halt: Box<[Step]>,
@@ -168,6 +170,7 @@ impl Plan {
                     Restore::Value(name, value) => Some(find(name).map(|id| Step::Value(id, value))),
                     Restore::Ring(name) => Some(ring(name).map(Step::Ring)),
                     Restore::Card => Some(Some(Step::Card)),
+                    Restore::Shown(name, until) => Some(find(name).map(|id| Step::Shown(id, until))),
                     Restore::Lost(..) => None,
                 })
                 .collect()
@@ -208,8 +211,7 @@ impl Plan {
             blocks,
             enables,
             doorbells,
-            reset_by: (find(model.reset.by.0)?, model.reset.by.1, model.reset.by.2),
-            reset_done: (find(model.reset.done.0)?, model.reset.done.1, model.reset.done.2),
+            reset: ByRegisters::new(model)?,
             bank: model.banks.and_then(|banks| find(banks.register)),
             card,
             halt: steps(model.halt)?,
@@ -235,7 +237,15 @@ impl Plan {
     /// Registers whose values are saved.
     pub(super) fn saved(&self) -> impl Iterator<Item = RegisterId> + '_ {
         self.restore.iter().filter_map(|step| match step {
-            Step::Saved { register, .. } => Some(*register),
+            Step::Saved { register, .. } | Step::Shown(register, _) => Some(*register),
+            _ => None,
+        })
+    }
+
+    /// Registers that another card does not have as this one had them, and until which interrupts their old values are shown.
+    pub(super) fn shown(&self) -> impl Iterator<Item = (RegisterId, u32)> + '_ {
+        self.restore.iter().filter_map(|step| match step {
+            Step::Shown(register, until) => Some((*register, *until)),
             _ => None,
         })
     }

@@ -17,7 +17,7 @@ use ioplane_memory::{MapError, Mapping, PAGE, Region as Memory, RegionSpec, Wind
 
 use super::counts::Fault;
 use super::ground::{Ground, OWN};
-use crate::model::{Flow, Ring};
+use crate::model::{Flow, Ring, Way};
 
 /// Largest descriptor and most descriptors of a ring that a model may have.
 const LARGEST: usize = 64;
@@ -129,7 +129,7 @@ impl ShadowRing {
                 format!("ring {name} at {:#x} is not aligned to {} bytes", self.base, self.table.align);
             return Err(Fault::dma("ring-misaligned", text));
         }
-        if ground.bus(self.base, self.table.descriptor.size.into()).is_none() {
+        if ground.bus(self.base, self.table.descriptor.size.into(), Way::Write).is_none() {
             let text = format!("ring {name} at {:#x} is outside the guest's memory", self.base);
             return Err(Fault::dma("ring-outside", text));
         }
@@ -173,9 +173,10 @@ impl ShadowRing {
             let half = |at: u16| u64::from(word(&bytes, at));
             let buffer = half(layout.address.0) | half(layout.address.1) << 32;
             let len = (status & layout.length) >> layout.length.trailing_zeros().min(31);
-            let Some(bus) = ground.bus(buffer, len.into()) else {
+            let way = if self.table.flow == Flow::Receive { Way::Write } else { Way::Read };
+            let Some(bus) = ground.bus(buffer, len.into(), way) else {
                 return self.fault(gpa, status, buffer, "buffer-outside", || {
-                    format!("descriptor {place}: buffer {buffer:#x}+{len:#x} is outside the guest's memory")
+                    format!("descriptor {place}: buffer {buffer:#x}+{len:#x} is outside the guest's memory, or not for that")
                 });
             };
             let end = status & layout.end != 0;

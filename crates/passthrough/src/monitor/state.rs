@@ -1,6 +1,7 @@
 //! A device that stands still, as bytes: for another process or host. What is loaded is hostile: all of it is held against the model
 //! before anything is touched.
 
+use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{DeviceError, State, StateError};
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +9,7 @@ use super::card::Transfer;
 use super::rings::RingV1;
 use super::still::Remembered;
 use super::{BlockState, Monitor, Virtual, bus};
-use crate::model::{ModelStateV1, Way};
+use crate::model::{ModelStateV1, RegisterId, Way};
 use crate::{Hardware, HardwareError};
 
 const VERSION: u32 = 1;
@@ -113,6 +114,7 @@ impl<H: Hardware> Monitor<H> {
         Ok(())
     }
 
+    /// What was saved, by numbers.
     fn understand(&self, saved: &StateV1) -> Result<Remembered, DeviceError> {
         let mut machine = self.machine.clone();
         machine.load(&saved.machine).map_err(|fault| impossible(fault.to_string()))?;
@@ -123,12 +125,45 @@ impl<H: Hardware> Monitor<H> {
             let Some((_, value)) = saved.registers.iter().find(|(name, _)| name == register.name) else {
                 return Err(impossible(format!("register {} is missing", register.name)));
             };
+            registers.push((id, *value));
+        }
+        let transfer = saved.card.transfer.map(|TransferV1 { read, address, left }| Transfer {
+            way: if read { Way::Read } else { Way::Write },
+            address: address.into(),
+            left: left.into(),
+        });
+        // Law 4: whoever wrote this may want what no guest could have done.
+        if !removed(Law::DistrustsLoaded) {
+            self.doubt(saved, &registers)?;
+            let ring = self.card_ring(|id| machine.value(id));
+            transfer.map_or(Ok(()), |transfer| self.doubt_transfer(transfer, ring))?;
+        }
+        let block = |(table, (low, high, busy)): (&crate::model::Block, &(u32, u32, bool))| {
+            let gpa = u64::from(low & !table.flags) | u64::from(*high) << 32;
+            BlockState { low: *low, high: *high, busy: busy.then_some(gpa) }
+        };
+        let blocks = self.model.blocks.iter().zip(&saved.blocks).map(block).collect();
+        Ok(Remembered {
+            machine,
+            registers,
+            interrupts: Virtual { status: saved.status, mask: saved.mask, live: 0 },
+            rings: saved.rings.clone(),
+            blocks,
+            transfer,
+            card: saved.card.bytes.clone(),
+            foreign: true,
+            wipe: saved.card.bytes.is_none(),
+        })
+    }
+
+    fn doubt(&self, saved: &StateV1, registers: &[(RegisterId, u32)]) -> Result<(), DeviceError> {
+        for (id, value) in registers {
+            let register = self.machine.register(*id);
             if value & !bus::full(register) != 0 {
                 return Err(impossible(format!("register {} cannot hold {value:#x}", register.name)));
             }
-            registers.push((id, *value));
         }
-        self.rehearse(&registers, true).map_err(impossible)?;
+        self.rehearse(registers, true).map_err(impossible)?;
         let status = self.machine.register(self.plan.status);
         let mask = self.machine.register(self.plan.mask);
         if saved.status & !bus::full(status) != 0 || saved.mask & !bus::full(mask) != 0 {
@@ -149,40 +184,21 @@ impl<H: Hardware> Monitor<H> {
         if saved.blocks.len() != self.blocks.len() {
             return Err(impossible("blocks that the model does not have"));
         }
-        let block = |(table, (low, high, busy)): (&crate::model::Block, &(u32, u32, bool))| {
-            let gpa = u64::from(low & !table.flags) | u64::from(*high) << 32;
-            BlockState { low: *low, high: *high, busy: busy.then_some(gpa) }
-        };
-        let blocks = self.model.blocks.iter().zip(&saved.blocks).map(block).collect();
         if saved.card.bytes.as_ref().is_some_and(|bytes| bytes.len() != self.card_size() || bytes.is_empty())
         {
             return Err(impossible("memory that the card does not have"));
         }
-        let transfer = match (saved.card.transfer, &self.model.card) {
-            (None, _) => None,
-            (Some(_), None) => return Err(impossible("a transfer of a card without memory")),
-            (Some(TransferV1 { read, address, left }), Some(card)) => {
-                let way = if read { Way::Read } else { Way::Write };
-                let (address, left) = (u32::from(address), u32::from(left));
-                let ring = self.card_ring(|id| machine.value(id));
-                if !card.allows(way, address, left, ring) {
-                    return Err(impossible(format!(
-                        "a transfer at {address:#06x}+{left:#x} of the card's memory"
-                    )));
-                }
-                Some(Transfer { way, address, left })
+        Ok(())
+    }
+
+    fn doubt_transfer(&self, transfer: Transfer, ring: Option<(u32, u32)>) -> Result<(), DeviceError> {
+        let Transfer { way, address, left } = transfer;
+        match &self.model.card {
+            None => Err(impossible("a transfer of a card without memory")),
+            Some(card) if card.allows(way, address, left, ring) => Ok(()),
+            Some(_) => {
+                Err(impossible(format!("a transfer at {address:#06x}+{left:#x} of the card's memory")))
             }
-        };
-        Ok(Remembered {
-            machine,
-            registers,
-            interrupts: Virtual { status: saved.status, mask: saved.mask, live: 0 },
-            rings: saved.rings.clone(),
-            blocks,
-            transfer,
-            card: saved.card.bytes.clone(),
-            foreign: true,
-            wipe: saved.card.bytes.is_none(),
-        })
+        }
     }
 }

@@ -3,16 +3,15 @@
 
 use std::time::{Duration, Instant};
 
+use super::bus::bit;
 use super::card::Transfer;
 use super::counts::{Fault, What};
 use super::plan::{Role, Step};
 use super::rings::RingV1;
 use super::{BlockState, Monitor, MonitorError, Virtual};
-use crate::Hardware;
-use crate::model::{Flow, Machine, Reads, RegisterId, Seen, Way, Writes};
+use crate::model::{Flow, Machine, Reads, RegisterId, Seen, Way};
+use crate::{Hardware, HardwareError};
 
-/// How long hardware may take to come out of a reset.
-const RESETS: Duration = Duration::from_millis(200);
 /// How long a forced stop waits for what the hardware would finish by itself: a frame on the wire.
 const FINISHES: Duration = Duration::from_millis(50);
 /// How often a state may lead to the next by what the hardware says, in one look.
@@ -104,7 +103,7 @@ impl<H: Hardware> Monitor<H> {
             let (register, mask, with) = match self.plan.halt[at] {
                 Step::Saved { register, mask, with } => (register, mask, with),
                 Step::Value(register, value) => (register, 0, value),
-                Step::Ring(_) | Step::Card => continue,
+                Step::Ring(_) | Step::Card | Step::Shown(..) => continue,
             };
             let value = self.present(register);
             before.push((register, value));
@@ -116,6 +115,9 @@ impl<H: Hardware> Monitor<H> {
 
     /// What a register says, or what the guest last wrote where it cannot be read.
     fn present(&mut self, id: RegisterId) -> u32 {
+        if self.recalled & bit(id) != 0 {
+            return self.machine.value(id);
+        }
         match self.plan.role(id) {
             Role::Status => self.status_kept(),
             Role::Mask => self.interrupts.mask,
@@ -177,7 +179,7 @@ impl<H: Hardware> Monitor<H> {
             match self.plan.restore[at] {
                 Step::Saved { register, mask, with } => self.write_saved(register, mask, with, registers),
                 Step::Value(register, value) => self.poke(register, value),
-                Step::Ring(_) | Step::Card => {}
+                Step::Ring(_) | Step::Card | Step::Shown(..) => {}
             }
         }
         let bytes = self.read_card();
@@ -214,10 +216,10 @@ impl<H: Hardware> Monitor<H> {
         (self.stopped, self.storm, self.idle) = (false, false, 0);
         let silenced = self.bus.hardware().master(false);
         self.bus.judge(silenced);
-        if let Err(what) = self.reset_hardware()
+        if let Err(error) = self.reset_hardware()
             && !self.bus.gone()
         {
-            self.fault(Fault::hardware("deaf", what));
+            self.fault(Fault::hardware("deaf", error.to_string()));
         }
         self.remember_fresh();
         self.counts.happened(What::Reset);
@@ -227,7 +229,7 @@ impl<H: Hardware> Monitor<H> {
     }
 
     /// Resets the hardware, by the bus or by its registers, and waits for the end of that.
-    pub(super) fn reset_hardware(&mut self) -> Result<(), String> {
+    pub(super) fn reset_hardware(&mut self) -> Result<(), HardwareError> {
         match self.bus.hardware().reset() {
             Ok(true) => {
                 self.bus.bank = 0;
@@ -238,46 +240,32 @@ impl<H: Hardware> Monitor<H> {
                 self.bus.judge(Err(error));
             }
         }
-        // Not every chip goes back to its first bank by itself.
-        self.choose(0);
-        let (by, way, value) = self.plan.reset_by;
-        match way {
-            Way::Write => self.poke(by, value),
-            Way::Read => {
-                // Drivers write back what they read, which ends the reset on cards that do not end it by themselves.
-                let value = self.peek(by);
-                if self.machine.register(by).writes != Writes::Never {
-                    self.poke(by, value);
-                }
-            }
+        if self.bus.gone() {
+            return Err(self.lost());
         }
         self.bus.bank = 0;
-        let (done, mask, is) = self.plan.reset_done;
-        let deadline = Instant::now() + RESETS;
-        loop {
-            if self.peek(done) & mask == is && !self.bus.gone() {
-                return Ok(());
-            }
-            if self.bus.gone() {
-                return Err("is gone".to_owned());
-            }
-            if Instant::now() >= deadline {
-                return Err(format!("has not come out of its reset in {} ms", RESETS.as_millis()));
-            }
-            std::thread::yield_now();
+        let reset = self.plan.reset.reset(self.bus.hardware());
+        if let Err(HardwareError::Gone { .. }) = &reset {
+            let gone = self.lost();
+            self.bus.judge(Err(gone));
         }
+        reset
+    }
+
+    pub(super) fn lost(&mut self) -> HardwareError {
+        HardwareError::Gone { function: self.bus.hardware().name().to_owned() }
     }
 
     /// Takes the device up again where it was remembered. An error leaves it standing still.
     pub(super) fn go_on(&mut self) -> Result<(), MonitorError> {
         let Some(remembered) = self.parked.take() else { return Ok(()) };
         // What is gone answers all accesses with all ones: a guest must not wait for it.
-        if let Err(what) = self.bring_back(&remembered)
+        if let Err(error) = self.bring_back(&remembered)
             && !self.bus.gone()
         {
             self.parked = Some(remembered);
             self.settle_faults();
-            return Err(self.deaf(what));
+            return Err(error.into());
         }
         self.counts.happened(What::Resumed);
         Ok(())
@@ -295,7 +283,7 @@ impl<H: Hardware> Monitor<H> {
                     (register, saved.map_or(0, |(_, value)| *value) & mask | with)
                 }
                 Step::Value(register, value) => (register, value),
-                Step::Ring(_) | Step::Card => continue,
+                Step::Ring(_) | Step::Card | Step::Shown(..) => continue,
             };
             if self.plan.role(register) != Role::Plain {
                 continue;
@@ -341,9 +329,9 @@ impl<H: Hardware> Monitor<H> {
         }
     }
 
-    fn bring_back(&mut self, remembered: &Remembered) -> Result<(), String> {
+    fn bring_back(&mut self, remembered: &Remembered) -> Result<(), HardwareError> {
         if self.bus.gone() {
-            return Err("is gone".to_owned());
+            return Err(self.lost());
         }
         if remembered.foreign {
             let silenced = self.bus.hardware().master(false);
@@ -386,7 +374,7 @@ impl<H: Hardware> Monitor<H> {
         self.unmask();
         self.show_all();
         self.settle_faults();
-        if self.bus.gone() { Err("is gone".to_owned()) } else { Ok(()) }
+        if self.bus.gone() { Err(self.lost()) } else { Ok(()) }
     }
 
     fn restore(&mut self, step: Step, remembered: &Remembered) {
@@ -403,6 +391,13 @@ impl<H: Hardware> Monitor<H> {
                     self.point(at);
                 }
             }
+            // Hardware that was this guest's all the time has its own.
+            Step::Shown(register, _) if remembered.foreign => {
+                let saved = remembered.registers.iter().find(|(id, _)| *id == register);
+                self.machine.note(register, saved.map_or(0, |(_, value)| *value));
+                self.recalled |= bit(register);
+            }
+            Step::Shown(..) => {}
             Step::Card => {
                 if remembered.card.is_some() || remembered.wipe {
                     self.fill_card(remembered.card.as_deref());
@@ -417,7 +412,7 @@ impl<H: Hardware> Monitor<H> {
             return;
         };
         let (Some(gpa), Some((low, high))) = (state.busy, self.plan.blocks.get(at).copied()) else { return };
-        if let Some(bus) = self.ground.bus(gpa, table.size.into()) {
+        if let Some(bus) = self.ground.bus(gpa, table.size.into(), Way::Write) {
             self.poke(high, (bus >> 32) as u32);
             self.poke(low, bus as u32 & !table.flags | state.low & table.flags);
             self.rechoose();

@@ -354,4 +354,6 @@ const RESTORE: &[Restore] = &[
     Restore::With("CR", 0xc0 | STOP | START, ABORT),
     Restore::Saved("TCR", ALL),
     Restore::Saved("RCR", ALL),
+    // Drivers read it after the interrupt that says that a frame has been sent.
+    Restore::Shown("TSR", PTX | TXE),
 ];

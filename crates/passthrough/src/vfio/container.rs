@@ -87,7 +87,7 @@ impl Container {
                 ranges: Ranges(self.ranges.clone()),
             });
         }
-        ioctl::map(self.file(), iova, region.host_address(), len).map_err(|source| {
+        ioctl::map(self.file(), iova, region.host_address(), len, region.writable()).map_err(|source| {
             let advice = match source.raw_os_error() {
                 Some(libc::ENOMEM) => {
                     " (raise the limit of locked memory: LimitMEMLOCK=infinity, `ulimit -l`)"

@@ -221,11 +221,18 @@ pub(super) fn ranges(container: BorrowedFd<'_>) -> io::Result<Vec<(u64, u64)>> {
     Ok(at.map(|at| pairs(&reply, at + 16, word(&reply, at + 8))).unwrap_or_default())
 }
 
-/// Maps our memory at `address .. + size` for reading and writing at bus address `iova`. The memory has to stay mapped by us.
-pub(super) fn map(container: BorrowedFd<'_>, iova: u64, address: u64, size: u64) -> io::Result<()> {
+/// Maps our memory at `address .. + size` at bus address `iova`, for reading and, if it is `writable`, for writing. The memory has to stay mapped by us.
+pub(super) fn map(
+    container: BorrowedFd<'_>,
+    iova: u64,
+    address: u64,
+    size: u64,
+    writable: bool,
+) -> io::Result<()> {
+    let write = if writable { v::VFIO_DMA_MAP_FLAG_WRITE } else { 0 };
     let mut map = v::vfio_iommu_type1_dma_map {
         argsz: size_of::<v::vfio_iommu_type1_dma_map>() as u32,
-        flags: v::VFIO_DMA_MAP_FLAG_READ | v::VFIO_DMA_MAP_FLAG_WRITE,
+        flags: v::VFIO_DMA_MAP_FLAG_READ | write,
         vaddr: address,
         iova,
         size,

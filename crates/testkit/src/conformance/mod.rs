@@ -20,6 +20,8 @@
 //! | virtio-net | [`mmio::Mmio`]`(`[`net::Nics`]`)` | [`vhost_user::OverSocket`]`(`[`net::Nics`]`)` |
 //! | RTL8139C+, emulated | [`nic::Rtl8139s`]`(`[`nic::EmulatedRtl8139`]`)` | no: a PCI function |
 //! | NE2000, emulated | [`nic::Ne2000s`]`(`[`nic::EmulatedNe2000`]`)` | no: a PCI function |
+//! | RTL8139C+, under watch | [`nic::Rtl8139s`]`(`[`watched::WatchedRtl8139`]`)` | no: a PCI function |
+//! | NE2000, under watch | [`nic::Ne2000s`]`(`[`watched::WatchedNe2000`]`)` | no: a PCI function |
 //!
 //! [`virtio::PackedRings`] around a subject is the same device with packed rings.
 //!
@@ -41,6 +43,7 @@ pub mod ring;
 mod spoilt;
 pub mod vhost_user;
 pub mod virtio;
+pub mod watched;
 
 use std::ops::Range;
 use std::sync::Arc;

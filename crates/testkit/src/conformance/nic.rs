@@ -26,7 +26,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::in_process::InProcess;
-use super::{Bus, Dice, Kit, Machine, Plan, Ran, Vcpu};
+use super::{Bus, Dice, Kit, Machine, Plan, Ran, Valve, Vcpu};
 use crate::nic::{Cp, Cut, Lan, Ne2k, Neighbour, Reach, frame};
 use crate::toy::mix;
 use crate::toy::ring::Counted;
@@ -40,10 +40,17 @@ pub const OTHER: Mac = [2, 0, 0, 0, 0, 2];
 pub trait Card: Clone + Send + Sync + 'static {
     /// The function.
     type F: Function;
+    /// What stalls the instances of a machine; `()` if nothing can.
+    type Stall: Default + Send + Sync + 'static;
 
     /// An instance at power-on with the address [`OWN`], in front of `memory`, on `port`. Called again for each instance that takes over
-    /// from another: with the same memory and the same port.
-    fn make(&self, memory: &Arc<GuestMap>, port: &Arc<Port>) -> Self::F;
+    /// from another: with the same memory, port and stall.
+    fn make(&self, memory: &Arc<GuestMap>, port: &Arc<Port>, stall: &Arc<Self::Stall>) -> Self::F;
+
+    /// The valve that the stall is, if it is one.
+    fn valve(_stall: Arc<Self::Stall>) -> Option<Arc<dyn Valve>> {
+        None
+    }
 
     /// See [`Kit::hostile`].
     fn hostile(&self, good: &State) -> Vec<(String, State)>;
@@ -92,6 +99,7 @@ struct Boot<F: Function> {
     line: Arc<Counted>,
     lan: Neighbour,
     buses: Vec<Arc<Bus>>,
+    gate: Option<Arc<dyn Valve>>,
     plan: Plan,
 }
 
@@ -100,15 +108,17 @@ impl<F: Function> Boot<F> {
         let memory = Arc::new(GuestMap::anonymous(MEMORY).expect("guest memory"));
         let Lan { port, neighbour } = Lan::new(OWN, OTHER);
         let line = Arc::new(Counted::default());
+        let stall = Arc::new(C::Stall::default());
+        let gate = C::valve(stall.clone());
         let (card, map, call) = (card.clone(), memory.clone(), line.clone());
         let host = InProcess::start(plan, move || {
-            let mut function = card.make(&map, &port);
+            let mut function = card.make(&map, &port, &stall);
             function.wire(Irq::Intx, 0, Wire::Call(Some(call.clone()))).expect("a NIC has INTA#");
             function
         });
         pump(Arc::downgrade(&host));
         let buses = vec![Bus::new(host.clone()), Bus::new(host.clone())];
-        Boot { host, memory, line, lan: neighbour, buses, plan: *plan }
+        Boot { host, memory, line, lan: neighbour, buses, gate, plan: *plan }
     }
 
     fn bus(&self) -> Arc<Bus> {
@@ -122,7 +132,7 @@ impl<F: Function> Boot<F> {
         plain: Option<(u8, u64)>,
         device_pages: Vec<std::ops::Range<u64>>,
     ) -> Machine {
-        let Boot { host, memory, line, lan, buses, plan } = self;
+        let Boot { host, memory, line, lan, buses, gate, plan } = self;
         driver.open().expect("a card that opens");
         let meddler = Meddler {
             bus: buses[1].clone(),
@@ -148,7 +158,7 @@ impl<F: Function> Boot<F> {
             vcpus: vec![Box::new(station), Box::new(meddler)],
             buses,
             probes: Vec::new(),
-            gate: None,
+            gate,
             memory,
             device_pages,
         }
@@ -435,9 +445,12 @@ pub struct EmulatedRtl8139;
 pub struct EmulatedNe2000;
 
 /// What is done to a good state.
-type Spoil<T> = (&'static str, fn(&mut T));
+pub(super) type Spoil<T> = (&'static str, fn(&mut T));
 
-fn spoilt<T: DeserializeOwned + Serialize>(good: &State, spoils: &[Spoil<T>]) -> Vec<(String, State)> {
+pub(super) fn spoilt<T: DeserializeOwned + Serialize>(
+    good: &State,
+    spoils: &[Spoil<T>],
+) -> Vec<(String, State)> {
     let spoil = |(what, spoil): &Spoil<T>| {
         let mut saved = postcard::from_bytes(&good.body).expect("a good state decodes");
         spoil(&mut saved);
@@ -449,8 +462,9 @@ fn spoilt<T: DeserializeOwned + Serialize>(good: &State, spoils: &[Spoil<T>]) ->
 
 impl Card for EmulatedRtl8139 {
     type F = Rtl8139;
+    type Stall = ();
 
-    fn make(&self, memory: &Arc<GuestMap>, port: &Arc<Port>) -> Rtl8139 {
+    fn make(&self, memory: &Arc<GuestMap>, port: &Arc<Port>, _stall: &Arc<()>) -> Rtl8139 {
         let options = Rtl8139Options { name: "nic".into(), mac: OWN };
         Rtl8139::new(options, memory.clone(), port.clone()).expect("a NIC")
     }
@@ -475,8 +489,9 @@ impl Card for EmulatedRtl8139 {
 
 impl Card for EmulatedNe2000 {
     type F = Ne2000;
+    type Stall = ();
 
-    fn make(&self, _memory: &Arc<GuestMap>, port: &Arc<Port>) -> Ne2000 {
+    fn make(&self, _memory: &Arc<GuestMap>, port: &Arc<Port>, _stall: &Arc<()>) -> Ne2000 {
         Ne2000::new(Ne2000Options { name: "nic".into(), mac: OWN }, port.clone()).expect("a NIC")
     }
 

@@ -1,10 +1,11 @@
 //! Drivers that mean harm: what they ask for is denied, counted, named, and answered as the policy says.
 
 use ioplane_device::{Access, At};
-use ioplane_memory::GuestView;
+use ioplane_memory::{GuestMap, GuestView, Region, RegionSpec};
 use ioplane_nic::ne2000::Ne2000;
 use ioplane_nic::rtl8139::Rtl8139;
 use ioplane_passthrough::monitor::{Cause, Policies, Policy};
+use ioplane_pci::Function;
 use ioplane_testkit::nic::{Cp, Cut, Lan, Ne2k, Reach, frame};
 
 use crate::rig::*;
@@ -151,6 +152,31 @@ fn every_act_is_denied_under_every_policy() {
             recovers(driver, &mut lan, &what);
         }
     }
+}
+
+/// What the client of vfio-user maps for reading alone: sent from, not received into.
+#[test]
+fn memory_that_may_only_be_read_is_only_read() {
+    const ROM: u64 = MEMORY << 4;
+    let (watched, map, mut lan) = rtl8139(Policies::all(Policy::Ignore));
+    let view = view(&map);
+    let bytes = ioplane_memory::Mapping::anonymous("rom", 4096).expect("memory");
+    let file = || bytes.file().try_clone_to_owned().expect("a descriptor");
+    let spec = |file| RegionSpec { gpa: ROM, len: 4096, user: ROM, offset: 0, file };
+    let sent = frame(OTHER, OWN, &[7; 100]);
+    let rom = GuestMap::new(vec![Region::map(spec(file())).expect("maps")]).expect("alone");
+    GuestView::new(rom.into()).write(ROM, &sent).expect("memory");
+    let more = map.with(Region::map_read_only(spec(file())).expect("maps")).expect("room");
+    watched.front.with(|monitor| monitor.grow_memory(more.into())).expect("it is here").expect("room");
+    let mut driver = Cp::new(watched, view.clone(), BASE);
+    driver.open(OWN).expect("opens");
+    describe(&view, TX_RING, OWNED | WHOLE | sent.len() as u32, ROM);
+    driver.kick().expect("works");
+    assert_eq!(lan.neighbour.take(), Some(sent));
+    assert_eq!(driver.reach.faults("buffer-outside"), 0);
+    describe(&view, BASE, OWNED | 1536, ROM);
+    driver.put(0x37, 1, 0x0c).expect("denied, not failed");
+    assert_eq!(driver.reach.faults("buffer-outside"), 1);
 }
 
 /// After a reset by the host everything works again.

@@ -251,6 +251,32 @@ fn another_ne2000_goes_on_where_the_guest_is() {
     assert!(driver.reach.reading().faults.is_empty(), "{:?}", driver.reach.reading().faults);
 }
 
+/// What a driver reads after the interrupt that says that a frame was sent: the other card has sent none.
+#[test]
+fn how_a_frame_was_sent_is_known_on_the_other_card() {
+    const TSR: u64 = 4;
+    let (mut driver, mut lan) = open_ne2000();
+    let sent = frame(OTHER, OWN, &[1; 300]);
+    driver.xmit(&sent).expect("works");
+    assert_eq!(lan.neighbour.take(), Some(sent));
+    assert!(driver.reach.interrupts() > 0);
+    for _ in 0..2 {
+        driver.reach.hold().expect("reusable: the frame has been sent");
+        let (hardware, bench) = ne2000_card(&lan);
+        driver = driver.map(|watched| watched.moves_to(hardware, bench, &memory()));
+        assert_eq!(driver.reach.bench.with(|card| card.counts().sent), 0, "it has sent nothing");
+        // And once more where it is.
+        driver.reach.hold().expect("reusable");
+        driver.reach.resume();
+        driver.put(0, 0x22).expect("works");
+        assert_eq!(driver.get(TSR), Ok(0x01));
+    }
+    assert_eq!(driver.interrupt().expect("works").1, [0x01]);
+    // From the next frame on the card's own is shown.
+    traffic_ne2000(&mut driver, &mut lan, 2);
+    assert!(driver.reach.reading().faults.is_empty(), "{:?}", driver.reach.reading().faults);
+}
+
 #[test]
 fn a_forced_stop_takes_card_memory_and_a_transfer_along() {
     let (mut driver, mut lan) = open_ne2000();

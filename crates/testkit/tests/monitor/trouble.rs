@@ -1,6 +1,7 @@
 //! Hardware that fails: gone, silent, broken, interrupting for ever. Counted, named; the host goes on.
 
 use ioplane_network::Mac;
+use ioplane_passthrough::HardwareError;
 use ioplane_passthrough::monitor::{Monitor, MonitorError, Options, Policies};
 use ioplane_passthrough::rtl8139::MODEL;
 use ioplane_pci::Function;
@@ -53,10 +54,18 @@ fn a_card_that_never_comes_out_of_its_reset_is_not_taken() {
     let (hardware, bench) = rtl8139_card(&lan);
     bench.trouble(Trouble::Deaf);
     let error = Monitor::new(hardware, &MODEL, Options::new("nic1")).expect_err("deaf");
-    assert!(matches!(error, MonitorError::Deaf { .. }) && error.to_string().contains("reset"), "{error}");
+    let stuck = matches!(error, MonitorError::Hardware(HardwareError::StuckInReset { .. }));
+    assert!(stuck && error.to_string().contains("come out of its reset in 100 ms"), "{error}");
     let (hardware, bench) = rtl8139_card(&lan);
     bench.trouble(Trouble::Gone);
-    assert!(Monitor::new(hardware, &MODEL, Options::new("nic1")).is_err());
+    let error = Monitor::new(hardware, &MODEL, Options::new("nic1")).expect_err("gone");
+    assert!(matches!(error, MonitorError::Hardware(HardwareError::Gone { .. })), "{error}");
+    // All ones are what an NE2000 says at the end of its reset, too.
+    let (hardware, bench) = ne2000_card(&lan);
+    bench.trouble(Trouble::Gone);
+    let model = &ioplane_passthrough::ne2000::MODEL;
+    let error = Monitor::new(hardware, model, Options::new("nic1")).expect_err("gone");
+    assert!(matches!(error, MonitorError::Hardware(HardwareError::Gone { .. })), "{error}");
     let (hardware, bench) = rtl8139_card(&lan);
     bench.trouble(Trouble::Broken);
     assert!(matches!(Monitor::new(hardware, &MODEL, Options::new("nic1")), Err(MonitorError::Hardware(_))));

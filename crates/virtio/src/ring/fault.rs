@@ -65,6 +65,7 @@ impl RingFault {
         match self {
             RingFault::BadSize(_) => "bad_size",
             RingFault::Memory(GuestFault::OutsideMemory { .. }) => "outside_memory",
+            RingFault::Memory(GuestFault::ReadOnly { .. }) => "read_only_memory",
             RingFault::Memory(GuestFault::Misaligned { .. }) => "misaligned",
             RingFault::Memory(GuestFault::MemoryShrank) => "memory_shrank",
             RingFault::IndexJump { .. } => "index_jump",

@@ -6,7 +6,7 @@ mod pci;
 pub mod tests;
 
 pub use network::{nics, switch, switches};
-pub use pci::{function, functions, rest, states};
+pub use pci::{function, functions, rest, standing, states};
 
 use crate::command::table::Table;
 use crate::report::{

@@ -20,7 +20,7 @@ fn behind(function: &FunctionReport) -> String {
 }
 
 /// Where it stands, in a word.
-fn standing(function: &FunctionReport) -> &'static str {
+pub fn standing(function: &FunctionReport) -> &'static str {
     match (function.state, function.stage) {
         _ if function.watch.as_ref().is_some_and(|watch| watch.stopped) => "STOPPED",
         (ServedState::Served, Stage::Held | Stage::Quiescing | Stage::Away) => function.stage.word(),
@@ -143,6 +143,9 @@ pub fn function(function: &FunctionReport) -> String {
     }
     if !function.hardware_faults.is_empty() {
         line("hardware's faults", counted(&function.hardware_faults));
+    }
+    if let Some(why) = &function.not_reset {
+        line("not reset", why.clone());
     }
     if !function.front_end_faults.is_empty() {
         line("VMM's faults", counted(&function.front_end_faults));

@@ -37,6 +37,7 @@ pub fn function(name: &str) -> FunctionReport {
         watch: None,
         chip: None,
         hardware_faults: BTreeMap::new(),
+        not_reset: None,
         port: None,
     }
 }

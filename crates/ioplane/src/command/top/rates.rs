@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use crate::report::StatusReport;
+use crate::command::show;
+use crate::report::{FunctionReport, StatusReport};
 
 /// What happened between two looks.
 #[derive(Debug, Clone, Serialize)]
@@ -19,6 +20,8 @@ pub struct Rates {
     pub queues: Vec<QueueRates>,
     /// The ports of all switches.
     pub ports: Vec<PortRates>,
+    /// The PCI functions.
+    pub functions: Vec<FunctionRates>,
 }
 
 /// One I/O core.
@@ -90,14 +93,39 @@ pub struct PortRates {
     pub dropped_per_s: f64,
 }
 
-/// By what queues are sorted.
+/// One PCI function. What only a monitor sees is `None` where there is none.
+#[derive(Debug, Clone, Serialize)]
+pub struct FunctionRates {
+    /// Its name.
+    pub name: String,
+    /// `virtual` (under watch), `passthrough` or `emulated`.
+    pub mode: String,
+    /// The VM that uses it.
+    pub vm: Option<String>,
+    /// Where it stands, in a word.
+    pub standing: &'static str,
+    /// The state of each region of its model, and whether it is reusable.
+    pub states: Option<String>,
+    /// Under watch: accesses of the guest to registers. Otherwise: those that came to the daemon, the configuration space among them.
+    pub accesses_per_s: f64,
+    /// The share of them that the model was asked about, percent; since it was added if there were none in between.
+    pub hooked_percent: Option<f64>,
+    /// Interrupts of the hardware; of a function that nobody watches those that the daemon sent.
+    pub interrupts_per_s: f64,
+    /// Descriptors vetted.
+    pub dma_vetted_per_s: Option<f64>,
+    /// What was denied, since it was added.
+    pub denied: Option<u64>,
+}
+
+/// By what queues and functions are sorted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sort {
-    /// Requests and frames.
+    /// Requests and frames; accesses.
     Rate,
-    /// Kicks.
+    /// Kicks; accesses, which are exits too.
     Kicks,
-    /// Device time.
+    /// Device time; name.
     Latency,
     /// Name and queue.
     Name,
@@ -192,6 +220,42 @@ fn queues(status: &StatusReport) -> Vec<(Sums, QueueRates)> {
     disks.chain(nics).collect()
 }
 
+/// What a function did between two looks.
+fn function(was: &FunctionReport, now: &FunctionReport, per_s: impl Fn(u64, u64) -> f64) -> FunctionRates {
+    let row = FunctionRates {
+        name: now.name.clone(),
+        mode: now.mode.clone(),
+        vm: now.vm.as_ref().map(|vm| vm.name.clone()),
+        standing: show::standing(now),
+        states: None,
+        accesses_per_s: 0.0,
+        hooked_percent: None,
+        interrupts_per_s: 0.0,
+        dma_vetted_per_s: None,
+        denied: None,
+    };
+    let Some(seen) = &now.watch else {
+        let accesses = |one: &FunctionReport| one.traffic.reads.saturating_add(one.traffic.writes);
+        return FunctionRates {
+            accesses_per_s: per_s(accesses(now), accesses(was)),
+            interrupts_per_s: per_s(now.traffic.interrupts, was.traffic.interrupts),
+            ..row
+        };
+    };
+    let before = was.watch.as_ref().unwrap_or(seen);
+    let (accesses, hooked) = (per_s(seen.accesses, before.accesses), per_s(seen.hooked, before.hooked));
+    let share = if accesses > 0.0 { 100.0 * hooked / accesses } else { seen.hooked_percent };
+    FunctionRates {
+        states: Some(show::states(seen)),
+        accesses_per_s: accesses,
+        hooked_percent: Some(share),
+        interrupts_per_s: per_s(seen.interrupts, before.interrupts),
+        dma_vetted_per_s: Some(per_s(seen.dma_vetted, before.dma_vetted)),
+        denied: Some(seen.denied),
+        ..row
+    }
+}
+
 impl Rates {
     /// What happened in `seconds` between two looks. What was not there before has no rate yet; what was restarted begins
     /// again.
@@ -240,11 +304,15 @@ impl Rates {
                 }
             })
         });
-        let (cores, ports) = (cores.collect(), ports.collect());
-        Rates { seconds, version: after.version.clone(), cores, queues: rated.collect(), ports }
+        let functions = after.functions.iter().map(|now| {
+            let was = before.functions.iter().find(|was| was.name == now.name).unwrap_or(now);
+            function(was, now, per_s)
+        });
+        let (cores, ports, functions) = (cores.collect(), ports.collect(), functions.collect());
+        Rates { seconds, version: after.version.clone(), cores, queues: rated.collect(), ports, functions }
     }
 
-    /// Puts the queues in order.
+    /// Puts the queues and the functions in order.
     pub fn sort(&mut self, by: Sort) {
         let key = |row: &QueueRates| match by {
             Sort::Rate => row.units_per_s,
@@ -256,5 +324,10 @@ impl Rates {
             let name = || (&a.device, a.queue).cmp(&(&b.device, b.queue));
             key(b).total_cmp(&key(a)).then_with(name)
         });
+        let key = |row: &FunctionRates| match by {
+            Sort::Rate | Sort::Kicks => row.accesses_per_s,
+            Sort::Latency | Sort::Name => 0.0,
+        };
+        self.functions.sort_by(|a, b| key(b).total_cmp(&key(a)).then_with(|| a.name.cmp(&b.name)));
     }
 }

@@ -14,6 +14,8 @@ const QUEUES: [&str; 14] = [
     "DEVICE", "KIND", "Q", "VM", "CORE", "UNITS/S", "MB/S", "KICKS/S", "AVOIDED", "INTR/S", "AVOIDED",
     "WAIT99", "P50", "P99",
 ];
+const FUNCTIONS: [&str; 9] =
+    ["PCI", "MODE", "VM", "ACCESSES/S", "HOOKED %", "INTR/S", "DMA/S", "DENIED", "STATE"];
 const PORTS: [&str; 5] = ["SWITCH", "PORT", "SENT/S", "RECEIVED/S", "DROPPED/S"];
 
 type Cells = Vec<String>;
@@ -73,6 +75,26 @@ fn ports(rates: &Rates) -> Vec<Cells> {
     rates.ports.iter().map(row).collect()
 }
 
+fn functions(rates: &Rates) -> Vec<Cells> {
+    let or_dash = |value: Option<String>| value.unwrap_or("-".to_owned());
+    let row = |function: &super::rates::FunctionRates| {
+        // What its model says is of no use while it has stopped, and says more than a word otherwise.
+        let states = function.states.clone().filter(|_| matches!(function.standing, "in use" | "waiting"));
+        vec![
+            function.name.clone(),
+            function.mode.clone(),
+            or_dash(function.vm.clone()),
+            whole(function.accesses_per_s),
+            or_dash(function.hooked_percent.map(|share| format!("{share:.1}"))),
+            whole(function.interrupts_per_s),
+            or_dash(function.dma_vetted_per_s.map(whole)),
+            or_dash(function.denied.map(|denied| denied.to_string())),
+            states.unwrap_or(function.standing.to_owned()),
+        ]
+    };
+    rates.functions.iter().map(row).collect()
+}
+
 /// As plain text, for a look.
 pub fn text(rates: &Rates) -> String {
     let table = |head: &[&'static str], rows: Vec<Cells>| {
@@ -81,7 +103,8 @@ pub fn text(rates: &Rates) -> String {
         table.to_string()
     };
     let mut text = table(&CORES, cores(rates));
-    for (head, rows) in [(&QUEUES[..], queues(rates)), (&PORTS[..], ports(rates))] {
+    let more = [(&QUEUES[..], queues(rates)), (&FUNCTIONS[..], functions(rates)), (&PORTS[..], ports(rates))];
+    for (head, rows) in more {
         if !rows.is_empty() {
             text.push_str(&format!("\n{}", table(head, rows)));
         }
@@ -103,10 +126,11 @@ fn table(head: &[&'static str], rows: Vec<Cells>) -> Table<'static> {
 
 /// The whole screen. What does not fit below is cut off: sorting brings up what matters.
 pub fn draw(frame: &mut Frame<'_>, rates: &Rates, sort: Sort) {
-    let (cores, queues, ports) = (cores(rates), queues(rates), ports(rates));
+    let (cores, queues, ports, functions) = (cores(rates), queues(rates), ports(rates), functions(rates));
     let height = |rows: &[Cells]| Constraint::Length(if rows.is_empty() { 0 } else { rows.len() as u16 + 2 });
-    let parts = [Constraint::Length(2), height(&cores), height(&ports), Constraint::Min(3)];
-    let [title, upper, middle, lower] = Layout::vertical(parts).areas(frame.area());
+    let parts =
+        [Constraint::Length(2), height(&cores), height(&ports), height(&functions), Constraint::Min(3)];
+    let [title, upper, middle, beside, lower] = Layout::vertical(parts).areas(frame.area());
     let line = format!(
         "ioplane {}   {:.1} s   sorted by {}   q quits, s sorts   times in microseconds",
         rates.version,
@@ -118,6 +142,9 @@ pub fn draw(frame: &mut Frame<'_>, rates: &Rates, sort: Sort) {
     if !ports.is_empty() {
         frame.render_widget(table(&PORTS, ports), middle);
     }
+    if !functions.is_empty() {
+        frame.render_widget(table(&FUNCTIONS, functions), beside);
+    }
     frame.render_widget(table(&QUEUES, queues), lower);
 }
 
@@ -127,7 +154,8 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     use super::*;
-    use crate::report::StatusReport;
+    use crate::command::show;
+    use crate::report::{RegionReport, StatusReport, WatchReport};
 
     fn status(requests: u64, frames: u64) -> StatusReport {
         let counts = |count: u64, unit: &str| {
@@ -207,6 +235,54 @@ mod tests {
         rates.queues.reverse();
         let by_name = screen(&mut rates, Sort::Name);
         assert!(by_name[9].starts_with("net0") && by_name[10].starts_with("root"), "{by_name:#?}");
+    }
+
+    #[test]
+    fn functions_have_what_their_monitor_saw() {
+        let look = |accesses: u64, stopped| {
+            let mut watched = show::tests::function("card");
+            watched.connected = true;
+            watched.watch = Some(WatchReport {
+                states: vec![RegionReport { region: "transmit".into(), state: "Idle".into() }],
+                reusable: true,
+                stopped,
+                accesses,
+                hooked: accesses / 4,
+                hooked_percent: 25.0,
+                interrupts: accesses / 10,
+                dma_vetted: accesses / 2,
+                denied: 3,
+                ..WatchReport::default()
+            });
+            let mut direct = show::tests::function("as-is");
+            direct.mode = "passthrough".into();
+            (direct.traffic.reads, direct.traffic.writes) = (accesses, accesses);
+            let mut status = status(0, 0);
+            status.functions = vec![watched, direct];
+            status
+        };
+        let mut rates = Rates::between(&look(1000, false), &look(3000, false), 2.0);
+        rates.sort(Sort::Rate);
+        let mut terminal = Terminal::new(TestBackend::new(110, 18)).unwrap();
+        terminal.draw(|frame| draw(frame, &rates, Sort::Rate)).unwrap();
+        for shown in [text(&rates), terminal.backend().to_string()] {
+            let row = |name: &str| {
+                let line =
+                    shown.lines().map(|line| line.trim_matches('"')).find(|line| line.starts_with(name));
+                let line = line.unwrap_or_else(|| panic!("{name} is not in\n{shown}"));
+                line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ")
+            };
+            assert_eq!(row("card"), "card virtual - 1000 25.0 100 500 3 transmit Idle (reusable)");
+            assert_eq!(row("as-is"), "as-is passthrough - 2000 - 0 - - waiting");
+            assert!(shown.find("as-is") < shown.find("card"), "by their rate:\n{shown}");
+        }
+        // None in between: the share is that of before. What has stopped says so.
+        let rates = Rates::between(&look(3000, false), &look(3000, true), 1.0);
+        let shown = text(&rates);
+        let line = shown.lines().find(|line| line.starts_with("card")).unwrap_or_default();
+        assert!(line.contains("25.0") && line.ends_with("STOPPED"), "{shown}");
+        let began_anew = Rates::between(&look(3000, false), &look(10, false), 1.0);
+        assert_eq!(began_anew.functions[0].accesses_per_s, 0.0);
     }
 
     #[test]

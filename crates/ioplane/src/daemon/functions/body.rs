@@ -80,6 +80,7 @@ impl Body {
                     .filter(|(_, n)| *n > 0)
                     .map(|(name, n)| (name.to_owned(), n))
                     .collect();
+                report.not_reset = direct.not_reset().map(ToString::to_string);
             }
         }
     }

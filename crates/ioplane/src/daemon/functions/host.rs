@@ -1,12 +1,11 @@
 //! Functions of this host: taken from its drivers, opened by VFIO, watched or handed on as they are.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use ioplane_passthrough::direct::{Direct, Reset};
-use ioplane_passthrough::model::{StateModel, Way};
+use ioplane_passthrough::direct::Direct;
+use ioplane_passthrough::model::StateModel;
 use ioplane_passthrough::monitor::{Monitor, MonitorError, Options};
-use ioplane_passthrough::{Address, Hardware, HardwareError, Lease, LeaseError, Vfio, catalog, inventory};
+use ioplane_passthrough::{Address, HardwareError, Lease, LeaseError, Vfio, catalog, inventory};
 use ioplane_pci::Identity;
 
 use super::body::Body;
@@ -31,9 +30,6 @@ impl From<LeaseError> for Refusal {
     }
 }
 
-/// How long a card may take to reset.
-const RESETS: Duration = Duration::from_millis(100);
-
 fn refuse(error: &HardwareError) -> Refusal {
     let remedy = "see `ioplane doctor`, `ioplane pci list` and `dmesg`";
     match error {
@@ -49,48 +45,6 @@ pub fn model_of(identity: &Identity) -> Option<String> {
 
 fn model(identity: &Identity) -> Option<&'static StateModel> {
     catalog::find(identity.vendor, identity.device, identity.revision)
-}
-
-/// How registers reset a card that has no reset of its own, by its model.
-fn reset_by(model: &'static StateModel) -> Reset<Vfio> {
-    Box::new(move |hardware| {
-        let place = |name: &str| {
-            let register = model.registers.iter().find(|register| register.name == name);
-            register.map(|register| (u64::from(register.offset), usize::from(register.width).min(4)))
-        };
-        let ((by, way, value), (done, mask, is)) = (model.reset.by, model.reset.done);
-        let (Some((at, width)), Some((done, looks))) = (place(by), place(done)) else { return Ok(()) };
-        if let Some(banks) = model.banks
-            && let Some((bank, _)) = place(banks.register)
-        {
-            // Not every chip goes back to its first bank by itself.
-            let mut chosen = [0];
-            hardware.read(model.bar, bank, &mut chosen)?;
-            hardware.write(model.bar, bank, &[chosen[0] & banks.keep & !banks.mask | banks.set])?;
-        }
-        let mut bytes = value.to_le_bytes();
-        if way == Way::Read {
-            hardware.read(model.bar, at, &mut bytes[..width])?;
-        }
-        // Drivers write back what they read, which ends the reset on cards that do not end it by themselves.
-        hardware.write(model.bar, at, &bytes[..width])?;
-        let deadline = Instant::now() + RESETS;
-        loop {
-            let mut bytes = [0; 4];
-            hardware.read(model.bar, done, &mut bytes[..looks])?;
-            if u32::from_le_bytes(bytes) & mask == is {
-                return Ok(());
-            }
-            if Instant::now() >= deadline {
-                return Err(HardwareError::Os {
-                    function: hardware.name().to_owned(),
-                    doing: "waiting for the end of its reset".to_owned(),
-                    source: std::io::ErrorKind::TimedOut.into(),
-                });
-            }
-            std::thread::yield_now();
-        }
-    })
 }
 
 fn watch(name: &str, vfio: Vfio, model: &'static StateModel, on_fault: FaultSpec) -> Result<Body, Refusal> {
@@ -132,7 +86,7 @@ pub fn open(
         Vfio::open(root, address).map_err(|error| refuse(&error)).and_then(|vfio| match (mode, model) {
             (ModeWord::Virtual, Some(model)) => watch(name, vfio, model, on_fault),
             _ => {
-                let direct = Direct::new(name, vfio, model.map(reset_by)).map_err(|error| refuse(&error))?;
+                let direct = Direct::new(name, vfio, model).map_err(|error| refuse(&error))?;
                 Ok(Body::Direct(Box::new(direct)))
             }
         });

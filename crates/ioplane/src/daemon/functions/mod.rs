@@ -345,6 +345,7 @@ impl Kind for Card {
             watch: None,
             chip: None,
             hardware_faults: BTreeMap::new(),
+            not_reset: None,
             port: None,
         }
     }

@@ -300,6 +300,13 @@ fn what_guests_can_set_is_brought_back() {
     says(&found(|m| m.restore = fixed), &["WIDE cannot be written"]);
     let unknown = register("SPARE", |r| r.reads = Reads::Never);
     says(&found(|m| m.registers = unknown), &["nobody knows what SPARE holds"]);
+    let set = &[Restore::Ring("ring"), Restore::Saved("SPARE", 1), Restore::Shown("SPARE", 1)];
+    says(&found(|m| m.restore = set), &["SPARE is not a value that only the card sets"]);
+    let mut model = crate::ne2000::MODEL.clone();
+    model.restore = leak([model.restore, &[Restore::Shown("RSR", 0x100)]].concat());
+    let findings = verify(&model);
+    assert_eq!(findings.len(), 1, "{findings:#?}");
+    says(&findings[0].to_string(), &["RSR is shown until 0x100"]);
     says(&found(|m| m.halt = &[Restore::Saved("CMD", 1)]), &["halt", "nothing has been saved"]);
 }
 
@@ -310,6 +317,11 @@ fn a_reset_does_not_go_unnoticed() {
         &["reset", "no edge on CMD", "RESET"],
     );
     says(&found(|m| m.reset.by.2 = RESETS << 8), &["reset", "CMD"]);
+    let mut model = crate::ne2000::MODEL.clone();
+    model.reset.done = ("CURR", 1, 1);
+    let findings = verify(&model);
+    assert_eq!(findings.len(), 1, "{findings:#?}");
+    says(&findings[0].to_string(), &["reset", "CURR is not in the first bank"]);
 }
 
 #[test]

@@ -10,6 +10,16 @@ impl Look<'_> {
         self.bits("reset", by, value, value);
         let (done, mask, is) = model.reset.done;
         self.bits("reset", done, mask, is);
+        for name in [by, done] {
+            let later = |register: &Register| register.name == name && register.bank.is_some_and(|n| n > 0);
+            if model.registers.iter().any(later) {
+                self.say(
+                    "reset",
+                    format!("{name} is not in the first bank"),
+                    "take registers of the first bank, or of all: that one is chosen before a reset and after it",
+                );
+            }
+        }
         let mut edges = model.regions.iter().flat_map(|region| region.transitions);
         if !edges.any(|edge| edge.to == RESET && subject(&edge.on) == Some(by)) {
             self.say(
@@ -73,6 +83,24 @@ impl Look<'_> {
             Restore::Ring(name) => {
                 if !self.model.rings.iter().any(|ring| ring.name == name) {
                     self.say(place, format!("there is no ring {name:?}"), "name one of the rings");
+                }
+            }
+            Restore::Shown(name, until) => {
+                let Some(register) = self.named(place, name) else { return };
+                let readable = matches!(register.reads, Reads::Plain | Reads::Alive);
+                if register.writes != Writes::Never || !readable || register.width > 4 {
+                    self.say(
+                        place,
+                        format!("{name} is not a value that only the card sets"),
+                        "bring it back with Saved, or name it Lost",
+                    );
+                }
+                if until == 0 || until & !self.model.interrupts.bits != 0 {
+                    self.say(
+                        place,
+                        format!("{name} is shown until {until:#x}, which is not of the interrupts"),
+                        "name bits of the interrupt status with which the card sets it",
+                    );
                 }
             }
             Restore::Card => {

@@ -1,6 +1,9 @@
 //! Hardware passed through as it is, over hardware that writes down what is done to it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+mod card;
+mod reset;
+
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -9,126 +12,10 @@ use ioplane_device::{
     Access, At, Device, Effect, Interrupt, Placement, Post, QueueSet, Quiescent, Running, Stillness, Then,
 };
 use ioplane_memory::{GuestMap, Mapping, Region, RegionSpec};
-use ioplane_passthrough::{Direct, DirectFaults, Hardware, HardwareError};
-use ioplane_pci::{
-    Bar, BarMap, Capability, ConfigSpace, Function, Identity, Irq, Irqs, PAGE, Pages, Space, Touch, Wire,
-    WireError, spec,
-};
+use ioplane_passthrough::{Direct, DirectFaults};
+use ioplane_pci::{Function, Irq, PAGE, Wire, spec};
 
-#[derive(Debug, Default)]
-struct Log {
-    mapped: Vec<(u64, u64)>,
-    wires: Vec<(Irq, u16)>,
-    resets: u32,
-    command: u16,
-    config_writes: Vec<(u64, Vec<u8>)>,
-}
-
-struct Card {
-    log: Arc<Mutex<Log>>,
-    bars: BarMap,
-    config: ConfigSpace,
-    registers: [u8; 256],
-    resettable: bool,
-    full: Arc<AtomicBool>,
-}
-
-const MSI: u64 = 0x40;
-
-impl Card {
-    fn new(resettable: bool) -> (Card, Arc<Mutex<Log>>, Arc<AtomicBool>) {
-        let file = Arc::new(std::fs::File::open("/dev/null").expect("/dev/null").into());
-        let pages = Pages { offset: 0, len: PAGE, touch: Touch::Mapped, file, at: 0x10_0000 };
-        let memory = Bar::new(PAGE, Space::Memory32).with_pages(pages).expect("a page");
-        let bars = BarMap::new().with(0, Bar::new(256, Space::Port)).with(1, memory);
-        let identity =
-            Identity { vendor: 0x10ec, device: 0x8139, revision: 0x20, class: 0x020000, subsystem: (1, 2) };
-        let irqs = Irqs { intx: 1, msi: 1, ..Irqs::default() };
-        let mut config = ConfigSpace::new(&identity, &bars, irqs);
-        assert_eq!(config.add(&Capability::Msi { vectors: 1, masking: true }), Some(MSI as usize));
-        config.add(&Capability::Express).expect("room");
-        let (log, full) = (Arc::<Mutex<Log>>::default(), Arc::<AtomicBool>::default());
-        let card =
-            Card { log: log.clone(), bars, config, registers: [0; 256], resettable, full: full.clone() };
-        (card, log, full)
-    }
-
-    fn place(&self, bar: u8, offset: u64, len: usize) -> Result<usize, HardwareError> {
-        let inside = bar < 2 && offset.checked_add(len as u64).is_some_and(|end| end <= 256);
-        let no = || HardwareError::NoSuchRegister { function: "card".into(), bar, offset, len };
-        inside.then_some(offset as usize).ok_or_else(no)
-    }
-}
-
-impl Hardware for Card {
-    fn name(&self) -> &str {
-        "0000:00:05.0"
-    }
-    fn identity(&self) -> Identity {
-        Identity { vendor: 0x10ec, device: 0x8139, revision: 0x20, class: 0x020000, subsystem: (1, 2) }
-    }
-    fn bars(&self) -> &BarMap {
-        &self.bars
-    }
-    fn irqs(&self) -> Irqs {
-        Irqs { intx: 1, msi: 1, ..Irqs::default() }
-    }
-    fn read(&mut self, bar: u8, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
-        let at = self.place(bar, offset, out.len())?;
-        out.copy_from_slice(&self.registers[at..at + out.len()]);
-        Ok(())
-    }
-    fn write(&mut self, bar: u8, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
-        let at = self.place(bar, offset, bytes.len())?;
-        self.registers[at..at + bytes.len()].copy_from_slice(bytes);
-        Ok(())
-    }
-    fn read_config(&mut self, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
-        self.config.read(offset, out);
-        Ok(())
-    }
-    fn write_config(&mut self, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
-        let mut log = self.log.lock().expect("no panic");
-        log.config_writes.push((offset, bytes.to_vec()));
-        self.config.write(offset, bytes);
-        log.command = self.config.command();
-        Ok(())
-    }
-    fn map(&mut self, iova: u64, region: &Region) -> Result<(), HardwareError> {
-        if self.full.load(Ordering::Relaxed) {
-            let source = std::io::Error::other("no room");
-            return Err(HardwareError::Os { function: "card".into(), doing: "map".into(), source });
-        }
-        self.log.lock().expect("no panic").mapped.push((iova, region.len()));
-        Ok(())
-    }
-    fn unmap(&mut self, iova: u64, len: u64) -> Result<(), HardwareError> {
-        let mut log = self.log.lock().expect("no panic");
-        let at = log.mapped.iter().position(|m| *m == (iova, len)).expect("it was mapped exactly so");
-        log.mapped.remove(at);
-        Ok(())
-    }
-    fn wire(&mut self, irq: Irq, vector: u16, _: Wire) -> Result<(), WireError> {
-        self.log.lock().expect("no panic").wires.push((irq, vector));
-        Ok(())
-    }
-    fn listen(&mut self) -> Result<(), HardwareError> {
-        unreachable!("nobody watches")
-    }
-    fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
-        None
-    }
-    fn heard(&mut self) -> bool {
-        false
-    }
-    fn unmask(&mut self) -> Result<(), HardwareError> {
-        Ok(())
-    }
-    fn reset(&mut self) -> Result<bool, HardwareError> {
-        self.log.lock().expect("no panic").resets += u32::from(self.resettable);
-        Ok(self.resettable)
-    }
-}
+use card::{Card, Log, MSI};
 
 /// No queues, so that nobody is placed.
 struct Nowhere;
@@ -283,18 +170,6 @@ fn a_guest_resets_it_by_express_or_not_at_all() {
         assert_eq!(log.resets, u32::from(resettable));
         assert_eq!(log.command & spec::COMMAND_MASTER, 0);
     }
-}
-
-#[test]
-fn registers_reset_what_has_no_other_way() {
-    let (card, _, _) = Card::new(false);
-    let way = Box::new(|card: &mut Card| card.write(0, 0x37, &[0x10]));
-    let device = Direct::new("nic1", card, Some(way)).expect("passed through");
-    let mut held = Quiescent::new(device);
-    held.reset();
-    assert_eq!(held.device().faults().resets, 0);
-    let mut device = held.resume(&Nowhere).expect("runs");
-    assert_eq!(read(&mut device, At::Bar(0, 0x34)), 0x1000_0000);
 }
 
 #[derive(Debug)]
