@@ -39,8 +39,15 @@ impl L2<'_> {
         Ok(words)
     }
 
+    /// A card writes to memory above 4 GiB: it has buffers there, and frames go round its ring.
+    pub fn writes_high(&self, nic: Nic) -> Result<()> {
+        let (high, low) = self.buffers(nic)?;
+        ensure!(high > 0, "{nic:?}: {high} buffers above 4 GiB, {low} below");
+        Ok(())
+    }
+
     /// Where the buffers are that its driver has given a card to receive into: how many above 4 GiB, how many below. The card is up.
-    pub fn buffers(&self, nic: Nic) -> Result<(usize, usize)> {
+    fn buffers(&self, nic: Nic) -> Result<(usize, usize)> {
         // The BAR of memory, where the ring's address is there, how many descriptors, and the word of theirs with the buffer's address
         // (RTL8139C+ data sheet, 6.34 and 9.1; 82574 data sheet, 10.2.5 and 7.1.5).
         let (line, register, count, at) = match nic {

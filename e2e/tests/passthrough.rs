@@ -104,13 +104,6 @@ fn leases_are_kept_and_recovered(l1: &L1) -> Result<()> {
     Ok(())
 }
 
-/// The card writes to memory above 4 GiB: it has buffers there, and frames go round its ring.
-fn far_up(guest: &L2<'_>, nic: Nic) -> Result<()> {
-    let (high, low) = guest.buffers(nic)?;
-    ensure!(high > 0, "{nic:?}: {high} buffers above 4 GiB, {low} below");
-    Ok(())
-}
-
 /// Function-level reset by a guest: its kernel sets a bit in the configuration space (PCI Express 3.0, 6.6.2), under a driver that knows nothing
 /// of it. The status that the driver has left in the card is gone; with the driver bound anew the card works.
 fn a_guest_resets_it(guest: &L2<'_>, nic: Nic) -> Result<()> {
@@ -147,7 +140,7 @@ fn the_kernels_way(l1: &L1) -> Result<()> {
         guest.raise(nic)?;
         guest.ping_all(nic, 200, 1000)?;
     }
-    far_up(&guest, Nic::Rtl8139)?;
+    guest.writes_high(Nic::Rtl8139)?;
     for holder in holders {
         holder.kill()?;
     }
@@ -179,7 +172,7 @@ fn our_way(l1: &L1, news: &dyn Fn(&str)) -> Result<()> {
         let passed = guest.raise(nic).and_then(|()| guest.ping_all(nic, count, 1000));
         passed.with_context(|| format!("QEMU said:\n{}\nioplane said:\n{}", guest.said(), daemon.said()))?;
     }
-    far_up(&guest, Nic::I82574)?;
+    guest.writes_high(Nic::I82574)?;
     news("a guest resets one");
     a_guest_resets_it(&guest, Nic::Virtio)?;
     guest.ping_all(Nic::Virtio, 100, 1000)?;
