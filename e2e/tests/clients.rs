@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Two spinning peers leave no processor for a third.
-const CONFIG: &str = "[[core]]\nname = \"io0\"\nnotify = \"notified\"\n";
+const CONFIG: &str = "[[core]]\nid = 0\nnotify = \"notified\"\n";
 const LIMIT: Duration = Duration::from_secs(60);
 const MACS: [&str; 2] = ["52:54:00:13:00:01", "52:54:00:13:00:02"];
 /// Frames that each NIC must have sent and received.
@@ -108,7 +108,7 @@ fn libblkio_by_qemu_img() -> Result<()> {
     let daemon = Daemon::start(CONFIG)?;
     let image = daemon.folder().join("disk.img");
     File::create(&image)?.set_len(64 << 20)?;
-    daemon.cli(&["disk", "add", "disk", image.to_str().context("path")?])?;
+    daemon.cli(&["disk", "add", "disk", "--path", image.to_str().context("path")?])?;
     let socket = daemon.disk("disk")?.socket;
     let options = format!("driver=virtio-blk-vhost-user,path={},cache.direct=on", socket.display());
     for write in [false, true] {

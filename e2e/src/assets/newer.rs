@@ -7,8 +7,9 @@ use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const RECIPE: &str = "tree trixie-backports qemu-system-x86 qemu-utils ovmf 1";
-const PACKAGES: &str = "qemu-system-x86 qemu-utils ovmf";
+const RECIPE: &str = "tree trixie-backports qemu-system-x86 qemu-utils qemu-block-extra ovmf 2";
+/// qemu-block-extra has the driver of libblkio for qemu-img.
+const PACKAGES: &str = "qemu-system-x86 qemu-utils qemu-block-extra ovmf";
 /// The first with everything under test.
 pub const ENOUGH: (u32, u32) = (10, 1);
 
