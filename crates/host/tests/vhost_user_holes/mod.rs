@@ -10,9 +10,13 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
 
-/// What a hostile front end does to an eventfd: raises it by `count`, and clears its `O_NONBLOCK`.
+/// What a hostile front end does to an eventfd: sets its counter, and clears its `O_NONBLOCK`.
 fn spoil(file: impl AsFd, count: u64) {
-    rustix::io::write(&file, &count.to_ne_bytes()).unwrap();
+    rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::NONBLOCK).unwrap();
+    // Somebody may raise it in between.
+    while rustix::io::write(&file, &count.to_ne_bytes()).is_err() {
+        let _ = rustix::io::read(&file, &mut [0u8; 8]);
+    }
     rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::empty()).unwrap();
 }
 
@@ -65,8 +69,8 @@ fn hole_01_the_eventfd_for_errors_is_not_waited_for() {
     let served = Served::new(memory());
     let mut guest = Guest::boot(&served);
     let error = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    spoil(&error, u64::MAX - 1);
     guest.front.tell(Ask::SET_VRING_ERR, &1u64.to_ne_bytes(), &[error.as_fd()]).unwrap();
+    spoil(&error, u64::MAX - 1);
     guest.front.enable(1, false).unwrap();
     guest.front.enable(1, true).unwrap();
     // A head beyond the ring stops the queue, which says so.
@@ -238,12 +242,14 @@ fn hole_08_a_device_that_cannot_go_on_is_not_lost() {
     stalled.stall();
     let token = guest.disks[0].submit(Op::Read, 0, 4096).unwrap();
     guest.front.kick(0);
-    // The deadline passes with the request in flight; the other queues, at rest already, find no core to go on.
-    fickle.gone.store(true, Ordering::SeqCst);
     let deadline = Instant::now() + Duration::from_secs(10);
-    while served.runtime.block_on(handle.at_quiescence(|_, _| ((), false))).is_ok() {
+    let quiesces = || served.runtime.block_on(handle.at_quiescence(|_, _| ((), false))).is_ok();
+    while quiesces() {
         assert!(Instant::now() < deadline, "the request was never taken");
     }
+    // The deadline passes with the request in flight; the other queues, at rest already, find no core to go on.
+    fickle.gone.store(true, Ordering::SeqCst);
+    assert!(!quiesces());
     let status = served.runtime.block_on(handle.status()).unwrap();
     assert_eq!(status.queues.len(), 4, "the device is gone");
     assert!(status.connected && status.faults.is_empty(), "{status:?}");
