@@ -27,7 +27,7 @@ pub struct Call {
 #[derive(Debug)]
 enum RaisedBy {
     Aio(&'static aio::Context),
-    Ring(ring::Ring),
+    Ring(Box<ring::Ring>),
 }
 
 impl Call {
@@ -35,7 +35,7 @@ impl Call {
     pub fn new(file: OwnedFd) -> io::Result<Self> {
         let raised_by = match aio::shared() {
             Some(context) => RaisedBy::Aio(context),
-            None => RaisedBy::Ring(ring::Ring::new(file.as_fd())?),
+            None => RaisedBy::Ring(Box::new(ring::Ring::new(file.as_fd())?)),
         };
         Ok(Call { file, raised_by })
     }
@@ -44,7 +44,7 @@ impl Call {
     #[cfg(test)]
     fn without_aio(file: OwnedFd) -> io::Result<Self> {
         let ring = ring::Ring::new(file.as_fd())?;
-        Ok(Call { file, raised_by: RaisedBy::Ring(ring) })
+        Ok(Call { file, raised_by: RaisedBy::Ring(Box::new(ring)) })
     }
 }
 
