@@ -1,0 +1,1 @@
+//! QEMU's `rtl8139` and ours.
