@@ -12,7 +12,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 use ioplane_device::{Access, At};
 use ioplane_memory::{GuestMap, Mapping, Region, RegionSpec};
 use ioplane_network::Mac;
+use ioplane_passthrough::{Hardware, HardwareError};
+use ioplane_pci::{Bar, BarMap, Identity, Irq, Irqs, Space, Wire, WireError, spec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{FdFlags, fcntl_setfd};
 
@@ -202,5 +204,111 @@ impl Drop for Qemu {
         // It may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// QEMU's card as hardware, without an IOMMU: for cards that are never a bus master. Its interrupt is not listened to; who drives it
+/// asks for its status.
+pub struct Board {
+    qemu: Qemu,
+    identity: Identity,
+    bars: BarMap,
+    bell: Arc<OwnedFd>,
+}
+
+impl Board {
+    /// `qemu`'s card, whose port BAR has so many bytes.
+    pub fn new(mut qemu: Qemu, ports: u64) -> Result<Self, String> {
+        let word = |qemu: &mut Qemu, at: usize| qemu.read(At::Config(at as u64), 2).map(|value| value as u16);
+        let class = qemu.read(At::Config(spec::REVISION_ID as u64), 4)?;
+        let identity = Identity {
+            vendor: word(&mut qemu, spec::VENDOR_ID)?,
+            device: word(&mut qemu, spec::DEVICE_ID)?,
+            revision: class as u8,
+            class: class >> 8,
+            subsystem: (word(&mut qemu, spec::SUBSYSTEM_VENDOR_ID)?, word(&mut qemu, spec::SUBSYSTEM_ID)?),
+        };
+        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
+        let bell = Arc::new(bell.map_err(|error| failed("an eventfd", error))?);
+        let bars = BarMap::new().with(0, Bar::new(ports, Space::Port));
+        Ok(Board { qemu, identity, bars, bell })
+    }
+
+    fn done(&self, doing: &str, outcome: Result<(), String>) -> Result<(), HardwareError> {
+        outcome.map_err(|why| HardwareError::Os {
+            function: PROGRAM.to_owned(),
+            doing: doing.to_owned(),
+            source: std::io::Error::other(why),
+        })
+    }
+}
+
+impl Hardware for Board {
+    fn name(&self) -> &str {
+        PROGRAM
+    }
+
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    fn bars(&self) -> &BarMap {
+        &self.bars
+    }
+
+    fn irqs(&self) -> Irqs {
+        Irqs { intx: 1, msi: 0, msix: 0, error: 0 }
+    }
+
+    fn read(&mut self, bar: u8, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
+        let read = self.qemu.access(At::Bar(bar, offset), Access::Read(out));
+        self.done("reading a register", read)
+    }
+
+    fn write(&mut self, bar: u8, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
+        let wrote = self.qemu.access(At::Bar(bar, offset), Access::Write(bytes));
+        self.done("writing a register", wrote)
+    }
+
+    fn read_config(&mut self, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
+        let read = self.qemu.access(At::Config(offset), Access::Read(out));
+        self.done("reading the configuration space", read)
+    }
+
+    fn write_config(&mut self, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
+        let wrote = self.qemu.access(At::Config(offset), Access::Write(bytes));
+        self.done("writing the configuration space", wrote)
+    }
+
+    fn map(&mut self, _iova: u64, _region: &Region) -> Result<(), HardwareError> {
+        self.done("mapping memory", Err("there is no IOMMU".to_owned()))
+    }
+
+    fn unmap(&mut self, _iova: u64, _len: u64) -> Result<(), HardwareError> {
+        Ok(())
+    }
+
+    fn wire(&mut self, irq: Irq, vector: u16, _wire: Wire) -> Result<(), WireError> {
+        Err(WireError::NoSuchVector { irq, vector })
+    }
+
+    fn listen(&mut self) -> Result<(), HardwareError> {
+        Ok(())
+    }
+
+    fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
+        Some(&self.bell)
+    }
+
+    fn heard(&mut self) -> bool {
+        false
+    }
+
+    fn unmask(&mut self) -> Result<(), HardwareError> {
+        Ok(())
+    }
+
+    fn reset(&mut self) -> Result<bool, HardwareError> {
+        Ok(false)
     }
 }
