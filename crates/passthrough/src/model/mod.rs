@@ -395,6 +395,8 @@ pub struct Card {
     pub address: (&'static str, &'static str),
     /// Count registers, low byte first.
     pub count: (&'static str, &'static str),
+    /// Registers that show which address a transfer has come to, low byte first. A command without a new address goes on there.
+    pub reached: (&'static str, &'static str),
     /// The command register, and its values that begin reading and writing.
     pub command: &'static str,
     /// Bits of the command that choose, and their values for reading and for writing.

@@ -187,7 +187,7 @@ fn hole_11_qemu_s_card_shows_nothing_of_a_predecessor() {
         let front = Front::new(monitor, Arc::new(HandCore::default())).expect("it starts");
         let mut dice = Dice::new(seed);
         let mut moved = 0;
-        let mut put = |register: u64, value: u8| {
+        let put = |register: u64, value: u8| {
             front.access(At::Bar(0, register), Access::Write(&[value])).expect("it is there");
         };
         for (register, value) in [(0, 0x21), (0x0e, 0x49), (0x0c, 0x20), (1, 0x4c), (2, 0x80), (0, 0x22)] {
@@ -279,7 +279,7 @@ where
 /// the device may change hands, which the guest that claims it has to live with.
 #[test]
 fn hole_12_claimed_states_are_held_against_the_registers() {
-    let mut driver = guest_with_ring(0x4c, 0x80, true);
+    let driver = guest_with_ring(0x4c, 0x80, true);
     driver.reach.hold().expect("reusable");
     let ne = driver.reach.save();
     let (watched, map, _lan) = rtl8139(Policies::default());

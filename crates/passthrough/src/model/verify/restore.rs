@@ -1,7 +1,7 @@
 //! Reset, halt, and what a saved device would miss.
 
 use super::{Look, subject};
-use crate::model::{Hook, RESET, Reads, Register, Restore, Writes};
+use crate::model::{Card, Hook, RESET, Reads, Register, Restore, Writes};
 
 impl Look<'_> {
     pub(super) fn restore(&mut self) {
@@ -111,6 +111,39 @@ impl Look<'_> {
         }
     }
 
+    /// The card's memory is filled through its data port, in words, and while there is no ring whose end the port would not go over.
+    fn filled(&mut self, card: &Card) {
+        let Some(at) = self.model.restore.iter().position(|step| *step == Restore::Card) else {
+            self.say("restore", "the card's memory is not put back", "list Card");
+            return;
+        };
+        let before = |name: &str| {
+            self.model.restore[..at].iter().rev().find_map(|step| match *step {
+                Restore::Value(own, value) if own == name => Some(Some(value)),
+                Restore::Saved(own, _) | Restore::With(own, ..) if own == name => Some(None),
+                _ => None,
+            })
+        };
+        let (start, stop) = (before(card.pages.start).flatten(), before(card.pages.stop).flatten());
+        let words = before(card.words.0).flatten();
+        if start.is_none() || start != stop {
+            let (first, end) = (card.pages.start, card.pages.stop);
+            self.say(
+                "restore",
+                "the data port does not reach all of the card's memory: it goes from the end of the ring to its beginning",
+                format!("list the same Value of {first} and {end} before Card, and Saved after it"),
+            );
+        }
+        if words.is_none_or(|value| value & card.words.1 == 0) {
+            let name = card.words.0;
+            self.say(
+                "restore",
+                "the card's memory is filled in words, and who was there may have left it in bytes",
+                format!("list a Value of {name} before Card"),
+            );
+        }
+    }
+
     /// Everything that guests can set is brought back, or somebody says why not.
     fn whole(&mut self) {
         let model = self.model;
@@ -137,8 +170,8 @@ impl Look<'_> {
                 self.say("restore", format!("ring {} is pointed at {times} times", ring.name), "do it once");
             }
         }
-        if model.card.is_some() && !model.restore.contains(&Restore::Card) {
-            self.say("restore", "the card's memory is not put back", "list Card");
+        if let Some(card) = &model.card {
+            self.filled(card);
         }
     }
 }
