@@ -319,7 +319,7 @@ impl Book {
 
 /// Entries shown before the first that differs, and of those that differ.
 const CONTEXT: usize = 16;
-const SHOWN: usize = 12;
+const SHOWN: usize = 24;
 
 /// An entry in one line.
 fn short(entry: &Entry) -> String {

@@ -124,19 +124,6 @@ impl Pages {
     }
 }
 
-impl super::Region {
-    /// Whether what is checked or hooked depends on its state. What else a state tells is whether the device may change hands.
-    pub fn guards(&self) -> bool {
-        let checks = |state: &super::State| -> Vec<_> {
-            let from = self.transitions.iter().filter(|edge| [super::ANY, state.name].contains(&edge.from));
-            let checked = from.filter(|edge| !edge.checks.is_empty());
-            checked.map(|edge| (edge.on, edge.given, edge.checks)).collect()
-        };
-        let Some((first, others)) = self.states.split_first() else { return false };
-        others.iter().any(|other| other.hooks != first.hooks || checks(other) != checks(first))
-    }
-}
-
 impl super::Card {
     /// Whether a guest may move `count` bytes that begin at `start`: they lie where [`Card::readable`](super::Card::readable) or
     /// [`writable`](super::Card::writable) allow it. `ring` is the receive ring in bytes, first and end: an address that reaches its

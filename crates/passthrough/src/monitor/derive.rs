@@ -1,8 +1,7 @@
 //! In which states a device is after it was brought back: derived from the writes that bring it back, on hardware that was reset, and
 //! not from what somebody says.
 //!
-//! A saved state tells the states of the model's regions. Where these decide what is checked and hooked ([`crate::model::Region::guards`]) a claim
-//! could let anything pass: that a word of the EEPROM is being read, while the guest has yet to say what is to be done; that a
+//! A saved state tells the states of the model's regions. As these decide what is checked and hooked, a claim could let anything pass: that a word of the EEPROM is being read, while the guest has yet to say what is to be done; that a
 //! transfer of some range was checked. So the same writes are played to a model of its own. What it says is what is saved, what a
 //! saved state is held against, and what is taken over.
 
@@ -85,12 +84,12 @@ impl<H: Hardware> Monitor<H> {
         Ok(())
     }
 
-    /// What a machine says, where a derived one knows better: the states of regions that guard something, and the registers that were
-    /// written. What else there is only tells whether the device may change hands.
+    /// What a machine says, with what a derived one knows better: the states of all regions but those that have to be told
+    /// ([`crate::model::StateModel::told`]), and the registers that were written.
     pub(super) fn corrected(&self, machine: &Machine, derived: &Machine) -> ModelStateV1 {
         let mut saved = machine.save();
-        for (region, (name, state)) in self.model.regions.iter().zip(derived.states()) {
-            if let Some((_, own)) = saved.states.iter_mut().find(|(own, _)| region.guards() && own == name) {
+        for (name, state) in derived.states().filter(|(name, _)| !self.model.told.contains(name)) {
+            if let Some((_, own)) = saved.states.iter_mut().find(|(own, _)| own == name) {
                 state.name.clone_into(own);
             }
         }
@@ -110,9 +109,8 @@ impl<H: Hardware> Monitor<H> {
 
     /// Holds what a state says of its regions against what was derived.
     pub(super) fn compare(&self, claimed: &Machine, derived: &Machine) -> Result<(), String> {
-        let regions = self.model.regions.iter().zip(claimed.states().zip(derived.states()));
-        for (_, ((name, claim), (_, state))) in regions.filter(|(region, _)| region.guards()) {
-            if claim.name != state.name {
+        for ((name, claim), (_, state)) in claimed.states().zip(derived.states()) {
+            if claim.name != state.name && !self.model.told.contains(&name) {
                 return Err(format!(
                     "region {name} is said to be in {}, and by its registers it is in {}",
                     claim.name, state.name

@@ -40,6 +40,8 @@ pub static MODEL: StateModel = StateModel {
     // Stopped, no transfer. What comes in on the wire after this is lost.
     halt: &[Restore::Value("CR", STP as u32 | ABORT)],
     restore: RESTORE,
+    // What lies on the card and waits. Nothing is being sent when it is brought back.
+    told: &["transmit", "receive"],
 };
 
 /// Of CR: stop, start, transmit; the field of the transfer, and its values read, write, send packet, abort (or complete).

@@ -136,7 +136,7 @@ fn hole_11_the_address_that_the_card_has_is_checked() {
         assert_eq!((driver.get(8), driver.get(9)), (Ok(0), Ok(0x80)), "the card is behind its memory");
         if n == 3 {
             driver.get(0x1f).expect("works");
-            put(&mut driver, &[(0x1f, 0), (0, 0x22), (0x0e, 0x49)]);
+            put(&mut driver, &[(0x1f, 0), (0x0e, 0x49), (0x0c, 0x20)]);
         }
         put(&mut driver, writes);
         assert_eq!(driver.reach.faults("card-outside"), 1, "way {n}");
@@ -275,8 +275,8 @@ where
     }
 }
 
-/// Regions whose state decides what is checked: a claim that the registers do not bear out is refused. The others only say whether
-/// the device may change hands, which the guest that claims it has to live with.
+/// A claim that the registers do not bear out is refused, but for regions that only say whether the device may change hands, which the
+/// guest that claims it has to live with.
 #[test]
 fn hole_12_claimed_states_are_held_against_the_registers() {
     let driver = guest_with_ring(0x4c, 0x80, true);

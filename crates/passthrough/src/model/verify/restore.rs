@@ -1,7 +1,7 @@
 //! Reset, halt, and what a saved device would miss.
 
 use super::{Look, subject};
-use crate::model::{Card, Hook, RESET, Reads, Register, Restore, Writes};
+use crate::model::{ANY, Card, Hook, RESET, Reads, Register, Restore, State, Writes};
 
 impl Look<'_> {
     pub(super) fn restore(&mut self) {
@@ -44,6 +44,7 @@ impl Look<'_> {
             self.step(step);
         }
         self.whole();
+        self.told();
     }
 
     fn step(&mut self, step: &Restore) {
@@ -141,6 +142,32 @@ impl Look<'_> {
                 "the card's memory is filled in words, and who was there may have left it in bytes",
                 format!("list a Value of {name} before Card"),
             );
+        }
+    }
+
+    /// What a region's state is told, and not derived, decides nothing but whether the device may change hands.
+    fn told(&mut self) {
+        for told in self.model.told {
+            let Some(region) = self.model.regions.iter().find(|region| region.name == *told) else {
+                self.say("told", format!("there is no region {told:?}"), "name one of the regions");
+                continue;
+            };
+            let Some((first, others)) = region.states.split_first() else { continue };
+            let checked = |state: &State| -> Vec<_> {
+                let from = region.transitions.iter().filter(|edge| [ANY, state.name].contains(&edge.from));
+                from.filter(|edge| !edge.checks.is_empty()).map(|edge| (edge.on, edge.given, edge.checks)).collect()
+            };
+            let least = checked(first);
+            for other in others {
+                let checks = checked(other);
+                if other.hooks != first.hooks || !least.iter().all(|check| checks.contains(check)) {
+                    self.say(
+                        "told",
+                        format!("who says that {told} is in {} gets round what {} checks", other.name, first.name),
+                        "make the checks of the first state in every state, or derive the region",
+                    );
+                }
+            }
         }
     }
 
