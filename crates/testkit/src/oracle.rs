@@ -243,6 +243,18 @@ impl Difference<'_> {
         }
     }
 
+    /// Words of memory that differ: where, theirs, ours.
+    pub fn words(&self) -> Vec<(u64, u32, u32)> {
+        let (Entry::Memory { at, bytes }, Entry::Memory { bytes: ours, .. }) = (self.theirs, self.ours)
+        else {
+            return Vec::new();
+        };
+        let word = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes);
+        let pairs = bytes.as_chunks::<4>().0.iter().zip(ours.as_chunks::<4>().0);
+        let places = (*at..).step_by(4).zip(pairs);
+        places.filter(|(_, (a, b))| a != b).map(|(at, (a, b))| (at, word(a), word(b))).collect()
+    }
+
     /// What was last written to the register at `offset`, if anything was.
     pub fn written(&self, offset: u64) -> Option<u32> {
         self.before.iter().rev().find_map(|entry| match entry {
@@ -300,11 +312,18 @@ impl Book {
             }
             count += 1;
             if count <= SHOWN {
-                wrong += &format!("    entry {at}: QEMU {}, ours {}\n", short(their), short(our));
+                let words: String = difference
+                    .words()
+                    .iter()
+                    .take(4)
+                    .map(|(at, a, b)| format!(" {at:#x}: {a:#x}, {b:#x};"))
+                    .collect();
+                wrong += &format!("    entry {at}: QEMU {}, ours {}{words}\n", short(their), short(our));
             }
         }
         if theirs.len() != ours.len() {
-            wrong += &format!("{script}, {whose:?}: {} entries of QEMU, {} of ours\n", theirs.len(), ours.len());
+            wrong +=
+                &format!("{script}, {whose:?}: {} entries of QEMU, {} of ours\n", theirs.len(), ours.len());
         }
         if wrong.is_empty() { Ok(()) } else { Err(format!("{wrong}    {count} in all")) }
     }
@@ -326,6 +345,7 @@ fn short(entry: &Entry) -> String {
     match entry {
         Entry::Read { at, width, value } => format!("read {at:x?}/{width} = {value:#x}"),
         Entry::Write { at, width, value } => format!("write {at:x?}/{width} = {value:#x}"),
+        Entry::Memory { at, bytes } => format!("{} bytes at {at:#x}", bytes.len()),
         other => format!("{other:02x?}"),
     }
 }

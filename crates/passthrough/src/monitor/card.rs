@@ -85,13 +85,14 @@ impl<H: Hardware> Monitor<H> {
         self.card_ring(|id| self.machine.value(id)).unwrap_or((0, 0))
     }
 
-    /// How many bytes the next access to the port has, of `wanted` that are left of one of the guest's of `width`. No more than was
-    /// checked is moved: there are cards that go on behind the count. And the end of the ring is met exactly: there are cards
-    /// that pass it otherwise.
+    /// How many bytes the next access to the port has, of `wanted` that are left of one of the guest's of `width`. None are moved that the
+    /// guest may not have: there are cards that go on behind the count. And the end of the ring is met exactly: there are
+    /// cards that pass it otherwise.
     fn port_step(&self, wanted: usize, width: usize) -> Option<usize> {
-        let Transfer { address, left, .. } = self.transfer.filter(|transfer| transfer.left > 0)?;
+        let Transfer { way, address, left } = self.transfer.filter(|transfer| transfer.left > 0)?;
         let end = self.ring_bytes().1;
-        let whole = left >= 4 && (address >= end || end - address >= 4);
+        let allowed = || left >= 4 || self.may_move(way, address, 4, |id| self.machine.value(id));
+        let whole = (address >= end || end - address >= 4) && allowed();
         match wanted {
             0 => None,
             4.. if whole => Some(4),

@@ -45,7 +45,8 @@ impl<H: Hardware> Monitor<H> {
                 self.play(&mut machine, register, value, strict)?;
             }
         }
-        if let (Some(transfer), Some(plan), Some(card)) = (grounds.transfer, self.plan.card, &self.model.card) {
+        if let (Some(transfer), Some(plan), Some(card)) = (grounds.transfer, self.plan.card, &self.model.card)
+        {
             let Transfer { way, address, left } = transfer;
             for ((low, high), value) in [(plan.address, address), (plan.count, left)] {
                 machine.note(low, value & 0xff);
@@ -64,7 +65,13 @@ impl<H: Hardware> Monitor<H> {
     }
 
     /// One write.
-    fn play(&self, machine: &mut Machine, register: RegisterId, value: u32, strict: bool) -> Result<(), String> {
+    fn play(
+        &self,
+        machine: &mut Machine,
+        register: RegisterId,
+        value: u32,
+        strict: bool,
+    ) -> Result<(), String> {
         let pending = machine.ask(Seen::Write { register, value });
         if strict {
             let name = machine.register(register).name;

@@ -71,7 +71,8 @@ impl<H: Hardware> Monitor<H> {
         let name = |id| self.machine.register(id).name.to_owned();
         // The states in which it will be when it was brought back, which whoever loads it derives as well.
         let derived = self.derive(parked.grounds(), false);
-        let machine = derived.map_or_else(|_| parked.machine.save(), |derived| self.corrected(&parked.machine, &derived));
+        let machine = derived
+            .map_or_else(|_| parked.machine.save(), |derived| self.corrected(&parked.machine, &derived));
         let saved = StateV1 {
             machine,
             registers: parked.registers.iter().map(|(id, value)| (name(*id), *value)).collect(),

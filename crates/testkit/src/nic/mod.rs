@@ -119,9 +119,13 @@ impl Lan {
         Self::plugged(|name, mac| PortOptions { mac: Some(mac), ..PortOptions::new(name) }, own, other)
     }
 
-    /// As a cable: every frame reaches the other end, whatever addresses it has.
-    pub fn cable() -> Self {
-        Self::plugged(|name, _| PortOptions { uplink: true, ..PortOptions::new(name) }, [0; 6], [0; 6])
+    /// As a cable to a neighbour of that address: every frame that it sends reaches the NIC, whoever it is for.
+    pub fn cable(other: Mac) -> Self {
+        let options = |name: &str, mac| match name {
+            "nic" => PortOptions { uplink: true, ..PortOptions::new(name) },
+            _ => PortOptions { mac: Some(mac), ..PortOptions::new(name) },
+        };
+        Self::plugged(options, other, other)
     }
 
     fn plugged(options: impl Fn(&str, Mac) -> PortOptions, own: Mac, other: Mac) -> Self {

@@ -62,7 +62,9 @@ fn guest_with_ring(start: u8, stop: u8, started: bool) -> Ne2k<Watched<Ne2000>> 
 
 #[test]
 fn hole_11_memory_beyond_the_ring_is_wiped() {
-    for (start, stop) in [(0x4c, 0x50), (0x4c, 0x60), (0x40, 0x7f), (0x4c, 0x80), (0x70, 0x50), (0, 0), (0x41, 0x41)] {
+    for (start, stop) in
+        [(0x4c, 0x50), (0x4c, 0x60), (0x40, 0x7f), (0x4c, 0x80), (0x70, 0x50), (0, 0), (0x41, 0x41)]
+    {
         for started in [false, true] {
             let mut driver = guest_with_ring(start, stop, started);
             driver.reach.turn();
@@ -73,7 +75,10 @@ fn hole_11_memory_beyond_the_ring_is_wiped() {
             let bytes = all(&mut driver, stop);
             assert_eq!(bytes.len(), 0x4000);
             let left = bytes.iter().filter(|byte| **byte == SECRET).count();
-            assert_eq!(left, 0, "ring {start:#x} to {stop:#x}, started: {started}: {left} bytes of another guest's");
+            assert_eq!(
+                left, 0,
+                "ring {start:#x} to {stop:#x}, started: {started}: {left} bytes of another guest's"
+            );
             assert!(driver.reach.reading().faults.is_empty(), "{:?}", driver.reach.reading().faults);
         }
     }
@@ -183,7 +188,8 @@ fn hole_11_qemu_s_card_shows_nothing_of_a_predecessor() {
         before.block_output(0x4000, &[SECRET; 0x8000]).expect("works");
         assert_eq!(before.block_input(0xbffc, 4).expect("works"), [SECRET; 4], "32 KiB");
         let board = Board::new(qemu, 0x100).expect("a card");
-        let monitor = Monitor::new(board, &ne2000_model::MODEL, Options::new("nic1")).expect("a card that works");
+        let monitor =
+            Monitor::new(board, &ne2000_model::MODEL, Options::new("nic1")).expect("a card that works");
         let front = Front::new(monitor, Arc::new(HandCore::default())).expect("it starts");
         let mut dice = Dice::new(seed);
         let mut moved = 0;
@@ -305,7 +311,10 @@ fn hole_12_claimed_states_are_held_against_the_registers() {
                     Ok(()) => assert!(!decide.contains(&region.name), "{what}: believed"),
                     Err(why) => {
                         assert!(decide.contains(&region.name), "{what}: {why}");
-                        assert!(why.contains(region.name) && why.contains(other.name) && why.contains(own), "{why}");
+                        assert!(
+                            why.contains(region.name) && why.contains(other.name) && why.contains(own),
+                            "{why}"
+                        );
                     }
                 }
             }
@@ -362,9 +371,30 @@ fn hole_12_what_was_saved_is_what_is_derived() {
             let (watched, _lan) = ne2000(Policies::default());
             let mut driver = Ne2k::new(watched);
             let script: &[(u64, u8)] = &[
-                (0, 0x21), (0x0e, 0x49), (10, 0), (11, 0), (0x0c, 0x20), (0x0d, 2), (1, 0x4c), (2, 0x80), (3, 0x4c),
-                (4, 0x40), (7, 0xff), (0, 0x61), (7, 0x4d), (0, 0x21), (0, 0x22), (0x0d, 0), (0x0c, 4), (10, 0x20),
-                (11, 0), (8, 0), (9, 0x41), (0, 0x12), (8, 4), (0, 0x21),
+                (0, 0x21),
+                (0x0e, 0x49),
+                (10, 0),
+                (11, 0),
+                (0x0c, 0x20),
+                (0x0d, 2),
+                (1, 0x4c),
+                (2, 0x80),
+                (3, 0x4c),
+                (4, 0x40),
+                (7, 0xff),
+                (0, 0x61),
+                (7, 0x4d),
+                (0, 0x21),
+                (0, 0x22),
+                (0x0d, 0),
+                (0x0c, 4),
+                (10, 0x20),
+                (11, 0),
+                (8, 0),
+                (9, 0x41),
+                (0, 0x12),
+                (8, 4),
+                (0, 0x21),
             ];
             put(&mut driver, &script[..steps]);
             if forced {

@@ -359,7 +359,10 @@ fn hole_12_what_is_told_decides_nothing() {
     let mut model = crate::ne2000::MODEL.clone();
     model.told = &["dma", "NONE"];
     let all = verify(&model).iter().map(|finding| format!("{finding}\n")).collect::<String>();
-    says(&all, &["who says that dma is in DmaRd gets round what Quiet checks", "there is no region \"NONE\""]);
+    says(
+        &all,
+        &["who says that dma is in DmaRd gets round what Quiet checks", "there is no region \"NONE\""],
+    );
     let mut model = crate::rtl8139::MODEL.clone();
     model.told = &["tally"];
     // Only what the first state checks must be checked everywhere.

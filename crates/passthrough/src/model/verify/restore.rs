@@ -155,7 +155,9 @@ impl Look<'_> {
             let Some((first, others)) = region.states.split_first() else { continue };
             let checked = |state: &State| -> Vec<_> {
                 let from = region.transitions.iter().filter(|edge| [ANY, state.name].contains(&edge.from));
-                from.filter(|edge| !edge.checks.is_empty()).map(|edge| (edge.on, edge.given, edge.checks)).collect()
+                from.filter(|edge| !edge.checks.is_empty())
+                    .map(|edge| (edge.on, edge.given, edge.checks))
+                    .collect()
             };
             let least = checked(first);
             for other in others {
@@ -163,7 +165,10 @@ impl Look<'_> {
                 if other.hooks != first.hooks || !least.iter().all(|check| checks.contains(check)) {
                     self.say(
                         "told",
-                        format!("who says that {told} is in {} gets round what {} checks", other.name, first.name),
+                        format!(
+                            "who says that {told} is in {} gets round what {} checks",
+                            other.name, first.name
+                        ),
                         "make the checks of the first state in every state, or derive the region",
                     );
                 }
