@@ -274,15 +274,16 @@ const STRANGER: [u8; 6] = [0x52, 0x54, 0, 0, 0, 9];
 /// Who is heard.
 fn filter(card: &mut Logged<'_>) -> Done {
     start(card, 0)?;
-    for rcr in [0x00, 0x04, 0x08, 0x0c, 0x10, 0x1c] {
+    let all: &[[u8; 6]] = &[[0xff; 6], OWN, STRANGER, GROUP];
+    for (rcr, station) in [(0x00, all), (0x04, all), (0x08, all), (0x0c, all), (0x10, &[OWN, STRANGER])] {
         for hash in [0x00, 0xff] {
             put(card, &[(CR, STOP | PAGE1)])?;
             for register in 8..16 {
                 put(card, &[(register, hash)])?;
             }
             put(card, &[(CURR, 0x4d), (CR, STOP), (BNRY, 0x4c), (ISR, 0xff), (CR, START), (RCR, rcr)])?;
-            for to in [[0xff; 6], OWN, STRANGER, GROUP] {
-                card.arrive(&frame(to, OTHER, &[rcr; 60]))?;
+            for to in station {
+                card.arrive(&frame(*to, OTHER, &[rcr; 60]))?;
                 put(card, &[(CR, START | PAGE1)])?;
                 let page = get(card, CURR)?;
                 put(card, &[(CR, START)])?;
@@ -421,6 +422,10 @@ fn odd(card: &mut Logged<'_>) -> Done {
     get(card, ISR)?;
     get(card, RESET)?;
     get(card, CR)?;
+    // A broadcast for a card that takes all physical addresses.
+    start(card, 0x10)?;
+    card.arrive(&frame([0xff; 6], OTHER, &[1; 100]))?;
+    get(card, ISR)?;
     // A frame that is left in the ring, and its interrupt acknowledged.
     start(card, 4)?;
     card.arrive(&frame([0xff; 6], OTHER, &[1; 100]))?;
@@ -546,6 +551,11 @@ const KNOWN: &[Known] = &[
         what: "the station address is that of the PROM",
         source: "ne2000_receive compares with the PROM; DP8390 10.12: with PAR0 to PAR5",
         explains: |d| d.script == "odd" && d.read(ISR) == Some((1, 0)) && d.written(1) == Some(0x77),
+    },
+    Known {
+        what: "who takes all physical addresses takes broadcasts too",
+        source: "ne2000_receive; DP8390 10.8: PRO is of physical addresses, AB of broadcasts",
+        explains: |d| d.script == "odd" && d.read(ISR) == Some((1, 0)) && d.written(RCR) == Some(0x10),
     },
     Known {
         what: "the reset port leaves the command register",

@@ -243,16 +243,19 @@ fn filter(card: &mut Logged<'_>) -> Done {
     let view = card.view();
     let mut driver = Cp::new(&mut *card, view, BASE);
     driver.open(OWN)?;
-    for rcr in [0x00u32, 0x01, 0x02, 0x04, 0x08, 0x0a, 0x0e, 0x0f] {
+    let all: &[[u8; 6]] = &[[0xff; 6], OWN, STRANGER, GROUP];
+    for (rcr, station) in
+        [(0x00u32, all), (0x02, all), (0x04, all), (0x08, all), (0x0a, all), (0x0e, all), (0x01, &[OWN, STRANGER])]
+    {
         for hash in [0, !0] {
             driver.put(MAR0, 4, hash)?;
             driver.put(MAR0 + 4, 4, hash)?;
             driver.put(RCR, 4, 0xe700 | rcr)?;
-            for to in [[0xff; 6], OWN, STRANGER, GROUP] {
-                driver.reach.arrive(&frame(to, OTHER, &[rcr as u8; 60]))?;
+            for to in station {
+                driver.reach.arrive(&frame(*to, OTHER, &[rcr as u8; 60]))?;
                 driver.get(ISR, 2)?;
-                driver.poll()?;
                 driver.reach.memory(BASE, RINGS / 2)?;
+                driver.poll()?;
             }
         }
     }
@@ -420,7 +423,11 @@ fn odd(card: &mut Logged<'_>) -> Done {
     driver.put(CR9346, 1, 0x80)?;
     driver.put(CR9346, 1, 0x88)?;
     driver.get(CR9346, 1)?;
-    driver.put(CR9346, 1, 0).map(drop)
+    driver.put(CR9346, 1, 0)?;
+    // A broadcast for a chip that takes all physical addresses.
+    driver.put(RCR, 4, 0xe701)?;
+    driver.reach.arrive(&frame([0xff; 6], OTHER, &[1; 100]))?;
+    driver.get(ISR, 2).map(drop)
 }
 
 /// Where QEMU's chip is not as ours. "Data sheet" is Realtek's of the RTL8139C+, revision 1.6; functions are QEMU 7.2's, hw/net/rtl8139.c.
@@ -476,7 +483,30 @@ const KNOWN: &[Known] = &[
     Known {
         what: "the EEPROM does not say that it is ready",
         source: "prom9346_set_wire; 93C46 data sheet: DO is high when it is selected and nothing is being programmed",
-        explains: |d| d.script == "odd" && d.read(CR9346) == Some((0x88, 0x89)),
+        explains: |d| {
+            let pins = |entry: &Entry| match entry {
+                Entry::Write { at: At::Bar(_, CR9346), value, .. } => Some(*value),
+                _ => None,
+            };
+            let selected = d.before.iter().rev().filter_map(pins).take_while(|value| value & 0x08 != 0);
+            let clocks = selected.filter(|value| value & 0x04 != 0).count();
+            let high = d.read(CR9346).is_some_and(|(theirs, ours)| theirs & 1 == 0 && ours == theirs | 1);
+            // A start bit, two of the command, six of the address.
+            high && clocks < 9 && ["odd", "driver"].contains(&d.script)
+        },
+    },
+    Known {
+        what: "who takes all physical addresses takes broadcasts too",
+        source: "rtl8139_do_receive; data sheet 5.9: AAP is of physical addresses, AB of broadcasts",
+        explains: |d| d.script == "odd" && d.read(ISR) == Some((1, 0)) && d.written(RCR) == Some(0xe701),
+    },
+    Known {
+        what: "RERID is the revision of the configuration space",
+        source: "rtl8139_io_readb, PCIRevisionID; data sheet 5.1: 10h",
+        explains: |d| {
+            let values = [(0x5e, (0x20, 0x10)), (0x5c, (0x20_0000, 0x10_0000))];
+            d.script == "power on" && values.iter().any(|(at, values)| d.read(*at) == Some(*values))
+        },
     },
     Known {
         what: "after power-on the reset bit stays until something is written",
