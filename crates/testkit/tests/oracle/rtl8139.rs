@@ -244,9 +244,15 @@ fn filter(card: &mut Logged<'_>) -> Done {
     let mut driver = Cp::new(&mut *card, view, BASE);
     driver.open(OWN)?;
     let all: &[[u8; 6]] = &[[0xff; 6], OWN, STRANGER, GROUP];
-    for (rcr, station) in
-        [(0x00u32, all), (0x02, all), (0x04, all), (0x08, all), (0x0a, all), (0x0e, all), (0x01, &[OWN, STRANGER])]
-    {
+    for (rcr, station) in [
+        (0x00u32, all),
+        (0x02, all),
+        (0x04, all),
+        (0x08, all),
+        (0x0a, all),
+        (0x0e, all),
+        (0x01, &[OWN, STRANGER]),
+    ] {
         for hash in [0, !0] {
             driver.put(MAR0, 4, hash)?;
             driver.put(MAR0 + 4, 4, hash)?;
