@@ -10,7 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use pci::{ModelCommand, PciAdd, PciCommand, PciWatch};
 
 use crate::size::Size;
-use crate::spec::{DirectWord, EngineWord, LinkWord, Mac, MannersWord, NotifyWord, VlanSpec};
+use crate::spec::{DirectWord, EngineWord, FormatWord, LinkWord, Mac, MannersWord, NotifyWord, VlanSpec};
 
 /// Serves virtual machines' disks and NICs by polling, on I/O cores of their own.
 #[derive(Debug, Parser)]
@@ -282,6 +282,9 @@ pub struct BackingArgs {
     /// Memory of the daemon, of this size; its content goes with the daemon
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<Size>,
+    /// Say that the image is raw whatever it looks like: one with the bytes of another format is refused otherwise
+    #[arg(long, value_name = "FORMAT", conflicts_with = "memory")]
+    pub format: Option<FormatWord>,
     /// Whether the image's I/O goes past the host's page cache
     #[arg(long, value_name = "WHEN", conflicts_with = "memory")]
     pub direct: Option<DirectWord>,

@@ -18,6 +18,7 @@ fn record(name: &str, configured: bool) -> DiskRecord {
         now: spec,
         moved: BTreeMap::new(),
         bytes: None,
+        image: None,
     }
 }
 

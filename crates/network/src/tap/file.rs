@@ -24,6 +24,13 @@ const TUN_F_TSO_ECN: u32 = 0x08;
 const TUN_F_USO4: u32 = 0x20;
 const TUN_F_USO6: u32 = 0x40;
 
+/// Whether the host has an interface of that name, in the network namespace of this thread.
+pub fn interface_exists(name: &str) -> bool {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    socket.is_ok_and(|socket| netdevice::name_to_index(socket, name).is_ok())
+}
+
 /// Opens the device called `name`; says what it takes.
 pub(super) fn open(name: &str) -> Result<(OwnedFd, Takes), NetworkError> {
     let os =

@@ -23,6 +23,7 @@ use crate::offload::Takes;
 use crate::port::{Port, PortOptions, PortReading};
 use crate::switch::Switch;
 use eyes::Eyes;
+pub use file::interface_exists;
 use poller::TapPoller;
 
 /// A TAP device that is plugged into a switch: a device without a guest, with one queue. It is run as any other
