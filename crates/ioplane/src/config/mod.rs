@@ -287,10 +287,9 @@ fn access(reader: &mut Reader<'_, '_>) -> Access {
 /// The number of a group, from its name, wherever this host has its groups from, or from its number. May block: a directory may be
 /// asked over a network.
 fn group(name: &str) -> Result<u32, String> {
-    match nix::unistd::Group::from_name(name) {
-        Ok(Some(group)) => Ok(group.gid.as_raw()),
-        Ok(None) => name.parse().map_err(|_| format!("there is no group {name:?}")),
-        Err(error) => name.parse().map_err(|_| format!("looking for the group {name:?}: {}", error.desc())),
+    match uzers::get_group_by_name(name) {
+        Some(group) => Ok(group.gid()),
+        None => name.parse().map_err(|_| format!("there is no group {name:?}")),
     }
 }
 

@@ -91,6 +91,9 @@ pub struct Entries {
     /// Configured PCI functions that were removed at run time, as they were configured.
     #[serde(default)]
     pub removed_functions: BTreeMap<String, FunctionSpec>,
+    /// TAP devices that the daemon has made, by name, with the numbers that they got then.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub taps: BTreeMap<String, u32>,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -25,6 +25,7 @@ mod serve;
 mod served;
 mod shelf;
 mod switches;
+mod taps;
 #[cfg(test)]
 mod tests;
 mod twin;
@@ -110,6 +111,7 @@ impl Daemon {
             functions: daemon.to_serve::<Card>()?,
         };
         daemon.settle(&daemon.config());
+        taps::sweep(&daemon.ledger);
         Ok((Arc::new(daemon), start))
     }
 
@@ -316,6 +318,18 @@ impl Daemon {
     async fn stop(&self) {
         tokio::join!(self.disks.stop(), self.nics.stop(), self.functions.stop());
         self.switches.stop().await;
+    }
+
+    /// Takes away what the daemon made for something that is no more.
+    async fn sweep(&self) {
+        let ledger = self.ledger.clone();
+        let swept = served::blocking(move || {
+            taps::sweep(&ledger);
+            Ok(())
+        });
+        if let Err(error) = swept.await {
+            tracing::error!(%error, "taking TAP devices away");
+        }
     }
 
     /// How everything is. Everything is asked at once: it takes as long as the slowest answer, a second at most.

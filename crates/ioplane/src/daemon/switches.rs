@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ioplane_device::{QueueSet, Quiescent, Running};
-use ioplane_network::{NetworkError, Port, PortOptions, PortReading, Switch, SwitchSettings, Tap};
+use ioplane_network::{NetworkError, Port, PortOptions, PortReading, Switch, SwitchSettings, Tap, interface};
 
 use super::cores::Seating;
 use super::ground::Ground;
@@ -145,8 +145,11 @@ impl Switches {
         let (switch, spec, old) = {
             let mut slots = self.slots();
             let slot = slots.get_mut(name)?;
-            let deleted = slot.is_deleted() && !make;
-            let there = slot.record.now.uplink.as_deref().is_some_and(ioplane_network::interface_exists);
+            let uplink = slot.record.now.uplink.clone().unwrap_or_default();
+            let there = interface(&uplink).is_some();
+            // One that the daemon made stays, unless somebody deletes it: a predecessor may have seen that.
+            let ours = self.ground.ledger.entries().taps.contains_key(&uplink);
+            let deleted = (slot.is_deleted() || ours) && !make;
             if slot.trouble().is_none() || deleted && !there {
                 slot.trying = false;
                 slot.failed = slot.trouble().map(|trouble| trouble.again(trouble.why.clone()));
@@ -201,6 +204,7 @@ impl Switches {
             self.ground.cores.check(core)?;
         }
         let tap = Tap::open(name, switch, PortOptions::new(name))?;
+        super::taps::keep(name, &tap, &self.ground.ledger)?;
         let running = Quiescent::new(tap).resume(&self.seating(spec.core)).map_err(|refused| {
             Refusal::failed(format!("uplink {name}: {}", refused.error), "see `ioplane core list`")
         })?;

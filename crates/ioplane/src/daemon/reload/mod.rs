@@ -236,6 +236,7 @@ impl Daemon {
             }
         }
         self.settle(config);
+        self.sweep().await;
         if failed.is_empty() { Ok(done) } else { Err(Problems::new(&config.file, failed)) }
     }
 
