@@ -131,7 +131,8 @@ pub enum ExitsCommand {
 /// What is watched, how long, and what names are made of.
 #[derive(Debug, Args)]
 pub struct WatchArgs {
-    /// The VM, by its VMM's name for it or by process number [default: the only one]
+    /// The VM, by its VMM's name for it or by process number; digits alone are a number, name:7 and pid:7 say which [default: the
+    /// only one]
     #[arg(long, value_name = "NAME|PID")]
     pub vm: Option<String>,
     /// How long to watch

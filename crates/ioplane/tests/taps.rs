@@ -59,7 +59,7 @@ impl Drop for World {
 fn hole_19_a_tap_keeps_its_bridge_across_a_crash() {
     let Some(world) = World::new() else { return };
     let config = "[[switch]]\nname = \"lan\"\nuplink = \"tap7\"\n\
-                  [[pci]]\nname = \"card\"\nmodel = \"rtl8139\"\ntap = \"tap8\"\n";
+                  [[pci]]\nname = \"card\"\nemulate = \"rtl8139\"\ntap = \"tap8\"\n";
     let mut house = world.start(House::new(config));
     house.until(|| world.link("tap7").is_some() && world.link("tap8").is_some());
     // As the administrator does once it is there.
