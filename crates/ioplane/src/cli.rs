@@ -10,7 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use pci::{ModelCommand, PciAdd, PciCommand, PciWatch};
 
 use crate::size::Size;
-use crate::spec::{DirectWord, EngineWord, LinkWord, Mac, MannersWord, NotifyWord, VlanSpec};
+use crate::spec::{DirectWord, EngineWord, FormatWord, LinkWord, Mac, MannersWord, NotifyWord, VlanSpec};
 
 /// Serves virtual machines' disks and NICs by polling, on I/O cores of their own.
 #[derive(Debug, Parser)]
@@ -131,7 +131,8 @@ pub enum ExitsCommand {
 /// What is watched, how long, and what names are made of.
 #[derive(Debug, Args)]
 pub struct WatchArgs {
-    /// The VM, by its VMM's name for it or by process number [default: the only one]
+    /// The VM, by its VMM's name for it or by process number; digits alone are a number, name:7 and pid:7 say which [default: the
+    /// only one]
     #[arg(long, value_name = "NAME|PID")]
     pub vm: Option<String>,
     /// How long to watch
@@ -282,6 +283,9 @@ pub struct BackingArgs {
     /// Memory of the daemon, of this size; its content goes with the daemon
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<Size>,
+    /// Say that the image is raw whatever it looks like: one with the bytes of another format is refused otherwise
+    #[arg(long, value_name = "FORMAT", conflicts_with = "memory")]
+    pub format: Option<FormatWord>,
     /// Whether the image's I/O goes past the host's page cache
     #[arg(long, value_name = "WHEN", conflicts_with = "memory")]
     pub direct: Option<DirectWord>,

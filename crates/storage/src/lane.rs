@@ -201,6 +201,17 @@ pub enum StorageError {
         /// What is wrong with it.
         why: String,
     },
+    /// It looks like an image of another format.
+    #[error(
+        "{image} looks like a {format} image, and would be served as it stands, as raw: convert it (qemu-img convert -O raw \
+         {image} RAW), or say that it is raw (format = raw) if its guest wrote that itself"
+    )]
+    NotRaw {
+        /// The image.
+        image: String,
+        /// What it looks like.
+        format: crate::ImageFormat,
+    },
     /// Not something that can be a disk, or not in the way asked for.
     #[error("{image}: {why}")]
     Unsuitable {

@@ -25,7 +25,7 @@ mod limbo;
 mod lock;
 mod memory;
 
-pub use file::{Direct, Engine, EngineChoice, FileBacking, FileOptions, Waiting};
+pub use file::{Direct, Engine, EngineChoice, FileBacking, FileOptions, ImageFormat, ImageId, Raw, Waiting};
 pub use holder::Holder;
 pub use lane::{Backing, BackingInfo, Fault, Lane, MAX_RANGES, Op, Outcome, StorageError, Submitted, Tag};
 pub use memory::MemoryBacking;

@@ -10,6 +10,7 @@ use ioplane_virtio::net::{Net, NetOptions};
 use super::Daemon;
 use super::ground::Ground;
 use super::ledger::{Entries, NicRecord};
+use super::retry::Trouble;
 use super::served::{Kind, Note, Queued, Served};
 use super::shelf::Shelf;
 use super::switches::Switches;
@@ -145,13 +146,14 @@ impl Kind for Nic {
         report
     }
 
-    fn blank(record: &NicRecord, socket: PathBuf, state: ServedState, why: Option<&Refusal>) -> NicReport {
+    fn blank(record: &NicRecord, socket: PathBuf, state: ServedState, why: Option<&Trouble>) -> NicReport {
         let spec = &record.now;
         NicReport {
             name: spec.name.clone(),
             state,
-            error: why.map(|why| why.error.clone()),
-            remedy: why.map(|why| why.remedy.clone()),
+            error: why.map(|trouble| trouble.why.error.clone()),
+            remedy: why.map(|trouble| trouble.why.remedy.clone()),
+            retry: why.map(Trouble::report),
             origin: record.origin().to_owned(),
             connected: false,
             connections: 0,

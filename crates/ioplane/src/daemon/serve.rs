@@ -135,6 +135,7 @@ async fn attend(
             let _ = leaving.wait_for(Option::is_some).await;
         }
     };
+    tokio::spawn(daemon.clone().retry());
     let router = api::router(daemon.clone());
     let mut api = tokio::spawn(axum::serve(listener, router).with_graceful_shutdown(until()).into_future());
     let metrics = metrics.map(|listener| {

@@ -12,14 +12,15 @@ use ioplane_virtio::VirtioDevice;
 use super::Daemon;
 use super::ground::Ground;
 use super::ledger::{Entries, Ledger, Record};
+use super::retry::Trouble;
 use super::shelf::Shelf;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 use crate::report::ServedState;
 use crate::spec::ServedSpec;
 
-/// How long a report waits for a device that is busy with a change.
-const GLANCE: Duration = Duration::from_secs(1);
+/// How long a report waits for what a device that is busy with a change says; all are asked at once.
+pub(super) const GLANCE: Duration = Duration::from_secs(1);
 
 /// One kind of thing that is served on a socket of its own.
 pub trait Kind: Send + Sync + Sized + 'static {
@@ -90,7 +91,7 @@ pub trait Kind: Send + Sync + Sized + 'static {
         record: &Record<Self::Spec>,
         socket: PathBuf,
         state: ServedState,
-        why: Option<&Refusal>,
+        why: Option<&Trouble>,
     ) -> Self::Report;
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{PortReport, ServedState, VmReport};
+use super::{PortReport, RetryReport, ServedState, VmReport};
 
 /// What a function does just now, as far as its owners can tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +44,9 @@ pub struct FunctionReport {
     pub error: Option<String>,
     /// What to do about that.
     pub remedy: Option<String>,
+    /// When it is tried again.
+    #[serde(default)]
+    pub retry: Option<RetryReport>,
     /// `config`, or `added` at run time.
     pub origin: String,
     /// A VMM is connected.

@@ -66,6 +66,13 @@ words! {
 }
 
 words! {
+    /// The format of an image, where it is stated.
+    FormatWord, Raw,
+    /// Raw, whatever its content looks like.
+    Raw "raw",
+}
+
+words! {
     /// Whether an image's I/O goes past the page cache.
     DirectWord, Auto,
     /// Where it can.
@@ -107,6 +114,9 @@ pub enum BackingSpec {
     File {
         /// Absolute.
         path: PathBuf,
+        /// If it is left out, an image that looks like one of another format than raw is refused.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        format: Option<FormatWord>,
         /// Past the page cache or not.
         direct: DirectWord,
         /// Who does the I/O.
@@ -164,6 +174,7 @@ pub struct DiskSpec {
 pub struct DiskForm {
     pub path: Option<PathBuf>,
     pub memory: Option<Size>,
+    pub format: Option<FormatWord>,
     pub read_only: Option<bool>,
     pub serial: Option<String>,
     pub queues: Option<u64>,
@@ -307,11 +318,17 @@ impl DiskForm {
         let backing = match (self.path, self.memory) {
             (Some(path), None) => Some(BackingSpec::File {
                 path,
+                format: self.format,
                 direct: self.direct.unwrap_or_default(),
                 engine: self.engine.unwrap_or_default(),
             }),
             (None, Some(Size(bytes))) => {
-                for (field, given) in [("direct", self.direct.is_some()), ("engine", self.engine.is_some())] {
+                let fields = [
+                    ("format", self.format.is_some()),
+                    ("direct", self.direct.is_some()),
+                    ("engine", self.engine.is_some()),
+                ];
+                for (field, given) in fields {
                     if given {
                         let reason = format!("{field} says nothing about a disk in memory");
                         flaws.push(Flaw::new(field, reason, "leave it out, or give path"));
@@ -416,7 +433,10 @@ impl ServedSpec for DiskSpec {
     }
 
     fn same_content(one: &Self, other: &Self) -> bool {
-        one.backing == other.backing
+        match (&one.backing, &other.backing) {
+            (BackingSpec::File { path, .. }, BackingSpec::File { path: other, .. }) => path == other,
+            (one, other) => one == other,
+        }
     }
 
     fn three_way(base: &Self, configured: &Self, now: &Self) -> Self {

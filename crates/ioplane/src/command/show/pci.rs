@@ -51,11 +51,7 @@ pub fn functions(functions: &[FunctionReport]) -> String {
 /// What is wrong with it.
 fn complaints(function: &FunctionReport) -> String {
     let name = &function.name;
-    let mut text = String::new();
-    if let Some(error) = &function.error {
-        text.push_str(&format!("{name}: {error}\n"));
-        text.extend(function.remedy.iter().map(|remedy| format!("  to do: {remedy}\n")));
-    }
+    let mut text = super::trouble(name, &function.error, &function.remedy, function.retry);
     if let Some(watch) = &function.watch
         && watch.stopped
     {

@@ -15,6 +15,7 @@ pub fn function(name: &str) -> FunctionReport {
         state: ServedState::Served,
         error: None,
         remedy: None,
+        retry: None,
         origin: "added".to_owned(),
         connected: false,
         connections: 0,

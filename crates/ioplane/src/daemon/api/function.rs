@@ -45,6 +45,7 @@ pub async fn remove(
     whole(daemon.may_change()?, async move {
         let card = daemon.functions.served(&name).ok();
         daemon.functions.remove(&name, force, true).await?;
+        daemon.sweep().await;
         let mut lines = vec![format!("PCI function {name} removed")];
         lines.extend(card.and_then(|card| card.complaint()));
         json(DoneReport { done: lines })

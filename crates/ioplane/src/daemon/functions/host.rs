@@ -81,7 +81,9 @@ pub fn open(
             "add it with --mode passthrough, or write a model: docs/guide/models.md",
         ));
     }
-    let lease = Lease::take(root, address, leases, forced)?;
+    // From here on drivers let go of it: whoever could not be served so is not tried again every minute.
+    let once = |refused: Refusal| Refusal { retry: false, ..refused };
+    let lease = Lease::take(root, address, leases, forced).map_err(|error| once(error.into()))?;
     let opened =
         Vfio::open(root, address).map_err(|error| refuse(&error)).and_then(|vfio| match (mode, model) {
             (ModeWord::Virtual, Some(model)) => watch(name, vfio, model, on_fault),
@@ -96,8 +98,8 @@ pub fn open(
             Ok(Opened { body, after: vec![give_back] })
         }
         Err(refused) => match lease.give_back() {
-            Ok(()) => Err(refused),
-            Err(more) => Err(Refusal { error: format!("{}; and {more}", refused.error), ..refused }),
+            Ok(()) => Err(once(refused)),
+            Err(more) => Err(Refusal { error: format!("{}; and {more}", refused.error), ..once(refused) }),
         },
     }
 }
