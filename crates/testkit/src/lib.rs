@@ -5,6 +5,7 @@ pub mod conformance;
 pub mod crash;
 pub mod driver;
 pub mod front;
+pub mod fuse;
 pub mod hand;
 pub mod nic;
 pub mod simulated;
