@@ -237,7 +237,6 @@ mod wire {
     pub const MOST: usize = 128 << 10;
     const ASYNC_READ: u32 = 1 << 0;
     const BIG_WRITES: u32 = 1 << 5;
-    const ASYNC_DIO: u32 = 1 << 15;
     /// Bit of `valid` of a change of attributes.
     pub const SIZE: u32 = 1 << 3;
     const DIRECTORY: u32 = 0o040_755;
@@ -264,7 +263,8 @@ mod wire {
     /// `fuse_init_out` of version 7.31.
     pub fn init() -> Vec<u8> {
         let background = u32::from_ne_bytes([64, 0, 48, 0]);
-        let flags = ASYNC_READ | BIG_WRITES | ASYNC_DIO;
+        // Not ASYNC_DIO: with that Linux makes EIO of every short direct write.
+        let flags = ASYNC_READ | BIG_WRITES;
         let mut out = vec![7, 31, 128 << 10, flags, background, MOST as u32, 1];
         out.resize(16, 0);
         words(&out)
