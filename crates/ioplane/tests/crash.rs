@@ -115,7 +115,8 @@ fn slow_then_fast(kind: Kind, slow: &SlowDisk, rounds: u32, without_fence: bool)
         victim.kill();
         if round % 2 == 1 {
             let mut second = house.victim("file", &without);
-            let _ = load.connect(&mut second, Duration::from_millis(load.between(50, 300)));
+            let gap = Duration::from_millis(load.between(50, 300));
+            let _ = load.connect(&mut second, gap);
             second.kill();
         }
         let mut victim = house.victim("file", &without);

@@ -7,6 +7,7 @@ pub mod driver;
 pub mod front;
 pub mod fuse;
 pub mod hand;
+pub mod hostile;
 pub mod nic;
 pub mod simulated;
 pub mod slow;
