@@ -285,8 +285,10 @@ mod wire {
         [longs(&[node, 0, LIFE, LIFE, 0]), attr(node, Some(size))].concat()
     }
 
-    pub fn open_out() -> Vec<u8> {
-        vec![0; 16]
+    /// Past the page cache (FOPEN_DIRECT_IO) if it was opened so: otherwise Linux writes the rest of a short write through it.
+    pub fn open_out(flags: u32) -> Vec<u8> {
+        let direct = u32::from(flags & libc::O_DIRECT as u32 != 0);
+        [longs(&[0]), words(&[direct, 0])].concat()
     }
 
     pub fn write_out(size: usize) -> Vec<u8> {
@@ -346,7 +348,7 @@ fn answer(state: &Mutex<State>, opcode: u32, node: u64, body: &[u8]) -> Result<V
             }
             Ok(attributes())
         }
-        wire::OPEN => Ok(wire::open_out()),
+        wire::OPEN => Ok(wire::open_out(wire::u32_at(body, 0))),
         wire::STATFS => Ok(wire::statfs_out()),
         wire::RELEASE | wire::FLUSH => Ok(Vec::new()),
         wire::READ => read(state, wire::u64_at(body, 8) as usize, wire::u32_at(body, 16) as usize),
