@@ -25,7 +25,9 @@ fn main() -> Result<()> {
         ["check", log, bytes, disk, count, least, ref device @ ..] => {
             check(log, bytes.parse()?, disk, count.parse()?, least.parse()?, device.first().copied())
         }
-        _ => bail!("stamps write PORT ROUNDS COUNT DISK=MAPPER... | check LOG BYTES DISK COUNT MINIMUM [DEVICE]"),
+        _ => bail!(
+            "stamps write PORT ROUNDS COUNT DISK=MAPPER... | check LOG BYTES DISK COUNT MINIMUM [DEVICE]"
+        ),
     }
 }
 

@@ -73,7 +73,10 @@ fn a_hostile_neighbour_harms_itself_alone() -> Result<()> {
             evil.totals.faults, evil.front_end_faults
         ));
         // Each act of the first six is one fault; the last may still have been under way.
-        ensure!(acts >= 2 * ROUND && evil.totals.faults + ROUND >= acts / ROUND * SPOILS.len() as u64, "not all was counted: {evil:?}");
+        ensure!(
+            acts >= 2 * ROUND && evil.totals.faults + ROUND >= acts / ROUND * SPOILS.len() as u64,
+            "not all was counted: {evil:?}"
+        );
         ensure!(evil.front_end_faults.len() >= 2, "connections ended without a name: {evil:?}");
         ensure!(
             good.totals.faults == 0 && good.front_end_faults.is_empty(),

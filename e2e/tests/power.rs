@@ -70,7 +70,9 @@ fn the_power_may_fail_at_any_flush() -> Result<()> {
         MINUTE,
     )?;
     let disk = |name: &str, path: &str, engine: &str| {
-        format!("[[disk]]\nname = \"{name}\"\nserial = \"{name}\"\npath = \"{path}\"\nengine = \"{engine}\"\n")
+        format!(
+            "[[disk]]\nname = \"{name}\"\nserial = \"{name}\"\npath = \"{path}\"\nengine = \"{engine}\"\n"
+        )
     };
     let core = "[[core]]\nnotify = \"notified\"\n";
     let honest = disk("raw", "/dev/mapper/raw", "io_uring") + &disk("file", "/tmp/ext4/file", "threads");

@@ -81,8 +81,10 @@ fn no_guest_can_tell_at_which_moment_its_daemon_was_killed() {
 /// What no campaign may pass: the same without the journal.
 #[test]
 fn without_the_journal_the_daemons_guests_can_tell() {
-    for kind in [Kind { packed: false, cores: 1, engine: "io_uring" }, Kind { packed: true, cores: 2, engine: "threads" }]
-    {
+    for kind in [
+        Kind { packed: false, cores: 1, engine: "io_uring" },
+        Kind { packed: true, cores: 2, engine: "threads" },
+    ] {
         let house = kind.house("disk.img");
         house.image("disk.img", CrashLoad::image_bytes(QUEUES));
         let mut load = kind.load(3);
@@ -103,7 +105,8 @@ fn slow_then_fast(kind: Kind, slow: &SlowDisk, rounds: u32, without_fence: bool)
     let house = kind.house(slow.device());
     let mut load = kind.load(0x510);
     load.lost_after = Duration::from_secs(30);
-    let without: Vec<_> = without_fence.then(|| ("IOPLANE_WITHOUT_FENCE", "1".to_owned())).into_iter().collect();
+    let without: Vec<_> =
+        without_fence.then(|| ("IOPLANE_WITHOUT_FENCE", "1".to_owned())).into_iter().collect();
     for round in 0..rounds {
         let mut victim = house.victim("file", &without);
         load.connect(&mut victim, PATIENCE)?.ok_or("the slow daemon died")?;
@@ -135,7 +138,10 @@ fn slow_disk(folder: &std::path::Path) -> Option<SlowDisk> {
         Ok(slow) => Some(slow),
         Err(why) => {
             // Past the harness, which keeps what passing tests print to itself.
-            let _ = writeln!(std::io::stderr(), "SKIPPED: kills of the daemon on a slow disk were NOT tested: {why}");
+            let _ = writeln!(
+                std::io::stderr(),
+                "SKIPPED: kills of the daemon on a slow disk were NOT tested: {why}"
+            );
             None
         }
     }
@@ -143,11 +149,14 @@ fn slow_disk(folder: &std::path::Path) -> Option<SlowDisk> {
 
 #[test]
 fn a_daemon_waits_for_what_the_dead_one_left_on_a_slow_disk() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let Some(slow) = slow_disk(folder.path()) else { return };
     let rounds = (kills() / 24).max(2);
-    for kind in [Kind { packed: false, cores: 1, engine: "io_uring" }, Kind { packed: true, cores: 2, engine: "threads" }]
-    {
+    for kind in [
+        Kind { packed: false, cores: 1, engine: "io_uring" },
+        Kind { packed: true, cores: 2, engine: "threads" },
+    ] {
+        // A disk of zeros for each.
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let Some(slow) = slow_disk(folder.path()) else { return };
         let answered =
             slow_then_fast(kind, &slow, rounds, false).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
         println!("{kind:?}: {answered} requests over {rounds} rounds on a slow disk");

@@ -43,24 +43,30 @@ impl Guest {
         let mut front = Front::connect(&house.path(&format!("{name}.sock")), wants).unwrap();
         let mut memory = GuestMemory::new(8 * MIB).unwrap();
         let plan = PairPlan { sending, ..PairPlan::mergeable(RingMode::of(front.features())) };
-        let mut pair = Pair::new(&mut memory, plan).unwrap();
+        let pair = Pair::new(&mut memory, plan).unwrap();
         front.share(&memory).unwrap();
-        for (index, place) in (0..).zip(pair.places()) {
-            front.start(index, &memory, place, 0).unwrap();
+        let mut guest = Guest { front, pair, memory };
+        guest.start();
+        guest.pair.fill();
+        guest.front.kick(0);
+        guest
+    }
+
+    /// Starts both rings where the driver says that they are.
+    fn start(&mut self) {
+        let bases = [self.pair.rx().base(), self.pair.tx().base()];
+        for (index, (place, base)) in (0..).zip(self.pair.places().into_iter().zip(bases)) {
+            self.front.start(index, &self.memory, place, base).unwrap();
         }
-        pair.fill();
-        front.kick(0);
-        Guest { front, pair, memory }
     }
 
     /// The daemon has died and is there again: as QEMU does, which knows nothing but the used indexes.
     fn plug_in_again(&mut self, house: &House, name: &str) {
         self.front.reconnect(&house.path(&format!("{name}.sock"))).unwrap();
         self.front.share(&self.memory).unwrap();
-        let bases = [self.pair.rx().base(), self.pair.tx().base()];
-        for (index, (place, base)) in (0..).zip(self.pair.places().into_iter().zip(bases)) {
-            self.front.start(index, &self.memory, place, base).unwrap();
-            self.front.kick(index);
+        self.start();
+        for queue in 0..2 {
+            self.front.kick(queue);
         }
     }
 
@@ -70,10 +76,7 @@ impl Guest {
             self.front.stop(queue).unwrap();
         }
         self.pair.reset().unwrap();
-        let bases = [self.pair.rx().base(), self.pair.tx().base()];
-        for (index, (place, base)) in (0..).zip(self.pair.places().into_iter().zip(bases)) {
-            self.front.start(index, &self.memory, place, base).unwrap();
-        }
+        self.start();
         self.pair.fill();
         self.front.kick(0);
     }

@@ -297,7 +297,10 @@ fn a_death_that_leaves_nobody_is_a_crash_like_any_other() {
         assert_eq!(disk["front_end_faults"], serde_json::json!({}), "{death}: {disk}");
         assert_eq!(disk["totals"]["faults"], 0, "{death}: {disk}");
         let requests = &disk["totals"]["requests"];
-        println!("{death}: a new daemon has answered {requests}, {} of them again", disk["totals"]["replayed"]);
+        println!(
+            "{death}: a new daemon has answered {requests}, {} of them again",
+            disk["totals"]["replayed"]
+        );
     }
 }
 

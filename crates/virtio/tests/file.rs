@@ -67,7 +67,10 @@ impl Stage {
             Ok(disk) => Some(disk),
             Err(why) => {
                 // Past the harness, which keeps what passing tests print to itself.
-                let _ = writeln!(std::io::stderr(), "SKIPPED: disks on a real file that fails were NOT tested: {why}");
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "SKIPPED: disks on a real file that fails were NOT tested: {why}"
+                );
                 None
             }
         }
@@ -118,7 +121,8 @@ fn a_flush_reaches_the_disk() {
             // It takes its time: an answer that does not wait for it comes too early.
             let slow = How::Slow(Duration::from_millis(10));
             disk.troubles(&[Trouble { call: Call::Sync, bytes: 0..0, how: slow, times: u32::MAX }]);
-            durable_when_acknowledged(way, &disk, cache).unwrap_or_else(|why| panic!("{way:?}, {cache}: {why}"));
+            durable_when_acknowledged(way, &disk, cache)
+                .unwrap_or_else(|why| panic!("{way:?}, {cache}: {why}"));
         }
     }
 }
@@ -178,7 +182,10 @@ fn what_was_flushed_to_a_file_survives_a_power_cut_at_every_flush() {
                     let zeros = vec![0; BLOCK];
                     let holds = |round: u8| if round == 0 { zeros.clone() } else { stamp(block, round) };
                     if durable[block] == newest[block] {
-                        assert!(bytes == holds(durable[block]), "{way:?}: block {block}: a flushed write is gone");
+                        assert!(
+                            bytes == holds(durable[block]),
+                            "{way:?}: block {block}: a flushed write is gone"
+                        );
                     } else if bytes != holds(newest[block]) {
                         lost += 1;
                     }
@@ -206,7 +213,9 @@ fn errors_of_the_file_are_the_guests_status() {
             assert_eq!(rig.write(block as u64 * 8, &stamp(block, 1)), VIRTIO_BLK_S_OK);
         }
         let (mut io, mut space) = (0, 0);
-        for (round, errno) in (2u8..).zip([libc::EIO, libc::ENOSPC, libc::EDQUOT, libc::EREMOTEIO, libc::ETIMEDOUT]) {
+        for (round, errno) in
+            (2u8..).zip([libc::EIO, libc::ENOSPC, libc::EDQUOT, libc::EREMOTEIO, libc::ETIMEDOUT])
+        {
             let full = matches!(errno, libc::ENOSPC | libc::EDQUOT);
             for call in [Call::Write, Call::Read] {
                 let block = usize::from(round);
@@ -226,7 +235,11 @@ fn errors_of_the_file_are_the_guests_status() {
                     (VIRTIO_BLK_S_OK, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK),
                     "{way:?}: {call:?} with errno {errno}"
                 );
-                if full { space += 1 } else { io += 1 };
+                if full {
+                    space += 1
+                } else {
+                    io += 1
+                };
             }
             let (status, bytes) = rig.read(u64::from(round) * 8, BLOCK);
             assert!(status == VIRTIO_BLK_S_OK && bytes == stamp(round.into(), round), "{way:?}");
@@ -246,8 +259,10 @@ fn short_transfers_of_a_file_are_carried_to_their_end_or_are_one_error() {
     let stage = Stage::new();
     const LARGE: usize = 512 << 10;
     for (n, way) in ways().enumerate() {
-        // Linux 6.18 loses its place when io_uring goes on after a short write through FUSE's page cache.
-        if way.engine == EngineChoice::IoUring && way.direct == Direct::Off {
+        // After a short transfer io_uring goes on by itself, and on FUSE Linux 6.18 does not tell it where (`fuse_direct_IO` leaves
+        // `ki_pos` alone): the rest lands in the wrong place, whoever asked. What our side of the ring does with a short
+        // transfer is in `job_tests.rs`; a real one is below, on a file system that is full.
+        if way.engine == EngineChoice::IoUring {
             continue;
         }
         let Some(disk) = stage.disk(&n.to_string(), 2 * LARGE) else { return };
@@ -291,7 +306,12 @@ fn short_transfers_of_a_file_are_carried_to_their_end_or_are_one_error() {
         disk.troubles(&[Trouble { call: Call::Write, bytes: 0..LARGE, how: How::Short(0), times: 1 }]);
         assert_eq!(rig.write(0, &pattern(78)), VIRTIO_BLK_S_IOERR, "{way:?}");
         // Interrupted is not an error.
-        disk.troubles(&[Trouble { call: Call::Write, bytes: 0..LARGE, how: How::Errno(libc::EINTR), times: 3 }]);
+        disk.troubles(&[Trouble {
+            call: Call::Write,
+            bytes: 0..LARGE,
+            how: How::Errno(libc::EINTR),
+            times: 3,
+        }]);
         assert_eq!(rig.write(0, &pattern(79)), VIRTIO_BLK_S_OK, "{way:?}");
         assert!(disk.content()[..LARGE] == pattern(79), "{way:?}");
         // No piece of it lies anywhere else.
@@ -318,7 +338,10 @@ fn a_flush_that_failed_is_not_forgotten() {
         assert_eq!(rig.read(8, BLOCK), (VIRTIO_BLK_S_OK, stamp(1, 1)));
         let again = rig.request(Op::Flush, 0, 0);
         let safe = at(&disk.durable(), 0) == stamp(0, 1);
-        assert!(safe || again == VIRTIO_BLK_S_IOERR, "{way:?}: a flush says that all is safe, and block 0 is not");
+        assert!(
+            safe || again == VIRTIO_BLK_S_IOERR,
+            "{way:?}: a flush says that all is safe, and block 0 is not"
+        );
         // Past the page cache nothing was lost, and the disk recovers.
         assert_eq!(again, if direct { VIRTIO_BLK_S_OK } else { VIRTIO_BLK_S_IOERR }, "{way:?}");
         // A new opening of the image begins anew: whoever did that has seen to the disk.

@@ -36,15 +36,18 @@ pub fn here(point: KillPoint) {
                 std::thread::park();
             }
         }
+        // Some points are passed more than once, and whoever has become our parent meanwhile is not the predecessor.
+        static KILLED: std::sync::Once = std::sync::Once::new();
         let predecessor = wanted.strip_prefix("predecessor ");
-        if predecessor.is_some_and(|wanted| wanted.eq_ignore_ascii_case(&name))
-            && let Some(predecessor) = getppid()
-        {
-            let _ = kill_process(predecessor, Signal::KILL);
-            // Once it is dead we are somebody else's.
-            while getppid() == Some(predecessor) {
-                std::thread::yield_now();
-            }
+        if predecessor.is_some_and(|wanted| wanted.eq_ignore_ascii_case(&name)) {
+            KILLED.call_once(|| {
+                let Some(predecessor) = getppid().filter(|parent| !parent.is_init()) else { return };
+                let _ = kill_process(predecessor, Signal::KILL);
+                // Once it is dead we are somebody else's.
+                while getppid() == Some(predecessor) {
+                    std::thread::yield_now();
+                }
+            });
         }
     }
     #[cfg(not(feature = "kill-points"))]
