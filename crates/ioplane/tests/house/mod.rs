@@ -9,6 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use ioplane_testkit::crash::Victim;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_ioplane");
@@ -25,6 +26,21 @@ pub struct Said {
     pub code: i32,
     pub out: String,
     pub err: String,
+}
+
+/// By the system call: a fresh Debian has no program `kill`.
+fn send(pid: u64, signal: &str) -> rustix::io::Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).unwrap();
+    let signal = match signal {
+        "TERM" => Signal::TERM,
+        "HUP" => Signal::HUP,
+        "INT" => Signal::INT,
+        "STOP" => Signal::STOP,
+        "CONT" => Signal::CONT,
+        "KILL" => Signal::KILL,
+        other => panic!("no signal {other}"),
+    };
+    kill_process(pid, signal)
 }
 
 impl House {
@@ -133,9 +149,7 @@ impl House {
     }
 
     pub fn signal(&self, name: &str) {
-        let status =
-            Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status().unwrap();
-        assert!(status.success());
+        send(self.pid().into(), name).unwrap();
     }
 
     /// SIGKILL, and waits until it is gone.
@@ -166,8 +180,7 @@ impl House {
     }
 
     pub fn signal_to(&self, pid: u64, name: &str) {
-        let status = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().unwrap();
-        assert!(status.success());
+        send(pid, name).unwrap();
     }
 
     /// After an upgrade the daemon is not our child any more.
@@ -175,7 +188,7 @@ impl House {
         let said = self.cli(&["status", "--json"]);
         let status: Value = serde_json::from_str(&said.out).unwrap_or_default();
         if let Some(pid) = status["pid"].as_u64() {
-            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+            let _ = send(pid, "KILL");
         }
     }
 
