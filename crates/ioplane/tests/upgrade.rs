@@ -250,13 +250,58 @@ fn a_successor_that_is_killed_before_it_has_said_mine_changes_nothing() {
     stage.upgrade(&["--binary", BINARY]);
     stage.expect_unbroken();
     stage.settle();
-    // Whoever dies after that word has died with everything: the old one must not touch it again, and ends.
-    let last = stage.pid();
-    stage.loads.clear();
-    std::fs::write(stage.house.path("kill"), "mine").unwrap();
-    stage.house.cli(&["upgrade", "--binary", BINARY]);
-    stage.house.until(|| gone(last));
-    std::fs::remove_file(stage.house.path("kill")).unwrap();
+}
+
+/// Whoever dies after that word has died with everything: the old one must not touch it again, and ends. And the old one may
+/// die at any moment, which leaves a successor that has nothing, or everything. What a service manager starts then finds the
+/// disk, the journal and the front ends as after any crash.
+#[cfg(feature = "kill-points")]
+#[test]
+fn a_death_that_leaves_nobody_is_a_crash_like_any_other() {
+    let mut stage = Stage::new();
+    let points = ["greeted", "ready", "prepared", "device", "loaded", "committed", "mine"];
+    let deaths = points.map(|point| format!("predecessor {point}")).into_iter().chain(["mine".to_owned()]);
+    let deaths: Vec<String> = deaths.collect();
+    // A disk in memory dies with its daemon.
+    stage.loads.retain(|(name, _)| name == "file");
+    for death in &deaths {
+        let before = stage.pid();
+        std::fs::write(stage.house.path("kill"), death).unwrap();
+        let said = stage.during(&["upgrade", "--binary", BINARY]);
+        std::fs::remove_file(stage.house.path("kill")).unwrap();
+        stage.house.until(|| gone(before));
+        // A successor that has everything serves on, without a word to anybody; any other ends by itself.
+        let serves = death == "predecessor mine";
+        if serves {
+            stage.run(Duration::from_millis(100));
+            stage.house.until(|| stage.house.cli(&["status"]).code == 0);
+            assert!(stage.loads[0].1.connected(), "{death}: disconnected\n{}", stage.house.log());
+            let after = stage.pid();
+            assert_ne!(after, before, "{death}");
+            stage.settle();
+            // It dies, too, for the next one.
+            stage.house.signal_to(after, "KILL");
+            stage.house.until(|| gone(after));
+        } else {
+            assert_ne!(said.code, 0, "{death}: {}", said.out);
+            stage.house.until(|| stage.house.daemons().into_iter().all(|pid| gone(pid.into())));
+        }
+        stage.house.start();
+        let socket = stage.house.path("file.sock");
+        stage.house.until(|| stage.house.disk("file")["state"] == "served");
+        let (_, load) = &mut stage.loads[0];
+        load.attach(&socket).unwrap_or_else(|why| panic!("{death}: {why}\n{}", stage.house.log()));
+        stage.run(Duration::from_millis(100));
+        stage.settle();
+        let disk = stage.house.disk("file");
+        assert_eq!(disk["front_end_faults"], serde_json::json!({}), "{death}: {disk}");
+        assert_eq!(disk["totals"]["faults"], 0, "{death}: {disk}");
+        let requests = &disk["totals"]["requests"];
+        println!(
+            "{death}: a new daemon has answered {requests}, {} of them again",
+            disk["totals"]["replayed"]
+        );
+    }
 }
 
 /// The disk takes longer than the devices may take to drain: what is in flight is left to the new process, which waits until

@@ -24,6 +24,7 @@ mod lane;
 mod limbo;
 mod lock;
 mod memory;
+pub mod mutation;
 
 pub use file::{Direct, Engine, EngineChoice, FileBacking, FileOptions, ImageFormat, ImageId, Raw, Waiting};
 pub use holder::Holder;

@@ -48,6 +48,8 @@ struct Signals {
     term: Signal,
     int: Signal,
     hup: Signal,
+    /// Heard so that it kills nobody: a write beyond the limit of file sizes is an error of its request.
+    _file_size: Signal,
 }
 
 impl Signals {
@@ -56,6 +58,7 @@ impl Signals {
             term: signal(SignalKind::terminate())?,
             int: signal(SignalKind::interrupt())?,
             hup: signal(SignalKind::hangup())?,
+            _file_size: signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?,
         })
     }
 }

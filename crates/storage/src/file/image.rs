@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use ioplane_memory::GuestMap;
@@ -54,6 +54,8 @@ pub(crate) struct Image {
     shrunk: AtomicBool,
     no_punch: AtomicBool,
     no_zero: AtomicBool,
+    /// The errno of a sync through the page cache that failed; 0 if none has.
+    lost: AtomicI32,
     /// Backings and lanes that have it, not counting lanes in limbo.
     pub users: AtomicUsize,
     pub limbo: Arc<Limbo>,
@@ -181,6 +183,7 @@ impl Image {
             shrunk: AtomicBool::new(false),
             no_punch: AtomicBool::new(false),
             no_zero: AtomicBool::new(false),
+            lost: AtomicI32::new(0),
             users: AtomicUsize::new(0),
             limbo: Arc::new(Limbo::default()),
             graves: ArrayQueue::new(64),
@@ -294,6 +297,22 @@ impl Image {
 
     pub fn cannot_zero(&self) {
         self.no_zero.store(true, Ordering::Relaxed);
+    }
+
+    /// A sync has failed. Through the page cache Linux takes the pages that it could not write for clean, and the next sync
+    /// succeeds without them: from then on no flush of this opening may.
+    #[cold]
+    pub fn sync_failed(&self, errno: i32) {
+        if !self.direct {
+            self.lost.store(errno, Ordering::Relaxed);
+        }
+    }
+
+    /// Why no flush can be promised any more.
+    #[inline]
+    pub fn lost(&self) -> Option<i32> {
+        let errno = self.lost.load(Ordering::Relaxed);
+        (errno != 0).then_some(errno)
     }
 
     /// Lets go of guest memory that lanes no longer use. Control plane.

@@ -135,6 +135,9 @@ impl Job {
                 if image.read_only {
                     return Err(Ok(()));
                 }
+                if let Some(errno) = image.lost() {
+                    return Err(Err(Fault::of_errno(errno)));
+                }
                 (self.kind, self.way, self.offset, self.left) = (Kind::Flush, Way::Sync, 0, 0);
                 return Ok(());
             }
@@ -300,7 +303,12 @@ impl Job {
                 self.write_zeros();
                 None
             }
-            errno => Some(Err(Fault::of_errno(errno))),
+            errno => {
+                if self.way == Way::Sync {
+                    image.sync_failed(errno);
+                }
+                Some(Err(Fault::of_errno(errno)))
+            }
         }
     }
 

@@ -24,6 +24,7 @@ use super::image::Image;
 use super::job::{Job, Source, Step};
 use crate::lane::{Fault, Lane, Op, Outcome, Submitted, Tag};
 use crate::limbo::Remains;
+use crate::mutation::{Promise, removed};
 
 const IMAGE: Fixed = Fixed(0);
 const ZEROS: Fixed = Fixed(1);
@@ -282,6 +283,7 @@ fn entry(step: Step, tag: u16) -> squeue::Entry {
         Step::WriteV { table, count, offset } => {
             opcode::Writev::new(IMAGE, table, count).offset(offset).build()
         }
+        Step::Sync if removed(Promise::Flush) => opcode::Nop::new().build(),
         Step::Sync => opcode::Fsync::new(IMAGE).flags(FsyncFlags::DATASYNC).build(),
         Step::Allocate { mode, offset, len } => {
             opcode::Fallocate::new(IMAGE, len).offset(offset).mode(mode).build()

@@ -4,6 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use ioplane_device::{Interrupt, QueueSet, Quiescent, Running};
 use ioplane_storage::Backing;
@@ -57,10 +58,15 @@ impl Rig {
 
     /// `features` is what the driver is willing to accept.
     pub fn with(options: BlkOptions, backing: Arc<dyn Backing>, shape: Shape, features: u64) -> Self {
+        let plan = DiskPlan { slots: 16, max_bytes: 16384, segments: 2, shape };
+        Self::planned(options, backing, plan, features)
+    }
+
+    /// The same with requests of another kind.
+    pub fn planned(options: BlkOptions, backing: Arc<dyn Backing>, plan: DiskPlan, features: u64) -> Self {
         let mut memory = GuestMemory::new(4 << 20).unwrap();
         let mut vdev = Vdev::new(Blk::new(options, backing), memory.view().map().clone());
         let features = vdev.offers() & features;
-        let plan = DiskPlan { slots: 16, max_bytes: 16384, segments: 2, shape };
         let disk = Disk::new(&mut memory, QUEUE, RingMode::of(features), plan).unwrap();
         assert!(vdev.accept(features, 0));
         let (bell, kick) = (Arc::new(Bell::default()), ioplane_host_eventfd());
@@ -84,7 +90,9 @@ impl Rig {
 
     /// The status of the next request to end, if one does.
     pub fn finish(&mut self) -> Option<u8> {
-        for _ in 0..10_000 {
+        // A disk below may take its time, and so may a busy machine.
+        let end = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < end {
             self.core.turn();
             if let Some(done) = self.disk.reap().expect("the device kept to the protocol") {
                 return Some(done.status);
