@@ -213,11 +213,10 @@ impl<V: VirtioDevice> Host for VhostUser<V> {
         self.stop_rings(&mut inner)
     }
 
-    fn begin_and_drop(&self) -> Result<(), String> {
+    fn begin_and_drop(&self) -> Result<bool, String> {
         let inner = self.lock();
         let mut quiescing = Box::pin(inner.instance.handle.at_quiescence(|_, _| ((), false)));
-        let _ = quiescing.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        Ok(())
+        Ok(quiescing.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending())
     }
 
     fn undrain(&self) -> Result<(), String> {
