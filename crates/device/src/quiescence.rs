@@ -506,10 +506,6 @@ impl<D: Device> Missed<D> {
     pub fn undrain(self, placement: &dyn Placement) -> Result<(Running<D>, Vec<Effect>), Refused<Self>> {
         let Missed { reason, quiescing: Quiescing { mut running, stop, held, owed } } = self;
         if removed(Law::GivesBack) {
-            // Nobody is told to go on; what has no pollers is left as a forced stop leaves it.
-            if running.device.active().is_empty() {
-                let _ = running.device.suspend();
-            }
             return Ok((running, owed));
         }
         let all = running.queues().union(&running.device.active()).copied().collect();

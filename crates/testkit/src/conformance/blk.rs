@@ -13,7 +13,7 @@ use ioplane_virtio::blk::{Blk, BlkOptions};
 use ioplane_virtio::spec::mmio::CONFIG;
 
 use super::virtio::{Ground, Program, QUEUES, Request, Subject, Touch};
-use super::{Bus, Dice};
+use super::{Bus, Dice, Plan};
 use crate::toy::mix;
 
 /// Bytes of each vCPU's part of the disk.
@@ -93,6 +93,11 @@ impl Subject for Disks {
             | VIRTIO_BLK_F_MQ
             | VIRTIO_BLK_F_WRITE_ZEROES
             | VIRTIO_BLK_F_DISCARD
+    }
+
+    /// A flush of a file takes milliseconds.
+    fn bursts(&self, plan: &Plan) -> u32 {
+        if *self == Disks::Memory { plan.rounds / 2 } else { plan.rounds / 6 }
     }
 
     fn touch(&self) -> Touch {

@@ -135,6 +135,8 @@ struct Boot {
     lan: Neighbour,
     buses: Vec<Arc<Bus>>,
     gate: Option<Arc<dyn Valve>>,
+    /// Rounds of the station.
+    left: u32,
     plan: Plan,
 }
 
@@ -165,7 +167,9 @@ impl Boot {
                 (host.clone(), Box::new(host), buses)
             }
         };
-        Boot { host, memory, line, lan: neighbour, buses, gate, plan: *plan }
+        // Over a socket each word of a frame may be a message.
+        let left = plan.rounds / if behind == Behind::Process { 3 } else { 8 };
+        Boot { host, memory, line, lan: neighbour, buses, gate, left, plan: *plan }
     }
 
     fn bus(&self) -> Arc<Bus> {
@@ -179,7 +183,7 @@ impl Boot {
         plain: Option<(u8, u64)>,
         device_pages: Vec<std::ops::Range<u64>>,
     ) -> Machine {
-        let Boot { host, memory, line, lan, buses, gate, plan } = self;
+        let Boot { host, memory, line, lan, buses, gate, left, plan } = self;
         driver.open().expect("a card that opens");
         let meddler = Meddler {
             bus: buses[1].clone(),
@@ -195,7 +199,7 @@ impl Boot {
             unmask: false,
             lan,
             dice: Dice::new(plan.seed),
-            left: plan.rounds / 3,
+            left,
             round: None,
             seen: Vec::new(),
         };

@@ -44,16 +44,18 @@ fn answered(probe: &mut dyn Probe, plan: &Plan, what: &str) -> Result<(), String
     wrong.map_or(Ok(()), Err)
 }
 
-/// Puts requests until all is quiet: on a core that polls, until no kick is asked for any more.
-fn quiet(probe: &mut dyn Probe, plan: &Plan, polled: bool) -> Result<(), String> {
+/// Puts requests until all is quiet: on a core that polls, until no kick is asked for any more. How many kicks that took.
+fn quiet(probe: &mut dyn Probe, plan: &Plan, polled: bool) -> Result<u64, String> {
+    let mut kicks = 0;
     for _ in 0..64 {
         let wanted = probe.publish();
         if wanted {
             probe.kick();
+            kicks += 1;
         }
         answered(probe, plan, "a request waits for ever")?;
         if !wanted || !polled {
-            return Ok(());
+            return Ok(kicks);
         }
     }
     Err("a polled queue goes on asking to be kicked".into())
@@ -63,20 +65,19 @@ fn quiet(probe: &mut dyn Probe, plan: &Plan, polled: bool) -> Result<(), String>
 pub(super) fn latches_kicks(kit: &dyn Kit, plan: &Plan) -> Result<Proof, String> {
     each_probe(kit, plan, "a kick while the device was held", |host, probe, polled, tally| {
         const KICKS: u64 = 3;
-        quiet(probe, plan, polled)?;
+        // A kick that was answered before it was taken counts too, as soon as somebody sits down again.
+        let mut sent = quiet(probe, plan, polled)?;
         host.quiesce(Instant::now() + plan.patience)?;
         for _ in 0..TIMES {
-            let before = probe.kicks_taken();
             probe.publish();
             (0..KICKS).for_each(|_| probe.kick());
+            sent += KICKS;
             host.resume()?;
             answered(probe, plan, "what was kicked for while the device was held is not answered")?;
             host.quiesce(Instant::now() + plan.patience)?;
-            let after = probe.kicks_taken();
-            let taken = before.zip(after).map(|(before, after)| after - before);
-            let taken = taken.ok_or("the device does not say how many kicks it took")?;
-            tally.assert(taken == KICKS, || {
-                format!("law 1: {KICKS} kicks came while the device was held, it took {taken}")
+            let taken = probe.kicks_taken().ok_or("the device does not say how many kicks it took")?;
+            tally.assert(taken == sent, || {
+                format!("law 1: of {sent} kicks, {KICKS} while the device was held, it took {taken}")
             })?;
         }
         host.resume()
