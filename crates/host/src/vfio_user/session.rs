@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{Access, At};
 use ioplane_pci::{BarMap, Function, Irq, Irqs, Touch, Wire};
 use rustix::event::{PollFd, PollFlags};
@@ -189,6 +190,13 @@ impl<F: Function> Session<F> {
             };
             match self.front.try_access(at, again) {
                 Ok(true) => return Ok(()),
+                // Law 1: what the guest does while the device is held waits; this answers it without the device.
+                Ok(false) if removed(Law::KeepsWhatArrives) => {
+                    if let Access::Read(bytes) = op {
+                        bytes.fill(0xff);
+                    }
+                    return Ok(());
+                }
                 Ok(false) => self.until_moved(Some(connection))?,
                 Err(FrontError::Closed) => return Err(ClientFault::Gone),
                 // The access itself has been answered; what it asked for has failed, which the guest sees by its registers.
