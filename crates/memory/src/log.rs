@@ -35,6 +35,12 @@ impl DirtyLog {
         (mapping.file(), mapping.offset(), self.bits.len() as u64)
     }
 
+    /// Whether the memory of the log went away.
+    #[inline]
+    pub fn poisoned(&self) -> bool {
+        self.bits.poisoned()
+    }
+
     /// Sets the bits of every page that `len` bytes from `gpa` touch. Pages beyond the log's end are not in it.
     pub fn mark(&self, gpa: u64, len: u64) {
         if len == 0 {

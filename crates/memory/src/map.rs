@@ -6,6 +6,7 @@
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{Mapping, MappingError, PAGE};
 
@@ -81,6 +82,8 @@ pub struct Region {
     base: NonNull<u8>,
     /// Whether it may be stored into: `mapping`'s, here to be at hand.
     pub(crate) writable: bool,
+    /// Set when the memory has gone: `mapping`'s, here to be at hand.
+    lost: &'static AtomicBool,
 }
 
 // SAFETY: `base` points into `mapping`, which may be shared, and lives as long as this.
@@ -115,8 +118,8 @@ impl Region {
         let mapping = Arc::new(by(file, offset - skip, whole)?);
         // SAFETY: the mapping is `skip` and `len` bytes long.
         let base = unsafe { mapping.start().add(skip as usize) };
-        let writable = mapping.writable();
-        Ok(Region { gpa, len, user, mapping, skip: skip as usize, base, writable })
+        let (writable, lost) = (mapping.writable(), mapping.lost());
+        Ok(Region { gpa, len, user, mapping, skip: skip as usize, base, writable, lost })
     }
 
     /// The first byte. Valid while the region lives.
@@ -152,8 +155,9 @@ impl Region {
     }
 
     /// Whether the region has lost pages since it was mapped.
+    #[inline]
     pub fn poisoned(&self) -> bool {
-        self.mapping.poisoned()
+        self.lost.load(Ordering::Acquire)
     }
 
     /// What was said of it when it was mapped, for another process to map the same; with a descriptor of its own. Whether it may be

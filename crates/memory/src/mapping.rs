@@ -1,24 +1,19 @@
-//! Shared mappings that survive their file being shrunk.
-//!
-//! A peer that hands over a file descriptor can `ftruncate` it later; touching a page beyond the new end raises SIGBUS.
-//! One handler for the process looks the address up in a table of live mappings, puts an anonymous zero page where the
-//! file's page was, and sets the mapping's poison flag. The thread then goes on, reads zeros, and its poller finds the
-//! flag at the end of the batch and stops the queue. Faults elsewhere go to the handler that was there before.
+//! Shared mappings that survive their file being shrunk: see [`table`](crate::table) for what happens then.
 
 #![allow(unsafe_code)]
-// UNSAFETY: mmap, munmap and a signal handler; every pointer comes from a mapping whose bounds are kept beside it.
+// UNSAFETY: mmap and munmap; every pointer comes from a mapping whose bounds are kept beside it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::PAGE;
+use crate::table::{Entry, SLOTS};
 
-/// Most mappings that can live at once in one process; a table of fixed size, since a signal handler reads it.
-pub const MAX_MAPPINGS: usize = 4096;
+/// Most mappings that can live at once in one process.
+pub const MAX_MAPPINGS: usize = SLOTS;
 
 /// Why a mapping could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -51,22 +46,16 @@ pub enum MappingError {
     Os(#[from] rustix::io::Errno),
 }
 
-struct Slot {
-    start: AtomicUsize,
-    end: AtomicUsize,
-    poisoned: AtomicBool,
-}
-
-static SLOTS: [Slot; MAX_MAPPINGS] = [const {
-    Slot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), poisoned: AtomicBool::new(false) }
-}; MAX_MAPPINGS];
-
 /// A shared mapping of part of a file. Unmapped when the last `Arc` of it goes.
 #[derive(Debug)]
 pub struct Mapping {
+    /// The first byte that was asked for, and how many were.
     start: NonNull<u8>,
     len: usize,
-    slot: usize,
+    /// What is mapped: whole pages of the file, which may be huge ones.
+    whole: NonNull<u8>,
+    whole_len: usize,
+    entry: Entry,
     file: OwnedFd,
     offset: u64,
     writable: bool,
@@ -102,26 +91,39 @@ impl Mapping {
         if end > size {
             return Err(MappingError::BeyondFile { file: size, end });
         }
-        install();
+        // A file of huge pages is mapped and unmapped by those alone.
+        let page = page_of(&file)?;
+        let skip = offset % page;
+        let (Some(first), Some(span)) =
+            (offset.checked_sub(skip), len.checked_add(skip).and_then(|len| len.checked_next_multiple_of(page)))
+        else {
+            return Err(shape);
+        };
+        let (Ok(skip), Ok(whole_len), Ok(page)) =
+            (usize::try_from(skip), usize::try_from(span), usize::try_from(page))
+        else {
+            return Err(shape);
+        };
         // SAFETY: a fresh shared mapping at an address of the kernel's choice; nothing of ours is there.
-        let start = unsafe {
+        let at = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
-                length,
+                whole_len,
                 if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ },
                 MapFlags::SHARED | MapFlags::NORESERVE,
                 &file,
-                offset,
+                first,
             )?
         };
-        let at = start as usize;
-        let Some(slot) = claim(at, at + length.next_multiple_of(PAGE as usize)) else {
+        let entry = Entry::of(at as usize, at as usize + whole_len, page);
+        let (Some(entry), Some(whole)) = (entry, NonNull::new(at.cast::<u8>())) else {
             // SAFETY: made just above, and nobody else has seen it.
-            let _ = unsafe { rustix::mm::munmap(start, length) };
+            let _ = unsafe { rustix::mm::munmap(at, whole_len) };
             return Err(MappingError::TooMany);
         };
-        let start = NonNull::new(start.cast()).ok_or(MappingError::Shape { offset, len })?;
-        Ok(Mapping { start, len: length, slot, file, offset, writable })
+        // SAFETY: skip is less than a page, and whole_len at least one.
+        let start = unsafe { whole.add(skip) };
+        Ok(Mapping { start, len: length, whole, whole_len, entry, file, offset, writable })
     }
 
     /// A new anonymous file of `len` bytes (rounded up to pages) that cannot shrink or grow, mapped.
@@ -150,10 +152,15 @@ impl Mapping {
         self.len == 0
     }
 
-    /// Whether a page of it vanished under us since it was mapped.
+    /// Whether a page of it vanished under us since it was mapped. It holds nothing but zeros then, all of it.
     #[inline]
     pub fn poisoned(&self) -> bool {
-        SLOTS[self.slot].poisoned.load(Ordering::Acquire)
+        self.entry.lost().load(Ordering::Acquire)
+    }
+
+    /// What [`Mapping::poisoned`] asks, to be kept near by those who keep the mapping.
+    pub(crate) fn lost(&self) -> &'static AtomicBool {
+        self.entry.lost()
     }
 
     /// The first byte. Only this crate and the crates that hand spans to the kernel may look behind it.
@@ -175,88 +182,18 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // The slot goes first: after munmap the address may belong to somebody else's mapping.
-        let slot = &SLOTS[self.slot];
-        slot.end.store(0, Ordering::SeqCst);
-        slot.start.store(0, Ordering::SeqCst);
-        // SAFETY: start and len are what mmap gave, and the last owner is going.
-        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+        self.entry.leave();
+        // SAFETY: what mmap gave, and the last owner is going.
+        let _ = unsafe { rustix::mm::munmap(self.whole.as_ptr().cast(), self.whole_len) };
     }
 }
 
-/// Takes a free slot of the table for `start..end`. Control plane only.
-fn claim(start: usize, end: usize) -> Option<usize> {
-    for (index, slot) in SLOTS.iter().enumerate() {
-        if slot.start.compare_exchange(0, start, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            slot.poisoned.store(false, Ordering::SeqCst);
-            slot.end.store(end, Ordering::SeqCst);
-            return Some(index);
-        }
-    }
-    None
-}
-
-static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
-
-/// Installs the SIGBUS handler, once for the process.
-fn install() {
-    BEFORE.get_or_init(|| {
-        // SAFETY: both structures are plain data; the handler is async-signal-safe (atomics and one mmap).
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_sigbus as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
-            libc::sigemptyset(&mut action.sa_mask);
-            let mut before: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(libc::SIGBUS, &action, &mut before);
-            before
-        }
-    });
-}
-
-extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler.
-    let at = unsafe { (*info).si_addr() } as usize;
-    for slot in &SLOTS {
-        let (start, end) = (slot.start.load(Ordering::SeqCst), slot.end.load(Ordering::SeqCst));
-        if start != 0 && at >= start && at < end {
-            slot.poisoned.store(true, Ordering::Release);
-            let page = at & !(PAGE as usize - 1);
-            // SAFETY: the page lies inside a mapping of ours; a zero page replaces it, so the access can be repeated.
-            let patched = unsafe {
-                libc::mmap(
-                    page as *mut libc::c_void,
-                    PAGE as usize,
-                    libc::PROT_READ | libc::PROT_WRITE,
-                    libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                    -1,
-                    0,
-                )
-            };
-            if patched != libc::MAP_FAILED {
-                return;
-            }
-        }
-    }
-    // Not ours: as if we had never been here.
-    // SAFETY: restores what was there or the default, and lets the instruction fault again.
-    unsafe {
-        match BEFORE.get() {
-            Some(before) if before.sa_sigaction != libc::SIG_DFL && before.sa_sigaction != libc::SIG_IGN => {
-                if before.sa_flags & libc::SA_SIGINFO != 0 {
-                    let call: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
-                        std::mem::transmute(before.sa_sigaction);
-                    call(signal, info, context);
-                } else {
-                    let call: extern "C" fn(libc::c_int) = std::mem::transmute(before.sa_sigaction);
-                    call(signal);
-                }
-            }
-            _ => {
-                libc::signal(libc::SIGBUS, libc::SIG_DFL);
-            }
-        }
-    }
+/// Bytes of one page of `file`: those of hugetlbfs are as large as its file system says.
+fn page_of(file: &OwnedFd) -> Result<u64, MappingError> {
+    const HUGETLBFS: u32 = 0x9584_58f6;
+    let system = rustix::fs::fstatfs(file)?;
+    let page = if system.f_type as u32 == HUGETLBFS { system.f_bsize as u64 } else { PAGE };
+    Ok(page.max(PAGE))
 }
 
 #[cfg(test)]
