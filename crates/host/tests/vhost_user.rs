@@ -10,7 +10,7 @@ use ioplane_host::vhost_user::{Handle, Refusal, ServerOptions, Status, serve};
 use ioplane_storage::filter::Stall;
 use ioplane_storage::{Backing, MemoryBacking};
 use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
-use ioplane_testkit::front::{Ask, Front, Wants, protocol};
+use ioplane_testkit::front::{Ask, Front, InFlight, Wants, protocol};
 use ioplane_virtio::blk::{Blk, BlkOptions};
 
 const MIB: u64 = 1 << 20;
@@ -443,4 +443,55 @@ impl Guest {
         served.until("left", |status| !status.connected);
         served.front().protocol()
     }
+}
+
+/// Waits until queue 0 has stopped; its fault, named at the next quiescent point, must be memory that went away.
+fn shrank(served: &Served, faults: u64) {
+    let status = served.until("a fault", |status| status.queues[0].counts.faults >= faults);
+    assert!(status.connected, "the front end is heard, as after any fault of a ring");
+    served.runtime.block_on(served.handle.at_quiescence(|_, _| ((), false))).unwrap();
+    let fault = served.status().queues[0].fault.clone();
+    assert_eq!(fault.map(|(name, _)| name), Some("memory_shrank"));
+}
+
+#[test]
+fn hole_02_memory_that_goes_away_under_an_idle_ring_stops_it_by_name() {
+    let served = Served::new(memory());
+    let mut guest = Guest::boot(&served);
+    guest.works(1);
+    rustix::fs::ftruncate(guest.memory.regions()[0].file(), 0).unwrap();
+    shrank(&served, 1);
+    // Starting it again on the same memory finds the same.
+    guest.front.stop(0).unwrap();
+    let _ = guest.front.start(0, &guest.memory, guest.disks[0].place(), 0);
+    shrank(&served, 2);
+    drop(guest);
+    served.until("left", |status| !status.connected);
+    Guest::boot(&served).works(2);
+}
+
+#[test]
+fn hole_02_an_in_flight_region_that_goes_away_stops_its_queue_by_name() {
+    let served = Served::new(memory());
+    let mut front = served.front();
+    let mut memory = GuestMemory::new(MIB).unwrap();
+    let file = memfd(MIB);
+    let region =
+        InFlight { file: file.try_clone().unwrap(), len: MIB, offset: 0, queues: 4, size: SIZE };
+    front.give_inflight(region).unwrap();
+    front.share(&memory).unwrap();
+    let plan = DiskPlan::new(8, 4096, Shape::Direct);
+    let mode = RingMode::of(front.features());
+    let disk = Disk::new(&mut memory, SIZE, mode, plan).unwrap();
+    front.start(0, &memory, disk.place(), 0).unwrap();
+    served.until("it runs", |status| status.queues[0].core.is_some());
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    let mut guest = Guest { front, memory, disks: vec![disk] };
+    let disk = &mut guest.disks[0];
+    disk.submit(Op::Id, 0, 0).unwrap();
+    guest.front.kick(0);
+    shrank(&served, 1);
+    drop(guest);
+    served.until("left", |status| !status.connected);
+    Guest::boot(&served).works(2);
 }
