@@ -16,6 +16,8 @@
 //!
 //! Must not know: rings, devices, sockets.
 
+pub mod account;
+mod files;
 mod log;
 mod map;
 pub mod mapping;
@@ -23,6 +25,8 @@ pub mod mutation;
 mod table;
 mod view;
 
+pub use account::{Account, Limits, Pin};
+pub use files::{FileSystem, Files};
 pub use log::DirtyLog;
 pub use map::{GuestMap, MAX_REGIONS, MapError, Region, RegionSpec};
 pub use mapping::{Mapping, MappingError};

@@ -24,9 +24,13 @@ impl DirtyLog {
 
     /// The log that a front end keeps in `file` (vhost-user `SET_LOG_BASE`).
     pub fn of_file(file: OwnedFd, offset: u64, len: u64) -> Result<Self, MappingError> {
-        let mapping = Arc::new(Mapping::of_file(file, offset, len)?);
+        Mapping::of_file(file, offset, len).map(Self::of_mapping)
+    }
+
+    /// The log that fills `mapping`.
+    pub fn of_mapping(mapping: Mapping) -> Self {
         let len = mapping.len();
-        Ok(DirtyLog { bits: Window::whole(mapping, len) })
+        DirtyLog { bits: Window::whole(Arc::new(mapping), len) }
     }
 
     /// The file that the log is in, and where: offset and length in bytes.

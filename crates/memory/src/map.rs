@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::account::Pin;
 use crate::{Mapping, MappingError, PAGE};
 
 /// Most regions in one map. QEMU uses at most 509 memory slots; a peer that asks for more is refused.
@@ -48,6 +49,16 @@ pub enum MapError {
     /// The bytes could not be mapped.
     #[error(transparent)]
     Mapping(#[from] MappingError),
+}
+
+impl MapError {
+    /// A short name, for counters.
+    pub fn name(&self) -> &'static str {
+        match self {
+            MapError::Mapping(error) => error.name(),
+            _ => "bad_memory",
+        }
+    }
 }
 
 /// What a front end says of a region, before it is mapped. Addresses and lengths in bytes.
@@ -102,7 +113,7 @@ impl Region {
         Self::map_by(spec, Mapping::of_file_read_only)
     }
 
-    fn map_by(
+    pub(crate) fn map_by(
         spec: RegionSpec,
         by: impl FnOnce(OwnedFd, u64, u64) -> Result<Mapping, MappingError>,
     ) -> Result<Self, MapError> {
@@ -142,6 +153,12 @@ impl Region {
     /// Where it is in our address space: for who gives the memory to hardware by its address (VFIO). Valid while the region lives.
     pub fn host_address(&self) -> u64 {
         self.base.as_ptr() as u64
+    }
+
+    /// Counts all of it as pinned, on the account of the client whose memory it is: before it is given to hardware, and until after
+    /// that has let go of it.
+    pub fn pin(&self) -> Result<Pin, MapError> {
+        Ok(Pin::of(&self.mapping, self.len)?)
     }
 
     /// Whether it is the same bytes at the same place. While one of the two lives no other memory can have come to its address.

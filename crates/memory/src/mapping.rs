@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::PAGE;
+use crate::account::{CLIENTS, Charge};
+use crate::files::{FileSystem, HUGETLBFS};
 use crate::table::{Entry, SLOTS};
 
 /// Most mappings that can live at once in one process.
@@ -38,12 +40,68 @@ pub enum MappingError {
         /// Length, bytes.
         len: u64,
     },
-    /// The table of [`MAX_MAPPINGS`] is full.
+    /// Not a file in memory, and no other was allowed.
+    #[error(
+        "memory from {0}: a page fault on it can wait for a disk, a network or another process, and all guests of an I/O core with it; \
+         share memory from a memfd (libvirt: <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>; QEMU: \
+         -object memory-backend-memfd,share=on), tmpfs or hugetlbfs, or allow it on this socket with guest_memory = \"any\""
+    )]
+    Slow(FileSystem),
+    /// A device, a pipe, a socket.
+    #[error("memory from a descriptor that is not a regular file: share it from a memfd")]
+    NotAFile,
+    /// One client has taken all that it may.
+    #[error("this client has {most} mappings, the most that one may have: let it use fewer memory regions")]
+    OverQuota {
+        /// How many.
+        most: usize,
+    },
+    /// Clients have taken all that is there beyond what is each one's own.
+    #[error(
+        "this client has the {own} mappings that are its own, and other clients have taken all that there are beyond: use fewer memory \
+         regions (`ioplane status` shows whose they are), or start a second daemon"
+    )]
+    PoolEmpty {
+        /// How many are each client's own.
+        own: usize,
+    },
+    /// More sockets than there are accounts.
+    #[error("one process serves {CLIENTS} sockets at most: start a second daemon")]
+    TooManyClients,
+    /// More would be pinned for hardware than this client may.
+    #[error(
+        "{more} bytes more would be pinned for hardware, {now} are, and this client may have {most}: give its guest less memory, or \
+         raise pinned_memory on this socket"
+    )]
+    TooMuchPinned {
+        /// Pinned already.
+        now: u64,
+        /// Asked for.
+        more: u64,
+        /// Allowed.
+        most: u64,
+    },
+    /// All of [`MAX_MAPPINGS`] are taken.
     #[error("more than {MAX_MAPPINGS} mappings: detach VMs, or start a second daemon")]
     TooMany,
     /// The kernel said no.
     #[error("mapping shared memory: {0} (is the memory limit of the service too low?)")]
     Os(#[from] rustix::io::Errno),
+}
+
+impl MappingError {
+    /// A short name, for counters.
+    pub fn name(&self) -> &'static str {
+        match self {
+            MappingError::Slow(_) => "slow_memory",
+            MappingError::OverQuota { .. }
+            | MappingError::PoolEmpty { .. }
+            | MappingError::TooMany
+            | MappingError::TooManyClients => "too_many_mappings",
+            MappingError::TooMuchPinned { .. } => "too_much_pinned",
+            _ => "bad_memory",
+        }
+    }
 }
 
 /// A shared mapping of part of a file. Unmapped when the last `Arc` of it goes.
@@ -59,6 +117,7 @@ pub struct Mapping {
     file: OwnedFd,
     offset: u64,
     writable: bool,
+    charge: Charge,
 }
 
 // SAFETY: the mapping is plain shared memory; all access to it goes through atomics or raw copies, never references.
@@ -69,17 +128,23 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps `len` bytes of `file` from `offset`, for loads and stores; refuses what the file does not have.
     pub fn of_file(file: OwnedFd, offset: u64, len: u64) -> Result<Self, MappingError> {
-        Self::of(file, offset, len, true)
+        Self::of(file, offset, len, true, Charge::house()?)
     }
 
     /// As [`Mapping::of_file`], for loads alone. A store ends the process: views refuse them before ([`GuestFault::ReadOnly`]).
     ///
     /// [`GuestFault::ReadOnly`]: crate::GuestFault::ReadOnly
     pub fn of_file_read_only(file: OwnedFd, offset: u64, len: u64) -> Result<Self, MappingError> {
-        Self::of(file, offset, len, false)
+        Self::of(file, offset, len, false, Charge::house()?)
     }
 
-    fn of(file: OwnedFd, offset: u64, len: u64, writable: bool) -> Result<Self, MappingError> {
+    pub(crate) fn of(
+        file: OwnedFd,
+        offset: u64,
+        len: u64,
+        writable: bool,
+        charge: Charge,
+    ) -> Result<Self, MappingError> {
         let shape = MappingError::Shape { offset, len };
         let (Some(end), Ok(length)) = (offset.checked_add(len), usize::try_from(len)) else {
             return Err(shape);
@@ -94,9 +159,10 @@ impl Mapping {
         // A file of huge pages is mapped and unmapped by those alone.
         let page = page_of(&file)?;
         let skip = offset % page;
-        let (Some(first), Some(span)) =
-            (offset.checked_sub(skip), len.checked_add(skip).and_then(|len| len.checked_next_multiple_of(page)))
-        else {
+        let (Some(first), Some(span)) = (
+            offset.checked_sub(skip),
+            len.checked_add(skip).and_then(|len| len.checked_next_multiple_of(page)),
+        ) else {
             return Err(shape);
         };
         let (Ok(skip), Ok(whole_len), Ok(page)) =
@@ -123,7 +189,7 @@ impl Mapping {
         };
         // SAFETY: skip is less than a page, and whole_len at least one.
         let start = unsafe { whole.add(skip) };
-        Ok(Mapping { start, len: length, whole, whole_len, entry, file, offset, writable })
+        Ok(Mapping { start, len: length, whole, whole_len, entry, file, offset, writable, charge })
     }
 
     /// A new anonymous file of `len` bytes (rounded up to pages) that cannot shrink or grow, mapped.
@@ -169,6 +235,11 @@ impl Mapping {
         self.start
     }
 
+    /// On whose account it is.
+    pub(crate) fn charge(&self) -> &Charge {
+        &self.charge
+    }
+
     /// The file that is mapped.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
@@ -190,7 +261,6 @@ impl Drop for Mapping {
 
 /// Bytes of one page of `file`: those of hugetlbfs are as large as its file system says.
 fn page_of(file: &OwnedFd) -> Result<u64, MappingError> {
-    const HUGETLBFS: u32 = 0x9584_58f6;
     let system = rustix::fs::fstatfs(file)?;
     let page = if system.f_type as u32 == HUGETLBFS { system.f_bsize as u64 } else { PAGE };
     Ok(page.max(PAGE))

@@ -59,7 +59,8 @@ impl HugePages {
         if number("HugePages_Free:") >= Some(count) && number("Hugepagesize:") == Some(2048) {
             return Some(pages);
         }
-        let why = format!("{count} huge pages of 2 MiB cannot be had ({written:?}): run as root, with memory free");
+        let why =
+            format!("{count} huge pages of 2 MiB cannot be had ({written:?}): run as root, with memory free");
         let _ = writeln!(std::io::stderr(), "\n*** SKIPPED: {why} ***");
         assert!(std::env::var_os("IOPLANE_NO_SKIP").is_none(), "skipped: {why}");
         None

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use ioplane_memory::Limits;
 use ioplane_pci::Function;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -25,6 +26,8 @@ pub struct Options {
     /// How long the device may take to become quiescent by itself when memory goes away; then it is suspended. QEMU waits 5 s for a
     /// reply (`x-msg-timeout`).
     pub patience: Duration,
+    /// What clients may take of memory.
+    pub limits: Limits,
 }
 
 impl Options {
@@ -33,7 +36,7 @@ impl Options {
 
     /// The usual ones.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Options { socket: socket.into(), patience: Self::PATIENCE }
+        Options { socket: socket.into(), patience: Self::PATIENCE, limits: Limits::default() }
     }
 }
 
@@ -105,7 +108,7 @@ pub fn serve<F: Function>(front: Arc<Front<F>>, options: Options) -> std::io::Re
     let listener = crate::socket::bind(&options.socket)?;
     let board = Arc::new(Board::default());
     let stop = crate::eventfd::fresh()?;
-    let session = Session::told(front, options.patience, board.clone(), stop.clone())?;
+    let session = Session::told(front, &options, board.clone(), stop.clone())?;
     let mut service = Service { session, listener, connection: None, burdened: false };
     let socket = options.socket.clone();
     // The system keeps fifteen bytes of it: enough to tell the threads of one daemon apart.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ioplane_device::{Histogram, Meter, MeterReading, Placement, Still};
+use ioplane_memory::Limits;
 use ioplane_virtio::VirtioDevice;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
@@ -30,6 +31,15 @@ pub struct ServerOptions {
     pub pool: Arc<dyn Placement>,
     /// Offer the dirty log, so that a VMM may migrate its VM while we serve it.
     pub dirty_log: bool,
+    /// What front ends may take of memory.
+    pub limits: Limits,
+}
+
+impl ServerOptions {
+    /// Without a dirty log, with the usual limits.
+    pub fn new(socket: impl Into<PathBuf>, pool: Arc<dyn Placement>) -> Self {
+        ServerOptions { socket: socket.into(), pool, dirty_log: false, limits: Limits::default() }
+    }
 }
 
 /// What a queue looks like from outside.
@@ -70,6 +80,8 @@ pub struct Status {
     pub faults: BTreeMap<Cow<'static, str>, u64>,
     /// The last fault's text.
     pub last_fault: Option<String>,
+    /// Memory mappings that its front end has taken.
+    pub mappings: u64,
     /// Its queues.
     pub queues: Vec<QueueStatus>,
 }
@@ -219,7 +231,7 @@ pub fn serve_leased<V: VirtioDevice>(
     lease: Lease,
 ) -> std::io::Result<Handle<V>> {
     let listener = UnixListener::from_std(crate::socket::bind(&options.socket)?)?;
-    let session = Session::new(model, options.pool)
+    let session = Session::new(model, options.pool, options.limits)
         .map_err(std::io::Error::other)?
         .with_patience(patience)
         .with_lease(lease)
@@ -404,6 +416,7 @@ impl<V: VirtioDevice> Server<V> {
             connections: self.connections,
             faults: self.faults.clone(),
             last_fault: self.last_fault.clone(),
+            mappings: self.session.account.mappings() as u64,
             queues: (0..).zip(meters).map(queue).collect(),
         }
     }

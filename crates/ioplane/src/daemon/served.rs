@@ -313,7 +313,7 @@ pub(super) fn serve<V: VirtioDevice, S: ServedSpec>(
 
 /// Where and how one instance of a device is served.
 pub(super) fn options<S: ServedSpec>(socket: PathBuf, record: &Record<S>, ground: &Ground) -> ServerOptions {
-    ServerOptions { socket, pool: Arc::new(ground.seating(record)), dirty_log: true }
+    ServerOptions { dirty_log: true, ..ServerOptions::new(socket, Arc::new(ground.seating(record))) }
 }
 
 /// Does what may block on a thread for that.

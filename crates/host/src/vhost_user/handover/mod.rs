@@ -216,7 +216,7 @@ pub fn adopt<V: VirtioDevice>(
     let listener = inbox.take_listener(packed.listener)?;
     let process = packed.connection.as_ref().and_then(|connection| connection.process);
     let connection = packed.connection.map(|connection| connection.unpack(&mut inbox)).transpose()?;
-    let fresh = Session::new(model, options.pool)?
+    let fresh = Session::new(model, options.pool, options.limits)?
         .with_patience(patience)
         .with_lease(lease)
         .with_dirty_log(options.dirty_log);
