@@ -1,17 +1,18 @@
 //! Sockets that are listened on: how a path becomes one, and how it goes away.
 //!
 //! What stands at the path is replaced only if it is a socket that nobody listens on: left over from a daemon that died. Anything
-//! else (a file, a symbolic link, a directory, a live socket) is refused and stays as it is. The new socket is made beside, under a
-//! name of its own, with its mode from the first moment and listening, and takes the path by one step (`renameat2`): into an empty
-//! place, or in exchange with exactly the dead socket that was looked at. Of two daemons that want the same path at once one is
-//! refused.
+//! else (a file, a symbolic link, a directory, a live socket) is refused and stays as it is. The new socket is made beside, with its
+//! mode from the first moment and listening, and is renamed. Into an empty place that is one step which fails if somebody was
+//! faster (`RENAME_NOREPLACE`). What is made to replace a dead socket is called after that one, so that there is only one at a time
+//! who may: who has the name looks once more whether the dead one is still there. Of daemons that want one path at once, one gets it.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{Error, ErrorKind, Result};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
@@ -19,8 +20,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
-/// How often another name is tried for what is made beside.
-const TRIES: u32 = 100;
+/// Longer than anybody needs from binding beside to renaming.
+const MOMENTS: Duration = Duration::from_secs(60);
 
 /// Binds a socket of mode 0600 that never blocks; see above for what it replaces.
 pub fn bind(path: &Path) -> Result<UnixListener> {
@@ -29,32 +30,79 @@ pub fn bind(path: &Path) -> Result<UnixListener> {
     };
     let folder = Folder::of(path)?;
     let dead = folder.dead_socket(path, name)?;
-    let (listener, fresh) = folder.listen_beside(name)?;
-    let placed = match &dead {
-        None => folder.rename(&fresh, name, RenameFlags::NOREPLACE).map_err(|errno| taken(path, errno)),
-        Some(dead) => folder.exchange(&fresh, name, dead, path),
+    let fresh = match &dead {
+        None => {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            OsString::from(format!(".ioplane-{}-{number}", std::process::id()))
+        }
+        Some(Identity(device, inode, seconds, nanos)) => {
+            OsString::from(format!(".ioplane-{device:x}-{inode:x}-{seconds:x}-{nanos:x}"))
+        }
     };
-    if placed.is_err() || dead.is_some() {
-        // What failed, or what was dead.
-        let _ = rustix::fs::unlinkat(&folder.0, &fresh, AtFlags::empty());
+    let listener = match folder.listen(&fresh) {
+        Err(Errno::ADDRINUSE) if folder.is_abandoned(&fresh) => {
+            folder.remove(&fresh);
+            folder.listen(&fresh)
+        }
+        done => done,
+    };
+    let listener =
+        listener.map_err(|errno| if errno == Errno::ADDRINUSE { in_use(path) } else { errno.into() })?;
+    let placed = match dead {
+        None => folder.rename(&fresh, name, RenameFlags::NOREPLACE).map_err(|errno| taken(path, errno)),
+        Some(_) if folder.socket_at(name) != dead => Err(in_use(path)),
+        Some(_) => folder.rename(&fresh, name, RenameFlags::empty()).map_err(Error::from),
+    };
+    if placed.is_err() {
+        folder.remove(&fresh);
     }
     placed.map(|()| listener)
 }
 
-/// Takes the socket at `path` away, if it is `listener`'s: nobody else's, and no file.
-pub fn unbind(path: &Path, listener: impl AsFd) {
-    let ours = rustix::net::getsockname(&listener).ok().and_then(|name| SocketAddrUnix::try_from(name).ok());
-    let (Some(ours), Ok(stat)) = (ours, rustix::fs::lstat(path)) else { return };
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
-        return;
-    }
-    let _ = ours;
-    let _ = std::fs::remove_file(path);
+/// A path where a socket of ours is, to take it away again and nothing else.
+#[derive(Debug)]
+pub struct Place {
+    path: PathBuf,
+    socket: Option<Identity>,
 }
 
-/// Which file something is.
-fn identity(stat: &Stat) -> (u64, u64) {
-    (stat.st_dev as u64, stat.st_ino as u64)
+impl Place {
+    /// What is at `path` now is ours: it has just been bound, or has come from the process that had bound it.
+    pub fn of(path: &Path) -> Self {
+        Place { path: path.to_owned(), socket: socket_at(path) }
+    }
+
+    /// The path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes the socket away, unless something else has come to its place.
+    pub fn clear(&self) {
+        if self.socket.is_some() && socket_at(&self.path) == self.socket {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// The socket at `path`, if there is one.
+fn socket_at(path: &Path) -> Option<Identity> {
+    rustix::fs::lstat(path).ok().and_then(|stat| Identity::of_socket(&stat))
+}
+
+/// Which file something is: device, inode, and when it was made, since numbers are used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Identity(u64, u64, i64, i64);
+
+impl Identity {
+    /// `None` if it is no socket.
+    fn of_socket(stat: &Stat) -> Option<Self> {
+        let socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+        socket.then(|| {
+            Identity(stat.st_dev as u64, stat.st_ino as u64, stat.st_mtime as i64, stat.st_mtime_nsec as i64)
+        })
+    }
 }
 
 fn taken(path: &Path, errno: Errno) -> Error {
@@ -62,7 +110,10 @@ fn taken(path: &Path, errno: Errno) -> Error {
         Errno::EXIST => in_use(path),
         Errno::INVAL | Errno::NOSYS => Error::new(
             ErrorKind::Unsupported,
-            format!("the file system of {} cannot take a socket in one step: use one in /run", path.display()),
+            format!(
+                "the file system of {} cannot take a socket in one step: use one in /run",
+                path.display()
+            ),
         ),
         errno => errno.into(),
     }
@@ -83,24 +134,21 @@ impl Folder {
         Ok(Folder(rustix::fs::openat(CWD, folder, flags, Mode::empty())?))
     }
 
-    fn look(&self, name: &OsStr) -> Result<Option<Stat>> {
-        match rustix::fs::statat(&self.0, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => Ok(Some(stat)),
-            Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(errno.into()),
-        }
+    fn look(&self, name: &OsStr) -> rustix::io::Result<Stat> {
+        rustix::fs::statat(&self.0, name, AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// A path to `name` here that is short, whatever the length of the directory's own.
-    fn address(&self, name: &OsStr) -> Result<SocketAddrUnix> {
-        let mut path = OsString::from(format!("/proc/self/fd/{}/", self.0.as_raw_fd()));
-        path.push(name);
-        Ok(SocketAddrUnix::new(path)?)
+    fn socket_at(&self, name: &OsStr) -> Option<Identity> {
+        self.look(name).ok().and_then(|stat| Identity::of_socket(&stat))
     }
 
     /// The socket at `name` that nobody listens on, if there is one. An error if something else is there.
-    fn dead_socket(&self, path: &Path, name: &OsStr) -> Result<Option<Stat>> {
-        let Some(stat) = self.look(name)? else { return Ok(None) };
+    fn dead_socket(&self, path: &Path, name: &OsStr) -> Result<Option<Identity>> {
+        let stat = match self.look(name) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        };
         let what = match FileType::from_raw_mode(stat.st_mode) {
             FileType::Socket => None,
             FileType::Directory => Some("a directory"),
@@ -115,14 +163,8 @@ impl Folder {
             );
             return Err(Error::new(ErrorKind::AlreadyExists, text));
         }
-        let probe = rustix::net::socket_with(
-            AddressFamily::UNIX,
-            SocketType::STREAM,
-            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-            None,
-        )?;
-        match rustix::net::connect(&probe, &self.address(name)?) {
-            Err(Errno::CONNREFUSED) => Ok(Some(stat)),
+        match rustix::net::connect(&socket()?, &SocketAddrUnix::new(path)?) {
+            Err(Errno::CONNREFUSED) => Ok(Identity::of_socket(&stat)),
             Err(Errno::NOENT) => Ok(None),
             // Listened on with a full backlog, or of another type.
             Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(in_use(path)),
@@ -130,51 +172,42 @@ impl Folder {
         }
     }
 
-    /// A socket that listens, and its name: nobody else's, hidden, and gone after [`bind`].
-    fn listen_beside(&self, name: &OsStr) -> Result<(UnixListener, OsString)> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        for _ in 0..TRIES {
-            let mut fresh = OsString::from(".");
-            fresh.push(name);
-            fresh.push(format!(".{}.{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-            // The name gets the mode that the socket has before it is bound, less the umask: never a wider one.
-            rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-            match rustix::net::bind(&socket, &self.address(&fresh)?) {
-                // Left over from a process of the same number that died right here.
-                Err(Errno::ADDRINUSE) => continue,
-                done => done?,
+    /// A socket that listens at `name`.
+    fn listen(&self, name: &OsStr) -> rustix::io::Result<UnixListener> {
+        let socket = socket()?;
+        // The name gets the mode that the socket has before it is bound, less the umask: never a wider one.
+        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        // A path that fits into an address, whatever the length of the directory's own.
+        let mut path = OsString::from(format!("/proc/self/fd/{}/", self.0.as_raw_fd()));
+        path.push(name);
+        rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+        match rustix::net::listen(&socket, BACKLOG) {
+            Ok(()) => Ok(UnixListener::from(socket)),
+            Err(errno) => {
+                self.remove(name);
+                Err(errno)
             }
-            let listening = rustix::fs::chmodat(&self.0, &fresh, Mode::RUSR | Mode::WUSR, AtFlags::empty())
-                .and_then(|()| rustix::net::listen(&socket, BACKLOG));
-            if let Err(errno) = listening {
-                let _ = rustix::fs::unlinkat(&self.0, &fresh, AtFlags::empty());
-                return Err(errno.into());
-            }
-            return Ok((UnixListener::from(socket), fresh));
         }
-        Err(ErrorKind::AddrInUse.into())
+    }
+
+    /// Whether what was made beside was left there by a process that died over it: that takes no longer than moments.
+    fn is_abandoned(&self, name: &OsStr) -> bool {
+        let Ok(stat) = self.look(name) else { return true };
+        let made = UNIX_EPOCH + Duration::from_secs(u64::try_from(stat.st_mtime).unwrap_or(0));
+        SystemTime::now().duration_since(made).is_ok_and(|age| age > MOMENTS)
+    }
+
+    fn remove(&self, name: &OsStr) {
+        let _ = rustix::fs::unlinkat(&self.0, name, AtFlags::empty());
     }
 
     fn rename(&self, from: &OsStr, to: &OsStr, flags: RenameFlags) -> rustix::io::Result<()> {
         rustix::fs::renameat_with(&self.0, from, &self.0, to, flags)
     }
+}
 
-    /// Puts `fresh` in the place of the socket that was found dead, which is called `fresh` then. If another has come there
-    /// meanwhile, that one is put back.
-    fn exchange(&self, fresh: &OsStr, name: &OsStr, dead: &Stat, path: &Path) -> Result<()> {
-        match self.rename(fresh, name, RenameFlags::EXCHANGE) {
-            // Gone meanwhile.
-            Err(Errno::NOENT) => {
-                return self.rename(fresh, name, RenameFlags::NOREPLACE).map_err(|errno| taken(path, errno));
-            }
-            done => done.map_err(|errno| taken(path, errno))?,
-        }
-        if self.look(fresh)?.is_some_and(|stat| identity(&stat) == identity(dead)) {
-            return Ok(());
-        }
-        self.rename(fresh, name, RenameFlags::EXCHANGE)?;
-        Err(in_use(path))
-    }
+/// A stream socket that never blocks.
+fn socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }

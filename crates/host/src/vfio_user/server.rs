@@ -17,6 +17,7 @@ use super::fault::ClientFault;
 use super::session::Session;
 use super::status::{Board, Status};
 use crate::in_process::{Front, Presence};
+use crate::socket::{self, Place};
 
 /// Where and how a device is served.
 #[derive(Debug, Clone)]
@@ -105,17 +106,17 @@ impl Handle {
 
 /// Serves the function behind `front` on a socket until stopped, on a thread of its own.
 pub fn serve<F: Function>(front: Arc<Front<F>>, options: Options) -> std::io::Result<Handle> {
-    let listener = crate::socket::bind(&options.socket)?;
+    let listener = socket::bind(&options.socket)?;
     let board = Arc::new(Board::default());
     let stop = crate::eventfd::fresh()?;
     let session = Session::told(front, &options, board.clone(), stop.clone())?;
     let mut service = Service { session, listener, connection: None, burdened: false };
-    let socket = options.socket.clone();
+    let place = Place::of(&options.socket);
     // The system keeps fifteen bytes of it: enough to tell the threads of one daemon apart.
-    let name = format!("vfu:{}", socket.file_stem().unwrap_or_default().to_string_lossy());
+    let name = format!("vfu:{}", options.socket.file_stem().unwrap_or_default().to_string_lossy());
     let thread = std::thread::Builder::new().name(name).spawn(move || {
         service.run();
-        let _ = std::fs::remove_file(&socket);
+        place.clear();
     })?;
     let thread = Mutex::new(Some(thread));
     Ok(Handle(Arc::new(Hold { socket: options.socket, board, stop, thread })))

@@ -18,6 +18,7 @@ use super::handover::{Held, Offer};
 use super::lease::Lease;
 pub use super::session::PATIENCE as STOP_PATIENCE;
 use super::session::Session;
+use crate::socket::{self, Place};
 
 /// How long the daemon's own wishes (replace, move) may wait for a quiescent point before the device is given back.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -230,7 +231,7 @@ pub fn serve_leased<V: VirtioDevice>(
     patience: Duration,
     lease: Lease,
 ) -> std::io::Result<Handle<V>> {
-    let listener = UnixListener::from_std(crate::socket::bind(&options.socket)?)?;
+    let listener = UnixListener::from_std(socket::bind(&options.socket)?)?;
     let session = Session::new(model, options.pool, options.limits)
         .map_err(std::io::Error::other)?
         .with_patience(patience)
@@ -245,7 +246,7 @@ pub fn serve_leased<V: VirtioDevice>(
         connections: 0,
         faults: BTreeMap::new(),
         last_fault: None,
-        socket: options.socket.clone(),
+        place: Place::of(&options.socket),
     };
     tokio::spawn(server.run(receiver));
     Ok(Handle::of(commands, options.socket))
@@ -259,7 +260,7 @@ pub(super) struct Server<V: VirtioDevice> {
     pub(super) connections: u64,
     pub(super) faults: BTreeMap<Cow<'static, str>, u64>,
     pub(super) last_fault: Option<String>,
-    pub(super) socket: PathBuf,
+    pub(super) place: Place,
 }
 
 impl<V: VirtioDevice> Server<V> {
@@ -300,7 +301,7 @@ impl<V: VirtioDevice> Server<V> {
                 }
             }
         }
-        let _ = std::fs::remove_file(&self.socket);
+        self.place.clear();
         if let Err(fault) = self.session.forget_peer().await {
             tracing::error!(%fault, "the device did not stop cleanly");
         }
@@ -320,7 +321,9 @@ impl<V: VirtioDevice> Server<V> {
                 self.peer = stream.peer_cred().ok().and_then(|peer| u32::try_from(peer.pid()?).ok());
                 self.connection = Some(Connection::new(stream));
             }
-            Ok(_) => tracing::warn!(socket = %self.socket.display(), "a second front end was turned away"),
+            Ok(_) => {
+                tracing::warn!(socket = %self.place.path().display(), "a second front end was turned away")
+            }
             // Without a number of the system's the runtime is going down, and so are we.
             Err(error) if error.raw_os_error().is_none() => return false,
             Err(error) => {
@@ -335,9 +338,11 @@ impl<V: VirtioDevice> Server<V> {
     pub(super) async fn disconnect(&mut self, fault: PeerFault) {
         self.connection = None;
         match &fault {
-            PeerFault::Closed => tracing::info!(socket = %self.socket.display(), "the front end has left"),
+            PeerFault::Closed => {
+                tracing::info!(socket = %self.place.path().display(), "the front end has left")
+            }
             fault => {
-                tracing::warn!(socket = %self.socket.display(), %fault, "the front end was disconnected");
+                tracing::warn!(socket = %self.place.path().display(), %fault, "the front end was disconnected");
                 *self.faults.entry(fault.name().into()).or_default() += 1;
                 self.last_fault = Some(fault.to_string());
             }

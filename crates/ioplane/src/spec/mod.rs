@@ -263,11 +263,10 @@ pub fn socket_flaw(path: &Path) -> Option<Flaw> {
             "begin it with /",
         ));
     }
-    // It is bound under another ending first, and then renamed.
-    let longest = path.as_os_str().len().max(path.with_extension("new").as_os_str().len());
-    if longest > SOCKET_PATH {
+    let len = path.as_os_str().len();
+    if len > SOCKET_PATH {
         let reason =
-            format!("{} is {longest} bytes long; a socket's path has {SOCKET_PATH} at most", path.display());
+            format!("{} is {len} bytes long; a socket's path has {SOCKET_PATH} at most", path.display());
         return Some(Flaw::new("socket", reason, "choose a shorter run_dir or socket"));
     }
     None
