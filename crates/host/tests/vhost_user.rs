@@ -555,15 +555,16 @@ fn hole_04_front_ends_that_map_all_they_can_leave_others_enough() {
         let added = (0..slots).take_while(|n| add_region(front, n * 4096, 4096, &file)).count();
         regions += added;
         assert_eq!(served.status().mappings, added as u64);
-        // One more than it may have ends its connection, and gives all of them back.
     }
     assert!(regions > 4096, "{regions}: the limit on descriptors is too low for this test");
     let served = Served::new(memory());
     Guest::boot(&served).works(1);
+    // One more than it may have ends its connection, and gives all of them back.
     assert!(!add_region(&fronts[0], 1 << 40, 4096, &file));
     greedy[0].until("too many regions", |status| !status.connected && status.mappings == 0);
     assert!(greedy[1].status().connected, "nobody else notices");
     Guest::boot(&greedy[0]).works(1);
+}
 
 /// SPDK's front end enables a ring by its size.
 #[test]
