@@ -59,7 +59,7 @@ pub enum MappingError {
     /// Clients have taken all that is there beyond what is each one's own.
     #[error(
         "this client has the {own} mappings that are its own, and other clients have taken all that there are beyond: use fewer memory \
-         regions (`ioplane status` shows whose they are), or start a second daemon"
+         regions (`mappings` in `ioplane status --json` says whose they are), or start a second daemon"
     )]
     PoolEmpty {
         /// How many are each client's own.

@@ -30,6 +30,7 @@ const LAST_WORDS: Duration = Duration::from_secs(6);
 /// Serves `config` until SIGTERM or SIGINT, or until another binary has taken everything over. `socket` goes before what the
 /// configuration says. With `inherit` it is that other binary.
 pub fn serve(config: &Path, socket: Option<PathBuf>, inherit: bool) -> Result<()> {
+    raise_descriptor_limit();
     // Few: the work is done by the I/O cores.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -42,6 +43,16 @@ pub fn serve(config: &Path, socket: Option<PathBuf>, inherit: bool) -> Result<()
     });
     runtime.shutdown_timeout(LINGER);
     outcome
+}
+
+/// As many descriptors as the system allows: each region of a guest's memory takes one, and who is short of them is short of them
+/// for all guests.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::warn!(%error, "raising the limit on open files");
+    }
 }
 
 /// Signals that end or change a daemon, instead of killing it.
