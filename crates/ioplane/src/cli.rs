@@ -10,7 +10,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use pci::{ModelCommand, PciAdd, PciCommand, PciWatch};
 
 use crate::size::Size;
-use crate::spec::{DirectWord, EngineWord, FormatWord, LinkWord, Mac, MannersWord, NotifyWord, VlanSpec};
+use crate::spec::{
+    DirectWord, EngineWord, FormatWord, LinkWord, Mac, MannersWord, MemoryWord, NotifyWord, VlanSpec,
+};
 
 /// Serves virtual machines' disks and NICs by polling, on I/O cores of their own.
 #[derive(Debug, Parser)]
@@ -326,6 +328,10 @@ pub struct DiskAdd {
     /// A second vhost-user socket, for the destination of a migration on this host
     #[arg(long, value_name = "PATH")]
     pub twin: Option<PathBuf>,
+    /// Files that a VMM may share as its guest's memory: ram (memfd, tmpfs, hugetlbfs), or any, where page faults may wait for a
+    /// disk or a network [default: ram]
+    #[arg(long, value_name = "FILES")]
+    pub guest_memory: Option<MemoryWord>,
 }
 
 /// What can be done with I/O cores.
@@ -477,6 +483,10 @@ pub struct NicAdd {
     /// Its vhost-user socket [default: NAME.sock in the run directory]
     #[arg(long = "vhost-socket", value_name = "PATH")]
     pub vhost_socket: Option<PathBuf>,
+    /// Files that a VMM may share as its guest's memory: ram (memfd, tmpfs, hugetlbfs), or any, where page faults may wait for a
+    /// disk or a network [default: ram]
+    #[arg(long, value_name = "FILES")]
+    pub guest_memory: Option<MemoryWord>,
 }
 
 /// What can be done with switches.

@@ -106,9 +106,6 @@ pub enum ClientFault {
     /// Memory that cannot be mapped.
     #[error(transparent)]
     Memory(#[from] MapError),
-    /// Memory from a file system whose pages may never come.
-    #[error("guest memory from {0}: page faults on it could block; use memfd, tmpfs or hugetlbfs")]
-    SlowMemory(&'static str),
     /// The device would not become quiescent, not by force either.
     #[error("the device did not become quiescent: {0}")]
     NotQuiescent(String),
@@ -145,8 +142,7 @@ impl ClientFault {
             ClientFault::NoInterrupts(_) => "no_interrupts",
             ClientFault::Exists(..) => "dma_overlap",
             ClientFault::TooManyMaps => "too_many_maps",
-            ClientFault::Memory(_) => "bad_memory",
-            ClientFault::SlowMemory(_) => "slow_memory",
+            ClientFault::Memory(error) => error.name(),
             ClientFault::NotQuiescent(_) => "not_quiescent",
             ClientFault::Device(_) => "device",
             ClientFault::Wire(_) => "wire",
@@ -170,7 +166,10 @@ impl ClientFault {
             ClientFault::NotSupported(_) => Errno::NOTSUP,
             ClientFault::Exists(..) => Errno::EXIST,
             ClientFault::TooManyMaps => Errno::NOSPC,
-            ClientFault::Memory(MapError::TooMany | MapError::Mapping(MappingError::TooMany)) => Errno::NOSPC,
+            ClientFault::Memory(MapError::TooMany) => Errno::NOSPC,
+            ClientFault::Memory(error) if matches!(error.name(), "too_many_mappings" | "too_much_pinned") => {
+                Errno::NOSPC
+            }
             ClientFault::Memory(MapError::Mapping(MappingError::Os(errno))) => *errno,
             ClientFault::NotQuiescent(_) => Errno::BUSY,
             ClientFault::NoInterrupts(_)

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{Access, At};
+use ioplane_memory::Account;
 use ioplane_pci::{BarMap, Function, Irq, Irqs, Touch, Wire};
 use rustix::event::{PollFd, PollFlags};
 use vfio_bindings::bindings::vfio;
@@ -15,6 +16,7 @@ use super::connection::{Connection, Message, Reply};
 use super::fault::ClientFault;
 use super::irqs::Wires;
 use super::memory::Dma;
+use super::server::Options;
 use super::spec;
 use super::status::{Board, Status};
 use super::version::{self, Agreed};
@@ -34,6 +36,8 @@ pub struct Session<F: Function> {
     pub(super) patience: Duration,
     pub(super) board: Arc<Board>,
     pub(super) dma: Dma,
+    /// What its clients may map, and have mapped.
+    pub(super) account: Account,
     pub(super) wires: Wires,
     pub(super) facts: Option<Facts>,
     pub(super) agreed: Option<Agreed>,
@@ -50,21 +54,24 @@ pub struct Session<F: Function> {
 impl<F: Function> Session<F> {
     /// A session without a client yet. `patience` is how long the device may take to become quiescent by itself when memory goes away.
     pub fn new(front: Arc<Front<F>>, patience: Duration) -> std::io::Result<Self> {
-        Self::told(front, patience, Arc::default(), crate::eventfd::fresh()?)
+        let options = Options { patience, ..Options::new("") };
+        Self::told(front, &options, Arc::default(), crate::eventfd::fresh()?)
     }
 
     pub(super) fn told(
         front: Arc<Front<F>>,
-        patience: Duration,
+        options: &Options,
         board: Arc<Board>,
         stop: Arc<OwnedFd>,
     ) -> std::io::Result<Self> {
         let moved = front.watch()?;
+        let account = Account::new(options.limits).map_err(std::io::Error::other)?;
         Ok(Session {
             front,
-            patience,
+            patience: options.patience,
             board,
             dma: Dma::default(),
+            account,
             wires: Wires::default(),
             facts: None,
             agreed: None,

@@ -7,7 +7,8 @@ use clap::{Args, Subcommand};
 use ioplane_passthrough::Address;
 
 use super::time;
-use crate::spec::{ChipWord, FaultSpec, Mac, ModeWord};
+use crate::size::Size;
+use crate::spec::{ChipWord, FaultSpec, Mac, MemoryWord, ModeWord};
 
 /// What can be done with PCI functions.
 #[derive(Debug, Subcommand)]
@@ -104,6 +105,13 @@ pub struct PciAdd {
     /// Its vfio-user socket [default: NAME.sock in the run directory]
     #[arg(long = "vfio-socket", value_name = "PATH")]
     pub vfio_socket: Option<PathBuf>,
+    /// Files that a VMM may share as its guest's memory: ram (memfd, tmpfs, hugetlbfs), or any, where page faults may wait for a
+    /// disk or a network [default: ram]
+    #[arg(long, value_name = "FILES")]
+    pub guest_memory: Option<MemoryWord>,
+    /// Most memory of a guest that is pinned for a function of the host [default: three quarters of the host's]
+    #[arg(long, value_name = "SIZE", conflicts_with = "emulate")]
+    pub pinned_memory: Option<Size>,
 }
 
 /// How to look on.

@@ -269,6 +269,7 @@ fn form(add: DiskAdd) -> Result<DiskForm> {
         core: add.core,
         socket: add.vhost_socket.as_deref().map(absolute).transpose()?,
         twin: add.twin.as_deref().map(absolute).transpose()?,
+        guest_memory: add.guest_memory,
     })
 }
 

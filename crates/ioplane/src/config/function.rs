@@ -3,7 +3,7 @@
 use super::network::{checked, name};
 use super::reader::{Place, Reader, nearest};
 use super::{Config, Problem};
-use crate::spec::{ChipWord, Flaw, FunctionForm, FunctionSpec, Mac, ModeWord};
+use crate::spec::{ChipWord, Flaw, FunctionForm, FunctionSpec, Mac, MemoryWord, ModeWord};
 
 /// One `[[pci]]`.
 pub fn function(mut reader: Reader<'_, '_>) -> Option<(FunctionSpec, Place)> {
@@ -24,6 +24,8 @@ pub fn function(mut reader: Reader<'_, '_>) -> Option<(FunctionSpec, Place)> {
         tap: reader.text("tap").or_else(|| there(&reader, "tap").then(|| "none".to_owned())),
         mac: reader.parsed::<Mac>("mac"),
         socket: reader.path("socket"),
+        guest_memory: reader.word("guest_memory", MemoryWord::of, MemoryWord::WORDS),
+        pinned_memory: reader.size("pinned_memory"),
     };
     let spec = name.and_then(|name| checked(&mut reader, form.spec(&name)));
     let place = reader.finish();

@@ -28,7 +28,7 @@ use reader::{Reader, Source};
 use crate::size::Size;
 use crate::spec::{
     Access, BackingSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, Flaw, FormatWord,
-    FunctionSpec, MannersWord, NicSpec, NotifyWord, SwitchSpec,
+    FunctionSpec, MannersWord, MemoryWord, NicSpec, NotifyWord, SwitchSpec,
 };
 
 /// The section `[daemon]`.
@@ -323,6 +323,7 @@ fn disk(mut reader: Reader<'_, '_>) -> Option<(DiskSpec, Place)> {
         core: reader.small("core"),
         socket: reader.path("socket"),
         twin: reader.path("twin"),
+        guest_memory: reader.word("guest_memory", MemoryWord::of, MemoryWord::WORDS),
     };
     let spec = match &name {
         Some(name) => match form.spec(name) {

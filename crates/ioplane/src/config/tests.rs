@@ -64,6 +64,7 @@ fn a_whole_configuration_is_read() {
         name = "soft"
         emulate = "ne2000"
         switch = "lan"
+        guest_memory = "any"
     "#;
     let config = Config::parse(&folder.path().join("c.toml"), text).unwrap();
     config.images(|_| true).unwrap();
@@ -79,6 +80,8 @@ fn a_whole_configuration_is_read() {
     assert_eq!((scratch.serial.as_str(), scratch.queue_size), ("scratch", 128));
     let functions: Vec<_> = config.functions.iter().map(|(f, _)| (f.name.as_str(), f.mode())).collect();
     assert_eq!(functions, [("card", "virtual"), ("soft", "emulated")]);
+    let files = |n: usize| config.functions[n].0.limits().files;
+    assert_eq!((files(0), files(1)), (ioplane_memory::Files::Ram, ioplane_memory::Files::Any));
 }
 
 #[test]

@@ -359,6 +359,7 @@ impl Kind for Disk {
         report.vm = status.peer.map(VmReport::of);
         report.features = status.features;
         (report.front_end_faults, report.last_front_end_fault) = faults_of(&status);
+        report.mappings = status.mappings;
         report.totals = Counts::sum(&status.queues);
         report.queues = status.queues.into_iter().map(QueueReport::from).collect();
         report
@@ -395,6 +396,7 @@ impl Kind for Disk {
             features: 0,
             front_end_faults: Default::default(),
             last_front_end_fault: None,
+            mappings: 0,
             totals: Counts::default(),
             queues: (0..spec.queues).map(QueueReport::blank).collect(),
         }

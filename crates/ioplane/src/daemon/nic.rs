@@ -138,6 +138,7 @@ impl Kind for Nic {
         report.vm = status.peer.map(VmReport::of);
         report.features = status.features;
         (report.front_end_faults, report.last_front_end_fault) = faults_of(&status);
+        report.mappings = status.mappings;
         report.port = port;
         report.sent = FrameCounts::sum(&status.queues, Role::Transmit);
         report.received = FrameCounts::sum(&status.queues, Role::Receive);
@@ -171,6 +172,7 @@ impl Kind for Nic {
             features: 0,
             front_end_faults: BTreeMap::new(),
             last_front_end_fault: None,
+            mappings: 0,
             port: PortReport { name: spec.name.clone(), ..PortReport::default() },
             received: FrameCounts::default(),
             sent: FrameCounts::default(),

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ioplane_host::vhost_user::{self, Handle, Lease, STOP_PATIENCE, ServerOptions, Status};
+use ioplane_memory::Limits;
 use ioplane_virtio::VirtioDevice;
 
 use super::Daemon;
@@ -314,7 +315,8 @@ pub(super) fn serve<V: VirtioDevice, S: ServedSpec>(
 
 /// Where and how one instance of a device is served.
 pub(super) fn options<S: ServedSpec>(socket: PathBuf, record: &Record<S>, ground: &Ground) -> ServerOptions {
-    ServerOptions { socket, pool: Arc::new(ground.seating(record)), dirty_log: true }
+    let limits = Limits { files: record.now.guest_memory().below(), ..Limits::default() };
+    ServerOptions { dirty_log: true, limits, ..ServerOptions::new(socket, Arc::new(ground.seating(record))) }
 }
 
 /// Does what may block on a thread for that.

@@ -254,6 +254,9 @@ pub struct DiskReport {
     pub front_end_faults: BTreeMap<String, u64>,
     /// The last of those, in words.
     pub last_front_end_fault: Option<String>,
+    /// Memory mappings that front ends have taken.
+    #[serde(default)]
+    pub mappings: u64,
     /// All its queues together.
     pub totals: Counts,
     /// Each of them.

@@ -144,6 +144,9 @@ pub struct NicReport {
     pub front_end_faults: BTreeMap<String, u64>,
     /// The last of those, in words.
     pub last_front_end_fault: Option<String>,
+    /// Memory mappings that its front end has taken.
+    #[serde(default)]
+    pub mappings: u64,
     /// Its port of the switch.
     pub port: PortReport,
     /// What its guest received.

@@ -13,6 +13,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use ioplane_cores::{Manners, Notify};
+use ioplane_memory::Files;
 use ioplane_storage::{Direct, EngineChoice};
 use serde::{Deserialize, Serialize};
 
@@ -106,6 +107,23 @@ words! {
     ; bool
 }
 
+words! {
+    /// Files that a VMM may share as memory of its guest.
+    MemoryWord, Ram,
+    /// Those whose pages are memory: memfd, tmpfs, hugetlbfs.
+    Ram "ram" => Files::Ram,
+    /// Of any file system: a page fault may then wait for a disk, a network or another process, and an I/O core with it.
+    Any "any" => Files::Any,
+    ; Files
+}
+
+impl MemoryWord {
+    /// For what is written down: left out where it is the usual.
+    pub fn is_usual(&self) -> bool {
+        *self == MemoryWord::default()
+    }
+}
+
 /// Where a disk's bytes live.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
@@ -162,6 +180,9 @@ pub struct DiskSpec {
     /// A second vhost-user socket, for the destination of a migration on this host.
     #[serde(default)]
     pub twin: Option<PathBuf>,
+    /// Files that VMMs may share as memory of their guests.
+    #[serde(default, skip_serializing_if = "MemoryWord::is_usual")]
+    pub guest_memory: MemoryWord,
     /// The core that its queues prefer.
     pub core: Option<u32>,
 }
@@ -185,6 +206,7 @@ pub struct DiskForm {
     pub core: Option<u32>,
     pub socket: Option<PathBuf>,
     pub twin: Option<PathBuf>,
+    pub guest_memory: Option<MemoryWord>,
 }
 
 /// Longest path of a unix socket (sun_path, with its end).
@@ -226,6 +248,8 @@ pub trait ServedSpec: Clone + PartialEq + Send + Sync + 'static {
     fn twin(&self) -> Option<&Path> {
         None
     }
+    /// Files that its front ends may share as memory.
+    fn guest_memory(&self) -> MemoryWord;
     /// Number of its queues.
     fn queues(&self) -> u16;
     /// Everything that is wrong with it in itself. The state file is checked by this too.
@@ -274,11 +298,10 @@ pub fn socket_flaw(path: &Path) -> Option<Flaw> {
             "begin it with /",
         ));
     }
-    // It is bound under another ending first, and then renamed.
-    let longest = path.as_os_str().len().max(path.with_extension("new").as_os_str().len());
-    if longest > SOCKET_PATH {
+    let len = path.as_os_str().len();
+    if len > SOCKET_PATH {
         let reason =
-            format!("{} is {longest} bytes long; a socket's path has {SOCKET_PATH} at most", path.display());
+            format!("{} is {len} bytes long; a socket's path has {SOCKET_PATH} at most", path.display());
         return Some(Flaw::new("socket", reason, "choose a shorter run_dir or socket"));
     }
     None
@@ -361,6 +384,7 @@ impl DiskForm {
             block_size,
             socket: self.socket,
             twin: self.twin,
+            guest_memory: self.guest_memory.unwrap_or_default(),
             core: self.core,
         };
         checked(spec, flaws)
@@ -382,6 +406,10 @@ impl ServedSpec for DiskSpec {
 
     fn twin(&self) -> Option<&Path> {
         self.twin.as_deref()
+    }
+
+    fn guest_memory(&self) -> MemoryWord {
+        self.guest_memory
     }
 
     fn queues(&self) -> u16 {
@@ -450,6 +478,7 @@ impl ServedSpec for DiskSpec {
             block_size: pick(&base.block_size, &configured.block_size, &now.block_size),
             socket: pick(&base.socket, &configured.socket, &now.socket),
             twin: pick(&base.twin, &configured.twin, &now.twin),
+            guest_memory: pick(&base.guest_memory, &configured.guest_memory, &now.guest_memory),
             core: pick(&base.core, &configured.core, &now.core),
         }
     }

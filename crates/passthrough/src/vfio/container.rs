@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use ioplane_memory::Region;
+use ioplane_memory::{Pin, Region};
 
 use super::ioctl;
 use crate::address::Address;
@@ -23,7 +23,7 @@ pub(super) struct Container {
     /// First and last byte of each range of bus addresses; empty: unknown.
     ranges: Vec<(u64, u64)>,
     /// By bus address. The memory has to live as long as it is mapped.
-    mapped: BTreeMap<u64, Region>,
+    mapped: BTreeMap<u64, (Region, Pin)>,
 }
 
 impl Container {
@@ -87,6 +87,9 @@ impl Container {
                 ranges: Ranges(self.ranges.clone()),
             });
         }
+        // Pinned memory is the host's, also where the guest has never touched it.
+        let pin =
+            region.pin().map_err(|source| self.os("pin guest memory".into(), io::Error::other(source)))?;
         ioctl::map(self.file(), iova, region.host_address(), len, region.writable()).map_err(|source| {
             let advice = match source.raw_os_error() {
                 Some(libc::ENOMEM) => {
@@ -98,13 +101,13 @@ impl Container {
             };
             self.os(format!("map {len:#x} bytes at bus address {iova:#x}{advice}"), source)
         })?;
-        self.mapped.insert(iova, region.clone());
+        self.mapped.insert(iova, (region.clone(), pin));
         Ok(())
     }
 
     pub(super) fn unmap(&mut self, iova: u64, len: u64) -> Result<(), HardwareError> {
         let doing = || format!("unmap {len:#x} bytes at bus address {iova:#x}");
-        if self.mapped.get(&iova).is_none_or(|region| region.len() != len) {
+        if self.mapped.get(&iova).is_none_or(|(region, _)| region.len() != len) {
             return Err(self.os(doing(), io::Error::other("nothing is mapped exactly there")));
         }
         match ioctl::unmap(self.file(), iova, len) {
@@ -120,7 +123,8 @@ impl Container {
 
     /// Unmaps what can be; the rest goes with the container.
     pub(super) fn clear(&mut self) {
-        let all: Vec<(u64, u64)> = self.mapped.iter().map(|(iova, region)| (*iova, region.len())).collect();
+        let all: Vec<(u64, u64)> =
+            self.mapped.iter().map(|(iova, (region, _))| (*iova, region.len())).collect();
         for (iova, len) in all {
             let _ = self.unmap(iova, len);
         }

@@ -91,7 +91,10 @@ impl<V: VirtioDevice> Works<V> {
     /// A server that has not run yet, and a connection that has shared the guest's memory.
     fn instance(&self, nth: u64, runtime: &Runtime, wiring: &Wiring) -> Result<Instance<V>, String> {
         let socket = self.directory.join(nth.to_string());
-        let options = ServerOptions { socket, pool: Arc::new(Spread(self.pool.clone())), dirty_log: true };
+        let options = ServerOptions {
+            dirty_log: true,
+            ..ServerOptions::new(socket, Arc::new(Spread(self.pool.clone())))
+        };
         let handle = {
             let _inside = runtime.enter();
             serve_within((self.model)(), options, STUCK).map_err(said)?

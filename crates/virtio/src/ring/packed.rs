@@ -408,6 +408,11 @@ impl Packed {
     }
 
     #[inline]
+    pub(super) fn journal_lost(&self) -> bool {
+        self.ledger.lost()
+    }
+
+    #[inline]
     pub(super) fn unpublished(&self) -> u16 {
         self.ledger.batched()
     }

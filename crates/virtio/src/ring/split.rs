@@ -318,6 +318,11 @@ impl Split {
     }
 
     #[inline]
+    pub(super) fn journal_lost(&self) -> bool {
+        self.journal.as_ref().is_some_and(Journal::lost)
+    }
+
+    #[inline]
     pub(super) fn unpublished(&self) -> u16 {
         self.next_used.wrapping_sub(self.published)
     }

@@ -100,5 +100,7 @@ fn form(add: PciAdd) -> Result<FunctionForm> {
         tap: add.tap,
         mac: add.mac,
         socket: add.vfio_socket.as_deref().map(absolute).transpose()?,
+        guest_memory: add.guest_memory,
+        pinned_memory: add.pinned_memory,
     })
 }

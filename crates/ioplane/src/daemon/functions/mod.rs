@@ -177,7 +177,8 @@ impl Card {
             })?;
             let (front, socket) = (Arc::new(front), ground.socket(&record.now));
             let id = id_of(&front);
-            let options = vfio_user::Options::new(&socket);
+            let options =
+                vfio_user::Options { limits: record.now.limits(), ..vfio_user::Options::new(&socket) };
             let handle = vfio_user::serve(front.clone(), options).map_err(|error| {
                 let remedy = "is its folder there and writable, and does no other daemon listen there?";
                 Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)
