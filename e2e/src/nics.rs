@@ -184,12 +184,7 @@ impl L1 {
     }
 
     /// The same, with more words for the kernel.
-    pub fn boot_with_nics_and(
-        memory_mib: u64,
-        nics: &[Nic],
-        append: &str,
-        news: News<'_>,
-    ) -> Result<L1> {
+    pub fn boot_with_nics_and(memory_mib: u64, nics: &[Nic], append: &str, news: News<'_>) -> Result<L1> {
         let cards: String = nics.iter().map(|nic| nic.args()).collect();
         let load: String = nics.iter().map(|nic| format!(",{}", nic.module())).collect();
         let l1 = L1::boot_as(

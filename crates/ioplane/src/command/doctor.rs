@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::kvm::Kvm;
 use super::qemu::Version;
 use super::{out, print_json};
+use crate::client::Client;
 use crate::size::Size;
 
 /// How a finding weighs.
@@ -54,8 +55,8 @@ fn bad(name: &'static str, weight: Weight, found: impl Into<String>, follows: &s
 }
 
 /// Looks, and says what was seen. Success if this host can serve at all.
-pub fn run(json: bool) -> Result<ExitCode> {
-    let findings = vec![
+pub fn run(client: &Client, json: bool) -> Result<ExitCode> {
+    let mut findings = vec![
         memfd(),
         io_uring(),
         processors(),
@@ -64,6 +65,7 @@ pub fn run(json: bool) -> Result<ExitCode> {
         pci::vfio_user(),
         pci::iommu(),
         pci::vfio(),
+        pci::remapping(),
         locks(),
         memlock(),
         descriptors(),
@@ -71,6 +73,7 @@ pub fn run(json: bool) -> Result<ExitCode> {
         pages(),
         run_dir(),
     ];
+    findings.extend(pci::functions(client));
     let can_serve = findings.iter().all(|finding| finding.weight != Weight::Fatal);
     let report = DoctorReport { can_serve, findings };
     if json {

@@ -91,7 +91,7 @@ fn perform(cli: Cli) -> Result<ExitCode> {
         Command::LibvirtXml(args) => libvirt_xml(&client()?, &args, json)?,
         Command::Core(command) => core(&client()?, command, json)?,
         Command::QemuArgs(args) => qemu_args(&client()?, &args, json)?,
-        Command::Doctor => return doctor::run(json),
+        Command::Doctor => return doctor::run(&client()?, json),
         Command::Exits(args) => return exits::run(&args, json),
         Command::Reload => {
             let done: DoneReport = working("reading the configuration", || {

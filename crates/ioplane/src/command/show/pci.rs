@@ -22,6 +22,7 @@ fn behind(function: &FunctionReport) -> String {
 /// Where it stands, in a word.
 pub fn standing(function: &FunctionReport) -> &'static str {
     match (function.state, function.stage) {
+        _ if function.unusable.is_some() => "UNUSABLE",
         _ if function.watch.as_ref().is_some_and(|watch| watch.stopped) => "STOPPED",
         (ServedState::Served, Stage::Held | Stage::Quiescing | Stage::Away) => function.stage.word(),
         (served, _) => state(served, function.connected),
@@ -55,6 +56,12 @@ fn complaints(function: &FunctionReport) -> String {
     if let Some(error) = &function.error {
         text.push_str(&format!("{name}: {error}\n"));
         text.extend(function.remedy.iter().map(|remedy| format!("  to do: {remedy}\n")));
+    }
+    if let Some(why) = &function.unusable {
+        text.push_str(&format!("{name} takes no guest: {why}\n"));
+        text.push_str(&format!(
+            "  to do: then ioplane pci reset {name}, or start the guest again: each tries anew\n"
+        ));
     }
     if let Some(watch) = &function.watch
         && watch.stopped

@@ -38,6 +38,7 @@ pub fn function(name: &str) -> FunctionReport {
         chip: None,
         hardware_faults: BTreeMap::new(),
         not_reset: None,
+        unusable: None,
         port: None,
     }
 }
