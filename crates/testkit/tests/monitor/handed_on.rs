@@ -98,7 +98,7 @@ fn hole_10_a_card_in_use_that_does_not_reset_is_dead_until_it_does() {
     let check = |client: &mut Client, bench: &Bench<Rtl8139>| {
         use ioplane_host::vfio_user::spec::DEVICE_RESET;
         client.must(DEVICE_RESET, &[], &[]).expect("works");
-        client.write(4, 4, &[7, 0]).expect("works");
+        client.write(vfio_bindings::bindings::vfio::VFIO_PCI_CONFIG_REGION_INDEX, 4, &[7, 0]).expect("works");
         bench.trouble(Trouble::Deaf);
         let failed = client.must(DEVICE_RESET, &[], &[]).expect_err("it does not end");
         assert_eq!(failed.raw_os_error(), Some(libc::EIO), "{failed}");

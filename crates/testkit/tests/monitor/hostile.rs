@@ -17,6 +17,7 @@ const OWNED: u32 = 1 << 31;
 const END: u32 = 1 << 30;
 const WHOLE: u32 = 3 << 28;
 const SERR: u32 = 0x8000;
+const TDU: u32 = 0x80;
 const EVERY: [Policy; 3] = [Policy::Ignore, Policy::Error, Policy::Stop];
 
 fn describe(view: &GuestView, at: u64, opts1: u32, address: u64) {
@@ -138,7 +139,8 @@ fn every_act_is_denied_under_every_policy() {
             let (told, stopped) = (driver.reach.interrupts() > 0, driver.reach.error.count());
             let status = driver.get(0x3e, 2).expect("answers");
             match policy {
-                Policy::Ignore => assert_eq!((told, stopped, status & SERR), (false, 0, 0), "{what}"),
+                // The chip was rung for a ring with nothing to send in it, and says so.
+                Policy::Ignore => assert_eq!((told, stopped, status & SERR), (status & TDU != 0, 0, 0), "{what}"),
                 Policy::Error => assert_eq!((told, stopped, status & SERR), (true, 0, SERR), "{what}"),
                 Policy::Stop => assert_eq!((told, stopped, status), (false, 1, 0), "{what}"),
             }

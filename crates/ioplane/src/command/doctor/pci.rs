@@ -147,6 +147,14 @@ mod tests {
         ] {
             assert_eq!(weight(of_remapping(3, remapping)), expected, "{remapping:?}");
         }
+        let mut function = crate::command::show::tests::function("nic1");
+        assert_eq!(of_functions(&[]).len(), 0);
+        assert_eq!(weight(of_functions(std::slice::from_ref(&function)).remove(0)), (Weight::Good, false));
+        function.unusable = Some("it has not come out of its reset".into());
+        let finding = of_functions(std::slice::from_ref(&function)).remove(0);
+        let todo = finding.todo.clone().unwrap_or_default();
+        assert!(finding.found.starts_with("nic1: it has not") && todo.contains("ioplane pci reset nic1"));
+        assert_eq!(weight(finding), (Weight::Lacking, true));
         assert!(has_driver("kernel/drivers/vfio/pci/vfio-pci.ko.xz: kernel/drivers/vfio/vfio.ko.xz\n"));
         assert!(has_driver("kernel/drivers/vfio/pci/vfio-pci.ko\n"));
         assert!(!has_driver("kernel/drivers/x.ko: kernel/drivers/vfio/pci/vfio-pci-core.ko\n"));

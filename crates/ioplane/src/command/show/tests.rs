@@ -129,3 +129,13 @@ fn how_a_function_came_to_rest_is_said() {
     (report.drained, report.reason) = (false, Some("frames are being sent".into()));
     assert!(pci::rest(&report).starts_with("nic1 was stopped by force (frames are being sent) after 1.5 ms"));
 }
+
+#[test]
+fn hole_10_a_function_that_takes_no_guest_says_so_and_what_to_do() {
+    let mut one = function("nic1");
+    one.unusable = Some("0000:00:05.0 has not come out of its reset in 100 ms".into());
+    let text = pci::functions(&[one]);
+    let told = "nic1 takes no guest: 0000:00:05.0 has not come out of its reset in 100 ms\n";
+    assert!(text.contains(" UNUSABLE ") && text.contains(told), "{text}");
+    assert!(text.contains("ioplane pci reset nic1"), "{text}");
+}
