@@ -3,7 +3,7 @@
 
 use ioplane_device::DeviceError;
 use ioplane_memory::{MapError, MappingError};
-use ioplane_pci::WireError;
+use ioplane_pci::{NotReady, WireError};
 use rustix::io::Errno;
 
 /// A violation of the vfio-user protocol, or a failure to do what a message asks.
@@ -39,6 +39,10 @@ pub enum ClientFault {
     /// A second client while one is connected.
     #[error("a second client was turned away")]
     SecondClient,
+
+    /// The device takes no client.
+    #[error(transparent)]
+    NotReady(#[from] NotReady),
 
     /// A command that the protocol does not have.
     #[error("command {0} is not one of the protocol")]
@@ -112,6 +116,9 @@ pub enum ClientFault {
     /// The device could not do it.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A reset that the client asked for has not happened.
+    #[error("{0}")]
+    Failed(String),
     /// The device could not take an interrupt's wire.
     #[error(transparent)]
     Wire(#[from] WireError),
@@ -131,6 +138,8 @@ impl ClientFault {
             ClientFault::BadCapabilities(_) => "bad_capabilities",
             ClientFault::Gone => "gone",
             ClientFault::SecondClient => "second_client",
+            ClientFault::NotReady(NotReady::Kept(_)) => "kept",
+            ClientFault::NotReady(NotReady::Unusable(_)) => "unusable",
             ClientFault::UnknownCommand(_) => "unknown_command",
             ClientFault::NotSupported(_) => "not_supported",
             ClientFault::BadSize { .. } => "bad_size",
@@ -145,6 +154,7 @@ impl ClientFault {
             ClientFault::Memory(error) => error.name(),
             ClientFault::NotQuiescent(_) => "not_quiescent",
             ClientFault::Device(_) => "device",
+            ClientFault::Failed(_) => "not_reset",
             ClientFault::Wire(_) => "wire",
         }
     }
@@ -161,7 +171,8 @@ impl ClientFault {
             | ClientFault::BadVersion(..)
             | ClientFault::BadCapabilities(_)
             | ClientFault::Gone
-            | ClientFault::SecondClient => return None,
+            | ClientFault::SecondClient
+            | ClientFault::NotReady(_) => return None,
             ClientFault::UnknownCommand(_) => Errno::NOSYS,
             ClientFault::NotSupported(_) => Errno::NOTSUP,
             ClientFault::Exists(..) => Errno::EXIST,
@@ -174,6 +185,7 @@ impl ClientFault {
             ClientFault::NotQuiescent(_) => Errno::BUSY,
             ClientFault::NoInterrupts(_)
             | ClientFault::Device(_)
+            | ClientFault::Failed(_)
             | ClientFault::Wire(WireError::Below { .. }) => Errno::IO,
             _ => Errno::INVAL,
         })

@@ -49,6 +49,11 @@ pub enum PciCommand {
         /// Its name
         name: String,
     },
+    /// Try again to make a function usable that could not be reset, or that somebody kept; refused while a guest uses it
+    Reset {
+        /// Its name
+        name: String,
+    },
     /// Write the state of a function to a file. One that runs is brought to rest for it, and goes on
     Save {
         /// Its name
@@ -90,6 +95,9 @@ pub struct PciAdd {
     /// Take it although the host uses it: its interface or disk is gone from the host then
     #[arg(long, conflicts_with = "emulate")]
     pub force: bool,
+    /// Take it although this host does not remap interrupts: whoever has it can raise any interrupt of this host
+    #[arg(long, conflicts_with = "emulate")]
+    pub unsafe_interrupts: bool,
     /// A NIC in software, for stock drivers
     #[arg(long, value_name = "CHIP", requires = "cable")]
     pub emulate: Option<ChipWord>,
@@ -160,6 +168,8 @@ mod tests {
             "ioplane pci add n --host 00:05.0 --mode virtual --on-fault dma=stop,register=ignore",
             "ioplane pci add n --emulate rtl8139 --switch lan --mac 02:00:00:00:00:01",
             "ioplane pci add n --emulate ne2000 --tap tap0",
+            "ioplane pci add n --host 00:05.0 --unsafe-interrupts",
+            "ioplane pci reset n",
             "ioplane pci quiesce n --deadline 500ms",
             "ioplane pci watch n --json --for 3s",
             "ioplane model show rtl8139 --svg",

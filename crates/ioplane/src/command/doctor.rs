@@ -66,6 +66,7 @@ pub fn run(client: Option<&Client>, json: bool) -> Result<ExitCode> {
         pci::vfio_user(),
         pci::iommu(),
         pci::vfio(),
+        pci::remapping(),
         locks(),
         memlock(),
         descriptors(),
@@ -75,6 +76,7 @@ pub fn run(client: Option<&Client>, json: bool) -> Result<ExitCode> {
     ];
     // Whoever looks at a host before there is a daemon is told nothing of one.
     findings.extend(client.and_then(|client| client.get("/v1/status").ok()).iter().flat_map(daemon));
+    findings.extend(client.into_iter().flat_map(pci::functions));
     let can_serve = findings.iter().all(|finding| finding.weight != Weight::Fatal);
     let report = DoctorReport { can_serve, findings };
     if json {

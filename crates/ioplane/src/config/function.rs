@@ -17,6 +17,7 @@ pub fn function(mut reader: Reader<'_, '_>) -> Option<(FunctionSpec, Place)> {
         mode: reader.word("mode", ModeWord::of, ModeWord::WORDS),
         on_fault: reader.parsed("on_fault"),
         force: reader.switch("force"),
+        unsafe_interrupts: reader.switch("unsafe_interrupts"),
         emulate: reader
             .word("emulate", ChipWord::of, ChipWord::WORDS)
             .or_else(|| there(&reader, "emulate").then(ChipWord::default)),

@@ -93,6 +93,9 @@ pub struct FunctionReport {
     pub hardware_faults: BTreeMap<String, u64>,
     /// Why its last reset did not happen, if it did not.
     pub not_reset: Option<String>,
+    /// Why it takes no guest, and what to do about that: it could not be reset, or somebody keeps what an earlier guest was given.
+    #[serde(default)]
+    pub unusable: Option<String>,
     /// The port of an emulated NIC.
     pub port: Option<PortReport>,
 }

@@ -132,6 +132,9 @@ pub enum SourceSpec {
         on_fault: FaultSpec,
         /// It is taken although the host uses it.
         forced: bool,
+        /// It is taken although the host does not remap interrupts.
+        #[serde(default)]
+        unsafe_interrupts: bool,
     },
     /// A NIC in software.
     Emulated {
@@ -171,6 +174,7 @@ pub struct FunctionForm {
     pub mode: Option<ModeWord>,
     pub on_fault: Option<FaultSpec>,
     pub force: Option<bool>,
+    pub unsafe_interrupts: Option<bool>,
     pub emulate: Option<ChipWord>,
     pub switch: Option<String>,
     pub tap: Option<String>,
@@ -230,7 +234,8 @@ impl FunctionForm {
             flaws.push(Flaw::new("on_fault", reason, "leave it out, or give mode = \"virtual\""));
         }
         let (on_fault, forced) = (self.on_fault.unwrap_or_default(), self.force.unwrap_or(false));
-        Some(SourceSpec::Host { address, mode, on_fault, forced })
+        let unsafe_interrupts = self.unsafe_interrupts.unwrap_or(false);
+        Some(SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts })
     }
 
     fn emulated(&self, chip: ChipWord, name: &str, flaws: &mut Vec<Flaw>) -> Option<SourceSpec> {
@@ -239,6 +244,7 @@ impl FunctionForm {
             ("on_fault", self.on_fault.is_some()),
             ("force", self.force.is_some()),
             ("pinned_memory", self.pinned_memory.is_some()),
+            ("unsafe_interrupts", self.unsafe_interrupts.is_some()),
         ];
         for (field, given) in foreign {
             if given {
@@ -413,7 +419,8 @@ mod tests {
                 address: "0000:00:05.0".parse().unwrap(),
                 mode: ModeWord::Virtual,
                 on_fault: FaultSpec::default(),
-                forced: false
+                forced: false,
+                unsafe_interrupts: false
             }
         );
         assert_eq!((host.mode(), host.switch(), host.mac()), ("virtual", None, None));

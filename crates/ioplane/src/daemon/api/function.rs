@@ -75,6 +75,18 @@ pub async fn resume(State(daemon): Own, Path(name): Path<String>) -> Answer {
     .await
 }
 
+pub async fn reset(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    whole(daemon.may_change()?, async move {
+        let done_so = daemon.functions.served(&name)?.mend().await?;
+        done(if done_so {
+            format!("{name} is usable again")
+        } else {
+            format!("{name} is usable: nothing to do")
+        })
+    })
+    .await
+}
+
 pub async fn save(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form = quiesce_form(body)?;
     whole(daemon.may_change()?, async move { json(daemon.functions.served(&name)?.save(form).await?) }).await

@@ -22,6 +22,7 @@
 //! | `DELETE /v1/pci/NAME?force=true` | | what was done |
 //! | `POST /v1/pci/NAME/quiesce` | [`QuiesceForm`] | [`crate::report::RestReport`]: it is held |
 //! | `POST /v1/pci/NAME/resume` | | what was done |
+//! | `POST /v1/pci/NAME/reset` | | what was done |
 //! | `POST /v1/pci/NAME/save` | [`QuiesceForm`] | [`crate::report::StateFileV1`] |
 //! | `POST /v1/pci/NAME/load` | [`crate::report::StateFileV1`] | what was done |
 //! | `GET /v1/ports/NAME/capture?snaplen=N` | | pcapng, until the client goes |
@@ -164,6 +165,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/pci/{name}", get(function::function).put(function::add).delete(function::remove))
         .route("/v1/pci/{name}/quiesce", post(function::quiesce))
         .route("/v1/pci/{name}/resume", post(function::resume))
+        .route("/v1/pci/{name}/reset", post(function::reset))
         .route("/v1/pci/{name}/save", post(function::save))
         .route("/v1/pci/{name}/load", post(function::load).layer(DefaultBodyLimit::max(function::STATE)))
         .route("/v1/ports/{name}/capture", get(network::capture))

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioplane_host::in_process::{Front, Presence};
 use ioplane_host::vfio_user::{self, Handle};
-use ioplane_passthrough::lease;
+use ioplane_passthrough::lease::{self, Accepted};
 
 use self::body::Body;
 use super::Daemon;
@@ -109,8 +109,9 @@ fn open(spec: &FunctionSpec, ground: &Ground, below: &Functions) -> Result<Opene
         SourceSpec::Emulated { chip, cable, mac } => {
             emulated::open(&spec.name, *chip, cable, *mac, ground, &below.switches)
         }
-        SourceSpec::Host { address, mode, on_fault, forced } => {
-            host::open(&spec.name, *address, *mode, *on_fault, *forced, &below.leases())
+        SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts } => {
+            let accepted = Accepted { in_use: *forced, unsafe_interrupts: *unsafe_interrupts };
+            host::open(&spec.name, *address, *mode, *on_fault, accepted, &below.leases())
         }
     }
 }
@@ -248,11 +249,12 @@ impl Kind for Card {
     fn lives_on(now: &FunctionSpec, next: &FunctionSpec) -> bool {
         match (&now.source, &next.source) {
             (
-                SourceSpec::Host { address, mode: ModeWord::Virtual, forced, .. },
+                SourceSpec::Host { address, mode: ModeWord::Virtual, forced, unsafe_interrupts, .. },
                 SourceSpec::Host { on_fault, .. },
             ) => {
                 let (address, mode, on_fault, forced) = (*address, ModeWord::Virtual, *on_fault, *forced);
-                let source = SourceSpec::Host { address, mode, on_fault, forced };
+                let unsafe_interrupts = *unsafe_interrupts;
+                let source = SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts };
                 *next == FunctionSpec { source, ..now.clone() }
             }
             _ => false,
@@ -378,6 +380,7 @@ impl Kind for Card {
             chip: None,
             hardware_faults: BTreeMap::new(),
             not_reset: None,
+            unusable: None,
             port: None,
         }
     }
