@@ -8,17 +8,17 @@ use std::time::Instant;
 
 use ioplane_device::{Armed, Budget, Change, Poller, Progress, Wakers};
 
+use crate::cost;
 use crate::device::QueueStart;
 use crate::queue::{Phase, Queue};
 use crate::ring::RingFault;
 
 /// Frames between two publications.
 const BATCH: u32 = 32;
-/// What one poll may cost, in bytes copied: some 30 us, which bounds what one guest's large frames add to another's
-/// latency.
-pub(super) const COST: usize = 256 << 10;
-/// What a buffer costs beside its bytes: finding and checking it is as much work as copying so many.
-pub(super) const COST_OF_BUFFER: usize = 256;
+/// What one poll may cost.
+pub(super) const COST: usize = cost::COST as usize;
+/// What a buffer costs beside its bytes.
+pub(super) const COST_OF_BUFFER: usize = cost::COST_OF_BUFFER as usize;
 
 /// What a kind of queue does.
 pub(super) trait Work: Send + 'static {
