@@ -4,10 +4,15 @@ mod rig;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use ioplane_device::{QueueSet, Quiescent};
-use ioplane_storage::{Backing, MemoryBacking};
+use ioplane_memory::GuestView;
+use ioplane_storage::{
+    Backing, BackingInfo, Direct, EngineChoice, FileBacking, FileOptions, Lane, MemoryBacking, Op as StorageOp, Outcome,
+    StorageError, Submitted, Tag,
+};
 use ioplane_testkit::driver::{DiskPlan, Op, Shape, Token};
 use ioplane_testkit::hand::HandCore;
 use ioplane_virtio::Vdev;
@@ -333,4 +338,132 @@ fn hole_05_a_huge_request_that_names_nothing_moves_nothing() {
     assert_eq!(huge.rig.finish(), Some(1));
     assert_eq!(huge.read(token), 0, "it was checked by slices");
     assert_eq!(huge.rig.counts().errors_request, 1);
+}
+
+/// What the poller has handed down since it was last asked.
+#[derive(Debug, Default)]
+struct Handed {
+    bytes: AtomicU64,
+    largest: AtomicU64,
+}
+
+/// A backing that counts.
+#[derive(Debug)]
+struct Counted {
+    below: Arc<dyn Backing>,
+    handed: Arc<Handed>,
+}
+
+struct CountedLane {
+    below: Box<dyn Lane>,
+    handed: Arc<Handed>,
+}
+
+impl Backing for Counted {
+    fn info(&self) -> BackingInfo {
+        self.below.info()
+    }
+
+    fn lane(&self, depth: u16) -> Result<Box<dyn Lane>, StorageError> {
+        Ok(Box::new(CountedLane { below: self.below.lane(depth)?, handed: self.handed.clone() }))
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), StorageError> {
+        self.below.resize(bytes)
+    }
+
+    fn wait_quiet(&self, deadline: Instant) -> bool {
+        self.below.wait_quiet(deadline)
+    }
+}
+
+impl Lane for CountedLane {
+    fn slice(&self) -> u32 {
+        self.below.slice()
+    }
+
+    fn submit(&mut self, view: &GuestView, op: &StorageOp<'_>, tag: Tag) -> Submitted {
+        if let StorageOp::Read { into: ranges, .. } | StorageOp::Write { from: ranges, .. } = op {
+            let bytes = ranges.iter().map(|range| u64::from(range.len)).sum();
+            self.handed.bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.handed.largest.fetch_max(bytes, Ordering::Relaxed);
+        }
+        self.below.submit(view, op, tag)
+    }
+
+    fn push(&mut self) {
+        self.below.push();
+    }
+
+    fn held_back(&self) -> bool {
+        self.below.held_back()
+    }
+
+    fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
+        self.below.reap(done)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.below.in_flight()
+    }
+
+    fn waker(&self) -> Option<BorrowedFd<'_>> {
+        self.below.waker()
+    }
+}
+
+/// What is handed to the kernel is pinned or copied by it, on the core.
+#[test]
+fn hole_05_one_poll_hands_a_bounded_part_to_a_file() {
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = directory.path().join("image");
+    let content: Vec<u8> = (0..u64::from(HUGE)).map(|at| pattern(at / PAGE)).collect();
+    std::fs::write(&path, &content).unwrap();
+    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+        for direct in [Direct::Auto, Direct::Off] {
+            let file = FileBacking::open(FileOptions { engine, direct, ..FileOptions::new(&path) }).unwrap();
+            let handed = Arc::new(Handed::default());
+            let backing = Arc::new(Counted { below: file, handed: handed.clone() });
+            let plan = DiskPlan { slots: 12, max_bytes: HUGE, segments: 8, shape: Shape::Indirect };
+            let (features, core) = (SPLIT, HandCore::polling());
+            let mut rig = Rig::planned(options("disk"), backing, plan, features, &core);
+            let tokens: Vec<_> = (0..3).map(|_| rig.disk.submit(Op::Read, 0, HUGE).unwrap()).collect();
+            for at in 0..8 {
+                rig.disk.submit(Op::Read, at * 2048, 1 << 20).unwrap();
+            }
+            let mut answered = 0;
+            while answered < 11 {
+                core.turn();
+                let (bytes, largest) =
+                    (handed.bytes.swap(0, Ordering::Relaxed), handed.largest.swap(0, Ordering::Relaxed));
+                assert!(largest <= MIB && bytes <= 2 * MIB, "{bytes} bytes in one poll, {largest} at once");
+                while let Some(done) = rig.disk.reap().unwrap() {
+                    assert!(done.ok());
+                    answered += 1;
+                }
+            }
+            let mut came = vec![0; HUGE as usize];
+            for token in tokens {
+                rig.disk.read_data(token, &mut came).unwrap();
+                assert!(came == content, "a slice went elsewhere");
+            }
+            // Drained, and suspended and resumed, while slices are with the kernel.
+            let token = rig.disk.submit(Op::Read, 0, HUGE).unwrap();
+            core.turn();
+            rig.quiesce();
+            assert_eq!(rig.disk.reap().unwrap().map(|done| (done.token, done.ok())), Some((token, true)));
+            let queues = QueueSet::from([0]);
+            rig.running().start(&queues, &core).unwrap();
+            let token = rig.disk.submit(Op::Read, 0, HUGE).unwrap();
+            core.turn();
+            rig.running().suspend(&queues);
+            core.turn();
+            assert!(rig.running().wait_stopped(&queues, Instant::now()));
+            rig.disk.write_data(token, &vec![0; HUGE as usize]).unwrap();
+            rig.running().start(&queues, &core).unwrap();
+            assert_eq!(rig.finish(), Some(0));
+            rig.disk.read_data(token, &mut came).unwrap();
+            assert!(came == content, "suspended, and not redone whole");
+        }
+    }
 }

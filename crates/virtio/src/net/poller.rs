@@ -1,7 +1,7 @@
 //! The life that every queue of a NIC has on an I/O core; what is particular to its kind is a [`Work`].
 //!
-//! Nothing is in flight between two polls: whatever is taken is completed, or put back, in the same one. So a queue is
-//! drained the moment it stops taking.
+//! Between two polls nothing is in flight, with one exception: whatever is taken is completed, or put back, in the same poll. So a queue is
+//! drained the moment it stops taking. The exception is a flood to more receivers than one poll has time for.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -28,6 +28,10 @@ pub(super) trait Work: Send + 'static {
     fn ready(&mut self, queue: &mut Queue) -> bool;
     /// Takes at most `budget` on and is done with them, as long as `left` of [`COST`] is not used up; says how many.
     fn batch(&mut self, queue: &mut Queue, budget: u32, left: &mut usize) -> Result<u32, RingFault>;
+    /// Whether something that was taken is not done with.
+    fn has_begun(&self) -> bool {
+        false
+    }
     /// Shows the driver what is done.
     fn publish(&mut self, queue: &mut Queue) {
         queue.publish();
@@ -75,7 +79,8 @@ impl<W: Work> Poller for NetPoller<W> {
             return Progress::Parked;
         }
         let mut done = 0;
-        if !queue.takes() || !work.ready(queue) {
+        let serves = queue.takes() || (work.has_begun() && queue.fault().is_none());
+        if !serves || !work.ready(queue) {
             queue.found_dry();
         } else {
             let (began, mut left) = (Instant::now(), COST);
