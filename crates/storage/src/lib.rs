@@ -27,5 +27,7 @@ mod memory;
 
 pub use file::{Direct, Engine, EngineChoice, FileBacking, FileOptions, Waiting};
 pub use holder::Holder;
-pub use lane::{Backing, BackingInfo, Fault, Lane, MAX_RANGES, Op, Outcome, SLICE, StorageError, Submitted, Tag};
+pub use lane::{
+    Backing, BackingInfo, Fault, Lane, MAX_RANGES, Op, Outcome, SLICE, StorageError, Submitted, Tag,
+};
 pub use memory::MemoryBacking;

@@ -33,7 +33,8 @@ struct Scene {
 
 impl Scene {
     fn new(others: u8, packed: bool) -> Self {
-        let settings = SwitchSettings { flood_burst: 1 << 30, flood_rate: 1 << 34, ..SwitchSettings::default() };
+        let settings =
+            SwitchSettings { flood_burst: 1 << 30, flood_rate: 1 << 34, ..SwitchSettings::default() };
         let lan = Lan::with(settings);
         let wants = Wants::new(1);
         let plan = PairPlan { slots: 64, ..wants.plan };
@@ -97,7 +98,9 @@ fn hole_05_one_poll_makes_a_bounded_number_of_segments() {
 
 #[test]
 fn hole_05_one_poll_floods_a_bounded_number_of_bytes_and_segments() {
-    for (packed, large, count) in [(false, false, 1500), (true, false, 1500), (false, true, 60_000), (true, true, 60_000)] {
+    for (packed, large, count) in
+        [(false, false, 1500), (true, false, 1500), (false, true, 60_000), (true, true, 60_000)]
+    {
         let mut scene = Scene::new(100, packed);
         let (header, frame) = if large {
             (packet::large_header(64), tcp([0xff; 6], mac(1), (1, 2), &payload(count)))
@@ -112,7 +115,10 @@ fn hole_05_one_poll_floods_a_bounded_number_of_bytes_and_segments() {
         while scene.nic.pairs[0].sending() > 0 {
             scene.lan.core.turn();
             let (copies, bytes) = scene.came();
-            assert!(copies > 0 && copies <= MOST && bytes <= MOST_BYTES, "{copies} frames, {bytes} bytes in one poll");
+            assert!(
+                copies > 0 && copies <= MOST && bytes <= MOST_BYTES,
+                "{copies} frames, {bytes} bytes in one poll"
+            );
             all += copies;
             scene.nic.pairs[0].reap().unwrap();
         }
@@ -259,9 +265,8 @@ fn hole_05_looking_for_room_in_vain_is_charged() {
     let mut b = lan.plug_with(Wants { filled: 0, plan, ..wants });
     let gpa = b.memory.alloc(4096, 64).unwrap();
     let table = b.memory.carve(16 * 1024, 64).unwrap();
-    let parts: Vec<_> = (0..1024)
-        .map(|at| Part { gpa, len: if at == 0 { 16 } else { 0 }, write: true })
-        .collect();
+    let parts: Vec<_> =
+        (0..1024).map(|at| Part { gpa, len: if at == 0 { 16 } else { 0 }, write: true }).collect();
     for _ in 0..8 {
         let head = b.pairs[0].rx().chain_indirect(&parts, &table).unwrap();
         b.pairs[0].rx().push(head);

@@ -10,8 +10,8 @@ use std::time::Instant;
 use ioplane_device::{QueueSet, Quiescent};
 use ioplane_memory::GuestView;
 use ioplane_storage::{
-    Backing, BackingInfo, Direct, EngineChoice, FileBacking, FileOptions, Lane, MemoryBacking, Op as StorageOp, Outcome,
-    StorageError, Submitted, Tag,
+    Backing, BackingInfo, Direct, EngineChoice, FileBacking, FileOptions, Lane, MemoryBacking,
+    Op as StorageOp, Outcome, StorageError, Submitted, Tag,
 };
 use ioplane_testkit::driver::{DiskPlan, Op, Shape, Token};
 use ioplane_testkit::hand::HandCore;
@@ -207,7 +207,10 @@ fn hole_05_others_are_served_between_the_slices_of_a_huge_request() {
         loop {
             other.rig.disk.submit(Op::Read, 0, 4096).unwrap();
             core.turn();
-            assert!(other.rig.disk.reap().unwrap().is_some(), "a neighbour on the core waited for the slices");
+            assert!(
+                other.rig.disk.reap().unwrap().is_some(),
+                "a neighbour on the core waited for the slices"
+            );
             let now = tokens.map(|token| huge.read(token) * PAGE);
             assert!(now[0] + now[1] - before[0] - before[1] <= MOST);
             assert!(now[0].abs_diff(now[1]) <= MOST, "one of two huge requests runs ahead: {now:?}");

@@ -195,14 +195,12 @@ impl Work {
         let flying =
             Flying { taken, status, started, offset, bytes, done, slice, stage: Stage::Own, read, write };
         let op = match ask {
-            Ask::Read { offset } => self
-                .shared
-                .allows(offset, bytes.into(), false)
-                .map(|()| Op::Read { offset, into: data }),
-            Ask::Write { offset } => self
-                .shared
-                .allows(offset, bytes.into(), true)
-                .map(|()| Op::Write { offset, from: data }),
+            Ask::Read { offset } => {
+                self.shared.allows(offset, bytes.into(), false).map(|()| Op::Read { offset, into: data })
+            }
+            Ask::Write { offset } => {
+                self.shared.allows(offset, bytes.into(), true).map(|()| Op::Write { offset, from: data })
+            }
             Ask::Flush => Ok(Op::Flush),
             Ask::Discard { offset, len } => {
                 self.shared.allows(offset, len, true).map(|()| Op::Discard { offset, len })
