@@ -5,12 +5,14 @@
 mod elvis;
 mod exitless;
 mod lan;
-mod machine;
 mod network;
-mod report;
 mod served;
 
+use std::path::PathBuf;
+
+use anyhow::{Context, ensure};
 use clap::{Parser, Subcommand};
+use ioplane_figures::goals;
 
 #[derive(Parser)]
 #[command(name = "bench", about = "Measures ioplane against its peers")]
@@ -27,6 +29,21 @@ enum Name {
     Network(network::Options),
     /// The paper's evaluation: 1 to 7 guests on one I/O core, notification against polling.
     Elvis(elvis::Options),
+    /// Judges the JSON of runs by the table of goals; fails when one falls below its floor.
+    Judge {
+        /// What `script/bench NAME --json` printed; of any benchmark
+        #[arg(required = true)]
+        runs: Vec<PathBuf>,
+    },
+    /// Prints the table of goals beside the recorded runs.
+    Goals {
+        /// Write docs/measurements/goals.md
+        #[arg(long)]
+        write: bool,
+        /// Record these runs first: docs/measurements/results/NAME.json
+        #[arg(long)]
+        record: Vec<PathBuf>,
+    },
     /// Serves NICs, for the measurements above.
     #[command(hide = true)]
     Lan(lan::Options),
@@ -46,12 +63,51 @@ fn main() -> anyhow::Result<()> {
             let report = elvis::run(&options)?;
             (options.json, report.json(), report.table())
         }
+        Name::Judge { runs } => return judge(&runs),
+        Name::Goals { write, record } => return page(write, &record),
         Name::Lan(options) => return lan::run(&options),
     };
     if json {
         println!("{}", serde_json::to_string_pretty(&value)?);
     } else {
         print!("{table}");
+    }
+    Ok(())
+}
+
+fn judge(runs: &[PathBuf]) -> anyhow::Result<()> {
+    let mut fallen = 0;
+    for run in runs {
+        let text = std::fs::read_to_string(run).with_context(|| run.display().to_string())?;
+        let report = serde_json::from_str(&text).with_context(|| run.display().to_string())?;
+        for verdict in goals::judge(&report).with_context(|| run.display().to_string())? {
+            println!("{verdict}");
+            fallen += usize::from(!verdict.kept());
+        }
+    }
+    ensure!(fallen == 0, "{fallen} figures are below their floors");
+    Ok(())
+}
+
+fn page(write: bool, record: &[PathBuf]) -> anyhow::Result<()> {
+    let docs = PathBuf::from("docs/measurements");
+    let results = docs.join("results");
+    for run in record {
+        let text = std::fs::read_to_string(run).with_context(|| run.display().to_string())?;
+        let report: serde_json::Value = serde_json::from_str(&text)?;
+        goals::judge(&report)?;
+        let name = report["name"].as_str().context("a run without a name")?;
+        std::fs::create_dir_all(&results)?;
+        std::fs::write(
+            results.join(name).with_extension("json"),
+            serde_json::to_string_pretty(&report)? + "\n",
+        )?;
+    }
+    let page = goals::page(&goals::recorded(&results)?);
+    if write {
+        std::fs::write(docs.join("goals.md"), page)?;
+    } else {
+        print!("{page}");
     }
     Ok(())
 }

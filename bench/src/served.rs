@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::machine::{self, CpuRoom, Cpus};
+use ioplane_figures::machine::{self, CpuRoom, Cpus};
 
 /// The binary of ioplane: the one beside this, unless IOPLANE_BIN names another.
 pub fn ioplane() -> Result<PathBuf> {

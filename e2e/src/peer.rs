@@ -27,12 +27,16 @@ impl StorageDaemon {
             "type=vhost-user-blk,id=e0,node-name=f0,addr.type=unix,addr.path={},writable=on,num-queues={queues},iothread=io0",
             socket.display()
         );
-        let words = ["--blockdev", &file, "--object", "iothread,id=io0", "--export", &export];
+        // Written when everything on the command line is done, the listening socket among it.
+        let ready = folder.path().join("pid");
+        let pidfile = ready.display().to_string();
+        let words =
+            ["--blockdev", &file, "--object", "iothread,id=io0", "--export", &export, "--pidfile", &pidfile];
         let args: Vec<OsString> = words.iter().map(OsString::from).collect();
         let (name, args) = program(version, "qemu-storage-daemon", args, &|_| {})?;
         let mut process = Process::start(&name, &args, &folder.path().join("log"))?;
         let end = Instant::now() + Duration::from_secs(20);
-        while !ioplane_testkit::front::listens(&socket) {
+        while !ready.exists() {
             process.still_runs().context("start qemu-storage-daemon")?;
             if Instant::now() >= end {
                 bail!("qemu-storage-daemon has no socket yet; it said:\n{}", process.said());

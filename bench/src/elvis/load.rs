@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use hdrhistogram::Histogram;
 
-use crate::machine::{Account, Books};
 use crate::network::backend::mac;
 use crate::network::frame::Stamp;
 use crate::network::load::wait;
 use crate::network::nic::Nic;
+use ioplane_figures::machine::{Account, Books};
 
 /// Frames a guest may have under way: less than a ring, as TCP's window allows for small writes.
 const WINDOW: u64 = 128;

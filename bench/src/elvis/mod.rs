@@ -21,12 +21,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::machine::{self, CpuRoom, Cpus};
 use crate::network::backend::{Backend, mac, socket};
 use crate::network::frame::Size;
 use crate::network::ioplane::Ioplane;
 use crate::network::nic::{Nic, Shape};
 use crate::served::{Place, Served, scratch};
+use ioplane_figures::machine::{self, CpuRoom, Cpus};
 use load::{Outcome, Party, Span, Work};
 use report::Report;
 

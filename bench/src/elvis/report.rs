@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::load::{Outcome, Work};
 use super::plot::{self, Panel};
-use crate::machine::Cpus;
-use crate::report::{envelope, median, rounded, setup_lines};
+use ioplane_figures::machine::Cpus;
+use ioplane_figures::report::{envelope, median, rounded, setup_lines};
 
 /// Payload of a frame of the stream, bytes.
 const WRITE: f64 = 64.0;
@@ -90,6 +90,17 @@ impl Report {
             put("kicks_per_frame", m.kicks);
             put("interrupts_per_frame", m.interrupts);
             put("notifications_per_s", m.notifications);
+            // Polled against notified, in this run.
+            if *name == "ioplane"
+                && let Some(other) = self.outcomes.get(&(*work, *guests, "notified"))
+            {
+                let other = Medians::of(other);
+                let (part, ratio) = match work {
+                    Work::Stream => ("polled_vs_notified_stream", m.mbit / other.mbit),
+                    Work::Requests => ("polled_vs_notified_latency", m.mean_us / other.mean_us),
+                };
+                cell[part] = json!(rounded(ratio));
+            }
         }
         envelope("elvis", &self.setup, figures)
     }

@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use ioplane_testkit::driver::{Disk, Op};
 use ioplane_testkit::front::Front;
 
-use crate::machine::{Account, Books};
+use ioplane_figures::machine::{Account, Books};
 
 /// Bytes of a request.
 pub const BLOCK: u32 = 4096;

@@ -26,10 +26,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use ioplane_testkit::driver::{Op, Shape};
 
-use crate::machine::{self, CpuRoom, Cpus};
 use crate::served::{Place, scratch};
 use backend::{Backend, Backing};
 use ioplane::Ioplane;
+use ioplane_figures::machine::{self, CpuRoom, Cpus};
 use load::{Load, Outcome, Scatter, Waiting};
 use qsd::{Aio, Qsd};
 use report::{Key, Report};

@@ -10,7 +10,7 @@ use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, RingPla
 
 use super::load::{BLOCK, Load, Outcome, Scatter, Target, Waiting, run};
 use super::{RING, SHAPE, SLOTS};
-use crate::machine::{self, Cpus};
+use ioplane_figures::machine::{self, Cpus};
 
 /// Runs the generator at each of `depths` against a thread that answers every request at once without looking at it.
 pub fn ceiling(cpus: Cpus, depths: &[u16], time: Duration) -> Result<Vec<Outcome>> {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::load::{Outcome, Waiting};
-use crate::machine::Cpus;
-use crate::report::{envelope, median, rounded, setup_lines};
+use ioplane_figures::machine::Cpus;
+use ioplane_figures::report::{envelope, median, rounded, setup_lines};
 
 /// Which load an outcome is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -10,8 +10,8 @@ use super::backend::{Backend, Backing};
 use super::check;
 use super::load::{self, BLOCK, Load, Outcome, Scatter, Target};
 use super::{RING, SHAPE, SLOTS};
-use crate::machine;
 use crate::served::{Place, Served};
+use ioplane_figures::machine;
 
 /// A connection with its own memory and its own ring; everybody's are alike.
 pub struct Session {

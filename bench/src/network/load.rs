@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::frame::Stamp;
 use super::nic::{Nic, RING};
-use crate::machine::{Account, Books};
+use ioplane_figures::machine::{Account, Books};
 
 /// Most frames sent or taken at one queue before the next one's turn.
 const BATCH: u32 = 64;

@@ -30,11 +30,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::machine::{self, CpuRoom, Cpus};
 use crate::served::{Place, scratch};
 use backend::Backend;
 use frame::Size;
 use ioplane::Ioplane;
+use ioplane_figures::machine::{self, CpuRoom, Cpus};
 use load::Load;
 use nic::Shape;
 use report::Report;

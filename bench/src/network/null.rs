@@ -14,7 +14,7 @@ use super::belt::{Belt, Mode};
 use super::frame::{HEADER, Size};
 use super::load::{Load, Outcome, Path};
 use super::nic::{Nic, RING, Shape};
-use crate::machine::{self, Cpus};
+use ioplane_figures::machine::{self, Cpus};
 
 /// Streams frames of 64 bytes through a thread that copies their stamps and nothing else.
 pub fn ceiling(cpus: Cpus, packed: bool, time: Duration) -> Result<Outcome> {

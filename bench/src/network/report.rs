@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 use super::frame::Size;
 use super::load::Outcome;
 use super::nic::{RING, Shape};
-use crate::machine::Cpus;
-use crate::report::{envelope, median, rounded, setup_lines};
+use ioplane_figures::machine::Cpus;
+use ioplane_figures::report::{envelope, median, rounded, setup_lines};
 
 /// The key of a load's figures: `split64`, `packed1500`, and `split64k_8pairs` for example.
 pub fn key(shape: Shape) -> String {

@@ -86,15 +86,20 @@ impl Guest {
     }
 
     fn boot_with(mut front: Front) -> Self {
+        front.track_inflight(4, SIZE).unwrap();
+        Self::boot_at(front, 0)
+    }
+
+    /// Every ring begins at `base`, as the front end spells it.
+    fn boot_at(mut front: Front, base: u32) -> Self {
         let mut memory = GuestMemory::new(16 * MIB).unwrap();
         assert_eq!(front.queue_count().unwrap(), 4);
-        front.track_inflight(4, SIZE).unwrap();
         front.share(&memory).unwrap();
         let plan = DiskPlan::new(32, 4096, Shape::Indirect);
         let mode = RingMode::of(front.features());
         let disks: Vec<_> = (0..4).map(|_| Disk::new(&mut memory, SIZE, mode, plan).unwrap()).collect();
         for (index, disk) in (0..).zip(&disks) {
-            front.start(index, &memory, disk.place(), 0).unwrap();
+            front.start(index, &memory, disk.place(), base).unwrap();
         }
         Guest { front, memory, disks }
     }
@@ -443,4 +448,38 @@ impl Guest {
         served.until("left", |status| !status.connected);
         served.front().protocol()
     }
+}
+
+/// SPDK's front end enables a ring by its size.
+#[test]
+fn hole_22_any_number_but_zero_enables_a_ring() {
+    let served = Served::new(memory());
+    let mut guest = Guest::boot(&served);
+    for size in [u32::from(SIZE), 2, u32::MAX] {
+        let state = |num: u32| [1u32.to_ne_bytes(), num.to_ne_bytes()].concat();
+        guest.front.tell(Ask::SET_VRING_ENABLE, &state(0), &[]).unwrap();
+        assert_eq!(served.status().queues[1].core, None, "0 is off");
+        guest.front.tell(Ask::SET_VRING_ENABLE, &state(size), &[]).unwrap();
+        guest.works(1);
+    }
+}
+
+/// DPDK's front end has no in-flight region and names the available position alone, here and whenever it starts a ring anew.
+#[test]
+fn hole_23_a_packed_base_without_its_used_half_starts_where_the_available_half_says() {
+    let served = Served::new(memory());
+    let wants = Wants { features: Wants::default().features | 1 << 34, ..Wants::default() };
+    let front = Front::connect(served.handle.socket(), wants).unwrap();
+    assert_ne!(front.features() & (1 << 34), 0, "packed rings are offered");
+    let mut guest = Guest::boot_at(front, 0x8000);
+    guest.works(1);
+    let base = guest.front.stop(1).unwrap();
+    assert_eq!(base & 0xffff, base >> 16, "drained: both positions are the same");
+    let place = guest.disks[1].place();
+    guest.front.start(1, &guest.memory, place, base & 0xffff).unwrap();
+    guest.works(2);
+    // What was returned is taken back as it is.
+    let base = guest.front.stop(1).unwrap();
+    guest.front.start(1, &guest.memory, place, base).unwrap();
+    guest.works(3);
 }

@@ -15,6 +15,7 @@ use ioplane_e2e::stage::{MINUTE, Stage, play};
 use ioplane_e2e::status::Frames;
 use ioplane_e2e::uplink::{HOST_MAC, Host};
 use ioplane_e2e::{Accelerator, Agent, Version, Vm, network};
+use ioplane_figures::report::envelope_of;
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -115,7 +116,11 @@ fn main() -> Result<()> {
         }
         guests.into_iter().try_for_each(Vm::poweroff)
     })?;
-    print!("{}", if options.json { serde_json::to_string_pretty(&report)? + "\n" } else { report.table() });
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&envelope_of("elvis-guests", &report)?)?);
+    } else {
+        print!("{}", report.table());
+    }
     Ok(())
 }
 

@@ -70,8 +70,13 @@ impl<V: VirtioDevice> Session<V> {
         if num > u32::from(u16::MAX) && !self.peer.packed() {
             return Err(PeerFault::BadValue("SET_VRING_BASE: beyond 16 bits"));
         }
+        let packed = self.peer.packed();
         if let Some(setup) = self.vdev()?.queue_mut(ring) {
-            setup.base = Some(num);
+            // DPDK's front end names the available position of a packed ring alone. Without a journal nothing is in flight where a
+            // ring starts, so the used position is the same, unless this is the base that we returned ourselves.
+            let half = packed && num <= u32::from(u16::MAX);
+            let ours = setup.journal.is_some() || setup.base == Some(num);
+            setup.base = Some(if half && !ours { num << 16 | num } else { num });
             setup.in_flight.clear();
         }
         Ok(Answer::None)
@@ -157,11 +162,10 @@ impl<V: VirtioDevice> Session<V> {
         let state = message.body::<VhostUserVringState>()?;
         let (index, num) = (state.index, state.num);
         let ring = self.ring(index)?;
-        if num > 1 {
-            return Err(PeerFault::BadValue("SET_VRING_ENABLE: neither 0 nor 1"));
-        }
-        self.peer.rings[usize::from(ring)].enabled = num == 1;
-        if num == 1 {
+        // The specification knows 0 and 1. SPDK's front end sends the ring's size, and every back end takes it for "on".
+        let on = num != 0;
+        self.peer.rings[usize::from(ring)].enabled = on;
+        if on {
             self.start_ring(ring).await?;
         } else {
             self.stop_ring(ring).await?;

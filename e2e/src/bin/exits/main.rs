@@ -18,6 +18,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use ioplane_e2e::L1;
 use ioplane_e2e::daemon::binary;
+use ioplane_figures::report::envelope_of;
 use serde::Serialize;
 use serde_json::Value;
 use std::time::{Duration, Instant};
@@ -93,7 +94,7 @@ fn main() -> Result<()> {
         }
     }
     if options.json {
-        println!("{}", serde_json::to_string_pretty(&outcome)?);
+        println!("{}", serde_json::to_string_pretty(&envelope_of("exits", &outcome)?)?);
         eprint!("{text}");
     } else {
         print!("{text}");

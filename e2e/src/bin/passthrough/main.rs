@@ -17,6 +17,7 @@ mod row;
 use anyhow::{Context, Result};
 use clap::Parser;
 use ioplane_e2e::{Inner, L1, Nic, Version};
+use ioplane_figures::report::envelope_of;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -95,7 +96,7 @@ fn main() -> Result<()> {
         }
     }
     if options.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        println!("{}", serde_json::to_string_pretty(&envelope_of("passthrough", &report)?)?);
     } else {
         print!(
             "{}{}\nshadow page: {}\n",

@@ -264,3 +264,23 @@ pub fn commit() -> String {
         _ => "unknown".into(),
     }
 }
+
+/// The command that makes the figures again: `script/bench`, the benchmark's name, its options.
+pub fn command() -> String {
+    let mut words: Vec<String> = std::env::args().collect();
+    let program = words.first().map(|path| path.rsplit('/').next().unwrap_or(path).to_string());
+    words.drain(..words.len().min(1));
+    let name = match program.as_deref() {
+        Some("ioplane-exits-bench") => "exits ",
+        Some("ioplane-passthrough-bench") => "passthrough ",
+        Some("ioplane-elvis") => "elvis-guests ",
+        _ => "",
+    };
+    format!("script/bench {name}{}", words.join(" ")).trim_end().to_string()
+}
+
+/// Today, in UTC.
+pub fn date() -> String {
+    let output = std::process::Command::new("date").args(["-u", "+%Y-%m-%d"]).output();
+    output.map_or_else(|_| "unknown".into(), |output| String::from_utf8_lossy(&output.stdout).trim().into())
+}

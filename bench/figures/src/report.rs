@@ -6,15 +6,29 @@ use serde_json::{Map, Value, json};
 
 use crate::machine;
 
-/// The object of `--json`.
+/// The object that every benchmark prints for `--json`. `name`, `commit`, `machine` and `figures` are always there; what a key of
+/// `figures` means does not change later.
 pub fn envelope(name: &str, setup: &Map<String, Value>, figures: Map<String, Value>) -> Value {
     json!({
         "name": name,
+        "command": machine::command(),
         "commit": machine::commit(),
         "machine": machine::describe(),
+        "date": machine::date(),
         "setup": setup,
         "figures": figures,
     })
+}
+
+/// The same for figures that a program has as a struct.
+///
+/// # Errors
+/// When `figures` is no JSON object.
+pub fn envelope_of(name: &str, figures: &impl serde::Serialize) -> anyhow::Result<Value> {
+    match serde_json::to_value(figures)? {
+        Value::Object(figures) => Ok(envelope(name, &Map::new(), figures)),
+        other => anyhow::bail!("figures of {name} are no object: {other}"),
+    }
 }
 
 /// What was measured on what, a line each; names end at column `width`.

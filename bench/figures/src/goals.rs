@@ -1,0 +1,422 @@
+//! The table of goals: what each benchmark must reach, read by `bench judge`, by the nightly tests and by
+//! `docs/measurements/goals.md`.
+//!
+//! A goal comes from an issue or a paper. A *floor* is what the nightly tests refuse to fall below: a ratio within one run, with
+//! room for the noise of a shared machine. Absolute rates and times have a goal and no floor.
+
+use std::fmt::{self, Write as _};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+/// A bound on a figure.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Bound {
+    /// The figure is this or more.
+    AtLeast(f64),
+    /// The figure is this or less.
+    AtMost(f64),
+}
+
+impl Bound {
+    fn holds(self, figure: f64) -> bool {
+        match self {
+            Bound::AtLeast(bound) => figure >= bound,
+            Bound::AtMost(bound) => figure <= bound,
+        }
+    }
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Bound::AtLeast(bound) => write!(f, "at least {bound}"),
+            Bound::AtMost(bound) => write!(f, "at most {bound}"),
+        }
+    }
+}
+
+/// One row of the table.
+#[derive(Debug, Clone, Copy)]
+pub struct Goal {
+    /// What is measured, in words, with its unit.
+    pub what: &'static str,
+    /// The benchmark: `name` of its JSON.
+    pub bench: &'static str,
+    /// Where in `figures` it stands, parts separated by dots.
+    pub figure: &'static str,
+    /// What is asked for.
+    pub goal: Bound,
+    /// What a nightly run must not fall below.
+    pub floor: Option<Bound>,
+    /// The command whose JSON has the figure.
+    pub generator: &'static str,
+}
+
+use Bound::{AtLeast, AtMost};
+
+const EXITLESS: &str = "script/bench exitless --json";
+const NETWORK: &str = "script/bench network --json";
+const ELVIS: &str = "script/bench elvis --json";
+const EXITS: &str = "script/bench exits --json";
+const PASSTHROUGH: &str = "script/bench passthrough --json";
+
+const fn goal(
+    bench: &'static str,
+    generator: &'static str,
+    figure: &'static str,
+    what: &'static str,
+    goal: Bound,
+    floor: Option<Bound>,
+) -> Goal {
+    Goal { what, bench, figure, goal, floor, generator }
+}
+
+/// Every goal.
+pub const GOALS: &[Goal] = &[
+    goal(
+        "exitless",
+        EXITLESS,
+        "depth32.kicks_per_request",
+        "kicks per request, polled, depth 32",
+        AtMost(0.02),
+        Some(AtMost(0.02)),
+    ),
+    goal(
+        "exitless",
+        EXITLESS,
+        "depth1.notified_kicks_per_request",
+        "kicks per request, notified, depth 1",
+        AtLeast(0.9),
+        Some(AtLeast(0.9)),
+    ),
+    goal(
+        "exitless",
+        EXITLESS,
+        "depth32.per_cpu_vs_qsd",
+        "requests per CPU second against qemu-storage-daemon, memory, depth 32 (unequal work: a copy in memory against system calls on tmpfs)",
+        AtLeast(5.0),
+        Some(AtLeast(2.5)),
+    ),
+    goal(
+        "exitless",
+        EXITLESS,
+        "file_depth32.per_cpu_vs_qsd",
+        "the same on a file, polled (equal work: both io_uring, O_DIRECT)",
+        AtLeast(5.0),
+        Some(AtLeast(0.1)),
+    ),
+    goal(
+        "exitless",
+        EXITLESS,
+        "file_depth32.notified_per_cpu_vs_qsd",
+        "the same on a file, notified",
+        AtLeast(5.0),
+        Some(AtLeast(1.2)),
+    ),
+    goal(
+        "exitless",
+        EXITLESS,
+        "depth32.iops",
+        "IOPS of one core on memory, 4 KiB reads, depth 32",
+        AtLeast(1.4e6),
+        None,
+    ),
+    goal(
+        "network",
+        NETWORK,
+        "split64.frames_vs_testpmd",
+        "frames of 64 bytes against testpmd, split (one process with the switch, not the daemon)",
+        AtLeast(1.0),
+        Some(AtLeast(0.9)),
+    ),
+    goal(
+        "network",
+        NETWORK,
+        "packed64.frames_vs_testpmd",
+        "frames of 64 bytes against testpmd, packed",
+        AtLeast(1.0),
+        Some(AtLeast(0.6)),
+    ),
+    goal(
+        "network",
+        NETWORK,
+        "split64k.frames_vs_testpmd",
+        "frames of 64 KiB against testpmd, split",
+        AtLeast(2.0),
+        Some(AtLeast(1.2)),
+    ),
+    goal(
+        "network",
+        NETWORK,
+        "packed64k.frames_vs_testpmd",
+        "frames of 64 KiB against testpmd, packed",
+        AtLeast(2.0),
+        Some(AtLeast(0.9)),
+    ),
+    goal(
+        "network",
+        NETWORK,
+        "split64.kicks_per_frame",
+        "kicks per frame, polled",
+        AtMost(0.02),
+        Some(AtMost(0.02)),
+    ),
+    goal(
+        "elvis",
+        ELVIS,
+        "guests1.polled_vs_notified_stream",
+        "64-byte stream, 1 guest: polled against notified (the paper: 1.45)",
+        AtLeast(1.45),
+        Some(AtLeast(1.1)),
+    ),
+    goal(
+        "elvis",
+        ELVIS,
+        "guests2.polled_vs_notified_stream",
+        "64-byte stream, 2 guests (the paper: 1.23)",
+        AtLeast(1.23),
+        Some(AtLeast(1.0)),
+    ),
+    goal(
+        "elvis",
+        ELVIS,
+        "guests1.polled_vs_notified_latency",
+        "request-response, 1 guest: mean latency polled against notified",
+        AtMost(0.75),
+        Some(AtMost(0.9)),
+    ),
+    goal(
+        "exits",
+        EXITS,
+        "profiler_cost_percent",
+        "fewer exits per second while all of them are recorded, percent",
+        AtMost(10.0),
+        Some(AtMost(15.0)),
+    ),
+    goal(
+        "exits",
+        EXITS,
+        "sampled_cost_percent",
+        "fewer exits per second while one in a hundred is recorded, percent",
+        AtMost(1.0),
+        Some(AtMost(4.0)),
+    ),
+    goal(
+        "exits",
+        EXITS,
+        "attributed_percent",
+        "exits with function, device and register named, percent",
+        AtLeast(95.0),
+        Some(AtLeast(90.0)),
+    ),
+    goal(
+        "passthrough",
+        PASSTHROUGH,
+        "rtl8139.virtual.exits_per_ping",
+        "RTL8139, mediated, stock QEMU: exits per ping (of 9 emulated)",
+        AtMost(5.0),
+        Some(AtMost(9.5)),
+    ),
+    goal(
+        "passthrough",
+        PASSTHROUGH,
+        "shadow.shadow.exits_per_ping",
+        "RTL8139, mediated, a VMM that maps the shadow page: exits per ping",
+        AtMost(5.0),
+        Some(AtMost(5.05)),
+    ),
+    goal(
+        "passthrough",
+        PASSTHROUGH,
+        "ne2000.virtual.hooked_percent",
+        "NE2000, mediated: hooked accesses, percent (the paper: 15.6 to 34.8)",
+        AtMost(10.0),
+        Some(AtMost(10.0)),
+    ),
+    goal(
+        "passthrough",
+        PASSTHROUGH,
+        "model_instructions_per_update",
+        "instructions per update of the dearer state model",
+        AtMost(200.0),
+        Some(AtMost(200.0)),
+    ),
+];
+
+/// The figure of `goal` in the JSON of its benchmark.
+fn figure(goal: &Goal, report: &Value) -> Option<f64> {
+    goal.figure.split('.').try_fold(&report["figures"], |at, part| at.get(part))?.as_f64()
+}
+
+/// What a run says of one goal.
+#[derive(Debug, Clone, Copy)]
+pub struct Verdict {
+    /// The row.
+    pub goal: &'static Goal,
+    /// What was measured; none where the run has no such figure.
+    pub figure: Option<f64>,
+}
+
+impl Verdict {
+    /// The goal is reached.
+    pub fn reached(&self) -> bool {
+        self.figure.is_some_and(|figure| self.goal.goal.holds(figure))
+    }
+
+    /// The floor is kept. A figure that is not there keeps none.
+    pub fn kept(&self) -> bool {
+        self.figure.is_some_and(|figure| self.goal.floor.is_none_or(|floor| floor.holds(figure)))
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = match (self.reached(), self.kept()) {
+            (_, false) => "BELOW ITS FLOOR",
+            (true, _) => "reached",
+            (false, true) => "missed",
+        };
+        let figure = self.figure.map_or("no such figure".to_string(), |figure| figure.to_string());
+        write!(f, "{word}: {}.{} = {figure}, goal {}", self.goal.bench, self.goal.figure, self.goal.goal)?;
+        if let Some(floor) = self.goal.floor {
+            write!(f, ", floor {floor}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Judges the JSON of a run.
+///
+/// # Errors
+/// When it is not the JSON of a benchmark.
+pub fn judge(report: &Value) -> Result<Vec<Verdict>> {
+    for key in ["name", "commit", "machine", "figures"] {
+        ensure!(!report[key].is_null(), "no '{key}': this is not what `script/bench NAME --json` prints");
+    }
+    let name = report["name"].as_str().context("'name' is no string")?;
+    let mine = GOALS.iter().filter(|goal| goal.bench == name);
+    Ok(mine.map(|goal| Verdict { goal, figure: figure(goal, report) }).collect())
+}
+
+/// The JSON of the run that documents show, of each benchmark: `docs/measurements/results/NAME.json`.
+///
+/// # Errors
+/// When one is there and cannot be read.
+pub fn recorded(results: &Path) -> Result<Vec<Value>> {
+    let mut names: Vec<&str> = GOALS.iter().map(|goal| goal.bench).collect();
+    names.dedup();
+    let mut reports = Vec::new();
+    for name in names {
+        let path = results.join(format!("{name}.json"));
+        if path.is_file() {
+            let text = std::fs::read_to_string(&path)?;
+            reports.push(serde_json::from_str(&text).with_context(|| path.display().to_string())?);
+        }
+    }
+    Ok(reports)
+}
+
+/// The page of goals, as `docs/measurements/goals.md` has it.
+pub fn page(reports: &[Value]) -> String {
+    let mut page = String::from(
+        "# Goals\n\nMade by `script/bench goals --write` from the table in `bench/figures/src/goals.rs` and from the runs in \
+         `docs/measurements/results`; a test compares. A floor is a ratio within one run that the nightly tests do not let fall; absolute \
+         figures have none. These machines are shared: two runs differ by up to a factor of two, ratios by less.\n\n\
+         | figure | goal | floor | measured | | key |\n|---|---|---|---|---|---|\n",
+    );
+    for goal in GOALS {
+        let report = reports.iter().find(|report| report["name"] == goal.bench);
+        let measured = report.and_then(|report| figure(goal, report));
+        let verdict = Verdict { goal, figure: measured };
+        let floor = goal.floor.map_or(String::new(), |floor| floor.to_string());
+        let (measured, word) = match measured {
+            Some(figure) => (figure.to_string(), if verdict.reached() { "reached" } else { "**missed**" }),
+            None => ("no run recorded".into(), ""),
+        };
+        let _ = writeln!(
+            page,
+            "| {} | {} | {floor} | {measured} | {word} | `{}.{}` |",
+            goal.what, goal.goal, goal.bench, goal.figure
+        );
+    }
+    page.push_str(
+        "\n## The runs\n\n| benchmark | command | commit | date | machine |\n|---|---|---|---|---|\n",
+    );
+    for report in reports {
+        let text = |key: &str| report[key].as_str().unwrap_or("not recorded").to_string();
+        let machine = &report["machine"];
+        let _ = writeln!(
+            page,
+            "| {} | `{}` | {} | {} | {} CPUs, {}, {} kB, Linux {} |",
+            text("name"),
+            text("command"),
+            text("commit"),
+            text("date"),
+            machine["cpus"],
+            machine["cpu"].as_str().unwrap_or_default(),
+            machine["memory"].as_str().unwrap_or_default().trim_end_matches(" kB"),
+            machine["kernel"].as_str().unwrap_or_default(),
+        );
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn run(ratio: f64) -> Value {
+        json!({ "name": "network", "commit": "c", "machine": {}, "figures": { "split64": { "frames_vs_testpmd": ratio } } })
+    }
+
+    fn verdict(ratio: f64) -> Verdict {
+        let verdicts = judge(&run(ratio)).unwrap();
+        *verdicts.iter().find(|verdict| verdict.goal.figure == "split64.frames_vs_testpmd").unwrap()
+    }
+
+    #[test]
+    fn a_figure_is_judged_by_goal_and_floor() {
+        assert!(verdict(1.2).reached() && verdict(1.2).kept());
+        assert!(!verdict(0.95).reached() && verdict(0.95).kept());
+        assert!(!verdict(0.5).reached() && !verdict(0.5).kept());
+    }
+
+    #[test]
+    fn a_missing_figure_keeps_no_floor() {
+        let verdicts = judge(&run(1.0)).unwrap();
+        assert!(verdicts.iter().any(|verdict| verdict.figure.is_none() && !verdict.kept()));
+        assert!(judge(&json!({ "figures": {} })).is_err());
+    }
+
+    #[test]
+    fn a_floor_is_no_stricter_than_its_goal() {
+        for goal in GOALS {
+            match (goal.goal, goal.floor) {
+                (_, None) => {}
+                (AtLeast(goal), Some(AtLeast(floor))) => assert!(floor <= goal),
+                (AtMost(goal), Some(AtMost(floor))) => assert!(floor >= goal),
+                _ => panic!("{}: goal and floor point in different directions", goal.figure),
+            }
+        }
+    }
+
+    #[test]
+    fn the_page_is_what_the_table_and_the_runs_say() {
+        let docs = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/measurements");
+        let reports = recorded(&docs.join("results")).unwrap();
+        for report in &reports {
+            for verdict in judge(report).unwrap() {
+                assert!(verdict.figure.is_some(), "{verdict}: a key must not change");
+            }
+        }
+        let page = page(&reports);
+        let stands = std::fs::read_to_string(docs.join("goals.md")).unwrap();
+        assert!(page == stands, "docs/measurements/goals.md is not what `script/bench goals --write` makes");
+    }
+}

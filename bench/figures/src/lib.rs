@@ -1,0 +1,12 @@
+//! What every benchmark shares: the table of goals, the object that `--json` prints, and what the machine is.
+//!
+//! ```text
+//!   bench, e2e's benchmarks --figures--> report::envelope --JSON--> goals: judged against the table
+//!                                                           `------> docs/measurements/results/*.json --> goals.md
+//! ```
+//!
+//! Must not know: how anything is measured.
+
+pub mod goals;
+pub mod machine;
+pub mod report;

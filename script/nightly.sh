@@ -1,0 +1,74 @@
+# shellcheck shell=bash
+# The nightly stages of script/test, which sources this: long forms, floors of benchmarks, the fresh Debian 13 tree. All of them
+# together take at most 150 minutes on 2 cores; each runs alone as `script/test nightly:NAME` and, on a clean tree, records the
+# commit that it passed on (`script/test --green` shows them).
+
+# In their order: what fails fast comes first, the fresh trees last.
+nightly_stages=(fuzz shipped exitless network elvis exits passthrough soak roam fresh fresh-reverse)
+
+# Seconds after which a nightly stage hangs.
+nightly_limit() {
+    case $1 in
+    fresh) echo 5400 ;;
+    fresh-reverse) echo 2400 ;;
+    fuzz) echo 2400 ;;
+    *) echo 1800 ;;
+    esac
+}
+
+# What is shipped, and the demo with it: other optimisation than what the tests run.
+nightly_shipped() {
+    cargo build --profile shipped -p ioplane -p ioplane-e2e --bins || return 1
+    local out
+    out=$(IOPLANE_BUILT=$target/shipped script/demo --json) || { echo "$out"; return 1; }
+    echo "$out"
+    grep -qE '"verified": *true' <<<"$out"
+}
+
+# Guided by coverage, from the corpus that all nights before have grown.
+nightly_fuzz() {
+    export IOPLANE_FUZZ_CORPUS=${XDG_CACHE_HOME:-$HOME/.cache}/ioplane/corpus
+    script/fuzz all "${IOPLANE_FUZZ_SECONDS:-45}"
+}
+
+# Long forms of tests that script/test has in short.
+nightly_soak() { IOPLANE_SOAK_SECONDS=${IOPLANE_SOAK_SECONDS:-300} stage_e2e soak; }
+nightly_roam() { IOPLANE_SOAK_SECONDS=${IOPLANE_SOAK_SECONDS:-240} stage_e2e roam; }
+
+# A benchmark's figures against the floors in bench/figures/src/goals.rs.
+judged() {
+    local json=$logs/$1.json
+    if [ "$1" = network ]; then script/bootstrap --bench || return 1; fi
+    script/bench "$@" --json >"$json" || { cat "$json"; return 1; }
+    cat "$json"
+    script/bench judge "$json"
+}
+nightly_exitless() { judged exitless --quick; }
+nightly_network() { judged network --quick; }
+nightly_elvis() { judged elvis; }
+nightly_exits() { judged exits; }
+nightly_passthrough() { judged passthrough; }
+
+# README's two commands as a new user runs them, in both orders.
+nightly_fresh() { script/fresh demo-test; }
+nightly_fresh-reverse() { script/fresh test-demo; }
+
+# ---- which commit each passed on
+
+green=${XDG_CACHE_HOME:-$HOME/.cache}/ioplane/green
+
+record_green() {
+    if [ -n "$(git status --porcelain --untracked-files=no)" ]; then
+        echo "not recorded as green: the tree has changes that no commit has"
+        return
+    fi
+    mkdir -p "$green"
+    printf '%s %s %d s\n' "$(git rev-parse --short=12 HEAD)" "$(date -u +%Y-%m-%dT%H:%MZ)" "$2" >"$green/$1"
+}
+
+show_green() {
+    local name
+    for name in "${nightly_stages[@]}"; do
+        printf '%-16s %s\n' "$name" "$(cat "$green/$name" 2>/dev/null || echo never)"
+    done
+}
