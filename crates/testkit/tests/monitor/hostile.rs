@@ -140,7 +140,9 @@ fn every_act_is_denied_under_every_policy() {
             let status = driver.get(0x3e, 2).expect("answers");
             match policy {
                 // The chip was rung for a ring with nothing to send in it, and says so.
-                Policy::Ignore => assert_eq!((told, stopped, status & SERR), (status & TDU != 0, 0, 0), "{what}"),
+                Policy::Ignore => {
+                    assert_eq!((told, stopped, status & SERR), (status & TDU != 0, 0, 0), "{what}")
+                }
                 Policy::Error => assert_eq!((told, stopped, status & SERR), (true, 0, SERR), "{what}"),
                 Policy::Stop => assert_eq!((told, stopped, status), (false, 1, 0), "{what}"),
             }
