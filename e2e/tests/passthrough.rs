@@ -244,14 +244,14 @@ fn hole_09_who_keeps_a_card_keeps_the_next_client_out() -> Result<()> {
             ensure!(said.status == 1 && said.output.contains("busy"), "{said:?}\n{}", daemon.said());
         }
         let shown = daemon.text("pci list")?;
-        ensure!(shown.contains("keeper, pid"), "{shown}");
+        ensure!(shown.contains("UNUSABLE") && shown.contains("keeper, pid"), "{shown}");
         // What may be asked for now, and is refused for the same reason.
         let refused = daemon.refused("pci reset nic1")?;
         ensure!(refused.contains("keeper, pid"), "{refused}");
         holder.kill()?;
         admitted()?;
         let shown = daemon.text("pci list")?;
-        ensure!(!shown.contains("keeper"), "{shown}");
+        ensure!(!shown.contains("UNUSABLE"), "{shown}");
     }
     // On demand, with nobody there.
     let holder = l1.start(&format!("exec {keeper} keep {socket} fd"))?;

@@ -93,15 +93,13 @@ fn socket_at(path: &Path) -> Option<Identity> {
 
 /// Which file something is: device, inode, and when it was made, since numbers are used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Identity(u64, u64, i64, i64);
+struct Identity(u64, u64, i64, u64);
 
 impl Identity {
     /// `None` if it is no socket.
     fn of_socket(stat: &Stat) -> Option<Self> {
         let socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
-        socket.then(|| {
-            Identity(stat.st_dev as u64, stat.st_ino as u64, stat.st_mtime as i64, stat.st_mtime_nsec as i64)
-        })
+        socket.then_some(Identity(stat.st_dev, stat.st_ino, stat.st_mtime, stat.st_mtime_nsec))
     }
 }
 

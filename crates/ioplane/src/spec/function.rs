@@ -306,7 +306,7 @@ impl FunctionSpec {
     /// What its clients may take of memory. Pinned for hardware without being told: three quarters of the host's memory.
     pub fn limits(&self) -> Limits {
         let host = rustix::system::sysinfo();
-        let total = u64::from(host.mem_unit).saturating_mul(host.totalram as u64);
+        let total = u64::from(host.mem_unit).saturating_mul(host.totalram);
         let pinned = self.pinned_memory.map_or(total / 4 * 3, |Size(bytes)| bytes);
         Limits { files: self.guest_memory.below(), pinned }
     }
