@@ -339,6 +339,7 @@ fn a_device_that_is_deleted_takes_its_link_down_and_lets_the_core_sleep() {
 }
 
 /// A core of one seat that the test steps.
+#[expect(clippy::disallowed_types, reason = "the seat of a test that has one thread")]
 #[derive(Debug, Clone, Default)]
 struct Desk(Arc<std::sync::Mutex<Vec<Seat>>>);
 

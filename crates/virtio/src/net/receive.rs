@@ -81,7 +81,8 @@ impl Room {
                     return Ok(if spread > 0 && ring.replays() { Fits::Never } else { Fits::NotYet });
                 }
                 Err(fault) => {
-                    self.put_back(ring);
+                    // What could not be read stays taken, and only what was taken last can be given back.
+                    self.abandon();
                     return Err(fault);
                 }
             };
@@ -112,6 +113,13 @@ impl Room {
         while let Some((taken, _)) = self.chains.pop() {
             ring.rewind(taken);
         }
+        self.clear();
+    }
+
+    /// Leaves everything in flight, in a ring that has stopped.
+    #[cold]
+    fn abandon(&mut self) {
+        self.chains.drain(..).for_each(|(taken, _)| taken.abandon());
         self.clear();
     }
 
