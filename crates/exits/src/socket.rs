@@ -358,7 +358,7 @@ mod tests {
     fn hole_21_a_socket_of_another_process_is_what_that_one_calls_so() {
         let folder = tempfile::tempdir().unwrap();
         let (ours, theirs) = (folder.path().join("ours"), folder.path().join("theirs"));
-        [&ours, &theirs].map(|folder| std::fs::create_dir(folder).unwrap());
+        [&ours, &theirs].into_iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
         speaker(&ours.join("qmp"), b"ours\n");
         speaker(&theirs.join("qmp"), b"theirs\n");
         std::os::unix::fs::symlink("qmp", theirs.join("link")).unwrap();

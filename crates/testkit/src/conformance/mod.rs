@@ -249,8 +249,13 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// The next below `limit`, which is not 0.
+    /// The next below `limit`; 0 counts as 1.
     pub fn below(&mut self, limit: u64) -> u64 {
-        self.roll() % limit
+        self.roll() % limit.max(1)
+    }
+
+    /// One of `choices`, which are not none.
+    pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u64) as usize]
     }
 }

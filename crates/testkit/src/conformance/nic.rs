@@ -140,6 +140,9 @@ struct Boot {
     plan: Plan,
 }
 
+/// A host with the NIC on it: its interrupt line and the buses of its vCPUs.
+type Wired = (Arc<dyn Host>, Box<dyn Line>, Vec<Arc<Bus>>);
+
 impl Boot {
     fn new<C: Card>(card: &C, behind: Behind, plan: &Plan) -> Self {
         let memory = Arc::new(GuestMap::anonymous(MEMORY).expect("guest memory"));
@@ -147,7 +150,7 @@ impl Boot {
         let stall = Arc::new(C::Stall::default());
         let gate = C::valve(stall.clone());
         let (card, map) = (card.clone(), memory.clone());
-        let (host, line, buses): (Arc<dyn Host>, Box<dyn Line>, Vec<Arc<Bus>>) = match behind {
+        let (host, line, buses): Wired = match behind {
             Behind::Process => {
                 let line = Arc::new(Counted::default());
                 let call = line.clone();
