@@ -446,7 +446,7 @@ fn random(card: &mut Logged<'_>, seed: u64, steps: usize) -> Done {
                 let width = dice.of(&[1, 2, 4]);
                 begin(card, at, count, WRITE)?;
                 for _ in 0..usize::from(count).div_ceil(width.max(2)) {
-                    card.write(At::Bar(0, DATA), width, dice.next() as u32)?;
+                    card.write(At::Bar(0, DATA), width, dice.roll() as u32)?;
                 }
                 transfer(card)?;
             }
@@ -481,8 +481,8 @@ fn random(card: &mut Logged<'_>, seed: u64, steps: usize) -> Done {
                 // All of it has been read.
                 put(card, &[(BNRY, if page == 0x4c { 0x7f } else { page - 1 })])?;
             }
-            9 => put(card, &[(IMR, dice.next() as u8 & 0x7f)])?,
-            10 => put(card, &[(ISR, dice.next() as u8)])?,
+            9 => put(card, &[(IMR, dice.roll() as u8 & 0x7f)])?,
+            10 => put(card, &[(ISR, dice.roll() as u8)])?,
             _ => put(card, &[(CR, STOP), (CR, START)])?,
         }
         get(card, ISR)?;

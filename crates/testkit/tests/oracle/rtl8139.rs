@@ -384,7 +384,7 @@ fn random(card: &mut Logged<'_>, seed: u64, steps: usize) -> Done {
     for _ in 0..steps {
         match dice.below(9) {
             0..=2 => {
-                let sent = frame(OTHER, OWN, &vec![dice.next() as u8; 46 + dice.below(1455) as usize]);
+                let sent = frame(OTHER, OWN, &vec![dice.roll() as u8; 46 + dice.below(1455) as usize]);
                 let cuts = [14 + dice.below(40) as usize];
                 driver.xmit(&sent, Cut { at: &cuts[..dice.below(2) as usize], ..Cut::default() })?;
                 driver.reach.sent();
@@ -392,14 +392,14 @@ fn random(card: &mut Logged<'_>, seed: u64, steps: usize) -> Done {
             }
             3..=5 => {
                 let to = dice.of(&[OWN, OWN, [0xff; 6], GROUP, STRANGER]);
-                let came = frame(to, OTHER, &vec![dice.next() as u8; 46 + dice.below(1455) as usize]);
+                let came = frame(to, OTHER, &vec![dice.roll() as u8; 46 + dice.below(1455) as usize]);
                 driver.reach.arrive(&came)?;
                 if dice.below(2) == 0 {
                     driver.poll()?;
                 }
             }
-            6 => driver.put(IMR, 2, dice.next() as u32 & 0xe1ff)?,
-            _ => driver.put(ISR, 2, dice.next() as u32 & 0xffff)?,
+            6 => driver.put(IMR, 2, dice.roll() as u32 & 0xe1ff)?,
+            _ => driver.put(ISR, 2, dice.roll() as u32 & 0xffff)?,
         }
         driver.get(ISR, 2)?;
         driver.reach.line()?;
