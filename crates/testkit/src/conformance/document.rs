@@ -81,11 +81,17 @@ fn kits() -> String {
 
 fn lacking() -> String {
     let mut out =
-        String::from("\n## What does not apply\n\n| device, host | has no | reason |\n|---|---|---|\n");
-    for entry in KITS {
-        for (offer, why) in entry.lacks {
-            let _ = writeln!(out, "| {}, {} | {} | {why} |", entry.device, entry.on.name(), offer.name());
+        String::from("\n## What does not apply\n\n| missing | reason | device, host |\n|---|---|---|\n");
+    let mut reasons: Vec<(Offer, &str)> = Vec::new();
+    for lacking in KITS.iter().flat_map(|entry| entry.lacks) {
+        if !reasons.contains(lacking) {
+            reasons.push(*lacking);
         }
+    }
+    for (offer, why) in reasons {
+        let kits = KITS.iter().filter(|entry| entry.lacks.contains(&(offer, why)));
+        let kits: Vec<_> = kits.map(|entry| format!("{}, {}", entry.device, entry.on.name())).collect();
+        let _ = writeln!(out, "| {} | {why} | {} |", offer.name(), kits.join("; "));
     }
     out
 }
