@@ -63,10 +63,8 @@ fn the_power_may_fail_at_any_flush() -> Result<()> {
     let l1 = L1::boot(1800, "", &|line| eprintln!("{line}"))?;
     logged(&l1, &["raw", "file", "loser"])?;
     l1.run(
-        &format!(
-            "set -e; mke2fs -q -t ext4 /dev/mapper/file; mkdir -p /tmp/ext4; mount /dev/mapper/file /tmp/ext4\n\
-             dd if=/dev/zero of=/tmp/ext4/file bs=64k count=16 status=none; sync"
-        ),
+        "set -e; mke2fs -q -t ext4 /dev/mapper/file; mkdir -p /tmp/ext4; mount /dev/mapper/file /tmp/ext4\n\
+             dd if=/dev/zero of=/tmp/ext4/file bs=64k count=16 status=none; sync",
         MINUTE,
     )?;
     let disk = |name: &str, path: &str, engine: &str| {
