@@ -121,9 +121,20 @@ impl Nic {
         format!("52:54:00:00:{:02x}:01", self.slot())
     }
 
-    /// The cable is a hub of QEMU's, with the card and a virtio card of L1 at its ends.
+    /// The card of L1 at the other end of the cable: QEMU's device and Linux's module. No sender on a real cable makes frames of
+    /// less than 60 bytes. Linux's virtio-net does (an ARP reply has 42), and QEMU 8.1 and later hand them to an NE2000 as they
+    /// are, whose driver then drops them as damaged. Linux's driver of an e1000 pads.
+    fn far(self) -> [&'static str; 2] {
+        match self {
+            Nic::Ne2000 => ["e1000", "e1000"],
+            _ => ["virtio-net-pci", "virtio_net"],
+        }
+    }
+
+    /// The cable is a hub of QEMU's, with the card and another card of L1 at its ends.
     fn args(self) -> String {
         let (device, slot, mac, peer) = (self.device(), self.slot(), self.mac(), self.peer_mac());
+        let [far, _] = self.far();
         let (port, place) = match self {
             Nic::Virtio => (
                 format!("-device pcie-root-port,id=port{slot:x},addr={slot:x},chassis={slot}"),
@@ -134,7 +145,7 @@ impl Nic {
         format!(
             "-netdev hubport,id=near{slot:x},hubid={slot} -netdev hubport,id=far{slot:x},hubid={slot} \
              {port} -device {device},{place},netdev=near{slot:x},mac={mac},romfile= \
-             -device virtio-net-pci,netdev=far{slot:x},mac={peer},romfile= "
+             -device {far},netdev=far{slot:x},mac={peer},romfile= "
         )
     }
 }
@@ -181,13 +192,13 @@ impl L1 {
     /// Boots one with these cards, VFIO loaded and the cards bound to their drivers.
     pub fn boot_with_nics(memory_mib: u64, nics: &[Nic], news: News<'_>) -> Result<L1> {
         let cards: String = nics.iter().map(|nic| nic.args()).collect();
-        let load: String = nics.iter().map(|nic| format!(",{}", nic.module())).collect();
+        let load: String = nics.iter().map(|nic| format!(",{},{}", nic.module(), nic.far()[1])).collect();
         let l1 = L1::boot_as(
             &Shape {
                 memory_mib,
                 args: &format!("-device intel-iommu,intremap=on {cards}"),
                 append: "intel_iommu=on iommu=nopt",
-                load: &format!(",vfio-pci,vfio_iommu_type1,virtio_net,tun{load}"),
+                load: &format!(",vfio-pci,vfio_iommu_type1,tun{load}"),
             },
             news,
         )?;

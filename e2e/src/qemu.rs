@@ -1,7 +1,7 @@
 //! Building a QEMU command line, and starting it.
 
 use crate::accelerator::Accelerator;
-use crate::assets::{Guest, News, host_version, newer_qemu};
+use crate::assets::{ENOUGH, Guest, News, host_version, newer_qemu};
 use crate::process::{Process, scratch};
 use crate::vm::Vm;
 use anyhow::{Context, Result, bail};
@@ -26,7 +26,7 @@ pub enum Firmware {
 pub enum Version {
     /// The host's own.
     Host,
-    /// At least 9.2: the host's own, or the one of Debian 13's backports in a tree.
+    /// At least 10.1: the host's own, or the one of Debian 13's backports in a tree.
     Newer,
 }
 
@@ -41,8 +41,9 @@ impl Version {
     /// Its number, as `ioplane qemu-args --qemu-version` takes it.
     pub fn number(self) -> Result<String> {
         let (major, minor) = host_version()?;
-        let old = self == Version::Host || (major, minor) >= (9, 2);
-        Ok(if old { format!("{major}.{minor}") } else { "9.2".into() })
+        let hosts = self == Version::Host || (major, minor) >= ENOUGH;
+        let (major, minor) = if hosts { (major, minor) } else { ENOUGH };
+        Ok(format!("{major}.{minor}"))
     }
 
     /// QEMU's arguments for the vhost-user-blk disk behind `socket`; the chardev is named `chardev-ID`.

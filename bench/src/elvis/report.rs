@@ -57,6 +57,10 @@ impl Report {
         setup.insert("guests_cpu".into(), json!(cpus.front));
         setup.insert("back_end_cpu".into(), json!(cpus.back));
         setup.insert("bound_by".into(), json!(room));
+        setup.insert(
+            "ioplane_process".into(),
+            json!("bench lan: switch and vhost-user host alone, not the daemon"),
+        );
         Report { outcomes: BTreeMap::new(), setup }
     }
 

@@ -88,6 +88,10 @@ impl Report {
         setup.insert("back_end_cpu".into(), json!(cpus.back));
         setup.insert("bound_by".into(), json!(room));
         setup.insert("qsd_version".into(), json!(super::qsd::version()));
+        let unequal =
+            "unequal: ioplane copies in its own memory, qsd makes system calls on a file of a tmpfs";
+        setup.insert("work_on_memory".into(), json!(unequal));
+        setup.insert("work_on_file".into(), json!("equal: both io_uring with O_DIRECT"));
         setup.insert("ring".into(), json!(super::RING));
         setup.insert("descriptors".into(), json!(format!("{:?}", super::SHAPE)));
         Report { outcomes: BTreeMap::new(), ceilings: Map::new(), probes: Map::new(), setup, disturbed: 0 }

@@ -64,6 +64,10 @@ impl Report {
         setup.insert("back_end_cpu".into(), json!(cpus.back));
         setup.insert("bound_by".into(), json!(room));
         setup.insert("ring".into(), json!(RING));
+        setup.insert(
+            "ioplane_process".into(),
+            json!("bench lan: switch and vhost-user host alone, not the daemon"),
+        );
         setup.insert("frame_bytes".into(), json!(Size::ALL.map(Size::bytes)));
         Report { cells: BTreeMap::new(), ceilings: Map::new(), setup }
     }

@@ -5,7 +5,7 @@
 //!        |--> l1: Debian's generic kernel with all its modules, and an initial RAM disk, for a KVM host inside a VM
 //!        |                                                            ^ direct boot of another kernel
 //!        |                                              kernel-SUITE: vmlinux, initrd.img
-//!        `--> qemu: the tree with QEMU of Debian's backports, where the host's is older than 9.2
+//!        `--> qemu: the tree with QEMU of Debian's backports, where the host's is older than 10.1
 //! ```
 //!
 //! An asset is a folder `NAME-KEY`; the key is a digest of its recipe, so a changed recipe makes a new folder and drops the
@@ -23,7 +23,7 @@ mod tree;
 
 pub use kernel::Kernel;
 pub use l1::Host;
-pub use newer::{host_version, newer_qemu};
+pub use newer::{ENOUGH, host_version, newer_qemu};
 pub use program::program;
 
 use crate::process::run;

@@ -1,4 +1,5 @@
-//! A QEMU new enough for every feature under test, where the host's own is older than 9.2.
+//! A QEMU new enough for every feature under test, where the host's own is older than 10.1, the first with `vfio-user-pci`
+//! (Debian 12 has 7.2, Debian 13 10.0; its backports are newer).
 
 use super::{News, asset, text, tree};
 use crate::process::run;
@@ -6,9 +7,11 @@ use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const RECIPE: &str = "tree trixie-backports qemu-system-x86 qemu-utils ovmf 1";
-const PACKAGES: &str = "qemu-system-x86 qemu-utils ovmf";
-const ENOUGH: (u32, u32) = (9, 2);
+const RECIPE: &str = "tree trixie-backports qemu-system-x86 qemu-utils qemu-block-extra ovmf 2";
+/// qemu-block-extra has the driver of libblkio for qemu-img.
+const PACKAGES: &str = "qemu-system-x86 qemu-utils qemu-block-extra ovmf";
+/// The first with everything under test.
+pub const ENOUGH: (u32, u32) = (10, 1);
 
 /// The host's own QEMU: major and minor version.
 pub fn host_version() -> Result<(u32, u32)> {
@@ -28,7 +31,7 @@ pub fn newer_qemu(news: News<'_>) -> Result<Option<PathBuf>> {
         return Ok(None);
     }
     let folder = asset("qemu", RECIPE, news, |to| build(&tree::tree(news)?, to, news))
-        .context("this host's QEMU is older than 9.2, and a tree with a newer one cannot be made")?;
+        .context("this host's QEMU is older than 10.1, and a tree with a newer one cannot be made")?;
     Ok(Some(folder.join("root")))
 }
 

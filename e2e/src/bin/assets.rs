@@ -1,5 +1,5 @@
 //! `ioplane-e2e-assets [--qemu] [--boot]`: makes what test guests are made of, with progress, and says where it is. With
-//! `--qemu` also the tree with a newer QEMU, where the host's own is older than 9.2. With `--boot` the guests' disk is booted every
+//! `--qemu` also the tree with a newer QEMU, where the host's own is older than 10.1. With `--boot` the guests' disk is booted every
 //! way there is, with QEMU's own disks and with qemu-storage-daemon's, without ioplane: what fails there is not ioplane's fault.
 
 use anyhow::{Context, Result, bail, ensure};

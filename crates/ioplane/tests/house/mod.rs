@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_ioplane");
@@ -24,6 +25,21 @@ pub struct Said {
     pub code: i32,
     pub out: String,
     pub err: String,
+}
+
+/// By the system call: a fresh Debian has no program `kill`.
+fn send(pid: u64, signal: &str) -> rustix::io::Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).unwrap();
+    let signal = match signal {
+        "TERM" => Signal::TERM,
+        "HUP" => Signal::HUP,
+        "INT" => Signal::INT,
+        "STOP" => Signal::STOP,
+        "CONT" => Signal::CONT,
+        "KILL" => Signal::KILL,
+        other => panic!("no signal {other}"),
+    };
+    kill_process(pid, signal)
 }
 
 impl House {
@@ -111,9 +127,7 @@ impl House {
     }
 
     pub fn signal(&self, name: &str) {
-        let status =
-            Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status().unwrap();
-        assert!(status.success());
+        send(self.pid().into(), name).unwrap();
     }
 
     /// SIGKILL, and waits until it is gone.
@@ -144,8 +158,7 @@ impl House {
     }
 
     pub fn signal_to(&self, pid: u64, name: &str) {
-        let status = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().unwrap();
-        assert!(status.success());
+        send(pid, name).unwrap();
     }
 
     /// After an upgrade the daemon is not our child any more.
@@ -153,7 +166,7 @@ impl House {
         let said = self.cli(&["status", "--json"]);
         let status: Value = serde_json::from_str(&said.out).unwrap_or_default();
         if let Some(pid) = status["pid"].as_u64() {
-            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+            let _ = send(pid, "KILL");
         }
     }
 
