@@ -42,7 +42,7 @@ fn hole_16_a_qcow2_image_is_not_served_as_raw_unless_that_is_said() {
         house.disk("b")["error"].as_str().is_some_and(|error| error.contains("looks like a qcow2"))
     });
     // Not as another backing of a disk either.
-    house.json(&["disk", "add", "m", "--memory", "1M"]);
+    house.json(&["disk", "add", "m", "--memory", "64K"]);
     assert!(house.refused(&["disk", "replace", "m", "--path", image.to_str().unwrap()]).contains("qcow2"));
     assert_eq!(std::fs::read(&image).unwrap(), before, "touched");
     // Whoever says that it is raw has it so.
