@@ -372,8 +372,11 @@ fn replayed(house: &House) -> u64 {
 /// A front end that has said half of something says the other half to another process.
 #[test]
 fn half_a_message_goes_along() {
-    let mut stage =
-        Stage { house: House::open("[[disk]]\nname = \"a\"\nmemory = \"1M\"\n"), loads: Vec::new() };
+    let mut stage = Stage {
+        house: House::open("[[disk]]\nname = \"a\"\nmemory = \"1M\"\n"),
+        loads: Vec::new(),
+        tap: None,
+    };
     let mut front = stage.house.connect("a");
     let ask: Vec<u8> = [1u32, 1, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
     front.write_all(&ask[..7]).unwrap();
@@ -405,7 +408,7 @@ fn what_was_done_at_run_time_is_so_afterwards() {
     std::fs::remove_file(&lost).unwrap();
     house.start();
     house.until(|| house.disk("lost")["state"] == "failed");
-    let mut stage = Stage { house, loads: Vec::new() };
+    let mut stage = Stage { house, loads: Vec::new(), tap: None };
     let lasting = |house: &House| {
         let mut status = house.json(&["status"]);
         status["disks"].as_array_mut().unwrap().iter_mut().for_each(|disk| disk["queues"] = Value::Null);
