@@ -25,7 +25,8 @@ impl<V: VirtioDevice> Session<V> {
         let log = message.body::<VhostUserLog>()?;
         let file = message.take_file()?;
         let log = self.account.mapping(file, log.mmap_offset, log.mmap_size).map_err(MapError::from)?;
-        self.peer.log = Some(Arc::new(DirtyLog::of_mapping(log)));
+        // Unmapped here when no poller marks it any more, and not on a core.
+        let _before = self.peer.log.replace(Arc::new(DirtyLog::of_mapping(log)));
         self.switch_log().await?;
         Ok(number(0))
     }
