@@ -4,7 +4,7 @@ mod lan;
 
 use ioplane_network::{Drop, SwitchSettings};
 use ioplane_testkit::driver::Part;
-use ioplane_testkit::driver::net::{Commands, Header};
+use ioplane_testkit::driver::net::{Commands, Header, PairPlan};
 use ioplane_testkit::driver::raw::RawDesc;
 use ioplane_virtio::net::spec::control::*;
 use ioplane_virtio::net::spec::*;
