@@ -7,6 +7,8 @@ pub mod driver;
 pub mod front;
 pub mod hand;
 pub mod nic;
+pub mod oracle;
+pub mod qtest;
 pub mod simulated;
 pub mod slow;
 pub mod toy;
