@@ -129,7 +129,12 @@ impl Descriptor {
     /// Itself: `again` is called only where a test has taken out that descriptors are read once.
     #[inline(always)]
     pub(super) fn once(self, again: impl FnOnce() -> Descriptor) -> Descriptor {
-        if reads_twice() { Descriptor { len: again().len, ..self } } else { self }
+        if !reads_twice() {
+            return self;
+        }
+        // Time for a driver's thread to come in between.
+        (0..64).for_each(|_| std::hint::spin_loop());
+        Descriptor { len: again().len, ..self }
     }
 
     /// The table that an indirect descriptor refers to, and how many descriptors it has.
