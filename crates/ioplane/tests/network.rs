@@ -40,7 +40,7 @@ impl Guest {
     fn plug_in_as(house: &House, name: &str, features: u64, sending: Sending) -> Guest {
         let features = Wants::default().features | 1 << 15 | features;
         let wants = Wants { features, ..Wants::default() };
-        let mut front = Front::connect(&house.path(&format!("{name}.sock")), wants).unwrap();
+        let front = Front::connect(&house.path(&format!("{name}.sock")), wants).unwrap();
         let mut memory = GuestMemory::new(8 * MIB).unwrap();
         let plan = PairPlan { sending, ..PairPlan::mergeable(RingMode::of(front.features())) };
         let pair = Pair::new(&mut memory, plan).unwrap();

@@ -11,7 +11,6 @@
 
 #![allow(unsafe_code)]
 // UNSAFETY: one call of mount(2), for which there is no program that everybody has (mount(8) wants fusermount).
-#![expect(clippy::disallowed_types, reason = "a test disk: its file system has threads of its own")]
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
