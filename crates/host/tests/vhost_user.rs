@@ -1,5 +1,7 @@
 //! The vhost-user host against a front end without a VM: what QEMU does, and what it never would.
 
+mod vhost_user_holes;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -170,6 +170,12 @@ fn the_filter_is_that_of_the_registers() {
     assert!(heard(&mut bench, group) && !heard(&mut bench, stranger));
     set(&mut bench, rcr | spec::RCR_AAP);
     assert!(heard(&mut bench, stranger) && heard(&mut bench, OWN));
+    let matched = |bench: &mut Bench, to: Mac| {
+        bench.lan.send(&numbered(to, OTHER, 7));
+        bench.driver.reach.attend();
+        bench.driver.poll().expect("sound")[0].opts1 & spec::RX_PAM != 0
+    };
+    assert!(matched(&mut bench, OWN) && !matched(&mut bench, stranger), "data sheet 6.1.4, PAM");
     set(&mut bench, 0);
     assert!(!heard(&mut bench, OWN) && !heard(&mut bench, [0xff; 6]));
     assert_eq!(bench.card().counts().drops.filtered, 6);

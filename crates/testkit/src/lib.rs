@@ -9,6 +9,8 @@ pub mod fuse;
 pub mod hand;
 pub mod hostile;
 pub mod nic;
+pub mod oracle;
+pub mod qtest;
 pub mod simulated;
 pub mod slow;
 pub mod toy;

@@ -200,7 +200,15 @@ impl Queue {
     #[inline]
     pub fn arm(&mut self) -> Armed {
         let armed = self.arm_unkicked();
-        if self.takes() && self.ring.ask_for_kick() { Armed::WorkLeft } else { armed }
+        let waits = self.takes() && (self.ring.ask_for_kick() || self.unannounced());
+        if waits { Armed::WorkLeft } else { armed }
+    }
+
+    /// The driver has no kick (VHOST_USER_VRING_NOFD_MASK): nobody says when it makes something available, so the core must not
+    /// sleep for long.
+    #[inline]
+    pub fn unannounced(&self) -> bool {
+        self.kick.is_none()
     }
 
     /// As [`Queue::arm`], for a queue that is to sleep on whatever the driver makes available.

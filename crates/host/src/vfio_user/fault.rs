@@ -92,6 +92,11 @@ pub enum ClientFault {
     /// A descriptor that is not an eventfd: nobody may block on it.
     #[error("the descriptor of an interrupt is not an eventfd")]
     NotAnEventfd,
+    /// This system cannot raise eventfds without waiting for who has them.
+    #[error(
+        "interrupts cannot be sent: the kernel gives neither Linux AIO (fs.aio-max-nr is used up?) nor io_uring: {0}"
+    )]
+    NoInterrupts(std::io::Error),
     /// Part of the range is mapped.
     #[error("DMA range {0:#x}+{1:#x} is mapped already")]
     Exists(u64, u64),
@@ -137,6 +142,7 @@ impl ClientFault {
             ClientFault::NoSuchBytes { .. } => "no_such_bytes",
             ClientFault::NoSuchIrq { .. } => "no_such_irq",
             ClientFault::NotAnEventfd => "not_an_eventfd",
+            ClientFault::NoInterrupts(_) => "no_interrupts",
             ClientFault::Exists(..) => "dma_overlap",
             ClientFault::TooManyMaps => "too_many_maps",
             ClientFault::Memory(_) => "bad_memory",
@@ -167,7 +173,9 @@ impl ClientFault {
             ClientFault::Memory(MapError::TooMany | MapError::Mapping(MappingError::TooMany)) => Errno::NOSPC,
             ClientFault::Memory(MapError::Mapping(MappingError::Os(errno))) => *errno,
             ClientFault::NotQuiescent(_) => Errno::BUSY,
-            ClientFault::Device(_) | ClientFault::Wire(WireError::Below { .. }) => Errno::IO,
+            ClientFault::NoInterrupts(_)
+            | ClientFault::Device(_)
+            | ClientFault::Wire(WireError::Below { .. }) => Errno::IO,
             _ => Errno::INVAL,
         })
     }

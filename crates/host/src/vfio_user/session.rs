@@ -251,7 +251,7 @@ impl<F: Function> Session<F> {
 
     /// The device's stage may have changed: what had to wait is tried again.
     pub(super) fn hear_move(&mut self) {
-        drain(self.moved.as_fd());
+        crate::eventfd::empty(self.moved.as_fd());
         self.blocked = false;
         if self.wires.owed_unmask {
             self.unmask_line();
@@ -274,7 +274,7 @@ impl<F: Function> Session<F> {
     /// The guest has acknowledged INTA#, says the descriptor that the client gave for it.
     pub(super) fn resume_line(&mut self) {
         if let Some(file) = &self.wires.resume {
-            drain(file.as_fd());
+            crate::eventfd::empty(file.as_fd());
             self.unmask_line();
         }
     }
@@ -308,10 +308,6 @@ impl<F: Function> Session<F> {
         let emptied = self.forget_memory();
         reset.and(emptied)
     }
-}
-
-fn drain(file: BorrowedFd<'_>) {
-    let _ = rustix::io::read(file, &mut [0u8; 8]);
 }
 
 fn device_info(message: &Message) -> Result<Reply, ClientFault> {

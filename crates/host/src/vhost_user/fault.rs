@@ -61,6 +61,11 @@ pub enum PeerFault {
     /// A descriptor that is not an eventfd: a core must never block on it.
     #[error("the descriptor for {0} is not an eventfd")]
     NotAnEventfd(&'static str),
+    /// This system cannot raise eventfds without waiting for who has them.
+    #[error(
+        "interrupts cannot be sent: the kernel gives neither Linux AIO (fs.aio-max-nr is used up?) nor io_uring: {0}"
+    )]
+    NoInterrupts(std::io::Error),
     /// Memory that cannot be mapped.
     #[error(transparent)]
     Memory(#[from] MapError),
@@ -100,6 +105,7 @@ impl PeerFault {
             PeerFault::NotNegotiated(_) => "not_negotiated",
             PeerFault::BadValue(_) => "bad_value",
             PeerFault::NotAnEventfd(_) => "not_an_eventfd",
+            PeerFault::NoInterrupts(_) => "no_interrupts",
             PeerFault::Memory(_) => "bad_memory",
             PeerFault::SlowMemory(_) => "slow_memory",
             PeerFault::NotOwner => "not_owner",

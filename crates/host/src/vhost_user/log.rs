@@ -27,7 +27,8 @@ impl<V: VirtioDevice> Session<V> {
         let file = message.take_file()?;
         check_prompt(&file)?;
         let log = DirtyLog::of_file(file, log.mmap_offset, log.mmap_size).map_err(MapError::from)?;
-        self.peer.log = Some(Arc::new(log));
+        // Unmapped here when no poller marks it any more, and not on a core.
+        let _before = self.peer.log.replace(Arc::new(log));
         self.switch_log().await?;
         Ok(number(0))
     }

@@ -28,7 +28,7 @@ pub(super) const TRANSPORT: u64 = VHOST_USER_F_PROTOCOL_FEATURES;
 /// Puts each queue on the core that it was moved to, or where the pool thinks best.
 #[derive(Clone)]
 pub(super) struct Seats {
-    pool: Arc<dyn Placement>,
+    pub(super) pool: Arc<dyn Placement>,
     pub(super) moved: BTreeMap<u16, Arc<dyn Placement>>,
 }
 
@@ -172,7 +172,7 @@ impl<V: VirtioDevice> Session<V> {
             R::SET_VRING_BASE => self.set_vring_base(message),
             R::GET_VRING_BASE => self.vring_base(message).await,
             R::SET_VRING_KICK => self.set_vring_kick(message).await,
-            R::SET_VRING_CALL => self.set_vring_call(message),
+            R::SET_VRING_CALL => self.set_vring_call(message).await,
             R::SET_VRING_ERR => self.set_vring_err(message),
             R::SET_VRING_ENABLE => self.set_vring_enable(message).await,
             R::GET_CONFIG => self.device_config(message),

@@ -119,6 +119,11 @@ impl Rtl8139 {
         heard.then_some(cast)
     }
 
+    /// Whether the frame is for the very address of the station; in promiscuous mode not every one is.
+    fn matched(&self, frame: &[u8]) -> bool {
+        frame.starts_with(&self.chip.registers.mac())
+    }
+
     /// C+ mode: into as many descriptors as it takes. The guest sees the first of them last.
     fn fill_ring(&mut self, frame: &[u8], cast: Cast) -> Result<(), Refused> {
         let cpcr = self.chip.registers.u16(CPCR);
@@ -140,7 +145,8 @@ impl Rtl8139 {
         let fcs = fcs(&bytes);
         bytes.extend_from_slice(&fcs);
         let kind = match cast {
-            Cast::Uni => RX_PAM,
+            Cast::Uni if self.matched(frame) => RX_PAM,
+            Cast::Uni => 0,
             Cast::Multi => RX_MAR,
             Cast::Broad => RX_BAR,
         };
@@ -224,7 +230,8 @@ impl Rtl8139 {
         bytes.clear();
         let len = frame.len().max(SHORTEST) + FCS;
         let kind = match cast {
-            Cast::Uni => HEAD_PAM,
+            Cast::Uni if self.matched(frame) => HEAD_PAM,
+            Cast::Uni => 0,
             Cast::Multi => HEAD_MAR,
             Cast::Broad => HEAD_BAR,
         };

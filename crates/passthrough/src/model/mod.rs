@@ -65,6 +65,10 @@ pub struct StateModel {
     pub halt: &'static [Restore],
     /// What is written to bring a saved one back, in this order.
     pub restore: &'static [Restore],
+    /// Regions whose states those writes do not tell: frames on the card, a ring that drains. What a saved device says of them is
+    /// believed, so their states may only decide whether it changes hands: every state makes the checks of the first. The states of
+    /// all other regions are derived.
+    pub told: &'static [&'static str],
 }
 
 /// A function that a model fits.
@@ -395,6 +399,8 @@ pub struct Card {
     pub address: (&'static str, &'static str),
     /// Count registers, low byte first.
     pub count: (&'static str, &'static str),
+    /// Registers that show which address a transfer has come to, low byte first. A command without a new address goes on there.
+    pub reached: (&'static str, &'static str),
     /// The command register, and its values that begin reading and writing.
     pub command: &'static str,
     /// Bits of the command that choose, and their values for reading and for writing.

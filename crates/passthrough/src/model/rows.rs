@@ -127,7 +127,7 @@ impl Pages {
 impl super::Card {
     /// Whether a guest may move `count` bytes that begin at `start`: they lie where [`Card::readable`](super::Card::readable) or
     /// [`writable`](super::Card::writable) allow it. `ring` is the receive ring in bytes, first and end: an address that reaches its
-    /// end goes on at its beginning; `None` where the registers give no ring. No bytes are always allowed.
+    /// end goes on at its beginning, even where the two are no ring; `None` where the port does not. No bytes are always allowed.
     pub fn allows(&self, way: Way, start: u32, count: u32, ring: Option<(u32, u32)>) -> bool {
         let ranges = match way {
             Way::Read => self.readable,
@@ -139,10 +139,10 @@ impl super::Card {
         }
         let Some(end) = start.checked_add(count) else { return false };
         match ring {
-            // It passes the end of the ring, and at most once round it.
-            Some((first, last)) if first < last && start < last && end > last => {
+            // It passes the end of the ring, and at most once round it. A ring that begins behind its end is met once.
+            Some((first, last)) if start < last && end > last => {
                 let over = end - last;
-                let all_round = over > last - first;
+                let all_round = first < last && over > last - first;
                 !all_round && inside(start, last) && inside(first, first + over)
             }
             _ => inside(start, end),

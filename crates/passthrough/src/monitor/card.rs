@@ -27,9 +27,11 @@ impl<H: Hardware> Monitor<H> {
         self.machine.value(low) & 0xff | (self.machine.value(high) & 0xff) << 8
     }
 
-    /// After a write to the command register: a transfer begins, or ends, or goes on.
+    /// After a write: of the address, or of the command, by which a transfer begins, or ends, or goes on.
     pub(super) fn begin_transfer(&mut self, id: RegisterId, value: u32) {
         let (Some(plan), Some(card)) = (&self.plan.card, &self.model.card) else { return };
+        let told = &mut self.address_told;
+        (told.0, told.1) = (told.0 || id == plan.address.0, told.1 || id == plan.address.1);
         if id != plan.command {
             return;
         }
@@ -47,21 +49,91 @@ impl<H: Hardware> Monitor<H> {
         self.counts.totals.vetted_bytes += u64::from(left);
     }
 
-    /// Bytes have gone through the data port.
-    pub(super) fn ported(&mut self, width: usize) {
-        let (Some(plan), Some(card)) = (&self.plan.card, &self.model.card) else { return };
-        let words = self.machine.value(plan.words) & card.words.1 != 0;
-        let moved = (width as u32).max(if words { 2 } else { 1 });
+    /// Lets the address registers say where the card really is. A transfer moves on; who begins the next without an address, or with
+    /// half of one, begins there. Whether a card goes on from what it has reached or from what was written is its own affair:
+    /// both are the same after this.
+    pub(super) fn learn_address(&mut self) {
+        let Some(plan) = self.plan.card else { return };
+        if self.address_told == (true, true) {
+            return;
+        }
+        let reached = [plan.reached.0, plan.reached.1].map(|register| self.peek(register) & 0xff);
+        for (register, value) in [plan.address.0, plan.address.1].into_iter().zip(reached) {
+            if !self.bus.gone() && self.machine.value(register) & 0xff != value {
+                self.machine.note(register, value);
+                self.poke(register, value);
+            }
+        }
+        self.rechoose();
+        self.address_told = (true, true);
+    }
+
+    /// A transfer that the port is open for.
+    pub(super) fn open_transfer(&self) -> Option<Transfer> {
+        let port = self.plan.card?.port;
+        self.transfer.filter(|transfer| transfer.left > 0 && !self.machine.hooked(port, transfer.way))
+    }
+
+    /// Bytes that the card moves for an access to its port of one or two bytes.
+    fn element(&self) -> u32 {
+        let words = self.plan.card.as_ref().zip(self.model.card.as_ref());
+        words.map_or(1, |(plan, card)| if self.machine.value(plan.words) & card.words.1 != 0 { 2 } else { 1 })
+    }
+
+    /// The receive ring in bytes, first and end.
+    fn ring_bytes(&self) -> (u32, u32) {
+        self.card_ring(|id| self.machine.value(id)).unwrap_or((0, 0))
+    }
+
+    /// How many bytes the next access to the port has, of `wanted` that are left of one of the guest's of `width`. None are moved that the
+    /// guest may not have: there are cards that go on behind the count. And the end of the ring is met exactly: there are
+    /// cards that pass it otherwise.
+    fn port_step(&self, wanted: usize, width: usize) -> Option<usize> {
+        let Transfer { way, address, left } = self.transfer.filter(|transfer| transfer.left > 0)?;
+        let end = self.ring_bytes().1;
+        let allowed = || left >= 4 || self.may_move(way, address, 4, |id| self.machine.value(id));
+        let whole = (address >= end || end - address >= 4) && allowed();
+        match wanted {
+            0 => None,
+            4.. if whole => Some(4),
+            _ if width > 2 => Some(wanted.min(self.element() as usize)),
+            _ => Some(wanted),
+        }
+    }
+
+    /// The guest reads the data port. What was not asked for from the card reads as zero.
+    pub(super) fn port_reads(&mut self, bar: u8, id: RegisterId, out: &mut [u8]) {
+        let (offset, width) = (self.machine.register(id).offset.into(), out.len());
+        let mut from = 0;
+        while let Some(step) = self.port_step(width - from, width) {
+            self.bus.read_at(bar, offset, &mut out[from..from + step]);
+            self.ported(step);
+            from += step;
+        }
+    }
+
+    /// The guest writes the data port.
+    pub(super) fn port_writes(&mut self, bar: u8, id: RegisterId, bytes: &[u8]) {
+        let (offset, width) = (self.machine.register(id).offset.into(), bytes.len());
+        let mut from = 0;
+        while let Some(step) = self.port_step(width - from, width) {
+            self.bus.write_at(bar, offset, &bytes[from..from + step]);
+            self.ported(step);
+            from += step;
+        }
+    }
+
+    /// An access of so many bytes has gone through the data port.
+    fn ported(&mut self, width: usize) {
+        let moved = if width >= 4 { 4 } else { self.element() };
         self.counts.totals.port_bytes += u64::from(moved);
-        let ring = (
-            (self.machine.value(plan.start) & 0xff) * Pages::PAGE,
-            (self.machine.value(plan.stop) & 0xff) * Pages::PAGE,
-        );
+        self.address_told = (false, false);
+        let (first, end) = self.ring_bytes();
         let Some(transfer) = &mut self.transfer else { return };
         transfer.left = transfer.left.saturating_sub(moved);
         let next = transfer.address + moved;
-        let passes = ring.0 < ring.1 && transfer.address < ring.1 && next >= ring.1;
-        transfer.address = if passes { ring.0 + (next - ring.1) } else { next & 0xffff };
+        let passes = transfer.address < end && next >= end;
+        transfer.address = if passes { first + (next - end) } else { next & 0xffff };
         if transfer.left == 0 {
             self.transfer = None;
             // Told when the access is through.
@@ -91,6 +163,7 @@ impl<H: Hardware> Monitor<H> {
         let (bank, field) = (self.bus.bank, self.model.banks.map_or(0, |banks| u32::from(banks.mask)));
         let shift = self.model.banks.map_or(0, |banks| u32::from(banks.shift % 8));
         self.poke(plan.command, now & !mask & !field | u32::from(bank) << shift & field | bits);
+        self.address_told = (false, false);
     }
 
     /// The status bits that a transfer of ours left behind are nobody's.
@@ -100,14 +173,12 @@ impl<H: Hardware> Monitor<H> {
         self.poke(self.plan.status, bits);
     }
 
-    /// Fills the card's memory that a guest can write from `bytes`, or with zeros. The card is started and keeps no frame: a step of
-    /// bringing it back.
+    /// Fills the card's memory that a guest can write from `bytes`, or with zeros. The steps of bringing a card back that come before
+    /// have started it: it moves words, keeps no frame, and has no ring.
     pub(super) fn fill_card(&mut self, bytes: Option<&[u8]>) {
         let (Some(plan), Some(card)) = (self.plan.card, &self.model.card) else { return };
         let port = self.machine.register(plan.port);
         let step = usize::from(port.width).clamp(2, STEP);
-        let kept = self.machine.value(plan.words);
-        self.poke(plan.words, kept | card.words.1);
         let mut at = 0;
         for (first, end) in card.writable {
             let count = whole(*first, *end);
@@ -120,18 +191,14 @@ impl<H: Hardware> Monitor<H> {
                 at += step;
             }
         }
-        self.poke(plan.words, kept);
         self.hush();
     }
 
-    /// All of the card's memory that a guest can write.
+    /// All of the card's memory that a guest can write; before it comes what comes before [`Monitor::fill_card`].
     pub(super) fn read_card(&mut self) -> Option<Vec<u8>> {
         let (plan, card) = (self.plan.card?, self.model.card.as_ref()?);
         let port = self.machine.register(plan.port);
         let step = usize::from(port.width).clamp(2, STEP);
-        let words = card.words.1;
-        let kept = self.machine.value(plan.words);
-        self.poke(plan.words, kept | words);
         let mut bytes = Vec::with_capacity(self.card_size());
         for (first, end) in card.writable {
             let count = whole(*first, *end);
@@ -144,7 +211,6 @@ impl<H: Hardware> Monitor<H> {
                 bytes.extend_from_slice(piece);
             }
         }
-        self.poke(plan.words, kept);
         self.hush();
         Some(bytes)
     }

@@ -54,6 +54,10 @@ impl<H: Hardware> Monitor<H> {
                 }
             }
             Rule::Ignore => Err(Refusal::Ignored),
+            Rule::Card { .. } => {
+                self.learn_address();
+                Ok(self.check_registers(&self.machine, pending, rule)?)
+            }
             rule => Ok(self.check_registers(&self.machine, pending, rule)?),
         }
     }
@@ -76,8 +80,8 @@ impl<H: Hardware> Monitor<H> {
         };
         match rule {
             Rule::Card { start, count, way } => {
-                let (start, count) = (pair(start), self.rounded(pair(count), value));
-                if card.allows(way, start, count, self.card_ring(value)) {
+                let (start, count) = (pair(start), pair(count));
+                if self.may_move(way, start, count, value) {
                     return Ok(());
                 }
                 let doing = if way == Way::Read { "reading" } else { "writing" };
@@ -125,16 +129,26 @@ impl<H: Hardware> Monitor<H> {
     pub(super) fn card_ring(&self, value: impl Fn(RegisterId) -> u32) -> Option<(u32, u32)> {
         let card = self.plan.card.as_ref()?;
         let (first, end) = (value(card.start) & 0xff, value(card.stop) & 0xff);
-        (first < end).then_some((first * Pages::PAGE, end * Pages::PAGE))
+        Some((first * Pages::PAGE, end * Pages::PAGE))
     }
 
-    /// A count as the card moves it: in words, two at a time.
-    fn rounded(&self, count: u32, value: impl Fn(RegisterId) -> u32) -> u32 {
-        let words = self.plan.card.as_ref().zip(self.model.card.as_ref());
-        match words {
-            Some((plan, card)) if value(plan.words) & card.words.1 != 0 => count.next_multiple_of(2),
-            _ => count,
+    /// Whether a guest may move so many bytes from `start` on, the registers being so. In words the card moves two at a time; from an odd
+    /// address some cards never meet the end of the ring.
+    pub(super) fn may_move(
+        &self,
+        way: Way,
+        start: u32,
+        count: u32,
+        value: impl Fn(RegisterId) -> u32 + Copy,
+    ) -> bool {
+        let (Some(plan), Some(card)) = (&self.plan.card, &self.model.card) else { return false };
+        let ring = self.card_ring(value);
+        if value(plan.words) & card.words.1 == 0 {
+            return card.allows(way, start, count, ring);
         }
+        let count = count.next_multiple_of(2);
+        let passes = ring.is_some_and(|(_, end)| start < end && start + count > end);
+        !(passes && start % 2 == 1) && card.allows(way, start, count, ring)
     }
 
     /// Vets a ring, at the guest's asking. A fault leaves nothing to publish.

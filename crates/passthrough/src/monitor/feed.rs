@@ -225,5 +225,7 @@ impl<H: Hardware> Monitor<H> {
         self.interrupts = Virtual::default();
         self.recalled = 0;
         self.transfer = None;
+        // A reset leaves a card's address where it is.
+        self.address_told = (false, false);
     }
 }

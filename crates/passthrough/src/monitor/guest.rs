@@ -170,8 +170,10 @@ impl<H: Hardware> Monitor<H> {
                 return self.suspicious(out);
             }
             Role::Port => {
-                self.bus.read_at(bar, at, out);
-                return self.ported(out.len());
+                if let Some(id) = piece.register {
+                    self.port_reads(bar, id, out);
+                }
+                return;
             }
             Role::Status => self.status(),
             Role::Mask => self.interrupts.mask,
@@ -193,6 +195,10 @@ impl<H: Hardware> Monitor<H> {
         let Some(id) = piece.register else {
             return self.fault(unknown(bar, Way::Write, at, part.len()));
         };
+        if self.plan.role(id) == Role::Status {
+            // What has come up until now is cleared too, as it is on the card.
+            self.collect();
+        }
         let value = self.machine.merged(piece, bytes);
         if !self.machine.hooked(id, Way::Write) {
             // Boot ROM, tests of the chip: what a card keeps beyond its guest. The hardware does not hear of it.
@@ -275,10 +281,7 @@ impl<H: Hardware> Monitor<H> {
             }
             Role::Base { ring, high } => self.set_base(ring, high, value),
             Role::Block { block, high } => self.set_block(usize::from(block), high, value)?,
-            Role::Port => {
-                self.bus.write_at(bar, at, part);
-                self.ported(part.len());
-            }
+            Role::Port => self.port_writes(bar, id, part),
             Role::Plain => {
                 self.publish_rung(id, value & written)?;
                 if !self.switch(id, value) {

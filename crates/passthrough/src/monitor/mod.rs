@@ -8,6 +8,7 @@
 //!   card.rs       card memory behind a data port
 //!   interrupt.rs  hardware's status -> virtual status & virtual mask -> INTA# of the guest
 //!   still.rs      recognised quiescence: halt, look once more, remember; and back
+//!   derive.rs     in which states a device is after it was brought back, by the writes that did it
 //!   state.rs      what is remembered, as bytes
 //!   ground.rs     guest memory in the IOMMU    page.rs  shadow reads    policy.rs, counts.rs
 //! ```
@@ -19,13 +20,15 @@
 //! What holds whatever the guest does: the hardware is only told bus addresses of the monitor's own memory and of checked guest
 //! memory, and the IOMMU maps nothing else. Card memory is wiped whenever the device changes hands, so nobody reads what a
 //! predecessor left there; a wipe is simpler than a map of foreign pages and costs a millisecond a change instead of a hooked data
-//! port.
+//! port. Through the data port a guest moves what was checked and no byte more, from where the card is, not from where it was told
+//! to be.
 
 mod banks;
 mod bus;
 mod card;
 mod check;
 mod counts;
+mod derive;
 mod feed;
 mod function;
 mod ground;
@@ -155,6 +158,8 @@ pub struct Monitor<H: Hardware> {
     transfer: Option<Transfer>,
     /// It has just ended.
     all_moved: bool,
+    /// Whether the card's address, low and high byte, is what was last written.
+    address_told: (bool, bool),
     interrupts: Virtual,
     /// Registers that are shown as another card had them: one bit each. Their values are the model's.
     recalled: u128,
@@ -236,6 +241,7 @@ impl<H: Hardware> Monitor<H> {
             blocks: vec![BlockState::default(); model.blocks.len()],
             transfer: None,
             all_moved: false,
+            address_told: (false, false),
             interrupts: Virtual::default(),
             recalled: 0,
             masked: false,
@@ -272,9 +278,10 @@ impl<H: Hardware> Monitor<H> {
         if self.bus.gone() { Err(self.lost().into()) } else { Ok(()) }
     }
 
-    /// Gives the hardware back: reset, with nothing mapped for it. Card memory is wiped by the next monitor, before its guest runs.
+    /// Gives the hardware back: its memory wiped, reset, with nothing mapped for it.
     pub fn into_hardware(mut self) -> H {
         let _ = self.bus.hardware().master(false);
+        self.wipe();
         // What fails here will be noticed by whoever takes it over next.
         let _ = self.reset_hardware();
         self.ground.clear(self.bus.hardware());

@@ -6,6 +6,7 @@ use ioplane_device::{DeviceError, State, StateError};
 use serde::{Deserialize, Serialize};
 
 use super::card::Transfer;
+use super::derive::Grounds;
 use super::rings::RingV1;
 use super::still::Remembered;
 use super::{BlockState, Monitor, Virtual, bus};
@@ -68,8 +69,12 @@ impl<H: Hardware> Monitor<H> {
             return Err(DeviceError::Below(Box::new(why)));
         };
         let name = |id| self.machine.register(id).name.to_owned();
+        // The states in which it will be when it was brought back, which whoever loads it derives as well.
+        let derived = self.derive(parked.grounds(), false);
+        let machine = derived
+            .map_or_else(|_| parked.machine.save(), |derived| self.corrected(&parked.machine, &derived));
         let saved = StateV1 {
-            machine: parked.machine.save(),
+            machine,
             registers: parked.registers.iter().map(|(id, value)| (name(*id), *value)).collect(),
             status: parked.interrupts.status,
             mask: parked.interrupts.mask,
@@ -132,17 +137,23 @@ impl<H: Hardware> Monitor<H> {
             address: address.into(),
             left: left.into(),
         });
-        // Law 4: whoever wrote this may want what no guest could have done.
-        if !removed(Law::DistrustsLoaded) {
-            self.doubt(saved, &registers)?;
-            let ring = self.card_ring(|id| machine.value(id));
-            transfer.map_or(Ok(()), |transfer| self.doubt_transfer(transfer, ring))?;
-        }
         let block = |(table, (low, high, busy)): (&crate::model::Block, &(u32, u32, bool))| {
             let gpa = u64::from(low & !table.flags) | u64::from(*high) << 32;
             BlockState { low: *low, high: *high, busy: busy.then_some(gpa) }
         };
-        let blocks = self.model.blocks.iter().zip(&saved.blocks).map(block).collect();
+        let blocks: Vec<_> = self.model.blocks.iter().zip(&saved.blocks).map(block).collect();
+        // Law 4: whoever wrote this may want what no guest could have done.
+        if !removed(Law::DistrustsLoaded) {
+            self.doubt(saved, &registers)?;
+            if transfer.is_some() && self.model.card.is_none() {
+                return Err(impossible("a transfer of a card without memory"));
+            }
+            let grounds = Grounds { registers: &registers, transfer, blocks: &blocks };
+            let derived = self.derive(grounds, true).map_err(impossible)?;
+            self.compare(&machine, &derived).map_err(impossible)?;
+            let corrected = self.corrected(&machine, &derived);
+            machine.load(&corrected).map_err(|fault| impossible(fault.to_string()))?;
+        }
         Ok(Remembered {
             machine,
             registers,
@@ -163,7 +174,6 @@ impl<H: Hardware> Monitor<H> {
                 return Err(impossible(format!("register {} cannot hold {value:#x}", register.name)));
             }
         }
-        self.rehearse(registers, true).map_err(impossible)?;
         let status = self.machine.register(self.plan.status);
         let mask = self.machine.register(self.plan.mask);
         if saved.status & !bus::full(status) != 0 || saved.mask & !bus::full(mask) != 0 {
@@ -189,16 +199,5 @@ impl<H: Hardware> Monitor<H> {
             return Err(impossible("memory that the card does not have"));
         }
         Ok(())
-    }
-
-    fn doubt_transfer(&self, transfer: Transfer, ring: Option<(u32, u32)>) -> Result<(), DeviceError> {
-        let Transfer { way, address, left } = transfer;
-        match &self.model.card {
-            None => Err(impossible("a transfer of a card without memory")),
-            Some(card) if card.allows(way, address, left, ring) => Ok(()),
-            Some(_) => {
-                Err(impossible(format!("a transfer at {address:#06x}+{left:#x} of the card's memory")))
-            }
-        }
     }
 }

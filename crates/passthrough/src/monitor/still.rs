@@ -9,7 +9,7 @@ use super::counts::{Fault, What};
 use super::plan::{Role, Step};
 use super::rings::RingV1;
 use super::{BlockState, Monitor, MonitorError, Virtual};
-use crate::model::{Flow, Machine, Reads, RegisterId, Seen, Way};
+use crate::model::{Flow, Machine, Reads, RegisterId, Way};
 use crate::{Hardware, HardwareError};
 
 /// How long a forced stop waits for what the hardware would finish by itself: a frame on the wire.
@@ -132,6 +132,7 @@ impl<H: Hardware> Monitor<H> {
 
     /// Remembers a halted device, and takes memory, rings and interrupts from the hardware.
     fn park(&mut self, before: &[(RegisterId, u32)], whole: bool) {
+        self.learn_address();
         let mut registers = Vec::new();
         let saved: Vec<RegisterId> = self.plan.saved().collect();
         for id in saved {
@@ -139,7 +140,7 @@ impl<H: Hardware> Monitor<H> {
             let value = known.unwrap_or_else(|| self.present(id));
             registers.push((id, value));
         }
-        let transfer = self.transfer;
+        let transfer = self.open_transfer();
         let card = if whole { self.save_card(&registers) } else { None };
         self.poke(self.plan.mask, 0);
         self.rechoose();
@@ -174,6 +175,22 @@ impl<H: Hardware> Monitor<H> {
 
     /// Reads the memory of a halted card: started for that as it is when it is brought back, keeping no frame, and halted again.
     fn save_card(&mut self, registers: &[(RegisterId, u32)]) -> Option<Vec<u8>> {
+        self.open_card(registers)?;
+        let bytes = self.read_card();
+        self.halt();
+        bytes
+    }
+
+    /// Leaves nothing in the card's memory.
+    pub(super) fn wipe(&mut self) {
+        if !self.bus.gone() && self.open_card(&[]).is_some() {
+            self.fill_card(None);
+            self.halt();
+        }
+    }
+
+    /// Everything that comes before the card's memory is brought back. `None`: it has none.
+    fn open_card(&mut self, registers: &[(RegisterId, u32)]) -> Option<()> {
         let end = self.plan.restore.iter().position(|step| matches!(step, Step::Card))?;
         for at in 0..end {
             match self.plan.restore[at] {
@@ -182,9 +199,7 @@ impl<H: Hardware> Monitor<H> {
                 Step::Ring(_) | Step::Card | Step::Shown(..) => {}
             }
         }
-        let bytes = self.read_card();
-        self.halt();
-        bytes
+        Some(())
     }
 
     fn write_saved(&mut self, id: RegisterId, mask: u32, with: u32, registers: &[(RegisterId, u32)]) {
@@ -201,6 +216,8 @@ impl<H: Hardware> Monitor<H> {
     pub(super) fn remember_fresh(&mut self) {
         self.machine.reset();
         self.learn_bank();
+        // Where a predecessor left off is not taken over.
+        self.address_told = (true, true);
         self.park(&[], false);
         if let Some(parked) = &mut self.parked {
             parked.wipe = true;
@@ -271,64 +288,6 @@ impl<H: Hardware> Monitor<H> {
         Ok(())
     }
 
-    /// What a model of its own says, from a reset on, of the writes with which a device is brought back. Strict: what no guest would
-    /// have been let do is an error. Rings and blocks are not looked at here: they are, in guest memory, when the device goes on.
-    pub(super) fn rehearse(&self, registers: &[(RegisterId, u32)], strict: bool) -> Result<Machine, String> {
-        let mut machine = self.machine.clone();
-        machine.reset();
-        for step in &self.plan.restore {
-            let (register, value) = match *step {
-                Step::Saved { register, mask, with } => {
-                    let saved = registers.iter().find(|(id, _)| *id == register);
-                    (register, saved.map_or(0, |(_, value)| *value) & mask | with)
-                }
-                Step::Value(register, value) => (register, value),
-                Step::Ring(_) | Step::Card | Step::Shown(..) => continue,
-            };
-            if self.plan.role(register) != Role::Plain {
-                continue;
-            }
-            let pending = machine.ask(Seen::Write { register, value });
-            let name = machine.register(register).name;
-            if strict {
-                if pending.resets() {
-                    return Err(format!("{name} {value:#x} resets the device"));
-                }
-                for check in pending.checks() {
-                    self.check_registers(&machine, &pending, self.plan.rule(check))
-                        .map_err(|fault| format!("{name} {value:#x}: {}", fault.text))?;
-                }
-            }
-            let _ = machine.commit(pending);
-        }
-        Ok(machine)
-    }
-
-    /// The model is where the guest was, but for what the writes of bringing back have moved: a word of an EEPROM that was half read
-    /// begins anew, whatever the guest believes.
-    fn follow_restoring(&mut self, registers: &[(RegisterId, u32)]) {
-        let Ok(played) = self.rehearse(registers, false) else { return };
-        let mut saved = self.machine.save();
-        for (region, (name, state)) in self.model.regions.iter().zip(played.states()) {
-            let first = region.states.first().is_some_and(|first| first.name == state.name);
-            let place = saved.states.iter_mut().find(|(region, _)| region == name);
-            if let Some((_, own)) = place.filter(|_| !first) {
-                state.name.clone_into(own);
-            }
-        }
-        let loaded = self.machine.load(&saved);
-        debug_assert!(loaded.is_ok(), "{loaded:?}: states of this very model");
-        for step in &self.plan.restore {
-            if let Step::Saved { register, mask, .. } = *step
-                && self.plan.role(register) == Role::Plain
-                && let Some((_, value)) = registers.iter().find(|(id, _)| *id == register)
-            {
-                let kept = self.machine.value(register) & !mask;
-                self.machine.note(register, kept | value & mask);
-            }
-        }
-    }
-
     fn bring_back(&mut self, remembered: &Remembered) -> Result<(), HardwareError> {
         if self.bus.gone() {
             return Err(self.lost());
@@ -338,8 +297,7 @@ impl<H: Hardware> Monitor<H> {
             self.bus.judge(silenced);
             self.reset_hardware()?;
         }
-        self.machine.adopt(&remembered.machine);
-        self.follow_restoring(&remembered.registers);
+        self.adopt(remembered);
         self.interrupts = remembered.interrupts;
         self.blocks.clone_from(&remembered.blocks);
         self.transfer = None;
@@ -352,6 +310,8 @@ impl<H: Hardware> Monitor<H> {
             self.restore(step, remembered);
         }
         self.poke(self.plan.mask, self.interrupts.mask);
+        // The address was written with the rest.
+        self.address_told = (true, true);
         if let Some(transfer) = remembered.transfer {
             self.continue_transfer(transfer);
         }

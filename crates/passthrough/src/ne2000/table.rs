@@ -27,6 +27,7 @@ pub static MODEL: StateModel = StateModel {
         port: "DATA",
         address: ("RSAR0", "RSAR1"),
         count: ("RBCR0", "RBCR1"),
+        reached: ("CRDA0", "CRDA1"),
         command: "CR",
         direction: (RD, READ, WRITE),
         // The PROM with the station address; the packet memory.
@@ -39,6 +40,8 @@ pub static MODEL: StateModel = StateModel {
     // Stopped, no transfer. What comes in on the wire after this is lost.
     halt: &[Restore::Value("CR", STP as u32 | ABORT)],
     restore: RESTORE,
+    // What lies on the card and waits. Nothing is being sent when it is brought back.
+    told: &["transmit", "receive"],
 };
 
 /// Of CR: stop, start, transmit; the field of the transfer, and its values read, write, send packet, abort (or complete).
@@ -241,12 +244,16 @@ const DMA: Region = Region {
         }]),
         From::new(ANY, On::write("CR", RD, SEND), STAY)
             .check(&[Deny("'send packet' is not offered: the card would choose the range by itself")]),
+        // "Not allowed" (10.3): what a card makes of it is its own affair.
+        From::new(ANY, On::write("CR", RD, 0), "Quiet"),
         From::new(ANY, On::Moved, "Quiet"),
         From::new(ANY, On::sets("ISR", RDC), "Quiet"),
         From::new(ANY, On::written("RSAR0"), "Quiet"),
         From::new(ANY, On::written("RSAR1"), "Quiet"),
         From::new(ANY, On::written("RBCR0"), "Quiet"),
         From::new(ANY, On::written("RBCR1"), "Quiet"),
+        // Words or bytes: an address that was checked for bytes may be odd.
+        From::new(ANY, On::written("DCR"), "Quiet"),
         // The port goes from the end of the receive ring to its beginning.
         From::new(ANY, On::written("PSTART"), "Quiet"),
         From::new(ANY, On::written("PSTOP"), "Quiet"),
@@ -309,14 +316,22 @@ const RECEIVE: Region = Region {
     ],
 };
 
-/// As drivers start it: stopped, looped back and keeping nothing until the registers are set. IMR and ISR are virtual.
+/// As drivers start it: stopped, looped back and keeping nothing until the registers are set. IMR and ISR are virtual. The card's memory
+/// is filled before there is a receive ring: the data port leaves out what lies behind the ring's end. For that the card moves
+/// words, and is started, or it would move none.
 const RESTORE: &[Restore] = &[
     Restore::Value("CR", STOP | ABORT),
-    Restore::Saved("DCR", ALL),
+    Restore::Value("DCR", 0x49),
     Restore::Value("RBCR0", 0),
     Restore::Value("RBCR1", 0),
     Restore::Value("RCR", MON),
     Restore::Value("TCR", 0x02),
+    Restore::Value("PSTART", 0),
+    Restore::Value("PSTOP", 0),
+    Restore::Value("CR", START | ABORT),
+    Restore::Card,
+    Restore::Value("CR", STOP | ABORT),
+    Restore::Saved("DCR", ALL),
     Restore::Saved("PSTART", ALL),
     Restore::Saved("PSTOP", ALL),
     Restore::Saved("BNRY", ALL),
@@ -342,9 +357,6 @@ const RESTORE: &[Restore] = &[
     Restore::Saved("CONFIG2", ALL),
     Restore::Saved("CONFIG3", ALL),
     Restore::Saved("CR9346", EEM),
-    // With the card started, or it would not move data; it keeps no frame yet.
-    Restore::Value("CR", START | ABORT),
-    Restore::Card,
     Restore::Value("ISR", ALL),
     Restore::Saved("RSAR0", ALL),
     Restore::Saved("RSAR1", ALL),

@@ -60,6 +60,8 @@ pub static MODEL: StateModel = StateModel {
     reset: Reset { by: ("CR", Way::Write, RST), done: ("CR", RST, 0) },
     halt: &[Restore::Value("CR", 0)],
     restore: RESTORE,
+    // Whether descriptors are the chip's is seen in guest memory.
+    told: &["transmit", "priority"],
 };
 
 /// Of CR: reset, receiver and transmitter on.

@@ -44,6 +44,12 @@ pub trait Reach {
     }
 }
 
+impl<R: Reach + ?Sized> Reach for &mut R {
+    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+        (**self).access(at, op)
+    }
+}
+
 impl Reach for Arc<Bus> {
     fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
         Bus::access(self, at, op)
@@ -110,11 +116,21 @@ pub struct Lan {
 impl Lan {
     /// A NIC of that address, and a neighbour of another.
     pub fn new(own: Mac, other: Mac) -> Self {
-        let switch = Switch::new("lan", SwitchSettings::default());
-        let plug = |name: &str, mac| {
-            let options = PortOptions { mac: Some(mac), ..PortOptions::new(name) };
-            switch.plug(options).expect("room for a port")
+        Self::plugged(|name, mac| PortOptions { mac: Some(mac), ..PortOptions::new(name) }, own, other)
+    }
+
+    /// As a cable to a neighbour of that address: every frame that it sends reaches the NIC, whoever it is for.
+    pub fn cable(other: Mac) -> Self {
+        let options = |name: &str, mac| match name {
+            "nic" => PortOptions { uplink: true, ..PortOptions::new(name) },
+            _ => PortOptions { mac: Some(mac), ..PortOptions::new(name) },
         };
+        Self::plugged(options, other, other)
+    }
+
+    fn plugged(options: impl Fn(&str, Mac) -> PortOptions, own: Mac, other: Mac) -> Self {
+        let switch = Switch::new("lan", SwitchSettings::default());
+        let plug = |name: &str, mac| switch.plug(options(name, mac)).expect("room for a port");
         let (port, other_port) = (Arc::new(plug("nic", own)), plug("neighbour", other));
         other_port.set_up(true);
         let (outlet, inlet) = (other_port.outlet(0), other_port.inlet(0));

@@ -319,7 +319,7 @@ impl Work for Receive {
         }
         // Frames wait for room, or for the guest's reset: their senders need not ring.
         self.inlet.disarm();
-        Armed::Armed
+        if queue.takes() && queue.unannounced() { Armed::WorkLeft } else { Armed::Armed }
     }
 
     fn disarm(&mut self, queue: &mut Queue, polling: bool) {

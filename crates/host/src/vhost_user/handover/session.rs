@@ -146,11 +146,14 @@ impl Wires {
             if eventfd::check(&file) { Ok(Some(file)) } else { Err(PeerFault::NotAnEventfd(what)) }
                 .map_err(HandOverError::from)
         };
-        let call = |file: OwnedFd| Arc::new(Call::new(file)) as Arc<dyn Interrupt>;
+        let call = |file: Option<OwnedFd>| {
+            let call = file.map(Call::new).transpose().map_err(PeerFault::NoInterrupts)?;
+            Ok::<_, HandOverError>(call.map(|call| Arc::new(call) as Arc<dyn Interrupt>))
+        };
         Ok(Wires {
             kick: eventfd(ring.kick, "kicks")?.map(Arc::new),
-            call: eventfd(ring.call, "interrupts")?.map(call),
-            error: eventfd(ring.error, "errors")?.map(call),
+            call: call(eventfd(ring.call, "interrupts")?)?,
+            error: call(eventfd(ring.error, "errors")?)?,
             journal: ring.journal.as_ref().map(|journal| journal.window(areas)).transpose()?,
         })
     }

@@ -70,4 +70,5 @@ pub static SMALL: StateModel = StateModel {
     reset: Reset { by: ("CMD", Way::Write, RESETS), done: ("CMD", RESETS, 0) },
     halt: &[Restore::Value("CMD", 0)],
     restore: &[Restore::Ring("ring"), Restore::Saved("SPARE", 0xffff), Restore::Saved("CMD", ON)],
+    told: &[],
 };

@@ -334,3 +334,37 @@ fn states_are_told_apart_and_explained() {
     says(&found(|m| m.regions = leak(vec![REGION, REGION])), &["two of this name"]);
     says(&found(|m| m.regions = &[]), &["regions", "there are 0"]);
 }
+
+#[test]
+fn hole_11_the_card_s_memory_is_filled_before_there_is_a_ring() {
+    let model = &crate::ne2000::MODEL;
+    assert_eq!(verify(model), []);
+    let moved = |from: &dyn Fn(&Restore) -> bool, behind: Restore| {
+        let mut steps: Vec<_> = model.restore.iter().copied().filter(|step| !from(step)).collect();
+        let at = steps.iter().position(|step| *step == behind).expect("listed");
+        steps.insert(at + 1, Restore::Card);
+        let mut other = model.clone();
+        other.restore = steps.leak();
+        verify(&other).iter().map(|finding| format!("{finding}\n")).collect::<String>()
+    };
+    let card = |step: &Restore| *step == Restore::Card;
+    let late = moved(&card, Restore::Saved("PSTOP", 0xff));
+    says(&late, &["does not reach all of the card's memory", "Value of PSTART and PSTOP before Card"]);
+    let bytes = moved(&|step| card(step) || *step == Restore::Value("DCR", 0x49), Restore::Value("PSTOP", 0));
+    says(&bytes, &["filled in words", "Value of DCR"]);
+}
+
+#[test]
+fn hole_12_what_is_told_decides_nothing() {
+    let mut model = crate::ne2000::MODEL.clone();
+    model.told = &["dma", "NONE"];
+    let all = verify(&model).iter().map(|finding| format!("{finding}\n")).collect::<String>();
+    says(
+        &all,
+        &["who says that dma is in DmaRd gets round what Quiet checks", "there is no region \"NONE\""],
+    );
+    let mut model = crate::rtl8139::MODEL.clone();
+    model.told = &["tally"];
+    // Only what the first state checks must be checked everywhere.
+    assert_eq!(verify(&model), []);
+}

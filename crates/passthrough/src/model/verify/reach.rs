@@ -1,7 +1,7 @@
 //! What the device can get at, and the checks before it does.
 
 use super::{Look, regions::edge_place, subject};
-use crate::model::{Block, Card, Check, Descriptor, Flow, Ring, Transition, Way};
+use crate::model::{Block, Card, Check, Descriptor, Flow, Reads, Register, Ring, Transition, Way};
 
 impl Look<'_> {
     pub(super) fn reach(&mut self) {
@@ -185,6 +185,18 @@ impl Look<'_> {
             self.named(place, name);
         }
         self.known(place, card.command);
+        for name in [card.reached.0, card.reached.1] {
+            let one_byte = |register: &&Register| {
+                register.width == 1 && matches!(register.reads, Reads::Plain | Reads::Alive)
+            };
+            if self.named(place, name).is_some_and(|register| !one_byte(&register)) {
+                self.say(
+                    place,
+                    format!("{name} does not say where a transfer is"),
+                    "name registers of one byte that are read without an effect",
+                );
+            }
+        }
         let (mask, read, write) = card.direction;
         for value in [read, write] {
             self.bits(place, card.command, mask, value);

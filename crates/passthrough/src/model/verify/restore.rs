@@ -1,7 +1,7 @@
 //! Reset, halt, and what a saved device would miss.
 
 use super::{Look, subject};
-use crate::model::{Hook, RESET, Reads, Register, Restore, Writes};
+use crate::model::{ANY, Card, Hook, RESET, Reads, Register, Restore, State, Writes};
 
 impl Look<'_> {
     pub(super) fn restore(&mut self) {
@@ -44,6 +44,7 @@ impl Look<'_> {
             self.step(step);
         }
         self.whole();
+        self.told();
     }
 
     fn step(&mut self, step: &Restore) {
@@ -111,6 +112,70 @@ impl Look<'_> {
         }
     }
 
+    /// The card's memory is filled through its data port, in words, and while there is no ring whose end the port would not go over.
+    fn filled(&mut self, card: &Card) {
+        let Some(at) = self.model.restore.iter().position(|step| *step == Restore::Card) else {
+            self.say("restore", "the card's memory is not put back", "list Card");
+            return;
+        };
+        let before = |name: &str| {
+            self.model.restore[..at].iter().rev().find_map(|step| match *step {
+                Restore::Value(own, value) if own == name => Some(Some(value)),
+                Restore::Saved(own, _) | Restore::With(own, ..) if own == name => Some(None),
+                _ => None,
+            })
+        };
+        let (start, stop) = (before(card.pages.start).flatten(), before(card.pages.stop).flatten());
+        let words = before(card.words.0).flatten();
+        if start.is_none() || start != stop {
+            let (first, end) = (card.pages.start, card.pages.stop);
+            self.say(
+                "restore",
+                "the data port does not reach all of the card's memory: it goes from the end of the ring to its beginning",
+                format!("list the same Value of {first} and {end} before Card, and Saved after it"),
+            );
+        }
+        if words.is_none_or(|value| value & card.words.1 == 0) {
+            let name = card.words.0;
+            self.say(
+                "restore",
+                "the card's memory is filled in words, and who was there may have left it in bytes",
+                format!("list a Value of {name} before Card"),
+            );
+        }
+    }
+
+    /// What a region's state is told, and not derived, decides nothing but whether the device may change hands.
+    fn told(&mut self) {
+        for told in self.model.told {
+            let Some(region) = self.model.regions.iter().find(|region| region.name == *told) else {
+                self.say("told", format!("there is no region {told:?}"), "name one of the regions");
+                continue;
+            };
+            let Some((first, others)) = region.states.split_first() else { continue };
+            let checked = |state: &State| -> Vec<_> {
+                let from = region.transitions.iter().filter(|edge| [ANY, state.name].contains(&edge.from));
+                from.filter(|edge| !edge.checks.is_empty())
+                    .map(|edge| (edge.on, edge.given, edge.checks))
+                    .collect()
+            };
+            let least = checked(first);
+            for other in others {
+                let checks = checked(other);
+                if other.hooks != first.hooks || !least.iter().all(|check| checks.contains(check)) {
+                    self.say(
+                        "told",
+                        format!(
+                            "who says that {told} is in {} gets round what {} checks",
+                            other.name, first.name
+                        ),
+                        "make the checks of the first state in every state, or derive the region",
+                    );
+                }
+            }
+        }
+    }
+
     /// Everything that guests can set is brought back, or somebody says why not.
     fn whole(&mut self) {
         let model = self.model;
@@ -137,8 +202,8 @@ impl Look<'_> {
                 self.say("restore", format!("ring {} is pointed at {times} times", ring.name), "do it once");
             }
         }
-        if model.card.is_some() && !model.restore.contains(&Restore::Card) {
-            self.say("restore", "the card's memory is not put back", "list Card");
+        if let Some(card) = &model.card {
+            self.filled(card);
         }
     }
 }
