@@ -60,6 +60,7 @@ fn the_power_may_fail_at_any_flush() -> Result<()> {
     }
     let rounds = std::env::var("IOPLANE_POWER_ROUNDS").unwrap_or_else(|_| "2".into());
     let rounds: u64 = rounds.trim().parse().with_context(|| format!("IOPLANE_POWER_ROUNDS={rounds}"))?;
+    let program = Guest::prepare(&|line| eprintln!("{line}"))?.program;
     let l1 = L1::boot(1800, "", &|line| eprintln!("{line}"))?;
     logged(&l1, &["raw", "file", "loser"])?;
     l1.run(
@@ -87,7 +88,7 @@ fn the_power_may_fail_at_any_flush() -> Result<()> {
     args += " -chardev socket,id=agent,path=/tmp/agent,server=on,wait=off -device virtio-serial-pci \
              -device virtserialport,chardev=agent,name=org.ioplane.load";
     let guest = l1.debian("guest", &args.replace('\n', " "), "")?;
-    std::fs::copy(Guest::prepare(&|line| eprintln!("{line}"))?.program, guest.folder().join("ioplane-load"))?;
+    std::fs::copy(program, guest.folder().join("ioplane-load"))?;
     guest.start("modprobe virtio_console; chmod 755 /folder/ioplane-load; exec /folder/ioplane-load")?;
     let stamps = stamps()?;
     let stamps = stamps.display();

@@ -1,6 +1,8 @@
 //! A disk on a real file, by both engines, past the page cache and through it: what a flush makes durable, what a power cut
 //! leaves, and how errors of the file become the status byte that the guest sees.
 
+#![expect(clippy::disallowed_types, reason = "tests of one process take turns")]
+
 mod rig;
 
 use std::io::Write;
@@ -269,6 +271,7 @@ fn short_transfers_of_a_file_are_carried_to_their_end_or_are_one_error() {
         let Some(disk) = stage.disk(&n.to_string(), 2 * LARGE) else { return };
         let mut rig = way.rig(&disk.path());
         let pattern = |round: u8| (0..LARGE).map(|at| (at / 512) as u8 ^ round).collect::<Vec<u8>>();
+        let mut met = 0;
         for (round, short) in (1u8..).zip([512, 1024, 4096, 12 << 10, 64 << 10]) {
             let some = |call| Trouble { call, bytes: 0..LARGE, how: How::Short(short), times: 9 };
             disk.troubles(&[some(Call::Write)]);
@@ -280,8 +283,10 @@ fn short_transfers_of_a_file_are_carried_to_their_end_or_are_one_error() {
                 let (status, bytes) = rig.read(0, LARGE);
                 assert!(status == VIRTIO_BLK_S_OK && bytes == pattern(round), "{way:?}: reads of {short}");
             }
-            let met = if way.direct == Direct::On { 18 } else { 9 };
-            assert_eq!(disk.calls().troubled, u64::from(round) * met, "{way:?}: not all was met");
+            // Nine, or as many as it takes.
+            let each = (LARGE / short).min(9) as u64;
+            met += if way.direct == Direct::On { 2 * each } else { each };
+            assert_eq!(disk.calls().troubled, met, "{way:?}: not all was met");
         }
         // Short first, then an error: one answer, and the device goes on.
         let before = rig.counts().errors_io;
