@@ -488,7 +488,7 @@ fn race_disk(packed: bool, long: Duration) -> Outcome {
     let mut round = 0;
     race(&mut raced, long, || {
         round += 1;
-        let mut wrong = if round % 16 == 0 { neighbour.goes_on() } else { None };
+        let mut wrong = if round.is_multiple_of(16) { neighbour.goes_on() } else { None };
         if round % 256 == 0 && wrong.is_none() {
             wrong = stolen(&backing);
         }
@@ -522,7 +522,7 @@ fn race_nic(packed: bool, kind: Kind, long: Duration) -> Outcome {
             a.core.turn();
             a.pairs[0].reap().unwrap();
         }
-        if round % 16 == 0 { honest(&mut a, &mut b, round) } else { None }
+        if round.is_multiple_of(16) { honest(&mut a, &mut b, round) } else { None }
     })
 }
 
