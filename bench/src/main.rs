@@ -5,6 +5,7 @@
 mod elvis;
 mod exitless;
 mod lan;
+mod neighbour;
 mod network;
 mod served;
 
@@ -29,6 +30,8 @@ enum Name {
     Network(network::Options),
     /// The paper's evaluation: 1 to 7 guests on one I/O core, notification against polling.
     Elvis(elvis::Options),
+    /// What a guest feels of a hostile neighbour on the same I/O core: the p99 of its reads, quiet and hostile in turns.
+    Neighbour(neighbour::Options),
     /// Judges the JSON of runs by the table of goals; fails when one falls below its floor.
     Judge {
         /// What `script/bench NAME --json` printed; of any benchmark
@@ -61,6 +64,10 @@ fn main() -> anyhow::Result<()> {
         }
         Name::Elvis(options) => {
             let report = elvis::run(&options)?;
+            (options.json, report.json(), report.table())
+        }
+        Name::Neighbour(options) => {
+            let report = neighbour::run(&options)?;
             (options.json, report.json(), report.table())
         }
         Name::Judge { runs } => return judge(&runs),

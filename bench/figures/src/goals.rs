@@ -58,6 +58,7 @@ use Bound::{AtLeast, AtMost};
 
 const EXITLESS: &str = "script/bench exitless --json";
 const NETWORK: &str = "script/bench network --json";
+const NEIGHBOUR: &str = "script/bench neighbour --json";
 const ELVIS: &str = "script/bench elvis --json";
 const EXITS: &str = "script/bench exits --json";
 const PASSTHROUGH: &str = "script/bench passthrough --json";
@@ -186,6 +187,14 @@ pub const GOALS: &[Goal] = &[
         "request-response, 1 guest: mean latency polled against notified",
         AtMost(0.75),
         Some(AtMost(0.9)),
+    ),
+    goal(
+        "neighbour",
+        NEIGHBOUR,
+        "p99_ratio",
+        "p99 of a guest's reads beside a hostile neighbour on the same core, as a multiple of the quiet one",
+        AtMost(2.0),
+        Some(AtMost(2.0)),
     ),
     goal(
         "exits",

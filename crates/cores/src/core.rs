@@ -153,3 +153,36 @@ fn serve(mailbox: Arc<Mailbox>, panel: Arc<Panel>, watch: Watch, settings: &Core
     panel.cpu_ns.store(thread::cpu_time(thread::id()).unwrap_or(0), Ordering::Relaxed);
     panel.tid.store(0, Ordering::Release);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn until(what: &str, mut come: impl FnMut() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !come() {
+            assert!(Instant::now() < deadline, "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn hole_08_a_bell_rung_after_its_flag_was_lowered_is_heard_once() {
+        for notify in [Notify::Polled, Notify::Notified] {
+            let settings = CoreSettings { notify, spin: Duration::ZERO, ..CoreSettings::default() };
+            let core = Core::start(CoreId(0), settings).unwrap();
+            until("never sleeps", || core.read().sleeps > 0);
+            // What a poster does last, when the core has read its mail between the two steps.
+            let mailbox = core.mailbox.upgrade().unwrap();
+            let before = core.read().sleeps;
+            rustix::io::write(mailbox.bell(), &1u64.to_ne_bytes()).unwrap();
+            until("not heard", || core.read().sleeps > before);
+            // Long enough to wake some ten thousand times.
+            std::thread::sleep(Duration::from_millis(200));
+            let woken = core.read().sleeps - before;
+            assert!(woken < 10, "{notify:?}: woken {woken} times by one bell");
+            drop(mailbox);
+            core.retire(Instant::now() + Duration::from_secs(20)).unwrap();
+        }
+    }
+}

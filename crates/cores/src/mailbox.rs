@@ -16,7 +16,9 @@ const POSTER: u32 = 2;
 /// The mailbox of one core. Posting never blocks; the core pays one relaxed load a turn while nothing comes.
 ///
 /// No order is lost: a poster pushes, raises the flag, then writes the eventfd; the core lowers the flag, empties the
-/// eventfd, then pops. Whatever is pushed too late for the pop raises the flag and the eventfd again after that.
+/// eventfd, then pops. Whatever is pushed too late for the pop raises the flag and the eventfd again after that. A poster whose
+/// two steps have the core's between them leaves the eventfd up with the flag lowered: a core that the eventfd has woken
+/// raises the flag itself, and reads its mail once more than it need.
 pub struct Mailbox {
     core: CoreId,
     orders: SegQueue<Order>,
@@ -62,6 +64,11 @@ impl Mailbox {
         self.raised.swap(false, Ordering::AcqRel);
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&self.bell, &mut count);
+    }
+
+    /// The core's side: there is mail, or it has yet to see that there is none. Lets nobody sleep before it has looked.
+    pub(crate) fn expect(&self) {
+        self.raised.store(true, Ordering::Relaxed);
     }
 
     /// The core's side: the next order.

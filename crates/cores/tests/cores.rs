@@ -2,12 +2,13 @@
 
 mod counter;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use counter::{Counter, eventually, soon};
-use ioplane_cores::{Core, CoreSettings, Notify, Pool, PoolError};
-use ioplane_device::{CoreId, QueueSet, Unmoved};
+use ioplane_cores::{Core, CoreSettings, Ended, Notify, Pool, PoolError};
+use ioplane_device::{Change, CoreId, Placement, Post, QueueSet, Quiescent, Unmoved};
 
 fn settings(notify: Notify, spin: Duration) -> CoreSettings {
     CoreSettings { notify, spin, ..CoreSettings::default() }
@@ -173,6 +174,96 @@ fn a_stalled_queue_costs_naps_and_not_a_processor() {
     lines[0].open.store(true, Ordering::Release);
     lines[0].wait();
     running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn hole_08_a_queue_that_nobody_wakes_is_looked_at_beside_a_busy_one() {
+    let core = one(Notify::Notified, Duration::ZERO);
+    let (running, lines) = Counter::run(2, &core);
+    // What it has taken ends without a sign: only by being looked at does it come to an end.
+    lines[0].open.store(false, Ordering::Release);
+    lines[0].publish();
+    eventually("does not rest", || core.read().naps > 3);
+    lines[1].busy.store(true, Ordering::Relaxed);
+    lines[1].publish();
+    lines[1].wait();
+    let polls = lines[1].polls.load(Ordering::Relaxed);
+    eventually("does not work", || lines[1].polls.load(Ordering::Relaxed) > polls + 1000);
+    lines[0].open.store(true, Ordering::Release);
+    lines[0].wait();
+    lines[1].busy.store(false, Ordering::Relaxed);
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn hole_06_a_flood_of_changes_leaves_the_neighbour_its_turns() {
+    const FLOOD: u64 = 1000;
+    for notify in [Notify::Polled, Notify::Notified] {
+        let core = one(notify, Duration::ZERO);
+        let (mut running, lines) = Counter::run(2, &core);
+        lines[1].neighbour.set(lines[0].clone()).unwrap();
+        lines[1].busy.store(true, Ordering::Relaxed);
+        lines[1].publish();
+        lines[1].wait();
+        // All of it is in the mailbox before the core turns again.
+        lines[1].stalls.store(true, Ordering::Relaxed);
+        eventually("does not turn", || lines[1].stalled.load(Ordering::Relaxed));
+        let told: Vec<_> =
+            (0..FLOOD).map(|_| running.apply(&QueueSet::from([0]), &Change::Call(None))).collect();
+        lines[1].stalls.store(false, Ordering::Relaxed);
+        assert!(told.into_iter().all(|change| change.wait(soon())), "a change was not heard");
+        assert_eq!(lines[0].applied.load(Ordering::Relaxed), FLOOD);
+        let most = lines[1].most_applied.load(Ordering::Relaxed);
+        assert!((1..=8).contains(&most), "{notify:?}: {most} changes between two turns");
+        lines[1].busy.store(false, Ordering::Relaxed);
+        running.quiesce(soon()).unwrap();
+    }
+}
+
+#[test]
+fn hole_06_orders_that_wait_for_the_next_turn_are_not_slept_on() {
+    let core = one(Notify::Notified, Duration::ZERO);
+    // More seats than are taken in at once, and nobody awake before.
+    let (running, lines) = Counter::run(100, &core);
+    for line in &lines {
+        line.publish();
+        line.wait();
+    }
+    running.quiesce(soon()).unwrap();
+}
+
+/// The first queue sits on a core, the second where a core was.
+struct HalfGone<'a>(&'a Core);
+
+impl Placement for HalfGone<'_> {
+    fn place(&self, _device: &str, queue: u16) -> Arc<dyn Post> {
+        if queue == 0 { self.0.post() } else { Arc::new(Ended(CoreId(9))) }
+    }
+}
+
+#[test]
+fn hole_08_a_device_is_not_quiescent_before_its_pollers_are_home() {
+    let core = one(Notify::Polled, Duration::ZERO);
+    let counter = Counter::new(2);
+    let line = counter.lines[0].clone();
+    line.stalls.store(true, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let resumed = scope.spawn(|| Quiescent::new(counter).resume(&HalfGone(&core)));
+        eventually("does not sit", || line.stalled.load(Ordering::Relaxed));
+        // Longer than the owner of a device has patience with a core: it still has no right to the device.
+        std::thread::sleep(Duration::from_millis(5500));
+        assert!(!resumed.is_finished(), "given back while a poller is at work");
+        line.stalls.store(false, Ordering::Relaxed);
+        let refused = resumed.join().unwrap().unwrap_err();
+        assert!(refused.error.to_string().contains("core 9 has ended"), "{}", refused.error);
+        let polls = line.polls.load(Ordering::Relaxed);
+        let running = refused.kept.resume(&core).unwrap();
+        assert_eq!(running.queues().len(), 2);
+        line.publish();
+        line.wait();
+        assert!(line.polls.load(Ordering::Relaxed) > polls);
+        running.quiesce(soon()).unwrap();
+    });
 }
 
 #[test]

@@ -5,8 +5,11 @@
 //! wake-up is lost in a state where the core sleeps, nobody will wake it, and a request waits.
 //!
 //! The same search finds the loss at once when a fence or the last look is taken out, so it is not blind.
+//!
+//! The mailbox is also searched for a core that never comes to rest: a state from which no way leads to sleep although all has
+//! been done, because a bell that nobody empties wakes the core again and again.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::Hash;
 
 trait Model: Clone + Eq + Hash {
@@ -28,6 +31,30 @@ fn search<M: Model>(start: M) -> (usize, bool) {
         assert!(seen.len() < 2_000_000, "the model does not end");
     }
     (seen.len(), lost)
+}
+
+/// Visits every state; says whether there is one from which no way leads to an end.
+fn spins<M: Model>(start: M) -> bool {
+    let mut before: HashMap<M, Vec<M>> = HashMap::from([(start.clone(), Vec::new())]);
+    let (mut left, mut ends) = (vec![start], Vec::new());
+    while let Some(state) = left.pop() {
+        let next = state.steps();
+        if next.is_empty() {
+            ends.push(state.clone());
+        }
+        for next in next {
+            let known = before.contains_key(&next);
+            before.entry(next.clone()).or_default().push(state.clone());
+            if !known {
+                left.push(next);
+            }
+        }
+    }
+    let mut ending: HashSet<M> = ends.iter().cloned().collect();
+    while let Some(state) = ends.pop() {
+        ends.extend(before[&state].iter().filter(|b| ending.insert((*b).clone())).cloned());
+    }
+    ending.len() < before.len()
 }
 
 /// Variables of shared memory.
@@ -248,8 +275,7 @@ fn the_search_sees_what_is_missing() {
 /// flag is a plain store, which may come late.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Mail {
-    /// Pops before it lowers the flag and empties the eventfd: the wrong way round.
-    pops_first: bool,
+    wrong: Wrong,
     memory: Memory,
     pushed: u8,
     bell: bool,
@@ -260,9 +286,21 @@ struct Mail {
 
 const FLAG: usize = 0;
 
+/// What the core does wrongly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Wrong {
+    Nothing,
+    /// Pops before it lowers the flag and empties the eventfd.
+    PopsFirst,
+    /// Woken by the bell, looks at the flag only: a bell rung after the flag was lowered stays up.
+    FlagOnly,
+    /// Woken by the bell, empties it, and then looks at the flag only.
+    EmptiesOnly,
+}
+
 impl Mail {
-    fn new(pops_first: bool) -> Self {
-        Mail { pops_first, memory: Memory::default(), pushed: 0, bell: false, poster: 0, popped: 0, core: 0 }
+    fn new(wrong: Wrong) -> Self {
+        Mail { wrong, memory: Memory::default(), pushed: 0, bell: false, poster: 0, popped: 0, core: 0 }
     }
 
     fn step_poster(&self) -> Option<Self> {
@@ -282,14 +320,18 @@ impl Mail {
         match self.core {
             // Mailbox::raised, the last look before sleeping.
             0 => next.core = if self.memory.load(CORE, FLAG) == 1 { 1 } else { 4 },
-            1 if self.pops_first => (next.popped, next.core) = (self.pushed, 2),
+            1 if self.wrong == Wrong::PopsFirst => (next.popped, next.core) = (self.pushed, 2),
             1 => next.core = 2,
             // Mailbox::lower: an exchange, then a read of the eventfd.
             2 => (next.memory.cells[FLAG], next.bell, next.core) = (0, false, 3),
-            3 if self.pops_first => next.core = 0,
+            3 if self.wrong == Wrong::PopsFirst => next.core = 0,
             3 => (next.popped, next.core) = (self.pushed, 0),
-            // In epoll_wait; the run loop sees to the mail only if the flag is up.
-            4 if self.bell => next.core = 5,
+            // In epoll_wait. A bell is mail, whether or not the flag can be seen yet.
+            4 if self.bell => match self.wrong {
+                Wrong::Nothing | Wrong::PopsFirst => next.core = 1,
+                Wrong::FlagOnly => next.core = 5,
+                Wrong::EmptiesOnly => (next.bell, next.core) = (false, 5),
+            },
             4 => return None,
             _ if self.memory.load(CORE, FLAG) == 1 => next.core = 1,
             // Awake without mail: turns, and comes back to sleep.
@@ -316,6 +358,13 @@ impl Model for Mail {
 
 #[test]
 fn no_order_is_lost() {
-    assert!(!search(Mail::new(false)).1, "the core sleeps on an order");
-    assert!(search(Mail::new(true)).1, "popping too early went unnoticed");
+    assert!(!search(Mail::new(Wrong::Nothing)).1, "the core sleeps on an order");
+    assert!(search(Mail::new(Wrong::PopsFirst)).1, "popping too early went unnoticed");
+    assert!(search(Mail::new(Wrong::EmptiesOnly)).1, "a flag that comes late went unnoticed");
+}
+
+#[test]
+fn hole_08_a_core_without_mail_comes_to_rest() {
+    assert!(!spins(Mail::new(Wrong::Nothing)), "a bell keeps the core awake for ever");
+    assert!(spins(Mail::new(Wrong::FlagOnly)), "a bell that nobody empties went unnoticed");
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use atomic_waker::AtomicWaker;
 use crossbeam_queue::SegQueue;
@@ -46,6 +46,18 @@ struct Unpark(Thread);
 impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
+    }
+}
+
+/// How long a thread parks at a time that waits for as long as it takes.
+const ROUND: Duration = Duration::from_secs(60);
+
+/// Blocks the calling thread until `poll` is ready, for as long as that takes.
+pub(crate) fn block<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
+    loop {
+        if let Some(done) = block_until(Instant::now() + ROUND, &mut poll) {
+            return done;
+        }
     }
 }
 

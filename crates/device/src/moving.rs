@@ -27,7 +27,7 @@ impl<D: Device> Running<D> {
     /// Brings `queue` to where `to` wants it: drained where it is, sat down there. No request is lost, done twice or
     /// overtaken, since there is one poller at any time and it looks at the ring again when it sits down (law 2).
     ///
-    /// Blocks until `deadline` at most; called by whoever owns the device, never on an I/O core. Owners that must not
+    /// Blocks until `deadline`, and then until the core has turned on which the queue stays; called by whoever owns the device, never on an I/O core. Owners that must not
     /// block do the same in their own way: [`Running::post_of`], [`Running::drain`], [`Running::stopped`] under a time
     /// limit, then [`Running::start`], or [`Running::undrain`] with the old post.
     pub fn move_queue(&mut self, queue: u16, to: &dyn Placement, deadline: Instant) -> Result<(), Unmoved> {

@@ -107,7 +107,8 @@ pub trait Poller: Any + Send {
     /// Something changes while the poller runs. It holds from the next poll on.
     fn apply(&mut self, change: Change);
 
-    /// What to wait on while armed. Asked again after every [`Poller::apply`].
+    /// What to wait on while armed. Asked again after every [`Poller::apply`] of a [`Change::Kick`] or a [`Change::Own`]; other
+    /// changes leave it what it is.
     fn wakers(&self) -> Wakers<'_>;
 
     /// About every 10 ms, and before sleeping: counts kicks that came although they were not asked for, publishes meters.

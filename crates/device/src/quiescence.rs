@@ -4,14 +4,14 @@ use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ioplane_memory::mutation::{Law, removed};
 
 use crate::device::{
     Access, At, Device, DeviceError, DeviceInfo, Effect, QueueSet, Seating, Stillness, Then,
 };
-use crate::home::{Home, block_until};
+use crate::home::{Home, block, block_until};
 use crate::poller::{Change, Stop};
 use crate::seat::{AcksLeft, CoreId, Gone, Order, Placement, Post, Seat, SeatId, Tell};
 use crate::state::State;
@@ -24,10 +24,6 @@ pub struct Still {
 }
 
 const STILL: Still = Still { _minted_by_quiescent: () };
-
-/// Longest wait for an I/O core to read its mailbox. A core reads it between two polls, so this much means a core that is
-/// starved of processor time.
-const CORE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A step that did not succeed, with the device as it was before.
 pub struct Refused<T> {
@@ -193,11 +189,12 @@ impl<D: Device> Quiescent<D> {
     }
 }
 
-/// Suspends whatever is on duty and waits for it: a poll away.
+/// Suspends whatever is on duty and waits for it: a poll away. Without a deadline, since a device whose poller is still on a core
+/// is not quiescent, however long that core has not turned.
 fn recall<D: Device>(mut running: Running<D>) -> Running<D> {
     let all = running.queues();
     running.suspend(&all);
-    block_until(Instant::now() + CORE_PATIENCE, |context| running.poll_stopped(context, &all));
+    block(|context| running.poll_stopped(context, &all));
     running
 }
 
@@ -285,12 +282,13 @@ impl<D: Device> Running<D> {
     }
 
     /// Takes back [`Running::drain`]: those that drain take work again, those that have parked get a seat again if the
-    /// device still wants them active. Blocks until the cores have heard it: a poll away.
+    /// device still wants them active. Blocks until the cores have heard it: a poll away, but for as long as a core takes that is
+    /// starved of processor time, since what comes home unexpectedly later would find nobody to start it again.
     pub fn undrain(&mut self, queues: &QueueSet, placement: &dyn Placement) -> Result<(), DeviceError> {
         let left = AcksLeft::new(self.roster.home.clone());
         self.roster.tell(queues, || Tell::Undrain(left.ack()));
-        let heard = Applied { left, home: self.roster.home.clone() }.wait(Instant::now() + CORE_PATIENCE);
-        debug_assert!(heard, "an I/O core has not turned for {CORE_PATIENCE:?}");
+        let applied = Applied { left, home: self.roster.home.clone() };
+        block(|context| applied.poll_done(context));
         self.roster.take_in(&mut self.device);
         let again: QueueSet = self.device.active().intersection(queues).copied().collect();
         self.start(&again, placement)
@@ -361,22 +359,19 @@ pub struct Applied {
 }
 
 impl Applied {
+    fn poll_done(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.home.register(context.waker());
+        if self.left.all_in() { Poll::Ready(()) } else { Poll::Pending }
+    }
+
     /// Ready when every poller has acknowledged, or has left its core.
     pub async fn done(self) {
-        poll_fn(|context| {
-            self.home.register(context.waker());
-            if self.left.all_in() { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await
+        poll_fn(|context| self.poll_done(context)).await
     }
 
     /// Blocks until then or until `deadline`; says whether all have.
     pub fn wait(self, deadline: Instant) -> bool {
-        block_until(deadline, |context| {
-            self.home.register(context.waker());
-            if self.left.all_in() { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .is_some()
+        block_until(deadline, |context| self.poll_done(context)).is_some()
     }
 }
 

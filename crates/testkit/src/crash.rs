@@ -20,6 +20,10 @@ use crate::driver::spec::VIRTIO_F_RING_PACKED;
 use crate::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape, Token};
 use crate::front::{Front, Wants};
 
+mod campaign;
+
+pub use campaign::Campaign;
+
 /// Bytes of a block; each queue has its own.
 pub const BLOCK: u32 = 4096;
 /// Blocks of each queue.
@@ -215,11 +219,17 @@ impl CrashLoad {
         }
     }
 
-    /// Connects to whoever listens at `socket`, for a load whose daemon somebody else looks after.
+    /// Connects to whoever listens at `socket`, for a load whose daemon somebody else looks after; again if that one has died,
+    /// as QEMU does.
     pub fn attach(&mut self, socket: &Path) -> Result<(), String> {
-        let mut front = Front::connect(socket, Wants::default()).map_err(text)?;
-        front.track_inflight(self.queues.len() as u16, RING).map_err(text)?;
-        self.front = Some(front);
+        match &mut self.front {
+            Some(front) => front.reconnect(socket).map_err(text)?,
+            None => {
+                let mut front = Front::connect(socket, self.wants).map_err(text)?;
+                front.track_inflight(self.queues.len() as u16, RING).map_err(text)?;
+                self.front = Some(front);
+            }
+        }
         self.share().map_err(text)
     }
 

@@ -9,10 +9,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use ioplane_testkit::crash::{CrashLoad, End, Victim};
+use ioplane_testkit::crash::{Campaign, CrashLoad, End, Victim};
 use ioplane_testkit::driver::Op;
 use ioplane_testkit::slow::SlowDisk;
-use ioplane_virtio::kill::KillPoint;
 
 const QUEUES: u16 = 2;
 const DEPTH: u16 = 16;
@@ -60,67 +59,11 @@ impl Stage {
     }
 }
 
-/// Kills at `point` once. Whether it was hit; the load goes on either way.
-///
-/// A request in hand at two deaths stops its queue, and rightly so. No request may look like that here, so most points count
-/// only once everything replayed is answered, and a death beside a replay (the second ring's recovery) is followed by one
-/// with nothing in hand (the first's).
-fn kill_at(load: &mut CrashLoad, stage: &Stage, point: KillPoint, attempt: u32) -> Result<bool, String> {
-    let in_replay = matches!(point, KillPoint::Recovered | KillPoint::Replayed);
-    let nth = match point {
-        KillPoint::Recovered => 1 + u64::from(attempt % u32::from(QUEUES)),
-        KillPoint::Replayed => load.between(1, 8),
-        _ => load.between(1, 200),
-    };
-    let armed = stage.directory.path().join("armed");
-    let _ = std::fs::remove_file(&armed);
-    let mut environment = vec![("IOPLANE_KILL_AT", format!("{}:{nth}", point.name()))];
-    if !in_replay {
-        environment.push(("IOPLANE_KILL_ONCE", armed.to_string_lossy().into_owned()));
-    }
-    let mut victim = stage.victim(&environment);
-    if load.connect(&mut victim, PATIENCE)?.is_none() {
-        return Ok(victim.ended() == Some(End::Killed));
-    }
-    if !in_replay {
-        load.outlive(&mut victim)?;
-        std::fs::write(&armed, "").map_err(|error| error.to_string())?;
-    }
-    match load.run(&mut victim, Duration::from_secs(10))? {
-        Some(End::Killed) => Ok(true),
-        Some(End::Otherwise) => Err(format!("the daemon died at {} by itself", point.name())),
-        // Nothing was in flight to replay, or too little happened; the crash that follows is one at no point in particular.
-        None => {
-            victim.kill();
-            Ok(false)
-        }
-    }
-}
-
 fn campaign(stage: &Stage, lost_after: Duration) -> Result<u64, String> {
     let mut load = stage.load(0x5eed);
     load.lost_after = lost_after;
-    for point in KillPoint::ALL {
-        let mut hits = 0;
-        for attempt in 0.. {
-            if kill_at(&mut load, stage, *point, attempt)? {
-                hits += 1;
-            }
-            if hits == TIMES {
-                break;
-            }
-            if attempt > 3 * TIMES {
-                return Err(format!("{} was hit {hits} times in {attempt} attempts", point.name()));
-            }
-        }
-        println!("{:<15} hit {hits} times, {} requests answered so far", point.name(), load.answered);
-    }
-    let mut victim = stage.victim(&[]);
-    load.connect(&mut victim, PATIENCE)?.ok_or("the last daemon died")?;
-    load.run(&mut victim, Duration::from_millis(200))?;
-    load.settle()?;
-    println!("longest wait for an answer {:?}", load.longest);
-    Ok(load.answered)
+    let victim = |environment: &[(&str, String)]| stage.victim(environment);
+    Campaign { victim: &victim, folder: stage.directory.path(), queues: QUEUES }.every_point(&mut load, TIMES)
 }
 
 #[test]

@@ -200,7 +200,15 @@ impl Queue {
     #[inline]
     pub fn arm(&mut self) -> Armed {
         let armed = self.arm_unkicked();
-        if self.takes() && self.ring.ask_for_kick() { Armed::WorkLeft } else { armed }
+        let waits = self.takes() && (self.ring.ask_for_kick() || self.unannounced());
+        if waits { Armed::WorkLeft } else { armed }
+    }
+
+    /// The driver has no kick (VHOST_USER_VRING_NOFD_MASK): nobody says when it makes something available, so the core must not
+    /// sleep for long.
+    #[inline]
+    pub fn unannounced(&self) -> bool {
+        self.kick.is_none()
     }
 
     /// As [`Queue::arm`], for a queue that is to sleep on whatever the driver makes available.
@@ -243,6 +251,12 @@ impl Queue {
     pub fn tidy(&mut self) {
         if self.awake && self.polling {
             self.empty_kick();
+        }
+        // A batch finds out by itself; this is for a ring whose memory went away while it was idle.
+        if self.fault.is_none()
+            && let Err(fault) = self.ring.check_memory()
+        {
+            self.stop_with(fault);
         }
         self.meter.publish(&self.tally);
     }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use ioplane_device::{Budget, Order, Seat, SeatId, Step, Tell};
+use ioplane_device::{Budget, Change, Order, Seat, SeatId, Step, Tell};
 
 use crate::mailbox::Mailbox;
 use crate::panel::{LEAVE, LEFT, Panel};
@@ -34,6 +34,10 @@ const CLOCK_TURNS: u32 = 64;
 
 /// Idle turns between two yields.
 const YIELD_TURNS: u32 = 4;
+
+/// Orders carried out between two turns. An order costs some system calls and comes when a guest's front end wants it, so what
+/// one says leaves the others their turns.
+const ORDERS_PER_TURN: u32 = 8;
 
 /// One seat and what the core knows of it.
 struct Chair {
@@ -76,6 +80,8 @@ pub(crate) struct Rounds {
     /// When there was work last, or a reason to expect some.
     last_work: Instant,
     last_tidy: Instant,
+    /// When those that rest without a promise were looked at last, on a notified core that does not sleep.
+    last_nap: Instant,
     busy_run: u32,
     idle_run: u32,
     /// Queue being stepped, for the message if its poller panics.
@@ -106,6 +112,7 @@ impl Rounds {
             account: Account::new(now),
             last_work: now,
             last_tidy: now,
+            last_nap: now,
             busy_run: 0,
             idle_run: 0,
             stepping: None,
@@ -119,7 +126,9 @@ impl Rounds {
                 break;
             }
             if self.awake.is_empty() {
-                self.sleep();
+                if !self.mailbox.raised() {
+                    self.sleep();
+                }
                 continue;
             }
             let worked = self.step_awake();
@@ -133,10 +142,13 @@ impl Rounds {
         self.panel.publish(&self.account.counts(0), Instant::now());
     }
 
-    /// Carries out what has been posted, and looks at the panel. True if the core is to end.
+    /// Carries out what has been posted, some of it if it is much, and looks at the panel. True if the core is to end.
     fn read_mail(&mut self) -> bool {
         self.mailbox.lower();
-        self.read_orders();
+        if !self.read_orders(ORDERS_PER_TURN) {
+            // The rest after the next turn.
+            self.mailbox.expect();
+        }
         self.spin = self.panel.spin();
         let notify = self.panel.notify();
         if notify != self.notify {
@@ -153,14 +165,17 @@ impl Rounds {
         self.panel.leave.load(Ordering::Acquire) == LEAVE && self.may_end()
     }
 
-    fn read_orders(&mut self) {
-        while let Some(order) = self.mailbox.next() {
+    /// Carries out at most so many orders; says whether those were all.
+    fn read_orders(&mut self, most: u32) -> bool {
+        for _ in 0..most {
+            let Some(order) = self.mailbox.next() else { return true };
             self.account.orders += 1;
             match order {
                 Order::Sit(seat) => self.sit(seat),
                 Order::Tell(id, tell) => self.tell(id, tell),
             }
         }
+        false
     }
 
     /// Ends only if nobody sits here or is on the way, and the owner has not changed its mind.
@@ -169,7 +184,8 @@ impl Rounds {
             return false;
         }
         self.mailbox.close();
-        self.read_orders();
+        // Nobody sits here: whoever is told something has left.
+        while !self.read_orders(ORDERS_PER_TURN) {}
         let left = !self.occupied()
             && self.panel.leave.compare_exchange(LEAVE, LEFT, Ordering::AcqRel, Ordering::Acquire).is_ok();
         if !left {
@@ -210,7 +226,7 @@ impl Rounds {
             return;
         };
         let Some(chair) = &mut self.chairs[at] else { return };
-        if matches!(tell, Tell::Apply(..)) {
+        if matches!(tell, Tell::Apply(Change::Kick(_) | Change::Own(_), _)) {
             // The old descriptors go before the poller can close them.
             self.watch.remove(std::mem::take(&mut chair.watched));
             chair.seat.tell(tell);

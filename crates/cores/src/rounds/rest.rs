@@ -64,6 +64,22 @@ impl Rounds {
         if !self.awake.is_empty() && self.account.turns.is_multiple_of(GLANCE_TURNS) {
             self.watch.wait(Some(Duration::ZERO));
             self.hear();
+            // Those that no descriptor tells of get their look also while the core has no time to sleep.
+            if self.restless > 0 {
+                let now = Instant::now();
+                if now - self.last_nap >= NAP {
+                    self.last_nap = now;
+                    self.wake_restless();
+                }
+            }
+        }
+    }
+
+    fn wake_restless(&mut self) {
+        for index in 0..self.chairs.len() {
+            if self.chairs[index].as_ref().is_some_and(|c| c.restless) {
+                self.wake_told(index);
+            }
         }
     }
 
@@ -134,22 +150,18 @@ impl Rounds {
             return true;
         }
         if self.notify == Notify::Notified && self.restless > 0 {
-            for index in 0..self.chairs.len() {
-                if self.chairs[index].as_ref().is_some_and(|c| c.restless) {
-                    self.wake_told(index);
-                }
-            }
+            self.wake_restless();
             return true;
         }
         self.mailbox.raised()
     }
 
-    /// Wakes whoever was rung for.
+    /// Wakes whoever was rung for. The mailbox's bell is emptied where the mail is read, whether or not its flag is up.
     fn hear(&mut self) {
         for at in 0..self.watch.fired().len() {
-            let token = self.watch.fired()[at];
-            if token != BELL {
-                self.wake_told(token);
+            match self.watch.fired()[at] {
+                BELL => self.mailbox.expect(),
+                token => self.wake_told(token),
             }
         }
     }

@@ -3,8 +3,8 @@
 #![allow(dead_code)]
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ioplane_device::*;
@@ -23,6 +23,16 @@ pub struct Line {
     /// Nothing is completed while this is shut.
     pub open: AtomicBool,
     pub panics: AtomicBool,
+    /// While it is set every poll has work.
+    pub busy: AtomicBool,
+    /// While it is set the poller does not return from its poll: a core that gets no processor time.
+    pub stalls: AtomicBool,
+    pub stalled: AtomicBool,
+    /// Changes that were told.
+    pub applied: AtomicU64,
+    /// A line whose changes are counted between two polls of this one: the most are in `most_applied`.
+    pub neighbour: OnceLock<Arc<Line>>,
+    pub most_applied: AtomicU64,
 }
 
 impl Line {
@@ -37,6 +47,12 @@ impl Line {
             kick: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()),
             open: AtomicBool::new(true),
             panics: AtomicBool::new(false),
+            busy: AtomicBool::new(false),
+            stalls: AtomicBool::new(false),
+            stalled: AtomicBool::new(false),
+            applied: AtomicU64::new(0),
+            neighbour: OnceLock::new(),
+            most_applied: AtomicU64::new(0),
         })
     }
 
@@ -80,6 +96,8 @@ struct Server {
     held: u64,
     drain: bool,
     suspend: bool,
+    /// Changes of the neighbour that were seen.
+    seen: u64,
 }
 
 impl Poller for Server {
@@ -87,6 +105,15 @@ impl Poller for Server {
         let line = &self.line;
         line.polls.fetch_add(1, Ordering::Relaxed);
         assert!(!line.panics.load(Ordering::Relaxed), "asked to");
+        while line.stalls.load(Ordering::Relaxed) {
+            line.stalled.store(true, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if let Some(neighbour) = line.neighbour.get() {
+            let applied = neighbour.applied.load(Ordering::Relaxed);
+            line.most_applied.fetch_max(applied - self.seen, Ordering::Relaxed);
+            self.seen = applied;
+        }
         if self.suspend {
             return Progress::Parked;
         }
@@ -100,7 +127,10 @@ impl Poller for Server {
             line.served.store(served + done, Ordering::Release);
             return Progress::Busy(done as u32);
         }
-        if self.drain && self.held == 0 { Progress::Parked } else { Progress::Idle }
+        if self.drain && self.held == 0 {
+            return Progress::Parked;
+        }
+        if line.busy.load(Ordering::Relaxed) { Progress::Busy(1) } else { Progress::Idle }
     }
 
     fn drain(&mut self) {
@@ -134,7 +164,9 @@ impl Poller for Server {
         }
     }
 
-    fn apply(&mut self, _change: Change) {}
+    fn apply(&mut self, _change: Change) {
+        self.line.applied.fetch_add(1, Ordering::Relaxed);
+    }
 
     fn wakers(&self) -> Wakers<'_> {
         Wakers { kick: Some(self.line.kick.as_fd()), completion: None }
@@ -182,7 +214,7 @@ impl Device for Counter {
     fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError> {
         for queue in seating.queues().clone() {
             let line = self.lines[usize::from(queue)].clone();
-            seating.sit(queue, Box::new(Server { line, held: 0, drain: false, suspend: false }));
+            seating.sit(queue, Box::new(Server { line, held: 0, drain: false, suspend: false, seen: 0 }));
         }
         Ok(())
     }

@@ -132,13 +132,14 @@ impl<F: Function> Session<F> {
                 match (wire, irq) {
                     (Wire::Trigger, _) => (first..end)
                         .map(|vector| {
-                            let call = files.next().map(|file| -> Arc<dyn Interrupt> {
-                                let count = self.board.irqs.clone();
-                                Arc::new(Signal { call: Call::new(file), count })
+                            let call = files.next().map(Call::new).transpose()?;
+                            let call = call.map(|call| -> Arc<dyn Interrupt> {
+                                Arc::new(Signal { call, count: self.board.irqs.clone() })
                             });
-                            (vector, Wire::Call(call))
+                            Ok((vector, Wire::Call(call)))
                         })
-                        .collect(),
+                        .collect::<std::io::Result<_>>()
+                        .map_err(ClientFault::NoInterrupts)?,
                     (Wire::Unmask, Irq::Intx) => {
                         self.wires.resume = files.next().map(Arc::new);
                         return Ok(Reply::default());

@@ -61,14 +61,14 @@ pub enum PeerFault {
     /// A descriptor that is not an eventfd: a core must never block on it.
     #[error("the descriptor for {0} is not an eventfd")]
     NotAnEventfd(&'static str),
+    /// This system cannot raise eventfds without waiting for who has them.
+    #[error(
+        "interrupts cannot be sent: the kernel gives neither Linux AIO (fs.aio-max-nr is used up?) nor io_uring: {0}"
+    )]
+    NoInterrupts(std::io::Error),
     /// Memory that cannot be mapped.
     #[error(transparent)]
     Memory(#[from] MapError),
-    /// Memory from a file system whose pages may never come.
-    #[error(
-        "guest memory from {0}: page faults on it could block an I/O core; use memfd, tmpfs or hugetlbfs"
-    )]
-    SlowMemory(&'static str),
     /// The rings of the same device run behind another of its sockets, and did not stop in time.
     #[error(
         "the rings of this device run behind its other socket: end the VM there, or let its migration finish"
@@ -100,8 +100,8 @@ impl PeerFault {
             PeerFault::NotNegotiated(_) => "not_negotiated",
             PeerFault::BadValue(_) => "bad_value",
             PeerFault::NotAnEventfd(_) => "not_an_eventfd",
-            PeerFault::Memory(_) => "bad_memory",
-            PeerFault::SlowMemory(_) => "slow_memory",
+            PeerFault::NoInterrupts(_) => "no_interrupts",
+            PeerFault::Memory(error) => error.name(),
             PeerFault::NotOwner => "not_owner",
             PeerFault::NotQuiescent(_) => "not_quiescent",
             PeerFault::Device(_) => "device",

@@ -118,12 +118,25 @@ impl<V: VirtioDevice> Session<V> {
         Ok((ring, Some(file)))
     }
 
+    /// The same for SET_VRING_CALL and ERR, as what we signal by.
+    fn vring_interrupt(
+        &self,
+        message: &mut Message,
+        what: &'static str,
+    ) -> Result<(u16, Option<Arc<dyn Interrupt>>), PeerFault> {
+        let (ring, file) = self.vring_file(message, what)?;
+        let call = file.map(Call::new).transpose().map_err(PeerFault::NoInterrupts)?;
+        Ok((ring, call.map(|call| Arc::new(call) as Arc<dyn Interrupt>)))
+    }
+
+    // What a message replaces while the ring runs is kept until its poller has let go of it: then it is closed or unmapped here,
+    // and not on the core. And the next message waits until then, so that a front end has one order at a time in the mailbox.
+
     pub(super) async fn set_vring_kick(&mut self, message: &mut Message) -> Result<Answer, PeerFault> {
         let (ring, file) = self.vring_file(message, "kicks")?;
         let kick = file.map(Arc::new);
-        if let Some(setup) = self.vdev()?.queue_mut(ring) {
-            setup.kick = kick.clone();
-        }
+        let _before =
+            self.vdev()?.queue_mut(ring).and_then(|setup| std::mem::replace(&mut setup.kick, kick.clone()));
         let running = self.running()?;
         if running.queues().contains(&ring) {
             running.apply(&QueueSet::from([ring]), &Change::Kick(kick)).done().await;
@@ -139,21 +152,18 @@ impl<V: VirtioDevice> Session<V> {
         Ok(Answer::None)
     }
 
-    pub(super) fn set_vring_call(&mut self, message: &mut Message) -> Result<Answer, PeerFault> {
-        let (ring, file) = self.vring_file(message, "interrupts")?;
-        let call = file.map(|file| Arc::new(Call::new(file)) as Arc<dyn Interrupt>);
-        if let Some(setup) = self.vdev()?.queue_mut(ring) {
-            setup.call = call.clone();
-        }
-        // Nobody waits for it: what is signalled until then still reaches the descriptor that was there.
-        drop(self.running()?.apply(&QueueSet::from([ring]), &Change::Call(call)));
+    pub(super) async fn set_vring_call(&mut self, message: &mut Message) -> Result<Answer, PeerFault> {
+        let (ring, call) = self.vring_interrupt(message, "interrupts")?;
+        let _before =
+            self.vdev()?.queue_mut(ring).and_then(|setup| std::mem::replace(&mut setup.call, call.clone()));
+        self.running()?.apply(&QueueSet::from([ring]), &Change::Call(call)).done().await;
         Ok(Answer::None)
     }
 
     pub(super) fn set_vring_err(&mut self, message: &mut Message) -> Result<Answer, PeerFault> {
-        let (ring, file) = self.vring_file(message, "errors")?;
+        let (ring, error) = self.vring_interrupt(message, "errors")?;
         if let Some(setup) = self.vdev()?.queue_mut(ring) {
-            setup.error = file.map(|file| Arc::new(Call::new(file)) as Arc<dyn Interrupt>);
+            setup.error = error;
         }
         Ok(Answer::None)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ioplane_device::{Change, Device, Placement, Post, QueueSet, Quiescent, Running};
-use ioplane_memory::GuestMap;
+use ioplane_memory::{Account, GuestMap, Limits, MapError};
 use ioplane_virtio::spec::feature::VHOST_USER_F_PROTOCOL_FEATURES;
 use ioplane_virtio::{Vdev, VirtioDevice};
 use vhost::vhost_user::VhostUserProtocolFeatures;
@@ -28,7 +28,7 @@ pub(super) const TRANSPORT: u64 = VHOST_USER_F_PROTOCOL_FEATURES;
 /// Puts each queue on the core that it was moved to, or where the pool thinks best.
 #[derive(Clone)]
 pub(super) struct Seats {
-    pool: Arc<dyn Placement>,
+    pub(super) pool: Arc<dyn Placement>,
     pub(super) moved: BTreeMap<u16, Arc<dyn Placement>>,
 }
 
@@ -45,6 +45,8 @@ pub struct Session<V: VirtioDevice> {
     pub(super) device: Option<Running<Vdev<V>>>,
     pub(super) seats: Seats,
     pub(super) peer: Peer,
+    /// What its front ends may map, and have mapped.
+    pub(super) account: Account,
     /// How long a quiescent point that the front end waits for may take, before what is in flight is suspended.
     pub(super) patience: Duration,
     /// The dirty log is offered.
@@ -61,8 +63,9 @@ pub(super) enum Answer {
 }
 
 impl<V: VirtioDevice> Session<V> {
-    /// A device that waits for its front end. Its queues sit where `pool` says.
-    pub fn new(model: V, pool: Arc<dyn Placement>) -> Result<Self, PeerFault> {
+    /// A device that waits for its front end, which may take of memory what `limits` say. Its queues sit where `pool` says.
+    pub fn new(model: V, pool: Arc<dyn Placement>, limits: Limits) -> Result<Self, PeerFault> {
+        let account = Account::new(limits).map_err(MapError::from)?;
         let queues = model.info().queues;
         let device = Quiescent::new(Vdev::new(model, Arc::new(GuestMap::default())));
         let seats = Seats { pool, moved: BTreeMap::new() };
@@ -71,6 +74,7 @@ impl<V: VirtioDevice> Session<V> {
             device: Some(device),
             seats,
             peer: Peer::new(queues),
+            account,
             patience: PATIENCE,
             dirty_log: false,
             tenure: Tenure::new(Lease::default()),
@@ -172,7 +176,7 @@ impl<V: VirtioDevice> Session<V> {
             R::SET_VRING_BASE => self.set_vring_base(message),
             R::GET_VRING_BASE => self.vring_base(message).await,
             R::SET_VRING_KICK => self.set_vring_kick(message).await,
-            R::SET_VRING_CALL => self.set_vring_call(message),
+            R::SET_VRING_CALL => self.set_vring_call(message).await,
             R::SET_VRING_ERR => self.set_vring_err(message),
             R::SET_VRING_ENABLE => self.set_vring_enable(message).await,
             R::GET_CONFIG => self.device_config(message),

@@ -165,3 +165,64 @@ fn requests_that_make_no_sense_are_refused() {
     assert_eq!(count(one.as_fd()), 0, "nothing was wired");
     assert_eq!(card.handle.status().faults["not_an_eventfd"], 1);
 }
+
+/// What a hostile client does to an eventfd: raises it by `count`, and clears its `O_NONBLOCK`.
+fn spoil(file: &std::os::fd::OwnedFd, count: u64) {
+    rustix::io::write(file, &count.to_ne_bytes()).unwrap();
+    rustix::fs::fcntl_setfl(file, rustix::fs::OFlags::empty()).unwrap();
+}
+
+#[test]
+fn hole_01_a_client_that_fills_its_interrupts_stops_nobody() {
+    let card = served();
+    let mut client = card.client();
+    let (line, vector, error) = (eventfd(), eventfd(), eventfd());
+    client.set_irqs(EVENTFD | TRIGGER, INTX, 0..1, &[], &[&line]).unwrap();
+    client.set_irqs(EVENTFD | TRIGGER, MSIX_INDEX, 1..2, &[], &[&vector]).unwrap();
+    client.set_irqs(EVENTFD | TRIGGER, ERROR_INDEX, 0..1, &[], &[&error]).unwrap();
+    for call in [&line, &vector, &error] {
+        spoil(call, u64::MAX - 1);
+    }
+    for _ in 0..1000 {
+        client.write64(0, MSIX, 1).unwrap();
+    }
+    client.write64(0, ERROR, 0).unwrap();
+    client.set_irqs(NONE | TRIGGER, MSIX_INDEX, 1..2, &[], &[]).unwrap();
+    // What the hardware says of its own accord, with the device locked.
+    client.write64(0, BUSY, 1).unwrap();
+    card.ring();
+    eventually("the attention", || card.seen.attended.load(SeqCst) == 1);
+    client.info().unwrap();
+    for call in [&line, &vector, &error] {
+        assert_eq!(count(call), u64::MAX, "signalled, and full");
+    }
+    assert_eq!(card.handle.status().irqs, 1003);
+    // The daemon's side, too: stopping takes the wires off.
+    card.handle.stop(true).unwrap();
+}
+
+/// The client empties its resample descriptor between the moment at which the service has seen it and the one at which it reads it,
+/// which is long while the device is locked.
+#[test]
+fn hole_01_a_resample_descriptor_that_the_client_empties_stops_nobody() {
+    let card = served();
+    let mut client = card.client();
+    let resume = eventfd();
+    client.set_irqs(EVENTFD | UNMASK, INTX, 0..1, &[], &[&resume]).unwrap();
+    for _ in 0..20 {
+        let attended = card.seen.attended.load(SeqCst);
+        let locked = card.front.with(|_| {
+            // The service sees both at once, if it is not too quick, and attends to the device first.
+            rustix::io::write(&resume, &1u64.to_ne_bytes()).unwrap();
+            card.ring();
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            count(&resume);
+            rustix::fs::fcntl_setfl(&resume, rustix::fs::OFlags::empty()).unwrap();
+        });
+        locked.unwrap();
+        client.info().unwrap();
+        eventually("the attention", || card.seen.attended.load(SeqCst) > attended);
+        rustix::fs::fcntl_setfl(&resume, rustix::fs::OFlags::NONBLOCK).unwrap();
+    }
+    card.handle.stop(true).unwrap();
+}

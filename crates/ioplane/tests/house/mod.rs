@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use ioplane_testkit::crash::Victim;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -91,8 +92,22 @@ impl House {
 
     /// Starts the daemon and waits until it answers.
     pub fn start(&mut self) {
+        let serve = self.serve();
+        self.start_with(serve);
+    }
+
+    /// The same by a command that becomes the daemon, its words behind.
+    pub fn start_by(mut self, words: &[&str]) -> House {
+        let serve = self.serve();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg(serve.get_program()).args(serve.get_args()).stdin(Stdio::null());
+        self.start_with(command);
+        self
+    }
+
+    fn start_with(&mut self, mut command: Command) {
         let log = std::fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
-        self.daemon = Some(self.serve().stderr(log).spawn().unwrap());
+        self.daemon = Some(command.stderr(log).spawn().unwrap());
         let daemon = self.daemon.as_mut().unwrap();
         let end = Instant::now() + LIMIT;
         let socket = self.folder.path().join("control.sock");
@@ -103,6 +118,27 @@ impl House {
             assert!(Instant::now() < end, "no answer: {}", self.log());
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Starts one that somebody will kill, with more in its environment; it serves `disk`.
+    pub fn victim(&self, disk: &str, environment: &[(&str, String)]) -> Victim {
+        let log = std::fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
+        let mut command = self.serve();
+        command.envs(environment.iter().map(|(name, value)| (*name, value.as_str()))).stderr(log);
+        Victim::start(command, &self.path(&format!("{disk}.sock"))).unwrap()
+    }
+
+    /// Every process that serves from this folder: an upgrade that was cut short may leave one that is not our child.
+    pub fn daemons(&self) -> Vec<u32> {
+        let config = self.path("ioplane.toml").display().to_string();
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let numbers = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+        numbers
+            .filter(|pid| {
+                std::fs::read(format!("/proc/{pid}/cmdline"))
+                    .is_ok_and(|line| line.split(|byte| *byte == 0).any(|word| word == config.as_bytes()))
+            })
+            .collect()
     }
 
     /// Runs a daemon that is to end by itself.

@@ -9,13 +9,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use ioplane_memory::GuestMap;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use serde::{Deserialize, Serialize};
 
-use super::{Direct, FileOptions};
+use super::{Direct, FileOptions, ImageFormat, Raw};
 use crate::StorageError;
 use crate::limbo::Limbo;
 
@@ -53,11 +54,40 @@ pub(crate) struct Image {
     shrunk: AtomicBool,
     no_punch: AtomicBool,
     no_zero: AtomicBool,
+    /// The errno of a sync through the page cache that failed; 0 if none has.
+    lost: AtomicI32,
     /// Backings and lanes that have it, not counting lanes in limbo.
     pub users: AtomicUsize,
     pub limbo: Arc<Limbo>,
     /// Guest maps that lanes are done with: unmapping is not for I/O cores. Emptied by the control plane.
     pub graves: ArrayQueue<Arc<GuestMap>>,
+}
+
+/// Which image one is, whatever its name is: the same after a restart, another one if a file or a device was put in its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageId {
+    dev: u64,
+    ino: u64,
+    /// Of a block device, which.
+    rdev: u64,
+    /// A number of an inode is used again soon; the time at which it was made is not. In ns, 0 where there is none.
+    born: i64,
+}
+
+impl ImageId {
+    pub(super) fn of(file: impl AsFd) -> io::Result<ImageId> {
+        let found =
+            rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
+        let seconds = found.stx_btime.tv_sec.saturating_mul(1_000_000_000);
+        let born = seconds.saturating_add(i64::from(found.stx_btime.tv_nsec));
+        Ok(ImageId {
+            dev: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
+            ino: found.stx_ino,
+            rdev: rustix::fs::makedev(found.stx_rdev_major, found.stx_rdev_minor),
+            born: if found.stx_mask & StatxFlags::BTIME.bits() == 0 { 0 } else { born },
+        })
+    }
 }
 
 /// Bytes and block sizes, as the system says.
@@ -153,6 +183,7 @@ impl Image {
             shrunk: AtomicBool::new(false),
             no_punch: AtomicBool::new(false),
             no_zero: AtomicBool::new(false),
+            lost: AtomicI32::new(0),
             users: AtomicUsize::new(0),
             limbo: Arc::new(Limbo::default()),
             graves: ArrayQueue::new(64),
@@ -175,6 +206,27 @@ impl Image {
         }
         self.bytes.store(bytes.next_multiple_of(512), Ordering::Release);
         Ok(())
+    }
+
+    /// Refuses an image that may be of another format than raw, unless it is known to be. Only once the image is ours.
+    pub fn check_raw(&self, raw: Raw) -> Result<(), StorageError> {
+        let known = match raw {
+            Raw::Stated => true,
+            Raw::Remembered(id) => ImageId::of(self).is_ok_and(|ours| ours == id),
+            Raw::Probed => false,
+        };
+        if known {
+            return Ok(());
+        }
+        let read = length(&self.file).and_then(|bytes| ImageFormat::read(&self.file, bytes));
+        match read {
+            Ok(None) => Ok(()),
+            Ok(Some(format)) => Err(StorageError::NotRaw { image: self.name.clone(), format }),
+            Err(source) => {
+                let doing = "looking for the format of the image (format = raw does without)";
+                Err(StorageError::Os { image: self.name.clone(), doing, source })
+            }
+        }
     }
 
     /// Asks whether free space can be given back. Only once the image is ours.
@@ -245,6 +297,22 @@ impl Image {
 
     pub fn cannot_zero(&self) {
         self.no_zero.store(true, Ordering::Relaxed);
+    }
+
+    /// A sync has failed. Through the page cache Linux takes the pages that it could not write for clean, and the next sync
+    /// succeeds without them: from then on no flush of this opening may.
+    #[cold]
+    pub fn sync_failed(&self, errno: i32) {
+        if !self.direct {
+            self.lost.store(errno, Ordering::Relaxed);
+        }
+    }
+
+    /// Why no flush can be promised any more.
+    #[inline]
+    pub fn lost(&self) -> Option<i32> {
+        let errno = self.lost.load(Ordering::Relaxed);
+        (errno != 0).then_some(errno)
     }
 
     /// Lets go of guest memory that lanes no longer use. Control plane.

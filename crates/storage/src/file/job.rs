@@ -135,6 +135,9 @@ impl Job {
                 if image.read_only {
                     return Err(Ok(()));
                 }
+                if let Some(errno) = image.lost() {
+                    return Err(Err(Fault::of_errno(errno)));
+                }
                 (self.kind, self.way, self.offset, self.left) = (Kind::Flush, Way::Sync, 0, 0);
                 return Ok(());
             }
@@ -271,6 +274,12 @@ impl Job {
         }
     }
 
+    /// Bytes that taking the result of the last step, and the next step, may copy.
+    #[inline]
+    pub fn bounces(&self) -> usize {
+        if self.way == Way::Bounced { self.left.min(BOUNCE as u64) as usize } else { 0 }
+    }
+
     /// Takes the result of the last step: bytes moved, or an errno below zero. `None` if there is a next step.
     #[inline]
     pub fn took(&mut self, result: i32, image: &Image, map: Option<&Arc<GuestMap>>) -> Option<Outcome> {
@@ -300,7 +309,12 @@ impl Job {
                 self.write_zeros();
                 None
             }
-            errno => Some(Err(Fault::of_errno(errno))),
+            errno => {
+                if self.way == Way::Sync {
+                    image.sync_failed(errno);
+                }
+                Some(Err(Fault::of_errno(errno)))
+            }
         }
     }
 

@@ -26,6 +26,7 @@ use super::image::Image;
 use super::job::{Job, Source, Step};
 use crate::lane::{Fault, Lane, Op, Outcome, Submitted, Tag};
 use crate::limbo::Remains;
+use crate::mutation::{Promise, removed};
 
 /// Most threads of one lane.
 const THREADS: u16 = 4;
@@ -269,6 +270,7 @@ impl Shared {
                 Step::WriteV { table, count, offset } => {
                     libc::pwritev64(image, table, count as i32, offset as i64)
                 }
+                Step::Sync if removed(Promise::Flush) => 0,
                 Step::Sync => libc::fdatasync(image) as isize,
                 Step::Allocate { mode, offset, len } => {
                     libc::fallocate64(image, mode, offset as i64, len as i64) as isize

@@ -19,9 +19,6 @@ use rig::{OWN, Watched};
 /// A script: what it is named, and what it does.
 type Script<'a> = (&'a str, &'a dyn Fn(&mut Logged<'_>) -> Result<(), String>);
 
-/// One of ours, and how it is made.
-type Ours<'a> = (Whose, &'a dyn Fn() -> Box<dyn Rig>);
-
 /// A card under watch, on a wire.
 struct Mediated<F: Function> {
     watched: Watched<F>,
@@ -84,8 +81,11 @@ fn play(rig: &mut dyn Rig, name: &str, script: &dyn Fn(&mut Logged<'_>) -> Resul
     logged.log
 }
 
+/// One of ours, and how to make it.
+type Candidate<'a> = (Whose, &'a dyn Fn() -> Box<dyn Rig>);
+
 /// Plays scripts on QEMU's card and on ours, and says all that differs.
-fn compare(model: &str, scripts: &[Script<'_>], book: &mut Book, ours: &[Ours<'_>]) -> Vec<String> {
+fn compare(model: &str, scripts: &[Script<'_>], book: &mut Book, ours: &[Candidate<'_>]) -> Vec<String> {
     let mut wrong = Vec::new();
     for script in scripts {
         let expected = theirs(model, script);

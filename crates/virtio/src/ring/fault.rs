@@ -54,6 +54,12 @@ pub enum RingFault {
         /// Entries of the queue.
         size: u16,
     },
+    /// A packed ring is to begin where rings begin, and has been used further: the front end has lost its place.
+    #[error(
+        "the packed ring has been used beyond the place that the front end names, its beginning: nobody knows where to go \
+         on until the guest's driver sets the queue up again"
+    )]
+    LostPlace,
     /// The journal of a crash cannot be used.
     #[error(transparent)]
     Journal(#[from] JournalFault),
@@ -77,6 +83,7 @@ impl RingFault {
             RingFault::TooLong(_) => "chain_too_long",
             RingFault::NoStatus(_) => "no_status",
             RingFault::BadStart { .. } => "bad_start",
+            RingFault::LostPlace => "lost_place",
             RingFault::Journal(JournalFault::Deadly(_)) => "deadly_request",
             RingFault::Journal(_) => "bad_journal",
         }

@@ -24,6 +24,32 @@ use crate::kill::{self, KillPoint};
 use crate::spec::packed::*;
 use crate::spec::split::{DESC_SIZE, MAX_SIZE, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 
+/// Whether a ring that is said to begin has been used before: after a crash QEMU knows no other place of a packed ring without a
+/// journal. There is no proof that it has not, but what no ring can show at the beginning of a lap is proof that it has: a
+/// descriptor that was used in this lap, or one available in this lap behind one that is not, or nothing but the lap before.
+fn used_before(desc: &Window, size: u16) -> bool {
+    let start = Position::START;
+    let last_lap = Position { wrap: !start.wrap, ..start };
+    let (mut available, mut others, mut all_last) = (false, 0, true);
+    // Backwards: the driver may be adding to it.
+    for index in (0..size).rev() {
+        let flags = desc.load_u16(slot(Position { index, wrap: true }) + AT_FLAGS);
+        if start.sees_used(flags) {
+            return true;
+        }
+        if start.sees_available(flags) {
+            available = true;
+            continue;
+        }
+        if available {
+            return true;
+        }
+        others += 1;
+        all_last &= last_lap.sees_available(flags);
+    }
+    others > 0 && all_last
+}
+
 /// The device side of one packed ring. What each method is for is said at [`super::Ring`].
 #[derive(Debug)]
 pub struct Packed {
@@ -79,6 +105,10 @@ impl Packed {
         };
         if avail.index >= size || used.index >= size {
             return Err(bad(avail, used));
+        }
+        let begins = in_flight.is_empty() && avail == Position::START && used == Position::START;
+        if begins && journal.is_none() && used_before(&desc, size) {
+            return Err(RingFault::LostPlace);
         }
         let (mut ledger, recovered) = match journal.filter(|_| kill::journal_kept()) {
             Some(region) => Ledger::open(region, size, used, &desc)?,
@@ -290,7 +320,9 @@ impl Packed {
         let (table, at) = (self.desc.longs(0), 2 * usize::from(place.index));
         let word = u64::from_le(table[at + 1].load(Ordering::Acquire));
         let addr = u64::from_le(table[at].load(Ordering::Acquire));
-        (Descriptor { addr, len: word as u32, flags: (word >> 48) as u16 }, (word >> 32) as u16)
+        let desc = Descriptor { addr, len: word as u32, flags: (word >> 48) as u16 };
+        let again = || Descriptor { len: self.desc.load_u32(slot(place) + AT_LEN), ..desc };
+        (desc.once(again), (word >> 32) as u16)
     }
 
     #[cold]
@@ -375,6 +407,11 @@ impl Packed {
         self.next_used = self.next_used.after(count, self.size);
         self.flying.remove(id);
         kill::here(KillPoint::UsedWritten);
+    }
+
+    #[inline]
+    pub(super) fn journal_lost(&self) -> bool {
+        self.ledger.lost()
     }
 
     #[inline]

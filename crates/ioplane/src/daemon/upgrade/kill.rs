@@ -1,5 +1,6 @@
-//! Moments at which a test kills the successor. With the feature `kill-points` the file that the environment variable
-//! `IOPLANE_UPGRADE_KILL` names says at which one; without it nothing of this is in the binary.
+//! Moments at which a test kills the successor, or its predecessor. With the feature `kill-points` the file that the environment
+//! variable `IOPLANE_UPGRADE_KILL` names says at which one (`loaded`, `predecessor loaded`); without it nothing of this is in the
+//! binary.
 
 /// A moment in the life of a successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,16 +21,33 @@ pub enum KillPoint {
     Mine,
 }
 
-/// Dies here if the test wants that.
+/// Dies here if the test wants that, or lets its predecessor die, which has started it.
 pub fn here(point: KillPoint) {
     #[cfg(feature = "kill-points")]
     if let Some(file) = std::env::var_os("IOPLANE_UPGRADE_KILL")
         && let Ok(wanted) = std::fs::read_to_string(file)
-        && wanted.trim().eq_ignore_ascii_case(&format!("{point:?}"))
     {
-        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-        loop {
-            std::thread::park();
+        use rustix::process::{Signal, getpid, getppid, kill_process};
+
+        let (wanted, name) = (wanted.trim(), format!("{point:?}"));
+        if wanted.eq_ignore_ascii_case(&name) {
+            let _ = kill_process(getpid(), Signal::KILL);
+            loop {
+                std::thread::park();
+            }
+        }
+        // Some points are passed more than once, and whoever has become our parent meanwhile is not the predecessor.
+        static KILLED: std::sync::Once = std::sync::Once::new();
+        let predecessor = wanted.strip_prefix("predecessor ");
+        if predecessor.is_some_and(|wanted| wanted.eq_ignore_ascii_case(&name)) {
+            KILLED.call_once(|| {
+                let Some(predecessor) = getppid().filter(|parent| !parent.is_init()) else { return };
+                let _ = kill_process(predecessor, Signal::KILL);
+                // Once it is dead we are somebody else's.
+                while getppid() == Some(predecessor) {
+                    std::thread::yield_now();
+                }
+            });
         }
     }
     #[cfg(not(feature = "kill-points"))]
