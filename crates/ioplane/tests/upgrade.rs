@@ -293,6 +293,9 @@ fn a_death_that_leaves_nobody_is_a_crash_like_any_other() {
             assert!(said.code != 0 || death == "mine", "{death}: {}", said.out);
             stage.house.until(|| stage.house.daemons().into_iter().all(|pid| gone(pid.into())));
         }
+        // Its first thread is gone before its last one, which keeps the doors open until then.
+        let control = stage.house.path("control.sock");
+        stage.house.until(|| std::os::unix::net::UnixStream::connect(&control).is_err());
         stage.house.start();
         let socket = stage.house.path("file.sock");
         stage.house.until(|| stage.house.disk("file")["state"] == "served");
