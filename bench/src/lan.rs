@@ -72,7 +72,7 @@ pub fn run(options: &Options) -> Result<()> {
                 mtu: 1500,
                 control: false,
             };
-            let server = ServerOptions { socket: nic.socket.clone(), pool: pool.clone(), dirty_log: false };
+            let server = ServerOptions::new(nic.socket.clone(), pool.clone());
             serving.push(serve(Net::new(net, port), server)?);
         }
         std::future::pending::<Result<()>>().await

@@ -191,13 +191,18 @@ impl Pings {
 impl L1 {
     /// Boots one with these cards, VFIO loaded and the cards bound to their drivers.
     pub fn boot_with_nics(memory_mib: u64, nics: &[Nic], news: News<'_>) -> Result<L1> {
+        Self::boot_with_nics_and(memory_mib, nics, "", news)
+    }
+
+    /// The same, with more words for the kernel.
+    pub fn boot_with_nics_and(memory_mib: u64, nics: &[Nic], append: &str, news: News<'_>) -> Result<L1> {
         let cards: String = nics.iter().map(|nic| nic.args()).collect();
         let load: String = nics.iter().map(|nic| format!(",{},{}", nic.module(), nic.far()[1])).collect();
         let l1 = L1::boot_as(
             &Shape {
                 memory_mib,
                 args: &format!("-device intel-iommu,intremap=on {cards}"),
-                append: "intel_iommu=on iommu=nopt",
+                append: &format!("intel_iommu=on iommu=nopt {append}"),
                 load: &format!(",vfio-pci,vfio_iommu_type1,tun{load}"),
             },
             news,

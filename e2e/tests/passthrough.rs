@@ -9,12 +9,16 @@ use std::time::Duration;
 const MINUTE: Duration = Duration::from_secs(60);
 const LEASES: &str = "/tmp/leases";
 
-/// The example of ioplane-passthrough; cargo builds examples with the tests of their crate, next to this test's folder.
-fn hold() -> Result<PathBuf> {
+/// An example; cargo builds examples with the tests of their crate, next to this test's folder.
+fn example(package: &str, name: &str) -> Result<PathBuf> {
     let test = std::env::current_exe()?;
     let folders = test.ancestors().skip(1).take(2);
-    let found = folders.map(|folder| folder.join("examples/hold")).find(|path| path.is_file());
-    found.context("no example hold; build it: cargo build -p ioplane-passthrough --examples")
+    let found = folders.map(|folder| folder.join("examples").join(name)).find(|path| path.is_file());
+    found.with_context(|| format!("no example {name}; build it: cargo build -p {package} --examples"))
+}
+
+fn hold() -> Result<PathBuf> {
+    example("ioplane-passthrough", "hold")
 }
 
 fn driver(l1: &L1, nic: Nic) -> Result<String> {
@@ -210,4 +214,83 @@ fn cards_are_taken_through_vfio() -> Result<()> {
     our_way(&l1, &news)?;
     news("done");
     Ok(())
+}
+
+/// A client that has left and keeps the descriptor of a card, or a mapping of it, could drive the card into the memory of the next
+/// guest. So nobody is let in until it has ended, by itself or by signal 9.
+#[test]
+fn hole_09_who_keeps_a_card_keeps_the_next_client_out() -> Result<()> {
+    let begun = std::time::Instant::now();
+    let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
+    let l1 = L1::boot_with_nics(1024, &[Nic::Rtl8139], &news)?;
+    let keeper = example("ioplane-testkit", "keeper")?;
+    let (keeper, address) = (keeper.display(), Nic::Rtl8139.address());
+    let daemon = l1.serve("keeping", "")?;
+    daemon.text(&format!("pci add nic1 --host {address} --mode passthrough"))?;
+    let socket = "/tmp/keeping/nic1.sock";
+    let knock = || l1.start(&format!("{keeper} knock {socket}"))?.wait(MINUTE);
+    let admitted = || -> Result<()> {
+        let said = knock()?;
+        ensure!(said.status == 0 && said.output.contains("admitted"), "{said:?}\n{}", daemon.said());
+        Ok(())
+    };
+    admitted()?;
+    for what in ["fd", "map"] {
+        news(what);
+        let holder = l1.start(&format!("exec {keeper} keep {socket} {what}"))?;
+        holder.expect("kept", MINUTE)?;
+        for _ in 0..2 {
+            let said = knock()?;
+            ensure!(said.status == 1 && said.output.contains("busy"), "{said:?}\n{}", daemon.said());
+        }
+        let shown = daemon.text("pci list")?;
+        ensure!(shown.contains("UNUSABLE") && shown.contains("keeper, pid"), "{shown}");
+        // What may be asked for now, and is refused for the same reason.
+        let refused = daemon.refused("pci reset nic1")?;
+        ensure!(refused.contains("keeper, pid"), "{refused}");
+        holder.kill()?;
+        admitted()?;
+        let shown = daemon.text("pci list")?;
+        ensure!(!shown.contains("UNUSABLE"), "{shown}");
+    }
+    // On demand, with nobody there.
+    let holder = l1.start(&format!("exec {keeper} keep {socket} fd"))?;
+    holder.expect("kept", MINUTE)?;
+    ensure!(knock()?.status == 1);
+    holder.kill()?;
+    daemon.text("pci reset nic1")?;
+    admitted()?;
+    daemon.text("pci remove nic1")?;
+    ensure!(driver(&l1, Nic::Rtl8139)? == Nic::Rtl8139.driver());
+    daemon.stop()
+}
+
+/// Without interrupt remapping a card can write any interrupt of the host into its interrupt controllers: no card is taken, whatever the module's
+/// parameter says, unless whoever adds it says so too.
+#[test]
+fn hole_15_no_card_is_taken_without_interrupt_remapping() -> Result<()> {
+    let begun = std::time::Instant::now();
+    let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
+    let l1 = L1::boot_with_nics_and(1024, &[Nic::Rtl8139], "intremap=off", &news)?;
+    let address = Nic::Rtl8139.address();
+    let daemon = l1.serve("remapping", "")?;
+    let said = daemon.text("doctor")?;
+    let finding = said.lines().position(|line| line.contains("remapping")).with_context(|| said.clone())?;
+    let lines: Vec<&str> = said.lines().skip(finding).take(3).collect();
+    ensure!(lines[0].starts_with("lacking") && lines[2].contains("intremap"), "{said}");
+    let add = format!("pci add nic1 --host {address}");
+    let unsafely = format!("{add} --unsafe-interrupts");
+    for words in [&add, &unsafely, &format!("{add} --force")] {
+        let said = daemon.refused(words)?;
+        ensure!(said.contains("interrupt remapping"), "{words}: {said}");
+        ensure!(driver(&l1, Nic::Rtl8139)? == Nic::Rtl8139.driver(), "{words}: touched");
+    }
+    l1.run("echo Y >/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts", MINUTE)?;
+    for words in [&add, &format!("{add} --force")] {
+        let said = daemon.refused(words)?;
+        ensure!(said.contains("interrupt remapping"), "{words}: {said}");
+    }
+    daemon.text(&unsafely)?;
+    daemon.text("pci remove nic1")?;
+    daemon.stop()
 }

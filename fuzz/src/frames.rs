@@ -170,6 +170,7 @@ fn offer(input: &mut Unstructured<'_>, guest: &mut Guest, signature: &mut Signat
             Sent::Delivered(copies) => signature.count(copies.into()),
             Sent::Dropped(cause) => signature.saw(cause.name()),
             Sent::Fault => assert!(fault),
+            Sent::Begun => panic!("nothing limits what a frame may cost here"),
         }
     }
     guest.outlets[pair].flush();

@@ -37,7 +37,9 @@ pub fn run(data: &[u8]) -> u64 {
             profile.take(&mut thread, at, event);
         };
         match shape % 4 {
-            0 => page.records(bytes, &mut take),
+            0 => {
+                page.records(bytes, &mut take);
+            }
             1 => {
                 let mut framed = 7u64.to_le_bytes().to_vec();
                 framed.extend((bytes.len() as u64).to_le_bytes());
@@ -94,7 +96,8 @@ fn report(profile: &Profile, pci: Layout, sample: u64, signature: &mut Signature
 
 fn decoder(input: &mut Unstructured<'_>, signature: &mut Signature) -> Decoder {
     let strange = input.arbitrary::<&str>().unwrap_or_default();
-    let head = "\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n";
+    let head = "\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\
+                \tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;\n";
     let format = |id: u64, fields: &[(&str, u32)]| {
         let mut text = format!("ID: {id}\n{head}");
         let mut at = 8;
@@ -112,7 +115,7 @@ fn decoder(input: &mut Unstructured<'_>, signature: &mut Signature) -> Decoder {
         10,
         &[("exit_reason", 4), ("guest_rip", 8), ("isa", 4), ("info1", 8), ("info2", 8), ("vcpu_id", 4)],
     );
-    Decoder::of(&exit.expect("a format"), |name| match name {
+    let decoder = Decoder::of(&exit.expect("a format"), |name| match name {
         "kvm_entry" => format(11, &[("vcpu_id", 4)]),
         "kvm_pio" => format(12, &[("rw", 4), ("port", 4), ("size", 4)]),
         "kvm_mmio" => format(13, &[("type", 4), ("len", 4), ("gpa", 8)]),
@@ -120,7 +123,8 @@ fn decoder(input: &mut Unstructured<'_>, signature: &mut Signature) -> Decoder {
         "kvm_msr" => format(15, &[("write", 4), ("ecx", 4)]),
         "kvm_nested_vmexit" => format(16, &[("exit_code", 4)]),
         _ => None,
-    })
+    });
+    decoder.expect("every field")
 }
 
 fn layout(input: &mut Unstructured<'_>, signature: &mut Signature) -> Layout {

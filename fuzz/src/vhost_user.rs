@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use arbitrary::{Result, Unstructured};
 use ioplane_host::vhost_user::{Connection, Session};
+use ioplane_memory::Limits;
 use tokio::runtime::Runtime;
 
 use crate::Signature;
@@ -83,7 +84,7 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     theirs.shutdown(std::net::Shutdown::Write).expect("shutdown");
     let serving = async {
         let stage = Stage::eager();
-        let mut session = Session::new(blk, stage.placement()).expect("a session").with_dirty_log(true);
+        let mut session = Session::new(blk, stage.placement(), Limits::default()).expect("a session").with_dirty_log(true);
         ours.set_nonblocking(true).expect("fcntl");
         let stream = tokio::net::UnixStream::from_std(ours).expect("registering");
         let mut connection = Connection::new(stream);

@@ -22,6 +22,27 @@ pub enum ExitsError {
         /// What there is.
         running: String,
     },
+    /// A number that no VM's process has, but a VM's name.
+    #[error(
+        "no VM has the process number {wanted:?}, but one has that name: say --vm name:{wanted}; running: {}",
+        plain(.running)
+    )]
+    NumberIsName {
+        /// What was asked for.
+        wanted: String,
+        /// What there is.
+        running: String,
+    },
+    /// A tracepoint of this kernel lacks a field without which its records say something else than they seem to.
+    #[error(
+        "the kernel's tracepoint {event} has no field {field:?} that could be read; this program does not know this kernel yet: report it with its `format` file"
+    )]
+    NoField {
+        /// Which tracepoint.
+        event: String,
+        /// Which field.
+        field: String,
+    },
     /// The VM's process is gone, or has closed its VM.
     #[error("the VM's process {0} has ended")]
     Ended(u32),

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Result;
+use crate::error::{ExitsError, Result};
 use crate::format::{Field, Format};
 use crate::reason::{Isa, Reason};
 use crate::tracefs::Tracefs;
@@ -82,6 +82,11 @@ pub enum Event {
         /// Its vector.
         vector: u8,
     },
+    /// An interrupt was accepted for a vCPU. Where the processor delivers interrupts by itself (APICv, AVIC) nothing else is told of it.
+    Accepted {
+        /// Which one's.
+        vcpu: u32,
+    },
     /// The window for spinning guests has changed.
     SpinWindow,
     /// The exit was a guest's of the guest: the address is none of the guest's own.
@@ -89,7 +94,7 @@ pub enum Event {
 }
 
 /// What is asked of the kernel. The first leads the group.
-const WANTED: [&str; 13] = [
+const WANTED: [&str; 15] = [
     "kvm_exit",
     "kvm_entry",
     "kvm_pio",
@@ -101,6 +106,8 @@ const WANTED: [&str; 13] = [
     "kvm_page_fault",
     "kvm_userspace_exit",
     "kvm_inj_virq",
+    "kvm_apic_accept_irq",
+    "kvm_apicv_accept_irq",
     "kvm_ple_window_update",
     "kvm_nested_vmexit",
 ];
@@ -113,26 +120,45 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(name: &'static str, format: &Format) -> Layout {
-        let names: [&str; 6] = match name {
-            "kvm_exit" => ["exit_reason", "guest_rip", "isa", "info1", "info2", "vcpu_id"],
-            "kvm_entry" => ["vcpu_id", "", "", "", "", ""],
-            "kvm_pio" => ["port", "size", "rw", "", "", ""],
-            "kvm_mmio" => ["gpa", "len", "type", "", "", ""],
-            "kvm_fast_mmio" => ["gpa", "", "", "", "", ""],
-            "kvm_msr" => ["ecx", "write", "", "", "", ""],
-            "kvm_cpuid" => ["function", "", "", "", "", ""],
-            "kvm_hypercall" => ["nr", "", "", "", "", ""],
-            "kvm_inj_virq" => ["vector", "irq", "", "", "", ""],
-            _ => [""; 6],
+    /// A field that is not there is an error: read as zero it would be a reason, an address or a direction that never was.
+    fn new(name: &'static str, format: &Format) -> Result<Layout> {
+        // How many of them must be there, in order; what comes then are those that kernels may lack, or another name of the same.
+        let (names, must): (&[&str], usize) = match name {
+            "kvm_exit" => (&["exit_reason", "guest_rip", "isa", "info1", "info2", "vcpu_id"], 5),
+            "kvm_entry" => (&["vcpu_id"], 0),
+            "kvm_pio" => (&["port", "size", "rw"], 3),
+            "kvm_mmio" => (&["gpa", "len", "type"], 3),
+            "kvm_fast_mmio" => (&["gpa"], 1),
+            "kvm_msr" => (&["ecx", "write"], 2),
+            "kvm_cpuid" => (&["function"], 1),
+            "kvm_hypercall" => (&["nr"], 1),
+            "kvm_inj_virq" => (&["vector", "irq"], 0),
+            "kvm_apic_accept_irq" | "kvm_apicv_accept_irq" => (&["apicid"], 1),
+            _ => (&[], 0),
         };
-        Layout { name, id: format.id, fields: names.map(|name| format.field(name)) }
+        let mut fields = [None; 6];
+        for (at, field) in names.iter().enumerate() {
+            fields[at] = format.field(field);
+            if at < must && fields[at].is_none() {
+                return Err(missing(name, field));
+            }
+        }
+        // Older kernels call it `irq`.
+        if name == "kvm_inj_virq" && fields[..2] == [None, None] {
+            return Err(missing(name, names[0]));
+        }
+        Ok(Layout { name, id: format.id, fields })
     }
+}
+
+fn missing(event: &str, field: &str) -> ExitsError {
+    ExitsError::NoField { event: format!("kvm:{event}"), field: field.to_owned() }
 }
 
 /// Reads the records of the running kernel.
 pub struct Decoder {
     kind: Field,
+    thread: Field,
     layouts: Vec<Layout>,
     /// Tracepoints that this kernel does not have.
     pub missing: Vec<&'static str>,
@@ -142,22 +168,38 @@ impl Decoder {
     /// Looks up the tracepoints. Only `kvm_exit` must be there.
     pub fn new(tracefs: &Tracefs) -> Result<Decoder> {
         let exit = tracefs.kvm(WANTED[0])?;
-        Ok(Decoder::of(&exit, |name| tracefs.kvm(name).ok()))
+        let mut broken = None;
+        let decoder = Decoder::of(&exit, |name| match tracefs.kvm(name) {
+            Ok(format) => Some(format),
+            Err(ExitsError::NoTracepoint(_)) => None,
+            Err(error) => {
+                broken.get_or_insert(error);
+                None
+            }
+        });
+        // One that is there and cannot be read is not one that is not there.
+        broken.map_or(decoder, Err)
     }
 
     /// Of formats that are at hand: of `kvm_exit`, and of the others by name.
-    pub fn of(exit: &Format, mut others: impl FnMut(&str) -> Option<Format>) -> Decoder {
-        // All records begin alike, with two bytes that name the tracepoint.
-        let kind = exit.field("common_type").unwrap_or(Field::KIND);
-        let mut layouts = vec![Layout::new(WANTED[0], exit)];
+    pub fn of(exit: &Format, mut others: impl FnMut(&str) -> Option<Format>) -> Result<Decoder> {
+        // All records begin alike, with the tracepoint's number and the thread's.
+        let common = |name: &str| exit.field(name).ok_or_else(|| missing(WANTED[0], name));
+        let (kind, thread) = (common("common_type")?, common("common_pid")?);
+        let mut layouts = vec![Layout::new(WANTED[0], exit)?];
         let mut missing = Vec::new();
         for name in &WANTED[1..] {
             match others(name) {
-                Some(format) => layouts.push(Layout::new(name, &format)),
+                Some(format) => layouts.push(Layout::new(name, &format)?),
                 None => missing.push(*name),
             }
         }
-        Decoder { kind, layouts, missing }
+        Ok(Decoder { kind, thread, layouts, missing })
+    }
+
+    /// The thread in which a record came about; nothing if it is too short.
+    pub fn thread(&self, record: &[u8]) -> Option<u32> {
+        self.thread.of(record).map(|id| id as u32)
     }
 
     /// The tracepoints' numbers, `kvm_exit` first.
@@ -177,8 +219,8 @@ impl Decoder {
         let field = |index: usize| layout.fields[index]?.of(record);
         Some(match layout.name {
             "kvm_exit" => {
-                let reason = Reason::from_kvm(field(2).unwrap_or(0), field(0)?);
-                let detail = from_exit(reason, field(3).unwrap_or(0), field(4).unwrap_or(0));
+                let reason = Reason::from_kvm(field(2)?, field(0)?);
+                let detail = from_exit(reason, field(3)?, field(4)?);
                 Event::Exit { reason, rip: field(1)?, vcpu: field(5).map(|id| id as u32), detail }
             }
             "kvm_entry" => Event::Entry { vcpu: field(0).map(|id| id as u32) },
@@ -200,6 +242,7 @@ impl Decoder {
             "kvm_page_fault" => Event::Detail(Detail::Fault),
             "kvm_userspace_exit" => Event::UserSpace,
             "kvm_inj_virq" => Event::Interrupt { vector: field(0).or(field(1))? as u8 },
+            "kvm_apic_accept_irq" | "kvm_apicv_accept_irq" => Event::Accepted { vcpu: field(0)? as u32 },
             "kvm_ple_window_update" => Event::SpinWindow,
             "kvm_nested_vmexit" => Event::Nested,
             _ => return None,
@@ -243,22 +286,79 @@ mod tests {
 
     use super::*;
 
+    const HEAD: &str = "\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\
+                        \tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;\n";
+
     fn decoder() -> Decoder {
-        let head = "\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n";
         let exit = format!(
-            "ID: 10\n{head}\tfield:unsigned int exit_reason;\toffset:8;\tsize:4;\n\
+            "ID: 10\n{HEAD}\tfield:unsigned int exit_reason;\toffset:8;\tsize:4;\n\
              \tfield:unsigned long guest_rip;\toffset:16;\tsize:8;\n\tfield:u32 isa;\toffset:24;\tsize:4;\n\
-             \tfield:u64 info1;\toffset:32;\tsize:8;\n\tfield:unsigned int vcpu_id;\toffset:40;\tsize:4;\n"
+             \tfield:u64 info1;\toffset:32;\tsize:8;\n\tfield:unsigned int vcpu_id;\toffset:40;\tsize:4;\n\
+             \tfield:u64 info2;\toffset:44;\tsize:8;\n"
         );
         let msr = format!(
-            "ID: 11\n{head}\tfield:unsigned write;\toffset:8;\tsize:4;\n\tfield:u32 ecx;\toffset:12;\tsize:4;\n"
+            "ID: 11\n{HEAD}\tfield:unsigned write;\toffset:8;\tsize:4;\n\tfield:u32 ecx;\toffset:12;\tsize:4;\n"
         );
         let others = |name: &str| (name == "kvm_msr").then(|| Format::parse(&msr).unwrap());
-        Decoder::of(&Format::parse(&exit).unwrap(), others)
+        Decoder::of(&Format::parse(&exit).unwrap(), others).unwrap()
+    }
+
+    /// A kernel that calls a field otherwise, or has it no more: what would be read as zero is an exit of another maker, or a write
+    /// that is a read.
+    #[test]
+    fn hole_21_a_field_that_is_missing_is_an_error() {
+        let format = |fields: &[&str]| {
+            let lines = fields.iter().enumerate();
+            let lines =
+                lines.map(|(at, name)| format!("\tfield:u64 {name};\toffset:{};\tsize:8;\n", 8 + 8 * at));
+            Format::parse(&format!("ID: 10\n{HEAD}{}", lines.collect::<String>())).unwrap()
+        };
+        let exit = ["exit_reason", "guest_rip", "isa", "info1", "info2"];
+        let others: [(&str, &[&str]); 9] = [
+            ("kvm_pio", &["port", "size", "rw"]),
+            ("kvm_mmio", &["gpa", "len", "type"]),
+            ("kvm_fast_mmio", &["gpa"]),
+            ("kvm_msr", &["ecx", "write"]),
+            ("kvm_cpuid", &["function"]),
+            ("kvm_hypercall", &["nr"]),
+            ("kvm_inj_virq", &["irq"]),
+            ("kvm_apic_accept_irq", &["apicid"]),
+            ("kvm_apicv_accept_irq", &["apicid"]),
+        ];
+        let of = |exit: &[&str], name: &str, fields: &[&str]| {
+            Decoder::of(&format(exit), |wanted| (wanted == name).then(|| format(fields)))
+        };
+        fn without<'f>(fields: &[&'f str], at: usize) -> Vec<&'f str> {
+            let mut fields = fields.to_vec();
+            fields[at] = "other";
+            fields
+        }
+        let names = |error: ExitsError, event: &str, field: &str| {
+            let text = error.to_string();
+            assert!(text.contains(&format!("kvm:{event}")) && text.contains(field), "{text}");
+        };
+        for at in 0..exit.len() {
+            names(of(&without(&exit, at), "", &[]).err().unwrap(), "kvm_exit", exit[at]);
+        }
+        for (event, fields) in others {
+            assert!(of(&exit, event, fields).is_ok(), "{event}");
+            for at in 0..fields.len() {
+                let field = if event == "kvm_inj_virq" { "vector" } else { fields[at] };
+                names(of(&exit, event, &without(fields, at)).err().unwrap(), event, field);
+            }
+        }
+        // One that is there but is no number that can be read: of sixteen bytes.
+        let odd = format!("ID: 10\n{HEAD}\tfield:u64 gpa;\toffset:8;\tsize:16;\n");
+        let odd = Decoder::of(&format(&exit), |name| {
+            (name == "kvm_fast_mmio").then(|| Format::parse(&odd).unwrap())
+        });
+        names(odd.err().unwrap(), "kvm_fast_mmio", "gpa");
+        let headless = Format::parse("ID: 10\n\tfield:u64 exit_reason;\toffset:8;\tsize:8;\n").unwrap();
+        assert!(matches!(Decoder::of(&headless, |_| None), Err(ExitsError::NoField { .. })));
     }
 
     fn exit(isa: u32, reason: u32, info1: u64) -> Vec<u8> {
-        let mut record = vec![0; 44];
+        let mut record = vec![0; 52];
         record[0] = 10;
         record[8..12].copy_from_slice(&reason.to_le_bytes());
         record[16..24].copy_from_slice(&0x1234_u64.to_le_bytes());

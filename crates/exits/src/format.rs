@@ -17,14 +17,6 @@ pub struct Field {
 }
 
 impl Field {
-    /// Where every record names its tracepoint.
-    pub(crate) const KIND: Field = Field { offset: 0, size: 2 };
-
-    /// One that no file describes.
-    pub(crate) const fn at(offset: usize, size: usize) -> Field {
-        Field { offset, size }
-    }
-
     /// The field's value, not sign-extended; nothing if the record is too short.
     pub fn of(&self, record: &[u8]) -> Option<u64> {
         let bytes = record.get(self.offset..self.offset.checked_add(self.size)?)?;

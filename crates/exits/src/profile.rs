@@ -157,6 +157,12 @@ impl Profile {
                 self.runs.end(&mut thread.row);
                 *self.interrupts.entry(vector).or_default() += 1;
             }
+            // In this thread: its own timer's, or one that it sends to another vCPU.
+            Event::Accepted { vcpu } => {
+                if thread.vcpu.is_none_or(|own| own == vcpu) {
+                    self.runs.end(&mut thread.row);
+                }
+            }
             Event::SpinWindow => self.spin_windows += 1,
             Event::Nested => {
                 if let Some(pending) = &mut thread.pending {
@@ -335,6 +341,36 @@ mod tests {
         assert_eq!((site.detail, site.rip), (mmio, Some(0x99)));
         assert_eq!(*tally, Tally { count: 1, timed: 1, host_ns: 30, user: 1 });
         assert_eq!(profile.vcpus(), [(0, *tally)]);
+    }
+
+    /// With APICv or AVIC nothing is injected: a timer that has run out is accepted, and the processor does the rest.
+    #[test]
+    fn hole_21_an_accepted_interrupt_ends_a_run_of_its_own_vcpu() {
+        let port = |port: u16, rip: u64| Event::Exit {
+            reason: Reason::from_kvm(2, 0x7b),
+            rip,
+            vcpu: Some(0),
+            detail: Detail::Port { port, width: 1, write: true },
+        };
+        let seen = |accepted: u32| {
+            let (mut profile, mut thread) = (Profile::default(), Thread::default());
+            let events = [
+                port(0x70, 1),
+                ENTRY,
+                port(0x71, 3),
+                Event::Accepted { vcpu: accepted },
+                ENTRY,
+                port(0x20, 5),
+            ];
+            for (at, event) in events.into_iter().enumerate() {
+                profile.take(&mut thread, at as u64, event);
+            }
+            profile.end(&mut thread);
+            let lengths: Vec<usize> = profile.runs.iter().map(|(run, _)| run.steps().len()).collect();
+            lengths
+        };
+        assert_eq!(seen(0), [2], "the handler's access is not of the run");
+        assert_eq!(seen(1), [3], "an interrupt that it sends to another vCPU");
     }
 
     #[test]

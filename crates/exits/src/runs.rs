@@ -2,8 +2,15 @@
 //!
 //! ```text
 //!   out 1f2, out 1f3, host interrupt, out 1f4, HLT    a run of three; the host's own interrupts come anywhere
+//!   out 1f2, interrupt, out 20, out 1f3               no run: the guest's handler came in between
 //!   in 608, in 608, in 608 (one instruction)          no run: a loop, each turn of which waits for the last one's answer
 //! ```
+//!
+//! That an interrupt of the guest's came in between is told by its injection, by the window that was waited for to inject it, by KVM
+//! when it accepts one for this vCPU in this vCPU's thread, and by the guest being seen far away from its last access.
+//! Where the processor delivers interrupts by itself (APICv, AVIC), one that another thread has posted to a vCPU that runs
+//! leaves no trace in that one's thread: if its handler takes no exit and none of the host's interrupts shows the guest in
+//! it, the run goes on as if it had not been.
 
 use std::collections::HashMap;
 
@@ -12,6 +19,8 @@ use crate::reason::Kind;
 
 /// Longer runs are recorded as their beginning.
 pub const LONGEST: usize = 16;
+/// An instruction farther than this from the last access, in bytes, is somewhere else: code between two accesses of one row is near.
+const NEAR: u64 = 4096;
 /// So many different runs are told apart.
 const RUNS: usize = 4096;
 
@@ -64,7 +73,13 @@ impl Runs {
     /// Takes a thread's next exit. What the guest did not cause is passed over; anything else but a port ends the run.
     pub(crate) fn exit(&mut self, row: &mut Row, kind: Kind, rip: u64, detail: Detail) {
         match (kind, detail) {
-            (Kind::HostInterrupt | Kind::InterruptWindow | Kind::Timer, _) => {}
+            // It is opened for an interrupt, which is delivered now.
+            (Kind::InterruptWindow, _) => self.end(row),
+            (Kind::HostInterrupt | Kind::Timer, _) => {
+                if row.last.is_some_and(|(last, _)| rip.abs_diff(last) > NEAR) {
+                    self.end(row);
+                }
+            }
             (Kind::Port, Detail::Port { port, width, write }) => {
                 let step = Step { port, width, write };
                 // A loop begins its next turn: the same again, or the first again.
@@ -140,6 +155,22 @@ mod tests {
         }
         runs.end(&mut row);
         assert_eq!(seen(&runs), [(7, vec![0x1f2, 0x1f3, 0x1f4, 0x1f5, 0x1f6, 0x1f7], 50)]);
+    }
+
+    #[test]
+    fn hole_21_an_interrupt_without_an_injection_ends_a_run() {
+        let other =
+            [(Kind::InterruptWindow, 7), (Kind::HostInterrupt, 0xffff_8000), (Kind::Timer, 7 + 2 * NEAR)];
+        for (kind, rip) in other {
+            let (mut runs, mut row) = (Runs::default(), Row::default());
+            runs.exit(&mut row, Kind::Port, 7, out(0x1f2));
+            runs.exit(&mut row, Kind::Port, 9, out(0x1f3));
+            runs.exit(&mut row, kind, rip, Detail::Nothing);
+            // Its handler.
+            runs.exit(&mut row, Kind::Port, rip, out(0x20));
+            runs.exit(&mut row, Kind::Halt, 9, Detail::Nothing);
+            assert_eq!(seen(&runs), [(7, vec![0x1f2, 0x1f3], 1)], "{kind:?}");
+        }
     }
 
     #[test]

@@ -7,6 +7,8 @@
 //! ```
 //!
 //! The kernel drops what finds no room and counts it, but not by tracepoint: how many exits were lost only KVM's own counter tells.
+//! What it has counted, and pages that could not be understood to their end, is said ([`Losses`]); counts that cannot be read are an
+//! error and never none.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -17,6 +19,7 @@ use std::path::{Path, PathBuf};
 use crate::bounded;
 use crate::claim::Claim;
 use crate::error::{ExitsError, Result};
+use crate::event::Decoder;
 use crate::format::{Field, Format};
 
 /// Each processor's ring, in KiB.
@@ -41,6 +44,46 @@ pub struct Traced {
     pub record: Vec<u8>,
 }
 
+/// What was recorded and never came, by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// Events that found no room in a ring.
+    pub dropped: u64,
+    /// Events that newer ones have overwritten before they were read.
+    pub overrun: u64,
+    /// Events that were interrupted so often that their page was full before they were complete.
+    pub commit_overrun: u64,
+    /// Pages of which the rest could not be understood.
+    pub torn: u64,
+    /// Pages before which the kernel says that events are missing.
+    pub gaps: u64,
+}
+
+impl Losses {
+    /// Events that are missing, as far as they are counted.
+    pub fn events(&self) -> u64 {
+        self.dropped + self.overrun + self.commit_overrun
+    }
+
+    /// In words; nothing if nothing is missing.
+    pub fn words(&self) -> Option<String> {
+        let Losses { dropped, overrun, commit_overrun, torn, gaps } = *self;
+        let all = [
+            (dropped, "found no room"),
+            (overrun, "were overwritten"),
+            (commit_overrun, "were never complete"),
+            (torn, "pages could not be read to their end"),
+            (gaps, "pages begin after a gap"),
+        ];
+        let said: Vec<String> = all
+            .into_iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{count} {what}"))
+            .collect();
+        (!said.is_empty()).then(|| said.join(", "))
+    }
+}
+
 /// An instance of tracefs that is ours. It goes with this value.
 #[derive(Debug)]
 pub struct Instance {
@@ -51,6 +94,8 @@ pub struct Instance {
     buffer: Vec<u8>,
     /// What came too early to be passed on.
     waiting: Vec<Traced>,
+    /// Pages that were torn, and pages after a gap.
+    pages: Losses,
     /// Goes last of all.
     _claim: Claim,
 }
@@ -74,6 +119,7 @@ impl Instance {
             page,
             buffer: vec![0; PAGE],
             waiting: Vec::new(),
+            pages: Losses::default(),
             _claim: claim,
         };
         // Order across processors, and what is not read is kept.
@@ -125,7 +171,7 @@ impl Instance {
 
     /// What has come, in order, and whether there is more. A thread that moves leaves records on several processors: what is so
     /// new that older ones may still come waits, unless recording has ended.
-    pub fn drain(&mut self, ended: bool) -> Result<(Vec<Traced>, bool)> {
+    pub fn drain(&mut self, decoder: &Decoder, ended: bool) -> Result<(Vec<Traced>, bool)> {
         let now = monotonic();
         let mut horizon = if ended { u64::MAX } else { now.saturating_sub(SETTLED) };
         let mut more = false;
@@ -142,10 +188,18 @@ impl Instance {
                 let waiting = &mut self.waiting;
                 match ring.read(&mut self.buffer) {
                     Ok(0) => break,
-                    Ok(length) => self.page.records(&self.buffer[..length], &mut |at, record| {
-                        let thread = THREAD.of(record).unwrap_or(0) as u32;
-                        waiting.push(Traced { at, thread, record: record.to_vec() });
-                    }),
+                    Ok(length) => {
+                        let mut strange = false;
+                        let ending =
+                            self.page.records(&self.buffer[..length], &mut |at, record| match decoder
+                                .thread(record)
+                            {
+                                Some(thread) => waiting.push(Traced { at, thread, record: record.to_vec() }),
+                                None => strange = true,
+                            });
+                        self.pages.torn += u64::from(strange || ending.torn);
+                        self.pages.gaps += u64::from(ending.gap);
+                    }
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                     Err(error) => return Err(ExitsError::os("reading tracefs")(error)),
@@ -155,11 +209,22 @@ impl Instance {
         Ok((settled(&mut self.waiting, horizon), more))
     }
 
-    /// Records that found no room so far.
-    pub fn lost(&self) -> u64 {
-        let rings = fs::read_dir(self.folder.join("per_cpu")).into_iter().flatten().flatten();
-        let stats = rings.filter_map(|entry| bounded::text(&entry.path().join("stats"), 4096).ok());
-        stats.map(|text| dropped(&text)).sum()
+    /// What was lost so far.
+    pub fn lost(&self) -> Result<Losses> {
+        let mut losses = self.pages;
+        let rings = self.folder.join("per_cpu");
+        for entry in fs::read_dir(&rings).map_err(ExitsError::file(&rings))? {
+            let path = entry.map_err(ExitsError::file(&rings))?.path().join("stats");
+            let ring = dropped(&bounded::text(&path, 4096)?);
+            let ring = ring.ok_or_else(|| ExitsError::Malformed {
+                path,
+                what: "does not say how many events were lost".into(),
+            })?;
+            losses.dropped += ring.dropped;
+            losses.overrun += ring.overrun;
+            losses.commit_overrun += ring.commit_overrun;
+        }
+        Ok(losses)
     }
 }
 
@@ -195,15 +260,27 @@ fn at_once(path: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes[..length]).into_owned())
 }
 
-/// `common_pid`.
-const THREAD: Field = Field::at(4, 4);
-
-/// Of `stats`: what found no room.
-fn dropped(stats: &str) -> u64 {
-    let numbers = stats.lines().filter_map(|line| line.split_once(": "));
-    let lost = numbers.filter(|(key, _)| matches!(*key, "overrun" | "dropped events"));
-    lost.filter_map(|(_, number)| number.trim().parse::<u64>().ok()).sum()
+/// Of `stats`: what was lost; nothing if it does not say all of it.
+fn dropped(stats: &str) -> Option<Losses> {
+    let number = |wanted: &str| {
+        let mut lines = stats.lines().filter_map(|line| line.split_once(": "));
+        lines.find(|(key, _)| *key == wanted)?.1.trim().parse::<u64>().ok()
+    };
+    let (overrun, commit_overrun) = (number("overrun")?, number("commit overrun")?);
+    Some(Losses { dropped: number("dropped events")?, overrun, commit_overrun, ..Losses::default() })
 }
+
+/// How the reading of a page has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ending {
+    /// The rest of it could not be understood.
+    pub torn: bool,
+    /// The kernel says that events are missing before it.
+    pub gap: bool,
+}
+
+/// In the length of a page: events before it are missing (the kernel's `RB_MISSED_EVENTS`).
+const MISSED: u64 = 1 << 31;
 
 /// How a page of the ring begins, as `events/header_page` states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -229,11 +306,18 @@ impl Page {
 
     /// Gives each record of a page, with its time, to `take`. What cannot be understood ends the page. The layout is that of
     /// `events/header_event`: five bits of type or length, 27 of time since the last.
-    pub fn records(&self, page: &[u8], take: &mut dyn FnMut(u64, &[u8])) {
-        let (Some(mut at), Some(length)) = (self.time.of(page), self.length.of(page)) else { return };
+    pub fn records(&self, page: &[u8], take: &mut dyn FnMut(u64, &[u8])) -> Ending {
+        let (time, length) = (self.time.of(page), self.length.of(page));
+        let gap = length.is_some_and(|length| length & MISSED != 0);
+        let whole = time.zip(length).is_some_and(|(at, length)| self.whole(page, at, length, take));
+        Ending { torn: !whole, gap }
+    }
+
+    /// The same of a page of that time and length; whether all of it was understood.
+    fn whole(&self, page: &[u8], mut at: u64, length: u64, take: &mut dyn FnMut(u64, &[u8])) -> bool {
         // The upper bits of the length say that records are missing.
-        let end = self.data.saturating_add((length & 0xf_ffff) as usize).min(page.len());
-        let Some(mut rest) = page.get(self.data..end) else { return };
+        let end = self.data.saturating_add((length & 0xf_ffff) as usize);
+        let Some(mut rest) = page.get(self.data..end.min(page.len())) else { return false };
         let word = |bytes: &[u8], at: usize| {
             bytes.get(at..at + 4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
         };
@@ -243,34 +327,36 @@ impl Page {
                 // Longer than 28 words: its length is in the next one, and counts that one.
                 0 => match word(rest, 4) {
                     Some(length) if length >= 4 => (8, (4 + length as usize).next_multiple_of(4)),
-                    _ => return,
+                    _ => return false,
                 },
                 1..=28 => (4, 4 + 4 * kind as usize),
                 // The rest of the page, or a record that was taken back.
                 29 => match word(rest, 4) {
                     Some(length) if delta != 0 => (0, 4 + length as usize),
-                    _ => return,
+                    // No time: the rest of the page is empty.
+                    found => return found.is_some() || rest.len() == 4,
                 },
                 30 | 31 => {
-                    let Some(high) = word(rest, 4) else { return };
+                    let Some(high) = word(rest, 4) else { return false };
                     let time = (u64::from(high) << 27) | delta;
                     // A longer step, or the time itself, without its upper five bits.
                     at = if kind == 30 { at.wrapping_add(time) } else { (at & (31 << 59)) | time };
                     (0, 8)
                 }
-                _ => return,
+                _ => return false,
             };
             if kind < 30 {
                 at = at.wrapping_add(delta);
             }
             if to == 0 || to > rest.len() {
-                return;
+                return false;
             }
             if from > 0 {
                 take(at, &rest[from..to]);
             }
             rest = &rest[to..];
         }
+        rest.is_empty() && end <= page.len()
     }
 }
 
@@ -340,9 +426,33 @@ mod tests {
     }
 
     #[test]
-    fn what_was_dropped_is_counted() {
-        assert_eq!(dropped("entries: 5\noverrun: 3\ncommit overrun: 0\nbytes: 20\ndropped events: 4\n"), 7);
-        assert_eq!(dropped("what?"), 0);
+    fn hole_21_what_tracefs_lost_is_said_by_cause() {
+        let stats =
+            "entries: 5\noverrun: 3\ncommit overrun: 2\nbytes: 20\nread events: 9\ndropped events: 4\n";
+        let lost = dropped(stats).unwrap();
+        assert_eq!(lost, Losses { dropped: 4, overrun: 3, commit_overrun: 2, ..Losses::default() });
+        assert_eq!(lost.words().unwrap(), "4 found no room, 3 were overwritten, 2 were never complete");
+        assert_eq!((lost.events(), Losses::default().words()), (9, None));
+        // A file that does not say it does not say that nothing was lost.
+        for key in ["overrun: 3\n", "commit overrun: 2\n", "dropped events: 4\n"] {
+            assert_eq!(dropped(&format!("\n{stats}").replace(&format!("\n{key}"), "\n")), None, "{key}");
+        }
+        assert_eq!(dropped("what?"), None);
+    }
+
+    #[test]
+    fn hole_21_pages_with_gaps_and_torn_pages_are_told() {
+        let ending = |page: &[u8]| Page::parse(HEADER).unwrap().records(page, &mut |_, _| {});
+        let whole = page(&[2 | (5 << 5), 0x11, 0x22]);
+        assert_eq!(ending(&whole), Ending::default());
+        // Padding to the end of the page is no loss.
+        assert_eq!(ending(&page(&[2 | (5 << 5), 0x11, 0x22, 29, 4040])), Ending::default());
+        let mut missed = whole.clone();
+        missed[11] |= 0x80;
+        assert_eq!(ending(&missed), Ending { gap: true, torn: false });
+        for torn in [&whole[..whole.len() - 4], &whole[..12], &page(&[0, 1]), &page(&[28, 1])] {
+            assert!(ending(torn).torn, "{torn:x?}");
+        }
     }
 
     proptest! {
@@ -355,7 +465,7 @@ mod tests {
         #[test]
         fn any_header_is_survived(text in "\\PC{0,200}", bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
             if let Some(page) = Page::parse(&format!("{HEADER}{text}")) {
-                page.records(&bytes, &mut |_, _| {});
+                let _ = page.records(&bytes, &mut |_, _| {});
             }
         }
     }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::bounded;
 use crate::error::{ExitsError, Result};
+use crate::socket::Endpoint;
 
 /// A command line longer than this is cut.
 const COMMAND_LIMIT: u64 = 1 << 21;
@@ -64,9 +65,15 @@ impl Vm {
         Some(Vm { pid, name, program: comm, vcpus, vm_fds, command })
     }
 
-    /// The VM that is called `wanted`, or has that process number; the only one if nothing is wanted.
+    /// The VM that is wanted: `pid:N` and digits alone are a process number, `name:X` and anything else a name; the only one if
+    /// nothing is wanted.
     pub fn choose(wanted: Option<&str>) -> Result<Vm> {
         choose(Vm::all(), wanted)
+    }
+
+    /// A socket that the process calls so.
+    pub fn socket(&self, path: &Path) -> Endpoint {
+        Endpoint::of(self.pid, path)
     }
 
     /// The threads of the process. Empty when it has ended.
@@ -112,14 +119,26 @@ fn choose(mut all: Vec<Vm>, wanted: Option<&str>) -> Result<Vm> {
         return if all.len() == 1 { Ok(all.remove(0)) } else { Err(ExitsError::SeveralVms(list(&all))) };
     };
     let running = list(&all);
-    let number: Option<u32> = wanted.parse().ok();
-    let named = all.iter().filter(|vm| vm.name == wanted).count();
-    if named > 1 && number.is_none() {
-        all.retain(|vm| vm.name == wanted);
-        return Err(ExitsError::SeveralVms(list(&all)));
+    let unknown = || ExitsError::UnknownVm { wanted: wanted.into(), running: running.clone() };
+    // Whoever names a VM chooses its name: a name can be a number, and that of another VM's process.
+    let number = wanted.strip_prefix("pid:").or_else(|| Some(wanted).filter(|wanted| is_number(wanted)));
+    let name = wanted.strip_prefix("name:").unwrap_or(wanted);
+    if let Some(number) = number {
+        let found = number.parse().ok().and_then(|pid: u32| all.iter().position(|vm| vm.pid == pid));
+        return match found {
+            Some(at) => Ok(all.swap_remove(at)),
+            None if all.iter().any(|vm| vm.name == number) => {
+                Err(ExitsError::NumberIsName { wanted: number.into(), running })
+            }
+            None => Err(unknown()),
+        };
     }
-    let found = all.into_iter().find(|vm| Some(vm.pid) == number || vm.name == wanted);
-    found.ok_or_else(|| ExitsError::UnknownVm { wanted: wanted.into(), running })
+    all.retain(|vm| vm.name == name);
+    match all.len() {
+        0 => Err(unknown()),
+        1 => Ok(all.remove(0)),
+        _ => Err(ExitsError::SeveralVms(list(&all))),
+    }
 }
 
 /// A process may give itself any name of 15 bytes.
@@ -194,6 +213,24 @@ mod tests {
         assert!(matches!(choose(all, Some("c")), Err(ExitsError::UnknownVm { .. })));
         assert!(matches!(choose(Vec::new(), None), Err(ExitsError::NoVm)));
         assert_eq!(choose(vec![vm(9, "x")], None).unwrap().pid, 9);
+    }
+
+    /// Who makes a VM names it, and may name it as another's process is numbered.
+    #[test]
+    fn hole_21_digits_are_a_process_and_never_a_name() {
+        let all = vec![vm(5, "7"), vm(7, "a"), vm(8, "name:a"), vm(9, "12")];
+        let pid = |wanted: &str| choose(all.clone(), Some(wanted)).map(|vm| vm.pid);
+        assert_eq!((pid("7").unwrap(), pid("pid:7").unwrap(), pid("name:7").unwrap()), (7, 7, 5));
+        assert_eq!((pid("name:a").unwrap(), pid("name:name:a").unwrap()), (7, 8));
+        // No process of a VM has that number, and one has that name: which was meant is not guessed.
+        for wanted in ["12", "pid:12"] {
+            let error = pid(wanted).unwrap_err();
+            assert!(error.to_string().contains("--vm name:12"), "{error}");
+        }
+        assert!(matches!(pid("99999999999999999999"), Err(ExitsError::UnknownVm { .. })));
+        assert!(matches!(pid("pid:a"), Err(ExitsError::NumberIsName { .. })), "a name, not a number");
+        let twice = vec![vm(1, "3"), vm(2, "3")];
+        assert!(matches!(choose(twice, Some("name:3")), Err(ExitsError::SeveralVms(_))));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::perf::{Record, ThreadEvents};
 use crate::profile::{Profile, Thread};
 use crate::slices::Slices;
 use crate::totals::Totals;
-use crate::trace::{Instance, Traced};
+use crate::trace::{Instance, Losses, Traced};
 use crate::tracefs::Tracefs;
 use crate::vm::Vm;
 
@@ -67,6 +67,8 @@ pub struct Seen {
     pub records: u64,
     /// Threads that were watched.
     pub threads: usize,
+    /// What tracefs has lost.
+    pub losses: Losses,
     /// In a sample: how long it was recorded, and in how many slices.
     pub recorded: (Duration, u64),
     /// Exits that KVM has counted while the watch was being switched on and off: so far its count may be from ours.
@@ -406,8 +408,8 @@ impl Watch {
     /// What has come by tracefs, all of it if nothing more is recorded; whether there is more.
     fn drain_trace(&mut self, ended: bool) -> Result<bool> {
         let Some(trace) = &mut self.trace else { return Ok(false) };
-        let (found, more) = trace.drain(ended)?;
-        let lost = trace.lost();
+        let (found, more) = trace.drain(&self.decoder, ended)?;
+        let losses = trace.lost();
         for Traced { at, thread, record } in found {
             let Some(watched) = self.threads.get_mut(&thread) else { continue };
             self.seen.records += 1;
@@ -417,9 +419,13 @@ impl Watch {
                 self.profile.take(&mut watched.thread, at, event);
             }
         }
-        let new = lost.saturating_sub(self.profile.lost_records);
-        if new > 0 {
-            self.profile.lost_records += new;
+        let before = self.seen.losses;
+        match losses {
+            Ok(losses) => self.seen.losses = losses,
+            Err(error) => self.trouble = Some(format!("how much tracefs has lost is not known: {error}")),
+        }
+        self.profile.lost_records += self.seen.losses.events().saturating_sub(before.events());
+        if self.seen.losses != before {
             // Whose records they were is not known.
             for watched in self.threads.values_mut() {
                 self.profile.lost(&mut watched.thread, 0);

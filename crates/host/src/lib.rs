@@ -11,6 +11,6 @@
 
 pub mod eventfd;
 pub mod in_process;
-mod socket;
+pub mod socket;
 pub mod vfio_user;
 pub mod vhost_user;

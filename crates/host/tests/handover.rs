@@ -57,11 +57,7 @@ impl Rig {
     }
 
     fn options(&self) -> ServerOptions {
-        ServerOptions {
-            socket: self.folder.path().join("disk.sock"),
-            pool: self.pool.clone(),
-            dirty_log: false,
-        }
+        ServerOptions::new(self.folder.path().join("disk.sock"), self.pool.clone())
     }
 
     fn serve(&self) -> Handle<Blk> {

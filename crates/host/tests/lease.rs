@@ -45,7 +45,7 @@ impl Served {
         let serve = |model: Blk, name: &str| {
             let _inside = runtime.enter();
             let socket = directory.path().join(name);
-            let options = ServerOptions { socket, pool: pool.clone(), dirty_log: true };
+            let options = ServerOptions { dirty_log: true, ..ServerOptions::new(socket, pool.clone()) };
             serve_leased(model, options, Duration::from_millis(100), lease.clone()).unwrap()
         };
         let sockets = [serve(first, "first.sock"), serve(second, "second.sock")];

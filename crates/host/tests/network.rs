@@ -90,7 +90,7 @@ fn serve_listener(network: bool, heard: Sender<Heard>, folder: &std::path::Path)
     };
     let disk = Blk::new(options, MemoryBacking::new(1 << 20).unwrap());
     let pool = Arc::new(Pool::with([CoreSettings::default()]).unwrap());
-    let options = ServerOptions { socket: folder.join(network.to_string()), pool, dirty_log: false };
+    let options = ServerOptions::new(folder.join(network.to_string()), pool);
     serve(Listener { disk, network, heard }, options).unwrap()
 }
 

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use ioplane_cores::{CoreSettings, Pool};
 use ioplane_device::CoreId;
 use ioplane_host::vhost_user::{Handle, Refusal, ServerOptions, Status, serve};
+use ioplane_memory::{Files, Limits};
 use ioplane_storage::filter::Stall;
 use ioplane_storage::{Backing, MemoryBacking};
 use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
-use ioplane_testkit::front::{Ask, Front, Wants, protocol};
+use ioplane_testkit::front::{Ask, Front, InFlight, Wants, protocol};
 use ioplane_virtio::blk::{Blk, BlkOptions};
 
 const MIB: u64 = 1 << 20;
@@ -28,6 +29,10 @@ struct Served {
 
 impl Served {
     fn new(backing: Arc<dyn Backing>) -> Self {
+        Self::limited(backing, Limits::default())
+    }
+
+    fn limited(backing: Arc<dyn Backing>, limits: Limits) -> Self {
         let settings = CoreSettings { spin: Duration::from_millis(1), ..CoreSettings::default() };
         let pool = Arc::new(Pool::with([settings.clone(), settings]).unwrap());
         let directory = tempfile::tempdir().unwrap();
@@ -41,11 +46,8 @@ impl Served {
             read_only: false,
             logical_block: None,
         };
-        let server = ServerOptions {
-            socket: directory.path().join("disk.sock"),
-            pool: pool.clone(),
-            dirty_log: false,
-        };
+        let server =
+            ServerOptions { limits, ..ServerOptions::new(directory.path().join("disk.sock"), pool.clone()) };
         let handle = {
             let _inside = runtime.enter();
             serve(Blk::new(options, backing), server).unwrap()
@@ -332,10 +334,10 @@ fn memfd(bytes: u64) -> OwnedFd {
 }
 
 /// Does something hostile on a connection of its own; it must end that connection with the fault named, and nothing else.
-fn hostile(served: &Served, name: &str, act: impl FnOnce(&Front)) {
+fn hostile(served: &Served, name: &str, act: impl FnOnce(&mut Front)) {
     let before = served.status().faults.values().sum::<u64>();
-    let front = served.front();
-    act(&front);
+    let mut front = served.front();
+    act(&mut front);
     let status = served.until(name, |status| status.faults.values().sum::<u64>() > before);
     assert!(status.faults.contains_key(name), "{name}: {:?}", status.faults);
     assert!(front.wire().closed_within(Duration::from_secs(10)), "{name}: the connection lives");
@@ -450,6 +452,120 @@ impl Guest {
         served.until("left", |status| !status.connected);
         served.front().protocol()
     }
+}
+
+/// Waits until queue 0 has stopped; its fault, named at the next quiescent point, must be memory that went away.
+fn shrank(served: &Served, faults: u64) {
+    let status = served.until("a fault", |status| status.queues[0].counts.faults >= faults);
+    assert!(status.connected, "the front end is heard, as after any fault of a ring");
+    served.runtime.block_on(served.handle.at_quiescence(|_, _| ((), false))).unwrap();
+    let fault = served.status().queues[0].fault.clone();
+    assert_eq!(fault.map(|(name, _)| name), Some("memory_shrank"));
+}
+
+#[test]
+fn hole_02_memory_that_goes_away_under_an_idle_ring_stops_it_by_name() {
+    let served = Served::new(memory());
+    let mut guest = Guest::boot(&served);
+    guest.works(1);
+    rustix::fs::ftruncate(guest.memory.regions()[0].file(), 0).unwrap();
+    shrank(&served, 1);
+    // Starting it again on the same memory finds the same.
+    guest.front.stop(0).unwrap();
+    let _ = guest.front.start(0, &guest.memory, guest.disks[0].place(), 0);
+    shrank(&served, 2);
+    drop(guest);
+    served.until("left", |status| !status.connected);
+    Guest::boot(&served).works(2);
+}
+
+#[test]
+fn hole_02_an_in_flight_region_that_goes_away_stops_its_queue_by_name() {
+    let served = Served::new(memory());
+    let mut front = served.front();
+    let mut memory = GuestMemory::new(MIB).unwrap();
+    let file = memfd(MIB);
+    let region = InFlight { file: file.try_clone().unwrap(), len: MIB, offset: 0, queues: 4, size: SIZE };
+    front.give_inflight(region).unwrap();
+    front.share(&memory).unwrap();
+    let plan = DiskPlan::new(8, 4096, Shape::Direct);
+    let mode = RingMode::of(front.features());
+    let disk = Disk::new(&mut memory, SIZE, mode, plan).unwrap();
+    front.start(0, &memory, disk.place(), 0).unwrap();
+    served.until("it runs", |status| status.queues[0].core.is_some());
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    let mut guest = Guest { front, memory, disks: vec![disk] };
+    let disk = &mut guest.disks[0];
+    disk.submit(Op::Id, 0, 0).unwrap();
+    guest.front.kick(0);
+    shrank(&served, 1);
+    drop(guest);
+    served.until("left", |status| !status.connected);
+    Guest::boot(&served).works(2);
+}
+
+/// A file whose pages come from a disk.
+fn slow_file(bytes: u64) -> OwnedFd {
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.set_len(bytes).unwrap();
+    file.into()
+}
+
+/// ADD_MEM_REG of `file`, whole, at guest address `gpa`.
+fn add_region(front: &Front, gpa: u64, bytes: u64, file: &OwnedFd) -> bool {
+    let fields = [0, gpa, bytes, gpa, 0];
+    let body: Vec<u8> = fields.iter().flat_map(|field| field.to_ne_bytes()).collect();
+    front.tell(Ask::ADD_MEM_REG, &body, &[file.as_fd()]).is_ok()
+}
+
+#[test]
+fn hole_03_every_file_that_a_front_end_shares_is_one_that_cannot_block() {
+    let served = Served::new(memory());
+    let refused = |act: &dyn Fn(&mut Front)| {
+        hostile(&served, "slow_memory", |front| act(front));
+        let said = served.status().last_fault.unwrap();
+        assert!(said.contains("<source type='memfd'/>"), "{said}");
+    };
+    refused(&|front| assert!(!add_region(front, 0, MIB, &slow_file(MIB))));
+    refused(&|front| {
+        let region = InFlight { file: slow_file(MIB), len: MIB, offset: 0, queues: 4, size: SIZE };
+        let _ = front.give_inflight(region);
+    });
+    Guest::boot(&served).works(7);
+    served.until("left", |status| !status.connected);
+
+    let limits = Limits { files: Files::Any, ..Limits::default() };
+    let trusting = Served::limited(memory(), limits);
+    let mut front = trusting.front();
+    let region = InFlight { file: slow_file(MIB), len: MIB, offset: 0, queues: 4, size: SIZE };
+    front.give_inflight(region).unwrap();
+    assert!(add_region(&front, 1 << 40, MIB, &slow_file(MIB)));
+    drop(front);
+    trusting.until("left", |status| !status.connected);
+    assert!(trusting.status().faults.is_empty());
+}
+
+/// Nine front ends with all the regions of one used to leave nobody else any.
+#[test]
+fn hole_04_front_ends_that_map_all_they_can_leave_others_enough() {
+    let greedy: Vec<_> = (0..10).map(|_| Served::new(memory())).collect();
+    let file = memfd(4096);
+    let fronts: Vec<_> = greedy.iter().map(|served| served.front()).collect();
+    let mut regions = 0;
+    for (served, front) in greedy.iter().zip(&fronts) {
+        let slots = front.memory_slots().unwrap();
+        let added = (0..slots).take_while(|n| add_region(front, n * 4096, 4096, &file)).count();
+        regions += added;
+        assert_eq!(served.status().mappings, added as u64);
+    }
+    assert!(regions > 4096, "{regions}: the limit on descriptors is too low for this test");
+    let served = Served::new(memory());
+    Guest::boot(&served).works(1);
+    // One more than it may have ends its connection, and gives all of them back.
+    assert!(!add_region(&fronts[0], 1 << 40, 4096, &file));
+    greedy[0].until("too many regions", |status| !status.connected && status.mappings == 0);
+    assert!(greedy[1].status().connected, "nobody else notices");
+    Guest::boot(&greedy[0]).works(1);
 }
 
 /// SPDK's front end enables a ring by its size.

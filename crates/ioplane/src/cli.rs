@@ -10,7 +10,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use pci::{ModelCommand, PciAdd, PciCommand, PciWatch};
 
 use crate::size::Size;
-use crate::spec::{DirectWord, EngineWord, LinkWord, Mac, MannersWord, NotifyWord, VlanSpec};
+use crate::spec::{
+    DirectWord, EngineWord, FormatWord, LinkWord, Mac, MannersWord, MemoryWord, NotifyWord, VlanSpec,
+};
 
 /// Serves virtual machines' disks and NICs by polling, on I/O cores of their own.
 #[derive(Debug, Parser)]
@@ -131,7 +133,8 @@ pub enum ExitsCommand {
 /// What is watched, how long, and what names are made of.
 #[derive(Debug, Args)]
 pub struct WatchArgs {
-    /// The VM, by its VMM's name for it or by process number [default: the only one]
+    /// The VM, by its VMM's name for it or by process number; digits alone are a number, name:7 and pid:7 say which [default: the
+    /// only one]
     #[arg(long, value_name = "NAME|PID")]
     pub vm: Option<String>,
     /// How long to watch
@@ -282,6 +285,9 @@ pub struct BackingArgs {
     /// Memory of the daemon, of this size; its content goes with the daemon
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<Size>,
+    /// Say that the image is raw whatever it looks like: one with the bytes of another format is refused otherwise
+    #[arg(long, value_name = "FORMAT", conflicts_with = "memory")]
+    pub format: Option<FormatWord>,
     /// Whether the image's I/O goes past the host's page cache
     #[arg(long, value_name = "WHEN", conflicts_with = "memory")]
     pub direct: Option<DirectWord>,
@@ -322,6 +328,10 @@ pub struct DiskAdd {
     /// A second vhost-user socket, for the destination of a migration on this host
     #[arg(long, value_name = "PATH")]
     pub twin: Option<PathBuf>,
+    /// Files that a VMM may share as its guest's memory: ram (memfd, tmpfs, hugetlbfs), or any, where page faults may wait for a
+    /// disk or a network [default: ram]
+    #[arg(long, value_name = "FILES")]
+    pub guest_memory: Option<MemoryWord>,
 }
 
 /// What can be done with I/O cores.
@@ -473,6 +483,10 @@ pub struct NicAdd {
     /// Its vhost-user socket [default: NAME.sock in the run directory]
     #[arg(long = "vhost-socket", value_name = "PATH")]
     pub vhost_socket: Option<PathBuf>,
+    /// Files that a VMM may share as its guest's memory: ram (memfd, tmpfs, hugetlbfs), or any, where page faults may wait for a
+    /// disk or a network [default: ram]
+    #[arg(long, value_name = "FILES")]
+    pub guest_memory: Option<MemoryWord>,
 }
 
 /// What can be done with switches.

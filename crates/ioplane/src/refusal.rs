@@ -31,6 +31,8 @@ pub struct Refusal {
     pub error: String,
     /// What to do.
     pub remedy: String,
+    /// The daemon may try the same again by itself: nothing is taken from anybody by it.
+    pub retry: bool,
 }
 
 /// A refusal as JSON.
@@ -45,7 +47,7 @@ pub struct RefusalBody {
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident $kind:ident,)*) => {
         $($(#[$doc])* pub fn $name(error: impl Into<String>, remedy: impl Into<String>) -> Self {
-            Refusal { kind: Kind::$kind, error: error.into(), remedy: remedy.into() }
+            Refusal { kind: Kind::$kind, error: error.into(), remedy: remedy.into(), retry: true }
         })*
     };
 }
@@ -103,6 +105,16 @@ impl From<ioplane_storage::StorageError> for Refusal {
             Below::NotQuiet { .. } => {
                 Refusal::busy(error.to_string(), "wait for the disk below, then try again")
             }
+            Below::NotRaw { image, format } => Refusal::invalid(
+                format!("{image} looks like a {format} image, and disks are served as raw"),
+                // A header that a guest made may name files of the host, and converting would read them.
+                format!(
+                    "if you made it so, convert it: qemu-img convert -f {} -O raw {image} {image}.raw; if it is a raw disk whose \
+                     guest wrote these bytes, never convert it but say so: format = \"raw\" in the configuration, --format raw \
+                     on the command line",
+                    format.name()
+                ),
+            ),
             Below::Size { .. } => Refusal::invalid(error.to_string(), "give another size"),
             Below::Unsuitable { .. } => {
                 Refusal::invalid(error.to_string(), "give another image or other options")

@@ -544,7 +544,7 @@ fn a_tap_of_its_own_is_a_cable() {
     switch_on(&mut client);
     assert_eq!(client.read(BAR0, 0, 1).unwrap().len(), 1);
     house.kill9();
-    house.until(|| !there());
+    assert!(there(), "it stays, and with it its place in a bridge");
     house.start();
     house.until(|| show(&house, "wire")["state"] == "served");
     assert!(there());

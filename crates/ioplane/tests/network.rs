@@ -642,6 +642,8 @@ fn nics_switches_and_uplinks_go_to_another_process_and_no_front_end_sees_it() {
         house.until(|| error().as_str().is_some_and(|error| error.contains("has been deleted")));
         house.json(&["reload"]);
         assert_eq!(error(), serde_json::Value::Null, "it has been made anew");
+        // It would stay.
+        let _ = std::process::Command::new("ip").args(["link", "delete", &tap]).status();
     }
     house.kill_whoever_answers();
 }

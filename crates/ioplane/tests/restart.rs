@@ -161,20 +161,17 @@ fn the_same_image_twice_names_the_holder() {
     let mut house = House::new("[[disk]]\nname = \"a\"\npath = \"a.img\"\n");
     let image = house.image("a.img", MIB);
     house.start();
-    let other = House::new(&format!(
-        "\n[[disk]]\nname = \"b\"\n\npath = {image:?}\n[[disk]]\nname = \"ok\"\nmemory = 512\n"
+    let other = House::open(&format!(
+        "[[disk]]\nname = \"b\"\npath = {image:?}\n[[disk]]\nname = \"ok\"\nmemory = 512\n"
     ));
-    let refused = other.refuses();
-    assert_eq!(refused.code, 2);
-    let wanted = format!(
-        "{}:5: disk b: {} is in use by ioplane (pid {})\n  to do: shut that down, or give this disk a copy of its own",
-        shown(&other.path("ioplane.toml")),
-        shown(&image),
-        house.pid()
-    );
-    assert!(refused.err.contains(&wanted), "{}", refused.err);
-    // Nothing of a refused configuration is left.
-    assert!(!other.path("ok.sock").exists() && !other.path("control.sock").exists());
+    other.until(|| other.disk("b")["state"] == "failed");
+    let disk = other.disk("b");
+    assert_eq!(disk["error"], format!("{} is in use by ioplane (pid {})", shown(&image), house.pid()));
+    assert_eq!(disk["remedy"], "shut that down, or give this disk a copy of its own");
+    assert_eq!(other.disk("ok")["state"], "served");
+    // Nobody has it any more.
+    house.terminate();
+    other.until(|| other.disk("b")["state"] == "served");
 }
 
 #[test]

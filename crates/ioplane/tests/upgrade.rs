@@ -25,21 +25,23 @@ const BINARY: &str = env!("CARGO_BIN_EXE_ioplane");
 struct Stage {
     house: House,
     loads: Vec<(String, CrashLoad)>,
+    /// The uplink's device.
+    tap: Option<String>,
 }
 
 impl Stage {
     /// A disk on a file and one in memory, each with a load; a switch with a NIC, and with an uplink where that may be.
     fn new() -> Stage {
         let may = rustix::process::geteuid().is_root() && Path::new("/dev/net/tun").exists();
-        let uplink = if may {
+        let tap = may.then(|| {
             static NEXT: AtomicU32 = AtomicU32::new(0);
-            let next = NEXT.fetch_add(1, Ordering::Relaxed);
-            format!("uplink = \"u{}n{next}\"\n", std::process::id())
-        } else {
+            format!("u{}n{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+        });
+        let uplink = tap.as_ref().map_or(String::new(), |tap| format!("uplink = \"{tap}\"\n"));
+        if !may {
             let why = "SKIPPED: an uplink that is handed over or comes back was NOT tested: it takes root and /dev/net/tun";
             let _ = writeln!(std::io::stderr(), "{why}");
-            String::new()
-        };
+        }
         let config = format!(
             "[[switch]]\nname = \"lan\"\n{uplink}[[nic]]\nname = \"web\"\nswitch = \"lan\"\n\
              [[core]]\nspin_us = 200\n[[disk]]\nname = \"file\"\npath = \"disk.img\"\nqueues = {QUEUES}\n\
@@ -49,7 +51,7 @@ impl Stage {
         let mut house = House::new_beside_the_build(&config);
         house.image("disk.img", CrashLoad::image_bytes(QUEUES));
         house.start();
-        let mut stage = Stage { house, loads: Vec::new() };
+        let mut stage = Stage { house, loads: Vec::new(), tap };
         for (seed, name) in (1..).zip(["file", "memory"]) {
             stage.load(name, seed);
         }
@@ -144,6 +146,10 @@ impl Drop for Stage {
     /// The successor is not our child.
     fn drop(&mut self) {
         self.house.kill_whoever_answers();
+        // What a daemon makes for a switch stays as long as the switch is to have it.
+        if let Some(tap) = &self.tap {
+            let _ = std::process::Command::new("ip").args(["link", "delete", tap]).status();
+        }
     }
 }
 
@@ -370,8 +376,11 @@ fn replayed(house: &House) -> u64 {
 /// A front end that has said half of something says the other half to another process.
 #[test]
 fn half_a_message_goes_along() {
-    let mut stage =
-        Stage { house: House::open("[[disk]]\nname = \"a\"\nmemory = \"1M\"\n"), loads: Vec::new() };
+    let mut stage = Stage {
+        house: House::open("[[disk]]\nname = \"a\"\nmemory = \"1M\"\n"),
+        loads: Vec::new(),
+        tap: None,
+    };
     let mut front = stage.house.connect("a");
     let ask: Vec<u8> = [1u32, 1, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
     front.write_all(&ask[..7]).unwrap();
@@ -403,7 +412,7 @@ fn what_was_done_at_run_time_is_so_afterwards() {
     std::fs::remove_file(&lost).unwrap();
     house.start();
     house.until(|| house.disk("lost")["state"] == "failed");
-    let mut stage = Stage { house, loads: Vec::new() };
+    let mut stage = Stage { house, loads: Vec::new(), tap: None };
     let lasting = |house: &House| {
         let mut status = house.json(&["status"]);
         status["disks"].as_array_mut().unwrap().iter_mut().for_each(|disk| disk["queues"] = Value::Null);

@@ -11,17 +11,22 @@
 //!
 //! Whatever shares the memory is hostile. It may change any byte at any moment, so nothing here makes a Rust
 //! reference to shared bytes: loads and stores go through atomics or raw copies of checked spans. It may shrink the
-//! file behind a mapping: the page fault that follows is caught ([`mapping`]), zero pages take the place of what is
-//! gone, and the mapping is marked poisoned for its pollers to see.
+//! file behind a mapping: the page fault that follows is caught ([`mapping`]), zero pages take the place of the whole
+//! mapping, and it is marked poisoned: views refuse it from then on.
 //!
 //! Must not know: rings, devices, sockets.
 
+pub mod account;
+mod files;
 mod log;
 mod map;
 pub mod mapping;
 pub mod mutation;
+mod table;
 mod view;
 
+pub use account::{Account, Limits, Pin};
+pub use files::{FileSystem, Files};
 pub use log::DirtyLog;
 pub use map::{GuestMap, MAX_REGIONS, MapError, Region, RegionSpec};
 pub use mapping::{Mapping, MappingError};

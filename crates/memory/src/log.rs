@@ -24,15 +24,25 @@ impl DirtyLog {
 
     /// The log that a front end keeps in `file` (vhost-user `SET_LOG_BASE`).
     pub fn of_file(file: OwnedFd, offset: u64, len: u64) -> Result<Self, MappingError> {
-        let mapping = Arc::new(Mapping::of_file(file, offset, len)?);
+        Mapping::of_file(file, offset, len).map(Self::of_mapping)
+    }
+
+    /// The log that fills `mapping`.
+    pub fn of_mapping(mapping: Mapping) -> Self {
         let len = mapping.len();
-        Ok(DirtyLog { bits: Window::whole(mapping, len) })
+        DirtyLog { bits: Window::whole(Arc::new(mapping), len) }
     }
 
     /// The file that the log is in, and where: offset and length in bytes.
     pub fn place(&self) -> (BorrowedFd<'_>, u64, u64) {
         let mapping = self.bits.mapping();
         (mapping.file(), mapping.offset(), self.bits.len() as u64)
+    }
+
+    /// Whether the memory of the log went away.
+    #[inline]
+    pub fn poisoned(&self) -> bool {
+        self.bits.poisoned()
     }
 
     /// Sets the bits of every page that `len` bytes from `gpa` touch. Pages beyond the log's end are not in it.

@@ -6,7 +6,9 @@
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::account::Pin;
 use crate::{Mapping, MappingError, PAGE};
 
 /// Most regions in one map. QEMU uses at most 509 memory slots; a peer that asks for more is refused.
@@ -49,6 +51,16 @@ pub enum MapError {
     Mapping(#[from] MappingError),
 }
 
+impl MapError {
+    /// A short name, for counters.
+    pub fn name(&self) -> &'static str {
+        match self {
+            MapError::Mapping(error) => error.name(),
+            _ => "bad_memory",
+        }
+    }
+}
+
 /// What a front end says of a region, before it is mapped. Addresses and lengths in bytes.
 #[derive(Debug)]
 pub struct RegionSpec {
@@ -81,6 +93,8 @@ pub struct Region {
     base: NonNull<u8>,
     /// Whether it may be stored into: `mapping`'s, here to be at hand.
     pub(crate) writable: bool,
+    /// Set when the memory has gone: `mapping`'s, here to be at hand.
+    lost: &'static AtomicBool,
 }
 
 // SAFETY: `base` points into `mapping`, which may be shared, and lives as long as this.
@@ -99,7 +113,7 @@ impl Region {
         Self::map_by(spec, Mapping::of_file_read_only)
     }
 
-    fn map_by(
+    pub(crate) fn map_by(
         spec: RegionSpec,
         by: impl FnOnce(OwnedFd, u64, u64) -> Result<Mapping, MappingError>,
     ) -> Result<Self, MapError> {
@@ -115,8 +129,8 @@ impl Region {
         let mapping = Arc::new(by(file, offset - skip, whole)?);
         // SAFETY: the mapping is `skip` and `len` bytes long.
         let base = unsafe { mapping.start().add(skip as usize) };
-        let writable = mapping.writable();
-        Ok(Region { gpa, len, user, mapping, skip: skip as usize, base, writable })
+        let (writable, lost) = (mapping.writable(), mapping.lost());
+        Ok(Region { gpa, len, user, mapping, skip: skip as usize, base, writable, lost })
     }
 
     /// The first byte. Valid while the region lives.
@@ -141,6 +155,12 @@ impl Region {
         self.base.as_ptr() as u64
     }
 
+    /// Counts all of it as pinned, on the account of the client whose memory it is: before it is given to hardware, and until after
+    /// that has let go of it.
+    pub fn pin(&self) -> Result<Pin, MapError> {
+        Ok(Pin::of(&self.mapping, self.len)?)
+    }
+
     /// Whether it is the same bytes at the same place. While one of the two lives no other memory can have come to its address.
     pub fn is_same(&self, other: &Region) -> bool {
         (self.gpa, self.len, self.base, self.writable) == (other.gpa, other.len, other.base, other.writable)
@@ -152,8 +172,9 @@ impl Region {
     }
 
     /// Whether the region has lost pages since it was mapped.
+    #[inline]
     pub fn poisoned(&self) -> bool {
-        self.mapping.poisoned()
+        self.lost.load(Ordering::Acquire)
     }
 
     /// What was said of it when it was mapped, for another process to map the same; with a descriptor of its own. Whether it may be

@@ -1,24 +1,21 @@
-//! Shared mappings that survive their file being shrunk.
-//!
-//! A peer that hands over a file descriptor can `ftruncate` it later; touching a page beyond the new end raises SIGBUS.
-//! One handler for the process looks the address up in a table of live mappings, puts an anonymous zero page where the
-//! file's page was, and sets the mapping's poison flag. The thread then goes on, reads zeros, and its poller finds the
-//! flag at the end of the batch and stops the queue. Faults elsewhere go to the handler that was there before.
+//! Shared mappings that survive their file being shrunk: see [`table`](crate::table) for what happens then.
 
 #![allow(unsafe_code)]
-// UNSAFETY: mmap, munmap and a signal handler; every pointer comes from a mapping whose bounds are kept beside it.
+// UNSAFETY: mmap and munmap; every pointer comes from a mapping whose bounds are kept beside it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::PAGE;
+use crate::account::{CLIENTS, Charge};
+use crate::files::{FileSystem, HUGETLBFS};
+use crate::table::{Entry, SLOTS};
 
-/// Most mappings that can live at once in one process; a table of fixed size, since a signal handler reads it.
-pub const MAX_MAPPINGS: usize = 4096;
+/// Most mappings that can live at once in one process.
+pub const MAX_MAPPINGS: usize = SLOTS;
 
 /// Why a mapping could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +40,48 @@ pub enum MappingError {
         /// Length, bytes.
         len: u64,
     },
-    /// The table of [`MAX_MAPPINGS`] is full.
+    /// Not a file in memory, and no other was allowed.
+    #[error(
+        "memory from {0}: a page fault on it can wait for a disk, a network or another process, and all guests of an I/O core with it; \
+         share memory from a memfd (libvirt: <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>; QEMU: \
+         -object memory-backend-memfd,share=on), tmpfs or hugetlbfs, or allow it on this socket with guest_memory = \"any\""
+    )]
+    Slow(FileSystem),
+    /// A device, a pipe, a socket.
+    #[error("memory from a descriptor that is not a regular file: share it from a memfd")]
+    NotAFile,
+    /// One client has taken all that it may.
+    #[error("this client has {most} mappings, the most that one may have: let it use fewer memory regions")]
+    OverQuota {
+        /// How many.
+        most: usize,
+    },
+    /// Clients have taken all that is there beyond what is each one's own.
+    #[error(
+        "this client has the {own} mappings that are its own, and other clients have taken all that there are beyond: use fewer memory \
+         regions (`mappings` in `ioplane status --json` says whose they are), or start a second daemon"
+    )]
+    PoolEmpty {
+        /// How many are each client's own.
+        own: usize,
+    },
+    /// More sockets than there are accounts.
+    #[error("one process serves {CLIENTS} sockets at most: start a second daemon")]
+    TooManyClients,
+    /// More would be pinned for hardware than this client may.
+    #[error(
+        "{more} bytes more would be pinned for hardware, {now} are, and this client may have {most}: give its guest less memory, or \
+         raise pinned_memory on this socket"
+    )]
+    TooMuchPinned {
+        /// Pinned already.
+        now: u64,
+        /// Asked for.
+        more: u64,
+        /// Allowed.
+        most: u64,
+    },
+    /// All of [`MAX_MAPPINGS`] are taken.
     #[error("more than {MAX_MAPPINGS} mappings: detach VMs, or start a second daemon")]
     TooMany,
     /// The kernel said no.
@@ -51,25 +89,35 @@ pub enum MappingError {
     Os(#[from] rustix::io::Errno),
 }
 
-struct Slot {
-    start: AtomicUsize,
-    end: AtomicUsize,
-    poisoned: AtomicBool,
+impl MappingError {
+    /// A short name, for counters.
+    pub fn name(&self) -> &'static str {
+        match self {
+            MappingError::Slow(_) => "slow_memory",
+            MappingError::OverQuota { .. }
+            | MappingError::PoolEmpty { .. }
+            | MappingError::TooMany
+            | MappingError::TooManyClients => "too_many_mappings",
+            MappingError::TooMuchPinned { .. } => "too_much_pinned",
+            _ => "bad_memory",
+        }
+    }
 }
-
-static SLOTS: [Slot; MAX_MAPPINGS] = [const {
-    Slot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), poisoned: AtomicBool::new(false) }
-}; MAX_MAPPINGS];
 
 /// A shared mapping of part of a file. Unmapped when the last `Arc` of it goes.
 #[derive(Debug)]
 pub struct Mapping {
+    /// The first byte that was asked for, and how many were.
     start: NonNull<u8>,
     len: usize,
-    slot: usize,
+    /// What is mapped: whole pages of the file, which may be huge ones.
+    whole: NonNull<u8>,
+    whole_len: usize,
+    entry: Entry,
     file: OwnedFd,
     offset: u64,
     writable: bool,
+    charge: Charge,
 }
 
 // SAFETY: the mapping is plain shared memory; all access to it goes through atomics or raw copies, never references.
@@ -80,17 +128,23 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps `len` bytes of `file` from `offset`, for loads and stores; refuses what the file does not have.
     pub fn of_file(file: OwnedFd, offset: u64, len: u64) -> Result<Self, MappingError> {
-        Self::of(file, offset, len, true)
+        Self::of(file, offset, len, true, Charge::house()?)
     }
 
     /// As [`Mapping::of_file`], for loads alone. A store ends the process: views refuse them before ([`GuestFault::ReadOnly`]).
     ///
     /// [`GuestFault::ReadOnly`]: crate::GuestFault::ReadOnly
     pub fn of_file_read_only(file: OwnedFd, offset: u64, len: u64) -> Result<Self, MappingError> {
-        Self::of(file, offset, len, false)
+        Self::of(file, offset, len, false, Charge::house()?)
     }
 
-    fn of(file: OwnedFd, offset: u64, len: u64, writable: bool) -> Result<Self, MappingError> {
+    pub(crate) fn of(
+        file: OwnedFd,
+        offset: u64,
+        len: u64,
+        writable: bool,
+        charge: Charge,
+    ) -> Result<Self, MappingError> {
         let shape = MappingError::Shape { offset, len };
         let (Some(end), Ok(length)) = (offset.checked_add(len), usize::try_from(len)) else {
             return Err(shape);
@@ -102,26 +156,40 @@ impl Mapping {
         if end > size {
             return Err(MappingError::BeyondFile { file: size, end });
         }
-        install();
+        // A file of huge pages is mapped and unmapped by those alone.
+        let page = page_of(&file)?;
+        let skip = offset % page;
+        let (Some(first), Some(span)) = (
+            offset.checked_sub(skip),
+            len.checked_add(skip).and_then(|len| len.checked_next_multiple_of(page)),
+        ) else {
+            return Err(shape);
+        };
+        let (Ok(skip), Ok(whole_len), Ok(page)) =
+            (usize::try_from(skip), usize::try_from(span), usize::try_from(page))
+        else {
+            return Err(shape);
+        };
         // SAFETY: a fresh shared mapping at an address of the kernel's choice; nothing of ours is there.
-        let start = unsafe {
+        let at = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
-                length,
+                whole_len,
                 if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ },
                 MapFlags::SHARED | MapFlags::NORESERVE,
                 &file,
-                offset,
+                first,
             )?
         };
-        let at = start as usize;
-        let Some(slot) = claim(at, at + length.next_multiple_of(PAGE as usize)) else {
+        let entry = Entry::of(at as usize, at as usize + whole_len, page);
+        let (Some(entry), Some(whole)) = (entry, NonNull::new(at.cast::<u8>())) else {
             // SAFETY: made just above, and nobody else has seen it.
-            let _ = unsafe { rustix::mm::munmap(start, length) };
+            let _ = unsafe { rustix::mm::munmap(at, whole_len) };
             return Err(MappingError::TooMany);
         };
-        let start = NonNull::new(start.cast()).ok_or(MappingError::Shape { offset, len })?;
-        Ok(Mapping { start, len: length, slot, file, offset, writable })
+        // SAFETY: skip is less than a page, and whole_len at least one.
+        let start = unsafe { whole.add(skip) };
+        Ok(Mapping { start, len: length, whole, whole_len, entry, file, offset, writable, charge })
     }
 
     /// A new anonymous file of `len` bytes (rounded up to pages) that cannot shrink or grow, mapped.
@@ -150,16 +218,26 @@ impl Mapping {
         self.len == 0
     }
 
-    /// Whether a page of it vanished under us since it was mapped.
+    /// Whether a page of it vanished under us since it was mapped. It holds nothing but zeros then, all of it.
     #[inline]
     pub fn poisoned(&self) -> bool {
-        SLOTS[self.slot].poisoned.load(Ordering::Acquire)
+        self.entry.lost().load(Ordering::Acquire)
+    }
+
+    /// What [`Mapping::poisoned`] asks, to be kept near by those who keep the mapping.
+    pub(crate) fn lost(&self) -> &'static AtomicBool {
+        self.entry.lost()
     }
 
     /// The first byte. Only this crate and the crates that hand spans to the kernel may look behind it.
     #[inline]
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
+    }
+
+    /// On whose account it is.
+    pub(crate) fn charge(&self) -> &Charge {
+        &self.charge
     }
 
     /// The file that is mapped.
@@ -175,88 +253,17 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // The slot goes first: after munmap the address may belong to somebody else's mapping.
-        let slot = &SLOTS[self.slot];
-        slot.end.store(0, Ordering::SeqCst);
-        slot.start.store(0, Ordering::SeqCst);
-        // SAFETY: start and len are what mmap gave, and the last owner is going.
-        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+        self.entry.leave();
+        // SAFETY: what mmap gave, and the last owner is going.
+        let _ = unsafe { rustix::mm::munmap(self.whole.as_ptr().cast(), self.whole_len) };
     }
 }
 
-/// Takes a free slot of the table for `start..end`. Control plane only.
-fn claim(start: usize, end: usize) -> Option<usize> {
-    for (index, slot) in SLOTS.iter().enumerate() {
-        if slot.start.compare_exchange(0, start, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            slot.poisoned.store(false, Ordering::SeqCst);
-            slot.end.store(end, Ordering::SeqCst);
-            return Some(index);
-        }
-    }
-    None
-}
-
-static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
-
-/// Installs the SIGBUS handler, once for the process.
-fn install() {
-    BEFORE.get_or_init(|| {
-        // SAFETY: both structures are plain data; the handler is async-signal-safe (atomics and one mmap).
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_sigbus as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
-            libc::sigemptyset(&mut action.sa_mask);
-            let mut before: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(libc::SIGBUS, &action, &mut before);
-            before
-        }
-    });
-}
-
-extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler.
-    let at = unsafe { (*info).si_addr() } as usize;
-    for slot in &SLOTS {
-        let (start, end) = (slot.start.load(Ordering::SeqCst), slot.end.load(Ordering::SeqCst));
-        if start != 0 && at >= start && at < end {
-            slot.poisoned.store(true, Ordering::Release);
-            let page = at & !(PAGE as usize - 1);
-            // SAFETY: the page lies inside a mapping of ours; a zero page replaces it, so the access can be repeated.
-            let patched = unsafe {
-                libc::mmap(
-                    page as *mut libc::c_void,
-                    PAGE as usize,
-                    libc::PROT_READ | libc::PROT_WRITE,
-                    libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                    -1,
-                    0,
-                )
-            };
-            if patched != libc::MAP_FAILED {
-                return;
-            }
-        }
-    }
-    // Not ours: as if we had never been here.
-    // SAFETY: restores what was there or the default, and lets the instruction fault again.
-    unsafe {
-        match BEFORE.get() {
-            Some(before) if before.sa_sigaction != libc::SIG_DFL && before.sa_sigaction != libc::SIG_IGN => {
-                if before.sa_flags & libc::SA_SIGINFO != 0 {
-                    let call: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
-                        std::mem::transmute(before.sa_sigaction);
-                    call(signal, info, context);
-                } else {
-                    let call: extern "C" fn(libc::c_int) = std::mem::transmute(before.sa_sigaction);
-                    call(signal);
-                }
-            }
-            _ => {
-                libc::signal(libc::SIGBUS, libc::SIG_DFL);
-            }
-        }
-    }
+/// Bytes of one page of `file`: those of hugetlbfs are as large as its file system says.
+fn page_of(file: &OwnedFd) -> Result<u64, MappingError> {
+    let system = rustix::fs::fstatfs(file)?;
+    let page = if system.f_type as u32 == HUGETLBFS { system.f_bsize as u64 } else { PAGE };
+    Ok(page.max(PAGE))
 }
 
 #[cfg(test)]

@@ -54,3 +54,24 @@ pub fn removed(law: Law) -> bool {
         false
     }
 }
+
+#[cfg(feature = "mutations")]
+static TWICE: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+/// Takes out, or puts back, that every descriptor is read once, which is no law but what keeps a driver that changes its rings from
+/// being believed twice. Says whether that can be done here: not without the feature `mutations`.
+pub fn read_twice(twice: bool) -> bool {
+    #[cfg(feature = "mutations")]
+    TWICE.store(twice, std::sync::atomic::Ordering::SeqCst);
+    let _ = twice;
+    cfg!(feature = "mutations")
+}
+
+/// Whether [`read_twice`] has taken it out. Always false without the feature `mutations`.
+#[inline(always)]
+pub fn reads_twice() -> bool {
+    #[cfg(feature = "mutations")]
+    return TWICE.load(std::sync::atomic::Ordering::Relaxed);
+    #[cfg(not(feature = "mutations"))]
+    false
+}

@@ -288,10 +288,14 @@ impl GuestView {
             if let Some(at) = gpa.checked_sub(region.gpa)
                 && at < region.len
             {
-                if len <= region.len - at {
-                    return Ok((region, at as usize));
+                if len > region.len - at {
+                    break;
                 }
-                break;
+                // Zeros that nobody wrote are of no use, and what is stored there would become memory of ours.
+                if region.poisoned() {
+                    return Err(GuestFault::MemoryShrank);
+                }
+                return Ok((region, at as usize));
             }
         }
         Err(GuestFault::OutsideMemory { gpa, len })
@@ -457,10 +461,12 @@ impl GuestView {
         }
     }
 
-    /// Whether a region lost pages since it was mapped: ask after each batch.
+    /// Whether a region, or the dirty log, lost pages since it was mapped: ask after each batch. (Single accesses are refused from
+    /// then on; windows have no check of their own.)
     #[inline]
     pub fn check(&self) -> Result<(), GuestFault> {
-        if self.map.poisoned() { Err(GuestFault::MemoryShrank) } else { Ok(()) }
+        let log = self.log.as_ref().is_some_and(|log| log.poisoned());
+        if self.map.poisoned() || log { Err(GuestFault::MemoryShrank) } else { Ok(()) }
     }
 }
 

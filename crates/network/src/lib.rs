@@ -59,7 +59,7 @@ pub use outlet::{Outlet, Sent};
 pub use port::{Port, PortOptions, PortReading};
 pub use shelf::TRAY;
 pub use switch::{Learned, Switch, SwitchSettings};
-pub use tap::Tap;
+pub use tap::{Tap, interface};
 pub use vlan::Vlan;
 
 /// An Ethernet address.

@@ -11,6 +11,9 @@ use crate::station::Station;
 /// Most receiving queues that a batch reaches before it is handed over in between.
 const MOST: usize = 256;
 
+/// What ringing for a receiver that sleeps costs: a system call, in which another thread is woken.
+const BELL_COST: usize = 8 << 10;
+
 /// One receiving queue, as one outlet sees it during a batch.
 #[derive(Debug)]
 struct Open {
@@ -31,6 +34,8 @@ pub(crate) struct Opens {
     /// Never more than [`MOST`].
     opens: Vec<Open>,
     sender: u16,
+    /// What reaching the receivers has cost, in bytes copied; see [`crate::Outlet::spent`].
+    pub spent: usize,
 }
 
 /// Room for one frame in a receiver's tray; becomes a frame by [`Room::commit`], is nothing without.
@@ -43,7 +48,7 @@ pub(crate) struct Room<'a> {
 
 impl Opens {
     pub fn new(sender: u16) -> Self {
-        Opens { lanes: vec![0; LANES].into(), opens: Vec::with_capacity(MOST), sender }
+        Opens { lanes: vec![0; LANES].into(), opens: Vec::with_capacity(MOST), sender, spent: 0 }
     }
 
     /// Room for `len` bytes in a queue of `station`, which is in `plan`. If there is none that is counted there; see
@@ -58,7 +63,8 @@ impl Opens {
     ) -> Option<Room<'a>> {
         let shelf = &station.shelves[usize::from(pair)];
         let sender = self.sender;
-        let open = self.open(plan, station, pair);
+        let at = self.open(plan, station, pair);
+        let open = &mut self.opens[at];
         if open.tray.is_some() && open.used as usize + Record::space(0, len) > TRAY {
             open.hand_over(shelf);
         }
@@ -76,20 +82,25 @@ impl Opens {
 
     /// Counts frames that were not even tried because there is no room.
     pub fn full(&mut self, plan: &Plan, station: &Station, pair: u16, frames: usize) {
-        self.open(plan, station, pair).full += frames as u32;
+        let at = self.open(plan, station, pair);
+        self.opens[at].full += frames as u32;
     }
 
+    /// Which of `opens` it is.
     #[inline(always)]
-    fn open(&mut self, plan: &Plan, station: &Station, pair: u16) -> &mut Open {
+    fn open(&mut self, plan: &Plan, station: &Station, pair: u16) -> usize {
         let lane = lane(station.place.slot, pair);
         if self.lanes[lane] == 0 {
             if self.opens.len() == MOST {
                 self.flush(plan);
             }
+            if station.shelves[usize::from(pair)].sleeps() {
+                self.spent += BELL_COST;
+            }
             self.opens.push(Open { lane: lane as u16, tray: None, used: 0, frames: 0, full: 0 });
             self.lanes[lane] = self.opens.len() as u16;
         }
-        &mut self.opens[usize::from(self.lanes[lane]) - 1]
+        usize::from(self.lanes[lane]) - 1
     }
 
     /// Hands everything over and rings for whoever sleeps.

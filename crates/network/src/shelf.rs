@@ -213,6 +213,12 @@ impl Shelf {
         }
     }
 
+    /// Whether its receiver would have to be rung for now.
+    #[inline]
+    pub fn sleeps(&self) -> bool {
+        self.asleep.load(Ordering::Relaxed)
+    }
+
     /// The receiver's side: what it has left half-read, else the oldest tray with frames.
     #[inline]
     pub fn next(&self) -> Option<Filled> {

@@ -287,7 +287,7 @@ proptest! {
                     prop_assert!(arrived.iter().all(|(bytes, _)| bytes.len() <= long + 4));
                 }
                 Sent::Dropped(_) => prop_assert!(arrived.is_empty()),
-                Sent::Fault => prop_assert!(false),
+                Sent::Fault | Sent::Begun => prop_assert!(false),
             }
         }
     }

@@ -16,8 +16,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use ioplane_cores::{Core, CoreSettings, Notify};
-use ioplane_device::{CoreId, Quiescent, Running};
-use ioplane_network::{Drop, Port, PortOptions, Switch, Takes, Tap};
+use ioplane_device::{Budget, CoreId, Gone, Order, Placement, Post, Quiescent, Running, Seat, Step};
+use ioplane_network::{Drop, Port, PortOptions, Sent, Switch, Takes, Tap};
 use support::*;
 
 type Work = Box<dyn FnOnce() + Send>;
@@ -336,4 +336,103 @@ fn a_device_that_is_deleted_takes_its_link_down_and_lets_the_core_sleep() {
         after.awake == 0 && (after.wakes, after.naps) == (before.wakes, before.naps)
     });
     assert!(hosts.right.port.is_up());
+}
+
+/// A core of one seat that the test steps.
+#[expect(clippy::disallowed_types, reason = "the seat of a test that has one thread")]
+#[derive(Debug, Clone, Default)]
+struct Desk(Arc<std::sync::Mutex<Vec<Seat>>>);
+
+impl Post for Desk {
+    fn core(&self) -> CoreId {
+        CoreId(9)
+    }
+
+    fn post(&self, order: Order) -> Result<(), Gone> {
+        let mut seats = self.0.lock().unwrap();
+        match order {
+            Order::Sit(seat) => seats.push(seat),
+            Order::Tell(_, tell) => seats[0].tell(tell),
+        }
+        Ok(())
+    }
+}
+
+impl Placement for Desk {
+    fn place(&self, _: &str, _: u16) -> Arc<dyn Post> {
+        Arc::new(self.clone())
+    }
+}
+
+impl Desk {
+    fn step(&self) -> Step {
+        self.0.lock().unwrap()[0].step(Budget(64))
+    }
+}
+
+/// Each frame is a system call in which the host's network does its work.
+#[test]
+fn hole_05_one_poll_of_a_tap_makes_a_bounded_number_of_calls_and_moves_a_bounded_number_of_bytes() {
+    const CALLS: u64 = 32;
+    const BYTES: u64 = (256 << 10) + (64 << 10);
+    if !allowed() {
+        return;
+    }
+    let (world, switch, desk) = (World::new(), switch(), Desk::default());
+    let plugged = switch.clone();
+    let tap = world.run(move || {
+        let tap = Tap::open("ioplane5", &plugged, PortOptions::new("ioplane5")).unwrap();
+        ip("addr add 10.9.5.1/24 dev ioplane5");
+        ip("link set ioplane5 up");
+        tap
+    });
+    let port = tap.port().clone();
+    let running = Quiescent::new(tap).resume(&desk).unwrap();
+    let mut host = Host::with(&switch, "host", |options| options.mtu = 65_500);
+    // To the host: whatever it makes of it, small ones and large ones.
+    port.set_mtu(65_500);
+    for (count, len) in [(64, 60), (32, 60_000)] {
+        for _ in 0..count {
+            assert_eq!(
+                host.add(&frame(mac(77), mac(1), &vec![1; len]), ioplane_network::Offload::NONE),
+                Sent::Delivered(1)
+            );
+        }
+        host.outlet.flush();
+        let taken = || {
+            let received = port.reading().received;
+            received.frames + received.dropped_in_all()
+        };
+        let (begun, mut steps) = (taken(), 0);
+        // Counts are added up when a tray is empty: whatever is waiting at last is the poll's that took it.
+        while port.reading().waiting > 0 || taken() - begun < count {
+            let before = taken();
+            let Step::Busy(calls) = desk.step() else { continue };
+            desk.0.lock().unwrap()[0].tidy();
+            let now = taken() - before;
+            assert!(u64::from(calls) <= 2 * CALLS && now <= CALLS, "{calls} calls, {now} frames in one poll");
+            assert!(now * len as u64 <= BYTES, "{now} frames of {len} bytes in one poll");
+            steps += 1;
+        }
+        assert!(steps > 1);
+    }
+    // From the host.
+    world.run(|| {
+        let socket = UdpSocket::bind("10.9.5.1:0").unwrap();
+        socket.set_broadcast(true).unwrap();
+        for _ in 0..200 {
+            socket.send_to(&[1; 1000], "10.9.5.255:9").unwrap();
+        }
+    });
+    let mut came = 0;
+    while came < 200 {
+        let before = port.reading().sent;
+        desk.step();
+        let now = port.reading().sent;
+        let frames = now.frames + now.dropped_in_all() - before.frames - before.dropped_in_all();
+        assert!(frames <= CALLS, "{frames} frames in one poll");
+        came += frames;
+        host.take_all();
+    }
+    drop(running);
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use ioplane_device::Interrupt;
 use ioplane_memory::GuestMap;
-use ioplane_passthrough::lease::recover;
+use ioplane_passthrough::lease::{Accepted, recover};
 use ioplane_passthrough::{Address, Hardware, Lease, Vfio, inventory};
 use ioplane_pci::{Irq, Wire, spec};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -64,7 +64,8 @@ fn run() -> Outcome {
 }
 
 fn hold(address: Address, folder: &Path, options: &[&str]) -> Outcome {
-    let lease = Lease::take(Path::new(SYS), address, folder, options.contains(&"forced"))?;
+    let accepted = Accepted { in_use: options.contains(&"forced"), unsafe_interrupts: false };
+    let lease = Lease::take(Path::new(SYS), address, folder, accepted)?;
     println!("taken from {}", lease.driver().unwrap_or("nobody"));
     if options.contains(&"bound") {
         park("bound");

@@ -6,6 +6,10 @@
 //!          memory --------> mapped for the function at the guest's own addresses
 //!          interrupts <---- wired to the host's eventfds, past us
 //! ```
+//!
+//! A client is given a descriptor of the hardware, to map its pages. Who has that can do everything to the hardware, for as long as it keeps it: so
+//! the hardware is closed when its client has left, and opened and reset for the next, which fails while anybody keeps the old descriptor or a
+//! mapping of it.
 
 use std::sync::Arc;
 
@@ -14,7 +18,7 @@ use ioplane_device::{
     Then,
 };
 use ioplane_memory::{GuestMap, Region};
-use ioplane_pci::{BarMap, ConfigSpace, Function, Irq, Irqs, Wire, WireError, spec};
+use ioplane_pci::{BarMap, ConfigSpace, Function, Irq, Irqs, NotReady, Wire, WireError, spec};
 
 use crate::hardware::{Hardware, HardwareError};
 use crate::model::StateModel;
@@ -61,6 +65,12 @@ pub struct Direct<H: Hardware> {
     registers: Option<ByRegisters>,
     /// Why the last reset did not happen.
     not_reset: Option<HardwareError>,
+    /// Why it could not be opened for the last client that came.
+    not_open: Option<String>,
+    closed: bool,
+    /// A client has it now; one has had it since it was taken from the host.
+    admitted: bool,
+    served: bool,
     faults: DirectFaults,
 }
 
@@ -144,6 +154,10 @@ impl<H: Hardware> Direct<H> {
             mapped: Vec::new(),
             registers: model.and_then(ByRegisters::new),
             not_reset: None,
+            not_open: None,
+            closed: false,
+            admitted: false,
+            served: false,
             faults: DirectFaults::default(),
         };
         direct.command()?;
@@ -174,9 +188,37 @@ impl<H: Hardware> Direct<H> {
         self.hardware
     }
 
+    /// Its last reset was tried and failed: nobody knows what it would do. (What has no reset at all is as its guest has left it.)
+    fn dead(&self) -> bool {
+        matches!(&self.not_reset, Some(error) if !matches!(error, HardwareError::Unresettable { .. }))
+    }
+
+    /// As at power-on, or [`Direct::not_reset`].
+    fn start_over(&mut self) {
+        let reset = match (self.hardware.reset(), &self.registers) {
+            (Ok(true), _) => Ok(()),
+            // Also where its own reset failed: this one may do.
+            (_, Some(registers)) => registers.reset(&mut self.hardware),
+            (Ok(false), None) => {
+                Err(HardwareError::Unresettable { function: self.hardware.name().to_owned() })
+            }
+            (Err(error), None) => Err(error),
+        };
+        self.header.reset();
+        self.ours = self.fresh.clone();
+        self.not_reset = reset.err();
+        if let Err(error) = self.command() {
+            self.not_reset.get_or_insert(error);
+        }
+        self.faults.resets += u64::from(self.not_reset.is_some());
+    }
+
     /// Memory and ports stay switched on in hardware: where they are is the host's affair. Bus mastering and the wish for no INTA# are
     /// the guest's.
     fn command(&mut self) -> Result<(), HardwareError> {
+        if self.closed {
+            return Ok(());
+        }
         let mut word = [0; 2];
         self.hardware.read_config(spec::COMMAND as u64, &mut word)?;
         let before = u16::from_le_bytes(word);
@@ -185,7 +227,7 @@ impl<H: Hardware> Direct<H> {
             let ports = bar.space == ioplane_pci::Space::Port;
             after |= if ports { spec::COMMAND_IO } else { spec::COMMAND_MEMORY };
         }
-        if self.header.bus_master() && !self.suspended {
+        if self.header.bus_master() && !self.suspended && !self.dead() {
             after |= spec::COMMAND_MASTER;
         }
         if self.header.intx_disabled() {
@@ -287,13 +329,15 @@ impl<H: Hardware> Device for Direct<H> {
             }
             (At::Config(offset), Access::Write(bytes)) => return self.write_config(offset, bytes),
             (At::Bar(bar, offset), Access::Read(out)) => {
-                let failed = self.hardware.read(bar, offset, out).is_err();
+                let failed = self.dead() || self.hardware.read(bar, offset, out).is_err();
                 if failed {
                     out.fill(0xff);
                 }
                 failed
             }
-            (At::Bar(bar, offset), Access::Write(bytes)) => self.hardware.write(bar, offset, bytes).is_err(),
+            (At::Bar(bar, offset), Access::Write(bytes)) => {
+                self.dead() || self.hardware.write(bar, offset, bytes).is_err()
+            }
         };
         self.faults.accesses += u64::from(failed);
         Effect::None
@@ -332,20 +376,10 @@ impl<H: Hardware> Device for Direct<H> {
     }
 
     fn reset(&mut self, _: &Still) {
-        let reset = match (self.hardware.reset(), &self.registers) {
-            (Ok(true), _) => Ok(()),
-            // Also where its own reset failed: this one may do.
-            (_, Some(registers)) => registers.reset(&mut self.hardware),
-            (Ok(false), None) => {
-                Err(HardwareError::Unresettable { function: self.hardware.name().to_owned() })
-            }
-            (Err(error), None) => Err(error),
-        };
-        self.header.reset();
-        self.ours = self.fresh.clone();
-        let commanded = self.command();
-        self.not_reset = reset.and(commanded).err();
-        self.faults.resets += u64::from(self.not_reset.is_some());
+        // One that is closed is reset when it is opened.
+        if !self.closed {
+            self.start_over();
+        }
     }
 }
 
@@ -364,6 +398,46 @@ impl<H: Hardware> Function for Direct<H> {
 
     fn grow_memory(&mut self, map: Arc<GuestMap>) -> Result<(), DeviceError> {
         self.take_in(&map)
+    }
+
+    fn admit(&mut self, _: &Still) -> Result<(), NotReady> {
+        if self.closed {
+            if let Err(error) = self.hardware.reopen() {
+                let text = error.to_string();
+                self.not_open = Some(text.clone());
+                return Err(match error {
+                    HardwareError::Kept { .. } => NotReady::Kept(text),
+                    _ => NotReady::Unusable(text),
+                });
+            }
+            self.closed = false;
+            self.bars = self.hardware.bars().clone();
+        }
+        self.not_open = None;
+        // Also of one that was reset when its client left: who kept a descriptor may have had it since.
+        self.start_over();
+        match self.unusable() {
+            Some(why) => Err(NotReady::Unusable(why)),
+            None => {
+                self.admitted = true;
+                Ok(())
+            }
+        }
+    }
+
+    fn dismiss(&mut self) {
+        self.hardware.close();
+        self.bars = self.hardware.bars().clone();
+        self.mapped.clear();
+        self.closed = true;
+        self.served |= std::mem::take(&mut self.admitted);
+    }
+
+    fn unusable(&self) -> Option<String> {
+        // The host's driver may have left it to the first client as it liked.
+        let refuses =
+            |error: &&HardwareError| self.served || !matches!(error, HardwareError::Unresettable { .. });
+        self.not_open.clone().or_else(|| self.not_reset.as_ref().filter(refuses).map(ToString::to_string))
     }
 
     fn replace_memory(&mut self, _: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError> {

@@ -10,11 +10,13 @@ use crate::address::Address;
 /// A tree with an IOMMU and the drivers `vfio-pci` and `8139cp`. Gone when dropped.
 pub(crate) struct Tree {
     folder: tempfile::TempDir,
+    sys: PathBuf,
 }
 
 impl Tree {
     pub(crate) fn new() -> Tree {
-        let tree = Tree { folder: tempfile::tempdir().expect("a folder") };
+        let folder = tempfile::tempdir().expect("a folder");
+        let tree = Tree { sys: folder.path().join("sys"), folder };
         for folder in ["bus/pci/devices", "kernel/iommu_groups"] {
             fs::create_dir_all(tree.root().join(folder)).expect("a folder");
         }
@@ -25,7 +27,14 @@ impl Tree {
     }
 
     pub(crate) fn root(&self) -> &Path {
-        self.folder.path()
+        &self.sys
+    }
+
+    /// What `/proc/interrupts` says. At first there is none.
+    pub(crate) fn interrupts(&self, table: &str) {
+        let proc = self.folder.path().join("proc");
+        fs::create_dir_all(&proc).expect("a folder");
+        fs::write(proc.join("interrupts"), table).expect("written");
     }
 
     pub(crate) fn driver(&self, name: &str) -> PathBuf {

@@ -66,8 +66,29 @@ pub enum HardwareError {
         after: Duration,
     },
     /// There is no way to reset it.
-    #[error("{function} has no reset of its own, and there is no model that knows one by its registers")]
+    #[error(
+        "{function} has no reset of its own, and there is no model that knows one by its registers: after its first guest remove it and add \
+         it again, so that the host's driver sets it up"
+    )]
     Unresettable {
+        /// Its address.
+        function: String,
+    },
+    /// It was given to somebody who keeps it.
+    #[error(
+        "{function} is busy: a process still has it open or mapped, and could drive it into the next guest's memory: end that process \
+         (with a VFIO function open: {}), then try again",
+        in_words(.holders)
+    )]
+    Kept {
+        /// Its address.
+        function: String,
+        /// Processes that have some function of VFIO's: name and number.
+        holders: Vec<(String, u32)>,
+    },
+    /// It has been closed, and nobody has opened it anew.
+    #[error("{function} is not open: nobody uses it")]
+    Closed {
         /// Its address.
         function: String,
     },
@@ -81,6 +102,11 @@ pub enum HardwareError {
         /// Why not.
         source: std::io::Error,
     },
+}
+
+fn in_words(holders: &[(String, u32)]) -> String {
+    let each: Vec<String> = holders.iter().take(8).map(|(name, pid)| format!("{name}, pid {pid}")).collect();
+    if each.is_empty() { "none that /proc shows".to_owned() } else { each.join("; ") }
 }
 
 /// One function. Its owner is one thread at a time. Dropped, it is as idle as it was found: no bus mastering, no interrupt, nothing mapped.
@@ -131,6 +157,16 @@ pub trait Hardware: Send + 'static {
 
     /// INTA# may come again.
     fn unmask(&mut self) -> Result<(), HardwareError>;
+
+    /// Lets go of the function, so that it can be opened anew: what was handed out by [`Hardware::bars`] is worth nothing to its
+    /// next owner. As idle as after a drop; every other call fails then.
+    fn close(&mut self) {}
+
+    /// Opens it after [`Hardware::close`]. [`HardwareError::Kept`] as long as anybody has what was handed out before. In which state it
+    /// is then nobody knows.
+    fn reopen(&mut self) -> Result<(), HardwareError> {
+        Ok(())
+    }
 
     /// Resets the function by its own or the bus's means. `false`: it has none, its registers must do (a model's `reset`).
     fn reset(&mut self) -> Result<bool, HardwareError>;

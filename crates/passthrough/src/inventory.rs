@@ -10,6 +10,8 @@ use crate::address::Address;
 use crate::lease::{LeaseError, VFIO};
 use crate::sysfs::{Sysfs, link, number, parse, text};
 
+pub use crate::sysfs::Remapping;
+
 /// How deep below a function its interfaces and disks are looked for (`virtio0/host0/target.../block/sda`).
 const DEPTH: u32 = 8;
 /// Most entries that are looked at there.
@@ -65,6 +67,8 @@ pub struct Obstacle {
     pub advice: String,
     /// Whether a user who insists may have it nevertheless.
     pub forcible: bool,
+    /// Whether a user who accepts interrupts that are not remapped may have it nevertheless.
+    pub unsafe_interrupts: bool,
 }
 
 /// One function.
@@ -108,6 +112,15 @@ pub fn list(root: &Path, model: impl Fn(&Identity) -> Option<String>) -> Result<
     let folder = sysfs.functions();
     let all = sysfs.addresses(&folder).map_err(|source| LeaseError::NoPci { folder, source })?;
     Ok(all.into_iter().filter_map(|address| look(&sysfs, address, &model)).collect())
+}
+
+/// What to do where interrupts are not remapped.
+pub const REMAP: &str = "switch interrupt remapping on, which comes with VT-d or AMD-Vi in the firmware's set-up, and boot without intremap=off and \
+     nointremap on the kernel's command line (QEMU: -device intel-iommu,intremap=on -machine kernel-irqchip=split)";
+
+/// Whether interrupts are remapped on the host whose sysfs is mounted at `root`.
+pub fn remapping(root: &Path) -> Remapping {
+    Sysfs::new(root).remapping()
 }
 
 /// One function.
@@ -225,7 +238,9 @@ fn names(folder: &Path) -> Vec<String> {
 fn obstacles(sysfs: &Sysfs<'_>, folder: &Path, found: &Found) -> Vec<Obstacle> {
     let address = found.address;
     let mut all = Vec::new();
-    let mut add = |forcible, why: String, advice: String| all.push(Obstacle { why, advice, forcible });
+    let mut add = |forcible, why: String, advice: String| {
+        all.push(Obstacle { why, advice, forcible, unsafe_interrupts: false });
+    };
     if found.identity.class >> 16 == 0x06 {
         add(false, "it is a bridge".into(), "choose a function behind it".into());
     }
@@ -244,6 +259,26 @@ fn obstacles(sysfs: &Sysfs<'_>, folder: &Path, found: &Found) -> Vec<Obstacle> {
         ),
         Some(_) => {}
     }
+    let told = match sysfs.remapping() {
+        _ if found.group.is_none() => None,
+        Remapping::On | Remapping::Unknown => None,
+        Remapping::Allowed => Some("or accept that: --unsafe-interrupts"),
+        Remapping::Off => Some(
+            "or accept that: `echo Y > /sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts` (`modprobe vfio_iommu_type1` \
+             first), then --unsafe-interrupts",
+        ),
+    };
+    if let Some(told) = told {
+        all.push(Obstacle {
+            why: "this host has no interrupt remapping: whoever has the function can raise any interrupt of the host".into(),
+            advice: format!("{REMAP}; {told}"),
+            forcible: false,
+            unsafe_interrupts: sysfs.remapping() == Remapping::Allowed,
+        });
+    }
+    let mut add = |forcible, why: String, advice: String| {
+        all.push(Obstacle { why, advice, forcible, unsafe_interrupts: false });
+    };
     for other in &found.neighbours {
         let driver = other.driver.as_deref().filter(|driver| !harmless(driver));
         if let (Some(driver), Some(group)) = (driver, found.group) {

@@ -118,6 +118,21 @@ fn in_words(obstacles: &[Obstacle]) -> String {
     obstacles.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
+/// What whoever takes a function takes upon himself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Accepted {
+    /// The host uses it.
+    pub in_use: bool,
+    /// Interrupts are not remapped, and VFIO has been told not to mind.
+    pub unsafe_interrupts: bool,
+}
+
+impl Accepted {
+    fn covers(self, obstacle: &Obstacle) -> bool {
+        obstacle.forcible && self.in_use || obstacle.unsafe_interrupts && self.unsafe_interrupts
+    }
+}
+
 /// What has to be known to give a function back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Record {
@@ -140,10 +155,15 @@ pub struct Lease {
 
 impl Lease {
     /// Takes a function of the host whose sysfs is mounted at `root`. What it was is remembered in `folder`, before anything
-    /// is touched. `forced`: although the host uses it. One that a dead process had leased is taken over, and goes back to the driver that it
+    /// is touched. `accepted` is no reason to refuse. One that a dead process had leased is taken over, and goes back to the driver that it
     /// had before that.
-    pub fn take(root: &Path, address: Address, folder: &Path, forced: bool) -> Result<Lease, LeaseError> {
-        take(&Sysfs::new(root), root, address, folder, forced)
+    pub fn take(
+        root: &Path,
+        address: Address,
+        folder: &Path,
+        accepted: Accepted,
+    ) -> Result<Lease, LeaseError> {
+        take(&Sysfs::new(root), root, address, folder, accepted)
     }
 
     /// Which function.
@@ -260,13 +280,12 @@ fn take(
     root: &Path,
     address: Address,
     folder: &Path,
-    forced: bool,
+    accepted: Accepted,
 ) -> Result<Lease, LeaseError> {
     let path = folder.join(format!("{address}.json"));
     let left = open(address, &path)?;
     let found = inventory::look(sysfs, address, &|_| None).ok_or(LeaseError::NoSuchFunction(address))?;
-    let in_the_way = |o: &Obstacle| !(o.forcible && forced);
-    let obstacles: Vec<Obstacle> = found.obstacles.into_iter().filter(in_the_way).collect();
+    let obstacles: Vec<Obstacle> = found.obstacles.into_iter().filter(|o| !accepted.covers(o)).collect();
     if !obstacles.is_empty() {
         return Err(LeaseError::Refused { address, obstacles });
     }

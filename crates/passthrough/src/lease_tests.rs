@@ -3,6 +3,7 @@ use crate::fake::Tree;
 use std::cell::Cell;
 
 const CARD: &str = "0000:00:05.0";
+const FORCED: Accepted = Accepted { in_use: true, unsafe_interrupts: false };
 
 fn card() -> Address {
     CARD.parse().expect("an address")
@@ -30,11 +31,11 @@ fn a_function_is_taken_and_given_back() {
     let tree = Tree::new();
     tree.add(CARD, Some(3), Some("8139cp"));
     with(&tree, |sysfs, folder| {
-        let lease = take(sysfs, tree.root(), card(), folder, false).expect("taken");
+        let lease = take(sysfs, tree.root(), card(), folder, Accepted::default()).expect("taken");
         assert_eq!(tree.bound_to(CARD).as_deref(), Some(VFIO));
         assert_eq!(lease.driver(), Some("8139cp"));
         assert!(lease.path.exists());
-        let again = take(sysfs, tree.root(), card(), folder, false).expect_err("leased");
+        let again = take(sysfs, tree.root(), card(), folder, Accepted::default()).expect_err("leased");
         assert!(matches!(again, LeaseError::Leased(_)), "{again}");
         assert!(recover_in(sysfs, folder).is_empty(), "its holder lives");
         let path = lease.path.clone();
@@ -51,13 +52,15 @@ fn what_is_in_use_is_refused_unless_forced() {
     tree.add(CARD, Some(3), Some("8139cp"));
     tree.put(CARD, "net/eth1/flags", "0x1003");
     with(&tree, |sysfs, folder| {
-        let error = take(sysfs, tree.root(), card(), folder, false).expect_err("up").to_string();
+        let error =
+            take(sysfs, tree.root(), card(), folder, Accepted::default()).expect_err("up").to_string();
         assert!(error.contains("eth1 is up") && error.contains("ip link set eth1 down"), "{error}");
         assert!(!folder.exists() && tree.bound_to(CARD).as_deref() == Some("8139cp"), "untouched");
-        let lease = take(sysfs, tree.root(), card(), folder, true).expect("forced");
+        let lease = take(sysfs, tree.root(), card(), folder, FORCED).expect("forced");
         give(sysfs, lease).expect("given back");
         tree.put(CARD, "net/eth1/flags", "0x1002");
-        give(sysfs, take(sysfs, tree.root(), card(), folder, false).expect("down")).expect("given back");
+        give(sysfs, take(sysfs, tree.root(), card(), folder, Accepted::default()).expect("down"))
+            .expect("given back");
     });
 }
 
@@ -67,7 +70,7 @@ fn force_does_not_help_against_a_shared_group() {
     tree.add(CARD, Some(3), Some("8139cp"));
     tree.add("0000:00:05.1", Some(3), Some("8139cp"));
     with(&tree, |sysfs, folder| {
-        let error = take(sysfs, tree.root(), card(), folder, true).expect_err("shared").to_string();
+        let error = take(sysfs, tree.root(), card(), folder, FORCED).expect_err("shared").to_string();
         assert!(error.contains("0000:00:05.1") && error.contains("group 3"), "{error}");
     });
 }
@@ -77,9 +80,9 @@ fn after_a_crash_it_is_given_back_or_taken_over() {
     let tree = Tree::new();
     tree.add(CARD, Some(3), Some("8139cp"));
     with(&tree, |sysfs, folder| {
-        crash(take(sysfs, tree.root(), card(), folder, false).expect("taken"));
+        crash(take(sysfs, tree.root(), card(), folder, Accepted::default()).expect("taken"));
         assert_eq!(tree.bound_to(CARD).as_deref(), Some(VFIO));
-        let lease = take(sysfs, tree.root(), card(), folder, false).expect("taken over");
+        let lease = take(sysfs, tree.root(), card(), folder, Accepted::default()).expect("taken over");
         assert_eq!(lease.driver(), Some("8139cp"), "what it was before the crash");
         crash(lease);
         let all = recover_in(sysfs, folder);
@@ -105,7 +108,7 @@ fn a_crash_at_any_point_is_put_right() {
             }
         };
         let dying = Sysfs::acting(tree.root(), &act);
-        if let Ok(lease) = take(&dying, tree.root(), card(), &folder, false) {
+        if let Ok(lease) = take(&dying, tree.root(), card(), &folder, Accepted::default()) {
             let _ = give(&dying, lease);
         }
         with(&tree, |sysfs, folder| {
@@ -122,7 +125,7 @@ fn a_driver_that_is_gone_is_an_error_and_stays_on_record() {
     let tree = Tree::new();
     tree.add(CARD, Some(3), Some("8139cp"));
     with(&tree, |sysfs, folder| {
-        crash(take(sysfs, tree.root(), card(), folder, false).expect("taken"));
+        crash(take(sysfs, tree.root(), card(), folder, Accepted::default()).expect("taken"));
         // There is, but it does not want the card any more.
         let stubborn = |path: &Path, text: &str| match path.ends_with("drivers_probe") {
             true => Ok(()),
@@ -141,7 +144,7 @@ fn what_somebody_else_has_rebound_is_left_alone() {
     let tree = Tree::new();
     tree.add(CARD, Some(3), None);
     with(&tree, |sysfs, folder| {
-        crash(take(sysfs, tree.root(), card(), folder, false).expect("taken"));
+        crash(take(sysfs, tree.root(), card(), folder, Accepted::default()).expect("taken"));
         fs::remove_file(tree.function(CARD).join("driver")).expect("unbound");
         std::os::unix::fs::symlink(tree.driver("8139cp"), tree.function(CARD).join("driver")).expect("bound");
         assert!(recover_in(sysfs, folder)[0].outcome.is_ok());
@@ -150,7 +153,7 @@ fn what_somebody_else_has_rebound_is_left_alone() {
     // And one without a driver goes back to having none.
     fs::remove_file(tree.function(CARD).join("driver")).expect("unbound");
     with(&tree, |sysfs, folder| {
-        let lease = take(sysfs, tree.root(), card(), folder, false).expect("taken");
+        let lease = take(sysfs, tree.root(), card(), folder, Accepted::default()).expect("taken");
         assert_eq!(tree.bound_to(CARD).as_deref(), Some(VFIO));
         give(sysfs, lease).expect("given back");
         assert_eq!(tree.bound_to(CARD), None);
@@ -173,5 +176,40 @@ fn records_are_not_believed() {
         fs::write(folder.join("0000:00:07.0.json"), gone).expect("written");
         assert!(recover_in(sysfs, folder)[0].outcome.is_ok());
         assert!(recover_in(sysfs, folder).is_empty());
+    });
+}
+
+/// VFIO alone would refuse where its parameter is N and take the card, without a word, where it is Y.
+#[test]
+fn hole_15_a_host_without_interrupt_remapping_hands_nothing_on() {
+    let tree = Tree::new();
+    tree.add(CARD, Some(3), Some("8139cp"));
+    let both = Accepted { in_use: true, unsafe_interrupts: true };
+    let parameter = tree.root().join("module/vfio_iommu_type1/parameters/allow_unsafe_interrupts");
+    fs::create_dir_all(parameter.parent().expect("a folder")).expect("a folder");
+    tree.interrupts("  8:  1  IO-APIC   8-edge  rtc0\n 24:  7  PCI-MSI 32768-edge  eth0\n");
+    with(&tree, |sysfs, folder| {
+        let refused = |accepted| {
+            let error = take(sysfs, tree.root(), card(), folder, accepted).expect_err("refused").to_string();
+            assert!(error.contains("no interrupt remapping") && error.contains("intremap"), "{error}");
+            assert_eq!(tree.bound_to(CARD).as_deref(), Some("8139cp"), "untouched");
+        };
+        for (told, refuses) in [
+            (None, &[Accepted::default(), FORCED, both][..]),
+            (Some("N\n"), &[Accepted::default(), FORCED, both]),
+            (Some("Y\n"), &[Accepted::default(), FORCED]),
+        ] {
+            if let Some(told) = told {
+                fs::write(&parameter, told).expect("written");
+            }
+            refuses.iter().for_each(|accepted| refused(*accepted));
+        }
+        give(sysfs, take(sysfs, tree.root(), card(), folder, both).expect("accepted")).expect("given back");
+        // Where they are remapped nobody has to accept anything.
+        tree.interrupts(
+            "  8:  1  IR-IO-APIC   8-edge  rtc0\n 24:  7  IR-PCI-MSI-0000:00:05.0  0-edge  eth0\n",
+        );
+        give(sysfs, take(sysfs, tree.root(), card(), folder, Accepted::default()).expect("safe"))
+            .expect("given back");
     });
 }

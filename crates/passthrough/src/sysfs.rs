@@ -9,6 +9,20 @@ use crate::address::Address;
 /// Most bytes of one attribute: the kernel shows a page.
 const ATTRIBUTE: usize = 4096;
 
+/// Whether the IOMMU lets a function raise only the interrupts that it was given. Without that a write of its own, which is all that a message-signalled
+/// interrupt is, raises any interrupt of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remapping {
+    /// It does.
+    On,
+    /// It does not, and VFIO hands nothing on.
+    Off,
+    /// It does not, and VFIO has been told not to mind.
+    Allowed,
+    /// Not an x86: the kernel's own check is relied on.
+    Unknown,
+}
+
 /// The tree, and how it is written: the kernel acts on what is written, which a test has to do itself.
 pub(crate) struct Sysfs<'a> {
     root: PathBuf,
@@ -49,6 +63,22 @@ impl<'a> Sysfs<'a> {
 
     pub(crate) fn group(&self, number: u32) -> PathBuf {
         self.root.join("kernel/iommu_groups").join(number.to_string())
+    }
+
+    /// Asks the procfs beside this sysfs: the kernel's interrupt controllers are called otherwise where they are remapped (Linux,
+    /// `arch/x86/kernel/apic/io_apic.c` and `drivers/iommu/*/irq_remapping.c`: `IR-IO-APIC`, `IR-PCI-MSI`).
+    pub(crate) fn remapping(&self) -> Remapping {
+        let proc = self.root.parent().unwrap_or(Path::new("/")).join("proc/interrupts");
+        let table = fs::read_to_string(proc).unwrap_or_default();
+        let has = |name: &str| table.split_whitespace().any(|word| word.starts_with(name));
+        if has("IR-IO-APIC") || has("IR-PCI-MSI") {
+            return Remapping::On;
+        }
+        if !has("IO-APIC") && !has("PCI-MSI") {
+            return Remapping::Unknown;
+        }
+        let told = self.root.join("module/vfio_iommu_type1/parameters/allow_unsafe_interrupts");
+        if text(&told).as_deref() == Some("Y") { Remapping::Allowed } else { Remapping::Off }
     }
 
     /// Whether an IOMMU is on: then there are groups.

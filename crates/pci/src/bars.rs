@@ -146,6 +146,15 @@ impl BarMap {
         self.bars.get(usize::from(index))?.as_ref()
     }
 
+    /// The same BARs, all of whose pages are trapped: no file is behind them.
+    pub fn trapped(&self) -> BarMap {
+        let mut bars = self.clone();
+        for bar in bars.bars.iter_mut().flatten() {
+            bar.pages.clear();
+        }
+        bars
+    }
+
     /// All there are, with their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (u8, &Bar)> {
         (0u8..).zip(&self.bars).filter_map(|(index, bar)| Some((index, bar.as_ref()?)))

@@ -80,13 +80,25 @@ pub enum WireError {
     },
 }
 
+/// Why a function takes no client.
+#[derive(Debug, thiserror::Error)]
+pub enum NotReady {
+    /// Somebody keeps what an earlier client was given. The files of a process that ends go one after the other: it is worth trying
+    /// again a moment later.
+    #[error("{0}")]
+    Kept(String),
+    /// Nobody knows what it would do: its last reset failed, or it is gone.
+    #[error("{0}")]
+    Unusable(String),
+}
+
 /// The control half of a PCI function. Its registers are those of [`ioplane_device::At::Config`] and [`ioplane_device::At::Bar`].
 /// Accesses beyond the end of a BAR or of the configuration space, and of any width from 1 to 8 bytes and any alignment, come from
 /// hostile guests: they read as all ones and write nothing, unless the function has something better.
 ///
 /// All calls come from one thread at a time, the function's owner.
 pub trait Function: Device {
-    /// Its BARs. Fixed for its life.
+    /// Its BARs. Sizes and kinds are fixed for its life; which file is behind a page is each client's own (see [`Function::admit`]).
     fn bars(&self) -> &BarMap;
 
     /// Bytes of its configuration space: 256, or 4096.
@@ -116,6 +128,21 @@ pub trait Function: Device {
 
     /// Does what [`Function::attention`] announced, a bounded amount of it: what is left keeps the descriptor readable.
     fn attend(&mut self) {}
+
+    /// A client comes: files and mappings that were given to another before it reach nothing of the function from here on, and the
+    /// function is as after a reset. An error keeps the client out. Called again for the next one, or to try again.
+    fn admit(&mut self, still: &Still) -> Result<(), NotReady> {
+        let _ = still;
+        Ok(())
+    }
+
+    /// The client has left. Its wires and its memory are off the function, which has been reset.
+    fn dismiss(&mut self) {}
+
+    /// Why nobody can use it, and what to do about that. [`Function::admit`] tries to mend it.
+    fn unusable(&self) -> Option<String> {
+        None
+    }
 
     /// Whether the host backs pages with [`crate::Touch::Shadow`], so that the guest reads them without an exit; at first it does not.
     fn use_shadows(&mut self, yes: bool) {
@@ -150,6 +177,15 @@ impl<F: Function + ?Sized> Function for Box<F> {
     }
     fn attend(&mut self) {
         (**self).attend();
+    }
+    fn admit(&mut self, still: &Still) -> Result<(), NotReady> {
+        (**self).admit(still)
+    }
+    fn dismiss(&mut self) {
+        (**self).dismiss();
+    }
+    fn unusable(&self) -> Option<String> {
+        (**self).unusable()
     }
     fn use_shadows(&mut self, yes: bool) {
         (**self).use_shadows(yes);

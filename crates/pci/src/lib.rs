@@ -22,7 +22,7 @@ mod vectors;
 
 pub use bars::{Bar, BarMap, PageError, Pages, Space, Touch};
 pub use config::{Capability, ConfigChange, ConfigSpace, Identity};
-pub use function::{AnyFunction, Function, Irq, Irqs, Wire, WireError};
+pub use function::{AnyFunction, Function, Irq, Irqs, NotReady, Wire, WireError};
 pub use intx::Line;
 pub use vectors::Vectors;
 

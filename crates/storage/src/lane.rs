@@ -62,6 +62,10 @@ impl Fault {
 /// promises its driver a `seg_max` below this.
 pub const MAX_RANGES: usize = 128;
 
+/// [`Lane::slice`] of a lane that does not copy on the I/O core: above what guests ask for at once, so that only outsized
+/// requests pay for a second turn.
+pub const SLICE: u32 = 1 << 20;
+
 /// How an operation ended.
 pub type Outcome = Result<(), Fault>;
 
@@ -121,6 +125,12 @@ pub enum Submitted {
 /// Reads into guest memory that are [`Submitted::Pending`] are marked in the dirty log by the poller when they are reaped
 /// (law 6); what a lane copies itself is marked by the view.
 pub trait Lane: Send {
+    /// Most bytes of one read or write. Copying, and handing pages to the kernel, holds the I/O core for a time that grows with
+    /// the bytes, so whoever polls cuts a longer transfer into operations of this size and submits them one by one.
+    fn slice(&self) -> u32 {
+        SLICE
+    }
+
     /// Takes an operation on. At most as many as the lane's depth are in flight. Every guest range is checked here
     /// before anything is done; the lane keeps `view.map()` alive while the operation is in flight. May only note it down
     /// until [`Lane::push`].
@@ -200,6 +210,17 @@ pub enum StorageError {
         bytes: u64,
         /// What is wrong with it.
         why: String,
+    },
+    /// It looks like an image of another format.
+    #[error(
+        "{image} looks like a {format} image, and would be served as it stands, as raw: convert it (qemu-img convert -O raw \
+         {image} RAW), or say that it is raw (format = raw) if its guest wrote that itself"
+    )]
+    NotRaw {
+        /// The image.
+        image: String,
+        /// What it looks like.
+        format: crate::ImageFormat,
     },
     /// Not something that can be a disk, or not in the way asked for.
     #[error("{image}: {why}")]

@@ -26,7 +26,9 @@ mod lock;
 mod memory;
 pub mod mutation;
 
-pub use file::{Direct, Engine, EngineChoice, FileBacking, FileOptions, Waiting};
+pub use file::{Direct, Engine, EngineChoice, FileBacking, FileOptions, ImageFormat, ImageId, Raw, Waiting};
 pub use holder::Holder;
-pub use lane::{Backing, BackingInfo, Fault, Lane, MAX_RANGES, Op, Outcome, StorageError, Submitted, Tag};
+pub use lane::{
+    Backing, BackingInfo, Fault, Lane, MAX_RANGES, Op, Outcome, SLICE, StorageError, Submitted, Tag,
+};
 pub use memory::MemoryBacking;

@@ -9,19 +9,17 @@
 //! The durable half changes by FSYNC only, so a flush that is acknowledged without one is seen. Fails to mount where there
 //! is no `/dev/fuse` or the user is not root: the test that wanted it has to say loudly that it did not run.
 
-#![allow(unsafe_code)]
-// UNSAFETY: one call of mount(2), for which there is no program that everybody has (mount(8) wants fusermount).
-
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use rustix::mount::MountFlags;
 
 const FILE: u64 = 2;
 const NAME: &str = "disk.img";
@@ -178,21 +176,13 @@ impl std::fmt::Debug for FuseDisk {
     }
 }
 
+/// By the system call: mount(8) wants fusermount, which not everybody has.
 fn mount(device: &File, folder: &Path) -> std::io::Result<()> {
-    let target = CString::new(folder.as_os_str().as_bytes())?;
     let options = format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other", device.as_raw_fd());
     let options = CString::new(options)?;
-    // SAFETY: four strings that end with a zero and live until the call returns.
-    let done = unsafe {
-        libc::mount(
-            c"ioplane-test".as_ptr(),
-            target.as_ptr(),
-            c"fuse".as_ptr(),
-            libc::MS_NOSUID | libc::MS_NODEV,
-            options.as_ptr().cast(),
-        )
-    };
-    if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    rustix::mount::mount("ioplane-test", folder, "fuse", flags, options.as_c_str())?;
+    Ok(())
 }
 
 impl State {

@@ -9,6 +9,7 @@
 //! Where the other chip is known to differ a [`Known`] says so, with its source. One that explains nothing any more fails the test:
 //! [`Book::check`].
 
+pub use crate::conformance::Dice;
 use ioplane_device::{Access, At};
 use ioplane_memory::GuestView;
 use ioplane_nic::{ne2000::Ne2000, rtl8139::Rtl8139};
@@ -354,33 +355,3 @@ fn short(entry: &Entry) -> String {
 pub type BareRtl8139 = Bare<Rtl8139>;
 /// An NE2000 of ours.
 pub type BareNe2000 = Bare<Ne2000>;
-
-/// Numbers that are the same in every run: splitmix64.
-#[derive(Debug, Clone)]
-pub struct Dice(u64);
-
-impl Dice {
-    /// From a seed.
-    pub fn new(seed: u64) -> Self {
-        Dice(seed)
-    }
-
-    /// The next number.
-    pub fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    /// Below `end`.
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.roll() % end.max(1)
-    }
-
-    /// One of them.
-    pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len() as u64) as usize]
-    }
-}

@@ -13,7 +13,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioplane_device::{Access, At, Effect, Interrupt, Quiescent, Then};
-use ioplane_memory::{GuestMap, Region};
+use ioplane_memory::{GuestMap, GuestView, Region};
+use ioplane_passthrough::monitor::WINDOW;
 use ioplane_passthrough::{Hardware, HardwareError};
 use ioplane_pci::{BarMap, Function, Identity, Irq, Irqs, Wire, WireError, spec};
 
@@ -67,6 +68,8 @@ struct Inner<F: Function> {
     resets: bool,
     /// Writes to these registers wait for [`Bench::release`].
     held: Option<Held>,
+    /// Deaf while its owner's own memory, as it reaches it, has a word with this bit in it, at each sixteen bytes.
+    clings: u32,
 }
 
 impl<F: Function> Inner<F> {
@@ -75,6 +78,18 @@ impl<F: Function> Inner<F> {
             Effect::Deactivate(_, Then::Reset) => function.reset(still),
             Effect::None | Effect::Activate(_) | Effect::Deactivate(..) => {}
         });
+    }
+
+    /// What is wrong with it now.
+    fn trouble(&self) -> Trouble {
+        let owned = |region: &Region| {
+            let map = GuestMap::new(vec![region.clone()]).expect("one region");
+            let view = GuestView::new(Arc::new(map));
+            let mut words = (0..region.len()).step_by(16).map(|at| view.bytes(region.gpa() + at));
+            words.any(|word| word.is_ok_and(|word| u32::from_le_bytes(word) & self.clings != 0))
+        };
+        let mut own = self.mapped.iter().filter(|region| region.gpa() < WINDOW);
+        if self.clings != 0 && own.any(owned) { Trouble::Deaf } else { self.trouble }
     }
 
     /// Tells the function what its bus addresses are now.
@@ -167,6 +182,11 @@ impl<F: Function> Bench<F> {
         lock(&self.inner).held = None;
     }
 
+    /// From now on it is deaf to everything, resets too, while it is given descriptors: what begins with `owned` in its owner's own memory.
+    pub fn clings(&self, owned: u32) {
+        lock(&self.inner).clings = owned;
+    }
+
     /// What it saw.
     pub fn touches(&self) -> Touches {
         lock(&self.inner).touches
@@ -197,6 +217,7 @@ impl<F: Function> Simulated<F> {
             touches: Touches::default(),
             resets: false,
             held: None,
+            clings: 0,
         };
         let mut head = [0; 0x40];
         inner.access(At::Config(0), Access::Read(&mut head));
@@ -265,7 +286,7 @@ impl<F: Function> Hardware for Simulated<F> {
         self.check(bar, offset, out.len())?;
         let mut inner = lock(&self.inner);
         inner.touches.reads += 1;
-        match inner.trouble {
+        match inner.trouble() {
             Trouble::Gone => out.fill(0xff),
             Trouble::Broken => return Err(self.broken("reading a register")),
             trouble => {
@@ -284,7 +305,7 @@ impl<F: Function> Hardware for Simulated<F> {
         self.check(bar, offset, bytes.len())?;
         let mut inner = lock(&self.inner);
         inner.touches.writes += 1;
-        match inner.trouble {
+        match inner.trouble() {
             Trouble::Gone => {}
             Trouble::Broken => return Err(self.broken("writing a register")),
             Trouble::Deaf => inner.kept.extend((offset..).zip(bytes).map(|(at, byte)| ((bar, at), *byte))),
@@ -298,7 +319,7 @@ impl<F: Function> Hardware for Simulated<F> {
 
     fn read_config(&mut self, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
         let mut inner = lock(&self.inner);
-        match inner.trouble {
+        match inner.trouble() {
             Trouble::Gone => out.fill(0xff),
             Trouble::Broken => return Err(self.broken("reading the configuration space")),
             _ => inner.access(At::Config(offset), Access::Read(out)),
@@ -308,7 +329,7 @@ impl<F: Function> Hardware for Simulated<F> {
 
     fn write_config(&mut self, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
         let mut inner = lock(&self.inner);
-        match inner.trouble {
+        match inner.trouble() {
             Trouble::Gone => {}
             Trouble::Broken => return Err(self.broken("writing the configuration space")),
             _ => inner.access(At::Config(offset), Access::Write(bytes)),
@@ -393,7 +414,7 @@ impl<F: Function> Hardware for Simulated<F> {
 
     fn unmask(&mut self) -> Result<(), HardwareError> {
         let mut inner = lock(&self.inner);
-        match inner.trouble {
+        match inner.trouble() {
             Trouble::Mad => self.bell.signal(),
             Trouble::Broken => return Err(self.broken("unmasking its interrupt")),
             _ => {
@@ -405,7 +426,7 @@ impl<F: Function> Hardware for Simulated<F> {
 
     fn reset(&mut self) -> Result<bool, HardwareError> {
         let mut inner = lock(&self.inner);
-        if !inner.resets || matches!(inner.trouble, Trouble::Gone | Trouble::Deaf) {
+        if !inner.resets || matches!(inner.trouble(), Trouble::Gone | Trouble::Deaf) {
             return Ok(false);
         }
         inner.touches.resets += 1;

@@ -69,7 +69,8 @@ fn migrate(shape: Shape, when: When) -> (usize, usize) {
         read_only: false,
         logical_block: None,
     };
-    let server = ServerOptions { socket: directory.path().join("disk.sock"), pool, dirty_log: true };
+    let server =
+        ServerOptions { dirty_log: true, ..ServerOptions::new(directory.path().join("disk.sock"), pool) };
     let handle = {
         let _inside = runtime.enter();
         serve(Blk::new(options, stalled.clone()), server).unwrap()

@@ -19,6 +19,7 @@
 
 pub mod blk;
 pub mod buffers;
+mod cost;
 mod device;
 pub mod journal;
 pub mod kill;

@@ -252,6 +252,12 @@ impl Queue {
         if self.awake && self.polling {
             self.empty_kick();
         }
+        // A batch finds out by itself; this is for a ring whose memory went away while it was idle.
+        if self.fault.is_none()
+            && let Err(fault) = self.ring.check_memory()
+        {
+            self.stop_with(fault);
+        }
         self.meter.publish(&self.tally);
     }
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 use ioplane_storage::{Direct, EngineChoice, FileBacking, FileOptions};
 use ioplane_testkit::driver::{DiskPlan, Op, Shape};
 use ioplane_testkit::fuse::{Call, FuseDisk, How, Trouble};
+use ioplane_testkit::hand::HandCore;
 use ioplane_virtio::VirtioDevice;
 use ioplane_virtio::blk::spec::*;
 use rig::{PACKED, Rig, SPLIT, options};
@@ -50,7 +51,7 @@ impl Way {
         let options_of_file =
             FileOptions { engine: self.engine, direct: self.direct, ..FileOptions::new(path) };
         let backing = FileBacking::open(options_of_file).unwrap();
-        Rig::planned(options("disk"), backing, plan, self.features)
+        Rig::planned(options("disk"), backing, plan, self.features, &HandCore::polling())
     }
 }
 

@@ -4,7 +4,7 @@ mod lan;
 
 use ioplane_network::{Drop, SwitchSettings};
 use ioplane_testkit::driver::Part;
-use ioplane_testkit::driver::net::{Commands, Header};
+use ioplane_testkit::driver::net::{Commands, Header, PairPlan};
 use ioplane_testkit::driver::raw::RawDesc;
 use ioplane_virtio::net::spec::control::*;
 use ioplane_virtio::net::spec::*;
@@ -354,4 +354,26 @@ fn a_flood_is_bounded_and_others_get_through() {
     assert!(scene.bad.sent_dropped(Drop::Storm) > 800);
     scene.goes_on();
     assert_eq!(scene.victim.reading().received.drops, []);
+}
+
+/// Found by `race.rs`: what was taken before the chain that cannot be read was given back behind it, and the books were wrong.
+#[test]
+fn a_frame_that_needs_a_good_chain_and_a_bad_one_stops_the_queue() {
+    for packed in [false, true] {
+        let lan = Lan::new();
+        let mut a = lan.plug(1);
+        let wants = Wants::new(2);
+        let plan = PairPlan { buffers: 16, ..wants.plan };
+        let mut b = lan.plug_with(Wants { packed, filled: 0, plan, ..wants });
+        let gpa = b.memory.alloc(4096, 64).unwrap();
+        let good = Part { gpa, len: 200, write: true };
+        for parts in [&[good][..], &[good, Part { write: false, ..good }]] {
+            let head = b.pairs[0].rx().chain(parts).unwrap();
+            b.pairs[0].rx().push(head);
+        }
+        a.send(Header::default(), &plain(mac(2), mac(1), 1000));
+        lan.settle();
+        assert_eq!(b.fault(0), Some("readable_after_writable"));
+        assert_eq!(b.pairs[0].rx().used_idx(), 0);
+    }
 }

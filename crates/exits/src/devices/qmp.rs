@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::Layout;
-use crate::bounded::{excerpt, shown};
+use crate::bounded::excerpt;
 use crate::error::{ExitsError, Result};
-use crate::socket::{Chardev, Lines, part, values};
+use crate::socket::{Chardev, Endpoint, Lines, part, values};
 use crate::vm::Vm;
 
 /// A monitor serves one client at a time: whoever has it, keeps it. So long it is waited for, and so long for its answers.
@@ -24,21 +24,21 @@ impl Layout {
     }
 
     /// Asks the monitor at `socket`.
-    pub fn from_qmp(socket: &Path) -> Result<Layout> {
+    pub fn from_qmp(socket: &Endpoint) -> Result<Layout> {
         let answer = ask(socket, "query-pci", PATIENCE).map_err(|source| {
-            let what = format!("asking QEMU's monitor {} for its devices", shown(socket));
+            let what = format!("asking QEMU's monitor {socket} for its devices");
             ExitsError::Os { what, source }
         })?;
         Layout::from_query_pci(&answer).ok_or_else(|| ExitsError::Malformed {
-            path: socket.into(),
+            path: socket.path().into(),
             what: format!("does not answer query-pci with a list: {}", excerpt(&answer)),
         })
     }
 
     /// What the monitor at `socket` says the VM does: `running`, `paused`, `postmigrate` and so on.
-    pub fn state(socket: &Path) -> Result<String> {
+    pub fn state(socket: &Endpoint) -> Result<String> {
         let answer = ask(socket, "query-status", PATIENCE).map_err(|source| {
-            let what = format!("asking QEMU's monitor {} for the VM's state", shown(socket));
+            let what = format!("asking QEMU's monitor {socket} for the VM's state");
             ExitsError::Os { what, source }
         })?;
         let state = answer["return"]["status"].as_str().unwrap_or("unknown");
@@ -69,7 +69,7 @@ fn monitor(command: &[String]) -> Option<Chardev> {
     Chardev::find(command, &id)
 }
 
-fn ask(socket: &Path, command: &str, patience: Duration) -> Answer<Value> {
+fn ask(socket: &Endpoint, command: &str, patience: Duration) -> Answer<Value> {
     let mut lines = Lines::connect(socket, ANSWER as usize, Instant::now() + patience)?;
     let line = |lines: &mut Lines| -> Answer<Value> {
         let text = lines.line()?;
@@ -144,7 +144,7 @@ mod tests {
         let greeting = b"{\"event\": \"STOP\"}\n{\"return\": {}}\n";
         let (_folder, path) =
             serve("qmp", [greeting.to_vec(), b"{\"return\": [{\"devices\": []}]}\n".to_vec()]);
-        assert!(Layout::from_qmp(&path).unwrap().is_empty());
+        assert!(Layout::from_qmp(&Endpoint::here(&path)).unwrap().is_empty());
     }
 
     /// What is said of the path and of the answers is short, and a terminal does not obey it.
@@ -156,7 +156,7 @@ mod tests {
         let other = format!("{{\"return\": \"{long}\"}}\n").into_bytes();
         for answers in [[refused, ok.clone()], [ok, other]] {
             let (_folder, path) = serve("\x1b]0;x\x07\x1b[2J\n", answers);
-            let error = Layout::from_qmp(&path).unwrap_err().to_string();
+            let error = Layout::from_qmp(&Endpoint::here(&path)).unwrap_err().to_string();
             assert!(!error.chars().any(char::is_control) && error.len() < 900, "{error:.500?}");
             assert!(error.contains("?]0;x??[2J?"), "{error}");
         }
@@ -171,7 +171,7 @@ mod tests {
         rustix::net::listen(&listener, 1).unwrap();
         let begun = Instant::now();
         for _ in 0..4 {
-            let error = ask(&path, "query-pci", PATIENCE / 20).unwrap_err().to_string();
+            let error = ask(&Endpoint::here(&path), "query-pci", PATIENCE / 20).unwrap_err().to_string();
             assert!(error.contains("somebody else may be using it"), "{error}");
         }
         assert!(begun.elapsed() < 2 * PATIENCE, "{:?}", begun.elapsed());
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn what_is_no_monitor_is_said() {
         let folder = tempfile::tempdir().unwrap();
-        let error = Layout::from_qmp(&folder.path().join("none")).unwrap_err();
+        let error = Layout::from_qmp(&Endpoint::here(folder.path().join("none"))).unwrap_err();
         assert!(error.to_string().contains("asking QEMU's monitor"), "{error}");
         let file = folder.path().join("pci.json");
         std::fs::write(&file, "{}").unwrap();

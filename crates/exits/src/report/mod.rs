@@ -450,7 +450,9 @@ fn notes(report: &Report, profile: &Profile, by_consequence: bool, seen: Seen) -
         let percent = report.lost as f64 * 100.0 / report.exits.max(1) as f64;
         notes.push(format!("{} exits ({percent:.2} %) found no room and are in the total only", report.lost));
     }
-    if report.lost == 0 && profile.lost_records > 0 {
+    if let Some(words) = seen.losses.words() {
+        notes.push(format!("tracefs has lost events: {words}; which exits they were of is not known"));
+    } else if report.lost == 0 && profile.lost_records > 0 {
         let records = profile.lost_records;
         notes.push(format!(
             "{records} records of events found no room; which exits they were of is not known"

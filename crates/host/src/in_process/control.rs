@@ -6,6 +6,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Instant;
 
+use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{
     Change, CoreId, Device, Placement, QueueSet, Quiescent, Refused, Running, State, Stop, Unmoved,
 };
@@ -124,7 +125,7 @@ impl<D: Device> Front<D> {
     /// Takes a quiesce back. What the guest asked for meanwhile is carried out.
     pub fn undrain(&self) -> Result<(), FrontError> {
         let mut inner = self.lock();
-        let quiescing = match std::mem::replace(&mut inner.stage, Stage::Away) {
+        let mut quiescing = match std::mem::replace(&mut inner.stage, Stage::Away) {
             Stage::Quiescing(quiescing) => quiescing,
             other => {
                 let now = other.name();
@@ -132,6 +133,11 @@ impl<D: Device> Front<D> {
                 return Err(FrontError::Not { now, wanted: "quiescing" });
             }
         };
+        if removed(Law::GivesBack) && quiescing.with(|device| device.active().is_empty()) {
+            // Law 5: a device without pollers has nothing else to take back but this. It is held as soon as it is still.
+            inner.stage = Stage::Quiescing(quiescing);
+            return Ok(());
+        }
         let (stage, owed) = match quiescing.finish() {
             // It arrived after all; going on from there is the same to the guest.
             Ok(quiescent) => (self.resumed(quiescent), Ok(Vec::new())),

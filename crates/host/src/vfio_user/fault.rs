@@ -3,7 +3,7 @@
 
 use ioplane_device::DeviceError;
 use ioplane_memory::{MapError, MappingError};
-use ioplane_pci::WireError;
+use ioplane_pci::{NotReady, WireError};
 use rustix::io::Errno;
 
 /// A violation of the vfio-user protocol, or a failure to do what a message asks.
@@ -39,6 +39,10 @@ pub enum ClientFault {
     /// A second client while one is connected.
     #[error("a second client was turned away")]
     SecondClient,
+
+    /// The device takes no client.
+    #[error(transparent)]
+    NotReady(#[from] NotReady),
 
     /// A command that the protocol does not have.
     #[error("command {0} is not one of the protocol")]
@@ -106,15 +110,15 @@ pub enum ClientFault {
     /// Memory that cannot be mapped.
     #[error(transparent)]
     Memory(#[from] MapError),
-    /// Memory from a file system whose pages may never come.
-    #[error("guest memory from {0}: page faults on it could block; use memfd, tmpfs or hugetlbfs")]
-    SlowMemory(&'static str),
     /// The device would not become quiescent, not by force either.
     #[error("the device did not become quiescent: {0}")]
     NotQuiescent(String),
     /// The device could not do it.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A reset that the client asked for has not happened.
+    #[error("{0}")]
+    Failed(String),
     /// The device could not take an interrupt's wire.
     #[error(transparent)]
     Wire(#[from] WireError),
@@ -134,6 +138,8 @@ impl ClientFault {
             ClientFault::BadCapabilities(_) => "bad_capabilities",
             ClientFault::Gone => "gone",
             ClientFault::SecondClient => "second_client",
+            ClientFault::NotReady(NotReady::Kept(_)) => "kept",
+            ClientFault::NotReady(NotReady::Unusable(_)) => "unusable",
             ClientFault::UnknownCommand(_) => "unknown_command",
             ClientFault::NotSupported(_) => "not_supported",
             ClientFault::BadSize { .. } => "bad_size",
@@ -145,10 +151,10 @@ impl ClientFault {
             ClientFault::NoInterrupts(_) => "no_interrupts",
             ClientFault::Exists(..) => "dma_overlap",
             ClientFault::TooManyMaps => "too_many_maps",
-            ClientFault::Memory(_) => "bad_memory",
-            ClientFault::SlowMemory(_) => "slow_memory",
+            ClientFault::Memory(error) => error.name(),
             ClientFault::NotQuiescent(_) => "not_quiescent",
             ClientFault::Device(_) => "device",
+            ClientFault::Failed(_) => "not_reset",
             ClientFault::Wire(_) => "wire",
         }
     }
@@ -165,16 +171,21 @@ impl ClientFault {
             | ClientFault::BadVersion(..)
             | ClientFault::BadCapabilities(_)
             | ClientFault::Gone
-            | ClientFault::SecondClient => return None,
+            | ClientFault::SecondClient
+            | ClientFault::NotReady(_) => return None,
             ClientFault::UnknownCommand(_) => Errno::NOSYS,
             ClientFault::NotSupported(_) => Errno::NOTSUP,
             ClientFault::Exists(..) => Errno::EXIST,
             ClientFault::TooManyMaps => Errno::NOSPC,
-            ClientFault::Memory(MapError::TooMany | MapError::Mapping(MappingError::TooMany)) => Errno::NOSPC,
+            ClientFault::Memory(MapError::TooMany) => Errno::NOSPC,
+            ClientFault::Memory(error) if matches!(error.name(), "too_many_mappings" | "too_much_pinned") => {
+                Errno::NOSPC
+            }
             ClientFault::Memory(MapError::Mapping(MappingError::Os(errno))) => *errno,
             ClientFault::NotQuiescent(_) => Errno::BUSY,
             ClientFault::NoInterrupts(_)
             | ClientFault::Device(_)
+            | ClientFault::Failed(_)
             | ClientFault::Wire(WireError::Below { .. }) => Errno::IO,
             _ => Errno::INVAL,
         })

@@ -49,6 +49,8 @@ impl<F: Function> Session<F> {
         let board = &self.board;
         board.dma_maps.store(self.dma.ranges.len() as u64, Relaxed);
         board.dma_bytes.store(ranges().fold(0, |sum, r| sum.saturating_add(r.len)), Relaxed);
+        board.mappings.store(self.account.mappings() as u64, Relaxed);
+        board.pinned_bytes.store(self.account.pinned(), Relaxed);
         let shared = || ranges().filter(|r| r.shared);
         board.dma_shared.store(shared().count() as u64, Relaxed);
         board.dma_shared_bytes.store(shared().fold(0, |sum, r| sum.saturating_add(r.len)), Relaxed);
@@ -83,13 +85,10 @@ impl<F: Function> Session<F> {
             if !offset.is_multiple_of(PAGE) {
                 return Err(ClientFault::BadValue("DMA_MAP of a file from the middle of a page"));
             }
-            if let Some(kind) = crate::socket::slow_memory(&file).map_err(ClientFault::Broken)? {
-                return Err(ClientFault::SlowMemory(kind));
-            }
             let spec = RegionSpec { gpa: address, len: size, user: address, offset, file };
             // A map for writing alone may be read as well: x86 processors have no such pages, and it is the client's own.
             let writable = flags & vfio::VFIO_DMA_MAP_FLAG_WRITE != 0;
-            let region = if writable { Region::map(spec) } else { Region::map_read_only(spec) }?;
+            let region = self.account.region(spec, writable)?;
             let map = Arc::new(self.dma.map.with(region)?);
             // Growing needs no quiescent point.
             self.with(Some(connection), |function| function.grow_memory(map.clone()))??;

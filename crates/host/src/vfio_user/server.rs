@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use ioplane_memory::Limits;
 use ioplane_pci::Function;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -16,6 +17,7 @@ use super::fault::ClientFault;
 use super::session::Session;
 use super::status::{Board, Status};
 use crate::in_process::{Front, Presence};
+use crate::socket::{self, Place};
 
 /// Where and how a device is served.
 #[derive(Debug, Clone)]
@@ -25,6 +27,8 @@ pub struct Options {
     /// How long the device may take to become quiescent by itself when memory goes away; then it is suspended. QEMU waits 5 s for a
     /// reply (`x-msg-timeout`).
     pub patience: Duration,
+    /// What clients may take of memory.
+    pub limits: Limits,
 }
 
 impl Options {
@@ -33,7 +37,7 @@ impl Options {
 
     /// The usual ones.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Options { socket: socket.into(), patience: Self::PATIENCE }
+        Options { socket: socket.into(), patience: Self::PATIENCE, limits: Limits::default() }
     }
 }
 
@@ -102,17 +106,17 @@ impl Handle {
 
 /// Serves the function behind `front` on a socket until stopped, on a thread of its own.
 pub fn serve<F: Function>(front: Arc<Front<F>>, options: Options) -> std::io::Result<Handle> {
-    let listener = crate::socket::bind(&options.socket)?;
+    let listener = socket::bind(&options.socket)?;
     let board = Arc::new(Board::default());
     let stop = crate::eventfd::fresh()?;
-    let session = Session::told(front, options.patience, board.clone(), stop.clone())?;
+    let session = Session::told(front, &options, board.clone(), stop.clone())?;
     let mut service = Service { session, listener, connection: None, burdened: false };
-    let socket = options.socket.clone();
+    let place = Place::of(&options.socket);
     // The system keeps fifteen bytes of it: enough to tell the threads of one daemon apart.
-    let name = format!("vfu:{}", socket.file_stem().unwrap_or_default().to_string_lossy());
+    let name = format!("vfu:{}", options.socket.file_stem().unwrap_or_default().to_string_lossy());
     let thread = std::thread::Builder::new().name(name).spawn(move || {
         service.run();
-        let _ = std::fs::remove_file(&socket);
+        place.clear();
     })?;
     let thread = Mutex::new(Some(thread));
     Ok(Handle(Arc::new(Hold { socket: options.socket, board, stop, thread })))

@@ -3,21 +3,29 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{Access, At};
-use ioplane_pci::{BarMap, Function, Irq, Irqs, Touch, Wire};
-use rustix::event::{PollFd, PollFlags};
+use ioplane_memory::Account;
+use ioplane_pci::{BarMap, Function, Irq, Irqs, NotReady, Touch, Wire};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use vfio_bindings::bindings::vfio;
 
 use super::connection::{Connection, Message, Reply};
 use super::fault::ClientFault;
 use super::irqs::Wires;
 use super::memory::Dma;
+use super::server::Options;
 use super::spec;
 use super::status::{Board, Status};
 use super::version::{self, Agreed};
 use crate::in_process::{Front, FrontError};
+
+/// How long a client waits for the files of the one before it, whose process may be ending just now; and how often that is looked at.
+const KEPT: Duration = Duration::from_secs(1);
+const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// What is fixed about a function, asked once a client.
 #[derive(Debug, Clone)]
@@ -33,6 +41,8 @@ pub struct Session<F: Function> {
     pub(super) patience: Duration,
     pub(super) board: Arc<Board>,
     pub(super) dma: Dma,
+    /// What its clients may map, and have mapped.
+    pub(super) account: Account,
     pub(super) wires: Wires,
     pub(super) facts: Option<Facts>,
     pub(super) agreed: Option<Agreed>,
@@ -49,21 +59,24 @@ pub struct Session<F: Function> {
 impl<F: Function> Session<F> {
     /// A session without a client yet. `patience` is how long the device may take to become quiescent by itself when memory goes away.
     pub fn new(front: Arc<Front<F>>, patience: Duration) -> std::io::Result<Self> {
-        Self::told(front, patience, Arc::default(), crate::eventfd::fresh()?)
+        let options = Options { patience, ..Options::new("") };
+        Self::told(front, &options, Arc::default(), crate::eventfd::fresh()?)
     }
 
     pub(super) fn told(
         front: Arc<Front<F>>,
-        patience: Duration,
+        options: &Options,
         board: Arc<Board>,
         stop: Arc<OwnedFd>,
     ) -> std::io::Result<Self> {
         let moved = front.watch()?;
+        let account = Account::new(options.limits).map_err(std::io::Error::other)?;
         Ok(Session {
             front,
-            patience,
+            patience: options.patience,
             board,
             dma: Dma::default(),
+            account,
             wires: Wires::default(),
             facts: None,
             agreed: None,
@@ -92,8 +105,14 @@ impl<F: Function> Session<F> {
             Err(fault) => {
                 let Some(errno) = fault.errno() else {
                     // The client hears why before it is left, where it is still there to hear.
-                    if let ClientFault::BadVersion(..) | ClientFault::BadCapabilities(_) = fault {
-                        let _ = connection.answer(&header, Err(rustix::io::Errno::INVAL));
+                    let why = match fault {
+                        ClientFault::BadVersion(..) | ClientFault::BadCapabilities(_) => Some(Errno::INVAL),
+                        ClientFault::NotReady(NotReady::Kept(_)) => Some(Errno::BUSY),
+                        ClientFault::NotReady(NotReady::Unusable(_)) => Some(Errno::IO),
+                        _ => None,
+                    };
+                    if let Some(errno) = why {
+                        let _ = connection.answer(&header, Err(errno));
                     }
                     return Err(fault);
                 };
@@ -139,6 +158,7 @@ impl<F: Function> Session<F> {
     }
 
     fn version(&mut self, message: &Message, connection: &Connection) -> Result<Reply, ClientFault> {
+        self.admit(connection)?;
         let facts = self.with(Some(connection), |function| Facts {
             bars: function.bars().clone(),
             config_size: function.config_size(),
@@ -154,12 +174,49 @@ impl<F: Function> Session<F> {
         Ok(reply)
     }
 
+    /// Makes the device ready for this client.
+    fn admit(&mut self, connection: &Connection) -> Result<(), ClientFault> {
+        let deadline = Instant::now() + KEPT;
+        loop {
+            let mut admitted = Ok(());
+            self.at_quiescence(Some(connection), |function, still| {
+                admitted = function.admit(still);
+                Ok(())
+            })??;
+            match admitted {
+                Ok(()) => return Ok(()),
+                Err(NotReady::Kept(_)) if Instant::now() < deadline => self.pause(connection)?,
+                Err(why) => return Err(why.into()),
+            }
+        }
+    }
+
+    /// Waits a moment, unless the client leaves or the service is to end.
+    fn pause(&self, connection: &Connection) -> Result<(), ClientFault> {
+        let mut files = [
+            PollFd::new(&*self.stop, PollFlags::IN),
+            PollFd::from_borrowed_fd(connection.socket(), PollFlags::empty()),
+        ];
+        match rustix::event::poll(&mut files, Some(&AGAIN)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(ClientFault::Broken(errno.into())),
+        }
+        match files.map(|file| !file.revents().is_empty()) {
+            [true, _] => Err(ClientFault::Gone),
+            [_, true] => Err(ClientFault::Closed),
+            _ => Ok(()),
+        }
+    }
+
     fn device_reset(&mut self, message: &Message, connection: &Connection) -> Result<Reply, ClientFault> {
         if !message.body.is_empty() {
             return Err(message.bad_size(0));
         }
         self.reset(Some(connection))?;
-        Ok(Reply::default())
+        match self.with(Some(connection), |function| function.unusable())? {
+            Some(why) => Err(ClientFault::Failed(why)),
+            None => Ok(Reply::default()),
+        }
     }
 
     pub(super) fn reset(&mut self, connection: Option<&Connection>) -> Result<(), ClientFault> {
@@ -189,6 +246,13 @@ impl<F: Function> Session<F> {
             };
             match self.front.try_access(at, again) {
                 Ok(true) => return Ok(()),
+                // Law 1: what the guest does while the device is held waits; this answers it without the device.
+                Ok(false) if removed(Law::KeepsWhatArrives) => {
+                    if let Access::Read(bytes) = op {
+                        bytes.fill(0xff);
+                    }
+                    return Ok(());
+                }
                 Ok(false) => self.until_moved(Some(connection))?,
                 Err(FrontError::Closed) => return Err(ClientFault::Gone),
                 // The access itself has been answered; what it asked for has failed, which the guest sees by its registers.
@@ -223,7 +287,7 @@ impl<F: Function> Session<F> {
         // A client that has only said its last word still waits for its replies: left means hung up.
         files.extend(connection.map(|connection| PollFd::from_borrowed_fd(connection.socket(), quiet)));
         match rustix::event::poll(&mut files, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(ClientFault::Broken(errno.into())),
         }
         let left = files.get(2).is_some_and(|file| !file.revents().is_empty());
@@ -306,6 +370,8 @@ impl<F: Function> Session<F> {
         self.board.shadows.store(false, Relaxed);
         let reset = self.reset(None);
         let emptied = self.forget_memory();
+        // Also after an error: what cannot be taken back from hardware by asking goes when it is closed.
+        self.with(None, Function::dismiss)?;
         reset.and(emptied)
     }
 }

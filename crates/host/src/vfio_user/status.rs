@@ -26,6 +26,10 @@ pub struct Status {
     pub dma_shared: u64,
     /// Bytes in these.
     pub dma_shared_bytes: u64,
+    /// Memory mappings that the client has taken.
+    pub mappings: u64,
+    /// Bytes of its memory that are pinned for hardware.
+    pub pinned_bytes: u64,
     /// Reads of registers and configuration space, by message.
     pub region_reads: u64,
     /// Writes, by message.
@@ -57,6 +61,8 @@ pub(super) struct Board {
     pub dma_bytes: AtomicU64,
     pub dma_shared: AtomicU64,
     pub dma_shared_bytes: AtomicU64,
+    pub mappings: AtomicU64,
+    pub pinned_bytes: AtomicU64,
     pub region_reads: AtomicU64,
     pub region_writes: AtomicU64,
     pub irqs: Arc<AtomicU64>,
@@ -87,6 +93,8 @@ impl Board {
             dma_bytes: self.dma_bytes.load(Relaxed),
             dma_shared: self.dma_shared.load(Relaxed),
             dma_shared_bytes: self.dma_shared_bytes.load(Relaxed),
+            mappings: self.mappings.load(Relaxed),
+            pinned_bytes: self.pinned_bytes.load(Relaxed),
             region_reads: self.region_reads.load(Relaxed),
             region_writes: self.region_writes.load(Relaxed),
             irqs: self.irqs.load(Relaxed),

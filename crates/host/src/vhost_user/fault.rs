@@ -69,11 +69,6 @@ pub enum PeerFault {
     /// Memory that cannot be mapped.
     #[error(transparent)]
     Memory(#[from] MapError),
-    /// Memory from a file system whose pages may never come.
-    #[error(
-        "guest memory from {0}: page faults on it could block an I/O core; use memfd, tmpfs or hugetlbfs"
-    )]
-    SlowMemory(&'static str),
     /// The rings of the same device run behind another of its sockets, and did not stop in time.
     #[error(
         "the rings of this device run behind its other socket: end the VM there, or let its migration finish"
@@ -106,8 +101,7 @@ impl PeerFault {
             PeerFault::BadValue(_) => "bad_value",
             PeerFault::NotAnEventfd(_) => "not_an_eventfd",
             PeerFault::NoInterrupts(_) => "no_interrupts",
-            PeerFault::Memory(_) => "bad_memory",
-            PeerFault::SlowMemory(_) => "slow_memory",
+            PeerFault::Memory(error) => error.name(),
             PeerFault::NotOwner => "not_owner",
             PeerFault::NotQuiescent(_) => "not_quiescent",
             PeerFault::Device(_) => "device",

@@ -26,7 +26,7 @@ impl<V: VirtioDevice> Session<V> {
         self.peer.needs(VhostUserProtocolFeatures::INFLIGHT_SHMFD, message.header.request as u32)?;
         let inflight = message.body::<VhostUserInflight>()?;
         self.check_inflight(&inflight)?;
-        let windows = open_inflight(&inflight, message.take_file()?, self.peer.features)?;
+        let windows = open_inflight(&self.account, &inflight, message.take_file()?, self.peer.features)?;
         if !self.running()?.queues().is_empty() {
             return Err(PeerFault::RingInUse(0));
         }

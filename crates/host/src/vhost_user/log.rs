@@ -15,7 +15,6 @@ use vhost::vhost_user::message::VhostUserLog;
 
 use super::fault::PeerFault;
 use super::message::Message;
-use super::peer::check_prompt;
 use super::session::{Answer, Session, number};
 use crate::eventfd;
 
@@ -25,10 +24,9 @@ impl<V: VirtioDevice> Session<V> {
         self.peer.needs(VhostUserProtocolFeatures::LOG_SHMFD, message.header.request as u32)?;
         let log = message.body::<VhostUserLog>()?;
         let file = message.take_file()?;
-        check_prompt(&file)?;
-        let log = DirtyLog::of_file(file, log.mmap_offset, log.mmap_size).map_err(MapError::from)?;
+        let log = self.account.mapping(file, log.mmap_offset, log.mmap_size).map_err(MapError::from)?;
         // Unmapped here when no poller marks it any more, and not on a core.
-        let _before = self.peer.log.replace(Arc::new(log));
+        let _before = self.peer.log.replace(Arc::new(DirtyLog::of_mapping(log)));
         self.switch_log().await?;
         Ok(number(0))
     }

@@ -36,7 +36,7 @@ impl<V: VirtioDevice> Session<V> {
         let regions = described
             .iter()
             .zip(files)
-            .map(|(region, file)| map_region(region, file))
+            .map(|(region, file)| map_region(&self.account, region, file))
             .collect::<Result<_, _>>()?;
         let map = Arc::new(GuestMap::new(regions)?);
         self.replace_memory(map).await?;
@@ -68,7 +68,7 @@ impl<V: VirtioDevice> Session<V> {
     pub(super) async fn add_mem_reg(&mut self, message: &mut Message) -> Result<Answer, PeerFault> {
         self.peer.needs(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS, message.header.request as u32)?;
         let region = message.body::<VhostUserSingleMemoryRegion>()?;
-        let region = map_region(&region, message.take_file()?)?;
+        let region = map_region(&self.account, &region, message.take_file()?)?;
         let map = Arc::new(self.vdev()?.view().map().with(region)?);
         // Growing needs no quiescent point: the pollers take the new map when they acknowledge it.
         let running = self.running()?;

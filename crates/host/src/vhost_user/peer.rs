@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ioplane_memory::{DirtyLog, GuestMap, Mapping, Region, RegionSpec, Window};
+use ioplane_memory::{Account, DirtyLog, GuestMap, Mapping, Region, RegionSpec, Window};
 use ioplane_virtio::RingLayout;
 use ioplane_virtio::journal::region_bytes;
 use ioplane_virtio::spec::feature::VIRTIO_F_RING_PACKED;
@@ -94,24 +94,20 @@ impl Peer {
     }
 }
 
-/// Refuses a file whose pages may not come at once.
-pub fn check_prompt(file: &OwnedFd) -> Result<(), PeerFault> {
-    match crate::socket::slow_memory(file).map_err(PeerFault::Broken)? {
-        Some(kind) => Err(PeerFault::SlowMemory(kind)),
-        None => Ok(()),
-    }
-}
-
 /// Maps what the front end describes.
-pub fn map_region(region: &VhostUserMemoryRegion, file: OwnedFd) -> Result<Region, PeerFault> {
-    check_prompt(&file)?;
-    Ok(Region::map(RegionSpec {
+pub fn map_region(
+    account: &Account,
+    region: &VhostUserMemoryRegion,
+    file: OwnedFd,
+) -> Result<Region, PeerFault> {
+    let spec = RegionSpec {
         gpa: region.guest_phys_addr,
         len: region.memory_size,
         user: region.user_addr,
         offset: region.mmap_offset,
         file,
-    })?)
+    };
+    Ok(account.region(spec, true)?)
 }
 
 /// A new in-flight region for `queues` queues of `size` entries under the `features` in force: with its size in bytes.
@@ -123,6 +119,7 @@ pub fn fresh_inflight(queues: u16, size: u16, features: u64) -> Result<(Mapping,
 
 /// The journal of each queue, out of the region that the front end gives (back).
 pub fn open_inflight(
+    account: &Account,
     inflight: &VhostUserInflight,
     file: OwnedFd,
     features: u64,
@@ -132,7 +129,8 @@ pub fn open_inflight(
     if each < region_bytes(inflight.queue_size, features) as u64 {
         return Err(PeerFault::BadValue("the in-flight region is smaller than its queues need"));
     }
-    let mapping = Mapping::of_file(file, inflight.mmap_offset, inflight.mmap_size)
+    let mapping = account
+        .mapping(file, inflight.mmap_offset, inflight.mmap_size)
         .map_err(ioplane_memory::MapError::from)?;
     let mapping = Arc::new(mapping);
     (0..u64::from(inflight.num_queues))

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ioplane_device::{Histogram, Meter, MeterReading, Placement, Still};
+use ioplane_memory::Limits;
 use ioplane_virtio::VirtioDevice;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
@@ -17,6 +18,7 @@ use super::handover::{Held, Offer};
 use super::lease::Lease;
 pub use super::session::PATIENCE as STOP_PATIENCE;
 use super::session::Session;
+use crate::socket::{self, Place};
 
 /// How long the daemon's own wishes (replace, move) may wait for a quiescent point before the device is given back.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -30,6 +32,15 @@ pub struct ServerOptions {
     pub pool: Arc<dyn Placement>,
     /// Offer the dirty log, so that a VMM may migrate its VM while we serve it.
     pub dirty_log: bool,
+    /// What front ends may take of memory.
+    pub limits: Limits,
+}
+
+impl ServerOptions {
+    /// Without a dirty log, with the usual limits.
+    pub fn new(socket: impl Into<PathBuf>, pool: Arc<dyn Placement>) -> Self {
+        ServerOptions { socket: socket.into(), pool, dirty_log: false, limits: Limits::default() }
+    }
 }
 
 /// What a queue looks like from outside.
@@ -70,6 +81,8 @@ pub struct Status {
     pub faults: BTreeMap<Cow<'static, str>, u64>,
     /// The last fault's text.
     pub last_fault: Option<String>,
+    /// Memory mappings that its front end has taken.
+    pub mappings: u64,
     /// Its queues.
     pub queues: Vec<QueueStatus>,
 }
@@ -218,8 +231,8 @@ pub fn serve_leased<V: VirtioDevice>(
     patience: Duration,
     lease: Lease,
 ) -> std::io::Result<Handle<V>> {
-    let listener = UnixListener::from_std(crate::socket::bind(&options.socket)?)?;
-    let session = Session::new(model, options.pool)
+    let listener = UnixListener::from_std(socket::bind(&options.socket)?)?;
+    let session = Session::new(model, options.pool, options.limits)
         .map_err(std::io::Error::other)?
         .with_patience(patience)
         .with_lease(lease)
@@ -233,7 +246,7 @@ pub fn serve_leased<V: VirtioDevice>(
         connections: 0,
         faults: BTreeMap::new(),
         last_fault: None,
-        socket: options.socket.clone(),
+        place: Place::of(&options.socket),
     };
     tokio::spawn(server.run(receiver));
     Ok(Handle::of(commands, options.socket))
@@ -247,7 +260,7 @@ pub(super) struct Server<V: VirtioDevice> {
     pub(super) connections: u64,
     pub(super) faults: BTreeMap<Cow<'static, str>, u64>,
     pub(super) last_fault: Option<String>,
-    pub(super) socket: PathBuf,
+    pub(super) place: Place,
 }
 
 impl<V: VirtioDevice> Server<V> {
@@ -288,7 +301,7 @@ impl<V: VirtioDevice> Server<V> {
                 }
             }
         }
-        let _ = std::fs::remove_file(&self.socket);
+        self.place.clear();
         if let Err(fault) = self.session.forget_peer().await {
             tracing::error!(%fault, "the device did not stop cleanly");
         }
@@ -308,7 +321,9 @@ impl<V: VirtioDevice> Server<V> {
                 self.peer = stream.peer_cred().ok().and_then(|peer| u32::try_from(peer.pid()?).ok());
                 self.connection = Some(Connection::new(stream));
             }
-            Ok(_) => tracing::warn!(socket = %self.socket.display(), "a second front end was turned away"),
+            Ok(_) => {
+                tracing::warn!(socket = %self.place.path().display(), "a second front end was turned away")
+            }
             // Without a number of the system's the runtime is going down, and so are we.
             Err(error) if error.raw_os_error().is_none() => return false,
             Err(error) => {
@@ -323,9 +338,11 @@ impl<V: VirtioDevice> Server<V> {
     pub(super) async fn disconnect(&mut self, fault: PeerFault) {
         self.connection = None;
         match &fault {
-            PeerFault::Closed => tracing::info!(socket = %self.socket.display(), "the front end has left"),
+            PeerFault::Closed => {
+                tracing::info!(socket = %self.place.path().display(), "the front end has left")
+            }
             fault => {
-                tracing::warn!(socket = %self.socket.display(), %fault, "the front end was disconnected");
+                tracing::warn!(socket = %self.place.path().display(), %fault, "the front end was disconnected");
                 *self.faults.entry(fault.name().into()).or_default() += 1;
                 self.last_fault = Some(fault.to_string());
             }
@@ -404,6 +421,7 @@ impl<V: VirtioDevice> Server<V> {
             connections: self.connections,
             faults: self.faults.clone(),
             last_fault: self.last_fault.clone(),
+            mappings: self.session.account.mappings() as u64,
             queues: (0..).zip(meters).map(queue).collect(),
         }
     }

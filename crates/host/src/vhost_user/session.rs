@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ioplane_device::{Change, Device, Placement, Post, QueueSet, Quiescent, Running};
-use ioplane_memory::GuestMap;
+use ioplane_memory::{Account, GuestMap, Limits, MapError};
 use ioplane_virtio::spec::feature::VHOST_USER_F_PROTOCOL_FEATURES;
 use ioplane_virtio::{Vdev, VirtioDevice};
 use vhost::vhost_user::VhostUserProtocolFeatures;
@@ -45,6 +45,8 @@ pub struct Session<V: VirtioDevice> {
     pub(super) device: Option<Running<Vdev<V>>>,
     pub(super) seats: Seats,
     pub(super) peer: Peer,
+    /// What its front ends may map, and have mapped.
+    pub(super) account: Account,
     /// How long a quiescent point that the front end waits for may take, before what is in flight is suspended.
     pub(super) patience: Duration,
     /// The dirty log is offered.
@@ -61,8 +63,9 @@ pub(super) enum Answer {
 }
 
 impl<V: VirtioDevice> Session<V> {
-    /// A device that waits for its front end. Its queues sit where `pool` says.
-    pub fn new(model: V, pool: Arc<dyn Placement>) -> Result<Self, PeerFault> {
+    /// A device that waits for its front end, which may take of memory what `limits` say. Its queues sit where `pool` says.
+    pub fn new(model: V, pool: Arc<dyn Placement>, limits: Limits) -> Result<Self, PeerFault> {
+        let account = Account::new(limits).map_err(MapError::from)?;
         let queues = model.info().queues;
         let device = Quiescent::new(Vdev::new(model, Arc::new(GuestMap::default())));
         let seats = Seats { pool, moved: BTreeMap::new() };
@@ -71,6 +74,7 @@ impl<V: VirtioDevice> Session<V> {
             device: Some(device),
             seats,
             peer: Peer::new(queues),
+            account,
             patience: PATIENCE,
             dirty_log: false,
             tenure: Tenure::new(Lease::default()),

@@ -175,3 +175,17 @@ fn memory_that_shrinks_under_us_kills_nobody() {
     client.unmap(0, MIB).unwrap();
     assert_eq!(client.info().unwrap().num_regions, 9);
 }
+
+#[test]
+fn hole_03_files_that_may_not_answer_are_refused() {
+    let card = served();
+    let mut client = card.client();
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.set_len(MIB).unwrap();
+    assert_eq!(errno(client.map(0, MIB, 0, Some(file.as_fd()))), Errno::INVAL);
+    let status = card.handle.status();
+    assert_eq!((status.faults.get("slow_memory"), status.dma_maps, status.mappings), (Some(&1), 0, 0));
+    assert!(status.last_fault.unwrap().contains("<source type='memfd'/>"));
+    client.map(0, MIB, 0, Some(memory(MIB).as_fd())).expect("a memfd");
+    assert_eq!(card.handle.status().mappings, 1);
+}

@@ -32,8 +32,7 @@ fn another_disk(served: &Served) -> Handle<Blk> {
     };
     let socket = served.directory.path().join("other.sock");
     let _inside = served.runtime.enter();
-    serve(Blk::new(options, memory()), ServerOptions { socket, pool: served.pool.clone(), dirty_log: false })
-        .unwrap()
+    serve(Blk::new(options, memory()), ServerOptions::new(socket, served.pool.clone())).unwrap()
 }
 
 #[test]
@@ -234,7 +233,7 @@ fn hole_08_a_device_that_cannot_go_on_is_not_lost() {
     let socket = served.directory.path().join("fickle.sock");
     let handle = {
         let _inside = served.runtime.enter();
-        let server = ServerOptions { socket, pool: fickle.clone(), dirty_log: false };
+        let server = ServerOptions::new(socket, fickle.clone());
         serve(Blk::new(options, stalled.clone()), server).unwrap().with_patience(Duration::from_millis(300))
     };
     let mut guest = Guest::boot_with(Front::connect(handle.socket(), Wants::default()).unwrap());

@@ -7,7 +7,8 @@ use clap::{Args, Subcommand};
 use ioplane_passthrough::Address;
 
 use super::time;
-use crate::spec::{ChipWord, FaultSpec, Mac, ModeWord};
+use crate::size::Size;
+use crate::spec::{ChipWord, FaultSpec, Mac, MemoryWord, ModeWord};
 
 /// What can be done with PCI functions.
 #[derive(Debug, Subcommand)]
@@ -45,6 +46,11 @@ pub enum PciCommand {
     },
     /// Let a function go on
     Resume {
+        /// Its name
+        name: String,
+    },
+    /// Try again to make a function usable that could not be reset, or that somebody kept; refused while a guest uses it
+    Reset {
         /// Its name
         name: String,
     },
@@ -89,6 +95,9 @@ pub struct PciAdd {
     /// Take it although the host uses it: its interface or disk is gone from the host then
     #[arg(long, conflicts_with = "emulate")]
     pub force: bool,
+    /// Take it although this host does not remap interrupts: whoever has it can raise any interrupt of this host
+    #[arg(long, conflicts_with = "emulate")]
+    pub unsafe_interrupts: bool,
     /// A NIC in software, for stock drivers
     #[arg(long, value_name = "CHIP", requires = "cable")]
     pub emulate: Option<ChipWord>,
@@ -104,6 +113,13 @@ pub struct PciAdd {
     /// Its vfio-user socket [default: NAME.sock in the run directory]
     #[arg(long = "vfio-socket", value_name = "PATH")]
     pub vfio_socket: Option<PathBuf>,
+    /// Files that a VMM may share as its guest's memory: ram (memfd, tmpfs, hugetlbfs), or any, where page faults may wait for a
+    /// disk or a network [default: ram]
+    #[arg(long, value_name = "FILES")]
+    pub guest_memory: Option<MemoryWord>,
+    /// Most memory of a guest that is pinned for a function of the host [default: three quarters of the host's]
+    #[arg(long, value_name = "SIZE", conflicts_with = "emulate")]
+    pub pinned_memory: Option<Size>,
 }
 
 /// How to look on.
@@ -152,6 +168,8 @@ mod tests {
             "ioplane pci add n --host 00:05.0 --mode virtual --on-fault dma=stop,register=ignore",
             "ioplane pci add n --emulate rtl8139 --switch lan --mac 02:00:00:00:00:01",
             "ioplane pci add n --emulate ne2000 --tap tap0",
+            "ioplane pci add n --host 00:05.0 --unsafe-interrupts",
+            "ioplane pci reset n",
             "ioplane pci quiesce n --deadline 500ms",
             "ioplane pci watch n --json --for 3s",
             "ioplane model show rtl8139 --svg",

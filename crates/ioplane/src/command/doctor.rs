@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::kvm::Kvm;
 use super::qemu::Version;
 use super::{out, print_json};
+use crate::client::Client;
+use crate::report::{FailureReport, StatusReport};
 use crate::size::Size;
 
 /// How a finding weighs.
@@ -54,8 +56,8 @@ fn bad(name: &'static str, weight: Weight, found: impl Into<String>, follows: &s
 }
 
 /// Looks, and says what was seen. Success if this host can serve at all.
-pub fn run(json: bool) -> Result<ExitCode> {
-    let findings = vec![
+pub fn run(client: Option<&Client>, json: bool) -> Result<ExitCode> {
+    let mut findings = vec![
         memfd(),
         io_uring(),
         processors(),
@@ -64,6 +66,7 @@ pub fn run(json: bool) -> Result<ExitCode> {
         pci::vfio_user(),
         pci::iommu(),
         pci::vfio(),
+        pci::remapping(),
         locks(),
         memlock(),
         descriptors(),
@@ -71,6 +74,9 @@ pub fn run(json: bool) -> Result<ExitCode> {
         pages(),
         run_dir(),
     ];
+    // Whoever looks at a host before there is a daemon is told nothing of one.
+    findings.extend(client.and_then(|client| client.get("/v1/status").ok()).iter().flat_map(daemon));
+    findings.extend(client.into_iter().flat_map(pci::functions));
     let can_serve = findings.iter().all(|finding| finding.weight != Weight::Fatal);
     let report = DoctorReport { can_serve, findings };
     if json {
@@ -99,6 +105,19 @@ fn text(report: &DoctorReport) -> String {
 
 fn read(path: impl AsRef<Path>) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+/// What the daemon that runs here cannot serve.
+fn daemon(status: &StatusReport) -> Vec<Finding> {
+    let name = "daemon";
+    let failures = status.failures();
+    if failures.is_empty() {
+        return vec![good(name, format!("pid {}: everything is served", status.pid))];
+    }
+    let follows = "its guest has to wait; the others are served";
+    let finding =
+        |failure: &FailureReport| bad(name, Weight::Lacking, failure.words(), follows, &failure.remedy);
+    failures.iter().map(finding).collect()
 }
 
 fn memfd() -> Finding {

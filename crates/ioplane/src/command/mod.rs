@@ -91,7 +91,7 @@ fn perform(cli: Cli) -> Result<ExitCode> {
         Command::LibvirtXml(args) => libvirt_xml(&client()?, &args, json)?,
         Command::Core(command) => core(&client()?, command, json)?,
         Command::QemuArgs(args) => qemu_args(&client()?, &args, json)?,
-        Command::Doctor => return doctor::run(json),
+        Command::Doctor => return doctor::run(client().ok().as_ref(), json),
         Command::Exits(args) => return exits::run(&args, json),
         Command::Reload => {
             let done: DoneReport = working("reading the configuration", || {
@@ -237,9 +237,9 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
             })
         }
         DiskCommand::Replace { name, backing } => {
-            let BackingArgs { path, memory, direct, engine } = backing;
+            let BackingArgs { path, memory, format, direct, engine } = backing;
             let path = path.as_deref().map(absolute).transpose()?;
-            let form = ChangeForm { path, memory, direct, engine, ..ChangeForm::default() };
+            let form = ChangeForm { path, memory, format, direct, engine, ..ChangeForm::default() };
             let disk: DiskReport = working("waiting for a quiet moment", || {
                 ask(client, Method::PATCH, &address(&name), Some(&form))
             })?;
@@ -254,10 +254,11 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
 }
 
 fn form(add: DiskAdd) -> Result<DiskForm> {
-    let BackingArgs { path, memory, direct, engine } = add.backing;
+    let BackingArgs { path, memory, format, direct, engine } = add.backing;
     Ok(DiskForm {
         path: path.as_deref().map(absolute).transpose()?,
         memory,
+        format,
         read_only: add.read_only.then_some(true),
         serial: add.serial,
         queues: add.queues,
@@ -268,6 +269,7 @@ fn form(add: DiskAdd) -> Result<DiskForm> {
         core: add.core,
         socket: add.vhost_socket.as_deref().map(absolute).transpose()?,
         twin: add.twin.as_deref().map(absolute).transpose()?,
+        guest_memory: add.guest_memory,
     })
 }
 

@@ -80,6 +80,7 @@ fn form(add: NicAdd) -> Result<NicForm> {
         link: None,
         core: add.core,
         socket: add.vhost_socket.as_deref().map(absolute).transpose()?,
+        guest_memory: add.guest_memory,
     })
 }
 

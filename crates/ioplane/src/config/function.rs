@@ -3,7 +3,7 @@
 use super::network::{checked, name};
 use super::reader::{Place, Reader, nearest};
 use super::{Config, Problem};
-use crate::spec::{ChipWord, Flaw, FunctionForm, FunctionSpec, Mac, ModeWord};
+use crate::spec::{ChipWord, Flaw, FunctionForm, FunctionSpec, Mac, MemoryWord, ModeWord};
 
 /// One `[[pci]]`.
 pub fn function(mut reader: Reader<'_, '_>) -> Option<(FunctionSpec, Place)> {
@@ -17,6 +17,7 @@ pub fn function(mut reader: Reader<'_, '_>) -> Option<(FunctionSpec, Place)> {
         mode: reader.word("mode", ModeWord::of, ModeWord::WORDS),
         on_fault: reader.parsed("on_fault"),
         force: reader.switch("force"),
+        unsafe_interrupts: reader.switch("unsafe_interrupts"),
         emulate: reader
             .word("emulate", ChipWord::of, ChipWord::WORDS)
             .or_else(|| there(&reader, "emulate").then(ChipWord::default)),
@@ -24,6 +25,8 @@ pub fn function(mut reader: Reader<'_, '_>) -> Option<(FunctionSpec, Place)> {
         tap: reader.text("tap").or_else(|| there(&reader, "tap").then(|| "none".to_owned())),
         mac: reader.parsed::<Mac>("mac"),
         socket: reader.path("socket"),
+        guest_memory: reader.word("guest_memory", MemoryWord::of, MemoryWord::WORDS),
+        pinned_memory: reader.size("pinned_memory"),
     };
     let spec = name.and_then(|name| checked(&mut reader, form.spec(&name)));
     let place = reader.finish();

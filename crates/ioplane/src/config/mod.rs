@@ -27,8 +27,8 @@ use reader::{Reader, Source};
 
 use crate::size::Size;
 use crate::spec::{
-    Access, BackingSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, Flaw, FunctionSpec,
-    MannersWord, NicSpec, NotifyWord, SwitchSpec,
+    Access, BackingSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, Flaw, FormatWord,
+    FunctionSpec, MannersWord, MemoryWord, NicSpec, NotifyWord, SwitchSpec,
 };
 
 /// The section `[daemon]`.
@@ -118,9 +118,9 @@ impl Config {
 
     /// What can be seen to be wrong with images without opening them; only of the disks that `wanted` names, since one that
     /// is being served may have been given another image meanwhile.
-    pub fn images(&self, wanted: impl Fn(&str) -> bool) -> Result<(), Problems> {
+    pub fn images(&self, wanted: impl Fn(&DiskSpec) -> bool) -> Result<(), Problems> {
         let mut list = Vec::new();
-        for (disk, place) in self.disks.iter().filter(|(disk, _)| wanted(&disk.name)) {
+        for (disk, place) in self.disks.iter().filter(|(disk, _)| wanted(disk)) {
             if let BackingSpec::File { path, .. } = &disk.backing {
                 list.extend(image_flaw(disk, path).map(|flaw| place.problem(flaw)));
             }
@@ -262,10 +262,13 @@ fn access(reader: &mut Reader<'_, '_>) -> Access {
     let mut access = Access::default();
     if let Some(name) = reader.text("socket_group") {
         access.mode = 0o660;
-        access.group = group(&name);
-        if access.group.is_none() {
-            let remedy = "name a group of /etc/group, such as kvm or libvirt-qemu, or give its number";
-            reader.note("socket_group", format!("there is no group {name:?}"), remedy.to_owned());
+        match group(&name) {
+            Ok(group) => access.group = Some(group),
+            Err(reason) => {
+                let remedy =
+                    "name a group that `getent group` knows, such as kvm or libvirt-qemu, or give its number";
+                reader.note("socket_group", reason, remedy.to_owned());
+            }
         }
     }
     if let Some(text) = reader.text("socket_mode") {
@@ -281,11 +284,13 @@ fn access(reader: &mut Reader<'_, '_>) -> Access {
     access
 }
 
-/// The number of a group, from its name or its number.
-fn group(name: &str) -> Option<u32> {
-    let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
-    let found = groups.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|line| line[0] == name);
-    found.map_or(name.parse().ok(), |line| line.get(2)?.parse().ok())
+/// The number of a group, from its name, wherever this host has its groups from, or from its number. May block: a directory may be
+/// asked over a network.
+fn group(name: &str) -> Result<u32, String> {
+    match uzers::get_group_by_name(name) {
+        Some(group) => Ok(group.gid()),
+        None => name.parse().map_err(|_| format!("there is no group {name:?}")),
+    }
 }
 
 fn core(mut reader: Reader<'_, '_>, position: u32) -> (CoreSpec, Place) {
@@ -307,6 +312,7 @@ fn disk(mut reader: Reader<'_, '_>) -> Option<(DiskSpec, Place)> {
         // What could not be read has been noted; that it is there is enough to look at the rest.
         path: reader.path("path").or_else(|| reader.has("path").then(|| "/".into())),
         memory: reader.size("memory").or_else(|| reader.has("memory").then_some(Size(1 << 20))),
+        format: reader.word("format", FormatWord::of, FormatWord::WORDS),
         read_only: reader.switch("read_only"),
         serial: reader.text("serial"),
         queues: reader.number("queues"),
@@ -317,6 +323,7 @@ fn disk(mut reader: Reader<'_, '_>) -> Option<(DiskSpec, Place)> {
         core: reader.small("core"),
         socket: reader.path("socket"),
         twin: reader.path("twin"),
+        guest_memory: reader.word("guest_memory", MemoryWord::of, MemoryWord::WORDS),
     };
     let spec = match &name {
         Some(name) => match form.spec(name) {

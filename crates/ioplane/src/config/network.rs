@@ -2,7 +2,7 @@
 
 use super::reader::{Place, Reader};
 use super::{Config, Problem};
-use crate::spec::{Flaw, LinkWord, NicForm, NicSpec, SwitchForm, SwitchSpec, VlanSpec};
+use crate::spec::{Flaw, LinkWord, MemoryWord, NicForm, NicSpec, SwitchForm, SwitchSpec, VlanSpec};
 
 /// The name of a table's thing; that it has none is noted.
 pub(super) fn name(reader: &mut Reader<'_, '_>, what: &str) -> Option<String> {
@@ -45,6 +45,7 @@ pub fn nic(mut reader: Reader<'_, '_>) -> Option<(NicSpec, Place)> {
         link: reader.word("link", LinkWord::of, LinkWord::WORDS),
         core: reader.small("core"),
         socket: reader.path("socket"),
+        guest_memory: reader.word("guest_memory", MemoryWord::of, MemoryWord::WORDS),
     };
     let spec = name.and_then(|name| checked(&mut reader, form.spec(&name)));
     let place = reader.finish();

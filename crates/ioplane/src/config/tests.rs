@@ -64,13 +64,14 @@ fn a_whole_configuration_is_read() {
         name = "soft"
         emulate = "ne2000"
         switch = "lan"
+        guest_memory = "any"
     "#;
     let config = Config::parse(&folder.path().join("c.toml"), text).unwrap();
     config.images(|_| true).unwrap();
     assert_eq!(config.cores.iter().map(|(core, _)| core.id).collect::<Vec<_>>(), [0, 7]);
     assert_eq!(config.cores[0].0.spin_us, 1000);
     let root = config.disk("root").unwrap();
-    let BackingSpec::File { path, direct, engine } = &root.backing else { panic!("{root:?}") };
+    let BackingSpec::File { path, direct, engine, format: None } = &root.backing else { panic!("{root:?}") };
     assert_eq!(*path, folder.path().join("a.img"), "relative to the configuration");
     assert_eq!((*direct, *engine), (DirectWord::Off, EngineWord::Threads));
     assert_eq!((root.queues, root.queue_size, root.core), (2, 256, Some(7)));
@@ -79,6 +80,8 @@ fn a_whole_configuration_is_read() {
     assert_eq!((scratch.serial.as_str(), scratch.queue_size), ("scratch", 128));
     let functions: Vec<_> = config.functions.iter().map(|(f, _)| (f.name.as_str(), f.mode())).collect();
     assert_eq!(functions, [("card", "virtual"), ("soft", "emulated")]);
+    let files = |n: usize| config.functions[n].0.limits().files;
+    assert_eq!((files(0), files(1)), (ioplane_memory::Files::Ram, ioplane_memory::Files::Any));
 }
 
 #[test]
@@ -417,7 +420,7 @@ fn network_cases() -> Vec<(String, usize, String, String)> {
             "[daemon]\nsocket_group = \"nobody-here\"\n".into(),
             2,
             "there is no group \"nobody-here\"",
-            "name a group of /etc/group, such as kvm or libvirt-qemu, or give its number".into(),
+            "name a group that `getent group` knows, such as kvm or libvirt-qemu, or give its number".into(),
         ),
         (
             "[daemon]\nsocket_mode = \"0888\"\n".into(),

@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ioplane_device::Still;
-use ioplane_storage::{Backing, FileBacking, FileOptions, MemoryBacking};
+use ioplane_storage::{Backing, FileBacking, FileOptions, ImageId, MemoryBacking, Raw};
 use ioplane_virtio::blk::{Blk, BlkOptions};
 
 use super::Daemon;
 use super::ground::Ground;
 use super::ledger::{DiskRecord, Entries};
+use super::retry::Trouble;
 use super::served::{Kind, Note, Queued, Served, blocking};
 use super::shelf::Shelf;
 use super::twin;
@@ -20,7 +21,7 @@ use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 use crate::report::{BackingReport, Counts, DiskReport, Door, QueueReport, ServedState, VmReport, faults_of};
 use crate::size::Size;
-use crate::spec::{BackingSpec, DirectWord, DiskSpec, EngineWord, QUEUE_SIZE_MAX, ServedSpec};
+use crate::spec::{BackingSpec, DirectWord, DiskSpec, EngineWord, FormatWord, QUEUE_SIZE_MAX, ServedSpec};
 
 /// How often the log says that an image is still being waited for.
 const NEWS: Duration = Duration::from_secs(2);
@@ -31,6 +32,8 @@ pub struct Opened {
     pub backing: Arc<dyn Backing>,
     /// What is said of it.
     pub report: BackingReport,
+    /// Which image it is.
+    pub image: Option<ImageId>,
 }
 
 impl Opened {
@@ -42,7 +45,7 @@ impl Opened {
             why_threads: None,
             direct: None,
         };
-        Opened { backing, report }
+        Opened { backing, report, image: None }
     }
 
     fn file(backing: Arc<FileBacking>, path: &Path) -> Self {
@@ -53,20 +56,26 @@ impl Opened {
             why_threads: backing.why_threads().map(str::to_owned),
             direct: Some(backing.is_direct()),
         };
-        Opened { backing, report }
+        let image = backing.id();
+        Opened { backing, report, image }
     }
 }
 
-/// How an image is opened.
+/// How an image is opened; `known` is the one that was served as raw before.
 fn file_options(
     spec: &DiskSpec,
     path: &Path,
-    direct: DirectWord,
-    engine: EngineWord,
+    (format, direct, engine): (Option<FormatWord>, DirectWord, EngineWord),
+    known: Option<ImageId>,
     owner: &Path,
 ) -> FileOptions {
+    let raw = match format {
+        Some(FormatWord::Raw) => Raw::Stated,
+        None => known.map_or(Raw::Probed, Raw::Remembered),
+    };
     FileOptions {
         read_only: spec.read_only,
+        raw,
         direct: direct.below(),
         engine: engine.below(),
         logical_block: spec.block_size,
@@ -79,8 +88,9 @@ fn file_options(
 pub fn adopt(record: &DiskRecord, owner: &Path, file: OwnedFd) -> Result<Opened, Refusal> {
     match &record.now.backing {
         BackingSpec::Memory { bytes } => Ok(Opened::memory(MemoryBacking::adopt(file, *bytes)?)),
-        BackingSpec::File { path, direct, engine } => {
-            let options = file_options(&record.now, path, *direct, *engine, owner);
+        BackingSpec::File { path, format, direct, engine } => {
+            let how = (*format, *direct, *engine);
+            let options = file_options(&record.now, path, how, record.image, owner);
             let backing = FileBacking::adopt(&options, file)?;
             if let Some(bytes) = record.bytes.filter(|bytes| *bytes < backing.info().bytes) {
                 backing.resize(bytes)?;
@@ -103,18 +113,14 @@ pub fn model(spec: &DiskSpec, backing: Arc<dyn Backing>) -> Blk {
     Blk::new(options, backing)
 }
 
-/// Opens what is behind a disk. Blocks: while I/O of a daemon that died is still landing there, up to a minute.
-pub fn open(
-    spec: &DiskSpec,
-    backing: &BackingSpec,
-    bytes: Option<u64>,
-    owner: &Path,
-) -> Result<Opened, Refusal> {
-    let (path, direct, engine) = match backing {
+/// Opens what is behind a disk, as its record has it. Blocks: while I/O of a daemon that died is still landing there, up to a minute.
+pub fn open(record: &DiskRecord, owner: &Path) -> Result<Opened, Refusal> {
+    let (spec, bytes) = (&record.now, record.bytes);
+    let (path, how) = match &spec.backing {
         BackingSpec::Memory { bytes } => return Ok(Opened::memory(MemoryBacking::new(*bytes)?)),
-        BackingSpec::File { path, direct, engine } => (path, direct, engine),
+        BackingSpec::File { path, format, direct, engine } => (path, (*format, *direct, *engine)),
     };
-    let options = file_options(spec, path, *direct, *engine, owner);
+    let options = file_options(spec, path, how, record.image, owner);
     let mut said = Instant::now();
     let file = FileBacking::open_watched(options, &mut |waiting| {
         if said.elapsed() >= NEWS {
@@ -204,7 +210,8 @@ impl Disk {
             return Err(Refusal::flaws(std::slice::from_ref(flaw)));
         }
         let (next, owner) = (spec.backing.clone(), self.served.handle.socket().to_owned());
-        let opened = blocking(move || open(&spec, &spec.backing, None, &owner)).await?;
+        let opened = blocking(move || open(&DiskRecord::added(spec), &owner)).await?;
+        let image = opened.image;
         let (note, shown) = (self.served.note.clone(), self.backing.clone());
         let fresh = opened.backing.clone();
         let exchange = move |model: &mut Blk, still: &Still| {
@@ -226,7 +233,7 @@ impl Disk {
             })?;
             let noted = note.change(|record| {
                 record.now.backing = next;
-                record.bytes = None;
+                (record.bytes, record.image) = (None, image);
             });
             if let Err(refused) = noted {
                 return match model.replace_backing(still, old) {
@@ -284,9 +291,20 @@ impl Kind for Disk {
         memory.then_some(("changing a disk in memory would lose its content", remedy))
     }
 
-    /// No change of a disk's configuration is made so; see [`Kind::lives_on`].
+    /// Only what is said of the image's format differs: what is open is raw.
+    fn lives_on(now: &DiskSpec, next: &DiskSpec) -> bool {
+        let without = |spec: &DiskSpec| {
+            let mut spec = spec.clone();
+            if let BackingSpec::File { format, .. } = &mut spec.backing {
+                *format = None;
+            }
+            spec
+        };
+        without(now) == without(next)
+    }
+
     async fn become_next(&self, next: DiskRecord) -> Result<(), Refusal> {
-        self.note().adopt(next.configured)
+        self.note().change(|record| (record.configured, record.now) = (next.configured, next.now))
     }
 
     fn records(entries: &mut Entries) -> &mut BTreeMap<String, DiskRecord> {
@@ -297,9 +315,11 @@ impl Kind for Disk {
         &mut entries.removed
     }
 
-    async fn open(record: DiskRecord, ground: &Arc<Ground>, _below: &Arc<()>) -> Result<Disk, Refusal> {
-        let (spec, bytes, owner) = (record.now.clone(), record.bytes, ground.socket(&record.now));
-        let opened = blocking(move || open(&spec, &spec.backing, bytes, &owner)).await?;
+    async fn open(mut record: DiskRecord, ground: &Arc<Ground>, _below: &Arc<()>) -> Result<Disk, Refusal> {
+        let (wanted, owner) = (record.clone(), ground.socket(&record.now));
+        let opened = blocking(move || open(&wanted, &owner)).await?;
+        // From here on its guest may write whatever it likes into this image.
+        record.image = opened.image;
         let served = Served::start(model(&record.now, opened.backing), record, ground)?;
         Ok(Disk { served, backing: Arc::new(Mutex::new(opened.report)) })
     }
@@ -325,8 +345,8 @@ impl Kind for Disk {
         let mut report = Disk::blank(&self.served.note.read(), socket, ServedState::Busy, None);
         report.backing = lock(&self.backing).clone();
         let shape = |model: &mut Blk| (model.bytes(), model.read_only());
-        let twin = self.served.second_status().await;
-        let Some((mut status, (size, read_only))) = self.served.glance(shape).await else { return report };
+        let (twin, seen) = tokio::join!(self.served.second_status(), self.served.glance(shape));
+        let Some((mut status, (size, read_only))) = seen else { return report };
         report.owner = status.owner.then_some(Door::Socket);
         report.waiting = status.waiting.then_some(Door::Socket);
         if let Some(theirs) = twin {
@@ -339,12 +359,13 @@ impl Kind for Disk {
         report.vm = status.peer.map(VmReport::of);
         report.features = status.features;
         (report.front_end_faults, report.last_front_end_fault) = faults_of(&status);
+        report.mappings = status.mappings;
         report.totals = Counts::sum(&status.queues);
         report.queues = status.queues.into_iter().map(QueueReport::from).collect();
         report
     }
 
-    fn blank(record: &DiskRecord, socket: PathBuf, state: ServedState, why: Option<&Refusal>) -> DiskReport {
+    fn blank(record: &DiskRecord, socket: PathBuf, state: ServedState, why: Option<&Trouble>) -> DiskReport {
         let spec = &record.now;
         let (kind, path, size) = match &spec.backing {
             BackingSpec::File { path, .. } => ("file", Some(path.clone()), 0),
@@ -355,8 +376,9 @@ impl Kind for Disk {
         DiskReport {
             name: spec.name.clone(),
             state,
-            error: why.map(|why| why.error.clone()),
-            remedy: why.map(|why| why.remedy.clone()),
+            error: why.map(|trouble| trouble.why.error.clone()),
+            remedy: why.map(|trouble| trouble.why.remedy.clone()),
+            retry: why.map(Trouble::report),
             origin: record.origin().to_owned(),
             connected: false,
             connections: 0,
@@ -374,6 +396,7 @@ impl Kind for Disk {
             features: 0,
             front_end_faults: Default::default(),
             last_front_end_fault: None,
+            mappings: 0,
             totals: Counts::default(),
             queues: (0..spec.queues).map(QueueReport::blank).collect(),
         }

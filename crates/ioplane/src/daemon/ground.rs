@@ -26,6 +26,8 @@ pub struct Ground {
     control: PathBuf,
     access: Access,
     claims: Mutex<BTreeMap<String, Claim>>,
+    /// Something could not be served, and is to be tried again.
+    pub failed: tokio::sync::Notify,
 }
 
 impl Ground {
@@ -37,7 +39,15 @@ impl Ground {
         control: PathBuf,
         access: Access,
     ) -> Self {
-        Ground { cores, ledger, run_dir, control, access, claims: Mutex::default() }
+        Ground {
+            cores,
+            ledger,
+            run_dir,
+            control,
+            access,
+            claims: Mutex::default(),
+            failed: tokio::sync::Notify::new(),
+        }
     }
 
     /// Who may connect to the sockets.

@@ -13,6 +13,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ioplane_storage::ImageId;
 use serde::{Deserialize, Serialize};
 
 use crate::spec::{CoreSpec, DiskSpec, Flaw, FunctionSpec, NicSpec, ServedSpec, SwitchSpec};
@@ -30,6 +31,9 @@ pub struct Record<S> {
     /// A disk's size, set at run time, that the backing does not remember by itself (part of a block device).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
+    /// A disk's image, opened as raw. Its guest may have written anything since, the first bytes of another format too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageId>,
 }
 
 /// A disk, as it is being served.
@@ -87,6 +91,9 @@ pub struct Entries {
     /// Configured PCI functions that were removed at run time, as they were configured.
     #[serde(default)]
     pub removed_functions: BTreeMap<String, FunctionSpec>,
+    /// TAP devices that the daemon has made, by name, with the numbers that they got then.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub taps: BTreeMap<String, u32>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -247,7 +254,7 @@ fn check(kind: &str, name: &str, inside: &str, flaws: &[Flaw]) -> Result<(), Str
 impl<S: ServedSpec> Record<S> {
     /// One that somebody has asked for just now.
     pub fn added(now: S) -> Self {
-        Record { configured: None, now, moved: BTreeMap::new(), bytes: None }
+        Record { configured: None, now, moved: BTreeMap::new(), bytes: None, image: None }
     }
 
     /// Where it comes from, in a word.
@@ -262,13 +269,14 @@ impl<S: ServedSpec> Record<S> {
             None | Some(Record { configured: None, .. }) => {
                 Record { configured: Some(configured.clone()), ..Record::added(configured.clone()) }
             }
-            Some(Record { configured: Some(base), now, moved, bytes }) => {
+            Some(Record { configured: Some(base), now, moved, bytes, image }) => {
                 let merged = S::three_way(base, configured, now);
                 let same = S::same_content(&merged, now);
                 Record {
                     configured: Some(configured.clone()),
                     moved: if configured.core() == base.core() { moved.clone() } else { BTreeMap::new() },
                     bytes: bytes.filter(|_| same),
+                    image: image.filter(|_| same),
                     now: merged,
                 }
             }

@@ -20,10 +20,12 @@ mod ledger;
 mod metrics;
 mod nic;
 mod reload;
+mod retry;
 mod serve;
 mod served;
 mod shelf;
 mod switches;
+mod taps;
 #[cfg(test)]
 mod tests;
 mod twin;
@@ -37,7 +39,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::config::{Config, Problem, Problems};
+use crate::config::{Config, Problems};
 use crate::refusal::Refusal;
 use crate::report::{StatusReport, UpgradeReport};
 use crate::spec::{CoreSpec, Flaw, ServedSpec};
@@ -45,7 +47,7 @@ use cores::Cores;
 use disk::Disk;
 use functions::{Card, Functions};
 use ground::Ground;
-use ledger::{Ledger, Record};
+use ledger::{DiskRecord, FunctionRecord, Ledger, NicRecord, Record};
 use nic::Nic;
 use served::Kind;
 use shelf::{OnFailure, Shelf};
@@ -82,21 +84,16 @@ pub struct Daemon {
     lock: std::fs::File,
 }
 
-/// What is to be served from the beginning, and whether an earlier daemon did.
-struct Start<K: Kind> {
-    record: Record<K::Spec>,
-    known: bool,
-}
-
 /// Everything that is to be served from the beginning.
 struct Starts {
-    disks: Vec<Start<Disk>>,
-    nics: Vec<Start<Nic>>,
-    functions: Vec<Start<Card>>,
+    disks: Vec<DiskRecord>,
+    nics: Vec<NicRecord>,
+    functions: Vec<FunctionRecord>,
 }
 
 impl Daemon {
-    /// Reads the state file and starts cores and switches; disks and NICs come by [`Daemon::open_all`]. `lock` is [`take`]'s.
+    /// Reads the state file and starts cores and switches; disks and NICs come by [`Daemon::open_all`], and what they need may be
+    /// missing. `lock` is [`take`]'s.
     fn start(
         config: Config,
         control: PathBuf,
@@ -106,15 +103,15 @@ impl Daemon {
         let recovered = run_dir.clone();
         let daemon = Daemon::idle(config, control, run_dir, lock)?;
         functions::recover(&recovered, daemon.config().daemon.access)?;
-        let known = daemon.ledger.entries();
-        daemon
-            .config()
-            .images(|name| !known.disks.contains_key(name) && !known.removed.contains_key(name))?;
         daemon.start_cores()?;
         daemon.start_switches()?;
-        let start =
-            Starts { disks: daemon.to_serve()?, nics: daemon.to_serve()?, functions: daemon.to_serve()? };
+        let start = Starts {
+            disks: daemon.to_serve::<Disk>()?,
+            nics: daemon.to_serve::<Nic>()?,
+            functions: daemon.to_serve::<Card>()?,
+        };
         daemon.settle(&daemon.config());
+        taps::sweep(&daemon.ledger);
         Ok((Arc::new(daemon), start))
     }
 
@@ -216,8 +213,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// The configured switches as they were changed at run time, and those added at run time. One whose uplink has been lost
-    /// is kept without it: guests may be talking over it.
+    /// The configured switches as they were changed at run time, and those added at run time. One whose uplink cannot be had
+    /// is kept without it, and it is tried again: guests may be talking over it.
     fn start_switches(&self) -> Result<()> {
         let (config, known) = (self.config(), self.ledger.entries());
         let mut problems = Vec::new();
@@ -227,8 +224,7 @@ impl Daemon {
                 continue;
             }
             let known = known.switches.get(&spec.name);
-            let on_failure = if known.is_some() { OnFailure::Keep } else { OnFailure::Forget };
-            if let Err(refused) = self.switches.add(switches::merged(spec, known), on_failure) {
+            if let Err(refused) = self.switches.add(switches::merged(spec, known), OnFailure::Keep) {
                 let reason = format!("switch {}: {}", spec.name, refused.error);
                 problems.push(place.problem(Flaw::new("uplink", reason, refused.remedy)));
             }
@@ -250,7 +246,7 @@ impl Daemon {
     }
 
     /// What to serve of one kind: what is configured as it was changed at run time, and what was added at run time.
-    fn to_serve<K: Kind>(&self) -> Result<Vec<Start<K>>> {
+    fn to_serve<K: Kind>(&self) -> Result<Vec<Record<K::Spec>>> {
         let (config, mut known) = (self.config(), self.ledger.entries());
         let removed = std::mem::take(K::removed(&mut known));
         let known = std::mem::take(K::records(&mut known));
@@ -270,14 +266,14 @@ impl Daemon {
                     "the configuration has another one than was served last: serving that"
                 );
             }
-            start.push(Start { record, known: known.is_some() });
+            start.push(record);
         }
         let mut gone = Vec::new();
         for (name, record) in &known {
             let configured = K::configured(&config).iter().any(|(spec, _)| spec.name() == name);
             match &record.configured {
                 _ if configured => {}
-                None => start.push(Start { record: record.clone(), known: true }),
+                None => start.push(record.clone()),
                 Some(_) => {
                     tracing::warn!(kind = K::NAME, name, "gone from the configuration: no longer served");
                     gone.push(name.clone());
@@ -288,40 +284,29 @@ impl Daemon {
         Ok(start)
     }
 
-    /// Opens all of them at once, so that a guest waits only for its own. What was served before and cannot be now is
-    /// kept as failed; any other refuses the configuration, and nothing is served.
+    /// Opens all of them at once, so that a guest waits only for its own. What cannot be opened is kept as failed, and tried
+    /// again: one image that is not there, after a reboot perhaps, is no reason to leave the other guests without theirs.
     async fn open_all(self: Arc<Self>, start: Starts) -> Result<()> {
-        let (disks, nics, functions) =
-            tokio::join!(self.open(start.disks), self.open(start.nics), self.open(start.functions));
-        let problems: Vec<Problem> = disks?.into_iter().chain(nics?).chain(functions?).collect();
-        if problems.is_empty() { Ok(()) } else { Err(Problems::new(&self.config().file, problems).into()) }
+        let (disks, nics, functions) = tokio::join!(
+            self.open::<Disk>(start.disks),
+            self.open::<Nic>(start.nics),
+            self.open::<Card>(start.functions)
+        );
+        disks.and(nics).and(functions)
     }
 
     /// Those of one kind.
-    async fn open<K: Kind>(self: &Arc<Self>, start: Vec<Start<K>>) -> Result<Vec<Problem>> {
-        let fresh = start.iter().filter(|one| !one.known).map(|one| one.record.now.name().to_owned());
-        let fresh: Vec<String> = fresh.collect();
+    async fn open<K: Kind>(self: &Arc<Self>, start: Vec<Record<K::Spec>>) -> Result<()> {
         let mut opening = tokio::task::JoinSet::new();
-        for Start { record, known } in start {
+        for record in start {
             let daemon = self.clone();
-            opening.spawn(async move {
-                let name = record.now.name().to_owned();
-                let on_failure = if known { OnFailure::Keep } else { OnFailure::Forget };
-                (name, known, K::shelf(&daemon).add(record, on_failure).await)
-            });
+            // What fails is in the log, and in every report.
+            opening.spawn(async move { K::shelf(&daemon).add(record, OnFailure::Keep).await.is_ok() });
         }
-        let config = self.config();
-        let mut problems: Vec<Problem> = Vec::new();
         while let Some(opened) = opening.join_next().await {
-            let (name, known, outcome) = opened.with_context(|| format!("opening a {}", K::NAME))?;
-            if let (false, Err(Refusal { error, remedy, .. })) = (known, outcome) {
-                problems.push(config.served_problem(K::NAME, &name, error, remedy));
-            }
+            opened.with_context(|| format!("opening a {}", K::NAME))?;
         }
-        if !problems.is_empty() {
-            self.ledger.change(|entries| K::records(entries).retain(|name, _| !fresh.contains(name)))?;
-        }
-        Ok(problems)
+        Ok(())
     }
 
     /// Opens the functions that a predecessor had: they are not handed over, so nobody uses them.
@@ -335,17 +320,31 @@ impl Daemon {
         self.switches.stop().await;
     }
 
-    /// How everything is.
+    /// Takes away what the daemon made for something that is no more.
+    async fn sweep(&self) {
+        let ledger = self.ledger.clone();
+        let swept = served::blocking(move || {
+            taps::sweep(&ledger);
+            Ok(())
+        });
+        if let Err(error) = swept.await {
+            tracing::error!(%error, "taking TAP devices away");
+        }
+    }
+
+    /// How everything is. Everything is asked at once: it takes as long as the slowest answer, a second at most.
     async fn status(&self) -> StatusReport {
+        let (disks, nics, functions) =
+            tokio::join!(self.disks.report(), self.nics.report(), self.functions.report());
         StatusReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             uptime_s: self.started.elapsed().as_secs(),
             config: self.config().file.clone(),
-            disks: self.disks.report().await,
+            disks,
             switches: self.switches.report(),
-            nics: self.nics.report().await,
-            functions: self.functions.report().await,
+            nics,
+            functions,
             cores: self.cores.report(),
             upgrade: self.upgraded.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }

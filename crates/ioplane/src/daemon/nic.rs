@@ -10,6 +10,7 @@ use ioplane_virtio::net::{Net, NetOptions};
 use super::Daemon;
 use super::ground::Ground;
 use super::ledger::{Entries, NicRecord};
+use super::retry::Trouble;
 use super::served::{Kind, Note, Queued, Served};
 use super::shelf::Shelf;
 use super::switches::Switches;
@@ -137,6 +138,7 @@ impl Kind for Nic {
         report.vm = status.peer.map(VmReport::of);
         report.features = status.features;
         (report.front_end_faults, report.last_front_end_fault) = faults_of(&status);
+        report.mappings = status.mappings;
         report.port = port;
         report.sent = FrameCounts::sum(&status.queues, Role::Transmit);
         report.received = FrameCounts::sum(&status.queues, Role::Receive);
@@ -145,13 +147,14 @@ impl Kind for Nic {
         report
     }
 
-    fn blank(record: &NicRecord, socket: PathBuf, state: ServedState, why: Option<&Refusal>) -> NicReport {
+    fn blank(record: &NicRecord, socket: PathBuf, state: ServedState, why: Option<&Trouble>) -> NicReport {
         let spec = &record.now;
         NicReport {
             name: spec.name.clone(),
             state,
-            error: why.map(|why| why.error.clone()),
-            remedy: why.map(|why| why.remedy.clone()),
+            error: why.map(|trouble| trouble.why.error.clone()),
+            remedy: why.map(|trouble| trouble.why.remedy.clone()),
+            retry: why.map(Trouble::report),
             origin: record.origin().to_owned(),
             connected: false,
             connections: 0,
@@ -169,6 +172,7 @@ impl Kind for Nic {
             features: 0,
             front_end_faults: BTreeMap::new(),
             last_front_end_fault: None,
+            mappings: 0,
             port: PortReport { name: spec.name.clone(), ..PortReport::default() },
             received: FrameCounts::default(),
             sent: FrameCounts::default(),

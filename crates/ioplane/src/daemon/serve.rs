@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use ioplane_host::socket::{self, Place};
 use sd_notify::NotifyState;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -29,6 +30,7 @@ const LAST_WORDS: Duration = Duration::from_secs(6);
 /// Serves `config` until SIGTERM or SIGINT, or until another binary has taken everything over. `socket` goes before what the
 /// configuration says. With `inherit` it is that other binary.
 pub fn serve(config: &Path, socket: Option<PathBuf>, inherit: bool) -> Result<()> {
+    raise_descriptor_limit();
     // Few: the work is done by the I/O cores.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -41,6 +43,16 @@ pub fn serve(config: &Path, socket: Option<PathBuf>, inherit: bool) -> Result<()
     });
     runtime.shutdown_timeout(LINGER);
     outcome
+}
+
+/// As many descriptors as the system allows: each region of a guest's memory takes one, and who is short of them is short of them
+/// for all guests.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::warn!(%error, "raising the limit on open files");
+    }
 }
 
 /// Signals that end or change a daemon, instead of killing it.
@@ -105,7 +117,9 @@ async fn run(config: Config, socket: Option<PathBuf>) -> Result<()> {
         finish(&daemon, outcome?).await?;
         opened = true;
     }
-    let listener = bind(&control).with_context(|| format!("the control socket {}", control.display()))?;
+    let listener = socket::bind(&control)
+        .and_then(UnixListener::from_std)
+        .with_context(|| format!("the control socket {}", control.display()))?;
     let opening = (!opened).then_some(opening);
     attend(House { daemon, control, run_dir, listener, metrics }, signals, opening, None).await
 }
@@ -127,6 +141,7 @@ async fn attend(
     report: Option<upgrade::Report>,
 ) -> Result<()> {
     let House { daemon, control, run_dir, listener, metrics } = house;
+    let place = Place::of(&control);
     let (left, mut leaving) = watch::channel(None);
     let doors = (listener.as_fd().try_clone_to_owned()?, metrics.as_ref().map(door).transpose()?);
     let (door, metrics_door) = doors;
@@ -138,6 +153,7 @@ async fn attend(
             let _ = leaving.wait_for(Option::is_some).await;
         }
     };
+    tokio::spawn(daemon.clone().retry());
     let router = api::router(daemon.clone());
     let mut api = tokio::spawn(axum::serve(listener, router).with_graceful_shutdown(until()).into_future());
     let metrics = metrics.map(|listener| {
@@ -196,7 +212,7 @@ async fn attend(
         daemon.stop().await;
         api.abort();
         metrics.iter().for_each(|task| task.abort());
-        let _ = std::fs::remove_file(&control);
+        place.clear();
     };
     // Who asks twice does not want to wait: the journals have what is in flight.
     tokio::select! {
@@ -267,15 +283,4 @@ async fn listen_metrics(config: &Config) -> Result<Option<TcpListener>> {
             Err(Problems::new(&config.file, vec![config.daemon_place.problem(flaw)]).into())
         }
     }
-}
-
-/// Binds the control socket, for this user alone. Whoever holds the run directory may replace what was left behind.
-fn bind(path: &Path) -> std::io::Result<UnixListener> {
-    // Bound beside and renamed, so that it is never there with the wrong mode.
-    let fresh = path.with_extension("new");
-    let _ = std::fs::remove_file(&fresh);
-    let listener = UnixListener::bind(&fresh)?;
-    std::fs::set_permissions(&fresh, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
-    std::fs::rename(&fresh, path)?;
-    Ok(listener)
 }

@@ -7,19 +7,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ioplane_host::vhost_user::{self, Handle, Lease, STOP_PATIENCE, ServerOptions, Status};
+use ioplane_memory::Limits;
 use ioplane_virtio::VirtioDevice;
 
 use super::Daemon;
 use super::ground::Ground;
 use super::ledger::{Entries, Ledger, Record};
+use super::retry::Trouble;
 use super::shelf::Shelf;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 use crate::report::ServedState;
 use crate::spec::ServedSpec;
 
-/// How long a report waits for a device that is busy with a change.
-const GLANCE: Duration = Duration::from_secs(1);
+/// How long a report waits for what a device that is busy with a change says; all are asked at once.
+pub(super) const GLANCE: Duration = Duration::from_secs(1);
 
 /// One kind of thing that is served on a socket of its own.
 pub trait Kind: Send + Sync + Sized + 'static {
@@ -90,7 +92,7 @@ pub trait Kind: Send + Sync + Sized + 'static {
         record: &Record<Self::Spec>,
         socket: PathBuf,
         state: ServedState,
-        why: Option<&Refusal>,
+        why: Option<&Trouble>,
     ) -> Self::Report;
 }
 
@@ -313,7 +315,8 @@ pub(super) fn serve<V: VirtioDevice, S: ServedSpec>(
 
 /// Where and how one instance of a device is served.
 pub(super) fn options<S: ServedSpec>(socket: PathBuf, record: &Record<S>, ground: &Ground) -> ServerOptions {
-    ServerOptions { socket, pool: Arc::new(ground.seating(record)), dirty_log: true }
+    let limits = Limits { files: record.now.guest_memory().below(), ..Limits::default() };
+    ServerOptions { dirty_log: true, limits, ..ServerOptions::new(socket, Arc::new(ground.seating(record))) }
 }
 
 /// Does what may block on a thread for that.

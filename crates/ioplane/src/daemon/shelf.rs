@@ -2,30 +2,36 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
 
 use super::ground::Ground;
 use super::ledger::Record;
-use super::served::{Kind, Queued};
+use super::retry::Trouble;
+use super::served::{GLANCE, Kind, Queued};
 use crate::refusal::Refusal;
 use crate::report::ServedState;
 use crate::spec::ServedSpec;
 
 /// How long stopping waits for the devices; then what is in flight stays in the journals, for the next daemon to replay.
 const STOP: Duration = Duration::from_secs(40);
+/// How long a change waits for one that is being tried again just now.
+const TURN: Duration = Duration::from_secs(2);
 
 enum Slot<K: Kind> {
-    Opening(Record<K::Spec>),
+    /// For the first time, or again.
+    Opening(Record<K::Spec>, Option<Trouble>),
     Served(Arc<K>),
-    Failed(Record<K::Spec>, Refusal),
+    Failed(Record<K::Spec>, Trouble),
 }
 
 impl<K: Kind> Clone for Slot<K> {
     fn clone(&self) -> Self {
         match self {
-            Slot::Opening(record) => Slot::Opening(record.clone()),
+            Slot::Opening(record, trouble) => Slot::Opening(record.clone(), trouble.clone()),
             Slot::Served(one) => Slot::Served(one.clone()),
-            Slot::Failed(record, refused) => Slot::Failed(record.clone(), refused.clone()),
+            Slot::Failed(record, trouble) => Slot::Failed(record.clone(), trouble.clone()),
         }
     }
 }
@@ -33,7 +39,7 @@ impl<K: Kind> Clone for Slot<K> {
 impl<K: Kind> Slot<K> {
     fn record(&self) -> Record<K::Spec> {
         match self {
-            Slot::Opening(record) | Slot::Failed(record, _) => record.clone(),
+            Slot::Opening(record, _) | Slot::Failed(record, _) => record.clone(),
             Slot::Served(one) => one.note().read(),
         }
     }
@@ -44,7 +50,7 @@ impl<K: Kind> Slot<K> {
 pub enum OnFailure {
     /// It was asked for just now: forget it.
     Forget,
-    /// It was being served before the daemon died, and a guest may be waiting for it: keep it, as failed.
+    /// It is to be served as long as it is configured, and a guest may be waiting for it: keep it, as failed, and try again.
     Keep,
 }
 
@@ -54,6 +60,8 @@ pub type Settled<K> = (Vec<(String, Arc<K>)>, Vec<(String, Refusal)>);
 /// All of one kind.
 pub struct Shelf<K: Kind> {
     slots: Mutex<BTreeMap<String, Slot<K>>>,
+    /// A try has come to its end.
+    turned: Notify,
     pub(super) ground: Arc<Ground>,
     below: Arc<K::Below>,
 }
@@ -61,7 +69,7 @@ pub struct Shelf<K: Kind> {
 impl<K: Kind> Shelf<K> {
     /// None yet.
     pub fn new(ground: Arc<Ground>, below: Arc<K::Below>) -> Self {
-        Shelf { slots: Mutex::default(), ground, below }
+        Shelf { slots: Mutex::default(), turned: Notify::new(), ground, below }
     }
 
     fn slots(&self) -> MutexGuard<'_, BTreeMap<String, Slot<K>>> {
@@ -77,16 +85,11 @@ impl<K: Kind> Shelf<K> {
         }
         self.reserve(&record)?;
         match K::open(record.clone(), &self.ground, &self.below).await {
-            Ok(one) => {
-                let socket = one.socket().display().to_string();
-                tracing::info!(kind = K::NAME, name, socket, "serving");
-                self.slots().insert(name, Slot::Served(Arc::new(one)));
-                Ok(())
-            }
+            Ok(one) => self.opened(name, one).await,
             Err(refused) if on_failure == OnFailure::Keep => {
                 let (error, remedy) = (&refused.error, &refused.remedy);
                 tracing::error!(kind = K::NAME, name, error, remedy, "not served");
-                self.slots().insert(name, Slot::Failed(record, refused.clone()));
+                self.keep(record, Trouble::new(refused.clone()));
                 Err(refused)
             }
             Err(refused) => {
@@ -96,6 +99,122 @@ impl<K: Kind> Shelf<K> {
                     K::records(entries).remove(&name);
                 })?;
                 Err(refused)
+            }
+        }
+    }
+
+    /// It has been opened. Whoever has taken its place away meanwhile does not want it.
+    async fn opened(&self, name: String, one: K) -> Result<(), Refusal> {
+        let socket = one.socket().display().to_string();
+        let one = Arc::new(one);
+        let wanted = match self.slots().get_mut(&name) {
+            Some(slot @ Slot::Opening(..)) => {
+                *slot = Slot::Served(one.clone());
+                true
+            }
+            _ => false,
+        };
+        if !wanted {
+            return one.stop(true).await;
+        }
+        tracing::info!(kind = K::NAME, name, socket, "serving");
+        self.turned.notify_waiters();
+        Ok(())
+    }
+
+    /// It could not be opened and stays, in the state file too: a successor has to know it.
+    fn keep(&self, record: Record<K::Spec>, trouble: Trouble) {
+        let name = record.now.name().to_owned();
+        let noted = self.ground.ledger.change(|entries| {
+            K::records(entries).insert(name.clone(), record.clone());
+        });
+        if let Err(error) = noted {
+            tracing::error!(%error, "the state file");
+        }
+        let mut slots = self.slots();
+        if let Some(slot @ Slot::Opening(..)) = slots.get_mut(&name) {
+            *slot = Slot::Failed(record, trouble);
+        }
+        drop(slots);
+        self.turned.notify_waiters();
+        self.ground.failed.notify_one();
+    }
+
+    /// When the next of those that could not be served is to be tried again.
+    pub fn next(&self) -> Option<Instant> {
+        let slots = self.slots();
+        let next = slots.values().filter_map(|slot| match slot {
+            Slot::Failed(_, trouble) => trouble.next(),
+            _ => None,
+        });
+        next.min()
+    }
+
+    /// Begins to try those again whose time has come: [`Shelf::retry`] or [`Shelf::later`] is to follow for each.
+    pub fn due(&self) -> Vec<String> {
+        let mut slots = self.slots();
+        let due = slots.iter_mut().filter(|(_, slot)| matches!(slot, Slot::Failed(_, why) if why.is_due()));
+        due.filter_map(|(name, slot)| slot.begin().then(|| name.clone())).collect()
+    }
+
+    /// Tries one again that could not be served, whether its time has come or not; the outcome.
+    pub async fn retry_now(&self, name: &str) -> Result<(), Refusal> {
+        if self.slots().get_mut(name).is_some_and(Slot::begin) {
+            return self.retry(name).await;
+        }
+        self.turn(name).await;
+        self.served(name).map(drop)
+    }
+
+    /// Goes on with a try that has begun. Others see it as failed meanwhile.
+    pub async fn retry(&self, name: &str) -> Result<(), Refusal> {
+        let (record, trouble) = match self.slots().get(name) {
+            Some(Slot::Opening(record, Some(trouble))) => (record.clone(), trouble.clone()),
+            _ => return Err(Self::missing(name)),
+        };
+        match K::open(record.clone(), &self.ground, &self.below).await {
+            Ok(one) => self.opened(name.to_owned(), one).await,
+            Err(refused) => {
+                // The same reason again is no news.
+                let (error, remedy) = (&refused.error, &refused.remedy);
+                match *error == trouble.why.error {
+                    true => tracing::debug!(kind = K::NAME, name, error, "still not served"),
+                    false => tracing::error!(kind = K::NAME, name, error, remedy, "not served"),
+                }
+                self.keep(record, trouble.again(refused.clone()));
+                Err(refused)
+            }
+        }
+    }
+
+    /// Notes what the configuration says now of one that could not be served.
+    pub fn configure(&self, name: &str, configured: Option<K::Spec>) {
+        if let Some(Slot::Failed(record, _)) = self.slots().get_mut(name) {
+            record.configured = configured;
+        }
+    }
+
+    /// One that was to be tried is not, now.
+    pub fn later(&self, name: &str) {
+        if let Some(slot) = self.slots().get_mut(name)
+            && let Slot::Opening(record, Some(trouble)) = slot
+        {
+            *slot = Slot::Failed(record.clone(), trouble.postponed());
+        }
+        self.turned.notify_waiters();
+        self.ground.failed.notify_one();
+    }
+
+    /// Waits until one is not being tried again any more, for a moment.
+    async fn turn(&self, name: &str) {
+        let end = tokio::time::Instant::now() + TURN;
+        loop {
+            let turned = self.turned.notified();
+            if !matches!(self.slots().get(name), Some(Slot::Opening(_, Some(_)))) {
+                return;
+            }
+            if tokio::time::timeout_at(end, turned).await.is_err() {
+                return;
             }
         }
     }
@@ -116,8 +235,8 @@ impl<K: Kind> Shelf<K> {
         for (name, slot) in self.slots().iter() {
             match slot {
                 Slot::Served(one) => served.push((name.clone(), one.clone())),
-                Slot::Failed(_, why) => failed.push((name.clone(), why.clone())),
-                Slot::Opening(_) => {
+                Slot::Failed(_, trouble) => failed.push((name.clone(), trouble.why.clone())),
+                Slot::Opening(..) => {
                     let why = format!("{} {name} is still being opened", K::NAME);
                     return Err(Refusal::busy(why, "try again when it is served"));
                 }
@@ -166,14 +285,14 @@ impl<K: Kind> Shelf<K> {
 
     /// Takes in one that another process could not serve. Its name has been claimed.
     pub fn take_failed(&self, record: Record<K::Spec>, why: Refusal) {
-        self.slots().insert(record.now.name().to_owned(), Slot::Failed(record, why));
+        self.slots().insert(record.now.name().to_owned(), Slot::Failed(record, Trouble::new(why)));
     }
 
     /// Takes the name and the socket.
     fn reserve(&self, record: &Record<K::Spec>) -> Result<(), Refusal> {
         let name = record.now.name();
         let mut slots = self.slots();
-        if let Some(Slot::Failed(..)) = slots.get(name) {
+        if let Some(Slot::Failed(..) | Slot::Opening(_, Some(_))) = slots.get(name) {
             let (kind, command) = (K::NAME, K::COMMAND);
             return Err(Refusal::conflict(
                 format!("{kind} {name} is there, and could not be served"),
@@ -181,7 +300,7 @@ impl<K: Kind> Shelf<K> {
             ));
         }
         self.ground.claim(K::NAME, &record.now)?;
-        slots.insert(name.to_owned(), Slot::Opening(record.clone()));
+        slots.insert(name.to_owned(), Slot::Opening(record.clone(), None));
         Ok(())
     }
 
@@ -190,13 +309,13 @@ impl<K: Kind> Shelf<K> {
         let kind = K::NAME;
         match self.slots().get(name) {
             Some(Slot::Served(one)) => Ok(one.clone()),
-            Some(Slot::Opening(_)) => Err(Refusal::busy(
+            Some(Slot::Opening(_, None)) => Err(Refusal::busy(
                 format!("{kind} {name} is still being opened"),
                 "wait: I/O of a daemon that died may be landing in its image",
             )),
-            Some(Slot::Failed(_, refused)) => Err(Refusal::conflict(
-                format!("{kind} {name} is not served: {refused}"),
-                refused.remedy.clone(),
+            Some(Slot::Opening(_, Some(trouble)) | Slot::Failed(_, trouble)) => Err(Refusal::conflict(
+                format!("{kind} {name} is not served: {}", trouble.why),
+                trouble.why.remedy.clone(),
             )),
             None => Err(Self::missing(name)),
         }
@@ -217,7 +336,8 @@ impl<K: Kind> Shelf<K> {
     /// Those that could not be served.
     pub fn failed(&self) -> Vec<String> {
         let slots = self.slots();
-        let failed = slots.iter().filter(|(_, slot)| matches!(slot, Slot::Failed(..)));
+        let failed =
+            slots.iter().filter(|(_, slot)| matches!(slot, Slot::Failed(..) | Slot::Opening(_, Some(_))));
         failed.map(|(name, _)| name.clone()).collect()
     }
 
@@ -231,6 +351,11 @@ impl<K: Kind> Shelf<K> {
 
     /// Ends the service of one and forgets it; `lasting` is to remember that a configured one is not wanted.
     pub async fn remove(&self, name: &str, force: bool, lasting: bool) -> Result<(), Refusal> {
+        self.turn(name).await;
+        if matches!(self.slots().get(name), Some(Slot::Opening(_, Some(_)))) {
+            let why = format!("{} {name} is being tried again just now", K::NAME);
+            return Err(Refusal::busy(why, "try again in a moment"));
+        }
         if !self.failed().iter().any(|failed| failed == name) {
             let one = self.served(name)?;
             one.stop(force).await?;
@@ -251,7 +376,7 @@ impl<K: Kind> Shelf<K> {
     pub async fn report_of(&self, name: &str) -> Result<K::Report, Refusal> {
         let slot = self.slots().get(name).cloned();
         match slot {
-            Some(slot) => Ok(self.report_slot(&slot).await),
+            Some(slot) => Ok(report_slot(slot, &self.ground).await),
             None => Err(Self::missing(name)),
         }
     }
@@ -259,21 +384,21 @@ impl<K: Kind> Shelf<K> {
     /// How all are, by name.
     pub async fn report(&self) -> Vec<K::Report> {
         let slots: Vec<Slot<K>> = self.slots().values().cloned().collect();
-        let mut reports = Vec::with_capacity(slots.len());
-        // Asked one after the other: each answers at once, unless it is busy.
-        for slot in &slots {
-            reports.push(self.report_slot(slot).await);
+        // All are asked at once: one that is stuck costs the others nothing, and all of them together as much as one.
+        let mut asking = tokio::task::JoinSet::new();
+        for (index, slot) in slots.into_iter().enumerate() {
+            let ground = self.ground.clone();
+            asking.spawn(async move { (index, report_slot(slot, &ground).await) });
         }
-        reports
-    }
-
-    async fn report_slot(&self, slot: &Slot<K>) -> K::Report {
-        let socket = |record: &Record<K::Spec>| self.ground.socket(&record.now);
-        match slot {
-            Slot::Served(one) => one.report().await,
-            Slot::Opening(record) => K::blank(record, socket(record), ServedState::Opening, None),
-            Slot::Failed(record, why) => K::blank(record, socket(record), ServedState::Failed, Some(why)),
+        let mut reports = Vec::with_capacity(asking.len());
+        while let Some(report) = asking.join_next().await {
+            match report {
+                Ok(report) => reports.push(report),
+                Err(error) => tracing::error!(%error, "a report: this is a bug"),
+            }
         }
+        reports.sort_by_key(|(index, _)| *index);
+        reports.into_iter().map(|(_, report)| report).collect()
     }
 
     /// Ends the service of all, at once and whoever is connected. The ledger keeps them: the next daemon serves them
@@ -298,6 +423,33 @@ impl<K: Kind> Shelf<K> {
             );
         }
     }
+}
+
+impl<K: Kind> Slot<K> {
+    /// Begins to try again one that has failed, and says whether it did.
+    fn begin(&mut self) -> bool {
+        let Slot::Failed(record, trouble) = self else { return false };
+        *self = Slot::Opening(record.clone(), Some(trouble.clone()));
+        true
+    }
+}
+
+async fn report_slot<K: Kind>(slot: Slot<K>, ground: &Ground) -> K::Report {
+    let (record, state, trouble) = match slot {
+        Slot::Served(one) => {
+            let report = tokio::time::timeout(GLANCE + GLANCE / 4, one.report()).await;
+            match report {
+                Ok(report) => return report,
+                // It is served, and does not answer.
+                Err(_) => (one.note().read(), ServedState::Busy, None),
+            }
+        }
+        Slot::Opening(record, None) => (record, ServedState::Opening, None),
+        Slot::Opening(record, Some(trouble)) | Slot::Failed(record, trouble) => {
+            (record, ServedState::Failed, Some(trouble))
+        }
+    };
+    K::blank(&record, ground.socket(&record.now), state, trouble.as_ref())
 }
 
 impl<K: Queued> Shelf<K> {

@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ioplane_device::{QueueSet, Quiescent, Running};
-use ioplane_network::{NetworkError, Port, PortOptions, PortReading, Switch, SwitchSettings, Tap};
+use ioplane_network::{NetworkError, Port, PortOptions, PortReading, Switch, SwitchSettings, Tap, interface};
 
 use super::cores::Seating;
 use super::ground::Ground;
 use super::ledger::SwitchRecord;
+use super::retry::Trouble;
 use super::shelf::OnFailure;
 use crate::config::Config;
 use crate::refusal::Refusal;
@@ -22,13 +23,27 @@ use crate::spec::{Mac, SwitchSpec};
 
 /// How long an uplink may take to come to rest: nothing is ever in flight there.
 const REST: Duration = Duration::from_secs(2);
+/// How often uplinks are looked at: whether somebody has deleted their devices.
+const LOOK: Duration = Duration::from_secs(5);
 
 struct Slot {
     switch: Arc<Switch>,
     record: SwitchRecord,
     uplink: Option<Running<Tap>>,
     /// Why there is no uplink although there should be one.
-    failed: Option<Refusal>,
+    failed: Option<Trouble>,
+    /// It is being tried again.
+    trying: bool,
+}
+
+/// What a reload does about one.
+enum Step {
+    Nothing,
+    Add,
+    /// Its uplink is tried again.
+    Again,
+    /// It gets another uplink.
+    Change(Option<Running<Tap>>, Arc<Switch>),
 }
 
 /// What a successor needs to make one like it.
@@ -69,15 +84,101 @@ impl Switches {
             Ok(uplink) => (uplink, None),
             Err(refused) if on_failure == OnFailure::Keep => {
                 let Refusal { error, remedy, .. } = &refused;
-                tracing::error!(switch = name, error, remedy, "a switch has lost its uplink");
-                (None, Some(refused))
+                tracing::error!(switch = name, error, remedy, "a switch without its uplink");
+                (None, Some(Trouble::new(refused)))
             }
             Err(refused) => return Err(refused),
         };
         self.note(&record)?;
         tracing::info!(switch = name, uplink = record.now.uplink, "switching");
-        slots.insert(name, Slot { switch, record, uplink, failed });
+        slots.insert(name, Slot { switch, record, uplink, failed, trying: false });
+        drop(slots);
+        self.ground.failed.notify_one();
         Ok(())
+    }
+
+    /// When the next uplink is to be tried again.
+    pub fn next(&self) -> Option<Instant> {
+        let mut slots = self.slots();
+        let next = slots.values_mut().filter(|slot| !slot.trying).filter_map(|slot| match slot.trouble() {
+            Some(trouble) => trouble.next(),
+            // Nobody says when one is deleted.
+            None => slot.uplink.is_some().then(|| Instant::now() + LOOK),
+        });
+        next.min()
+    }
+
+    /// Begins to try uplinks again whose time has come: [`Switches::retry`] or [`Switches::later`] is to follow for each.
+    pub fn due(&self) -> Vec<String> {
+        let mut slots = self.slots();
+        let due = slots.iter_mut().filter(|(_, slot)| !slot.trying);
+        let due = due.filter_map(|(name, slot)| slot.trouble()?.is_due().then_some((name, slot)));
+        due.map(|(name, slot)| {
+            slot.trying = true;
+            name.clone()
+        })
+        .collect()
+    }
+
+    /// Tries the uplink of one again, unless somebody has taken it away or opened it meanwhile. No reload may be under way.
+    pub async fn retry(self: &Arc<Self>, name: &str) {
+        let (all, of) = (self.clone(), name.to_owned());
+        let done = super::served::blocking(move || Ok(all.open_again(&of, false)));
+        if let Ok(Some(unwanted)) = done.await {
+            end(Some(unwanted)).await;
+        }
+        self.ground.failed.notify_one();
+    }
+
+    /// One that was to be tried is not, now.
+    pub fn later(&self, name: &str) {
+        if let Some(slot) = self.slots().get_mut(name) {
+            slot.trying = false;
+            slot.failed = slot.trouble().map(|trouble| trouble.postponed());
+        }
+        self.ground.failed.notify_one();
+    }
+
+    /// Opens the uplink of one that has none that works, and gives back one that nobody wants any more. A device that somebody has
+    /// deleted is made again only if that is asked for: whoever deleted it knows best how it is to be.
+    fn open_again(&self, name: &str, make: bool) -> Option<Running<Tap>> {
+        let (switch, spec, old) = {
+            let mut slots = self.slots();
+            let slot = slots.get_mut(name)?;
+            let uplink = slot.record.now.uplink.clone().unwrap_or_default();
+            let there = interface(&uplink).is_some();
+            // One that the daemon made stays, unless somebody deletes it: a predecessor may have seen that.
+            let ours = self.ground.ledger.entries().taps.contains_key(&uplink);
+            let deleted = (slot.is_deleted() || ours) && !make;
+            if slot.trouble().is_none() || deleted && !there {
+                slot.trying = false;
+                slot.failed = slot.trouble().map(|trouble| trouble.again(trouble.why.clone()));
+                return None;
+            }
+            (slot.switch.clone(), slot.record.now.clone(), slot.uplink.take())
+        };
+        if let Some(old) = old
+            && let Err(refused) = end_tap(old)
+        {
+            tracing::warn!(error = refused.error, "an uplink did not come to rest");
+        }
+        let opened = self.open_uplink(&switch, &spec, OnFailure::Keep);
+        let mut slots = self.slots();
+        let slot =
+            slots.get_mut(name).filter(|slot| Arc::ptr_eq(&slot.switch, &switch) && slot.uplink.is_none());
+        let Some(slot) = slot else { return opened.ok().flatten() };
+        slot.trying = false;
+        match opened {
+            Ok(uplink) => {
+                tracing::info!(switch = name, uplink = spec.uplink, "a switch has its uplink");
+                (slot.uplink, slot.failed) = (uplink, None);
+            }
+            Err(refused) => {
+                let again = slot.failed.take().map(|trouble| trouble.again(refused.clone()));
+                slot.failed = Some(again.unwrap_or_else(|| Trouble::new(refused)));
+            }
+        }
+        None
     }
 
     fn note(&self, record: &SwitchRecord) -> Result<(), Refusal> {
@@ -103,6 +204,7 @@ impl Switches {
             self.ground.cores.check(core)?;
         }
         let tap = Tap::open(name, switch, PortOptions::new(name))?;
+        super::taps::keep(name, &tap, &self.ground.ledger)?;
         let running = Quiescent::new(tap).resume(&self.seating(spec.core)).map_err(|refused| {
             Refusal::failed(format!("uplink {name}: {}", refused.error), "see `ioplane core list`")
         })?;
@@ -135,7 +237,9 @@ impl Switches {
     pub fn take_in(&self, record: SwitchRecord, failed: Option<Refusal>) -> Arc<Switch> {
         let name = record.now.name.clone();
         let switch = Switch::new(&name, SwitchSettings::default());
-        self.slots().insert(name, Slot { switch: switch.clone(), record, uplink: None, failed });
+        let failed = failed.map(Trouble::new);
+        self.slots()
+            .insert(name, Slot { switch: switch.clone(), record, uplink: None, failed, trying: false });
         switch
     }
 
@@ -156,7 +260,7 @@ impl Switches {
             let refused = Refusal::conflict(why, "an I/O core does not turn: see `ioplane core list`");
             let back = missed.undrain(&seating).ok();
             if let Some(slot) = self.slots().get_mut(name) {
-                slot.failed = back.is_none().then(|| refused.clone());
+                slot.failed = back.is_none().then(|| Trouble::new(refused.clone()));
                 slot.uplink = back.map(|(running, _)| running);
             }
             refused
@@ -172,7 +276,7 @@ impl Switches {
             Err(refused) => {
                 let why = format!("the uplink of switch {name}: {}", refused.error);
                 tracing::error!(switch = name, error = why, "a switch has lost its uplink");
-                slot.failed = Some(Refusal::failed(why, "see `ioplane core list`"));
+                slot.failed = Some(Trouble::new(Refusal::failed(why, "see `ioplane core list`")));
             }
         }
     }
@@ -194,20 +298,30 @@ impl Switches {
     }
 
     /// Makes one as the configuration has it, whether or not it is there; says whether that changed anything.
-    pub async fn set(&self, record: SwitchRecord) -> Result<bool, Refusal> {
+    /// One that has not changed and whose uplink cannot be had stays so: that is shown, and no reason to refuse a configuration.
+    pub async fn set(self: &Arc<Self>, record: SwitchRecord) -> Result<bool, Refusal> {
         let name = record.now.name.clone();
-        let (old, next) = {
+        let step = {
             let mut slots = self.slots();
-            let Some(slot) = slots.get_mut(&name) else {
-                drop(slots);
-                return self.add(record, OnFailure::Forget).map(|()| true);
-            };
-            if slot.record.now == record.now && slot.broken().is_none() {
-                self.note(&record)?;
-                slot.record = record;
-                return Ok(false);
+            match slots.get_mut(&name) {
+                None => Step::Add,
+                Some(slot) if slot.record.now == record.now => {
+                    self.note(&record)?;
+                    slot.record = record.clone();
+                    if slot.broken().is_none() { Step::Nothing } else { Step::Again }
+                }
+                Some(slot) => Step::Change(slot.uplink.take(), slot.switch.clone()),
             }
-            (slot.uplink.take(), slot.switch.clone())
+        };
+        let (old, next) = match step {
+            Step::Nothing => return Ok(false),
+            Step::Add => return self.add(record, OnFailure::Forget).map(|()| true),
+            Step::Again => {
+                let (all, of) = (self.clone(), name.clone());
+                end(super::served::blocking(move || Ok(all.open_again(&of, true))).await?).await;
+                return Ok(self.slots().get(&name).is_some_and(|slot| slot.broken().is_none()));
+            }
+            Step::Change(old, next) => (old, next),
         };
         end(old).await;
         let uplink = self.open_uplink(&next, &record.now, OnFailure::Forget);
@@ -216,13 +330,14 @@ impl Switches {
         match uplink {
             Ok(uplink) => {
                 self.note(&record)?;
-                *slot = Slot { switch: next, record, uplink, failed: None };
+                *slot = Slot { switch: next, record, uplink, failed: None, trying: false };
                 Ok(true)
             }
             Err(refused) => {
                 // The old one back, if it can be had.
                 slot.uplink = self.open_uplink(&next, &slot.record.now, OnFailure::Keep).ok().flatten();
-                slot.failed = slot.uplink.is_none().then(|| refused.clone());
+                slot.failed = slot.uplink.is_none().then(|| Trouble::new(refused.clone()));
+                self.ground.failed.notify_one();
                 Err(refused)
             }
         }
@@ -296,13 +411,13 @@ impl Switches {
 
     /// How all are, by name.
     pub fn report(&self) -> Vec<SwitchReport> {
-        self.slots().values().map(Slot::report).collect()
+        self.slots().values_mut().map(Slot::report).collect()
     }
 
     /// One with its table.
     pub fn report_of(&self, name: &str) -> Result<SwitchTableReport, Refusal> {
-        let slots = self.slots();
-        let slot = slots.get(name).ok_or_else(|| missing(name))?;
+        let mut slots = self.slots();
+        let slot = slots.get_mut(name).ok_or_else(|| missing(name))?;
         let mut table: Vec<LearnedReport> =
             slot.switch.table().into_iter().map(LearnedReport::from).collect();
         table.sort_by(|a, b| (&a.port, a.vlan, &a.mac).cmp(&(&b.port, b.vlan, &b.mac)));
@@ -351,20 +466,35 @@ async fn end(uplink: Option<Running<Tap>>) {
 }
 
 impl Slot {
-    /// Why it has no uplink although it should have one.
-    fn broken(&self) -> Option<Refusal> {
-        let gone = |uplink: &Running<Tap>| !uplink.device().port().is_up();
-        let deleted = self.uplink.as_ref().filter(|uplink| gone(uplink)).map(|_| {
-            let tap = self.record.now.uplink.as_deref().unwrap_or_default();
-            let remedy =
-                "make it again, then `ioplane reload`; a switch that was added by hand: remove and add it";
-            Refusal::failed(format!("uplink {tap}: the device has been deleted"), remedy)
-        });
-        deleted.or_else(|| self.failed.clone())
+    /// Somebody has deleted the device behind its uplink.
+    fn is_deleted(&self) -> bool {
+        self.uplink.as_ref().is_some_and(|uplink| !uplink.device().port().is_up())
     }
 
-    fn report(&self) -> SwitchReport {
+    /// Why it has no uplink although it should have one.
+    fn broken(&self) -> Option<Refusal> {
+        let deleted = self.is_deleted().then(|| {
+            let tap = self.record.now.uplink.as_deref().unwrap_or_default();
+            let remedy =
+                format!("make it again: ip tuntap add dev {tap} mode tap vnet_hdr; it is opened then");
+            Refusal::failed(format!("uplink {tap}: the device has been deleted"), remedy)
+        });
+        deleted.or_else(|| self.failed.as_ref().map(|trouble| trouble.why.clone()))
+    }
+
+    /// The same, and when it is tried again.
+    fn trouble(&mut self) -> Option<&Trouble> {
+        let why = self.broken()?;
+        match &self.failed {
+            Some(trouble) if trouble.why.error == why.error => {}
+            _ => self.failed = Some(Trouble::new(why)),
+        }
+        self.failed.as_ref()
+    }
+
+    fn report(&mut self) -> SwitchReport {
         let broken = self.broken();
+        let retry = self.trouble().map(Trouble::report);
         let mut ports: Vec<PortReport> = self.switch.ports().into_iter().map(PortReport::from).collect();
         ports.sort_by(|a, b| (a.uplink, &a.name).cmp(&(b.uplink, &b.name)));
         SwitchReport {
@@ -374,6 +504,7 @@ impl Slot {
             uplink_core: self.uplink.as_ref().and_then(|uplink| uplink.core_of(0)).map(|core| core.0),
             error: broken.as_ref().map(|broken| broken.error.clone()),
             remedy: broken.map(|broken| broken.remedy),
+            retry,
             learned: ports.iter().map(|port| port.learned).sum(),
             ports,
         }

@@ -1,10 +1,22 @@
-//! The state file as input, and how it comes together with the configuration.
+//! The state file as input, and how it comes together with the configuration; how a shelf is asked.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
 
-use super::ledger::{DiskRecord, FunctionRecord, Ledger, LedgerError};
-use crate::spec::{BackingSpec, CoreSpec, DiskForm, DiskSpec, FunctionForm, FunctionSpec};
+use super::Daemon;
+use super::cores::Cores;
+use super::ground::Ground;
+use super::ledger::{DiskRecord, Entries, FunctionRecord, Ledger, LedgerError};
+use super::retry::Trouble;
+use super::served::{GLANCE, Kind, Note};
+use super::shelf::{OnFailure, Shelf};
+use crate::config::{Config, Place};
+use crate::refusal::Refusal;
+use crate::report::ServedState;
+use crate::spec::{Access, BackingSpec, CoreSpec, DiskForm, DiskSpec, FunctionForm, FunctionSpec};
 
 fn spec(name: &str) -> DiskSpec {
     let form = DiskForm { path: Some(format!("/{name}.img").into()), ..DiskForm::default() };
@@ -18,6 +30,7 @@ fn record(name: &str, configured: bool) -> DiskRecord {
         now: spec,
         moved: BTreeMap::new(),
         bytes: None,
+        image: None,
     }
 }
 
@@ -135,4 +148,97 @@ fn what_was_changed_at_run_time_stays_until_the_configuration_says_something_new
         Some(spec("a")),
         "a disk added at run time was written into the configuration"
     );
+}
+
+/// A device that says nothing, for as long as a report waits for one.
+struct Stuck {
+    note: Note<Stuck>,
+}
+
+impl Kind for Stuck {
+    type Spec = DiskSpec;
+    type Report = String;
+    type Below = ();
+
+    const NAME: &'static str = "disk";
+    const COMMAND: &'static str = "disk";
+    const LET_GO: &'static str = "";
+
+    fn shelf(_daemon: &Daemon) -> &Shelf<Stuck> {
+        unreachable!("there is no daemon")
+    }
+
+    fn configured(_config: &Config) -> &[(DiskSpec, Place)] {
+        &[]
+    }
+
+    fn records(entries: &mut Entries) -> &mut BTreeMap<String, DiskRecord> {
+        &mut entries.disks
+    }
+
+    fn removed(entries: &mut Entries) -> &mut BTreeMap<String, DiskSpec> {
+        &mut entries.removed
+    }
+
+    async fn open(record: DiskRecord, ground: &Arc<Ground>, _below: &Arc<()>) -> Result<Stuck, Refusal> {
+        Ok(Stuck { note: Note::begin(record, &ground.ledger)? })
+    }
+
+    async fn become_next(&self, _next: DiskRecord) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn note(&self) -> &Note<Stuck> {
+        &self.note
+    }
+
+    fn socket(&self) -> &Path {
+        Path::new("/nowhere.sock")
+    }
+
+    async fn in_use(&self) -> bool {
+        true
+    }
+
+    async fn stop(&self, _force: bool) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    async fn report(&self) -> String {
+        let name = self.note.read().now.name;
+        if name != "quick" {
+            // As `Served::glance` does, and longer than that.
+            tokio::time::sleep(2 * GLANCE).await;
+        }
+        name + " answers"
+    }
+
+    fn blank(record: &DiskRecord, _socket: PathBuf, state: ServedState, _why: Option<&Trouble>) -> String {
+        format!("{} is {state:?}", record.now.name)
+    }
+}
+
+#[test]
+fn hole_18_one_that_is_stuck_costs_the_others_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = Arc::new(Ledger::open(&folder.path().join("state.json")).unwrap());
+    let cores = Arc::new(Cores::new(ledger.clone()));
+    let (run_dir, control) = (folder.path().to_owned(), folder.path().join("control.sock"));
+    let ground = Arc::new(Ground::new(cores, ledger, run_dir, control, Access::default()));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let shelf: Shelf<Stuck> = Shelf::new(ground, Arc::new(()));
+        let mut names: Vec<String> = (10..40).map(|number| format!("stuck{number}")).collect();
+        names.insert(0, "quick".into());
+        for name in &names {
+            shelf.add(DiskRecord::added(spec(name)), OnFailure::Forget).await.unwrap();
+        }
+        let begun = Instant::now();
+        let reports = shelf.report().await;
+        // Thirty of them, one after the other, would be as many times that.
+        assert!(begun.elapsed() < 5 * GLANCE, "{:?}", begun.elapsed());
+        assert_eq!(reports[0], "quick answers");
+        let busy: Vec<String> = names[1..].iter().map(|name| format!("{name} is Busy")).collect();
+        assert_eq!(reports[1..], busy);
+    });
 }

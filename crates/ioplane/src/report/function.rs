@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{PortReport, ServedState, VmReport};
+use super::{PortReport, RetryReport, ServedState, VmReport};
 
 /// What a function does just now, as far as its owners can tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +44,9 @@ pub struct FunctionReport {
     pub error: Option<String>,
     /// What to do about that.
     pub remedy: Option<String>,
+    /// When it is tried again.
+    #[serde(default)]
+    pub retry: Option<RetryReport>,
     /// `config`, or `added` at run time.
     pub origin: String,
     /// A VMM is connected.
@@ -90,6 +93,9 @@ pub struct FunctionReport {
     pub hardware_faults: BTreeMap<String, u64>,
     /// Why its last reset did not happen, if it did not.
     pub not_reset: Option<String>,
+    /// Why it takes no guest, and what to do about that: it could not be reset, or somebody keeps what an earlier guest was given.
+    #[serde(default)]
+    pub unusable: Option<String>,
     /// The port of an emulated NIC.
     pub port: Option<PortReport>,
 }

@@ -113,10 +113,73 @@ pub enum ServedState {
     Served,
     /// Its image is being opened: perhaps I/O of a daemon that died is still landing there.
     Opening,
-    /// It is to be served and cannot be; `error` says why. It is kept until it is removed.
+    /// It is to be served and cannot be; `error` says why. It is kept, and tried again, until it is removed.
     Failed,
     /// It is served, and busy with a change: its numbers are missing this time.
     Busy,
+}
+
+/// When one that could not be served is tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetryReport {
+    /// How often it was tried so far.
+    pub tries: u32,
+    /// Milliseconds until the next try; 0 while it is being tried. Nothing if it is not tried by itself: `ioplane reload` does.
+    pub next_ms: Option<u64>,
+}
+
+impl RetryReport {
+    /// For people.
+    pub fn words(self) -> String {
+        let times = if self.tries == 1 { "once".to_owned() } else { format!("{} times", self.tries) };
+        match self.next_ms {
+            Some(0) => format!("tried {times}, and again just now"),
+            Some(left) => format!("tried {times}, again in {} s", left.div_ceil(1000)),
+            None => format!("tried {times}; `ioplane reload` tries again"),
+        }
+    }
+}
+
+/// Something that is to be served and cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailureReport {
+    /// `disk`, `nic`, `pci` or `switch`.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// Why.
+    pub error: String,
+    /// What to do about that.
+    pub remedy: String,
+    /// When it is tried again.
+    pub retry: Option<RetryReport>,
+}
+
+impl FailureReport {
+    /// For people.
+    pub fn words(&self) -> String {
+        let FailureReport { kind, name, error, .. } = self;
+        let retry = self.retry.map_or(String::new(), |retry| format!("; {}", retry.words()));
+        format!("{kind} {name}: {error}{retry}")
+    }
+}
+
+impl StatusReport {
+    /// All that is to be served and cannot be.
+    pub fn failures(&self) -> Vec<FailureReport> {
+        let disks = self.disks.iter().map(|one| ("disk", &one.name, &one.error, &one.remedy, one.retry));
+        let nics = self.nics.iter().map(|one| ("nic", &one.name, &one.error, &one.remedy, one.retry));
+        let functions =
+            self.functions.iter().map(|one| ("pci", &one.name, &one.error, &one.remedy, one.retry));
+        let switches =
+            self.switches.iter().map(|one| ("switch", &one.name, &one.error, &one.remedy, one.retry));
+        let failures = disks.chain(nics).chain(functions).chain(switches).filter_map(|one| {
+            let (kind, name, error, remedy, retry) = one;
+            let (error, remedy) = (error.clone()?, remedy.clone().unwrap_or_default());
+            Some(FailureReport { kind: kind.to_owned(), name: name.clone(), error, remedy, retry })
+        });
+        failures.collect()
+    }
 }
 
 /// A socket of a disk that may have two.
@@ -150,6 +213,9 @@ pub struct DiskReport {
     pub error: Option<String>,
     /// What to do about that.
     pub remedy: Option<String>,
+    /// When it is tried again.
+    #[serde(default)]
+    pub retry: Option<RetryReport>,
     /// `config`, or `added` at run time.
     pub origin: String,
     /// A front end (a VMM) is connected, to either socket.
@@ -188,6 +254,9 @@ pub struct DiskReport {
     pub front_end_faults: BTreeMap<String, u64>,
     /// The last of those, in words.
     pub last_front_end_fault: Option<String>,
+    /// Memory mappings that front ends have taken.
+    #[serde(default)]
+    pub mappings: u64,
     /// All its queues together.
     pub totals: Counts,
     /// Each of them.

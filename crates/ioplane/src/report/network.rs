@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use ioplane_host::vhost_user::QueueStatus;
 use serde::{Deserialize, Serialize};
 
-use super::{Counts, FaultReport, ServedState, VmReport};
+use super::{Counts, FaultReport, RetryReport, ServedState, VmReport};
 
 /// One switch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +23,9 @@ pub struct SwitchReport {
     pub error: Option<String>,
     /// What to do about that.
     pub remedy: Option<String>,
+    /// When it is tried again.
+    #[serde(default)]
+    pub retry: Option<RetryReport>,
     /// Its ports: NICs by name, and the uplink.
     pub ports: Vec<PortReport>,
     /// Addresses it has learned and not forgotten.
@@ -104,6 +107,9 @@ pub struct NicReport {
     pub error: Option<String>,
     /// What to do about that.
     pub remedy: Option<String>,
+    /// When it is tried again.
+    #[serde(default)]
+    pub retry: Option<RetryReport>,
     /// `config`, or `added` at run time.
     pub origin: String,
     /// A front end (a VMM) is connected.
@@ -138,6 +144,9 @@ pub struct NicReport {
     pub front_end_faults: BTreeMap<String, u64>,
     /// The last of those, in words.
     pub last_front_end_fault: Option<String>,
+    /// Memory mappings that its front end has taken.
+    #[serde(default)]
+    pub mappings: u64,
     /// Its port of the switch.
     pub port: PortReport,
     /// What its guest received.

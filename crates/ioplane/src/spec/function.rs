@@ -5,13 +5,15 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use ioplane_memory::Limits;
 use ioplane_passthrough::Address;
 use ioplane_passthrough::monitor::{Policies, Policy};
 use serde::{Deserialize, Serialize};
 
 use super::address::as_text;
 use super::network::{host, interface_flaw};
-use super::{Flaw, Mac, ServedSpec, checked, name_flaw, pick, socket_flaw};
+use super::{Flaw, Mac, MemoryWord, ServedSpec, checked, name_flaw, pick, socket_flaw};
+use crate::size::Size;
 
 words! {
     /// How a function of the host is handed to a guest.
@@ -130,6 +132,9 @@ pub enum SourceSpec {
         on_fault: FaultSpec,
         /// It is taken although the host uses it.
         forced: bool,
+        /// It is taken although the host does not remap interrupts.
+        #[serde(default)]
+        unsafe_interrupts: bool,
     },
     /// A NIC in software.
     Emulated {
@@ -152,6 +157,12 @@ pub struct FunctionSpec {
     pub source: SourceSpec,
     /// The vfio-user socket, if it is not `RUN_DIR/NAME.sock`.
     pub socket: Option<PathBuf>,
+    /// Files that VMMs may share as memory of their guests.
+    #[serde(default, skip_serializing_if = "MemoryWord::is_usual")]
+    pub guest_memory: MemoryWord,
+    /// Most memory of a guest that is pinned for a function of the host, if it is not [`FunctionSpec::limits`]'s default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned_memory: Option<Size>,
 }
 
 /// A PCI function as somebody asks for it. See [`FunctionForm::spec`] for what is left out.
@@ -163,11 +174,14 @@ pub struct FunctionForm {
     pub mode: Option<ModeWord>,
     pub on_fault: Option<FaultSpec>,
     pub force: Option<bool>,
+    pub unsafe_interrupts: Option<bool>,
     pub emulate: Option<ChipWord>,
     pub switch: Option<String>,
     pub tap: Option<String>,
     pub mac: Option<Mac>,
     pub socket: Option<PathBuf>,
+    pub guest_memory: Option<MemoryWord>,
+    pub pinned_memory: Option<Size>,
 }
 
 impl FunctionForm {
@@ -195,7 +209,14 @@ impl FunctionForm {
             mac: Mac([2, 0, 0, 0, 0, 1]),
         };
         let source = source.unwrap_or_else(nothing);
-        checked(FunctionSpec { name: name.to_owned(), source, socket: self.socket }, flaws)
+        let spec = FunctionSpec {
+            name: name.to_owned(),
+            source,
+            socket: self.socket,
+            guest_memory: self.guest_memory.unwrap_or_default(),
+            pinned_memory: self.pinned_memory,
+        };
+        checked(spec, flaws)
     }
 
     fn of_host(&self, address: Address, flaws: &mut Vec<Flaw>) -> Option<SourceSpec> {
@@ -213,7 +234,8 @@ impl FunctionForm {
             flaws.push(Flaw::new("on_fault", reason, "leave it out, or give mode = \"virtual\""));
         }
         let (on_fault, forced) = (self.on_fault.unwrap_or_default(), self.force.unwrap_or(false));
-        Some(SourceSpec::Host { address, mode, on_fault, forced })
+        let unsafe_interrupts = self.unsafe_interrupts.unwrap_or(false);
+        Some(SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts })
     }
 
     fn emulated(&self, chip: ChipWord, name: &str, flaws: &mut Vec<Flaw>) -> Option<SourceSpec> {
@@ -221,6 +243,8 @@ impl FunctionForm {
             ("mode", self.mode.is_some()),
             ("on_fault", self.on_fault.is_some()),
             ("force", self.force.is_some()),
+            ("pinned_memory", self.pinned_memory.is_some()),
+            ("unsafe_interrupts", self.unsafe_interrupts.is_some()),
         ];
         for (field, given) in foreign {
             if given {
@@ -279,6 +303,14 @@ impl FunctionSpec {
         }
     }
 
+    /// What its clients may take of memory. Pinned for hardware without being told: three quarters of the host's memory.
+    pub fn limits(&self) -> Limits {
+        let host = rustix::system::sysinfo();
+        let total = u64::from(host.mem_unit).saturating_mul(host.totalram);
+        let pinned = self.pinned_memory.map_or(total / 4 * 3, |Size(bytes)| bytes);
+        Limits { files: self.guest_memory.below(), pinned }
+    }
+
     /// `virtual`, `passthrough` or `emulated`.
     pub fn mode(&self) -> &'static str {
         match &self.source {
@@ -300,6 +332,10 @@ impl ServedSpec for FunctionSpec {
     /// A thread of its own serves it.
     fn core(&self) -> Option<u32> {
         None
+    }
+
+    fn guest_memory(&self) -> MemoryWord {
+        self.guest_memory
     }
 
     fn queues(&self) -> u16 {
@@ -330,6 +366,8 @@ impl ServedSpec for FunctionSpec {
             name: configured.name.clone(),
             source: pick(&base.source, &configured.source, &now.source),
             socket: pick(&base.socket, &configured.socket, &now.socket),
+            guest_memory: pick(&base.guest_memory, &configured.guest_memory, &now.guest_memory),
+            pinned_memory: pick(&base.pinned_memory, &configured.pinned_memory, &now.pinned_memory),
         }
     }
 }
@@ -381,7 +419,8 @@ mod tests {
                 address: "0000:00:05.0".parse().unwrap(),
                 mode: ModeWord::Virtual,
                 on_fault: FaultSpec::default(),
-                forced: false
+                forced: false,
+                unsafe_interrupts: false
             }
         );
         assert_eq!((host.mode(), host.switch(), host.mac()), ("virtual", None, None));

@@ -13,6 +13,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use ioplane_cores::{Manners, Notify};
+use ioplane_memory::Files;
 use ioplane_storage::{Direct, EngineChoice};
 use serde::{Deserialize, Serialize};
 
@@ -66,6 +67,13 @@ words! {
 }
 
 words! {
+    /// The format of an image, where it is stated.
+    FormatWord, Raw,
+    /// Raw, whatever its content looks like.
+    Raw "raw",
+}
+
+words! {
     /// Whether an image's I/O goes past the page cache.
     DirectWord, Auto,
     /// Where it can.
@@ -99,6 +107,23 @@ words! {
     ; bool
 }
 
+words! {
+    /// Files that a VMM may share as memory of its guest.
+    MemoryWord, Ram,
+    /// Those whose pages are memory: memfd, tmpfs, hugetlbfs.
+    Ram "ram" => Files::Ram,
+    /// Of any file system: a page fault may then wait for a disk, a network or another process, and an I/O core with it.
+    Any "any" => Files::Any,
+    ; Files
+}
+
+impl MemoryWord {
+    /// For what is written down: left out where it is the usual.
+    pub fn is_usual(&self) -> bool {
+        *self == MemoryWord::default()
+    }
+}
+
 /// Where a disk's bytes live.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
@@ -107,6 +132,9 @@ pub enum BackingSpec {
     File {
         /// Absolute.
         path: PathBuf,
+        /// If it is left out, an image that looks like one of another format than raw is refused.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        format: Option<FormatWord>,
         /// Past the page cache or not.
         direct: DirectWord,
         /// Who does the I/O.
@@ -152,6 +180,9 @@ pub struct DiskSpec {
     /// A second vhost-user socket, for the destination of a migration on this host.
     #[serde(default)]
     pub twin: Option<PathBuf>,
+    /// Files that VMMs may share as memory of their guests.
+    #[serde(default, skip_serializing_if = "MemoryWord::is_usual")]
+    pub guest_memory: MemoryWord,
     /// The core that its queues prefer.
     pub core: Option<u32>,
 }
@@ -164,6 +195,7 @@ pub struct DiskSpec {
 pub struct DiskForm {
     pub path: Option<PathBuf>,
     pub memory: Option<Size>,
+    pub format: Option<FormatWord>,
     pub read_only: Option<bool>,
     pub serial: Option<String>,
     pub queues: Option<u64>,
@@ -174,6 +206,7 @@ pub struct DiskForm {
     pub core: Option<u32>,
     pub socket: Option<PathBuf>,
     pub twin: Option<PathBuf>,
+    pub guest_memory: Option<MemoryWord>,
 }
 
 /// Longest path of a unix socket (sun_path, with its end).
@@ -215,6 +248,8 @@ pub trait ServedSpec: Clone + PartialEq + Send + Sync + 'static {
     fn twin(&self) -> Option<&Path> {
         None
     }
+    /// Files that its front ends may share as memory.
+    fn guest_memory(&self) -> MemoryWord;
     /// Number of its queues.
     fn queues(&self) -> u16;
     /// Everything that is wrong with it in itself. The state file is checked by this too.
@@ -263,11 +298,10 @@ pub fn socket_flaw(path: &Path) -> Option<Flaw> {
             "begin it with /",
         ));
     }
-    // It is bound under another ending first, and then renamed.
-    let longest = path.as_os_str().len().max(path.with_extension("new").as_os_str().len());
-    if longest > SOCKET_PATH {
+    let len = path.as_os_str().len();
+    if len > SOCKET_PATH {
         let reason =
-            format!("{} is {longest} bytes long; a socket's path has {SOCKET_PATH} at most", path.display());
+            format!("{} is {len} bytes long; a socket's path has {SOCKET_PATH} at most", path.display());
         return Some(Flaw::new("socket", reason, "choose a shorter run_dir or socket"));
     }
     None
@@ -307,11 +341,17 @@ impl DiskForm {
         let backing = match (self.path, self.memory) {
             (Some(path), None) => Some(BackingSpec::File {
                 path,
+                format: self.format,
                 direct: self.direct.unwrap_or_default(),
                 engine: self.engine.unwrap_or_default(),
             }),
             (None, Some(Size(bytes))) => {
-                for (field, given) in [("direct", self.direct.is_some()), ("engine", self.engine.is_some())] {
+                let fields = [
+                    ("format", self.format.is_some()),
+                    ("direct", self.direct.is_some()),
+                    ("engine", self.engine.is_some()),
+                ];
+                for (field, given) in fields {
                     if given {
                         let reason = format!("{field} says nothing about a disk in memory");
                         flaws.push(Flaw::new(field, reason, "leave it out, or give path"));
@@ -344,6 +384,7 @@ impl DiskForm {
             block_size,
             socket: self.socket,
             twin: self.twin,
+            guest_memory: self.guest_memory.unwrap_or_default(),
             core: self.core,
         };
         checked(spec, flaws)
@@ -365,6 +406,10 @@ impl ServedSpec for DiskSpec {
 
     fn twin(&self) -> Option<&Path> {
         self.twin.as_deref()
+    }
+
+    fn guest_memory(&self) -> MemoryWord {
+        self.guest_memory
     }
 
     fn queues(&self) -> u16 {
@@ -416,7 +461,10 @@ impl ServedSpec for DiskSpec {
     }
 
     fn same_content(one: &Self, other: &Self) -> bool {
-        one.backing == other.backing
+        match (&one.backing, &other.backing) {
+            (BackingSpec::File { path, .. }, BackingSpec::File { path: other, .. }) => path == other,
+            (one, other) => one == other,
+        }
     }
 
     fn three_way(base: &Self, configured: &Self, now: &Self) -> Self {
@@ -430,6 +478,7 @@ impl ServedSpec for DiskSpec {
             block_size: pick(&base.block_size, &configured.block_size, &now.block_size),
             socket: pick(&base.socket, &configured.socket, &now.socket),
             twin: pick(&base.twin, &configured.twin, &now.twin),
+            guest_memory: pick(&base.guest_memory, &configured.guest_memory, &now.guest_memory),
             core: pick(&base.core, &configured.core, &now.core),
         }
     }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Flaw, LinkWord, Mac, QUEUE_SIZE_MAX, ServedSpec, VlanSpec, checked, name_flaw, number, pick, socket_flaw,
+    Flaw, LinkWord, Mac, MemoryWord, QUEUE_SIZE_MAX, ServedSpec, VlanSpec, checked, name_flaw, number, pick,
+    socket_flaw,
 };
 
 /// Most queue pairs of one NIC.
@@ -102,6 +103,9 @@ pub struct NicSpec {
     pub link: LinkWord,
     /// The vhost-user socket, if it is not `RUN_DIR/NAME.sock`.
     pub socket: Option<PathBuf>,
+    /// Files that VMMs may share as memory of their guests.
+    #[serde(default, skip_serializing_if = "MemoryWord::is_usual")]
+    pub guest_memory: MemoryWord,
     /// The core that its queues prefer.
     pub core: Option<u32>,
 }
@@ -121,6 +125,7 @@ pub struct NicForm {
     pub link: Option<LinkWord>,
     pub core: Option<u32>,
     pub socket: Option<PathBuf>,
+    pub guest_memory: Option<MemoryWord>,
 }
 
 impl NicForm {
@@ -146,6 +151,7 @@ impl NicForm {
             mtu,
             link: self.link.unwrap_or_default(),
             socket: self.socket,
+            guest_memory: self.guest_memory.unwrap_or_default(),
             core: self.core,
         };
         checked(spec, flaws)
@@ -167,6 +173,10 @@ impl ServedSpec for NicSpec {
 
     fn core(&self) -> Option<u32> {
         self.core
+    }
+
+    fn guest_memory(&self) -> MemoryWord {
+        self.guest_memory
     }
 
     /// A receive and a transmit queue for each pair (virtio 1.3, 5.1.2); the control queue is the VMM's.
@@ -206,6 +216,7 @@ impl ServedSpec for NicSpec {
             mtu: pick(&base.mtu, &configured.mtu, &now.mtu),
             link: pick(&base.link, &configured.link, &now.link),
             socket: pick(&base.socket, &configured.socket, &now.socket),
+            guest_memory: pick(&base.guest_memory, &configured.guest_memory, &now.guest_memory),
             core: pick(&base.core, &configured.core, &now.core),
         }
     }

@@ -92,8 +92,22 @@ impl House {
 
     /// Starts the daemon and waits until it answers.
     pub fn start(&mut self) {
+        let serve = self.serve();
+        self.start_with(serve);
+    }
+
+    /// The same by a command that becomes the daemon, its words behind.
+    pub fn start_by(mut self, words: &[&str]) -> House {
+        let serve = self.serve();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg(serve.get_program()).args(serve.get_args()).stdin(Stdio::null());
+        self.start_with(command);
+        self
+    }
+
+    fn start_with(&mut self, mut command: Command) {
         let log = std::fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
-        self.daemon = Some(self.serve().stderr(log).spawn().unwrap());
+        self.daemon = Some(command.stderr(log).spawn().unwrap());
         let daemon = self.daemon.as_mut().unwrap();
         let end = Instant::now() + LIMIT;
         let socket = self.folder.path().join("control.sock");

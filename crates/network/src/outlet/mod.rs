@@ -6,6 +6,10 @@
 //!              |                   large, not taken whole: filled into `scratch`, segmented from there
 //!              '-----> Way::Flood  filled into `scratch` once, copied or segmented for each receiver
 //! ```
+//!
+//! What comes out of one frame is the sender's to choose, so it is charged ([`Outlet::spent`]): copies, segments, sums, looks at
+//! ports, bells. A flood is interrupted when it has cost what the poller allows ([`Outlet::allow`]), receiver by receiver; the frame stays
+//! in `scratch` until [`Outlet::go_on`] has given it to the last.
 
 mod judge;
 
@@ -33,6 +37,8 @@ use judge::{Judged, Way};
 pub enum Sent {
     /// So many receivers have it in their trays (or will at the next flush).
     Delivered(u32),
+    /// Some of its receivers have it, and [`Outlet::go_on`] is for the others; before the last has it nothing else is sent.
+    Begun,
     /// Nobody has it; counted.
     Dropped(Drop),
     /// `fill` could not read it. Not counted: it is the caller's queue that is faulty.
@@ -41,8 +47,10 @@ pub enum Sent {
 
 /// Where a frame begins in `scratch`: room for a tag before it.
 const BASE: usize = VLAN_HLEN;
-/// What a copy costs of the flooding budget, at least.
-const COPY_COST: u64 = 256;
+/// What a copy costs, of the flooding budget as of a poll, at least.
+const COPY_COST: usize = 256;
+/// What it costs to find out whether one port may have a flooded frame.
+const LOOK_COST: usize = 32;
 
 /// Copies a whole frame into a slice of its length. False if its memory is not there.
 pub(crate) type Fill<'a> = dyn FnMut(&mut [u8]) -> bool + 'a;
@@ -57,8 +65,12 @@ pub struct Outlet {
     mail: Arc<PlanMail>,
     opens: Opens,
     scratch: Box<[u8]>,
-    /// Receivers of a flood, and the form that each gets.
+    /// Receivers of a flood or of segments that do not have the frame yet, and the form that each gets; the next one is the last.
     targets: Vec<(u16, Form)>,
+    /// The frame in `scratch`, while there are any.
+    rest: Option<Rest>,
+    /// What the frames of this poll may cost before a flood is interrupted.
+    allowed: usize,
     /// What was found for the last frame, for those like it in the same batch.
     judged: Option<Judged>,
     tally: Tally,
@@ -88,6 +100,23 @@ impl Offered<'_> {
     }
 }
 
+/// A frame in `scratch` that some of its receivers do not have.
+#[derive(Debug, Clone, Copy)]
+struct Rest {
+    head: [u8; HEAD],
+    len: usize,
+    offload: Offload,
+    copies: u32,
+    /// The first receiver that could not have it, and why.
+    refusal: Option<Drop>,
+}
+
+impl Rest {
+    fn offered(&self) -> Offered<'_> {
+        Offered { head: &self.head[..self.len.min(HEAD)], len: self.len, offload: self.offload }
+    }
+}
+
 impl Outlet {
     pub(crate) fn new(switch: Arc<Switch>, station: Arc<Station>) -> Self {
         let (version, plan, mail) = switch.enter();
@@ -100,6 +129,8 @@ impl Outlet {
             mail,
             scratch: vec![0; BASE + LONGEST].into(),
             targets: Vec::with_capacity(usize::from(MOST_PORTS)),
+            rest: None,
+            allowed: usize::MAX,
             judged: None,
             tally: Tally::default(),
             begun: false,
@@ -121,6 +152,7 @@ impl Outlet {
         fill: &mut dyn FnMut(&mut [u8]) -> bool,
     ) -> Sent {
         debug_assert_eq!(head.len(), len.min(HEAD));
+        debug_assert!(self.rest.is_none(), "the frame before is not with all of its receivers");
         if !self.begun {
             self.begin();
         }
@@ -130,19 +162,71 @@ impl Outlet {
         let offload = if plain { Offload::NONE } else { Offload { flags, ..offload } };
         let offered = Offered { head, len, offload };
         let sent = match self.judge(&offered) {
-            Way::Port { slot, form } if plain => self.direct::<true>(&offered, slot, form, fill),
-            Way::Port { slot, form } => self.direct::<false>(&offered, slot, form, fill),
+            Way::Port { slot, form } if plain => self.direct::<true>(&offered, slot, form, fill).map(Some),
+            Way::Port { slot, form } => {
+                if self.is_whole(slot, &offered) {
+                    self.direct::<false>(&offered, slot, form, fill).map(Some)
+                } else {
+                    self.targets.clear();
+                    self.targets.push((slot, form));
+                    self.spread(&offered, fill)
+                }
+            }
             Way::Flood { vlan, tag } => self.flood(&offered, vlan, tag, fill),
             Way::Drop(cause) => Err(Refusal::Here(cause)),
             Way::DropThere { slot, cause } => Err(Refusal::There(slot, cause)),
         };
         match sent {
-            Ok(copies) => {
+            Ok(Some(copies)) => {
                 self.tally.frame(len);
                 Sent::Delivered(copies)
             }
+            Ok(None) => Sent::Begun,
             Err(refusal) => self.refuse(&offered, refusal),
         }
+    }
+
+    /// Whether a frame was [`Sent::Begun`].
+    #[inline]
+    pub fn has_begun(&self) -> bool {
+        self.rest.is_some()
+    }
+
+    /// Goes on with a frame that was [`Sent::Begun`], to one receiver at least. What it gives is for that frame: `Begun` again, or
+    /// what became of it; `None` if there is no such frame.
+    #[inline]
+    pub fn go_on(&mut self) -> Option<Sent> {
+        self.rest.is_some().then(|| self.finish_rest())
+    }
+
+    #[cold]
+    fn finish_rest(&mut self) -> Sent {
+        if !self.begun {
+            self.begin();
+        }
+        let Some(rest) = self.rest.take() else { return Sent::Delivered(0) };
+        match self.spread_some(rest) {
+            Ok(None) => Sent::Begun,
+            Ok(Some(copies)) => {
+                self.tally.frame(rest.len);
+                Sent::Delivered(copies)
+            }
+            Err(refusal) => self.refuse(&rest.offered(), refusal),
+        }
+    }
+
+    /// Lets the frames from here on cost so much beyond their own bytes, in bytes copied, before a flood is interrupted. At first there
+    /// is no limit.
+    #[inline]
+    pub fn allow(&mut self, cost: usize) {
+        self.allowed = cost;
+        self.opens.spent = 0;
+    }
+
+    /// What has been spent since [`Outlet::allow`].
+    #[inline]
+    pub fn spent(&self) -> usize {
+        self.opens.spent
     }
 
     /// Counts a frame that was found to be wrong before it could be offered.
@@ -173,10 +257,20 @@ impl Outlet {
         if version != self.version {
             // The control side holds on to the old plan for longer than we do: nothing is freed here.
             if let Some(plan) = self.mail.pop() {
+                self.stay_with(&plan);
                 self.plan = plan;
             }
             self.version = version;
         }
+    }
+
+    /// Of the receivers of a frame that was begun, those that are still plugged in where they were.
+    fn stay_with(&mut self, new: &Plan) {
+        let Outlet { plan, targets, .. } = self;
+        targets.retain(|(slot, _)| match (plan.face(*slot), new.face(*slot)) {
+            (Some(before), Some(now)) => Arc::ptr_eq(&before.station, &now.station),
+            _ => false,
+        });
     }
 
     #[cold]
@@ -219,12 +313,6 @@ impl Outlet {
         fill: &mut Fill<'_>,
     ) -> Result<u32, Refusal> {
         let Some(face) = self.plan.face(slot) else { return Err(Refusal::Here(Drop::NoPath)) };
-        if !PLAIN && !face.station.takes().whole(offered.offload.gso) {
-            if !fill(&mut self.scratch[BASE..BASE + offered.len]) {
-                return Err(Refusal::Fault);
-            }
-            return self.spread(offered, [(slot, form)].into_iter());
-        }
         let base = if let Form::Insert(_) = form { VLAN_HLEN } else { 0 };
         let pair = pair(&face.station, offered.head);
         let Some(mut room) = self.opens.room(&self.plan, &face.station, pair, base + offered.len) else {
@@ -245,18 +333,31 @@ impl Outlet {
         }
         let start = if small && form == Form::AsIs { base } else { form.give(bytes, base, offered.head) };
         let frame = &mut bytes[start..];
+        let mut summed = 0;
         let offload = if PLAIN {
             Offload::NONE
         } else {
-            let offload = offered.offload.shifted(form.growth());
-            finish(frame, offload, face.station.takes()).map_err(Refusal::Here)?
+            let (offload, takes) = (offered.offload.shifted(form.growth()), face.station.takes());
+            if offload.needs_csum() && !takes.checksum {
+                summed = frame.len();
+            }
+            finish(frame, offload, takes).map_err(Refusal::Here)?
         };
         let record = Record { len: frame.len() as u32, skew: start as u8, offload };
         if let Some(ring) = &face.ring {
             ring.put(Direction::Received, frame, frame.len(), offload);
         }
         room.commit(record);
+        if !PLAIN {
+            self.opens.spent += summed;
+        }
         Ok(1)
+    }
+
+    /// Whether a receiver takes a frame unsegmented.
+    #[inline]
+    fn is_whole(&self, slot: u16, offered: &Offered<'_>) -> bool {
+        self.plan.face(slot).is_none_or(|face| face.station.takes().whole(offered.offload.gso))
     }
 
     /// To everybody in a VLAN that may have it.
@@ -267,11 +368,12 @@ impl Outlet {
         vlan: u16,
         tag: Option<u16>,
         fill: &mut Fill<'_>,
-    ) -> Result<u32, Refusal> {
+    ) -> Result<Option<u32>, Refusal> {
         let (own, plan) = (&self.station, &self.plan);
+        self.opens.spent += plan.taken.len() * LOOK_COST;
         let to = judge::destination(offered.head);
         self.targets.clear();
-        let others = plan.taken.iter().filter(|slot| **slot != own.place.slot);
+        let others = plan.taken.iter().rev().filter(|slot| **slot != own.place.slot);
         self.targets.extend(others.filter_map(|slot| {
             let station = &plan.face(*slot)?.station;
             let form = judge::gate(own, station, to, vlan, tag).ok()?;
@@ -280,53 +382,61 @@ impl Outlet {
         if self.targets.is_empty() {
             return Err(Refusal::Here(Drop::NoPath));
         }
-        let cost = (offered.len as u64).max(COPY_COST) * self.targets.len() as u64;
+        let cost = (offered.len.max(COPY_COST) * self.targets.len()) as u64;
         if !own.budget.spend(cost, self.switch.elapsed().as_nanos() as u64) {
+            self.targets.clear();
             return Err(Refusal::Here(Drop::Storm));
         }
-        if !fill(&mut self.scratch[BASE..BASE + offered.len]) {
-            return Err(Refusal::Fault);
-        }
-        let targets = std::mem::take(&mut self.targets);
-        let spread = self.spread(offered, targets.iter().copied());
-        self.targets = targets;
-        spread
+        self.spread(offered, fill)
     }
 
-    /// Delivers what is in `scratch`, in the form that each receiver wants.
-    fn spread(
-        &mut self,
-        offered: &Offered<'_>,
-        targets: impl Iterator<Item = (u16, Form)>,
-    ) -> Result<u32, Refusal> {
-        let Outlet { plan, station, opens, scratch, .. } = self;
+    /// Begins to deliver a frame to `targets`, from `scratch`.
+    fn spread(&mut self, offered: &Offered<'_>, fill: &mut Fill<'_>) -> Result<Option<u32>, Refusal> {
+        let Outlet { plan, station, scratch, .. } = self;
         let end = BASE + offered.len;
+        if !fill(&mut scratch[BASE..end]) {
+            return Err(Refusal::Fault);
+        }
         let start = Form::AsIs.give(scratch, BASE, offered.head);
         // A lie is a lie to everybody, and found before anybody has been given anything.
         check(&scratch[start..end], &offered.offload).map_err(Refusal::Here)?;
         if let Some(ring) = plan.face(station.place.slot).and_then(|own| own.ring.as_ref()) {
             ring.put(Direction::Sent, &scratch[start..end], offered.len, offered.offload);
         }
-        let (mut copies, mut refusal) = (0, None);
-        for (slot, form) in targets {
+        let mut head = [0; HEAD];
+        head[..offered.head.len()].copy_from_slice(offered.head);
+        let (len, offload) = (offered.len, offered.offload);
+        self.spread_some(Rest { head, len, offload, copies: 0, refusal: None })
+    }
+
+    /// Delivers what is in `scratch`, in the form that each receiver wants, to one of them at least and to the others as long as
+    /// [`Outlet::allow`] lets it. `None`: some do not have it yet.
+    fn spread_some(&mut self, mut rest: Rest) -> Result<Option<u32>, Refusal> {
+        let Outlet { plan, opens, scratch, targets, allowed, .. } = self;
+        let end = BASE + rest.len;
+        while let Some((slot, form)) = targets.pop() {
             let Some(face) = plan.face(slot) else { continue };
+            let offered = rest.offered();
+            let (pair, offload) = (pair(&face.station, offered.head), offered.offload.shifted(form.growth()));
             let start = form.give(scratch, BASE, offered.head);
-            let offload = offered.offload.shifted(form.growth());
-            match deliver(opens, plan, face, pair(&face.station, offered.head), &scratch[start..end], offload)
-            {
-                Ok(()) => copies += 1,
+            match deliver(opens, plan, face, pair, &scratch[start..end], offload) {
+                Ok(()) => rest.copies += 1,
                 Err(cause) => {
                     if cause != Drop::Full {
                         face.station.received.drop(cause, 1);
                     }
-                    refusal.get_or_insert((slot, cause));
+                    rest.refusal.get_or_insert(cause);
                 }
             }
+            if !targets.is_empty() && opens.spent >= *allowed {
+                self.rest = Some(rest);
+                return Ok(None);
+            }
         }
-        match refusal {
+        match rest.refusal {
             // Counted there already, for each of them.
-            Some((_, cause)) if copies == 0 => Err(Refusal::Counted(cause)),
-            _ => Ok(copies),
+            Some(cause) if rest.copies == 0 => Err(Refusal::Counted(cause)),
+            _ => Ok(Some(rest.copies)),
         }
     }
 }
@@ -398,7 +508,10 @@ fn deliver(
 ) -> Result<(), Drop> {
     let station = &face.station;
     let takes = station.takes();
+    // Where the sum is ours to make, that is as much work as the copy.
+    let times = 1 + usize::from(!takes.checksum && offload.needs_csum());
     if takes.whole(offload.gso) {
+        opens.spent += frame.len().max(COPY_COST) * times;
         let mut room = opens.room(plan, station, pair, frame.len()).ok_or(Drop::Full)?;
         let bytes = &mut room.bytes()[..frame.len()];
         bytes.copy_from_slice(frame);
@@ -417,6 +530,8 @@ fn deliver(
     let offload = Offload { flags, ..Offload::NONE };
     let mut segments = Segments::new(frame, large);
     while let Some(len) = segments.next_len() {
+        // Copied, and summed.
+        opens.spent += 2 * len + COPY_COST;
         let Some(mut room) = opens.room(plan, station, pair, len) else {
             // This one is counted; nobody comes for the others before the end of this poll.
             opens.full(plan, station, pair, segments.left() - 1);

@@ -16,6 +16,9 @@ pub(super) const VNET: usize = 12;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
 const TUNSETVNETLE: libc::c_ulong = 0x4004_54dc;
+const TUNSETPERSIST: libc::c_ulong = 0x4004_54cb;
+
+const IFF_PERSIST: u32 = 0x0800;
 
 const TUN_F_CSUM: u32 = 0x01;
 const TUN_F_TSO4: u32 = 0x02;
@@ -24,8 +27,15 @@ const TUN_F_TSO_ECN: u32 = 0x08;
 const TUN_F_USO4: u32 = 0x20;
 const TUN_F_USO6: u32 = 0x40;
 
-/// Opens the device called `name`; says what it takes.
-pub(super) fn open(name: &str) -> Result<(OwnedFd, Takes), NetworkError> {
+/// The number of the host's interface of that name, in the network namespace of this thread. Another one gets another number.
+pub fn interface(name: &str) -> Option<u32> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    netdevice::name_to_index(socket.ok()?, name).ok()
+}
+
+/// Opens the device called `name`; says what it takes, and whether it was made by that.
+pub(super) fn open(name: &str) -> Result<(OwnedFd, Takes, bool), NetworkError> {
     let os =
         |doing| move |source: std::io::Error| NetworkError::Os { what: format!("tap {name}"), doing, source };
     if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(['/', '%', '\0']) {
@@ -56,20 +66,37 @@ pub(super) fn open(name: &str) -> Result<(OwnedFd, Takes), NetworkError> {
         little.map_err(os("setting the byte order of its header"))?;
     }
     let takes = offloads(&file).map_err(os("setting its offloads"))?;
-    Ok((file, takes))
+    // One that does not outlive its last descriptor was not there before this one: nobody else has it open.
+    let made = flags_of(&file).map_err(os("asking what it is"))?.0 & IFF_PERSIST == 0;
+    Ok((file, takes, made))
+}
+
+/// Whether an open device outlives its last descriptor.
+pub(super) fn persist(file: &OwnedFd, lasting: bool) -> std::io::Result<()> {
+    // SAFETY: TUNSETPERSIST takes its argument by value.
+    let done = unsafe { libc::ioctl(file.as_raw_fd(), TUNSETPERSIST as _, libc::c_ulong::from(lasting)) };
+    if done < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Flags and name of an open device.
+fn flags_of(file: &OwnedFd) -> std::io::Result<(u32, [libc::c_char; libc::IFNAMSIZ])> {
+    // SAFETY: an ifreq is plain bytes, for which zeros are a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // SAFETY: TUNGETIFF writes one ifreq, which is ours.
+    if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNGETIFF as _, &mut request) } < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: TUNGETIFF has stored the flags, as a short.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    Ok((u32::from(flags as u16), request.ifr_name))
 }
 
 /// What an open device takes, if it is the one called `name`.
 pub(super) fn check(name: &str, file: &OwnedFd) -> Result<Takes, NetworkError> {
     let os =
         |doing| move |source: std::io::Error| NetworkError::Os { what: format!("tap {name}"), doing, source };
-    // SAFETY: an ifreq is plain bytes, for which zeros are a value.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // SAFETY: TUNGETIFF writes one ifreq, which is ours.
-    if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNGETIFF as _, &mut request) } < 0 {
-        return Err(os("asking what it is")(std::io::Error::last_os_error()));
-    }
-    let found = request.ifr_name.iter().map(|byte| *byte as u8).take_while(|byte| *byte != 0);
+    let (_, of) = flags_of(file).map_err(os("asking what it is"))?;
+    let found = of.iter().map(|byte| *byte as u8).take_while(|byte| *byte != 0);
     if !found.eq(name.bytes()) {
         return Err(os("asking for its name")(std::io::Error::other("it is another device")));
     }

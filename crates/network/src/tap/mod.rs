@@ -23,6 +23,7 @@ use crate::offload::Takes;
 use crate::port::{Port, PortOptions, PortReading};
 use crate::switch::Switch;
 use eyes::Eyes;
+pub use file::interface;
 use poller::TapPoller;
 
 /// A TAP device that is plugged into a switch: a device without a guest, with one queue. It is run as any other
@@ -32,17 +33,41 @@ use poller::TapPoller;
 pub struct Tap {
     info: DeviceInfo,
     file: Arc<OwnedFd>,
+    made: bool,
     eyes: Arc<Eyes>,
     port: Arc<Port>,
 }
 
 impl Tap {
-    /// Opens the TAP device called `name`, or makes it (then it is gone with this one; the daemon needs `CAP_NET_ADMIN` for
+    /// Opens the TAP device called `name`, or makes it (then it is gone with this one, see [`Tap::persist`]; the daemon needs `CAP_NET_ADMIN` for
     /// either, unless the device is the daemon's user's), and plugs it into `switch` as an uplink. Its own network, and
     /// bringing the host's side up, is the administrator's. `options.pairs` is taken as 1, `options.uplink` as true.
     pub fn open(name: &str, switch: &Arc<Switch>, options: PortOptions) -> Result<Tap, NetworkError> {
-        let (file, takes) = file::open(name)?;
-        Tap::plug(name, file, takes, switch, options)
+        let (file, takes, made) = file::open(name)?;
+        Ok(Tap { made, ..Tap::plug(name, file, takes, switch, options)? })
+    }
+
+    /// Takes a TAP device away that is there for good, and that nobody has open. It must have that number: another one is left alone.
+    pub fn remove(name: &str, number: u32) -> Result<(), NetworkError> {
+        if interface(name) != Some(number) {
+            return Ok(());
+        }
+        let (file, ..) = file::open(name)?;
+        // It may have been exchanged meanwhile.
+        if interface(name) == Some(number) {
+            set_persist(name, &file, false)?;
+        }
+        Ok(())
+    }
+
+    /// Whether opening it has made the device.
+    pub fn made(&self) -> bool {
+        self.made
+    }
+
+    /// The device stays when this one has gone, however that went: with its bridge, its addresses, and up as it is.
+    pub fn persist(&self) -> Result<(), NetworkError> {
+        set_persist(&self.info.name, &self.file, true)
     }
 
     /// Goes on with a TAP device that another process has opened ([`Tap::file`]), as [`Tap::open`].
@@ -71,7 +96,7 @@ impl Tap {
         port.takes(takes);
         port.set_up(true);
         let info = DeviceInfo { name: name.to_owned(), kind: "tap", queues: 1 };
-        Ok(Tap { info, file: Arc::new(file), eyes: Arc::new(eyes), port: Arc::new(port) })
+        Ok(Tap { info, file: Arc::new(file), made: false, eyes: Arc::new(eyes), port: Arc::new(port) })
     }
 
     /// The open device. Whoever has it beside this one takes frames away from it.
@@ -88,6 +113,13 @@ impl Tap {
     pub fn reading(&self) -> PortReading {
         self.port.reading()
     }
+}
+
+fn set_persist(name: &str, file: &OwnedFd, lasting: bool) -> Result<(), NetworkError> {
+    file::persist(file, lasting).map_err(|source| {
+        let what = format!("tap {name}");
+        NetworkError::Os { what, doing: "saying how long it stays", source }
+    })
 }
 
 impl Device for Tap {

@@ -19,6 +19,11 @@ use crate::{HEAD, LONGEST};
 /// for it.
 const MOST_SKIPPED: u32 = 32;
 
+/// What one poll may cost in each direction, in bytes copied, as of a queue of a virtio device: some 30 us.
+const COST: usize = 256 << 10;
+/// What a read or a write costs beside the bytes: a system call, in which the host's network does what it does for each frame.
+const COST_OF_CALL: usize = 8 << 10;
+
 /// Both directions of a TAP device.
 pub(super) struct TapPoller {
     file: Arc<OwnedFd>,
@@ -37,7 +42,10 @@ pub(super) struct TapPoller {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Serving,
-    Stopping,
+    /// Only a flood that has begun goes on.
+    Draining,
+    /// What is left of a flood is lost to those who do not have it.
+    Suspending,
 }
 
 impl TapPoller {
@@ -55,14 +63,26 @@ impl TapPoller {
         self.port.set_up(false);
     }
 
+    /// Goes on with a flood that has begun; says whether there was one.
+    #[cold]
+    fn go_on(&mut self) -> bool {
+        self.outlet.allow(COST);
+        let went = self.outlet.go_on().is_some();
+        self.outlet.flush();
+        went
+    }
+
     /// From the host: at most `budget` frames.
     fn read(&mut self, budget: u32) -> u32 {
+        if self.outlet.has_begun() {
+            return u32::from(self.go_on());
+        }
         if self.skip > 0 {
             self.skip -= 1;
             return 0;
         }
-        let mut count = 0;
-        while count < budget {
+        let (mut count, mut left) = (0, COST);
+        while count < budget && left > 0 && !self.outlet.has_begun() {
             let read = match rustix::io::read(&*self.file, &mut self.buffer[..]) {
                 Ok(read) => read,
                 Err(Errno::BADFD) => {
@@ -74,10 +94,13 @@ impl TapPoller {
             let Some((header, frame)) = self.buffer[..read].split_first_chunk::<VNET>() else { break };
             count += 1;
             let head = &frame[..frame.len().min(HEAD)];
+            left = left.saturating_sub(COST_OF_CALL + frame.len());
+            self.outlet.allow(left);
             self.outlet.send(head, frame.len(), decode(header), &mut |to| {
                 to.copy_from_slice(frame);
                 true
             });
+            left = left.saturating_sub(self.outlet.spent());
         }
         self.outlet.flush();
         self.skipped = if count > 0 { 0 } else { (self.skipped * 2 + 1).min(MOST_SKIPPED) };
@@ -87,13 +110,15 @@ impl TapPoller {
 
     /// To the host: at most `budget` frames. What it does not take now is dropped and counted: nothing waits for a host.
     fn write(&mut self, budget: u32) -> u32 {
-        let mut count = 0;
-        while count < budget {
+        let (mut count, mut left) = (0, COST);
+        while count < budget && left > 0 {
             let Some(frame) = self.inlet.front() else { break };
+            left = left.saturating_sub(COST_OF_CALL + frame.bytes().len());
             let header = encode(&frame.offload());
             let parts = [IoSlice::new(&header), IoSlice::new(frame.bytes())];
             match rustix::io::writev(&*self.file, &parts) {
                 Ok(_) => self.inlet.pop(),
+                // Again, if this poll has not spent its time on it.
                 Err(Errno::INTR) => continue,
                 // The host's side is down, or the device is gone.
                 Err(Errno::IO | Errno::BADFD) => self.inlet.skip(Drop::Down),
@@ -108,16 +133,17 @@ impl TapPoller {
 
 impl Poller for TapPoller {
     fn poll(&mut self, budget: Budget) -> Progress {
-        if self.phase == Phase::Stopping {
-            return Progress::Parked;
+        match self.phase {
+            Phase::Serving => {}
+            Phase::Draining if self.outlet.has_begun() => return Progress::Busy(u32::from(self.go_on())),
+            Phase::Draining | Phase::Suspending => return Progress::Parked,
         }
         let done = self.write(budget.0) + self.read(budget.0);
         if done == 0 { Progress::Idle } else { Progress::Busy(done) }
     }
 
-    /// Nothing is ever in flight.
     fn drain(&mut self) {
-        self.phase = Phase::Stopping;
+        self.phase = Phase::Draining;
     }
 
     fn undrain(&mut self) {
@@ -125,7 +151,7 @@ impl Poller for TapPoller {
     }
 
     fn suspend(&mut self) {
-        self.phase = Phase::Stopping;
+        self.phase = Phase::Suspending;
     }
 
     fn resume(&mut self) {
@@ -135,7 +161,7 @@ impl Poller for TapPoller {
     fn arm(&mut self) -> Armed {
         // The device itself is readable for as long as it has something.
         self.skip = 0;
-        if self.inlet.arm() { Armed::WorkLeft } else { Armed::Armed }
+        if self.inlet.arm() || self.outlet.has_begun() { Armed::WorkLeft } else { Armed::Armed }
     }
 
     fn disarm(&mut self, _polling: bool) {

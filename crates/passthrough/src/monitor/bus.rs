@@ -36,6 +36,10 @@ impl<H: Hardware> Bus<H> {
         self.hardware.interrupt()
     }
 
+    pub(super) fn name(&self) -> &str {
+        self.hardware.name()
+    }
+
     pub(super) fn into_hardware(self) -> H {
         self.hardware
     }
@@ -70,6 +74,8 @@ impl<H: Hardware> Bus<H> {
                 self.faults.push(Fault::register("no-such-register", text));
             }
             HardwareError::Os { .. }
+            | HardwareError::Closed { .. }
+            | HardwareError::Kept { .. }
             | HardwareError::StuckInReset { .. }
             | HardwareError::Unreachable { .. }
             | HardwareError::Unresettable { .. }

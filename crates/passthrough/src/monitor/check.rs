@@ -3,6 +3,7 @@
 use super::Monitor;
 use super::counts::Fault;
 use super::plan::Rule;
+use super::policy::{Cause, Policy};
 use crate::Hardware;
 use crate::model::{Machine, Pages, Pending, RegisterId, Way};
 
@@ -156,7 +157,12 @@ impl<H: Hardware> Monitor<H> {
         let Some(ring) = self.rings.get_mut(usize::from(ring)) else { return Ok(()) };
         // What the hardware has finished meanwhile makes room.
         ring.harvest(&self.ground);
-        ring.vet(&self.ground).inspect_err(|_| ring.drop_vetted())
+        let ignored = self.policies.of(Cause::Dma) != Policy::Stop;
+        let vetted = ring.vet(&self.ground, ignored).inspect_err(|_| ring.drop_vetted());
+        for fault in ring.ignored() {
+            self.bus.report(fault);
+        }
+        vetted
     }
 }
 

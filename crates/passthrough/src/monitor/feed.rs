@@ -3,6 +3,7 @@
 use super::bus::full;
 use super::check::outside_block;
 use super::counts::{Fault, What};
+use super::policy::{Cause, Policy};
 use super::rings::ShadowRing;
 use super::{BlockState, Monitor, Virtual};
 use crate::Hardware;
@@ -167,7 +168,10 @@ impl<H: Hardware> Monitor<H> {
         if ring.table.flow != Flow::Receive || !ring.live {
             return;
         }
-        let vetted = ring.vet(&self.ground);
+        let vetted = ring.vet(&self.ground, self.policies.of(Cause::Dma) != Policy::Stop);
+        for fault in ring.ignored() {
+            self.bus.report(fault);
+        }
         // Those before a bad one are good.
         self.publish(at);
         if let Err(fault) = vetted {

@@ -8,9 +8,11 @@ use ioplane_device::{
     Stillness,
 };
 use ioplane_memory::GuestMap;
-use ioplane_pci::{BarMap, ConfigChange, Function, Irq, Irqs, Wire, WireError};
+use ioplane_pci::{BarMap, ConfigChange, Function, Irq, Irqs, NotReady, Wire, WireError};
 
 use super::Monitor;
+use super::counts::Fault;
+use super::page::Page;
 use crate::Hardware;
 
 /// INTA#, and the error that stops a guest.
@@ -31,7 +33,7 @@ impl<H: Hardware> Monitor<H> {
     /// The hardware may use memory if the guest wants that, and the model says what for: the rings and blocks are ours.
     pub(super) fn lend_bus(&mut self) {
         let uses = !self.rings.is_empty() || !self.blocks.is_empty();
-        let yes = uses && self.config.bus_master() && !self.stopped && !self.bus.gone();
+        let yes = uses && self.config.bus_master() && !self.stopped && !self.dead();
         let lent = self.bus.hardware().master(yes);
         self.bus.judge(lent);
     }
@@ -39,9 +41,10 @@ impl<H: Hardware> Monitor<H> {
     /// Awake before the guest touches it: hosts hold accesses back while it stands still, but a device must not depend on that.
     fn wake(&mut self) {
         if self.parked.is_some()
+            && self.unusable.is_none()
             && let Err(error) = self.go_on()
         {
-            self.fault(super::Fault::hardware("deaf", error.to_string()));
+            self.fault(Fault::hardware("deaf", error.to_string()));
         }
     }
 }
@@ -73,6 +76,10 @@ impl<H: Hardware> Device for Monitor<H> {
 
     /// Nothing to seat. A device that stood still goes on: rings looked at (law 2), the interrupt given again (law 3).
     fn activate(&mut self, _seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+        if self.unusable.is_some() {
+            // Its guest goes on, and finds it dead.
+            return Ok(());
+        }
         if self.parked.is_none() {
             self.collect();
             self.level();
@@ -99,11 +106,17 @@ impl<H: Hardware> Device for Monitor<H> {
     }
 
     fn save(&self, _still: &Still) -> Result<State, DeviceError> {
+        if let Some(why) = &self.unusable {
+            return Err(DeviceError::Below(why.clone().into()));
+        }
         self.save_state()
     }
 
     fn load(&mut self, _still: &Still, state: &State) -> Result<(), DeviceError> {
-        self.load_state(state)
+        self.load_state(state)?;
+        // It is reset before it goes on; if that fails it does not.
+        self.unusable = None;
+        Ok(())
     }
 
     fn reset(&mut self, _still: &Still) {
@@ -138,7 +151,7 @@ impl<H: Hardware> Function for Monitor<H> {
             (Irq::Error, Wire::Call(call)) => {
                 self.error_call = call;
                 // Who comes late has to know too.
-                if self.stopped || self.bus.gone() {
+                if self.stopped || self.dead() {
                     self.cry();
                 }
             }
@@ -174,17 +187,41 @@ impl<H: Hardware> Function for Monitor<H> {
     }
 
     fn attention(&self) -> Option<&Arc<OwnedFd>> {
-        if self.bus.gone() { None } else { self.bus.interrupt() }
+        if self.dead() {
+            return None;
+        }
+        self.page.as_ref().and_then(Page::attention).or_else(|| self.bus.interrupt())
     }
 
     fn attend(&mut self) {
         self.hear();
+        self.refresh();
         self.settle_faults();
+    }
+
+    fn admit(&mut self, _still: &Still) -> Result<(), NotReady> {
+        if self.unusable.is_some() && !self.bus.gone() {
+            self.start_over();
+        }
+        if let Some(why) = self.unusable() {
+            return Err(NotReady::Unusable(why));
+        }
+        self.renew_page().map_err(|error| NotReady::Unusable(error.to_string()))
+    }
+
+    fn unusable(&self) -> Option<String> {
+        let gone = || self.bus.gone().then(|| format!("{} is gone: it no longer answers", self.bus.name()));
+        self.unusable.clone().or_else(gone)
     }
 
     fn use_shadows(&mut self, yes: bool) {
         if let Some(page) = &mut self.page {
             page.used = yes;
+            let bell = self.bus.interrupt().filter(|_| yes);
+            // Without a timer it is as old as the last write or interrupt.
+            if let Err(error) = page.follow(bell) {
+                self.bus.report(Fault::hardware("page-timer", error.to_string()));
+            }
         }
         if self.parked.is_none() {
             self.show_all();

@@ -30,7 +30,7 @@ impl<H: Hardware> Monitor<H> {
 
     /// A read. What is denied reads as zero, what is gone as all ones.
     pub(super) fn guest_reads(&mut self, bar: u8, offset: u64, out: &mut [u8]) {
-        if self.bus.gone() {
+        if self.dead() {
             out.fill(0xff);
             return;
         }
@@ -60,9 +60,10 @@ impl<H: Hardware> Monitor<H> {
 
     /// A write. What is denied is dropped.
     pub(super) fn guest_writes(&mut self, bar: u8, offset: u64, bytes: &[u8]) {
-        if self.bus.gone() || !self.reaches(bar, Way::Write, offset, bytes.len()) {
+        if self.dead() || !self.reaches(bar, Way::Write, offset, bytes.len()) {
             return;
         }
+        self.stir_page();
         let split = self.machine.at(Way::Write, offset, bytes.len());
         let seen = self.machine.hooks(Way::Write);
         if self.straight(&split, seen | self.plan.special | self.plan.silent, offset, bytes.len()) {

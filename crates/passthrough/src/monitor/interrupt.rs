@@ -82,7 +82,7 @@ impl<H: Hardware> Monitor<H> {
     /// The guest's line, as status and mask say.
     pub(super) fn level(&mut self) {
         let up = self.status_kept() & self.interrupts.mask & self.model.interrupts.bits != 0;
-        let up = up && !self.bus.gone() && !self.stopped;
+        let up = up && !self.dead() && !self.stopped;
         self.config.set_interrupt(up);
         self.line.set(up);
     }
@@ -98,7 +98,7 @@ impl<H: Hardware> Monitor<H> {
     }
 
     pub(super) fn unmask(&mut self) {
-        if self.masked && !self.line.level() && !self.storm && !self.bus.gone() {
+        if self.masked && !self.line.level() && !self.storm && !self.dead() {
             self.masked = false;
             let unmasked = self.bus.hardware().unmask();
             self.bus.judge(unmasked);
@@ -108,10 +108,11 @@ impl<H: Hardware> Monitor<H> {
 
     /// An interrupt of the hardware, if there is one.
     pub(super) fn hear(&mut self) {
-        if self.bus.gone() || !self.bus.hardware().heard() {
+        if self.dead() || !self.bus.hardware().heard() {
             return;
         }
         self.counts.totals.heard += 1;
+        self.stir_page();
         self.masked = true;
         if self.parked.is_some() {
             // Nothing happens now; it is asked again when the device goes on.

@@ -172,6 +172,8 @@ pub struct Monitor<H: Hardware> {
     /// The policy `stop` has struck.
     stopped: bool,
     error_call: Option<Arc<dyn Interrupt>>,
+    /// Its last reset failed: nobody knows what the hardware would do. It is left alone, and answers with all ones, until one succeeds.
+    unusable: Option<String>,
     page: Option<Page>,
     counts: Counts,
     /// The device stands still: how it is to go on.
@@ -250,6 +252,7 @@ impl<H: Hardware> Monitor<H> {
             policies: options.policies,
             stopped: false,
             error_call: None,
+            unusable: None,
             page,
             counts: Counts::new(),
             parked: None,
@@ -374,6 +377,7 @@ impl<H: Hardware> Monitor<H> {
         }
         if hardware && gone {
             self.line.set(false);
+            self.show_dead();
             self.cry();
         }
     }
@@ -383,6 +387,11 @@ impl<H: Hardware> Monitor<H> {
         if let Some(call) = &self.error_call {
             call.signal();
         }
+    }
+
+    /// Whether it is beyond use: gone, or not to be reset.
+    fn dead(&self) -> bool {
+        self.bus.gone() || self.unusable.is_some()
     }
 
     /// Counts what went wrong below since the last call.

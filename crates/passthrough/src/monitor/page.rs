@@ -1,13 +1,24 @@
 //! Shadow reads: a page that the guest reads without an exit, with what its registers would say.
 //!
 //! Only registers whose reading has no effect are in it. It is written before the guest can know that something changed: after
-//! each write to a register, and before each interrupt. What the device changes by itself without an interrupt (a timer) is as
-//! old as the last of these.
+//! each write to a register, and before each interrupt. What the device changes without an interrupt (the end of a reset or of a dump
+//! of counters, missed frames, the link, a timer; every bit of the status that the guest has masked) is looked at by the clock: each
+//! [`SOON`] while the guest does something or the model waits for something, each [`LATER`] otherwise.
+//!
+//! Each client has a page of its own, which nobody but this process can write: not either who opens its file anew.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ioplane_memory::{Mapping, MappingError, PAGE, Window};
-use ioplane_pci::{Pages, Touch};
+use ioplane_pci::{BarMap, Pages, Touch};
+use rustix::event::epoll;
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
 
 use super::Monitor;
 use super::bus::bit;
@@ -18,25 +29,108 @@ use crate::model::{Reads, RegisterId};
 /// Bytes of the widest register that is shown whole.
 const WIDEST: usize = 8;
 
+/// Time between two looks at what changes without an interrupt.
+const SOON: Duration = Duration::from_millis(1);
+const LATER: Duration = Duration::from_millis(16);
+/// Looks at the faster pace after the last write or interrupt.
+const LIVELY: u32 = 32;
+
 /// The page of one BAR.
 #[derive(Debug)]
 pub(super) struct Page {
     window: Window,
     /// Whether some guest reads it now.
     pub(super) used: bool,
+    clock: Option<Clock>,
+}
+
+/// When the page is looked after next.
+#[derive(Debug)]
+struct Clock {
+    timer: OwnedFd,
+    /// Readable when the timer has run out or the hardware interrupts.
+    both: Arc<OwnedFd>,
+    /// Looks left at the faster pace.
+    lively: u32,
+}
+
+impl Clock {
+    fn new(bell: &OwnedFd) -> Result<Self, Errno> {
+        let timer =
+            timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (file, name) in [(bell, 0), (&timer, 1)] {
+            epoll::add(&both, file, epoll::EventData::new_u64(name), epoll::EventFlags::IN)?;
+        }
+        let clock = Clock { timer, both: Arc::new(both), lively: LIVELY };
+        clock.set(SOON)?;
+        Ok(clock)
+    }
+
+    fn set(&self, after: Duration) -> Result<(), Errno> {
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let once = Timespec { tv_sec: 0, tv_nsec: after.subsec_nanos().into() };
+        let spec = Itimerspec { it_interval: none, it_value: once };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec).map(drop)
+    }
 }
 
 impl Page {
     /// A page of zeros, and how a BAR offers it.
     pub(super) fn new() -> Result<(Self, Pages), MappingError> {
         let mapping = Arc::new(Mapping::anonymous("shadow-page", PAGE)?);
+        // From here on it can be written through this mapping alone (Linux 5.1).
+        rustix::fs::fcntl_add_seals(mapping.file(), SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
         let file = mapping.file().try_clone_to_owned().map_err(|error| {
             MappingError::Os(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::MFILE))
         })?;
         let window = Window::of_mapping(&mapping, 0, PAGE as usize)
             .ok_or(MappingError::Shape { offset: 0, len: PAGE })?;
         let pages = Pages { offset: 0, len: PAGE, touch: Touch::Shadow, file: Arc::new(file), at: 0 };
-        Ok((Page { window, used: false }, pages))
+        Ok((Page { window, used: false, clock: None }, pages))
+    }
+
+    /// Looks after it by the clock, and by that interrupt of the hardware; or no longer.
+    pub(super) fn follow(&mut self, bell: Option<&Arc<OwnedFd>>) -> Result<(), Errno> {
+        self.clock = None;
+        self.clock = bell.map(|bell| Clock::new(bell)).transpose()?;
+        Ok(())
+    }
+
+    /// Readable when there is something to do for it, or an interrupt.
+    pub(super) fn attention(&self) -> Option<&Arc<OwnedFd>> {
+        self.clock.as_ref().map(|clock| &clock.both)
+    }
+
+    /// Something happens: what follows from it is to be seen soon.
+    pub(super) fn stir(&mut self) {
+        if let Some(clock) = &mut self.clock {
+            if clock.lively == 0 {
+                // A timer that cannot be set leaves the slower pace.
+                let _ = clock.set(SOON);
+            }
+            clock.lively = LIVELY;
+        }
+    }
+
+    /// Whether its time has come.
+    fn due(&self) -> bool {
+        self.clock.as_ref().is_some_and(|clock| rustix::io::read(&clock.timer, &mut [0; 8]).is_ok())
+    }
+
+    /// The next time.
+    fn again(&mut self, waits: bool) {
+        if let Some(clock) = &mut self.clock {
+            clock.lively = if waits { LIVELY } else { clock.lively.saturating_sub(1) };
+            let _ = clock.set(if clock.lively > 0 { SOON } else { LATER });
+        }
+    }
+
+    /// The same everywhere.
+    pub(super) fn fill(&self, byte: u8) {
+        for at in 0..self.window.len() {
+            self.window.put_u8(at, byte);
+        }
     }
 
     /// Puts a register's value there: at once where it is aligned, so that no half of it is seen.
@@ -60,6 +154,55 @@ impl Page {
 }
 
 impl<H: Hardware> Monitor<H> {
+    /// A fresh page in the place of the one that there is: a client that has left may keep that.
+    pub(super) fn renew_page(&mut self) -> Result<(), MappingError> {
+        if self.page.is_none() {
+            return Ok(());
+        }
+        let (page, pages) = Page::new()?;
+        let mut bars = BarMap::new();
+        for ((index, bar), (_, before)) in self.bars.trapped().iter().zip(self.bars.iter()) {
+            let shown = before.pages().iter().any(|pages| pages.touch == Touch::Shadow);
+            let bar = bar.clone();
+            let fresh = if shown { bar.clone().with_pages(pages.clone()).unwrap_or(bar) } else { bar };
+            bars = bars.with(index, fresh);
+        }
+        (self.bars, self.page) = (bars, Some(page));
+        Ok(())
+    }
+
+    /// If it is time for that: what the guest would find if it asked the hardware.
+    pub(super) fn refresh(&mut self) {
+        if !self.page.as_ref().is_some_and(Page::due) {
+            return;
+        }
+        let runs = self.parked.is_none() && !self.stopped && !self.dead();
+        if runs {
+            self.ask_hardware();
+            self.collect();
+            self.level();
+            self.show_alive();
+        }
+        let waits = runs && !self.machine.reusable();
+        if let Some(page) = &mut self.page {
+            page.again(waits);
+        }
+    }
+
+    /// The guest has written a register, or will be interrupted.
+    pub(super) fn stir_page(&mut self) {
+        if let Some(page) = &mut self.page {
+            page.stir();
+        }
+    }
+
+    /// What answers with all ones does so in the page too.
+    pub(super) fn show_dead(&self) {
+        if let Some(page) = self.page.as_ref().filter(|page| page.used) {
+            page.fill(0xff);
+        }
+    }
+
     /// Shows a register that was written in the shadow page.
     pub(super) fn show_written(&mut self, id: Option<RegisterId>) {
         let Some(id) = id.filter(|_| self.page.as_ref().is_some_and(|page| page.used)) else { return };
@@ -104,6 +247,9 @@ impl<H: Hardware> Monitor<H> {
 
     /// Shows everything.
     pub(super) fn show_all(&mut self) {
+        if self.dead() {
+            return self.show_dead();
+        }
         self.show_those(|_| true);
     }
 

@@ -22,6 +22,8 @@ use crate::model::{Flow, Ring, Way};
 /// Largest descriptor and most descriptors of a ring that a model may have.
 const LARGEST: usize = 64;
 const MOST: u16 = 4096;
+/// Most bytes of a buffer that a descriptor of a model may speak of.
+const LONGEST: u32 = 1 << 20;
 
 /// A descriptor of the guest's that the hardware has a copy of.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +36,10 @@ struct Flight {
     end: bool,
     buffer: u64,
     len: u32,
+    /// The first word of it, as the guest wrote it.
+    status: u32,
+    /// The hardware has it. One that it must not see only waits for its turn.
+    issued: bool,
 }
 
 /// A descriptor that passed its check, and is not the hardware's yet.
@@ -84,10 +90,15 @@ pub(super) struct ShadowRing {
     looked: bool,
     /// The descriptor that failed last, so that one that just lies there is counted once.
     bad: Option<(u64, u32, u64)>,
+    /// Bus address of the buffer that stands in for one to receive into that is not the guest's, where that is ignored. Nobody sees what is written
+    /// there.
+    spare: u64,
+    /// Faults that were ignored, to be counted.
+    ignored: Vec<Fault>,
 }
 
 impl ShadowRing {
-    fn new(table: &'static Ring, mapping: &Arc<Mapping>, at: usize) -> Option<Self> {
+    fn new(table: &'static Ring, mapping: &Arc<Mapping>, at: usize, spare: u64) -> Option<Self> {
         let most = table.most;
         let own = Window::of_mapping(mapping, at, usize::from(most) * usize::from(table.descriptor.size))?;
         Some(ShadowRing {
@@ -104,6 +115,8 @@ impl ShadowRing {
             vetted: Vec::with_capacity(usize::from(most)),
             looked: false,
             bad: None,
+            spare,
+            ignored: Vec::with_capacity(usize::from(most)),
         })
     }
 
@@ -137,8 +150,10 @@ impl ShadowRing {
     }
 
     /// Copies what the guest has given to the hardware since, and checks it. Nothing is the hardware's before
-    /// [`ShadowRing::publish`]. On a fault those before the faulty one are kept.
-    pub(super) fn vet(&mut self, ground: &Ground) -> Result<(), Fault> {
+    /// [`ShadowRing::publish`]. On a fault those before the faulty one are kept. If faults are `ignored`, a descriptor whose buffer is
+    /// not the guest's does not keep those behind it: see [`ShadowRing::ignored`]. One to be sent comes back in its turn and the hardware never
+    /// sees it, one to receive into gets the spare buffer.
+    pub(super) fn vet(&mut self, ground: &Ground, ignored: bool) -> Result<(), Fault> {
         self.vetted.clear();
         self.looked = true;
         if !self.live {
@@ -174,16 +189,27 @@ impl ShadowRing {
             let buffer = half(layout.address.0) | half(layout.address.1) << 32;
             let len = (status & layout.length) >> layout.length.trailing_zeros().min(31);
             let way = if self.table.flow == Flow::Receive { Way::Write } else { Way::Read };
-            let Some(bus) = ground.bus(buffer, len.into(), way) else {
-                return self.fault(gpa, status, buffer, "buffer-outside", || {
-                    format!("descriptor {place}: buffer {buffer:#x}+{len:#x} is outside the guest's memory, or not for that")
-                });
+            let reached = ground.bus(buffer, len.into(), way);
+            let text = || {
+                format!(
+                    "descriptor {place}: buffer {buffer:#x}+{len:#x} is outside the guest's memory, or not for that"
+                )
+            };
+            let (bus, issued, len) = match reached {
+                Some(bus) => (bus, true, len),
+                None if ignored => {
+                    let text = format!("ring {}: {}", self.table.name, text());
+                    self.ignored.push(Fault::dma("buffer-outside", text));
+                    (self.spare, self.table.flow == Flow::Receive, 0)
+                }
+                None => return self.fault(gpa, status, buffer, "buffer-outside", text),
             };
             let end = status & layout.end != 0;
             put(&mut bytes, layout.address.0, bus as u32);
             put(&mut bytes, layout.address.1, (bus >> 32) as u32);
             put(&mut bytes, layout.status, status & !layout.end);
-            self.vetted.push(Vetted { flight: Flight { gpa, place, end, buffer, len }, bytes });
+            self.vetted
+                .push(Vetted { flight: Flight { gpa, place, end, buffer, len, status, issued }, bytes });
             place = if end { 0 } else { place + 1 };
             if place >= self.table.most {
                 // The next one would be beyond the limit: the ring has no end.
@@ -195,6 +221,11 @@ impl ShadowRing {
             }
         }
         Ok(())
+    }
+
+    /// Faults that [`ShadowRing::vet`] has ignored since this was asked last.
+    pub(super) fn ignored(&mut self) -> impl Iterator<Item = Fault> + '_ {
+        self.ignored.drain(..)
     }
 
     /// A fault, once for as long as the same descriptor is just as bad; a doorbell rung on it counts again.
@@ -231,7 +262,13 @@ impl ShadowRing {
         let (mut count, mut total) = (0, 0);
         self.looked = false;
         for Vetted { flight, bytes } in self.vetted.drain(..) {
-            let slot = (usize::from(self.head) + self.flights.len()) % usize::from(self.table.most);
+            self.next = if flight.end { 0 } else { flight.place + 1 };
+            if !flight.issued {
+                self.flights.push_back(flight);
+                continue;
+            }
+            let issued = self.flights.iter().filter(|flight| flight.issued).count();
+            let slot = (usize::from(self.head) + issued) % usize::from(self.table.most);
             let at = slot * usize::from(layout.size);
             let last = slot + 1 == usize::from(self.table.most);
             for offset in (0..usize::from(layout.size)).step_by(4) {
@@ -242,7 +279,6 @@ impl ShadowRing {
             // Ownership last: the hardware looks at any time.
             let status = word(&bytes, layout.status) | if last { layout.end } else { 0 };
             self.own.put_u32(at + usize::from(layout.status), status);
-            self.next = if flight.end { 0 } else { flight.place + 1 };
             count += 1;
             total += u64::from(flight.len);
             self.flights.push_back(flight);
@@ -256,7 +292,10 @@ impl ShadowRing {
         let mut done = 0;
         while let Some(flight) = self.flights.front() {
             let at = usize::from(self.head) * usize::from(layout.size);
-            let status = self.own.load_u32(at + usize::from(layout.status));
+            let status = match flight.issued {
+                true => self.own.load_u32(at + usize::from(layout.status)),
+                false => flight.status & !layout.own,
+            };
             if status & layout.own != 0 {
                 break;
             }
@@ -277,8 +316,9 @@ impl ShadowRing {
                 }
                 ground.view().store_u32(&window, layout.status.into(), status);
             }
+            let issued = flight.issued;
             self.flights.pop_front();
-            self.head = (self.head + 1) % self.table.most;
+            self.head = (self.head + u16::from(issued)) % self.table.most;
             done += 1;
         }
         done
@@ -300,11 +340,16 @@ impl ShadowRing {
         self.next = 0;
     }
 
-    /// The hardware begins at our first descriptor, with the guest's `position`.
-    fn begin(&mut self, position: u16) {
+    /// Nothing in it is the hardware's any more.
+    pub(super) fn disown(&self) {
         for at in (0..self.own.len()).step_by(4) {
             self.own.put_u32(at, 0);
         }
+    }
+
+    /// The hardware begins at our first descriptor, with the guest's `position`.
+    fn begin(&mut self, position: u16) {
+        self.disown();
         let layout = &self.table.descriptor;
         let last = self.own.len() - usize::from(layout.size);
         self.own.put_u32(last + usize::from(layout.status), layout.end);
@@ -380,6 +425,7 @@ pub(super) fn sound(ring: &Ring) -> bool {
         && (4..=LARGEST).contains(&usize::from(layout.size))
         && [layout.status, layout.address.0, layout.address.1].into_iter().all(inside)
         && ring.align > 0
+        && layout.length >> layout.length.trailing_zeros().min(31) < LONGEST
 }
 
 /// The rings of one device, and the memory that the hardware sees them in: to be mapped at [`OWN`].
@@ -394,7 +440,12 @@ pub(super) fn make(tables: &'static [Ring]) -> Result<(Vec<ShadowRing>, Option<M
     if places.is_empty() {
         return Ok((Vec::new(), None));
     }
-    let len = at.next_multiple_of(PAGE);
+    // Behind the rings the spare buffer.
+    let spare = at.next_multiple_of(PAGE);
+    let lengths =
+        tables.iter().filter(|table| table.flow == Flow::Receive).map(|table| table.descriptor.length);
+    let longest = lengths.map(|mask| u64::from(mask >> mask.trailing_zeros().min(31)) + 1).max();
+    let len = spare + longest.unwrap_or(0).next_multiple_of(PAGE);
     let mapping = Arc::new(Mapping::anonymous("shadow-rings", len)?);
     let file = mapping.file().try_clone_to_owned().map_err(|error| {
         ioplane_memory::MappingError::Os(
@@ -402,7 +453,7 @@ pub(super) fn make(tables: &'static [Ring]) -> Result<(Vec<ShadowRing>, Option<M
         )
     })?;
     let memory = Memory::map(RegionSpec { gpa: OWN, len, user: 0, offset: 0, file })?;
-    let rings =
-        places.into_iter().filter_map(|(table, at)| ShadowRing::new(table, &mapping, at as usize)).collect();
+    let ring = |(table, at): (&'static Ring, u64)| ShadowRing::new(table, &mapping, at as usize, OWN + spare);
+    let rings = places.into_iter().filter_map(ring).collect();
     Ok((rings, Some(memory)))
 }

@@ -233,10 +233,19 @@ impl<H: Hardware> Monitor<H> {
         (self.stopped, self.storm, self.idle) = (false, false, 0);
         let silenced = self.bus.hardware().master(false);
         self.bus.judge(silenced);
-        if let Err(error) = self.reset_hardware()
+        let reset = self.reset_hardware();
+        if self.unusable.take().is_some()
+            && let Some(page) = &self.page
+        {
+            page.fill(0);
+        }
+        if let Err(error) = reset
             && !self.bus.gone()
         {
-            self.fault(Fault::hardware("deaf", error.to_string()));
+            let text = error.to_string();
+            self.fault(Fault::hardware("not-reset", text.clone()));
+            self.unusable = Some(text);
+            self.cry();
         }
         self.remember_fresh();
         self.counts.happened(What::Reset);
@@ -261,12 +270,28 @@ impl<H: Hardware> Monitor<H> {
             return Err(self.lost());
         }
         self.bus.bank = 0;
-        let reset = self.plan.reset.reset(self.bus.hardware());
+        let mut reset = self.plan.reset.reset(self.bus.hardware());
+        if let Err(HardwareError::StuckInReset { .. }) = &reset {
+            reset = self.reset_with_the_bus();
+        }
         if let Err(HardwareError::Gone { .. }) = &reset {
             let gone = self.lost();
             self.bus.judge(Err(gone));
         }
         reset
+    }
+
+    /// The second try. A card that was given descriptors may not end its reset before it has done with those that it has begun, which it
+    /// cannot while it is kept off the bus. It finds no further ones; what it has begun goes to the memory of the guest that gave them, or
+    /// nowhere if that is gone.
+    fn reset_with_the_bus(&mut self) -> Result<(), HardwareError> {
+        for ring in &mut self.rings {
+            ring.disown();
+        }
+        self.bus.hardware().master(true)?;
+        let reset = self.plan.reset.reset(self.bus.hardware());
+        let silenced = self.bus.hardware().master(false);
+        reset.and(silenced)
     }
 
     pub(super) fn lost(&mut self) -> HardwareError {

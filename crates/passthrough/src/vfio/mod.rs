@@ -12,7 +12,7 @@ mod ioctl;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ioplane_memory::Region;
@@ -29,19 +29,28 @@ use container::Container;
 use interrupts::{Interrupts, bell, rang};
 use ioctl::Area;
 
-/// One function, open. Dropped, it has no bus mastering, no interrupts and no memory, and then its lease ends.
+/// One function. Dropped or closed, it has no bus mastering, no interrupts and no memory; dropped, its lease ends then.
 ///
 /// Memory BARs that are smaller than a page and that VFIO lets one map show as one page; what is beyond their end answers nothing.
 #[derive(Debug)]
 pub struct Vfio {
     name: String,
+    address: Address,
+    root: PathBuf,
     // Dropped in this order: VFIO lets go of a function only when its file is closed.
     bars: BarMap,
+    open: Option<Open>,
+    lease: Option<Lease>,
+    identity: Identity,
+    irqs: Irqs,
+}
+
+/// What is there while it is open. Dropped in this order, for the same reason.
+#[derive(Debug)]
+struct Open {
     interrupts: Interrupts,
     device: Arc<OwnedFd>,
     container: Container,
-    lease: Option<Lease>,
-    identity: Identity,
     areas: [Area; 6],
     config: Area,
     resettable: bool,
@@ -49,20 +58,17 @@ pub struct Vfio {
     bell: Option<(Arc<OwnedFd>, Irq)>,
 }
 
-impl Vfio {
-    /// Opens a function that is bound to vfio-pci (see [`Lease::take`]) on the host whose sysfs is mounted at `root`. It can be opened
-    /// once.
-    pub fn open(root: &Path, address: Address) -> Result<Vfio, HardwareError> {
-        let name = address.to_string();
+impl Open {
+    fn new(name: &str, root: &Path, address: Address) -> Result<Open, HardwareError> {
         let group = Sysfs::new(root).iommu_group(address).ok_or_else(|| HardwareError::Os {
-            function: name.clone(),
+            function: name.to_owned(),
             doing: "find its IOMMU group (`ioplane pci list` says why there may be none)".into(),
             source: io::ErrorKind::NotFound.into(),
         })?;
-        let container = Container::open(&name, group)?;
+        let container = Container::open(name, group)?;
         let device = Arc::new(container.device(address)?);
         let os = |doing: &str| {
-            let (function, doing) = (name.clone(), doing.to_owned());
+            let (function, doing) = (name.to_owned(), doing.to_owned());
             move |source| HardwareError::Os { function, doing, source }
         };
         let asking = "ask VFIO about it";
@@ -73,22 +79,30 @@ impl Vfio {
         }
         let config = ioctl::region(device.as_fd(), v::VFIO_PCI_CONFIG_REGION_INDEX).map_err(os(asking))?;
         let interrupts = Interrupts::new(device.clone(), kinds).map_err(os(asking))?;
+        Ok(Open { interrupts, device, container, areas, config, resettable, bell: None })
+    }
+}
+
+impl Vfio {
+    /// Opens a function that is bound to vfio-pci (see [`Lease::take`]) on the host whose sysfs is mounted at `root`. It can be opened
+    /// once.
+    pub fn open(root: &Path, address: Address) -> Result<Vfio, HardwareError> {
+        let name = address.to_string();
+        let open = Open::new(&name, root, address)?;
+        let irqs = open.interrupts.counts();
         let identity = Identity { vendor: 0, device: 0, revision: 0, class: 0, subsystem: (0, 0) };
-        let mut vfio = Vfio {
-            name,
-            bars: BarMap::new(),
-            interrupts,
-            device,
-            container,
-            lease: None,
-            identity,
-            areas,
-            config,
-            resettable,
-            bell: None,
-        };
+        let (root, open) = (root.to_owned(), Some(open));
+        let mut vfio = Vfio { name, address, root, bars: BarMap::new(), open, lease: None, identity, irqs };
         vfio.look()?;
         Ok(vfio)
+    }
+
+    fn opened(&self) -> Result<&Open, HardwareError> {
+        self.open.as_ref().ok_or_else(|| HardwareError::Closed { function: self.name.clone() })
+    }
+
+    fn opened_mut(&mut self) -> Result<&mut Open, HardwareError> {
+        self.open.as_mut().ok_or_else(|| HardwareError::Closed { function: self.name.clone() })
     }
 
     /// Keeps the lease as long as the function is open.
@@ -121,10 +135,11 @@ impl Vfio {
             subsystem: (short(spec::SUBSYSTEM_VENDOR_ID), short(spec::SUBSYSTEM_ID)),
         };
         let table = self.msix_pages()?;
+        let open = self.opened()?;
         let mut bars = BarMap::new();
         let mut command = 0;
         let mut upper_half = false;
-        for (index, area) in (0u8..).zip(&self.areas) {
+        for (index, area) in (0u8..).zip(&open.areas) {
             if std::mem::take(&mut upper_half) || area.size == 0 {
                 continue;
             }
@@ -139,7 +154,7 @@ impl Vfio {
             let mut bar = Bar::new(mapped_size(area, space), space);
             bar.prefetchable = space != Space::Port && register & spec::BAR_PREFETCHABLE != 0;
             for (offset, len) in mappable(area, space, &table, index) {
-                let file = self.device.clone();
+                let file = open.device.clone();
                 let pages = Pages { offset, len, touch: Touch::Mapped, file, at: area.offset + offset };
                 // What is not in whole pages stays trapped.
                 bar = bar.clone().with_pages(pages).unwrap_or(bar);
@@ -174,7 +189,8 @@ impl Vfio {
     /// What a failed access means.
     fn failed(&self, doing: &str, error: rustix::io::Errno) -> HardwareError {
         let mut vendor = [0; 2];
-        match rustix::io::pread(&self.device, &mut vendor, self.config.offset) {
+        let Ok(open) = self.opened() else { return HardwareError::Closed { function: self.name.clone() } };
+        match rustix::io::pread(&open.device, &mut vendor, open.config.offset) {
             Ok(2) if vendor != [0xff; 2] => {
                 self.os(format!("{doing} its registers (are memory and ports switched off?)"), error.into())
             }
@@ -184,7 +200,7 @@ impl Vfio {
 
     /// Where in the function's file a register is.
     fn place(&self, bar: u8, offset: u64, len: usize) -> Result<u64, HardwareError> {
-        let area = self.areas.get(usize::from(bar));
+        let area = self.opened()?.areas.get(usize::from(bar));
         let inside = area.filter(|a| offset.checked_add(len as u64).is_some_and(|end| end <= a.size));
         let no = || HardwareError::NoSuchRegister { function: self.name.clone(), bar, offset, len };
         Ok(inside.ok_or_else(no)?.offset + offset)
@@ -218,10 +234,7 @@ fn mappable(area: &Area, space: Space, but: &[(u8, u64, u64)], index: u8) -> Vec
 
 impl Drop for Vfio {
     fn drop(&mut self) {
-        // All of this the kernel would do when the files are closed; but a VMM may have mapped our pages, and keep one open.
-        self.interrupts.clear();
-        let _ = self.master(false);
-        self.container.clear();
+        self.close();
     }
 }
 
@@ -239,12 +252,12 @@ impl Hardware for Vfio {
     }
 
     fn irqs(&self) -> Irqs {
-        self.interrupts.counts()
+        self.irqs
     }
 
     fn read(&mut self, bar: u8, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
         let at = self.place(bar, offset, out.len())?;
-        match rustix::io::pread(&self.device, &mut *out, at) {
+        match rustix::io::pread(&self.opened()?.device, &mut *out, at) {
             Ok(got) if got == out.len() => Ok(()),
             Ok(_) => Err(self.failed("read", rustix::io::Errno::IO)),
             Err(error) => Err(self.failed("read", error)),
@@ -253,7 +266,7 @@ impl Hardware for Vfio {
 
     fn write(&mut self, bar: u8, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
         let at = self.place(bar, offset, bytes.len())?;
-        match rustix::io::pwrite(&self.device, bytes, at) {
+        match rustix::io::pwrite(&self.opened()?.device, bytes, at) {
             Ok(put) if put == bytes.len() => Ok(()),
             Ok(_) => Err(self.failed("write", rustix::io::Errno::IO)),
             Err(error) => Err(self.failed("write", error)),
@@ -262,9 +275,10 @@ impl Hardware for Vfio {
 
     fn read_config(&mut self, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
         out.fill(0xff);
-        let inside = self.config.size.saturating_sub(offset).min(out.len() as u64) as usize;
-        let at = self.config.offset.saturating_add(offset);
-        match rustix::io::pread(&self.device, &mut out[..inside], at) {
+        let open = self.opened()?;
+        let inside = open.config.size.saturating_sub(offset).min(out.len() as u64) as usize;
+        let at = open.config.offset.saturating_add(offset);
+        match rustix::io::pread(&open.device, &mut out[..inside], at) {
             Ok(got) if got == inside => Ok(()),
             Ok(_) => Err(HardwareError::Gone { function: self.name.clone() }),
             Err(error) => Err(self.os("read its configuration space".into(), error.into())),
@@ -272,9 +286,10 @@ impl Hardware for Vfio {
     }
 
     fn write_config(&mut self, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
-        let inside = self.config.size.saturating_sub(offset).min(bytes.len() as u64) as usize;
-        let at = self.config.offset.saturating_add(offset);
-        match rustix::io::pwrite(&self.device, &bytes[..inside], at) {
+        let open = self.opened()?;
+        let inside = open.config.size.saturating_sub(offset).min(bytes.len() as u64) as usize;
+        let at = open.config.offset.saturating_add(offset);
+        match rustix::io::pwrite(&open.device, &bytes[..inside], at) {
             Ok(put) if put == inside => Ok(()),
             Ok(_) => Err(HardwareError::Gone { function: self.name.clone() }),
             Err(error) => Err(self.os("write its configuration space".into(), error.into())),
@@ -282,56 +297,93 @@ impl Hardware for Vfio {
     }
 
     fn map(&mut self, iova: u64, region: &Region) -> Result<(), HardwareError> {
-        self.container.map(iova, region)
+        self.opened_mut()?.container.map(iova, region)
     }
 
     fn unmap(&mut self, iova: u64, len: u64) -> Result<(), HardwareError> {
-        self.container.unmap(iova, len)
+        self.opened_mut()?.container.unmap(iova, len)
     }
 
     fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError> {
-        if self.bell.is_some() {
-            return Err(WireError::Below { irq, why: "we listen to its interrupts ourselves".into() });
+        let below = |why: String| WireError::Below { irq, why };
+        let open = self.opened_mut().map_err(|error| below(error.to_string()))?;
+        if open.bell.is_some() {
+            return Err(below("we listen to its interrupts ourselves".into()));
         }
-        self.interrupts.wire(irq, vector, wire)
+        open.interrupts.wire(irq, vector, wire)
     }
 
     fn listen(&mut self) -> Result<(), HardwareError> {
-        if self.bell.is_some() {
+        let open = self.opened_mut()?;
+        if open.bell.is_some() {
             return Ok(());
         }
         let doing = "listen to its interrupts";
-        if self.interrupts.wired() {
-            return Err(self.os(doing.into(), io::Error::other("they are wired to a guest")));
-        }
-        let ours = bell().and_then(|bell| Ok((self.interrupts.listen(&bell)?, bell)));
+        let ours = if open.interrupts.wired() {
+            Err(io::Error::other("they are wired to a guest"))
+        } else {
+            bell().and_then(|bell| Ok((open.interrupts.listen(&bell)?, bell)))
+        };
         let (irq, bell) = ours.map_err(|error| self.os(doing.into(), error))?;
-        self.bell = Some((Arc::new(bell), irq));
+        self.opened_mut()?.bell = Some((Arc::new(bell), irq));
         Ok(())
     }
 
     fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
-        self.bell.as_ref().map(|(bell, _)| bell)
+        self.open.as_ref()?.bell.as_ref().map(|(bell, _)| bell)
     }
 
     fn heard(&mut self) -> bool {
-        self.bell.as_ref().is_some_and(|(bell, _)| rang(bell))
+        self.interrupt().is_some_and(|bell| rang(bell))
     }
 
     fn unmask(&mut self) -> Result<(), HardwareError> {
-        match &self.bell {
-            Some((_, Irq::Intx)) => {
-                self.interrupts.unmask().map_err(|error| self.os("unmask its interrupt".into(), error))
-            }
+        let open = self.opened_mut()?;
+        let unmasked = match &open.bell {
+            Some((_, Irq::Intx)) => open.interrupts.unmask(),
             _ => Ok(()),
+        };
+        unmasked.map_err(|error| self.os("unmask its interrupt".into(), error))
+    }
+
+    fn close(&mut self) {
+        // All of this the kernel would do when the files are closed; but a VMM may have mapped our pages, and keep one open.
+        let _ = self.master(false);
+        if let Some(open) = &mut self.open {
+            open.interrupts.clear();
+            open.container.clear();
         }
+        self.bars = self.bars.trapped();
+        self.open = None;
+    }
+
+    fn reopen(&mut self) -> Result<(), HardwareError> {
+        if self.open.is_some() {
+            return Ok(());
+        }
+        let was = self.identity;
+        self.open = Some(Open::new(&self.name, &self.root, self.address)?);
+        let looked = self.look();
+        let same = self.identity == was
+            && self.open.as_ref().map(|open| open.interrupts.counts()) == Some(self.irqs);
+        // Another card may have been put into its slot.
+        let outcome = looked.and_then(|()| match same {
+            true => Ok(()),
+            false => Err(HardwareError::Gone { function: self.name.clone() }),
+        });
+        if outcome.is_err() {
+            self.close();
+            self.identity = was;
+        }
+        outcome
     }
 
     fn reset(&mut self) -> Result<bool, HardwareError> {
-        if !self.resettable {
+        let open = self.opened()?;
+        if !open.resettable {
             return Ok(false);
         }
-        ioctl::reset(self.device.as_fd()).map_err(|error| self.os("reset it".into(), error))?;
+        ioctl::reset(open.device.as_fd()).map_err(|error| self.os("reset it".into(), error))?;
         Ok(true)
     }
 }

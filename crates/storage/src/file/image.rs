@@ -14,8 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering}
 use crossbeam_queue::ArrayQueue;
 use ioplane_memory::GuestMap;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use serde::{Deserialize, Serialize};
 
-use super::{Direct, FileOptions};
+use super::{Direct, FileOptions, ImageFormat, Raw};
 use crate::StorageError;
 use crate::limbo::Limbo;
 
@@ -60,6 +61,33 @@ pub(crate) struct Image {
     pub limbo: Arc<Limbo>,
     /// Guest maps that lanes are done with: unmapping is not for I/O cores. Emptied by the control plane.
     pub graves: ArrayQueue<Arc<GuestMap>>,
+}
+
+/// Which image one is, whatever its name is: the same after a restart, another one if a file or a device was put in its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageId {
+    dev: u64,
+    ino: u64,
+    /// Of a block device, which.
+    rdev: u64,
+    /// A number of an inode is used again soon; the time at which it was made is not. In ns, 0 where there is none.
+    born: i64,
+}
+
+impl ImageId {
+    pub(super) fn of(file: impl AsFd) -> io::Result<ImageId> {
+        let found =
+            rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
+        let seconds = found.stx_btime.tv_sec.saturating_mul(1_000_000_000);
+        let born = seconds.saturating_add(i64::from(found.stx_btime.tv_nsec));
+        Ok(ImageId {
+            dev: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
+            ino: found.stx_ino,
+            rdev: rustix::fs::makedev(found.stx_rdev_major, found.stx_rdev_minor),
+            born: if found.stx_mask & StatxFlags::BTIME.bits() == 0 { 0 } else { born },
+        })
+    }
 }
 
 /// Bytes and block sizes, as the system says.
@@ -178,6 +206,27 @@ impl Image {
         }
         self.bytes.store(bytes.next_multiple_of(512), Ordering::Release);
         Ok(())
+    }
+
+    /// Refuses an image that may be of another format than raw, unless it is known to be. Only once the image is ours.
+    pub fn check_raw(&self, raw: Raw) -> Result<(), StorageError> {
+        let known = match raw {
+            Raw::Stated => true,
+            Raw::Remembered(id) => ImageId::of(self).is_ok_and(|ours| ours == id),
+            Raw::Probed => false,
+        };
+        if known {
+            return Ok(());
+        }
+        let read = length(&self.file).and_then(|bytes| ImageFormat::read(&self.file, bytes));
+        match read {
+            Ok(None) => Ok(()),
+            Ok(Some(format)) => Err(StorageError::NotRaw { image: self.name.clone(), format }),
+            Err(source) => {
+                let doing = "looking for the format of the image (format = raw does without)";
+                Err(StorageError::Os { image: self.name.clone(), doing, source })
+            }
+        }
     }
 
     /// Asks whether free space can be given back. Only once the image is ours.

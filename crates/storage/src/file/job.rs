@@ -274,6 +274,12 @@ impl Job {
         }
     }
 
+    /// Bytes that taking the result of the last step, and the next step, may copy.
+    #[inline]
+    pub fn bounces(&self) -> usize {
+        if self.way == Way::Bounced { self.left.min(BOUNCE as u64) as usize } else { 0 }
+    }
+
     /// Takes the result of the last step: bytes moved, or an errno below zero. `None` if there is a next step.
     #[inline]
     pub fn took(&mut self, result: i32, image: &Image, map: Option<&Arc<GuestMap>>) -> Option<Outcome> {

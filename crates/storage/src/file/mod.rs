@@ -13,6 +13,7 @@ use crate::lock::{self, Claim, Refusal};
 
 mod arena;
 mod fence;
+mod format;
 mod image;
 mod job;
 mod ring;
@@ -20,6 +21,9 @@ mod threads;
 
 use fence::Fence;
 use image::Image;
+
+pub use format::ImageFormat;
+pub use image::ImageId;
 
 /// Whether to go past the page cache of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -63,6 +67,18 @@ pub enum EngineChoice {
     Threads,
 }
 
+/// How it is known that an image is raw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Raw {
+    /// It is not: an image that looks like one of another format is refused, see [`ImageFormat`].
+    #[default]
+    Probed,
+    /// This image was served as raw before, and a guest may have written anything since; another one in its place is probed.
+    Remembered(ImageId),
+    /// Somebody says so: its content is not looked at.
+    Stated,
+}
+
 /// How to open an image.
 #[derive(Debug, Clone)]
 pub struct FileOptions {
@@ -70,6 +86,8 @@ pub struct FileOptions {
     pub path: PathBuf,
     /// Writes are refused, and others may read it too.
     pub read_only: bool,
+    /// How it is known that it is raw.
+    pub raw: Raw,
     /// Past the page cache or through it.
     pub direct: Direct,
     /// Who does the I/O.
@@ -91,6 +109,7 @@ impl FileOptions {
         FileOptions {
             path: path.into(),
             read_only: false,
+            raw: Raw::default(),
             direct: Direct::default(),
             engine: EngineChoice::default(),
             logical_block: None,
@@ -154,10 +173,13 @@ impl FileBacking {
                 return Err(StorageError::Os { image: name, doing, source });
             }
         }
+        // Not before it is ours: somebody may have written.
+        image.check_raw(options.raw)?;
         Self::begin(image, options.engine, None)
     }
 
-    /// Opens the image that another process of ours has open as `file`, beside it: the name may mean another file by now. The
+    /// Opens the image that another process of ours has open as `file`, beside it: the name may mean another file by now. It is
+    /// served as raw already, so it is not probed. The
     /// byte locks are taken at once, so that nobody comes in between; the rest of the claim when the other process is done
     /// with the image and the last of its I/O has landed, which [`Backing::wait_quiet`] waits for. `options` must say the
     /// same as the other's did.
@@ -213,6 +235,11 @@ impl FileBacking {
     /// Why it is not io_uring, if that was wanted.
     pub fn why_threads(&self) -> Option<&str> {
         self.why_threads.as_deref()
+    }
+
+    /// Which image it is, for [`Raw::Remembered`].
+    pub fn id(&self) -> Option<ImageId> {
+        ImageId::of(&self.image).ok()
     }
 
     /// Whether I/O goes past the page cache.

@@ -22,9 +22,14 @@ use ioplane_memory::GuestView;
 use super::arena::{Arena, Maps};
 use super::image::Image;
 use super::job::{Job, Source, Step};
-use crate::lane::{Fault, Lane, Op, Outcome, Submitted, Tag};
+use crate::lane::{Fault, Lane, Op, Outcome, SLICE, Submitted, Tag};
 use crate::limbo::Remains;
 use crate::mutation::{Promise, removed};
+
+/// [`Lane::slice`] of an image that is read and written through the page cache.
+const CACHED_SLICE: u32 = 256 << 10;
+/// Bytes of bounce buffers that one reap goes through: what else has ended waits in the completion ring.
+const MOST_BOUNCED: usize = 256 << 10;
 
 const IMAGE: Fixed = Fixed(0);
 const ZEROS: Fixed = Fixed(1);
@@ -92,6 +97,11 @@ impl RingLane {
 }
 
 impl Lane for RingLane {
+    /// What the page cache has, the kernel copies while it takes a submission.
+    fn slice(&self) -> u32 {
+        self.inner.as_ref().map_or(SLICE, |inner| if inner.image.direct { SLICE } else { CACHED_SLICE })
+    }
+
     #[inline]
     fn submit(&mut self, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
         let inner = self.inner();
@@ -178,7 +188,7 @@ impl Inner {
     }
 
     fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
-        let mut ended = 0;
+        let (mut ended, mut bounced) = (0, 0);
         let (submitter, mut submissions, mut completions) = self.ring.split();
         if submissions.taskrun() {
             // SAFETY: waits for nothing and passes no argument.
@@ -188,22 +198,26 @@ impl Inner {
         for completion in &mut completions {
             let tag = completion.user_data() as u16;
             let job = &mut self.jobs[usize::from(tag)];
+            bounced += job.bounces();
             if let Some(outcome) = job.took(completion.result(), &self.image, self.maps.of(job.map)) {
                 self.maps.release(job.map, &self.image);
                 self.in_flight -= 1;
                 ended += 1;
                 done(Tag(tag), outcome);
-                continue;
-            }
-            let entry = entry(job.step(self.maps.of(job.map)), tag);
-            // SAFETY: see the module's note.
-            if self.broken.is_none() && unsafe { submissions.push(&entry) }.is_ok() {
-                self.noted.push_back(tag);
             } else {
-                self.maps.release(job.map, &self.image);
-                self.in_flight -= 1;
-                ended += 1;
-                done(Tag(tag), Err(Fault::Io(self.broken.unwrap_or(libc::EBUSY))));
+                let entry = entry(job.step(self.maps.of(job.map)), tag);
+                // SAFETY: see the module's note.
+                if self.broken.is_none() && unsafe { submissions.push(&entry) }.is_ok() {
+                    self.noted.push_back(tag);
+                } else {
+                    self.maps.release(job.map, &self.image);
+                    self.in_flight -= 1;
+                    ended += 1;
+                    done(Tag(tag), Err(Fault::Io(self.broken.unwrap_or(libc::EBUSY))));
+                }
+            }
+            if bounced >= MOST_BOUNCED {
+                break;
             }
         }
         drop((submissions, completions));

@@ -10,7 +10,7 @@ use ioplane_memory::{GuestRange, GuestView};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
-use crate::lane::{Backing, Fault, Lane, MAX_RANGES, Op, Outcome, StorageError, Submitted, Tag};
+use crate::lane::{Backing, Fault, Lane, MAX_RANGES, Op, Outcome, SLICE, StorageError, Submitted, Tag};
 use crate::limbo::{Limbo, Remains};
 
 /// What becomes of an operation.
@@ -150,6 +150,10 @@ impl<J: Judge + 'static> Gate<J> {
 }
 
 impl<J: Judge + 'static> Lane for Gate<J> {
+    fn slice(&self) -> u32 {
+        self.inner.as_ref().map_or(SLICE, |core| core.below.slice())
+    }
+
     fn submit(&mut self, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
         let core = self.core();
         let (kind, ranges): (Kind, &[GuestRange]) = match *op {

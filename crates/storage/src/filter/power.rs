@@ -250,6 +250,10 @@ impl PowerLane {
 }
 
 impl Lane for PowerLane {
+    fn slice(&self) -> u32 {
+        self.cache.slice()
+    }
+
     fn submit(&mut self, view: &GuestView, op: &Op<'_>, _tag: Tag) -> Submitted {
         Submitted::Done(self.now(view, op))
     }

@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The host: a task that owns the device and obeys its front end.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
-        let _handle = serve(disk, ServerOptions { socket: socket.into(), pool, dirty_log: false })?;
+        let _handle = serve(disk, ServerOptions::new(socket, pool))?;
         println!("serving");
         std::future::pending().await
     })

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ioplane_device::{Access, At};
 use ioplane_storage::filter::Stall;
-use ioplane_storage::{Backing, FileBacking, FileOptions, MemoryBacking};
+use ioplane_storage::{Backing, EngineChoice, FileBacking, FileOptions, MemoryBacking};
 use ioplane_virtio::blk::spec::config::WRITEBACK;
 use ioplane_virtio::blk::spec::*;
 use ioplane_virtio::blk::{Blk, BlkOptions};
 use ioplane_virtio::spec::mmio::CONFIG;
 
 use super::virtio::{Ground, Program, QUEUES, Request, Subject, Touch};
-use super::{Bus, Dice};
+use super::{Bus, Dice, Plan};
 use crate::toy::mix;
 
 /// Bytes of each vCPU's part of the disk.
@@ -28,8 +28,10 @@ const PLACES: u64 = 8;
 pub enum Disks {
     /// On memory: requests end where they are submitted.
     Memory,
-    /// On an image file: they end later.
-    File,
+    /// On an image file, by io_uring: they end later, in any order.
+    IoUring,
+    /// On an image file, by threads.
+    Threads,
 }
 
 /// An image that goes with its last user.
@@ -45,17 +47,18 @@ impl Drop for Image {
 impl Disks {
     fn backing(self) -> (Arc<dyn Backing>, Option<Image>) {
         let bytes = PART * u64::from(QUEUES);
-        match self {
-            Disks::Memory => (MemoryBacking::new(bytes).expect("a memory disk"), None),
-            Disks::File => {
-                static NEXT: AtomicU64 = AtomicU64::new(0);
-                let next = NEXT.fetch_add(1, Ordering::Relaxed);
-                let name = format!("ioplane-conformance-{}-{next}.raw", std::process::id());
-                let image = Image(std::env::temp_dir().join(name));
-                std::fs::File::create(&image.0).and_then(|f| f.set_len(bytes)).expect("an image file");
-                (FileBacking::open(FileOptions::new(&image.0)).expect("an image that opens"), Some(image))
-            }
-        }
+        let engine = match self {
+            Disks::Memory => return (MemoryBacking::new(bytes).expect("a memory disk"), None),
+            Disks::IoUring => EngineChoice::IoUring,
+            Disks::Threads => EngineChoice::Threads,
+        };
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("ioplane-conformance-{}-{next}.raw", std::process::id());
+        let image = Image(std::env::temp_dir().join(name));
+        std::fs::File::create(&image.0).and_then(|f| f.set_len(bytes)).expect("an image file");
+        let options = FileOptions { engine, ..FileOptions::new(&image.0) };
+        (FileBacking::open(options).expect("an image that opens"), Some(image))
     }
 }
 
@@ -90,6 +93,11 @@ impl Subject for Disks {
             | VIRTIO_BLK_F_MQ
             | VIRTIO_BLK_F_WRITE_ZEROES
             | VIRTIO_BLK_F_DISCARD
+    }
+
+    /// A flush of a file takes milliseconds.
+    fn bursts(&self, plan: &Plan) -> u32 {
+        if *self == Disks::Memory { plan.rounds / 2 } else { plan.rounds / 6 }
     }
 
     fn touch(&self) -> Touch {

@@ -32,7 +32,7 @@ pub(super) fn two_cores(plan: &Plan) -> Arc<Pool> {
 
 /// A device behind a front, and how to make another instance of it.
 pub struct InProcess<D: Device> {
-    front: Front<D>,
+    front: Arc<Front<D>>,
     pool: Arc<Pool>,
     fresh: Box<dyn Fn() -> D + Send + Sync>,
 }
@@ -42,6 +42,15 @@ impl<D: Device> InProcess<D> {
     pub fn start(plan: &Plan, fresh: impl Fn() -> D + Send + Sync + 'static) -> Arc<Self> {
         let pool = two_cores(plan);
         let front = Front::new(fresh(), Arc::new(Spread(pool.clone()))).expect("a device at power-on starts");
+        Self::around(Arc::new(front), pool, fresh)
+    }
+
+    /// Around a front that somebody else serves.
+    pub(super) fn around(
+        front: Arc<Front<D>>,
+        pool: Arc<Pool>,
+        fresh: impl Fn() -> D + Send + Sync + 'static,
+    ) -> Arc<Self> {
         Arc::new(InProcess { front, pool, fresh: Box::new(fresh) })
     }
 
@@ -66,11 +75,10 @@ impl<D: Device> Host for InProcess<D> {
         self.front.quiesce(deadline).map_err(said)?.map_err(|late| late.reason)
     }
 
-    fn begin_and_drop(&self) -> Result<(), String> {
+    fn begin_and_drop(&self) -> Result<bool, String> {
         self.front.begin_quiesce().map_err(said)?;
         let mut settled = Box::pin(self.front.settled());
-        let _ = settled.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        Ok(())
+        Ok(settled.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending())
     }
 
     fn undrain(&self) -> Result<(), String> {

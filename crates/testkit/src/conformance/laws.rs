@@ -6,12 +6,16 @@ use std::time::{Duration, Instant};
 use ioplane_memory::{GuestView, PAGE};
 
 use super::guests::{Broken, compare, in_peace, run};
+use super::proof::{Proof, Tally, vacuous};
 use super::{Kit, Plan, State};
 
 /// 1: accesses wait while the device is held, and are answered afterwards as if nothing had been.
-pub(super) fn keeps_what_arrives(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
-    let peace = in_peace(kit, plan)?;
+pub(super) fn keeps_what_arrives(kit: &dyn Kit, plan: &Plan) -> Result<Proof, String> {
     let mut machine = kit.boot(plan);
+    if machine.buses.is_empty() {
+        return Err(vacuous("the guest reaches no registers through this host"));
+    }
+    let (peace, mut tally) = (in_peace(kit, plan)?, Tally::default());
     let (host, buses) = (machine.host.clone(), machine.buses.clone());
     let seen = run(&mut machine, plan, |guests| {
         guests.run_on(20)?;
@@ -38,14 +42,17 @@ pub(super) fn keeps_what_arrives(kit: &dyn Kit, plan: &Plan) -> Result<(), Strin
         if all.clone().any(answered) {
             return Err("law 1: an access was answered while the device was held".into());
         }
+        // Those that have ended by now wait for nothing.
+        tally.held_for(all.clone().filter(|v| waits(*v)).count() as u64);
         host.resume()
     })?;
-    compare(&peace, &seen)
+    compare(&peace, &seen)?;
+    tally.proof("an access that waits")
 }
 
 /// 4: no state that a device cannot be in is loaded, and the device that was held is unharmed.
-pub(super) fn distrusts_loaded(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
-    let peace = in_peace(kit, plan)?;
+pub(super) fn distrusts_loaded(kit: &dyn Kit, plan: &Plan) -> Result<Proof, String> {
+    let (peace, mut tally) = (in_peace(kit, plan)?, Tally::default());
     let mut machine = kit.boot(plan);
     let host = machine.host.clone();
     let seen = run(&mut machine, plan, |guests| {
@@ -53,6 +60,9 @@ pub(super) fn distrusts_loaded(kit: &dyn Kit, plan: &Plan) -> Result<(), String>
         host.quiesce(guests.deadline())?;
         let good = host.save()?;
         let mut bad = kit.hostile(&good);
+        if bad.is_empty() {
+            return Err(vacuous("the kit has no states that its device cannot be in"));
+        }
         bad.extend([
             ("another kind".to_owned(), State { kind: "teapot".into(), ..good.clone() }),
             ("a version of the future".to_owned(), State { version: u32::MAX, ..good.clone() }),
@@ -64,20 +74,20 @@ pub(super) fn distrusts_loaded(kit: &dyn Kit, plan: &Plan) -> Result<(), String>
             ("nothing".to_owned(), State { body: Vec::new(), ..good.clone() }),
         ]);
         for (what, state) in bad {
-            if host.transplant(&state).is_ok() {
-                return Err(format!("law 4: a state with {what} was loaded"));
-            }
+            let refused = host.transplant(&state).is_err();
+            tally.assert(refused, || format!("law 4: a state with {what} was loaded"))?;
         }
         host.transplant(&good)
     })?;
-    compare(&peace, &seen)
+    compare(&peace, &seen)?;
+    tally.proof("a state that the device cannot be in")
 }
 
 /// 5: after a missed deadline and an undrain the device goes on whole.
-pub(super) fn gives_back(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
-    let peace = in_peace(kit, plan)?;
+pub(super) fn gives_back(kit: &dyn Kit, plan: &Plan) -> Result<Proof, String> {
     let mut machine = kit.boot(plan);
-    let Some(gate) = machine.gate.clone() else { return Ok(()) };
+    let gate = machine.gate.clone().ok_or_else(|| vacuous("nothing here can be stalled"))?;
+    let (peace, mut tally) = (in_peace(kit, plan)?, Tally::default());
     let host = machine.host.clone();
     let outcome = run(&mut machine, plan, |guests| {
         guests.run_on(20)?;
@@ -98,24 +108,27 @@ pub(super) fn gives_back(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
         if !missed {
             return Err("the device never misses a deadline while it is stalled".into());
         }
-        host.undrain()?;
+        tally.met(host.undrain())?;
         gate.open();
         Ok(())
     });
     match outcome {
-        Ok(seen) => compare(&peace, &seen),
+        Ok(seen) => {
+            compare(&peace, &seen)?;
+            tally.proof("a missed deadline")
+        }
         Err(Broken::Stuck(what)) => Err(format!("law 5: after a missed deadline {what}")),
         Err(other) => Err(other.into()),
     }
 }
 
 /// 6: with the log on, every page that the device stores to is marked.
-pub(super) fn marks_stores(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
+pub(super) fn marks_stores(kit: &dyn Kit, plan: &Plan) -> Result<Proof, String> {
     let mut machine = kit.boot(plan);
     if machine.device_pages.is_empty() {
-        return Ok(());
+        return Err(vacuous("the device does not store to guest memory"));
     }
-    let peace = in_peace(kit, plan)?;
+    let (peace, mut tally) = (in_peace(kit, plan)?, Tally::default());
     let view = GuestView::new(machine.memory.clone());
     let pages: Vec<u64> = machine
         .device_pages
@@ -139,17 +152,13 @@ pub(super) fn marks_stores(kit: &dyn Kit, plan: &Plan) -> Result<(), String> {
         host.quiesce(guests.deadline())?;
         host.resume()
     })?;
-    let mut stored = 0;
     for (gpa, before) in pages.iter().zip(&before) {
         if read(*gpa)? != *before {
-            stored += 1;
-            if log.as_ref().is_none_or(|log| !log.is_marked(*gpa)) {
-                return Err(format!("law 6: the page at {gpa:#x} was stored to and is not marked"));
-            }
+            let marked = log.as_ref().is_some_and(|log| log.is_marked(*gpa));
+            tally
+                .assert(marked, || format!("law 6: the page at {gpa:#x} was stored to and is not marked"))?;
         }
     }
-    if stored == 0 {
-        return Err("the device stored nothing after the log was on: the guest's program is too short".into());
-    }
-    compare(&peace, &seen)
+    compare(&peace, &seen)?;
+    tally.proof("a store after the log was on")
 }

@@ -40,7 +40,7 @@ impl<S: Subject> Kit for Mmio<S> {
             let (bus, kick) = (buses[vcpu].clone(), kicks[vcpu].clone());
             let reach = Wired { bus, kick: kick.clone(), touch: self.0.touch(), vcpu, kicks: 0 };
             let dice = Dice::new(plan.seed << 8 | vcpu as u64);
-            let left = plan.rounds / 2;
+            let left = self.0.bursts(plan);
             vcpus.push(Box::new(Asker { driver, reach, dice, left, seen: Vec::new() }));
             let (line, front) = (line.clone(), host.clone());
             probes.push(Box::new(RequestProbe {

@@ -8,39 +8,35 @@
 //! ```
 //!
 //! A kit is a device, a guest program for it, and a host. [`in_process::InProcess`] is the host of any
-//! [`ioplane_device::Device`], [`vhost_user::VhostUser`] that of any [`ioplane_virtio::VirtioDevice`].
-//! `conformance!(name, kit)` makes a test of each check.
+//! [`ioplane_device::Device`], [`vhost_user::VhostUser`] that of any [`ioplane_virtio::VirtioDevice`],
+//! [`vfio_user::VfioUser`] that of any [`ioplane_pci::Function`].
 //!
-//! | device | in process | vhost-user |
-//! |---|---|---|
-//! | toy DMA engine | [`dma::DmaKit`] | no: that transport carries rings, and this device has registers only |
-//! | toy ring | [`ring::RingKit`] | no: its rings are not virtio's |
-//! | toy virtio device | [`mmio::Mmio`]`(`[`adder::Adding`]`)` | [`vhost_user::OverSocket`]`(`[`adder::Adding`]`)` |
-//! | virtio-blk | [`mmio::Mmio`]`(`[`blk::Disks`]`)` | [`vhost_user::OverSocket`]`(`[`blk::Disks`]`)` |
-//! | virtio-net | [`mmio::Mmio`]`(`[`net::Nics`]`)` | [`vhost_user::OverSocket`]`(`[`net::Nics`]`)` |
-//! | RTL8139C+, emulated | [`nic::Rtl8139s`]`(`[`nic::EmulatedRtl8139`]`)` | no: a PCI function |
-//! | NE2000, emulated | [`nic::Ne2000s`]`(`[`nic::EmulatedNe2000`]`)` | no: a PCI function |
-//! | RTL8139C+, under watch | [`nic::Rtl8139s`]`(`[`watched::WatchedRtl8139`]`)` | no: a PCI function |
-//! | NE2000, under watch | [`nic::Ne2000s`]`(`[`watched::WatchedNe2000`]`)` | no: a PCI function |
+//! [`declared::KITS`] is the list of all kits with what each of them offers, [`declared::CHECKS`] that of all checks with what each
+//! needs. From these two come the tests that are run (`tests/conformance.rs`), the failures that a removed law must cause
+//! (`tests/mutations.rs`), and the tables of `docs/guide/conformance.md`. A new device needs a [`Kit`] and an entry.
 //!
 //! [`virtio::PackedRings`] around a subject is the same device with packed rings.
 //!
 //! Every check has a name. A finding that is about a law begins with `law N:`, so that taking the law out can be seen to
-//! fail for that reason (`tests/mutations.rs`).
+//! fail for that reason (`tests/mutations.rs`). A check that has asserted nothing fails ([`proof`]).
 
 pub mod adder;
 pub mod blk;
 mod checks;
+pub mod declared;
 pub mod dma;
+pub mod document;
 mod guests;
 pub mod in_process;
 mod laws;
 pub mod mmio;
 pub mod net;
 pub mod nic;
+pub mod proof;
 mod queues;
 pub mod ring;
 mod spoilt;
+pub mod vfio_user;
 pub mod vhost_user;
 pub mod virtio;
 pub mod watched;
@@ -60,8 +56,8 @@ pub trait Host: Send + Sync {
     /// Brings it to a quiescent point and holds it. `Err`: the deadline passed; it still drains, or has been given back
     /// already (then [`Host::undrain`] has nothing left to do).
     fn quiesce(&self, deadline: Instant) -> Result<(), String>;
-    /// Begins a quiesce, looks at the future that waits for it once, and drops that.
-    fn begin_and_drop(&self) -> Result<(), String>;
+    /// Begins a quiesce, looks at the future that waits for it once, and drops that. Whether it still waited then.
+    fn begin_and_drop(&self) -> Result<bool, String>;
     /// After a miss, or a dropped future: back to running.
     fn undrain(&self) -> Result<(), String>;
     /// After a miss: held by force.
@@ -161,10 +157,8 @@ pub trait Probe: Send {
     fn signals(&self) -> u64 {
         1
     }
-    /// How many kicks the device says it took, if it counts them. Asked while it is held.
-    fn kicks_taken(&self) -> Option<u64> {
-        None
-    }
+    /// How many kicks the device says it took; `None` if it does not answer. Asked while it is held.
+    fn kicks_taken(&self) -> Option<u64>;
 }
 
 /// Stalls what a device stands on. Its requests then stay in flight for as long as one likes.
@@ -208,12 +202,11 @@ pub struct Machine {
     pub buses: Vec<Arc<Bus>>,
     /// The driver's ends of a queue on core 0, which polls, and of one on core 1, which is notified, if there are queues.
     pub probes: Vec<Box<dyn Probe>>,
-    /// Stalls what the device stands on. A kit without one does not get the checks that need it.
+    /// Stalls what the device stands on, if it can be stalled.
     pub gate: Option<Arc<dyn Valve>>,
     /// Guest memory.
     pub memory: Arc<GuestMap>,
-    /// Ranges that the device stores to and the guest never does. None: it never uses guest memory, and the check of law 6 finds
-    /// nothing to check.
+    /// Ranges that the device stores to and the guest never does. None: it does not store to guest memory.
     pub device_pages: Vec<Range<u64>>,
 }
 
@@ -234,62 +227,8 @@ pub struct Finding {
     pub what: String,
 }
 
-/// One check of a kit.
-pub type Check = fn(&dyn Kit, &Plan) -> Result<(), String>;
-
-/// All checks by name.
-pub const CHECKS: &[(&str, Check)] = &[
-    ("law_1_keeps_what_arrives", laws::keeps_what_arrives),
-    ("law_1_latches_kicks", queues::latches_kicks),
-    ("law_2_looks_again", queues::looks_again),
-    ("law_3_signals_once", queues::signals_once),
-    ("law_4_distrusts_loaded", laws::distrusts_loaded),
-    ("law_5_gives_back", laws::gives_back),
-    ("law_6_marks_stores", laws::marks_stores),
-    ("pause_is_not_seen", checks::pause),
-    ("transplant_is_not_seen", checks::transplant),
-    ("move_is_not_seen", checks::moves),
-    ("miss_is_not_seen", checks::miss),
-    ("suspension_is_not_seen", checks::suspension),
-    ("dropped_future_is_not_seen", checks::dropped_future),
-];
-
 /// What the checks run with by default.
 pub const PLAN: Plan = Plan { seed: 1, rounds: 300, spin: Duration::ZERO, patience: Duration::from_secs(20) };
-
-/// Runs one check by name.
-pub fn run(kit: &dyn Kit, check: &str, plan: &Plan) -> Result<(), Finding> {
-    let (name, check) = CHECKS.iter().find(|(name, _)| *name == check).expect("the name of a check");
-    check(kit, plan).map_err(|what| Finding { check: name, what })
-}
-
-/// Runs all checks; gives those that failed.
-pub fn run_all(kit: &dyn Kit, plan: &Plan) -> Vec<Finding> {
-    CHECKS.iter().filter_map(|(name, _)| run(kit, name, plan).err()).collect()
-}
-
-/// Makes a module of tests, one for each check: `conformance!(toy_dma, DmaKit);`.
-#[macro_export]
-macro_rules! conformance {
-    ($name:ident, $kit:expr) => {
-        mod $name {
-            #[allow(unused_imports)]
-            use super::*;
-            $crate::conformance!(@checks $kit;
-                law_1_keeps_what_arrives law_1_latches_kicks law_2_looks_again law_3_signals_once
-                law_4_distrusts_loaded law_5_gives_back law_6_marks_stores pause_is_not_seen transplant_is_not_seen move_is_not_seen miss_is_not_seen
-                suspension_is_not_seen dropped_future_is_not_seen);
-        }
-    };
-    (@checks $kit:expr; $($check:ident)*) => {$(
-        #[test]
-        fn $check() {
-            if let Err(finding) = $crate::conformance::run(&$kit, stringify!($check), &$crate::conformance::PLAN) {
-                panic!("{}", finding.what);
-            }
-        }
-    )*};
-}
 
 /// Numbers that look random and are the same every time (splitmix64).
 #[derive(Debug, Clone)]
@@ -310,8 +249,13 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// The next below `limit`, which is not 0.
+    /// The next below `limit`; 0 counts as 1.
     pub fn below(&mut self, limit: u64) -> u64 {
-        self.roll() % limit
+        self.roll() % limit.max(1)
+    }
+
+    /// One of `choices`, which are not none.
+    pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u64) as usize]
     }
 }

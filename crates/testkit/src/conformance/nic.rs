@@ -1,9 +1,9 @@
-//! Commodity NICs under test: any function that has the registers of an RTL8139C+ or of an NE2000, in process.
+//! Commodity NICs under test: any function that has the registers of an RTL8139C+ or of an NE2000, in process or over vfio-user.
 //!
 //! ```text
 //!   vCPU 0: driver (nic::Cp, nic::Ne2k) --registers--> Function --port--> switch <--> neighbour, which answers
 //!              ^---- INTA#, unmasked by hand ------------'  ^
-//!   vCPU 1: configuration space, plain registers           pump: attend() whenever attention() is readable
+//!   vCPU 1: configuration space, plain registers           pump, or service: attend() whenever attention() is readable
 //! ```
 //!
 //! The guest looks at its card after an interrupt only, and has begun nothing new before all that it sent has arrived, has been
@@ -26,7 +26,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::in_process::InProcess;
-use super::{Bus, Dice, Kit, Machine, Plan, Ran, Valve, Vcpu};
+use super::vfio_user::VfioUser;
+use super::{Bus, Dice, Host, Kit, Machine, Plan, Ran, Valve, Vcpu};
 use crate::nic::{Cp, Cut, Lan, Ne2k, Neighbour, Reach, frame};
 use crate::toy::mix;
 use crate::toy::ring::Counted;
@@ -56,18 +57,27 @@ pub trait Card: Clone + Send + Sync + 'static {
     fn hostile(&self, good: &State) -> Vec<(String, State)>;
 }
 
+/// Who stands between the guest and the card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Behind {
+    /// Nobody: the vCPUs' threads call it.
+    Process,
+    /// A vfio-user server and its client.
+    VfioUser,
+}
+
 /// The kit of an RTL8139C+, driven as by 8139cp.
-pub struct Rtl8139s<C>(pub C);
+pub struct Rtl8139s<C>(pub C, pub Behind);
 
 /// The kit of an NE2000, driven as by ne2k-pci.
-pub struct Ne2000s<C>(pub C);
+pub struct Ne2000s<C>(pub C, pub Behind);
 
 const MEMORY: u64 = 0x10_0000;
 const BASE: u64 = 0x4_0000;
 
 impl<C: Card> Kit for Rtl8139s<C> {
     fn boot(&self, plan: &Plan) -> Machine {
-        let boot = Boot::new(&self.0, plan);
+        let boot = Boot::new(&self.0, self.1, plan);
         let driver = Cp::new(boot.bus(), GuestView::new(boot.memory.clone()), BASE);
         let stored = Cp::<Arc<Bus>>::RX_BUFFERS;
         let pages = std::iter::once(BASE + stored.start..BASE + stored.end).collect();
@@ -81,7 +91,7 @@ impl<C: Card> Kit for Rtl8139s<C> {
 
 impl<C: Card> Kit for Ne2000s<C> {
     fn boot(&self, plan: &Plan) -> Machine {
-        let boot = Boot::new(&self.0, plan);
+        let boot = Boot::new(&self.0, self.1, plan);
         let driver = Ne2k::new(boot.bus());
         // It never uses guest memory.
         boot.machine(driver, None, Vec::new())
@@ -92,33 +102,77 @@ impl<C: Card> Kit for Ne2000s<C> {
     }
 }
 
-/// A machine that is being put together.
-struct Boot<F: Function> {
+/// INTA# at the guest's end.
+pub(super) trait Line: Send {
+    /// Interrupts so far.
+    fn count(&self) -> u64;
+    /// The guest has acknowledged the last one. False: the device cannot be told now.
+    fn unmask(&self) -> bool;
+}
+
+/// INTA# of a card in process.
+struct Called<F: Function> {
     host: Arc<InProcess<F>>,
-    memory: Arc<GuestMap>,
     line: Arc<Counted>,
+}
+
+impl<F: Function> Line for Called<F> {
+    fn count(&self) -> u64 {
+        self.line.count()
+    }
+
+    fn unmask(&self) -> bool {
+        let unmask = |function: &mut F| function.wire(Irq::Intx, 0, Wire::Unmask).is_ok();
+        self.host.front().event(|function| assert!(unmask(function), "INTA# is gone"))
+    }
+}
+
+/// A machine that is being put together.
+struct Boot {
+    host: Arc<dyn Host>,
+    memory: Arc<GuestMap>,
+    line: Box<dyn Line>,
     lan: Neighbour,
     buses: Vec<Arc<Bus>>,
     gate: Option<Arc<dyn Valve>>,
+    /// Rounds of the station.
+    left: u32,
     plan: Plan,
 }
 
-impl<F: Function> Boot<F> {
-    fn new<C: Card<F = F>>(card: &C, plan: &Plan) -> Self {
+/// A host with the NIC on it: its interrupt line and the buses of its vCPUs.
+type Wired = (Arc<dyn Host>, Box<dyn Line>, Vec<Arc<Bus>>);
+
+impl Boot {
+    fn new<C: Card>(card: &C, behind: Behind, plan: &Plan) -> Self {
         let memory = Arc::new(GuestMap::anonymous(MEMORY).expect("guest memory"));
         let Lan { port, neighbour } = Lan::new(OWN, OTHER);
-        let line = Arc::new(Counted::default());
         let stall = Arc::new(C::Stall::default());
         let gate = C::valve(stall.clone());
-        let (card, map, call) = (card.clone(), memory.clone(), line.clone());
-        let host = InProcess::start(plan, move || {
-            let mut function = card.make(&map, &port, &stall);
-            function.wire(Irq::Intx, 0, Wire::Call(Some(call.clone()))).expect("a NIC has INTA#");
-            function
-        });
-        pump(Arc::downgrade(&host));
-        let buses = vec![Bus::new(host.clone()), Bus::new(host.clone())];
-        Boot { host, memory, line, lan: neighbour, buses, gate, plan: *plan }
+        let (card, map) = (card.clone(), memory.clone());
+        let (host, line, buses): Wired = match behind {
+            Behind::Process => {
+                let line = Arc::new(Counted::default());
+                let call = line.clone();
+                let host = InProcess::start(plan, move || {
+                    let mut function = card.make(&map, &port, &stall);
+                    function.wire(Irq::Intx, 0, Wire::Call(Some(call.clone()))).expect("a NIC has INTA#");
+                    function
+                });
+                pump(Arc::downgrade(&host));
+                let buses = vec![Bus::new(host.clone()), Bus::new(host.clone())];
+                (host.clone(), Box::new(Called { host, line }), buses)
+            }
+            Behind::VfioUser => {
+                let fresh = move || card.make(&Arc::default(), &port, &stall);
+                let host = VfioUser::start(plan, map, fresh).expect("a function that is served");
+                let buses = vec![Bus::new(host.clone()), Bus::new(host.clone())];
+                (host.clone(), Box::new(host), buses)
+            }
+        };
+        // Over a socket each word of a frame may be a message.
+        let left = plan.rounds / if behind == Behind::Process { 3 } else { 8 };
+        Boot { host, memory, line, lan: neighbour, buses, gate, left, plan: *plan }
     }
 
     fn bus(&self) -> Arc<Bus> {
@@ -132,7 +186,7 @@ impl<F: Function> Boot<F> {
         plain: Option<(u8, u64)>,
         device_pages: Vec<std::ops::Range<u64>>,
     ) -> Machine {
-        let Boot { host, memory, line, lan, buses, gate, plan } = self;
+        let Boot { host, memory, line, lan, buses, gate, left, plan } = self;
         driver.open().expect("a card that opens");
         let meddler = Meddler {
             bus: buses[1].clone(),
@@ -143,13 +197,12 @@ impl<F: Function> Boot<F> {
         };
         let station = Station {
             driver,
-            host: host.clone(),
             heard: 0,
             line,
             unmask: false,
             lan,
             dice: Dice::new(plan.seed),
-            left: plan.rounds / 3,
+            left,
             round: None,
             seen: Vec::new(),
         };
@@ -288,10 +341,9 @@ struct Round {
 }
 
 /// Sends, and waits until all has arrived, has been acknowledged and answered.
-struct Station<D, F: Function> {
+struct Station<D> {
     driver: D,
-    host: Arc<InProcess<F>>,
-    line: Arc<Counted>,
+    line: Box<dyn Line>,
     /// Interrupts that it has looked after.
     heard: u64,
     /// The host is to be told that the last one is done with.
@@ -318,7 +370,7 @@ fn same(what: &str, came: &[u8], expected: Option<&Vec<u8>>) -> Result<(), Strin
     }
 }
 
-impl<D: Driver, F: Function> Station<D, F> {
+impl<D: Driver> Station<D> {
     fn begin(&mut self) -> Result<Round, String> {
         let (sends, answers) = (1 + self.dice.below(self.driver.most()), self.dice.below(4));
         let sent: Vec<_> = (0..sends).map(|_| some_frame(OTHER, OWN, &mut self.dice)).collect();
@@ -342,8 +394,7 @@ impl<D: Driver, F: Function> Station<D, F> {
         }
         if self.unmask {
             // Not while the device is held: later, then.
-            let unmask = |function: &mut F| function.wire(Irq::Intx, 0, Wire::Unmask).is_ok();
-            self.unmask = !self.host.front().event(|function| assert!(unmask(function), "INTA# is gone"));
+            self.unmask = !self.line.unmask();
         }
         let interrupts = self.line.count();
         if interrupts > self.heard {
@@ -360,7 +411,7 @@ impl<D: Driver, F: Function> Station<D, F> {
     }
 }
 
-impl<D: Driver, F: Function> Vcpu for Station<D, F> {
+impl<D: Driver> Vcpu for Station<D> {
     fn step(&mut self) -> Result<Ran, String> {
         let Some(mut round) = self.round.take() else {
             if self.left == 0 {

@@ -1,6 +1,7 @@
 //! The toy ring's kit: each vCPU drives one queue and hits the registers meanwhile.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use ioplane_device::State;
 use ioplane_memory::{GuestMap, PAGE};
@@ -42,6 +43,8 @@ impl Kit for RingKit {
             Box::new(RingProbe {
                 ring: driver(queue),
                 call: wires.calls[usize::from(queue)].clone(),
+                wires: wires.clone(),
+                queue: usize::from(queue),
                 dice: Dice::new(plan.seed),
                 sums: Vec::new(),
                 sum: 0,
@@ -119,6 +122,8 @@ impl Vcpu for Asker {
 struct RingProbe {
     ring: RingDriver,
     call: Arc<Counted>,
+    wires: Arc<Wires>,
+    queue: usize,
     dice: Dice,
     /// Answers to come.
     sums: Vec<u64>,
@@ -152,5 +157,9 @@ impl Probe for RingProbe {
 
     fn interrupts(&self) -> u64 {
         self.call.count()
+    }
+
+    fn kicks_taken(&self) -> Option<u64> {
+        Some(self.wires.taken[self.queue].load(Ordering::Acquire))
     }
 }

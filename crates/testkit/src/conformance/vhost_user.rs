@@ -35,6 +35,9 @@ use crate::front::{Ask, F_LOG_ALL, Front, InFlight, Wants, protocol, vring_state
 /// How long the server waits for requests to end when a ring is to stop, before it suspends them.
 const STUCK: Duration = Duration::from_millis(20);
 
+/// How long it tries by itself to become quiescent when nobody waits for that any more.
+const SOON: Duration = Duration::from_millis(2);
+
 const KIND: &str = "vhost-user";
 const VERSION: u32 = 1;
 
@@ -88,7 +91,10 @@ impl<V: VirtioDevice> Works<V> {
     /// A server that has not run yet, and a connection that has shared the guest's memory.
     fn instance(&self, nth: u64, runtime: &Runtime, wiring: &Wiring) -> Result<Instance<V>, String> {
         let socket = self.directory.join(nth.to_string());
-        let options = ServerOptions { socket, pool: Arc::new(Spread(self.pool.clone())), dirty_log: true };
+        let options = ServerOptions {
+            dirty_log: true,
+            ..ServerOptions::new(socket, Arc::new(Spread(self.pool.clone())))
+        };
         let handle = {
             let _inside = runtime.enter();
             serve_within((self.model)(), options, STUCK).map_err(said)?
@@ -188,7 +194,11 @@ impl<V: VirtioDevice> VhostUser<V> {
 impl<V: VirtioDevice> Drop for VhostUser<V> {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // Servers end where they are; their pollers leave the cores by themselves.
+            let handle = self.lock().instance.handle.clone();
+            // Before its timers do.
+            let ended = async { tokio::time::timeout(2 * SOON + STUCK, handle.stop(true)).await };
+            let _ = runtime.block_on(ended);
+            // Servers that have not end where they are; their pollers leave the cores by themselves.
             runtime.shutdown_background();
         }
         let _ = std::fs::remove_dir_all(&self.works.directory);
@@ -213,11 +223,12 @@ impl<V: VirtioDevice> Host for VhostUser<V> {
         self.stop_rings(&mut inner)
     }
 
-    fn begin_and_drop(&self) -> Result<(), String> {
+    fn begin_and_drop(&self) -> Result<bool, String> {
         let inner = self.lock();
-        let mut quiescing = Box::pin(inner.instance.handle.at_quiescence(|_, _| ((), false)));
-        let _ = quiescing.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        Ok(())
+        // Nobody hears that it was missed: the server gives the device back by itself, and soon.
+        let handle = inner.instance.handle.clone().with_patience(SOON);
+        let mut quiescing = Box::pin(handle.at_quiescence(|_, _| ((), false)));
+        Ok(quiescing.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending())
     }
 
     fn undrain(&self) -> Result<(), String> {
@@ -323,7 +334,7 @@ impl<S: Subject> Kit for OverSocket<S> {
         for (queue, [driver, probe]) in (0..).zip(drivers) {
             let (kick, call) = (kicks[usize::from(queue)].clone(), calls[usize::from(queue)].clone());
             let dice = Dice::new(plan.seed << 8 | u64::from(queue));
-            let (reach, left) = (Kick(kick.clone()), plan.rounds / 2);
+            let (reach, left) = (Kick(kick.clone()), self.0.bursts(plan));
             vcpus.push(Box::new(Asker { driver, reach, dice, left, seen: Vec::new() }));
             let (served, rung) = (host.clone(), AtomicU64::new(0));
             probes.push(Box::new(RequestProbe {

@@ -16,7 +16,7 @@ use ioplane_memory::{GuestView, PAGE};
 use ioplane_virtio::VirtioDevice;
 use ioplane_virtio::spec::feature::*;
 
-use super::{Bus, Dice, Probe, Ran, Valve, Vcpu};
+use super::{Bus, Dice, Plan, Probe, Ran, Valve, Vcpu};
 use crate::driver::{GuestMemory, Part, Ring, RingMode, RingPlace};
 
 /// Queues of a device under test: one for each vCPU, and so for each core.
@@ -48,6 +48,10 @@ impl<S: Subject> Subject for PackedRings<S> {
         true
     }
 
+    fn bursts(&self, plan: &Plan) -> u32 {
+        self.0.bursts(plan)
+    }
+
     fn touch(&self) -> Touch {
         self.0.touch()
     }
@@ -71,6 +75,10 @@ pub trait Subject: Sync {
     /// Whether its driver's rings are packed.
     fn packed(&self) -> bool {
         false
+    }
+    /// How many bursts of requests each vCPU puts.
+    fn bursts(&self, plan: &Plan) -> u32 {
+        plan.rounds / 2
     }
     /// Something that a vCPU does to the configuration space now and then; what it saw. Not used over a socket.
     fn touch(&self) -> Touch;

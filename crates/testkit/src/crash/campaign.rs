@@ -10,10 +10,13 @@ use super::{CrashLoad, End, Victim};
 /// How long a daemon may take to serve again.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Starts a victim with these variables in its environment.
+pub type Start<'a> = dyn Fn(&[(&str, String)]) -> Victim + 'a;
+
 /// Who is killed.
 pub struct Campaign<'a> {
     /// Starts one on the same image and the same socket, with more variables in its environment.
-    pub victim: &'a dyn Fn(&[(&str, String)]) -> Victim,
+    pub victim: &'a Start<'a>,
     /// A folder for the file that arms a kill point.
     pub folder: &'a Path,
     /// Queues of the disk.

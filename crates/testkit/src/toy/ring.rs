@@ -106,6 +106,8 @@ impl Interrupt for Counted {
 #[derive(Debug)]
 pub struct Wires {
     pub(super) kicks: Vec<Arc<OwnedFd>>,
+    /// How many kicks the device took, of each queue.
+    pub taken: Vec<AtomicU64>,
     /// Of each queue.
     pub calls: Vec<Arc<Counted>>,
     /// The disk.
@@ -119,6 +121,7 @@ impl Wires {
             || Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd"));
         Arc::new(Wires {
             kicks: (0..QUEUES).map(|_| kick()).collect(),
+            taken: (0..QUEUES).map(|_| AtomicU64::new(0)).collect(),
             calls: (0..QUEUES).map(|_| Arc::default()).collect(),
             gate: Gate::new(QUEUES),
         })

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{Armed, Budget, Change, Interrupt, Poller, Progress, Wakers};
 use ioplane_memory::{GuestView, Window};
 
@@ -39,6 +40,10 @@ impl RingPoller {
     ) -> Self {
         // What was in flight when it was suspended is in the ring still, and is done again from there.
         let state = QueueV1 { in_flight: 0, ..state };
+        if removed(Law::KeepsWhatArrives) {
+            // Law 1: kicks that came while nobody sat here count like any others; this forgets them.
+            drain(wires.kicks[usize::from(queue)].as_fd());
+        }
         RingPoller {
             memory,
             driver,
@@ -142,10 +147,10 @@ impl Poller for RingPoller {
 
     fn disarm(&mut self, _polling: bool) {
         // The event that was asked for stays where it is: behind, so that nobody kicks for what comes.
-        let wakers = [self.wires.kicks[usize::from(self.queue)].as_fd(), self.wires.gate.bell(self.queue)];
-        wakers.into_iter().for_each(|fd| {
-            drain(fd);
-        });
+        let queue = usize::from(self.queue);
+        let kicks = drain(self.wires.kicks[queue].as_fd());
+        self.wires.taken[queue].fetch_add(kicks, Ordering::AcqRel);
+        drain(self.wires.gate.bell(self.queue));
     }
 
     fn apply(&mut self, change: Change) {

@@ -1,5 +1,6 @@
 //! The monitor, with the emulated NICs as hardware and the drivers of testkit as guests.
 
+mod handed_on;
 mod handover;
 mod hostile;
 mod ne2000;

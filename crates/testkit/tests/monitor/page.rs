@@ -7,6 +7,7 @@ use ioplane_memory::{Mapping, Window};
 use ioplane_passthrough::monitor::Policies;
 use ioplane_pci::{Function, Irq, Touch, Wire};
 use ioplane_testkit::nic::{Cp, Cut, Reach, frame};
+use ioplane_testkit::simulated::Trouble;
 
 use crate::rig::*;
 
@@ -21,7 +22,8 @@ fn page<F: Function>(watched: &mut Watched<F>) -> Window {
         assert_eq!((pages.touch, pages.offset, pages.len), (Touch::Shadow, 0, 4096));
         let file = pages.file.try_clone().expect("a descriptor");
         monitor.use_shadows(true);
-        Window::of_mapping(&Arc::new(Mapping::of_file(file, 0, 4096).expect("maps")), 0, 4096).expect("whole")
+        let mapping = Mapping::of_file_read_only(file, 0, 4096).expect("maps");
+        Window::of_mapping(&Arc::new(mapping), 0, 4096).expect("whole")
     })
 }
 
@@ -121,6 +123,39 @@ fn no_stale_status_can_be_read_after_an_interrupt() {
     }
     assert!(handler.calls.load(Ordering::Relaxed) >= 200);
     assert_eq!(handler.stale.load(Ordering::Relaxed), 0, "the page said so before the interrupt did");
+}
+
+/// The end of a reset, the timer, a status that the guest has masked: whoever reads nothing but the page sees them too.
+#[test]
+fn hole_13_what_changes_without_an_interrupt_changes_in_the_page() {
+    let (mut watched, map, mut lan) = rtl8139(Policies::default());
+    let page = page(&mut watched);
+    let mut driver = Cp::new(watched, view(&map), BASE);
+    driver.open(OWN).expect("opens");
+    driver.reach.interrupts();
+    driver.put(0x3c, 2, 0).expect("works");
+    driver.reach.turn();
+    let before = driver.reach.line.count();
+    // From here on the guest does nothing, and nothing interrupts.
+    let seen = |what: &str, driver: &mut Cp<Watched<_>>, is: &dyn Fn(&Window) -> bool| {
+        let deadline = soon();
+        while !is(&page) {
+            assert!(std::time::Instant::now() < deadline, "{what}");
+            driver.reach.turn();
+        }
+    };
+    let frame = frame(OWN, OTHER, &[1; 100]);
+    assert_eq!(page.load_u16(0x3e), 0);
+    lan.neighbour.send(&frame);
+    seen("a status that is masked", &mut driver, &|page| page.load_u16(0x3e) & 1 != 0);
+    let timer = page.load_u32(0x48);
+    seen("the timer", &mut driver, &|page| page.load_u32(0x48) != timer);
+    driver.reach.bench.trouble(Trouble::Deaf);
+    driver.put(0x37, 1, 0x10).expect("works");
+    assert_eq!(page.load_u8(0x37) & 0x10, 0x10, "it resets itself");
+    driver.reach.bench.trouble(Trouble::None);
+    seen("the end of a reset", &mut driver, &|page| page.load_u8(0x37) & 0x10 == 0);
+    assert_eq!(driver.reach.line.count(), before, "nobody was interrupted");
 }
 
 #[test]

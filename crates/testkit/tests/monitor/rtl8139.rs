@@ -103,7 +103,7 @@ fn the_guest_sees_its_own_addresses_and_never_ours() {
         assert_eq!(driver.get(register, 4).expect("works"), value);
     }
     let hardware = driver.reach.bench.mapped();
-    assert_eq!(hardware, [(60 << 30, 0x3000), (64 << 30, MEMORY)], "nothing else is reachable");
+    assert_eq!(hardware, [(60 << 30, 0x5000), (64 << 30, MEMORY)], "nothing else is reachable");
 }
 
 #[test]

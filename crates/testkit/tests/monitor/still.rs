@@ -150,7 +150,7 @@ fn memory_may_be_exchanged_while_it_stands_still() {
         driver.reach.resume();
     };
     swap(&driver, Arc::new(GuestMap::default()));
-    assert_eq!(driver.reach.bench.mapped(), [(60 << 30, 0x3000)], "nothing of the guest is reachable");
+    assert_eq!(driver.reach.bench.mapped(), [(60 << 30, 0x5000)], "nothing of the guest is reachable");
     lan.neighbour.send(&frame(OWN, OTHER, &[9; 100]));
     driver.reach.turn();
     assert_eq!(driver.reach.bench.with(|card| card.counts().faults), 0, "nor tried");

@@ -81,13 +81,11 @@ fn play(rig: &mut dyn Rig, name: &str, script: &dyn Fn(&mut Logged<'_>) -> Resul
     logged.log
 }
 
+/// One of ours, and how to make it.
+type Candidate<'a> = (Whose, &'a dyn Fn() -> Box<dyn Rig>);
+
 /// Plays scripts on QEMU's card and on ours, and says all that differs.
-fn compare(
-    model: &str,
-    scripts: &[Script<'_>],
-    book: &mut Book,
-    ours: &[(Whose, &dyn Fn() -> Box<dyn Rig>)],
-) -> Vec<String> {
+fn compare(model: &str, scripts: &[Script<'_>], book: &mut Book, ours: &[Candidate<'_>]) -> Vec<String> {
     let mut wrong = Vec::new();
     for script in scripts {
         let expected = theirs(model, script);

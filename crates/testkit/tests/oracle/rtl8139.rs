@@ -335,7 +335,7 @@ fn c_mode(card: &mut Logged<'_>) -> Done {
         let head = card.memory(RX + u64::from(read), 4)?;
         let len = u32::from(u16::from_le_bytes([head[2], head[3]]));
         card.memory(RX, 8192 + 2048)?;
-        read = (read + len + 4 + 3 & !3) % 8192;
+        read = ((read + len + 4 + 3) & !3) % 8192;
         put(card, &[(CAPR, 2, read.wrapping_sub(16) & 0xffff), (ISR, 2, 0xffff)])?;
         get(card, CAPR, 2)?;
     }

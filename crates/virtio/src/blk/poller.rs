@@ -1,5 +1,10 @@
 //! Virtio-blk on an I/O core.
+//!
+//! One poll moves a bounded number of bytes, whatever is asked for: a transfer longer than [`Lane::slice`] is submitted slice by slice.
+//! Between two slices it waits in `Work::waiting`; it is in flight, in the ring and in the journal, until the last one has
+//! ended. Draining finishes it. Suspending, or a crash, leaves it in flight as a whole: it is taken again from its first byte.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,9 +13,10 @@ use ioplane_memory::GuestRange;
 use ioplane_storage::{Fault, Lane, Op, Outcome, Submitted, Tag};
 
 use super::Shared;
-use super::request::{Ask, Parser};
+use super::request::{Ask, Parser, cut};
 use super::spec::*;
 use crate::buffers::Writer;
+use crate::cost::{COST, COST_OF_BUFFER};
 use crate::device::{QueueStart, RingState};
 use crate::kill::{self, KillPoint};
 use crate::queue::{Phase, Queue};
@@ -18,6 +24,14 @@ use crate::ring::{Chain, RingFault, Taken};
 
 /// Requests taken between two publications.
 const BATCH: u32 = 8;
+/// What submitting anything but a transfer costs, beside the bytes that it frees: about a system call.
+const COST_OF_CALL: u64 = 8 << 10;
+/// How many bytes are freed in the time in which one is copied.
+const FREED_PER_COPIED: u64 = 4;
+/// Most bytes that the core frees by itself for one request.
+const MOST_FREED: u64 = 1 << 20;
+/// Requests ended by the storage that one poll answers.
+const MOST_ENDED: u32 = 128;
 
 /// What a request in flight is waiting for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,18 +48,38 @@ struct Flying {
     taken: Taken,
     status: u64,
     started: Instant,
+    /// Where on the disk a transfer begins.
+    offset: u64,
     bytes: u32,
+    /// Bytes of a transfer whose slices have ended.
+    done: u32,
+    /// Bytes of the slice after those: all of them, unless it is sliced.
+    slice: u32,
     stage: Stage,
     read: bool,
     write: bool,
+}
+
+impl Flying {
+    /// Whether a transfer goes on after this slice.
+    #[inline]
+    fn goes_on(&self) -> bool {
+        self.stage == Stage::Own && self.done + self.slice < self.bytes
+    }
+
+    /// Whether it is carried out in slices.
+    #[inline]
+    fn sliced(&self) -> bool {
+        self.slice < self.bytes
+    }
 }
 
 /// Room for what one request needs while it is in flight, by the head of its chain.
 #[derive(Debug, Default)]
 struct Slot {
     flying: Option<Flying>,
-    /// Where a read goes, to mark it in the dirty log when it has ended.
-    into: Vec<GuestRange>,
+    /// The buffers of a read, to mark them in the dirty log when it has ended, and of what is carried out in slices.
+    data: Vec<GuestRange>,
 }
 
 /// The poller of one queue of a disk.
@@ -63,7 +97,15 @@ struct Work {
     chain: Chain,
     parser: Parser,
     slots: Box<[Slot]>,
-    /// What the lane has just said: emptied in the same poll, never longer than the ring.
+    /// Requests whose next slice has not been submitted, by head.
+    waiting: VecDeque<u16>,
+    /// The buffers of the slice in hand.
+    cut: Vec<GuestRange>,
+    /// [`Lane::slice`].
+    slice: u32,
+    /// What is left of [`COST`] in this poll.
+    left: u64,
+    /// What the lane has said and nobody has acted on: never longer than the ring.
     ended: Vec<(Tag, Outcome)>,
     /// Requests completed and not yet counted in the histogram, all taken at `since`.
     fresh: u64,
@@ -74,15 +116,19 @@ impl BlkPoller {
     pub(super) fn new(start: QueueStart, lane: Box<dyn Lane>, shared: Arc<Shared>, flushless: bool) -> Self {
         let size = usize::from(start.ring.size());
         let slots = (0..size)
-            .map(|_| Slot { flying: None, into: Vec::with_capacity(SEG_MAX as usize + 2) })
+            .map(|_| Slot { flying: None, data: Vec::with_capacity(SEG_MAX as usize + 2) })
             .collect();
         let work = Work {
+            slice: lane.slice().max(SECTOR as u32),
             lane,
             shared,
             flushless,
             chain: Chain::new(),
             parser: Parser::new(),
             slots,
+            waiting: VecDeque::with_capacity(size),
+            cut: Vec::with_capacity(SEG_MAX as usize + 2),
+            left: COST,
             ended: Vec::with_capacity(size),
             fresh: 0,
             since: None,
@@ -110,9 +156,10 @@ impl Work {
     #[inline]
     fn take(&mut self, queue: &mut Queue, budget: u32, now: &mut Option<Instant>) -> Result<u32, RingFault> {
         let mut count = 0;
-        while count < budget {
+        while count < budget && self.left > 0 {
             let Some((taken, replayed)) = queue.ring.take(&mut self.chain)? else { break };
             count += 1;
+            self.charge(u64::from(self.chain.descriptors()) * COST_OF_BUFFER);
             let now = *now.get_or_insert_with(Instant::now);
             let head = taken.head();
             match self.parser.parse(queue.ring.view(), &self.chain, head) {
@@ -140,12 +187,19 @@ impl Work {
         let (read, write) =
             (matches!(ask, Ask::Read { .. }), matches!(ask, Ask::Write { .. } | Ask::WriteZeroes { .. }));
         let (data, bytes, status) = (self.parser.data(), self.parser.data_bytes(), self.parser.status());
+        let offset = match ask {
+            Ask::Read { offset } | Ask::Write { offset } => offset,
+            _ => 0,
+        };
+        let (bytes, slice, done) = (bytes as u32, bytes as u32, 0);
+        let flying =
+            Flying { taken, status, started, offset, bytes, done, slice, stage: Stage::Own, read, write };
         let op = match ask {
             Ask::Read { offset } => {
-                self.shared.allows(offset, bytes, false).map(|()| Op::Read { offset, into: data })
+                self.shared.allows(offset, bytes.into(), false).map(|()| Op::Read { offset, into: data })
             }
             Ask::Write { offset } => {
-                self.shared.allows(offset, bytes, true).map(|()| Op::Write { offset, from: data })
+                self.shared.allows(offset, bytes.into(), true).map(|()| Op::Write { offset, from: data })
             }
             Ask::Flush => Ok(Op::Flush),
             Ask::Discard { offset, len } => {
@@ -157,43 +211,139 @@ impl Work {
             Ask::Id => {
                 let copied = Writer::new(queue.ring.view(), data).write(&self.shared.id);
                 let code = if copied.is_ok() { VIRTIO_BLK_S_OK } else { VIRTIO_BLK_S_IOERR };
-                return self.answer(queue, taken, status, code, VIRTIO_BLK_ID_BYTES as u32 + 1);
+                return self.answer(queue, flying.taken, status, code, VIRTIO_BLK_ID_BYTES as u32 + 1);
             }
             Ask::Refuse(code) => {
                 match code {
                     VIRTIO_BLK_S_UNSUPP => queue.tally.unsupported += 1,
                     _ => queue.tally.errors_request += 1,
                 }
-                return self.answer(queue, taken, status, code, 1);
+                return self.answer(queue, flying.taken, status, code, 1);
             }
         };
-        let flying = Flying { taken, status, started, bytes: bytes as u32, stage: Stage::Own, read, write };
+        let cost = match op {
+            Ok(Op::Read { .. } | Op::Write { .. }) if bytes > self.slice => {
+                return self.begin_slices(queue, flying);
+            }
+            Ok(Op::Read { .. } | Op::Write { .. }) => bytes.into(),
+            Ok(Op::Discard { len, .. } | Op::WriteZeroes { len, .. }) => {
+                COST_OF_CALL + len.min(MOST_FREED) / FREED_PER_COPIED
+            }
+            Ok(Op::Flush) | Err(_) => 0,
+        };
         let tag = Tag(flying.taken.head());
-        match op.map(|op| self.lane.submit(queue.ring.view(), &op, tag)) {
-            Ok(Submitted::Pending) => self.park(queue, flying),
+        let submitted = op.map(|op| self.lane.submit(queue.ring.view(), &op, tag));
+        self.charge(cost);
+        match submitted {
+            Ok(Submitted::Pending) => {
+                if flying.read {
+                    self.keep_data(tag);
+                }
+                self.park(queue, flying);
+            }
             Ok(Submitted::Done(outcome)) => self.ended(queue, flying, outcome),
             Err(fault) => self.ended(queue, flying, Err(fault)),
         }
+    }
+
+    /// Uses up a part of what this poll may cost.
+    #[inline]
+    fn charge(&mut self, cost: u64) {
+        self.left = self.left.saturating_sub(cost);
+    }
+
+    /// Keeps the buffers of the request that was parsed last.
+    #[inline]
+    fn keep_data(&mut self, tag: Tag) {
+        let data = &mut self.slots[usize::from(tag.0)].data;
+        data.clear();
+        data.extend_from_slice(self.parser.data());
+    }
+
+    /// Begins a transfer that is too long to be submitted at once.
+    #[cold]
+    fn begin_slices(&mut self, queue: &mut Queue, mut flying: Flying) {
+        // Checked whole before anything is moved, as the lane does with what comes at once.
+        let view = queue.ring.view();
+        if let Some(wrong) = self.parser.data().iter().find_map(|range| view.iovec(*range).err()) {
+            return self.ended(queue, flying, Err(wrong.into()));
+        }
+        self.keep_data(Tag(flying.taken.head()));
+        flying.slice = 0;
+        self.submit_slice(queue, flying);
+    }
+
+    /// Submits the next slice of a transfer.
+    fn submit_slice(&mut self, queue: &mut Queue, mut flying: Flying) {
+        let tag = Tag(flying.taken.head());
+        flying.slice = self.slice.min(flying.bytes - flying.done);
+        self.cut.clear();
+        cut(&self.slots[usize::from(tag.0)].data, flying.done.into(), flying.slice.into(), &mut self.cut);
+        let offset = flying.offset + u64::from(flying.done);
+        let op = if flying.read {
+            Op::Read { offset, into: &self.cut }
+        } else {
+            Op::Write { offset, from: &self.cut }
+        };
+        let submitted = self.lane.submit(queue.ring.view(), &op, tag);
+        self.charge(u64::from(flying.slice) + self.cut.len() as u64 * COST_OF_BUFFER);
+        match submitted {
+            Submitted::Pending => self.park(queue, flying),
+            Submitted::Done(outcome) => self.ended(queue, flying, outcome),
+        }
+    }
+
+    /// Submits the next slices of those that wait for it, each in its turn, until only `keep` is left of what this poll may
+    /// cost; says how many.
+    #[inline]
+    fn go_on(&mut self, queue: &mut Queue, keep: u64) -> u32 {
+        let mut count = 0;
+        while self.left > keep
+            && queue.fault().is_none()
+            && let Some(head) = self.waiting.pop_front()
+        {
+            let Some(flying) = self.slots[usize::from(head)].flying.take() else {
+                debug_assert!(false, "request {head} waits for its next slice, and is not in flight");
+                continue;
+            };
+            count += 1;
+            queue.ring.touch(&flying.taken);
+            self.submit_slice(queue, flying);
+        }
+        count
+    }
+
+    /// Whether a request waits for its next slice, or an answer of the storage for us.
+    #[inline]
+    fn has_more(&self, queue: &Queue) -> bool {
+        !self.ended.is_empty() || (!self.waiting.is_empty() && queue.fault().is_none())
     }
 
     /// Notes a request as in flight.
     #[inline]
     fn park(&mut self, queue: &mut Queue, flying: Flying) {
         let slot = &mut self.slots[usize::from(flying.taken.head())];
-        if flying.stage == Stage::Own {
-            slot.into.clear();
-            if flying.read {
-                slot.into.extend_from_slice(self.parser.data());
-            }
-        }
         queue.ring.release(&flying.taken);
         slot.flying = Some(flying);
         kill::here(KillPoint::Submitted);
     }
 
+    /// A slice has ended, and it was not the last: the rest is for the next polls.
+    #[cold]
+    fn wait(&mut self, queue: &mut Queue, mut flying: Flying) {
+        flying.done += flying.slice;
+        let head = flying.taken.head();
+        queue.ring.release(&flying.taken);
+        self.slots[usize::from(head)].flying = Some(flying);
+        self.waiting.push_back(head);
+    }
+
     /// An operation has ended: answers the request, or goes on with what is behind it.
     #[inline]
     fn ended(&mut self, queue: &mut Queue, mut flying: Flying, outcome: Outcome) {
+        if flying.goes_on() && outcome.is_ok() {
+            return self.wait(queue, flying);
+        }
         let write_through = self.flushless || self.shared.cache_off();
         if flying.write && flying.stage == Stage::Own && outcome.is_ok() && write_through {
             flying.stage = Stage::FlushBehind;
@@ -237,17 +387,18 @@ impl Work {
         queue.ring.complete(taken, written);
     }
 
-    /// Takes in what the storage has ended.
+    /// Takes in what the storage has ended, and answers some of it.
     #[inline]
     fn reap(&mut self, queue: &mut Queue) -> u32 {
-        if self.lane.in_flight() == 0 {
-            return 0;
+        if self.lane.in_flight() > 0 {
+            // The lane is out of our hands while it calls back, so what it says is noted and acted on afterwards.
+            let ended = &mut self.ended;
+            self.lane.reap(&mut |tag, outcome| ended.push((tag, outcome)));
         }
-        // The lane is out of our hands while it calls back, so what it says is noted and acted on afterwards.
-        let ended = &mut self.ended;
-        self.lane.reap(&mut |tag, outcome| ended.push((tag, outcome)));
         let mut count = 0;
-        while let Some((tag, outcome)) = self.ended.pop() {
+        while count < MOST_ENDED
+            && let Some((tag, outcome)) = self.ended.pop()
+        {
             count += 1;
             let slot = &mut self.slots[usize::from(tag.0)];
             let Some(flying) = slot.flying.take() else {
@@ -256,9 +407,16 @@ impl Work {
             };
             queue.ring.touch(&flying.taken);
             kill::here(KillPoint::Reaped);
-            if flying.stage == Stage::Own {
+            if flying.stage == Stage::Own && flying.read {
                 // The kernel wrote there, perhaps in part, perhaps in vain: law 6.
-                for range in &slot.into {
+                let ranges = if flying.sliced() {
+                    self.cut.clear();
+                    cut(&slot.data, flying.done.into(), flying.slice.into(), &mut self.cut);
+                    &self.cut
+                } else {
+                    &slot.data
+                };
+                for range in ranges {
                     queue.ring.view().wrote(range.gpa, u64::from(range.len));
                 }
             }
@@ -305,9 +463,12 @@ impl Poller for BlkPoller {
         if queue.phase == Phase::Suspending {
             return Progress::Parked;
         }
+        work.left = COST;
         let mut done = work.reap(queue);
         work.publish(queue);
-        if queue.takes() {
+        // Requests that are being sliced get a half, so that neither they nor others of the same queue stand still.
+        done += work.go_on(queue, COST / 2);
+        if queue.takes() && work.left > 0 {
             let mut left = budget.0;
             let mut now = None;
             let before = done;
@@ -328,10 +489,11 @@ impl Poller for BlkPoller {
                 work.publish(queue);
             }
             match now {
-                Some(now) => queue.took(done - before, now, left == 0),
+                Some(now) => queue.took(done - before, now, left == 0 || work.left == 0),
                 None => queue.found_dry(),
             }
         }
+        done += work.go_on(queue, 0);
         if done > 0 {
             work.publish(queue);
             if let Err(fault) = queue.ring.check_memory() {
@@ -341,7 +503,7 @@ impl Poller for BlkPoller {
         if work.lane.in_flight() > 0 {
             work.lane.push();
             kill::here(KillPoint::Pushed);
-        } else if queue.phase == Phase::Draining && done == 0 {
+        } else if queue.phase == Phase::Draining && done == 0 && !work.has_more(queue) {
             return Progress::Parked;
         }
         if done == 0 { Progress::Idle } else { Progress::Busy(done) }
@@ -365,7 +527,8 @@ impl Poller for BlkPoller {
 
     fn arm(&mut self) -> Armed {
         let armed = self.queue.arm();
-        if self.work.lane.held_back() { Armed::WorkLeft } else { armed }
+        let more = self.work.lane.held_back() || self.work.has_more(&self.queue);
+        if more { Armed::WorkLeft } else { armed }
     }
 
     fn disarm(&mut self, polling: bool) {

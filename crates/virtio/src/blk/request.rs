@@ -141,24 +141,8 @@ impl Parser {
 
     /// Keeps `bytes` of `ranges` from `skip` on as the data.
     #[inline]
-    fn keep(&mut self, ranges: &[GuestRange], mut skip: u64, bytes: u64) {
-        let mut left = bytes;
-        for range in ranges {
-            let len = u64::from(range.len);
-            if skip >= len {
-                skip -= len;
-                continue;
-            }
-            let take = (len - skip).min(left);
-            if take == 0 {
-                break;
-            }
-            // The address may wrap; then no region holds it, and the lane says so.
-            self.data.push(GuestRange { gpa: range.gpa.wrapping_add(skip), len: take as u32 });
-            left -= take;
-            skip = 0;
-        }
-        self.data_bytes = bytes - left;
+    fn keep(&mut self, ranges: &[GuestRange], skip: u64, bytes: u64) {
+        self.data_bytes = cut(ranges, skip, bytes, &mut self.data);
     }
 
     /// Whether the driver kept to the `seg_max` it was told.
@@ -199,4 +183,26 @@ impl Parser {
             Ask::WriteZeroes { offset, len, unmap }
         })
     }
+}
+
+/// Adds to `out` what `ranges` have from byte `skip` on, at most `bytes`; says how many bytes those are.
+#[inline]
+pub(super) fn cut(ranges: &[GuestRange], mut skip: u64, bytes: u64, out: &mut Vec<GuestRange>) -> u64 {
+    let mut left = bytes;
+    for range in ranges {
+        let len = u64::from(range.len);
+        if skip >= len {
+            skip -= len;
+            continue;
+        }
+        let take = (len - skip).min(left);
+        if take == 0 {
+            break;
+        }
+        // The address may wrap; then no region holds it, and the lane says so.
+        out.push(GuestRange { gpa: range.gpa.wrapping_add(skip), len: take as u32 });
+        left -= take;
+        skip = 0;
+    }
+    bytes - left
 }

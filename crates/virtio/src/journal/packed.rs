@@ -85,6 +85,12 @@ pub struct Ledger {
 }
 
 impl Ledger {
+    /// Whether the memory of its region went away.
+    #[inline]
+    pub fn lost(&self) -> bool {
+        self.region.as_ref().is_some_and(Window::poisoned)
+    }
+
     /// An empty one without a region, for a ring of `size` entries on which the device has come to `used`.
     pub fn new(size: u16, used: Position) -> Self {
         let entry = |next| Entry { next, ..Entry::default() };

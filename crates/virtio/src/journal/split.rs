@@ -66,6 +66,12 @@ impl Journal {
         }
     }
 
+    /// Whether its memory went away.
+    #[inline]
+    pub fn lost(&self) -> bool {
+        self.window.poisoned()
+    }
+
     fn begin(&mut self, used_idx: u16) {
         for head in 0..self.size {
             self.window.put_u64(self.entry(head), 0);

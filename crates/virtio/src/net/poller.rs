@@ -1,24 +1,24 @@
 //! The life that every queue of a NIC has on an I/O core; what is particular to its kind is a [`Work`].
 //!
-//! Nothing is in flight between two polls: whatever is taken is completed, or put back, in the same one. So a queue is
-//! drained the moment it stops taking.
+//! Between two polls nothing is in flight, with one exception: whatever is taken is completed, or put back, in the same poll. So a queue is
+//! drained the moment it stops taking. The exception is a flood to more receivers than one poll has time for.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use ioplane_device::{Armed, Budget, Change, Poller, Progress, Wakers};
 
+use crate::cost;
 use crate::device::QueueStart;
 use crate::queue::{Phase, Queue};
 use crate::ring::RingFault;
 
 /// Frames between two publications.
 const BATCH: u32 = 32;
-/// What one poll may cost, in bytes copied: some 30 us, which bounds what one guest's large frames add to another's
-/// latency.
-pub(super) const COST: usize = 256 << 10;
-/// What a buffer costs beside its bytes: finding and checking it is as much work as copying so many.
-pub(super) const COST_OF_BUFFER: usize = 256;
+/// What one poll may cost.
+pub(super) const COST: usize = cost::COST as usize;
+/// What a buffer costs beside its bytes.
+pub(super) const COST_OF_BUFFER: usize = cost::COST_OF_BUFFER as usize;
 
 /// What a kind of queue does.
 pub(super) trait Work: Send + 'static {
@@ -28,6 +28,10 @@ pub(super) trait Work: Send + 'static {
     fn ready(&mut self, queue: &mut Queue) -> bool;
     /// Takes at most `budget` on and is done with them, as long as `left` of [`COST`] is not used up; says how many.
     fn batch(&mut self, queue: &mut Queue, budget: u32, left: &mut usize) -> Result<u32, RingFault>;
+    /// Whether something that was taken is not done with.
+    fn has_begun(&self) -> bool {
+        false
+    }
     /// Shows the driver what is done.
     fn publish(&mut self, queue: &mut Queue) {
         queue.publish();
@@ -75,7 +79,8 @@ impl<W: Work> Poller for NetPoller<W> {
             return Progress::Parked;
         }
         let mut done = 0;
-        if !queue.takes() || !work.ready(queue) {
+        let serves = queue.takes() || (work.has_begun() && queue.fault().is_none());
+        if !serves || !work.ready(queue) {
             queue.found_dry();
         } else {
             let (began, mut left) = (Instant::now(), COST);

@@ -47,11 +47,14 @@ struct Room {
     chains: Vec<(Taken, u32)>,
     ranges: Vec<GuestRange>,
     bytes: usize,
+    /// Descriptors that were read since this was last asked, in vain or not.
+    walked: usize,
 }
 
 impl Room {
     fn new() -> Self {
-        Room { chains: Vec::with_capacity(MOST_CHAINS), ranges: Vec::with_capacity(MOST_RANGES), bytes: 0 }
+        let (chains, ranges) = (Vec::with_capacity(MOST_CHAINS), Vec::with_capacity(MOST_RANGES));
+        Room { chains, ranges, bytes: 0, walked: 0 }
     }
 
     /// Takes chains until `need` bytes have room, in one chain unless they may be merged. Otherwise all are put back.
@@ -78,10 +81,12 @@ impl Room {
                     return Ok(if spread > 0 && ring.replays() { Fits::Never } else { Fits::NotYet });
                 }
                 Err(fault) => {
-                    self.put_back(ring);
+                    // What could not be read stays taken, and only what was taken last can be given back.
+                    self.abandon();
                     return Err(fault);
                 }
             };
+            self.walked += chain.descriptors() as usize;
             let (ranges, bytes) = writable(chain);
             // 5.1.6.3.1: every buffer has room for a header at least.
             if bytes < header {
@@ -108,6 +113,13 @@ impl Room {
         while let Some((taken, _)) = self.chains.pop() {
             ring.rewind(taken);
         }
+        self.clear();
+    }
+
+    /// Leaves everything in flight, in a ring that has stopped.
+    #[cold]
+    fn abandon(&mut self) {
+        self.chains.drain(..).for_each(|(taken, _)| taken.abandon());
         self.clear();
     }
 
@@ -250,7 +262,9 @@ impl Receive {
             return Ok(true);
         }
         let need = *header + bytes.len();
-        match room.gather(&mut queue.ring, chain, *header, need, *mergeable)? {
+        let fits = room.gather(&mut queue.ring, chain, *header, need, *mergeable)?;
+        *left = left.saturating_sub(std::mem::take(&mut room.walked) * COST_OF_BUFFER);
+        match fits {
             Fits::Yes => {}
             Fits::NotYet => {
                 // What is to be replayed may have to wait for others' trials; everything else for the driver.
@@ -268,7 +282,7 @@ impl Receive {
             room.put_back(&mut queue.ring);
             return Err(fault.into());
         }
-        *left = left.saturating_sub(need + room.ranges.len() * COST_OF_BUFFER);
+        *left = left.saturating_sub(need);
         queue.tally.bytes_read += bytes.len() as u64;
         *usual = room.chains.first().map_or(*usual, |(_, bytes)| *bytes);
         room.complete(&mut queue.ring, need);

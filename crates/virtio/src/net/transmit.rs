@@ -1,6 +1,7 @@
 //! The transmit queue: frames out of the guest's buffers into the switch, of which the first bytes are copied beforehand,
 //! to be judged, and the rest once.
 
+use ioplane_device::Armed;
 use ioplane_memory::{GuestFault, GuestRange, GuestView};
 use ioplane_network::{Drop, HEAD, Outlet, Sent, Takes};
 
@@ -9,13 +10,25 @@ use super::poller::{COST_OF_BUFFER, Work};
 use super::spec::HEADER_BYTES;
 use crate::buffers::Reader;
 use crate::queue::Queue;
-use crate::ring::{Batch, Chain, RingFault, Touch};
+use crate::ring::{Batch, Chain, RingFault, Taken, Touch};
 
 /// Sends what a driver makes available.
 pub(super) struct Transmit {
     sender: Sender,
     chain: Chain,
     batch: Batch,
+    /// A flood that not all of its receivers have yet, and its bytes. In flight until they have: suspended, it is sent again, to
+    /// all of them.
+    begun: Option<(Taken, usize)>,
+}
+
+/// How far a frame has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Went {
+    /// All the way: so many of its bytes were sent.
+    Out(usize),
+    /// To some of its receivers, with so many bytes.
+    Partly(usize),
 }
 
 /// What sending takes, beside the frame.
@@ -33,22 +46,26 @@ impl Transmit {
     pub(super) fn new(outlet: Outlet, features: u64) -> Self {
         let (skip, may) = (header::header_bytes(features), header::taken_from_driver(features));
         let sender = Sender { outlet, skip, may, head: [0; HEAD] };
-        Transmit { sender, chain: Chain::new(), batch: Batch::default() }
+        Transmit { sender, chain: Chain::new(), batch: Batch::default(), begun: None }
     }
 
     /// Sends frames of one buffer each, at most `most`, as long as the driver offers nothing else; says how many.
     #[inline]
     fn send_plain(&mut self, queue: &mut Queue, most: u32, left: &mut usize) -> Result<u32, RingFault> {
-        let Transmit { sender, batch, .. } = self;
+        let Transmit { sender, batch, begun, .. } = self;
         queue.ring.take_plain(Touch::Load, most as usize, batch);
-        let (mut sent, mut outcome) = (0, Ok(()));
+        let (mut sent, mut outcome, mut partly) = (0, Ok(()), None);
         for buffer in batch.buffers() {
             if *left == 0 {
                 break;
             }
             *left = left.saturating_sub(buffer.len as usize + COST_OF_BUFFER);
-            match sender.send_buffer(queue.ring.view(), buffer) {
-                Ok(bytes) => queue.tally.bytes_written += bytes as u64,
+            match sender.send_buffer(queue.ring.view(), buffer, left) {
+                Ok(Went::Out(bytes)) => queue.tally.bytes_written += bytes as u64,
+                Ok(Went::Partly(bytes)) => {
+                    partly = Some(bytes);
+                    break;
+                }
                 Err(fault) => {
                     outcome = Err(fault);
                     break;
@@ -58,6 +75,10 @@ impl Transmit {
         }
         let done = std::iter::repeat_n(0, sent);
         match outcome {
+            Ok(()) if partly.is_some() => {
+                *begun = hold(batch.settle_begun(&mut queue.ring, done), partly, queue);
+                sent += 1;
+            }
             Ok(()) => batch.settle(&mut queue.ring, done),
             Err(fault) => {
                 batch.settle_fault(&mut queue.ring, done);
@@ -72,28 +93,71 @@ impl Transmit {
         let Some((taken, replayed)) = queue.ring.take(&mut self.chain)? else { return Ok(false) };
         queue.tally.replayed += u64::from(replayed);
         let bytes = usize::try_from(self.chain.readable_bytes()).unwrap_or(usize::MAX);
-        let cost = bytes.saturating_add(self.chain.readable().len() * COST_OF_BUFFER);
+        let cost = bytes.saturating_add(self.chain.descriptors() as usize * COST_OF_BUFFER);
         *left = left.saturating_sub(cost);
-        match self.sender.send_chain(queue.ring.view(), &self.chain, bytes) {
-            Ok(bytes) => queue.tally.bytes_written += bytes as u64,
+        match self.sender.send_chain(queue.ring.view(), &self.chain, bytes, left) {
+            Ok(Went::Out(bytes)) => {
+                queue.tally.bytes_written += bytes as u64;
+                queue.ring.complete(taken, 0);
+            }
+            Ok(Went::Partly(bytes)) => self.begun = hold(Some(taken), Some(bytes), queue),
             Err(fault) => {
                 taken.abandon();
                 return Err(fault.into());
             }
         }
-        queue.ring.complete(taken, 0);
         Ok(true)
+    }
+
+    /// Goes on with the frame that was begun.
+    #[cold]
+    fn go_on(&mut self, queue: &mut Queue, left: &mut usize) {
+        let Some((taken, bytes)) = self.begun.take() else { return };
+        queue.ring.touch(&taken);
+        let outlet = &mut self.sender.outlet;
+        outlet.allow(*left);
+        let sent = outlet.go_on();
+        *left = left.saturating_sub(outlet.spent());
+        if sent == Some(Sent::Begun) {
+            self.begun = hold(Some(taken), Some(bytes), queue);
+            return;
+        }
+        if let Some(Sent::Delivered(_)) = sent {
+            queue.tally.bytes_written += bytes as u64;
+        }
+        queue.ring.complete(taken, 0);
+    }
+}
+
+/// A frame that is not done with in this poll: nobody has it in hand until the next.
+fn hold(taken: Option<Taken>, bytes: Option<usize>, queue: &mut Queue) -> Option<(Taken, usize)> {
+    let taken = taken?;
+    queue.ring.release(&taken);
+    Some((taken, bytes.unwrap_or(0)))
+}
+
+impl std::ops::Drop for Transmit {
+    /// What was begun stays in flight in the ring and its journal.
+    fn drop(&mut self) {
+        if let Some((taken, _)) = self.begun.take() {
+            taken.abandon();
+        }
     }
 }
 
 impl Sender {
-    /// Sends the frame in one buffer, or drops it; says how many of its bytes were sent.
+    /// Sends the frame in one buffer, or drops it. What it costs beyond its bytes is taken off `left`.
     #[inline]
-    fn send_buffer(&mut self, view: &GuestView, buffer: GuestRange) -> Result<usize, GuestFault> {
+    fn send_buffer(
+        &mut self,
+        view: &GuestView,
+        buffer: GuestRange,
+        left: &mut usize,
+    ) -> Result<Went, GuestFault> {
         let bytes = buffer.len as usize;
         if bytes < self.skip {
             self.outlet.count(Drop::Malformed);
-            return Ok(0);
+            return Ok(Went::Out(0));
         }
         let header =
             if bytes >= HEADER_BYTES { view.bytes::<HEADER_BYTES>(buffer.gpa)? } else { [0; HEADER_BYTES] };
@@ -101,21 +165,27 @@ impl Sender {
         if len > 0 {
             view.read(gpa, &mut self.head[..len.min(HEAD)])?;
         }
-        self.send(&header, len, &mut |out| view.read(gpa, out))
+        self.send(&header, len, left, &mut |out| view.read(gpa, out))
     }
 
     /// As [`Sender::send_buffer`], of a whole chain of `bytes` bytes.
-    fn send_chain(&mut self, view: &GuestView, chain: &Chain, bytes: usize) -> Result<usize, GuestFault> {
+    fn send_chain(
+        &mut self,
+        view: &GuestView,
+        chain: &Chain,
+        bytes: usize,
+        left: &mut usize,
+    ) -> Result<Went, GuestFault> {
         if chain.overlong() || bytes < self.skip {
             self.outlet.count(Drop::Malformed);
-            return Ok(0);
+            return Ok(Went::Out(0));
         }
         let len = bytes - self.skip;
         let mut reader = Reader::new(view, chain.readable());
         let mut header = [0; HEADER_BYTES];
         reader.read(&mut header[..self.skip])?;
         reader.clone().read(&mut self.head[..len.min(HEAD)])?;
-        self.send(&header, len, &mut |out| reader.clone().read(out).map(|_| ()))
+        self.send(&header, len, left, &mut |out| reader.clone().read(out).map(|_| ()))
     }
 
     /// Sends a frame of `len` bytes whose beginning is in `head`; `copy` gives all of it.
@@ -124,24 +194,28 @@ impl Sender {
         &mut self,
         header: &[u8; HEADER_BYTES],
         len: usize,
+        left: &mut usize,
         copy: &mut dyn FnMut(&mut [u8]) -> Result<(), GuestFault>,
-    ) -> Result<usize, GuestFault> {
+    ) -> Result<Went, GuestFault> {
         let Sender { outlet, may, head, .. } = self;
         let offload = match header::parse(header, len, may) {
             Ok(offload) => offload,
             Err(cause) => {
                 outlet.count(cause);
-                return Ok(0);
+                return Ok(Went::Out(0));
             }
         };
         let mut fault = None;
+        outlet.allow(*left);
         let sent = outlet.send(&head[..len.min(HEAD)], len, offload, &mut |out| {
             copy(out).map_err(|why| fault = Some(why)).is_ok()
         });
+        *left = left.saturating_sub(outlet.spent());
         match sent {
-            Sent::Delivered(_) => Ok(len),
-            Sent::Dropped(_) => Ok(0),
-            Sent::Fault => fault.map_or(Ok(0), Err),
+            Sent::Delivered(_) => Ok(Went::Out(len)),
+            Sent::Begun => Ok(Went::Partly(len)),
+            Sent::Dropped(_) => Ok(Went::Out(0)),
+            Sent::Fault => fault.map_or(Ok(Went::Out(0)), Err),
         }
     }
 }
@@ -149,13 +223,26 @@ impl Sender {
 impl Work for Transmit {
     #[inline]
     fn ready(&mut self, queue: &mut Queue) -> bool {
-        queue.ring.has_work()
+        self.begun.is_some() || queue.ring.has_work()
+    }
+
+    fn has_begun(&self) -> bool {
+        self.begun.is_some()
+    }
+
+    fn arm(&mut self, queue: &mut Queue) -> Armed {
+        let armed = queue.arm();
+        if self.begun.is_some() && queue.fault().is_none() { Armed::WorkLeft } else { armed }
     }
 
     #[inline]
     fn batch(&mut self, queue: &mut Queue, budget: u32, left: &mut usize) -> Result<u32, RingFault> {
         let mut count = 0;
-        while count < budget && *left > 0 {
+        if self.begun.is_some() {
+            self.go_on(queue, left);
+            count += 1;
+        }
+        while count < budget && *left > 0 && self.begun.is_none() && queue.takes() {
             let plain = self.send_plain(queue, budget - count, left)?;
             count += plain;
             if plain == 0 {

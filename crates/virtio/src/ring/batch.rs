@@ -43,13 +43,23 @@ impl Batch {
     /// As [`Batch::settle`], where the request after the first ones could not be carried out: it is in flight for ever.
     #[cold]
     pub fn settle_fault(&mut self, ring: &mut Ring, written: impl ExactSizeIterator<Item = u32>) {
-        self.keep(ring, written.len() + 1);
-        if self.0.len() > written.len()
-            && let Some((taken, _)) = self.0.pop()
-        {
+        if let Some(taken) = self.settle_begun(ring, written) {
             taken.abandon();
         }
+    }
+
+    /// As [`Batch::settle`], where the request after the first ones is not done yet: it stays in flight, and is the caller's.
+    #[cold]
+    pub fn settle_begun(
+        &mut self,
+        ring: &mut Ring,
+        written: impl ExactSizeIterator<Item = u32>,
+    ) -> Option<Taken> {
+        let count = written.len();
+        self.keep(ring, count + 1);
+        let last = if self.0.len() > count { self.0.pop() } else { None };
         self.settle(ring, written);
+        last.map(|(taken, _)| taken)
     }
 
     /// Gives all but the first `count` back, the last one first.

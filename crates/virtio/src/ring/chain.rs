@@ -1,5 +1,6 @@
 //! Descriptor chains: the buffers of one request, read once and checked. The same for both kinds of ring.
 
+use ioplane_memory::mutation::reads_twice;
 use ioplane_memory::{GuestRange, GuestView, Window};
 
 use super::RingFault;
@@ -19,6 +20,7 @@ pub struct Chain {
     readable_bytes: u64,
     writable_bytes: u64,
     overlong: bool,
+    descriptors: u32,
 }
 
 impl Default for Chain {
@@ -36,6 +38,7 @@ impl Chain {
             readable_bytes: 0,
             writable_bytes: 0,
             overlong: false,
+            descriptors: 0,
         }
     }
 
@@ -69,17 +72,25 @@ impl Chain {
         self.overlong
     }
 
+    /// Descriptors with a buffer that were read for it, kept or not: what reading it has cost.
+    #[inline]
+    pub fn descriptors(&self) -> u32 {
+        self.descriptors
+    }
+
     /// Forgets the last request.
     #[inline]
     pub(super) fn clear(&mut self) {
         self.readable.clear();
         self.writable.clear();
         (self.readable_bytes, self.writable_bytes, self.overlong) = (0, 0, false);
+        self.descriptors = 0;
     }
 
     /// Adds the buffer of one descriptor of the request `head`.
     #[inline]
     pub(super) fn add(&mut self, desc: &Descriptor, head: u16) -> Result<(), RingFault> {
+        self.descriptors += 1;
         let range = GuestRange { gpa: desc.addr, len: desc.len };
         let (list, bytes) = if desc.flags & VIRTQ_DESC_F_WRITE != 0 {
             (&mut self.writable, &mut self.writable_bytes)
@@ -115,6 +126,17 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
+    /// Itself: `again` is called only where a test has taken out that descriptors are read once.
+    #[inline(always)]
+    pub(super) fn once(self, again: impl FnOnce() -> Descriptor) -> Descriptor {
+        if !reads_twice() {
+            return self;
+        }
+        // Time for a driver's thread to come in between.
+        (0..64).for_each(|_| std::hint::spin_loop());
+        Descriptor { len: again().len, ..self }
+    }
+
     /// The table that an indirect descriptor refers to, and how many descriptors it has.
     #[inline]
     pub(super) fn table(&self, view: &GuestView, head: u16) -> Result<(Window, u64), RingFault> {

@@ -17,7 +17,7 @@ mod packed;
 mod position;
 mod split;
 
-use ioplane_memory::{GuestView, Window};
+use ioplane_memory::{GuestFault, GuestView, Window};
 
 use crate::spec::feature::VIRTIO_F_RING_PACKED;
 
@@ -321,9 +321,12 @@ impl Ring {
         either!(self, ring => ring.set_polled(polled));
     }
 
-    /// Whether the memory is still all there: ask after each batch.
+    /// Whether the memory is still all there, the guest's and the journal's: ask after each batch.
     #[inline]
     pub fn check_memory(&self) -> Result<(), RingFault> {
+        if either!(self, ring => ring.journal_lost()) {
+            return Err(GuestFault::MemoryShrank.into());
+        }
         Ok(self.view().check()?)
     }
 }

@@ -320,7 +320,9 @@ impl Packed {
         let (table, at) = (self.desc.longs(0), 2 * usize::from(place.index));
         let word = u64::from_le(table[at + 1].load(Ordering::Acquire));
         let addr = u64::from_le(table[at].load(Ordering::Acquire));
-        (Descriptor { addr, len: word as u32, flags: (word >> 48) as u16 }, (word >> 32) as u16)
+        let desc = Descriptor { addr, len: word as u32, flags: (word >> 48) as u16 };
+        let again = || Descriptor { len: self.desc.load_u32(slot(place) + AT_LEN), ..desc };
+        (desc.once(again), (word >> 32) as u16)
     }
 
     #[cold]
@@ -405,6 +407,11 @@ impl Packed {
         self.next_used = self.next_used.after(count, self.size);
         self.flying.remove(id);
         kill::here(KillPoint::UsedWritten);
+    }
+
+    #[inline]
+    pub(super) fn journal_lost(&self) -> bool {
+        self.ledger.lost()
     }
 
     #[inline]

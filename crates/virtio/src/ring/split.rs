@@ -229,7 +229,7 @@ impl Split {
             if self.flying.holds(*head) != Some(false) {
                 return;
             }
-            let (desc, _) = parse(self.desc.bytes(usize::from(*head) * DESC_SIZE as usize));
+            let (desc, _) = read(&self.desc, usize::from(*head) * DESC_SIZE as usize);
             if desc.flags != touch.flags() {
                 return;
             }
@@ -315,6 +315,11 @@ impl Split {
         self.next_used = self.next_used.wrapping_add(1);
         self.flying.remove(taken.head);
         kill::here(KillPoint::UsedWritten);
+    }
+
+    #[inline]
+    pub(super) fn journal_lost(&self) -> bool {
+        self.journal.as_ref().is_some_and(Journal::lost)
     }
 
     #[inline]
@@ -414,7 +419,7 @@ fn walk(
         if index >= size {
             return Err(RingFault::BadDescriptor(index));
         }
-        let (desc, next) = parse(table.bytes(usize::from(index) * DESC_SIZE as usize));
+        let (desc, next) = read(table, usize::from(index) * DESC_SIZE as usize);
         if desc.flags & VIRTQ_DESC_F_INDIRECT != 0 {
             if !indirect || desc.flags & VIRTQ_DESC_F_NEXT != 0 {
                 return Err(RingFault::BadIndirect(index));
@@ -438,7 +443,7 @@ fn walk_indirect(chain: &mut Chain, view: &GuestView, desc: &Descriptor, head: u
         if index >= count {
             return Err(RingFault::BadDescriptor(index as u16));
         }
-        let (desc, next) = parse(table.bytes((index * DESC_SIZE) as usize));
+        let (desc, next) = read(&table, (index * DESC_SIZE) as usize);
         if desc.flags & VIRTQ_DESC_F_INDIRECT != 0 {
             return Err(RingFault::BadIndirect(head));
         }
@@ -449,6 +454,13 @@ fn walk_indirect(chain: &mut Chain, view: &GuestView, desc: &Descriptor, head: u
         index = u64::from(next);
     }
     Err(RingFault::Loop(head))
+}
+
+/// The descriptor at `at` of a table, and its successor.
+#[inline]
+fn read(table: &Window, at: usize) -> (Descriptor, u16) {
+    let (desc, next) = parse(table.bytes(at));
+    (desc.once(|| parse(table.bytes(at)).0), next)
 }
 
 /// A descriptor and its successor (2.7.5).

@@ -11,6 +11,7 @@ use ioplane_storage::Backing;
 use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
 use ioplane_testkit::hand::HandCore;
 use ioplane_virtio::blk::{Blk, BlkOptions};
+use ioplane_virtio::journal::region_bytes;
 use ioplane_virtio::spec::feature::VIRTIO_F_RING_PACKED;
 use ioplane_virtio::{RingLayout, Vdev};
 
@@ -59,12 +60,19 @@ impl Rig {
     /// `features` is what the driver is willing to accept.
     pub fn with(options: BlkOptions, backing: Arc<dyn Backing>, shape: Shape, features: u64) -> Self {
         let plan = DiskPlan { slots: 16, max_bytes: 16384, segments: 2, shape };
-        Self::planned(options, backing, plan, features)
+        Self::planned(options, backing, plan, features, &HandCore::polling())
     }
 
-    /// The same with requests of another kind.
-    pub fn planned(options: BlkOptions, backing: Arc<dyn Backing>, plan: DiskPlan, features: u64) -> Self {
-        let mut memory = GuestMemory::new(4 << 20).unwrap();
+    /// As [`Rig::with`], with requests of `plan`, on a core that others may have, too.
+    pub fn planned(
+        options: BlkOptions,
+        backing: Arc<dyn Backing>,
+        plan: DiskPlan,
+        features: u64,
+        core: &HandCore,
+    ) -> Self {
+        let data = u64::from(plan.slots) * u64::from(plan.max_bytes);
+        let mut memory = GuestMemory::new((4 << 20) + data).unwrap();
         let mut vdev = Vdev::new(Blk::new(options, backing), memory.view().map().clone());
         let features = vdev.offers() & features;
         let disk = Disk::new(&mut memory, QUEUE, RingMode::of(features), plan).unwrap();
@@ -77,9 +85,9 @@ impl Rig {
         setup.enabled = true;
         setup.call = Some(bell.clone());
         setup.kick = Some(kick.clone());
-        let core = HandCore::polling();
-        let running = Quiescent::new(vdev).resume(&core).unwrap();
-        Rig { memory, disk, core, running: Some(running), bell, kick }
+        setup.journal = Some(memory.carve(region_bytes(place.size, features) as u64, 64).unwrap());
+        let running = Quiescent::new(vdev).resume(core).unwrap();
+        Rig { memory, disk, core: core.clone(), running: Some(running), bell, kick }
     }
 
     /// Puts one request through; its status.

@@ -31,6 +31,7 @@ use super::lease::Lease;
 use super::message::MAX_FILES;
 use super::server::{Handle, Refusal, Server, ServerOptions};
 use super::session::Session;
+use crate::socket::Place;
 
 /// Names of faults that are taken over from an older self.
 const MAX_FAULTS: usize = 64;
@@ -216,7 +217,7 @@ pub fn adopt<V: VirtioDevice>(
     let listener = inbox.take_listener(packed.listener)?;
     let process = packed.connection.as_ref().and_then(|connection| connection.process);
     let connection = packed.connection.map(|connection| connection.unpack(&mut inbox)).transpose()?;
-    let fresh = Session::new(model, options.pool)?
+    let fresh = Session::new(model, options.pool, options.limits)?
         .with_patience(patience)
         .with_lease(lease)
         .with_dirty_log(options.dirty_log);
@@ -232,7 +233,7 @@ pub fn adopt<V: VirtioDevice>(
         connections: packed.connections,
         faults,
         last_fault: packed.last_fault,
-        socket: options.socket,
+        place: Place::of(&options.socket),
     };
     Ok(Adopted { server, loaded, parked: packed.parked })
 }
@@ -243,7 +244,7 @@ impl<V: VirtioDevice> Adopted<V> {
         let Adopted { mut server, loaded, parked } = self;
         let (commands, receiver) = mpsc::channel(16);
         let (resumed, hear) = oneshot::channel();
-        let handle = Handle::of(commands, server.socket.clone());
+        let handle = Handle::of(commands, server.place.path().to_owned());
         tokio::spawn(async move {
             match server.session.begin(loaded) {
                 Ok(()) => {

@@ -4,7 +4,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ioplane_device::{Change, Device, DeviceError, Interrupt, Loaded, QueueSet, Quiescent, State};
-use ioplane_memory::{DirtyLog, GuestMap, MapError, Mapping, Region, RegionSpec, Window};
+use ioplane_memory::{Account, DirtyLog, GuestMap, MapError, Mapping, Region, RegionSpec, Window};
 use ioplane_virtio::spec::feature::VHOST_F_LOG_ALL;
 use ioplane_virtio::{QueueSetup, Vdev, VirtioDevice};
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::parcel::{FileV1, HandOverError, Inbox, Outbox};
 use crate::eventfd::{self, Call};
 use crate::vhost_user::fault::PeerFault;
-use crate::vhost_user::peer::{UserRing, Wiring, check_prompt};
+use crate::vhost_user::peer::{UserRing, Wiring};
 use crate::vhost_user::session::{Session, lost};
 
 /// How often a device whose disk does not answer is tried again: each try waits half a minute by itself.
@@ -115,19 +115,19 @@ impl JournalV1 {
 }
 
 impl AreaV1 {
-    fn open(self, inbox: &mut Inbox) -> Result<Arc<Mapping>, HandOverError> {
+    fn open(self, account: &Account, inbox: &mut Inbox) -> Result<Mapping, HandOverError> {
         let file = inbox.take(self.file)?;
-        let mapping = Mapping::of_file(file, self.offset, self.len).map_err(MapError::from);
-        Ok(Arc::new(mapping.map_err(PeerFault::from)?))
+        let mapping = account.mapping(file, self.offset, self.len).map_err(MapError::from);
+        Ok(mapping.map_err(PeerFault::from)?)
     }
 }
 
 impl RegionV1 {
-    fn open(self, inbox: &mut Inbox) -> Result<Region, HandOverError> {
+    fn open(self, account: &Account, inbox: &mut Inbox) -> Result<Region, HandOverError> {
         let RegionV1 { gpa, len, user, offset, file } = self;
         let file = inbox.take(file)?;
-        check_prompt(&file)?;
-        Ok(Region::map(RegionSpec { gpa, len, user, offset, file }).map_err(PeerFault::from)?)
+        let region = account.region(RegionSpec { gpa, len, user, offset, file }, true);
+        Ok(region.map_err(PeerFault::from)?)
     }
 }
 
@@ -225,16 +225,17 @@ impl<V: VirtioDevice> Session<V> {
         session.peer.features = features;
         session.peer.rings = rings.iter().map(RingV1::wiring).collect();
         session.peer.back_channel = back_channel.map(|file| inbox.take_stream(file)).transpose()?;
-        if let Some(AreaV1 { offset, len, file }) = log {
-            let file = inbox.take(file)?;
-            check_prompt(&file)?;
-            let log =
-                DirtyLog::of_file(file, offset, len).map_err(MapError::from).map_err(PeerFault::from)?;
-            session.peer.log = Some(Arc::new(log));
+        let account = session.account.clone();
+        if let Some(log) = log {
+            session.peer.log = Some(Arc::new(DirtyLog::of_mapping(log.open(&account, inbox)?)));
         }
-        let regions = regions.into_iter().map(|region| region.open(inbox)).collect::<Result<_, _>>()?;
+        let regions =
+            regions.into_iter().map(|region| region.open(&account, inbox)).collect::<Result<_, _>>()?;
         let map = Arc::new(GuestMap::new(regions).map_err(PeerFault::from)?);
-        let areas: Vec<_> = journals.into_iter().map(|area| area.open(inbox)).collect::<Result<_, _>>()?;
+        let areas: Vec<_> = journals
+            .into_iter()
+            .map(|area| area.open(&account, inbox).map(Arc::new))
+            .collect::<Result<_, _>>()?;
         let wires: Vec<_> =
             rings.iter().map(|ring| Wires::open(ring, &areas, inbox)).collect::<Result<_, _>>()?;
         let log = session.peer.log.clone().filter(|_| features & VHOST_F_LOG_ALL != 0);

@@ -2,8 +2,12 @@
 
 use std::path::Path;
 
+use ioplane_passthrough::inventory::{self, Remapping};
+
 use super::{Finding, Weight, bad, good, read};
+use crate::client::Client;
 use crate::command::qemu::{VFIO_USER, Version};
+use crate::report::FunctionReport;
 
 /// Whether QEMU can be given a function at all.
 pub fn vfio_user() -> Finding {
@@ -70,6 +74,53 @@ pub fn vfio() -> Finding {
     )
 }
 
+/// Whether a function can raise interrupts that are not its own.
+pub fn remapping() -> Finding {
+    let groups = std::fs::read_dir("/sys/kernel/iommu_groups").map_or(0, Iterator::count);
+    of_remapping(groups, inventory::remapping(Path::new("/sys")))
+}
+
+fn of_remapping(groups: usize, remapping: Remapping) -> Finding {
+    let name = "remapping";
+    let found = match remapping {
+        _ if groups == 0 => return good(name, "of interrupts: matters with an IOMMU only"),
+        Remapping::On => return good(name, "of interrupts: on"),
+        Remapping::Unknown => return good(name, "of interrupts: looked after by the kernel"),
+        Remapping::Off => "of interrupts: off",
+        Remapping::Allowed => {
+            "of interrupts: off, and VFIO has been told not to mind (allow_unsafe_interrupts)"
+        }
+    };
+    bad(
+        name,
+        Weight::Lacking,
+        found,
+        "a function of this host could raise any interrupt of it, so none is handed to a guest (but with --unsafe-interrupts)",
+        inventory::REMAP,
+    )
+}
+
+/// The functions that a daemon has and that take no guest. One good finding if all do; none if no daemon answers.
+pub fn functions(client: &Client) -> Vec<Finding> {
+    let all: Vec<FunctionReport> = client.get("/v1/pci").unwrap_or_default();
+    of_functions(&all)
+}
+
+fn of_functions(all: &[FunctionReport]) -> Vec<Finding> {
+    let name = "PCI functions";
+    let unusable = all.iter().filter_map(|function| {
+        let why = function.unusable.as_ref()?;
+        let todo = format!("do what it says, then: ioplane pci reset {}", function.name);
+        let found = format!("{}: {why}", function.name);
+        Some(bad(name, Weight::Lacking, found, "no guest gets it", &todo))
+    });
+    let unusable: Vec<Finding> = unusable.collect();
+    if unusable.is_empty() && !all.is_empty() {
+        return vec![good(name, format!("{} served, all usable", all.len()))];
+    }
+    unusable
+}
+
 /// Whether a list of modules has the driver.
 fn has_driver(list: &str) -> bool {
     list.lines().any(|line| line.split(':').next().is_some_and(|path| path.contains("/vfio-pci.ko")))
@@ -87,6 +138,23 @@ mod tests {
         assert_eq!(weight(of_qemu(None)), (Weight::Lacking, true));
         assert_eq!(weight(of_groups(3)), (Weight::Good, false));
         assert_eq!(weight(of_groups(0)), (Weight::Lacking, true));
+        assert_eq!(weight(of_remapping(0, Remapping::Off)), (Weight::Good, false));
+        for (remapping, expected) in [
+            (Remapping::On, (Weight::Good, false)),
+            (Remapping::Unknown, (Weight::Good, false)),
+            (Remapping::Off, (Weight::Lacking, true)),
+            (Remapping::Allowed, (Weight::Lacking, true)),
+        ] {
+            assert_eq!(weight(of_remapping(3, remapping)), expected, "{remapping:?}");
+        }
+        let mut function = crate::command::show::tests::function("nic1");
+        assert_eq!(of_functions(&[]).len(), 0);
+        assert_eq!(weight(of_functions(std::slice::from_ref(&function)).remove(0)), (Weight::Good, false));
+        function.unusable = Some("it has not come out of its reset".into());
+        let finding = of_functions(std::slice::from_ref(&function)).remove(0);
+        let todo = finding.todo.clone().unwrap_or_default();
+        assert!(finding.found.starts_with("nic1: it has not") && todo.contains("ioplane pci reset nic1"));
+        assert_eq!(weight(finding), (Weight::Lacking, true));
         assert!(has_driver("kernel/drivers/vfio/pci/vfio-pci.ko.xz: kernel/drivers/vfio/vfio.ko.xz\n"));
         assert!(has_driver("kernel/drivers/vfio/pci/vfio-pci.ko\n"));
         assert!(!has_driver("kernel/drivers/x.ko: kernel/drivers/vfio/pci/vfio-pci-core.ko\n"));

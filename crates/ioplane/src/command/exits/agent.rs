@@ -1,13 +1,12 @@
 //! QEMU's guest agent: one JSON object a line, over the socket of a virtio serial port. `guest-exec` runs the script.
 
 use std::io::{self, ErrorKind};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD as BASE64;
-use ioplane_exits::{Chardev, Lines, excerpt, part, plain, values};
+use ioplane_exits::{Chardev, Endpoint, Lines, excerpt, part, plain, values};
 use serde_json::{Value, json};
 
 use super::reach::{Done, PATIENCE};
@@ -31,9 +30,9 @@ pub(super) fn socket(command: &[String]) -> Option<Chardev> {
 }
 
 /// Runs a POSIX script.
-pub(super) fn run(socket: &Path, script: &str, words: [&str; 2]) -> Result<Done> {
+pub(super) fn run(socket: &Endpoint, script: &str, words: [&str; 2]) -> Result<Done> {
     // It may be of another's command line.
-    let said = plain(&format!("the guest agent at {}", socket.display()));
+    let said = plain(&format!("the guest agent at {socket}"));
     let lines = Lines::connect(socket, ANSWER, Instant::now() + GREETING);
     let mut agent = Agent { lines: lines.with_context(|| format!("reach {said}"))? };
     agent.greet().with_context(|| said.clone())?;
@@ -160,7 +159,7 @@ mod tests {
             b"{\"return\": {\"exited\": false}}\n".into(),
             b"{\"return\": {\"exited\": true, \"exitcode\": 3, \"out-data\": \"Zm9v\", \"err-data\": \"Zg==\"}}\n".into(),
         ]);
-        let done = run(&path, "true", ["apply", "console"]).unwrap();
+        let done = run(&Endpoint::here(&path), "true", ["apply", "console"]).unwrap();
         assert_eq!((done.status, done.said.as_str(), done.error.as_str()), (3, "foo", "f"));
     }
 
@@ -168,20 +167,20 @@ mod tests {
     fn what_is_refused_is_said() {
         // An answer without the mark is somebody else's.
         let (_folder, path) = agent(vec![greeting(&[])]);
-        let error = format!("{:#}", run(&path, "true", ["a", "b"]).unwrap_err());
+        let error = format!("{:#}", run(&Endpoint::here(&path), "true", ["a", "b"]).unwrap_err());
         assert!(error.contains("closed the connection"), "{error}");
         let refused =
             b"{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"guest-exec is disabled\"}}\n";
         let (_folder, path) = agent(vec![greeting(&[0xff]), refused.into()]);
-        let error = format!("{:#}", run(&path, "true", ["a", "b"]).unwrap_err());
+        let error = format!("{:#}", run(&Endpoint::here(&path), "true", ["a", "b"]).unwrap_err());
         assert!(error.contains("guest-exec is disabled") && error.contains("--block-rpcs"), "{error}");
         // What the guest answers is cut, and a terminal does not obey it.
         let strange = format!("{{\"return\": \"{}\"}}\n", "\u{9b}2J".repeat(10_000));
         let (_folder, path) = agent(vec![greeting(&[0xff]), strange.into_bytes()]);
-        let error = format!("{:#}", run(&path, "true", ["a", "b"]).unwrap_err());
+        let error = format!("{:#}", run(&Endpoint::here(&path), "true", ["a", "b"]).unwrap_err());
         assert!(error.contains("says no pid") && error.len() < 600, "{error}");
         assert!(!error.chars().any(char::is_control), "{error:?}");
-        let error = format!("{:#}", run(Path::new("/nowhere"), "true", ["a", "b"]).unwrap_err());
+        let error = format!("{:#}", run(&Endpoint::here("/nowhere"), "true", ["a", "b"]).unwrap_err());
         assert!(error.contains("reach the guest agent at /nowhere"), "{error}");
     }
 }

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ioplane_exits::{
-    Chardev, Confidence, Devices, HostFacts, Layout, Names, Options, Report, Source, Subject, Symbols, Vm,
-    Watch,
+    Chardev, Confidence, Devices, Endpoint, HostFacts, Layout, Names, Options, Report, Source, Subject,
+    Symbols, Vm, Watch,
 };
 
 use crate::cli::{ExitsArgs, ExitsCommand, WatchArgs};
@@ -216,7 +216,7 @@ struct Naming {
     symbols: Option<Symbols>,
     devices: Devices,
     /// The monitor, if it can be asked: whoever else has it is not waited for twice.
-    monitor: Option<PathBuf>,
+    monitor: Option<Endpoint>,
     notes: Vec<String>,
 }
 
@@ -228,20 +228,23 @@ impl Naming {
         let mut monitor = None;
         let pci = match (given, Layout::monitor(vm)) {
             (Some(layout), found) => {
-                monitor = found.and_then(path);
+                monitor = found.and_then(path).map(|path| vm.socket(&path));
                 layout
             }
             // A convenience: whoever has the monitor keeps it, and the profile goes without these names.
-            (None, Some(Chardev::Path(socket))) => match Layout::from_qmp(&socket) {
-                Ok(layout) => {
-                    monitor = Some(socket);
-                    layout
+            (None, Some(Chardev::Path(socket))) => {
+                let socket = vm.socket(&socket);
+                match Layout::from_qmp(&socket) {
+                    Ok(layout) => {
+                        monitor = Some(socket);
+                        layout
+                    }
+                    Err(error) => {
+                        notes.push(format!("PCI devices are not named: {error}; give them with --devices"));
+                        Layout::default()
+                    }
                 }
-                Err(error) => {
-                    notes.push(format!("PCI devices are not named: {error}; give them with --devices"));
-                    Layout::default()
-                }
-            },
+            }
             (None, Some(Chardev::Inherited)) => {
                 notes.push(INHERITED.into());
                 Layout::default()
@@ -253,7 +256,7 @@ impl Naming {
 
     /// What the VMM calls its VM's state, if it can be asked and the VM does not run.
     fn state(&self) -> Option<String> {
-        let state = Layout::state(self.monitor.as_deref()?).ok()?;
+        let state = Layout::state(self.monitor.as_ref()?).ok()?;
         (state != "running").then(|| if state == "postmigrate" { "it has migrated".into() } else { state })
     }
 

@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use ioplane_exits::{Chardev, Vm};
+use ioplane_exits::{Chardev, Endpoint, Vm};
 
 use super::agent;
 use crate::cli::ReachArgs;
@@ -42,7 +42,7 @@ pub(super) enum Reach {
     /// A command that runs its further arguments in the guest and passes its standard input on.
     Command(Vec<String>),
     /// The agent's socket.
-    Agent(PathBuf),
+    Agent(Endpoint),
     /// A folder that the guest shares and watches: `guest/tune/folder.sh`.
     Folder(PathBuf),
 }
@@ -74,11 +74,11 @@ impl Reach {
             bail!("say how to reach the guest: --ssh, --agent, --folder or --via")
         };
         if socket != Path::new("auto") {
-            return Ok(Reach::Agent(socket.clone()));
+            return Ok(Reach::Agent(Endpoint::here(socket)));
         }
         let vm = Vm::choose(vm)?;
         match agent::socket(&vm.command) {
-            Some(Chardev::Path(socket)) => Ok(Reach::Agent(socket)),
+            Some(Chardev::Path(socket)) => Ok(Reach::Agent(vm.socket(&socket))),
             Some(Chardev::Inherited) => bail!(
                 "the agent's socket of {} is a descriptor that QEMU was given (libvirt does so) and has no path on its \
                  command line; use --ssh, --folder or --via",

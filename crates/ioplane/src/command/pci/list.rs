@@ -73,7 +73,12 @@ fn text(report: &ListReport) -> String {
         let verdict = match (taken, passable) {
             (Some(name), _) => format!("it is {name}'s"),
             (None, true) => "yes".to_owned(),
-            (None, false) if found.obstacles.iter().all(|o| o.forcible) => "with --force".to_owned(),
+            (None, false) if found.obstacles.iter().all(|o| o.forcible || o.unsafe_interrupts) => {
+                let forced = found.obstacles.iter().any(|o| o.forcible).then_some(" --force");
+                let unsafely = found.obstacles.iter().any(|o| o.unsafe_interrupts);
+                let unsafely = unsafely.then_some(" --unsafe-interrupts");
+                format!("with{}{}", forced.unwrap_or_default(), unsafely.unwrap_or_default())
+            }
             (None, false) => "no".to_owned(),
         };
         table.row(vec![
@@ -120,6 +125,7 @@ mod tests {
             why: (*why).to_owned(),
             advice: format!("end it: {why}"),
             forcible: *forcible,
+            unsafe_interrupts: false,
         };
         let found = Found {
             address: address.parse().unwrap(),

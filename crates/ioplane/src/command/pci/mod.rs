@@ -59,6 +59,12 @@ pub fn run(client: &Client, command: PciCommand, json: bool) -> Result<()> {
             let report: DoneReport = ask(client, Method::POST, &path, None::<&()>)?;
             print(json, &report, done)
         }
+        PciCommand::Reset { name } => {
+            let path = format!("{}/reset", address(&name));
+            let report: DoneReport =
+                working("resetting the function", || ask(client, Method::POST, &path, None::<&()>))?;
+            print(json, &report, done)
+        }
         PciCommand::Save { name, file, deadline } => {
             let form = QuiesceForm { deadline_ms: deadline.as_millis() as u64, or_go_on: false };
             let path = format!("{}/save", address(&name));
@@ -95,10 +101,13 @@ fn form(add: PciAdd) -> Result<FunctionForm> {
         mode: add.mode,
         on_fault: add.on_fault,
         force: add.force.then_some(true),
+        unsafe_interrupts: add.unsafe_interrupts.then_some(true),
         emulate: add.emulate,
         switch: add.switch,
         tap: add.tap,
         mac: add.mac,
         socket: add.vfio_socket.as_deref().map(absolute).transpose()?,
+        guest_memory: add.guest_memory,
+        pinned_memory: add.pinned_memory,
     })
 }

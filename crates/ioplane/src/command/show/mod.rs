@@ -10,13 +10,26 @@ pub use pci::{function, functions, rest, standing, states};
 
 use crate::command::table::Table;
 use crate::report::{
-    CoreReport, Counts, DiskReport, Door, PauseReport, ServedState, StatusReport, UpgradeReport,
+    CoreReport, Counts, DiskReport, Door, PauseReport, RetryReport, ServedState, StatusReport, UpgradeReport,
 };
 use crate::size::Size;
 
 /// A number, or a dash where there is none.
 fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or("-".to_owned(), |value| value.to_string())
+}
+
+/// Why one is not served, what to do, and when it is tried again; nothing if it is.
+fn trouble(
+    name: &str,
+    error: &Option<String>,
+    remedy: &Option<String>,
+    retry: Option<RetryReport>,
+) -> String {
+    let Some(error) = error else { return String::new() };
+    let retry = retry.map_or(String::new(), |retry| format!(" ({})", retry.words()));
+    let remedy = remedy.as_ref().map_or(String::new(), |remedy| format!("  to do: {remedy}\n"));
+    format!("{name}: {error}{retry}\n{remedy}")
 }
 
 fn state(state: ServedState, connected: bool) -> &'static str {
@@ -70,10 +83,7 @@ pub fn disks(disks: &[DiskReport]) -> String {
             let name = &disk.name;
             text.push_str(&format!("{name}: a VM behind {} waits for the other to stop\n", door.words()));
         }
-        if let Some(error) = &disk.error {
-            text.push_str(&format!("{}: {error}\n", disk.name));
-            text.extend(disk.remedy.iter().map(|remedy| format!("  to do: {remedy}\n")));
-        }
+        text.push_str(&trouble(&disk.name, &disk.error, &disk.remedy, disk.retry));
     }
     text
 }

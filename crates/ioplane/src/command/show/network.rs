@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{or_dash, state};
+use super::{or_dash, state, trouble};
 use crate::command::table::Table;
 use crate::report::{NicReport, PortReport, StatusReport, SwitchReport, SwitchTableReport};
 use crate::size::Size;
@@ -32,10 +32,7 @@ pub fn nics(nics: &[NicReport]) -> String {
     }
     let mut text = table.to_string();
     for nic in nics {
-        if let Some(error) = &nic.error {
-            text.push_str(&format!("{}: {error}\n", nic.name));
-            text.extend(nic.remedy.iter().map(|remedy| format!("  to do: {remedy}\n")));
-        }
+        text.push_str(&trouble(&nic.name, &nic.error, &nic.remedy, nic.retry));
     }
     text
 }
@@ -59,10 +56,7 @@ pub fn switches(switches: &[SwitchReport]) -> String {
     }
     let mut text = table.to_string();
     for switch in switches {
-        if let Some(error) = &switch.error {
-            text.push_str(&format!("{}: {error}\n", switch.name));
-            text.extend(switch.remedy.iter().map(|remedy| format!("  to do: {remedy}\n")));
-        }
+        text.push_str(&trouble(&switch.name, &switch.error, &switch.remedy, switch.retry));
     }
     text
 }

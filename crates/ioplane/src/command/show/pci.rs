@@ -22,6 +22,7 @@ fn behind(function: &FunctionReport) -> String {
 /// Where it stands, in a word.
 pub fn standing(function: &FunctionReport) -> &'static str {
     match (function.state, function.stage) {
+        _ if function.unusable.is_some() => "UNUSABLE",
         _ if function.watch.as_ref().is_some_and(|watch| watch.stopped) => "STOPPED",
         (ServedState::Served, Stage::Held | Stage::Quiescing | Stage::Away) => function.stage.word(),
         (served, _) => state(served, function.connected),
@@ -51,10 +52,12 @@ pub fn functions(functions: &[FunctionReport]) -> String {
 /// What is wrong with it.
 fn complaints(function: &FunctionReport) -> String {
     let name = &function.name;
-    let mut text = String::new();
-    if let Some(error) = &function.error {
-        text.push_str(&format!("{name}: {error}\n"));
-        text.extend(function.remedy.iter().map(|remedy| format!("  to do: {remedy}\n")));
+    let mut text = super::trouble(name, &function.error, &function.remedy, function.retry);
+    if let Some(why) = &function.unusable {
+        text.push_str(&format!("{name} takes no guest: {why}\n"));
+        text.push_str(&format!(
+            "  to do: then ioplane pci reset {name}, or start the guest again: each tries anew\n"
+        ));
     }
     if let Some(watch) = &function.watch
         && watch.stopped

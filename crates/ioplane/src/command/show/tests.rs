@@ -15,6 +15,7 @@ pub fn function(name: &str) -> FunctionReport {
         state: ServedState::Served,
         error: None,
         remedy: None,
+        retry: None,
         origin: "added".to_owned(),
         connected: false,
         connections: 0,
@@ -38,6 +39,7 @@ pub fn function(name: &str) -> FunctionReport {
         chip: None,
         hardware_faults: BTreeMap::new(),
         not_reset: None,
+        unusable: None,
         port: None,
     }
 }
@@ -127,4 +129,14 @@ fn how_a_function_came_to_rest_is_said() {
     assert!(pci::rest(&report).starts_with("nic1 came to rest by itself after 1.5 ms; its guest waits."));
     (report.drained, report.reason) = (false, Some("frames are being sent".into()));
     assert!(pci::rest(&report).starts_with("nic1 was stopped by force (frames are being sent) after 1.5 ms"));
+}
+
+#[test]
+fn hole_10_a_function_that_takes_no_guest_says_so_and_what_to_do() {
+    let mut one = function("nic1");
+    one.unusable = Some("0000:00:05.0 has not come out of its reset in 100 ms".into());
+    let text = pci::functions(&[one]);
+    let told = "nic1 takes no guest: 0000:00:05.0 has not come out of its reset in 100 ms\n";
+    assert!(text.contains(" UNUSABLE ") && text.contains(told), "{text}");
+    assert!(text.contains("ioplane pci reset nic1"), "{text}");
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 use crate::command::show;
-use crate::report::{FunctionReport, StatusReport};
+use crate::report::{FailureReport, FunctionReport, StatusReport};
 
 /// What happened between two looks.
 #[derive(Debug, Clone, Serialize)]
@@ -22,6 +22,8 @@ pub struct Rates {
     pub ports: Vec<PortRates>,
     /// The PCI functions.
     pub functions: Vec<FunctionRates>,
+    /// What is to be served and cannot be.
+    pub failures: Vec<FailureReport>,
 }
 
 /// One I/O core.
@@ -309,7 +311,8 @@ impl Rates {
             function(was, now, per_s)
         });
         let (cores, ports, functions) = (cores.collect(), ports.collect(), functions.collect());
-        Rates { seconds, version: after.version.clone(), cores, queues: rated.collect(), ports, functions }
+        let (version, failures) = (after.version.clone(), after.failures());
+        Rates { seconds, version, cores, queues: rated.collect(), ports, functions, failures }
     }
 
     /// Puts the queues and the functions in order.

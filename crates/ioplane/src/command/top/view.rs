@@ -102,7 +102,8 @@ pub fn text(rates: &Rates) -> String {
         rows.into_iter().for_each(|row| table.row(row));
         table.to_string()
     };
-    let mut text = table(&CORES, cores(rates));
+    let mut text: String = rates.failures.iter().map(|failure| failure.words() + "\n").collect();
+    text.push_str(&table(&CORES, cores(rates)));
     let more = [(&QUEUES[..], queues(rates)), (&FUNCTIONS[..], functions(rates)), (&PORTS[..], ports(rates))];
     for (head, rows) in more {
         if !rows.is_empty() {
@@ -128,9 +129,11 @@ fn table(head: &[&'static str], rows: Vec<Cells>) -> Table<'static> {
 pub fn draw(frame: &mut Frame<'_>, rates: &Rates, sort: Sort) {
     let (cores, queues, ports, functions) = (cores(rates), queues(rates), ports(rates), functions(rates));
     let height = |rows: &[Cells]| Constraint::Length(if rows.is_empty() { 0 } else { rows.len() as u16 + 2 });
-    let parts =
-        [Constraint::Length(2), height(&cores), height(&ports), height(&functions), Constraint::Min(3)];
-    let [title, upper, middle, beside, lower] = Layout::vertical(parts).areas(frame.area());
+    let failures: Vec<Line<'_>> = rates.failures.iter().map(|failure| Line::from(failure.words())).collect();
+    let failed = Constraint::Length(if failures.is_empty() { 0 } else { failures.len() as u16 + 1 });
+    let (upper, beside) = (height(&cores), height(&functions));
+    let parts = [Constraint::Length(2), failed, upper, height(&ports), beside, Constraint::Min(3)];
+    let [title, trouble, upper, middle, beside, lower] = Layout::vertical(parts).areas(frame.area());
     let line = format!(
         "ioplane {}   {:.1} s   sorted by {}   q quits, s sorts   times in microseconds",
         rates.version,
@@ -138,6 +141,7 @@ pub fn draw(frame: &mut Frame<'_>, rates: &Rates, sort: Sort) {
         sort.word()
     );
     frame.render_widget(Paragraph::new(Line::from(line)), title);
+    frame.render_widget(Paragraph::new(failures).style(Style::new().add_modifier(Modifier::BOLD)), trouble);
     frame.render_widget(table(&CORES, cores), upper);
     if !ports.is_empty() {
         frame.render_widget(table(&PORTS, ports), middle);

@@ -45,6 +45,7 @@ pub async fn remove(
     whole(daemon.may_change()?, async move {
         let card = daemon.functions.served(&name).ok();
         daemon.functions.remove(&name, force, true).await?;
+        daemon.sweep().await;
         let mut lines = vec![format!("PCI function {name} removed")];
         lines.extend(card.and_then(|card| card.complaint()));
         json(DoneReport { done: lines })
@@ -70,6 +71,18 @@ pub async fn resume(State(daemon): Own, Path(name): Path<String>) -> Answer {
     whole(daemon.may_change()?, async move {
         let held = daemon.functions.served(&name)?.go_on().await?;
         done(if held { format!("{name} goes on") } else { format!("{name} was not held: nothing to do") })
+    })
+    .await
+}
+
+pub async fn reset(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    whole(daemon.may_change()?, async move {
+        let done_so = daemon.functions.served(&name)?.mend().await?;
+        done(if done_so {
+            format!("{name} is usable again")
+        } else {
+            format!("{name} is usable: nothing to do")
+        })
     })
     .await
 }

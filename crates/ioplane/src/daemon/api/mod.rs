@@ -22,6 +22,7 @@
 //! | `DELETE /v1/pci/NAME?force=true` | | what was done |
 //! | `POST /v1/pci/NAME/quiesce` | [`QuiesceForm`] | [`crate::report::RestReport`]: it is held |
 //! | `POST /v1/pci/NAME/resume` | | what was done |
+//! | `POST /v1/pci/NAME/reset` | | what was done |
 //! | `POST /v1/pci/NAME/save` | [`QuiesceForm`] | [`crate::report::StateFileV1`] |
 //! | `POST /v1/pci/NAME/load` | [`crate::report::StateFileV1`] | what was done |
 //! | `GET /v1/ports/NAME/capture?snaplen=N` | | pcapng, until the client goes |
@@ -67,7 +68,9 @@ use super::upgrade::UpgradeForm;
 use crate::refusal::{Kind, Refusal, RefusalBody};
 use crate::report::{CoreReport, DoneReport};
 use crate::size::Size;
-use crate::spec::{BackingSpec, CoreSpec, DirectWord, DiskForm, EngineWord, MannersWord, NotifyWord};
+use crate::spec::{
+    BackingSpec, CoreSpec, DirectWord, DiskForm, EngineWord, FormatWord, MannersWord, NotifyWord,
+};
 
 /// Largest body: a form is some hundred bytes.
 const BODY: usize = 64 << 10;
@@ -84,6 +87,8 @@ pub struct ChangeForm {
     pub path: Option<std::path::PathBuf>,
     /// Other memory: zeros, of this size.
     pub memory: Option<Size>,
+    /// Of that image: `raw`, whatever it looks like.
+    pub format: Option<FormatWord>,
     /// Past the page cache.
     pub direct: Option<DirectWord>,
     /// Who does the I/O.
@@ -160,6 +165,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/pci/{name}", get(function::function).put(function::add).delete(function::remove))
         .route("/v1/pci/{name}/quiesce", post(function::quiesce))
         .route("/v1/pci/{name}/resume", post(function::resume))
+        .route("/v1/pci/{name}/reset", post(function::reset))
         .route("/v1/pci/{name}/save", post(function::save))
         .route("/v1/pci/{name}/load", post(function::load).layer(DefaultBodyLimit::max(function::STATE)))
         .route("/v1/ports/{name}/capture", get(network::capture))
@@ -258,7 +264,15 @@ async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer
 async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form: ChangeForm = form(body)?;
     let backing = match form {
-        ChangeForm { size: Some(size), path: None, memory: None, direct: None, engine: None, shrink } => {
+        ChangeForm {
+            size: Some(size),
+            path: None,
+            memory: None,
+            format: None,
+            direct: None,
+            engine: None,
+            shrink,
+        } => {
             return whole(daemon.may_change()?, async move {
                 daemon.disks.served(&name)?.resize(size, shrink).await?;
                 tracing::info!(disk = name, %size, "resized");
@@ -266,19 +280,21 @@ async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Ans
             })
             .await;
         }
-        ChangeForm { size: None, shrink: false, path: Some(path), memory: None, direct, engine } => {
-            BackingSpec::File { path, direct: direct.unwrap_or_default(), engine: engine.unwrap_or_default() }
+        ChangeForm { size: None, shrink: false, path: Some(path), memory: None, format, direct, engine } => {
+            let (direct, engine) = (direct.unwrap_or_default(), engine.unwrap_or_default());
+            BackingSpec::File { path, format, direct, engine }
         }
         ChangeForm {
             size: None,
             shrink: false,
             path: None,
             memory: Some(Size(bytes)),
+            format: None,
             direct: None,
             engine: None,
         } => BackingSpec::Memory { bytes },
         _ => {
-            let remedy = "send size (and shrink), or path (and direct, engine), or memory";
+            let remedy = "send size (and shrink), or path (and format, direct, engine), or memory";
             return Err(Refusal::invalid("neither one change nor another", remedy));
         }
     };

@@ -61,6 +61,7 @@ pub async fn remove_switch(State(daemon): Own, Path(name): Path<String>) -> Answ
             ));
         }
         daemon.switches.remove(&name, true).await?;
+        daemon.sweep().await;
         json(DoneReport { done: vec![format!("switch {name} removed")] })
     })
     .await

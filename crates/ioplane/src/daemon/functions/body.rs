@@ -14,7 +14,7 @@ use ioplane_nic::{Counts, Drops};
 use ioplane_passthrough::Vfio;
 use ioplane_passthrough::direct::Direct;
 use ioplane_passthrough::monitor::{Happening, Monitor, Reading, What};
-use ioplane_pci::{BarMap, Function, Irq, Irqs, Wire, WireError};
+use ioplane_pci::{BarMap, Function, Irq, Irqs, NotReady, Wire, WireError};
 
 use crate::report::{ChipReport, EventReport, FunctionReport, RegionReport, WatchFaultReport, WatchReport};
 use crate::spec::FaultSpec;
@@ -59,6 +59,7 @@ impl Body {
 
     /// Fills in what can be seen inside.
     pub fn report(&self, report: &mut FunctionReport) {
+        report.unusable = self.unusable();
         match self {
             Body::Rtl8139(nic) => {
                 report.port = Some(nic.port().reading().into());
@@ -237,6 +238,18 @@ impl Function for Body {
 
     fn attend(&mut self) {
         self.inner_mut().attend();
+    }
+
+    fn admit(&mut self, still: &Still) -> Result<(), NotReady> {
+        self.inner_mut().admit(still)
+    }
+
+    fn dismiss(&mut self) {
+        self.inner_mut().dismiss();
+    }
+
+    fn unusable(&self) -> Option<String> {
+        self.inner().unusable()
     }
 
     fn use_shadows(&mut self, yes: bool) {

@@ -15,6 +15,7 @@ use super::body::Body;
 use crate::daemon::cores::Seating;
 use crate::daemon::ground::Ground;
 use crate::daemon::switches::{self, Switches};
+use crate::daemon::taps;
 use crate::refusal::Refusal;
 use crate::spec::{CableSpec, ChipWord, Mac};
 
@@ -36,11 +37,13 @@ pub fn open(
         CableSpec::Tap(tap) => {
             // A switch for the two of them.
             let switch = Switch::new(name, SwitchSettings::default());
-            let tap = Tap::open(tap, &switch, PortOptions::new(tap))?;
+            let name = tap;
+            let tap = Tap::open(name, &switch, PortOptions::new(name))?;
+            taps::keep(name, &tap, &ground.ledger)?;
             let seating = Seating { pool: ground.cores.pool().clone(), core: None, moved: BTreeMap::new() };
             let running = Quiescent::new(tap).resume(&seating).map_err(|refused| {
                 Refusal::failed(
-                    format!("the TAP interface of {name}: {}", refused.error),
+                    format!("the TAP interface {name}: {}", refused.error),
                     "see `ioplane core list`",
                 )
             })?;

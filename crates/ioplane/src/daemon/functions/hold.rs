@@ -7,6 +7,8 @@ use ioplane_device::Stop;
 use ioplane_host::in_process::{Front, FrontError, Presence};
 use serde::{Deserialize, Serialize};
 
+use ioplane_pci::Function;
+
 use super::body::Body;
 use super::{Card, lock};
 use crate::daemon::served::blocking;
@@ -200,6 +202,34 @@ impl Card {
         }
         tracing::info!(function = self.name(), "goes on");
         Ok(true)
+    }
+
+    /// Tries again what kept a guest from using it. Says whether there was anything to do.
+    pub async fn mend(&self) -> Result<bool, Refusal> {
+        if self.handle.status().connected {
+            return Err(Refusal::conflict(
+                format!("a guest is using {}", self.name()),
+                "let it reset the function, or shut it down first",
+            ));
+        }
+        let _changing = self.changing.lock().await;
+        let mend = |front: &Front<Body>, name: &str| {
+            let mended = front.while_held(|held| {
+                // A client that has come meanwhile has what it needs.
+                held.with(|body, still| body.unusable().map(|_| body.admit(still)))
+            });
+            match mended.map_err(|error| refuse(name, &error))? {
+                None => Ok(false),
+                Some(Ok(())) => Ok(true),
+                Some(Err(why)) => Err(Refusal::conflict(
+                    format!("{name} takes no guest: {why}"),
+                    format!(
+                        "ioplane pci reset {name} tries again; ioplane pci remove {name} gives it back to the host"
+                    ),
+                )),
+            }
+        };
+        self.at_rest(QuiesceForm::default(), mend).await
     }
 
     /// Does something to the function at rest: one that somebody holds as it is, one that runs is brought to rest for it. `act` is

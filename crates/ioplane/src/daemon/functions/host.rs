@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use ioplane_passthrough::direct::Direct;
+use ioplane_passthrough::lease::Accepted;
 use ioplane_passthrough::model::StateModel;
 use ioplane_passthrough::monitor::{Monitor, MonitorError, Options};
 use ioplane_passthrough::{Address, HardwareError, Lease, LeaseError, Vfio, catalog, inventory};
@@ -33,7 +34,9 @@ impl From<LeaseError> for Refusal {
 fn refuse(error: &HardwareError) -> Refusal {
     let remedy = "see `ioplane doctor`, `ioplane pci list` and `dmesg`";
     match error {
-        HardwareError::Gone { .. } => Refusal::conflict(error.to_string(), remedy),
+        HardwareError::Gone { .. } | HardwareError::Kept { .. } => {
+            Refusal::conflict(error.to_string(), remedy)
+        }
         _ => Refusal::failed(error.to_string(), remedy),
     }
 }
@@ -65,7 +68,7 @@ pub fn open(
     address: Address,
     mode: ModeWord,
     on_fault: FaultSpec,
-    forced: bool,
+    accepted: Accepted,
     leases: &Path,
 ) -> Result<Opened, Refusal> {
     let root = Path::new(SYSFS);
@@ -81,7 +84,9 @@ pub fn open(
             "add it with --mode passthrough, or write a model: docs/guide/models.md",
         ));
     }
-    let lease = Lease::take(root, address, leases, forced)?;
+    // From here on drivers let go of it: whoever could not be served so is not tried again every minute.
+    let once = |refused: Refusal| Refusal { retry: false, ..refused };
+    let lease = Lease::take(root, address, leases, accepted).map_err(|error| once(error.into()))?;
     let opened =
         Vfio::open(root, address).map_err(|error| refuse(&error)).and_then(|vfio| match (mode, model) {
             (ModeWord::Virtual, Some(model)) => watch(name, vfio, model, on_fault),
@@ -96,8 +101,8 @@ pub fn open(
             Ok(Opened { body, after: vec![give_back] })
         }
         Err(refused) => match lease.give_back() {
-            Ok(()) => Err(refused),
-            Err(more) => Err(Refusal { error: format!("{}; and {more}", refused.error), ..refused }),
+            Ok(()) => Err(once(refused)),
+            Err(more) => Err(Refusal { error: format!("{}; and {more}", refused.error), ..once(refused) }),
         },
     }
 }

@@ -20,13 +20,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioplane_host::in_process::{Front, Presence};
 use ioplane_host::vfio_user::{self, Handle};
-use ioplane_passthrough::lease;
+use ioplane_passthrough::lease::{self, Accepted};
 
 use self::body::Body;
 use super::Daemon;
 use super::ground::Ground;
 use super::ledger::{Entries, FunctionRecord};
-use super::served::{Kind, Note, blocking};
+use super::retry::Trouble;
+use super::served::{GLANCE, Kind, Note, blocking};
 use super::shelf::Shelf;
 use super::switches::Switches;
 use crate::config::{Config, Place};
@@ -92,6 +93,8 @@ pub struct Card {
     id: String,
     guard: PathBuf,
     held: Arc<hold::Hold>,
+    /// One look at a time.
+    looking: Arc<tokio::sync::Semaphore>,
     /// One change at a time.
     changing: tokio::sync::Mutex<()>,
 }
@@ -106,8 +109,9 @@ fn open(spec: &FunctionSpec, ground: &Ground, below: &Functions) -> Result<Opene
         SourceSpec::Emulated { chip, cable, mac } => {
             emulated::open(&spec.name, *chip, cable, *mac, ground, &below.switches)
         }
-        SourceSpec::Host { address, mode, on_fault, forced } => {
-            host::open(&spec.name, *address, *mode, *on_fault, *forced, &below.leases())
+        SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts } => {
+            let accepted = Accepted { in_use: *forced, unsafe_interrupts: *unsafe_interrupts };
+            host::open(&spec.name, *address, *mode, *on_fault, accepted, &below.leases())
         }
     }
 }
@@ -118,6 +122,49 @@ fn id_of(front: &Front<Body>) -> String {
     let read = front.access(ioplane_device::At::Config(0), ioplane_device::Access::Read(&mut bytes));
     let [a, b, c, d] = bytes;
     read.map_or_else(|_| String::new(), |()| format!("{b:02x}{a:02x}:{d:02x}{c:02x}"))
+}
+
+/// How a function is. May block.
+fn look(
+    record: &FunctionRecord,
+    handle: &Handle,
+    front: &Front<Body>,
+    held: &hold::Hold,
+    id: &str,
+    guard: PathBuf,
+) -> FunctionReport {
+    let mut report = Card::blank(record, handle.socket().to_owned(), ServedState::Served, None);
+    let status = handle.status();
+    report.connected = status.connected;
+    report.connections = status.connections;
+    report.vm = status.peer.map(VmReport::of);
+    report.front_end_faults =
+        status.faults.into_iter().map(|(name, count)| (name.into_owned(), count)).collect();
+    report.last_front_end_fault = status.last_fault;
+    report.traffic = TrafficReport {
+        reads: status.region_reads,
+        writes: status.region_writes,
+        interrupts: status.irqs,
+        memory_bytes: status.dma_shared_bytes,
+        memory_ranges: status.dma_shared,
+        forced: status.forced,
+    };
+    report.stage = stage(front);
+    report.held_ms = held.left().map(|left| left.as_millis() as u64);
+    report.id = Some(id.to_owned()).filter(|id| !id.is_empty());
+    report.guard = guard;
+    // One that is being exchanged shows nothing this time.
+    let _ = front.with(|body| body.report(&mut report));
+    report
+}
+
+fn stage(front: &Front<Body>) -> Stage {
+    match front.presence() {
+        Presence::Running => Stage::Running,
+        Presence::Quiescing => Stage::Quiescing,
+        Presence::Held => Stage::Held,
+        Presence::Away | Presence::Closed => Stage::Away,
+    }
 }
 
 impl Card {
@@ -131,7 +178,8 @@ impl Card {
             })?;
             let (front, socket) = (Arc::new(front), ground.socket(&record.now));
             let id = id_of(&front);
-            let options = vfio_user::Options::new(&socket);
+            let options =
+                vfio_user::Options { limits: record.now.limits(), ..vfio_user::Options::new(&socket) };
             let handle = vfio_user::serve(front.clone(), options).map_err(|error| {
                 let remedy = "is its folder there and writable, and does no other daemon listen there?";
                 Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)
@@ -152,6 +200,7 @@ impl Card {
                 complaint: Mutex::default(),
                 id,
                 guard: guard::path(&below.run_dir),
+                looking: Arc::new(tokio::sync::Semaphore::new(1)),
                 changing: tokio::sync::Mutex::default(),
             }),
             Err(refused) => {
@@ -168,15 +217,6 @@ impl Card {
     /// What could not be done when it was stopped.
     pub fn complaint(&self) -> Option<String> {
         lock(&self.complaint).clone()
-    }
-
-    fn stage(&self) -> Stage {
-        match self.front.presence() {
-            Presence::Running => Stage::Running,
-            Presence::Quiescing => Stage::Quiescing,
-            Presence::Held => Stage::Held,
-            Presence::Away | Presence::Closed => Stage::Away,
-        }
     }
 }
 
@@ -209,11 +249,12 @@ impl Kind for Card {
     fn lives_on(now: &FunctionSpec, next: &FunctionSpec) -> bool {
         match (&now.source, &next.source) {
             (
-                SourceSpec::Host { address, mode: ModeWord::Virtual, forced, .. },
+                SourceSpec::Host { address, mode: ModeWord::Virtual, forced, unsafe_interrupts, .. },
                 SourceSpec::Host { on_fault, .. },
             ) => {
                 let (address, mode, on_fault, forced) = (*address, ModeWord::Virtual, *on_fault, *forced);
-                let source = SourceSpec::Host { address, mode, on_fault, forced };
+                let unsafe_interrupts = *unsafe_interrupts;
+                let source = SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts };
                 *next == FunctionSpec { source, ..now.clone() }
             }
             _ => false,
@@ -279,36 +320,28 @@ impl Kind for Card {
 
     async fn report(&self) -> FunctionReport {
         let record = self.note.read();
-        let mut report = Card::blank(&record, self.handle.socket().to_owned(), ServedState::Served, None);
-        let status = self.handle.status();
-        report.connected = status.connected;
-        report.connections = status.connections;
-        report.vm = status.peer.map(VmReport::of);
-        report.front_end_faults =
-            status.faults.into_iter().map(|(name, count)| (name.into_owned(), count)).collect();
-        report.last_front_end_fault = status.last_fault;
-        report.traffic = TrafficReport {
-            reads: status.region_reads,
-            writes: status.region_writes,
-            interrupts: status.irqs,
-            memory_bytes: status.dma_shared_bytes,
-            memory_ranges: status.dma_shared,
-            forced: status.forced,
+        let busy = || Card::blank(&record, self.handle.socket().to_owned(), ServedState::Busy, None);
+        // Its device may be locked for as long as its hardware does not answer: a thread may wait for that, one a function.
+        let (handle, front, held) = (self.handle.clone(), self.front.clone(), self.held.clone());
+        let (record, id, guard) = (record.clone(), self.id.clone(), self.guard.clone());
+        let turn = self.looking.clone().acquire_owned();
+        let look = async {
+            let turn = turn.await.ok()?;
+            let look = move || {
+                let report = look(&record, &handle, &front, &held, &id, guard);
+                drop(turn);
+                report
+            };
+            tokio::task::spawn_blocking(look).await.ok()
         };
-        report.stage = self.stage();
-        report.held_ms = self.held.left().map(|left| left.as_millis() as u64);
-        report.id = Some(self.id.clone()).filter(|id| !id.is_empty());
-        report.guard = self.guard.clone();
-        // One that is being exchanged shows nothing this time.
-        let _ = self.front.with(|body| body.report(&mut report));
-        report
+        tokio::time::timeout(GLANCE, look).await.ok().flatten().unwrap_or_else(busy)
     }
 
     fn blank(
         record: &FunctionRecord,
         socket: PathBuf,
         state: ServedState,
-        why: Option<&Refusal>,
+        why: Option<&Trouble>,
     ) -> FunctionReport {
         let spec = &record.now;
         let (model, on_fault) = match &spec.source {
@@ -321,8 +354,9 @@ impl Kind for Card {
         FunctionReport {
             name: spec.name.clone(),
             state,
-            error: why.map(|why| why.error.clone()),
-            remedy: why.map(|why| why.remedy.clone()),
+            error: why.map(|trouble| trouble.why.error.clone()),
+            remedy: why.map(|trouble| trouble.why.remedy.clone()),
+            retry: why.map(Trouble::report),
             origin: record.origin().to_owned(),
             connected: false,
             connections: 0,
@@ -346,6 +380,7 @@ impl Kind for Card {
             chip: None,
             hardware_faults: BTreeMap::new(),
             not_reset: None,
+            unusable: None,
             port: None,
         }
     }

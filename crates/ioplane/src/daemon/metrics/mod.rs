@@ -20,7 +20,7 @@ use prometheus_client::registry::Registry;
 
 use crate::daemon::Daemon;
 use crate::refusal::Refusal;
-use crate::report::{CoreReport, Counts, DiskReport, QueueReport, ServedState, StatusReport};
+use crate::report::{CoreReport, Counts, DiskReport, FailureReport, QueueReport, ServedState, StatusReport};
 
 /// What is served there.
 pub fn router(daemon: Arc<Daemon>) -> Router {
@@ -112,6 +112,21 @@ impl Collector for Scrape {
         gauge(encoder, "ioplane_disk_failed", "1 while the disk cannot be served", |d| {
             (d.state == ServedState::Failed).into()
         })?;
+
+        let failures = self.0.failures();
+        let labels =
+            |one: &FailureReport| -> Labels { vec![("kind", one.kind.clone()), ("name", one.name.clone())] };
+        let reasons = failures.iter().map(|one| {
+            let mut labels = labels(one);
+            labels.push(("reason", one.error.clone()));
+            (labels, ConstGauge::new(1i64))
+        });
+        each(encoder, "ioplane_not_served", "1 for what is to be served and cannot be, and why", reasons)?;
+        let next = failures.iter().filter_map(|one| {
+            let left = one.retry?.next_ms? as f64 / 1000.0;
+            Some((labels(one), ConstGauge::new(left)))
+        });
+        each(encoder, "ioplane_next_try_seconds", "Time until that is tried again", next)?;
 
         network::encode(&self.0, encoder)?;
         function::encode(&self.0, encoder)?;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::Daemon;
 use super::disk::Disk;
 use super::functions::Card;
-use super::ledger::{Entries, FunctionRecord, SwitchRecord};
+use super::ledger::{Entries, FunctionRecord, Record, SwitchRecord};
 use super::nic::Nic;
 use super::served::{Kind, blocking};
 use crate::config::{Config, Problem, Problems};
@@ -36,7 +36,8 @@ impl Daemon {
     pub async fn reload(self: &Arc<Self>) -> Result<Vec<String>, Problems> {
         let _one = self.reloading.lock().await;
         let file = self.config().file.clone();
-        let config = Config::read(&file)?;
+        // Groups may have to be asked for over a network.
+        let config = tokio::task::block_in_place(|| Config::read(&file))?;
         let plan = self.plan(&config).await?;
         let done = self.carry_out(&config, plan).await?;
         *self.config.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(config);
@@ -47,7 +48,13 @@ impl Daemon {
         let (old, mut problems) = (self.config(), Vec::new());
         let known = self.disks.records();
         let failed = self.disks.failed();
-        config.images(|name| !known.contains_key(name) || failed.iter().any(|f| f == name))?;
+        // One that has failed and has not changed is tried again, and may fail again.
+        config.images(|disk| match known.get(&disk.name) {
+            Some(record) => {
+                failed.contains(&disk.name) && Record::configured(disk, Some(record)).now != record.now
+            }
+            None => true,
+        })?;
         let place = &config.daemon_place;
         for (field, differs) in [
             ("socket", old.daemon.socket != config.daemon.socket),
@@ -229,6 +236,7 @@ impl Daemon {
             }
         }
         self.settle(config);
+        self.sweep().await;
         if failed.is_empty() { Ok(done) } else { Err(Problems::new(&config.file, failed)) }
     }
 

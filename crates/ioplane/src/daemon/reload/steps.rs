@@ -13,6 +13,8 @@ pub struct Steps<K: Kind> {
     added: Vec<String>,
     adopt: Vec<Record<K::Spec>>,
     live: Vec<Record<K::Spec>>,
+    /// Those that could not be served, and have not changed.
+    again: Vec<Record<K::Spec>>,
     change: Vec<Record<K::Spec>>,
     remove: Vec<String>,
 }
@@ -27,6 +29,7 @@ impl<K: Kind> Steps<K> {
             added: Vec::new(),
             adopt: Vec::new(),
             live: Vec::new(),
+            again: Vec::new(),
             change: Vec::new(),
             remove: Vec::new(),
         };
@@ -74,6 +77,10 @@ impl<K: Kind> Steps<K> {
             if next != *record {
                 self.adopt.push(next);
             }
+            return None;
+        }
+        if failed && next.now == record.now {
+            self.again.push(next);
             return None;
         }
         let name = record.now.name();
@@ -133,6 +140,14 @@ impl<K: Kind> Steps<K> {
             let outcome = shelf.served(&name).and_then(|one| one.note().adopt(record.configured));
             if let Err(refused) = outcome {
                 failed.push(config.served_problem(kind, &name, refused.error, refused.remedy));
+            }
+        }
+        for record in self.again {
+            let name = record.now.name().to_owned();
+            shelf.configure(&name, record.configured);
+            match shelf.retry_now(&name).await {
+                Ok(()) => done.push(format!("{kind} {name} served")),
+                Err(refused) => done.push(format!("{kind} {name} still not served: {refused}")),
             }
         }
         let mut note = |name: &str, outcome: Result<(), crate::refusal::Refusal>, what: &str| match outcome {

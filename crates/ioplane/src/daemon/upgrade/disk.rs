@@ -52,6 +52,13 @@ impl Heritable for Disk {
     }
 
     fn succeed(opened: Opened, served: Served<Disk>) -> Disk {
+        let (note, image) = (served.note.clone(), opened.image);
+        // A predecessor of an older version has not written it down.
+        if note.read().image != image
+            && let Err(error) = note.change(|record| record.image = image)
+        {
+            tracing::warn!(%error, "writing down which image it is");
+        }
         Disk { served, backing: Arc::new(Mutex::new(opened.report)) }
     }
 }

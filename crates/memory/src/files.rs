@@ -1,0 +1,70 @@
+//! Files that a client may share as memory.
+//!
+//! Whoever touches shared memory waits until the page is there. Of a memfd, of tmpfs and of hugetlbfs that is the kernel's own
+//! work; of any other file it can be a disk's, a network's or another process's (FUSE), which need never answer, and an I/O core
+//! would wait with all guests on it. So only the former are taken, unless the operator trusts the client and its storage.
+//!
+//! What is left, and bounded by the host: pages of tmpfs can be swapped out (by the host, or by the client with MADV_PAGEOUT) and
+//! are read back by a fault; where a hole is being punched into tmpfs, a fault there waits until that is done, and then finds zeros;
+//! a first touch allocates, on the account of the daemon's control group. Huge pages have none of the first.
+
+use std::os::fd::AsFd;
+
+use crate::MappingError;
+
+/// Which files are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Files {
+    /// Those whose pages are memory: memfd, tmpfs, hugetlbfs.
+    #[default]
+    Ram,
+    /// Those of any file system: the operator vouches for it.
+    Any,
+}
+
+const TMPFS: u32 = 0x0102_1994;
+pub(crate) const HUGETLBFS: u32 = 0x9584_58f6;
+
+/// Names of other file systems, for people.
+const NAMES: [(u32, &str); 13] = [
+    (0xef53, "ext4"),
+    (0x5846_5342, "XFS"),
+    (0x9123_683e, "btrfs"),
+    (0x2fc1_2fc1, "ZFS"),
+    (0xf2f5_2010, "F2FS"),
+    (0x794c_7630, "overlayfs"),
+    (0x6573_5546, "FUSE"),
+    (0x6969, "NFS"),
+    (0x0102_1997, "9p"),
+    (0xff53_4d42, "CIFS"),
+    (0xfe53_4d42, "SMB2"),
+    (0x00c3_6400, "Ceph"),
+    (0x8584_58f6, "ramfs"),
+];
+
+/// A file system, by its number (`statfs(2)`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileSystem(pub u32);
+
+impl std::fmt::Display for FileSystem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match NAMES.iter().find(|(number, _)| *number == self.0) {
+            Some((_, name)) => f.write_str(name),
+            None => write!(f, "file system {:#x}", self.0),
+        }
+    }
+}
+
+/// Refuses what is not to be memory.
+pub(crate) fn check(file: impl AsFd, allowed: Files) -> Result<(), MappingError> {
+    // Devices of /dev are in a tmpfs of the kernel's; what they map is not.
+    let mode = rustix::fs::fstat(&file)?.st_mode;
+    if !rustix::fs::FileType::from_raw_mode(mode).is_file() {
+        return Err(MappingError::NotAFile);
+    }
+    let kind = rustix::fs::fstatfs(&file)?.f_type as u32;
+    if allowed == Files::Any || kind == TMPFS || kind == HUGETLBFS {
+        return Ok(());
+    }
+    Err(MappingError::Slow(FileSystem(kind)))
+}
