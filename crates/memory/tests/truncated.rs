@@ -186,7 +186,7 @@ fn hole_02_threads_that_fault_at_once_all_go_on() {
                     for page in 0..LEN / PAGE {
                         let page = (page.wrapping_mul(2_654_435_761) ^ thread) % (LEN / PAGE);
                         let at = (page * PAGE) as usize;
-                        if page % 2 == 0 {
+                        if page.is_multiple_of(2) {
                             window.put_u16(at, 1);
                         } else {
                             let _ = window.load_u16(at);

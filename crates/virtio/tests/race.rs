@@ -489,7 +489,7 @@ fn race_disk(packed: bool, long: Duration) -> Outcome {
     race(&mut raced, long, || {
         round += 1;
         let mut wrong = if round.is_multiple_of(16) { neighbour.goes_on() } else { None };
-        if round % 256 == 0 && wrong.is_none() {
+        if round.is_multiple_of(256) && wrong.is_none() {
             wrong = stolen(&backing);
         }
         wrong
