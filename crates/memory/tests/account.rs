@@ -1,5 +1,7 @@
 //! Issue 13, numbers 3 and 4: what a client may share as memory, and how much of what all share it may take.
 
+#![expect(clippy::disallowed_types, reason = "tests of one process take turns")]
+
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

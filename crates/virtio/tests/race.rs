@@ -485,7 +485,7 @@ fn race_disk(packed: bool, long: Duration) -> Outcome {
     let vdev = Vdev::new(Blk::new(options("raced"), backing.clone()), memory.view().map().clone());
     let mut raced = Raced::new(vdev, 0, field, &core);
     let mut neighbour = Neighbour::new(packed, &core);
-    let mut round = 0;
+    let mut round = 0u32;
     race(&mut raced, long, || {
         round += 1;
         let mut wrong = if round.is_multiple_of(16) { neighbour.goes_on() } else { None };
