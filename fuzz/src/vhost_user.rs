@@ -84,7 +84,8 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     theirs.shutdown(std::net::Shutdown::Write).expect("shutdown");
     let serving = async {
         let stage = Stage::eager();
-        let mut session = Session::new(blk, stage.placement(), Limits::default()).expect("a session").with_dirty_log(true);
+        let mut session =
+            Session::new(blk, stage.placement(), Limits::default()).expect("a session").with_dirty_log(true);
         ours.set_nonblocking(true).expect("fcntl");
         let stream = tokio::net::UnixStream::from_std(ours).expect("registering");
         let mut connection = Connection::new(stream);
