@@ -4,7 +4,7 @@
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(fuzz laws shipped crash neighbour exitless network elvis exits passthrough soak roam fresh fresh-reverse)
+nightly_stages=(fuzz laws shipped crash power neighbour exitless network elvis exits passthrough soak roam fresh fresh-reverse)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -42,6 +42,8 @@ nightly_roam() { IOPLANE_SOAK_SECONDS=${IOPLANE_SOAK_SECONDS:-240} stage_e2e roa
 nightly_crash() {
     IOPLANE_CRASH_KILLS=${IOPLANE_CRASH_KILLS:-1000} cargo test --workspace --features "$features" --test crash -- --nocapture
 }
+# The power fails at every flush of a guest, on a block device and on ext4 (dm-log-writes in L1).
+nightly_power() { IOPLANE_POWER_ROUNDS=${IOPLANE_POWER_ROUNDS:-12} stage_e2e power; }
 
 # A benchmark's figures against the floors in bench/figures/src/goals.rs.
 judged() {

@@ -20,11 +20,16 @@ impl L1 {
     /// Starts one with this configuration (TOML); it keeps its sockets in `/tmp/NAME` in L1, and a second one of the same name goes on
     /// where the first has ended.
     pub fn serve(&self, name: &str, config: &str) -> Result<Inner<'_>> {
+        self.serve_with(name, config, "")
+    }
+
+    /// The same with `NAME=VALUE` words in its environment.
+    pub fn serve_with(&self, name: &str, config: &str, environment: &str) -> Result<Inner<'_>> {
         let ioplane = binary()?;
         let (ioplane, folder) = (ioplane.display(), format!("/tmp/{name}"));
         let job = self.start(&format!(
             "mkdir -p {folder}; cat >{folder}/ioplane.toml <<'END'\n{config}\nEND\n\
-             echo $$ >{folder}/pid; exec {ioplane} --socket {folder}/control.sock serve --config {folder}/ioplane.toml"
+             echo $$ >{folder}/pid; exec env {environment} {ioplane} --socket {folder}/control.sock serve --config {folder}/ioplane.toml"
         ))?;
         job.expect("ready", MINUTE).context("start ioplane in L1")?;
         Ok(Inner { l1: self, job, folder })

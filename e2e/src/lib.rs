@@ -21,6 +21,7 @@ pub mod high;
 pub mod inner;
 pub mod l1;
 pub mod l2;
+pub mod logwrites;
 pub mod migration;
 pub mod module;
 pub mod nics;

@@ -362,6 +362,9 @@ const RESTORE: &[Restore] = &[
     Restore::Saved("RSAR1", ALL),
     Restore::Saved("RBCR0", ALL),
     Restore::Saved("RBCR1", ALL),
+    // Drivers also write commands that neither start nor stop: the card then goes on, as it did. RCR.MON is set, so that the ring
+    // is looked at when RCR is written.
+    Restore::Value("CR", START | ABORT),
     // The page, started or stopped; neither a transfer nor a frame begins.
     Restore::With("CR", 0xc0 | STOP | START, ABORT),
     Restore::Saved("TCR", ALL),
