@@ -17,8 +17,15 @@ static ALLOCATOR: Strict = Strict;
 const LIFE: [&str; 4] =
     ["pause_is_not_seen", "move_is_not_seen", "suspension_is_not_seen", "law_6_marks_stores"];
 
+/// The same for what cannot be stalled: its requests end where they are taken.
+const CALM: [&str; 3] = ["pause_is_not_seen", "move_is_not_seen", "law_6_marks_stores"];
+
 fn lives_without_allocating(kit: &dyn Kit) {
-    for name in LIFE {
+    lives(kit, &LIFE);
+}
+
+fn lives(kit: &dyn Kit, life: &[&str]) {
+    for &name in life {
         let check = CHECKS.iter().find(|check| check.name == name).unwrap();
         if let Err(finding) = check.run(kit, &PLAN) {
             panic!("{name}: {}", finding.what);
@@ -59,7 +66,7 @@ fn virtio_blk_on_a_file_with_packed_rings() {
 
 #[test]
 fn virtio_net() {
-    lives_without_allocating(&Mmio(Nics));
+    lives(&Mmio(Nics), &CALM);
 }
 
 mod blind {

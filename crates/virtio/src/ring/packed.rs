@@ -26,11 +26,12 @@ use crate::spec::split::{DESC_SIZE, MAX_SIZE, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_
 
 /// Whether a ring that is said to begin has been used before: after a crash QEMU knows no other place of a packed ring without a
 /// journal. There is no proof that it has not, but what no ring can show at the beginning of a lap is proof that it has: a
-/// descriptor that was used in this lap, or one available in this lap behind one that is not, or nothing but the lap before.
+/// descriptor that was used in this lap, or one available in this lap behind one that is not, or nothing at all but what was
+/// available in the lap before: of that lap at least one was used.
 fn used_before(desc: &Window, size: u16) -> bool {
     let start = Position::START;
     let last_lap = Position { wrap: !start.wrap, ..start };
-    let (mut available, mut others, mut all_last) = (false, 0, true);
+    let (mut available, mut all_last) = (false, true);
     // Backwards: the driver may be adding to it.
     for index in (0..size).rev() {
         let flags = desc.load_u16(slot(Position { index, wrap: true }) + AT_FLAGS);
@@ -44,10 +45,9 @@ fn used_before(desc: &Window, size: u16) -> bool {
         if available {
             return true;
         }
-        others += 1;
         all_last &= last_lap.sees_available(flags);
     }
-    others > 0 && all_last
+    !available && all_last
 }
 
 /// The device side of one packed ring. What each method is for is said at [`super::Ring`].
