@@ -1,10 +1,11 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2154  # target, logs and features are script/test's.
 # The nightly stages of script/test, which sources this: long forms, floors of benchmarks, the fresh Debian 13 tree. All of them
 # together take at most 150 minutes on 2 cores; each runs alone as `script/test nightly:NAME` and, on a clean tree, records the
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(fuzz laws shipped crash power neighbour exitless network elvis exits passthrough soak roam fresh fresh-reverse)
+nightly_stages=(fuzz laws race shipped crash power neighbour exitless network elvis exits passthrough soak roam fresh fresh-reverse)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -38,6 +39,10 @@ nightly_laws() {
 nightly_soak() { IOPLANE_SOAK_SECONDS=${IOPLANE_SOAK_SECONDS:-300} stage_e2e soak; }
 nightly_roam() { IOPLANE_SOAK_SECONDS=${IOPLANE_SOAK_SECONDS:-240} stage_e2e roam; }
 
+# Guests that race, ten minutes in all.
+nightly_race() {
+    IOPLANE_RACE_SECONDS=${IOPLANE_RACE_SECONDS:-100} cargo test --workspace --features "$features" --test race -- --nocapture
+}
 # A thousand kills of the daemon, and the slow disk with them.
 nightly_crash() {
     IOPLANE_CRASH_KILLS=${IOPLANE_CRASH_KILLS:-1000} cargo test --workspace --features "$features" --test crash -- --nocapture
