@@ -48,7 +48,7 @@ fn testpmd(packed: bool) -> Result<()> {
     daemon.cli(&["switch", "add", "lan"])?;
     let folder = scratch("testpmd")?;
     let mut args: Vec<OsString> = Vec::new();
-    let prefix = format!("--file-prefix=ioplane-{}", std::process::id());
+    let prefix = format!("--file-prefix=ioplane-{}-{packed}", std::process::id());
     let head = ["--lcores", "0@0,1@1", "--no-huge", "-m", "256", "--no-pci", "--no-telemetry", &prefix];
     args.extend(head.map(OsString::from));
     for (index, mac) in MACS.iter().enumerate() {

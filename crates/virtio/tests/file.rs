@@ -262,8 +262,8 @@ fn short_transfers_of_a_file_are_carried_to_their_end_or_are_one_error() {
     let stage = Stage::new();
     const LARGE: usize = 512 << 10;
     for (n, way) in ways().enumerate() {
-        // NOT TESTED by io_uring: after a short transfer the kernel goes on by itself, and on Linux 6.18 what came out on FUSE was in the
-        // wrong place. Suspected: `fuse_direct_IO`, which does not move `ki_pos`; nobody has shown that it is not our ring.
+        // NOT TESTED by io_uring: after a short transfer the kernel goes on by itself, and on Linux 6.18 what comes out on FUSE is in the
+        // wrong place. It is not our ring: a bare program that makes one such write sees the same, and pwrite does not.
         if way.engine == EngineChoice::IoUring {
             continue;
         }
