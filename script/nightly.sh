@@ -21,13 +21,15 @@ nightly_limit() {
 nightly_shipped() {
     cargo build --profile shipped -p ioplane -p ioplane-e2e --bins || return 1
     local out
-    out=$(IOPLANE_BUILT=$target/shipped script/demo --json) || { echo "$out"; return 1; }
+    out=$(IOPLANE_BIN=$target/shipped/ioplane IOPLANE_BUILT=$target/shipped script/demo --json) || { echo "$out"; return 1; }
     echo "$out"
     grep -qE '"verified": *true' <<<"$out"
 }
 
 # Guided by coverage, from the corpus that all nights before have grown.
 nightly_fuzz() {
+    command -v c++ >/dev/null || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y g++ >/dev/null; }
+    command -v c++ >/dev/null || echo "SKIPPED: fuzzing guided by coverage: no C++ compiler (package g++)"
     export IOPLANE_FUZZ_CORPUS=${XDG_CACHE_HOME:-$HOME/.cache}/ioplane/corpus
     script/fuzz all "${IOPLANE_FUZZ_SECONDS:-45}"
 }
@@ -54,7 +56,8 @@ nightly_power() { IOPLANE_POWER_ROUNDS=${IOPLANE_POWER_ROUNDS:-12} stage_e2e pow
 judged() {
     local json=$logs/$1.json
     if [ "$1" = network ]; then script/bootstrap --bench || return 1; fi
-    script/bench "$@" --json >"$json" || { cat "$json"; return 1; }
+    # Not the build of the tests.
+    env -u IOPLANE_BIN script/bench "$@" --json >"$json" || { cat "$json"; return 1; }
     cat "$json"
     script/bench judge "$json"
 }

@@ -14,7 +14,10 @@ impl World {
     /// None if this user may not have one.
     fn new() -> Option<World> {
         if !rustix::process::geteuid().is_root() || !std::path::Path::new("/dev/net/tun").exists() {
-            eprintln!("SKIPPED: TAP devices were NOT tested: it takes root and /dev/net/tun");
+            let _ = std::io::Write::write_fmt(
+                &mut std::io::stderr(),
+                format_args!("SKIPPED: TAP devices were NOT tested: it takes root and /dev/net/tun\n"),
+            );
             return None;
         }
         let mut holder = Command::new("unshare");

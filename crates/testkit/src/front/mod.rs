@@ -25,19 +25,24 @@ pub use terms::{FrontError, InFlight, Wants, region_bytes, vring_state};
 pub use wire::{Ask, Message, Wire, WireError};
 
 /// Whether somebody listens at `path`. A socket's file is there a moment before that, and a connection only to find out
-/// would be a client to the back end; /proc/net/unix tells without one. It knows a socket by the name that it was bound to,
-/// and ours are bound beside and renamed.
+/// would be a client to the back end; /proc/net/unix tells without one. It knows a socket by the name that it was bound to:
+/// ours are bound beside, under names of their own, listen, and are renamed, so that one that is in its place listens.
 pub fn listens(path: &Path) -> bool {
     // Num RefCount Protocol Flags Type St Inode Path; of the flags, a listener has this one (net/unix: __SO_ACCEPTCON).
     const ACCEPTS: u32 = 1 << 16;
-    let names = [path, &path.with_extension("new")];
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
     sockets.lines().any(|line| {
         let mut words = line.split_ascii_whitespace();
         let flags = words.nth(3).and_then(|flags| u32::from_str_radix(flags, 16).ok());
         let name = words.nth(3).map(Path::new);
-        flags.is_some_and(|flags| flags & ACCEPTS != 0) && name.is_some_and(|name| names.contains(&name))
+        flags.is_some_and(|flags| flags & ACCEPTS != 0)
+            && name.is_some_and(|name| name == path || bound_beside(name))
     }) && path.exists()
+}
+
+/// The names of `ioplane_host::socket`.
+fn bound_beside(name: &Path) -> bool {
+    name.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(".ioplane-"))
 }
 
 /// Protocol features, under the names of the vhost-user specification.

@@ -11,6 +11,7 @@
 //! written last: the driver looks at that one place, and sees all or nothing.
 
 use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
 
 use ioplane_memory::{GuestRange, GuestView, Window};
 
@@ -26,9 +27,23 @@ use crate::spec::split::{DESC_SIZE, MAX_SIZE, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_
 
 /// Whether a ring that is said to begin has been used before: after a crash QEMU knows no other place of a packed ring without a
 /// journal. There is no proof that it has not, but what no ring can show at the beginning of a lap is proof that it has: a
-/// descriptor that was used in this lap, or one available in this lap behind one that is not, or nothing at all but what was
+/// descriptor that was used in this lap, or one available in this lap behind one that stays without, or nothing at all but what was
 /// available in the lap before: of that lap at least one was used.
 fn used_before(desc: &Window, size: u16) -> bool {
+    // A driver that adds a chain makes its head available last: between the two there is a gap, for a moment.
+    (0..LOOKS).all(|look| {
+        if look > 0 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        shows_use(desc, size)
+    })
+}
+
+/// Looks at a ring before it is said to have been used before. Whoever opens one may block.
+const LOOKS: u32 = 4;
+
+/// One look of [`used_before`].
+fn shows_use(desc: &Window, size: u16) -> bool {
     let start = Position::START;
     let last_lap = Position { wrap: !start.wrap, ..start };
     let (mut available, mut all_last) = (false, true);
