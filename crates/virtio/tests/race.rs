@@ -556,19 +556,32 @@ fn honest(a: &mut Nic, b: &mut Nic, round: u64) -> Option<String> {
     (!came).then(|| format!("the neighbours' frame of round {round} is lost or spoilt"))
 }
 
-fn proves_something(outcome: &Outcome, what: &str) {
-    println!("{what}: {outcome:?}");
-    assert_eq!(outcome.wrong, None, "{what}");
-    assert!(outcome.requests > 100 && outcome.faults > 0 && outcome.flips > 1000, "{what}: {outcome:?}");
+/// Races until enough has happened: how much that is in a second is up to the machine.
+fn proves_something(run: impl Fn() -> Outcome, what: &str) {
+    let (mut requests, mut faults, mut flips) = (0, 0, 0);
+    for _ in 0..20 {
+        let outcome = run();
+        println!("{what}: {outcome:?}");
+        assert_eq!(outcome.wrong, None, "{what}");
+        (requests, faults, flips) =
+            (requests + outcome.requests, faults + outcome.faults, flips + outcome.flips);
+        if requests > 100 && faults > 0 && flips > 1000 {
+            return;
+        }
+    }
+    panic!("{what}: {requests} requests, {faults} faults, {flips} flips are too few");
 }
 
 /// All in one test: each takes all the processors that there are, and taking a rule out is for the whole process.
 #[test]
 fn a_guest_that_races_harms_nobody_and_is_believed_once() {
     for packed in [false, true] {
-        proves_something(&race_disk(packed, duration()), if packed { "disk, packed" } else { "disk, split" });
+        proves_something(
+            || race_disk(packed, duration()),
+            if packed { "disk, packed" } else { "disk, split" },
+        );
         for kind in [Kind::Receive, Kind::Transmit] {
-            proves_something(&race_nic(packed, kind, duration()), &format!("{kind:?}, packed: {packed}"));
+            proves_something(|| race_nic(packed, kind, duration()), &format!("{kind:?}, packed: {packed}"));
         }
     }
     // The test can fail: with descriptors that are read twice, it does.

@@ -31,19 +31,31 @@ use crate::spec::split::{DESC_SIZE, MAX_SIZE, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_
 /// available in the lap before: of that lap at least one was used.
 fn used_before(desc: &Window, size: u16) -> bool {
     // A driver that adds a chain makes its head available last: between the two there is a gap, for a moment.
-    (0..LOOKS).all(|look| {
+    for look in 0..LOOKS {
         if look > 0 {
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(2));
         }
-        shows_use(desc, size)
-    })
+        match look_at(desc, size) {
+            Shows::Use => return true,
+            Shows::Nothing => return false,
+            Shows::Gap => {}
+        }
+    }
+    true
 }
 
-/// Looks at a ring before it is said to have been used before. Whoever opens one may block.
+/// Looks at a gap before it is said to stay. Whoever opens a ring may block.
 const LOOKS: u32 = 4;
 
+/// What a ring shows that is said to begin.
+enum Shows {
+    Nothing,
+    Use,
+    Gap,
+}
+
 /// One look of [`used_before`].
-fn shows_use(desc: &Window, size: u16) -> bool {
+fn look_at(desc: &Window, size: u16) -> Shows {
     let start = Position::START;
     let last_lap = Position { wrap: !start.wrap, ..start };
     let (mut available, mut all_last) = (false, true);
@@ -51,18 +63,18 @@ fn shows_use(desc: &Window, size: u16) -> bool {
     for index in (0..size).rev() {
         let flags = desc.load_u16(slot(Position { index, wrap: true }) + AT_FLAGS);
         if start.sees_used(flags) {
-            return true;
+            return Shows::Use;
         }
         if start.sees_available(flags) {
             available = true;
             continue;
         }
         if available {
-            return true;
+            return Shows::Gap;
         }
         all_last &= last_lap.sees_available(flags);
     }
-    !available && all_last
+    if !available && all_last { Shows::Use } else { Shows::Nothing }
 }
 
 /// The device side of one packed ring. What each method is for is said at [`super::Ring`].
