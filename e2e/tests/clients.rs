@@ -1,11 +1,13 @@
 //! Other people's front ends, without a VM: what `docs/guide/clients.md` says of them is what these tests find.
 
 use anyhow::{Context, Result, ensure};
+use ioplane_e2e::assets::newer_qemu;
 use ioplane_e2e::daemon::Daemon;
 use ioplane_e2e::process::{Process, run, scratch};
 use ioplane_e2e::qemu::{Version, program};
 use std::ffi::OsString;
 use std::fs::File;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -16,9 +18,10 @@ const MACS: [&str; 2] = ["52:54:00:13:00:01", "52:54:00:13:00:02"];
 /// Frames that each NIC must have sent and received.
 const ENOUGH: u64 = 20_000;
 
-/// The version of a Debian package, without epoch and revision.
-fn package(name: &str) -> Result<String> {
-    let text = run("dpkg-query", &["-W", "-f", "${Version}", name])?;
+/// The version of a package of the Debian below `root`, without epoch and revision.
+fn package(name: &str, root: &Path) -> Result<String> {
+    let admindir = format!("--admindir={}", root.join("var/lib/dpkg").display());
+    let text = run("dpkg-query", &[&admindir, "-W", "-f", "${Version}", name])?;
     let text = text.split_once(':').map_or(text.as_str(), |(_, rest)| rest);
     Ok(text.split(['-', '+', '~']).next().unwrap_or(text).to_owned())
 }
@@ -89,7 +92,7 @@ fn testpmd(packed: bool) -> Result<()> {
     }
     process.kill();
     let rings = if packed { "packed" } else { "split" };
-    documented(&format!("DPDK virtio-user, {rings} rings"), &package("dpdk-dev")?, "works")
+    documented(&format!("DPDK virtio-user, {rings} rings"), &package("dpdk-dev", Path::new("/"))?, "works")
 }
 
 #[test]
@@ -126,5 +129,6 @@ fn libblkio_by_qemu_img() -> Result<()> {
     }
     let disk = daemon.disk("disk")?;
     ensure!(disk.front_end_faults.is_empty(), "faults: {disk:?}");
-    documented("libblkio, by qemu-img bench", "1.5.0", "works")
+    let root = newer_qemu(&|line| eprintln!("{line}"))?.unwrap_or_else(|| "/".into());
+    documented("libblkio, by qemu-img bench", &package("libblkio1", &root)?, "works")
 }

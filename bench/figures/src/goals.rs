@@ -50,35 +50,31 @@ pub struct Goal {
     pub goal: Bound,
     /// What a nightly run must not fall below.
     pub floor: Option<Bound>,
+}
+
+impl Goal {
     /// The command whose JSON has the figure.
-    pub generator: &'static str,
+    pub fn generator(&self) -> String {
+        format!("script/bench {} --json", self.bench)
+    }
 }
 
 use Bound::{AtLeast, AtMost};
 
-const EXITLESS: &str = "script/bench exitless --json";
-const NETWORK: &str = "script/bench network --json";
-const NEIGHBOUR: &str = "script/bench neighbour --json";
-const ELVIS: &str = "script/bench elvis --json";
-const EXITS: &str = "script/bench exits --json";
-const PASSTHROUGH: &str = "script/bench passthrough --json";
-
 const fn goal(
     bench: &'static str,
-    generator: &'static str,
     figure: &'static str,
     what: &'static str,
     goal: Bound,
     floor: Option<Bound>,
 ) -> Goal {
-    Goal { what, bench, figure, goal, floor, generator }
+    Goal { what, bench, figure, goal, floor }
 }
 
 /// Every goal.
 pub const GOALS: &[Goal] = &[
     goal(
         "exitless",
-        EXITLESS,
         "depth32.kicks_per_request",
         "kicks per request, polled, depth 32",
         AtMost(0.02),
@@ -86,7 +82,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "exitless",
-        EXITLESS,
         "depth1.notified_kicks_per_request",
         "kicks per request, notified, depth 1",
         AtLeast(0.9),
@@ -94,7 +89,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "exitless",
-        EXITLESS,
         "depth32.per_cpu_vs_qsd",
         "requests per CPU second against qemu-storage-daemon, memory, depth 32 (unequal work: a copy in memory against system calls on tmpfs)",
         AtLeast(5.0),
@@ -102,7 +96,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "exitless",
-        EXITLESS,
         "file_depth32.per_cpu_vs_qsd",
         "the same on a file, polled (equal work: both io_uring, O_DIRECT)",
         AtLeast(5.0),
@@ -110,7 +103,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "exitless",
-        EXITLESS,
         "file_depth32.notified_per_cpu_vs_qsd",
         "the same on a file, notified",
         AtLeast(5.0),
@@ -118,7 +110,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "exitless",
-        EXITLESS,
         "depth32.iops",
         "IOPS of one core on memory, 4 KiB reads, depth 32",
         AtLeast(1.4e6),
@@ -126,7 +117,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "network",
-        NETWORK,
         "split64.frames_vs_testpmd",
         "frames of 64 bytes against testpmd, split (one process with the switch, not the daemon)",
         AtLeast(1.0),
@@ -134,7 +124,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "network",
-        NETWORK,
         "packed64.frames_vs_testpmd",
         "frames of 64 bytes against testpmd, packed",
         AtLeast(1.0),
@@ -142,7 +131,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "network",
-        NETWORK,
         "split64k.frames_vs_testpmd",
         "frames of 64 KiB against testpmd, split",
         AtLeast(2.0),
@@ -150,23 +138,14 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "network",
-        NETWORK,
         "packed64k.frames_vs_testpmd",
         "frames of 64 KiB against testpmd, packed",
         AtLeast(2.0),
         Some(AtLeast(0.9)),
     ),
-    goal(
-        "network",
-        NETWORK,
-        "split64.kicks_per_frame",
-        "kicks per frame, polled",
-        AtMost(0.02),
-        Some(AtMost(0.02)),
-    ),
+    goal("network", "split64.kicks_per_frame", "kicks per frame, polled", AtMost(0.02), Some(AtMost(0.02))),
     goal(
         "elvis",
-        ELVIS,
         "guests1.polled_vs_notified_stream",
         "64-byte stream, 1 guest: polled against notified (the paper: 1.45)",
         AtLeast(1.45),
@@ -174,7 +153,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "elvis",
-        ELVIS,
         "guests2.polled_vs_notified_stream",
         "64-byte stream, 2 guests (the paper: 1.23)",
         AtLeast(1.23),
@@ -182,7 +160,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "elvis",
-        ELVIS,
         "guests1.polled_vs_notified_latency",
         "request-response, 1 guest: mean latency polled against notified",
         AtMost(0.75),
@@ -190,7 +167,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "neighbour",
-        NEIGHBOUR,
         "p99_ratio",
         "p99 of a guest's reads beside a hostile neighbour on the same core, as a multiple of the quiet one",
         AtMost(2.0),
@@ -198,7 +174,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "exits",
-        EXITS,
         "profiler_cost_percent",
         "fewer exits per second while all of them are recorded, percent",
         AtMost(10.0),
@@ -206,7 +181,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "exits",
-        EXITS,
         "sampled_cost_percent",
         "fewer exits per second while one in a hundred is recorded, percent",
         AtMost(1.0),
@@ -214,7 +188,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "exits",
-        EXITS,
         "attributed_percent",
         "exits with function, device and register named, percent",
         AtLeast(95.0),
@@ -222,7 +195,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "passthrough",
-        PASSTHROUGH,
         "rtl8139.virtual.exits_per_ping",
         "RTL8139, mediated, stock QEMU: exits per ping (of 9 emulated)",
         AtMost(5.0),
@@ -230,7 +202,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "passthrough",
-        PASSTHROUGH,
         "shadow.shadow.exits_per_ping",
         "RTL8139, mediated, a VMM that maps the shadow page: exits per ping",
         AtMost(5.0),
@@ -238,7 +209,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "passthrough",
-        PASSTHROUGH,
         "ne2000.virtual.hooked_percent",
         "NE2000, mediated: hooked accesses, percent (the paper: 15.6 to 34.8)",
         AtMost(10.0),
@@ -246,7 +216,6 @@ pub const GOALS: &[Goal] = &[
     ),
     goal(
         "passthrough",
-        PASSTHROUGH,
         "model_instructions_per_update",
         "instructions per update of the dearer state model",
         AtMost(200.0),
@@ -342,7 +311,7 @@ pub fn page(reports: &[Value]) -> String {
         let floor = goal.floor.map_or(String::new(), |floor| floor.to_string());
         let (measured, word) = match measured {
             Some(figure) => (figure.to_string(), if verdict.reached() { "reached" } else { "**missed**" }),
-            None => ("no run recorded".into(), ""),
+            None => (format!("no run of `{}` recorded", goal.generator()), ""),
         };
         let _ = writeln!(
             page,

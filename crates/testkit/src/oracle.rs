@@ -9,10 +9,8 @@
 //! Where the other chip is known to differ a [`Known`] says so, with its source. One that explains nothing any more fails the test:
 //! [`Book::check`].
 
-pub use crate::conformance::Dice;
 use ioplane_device::{Access, At};
 use ioplane_memory::GuestView;
-use ioplane_nic::{ne2000::Ne2000, rtl8139::Rtl8139};
 use ioplane_pci::{Function, spec};
 
 use crate::nic::{Direct, Lan, Reach};
@@ -165,32 +163,57 @@ impl Reach for (Qemu, GuestView) {
     }
 }
 
-/// One of our chips with nobody in between.
-pub struct Bare<F> {
-    chip: Direct<F>,
+/// What stands on a wire and is driven by a script: a chip of ours with nobody in between, or one under watch.
+pub trait Driven: Reach {
+    /// A frame has come.
+    fn arrived(&mut self);
+    /// What is under way comes to its end.
+    fn settle(&mut self);
+}
+
+impl<F: Function> Driven for Direct<F> {
+    fn arrived(&mut self) {
+        self.attend();
+    }
+
+    fn settle(&mut self) {
+        self.attend();
+    }
+}
+
+/// One of ours on the wire `lan`, in front of the memory `view`.
+pub struct Wired<D> {
+    driven: D,
     lan: Lan,
     view: GuestView,
 }
 
-impl<F: Function> Bare<F> {
-    /// `chip` is on the wire `lan`, in front of the memory `view`.
-    pub fn new(chip: F, lan: Lan, view: GuestView) -> Self {
+impl<D: Driven> Wired<D> {
+    /// Puts it there.
+    pub fn new(driven: D, lan: Lan, view: GuestView) -> Self {
+        Wired { driven, lan, view }
+    }
+}
+
+impl<F: Function> Wired<Direct<F>> {
+    /// `chip` with nobody in between.
+    pub fn bare(chip: F, lan: Lan, view: GuestView) -> Self {
         let mut chip = Direct::new(chip);
         chip.attend();
-        Bare { chip, lan, view }
+        Wired::new(chip, lan, view)
     }
 }
 
-impl<F: Function> Reach for Bare<F> {
+impl<D: Driven> Reach for Wired<D> {
     fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
-        self.chip.access(at, op)
+        self.driven.access(at, op)
     }
 }
 
-impl<F: Function> Rig for Bare<F> {
+impl<D: Driven> Rig for Wired<D> {
     fn arrive(&mut self, frame: &[u8]) -> Result<(), String> {
         self.lan.neighbour.send(frame);
-        self.chip.attend();
+        self.driven.arrived();
         Ok(())
     }
 
@@ -203,7 +226,7 @@ impl<F: Function> Rig for Bare<F> {
     }
 
     fn settle(&mut self) {
-        self.chip.attend();
+        self.driven.settle();
     }
 }
 
@@ -350,8 +373,3 @@ fn short(entry: &Entry) -> String {
         other => format!("{other:02x?}"),
     }
 }
-
-/// An RTL8139 of ours.
-pub type BareRtl8139 = Bare<Rtl8139>;
-/// An NE2000 of ours.
-pub type BareNe2000 = Bare<Ne2000>;

@@ -8,9 +8,9 @@ use ioplane_nic::ne2000::Ne2000;
 use ioplane_passthrough::monitor::{Monitor, Options, Policies, StateV1, TransferV1};
 use ioplane_passthrough::{Hardware, ne2000 as ne2000_model, rtl8139 as rtl8139_model};
 use ioplane_pci::Function;
+use ioplane_testkit::conformance::Dice;
 use ioplane_testkit::hand::HandCore;
 use ioplane_testkit::nic::{Cp, Lan, Ne2k, Reach};
-use ioplane_testkit::oracle::Dice;
 use ioplane_testkit::qtest::{self, Board, Qemu};
 use ioplane_testkit::simulated::{Bench, Simulated};
 

@@ -11,44 +11,20 @@ use std::io::Write;
 
 use ioplane_memory::GuestView;
 use ioplane_pci::Function;
-use ioplane_testkit::nic::{Lan, Reach};
-use ioplane_testkit::oracle::{Book, Entry, Logged, Rig, Whose};
+use ioplane_testkit::oracle::{Book, Driven, Entry, Logged, Rig, Whose};
 use ioplane_testkit::qtest::{self, Qemu};
 use rig::{OWN, Watched};
 
 /// A script: what it is named, and what it does.
 type Script<'a> = (&'a str, &'a dyn Fn(&mut Logged<'_>) -> Result<(), String>);
 
-/// A card under watch, on a wire.
-struct Mediated<F: Function> {
-    watched: Watched<F>,
-    lan: Lan,
-    view: GuestView,
-}
-
-impl<F: Function> Reach for Mediated<F> {
-    fn access(&mut self, at: ioplane_device::At, op: ioplane_device::Access<'_>) -> Result<(), String> {
-        self.watched.access(at, op)
-    }
-}
-
-impl<F: Function> Rig for Mediated<F> {
-    fn arrive(&mut self, frame: &[u8]) -> Result<(), String> {
-        self.lan.neighbour.send(frame);
-        self.watched.turn();
-        Ok(())
-    }
-
-    fn sent(&mut self) -> Vec<Vec<u8>> {
-        std::iter::from_fn(|| self.lan.neighbour.take()).collect()
-    }
-
-    fn view(&self) -> &GuestView {
-        &self.view
+impl<F: Function> Driven for Watched<F> {
+    fn arrived(&mut self) {
+        self.turn();
     }
 
     fn settle(&mut self) {
-        self.watched.interrupts();
+        self.interrupts();
     }
 }
 

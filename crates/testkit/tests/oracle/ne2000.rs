@@ -4,11 +4,12 @@ use ioplane_device::At;
 use ioplane_memory::GuestView;
 use ioplane_nic::ne2000::{Ne2000, Ne2000Options};
 use ioplane_passthrough::monitor::Policies;
+use ioplane_testkit::conformance::Dice;
 use ioplane_testkit::nic::{Lan, Ne2k, Reach, frame};
-use ioplane_testkit::oracle::{Bare, Book, Dice, Entry, Known, Logged, Rig, Whose};
+use ioplane_testkit::oracle::{Book, Entry, Known, Logged, Rig, Whose, Wired};
 
 use crate::rig::{OTHER, OWN, memory, ne2000_card, view, watch};
-use crate::{Mediated, Script, compare, missing};
+use crate::{Script, compare, missing};
 
 const CR: u64 = 0x00;
 const PSTART: u64 = 0x01;
@@ -609,7 +610,7 @@ fn chip() -> Box<dyn Rig> {
     let options = Ne2000Options { name: "card".into(), mac: OWN };
     let mut card = Ne2000::new(options, lan.port.clone()).expect("a card");
     card.lose_when_full(true);
-    Box::new(Bare::new(card, lan, GuestView::new(memory())))
+    Box::new(Wired::bare(card, lan, GuestView::new(memory())))
 }
 
 fn watched() -> Box<dyn Rig> {
@@ -619,7 +620,7 @@ fn watched() -> Box<dyn Rig> {
     let model = &ioplane_passthrough::ne2000::MODEL;
     let mut watched = watch(hardware, bench, model, Policies::default(), &map);
     watched.turn();
-    Box::new(Mediated { watched, lan, view: view(&map) })
+    Box::new(Wired::new(watched, lan, view(&map)))
 }
 
 /// What a driver may do: ours under watch does all of it too.

@@ -5,11 +5,12 @@ use ioplane_memory::GuestView;
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
 use ioplane_passthrough::monitor::Policies;
 use ioplane_pci::Function;
+use ioplane_testkit::conformance::Dice;
 use ioplane_testkit::nic::{Cp, Cut, Lan, Reach, frame};
-use ioplane_testkit::oracle::{Bare, Book, Dice, Entry, Known, Logged, Rig, Whose};
+use ioplane_testkit::oracle::{Book, Entry, Known, Logged, Rig, Whose, Wired};
 
 use crate::rig::{OTHER, OWN, memory, rtl8139_card, view, watch};
-use crate::{Mediated, Script, compare, missing};
+use crate::{Script, compare, missing};
 
 const IDR0: u64 = 0x00;
 const MAR0: u64 = 0x08;
@@ -595,7 +596,7 @@ fn chip() -> Box<dyn Rig> {
     let options = Rtl8139Options { name: "card".into(), mac: OWN };
     let mut card = Rtl8139::new(options, map.clone(), lan.port.clone()).expect("a card");
     card.attend();
-    Box::new(Bare::new(card, lan, GuestView::new(map)))
+    Box::new(Wired::bare(card, lan, GuestView::new(map)))
 }
 
 fn watched() -> Box<dyn Rig> {
@@ -604,7 +605,7 @@ fn watched() -> Box<dyn Rig> {
     let model = &ioplane_passthrough::rtl8139::MODEL;
     let mut watched = watch(hardware, bench, model, Policies::default(), &map);
     watched.turn();
-    Box::new(Mediated { watched, lan, view: view(&map) })
+    Box::new(Wired::new(watched, lan, view(&map)))
 }
 
 /// What a driver may do: ours under watch does all of it too.
