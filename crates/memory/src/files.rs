@@ -57,6 +57,10 @@ impl std::fmt::Display for FileSystem {
 
 /// Refuses what is not to be memory.
 pub(crate) fn check(file: impl AsFd, allowed: Files) -> Result<(), MappingError> {
+    // memfd, tmpfs and hugetlbfs files have seals, others do not. This question never waits, while fstat may ask a server.
+    if rustix::fs::fcntl_get_seals(&file).is_ok() {
+        return Ok(());
+    }
     // Devices of /dev are in a tmpfs of the kernel's; what they map is not.
     let mode = rustix::fs::fstat(&file)?.st_mode;
     if !rustix::fs::FileType::from_raw_mode(mode).is_file() {

@@ -11,8 +11,8 @@
 //!
 //! Whatever shares the memory is hostile. It may change any byte at any moment, so nothing here makes a Rust
 //! reference to shared bytes: loads and stores go through atomics or raw copies of checked spans. It may shrink the
-//! file behind a mapping: the page fault that follows is caught ([`mapping`]), zero pages take the place of the whole
-//! mapping, and it is marked poisoned: views refuse it from then on.
+//! file behind a mapping: the page fault that follows is caught ([`mapping`]), zero pages take the place of what
+//! was lost, and the mapping is marked poisoned: views refuse it from then on.
 //!
 //! Must not know: rings, devices, sockets.
 

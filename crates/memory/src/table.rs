@@ -1,12 +1,14 @@
 //! The table of live mappings, and the SIGBUS handler that looks addresses up in it.
 //!
-//! A page that is touched beyond the end of its file raises SIGBUS. The handler puts anonymous zero pages in the place of the
-//! **whole** mapping by one call and marks the mapping as lost: whoever shared the file has broken its contract, so nothing of it
-//! has to be kept, one mapping stays one mapping however many pages are touched afterwards, and a mapping of huge pages is replaced
-//! at its own bounds (part of a huge page cannot be). The thread then goes on and reads zeros; views refuse lost memory from then on.
+//! A page that is touched beyond the end of its file raises SIGBUS. The handler marks the mapping as lost and puts anonymous zero
+//! pages in the place of the [`WINDOW`] bytes around the page. Whoever shared the file has broken its contract, so nothing of it has to be
+//! kept, and views refuse lost memory from then on: what still faults is the copy that is under way. A copy may be long, so after
+//! [`WINDOWS`] of them the **whole** mapping is replaced by one call. It is not replaced at once, because unmapping a guest's
+//! pages takes an estimated 10 ms per GiB, on a core that serves other guests. A mapping of huge pages is replaced in whole ones (part of one cannot be).
+//! One mapping becomes at most `2 * WINDOWS + 1` that way, however many pages are touched.
 //!
 //! The handler takes no lock, allocates nothing, and writes only to atomics. It may run on several threads at once for one mapping:
-//! each replaces all of it, and the result is the same. The mapping that faulted cannot be dropped meanwhile, because the faulting
+//! what they replace may overlap, and the result is the same. The mapping that faulted cannot be dropped meanwhile, because the faulting
 //! thread uses it; the other entries of the table can, so they are read under a sequence count.
 
 #![allow(unsafe_code)]
@@ -19,6 +21,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 /// `vm.max_map_count` allows a process by default.
 pub(crate) const SLOTS: usize = 32_768;
 
+/// Bytes that one fault replaces at first, at least a page of the file.
+const WINDOW: usize = 2 << 20;
+/// So many times; then all of the mapping is replaced.
+const WINDOWS: u32 = 16;
+
 struct Slot {
     taken: AtomicBool,
     /// Even while the range is valid; counts every change.
@@ -28,6 +35,8 @@ struct Slot {
     /// Bytes of one page of the file: a huge page of hugetlbfs.
     page: AtomicUsize,
     lost: AtomicBool,
+    /// Faults so far.
+    faults: AtomicU32,
 }
 
 static TABLE: [Slot; SLOTS] = [const {
@@ -38,6 +47,7 @@ static TABLE: [Slot; SLOTS] = [const {
         end: AtomicUsize::new(0),
         page: AtomicUsize::new(0),
         lost: AtomicBool::new(false),
+        faults: AtomicU32::new(0),
     }
 }; SLOTS];
 
@@ -62,12 +72,13 @@ impl Entry {
         slot.end.store(end, Ordering::Relaxed);
         slot.page.store(page, Ordering::Relaxed);
         slot.lost.store(false, Ordering::Relaxed);
+        slot.faults.store(0, Ordering::Relaxed);
         USED.fetch_max(index + 1, Ordering::SeqCst);
         slot.turn.fetch_add(1, Ordering::SeqCst);
         Some(Entry(index))
     }
 
-    /// Set when the mapping has been replaced by zero pages. Means this entry's mapping while the entry lives.
+    /// Set when the mapping, or part of it, has been replaced by zero pages. Means this entry's mapping while the entry lives.
     #[inline]
     pub fn lost(&self) -> &'static AtomicBool {
         &TABLE[self.0].lost
@@ -130,15 +141,15 @@ fn replace(at: usize) -> bool {
             continue;
         }
         slot.lost.store(true, Ordering::Release);
-        // SAFETY: an entered range, in whole pages of its file, in use by the thread that faulted, so that its owner lives. Where
-        // the host allows no overcommitment the whole may be too much; then the page alone goes, and since views refuse the
-        // mapping by now, there is an end to how many follow.
-        return unsafe {
-            zero_pages(start, end) || {
-                let first = start + (at - start) / page * page;
-                zero_pages(first, first + page)
-            }
-        };
+        let piece = WINDOW.max(page);
+        let first = start + (at - start) / piece * piece;
+        let window = (first, end.min(first.saturating_add(piece)));
+        let whole = (start, end);
+        let again = slot.faults.fetch_add(1, Ordering::Relaxed) >= WINDOWS;
+        // Where the host allows no overcommitment the whole may be too much, and where the process may have no further mapping a window may.
+        let (one, other) = if again { (whole, window) } else { (window, whole) };
+        // SAFETY: within an entered range, in whole pages of its file, in use by the thread that faulted, so that its owner lives.
+        return unsafe { zero_pages(one.0, one.1) || zero_pages(other.0, other.1) };
     }
     false
 }

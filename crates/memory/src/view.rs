@@ -221,14 +221,19 @@ impl Window {
         self.atomic::<AtomicU8>(offset).swap(value, order)
     }
 
-    /// Copies `N` bytes out. The other side may be writing: what comes is some mixture of old and new, never worse.
+    /// Loads 16 bytes from `offset` as two little-endian words, each exactly once: the two halves of a descriptor. A word that is aligned
+    /// to 8 bytes is loaded atomically.
     #[inline]
-    pub fn bytes<const N: usize>(&self, offset: usize) -> [u8; N] {
-        let from = self.span(offset, N);
-        let mut out = [0u8; N];
-        // SAFETY: in bounds by span; out is ours. A race can tear the bytes, and the reader expects that.
-        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), N) };
-        out
+    pub fn pair(&self, offset: usize) -> (u64, u64) {
+        let from = self.span(offset, 16);
+        if from.align_offset(align_of::<AtomicU64>()) == 0 {
+            return (self.load_u64(offset), self.load_u64(offset + 8));
+        }
+        let mut out = [0u8; 16];
+        // SAFETY: in bounds by span; out is ours.
+        unsafe { copy_once(from, &mut out) };
+        let word = u128::from_le_bytes(out);
+        (word as u64, (word >> 64) as u64)
     }
 
     /// Asks the processor to fetch the line at `offset`; a hint, never a fault.
@@ -243,6 +248,20 @@ impl Window {
             }
         }
     }
+}
+
+/// Copies out of memory that a guest may write at the same time. The result is some mixture of old and new bytes, and does not change afterwards.
+///
+/// The barrier makes sure of the latter. Without it the compiler may drop the copy and load a field from guest memory at each use, so that the
+/// value checked and the value used differ.
+///
+/// # Safety
+/// `from` points to `out.len()` readable bytes, none of them in `out`.
+#[inline]
+unsafe fn copy_once(from: *const u8, out: &mut [u8]) {
+    // SAFETY: the caller's. A race can tear the bytes, and the reader expects that.
+    unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
+    std::hint::black_box(out.as_mut_ptr());
 }
 
 /// One poller's view of one guest: the map, and the dirty log while there is one.
@@ -372,11 +391,8 @@ impl GuestView {
     #[inline]
     pub fn read(&self, gpa: u64, out: &mut [u8]) -> Result<(), GuestFault> {
         let (region, at) = self.find(gpa, out.len() as u64)?;
-        // SAFETY: source checked by find, destination is ours; a race tears bytes at worst.
-        unsafe {
-            let from = region.base().add(at);
-            std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
-        }
+        // SAFETY: source checked by find, destination is ours.
+        unsafe { copy_once(region.base().add(at), out) };
         Ok(())
     }
 

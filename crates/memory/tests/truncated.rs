@@ -121,6 +121,23 @@ fn hole_02_every_second_page_of_a_truncated_gigabyte_costs_one_mapping() {
     assert!(ranges_inside(start, LEN) <= 1, "{} ranges", ranges_inside(start, LEN));
 }
 
+/// Taking out all pages of a large guest takes long, and the core that does it serves others.
+#[test]
+fn hole_02_one_page_costs_a_window() {
+    const LEN: u64 = 64 * MIB;
+    let file = memfd(MemfdFlags::empty(), LEN);
+    let mapping = Arc::new(Mapping::of_file(file.try_clone().unwrap(), 0, LEN).unwrap());
+    let window = Window::of_mapping(&mapping, 0, LEN as usize).unwrap();
+    (0..LEN / MIB).for_each(|at| window.put_u16((at * MIB) as usize, 7));
+    rustix::fs::ftruncate(&file, LEN / 2).unwrap();
+    assert_eq!(window.load_u16((48 * MIB) as usize), 0);
+    assert!(mapping.poisoned());
+    let kept = (0..LEN / 2 / MIB).filter(|at| window.load_u16((at * MIB) as usize) == 7).count();
+    assert_eq!(kept as u64, LEN / 2 / MIB, "pages that the file still has are the file's");
+    let start = std::ptr::from_ref(&window.shorts(0)[0]) as u64;
+    assert!(ranges_inside(start, LEN) <= 3, "{} ranges", ranges_inside(start, LEN));
+}
+
 #[test]
 fn hole_02_lost_memory_is_not_filled() {
     const LEN: u64 = 1 << 30;

@@ -573,10 +573,8 @@ fn walk<'a>(
         }
         let (table, count) = descriptor.table(view, id)?;
         for index in 0..count as usize {
-            let bytes = table.bytes::<{ DESC_SIZE as usize }>(index * DESC_SIZE as usize);
-            let word = u128::from_le_bytes(bytes);
-            let entry =
-                Descriptor { addr: word as u64, len: (word >> 64) as u32, flags: (word >> 112) as u16 };
+            let (addr, word) = table.pair(index * DESC_SIZE as usize);
+            let entry = Descriptor { addr, len: word as u32, flags: (word >> 48) as u16 };
             // 2.8.7: of the flags only WRITE means something here; a table in a table is a mistake all the same.
             if entry.flags & VIRTQ_DESC_F_INDIRECT != 0 {
                 return Err(RingFault::BadIndirect(id));

@@ -459,14 +459,12 @@ fn walk_indirect(chain: &mut Chain, view: &GuestView, desc: &Descriptor, head: u
 /// The descriptor at `at` of a table, and its successor.
 #[inline]
 fn read(table: &Window, at: usize) -> (Descriptor, u16) {
-    let (desc, next) = parse(table.bytes(at));
-    (desc.once(|| parse(table.bytes(at)).0), next)
+    let (desc, next) = parse(table.pair(at));
+    (desc.once(|| parse(table.pair(at)).0), next)
 }
 
 /// A descriptor and its successor (2.7.5).
 #[inline]
-fn parse(bytes: [u8; DESC_SIZE as usize]) -> (Descriptor, u16) {
-    let word = u128::from_le_bytes(bytes);
-    let desc = Descriptor { addr: word as u64, len: (word >> 64) as u32, flags: (word >> 96) as u16 };
-    (desc, (word >> 112) as u16)
+fn parse((addr, word): (u64, u64)) -> (Descriptor, u16) {
+    (Descriptor { addr, len: word as u32, flags: (word >> 32) as u16 }, (word >> 48) as u16)
 }
