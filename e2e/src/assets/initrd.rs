@@ -100,6 +100,13 @@ impl Archive {
         Ok(archive)
     }
 
+    /// Nothing but the first program.
+    pub(super) fn with_init(script: &str) -> Archive {
+        let mut archive = Archive::default();
+        archive.add("init", 0o100_755, script.as_bytes(), (0, 0));
+        archive
+    }
+
     /// Adds those of `drivers` that are not built in as `modules/00.ko` and so on, in the order to load them in.
     pub(super) fn add_modules(&mut self, folder: &Path, drivers: &[&str]) -> Result<()> {
         self.add("modules", 0o040_755, &[], (0, 0));

@@ -76,6 +76,14 @@ impl Guest {
         Ok(self)
     }
 
+    /// Its initial RAM disk with another first program, which finds `/bin/busybox` and the drivers in `/modules`.
+    pub fn initrd_with(&self, script: &str) -> Result<Vec<u8>> {
+        // Of two files of one name Linux takes the later one.
+        let mut archive = fs::read(&self.initrd)?;
+        archive.extend(initrd::Archive::with_init(script).finish());
+        Ok(archive)
+    }
+
     /// Gives a guest its own disk: a sparse copy at `to` with the load program in it.
     pub fn copy_to(&self, to: &Path) -> Result<()> {
         let (from, to) = (text(&self.disk)?, text(to)?);

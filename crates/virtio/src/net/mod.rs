@@ -8,7 +8,7 @@
 //!   NetPoller<Control>   the last one, where we serve it: commands -> Wishes -+
 //! ```
 //!
-//! Where a VMM keeps the configuration and the control queue itself (QEMU with vhost-user), the device has its data
+//! Where a VMM keeps the configuration and the control queue itself (QEMU, Cloud Hypervisor with vhost-user), the device has its data
 //! queues only, and the pairs in use are those whose receive queue runs.
 
 mod control;
@@ -183,7 +183,9 @@ impl Net {
         match index {
             _ if index < 2 * pairs && index.is_multiple_of(2) => Some(Role::Receive(index / 2)),
             _ if index < 2 * pairs => Some(Role::Transmit(index / 2)),
-            _ if index == 2 * pairs && self.accepted & VIRTIO_NET_F_CTRL_VQ != 0 => Some(Role::Control),
+            _ if index == 2 * pairs && self.options.control && self.accepted & VIRTIO_NET_F_CTRL_VQ != 0 => {
+                Some(Role::Control)
+            }
             _ => None,
         }
     }
@@ -248,6 +250,9 @@ impl VirtioDevice for Net {
             | VIRTIO_NET_F_MTU
             | VIRTIO_NET_F_MAC
             | VIRTIO_NET_F_STATUS
+            // Also where the VMM serves the control queue: MQ and GUEST_ANNOUNCE need it (5.1.3.1), and Cloud Hypervisor gives its
+            // guest one only if we offer it. QEMU gives one in any case.
+            | VIRTIO_NET_F_CTRL_VQ
             // Also where the VMM asks the guest to announce itself: without it, QEMU would ask us to (SEND_RARP).
             | VIRTIO_NET_F_GUEST_ANNOUNCE
             | GUEST_OFFLOADS;
@@ -255,7 +260,7 @@ impl VirtioDevice for Net {
             features |= VIRTIO_NET_F_MQ;
         }
         if self.options.control {
-            features |= VIRTIO_NET_F_CTRL_VQ | NEED_CTRL_VQ;
+            features |= NEED_CTRL_VQ;
         }
         features
     }
