@@ -10,7 +10,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -85,6 +85,13 @@ impl Context {
             // Not the layout that is known here; the context stays behind, unused.
             return Err(io::Error::from(io::ErrorKind::Unsupported));
         }
+        // A filter of system calls may allow making a context and not using it.
+        let probe = super::fresh()?;
+        context.submit(probe.as_fd())?;
+        context.forget_ended();
+        if super::empty(probe.as_fd()) != 1 {
+            return Err(io::Error::from(io::ErrorKind::Unsupported));
+        }
         Ok(context)
     }
 
@@ -117,16 +124,14 @@ impl Context {
         }
     }
 
-    /// Raises `eventfd` by one, unless its counter is full. One system call.
+    /// Raises `eventfd` by one, unless its counter is full. One system call. Says whether the kernel took the request.
     #[inline]
-    pub(super) fn raise(&self, eventfd: BorrowedFd<'_>) {
-        for _ in 0..TRIES {
+    pub(super) fn raise(&self, eventfd: BorrowedFd<'_>) -> bool {
+        (0..TRIES).any(|_| {
             let submitted = self.submit(eventfd);
             self.forget_ended();
-            if submitted.is_ok() {
-                return;
-            }
-        }
+            submitted.is_ok()
+        })
     }
 }
 
