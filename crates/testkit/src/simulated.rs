@@ -139,6 +139,21 @@ impl<F: Function> Clone for Bench<F> {
     }
 }
 
+impl<F: Function> Clone for Simulated<F> {
+    /// The same hardware, for who looks at it when its owner has given it up.
+    fn clone(&self) -> Self {
+        Simulated {
+            inner: self.inner.clone(),
+            bell: self.bell.clone(),
+            both: self.both.clone(),
+            name: self.name.clone(),
+            identity: self.identity,
+            bars: self.bars.clone(),
+            irqs: self.irqs,
+        }
+    }
+}
+
 fn lock<F: Function>(inner: &Mutex<Inner<F>>) -> MutexGuard<'_, Inner<F>> {
     inner.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,10 +10,13 @@ use crate::{Hardware, HardwareError};
 /// So many failed calls one after the other, and the hardware counts as gone.
 const FAILURES: u32 = 8;
 
+const HERE: &str = "the hardware is given back last";
+
 /// The hardware and the BAR of its registers.
 #[derive(Debug)]
 pub(super) struct Bus<H> {
-    hardware: H,
+    /// Until it is given back.
+    hardware: Option<H>,
     bar: u8,
     /// The bank that the hardware has chosen.
     pub(super) bank: u8,
@@ -25,23 +28,32 @@ pub(super) struct Bus<H> {
 
 impl<H: Hardware> Bus<H> {
     pub(super) fn new(hardware: H, bar: u8) -> Self {
-        Bus { hardware, bar, bank: 0, failures: 0, gone: false, faults: Vec::new() }
+        Bus { hardware: Some(hardware), bar, bank: 0, failures: 0, gone: false, faults: Vec::new() }
     }
 
     pub(super) fn hardware(&mut self) -> &mut H {
-        &mut self.hardware
+        self.hardware.as_mut().expect(HERE)
+    }
+
+    fn seen(&self) -> &H {
+        self.hardware.as_ref().expect(HERE)
     }
 
     pub(super) fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
-        self.hardware.interrupt()
+        self.seen().interrupt()
     }
 
     pub(super) fn name(&self) -> &str {
-        self.hardware.name()
+        self.seen().name()
     }
 
-    pub(super) fn into_hardware(self) -> H {
-        self.hardware
+    pub(super) fn is_here(&self) -> bool {
+        self.hardware.is_some()
+    }
+
+    /// Gives the hardware back, the first time; nothing else may be called afterwards.
+    pub(super) fn give_back(&mut self) -> Option<H> {
+        self.hardware.take()
     }
 
     pub(super) fn gone(&self) -> bool {
@@ -100,12 +112,12 @@ impl<H: Hardware> Bus<H> {
 
     /// Registers read as all ones: asks whether the function is still there.
     pub(super) fn suspect(&mut self) {
-        let answers = match self.hardware.answers() {
+        let answers = match self.hardware().answers() {
             Ok(yes) => yes,
             Err(error) => self.judge(Err(error)),
         };
         if !answers {
-            let text = format!("{} is gone: it answers with all ones", self.hardware.name());
+            let text = format!("{} is gone: it answers with all ones", self.name());
             self.lose(text);
         }
     }
@@ -115,7 +127,7 @@ impl<H: Hardware> Bus<H> {
         let mut at = 0;
         while at < out.len() && !self.gone {
             let step = step(offset + at as u64, out.len() - at);
-            let read = self.hardware.read(bar, offset + at as u64, &mut out[at..at + step]);
+            let read = self.hardware().read(bar, offset + at as u64, &mut out[at..at + step]);
             if !self.judge(read) {
                 out[at..].fill(0xff);
                 return;
@@ -130,7 +142,7 @@ impl<H: Hardware> Bus<H> {
         let mut at = 0;
         while at < bytes.len() && !self.gone {
             let step = step(offset + at as u64, bytes.len() - at);
-            let wrote = self.hardware.write(bar, offset + at as u64, &bytes[at..at + step]);
+            let wrote = self.hardware().write(bar, offset + at as u64, &bytes[at..at + step]);
             if !self.judge(wrote) {
                 return;
             }

@@ -281,8 +281,13 @@ impl<H: Hardware> Monitor<H> {
         if self.bus.gone() { Err(self.lost().into()) } else { Ok(()) }
     }
 
-    /// Gives the hardware back: its memory wiped, reset, with nothing mapped for it.
+    /// Gives the hardware back: its memory wiped, reset, with nothing mapped for it. Dropping the monitor does the same.
     pub fn into_hardware(mut self) -> H {
+        self.let_go();
+        self.bus.give_back().expect("it is given back once: this takes the monitor")
+    }
+
+    fn let_go(&mut self) {
         let _ = self.bus.hardware().master(false);
         self.wipe();
         // What fails here will be noticed by whoever takes it over next.
@@ -291,7 +296,6 @@ impl<H: Hardware> Monitor<H> {
         if let Some(own) = &self.own {
             let _ = self.bus.hardware().unmap(OWN, own.len());
         }
-        self.bus.into_hardware()
     }
 
     /// The model that runs.
@@ -410,5 +414,14 @@ impl<H: Hardware> std::fmt::Debug for Monitor<H> {
             .field("info", &self.info)
             .field("model", &self.model.name)
             .finish_non_exhaustive()
+    }
+}
+
+impl<H: Hardware> Drop for Monitor<H> {
+    /// Whoever gets the hardware next, a driver of the host included, finds nothing of the guest's in it.
+    fn drop(&mut self) {
+        if self.bus.is_here() {
+            self.let_go();
+        }
     }
 }

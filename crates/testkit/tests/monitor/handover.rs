@@ -104,19 +104,26 @@ fn hole_11_a_forced_stop_takes_all_of_the_memory_along() {
 #[test]
 fn hole_11_a_card_that_is_given_back_is_empty() {
     let lan = Lan::new(OWN, OTHER);
-    let (hardware, bench) = ne2000_card(&lan);
-    let watched = watch(hardware, bench, &ne2000_model::MODEL, Policies::default(), &memory());
-    let mut driver = Ne2k::new(watched);
-    driver.probe().expect("finds it");
-    put(&mut driver, &[(0, 0x21), (1, 0x4c), (2, 0x60)]);
-    driver.block_output(0x5000, &[SECRET; 0x2000]).expect("works");
-    driver.reach.force();
-    let quiescent = driver.reach.front.take().expect("held");
-    let hardware = quiescent.into_device().into_hardware();
-    let mut next = Ne2k::new(Bare(hardware));
-    next.reach.enable(true).expect("works");
-    put(&mut next, &[(0, 0x21), (0x0e, 0x49), (1, 0), (2, 0), (0, 0x22)]);
-    assert_eq!(next.block_input(0x4000, 0x4000).expect("works"), [0; 0x4000]);
+    for dropped in [false, true] {
+        let (hardware, bench) = ne2000_card(&lan);
+        let same = hardware.clone();
+        let watched = watch(hardware, bench, &ne2000_model::MODEL, Policies::default(), &memory());
+        let mut driver = Ne2k::new(watched);
+        driver.probe().expect("finds it");
+        put(&mut driver, &[(0, 0x21), (1, 0x4c), (2, 0x60)]);
+        driver.block_output(0x5000, &[SECRET; 0x2000]).expect("works");
+        driver.reach.force();
+        let monitor = driver.reach.front.take().expect("held").into_device();
+        if dropped {
+            drop(monitor)
+        } else {
+            drop(monitor.into_hardware())
+        }
+        let mut next = Ne2k::new(Bare(same));
+        next.reach.enable(true).expect("works");
+        put(&mut next, &[(0, 0x21), (0x0e, 0x49), (1, 0), (2, 0), (0, 0x22)]);
+        assert_eq!(next.block_input(0x4000, 0x4000).expect("works"), [0; 0x4000], "dropped: {dropped}");
+    }
 }
 
 /// A guest that knows where the card is after a transfer, and where the monitor last saw it told to be.
