@@ -374,9 +374,9 @@ mod tests {
         assert_eq!(said(&Endpoint::here(ours.join("qmp"))).unwrap(), b"ours\n");
         assert!(said(&Endpoint::here("qmp")).is_err(), "not in this directory");
         if !rustix::process::geteuid().is_root() {
-            let _ = std::io::Write::write_fmt(
-                &mut std::io::stderr(),
-                format_args!("SKIPPED: sockets in other mounts and roots were NOT tested: it takes root\n"),
+            let _ = writeln!(
+                std::io::stderr(),
+                "SKIPPED: sockets in other mounts and roots were NOT tested: it takes root"
             );
             return;
         }

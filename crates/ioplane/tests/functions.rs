@@ -2,6 +2,7 @@
 
 mod house;
 
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use house::House;
@@ -531,7 +532,7 @@ fn a_tap_of_its_own_is_a_cable() {
     let may = rustix::process::geteuid().is_root() && std::path::Path::new("/dev/net/tun").exists();
     if !may {
         let why = "SKIPPED: an emulated NIC on a TAP was NOT tested: it takes root and /dev/net/tun";
-        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{why}\n"));
+        let _ = writeln!(std::io::stderr(), "{why}");
         return;
     }
     let mut house = House::open(config());

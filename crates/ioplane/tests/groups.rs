@@ -2,6 +2,7 @@
 
 mod house;
 
+use std::io::Write as _;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
@@ -29,11 +30,9 @@ fn hole_20_groups_come_from_wherever_the_host_has_them() {
     let house =
         House::new("[daemon]\nsocket_group = \"ldap vms\"\n[[disk]]\nname = \"a\"\nmemory = \"1M\"\n");
     if !rustix::process::geteuid().is_root() {
-        let _ = std::io::Write::write_fmt(
-            &mut std::io::stderr(),
-            format_args!(
-                "SKIPPED: groups from the name service were NOT tested: it takes root for a mount namespace\n"
-            ),
+        let _ = writeln!(
+            std::io::stderr(),
+            "SKIPPED: groups from the name service were NOT tested: it takes root for a mount namespace"
         );
         return;
     }

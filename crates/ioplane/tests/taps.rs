@@ -2,6 +2,7 @@
 
 mod house;
 
+use std::io::Write as _;
 use std::process::{Child, Command, Stdio};
 
 use house::House;
@@ -14,9 +15,9 @@ impl World {
     /// None if this user may not have one.
     fn new() -> Option<World> {
         if !rustix::process::geteuid().is_root() || !std::path::Path::new("/dev/net/tun").exists() {
-            let _ = std::io::Write::write_fmt(
-                &mut std::io::stderr(),
-                format_args!("SKIPPED: TAP devices were NOT tested: it takes root and /dev/net/tun\n"),
+            let _ = writeln!(
+                std::io::stderr(),
+                "SKIPPED: TAP devices were NOT tested: it takes root and /dev/net/tun"
             );
             return None;
         }

@@ -289,8 +289,7 @@ fn a_death_that_leaves_nobody_is_a_crash_like_any_other() {
             stage.house.signal_to(after, "KILL");
             stage.house.until(|| gone(after));
         } else {
-            // Of a successor that dies after that word the old one can say nothing but that it has taken over.
-            assert!(said.code != 0 || death == "mine", "{death}: {}", said.out);
+            assert!(said.code != 0, "{death}: {}", said.out);
             stage.house.until(|| stage.house.daemons().into_iter().all(|pid| gone(pid.into())));
         }
         // Its first thread is gone before its last one, which keeps the doors open until then.

@@ -222,6 +222,15 @@ impl Daemon {
         tracing::info!(pid, version, devices = devices.len(), "handed over");
         let pauses =
             block_in_place(|| wait_for!(wire.within(HOLD + NEWS), AnswerV1::Report(pauses) => pauses));
+        if let Err(Obstacle::Wire(WireError::Closed)) = pauses {
+            // What it told systemd makes it start another.
+            let error = format!("the successor, pid {pid}, has taken everything over and is dead");
+            tracing::error!(error, "leaving, to be started again");
+            return Err(Refusal::failed(
+                error,
+                "start ioplane again, unless systemd does: guests reconnect as after a crash",
+            ));
+        }
         let pauses = pauses.unwrap_or_default();
         let devices = devices.into_iter().enumerate().map(|(index, (name, suspended))| PauseReport {
             kind: name.kind,
