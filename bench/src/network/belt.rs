@@ -294,8 +294,7 @@ impl Belt {
                 }
                 (self.desc.load_u16(16 * at + 12).into(), self.desc.load_u32(16 * at + 8))
             } else {
-                let element = u64::from_le_bytes(self.device.bytes(4 + 8 * at));
-                (element as u32, (element >> 32) as u32)
+                (self.device.load_u32(4 + 8 * at), self.device.load_u32(8 + 8 * at))
             };
             worst = slot.max(worst);
             *used = Used { slot: slot as u16, len };
