@@ -1,7 +1,7 @@
 //! Draws every state model from its table: `cargo run -p ioplane-passthrough --example draw -- docs/guide`.
 
+use ioplane_model::draw;
 use ioplane_passthrough::catalog;
-use ioplane_passthrough::model::draw;
 
 fn main() -> std::io::Result<()> {
     let Some(folder) = std::env::args().nth(1) else {

@@ -10,8 +10,8 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use ioplane_model::{Machine, Seen, Verdict};
 use ioplane_passthrough::catalog;
-use ioplane_passthrough::model::{Machine, Seen, Verdict};
 
 /// One row of a trace.
 enum Row {

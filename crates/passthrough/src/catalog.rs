@@ -1,6 +1,7 @@
 //! The models that there are.
 
-use crate::model::StateModel;
+use ioplane_model::StateModel;
+
 use crate::{ne2000, rtl8139};
 
 /// All of them, by name.

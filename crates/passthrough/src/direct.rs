@@ -18,10 +18,10 @@ use ioplane_device::{
     Then,
 };
 use ioplane_memory::{GuestMap, Region};
+use ioplane_model::StateModel;
 use ioplane_pci::{BarMap, ConfigSpace, Function, Irq, Irqs, NotReady, Wire, WireError, spec};
 
 use crate::hardware::{Hardware, HardwareError};
-use crate::model::StateModel;
 use crate::reset::ByRegisters;
 
 /// What a guest, or the hardware, got wrong. Counted; nothing else happens.

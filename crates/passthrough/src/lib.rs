@@ -19,12 +19,13 @@ mod fake;
 pub mod hardware;
 pub mod inventory;
 pub mod lease;
-pub mod model;
 pub mod monitor;
 pub mod ne2000;
 mod reset;
 pub mod rtl8139;
 mod sysfs;
+#[cfg(test)]
+mod tests;
 pub mod vfio;
 
 pub use address::{Address, NotAnAddress};

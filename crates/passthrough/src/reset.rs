@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::model::{Banks, Register, StateModel, Way, Writes};
+use ioplane_model::{Banks, Register, StateModel, Way, Writes};
+
 use crate::{Hardware, HardwareError};
 
 /// How long a card may take to come out of a reset.
@@ -22,7 +23,7 @@ pub(crate) struct ByRegisters {
 }
 
 impl ByRegisters {
-    /// `None`: the model names what it does not have. One that is sound ([`crate::model::verify`]) has it.
+    /// `None`: the model names what it does not have. One that is sound ([`ioplane_model::verify`]) has it.
     pub(crate) fn new(model: &'static StateModel) -> Option<Self> {
         let find = |name: &str| model.registers.iter().find(|register| register.name == name);
         let ((by, way, value), (done, mask, is)) = (model.reset.by, model.reset.done);

@@ -1,8 +1,8 @@
 //! `model`: the device state models that this program has. No daemon is needed.
 
 use anyhow::{Result, bail};
+use ioplane_model::{StateModel, draw};
 use ioplane_passthrough::catalog;
-use ioplane_passthrough::model::{StateModel, draw};
 use serde::Serialize;
 
 use super::{out, print};

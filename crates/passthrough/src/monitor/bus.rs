@@ -3,8 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use ioplane_model::{Register, RegisterId};
+
 use super::counts::Fault;
-use crate::model::{Register, RegisterId};
 use crate::{Hardware, HardwareError};
 
 /// So many failed calls one after the other, and the hardware counts as gone.

@@ -5,12 +5,13 @@
 //! transfer of some range was checked. So the same writes are played to a model of its own. What it says is what is saved, what a
 //! saved state is held against, and what is taken over.
 
+use ioplane_model::{Machine, ModelStateV1, Pending, RegisterId, Seen, Way};
+
 use super::card::Transfer;
 use super::plan::{Role, Step};
 use super::still::Remembered;
 use super::{BlockState, Monitor};
 use crate::Hardware;
-use crate::model::{Machine, ModelStateV1, Pending, RegisterId, Seen, Way};
 
 /// What a device is brought back from.
 #[derive(Debug, Clone, Copy)]
@@ -92,7 +93,7 @@ impl<H: Hardware> Monitor<H> {
     }
 
     /// What a machine says, with what a derived one knows better: the states of all regions but those that have to be told
-    /// ([`crate::model::StateModel::told`]), and the registers that were written.
+    /// ([`ioplane_model::StateModel::told`]), and the registers that were written.
     pub(super) fn corrected(&self, machine: &Machine, derived: &Machine) -> ModelStateV1 {
         let mut saved = machine.save();
         for (name, state) in derived.states().filter(|(name, _)| !self.model.told.contains(name)) {

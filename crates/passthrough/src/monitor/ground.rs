@@ -11,8 +11,8 @@
 use std::sync::Arc;
 
 use ioplane_memory::{GuestMap, GuestView, Region};
+use ioplane_model::Way;
 
-use crate::model::Way;
 use crate::{Hardware, HardwareError};
 
 /// Bus address of the monitor's own memory.

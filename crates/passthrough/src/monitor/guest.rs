@@ -1,12 +1,13 @@
 //! Accesses of the guest to registers.
 
+use ioplane_model::{Pending, Piece, RegisterId, Seen, Way, Writes};
+
 use super::Monitor;
 use super::bus::{bit, lanes};
 use super::check::Refusal;
 use super::counts::Fault;
 use super::plan::Role;
 use crate::Hardware;
-use crate::model::{Pending, Piece, RegisterId, Seen, Way, Writes};
 
 /// Widest access of a guest, in bytes.
 const WIDEST: usize = 8;

@@ -45,9 +45,9 @@ use std::sync::Arc;
 
 use ioplane_device::{DeviceInfo, Interrupt};
 use ioplane_memory::{MapError, MappingError, Region as Memory};
+use ioplane_model::{Machine, ModelFault, Moves, Reads, Seen, StateModel};
 use ioplane_pci::{Bar, BarMap, ConfigSpace, Line, PAGE, Space};
 
-use crate::model::{Machine, ModelFault, Moves, Reads, Seen, StateModel};
 use crate::{Hardware, HardwareError};
 
 use bus::Bus;
@@ -185,7 +185,7 @@ impl<H: Hardware> Monitor<H> {
     pub fn new(hardware: H, model: &'static StateModel, options: Options) -> Result<Self, MonitorError> {
         let machine = Machine::new(model)?;
         let identity = hardware.identity();
-        let fits = |id: &crate::model::Id| {
+        let fits = |id: &ioplane_model::Id| {
             (id.vendor, id.device) == (identity.vendor, identity.device)
                 && id.revisions.is_none_or(|(low, high)| (low..=high).contains(&identity.revision))
         };

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ioplane_memory::{Mapping, MappingError, PAGE, Window};
+use ioplane_model::{Reads, RegisterId};
 use ioplane_pci::{BarMap, Pages, Touch};
 use rustix::event::epoll;
 use rustix::fs::SealFlags;
@@ -24,7 +25,6 @@ use super::Monitor;
 use super::bus::bit;
 use super::plan::Role;
 use crate::Hardware;
-use crate::model::{Reads, RegisterId};
 
 /// Bytes of the widest register that is shown whole.
 const WIDEST: usize = 8;

@@ -1,6 +1,7 @@
 //! What a model's names mean to the monitor: looked up once, at start.
 
-use crate::model::{Check, Flow, Machine, RegisterId, Restore, StateModel, Way, Writes};
+use ioplane_model::{Check, Flow, Machine, RegisterId, Restore, StateModel, Way, Writes};
+
 use crate::reset::ByRegisters;
 
 /// What the monitor itself has to do with a register.

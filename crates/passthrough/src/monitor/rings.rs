@@ -14,10 +14,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ioplane_memory::{MapError, Mapping, PAGE, Region as Memory, RegionSpec, Window};
+use ioplane_model::{Flow, Ring, Way};
 
 use super::counts::Fault;
 use super::ground::{Ground, OWN};
-use crate::model::{Flow, Ring, Way};
 
 /// Largest descriptor and most descriptors of a ring that a model may have.
 const LARGEST: usize = 64;

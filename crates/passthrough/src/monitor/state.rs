@@ -3,6 +3,7 @@
 
 use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{DeviceError, State, StateError};
+use ioplane_model::{ModelStateV1, RegisterId, Way};
 use serde::{Deserialize, Serialize};
 
 use super::card::Transfer;
@@ -10,7 +11,6 @@ use super::derive::Grounds;
 use super::rings::RingV1;
 use super::still::Remembered;
 use super::{BlockState, Monitor, Virtual, bus};
-use crate::model::{ModelStateV1, RegisterId, Way};
 use crate::{Hardware, HardwareError};
 
 const VERSION: u32 = 1;
@@ -137,7 +137,7 @@ impl<H: Hardware> Monitor<H> {
             address: address.into(),
             left: left.into(),
         });
-        let block = |(table, (low, high, busy)): (&crate::model::Block, &(u32, u32, bool))| {
+        let block = |(table, (low, high, busy)): (&ioplane_model::Block, &(u32, u32, bool))| {
             let gpa = u64::from(low & !table.flags) | u64::from(*high) << 32;
             BlockState { low: *low, high: *high, busy: busy.then_some(gpa) }
         };

@@ -3,13 +3,14 @@
 
 use std::time::{Duration, Instant};
 
+use ioplane_model::{Flow, Machine, Reads, RegisterId, Way};
+
 use super::bus::bit;
 use super::card::Transfer;
 use super::counts::{Fault, What};
 use super::plan::{Role, Step};
 use super::rings::RingV1;
 use super::{BlockState, Monitor, MonitorError, Virtual};
-use crate::model::{Flow, Machine, Reads, RegisterId, Way};
 use crate::{Hardware, HardwareError};
 
 /// How long a forced stop waits for what the hardware would finish by itself: a frame on the wire.

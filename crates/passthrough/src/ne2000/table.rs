@@ -1,12 +1,12 @@
 //! The table.
 
-use crate::model::{
-    ANY, Banks, Card, Check, Event, Id, Interrupts, Pages, RESET, Reads, Region, Register, Reset, Restore,
-    STAY, State, StateModel, Transition, Way, Writes,
-};
 use Check::{Below, CardPage, Deny, Ignore, Within};
 use Event as On;
 use Transition as From;
+use ioplane_model::{
+    ANY, Banks, Card, Check, Event, Id, Interrupts, Pages, RESET, Reads, Region, Register, Reset, Restore,
+    STAY, State, StateModel, Transition, Way, Writes,
+};
 
 /// The NE2000 on PCI.
 pub static MODEL: StateModel = StateModel {

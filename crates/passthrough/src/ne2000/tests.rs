@@ -1,8 +1,9 @@
 //! What Linux's ne2k-pci and 8390 do, access by access (read in their sources, 6.x), never is refused; what a hostile driver does is.
 
+use ioplane_model::{Check, Machine, Seen, Way, verify};
+
 use super::MODEL;
-use crate::model::tests::play::Play;
-use crate::model::{Check, Machine, Seen, Way, verify};
+use crate::tests::play::Play;
 
 fn w(p: &mut Play, offset: u64, value: u32) {
     p.write(offset, 1, value);

@@ -10,7 +10,7 @@
 //! | tally | the dump of the counters | it writes 64 bytes into guest memory |
 //! | eeprom | the pins of the 93C46 | it is being read; what would write it is denied |
 //!
-//! Receiving keeps nothing busy: the monitor owns the rings that the chip sees, and switches the receiver off ([`halt`](crate::model::StateModel::halt))
+//! Receiving keeps nothing busy: the monitor owns the rings that the chip sees, and switches the receiver off ([`halt`](ioplane_model::StateModel::halt))
 //! before the chip changes hands. What belongs to C mode (transmit status at 18h, the receive buffer, CAPR) does not exist for guests.
 
 mod table;

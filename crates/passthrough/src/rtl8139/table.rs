@@ -1,12 +1,12 @@
 //! The table.
 
-use crate::model::{
-    ANY, Block, Check, Descriptor, Event, Flow, Id, Interrupts, RESET, Reads, Region, Register, Reset,
-    Restore, Ring, STAY, State, StateModel, Transition, Way, Writes,
-};
 use Check::{Base, Deny, Ring as Descriptors};
 use Event as On;
 use Transition as From;
+use ioplane_model::{
+    ANY, Block, Check, Descriptor, Event, Flow, Id, Interrupts, RESET, Reads, Region, Register, Reset,
+    Restore, Ring, STAY, State, StateModel, Transition, Way, Writes,
+};
 
 /// The RTL8139C+.
 pub static MODEL: StateModel = StateModel {

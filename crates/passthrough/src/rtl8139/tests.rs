@@ -1,8 +1,9 @@
 //! What Linux's 8139cp does, access by access (read in its source, 6.x), never is refused; what a hostile driver does is.
 
+use ioplane_model::{Check, Machine, Seen, verify};
+
 use super::MODEL;
-use crate::model::tests::play::Play;
-use crate::model::{Check, Machine, Seen, verify};
+use crate::tests::play::Play;
 
 fn play() -> Play {
     Play::new(&MODEL)
@@ -121,7 +122,7 @@ fn the_table_is_sound() {
 fn every_byte_is_some_register_or_reserved() {
     let machine = Machine::new(&MODEL).unwrap();
     let unknown: Vec<u64> = (0..0x100)
-        .filter(|offset| machine.at(crate::model::Way::Read, *offset, 1)[0].register.is_none())
+        .filter(|offset| machine.at(ioplane_model::Way::Read, *offset, 1)[0].register.is_none())
         .collect();
     // Those that the data sheet calls reserved.
     assert_eq!(

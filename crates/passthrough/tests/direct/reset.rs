@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use ioplane_device::Quiescent;
-use ioplane_passthrough::model::{Register, StateModel, Writes};
+use ioplane_model::{Register, StateModel, Writes};
 use ioplane_passthrough::{Direct, HardwareError, ne2000, rtl8139};
 
 use crate::card::{Card, Chip, Log};

@@ -21,10 +21,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioplane_device::State;
 use ioplane_memory::GuestMap;
+use ioplane_model::StateModel;
 use ioplane_network::Port;
 use ioplane_nic::ne2000::Ne2000;
 use ioplane_nic::rtl8139::Rtl8139;
-use ioplane_passthrough::model::StateModel;
 use ioplane_passthrough::monitor::{Monitor, Options, StateV1, TransferV1};
 use ioplane_passthrough::{ne2000, rtl8139};
 use ioplane_pci::Function;

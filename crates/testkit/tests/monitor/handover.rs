@@ -270,7 +270,7 @@ fn load_rtl8139(state: &State) -> Result<(), String> {
 fn load<F: Function>(
     hardware: Simulated<F>,
     bench: Bench<F>,
-    model: &'static ioplane_passthrough::model::StateModel,
+    model: &'static ioplane_model::StateModel,
     state: &State,
 ) -> Result<(), String>
 where

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use ioplane_device::{At, Change};
 use ioplane_memory::DirtyLog;
+use ioplane_model::Writes;
 use ioplane_nic::rtl8139::spec;
-use ioplane_passthrough::model::Writes;
 use ioplane_passthrough::monitor::Policies;
 use ioplane_testkit::nic::{Cp, Cut, Reach, frame};
 

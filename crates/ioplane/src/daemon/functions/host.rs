@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use ioplane_model::StateModel;
 use ioplane_passthrough::direct::Direct;
 use ioplane_passthrough::lease::Accepted;
-use ioplane_passthrough::model::StateModel;
 use ioplane_passthrough::monitor::{Monitor, MonitorError, Options};
 use ioplane_passthrough::{Address, HardwareError, Lease, LeaseError, Vfio, catalog, inventory};
 use ioplane_pci::Identity;

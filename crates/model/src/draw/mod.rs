@@ -13,7 +13,7 @@ mod text;
 
 use serde::Serialize;
 
-use super::{ANY, Check, Event, Hook, RESET, STAY, State, StateModel, Transition, Way, words};
+use crate::{ANY, Check, Event, Hook, RESET, STAY, State, StateModel, Transition, Way, words};
 
 pub use dot::dot;
 pub use svg::svg;
@@ -101,7 +101,7 @@ pub fn chart(model: &StateModel) -> Chart {
             Hook::Both => hooked.extend([(register.name, "read"), (register.name, "write")]),
         }
     }
-    let group = |region: &super::Region| Group {
+    let group = |region: &crate::Region| Group {
         name: region.name,
         any: rows(model, region.transitions, ANY),
         states: region.states.iter().map(|state| node(model, region, state)).collect(),
@@ -115,7 +115,7 @@ pub fn chart(model: &StateModel) -> Chart {
     }
 }
 
-fn node(model: &StateModel, region: &super::Region, state: &State) -> Node {
+fn node(model: &StateModel, region: &crate::Region, state: &State) -> Node {
     let both = |register: &str| {
         [Way::Read, Way::Write]
             .iter()

@@ -12,8 +12,8 @@ mod regions;
 mod registers;
 mod restore;
 
-use super::machine::{REGIONS, REGISTERS, STATES};
-use super::{Check, Event, Finding, Hook, Register, StateModel};
+use crate::machine::{REGIONS, REGISTERS, STATES};
+use crate::{Check, Event, Finding, Hook, Register, StateModel};
 
 /// Everything that is wrong with a table; empty if it is sound.
 pub fn verify(model: &StateModel) -> Vec<Finding> {

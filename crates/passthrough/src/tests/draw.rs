@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use ioplane_model::draw;
+
 use crate::catalog;
-use crate::model::draw;
 
 fn guide(name: &str) -> String {
     let path =

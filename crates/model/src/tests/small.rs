@@ -1,6 +1,6 @@
 //! A small device: a command register, a ring, a mask and a status.
 
-use crate::model::*;
+use crate::*;
 
 pub const ON: u32 = 1;
 pub const RESETS: u32 = 2;

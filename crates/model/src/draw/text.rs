@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::{Chart, Row, Target, chart, wrapped};
-use crate::model::{StateModel, words};
+use crate::{StateModel, words};
 
 /// Widest line, in characters.
 const WIDE: usize = 100;

@@ -1,7 +1,7 @@
 //! What the device can get at, and the checks before it does.
 
 use super::{Look, regions::edge_place, subject};
-use crate::model::{Block, Card, Check, Descriptor, Flow, Reads, Register, Ring, Transition, Way};
+use crate::{Block, Card, Check, Descriptor, Flow, Reads, Register, Ring, Transition, Way};
 
 impl Look<'_> {
     pub(super) fn reach(&mut self) {

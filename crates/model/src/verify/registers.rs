@@ -1,8 +1,8 @@
 //! Offsets, widths, banks.
 
 use super::Look;
-use crate::model::layout::has_meaning;
-use crate::model::{Hook, Register, Way};
+use crate::layout::has_meaning;
+use crate::{Hook, Register, Way};
 
 impl Look<'_> {
     pub(super) fn registers(&mut self) {

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use super::{Chart, Group, Node, Row, Target, chart, wrapped};
-use crate::model::StateModel;
+use crate::StateModel;
 
 /// Pixels: a box, the space between lanes, between boxes, around everything.
 const BOX: i32 = 360;

@@ -1,6 +1,6 @@
 //! Plays what a driver does against a machine, the way the monitor does.
 
-use crate::model::{Check, Machine, Seen, StateModel, Way};
+use ioplane_model::{Check, Machine, Seen, StateModel, Way};
 
 /// A driver's accesses, counted.
 pub struct Play {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::{Chart, Row, Target, chart, wrapped};
-use crate::model::StateModel;
+use crate::StateModel;
 
 /// A digraph: a cluster a region, a node a state (reusable ones doubled and green), an edge a transition.
 pub fn dot(model: &StateModel) -> String {

@@ -2,22 +2,22 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::layout::{Layout, RegisterId};
-use super::machine::{Await, REGIONS, Seen};
-use super::{ANY, Check, Event, Hook, ModelFault, RESET, STAY, State, StateModel, Transition, Way, verify};
+use crate::layout::{Layout, RegisterId};
+use crate::machine::{Await, REGIONS, Seen};
+use crate::{ANY, Check, Event, Hook, ModelFault, RESET, STAY, State, StateModel, Transition, Way, verify};
 
 /// [`Edge::to`]: the region stays.
-pub(super) const TO_STAY: u8 = 0xff;
+pub(crate) const TO_STAY: u8 = 0xff;
 /// [`Edge::to`]: the device resets.
-pub(super) const TO_RESET: u8 = 0xfe;
+pub(crate) const TO_RESET: u8 = 0xfe;
 /// [`Edge::given`]: no condition.
-pub(super) const GIVEN_NONE: u8 = 0xff;
+pub(crate) const GIVEN_NONE: u8 = 0xff;
 /// No edge. There are fewer than this ([`verify`]).
-pub(super) const NO_EDGE: u16 = u16::MAX;
+pub(crate) const NO_EDGE: u16 = u16::MAX;
 
 /// One transition out of one state on one kind of event.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Edge {
+pub(crate) struct Edge {
     pub mask: u32,
     pub is: u32,
     pub given_mask: u32,
@@ -32,7 +32,7 @@ pub(super) struct Edge {
 /// A model by numbers. States are numbered over all regions, one after another. An event's *key* is its kind with its register or
 /// ring.
 #[derive(Debug, Clone)]
-pub(super) struct Compiled {
+pub(crate) struct Compiled {
     pub layout: Layout,
     pub banks: usize,
     pub bank: Option<RegisterId>,
@@ -265,7 +265,7 @@ impl Compiled {
 static NO_STATE: State = State::busy("(none)", "");
 
 /// A register by its name.
-pub(super) fn id(model: &StateModel, name: &str) -> Option<RegisterId> {
+pub(crate) fn id(model: &StateModel, name: &str) -> Option<RegisterId> {
     let at = model.registers.iter().position(|register| register.name == name)?;
     u8::try_from(at).ok().map(RegisterId)
 }

@@ -2,11 +2,11 @@
 
 use std::ops::Deref;
 
-use super::{Reads, Register, StateModel, Way, Writes};
+use crate::{Reads, Register, StateModel, Way, Writes};
 
 /// A register of a model: its place in [`StateModel::registers`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RegisterId(pub(super) u8);
+pub struct RegisterId(pub(crate) u8);
 
 impl RegisterId {
     /// Its place in [`StateModel::registers`].
@@ -59,7 +59,7 @@ const NONE: u8 = u8::MAX;
 
 /// The registers by bank, way and offset.
 #[derive(Debug, Clone)]
-pub(super) struct Layout {
+pub(crate) struct Layout {
     /// `[(bank * 2 + way) * size + offset]`: the register's number.
     bytes: Box<[u8]>,
     size: usize,
@@ -72,7 +72,7 @@ pub(super) struct Layout {
 impl Layout {
     /// Lays out a model whose numbers of registers and banks have been checked. Of two registers at an offset the one with a meaning
     /// for that way wins.
-    pub(super) fn new(model: &StateModel, banks: usize, bank: Option<RegisterId>) -> Self {
+    pub(crate) fn new(model: &StateModel, banks: usize, bank: Option<RegisterId>) -> Self {
         let size = usize::from(model.size);
         let mut bytes = vec![NONE; banks.max(1) * 2 * size].into_boxed_slice();
         // First those without a meaning for that way, then those with one over them.
@@ -102,7 +102,7 @@ impl Layout {
     }
 
     /// Splits an access. A register that follows the bank register in one write is unknown: which bank is meant cannot be told.
-    pub(super) fn split(&self, bank: usize, way: Way, offset: u64, width: usize) -> Split {
+    pub(crate) fn split(&self, bank: usize, way: Way, offset: u64, width: usize) -> Split {
         let none = Piece { register: None, from: 0, within: 0, width: 0 };
         let mut split = Split { pieces: [none; WIDEST], len: 0 };
         let base = (bank * 2 + way as usize) * self.size;
@@ -137,7 +137,7 @@ impl Layout {
 }
 
 /// Whether an access that way means something to the register.
-pub(super) fn has_meaning(register: &Register, way: Way) -> bool {
+pub(crate) fn has_meaning(register: &Register, way: Way) -> bool {
     match way {
         Way::Read => register.reads != Reads::Never,
         Way::Write => register.writes != Writes::Never,

@@ -1,15 +1,15 @@
 //! What runs of a model: dense tables, made once; an update allocates nothing and compares no names.
 
-use super::compile::{Compiled, Edge, GIVEN_NONE, NO_EDGE, TO_RESET, TO_STAY};
-use super::layout::{Piece, RegisterId, Split};
-use super::{Check, ModelFault, Register, State, StateModel, Way, Writes};
+use crate::compile::{Compiled, Edge, GIVEN_NONE, NO_EDGE, TO_RESET, TO_STAY};
+use crate::layout::{Piece, RegisterId, Split};
+use crate::{Check, ModelFault, Register, State, StateModel, Way, Writes};
 
 /// Most regions of a model.
-pub(super) const REGIONS: usize = 8;
+pub(crate) const REGIONS: usize = 8;
 /// Most states of a model, over all of its regions.
-pub(super) const STATES: usize = 64;
+pub(crate) const STATES: usize = 64;
 /// Most registers of a model.
-pub(super) const REGISTERS: usize = 128;
+pub(crate) const REGISTERS: usize = 128;
 
 /// What has happened, as the monitor tells it to the model. Writes and reads of the guest are told *before* the hardware hears of
 /// them, all others after they were seen.
@@ -131,14 +131,14 @@ impl Moves {
 /// A model that runs: in which state each region is, what was written last, what is hooked now. One owner, one thread at a time.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    pub(super) model: &'static StateModel,
-    pub(super) table: &'static Compiled,
+    pub(crate) model: &'static StateModel,
+    pub(crate) table: &'static Compiled,
     /// The state of each region, numbered over all regions.
-    pub(super) now: [u8; REGIONS],
-    pub(super) bank: usize,
+    pub(crate) now: [u8; REGIONS],
+    pub(crate) bank: usize,
     /// One bit a register, by way.
     hooked: [u128; 2],
-    pub(super) values: Box<[u32]>,
+    pub(crate) values: Box<[u32]>,
     updates: u64,
     transitions: u64,
 }
@@ -362,7 +362,7 @@ impl Machine {
     ) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> + 'a {
         let model = self.model;
         let name = move |state| self.table.state(model, state).name;
-        let changed = move |(region, (from, to)): (&'static super::Region, (u8, u8))| {
+        let changed = move |(region, (from, to)): (&'static crate::Region, (u8, u8))| {
             (from != to).then(|| (region.name, name(from), name(to)))
         };
         model.regions.iter().zip(moves.from.into_iter().zip(moves.to)).filter_map(changed)
@@ -421,7 +421,7 @@ impl Machine {
         self.bank = 0;
     }
 
-    pub(super) fn rehook(&mut self) {
+    pub(crate) fn rehook(&mut self) {
         let mut hooked = self.table.always;
         for state in &self.now[..self.model.regions.len()] {
             if let Some(hooks) = self.table.hooks.get(usize::from(*state)) {
@@ -444,4 +444,4 @@ impl Machine {
 }
 
 /// What stands for a register of another model.
-static NO_REGISTER: Register = Register::new("(none)", 0, 0, super::Reads::Never, super::Writes::Never);
+static NO_REGISTER: Register = Register::new("(none)", 0, 0, crate::Reads::Never, crate::Writes::Never);

@@ -11,6 +11,9 @@
 //! The interface is that of the paper (VPIO, section 3): `init`, `update`, `check`, `deinit`, hooking and unhooking of
 //! ports by state, access to the ports through the monitor. A model is written as a few small regions side by side; the
 //! device is reusable when each of them is in a reusable state.
+//!
+//! Must not know: hardware, guests, who carries a check out, any device.
+#![forbid(unsafe_code)]
 
 mod compile;
 pub mod draw;
@@ -20,7 +23,7 @@ mod machine;
 mod rows;
 mod saved;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 pub mod verify;
 pub mod words;
 

@@ -1,6 +1,6 @@
 //! Models in words: for messages, tables and diagrams.
 
-use super::{Check, Event, Given, Hook, Reads, Restore, StateModel, Way, Writes};
+use crate::{Check, Event, Given, Hook, Reads, Restore, StateModel, Way, Writes};
 
 /// An event, as short as a data sheet's remark: `write CR, RST=1`.
 pub fn event(model: &StateModel, event: &Event) -> String {

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::machine::REGIONS;
-use super::{Machine, ModelFault};
+use crate::machine::REGIONS;
+use crate::{Machine, ModelFault};
 
 impl Machine {
     /// The states and what was written, to be loaded by another machine of the same model.

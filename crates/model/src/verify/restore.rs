@@ -1,7 +1,7 @@
 //! Reset, halt, and what a saved device would miss.
 
 use super::{Look, subject};
-use crate::model::{ANY, Card, Hook, RESET, Reads, Register, Restore, State, Writes};
+use crate::{ANY, Card, Hook, RESET, Reads, Register, Restore, State, Writes};
 
 impl Look<'_> {
     pub(super) fn restore(&mut self) {

@@ -1,7 +1,7 @@
 //! States and edges.
 
 use super::{Look, MOST_EDGES, refused, subject};
-use crate::model::{ANY, Event, Given, Hook, RESET, Reads, Region, STAY, State, StateModel, Transition, Way};
+use crate::{ANY, Event, Given, Hook, RESET, Reads, Region, STAY, State, StateModel, Transition, Way};
 
 impl Look<'_> {
     pub(super) fn regions(&mut self) {
@@ -109,9 +109,8 @@ impl Look<'_> {
             Event::Became { register, mask, is } => {
                 self.bits(place, register, mask, is);
                 self.some_bit(place, mask);
-                let unreadable = |register: &&crate::model::Register| {
-                    matches!(register.reads, Reads::Never | Reads::Effect)
-                };
+                let unreadable =
+                    |register: &&crate::Register| matches!(register.reads, Reads::Never | Reads::Effect);
                 if let Some(register) = self.named(place, register).filter(unreadable) {
                     self.say(
                         place,
@@ -302,6 +301,6 @@ pub(super) fn edge_place(model: &StateModel, region: &Region, transition: &Trans
 }
 
 fn words(model: &StateModel, transition: &Transition) -> String {
-    let on = crate::model::words::event(model, &transition.on);
+    let on = crate::words::event(model, &transition.on);
     format!("{} on {on} to {}", transition.from, transition.to)
 }

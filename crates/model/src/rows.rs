@@ -1,6 +1,6 @@
 //! How the rows of a table are written: short, in the order of the data sheet's columns.
 
-use super::{Check, Event, Given, Hook, Pages, Reads, Register, State, Transition, Way, Writes};
+use crate::{Check, Event, Given, Hook, Pages, Reads, Register, State, Transition, Way, Writes};
 
 impl Register {
     /// A register in every bank, hooked where a state says so.
@@ -124,9 +124,9 @@ impl Pages {
     }
 }
 
-impl super::Card {
-    /// Whether a guest may move `count` bytes that begin at `start`: they lie where [`Card::readable`](super::Card::readable) or
-    /// [`writable`](super::Card::writable) allow it. `ring` is the receive ring in bytes, first and end: an address that reaches its
+impl crate::Card {
+    /// Whether a guest may move `count` bytes that begin at `start`: they lie where [`Card::readable`](crate::Card::readable) or
+    /// [`writable`](crate::Card::writable) allow it. `ring` is the receive ring in bytes, first and end: an address that reaches its
     /// end goes on at its beginning, even where the two are no ring; `None` where the port does not. No bytes are always allowed.
     pub fn allows(&self, way: Way, start: u32, count: u32, ring: Option<(u32, u32)>) -> bool {
         let ranges = match way {

@@ -1,0 +1,6 @@
+//! Tests of the tables, and the driver that the models' own tests play.
+
+mod draw;
+pub mod play;
+mod properties;
+mod verify;
