@@ -18,7 +18,7 @@ fn example(package: &str, name: &str) -> Result<PathBuf> {
 }
 
 fn hold() -> Result<PathBuf> {
-    example("ioplane-passthrough", "hold")
+    example("ioplane-hardware", "hold")
 }
 
 fn driver(l1: &L1, nic: Nic) -> Result<String> {

@@ -15,7 +15,7 @@
 //! that is counted and told to the guest as its chip would. Work for one call is bounded: a ring of 64 descriptors, a batch of 64
 //! frames.
 //!
-//! Each is also the hardware of tests: what stands on `ioplane_passthrough::Hardware` runs on them without VFIO.
+//! Each is also the hardware of tests: what stands on `ioplane_hardware::Hardware` runs on them without VFIO.
 //!
 //! Must not know: VFIO, who watches it, hosts.
 #![forbid(unsafe_code)]

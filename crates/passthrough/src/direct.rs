@@ -17,11 +17,11 @@ use ioplane_device::{
     Access, At, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State, Still, Stillness,
     Then,
 };
+use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_memory::{GuestMap, Region};
 use ioplane_model::StateModel;
 use ioplane_pci::{BarMap, ConfigSpace, Function, Irq, Irqs, NotReady, Wire, WireError, spec};
 
-use crate::hardware::{Hardware, HardwareError};
 use crate::reset::ByRegisters;
 
 /// What a guest, or the hardware, got wrong. Counted; nothing else happens.

@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_model::{Banks, Register, StateModel, Way, Writes};
-
-use crate::{Hardware, HardwareError};
 
 /// How long a card may take to come out of a reset.
 const ENDS: Duration = Duration::from_millis(100);

@@ -67,7 +67,7 @@ fn power<F: Function>(bench: Bench<F>) {
 fn watch<F: Function>(card: F, socket: &str) -> Result<(), Failure> {
     let (hardware, bench) = Simulated::new("simulated", card)?;
     power(bench);
-    let identity = ioplane_passthrough::Hardware::identity(&hardware);
+    let identity = ioplane_hardware::Hardware::identity(&hardware);
     let model = ioplane_passthrough::catalog::find(identity.vendor, identity.device, identity.revision)
         .ok_or("no model fits this card")?;
     let monitor = Monitor::new(hardware, model, Options::new("card"))?;
@@ -97,10 +97,7 @@ fn watch<F: Function>(card: F, socket: &str) -> Result<(), Failure> {
 }
 
 /// Saves the card, wipes it, and brings it back, under its guest.
-fn round<H: ioplane_passthrough::Hardware>(
-    front: &Front<Monitor<H>>,
-    patience: Duration,
-) -> serde_json::Value {
+fn round<H: ioplane_hardware::Hardware>(front: &Front<Monitor<H>>, patience: Duration) -> serde_json::Value {
     let begun = Instant::now();
     let went = || -> Result<(&str, usize, Duration), Failure> {
         let how = match front.quiesce(begun + patience)? {

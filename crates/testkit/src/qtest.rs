@@ -19,9 +19,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_device::{Access, At};
+use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_memory::{GuestMap, Mapping, Region, RegionSpec};
 use ioplane_network::Mac;
-use ioplane_passthrough::{Hardware, HardwareError};
 use ioplane_pci::{Bar, BarMap, Identity, Irq, Irqs, Space, Wire, WireError, spec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{FdFlags, fcntl_setfd};

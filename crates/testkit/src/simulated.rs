@@ -13,9 +13,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioplane_device::{Access, At, Effect, Interrupt, Quiescent, Then};
+use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_memory::{GuestMap, GuestView, Region};
 use ioplane_passthrough::monitor::WINDOW;
-use ioplane_passthrough::{Hardware, HardwareError};
 use ioplane_pci::{BarMap, Function, Identity, Irq, Irqs, Wire, WireError, spec};
 
 /// What is wrong with the hardware.

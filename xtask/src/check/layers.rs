@@ -9,7 +9,7 @@ use crate::tree::Tree;
 const RULE: &str = "crate order";
 
 /// Each may depend on those before it. A new crate is entered here, at its place.
-const ORDER: [&str; 14] = [
+const ORDER: [&str; 15] = [
     "ioplane-memory",
     "ioplane-device",
     "ioplane-cores",
@@ -19,6 +19,7 @@ const ORDER: [&str; 14] = [
     "ioplane-nic",
     "ioplane-virtio",
     "ioplane-model",
+    "ioplane-hardware",
     "ioplane-passthrough",
     "ioplane-host",
     "ioplane-exits",

@@ -14,7 +14,7 @@ const ALLOWED: [&str; 10] = [
     "crates/memory/",
     "crates/cores/",
     "crates/host/",
-    "crates/passthrough/",
+    "crates/hardware/",
     "crates/storage/",
     "crates/network/",
     "crates/exits/",
@@ -37,7 +37,7 @@ pub fn check(tree: &Tree) -> Result<Vec<Finding>> {
         };
         if !ALLOWED.iter().any(|folder| source.path.starts_with(folder)) {
             found(
-                "unsafe code outside memory, cores, host, passthrough, storage, network and exits: ask one of them to do it",
+                "unsafe code outside memory, cores, host, hardware, storage, network and exits: ask one of them to do it",
             );
         }
         if source.is_test_file() {

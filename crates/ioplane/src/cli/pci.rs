@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use ioplane_passthrough::Address;
+use ioplane_hardware::Address;
 
 use super::time;
 use crate::size::Size;

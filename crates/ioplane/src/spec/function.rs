@@ -5,8 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use ioplane_hardware::Address;
 use ioplane_memory::Limits;
-use ioplane_passthrough::Address;
 use ioplane_passthrough::monitor::{Policies, Policy};
 use serde::{Deserialize, Serialize};
 

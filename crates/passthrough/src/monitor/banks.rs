@@ -1,9 +1,9 @@
 //! Registers of any bank, for the monitor itself: the guest's choice of a bank is put back after each use.
 
+use ioplane_hardware::Hardware;
 use ioplane_model::RegisterId;
 
 use super::Monitor;
-use crate::Hardware;
 
 impl<H: Hardware> Monitor<H> {
     /// Chooses a bank in the hardware, without starting anything.

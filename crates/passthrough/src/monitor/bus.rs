@@ -3,10 +3,10 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_model::{Register, RegisterId};
 
 use super::counts::Fault;
-use crate::{Hardware, HardwareError};
 
 /// So many failed calls one after the other, and the hardware counts as gone.
 const FAILURES: u32 = 8;

@@ -1,9 +1,9 @@
 //! Memory on the card, behind a data port: what the guest moves there is counted, what others left there is wiped.
 
+use ioplane_hardware::Hardware;
 use ioplane_model::{Pages, RegisterId, Seen, Way};
 
 use super::Monitor;
-use crate::Hardware;
 
 /// A transfer through the data port that the guest has begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,12 +1,12 @@
 //! What is looked at before the hardware hears of an access.
 
+use ioplane_hardware::Hardware;
 use ioplane_model::{Machine, Pages, Pending, RegisterId, Way};
 
 use super::Monitor;
 use super::counts::Fault;
 use super::plan::Rule;
 use super::policy::{Cause, Policy};
-use crate::Hardware;
 
 /// Why an access does not happen.
 #[derive(Debug)]

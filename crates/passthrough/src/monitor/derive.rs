@@ -5,13 +5,13 @@
 //! transfer of some range was checked. So the same writes are played to a model of its own. What it says is what is saved, what a
 //! saved state is held against, and what is taken over.
 
+use ioplane_hardware::Hardware;
 use ioplane_model::{Machine, ModelStateV1, Pending, RegisterId, Seen, Way};
 
 use super::card::Transfer;
 use super::plan::{Role, Step};
 use super::still::Remembered;
 use super::{BlockState, Monitor};
-use crate::Hardware;
 
 /// What a device is brought back from.
 #[derive(Debug, Clone, Copy)]

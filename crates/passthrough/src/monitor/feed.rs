@@ -1,5 +1,6 @@
 //! Rings and blocks: what the guest's writes to their registers do, and what goes to and fro in guest memory.
 
+use ioplane_hardware::Hardware;
 use ioplane_model::{Flow, RegisterId, Seen, Way};
 
 use super::bus::full;
@@ -8,7 +9,6 @@ use super::counts::{Fault, What};
 use super::policy::{Cause, Policy};
 use super::rings::ShadowRing;
 use super::{BlockState, Monitor, Virtual};
-use crate::Hardware;
 
 impl<H: Hardware> Monitor<H> {
     /// Half of a ring's base address as the guest knows it.

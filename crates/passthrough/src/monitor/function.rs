@@ -7,13 +7,13 @@ use ioplane_device::{
     Access, At, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State, Still,
     Stillness,
 };
+use ioplane_hardware::Hardware;
 use ioplane_memory::GuestMap;
 use ioplane_pci::{BarMap, ConfigChange, Function, Irq, Irqs, NotReady, Wire, WireError};
 
 use super::Monitor;
 use super::counts::Fault;
 use super::page::Page;
-use crate::Hardware;
 
 /// INTA#, and the error that stops a guest.
 pub(super) const IRQS: Irqs = Irqs { intx: 1, msi: 0, msix: 0, error: 1 };

@@ -10,10 +10,9 @@
 
 use std::sync::Arc;
 
+use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_memory::{GuestMap, GuestView, Region};
 use ioplane_model::Way;
-
-use crate::{Hardware, HardwareError};
 
 /// Bus address of the monitor's own memory.
 pub const OWN: u64 = 60 << 30;

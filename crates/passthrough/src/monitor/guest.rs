@@ -1,5 +1,6 @@
 //! Accesses of the guest to registers.
 
+use ioplane_hardware::Hardware;
 use ioplane_model::{Pending, Piece, RegisterId, Seen, Way, Writes};
 
 use super::Monitor;
@@ -7,7 +8,6 @@ use super::bus::{bit, lanes};
 use super::check::Refusal;
 use super::counts::Fault;
 use super::plan::Role;
-use crate::Hardware;
 
 /// Widest access of a guest, in bytes.
 const WIDEST: usize = 8;

@@ -6,12 +6,12 @@
 //!
 //! While the guest's line is up the hardware's stays masked: the guest already has a reason to look.
 
+use ioplane_hardware::Hardware;
 use ioplane_model::{Await, Seen};
 
 use super::Monitor;
 use super::bus::{bit, full};
 use super::counts::Fault;
-use crate::Hardware;
 
 /// Interrupts in a row without any effect, until they are no longer listened to.
 pub(super) const STORM: u32 = 128;

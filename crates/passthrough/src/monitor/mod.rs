@@ -44,11 +44,10 @@ mod still;
 use std::sync::Arc;
 
 use ioplane_device::{DeviceInfo, Interrupt};
+use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_memory::{MapError, MappingError, Region as Memory};
 use ioplane_model::{Machine, ModelFault, Moves, Reads, Seen, StateModel};
 use ioplane_pci::{Bar, BarMap, ConfigSpace, Line, PAGE, Space};
-
-use crate::{Hardware, HardwareError};
 
 use bus::Bus;
 use card::Transfer;

@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ioplane_hardware::Hardware;
 use ioplane_memory::{Mapping, MappingError, PAGE, Window};
 use ioplane_model::{Reads, RegisterId};
 use ioplane_pci::{BarMap, Pages, Touch};
@@ -24,7 +25,6 @@ use rustix::time::{
 use super::Monitor;
 use super::bus::bit;
 use super::plan::Role;
-use crate::Hardware;
 
 /// Bytes of the widest register that is shown whole.
 const WIDEST: usize = 8;

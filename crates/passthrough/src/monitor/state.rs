@@ -3,6 +3,7 @@
 
 use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{DeviceError, State, StateError};
+use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_model::{ModelStateV1, RegisterId, Way};
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +12,6 @@ use super::derive::Grounds;
 use super::rings::RingV1;
 use super::still::Remembered;
 use super::{BlockState, Monitor, Virtual, bus};
-use crate::{Hardware, HardwareError};
 
 const VERSION: u32 = 1;
 

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_model::{Flow, Machine, Reads, RegisterId, Way};
 
 use super::bus::bit;
@@ -11,7 +12,6 @@ use super::counts::{Fault, What};
 use super::plan::{Role, Step};
 use super::rings::RingV1;
 use super::{BlockState, Monitor, MonitorError, Virtual};
-use crate::{Hardware, HardwareError};
 
 /// How long a forced stop waits for what the hardware would finish by itself: a frame on the wire.
 const FINISHES: Duration = Duration::from_millis(50);

@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_memory::Region;
-use ioplane_passthrough::{Hardware, HardwareError};
 use ioplane_pci::{
     Bar, BarMap, Capability, ConfigSpace, Identity, Irq, Irqs, PAGE, Pages, Space, Touch, Wire, WireError,
 };

@@ -4,8 +4,9 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use ioplane_device::Quiescent;
+use ioplane_hardware::HardwareError;
 use ioplane_model::{Register, StateModel, Writes};
-use ioplane_passthrough::{Direct, HardwareError, ne2000, rtl8139};
+use ioplane_passthrough::{Direct, ne2000, rtl8139};
 
 use crate::card::{Card, Chip, Log};
 

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use ioplane_device::{Access, At, Quiescent, State};
+use ioplane_hardware::Hardware;
 use ioplane_host::in_process::Front;
 use ioplane_nic::ne2000::Ne2000;
 use ioplane_passthrough::monitor::{Monitor, Options, Policies, StateV1, TransferV1};
-use ioplane_passthrough::{Hardware, ne2000 as ne2000_model, rtl8139 as rtl8139_model};
+use ioplane_passthrough::{ne2000 as ne2000_model, rtl8139 as rtl8139_model};
 use ioplane_pci::Function;
 use ioplane_testkit::conformance::Dice;
 use ioplane_testkit::hand::HandCore;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_device::{Access, At, Interrupt, State};
+use ioplane_hardware::Hardware;
 use ioplane_host::in_process::Front;
 use ioplane_memory::{GuestMap, GuestView};
 use ioplane_model::StateModel;
@@ -11,7 +12,7 @@ use ioplane_network::Mac;
 use ioplane_nic::ne2000::{Ne2000, Ne2000Options};
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
 use ioplane_passthrough::monitor::{Monitor, Options, Policies, Reading};
-use ioplane_passthrough::{Hardware, ne2000, rtl8139};
+use ioplane_passthrough::{ne2000, rtl8139};
 use ioplane_pci::{Function, Irq, Wire};
 use ioplane_testkit::hand::HandCore;
 use ioplane_testkit::nic::{Lan, Reach, readable};

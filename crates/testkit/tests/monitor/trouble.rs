@@ -1,7 +1,7 @@
 //! Hardware that fails: gone, silent, broken, interrupting for ever. Counted, named; the host goes on.
 
+use ioplane_hardware::HardwareError;
 use ioplane_network::Mac;
-use ioplane_passthrough::HardwareError;
 use ioplane_passthrough::monitor::{Monitor, MonitorError, Options, Policies};
 use ioplane_passthrough::rtl8139::MODEL;
 use ioplane_pci::Function;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ioplane_passthrough::inventory::{self, Remapping};
+use ioplane_hardware::inventory::{self, Remapping};
 
 use super::{Finding, Weight, bad, good, read};
 use crate::client::Client;

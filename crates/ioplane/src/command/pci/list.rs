@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use ioplane_passthrough::inventory::{self, Found, Obstacle};
+use ioplane_hardware::inventory::{self, Found, Obstacle};
 use serde::Serialize;
 
 use crate::client::Client;

@@ -7,11 +7,11 @@ use ioplane_device::{
     Access, At, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State, Still,
     Stillness,
 };
+use ioplane_hardware::Vfio;
 use ioplane_memory::GuestMap;
 use ioplane_nic::ne2000::Ne2000;
 use ioplane_nic::rtl8139::Rtl8139;
 use ioplane_nic::{Counts, Drops};
-use ioplane_passthrough::Vfio;
 use ioplane_passthrough::direct::Direct;
 use ioplane_passthrough::monitor::{Happening, Monitor, Reading, What};
 use ioplane_pci::{BarMap, Function, Irq, Irqs, NotReady, Wire, WireError};

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
+use ioplane_hardware::lease::Accepted;
+use ioplane_hardware::{Address, HardwareError, Lease, LeaseError, Vfio, inventory};
 use ioplane_model::StateModel;
+use ioplane_passthrough::catalog;
 use ioplane_passthrough::direct::Direct;
-use ioplane_passthrough::lease::Accepted;
 use ioplane_passthrough::monitor::{Monitor, MonitorError, Options};
-use ioplane_passthrough::{Address, HardwareError, Lease, LeaseError, Vfio, catalog, inventory};
 use ioplane_pci::Identity;
 
 use super::body::Body;

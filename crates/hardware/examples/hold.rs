@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ioplane_device::Interrupt;
+use ioplane_hardware::lease::{Accepted, recover};
+use ioplane_hardware::{Address, Hardware, Lease, Vfio, inventory};
 use ioplane_memory::GuestMap;
-use ioplane_passthrough::lease::{Accepted, recover};
-use ioplane_passthrough::{Address, Hardware, Lease, Vfio, inventory};
 use ioplane_pci::{Irq, Wire, spec};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
