@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use arbitrary::{Result, Unstructured};
 use ioplane_device::{Access, At, State};
-use ioplane_host::in_process::Front;
+use ioplane_embed::Front;
 use ioplane_memory::{GuestMap, GuestView, Mapping, Region, RegionSpec};
 use ioplane_model::StateModel;
 use ioplane_network::Mac;

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use arbitrary::{Result, Unstructured};
-use ioplane_host::in_process::{Front, Presence};
+use ioplane_embed::{Front, Presence};
 use ioplane_host::vfio_user::{Connection, Session, spec};
 use ioplane_pci::AnyFunction;
 use ioplane_testkit::toy::ToyCard;

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 
 use ioplane_device::{Access, At, Interrupt};
-use ioplane_host::in_process::Front;
+use ioplane_embed::Front;
 use ioplane_memory::{GuestMap, GuestView};
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
 use ioplane_passthrough::monitor::{Monitor, Options};

@@ -2,15 +2,15 @@
 //!
 //! ```text
 //!   stock VMM --vhost-user--> vhost_user::Server --> Running<Vdev<V>>
-//!   stock VMM --vfio-user---> vfio_user::Session --> in_process::Front
-//!   vCPU threads of our own --> in_process::Front --> Running<D>
+//!   stock VMM --vfio-user---> vfio_user::Session --> embed::Front --> Running<D>
 //! ```
 //!
 //! A host owns the device's one control half and carries out what its driver asks: rings that start and stop, memory
-//! that comes and goes, resets. It must not know what the device does.
+//! that comes and goes, resets. Threads of the program itself need none of this: ioplane-embed.
+//!
+//! Must not know: what the device does.
 
 pub mod eventfd;
-pub mod in_process;
 pub mod socket;
 pub mod vfio_user;
 pub mod vhost_user;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_cores::{CoreSettings, Pool};
 use ioplane_device::Quiescent;
-use ioplane_host::in_process::Front;
+use ioplane_embed::Front;
 use ioplane_host::vfio_user::{Options as Service, serve};
 use ioplane_memory::GuestMap;
 use ioplane_network::{PortOptions, Switch, SwitchSettings, Tap};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_cores::{CoreSettings, Pool};
 use ioplane_device::{Access, At};
-use ioplane_host::in_process::{Front, FrontError};
+use ioplane_embed::{Front, FrontError};
 use ioplane_memory::GuestMap;
 use ioplane_testkit::toy::dma::registers as dma;
 use ioplane_testkit::toy::ring::{Wires, registers as ring};

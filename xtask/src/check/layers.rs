@@ -9,7 +9,7 @@ use crate::tree::Tree;
 const RULE: &str = "crate order";
 
 /// Each may depend on those before it. A new crate is entered here, at its place.
-const ORDER: [&str; 15] = [
+const ORDER: [&str; 16] = [
     "ioplane-memory",
     "ioplane-device",
     "ioplane-cores",
@@ -18,6 +18,7 @@ const ORDER: [&str; 15] = [
     "ioplane-pci",
     "ioplane-nic",
     "ioplane-virtio",
+    "ioplane-embed",
     "ioplane-model",
     "ioplane-hardware",
     "ioplane-passthrough",

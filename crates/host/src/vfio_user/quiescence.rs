@@ -7,13 +7,13 @@ use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use ioplane_device::{DeviceError, Still};
+use ioplane_embed::{FrontError, Presence};
 use ioplane_pci::Function;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::connection::Connection;
 use super::fault::ClientFault;
 use super::session::Session;
-use crate::in_process::{FrontError, Presence};
 
 /// Wakes a thread that polls.
 struct Ring(Arc<OwnedFd>);

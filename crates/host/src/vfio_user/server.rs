@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use ioplane_embed::{Front, Presence};
 use ioplane_memory::Limits;
 use ioplane_pci::Function;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -16,7 +17,6 @@ use super::connection::Connection;
 use super::fault::ClientFault;
 use super::session::Session;
 use super::status::{Board, Status};
-use crate::in_process::{Front, Presence};
 use crate::socket::{self, Place};
 
 /// Where and how a device is served.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{Access, At};
+use ioplane_embed::{Front, FrontError};
 use ioplane_memory::Account;
 use ioplane_pci::{BarMap, Function, Irq, Irqs, NotReady, Touch, Wire};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -21,7 +22,6 @@ use super::server::Options;
 use super::spec;
 use super::status::{Board, Status};
 use super::version::{self, Agreed};
-use crate::in_process::{Front, FrontError};
 
 /// How long a client waits for the files of the one before it, whose process may be ending just now; and how often that is looked at.
 const KEPT: Duration = Duration::from_secs(1);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_device::{CoreId, Gone, Order, Placement, Post};
-use ioplane_host::in_process::Front;
+use ioplane_embed::Front;
 use ioplane_host::vfio_user::{Handle, Options, serve};
 use ioplane_memory::Mapping;
 use ioplane_pci::AnyFunction;

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use ioplane_host::in_process::Presence;
+use ioplane_embed::Presence;
 use ioplane_host::vfio_user::spec::{self, DmaUnmap};
 use ioplane_testkit::toy::card::registers::*;
 use ioplane_testkit::vfio_user::Client;

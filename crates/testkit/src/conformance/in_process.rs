@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use ioplane_cores::{CoreSettings, Notify, Pool};
 use ioplane_device::{Access, At, Change, CoreId, Device, Placement, Post, State};
-use ioplane_host::in_process::{Front, FrontError};
+use ioplane_embed::{Front, FrontError};
 use ioplane_memory::{DirtyLog, GuestMap};
 
 use super::{Host, Plan, Registers};

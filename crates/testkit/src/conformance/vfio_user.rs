@@ -17,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use ioplane_device::{Access, At, Quiescent, State};
-use ioplane_host::in_process::Front;
+use ioplane_embed::Front;
 use ioplane_host::vfio_user::{Handle, Options, serve};
 use ioplane_memory::{DirtyLog, GuestMap};
 use ioplane_pci::Function;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ioplane_host::in_process::Front;
+use ioplane_embed::Front;
 use ioplane_host::vfio_user::spec::{REGION_CAP_SHADOW, RegionInfo};
 use ioplane_host::vfio_user::{Handle, Options, serve};
 use ioplane_memory::Mapping;

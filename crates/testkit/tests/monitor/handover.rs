@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ioplane_device::{Access, At, Quiescent, State};
+use ioplane_embed::Front;
 use ioplane_hardware::Hardware;
-use ioplane_host::in_process::Front;
 use ioplane_nic::ne2000::Ne2000;
 use ioplane_passthrough::monitor::{Monitor, Options, Policies, StateV1, TransferV1};
 use ioplane_passthrough::{ne2000 as ne2000_model, rtl8139 as rtl8139_model};

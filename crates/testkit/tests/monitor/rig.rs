@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_device::{Access, At, Interrupt, State};
+use ioplane_embed::Front;
 use ioplane_hardware::Hardware;
-use ioplane_host::in_process::Front;
 use ioplane_memory::{GuestMap, GuestView};
 use ioplane_model::StateModel;
 use ioplane_network::Mac;

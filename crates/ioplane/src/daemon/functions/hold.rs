@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ioplane_device::Stop;
-use ioplane_host::in_process::{Front, FrontError, Presence};
+use ioplane_embed::{Front, FrontError, Presence};
 use serde::{Deserialize, Serialize};
 
 use ioplane_pci::Function;

@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ioplane_embed::{Front, Presence};
 use ioplane_hardware::lease::{self, Accepted};
-use ioplane_host::in_process::{Front, Presence};
 use ioplane_host::vfio_user::{self, Handle};
 
 use self::body::Body;

@@ -3,7 +3,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ioplane_device::{Loaded, Refused, State};
-use ioplane_host::in_process::Front;
+use ioplane_embed::Front;
 
 use super::Card;
 use super::body::Body;

@@ -1,4 +1,5 @@
-//! The in-process host: vCPU threads of our own VMM call a device's registers directly.
+//! A device shared by the threads of the program that embeds it: vCPU threads call its registers directly, one control thread brings
+//! it to a quiescent point and back.
 //!
 //! ```text
 //!   vCPU threads --access--> Front ---- Running ----- accesses served, their effects carried out
@@ -10,6 +11,9 @@
 //!
 //! The lock in here is taken by vCPU threads and the control plane, never by an I/O core: a poller comes home by a
 //! lock-free doorstep.
+//!
+//! Must not know: what the device does, sockets, asynchronous runtimes.
+#![forbid(unsafe_code)]
 
 mod control;
 mod effects;

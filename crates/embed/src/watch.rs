@@ -4,8 +4,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ioplane_device::{Device, Effect, QueueSet, Quiescent, Then};
+use rustix::event::{EventfdFlags, eventfd};
 
-use super::{Front, FrontError, Inner, Stage};
+use crate::{Front, FrontError, Inner, Stage};
 
 /// What has become of the device behind a front, as far as its owners can tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,13 +38,13 @@ impl<D: Device> Front<D> {
     /// An eventfd that is written when [`Front::presence`] may have changed. Read it empty before a try, not after: then no change
     /// falls between. Dropping it ends the watch.
     pub fn watch(&self) -> rustix::io::Result<Arc<OwnedFd>> {
-        let file = crate::eventfd::fresh()?;
+        let file = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         self.lock().watchers.push(Arc::downgrade(&file));
         Ok(file)
     }
 
     /// The stage has changed.
-    pub(super) fn announce(&self, inner: &mut Inner<D>) {
+    pub(crate) fn announce(&self, inner: &mut Inner<D>) {
         inner.watchers.retain(|watcher| match watcher.upgrade() {
             Some(file) => {
                 // A full counter is readable too.

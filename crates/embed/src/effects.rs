@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use ioplane_device::{Device, Effect, Missed, QueueSet, Quiescent, Refused, Running, Then};
 
-use super::{Front, FrontError, Stage};
+use crate::{Front, FrontError, Stage};
 
 /// How long a suspended poller may take to come home: a poll away, on a core that may be starved.
 const SUSPENDS: Duration = Duration::from_secs(5);
 
 impl<D: Device> Front<D> {
     /// Carries `effect` out on the device that runs in `stage`. On an error the device runs on, as far as it can.
-    pub(super) fn carry_out(&self, stage: &mut Stage<D>, effect: Effect) -> Result<(), FrontError> {
+    pub(crate) fn carry_out(&self, stage: &mut Stage<D>, effect: Effect) -> Result<(), FrontError> {
         let Stage::Running(running) = stage else { return Ok(()) };
         match effect {
             Effect::None => Ok(()),

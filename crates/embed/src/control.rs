@@ -11,7 +11,7 @@ use ioplane_device::{
     Change, CoreId, Device, Placement, QueueSet, Quiescent, Refused, Running, State, Stop, Unmoved,
 };
 
-use super::{Front, FrontError, Stage};
+use crate::{Front, FrontError, Stage};
 
 /// A device that did not become quiescent in time. It still runs, draining: say what is to become of it.
 #[must_use = "a missed deadline leaves the device draining: undrain, suspend or wait longer"]

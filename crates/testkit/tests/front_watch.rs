@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 use ioplane_device::{Access, At, CoreId, Gone, Order, Placement, Post};
-use ioplane_host::in_process::{Front, FrontError, Presence};
+use ioplane_embed::{Front, FrontError, Presence};
 use ioplane_testkit::toy::ToyCard;
 use ioplane_testkit::toy::card::registers::*;
 
