@@ -9,16 +9,17 @@ use std::time::Duration;
 const MINUTE: Duration = Duration::from_secs(60);
 const LEASES: &str = "/tmp/leases";
 
-/// An example; cargo builds examples with the tests of their crate, next to this test's folder.
-fn example(package: &str, name: &str) -> Result<PathBuf> {
+/// An example or a binary of another crate; cargo builds both with that crate's tests, next to this test's folder.
+fn built(package: &str, name: &str) -> Result<PathBuf> {
     let test = std::env::current_exe()?;
     let folders = test.ancestors().skip(1).take(2);
-    let found = folders.map(|folder| folder.join("examples").join(name)).find(|path| path.is_file());
-    found.with_context(|| format!("no example {name}; build it: cargo build -p {package} --examples"))
+    let mut places = folders.flat_map(|folder| [folder.join(name), folder.join("examples").join(name)]);
+    let found = places.find(|path| path.is_file());
+    found.with_context(|| format!("no {name}; build it: cargo build -p {package} --bins --examples"))
 }
 
 fn hold() -> Result<PathBuf> {
-    example("ioplane-hardware", "hold")
+    built("ioplane-hardware", "hold")
 }
 
 fn driver(l1: &L1, nic: Nic) -> Result<String> {
@@ -223,7 +224,7 @@ fn hole_09_who_keeps_a_card_keeps_the_next_client_out() -> Result<()> {
     let begun = std::time::Instant::now();
     let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
     let l1 = L1::boot_with_nics(1024, &[Nic::Rtl8139], &news)?;
-    let keeper = example("ioplane-testkit", "keeper")?;
+    let keeper = built("ioplane-testkit", "keeper")?;
     let (keeper, address) = (keeper.display(), Nic::Rtl8139.address());
     let daemon = l1.serve("keeping", "")?;
     daemon.text(&format!("pci add nic1 --host {address} --mode passthrough"))?;

@@ -12,6 +12,8 @@
 //! The lock in here is taken by vCPU threads and the control plane, never by an I/O core: a poller comes home by a
 //! lock-free doorstep.
 //!
+//! `examples/disk.rs` is a program that serves a disk with this crate and virtio, storage and cores.
+//!
 //! Must not know: what the device does, sockets, asynchronous runtimes.
 #![forbid(unsafe_code)]
 

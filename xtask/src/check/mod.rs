@@ -1,5 +1,6 @@
 //! The rules: each a function from the tree to what breaks it.
 
+mod embed;
 mod layers;
 mod length;
 mod links;
@@ -45,6 +46,7 @@ pub struct Rule {
 /// All rules, cheapest first.
 pub const RULES: &[Rule] = &[
     Rule { name: "layers", what: "a crate depends only on those before it", run: layers::check },
+    Rule { name: "embed", what: "a program that embeds devices builds no async runtime", run: embed::check },
     Rule {
         name: "unsafe",
         what: "unsafe code only where the house allows it, with a reason",

@@ -19,7 +19,7 @@ const ALLOWED: [&str; 10] = [
     "crates/network/",
     "crates/exits/",
     "crates/testkit/src/allocator.rs",
-    "crates/testkit/examples/keeper.rs",
+    "crates/testkit/src/bin/keeper.rs",
     "guest/load/",
 ];
 
