@@ -39,7 +39,8 @@ nightly_laws() {
     IOPLANE_MUTATIONS=all cargo test --workspace --exclude ioplane-e2e --features "$features" --test mutations -- --nocapture
 }
 nightly_soak() { IOPLANE_SOAK_SECONDS=${IOPLANE_SOAK_SECONDS:-300} stage_e2e soak; }
-nightly_roam() { IOPLANE_SOAK_SECONDS=${IOPLANE_SOAK_SECONDS:-240} stage_e2e roam; }
+# For each of two kernels.
+nightly_roam() { IOPLANE_SOAK_SECONDS=${IOPLANE_SOAK_SECONDS:-150} stage_e2e roam; }
 
 # Guests that race, ten minutes in all.
 nightly_race() {

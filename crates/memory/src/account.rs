@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::files::{self, Files};
 use crate::map::MAX_REGIONS;
+use crate::mutation::{Law, bound};
 use crate::table::SLOTS;
 use crate::{MapError, Mapping, MappingError, Region, RegionSpec};
 
@@ -76,6 +77,7 @@ fn pool() -> usize {
 
 /// Adds one to `count` if it is below `most`.
 fn take_one(count: &AtomicUsize, most: usize) -> bool {
+    let most = bound(Law::KeepsQuotas, most as u64) as usize;
     count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| (now < most).then_some(now + 1)).is_ok()
 }
 
@@ -119,7 +121,7 @@ impl Account {
         let before = count.fetch_add(1, Ordering::SeqCst);
         // From here on dropping it gives back what has been taken.
         let mut charge = Charge { account: Some(self.clone()), pool: false };
-        if before >= MOST {
+        if before as u64 >= bound(Law::KeepsQuotas, MOST as u64) {
             return Err(MappingError::OverQuota { most: MOST });
         }
         if before >= OWN {
@@ -180,7 +182,7 @@ impl Pin {
     pub(crate) fn of(mapping: &Mapping, bytes: u64) -> Result<Self, MappingError> {
         let account = mapping.charge().account().cloned();
         if let Some(Account(inner)) = &account {
-            let most = inner.limits.pinned;
+            let most = bound(Law::KeepsQuotas, inner.limits.pinned);
             let more = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= most);
             inner
                 .pinned

@@ -1,10 +1,10 @@
-//! Taking a law out, to prove that the tests would notice.
+//! Taking an invariant out, to prove that the tests notice.
 //!
-//! The conformance suite is only worth something if it fails when a law is gone. With the feature `mutations` each law
-//! asks [`removed`] before it does its duty; a test names one law, runs the suite and must see it fail. Without the feature
-//! the question is a constant and costs nothing.
+//! A test is only worth something if it fails when what it tests is gone. With the feature `mutations` the code asks [`removed`]
+//! before it keeps an invariant; a test removes one and must see failures. Without the feature the question is a constant
+//! and costs nothing.
 
-/// The six laws of the house, by number (docs/architecture.md).
+/// The invariants, by number (docs/architecture.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Law {
@@ -20,11 +20,16 @@ pub enum Law {
     GivesBack = 5,
     /// 6: every store to guest memory is marked in the dirty log, after the store.
     MarksStores = 6,
+    /// 7: one poll is bounded in bytes, requests and system calls, whatever guest or peer ask for.
+    BoundsPolls = 7,
+    /// 8: what one client can take of what all share has a quota.
+    KeepsQuotas = 8,
 }
 
 impl Law {
-    /// All six, in order.
-    pub const ALL: [Law; 6] = [
+    /// Those that the conformance suite checks on each device and host, in order. The tests of the others are listed in
+    /// `crates/testkit/tests/bounds.rs`.
+    pub const OF_DEVICES: [Law; 6] = [
         Law::KeepsWhatArrives,
         Law::LooksAgain,
         Law::SignalsOnce,
@@ -34,8 +39,24 @@ impl Law {
     ];
 }
 
+/// Names the invariant that a process begins without, by number. Only heard with the feature `mutations`.
+pub const VARIABLE: &str = "IOPLANE_LAW_REMOVED";
+
+/// The environment has not been asked yet.
 #[cfg(feature = "mutations")]
-static REMOVED: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
+const UNKNOWN: u8 = u8::MAX;
+
+#[cfg(feature = "mutations")]
+static REMOVED: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(UNKNOWN);
+
+/// What the environment says, which holds until [`remove`] is called. Allocates, once.
+#[cfg(feature = "mutations")]
+#[cold]
+fn asked() -> u8 {
+    use std::sync::atomic::Ordering::SeqCst;
+    let said = std::env::var(VARIABLE).ok().and_then(|number| number.parse().ok()).unwrap_or(0);
+    REMOVED.compare_exchange(UNKNOWN, said, SeqCst, SeqCst).map_or_else(|known| known, |_| said)
+}
 
 /// Takes `law` out for this process, or puts all of them back with `None`.
 #[cfg(feature = "mutations")]
@@ -43,11 +64,20 @@ pub fn remove(law: Option<Law>) {
     REMOVED.store(law.map_or(0, |l| l as u8), std::sync::atomic::Ordering::SeqCst);
 }
 
+/// A bound that goes with `law`: `bound`, or [`u64::MAX`] if the law has been taken out.
+#[inline(always)]
+pub fn bound(law: Law, bound: u64) -> u64 {
+    if removed(law) { u64::MAX } else { bound }
+}
+
 /// Whether `law` has been taken out. Always false without the feature `mutations`.
 #[inline(always)]
 pub fn removed(law: Law) -> bool {
     #[cfg(feature = "mutations")]
-    return REMOVED.load(std::sync::atomic::Ordering::Relaxed) == law as u8;
+    {
+        let known = REMOVED.load(std::sync::atomic::Ordering::Relaxed);
+        (if known == UNKNOWN { asked() } else { known }) == law as u8
+    }
     #[cfg(not(feature = "mutations"))]
     {
         let _ = law;

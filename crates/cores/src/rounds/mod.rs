@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use ioplane_device::mutation::{Law, bound};
 use ioplane_device::{Budget, Change, Order, Seat, SeatId, Step, Tell};
 
 use crate::mailbox::Mailbox;
@@ -37,7 +38,7 @@ const YIELD_TURNS: u32 = 4;
 
 /// Orders carried out between two turns. An order costs some system calls and comes when a guest's front end wants it, so what
 /// one says leaves the others their turns.
-const ORDERS_PER_TURN: u32 = 8;
+const ORDERS_PER_TURN: u64 = 8;
 
 /// One seat and what the core knows of it.
 struct Chair {
@@ -145,7 +146,7 @@ impl Rounds {
     /// Carries out what has been posted, some of it if it is much, and looks at the panel. True if the core is to end.
     fn read_mail(&mut self) -> bool {
         self.mailbox.lower();
-        if !self.read_orders(ORDERS_PER_TURN) {
+        if !self.read_orders(bound(Law::BoundsPolls, ORDERS_PER_TURN)) {
             // The rest after the next turn.
             self.mailbox.expect();
         }
@@ -166,7 +167,7 @@ impl Rounds {
     }
 
     /// Carries out at most so many orders; says whether those were all.
-    fn read_orders(&mut self, most: u32) -> bool {
+    fn read_orders(&mut self, most: u64) -> bool {
         for _ in 0..most {
             let Some(order) = self.mailbox.next() else { return true };
             self.account.orders += 1;

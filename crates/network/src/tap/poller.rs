@@ -4,6 +4,7 @@ use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use ioplane_device::mutation::{Law, bound};
 use ioplane_device::{Armed, Budget, Change, Poller, Progress, Wakers};
 use rustix::io::Errno;
 
@@ -23,6 +24,11 @@ const MOST_SKIPPED: u32 = 32;
 const COST: usize = 256 << 10;
 /// What a read or a write costs beside the bytes: a system call, in which the host's network does what it does for each frame.
 const COST_OF_CALL: usize = 8 << 10;
+
+/// [`COST`], unless a test has taken the bound out.
+fn of_a_poll() -> usize {
+    bound(Law::BoundsPolls, COST as u64) as usize
+}
 
 /// Both directions of a TAP device.
 pub(super) struct TapPoller {
@@ -66,7 +72,7 @@ impl TapPoller {
     /// Goes on with a flood that has begun; says whether there was one.
     #[cold]
     fn go_on(&mut self) -> bool {
-        self.outlet.allow(COST);
+        self.outlet.allow(of_a_poll());
         let went = self.outlet.go_on().is_some();
         self.outlet.flush();
         went
@@ -81,7 +87,7 @@ impl TapPoller {
             self.skip -= 1;
             return 0;
         }
-        let (mut count, mut left) = (0, COST);
+        let (mut count, mut left) = (0, of_a_poll());
         while count < budget && left > 0 && !self.outlet.has_begun() {
             let read = match rustix::io::read(&*self.file, &mut self.buffer[..]) {
                 Ok(read) => read,
@@ -110,7 +116,7 @@ impl TapPoller {
 
     /// To the host: at most `budget` frames. What it does not take now is dropped and counted: nothing waits for a host.
     fn write(&mut self, budget: u32) -> u32 {
-        let (mut count, mut left) = (0, COST);
+        let (mut count, mut left) = (0, of_a_poll());
         while count < budget && left > 0 {
             let Some(frame) = self.inlet.front() else { break };
             left = left.saturating_sub(COST_OF_CALL + frame.bytes().len());

@@ -18,6 +18,7 @@ use std::sync::atomic::Ordering;
 use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{EnterFlags, IoUring, opcode, squeue};
 use ioplane_memory::GuestView;
+use ioplane_memory::mutation::{Law, bound};
 
 use super::arena::{Arena, Maps};
 use super::image::Image;
@@ -29,7 +30,7 @@ use crate::mutation::{Promise, removed};
 /// [`Lane::slice`] of an image that is read and written through the page cache.
 const CACHED_SLICE: u32 = 256 << 10;
 /// Bytes of bounce buffers that one reap goes through: what else has ended waits in the completion ring.
-const MOST_BOUNCED: usize = 256 << 10;
+const MOST_BOUNCED: u64 = 256 << 10;
 
 const IMAGE: Fixed = Fixed(0);
 const ZEROS: Fixed = Fixed(1);
@@ -216,7 +217,7 @@ impl Inner {
                     done(Tag(tag), Err(Fault::Io(self.broken.unwrap_or(libc::EBUSY))));
                 }
             }
-            if bounced >= MOST_BOUNCED {
+            if bounced as u64 >= bound(Law::BoundsPolls, MOST_BOUNCED) {
                 break;
             }
         }

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use ioplane_device::mutation::{Law, bound};
 use ioplane_device::{Armed, Budget, Change, Poller, Progress, Wakers};
 use ioplane_memory::GuestRange;
 use ioplane_storage::{Fault, Lane, Op, Outcome, Submitted, Tag};
@@ -16,7 +17,7 @@ use super::Shared;
 use super::request::{Ask, Parser, cut};
 use super::spec::*;
 use crate::buffers::Writer;
-use crate::cost::{COST, COST_OF_BUFFER};
+use crate::cost::{self, COST, COST_OF_BUFFER};
 use crate::device::{QueueStart, RingState};
 use crate::kill::{self, KillPoint};
 use crate::queue::{Phase, Queue};
@@ -119,7 +120,7 @@ impl BlkPoller {
             .map(|_| Slot { flying: None, data: Vec::with_capacity(SEG_MAX as usize + 2) })
             .collect();
         let work = Work {
-            slice: lane.slice().max(SECTOR as u32),
+            slice: bound(Law::BoundsPolls, u64::from(lane.slice().max(SECTOR as u32))) as u32,
             lane,
             shared,
             flushless,
@@ -463,7 +464,7 @@ impl Poller for BlkPoller {
         if queue.phase == Phase::Suspending {
             return Progress::Parked;
         }
-        work.left = COST;
+        work.left = cost::of_a_poll();
         let mut done = work.reap(queue);
         work.publish(queue);
         // Requests that are being sliced get a half, so that neither they nor others of the same queue stand still.

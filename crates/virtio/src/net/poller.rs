@@ -83,7 +83,7 @@ impl<W: Work> Poller for NetPoller<W> {
         if !serves || !work.ready(queue) {
             queue.found_dry();
         } else {
-            let (began, mut left) = (Instant::now(), COST);
+            let (began, mut left) = (Instant::now(), cost::of_a_poll() as usize);
             while done < budget.0 && left > 0 && work.ready(queue) {
                 // Published in batches: the driver can go on with the first while we do the next.
                 let outcome = work.batch(queue, BATCH.min(budget.0 - done), &mut left);

@@ -1,0 +1,160 @@
+//! Laws 7 and 8 are held by tests of the crates that keep them. Here each of those tests runs without its law, in a process of its own,
+//! and has to fail.
+//!
+//! | law | hook (`bound(Law::..)`) |
+//! |---|---|
+//! | 7 bounds polls | `crates/virtio/src/cost.rs` and the slice of a disk's poller; the TAP device's poller; `storage`'s reap; orders between two turns of a core |
+//! | 8 keeps quotas | `ioplane_memory::Account`: clients, mappings of one, mappings of all, pinned bytes |
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ioplane_device::mutation::{Law, VARIABLE};
+
+/// Tests of one program that hold a law.
+struct Guards {
+    law: Law,
+    package: &'static str,
+    program: &'static str,
+    tests: &'static [&'static str],
+}
+
+const GUARDS: &[Guards] = &[
+    Guards {
+        law: Law::BoundsPolls,
+        package: "ioplane-virtio",
+        program: "work_per_poll",
+        tests: &[
+            "hole_05_one_poll_moves_a_bounded_part_of_a_huge_request",
+            "hole_05_one_poll_of_many_requests_moves_no_more",
+            "hole_05_one_poll_discards_a_bounded_part",
+            "hole_05_others_are_served_between_the_slices_of_a_huge_request",
+            "hole_05_one_poll_hands_a_bounded_part_to_a_file",
+        ],
+    },
+    Guards {
+        law: Law::BoundsPolls,
+        package: "ioplane-virtio",
+        program: "net_work",
+        tests: &[
+            "hole_05_one_poll_makes_a_bounded_number_of_segments",
+            "hole_05_one_poll_floods_a_bounded_number_of_bytes_and_segments",
+            "hole_05_one_poll_wakes_a_bounded_number_of_receivers",
+            "hole_05_one_poll_obeys_a_bounded_number_of_commands",
+            "hole_05_looking_for_room_in_vain_is_charged",
+        ],
+    },
+    Guards {
+        law: Law::BoundsPolls,
+        package: "ioplane-network",
+        program: "tap",
+        tests: &[
+            "hole_05_one_poll_of_a_tap_makes_a_bounded_number_of_calls_and_moves_a_bounded_number_of_bytes",
+        ],
+    },
+    Guards {
+        law: Law::BoundsPolls,
+        package: "ioplane-storage",
+        program: "bounds",
+        tests: &["hole_05_one_reap_copies_a_bounded_part_of_what_has_ended"],
+    },
+    Guards {
+        law: Law::BoundsPolls,
+        package: "ioplane-cores",
+        program: "cores",
+        tests: &["hole_06_a_flood_of_changes_leaves_the_neighbour_its_turns"],
+    },
+    Guards {
+        law: Law::KeepsQuotas,
+        package: "ioplane-memory",
+        program: "account",
+        tests: &[
+            "hole_04_greedy_clients_leave_every_other_client_its_own",
+            "hole_04_pinned_bytes_have_a_limit_and_a_sparse_file_costs_nothing",
+        ],
+    },
+];
+
+/// What script/test builds with: with other features cargo would build half of the workspace anew.
+const FEATURES: &str = "ioplane-testkit/mutations,ioplane-testkit/kill-points,ioplane/kill-points";
+
+/// Longer than any of these tests takes.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Where cargo puts each of the programs, by package and name.
+fn programs() -> BTreeMap<(String, String), PathBuf> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."));
+    cargo.args(["test", "--workspace", "--exclude", "ioplane-e2e", "--features", FEATURES]);
+    cargo.args(["--no-run", "--message-format=json"]);
+    for guards in GUARDS {
+        cargo.args(["--test", guards.program]);
+    }
+    let built = cargo.stderr(Stdio::inherit()).output().expect("cargo");
+    assert!(built.status.success(), "cargo cannot build the tests");
+    let messages = serde_json::Deserializer::from_slice(&built.stdout).into_iter::<serde_json::Value>();
+    messages
+        .filter_map(|message| {
+            let message = message.expect("messages of cargo");
+            let executable = message["executable"].as_str()?.into();
+            let manifest = Path::new(message["manifest_path"].as_str()?).parent()?.file_name()?.to_str()?;
+            Some((
+                (format!("ioplane-{manifest}"), message["target"]["name"].as_str()?.to_owned()),
+                executable,
+            ))
+        })
+        .collect()
+}
+
+/// Runs one test of `program` without `law`, or with all laws. Whether it passed, and what it printed.
+fn run(program: &Path, package: &str, test: &str, law: Option<Law>) -> (bool, String) {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let mut command = Command::new(program);
+    command.args([test, "--exact", "--nocapture"]).env_remove(VARIABLE);
+    command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(&package["ioplane-".len()..]));
+    command.envs(law.map(|law| (VARIABLE, (law as u8).to_string())));
+    command.stdout(writer.try_clone().expect("a descriptor")).stderr(writer);
+    let mut child = command.spawn().expect("a test program");
+    // Its ends of the pipe go with it.
+    drop(command);
+    let printed = std::thread::spawn(move || std::io::read_to_string(reader).unwrap_or_default());
+    let deadline = Instant::now() + LIMIT;
+    let passed = loop {
+        if let Some(status) = child.try_wait().expect("a child") {
+            break status.success();
+        }
+        if Instant::now() > deadline {
+            child.kill().expect("a child");
+            child.wait().expect("a child");
+            break false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    (passed, printed.join().expect("what it printed"))
+}
+
+#[test]
+fn each_guard_fails_without_its_law() {
+    let programs = programs();
+    let mut wrong = Vec::new();
+    for Guards { law, package, program, tests } in GUARDS {
+        let path = programs
+            .get(&((*package).to_owned(), (*program).to_owned()))
+            .unwrap_or_else(|| panic!("{package} has no test program {program}"));
+        for test in *tests {
+            let (passed, printed) = run(path, package, test, Some(*law));
+            if printed.contains("SKIPPED") {
+                println!("SKIPPED: {package} {program} {test}: it does not run here:\n{printed}");
+            } else if !printed.contains("running 1 test") {
+                wrong.push(format!("{package} {program}: there is no test {test}:\n{printed}"));
+            } else if passed {
+                wrong.push(format!("{package} {program}: {test} passes without law {}", *law as u8));
+            } else if let (false, printed) = run(path, package, test, None) {
+                wrong.push(format!("{package} {program}: {test} fails with every law:\n{printed}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
