@@ -15,6 +15,9 @@ use anyhow::Result;
 use crate::finding::{Finding, Standing};
 use crate::tree::Tree;
 
+/// Looks at the tree.
+type Find<T> = fn(&Tree) -> Result<Vec<T>>;
+
 /// One rule.
 pub struct Rule {
     /// As on the command line.
@@ -22,17 +25,17 @@ pub struct Rule {
     /// In one line.
     pub what: &'static str,
     /// Finds what breaks it.
-    pub run: fn(&Tree) -> Result<Vec<Finding>>,
+    pub run: Find<Finding>,
     /// Finds what breaks it unless its list has it.
-    pub standing: Option<fn(&Tree) -> Result<Vec<Standing>>>,
+    pub standing: Option<Find<Standing>>,
 }
 
 impl Rule {
-    const fn new(name: &'static str, what: &'static str, run: fn(&Tree) -> Result<Vec<Finding>>) -> Self {
+    const fn new(name: &'static str, what: &'static str, run: Find<Finding>) -> Self {
         Rule { name, what, run, standing: None }
     }
 
-    const fn listed(self, standing: fn(&Tree) -> Result<Vec<Standing>>) -> Self {
+    const fn listed(self, standing: Find<Standing>) -> Self {
         Rule { standing: Some(standing), ..self }
     }
 }
