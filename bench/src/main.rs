@@ -2,6 +2,7 @@
 //!
 //! Nothing here asserts a time. What is asserted is that the bytes were right: a fast wrong back end fails.
 
+mod baseline;
 mod elvis;
 mod exitless;
 mod lan;
@@ -10,10 +11,13 @@ mod network;
 mod served;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use ioplane_figures::goals;
+
+use baseline::{Pair, Paired};
 
 #[derive(Parser)]
 #[command(name = "bench", about = "Measures ioplane against its peers")]
@@ -52,8 +56,52 @@ enum Name {
     Lan(lan::Options),
 }
 
-fn main() -> anyhow::Result<()> {
-    let (json, value, table) = match Command::parse().name {
+fn main() -> Result<ExitCode> {
+    let command = Command::parse();
+    if let Some(code) = compare(&command.name)? {
+        return Ok(code);
+    }
+    measure(command.name)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What `--baseline` asks for, if it is given.
+fn compare(name: &Name) -> Result<Option<ExitCode>> {
+    const DAEMON: [&str; 2] = ["serve", "--help"];
+    const LAN: [&str; 2] = ["lan", "--help"];
+    let this = std::env::current_exe;
+    let code = match name {
+        Name::Exitless(options) if options.against.baseline().is_some() => {
+            let run = |pair: &Pair<'_>| exitless::pair(options, pair);
+            let paired = Paired { name: "exitless", serves: DAEMON, after: served::ioplane()?, run: &run };
+            options.against.compare(options.json, &paired)
+        }
+        Name::Network(options) if options.against.baseline().is_some() => {
+            let run = |pair: &Pair<'_>| network::pair(options, pair);
+            let paired = Paired { name: "network", serves: LAN, after: this()?, run: &run };
+            options.against.compare(options.json, &paired)
+        }
+        Name::Elvis(options) if options.against.baseline().is_some() => {
+            let run = |pair: &Pair<'_>| elvis::pair(options, pair);
+            let paired = Paired { name: "elvis", serves: LAN, after: this()?, run: &run };
+            options.against.compare(options.json, &paired)
+        }
+        Name::Neighbour(options) if options.against.baseline().is_some() => {
+            let paired = Paired {
+                name: "neighbour",
+                serves: DAEMON,
+                after: served::ioplane()?,
+                run: &neighbour::pair,
+            };
+            options.against.compare(options.json, &paired)
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(code))
+}
+
+fn measure(name: Name) -> Result<()> {
+    let (json, value, table) = match name {
         Name::Exitless(options) => {
             let report = exitless::run(&options)?;
             (options.json, report.json(), report.table())
@@ -82,7 +130,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn judge(runs: &[PathBuf]) -> anyhow::Result<()> {
+fn judge(runs: &[PathBuf]) -> Result<()> {
     let mut fallen = 0;
     for run in runs {
         let text = std::fs::read_to_string(run).with_context(|| run.display().to_string())?;
@@ -96,7 +144,7 @@ fn judge(runs: &[PathBuf]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn page(write: bool, record: &[PathBuf]) -> anyhow::Result<()> {
+fn page(write: bool, record: &[PathBuf]) -> Result<()> {
     let docs = PathBuf::from("docs/measurements");
     let results = docs.join("results");
     for run in record {

@@ -23,11 +23,14 @@ use ioplane_testkit::front::{Front, Wants};
 use ioplane_testkit::hostile;
 use serde_json::{Map, Value};
 
+use crate::baseline::{Against, Pair};
 use crate::served::{Place, ioplane, scratch};
 
 /// Between two acts.
 const BREATH: Duration = Duration::from_millis(2);
 const BLOCK: u32 = 4096;
+/// Pairs of rounds of a short run, and the time of each round.
+const QUICK: (usize, Duration) = (5, Duration::from_millis(400));
 
 /// What to measure.
 #[derive(Debug, clap::Args)]
@@ -38,6 +41,9 @@ pub struct Options {
     /// Fewer and shorter rounds, and noisier.
     #[arg(long)]
     quick: bool,
+    /// Two builds in turn.
+    #[command(flatten)]
+    pub against: Against,
 }
 
 /// What came out.
@@ -119,11 +125,30 @@ impl Good {
 
 /// Measures. Fails if a byte was wrong, a request failed, or the neighbour could not be hostile.
 pub fn run(options: &Options) -> Result<Report> {
-    let (pairs, time) = if options.quick { (5, 400) } else { (15, 1500) };
-    let time = Duration::from_millis(time);
+    let (pairs, time) = if options.quick { QUICK } else { (15, Duration::from_millis(1500)) };
     let cpus = Cpus::choose()?;
     machine::pin(cpus.front)?;
     let place = Place { cpus, room: CpuRoom::new(cpus.back) };
+    let figures = measure(&ioplane()?, &place, pairs, time)?;
+    let mut setup = Map::new();
+    setup.insert("rounds".into(), format!("{pairs} quiet and {pairs} hostile, {time:?} each").into());
+    setup.insert("back end".into(), format!("one polled core on processor {}", cpus.back).into());
+    Ok(Report { setup, figures })
+}
+
+/// One pair of runs of two builds.
+pub fn pair(pair: &Pair<'_>) -> Result<[Value; 2]> {
+    let mut figures = [Value::Null, Value::Null];
+    for side in pair.order {
+        pair.go_on()?;
+        let (rounds, time) = QUICK;
+        figures[side as usize] = measure(pair.binary(side), pair.place, rounds, time)?.into();
+    }
+    Ok(figures)
+}
+
+/// The figures of `binary`, from `pairs` quiet and as many hostile rounds.
+fn measure(binary: &Path, place: &Place, pairs: usize, time: Duration) -> Result<Map<String, Value>> {
     let folder = scratch(None)?;
     let [good, evil] = ["good", "evil"].map(|name| folder.path().join(name).with_extension("sock"));
     let config = format!(
@@ -132,11 +157,11 @@ pub fn run(options: &Options) -> Result<Report> {
          [[disk]]\nname = \"evil\"\nsocket = {evil:?}\nmemory = \"32M\"\n",
         folder.path().join("control"),
         folder.path(),
-        cpus.back
+        place.cpus.back
     );
     let file = folder.path().join("ioplane.toml");
     std::fs::write(&file, config)?;
-    let mut command = Command::new(ioplane()?);
+    let mut command = Command::new(binary);
     command.arg("serve").arg("--config").arg(&file);
     let mut served = place.spawn(&command, &folder.path().join("log"))?;
     served.await_socket(&good)?;
@@ -184,8 +209,5 @@ pub fn run(options: &Options) -> Result<Report> {
     ] {
         figures.insert(name.into(), rounded(figure).into());
     }
-    let mut setup = Map::new();
-    setup.insert("rounds".into(), format!("{pairs} quiet and {pairs} hostile, {time:?} each").into());
-    setup.insert("back end".into(), format!("one polled core on processor {}", cpus.back).into());
-    Ok(Report { setup, figures })
+    Ok(figures)
 }

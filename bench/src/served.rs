@@ -1,5 +1,6 @@
 //! A process that serves over vhost-user: started, frozen while another one is measured, and ended.
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -48,6 +49,8 @@ impl Place {
         let command = &mut with_leash;
         let output = std::fs::File::create(log)?;
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        // Ctrl-C is for this process, which ends the others when a round is done.
+        command.process_group(0);
         // A child inherits the affinity of the thread that starts it.
         machine::pin(self.cpus.back)?;
         let child = command.spawn();

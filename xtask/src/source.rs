@@ -1,5 +1,11 @@
 //! One Rust source, with its code told from its comments and strings.
 
+use std::cell::OnceCell;
+
+use anyhow::Result;
+
+use crate::outline::{Module, outline};
+
 /// A source file. `code` has the same lines as `text`, with comments and the inside of strings blanked.
 #[derive(Debug)]
 pub struct Source {
@@ -10,6 +16,7 @@ pub struct Source {
     code: String,
     /// For each line, whether it belongs to a `#[cfg(test)]` module written out in this file.
     tests: Vec<bool>,
+    outline: OnceCell<Vec<Module>>,
 }
 
 /// One line of a source.
@@ -28,7 +35,16 @@ impl Source {
     pub fn new(path: String, text: String) -> Self {
         let code = blank(&text);
         let tests = test_lines(&code);
-        Source { path, text, code, tests }
+        Source { path, text, code, tests, outline: OnceCell::new() }
+    }
+
+    /// Its modules, read when first asked for.
+    pub fn outline(&self) -> Result<&[Module]> {
+        if let Some(modules) = self.outline.get() {
+            return Ok(modules);
+        }
+        let modules = outline(&self.text)?;
+        Ok(self.outline.get_or_init(|| modules))
     }
 
     /// Its lines of code.

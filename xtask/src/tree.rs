@@ -9,6 +9,9 @@ use crate::source::Source;
 /// Folders that hold nothing of ours.
 const SKIPPED: [&str; 5] = ["target", ".git", "corpus", "artifacts", "node_modules"];
 
+/// Where the lists of what a rule allows lie.
+pub const REASONS: &str = "xtask/reasons/";
+
 /// Everything that the rules look at. Paths are relative to the root, with `/`.
 #[derive(Debug, Default)]
 pub struct Tree {
@@ -18,6 +21,8 @@ pub struct Tree {
     pub shell: Vec<Page>,
     /// Markdown.
     pub docs: Vec<Page>,
+    /// Lists of what a rule allows for a reason.
+    pub reasons: Vec<Page>,
     /// Every file and folder there is.
     pub paths: Vec<String>,
     /// What `cargo metadata` says of the workspace's packages.
@@ -48,6 +53,19 @@ impl Tree {
         Ok(tree)
     }
 
+    /// The first file of every library and program of the workspace.
+    pub fn roots(&self) -> Vec<String> {
+        let workspace = self.packages["workspace_root"].as_str().unwrap_or_default();
+        let packages = self.packages["packages"].as_array().into_iter().flatten();
+        let targets = packages.flat_map(|package| package["targets"].as_array().into_iter().flatten());
+        let built = targets.filter(|target| {
+            let kinds = target["kind"].as_array().into_iter().flatten();
+            kinds.filter_map(|kind| kind.as_str()).any(|kind| kind == "lib" || kind == "bin")
+        });
+        let paths = built.filter_map(|target| target["src_path"].as_str()?.strip_prefix(workspace));
+        paths.map(|path| path.trim_start_matches('/').to_owned()).collect()
+    }
+
     fn walk(&mut self, root: &Path, folder: &Path) -> Result<()> {
         for entry in std::fs::read_dir(folder)? {
             let entry = entry?;
@@ -69,7 +87,8 @@ impl Tree {
 
     fn file(&mut self, path: &Path, below: String) -> Result<()> {
         let ending = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-        if !["rs", "md", "sh", ""].contains(&ending) {
+        let reasons = below.starts_with(REASONS);
+        if !["rs", "md", "sh", ""].contains(&ending) && !reasons {
             return Ok(());
         }
         let bytes = match std::fs::read(path) {
@@ -80,6 +99,7 @@ impl Tree {
         };
         let Ok(text) = String::from_utf8(bytes) else { return Ok(()) };
         match ending {
+            _ if reasons => self.reasons.push(Page { path: below, text }),
             "rs" => self.rust.push(Source::new(below, text)),
             "md" => self.docs.push(Page { path: below, text }),
             "sh" => self.shell.push(Page { path: below, text }),

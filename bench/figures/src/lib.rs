@@ -1,4 +1,5 @@
-//! What every benchmark shares: the table of goals, the object that `--json` prints, and what the machine is.
+//! What every benchmark shares: the table of goals, the object that `--json` prints, what the machine is, and the comparison of two
+//! builds.
 //!
 //! ```text
 //!   bench, e2e's benchmarks --figures--> report::envelope --JSON--> goals: judged against the table
@@ -7,6 +8,7 @@
 //!
 //! Must not know: how anything is measured.
 
+pub mod compare;
 pub mod goals;
 pub mod machine;
 pub mod report;

@@ -20,7 +20,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 
+use crate::baseline::{Against, Pair};
 use crate::network::backend::{Backend, mac, socket};
 use crate::network::frame::Size;
 use crate::network::ioplane::Ioplane;
@@ -33,6 +35,9 @@ use report::Report;
 /// As many as the paper's machine had processors for.
 const GUESTS: u16 = 7;
 
+/// Of each load in one of a pair of runs.
+const PAIR_SPAN: Span = Span { warm: Duration::from_millis(10), time: Duration::from_millis(100) };
+
 /// What to measure.
 #[derive(Debug, clap::Args)]
 pub struct Options {
@@ -43,7 +48,7 @@ pub struct Options {
     #[arg(long)]
     quick: bool,
     /// Write the plot there, as SVG.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "baseline")]
     plot: Option<PathBuf>,
     /// Most guests.
     #[arg(long, default_value_t = GUESTS, value_parser = clap::value_parser!(u16).range(1..=14))]
@@ -51,6 +56,9 @@ pub struct Options {
     /// Where sockets and logs are made; the default is the folder of the build.
     #[arg(long)]
     folder: Option<PathBuf>,
+    /// Two builds in turn.
+    #[command(flatten)]
+    pub against: Against,
 }
 
 /// Measures everything. Fails if a frame came twice or nothing came at all.
@@ -71,7 +79,7 @@ pub fn run(options: &Options) -> Result<Report> {
         eprintln!("{guests} guests");
         let mut sessions = Vec::new();
         for polled in [true, false] {
-            let backend = Ioplane { polled };
+            let backend = Ioplane { polled, binary: None };
             let folder = folder.path().join(format!("{}-{guests}", backend.name()));
             sessions.push(Session::open(&backend, guests, &folder, &place)?);
         }
@@ -88,6 +96,34 @@ pub fn run(options: &Options) -> Result<Report> {
         std::fs::write(path, report.plot()).with_context(|| format!("writing {}", path.display()))?;
     }
     Ok(report)
+}
+
+/// One pair of runs of two builds.
+pub fn pair(options: &Options, pair: &Pair<'_>) -> Result<[Value; 2]> {
+    let folder = scratch(options.folder.as_deref())?;
+    let mut reports = [Report::default(), Report::default()];
+    for guests in 1..=options.guests {
+        if !pair.wants(&format!("guests{guests}.")) {
+            continue;
+        }
+        for polled in [true, false] {
+            let mut sessions = Vec::new();
+            for side in pair.order {
+                pair.go_on()?;
+                let backend = Ioplane { polled, binary: Some(pair.binary(side).to_owned()) };
+                let folder = folder.path().join(format!("{}-{}-{guests}", side.name(), backend.name()));
+                sessions.push((side, Session::open(&backend, guests, &folder, pair.place)?));
+            }
+            for work in [Work::Stream, Work::Requests] {
+                for (side, session) in &mut sessions {
+                    pair.go_on()?;
+                    let outcome = session.round(work, PAIR_SPAN)?;
+                    reports[*side as usize].outcome(guests, work, session.name, outcome);
+                }
+            }
+        }
+    }
+    Ok(reports.map(|report| report.figures().into()))
 }
 
 /// One ioplane with all its guests, thawed only while it is its turn.

@@ -15,6 +15,7 @@ use ioplane_figures::report::{envelope, median, rounded, setup_lines};
 const WRITE: f64 = 64.0;
 
 /// Everything measured in one run.
+#[derive(Default)]
 pub struct Report {
     outcomes: BTreeMap<(Work, u16, &'static str), Vec<Outcome>>,
     setup: Map<String, Value>,
@@ -61,7 +62,7 @@ impl Report {
             "ioplane_process".into(),
             json!("bench lan: switch and vhost-user host alone, not the daemon"),
         );
-        Report { outcomes: BTreeMap::new(), setup }
+        Report { setup, ..Report::default() }
     }
 
     /// One round.
@@ -76,6 +77,11 @@ impl Report {
 
     /// The object of `--json`.
     pub fn json(&self) -> Value {
+        envelope("elvis", &self.setup, self.figures())
+    }
+
+    /// What was measured, by number of guests.
+    pub fn figures(&self) -> Map<String, Value> {
         let mut figures = Map::new();
         for ((work, guests, name), outcomes) in &self.outcomes {
             let m = Medians::of(outcomes);
@@ -106,7 +112,7 @@ impl Report {
                 cell[part] = json!(rounded(ratio));
             }
         }
-        envelope("elvis", &self.setup, figures)
+        figures
     }
 
     /// The same for people.

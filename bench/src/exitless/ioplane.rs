@@ -1,6 +1,6 @@
-//! ioplane itself, from the binary that was built beside this one.
+//! ioplane itself, from the binary that was built beside this one, or from another build.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
@@ -12,6 +12,8 @@ use crate::served::{Place, Served, ioplane};
 pub struct Ioplane {
     /// Whether its core polls; if not, it waits for kicks.
     pub polled: bool,
+    /// Another binary than [`ioplane`].
+    pub binary: Option<PathBuf>,
 }
 
 impl Ioplane {
@@ -39,7 +41,7 @@ impl Backend for Ioplane {
     fn start(&self, backing: &Backing, socket: &Path, folder: &Path, place: &Place) -> Result<Served> {
         let config = folder.join("ioplane.toml");
         std::fs::write(&config, self.config(backing, socket, folder, place))?;
-        let mut command = Command::new(ioplane()?);
+        let mut command = Command::new(self.binary.clone().map_or_else(ioplane, Ok)?);
         command.arg("serve").arg("--config").arg(&config);
         place.spawn(&command, &folder.join("log"))
     }

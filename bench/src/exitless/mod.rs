@@ -16,6 +16,7 @@ mod check;
 mod ioplane;
 mod load;
 mod null;
+mod pair;
 mod qsd;
 mod report;
 mod session;
@@ -26,11 +27,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use ioplane_testkit::driver::{Op, Shape};
 
+use crate::baseline::Against;
 use crate::served::{Place, scratch};
 use backend::{Backend, Backing};
 use ioplane::Ioplane;
 use ioplane_figures::machine::{self, CpuRoom, Cpus};
 use load::{Load, Outcome, Scatter, Waiting};
+pub use pair::pair;
 use qsd::{Aio, Qsd};
 use report::{Key, Report};
 use session::Session;
@@ -57,11 +60,14 @@ pub struct Options {
     #[arg(long)]
     quick: bool,
     /// Leave ioplane out: only the peer and the generator's ceiling.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "baseline")]
     peers_only: bool,
     /// Where the disk file is made; the default is the folder of the build, which should lie on a real disk.
     #[arg(long)]
     folder: Option<PathBuf>,
+    /// Two builds in turn.
+    #[command(flatten)]
+    pub against: Against,
 }
 
 struct Pace {
@@ -118,7 +124,8 @@ pub fn run(options: &Options) -> Result<Report> {
     let memory = choose_memory(&folders, &place, &pace, &mut report)?;
 
     let qsd = Qsd { memory };
-    let (polled, notified) = (Ioplane { polled: true }, Ioplane { polled: false });
+    let (polled, notified) =
+        (Ioplane { polled: true, binary: None }, Ioplane { polled: false, binary: None });
     let mut backends: Vec<&dyn Backend> = vec![&qsd];
     if !options.peers_only {
         backends = vec![&polled, &qsd, &notified];

@@ -23,6 +23,27 @@ pub struct Key {
     pub waiting: Waiting,
 }
 
+impl Key {
+    /// Under which key of `figures` its figures stand.
+    fn cell(self) -> String {
+        format!("{}depth{}", if self.on_file { "file_" } else { "" }, self.depth)
+    }
+
+    /// What is put before the name of each figure of contender `name`: who, and then the kind of rounds and of request.
+    fn prefix(self, name: &str) -> [String; 2] {
+        let who = if name == "ioplane" { String::new() } else { format!("{name}_") };
+        let irq = if self.waiting == Waiting::Interrupts { "irq_" } else { "" };
+        [who, format!("{irq}{}", if self.write { "write_" } else { "" })]
+    }
+
+    /// The keys of the figures of contender `name` that a comparison judges.
+    pub fn judged(self, name: &str) -> [String; 4] {
+        let [who, load] = self.prefix(name);
+        ["iops", "p50_us", "p99_us", "cpu_us_per_request"]
+            .map(|part| format!("{}.{who}{load}{part}", self.cell()))
+    }
+}
+
 impl PartialOrd for Waiting {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
@@ -72,6 +93,7 @@ impl Medians {
 }
 
 /// Everything measured in one run.
+#[derive(Default)]
 pub struct Report {
     outcomes: BTreeMap<(Key, &'static str), Vec<Outcome>>,
     ceilings: Map<String, Value>,
@@ -94,7 +116,7 @@ impl Report {
         setup.insert("work_on_file".into(), json!("equal: both io_uring with O_DIRECT"));
         setup.insert("ring".into(), json!(super::RING));
         setup.insert("descriptors".into(), json!(format!("{:?}", super::SHAPE)));
-        Report { outcomes: BTreeMap::new(), ceilings: Map::new(), probes: Map::new(), setup, disturbed: 0 }
+        Report { setup, ..Report::default() }
     }
 
     /// What the generator does at `depth` when the back end costs nothing.
@@ -153,12 +175,19 @@ impl Report {
 
     /// The object of `--json`.
     pub fn json(&self) -> Value {
+        let mut figures = self.figures();
+        figures.insert("generator_ceiling".into(), self.ceilings.clone().into());
+        figures.insert("qsd_memory_probes".into(), self.probes.clone().into());
+        envelope("exitless", &self.setup, figures)
+    }
+
+    /// What was measured of each contender, by load.
+    pub fn figures(&self) -> Map<String, Value> {
         let mut figures = Map::new();
         for (key, name) in self.outcomes.keys() {
             let Some(m) = self.medians(*key, name) else { continue };
-            let cell = format!("{}depth{}", if key.on_file { "file_" } else { "" }, key.depth);
-            let cell = figures.entry(cell).or_insert_with(|| json!({}));
-            let who = if *name == "ioplane" { String::new() } else { format!("{name}_") };
+            let cell = figures.entry(key.cell()).or_insert_with(|| json!({}));
+            let [who, load] = key.prefix(name);
             let op = if key.write { "write_" } else { "" };
             let irq = key.waiting == Waiting::Interrupts;
             let mut put = |part: &str, value: f64| {
@@ -167,23 +196,20 @@ impl Report {
             if irq {
                 put(&format!("{op}interrupts_per_request"), m.interrupts);
             }
-            let op = if irq { format!("irq_{op}") } else { op.into() };
-            put(&format!("{op}iops"), m.iops);
-            put(&format!("{op}iops_spread"), m.iops_spread);
-            put(&format!("{op}p50_us"), m.p50_us);
-            put(&format!("{op}p99_us"), m.p99_us);
-            put(&format!("{op}cpu_us_per_request"), m.cpu_us);
-            put(&format!("{op}kernel_threads_us_per_request"), m.kernel_us);
-            put(&format!("{op}kicks_per_request"), m.kicks);
+            put(&format!("{load}iops"), m.iops);
+            put(&format!("{load}iops_spread"), m.iops_spread);
+            put(&format!("{load}p50_us"), m.p50_us);
+            put(&format!("{load}p99_us"), m.p99_us);
+            put(&format!("{load}cpu_us_per_request"), m.cpu_us);
+            put(&format!("{load}kernel_threads_us_per_request"), m.kernel_us);
+            put(&format!("{load}kicks_per_request"), m.kicks);
             if *name != "qsd"
                 && let Some(peer) = self.medians(*key, "qsd")
             {
-                put(&format!("{op}per_cpu_vs_qsd"), peer.cpu_us / m.cpu_us);
+                put(&format!("{load}per_cpu_vs_qsd"), peer.cpu_us / m.cpu_us);
             }
         }
-        figures.insert("generator_ceiling".into(), self.ceilings.clone().into());
-        figures.insert("qsd_memory_probes".into(), self.probes.clone().into());
-        envelope("exitless", &self.setup, figures)
+        figures
     }
 
     /// The same for people.

@@ -1,6 +1,6 @@
 //! ioplane: one I/O core, one switch, NICs with sockets, in a process of their own (see [`crate::lan`]).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
@@ -13,6 +13,8 @@ use crate::served::{Place, Served};
 pub struct Ioplane {
     /// Whether its core polls; if not, it waits for kicks.
     pub polled: bool,
+    /// Another build of this program.
+    pub binary: Option<PathBuf>,
 }
 
 impl Backend for Ioplane {
@@ -21,7 +23,7 @@ impl Backend for Ioplane {
     }
 
     fn start(&self, nics: usize, shape: Shape, folder: &Path, place: &Place) -> Result<Served> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(self.binary.clone().map_or_else(std::env::current_exe, Ok)?);
         command.arg("lan").arg(format!("--cpu={}", place.cpus.back));
         command.arg(format!("--pairs={}", shape.pairs)).arg(format!("--ring={RING}"));
         if !self.polled {

@@ -29,7 +29,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use serde_json::Value;
 
+use crate::baseline::{Against, Pair};
 use crate::served::{Place, scratch};
 use backend::Backend;
 use frame::Size;
@@ -51,7 +53,7 @@ pub struct Options {
     #[arg(long)]
     quick: bool,
     /// Leave ioplane out: only the peer and the generator's ceiling.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "baseline")]
     peers_only: bool,
     /// Only the load with this key, `split64` for example; may be given several times.
     #[arg(long)]
@@ -59,7 +61,16 @@ pub struct Options {
     /// Where sockets and logs are made; the default is the folder of the build.
     #[arg(long)]
     folder: Option<PathBuf>,
+    /// Two builds in turn.
+    #[command(flatten)]
+    pub against: Against,
 }
+
+/// Rounds of each load in one of a pair of runs. The quieter half of them counts, as always.
+const PAIR_ROUNDS: u32 = 4;
+const PAIR_LOAD: Load =
+    Load { rate: None, sleeps: false, warm: Duration::from_millis(10), time: Duration::from_millis(40) };
+const PAIR_PING: Duration = Duration::from_millis(60);
 
 struct Pace {
     rounds: u32,
@@ -73,6 +84,17 @@ struct Pace {
 }
 
 impl Options {
+    fn shapes(&self) -> Vec<Shape> {
+        let mut shapes = Vec::new();
+        for pairs in [1, 8] {
+            for size in Size::ALL {
+                shapes.extend([false, true].map(|packed| Shape { packed, size, pairs }));
+            }
+        }
+        shapes.retain(|shape| self.only.is_empty() || self.only.contains(&report::key(*shape)));
+        shapes
+    }
+
     fn pace(&self) -> Pace {
         let ms = Duration::from_millis;
         if self.quick {
@@ -112,21 +134,15 @@ pub fn run(options: &Options) -> Result<Report> {
     for (name, packed) in [("split64", false), ("packed64", true)] {
         report.ceiling(name, &null::ceiling(cpus, packed, pace.time)?);
     }
+    let ioplane = Ioplane { polled: true, binary: None };
     let mut backends: Vec<&dyn Backend> = vec![&Testpmd];
     if !options.peers_only {
-        backends.insert(0, &Ioplane { polled: true });
+        backends.insert(0, &ioplane);
     }
     for backend in &backends {
         report.setup(backend.name(), &backend.describe());
     }
-    let mut shapes = Vec::new();
-    for pairs in [1, 8] {
-        for size in Size::ALL {
-            shapes.extend([false, true].map(|packed| Shape { packed, size, pairs }));
-        }
-    }
-    shapes.retain(|shape| options.only.is_empty() || options.only.contains(&report::key(*shape)));
-    for shape in shapes {
+    for shape in options.shapes() {
         let key = report::key(shape);
         let mut sessions = Vec::new();
         for backend in &backends {
@@ -143,6 +159,37 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     report.took(begin.elapsed());
     Ok(report)
+}
+
+/// One pair of runs of two builds: rates and round trips of each load, without the peer.
+pub fn pair(options: &Options, pair: &Pair<'_>) -> Result<[Value; 2]> {
+    let folder = scratch(options.folder.as_deref())?;
+    let mut reports = [Report::default(), Report::default()];
+    for shape in options.shapes() {
+        let key = report::key(shape);
+        if !pair.wants(&format!("{key}.")) {
+            continue;
+        }
+        let mut sessions = Vec::new();
+        for side in pair.order {
+            pair.go_on()?;
+            let backend = Ioplane { polled: true, binary: Some(pair.binary(side).to_owned()) };
+            let folder = folder.path().join(format!("{key}-{}", side.name()));
+            sessions.push((side, Session::open(&backend, shape, &folder, pair.place)?));
+        }
+        for _ in 0..PAIR_ROUNDS {
+            for (side, session) in &mut sessions {
+                pair.go_on()?;
+                let report = &mut reports[*side as usize];
+                report.flood(shape, session.name, session.stream(&PAIR_LOAD)?);
+            }
+        }
+        for (side, session) in &mut sessions {
+            pair.go_on()?;
+            reports[*side as usize].ping(shape, session.name, &session.ping(PAIR_PING)?);
+        }
+    }
+    Ok(reports.map(|report| report.figures().into()))
 }
 
 /// A B A B ...: the rounds of one load, everybody in turn.

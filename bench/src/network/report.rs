@@ -50,6 +50,7 @@ impl Cell {
 }
 
 /// Everything measured in one run.
+#[derive(Default)]
 pub struct Report {
     cells: BTreeMap<(Shape, &'static str), Cell>,
     ceilings: Map<String, Value>,
@@ -69,7 +70,7 @@ impl Report {
             json!("bench lan: switch and vhost-user host alone, not the daemon"),
         );
         setup.insert("frame_bytes".into(), json!(Size::ALL.map(Size::bytes)));
-        Report { cells: BTreeMap::new(), ceilings: Map::new(), setup }
+        Report { setup, ..Report::default() }
     }
 
     /// What the generator does through a back end that only moves ring entries.
@@ -129,6 +130,13 @@ impl Report {
 
     /// The object of `--json`.
     pub fn json(&self) -> Value {
+        let mut figures = self.figures();
+        figures.insert("generator_ceiling".into(), self.ceilings.clone().into());
+        envelope("network", &self.setup, figures)
+    }
+
+    /// What was measured of each contender, by load.
+    pub fn figures(&self) -> Map<String, Value> {
         let mut figures = Map::new();
         for ((shape, name), cell) in &self.cells {
             let entry = figures.entry(key(*shape)).or_insert_with(|| json!({}));
@@ -140,8 +148,7 @@ impl Report {
                 entry[format!("{who}frames_vs_testpmd")] = json!(rounded(ratio));
             }
         }
-        figures.insert("generator_ceiling".into(), self.ceilings.clone().into());
-        envelope("network", &self.setup, figures)
+        figures
     }
 
     /// The same for people.

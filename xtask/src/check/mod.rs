@@ -1,37 +1,23 @@
 //! The rules: each a function from the tree to what breaks it.
 
+mod circles;
 mod embed;
+mod homonyms;
 mod layers;
 mod length;
 mod links;
 mod names;
 mod path;
+mod sizes;
 mod unsafety;
-
-use std::fmt;
 
 use anyhow::Result;
 
+use crate::finding::{Finding, Standing};
 use crate::tree::Tree;
 
-/// One thing that breaks a rule.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
-    /// File.
-    pub path: String,
-    /// Line, from 1; zero if it is about the whole file.
-    pub line: usize,
-    /// Which rule, in short.
-    pub rule: &'static str,
-    /// What is wrong, and what to do.
-    pub what: String,
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: {}: {}", self.path, self.line.max(1), self.rule, self.what)
-    }
-}
+/// Looks at the tree.
+type Find<T> = fn(&Tree) -> Result<Vec<T>>;
 
 /// One rule.
 pub struct Rule {
@@ -40,26 +26,44 @@ pub struct Rule {
     /// In one line.
     pub what: &'static str,
     /// Finds what breaks it.
-    pub run: fn(&Tree) -> Result<Vec<Finding>>,
+    pub run: Find<Finding>,
+    /// Finds what breaks it unless its list has it.
+    pub standing: Option<Find<Standing>>,
+}
+
+impl Rule {
+    const fn new(name: &'static str, what: &'static str, run: Find<Finding>) -> Self {
+        Rule { name, what, run, standing: None }
+    }
+
+    const fn listed(self, standing: Find<Standing>) -> Self {
+        Rule { standing: Some(standing), ..self }
+    }
+}
+
+/// Of a rule for which everything may be listed.
+fn nothing(_: &Tree) -> Result<Vec<Finding>> {
+    Ok(Vec::new())
 }
 
 /// All rules, cheapest first.
 pub const RULES: &[Rule] = &[
-    Rule { name: "layers", what: "a crate depends only on those before it", run: layers::check },
-    Rule { name: "embed", what: "a program that embeds devices builds no async runtime", run: embed::check },
-    Rule {
-        name: "unsafe",
-        what: "unsafe code only where the house allows it, with a reason",
-        run: unsafety::check,
-    },
-    Rule {
-        name: "path",
-        what: "law 6, no locks on the data path, saved types are versioned",
-        run: path::check,
-    },
-    Rule { name: "names", what: "no name that says nothing", run: names::check },
-    Rule { name: "length", what: "no file over 800 lines without a reason", run: length::check },
-    Rule { name: "links", what: "every relative link in Markdown leads somewhere", run: links::check },
+    Rule::new("layers", "a crate depends only on those before it", layers::check),
+    Rule::new("embed", "a program that embeds devices builds no async runtime", embed::check),
+    Rule::new("unsafe", "unsafe code only where the house allows it, with a reason", unsafety::check),
+    Rule::new("path", "law 6, no locks on the data path, saved types are versioned", path::check),
+    Rule::new(
+        "names",
+        "no name that says nothing, no type name in several crates without a reason",
+        names::check,
+    )
+    .listed(homonyms::standing),
+    Rule::new("length", "no file over 800 lines without a reason", length::check),
+    Rule::new("sizes", "no crate over 8,000 lines of its own without a reason", nothing)
+        .listed(sizes::standing),
+    Rule::new("circles", "no circle between the files of a crate without a reason", circles::check)
+        .listed(circles::standing),
+    Rule::new("links", "every relative link in Markdown leads somewhere", links::check),
 ];
 
 /// A tree of one source, for the rules' tests.
@@ -67,4 +71,13 @@ pub const RULES: &[Rule] = &[
 pub fn sample(path: &str, text: &str) -> Tree {
     let source = crate::source::Source::new(path.to_owned(), text.to_owned());
     Tree { rust: vec![source], paths: vec![path.to_owned()], ..Tree::default() }
+}
+
+/// A tree of several sources, of which `root` is the first of a library.
+#[cfg(test)]
+pub fn samples(root: &str, files: &[(&str, &str)]) -> Tree {
+    let source = |(path, text): &(&str, &str)| crate::source::Source::new((*path).into(), (*text).into());
+    let target = serde_json::json!({ "kind": ["lib"], "src_path": format!("/w/{root}") });
+    let packages = serde_json::json!({ "workspace_root": "/w", "packages": [{ "targets": [target] }] });
+    Tree { rust: files.iter().map(source).collect(), packages, ..Tree::default() }
 }
