@@ -6,13 +6,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-
-pub use pci::{ModelCommand, PciAdd, PciCommand, PciWatch};
-
-use crate::size::Size;
-use crate::spec::{
+use ioplane_api::size::Size;
+use ioplane_api::spec::{
     DirectWord, EngineWord, FormatWord, LinkWord, Mac, MannersWord, MemoryWord, NotifyWord, VlanSpec,
 };
+
+pub use pci::{ModelCommand, PciAdd, PciCommand, PciWatch};
 
 /// Serves virtual machines' disks and NICs by polling, on I/O cores of their own.
 #[derive(Debug, Parser)]

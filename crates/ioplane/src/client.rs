@@ -8,10 +8,9 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
+use ioplane_api::refusal::RefusalBody;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-
-use crate::refusal::RefusalBody;
 
 /// Largest answer: the status of some thousand disks.
 const ANSWER: usize = 64 << 20;

@@ -7,7 +7,7 @@
 //!               \--doctor--> this host
 //! ```
 //!
-//! [`report`] is the stable interface of everything that prints or answers JSON, [`spec`] the one form of disks and cores.
+//! What both print, answer and read is [`ioplane_api`]'s.
 //!
 //! Must not know: rings, guest memory, protocols of hosts.
 #![forbid(unsafe_code)]
@@ -20,6 +20,3 @@ pub mod daemon;
 mod log;
 mod pcapng;
 pub mod refusal;
-pub mod report;
-pub mod size;
-pub mod spec;

@@ -1,25 +1,7 @@
 //! Why the daemon did not do what it was asked: the one error of its API and of its inside.
 
-use serde::{Deserialize, Serialize};
-
-/// Which kind of refusal; decides the HTTP status.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// 404: no such thing.
-    Missing,
-    /// 409: not as things are now.
-    Conflict,
-    /// 413: larger than any that makes sense.
-    Huge,
-    /// 405: not on this resource.
-    Method,
-    /// 422: it makes no sense.
-    Invalid,
-    /// 503: not now; the same again may work.
-    Busy,
-    /// 500: the system failed.
-    Failed,
-}
+use ioplane_api::refusal::Kind;
+use ioplane_api::spec::Flaw;
 
 /// A refusal. Nothing has changed.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -33,15 +15,6 @@ pub struct Refusal {
     pub remedy: String,
     /// The daemon may try the same again by itself: nothing is taken from anybody by it.
     pub retry: bool,
-}
-
-/// A refusal as JSON.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct RefusalBody {
-    /// What is wrong.
-    pub error: String,
-    /// What to do.
-    pub remedy: String,
 }
 
 macro_rules! kinds {
@@ -71,9 +44,8 @@ impl Refusal {
     }
 
     /// All flaws of a form in one.
-    pub fn flaws(flaws: &[crate::spec::Flaw]) -> Self {
-        let join =
-            |part: fn(&crate::spec::Flaw) -> &str| flaws.iter().map(part).collect::<Vec<_>>().join("; ");
+    pub fn flaws(flaws: &[Flaw]) -> Self {
+        let join = |part: fn(&Flaw) -> &str| flaws.iter().map(part).collect::<Vec<_>>().join("; ");
         Refusal::invalid(join(|flaw| &flaw.reason), join(|flaw| &flaw.remedy))
     }
 }

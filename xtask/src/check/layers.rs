@@ -9,7 +9,8 @@ use crate::tree::Tree;
 const RULE: &str = "crate order";
 
 /// Each may depend on those before it. A new crate is entered here, at its place.
-const ORDER: [&str; 13] = [
+const ORDER: [&str; 14] = [
+    "ioplane-api",
     "ioplane-memory",
     "ioplane-device",
     "ioplane-cores",

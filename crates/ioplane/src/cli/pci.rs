@@ -4,11 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use ioplane_passthrough::Address;
+use ioplane_api::size::Size;
+use ioplane_api::spec::{ChipWord, FaultSpec, Mac, MemoryWord, ModeWord, PciAddress};
 
 use super::time;
-use crate::size::Size;
-use crate::spec::{ChipWord, FaultSpec, Mac, MemoryWord, ModeWord};
 
 /// What can be done with PCI functions.
 #[derive(Debug, Subcommand)]
@@ -84,7 +83,7 @@ pub struct PciAdd {
     pub name: String,
     /// A function of this host, by its address, as `ioplane pci list` has it
     #[arg(long, value_name = "ADDRESS")]
-    pub host: Option<Address>,
+    pub host: Option<PciAddress>,
     /// Under watch, or as it is [default: virtual]
     #[arg(long, value_name = "HOW", conflicts_with = "emulate")]
     pub mode: Option<ModeWord>,

@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
+use ioplane_api::report::{FailureReport, StatusReport};
+use ioplane_api::size::Size;
 use serde::{Deserialize, Serialize};
 
 use super::kvm::Kvm;
 use super::qemu::Version;
 use super::{out, print_json};
 use crate::client::Client;
-use crate::report::{FailureReport, StatusReport};
-use crate::size::Size;
 
 /// How a finding weighs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -328,7 +328,7 @@ fn pages() -> Finding {
 
 fn run_dir() -> Finding {
     let name = "run directory";
-    let folder = Path::new(crate::daemon::SOCKET).parent().unwrap_or(Path::new("/run"));
+    let folder = Path::new(ioplane_api::SOCKET).parent().unwrap_or(Path::new("/run"));
     let there = if folder.exists() { folder } else { folder.parent().unwrap_or(Path::new("/")) };
     match rustix::fs::access(there, rustix::fs::Access::WRITE_OK) {
         Ok(()) => good(name, folder.display().to_string()),

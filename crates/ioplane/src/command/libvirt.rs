@@ -2,9 +2,9 @@
 //!
 //! libvirt has no element for a vfio-user device: a function is given to QEMU past it, by `<qemu:commandline>`. The words are those of libvirt's domain schema; a test holds what is printed against the schema that libvirt ships.
 
-use crate::report::{DiskReport, FunctionReport, NicReport};
-use crate::size::Size;
-use crate::spec::{MTU, NIC_QUEUE_SIZE};
+use ioplane_api::report::{DiskReport, FunctionReport, NicReport};
+use ioplane_api::size::Size;
+use ioplane_api::spec::{MTU, NIC_QUEUE_SIZE};
 
 /// One device of a domain.
 pub enum Device {

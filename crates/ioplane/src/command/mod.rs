@@ -21,6 +21,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::CommandFactory;
 use hyper::Method;
+use ioplane_api::SOCKET;
+use ioplane_api::refusal::RefusalBody;
+use ioplane_api::report::{CoreReport, DiskReport, DoneReport, StatusReport, UpgradeReport};
+use ioplane_api::request::{ChangeForm, CoreForm, MoveForm, NotifyForm, TwinForm, UpgradeForm};
+use ioplane_api::spec::DiskForm;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -29,9 +34,7 @@ use crate::cli::{
 };
 use crate::client::Client;
 use crate::config::Problems;
-use crate::daemon::{self, ChangeForm, CoreForm, MoveForm, NotifyForm, TwinForm, UpgradeForm};
-use crate::report::{CoreReport, DiskReport, DoneReport, StatusReport, UpgradeReport};
-use crate::spec::DiskForm;
+use crate::daemon;
 
 /// After this long a person wants to see that something is going on.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -61,7 +64,7 @@ fn causes(error: &anyhow::Error) -> String {
 }
 
 fn perform(cli: Cli) -> Result<ExitCode> {
-    let client = || Client::new(cli.socket.as_deref().unwrap_or(Path::new(daemon::SOCKET)));
+    let client = || Client::new(cli.socket.as_deref().unwrap_or(Path::new(SOCKET)));
     let json = cli.json;
     match cli.command {
         Command::Serve { config, inherit } => {
@@ -386,7 +389,7 @@ fn device(client: &Client, name: &str) -> Result<libvirt::Device> {
     disk.or_else(nic).or_else(function).ok_or_else(|| {
         let error = format!("there is no disk, no nic and no PCI function {name}");
         let remedy = "see `ioplane disk list`, `ioplane nic list` and `ioplane pci list`".to_owned();
-        crate::client::Refused(crate::refusal::RefusalBody { error, remedy }).into()
+        crate::client::Refused(RefusalBody { error, remedy }).into()
     })
 }
 

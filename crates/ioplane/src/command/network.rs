@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use hyper::Method;
+use ioplane_api::report::{DoneReport, NicReport, SwitchReport, SwitchTableReport};
+use ioplane_api::request::LinkForm;
+use ioplane_api::spec::{NicForm, SwitchForm};
 
 use super::{absolute, address_of, ask, print, print_json, show, working};
 use crate::cli::{CaptureArgs, NicAdd, NicCommand, SwitchCommand};
 use crate::client::Client;
-use crate::daemon::LinkForm;
 use crate::pcapng::Follower;
-use crate::report::{DoneReport, NicReport, SwitchReport, SwitchTableReport};
-use crate::spec::{NicForm, SwitchForm};
 
 fn done(done: &DoneReport) -> String {
     done.done.join("\n") + "\n"

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use ioplane_api::report::{DiskReport, FunctionReport, NicReport};
+use ioplane_api::size::Size;
+use ioplane_api::spec::MTU;
 
 use crate::cli::Accel;
-use crate::report::{DiskReport, FunctionReport, NicReport};
-use crate::size::Size;
-use crate::spec::MTU;
 
 /// Major and minor number of a QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,9 +1,10 @@
 //! `[[pci]]`.
 
+use ioplane_api::spec::{ChipWord, Flaw, FunctionForm, FunctionSpec, Mac, MemoryWord, ModeWord};
+
 use super::network::{checked, name};
 use super::reader::{Place, Reader, nearest};
 use super::{Config, Problem};
-use crate::spec::{ChipWord, Flaw, FunctionForm, FunctionSpec, Mac, MemoryWord, ModeWord};
 
 /// One `[[pci]]`.
 pub fn function(mut reader: Reader<'_, '_>) -> Option<(FunctionSpec, Place)> {
@@ -113,7 +114,7 @@ pub fn check(config: &Config, problems: &mut Vec<Problem>) {
                 };
                 problem("switch", format!("there is no switch {switch}"), &remedy);
             }
-            let same = |nic: &crate::spec::NicSpec| nic.switch == switch && Some(nic.mac) == function.mac();
+            let same = |nic: &ioplane_api::spec::NicSpec| nic.switch == switch && Some(nic.mac) == function.mac();
             if let Some((nic, earlier)) = config.nics.iter().find(|(nic, _)| same(nic)) {
                 let reason = format!(
                     "{} is the address of nic {} already, in line {}",

@@ -18,6 +18,11 @@ use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use ioplane_api::size::Size;
+use ioplane_api::spec::{
+    BackingSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, Flaw, FormatWord,
+    FunctionSpec, MannersWord, MemoryWord, NicSpec, NotifyWord, SwitchSpec,
+};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -25,11 +30,7 @@ pub use problem::{Problem, Problems};
 pub use reader::{Place, nearest};
 use reader::{Reader, Source};
 
-use crate::size::Size;
-use crate::spec::{
-    Access, BackingSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, Flaw, FormatWord,
-    FunctionSpec, MannersWord, MemoryWord, NicSpec, NotifyWord, SwitchSpec,
-};
+use crate::daemon::access::Access;
 
 /// The section `[daemon]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -235,7 +236,7 @@ fn daemon(mut reader: Reader<'_, '_>) -> (DaemonSpec, Place) {
         ..DaemonSpec::default()
     };
     for (field, path) in [("socket", &daemon.socket), ("run_dir", &daemon.run_dir)] {
-        let flaw = path.as_deref().and_then(crate::spec::socket_flaw);
+        let flaw = path.as_deref().and_then(ioplane_api::spec::socket_flaw);
         if let Some(Flaw { reason, remedy, .. }) = flaw {
             reader.note(field, reason, remedy);
         }

@@ -1,8 +1,9 @@
 //! `[[switch]]` and `[[nic]]`.
 
+use ioplane_api::spec::{Flaw, LinkWord, MemoryWord, NicForm, NicSpec, SwitchForm, SwitchSpec, VlanSpec};
+
 use super::reader::{Place, Reader};
 use super::{Config, Problem};
-use crate::spec::{Flaw, LinkWord, MemoryWord, NicForm, NicSpec, SwitchForm, SwitchSpec, VlanSpec};
 
 /// The name of a table's thing; that it has none is noted.
 pub(super) fn name(reader: &mut Reader<'_, '_>, what: &str) -> Option<String> {

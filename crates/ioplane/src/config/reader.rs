@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use ioplane_api::size::Size;
+use ioplane_api::spec::Flaw;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::problem::Problem;
-use crate::size::Size;
-use crate::spec::Flaw;
 
 /// The text, for lines.
 #[derive(Debug, Clone, Copy)]

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::*;
+use crate::daemon::lower::limits;
 
 /// What is said of `text`, without the file's name.
 fn said(folder: &Path, text: &str) -> Vec<(usize, String, String)> {
@@ -80,7 +81,7 @@ fn a_whole_configuration_is_read() {
     assert_eq!((scratch.serial.as_str(), scratch.queue_size), ("scratch", 128));
     let functions: Vec<_> = config.functions.iter().map(|(f, _)| (f.name.as_str(), f.mode())).collect();
     assert_eq!(functions, [("card", "virtual"), ("soft", "emulated")]);
-    let files = |n: usize| config.functions[n].0.limits().files;
+    let files = |n: usize| limits(&config.functions[n].0).files;
     assert_eq!((files(0), files(1)), (ioplane_memory::Files::Ram, ioplane_memory::Files::Any));
 }
 

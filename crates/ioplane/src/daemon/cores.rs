@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use ioplane_api::report::CoreReport;
+use ioplane_api::spec::{CORES, CoreSpec};
 use ioplane_cores::Pool;
 use ioplane_device::{CoreId, Placement, Post};
 
 use super::ledger::{CoreRecord, Ledger};
+use super::lower::Lower;
 use crate::refusal::Refusal;
-use crate::report::CoreReport;
-use crate::spec::{CORES, CoreSpec};
 
 /// How long retiring waits for the last queue to leave.
 const LEAVE: Duration = Duration::from_secs(2);
@@ -70,7 +71,7 @@ impl Cores {
         // number further on is reached by starting those before it and ending them at once: this happens when a daemon
         // comes back in which cores had been retired.
         let id = loop {
-            let id = self.pool.add(spec.settings())?;
+            let id = self.pool.add(spec.lower())?;
             let fits = !numbered || id.0 == spec.id;
             if fits && id.0 < CORES {
                 break id.0;
@@ -136,7 +137,7 @@ impl Cores {
         next.values_mut().filter(|spec| id.is_none_or(|id| id == spec.id)).for_each(&change);
         for spec in next.values() {
             let core = self.pool.core(CoreId(spec.id))?;
-            core.notify(spec.notify.below());
+            core.notify(spec.notify.lower());
             core.spin(Duration::from_micros(spec.spin_us));
         }
         self.ledger.change(|entries| {

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use ioplane_api::report::{BackingReport, Counts, DiskReport, Door, QueueReport, ServedState};
+use ioplane_api::size::Size;
+use ioplane_api::spec::{BackingSpec, DirectWord, DiskSpec, EngineWord, FormatWord, QUEUE_SIZE_MAX, ServedSpec};
 use ioplane_device::Still;
 use ioplane_storage::{Backing, FileBacking, FileOptions, ImageId, MemoryBacking, Raw};
 use ioplane_virtio::blk::{Blk, BlkOptions};
@@ -13,15 +16,14 @@ use ioplane_virtio::blk::{Blk, BlkOptions};
 use super::Daemon;
 use super::ground::Ground;
 use super::ledger::{DiskRecord, Entries};
+use super::lower::Lower;
+use super::readings;
 use super::retry::Trouble;
 use super::served::{Kind, Note, Queued, Served, blocking};
 use super::shelf::Shelf;
 use super::twin;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
-use crate::report::{BackingReport, Counts, DiskReport, Door, QueueReport, ServedState, VmReport, faults_of};
-use crate::size::Size;
-use crate::spec::{BackingSpec, DirectWord, DiskSpec, EngineWord, FormatWord, QUEUE_SIZE_MAX, ServedSpec};
 
 /// How often the log says that an image is still being waited for.
 const NEWS: Duration = Duration::from_secs(2);
@@ -76,8 +78,8 @@ fn file_options(
     FileOptions {
         read_only: spec.read_only,
         raw,
-        direct: direct.below(),
-        engine: engine.below(),
+        direct: direct.lower(),
+        engine: engine.lower(),
         logical_block: spec.block_size,
         owner: Some(owner.display().to_string()),
         ..FileOptions::new(path)
@@ -350,18 +352,18 @@ impl Kind for Disk {
         report.owner = status.owner.then_some(Door::Socket);
         report.waiting = status.waiting.then_some(Door::Socket);
         if let Some(theirs) = twin {
-            report.add_twin(theirs, &mut status);
+            twin::add(&mut report, theirs, &mut status);
         }
         (report.size, report.read_only) = (size, read_only);
         report.state = ServedState::Served;
         report.connected = status.connected;
         report.connections = status.connections;
-        report.vm = status.peer.map(VmReport::of);
+        report.vm = status.peer.map(readings::vm);
         report.features = status.features;
-        (report.front_end_faults, report.last_front_end_fault) = faults_of(&status);
+        (report.front_end_faults, report.last_front_end_fault) = readings::faults_of(&status);
         report.mappings = status.mappings;
-        report.totals = Counts::sum(&status.queues);
-        report.queues = status.queues.into_iter().map(QueueReport::from).collect();
+        report.totals = readings::sum(&status.queues);
+        report.queues = status.queues.into_iter().map(readings::queue).collect();
         report
     }
 

@@ -1,14 +1,15 @@
 //! What everything that is served stands on: cores, ledger, run directory, and the names and sockets that are taken.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ioplane_api::spec::{ServedSpec, socket_flaw};
+
+use super::access::Access;
 use super::cores::{Cores, Seating};
 use super::ledger::{Ledger, Record};
 use crate::refusal::Refusal;
-use crate::spec::{Access, ServedSpec, socket_flaw};
 
 /// Who has a name, and the sockets that go with it.
 struct Claim {
@@ -142,24 +143,5 @@ impl Ground {
     /// Gives a name and its sockets back.
     pub fn release(&self, name: &str) {
         self.claims().remove(name);
-    }
-}
-
-impl Access {
-    /// Lets others than the daemon's user connect to a socket that was made for that one alone.
-    pub fn open(self, socket: &Path) -> Result<(), Refusal> {
-        if self == Access::default() {
-            return Ok(());
-        }
-        let open = || {
-            // The group first: nobody is let in by mistake between the two.
-            chown(socket, None, self.group)?;
-            std::fs::set_permissions(socket, std::fs::Permissions::from_mode(self.mode))
-        };
-        open().map_err(|error| {
-            let remedy =
-                "may the daemon's user give files to socket_group, and is socket_mode what you want?";
-            Refusal::failed(format!("who may connect to {}: {error}", socket.display()), remedy)
-        })
     }
 }

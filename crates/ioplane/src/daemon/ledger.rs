@@ -13,10 +13,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ioplane_api::spec::{CoreSpec, DiskSpec, Flaw, FunctionSpec, NicSpec, ServedSpec, SwitchSpec};
 use ioplane_storage::ImageId;
 use serde::{Deserialize, Serialize};
-
-use crate::spec::{CoreSpec, DiskSpec, Flaw, FunctionSpec, NicSpec, ServedSpec, SwitchSpec};
 
 /// A disk, a NIC or a PCI function, as it is being served.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

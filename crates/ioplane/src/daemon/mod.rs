@@ -10,6 +10,7 @@
 //!
 //! Must not know: rings, guests, what a backing does.
 
+pub(crate) mod access;
 mod api;
 mod capture;
 mod cores;
@@ -17,8 +18,10 @@ mod disk;
 mod functions;
 mod ground;
 mod ledger;
+pub(crate) mod lower;
 mod metrics;
 mod nic;
+mod readings;
 mod reload;
 mod retry;
 mod serve;
@@ -38,11 +41,11 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use ioplane_api::report::{StatusReport, UpgradeReport};
+use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec};
 
 use crate::config::{Config, Problems};
 use crate::refusal::Refusal;
-use crate::report::{StatusReport, UpgradeReport};
-use crate::spec::{CoreSpec, Flaw, ServedSpec};
 use cores::Cores;
 use disk::Disk;
 use functions::{Card, Functions};
@@ -53,13 +56,9 @@ use served::Kind;
 use shelf::{OnFailure, Shelf};
 use switches::Switches;
 
-pub use api::{ChangeForm, CoreForm, LinkForm, MoveForm, NotifyForm, TwinForm};
-pub use functions::{QuiesceForm, model_of};
+pub use functions::model_of;
 pub use serve::serve;
-pub use upgrade::UpgradeForm;
 
-/// Where the control socket is if nobody says.
-pub const SOCKET: &str = "/run/ioplane/control.sock";
 /// How long a daemon that is dying may keep the run directory.
 const INHERIT: Duration = Duration::from_secs(10);
 

@@ -4,22 +4,22 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ioplane_network::{PortOptions, Vlan};
+use ioplane_api::report::{FrameCounts, NicQueueReport, NicReport, PortReport, Role, ServedState};
+use ioplane_api::spec::{LinkWord, NicSpec, QUEUE_SIZE_MAX};
+use ioplane_network::PortOptions;
 use ioplane_virtio::net::{Net, NetOptions};
 
 use super::Daemon;
 use super::ground::Ground;
 use super::ledger::{Entries, NicRecord};
+use super::lower::Lower;
+use super::readings;
 use super::retry::Trouble;
 use super::served::{Kind, Note, Queued, Served};
 use super::shelf::Shelf;
 use super::switches::Switches;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
-use crate::report::{
-    FrameCounts, NicQueueReport, NicReport, PortReport, Role, ServedState, VmReport, faults_of,
-};
-use crate::spec::{LinkWord, NicSpec, QUEUE_SIZE_MAX, VlanSpec};
 
 /// A NIC that is being served. Its port is its device's, and goes with it.
 pub struct Nic {
@@ -32,7 +32,7 @@ pub(super) fn model(spec: &NicSpec, switches: &Switches) -> Result<Net, Refusal>
         name: spec.name.clone(),
         mac: Some(spec.mac.0),
         isolated: spec.isolated,
-        vlan: Vlan::from(&spec.vlan),
+        vlan: spec.vlan.lower(),
         pairs: spec.pairs,
         uplink: false,
         mtu: spec.mtu,
@@ -47,7 +47,7 @@ pub(super) fn model(spec: &NicSpec, switches: &Switches) -> Result<Net, Refusal>
         control: false,
     };
     let mut net = Net::new(options, port);
-    net.set_link(spec.link.below());
+    net.set_link(spec.link.lower());
     Ok(net)
 }
 
@@ -56,17 +56,7 @@ impl Nic {
     pub async fn set_link(&self, link: LinkWord) -> Result<(), Refusal> {
         let _changing = self.served.changing.lock().await;
         self.served.note.change(|record| record.now.link = link)?;
-        Ok(self.served.handle.change(move |model| ((), model.set_link(link.below()))).await?)
-    }
-}
-
-impl From<&VlanSpec> for Vlan {
-    fn from(vlan: &VlanSpec) -> Self {
-        match vlan {
-            VlanSpec::All => Vlan::All,
-            VlanSpec::Access(one) => Vlan::Access(*one),
-            VlanSpec::Trunk(list) => Vlan::Trunk(list.clone()),
-        }
+        Ok(self.served.handle.change(move |model| ((), model.set_link(link.lower()))).await?)
     }
 }
 
@@ -130,19 +120,19 @@ impl Kind for Nic {
         let (record, socket) = (self.served.note.read(), self.served.handle.socket().to_owned());
         let pairs = record.now.pairs;
         let mut report = Nic::blank(&record, socket, ServedState::Busy, None);
-        let port = |model: &mut Net| PortReport::from(model.port().reading());
+        let port = |model: &mut Net| readings::port(model.port().reading());
         let Some((status, port)) = self.served.glance(port).await else { return report };
         report.state = ServedState::Served;
         report.connected = status.connected;
         report.connections = status.connections;
-        report.vm = status.peer.map(VmReport::of);
+        report.vm = status.peer.map(readings::vm);
         report.features = status.features;
-        (report.front_end_faults, report.last_front_end_fault) = faults_of(&status);
+        (report.front_end_faults, report.last_front_end_fault) = readings::faults_of(&status);
         report.mappings = status.mappings;
         report.port = port;
-        report.sent = FrameCounts::sum(&status.queues, Role::Transmit);
-        report.received = FrameCounts::sum(&status.queues, Role::Receive);
-        report.queues = status.queues.into_iter().map(NicQueueReport::from).collect();
+        report.sent = readings::frames(&status.queues, Role::Transmit);
+        report.received = readings::frames(&status.queues, Role::Receive);
+        report.queues = status.queues.into_iter().map(readings::nic_queue).collect();
         report.queues.truncate(usize::from(2 * pairs));
         report
     }

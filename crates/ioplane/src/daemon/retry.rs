@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ioplane_api::report::RetryReport;
+
 use super::Daemon;
 use super::served::Kind;
 use super::shelf::Shelf;
 use crate::refusal::Refusal;
-use crate::report::RetryReport;
 
 /// From the first failure to the next try.
 const FIRST: Duration = Duration::from_secs(1);

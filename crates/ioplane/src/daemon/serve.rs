@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use ioplane_api::SOCKET;
+use ioplane_api::spec::Flaw;
 use ioplane_host::socket::{self, Place};
 use sd_notify::NotifyState;
 use tokio::net::{TcpListener, UnixListener};
@@ -15,9 +17,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::upgrade::{self, Gone, Succession};
-use super::{Daemon, SOCKET, api, metrics};
+use super::{Daemon, api, metrics};
 use crate::config::{Config, Problems};
-use crate::spec::Flaw;
 
 /// How long the control socket waits for the disks, so that who sees it usually finds them served.
 const GRACE: Duration = Duration::from_secs(1);
@@ -101,7 +102,7 @@ async fn run(config: Config, socket: Option<PathBuf>) -> Result<()> {
     let (folder, run_dir) = (control.parent().unwrap_or(Path::new("/")), run_dir(&config, &control));
     std::fs::create_dir_all(folder)
         .with_context(|| format!("make {} for the control socket", folder.display()))?;
-    if let Some(flaw) = crate::spec::socket_flaw(&control) {
+    if let Some(flaw) = ioplane_api::spec::socket_flaw(&control) {
         anyhow::bail!("{}\n  to do: {}", flaw.reason, flaw.remedy);
     }
 

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use ioplane_api::report::ServedState;
+use ioplane_api::spec::ServedSpec;
 use ioplane_host::vhost_user::{self, Handle, Lease, STOP_PATIENCE, ServerOptions, Status};
 use ioplane_memory::Limits;
 use ioplane_virtio::VirtioDevice;
@@ -13,12 +15,11 @@ use ioplane_virtio::VirtioDevice;
 use super::Daemon;
 use super::ground::Ground;
 use super::ledger::{Entries, Ledger, Record};
+use super::lower::Lower;
 use super::retry::Trouble;
 use super::shelf::Shelf;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
-use crate::report::ServedState;
-use crate::spec::ServedSpec;
 
 /// How long a report waits for what a device that is busy with a change says; all are asked at once.
 pub(super) const GLANCE: Duration = Duration::from_secs(1);
@@ -315,7 +316,7 @@ pub(super) fn serve<V: VirtioDevice, S: ServedSpec>(
 
 /// Where and how one instance of a device is served.
 pub(super) fn options<S: ServedSpec>(socket: PathBuf, record: &Record<S>, ground: &Ground) -> ServerOptions {
-    let limits = Limits { files: record.now.guest_memory().below(), ..Limits::default() };
+    let limits = Limits { files: record.now.guest_memory().lower(), ..Limits::default() };
     ServerOptions { dirty_log: true, limits, ..ServerOptions::new(socket, Arc::new(ground.seating(record))) }
 }
 

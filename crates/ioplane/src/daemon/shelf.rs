@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use ioplane_api::report::ServedState;
+use ioplane_api::spec::ServedSpec;
 use tokio::sync::Notify;
 
 use super::ground::Ground;
@@ -11,8 +13,6 @@ use super::ledger::Record;
 use super::retry::Trouble;
 use super::served::{GLANCE, Kind, Queued};
 use crate::refusal::Refusal;
-use crate::report::ServedState;
-use crate::spec::ServedSpec;
 
 /// How long stopping waits for the devices; then what is in flight stays in the journals, for the next daemon to replay.
 const STOP: Duration = Duration::from_secs(40);

@@ -8,18 +8,19 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use ioplane_api::report::{LearnedReport, PortReport, SwitchReport, SwitchTableReport};
+use ioplane_api::spec::SwitchSpec;
 use ioplane_device::{QueueSet, Quiescent, Running};
-use ioplane_network::{NetworkError, Port, PortOptions, PortReading, Switch, SwitchSettings, Tap, interface};
+use ioplane_network::{NetworkError, Port, PortOptions, Switch, SwitchSettings, Tap, interface};
 
 use super::cores::Seating;
 use super::ground::Ground;
 use super::ledger::SwitchRecord;
+use super::readings;
 use super::retry::Trouble;
 use super::shelf::OnFailure;
 use crate::config::Config;
 use crate::refusal::Refusal;
-use crate::report::{LearnedReport, PortReport, SwitchReport, SwitchTableReport};
-use crate::spec::{Mac, SwitchSpec};
 
 /// How long an uplink may take to come to rest: nothing is ever in flight there.
 const REST: Duration = Duration::from_secs(2);
@@ -419,7 +420,7 @@ impl Switches {
         let mut slots = self.slots();
         let slot = slots.get_mut(name).ok_or_else(|| missing(name))?;
         let mut table: Vec<LearnedReport> =
-            slot.switch.table().into_iter().map(LearnedReport::from).collect();
+            slot.switch.table().into_iter().map(readings::learned).collect();
         table.sort_by(|a, b| (&a.port, a.vlan, &a.mac).cmp(&(&b.port, b.vlan, &b.mac)));
         Ok(SwitchTableReport { switch: slot.report(), table })
     }
@@ -495,7 +496,7 @@ impl Slot {
     fn report(&mut self) -> SwitchReport {
         let broken = self.broken();
         let retry = self.trouble().map(Trouble::report);
-        let mut ports: Vec<PortReport> = self.switch.ports().into_iter().map(PortReport::from).collect();
+        let mut ports: Vec<PortReport> = self.switch.ports().into_iter().map(readings::port).collect();
         ports.sort_by(|a, b| (a.uplink, &a.name).cmp(&(b.uplink, &b.name)));
         SwitchReport {
             name: self.record.now.name.clone(),
@@ -507,41 +508,6 @@ impl Slot {
             retry,
             learned: ports.iter().map(|port| port.learned).sum(),
             ports,
-        }
-    }
-}
-
-impl From<PortReading> for PortReport {
-    fn from(reading: PortReading) -> Self {
-        let drops = |side: &ioplane_network::SideReading| -> BTreeMap<String, u64> {
-            side.drops.iter().map(|(cause, count)| (cause.name().to_owned(), *count)).collect()
-        };
-        PortReport {
-            name: reading.name,
-            uplink: reading.uplink,
-            up: reading.up,
-            isolated: reading.isolated,
-            mac: reading.mac.map(|mac| Mac(mac).to_string()),
-            learned: reading.learned,
-            waiting: reading.waiting as u64,
-            sent_frames: reading.sent.frames,
-            sent_bytes: reading.sent.bytes,
-            sent_drops: drops(&reading.sent),
-            received_frames: reading.received.frames,
-            received_bytes: reading.received.bytes,
-            received_drops: drops(&reading.received),
-        }
-    }
-}
-
-impl From<ioplane_network::Learned> for LearnedReport {
-    fn from(learned: ioplane_network::Learned) -> Self {
-        LearnedReport {
-            mac: Mac(learned.mac).to_string(),
-            vlan: learned.vlan,
-            port: learned.port,
-            age_s: learned.age.as_secs(),
-            held: learned.held,
         }
     }
 }

@@ -6,7 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use ioplane_api::report::ServedState;
+use ioplane_api::spec::{BackingSpec, CoreSpec, DiskForm, DiskSpec, FunctionForm, FunctionSpec};
+
 use super::Daemon;
+use super::access::Access;
 use super::cores::Cores;
 use super::ground::Ground;
 use super::ledger::{DiskRecord, Entries, FunctionRecord, Ledger, LedgerError};
@@ -15,8 +19,6 @@ use super::served::{GLANCE, Kind, Note};
 use super::shelf::{OnFailure, Shelf};
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
-use crate::report::ServedState;
-use crate::spec::{Access, BackingSpec, CoreSpec, DiskForm, DiskSpec, FunctionForm, FunctionSpec};
 
 fn spec(name: &str) -> DiskSpec {
     let form = DiskForm { path: Some(format!("/{name}.img").into()), ..DiskForm::default() };

@@ -11,6 +11,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
+use ioplane_api::report::{DiskReport, Door};
 use ioplane_device::Still;
 use ioplane_host::vhost_user::{Handle, Status};
 use ioplane_storage::Backing;
@@ -22,7 +23,6 @@ use super::ledger::DiskRecord;
 use super::served::{Kind, serve};
 use super::shelf::Shelf;
 use crate::refusal::Refusal;
-use crate::report::{DiskReport, Door};
 
 /// Puts `fresh` behind both instances, each at a quiescent point of its own, the one inside the other: at no moment can
 /// one of them begin a request with the old backing when the other has the new one. `exchange` does it for the first, and
@@ -117,27 +117,25 @@ impl Shelf<Disk> {
     }
 }
 
-impl DiskReport {
-    /// Adds what is to be said of the second instance; `status` becomes that of both.
-    pub(super) fn add_twin(&mut self, theirs: Status, status: &mut Status) {
-        if theirs.owner {
-            self.owner = Some(Door::Twin);
-            // Requests are counted in one place, whichever socket they come by; where a queue is, its owner knows.
-            for (queue, theirs) in status.queues.iter_mut().zip(theirs.queues) {
-                (queue.size, queue.core, queue.fault) = (theirs.size, theirs.core, theirs.fault);
-            }
-            (status.features, status.peer) = (theirs.features, theirs.peer);
+/// Adds to a report what is to be said of the second instance; `status` becomes that of both.
+pub fn add(report: &mut DiskReport, theirs: Status, status: &mut Status) {
+    if theirs.owner {
+        report.owner = Some(Door::Twin);
+        // Requests are counted in one place, whichever socket they come by; where a queue is, its owner knows.
+        for (queue, theirs) in status.queues.iter_mut().zip(theirs.queues) {
+            (queue.size, queue.core, queue.fault) = (theirs.size, theirs.core, theirs.fault);
         }
-        if theirs.waiting {
-            self.waiting = Some(Door::Twin);
-        }
-        status.connected |= theirs.connected;
-        status.connections += theirs.connections;
-        for (name, count) in theirs.faults {
-            *status.faults.entry(name).or_default() += count;
-        }
-        if theirs.last_fault.is_some() {
-            status.last_fault = theirs.last_fault;
-        }
+        (status.features, status.peer) = (theirs.features, theirs.peer);
+    }
+    if theirs.waiting {
+        report.waiting = Some(Door::Twin);
+    }
+    status.connected |= theirs.connected;
+    status.connections += theirs.connections;
+    for (name, count) in theirs.faults {
+        *status.faults.entry(name).or_default() += count;
+    }
+    if theirs.last_fault.is_some() {
+        status.last_fault = theirs.last_fault;
     }
 }

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
+use ioplane_api::report::FunctionReport;
 use ioplane_passthrough::inventory::{self, Remapping};
 
 use super::{Finding, Weight, bad, good, read};
 use crate::client::Client;
 use crate::command::qemu::{VFIO_USER, Version};
-use crate::report::FunctionReport;
 
 /// Whether QEMU can be given a function at all.
 pub fn vfio_user() -> Finding {

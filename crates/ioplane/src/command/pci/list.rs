@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
+use ioplane_api::report::FunctionReport;
 use ioplane_passthrough::inventory::{self, Found, Obstacle};
 use serde::Serialize;
 
@@ -10,7 +11,6 @@ use crate::client::Client;
 use crate::command::table::Table;
 use crate::command::{print, show};
 use crate::daemon::model_of;
-use crate::report::FunctionReport;
 
 /// Where the kernel shows them.
 const SYSFS: &str = "/sys";

@@ -5,13 +5,13 @@ mod watch;
 
 use anyhow::{Context, Result, bail};
 use hyper::Method;
+use ioplane_api::report::{DoneReport, FunctionReport, RestReport, StateFileV1};
+use ioplane_api::request::QuiesceForm;
+use ioplane_api::spec::FunctionForm;
 
 use super::{absolute, address_of, ask, print, show, working};
 use crate::cli::{PciAdd, PciCommand};
 use crate::client::Client;
-use crate::daemon::QuiesceForm;
-use crate::report::{DoneReport, FunctionReport, RestReport, StateFileV1};
-use crate::spec::FunctionForm;
 
 /// Largest file of `pci save`: twice what a device may save.
 const STATE: u64 = 4 << 20;

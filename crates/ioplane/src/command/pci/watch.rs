@@ -9,14 +9,14 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use ioplane_api::report::{EventReport, FunctionReport, WatchReport};
+use ioplane_api::size::Size;
 use serde::Serialize;
 
 use super::address;
 use crate::cli::PciWatch;
 use crate::client::Client;
 use crate::command::{out, show};
-use crate::report::{EventReport, FunctionReport, WatchReport};
-use crate::size::Size;
 
 /// The shortest interval: less would mostly show what looking costs.
 const LEAST: Duration = Duration::from_millis(100);
@@ -153,7 +153,7 @@ pub fn run(client: &Client, args: &PciWatch, json: bool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{RegionReport, TrafficReport};
+    use ioplane_api::report::{RegionReport, TrafficReport};
 
     fn report(accesses: u64, hooked: u64, events: &[u64]) -> FunctionReport {
         let events = events.iter().map(|number| EventReport {

@@ -5,14 +5,15 @@ mod pci;
 #[cfg(test)]
 pub mod tests;
 
+use ioplane_api::report::{
+    CoreReport, Counts, DiskReport, Door, PauseReport, RetryReport, ServedState, StatusReport, UpgradeReport,
+};
+use ioplane_api::size::Size;
+
 pub use network::{nics, switch, switches};
 pub use pci::{function, functions, rest, standing, states};
 
 use crate::command::table::Table;
-use crate::report::{
-    CoreReport, Counts, DiskReport, Door, PauseReport, RetryReport, ServedState, StatusReport, UpgradeReport,
-};
-use crate::size::Size;
 
 /// A number, or a dash where there is none.
 fn or_dash(value: Option<impl ToString>) -> String {

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use ioplane_api::report::{NicReport, PortReport, StatusReport, SwitchReport, SwitchTableReport};
+use ioplane_api::size::Size;
+
 use super::{or_dash, state, trouble};
 use crate::command::table::Table;
-use crate::report::{NicReport, PortReport, StatusReport, SwitchReport, SwitchTableReport};
-use crate::size::Size;
 
 /// `nic list`.
 pub fn nics(nics: &[NicReport]) -> String {

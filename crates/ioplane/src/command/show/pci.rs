@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use ioplane_api::report::{FunctionReport, RestReport, ServedState, Stage, StatusReport, WatchReport};
+use ioplane_api::size::Size;
+
 use super::{or_dash, state};
 use crate::command::table::Table;
-use crate::report::{FunctionReport, RestReport, ServedState, Stage, StatusReport, WatchReport};
-use crate::size::Size;
 
 /// What is behind a function.
 fn behind(function: &FunctionReport) -> String {

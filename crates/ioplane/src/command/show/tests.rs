@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::pci;
-use crate::report::{
+use ioplane_api::report::{
     EventReport, FunctionReport, RegionReport, RestReport, ServedState, Stage, TrafficReport,
     WatchFaultReport, WatchReport,
 };
+
+use super::pci;
 
 /// A watched function of the host that nobody uses.
 pub fn function(name: &str) -> FunctionReport {

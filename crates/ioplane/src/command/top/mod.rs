@@ -11,12 +11,12 @@ mod view;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use ioplane_api::report::StatusReport;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 
 use super::{print, print_json};
 use crate::cli::TopArgs;
 use crate::client::Client;
-use crate::report::StatusReport;
 use rates::{Rates, Sort};
 
 /// The shortest interval: less would mostly show what looking costs.

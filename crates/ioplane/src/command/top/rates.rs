@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
+use ioplane_api::report::{FailureReport, FunctionReport, StatusReport};
 use serde::Serialize;
 
 use crate::command::show;
-use crate::report::{FailureReport, FunctionReport, StatusReport};
 
 /// What happened between two looks.
 #[derive(Debug, Clone, Serialize)]
@@ -168,7 +168,7 @@ struct Sums {
 
 /// A queue at one moment, whatever its device: its sums, and what does not need a difference.
 fn queues(status: &StatusReport) -> Vec<(Sums, QueueRates)> {
-    let row = |device: &str, kind, queue, vm: &Option<crate::report::VmReport>, core| QueueRates {
+    let row = |device: &str, kind, queue, vm: &Option<ioplane_api::report::VmReport>, core| QueueRates {
         device: device.to_owned(),
         kind,
         queue,

@@ -159,7 +159,7 @@ mod tests {
 
     use super::*;
     use crate::command::show;
-    use crate::report::{RegionReport, StatusReport, WatchReport};
+    use ioplane_api::report::{RegionReport, StatusReport, WatchReport};
 
     fn status(requests: u64, frames: u64) -> StatusReport {
         let counts = |count: u64, unit: &str| {

@@ -2,14 +2,14 @@
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
+use ioplane_api::report::{DoneReport, StateFileV1};
+use ioplane_api::request::QuiesceForm;
+use ioplane_api::spec::FunctionForm;
 
 use super::{Answer, Body, Own, RemoveQuery, created, force, form, form_up_to, json, whole};
-use crate::daemon::functions::QuiesceForm;
 use crate::daemon::ledger::FunctionRecord;
 use crate::daemon::shelf::OnFailure;
 use crate::refusal::Refusal;
-use crate::report::{DoneReport, StateFileV1};
-use crate::spec::FunctionForm;
 
 /// Largest saved state: in base64, and a few words around it.
 pub const STATE: usize = 2 << 20;

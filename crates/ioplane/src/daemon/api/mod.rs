@@ -2,38 +2,38 @@
 //!
 //! | method and path | body | answer |
 //! |---|---|---|
-//! | `GET /v1/status` | | [`crate::report::StatusReport`] |
-//! | `GET /v1/disks`, `GET /v1/disks/NAME` | | [`crate::report::DiskReport`], several or one |
+//! | `GET /v1/status` | | [`ioplane_api::report::StatusReport`] |
+//! | `GET /v1/disks`, `GET /v1/disks/NAME` | | [`ioplane_api::report::DiskReport`], several or one |
 //! | `PUT /v1/disks/NAME` | [`DiskForm`] | 201 and the disk |
 //! | `PATCH /v1/disks/NAME` | [`ChangeForm`] | the disk |
 //! | `DELETE /v1/disks/NAME?force=true` | | what was done |
 //! | `PUT /v1/disks/NAME/twin` | [`TwinForm`] | 201 and the disk: it has a second socket |
 //! | `DELETE /v1/disks/NAME/twin?force=true` | | the disk: it has none any more |
-//! | `GET /v1/switches` | | [`crate::report::SwitchReport`], all |
-//! | `GET /v1/switches/NAME` | | [`crate::report::SwitchTableReport`] |
-//! | `PUT /v1/switches/NAME` | [`crate::spec::SwitchForm`] | 201 and the switch |
+//! | `GET /v1/switches` | | [`ioplane_api::report::SwitchReport`], all |
+//! | `GET /v1/switches/NAME` | | [`ioplane_api::report::SwitchTableReport`] |
+//! | `PUT /v1/switches/NAME` | [`ioplane_api::spec::SwitchForm`] | 201 and the switch |
 //! | `DELETE /v1/switches/NAME` | | what was done |
-//! | `GET /v1/nics`, `GET /v1/nics/NAME` | | [`crate::report::NicReport`], several or one |
-//! | `PUT /v1/nics/NAME` | [`crate::spec::NicForm`] | 201 and the NIC |
+//! | `GET /v1/nics`, `GET /v1/nics/NAME` | | [`ioplane_api::report::NicReport`], several or one |
+//! | `PUT /v1/nics/NAME` | [`ioplane_api::spec::NicForm`] | 201 and the NIC |
 //! | `PATCH /v1/nics/NAME` | [`LinkForm`] | the NIC |
 //! | `DELETE /v1/nics/NAME?force=true` | | what was done |
-//! | `GET /v1/pci`, `GET /v1/pci/NAME` | | [`crate::report::FunctionReport`], several or one |
-//! | `PUT /v1/pci/NAME` | [`crate::spec::FunctionForm`] | 201 and the PCI function |
+//! | `GET /v1/pci`, `GET /v1/pci/NAME` | | [`ioplane_api::report::FunctionReport`], several or one |
+//! | `PUT /v1/pci/NAME` | [`ioplane_api::spec::FunctionForm`] | 201 and the PCI function |
 //! | `DELETE /v1/pci/NAME?force=true` | | what was done |
-//! | `POST /v1/pci/NAME/quiesce` | [`QuiesceForm`] | [`crate::report::RestReport`]: it is held |
+//! | `POST /v1/pci/NAME/quiesce` | [`QuiesceForm`] | [`ioplane_api::report::RestReport`]: it is held |
 //! | `POST /v1/pci/NAME/resume` | | what was done |
 //! | `POST /v1/pci/NAME/reset` | | what was done |
-//! | `POST /v1/pci/NAME/save` | [`QuiesceForm`] | [`crate::report::StateFileV1`] |
-//! | `POST /v1/pci/NAME/load` | [`crate::report::StateFileV1`] | what was done |
+//! | `POST /v1/pci/NAME/save` | [`QuiesceForm`] | [`ioplane_api::report::StateFileV1`] |
+//! | `POST /v1/pci/NAME/load` | [`ioplane_api::report::StateFileV1`] | what was done |
 //! | `GET /v1/ports/NAME/capture?snaplen=N` | | pcapng, until the client goes |
-//! | `GET /v1/cores`, `GET /v1/cores/ID` | | [`crate::report::CoreReport`], several or one |
+//! | `GET /v1/cores`, `GET /v1/cores/ID` | | [`ioplane_api::report::CoreReport`], several or one |
 //! | `POST /v1/cores` | [`CoreForm`] | 201 and the core |
 //! | `PATCH /v1/cores/ID` | [`NotifyForm`] | the core |
 //! | `DELETE /v1/cores/ID` | | what was done |
 //! | `PUT /v1/notify` | [`NotifyForm`] | all cores |
 //! | `POST /v1/queues/move` | [`MoveForm`] | the disk, NIC or switch |
 //! | `POST /v1/reload` | | what was done; 422 with every problem |
-//! | `POST /v1/upgrade` | [`UpgradeForm`] | [`crate::report::UpgradeReport`], from the daemon that leaves |
+//! | `POST /v1/upgrade` | [`UpgradeForm`] | [`ioplane_api::report::UpgradeReport`], from the daemon that leaves |
 //!
 //! Errors are `{"error", "remedy"}` with 404, 405, 409, 413, 422, 500 or 503. A request that has been read is carried out to its
 //! end, whether or not its client stays.
@@ -52,87 +52,24 @@ use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, patch, post, put};
+use ioplane_api::refusal::{Kind, RefusalBody};
+use ioplane_api::report::{CoreReport, DoneReport};
+use ioplane_api::request::{ChangeForm, CoreForm, MoveForm, NotifyForm, UpgradeForm};
+#[cfg(doc)]
+use ioplane_api::request::{LinkForm, QuiesceForm, TwinForm};
+use ioplane_api::size::Size;
+use ioplane_api::spec::{BackingSpec, CoreSpec, DiskForm};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-pub use network::LinkForm;
-pub use twin::TwinForm;
-
 use super::Daemon;
-#[cfg(doc)]
-use super::functions::QuiesceForm;
 use super::ledger::DiskRecord;
 use super::served::blocking;
 use super::shelf::OnFailure;
-use super::upgrade::UpgradeForm;
-use crate::refusal::{Kind, Refusal, RefusalBody};
-use crate::report::{CoreReport, DoneReport};
-use crate::size::Size;
-use crate::spec::{
-    BackingSpec, CoreSpec, DirectWord, DiskForm, EngineWord, FormatWord, MannersWord, NotifyWord,
-};
+use crate::refusal::Refusal;
 
 /// Largest body: a form is some hundred bytes.
 const BODY: usize = 64 << 10;
-
-/// A change of a disk: a new size, or another backing.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ChangeForm {
-    /// New size.
-    pub size: Option<Size>,
-    /// It may be smaller than the old one.
-    pub shrink: bool,
-    /// Another image, whose content is the same.
-    pub path: Option<std::path::PathBuf>,
-    /// Other memory: zeros, of this size.
-    pub memory: Option<Size>,
-    /// Of that image: `raw`, whatever it looks like.
-    pub format: Option<FormatWord>,
-    /// Past the page cache.
-    pub direct: Option<DirectWord>,
-    /// Who does the I/O.
-    pub engine: Option<EngineWord>,
-}
-
-/// A new core.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct CoreForm {
-    /// Processor to pin it to.
-    pub cpu: Option<u32>,
-    /// How it starts.
-    pub notify: Option<NotifyWord>,
-    /// Microseconds without work before it sleeps.
-    pub spin_us: Option<u64>,
-    /// Most requests from one queue in a turn.
-    pub budget: Option<u32>,
-    /// Towards others.
-    pub manners: Option<MannersWord>,
-}
-
-/// How queues learn of requests.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct NotifyForm {
-    /// Polled or notified.
-    pub notify: Option<NotifyWord>,
-    /// Microseconds without work before a polled core sleeps.
-    pub spin_us: Option<u64>,
-}
-
-/// A queue that is to move.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MoveForm {
-    /// Whose: a disk's, a NIC's, or that of a switch's uplink.
-    #[serde(alias = "device")]
-    pub disk: String,
-    /// Which.
-    pub queue: u16,
-    /// Where to.
-    pub core: u32,
-}
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]

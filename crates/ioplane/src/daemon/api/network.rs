@@ -2,7 +2,9 @@
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use serde::{Deserialize, Serialize};
+use ioplane_api::report::DoneReport;
+use ioplane_api::request::LinkForm;
+use ioplane_api::spec::{NicForm, SwitchForm};
 
 use super::{Answer, Body, Own, RemoveQuery, created, force, form, json, whole};
 use crate::daemon::capture::{self, CaptureQuery};
@@ -10,16 +12,6 @@ use crate::daemon::ledger::{NicRecord, SwitchRecord};
 use crate::daemon::served::blocking;
 use crate::daemon::shelf::OnFailure;
 use crate::refusal::Refusal;
-use crate::report::DoneReport;
-use crate::spec::{LinkWord, NicForm, SwitchForm};
-
-/// A change of a NIC.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LinkForm {
-    /// Its link.
-    pub link: LinkWord,
-}
 
 pub async fn switches(State(daemon): Own) -> Answer {
     json(daemon.switches.report())

@@ -1,20 +1,10 @@
 //! A disk's second socket, over HTTP.
 
-use std::path::PathBuf;
-
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use serde::{Deserialize, Serialize};
+use ioplane_api::request::TwinForm;
 
 use super::{Answer, Body, Own, RemoveQuery, created, force, form, json, whole};
-
-/// A second socket for a disk.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct TwinForm {
-    /// Where; beside the first, if nobody says.
-    pub socket: Option<PathBuf>,
-}
 
 pub async fn open(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form: TwinForm = form(body)?;

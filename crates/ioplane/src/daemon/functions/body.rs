@@ -3,6 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use ioplane_api::report::{ChipReport, EventReport, FunctionReport, RegionReport, WatchFaultReport, WatchReport};
+use ioplane_api::spec::FaultSpec;
 use ioplane_device::{
     Access, At, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State, Still,
     Stillness,
@@ -16,8 +18,8 @@ use ioplane_passthrough::direct::Direct;
 use ioplane_passthrough::monitor::{Happening, Monitor, Reading, What};
 use ioplane_pci::{BarMap, Function, Irq, Irqs, NotReady, Wire, WireError};
 
-use crate::report::{ChipReport, EventReport, FunctionReport, RegionReport, WatchFaultReport, WatchReport};
-use crate::spec::FaultSpec;
+use crate::daemon::lower::Lower;
+use crate::daemon::readings;
 
 /// A function of any kind that the daemon has.
 pub enum Body {
@@ -53,7 +55,7 @@ impl Body {
     /// Other failure policies from now on, of a watched one.
     pub fn set_policies(&mut self, on_fault: FaultSpec) {
         if let Body::Watched(monitor) = self {
-            monitor.set_policies(on_fault.below());
+            monitor.set_policies(on_fault.lower());
         }
     }
 
@@ -62,12 +64,12 @@ impl Body {
         report.unusable = self.unusable();
         match self {
             Body::Rtl8139(nic) => {
-                report.port = Some(nic.port().reading().into());
-                report.chip = Some(nic.counts().into());
+                report.port = Some(readings::port(nic.port().reading()));
+                report.chip = Some(chip(nic.counts()));
             }
             Body::Ne2000(nic) => {
-                report.port = Some(nic.port().reading().into());
-                report.chip = Some(nic.counts().into());
+                report.port = Some(readings::port(nic.port().reading()));
+                report.chip = Some(chip(nic.counts()));
             }
             Body::Watched(monitor) => {
                 report.model = Some(monitor.model().name.to_owned());
@@ -133,27 +135,26 @@ fn in_words(what: What) -> String {
     }
 }
 
-impl From<Counts> for ChipReport {
-    fn from(counts: Counts) -> Self {
-        let Drops { disabled, filtered, no_room, fault, malformed, refused } = counts.drops;
-        let drops = [
-            ("disabled", disabled),
-            ("filtered", filtered),
-            ("no_room", no_room),
-            ("fault", fault),
-            ("malformed", malformed),
-            ("refused", refused),
-        ];
-        ChipReport {
-            sent: counts.sent,
-            sent_bytes: counts.sent_bytes,
-            received: counts.received,
-            received_bytes: counts.received_bytes,
-            drops: drops.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| (name.to_owned(), n)).collect(),
-            wrong_dma: counts.faults,
-            interrupts: counts.interrupts,
-            resets: counts.resets,
-        }
+/// What an emulated NIC tells of itself.
+fn chip(counts: Counts) -> ChipReport {
+    let Drops { disabled, filtered, no_room, fault, malformed, refused } = counts.drops;
+    let drops = [
+        ("disabled", disabled),
+        ("filtered", filtered),
+        ("no_room", no_room),
+        ("fault", fault),
+        ("malformed", malformed),
+        ("refused", refused),
+    ];
+    ChipReport {
+        sent: counts.sent,
+        sent_bytes: counts.sent_bytes,
+        received: counts.received,
+        received_bytes: counts.received_bytes,
+        drops: drops.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| (name.to_owned(), n)).collect(),
+        wrong_dma: counts.faults,
+        interrupts: counts.interrupts,
+        resets: counts.resets,
     }
 }
 

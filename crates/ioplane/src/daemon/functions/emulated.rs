@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use ioplane_api::spec::{CableSpec, ChipWord, Mac};
 use ioplane_device::Quiescent;
 use ioplane_memory::GuestMap;
 use ioplane_network::{PortOptions, Switch, SwitchSettings, Tap};
@@ -17,7 +18,6 @@ use crate::daemon::ground::Ground;
 use crate::daemon::switches::{self, Switches};
 use crate::daemon::taps;
 use crate::refusal::Refusal;
-use crate::spec::{CableSpec, ChipWord, Mac};
 
 fn options(name: &str, mac: Mac) -> PortOptions {
     PortOptions { mac: Some(mac.0), ..PortOptions::new(name) }

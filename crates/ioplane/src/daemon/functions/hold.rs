@@ -3,17 +3,16 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use ioplane_api::report::RestReport;
+use ioplane_api::request::QuiesceForm;
 use ioplane_device::Stop;
 use ioplane_host::in_process::{Front, FrontError, Presence};
-use serde::{Deserialize, Serialize};
-
 use ioplane_pci::Function;
 
 use super::body::Body;
 use super::{Card, lock};
 use crate::daemon::served::blocking;
 use crate::refusal::Refusal;
-use crate::report::RestReport;
 
 /// How long a function is held before it goes on by itself: its guest waits, and QEMU gives up on an access after twice this.
 const HOLD: Duration = Duration::from_secs(30);
@@ -23,22 +22,6 @@ const FORCE: Duration = Duration::from_secs(2);
 const LONGEST: Duration = Duration::from_secs(3600);
 /// How long to wait for somebody else's quiescent point (a VMM takes memory away) before trying again.
 const AGAIN: Duration = Duration::from_millis(2);
-
-/// How to come to rest.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct QuiesceForm {
-    /// How long it may take to come to rest by itself.
-    pub deadline_ms: u64,
-    /// If it has not by then, it goes on instead of being stopped by force.
-    pub or_go_on: bool,
-}
-
-impl Default for QuiesceForm {
-    fn default() -> Self {
-        QuiesceForm { deadline_ms: 2000, or_go_on: false }
-    }
-}
 
 /// Whether somebody holds a function, and until when. The function goes on when that is over.
 pub struct Hold {

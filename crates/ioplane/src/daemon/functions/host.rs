@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use ioplane_api::spec::{FaultSpec, ModeWord, PciAddress};
 use ioplane_passthrough::direct::Direct;
 use ioplane_passthrough::lease::Accepted;
 use ioplane_passthrough::model::StateModel;
@@ -11,8 +12,8 @@ use ioplane_pci::Identity;
 
 use super::body::Body;
 use super::{After, Opened, SYSFS};
+use crate::daemon::lower::Lower;
 use crate::refusal::Refusal;
-use crate::spec::{FaultSpec, ModeWord};
 
 impl From<LeaseError> for Refusal {
     fn from(error: LeaseError) -> Self {
@@ -51,7 +52,7 @@ fn model(identity: &Identity) -> Option<&'static StateModel> {
 }
 
 fn watch(name: &str, vfio: Vfio, model: &'static StateModel, on_fault: FaultSpec) -> Result<Body, Refusal> {
-    let options = Options { policies: on_fault.below(), ..Options::new(name) };
+    let options = Options { policies: on_fault.lower(), ..Options::new(name) };
     let monitor = Monitor::new(vfio, model, options).map_err(|error| match &error {
         MonitorError::Hardware(below) => refuse(below),
         _ => Refusal::conflict(
@@ -65,13 +66,18 @@ fn watch(name: &str, vfio: Vfio, model: &'static StateModel, on_fault: FaultSpec
 /// Takes a function of the host. Blocks: drivers let go of it, and it is reset.
 pub fn open(
     name: &str,
-    address: Address,
+    address: PciAddress,
     mode: ModeWord,
     on_fault: FaultSpec,
     accepted: Accepted,
     leases: &Path,
 ) -> Result<Opened, Refusal> {
     let root = Path::new(SYSFS);
+    // Both read the same texts.
+    let address = address
+        .to_string()
+        .parse::<Address>()
+        .map_err(|error| Refusal::invalid(error.to_string(), "see `ioplane pci list`"))?;
     // Before anything is taken from anybody.
     let found = inventory::find(root, address, model_of)?;
     let model = model(&found.identity);

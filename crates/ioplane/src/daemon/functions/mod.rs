@@ -18,24 +18,26 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ioplane_api::report::{FunctionReport, ServedState, Stage, TrafficReport};
+use ioplane_api::spec::{FunctionSpec, ModeWord, SourceSpec};
 use ioplane_host::in_process::{Front, Presence};
 use ioplane_host::vfio_user::{self, Handle};
 use ioplane_passthrough::lease::{self, Accepted};
 
 use self::body::Body;
 use super::Daemon;
+use super::access::Access;
 use super::ground::Ground;
 use super::ledger::{Entries, FunctionRecord};
+use super::lower::limits;
+use super::readings;
 use super::retry::Trouble;
 use super::served::{GLANCE, Kind, Note, blocking};
 use super::shelf::Shelf;
 use super::switches::Switches;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
-use crate::report::{FunctionReport, ServedState, Stage, TrafficReport, VmReport};
-use crate::spec::{FunctionSpec, ModeWord, SourceSpec};
 
-pub use hold::QuiesceForm;
 pub use host::model_of;
 
 /// Where the host's PCI functions are found.
@@ -62,7 +64,7 @@ impl Functions {
 }
 
 /// Gives back what a daemon had taken that died, and writes the image that keeps QEMU from migrating. Before anything is opened.
-pub fn recover(run_dir: &Path, access: crate::spec::Access) -> Result<(), Refusal> {
+pub fn recover(run_dir: &Path, access: Access) -> Result<(), Refusal> {
     for one in lease::recover(Path::new(SYSFS), &run_dir.join(LEASES)) {
         let function = one.address.to_string();
         match one.outcome {
@@ -137,7 +139,7 @@ fn look(
     let status = handle.status();
     report.connected = status.connected;
     report.connections = status.connections;
-    report.vm = status.peer.map(VmReport::of);
+    report.vm = status.peer.map(readings::vm);
     report.front_end_faults =
         status.faults.into_iter().map(|(name, count)| (name.into_owned(), count)).collect();
     report.last_front_end_fault = status.last_fault;
@@ -179,7 +181,7 @@ impl Card {
             let (front, socket) = (Arc::new(front), ground.socket(&record.now));
             let id = id_of(&front);
             let options =
-                vfio_user::Options { limits: record.now.limits(), ..vfio_user::Options::new(&socket) };
+                vfio_user::Options { limits: limits(&record.now), ..vfio_user::Options::new(&socket) };
             let handle = vfio_user::serve(front.clone(), options).map_err(|error| {
                 let remedy = "is its folder there and writable, and does no other daemon listen there?";
                 Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)

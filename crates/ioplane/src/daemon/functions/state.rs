@@ -2,48 +2,42 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use ioplane_api::report::StateFileV1;
+use ioplane_api::request::QuiesceForm;
+use ioplane_api::spec::{FunctionSpec, ModeWord, SourceSpec};
 use ioplane_device::{Loaded, Refused, State};
 use ioplane_host::in_process::Front;
 
 use super::Card;
 use super::body::Body;
-use super::hold::QuiesceForm;
 use crate::refusal::Refusal;
-use crate::report::StateFileV1;
-use crate::spec::{FunctionSpec, ModeWord, SourceSpec};
 
-impl From<State> for StateFileV1 {
-    fn from(State { kind, version, body }: State) -> Self {
-        StateFileV1 {
-            format: StateFileV1::FORMAT.to_owned(),
-            version: StateFileV1::VERSION,
-            kind,
-            state_version: version,
-            body: STANDARD.encode(body),
-        }
+fn file_of(State { kind, version, body }: State) -> StateFileV1 {
+    StateFileV1 {
+        format: StateFileV1::FORMAT.to_owned(),
+        version: StateFileV1::VERSION,
+        kind,
+        state_version: version,
+        body: STANDARD.encode(body),
     }
 }
 
-impl TryFrom<StateFileV1> for State {
-    type Error = Refusal;
-
-    fn try_from(file: StateFileV1) -> Result<Self, Refusal> {
-        let refuse = |why: String| Refusal::invalid(why, "give a file that `ioplane pci save` has written");
-        if file.format != StateFileV1::FORMAT || file.version != StateFileV1::VERSION {
-            return Err(refuse(format!(
-                "it is {:.40} version {}, this is {} version {}",
-                file.format,
-                file.version,
-                StateFileV1::FORMAT,
-                StateFileV1::VERSION
-            )));
-        }
-        let body = STANDARD.decode(file.body).map_err(|error| refuse(format!("the state: {error}")))?;
-        if body.len() > State::MAX_BODY {
-            return Err(refuse(format!("a state of {} bytes, more than any device saves", body.len())));
-        }
-        Ok(State { kind: file.kind, version: file.state_version, body })
+fn state_of(file: StateFileV1) -> Result<State, Refusal> {
+    let refuse = |why: String| Refusal::invalid(why, "give a file that `ioplane pci save` has written");
+    if file.format != StateFileV1::FORMAT || file.version != StateFileV1::VERSION {
+        return Err(refuse(format!(
+            "it is {:.40} version {}, this is {} version {}",
+            file.format,
+            file.version,
+            StateFileV1::FORMAT,
+            StateFileV1::VERSION
+        )));
     }
+    let body = STANDARD.decode(file.body).map_err(|error| refuse(format!("the state: {error}")))?;
+    if body.len() > State::MAX_BODY {
+        return Err(refuse(format!("a state of {} bytes, more than any device saves", body.len())));
+    }
+    Ok(State { kind: file.kind, version: file.state_version, body })
 }
 
 /// Puts a state into the held function and starts it; it is held as before if that is refused. Blocks.
@@ -96,13 +90,13 @@ impl Card {
                 )
             })
         };
-        self.at_rest(form, save).await.map(StateFileV1::from)
+        self.at_rest(form, save).await.map(file_of)
     }
 
     /// Puts a state into it, and lets it go on from there.
     pub async fn load(&self, file: StateFileV1) -> Result<(), Refusal> {
         self.may_be_saved()?;
-        let state = State::try_from(file)?;
+        let state = state_of(file)?;
         let _changing = self.changing.lock().await;
         // What is in flight is lost with the state that it belongs to: no reason to wait for it.
         let form = QuiesceForm { deadline_ms: 0, or_go_on: false };
@@ -119,12 +113,12 @@ mod tests {
     #[test]
     fn what_is_saved_is_read_and_what_is_none_is_not() {
         let state = State { kind: "rtl8139".into(), version: 3, body: vec![0, 255, 7] };
-        let file = StateFileV1::from(state.clone());
-        assert_eq!(State::try_from(file.clone()).unwrap(), state);
+        let file = file_of(state.clone());
+        assert_eq!(state_of(file.clone()).unwrap(), state);
         let other = |change: fn(&mut StateFileV1)| {
             let mut file = file.clone();
             change(&mut file);
-            State::try_from(file).unwrap_err().error
+            state_of(file).unwrap_err().error
         };
         assert_eq!(
             other(|file| file.version = 2),

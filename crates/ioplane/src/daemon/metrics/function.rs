@@ -1,11 +1,11 @@
 //! PCI functions.
 
+use ioplane_api::report::{FunctionReport, ServedState, Stage, StatusReport, WatchReport};
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::{Labels, each};
-use crate::report::{FunctionReport, ServedState, Stage, StatusReport, WatchReport};
 
 fn labels(function: &FunctionReport) -> Labels {
     vec![("function", function.name.clone()), ("mode", function.mode.clone())]

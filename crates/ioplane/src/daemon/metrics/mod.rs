@@ -10,6 +10,7 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use ioplane_api::report::{CoreReport, Counts, DiskReport, FailureReport, QueueReport, ServedState, StatusReport};
 use ioplane_device::Histogram;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -20,7 +21,6 @@ use prometheus_client::registry::Registry;
 
 use crate::daemon::Daemon;
 use crate::refusal::Refusal;
-use crate::report::{CoreReport, Counts, DiskReport, FailureReport, QueueReport, ServedState, StatusReport};
 
 /// What is served there.
 pub fn router(daemon: Arc<Daemon>) -> Router {

@@ -1,11 +1,11 @@
 //! NICs and ports of switches.
 
+use ioplane_api::report::{FrameCounts, NicQueueReport, NicReport, PortReport, ServedState, StatusReport};
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::{Labels, each, times};
-use crate::report::{FrameCounts, NicQueueReport, NicReport, PortReport, ServedState, StatusReport};
 
 fn queue_labels(nic: &NicReport, queue: &NicQueueReport) -> Labels {
     let core = queue.core.map_or("none".to_owned(), |core| core.to_string());

@@ -7,6 +7,8 @@ mod steps;
 
 use std::sync::Arc;
 
+use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec};
+
 use super::Daemon;
 use super::disk::Disk;
 use super::functions::Card;
@@ -15,7 +17,6 @@ use super::nic::Nic;
 use super::served::{Kind, blocking};
 use crate::config::{Config, Problem, Problems};
 use crate::refusal::Refusal;
-use crate::spec::{CoreSpec, Flaw, ServedSpec};
 use steps::Steps;
 
 /// What a reload would do.

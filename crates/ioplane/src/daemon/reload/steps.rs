@@ -1,11 +1,12 @@
 //! What a reload does with the disks, and with the NICs.
 
+use ioplane_api::spec::{Flaw, ServedSpec};
+
 use crate::config::{Config, Place, Problem};
 use crate::daemon::Daemon;
 use crate::daemon::ledger::Record;
 use crate::daemon::served::Kind;
 use crate::daemon::shelf::OnFailure;
-use crate::spec::{Flaw, ServedSpec};
 
 /// The steps for one kind.
 pub struct Steps<K: Kind> {

@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ioplane_api::spec::ServedSpec;
 use ioplane_host::vhost_user::{self, Adopted, Handle, Held, Lease, Parcel, STOP_PATIENCE};
 use tokio::sync::oneshot;
 
@@ -18,7 +19,6 @@ use super::super::shelf::Shelf;
 use super::switch::Resting;
 use super::words::{DeviceV1, NameV1};
 use crate::refusal::Refusal;
-use crate::spec::ServedSpec;
 
 /// A kind of thing that a successor can take over while a guest uses it.
 pub trait Heritable: Queued {

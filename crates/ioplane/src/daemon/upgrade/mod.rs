@@ -25,10 +25,7 @@ mod switch;
 mod wire;
 mod words;
 
-use std::path::PathBuf;
 use std::time::Duration;
-
-use serde::{Deserialize, Serialize};
 
 pub use predecessor::Gone;
 pub use successor::{Report, Succession, inherit};
@@ -43,13 +40,3 @@ const HOLD: Duration = Duration::from_secs(3);
 const NEWS: Duration = Duration::from_secs(1);
 /// How long the status waits for those whose disks are slow, before it says that they do not answer.
 const SLOW_NEWS: Duration = Duration::from_secs(60);
-
-/// What is asked for.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct UpgradeForm {
-    /// The binary: where the daemon's own was started from, if nobody says.
-    pub binary: Option<PathBuf>,
-    /// Seconds that it may take to get ready.
-    pub patience_s: Option<u64>,
-}

@@ -9,6 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ioplane_api::report::{PauseReport, UpgradeReport};
+use ioplane_api::request::UpgradeForm;
 use tokio::sync::watch;
 use tokio::task::block_in_place;
 
@@ -17,9 +19,8 @@ use super::estate::{Bequest, Stopped, bequests};
 use super::switch;
 use super::wire::{Wire, WireError};
 use super::words::{AnswerV1, DeviceV1, HouseV1, NameV1, OrderV1};
-use super::{DRAIN, HOLD, NEWS, PATIENCE, UpgradeForm};
+use super::{DRAIN, HOLD, NEWS, PATIENCE};
 use crate::refusal::Refusal;
-use crate::report::{PauseReport, UpgradeReport};
 
 /// What a daemon needs to be able to leave: its doors, and a way to tell the main task.
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use ioplane_api::report::{PauseReport, UpgradeReport};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::oneshot;
 use tokio::task::block_in_place;
@@ -22,7 +23,6 @@ use super::words::{AnswerV1, HouseV1, NameV1, OrderV1};
 use super::{HOLD, NEWS, PATIENCE, SLOW_NEWS};
 use crate::config::Config;
 use crate::refusal::Refusal;
-use crate::report::{PauseReport, UpgradeReport};
 
 /// How long a successor waits for its predecessor's next step: longer than that one waits for anything.
 const SILENCE: Duration = Duration::from_secs(120);

@@ -8,13 +8,11 @@ mod address;
 mod core;
 mod function;
 mod network;
+mod pci_address;
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use ioplane_cores::{Manners, Notify};
-use ioplane_memory::Files;
-use ioplane_storage::{Direct, EngineChoice};
 use serde::{Deserialize, Serialize};
 
 pub use self::core::{CORES, CoreSpec};
@@ -23,6 +21,7 @@ pub use function::{
     CableSpec, ChipWord, FaultSpec, FaultWord, FunctionForm, FunctionSpec, ModeWord, SourceSpec,
 };
 pub use network::{MTU, NIC_QUEUE_SIZE, NicForm, NicSpec, SwitchForm, SwitchSpec};
+pub use pci_address::PciAddress;
 
 use crate::size::Size;
 
@@ -48,22 +47,20 @@ words! {
     /// How guests' requests are noticed.
     NotifyWord, Polled,
     /// The core looks; guests need not kick.
-    Polled "polled" => Notify::Polled,
+    Polled "polled",
     /// Guests kick.
-    Notified "notified" => Notify::Notified,
-    ; Notify
+    Notified "notified",
 }
 
 words! {
     /// How a core treats others on its processor.
     MannersWord, Yields,
     /// Never yields.
-    Dedicated "dedicated" => Manners::Dedicated,
+    Dedicated "dedicated",
     /// Yields when idle.
-    Yields "yields" => Manners::Yields,
+    Yields "yields",
     /// Runs at nice 19 as well.
-    Nice "nice" => Manners::Nice,
-    ; Manners
+    Nice "nice",
 }
 
 words! {
@@ -77,44 +74,40 @@ words! {
     /// Whether an image's I/O goes past the page cache.
     DirectWord, Auto,
     /// Where it can.
-    Auto "auto" => Direct::Auto,
+    Auto "auto",
     /// Always, or refuse.
-    On "on" => Direct::On,
+    On "on",
     /// Never.
-    Off "off" => Direct::Off,
-    ; Direct
+    Off "off",
 }
 
 words! {
     /// Who does an image's I/O.
     EngineWord, Auto,
     /// io_uring where allowed.
-    Auto "auto" => EngineChoice::Auto,
+    Auto "auto",
     /// io_uring, or refuse.
-    IoUring "io_uring" => EngineChoice::IoUring,
+    IoUring "io_uring",
     /// Threads.
-    Threads "threads" => EngineChoice::Threads,
-    ; EngineChoice
+    Threads "threads",
 }
 
 words! {
     /// Whether a NIC's cable is plugged in, as its guest sees it.
     LinkWord, Up,
     /// It is.
-    Up "up" => true,
+    Up "up",
     /// It is not: nothing goes in or out.
-    Down "down" => false,
-    ; bool
+    Down "down",
 }
 
 words! {
     /// Files that a VMM may share as memory of its guest.
     MemoryWord, Ram,
     /// Those whose pages are memory: memfd, tmpfs, hugetlbfs.
-    Ram "ram" => Files::Ram,
+    Ram "ram",
     /// Of any file system: a page fault may then wait for a disk, a network or another process, and an I/O core with it.
-    Any "any" => Files::Any,
-    ; Files
+    Any "any",
 }
 
 impl MemoryWord {
@@ -220,21 +213,6 @@ const QUEUE_SIZE: u16 = 128;
 /// Most entries of a ring: QEMU's own limit. vhost-user has no message for a smaller one, so a front end that was not
 /// started with our arguments may set up this many, and is served.
 pub const QUEUE_SIZE_MAX: u16 = 1024;
-
-/// Who may connect to the sockets of disks and NICs, besides the daemon's user: a VMM that runs as somebody else.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Access {
-    /// Permission bits of the sockets.
-    pub mode: u32,
-    /// The group that they belong to, if not the daemon's own.
-    pub group: Option<u32>,
-}
-
-impl Default for Access {
-    fn default() -> Self {
-        Access { mode: 0o600, group: None }
-    }
-}
 
 /// What the daemon serves on a socket of its own: what disks and NICs have in common.
 pub trait ServedSpec: Clone + PartialEq + Send + Sync + 'static {

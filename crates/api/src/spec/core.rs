@@ -1,10 +1,7 @@
 //! What an I/O core is to be.
 
 use std::path::Path;
-use std::time::Duration;
 
-use ioplane_cores::CoreSettings;
-use ioplane_device::Budget;
 use serde::{Deserialize, Serialize};
 
 use super::{Flaw, MannersWord, NotifyWord, pick};
@@ -30,16 +27,19 @@ pub struct CoreSpec {
 /// Most cores, and the end of their numbers.
 pub const CORES: u32 = 256;
 
+/// What holds if nobody says: the daemon's tests hold these two against the defaults of the crate `cores`.
+const SPIN_US: u64 = 50_000;
+const BUDGET: u32 = 64;
+
 impl CoreSpec {
-    /// A core with the defaults of [`CoreSettings`].
+    /// A core of which nothing is said but its number.
     pub fn new(id: u32) -> Self {
-        let settings = CoreSettings::default();
         CoreSpec {
             id,
             cpu: None,
             notify: NotifyWord::default(),
-            spin_us: settings.spin.as_micros() as u64,
-            budget: settings.budget.0,
+            spin_us: SPIN_US,
+            budget: BUDGET,
             manners: MannersWord::default(),
         }
     }
@@ -83,17 +83,6 @@ impl CoreSpec {
             spin_us: pick(&base.spin_us, &configured.spin_us, &now.spin_us),
             budget: pick(&base.budget, &configured.budget, &now.budget),
             manners: pick(&base.manners, &configured.manners, &now.manners),
-        }
-    }
-
-    /// As the crate `cores` wants it.
-    pub fn settings(&self) -> CoreSettings {
-        CoreSettings {
-            cpu: self.cpu.map(|cpu| cpu as usize),
-            notify: self.notify.below(),
-            spin: Duration::from_micros(self.spin_us),
-            budget: Budget(self.budget),
-            manners: self.manners.below(),
         }
     }
 }

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use ioplane_host::vhost_user::QueueStatus;
 use serde::{Deserialize, Serialize};
 
 use super::{Counts, FaultReport, RetryReport, ServedState, VmReport};
@@ -259,30 +258,10 @@ impl From<Counts> for FrameCounts {
     }
 }
 
-impl FrameCounts {
-    /// The queues of one role together.
-    pub fn sum(queues: &[QueueStatus], role: Role) -> Self {
-        Counts::sum(queues.iter().filter(|queue| Role::of(queue.index) == role)).into()
-    }
-}
-
 impl NicQueueReport {
     /// One of which nothing is known.
     pub fn blank(index: u16) -> Self {
         let role = Role::of(index);
         NicQueueReport { index, role, size: 0, core: None, fault: None, counts: FrameCounts::default() }
-    }
-}
-
-impl From<QueueStatus> for NicQueueReport {
-    fn from(queue: QueueStatus) -> Self {
-        NicQueueReport {
-            index: queue.index,
-            role: Role::of(queue.index),
-            size: queue.size,
-            core: queue.core,
-            fault: queue.fault.map(|(name, text)| FaultReport { name: name.to_owned(), text }),
-            counts: Counts::new(&queue.counts, queue.latency, queue.wait).into(),
-        }
     }
 }

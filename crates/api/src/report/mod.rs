@@ -7,8 +7,6 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use ioplane_device::{Histogram, MeterReading};
-use ioplane_host::vhost_user::{QueueStatus, Status};
 use serde::{Deserialize, Serialize};
 
 mod function;
@@ -86,23 +84,6 @@ pub struct VmReport {
     pub pid: u32,
     /// The VM's name, as its VMM's command line has it (QEMU's `-name`); else the program's.
     pub name: String,
-}
-
-impl VmReport {
-    /// What `/proc` says of a process.
-    pub fn of(pid: u32) -> Self {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        VmReport { pid, name: vm_name(&String::from_utf8_lossy(&line)) }
-    }
-}
-
-/// The name in a command line whose arguments end with zeros.
-fn vm_name(line: &str) -> String {
-    let mut args = line.split('\0');
-    let program = args.next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
-    let given = args.skip_while(|arg| *arg != "-name").nth(1).and_then(|value| value.split(',').next());
-    let name = given.map_or(program, |name| name.strip_prefix("guest=").unwrap_or(name));
-    name.chars().filter(|c| !c.is_control()).take(64).collect()
 }
 
 /// Whether a disk or a NIC is there for a guest.
@@ -337,14 +318,14 @@ pub struct Counts {
     pub p50_us: f64,
     /// 99 of 100 were.
     pub p99_us: f64,
-    /// Waiting for the core: half of the requests were taken within this; see [`ioplane_device::Meter::wait`] for what it can
+    /// Waiting for the core: half of the requests were taken within this; see `Meter::wait` of ioplane-device for what it can
     /// and cannot see.
     #[serde(default)]
     pub wait_p50_us: f64,
     /// 99 of 100 were.
     #[serde(default)]
     pub wait_p99_us: f64,
-    /// Buckets of [`Histogram`] for the device time, for the metrics.
+    /// Buckets of `Histogram` of ioplane-device for the device time, for the metrics.
     #[serde(skip)]
     pub latency: Vec<u64>,
     /// The same for the waiting.
@@ -365,78 +346,11 @@ pub struct Errors {
     pub unsupported: u64,
 }
 
-impl Counts {
-    /// The counts of a meter with its histograms.
-    pub fn new(meter: &MeterReading, latency: Vec<u64>, wait: Vec<u64>) -> Self {
-        let per = |count: u64| if meter.requests == 0 { 0.0 } else { count as f64 / meter.requests as f64 };
-        let us = |times: &[u64], part| Histogram::quantile(times, part) as f64 / 1000.0;
-        Counts {
-            requests: meter.requests,
-            bytes: meter.bytes_read + meter.bytes_written,
-            bytes_read: meter.bytes_read,
-            bytes_written: meter.bytes_written,
-            kicks: meter.kicks,
-            kicks_per_request: per(meter.kicks),
-            kicks_avoided: meter.kicks_avoided,
-            interrupts: meter.interrupts,
-            interrupts_per_request: per(meter.interrupts),
-            interrupts_avoided: meter.interrupts_avoided,
-            errors: Errors {
-                io: meter.errors_io,
-                space: meter.errors_space,
-                request: meter.errors_request,
-                unsupported: meter.unsupported,
-            },
-            faults: meter.faults,
-            replayed: meter.replayed,
-            p50_us: us(&latency, 0.5),
-            p99_us: us(&latency, 0.99),
-            wait_p50_us: us(&wait, 0.5),
-            wait_p99_us: us(&wait, 0.99),
-            latency,
-            wait,
-        }
-    }
-
-    /// Those of some queues together.
-    pub fn sum<'q>(queues: impl IntoIterator<Item = &'q QueueStatus>) -> Self {
-        let (mut meter, mut latency, mut wait) = (MeterReading::default(), Vec::new(), Vec::new());
-        let add = |all: &mut Vec<u64>, one: &[u64]| {
-            all.resize(all.len().max(one.len()), 0);
-            all.iter_mut().zip(one).for_each(|(all, one)| *all += one);
-        };
-        for queue in queues {
-            meter.add(&queue.counts);
-            add(&mut latency, &queue.latency);
-            add(&mut wait, &queue.wait);
-        }
-        Counts::new(&meter, latency, wait)
-    }
-}
-
-impl From<QueueStatus> for QueueReport {
-    fn from(queue: QueueStatus) -> Self {
-        QueueReport {
-            index: queue.index,
-            size: queue.size,
-            core: queue.core,
-            fault: queue.fault.map(|(name, text)| FaultReport { name: name.to_owned(), text }),
-            counts: Counts::new(&queue.counts, queue.latency, queue.wait),
-        }
-    }
-}
-
 impl QueueReport {
     /// One of which nothing is known.
     pub fn blank(index: u16) -> Self {
         QueueReport { index, size: 0, core: None, fault: None, counts: Counts::default() }
     }
-}
-
-/// What front ends did wrong, by name of the fault, and the last of it in words.
-pub fn faults_of(status: &Status) -> (BTreeMap<String, u64>, Option<String>) {
-    let faults = status.faults.iter().map(|(name, count)| (name.to_string(), *count)).collect();
-    (faults, status.last_fault.clone())
 }
 
 /// One I/O core.
@@ -477,22 +391,4 @@ pub struct CoreReport {
 pub struct DoneReport {
     /// What was done, one line each; empty if there was nothing to do.
     pub done: Vec<String>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_vm_has_the_name_that_its_vmm_was_given() {
-        for (line, name) in [
-            ("/usr/bin/qemu-system-x86_64\0-nographic\0-name\0web\0", "web"),
-            ("qemu-system-x86_64\0-name\0guest=db,debug-threads=on\0", "db"),
-            ("/opt/cloud-hypervisor\0--cpus\0two\0", "cloud-hypervisor"),
-            ("qemu\0-name", "qemu"),
-            ("", ""),
-        ] {
-            assert_eq!(vm_name(line), name, "{line:?}");
-        }
-    }
 }

@@ -5,14 +5,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use ioplane_memory::Limits;
-use ioplane_passthrough::Address;
-use ioplane_passthrough::monitor::{Policies, Policy};
 use serde::{Deserialize, Serialize};
 
 use super::address::as_text;
 use super::network::{host, interface_flaw};
-use super::{Flaw, Mac, MemoryWord, ServedSpec, checked, name_flaw, pick, socket_flaw};
+use super::{Flaw, Mac, MemoryWord, PciAddress, ServedSpec, checked, name_flaw, pick, socket_flaw};
 use crate::size::Size;
 
 words! {
@@ -37,12 +34,11 @@ words! {
     /// What becomes of an access that a state model does not allow.
     FaultWord, Stop,
     /// Nothing happens; a read gives zero.
-    Ignore "ignore" => Policy::Ignore,
+    Ignore "ignore",
     /// Nothing happens, and the device says so as the real one would: by its own error interrupt.
-    Error "error" => Policy::Error,
+    Error "error",
     /// The VMM is told to stop its guest; every access is denied until the device is reset.
-    Stop "stop" => Policy::Stop,
-    ; Policy
+    Stop "stop",
 }
 
 /// What becomes of accesses that a state model does not allow, by cause.
@@ -52,13 +48,6 @@ pub struct FaultSpec {
     pub dma: FaultWord,
     /// A register access that makes no sense in the state that the device is in.
     pub register: FaultWord,
-}
-
-impl FaultSpec {
-    /// As the monitor calls it.
-    pub fn below(self) -> Policies {
-        Policies { dma: self.dma.below(), register: self.register.below() }
-    }
 }
 
 impl Default for FaultSpec {
@@ -125,7 +114,7 @@ pub enum SourceSpec {
     /// A function of this host.
     Host {
         /// Which.
-        address: Address,
+        address: PciAddress,
         /// How it is handed on.
         mode: ModeWord,
         /// What becomes of what the guest may not do.
@@ -160,7 +149,7 @@ pub struct FunctionSpec {
     /// Files that VMMs may share as memory of their guests.
     #[serde(default, skip_serializing_if = "MemoryWord::is_usual")]
     pub guest_memory: MemoryWord,
-    /// Most memory of a guest that is pinned for a function of the host, if it is not [`FunctionSpec::limits`]'s default.
+    /// Most memory of a guest that is pinned for a function of the host, if it is not three quarters of the host's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned_memory: Option<Size>,
 }
@@ -170,7 +159,7 @@ pub struct FunctionSpec {
 #[serde(deny_unknown_fields, default)]
 #[expect(missing_docs, reason = "the fields are those of FunctionSpec and SourceSpec")]
 pub struct FunctionForm {
-    pub host: Option<Address>,
+    pub host: Option<PciAddress>,
     pub mode: Option<ModeWord>,
     pub on_fault: Option<FaultSpec>,
     pub force: Option<bool>,
@@ -219,7 +208,7 @@ impl FunctionForm {
         checked(spec, flaws)
     }
 
-    fn of_host(&self, address: Address, flaws: &mut Vec<Flaw>) -> Option<SourceSpec> {
+    fn of_host(&self, address: PciAddress, flaws: &mut Vec<Flaw>) -> Option<SourceSpec> {
         let mode = self.mode.unwrap_or_default();
         for (field, given) in
             [("switch", self.switch.is_some()), ("tap", self.tap.is_some()), ("mac", self.mac.is_some())]
@@ -288,7 +277,7 @@ impl FunctionSpec {
     }
 
     /// The function of the host that it takes.
-    pub fn address(&self) -> Option<Address> {
+    pub fn address(&self) -> Option<PciAddress> {
         match &self.source {
             SourceSpec::Host { address, .. } => Some(*address),
             SourceSpec::Emulated { .. } => None,
@@ -301,14 +290,6 @@ impl FunctionSpec {
             SourceSpec::Emulated { mac, .. } => Some(*mac),
             SourceSpec::Host { .. } => None,
         }
-    }
-
-    /// What its clients may take of memory. Pinned for hardware without being told: three quarters of the host's memory.
-    pub fn limits(&self) -> Limits {
-        let host = rustix::system::sysinfo();
-        let total = u64::from(host.mem_unit).saturating_mul(host.totalram);
-        let pinned = self.pinned_memory.map_or(total / 4 * 3, |Size(bytes)| bytes);
-        Limits { files: self.guest_memory.below(), pinned }
     }
 
     /// `virtual`, `passthrough` or `emulated`.
