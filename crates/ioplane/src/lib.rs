@@ -1,9 +1,8 @@
 //! The one command: daemon and client.
 //!
 //! ```text
-//!   main --> command --Client--HTTP over a unix socket--> daemon::api
-//!               |                                            |
-//!               +--serve--> config --> daemon (disks, NICs, switches, cores, ledger) --> host, virtio, storage, network, cores
+//!   main --> command --Client--HTTP over a unix socket--> ioplane_daemon
+//!               +--serve--> ioplane_daemon
 //!               \--doctor--> this host
 //! ```
 //!
@@ -15,8 +14,5 @@
 pub mod cli;
 pub mod client;
 pub mod command;
-pub mod config;
-pub mod daemon;
 mod log;
 mod pcapng;
-pub mod refusal;

@@ -9,7 +9,7 @@ use crate::tree::Tree;
 const RULE: &str = "crate order";
 
 /// Each may depend on those before it. A new crate is entered here, at its place.
-const ORDER: [&str; 14] = [
+const ORDER: [&str; 15] = [
     "ioplane-api",
     "ioplane-memory",
     "ioplane-device",
@@ -21,6 +21,7 @@ const ORDER: [&str; 14] = [
     "ioplane-virtio",
     "ioplane-passthrough",
     "ioplane-host",
+    "ioplane-daemon",
     "ioplane-exits",
     "ioplane-testkit",
     "ioplane",

@@ -26,6 +26,7 @@ use ioplane_api::refusal::RefusalBody;
 use ioplane_api::report::{CoreReport, DiskReport, DoneReport, StatusReport, UpgradeReport};
 use ioplane_api::request::{ChangeForm, CoreForm, MoveForm, NotifyForm, TwinForm, UpgradeForm};
 use ioplane_api::spec::DiskForm;
+use ioplane_daemon::config::Problems;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -33,8 +34,6 @@ use crate::cli::{
     Accel, BackingArgs, Cli, Command, CoreCommand, DiskAdd, DiskCommand, LibvirtArgs, QemuArgs,
 };
 use crate::client::Client;
-use crate::config::Problems;
-use crate::daemon;
 
 /// After this long a person wants to see that something is going on.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -69,7 +68,7 @@ fn perform(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Serve { config, inherit } => {
             crate::log::start(&cli.log)?;
-            daemon::serve(&config, cli.socket, inherit)?;
+            ioplane_daemon::serve(&config, cli.socket, inherit)?;
         }
         Command::Upgrade { binary, patience: patience_s } => {
             let form = UpgradeForm { binary: binary.as_deref().map(absolute).transpose()?, patience_s };

@@ -4,13 +4,13 @@ use std::path::Path;
 
 use anyhow::Result;
 use ioplane_api::report::FunctionReport;
+use ioplane_daemon::model_of;
 use ioplane_passthrough::inventory::{self, Found, Obstacle};
 use serde::Serialize;
 
 use crate::client::Client;
 use crate::command::table::Table;
 use crate::command::{print, show};
-use crate::daemon::model_of;
 
 /// Where the kernel shows them.
 const SYSFS: &str = "/sys";

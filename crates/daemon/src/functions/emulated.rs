@@ -13,10 +13,10 @@ use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
 
 use super::Opened;
 use super::body::Body;
-use crate::daemon::cores::Seating;
-use crate::daemon::ground::Ground;
-use crate::daemon::switches::{self, Switches};
-use crate::daemon::taps;
+use crate::cores::Seating;
+use crate::ground::Ground;
+use crate::switches::{self, Switches};
+use crate::taps;
 use crate::refusal::Refusal;
 
 fn options(name: &str, mac: Mac) -> PortOptions {

@@ -3,10 +3,10 @@
 use ioplane_api::spec::{Flaw, ServedSpec};
 
 use crate::config::{Config, Place, Problem};
-use crate::daemon::Daemon;
-use crate::daemon::ledger::Record;
-use crate::daemon::served::Kind;
-use crate::daemon::shelf::OnFailure;
+use crate::Daemon;
+use crate::ledger::Record;
+use crate::served::Kind;
+use crate::shelf::OnFailure;
 
 /// The steps for one kind.
 pub struct Steps<K: Kind> {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::daemon::lower::limits;
+use crate::lower::limits;
 
 /// What is said of `text`, without the file's name.
 fn said(folder: &Path, text: &str) -> Vec<(usize, String, String)> {

@@ -12,7 +12,7 @@ use ioplane_pci::Identity;
 
 use super::body::Body;
 use super::{After, Opened, SYSFS};
-use crate::daemon::lower::Lower;
+use crate::lower::Lower;
 use crate::refusal::Refusal;
 
 impl From<LeaseError> for Refusal {

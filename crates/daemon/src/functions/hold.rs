@@ -11,7 +11,7 @@ use ioplane_pci::Function;
 
 use super::body::Body;
 use super::{Card, lock};
-use crate::daemon::served::blocking;
+use crate::served::blocking;
 use crate::refusal::Refusal;
 
 /// How long a function is held before it goes on by itself: its guest waits, and QEMU gives up on an access after twice this.

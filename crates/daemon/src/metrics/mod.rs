@@ -19,7 +19,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use crate::daemon::Daemon;
+use crate::Daemon;
 use crate::refusal::Refusal;
 
 /// What is served there.

@@ -8,20 +8,24 @@
 //!                                                   \--> Ledger: state.json, for the daemon after a crash
 //! ```
 //!
-//! Must not know: rings, guests, what a backing does.
+//! Must not know: the command line, how anything is printed; rings, guests, what a backing does.
+#![forbid(unsafe_code)]
 
-pub(crate) mod access;
+mod access;
 mod api;
 mod capture;
+pub mod config;
 mod cores;
 mod disk;
 mod functions;
 mod ground;
 mod ledger;
-pub(crate) mod lower;
+mod lower;
 mod metrics;
 mod nic;
+mod pcapng;
 mod readings;
+mod refusal;
 mod reload;
 mod retry;
 mod serve;

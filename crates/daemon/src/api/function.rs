@@ -7,8 +7,8 @@ use ioplane_api::request::QuiesceForm;
 use ioplane_api::spec::FunctionForm;
 
 use super::{Answer, Body, Own, RemoveQuery, created, force, form, form_up_to, json, whole};
-use crate::daemon::ledger::FunctionRecord;
-use crate::daemon::shelf::OnFailure;
+use crate::ledger::FunctionRecord;
+use crate::shelf::OnFailure;
 use crate::refusal::Refusal;
 
 /// Largest saved state: in base64, and a few words around it.

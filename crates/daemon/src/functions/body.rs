@@ -18,8 +18,8 @@ use ioplane_passthrough::direct::Direct;
 use ioplane_passthrough::monitor::{Happening, Monitor, Reading, What};
 use ioplane_pci::{BarMap, Function, Irq, Irqs, NotReady, Wire, WireError};
 
-use crate::daemon::lower::Lower;
-use crate::daemon::readings;
+use crate::lower::Lower;
+use crate::readings;
 
 /// A function of any kind that the daemon has.
 pub enum Body {

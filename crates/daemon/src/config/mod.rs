@@ -30,7 +30,7 @@ pub use problem::{Problem, Problems};
 pub use reader::{Place, nearest};
 use reader::{Reader, Source};
 
-use crate::daemon::access::Access;
+use crate::access::Access;
 
 /// The section `[daemon]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -7,10 +7,10 @@ use ioplane_api::request::LinkForm;
 use ioplane_api::spec::{NicForm, SwitchForm};
 
 use super::{Answer, Body, Own, RemoveQuery, created, force, form, json, whole};
-use crate::daemon::capture::{self, CaptureQuery};
-use crate::daemon::ledger::{NicRecord, SwitchRecord};
-use crate::daemon::served::blocking;
-use crate::daemon::shelf::OnFailure;
+use crate::capture::{self, CaptureQuery};
+use crate::ledger::{NicRecord, SwitchRecord};
+use crate::served::blocking;
+use crate::shelf::OnFailure;
 use crate::refusal::Refusal;
 
 pub async fn switches(State(daemon): Own) -> Answer {

@@ -6,7 +6,7 @@
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::daemon::access::Access;
+use crate::access::Access;
 use crate::refusal::Refusal;
 
 /// Its name in the run directory.
