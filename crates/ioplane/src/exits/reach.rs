@@ -10,10 +10,10 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use ioplane_cli::args::ReachArgs;
 use ioplane_exits::{Chardev, Endpoint, Vm};
 
 use super::agent;
-use crate::cli::ReachArgs;
 
 /// A script is a matter of milliseconds, and some guests are slow.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
@@ -239,7 +239,7 @@ mod tests {
         use clap::Parser;
         let parse = |words: &[&str]| {
             let first = ["ioplane", "exits", "apply", "pm-timer"];
-            crate::cli::Cli::try_parse_from(first.into_iter().chain(words.iter().copied())).is_ok()
+            ioplane_cli::args::Cli::try_parse_from(first.into_iter().chain(words.iter().copied())).is_ok()
         };
         for good in [
             &["--agent"][..],

@@ -1,18 +1,15 @@
-//! The command line: every command but `serve` and `doctor` asks the daemon.
+//! The commands. All but those of [`Host`] ask the daemon.
 
-mod doctor;
-mod exits;
-mod kvm;
+pub mod kvm;
 mod libvirt;
-mod model;
 mod network;
 mod pci;
-mod qemu;
-mod show;
-mod table;
+pub mod qemu;
+pub mod show;
+pub mod table;
 mod top;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::mpsc;
@@ -26,49 +23,46 @@ use ioplane_api::refusal::RefusalBody;
 use ioplane_api::report::{CoreReport, DiskReport, DoneReport, StatusReport, UpgradeReport};
 use ioplane_api::request::{ChangeForm, CoreForm, MoveForm, NotifyForm, TwinForm, UpgradeForm};
 use ioplane_api::spec::DiskForm;
-use ioplane_daemon::config::Problems;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::cli::{
-    Accel, BackingArgs, Cli, Command, CoreCommand, DiskAdd, DiskCommand, LibvirtArgs, QemuArgs,
+use crate::args::{
+    Accel, BackingArgs, Cli, Command, CoreCommand, DiskAdd, DiskCommand, ExitsArgs, LibvirtArgs,
+    ModelCommand, QemuArgs,
 };
-use crate::client::Client;
+use crate::client::{Client, Refused};
+use crate::output::{out, print};
 
 /// After this long a person wants to see that something is going on.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long the answer to an upgrade waits for disks that are slow.
 const SETTLING: Duration = Duration::from_secs(10);
 
+/// The commands that need this host itself. What they need this crate does not know: the binary does.
+pub trait Host {
+    /// Runs the daemon.
+    fn serve(&self, config: &Path, socket: Option<PathBuf>, inherit: bool, log: &str) -> Result<()>;
+
+    /// Says what this host lacks; of a daemon as well, if there is a client.
+    fn doctor(&self, client: Option<&Client>, json: bool) -> Result<ExitCode>;
+
+    /// Watches a VM's exits, and what is done about them.
+    fn exits(&self, args: &ExitsArgs, json: bool) -> Result<ExitCode>;
+
+    /// Shows the device state models.
+    fn model(&self, command: ModelCommand, json: bool) -> Result<()>;
+
+    /// Lists this host's PCI functions, and those that a daemon serves.
+    fn functions(&self, client: &Client, json: bool) -> Result<()>;
+}
+
 /// Does what was typed.
-pub fn run(cli: Cli) -> ExitCode {
-    let json = cli.json;
-    match perform(cli) {
-        Ok(code) => code,
-        Err(error) => {
-            let bad_config = error.downcast_ref::<Problems>().is_some();
-            eprintln!("ioplane: {error}{}", causes(&error));
-            if json && let Some(crate::client::Refused(refusal)) = error.downcast_ref() {
-                // A program reads it there, and the exit code says that it is no answer.
-                let _ = print_json(refusal);
-            }
-            ExitCode::from(if bad_config { 2 } else { 1 })
-        }
-    }
-}
-
-/// What is below an error, in one line.
-fn causes(error: &anyhow::Error) -> String {
-    error.chain().skip(1).map(|cause| format!(": {cause}")).collect()
-}
-
-fn perform(cli: Cli) -> Result<ExitCode> {
+pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
     let client = || Client::new(cli.socket.as_deref().unwrap_or(Path::new(SOCKET)));
     let json = cli.json;
     match cli.command {
         Command::Serve { config, inherit } => {
-            crate::log::start(&cli.log)?;
-            ioplane_daemon::serve(&config, cli.socket, inherit)?;
+            host.serve(&config, cli.socket, inherit, &cli.log)?;
         }
         Command::Upgrade { binary, patience: patience_s } => {
             let form = UpgradeForm { binary: binary.as_deref().map(absolute).transpose()?, patience_s };
@@ -86,15 +80,15 @@ fn perform(cli: Cli) -> Result<ExitCode> {
         Command::Disk(command) => disk(&client()?, command, json)?,
         Command::Nic(command) => network::nic(&client()?, command, json)?,
         Command::Switch(command) => network::switch(&client()?, command, json)?,
-        Command::Pci(command) => pci::run(&client()?, command, json)?,
-        Command::Model(command) => model::run(command, json)?,
+        Command::Pci(command) => pci::run(&client()?, command, json, host)?,
+        Command::Model(command) => host.model(command, json)?,
         Command::Capture(args) => network::capture(&client()?, &args, json)?,
         Command::Top(args) => top::run(&client()?, &args, json)?,
         Command::LibvirtXml(args) => libvirt_xml(&client()?, &args, json)?,
         Command::Core(command) => core(&client()?, command, json)?,
         Command::QemuArgs(args) => qemu_args(&client()?, &args, json)?,
-        Command::Doctor => return doctor::run(client().ok().as_ref(), json),
-        Command::Exits(args) => return exits::run(&args, json),
+        Command::Doctor => return host.doctor(client().ok().as_ref(), json),
+        Command::Exits(args) => return host.exits(&args, json),
         Command::Reload => {
             let done: DoneReport = working("reading the configuration", || {
                 ask(&client()?, Method::POST, "/v1/reload", None::<&()>)
@@ -129,24 +123,6 @@ fn settled(client: &Client, report: UpgradeReport) -> UpgradeReport {
         last = now.filter(|now| now.pid == last.pid).unwrap_or(last);
     }
     last
-}
-
-/// Writes to standard output; that nobody reads it any more is no error.
-fn out(bytes: &[u8]) -> Result<()> {
-    match std::io::stdout().lock().write_all(bytes) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(error).context("write the answer")
-        }
-        _ => Ok(()),
-    }
-}
-
-fn print_json(report: &impl Serialize) -> Result<()> {
-    out((serde_json::to_string_pretty(report)? + "\n").as_bytes())
-}
-
-fn print<T: Serialize>(json: bool, report: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
-    if json { print_json(report) } else { out(text(report).as_bytes()) }
 }
 
 fn ask<T: DeserializeOwned>(
@@ -388,7 +364,7 @@ fn device(client: &Client, name: &str) -> Result<libvirt::Device> {
     disk.or_else(nic).or_else(function).ok_or_else(|| {
         let error = format!("there is no disk, no nic and no PCI function {name}");
         let remedy = "see `ioplane disk list`, `ioplane nic list` and `ioplane pci list`".to_owned();
-        crate::client::Refused(RefusalBody { error, remedy }).into()
+        Refused(RefusalBody { error, remedy }).into()
     })
 }
 

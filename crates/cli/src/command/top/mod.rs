@@ -14,9 +14,9 @@ use anyhow::{Context, Result, bail};
 use ioplane_api::report::StatusReport;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 
-use super::{print, print_json};
-use crate::cli::TopArgs;
+use crate::args::TopArgs;
 use crate::client::Client;
+use crate::output::{print, print_json};
 use rates::{Rates, Sort};
 
 /// The shortest interval: less would mostly show what looking costs.

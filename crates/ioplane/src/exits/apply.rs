@@ -3,15 +3,16 @@
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, bail};
+use ioplane_cli::args::ApplyArgs;
+use ioplane_cli::output::print;
 use ioplane_exits::{Action, Finding, Report, action_of};
 use serde::Serialize;
 
 use super::reach::Reach;
 use super::watch;
-use crate::cli::ApplyArgs;
 
 /// What runs in the guest.
-const TUNE: &str = include_str!("../../../../../guest/tune/tune.sh");
+const TUNE: &str = include_str!("../../../../guest/tune/tune.sh");
 
 /// One finding, before and after.
 #[derive(Serialize)]
@@ -52,7 +53,7 @@ pub(super) fn run(args: &ApplyArgs, json: bool) -> Result<()> {
         after: finding.rate_in(&after),
     });
     let applied = Applied { outcomes: outcomes.collect(), before: rate(&before), after: rate(&after), said };
-    super::super::print(json, &applied, |applied| {
+    print(json, &applied, |applied| {
         let mut text = applied.said.clone();
         text += &format!("\n{:<24} {:>12} {:>12}\n", "exits a second", "before", "after");
         for outcome in &applied.outcomes {

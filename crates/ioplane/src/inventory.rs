@@ -4,13 +4,13 @@ use std::path::Path;
 
 use anyhow::Result;
 use ioplane_api::report::FunctionReport;
+use ioplane_cli::client::Client;
+use ioplane_cli::command::show;
+use ioplane_cli::command::table::Table;
+use ioplane_cli::output::print;
 use ioplane_daemon::model_of;
 use ioplane_passthrough::inventory::{self, Found, Obstacle};
 use serde::Serialize;
-
-use crate::client::Client;
-use crate::command::table::Table;
-use crate::command::{print, show};
 
 /// Where the kernel shows them.
 const SYSFS: &str = "/sys";

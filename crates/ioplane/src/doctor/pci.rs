@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use ioplane_api::report::FunctionReport;
+use ioplane_cli::client::Client;
+use ioplane_cli::command::qemu::{VFIO_USER, Version};
 use ioplane_passthrough::inventory::{self, Remapping};
 
 use super::{Finding, Weight, bad, good, read};
-use crate::client::Client;
-use crate::command::qemu::{VFIO_USER, Version};
 
 /// Whether QEMU can be given a function at all.
 pub fn vfio_user() -> Finding {
@@ -147,7 +147,15 @@ mod tests {
         ] {
             assert_eq!(weight(of_remapping(3, remapping)), expected, "{remapping:?}");
         }
-        let mut function = crate::command::show::tests::function("nic1");
+        let mut function: FunctionReport = serde_json::from_value(serde_json::json!({
+            "name": "nic1", "state": "served", "origin": "added", "connected": false, "connections": 0,
+            "socket": "/run/ioplane/nic1.sock", "mode": "virtual", "guard": "/run/ioplane/unmovable.vdi",
+            "stage": "running", "front_end_faults": {}, "hardware_faults": {},
+            "traffic": {
+                "reads": 0, "writes": 0, "interrupts": 0, "memory_ranges": 0, "memory_bytes": 0, "forced": 0,
+            },
+        }))
+        .unwrap();
         assert_eq!(of_functions(&[]).len(), 0);
         assert_eq!(weight(of_functions(std::slice::from_ref(&function)).remove(0)), (Weight::Good, false));
         function.unusable = Some("it has not come out of its reset".into());

@@ -10,9 +10,10 @@ use ioplane_api::report::{DoneReport, NicReport, SwitchReport, SwitchTableReport
 use ioplane_api::request::LinkForm;
 use ioplane_api::spec::{NicForm, SwitchForm};
 
-use super::{absolute, address_of, ask, print, print_json, show, working};
-use crate::cli::{CaptureArgs, NicAdd, NicCommand, SwitchCommand};
+use super::{absolute, address_of, ask, show, working};
+use crate::args::{CaptureArgs, NicAdd, NicCommand, SwitchCommand};
 use crate::client::Client;
+use crate::output::{print, print_json};
 use crate::pcapng::Follower;
 
 fn done(done: &DoneReport) -> String {

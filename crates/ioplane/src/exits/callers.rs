@@ -6,15 +6,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use ioplane_cli::args::CallersArgs;
+use ioplane_cli::output::print;
 use ioplane_exits::plain;
 use serde::Serialize;
 
 use super::reach::Reach;
 use super::{interrupted, watch};
-use crate::cli::CallersArgs;
 
 /// What runs in the guest.
-const CALLERS: &str = include_str!("../../../../../guest/tune/callers.sh");
+const CALLERS: &str = include_str!("../../../../guest/tune/callers.sh");
 /// So many functions are asked about, if none is named; and so many at most.
 const FIRST: usize = 3;
 const MOST: usize = 5;
@@ -90,7 +91,7 @@ pub(super) fn run(args: &CallersArgs, json: bool) -> Result<()> {
         done.error.trim()
     );
     let found = read(&done.said, &wanted, &places)?;
-    super::super::print(json, &found, |found| found.iter().map(Callers::text).collect())
+    print(json, &found, |found| found.iter().map(Callers::text).collect())
 }
 
 /// `function [module]` as kprobes call it. Nothing that a shell would understand otherwise.

@@ -156,7 +156,7 @@ pub enum ModelCommand {
 mod tests {
     use clap::Parser;
 
-    use crate::cli::Cli;
+    use crate::args::Cli;
 
     #[test]
     fn what_belongs_together_is_asked_for_together() {

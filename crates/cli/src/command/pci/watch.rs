@@ -14,9 +14,10 @@ use ioplane_api::size::Size;
 use serde::Serialize;
 
 use super::address;
-use crate::cli::PciWatch;
+use crate::args::PciWatch;
 use crate::client::Client;
-use crate::command::{out, show};
+use crate::command::show;
+use crate::output::out;
 
 /// The shortest interval: less would mostly show what looking costs.
 const LEAST: Duration = Duration::from_millis(100);

@@ -1,6 +1,5 @@
 //! `pci`.
 
-mod list;
 mod watch;
 
 use anyhow::{Context, Result, bail};
@@ -9,9 +8,10 @@ use ioplane_api::report::{DoneReport, FunctionReport, RestReport, StateFileV1};
 use ioplane_api::request::QuiesceForm;
 use ioplane_api::spec::FunctionForm;
 
-use super::{absolute, address_of, ask, print, show, working};
-use crate::cli::{PciAdd, PciCommand};
+use super::{Host, absolute, address_of, ask, show, working};
+use crate::args::{PciAdd, PciCommand};
 use crate::client::Client;
+use crate::output::print;
 
 /// Largest file of `pci save`: twice what a device may save.
 const STATE: u64 = 4 << 20;
@@ -25,9 +25,9 @@ fn done(done: &DoneReport) -> String {
 }
 
 /// Does what was typed. Listing what this host has needs no daemon.
-pub fn run(client: &Client, command: PciCommand, json: bool) -> Result<()> {
+pub fn run(client: &Client, command: PciCommand, json: bool, host: &impl Host) -> Result<()> {
     match command {
-        PciCommand::List => list::run(client, json),
+        PciCommand::List => host.functions(client, json),
         PciCommand::Add(add) => {
             let (path, form) = (address(&add.name), form(add)?);
             let function: FunctionReport =

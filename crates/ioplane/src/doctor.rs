@@ -10,12 +10,11 @@ use std::process::ExitCode;
 use anyhow::Result;
 use ioplane_api::report::{FailureReport, StatusReport};
 use ioplane_api::size::Size;
+use ioplane_cli::client::Client;
+use ioplane_cli::command::kvm::Kvm;
+use ioplane_cli::command::qemu::Version;
+use ioplane_cli::output::{out, print_json};
 use serde::{Deserialize, Serialize};
-
-use super::kvm::Kvm;
-use super::qemu::Version;
-use super::{out, print_json};
-use crate::client::Client;
 
 /// How a finding weighs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use ioplane_api::report::{DiskReport, FunctionReport, NicReport};
 use ioplane_api::size::Size;
 use ioplane_api::spec::MTU;
 
-use crate::cli::Accel;
+use crate::args::Accel;
 
 /// Major and minor number of a QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,13 +1,12 @@
 //! `model`: the device state models that this program has. No daemon is needed.
 
 use anyhow::{Result, bail};
+use ioplane_cli::args::ModelCommand;
+use ioplane_cli::command::table::Table;
+use ioplane_cli::output::{out, print};
 use ioplane_passthrough::catalog;
 use ioplane_passthrough::model::{StateModel, draw};
 use serde::Serialize;
-
-use super::{out, print};
-use crate::cli::ModelCommand;
-use crate::command::table::Table;
 
 /// One model, in short.
 #[derive(Debug, Serialize)]

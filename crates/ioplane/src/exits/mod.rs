@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use ioplane_cli::args::{ExitsArgs, ExitsCommand, WatchArgs};
+use ioplane_cli::output::{out, print};
 use ioplane_exits::{
     Chardev, Confidence, Devices, Endpoint, HostFacts, Layout, Names, Options, Report, Source, Subject,
     Symbols, Vm, Watch,
 };
-
-use crate::cli::{ExitsArgs, ExitsCommand, WatchArgs};
 
 /// How often `--live` draws.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -45,7 +45,7 @@ pub fn run(args: &ExitsArgs, json: bool) -> Result<ExitCode> {
                 }
             }
             if !args.live {
-                super::print(json, &report, Report::to_string)?;
+                print(json, &report, Report::to_string)?;
             }
         }
     }
@@ -58,7 +58,7 @@ fn write(file: &Path, text: &str) -> Result<()> {
 
 fn advise(args: &WatchArgs, json: bool) -> Result<()> {
     let report = watch(args, None)?;
-    super::print(json, &report.findings, |findings| {
+    print(json, &report.findings, |findings| {
         let mut text = format!("{} exits in {:.1} s\n", report.exits, report.seconds);
         text.extend(report.notes.iter().map(|note| format!("note: {note}\n")));
         if findings.is_empty() {
@@ -75,7 +75,7 @@ fn list(json: bool) -> Result<()> {
         .iter()
         .map(|vm| serde_json::json!({"name": vm.name, "pid": vm.pid, "program": vm.program, "vcpus": vm.vcpus}))
         .collect();
-    super::print(json, &rows, |_| {
+    print(json, &rows, |_| {
         let line =
             |vm: &Vm| format!("{:<24} {:>8}  {:>3} vCPUs  {}\n", vm.name, vm.pid, vm.vcpus, vm.program);
         all.iter().map(line).collect()
@@ -89,9 +89,9 @@ fn live(args: &ExitsArgs, json: bool) -> Result<Report> {
     let draw = |report: &Report| {
         let (rows, columns) = rustix::termios::tcgetwinsize(std::io::stdout())
             .map_or((40, 120), |size| (usize::from(size.ws_row), usize::from(size.ws_col)));
-        super::out(screen(&report.to_string(), rows, columns).as_bytes())
+        out(screen(&report.to_string(), rows, columns).as_bytes())
     };
-    super::out(b"\x1b[2J")?;
+    out(b"\x1b[2J")?;
     watch(&args.watch, Some(&draw))
 }
 
@@ -325,8 +325,8 @@ mod tests {
     }
 
     fn naming(line: &str) -> Naming {
-        let args = crate::cli::Cli::try_parse_from(["ioplane", "exits"]).unwrap();
-        let crate::cli::Command::Exits(args) = args.command else { panic!("exits") };
+        let args = ioplane_cli::args::Cli::try_parse_from(["ioplane", "exits"]).unwrap();
+        let ioplane_cli::args::Command::Exits(args) = args.command else { panic!("exits") };
         let command = line.split(' ').map(String::from).collect();
         let (name, program) = ("vm".into(), "qemu".into());
         let vm = Vm { pid: 1, name, program, vcpus: 1, vm_fds: Vec::new(), command };
