@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use ioplane_api::report::{BackingReport, Counts, DiskReport, Door, QueueReport, ServedState};
 use ioplane_api::size::Size;
-use ioplane_api::spec::{BackingSpec, DirectWord, DiskSpec, EngineWord, FormatWord, QUEUE_SIZE_MAX, ServedSpec};
+use ioplane_api::spec::{
+    BackingSpec, DirectWord, DiskSpec, EngineWord, FormatWord, QUEUE_SIZE_MAX, ServedSpec,
+};
 use ioplane_device::Still;
 use ioplane_storage::{Backing, FileBacking, FileOptions, ImageId, MemoryBacking, Raw};
 use ioplane_virtio::blk::{Blk, BlkOptions};

@@ -110,7 +110,8 @@ mod tests {
     #[test]
     fn what_was_lost_is_an_option_of_the_statistics() {
         let statistics = statistics(2, 5, 3);
-        let lost = [&ISB_IFDROP.to_le_bytes()[..], &8u16.to_le_bytes(), &3u64.to_le_bytes(), &[0; 4]].concat();
+        let lost =
+            [&ISB_IFDROP.to_le_bytes()[..], &8u16.to_le_bytes(), &3u64.to_le_bytes(), &[0; 4]].concat();
         assert_eq!(statistics[..4], INTERFACE_STATISTICS.to_le_bytes());
         assert_eq!(statistics[statistics.len() - 4 - lost.len()..][..lost.len()], lost);
     }

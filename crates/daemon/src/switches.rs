@@ -419,8 +419,7 @@ impl Switches {
     pub fn report_of(&self, name: &str) -> Result<SwitchTableReport, Refusal> {
         let mut slots = self.slots();
         let slot = slots.get_mut(name).ok_or_else(|| missing(name))?;
-        let mut table: Vec<LearnedReport> =
-            slot.switch.table().into_iter().map(readings::learned).collect();
+        let mut table: Vec<LearnedReport> = slot.switch.table().into_iter().map(readings::learned).collect();
         table.sort_by(|a, b| (&a.port, a.vlan, &a.mac).cmp(&(&b.port, b.vlan, &b.mac)));
         Ok(SwitchTableReport { switch: slot.report(), table })
     }

@@ -8,8 +8,8 @@ use ioplane_api::spec::FunctionForm;
 
 use super::{Answer, Body, Own, RemoveQuery, created, force, form, form_up_to, json, whole};
 use crate::ledger::FunctionRecord;
-use crate::shelf::OnFailure;
 use crate::refusal::Refusal;
+use crate::shelf::OnFailure;
 
 /// Largest saved state: in base64, and a few words around it.
 pub const STATE: usize = 2 << 20;

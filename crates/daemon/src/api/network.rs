@@ -9,9 +9,9 @@ use ioplane_api::spec::{NicForm, SwitchForm};
 use super::{Answer, Body, Own, RemoveQuery, created, force, form, json, whole};
 use crate::capture::{self, CaptureQuery};
 use crate::ledger::{NicRecord, SwitchRecord};
+use crate::refusal::Refusal;
 use crate::served::blocking;
 use crate::shelf::OnFailure;
-use crate::refusal::Refusal;
 
 pub async fn switches(State(daemon): Own) -> Answer {
     json(daemon.switches.report())

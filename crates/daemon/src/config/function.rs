@@ -114,7 +114,8 @@ pub fn check(config: &Config, problems: &mut Vec<Problem>) {
                 };
                 problem("switch", format!("there is no switch {switch}"), &remedy);
             }
-            let same = |nic: &ioplane_api::spec::NicSpec| nic.switch == switch && Some(nic.mac) == function.mac();
+            let same =
+                |nic: &ioplane_api::spec::NicSpec| nic.switch == switch && Some(nic.mac) == function.mac();
             if let Some((nic, earlier)) = config.nics.iter().find(|(nic, _)| same(nic)) {
                 let reason = format!(
                     "{} is the address of nic {} already, in line {}",

@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
-    BackingSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, Flaw, FormatWord,
-    FunctionSpec, MannersWord, MemoryWord, NicSpec, NotifyWord, SwitchSpec,
+    BackingSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, Flaw, FormatWord, FunctionSpec,
+    MannersWord, MemoryWord, NicSpec, NotifyWord, SwitchSpec,
 };
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};

@@ -3,7 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ioplane_api::report::{ChipReport, EventReport, FunctionReport, RegionReport, WatchFaultReport, WatchReport};
+use ioplane_api::report::{
+    ChipReport, EventReport, FunctionReport, RegionReport, WatchFaultReport, WatchReport,
+};
 use ioplane_api::spec::FaultSpec;
 use ioplane_device::{
     Access, At, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State, Still,

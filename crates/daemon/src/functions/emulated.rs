@@ -15,9 +15,9 @@ use super::Opened;
 use super::body::Body;
 use crate::cores::Seating;
 use crate::ground::Ground;
+use crate::refusal::Refusal;
 use crate::switches::{self, Switches};
 use crate::taps;
-use crate::refusal::Refusal;
 
 fn options(name: &str, mac: Mac) -> PortOptions {
     PortOptions { mac: Some(mac.0), ..PortOptions::new(name) }

@@ -11,8 +11,8 @@ use ioplane_pci::Function;
 
 use super::body::Body;
 use super::{Card, lock};
-use crate::served::blocking;
 use crate::refusal::Refusal;
+use crate::served::blocking;
 
 /// How long a function is held before it goes on by itself: its guest waits, and QEMU gives up on an access after twice this.
 const HOLD: Duration = Duration::from_secs(30);

@@ -10,7 +10,9 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use ioplane_api::report::{CoreReport, Counts, DiskReport, FailureReport, QueueReport, ServedState, StatusReport};
+use ioplane_api::report::{
+    CoreReport, Counts, DiskReport, FailureReport, QueueReport, ServedState, StatusReport,
+};
 use ioplane_device::Histogram;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};

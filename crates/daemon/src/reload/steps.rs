@@ -2,8 +2,8 @@
 
 use ioplane_api::spec::{Flaw, ServedSpec};
 
-use crate::config::{Config, Place, Problem};
 use crate::Daemon;
+use crate::config::{Config, Place, Problem};
 use crate::ledger::Record;
 use crate::served::Kind;
 use crate::shelf::OnFailure;
