@@ -1,7 +1,62 @@
-//! `ioplane`: see the library of the same name.
+//! `ioplane`, the one command: the command line, the daemon, and what needs this host itself.
+//!
+//! ```text
+//!   main --> ioplane_cli::perform --HTTP over a unix socket--> a daemon
+//!                  \--Host--> serve: ioplane_daemon | exits: ioplane_exits | doctor, inventory, model: this host
+//! ```
+//!
+//! Must not know: rings, guest memory, protocols of hosts.
+#![forbid(unsafe_code)]
 
+mod doctor;
+mod exits;
+mod inventory;
+mod log;
+mod model;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
 use clap::Parser;
+use ioplane_cli::args::{Cli, ExitsArgs, ModelCommand};
+use ioplane_cli::client::Client;
+use ioplane_cli::output::complain;
+use ioplane_cli::{Host, perform};
+use ioplane_daemon::config::Problems;
 
-fn main() -> std::process::ExitCode {
-    ioplane::command::run(ioplane::cli::Cli::parse())
+/// The host that this process runs on.
+struct ThisHost;
+
+impl Host for ThisHost {
+    fn serve(&self, config: &Path, socket: Option<PathBuf>, inherit: bool, log: &str) -> Result<()> {
+        log::start(log)?;
+        ioplane_daemon::serve(config, socket, inherit)
+    }
+
+    fn doctor(&self, client: Option<&Client>, json: bool) -> Result<ExitCode> {
+        doctor::run(client, json)
+    }
+
+    fn exits(&self, args: &ExitsArgs, json: bool) -> Result<ExitCode> {
+        exits::run(args, json)
+    }
+
+    fn model(&self, command: ModelCommand, json: bool) -> Result<()> {
+        model::run(command, json)
+    }
+
+    fn functions(&self, client: &Client, json: bool) -> Result<()> {
+        inventory::run(client, json)
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let json = cli.json;
+    perform(cli, &ThisHost).unwrap_or_else(|error| {
+        complain(&error, json);
+        let bad_config = error.downcast_ref::<Problems>().is_some();
+        ExitCode::from(if bad_config { 2 } else { 1 })
+    })
 }

@@ -9,7 +9,10 @@ use crate::tree::Tree;
 const RULE: &str = "crate order";
 
 /// Each may depend on those before it. A new crate is entered here, at its place.
-const ORDER: [&str; 16] = [
+const ORDER: [&str; 19] = [
+    "ioplane-api",
+    // Knows the interface and nothing else, so it stands before all else.
+    "ioplane-cli",
     "ioplane-memory",
     "ioplane-device",
     "ioplane-cores",
@@ -23,6 +26,7 @@ const ORDER: [&str; 16] = [
     "ioplane-hardware",
     "ioplane-passthrough",
     "ioplane-host",
+    "ioplane-daemon",
     "ioplane-exits",
     "ioplane-testkit",
     "ioplane",

@@ -1,0 +1,458 @@
+//! What PCI functions are to be: the host's own, watched or passed through, and emulated ones.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::address::as_text;
+use super::network::{host, interface_flaw};
+use super::{Flaw, Mac, MemoryWord, PciAddress, ServedSpec, checked, name_flaw, pick, socket_flaw};
+use crate::size::Size;
+
+words! {
+    /// How a function of the host is handed to a guest.
+    ModeWord, Virtual,
+    /// Under watch: what matters is hooked, every DMA is vetted and translated, it can be saved.
+    Virtual "virtual",
+    /// As it is.
+    Passthrough "passthrough",
+}
+
+words! {
+    /// What is emulated whole.
+    ChipWord, Rtl8139,
+    /// A bus master with rings: 8139cp and 8139too drive it.
+    Rtl8139 "rtl8139",
+    /// A card with memory of its own: ne2k-pci drives it.
+    Ne2000 "ne2000",
+}
+
+words! {
+    /// What becomes of an access that a state model does not allow.
+    FaultWord, Stop,
+    /// Nothing happens; a read gives zero.
+    Ignore "ignore",
+    /// Nothing happens, and the device says so as the real one would: by its own error interrupt.
+    Error "error",
+    /// The VMM is told to stop its guest; every access is denied until the device is reset.
+    Stop "stop",
+}
+
+/// What becomes of accesses that a state model does not allow, by cause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FaultSpec {
+    /// DMA to or from memory that is not the guest's, and descriptors that are none.
+    pub dma: FaultWord,
+    /// A register access that makes no sense in the state that the device is in.
+    pub register: FaultWord,
+}
+
+impl Default for FaultSpec {
+    fn default() -> Self {
+        FaultSpec { dma: FaultWord::Stop, register: FaultWord::Ignore }
+    }
+}
+
+/// A text that says no such thing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` says nothing about faults: write stop, ignore or error, or each by its cause, as in dma=stop,register=ignore"
+)]
+pub struct NotAFault(String);
+
+impl FromStr for FaultSpec {
+    type Err = NotAFault;
+
+    /// One word for all causes, or a word for each; a cause that is left out has its default.
+    fn from_str(text: &str) -> Result<Self, NotAFault> {
+        let wrong = || NotAFault(text.chars().take(40).collect());
+        if let Some(word) = FaultWord::of(text) {
+            return Ok(FaultSpec { dma: word, register: word });
+        }
+        let (mut spec, mut said) = (FaultSpec::default(), BTreeSet::new());
+        for part in text.split(',') {
+            let (cause, word) = part.split_once('=').ok_or_else(wrong)?;
+            let (cause, word) = (cause.trim(), FaultWord::of(word.trim()).ok_or_else(wrong)?);
+            match cause {
+                "dma" => spec.dma = word,
+                "register" => spec.register = word,
+                _ => return Err(wrong()),
+            }
+            if !said.insert(cause) {
+                return Err(wrong());
+            }
+        }
+        Ok(spec)
+    }
+}
+
+impl fmt::Display for FaultSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "dma={},register={}", self.dma.word(), self.register.word())
+    }
+}
+
+as_text!(FaultSpec);
+
+/// Where the frames of an emulated NIC go.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CableSpec {
+    /// To a switch of the daemon.
+    Switch(String),
+    /// To a TAP interface of the host, and nowhere else.
+    Tap(String),
+}
+
+/// What is behind a function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum SourceSpec {
+    /// A function of this host.
+    Host {
+        /// Which.
+        address: PciAddress,
+        /// How it is handed on.
+        mode: ModeWord,
+        /// What becomes of what the guest may not do.
+        on_fault: FaultSpec,
+        /// It is taken although the host uses it.
+        forced: bool,
+        /// It is taken although the host does not remap interrupts.
+        #[serde(default)]
+        unsafe_interrupts: bool,
+    },
+    /// A NIC in software.
+    Emulated {
+        /// Which.
+        chip: ChipWord,
+        /// Its other end.
+        cable: CableSpec,
+        /// Its address.
+        mac: Mac,
+    },
+}
+
+/// A PCI function, complete and checked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FunctionSpec {
+    /// Unique among everything that the daemon serves.
+    pub name: String,
+    /// What is behind it.
+    pub source: SourceSpec,
+    /// The vfio-user socket, if it is not `RUN_DIR/NAME.sock`.
+    pub socket: Option<PathBuf>,
+    /// Files that VMMs may share as memory of their guests.
+    #[serde(default, skip_serializing_if = "MemoryWord::is_usual")]
+    pub guest_memory: MemoryWord,
+    /// Most memory of a guest that is pinned for a function of the host, if it is not three quarters of the host's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned_memory: Option<Size>,
+}
+
+/// A PCI function as somebody asks for it. See [`FunctionForm::spec`] for what is left out.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[expect(missing_docs, reason = "the fields are those of FunctionSpec and SourceSpec")]
+pub struct FunctionForm {
+    pub host: Option<PciAddress>,
+    pub mode: Option<ModeWord>,
+    pub on_fault: Option<FaultSpec>,
+    pub force: Option<bool>,
+    pub unsafe_interrupts: Option<bool>,
+    pub emulate: Option<ChipWord>,
+    pub switch: Option<String>,
+    pub tap: Option<String>,
+    pub mac: Option<Mac>,
+    pub socket: Option<PathBuf>,
+    pub guest_memory: Option<MemoryWord>,
+    pub pinned_memory: Option<Size>,
+}
+
+impl FunctionForm {
+    /// The complete function. Left out: under watch, with DMA that is not allowed stopping the function and register accesses that
+    /// make no sense being ignored; an emulated NIC's address made from this host and its name.
+    pub fn spec(self, name: &str) -> Result<FunctionSpec, Vec<Flaw>> {
+        let mut flaws = Vec::new();
+        let source = match (self.host, self.emulate) {
+            (Some(_), Some(_)) => {
+                flaws.push(Flaw::new("emulate", "both host and emulate", "give one of them"));
+                None
+            }
+            (None, None) => {
+                let remedy = "give host = \"0000:00:05.0\" (see `ioplane pci list`) or emulate = \"rtl8139\"";
+                flaws.push(Flaw::new("host", "neither host nor emulate", remedy));
+                None
+            }
+            (Some(address), None) => self.of_host(address, &mut flaws),
+            (None, Some(chip)) => self.emulated(chip, name, &mut flaws),
+        };
+        // Stands in for one that has been complained of.
+        let nothing = || SourceSpec::Emulated {
+            chip: ChipWord::default(),
+            cable: CableSpec::Switch("none".to_owned()),
+            mac: Mac([2, 0, 0, 0, 0, 1]),
+        };
+        let source = source.unwrap_or_else(nothing);
+        let spec = FunctionSpec {
+            name: name.to_owned(),
+            source,
+            socket: self.socket,
+            guest_memory: self.guest_memory.unwrap_or_default(),
+            pinned_memory: self.pinned_memory,
+        };
+        checked(spec, flaws)
+    }
+
+    fn of_host(&self, address: PciAddress, flaws: &mut Vec<Flaw>) -> Option<SourceSpec> {
+        let mode = self.mode.unwrap_or_default();
+        for (field, given) in
+            [("switch", self.switch.is_some()), ("tap", self.tap.is_some()), ("mac", self.mac.is_some())]
+        {
+            if given {
+                let reason = format!("{field} says nothing about a function of the host");
+                flaws.push(Flaw::new(field, reason, "leave it out, or give emulate in place of host"));
+            }
+        }
+        if mode == ModeWord::Passthrough && self.on_fault.is_some() {
+            let reason = "on_fault says nothing about a function that is passed through as it is";
+            flaws.push(Flaw::new("on_fault", reason, "leave it out, or give mode = \"virtual\""));
+        }
+        let (on_fault, forced) = (self.on_fault.unwrap_or_default(), self.force.unwrap_or(false));
+        let unsafe_interrupts = self.unsafe_interrupts.unwrap_or(false);
+        Some(SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts })
+    }
+
+    fn emulated(&self, chip: ChipWord, name: &str, flaws: &mut Vec<Flaw>) -> Option<SourceSpec> {
+        let foreign = [
+            ("mode", self.mode.is_some()),
+            ("on_fault", self.on_fault.is_some()),
+            ("force", self.force.is_some()),
+            ("pinned_memory", self.pinned_memory.is_some()),
+            ("unsafe_interrupts", self.unsafe_interrupts.is_some()),
+        ];
+        for (field, given) in foreign {
+            if given {
+                let reason = format!("{field} says nothing about an emulated NIC");
+                flaws.push(Flaw::new(field, reason, "leave it out, or give host in place of emulate"));
+            }
+        }
+        let cable = match (&self.switch, &self.tap) {
+            (Some(switch), None) => CableSpec::Switch(switch.clone()),
+            (None, Some(tap)) => CableSpec::Tap(tap.clone()),
+            (Some(_), Some(_)) => {
+                flaws.push(Flaw::new("tap", "both switch and tap", "give one of them"));
+                return None;
+            }
+            (None, None) => {
+                let remedy = "give switch = \"NAME\" or tap = \"tap0\"";
+                flaws.push(Flaw::new("switch", "an emulated NIC with neither switch nor tap", remedy));
+                return None;
+            }
+        };
+        let mac = self.mac.unwrap_or_else(|| Mac::of(&host(), name));
+        Some(SourceSpec::Emulated { chip, cable, mac })
+    }
+}
+
+impl FunctionSpec {
+    /// The switch that it is plugged into.
+    pub fn switch(&self) -> Option<&str> {
+        match &self.source {
+            SourceSpec::Emulated { cable: CableSpec::Switch(switch), .. } => Some(switch),
+            _ => None,
+        }
+    }
+
+    /// The TAP interface that it has for itself.
+    pub fn tap(&self) -> Option<&str> {
+        match &self.source {
+            SourceSpec::Emulated { cable: CableSpec::Tap(tap), .. } => Some(tap),
+            _ => None,
+        }
+    }
+
+    /// The function of the host that it takes.
+    pub fn address(&self) -> Option<PciAddress> {
+        match &self.source {
+            SourceSpec::Host { address, .. } => Some(*address),
+            SourceSpec::Emulated { .. } => None,
+        }
+    }
+
+    /// The address of an emulated NIC.
+    pub fn mac(&self) -> Option<Mac> {
+        match &self.source {
+            SourceSpec::Emulated { mac, .. } => Some(*mac),
+            SourceSpec::Host { .. } => None,
+        }
+    }
+
+    /// `virtual`, `passthrough` or `emulated`.
+    pub fn mode(&self) -> &'static str {
+        match &self.source {
+            SourceSpec::Host { mode, .. } => mode.word(),
+            SourceSpec::Emulated { .. } => "emulated",
+        }
+    }
+}
+
+impl ServedSpec for FunctionSpec {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn socket(&self) -> Option<&Path> {
+        self.socket.as_deref()
+    }
+
+    /// A thread of its own serves it.
+    fn core(&self) -> Option<u32> {
+        None
+    }
+
+    fn guest_memory(&self) -> MemoryWord {
+        self.guest_memory
+    }
+
+    fn queues(&self) -> u16 {
+        0
+    }
+
+    fn flaws(&self) -> Vec<Flaw> {
+        let mut flaws: Vec<Flaw> = name_flaw(&self.name).into_iter().collect();
+        match &self.source {
+            SourceSpec::Emulated { cable: CableSpec::Switch(switch), .. } => {
+                flaws.extend(name_flaw(switch).map(|flaw| Flaw { field: "switch", ..flaw }));
+            }
+            SourceSpec::Emulated { cable: CableSpec::Tap(tap), .. } => {
+                flaws.extend(interface_flaw("tap", tap));
+            }
+            SourceSpec::Host { .. } => {}
+        }
+        flaws.extend(self.socket.as_deref().and_then(socket_flaw));
+        flaws
+    }
+
+    fn same_content(one: &Self, other: &Self) -> bool {
+        one.source == other.source
+    }
+
+    fn three_way(base: &Self, configured: &Self, now: &Self) -> Self {
+        FunctionSpec {
+            name: configured.name.clone(),
+            source: pick(&base.source, &configured.source, &now.source),
+            socket: pick(&base.socket, &configured.socket, &now.socket),
+            guest_memory: pick(&base.guest_memory, &configured.guest_memory, &now.guest_memory),
+            pinned_memory: pick(&base.pinned_memory, &configured.pinned_memory, &now.pinned_memory),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_read_and_written() {
+        use FaultWord::{Error, Ignore, Stop};
+        for (text, dma, register) in [
+            ("stop", Stop, Stop),
+            ("ignore", Ignore, Ignore),
+            ("dma=error", Error, Ignore),
+            ("register=stop", Stop, Stop),
+            ("register=error, dma=ignore", Ignore, Error),
+        ] {
+            let spec: FaultSpec = text.parse().unwrap();
+            assert_eq!(spec, FaultSpec { dma, register }, "{text}");
+            assert_eq!(spec.to_string().parse(), Ok(spec));
+        }
+        for text in [
+            "",
+            "halt",
+            "dma",
+            "dma=",
+            "dma=stop,dma=stop",
+            "irq=stop",
+            "dma=stop,",
+            "dma=stop;register=stop",
+        ] {
+            assert!(text.parse::<FaultSpec>().is_err(), "{text}");
+        }
+    }
+
+    fn form(json: &str) -> Result<FunctionSpec, String> {
+        let form: FunctionForm = serde_json::from_str(json).map_err(|error| error.to_string())?;
+        form.spec("f")
+            .map_err(|flaws| flaws.into_iter().map(|flaw| flaw.reason).collect::<Vec<_>>().join("; "))
+    }
+
+    #[test]
+    fn what_is_left_out_is_filled_in() {
+        let host = form(r#"{"host": "00:05.0"}"#).unwrap();
+        assert_eq!(
+            host.source,
+            SourceSpec::Host {
+                address: "0000:00:05.0".parse().unwrap(),
+                mode: ModeWord::Virtual,
+                on_fault: FaultSpec::default(),
+                forced: false,
+                unsafe_interrupts: false
+            }
+        );
+        assert_eq!((host.mode(), host.switch(), host.mac()), ("virtual", None, None));
+        let nic = form(r#"{"emulate": "ne2000", "switch": "lan"}"#).unwrap();
+        assert_eq!(
+            (nic.mode(), nic.switch(), nic.mac()),
+            ("emulated", Some("lan"), Some(Mac::of(&super::host(), "f")))
+        );
+        let tap = form(r#"{"emulate": "rtl8139", "tap": "tap0", "mac": "02:00:00:00:00:07"}"#).unwrap();
+        assert_eq!((tap.tap(), tap.mac()), (Some("tap0"), Some(Mac([2, 0, 0, 0, 0, 7]))));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_said() {
+        for (json, reason) in [
+            ("{}", "neither host nor emulate"),
+            (r#"{"host": "00:05.0", "emulate": "ne2000"}"#, "both host and emulate"),
+            (r#"{"host": "00:05.0", "switch": "lan"}"#, "switch says nothing about a function of the host"),
+            (
+                r#"{"host": "00:05.0", "mac": "02:00:00:00:00:01"}"#,
+                "mac says nothing about a function of the host",
+            ),
+            (
+                r#"{"host": "00:05.0", "mode": "passthrough", "on_fault": "stop"}"#,
+                "on_fault says nothing about a function that is passed through as it is",
+            ),
+            (
+                r#"{"emulate": "ne2000", "switch": "lan", "mode": "virtual"}"#,
+                "mode says nothing about an emulated NIC",
+            ),
+            (r#"{"emulate": "ne2000"}"#, "an emulated NIC with neither switch nor tap"),
+            (r#"{"emulate": "ne2000", "switch": "a", "tap": "b"}"#, "both switch and tap"),
+            (r#"{"emulate": "ne2000", "tap": "a/b"}"#, "\"a/b\" is no name of an interface"),
+            (r#"{"emulate": "ne2000", "switch": "../x"}"#, "'/' in the name \"../x\""),
+        ] {
+            assert_eq!(form(json).unwrap_err(), reason, "{json}");
+        }
+        assert!(form(r#"{"host": "x"}"#).unwrap_err().contains("not the address of a PCI function"));
+        assert!(form(r#"{"emulate": "e1000", "switch": "lan"}"#).is_err());
+    }
+
+    #[test]
+    fn what_is_written_down_is_read() {
+        for json in [
+            r#"{"host": "00:05.0", "on_fault": "dma=error"}"#,
+            r#"{"emulate": "ne2000", "switch": "lan"}"#,
+            r#"{"emulate": "rtl8139", "tap": "tap0", "socket": "/run/x.sock"}"#,
+        ] {
+            let spec = form(json).unwrap();
+            let text = serde_json::to_string(&spec).unwrap();
+            assert_eq!(serde_json::from_str::<FunctionSpec>(&text).unwrap(), spec, "{text}");
+        }
+    }
+}

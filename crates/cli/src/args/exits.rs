@@ -1,0 +1,121 @@
+//! `exits`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use super::time;
+
+/// Which VM's exits, and what of them.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct ExitsArgs {
+    /// Say or do something about them
+    #[command(subcommand)]
+    pub command: Option<ExitsCommand>,
+    /// What is watched
+    #[command(flatten)]
+    pub watch: WatchArgs,
+    /// Show the profile as it grows, until Ctrl-C
+    #[arg(long)]
+    pub live: bool,
+    /// Write a page that works offline
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Write a picture
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// List the VMs of this host instead
+    #[arg(long)]
+    pub list: bool,
+}
+
+/// What to do about exits.
+#[derive(Debug, Subcommand)]
+pub enum ExitsCommand {
+    /// Say what could be better: evidence, expected gain, remedy, and how sure that is
+    Advise(WatchArgs),
+    /// Do in the guest what findings suggest, measure again and show before and after. What can be done is safe and can be undone
+    Apply(ApplyArgs),
+    /// Say who in the guest calls the functions that cause most exits: the guest's own kernel counts that, by kprobes that are
+    /// removed again
+    Callers(CallersArgs),
+}
+
+/// What is watched, how long, and what names are made of.
+#[derive(Debug, Args)]
+pub struct WatchArgs {
+    /// The VM, by its VMM's name for it or by process number; digits alone are a number, name:7 and pid:7 say which [default: the
+    /// only one]
+    #[arg(long, value_name = "NAME|PID")]
+    pub vm: Option<String>,
+    /// How long to watch
+    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = time)]
+    pub time: Duration,
+    /// Record one part of the time in so many, in slices of 2 ms at random: costs less; counts and times are estimates
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub sample: u64,
+    /// Where events come from
+    #[arg(long, value_name = "SOURCE", default_value = "any", value_parser = ["any", "perf", "tracefs"])]
+    pub source: String,
+    /// Names for guest functions: the guest's /proc/kallsyms (read as root there), or its System.map or unstripped vmlinux
+    #[arg(long, value_name = "FILE")]
+    pub symbols: Option<PathBuf>,
+    /// The VM's PCI devices: what QMP's query-pci answers [default: QEMU is asked by its own monitor, if that is free]
+    #[arg(long, value_name = "FILE")]
+    pub devices: Option<PathBuf>,
+}
+
+/// Which findings, and how to reach the guest.
+#[derive(Debug, Args)]
+pub struct ApplyArgs {
+    /// Findings, as `ioplane exits advise` calls them
+    #[arg(required = true, value_name = "FINDING")]
+    pub findings: Vec<String>,
+    /// Put back what was before
+    #[arg(long)]
+    pub undo: bool,
+    /// How to reach the guest
+    #[command(flatten)]
+    pub reach: ReachArgs,
+    /// What is watched
+    #[command(flatten)]
+    pub watch: WatchArgs,
+}
+
+/// Whose callers, and how to reach the guest.
+#[derive(Debug, Args)]
+pub struct CallersArgs {
+    /// Functions of the guest's kernel [default: those that cause most exits, for which --symbols is needed]
+    #[arg(value_name = "FUNCTION")]
+    pub functions: Vec<String>,
+    /// How to reach the guest
+    #[command(flatten)]
+    pub reach: ReachArgs,
+    /// What is watched, and for how long the guest looks
+    #[command(flatten)]
+    pub watch: WatchArgs,
+}
+
+/// One way into the guest.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("reach").required(true))]
+pub struct ReachArgs {
+    /// Reach the guest by ssh, as root
+    #[arg(long, value_name = "DESTINATION", group = "reach")]
+    pub ssh: Option<String>,
+    /// ssh's configuration file: port, key, known hosts
+    #[arg(long, value_name = "FILE", requires = "ssh")]
+    pub ssh_config: Option<PathBuf>,
+    /// Reach the guest by its QEMU guest agent; `auto`, or no more words: by the socket on QEMU's command line
+    #[arg(long, value_name = "SOCKET", group = "reach", num_args = 0..=1, default_missing_value = "auto")]
+    pub agent: Option<PathBuf>,
+    /// Reach the guest by a folder that it shares with this host, where `sh folder.sh` of guest/tune runs
+    #[arg(long, value_name = "FOLDER", group = "reach")]
+    pub folder: Option<PathBuf>,
+    /// Reach the guest by a command that runs its further arguments there and passes its standard input on, such as
+    /// "kubectl exec -i pod --"
+    #[arg(long, value_name = "COMMAND", group = "reach")]
+    pub via: Option<String>,
+}

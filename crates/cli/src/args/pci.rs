@@ -1,0 +1,192 @@
+//! `pci` and `model`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use ioplane_api::size::Size;
+use ioplane_api::spec::{ChipWord, FaultSpec, Mac, MemoryWord, ModeWord, PciAddress};
+
+use super::time;
+
+/// What can be done with PCI functions.
+#[derive(Debug, Subcommand)]
+pub enum PciCommand {
+    /// List the PCI functions of this host, which of them can be handed to a guest, and those that are served
+    List,
+    /// Hand a function of this host to a guest, or an emulated NIC; a restarted daemon still has it, until the host reboots
+    Add(PciAdd),
+    /// Take a function away, and give it back to the host; refused while a guest uses it
+    Remove {
+        /// Its name
+        name: String,
+        /// Even while a guest uses it
+        #[arg(long)]
+        force: bool,
+    },
+    /// Show one: how it is, and what its guest did so far
+    Show {
+        /// Its name
+        name: String,
+    },
+    /// The same, live: state, events, hooked accesses, DMA vetted, faults denied
+    Watch(PciWatch),
+    /// Bring a function to rest and hold it there: what its guest does to it waits. It goes on by `pci resume`, or by itself after
+    /// half a minute
+    Quiesce {
+        /// Its name
+        name: String,
+        /// How long it may take to come to rest by itself while the guest goes on; then it is stopped by force
+        #[arg(long, value_name = "TIME", default_value = "2s", value_parser = time)]
+        deadline: Duration,
+        /// If it has not come to rest by then, let it go on instead
+        #[arg(long)]
+        or_go_on: bool,
+    },
+    /// Let a function go on
+    Resume {
+        /// Its name
+        name: String,
+    },
+    /// Try again to make a function usable that could not be reset, or that somebody kept; refused while a guest uses it
+    Reset {
+        /// Its name
+        name: String,
+    },
+    /// Write the state of a function to a file. One that runs is brought to rest for it, and goes on
+    Save {
+        /// Its name
+        name: String,
+        /// Where to
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// How long it may take to come to rest by itself; then it is stopped by force
+        #[arg(long, value_name = "TIME", default_value = "2s", value_parser = time)]
+        deadline: Duration,
+    },
+    /// Put a saved state into a function, and let it go on from there
+    Load {
+        /// Its name
+        name: String,
+        /// Where from
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+}
+
+/// A function to add.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("source").required(true).args(["host", "emulate"]))]
+#[command(group = clap::ArgGroup::new("cable").args(["switch", "tap"]))]
+pub struct PciAdd {
+    /// Its name: letters, digits, '-', '_', '.'
+    pub name: String,
+    /// A function of this host, by its address, as `ioplane pci list` has it
+    #[arg(long, value_name = "ADDRESS")]
+    pub host: Option<PciAddress>,
+    /// Under watch, or as it is [default: virtual]
+    #[arg(long, value_name = "HOW", conflicts_with = "emulate")]
+    pub mode: Option<ModeWord>,
+    /// What becomes of accesses that the state model does not allow: stop, ignore or error; or each by its cause, as in
+    /// dma=stop,register=ignore [default: dma=stop,register=ignore]
+    #[arg(long, value_name = "WHAT", conflicts_with = "emulate")]
+    pub on_fault: Option<FaultSpec>,
+    /// Take it although the host uses it: its interface or disk is gone from the host then
+    #[arg(long, conflicts_with = "emulate")]
+    pub force: bool,
+    /// Take it although this host does not remap interrupts: whoever has it can raise any interrupt of this host
+    #[arg(long, conflicts_with = "emulate")]
+    pub unsafe_interrupts: bool,
+    /// A NIC in software, for stock drivers
+    #[arg(long, value_name = "CHIP", requires = "cable")]
+    pub emulate: Option<ChipWord>,
+    /// The switch to plug an emulated NIC into
+    #[arg(long, conflicts_with = "host")]
+    pub switch: Option<String>,
+    /// The host's TAP interface to plug an emulated NIC into, made if it is not there
+    #[arg(long, value_name = "INTERFACE", conflicts_with = "host")]
+    pub tap: Option<String>,
+    /// Address of an emulated NIC [default: made from this host and the name, always the same]
+    #[arg(long, conflicts_with = "host")]
+    pub mac: Option<Mac>,
+    /// Its vfio-user socket [default: NAME.sock in the run directory]
+    #[arg(long = "vfio-socket", value_name = "PATH")]
+    pub vfio_socket: Option<PathBuf>,
+    /// Files that a VMM may share as its guest's memory: ram (memfd, tmpfs, hugetlbfs), or any, where page faults may wait for a
+    /// disk or a network [default: ram]
+    #[arg(long, value_name = "FILES")]
+    pub guest_memory: Option<MemoryWord>,
+    /// Most memory of a guest that is pinned for a function of the host [default: three quarters of the host's]
+    #[arg(long, value_name = "SIZE", conflicts_with = "emulate")]
+    pub pinned_memory: Option<Size>,
+}
+
+/// How to look on.
+#[derive(Debug, Args)]
+pub struct PciWatch {
+    /// Name of the function
+    pub name: String,
+    /// Time between two looks
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time)]
+    pub interval: Duration,
+    /// End after this long [default: Ctrl-C]
+    #[arg(long = "for", value_name = "TIME", value_parser = time)]
+    pub limit: Option<Duration>,
+}
+
+/// What can be done with device state models.
+#[derive(Debug, Subcommand)]
+pub enum ModelCommand {
+    /// List the models that this version has, and the functions that they fit
+    List,
+    /// Show one: registers, states, what leads from one to another, what is checked
+    Show {
+        /// Its name
+        name: String,
+        /// Draw its state diagram, from the table that runs
+        #[arg(long, conflicts_with = "dot")]
+        svg: bool,
+        /// The same for Graphviz
+        #[arg(long)]
+        dot: bool,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use crate::args::Cli;
+
+    #[test]
+    fn what_belongs_together_is_asked_for_together() {
+        let parse = |line: &str| Cli::try_parse_from(line.split(' ')).map(drop).map_err(|error| error.kind());
+        for good in [
+            "ioplane pci list --json",
+            "ioplane pci add n --host 0000:00:05.0",
+            "ioplane pci add n --host 00:05.0 --mode virtual --on-fault dma=stop,register=ignore",
+            "ioplane pci add n --emulate rtl8139 --switch lan --mac 02:00:00:00:00:01",
+            "ioplane pci add n --emulate ne2000 --tap tap0",
+            "ioplane pci add n --host 00:05.0 --unsafe-interrupts",
+            "ioplane pci reset n",
+            "ioplane pci quiesce n --deadline 500ms",
+            "ioplane pci watch n --json --for 3s",
+            "ioplane model show rtl8139 --svg",
+        ] {
+            assert_eq!(parse(good), Ok(()), "{good}");
+        }
+        for bad in [
+            "ioplane pci add n",
+            "ioplane pci add n --host 00:05.0 --emulate rtl8139 --switch lan",
+            "ioplane pci add n --host 00:05.0 --switch lan",
+            "ioplane pci add n --host 5",
+            "ioplane pci add n --host 00:05.0 --on-fault panic",
+            "ioplane pci add n --emulate rtl8139",
+            "ioplane pci add n --emulate rtl8139 --switch lan --tap tap0",
+            "ioplane pci add n --emulate e1000 --switch lan",
+            "ioplane model show rtl8139 --svg --dot",
+        ] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}

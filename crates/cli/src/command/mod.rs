@@ -1,0 +1,400 @@
+//! The commands. All but those of [`Host`] ask the daemon.
+
+pub mod kvm;
+mod libvirt;
+mod network;
+mod pci;
+pub mod qemu;
+pub mod show;
+pub mod table;
+mod top;
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::CommandFactory;
+use hyper::Method;
+use ioplane_api::SOCKET;
+use ioplane_api::refusal::RefusalBody;
+use ioplane_api::report::{CoreReport, DiskReport, DoneReport, StatusReport, UpgradeReport};
+use ioplane_api::request::{ChangeForm, CoreForm, MoveForm, NotifyForm, TwinForm, UpgradeForm};
+use ioplane_api::spec::DiskForm;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::args::{
+    Accel, BackingArgs, Cli, Command, CoreCommand, DiskAdd, DiskCommand, ExitsArgs, LibvirtArgs,
+    ModelCommand, QemuArgs,
+};
+use crate::client::{Client, Refused};
+use crate::output::{out, print};
+
+/// After this long a person wants to see that something is going on.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How long the answer to an upgrade waits for disks that are slow.
+const SETTLING: Duration = Duration::from_secs(10);
+
+/// The commands that need this host itself. What they need this crate does not know: the binary does.
+pub trait Host {
+    /// Runs the daemon.
+    fn serve(&self, config: &Path, socket: Option<PathBuf>, inherit: bool, log: &str) -> Result<()>;
+
+    /// Says what this host lacks; of a daemon as well, if there is a client.
+    fn doctor(&self, client: Option<&Client>, json: bool) -> Result<ExitCode>;
+
+    /// Watches a VM's exits, and what is done about them.
+    fn exits(&self, args: &ExitsArgs, json: bool) -> Result<ExitCode>;
+
+    /// Shows the device state models.
+    fn model(&self, command: ModelCommand, json: bool) -> Result<()>;
+
+    /// Lists this host's PCI functions, and those that a daemon serves.
+    fn functions(&self, client: &Client, json: bool) -> Result<()>;
+}
+
+/// Does what was typed.
+pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
+    let client = || Client::new(cli.socket.as_deref().unwrap_or(Path::new(SOCKET)));
+    let json = cli.json;
+    match cli.command {
+        Command::Serve { config, inherit } => {
+            host.serve(&config, cli.socket, inherit, &cli.log)?;
+        }
+        Command::Upgrade { binary, patience: patience_s } => {
+            let form = UpgradeForm { binary: binary.as_deref().map(absolute).transpose()?, patience_s };
+            let client = client()?;
+            let report: UpgradeReport = working("waiting for the new daemon to get ready", || {
+                let report = ask(&client, Method::POST, "/v1/upgrade", Some(&form))?;
+                Ok(settled(&client, report))
+            })?;
+            print(json, &report, show::upgrade)?;
+        }
+        Command::Status => {
+            let status: StatusReport = client()?.get("/v1/status")?;
+            print(json, &status, show::status)?;
+        }
+        Command::Disk(command) => disk(&client()?, command, json)?,
+        Command::Nic(command) => network::nic(&client()?, command, json)?,
+        Command::Switch(command) => network::switch(&client()?, command, json)?,
+        Command::Pci(command) => pci::run(&client()?, command, json, host)?,
+        Command::Model(command) => host.model(command, json)?,
+        Command::Capture(args) => network::capture(&client()?, &args, json)?,
+        Command::Top(args) => top::run(&client()?, &args, json)?,
+        Command::LibvirtXml(args) => libvirt_xml(&client()?, &args, json)?,
+        Command::Core(command) => core(&client()?, command, json)?,
+        Command::QemuArgs(args) => qemu_args(&client()?, &args, json)?,
+        Command::Doctor => return host.doctor(client().ok().as_ref(), json),
+        Command::Exits(args) => return host.exits(&args, json),
+        Command::Reload => {
+            let done: DoneReport = working("reading the configuration", || {
+                ask(&client()?, Method::POST, "/v1/reload", None::<&()>)
+            })?;
+            print(json, &done, |done| match done.done.as_slice() {
+                [] => "nothing to do\n".to_owned(),
+                lines => lines.join("\n") + "\n",
+            })?;
+        }
+        Command::Completion { shell } => {
+            // Written whole first: whoever reads may stop in the middle.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "ioplane", &mut script);
+            out(&script)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// How an upgrade went, also for devices with slow requests: these start when the old daemon has gone, and the new one knows
+/// how long their guests have waited.
+fn settled(client: &Client, report: UpgradeReport) -> UpgradeReport {
+    let waits = |report: &UpgradeReport| {
+        report.devices.iter().any(|device| device.suspended && device.pause_us.is_none())
+    };
+    let end = Instant::now() + SETTLING;
+    let mut last = report;
+    while waits(&last) && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(20));
+        // Whoever answers may be the old one still.
+        let now = client.get::<StatusReport>("/v1/status").ok().and_then(|status| status.upgrade);
+        last = now.filter(|now| now.pid == last.pid).unwrap_or(last);
+    }
+    last
+}
+
+fn ask<T: DeserializeOwned>(
+    client: &Client,
+    method: Method,
+    path: &str,
+    body: Option<&impl Serialize>,
+) -> Result<T> {
+    client.ask(method, path, body)
+}
+
+/// Does `work`; if it takes long, a terminal shows that it goes on.
+fn working<T>(what: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    if !std::io::stderr().is_terminal() {
+        return work();
+    }
+    let (done, wait) = mpsc::channel::<()>();
+    let spinner = std::thread::spawn(move || {
+        if wait.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+            let bar = indicatif::ProgressBar::new_spinner().with_message(what);
+            bar.enable_steady_tick(Duration::from_millis(100));
+            let _ = wait.recv();
+            bar.finish_and_clear();
+        }
+    });
+    let outcome = work();
+    drop(done);
+    let _ = spinner.join();
+    outcome
+}
+
+/// As seen from here, not from the daemon.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("the path {}", path.display()))
+}
+
+/// The address of a disk.
+fn address(name: &str) -> String {
+    address_of("disks", name)
+}
+
+/// The address of something. Names that are not plain cannot be one, and the daemon says why.
+fn address_of(kind: &str, name: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let encoded: String = name
+        .bytes()
+        .map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") })
+        .collect();
+    format!("/v1/{kind}/{encoded}")
+}
+
+fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
+    let one = |disk: &DiskReport| show::disks(std::slice::from_ref(disk));
+    match command {
+        DiskCommand::Add(add) => {
+            let (path, form) = (address(&add.name), form(add)?);
+            let disk: DiskReport =
+                working("opening the image", || ask(client, Method::PUT, &path, Some(&form)))?;
+            print(json, &disk, one)
+        }
+        DiskCommand::Remove { name, force } => {
+            let path = format!("{}?force={force}", address(&name));
+            let done: DoneReport =
+                working("waiting for requests to end", || ask(client, Method::DELETE, &path, None::<&()>))?;
+            print(json, &done, |done| done.done.join("\n") + "\n")
+        }
+        DiskCommand::List => {
+            let disks: Vec<DiskReport> = client.get("/v1/disks")?;
+            print(json, &disks, |disks| show::disks(disks))
+        }
+        DiskCommand::Resize { name, size, shrink } => {
+            let form = ChangeForm { size: Some(size), shrink, ..ChangeForm::default() };
+            let disk: DiskReport =
+                working("resizing", || ask(client, Method::PATCH, &address(&name), Some(&form)))?;
+            print(json, &disk, one)
+        }
+        DiskCommand::Twin { name, remove: true, force, .. } => {
+            let path = format!("{}/twin?force={force}", address(&name));
+            let disk: DiskReport =
+                working("waiting for requests to end", || ask(client, Method::DELETE, &path, None::<&()>))?;
+            print(json, &disk, one)
+        }
+        DiskCommand::Twin { name, vhost_socket, .. } => {
+            let form = TwinForm { socket: vhost_socket.as_deref().map(absolute).transpose()? };
+            let path = format!("{}/twin", address(&name));
+            let disk: DiskReport = ask(client, Method::PUT, &path, Some(&form))?;
+            print(json, &disk, |disk| {
+                let twin = disk.twin.as_deref().unwrap_or(Path::new("-"));
+                format!("{} has a second socket: {}\n", disk.name, twin.display())
+            })
+        }
+        DiskCommand::Replace { name, backing } => {
+            let BackingArgs { path, memory, format, direct, engine } = backing;
+            let path = path.as_deref().map(absolute).transpose()?;
+            let form = ChangeForm { path, memory, format, direct, engine, ..ChangeForm::default() };
+            let disk: DiskReport = working("waiting for a quiet moment", || {
+                ask(client, Method::PATCH, &address(&name), Some(&form))
+            })?;
+            if disk.origin == "config" && !json {
+                eprintln!(
+                    "ioplane: to keep this after a reboot of the host, write it into the configuration as well"
+                );
+            }
+            print(json, &disk, one)
+        }
+    }
+}
+
+fn form(add: DiskAdd) -> Result<DiskForm> {
+    let BackingArgs { path, memory, format, direct, engine } = add.backing;
+    Ok(DiskForm {
+        path: path.as_deref().map(absolute).transpose()?,
+        memory,
+        format,
+        read_only: add.read_only.then_some(true),
+        serial: add.serial,
+        queues: add.queues,
+        queue_size: add.queue_size,
+        block_size: add.block_size,
+        direct,
+        engine,
+        core: add.core,
+        socket: add.vhost_socket.as_deref().map(absolute).transpose()?,
+        twin: add.twin.as_deref().map(absolute).transpose()?,
+        guest_memory: add.guest_memory,
+    })
+}
+
+fn core(client: &Client, command: CoreCommand, json: bool) -> Result<()> {
+    let one = |core: &CoreReport| show::cores(std::slice::from_ref(core));
+    match command {
+        CoreCommand::List => {
+            let cores: Vec<CoreReport> = client.get("/v1/cores")?;
+            print(json, &cores, |cores| show::cores(cores))
+        }
+        CoreCommand::Add { cpu, notify, spin_us, manners } => {
+            let form = CoreForm { cpu, notify, spin_us, budget: None, manners };
+            let core: CoreReport = ask(client, Method::POST, "/v1/cores", Some(&form))?;
+            print(json, &core, one)
+        }
+        CoreCommand::Retire { id } => {
+            let done: DoneReport = ask(client, Method::DELETE, &format!("/v1/cores/{id}"), None::<&()>)?;
+            print(json, &done, |done| done.done.join("\n") + "\n")
+        }
+        CoreCommand::Mode { mode, core: Some(id) } => {
+            let form = NotifyForm { notify: Some(mode), spin_us: None };
+            let core: CoreReport = ask(client, Method::PATCH, &format!("/v1/cores/{id}"), Some(&form))?;
+            print(json, &core, one)
+        }
+        CoreCommand::Mode { mode, core: None } => {
+            let form = NotifyForm { notify: Some(mode), spin_us: None };
+            let cores: Vec<CoreReport> = ask(client, Method::PUT, "/v1/notify", Some(&form))?;
+            print(json, &cores, |cores| show::cores(cores))
+        }
+        CoreCommand::Move { disk, queue, core } => {
+            let form = MoveForm { disk, queue, core };
+            let report: serde_json::Value = working("waiting for requests to end", || {
+                ask(client, Method::POST, "/v1/queues/move", Some(&form))
+            })?;
+            print(json, &report, |_| format!("queue {queue} of {} is on core {core}\n", form.disk))
+        }
+    }
+}
+
+/// A QEMU's version: what was said, or what it says itself.
+fn version(said: Option<&str>, program: &str) -> Result<qemu::Version> {
+    match said {
+        Some(text) => qemu::Version::of(text).with_context(|| format!("{text:?} is no version: write 7.2")),
+        None => qemu::Version::ask(program),
+    }
+}
+
+fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
+    let device = device(client, &wanted.name)?;
+    let version = version(wanted.qemu_version.as_deref(), &wanted.qemu)?;
+    let accel =
+        wanted.accel.unwrap_or_else(|| if kvm::Kvm::look().usable() { Accel::Kvm } else { Accel::Tcg });
+    let memory = (!wanted.disk_only).then_some(wanted.memory);
+    let mut args = memory.map(qemu::memory).unwrap_or_default();
+    args.extend(match &device {
+        libvirt::Device::Disk(disk) => {
+            let socket = match (wanted.twin, &disk.twin) {
+                (false, _) => &disk.socket,
+                (true, Some(twin)) => twin,
+                (true, None) => {
+                    bail!(
+                        "disk {0} has no second socket\n  to do: give it one: ioplane disk twin {0}",
+                        disk.name
+                    )
+                }
+            };
+            qemu::disk(disk, socket, version, wanted.bootindex)
+        }
+        libvirt::Device::Nic(nic) if wanted.twin => {
+            bail!(
+                "{} is a NIC: only disks have a second socket\n  to do: see docs/guide/migration.md",
+                nic.name
+            )
+        }
+        libvirt::Device::Nic(nic) => qemu::nic(nic, version, accel, wanted.bootindex),
+        libvirt::Device::Function(function) if wanted.twin => {
+            bail!(
+                "{} is a PCI function, and cannot migrate yet\n  to do: see docs/guide/pci.md",
+                function.name
+            )
+        }
+        libvirt::Device::Function(function) => qemu::function(function, version, wanted.bootindex)?,
+    });
+    if std::io::stdout().is_terminal() && !json && memory.is_some() {
+        eprintln!(
+            "# paste behind: {} -accel {} -nographic ...; -m, if given, must be {}",
+            wanted.qemu,
+            accel.name(),
+            wanted.memory
+        );
+    }
+    #[derive(Serialize)]
+    struct QemuReport {
+        args: Vec<String>,
+    }
+    print(json, &QemuReport { args }, |report| qemu::line(&report.args) + "\n")
+}
+
+/// A disk, a NIC or a PCI function, by its name.
+fn device(client: &Client, name: &str) -> Result<libvirt::Device> {
+    let status: StatusReport = client.get("/v1/status")?;
+    let disk = status
+        .disks
+        .into_iter()
+        .find(|disk| disk.name == name)
+        .map(|disk| libvirt::Device::Disk(Box::new(disk)));
+    let nic = || {
+        status.nics.into_iter().find(|nic| nic.name == name).map(|nic| libvirt::Device::Nic(Box::new(nic)))
+    };
+    let function = || {
+        let function = status.functions.into_iter().find(|function| function.name == name)?;
+        Some(libvirt::Device::Function(Box::new(function)))
+    };
+    disk.or_else(nic).or_else(function).ok_or_else(|| {
+        let error = format!("there is no disk, no nic and no PCI function {name}");
+        let remedy = "see `ioplane disk list`, `ioplane nic list` and `ioplane pci list`".to_owned();
+        Refused(RefusalBody { error, remedy }).into()
+    })
+}
+
+fn libvirt_xml(client: &Client, wanted: &LibvirtArgs, json: bool) -> Result<()> {
+    let devices: Vec<libvirt::Device> =
+        wanted.names.iter().map(|name| device(client, name)).collect::<Result<_>>()?;
+    let mut arguments = Vec::new();
+    for device in &devices {
+        let libvirt::Device::Function(function) = device else { continue };
+        if wanted.device_only {
+            bail!(
+                "{} is a PCI function: libvirt has no element for it, and it cannot be attached to a domain that is there\n  \
+                 to do: leave --device-only out, and put <qemu:commandline> of what is printed into the domain",
+                function.name
+            );
+        }
+        arguments.extend(qemu::function(
+            function,
+            version(wanted.qemu_version.as_deref(), &wanted.qemu)?,
+            None,
+        )?);
+    }
+    let xml = if wanted.device_only {
+        libvirt::device_xml(&devices)
+    } else {
+        libvirt::domain_xml(&devices, &arguments, wanted.memory)
+    };
+    #[derive(Serialize)]
+    struct XmlReport {
+        xml: String,
+    }
+    print(json, &XmlReport { xml }, |report| report.xml.clone())
+}

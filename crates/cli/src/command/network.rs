@@ -1,0 +1,140 @@
+//! `switch`, `nic` and `capture`.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use hyper::Method;
+use ioplane_api::report::{DoneReport, NicReport, SwitchReport, SwitchTableReport};
+use ioplane_api::request::LinkForm;
+use ioplane_api::spec::{NicForm, SwitchForm};
+
+use super::{absolute, address_of, ask, show, working};
+use crate::args::{CaptureArgs, NicAdd, NicCommand, SwitchCommand};
+use crate::client::Client;
+use crate::output::{print, print_json};
+use crate::pcapng::Follower;
+
+fn done(done: &DoneReport) -> String {
+    done.done.join("\n") + "\n"
+}
+
+pub fn switch(client: &Client, command: SwitchCommand, json: bool) -> Result<()> {
+    let address = |name: &str| address_of("switches", name);
+    match command {
+        SwitchCommand::Add { name, uplink, core } => {
+            let form = SwitchForm { uplink, core };
+            let switch: SwitchTableReport = ask(client, Method::PUT, &address(&name), Some(&form))?;
+            print(json, &switch, |switch| show::switches(std::slice::from_ref(&switch.switch)))
+        }
+        SwitchCommand::Remove { name } => {
+            let report: DoneReport = ask(client, Method::DELETE, &address(&name), None::<&()>)?;
+            print(json, &report, done)
+        }
+        SwitchCommand::List => {
+            let switches: Vec<SwitchReport> = client.get("/v1/switches")?;
+            print(json, &switches, |switches| show::switches(switches))
+        }
+        SwitchCommand::Show { name } => {
+            let switch: SwitchTableReport = client.get(&address(&name))?;
+            print(json, &switch, show::switch)
+        }
+    }
+}
+
+pub fn nic(client: &Client, command: NicCommand, json: bool) -> Result<()> {
+    let address = |name: &str| address_of("nics", name);
+    let one = |nic: &NicReport| show::nics(std::slice::from_ref(nic));
+    match command {
+        NicCommand::Add(add) => {
+            let (path, form) = (address(&add.name), form(add)?);
+            let nic: NicReport = ask(client, Method::PUT, &path, Some(&form))?;
+            print(json, &nic, one)
+        }
+        NicCommand::Remove { name, force } => {
+            let path = format!("{}?force={force}", address(&name));
+            let report: DoneReport =
+                working("waiting for frames to end", || ask(client, Method::DELETE, &path, None::<&()>))?;
+            print(json, &report, done)
+        }
+        NicCommand::List => {
+            let nics: Vec<NicReport> = client.get("/v1/nics")?;
+            print(json, &nics, |nics| show::nics(nics))
+        }
+        NicCommand::Set { name, link } => {
+            let nic: NicReport = ask(client, Method::PATCH, &address(&name), Some(&LinkForm { link }))?;
+            print(json, &nic, one)
+        }
+    }
+}
+
+fn form(add: NicAdd) -> Result<NicForm> {
+    Ok(NicForm {
+        switch: Some(add.switch),
+        mac: add.mac,
+        isolated: Some(add.isolated),
+        vlan: add.vlan,
+        pairs: add.pairs,
+        queue_size: add.queue_size,
+        mtu: add.mtu,
+        link: None,
+        core: add.core,
+        socket: add.vhost_socket.as_deref().map(absolute).transpose()?,
+        guest_memory: add.guest_memory,
+    })
+}
+
+/// What a capture came to.
+#[derive(serde::Serialize)]
+struct CaptureReport {
+    frames: u64,
+    lost: u64,
+}
+
+/// Writes a capture until a limit or an interrupt; the file holds whole blocks, however it ends.
+pub fn capture(client: &Client, args: &CaptureArgs, json: bool) -> Result<()> {
+    let pipe = args.file == Path::new("-");
+    let path = format!("{}/capture?snaplen={}", address_of("ports", &args.name), args.snaplen);
+    let mut follower = Follower::default();
+    let mut file: Option<Box<dyn Write>> = None;
+    let open = || -> Result<Box<dyn Write>> {
+        if pipe {
+            return Ok(Box::new(std::io::stdout()));
+        }
+        let file = std::fs::File::create(&args.file);
+        Ok(Box::new(file.with_context(|| format!("write {}", args.file.display()))?))
+    };
+    let limit = args.limit.unwrap_or(Duration::MAX);
+    client.stream(&path, limit, |bytes| {
+        if file.is_none() {
+            // Not before the daemon has agreed: a refusal leaves a file that was there as it was.
+            file = Some(open()?);
+            if std::io::stderr().is_terminal() && args.limit.is_none() {
+                eprintln!("capturing {}; Ctrl-C ends it", args.name);
+            }
+        }
+        let Some(file) = &mut file else { return Ok(false) };
+        let mut written = Ok(());
+        let more = follower.take(bytes, |block, sum| {
+            written = file.write_all(block);
+            written.is_ok() && args.count.is_none_or(|count| sum.frames < count)
+        })?;
+        match written {
+            // Whoever reads the pipe has seen enough.
+            Err(error) if pipe && error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(false),
+            written => written.with_context(|| format!("write {}", args.file.display()))?,
+        }
+        file.flush()?;
+        Ok(more)
+    })?;
+    let Follower { frames, lost, .. } = follower;
+    if json && !pipe {
+        return print_json(&CaptureReport { frames, lost });
+    }
+    eprintln!("{frames} frames captured");
+    if lost > 0 {
+        eprintln!("{lost} more came too fast to be kept: a smaller --snaplen leaves room for more");
+    }
+    Ok(())
+}

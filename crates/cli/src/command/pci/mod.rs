@@ -1,0 +1,113 @@
+//! `pci`.
+
+mod watch;
+
+use anyhow::{Context, Result, bail};
+use hyper::Method;
+use ioplane_api::report::{DoneReport, FunctionReport, RestReport, StateFileV1};
+use ioplane_api::request::QuiesceForm;
+use ioplane_api::spec::FunctionForm;
+
+use super::{Host, absolute, address_of, ask, show, working};
+use crate::args::{PciAdd, PciCommand};
+use crate::client::Client;
+use crate::output::print;
+
+/// Largest file of `pci save`: twice what a device may save.
+const STATE: u64 = 4 << 20;
+
+fn address(name: &str) -> String {
+    address_of("pci", name)
+}
+
+fn done(done: &DoneReport) -> String {
+    done.done.join("\n") + "\n"
+}
+
+/// Does what was typed. Listing what this host has needs no daemon.
+pub fn run(client: &Client, command: PciCommand, json: bool, host: &impl Host) -> Result<()> {
+    match command {
+        PciCommand::List => host.functions(client, json),
+        PciCommand::Add(add) => {
+            let (path, form) = (address(&add.name), form(add)?);
+            let function: FunctionReport =
+                working("taking the function", || ask(client, Method::PUT, &path, Some(&form)))?;
+            print(json, &function, |function| show::functions(std::slice::from_ref(function)))
+        }
+        PciCommand::Remove { name, force } => {
+            let path = format!("{}?force={force}", address(&name));
+            let report: DoneReport = working("waiting for the function to come to rest", || {
+                ask(client, Method::DELETE, &path, None::<&()>)
+            })?;
+            print(json, &report, done)
+        }
+        PciCommand::Show { name } => {
+            let function: FunctionReport = client.get(&address(&name))?;
+            print(json, &function, show::function)
+        }
+        PciCommand::Watch(args) => watch::run(client, &args, json),
+        PciCommand::Quiesce { name, deadline, or_go_on } => {
+            let form = QuiesceForm { deadline_ms: deadline.as_millis() as u64, or_go_on };
+            let path = format!("{}/quiesce", address(&name));
+            let rest: RestReport = working("waiting for the function to come to rest", || {
+                ask(client, Method::POST, &path, Some(&form))
+            })?;
+            print(json, &rest, show::rest)
+        }
+        PciCommand::Resume { name } => {
+            let path = format!("{}/resume", address(&name));
+            let report: DoneReport = ask(client, Method::POST, &path, None::<&()>)?;
+            print(json, &report, done)
+        }
+        PciCommand::Reset { name } => {
+            let path = format!("{}/reset", address(&name));
+            let report: DoneReport =
+                working("resetting the function", || ask(client, Method::POST, &path, None::<&()>))?;
+            print(json, &report, done)
+        }
+        PciCommand::Save { name, file, deadline } => {
+            let form = QuiesceForm { deadline_ms: deadline.as_millis() as u64, or_go_on: false };
+            let path = format!("{}/save", address(&name));
+            let state: StateFileV1 = working("waiting for the function to come to rest", || {
+                ask(client, Method::POST, &path, Some(&form))
+            })?;
+            let text = serde_json::to_string_pretty(&state)? + "\n";
+            std::fs::write(&file, &text).with_context(|| format!("write {}", file.display()))?;
+            let line = format!("{} bytes of {name}'s state are in {}", text.len(), file.display());
+            print(json, &DoneReport { done: vec![line] }, done)
+        }
+        PciCommand::Load { name, file } => {
+            let size = std::fs::metadata(&file).with_context(|| format!("read {}", file.display()))?.len();
+            if size > STATE {
+                bail!(
+                    "{}: {size} bytes are no saved state\n  to do: name a file of `ioplane pci save`",
+                    file.display()
+                );
+            }
+            let text = std::fs::read(&file).with_context(|| format!("read {}", file.display()))?;
+            let state: StateFileV1 = serde_json::from_slice(&text).with_context(|| {
+                format!("{} is no saved state: name a file of `ioplane pci save`", file.display())
+            })?;
+            let path = format!("{}/load", address(&name));
+            let report: DoneReport = ask(client, Method::POST, &path, Some(&state))?;
+            print(json, &report, done)
+        }
+    }
+}
+
+fn form(add: PciAdd) -> Result<FunctionForm> {
+    Ok(FunctionForm {
+        host: add.host,
+        mode: add.mode,
+        on_fault: add.on_fault,
+        force: add.force.then_some(true),
+        unsafe_interrupts: add.unsafe_interrupts.then_some(true),
+        emulate: add.emulate,
+        switch: add.switch,
+        tap: add.tap,
+        mac: add.mac,
+        socket: add.vfio_socket.as_deref().map(absolute).transpose()?,
+        guest_memory: add.guest_memory,
+        pinned_memory: add.pinned_memory,
+    })
+}

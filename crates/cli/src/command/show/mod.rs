@@ -1,0 +1,190 @@
+//! Reports for people.
+
+mod network;
+mod pci;
+#[cfg(test)]
+pub mod tests;
+
+use ioplane_api::report::{
+    CoreReport, Counts, DiskReport, Door, PauseReport, RetryReport, ServedState, StatusReport, UpgradeReport,
+};
+use ioplane_api::size::Size;
+
+pub use network::{nics, switch, switches};
+pub use pci::{function, functions, rest, standing, states};
+
+use crate::command::table::Table;
+
+/// A number, or a dash where there is none.
+fn or_dash(value: Option<impl ToString>) -> String {
+    value.map_or("-".to_owned(), |value| value.to_string())
+}
+
+/// Why one is not served, what to do, and when it is tried again; nothing if it is.
+fn trouble(
+    name: &str,
+    error: &Option<String>,
+    remedy: &Option<String>,
+    retry: Option<RetryReport>,
+) -> String {
+    let Some(error) = error else { return String::new() };
+    let retry = retry.map_or(String::new(), |retry| format!(" ({})", retry.words()));
+    let remedy = remedy.as_ref().map_or(String::new(), |remedy| format!("  to do: {remedy}\n"));
+    format!("{name}: {error}{retry}\n{remedy}")
+}
+
+fn state(state: ServedState, connected: bool) -> &'static str {
+    match state {
+        ServedState::Served if connected => "in use",
+        ServedState::Served => "waiting",
+        ServedState::Opening => "opening",
+        ServedState::Failed => "FAILED",
+        ServedState::Busy => "busy",
+    }
+}
+
+fn backing(disk: &DiskReport) -> String {
+    match (&disk.backing.path, &disk.backing.engine) {
+        (Some(path), Some(engine)) => {
+            let direct = if disk.backing.direct == Some(true) { ", direct" } else { "" };
+            format!("{} ({engine}{direct})", path.display())
+        }
+        (Some(path), None) => path.display().to_string(),
+        (None, _) => disk.backing.kind.clone(),
+    }
+}
+
+/// `disk list`.
+pub fn disks(disks: &[DiskReport]) -> String {
+    if disks.is_empty() {
+        return "no disks: add one with `ioplane disk add`\n".to_owned();
+    }
+    let mut table =
+        Table::new(&["NAME", "STATE", "SIZE", "MODE", "QUEUES", "CORE", "ORIGIN", "SOCKET", "BACKING"]);
+    for disk in disks {
+        table.row(vec![
+            disk.name.clone(),
+            state(disk.state, disk.connected).to_owned(),
+            Size(disk.size).to_string(),
+            if disk.read_only { "ro" } else { "rw" }.to_owned(),
+            disk.queues.len().to_string(),
+            or_dash(disk.core),
+            disk.origin.clone(),
+            disk.socket.display().to_string(),
+            backing(disk),
+        ]);
+    }
+    let mut text = table.to_string();
+    for disk in disks {
+        if let Some(twin) = &disk.twin {
+            let (twin, owner) = (twin.display(), disk.owner.map_or("neither", Door::words));
+            text.push_str(&format!("{}: second socket {twin}; its guest runs behind {owner}\n", disk.name));
+        }
+        if let Some(door) = disk.waiting {
+            let name = &disk.name;
+            text.push_str(&format!("{name}: a VM behind {} waits for the other to stop\n", door.words()));
+        }
+        text.push_str(&trouble(&disk.name, &disk.error, &disk.remedy, disk.retry));
+    }
+    text
+}
+
+/// `core list`.
+pub fn cores(cores: &[CoreReport]) -> String {
+    let mut table = Table::new(&[
+        "CORE", "CPU", "MODE", "QUEUES", "AWAKE", "BUSY %", "SLEEPS", "WAKES", "SPIN US", "MANNERS",
+    ]);
+    for core in cores {
+        table.row(vec![
+            core.id.to_string(),
+            match core.cpu_refused {
+                Some(cpu) => format!("{cpu} refused"),
+                None => or_dash(core.cpu),
+            },
+            core.notify.clone(),
+            core.seats.to_string(),
+            core.awake.to_string(),
+            format!("{:.1}", core.busy_percent),
+            core.sleeps.to_string(),
+            core.wakes.to_string(),
+            core.spin_us.to_string(),
+            core.manners.clone(),
+        ]);
+    }
+    table.to_string()
+}
+
+fn counts(name: String, queue: String, core: String, counts: &Counts) -> Vec<String> {
+    let errors = counts.errors;
+    vec![
+        name,
+        queue,
+        core,
+        counts.requests.to_string(),
+        Size(counts.bytes).to_string(),
+        format!("{:.3}", counts.kicks_per_request),
+        format!("{:.3}", counts.interrupts_per_request),
+        format!("{:.0}", counts.wait_p99_us),
+        format!("{:.0}", counts.p50_us),
+        format!("{:.0}", counts.p99_us),
+        (errors.io + errors.space + errors.request + errors.unsupported).to_string(),
+    ]
+}
+
+/// `status`.
+pub fn status(status: &StatusReport) -> String {
+    let StatusReport { version, pid, uptime_s, config, .. } = status;
+    let mut text = format!("ioplane {version}, pid {pid}, up {uptime_s} s, {}\n\n", config.display());
+    text.push_str(&disks(&status.disks));
+    let mut table = Table::new(&[
+        "DISK",
+        "QUEUE",
+        "CORE",
+        "REQUESTS",
+        "BYTES",
+        "KICKS/REQ",
+        "INTR/REQ",
+        "WAIT P99",
+        "P50 US",
+        "P99 US",
+        "ERRORS",
+    ]);
+    let mut faults = String::new();
+    for disk in &status.disks {
+        for queue in &disk.queues {
+            table.row(counts(disk.name.clone(), queue.index.to_string(), or_dash(queue.core), &queue.counts));
+            if let Some(fault) = &queue.fault {
+                let text = format!(
+                    "{} queue {} has stopped: {} ({})\n",
+                    disk.name, queue.index, fault.text, fault.name
+                );
+                faults.push_str(&text);
+            }
+        }
+        if let Some(fault) = &disk.last_front_end_fault {
+            faults.push_str(&format!("{}: the last front end that was turned out: {fault}\n", disk.name));
+        }
+    }
+    if !status.disks.is_empty() {
+        text.push_str(&format!("\n{table}"));
+    }
+    text.push_str(&faults);
+    text.push_str(&network::status(status));
+    text.push_str(&pci::status(status));
+    text.push_str(&format!("\n{}", cores(&status.cores)));
+    text
+}
+
+/// Who has everything now, and how long each guest had to wait.
+pub fn upgrade(report: &UpgradeReport) -> String {
+    let UpgradeReport { from_pid, from_version, pid, version, devices } = report;
+    let mut text = format!("ioplane {from_version} (pid {from_pid}) -> ioplane {version} (pid {pid})\n");
+    for PauseReport { kind, name, pause_us, suspended } in devices {
+        let again = if *suspended { ", requests in flight done again" } else { "" };
+        text += &match pause_us {
+            Some(us) => format!("{kind} {name}: paused {:.1} ms{again}\n", *us as f64 / 1000.0),
+            None => format!("{kind} {name}: waits for I/O of the old process to end{again}\n"),
+        };
+    }
+    text
+}

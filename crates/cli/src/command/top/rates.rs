@@ -1,0 +1,336 @@
+//! From two looks to rates.
+
+use std::collections::HashMap;
+
+use ioplane_api::report::{FailureReport, FunctionReport, StatusReport};
+use serde::Serialize;
+
+use crate::command::show;
+
+/// What happened between two looks.
+#[derive(Debug, Clone, Serialize)]
+pub struct Rates {
+    /// Seconds between them.
+    pub seconds: f64,
+    /// Version of the daemon.
+    pub version: String,
+    /// The I/O cores.
+    pub cores: Vec<CoreRates>,
+    /// The queues of all devices.
+    pub queues: Vec<QueueRates>,
+    /// The ports of all switches.
+    pub ports: Vec<PortRates>,
+    /// The PCI functions.
+    pub functions: Vec<FunctionRates>,
+    /// What is to be served and cannot be.
+    pub failures: Vec<FailureReport>,
+}
+
+/// One I/O core.
+#[derive(Debug, Clone, Serialize)]
+pub struct CoreRates {
+    /// Its number.
+    pub id: u32,
+    /// `polled` or `notified`.
+    pub notify: String,
+    /// Queues on it.
+    pub seats: u32,
+    /// Share of its time with work, percent.
+    pub busy_percent: f64,
+    /// Processor time, percent of the interval.
+    pub cpu_percent: f64,
+    /// Requests, frames and completions.
+    pub units_per_s: f64,
+    /// Times it went to sleep.
+    pub sleeps_per_s: f64,
+}
+
+/// One queue. Percentiles are since the device was added.
+#[derive(Debug, Clone, Serialize)]
+pub struct QueueRates {
+    /// Its disk or NIC.
+    pub device: String,
+    /// `disk`, `receive` or `transmit`.
+    pub kind: &'static str,
+    /// Its number.
+    pub queue: u16,
+    /// The VM that uses it.
+    pub vm: Option<String>,
+    /// The core it is on.
+    pub core: Option<u32>,
+    /// Requests or frames.
+    pub units_per_s: f64,
+    /// Bytes, in units of a million.
+    pub mb_per_s: f64,
+    /// Kicks taken.
+    pub kicks_per_s: f64,
+    /// Batches that were found without one.
+    pub kicks_avoided_per_s: f64,
+    /// Interrupts sent.
+    pub interrupts_per_s: f64,
+    /// Batches shown without one.
+    pub interrupts_avoided_per_s: f64,
+    /// Waiting for the core, 99 of 100.
+    pub wait_p99_us: f64,
+    /// Device time, half.
+    pub p50_us: f64,
+    /// Device time, 99 of 100.
+    pub p99_us: f64,
+    /// Why it has stopped.
+    pub fault: Option<String>,
+}
+
+/// One port of a switch.
+#[derive(Debug, Clone, Serialize)]
+pub struct PortRates {
+    /// Its switch.
+    pub switch: String,
+    /// Its name.
+    pub port: String,
+    /// Frames from its owner.
+    pub sent_per_s: f64,
+    /// Frames to its owner.
+    pub received_per_s: f64,
+    /// Frames dropped, both ways.
+    pub dropped_per_s: f64,
+}
+
+/// One PCI function. What only a monitor sees is `None` where there is none.
+#[derive(Debug, Clone, Serialize)]
+pub struct FunctionRates {
+    /// Its name.
+    pub name: String,
+    /// `virtual` (under watch), `passthrough` or `emulated`.
+    pub mode: String,
+    /// The VM that uses it.
+    pub vm: Option<String>,
+    /// Where it stands, in a word.
+    pub standing: &'static str,
+    /// The state of each region of its model, and whether it is reusable.
+    pub states: Option<String>,
+    /// Under watch: accesses of the guest to registers. Otherwise: those that came to the daemon, the configuration space among them.
+    pub accesses_per_s: f64,
+    /// The share of them that the model was asked about, percent; since it was added if there were none in between.
+    pub hooked_percent: Option<f64>,
+    /// Interrupts of the hardware; of a function that nobody watches those that the daemon sent.
+    pub interrupts_per_s: f64,
+    /// Descriptors vetted.
+    pub dma_vetted_per_s: Option<f64>,
+    /// What was denied, since it was added.
+    pub denied: Option<u64>,
+}
+
+/// By what queues and functions are sorted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sort {
+    /// Requests and frames; accesses.
+    Rate,
+    /// Kicks; accesses, which are exits too.
+    Kicks,
+    /// Device time; name.
+    Latency,
+    /// Name and queue.
+    Name,
+}
+
+impl Sort {
+    /// The next one.
+    pub fn next(self) -> Self {
+        match self {
+            Sort::Rate => Sort::Kicks,
+            Sort::Kicks => Sort::Latency,
+            Sort::Latency => Sort::Name,
+            Sort::Name => Sort::Rate,
+        }
+    }
+
+    /// For people.
+    pub fn word(self) -> &'static str {
+        match self {
+            Sort::Rate => "rate",
+            Sort::Kicks => "kicks",
+            Sort::Latency => "p99",
+            Sort::Name => "name",
+        }
+    }
+}
+
+/// What of a queue grows.
+#[derive(Debug, Default, Clone, Copy)]
+struct Sums {
+    units: u64,
+    bytes: u64,
+    kicks: u64,
+    kicks_avoided: u64,
+    interrupts: u64,
+    interrupts_avoided: u64,
+}
+
+/// A queue at one moment, whatever its device: its sums, and what does not need a difference.
+fn queues(status: &StatusReport) -> Vec<(Sums, QueueRates)> {
+    let row = |device: &str, kind, queue, vm: &Option<ioplane_api::report::VmReport>, core| QueueRates {
+        device: device.to_owned(),
+        kind,
+        queue,
+        vm: vm.as_ref().map(|vm| vm.name.clone()),
+        core,
+        units_per_s: 0.0,
+        mb_per_s: 0.0,
+        kicks_per_s: 0.0,
+        kicks_avoided_per_s: 0.0,
+        interrupts_per_s: 0.0,
+        interrupts_avoided_per_s: 0.0,
+        wait_p99_us: 0.0,
+        p50_us: 0.0,
+        p99_us: 0.0,
+        fault: None,
+    };
+    let disks = status.disks.iter().flat_map(|disk| {
+        disk.queues.iter().map(move |queue| {
+            let c = &queue.counts;
+            let sums = Sums {
+                units: c.requests,
+                bytes: c.bytes,
+                kicks: c.kicks,
+                kicks_avoided: c.kicks_avoided,
+                interrupts: c.interrupts,
+                interrupts_avoided: c.interrupts_avoided,
+            };
+            let fault = queue.fault.as_ref().map(|fault| fault.name.clone());
+            let (wait_p99_us, p50_us, p99_us) = (c.wait_p99_us, c.p50_us, c.p99_us);
+            let row = row(&disk.name, "disk", queue.index, &disk.vm, queue.core);
+            (sums, QueueRates { wait_p99_us, p50_us, p99_us, fault, ..row })
+        })
+    });
+    let nics = status.nics.iter().flat_map(|nic| {
+        nic.queues.iter().map(move |queue| {
+            let c = &queue.counts;
+            let sums = Sums {
+                units: c.frames,
+                bytes: c.bytes,
+                kicks: c.kicks,
+                kicks_avoided: c.kicks_avoided,
+                interrupts: c.interrupts,
+                interrupts_avoided: c.interrupts_avoided,
+            };
+            let fault = queue.fault.as_ref().map(|fault| fault.name.clone());
+            let (wait_p99_us, p50_us, p99_us) = (c.wait_p99_us, c.p50_us, c.p99_us);
+            let row = row(&nic.name, queue.role.word(), queue.index, &nic.vm, queue.core);
+            (sums, QueueRates { wait_p99_us, p50_us, p99_us, fault, ..row })
+        })
+    });
+    disks.chain(nics).collect()
+}
+
+/// What a function did between two looks.
+fn function(was: &FunctionReport, now: &FunctionReport, per_s: impl Fn(u64, u64) -> f64) -> FunctionRates {
+    let row = FunctionRates {
+        name: now.name.clone(),
+        mode: now.mode.clone(),
+        vm: now.vm.as_ref().map(|vm| vm.name.clone()),
+        standing: show::standing(now),
+        states: None,
+        accesses_per_s: 0.0,
+        hooked_percent: None,
+        interrupts_per_s: 0.0,
+        dma_vetted_per_s: None,
+        denied: None,
+    };
+    let Some(seen) = &now.watch else {
+        let accesses = |one: &FunctionReport| one.traffic.reads.saturating_add(one.traffic.writes);
+        return FunctionRates {
+            accesses_per_s: per_s(accesses(now), accesses(was)),
+            interrupts_per_s: per_s(now.traffic.interrupts, was.traffic.interrupts),
+            ..row
+        };
+    };
+    let before = was.watch.as_ref().unwrap_or(seen);
+    let (accesses, hooked) = (per_s(seen.accesses, before.accesses), per_s(seen.hooked, before.hooked));
+    let share = if accesses > 0.0 { 100.0 * hooked / accesses } else { seen.hooked_percent };
+    FunctionRates {
+        states: Some(show::states(seen)),
+        accesses_per_s: accesses,
+        hooked_percent: Some(share),
+        interrupts_per_s: per_s(seen.interrupts, before.interrupts),
+        dma_vetted_per_s: Some(per_s(seen.dma_vetted, before.dma_vetted)),
+        denied: Some(seen.denied),
+        ..row
+    }
+}
+
+impl Rates {
+    /// What happened in `seconds` between two looks. What was not there before has no rate yet; what was restarted begins
+    /// again.
+    pub fn between(before: &StatusReport, after: &StatusReport, seconds: f64) -> Rates {
+        let per_s = |after: u64, before: u64| match after.checked_sub(before) {
+            Some(more) if seconds > 0.0 => more as f64 / seconds,
+            _ => 0.0,
+        };
+        let old: HashMap<(String, u16), Sums> =
+            queues(before).into_iter().map(|(sums, row)| ((row.device, row.queue), sums)).collect();
+        let rated = queues(after).into_iter().map(|(sums, row)| {
+            let was = old.get(&(row.device.clone(), row.queue)).copied().unwrap_or(sums);
+            QueueRates {
+                units_per_s: per_s(sums.units, was.units),
+                mb_per_s: per_s(sums.bytes, was.bytes) / 1e6,
+                kicks_per_s: per_s(sums.kicks, was.kicks),
+                kicks_avoided_per_s: per_s(sums.kicks_avoided, was.kicks_avoided),
+                interrupts_per_s: per_s(sums.interrupts, was.interrupts),
+                interrupts_avoided_per_s: per_s(sums.interrupts_avoided, was.interrupts_avoided),
+                ..row
+            }
+        });
+        let cores = after.cores.iter().map(|core| {
+            let was = before.cores.iter().find(|was| was.id == core.id).unwrap_or(core);
+            CoreRates {
+                id: core.id,
+                notify: core.notify.clone(),
+                seats: core.seats,
+                busy_percent: core.busy_percent,
+                cpu_percent: per_s(core.cpu_us, was.cpu_us) / 1e4,
+                units_per_s: per_s(core.units, was.units),
+                sleeps_per_s: per_s(core.sleeps, was.sleeps),
+            }
+        });
+        let ports = after.switches.iter().flat_map(|switch| {
+            let was = before.switches.iter().find(|was| was.name == switch.name);
+            switch.ports.iter().map(move |port| {
+                let was =
+                    was.and_then(|was| was.ports.iter().find(|was| was.name == port.name)).unwrap_or(port);
+                PortRates {
+                    switch: switch.name.clone(),
+                    port: port.name.clone(),
+                    sent_per_s: per_s(port.sent_frames, was.sent_frames),
+                    received_per_s: per_s(port.received_frames, was.received_frames),
+                    dropped_per_s: per_s(port.dropped(), was.dropped()),
+                }
+            })
+        });
+        let functions = after.functions.iter().map(|now| {
+            let was = before.functions.iter().find(|was| was.name == now.name).unwrap_or(now);
+            function(was, now, per_s)
+        });
+        let (cores, ports, functions) = (cores.collect(), ports.collect(), functions.collect());
+        let (version, failures) = (after.version.clone(), after.failures());
+        Rates { seconds, version, cores, queues: rated.collect(), ports, functions, failures }
+    }
+
+    /// Puts the queues and the functions in order.
+    pub fn sort(&mut self, by: Sort) {
+        let key = |row: &QueueRates| match by {
+            Sort::Rate => row.units_per_s,
+            Sort::Kicks => row.kicks_per_s,
+            Sort::Latency => row.p99_us,
+            Sort::Name => 0.0,
+        };
+        self.queues.sort_by(|a, b| {
+            let name = || (&a.device, a.queue).cmp(&(&b.device, b.queue));
+            key(b).total_cmp(&key(a)).then_with(name)
+        });
+        let key = |row: &FunctionRates| match by {
+            Sort::Rate | Sort::Kicks => row.accesses_per_s,
+            Sort::Latency | Sort::Name => 0.0,
+        };
+        self.functions.sort_by(|a, b| key(b).total_cmp(&key(a)).then_with(|| a.name.cmp(&b.name)));
+    }
+}

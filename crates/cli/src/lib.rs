@@ -1,0 +1,18 @@
+//! The command line: what can be typed, and every command that only talks to a daemon.
+//!
+//! ```text
+//!   args --> command::perform --Client--HTTP over a unix socket--> the daemon
+//!                   |                \--> show, top, qemu, libvirt --> output
+//!                   \--Host--> serve, doctor, exits, model, pci list: the binary's
+//! ```
+//!
+//! Must not know: any crate of ioplane but `ioplane-api`; what a daemon is made of.
+#![forbid(unsafe_code)]
+
+pub mod args;
+pub mod client;
+pub mod command;
+pub mod output;
+mod pcapng;
+
+pub use command::{Host, perform};

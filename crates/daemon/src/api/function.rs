@@ -1,0 +1,103 @@
+//! PCI functions.
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use ioplane_api::report::{DoneReport, StateFileV1};
+use ioplane_api::request::QuiesceForm;
+use ioplane_api::spec::FunctionForm;
+
+use super::{Answer, Body, Own, RemoveQuery, created, force, form, form_up_to, json, whole};
+use crate::ledger::FunctionRecord;
+use crate::refusal::Refusal;
+use crate::shelf::OnFailure;
+
+/// Largest saved state: in base64, and a few words around it.
+pub const STATE: usize = 2 << 20;
+
+fn done(line: String) -> Answer {
+    json(DoneReport { done: vec![line] })
+}
+
+pub async fn functions(State(daemon): Own) -> Answer {
+    json(daemon.functions.report().await)
+}
+
+pub async fn function(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    json(daemon.functions.report_of(&name).await?)
+}
+
+pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: FunctionForm = form(body)?;
+    let now = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
+    whole(daemon.may_change()?, async move {
+        daemon.functions.add(FunctionRecord::added(now), OnFailure::Forget).await?;
+        created(daemon.functions.report_of(&name).await?)
+    })
+    .await
+}
+
+pub async fn remove(
+    State(daemon): Own,
+    Path(name): Path<String>,
+    query: Result<Query<RemoveQuery>, QueryRejection>,
+) -> Answer {
+    let force = force(query)?;
+    whole(daemon.may_change()?, async move {
+        let card = daemon.functions.served(&name).ok();
+        daemon.functions.remove(&name, force, true).await?;
+        daemon.sweep().await;
+        let mut lines = vec![format!("PCI function {name} removed")];
+        lines.extend(card.and_then(|card| card.complaint()));
+        json(DoneReport { done: lines })
+    })
+    .await
+}
+
+/// An empty body is one without fields.
+fn quiesce_form(body: Body) -> Result<QuiesceForm, Refusal> {
+    match &body {
+        Ok(bytes) if bytes.is_empty() => Ok(QuiesceForm::default()),
+        _ => form(body),
+    }
+}
+
+pub async fn quiesce(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form = quiesce_form(body)?;
+    whole(daemon.may_change()?, async move { json(daemon.functions.served(&name)?.quiesce(form).await?) })
+        .await
+}
+
+pub async fn resume(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    whole(daemon.may_change()?, async move {
+        let held = daemon.functions.served(&name)?.go_on().await?;
+        done(if held { format!("{name} goes on") } else { format!("{name} was not held: nothing to do") })
+    })
+    .await
+}
+
+pub async fn reset(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    whole(daemon.may_change()?, async move {
+        let done_so = daemon.functions.served(&name)?.mend().await?;
+        done(if done_so {
+            format!("{name} is usable again")
+        } else {
+            format!("{name} is usable: nothing to do")
+        })
+    })
+    .await
+}
+
+pub async fn save(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form = quiesce_form(body)?;
+    whole(daemon.may_change()?, async move { json(daemon.functions.served(&name)?.save(form).await?) }).await
+}
+
+pub async fn load(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let file: StateFileV1 = form_up_to(body, STATE)?;
+    whole(daemon.may_change()?, async move {
+        daemon.functions.served(&name)?.load(file).await?;
+        tracing::info!(function = name, "a saved state was loaded");
+        done(format!("{name} goes on from the saved state"))
+    })
+    .await
+}

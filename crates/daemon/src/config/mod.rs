@@ -1,0 +1,423 @@
+//! The configuration file: read whole, checked whole, and refused whole with every problem's line, reason and remedy.
+//!
+//! ```text
+//!   text --toml--> tables with spans --Reader--> forms --spec--> Config { daemon, cores, disks, switches, nics, functions } + where each is
+//! ```
+//!
+//! What is wrong with images is asked separately ([`Config::images`]); what only opening shows (somebody has it) is found by
+//! whoever opens it, and reported with the same lines: [`Config::served_problem`].
+
+mod function;
+mod network;
+mod problem;
+mod reader;
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use ioplane_api::size::Size;
+use ioplane_api::spec::{
+    BackingSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, Flaw, FormatWord, FunctionSpec,
+    MannersWord, MemoryWord, NicSpec, NotifyWord, SwitchSpec,
+};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+pub use problem::{Problem, Problems};
+pub use reader::{Place, nearest};
+use reader::{Reader, Source};
+
+use crate::access::Access;
+
+/// The section `[daemon]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DaemonSpec {
+    /// The control socket.
+    pub socket: Option<PathBuf>,
+    /// Where disks' sockets and the state file are.
+    pub run_dir: Option<PathBuf>,
+    /// Where Prometheus may ask, loopback only.
+    pub metrics: Option<SocketAddr>,
+    /// Who may connect to the sockets of disks and NICs.
+    pub access: Access,
+}
+
+/// A configuration without a problem in itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Config {
+    /// The file.
+    pub file: PathBuf,
+    /// `[daemon]`.
+    pub daemon: DaemonSpec,
+    /// Where that is.
+    pub daemon_place: Place,
+    /// Every `[[core]]`; one if there is none.
+    pub cores: Vec<(CoreSpec, Place)>,
+    /// Every `[[disk]]`.
+    pub disks: Vec<(DiskSpec, Place)>,
+    /// Every `[[switch]]`.
+    pub switches: Vec<(SwitchSpec, Place)>,
+    /// Every `[[nic]]`.
+    pub nics: Vec<(NicSpec, Place)>,
+    /// Every `[[pci]]`.
+    pub functions: Vec<(FunctionSpec, Place)>,
+}
+
+/// The parts of a configuration, for those who look for them.
+const PARTS: &str = "there are [daemon], [[core]], [[disk]], [[switch]], [[nic]] and [[pci]]";
+
+/// A configuration is text by people: larger is something else.
+const MAX_BYTES: u64 = 1 << 20;
+
+impl Config {
+    /// Reads and checks the file.
+    pub fn read(file: &Path) -> Result<Config, Problems> {
+        let whole = |reason: String, remedy: &str| {
+            Problems::new(file, vec![Problem { line: 0, reason, remedy: remedy.to_owned() }])
+        };
+        let size = std::fs::metadata(file)
+            .map_err(|e| whole(format!("cannot be read: {e}"), "name a configuration with --config FILE"))?
+            .len();
+        if size > MAX_BYTES {
+            return Err(whole(
+                format!("{size} bytes"),
+                "a configuration has at most 1 MiB; is this another file?",
+            ));
+        }
+        let text = std::fs::read_to_string(file).map_err(|e| {
+            whole(format!("cannot be read: {e}"), "it must be a file of UTF-8 text that root may read")
+        })?;
+        Config::parse(file, &text)
+    }
+
+    /// Checks `text`, read from `file`.
+    pub fn parse(file: &Path, text: &str) -> Result<Config, Problems> {
+        let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+        let folder = file.parent().unwrap_or(Path::new("/"));
+        let source = Source { text, folder };
+        let (document, errors) = DeTable::parse_recoverable(text);
+        if !errors.is_empty() {
+            let problem = |error: &toml::de::Error| {
+                Problem {
+                line: error.span().map_or(0, |span| source.line(&span)),
+                reason: error.message().lines().next().unwrap_or("not TOML").to_owned(),
+                remedy: "write TOML: `key = value` lines under [daemon], [[core]], [[disk]], [[switch]], [[nic]] and [[pci]]".to_owned(),
+            }
+            };
+            return Err(Problems::new(&file, errors.iter().map(problem).collect()));
+        }
+        let mut problems = Vec::new();
+        let config = build(source, &document, &mut problems);
+        if !problems.is_empty() {
+            return Err(Problems::new(&file, problems));
+        }
+        Ok(Config { file, ..config })
+    }
+
+    /// What can be seen to be wrong with images without opening them; only of the disks that `wanted` names, since one that
+    /// is being served may have been given another image meanwhile.
+    pub fn images(&self, wanted: impl Fn(&DiskSpec) -> bool) -> Result<(), Problems> {
+        let mut list = Vec::new();
+        for (disk, place) in self.disks.iter().filter(|(disk, _)| wanted(disk)) {
+            if let BackingSpec::File { path, .. } = &disk.backing {
+                list.extend(image_flaw(disk, path).map(|flaw| place.problem(flaw)));
+            }
+        }
+        if list.is_empty() { Ok(()) } else { Err(Problems::new(&self.file, list)) }
+    }
+
+    /// A disk, a NIC or a PCI function that could not be served, as a problem of its lines.
+    pub fn served_problem(&self, kind: &str, name: &str, reason: String, remedy: String) -> Problem {
+        let disk = self.disks.iter().find(|(disk, _)| disk.name == name && kind == "disk");
+        let nic = self.nics.iter().find(|(nic, _)| nic.name == name && kind == "nic");
+        let function = self.functions.iter().find(|(one, _)| one.name == name && kind == "PCI function");
+        // What opening a disk finds wrong is nearly always the image; of a function, what is behind it.
+        let line = disk.map(|(_, place)| place.of("path")).or(nic.map(|(_, place)| place.line));
+        let line = line.or(function.map(|(_, place)| place.of("host")));
+        Problem { line: line.unwrap_or(0), reason: format!("{kind} {name}: {reason}"), remedy }
+    }
+
+    /// A disk of this name.
+    pub fn disk(&self, name: &str) -> Option<&DiskSpec> {
+        self.disks.iter().map(|(disk, _)| disk).find(|disk| disk.name == name)
+    }
+}
+
+fn build<'t>(source: Source<'t>, document: &'t Spanned<DeTable<'t>>, problems: &mut Vec<Problem>) -> Config {
+    let mut config = Config::default();
+    for (key, value) in document.get_ref() {
+        let line = source.line(&key.span());
+        let known = ["daemon", "core", "disk", "switch", "nic", "pci"];
+        match (key.get_ref().as_ref(), value.get_ref()) {
+            ("daemon", DeValue::Table(table)) => {
+                let reader = Reader::new(source, "[daemon]", table, &key.span(), problems);
+                (config.daemon, config.daemon_place) = daemon(reader);
+            }
+            (name @ ("core" | "disk" | "switch" | "nic" | "pci"), DeValue::Array(array)) => {
+                for item in array.iter() {
+                    let Some(table) = element(source, name, item, problems) else { continue };
+                    let what = match name {
+                        "core" => "[[core]]",
+                        "disk" => "[[disk]]",
+                        "switch" => "[[switch]]",
+                        "nic" => "[[nic]]",
+                        _ => "[[pci]]",
+                    };
+                    let reader = Reader::new(source, what, table, &item.span(), problems);
+                    match name {
+                        "core" => {
+                            let position = config.cores.len() as u32;
+                            config.cores.push(core(reader, position));
+                        }
+                        "disk" => config.disks.extend(disk(reader)),
+                        "switch" => config.switches.extend(network::switch(reader)),
+                        "nic" => config.nics.extend(network::nic(reader)),
+                        _ => config.functions.extend(function::function(reader)),
+                    }
+                }
+            }
+            (name @ ("core" | "disk" | "switch" | "nic" | "pci"), _) => problems.push(Problem {
+                line,
+                reason: format!("[{name}] is one table, and there may be several"),
+                remedy: format!("write [[{name}]]"),
+            }),
+            ("daemon", _) => problems.push(Problem {
+                line,
+                reason: "daemon is not one table".to_owned(),
+                remedy: "write [daemon] once".to_owned(),
+            }),
+            (name, _) => problems.push(Problem {
+                line,
+                reason: format!("{name:?} is no part of a configuration"),
+                remedy: match nearest(name, &known) {
+                    Some("daemon") => "write [daemon]".to_owned(),
+                    Some(near) => format!("write [[{near}]]"),
+                    None => PARTS.to_owned(),
+                },
+            }),
+        }
+    }
+    if config.cores.is_empty() {
+        config.cores.push((CoreSpec::new(0), Place::default()));
+    }
+    check_cores(&config, problems);
+    check_disks(&config, problems);
+    network::check(&config, problems);
+    function::check(&config, problems);
+    config
+}
+
+fn element<'t>(
+    source: Source<'t>,
+    name: &str,
+    item: &'t Spanned<DeValue<'t>>,
+    problems: &mut Vec<Problem>,
+) -> Option<&'t DeTable<'t>> {
+    let table = item.get_ref().as_table();
+    if table.is_none() {
+        let line = source.line(&item.span());
+        problems.push(Problem {
+            line,
+            reason: format!("{name} is a list of values"),
+            remedy: format!("write [[{name}]]"),
+        });
+    }
+    table
+}
+
+fn daemon(mut reader: Reader<'_, '_>) -> (DaemonSpec, Place) {
+    let mut daemon = DaemonSpec {
+        socket: reader.path("socket"),
+        run_dir: reader.path("run_dir"),
+        access: access(&mut reader),
+        ..DaemonSpec::default()
+    };
+    for (field, path) in [("socket", &daemon.socket), ("run_dir", &daemon.run_dir)] {
+        let flaw = path.as_deref().and_then(ioplane_api::spec::socket_flaw);
+        if let Some(Flaw { reason, remedy, .. }) = flaw {
+            reader.note(field, reason, remedy);
+        }
+    }
+    if let Some(text) = reader.text("metrics") {
+        let remedy =
+            "write metrics = \"127.0.0.1:9750\"; to let others ask, put a proxy that knows them before it";
+        match text.parse::<SocketAddr>() {
+            Ok(address) if address.ip().is_loopback() => daemon.metrics = Some(address),
+            Ok(address) => {
+                let reason = format!("metrics = {text:?}: {} is not a loopback address", address.ip());
+                reader.note("metrics", reason, remedy.to_owned());
+            }
+            Err(_) => {
+                reader.note("metrics", format!("metrics = {text:?} is no ADDRESS:PORT"), remedy.to_owned())
+            }
+        }
+    }
+    (daemon, reader.finish())
+}
+
+/// `socket_group` and `socket_mode`: a group without a mode may read and write.
+fn access(reader: &mut Reader<'_, '_>) -> Access {
+    let mut access = Access::default();
+    if let Some(name) = reader.text("socket_group") {
+        access.mode = 0o660;
+        match group(&name) {
+            Ok(group) => access.group = Some(group),
+            Err(reason) => {
+                let remedy =
+                    "name a group that `getent group` knows, such as kvm or libvirt-qemu, or give its number";
+                reader.note("socket_group", reason, remedy.to_owned());
+            }
+        }
+    }
+    if let Some(text) = reader.text("socket_mode") {
+        match u32::from_str_radix(&text, 8) {
+            Ok(mode) if mode & !0o777 == 0 && mode & 0o600 == 0o600 => access.mode = mode,
+            _ => {
+                let reason = format!("socket_mode = {text:?} is no mode for a socket");
+                let remedy = "write three octal digits, the first of them 6 or 7, as in \"0660\"";
+                reader.note("socket_mode", reason, remedy.to_owned());
+            }
+        }
+    }
+    access
+}
+
+/// The number of a group, from its name, wherever this host has its groups from, or from its number. May block: a directory may be
+/// asked over a network.
+fn group(name: &str) -> Result<u32, String> {
+    match uzers::get_group_by_name(name) {
+        Some(group) => Ok(group.gid()),
+        None => name.parse().map_err(|_| format!("there is no group {name:?}")),
+    }
+}
+
+fn core(mut reader: Reader<'_, '_>, position: u32) -> (CoreSpec, Place) {
+    let mut core = CoreSpec::new(reader.small("id").unwrap_or(position));
+    core.cpu = reader.small("cpu");
+    core.notify = reader.word("notify", NotifyWord::of, NotifyWord::WORDS).unwrap_or_default();
+    core.manners = reader.word("manners", MannersWord::of, MannersWord::WORDS).unwrap_or_default();
+    core.spin_us = reader.number("spin_us").unwrap_or(core.spin_us);
+    core.budget = reader.small("budget").unwrap_or(core.budget);
+    for Flaw { field, reason, remedy } in core.flaws() {
+        reader.note(field, reason, remedy);
+    }
+    (core, reader.finish())
+}
+
+fn disk(mut reader: Reader<'_, '_>) -> Option<(DiskSpec, Place)> {
+    let name = reader.text("name");
+    let form = DiskForm {
+        // What could not be read has been noted; that it is there is enough to look at the rest.
+        path: reader.path("path").or_else(|| reader.has("path").then(|| "/".into())),
+        memory: reader.size("memory").or_else(|| reader.has("memory").then_some(Size(1 << 20))),
+        format: reader.word("format", FormatWord::of, FormatWord::WORDS),
+        read_only: reader.switch("read_only"),
+        serial: reader.text("serial"),
+        queues: reader.number("queues"),
+        queue_size: reader.number("queue_size"),
+        block_size: reader.number("block_size"),
+        direct: reader.word("direct", DirectWord::of, DirectWord::WORDS),
+        engine: reader.word("engine", EngineWord::of, EngineWord::WORDS),
+        core: reader.small("core"),
+        socket: reader.path("socket"),
+        twin: reader.path("twin"),
+        guest_memory: reader.word("guest_memory", MemoryWord::of, MemoryWord::WORDS),
+    };
+    let spec = match &name {
+        Some(name) => match form.spec(name) {
+            Ok(spec) => Some(spec),
+            Err(flaws) => {
+                flaws.into_iter().for_each(|flaw| reader.note(flaw.field, flaw.reason, flaw.remedy));
+                None
+            }
+        },
+        None => {
+            if reader.place.of("name") == reader.place.line {
+                reader.note("name", "a disk without a name".to_owned(), "write name = \"NAME\"".to_owned());
+            }
+            None
+        }
+    };
+    let place = reader.finish();
+    spec.map(|spec| (spec, place))
+}
+
+fn check_cores(config: &Config, problems: &mut Vec<Problem>) {
+    for (index, (core, place)) in config.cores.iter().enumerate() {
+        if let Some((_, first)) = config.cores[..index].iter().find(|(other, _)| other.id == core.id) {
+            let reason = format!("core {} is there already, in line {}", core.id, first.line);
+            problems.push(place.problem(Flaw::new("id", reason, "give every core a number of its own")));
+        }
+    }
+}
+
+fn check_disks(config: &Config, problems: &mut Vec<Problem>) {
+    // The same file by another name is the same file.
+    let image = |disk: &DiskSpec| match &disk.backing {
+        BackingSpec::File { path, .. } => std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino())),
+        BackingSpec::Memory { .. } => None,
+    };
+    for (index, (disk, place)) in config.disks.iter().enumerate() {
+        let mut problem = |flaw| problems.push(place.problem(flaw));
+        for (other, earlier) in &config.disks[..index] {
+            if other.name == disk.name {
+                let reason = format!("disk {} is there already, in line {}", disk.name, earlier.line);
+                problem(Flaw::new("name", reason, "give every disk a name of its own"));
+            }
+            let shared = other.read_only && disk.read_only;
+            if image(disk).is_some() && image(other) == image(disk) && !shared {
+                let reason = format!(
+                    "{} is the image of disk {} already, in line {}",
+                    disk.backing.name(),
+                    other.name,
+                    earlier.of("path")
+                );
+                problem(Flaw::new("path", reason, "give every disk its own copy, or make both read_only"));
+            }
+            for (field, socket) in [("socket", &disk.socket), ("twin", &disk.twin)] {
+                let theirs = [("socket", &other.socket), ("twin", &other.twin)];
+                let same = |(_, theirs): &(&str, &Option<PathBuf>)| socket.is_some() && *theirs == socket;
+                if let Some((taken, _)) = theirs.into_iter().find(same) {
+                    let reason = format!("the {taken} of disk {}, in line {}", other.name, earlier.of(taken));
+                    problem(Flaw::new(field, reason, "give every disk a socket of its own, or leave it out"));
+                }
+            }
+        }
+        if let Some(core) = disk.core
+            && !config.cores.iter().any(|(known, _)| known.id == core)
+        {
+            let known: Vec<String> = config.cores.iter().map(|(core, _)| core.id.to_string()).collect();
+            let remedy = format!("add a [[core]] with id = {core}, or name one of {}", known.join(", "));
+            problem(Flaw::new("core", format!("there is no core {core}"), remedy));
+        }
+    }
+}
+
+/// What can be seen of an image without opening it.
+fn image_flaw(disk: &DiskSpec, path: &Path) -> Option<Flaw> {
+    let flaw = |reason: String, remedy: String| Some(Flaw::new("path", reason, remedy));
+    let shown = path.display();
+    let file = match std::fs::metadata(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return flaw(format!("there is no image {shown}"), format!("make it: truncate -s 10G {shown}"));
+        }
+        Err(e) => return flaw(format!("{shown}: {e}"), "let the daemon's user reach the image".to_owned()),
+    };
+    if file.is_dir() {
+        return flaw(format!("{shown} is a folder"), "name a file or a block device".to_owned());
+    }
+    let unit = u64::from(disk.block_size.unwrap_or(512));
+    if file.is_file() && (file.len() == 0 || !file.len().is_multiple_of(unit)) {
+        let bytes = file.len();
+        let next = bytes.max(1).next_multiple_of(unit);
+        return flaw(
+            format!("{shown} has {bytes} bytes, which is no multiple of {unit}, or zero"),
+            format!("if nobody uses it: truncate -s {next} {shown}"),
+        );
+    }
+    None
+}

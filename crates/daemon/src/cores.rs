@@ -1,0 +1,207 @@
+//! The daemon's I/O cores: which there are, how they are set, and where a disk's queues go.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ioplane_api::report::CoreReport;
+use ioplane_api::spec::{CORES, CoreSpec};
+use ioplane_cores::Pool;
+use ioplane_device::{CoreId, Placement, Post};
+
+use super::ledger::{CoreRecord, Ledger};
+use super::lower::Lower;
+use crate::refusal::Refusal;
+
+/// How long retiring waits for the last queue to leave.
+const LEAVE: Duration = Duration::from_secs(2);
+
+/// All I/O cores. Methods may block for a moment (control plane, off the async threads).
+#[derive(Debug)]
+pub struct Cores {
+    pool: Arc<Pool>,
+    specs: Mutex<BTreeMap<u32, CoreSpec>>,
+    ledger: Arc<Ledger>,
+}
+
+impl Cores {
+    /// No cores yet.
+    pub fn new(ledger: Arc<Ledger>) -> Self {
+        Cores { pool: Arc::new(Pool::new()), specs: Mutex::default(), ledger }
+    }
+
+    fn specs(&self) -> MutexGuard<'_, BTreeMap<u32, CoreSpec>> {
+        self.specs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pool, for placements.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// How each is set.
+    pub fn all(&self) -> Vec<CoreSpec> {
+        self.specs().values().cloned().collect()
+    }
+
+    /// Whether there is such a core.
+    pub fn check(&self, id: u32) -> Result<(), Refusal> {
+        let specs = self.specs();
+        if specs.contains_key(&id) {
+            return Ok(());
+        }
+        let known: Vec<String> = specs.keys().map(u32::to_string).collect();
+        Err(Refusal::missing(format!("there is no I/O core {id}"), format!("there are {}", known.join(", "))))
+    }
+
+    /// Starts a core, with the number of `spec`, or the next one if `numbered` is false. `configured` is what the
+    /// configuration says of it, if it does.
+    pub fn start(
+        &self,
+        mut spec: CoreSpec,
+        numbered: bool,
+        configured: Option<CoreSpec>,
+    ) -> Result<u32, Refusal> {
+        let flaws = CoreSpec { id: 0, ..spec.clone() }.flaws();
+        if !flaws.is_empty() {
+            return Err(Refusal::flaws(&flaws));
+        }
+        let mut specs = self.specs();
+        // The pool numbers its cores in the order in which they are started and never uses a number twice. A core with a
+        // number further on is reached by starting those before it and ending them at once: this happens when a daemon
+        // comes back in which cores had been retired.
+        let id = loop {
+            let id = self.pool.add(spec.lower())?;
+            let fits = !numbered || id.0 == spec.id;
+            if fits && id.0 < CORES {
+                break id.0;
+            }
+            self.pool.retire(id, Instant::now() + LEAVE)?;
+            if id.0 >= CORES {
+                return Err(Refusal::conflict(
+                    format!("{CORES} cores have been started"),
+                    "restart the daemon: numbers are not used twice while it runs",
+                ));
+            }
+            if id.0 > spec.id {
+                return Err(Refusal::conflict(
+                    format!("there has been an I/O core {} already", spec.id),
+                    format!(
+                        "numbers are not used twice: take one from {} on, or restart the daemon",
+                        id.0 + 1
+                    ),
+                ));
+            }
+        };
+        spec.id = id;
+        let record = CoreRecord { configured, now: Some(spec.clone()) };
+        let kept = self.ledger.change(|entries| {
+            entries.cores.insert(id, record);
+        });
+        if let Err(error) = kept {
+            let _ = self.pool.retire(CoreId(id), Instant::now() + LEAVE);
+            return Err(error.into());
+        }
+        specs.insert(id, spec);
+        Ok(id)
+    }
+
+    /// Ends a core that serves no queue any more; never the last one.
+    pub fn retire(&self, id: u32) -> Result<(), Refusal> {
+        self.check(id)?;
+        let mut specs = self.specs();
+        if specs.len() == 1 {
+            return Err(Refusal::conflict(
+                format!("I/O core {id} is the only one"),
+                "add another first: `ioplane core add`",
+            ));
+        }
+        self.pool.retire(CoreId(id), Instant::now() + LEAVE)?;
+        specs.remove(&id);
+        self.ledger.change(|entries| match entries.cores.get_mut(&id) {
+            Some(record) if record.configured.is_some() => record.now = None,
+            _ => {
+                entries.cores.remove(&id);
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Changes what can be changed while cores run: `notify` and `spin_us`, of one or of all.
+    pub fn set(&self, id: Option<u32>, change: impl Fn(&mut CoreSpec)) -> Result<(), Refusal> {
+        if let Some(id) = id {
+            self.check(id)?;
+        }
+        let mut specs = self.specs();
+        let mut next = specs.clone();
+        next.values_mut().filter(|spec| id.is_none_or(|id| id == spec.id)).for_each(&change);
+        for spec in next.values() {
+            let core = self.pool.core(CoreId(spec.id))?;
+            core.notify(spec.notify.lower());
+            core.spin(Duration::from_micros(spec.spin_us));
+        }
+        self.ledger.change(|entries| {
+            for spec in next.values() {
+                if let Some(record) = entries.cores.get_mut(&spec.id) {
+                    record.now = Some(spec.clone());
+                }
+            }
+        })?;
+        *specs = next;
+        Ok(())
+    }
+
+    /// How they are.
+    pub fn report(&self) -> Vec<CoreReport> {
+        let specs = self.specs();
+        let report = |reading: ioplane_cores::CoreReading| {
+            let spec = specs.get(&reading.core)?;
+            let cpu = reading.cpu.and_then(|cpu| u32::try_from(cpu).ok());
+            Some(CoreReport {
+                id: spec.id,
+                cpu,
+                cpu_refused: spec.cpu.filter(|_| cpu.is_none()),
+                notify: if reading.polled { "polled" } else { "notified" }.to_owned(),
+                spin_us: spec.spin_us,
+                manners: spec.manners.word().to_owned(),
+                seats: reading.seats,
+                awake: reading.awake,
+                busy_percent: f64::from(reading.busy_permille) / 10.0,
+                sleeps: reading.sleeps,
+                wakes: reading.wakes,
+                units: reading.units,
+                cpu_us: reading.cpu_ns / 1000,
+                age_us: reading.age_ns / 1000,
+            })
+        };
+        self.pool.read().into_iter().filter_map(report).collect()
+    }
+}
+
+/// Where the queues of one disk go: each to the core that it was moved to, or to the disk's own, or to whichever has time. A
+/// core that has been retired since is passed over.
+#[derive(Clone)]
+pub struct Seating {
+    /// All cores.
+    pub pool: Arc<Pool>,
+    /// The disk's own.
+    pub core: Option<u32>,
+    /// Queues that were moved.
+    pub moved: BTreeMap<u16, u32>,
+}
+
+impl Placement for Seating {
+    fn place(&self, device: &str, queue: u16) -> Arc<dyn Post> {
+        let wanted = self.moved.get(&queue).copied().or(self.core);
+        match wanted.and_then(|id| self.pool.core(CoreId(id)).ok()) {
+            Some(core) => core.post(),
+            None => self.pool.place(device, queue),
+        }
+    }
+}
+
+impl From<super::ledger::LedgerError> for Refusal {
+    fn from(error: super::ledger::LedgerError) -> Self {
+        Refusal::failed(error.to_string(), "free space in the run directory, then try again")
+    }
+}

@@ -1,0 +1,420 @@
+//! One disk: opened, served, changed, reported.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ioplane_api::report::{BackingReport, Counts, DiskReport, Door, QueueReport, ServedState};
+use ioplane_api::size::Size;
+use ioplane_api::spec::{
+    BackingSpec, DirectWord, DiskSpec, EngineWord, FormatWord, QUEUE_SIZE_MAX, ServedSpec,
+};
+use ioplane_device::Still;
+use ioplane_storage::{Backing, FileBacking, FileOptions, ImageId, MemoryBacking, Raw};
+use ioplane_virtio::blk::{Blk, BlkOptions};
+
+use super::Daemon;
+use super::ground::Ground;
+use super::ledger::{DiskRecord, Entries};
+use super::lower::Lower;
+use super::readings;
+use super::retry::Trouble;
+use super::served::{Kind, Note, Queued, Served, blocking};
+use super::shelf::Shelf;
+use super::twin;
+use crate::config::{Config, Place};
+use crate::refusal::Refusal;
+
+/// How often the log says that an image is still being waited for.
+const NEWS: Duration = Duration::from_secs(2);
+
+/// A backing and what is known about it that the guest does not see.
+pub struct Opened {
+    /// The backing.
+    pub backing: Arc<dyn Backing>,
+    /// What is said of it.
+    pub report: BackingReport,
+    /// Which image it is.
+    pub image: Option<ImageId>,
+}
+
+impl Opened {
+    fn memory(backing: Arc<MemoryBacking>) -> Self {
+        let report = BackingReport {
+            kind: "memory".to_owned(),
+            path: None,
+            engine: None,
+            why_threads: None,
+            direct: None,
+        };
+        Opened { backing, report, image: None }
+    }
+
+    fn file(backing: Arc<FileBacking>, path: &Path) -> Self {
+        let report = BackingReport {
+            kind: "file".to_owned(),
+            path: Some(path.to_owned()),
+            engine: Some(backing.engine().to_string()),
+            why_threads: backing.why_threads().map(str::to_owned),
+            direct: Some(backing.is_direct()),
+        };
+        let image = backing.id();
+        Opened { backing, report, image }
+    }
+}
+
+/// How an image is opened; `known` is the one that was served as raw before.
+fn file_options(
+    spec: &DiskSpec,
+    path: &Path,
+    (format, direct, engine): (Option<FormatWord>, DirectWord, EngineWord),
+    known: Option<ImageId>,
+    owner: &Path,
+) -> FileOptions {
+    let raw = match format {
+        Some(FormatWord::Raw) => Raw::Stated,
+        None => known.map_or(Raw::Probed, Raw::Remembered),
+    };
+    FileOptions {
+        read_only: spec.read_only,
+        raw,
+        direct: direct.lower(),
+        engine: engine.lower(),
+        logical_block: spec.block_size,
+        owner: Some(owner.display().to_string()),
+        ..FileOptions::new(path)
+    }
+}
+
+/// Opens what is behind a disk that another process serves, beside it. `file` is that one's.
+pub fn adopt(record: &DiskRecord, owner: &Path, file: OwnedFd) -> Result<Opened, Refusal> {
+    match &record.now.backing {
+        BackingSpec::Memory { bytes } => Ok(Opened::memory(MemoryBacking::adopt(file, *bytes)?)),
+        BackingSpec::File { path, format, direct, engine } => {
+            let how = (*format, *direct, *engine);
+            let options = file_options(&record.now, path, how, record.image, owner);
+            let backing = FileBacking::adopt(&options, file)?;
+            if let Some(bytes) = record.bytes.filter(|bytes| *bytes < backing.info().bytes) {
+                backing.resize(bytes)?;
+            }
+            Ok(Opened::file(backing, path))
+        }
+    }
+}
+
+/// The device that a disk is to its guest.
+pub fn model(spec: &DiskSpec, backing: Arc<dyn Backing>) -> Blk {
+    let options = BlkOptions {
+        name: spec.name.clone(),
+        serial: spec.serial.clone(),
+        queues: spec.queues,
+        queue_size: QUEUE_SIZE_MAX,
+        read_only: spec.read_only,
+        logical_block: spec.block_size,
+    };
+    Blk::new(options, backing)
+}
+
+/// Opens what is behind a disk, as its record has it. Blocks: while I/O of a daemon that died is still landing there, up to a minute.
+pub fn open(record: &DiskRecord, owner: &Path) -> Result<Opened, Refusal> {
+    let (spec, bytes) = (&record.now, record.bytes);
+    let (path, how) = match &spec.backing {
+        BackingSpec::Memory { bytes } => return Ok(Opened::memory(MemoryBacking::new(*bytes)?)),
+        BackingSpec::File { path, format, direct, engine } => (path, (*format, *direct, *engine)),
+    };
+    let options = file_options(spec, path, how, record.image, owner);
+    let mut said = Instant::now();
+    let file = FileBacking::open_watched(options, &mut |waiting| {
+        if said.elapsed() >= NEWS {
+            said = Instant::now();
+            tracing::info!(
+                disk = spec.name,
+                image = %path.display(),
+                "waited {} s of at most {} s for the image: somebody has it, or I/O of a daemon that died is still landing",
+                waiting.waited.as_secs(),
+                waiting.patience.as_secs()
+            );
+        }
+    })?;
+    let info = file.info();
+    let unit = u64::from(spec.block_size.unwrap_or(info.logical_block).max(info.logical_block));
+    if !info.bytes.is_multiple_of(unit) {
+        return Err(Refusal::invalid(
+            format!("{} has {} bytes, which is no multiple of {unit}", path.display(), info.bytes),
+            format!("truncate -s {} {}", info.bytes.next_multiple_of(unit), path.display()),
+        ));
+    }
+    if let Some(bytes) = bytes.filter(|bytes| *bytes < info.bytes) {
+        file.resize(bytes)?;
+    }
+    Ok(Opened::file(file, path))
+}
+
+/// A disk that is being served.
+pub struct Disk {
+    pub(super) served: Served<Disk>,
+    pub(super) backing: Arc<Mutex<BackingReport>>,
+}
+
+fn lock(backing: &Mutex<BackingReport>) -> MutexGuard<'_, BackingReport> {
+    backing.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Disk {
+    /// Changes the size while the guest uses the disk, and tells the guest.
+    pub async fn resize(&self, Size(bytes): Size, shrink: bool) -> Result<(), Refusal> {
+        let _changing = self.served.changing.lock().await;
+        let note = self.served.note.clone();
+        let change = move |model: &mut Blk| {
+            let before = model.bytes();
+            if bytes < before && !shrink {
+                let (old, new) = (Size(before), Size(bytes));
+                let remedy = "shrink the file system in the guest first, then say --shrink";
+                return Err(Refusal::conflict(
+                    format!("from {old} to {new}: the guest would lose what lies beyond"),
+                    remedy,
+                ));
+            }
+            model.resize(bytes)?;
+            note.change(|record| match &mut record.now.backing {
+                BackingSpec::Memory { bytes: size } => *size = bytes,
+                // A file remembers by itself; a device does not.
+                BackingSpec::File { path, .. } => {
+                    let device = std::fs::metadata(path).is_ok_and(|meta| !meta.is_file());
+                    record.bytes = device.then_some(bytes);
+                }
+            })
+        };
+        let outcome = self
+            .served
+            .handle
+            .change(move |model| {
+                // The file system may take its time.
+                let before = model.bytes();
+                let outcome = tokio::task::block_in_place(|| change(model));
+                (outcome, before != model.bytes())
+            })
+            .await?;
+        if let Some(second) = self.served.second().filter(|_| outcome.is_ok()) {
+            // The size is one; who is connected there wants to know.
+            second.change(|_| ((), true)).await?;
+        }
+        outcome
+    }
+
+    /// Puts another backing behind the disk while the guest uses it. The caller has made the content equal. The ledger is
+    /// written at the quiescent point, before the guest's next request can reach the new backing: whenever we are killed, we
+    /// come back with the one that has everything.
+    pub async fn replace(&self, backing: BackingSpec) -> Result<(), Refusal> {
+        let _changing = self.served.changing.lock().await;
+        let spec = DiskSpec { backing, ..self.served.note.read().now };
+        if let Some(flaw) = spec.flaws().first() {
+            return Err(Refusal::flaws(std::slice::from_ref(flaw)));
+        }
+        let (next, owner) = (spec.backing.clone(), self.served.handle.socket().to_owned());
+        let opened = blocking(move || open(&DiskRecord::added(spec), &owner)).await?;
+        let image = opened.image;
+        let (note, shown) = (self.served.note.clone(), self.backing.clone());
+        let fresh = opened.backing.clone();
+        let exchange = move |model: &mut Blk, still: &Still| {
+            let (before, bytes) = (model.bytes(), opened.backing.info().bytes);
+            if bytes < before {
+                return Err(Refusal::conflict(
+                    format!(
+                        "it has {}, and the guest has a disk of {}: it would lose what lies beyond",
+                        Size(bytes),
+                        Size(before)
+                    ),
+                    format!(
+                        "make it as large: truncate -s {before} IMAGE; or shrink the disk first, by resize --shrink"
+                    ),
+                ));
+            }
+            let old = model.replace_backing(still, opened.backing).map_err(|why| {
+                Refusal::conflict(why, "give a backing that keeps what the guest was promised")
+            })?;
+            let noted = note.change(|record| {
+                record.now.backing = next;
+                (record.bytes, record.image) = (None, image);
+            });
+            if let Err(refused) = noted {
+                return match model.replace_backing(still, old) {
+                    Ok(_) => Err(refused),
+                    Err(why) => Err(Refusal::failed(
+                        format!("{refused}; and the old backing would not come back: {why}"),
+                        "the guest uses the new backing: write it into the configuration",
+                    )),
+                };
+            }
+            *lock(&shown) = opened.report;
+            Ok((old, before != model.bytes()))
+        };
+        let exchange = move |model: &mut Blk, still: &Still| match tokio::task::block_in_place(|| {
+            exchange(model, still)
+        }) {
+            Ok((old, told)) => (Ok(old), told),
+            Err(refused) => (Err(refused), false),
+        };
+        let first = &self.served.handle;
+        let old = match self.served.second() {
+            None => first.at_quiescence(exchange).await??,
+            Some(second) => twin::exchange_both(first, &second, fresh, exchange).await?,
+        };
+        // Closing an image may wait for its last I/O.
+        blocking(move || {
+            drop(old);
+            Ok(())
+        })
+        .await
+    }
+}
+
+impl Kind for Disk {
+    type Spec = DiskSpec;
+    type Report = DiskReport;
+    type Below = ();
+
+    const NAME: &'static str = "disk";
+    const COMMAND: &'static str = "disk";
+    const LET_GO: &'static str =
+        "unplug it or shut the guest down first; a backing is exchanged by `ioplane disk replace`";
+
+    fn shelf(daemon: &Daemon) -> &Shelf<Disk> {
+        &daemon.disks
+    }
+
+    fn configured(config: &Config) -> &[(DiskSpec, Place)] {
+        &config.disks
+    }
+
+    fn loses(record: &DiskRecord) -> Option<(&'static str, &'static str)> {
+        let memory = matches!(record.now.backing, BackingSpec::Memory { .. });
+        let remedy = "if it may be lost, `ioplane disk remove` it first; or put the configuration back";
+        memory.then_some(("changing a disk in memory would lose its content", remedy))
+    }
+
+    /// Only what is said of the image's format differs: what is open is raw.
+    fn lives_on(now: &DiskSpec, next: &DiskSpec) -> bool {
+        let without = |spec: &DiskSpec| {
+            let mut spec = spec.clone();
+            if let BackingSpec::File { format, .. } = &mut spec.backing {
+                *format = None;
+            }
+            spec
+        };
+        without(now) == without(next)
+    }
+
+    async fn become_next(&self, next: DiskRecord) -> Result<(), Refusal> {
+        self.note().change(|record| (record.configured, record.now) = (next.configured, next.now))
+    }
+
+    fn records(entries: &mut Entries) -> &mut BTreeMap<String, DiskRecord> {
+        &mut entries.disks
+    }
+
+    fn removed(entries: &mut Entries) -> &mut BTreeMap<String, DiskSpec> {
+        &mut entries.removed
+    }
+
+    async fn open(mut record: DiskRecord, ground: &Arc<Ground>, _below: &Arc<()>) -> Result<Disk, Refusal> {
+        let (wanted, owner) = (record.clone(), ground.socket(&record.now));
+        let opened = blocking(move || open(&wanted, &owner)).await?;
+        // From here on its guest may write whatever it likes into this image.
+        record.image = opened.image;
+        let served = Served::start(model(&record.now, opened.backing), record, ground)?;
+        Ok(Disk { served, backing: Arc::new(Mutex::new(opened.report)) })
+    }
+
+    fn note(&self) -> &Note<Disk> {
+        &self.served.note
+    }
+
+    fn socket(&self) -> &Path {
+        self.served.handle.socket()
+    }
+
+    async fn in_use(&self) -> bool {
+        self.served.in_use().await
+    }
+
+    async fn stop(&self, force: bool) -> Result<(), Refusal> {
+        self.served.stop(force).await
+    }
+
+    async fn report(&self) -> DiskReport {
+        let socket = self.served.handle.socket().to_owned();
+        let mut report = Disk::blank(&self.served.note.read(), socket, ServedState::Busy, None);
+        report.backing = lock(&self.backing).clone();
+        let shape = |model: &mut Blk| (model.bytes(), model.read_only());
+        let (twin, seen) = tokio::join!(self.served.second_status(), self.served.glance(shape));
+        let Some((mut status, (size, read_only))) = seen else { return report };
+        report.owner = status.owner.then_some(Door::Socket);
+        report.waiting = status.waiting.then_some(Door::Socket);
+        if let Some(theirs) = twin {
+            twin::add(&mut report, theirs, &mut status);
+        }
+        (report.size, report.read_only) = (size, read_only);
+        report.state = ServedState::Served;
+        report.connected = status.connected;
+        report.connections = status.connections;
+        report.vm = status.peer.map(readings::vm);
+        report.features = status.features;
+        (report.front_end_faults, report.last_front_end_fault) = readings::faults_of(&status);
+        report.mappings = status.mappings;
+        report.totals = readings::sum(&status.queues);
+        report.queues = status.queues.into_iter().map(readings::queue).collect();
+        report
+    }
+
+    fn blank(record: &DiskRecord, socket: PathBuf, state: ServedState, why: Option<&Trouble>) -> DiskReport {
+        let spec = &record.now;
+        let (kind, path, size) = match &spec.backing {
+            BackingSpec::File { path, .. } => ("file", Some(path.clone()), 0),
+            BackingSpec::Memory { bytes } => ("memory", None, *bytes),
+        };
+        let backing =
+            BackingReport { kind: kind.to_owned(), path, engine: None, why_threads: None, direct: None };
+        DiskReport {
+            name: spec.name.clone(),
+            state,
+            error: why.map(|trouble| trouble.why.error.clone()),
+            remedy: why.map(|trouble| trouble.why.remedy.clone()),
+            retry: why.map(Trouble::report),
+            origin: record.origin().to_owned(),
+            connected: false,
+            connections: 0,
+            vm: None,
+            socket,
+            twin: spec.twin.clone(),
+            owner: None,
+            waiting: None,
+            backing,
+            size,
+            read_only: spec.read_only,
+            serial: spec.serial.clone(),
+            queue_size: spec.queue_size,
+            core: spec.core,
+            features: 0,
+            front_end_faults: Default::default(),
+            last_front_end_fault: None,
+            mappings: 0,
+            totals: Counts::default(),
+            queues: (0..spec.queues).map(QueueReport::blank).collect(),
+        }
+    }
+}
+
+impl Queued for Disk {
+    type Model = Blk;
+
+    fn twin_of(model: &Blk) -> Option<Blk> {
+        Some(model.twin())
+    }
+
+    fn served(&self) -> &Served<Disk> {
+        &self.served
+    }
+}

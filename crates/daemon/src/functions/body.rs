@@ -1,0 +1,294 @@
+//! What can be behind a function: one type, so that what is inside can be looked at while a front has it.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use ioplane_api::report::{
+    ChipReport, EventReport, FunctionReport, RegionReport, WatchFaultReport, WatchReport,
+};
+use ioplane_api::spec::FaultSpec;
+use ioplane_device::{
+    Access, At, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State, Still,
+    Stillness,
+};
+use ioplane_hardware::Vfio;
+use ioplane_memory::GuestMap;
+use ioplane_nic::ne2000::Ne2000;
+use ioplane_nic::rtl8139::Rtl8139;
+use ioplane_nic::{Counts, Drops};
+use ioplane_passthrough::direct::Direct;
+use ioplane_passthrough::monitor::{Happening, Monitor, Reading, What};
+use ioplane_pci::{BarMap, Function, Irq, Irqs, NotReady, Wire, WireError};
+
+use crate::lower::Lower;
+use crate::readings;
+
+/// A function of any kind that the daemon has.
+pub enum Body {
+    /// An emulated RTL8139.
+    Rtl8139(Box<Rtl8139>),
+    /// An emulated NE2000.
+    Ne2000(Box<Ne2000>),
+    /// A function of the host, under watch.
+    Watched(Box<Monitor<Vfio>>),
+    /// A function of the host, as it is.
+    Direct(Box<Direct<Vfio>>),
+}
+
+impl Body {
+    fn inner(&self) -> &dyn Function {
+        match self {
+            Body::Rtl8139(nic) => &**nic,
+            Body::Ne2000(nic) => &**nic,
+            Body::Watched(monitor) => &**monitor,
+            Body::Direct(direct) => &**direct,
+        }
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn Function {
+        match self {
+            Body::Rtl8139(nic) => &mut **nic,
+            Body::Ne2000(nic) => &mut **nic,
+            Body::Watched(monitor) => &mut **monitor,
+            Body::Direct(direct) => &mut **direct,
+        }
+    }
+
+    /// Other failure policies from now on, of a watched one.
+    pub fn set_policies(&mut self, on_fault: FaultSpec) {
+        if let Body::Watched(monitor) = self {
+            monitor.set_policies(on_fault.lower());
+        }
+    }
+
+    /// Fills in what can be seen inside.
+    pub fn report(&self, report: &mut FunctionReport) {
+        report.unusable = self.unusable();
+        match self {
+            Body::Rtl8139(nic) => {
+                report.port = Some(readings::port(nic.port().reading()));
+                report.chip = Some(chip(nic.counts()));
+            }
+            Body::Ne2000(nic) => {
+                report.port = Some(readings::port(nic.port().reading()));
+                report.chip = Some(chip(nic.counts()));
+            }
+            Body::Watched(monitor) => {
+                report.model = Some(monitor.model().name.to_owned());
+                report.watch = Some(seen(monitor.reading(), monitor.events(0)));
+            }
+            Body::Direct(direct) => {
+                let faults = direct.faults();
+                let counts = [("accesses", faults.accesses), ("resets", faults.resets)];
+                report.hardware_faults = counts
+                    .into_iter()
+                    .filter(|(_, n)| *n > 0)
+                    .map(|(name, n)| (name.to_owned(), n))
+                    .collect();
+                report.not_reset = direct.not_reset().map(ToString::to_string);
+            }
+        }
+    }
+}
+
+/// What a monitor tells of itself.
+fn seen(reading: Reading, events: Vec<Happening>) -> WatchReport {
+    let Reading { totals, states, reusable, stopped, gone, faults, .. } = reading;
+    let region = |(region, state): (&str, &str)| RegionReport { region: region.into(), state: state.into() };
+    let event =
+        |event: Happening| EventReport { number: event.number, at_us: event.at, what: in_words(event.what) };
+    WatchReport {
+        states: states.into_iter().map(region).collect(),
+        reusable,
+        stopped,
+        gone,
+        accesses: totals.accesses,
+        hooked: totals.hooked,
+        hooked_percent: 100.0 * totals.hooked as f64 / totals.accesses.max(1) as f64,
+        straight: totals.straight,
+        kept: totals.kept,
+        updates: totals.updates,
+        dma_vetted: totals.descriptors,
+        dma_bytes: totals.vetted_bytes,
+        port_bytes: totals.port_bytes,
+        interrupts: totals.heard,
+        interrupts_given: totals.given,
+        denied: totals.denied,
+        faults: faults
+            .into_iter()
+            .map(|fault| WatchFaultReport {
+                name: fault.name.to_owned(),
+                cause: fault.cause.name().to_owned(),
+                count: fault.count,
+                last: fault.last,
+            })
+            .collect(),
+        events: events.into_iter().map(event).collect(),
+    }
+}
+
+fn in_words(what: What) -> String {
+    match what {
+        What::Moved { region, from, to } => format!("{region}: {from} -> {to}"),
+        What::Fault { name, cause, text } => format!("denied ({}): {name}: {text}", cause.name()),
+        What::Reset => "reset by the guest".to_owned(),
+        What::Parked => "at rest".to_owned(),
+        What::Resumed => "goes on".to_owned(),
+    }
+}
+
+/// What an emulated NIC tells of itself.
+fn chip(counts: Counts) -> ChipReport {
+    let Drops { disabled, filtered, no_room, fault, malformed, refused } = counts.drops;
+    let drops = [
+        ("disabled", disabled),
+        ("filtered", filtered),
+        ("no_room", no_room),
+        ("fault", fault),
+        ("malformed", malformed),
+        ("refused", refused),
+    ];
+    ChipReport {
+        sent: counts.sent,
+        sent_bytes: counts.sent_bytes,
+        received: counts.received,
+        received_bytes: counts.received_bytes,
+        drops: drops.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| (name.to_owned(), n)).collect(),
+        wrong_dma: counts.faults,
+        interrupts: counts.interrupts,
+        resets: counts.resets,
+    }
+}
+
+impl Device for Body {
+    fn info(&self) -> &DeviceInfo {
+        self.inner().info()
+    }
+
+    fn access(&mut self, at: At, op: Access<'_>) -> Effect {
+        self.inner_mut().access(at, op)
+    }
+
+    fn active(&self) -> QueueSet {
+        self.inner().active()
+    }
+
+    fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+        self.inner_mut().activate(seating)
+    }
+
+    fn deactivate(&mut self, home: Parked) {
+        self.inner_mut().deactivate(home);
+    }
+
+    fn stillness(&mut self) -> Stillness {
+        self.inner_mut().stillness()
+    }
+
+    fn suspend(&mut self) -> Result<(), DeviceError> {
+        self.inner_mut().suspend()
+    }
+
+    fn save(&self, still: &Still) -> Result<State, DeviceError> {
+        self.inner().save(still)
+    }
+
+    fn load(&mut self, still: &Still, state: &State) -> Result<(), DeviceError> {
+        self.inner_mut().load(still, state)
+    }
+
+    fn reset(&mut self, still: &Still) {
+        self.inner_mut().reset(still);
+    }
+
+    fn apply(&mut self, queues: &QueueSet, change: &Change) {
+        self.inner_mut().apply(queues, change);
+    }
+
+    fn config_changed(&mut self) {
+        self.inner_mut().config_changed();
+    }
+}
+
+impl Function for Body {
+    fn bars(&self) -> &BarMap {
+        self.inner().bars()
+    }
+
+    fn config_size(&self) -> u64 {
+        self.inner().config_size()
+    }
+
+    fn irqs(&self) -> Irqs {
+        self.inner().irqs()
+    }
+
+    fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError> {
+        self.inner_mut().wire(irq, vector, wire)
+    }
+
+    fn grow_memory(&mut self, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+        self.inner_mut().grow_memory(map)
+    }
+
+    fn replace_memory(&mut self, still: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+        self.inner_mut().replace_memory(still, map)
+    }
+
+    fn attention(&self) -> Option<&Arc<OwnedFd>> {
+        self.inner().attention()
+    }
+
+    fn attend(&mut self) {
+        self.inner_mut().attend();
+    }
+
+    fn admit(&mut self, still: &Still) -> Result<(), NotReady> {
+        self.inner_mut().admit(still)
+    }
+
+    fn dismiss(&mut self) {
+        self.inner_mut().dismiss();
+    }
+
+    fn unusable(&self) -> Option<String> {
+        self.inner().unusable()
+    }
+
+    fn use_shadows(&mut self, yes: bool) {
+        self.inner_mut().use_shadows(yes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ioplane_passthrough::monitor::{Cause, FaultCount, Totals};
+
+    #[test]
+    fn what_a_monitor_tells_is_told_on() {
+        let totals = Totals { accesses: 200, hooked: 50, descriptors: 7, denied: 2, ..Totals::default() };
+        let fault =
+            FaultCount { name: "descriptor-outside", cause: Cause::Dma, count: 2, last: "at 0x1000".into() };
+        let reading = Reading {
+            totals,
+            states: vec![("transmit", "Idle")],
+            reusable: true,
+            stopped: true,
+            gone: false,
+            faults: vec![fault],
+            next_event: 3,
+        };
+        let fault = What::Fault { name: "descriptor-outside", cause: Cause::Dma, text: "at 0x1000".into() };
+        let events = vec![
+            Happening { number: 1, at: 5, what: What::Moved { region: "transmit", from: "Idle", to: "Run" } },
+            Happening { number: 2, at: 9, what: fault },
+        ];
+        let watch = seen(reading, events);
+        assert_eq!((watch.hooked_percent, watch.dma_vetted, watch.stopped), (25.0, 7, true));
+        assert_eq!((watch.faults[0].cause.as_str(), watch.faults[0].count), ("dma", 2));
+        assert_eq!(watch.events[0].what, "transmit: Idle -> Run");
+        assert_eq!(watch.events[1].what, "denied (dma): descriptor-outside: at 0x1000");
+        assert_eq!((watch.events[1].number, watch.events[1].at_us), (2, 9));
+    }
+}

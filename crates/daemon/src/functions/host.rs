@@ -1,0 +1,115 @@
+//! Functions of this host: taken from its drivers, opened by VFIO, watched or handed on as they are.
+
+use std::path::Path;
+
+use ioplane_api::spec::{FaultSpec, ModeWord, PciAddress};
+use ioplane_hardware::lease::Accepted;
+use ioplane_hardware::{Address, HardwareError, Lease, LeaseError, Vfio, inventory};
+use ioplane_model::StateModel;
+use ioplane_passthrough::catalog;
+use ioplane_passthrough::direct::Direct;
+use ioplane_passthrough::monitor::{Monitor, MonitorError, Options};
+use ioplane_pci::Identity;
+
+use super::body::Body;
+use super::{After, Opened, SYSFS};
+use crate::lower::Lower;
+use crate::refusal::Refusal;
+
+impl From<LeaseError> for Refusal {
+    fn from(error: LeaseError) -> Self {
+        let text = error.to_string();
+        match error {
+            LeaseError::NoSuchFunction(_) => Refusal::missing(text, "see `ioplane pci list`"),
+            LeaseError::Refused { obstacles, .. } => {
+                let force = obstacles.iter().all(|obstacle| obstacle.forcible);
+                let remedy: Vec<String> = obstacles.into_iter().map(|obstacle| obstacle.advice).collect();
+                let force = if force { "; or take it nevertheless: --force" } else { "" };
+                Refusal::conflict(text, remedy.join("; ") + force)
+            }
+            LeaseError::Leased(_) => Refusal::conflict(text, "see `ioplane pci list`"),
+            _ => Refusal::failed(text, "see `ioplane doctor` and `dmesg`"),
+        }
+    }
+}
+
+fn refuse(error: &HardwareError) -> Refusal {
+    let remedy = "see `ioplane doctor`, `ioplane pci list` and `dmesg`";
+    match error {
+        HardwareError::Gone { .. } | HardwareError::Kept { .. } => {
+            Refusal::conflict(error.to_string(), remedy)
+        }
+        _ => Refusal::failed(error.to_string(), remedy),
+    }
+}
+
+/// The state model of a function, by its name.
+pub fn model_of(identity: &Identity) -> Option<String> {
+    Some(model(identity)?.name.to_owned())
+}
+
+fn model(identity: &Identity) -> Option<&'static StateModel> {
+    catalog::find(identity.vendor, identity.device, identity.revision)
+}
+
+fn watch(name: &str, vfio: Vfio, model: &'static StateModel, on_fault: FaultSpec) -> Result<Body, Refusal> {
+    let options = Options { policies: on_fault.lower(), ..Options::new(name) };
+    let monitor = Monitor::new(vfio, model, options).map_err(|error| match &error {
+        MonitorError::Hardware(below) => refuse(below),
+        _ => Refusal::conflict(
+            error.to_string(),
+            "see `ioplane pci list` and `dmesg`, or add it with --mode passthrough",
+        ),
+    })?;
+    Ok(Body::Watched(Box::new(monitor)))
+}
+
+/// Takes a function of the host. Blocks: drivers let go of it, and it is reset.
+pub fn open(
+    name: &str,
+    address: PciAddress,
+    mode: ModeWord,
+    on_fault: FaultSpec,
+    accepted: Accepted,
+    leases: &Path,
+) -> Result<Opened, Refusal> {
+    let root = Path::new(SYSFS);
+    // Both read the same texts.
+    let address = address
+        .to_string()
+        .parse::<Address>()
+        .map_err(|error| Refusal::invalid(error.to_string(), "see `ioplane pci list`"))?;
+    // Before anything is taken from anybody.
+    let found = inventory::find(root, address, model_of)?;
+    let model = model(&found.identity);
+    if mode == ModeWord::Virtual && model.is_none() {
+        let Identity { vendor, device, revision, .. } = found.identity;
+        return Err(Refusal::conflict(
+            format!(
+                "{address} ({vendor:04x}:{device:04x} revision {revision:02x}) has no state model to watch it by"
+            ),
+            "add it with --mode passthrough, or write a model: docs/guide/models.md",
+        ));
+    }
+    // From here on drivers let go of it: whoever could not be served so is not tried again every minute.
+    let once = |refused: Refusal| Refusal { retry: false, ..refused };
+    let lease = Lease::take(root, address, leases, accepted).map_err(|error| once(error.into()))?;
+    let opened =
+        Vfio::open(root, address).map_err(|error| refuse(&error)).and_then(|vfio| match (mode, model) {
+            (ModeWord::Virtual, Some(model)) => watch(name, vfio, model, on_fault),
+            _ => {
+                let direct = Direct::new(name, vfio, model).map_err(|error| refuse(&error))?;
+                Ok(Body::Direct(Box::new(direct)))
+            }
+        });
+    match opened {
+        Ok(body) => {
+            let give_back: After = Box::new(move || Ok(lease.give_back()?));
+            Ok(Opened { body, after: vec![give_back] })
+        }
+        Err(refused) => match lease.give_back() {
+            Ok(()) => Err(once(refused)),
+            Err(more) => Err(Refusal { error: format!("{}; and {more}", refused.error), ..once(refused) }),
+        },
+    }
+}

@@ -1,0 +1,389 @@
+//! PCI functions: opened, served by vfio-user, brought to rest, reported.
+//!
+//! ```text
+//!   FunctionSpec --open--> emulated: a NIC, its port or TAP --\
+//!                          host: lease, VFIO, monitor --------+--> Body in a Front --> vfio_user: a thread and a socket each
+//! ```
+//!
+//! Host functions that a daemon had taken when it died are given back first of all: [`recover`].
+
+mod body;
+mod emulated;
+mod guard;
+mod hold;
+mod host;
+mod state;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ioplane_api::report::{FunctionReport, ServedState, Stage, TrafficReport};
+use ioplane_api::spec::{FunctionSpec, ModeWord, SourceSpec};
+use ioplane_embed::{Front, Presence};
+use ioplane_hardware::lease::{self, Accepted};
+use ioplane_host::vfio_user::{self, Handle};
+
+use self::body::Body;
+use super::Daemon;
+use super::access::Access;
+use super::ground::Ground;
+use super::ledger::{Entries, FunctionRecord};
+use super::lower::limits;
+use super::readings;
+use super::retry::Trouble;
+use super::served::{GLANCE, Kind, Note, blocking};
+use super::shelf::Shelf;
+use super::switches::Switches;
+use crate::config::{Config, Place};
+use crate::refusal::Refusal;
+
+pub use host::model_of;
+
+/// Where the host's PCI functions are found.
+const SYSFS: &str = "/sys";
+/// Where it is remembered, in the run directory, what the host's functions were before they were taken.
+const LEASES: &str = "leases";
+
+/// What functions stand on besides the ground.
+pub struct Functions {
+    switches: Arc<Switches>,
+    run_dir: PathBuf,
+}
+
+impl Functions {
+    /// In the daemon's run directory.
+    pub fn new(switches: Arc<Switches>, run_dir: PathBuf) -> Self {
+        Functions { switches, run_dir }
+    }
+
+    /// Where it is remembered what the host's functions were before they were taken.
+    fn leases(&self) -> PathBuf {
+        self.run_dir.join(LEASES)
+    }
+}
+
+/// Gives back what a daemon had taken that died, and writes the image that keeps QEMU from migrating. Before anything is opened.
+pub fn recover(run_dir: &Path, access: Access) -> Result<(), Refusal> {
+    for one in lease::recover(Path::new(SYSFS), &run_dir.join(LEASES)) {
+        let function = one.address.to_string();
+        match one.outcome {
+            Ok(()) => tracing::info!(function, "a daemon that died had it: given back to the host"),
+            Err(error) => tracing::warn!(function, %error, "a daemon that died had it: not given back"),
+        }
+    }
+    guard::write(run_dir, access)
+}
+
+/// A function that has been opened: what is served, and what has to be ended after it.
+struct Opened {
+    body: Body,
+    /// Done when nothing of the function is left, in that order. May block.
+    after: Vec<After>,
+}
+
+type After = Box<dyn FnOnce() -> Result<(), Refusal> + Send>;
+
+/// A PCI function that is being served.
+pub struct Card {
+    front: Arc<Front<Body>>,
+    handle: Handle,
+    note: Note<Card>,
+    after: Arc<Mutex<Vec<After>>>,
+    /// What could not be done when it was stopped.
+    complaint: Mutex<Option<String>>,
+    id: String,
+    guard: PathBuf,
+    held: Arc<hold::Hold>,
+    /// One look at a time.
+    looking: Arc<tokio::sync::Semaphore>,
+    /// One change at a time.
+    changing: tokio::sync::Mutex<()>,
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Opens what a specification says. May block.
+fn open(spec: &FunctionSpec, ground: &Ground, below: &Functions) -> Result<Opened, Refusal> {
+    match &spec.source {
+        SourceSpec::Emulated { chip, cable, mac } => {
+            emulated::open(&spec.name, *chip, cable, *mac, ground, &below.switches)
+        }
+        SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts } => {
+            let accepted = Accepted { in_use: *forced, unsafe_interrupts: *unsafe_interrupts };
+            host::open(&spec.name, *address, *mode, *on_fault, accepted, &below.leases())
+        }
+    }
+}
+
+/// Vendor and device, as people write them.
+fn id_of(front: &Front<Body>) -> String {
+    let mut bytes = [0; 4];
+    let read = front.access(ioplane_device::At::Config(0), ioplane_device::Access::Read(&mut bytes));
+    let [a, b, c, d] = bytes;
+    read.map_or_else(|_| String::new(), |()| format!("{b:02x}{a:02x}:{d:02x}{c:02x}"))
+}
+
+/// How a function is. May block.
+fn look(
+    record: &FunctionRecord,
+    handle: &Handle,
+    front: &Front<Body>,
+    held: &hold::Hold,
+    id: &str,
+    guard: PathBuf,
+) -> FunctionReport {
+    let mut report = Card::blank(record, handle.socket().to_owned(), ServedState::Served, None);
+    let status = handle.status();
+    report.connected = status.connected;
+    report.connections = status.connections;
+    report.vm = status.peer.map(readings::vm);
+    report.front_end_faults =
+        status.faults.into_iter().map(|(name, count)| (name.into_owned(), count)).collect();
+    report.last_front_end_fault = status.last_fault;
+    report.traffic = TrafficReport {
+        reads: status.region_reads,
+        writes: status.region_writes,
+        interrupts: status.irqs,
+        memory_bytes: status.dma_shared_bytes,
+        memory_ranges: status.dma_shared,
+        forced: status.forced,
+    };
+    report.stage = stage(front);
+    report.held_ms = held.left().map(|left| left.as_millis() as u64);
+    report.id = Some(id.to_owned()).filter(|id| !id.is_empty());
+    report.guard = guard;
+    // One that is being exchanged shows nothing this time.
+    let _ = front.with(|body| body.report(&mut report));
+    report
+}
+
+fn stage(front: &Front<Body>) -> Stage {
+    match front.presence() {
+        Presence::Running => Stage::Running,
+        Presence::Quiescing => Stage::Quiescing,
+        Presence::Held => Stage::Held,
+        Presence::Away | Presence::Closed => Stage::Away,
+    }
+}
+
+impl Card {
+    fn start(record: FunctionRecord, ground: &Arc<Ground>, below: &Functions) -> Result<Card, Refusal> {
+        let Opened { body, after } = open(&record.now, ground, below)?;
+        let placement = Arc::new(ground.seating(&record));
+        let name = record.now.name.clone();
+        let served = || -> Result<(Arc<Front<Body>>, Handle, String), Refusal> {
+            let front = Front::new(body, placement).map_err(|refused| {
+                Refusal::failed(format!("{name}: {}", refused.error), "see the log of the daemon")
+            })?;
+            let (front, socket) = (Arc::new(front), ground.socket(&record.now));
+            let id = id_of(&front);
+            let options =
+                vfio_user::Options { limits: limits(&record.now), ..vfio_user::Options::new(&socket) };
+            let handle = vfio_user::serve(front.clone(), options).map_err(|error| {
+                let remedy = "is its folder there and writable, and does no other daemon listen there?";
+                Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)
+            })?;
+            ground.access().open(&socket)?;
+            Ok((front, handle, id))
+        };
+        let written = |(front, handle, id)| -> Result<_, Refusal> {
+            Ok((Note::begin(record.clone(), &ground.ledger)?, front, handle, id))
+        };
+        match served().and_then(written) {
+            Ok((note, front, handle, id)) => Ok(Card {
+                held: hold::Hold::new(front.clone(), name),
+                front,
+                handle,
+                note,
+                after: Arc::new(Mutex::new(after)),
+                complaint: Mutex::default(),
+                id,
+                guard: guard::path(&below.run_dir),
+                looking: Arc::new(tokio::sync::Semaphore::new(1)),
+                changing: tokio::sync::Mutex::default(),
+            }),
+            Err(refused) => {
+                for end in after {
+                    if let Err(more) = end() {
+                        tracing::warn!(function = name, error = more.error, "giving it back");
+                    }
+                }
+                Err(refused)
+            }
+        }
+    }
+
+    /// What could not be done when it was stopped.
+    pub fn complaint(&self) -> Option<String> {
+        lock(&self.complaint).clone()
+    }
+}
+
+impl Kind for Card {
+    type Spec = FunctionSpec;
+    type Report = FunctionReport;
+    type Below = Functions;
+
+    const NAME: &'static str = "PCI function";
+    const COMMAND: &'static str = "pci";
+    const LET_GO: &'static str = "unplug it or shut the guest down first";
+
+    fn shelf(daemon: &Daemon) -> &Shelf<Card> {
+        &daemon.functions
+    }
+
+    fn configured(config: &Config) -> &[(FunctionSpec, Place)] {
+        &config.functions
+    }
+
+    fn records(entries: &mut Entries) -> &mut BTreeMap<String, FunctionRecord> {
+        &mut entries.functions
+    }
+
+    fn removed(entries: &mut Entries) -> &mut BTreeMap<String, FunctionSpec> {
+        &mut entries.removed_functions
+    }
+
+    /// Only its policies differ.
+    fn lives_on(now: &FunctionSpec, next: &FunctionSpec) -> bool {
+        match (&now.source, &next.source) {
+            (
+                SourceSpec::Host { address, mode: ModeWord::Virtual, forced, unsafe_interrupts, .. },
+                SourceSpec::Host { on_fault, .. },
+            ) => {
+                let (address, mode, on_fault, forced) = (*address, ModeWord::Virtual, *on_fault, *forced);
+                let unsafe_interrupts = *unsafe_interrupts;
+                let source = SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts };
+                *next == FunctionSpec { source, ..now.clone() }
+            }
+            _ => false,
+        }
+    }
+
+    async fn become_next(&self, next: FunctionRecord) -> Result<(), Refusal> {
+        let _changing = self.changing.lock().await;
+        if let SourceSpec::Host { on_fault, .. } = next.now.source {
+            self.front.with(|body| body.set_policies(on_fault)).map_err(|error| {
+                Refusal::busy(format!("{}: {error}", self.name()), "try again in a moment")
+            })?;
+        }
+        self.note.change(|record| *record = next)
+    }
+
+    async fn open(
+        record: FunctionRecord,
+        ground: &Arc<Ground>,
+        below: &Arc<Functions>,
+    ) -> Result<Card, Refusal> {
+        let (ground, below) = (ground.clone(), below.clone());
+        blocking(move || Card::start(record, &ground, &below)).await
+    }
+
+    fn note(&self) -> &Note<Card> {
+        &self.note
+    }
+
+    fn socket(&self) -> &Path {
+        self.handle.socket()
+    }
+
+    async fn in_use(&self) -> bool {
+        self.handle.status().connected
+    }
+
+    async fn stop(&self, force: bool) -> Result<(), Refusal> {
+        let _changing = self.changing.lock().await;
+        if !force && self.in_use().await {
+            return Err(Refusal::conflict(
+                "a guest is using the PCI function",
+                "unplug it or shut the guest down first, or take it away with --force",
+            ));
+        }
+        self.held.forget();
+        let (handle, front, after) = (self.handle.clone(), self.front.clone(), self.after.clone());
+        let complaints = blocking(move || {
+            handle
+                .stop(force)
+                .map_err(|error| Refusal::conflict(error.to_string(), "shut the guest down first"))?;
+            drop(front.close());
+            let after = std::mem::take(&mut *lock(&after));
+            Ok(after.into_iter().filter_map(|end| end().err()).collect::<Vec<_>>())
+        });
+        // It is not served any more, whatever else could not be done.
+        for Refusal { error, remedy, .. } in complaints.await? {
+            tracing::warn!(function = self.name(), error, remedy, "stopped, and not all given back");
+            *lock(&self.complaint) = Some(format!("not all was given back: {error}\n  to do: {remedy}"));
+        }
+        Ok(())
+    }
+
+    async fn report(&self) -> FunctionReport {
+        let record = self.note.read();
+        let busy = || Card::blank(&record, self.handle.socket().to_owned(), ServedState::Busy, None);
+        // Its device may be locked for as long as its hardware does not answer: a thread may wait for that, one a function.
+        let (handle, front, held) = (self.handle.clone(), self.front.clone(), self.held.clone());
+        let (record, id, guard) = (record.clone(), self.id.clone(), self.guard.clone());
+        let turn = self.looking.clone().acquire_owned();
+        let look = async {
+            let turn = turn.await.ok()?;
+            let look = move || {
+                let report = look(&record, &handle, &front, &held, &id, guard);
+                drop(turn);
+                report
+            };
+            tokio::task::spawn_blocking(look).await.ok()
+        };
+        tokio::time::timeout(GLANCE, look).await.ok().flatten().unwrap_or_else(busy)
+    }
+
+    fn blank(
+        record: &FunctionRecord,
+        socket: PathBuf,
+        state: ServedState,
+        why: Option<&Trouble>,
+    ) -> FunctionReport {
+        let spec = &record.now;
+        let (model, on_fault) = match &spec.source {
+            SourceSpec::Emulated { chip, .. } => (Some(chip.word().to_owned()), None),
+            SourceSpec::Host { on_fault, .. } if spec.mode() == "virtual" => {
+                (None, Some(on_fault.to_string()))
+            }
+            SourceSpec::Host { .. } => (None, None),
+        };
+        FunctionReport {
+            name: spec.name.clone(),
+            state,
+            error: why.map(|trouble| trouble.why.error.clone()),
+            remedy: why.map(|trouble| trouble.why.remedy.clone()),
+            retry: why.map(Trouble::report),
+            origin: record.origin().to_owned(),
+            connected: false,
+            connections: 0,
+            vm: None,
+            socket,
+            mode: spec.mode().to_owned(),
+            host: spec.address().map(|address| address.to_string()),
+            model,
+            id: None,
+            on_fault,
+            switch: spec.switch().map(str::to_owned),
+            tap: spec.tap().map(str::to_owned),
+            mac: spec.mac().map(|mac| mac.to_string()),
+            guard: PathBuf::new(),
+            stage: Stage::Running,
+            held_ms: None,
+            front_end_faults: BTreeMap::new(),
+            last_front_end_fault: None,
+            traffic: TrafficReport::default(),
+            watch: None,
+            chip: None,
+            hardware_faults: BTreeMap::new(),
+            not_reset: None,
+            unusable: None,
+            port: None,
+        }
+    }
+}

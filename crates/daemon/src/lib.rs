@@ -1,0 +1,400 @@
+//! The daemon: control plane of disks, NICs, PCI functions, switches and I/O cores.
+//!
+//! ```text
+//!   CLI, programs --HTTP over control.sock--> api --+--> Shelf<Disk>, Shelf<Nic> --Handle--> one task a device
+//!                                                   |--> Shelf<Card> --Handle--> one thread a function (host::vfio_user)
+//!   SIGHUP ------------------------------> reload --+--> Switches --> ports of NICs, uplinks     (host::vhost_user)
+//!   Prometheus --HTTP on loopback----> metrics -----+--> Cores --> Pool    (I/O cores)
+//!                                                   \--> Ledger: state.json, for the daemon after a crash
+//! ```
+//!
+//! Must not know: the command line, how anything is printed; rings, guests, what a backing does.
+#![forbid(unsafe_code)]
+
+mod access;
+mod api;
+mod capture;
+pub mod config;
+mod cores;
+mod disk;
+mod functions;
+mod ground;
+mod ledger;
+mod lower;
+mod metrics;
+mod nic;
+mod pcapng;
+mod readings;
+mod refusal;
+mod reload;
+mod retry;
+mod serve;
+mod served;
+mod shelf;
+mod switches;
+mod taps;
+#[cfg(test)]
+mod tests;
+mod twin;
+mod upgrade;
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use ioplane_api::report::{StatusReport, UpgradeReport};
+use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec};
+
+use crate::config::{Config, Problems};
+use crate::refusal::Refusal;
+use cores::Cores;
+use disk::Disk;
+use functions::{Card, Functions};
+use ground::Ground;
+use ledger::{DiskRecord, FunctionRecord, Ledger, NicRecord, Record};
+use nic::Nic;
+use served::Kind;
+use shelf::{OnFailure, Shelf};
+use switches::Switches;
+
+pub use functions::model_of;
+pub use serve::serve;
+
+/// How long a daemon that is dying may keep the run directory.
+const INHERIT: Duration = Duration::from_secs(10);
+
+/// One in a process.
+pub struct Daemon {
+    disks: Shelf<Disk>,
+    nics: Shelf<Nic>,
+    functions: Shelf<Card>,
+    switches: Arc<Switches>,
+    cores: Arc<Cores>,
+    ledger: Arc<Ledger>,
+    config: Mutex<Arc<Config>>,
+    reloading: tokio::sync::Mutex<()>,
+    started: Instant,
+    /// What changes something has a share of this; an upgrade has all of it.
+    changes: Arc<tokio::sync::RwLock<()>>,
+    /// Its doors, once they are open.
+    gone: OnceLock<upgrade::Gone>,
+    /// How everything came here, if from another process.
+    upgraded: Mutex<Option<UpgradeReport>>,
+    /// Held as long as the process lives.
+    lock: std::fs::File,
+}
+
+/// Everything that is to be served from the beginning.
+struct Starts {
+    disks: Vec<DiskRecord>,
+    nics: Vec<NicRecord>,
+    functions: Vec<FunctionRecord>,
+}
+
+impl Daemon {
+    /// Reads the state file and starts cores and switches; disks and NICs come by [`Daemon::open_all`], and what they need may be
+    /// missing. `lock` is [`take`]'s.
+    fn start(
+        config: Config,
+        control: PathBuf,
+        run_dir: PathBuf,
+        lock: std::fs::File,
+    ) -> Result<(Arc<Daemon>, Starts)> {
+        let recovered = run_dir.clone();
+        let daemon = Daemon::idle(config, control, run_dir, lock)?;
+        functions::recover(&recovered, daemon.config().daemon.access)?;
+        daemon.start_cores()?;
+        daemon.start_switches()?;
+        let start = Starts {
+            disks: daemon.to_serve::<Disk>()?,
+            nics: daemon.to_serve::<Nic>()?,
+            functions: daemon.to_serve::<Card>()?,
+        };
+        daemon.settle(&daemon.config());
+        taps::sweep(&daemon.ledger);
+        Ok((Arc::new(daemon), start))
+    }
+
+    /// As [`Daemon::start`], for a successor: exactly what the state file says, whatever has been written into the
+    /// configuration since it was read; the next reload finds that. Nothing is written.
+    fn succeed(
+        config: Config,
+        control: PathBuf,
+        run_dir: PathBuf,
+        lock: std::fs::File,
+    ) -> Result<Arc<Daemon>> {
+        let daemon = Daemon::idle(config, control, run_dir, lock)?;
+        for record in daemon.ledger.entries().cores.into_values() {
+            if let Some(now) = record.now {
+                daemon.cores.start(now, true, record.configured)?;
+            }
+        }
+        Ok(Arc::new(daemon))
+    }
+
+    /// One that serves nothing yet.
+    fn idle(config: Config, control: PathBuf, run_dir: PathBuf, lock: std::fs::File) -> Result<Daemon> {
+        let ledger = Arc::new(Ledger::open(&run_dir.join("state.json"))?);
+        let cores = Arc::new(Cores::new(ledger.clone()));
+        let (access, folder) = (config.daemon.access, run_dir.clone());
+        let ground = Arc::new(Ground::new(cores.clone(), ledger.clone(), run_dir, control, access));
+        let switches = Arc::new(Switches::new(ground.clone()));
+        Ok(Daemon {
+            disks: Shelf::new(ground.clone(), Arc::new(())),
+            nics: Shelf::new(ground.clone(), switches.clone()),
+            functions: Shelf::new(ground, Arc::new(Functions::new(switches.clone(), folder))),
+            switches,
+            cores,
+            ledger,
+            config: Mutex::new(Arc::new(config)),
+            reloading: tokio::sync::Mutex::default(),
+            started: Instant::now(),
+            changes: Arc::default(),
+            gone: OnceLock::new(),
+            upgraded: Mutex::default(),
+            lock,
+        })
+    }
+
+    /// Leave to change something, until it is dropped; none while everything is being handed over.
+    fn may_change(&self) -> Result<tokio::sync::OwnedRwLockReadGuard<()>, Refusal> {
+        self.changes.clone().try_read_owned().map_err(|_| {
+            Refusal::busy("the daemon is being upgraded", "try again: the new one answers in a moment")
+        })
+    }
+
+    /// Everything came from another process.
+    fn upgraded(&self, report: UpgradeReport) {
+        *self.upgraded.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
+    }
+
+    /// The configuration that holds.
+    fn config(&self) -> Arc<Config> {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The configured cores as they were set at run time, and those added at run time.
+    fn start_cores(&self) -> Result<()> {
+        let (config, known) = (self.config(), self.ledger.entries().cores);
+        let mut wanted: BTreeMap<u32, (CoreSpec, Option<CoreSpec>)> = BTreeMap::new();
+        for (spec, _) in &config.cores {
+            let (base, now) =
+                known.get(&spec.id).map_or((None, None), |r| (r.configured.as_ref(), r.now.as_ref()));
+            let merged = match (base, now) {
+                (Some(base), None) if base == spec => continue,
+                (Some(base), Some(now)) => CoreSpec::three_way(base, spec, now),
+                _ => spec.clone(),
+            };
+            wanted.insert(spec.id, (merged, Some(spec.clone())));
+        }
+        for (id, record) in &known {
+            match &record.now {
+                Some(now) if record.configured.is_none() => {
+                    wanted.entry(*id).or_insert((now.clone(), None));
+                }
+                _ => {}
+            }
+        }
+        if wanted.is_empty()
+            && let Some((spec, _)) = config.cores.first()
+        {
+            wanted.insert(spec.id, (spec.clone(), Some(spec.clone())));
+        }
+        self.ledger.change(|entries| {
+            entries.cores.retain(|id, record| record.now.is_none() || wanted.contains_key(id));
+        })?;
+        for (mut spec, configured) in wanted.into_values() {
+            if let Some(cpu) = spec.cpu.filter(|_| !spec.flaws().is_empty()) {
+                tracing::warn!(core = spec.id, cpu, "the processor is gone: the core runs unpinned");
+                spec.cpu = None;
+            }
+            self.cores.start(spec, true, configured)?;
+        }
+        Ok(())
+    }
+
+    /// The configured switches as they were changed at run time, and those added at run time. One whose uplink cannot be had
+    /// is kept without it, and it is tried again: guests may be talking over it.
+    fn start_switches(&self) -> Result<()> {
+        let (config, known) = (self.config(), self.ledger.entries());
+        let mut problems = Vec::new();
+        for (spec, place) in &config.switches {
+            if known.removed_switches.get(&spec.name) == Some(spec) {
+                tracing::warn!(switch = spec.name, "removed at run time, so not made; SIGHUP brings it back");
+                continue;
+            }
+            let known = known.switches.get(&spec.name);
+            if let Err(refused) = self.switches.add(switches::merged(spec, known), OnFailure::Keep) {
+                let reason = format!("switch {}: {}", spec.name, refused.error);
+                problems.push(place.problem(Flaw::new("uplink", reason, refused.remedy)));
+            }
+        }
+        for (name, record) in &known.switches {
+            let configured = config.switches.iter().any(|(spec, _)| spec.name == *name);
+            match record.configured {
+                _ if configured => {}
+                None => self.switches.add(record.clone(), OnFailure::Keep)?,
+                Some(_) => {
+                    tracing::warn!(switch = name, "gone from the configuration: no longer there");
+                    self.ledger.change(|entries| {
+                        entries.switches.remove(name);
+                    })?;
+                }
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(Problems::new(&config.file, problems).into()) }
+    }
+
+    /// What to serve of one kind: what is configured as it was changed at run time, and what was added at run time.
+    fn to_serve<K: Kind>(&self) -> Result<Vec<Record<K::Spec>>> {
+        let (config, mut known) = (self.config(), self.ledger.entries());
+        let removed = std::mem::take(K::removed(&mut known));
+        let known = std::mem::take(K::records(&mut known));
+        let mut start = Vec::new();
+        for (spec, _) in K::configured(&config) {
+            let (kind, name) = (K::NAME, spec.name());
+            if removed.get(name) == Some(spec) {
+                tracing::warn!(kind, name, "removed at run time, so not served; SIGHUP brings it back");
+                continue;
+            }
+            let known = known.get(name);
+            let record = Record::configured(spec, known);
+            if known.is_some_and(|known| known.now != record.now) {
+                tracing::warn!(
+                    kind,
+                    name,
+                    "the configuration has another one than was served last: serving that"
+                );
+            }
+            start.push(record);
+        }
+        let mut gone = Vec::new();
+        for (name, record) in &known {
+            let configured = K::configured(&config).iter().any(|(spec, _)| spec.name() == name);
+            match &record.configured {
+                _ if configured => {}
+                None => start.push(record.clone()),
+                Some(_) => {
+                    tracing::warn!(kind = K::NAME, name, "gone from the configuration: no longer served");
+                    gone.push(name.clone());
+                }
+            }
+        }
+        self.ledger.change(|entries| K::records(entries).retain(|name, _| !gone.contains(name)))?;
+        Ok(start)
+    }
+
+    /// Opens all of them at once, so that a guest waits only for its own. What cannot be opened is kept as failed, and tried
+    /// again: one image that is not there, after a reboot perhaps, is no reason to leave the other guests without theirs.
+    async fn open_all(self: Arc<Self>, start: Starts) -> Result<()> {
+        let (disks, nics, functions) = tokio::join!(
+            self.open::<Disk>(start.disks),
+            self.open::<Nic>(start.nics),
+            self.open::<Card>(start.functions)
+        );
+        disks.and(nics).and(functions)
+    }
+
+    /// Those of one kind.
+    async fn open<K: Kind>(self: &Arc<Self>, start: Vec<Record<K::Spec>>) -> Result<()> {
+        let mut opening = tokio::task::JoinSet::new();
+        for record in start {
+            let daemon = self.clone();
+            // What fails is in the log, and in every report.
+            opening.spawn(async move { K::shelf(&daemon).add(record, OnFailure::Keep).await.is_ok() });
+        }
+        while let Some(opened) = opening.join_next().await {
+            opened.with_context(|| format!("opening a {}", K::NAME))?;
+        }
+        Ok(())
+    }
+
+    /// Opens the functions that a predecessor had: they are not handed over, so nobody uses them.
+    async fn open_functions(self: Arc<Self>) {
+        self.functions.bring_back(self.ledger.entries().functions.into_values().collect()).await;
+    }
+
+    /// Ends the service of everything, at once and whoever is connected.
+    async fn stop(&self) {
+        tokio::join!(self.disks.stop(), self.nics.stop(), self.functions.stop());
+        self.switches.stop().await;
+    }
+
+    /// Takes away what the daemon made for something that is no more.
+    async fn sweep(&self) {
+        let ledger = self.ledger.clone();
+        let swept = served::blocking(move || {
+            taps::sweep(&ledger);
+            Ok(())
+        });
+        if let Err(error) = swept.await {
+            tracing::error!(%error, "taking TAP devices away");
+        }
+    }
+
+    /// How everything is. Everything is asked at once: it takes as long as the slowest answer, a second at most.
+    async fn status(&self) -> StatusReport {
+        let (disks, nics, functions) =
+            tokio::join!(self.disks.report(), self.nics.report(), self.functions.report());
+        StatusReport {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs(),
+            config: self.config().file.clone(),
+            disks,
+            switches: self.switches.report(),
+            nics,
+            functions,
+            cores: self.cores.report(),
+            upgrade: self.upgraded.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+}
+
+/// Makes the run directory and takes it for this process: two daemons in one would overwrite each other's state file.
+fn take(run_dir: &Path, control: &Path) -> Result<std::fs::File> {
+    std::fs::create_dir_all(run_dir)
+        .with_context(|| format!("make the run directory {} (run_dir in [daemon])", run_dir.display()))?;
+    if std::os::unix::net::UnixStream::connect(control).is_ok() {
+        bail!(
+            "another ioplane daemon listens on {}\n  to do: stop that one, or give this one another --socket",
+            control.display()
+        );
+    }
+    let path = run_dir.join("ioplane.lock");
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .with_context(|| format!("open {}", path.display()))?;
+    let end = Instant::now() + INHERIT;
+    while let Err(errno) = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        let holder = std::fs::read_to_string(&path).unwrap_or_default();
+        let holder: u32 = holder.trim().parse().unwrap_or(0);
+        let alive = alive(holder);
+        if errno != rustix::io::Errno::WOULDBLOCK || alive || Instant::now() >= end {
+            bail!(
+                "the run directory {} is in use by another ioplane daemon (pid {holder})\n  to do: stop that one, or give this \
+                 one another run_dir",
+                run_dir.display()
+            );
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::fs::write(&path, format!("{}\n", std::process::id()))
+        .with_context(|| format!("write {}", path.display()))?;
+    Ok(file)
+}
+
+/// Whether a process runs: neither gone, nor dead and not yet buried.
+fn alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
+    state.is_some_and(|state| !matches!(state, "Z" | "X" | "x"))
+}

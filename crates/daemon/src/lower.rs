@@ -1,0 +1,124 @@
+//! What the crates below call the words of the control interface.
+
+use std::time::Duration;
+
+use ioplane_api::size::Size;
+use ioplane_api::spec::{
+    CoreSpec, DirectWord, EngineWord, FaultSpec, FaultWord, FunctionSpec, LinkWord, MannersWord, MemoryWord,
+    NotifyWord, VlanSpec,
+};
+use ioplane_cores::{CoreSettings, Manners, Notify};
+use ioplane_device::Budget;
+use ioplane_memory::{Files, Limits};
+use ioplane_network::Vlan;
+use ioplane_passthrough::monitor::{Policies, Policy};
+use ioplane_storage::{Direct, EngineChoice};
+
+/// A word of the interface for which a crate below has a type of its own.
+pub trait Lower {
+    /// That type.
+    type Type;
+
+    /// As the crate below calls it.
+    fn lower(self) -> Self::Type;
+}
+
+macro_rules! lower {
+    ($($name:ident => $type:ty { $($variant:ident => $value:expr,)* })*) => {$(
+        impl Lower for $name {
+            type Type = $type;
+
+            fn lower(self) -> $type {
+                match self { $($name::$variant => $value,)* }
+            }
+        }
+    )*};
+}
+
+lower! {
+    NotifyWord => Notify {
+        Polled => Notify::Polled,
+        Notified => Notify::Notified,
+    }
+    MannersWord => Manners {
+        Dedicated => Manners::Dedicated,
+        Yields => Manners::Yields,
+        Nice => Manners::Nice,
+    }
+    DirectWord => Direct {
+        Auto => Direct::Auto,
+        On => Direct::On,
+        Off => Direct::Off,
+    }
+    EngineWord => EngineChoice {
+        Auto => EngineChoice::Auto,
+        IoUring => EngineChoice::IoUring,
+        Threads => EngineChoice::Threads,
+    }
+    LinkWord => bool {
+        Up => true,
+        Down => false,
+    }
+    MemoryWord => Files {
+        Ram => Files::Ram,
+        Any => Files::Any,
+    }
+    FaultWord => Policy {
+        Ignore => Policy::Ignore,
+        Error => Policy::Error,
+        Stop => Policy::Stop,
+    }
+}
+
+impl Lower for FaultSpec {
+    type Type = Policies;
+
+    fn lower(self) -> Policies {
+        Policies { dma: self.dma.lower(), register: self.register.lower() }
+    }
+}
+
+impl Lower for &CoreSpec {
+    type Type = CoreSettings;
+
+    fn lower(self) -> CoreSettings {
+        CoreSettings {
+            cpu: self.cpu.map(|cpu| cpu as usize),
+            notify: self.notify.lower(),
+            spin: Duration::from_micros(self.spin_us),
+            budget: Budget(self.budget),
+            manners: self.manners.lower(),
+        }
+    }
+}
+
+impl Lower for &VlanSpec {
+    type Type = Vlan;
+
+    fn lower(self) -> Vlan {
+        match self {
+            VlanSpec::All => Vlan::All,
+            VlanSpec::Access(one) => Vlan::Access(*one),
+            VlanSpec::Trunk(list) => Vlan::Trunk(list.clone()),
+        }
+    }
+}
+
+/// What the clients of a function may take of memory. Pinned for hardware without being told: three quarters of the host's memory.
+pub fn limits(function: &FunctionSpec) -> Limits {
+    let host = rustix::system::sysinfo();
+    let total = u64::from(host.mem_unit).saturating_mul(host.totalram);
+    let pinned = function.pinned_memory.map_or(total / 4 * 3, |Size(bytes)| bytes);
+    Limits { files: function.guest_memory.lower(), pinned }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_core_of_which_nothing_is_said_has_the_defaults_of_cores() {
+        let (spec, settings) = (CoreSpec::new(0).lower(), CoreSettings::default());
+        assert_eq!(format!("{spec:?}"), format!("{settings:?}"));
+    }
+}

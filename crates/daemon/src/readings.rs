@@ -1,0 +1,163 @@
+//! Reports made of what devices, their hosts and switches say of themselves.
+
+use std::collections::BTreeMap;
+
+use ioplane_api::report::{
+    Counts, Errors, FaultReport, FrameCounts, LearnedReport, NicQueueReport, PortReport, QueueReport, Role,
+    VmReport,
+};
+use ioplane_api::spec::Mac;
+use ioplane_device::{Histogram, MeterReading};
+use ioplane_host::vhost_user::{QueueStatus, Status};
+use ioplane_network::{Learned, PortReading, SideReading};
+
+/// The counts of a meter with its histograms.
+fn counts(meter: &MeterReading, latency: Vec<u64>, wait: Vec<u64>) -> Counts {
+    let per = |count: u64| if meter.requests == 0 { 0.0 } else { count as f64 / meter.requests as f64 };
+    let us = |times: &[u64], part| Histogram::quantile(times, part) as f64 / 1000.0;
+    Counts {
+        requests: meter.requests,
+        bytes: meter.bytes_read + meter.bytes_written,
+        bytes_read: meter.bytes_read,
+        bytes_written: meter.bytes_written,
+        kicks: meter.kicks,
+        kicks_per_request: per(meter.kicks),
+        kicks_avoided: meter.kicks_avoided,
+        interrupts: meter.interrupts,
+        interrupts_per_request: per(meter.interrupts),
+        interrupts_avoided: meter.interrupts_avoided,
+        errors: Errors {
+            io: meter.errors_io,
+            space: meter.errors_space,
+            request: meter.errors_request,
+            unsupported: meter.unsupported,
+        },
+        faults: meter.faults,
+        replayed: meter.replayed,
+        p50_us: us(&latency, 0.5),
+        p99_us: us(&latency, 0.99),
+        wait_p50_us: us(&wait, 0.5),
+        wait_p99_us: us(&wait, 0.99),
+        latency,
+        wait,
+    }
+}
+
+/// The counts of some queues together.
+pub fn sum<'q>(queues: impl IntoIterator<Item = &'q QueueStatus>) -> Counts {
+    let (mut meter, mut latency, mut wait) = (MeterReading::default(), Vec::new(), Vec::new());
+    let add = |all: &mut Vec<u64>, one: &[u64]| {
+        all.resize(all.len().max(one.len()), 0);
+        all.iter_mut().zip(one).for_each(|(all, one)| *all += one);
+    };
+    for queue in queues {
+        meter.add(&queue.counts);
+        add(&mut latency, &queue.latency);
+        add(&mut wait, &queue.wait);
+    }
+    counts(&meter, latency, wait)
+}
+
+/// The queues of a NIC with one role together.
+pub fn frames(queues: &[QueueStatus], role: Role) -> FrameCounts {
+    sum(queues.iter().filter(|queue| Role::of(queue.index) == role)).into()
+}
+
+fn fault((name, text): (&'static str, String)) -> FaultReport {
+    FaultReport { name: name.to_owned(), text }
+}
+
+/// A queue of a disk.
+pub fn queue(queue: QueueStatus) -> QueueReport {
+    QueueReport {
+        index: queue.index,
+        size: queue.size,
+        core: queue.core,
+        fault: queue.fault.map(fault),
+        counts: counts(&queue.counts, queue.latency, queue.wait),
+    }
+}
+
+/// A queue of a NIC.
+pub fn nic_queue(queue: QueueStatus) -> NicQueueReport {
+    NicQueueReport {
+        index: queue.index,
+        role: Role::of(queue.index),
+        size: queue.size,
+        core: queue.core,
+        fault: queue.fault.map(fault),
+        counts: counts(&queue.counts, queue.latency, queue.wait).into(),
+    }
+}
+
+/// What front ends did wrong, by name of the fault, and the last of it in words.
+pub fn faults_of(status: &Status) -> (BTreeMap<String, u64>, Option<String>) {
+    let faults = status.faults.iter().map(|(name, count)| (name.to_string(), *count)).collect();
+    (faults, status.last_fault.clone())
+}
+
+/// What `/proc` says of the process that a front end is in.
+pub fn vm(pid: u32) -> VmReport {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    VmReport { pid, name: vm_name(&String::from_utf8_lossy(&line)) }
+}
+
+/// The name in a command line whose arguments end with zeros.
+fn vm_name(line: &str) -> String {
+    let mut args = line.split('\0');
+    let program = args.next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
+    let given = args.skip_while(|arg| *arg != "-name").nth(1).and_then(|value| value.split(',').next());
+    let name = given.map_or(program, |name| name.strip_prefix("guest=").unwrap_or(name));
+    name.chars().filter(|c| !c.is_control()).take(64).collect()
+}
+
+/// A port of a switch.
+pub fn port(reading: PortReading) -> PortReport {
+    let drops = |side: &SideReading| -> BTreeMap<String, u64> {
+        side.drops.iter().map(|(cause, count)| (cause.name().to_owned(), *count)).collect()
+    };
+    PortReport {
+        name: reading.name,
+        uplink: reading.uplink,
+        up: reading.up,
+        isolated: reading.isolated,
+        mac: reading.mac.map(|mac| Mac(mac).to_string()),
+        learned: reading.learned,
+        waiting: reading.waiting as u64,
+        sent_frames: reading.sent.frames,
+        sent_bytes: reading.sent.bytes,
+        sent_drops: drops(&reading.sent),
+        received_frames: reading.received.frames,
+        received_bytes: reading.received.bytes,
+        received_drops: drops(&reading.received),
+    }
+}
+
+/// An address that a switch has learned.
+pub fn learned(learned: Learned) -> LearnedReport {
+    LearnedReport {
+        mac: Mac(learned.mac).to_string(),
+        vlan: learned.vlan,
+        port: learned.port,
+        age_s: learned.age.as_secs(),
+        held: learned.held,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_has_the_name_that_its_vmm_was_given() {
+        for (line, name) in [
+            ("/usr/bin/qemu-system-x86_64\0-nographic\0-name\0web\0", "web"),
+            ("qemu-system-x86_64\0-name\0guest=db,debug-threads=on\0", "db"),
+            ("/opt/cloud-hypervisor\0--cpus\0two\0", "cloud-hypervisor"),
+            ("qemu\0-name", "qemu"),
+            ("", ""),
+        ] {
+            assert_eq!(vm_name(line), name, "{line:?}");
+        }
+    }
+}

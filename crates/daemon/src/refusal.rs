@@ -1,0 +1,123 @@
+//! Why the daemon did not do what it was asked: the one error of its API and of its inside.
+
+use ioplane_api::refusal::Kind;
+use ioplane_api::spec::Flaw;
+
+/// A refusal. Nothing has changed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{error}")]
+pub struct Refusal {
+    /// Which kind.
+    pub kind: Kind,
+    /// What is wrong.
+    pub error: String,
+    /// What to do.
+    pub remedy: String,
+    /// The daemon may try the same again by itself: nothing is taken from anybody by it.
+    pub retry: bool,
+}
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident $kind:ident,)*) => {
+        $($(#[$doc])* pub fn $name(error: impl Into<String>, remedy: impl Into<String>) -> Self {
+            Refusal { kind: Kind::$kind, error: error.into(), remedy: remedy.into(), retry: true }
+        })*
+    };
+}
+
+impl Refusal {
+    kinds! {
+        /// No such thing.
+        missing Missing,
+        /// Not as things are now.
+        conflict Conflict,
+        /// Larger than any that makes sense.
+        huge Huge,
+        /// Not on this resource.
+        method Method,
+        /// It makes no sense.
+        invalid Invalid,
+        /// Not now.
+        busy Busy,
+        /// The system failed.
+        failed Failed,
+    }
+
+    /// All flaws of a form in one.
+    pub fn flaws(flaws: &[Flaw]) -> Self {
+        let join = |part: fn(&Flaw) -> &str| flaws.iter().map(part).collect::<Vec<_>>().join("; ");
+        Refusal::invalid(join(|flaw| &flaw.reason), join(|flaw| &flaw.remedy))
+    }
+}
+
+impl From<ioplane_host::vhost_user::Refusal> for Refusal {
+    fn from(refused: ioplane_host::vhost_user::Refusal) -> Self {
+        use ioplane_host::vhost_user::Refusal as Below;
+        match refused {
+            Below::Gone => Refusal::missing("the disk has been removed meanwhile", "see `ioplane disk list`"),
+            Below::Connected => Refusal::conflict(
+                "a guest is using the disk",
+                "unplug the disk or shut the guest down first, or take it away with --force",
+            ),
+            Below::Refused(why) => {
+                Refusal::busy(why, "its requests do not end: try again when the disk below answers")
+            }
+        }
+    }
+}
+
+impl From<ioplane_storage::StorageError> for Refusal {
+    fn from(error: ioplane_storage::StorageError) -> Self {
+        use ioplane_storage::StorageError as Below;
+        match &error {
+            Below::InUse { image, holder } => Refusal::conflict(
+                format!("{image} is in use by {holder}"),
+                "shut that down, or give this disk a copy of its own",
+            ),
+            Below::NotQuiet { .. } => {
+                Refusal::busy(error.to_string(), "wait for the disk below, then try again")
+            }
+            Below::NotRaw { image, format } => Refusal::invalid(
+                format!("{image} looks like a {format} image, and disks are served as raw"),
+                // A header that a guest made may name files of the host, and converting would read them.
+                format!(
+                    "if you made it so, convert it: qemu-img convert -f {} -O raw {image} {image}.raw; if it is a raw disk whose \
+                     guest wrote these bytes, never convert it but say so: format = \"raw\" in the configuration, --format raw \
+                     on the command line",
+                    format.name()
+                ),
+            ),
+            Below::Size { .. } => Refusal::invalid(error.to_string(), "give another size"),
+            Below::Unsuitable { .. } => {
+                Refusal::invalid(error.to_string(), "give another image or other options")
+            }
+            Below::Os { source, image, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                Refusal::invalid(
+                    format!("there is no image {image}"),
+                    format!("make it: truncate -s 10G {image}"),
+                )
+            }
+            Below::Os { .. } => {
+                Refusal::failed(error.to_string(), "see `ioplane doctor` for what this host lacks")
+            }
+        }
+    }
+}
+
+impl From<ioplane_cores::PoolError> for Refusal {
+    fn from(error: ioplane_cores::PoolError) -> Self {
+        use ioplane_cores::PoolError as Below;
+        match &error {
+            Below::NoSuchCore(id) => {
+                Refusal::missing(format!("there is no I/O core {id}"), "see `ioplane core list`")
+            }
+            Below::Occupied { core, seats } => Refusal::conflict(
+                format!("I/O core {core} still serves {seats} queues"),
+                "move them away first: `ioplane core move DISK QUEUE CORE`",
+            ),
+            Below::Start { .. } => {
+                Refusal::failed(error.to_string(), "raise the limits on threads and open files")
+            }
+        }
+    }
+}

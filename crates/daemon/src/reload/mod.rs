@@ -1,0 +1,276 @@
+//! Reading the configuration again, whole or not at all.
+//!
+//! Problems that can be seen beforehand refuse it before anything has changed. New disks and NICs are opened first: if one
+//! cannot be, those opened before it are given up again. They go and change last, and only while no guest uses them.
+
+mod steps;
+
+use std::sync::Arc;
+
+use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec};
+
+use super::Daemon;
+use super::disk::Disk;
+use super::functions::Card;
+use super::ledger::{Entries, FunctionRecord, Record, SwitchRecord};
+use super::nic::Nic;
+use super::served::{Kind, blocking};
+use crate::config::{Config, Problem, Problems};
+use crate::refusal::Refusal;
+use steps::Steps;
+
+/// What a reload would do.
+struct Plan {
+    disks: Steps<Disk>,
+    nics: Steps<Nic>,
+    functions: Steps<Card>,
+    switches: Vec<SwitchRecord>,
+    remove_switches: Vec<String>,
+    start: Vec<CoreSpec>,
+    set: Vec<CoreSpec>,
+    retire: Vec<u32>,
+}
+
+impl Daemon {
+    /// Reads the configuration again and makes what is served as it says. What was added or changed at run time stays, unless
+    /// the configuration says something new about it. On an error everything is as it was; says what was done.
+    pub async fn reload(self: &Arc<Self>) -> Result<Vec<String>, Problems> {
+        let _one = self.reloading.lock().await;
+        let file = self.config().file.clone();
+        // Groups may have to be asked for over a network.
+        let config = tokio::task::block_in_place(|| Config::read(&file))?;
+        let plan = self.plan(&config).await?;
+        let done = self.carry_out(&config, plan).await?;
+        *self.config.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(config);
+        Ok(done)
+    }
+
+    async fn plan(&self, config: &Config) -> Result<Plan, Problems> {
+        let (old, mut problems) = (self.config(), Vec::new());
+        let known = self.disks.records();
+        let failed = self.disks.failed();
+        // One that has failed and has not changed is tried again, and may fail again.
+        config.images(|disk| match known.get(&disk.name) {
+            Some(record) => {
+                failed.contains(&disk.name) && Record::configured(disk, Some(record)).now != record.now
+            }
+            None => true,
+        })?;
+        let place = &config.daemon_place;
+        for (field, differs) in [
+            ("socket", old.daemon.socket != config.daemon.socket),
+            ("run_dir", old.daemon.run_dir != config.daemon.run_dir),
+            ("metrics", old.daemon.metrics != config.daemon.metrics),
+            ("socket_group", old.daemon.access.group != config.daemon.access.group),
+            ("socket_mode", old.daemon.access.mode != config.daemon.access.mode),
+        ] {
+            if differs {
+                let reason = format!("{field} cannot be changed while the daemon runs");
+                problems.push(place.problem(Flaw::new(field, reason, "put it back, or restart the daemon")));
+            }
+        }
+        let mut plan = Plan {
+            disks: Steps::plan(self, config, &mut problems).await,
+            nics: Steps::plan(self, config, &mut problems).await,
+            functions: Steps::plan(self, config, &mut problems).await,
+            switches: self.switches.merged(config),
+            remove_switches: self.switches.gone(config),
+            start: Vec::new(),
+            set: Vec::new(),
+            retire: Vec::new(),
+        };
+        self.plan_cores(config, &mut plan, &mut problems);
+        for name in &plan.remove_switches {
+            // Those of the configuration name switches of the configuration.
+            let mut nics = self.nics.records().into_values();
+            if let Some(nic) = nics.find(|nic| nic.now.switch == *name && nic.configured.is_none()) {
+                problems.push(Problem {
+                    line: 0,
+                    reason: format!(
+                        "switch {name} is gone from the configuration, and nic {} is plugged in",
+                        nic.now.name
+                    ),
+                    remedy: format!("`ioplane nic remove {}` first, or put the switch back", nic.now.name),
+                });
+            }
+            let mut functions = self.functions.records().into_values();
+            let plugged = |one: &FunctionRecord| one.now.switch() == Some(name) && one.configured.is_none();
+            if let Some(FunctionRecord { now, .. }) = functions.find(plugged) {
+                problems.push(Problem {
+                    line: 0,
+                    reason: format!(
+                        "switch {name} is gone from the configuration, and PCI function {} is plugged in",
+                        now.name
+                    ),
+                    remedy: format!("`ioplane pci remove {}` first, or put the switch back", now.name),
+                });
+            }
+        }
+        if problems.is_empty() { Ok(plan) } else { Err(Problems::new(&config.file, problems)) }
+    }
+
+    fn plan_cores(&self, config: &Config, plan: &mut Plan, problems: &mut Vec<Problem>) {
+        let recorded = self.ledger.entries().cores;
+        let running = self.cores.all();
+        for (spec, place) in &config.cores {
+            let base = recorded.get(&spec.id).and_then(|record| record.configured.as_ref());
+            let Some(now) = running.iter().find(|core| core.id == spec.id) else {
+                // One that was retired stays so unless the configuration says something new.
+                if base != Some(spec) {
+                    plan.start.push(spec.clone());
+                }
+                continue;
+            };
+            let next = CoreSpec::three_way(base.unwrap_or(now), spec, now);
+            if (next.cpu, next.budget, next.manners) != (now.cpu, now.budget, now.manners) {
+                let reason =
+                    format!("core {}: cpu, budget and manners cannot be changed while it runs", spec.id);
+                let remedy =
+                    "put it back and use `ioplane core add` and `core retire`, or restart the daemon";
+                problems.push(place.problem(Flaw::new("id", reason, remedy)));
+            } else if next != *now {
+                plan.set.push(next);
+            }
+        }
+        for (id, record) in &recorded {
+            let gone = !config.cores.iter().any(|(spec, _)| spec.id == *id);
+            let Some(now) =
+                running.iter().find(|core| core.id == *id).filter(|_| record.configured.is_some() && gone)
+            else {
+                continue;
+            };
+            let seats =
+                self.cores.report().iter().find(|core| core.id == now.id).map_or(0, |core| core.seats);
+            if seats > 0 {
+                problems.push(Problem {
+                    line: 0,
+                    reason: format!("core {id} is gone from the configuration, and serves {seats} queues"),
+                    remedy: "move them away first: `ioplane core move DEVICE QUEUE CORE`".to_owned(),
+                });
+            } else {
+                plan.retire.push(*id);
+            }
+        }
+    }
+
+    async fn carry_out(self: &Arc<Self>, config: &Config, mut plan: Plan) -> Result<Vec<String>, Problems> {
+        let mut done = Vec::new();
+        let refuse = |line: Problem| Problems::new(&config.file, vec![line]);
+        let core_problem = |id: u32, refused: Refusal| {
+            let place = config.cores.iter().find(|(core, _)| core.id == id).map(|(_, place)| place.line);
+            refuse(Problem {
+                line: place.unwrap_or(0),
+                reason: format!("core {id}: {refused}"),
+                remedy: refused.remedy.clone(),
+            })
+        };
+        let mut started = Vec::new();
+        for spec in plan.start {
+            let (id, cores) = (spec.id, self.cores.clone());
+            let outcome = blocking(move || cores.start(spec.clone(), true, Some(spec))).await;
+            match outcome {
+                Ok(id) => started.push(id),
+                Err(refused) => {
+                    self.retire(started).await;
+                    return Err(core_problem(id, refused));
+                }
+            }
+        }
+        for record in plan.switches {
+            let name = record.now.name.clone();
+            match self.switches.set(record).await {
+                Ok(false) => {}
+                Ok(true) => done.push(format!("switch {name} set up")),
+                Err(refused) => {
+                    self.retire(started).await;
+                    let line = config.switches.iter().find(|(switch, _)| switch.name == name);
+                    return Err(refuse(Problem {
+                        line: line.map_or(0, |(_, place)| place.of("uplink")),
+                        reason: format!("switch {name}: {refused}"),
+                        remedy: refused.remedy,
+                    }));
+                }
+            }
+        }
+        let added = async {
+            plan.disks.add(self, config).await?;
+            plan.nics.add(self, config).await?;
+            plan.functions.add(self, config).await
+        };
+        if let Err(problem) = added.await {
+            plan.nics.give_up(self).await;
+            plan.disks.give_up(self).await;
+            self.retire(started).await;
+            return Err(refuse(problem));
+        }
+        done.extend(started.iter().map(|id| format!("core {id} started")));
+
+        // From here on each step stands for itself; what fails is said, and the rest is done.
+        let mut failed = Vec::new();
+        plan.disks.rest(self, config, &mut done, &mut failed).await;
+        plan.nics.rest(self, config, &mut done, &mut failed).await;
+        plan.functions.rest(self, config, &mut done, &mut failed).await;
+        for name in plan.remove_switches {
+            match self.switches.remove(&name, false).await {
+                Ok(()) => done.push(format!("switch {name} removed")),
+                Err(refused) => failed.push(Problem {
+                    line: 0,
+                    reason: format!("switch {name}: {refused}"),
+                    remedy: refused.remedy,
+                }),
+            }
+        }
+        for spec in plan.set {
+            let (id, cores) = (spec.id, self.cores.clone());
+            let set =
+                move || cores.set(Some(id), |core| (core.notify, core.spin_us) = (spec.notify, spec.spin_us));
+            match blocking(set).await {
+                Ok(()) => done.push(format!("core {id} changed")),
+                Err(refused) => failed.extend(core_problem(id, refused).list),
+            }
+        }
+        for id in plan.retire {
+            let cores = self.cores.clone();
+            match blocking(move || cores.retire(id)).await {
+                Ok(()) => done.push(format!("core {id} retired")),
+                Err(refused) => failed.extend(core_problem(id, refused).list),
+            }
+        }
+        self.settle(config);
+        self.sweep().await;
+        if failed.is_empty() { Ok(done) } else { Err(Problems::new(&config.file, failed)) }
+    }
+
+    async fn retire(&self, started: Vec<u32>) {
+        for id in started {
+            let cores = self.cores.clone();
+            let _ = blocking(move || cores.retire(id)).await;
+        }
+    }
+
+    /// Writes down what the configuration says now of cores, and forgets those of which it says nothing any more.
+    pub(super) fn settle(&self, config: &Config) {
+        let kept = self.ledger.change(|entries| {
+            for record in entries.cores.values_mut() {
+                record.configured = None;
+            }
+            for (spec, _) in &config.cores {
+                if let Some(record) = entries.cores.get_mut(&spec.id) {
+                    record.configured = Some(spec.clone());
+                }
+            }
+            entries.cores.retain(|_, record| record.now.is_some() || record.configured.is_some());
+            fn keep<K: Kind>(entries: &mut Entries, config: &Config) {
+                let said = |name: &str| K::configured(config).iter().find(|(spec, _)| spec.name() == name);
+                K::removed(entries).retain(|name, spec| said(name).is_some_and(|(now, _)| now == spec));
+            }
+            keep::<Disk>(entries, config);
+            keep::<Nic>(entries, config);
+            keep::<Card>(entries, config);
+            entries.removed_switches.retain(|_, spec| config.switches.iter().any(|(now, _)| now == spec));
+        });
+        if let Err(error) = kept {
+            tracing::error!(%error, "the state file");
+        }
+    }
+}

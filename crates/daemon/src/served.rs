@@ -1,0 +1,330 @@
+//! What is the same of a disk and of a NIC while it is served: a device behind a socket, its record, its queues on cores.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ioplane_api::report::ServedState;
+use ioplane_api::spec::ServedSpec;
+use ioplane_host::vhost_user::{self, Handle, Lease, STOP_PATIENCE, ServerOptions, Status};
+use ioplane_memory::Limits;
+use ioplane_virtio::VirtioDevice;
+
+use super::Daemon;
+use super::ground::Ground;
+use super::ledger::{Entries, Ledger, Record};
+use super::lower::Lower;
+use super::retry::Trouble;
+use super::shelf::Shelf;
+use crate::config::{Config, Place};
+use crate::refusal::Refusal;
+
+/// How long a report waits for what a device that is busy with a change says; all are asked at once.
+pub(super) const GLANCE: Duration = Duration::from_secs(1);
+
+/// One kind of thing that is served on a socket of its own.
+pub trait Kind: Send + Sync + Sized + 'static {
+    /// What one is to be.
+    type Spec: ServedSpec;
+    /// How one is.
+    type Report: Send;
+    /// What one needs besides the ground.
+    type Below: Send + Sync;
+
+    /// What people call it.
+    const NAME: &'static str;
+    /// The command that deals with them.
+    const COMMAND: &'static str;
+    /// What to do before a change of the configuration can take one away that a guest uses.
+    const LET_GO: &'static str;
+
+    /// All of this kind.
+    fn shelf(daemon: &Daemon) -> &Shelf<Self>;
+
+    /// What the configuration says of this kind.
+    fn configured(config: &Config) -> &[(Self::Spec, Place)];
+
+    /// The records of this kind.
+    fn records(entries: &mut Entries) -> &mut BTreeMap<String, Record<Self::Spec>>;
+
+    /// Configured ones that were removed at run time.
+    fn removed(entries: &mut Entries) -> &mut BTreeMap<String, Self::Spec>;
+
+    /// Opens what is behind it and serves it. Waits as long as that takes.
+    fn open(
+        record: Record<Self::Spec>,
+        ground: &Arc<Ground>,
+        below: &Arc<Self::Below>,
+    ) -> impl Future<Output = Result<Self, Refusal>> + Send;
+
+    /// Why changing one would lose what a guest left in it: the reason, and what to do.
+    fn loses(_record: &Record<Self::Spec>) -> Option<(&'static str, &'static str)> {
+        None
+    }
+
+    /// Whether one can become the other while a guest uses it, by [`Kind::become_next`].
+    fn lives_on(_now: &Self::Spec, _next: &Self::Spec) -> bool {
+        false
+    }
+
+    /// Makes that change.
+    fn become_next(&self, next: Record<Self::Spec>) -> impl Future<Output = Result<(), Refusal>> + Send;
+
+    /// What is written down of it.
+    fn note(&self) -> &Note<Self>;
+
+    /// Where its front end connects.
+    fn socket(&self) -> &Path;
+
+    /// Whether a front end is connected; one that does not answer is in use.
+    fn in_use(&self) -> impl Future<Output = bool> + Send;
+
+    /// Ends the service, unless a front end is connected and it is not to be by force. Nothing of the device is left when it
+    /// returns well; the ledger is the caller's business.
+    fn stop(&self, force: bool) -> impl Future<Output = Result<(), Refusal>> + Send;
+
+    /// How it is.
+    fn report(&self) -> impl Future<Output = Self::Report> + Send;
+
+    /// A report of one of which only the record is known, and why it is not served.
+    fn blank(
+        record: &Record<Self::Spec>,
+        socket: PathBuf,
+        state: ServedState,
+        why: Option<&Trouble>,
+    ) -> Self::Report;
+}
+
+/// A kind whose queues run on I/O cores, behind vhost-user.
+pub trait Queued: Kind {
+    /// The device.
+    type Model: VirtioDevice;
+
+    /// The same device for a second front end, the destination of a migration, if there can be one.
+    fn twin_of(_model: &Self::Model) -> Option<Self::Model> {
+        None
+    }
+
+    /// What it has in common with others.
+    fn served(&self) -> &Served<Self>;
+}
+
+/// The record of one thing, in memory and in the ledger.
+pub struct Note<K: Kind> {
+    record: Mutex<Record<K::Spec>>,
+    ledger: Arc<Ledger>,
+}
+
+impl<K: Kind> Note<K> {
+    /// Writes down that it is being served.
+    pub fn begin(record: Record<K::Spec>, ledger: &Arc<Ledger>) -> Result<Self, Refusal> {
+        ledger.change(|entries| {
+            K::removed(entries).remove(record.now.name());
+        })?;
+        write::<K>(ledger, &record)?;
+        Ok(Note { record: Mutex::new(record), ledger: ledger.clone() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Record<K::Spec>> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As it is now.
+    pub fn read(&self) -> Record<K::Spec> {
+        self.lock().clone()
+    }
+
+    /// Changes it, in the ledger first: if that fails nothing has changed. Callers may be at a quiescent point.
+    pub fn change(&self, change: impl FnOnce(&mut Record<K::Spec>)) -> Result<(), Refusal> {
+        let mut record = self.lock();
+        let mut next = record.clone();
+        change(&mut next);
+        write::<K>(&self.ledger, &next)?;
+        *record = next;
+        Ok(())
+    }
+
+    /// The configuration says the same as before, in another file perhaps: notes that.
+    pub fn adopt(&self, configured: Option<K::Spec>) -> Result<(), Refusal> {
+        self.change(|record| record.configured = configured)
+    }
+}
+
+fn write<K: Kind>(ledger: &Ledger, record: &Record<K::Spec>) -> Result<(), Refusal> {
+    Ok(ledger.change(|entries| {
+        K::records(entries).insert(record.now.name().to_owned(), record.clone());
+    })?)
+}
+
+/// A device that is being served. It is owned by a task of its own; this is the daemon's hold on it.
+pub struct Served<K: Queued> {
+    /// To talk to that task.
+    pub handle: Handle<K::Model>,
+    /// To talk to the task of its second socket, if it has one.
+    pub(super) second: Mutex<Option<Handle<K::Model>>>,
+    /// Behind which of the two its rings run.
+    pub(super) lease: Lease,
+    /// What is written down of it.
+    pub note: Arc<Note<K>>,
+    /// One change at a time.
+    pub changing: tokio::sync::Mutex<()>,
+}
+
+impl<K: Queued> Served<K> {
+    /// Serves `model` on its socket, and writes down that it does.
+    pub fn start(model: K::Model, record: Record<K::Spec>, ground: &Ground) -> Result<Self, Refusal> {
+        let socket = ground.socket(&record.now);
+        let note = Note::begin(record.clone(), &ground.ledger)?;
+        let lease = Lease::default();
+        let twin = record.now.twin().map(Path::to_owned).zip(K::twin_of(&model));
+        let handle = serve(model, socket, &record, ground, &lease)?;
+        let second = twin.map(|(socket, model)| serve(model, socket, &record, ground, &lease)).transpose()?;
+        Ok(Served::with(handle, second, lease, note))
+    }
+
+    /// One that is being served already, and written down.
+    pub fn of(
+        handle: Handle<K::Model>,
+        second: Option<Handle<K::Model>>,
+        lease: Lease,
+        record: Record<K::Spec>,
+        ground: &Ground,
+    ) -> Self {
+        Served::with(
+            handle,
+            second,
+            lease,
+            Note { record: Mutex::new(record), ledger: ground.ledger.clone() },
+        )
+    }
+
+    fn with(handle: Handle<K::Model>, second: Option<Handle<K::Model>>, lease: Lease, note: Note<K>) -> Self {
+        let (second, changing) = (Mutex::new(second), tokio::sync::Mutex::default());
+        Served { handle, second, lease, note: Arc::new(note), changing }
+    }
+
+    /// What is seen of it, unless it is busy with a change; `look` sees the model.
+    pub async fn glance<R: Send + 'static>(
+        &self,
+        look: impl FnOnce(&mut K::Model) -> R + Send + 'static,
+    ) -> Option<(Status, R)> {
+        let both = async {
+            let status = self.handle.status().await.ok()?;
+            let seen = self.handle.change(|model| (look(model), false)).await.ok()?;
+            Some((status, seen))
+        };
+        tokio::time::timeout(GLANCE, both).await.ok().flatten()
+    }
+
+    /// Whether a front end is connected, to either socket; a device that does not answer is.
+    pub async fn in_use(&self) -> bool {
+        for handle in self.handles() {
+            let status = tokio::time::timeout(GLANCE, handle.status()).await;
+            if status.ok().and_then(Result::ok).is_none_or(|status| status.connected) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The holds on all instances.
+    pub fn handles(&self) -> Vec<Handle<K::Model>> {
+        [Some(self.handle.clone()), self.second()].into_iter().flatten().collect()
+    }
+
+    /// The hold on the instance behind the second socket.
+    pub fn second(&self) -> Option<Handle<K::Model>> {
+        self.second.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How the second instance is, if there is one and it answers.
+    pub async fn second_status(&self) -> Option<Status> {
+        let second = self.second()?;
+        tokio::time::timeout(GLANCE, second.status()).await.ok()?.ok()
+    }
+
+    /// Ends the service. Nothing of the device is left when it returns; the ledger is the caller's business.
+    pub async fn stop(&self, force: bool) -> Result<(), Refusal> {
+        let _changing = self.changing.lock().await;
+        let refused = |refused| match refused {
+            vhost_user::Refusal::Connected => Refusal::conflict(
+                format!("a guest is using the {}", K::NAME),
+                format!("unplug the {} or shut the guest down first, or take it away with --force", K::NAME),
+            ),
+            refused => refused.into(),
+        };
+        if let Some(second) = self.second() {
+            if !force && self.in_use().await {
+                return Err(refused(vhost_user::Refusal::Connected));
+            }
+            second.stop(force).await.map_err(refused)?;
+        }
+        self.handle.stop(force).await.map_err(refused)
+    }
+
+    /// Moves a queue to a core, and remembers it.
+    pub async fn move_queue(&self, queue: u16, core: u32, ground: &Ground) -> Result<(), Refusal> {
+        let _changing = self.changing.lock().await;
+        let mut record = self.note.read();
+        let queues = record.now.queues();
+        if queue >= queues {
+            return Err(Refusal::missing(
+                format!("{} {} has no queue {queue}", K::NAME, record.now.name()),
+                format!("it has queues 0 to {}", queues - 1),
+            ));
+        }
+        let old = ground.seating(&record);
+        record.moved.insert(queue, core);
+        let new = ground.seating(&record);
+        self.handle.move_queue(queue, Arc::new(new.clone())).await?;
+        if let Some(second) = self.second()
+            && let Err(refused) = second.move_queue(queue, Arc::new(new)).await
+        {
+            // It runs there, so it does not run here, and here it moves back at once.
+            self.handle.move_queue(queue, Arc::new(old)).await?;
+            return Err(refused.into());
+        }
+        self.note.change(|record| {
+            record.moved.insert(queue, core);
+        })
+    }
+}
+
+/// Serves one instance of a device on a socket.
+pub(super) fn serve<V: VirtioDevice, S: ServedSpec>(
+    model: V,
+    socket: PathBuf,
+    record: &Record<S>,
+    ground: &Ground,
+    lease: &Lease,
+) -> Result<Handle<V>, Refusal> {
+    let handle = vhost_user::serve_leased(
+        model,
+        options(socket.clone(), record, ground),
+        STOP_PATIENCE,
+        lease.clone(),
+    )
+    .map_err(|error| {
+        let remedy = "is its folder there and writable, and does no other daemon listen there?";
+        Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)
+    })?;
+    ground.access().open(&socket)?;
+    Ok(handle)
+}
+
+/// Where and how one instance of a device is served.
+pub(super) fn options<S: ServedSpec>(socket: PathBuf, record: &Record<S>, ground: &Ground) -> ServerOptions {
+    let limits = Limits { files: record.now.guest_memory().lower(), ..Limits::default() };
+    ServerOptions { dirty_log: true, limits, ..ServerOptions::new(socket, Arc::new(ground.seating(record))) }
+}
+
+/// Does what may block on a thread for that.
+pub async fn blocking<R: Send + 'static>(
+    work: impl FnOnce() -> Result<R, Refusal> + Send + 'static,
+) -> Result<R, Refusal> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
+        Err(Refusal::failed(error.to_string(), "this is a bug: report it with the log"))
+    })
+}

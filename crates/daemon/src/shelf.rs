@@ -1,0 +1,461 @@
+//! All things of one kind, by name: each is being opened, served, or could not be.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ioplane_api::report::ServedState;
+use ioplane_api::spec::ServedSpec;
+use tokio::sync::Notify;
+
+use super::ground::Ground;
+use super::ledger::Record;
+use super::retry::Trouble;
+use super::served::{GLANCE, Kind, Queued};
+use crate::refusal::Refusal;
+
+/// How long stopping waits for the devices; then what is in flight stays in the journals, for the next daemon to replay.
+const STOP: Duration = Duration::from_secs(40);
+/// How long a change waits for one that is being tried again just now.
+const TURN: Duration = Duration::from_secs(2);
+
+enum Slot<K: Kind> {
+    /// For the first time, or again.
+    Opening(Record<K::Spec>, Option<Trouble>),
+    Served(Arc<K>),
+    Failed(Record<K::Spec>, Trouble),
+}
+
+impl<K: Kind> Clone for Slot<K> {
+    fn clone(&self) -> Self {
+        match self {
+            Slot::Opening(record, trouble) => Slot::Opening(record.clone(), trouble.clone()),
+            Slot::Served(one) => Slot::Served(one.clone()),
+            Slot::Failed(record, trouble) => Slot::Failed(record.clone(), trouble.clone()),
+        }
+    }
+}
+
+impl<K: Kind> Slot<K> {
+    fn record(&self) -> Record<K::Spec> {
+        match self {
+            Slot::Opening(record, _) | Slot::Failed(record, _) => record.clone(),
+            Slot::Served(one) => one.note().read(),
+        }
+    }
+}
+
+/// What to do with one that cannot be opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnFailure {
+    /// It was asked for just now: forget it.
+    Forget,
+    /// It is to be served as long as it is configured, and a guest may be waiting for it: keep it, as failed, and try again.
+    Keep,
+}
+
+/// Those that are served by name, and those that could not be with the reason.
+pub type Settled<K> = (Vec<(String, Arc<K>)>, Vec<(String, Refusal)>);
+
+/// All of one kind.
+pub struct Shelf<K: Kind> {
+    slots: Mutex<BTreeMap<String, Slot<K>>>,
+    /// A try has come to its end.
+    turned: Notify,
+    pub(super) ground: Arc<Ground>,
+    below: Arc<K::Below>,
+}
+
+impl<K: Kind> Shelf<K> {
+    /// None yet.
+    pub fn new(ground: Arc<Ground>, below: Arc<K::Below>) -> Self {
+        Shelf { slots: Mutex::default(), turned: Notify::new(), ground, below }
+    }
+
+    fn slots(&self) -> MutexGuard<'_, BTreeMap<String, Slot<K>>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens one and serves it. Waits as long as opening does.
+    pub async fn add(&self, record: Record<K::Spec>, on_failure: OnFailure) -> Result<(), Refusal> {
+        let name = record.now.name().to_owned();
+        // A core that has gone since is no reason to leave a guest without its device.
+        if let Some(core) = record.now.core().filter(|_| on_failure == OnFailure::Forget) {
+            self.ground.cores.check(core)?;
+        }
+        self.reserve(&record)?;
+        match K::open(record.clone(), &self.ground, &self.below).await {
+            Ok(one) => self.opened(name, one).await,
+            Err(refused) if on_failure == OnFailure::Keep => {
+                let (error, remedy) = (&refused.error, &refused.remedy);
+                tracing::error!(kind = K::NAME, name, error, remedy, "not served");
+                self.keep(record, Trouble::new(refused.clone()));
+                Err(refused)
+            }
+            Err(refused) => {
+                self.slots().remove(&name);
+                self.ground.release(&name);
+                self.ground.ledger.change(|entries| {
+                    K::records(entries).remove(&name);
+                })?;
+                Err(refused)
+            }
+        }
+    }
+
+    /// It has been opened. Whoever has taken its place away meanwhile does not want it.
+    async fn opened(&self, name: String, one: K) -> Result<(), Refusal> {
+        let socket = one.socket().display().to_string();
+        let one = Arc::new(one);
+        let wanted = match self.slots().get_mut(&name) {
+            Some(slot @ Slot::Opening(..)) => {
+                *slot = Slot::Served(one.clone());
+                true
+            }
+            _ => false,
+        };
+        if !wanted {
+            return one.stop(true).await;
+        }
+        tracing::info!(kind = K::NAME, name, socket, "serving");
+        self.turned.notify_waiters();
+        Ok(())
+    }
+
+    /// It could not be opened and stays, in the state file too: a successor has to know it.
+    fn keep(&self, record: Record<K::Spec>, trouble: Trouble) {
+        let name = record.now.name().to_owned();
+        let noted = self.ground.ledger.change(|entries| {
+            K::records(entries).insert(name.clone(), record.clone());
+        });
+        if let Err(error) = noted {
+            tracing::error!(%error, "the state file");
+        }
+        let mut slots = self.slots();
+        if let Some(slot @ Slot::Opening(..)) = slots.get_mut(&name) {
+            *slot = Slot::Failed(record, trouble);
+        }
+        drop(slots);
+        self.turned.notify_waiters();
+        self.ground.failed.notify_one();
+    }
+
+    /// When the next of those that could not be served is to be tried again.
+    pub fn next(&self) -> Option<Instant> {
+        let slots = self.slots();
+        let next = slots.values().filter_map(|slot| match slot {
+            Slot::Failed(_, trouble) => trouble.next(),
+            _ => None,
+        });
+        next.min()
+    }
+
+    /// Begins to try those again whose time has come: [`Shelf::retry`] or [`Shelf::later`] is to follow for each.
+    pub fn due(&self) -> Vec<String> {
+        let mut slots = self.slots();
+        let due = slots.iter_mut().filter(|(_, slot)| matches!(slot, Slot::Failed(_, why) if why.is_due()));
+        due.filter_map(|(name, slot)| slot.begin().then(|| name.clone())).collect()
+    }
+
+    /// Tries one again that could not be served, whether its time has come or not; the outcome.
+    pub async fn retry_now(&self, name: &str) -> Result<(), Refusal> {
+        if self.slots().get_mut(name).is_some_and(Slot::begin) {
+            return self.retry(name).await;
+        }
+        self.turn(name).await;
+        self.served(name).map(drop)
+    }
+
+    /// Goes on with a try that has begun. Others see it as failed meanwhile.
+    pub async fn retry(&self, name: &str) -> Result<(), Refusal> {
+        let (record, trouble) = match self.slots().get(name) {
+            Some(Slot::Opening(record, Some(trouble))) => (record.clone(), trouble.clone()),
+            _ => return Err(Self::missing(name)),
+        };
+        match K::open(record.clone(), &self.ground, &self.below).await {
+            Ok(one) => self.opened(name.to_owned(), one).await,
+            Err(refused) => {
+                // The same reason again is no news.
+                let (error, remedy) = (&refused.error, &refused.remedy);
+                match *error == trouble.why.error {
+                    true => tracing::debug!(kind = K::NAME, name, error, "still not served"),
+                    false => tracing::error!(kind = K::NAME, name, error, remedy, "not served"),
+                }
+                self.keep(record, trouble.again(refused.clone()));
+                Err(refused)
+            }
+        }
+    }
+
+    /// Notes what the configuration says now of one that could not be served.
+    pub fn configure(&self, name: &str, configured: Option<K::Spec>) {
+        if let Some(Slot::Failed(record, _)) = self.slots().get_mut(name) {
+            record.configured = configured;
+        }
+    }
+
+    /// One that was to be tried is not, now.
+    pub fn later(&self, name: &str) {
+        if let Some(slot) = self.slots().get_mut(name)
+            && let Slot::Opening(record, Some(trouble)) = slot
+        {
+            *slot = Slot::Failed(record.clone(), trouble.postponed());
+        }
+        self.turned.notify_waiters();
+        self.ground.failed.notify_one();
+    }
+
+    /// Waits until one is not being tried again any more, for a moment.
+    async fn turn(&self, name: &str) {
+        let end = tokio::time::Instant::now() + TURN;
+        loop {
+            let turned = self.turned.notified();
+            if !matches!(self.slots().get(name), Some(Slot::Opening(_, Some(_)))) {
+                return;
+            }
+            if tokio::time::timeout_at(end, turned).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// What all of them stand on.
+    pub fn ground(&self) -> &Arc<Ground> {
+        &self.ground
+    }
+
+    /// What they need besides.
+    pub fn below(&self) -> &K::Below {
+        &self.below
+    }
+
+    /// Those that are served, and those that could not be; refuses while one is being opened.
+    pub fn settled(&self) -> Result<Settled<K>, Refusal> {
+        let (mut served, mut failed) = (Vec::new(), Vec::new());
+        for (name, slot) in self.slots().iter() {
+            match slot {
+                Slot::Served(one) => served.push((name.clone(), one.clone())),
+                Slot::Failed(_, trouble) => failed.push((name.clone(), trouble.why.clone())),
+                Slot::Opening(..) => {
+                    let why = format!("{} {name} is still being opened", K::NAME);
+                    return Err(Refusal::busy(why, "try again when it is served"));
+                }
+            }
+        }
+        Ok((served, failed))
+    }
+
+    /// Ends the service of all for a while, if nobody uses any: what a successor has to open itself. What has been ended comes
+    /// back by [`Shelf::bring_back`]. On an error all are served as before.
+    pub async fn set_aside(&self) -> Result<Vec<Record<K::Spec>>, Refusal> {
+        let (served, failed) = self.settled()?;
+        let mut aside = Vec::new();
+        for (name, one) in served {
+            if let Err(refused) = one.stop(false).await {
+                self.bring_back(aside).await;
+                return Err(Refusal { error: format!("{} {name}: {}", K::NAME, refused.error), ..refused });
+            }
+            aside.push(one.note().read());
+            self.drop_slot(&name);
+        }
+        for (name, _) in failed {
+            aside.extend(self.records().remove(&name));
+            self.drop_slot(&name);
+        }
+        Ok(aside)
+    }
+
+    /// Serves again what was set aside.
+    pub async fn bring_back(&self, records: Vec<Record<K::Spec>>) {
+        for record in records {
+            // What fails is kept as failed, and said in the log.
+            let _ = self.add(record, OnFailure::Keep).await;
+        }
+    }
+
+    fn drop_slot(&self, name: &str) {
+        self.slots().remove(name);
+        self.ground.release(name);
+    }
+
+    /// Takes in one that another process has served. Its name has been claimed.
+    pub fn take_in(&self, name: String, one: K) {
+        self.slots().insert(name, Slot::Served(Arc::new(one)));
+    }
+
+    /// Takes in one that another process could not serve. Its name has been claimed.
+    pub fn take_failed(&self, record: Record<K::Spec>, why: Refusal) {
+        self.slots().insert(record.now.name().to_owned(), Slot::Failed(record, Trouble::new(why)));
+    }
+
+    /// Takes the name and the socket.
+    fn reserve(&self, record: &Record<K::Spec>) -> Result<(), Refusal> {
+        let name = record.now.name();
+        let mut slots = self.slots();
+        if let Some(Slot::Failed(..) | Slot::Opening(_, Some(_))) = slots.get(name) {
+            let (kind, command) = (K::NAME, K::COMMAND);
+            return Err(Refusal::conflict(
+                format!("{kind} {name} is there, and could not be served"),
+                format!("see `ioplane {command} list`; `ioplane {command} remove {name}` forgets it"),
+            ));
+        }
+        self.ground.claim(K::NAME, &record.now)?;
+        slots.insert(name.to_owned(), Slot::Opening(record.clone(), None));
+        Ok(())
+    }
+
+    /// One that is being served.
+    pub fn served(&self, name: &str) -> Result<Arc<K>, Refusal> {
+        let kind = K::NAME;
+        match self.slots().get(name) {
+            Some(Slot::Served(one)) => Ok(one.clone()),
+            Some(Slot::Opening(_, None)) => Err(Refusal::busy(
+                format!("{kind} {name} is still being opened"),
+                "wait: I/O of a daemon that died may be landing in its image",
+            )),
+            Some(Slot::Opening(_, Some(trouble)) | Slot::Failed(_, trouble)) => Err(Refusal::conflict(
+                format!("{kind} {name} is not served: {}", trouble.why),
+                trouble.why.remedy.clone(),
+            )),
+            None => Err(Self::missing(name)),
+        }
+    }
+
+    fn missing(name: &str) -> Refusal {
+        Refusal::missing(
+            format!("there is no {} {name}", K::NAME),
+            format!("see `ioplane {} list`", K::COMMAND),
+        )
+    }
+
+    /// Every record, by name.
+    pub fn records(&self) -> BTreeMap<String, Record<K::Spec>> {
+        self.slots().iter().map(|(name, slot)| (name.clone(), slot.record())).collect()
+    }
+
+    /// Those that could not be served.
+    pub fn failed(&self) -> Vec<String> {
+        let slots = self.slots();
+        let failed =
+            slots.iter().filter(|(_, slot)| matches!(slot, Slot::Failed(..) | Slot::Opening(_, Some(_))));
+        failed.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Whether a front end uses it.
+    pub async fn in_use(&self, name: &str) -> bool {
+        match self.served(name) {
+            Ok(one) => one.in_use().await,
+            Err(_) => false,
+        }
+    }
+
+    /// Ends the service of one and forgets it; `lasting` is to remember that a configured one is not wanted.
+    pub async fn remove(&self, name: &str, force: bool, lasting: bool) -> Result<(), Refusal> {
+        self.turn(name).await;
+        if matches!(self.slots().get(name), Some(Slot::Opening(_, Some(_)))) {
+            let why = format!("{} {name} is being tried again just now", K::NAME);
+            return Err(Refusal::busy(why, "try again in a moment"));
+        }
+        if !self.failed().iter().any(|failed| failed == name) {
+            let one = self.served(name)?;
+            one.stop(force).await?;
+        }
+        let slot = self.slots().remove(name);
+        self.ground.release(name);
+        tracing::info!(kind = K::NAME, name, "no longer served");
+        let configured = slot.and_then(|slot| slot.record().configured);
+        Ok(self.ground.ledger.change(|entries| {
+            K::records(entries).remove(name);
+            if let Some(configured) = configured.filter(|_| lasting) {
+                K::removed(entries).insert(name.to_owned(), configured);
+            }
+        })?)
+    }
+
+    /// How one is.
+    pub async fn report_of(&self, name: &str) -> Result<K::Report, Refusal> {
+        let slot = self.slots().get(name).cloned();
+        match slot {
+            Some(slot) => Ok(report_slot(slot, &self.ground).await),
+            None => Err(Self::missing(name)),
+        }
+    }
+
+    /// How all are, by name.
+    pub async fn report(&self) -> Vec<K::Report> {
+        let slots: Vec<Slot<K>> = self.slots().values().cloned().collect();
+        // All are asked at once: one that is stuck costs the others nothing, and all of them together as much as one.
+        let mut asking = tokio::task::JoinSet::new();
+        for (index, slot) in slots.into_iter().enumerate() {
+            let ground = self.ground.clone();
+            asking.spawn(async move { (index, report_slot(slot, &ground).await) });
+        }
+        let mut reports = Vec::with_capacity(asking.len());
+        while let Some(report) = asking.join_next().await {
+            match report {
+                Ok(report) => reports.push(report),
+                Err(error) => tracing::error!(%error, "a report: this is a bug"),
+            }
+        }
+        reports.sort_by_key(|(index, _)| *index);
+        reports.into_iter().map(|(_, report)| report).collect()
+    }
+
+    /// Ends the service of all, at once and whoever is connected. The ledger keeps them: the next daemon serves them
+    /// again, and their front ends reconnect.
+    pub async fn stop(&self) {
+        let slots = std::mem::take(&mut *self.slots());
+        let mut stopping = tokio::task::JoinSet::new();
+        for (name, slot) in slots {
+            self.ground.release(&name);
+            if let Slot::Served(one) = slot {
+                stopping.spawn(async move {
+                    if let Err(error) = one.stop(true).await {
+                        tracing::warn!(kind = K::NAME, name, %error, "stopping");
+                    }
+                });
+            }
+        }
+        let all = async { while stopping.join_next().await.is_some() {} };
+        if tokio::time::timeout(STOP, all).await.is_err() {
+            tracing::warn!(
+                "a disk below does not answer: what is in flight stays in the journal of its guest"
+            );
+        }
+    }
+}
+
+impl<K: Kind> Slot<K> {
+    /// Begins to try again one that has failed, and says whether it did.
+    fn begin(&mut self) -> bool {
+        let Slot::Failed(record, trouble) = self else { return false };
+        *self = Slot::Opening(record.clone(), Some(trouble.clone()));
+        true
+    }
+}
+
+async fn report_slot<K: Kind>(slot: Slot<K>, ground: &Ground) -> K::Report {
+    let (record, state, trouble) = match slot {
+        Slot::Served(one) => {
+            let report = tokio::time::timeout(GLANCE + GLANCE / 4, one.report()).await;
+            match report {
+                Ok(report) => return report,
+                // It is served, and does not answer.
+                Err(_) => (one.note().read(), ServedState::Busy, None),
+            }
+        }
+        Slot::Opening(record, None) => (record, ServedState::Opening, None),
+        Slot::Opening(record, Some(trouble)) | Slot::Failed(record, trouble) => {
+            (record, ServedState::Failed, Some(trouble))
+        }
+    };
+    K::blank(&record, ground.socket(&record.now), state, trouble.as_ref())
+}
+
+impl<K: Queued> Shelf<K> {
+    /// Moves a queue to a core.
+    pub async fn move_queue(&self, name: &str, queue: u16, core: u32) -> Result<(), Refusal> {
+        self.ground.cores.check(core)?;
+        self.served(name)?.served().move_queue(queue, core, &self.ground).await
+    }
+}

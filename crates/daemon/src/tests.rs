@@ -1,0 +1,246 @@
+//! The state file as input, and how it comes together with the configuration; how a shelf is asked.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use ioplane_api::report::ServedState;
+use ioplane_api::spec::{BackingSpec, CoreSpec, DiskForm, DiskSpec, FunctionForm, FunctionSpec};
+
+use super::Daemon;
+use super::access::Access;
+use super::cores::Cores;
+use super::ground::Ground;
+use super::ledger::{DiskRecord, Entries, FunctionRecord, Ledger, LedgerError};
+use super::retry::Trouble;
+use super::served::{GLANCE, Kind, Note};
+use super::shelf::{OnFailure, Shelf};
+use crate::config::{Config, Place};
+use crate::refusal::Refusal;
+
+fn spec(name: &str) -> DiskSpec {
+    let form = DiskForm { path: Some(format!("/{name}.img").into()), ..DiskForm::default() };
+    form.spec(name).unwrap()
+}
+
+fn record(name: &str, configured: bool) -> DiskRecord {
+    let spec = spec(name);
+    DiskRecord {
+        configured: configured.then(|| spec.clone()),
+        now: spec,
+        moved: BTreeMap::new(),
+        bytes: None,
+        image: None,
+    }
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("state.json");
+    let ledger = Ledger::open(&file).unwrap();
+    assert!(!file.exists(), "reading writes nothing");
+    ledger
+        .change(|entries| {
+            let mut disk = record("a", false);
+            disk.moved.insert(3, 1);
+            entries.disks.insert("a".into(), disk);
+            entries.removed.insert("b".into(), spec("b"));
+            let core = super::ledger::CoreRecord { configured: Some(CoreSpec::new(1)), now: None };
+            entries.cores.insert(1, core);
+            let form = FunctionForm { host: "00:05.0".parse().ok(), ..FunctionForm::default() };
+            let function = FunctionRecord::added(form.spec("f").unwrap());
+            let other = FunctionSpec { name: "g".into(), ..function.now.clone() };
+            entries.removed_functions.insert("g".into(), other);
+            entries.functions.insert("f".into(), function);
+        })
+        .unwrap();
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(Ledger::open(&file).unwrap().entries(), ledger.entries());
+}
+
+#[test]
+fn a_damaged_file_is_refused_and_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("state.json");
+    let ledger = Ledger::open(&file).unwrap();
+    ledger.change(|entries| drop(entries.disks.insert("a".into(), record("a", true)))).unwrap();
+    let good = std::fs::read_to_string(&file).unwrap();
+    let cases = [
+        String::new(),
+        "{".to_owned(),
+        good[..good.len() / 2].to_owned(),
+        good.clone() + "x",
+        good.replace("\"version\": 1", "\"version\": 2"),
+        good.replace("ioplane-state", "something"),
+        good.replace("\"queues\": 1", "\"queues\": 0"),
+        good.replace("\"queues\": 1", "\"queues\": 99999"),
+        good.replace("\"name\": \"a\"", "\"name\": \"../a\""),
+        good.replace("\"name\": \"a\"", "\"name\": \"b\""),
+        good.replace("/a.img", "a.img"),
+        good.replace("\"serial\"", "\"cereal\""),
+        "\u{0}".repeat(4096),
+        "[".repeat(100_000),
+    ];
+    for text in cases {
+        std::fs::write(&file, &text).unwrap();
+        let error = Ledger::open(&file).unwrap_err();
+        assert!(matches!(error, LedgerError::Damaged { .. }), "{text}: {error}");
+        assert!(error.to_string().contains("nothing was lost"), "{error}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), text, "touched");
+    }
+    // Any single byte of it may be another: no panic, and what is accepted can be written again.
+    for at in 0..good.len() {
+        let mut bytes = good.clone().into_bytes();
+        bytes[at] ^= 0x15;
+        std::fs::write(&file, &bytes).unwrap();
+        let _ = Ledger::open(&file);
+    }
+    std::fs::write(&file, &good).unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).unwrap();
+    let error = Ledger::open(&file).unwrap_err().to_string();
+    assert!(error.contains("only this user"), "{error}");
+}
+
+#[test]
+fn a_failed_write_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = Ledger::open(&folder.path().join("gone/state.json")).unwrap();
+    let error =
+        ledger.change(|entries| drop(entries.disks.insert("a".into(), record("a", true)))).unwrap_err();
+    assert!(matches!(error, LedgerError::Os { .. }), "{error}");
+    assert!(ledger.entries().disks.is_empty());
+}
+
+#[test]
+fn what_was_changed_at_run_time_stays_until_the_configuration_says_something_new() {
+    let mut known = record("a", true);
+    known.now.backing = BackingSpec::Memory { bytes: 1 << 20 };
+    known.moved.insert(0, 1);
+    known.bytes = Some(512);
+
+    let same = DiskRecord::configured(&spec("a"), Some(&known));
+    assert_eq!(same, known, "the same configuration changes nothing");
+
+    let other_serial = DiskSpec { serial: "S2".into(), ..spec("a") };
+    let merged = DiskRecord::configured(&other_serial, Some(&known));
+    assert_eq!(
+        (merged.now.serial.as_str(), &merged.now.backing),
+        ("S2", &known.now.backing),
+        "each field by itself"
+    );
+    assert_eq!(merged.moved, known.moved);
+
+    let other_backing = DiskSpec { backing: spec("c").backing, ..spec("a") };
+    let merged = DiskRecord::configured(&other_backing, Some(&known));
+    assert_eq!(
+        (&merged.now.backing, merged.bytes),
+        (&other_backing.backing, None),
+        "the configuration was changed"
+    );
+
+    let other_core = DiskSpec { core: Some(2), ..spec("a") };
+    assert!(DiskRecord::configured(&other_core, Some(&known)).moved.is_empty());
+
+    let adopted = DiskRecord::configured(&spec("a"), Some(&record("a", false)));
+    assert_eq!(
+        adopted.configured,
+        Some(spec("a")),
+        "a disk added at run time was written into the configuration"
+    );
+}
+
+/// A device that says nothing, for as long as a report waits for one.
+struct Stuck {
+    note: Note<Stuck>,
+}
+
+impl Kind for Stuck {
+    type Spec = DiskSpec;
+    type Report = String;
+    type Below = ();
+
+    const NAME: &'static str = "disk";
+    const COMMAND: &'static str = "disk";
+    const LET_GO: &'static str = "";
+
+    fn shelf(_daemon: &Daemon) -> &Shelf<Stuck> {
+        unreachable!("there is no daemon")
+    }
+
+    fn configured(_config: &Config) -> &[(DiskSpec, Place)] {
+        &[]
+    }
+
+    fn records(entries: &mut Entries) -> &mut BTreeMap<String, DiskRecord> {
+        &mut entries.disks
+    }
+
+    fn removed(entries: &mut Entries) -> &mut BTreeMap<String, DiskSpec> {
+        &mut entries.removed
+    }
+
+    async fn open(record: DiskRecord, ground: &Arc<Ground>, _below: &Arc<()>) -> Result<Stuck, Refusal> {
+        Ok(Stuck { note: Note::begin(record, &ground.ledger)? })
+    }
+
+    async fn become_next(&self, _next: DiskRecord) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn note(&self) -> &Note<Stuck> {
+        &self.note
+    }
+
+    fn socket(&self) -> &Path {
+        Path::new("/nowhere.sock")
+    }
+
+    async fn in_use(&self) -> bool {
+        true
+    }
+
+    async fn stop(&self, _force: bool) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    async fn report(&self) -> String {
+        let name = self.note.read().now.name;
+        if name != "quick" {
+            // As `Served::glance` does, and longer than that.
+            tokio::time::sleep(2 * GLANCE).await;
+        }
+        name + " answers"
+    }
+
+    fn blank(record: &DiskRecord, _socket: PathBuf, state: ServedState, _why: Option<&Trouble>) -> String {
+        format!("{} is {state:?}", record.now.name)
+    }
+}
+
+#[test]
+fn hole_18_one_that_is_stuck_costs_the_others_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = Arc::new(Ledger::open(&folder.path().join("state.json")).unwrap());
+    let cores = Arc::new(Cores::new(ledger.clone()));
+    let (run_dir, control) = (folder.path().to_owned(), folder.path().join("control.sock"));
+    let ground = Arc::new(Ground::new(cores, ledger, run_dir, control, Access::default()));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let shelf: Shelf<Stuck> = Shelf::new(ground, Arc::new(()));
+        let mut names: Vec<String> = (10..40).map(|number| format!("stuck{number}")).collect();
+        names.insert(0, "quick".into());
+        for name in &names {
+            shelf.add(DiskRecord::added(spec(name)), OnFailure::Forget).await.unwrap();
+        }
+        let begun = Instant::now();
+        let reports = shelf.report().await;
+        // Thirty of them, one after the other, would be as many times that.
+        assert!(begun.elapsed() < 5 * GLANCE, "{:?}", begun.elapsed());
+        assert_eq!(reports[0], "quick answers");
+        let busy: Vec<String> = names[1..].iter().map(|name| format!("{name} is Busy")).collect();
+        assert_eq!(reports[1..], busy);
+    });
+}

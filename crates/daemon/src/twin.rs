@@ -1,0 +1,141 @@
+//! A disk's second socket: where the destination of a migration on this host connects.
+//!
+//! ```text
+//!   source QEMU ----- NAME.sock ------> Blk --------.
+//!                                        | lease     +--> one backing, opened and locked once
+//!   destination QEMU - NAME.twin.sock -> Blk::twin -'
+//! ```
+//!
+//! Both are served all the time; the lease says whose rings run.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+
+use ioplane_api::report::{DiskReport, Door};
+use ioplane_device::Still;
+use ioplane_host::vhost_user::{Handle, Status};
+use ioplane_storage::Backing;
+use ioplane_virtio::blk::Blk;
+
+use super::disk::Disk;
+use super::ground::Ground;
+use super::ledger::DiskRecord;
+use super::served::{Kind, serve};
+use super::shelf::Shelf;
+use crate::refusal::Refusal;
+
+/// Puts `fresh` behind both instances, each at a quiescent point of its own, the one inside the other: at no moment can
+/// one of them begin a request with the old backing when the other has the new one. `exchange` does it for the first, and
+/// what it allows there is allowed here.
+pub async fn exchange_both<R: Send + 'static>(
+    main: &Handle<Blk>,
+    twin: &Handle<Blk>,
+    fresh: Arc<dyn Backing>,
+    exchange: impl FnOnce(&mut Blk, &Still) -> (Result<R, Refusal>, bool) + Send + 'static,
+) -> Result<R, Refusal> {
+    let main = main.clone();
+    let runtime = tokio::runtime::Handle::current();
+    let both = move |model: &mut Blk, still: &Still| -> Result<(R, bool), Refusal> {
+        let before = model.bytes();
+        let done = runtime.block_on(main.at_quiescence(exchange))??;
+        model.replace_backing(still, fresh).map_err(|why| {
+            let remedy = "take the second socket away and add it again: `ioplane disk twin NAME --remove`";
+            Refusal::failed(format!("the second socket still has the old backing: {why}"), remedy)
+        })?;
+        Ok((done, before != model.bytes()))
+    };
+    twin.at_quiescence(move |model, still| match tokio::task::block_in_place(|| both(model, still)) {
+        Ok((done, told)) => (Ok(done), told),
+        Err(refused) => (Err(refused), false),
+    })
+    .await?
+}
+
+impl Disk {
+    /// Opens the second socket, and writes down that it is there.
+    pub async fn open_twin(&self, socket: Option<PathBuf>, ground: &Ground) -> Result<(), Refusal> {
+        let served = &self.served;
+        let _changing = served.changing.lock().await;
+        let record = served.note.read();
+        let name = &record.now.name;
+        if let Some(twin) = &record.now.twin {
+            return Err(Refusal::conflict(
+                format!("disk {name} has a second socket already: {}", twin.display()),
+                format!("use that one, or take it away first: `ioplane disk twin {name} --remove`"),
+            ));
+        }
+        let socket = socket.unwrap_or_else(|| ground.twin_socket(name));
+        ground.claim_socket(Disk::NAME, name, &socket)?;
+        let opened = self.serve_twin(&socket, &record, ground).await;
+        if opened.is_err() {
+            ground.release_socket(name, &socket);
+        }
+        opened
+    }
+
+    async fn serve_twin(&self, socket: &Path, record: &DiskRecord, ground: &Ground) -> Result<(), Refusal> {
+        let served = &self.served;
+        let model = served.handle.change(|model| (model.twin(), false)).await?;
+        served.note.change(|record| record.now.twin = Some(socket.to_owned()))?;
+        match serve(model, socket.to_owned(), record, ground, &served.lease) {
+            Ok(handle) => {
+                *served.second.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle);
+                Ok(())
+            }
+            Err(refused) => {
+                served.note.change(|record| record.now.twin = None)?;
+                Err(refused)
+            }
+        }
+    }
+
+    /// Closes the second socket: refuses while a front end is connected there, unless forced.
+    pub async fn close_twin(&self, force: bool, ground: &Ground) -> Result<(), Refusal> {
+        let served = &self.served;
+        let _changing = served.changing.lock().await;
+        let name = served.note.read().now.name;
+        let Some(second) = served.second() else {
+            let remedy = format!("`ioplane disk twin {name}` gives it one");
+            return Err(Refusal::conflict(format!("disk {name} has no second socket"), remedy));
+        };
+        second.stop(force).await?;
+        *served.second.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        ground.release_socket(&name, second.socket());
+        served.note.change(|record| record.now.twin = None)
+    }
+}
+
+impl Shelf<Disk> {
+    /// Gives a disk a second socket: at `socket`, or beside its first.
+    pub async fn open_twin(&self, name: &str, socket: Option<PathBuf>) -> Result<(), Refusal> {
+        self.served(name)?.open_twin(socket, &self.ground).await
+    }
+
+    /// Takes it away again.
+    pub async fn close_twin(&self, name: &str, force: bool) -> Result<(), Refusal> {
+        self.served(name)?.close_twin(force, &self.ground).await
+    }
+}
+
+/// Adds to a report what is to be said of the second instance; `status` becomes that of both.
+pub fn add(report: &mut DiskReport, theirs: Status, status: &mut Status) {
+    if theirs.owner {
+        report.owner = Some(Door::Twin);
+        // Requests are counted in one place, whichever socket they come by; where a queue is, its owner knows.
+        for (queue, theirs) in status.queues.iter_mut().zip(theirs.queues) {
+            (queue.size, queue.core, queue.fault) = (theirs.size, theirs.core, theirs.fault);
+        }
+        (status.features, status.peer) = (theirs.features, theirs.peer);
+    }
+    if theirs.waiting {
+        report.waiting = Some(Door::Twin);
+    }
+    status.connected |= theirs.connected;
+    status.connections += theirs.connections;
+    for (name, count) in theirs.faults {
+        *status.faults.entry(name).or_default() += count;
+    }
+    if theirs.last_fault.is_some() {
+        status.last_fault = theirs.last_fault;
+    }
+}

@@ -1,0 +1,398 @@
+//! The daemon that hands over: starts its successor, and gives it everything or nothing.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ioplane_api::report::{PauseReport, UpgradeReport};
+use ioplane_api::request::UpgradeForm;
+use tokio::sync::watch;
+use tokio::task::block_in_place;
+
+use super::super::Daemon;
+use super::estate::{Bequest, Stopped, bequests};
+use super::switch;
+use super::wire::{Wire, WireError};
+use super::words::{AnswerV1, DeviceV1, HouseV1, NameV1, OrderV1};
+use super::{DRAIN, HOLD, NEWS, PATIENCE};
+use crate::refusal::Refusal;
+
+/// What a daemon needs to be able to leave: its doors, and a way to tell the main task.
+#[derive(Debug)]
+pub struct Gone {
+    /// Path of the control socket.
+    pub control: PathBuf,
+    /// Where state.json is.
+    pub run_dir: PathBuf,
+    /// The control socket.
+    pub listener: OwnedFd,
+    /// The metrics' address and socket.
+    pub metrics: Option<(SocketAddr, OwnedFd)>,
+    /// The process whose everything is, once it is.
+    pub left: watch::Sender<Option<u32>>,
+}
+
+/// A successor on its way. Dropped before it has taken over, it is killed and buried.
+struct Successor {
+    child: Option<Child>,
+    binary: PathBuf,
+}
+
+impl Successor {
+    fn start(binary: PathBuf, socket: UnixStream) -> Result<Self, Refusal> {
+        // As this one was started: whatever it was told is true of its successor.
+        let inherit = "--inherit";
+        let arguments = std::env::args_os().skip(1).filter(|argument| argument != inherit);
+        let mut command = Command::new(&binary);
+        command.args(arguments).arg(inherit).stdin(OwnedFd::from(socket)).stdout(Stdio::null());
+        let child = command.spawn().map_err(|error| {
+            let remedy = "name the new binary: ioplane upgrade --binary PATH";
+            Refusal::invalid(format!("{} cannot be started: {error}", binary.display()), remedy)
+        })?;
+        Ok(Successor { child: Some(child), binary })
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
+    /// Ends it, and says how it has ended if it had by itself.
+    fn end(&mut self) -> Option<String> {
+        let mut child = self.child.take()?;
+        // It closes its end of the socket a moment before it is dead.
+        let end = Instant::now() + Duration::from_millis(200);
+        while Instant::now() < end {
+            if let Ok(Some(status)) = child.try_wait() {
+                return Some(status.to_string());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+        None
+    }
+
+    /// It is on its own from now on.
+    fn release(mut self) -> u32 {
+        let pid = self.pid();
+        self.child = None;
+        pid
+    }
+}
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The binary that this process was started from, as it is now: a package manager has put another file in its place.
+fn own_binary() -> io::Result<PathBuf> {
+    let binary = std::env::current_exe()?;
+    let text = binary.to_string_lossy();
+    Ok(text.strip_suffix(" (deleted)").map_or_else(|| binary.clone(), PathBuf::from))
+}
+
+fn refuse(binary: &Path, why: impl std::fmt::Display) -> Refusal {
+    Refusal::conflict(
+        format!("{} does not take over: {why}", binary.display()),
+        "this daemon goes on as before; see its log for what the other said",
+    )
+}
+
+/// What stood in the way: the successor's own words, if it had any.
+enum Obstacle {
+    Wire(WireError),
+    Said(String, String),
+    Ours(Refusal),
+}
+
+impl From<WireError> for Obstacle {
+    fn from(error: WireError) -> Self {
+        Obstacle::Wire(error)
+    }
+}
+
+impl From<Refusal> for Obstacle {
+    fn from(refused: Refusal) -> Self {
+        Obstacle::Ours(refused)
+    }
+}
+
+/// Waits for an answer that `wanted` knows.
+fn answer<T>(wire: &mut Wire, wanted: impl FnOnce(AnswerV1) -> Result<T, AnswerV1>) -> Result<T, Obstacle> {
+    match wire.receive::<AnswerV1>()?.0 {
+        AnswerV1::Refused(error, remedy) => Err(Obstacle::Said(error, remedy)),
+        other => wanted(other).map_err(|other| WireError::Garbled(format!("{other:?}, out of turn")).into()),
+    }
+}
+
+macro_rules! wait_for {
+    ($wire:expr, $pattern:pat => $value:expr) => {
+        answer($wire, |answer| match answer {
+            $pattern => Ok($value),
+            other => Err(other),
+        })
+    };
+}
+
+impl Daemon {
+    /// Hands everything over to `form`'s binary. When this returns well the main task has been told to leave; otherwise
+    /// everything is as it was.
+    pub async fn upgrade(self: &Arc<Self>, form: UpgradeForm) -> Result<UpgradeReport, Refusal> {
+        let Ok(alone) = self.changes.try_write() else {
+            return Err(Refusal::busy("something is being changed", "try again when that is done"));
+        };
+        let gone =
+            self.gone.get().ok_or_else(|| Refusal::busy("the daemon is only starting", "try again"))?;
+        let binary = match form.binary {
+            Some(binary) => binary,
+            None => own_binary().map_err(|error| {
+                let remedy = "name it: ioplane upgrade --binary PATH";
+                Refusal::failed(format!("where this binary is: {error}"), remedy)
+            })?,
+        };
+        self.functions_are_free().await?;
+        // Switches first: NICs are plugged into them.
+        let patience = form.patience_s.map_or(PATIENCE, Duration::from_secs);
+        let (mut all, mut failed) = switch::bequests(&self.switches)?;
+        let rest = async { Ok([bequests(&self.nics).await?, bequests(&self.disks).await?]) };
+        let rest = tokio::time::timeout(patience, rest).await.unwrap_or_else(|_| {
+            let remedy = "see `ioplane status`: which one does not answer? or try again with more --patience";
+            Err(Refusal::busy("a device does not answer", remedy))
+        });
+        for (more, broken) in rest? {
+            all.extend(more);
+            failed.extend(broken);
+        }
+        let (ours, theirs) =
+            UnixStream::pair().map_err(|error| Refusal::failed(error.to_string(), "try again"))?;
+        let mut successor = block_in_place(|| Successor::start(binary, theirs))?;
+        let mut wire = Wire::on(ours).map_err(|error| Refusal::failed(error.to_string(), "try again"))?;
+        tracing::info!(binary = %successor.binary.display(), pid = successor.pid(), "handing over");
+        let prepared = block_in_place(|| self.prepare(gone, &mut wire, patience, &all, &failed));
+        // Nobody uses these; the successor opens them itself.
+        let mut aside = Vec::new();
+        let outcome = match prepared {
+            Ok(version) => match self.functions.set_aside().await {
+                Ok(functions) => {
+                    aside = functions;
+                    self.hand_all(&mut wire, &mut successor, all).await.map(|held| (version, held))
+                }
+                Err(refused) => Err(Obstacle::Ours(refused)),
+            },
+            Err(obstacle) => Err(obstacle),
+        };
+        let (version, held) = match outcome {
+            Ok(done) => done,
+            Err(obstacle) => {
+                let refused = block_in_place(|| explain(&mut successor, obstacle));
+                self.functions.bring_back(aside).await;
+                tracing::error!(
+                    error = refused.error,
+                    "the hand-over has failed; everything is served as before"
+                );
+                return Err(refused);
+            }
+        };
+
+        // From here on nothing may touch what is the successor's: no destructor, no state file, no unlinking.
+        std::mem::forget(alone);
+        let devices: Vec<(NameV1, bool)> = held
+            .into_iter()
+            .filter_map(|(name, held)| {
+                let guests = held.iter().any(|held| matches!(held, Stopped::Device(_)));
+                let suspended = held.iter().any(Stopped::suspended);
+                held.into_iter().for_each(Stopped::give_away);
+                guests.then_some((name, suspended))
+            })
+            .collect();
+        let pid = successor.release();
+        if pid == 0 {
+            // Killed because it said nothing, and then it had. Nobody serves; what is written down is as after a crash.
+            tracing::error!("the successor has taken over and is dead: leaving, to be started again");
+            std::process::exit(1);
+        }
+        let _ = gone.left.send(Some(pid));
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]);
+        tracing::info!(pid, version, devices = devices.len(), "handed over");
+        let pauses =
+            block_in_place(|| wait_for!(wire.within(HOLD + NEWS), AnswerV1::Report(pauses) => pauses));
+        if let Err(Obstacle::Wire(WireError::Closed)) = pauses {
+            // What it told systemd makes it start another.
+            let error = format!("the successor, pid {pid}, has taken everything over and is dead");
+            tracing::error!(error, "leaving, to be started again");
+            return Err(Refusal::failed(
+                error,
+                "start ioplane again, unless systemd does: guests reconnect as after a crash",
+            ));
+        }
+        let pauses = pauses.unwrap_or_default();
+        let devices = devices.into_iter().enumerate().map(|(index, (name, suspended))| PauseReport {
+            kind: name.kind,
+            name: name.name,
+            pause_us: pauses.get(index).copied().flatten().map(|ns| ns / 1000),
+            suspended,
+        });
+        Ok(UpgradeReport {
+            from_pid: std::process::id(),
+            from_version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid,
+            version,
+            devices: devices.collect(),
+        })
+    }
+
+    /// Functions cannot be handed over while a guest uses them.
+    async fn functions_are_free(&self) -> Result<(), Refusal> {
+        for name in self.functions.records().into_keys() {
+            if self.functions.in_use(&name).await {
+                return Err(Refusal::conflict(
+                    format!("a guest is using PCI function {name}, and functions cannot be handed over yet"),
+                    "shut its guest down or unplug the function first, then upgrade; this daemon goes on as before",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything that needs no guest to wait.
+    fn prepare(
+        &self,
+        gone: &Gone,
+        wire: &mut Wire,
+        patience: Duration,
+        bequests: &[Bequest],
+        failed: &[(NameV1, Refusal)],
+    ) -> Result<String, Obstacle> {
+        wire.within(patience).greet()?;
+        let house = HouseV1 {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            control: gone.control.clone(),
+            run_dir: gone.run_dir.clone(),
+            metrics: gone.metrics.as_ref().map(|(address, _)| address.to_string()),
+        };
+        let doors = [self.lock.as_fd(), gone.listener.as_fd()];
+        let doors: Vec<_> =
+            doors.into_iter().chain(gone.metrics.as_ref().map(|(_, it)| it.as_fd())).collect();
+        wire.send(&OrderV1::House(house), &doors)?;
+        let version = wait_for!(wire, AnswerV1::Ready(version) => version)?;
+        for (name, why) in failed {
+            let order = OrderV1::Failed(name.clone(), why.error.clone(), why.remedy.clone());
+            wire.send(&order, &[])?;
+        }
+        for bequest in bequests {
+            let files: Vec<_> = bequest.luggage.files.iter().map(AsFd::as_fd).collect();
+            wire.send(&OrderV1::Prepare(bequest.name.clone()), &files)?;
+        }
+        wire.send(&OrderV1::PreparedAll, &[])?;
+        wait_for!(wire, AnswerV1::Prepared => ())?;
+        Ok(version)
+    }
+
+    /// The part for which guests wait. On an error all devices are back here and run.
+    async fn hand_all(
+        &self,
+        wire: &mut Wire,
+        successor: &mut Successor,
+        bequests: Vec<Bequest>,
+    ) -> Result<Vec<(NameV1, Vec<Stopped>)>, Obstacle> {
+        // For everything, from the first guest that waits. A task that is given up puts back what it holds.
+        let end = Instant::now() + HOLD;
+        let mut holding = tokio::task::JoinSet::new();
+        for (index, bequest) in bequests.into_iter().enumerate() {
+            holding.spawn(async move { (index, bequest.hold(DRAIN).await, bequest) });
+        }
+        let (mut all, mut obstacle) = (Vec::new(), None);
+        loop {
+            let next = tokio::time::timeout_at(end.into(), holding.join_next());
+            let Ok(Some(done)) = next.await.map_err(|_| {
+                let remedy =
+                    "this daemon goes on as before; see `ioplane status`: which one does not answer?";
+                obstacle = Some(Refusal::conflict("a device does not come to rest", remedy).into());
+            }) else {
+                break;
+            };
+            match done {
+                Ok((index, Ok(held), bequest)) => all.push((index, held, bequest)),
+                Ok((_, Err(refused), bequest)) => {
+                    let NameV1 { kind, name } = &bequest.name;
+                    let remedy = "this daemon goes on as before; try again";
+                    obstacle = Some(Refusal::conflict(format!("{kind} {name}: {refused}"), remedy).into());
+                }
+                Err(error) => {
+                    obstacle = Some(
+                        Refusal::failed(error.to_string(), "this is a bug: report it with the log").into(),
+                    );
+                }
+            }
+        }
+        drop(holding);
+        all.sort_by_key(|(index, ..)| *index);
+        let outcome = match obstacle {
+            Some(obstacle) => Err(obstacle),
+            None => block_in_place(|| give(wire, successor, &all, end)),
+        };
+        match outcome {
+            Ok(()) => Ok(all.into_iter().map(|(_, held, bequest)| (bequest.name, held)).collect()),
+            Err(obstacle) => {
+                for held in all.into_iter().flat_map(|(_, held, _)| held) {
+                    held.take_back().await;
+                }
+                Err(obstacle)
+            }
+        }
+    }
+}
+
+/// Sends the devices and waits for the one word that decides.
+fn give(
+    wire: &mut Wire,
+    successor: &mut Successor,
+    all: &[(usize, Vec<Stopped>, Bequest)],
+    end: Instant,
+) -> Result<(), Obstacle> {
+    wire.within(end.saturating_duration_since(Instant::now()).max(DRAIN));
+    let doors = all.iter().flat_map(|(_, held, bequest)| held.iter().map(move |held| (held, bequest)));
+    for (held, bequest) in doors {
+        let (bytes, files) = held.parcel();
+        let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        let (name, suspended) = (bequest.name.clone(), held.suspended());
+        let (bytes, beside) = (bytes.to_vec(), (bequest.luggage.beside)());
+        wire.send(&OrderV1::Device(DeviceV1 { name, suspended, beside, bytes }), &files)?;
+    }
+    wait_for!(wire, AnswerV1::Loaded => ())?;
+    wire.send(&OrderV1::Commit, &[])?;
+    // A time of its own: only one that is stuck says nothing now.
+    match wait_for!(wire.within(HOLD), AnswerV1::Mine => ()) {
+        // It may be about to say it: only a dead one says nothing more.
+        Err(Obstacle::Wire(late @ WireError::Late(_))) => {
+            successor.end();
+            match wait_for!(wire.within(HOLD), AnswerV1::Mine => ()) {
+                Ok(()) => Ok(()),
+                Err(_) => Err(late.into()),
+            }
+        }
+        outcome => outcome,
+    }
+}
+
+fn explain(successor: &mut Successor, obstacle: Obstacle) -> Refusal {
+    let ended = successor.end();
+    match obstacle {
+        Obstacle::Ours(refused) => refused,
+        Obstacle::Said(error, remedy) => {
+            Refusal::conflict(format!("{} does not take over: {error}", successor.binary.display()), remedy)
+        }
+        Obstacle::Wire(error) => match ended {
+            Some(status) => refuse(&successor.binary, format!("{error} ({status})")),
+            None => refuse(&successor.binary, error),
+        },
+    }
+}
