@@ -244,18 +244,22 @@ mod tests {
 
     /// A benchmark whose builds need `times` microseconds, and which writes down whose turn was first.
     fn comparison(times: [f64; 2], json: bool) -> (ExitCode, Vec<Side>) {
-        let orders = std::cell::RefCell::new(Vec::new());
+        let orders = std::sync::Mutex::new(Vec::new());
         let run = |pair: &Pair<'_>| -> Result<[Value; 2]> {
             pair.go_on()?;
-            orders.borrow_mut().push(pair.order[0]);
+            orders.lock().unwrap().push(pair.order[0]);
             assert_eq!(pair.binary(Side::After), Path::new("/bin/true"));
             Ok(times.map(|time| json!({ "depth1": { "p50_us": time } })))
         };
-        let against = parse(&["--baseline", "/bin/true"]).unwrap();
-        let paired =
-            Paired { name: "made-up", serves: ["serve", "--help"], after: "/bin/true".into(), run: &run };
-        let code = against.compare(json, &paired);
-        (code, orders.into_inner())
+        let compare = || {
+            let against = parse(&["--baseline", "/bin/true"]).unwrap();
+            let paired =
+                Paired { name: "made-up", serves: ["serve", "--help"], after: "/bin/true".into(), run: &run };
+            against.compare(json, &paired)
+        };
+        // It pins its thread.
+        let code = std::thread::scope(|scope| scope.spawn(compare).join().unwrap());
+        (code, orders.into_inner().unwrap())
     }
 
     #[test]
