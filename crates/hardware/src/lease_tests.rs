@@ -92,6 +92,25 @@ fn after_a_crash_it_is_given_back_or_taken_over() {
     });
 }
 
+/// What a process leaves is found by one of another version.
+#[test]
+fn a_record_stays_readable() {
+    let stored = r#"{"address":"0000:00:05.0","driver":"8139cp","wanted":null}"#;
+    let tree = Tree::new();
+    tree.add(CARD, Some(3), Some("8139cp"));
+    with(&tree, |sysfs, folder| {
+        let lease = take(sysfs, tree.root(), card(), folder, Accepted::default()).expect("taken");
+        let path = lease.path.clone();
+        assert!(path.ends_with("0000:00:05.0.json"), "{}", path.display());
+        assert_eq!(std::fs::read_to_string(&path).expect("a record"), stored);
+        crash(lease);
+        std::fs::write(&path, stored).expect("written");
+        let all = recover_in(sysfs, folder);
+        assert!(matches!(&all[..], [one] if one.address == card() && one.outcome.is_ok()), "{all:?}");
+        assert_eq!(tree.bound_to(CARD).as_deref(), Some("8139cp"));
+    });
+}
+
 /// The process dies after each single write, of taking and of giving back: what comes after puts all right.
 #[test]
 fn a_crash_at_any_point_is_put_right() {

@@ -6,6 +6,7 @@ pub mod crash;
 pub mod driver;
 pub mod front;
 pub mod fuse;
+pub mod golden;
 pub mod hand;
 pub mod hostile;
 pub mod nic;

@@ -22,6 +22,8 @@ mod nic;
 mod predecessor;
 mod successor;
 mod switch;
+#[cfg(test)]
+mod tests;
 mod wire;
 mod words;
 

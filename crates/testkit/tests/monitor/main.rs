@@ -8,5 +8,6 @@ mod out;
 mod page;
 mod rig;
 mod rtl8139;
+mod saved;
 mod still;
 mod trouble;

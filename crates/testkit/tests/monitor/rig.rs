@@ -111,13 +111,24 @@ impl<F: Function> Watched<F> {
 
     /// Goes on, with its state, on other hardware and in another monitor.
     pub fn moves_to(self, hardware: Simulated<F>, bench: Bench<F>, map: &Arc<GuestMap>) -> Self {
-        let model = self.front.look(Monitor::model).expect("it is here");
         let state = self.save();
+        self.goes_on_as(&state, hardware, bench, map)
+    }
+
+    /// The same with a state that was saved at another time.
+    pub fn goes_on_as(
+        self,
+        state: &State,
+        hardware: Simulated<F>,
+        bench: Bench<F>,
+        map: &Arc<GuestMap>,
+    ) -> Self {
+        let model = self.front.look(Monitor::model).expect("it is here");
         let mut fresh = Monitor::new(hardware, model, Options::new("nic1")).expect("hardware that works");
         fresh.grow_memory(map.clone()).expect("an IOMMU with room");
         wire(&mut fresh, Irq::Intx, &self.line);
         wire(&mut fresh, Irq::Error, &self.error);
-        self.front.transplant(fresh, &state).expect("a state of its own");
+        self.front.transplant(fresh, state).expect("a state of its own");
         Watched { bench, ..self }
     }
 }

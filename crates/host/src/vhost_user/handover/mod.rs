@@ -12,6 +12,8 @@
 
 mod parcel;
 mod session;
+#[cfg(test)]
+mod tests;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -30,7 +30,7 @@ pub(super) struct SessionV1 {
     /// Where the rings' journals are.
     journals: Vec<AreaV1>,
     back_channel: Option<FileV1>,
-    counts: Vec<Vec<(String, u64)>>,
+    pub(super) counts: Vec<Vec<(String, u64)>>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

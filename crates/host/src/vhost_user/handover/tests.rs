@@ -1,0 +1,211 @@
+//! Devices on their way to another process, byte by byte: the other process is perhaps of another version.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ioplane_cores::{CoreSettings, Pool};
+use ioplane_device::MeterReading;
+use ioplane_storage::MemoryBacking;
+use ioplane_storage::filter::Stall;
+use ioplane_testkit::driver::net::{Header, Pair, PairPlan};
+use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
+use ioplane_testkit::front::protocol::LOG_SHMFD;
+use ioplane_testkit::front::wire::Ask;
+use ioplane_testkit::front::{Front, Wants};
+use ioplane_testkit::golden;
+use ioplane_testkit::golden::Golden;
+use ioplane_testkit::nic::Lan;
+use ioplane_virtio::blk::{Blk, BlkOptions};
+use ioplane_virtio::net::{Net, NetOptions};
+use ioplane_virtio::spec::feature::{VHOST_F_LOG_ALL, VIRTIO_F_RING_PACKED};
+
+use super::*;
+use crate::vhost_user::{STOP_PATIENCE, serve};
+
+const MIB: u64 = 1 << 20;
+const SIZE: u16 = 16;
+const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+struct Host {
+    runtime: tokio::runtime::Runtime,
+    pool: Arc<Pool>,
+    folder: tempfile::TempDir,
+}
+
+impl Host {
+    fn new() -> Host {
+        let settings = CoreSettings { spin: Duration::from_millis(1), ..CoreSettings::default() };
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        Host {
+            runtime: runtime.unwrap(),
+            pool: Arc::new(Pool::with([settings]).unwrap()),
+            folder: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn options(&self) -> ServerOptions {
+        let options = ServerOptions::new(self.folder.path().join("device.sock"), self.pool.clone());
+        ServerOptions { dirty_log: true, ..options }
+    }
+
+    fn serve<V: VirtioDevice>(&self, model: V) -> Handle<V> {
+        let _inside = self.runtime.enter();
+        serve(model, self.options()).unwrap()
+    }
+
+    /// Brings a device to rest where `met` what is packed of it, and holds it.
+    fn hold<V: VirtioDevice>(&self, handle: &Handle<V>, met: impl Fn(&Held) -> bool) -> Held {
+        loop {
+            let held = self.runtime.block_on(handle.hand_over(Duration::from_millis(20))).unwrap();
+            if met(&held) {
+                return held;
+            }
+            self.runtime.block_on(held.take_back());
+        }
+    }
+
+    /// What is packed is what `golden` holds; the device goes on in a server for `model` from what `golden` holds.
+    fn passes_by<V: VirtioDevice>(&self, held: Held, golden: &Golden, model: V) -> Handle<V> {
+        let files = held.parcel.files.len();
+        golden.check_parts(&[(format!("{files} descriptors"), regular(&held.parcel.bytes))]);
+        let files = held.parcel.files.iter().map(|file| file.try_clone().unwrap()).collect();
+        let parcel = Parcel { bytes: golden.part(""), files };
+        held.give_away();
+        let _inside = self.runtime.enter();
+        let adopted = adopt(model, self.options(), STOP_PATIENCE, Lease::default(), parcel).unwrap();
+        let (handle, waited) = adopted.start();
+        self.runtime.block_on(waited).unwrap();
+        handle
+    }
+}
+
+/// Without what differs from run to run: the moment, the process, the counts, of which each has a number of its own here.
+fn regular(bytes: &[u8]) -> Vec<u8> {
+    let mut packed: ServerV1 = postcard::from_bytes(bytes).unwrap();
+    packed.parked = 1_234_567_890_123;
+    packed.connection.as_mut().unwrap().process = Some(4321);
+    packed.faults = vec![("an-example".to_owned(), 2)];
+    packed.last_fault = Some("an example in words".to_owned());
+    for counts in &mut packed.session.counts {
+        *counts =
+            MeterReading::default().each().zip(1..).map(|((name, _), n)| (name.to_owned(), n)).collect();
+    }
+    postcard::to_stdvec(&packed).unwrap()
+}
+
+fn blk(stall: &Arc<Stall>) -> Blk {
+    let options = BlkOptions {
+        name: "disk".to_owned(),
+        serial: "serial".to_owned(),
+        queues: 2,
+        queue_size: 64,
+        read_only: false,
+        logical_block: None,
+    };
+    Blk::new(options, stall.clone())
+}
+
+/// Whether the journal of queue 0, of entries so long behind a header of the same length, has a request.
+fn in_flight(front: &Front, entry: usize) -> bool {
+    let region = front.inflight().unwrap();
+    let mut bytes = vec![0; entry * (usize::from(SIZE) + 1)];
+    rustix::io::pread(&region.file, &mut bytes, region.offset).unwrap();
+    bytes.chunks(entry).skip(1).any(|entry| entry[0] == 1)
+}
+
+/// A disk with a write in flight, its journal and a dirty log, in two regions of memory.
+fn disk(features: u64, golden: &Golden) {
+    let (host, stall) = (Host::new(), Stall::new(MemoryBacking::new(MIB).unwrap()));
+    let handle = host.serve(blk(&stall));
+    let wants = Wants::default();
+    let wants = Wants {
+        features: wants.features | features | VHOST_F_LOG_ALL,
+        protocol: wants.protocol | LOG_SHMFD,
+        ..wants
+    };
+    let mut front = Front::connect(handle.socket(), wants).unwrap();
+    let mut memory = GuestMemory::of(&[(0, MIB), (1 << 32, MIB)]).unwrap();
+    front.track_inflight(2, SIZE).unwrap();
+    front.share(&memory).unwrap();
+    let log = rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&log, 1 << 20).unwrap();
+    let body = [(1u64 << 20).to_ne_bytes(), 0u64.to_ne_bytes()].concat();
+    front.wire().send(Ask::SET_LOG_BASE as u32, 0, &body, &[log.as_fd()]).unwrap();
+    front.wire().reply(Ask::SET_LOG_BASE).unwrap();
+    let mode = RingMode::of(front.features());
+    let plan = DiskPlan::new(4, 4096, Shape::Direct);
+    let mut disks = [(); 2].map(|()| Disk::new(&mut memory, SIZE, mode, plan).unwrap());
+    for (index, disk) in (0..).zip(&mut disks) {
+        let (place, base) = (disk.place(), disk.ring().base());
+        front.start(index, &memory, place, base).unwrap();
+    }
+    stall.stall();
+    disks[0].write_data(disks[0].next().unwrap(), &[7; 4096]).unwrap();
+    disks[0].submit(Op::Write, 8, 4096).unwrap();
+    front.kick(0);
+    while !in_flight(&front, if features & VIRTIO_F_RING_PACKED != 0 { 32 } else { 16 }) {
+        std::thread::yield_now();
+    }
+    let held = host.hold(&handle, |held| held.suspended);
+    stall.release();
+    let _next = host.passes_by(held, golden, blk(&stall));
+    let done = loop {
+        match disks[0].reap().unwrap() {
+            Some(done) => break done,
+            None => std::thread::yield_now(),
+        }
+    };
+    assert!(done.ok());
+    assert_eq!(front.capacity().unwrap(), MIB / 512);
+}
+
+#[test]
+fn a_disk_with_split_rings() {
+    disk(0, &golden!("disk-split.parcel"));
+}
+
+#[test]
+fn a_disk_with_packed_rings() {
+    disk(VIRTIO_F_RING_PACKED, &golden!("disk-packed.parcel"));
+}
+
+#[test]
+fn a_nic() {
+    let host = Host::new();
+    let Lan { port, mut neighbour } = Lan::new(OWN, OTHER);
+    let options =
+        NetOptions { name: "nic".to_owned(), mac: OWN, pairs: 1, queue_size: 256, mtu: 1500, control: false };
+    let handle = host.serve(Net::new(options.clone(), port.clone()));
+    let mut front =
+        Front::connect(handle.socket(), Wants { features: !VIRTIO_F_RING_PACKED, ..Wants::default() })
+            .unwrap();
+    let mut memory = GuestMemory::new(4 * MIB).unwrap();
+    front.share(&memory).unwrap();
+    let plan = PairPlan { slots: 4, ..PairPlan::mergeable(RingMode::of(front.features())) };
+    let mut pair = Pair::new(&mut memory, plan).unwrap();
+    pair.fill_some(0, 64);
+    for (index, place) in (0..).zip(pair.places()) {
+        front.start(index, &memory, place, 0).unwrap();
+    }
+    let mut through = |front: &mut Front, n: u8| {
+        let frame = ioplane_testkit::nic::frame(OTHER, OWN, &[n; 100]);
+        assert!(pair.send(Header::default(), &frame).unwrap());
+        front.kick(1);
+        while pair.reap().unwrap() == 0 {
+            std::thread::yield_now();
+        }
+        let came = loop {
+            match neighbour.take() {
+                Some(came) => break came,
+                None => std::thread::yield_now(),
+            }
+        };
+        assert_eq!(came, frame);
+    };
+    through(&mut front, 1);
+    let held = host.hold(&handle, |held| !held.suspended);
+    let _next = host.passes_by(held, &golden!("nic.parcel"), Net::new(options, port));
+    through(&mut front, 2);
+}

@@ -1,0 +1,217 @@
+//! The configuration file's keys and words, and the state file that a daemon of today leaves for one of tomorrow.
+
+use std::os::unix::fs::PermissionsExt;
+
+use ioplane_testkit::golden;
+use serde_json::{Value, json};
+
+use super::house::House;
+use super::normalize::{Normalizer, pretty};
+use super::recorder::MIB;
+
+fn normal(house: &House) -> Normalizer {
+    Normalizer::default().with(house.folder.path().display().to_string(), "DIR")
+}
+
+/// Each is refused with every key that its tables have, or every word that a key may say, or what else is wrong with it.
+const REFUSED: &[&str] = &[
+    "[daemon]\nunknown_key = 1\n[[core]]\nunknown_key = 1\n[[disk]]\nname = \"d\"\nmemory = \"1M\"\nunknown_key = 1\n[[switch]]\nname = \"s\"\nunknown_key = 1\n\
+     [[nic]]\nname = \"n\"\nswitch = \"s\"\nunknown_key = 1\n[[pci]]\nname = \"p\"\nemulate = \"ne2000\"\nswitch = \"s\"\nunknown_key = 1\n",
+    "[daemon]\nsocket = 1\nrun_dir = 1\nmetrics = \"0.0.0.0:1\"\nsocket_group = \"no such group\"\nsocket_mode = \"9\"\n",
+    "[daemon]\nsocket = \"/run/x/../../xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\"\n",
+    "[[core]]\nid = 256\nnotify = \"none\"\nspin_us = 60000001\nbudget = 0\nmanners = \"none\"\ncpu = -1\n[[core]]\nid = 256\n",
+    "[[disk]]\nname = \"d\"\npath = \"none.img\"\nformat = \"none\"\ndirect = \"none\"\nengine = \"none\"\nguest_memory = \"none\"\n",
+    "[[disk]]\nname = \"a b\"\nmemory = \"1000\"\nread_only = \"yes\"\nserial = \"a b\"\nqueues = 65\nqueue_size = 3\nblock_size = 100\n\
+     socket = 1\ntwin = 1\ncore = 9\n",
+    "[[disk]]\nname = \"d\"\n[[disk]]\nmemory = \"1M\"\n[[disk]]\nname = \"e\"\npath = \"x\"\nmemory = \"1M\"\n",
+    "[[disk]]\nname = \"d\"\nmemory = \"1M\"\nsocket = \"x\"\n[[disk]]\nname = \"d\"\nmemory = \"1M\"\ntwin = \"x\"\n",
+    "[[switch]]\nname = \"s\"\nuplink = \"a/b\"\ncore = 9\n[[switch]]\nname = \"s\"\n",
+    "[[switch]]\nname = \"lan\"\n[[nic]]\nname = \"n\"\nswitch = \"lam\"\nmac = \"none\"\nvlan = \"none\"\npairs = 9\nqueue_size = 63\n\
+     mtu = 67\nlink = \"none\"\nisolated = 1\ncore = 9\nguest_memory = \"none\"\n[[nic]]\nname = \"m\"\nswitch = \"lan\"\nvlan = 4095\n",
+    "[[switch]]\nname = \"lan\"\n[[pci]]\nname = \"p\"\nhost = \"none\"\nmode = \"none\"\non_fault = \"none\"\nforce = 1\n\
+     unsafe_interrupts = 1\npinned_memory = \"none\"\n[[pci]]\nname = \"q\"\nemulate = \"none\"\nswitch = \"lam\"\ntap = \"a/b\"\n\
+     mac = \"none\"\nguest_memory = \"none\"\n[[pci]]\nname = \"r\"\n",
+    "[disk]\nname = \"d\"\n[[daemon]]\n[[disc]]\nname = \"d\"\n",
+    "name = \n",
+];
+
+#[test]
+fn what_is_refused() {
+    let house = House::new("");
+    let mut said = String::new();
+    for config in REFUSED {
+        house.configure(config);
+        let refused = house.refuses();
+        said += &format!("== code {}\n{config}--\n{}", refused.code, normal(&house).text(&refused.err));
+    }
+    golden!("configuration-refused.text").check(&said);
+}
+
+/// Every key that there is, none with its default.
+const WHOLE: &str = r#"
+[[core]]
+id = 0
+cpu = 0
+notify = "notified"
+spin_us = 70
+budget = 33
+manners = "dedicated"
+[[core]]
+id = 7
+notify = "notified"
+[[core]]
+id = 8
+notify = "notified"
+[[disk]]
+name = "whole"
+path = "whole.img"
+format = "raw"
+read_only = true
+serial = "W1"
+queues = 3
+queue_size = 64
+block_size = 4096
+direct = "off"
+engine = "threads"
+core = 7
+socket = "whole.vhost.sock"
+twin = "whole.twin.sock"
+guest_memory = "any"
+[[disk]]
+name = "least"
+path = "least.img"
+[[disk]]
+name = "removed"
+memory = "1M"
+[[disk]]
+name = "replaced"
+memory = "2M"
+queues = 2
+[[switch]]
+name = "lan"
+core = 7
+[[switch]]
+name = "removed"
+[[nic]]
+name = "web"
+switch = "lan"
+mac = "02:00:00:00:00:01"
+isolated = true
+vlan = "trunk:10,20"
+pairs = 2
+queue_size = 512
+mtu = 9000
+link = "down"
+core = 7
+socket = "web.vhost.sock"
+guest_memory = "any"
+[[nic]]
+name = "gone"
+switch = "lan"
+mac = "02:00:00:00:00:02"
+[[pci]]
+name = "soft"
+emulate = "rtl8139"
+switch = "lan"
+mac = "02:00:00:00:00:0a"
+socket = "soft.vfio.sock"
+guest_memory = "any"
+[[pci]]
+name = "old"
+emulate = "ne2000"
+switch = "lan"
+mac = "02:00:00:00:00:0b"
+"#;
+
+fn images(house: &House) {
+    house.image("whole.img", MIB);
+    house.image("least.img", MIB);
+}
+
+/// A state file without what differs from host to host, still one that can be loaded: numbers of images.
+fn regular(house: &House, mut state: Value) -> Value {
+    for record in state["entries"]["disks"].as_object_mut().unwrap().values_mut() {
+        if let Some(image) = record.get_mut("image").and_then(Value::as_object_mut) {
+            image.values_mut().for_each(|number| *number = json!(0));
+        }
+    }
+    normal(house).value(state)
+}
+
+fn state(house: &House) -> Value {
+    let text = std::fs::read_to_string(house.path("state.json")).unwrap();
+    regular(house, serde_json::from_str(&text).unwrap())
+}
+
+/// What of the status a restart must not change.
+fn served(house: &House) -> Value {
+    let status = house.json(&["status"]);
+    let fields = [
+        "name",
+        "origin",
+        "state",
+        "socket",
+        "twin",
+        "size",
+        "serial",
+        "read_only",
+        "mac",
+        "vlan",
+        "mtu",
+        "link",
+        "mode",
+    ];
+    let all = ["disks", "nics", "functions", "switches"]
+        .into_iter()
+        .flat_map(|kind| status[kind].as_array().unwrap().clone());
+    let lasting = all.map(|one| fields.iter().map(|field| one[*field].clone()).collect::<Value>());
+    let cores = status["cores"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|core| json!([core["id"], core["notify"], core["spin_us"]]));
+    normal(house).value(lasting.chain(cores).collect())
+}
+
+#[test]
+fn the_state_file() {
+    let mut house = House::new(WHOLE);
+    images(&house);
+    house.start();
+    let ask = |method: &str, path: &str, body: Value| {
+        let (status, answer) = house.http(method, path, &body.to_string());
+        assert!(status < 300, "{method} {path}: {answer}");
+    };
+    ask("PUT", "/v1/disks/added", json!({ "memory": "1M" }));
+    ask("POST", "/v1/queues/move", json!({ "disk": "replaced", "queue": 1, "core": 7 }));
+    ask("PATCH", "/v1/disks/replaced", json!({ "memory": "4M" }));
+    ask("DELETE", "/v1/disks/removed", json!(null));
+    ask("DELETE", "/v1/switches/removed", json!(null));
+    ask("PUT", "/v1/switches/added", json!({}));
+    ask("PUT", "/v1/nics/added-nic", json!({ "switch": "added", "mac": "02:00:00:00:00:03" }));
+    ask("PATCH", "/v1/nics/web", json!({ "link": "up" }));
+    ask("DELETE", "/v1/nics/gone", json!(null));
+    ask(
+        "PUT",
+        "/v1/pci/added-pci",
+        json!({ "emulate": "rtl8139", "switch": "added", "mac": "02:00:00:00:00:0c" }),
+    );
+    ask("DELETE", "/v1/pci/old", json!(null));
+    ask("DELETE", "/v1/cores/8", json!(null));
+    ask("POST", "/v1/cores", json!({ "notify": "notified", "manners": "nice" }));
+    ask("PATCH", "/v1/cores/0", json!({ "spin_us": 99 }));
+    let before = served(&house);
+    let golden = golden!("state.json");
+    golden.check(&pretty(&state(&house)));
+    drop(house);
+
+    // A daemon finds what is stored, and has the same.
+    let mut house = House::new(WHOLE);
+    images(&house);
+    let stored = golden.text().replace("DIR", &house.folder.path().display().to_string());
+    std::fs::write(house.path("state.json"), stored).unwrap();
+    std::fs::set_permissions(house.path("state.json"), PermissionsExt::from_mode(0o600)).unwrap();
+    house.start();
+    house.until(|| served(&house) == before);
+    assert_eq!(state(&house), serde_json::from_str::<Value>(&golden.text()).unwrap());
+}
