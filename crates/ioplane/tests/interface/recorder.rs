@@ -133,7 +133,7 @@ impl Recorder {
         let body = body.to_string();
         let stream = UnixStream::connect(self.house.path("control.sock")).unwrap();
         let (status, kind, answer) = exchange(stream, method, path, &body);
-        let answer = serde_json::from_str(&answer).unwrap_or_else(|_| Value::String(answer));
+        let answer = serde_json::from_str(&answer).unwrap_or(Value::String(answer));
         let mut entry = json!({ "request": format!("{method} {path}"), "status": status, "type": kind });
         entry["answer"] = self.normalizer.value(answer);
         if !body.is_empty() {

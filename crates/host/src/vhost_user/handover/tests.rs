@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ioplane_cores::{CoreSettings, Pool};
 use ioplane_device::MeterReading;
@@ -27,6 +27,18 @@ const MIB: u64 = 1 << 20;
 const SIZE: u16 = 16;
 const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+/// Waits, but not for ever.
+fn until<T>(mut met: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(met) = met() {
+            return met;
+        }
+        assert!(Instant::now() < end, "it does not come");
+        std::thread::yield_now();
+    }
+}
 
 struct Host {
     runtime: tokio::runtime::Runtime,
@@ -57,13 +69,14 @@ impl Host {
 
     /// Brings a device to rest where `met` what is packed of it, and holds it.
     fn hold<V: VirtioDevice>(&self, handle: &Handle<V>, met: impl Fn(&Held) -> bool) -> Held {
-        loop {
+        until(|| {
             let held = self.runtime.block_on(handle.hand_over(Duration::from_millis(20))).unwrap();
             if met(&held) {
-                return held;
+                return Some(held);
             }
             self.runtime.block_on(held.take_back());
-        }
+            None
+        })
     }
 
     /// What is packed is what `golden` holds; the device goes on in a server for `model` from what `golden` holds.
@@ -145,19 +158,12 @@ fn disk(features: u64, golden: &Golden) {
     disks[0].write_data(disks[0].next().unwrap(), &[7; 4096]).unwrap();
     disks[0].submit(Op::Write, 8, 4096).unwrap();
     front.kick(0);
-    while !in_flight(&front, if features & VIRTIO_F_RING_PACKED != 0 { 32 } else { 16 }) {
-        std::thread::yield_now();
-    }
+    let entry = if features & VIRTIO_F_RING_PACKED != 0 { 32 } else { 16 };
+    until(|| in_flight(&front, entry).then_some(()));
     let held = host.hold(&handle, |held| held.suspended);
     stall.release();
     let _next = host.passes_by(held, golden, blk(&stall));
-    let done = loop {
-        match disks[0].reap().unwrap() {
-            Some(done) => break done,
-            None => std::thread::yield_now(),
-        }
-    };
-    assert!(done.ok());
+    assert!(until(|| disks[0].reap().unwrap()).ok());
     assert_eq!(front.capacity().unwrap(), MIB / 512);
 }
 
@@ -193,16 +199,8 @@ fn a_nic() {
         let frame = ioplane_testkit::nic::frame(OTHER, OWN, &[n; 100]);
         assert!(pair.send(Header::default(), &frame).unwrap());
         front.kick(1);
-        while pair.reap().unwrap() == 0 {
-            std::thread::yield_now();
-        }
-        let came = loop {
-            match neighbour.take() {
-                Some(came) => break came,
-                None => std::thread::yield_now(),
-            }
-        };
-        assert_eq!(came, frame);
+        until(|| (pair.reap().unwrap() > 0).then_some(()));
+        assert_eq!(until(|| neighbour.take()), frame);
     };
     through(&mut front, 1);
     let held = host.hold(&handle, |held| !held.suspended);
