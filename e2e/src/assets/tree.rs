@@ -10,7 +10,8 @@ const RECIPE: &str = "trixie minbase linux-image-cloud-amd64 iperf3 2";
 
 /// Where Debian's packages come from; `IOPLANE_DEBIAN_MIRROR` names another.
 pub(super) fn mirror() -> String {
-    std::env::var("IOPLANE_DEBIAN_MIRROR").unwrap_or_else(|_| "http://deb.debian.org/debian".into())
+    let named = std::env::var("IOPLANE_DEBIAN_MIRROR").ok().filter(|mirror| !mirror.is_empty());
+    named.unwrap_or_else(|| "http://deb.debian.org/debian".into())
 }
 
 /// The tree's root folder, made if it is missing.
