@@ -38,7 +38,8 @@ impl Scene {
         let lan = Lan::with(settings);
         let wants = Wants::new(1);
         let plan = PairPlan { slots: 64, ..wants.plan };
-        let nic = lan.plug_with(Wants { packed, plan, ..wants });
+        // Room for more commands than one poll obeys.
+        let nic = lan.plug_with(Wants { packed, plan, commands: 128, ..wants });
         let others = (0..others)
             .map(|number| {
                 let name = format!("tap{number}");

@@ -49,6 +49,8 @@ pub struct Wants {
     pub filled: u16,
     /// Of these, those that a process before us had in hand when it died.
     pub suspects: u16,
+    /// Entries of the control queue.
+    pub commands: u16,
 }
 
 impl Wants {
@@ -64,6 +66,7 @@ impl Wants {
             plan: PairPlan::mergeable(RingMode::default()),
             filled: u16::MAX,
             suspects: 0,
+            commands: 16,
         }
     }
 
@@ -125,7 +128,7 @@ impl Lan {
         let mut pairs: Vec<_> = (0..wants.pairs).map(|_| Pair::new(&mut memory, plan).unwrap()).collect();
         pairs.iter_mut().for_each(|pair| pair.fill_some(0, wants.filled));
         let mut places: Vec<RingPlace> = pairs.iter().flat_map(Pair::places).collect();
-        let commands = wants.control.then(|| Commands::new(&mut memory, 128, mode).unwrap());
+        let commands = wants.control.then(|| Commands::new(&mut memory, wants.commands, mode).unwrap());
         // Without MQ the control queue is the third (5.1.2).
         places.truncate(if features & (1 << 22) == 0 && wants.control { 2 } else { usize::MAX });
         places.extend(commands.as_ref().map(Commands::place));
