@@ -44,8 +44,8 @@ fn add(bus: &Bus, vcpu: usize, dice: &mut Dice) -> Result<u64, String> {
 struct Sums;
 
 impl Program for Sums {
-    fn ask(&mut self, _slot: u16, dice: &mut Dice) -> Request {
-        Request { bytes: dice.roll().to_le_bytes().into(), readable: vec![8], writable: vec![8] }
+    fn ask(&mut self, _slot: u16, dice: &mut Dice) -> Result<Request, String> {
+        Ok(Request { bytes: dice.roll().to_le_bytes().into(), readable: vec![8], writable: vec![8] })
     }
 
     fn answer(&mut self, bytes: &[u8], written: u32) -> Result<u64, String> {

@@ -123,7 +123,7 @@ struct Sectors {
 }
 
 impl Program for Sectors {
-    fn ask(&mut self, slot: u16, dice: &mut Dice) -> Request {
+    fn ask(&mut self, slot: u16, dice: &mut Dice) -> Result<Request, String> {
         let place = u64::from(slot) * PLACES + dice.below(PLACES);
         let sector = self.from + place * u64::from(DATA) / SECTOR;
         // As many buffers as a driver may send, now and then.
@@ -148,7 +148,7 @@ impl Program for Sectors {
         header[8..].copy_from_slice(&sector.to_le_bytes());
         readable.insert(0, 16);
         writable.push(1);
-        Request { bytes: [&header[..], &bytes].concat(), readable, writable }
+        Ok(Request { bytes: [&header[..], &bytes].concat(), readable, writable })
     }
 
     fn answer(&mut self, bytes: &[u8], written: u32) -> Result<u64, String> {

@@ -114,7 +114,7 @@ pub struct Request {
 /// Makes requests and judges their answers.
 pub trait Program: Send {
     /// The next request. `slot` is unique among those in flight.
-    fn ask(&mut self, slot: u16, dice: &mut Dice) -> Request;
+    fn ask(&mut self, slot: u16, dice: &mut Dice) -> Result<Request, String>;
     /// What the guest makes of the bytes that came back, of which the device says that it wrote `written`.
     fn answer(&mut self, bytes: &[u8], written: u32) -> Result<u64, String>;
 }
@@ -181,7 +181,7 @@ impl Driver {
     pub(super) fn submit(&mut self, dice: &mut Dice) -> Result<(), String> {
         let said = |error: &dyn std::fmt::Display| error.to_string();
         let slot = self.free.pop().ok_or("the program has more in flight than it has slots")?;
-        let Request { bytes, readable, writable } = self.program.ask(slot, dice);
+        let Request { bytes, readable, writable } = self.program.ask(slot, dice)?;
         let guest = self.guest + u64::from(slot) * 2 * SLOT;
         self.view.write(guest, &bytes).map_err(|e| said(&e))?;
         let mut parts = Vec::new();
