@@ -139,8 +139,8 @@ fn shown((order, files): (Order, usize)) -> Value {
 }
 
 /// The successor that the test below has its daemon start: hears everything, and refuses at the last moment.
+/// By itself it does nothing.
 #[test]
-#[ignore = "runs as another process of the_conversation"]
 fn as_a_successor() {
     let Some(place) = std::env::var_os(PLACE) else { return };
     let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
@@ -166,7 +166,7 @@ fn the_conversation() {
     let (script, place) = (recorder.house.path("successor"), recorder.house.path("said.json"));
     let this = std::env::current_exe().unwrap();
     let text = format!(
-        "#!/bin/sh\n{PLACE}='{}' exec '{}' --ignored --exact upgrade::as_a_successor --nocapture\n",
+        "#!/bin/sh\n{PLACE}='{}' exec '{}' --exact upgrade::as_a_successor --nocapture\n",
         place.display(),
         this.display()
     );
