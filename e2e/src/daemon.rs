@@ -1,8 +1,8 @@
 //! The `ioplane` binary as a user meets it: a daemon with a control socket, and a command line.
 
-use crate::process::{Process, scratch};
-use crate::qemu::Version;
+use crate::process::{Process, built, scratch};
 use crate::status::{Disk, Status};
+use crate::version::Version;
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -33,13 +33,7 @@ pub fn binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("IOPLANE_BIN") {
         return Ok(path.into());
     }
-    let test = std::env::current_exe()?;
-    // target/PROFILE/deps/test-hash, or target/PROFILE/binary.
-    let found =
-        test.ancestors().skip(1).take(2).map(|folder| folder.join("ioplane")).find(|path| path.is_file());
-    found.context(
-        "no ioplane binary in the target folder; build it (cargo build -p ioplane) or set IOPLANE_BIN",
-    )
+    built("ioplane")
 }
 
 /// A daemon that is nobody's child any more. Killed when dropped.

@@ -7,7 +7,6 @@
 use crate::l2::L2;
 use crate::nics::{Nic, find};
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 
 /// What a machine of so much memory has below 4 GiB, MiB: enough for a kernel and its first disk to be loaded.
 const LOW_MIB: u64 = 128;
@@ -17,6 +16,12 @@ const HIGH: u64 = 1 << 32;
 /// Without an HPET: Linux takes another clock and lets it tick, each tick wakes QEMU's main thread, and L1 has one processor.
 pub(crate) fn machine(mib: u64) -> String {
     format!("-machine q35,hpet=off,max-ram-below-4g={LOW_MIB}M -m {mib}M")
+}
+
+/// What a guest needs for vfio-user in QEMU 11.1: memory that can be shared; some of it is above 4 GiB. `args` of [`crate::L1::debian_by`] with [`crate::Version::Newer`].
+pub fn shared_memory(mib: u64) -> String {
+    let machine = machine(mib);
+    format!("{machine} -machine memory-backend=m -object memory-backend-memfd,id=m,size={mib}M,share=on")
 }
 
 /// What QEMU's monitor shows of memory (`xp /NUMBERwx ADDRESS`).
@@ -74,32 +79,7 @@ impl L2<'_> {
         let said = self.qmp("human-monitor-command", &serde_json::json!({ "command-line": command }))?;
         said.as_str().map(str::to_owned).with_context(|| said.to_string())
     }
-
-    /// A command of QEMU's monitor for programs; what it returns.
-    pub fn qmp(&self, command: &str, arguments: &Value) -> Result<Value> {
-        let line = serde_json::json!({ "execute": command, "arguments": arguments }).to_string();
-        let said = self.host().run(
-            &format!(
-                "cat >/tmp/qmp.pl <<'END'\n{QMP}\nEND\nperl /tmp/qmp.pl /tmp/{}.qmp <<'END'\n{line}\nEND\n",
-                self.name()
-            ),
-            std::time::Duration::from_secs(60),
-        )?;
-        let answer: Value = serde_json::from_str(&said).with_context(|| said.clone())?;
-        answer.get("return").cloned().with_context(|| said)
-    }
 }
-
-/// Takes a command to a socket. Events may come in between.
-const QMP: &str = r#"use IO::Socket::UNIX;
-my $q = IO::Socket::UNIX->new(Peer => $ARGV[0]) or die "qmp: $!";
-<$q>;
-for my $line ("{\"execute\": \"qmp_capabilities\"}\n", <STDIN>) {
-    print $q $line;
-    $q->flush;
-    do { $said = <$q> // die "qmp: closed" } until $said =~ /"(return|error)"/;
-}
-print $said;"#;
 
 #[cfg(test)]
 mod tests {

@@ -8,7 +8,7 @@
 use crate::accelerator::Accelerator;
 use crate::assets::{Host, News};
 use crate::process::{Process, scratch, tail};
-use crate::qemu::{Version, program};
+use crate::version::{Version, program};
 use anyhow::{Context, Result, bail};
 use std::ffi::OsString;
 use std::fs;

@@ -2,9 +2,10 @@
 //! scripts are run in it. Three kernels see that folder: the guest's, L1's and ours.
 
 use crate::l1::{Job, L1};
-use crate::process::tail;
-use crate::qemu::{Version, program};
+use crate::process::{built, tail};
+use crate::version::{Version, program};
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -62,13 +63,8 @@ impl L2<'_> {
         &self.folder
     }
 
-    /// The host that it runs on.
-    pub(crate) fn host(&self) -> &L1 {
-        self.l1
-    }
-
     /// What it was booted as.
-    pub(crate) fn name(&self) -> String {
+    fn name(&self) -> String {
         self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
@@ -110,6 +106,15 @@ impl L2<'_> {
             }
             std::thread::sleep(LOOK);
         }
+    }
+
+    /// A command of QEMU's monitor for programs; what it returns. Its socket is in L1, and so is the client.
+    pub fn qmp(&self, command: &str, arguments: &Value) -> Result<Value> {
+        let client = built("ioplane-qmp")?;
+        let words = serde_json::to_string(arguments)?.replace('\'', "'\\''");
+        let script = format!("{} /tmp/{}.qmp {command} '{words}'", client.display(), self.name());
+        let said = self.l1.run(&script, MINUTE)?;
+        serde_json::from_str(&said).with_context(|| said.clone())
     }
 
     /// What QEMU has said.

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Everything started here dies with the value that stands for it, and with the test process should that be killed.
-//! It must not know: the inside of any other crate; ioplane is met as a binary and a socket, like a user's.
+//! It must not know: the inside of any other crate; ioplane is met as a binary and a socket, like a user's. Of `ioplane-exits` it has the QMP
+//! client, which is the only one here.
 
 pub mod accelerator;
 pub mod agent;
@@ -33,6 +34,7 @@ pub mod qmp;
 pub mod stage;
 pub mod status;
 pub mod uplink;
+pub mod version;
 pub mod vm;
 
 pub use accelerator::Accelerator;
@@ -47,8 +49,9 @@ pub use module::HotModule;
 pub use nics::Nic;
 pub use peer::StorageDaemon;
 pub use planted::Planted;
-pub use qemu::{Firmware, Qemu, Version};
+pub use qemu::{Firmware, Qemu};
 pub use qmp::Qmp;
 pub use stage::Stage;
 pub use status::Status;
+pub use version::Version;
 pub use vm::Vm;

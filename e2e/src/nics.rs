@@ -262,12 +262,6 @@ impl L2<'_> {
     }
 }
 
-/// What a guest needs for vfio-user in QEMU 11.1: memory that can be shared; some of it is above 4 GiB. `args` of [`L1::debian_by`] with [`crate::Version::Newer`].
-pub fn shared_memory(mib: u64) -> String {
-    let machine = crate::high::machine(mib);
-    format!("{machine} -machine memory-backend=m -object memory-backend-memfd,id=m,size={mib}M,share=on")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

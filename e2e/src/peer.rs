@@ -1,7 +1,7 @@
 //! qemu-storage-daemon as a vhost-user-blk back end: the peer that ioplane is compared with.
 
 use crate::process::{Process, scratch};
-use crate::qemu::{Version, program};
+use crate::version::{Version, program};
 use anyhow::{Context, Result, bail};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

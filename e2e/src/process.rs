@@ -17,6 +17,16 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+/// A program that was built with this one: next to the running test or binary in the target folder.
+pub(crate) fn built(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    // target/PROFILE/deps/test-hash, or target/PROFILE/binary.
+    let found = own.ancestors().skip(1).take(2).map(|folder| folder.join(name)).find(|path| path.is_file());
+    found.with_context(|| {
+        format!("no {name} in the target folder; build it: cargo build -p ioplane -p ioplane-e2e")
+    })
+}
+
 type Job = (Command, Sender<std::io::Result<Child>>);
 
 /// Every child that may still run; none are started any more once it is gone.

@@ -1,8 +1,9 @@
 //! Building a QEMU command line, and starting it.
 
 use crate::accelerator::Accelerator;
-use crate::assets::{ENOUGH, Guest, News, host_version, newer_qemu};
+use crate::assets::{Guest, News, host_version, newer_qemu};
 use crate::process::{Process, scratch};
+use crate::version::{Version, program};
 use crate::vm::Vm;
 use anyhow::{Context, Result, bail};
 use ioplane_guest_load::protocol::PORT;
@@ -19,39 +20,6 @@ pub enum Firmware {
     SeaBios,
     /// OVMF boots the disk.
     Ovmf,
-}
-
-/// Which QEMU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version {
-    /// The host's own.
-    Host,
-    /// At least 10.1: the host's own, or the one of Debian 13's backports in a tree.
-    Newer,
-}
-
-impl Version {
-    /// The chardev option that makes QEMU connect again when a daemon restarts: 11.1 has dropped `reconnect` (seconds), 7.2
-    /// does not know `reconnect-ms` yet (it came with 9.2).
-    pub fn reconnect(self) -> Result<&'static str> {
-        let old = self == Version::Host && host_version()? < (9, 2);
-        Ok(if old { "reconnect=1" } else { "reconnect-ms=100" })
-    }
-
-    /// Its number, as `ioplane qemu-args --qemu-version` takes it.
-    pub fn number(self) -> Result<String> {
-        let (major, minor) = host_version()?;
-        let hosts = self == Version::Host || (major, minor) >= ENOUGH;
-        let (major, minor) = if hosts { (major, minor) } else { ENOUGH };
-        Ok(format!("{major}.{minor}"))
-    }
-
-    /// QEMU's arguments for the vhost-user-blk disk behind `socket`; the chardev is named `chardev-ID`.
-    pub fn vhost_user(self, socket: &Path, id: &str, queues: u32) -> Result<String> {
-        let (path, reconnect) = (socket.display(), self.reconnect()?);
-        let chardev = format!("-chardev socket,id=chardev-{id},path={path},{reconnect}");
-        Ok(format!("{chardev} -device vhost-user-blk-pci,chardev=chardev-{id},id={id},num-queues={queues}"))
-    }
 }
 
 /// What every guest's kernel is told (`guest/root/grub.cfg` has the same): a translated guest boots in half the time
@@ -270,30 +238,4 @@ impl<'a> Qemu<'a> {
         let code = flash(&base.join("OVMF_CODE_4M.fd"), "readonly=on,");
         Ok(["-drive".into(), code, "-drive".into(), flash(&vars, "")])
     }
-}
-
-/// A program of the QEMU packages in the wanted version: the tree's `/usr` covers the host's in a mount namespace of
-/// the program's own.
-pub fn program(
-    version: Version,
-    name: &str,
-    args: Vec<OsString>,
-    news: News<'_>,
-) -> Result<(String, Vec<OsString>)> {
-    let tree = match version {
-        Version::Host => None,
-        Version::Newer => newer_qemu(news)?,
-    };
-    let Some(tree) = tree else { return Ok((name.into(), args)) };
-    let script = "mount --bind \"$0/usr\" /usr && exec \"$@\"";
-    let head: [OsString; 7] = [
-        "--mount".into(),
-        "--propagation=private".into(),
-        "/bin/sh".into(),
-        "-c".into(),
-        script.into(),
-        tree.into(),
-        name.into(),
-    ];
-    Ok(("unshare".into(), head.into_iter().chain(args).collect()))
 }

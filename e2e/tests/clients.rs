@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use ioplane_e2e::assets::newer_qemu;
 use ioplane_e2e::daemon::Daemon;
 use ioplane_e2e::process::{Process, run, scratch};
-use ioplane_e2e::qemu::{Version, program};
+use ioplane_e2e::version::{Version, program};
 use std::ffi::OsString;
 use std::fs::File;
 use std::path::Path;

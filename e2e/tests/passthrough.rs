@@ -1,7 +1,7 @@
 //! Physical cards in L1: leases, VFIO, handed to guests as they are by the kernel's own vfio-pci, to compare with, and over vfio-user.
 
 use anyhow::{Context, Result, ensure};
-use ioplane_e2e::nics::shared_memory;
+use ioplane_e2e::high::shared_memory;
 use ioplane_e2e::{L1, L2, Nic, Version};
 use std::path::PathBuf;
 use std::time::Duration;

@@ -2,8 +2,8 @@
 
 use anyhow::{Result, ensure};
 use ioplane_e2e::process::{Process, scratch};
-use ioplane_e2e::qemu::program;
 use ioplane_e2e::stage::{Stage, play};
+use ioplane_e2e::version::program;
 use ioplane_e2e::{Daemon, Qmp, Version};
 use std::ffi::OsString;
 use std::path::Path;

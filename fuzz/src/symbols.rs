@@ -45,7 +45,7 @@ pub fn run(data: &[u8]) -> u64 {
             let fit = symbols.fit(seen);
             signature.saw(&format!("{:?}", fit.confidence));
             for address in [START, START + 0x11, START + fit.slide, 0, u64::MAX] {
-                if let Some(place) = symbols.place(address) {
+                if let Some(place) = symbols.function(address).map(|function| function.to_string()) {
                     assert!(place.len() < 600 && !place.chars().any(char::is_control), "{place:?}");
                     signature.saw("named");
                 }
@@ -83,7 +83,7 @@ fn report(symbols: &Symbols, notes: Vec<String>) {
     assert!(notes.iter().all(|note| is_plain(note) && !note.contains('\n')), "{notes:?}");
     let (name, program) = ("vm".into(), "p".into());
     let vm = Vm { pid: 1, name, program, vcpus: 1, vm_fds: Vec::new(), command: Vec::new() };
-    let function = |rip: u64| symbols.place(rip);
+    let function = |rip: u64| symbols.function(rip);
     let pci = Layout::parse(DEVICE, Path::new("fuzz")).expect("a layout");
     let names =
         Names { function: Some(&function), devices: Devices { pci }, host: HostFacts::default(), notes };

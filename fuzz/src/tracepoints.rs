@@ -80,7 +80,7 @@ fn report(profile: &Profile, pci: Layout, sample: u64, signature: &mut Signature
         vm_fds: Vec::new(),
         command: Vec::new(),
     };
-    let function = |rip: u64| Some(format!("<script>{rip:x}"));
+    let function = |rip: u64| Some(format!("<script>{rip:x}").into());
     let names = Names { function: Some(&function), devices: Devices { pci }, ..Names::default() };
     let recorded = (Duration::from_secs(1).div_f64(sample as f64), 1);
     let seen = Seen { counted: profile.total().count, recorded, ..Seen::default() };

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::bounded::{plain, shown};
+use crate::plain::{plain, shown};
 
 /// Why there is no profile, or no name. Paths and names are others' words: none reaches a terminal as it is.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +85,27 @@ pub enum ExitsError {
         /// Why.
         source: io::Error,
     },
+    /// Whoever is at the other end of a socket of a QEMU's does not answer, or not as it should.
+    #[error("{}", plain(&.0.to_string()))]
+    Peer(#[source] io::Error),
+    /// A QEMU's monitor, or a guest's agent, refuses a command.
+    #[error("it refuses {command}: {}", plain(.why))]
+    Refused {
+        /// Which.
+        command: String,
+        /// In its words.
+        why: String,
+    },
+    /// A QEMU's monitor does not say what is asked.
+    #[error("asking QEMU's monitor {} for {wanted}: {source}", plain(.monitor))]
+    Monitor {
+        /// Its socket.
+        monitor: String,
+        /// What was asked for.
+        wanted: &'static str,
+        /// Why it is not known.
+        source: Box<ExitsError>,
+    },
     /// A system call failed.
     #[error("{}: {}", plain(.what), plain(&.source.to_string()))]
     Os {
@@ -139,6 +160,13 @@ mod tests {
             ExitsError::Both {
                 perf: Box::new(ExitsError::Forbidden { what: bad.into() }),
                 tracefs: Box::new(ExitsError::file(bad)(source())),
+            },
+            ExitsError::Peer(source()),
+            ExitsError::Refused { command: "query-pci".into(), why: bad.into() },
+            ExitsError::Monitor {
+                monitor: bad.into(),
+                wanted: "its devices",
+                source: Box::new(ExitsError::Peer(source())),
             },
         ];
         for error in errors {

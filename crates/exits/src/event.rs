@@ -93,48 +93,70 @@ pub enum Event {
     Nested,
 }
 
+/// What a tracepoint tells: its name is compared once, not for each record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tracepoint {
+    Exit,
+    Entry,
+    Pio,
+    Mmio,
+    FastMmio,
+    Msr,
+    Cpuid,
+    Hypercall,
+    PageFault,
+    UserSpace,
+    Inject,
+    Accept,
+    SpinWindow,
+    Nested,
+}
+
 /// What is asked of the kernel. The first leads the group.
-const WANTED: [&str; 15] = [
-    "kvm_exit",
-    "kvm_entry",
-    "kvm_pio",
-    "kvm_mmio",
-    "kvm_fast_mmio",
-    "kvm_msr",
-    "kvm_cpuid",
-    "kvm_hypercall",
-    "kvm_page_fault",
-    "kvm_userspace_exit",
-    "kvm_inj_virq",
-    "kvm_apic_accept_irq",
-    "kvm_apicv_accept_irq",
-    "kvm_ple_window_update",
-    "kvm_nested_vmexit",
+const WANTED: [(&str, Tracepoint); 15] = [
+    (EXIT, Tracepoint::Exit),
+    ("kvm_entry", Tracepoint::Entry),
+    ("kvm_pio", Tracepoint::Pio),
+    ("kvm_mmio", Tracepoint::Mmio),
+    ("kvm_fast_mmio", Tracepoint::FastMmio),
+    ("kvm_msr", Tracepoint::Msr),
+    ("kvm_cpuid", Tracepoint::Cpuid),
+    ("kvm_hypercall", Tracepoint::Hypercall),
+    ("kvm_page_fault", Tracepoint::PageFault),
+    ("kvm_userspace_exit", Tracepoint::UserSpace),
+    ("kvm_inj_virq", Tracepoint::Inject),
+    ("kvm_apic_accept_irq", Tracepoint::Accept),
+    ("kvm_apicv_accept_irq", Tracepoint::Accept),
+    ("kvm_ple_window_update", Tracepoint::SpinWindow),
+    ("kvm_nested_vmexit", Tracepoint::Nested),
 ];
+const EXIT: &str = "kvm_exit";
 
 /// The fields of one tracepoint that we read, in an order of their own.
 struct Layout {
     name: &'static str,
-    id: u64,
+    tracepoint: Tracepoint,
     fields: [Option<Field>; 6],
 }
 
 impl Layout {
     /// A field that is not there is an error: read as zero it would be a reason, an address or a direction that never was.
-    fn new(name: &'static str, format: &Format) -> Result<Layout> {
+    fn new(name: &'static str, tracepoint: Tracepoint, format: &Format) -> Result<Layout> {
         // How many of them must be there, in order; what comes then are those that kernels may lack, or another name of the same.
-        let (names, must): (&[&str], usize) = match name {
-            "kvm_exit" => (&["exit_reason", "guest_rip", "isa", "info1", "info2", "vcpu_id"], 5),
-            "kvm_entry" => (&["vcpu_id"], 0),
-            "kvm_pio" => (&["port", "size", "rw"], 3),
-            "kvm_mmio" => (&["gpa", "len", "type"], 3),
-            "kvm_fast_mmio" => (&["gpa"], 1),
-            "kvm_msr" => (&["ecx", "write"], 2),
-            "kvm_cpuid" => (&["function"], 1),
-            "kvm_hypercall" => (&["nr"], 1),
-            "kvm_inj_virq" => (&["vector", "irq"], 0),
-            "kvm_apic_accept_irq" | "kvm_apicv_accept_irq" => (&["apicid"], 1),
-            _ => (&[], 0),
+        let (names, must): (&[&str], usize) = match tracepoint {
+            Tracepoint::Exit => (&["exit_reason", "guest_rip", "isa", "info1", "info2", "vcpu_id"], 5),
+            Tracepoint::Entry => (&["vcpu_id"], 0),
+            Tracepoint::Pio => (&["port", "size", "rw"], 3),
+            Tracepoint::Mmio => (&["gpa", "len", "type"], 3),
+            Tracepoint::FastMmio => (&["gpa"], 1),
+            Tracepoint::Msr => (&["ecx", "write"], 2),
+            Tracepoint::Cpuid => (&["function"], 1),
+            Tracepoint::Hypercall => (&["nr"], 1),
+            Tracepoint::Inject => (&["vector", "irq"], 0),
+            Tracepoint::Accept => (&["apicid"], 1),
+            Tracepoint::PageFault | Tracepoint::UserSpace | Tracepoint::SpinWindow | Tracepoint::Nested => {
+                (&[], 0)
+            }
         };
         let mut fields = [None; 6];
         for (at, field) in names.iter().enumerate() {
@@ -144,10 +166,10 @@ impl Layout {
             }
         }
         // Older kernels call it `irq`.
-        if name == "kvm_inj_virq" && fields[..2] == [None, None] {
+        if tracepoint == Tracepoint::Inject && fields[..2] == [None, None] {
             return Err(missing(name, names[0]));
         }
-        Ok(Layout { name, id: format.id, fields })
+        Ok(Layout { name, tracepoint, fields })
     }
 }
 
@@ -159,6 +181,9 @@ fn missing(event: &str, field: &str) -> ExitsError {
 pub struct Decoder {
     kind: Field,
     thread: Field,
+    /// The tracepoints' numbers, side by side: each record's is looked for among them.
+    ids: Vec<u64>,
+    /// In the same order.
     layouts: Vec<Layout>,
     /// Tracepoints that this kernel does not have.
     pub missing: Vec<&'static str>,
@@ -167,7 +192,7 @@ pub struct Decoder {
 impl Decoder {
     /// Looks up the tracepoints. Only `kvm_exit` must be there.
     pub fn new(tracefs: &Tracefs) -> Result<Decoder> {
-        let exit = tracefs.kvm(WANTED[0])?;
+        let exit = tracefs.kvm(EXIT)?;
         let mut broken = None;
         let decoder = Decoder::of(&exit, |name| match tracefs.kvm(name) {
             Ok(format) => Some(format),
@@ -184,17 +209,21 @@ impl Decoder {
     /// Of formats that are at hand: of `kvm_exit`, and of the others by name.
     pub fn of(exit: &Format, mut others: impl FnMut(&str) -> Option<Format>) -> Result<Decoder> {
         // All records begin alike, with the tracepoint's number and the thread's.
-        let common = |name: &str| exit.field(name).ok_or_else(|| missing(WANTED[0], name));
+        let common = |name: &str| exit.field(name).ok_or_else(|| missing(EXIT, name));
         let (kind, thread) = (common("common_type")?, common("common_pid")?);
-        let mut layouts = vec![Layout::new(WANTED[0], exit)?];
+        let mut ids = vec![exit.id];
+        let mut layouts = vec![Layout::new(EXIT, Tracepoint::Exit, exit)?];
         let mut missing = Vec::new();
-        for name in &WANTED[1..] {
+        for (name, tracepoint) in WANTED.into_iter().skip(1) {
             match others(name) {
-                Some(format) => layouts.push(Layout::new(name, &format)?),
-                None => missing.push(*name),
+                Some(format) => {
+                    ids.push(format.id);
+                    layouts.push(Layout::new(name, tracepoint, &format)?);
+                }
+                None => missing.push(name),
             }
         }
-        Ok(Decoder { kind, thread, layouts, missing })
+        Ok(Decoder { kind, thread, ids, layouts, missing })
     }
 
     /// The thread in which a record came about; nothing if it is too short.
@@ -204,7 +233,7 @@ impl Decoder {
 
     /// The tracepoints' numbers, `kvm_exit` first.
     pub fn tracepoints(&self) -> Vec<u64> {
-        self.layouts.iter().map(|layout| layout.id).collect()
+        self.ids.clone()
     }
 
     /// Their names, in the same order.
@@ -215,37 +244,38 @@ impl Decoder {
     /// Understands one record; nothing if it is too short or of another tracepoint.
     pub fn decode(&self, record: &[u8]) -> Option<Event> {
         let kind = self.kind.of(record)?;
-        let layout = self.layouts.iter().find(|layout| layout.id == kind)?;
+        let layout = &self.layouts[self.ids.iter().position(|id| *id == kind)?];
         let field = |index: usize| layout.fields[index]?.of(record);
-        Some(match layout.name {
-            "kvm_exit" => {
+        Some(match layout.tracepoint {
+            Tracepoint::Exit => {
                 let reason = Reason::from_kvm(field(2)?, field(0)?);
                 let detail = from_exit(reason, field(3)?, field(4)?);
                 Event::Exit { reason, rip: field(1)?, vcpu: field(5).map(|id| id as u32), detail }
             }
-            "kvm_entry" => Event::Entry { vcpu: field(0).map(|id| id as u32) },
-            "kvm_pio" => Event::Detail(Detail::Port {
+            Tracepoint::Entry => Event::Entry { vcpu: field(0).map(|id| id as u32) },
+            Tracepoint::Pio => Event::Detail(Detail::Port {
                 port: field(0)? as u16,
                 width: field(1)? as u8,
                 write: field(2)? != 0,
             }),
             // Type 2 is a write; a read is told when the VMM is asked (0) and when it is answered, by KVM or the VMM (1).
-            "kvm_mmio" => {
+            Tracepoint::Mmio => {
                 let kind = field(2)?;
                 let detail = Detail::Memory { address: field(0)?, width: field(1)? as u8, write: kind == 2 };
                 if kind == 0 { Event::Asked(detail) } else { Event::Detail(detail) }
             }
-            "kvm_fast_mmio" => Event::Detail(Detail::Memory { address: field(0)?, width: 0, write: true }),
-            "kvm_msr" => Event::Detail(Detail::Msr { index: field(0)? as u32, write: field(1)? != 0 }),
-            "kvm_cpuid" => Event::Detail(Detail::Cpuid { leaf: field(0)? as u32 }),
-            "kvm_hypercall" => Event::Detail(Detail::Hypercall { number: field(0)? as u32 }),
-            "kvm_page_fault" => Event::Detail(Detail::Fault),
-            "kvm_userspace_exit" => Event::UserSpace,
-            "kvm_inj_virq" => Event::Interrupt { vector: field(0).or(field(1))? as u8 },
-            "kvm_apic_accept_irq" | "kvm_apicv_accept_irq" => Event::Accepted { vcpu: field(0)? as u32 },
-            "kvm_ple_window_update" => Event::SpinWindow,
-            "kvm_nested_vmexit" => Event::Nested,
-            _ => return None,
+            Tracepoint::FastMmio => {
+                Event::Detail(Detail::Memory { address: field(0)?, width: 0, write: true })
+            }
+            Tracepoint::Msr => Event::Detail(Detail::Msr { index: field(0)? as u32, write: field(1)? != 0 }),
+            Tracepoint::Cpuid => Event::Detail(Detail::Cpuid { leaf: field(0)? as u32 }),
+            Tracepoint::Hypercall => Event::Detail(Detail::Hypercall { number: field(0)? as u32 }),
+            Tracepoint::PageFault => Event::Detail(Detail::Fault),
+            Tracepoint::UserSpace => Event::UserSpace,
+            Tracepoint::Inject => Event::Interrupt { vector: field(0).or(field(1))? as u8 },
+            Tracepoint::Accept => Event::Accepted { vcpu: field(0)? as u32 },
+            Tracepoint::SpinWindow => Event::SpinWindow,
+            Tracepoint::Nested => Event::Nested,
         })
     }
 }

@@ -19,8 +19,14 @@ pub struct Field {
 impl Field {
     /// The field's value, not sign-extended; nothing if the record is too short.
     pub fn of(&self, record: &[u8]) -> Option<u64> {
-        let bytes = record.get(self.offset..self.offset.checked_add(self.size)?)?;
-        Some(bytes.iter().rev().fold(0, |value, byte| (value << 8) | u64::from(*byte)))
+        let from = record.get(self.offset..)?;
+        // The sizes that fields have: one load each.
+        Some(match self.size {
+            8 => u64::from_le_bytes(*from.first_chunk()?),
+            4 => u32::from_le_bytes(*from.first_chunk()?).into(),
+            2 => u16::from_le_bytes(*from.first_chunk()?).into(),
+            size => from.get(..size)?.iter().rev().fold(0, |value, byte| (value << 8) | u64::from(*byte)),
+        })
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   /proc --> Vm --Watch--> perf rings of its vCPU threads --Decoder--> Event --> Profile --+--> Report --> text, JSON, HTML, SVG
-//!              |                (formats from tracefs)                                      |
-//!              `--> Totals (debugfs, statistics descriptors): the kernel's own count -------'
+//!              |                (formats from tracefs)                                      |     |  ^
+//!              |--> Totals (debugfs, statistics descriptors): the kernel's own count -------|     v  | findings
+//!              `--> Qmp (the VM's PCI layout) --> Devices: typed places --------------------'    advise
 //! ```
 //!
 //! Everything that is read is hostile input: a profile has a bounded number of sites, files have a bounded size, and what cannot be
@@ -17,14 +18,17 @@ mod claim;
 mod devices;
 mod error;
 mod event;
+mod examine;
 mod format;
+mod host;
 mod perf;
+mod plain;
 mod profile;
+mod qemu;
 mod reason;
 mod report;
 mod runs;
 mod slices;
-mod socket;
 mod symbols;
 mod totals;
 mod trace;
@@ -32,19 +36,20 @@ mod tracefs;
 mod vm;
 mod watch;
 
-pub use advice::{Action, Certainty, Finding, HostFacts, action_of, advise};
-pub use bounded::{excerpt, plain};
+pub use advice::{action_of, advise};
 pub use claim::instances;
-pub use devices::{Devices, Layout, Place};
+pub use devices::{DeviceModel, Devices, Layout, Place, RegisterRole};
 pub use error::{ExitsError, Result};
 pub use event::{Decoder, Detail, Event};
 pub use format::{Field, Format};
+pub use host::HostFacts;
+pub use plain::{excerpt, plain};
 pub use profile::{Profile, SITES, Site, Tally, Thread};
+pub use qemu::{Chardev, Endpoint, GuestAgent, Qmp};
 pub use reason::{Isa, Kind, Reason};
-pub use report::{Names, Report, Row, RunRow, SiteRow, Subject};
+pub use report::{Action, Certainty, Finding, Names, Report, Row, RunRow, RunStart, SiteRow, Subject};
 pub use runs::{LONGEST, Run, Runs, Step};
-pub use socket::{Chardev, Endpoint, Lines, part, values};
-pub use symbols::{Confidence, Fit, Symbols};
+pub use symbols::{Confidence, Fit, GuestFunction, Symbols};
 pub use totals::Totals;
 pub use trace::{Ending, Losses, Page, Traced};
 pub use tracefs::Tracefs;

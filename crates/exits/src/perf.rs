@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 // UNSAFETY: perf_event_open, its ioctls and its mapped ring have no safe interface.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
@@ -113,6 +114,13 @@ impl ThreadEvents {
         let Some(member) = self.events.get(index) else { return Ok(()) };
         // SAFETY: an open perf event; the argument is a number.
         check(unsafe { ioctls::DISABLE(member.0.as_raw_fd(), 0) })
+    }
+
+    /// Counts and records of one of them only what this expression says (Linux, Documentation/trace/events.rst, "Event filtering").
+    pub fn filter_member(&self, index: usize, expression: &CStr) -> io::Result<()> {
+        let Some(member) = self.events.get(index) else { return Ok(()) };
+        // SAFETY: an open perf event; the kernel only reads the string, to its zero.
+        check(unsafe { ioctls::SET_FILTER(member.0.as_raw_fd(), expression.as_ptr().cast_mut()) })
     }
 
     /// How often each tracepoint was hit while enabled, recorded or not, in the order of `tracepoints`.

@@ -5,7 +5,7 @@
 //!            `--> Exit again: the entry was lost, or KVM went in again at once; counted, without a time
 //! ```
 
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 use crate::event::{Detail, Event};
 use crate::reason::{Kind, Reason};
@@ -65,6 +65,8 @@ impl std::iter::Sum for Tally {
 struct Pending {
     at: u64,
     site: Site,
+    /// The site's; it is asked for with each event.
+    kind: Kind,
     vcpu: Option<u32>,
     user: bool,
 }
@@ -82,6 +84,9 @@ pub struct Thread {
 }
 
 /// Everything that was counted. Its size is bounded by [`SITES`].
+///
+/// Its maps are looked into for each event, with a seeded hash that is fast and not cryptographic: a guest chooses the keys, and has no answer
+/// from which to guess the seed.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
     sites: HashMap<Site, Tally>,
@@ -118,13 +123,13 @@ impl Profile {
             Event::Exit { reason, .. } if fresh && reason.kind() == Kind::HostInterrupt => self.cut += 1,
             Event::Exit { reason, rip, vcpu, detail } => {
                 self.finish(thread, None);
-                self.runs.exit(&mut thread.row, reason.kind(), rip, detail);
-                let early =
-                    thread.early.take().filter(|_| reason.kind() == Kind::Msr && detail == Detail::Nothing);
+                let kind = reason.kind();
+                self.runs.exit(&mut thread.row, kind, rip, detail);
+                let early = thread.early.take().filter(|_| kind == Kind::Msr && detail == Detail::Nothing);
                 self.ports[0] += u64::from(matches!(detail, Detail::Port { .. }));
                 let site = Site { reason, rip: Some(rip), detail: early.unwrap_or(detail), nested: false };
                 thread.vcpu = vcpu.or(thread.vcpu);
-                thread.pending = Some(Pending { at, site, vcpu: thread.vcpu, user: false });
+                thread.pending = Some(Pending { at, site, kind, vcpu: thread.vcpu, user: false });
             }
             Event::Entry { vcpu } => {
                 thread.vcpu = vcpu.or(thread.vcpu);
@@ -134,7 +139,7 @@ impl Profile {
             Event::Detail(detail) => match &mut thread.pending {
                 Some(pending) => {
                     let known = pending.site.detail;
-                    refine(&mut pending.site.detail, detail, pending.site.reason.kind());
+                    refine(&mut pending.site.detail, detail, pending.kind);
                     self.ports[1] +=
                         u64::from(known != pending.site.detail && matches!(detail, Detail::Port { .. }));
                 }
@@ -145,7 +150,7 @@ impl Profile {
             },
             Event::Asked(detail) => {
                 if let Some(pending) = &mut thread.pending {
-                    refine(&mut pending.site.detail, detail, pending.site.reason.kind());
+                    refine(&mut pending.site.detail, detail, pending.kind);
                 }
             }
             Event::UserSpace => {
@@ -195,8 +200,7 @@ impl Profile {
 
     /// A slice ends, since then (CLOCK_MONOTONIC, ns). If a thread was interrupted for that, this exit would not have been without us.
     pub(crate) fn cut(&mut self, thread: &mut Thread, since: u64) {
-        let ours =
-            |pending: &Pending| pending.site.reason.kind() == Kind::HostInterrupt && pending.at >= since;
+        let ours = |pending: &Pending| pending.kind == Kind::HostInterrupt && pending.at >= since;
         if thread.pending.take_if(|pending| ours(pending)).is_some() {
             self.cut += 1;
         }
@@ -219,7 +223,7 @@ impl Profile {
             && (self.vcpus.len() < VCPUS || self.vcpus.contains_key(&vcpu))
         {
             self.vcpus.entry(vcpu).or_default().add(tally);
-            if pending.site.reason.kind() == Kind::Halt {
+            if pending.kind == Kind::Halt {
                 let halted = self.halted.entry(vcpu).or_default();
                 *halted = halted.saturating_add(tally.host_ns);
             }

@@ -12,7 +12,7 @@
 //! leaves no trace in that one's thread: if its handler takes no exit and none of the host's interrupts shows the guest in
 //! it, the run goes on as if it had not been.
 
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 use crate::event::Detail;
 use crate::reason::Kind;

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use crate::bounded;
 use crate::claim::Claim;
 use crate::error::{ExitsError, Result};
-use crate::event::Decoder;
+use crate::event::{Decoder, Event};
 use crate::format::{Field, Format};
 
 /// Each processor's ring, in KiB.
@@ -40,8 +40,8 @@ pub struct Traced {
     pub at: u64,
     /// The thread in which it happened.
     pub thread: u32,
-    /// As perf would give it.
-    pub record: Vec<u8>,
+    /// What it tells; nothing if it is of no tracepoint that was asked for. Records themselves are not kept: they lie in the page that was read.
+    pub event: Option<Event>,
 }
 
 /// What was recorded and never came, by cause.
@@ -159,6 +159,11 @@ impl Instance {
         self.events.iter().try_for_each(|event| self.write(&format!("events/kvm/{event}/enable"), "0"))
     }
 
+    /// Records of one of them only what this expression says.
+    pub fn filter_event(&self, event: &str, expression: &str) -> Result<()> {
+        self.write(&format!("events/kvm/{event}/filter"), expression)
+    }
+
     /// Ends one of them alone.
     pub fn drop_event(&self, event: &str) -> Result<()> {
         self.write(&format!("events/kvm/{event}/enable"), "0")
@@ -194,7 +199,9 @@ impl Instance {
                             self.page.records(&self.buffer[..length], &mut |at, record| match decoder
                                 .thread(record)
                             {
-                                Some(thread) => waiting.push(Traced { at, thread, record: record.to_vec() }),
+                                Some(thread) => {
+                                    waiting.push(Traced { at, thread, event: decoder.decode(record) });
+                                }
                                 None => strange = true,
                             });
                         self.pages.torn += u64::from(strange || ending.torn);
@@ -414,7 +421,7 @@ mod tests {
     /// A thread that moved: its records of the processor that was read first are the later ones.
     #[test]
     fn records_of_several_processors_are_put_in_order() {
-        let record = |at: u64| Traced { at, thread: 7, record: Vec::new() };
+        let record = |at: u64| Traced { at, thread: 7, event: None };
         let times = |found: Vec<Traced>| found.into_iter().map(|record| record.at).collect::<Vec<_>>();
         let mut waiting = vec![record(40), record(60), record(10)];
         assert_eq!(times(settled(&mut waiting, 50)), [10, 40]);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::bounded;
 use crate::error::{ExitsError, Result};
-use crate::socket::Endpoint;
+use crate::qemu::Endpoint;
 
 /// A command line longer than this is cut.
 const COMMAND_LIMIT: u64 = 1 << 21;
@@ -143,7 +143,7 @@ fn choose(mut all: Vec<Vm>, wanted: Option<&str>) -> Result<Vm> {
 
 /// A process may give itself any name of 15 bytes.
 fn comm(proc: &Path) -> String {
-    bounded::plain(bounded::text(&proc.join("comm"), 4096).unwrap_or_default().trim())
+    crate::plain::plain(bounded::text(&proc.join("comm"), 4096).unwrap_or_default().trim())
 }
 
 fn command(proc: &Path) -> Vec<String> {
@@ -159,7 +159,7 @@ fn name(command: &[String]) -> Option<String> {
         command.get(at + 1).cloned()
     };
     let clean = |name: &str| {
-        let name = bounded::plain(&name.chars().take(64).collect::<String>());
+        let name = crate::plain::plain(&name.chars().take(64).collect::<String>());
         (!name.is_empty()).then_some(name)
     };
     if let Some(value) = after("-name").or_else(|| after("--name")) {

@@ -1,6 +1,7 @@
 //! Watching a VM: its vCPU threads' tracepoints go into a profile, as they come.
 
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,10 @@ const RESCAN: Duration = Duration::from_millis(500);
 const PORTS: &str = "kvm_pio";
 /// What says nothing where `kvm_exit` never fires.
 const USER_SPACE: &str = "kvm_userspace_exit";
+/// What a whole watch does not need: a read that the VMM must answer is told when it is asked, and again, with the same address, when it has
+/// answered and before the guest goes on. A slice of a sample may end between the two.
+const MMIO: &str = "kvm_mmio";
+const ANSWERED: &CStr = c"type != 0";
 /// So many threads are watched.
 const THREADS: usize = 2048;
 
@@ -154,9 +159,11 @@ impl Watch {
             watch.forbidden = Some(forbidden());
             watch.scan()?;
         }
-        if watch.trace.is_some() {
+        if let Some(trace) = &watch.trace {
             // All is recorded there, and nothing left out.
             watch.options.sample = 1;
+            // Where that fails, as below, it costs a little more.
+            let _ = trace.filter_event(MMIO, &ANSWERED.to_string_lossy());
         } else if watch.options.sample > 1 {
             watch.slices = Some(Slices::new(watch.options.sample, now));
         }
@@ -410,11 +417,11 @@ impl Watch {
         let Some(trace) = &mut self.trace else { return Ok(false) };
         let (found, more) = trace.drain(&self.decoder, ended)?;
         let losses = trace.lost();
-        for Traced { at, thread, record } in found {
+        for Traced { at, thread, event } in found {
             let Some(watched) = self.threads.get_mut(&thread) else { continue };
             self.seen.records += 1;
             self.seen.events += 1;
-            if let Some(event) = self.decoder.decode(&record) {
+            if let Some(event) = event {
                 self.seen.counted += u64::from(matches!(event, Event::Exit { .. }));
                 self.profile.take(&mut watched.thread, at, event);
             }
@@ -465,6 +472,11 @@ impl Watch {
                 }
                 None => {
                     let Some(events) = open(&tracepoints, id)? else { continue };
+                    if let Some(index) = names.iter().position(|name| *name == MMIO)
+                        && self.options.sample == 1
+                    {
+                        let _ = events.filter_member(index, ANSWERED);
+                    }
                     let spared = names.iter().enumerate().filter(|(_, name)| self.dropped.contains(name));
                     for (index, _) in spared {
                         let _ = events.drop_member(index);

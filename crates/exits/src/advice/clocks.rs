@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{Action, Certainty, Finding, Part, bare};
+use super::{Action, Certainty, Finding, Part};
+use crate::devices::DeviceModel::{AcpiPowerManagement, DelayPort, Hpet, Pit};
+use crate::devices::RegisterRole::{Counter, TimerDeadline};
 use crate::event::Detail;
 use crate::report::{Report, SiteRow};
 
@@ -10,7 +12,7 @@ const CLOCK: &str = "let the guest use kvm-clock or the TSC: /sys/devices/system
      no clocksource= on its command line; a guest that refuses needs a stable TSC on the host (constant_tsc, nonstop_tsc)";
 
 fn pm_timer_reads(report: &Report) -> Part<'_> {
-    Part::register(report, "ACPI power management", &["PM timer"])
+    Part::register(report, AcpiPowerManagement, Counter)
 }
 
 pub(super) fn pm_timer(report: &Report) -> Option<Finding> {
@@ -24,11 +26,12 @@ pub(super) fn pm_timer(report: &Report) -> Option<Finding> {
         remedy: CLOCK.into(),
         certainty: Certainty::High,
         action: Some(Action::Clocksource),
+        sequence: None,
     })
 }
 
 pub(super) fn hpet(report: &Report) -> Option<Finding> {
-    let part = Part::register(report, "HPET", &["main counter"]);
+    let part = Part::register(report, Hpet, Counter);
     part.matters().then(|| Finding {
         id: "hpet".into(),
         title: "the guest reads the time from the HPET".into(),
@@ -38,6 +41,7 @@ pub(super) fn hpet(report: &Report) -> Option<Finding> {
         remedy: format!("{CLOCK}; or take the HPET away (QEMU: -machine hpet=off)"),
         certainty: Certainty::High,
         action: Some(Action::Clocksource),
+        sequence: None,
     })
 }
 
@@ -52,14 +56,14 @@ const CHECK: [&str; 3] = ["verify_pmtmr_rate", "mach_countup", "init_acpi_pm_clo
 const CALIBRATION: [&str; 3] = ["pit_calibrate_tsc", "pit_hpet_ptimer_calibrate_cpu", "native_calibrate_cpu"];
 
 /// Polls of the PIT that belong to a check of the PM timer, and how sure that is.
-fn check(report: &Report) -> Option<(Part<'_>, Certainty)> {
+fn check<'a>(report: &'a Report) -> Option<(Part<'a>, Certainty)> {
     let timer = pm_timer_reads(report);
     let polls = Part::of(report, polls_counter_2);
     if !polls.matters() || timer.sites.is_empty() {
         return None;
     }
-    let functions = |part: &Part<'_>| -> BTreeSet<String> {
-        part.sites.iter().filter_map(|site| site.function.as_deref()).map(|name| bare(name).into()).collect()
+    let functions = |part: &Part<'a>| -> BTreeSet<&'a str> {
+        part.sites.iter().filter_map(|site| Some(site.function.as_ref()?.name.as_str())).collect()
     };
     let (of_timer, of_polls) = (functions(&timer), functions(&polls));
     let is = |names: &[&str]| names.iter().any(|name| of_polls.contains(*name));
@@ -91,13 +95,14 @@ pub(super) fn pm_timer_check(report: &Report) -> Option<Finding> {
             .into(),
         certainty,
         action: None,
+        sequence: None,
     })
 }
 
 pub(super) fn pit(report: &Report) -> Option<Finding> {
     let checks = check(report).is_some();
     let part = Part::of(report, |site| {
-        site.place.as_ref().is_some_and(|place| place.device == "PIT") || (!checks && polls_counter_2(site))
+        site.place.as_ref().is_some_and(|place| place.model == Pit) || (!checks && polls_counter_2(site))
     });
     part.matters().then(|| Finding {
         id: "pit".into(),
@@ -110,11 +115,12 @@ pub(super) fn pit(report: &Report) -> Option<Finding> {
             .into(),
         certainty: Certainty::Fair,
         action: None,
+        sequence: None,
     })
 }
 
 pub(super) fn delay(report: &Report) -> Option<Finding> {
-    let part = Part::device(report, &["POST", "delay"]);
+    let part = Part::device(report, DelayPort);
     part.matters().then(|| Finding {
         id: "io-delay".into(),
         title: "the guest waits by writing to port 0x80 or 0xed".into(),
@@ -124,17 +130,12 @@ pub(super) fn delay(report: &Report) -> Option<Finding> {
         remedy: "io_delay=none on the guest's command line".into(),
         certainty: Certainty::High,
         action: None,
+        sequence: None,
     })
 }
 
 pub(super) fn tick(report: &Report) -> Option<Finding> {
-    let part = Part::of(report, |site| {
-        site.place.as_ref().is_some_and(|place| {
-            place.register == "IA32_TSC_DEADLINE"
-                || (["local APIC", "x2APIC"].contains(&place.device.as_str())
-                    && place.register == "timer initial count")
-        })
-    });
+    let part = Part::at(report, |place| place.role == TimerDeadline);
     let each = part.rate / report.vcpus.max(1) as f64;
     (part.matters() && each > 90.0).then(|| Finding {
         id: "tick".into(),
@@ -148,6 +149,7 @@ pub(super) fn tick(report: &Report) -> Option<Finding> {
             .into(),
         certainty: Certainty::Low,
         action: None,
+        sequence: None,
     })
     .filter(|finding| finding.gain > 0.0)
 }

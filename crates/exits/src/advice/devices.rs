@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::{Action, Certainty, Finding, Part};
+use crate::devices::DeviceModel::{Ahci, Ide, Lsi53c895a, SerialPort, VirtioBlk};
+use crate::devices::RegisterRole::{InterruptCause, QueueNotification, Transmit};
 use crate::event::Detail;
 use crate::report::{Report, SiteRow};
 
 pub(super) fn serial(report: &Report) -> Option<Finding> {
-    let part = Part::device(report, &["serial port"]);
+    let part = Part::device(report, SerialPort);
     part.matters().then(|| Finding {
         id: "serial".into(),
         title: "somebody talks on an emulated serial port, an exit or two for each letter".into(),
@@ -20,6 +22,7 @@ pub(super) fn serial(report: &Report) -> Option<Finding> {
                 .into(),
         certainty: Certainty::Fair,
         action: Some(Action::Console),
+        sequence: None,
     })
 }
 
@@ -37,26 +40,22 @@ fn disk(id: &str, title: &str, what: &str, part: &Part<'_>, requests: f64) -> Fi
         remedy: VIRTIO_BLK.into(),
         certainty: Certainty::High,
         action: None,
+        sequence: None,
     }
 }
 
 pub(super) fn ide(report: &Report) -> Option<Finding> {
-    let part = Part::device(report, &["IDE"]);
+    let part = Part::device(report, Ide);
     let commands =
         Part::of(report, |site| matches!(site.detail, Detail::Port { port: 0x1f7 | 0x177, write: true, .. }));
     let title = "the guest's disk is an emulated IDE disk";
     part.matters().then(|| disk("ide", title, "IDE", &part, commands.rate))
 }
 
-/// How far from the beginning of a PCI function's region; what the PCI layout writes where it knows no more.
-fn offset(site: &SiteRow) -> Option<u64> {
-    let (bar, offset) = site.place.as_ref()?.register.split_once(" + 0x")?;
-    bar.strip_prefix("BAR ")?;
-    u64::from_str_radix(offset, 16).ok()
-}
-
-fn writes(site: &SiteRow) -> bool {
-    matches!(site.detail, Detail::Memory { write: true, .. } | Detail::Port { write: true, .. })
+/// Writes to a register of a device's BAR whose offset is such a one.
+fn writes(site: &SiteRow, at: impl Fn(u64) -> bool) -> bool {
+    let writes = matches!(site.detail, Detail::Memory { write: true, .. } | Detail::Port { write: true, .. });
+    writes && site.place.as_ref().is_some_and(|place| at(place.offset))
 }
 
 /// A port's registers begin at 0x100, 0x80 bytes each; 0x38 is PxCI, where commands are issued (AHCI 1.3.1, chapter 3.3).
@@ -65,30 +64,24 @@ fn issues_command(offset: u64) -> bool {
 }
 
 pub(super) fn ahci(report: &Report) -> Option<Finding> {
-    let part = Part::device(report, &["AHCI"]);
-    let is_command = |site: &SiteRow| writes(site) && offset(site).is_some_and(issues_command);
-    let commands = part.sites.iter().filter(|site| is_command(site)).map(|site| site.row.rate).sum();
+    let part = Part::device(report, Ahci);
+    let commands = part.rate_of(|site| writes(site, issues_command));
     let title = "the guest's disk is an emulated SATA disk";
     part.matters().then(|| disk("ahci", title, "AHCI", &part, commands))
 }
 
 pub(super) fn lsi(report: &Report) -> Option<Finding> {
-    let part = Part::device(report, &["lsi53c895a"]);
+    let part = Part::device(report, Lsi53c895a);
     // ISTAT, by which Linux' driver says that there is a command.
-    let is_command = |site: &SiteRow| writes(site) && offset(site) == Some(0x14);
-    let commands = part.sites.iter().filter(|site| is_command(site)).map(|site| site.row.rate).sum();
+    let commands = part.rate_of(|site| writes(site, |offset| offset == 0x14));
     let title = "the guest's disk is behind an emulated SCSI adapter";
     part.matters()
         .then(|| Finding { certainty: Certainty::Fair, ..disk("lsi", title, "lsi53c895a", &part, commands) })
 }
 
-const NICS: [&str; 4] = ["e1000", "rtl8139", "ne2k", "pcnet"];
-
 pub(super) fn nic(report: &Report) -> Option<Finding> {
-    let part = Part::device(report, &NICS);
-    let is_tail =
-        |site: &SiteRow| site.place.as_ref().is_some_and(|place| place.register.contains("transmit"));
-    let tails: f64 = part.sites.iter().filter(|site| is_tail(site)).map(|site| site.row.rate).sum();
+    let part = Part::at(report, |place| place.model.is_emulated_nic());
+    let tails = part.rate_of(|site| site.place.as_ref().is_some_and(|place| place.role == Transmit));
     part.matters().then(|| Finding {
         id: "nic".into(),
         title: "the guest's NIC is an emulated one".into(),
@@ -100,6 +93,7 @@ pub(super) fn nic(report: &Report) -> Option<Finding> {
             .into(),
         certainty: Certainty::High,
         action: None,
+        sequence: None,
     })
 }
 
@@ -108,10 +102,13 @@ const MODERATED: f64 = 4000.0;
 
 /// Only Intel's drivers can moderate: those of the other NICs have no such setting.
 pub(super) fn moderation(report: &Report) -> Option<Finding> {
-    let causes = Part::register(report, "e1000", &["ICR"]);
-    let mut nics: BTreeMap<&str, f64> = BTreeMap::new();
-    for (site, place) in causes.sites.iter().filter_map(|site| Some((site, site.place.as_ref()?))) {
-        *nics.entry(&place.device).or_default() += site.row.rate;
+    let causes = Part::at(report, |place| place.model.moderates_interrupts() && place.role == InterruptCause);
+    // Each NIC by where its BAR begins.
+    let mut nics: BTreeMap<u64, f64> = BTreeMap::new();
+    for site in &causes.sites {
+        if let (Detail::Memory { address, .. }, Some(place)) = (site.detail, &site.place) {
+            *nics.entry(address.wrapping_sub(place.offset)).or_default() += site.row.rate;
+        }
     }
     let gain: f64 = nics.values().map(|rate| (rate - MODERATED).max(0.0)).sum();
     (causes.matters() && gain > 0.0).then(|| Finding {
@@ -126,11 +123,12 @@ pub(super) fn moderation(report: &Report) -> Option<Finding> {
             .into(),
         certainty: Certainty::Low,
         action: None,
+        sequence: None,
     })
 }
 
 pub(super) fn notifications(report: &Report) -> Option<Finding> {
-    let part = Part::register(report, "virtio", &["queue notification"]);
+    let part = Part::at(report, |place| place.model.is_virtio() && place.role == QueueNotification);
     (part.matters() && part.rate > 1000.0).then(|| Finding {
         id: "virtio-notifications".into(),
         title: "virtio queues are notified very often".into(),
@@ -145,11 +143,12 @@ pub(super) fn notifications(report: &Report) -> Option<Finding> {
             .into(),
         certainty: Certainty::Low,
         action: None,
+        sequence: None,
     })
 }
 
 pub(super) fn scheduler(report: &Report) -> Option<Finding> {
-    let part = Part::register(report, "virtio-blk", &["queue notification"]);
+    let part = Part::register(report, VirtioBlk, QueueNotification);
     (part.matters() && part.rate > 200.0).then(|| Finding {
         id: "scheduler".into(),
         about: part.about(),
@@ -164,5 +163,6 @@ pub(super) fn scheduler(report: &Report) -> Option<Finding> {
             .into(),
         certainty: Certainty::Low,
         action: Some(Action::Scheduler),
+        sequence: None,
     })
 }

@@ -1,110 +1,24 @@
 //! What to do about a profile: findings, each with its evidence, what it would gain, a remedy, and how sure it is.
 //!
-//! A finding is made from what is in the report and nothing else. What a rule cannot see there (what the guest has configured, what
-//! its VMM can do) makes it less certain, and the remedy says what to look at.
+//! A finding is made from what is in the report and nothing else. Rules match its types (`DeviceModel`, `RegisterRole`, `Detail`, `Kind`), never
+//! words that are made for readers. What a rule cannot see there (what the guest has configured, what its VMM can do) makes it less certain, and
+//! the remedy says what to look at.
 
 mod clocks;
 mod devices;
-mod host;
 mod processor;
 mod sequence;
 
-use std::fmt;
-
-use serde::{Deserialize, Serialize};
-
-pub use host::HostFacts;
-
+use crate::devices::{DeviceModel, Place, RegisterRole};
 use crate::event::Detail;
 use crate::reason::Kind;
-use crate::report::{Report, SiteRow};
+use crate::report::{Action, Certainty, Finding, Report, SiteRow};
 
 /// Rarer exits are not worth a word: neither so many a second, nor such a share of all.
 const RATE: f64 = 10.0;
 const PERCENT: f64 = 0.5;
 /// In a sample so many must have been recorded.
 const OBSERVED: f64 = 9.5;
-
-/// How sure a finding is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Certainty {
-    /// Worth a try; measure.
-    Low,
-    /// Usually so.
-    Fair,
-    /// The exits say so themselves.
-    High,
-}
-
-impl fmt::Display for Certainty {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Certainty::Low => "not very sure, measure it",
-            Certainty::Fair => "fairly sure",
-            Certainty::High => "sure",
-        })
-    }
-}
-
-/// What `guest/tune` can do and undo in the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Action {
-    /// Another clock source.
-    Clocksource,
-    /// No chatter of the kernel on the console.
-    Console,
-    /// No I/O scheduler on virtio disks.
-    Scheduler,
-}
-
-impl Action {
-    /// The script's word for it.
-    pub fn word(self) -> &'static str {
-        match self {
-            Action::Clocksource => "clocksource",
-            Action::Console => "console",
-            Action::Scheduler => "scheduler",
-        }
-    }
-}
-
-/// Something that could be better.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Finding {
-    /// For the command line.
-    pub id: String,
-    /// In a few words.
-    pub title: String,
-    /// What was seen.
-    pub evidence: String,
-    /// The exits in question: of which sort, about what.
-    pub about: Vec<(Kind, Detail)>,
-    /// So many exits a second fewer, if the remedy is applied. Zero where it makes exits cheaper rather than fewer, or where nothing
-    /// that was seen says how many.
-    pub gain: f64,
-    /// What to do.
-    pub remedy: String,
-    /// How sure it is.
-    pub certainty: Certainty,
-    /// What can be done by `ioplane exits apply`.
-    pub action: Option<Action>,
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Finding { id, title, evidence, remedy, certainty, action, .. } = self;
-        writeln!(f, "{id}: {title}")?;
-        writeln!(f, "    seen      {evidence}")?;
-        writeln!(f, "    expected  {} ({certainty})", self.expected())?;
-        writeln!(f, "    remedy    {remedy}")?;
-        if action.is_some() {
-            writeln!(f, "    apply     ioplane exits apply {id} --ssh GUEST")?;
-        }
-        Ok(())
-    }
-}
 
 /// Whether so many exits, of a sample, are more than a few that were recorded.
 fn enough(report: &Report, exits: f64) -> bool {
@@ -131,19 +45,25 @@ impl<'a> Part<'a> {
         Part { rate: sum(|site| site.row.rate), percent: sum(|site| site.row.percent), enough, sites }
     }
 
-    fn device(report: &'a Report, words: &[&str]) -> Part<'a> {
-        Part::of(report, |site| {
-            site.place.as_ref().is_some_and(|place| words.iter().any(|word| place.device.starts_with(word)))
-        })
+    /// The sites about such a register.
+    fn at(report: &'a Report, belongs: impl Fn(&Place) -> bool) -> Part<'a> {
+        Part::of(report, |site| site.place.as_ref().is_some_and(&belongs))
     }
 
-    fn register(report: &'a Report, device: &str, registers: &[&str]) -> Part<'a> {
-        Part::of(report, |site| {
-            site.place.as_ref().is_some_and(|place| {
-                place.device.starts_with(device)
-                    && registers.iter().any(|word| place.register.starts_with(word))
-            })
-        })
+    /// The sites about any register of such a device.
+    fn device(report: &'a Report, model: DeviceModel) -> Part<'a> {
+        Part::at(report, |place| place.model == model)
+    }
+
+    /// The sites about such a register of such a device.
+    fn register(report: &'a Report, model: DeviceModel, role: RegisterRole) -> Part<'a> {
+        Part::at(report, |place| (place.model, place.role) == (model, role))
+    }
+
+    /// Of these, those that belong: how many a second.
+    fn rate_of(&self, belongs: impl Fn(&SiteRow) -> bool) -> f64 {
+        // A sum of nothing is minus zero.
+        self.sites.iter().filter(|site| belongs(site)).map(|site| site.row.rate).sum::<f64>() + 0.0
     }
 
     fn about(&self) -> Vec<(Kind, Detail)> {
@@ -170,7 +90,7 @@ impl<'a> Part<'a> {
     fn evidence(&self, what: &str) -> String {
         let mut text = format!("{what}: {:.0} exits a second ({:.1} % of all)", self.rate, self.percent);
         if let Some(first) = self.sites.first() {
-            match (first.function.as_deref().map(bare), first.rip) {
+            match (first.function.as_ref().map(|function| &function.name), first.rip) {
                 (Some(name), _) => text += &format!(", most from {name}"),
                 (None, Some(rip)) => text += &format!(", most from {rip:#x}"),
                 (None, None) => {}
@@ -189,27 +109,13 @@ fn about(exits: impl Iterator<Item = (Kind, Detail)>) -> Vec<(Kind, Detail)> {
     exits
 }
 
-/// A function's name without the offset in it.
-fn bare(function: &str) -> &str {
-    function.split_once('+').map_or(function, |(name, _)| name)
-}
-
 impl Finding {
     /// How many such exits a second another report has: to compare before and after.
     pub fn rate_in(&self, report: &Report) -> f64 {
-        if let Some(rate) = sequence::rate(&self.id, report) {
-            return rate;
+        if let Some(start) = &self.sequence {
+            return sequence::rate(start, report);
         }
         Part::of(report, |site| self.about.contains(&(site.kind, site.detail))).rate
-    }
-
-    /// What the remedy is worth, in words.
-    pub fn expected(&self) -> String {
-        if self.gain > 0.0 {
-            format!("{:.0} exits a second fewer", self.gain)
-        } else {
-            "no number of exits can be promised".into()
-        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! Interrupts, waiting and memory: what vCPUs do with no device.
 
 use super::{Certainty, Finding, Part};
+use crate::devices::DeviceModel::{LocalApic, VirtioBalloon, X2Apic};
+use crate::devices::RegisterRole::{EndOfInterrupt, InterruptCommand, QueueNotification};
 use crate::event::Detail;
 use crate::reason::{Isa, Kind, Reason};
 use crate::report::Report;
@@ -10,7 +12,7 @@ const APIC_ACCESS: Reason = Reason { isa: Isa::Vmx, code: 44 };
 
 pub(super) fn apic(report: &Report) -> Option<Finding> {
     let part = Part::of(report, |site| {
-        let by_memory = site.place.as_ref().is_some_and(|place| place.device == "local APIC");
+        let by_memory = site.place.as_ref().is_some_and(|place| place.model == LocalApic);
         (by_memory && site.kind == Kind::Memory) || site.reason == APIC_ACCESS
     });
     let host = match report.host.virtual_apic() {
@@ -39,6 +41,7 @@ pub(super) fn apic(report: &Report) -> Option<Finding> {
         ),
         certainty: Certainty::Low,
         action: None,
+        sequence: None,
     })
 }
 
@@ -46,10 +49,9 @@ const INHIBITED: &str = "see whether the PIT makes up for lost ticks (AMD; QEMU:
      AutoEOI is offered, or QEMU emulates the APIC itself (kernel-irqchip=off)";
 
 pub(super) fn end_of_interrupt(report: &Report) -> Option<Finding> {
-    let registers = ["EOI", "interrupt command", "self IPI"];
     let part = Part::of(report, |site| {
         let by_msr = site.place.as_ref().is_some_and(|place| {
-            place.device == "x2APIC" && registers.iter().any(|name| place.register.starts_with(name))
+            place.model == X2Apic && matches!(place.role, EndOfInterrupt | InterruptCommand)
         });
         by_msr || (site.kind == Kind::Apic && site.reason != APIC_ACCESS)
     });
@@ -91,6 +93,7 @@ pub(super) fn end_of_interrupt(report: &Report) -> Option<Finding> {
         remedy,
         certainty,
         action: None,
+        sequence: None,
     })
 }
 
@@ -118,6 +121,7 @@ pub(super) fn halts(report: &Report) -> Option<Finding> {
         remedy: "poll in the guest before halting: the cpuidle driver haltpoll (module cpuidle_haltpoll; costs host CPU)".into(),
         certainty: Certainty::Low,
         action: None,
+        sequence: None,
     })
 }
 
@@ -141,12 +145,13 @@ pub(super) fn spinning(report: &Report) -> Option<Finding> {
             .into(),
         certainty: Certainty::Fair,
         action: None,
+        sequence: None,
     })
 }
 
 pub(super) fn faults(report: &Report) -> Option<Finding> {
     let part = Part::of(report, |site| site.detail == Detail::Fault);
-    let balloon = Part::register(report, "virtio-balloon", &["queue notification"]);
+    let balloon = Part::register(report, VirtioBalloon, QueueNotification);
     let (mut evidence, mut suspects) =
         (part.evidence("pages mapped"), "a balloon, KSM, swapping or dirty logging (a migration) takes");
     if let Some(place) = balloon.sites.first().and_then(|site| site.place.as_ref()) {
@@ -166,5 +171,6 @@ pub(super) fn faults(report: &Report) -> Option<Finding> {
         ),
         certainty: Certainty::Low,
         action: None,
+        sequence: None,
     })
 }

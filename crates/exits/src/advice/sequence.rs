@@ -2,19 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::{Certainty, Finding, PERCENT, RATE, about, bare, enough};
+use super::{Certainty, Finding, PERCENT, RATE, about, enough};
 use crate::event::Detail;
 use crate::reason::Kind;
-use crate::report::{Report, RunRow};
+use crate::report::{Report, RunRow, RunStart};
 
 const ID: &str = "sequence-";
 /// So many findings of this sort.
 const FINDINGS: usize = 10;
-
-/// Where a run begins, by name if that is known.
-fn place(run: &RunRow) -> String {
-    run.function.as_deref().map_or_else(|| format!("{:#x}", run.rip), |name| bare(name).to_owned())
-}
 
 fn exits(run: &RunRow) -> f64 {
     run.rate * run.accesses.len() as f64
@@ -37,21 +32,20 @@ fn words(run: &RunRow) -> String {
     words.join(", ")
 }
 
-/// How many exits a second another report has in runs of the same place; nothing for a finding of another sort.
-pub(super) fn rate(id: &str, report: &Report) -> Option<f64> {
-    let wanted = id.strip_prefix(ID)?;
+/// How many exits a second another report has in runs that begin there.
+pub(super) fn rate(start: &RunStart, report: &Report) -> f64 {
     // A sum of nothing is minus zero.
-    Some(report.runs.iter().filter(|run| place(run) == wanted).map(exits).sum::<f64>() + 0.0)
+    report.runs.iter().filter(|run| run.start() == *start).map(exits).sum::<f64>() + 0.0
 }
 
 /// One finding for each place where runs begin; `others` may be about the same exits.
 pub(super) fn all(report: &Report, others: &[Finding]) -> Vec<Finding> {
-    let mut places: BTreeMap<String, Vec<&RunRow>> = BTreeMap::new();
+    let mut starts: BTreeMap<RunStart, Vec<&RunRow>> = BTreeMap::new();
     for run in &report.runs {
-        places.entry(place(run)).or_default().push(run);
+        starts.entry(run.start()).or_default().push(run);
     }
     let all = report.exits as f64 / report.seconds.max(1e-9);
-    let finding = |(place, runs): (String, Vec<&RunRow>)| {
+    let finding = |(start, runs): (RunStart, Vec<&RunRow>)| {
         let gain: f64 = runs.iter().map(|run| spared(run)).sum();
         let percent = runs.iter().map(|run| exits(run)).sum::<f64>() * 100.0 / all.max(1e-9);
         let most = runs.iter().max_by(|a, b| spared(a).total_cmp(&spared(b)))?;
@@ -76,17 +70,18 @@ pub(super) fn all(report: &Report, others: &[Finding]) -> Vec<Finding> {
             evidence += &format!("; exits of {} too", same.join(", "));
         }
         Some(Finding {
-            id: format!("{ID}{place}"),
-            title: format!("{place} begins {length} port accesses in a row"),
+            id: format!("{ID}{start}"),
+            title: format!("{start} begins {length} port accesses in a row"),
             about,
             evidence,
             gain,
             remedy: "a paravirtual device instead of this one; a VMM that looks ahead can answer the run in one exit".into(),
             certainty: Certainty::Fair,
             action: None,
+            sequence: Some(start),
         })
     };
-    let mut found: Vec<Finding> = places.into_iter().filter_map(finding).collect();
+    let mut found: Vec<Finding> = starts.into_iter().filter_map(finding).collect();
     found.sort_by(|a, b| b.gain.total_cmp(&a.gain));
     found.truncate(FINDINGS);
     found

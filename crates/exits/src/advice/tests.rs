@@ -1,5 +1,6 @@
 //! Findings of exits that are written down here.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -7,9 +8,11 @@ use serde_json::{Value, json};
 use super::*;
 use crate::devices::{Devices, Layout};
 use crate::event::Event;
+use crate::host::HostFacts;
 use crate::profile::{Profile, Thread};
 use crate::reason::Reason;
-use crate::report::{Names, Subject};
+use crate::report::{Names, RunStart, Subject};
+use crate::symbols::GuestFunction;
 use crate::vm::Vm;
 use crate::watch::Seen;
 
@@ -21,7 +24,7 @@ struct Scene {
     isa: u64,
     host: HostFacts,
     devices: Value,
-    function: fn(u64) -> Option<String>,
+    function: fn(u64) -> Option<GuestFunction>,
     /// Host time of each exit in ns, where every second one was timed.
     ns: Option<u64>,
     spin_windows: u64,
@@ -33,7 +36,7 @@ impl Default for Scene {
             isa: 2,
             host: HostFacts::default(),
             devices: json!([]),
-            function: |rip| Some(format!("f{:x}+{:#x}", rip >> 8, rip & 0xff)),
+            function: |rip| Some(GuestFunction { name: format!("f{:x}", rip >> 8), offset: rip & 0xff }),
             ns: None,
             spin_windows: 0,
         }
@@ -99,6 +102,10 @@ fn bus(vendor: u64, device: u64, bar: u64) -> Value {
 
 const BAR: u64 = 0xfe00_0000;
 
+fn named(function: &str) -> GuestFunction {
+    GuestFunction { name: function.into(), offset: 9 }
+}
+
 fn ids(report: &Report) -> Vec<String> {
     advise(report).into_iter().map(|finding| finding.id).collect()
 }
@@ -137,22 +144,19 @@ fn rare_exits_are_not_worth_a_word() {
 fn the_check_of_the_pm_timer_has_its_name() {
     let exits = [(0x7b, 1, port(0x608, 4, false), 2), (0x7b, 2, port(0x61, 1, false), 900)];
     let scene = |function| Scene { function, ..Scene::default() };
-    let check = find(
-        &scene(|rip| Some(if rip == 1 { "acpi_pm_read+1" } else { "verify_pmtmr_rate+9" }.into()))
-            .report(&exits),
-        "pm-timer-check",
-    );
+    let named = scene(|rip| Some(named(if rip == 1 { "acpi_pm_read" } else { "verify_pmtmr_rate" })));
+    let check = find(&named.report(&exits), "pm-timer-check");
     assert!(check.title.contains("verify_pmtmr_rate") && check.remedy.contains("pmtmr=0"), "{check}");
     assert_eq!(check.certainty, Certainty::High);
     near(check.gain, 900.0);
     // In one function, and in the same watch only.
-    let shared = scene(|_| Some("boot+1".into())).report(&exits);
+    let shared = scene(|_| Some(self::named("boot"))).report(&exits);
     assert_eq!(find(&shared, "pm-timer-check").certainty, Certainty::Fair);
     assert_eq!(find(&scene(|_| None).report(&exits), "pm-timer-check").certainty, Certainty::Low);
     // The same exits are not told twice.
     assert_eq!(ids(&shared), ["pm-timer-check"]);
     // The TSC's calibration reads both as well; and without the PM timer it is the PIT by itself.
-    let calibration = scene(|_| Some("pit_calibrate_tsc+3".into())).report(&exits);
+    let calibration = scene(|_| Some(self::named("pit_calibrate_tsc"))).report(&exits);
     assert_eq!(ids(&calibration), ["pit"]);
     near(find(&report(&exits[1..]), "pit").gain, 900.0);
 }
@@ -184,6 +188,7 @@ fn what_comes_in_a_row_is_a_sequence() {
     let report = report(&exits);
     let found = find(&report, "sequence-f1");
     assert_eq!(found.title, "f1 begins 6 port accesses in a row");
+    assert_eq!(found.sequence, Some(RunStart::Function("f1".into())));
     assert!(found.evidence.starts_with("out 0x1f2, out 0x1f3, "), "{found}");
     assert!(found.evidence.contains("400 times a second; 97.9 % of all exits"), "{found}");
     assert!(found.evidence.contains("exits of ide too"), "{found}");
@@ -325,4 +330,121 @@ fn storms() {
         faults.remedy.contains("that balloon")
             && !find(&storm, "page-faults").remedy.contains("that balloon")
     );
+}
+
+/// Every rule that asks for a device or a register, at least once.
+fn of_every_device() -> Vec<Report> {
+    let pci = |devices, exits: Exits<'_>| Scene { devices, ..Scene::default() }.report(exits);
+    let nic = |vendor, device, bar, offset| {
+        pci(
+            bus(vendor, device, bar),
+            &[(0x400, 1, memory(BAR + offset, false), 9000), (0x400, 2, memory(BAR + 0x10, true), 30)],
+        )
+    };
+    let nics = |offset: u64| {
+        json!({"bus": 0, "slot": 3 + offset, "function": 0, "qdev_id": "", "id": {"vendor": 0x8086, "device": 0x100e},
+            "regions": [{"bar": 0, "type": "memory", "address": BAR + 0x2_0000 * offset, "size": 0x2_0000}]})
+    };
+    vec![
+        // Two, neither of which interrupts too often.
+        pci(
+            json!([{"devices": [nics(0), nics(1)]}]),
+            &[(0x400, 1, memory(BAR + 0xc0, false), 3000), (0x400, 1, memory(BAR + 0x2_00c0, false), 3000)],
+        ),
+        report(&[
+            (0x7b, 0x101, port(0x608, 4, false), 3000),
+            (0x400, 0x102, memory(0xfed0_00f0, false), 3000),
+            (0x7b, 0x103, port(0x40, 1, true), 3000),
+            (0x7b, 0x104, port(0x80, 1, true), 3000),
+            (0x7b, 0x105, port(0x1f2, 1, true), 3000),
+            (0x7b, 0x106, port(0x1f7, 1, true), 300),
+            (0x7b, 0x107, port(0x3f8, 1, true), 3000),
+            (0x7c, 0x108, Detail::Msr { index: 0x6e0, write: true }, 3000),
+            (0x7c, 0x109, Detail::Msr { index: 0x80b, write: true }, 3000),
+            (0x400, 0x10a, memory(0xfee0_0380, true), 3000),
+        ]),
+        nic(0x8086, 0x100e, 0, 0xc0),
+        nic(0x10ec, 0x8139, 1, 0x3e),
+        nic(0x10ec, 0x8029, 0, 0x7),
+        pci(
+            bus(0x8086, 0x2922, 5),
+            &[(0x400, 1, memory(BAR + 0x138, true), 300), (0x400, 2, memory(BAR + 8, true), 900)],
+        ),
+        pci(
+            bus(0x1000, 0x12, 1),
+            &[(0x400, 1, memory(BAR + 0x14, true), 300), (0x400, 2, memory(BAR + 8, true), 900)],
+        ),
+        pci(bus(0x1af4, 0x1042, 4), &[(0x400, 1, memory(BAR + 0x3000, true), 5000)]),
+        pci(
+            bus(0x1af4, 0x1045, 4),
+            &[(0x400, 1, Detail::Fault, 5000), (0x400, 1, memory(BAR + 0x3000, true), 20)],
+        ),
+    ]
+}
+
+/// Words are for readers: in another language, or of a device whose owner has chosen its name, the same is advised.
+#[test]
+fn advice_does_not_depend_on_words() {
+    let mut all = BTreeSet::new();
+    for mut report in of_every_device() {
+        let before = advise(&report);
+        for site in &mut report.sites {
+            let place = site.place.as_mut().unwrap();
+            // Each was the beginning of another device's name, or of another register's.
+            (place.device, place.register) = ("virtio-blk IDE e1000 PIT".into(), "BAR 5 + 0x138".into());
+            (site.reason_name, site.row.name) = ("HLT".into(), "acpi_pm_read+0x1".into());
+        }
+        let after = advise(&report);
+        let core = |found: &[Finding]| {
+            let core =
+                |one: &Finding| (one.id.clone(), one.about.clone(), one.gain, one.certainty, one.action);
+            found.iter().map(core).collect::<Vec<_>>()
+        };
+        assert_eq!(core(&before), core(&after));
+        all.extend(before.into_iter().map(|finding| finding.id));
+    }
+    for id in [
+        "ahci",
+        "hpet",
+        "ide",
+        "io-delay",
+        "lsi",
+        "moderation",
+        "nic",
+        "page-faults",
+        "pit",
+        "pm-timer",
+        "posted-interrupts",
+        "scheduler",
+        "serial",
+        "tick",
+        "virtio-notifications",
+        "x2apic",
+    ] {
+        assert!(all.contains(id), "{id} is among what was compared: {all:?}");
+    }
+}
+
+/// A sequence is compared by where it begins, whatever its id says.
+#[test]
+fn a_sequence_is_found_again_by_where_it_begins() {
+    let row: Vec<_> = (0x1f2..=0x1f7).map(|number| (0x7b, 0x101, port(number, 1, true), 1)).collect();
+    let report = report(&row.repeat(400));
+    let found = find(&report, "sequence-f1");
+    near(found.rate_in(&report), 2400.0);
+    near(Finding { id: "sequence-f2".into(), ..found.clone() }.rate_in(&report), 2400.0);
+    near(Finding { sequence: Some(RunStart::Address(0x101)), ..found }.rate_in(&report), 0.0);
+}
+
+/// A thousand sites are listed; what is rare adds up beyond them.
+#[test]
+fn rules_see_sites_that_are_not_listed() {
+    let mut exits: Vec<_> = (0..1000).map(|n| (0x72, n << 8, Detail::Cpuid { leaf: n as u32 }, 2)).collect();
+    exits.extend((1000..1200).map(|n| (0x7b, n << 8, port(0x608, 4, false), 1)));
+    let report = report(&exits);
+    assert_eq!(
+        (report.sites.len(), report.sites.iter().filter(|site| site.row.count == 1).count()),
+        (1000, 0)
+    );
+    near(report.findings.iter().find(|finding| finding.id == "pm-timer").unwrap().gain, 200.0);
 }

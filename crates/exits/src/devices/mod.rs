@@ -2,24 +2,15 @@
 //!
 //! Ports and addresses that every PC has, MSRs by number, and the VM's own PCI layout where its VMM tells it.
 
+mod monitor;
 mod pci;
-mod qmp;
+mod place;
 mod table;
 
 pub use pci::Layout;
-
-use serde::{Deserialize, Serialize};
+pub use place::{DeviceModel, Place, RegisterRole};
 
 use crate::event::Detail;
-
-/// A device's register.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Place {
-    /// The device.
-    pub device: String,
-    /// The register.
-    pub register: String,
-}
 
 /// Names what exits are about.
 #[derive(Clone, Debug, Default)]
@@ -31,16 +22,13 @@ pub struct Devices {
 impl Devices {
     /// The device and the register, if there is one that we know. The VM's own layout goes before what PCs usually have.
     pub fn name(&self, detail: Detail) -> Option<Place> {
-        let place = |(device, register): (&str, String)| Place { device: device.to_owned(), register };
         match detail {
-            Detail::Port { port, .. } => self.pci.port(port).or_else(|| table::port(port).map(place)),
-            Detail::Memory { address, .. } => {
-                self.pci.memory(address).or_else(|| table::memory(address).map(place))
-            }
-            Detail::Msr { index, .. } => Some(place(table::msr(index))),
-            Detail::Cpuid { leaf } => Some(place(("CPUID", format!("leaf {leaf:#x}")))),
-            Detail::Hypercall { number } => Some(place(("KVM hypercall", table::hypercall(number)))),
-            Detail::Fault => Some(place(("memory", "first use of a page".into()))),
+            Detail::Port { port, .. } => self.pci.port(port).or_else(|| table::port(port)),
+            Detail::Memory { address, .. } => self.pci.memory(address).or_else(|| table::memory(address)),
+            Detail::Msr { index, .. } => Some(table::msr(index)),
+            Detail::Cpuid { leaf } => Some(Place::unnamed("CPUID", format!("leaf {leaf:#x}"), leaf.into())),
+            Detail::Hypercall { number } => Some(table::hypercall(number)),
+            Detail::Fault => Some(Place::named("memory", "first use of a page", 0)),
             Detail::Nothing => None,
         }
     }

@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use super::Place;
+use super::place::RegisterRole::{InterruptCause, Other, QueueNotification, Transmit};
+use super::place::{DeviceModel, Place, RegisterRole};
 
 /// So many regions are remembered.
 const REGIONS: usize = 4096;
@@ -20,6 +21,7 @@ struct Region {
     io: bool,
     bar: u64,
     device: String,
+    model: DeviceModel,
     vendor: u64,
     id: u64,
 }
@@ -70,7 +72,8 @@ impl Layout {
         let own = device["qdev_id"].as_str().unwrap_or_default();
         let own: String = own.chars().filter(|c| !c.is_control()).take(40).collect();
         let own = if own.is_empty() { String::new() } else { format!(" {own:?}") };
-        let name = format!("{}{own} at {place}", model(vendor, id));
+        let (model, name) = model(vendor, id);
+        let name = format!("{name}{own} at {place}");
         for region in device["regions"].as_array().into_iter().flatten() {
             let start = region["address"].as_i64().unwrap_or(-1) as u64;
             let size = number(&region["size"]);
@@ -84,6 +87,7 @@ impl Layout {
                 io: region["type"].as_str() == Some("io"),
                 bar: number(&region["bar"]),
                 device: name.clone(),
+                model,
                 vendor,
                 id,
             });
@@ -95,8 +99,7 @@ impl Layout {
             region.io == io && address >= region.start && address - region.start < region.size
         };
         let region = self.regions.iter().find(inside)?;
-        let register = register(region, address - region.start);
-        Some(Place { device: region.device.clone(), register })
+        Some(register(region, address - region.start).of(region.model))
     }
 
     /// The register behind a port.
@@ -110,47 +113,48 @@ impl Layout {
     }
 }
 
-/// What VMs usually have, by vendor and device.
-fn model(vendor: u64, id: u64) -> String {
-    let name = match (vendor, id) {
-        (0x1af4, 0x1000 | 0x1041) => "virtio-net",
-        (0x1af4, 0x1001 | 0x1042) => "virtio-blk",
-        (0x1af4, 0x1002 | 0x1045) => "virtio-balloon",
-        (0x1af4, 0x1003 | 0x1043) => "virtio-console",
-        (0x1af4, 0x1004 | 0x1048) => "virtio-scsi",
-        (0x1af4, 0x1005 | 0x1044) => "virtio-rng",
-        (0x1af4, 0x1009 | 0x1049) => "virtio-9p",
-        (0x1af4, 0x1050) => "virtio-gpu",
-        (0x1af4, 0x1052) => "virtio-input",
-        (0x1af4, 0x1053) => "virtio-vsock",
-        (0x1af4, 0x105a) => "virtio-fs",
-        (0x1af4, 0x1110) => "ivshmem",
-        (0x8086, 0x100e | 0x100f) => "e1000",
-        (0x8086, 0x10d3) => "e1000e",
-        (0x8086, 0x10c9) => "igb",
-        (0x10ec, 0x8139) => "rtl8139",
-        (0x10ec, 0x8029) => "ne2k_pci",
-        (0x1022, 0x2000) => "pcnet",
-        (0x15ad, 0x07b0) => "vmxnet3",
-        (0x8086, 0x7010) => "IDE (PIIX3)",
-        (0x8086, 0x7111) => "IDE (PIIX4)",
-        (0x8086, 0x2922) => "AHCI (ICH9)",
-        (0x8086, 0x2930) => "SMBus (ICH9)",
-        (0x8086, 0x7113) => "power management (PIIX4)",
-        (0x1234, 0x1111) => "VGA",
-        (0x1b36, 0x0100) => "QXL",
-        (0x1b36, 0x000d) => "xHCI",
-        (0x1b36, 0x0010) => "NVMe",
-        (0x1b36, 0x000c) => "PCIe root port",
-        (0x1000, 0x0012) => "lsi53c895a",
-        (0x8086, 0x2415) => "AC97",
-        (0x8086, 0x2668) => "HD audio",
-        _ => return format!("PCI {vendor:04x}:{id:04x}"),
+/// What VMs usually have, by vendor and device: what rules know it as, and its name.
+fn model(vendor: u64, id: u64) -> (DeviceModel, String) {
+    use DeviceModel::*;
+    let (model, name) = match (vendor, id) {
+        (0x1af4, 0x1000 | 0x1041) => (VirtioNet, "virtio-net"),
+        (0x1af4, 0x1001 | 0x1042) => (VirtioBlk, "virtio-blk"),
+        (0x1af4, 0x1002 | 0x1045) => (VirtioBalloon, "virtio-balloon"),
+        (0x1af4, 0x1003 | 0x1043) => (Virtio, "virtio-console"),
+        (0x1af4, 0x1004 | 0x1048) => (Virtio, "virtio-scsi"),
+        (0x1af4, 0x1005 | 0x1044) => (Virtio, "virtio-rng"),
+        (0x1af4, 0x1009 | 0x1049) => (Virtio, "virtio-9p"),
+        (0x1af4, 0x1050) => (Virtio, "virtio-gpu"),
+        (0x1af4, 0x1052) => (Virtio, "virtio-input"),
+        (0x1af4, 0x1053) => (Virtio, "virtio-vsock"),
+        (0x1af4, 0x105a) => (Virtio, "virtio-fs"),
+        (0x1af4, 0x1110) => (Other, "ivshmem"),
+        (0x8086, 0x100e | 0x100f) => (E1000, "e1000"),
+        (0x8086, 0x10d3) => (E1000e, "e1000e"),
+        (0x8086, 0x10c9) => (Other, "igb"),
+        (0x10ec, 0x8139) => (Rtl8139, "rtl8139"),
+        (0x10ec, 0x8029) => (Ne2000, "ne2k_pci"),
+        (0x1022, 0x2000) => (Pcnet, "pcnet"),
+        (0x15ad, 0x07b0) => (Other, "vmxnet3"),
+        (0x8086, 0x7010) => (Ide, "IDE (PIIX3)"),
+        (0x8086, 0x7111) => (Ide, "IDE (PIIX4)"),
+        (0x8086, 0x2922) => (Ahci, "AHCI (ICH9)"),
+        (0x8086, 0x2930) => (Other, "SMBus (ICH9)"),
+        (0x8086, 0x7113) => (Other, "power management (PIIX4)"),
+        (0x1234, 0x1111) => (Other, "VGA"),
+        (0x1b36, 0x0100) => (Other, "QXL"),
+        (0x1b36, 0x000d) => (Other, "xHCI"),
+        (0x1b36, 0x0010) => (Other, "NVMe"),
+        (0x1b36, 0x000c) => (Other, "PCIe root port"),
+        (0x1000, 0x0012) => (Lsi53c895a, "lsi53c895a"),
+        (0x8086, 0x2415) => (Other, "AC97"),
+        (0x8086, 0x2668) => (Other, "HD audio"),
+        _ => return (Other, format!("PCI {vendor:04x}:{id:04x}")),
     };
-    name.into()
+    (model, name.into())
 }
 
-fn register(region: &Region, offset: u64) -> String {
+fn register(region: &Region, offset: u64) -> Place {
     let bar = region.bar;
     let known = match (region.vendor, region.id) {
         (0x1af4, 0x1000..=0x103f) if region.io => legacy_virtio(offset),
@@ -162,83 +166,83 @@ fn register(region: &Region, offset: u64) -> String {
         _ => None,
     };
     match known {
-        Some(name) => name.into(),
-        None => format!("BAR {bar} + {offset:#x}"),
+        Some((role, name)) => Place::named(&region.device, name, offset).role(role),
+        None => Place::unnamed(&region.device, format!("BAR {bar} + {offset:#x}"), offset),
     }
 }
 
-fn legacy_virtio(offset: u64) -> Option<&'static str> {
+fn legacy_virtio(offset: u64) -> Option<(RegisterRole, &'static str)> {
     Some(match offset {
-        0..=3 => "device features",
-        4..=7 => "driver features",
-        8..=11 => "queue address",
-        12..=13 => "queue size",
-        14..=15 => "queue selector",
-        16..=17 => "queue notification",
-        18 => "device status",
-        19 => "interrupt status",
-        _ => "configuration",
+        0..=3 => (Other, "device features"),
+        4..=7 => (Other, "driver features"),
+        8..=11 => (Other, "queue address"),
+        12..=13 => (Other, "queue size"),
+        14..=15 => (Other, "queue selector"),
+        16..=17 => (QueueNotification, "queue notification"),
+        18 => (Other, "device status"),
+        19 => (InterruptCause, "interrupt status"),
+        _ => (Other, "configuration"),
     })
 }
 
-fn modern_virtio(offset: u64) -> Option<&'static str> {
+fn modern_virtio(offset: u64) -> Option<(RegisterRole, &'static str)> {
     Some(match offset {
-        0..=0xfff => "common configuration",
-        0x1000..=0x1fff => "interrupt status",
-        0x2000..=0x2fff => "device configuration",
-        _ => "queue notification",
+        0..=0xfff => (Other, "common configuration"),
+        0x1000..=0x1fff => (InterruptCause, "interrupt status"),
+        0x2000..=0x2fff => (Other, "device configuration"),
+        _ => (QueueNotification, "queue notification"),
     })
 }
 
-fn e1000(offset: u64) -> Option<&'static str> {
+fn e1000(offset: u64) -> Option<(RegisterRole, &'static str)> {
     Some(match offset {
-        0x0 => "CTRL",
-        0x8 => "STATUS",
-        0x14 => "EERD",
-        0x20 => "MDIC",
-        0xc0 => "ICR (interrupt cause)",
-        0xc4 => "ITR (interrupt throttle)",
-        0xc8 => "ICS",
-        0xd0 => "IMS (interrupt mask set)",
-        0xd8 => "IMC (interrupt mask clear)",
-        0x100 => "RCTL",
-        0x400 => "TCTL",
-        0x2810 => "RDH",
-        0x2818 => "RDT (receive tail)",
-        0x3810 => "TDH",
-        0x3818 => "TDT (transmit tail)",
-        0x4000..=0x40ff => "statistics",
+        0x0 => (Other, "CTRL"),
+        0x8 => (Other, "STATUS"),
+        0x14 => (Other, "EERD"),
+        0x20 => (Other, "MDIC"),
+        0xc0 => (InterruptCause, "ICR (interrupt cause)"),
+        0xc4 => (Other, "ITR (interrupt throttle)"),
+        0xc8 => (Other, "ICS"),
+        0xd0 => (Other, "IMS (interrupt mask set)"),
+        0xd8 => (Other, "IMC (interrupt mask clear)"),
+        0x100 => (Other, "RCTL"),
+        0x400 => (Other, "TCTL"),
+        0x2810 => (Other, "RDH"),
+        0x2818 => (Other, "RDT (receive tail)"),
+        0x3810 => (Other, "TDH"),
+        0x3818 => (Transmit, "TDT (transmit tail)"),
+        0x4000..=0x40ff => (Other, "statistics"),
         _ => return None,
     })
 }
 
-fn rtl8139(offset: u64) -> Option<&'static str> {
+fn rtl8139(offset: u64) -> Option<(RegisterRole, &'static str)> {
     Some(match offset {
-        0x00..=0x05 => "MAC address",
-        0x10..=0x1f => "transmit status, or 8139C+ counters",
-        0x20..=0x2f => "transmit address",
-        0x30..=0x33 => "receive buffer",
-        0x37 => "command",
-        0x38..=0x39 => "CAPR (receive read pointer)",
-        0x3c..=0x3d => "IMR (interrupt mask)",
-        0x3e..=0x3f => "ISR (interrupt status)",
-        0x40..=0x43 => "TCR",
-        0x44..=0x47 => "RCR",
-        0x4c..=0x4f => "missed packets",
-        0x58 => "media status",
-        0xd9 => "TPPoll (transmit poll, C+)",
+        0x00..=0x05 => (Other, "MAC address"),
+        0x10..=0x1f => (Transmit, "transmit status, or 8139C+ counters"),
+        0x20..=0x2f => (Transmit, "transmit address"),
+        0x30..=0x33 => (Other, "receive buffer"),
+        0x37 => (Other, "command"),
+        0x38..=0x39 => (Other, "CAPR (receive read pointer)"),
+        0x3c..=0x3d => (Other, "IMR (interrupt mask)"),
+        0x3e..=0x3f => (InterruptCause, "ISR (interrupt status)"),
+        0x40..=0x43 => (Other, "TCR"),
+        0x44..=0x47 => (Other, "RCR"),
+        0x4c..=0x4f => (Other, "missed packets"),
+        0x58 => (Other, "media status"),
+        0xd9 => (Transmit, "TPPoll (transmit poll, C+)"),
         _ => return None,
     })
 }
 
-fn bus_master(offset: u64) -> Option<&'static str> {
+fn bus_master(offset: u64) -> Option<(RegisterRole, &'static str)> {
     Some(match offset {
-        0 => "bus master command, channel 1",
-        2 => "bus master status, channel 1",
-        4..=7 => "descriptor table, channel 1",
-        8 => "bus master command, channel 2",
-        10 => "bus master status, channel 2",
-        12..=15 => "descriptor table, channel 2",
+        0 => (Other, "bus master command, channel 1"),
+        2 => (Other, "bus master status, channel 1"),
+        4..=7 => (Other, "descriptor table, channel 1"),
+        8 => (Other, "bus master command, channel 2"),
+        10 => (Other, "bus master status, channel 2"),
+        12..=15 => (Other, "descriptor table, channel 2"),
         _ => return None,
     })
 }
@@ -265,6 +269,8 @@ mod tests {
         let place = layout.memory(0xfe00_3004).unwrap();
         assert_eq!(place.device, "virtio-net \"net0\" at 01:02.0");
         assert_eq!(place.register, "queue notification");
+        assert_eq!((place.model, place.role), (DeviceModel::VirtioNet, RegisterRole::QueueNotification));
+        assert_eq!(place.offset, 0x3004);
         assert_eq!(layout.port(0xc042).unwrap().register, "bus master status, channel 1");
         assert_eq!(layout.port(0xc050), None);
         assert_eq!(layout.memory(0xc042), None);

@@ -1,8 +1,18 @@
 //! What lies where in every PC (ISA, ACPI, APIC), as QEMU and most VMMs lay it out.
 
-/// The device and register of a port.
-pub(super) fn port(port: u16) -> Option<(&'static str, String)> {
-    let serial = |base: u16| {
+use super::place::DeviceModel::{
+    AcpiPowerManagement, DelayPort, Hpet, Ide, LocalApic, Msr, Pit, SerialPort, X2Apic,
+};
+use super::place::Place;
+use super::place::RegisterRole::{Counter, EndOfInterrupt, InterruptCommand, Other, TimerDeadline};
+
+/// The register of a port.
+pub(super) fn port(port: u16) -> Option<Place> {
+    let offset = |base: u16| u64::from(port - base);
+    let named = |device: &str, register: &str, base: u16| Place::named(device, register, offset(base));
+    let at = |device: &str, base: u16| Place::unnamed(device, format!("+{:#x}", port - base), offset(base));
+    let pair = |names: [&'static str; 2]| names[usize::from(port & 1)];
+    let serial = |device: &str, base: u16| {
         let names = [
             "data",
             "interrupt enable",
@@ -13,9 +23,9 @@ pub(super) fn port(port: u16) -> Option<(&'static str, String)> {
             "modem status",
             "scratch",
         ];
-        names[usize::from(port - base) & 7].to_owned()
+        named(device, names[usize::from(port - base) & 7], base).of(SerialPort)
     };
-    let ide = |base: u16| {
+    let ide = |device: &str, base: u16| {
         let names = [
             "data",
             "error or features",
@@ -26,133 +36,145 @@ pub(super) fn port(port: u16) -> Option<(&'static str, String)> {
             "drive and head",
             "status or command",
         ];
-        names[usize::from(port - base) & 7].to_owned()
+        named(device, names[usize::from(port - base) & 7], base).of(Ide)
     };
-    let at = |base: u16| format!("+{:#x}", port - base);
+    let acpi = |register: &str| named("ACPI power management", register, 0x600).of(AcpiPowerManagement);
     Some(match port {
-        0x00..=0x1f => ("DMA controller 1", at(0)),
-        0x20 | 0x21 => ("PIC, master", ["command", "mask"][usize::from(port & 1)].into()),
-        0x2e | 0x2f | 0x4e | 0x4f => ("super I/O", ["index", "data"][usize::from(port & 1)].into()),
-        0x40..=0x42 => ("PIT", format!("counter {}", port - 0x40)),
-        0x43 => ("PIT", "control".into()),
-        0x60 => ("keyboard controller", "data".into()),
-        0x61 => ("system control port B", "PIT counter 2's gate and output, NMI".into()),
-        0x64 => ("keyboard controller", "status or command".into()),
-        0x70 => ("RTC", "index".into()),
-        0x71 => ("RTC", "data".into()),
-        0x80 => ("POST", "code, or a delay".into()),
-        0x81..=0x8f => ("DMA pages", at(0x80)),
-        0x92 => ("system control port A", "A20 and reset".into()),
-        0xa0 | 0xa1 => ("PIC, slave", ["command", "mask"][usize::from(port & 1)].into()),
-        0xb2 | 0xb3 => ("SMI", ["command", "status"][usize::from(port & 1)].into()),
-        0xc0..=0xdf => ("DMA controller 2", at(0xc0)),
-        0xed => ("delay", "io_delay".into()),
-        0x170..=0x177 => ("IDE channel 2", ide(0x170)),
-        0x1f0..=0x1f7 => ("IDE channel 1", ide(0x1f0)),
-        0x376 => ("IDE channel 2", "alternate status or control".into()),
-        0x3f6 => ("IDE channel 1", "alternate status or control".into()),
-        0x278..=0x27f => ("parallel port 2", at(0x278)),
-        0x378..=0x37f => ("parallel port 1", at(0x378)),
-        0x2e8..=0x2ef => ("serial port 4", serial(0x2e8)),
-        0x2f8..=0x2ff => ("serial port 2", serial(0x2f8)),
-        0x3b0..=0x3df => ("VGA", at(0x3b0)),
-        0x3e8..=0x3ef => ("serial port 3", serial(0x3e8)),
-        0x3f0..=0x3f5 | 0x3f7 => ("floppy controller", at(0x3f0)),
-        0x3f8..=0x3ff => ("serial port 1", serial(0x3f8)),
-        0x402 => ("firmware debug console", "data".into()),
-        0x4d0 | 0x4d1 => ("PIC", "edge or level".into()),
-        0x510 => ("fw_cfg", "selector".into()),
-        0x511 => ("fw_cfg", "data".into()),
-        0x514..=0x51b => ("fw_cfg", "DMA address".into()),
-        0x600..=0x603 => ("ACPI power management", "PM1 event".into()),
-        0x604..=0x605 => ("ACPI power management", "PM1 control".into()),
-        0x608..=0x60b => ("ACPI power management", "PM timer (q35, i440fx)".into()),
-        0x620..=0x62f => ("ACPI general events", at(0x620)),
-        0x660..=0x67f => ("TCO watchdog", at(0x660)),
-        0xae00..=0xae0f => ("ACPI PCI hot-plug (i440fx)", at(0xae00)),
-        0xcc0..=0xcd7 => ("ACPI hot-plug (q35)", at(0xcc0)),
-        0xcf8 => ("PCI configuration", "address".into()),
-        0xcf9 => ("reset control", "reset".into()),
-        0xcfc..=0xcff => ("PCI configuration", "data".into()),
-        0x5658 | 0x5659 => ("VMware backdoor", at(0x5658)),
+        0x00..=0x1f => at("DMA controller 1", 0),
+        0x20 | 0x21 => named("PIC, master", pair(["command", "mask"]), 0x20),
+        0x2e | 0x2f => named("super I/O", pair(["index", "data"]), 0x2e),
+        0x4e | 0x4f => named("super I/O", pair(["index", "data"]), 0x4e),
+        0x40..=0x42 => named("PIT", &format!("counter {}", port - 0x40), 0x40).of(Pit),
+        0x43 => named("PIT", "control", 0x40).of(Pit),
+        0x60 => named("keyboard controller", "data", 0x60),
+        0x61 => named("system control port B", "PIT counter 2's gate and output, NMI", 0x61),
+        0x64 => named("keyboard controller", "status or command", 0x60),
+        0x70 => named("RTC", "index", 0x70),
+        0x71 => named("RTC", "data", 0x70),
+        0x80 => named("POST", "code, or a delay", 0x80).of(DelayPort),
+        0x81..=0x8f => at("DMA pages", 0x80),
+        0x92 => named("system control port A", "A20 and reset", 0x92),
+        0xa0 | 0xa1 => named("PIC, slave", pair(["command", "mask"]), 0xa0),
+        0xb2 | 0xb3 => named("SMI", pair(["command", "status"]), 0xb2),
+        0xc0..=0xdf => at("DMA controller 2", 0xc0),
+        0xed => named("delay", "io_delay", 0xed).of(DelayPort),
+        0x170..=0x177 => ide("IDE channel 2", 0x170),
+        0x1f0..=0x1f7 => ide("IDE channel 1", 0x1f0),
+        0x376 => named("IDE channel 2", "alternate status or control", 0x170).of(Ide),
+        0x3f6 => named("IDE channel 1", "alternate status or control", 0x1f0).of(Ide),
+        0x278..=0x27f => at("parallel port 2", 0x278),
+        0x378..=0x37f => at("parallel port 1", 0x378),
+        0x2e8..=0x2ef => serial("serial port 4", 0x2e8),
+        0x2f8..=0x2ff => serial("serial port 2", 0x2f8),
+        0x3b0..=0x3df => at("VGA", 0x3b0),
+        0x3e8..=0x3ef => serial("serial port 3", 0x3e8),
+        0x3f0..=0x3f5 | 0x3f7 => at("floppy controller", 0x3f0),
+        0x3f8..=0x3ff => serial("serial port 1", 0x3f8),
+        0x402 => named("firmware debug console", "data", 0x402),
+        0x4d0 | 0x4d1 => named("PIC", "edge or level", 0x4d0),
+        0x510 => named("fw_cfg", "selector", 0x510),
+        0x511 => named("fw_cfg", "data", 0x510),
+        0x514..=0x51b => named("fw_cfg", "DMA address", 0x510),
+        0x600..=0x603 => acpi("PM1 event"),
+        0x604..=0x605 => acpi("PM1 control"),
+        0x608..=0x60b => acpi("PM timer (q35, i440fx)").role(Counter),
+        0x620..=0x62f => at("ACPI general events", 0x620),
+        0x660..=0x67f => at("TCO watchdog", 0x660),
+        0xae00..=0xae0f => at("ACPI PCI hot-plug (i440fx)", 0xae00),
+        0xcc0..=0xcd7 => at("ACPI hot-plug (q35)", 0xcc0),
+        0xcf8 => named("PCI configuration", "address", 0xcf8),
+        0xcf9 => named("reset control", "reset", 0xcf9),
+        0xcfc..=0xcff => named("PCI configuration", "data", 0xcf8),
+        0x5658 | 0x5659 => at("VMware backdoor", 0x5658),
         _ => return None,
     })
 }
 
-/// The device and register of a guest-physical address.
-pub(super) fn memory(address: u64) -> Option<(&'static str, String)> {
+/// The register at a guest-physical address.
+pub(super) fn memory(address: u64) -> Option<Place> {
     Some(match address {
-        0xa_0000..=0xb_ffff => ("VGA", "frame buffer window".into()),
+        0xa_0000..=0xb_ffff => Place::named("VGA", "frame buffer window", address - 0xa_0000),
         0xfec0_0000..=0xfec0_0fff => {
-            let register = match address & 0xff0 {
-                0 => "index",
-                0x10 => "data",
-                0x40 => "EOI",
-                _ => "?",
-            };
-            ("I/O APIC", register.into())
+            let offset = address & 0xfff;
+            match address & 0xff0 {
+                0 => Place::named("I/O APIC", "index", offset),
+                0x10 => Place::named("I/O APIC", "data", offset),
+                0x40 => Place::named("I/O APIC", "EOI", offset).role(EndOfInterrupt),
+                _ => Place::unnamed("I/O APIC", "?", offset),
+            }
         }
-        0xfed0_0000..=0xfed0_03ff => ("HPET", hpet(address & 0x3ff)),
-        0xfed4_0000..=0xfed4_4fff => ("TPM", format!("+{:#x}", address & 0xffff)),
-        0xfee0_0000..=0xfee0_0fff => ("local APIC", apic((address & 0xff0) as u32 >> 4)),
-        0xffc0_0000..=0xffff_ffff => ("firmware flash", format!("+{:#x}", address - 0xffc0_0000)),
+        0xfed0_0000..=0xfed0_03ff => hpet(address & 0x3ff).of(Hpet),
+        0xfed4_0000..=0xfed4_4fff => {
+            let offset = address & 0xffff;
+            Place::unnamed("TPM", format!("+{offset:#x}"), offset)
+        }
+        0xfee0_0000..=0xfee0_0fff => {
+            let offset = address & 0xfff;
+            apic("local APIC", (offset >> 4) as u32, offset).of(LocalApic)
+        }
+        0xffc0_0000..=0xffff_ffff => {
+            let offset = address - 0xffc0_0000;
+            Place::unnamed("firmware flash", format!("+{offset:#x}"), offset)
+        }
         _ => return None,
     })
 }
 
-fn hpet(offset: u64) -> String {
+fn hpet(offset: u64) -> Place {
+    let named = |register: &str| Place::named("HPET", register, offset);
     match offset {
-        0x00..=0x07 => "capabilities".into(),
-        0x10..=0x17 => "configuration".into(),
-        0x20..=0x27 => "interrupt status".into(),
-        0xf0..=0xf7 => "main counter".into(),
+        0x00..=0x07 => named("capabilities"),
+        0x10..=0x17 => named("configuration"),
+        0x20..=0x27 => named("interrupt status"),
+        0xf0..=0xf7 => named("main counter").role(Counter),
         0x100.. => {
             let part = ["configuration", "comparator", "interrupt route", "reserved"];
-            format!("timer {} {}", (offset - 0x100) / 0x20, part[(offset as usize >> 3) & 3])
+            named(&format!("timer {} {}", (offset - 0x100) / 0x20, part[(offset as usize >> 3) & 3]))
         }
-        _ => format!("+{offset:#x}"),
+        _ => Place::unnamed("HPET", format!("+{offset:#x}"), offset),
     }
 }
 
 /// A register of the local APIC by its number: the address's bits 4 to 11, or the x2APIC MSR's lowest eight.
-fn apic(register: u32) -> String {
-    let name = match register {
-        0x02 => "ID",
-        0x03 => "version",
-        0x08 => "task priority",
-        0x0a => "processor priority",
-        0x0b => "EOI",
-        0x0d => "logical destination",
-        0x0e => "destination format",
-        0x0f => "spurious vector",
-        0x10..=0x17 => "in service",
-        0x18..=0x1f => "trigger mode",
-        0x20..=0x27 => "interrupt request",
-        0x28 => "error status",
-        0x2f => "LVT CMCI",
-        0x30 => "interrupt command",
-        0x31 => "interrupt command, high",
-        0x32 => "LVT timer",
-        0x33 => "LVT thermal",
-        0x34 => "LVT performance",
-        0x35 => "LVT LINT0",
-        0x36 => "LVT LINT1",
-        0x37 => "LVT error",
-        0x38 => "timer initial count",
-        0x39 => "timer current count",
-        0x3e => "timer divide",
-        0x3f => "self IPI",
-        _ => return format!("register {register:#x}"),
+fn apic(device: &str, register: u32, offset: u64) -> Place {
+    let (role, name) = match register {
+        0x02 => (Other, "ID"),
+        0x03 => (Other, "version"),
+        0x08 => (Other, "task priority"),
+        0x0a => (Other, "processor priority"),
+        0x0b => (EndOfInterrupt, "EOI"),
+        0x0d => (Other, "logical destination"),
+        0x0e => (Other, "destination format"),
+        0x0f => (Other, "spurious vector"),
+        0x10..=0x17 => (Other, "in service"),
+        0x18..=0x1f => (Other, "trigger mode"),
+        0x20..=0x27 => (Other, "interrupt request"),
+        0x28 => (Other, "error status"),
+        0x2f => (Other, "LVT CMCI"),
+        0x30 => (InterruptCommand, "interrupt command"),
+        0x31 => (InterruptCommand, "interrupt command, high"),
+        0x32 => (Other, "LVT timer"),
+        0x33 => (Other, "LVT thermal"),
+        0x34 => (Other, "LVT performance"),
+        0x35 => (Other, "LVT LINT0"),
+        0x36 => (Other, "LVT LINT1"),
+        0x37 => (Other, "LVT error"),
+        0x38 => (TimerDeadline, "timer initial count"),
+        0x39 => (Other, "timer current count"),
+        0x3e => (Other, "timer divide"),
+        0x3f => (InterruptCommand, "self IPI"),
+        _ => return Place::unnamed(device, format!("register {register:#x}"), offset),
     };
-    name.into()
+    Place::named(device, name, offset).role(role)
 }
 
-/// The group and name of an MSR.
-pub(super) fn msr(index: u32) -> (&'static str, String) {
+/// An MSR.
+pub(super) fn msr(index: u32) -> Place {
+    let offset = index.into();
     let name = match index {
-        0x800..=0x8ff => return ("x2APIC", apic(index & 0xff)),
-        0x4000_0000..=0x4000_01ff => return ("Hyper-V", hyperv(index)),
-        0x4b56_4d00..=0x4b56_4dff | 0x11 | 0x12 => return ("KVM", kvm(index)),
+        0x800..=0x8ff => return apic("x2APIC", index & 0xff, offset).of(X2Apic),
+        0x4000_0000..=0x4000_01ff => return hyperv(index),
+        0x4b56_4d00..=0x4b56_4dff | 0x11 | 0x12 => return kvm(index),
         0x10 => "IA32_TIME_STAMP_COUNTER",
         0x17 => "IA32_PLATFORM_ID",
         0x1b => "IA32_APIC_BASE",
@@ -198,7 +220,9 @@ pub(super) fn msr(index: u32) -> (&'static str, String) {
         0x400..=0x47f => "machine-check bank",
         0x606 => "MSR_RAPL_POWER_UNIT",
         0x610..=0x61f => "RAPL",
-        0x6e0 => "IA32_TSC_DEADLINE",
+        0x6e0 => {
+            return Place::named("MSR", "IA32_TSC_DEADLINE", offset).of(Msr).role(TimerDeadline);
+        }
         0xda0 => "IA32_XSS",
         0xc000_0080 => "EFER",
         0xc000_0081 => "STAR",
@@ -220,12 +244,12 @@ pub(super) fn msr(index: u32) -> (&'static str, String) {
         0xc001_0140 | 0xc001_0141 => "OSVW",
         0xc001_1020 => "LS_CFG",
         0xc001_1029 => "DE_CFG",
-        _ => return ("MSR", format!("{index:#x}")),
+        _ => return Place::unnamed("MSR", format!("{index:#x}"), offset).of(Msr),
     };
-    ("MSR", name.into())
+    Place::named("MSR", name, offset).of(Msr)
 }
 
-fn kvm(index: u32) -> String {
+fn kvm(index: u32) -> Place {
     let name = match index {
         0x11 => "wall clock (old)",
         0x12 => "system time (old)",
@@ -238,30 +262,32 @@ fn kvm(index: u32) -> String {
         0x4b56_4d06 => "asynchronous page fault interrupt",
         0x4b56_4d07 => "asynchronous page fault acknowledgement",
         0x4b56_4d08 => "migration control",
-        _ => return format!("{index:#x}"),
+        _ => return Place::unnamed("KVM", format!("{index:#x}"), index.into()),
     };
-    name.into()
+    Place::named("KVM", name, index.into())
 }
 
-fn hyperv(index: u32) -> String {
+fn hyperv(index: u32) -> Place {
     let name = match index {
         0x4000_0000 => "guest OS identity",
         0x4000_0001 => "hypercall page",
         0x4000_0002 => "virtual processor index",
         0x4000_0020 => "reference time",
         0x4000_0021 => "reference TSC",
-        0x4000_0070 => "EOI",
+        0x4000_0070 => {
+            return Place::named("Hyper-V", "EOI", index.into()).role(EndOfInterrupt);
+        }
         0x4000_0071 => "interrupt command",
         0x4000_0072 => "task priority",
         0x4000_0080..=0x4000_009f => "synthetic interrupt controller",
         0x4000_00b0..=0x4000_00b7 => "synthetic timer",
-        _ => return format!("{index:#x}"),
+        _ => return Place::unnamed("Hyper-V", format!("{index:#x}"), index.into()),
     };
-    name.into()
+    Place::named("Hyper-V", name, index.into())
 }
 
 /// Linux, include/uapi/linux/kvm_para.h.
-pub(super) fn hypercall(number: u32) -> String {
+pub(super) fn hypercall(number: u32) -> Place {
     let name = match number {
         1 => "kick an APIC poll IRQ",
         5 => "kick a CPU",
@@ -269,7 +295,7 @@ pub(super) fn hypercall(number: u32) -> String {
         10 => "send IPIs",
         11 => "yield to a CPU",
         12 => "map a GPA range",
-        _ => return format!("number {number}"),
+        _ => return Place::unnamed("KVM hypercall", format!("number {number}"), number.into()),
     };
-    name.into()
+    Place::named("KVM hypercall", name, number.into())
 }

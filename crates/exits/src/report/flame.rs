@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::escape::Escaped;
-use super::{Report, SiteRow, access, address, strip_offset};
+use super::{Report, SiteRow, access, address};
 
 const WIDTH: f64 = 1200.0;
 const ROW: f64 = 22.0;
@@ -70,7 +70,9 @@ fn path(site: &SiteRow) -> [String; 3] {
         (None, Some(address)) => format!("{address}{}", access(site.detail)),
         (None, None) => site.reason_name.clone(),
     };
-    [site.reason_name.clone(), about, strip_offset(&site.row.name).to_owned()]
+    // Of one function, wherever in it; without one the name is the address.
+    let function = site.function.as_ref().map_or(&site.row.name, |function| &function.name);
+    [site.reason_name.clone(), about, function.clone()]
 }
 
 impl Report {

@@ -1,29 +1,34 @@
-//! A profile in the words of people and programs.
+//! A profile in the words of people and programs. It is data: what follows from it the rules of `advice` say, and
+//! [`Report::new`] puts both together.
 
 mod escape;
+mod finding;
 mod flame;
 mod html;
 mod named;
 mod text;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::advice::HostFacts;
 use crate::devices::{Devices, Place};
 use crate::event::Detail;
+use crate::host::HostFacts;
 use crate::profile::{Profile, Site, Tally};
 use crate::reason::{Kind, Reason};
 use crate::runs::LONGEST;
+use crate::symbols::GuestFunction;
 use crate::totals::Totals;
 use crate::vm::Vm;
 use crate::watch::Seen;
+pub use finding::{Action, Certainty, Finding};
 use named::Named;
 
 /// So many sites are listed.
-const SITES: usize = 1000;
+pub(crate) const SITES: usize = 1000;
 /// So many runs.
 const RUNS: usize = 200;
 
@@ -46,6 +51,13 @@ pub struct Row {
     pub ns_each: Option<u64>,
     /// How many went on to the VMM.
     pub user: u64,
+    /// It stands for exits that have no such name; what is in the place of one says so.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub unnamed: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// Exits of one instruction, about one thing.
@@ -66,7 +78,7 @@ pub struct SiteRow {
     #[serde(default)]
     pub nested: bool,
     /// The guest's function and the offset in it, where symbols were given.
-    pub function: Option<String>,
+    pub function: Option<GuestFunction>,
     /// The port, address or register.
     pub detail: Detail,
     /// Which device and register that is.
@@ -79,7 +91,7 @@ pub struct RunRow {
     /// The first instruction.
     pub rip: u64,
     /// Its function, where symbols were given.
-    pub function: Option<String>,
+    pub function: Option<GuestFunction>,
     /// The accesses in their order.
     pub accesses: Vec<Detail>,
     /// Whether more followed that were not recorded.
@@ -88,6 +100,33 @@ pub struct RunRow {
     pub times: u64,
     /// A second.
     pub rate: f64,
+}
+
+/// Where runs begin: a function has them at several instructions.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RunStart {
+    /// The guest's function of that name.
+    Function(String),
+    /// The instruction, where no function is known.
+    Address(u64),
+}
+
+impl fmt::Display for RunStart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RunStart::Function(name) => f.write_str(name),
+            RunStart::Address(address) => write!(f, "{address:#x}"),
+        }
+    }
+}
+
+impl RunRow {
+    /// Where it begins.
+    pub fn start(&self) -> RunStart {
+        let function = self.function.as_ref().map(|function| RunStart::Function(function.name.clone()));
+        function.unwrap_or(RunStart::Address(self.rip))
+    }
 }
 
 /// The whole answer to "which exits does this VM take?".
@@ -147,7 +186,7 @@ pub struct Report {
     pub host: HostFacts,
     /// What could be better.
     #[serde(default)]
-    pub findings: Vec<crate::advice::Finding>,
+    pub findings: Vec<Finding>,
     /// What the reader must know to trust the numbers.
     pub notes: Vec<String>,
 }
@@ -156,7 +195,7 @@ pub struct Report {
 #[derive(Default)]
 pub struct Names<'a> {
     /// The guest's function at an address.
-    pub function: Option<&'a dyn Fn(u64) -> Option<String>>,
+    pub function: Option<&'a dyn Fn(u64) -> Option<GuestFunction>>,
     /// The devices.
     pub devices: Devices,
     /// What the host's KVM is set to.
@@ -179,8 +218,13 @@ pub struct Subject<'a> {
 }
 
 impl Report {
-    /// Puts a profile into words.
-    pub fn new(subject: Subject<'_>, profile: &Profile, kernel: Option<Totals>, names: &Names<'_>) -> Report {
+    /// Puts a profile into words, with every site and no findings: of which sites the rules make something, they say of all.
+    pub(crate) fn of(
+        subject: Subject<'_>,
+        profile: &Profile,
+        kernel: Option<Totals>,
+        names: &Names<'_>,
+    ) -> Report {
         let Subject { vm, time, seen, sample } = subject;
         let total = profile.total();
         let recorded = total.count;
@@ -212,15 +256,16 @@ impl Report {
             order(y).cmp(&order(x)).then_with(|| (a.rip, a.detail).cmp(&(b.rip, b.detail)))
         });
         // Sums are scaled once, not made of what was rounded.
-        let group = |key: &dyn Fn(&SiteRow) -> Option<String>| maker.group(&all, key);
+        let group = |key: &dyn Fn(&SiteRow) -> Option<Group>| maker.group(&all, key);
         let kernel_start = kernel_start(&all);
-        let reasons = group(&|site| Some(site.reason_name.clone()));
+        let reasons = group(&|site| Some(Group::Named(site.reason_name.clone())));
         let functions = if names.function.is_some() {
             group(&|site| match &site.function {
-                Some(name) => Some(strip_offset(name).to_owned()),
-                None if site.nested => Some(NESTED.to_owned()),
+                Some(function) => Some(Group::Named(function.name.clone())),
+                None if site.nested => Some(Group::Unnamed(NESTED)),
                 None => {
-                    site.rip.is_some_and(|rip| !in_kernel(rip, kernel_start)).then(|| ELSEWHERE.to_owned())
+                    let elsewhere = site.rip.is_some_and(|rip| !in_kernel(rip, kernel_start));
+                    elsewhere.then_some(Group::Unnamed(ELSEWHERE))
                 }
             })
         } else {
@@ -229,12 +274,12 @@ impl Report {
         let register = |site: &SiteRow| {
             let access = access(site.detail);
             match &site.place {
-                Some(place) => Some(format!("{}: {}{access}", place.device, place.register)),
-                None => address(site.detail).map(|address| format!("{address}{access}")),
+                Some(place) => Some(Group::Named(format!("{}: {}{access}", place.device, place.register))),
+                None => address(site.detail).map(|address| Group::Named(format!("{address}{access}"))),
             }
         };
         let registers = group(&register);
-        let devices = group(&|site| site.place.as_ref().map(|place| place.device.clone()));
+        let devices = group(&|site| site.place.as_ref().map(|place| Group::Named(place.device.clone())));
         let by_vcpu = profile.vcpus().into_iter().map(|(id, tally)| {
             // Of its working time as much was cut as of all.
             let halted = profile.halted_ns(id);
@@ -275,10 +320,8 @@ impl Report {
             notes: Vec::new(),
             sites: all.into_iter().map(|(site, _)| site).collect(),
         };
-        report.findings = crate::advice::advise(&report);
         report.notes = notes(&report, profile, by_consequence, seen);
         report.notes.extend(names.notes.iter().cloned());
-        report.sites.truncate(SITES);
         report
     }
 }
@@ -319,10 +362,6 @@ fn in_kernel(rip: u64, start: u64) -> bool {
     rip >= start
 }
 
-fn strip_offset(function: &str) -> &str {
-    function.split_once('+').map_or(function, |(name, _)| name)
-}
-
 /// The bare address.
 fn address(detail: Detail) -> Option<String> {
     match detail {
@@ -346,6 +385,15 @@ fn access(detail: Detail) -> String {
         Detail::Msr { write, .. } => format!(", {}", if write { "write" } else { "read" }),
         Detail::Cpuid { .. } | Detail::Hypercall { .. } | Detail::Fault | Detail::Nothing => String::new(),
     }
+}
+
+/// What the exits of a row have in common.
+#[derive(PartialEq, Eq, Hash)]
+enum Group {
+    /// That name.
+    Named(String),
+    /// They have none; this is said in its place.
+    Unnamed(&'static str),
 }
 
 struct Maker {
@@ -372,6 +420,7 @@ impl Maker {
             host_percent: percent(tally.host_ns.saturating_sub(halted_ns) as f64, self.busy),
             ns_each: tally.host_ns.checked_div(tally.timed),
             user: self.scaled(tally.user),
+            unnamed: false,
         }
     }
 
@@ -379,7 +428,7 @@ impl Maker {
         let kind = site.reason.kind();
         let function = site.rip.and_then(|rip| names.function?(rip));
         let name = match (&function, site.rip) {
-            (Some(function), _) => function.clone(),
+            (Some(function), _) => function.to_string(),
             (None, Some(rip)) => format!("{rip:#x}"),
             (None, None) if site.nested => NESTED.into(),
             (None, None) => "?".into(),
@@ -418,17 +467,20 @@ impl Maker {
     }
 
     /// Adds up what has the same name, most first.
-    fn group(&self, sites: &[(SiteRow, Tally)], key: &dyn Fn(&SiteRow) -> Option<String>) -> Vec<Row> {
-        let mut sums: HashMap<String, (Tally, u64)> = HashMap::new();
+    fn group(&self, sites: &[(SiteRow, Tally)], key: &dyn Fn(&SiteRow) -> Option<Group>) -> Vec<Row> {
+        let mut sums: HashMap<Group, (Tally, u64)> = HashMap::new();
         for (site, tally) in sites {
-            let Some(name) = key(site) else { continue };
-            let (sum, halted) = sums.entry(name).or_default();
+            let Some(group) = key(site) else { continue };
+            let (sum, halted) = sums.entry(group).or_default();
             sum.add(*tally);
             if site.kind == Kind::Halt {
                 *halted = halted.saturating_add(tally.host_ns);
             }
         }
-        let row = |(name, (tally, halted))| self.row(name, tally, halted);
+        let row = |(group, (tally, halted))| match group {
+            Group::Named(name) => self.row(name, tally, halted),
+            Group::Unnamed(words) => Row { unnamed: true, ..self.row(words.to_owned(), tally, halted) },
+        };
         let mut rows: Vec<Row> = sums.into_iter().map(row).collect();
         rows.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.name.cmp(&b.name)));
         rows

@@ -20,7 +20,7 @@ impl Named {
     /// Of sites and how often they were recorded; `exits` were counted while that went on.
     pub(super) fn of(sites: &[(SiteRow, Tally)], kernel: u64, exits: u64) -> Named {
         let has_function = |site: &SiteRow| site.function.is_some();
-        let has_register = |site: &SiteRow| site.place.as_ref().is_some_and(is_name);
+        let has_register = |site: &SiteRow| site.place.as_ref().is_some_and(Place::is_named);
         let in_kernel = |site: &SiteRow| site.rip.is_some_and(|rip| in_kernel(rip, kernel));
         let count = |of: &dyn Fn(&SiteRow) -> bool| {
             sites.iter().filter(|(site, _)| of(site)).map(|(_, tally)| tally.count).sum::<u64>()
@@ -54,10 +54,4 @@ fn at_instruction(kind: Kind) -> bool {
 /// Whether a register is to be named: also where the kernel did not say which. Memory that was missing is no device's.
 fn about_device(site: &SiteRow) -> bool {
     matches!(site.kind, Kind::Port | Kind::Memory | Kind::Msr) && site.detail != Detail::Fault
-}
-
-/// A register that is called by its number or offset has no name.
-fn is_name(place: &Place) -> bool {
-    let last = place.register.rsplit([' ', '+']).next().unwrap_or_default();
-    !last.starts_with("0x") && place.register != "?"
 }

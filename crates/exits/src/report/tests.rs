@@ -29,12 +29,17 @@ fn profile() -> Profile {
 fn report(seen: Seen, sample: u64) -> Report {
     let function = |rip: u64| {
         let at = rip.checked_sub(KERNEL + 0x1000)?;
-        (at < 0x1000).then(|| format!("acpi_pm_read+{at:#x}"))
+        (at < 0x1000).then(|| format!("acpi_pm_read+{at:#x}").into())
     };
     report_of(&profile(), seen, sample, &function)
 }
 
-fn report_of(profile: &Profile, seen: Seen, sample: u64, function: &dyn Fn(u64) -> Option<String>) -> Report {
+fn report_of(
+    profile: &Profile,
+    seen: Seen,
+    sample: u64,
+    function: &dyn Fn(u64) -> Option<GuestFunction>,
+) -> Report {
     let vm = Vm {
         pid: 1,
         name: "web".into(),
@@ -112,7 +117,7 @@ fn numbers_are_no_names() {
         (0x81, KERNEL, Detail::Hypercall { number: 99 }, 100),
         (0x400, KERNEL, Detail::Fault, 100),
     ]);
-    let function = |_: u64| Some("f+0x1".to_owned());
+    let function = |_: u64| Some("f+0x1".to_owned().into());
     let report = report_of(&profile, Seen { counted: 680, ..Seen::default() }, 1, &function);
     assert!((report.devices_percent - 25.0).abs() < 1e-9, "{}", report.devices_percent);
     // Of 680, 340 were lost, and 30 of the rest are about a register without a name.
@@ -128,7 +133,7 @@ fn a_kernel_of_32_bits_is_no_user_space() {
         (0x7b, 0xf800_0000, timer, 10),
         (0x7b, 0xb7f0_0000, timer, 5),
     ]);
-    let function = |rip: u64| (rip == 0xc064_42dd).then(|| "acpi_pm_read+0xd".to_owned());
+    let function = |rip: u64| (rip == 0xc064_42dd).then(|| "acpi_pm_read+0xd".to_owned().into());
     let report = report_of(&profile, Seen { counted: 45, ..Seen::default() }, 1, &function);
     assert!((report.functions_percent - 75.0).abs() < 1e-9, "{}", report.functions_percent);
     let rows: Vec<_> = report.functions.iter().map(|row| (row.name.as_str(), row.count)).collect();
@@ -160,13 +165,13 @@ fn runs_are_told_with_their_ports() {
     let out = |port: u16| Detail::Port { port, width: 1, write: true };
     let row: Vec<_> = (0x1f2..=0x1f7).map(|port| (0x7b, KERNEL, out(port), 1)).collect();
     let profile = untimed(&row.repeat(40));
-    let function = |_: u64| Some("iowrite8+0x1".to_owned());
+    let function = |_: u64| Some("iowrite8+0x1".to_owned().into());
     let report = report_of(&profile, Seen { counted: 240, ..Seen::default() }, 1, &function);
     assert_eq!(report.runs.len(), 1);
     let run = &report.runs[0];
     assert_eq!((run.rip, run.times, run.longer), (KERNEL, 40, false));
     assert_eq!(run.accesses, (0x1f2..=0x1f7).map(out).collect::<Vec<_>>());
-    assert!((run.rate - 20.0).abs() < 1e-9 && run.function.as_deref() == Some("iowrite8+0x1"));
+    assert!((run.rate - 20.0).abs() < 1e-9 && run.start() == RunStart::Function("iowrite8".into()));
     // A sample is whole while it lasts.
     let recorded = (Duration::from_secs(1), 500);
     let sample = report_of(&profile, Seen { counted: 240, recorded, ..Seen::default() }, 2, &function);
@@ -219,8 +224,9 @@ fn a_guest_of_the_guest_has_a_row_and_no_function() {
         }
         profile.take(&mut thread, 3, Event::Entry { vcpu: Some(0) });
     }
-    let function = |rip: u64| (rip >= KERNEL).then(|| "acpi_pm_read+0x10".to_owned());
+    let function = |rip: u64| (rip >= KERNEL).then(|| "acpi_pm_read+0x10".to_owned().into());
     let report = report_of(&profile, Seen { counted: 2, ..Seen::default() }, 1, &function);
     let functions: Vec<_> = report.functions.iter().map(|row| (row.name.as_str(), row.count)).collect();
     assert_eq!(functions, [("(a guest of this guest)", 1), ("acpi_pm_read", 1)]);
+    assert_eq!(report.functions.iter().map(|row| row.unnamed).collect::<Vec<_>>(), [true, false]);
 }

@@ -11,8 +11,8 @@ use object::read::{ReadCache, ReadRef};
 use object::{Object, ObjectSection, ObjectSymbol, SectionKind, SymbolKind};
 
 use super::{Origin, Symbols};
-use crate::bounded::shown;
 use crate::error::{self, ExitsError};
+use crate::plain::shown;
 
 /// So many bytes of text are kept.
 const TEXT: u64 = 1 << 28;

@@ -5,8 +5,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use super::{Origin, Symbols};
-use crate::bounded::shown;
 use crate::error::{ExitsError, Result};
+use crate::plain::shown;
 
 /// Ten times what Linux has.
 const BYTES: u64 = 1 << 28;

@@ -5,11 +5,13 @@
 
 mod elf;
 mod fit;
+mod function;
 mod map;
 
 use std::path::Path;
 
 pub use fit::{Confidence, Fit};
+pub use function::GuestFunction;
 
 use crate::error::{ExitsError, Result};
 use elf::Text;
@@ -133,10 +135,10 @@ impl Symbols {
         Some((self.names.get(start..start + length)?, at - symbol.address))
     }
 
-    /// `function+0x12`.
-    pub fn place(&self, address: u64) -> Option<String> {
+    /// The same, to keep.
+    pub fn function(&self, address: u64) -> Option<GuestFunction> {
         let (name, offset) = self.name(address)?;
-        Some(if offset == 0 { name.to_owned() } else { format!("{name}+{offset:#x}") })
+        Some(GuestFunction { name: name.to_owned(), offset })
     }
 
     fn find(&self, at: u64) -> Option<&Symbol> {

@@ -11,17 +11,21 @@ fn map(text: &str) -> Result<Symbols> {
     Ok(symbols)
 }
 
+fn shown(symbols: &Symbols, address: u64) -> String {
+    symbols.function(address).unwrap().to_string()
+}
+
 #[test]
 fn names_and_offsets() {
     let symbols =
         map("ffffffff81000000 T _stext\nffffffff81000010 t acpi_pm_read\nffffffff81000040 D data\n\
                        ffffffffc0000000 t probe\t[planted]\n")
         .unwrap();
-    assert_eq!(symbols.place(0xffff_ffff_8100_0010).as_deref(), Some("acpi_pm_read"));
-    assert_eq!(symbols.place(0xffff_ffff_8100_001c).as_deref(), Some("acpi_pm_read+0xc"));
-    assert_eq!(symbols.place(0xffff_ffff_c000_0004).as_deref(), Some("probe [planted]+0x4"));
-    assert_eq!(symbols.place(0xffff_ffff_80ff_ffff), None);
-    assert_eq!(symbols.place(0xffff_ffff_9100_0010), None);
+    assert_eq!(shown(&symbols, 0xffff_ffff_8100_0010), "acpi_pm_read");
+    assert_eq!(shown(&symbols, 0xffff_ffff_8100_001c), "acpi_pm_read+0xc");
+    assert_eq!(shown(&symbols, 0xffff_ffff_c000_0004), "probe [planted]+0x4");
+    assert_eq!(symbols.function(0xffff_ffff_80ff_ffff), None);
+    assert_eq!(symbols.function(0xffff_ffff_9100_0010), None);
     assert_eq!(symbols.origin, Origin::Kallsyms);
 }
 
@@ -75,8 +79,8 @@ fn the_offset_is_found_and_the_wrong_kernel_is_not() {
         let slide = (seed * 37 % 400) << 21;
         let fit = symbols.fit(seen.iter().map(|(rip, kind)| (rip + slide, *kind)));
         assert_eq!((fit.slide, fit.confidence), (slide, Confidence::High), "{fit}");
-        let name = symbols.place(seen[0].0 + slide).unwrap();
-        assert_eq!(name.split('+').next(), symbols_at(&symbols, seen[0].0).as_deref());
+        let function = symbols.function(seen[0].0 + slide).unwrap();
+        assert_eq!(Some(function.name), symbols_at(&symbols, seen[0].0));
         let (mut other, _) = kernel(seed * 99_991);
         let fit = other.fit(seen.iter().map(|(rip, kind)| (rip + slide, *kind)));
         assert!(fit.confidence <= Confidence::Low, "{fit}");
@@ -102,7 +106,7 @@ fn exits_of_modules_only_are_enough() {
     assert_eq!((fit.seen, fit.matched, fit.confidence), (1, 1, Confidence::Low), "{fit}");
     assert!(fit.to_string().contains("moved by 0x0, not very sure (1 of 1 addresses fit, none in"), "{fit}");
     assert_eq!(symbols.fit([]).confidence, Confidence::Low);
-    assert_eq!(symbols.place(0xffff_ffff_c051_81b9).as_deref(), Some("hot [planted]+0x1b9"));
+    assert_eq!(shown(&symbols, 0xffff_ffff_c051_81b9), "hot [planted]+0x1b9");
 }
 
 /// Functions of Linux of 64 bytes each, in this order, behind the same `_text`; then a module.

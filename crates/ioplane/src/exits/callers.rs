@@ -65,7 +65,7 @@ pub(super) fn run(args: &CallersArgs, json: bool) -> Result<()> {
             "name the functions, or give --symbols FILE to find out which cause most exits"
         );
         let report = watch(&args.watch, None)?;
-        let known = report.functions.iter().filter(|row| !row.name.starts_with('('));
+        let known = report.functions.iter().filter(|row| !row.unnamed);
         wanted = known.take(FIRST).map(|row| (row.name.clone(), Some(row.rate))).collect();
         ensure!(
             !wanted.is_empty(),

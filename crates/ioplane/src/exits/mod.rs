@@ -4,6 +4,7 @@ mod agent;
 mod apply;
 mod callers;
 mod reach;
+mod script;
 
 use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
@@ -16,8 +17,8 @@ use anyhow::{Context, Result, bail};
 use ioplane_cli::args::{ExitsArgs, ExitsCommand, WatchArgs};
 use ioplane_cli::output::{out, print};
 use ioplane_exits::{
-    Chardev, Confidence, Devices, Endpoint, HostFacts, Layout, Names, Options, Report, Source, Subject,
-    Symbols, Vm, Watch,
+    Chardev, Confidence, Devices, Endpoint, GuestFunction, HostFacts, Layout, Names, Options, Report, Source,
+    Subject, Symbols, Vm, Watch,
 };
 
 /// How often `--live` draws.
@@ -274,8 +275,8 @@ impl Naming {
             notes.push(fit.to_string());
             fits = fit.confidence > Confidence::None;
         }
-        let place = |rip: u64| self.symbols.as_ref()?.place(rip);
-        let function: Option<&dyn Fn(u64) -> Option<String>> = if fits { Some(&place) } else { None };
+        let named = |rip: u64| self.symbols.as_ref()?.function(rip);
+        let function: Option<&dyn Fn(u64) -> Option<GuestFunction>> = if fits { Some(&named) } else { None };
         let names = Names { function, devices: self.devices.clone(), host: HostFacts::read(), notes };
         let subject = Subject { vm: watch.vm(), time, seen: watch.seen(), sample: watch.sample() };
         Report::new(subject, profile, watch.kernel(), &names)

@@ -14,9 +14,8 @@ use ioplane_cli::args::ReachArgs;
 use ioplane_exits::{Chardev, Endpoint, Vm};
 
 use super::agent;
+use super::script::{Done, PATIENCE, STARTED};
 
-/// A script is a matter of milliseconds, and some guests are slow.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// A script says a few lines.
 const WORDS: u64 = 64 << 10;
 /// How often the folder is looked at: a file system that two kernels share tells nobody of changes.
@@ -24,17 +23,6 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// How often a command that has closed its pipes is looked at.
 const SOON: Duration = Duration::from_millis(5);
-
-/// What a script has left.
-#[derive(Debug)]
-pub(super) struct Done {
-    /// Its exit status.
-    pub status: i64,
-    /// Its output.
-    pub said: String,
-    /// Its error output.
-    pub error: String,
-}
 
 /// How the guest is reached.
 #[derive(Debug)]
@@ -77,7 +65,7 @@ impl Reach {
             return Ok(Reach::Agent(Endpoint::here(socket)));
         }
         let vm = Vm::choose(vm)?;
-        match agent::socket(&vm.command) {
+        match Chardev::agent(&vm.command) {
             Some(Chardev::Path(socket)) => Ok(Reach::Agent(vm.socket(&socket))),
             Some(Chardev::Inherited) => bail!(
                 "the agent's socket of {} is a descriptor that QEMU was given (libvirt does so) and has no path on its \
@@ -129,7 +117,7 @@ fn by_command(command: &[String], script: &str, words: [&str; 2], patience: Dura
         let _ = child.kill();
         let _ = child.wait();
         let seconds = patience.as_secs();
-        bail!("{program} has not ended within {seconds} s; it is ended now, but {}", agent::STARTED);
+        bail!("{program} has not ended within {seconds} s; it is ended now, but {STARTED}");
     }
     done.context("it has ended")
 }
@@ -207,7 +195,7 @@ fn by_folder(folder: &Path, script: &str, words: [&str; 2], patience: Duration) 
             } else {
                 anyhow::anyhow!(
                     "the guest has taken the job from {folder}, and is not at its end within {seconds} s; {}",
-                    agent::STARTED
+                    STARTED
                 )
             });
         }

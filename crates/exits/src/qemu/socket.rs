@@ -1,5 +1,5 @@
-//! The sockets of a QEMU: which its command line names, and lines over them. Its monitor and its guest agent both answer with one JSON
-//! object a line, both serve one client at a time, and neither need be what it says: all that is done here ends at a stated time.
+//! Sockets of other processes, and lines over them. Whoever listens there need not be what it says: all that is done here ends at a stated
+//! time.
 
 use std::fmt;
 use std::io::{Error, ErrorKind, Read, Result, Write};
@@ -11,31 +11,9 @@ use std::time::{Duration, Instant};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use serde_json::Value;
 
 /// How often a socket is tried again whose queue is full: nobody tells when there is room.
 const AGAIN: Duration = Duration::from_millis(20);
-
-/// Where a chardev of QEMU's listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Chardev {
-    /// A socket that can be connected to.
-    Path(PathBuf),
-    /// A descriptor that QEMU was given when it was started, as by libvirt: there is no way to it.
-    Inherited,
-}
-
-impl Chardev {
-    /// The chardev of that name, from QEMU's command line.
-    pub fn find(command: &[String], id: &str) -> Option<Chardev> {
-        let mut sockets = values(command, "-chardev").filter(|value| value.starts_with("socket,"));
-        let socket = sockets.find(|value| part(value, "id").as_deref() == Some(id))?;
-        match part(socket, "path") {
-            Some(path) => Some(Chardev::Path(path.into())),
-            None => part(socket, "fd").map(|_| Chardev::Inherited),
-        }
-    }
-}
 
 /// A socket, by a path of this process's or of another's. What another process calls so is looked for as that one sees it: in its
 /// root, its mounts and its directory, whatever stands at the same path here.
@@ -47,7 +25,7 @@ pub struct Endpoint {
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&crate::bounded::shown(&self.path))
+        f.write_str(&crate::plain::shown(&self.path))
     }
 }
 
@@ -96,26 +74,6 @@ fn same_files(pid: u32) -> Result<bool> {
         Ok::<_, Error>(identity(format!("/proc/{pid}/{what}"))? == identity(format!("/proc/self/{what}"))?)
     };
     Ok(same("ns/mnt")? && same("root")?)
-}
-
-/// What stands after an option of QEMU's, each time; it takes two dashes as well.
-pub fn values<'a>(command: &'a [String], option: &'a str) -> impl Iterator<Item = &'a str> {
-    let pairs = command.windows(2).filter(move |pair| {
-        pair[0] == option || pair[0].strip_prefix('-').is_some_and(|shorter| shorter == option)
-    });
-    pairs.map(|pair| pair[1].as_str())
-}
-
-/// The value of a key in `first,key=value,...`, where two commas are one that is meant, or in JSON.
-pub fn part(value: &str, key: &str) -> Option<String> {
-    let found = if value.starts_with('{') {
-        serde_json::from_str::<Value>(value).ok()?[key].as_str()?.to_owned()
-    } else {
-        // No word of a command line has a zero in it.
-        let value = value.replace(",,", "\0");
-        value.split(',').find_map(|part| part.strip_prefix(key)?.strip_prefix('='))?.replace('\0', ",")
-    };
-    (!found.is_empty()).then_some(found)
 }
 
 /// A connection on which lines come and go. What is not done at its end fails with [`ErrorKind::TimedOut`], whatever the other
@@ -215,28 +173,11 @@ mod tests {
     /// It would be for ever.
     const LATE: Duration = Duration::from_secs(5);
 
-    fn words(line: &str) -> Vec<String> {
-        line.split(' ').map(String::from).collect()
-    }
-
     fn listener() -> (tempfile::TempDir, PathBuf, UnixListener) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         (folder, path, listener)
-    }
-
-    #[test]
-    fn chardevs_of_people_and_of_libvirt() {
-        let found = |line: &str| Chardev::find(&words(line), "mon0");
-        let path = |path: &str| Some(Chardev::Path(path.into()));
-        assert_eq!(found("qemu -chardev socket,id=mon0,path=/run/b,server=on"), path("/run/b"));
-        assert_eq!(found("qemu --chardev socket,path=/run/a,,b,id=mon0"), path("/run/a,b"));
-        assert_eq!(found("qemu -chardev socket,id=mon0,fd=24,server=on,wait=off"), Some(Chardev::Inherited));
-        assert_eq!(found("qemu -chardev socket,id=mon0,host=a,port=4"), None);
-        assert_eq!(found("qemu -chardev socket,id=mon01,path=/a -chardev"), None);
-        assert_eq!(part(r#"{"driver":"virtserialport","name":"a"}"#, "name").as_deref(), Some("a"));
-        assert_eq!(part("{", "name"), None);
     }
 
     /// QEMU queues one, and one more; the kernel would make the next wait until the first is served.

@@ -52,7 +52,7 @@ impl HostFacts {
     }
 
     /// Whether APIC virtualisation is on, and the parameter that says so.
-    pub(super) fn virtual_apic(&self) -> Option<(bool, &'static str)> {
+    pub(crate) fn virtual_apic(&self) -> Option<(bool, &'static str)> {
         let intel = self.apicv.map(|on| (on, "kvm_intel.enable_apicv"));
         intel.or_else(|| self.avic.map(|on| (on, "kvm_amd.avic")))
     }

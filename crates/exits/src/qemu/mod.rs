@@ -1,0 +1,23 @@
+//! A QEMU that others have started: its sockets, its monitor (QMP) and the agent in its guest. Both answer with one JSON object a line, and both
+//! serve one client at a time.
+//!
+//! ```text
+//!   command line --Chardev--> path --Endpoint--> Lines --+--> Qmp          commands, events
+//!                                                        `--> GuestAgent   commands, after both have found the beginning of a line
+//! ```
+//!
+//! Must not know: exits. The crates `qapi` and `qapi-qmp` were looked at: docs/decisions/0033.
+
+mod agent;
+mod answer;
+mod chardev;
+mod qmp;
+mod socket;
+
+pub use agent::GuestAgent;
+pub use chardev::Chardev;
+pub use qmp::Qmp;
+pub use socket::Endpoint;
+
+#[cfg(test)]
+pub(crate) use qmp::tests::serve;

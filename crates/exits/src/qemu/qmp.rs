@@ -1,0 +1,177 @@
+//! QMP, the protocol of QEMU's monitor: commands, and events that come in between.
+
+use std::collections::VecDeque;
+use std::io;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::answer;
+use super::socket::{Endpoint, Lines};
+use crate::error::{ExitsError, Result};
+
+/// An answer is not longer.
+const ANSWER: usize = 1 << 22;
+/// So many events wait for somebody who asks for them; then the oldest go.
+const EVENTS: usize = 1000;
+
+/// A connection to a QEMU's monitor, which serves one client at a time: whoever has it, keeps it. Errors do not say which monitor it is; the caller
+/// knows.
+#[derive(Debug)]
+pub struct Qmp {
+    lines: Lines,
+    patience: Duration,
+    /// The number of the last command.
+    last: u64,
+    events: VecDeque<Value>,
+}
+
+impl Qmp {
+    /// Connects, and leaves negotiation. Each step, and each command afterwards, may take `patience`.
+    pub fn connect(to: &Endpoint, patience: Duration) -> Result<Qmp> {
+        let lines = Lines::connect(to, ANSWER, Instant::now() + patience).map_err(ExitsError::Peer)?;
+        let mut qmp = Qmp { lines, patience, last: 0, events: VecDeque::new() };
+        if answer::receive(&mut qmp.lines)?.get("QMP").is_none() {
+            return Err(ExitsError::Peer(io::Error::other("it does not greet like QMP")));
+        }
+        qmp.execute("qmp_capabilities", &json!({}))?;
+        Ok(qmp)
+    }
+
+    /// Runs a command to its end; what it returns.
+    pub fn execute(&mut self, command: &str, arguments: &Value) -> Result<Value> {
+        self.lines.until(Instant::now() + self.patience);
+        self.last += 1;
+        answer::send(&mut self.lines, command, arguments, Some(self.last))?;
+        loop {
+            let answer = answer::receive(&mut self.lines)?;
+            // The answer to a command whose time was over is not this one's.
+            let others = answer.get("id").is_some_and(|id| *id != self.last);
+            if answer.get("event").is_some() {
+                self.keep(answer);
+            } else if !others {
+                return answer::outcome(command, answer);
+            }
+        }
+    }
+
+    /// Waits for an event of that name whose `data` are `wanted`; those that came before and were not asked for count too. Its data.
+    pub fn event(&mut self, name: &str, limit: Duration, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
+        self.lines.until(Instant::now() + limit);
+        let mut looked = 0;
+        loop {
+            let hit = |event: &Value| event["event"] == name && wanted(&event["data"]);
+            if let Some(at) = self.events.iter().skip(looked).position(hit) {
+                let event = self.events.remove(looked + at).unwrap_or_default();
+                return Ok(event["data"].clone());
+            }
+            let next = answer::receive(&mut self.lines)?;
+            if next.get("event").is_some() {
+                self.keep(next);
+            }
+            looked = self.events.len().saturating_sub(1);
+        }
+    }
+
+    fn keep(&mut self, event: Value) {
+        if self.events.len() >= EVENTS {
+            self.events.pop_front();
+        }
+        self.events.push_back(event);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(2);
+
+    /// A monitor that gives these answers, in turn; the first is to `qmp_capabilities`.
+    pub(crate) fn serve(name: &str, answers: Vec<Vec<u8>>) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(b"{\"QMP\": {}}\n").unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            for answer in answers {
+                lines.next();
+                let _ = stream.write_all(&answer);
+            }
+            lines.next();
+        });
+        (folder, path)
+    }
+
+    const OK: &[u8] = b"{\"return\": {}}\n";
+
+    #[test]
+    fn commands_have_their_own_answers_and_events_are_kept() {
+        let (_folder, path) = serve(
+            "qmp",
+            vec![
+                [b"{\"event\": \"STOP\", \"data\": {\"n\": 1}}\n", OK].concat(),
+                // Of a command whose time was over; an event; the answer.
+                b"{\"return\": 1, \"id\": 1}\n{\"event\": \"GONE\", \"data\": {\"device\": \"a\"}}\n\
+                  {\"return\": 2, \"id\": 2}\n{\"event\": \"GONE\", \"data\": {\"device\": \"b\"}}\n"
+                    .to_vec(),
+                b"{\"error\": {\"class\": \"GenericError\", \"desc\": \"no\\u001b[2J\"}, \"id\": 3}\n"
+                    .to_vec(),
+            ],
+        );
+        let mut qmp = Qmp::connect(&Endpoint::here(&path), PATIENCE).unwrap();
+        assert_eq!(qmp.execute("query-x", &json!({})).unwrap(), 2);
+        assert_eq!(
+            qmp.event("GONE", PATIENCE, |data| data["device"] == "b").unwrap(),
+            json!({"device": "b"})
+        );
+        assert_eq!(qmp.event("STOP", PATIENCE, |_| true).unwrap(), json!({"n": 1}));
+        let refused = qmp.execute("device_del", &json!({"id": "a"})).unwrap_err();
+        assert_eq!(refused.to_string(), "it refuses device_del: no?[2J");
+        let late = qmp.event("GONE", PATIENCE / 40, |data| data["device"] == "c").unwrap_err();
+        assert!(late.to_string().contains("does not answer"), "{late}");
+        assert_eq!(qmp.event("GONE", PATIENCE, |_| true).unwrap(), json!({"device": "a"}));
+    }
+
+    #[test]
+    fn events_are_bounded_and_the_newest_stay() {
+        let many: String =
+            (0..EVENTS + 5).map(|n| format!("{{\"event\": \"E\", \"data\": {n}}}\n")).collect();
+        let (_folder, path) = serve("qmp", vec![OK.to_vec(), [many.as_bytes(), OK].concat()]);
+        let mut qmp = Qmp::connect(&Endpoint::here(&path), PATIENCE).unwrap();
+        qmp.execute("query-x", &json!({})).unwrap();
+        assert_eq!(qmp.events.len(), EVENTS);
+        assert_eq!(qmp.event("E", PATIENCE, |_| true).unwrap(), 5);
+    }
+
+    #[test]
+    fn what_is_no_monitor_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("other");
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::spawn(move || listener.accept().unwrap().0.write_all(b"{\"a\": 1}\nx\n"));
+        let error = Qmp::connect(&Endpoint::here(&path), PATIENCE).unwrap_err().to_string();
+        assert!(error.contains("does not greet like QMP"), "{error}");
+    }
+
+    /// Somebody else has the monitor: its queue is full, and nobody is served.
+    #[test]
+    fn a_monitor_that_is_held_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        let begun = Instant::now();
+        for _ in 0..4 {
+            let error = Qmp::connect(&Endpoint::here(&path), PATIENCE / 20).unwrap_err().to_string();
+            assert!(error.contains("somebody else may be using it"), "{error}");
+        }
+        assert!(begun.elapsed() < 2 * PATIENCE, "{:?}", begun.elapsed());
+    }
+}
