@@ -23,6 +23,7 @@ mod ledger;
 mod lower;
 mod metrics;
 mod nic;
+mod paths;
 mod pcapng;
 mod readings;
 mod refusal;
@@ -35,7 +36,7 @@ mod switches;
 mod taps;
 #[cfg(test)]
 mod tests;
-mod twin;
+mod trouble;
 mod upgrade;
 
 use std::collections::BTreeMap;
@@ -57,7 +58,7 @@ use ground::Ground;
 use ledger::{DiskRecord, FunctionRecord, Ledger, NicRecord, Record};
 use nic::Nic;
 use served::Kind;
-use shelf::{OnFailure, Shelf};
+use shelf::{OnFailure, Shelf, Shelved};
 use switches::Switches;
 
 pub use functions::model_of;
@@ -299,7 +300,7 @@ impl Daemon {
     }
 
     /// Those of one kind.
-    async fn open<K: Kind>(self: &Arc<Self>, start: Vec<Record<K::Spec>>) -> Result<()> {
+    async fn open<K: Shelved>(self: &Arc<Self>, start: Vec<Record<K::Spec>>) -> Result<()> {
         let mut opening = tokio::task::JoinSet::new();
         for record in start {
             let daemon = self.clone();

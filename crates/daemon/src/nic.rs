@@ -14,10 +14,10 @@ use super::ground::Ground;
 use super::ledger::{Entries, NicRecord};
 use super::lower::Lower;
 use super::readings;
-use super::retry::Trouble;
 use super::served::{Kind, Note, Queued, Served};
-use super::shelf::Shelf;
+use super::shelf::{Shelf, Shelved};
 use super::switches::Switches;
+use super::trouble::Trouble;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
@@ -60,6 +60,12 @@ impl Nic {
     }
 }
 
+impl Shelved for Nic {
+    fn shelf(daemon: &Daemon) -> &Shelf<Nic> {
+        &daemon.nics
+    }
+}
+
 impl Kind for Nic {
     type Spec = NicSpec;
     type Report = NicReport;
@@ -69,10 +75,6 @@ impl Kind for Nic {
     const COMMAND: &'static str = "nic";
     const LET_GO: &'static str =
         "unplug it or shut the guest down first; its link is changed by `ioplane nic set`";
-
-    fn shelf(daemon: &Daemon) -> &Shelf<Nic> {
-        &daemon.nics
-    }
 
     fn configured(config: &Config) -> &[(NicSpec, Place)] {
         &config.nics

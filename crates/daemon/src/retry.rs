@@ -1,69 +1,12 @@
-//! What could not be served, why, and when it is tried again.
+//! Trying again what could not be served.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use ioplane_api::report::RetryReport;
 
 use super::Daemon;
-use super::served::Kind;
-use super::shelf::Shelf;
-use crate::refusal::Refusal;
-
-/// From the first failure to the next try.
-const FIRST: Duration = Duration::from_secs(1);
-/// Between two tries at most: whoever puts back what was missing does not wait longer.
-const LONGEST: Duration = Duration::from_secs(60);
-
-/// One that is not served although it should be.
-#[derive(Debug, Clone)]
-pub struct Trouble {
-    /// Why.
-    pub why: Refusal,
-    tries: u32,
-    /// Never, where trying again by itself would disturb others.
-    next: Option<Instant>,
-}
-
-impl Trouble {
-    /// It has failed for the first time.
-    pub fn new(why: Refusal) -> Self {
-        Trouble::after(0, why)
-    }
-
-    /// It has failed again.
-    pub fn again(&self, why: Refusal) -> Self {
-        Trouble::after(self.tries, why)
-    }
-
-    fn after(tries: u32, why: Refusal) -> Self {
-        let wait = FIRST.saturating_mul(1 << tries.min(16)).min(LONGEST);
-        let next = why.retry.then(|| Instant::now() + wait);
-        Trouble { why, tries: tries.saturating_add(1), next }
-    }
-
-    /// It could not be tried now, for a reason that is not its own.
-    pub fn postponed(&self) -> Self {
-        Trouble { next: self.next.map(|_| Instant::now() + FIRST), ..self.clone() }
-    }
-
-    /// When it is tried again.
-    pub fn next(&self) -> Option<Instant> {
-        self.next
-    }
-
-    /// Whether it is to be tried by now.
-    pub fn is_due(&self) -> bool {
-        self.next.is_some_and(|next| next <= Instant::now())
-    }
-
-    /// For people and programs.
-    pub fn report(&self) -> RetryReport {
-        let now = Instant::now();
-        let next = self.next.map(|next| next.saturating_duration_since(now));
-        RetryReport { tries: self.tries, next_ms: next.map(|left| left.as_millis() as u64) }
-    }
-}
+use super::disk::Disk;
+use super::functions::Card;
+use super::nic::Nic;
+use super::shelf::{Shelf, Shelved};
 
 impl Daemon {
     /// Tries again, for as long as the daemon lives, what could not be served: each at its time, none waiting for another.
@@ -83,9 +26,9 @@ impl Daemon {
                 () = failed => continue,
                 () = due => {}
             }
-            self.retry_due::<super::disk::Disk>();
-            self.retry_due::<super::nic::Nic>();
-            self.retry_due::<super::functions::Card>();
+            self.retry_due::<Disk>();
+            self.retry_due::<Nic>();
+            self.retry_due::<Card>();
             for name in self.switches.due() {
                 let daemon = self.clone();
                 tokio::spawn(async move {
@@ -98,7 +41,7 @@ impl Daemon {
         }
     }
 
-    fn retry_due<K: Kind>(self: &Arc<Self>) {
+    fn retry_due<K: Shelved>(self: &Arc<Self>) {
         for name in K::shelf(self).due() {
             let daemon = self.clone();
             tokio::spawn(async move {
@@ -108,24 +51,5 @@ impl Daemon {
                 let _ = shelf.retry(&name).await;
             });
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hole_17_tries_come_later_and_later_and_never_stop() {
-        let mut trouble = Trouble::new(Refusal::failed("it is missing", "put it back"));
-        let mut waits = Vec::new();
-        for _ in 0..100 {
-            waits.push(trouble.report().next_ms.unwrap().div_ceil(1000));
-            trouble = trouble.again(trouble.why.clone());
-        }
-        assert_eq!(waits[..8], [1, 2, 4, 8, 16, 32, 60, 60]);
-        assert_eq!((waits[99], trouble.report().tries), (60, 101));
-        let never = Refusal { retry: false, ..trouble.why.clone() };
-        assert_eq!(trouble.again(never).report(), RetryReport { tries: 102, next_ms: None });
     }
 }

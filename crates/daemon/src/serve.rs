@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use ioplane_api::SOCKET;
 use ioplane_api::spec::Flaw;
 use ioplane_host::socket::{self, Place};
 use sd_notify::NotifyState;
@@ -16,6 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::paths::{control_path, run_dir};
 use super::upgrade::{self, Gone, Succession};
 use super::{Daemon, api, metrics};
 use crate::config::{Config, Problems};
@@ -83,18 +83,6 @@ struct House {
     run_dir: PathBuf,
     listener: UnixListener,
     metrics: Option<TcpListener>,
-}
-
-/// Where the control socket is to be.
-pub(super) fn control_path(config: &Config, socket: Option<PathBuf>) -> Result<PathBuf> {
-    let control = socket.or(config.daemon.socket.clone()).unwrap_or_else(|| SOCKET.into());
-    std::path::absolute(&control).context("the control socket's path")
-}
-
-/// Where the state file and the sockets are to be.
-pub(super) fn run_dir(config: &Config, control: &Path) -> PathBuf {
-    let folder = control.parent().unwrap_or(Path::new("/"));
-    config.daemon.run_dir.clone().unwrap_or_else(|| folder.to_owned())
 }
 
 async fn run(config: Config, socket: Option<PathBuf>) -> Result<()> {

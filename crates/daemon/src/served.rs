@@ -12,12 +12,10 @@ use ioplane_host::vhost_user::{self, Handle, Lease, STOP_PATIENCE, ServerOptions
 use ioplane_memory::Limits;
 use ioplane_virtio::VirtioDevice;
 
-use super::Daemon;
 use super::ground::Ground;
 use super::ledger::{Entries, Ledger, Record};
 use super::lower::Lower;
-use super::retry::Trouble;
-use super::shelf::Shelf;
+use super::trouble::Trouble;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
@@ -39,9 +37,6 @@ pub trait Kind: Send + Sync + Sized + 'static {
     const COMMAND: &'static str;
     /// What to do before a change of the configuration can take one away that a guest uses.
     const LET_GO: &'static str;
-
-    /// All of this kind.
-    fn shelf(daemon: &Daemon) -> &Shelf<Self>;
 
     /// What the configuration says of this kind.
     fn configured(config: &Config) -> &[(Self::Spec, Place)];

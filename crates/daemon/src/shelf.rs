@@ -8,10 +8,11 @@ use ioplane_api::report::ServedState;
 use ioplane_api::spec::ServedSpec;
 use tokio::sync::Notify;
 
+use super::Daemon;
 use super::ground::Ground;
 use super::ledger::Record;
-use super::retry::Trouble;
 use super::served::{GLANCE, Kind, Queued};
+use super::trouble::Trouble;
 use crate::refusal::Refusal;
 
 /// How long stopping waits for the devices; then what is in flight stays in the journals, for the next daemon to replay.
@@ -56,6 +57,12 @@ pub enum OnFailure {
 
 /// Those that are served by name, and those that could not be with the reason.
 pub type Settled<K> = (Vec<(String, Arc<K>)>, Vec<(String, Refusal)>);
+
+/// A kind that a daemon has a shelf of.
+pub trait Shelved: Kind {
+    /// All of this kind.
+    fn shelf(daemon: &Daemon) -> &Shelf<Self>;
+}
 
 /// All of one kind.
 pub struct Shelf<K: Kind> {

@@ -17,8 +17,8 @@ use super::cores::Seating;
 use super::ground::Ground;
 use super::ledger::SwitchRecord;
 use super::readings;
-use super::retry::Trouble;
 use super::shelf::OnFailure;
+use super::trouble::Trouble;
 use crate::config::Config;
 use crate::refusal::Refusal;
 

@@ -9,14 +9,13 @@ use std::time::Instant;
 use ioplane_api::report::ServedState;
 use ioplane_api::spec::{BackingSpec, CoreSpec, DiskForm, DiskSpec, FunctionForm, FunctionSpec};
 
-use super::Daemon;
 use super::access::Access;
 use super::cores::Cores;
 use super::ground::Ground;
 use super::ledger::{DiskRecord, Entries, FunctionRecord, Ledger, LedgerError};
-use super::retry::Trouble;
 use super::served::{GLANCE, Kind, Note};
 use super::shelf::{OnFailure, Shelf};
+use super::trouble::Trouble;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
@@ -165,10 +164,6 @@ impl Kind for Stuck {
     const NAME: &'static str = "disk";
     const COMMAND: &'static str = "disk";
     const LET_GO: &'static str = "";
-
-    fn shelf(_daemon: &Daemon) -> &Shelf<Stuck> {
-        unreachable!("there is no daemon")
-    }
 
     fn configured(_config: &Config) -> &[(DiskSpec, Place)] {
         &[]

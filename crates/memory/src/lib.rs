@@ -17,20 +17,29 @@
 //! Must not know: rings, devices, sockets.
 
 pub mod account;
+mod charge;
+mod error;
 mod files;
+mod filesystem;
 mod log;
 mod map;
 pub mod mapping;
 pub mod mutation;
+mod quota;
 mod table;
 mod view;
+mod window;
 
 pub use account::{Account, Limits, Pin};
-pub use files::{FileSystem, Files};
+pub use error::{MapError, MappingError};
+pub use files::Files;
+pub use filesystem::FileSystem;
 pub use log::DirtyLog;
-pub use map::{GuestMap, MAX_REGIONS, MapError, Region, RegionSpec};
-pub use mapping::{Mapping, MappingError};
-pub use view::{GuestFault, GuestRange, GuestView, IoVec, Window};
+pub use map::{GuestMap, Region, RegionSpec};
+pub use mapping::Mapping;
+pub use quota::MAX_REGIONS;
+pub use view::{GuestFault, GuestRange, GuestView};
+pub use window::{IoVec, Window};
 
 /// The page size of the dirty log and of every check here, in bytes.
 pub const PAGE: u64 = 4096;

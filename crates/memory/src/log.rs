@@ -4,8 +4,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::view::Window;
-use crate::{Mapping, MappingError, PAGE};
+use crate::PAGE;
+use crate::error::MappingError;
+use crate::mapping::Mapping;
+use crate::window::Window;
 
 /// A bitmap of guest pages that have been written, laid out as the vhost-user specification's log: bit `n % 8` of byte
 /// `n / 8` for page `n`. Shared with a migration, or with QEMU through a file descriptor. Marked by any thread.

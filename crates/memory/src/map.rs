@@ -8,58 +8,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::account::Pin;
-use crate::{Mapping, MappingError, PAGE};
-
-/// Most regions in one map. QEMU uses at most 509 memory slots; a peer that asks for more is refused.
-pub const MAX_REGIONS: usize = 509;
-
-/// Why a map could not be made or changed.
-#[derive(Debug, thiserror::Error)]
-pub enum MapError {
-    /// Two regions share addresses.
-    #[error("guest region {at:#x}+{len:#x} overlaps one at {other:#x}: the front end must not send it")]
-    Overlap {
-        /// Start of the region refused.
-        at: u64,
-        /// Its length.
-        len: u64,
-        /// Start of the region that is there.
-        other: u64,
-    },
-    /// The region runs past the end of the address space.
-    #[error("guest region {at:#x}+{len:#x} runs past the end of the address space")]
-    Wraps {
-        /// Start of the region refused.
-        at: u64,
-        /// Its length.
-        len: u64,
-    },
-    /// More than [`MAX_REGIONS`].
-    #[error("more than {MAX_REGIONS} guest regions")]
-    TooMany,
-    /// Asked to remove what is not there.
-    #[error("no guest region {at:#x}+{len:#x} to remove")]
-    NoSuchRegion {
-        /// Start asked for.
-        at: u64,
-        /// Length asked for.
-        len: u64,
-    },
-    /// The bytes could not be mapped.
-    #[error(transparent)]
-    Mapping(#[from] MappingError),
-}
-
-impl MapError {
-    /// A short name, for counters.
-    pub fn name(&self) -> &'static str {
-        match self {
-            MapError::Mapping(error) => error.name(),
-            _ => "bad_memory",
-        }
-    }
-}
+use crate::PAGE;
+use crate::charge::Pin;
+use crate::error::{MapError, MappingError};
+use crate::mapping::Mapping;
+use crate::quota::MAX_REGIONS;
 
 /// What a front end says of a region, before it is mapped. Addresses and lengths in bytes.
 #[derive(Debug)]
@@ -158,7 +111,7 @@ impl Region {
     /// Counts all of it as pinned, on the account of the client whose memory it is: before it is given to hardware, and until after
     /// that has let go of it.
     pub fn pin(&self) -> Result<Pin, MapError> {
-        Ok(Pin::of(&self.mapping, self.len)?)
+        Ok(Pin::of(self.mapping.charge(), self.len)?)
     }
 
     /// Whether it is the same bytes at the same place. While one of the two lives no other memory can have come to its address.
@@ -246,6 +199,19 @@ impl GuestMap {
     /// The regions by rising guest address.
     pub fn regions(&self) -> &[Region] {
         &self.regions
+    }
+
+    /// The region that holds the guest address `gpa`, and how many bytes into it.
+    #[inline]
+    pub(crate) fn holding(&self, gpa: u64) -> Option<(&Region, u64)> {
+        let region = match self.regions.as_slice() {
+            // Most guests; no search.
+            [only] => only,
+            // Regions do not overlap, so no other can hold it than the last that begins at or before it.
+            all => &all[all.partition_point(|region| region.gpa <= gpa).checked_sub(1)?],
+        };
+        let at = gpa.checked_sub(region.gpa)?;
+        (at < region.len).then_some((region, at))
     }
 
     /// The guest address that the front end calls `user`, if it is in a region.

@@ -80,6 +80,69 @@ fn hole_04_greedy_clients_leave_every_other_client_its_own() {
 }
 
 #[test]
+fn a_client_holds_no_part_of_the_pool_while_some_of_its_own_are_free() {
+    let _alone = alone();
+    let file = memfd(PAGE);
+    let mut greedy = Vec::new();
+    loop {
+        assert!(greedy.len() < CLIENTS, "the pool has no end");
+        let account = Account::new(Limits::default()).unwrap();
+        let (mappings, error) = fill(&account, &file);
+        greedy.push((account, mappings));
+        if matches!(error, MappingError::PoolEmpty { .. }) {
+            break;
+        }
+    }
+    // Those that it had before the pool was asked go first, as where a VMM replaces its memory.
+    let (freed, before) = (10, greedy[0].1.len());
+    greedy[0].1.drain(..freed);
+    let account = Account::new(Limits::default()).unwrap();
+    let (mappings, _) = fill(&account, &file);
+    assert_eq!(mappings.len(), OWN + freed);
+    // And each is given back once.
+    drop(mappings);
+    let (mappings, _) = fill(&account, &file);
+    assert_eq!(mappings.len(), OWN + freed);
+    greedy[0].1.clear();
+    assert_eq!(greedy[0].0.mappings(), 0);
+    let (more, _) = fill(&account, &file);
+    assert_eq!(more.len(), before - OWN - freed);
+}
+
+#[test]
+fn threads_of_one_client_take_from_the_pool_what_they_give_back() {
+    let _alone = alone();
+    let file = memfd(PAGE);
+    let account = Account::new(Limits::default()).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for round in 0..200 {
+                    let held: Vec<_> = (0..6 + round % 7)
+                        .map(|_| account.mapping(file.try_clone().unwrap(), 0, PAGE).unwrap())
+                        .collect();
+                    drop(held);
+                }
+            });
+        }
+    });
+    assert_eq!(account.mappings(), 0);
+    // The pool has what it had: as many clients as before find all of it.
+    let mut greedy = Vec::new();
+    let emptied = loop {
+        let account = Account::new(Limits::default()).unwrap();
+        let (mappings, error) = fill(&account, &file);
+        greedy.push((account, mappings));
+        if matches!(error, MappingError::PoolEmpty { .. }) {
+            break greedy.iter().map(|(_, mappings)| mappings.len() - OWN).sum::<usize>();
+        }
+    };
+    let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let half = descriptors.map_or(usize::MAX, |all| all as usize / 2);
+    assert_eq!(emptied, half.min(32_768 - CLIENTS * OWN - 4096));
+}
+
+#[test]
 fn hole_04_pinned_bytes_have_a_limit_and_a_sparse_file_costs_nothing() {
     let _alone = alone();
     const LEN: u64 = 1 << 40;

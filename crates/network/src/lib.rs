@@ -1,9 +1,9 @@
 //! Where frames go: ports, the switch between them, and the uplink to the host's own network.
 //!
 //! ```text
-//!   control plane:  Switch --plug--> Port       names, addresses, VLANs, counts; dropped = unplugged
-//!                                     | outlet(pair), inlet(pair): made anew whenever a queue starts
-//!   I/O cores:      Outlet            v                                                      Inlet
+//!   control side (switch/):  Switch --plug--> Port     names, addresses, VLANs, counts; dropped = unplugged
+//!                              | snapshots      | outlet(pair), inlet(pair): made anew whenever a queue starts
+//!   data side (fabric/), on I/O cores             v                                          Inlet
 //!     send --> judge (VLAN, source, destination) --> tray of the receiver --flush--> inbox --> front, pop
 //!                |            |                        ^  empty trays come back <--------------'
 //!                |            '-- Table: (MAC, VLAN) -> port, lock-free, ages
@@ -23,42 +23,29 @@
 //!
 //! Must not know: rings, descriptors, guest memory, sockets, which device a port belongs to.
 
-mod budget;
-mod capture;
 mod cause;
 pub mod checksum;
-mod counts;
 mod error;
+mod fabric;
 mod filter;
 mod flow;
 pub mod gso;
 mod headers;
-mod inlet;
 mod offload;
-mod opens;
-mod outlet;
-mod plan;
-mod port;
-mod shelf;
 pub mod spec;
-mod stack;
-mod station;
 mod switch;
-mod table;
 mod tap;
 mod vlan;
 
-pub use capture::{Capture, CaptureOptions, Captured, Direction};
 pub use cause::Drop;
-pub use counts::SideReading;
 pub use error::NetworkError;
+pub use fabric::capture::{CaptureOptions, Captured, Direction};
+pub use fabric::inlet::{Frame, Inlet};
+pub use fabric::outlet::{Outlet, Sent};
+pub use fabric::{SideReading, TRAY};
 pub use filter::Filter;
-pub use inlet::{Frame, Inlet};
 pub use offload::{Offload, Takes};
-pub use outlet::{Outlet, Sent};
-pub use port::{Port, PortOptions, PortReading};
-pub use shelf::TRAY;
-pub use switch::{Learned, Switch, SwitchSettings};
+pub use switch::{Capture, Learned, Port, PortOptions, PortReading, Switch, SwitchSettings};
 pub use tap::{Tap, interface};
 pub use vlan::Vlan;
 

@@ -95,6 +95,23 @@ fn nothing_is_allocated_between_send_and_pop() {
     assert!(a.port.reading().sent.frames > 1000 && whole.port.reading().received.frames > 500);
 }
 
+#[test]
+fn a_core_frees_nothing_when_the_switch_has_gone_under_it() {
+    let switch = switch();
+    let mut b = Host::new(&switch, "b");
+    b.send(&frame_of_b());
+    let Host { port, mut outlet, inlet } = b;
+    // Its port, and with it the switch: what was its snapshot is nobody's but the outlet's, and there is another.
+    drop((port, switch));
+    let frame = frame_of_b();
+    let made = calls(|| {
+        outlet.send(&frame, frame.len(), Offload::NONE, &mut |_| false);
+        outlet.flush();
+    });
+    assert_eq!(made, 0);
+    drop((outlet, inlet));
+}
+
 /// Built without the allocator.
 fn frame_of_b() -> [u8; 60] {
     let mut bytes = [0; 60];

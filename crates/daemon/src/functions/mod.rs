@@ -31,10 +31,10 @@ use super::ground::Ground;
 use super::ledger::{Entries, FunctionRecord};
 use super::lower::limits;
 use super::readings;
-use super::retry::Trouble;
 use super::served::{GLANCE, Kind, Note, blocking};
-use super::shelf::Shelf;
+use super::shelf::{Shelf, Shelved};
 use super::switches::Switches;
+use super::trouble::Trouble;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
@@ -222,6 +222,12 @@ impl Card {
     }
 }
 
+impl Shelved for Card {
+    fn shelf(daemon: &Daemon) -> &Shelf<Card> {
+        &daemon.functions
+    }
+}
+
 impl Kind for Card {
     type Spec = FunctionSpec;
     type Report = FunctionReport;
@@ -230,10 +236,6 @@ impl Kind for Card {
     const NAME: &'static str = "PCI function";
     const COMMAND: &'static str = "pci";
     const LET_GO: &'static str = "unplug it or shut the guest down first";
-
-    fn shelf(daemon: &Daemon) -> &Shelf<Card> {
-        &daemon.functions
-    }
 
     fn configured(config: &Config) -> &[(FunctionSpec, Place)] {
         &config.functions

@@ -6,7 +6,7 @@ use crate::Daemon;
 use crate::config::{Config, Place, Problem};
 use crate::ledger::Record;
 use crate::served::Kind;
-use crate::shelf::OnFailure;
+use crate::shelf::{OnFailure, Shelved};
 
 /// The steps for one kind.
 pub struct Steps<K: Kind> {
@@ -20,7 +20,7 @@ pub struct Steps<K: Kind> {
     remove: Vec<String>,
 }
 
-impl<K: Kind> Steps<K> {
+impl<K: Shelved> Steps<K> {
     /// Decides on them; what cannot be done is noted.
     pub async fn plan(daemon: &Daemon, config: &Config, problems: &mut Vec<Problem>) -> Self {
         let shelf = K::shelf(daemon);

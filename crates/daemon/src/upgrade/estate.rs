@@ -15,13 +15,12 @@ use super::super::Daemon;
 use super::super::ground::Ground;
 use super::super::ledger::Record;
 use super::super::served::{self, Queued, Served};
-use super::super::shelf::Shelf;
-use super::switch::Resting;
+use super::super::shelf::{Shelf, Shelved};
 use super::words::{DeviceV1, NameV1};
 use crate::refusal::Refusal;
 
 /// A kind of thing that a successor can take over while a guest uses it.
-pub trait Heritable: Queued {
+pub trait Heritable: Queued + Shelved {
     /// What the successor keeps beside the model.
     type Heir: Send;
 
@@ -54,47 +53,53 @@ pub struct Luggage {
     pub beside: Box<dyn Fn() -> Vec<u8> + Send + Sync>,
 }
 
-/// Something that stands still until it is decided whose it is.
-pub enum Stopped {
-    /// A device, behind one of its sockets.
-    Device(Held),
-    /// The uplink of a switch.
-    Uplink(Resting),
-}
-
-impl Stopped {
+/// Something that stands still until it is decided whose it is. Dropped, it goes on here.
+pub trait Stopped: Send {
     /// The device, for the successor.
-    pub fn parcel(&self) -> (&[u8], &[OwnedFd]) {
-        match self {
-            Stopped::Device(held) => (&held.parcel.bytes, &held.parcel.files),
-            Stopped::Uplink(_) => (&[], &[]),
-        }
-    }
+    fn parcel(&self) -> (&[u8], &[OwnedFd]);
 
     /// Requests are recorded in flight.
-    pub fn suspended(&self) -> bool {
-        matches!(self, Stopped::Device(held) if held.suspended)
-    }
+    fn suspended(&self) -> bool;
 
-    /// It goes on here. Returns when it does.
-    pub async fn take_back(self) {
-        match self {
-            Stopped::Device(held) => held.take_back().await,
-            Stopped::Uplink(resting) => drop(resting),
-        }
-    }
+    /// A guest waits for it.
+    fn has_guest(&self) -> bool;
+
+    /// It goes on here. Done when it does.
+    fn take_back(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
     /// The successor has it: nothing here touches it any more.
-    pub fn give_away(self) {
-        match self {
-            Stopped::Device(held) => held.give_away(),
-            Stopped::Uplink(resting) => std::mem::forget(resting),
-        }
+    fn give_away(self: Box<Self>);
+}
+
+/// A device, behind one of its sockets.
+impl Stopped for Held {
+    fn parcel(&self) -> (&[u8], &[OwnedFd]) {
+        (&self.parcel.bytes, &self.parcel.files)
+    }
+
+    fn suspended(&self) -> bool {
+        self.suspended
+    }
+
+    fn has_guest(&self) -> bool {
+        true
+    }
+
+    fn take_back(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin((*self).take_back())
+    }
+
+    fn give_away(self: Box<Self>) {
+        (*self).give_away();
     }
 }
 
-type Holding = Pin<Box<dyn Future<Output = Result<Stopped, vhost_user::Refusal>> + Send>>;
-type Door = Box<dyn Fn(Duration) -> Holding + Send + Sync>;
+/// What stands still behind each socket of one device, in their order.
+pub type AllStopped = Vec<Box<dyn Stopped>>;
+/// What comes to rest, or why it does not.
+pub type Holding = Pin<Box<dyn Future<Output = Result<Box<dyn Stopped>, vhost_user::Refusal>> + Send>>;
+/// Brings a device to rest behind one of its sockets, within the time given.
+pub type HoldFn = Box<dyn Fn(Duration) -> Holding + Send + Sync>;
 
 /// One thing that is to be handed over.
 pub struct Bequest {
@@ -102,17 +107,17 @@ pub struct Bequest {
     pub name: NameV1,
     /// What goes ahead.
     pub luggage: Luggage,
-    doors: Vec<Door>,
+    doors: Vec<HoldFn>,
 }
 
 impl Bequest {
     /// One that comes to rest behind each of `doors`.
-    pub fn new(name: NameV1, luggage: Luggage, doors: Vec<Door>) -> Self {
+    pub fn new(name: NameV1, luggage: Luggage, doors: Vec<HoldFn>) -> Self {
         Bequest { name, luggage, doors }
     }
 
     /// Brings its device to a quiescent point and holds it there: behind each of its sockets, in their order.
-    pub async fn hold(&self, patience: Duration) -> Result<Vec<Stopped>, vhost_user::Refusal> {
+    pub async fn hold(&self, patience: Duration) -> Result<AllStopped, vhost_user::Refusal> {
         let mut all = Vec::with_capacity(self.doors.len());
         for hold in &self.doors {
             match hold(patience).await {
@@ -139,8 +144,11 @@ pub async fn bequests<K: Heritable>(shelf: &Shelf<K>) -> Result<Estate, Refusal>
         let door = |handle: Handle<K::Model>| {
             Box::new(move |patience| {
                 let handle = handle.clone();
-                Box::pin(async move { handle.hand_over(patience).await.map(Stopped::Device) }) as Holding
-            }) as Door
+                Box::pin(async move {
+                    let held = handle.hand_over(patience).await?;
+                    Ok(Box::new(held) as Box<dyn Stopped>)
+                }) as Holding
+            }) as HoldFn
         };
         let doors = one.served().handles().into_iter().map(door).collect();
         all.push(Bequest::new(name(of), luggage, doors));

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::block_in_place;
 
 use super::super::Daemon;
-use super::estate::{Bequest, Stopped, bequests};
+use super::estate::{AllStopped, Bequest, bequests};
 use super::switch;
 use super::wire::{Wire, WireError};
 use super::words::{AnswerV1, DeviceV1, HouseV1, NameV1, OrderV1};
@@ -206,9 +206,9 @@ impl Daemon {
         let devices: Vec<(NameV1, bool)> = held
             .into_iter()
             .filter_map(|(name, held)| {
-                let guests = held.iter().any(|held| matches!(held, Stopped::Device(_)));
-                let suspended = held.iter().any(Stopped::suspended);
-                held.into_iter().for_each(Stopped::give_away);
+                let guests = held.iter().any(|held| held.has_guest());
+                let suspended = held.iter().any(|held| held.suspended());
+                held.into_iter().for_each(|held| held.give_away());
                 guests.then_some((name, suspended))
             })
             .collect();
@@ -302,7 +302,7 @@ impl Daemon {
         wire: &mut Wire,
         successor: &mut Successor,
         bequests: Vec<Bequest>,
-    ) -> Result<Vec<(NameV1, Vec<Stopped>)>, Obstacle> {
+    ) -> Result<Vec<(NameV1, AllStopped)>, Obstacle> {
         // For everything, from the first guest that waits. A task that is given up puts back what it holds.
         let end = Instant::now() + HOLD;
         let mut holding = tokio::task::JoinSet::new();
@@ -355,7 +355,7 @@ impl Daemon {
 fn give(
     wire: &mut Wire,
     successor: &mut Successor,
-    all: &[(usize, Vec<Stopped>, Bequest)],
+    all: &[(usize, AllStopped, Bequest)],
     end: Instant,
 ) -> Result<(), Obstacle> {
     wire.within(end.saturating_duration_since(Instant::now()).max(DRAIN));

@@ -14,6 +14,7 @@ use tokio::task::block_in_place;
 use super::super::Daemon;
 use super::super::disk::Disk;
 use super::super::nic::Nic;
+use super::super::paths;
 use super::super::served::Kind;
 use super::estate::{Heir, keep_failed, prepare};
 use super::kill::{self, KillPoint};
@@ -168,8 +169,8 @@ fn take_over(wire: &mut Wire, config: &std::path::Path, socket: Option<PathBuf>)
 
 /// What cannot change while front ends are connected.
 fn same_house(config: &Config, house: &HouseV1, socket: Option<PathBuf>) -> Result<()> {
-    let wanted = super::super::serve::control_path(config, socket)?;
-    let run_dir = super::super::serve::run_dir(config, &wanted);
+    let wanted = paths::control_path(config, socket)?;
+    let run_dir = paths::run_dir(config, &wanted);
     let metrics = config.daemon.metrics.map(|address| address.to_string());
     for (field, same) in [
         ("socket", wanted == house.control),

@@ -1,6 +1,7 @@
 //! A switch's share of a hand-over: made anew, with its uplink's open device. What it has learned it learns again.
 
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +27,31 @@ pub struct Resting {
     switches: Arc<Switches>,
     switch: String,
     uplink: Option<Quiescent<Tap>>,
+}
+
+impl Stopped for Resting {
+    /// It has no state of its own.
+    fn parcel(&self) -> (&[u8], &[OwnedFd]) {
+        (&[], &[])
+    }
+
+    fn suspended(&self) -> bool {
+        false
+    }
+
+    fn has_guest(&self) -> bool {
+        false
+    }
+
+    fn take_back(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        // At once, as when it is dropped.
+        drop(self);
+        Box::pin(std::future::ready(()))
+    }
+
+    fn give_away(self: Box<Self>) {
+        std::mem::forget(self);
+    }
 }
 
 impl Drop for Resting {
@@ -56,7 +82,8 @@ pub fn bequests(switches: &Arc<Switches>) -> Result<Estate, Refusal> {
                     let rest = move || {
                         let uplink = switches.rest_uplink(&switch);
                         let uplink = uplink.map_err(|refused| vhost_user::Refusal::Refused(refused.error))?;
-                        Ok(Stopped::Uplink(Resting { switches, switch, uplink: Some(uplink) }))
+                        let resting = Resting { switches, switch, uplink: Some(uplink) };
+                        Ok(Box::new(resting) as Box<dyn Stopped>)
                     };
                     Box::pin(async move { block_in_place(rest) }) as _
                 };

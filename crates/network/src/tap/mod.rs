@@ -20,8 +20,7 @@ use ioplane_device::{
 
 use crate::error::NetworkError;
 use crate::offload::Takes;
-use crate::port::{Port, PortOptions, PortReading};
-use crate::switch::Switch;
+use crate::switch::{Port, PortOptions, PortReading, Switch};
 use eyes::Eyes;
 pub use file::interface;
 use poller::TapPoller;

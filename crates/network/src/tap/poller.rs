@@ -11,9 +11,9 @@ use rustix::io::Errno;
 use super::eyes::Eyes;
 use super::file::{VNET, decode, encode};
 use crate::cause::Drop;
-use crate::inlet::Inlet;
-use crate::outlet::Outlet;
-use crate::port::Port;
+use crate::fabric::inlet::Inlet;
+use crate::fabric::outlet::Outlet;
+use crate::switch::Port;
 use crate::{HEAD, LONGEST};
 
 /// Most polls between two looks at a device that had nothing: a look is a system call, and the other queues of the core wait

@@ -2,8 +2,9 @@
 
 use ioplane_memory::{GuestView, Window};
 
+use super::layout::{DriverError, Part, RingMode, RingPlace};
 use super::memory::GuestMemory;
-use super::ring::{DriverError, Part, Ring, RingMode, RingPlace};
+use super::ring::Ring;
 use super::spec::*;
 
 /// What a request asks for.

@@ -10,6 +10,7 @@
 //! interrupts), on purpose without a line of the device side: the two check each other. One thread drives a ring.
 
 pub mod disk;
+pub mod layout;
 pub mod memory;
 pub mod net;
 pub mod packed;
@@ -23,6 +24,7 @@ pub mod split;
 mod tests;
 
 pub use disk::{Disk, DiskPlan, Done, Op, Shape, Token};
+pub use layout::{DriverError, Part, RingMode, RingPlace, Used};
 pub use memory::{GuestMemory, SharedRegion};
 pub use raw::{RawPacked, RawRing};
-pub use ring::{DriverError, Part, Ring, RingMode, RingPlace, Used};
+pub use ring::Ring;

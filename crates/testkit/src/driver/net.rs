@@ -10,8 +10,9 @@
 
 use ioplane_memory::{GuestView, Window};
 
+use super::layout::{DriverError, Part, RingMode, RingPlace};
 use super::memory::GuestMemory;
-use super::ring::{DriverError, Part, Ring, RingMode, RingPlace};
+use super::ring::Ring;
 use super::spec::DESC_SIZE;
 
 /// Features of the device (5.1.3).

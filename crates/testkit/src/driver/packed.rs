@@ -4,8 +4,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use ioplane_memory::{GuestView, Window};
 
+use super::layout::{DriverError, Part, RingMode, RingPlace, Used};
 use super::raw::{RawPacked, RawPackedDesc};
-use super::ring::{DriverError, Part, RingMode, RingPlace, Used};
 use super::spec::*;
 
 /// A place in the ring, and what the wrap counter of the side that stands there says (2.8.1).

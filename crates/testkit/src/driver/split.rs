@@ -4,8 +4,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use ioplane_memory::{GuestView, Window};
 
+use super::layout::{DriverError, Part, RingMode, RingPlace, Used};
 use super::raw::RawRing;
-use super::ring::{DriverError, Part, RingMode, RingPlace, Used};
 use super::spec::*;
 
 /// The driver's half of one split virtqueue. Used by one thread; allocates only in `new`.

@@ -5,8 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use super::super::driver::RingPlace;
 use super::super::driver::memory::{GuestMemory, SharedRegion};
-use super::super::driver::ring::RingPlace;
 use super::bell::Bell;
 use super::terms::{
     FrontError, InFlight, Wants, config_bytes, inflight_bytes, region_bytes, vring_state, wire_error,

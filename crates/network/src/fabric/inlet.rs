@@ -3,11 +3,11 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use super::counts::Tally;
+use super::shelf::{Filled, HEADER, Record, Shelf, words};
+use super::station::Station;
 use crate::cause::Drop;
-use crate::counts::Tally;
 use crate::offload::Offload;
-use crate::shelf::{Filled, HEADER, Record, Shelf, words};
-use crate::station::Station;
 
 /// A frame that waits to be received.
 #[derive(Debug, Clone, Copy)]

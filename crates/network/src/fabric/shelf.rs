@@ -20,9 +20,9 @@ use crossbeam_utils::CachePadded;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::stack::Stack;
 use crate::offload::Offload;
 use crate::spec::VLAN_HLEN;
-use crate::stack::Stack;
 use crate::{LONGEST, MOST_PORTS};
 
 /// Bytes of a tray: one longest frame with its header, or some 820 of 64 bytes. An odd number of cache lines, so that the

@@ -1,9 +1,8 @@
-//! Copies of a port's frames, for somebody who looks on.
+//! Copies of a port's frames: where cores put them, and a capture ([`crate::Capture`]) takes them from.
 //!
 //! The ring is bounded and made of buffers that are there before the first frame: a poller copies into an empty one, or
 //! counts that there was none. It is part of the switch's plan, so that a port that nobody looks at pays one branch.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,7 +10,6 @@ use crossbeam_queue::ArrayQueue;
 
 use crate::error::NetworkError;
 use crate::offload::Offload;
-use crate::switch::Switch;
 
 /// Most memory of one capture.
 const MOST: usize = 64 << 20;
@@ -114,35 +112,10 @@ impl Ring {
         snap.bytes[..kept].copy_from_slice(&bytes[..kept]);
         let _ = self.full.push(snap);
     }
-}
 
-/// A capture of one port, both directions; made by [`Switch::capture`], ended by dropping it.
-///
-/// As an iterator it gives what has been captured so far, and `None` when there is nothing *yet*. Control side.
-#[derive(Debug)]
-pub struct Capture {
-    pub(crate) switch: Arc<Switch>,
-    pub(crate) port: String,
-    pub(crate) ring: Arc<Ring>,
-}
-
-impl Capture {
-    /// The port's name.
-    pub fn port(&self) -> &str {
-        &self.port
-    }
-
-    /// Frames that were not captured, because as many as were asked for waited to be read.
-    pub fn overflow(&self) -> u64 {
-        self.ring.overflow.load(Ordering::Relaxed)
-    }
-}
-
-impl Iterator for Capture {
-    type Item = Captured;
-
-    fn next(&mut self) -> Option<Captured> {
-        let snap = self.ring.full.pop()?;
+    /// The oldest frame that waits to be read. Control side.
+    pub fn take(&self) -> Option<Captured> {
+        let snap = self.full.pop()?;
         let captured = Captured {
             at: snap.at,
             direction: snap.direction,
@@ -150,13 +123,12 @@ impl Iterator for Capture {
             offload: snap.offload,
             bytes: snap.bytes[..snap.kept].to_vec(),
         };
-        let _ = self.ring.empty.push(snap);
+        let _ = self.empty.push(snap);
         Some(captured)
     }
-}
 
-impl std::ops::Drop for Capture {
-    fn drop(&mut self) {
-        self.switch.end_capture(&self.ring);
+    /// Frames for which no buffer was empty.
+    pub fn overflow(&self) -> u64 {
+        self.overflow.load(Ordering::Relaxed)
     }
 }

@@ -17,12 +17,12 @@ use ioplane_host::vhost_user::{Handle, Status};
 use ioplane_storage::Backing;
 use ioplane_virtio::blk::Blk;
 
-use super::disk::Disk;
-use super::ground::Ground;
-use super::ledger::DiskRecord;
-use super::served::{Kind, serve};
-use super::shelf::Shelf;
+use super::Disk;
+use crate::ground::Ground;
+use crate::ledger::DiskRecord;
 use crate::refusal::Refusal;
+use crate::served::{Kind, serve};
+use crate::shelf::Shelf;
 
 /// Puts `fresh` behind both instances, each at a quiescent point of its own, the one inside the other: at no moment can
 /// one of them begin a request with the old backing when the other has the new one. `exchange` does it for the first, and

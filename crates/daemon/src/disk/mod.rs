@@ -1,5 +1,7 @@
 //! One disk: opened, served, changed, reported.
 
+mod twin;
+
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -20,10 +22,9 @@ use super::ground::Ground;
 use super::ledger::{DiskRecord, Entries};
 use super::lower::Lower;
 use super::readings;
-use super::retry::Trouble;
 use super::served::{Kind, Note, Queued, Served, blocking};
-use super::shelf::Shelf;
-use super::twin;
+use super::shelf::{Shelf, Shelved};
+use super::trouble::Trouble;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
@@ -271,6 +272,12 @@ impl Disk {
     }
 }
 
+impl Shelved for Disk {
+    fn shelf(daemon: &Daemon) -> &Shelf<Disk> {
+        &daemon.disks
+    }
+}
+
 impl Kind for Disk {
     type Spec = DiskSpec;
     type Report = DiskReport;
@@ -280,10 +287,6 @@ impl Kind for Disk {
     const COMMAND: &'static str = "disk";
     const LET_GO: &'static str =
         "unplug it or shut the guest down first; a backing is exchanged by `ioplane disk replace`";
-
-    fn shelf(daemon: &Daemon) -> &Shelf<Disk> {
-        &daemon.disks
-    }
 
     fn configured(config: &Config) -> &[(DiskSpec, Place)] {
         &config.disks

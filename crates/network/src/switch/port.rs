@@ -3,19 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::budget::Budget;
+use super::{Switch, SwitchSettings};
 use crate::cause::Drop;
-use crate::counts::SideReading;
 use crate::error::NetworkError;
+use crate::fabric::inlet::{self, Inlet};
+use crate::fabric::outlet::{Outlet, Sent};
+use crate::fabric::{Budget, Place, Shelf, SideReading, Station, Table};
 use crate::filter::Filter;
-use crate::inlet::{self, Inlet};
 use crate::offload::{Offload, Takes};
-use crate::outlet::{Outlet, Sent};
-use crate::shelf::Shelf;
 use crate::spec::ETH_P_RARP;
-use crate::station::Station;
-use crate::switch::{Switch, SwitchSettings};
-use crate::table::Place;
 use crate::vlan::{Membership, Vlan};
 use crate::{MOST_PAIRS, Mac};
 
@@ -53,7 +49,7 @@ impl PortOptions {
         }
     }
 
-    pub(crate) fn station(&self, place: Place, settings: &SwitchSettings) -> Result<Station, NetworkError> {
+    pub(super) fn station(&self, place: Place, settings: &SwitchSettings) -> Result<Station, NetworkError> {
         if !(1..=MOST_PAIRS).contains(&self.pairs) {
             return Err(NetworkError::Pairs { port: self.name.clone(), pairs: self.pairs });
         }
@@ -113,7 +109,7 @@ pub struct PortReading {
 }
 
 impl PortReading {
-    pub(crate) fn of(station: &Station, switch: &Switch) -> Self {
+    pub(super) fn of(station: &Station, table: &Table) -> Self {
         PortReading {
             name: station.name.clone(),
             mac: station.mac,
@@ -123,7 +119,7 @@ impl PortReading {
             pairs: station.shelves.len() as u16,
             active_pairs: station.active(),
             takes: station.takes(),
-            learned: switch.learned().owned(station.place.slot),
+            learned: table.owned(station.place.slot),
             waiting: station.shelves.iter().map(Shelf::waiting).sum(),
             rings: station.shelves.iter().map(|shelf| shelf.rings.load(Ordering::Relaxed)).sum(),
             sent: station.sent.read(),
@@ -145,7 +141,7 @@ pub struct Port {
 }
 
 impl Port {
-    pub(crate) fn new(switch: Arc<Switch>, station: Arc<Station>, vlan: Vlan) -> Self {
+    pub(super) fn new(switch: Arc<Switch>, station: Arc<Station>, vlan: Vlan) -> Self {
         Port { switch, station, vlan }
     }
 
@@ -180,7 +176,7 @@ impl Port {
     /// If the port has no such pair.
     pub fn outlet(&self, pair: u16) -> Outlet {
         assert!(pair < self.pairs(), "port {} has {} pairs", self.name(), self.pairs());
-        Outlet::new(self.switch.clone(), self.station.clone())
+        Outlet::new(self.switch.fabric.clone(), self.station.clone())
     }
 
     /// The receiving half of a pair, for one poller. It goes on where the last one ended.
@@ -216,7 +212,7 @@ impl Port {
     /// as [`Drop::Down`]). A queue that only pauses leaves it up, and finds its frames when it goes on.
     pub fn set_up(&self, up: bool) {
         if up {
-            self.station.raised.store(self.switch.raise(), Ordering::Relaxed);
+            self.station.raised.store(self.switch.fabric.raise(), Ordering::Relaxed);
         }
         self.station.up.store(up, Ordering::Release);
         if !up {
@@ -243,7 +239,7 @@ impl Port {
     /// The link is as [`Port::link`] said of another port in whose place this one goes on.
     pub fn restore_link(&self, link: Option<u64>) {
         let Some(raised) = link else { return self.set_up(false) };
-        self.switch.raised_at_least(raised);
+        self.switch.fabric.raised_at_least(raised);
         self.station.raised.store(raised, Ordering::Relaxed);
         self.station.up.store(true, Ordering::Release);
     }
@@ -256,7 +252,7 @@ impl Port {
     /// Tells everybody that `mac` is here now, by a reverse ARP request in the name of the guest, as after a migration
     /// (vhost-user's `VHOST_USER_SEND_RARP`).
     pub fn announce(&self, mac: Mac) -> Sent {
-        self.station.raised.store(self.switch.raise(), Ordering::Relaxed);
+        self.station.raised.store(self.switch.fabric.raise(), Ordering::Relaxed);
         let mut frame = [0u8; 60];
         frame[..6].fill(0xff);
         frame[6..12].copy_from_slice(&mac);
@@ -276,7 +272,7 @@ impl Port {
 
     /// Its counts.
     pub fn reading(&self) -> PortReading {
-        PortReading::of(&self.station, &self.switch)
+        PortReading::of(&self.station, &self.switch.fabric.table)
     }
 
     /// Its counts for a port of another process that goes on in its place ([`Port::restore`]): what waits here is lost then, as

@@ -2,10 +2,10 @@
 
 use super::{Offered, Outlet};
 use crate::cause::Drop;
-use crate::plan::{Face, Plan};
+use crate::fabric::plan::{Face, Plan};
+use crate::fabric::station::Station;
+use crate::fabric::table::{Seen, Tick};
 use crate::spec::*;
-use crate::station::Station;
-use crate::table::{Seen, Tick};
 use crate::vlan::{Form, tag};
 use crate::{LONGEST, Mac};
 
@@ -150,7 +150,7 @@ impl Outlet {
         if link_local(to) {
             return Way::Drop(Drop::Filtered);
         }
-        let now = Tick::of(self.switch.elapsed());
+        let now = self.fabric.tick();
         if let Err(cause) = self.source(from, vlan, now) {
             return Way::Drop(cause);
         }
@@ -179,7 +179,7 @@ impl Outlet {
         if self.plan.fixed(from).any(|face| face.station.is_up()) {
             return Err(Drop::Spoofed);
         }
-        match self.switch.learned().saw(from, vlan, own.place, own.share, now) {
+        match self.fabric.table.saw(from, vlan, own.place, own.share, now) {
             Seen::Held => Err(Drop::Loop),
             Seen::Known | Seen::Learned | Seen::NoRoom => Ok(()),
         }
@@ -194,7 +194,7 @@ impl Outlet {
             return up;
         }
         let learned = || {
-            let place = self.switch.learned().find(to, vlan, now)?;
+            let place = self.fabric.table.find(to, vlan, now)?;
             plan.face(place.slot).filter(|face| face.station.place == place)
         };
         // The guest of a port that is down may be outside by now; if there is no outside, it is nowhere.

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::capture::Ring;
-use crate::station::Station;
+use super::capture::Ring;
+use super::station::Station;
 use crate::{MOST_PAIRS, MOST_PORTS, Mac};
 
 /// A slot of a plan.

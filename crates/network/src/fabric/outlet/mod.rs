@@ -15,19 +15,20 @@ mod judge;
 
 use std::sync::Arc;
 
-use crate::capture::Direction;
+use super::Fabric;
+use super::capture::Direction;
+use super::counts::Tally;
+use super::opens::Opens;
+use super::plan::{Face, Plan};
+use super::shelf::Record;
+use super::snapshots::Subscription;
+use super::station::Station;
 use crate::cause::Drop;
 use crate::checksum;
-use crate::counts::Tally;
 use crate::flow::{flow, steer};
 use crate::gso::{Large, Segments};
 use crate::offload::{Offload, Takes};
-use crate::opens::Opens;
-use crate::plan::{Face, Plan};
-use crate::shelf::Record;
 use crate::spec::*;
-use crate::station::Station;
-use crate::switch::{PlanMail, Switch};
 use crate::vlan::Form;
 use crate::{HEAD, LONGEST, MOST_PORTS};
 use judge::{Judged, Way};
@@ -58,11 +59,10 @@ pub(crate) type Fill<'a> = dyn FnMut(&mut [u8]) -> bool + 'a;
 /// Where the poller of a sending queue puts its frames. Never locks, allocates, blocks or waits for a receiver.
 #[derive(Debug)]
 pub struct Outlet {
-    switch: Arc<Switch>,
+    fabric: Arc<Fabric>,
     station: Arc<Station>,
-    version: u64,
     plan: Arc<Plan>,
-    mail: Arc<PlanMail>,
+    subscription: Subscription,
     opens: Opens,
     scratch: Box<[u8]>,
     /// Receivers of a flood or of segments that do not have the frame yet, and the form that each gets; the next one is the last.
@@ -118,15 +118,14 @@ impl Rest {
 }
 
 impl Outlet {
-    pub(crate) fn new(switch: Arc<Switch>, station: Arc<Station>) -> Self {
-        let (version, plan, mail) = switch.enter();
+    pub(crate) fn new(fabric: Arc<Fabric>, station: Arc<Station>) -> Self {
+        let (plan, subscription) = fabric.snapshots.subscribe();
         Outlet {
             opens: Opens::new(station.place.slot),
-            switch,
+            fabric,
             station,
-            version,
             plan,
-            mail,
+            subscription,
             scratch: vec![0; BASE + LONGEST].into(),
             targets: Vec::with_capacity(usize::from(MOST_PORTS)),
             rest: None,
@@ -253,14 +252,10 @@ impl Outlet {
     #[inline]
     fn begin(&mut self) {
         self.begun = true;
-        let version = self.switch.version();
-        if version != self.version {
+        if let Some(plan) = self.subscription.newer(&self.fabric.snapshots) {
+            self.stay_with(&plan);
             // The control side holds on to the old plan for longer than we do: nothing is freed here.
-            if let Some(plan) = self.mail.pop() {
-                self.stay_with(&plan);
-                self.plan = plan;
-            }
-            self.version = version;
+            self.plan = plan;
         }
     }
 
@@ -383,7 +378,7 @@ impl Outlet {
             return Err(Refusal::Here(Drop::NoPath));
         }
         let cost = (offered.len.max(COPY_COST) * self.targets.len()) as u64;
-        if !own.budget.spend(cost, self.switch.elapsed().as_nanos() as u64) {
+        if !own.budget.spend(cost, self.fabric.elapsed().as_nanos() as u64) {
             self.targets.clear();
             return Err(Refusal::Here(Drop::Storm));
         }

@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use super::plan::{LANES, Plan, lane};
+use super::shelf::{HEADER, Record, Shelf, TRAY, Tray};
+use super::station::Station;
 use crate::MOST_PAIRS;
 use crate::cause::Drop;
-use crate::plan::{LANES, Plan, lane};
-use crate::shelf::{HEADER, Record, Shelf, TRAY, Tray};
-use crate::station::Station;
 
 /// Most receiving queues that a batch reaches before it is handed over in between.
 const MOST: usize = 256;

@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 
+use super::budget::Budget;
+use super::counts::Counts;
+use super::shelf::Shelf;
+use super::table::Place;
 use crate::Mac;
-use crate::budget::Budget;
-use crate::counts::Counts;
 use crate::filter::Sieve;
 use crate::offload::Takes;
-use crate::shelf::Shelf;
-use crate::table::Place;
 use crate::vlan::Membership;
 
 /// One port. What can change while frames flow is atomic; the rest is fixed when it is plugged.

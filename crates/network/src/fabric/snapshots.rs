@@ -1,0 +1,150 @@
+//! How a change of ports reaches the cores: the control side publishes a new [`Plan`], each outlet takes it with its next batch.
+//!
+//! An outlet looks at one counter for each batch, and at its own mailbox only when that has changed. Old plans are kept here
+//! until no outlet goes by them, so that no core frees one.
+
+// CONTROL: publishing and subscribing take a lock; going by a snapshot does not.
+#![expect(clippy::disallowed_types, reason = "snapshots are published by threads of the control plane only")]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crossbeam_queue::ArrayQueue;
+
+use super::plan::{Face, Plan};
+
+/// How an outlet gets a new plan.
+type PlanMail = ArrayQueue<Arc<Plan>>;
+
+/// The plan in force, and those before it that some outlet may still go by.
+#[derive(Debug)]
+pub(crate) struct Snapshots {
+    /// Counts plans.
+    version: AtomicU64,
+    // CONTROL: threads of the control plane.
+    published: Mutex<Published>,
+}
+
+#[derive(Debug)]
+struct Published {
+    plan: Arc<Plan>,
+    /// Dropped here, so that no poller frees memory.
+    old: Vec<Arc<Plan>>,
+    outlets: Vec<Weak<PlanMail>>,
+}
+
+/// A plan to come: nothing until it is published. Holds the lock, so that no other change comes between.
+#[derive(Debug)]
+pub(crate) struct SnapshotChange<'a> {
+    version: &'a AtomicU64,
+    published: MutexGuard<'a, Published>,
+    /// By slot.
+    pub faces: Vec<Option<Face>>,
+}
+
+/// One outlet's place among those that get new plans.
+#[derive(Debug)]
+pub(crate) struct Subscription {
+    version: u64,
+    mail: Arc<PlanMail>,
+}
+
+impl Snapshots {
+    /// Of a switch without ports.
+    pub fn new() -> Self {
+        let published = Published { plan: Arc::new(Plan::empty()), old: Vec::new(), outlets: Vec::new() };
+        Snapshots { version: AtomicU64::new(0), published: Mutex::new(published) }
+    }
+
+    /// The plan in force. Control side.
+    pub fn current(&self) -> Arc<Plan> {
+        self.published().plan.clone()
+    }
+
+    /// Begins a change of the plan in force. Control side.
+    pub fn change(&self) -> SnapshotChange<'_> {
+        let published = self.published();
+        let faces = published.plan.faces();
+        SnapshotChange { version: &self.version, published, faces }
+    }
+
+    /// Enters an outlet: the plan in force, and where it gets the next ones. Control side.
+    pub fn subscribe(&self) -> (Arc<Plan>, Subscription) {
+        let mut published = self.published();
+        let mail = Arc::new(PlanMail::new(1));
+        published.outlets.push(Arc::downgrade(&mail));
+        let version = self.version.load(Ordering::Acquire);
+        (published.plan.clone(), Subscription { version, mail })
+    }
+
+    fn published(&self) -> MutexGuard<'_, Published> {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<'a> SnapshotChange<'a> {
+    /// Makes this the plan that everybody goes by: outlets from their next batch on. The next change waits until what this returns is
+    /// dropped.
+    pub fn publish(mut self) -> impl Sized + use<'a> {
+        let plan = Arc::new(Plan::new(self.faces));
+        let Published { plan: current, old, outlets } = &mut *self.published;
+        old.push(std::mem::replace(current, plan.clone()));
+        outlets.retain(|mail| match mail.upgrade() {
+            Some(mail) => {
+                drop(mail.force_push(plan.clone()));
+                true
+            }
+            None => false,
+        });
+        self.version.fetch_add(1, Ordering::Release);
+        old.retain(|plan| Arc::strong_count(plan) > 1);
+        self.published
+    }
+}
+
+impl Subscription {
+    /// The plan in force, if it has changed since the last time. On a core, once a batch.
+    #[inline]
+    pub fn newer(&mut self, snapshots: &Snapshots) -> Option<Arc<Plan>> {
+        let version = snapshots.version.load(Ordering::Acquire);
+        if version == self.version {
+            return None;
+        }
+        self.version = version;
+        self.mail.pop()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_is_nothing_until_it_is_published() {
+        let snapshots = Snapshots::new();
+        let (plan, mut subscription) = snapshots.subscribe();
+        drop(snapshots.change());
+        assert!(subscription.newer(&snapshots).is_none());
+        snapshots.change().publish();
+        let newer = subscription.newer(&snapshots).unwrap();
+        assert!(!Arc::ptr_eq(&newer, &plan) && Arc::ptr_eq(&newer, &snapshots.current()));
+        assert!(subscription.newer(&snapshots).is_none());
+    }
+
+    #[test]
+    fn old_plans_go_when_nobody_goes_by_them_and_not_before() {
+        let snapshots = Snapshots::new();
+        let (plan, mut subscription) = snapshots.subscribe();
+        snapshots.change().publish();
+        snapshots.change().publish();
+        assert_eq!(Arc::strong_count(&plan), 2, "here and there");
+        // What the outlet skipped has gone; what it comes to is the last.
+        let newest = subscription.newer(&snapshots).unwrap();
+        assert!(Arc::ptr_eq(&newest, &snapshots.current()));
+        let weak = Arc::downgrade(&plan);
+        drop(plan);
+        assert!(weak.upgrade().is_some(), "the core did not free it");
+        snapshots.change().publish();
+        assert!(weak.upgrade().is_none());
+    }
+}
