@@ -1,4 +1,7 @@
 //! Why the daemon did not do what it was asked.
+//!
+//! A refusal is a problem of RFC 9457 (`application/problem+json`). Programs read `code`, `field` and `retryable`, which are stable; people
+//! read `error` and `remedy`, which are prose.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,11 +24,216 @@ pub enum Kind {
     Failed,
 }
 
-/// A refusal as JSON.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+impl Kind {
+    /// The HTTP status.
+    pub fn status(self) -> u16 {
+        match self {
+            Kind::Missing => 404,
+            Kind::Method => 405,
+            Kind::Conflict => 409,
+            Kind::Huge => 413,
+            Kind::Invalid => 422,
+            Kind::Failed => 500,
+            Kind::Busy => 503,
+        }
+    }
+}
+
+macro_rules! codes {
+    ($($variant:ident $word:literal $kind:ident $retry:literal, $title:literal, $remedy:literal;)*) => {
+        /// What went wrong, for programs. A code never changes its meaning; new ones come. docs/guide/errors.md has the table.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Code {
+            $(#[doc = $title] $variant,)*
+        }
+
+        impl Code {
+            /// All of them, in the order of the table.
+            pub const ALL: &[Code] = &[$(Code::$variant,)*];
+
+            /// As it stands in `code`.
+            pub fn word(self) -> &'static str {
+                match self { $(Code::$variant => $word,)* }
+            }
+
+            /// The kind of refusal that it is.
+            pub fn kind(self) -> Kind {
+                match self { $(Code::$variant => Kind::$kind,)* }
+            }
+
+            /// Whether the same request may succeed later without anybody changing anything.
+            pub fn retryable(self) -> bool {
+                match self { $(Code::$variant => $retry,)* }
+            }
+
+            /// What it means, in a sentence.
+            pub fn title(self) -> &'static str {
+                match self { $(Code::$variant => $title,)* }
+            }
+
+            /// What a program can do.
+            pub fn advice(self) -> &'static str {
+                match self { $(Code::$variant => $remedy,)* }
+            }
+        }
+    };
+}
+
+codes! {
+    UnknownRoute "unknown_route" Missing false, "There is no such resource.", "`GET /v1/openapi.json` lists all.";
+    NotFound "not_found" Missing false, "There is no disk, NIC, switch, PCI function, port, core or queue of this name.", "List what there is.";
+    UnknownMethod "unknown_method" Method false, "The resource does not have this method.", "`GET /v1/openapi.json` lists the methods of each.";
+    Exists "exists" Conflict false, "Something of this name is there, and is not as asked for.", "Read it; remove it first, or take another name. `field` is what differs.";
+    Taken "taken" Conflict false, "Another has this address, socket, image or interface.", "Give another one in `field`, or take it from the other.";
+    InUse "in_use" Conflict false, "A guest uses it, or something is plugged into it.", "Unplug it or shut the guest down, or use `?force=true`.";
+    NotServed "not_served" Conflict true, "It is known and could not be served; the daemon tries again.", "Mend what `error` says, then wait or reload.";
+    LosesData "loses_data" Conflict false, "The guest would lose data.", "Say that it may: `shrink`.";
+    Conflict "conflict" Conflict false, "It does not fit how things are now.", "Read `error` and `remedy`.";
+    TooLarge "too_large" Huge false, "The body is larger than any that makes sense.", "Send less.";
+    Malformed "malformed" Invalid false, "The body is no JSON object.", "Send an object with the fields of the resource.";
+    UnknownField "unknown_field" Invalid false, "The body has a field that the resource does not have.", "Leave `field` out; `GET /v1/openapi.json` lists the fields.";
+    UnknownQuery "unknown_query" Invalid false, "The resource has no such key in its query.", "Leave `field` out.";
+    Invalid "invalid" Invalid false, "A value makes no sense, or does not fit the others.", "Correct `field`; `errors` has every field.";
+    Configuration "configuration" Invalid false, "The configuration has problems; nothing was changed.", "Correct the lines that `error` names.";
+    Busy "busy" Busy true, "It is busy with another change.", "Try again in a moment.";
+    Upgrading "upgrading" Busy true, "The daemon is handing everything over to another process.", "Try again: the new process answers on the same socket.";
+    Unreachable "unreachable" Busy true, "No daemon answers on the control socket. The command line says this, not a daemon.", "Start the daemon, or name its socket.";
+    Failed "failed" Failed false, "The system below failed.", "Read `error` and `remedy`; see the log of the daemon.";
+    Bug "bug" Failed false, "The daemon is wrong.", "Report it with the log.";
+}
+
+impl Code {
+    /// The code of this name.
+    pub fn of(word: &str) -> Option<Code> {
+        Code::ALL.iter().copied().find(|code| code.word() == word)
+    }
+
+    /// The one for what has no better.
+    pub fn usual(kind: Kind) -> Code {
+        match kind {
+            Kind::Missing => Code::NotFound,
+            Kind::Conflict => Code::Conflict,
+            Kind::Huge => Code::TooLarge,
+            Kind::Method => Code::UnknownMethod,
+            Kind::Invalid => Code::Invalid,
+            Kind::Busy => Code::Busy,
+            Kind::Failed => Code::Failed,
+        }
+    }
+
+    /// Its problem type (RFC 9457, 3.1.1). It names the code and is no address.
+    pub fn uri(self) -> String {
+        format!("{URI}{}", self.word())
+    }
+}
+
+/// What the problem types begin with.
+pub const URI: &str = "urn:ioplane:error:";
+
+/// The content type of a refusal.
+pub const MEDIA: &str = "application/problem+json";
+
+/// A refusal as JSON: a problem of RFC 9457.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
 pub struct RefusalBody {
+    /// The problem type: `urn:ioplane:error:` and the code.
+    #[serde(rename = "type")]
+    pub uri: String,
+    /// What the code means.
+    pub title: String,
+    /// The HTTP status.
+    pub status: u16,
+    /// The same as `error`.
+    pub detail: String,
+    /// What went wrong, for programs: one of the codes of docs/guide/errors.md.
+    pub code: String,
+    /// The field of the body, or the key of the query, that is wrong.
+    pub field: Option<String>,
+    /// The same request may succeed later without anybody changing anything.
+    pub retryable: bool,
+    /// Every field that is wrong, if several are.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<FieldError>,
     /// What is wrong.
     pub error: String,
     /// What to do.
     pub remedy: String,
+}
+
+/// One field of a body that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct FieldError {
+    /// The field.
+    pub field: String,
+    /// What is wrong.
+    pub error: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl RefusalBody {
+    /// One without a field.
+    pub fn new(code: Code, error: impl Into<String>, remedy: impl Into<String>) -> Self {
+        let error = error.into();
+        RefusalBody {
+            uri: code.uri(),
+            title: code.title().to_owned(),
+            status: code.kind().status(),
+            detail: error.clone(),
+            code: code.word().to_owned(),
+            retryable: code.retryable(),
+            error,
+            remedy: remedy.into(),
+            ..RefusalBody::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_has_a_word_of_its_own() {
+        for (at, code) in Code::ALL.iter().enumerate() {
+            assert_eq!(Code::of(code.word()), Some(*code));
+            assert!(!Code::ALL[..at].iter().any(|other| other.word() == code.word()), "{code:?}");
+            assert!(code.title().ends_with('.') && code.advice().ends_with('.'), "{code:?}");
+        }
+    }
+
+    /// `IOPLANE_WRITE_DOCS=1 cargo test -p ioplane-api` writes the table anew.
+    #[test]
+    fn the_page_of_errors_has_every_code() {
+        const BEGIN: &str = "<!-- codes: written by `IOPLANE_WRITE_DOCS=1 cargo test -p ioplane-api` -->\n";
+        const END: &str = "<!-- end of codes -->\n";
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide/errors.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        let (before, rest) = page.split_once(BEGIN).unwrap();
+        let (table, after) = rest.split_once(END).unwrap();
+        let mut wanted =
+            "| code | status | retry | what it means | what to do |\n|---|---|---|---|---|\n".to_owned();
+        for code in Code::ALL {
+            let retry = if code.retryable() { "yes" } else { "no" };
+            let (word, status) = (code.word(), code.kind().status());
+            wanted += &format!("| `{word}` | {status} | {retry} | {} | {} |\n", code.title(), code.advice());
+        }
+        if std::env::var("IOPLANE_WRITE_DOCS").is_ok_and(|value| value == "1") {
+            std::fs::write(path, format!("{before}{BEGIN}{wanted}{END}{after}")).unwrap();
+        } else {
+            assert_eq!(table, wanted, "IOPLANE_WRITE_DOCS=1 cargo test -p ioplane-api writes the table");
+        }
+    }
+
+    #[test]
+    fn a_refusal_of_an_older_daemon_is_read() {
+        let body: RefusalBody = serde_json::from_str(r#"{"error": "no", "remedy": "yes"}"#).unwrap();
+        assert_eq!((body.error.as_str(), body.remedy.as_str(), body.code.as_str()), ("no", "yes", ""));
+        // Nor does one of a newer one stop it.
+        let newer = r#"{"error": "no", "remedy": "yes", "code": "new", "instance": "/x"}"#;
+        assert_eq!(serde_json::from_str::<RefusalBody>(newer).unwrap().code, "new");
+    }
 }

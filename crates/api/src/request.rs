@@ -5,91 +5,105 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::size::Size;
-use crate::spec::{DirectWord, EngineWord, FormatWord, LinkWord, MannersWord, NotifyWord};
+pub use crate::spec::CoreForm;
+use crate::spec::{DirectWord, EngineWord, Form, FormatWord, LinkWord, NotifyWord};
 
-/// A change of a disk: a new size, or another backing.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ChangeForm {
-    /// New size.
-    pub size: Option<Size>,
-    /// It may be smaller than the old one.
-    pub shrink: bool,
-    /// Another image, whose content is the same.
-    pub path: Option<PathBuf>,
-    /// Other memory: zeros, of this size.
-    pub memory: Option<Size>,
-    /// Of that image: `raw`, whatever it looks like.
-    pub format: Option<FormatWord>,
-    /// Past the page cache.
-    pub direct: Option<DirectWord>,
-    /// Who does the I/O.
-    pub engine: Option<EngineWord>,
+/// A body, and the names of its fields.
+macro_rules! body {
+    (
+        $(#[$about:meta])*
+        $name:ident { $($(#[$meta:meta])+ $field:ident: $kind:ty,)* }
+        $(also $other:literal)?
+    ) => {
+        #[derive(Debug, Clone, Serialize, Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        #[serde(deny_unknown_fields)]
+        $(#[$about])*
+        pub struct $name {
+            $($(#[$meta])+ pub $field: $kind,)*
+        }
+
+        impl Form for $name {
+            const FIELDS: &'static [&'static str] = &[$(stringify!($field),)* $($other)?];
+        }
+    };
 }
 
-/// A second socket for a disk.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct TwinForm {
-    /// Where; beside the first, if nobody says.
-    pub socket: Option<PathBuf>,
+body! {
+    /// A change of a disk: a new size, or another backing.
+    #[derive(Default)]
+    #[serde(default)]
+    ChangeForm {
+        /// New size.
+        size: Option<Size>,
+        /// It may be smaller than the old one.
+        shrink: bool,
+        /// Another image, whose content is the same.
+        path: Option<PathBuf>,
+        /// Other memory: zeros, of this size.
+        memory: Option<Size>,
+        /// Of that image: `raw`, whatever it looks like.
+        format: Option<FormatWord>,
+        /// Past the page cache.
+        direct: Option<DirectWord>,
+        /// Who does the I/O.
+        engine: Option<EngineWord>,
+    }
 }
 
-/// A change of a NIC.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LinkForm {
-    /// Its link.
-    pub link: LinkWord,
+body! {
+    /// A second socket for a disk.
+    #[derive(Default)]
+    #[serde(default)]
+    TwinForm {
+        /// Where [default: beside the first].
+        socket: Option<PathBuf>,
+    }
 }
 
-/// A new core.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct CoreForm {
-    /// Processor to pin it to.
-    pub cpu: Option<u32>,
-    /// How it starts.
-    pub notify: Option<NotifyWord>,
-    /// Microseconds without work before it sleeps.
-    pub spin_us: Option<u64>,
-    /// Most requests from one queue in a turn.
-    pub budget: Option<u32>,
-    /// Towards others.
-    pub manners: Option<MannersWord>,
+body! {
+    /// A change of a NIC.
+    LinkForm {
+        /// Its link.
+        link: LinkWord,
+    }
 }
 
-/// How queues learn of requests.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct NotifyForm {
-    /// Polled or notified.
-    pub notify: Option<NotifyWord>,
-    /// Microseconds without work before a polled core sleeps.
-    pub spin_us: Option<u64>,
+body! {
+    /// How queues learn of requests.
+    #[derive(Default)]
+    #[serde(default)]
+    NotifyForm {
+        /// Polled or notified.
+        notify: Option<NotifyWord>,
+        /// Microseconds without work before a polled core sleeps.
+        spin_us: Option<u64>,
+    }
 }
 
-/// A queue that is to move.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MoveForm {
-    /// Whose: a disk's, a NIC's, or that of a switch's uplink.
-    #[serde(alias = "device")]
-    pub disk: String,
-    /// Which.
-    pub queue: u16,
-    /// Where to.
-    pub core: u32,
+body! {
+    /// A queue that is to move.
+    MoveForm {
+        /// Whose: a disk's, a NIC's, or that of a switch's uplink. Read as `device` too.
+        #[serde(alias = "device")]
+        disk: String,
+        /// Which.
+        queue: u16,
+        /// Where to.
+        core: u32,
+    }
+    also "device"
 }
 
-/// How a PCI function is to come to rest.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct QuiesceForm {
-    /// How long it may take to come to rest by itself.
-    pub deadline_ms: u64,
-    /// If it has not by then, it goes on instead of being stopped by force.
-    pub or_go_on: bool,
+body! {
+    /// How a PCI function is to come to rest.
+    #[serde(default)]
+    QuiesceForm {
+        /// How long it may take to come to rest by itself, milliseconds.
+        deadline_ms: u64,
+        /// If it has not by then, it goes on instead of being stopped by force.
+        or_go_on: bool,
+    }
 }
 
 impl Default for QuiesceForm {
@@ -98,12 +112,14 @@ impl Default for QuiesceForm {
     }
 }
 
-/// Another binary in the daemon's place.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct UpgradeForm {
-    /// The binary: where the daemon's own was started from, if nobody says.
-    pub binary: Option<PathBuf>,
-    /// Seconds that it may take to get ready.
-    pub patience_s: Option<u64>,
+body! {
+    /// Another binary in the daemon's place.
+    #[derive(Default)]
+    #[serde(default)]
+    UpgradeForm {
+        /// The binary [default: where the daemon's own was started from].
+        binary: Option<PathBuf>,
+        /// Seconds that it may take to get ready.
+        patience_s: Option<u64>,
+    }
 }

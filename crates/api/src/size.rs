@@ -60,6 +60,25 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
+/// What is written is a number of bytes; what is read may be a text as well.
+#[cfg(feature = "schema")]
+impl schemars::JsonSchema for Size {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Size".into()
+    }
+
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let number = schemars::json_schema!({ "type": "integer", "minimum": 0 });
+        if generator.contract().is_serialize() {
+            return number;
+        }
+        schemars::json_schema!({
+            "description": "A number of bytes, or a text with a unit, such as 64M: K, M, G and T are powers of 1024.",
+            "anyOf": [number, { "type": "string", "pattern": "^[0-9]+ *([KMGTkmgt]?([Ii]?[Bb])?)$" }],
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

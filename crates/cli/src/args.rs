@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
-    DirectWord, EngineWord, FormatWord, LinkWord, Mac, MannersWord, MemoryWord, NotifyWord, VlanSpec,
+    CoreForm, DirectWord, DiskForm, EngineWord, FormatWord, LinkWord, NicForm, NotifyWord, SwitchForm,
 };
 
 pub use exits::{ApplyArgs, CallersArgs, ExitsArgs, ExitsCommand, ReachArgs, WatchArgs};
@@ -171,37 +171,9 @@ pub struct BackingArgs {
 pub struct DiskAdd {
     /// Its name: letters, digits, '-', '_', '.'
     pub name: String,
-    /// What is behind it
+    /// What it is to be
     #[command(flatten)]
-    pub backing: BackingArgs,
-    /// Refuse writes
-    #[arg(long)]
-    pub read_only: bool,
-    /// What the guest reads as its serial number [default: the name]
-    #[arg(long)]
-    pub serial: Option<String>,
-    /// Number of queues [default: 1]
-    #[arg(long, value_name = "N")]
-    pub queues: Option<u64>,
-    /// Entries of a queue [default: 128]
-    #[arg(long, value_name = "N")]
-    pub queue_size: Option<u64>,
-    /// Logical block shown to the guest: 512 to 4096 bytes [default: the backing's]
-    #[arg(long, value_name = "BYTES")]
-    pub block_size: Option<u64>,
-    /// The I/O core that its queues prefer [default: whichever has time]
-    #[arg(long, value_name = "ID")]
-    pub core: Option<u32>,
-    /// Its vhost-user socket [default: NAME.sock in the run directory]
-    #[arg(long = "vhost-socket", value_name = "PATH")]
-    pub vhost_socket: Option<PathBuf>,
-    /// A second vhost-user socket, for the destination of a migration on this host
-    #[arg(long, value_name = "PATH")]
-    pub twin: Option<PathBuf>,
-    /// Files that a VMM may share as its guest's memory: ram (memfd, tmpfs, hugetlbfs), or any, where page faults may wait for a
-    /// disk or a network [default: ram]
-    #[arg(long, value_name = "FILES")]
-    pub guest_memory: Option<MemoryWord>,
+    pub form: DiskForm,
 }
 
 /// What can be done with I/O cores.
@@ -210,20 +182,7 @@ pub enum CoreCommand {
     /// List the I/O cores
     List,
     /// Start one core more
-    Add {
-        /// The processor to pin it to [default: not pinned]
-        #[arg(long, value_name = "CPU")]
-        cpu: Option<u32>,
-        /// How it starts [default: polled]
-        #[arg(long, value_name = "HOW")]
-        notify: Option<NotifyWord>,
-        /// Microseconds without work before it sleeps
-        #[arg(long, value_name = "N")]
-        spin_us: Option<u64>,
-        /// How it treats others on its processor
-        #[arg(long, value_name = "HOW")]
-        manners: Option<MannersWord>,
-    },
+    Add(CoreForm),
     /// End a core that serves no queue any more
     Retire {
         /// Its number
@@ -326,37 +285,9 @@ pub enum NicCommand {
 pub struct NicAdd {
     /// Its name: letters, digits, '-', '_', '.'
     pub name: String,
-    /// The switch to plug it into
-    #[arg(long)]
-    pub switch: String,
-    /// Its address [default: made from this host and the name, always the same]
-    #[arg(long)]
-    pub mac: Option<Mac>,
-    /// Exchange nothing with other isolated NICs
-    #[arg(long)]
-    pub isolated: bool,
-    /// Its VLANs: all, a number, or trunk:10,20 [default: all]
-    #[arg(long)]
-    pub vlan: Option<VlanSpec>,
-    /// Pairs of queues [default: 1]
-    #[arg(long, value_name = "N")]
-    pub pairs: Option<u64>,
-    /// Bytes of a frame behind its Ethernet header [default: 1500]
-    #[arg(long, value_name = "N")]
-    pub mtu: Option<u64>,
-    /// Entries of a queue [default: 256]
-    #[arg(long, value_name = "N")]
-    pub queue_size: Option<u64>,
-    /// The I/O core that its queues prefer [default: whichever has time]
-    #[arg(long, value_name = "ID")]
-    pub core: Option<u32>,
-    /// Its vhost-user socket [default: NAME.sock in the run directory]
-    #[arg(long = "vhost-socket", value_name = "PATH")]
-    pub vhost_socket: Option<PathBuf>,
-    /// Files that a VMM may share as its guest's memory: ram (memfd, tmpfs, hugetlbfs), or any, where page faults may wait for a
-    /// disk or a network [default: ram]
-    #[arg(long, value_name = "FILES")]
-    pub guest_memory: Option<MemoryWord>,
+    /// What it is to be
+    #[command(flatten)]
+    pub form: NicForm,
 }
 
 /// What can be done with switches.
@@ -366,12 +297,9 @@ pub enum SwitchCommand {
     Add {
         /// Its name
         name: String,
-        /// The host's TAP interface behind it, made if it is not there [default: none, guests talk to each other only]
-        #[arg(long, value_name = "INTERFACE")]
-        uplink: Option<String>,
-        /// The I/O core that serves the uplink [default: whichever has time]
-        #[arg(long, value_name = "ID", requires = "uplink")]
-        core: Option<u32>,
+        /// What it is to be
+        #[command(flatten)]
+        form: SwitchForm,
     },
     /// Take a switch away; refused while NICs are plugged in
     Remove {

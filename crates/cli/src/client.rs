@@ -8,14 +8,14 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
-use ioplane_api::refusal::RefusalBody;
+use ioplane_api::refusal::{Code, RefusalBody};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Largest answer: the status of some thousand disks.
 const ANSWER: usize = 64 << 20;
 
-/// A refusal by the daemon, for a person.
+/// A refusal by the daemon. For a person; for a program it is JSON as the daemon has it, with its code.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}\n  to do: {remedy}", error = .0.error, remedy = .0.remedy)]
 pub struct Refused(pub RefusalBody);
@@ -127,6 +127,7 @@ impl Client {
                 "start it: ioplane serve --config ioplane.toml --socket {socket}; or name its socket with --socket"
             ),
         };
-        Refused(RefusalBody { error: format!("no daemon answers on {socket}: {error}"), remedy })
+        let error = format!("no daemon answers on {socket}: {error}");
+        Refused(RefusalBody::new(Code::Unreachable, error, remedy))
     }
 }

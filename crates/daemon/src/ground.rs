@@ -4,17 +4,20 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ioplane_api::spec::{ServedSpec, socket_flaw};
+use ioplane_api::refusal::Code;
+use ioplane_api::spec::{Mac, ServedSpec, socket_flaw};
 
 use super::access::Access;
 use super::cores::{Cores, Seating};
+use super::events::Events;
 use super::ledger::{Ledger, Record};
 use crate::refusal::Refusal;
 
-/// Who has a name, and the sockets that go with it.
+/// Who has a name, and what goes with it: sockets, and an address on a switch.
 struct Claim {
     kind: &'static str,
     sockets: Vec<PathBuf>,
+    port: Option<(String, Mac)>,
 }
 
 /// One in a daemon.
@@ -29,6 +32,8 @@ pub struct Ground {
     claims: Mutex<BTreeMap<String, Claim>>,
     /// Something could not be served, and is to be tried again.
     pub failed: tokio::sync::Notify,
+    /// What happens, for those who listen.
+    pub events: Events,
 }
 
 impl Ground {
@@ -48,6 +53,7 @@ impl Ground {
             access,
             claims: Mutex::default(),
             failed: tokio::sync::Notify::new(),
+            events: Events::default(),
         }
     }
 
@@ -73,23 +79,52 @@ impl Ground {
 
     /// Takes a name and its sockets; says of what kind the holder of the name is if it is taken.
     pub fn claim(&self, kind: &'static str, spec: &impl ServedSpec) -> Result<(), Refusal> {
+        self.enter(&mut self.claims(), kind, spec)
+    }
+
+    /// The same for what somebody asks for: its address must be nobody else's on its switch. What is served already may have one
+    /// that is, since a configuration says in any order what comes and goes, and stays served.
+    pub fn claim_new(&self, kind: &'static str, spec: &impl ServedSpec) -> Result<(), Refusal> {
         let mut claims = self.claims();
+        let same =
+            |claim: &Claim| claim.port.as_ref().map(|(switch, mac)| (switch.as_str(), *mac)) == spec.port();
+        let other = claims.iter().find(|(name, claim)| *name != spec.name() && same(claim));
+        if let (Some((_, mac)), Some((name, claim))) = (spec.port(), other) {
+            return Err(Refusal::conflict(
+                format!("{mac} is the address of {} {name} already", claim.kind),
+                "give every NIC of a switch its own address, or leave it out",
+            )
+            .coded(Code::Taken)
+            .at("mac"));
+        }
+        self.enter(&mut claims, kind, spec)
+    }
+
+    fn enter(
+        &self,
+        claims: &mut BTreeMap<String, Claim>,
+        kind: &'static str,
+        spec: &impl ServedSpec,
+    ) -> Result<(), Refusal> {
         if let Some(claim) = claims.get(spec.name()) {
             return Err(Refusal::conflict(
                 format!("{} {} is there already", claim.kind, spec.name()),
                 "give another name",
-            ));
+            )
+            .coded(Code::Exists));
         }
         let sockets: Vec<PathBuf> =
             [self.socket(spec)].into_iter().chain(spec.twin().map(Path::to_owned)).collect();
         for (at, socket) in sockets.iter().enumerate() {
-            self.check_socket(&claims, kind, socket)?;
+            self.check_socket(claims, kind, socket)?;
             if sockets[..at].contains(socket) {
                 let reason = format!("{} is the {kind}'s socket, and to be its second one", socket.display());
-                return Err(Refusal::conflict(reason, "give the second one a path of its own"));
+                let refused = Refusal::conflict(reason, "give the second one a path of its own");
+                return Err(refused.coded(Code::Taken).at("twin"));
             }
         }
-        claims.insert(spec.name().to_owned(), Claim { kind, sockets });
+        let port = spec.port().map(|(switch, mac)| (switch.to_owned(), mac));
+        claims.insert(spec.name().to_owned(), Claim { kind, sockets, port });
         Ok(())
     }
 
@@ -128,14 +163,18 @@ impl Ground {
             return Err(Refusal::conflict(
                 format!("{} is the daemon's control socket", socket.display()),
                 format!("give the {kind} another name, or a socket of its own"),
-            ));
+            )
+            .coded(Code::Taken)
+            .at("socket"));
         }
         let taken = |(_, claim): &(&String, &Claim)| claim.sockets.iter().any(|theirs| theirs == socket);
         match claims.iter().find(taken) {
             Some((name, claim)) => Err(Refusal::conflict(
                 format!("{} is the socket of {} {name}", socket.display(), claim.kind),
                 format!("give the {kind} another socket"),
-            )),
+            )
+            .coded(Code::Taken)
+            .at("socket")),
             None => Ok(()),
         }
     }

@@ -17,6 +17,7 @@ mod capture;
 pub mod config;
 mod cores;
 mod disk;
+mod events;
 mod functions;
 mod ground;
 mod ledger;
@@ -46,7 +47,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use ioplane_api::report::{StatusReport, UpgradeReport};
+use ioplane_api::refusal::Code;
+use ioplane_api::report::{EventWord, StatusReport, UpgradeReport};
 use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec};
 
 use crate::config::{Config, Problems};
@@ -163,8 +165,14 @@ impl Daemon {
     /// Leave to change something, until it is dropped; none while everything is being handed over.
     fn may_change(&self) -> Result<tokio::sync::OwnedRwLockReadGuard<()>, Refusal> {
         self.changes.clone().try_read_owned().map_err(|_| {
-            Refusal::busy("the daemon is being upgraded", "try again: the new one answers in a moment")
+            let remedy = "try again: the new one answers in a moment";
+            Refusal::new(Code::Upgrading, "the daemon is being upgraded", remedy)
         })
+    }
+
+    /// Says to those who listen what has happened.
+    fn tell(&self, event: EventWord, kind: &str, name: &str, text: &str) {
+        self.disks.ground().events.tell(event, kind, name, text);
     }
 
     /// Everything came from another process.

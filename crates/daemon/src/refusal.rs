@@ -1,14 +1,18 @@
 //! Why the daemon did not do what it was asked: the one error of its API and of its inside.
 
-use ioplane_api::refusal::Kind;
+use ioplane_api::refusal::{Code, FieldError, Kind, RefusalBody};
 use ioplane_api::spec::Flaw;
 
 /// A refusal. Nothing has changed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{error}")]
 pub struct Refusal {
-    /// Which kind.
-    pub kind: Kind,
+    /// What it is to programs.
+    pub code: Code,
+    /// The field of what was asked that is wrong.
+    pub field: Option<String>,
+    /// Every field that is, if several are.
+    pub errors: Vec<FieldError>,
     /// What is wrong.
     pub error: String,
     /// What to do.
@@ -20,7 +24,7 @@ pub struct Refusal {
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident $kind:ident,)*) => {
         $($(#[$doc])* pub fn $name(error: impl Into<String>, remedy: impl Into<String>) -> Self {
-            Refusal { kind: Kind::$kind, error: error.into(), remedy: remedy.into(), retry: true }
+            Refusal::new(Code::usual(Kind::$kind), error, remedy)
         })*
     };
 }
@@ -43,10 +47,46 @@ impl Refusal {
         failed Failed,
     }
 
+    /// One without a field.
+    pub fn new(code: Code, error: impl Into<String>, remedy: impl Into<String>) -> Self {
+        let (error, remedy) = (error.into(), remedy.into());
+        Refusal { code, field: None, errors: Vec::new(), error, remedy, retry: true }
+    }
+
+    /// The daemon is wrong.
+    pub fn bug(error: impl Into<String>) -> Self {
+        Refusal::new(Code::Bug, error, "this is a bug: report it with the log")
+    }
+
     /// All flaws of a form in one.
     pub fn flaws(flaws: &[Flaw]) -> Self {
         let join = |part: fn(&Flaw) -> &str| flaws.iter().map(part).collect::<Vec<_>>().join("; ");
-        Refusal::invalid(join(|flaw| &flaw.reason), join(|flaw| &flaw.remedy))
+        let each = flaws.iter().map(|Flaw { field, reason, remedy }| FieldError {
+            field: (*field).to_owned(),
+            error: reason.clone(),
+            remedy: remedy.clone(),
+        });
+        Refusal {
+            field: flaws.first().map(|flaw| flaw.field.to_owned()),
+            errors: each.filter(|_| flaws.len() > 1).collect(),
+            ..Refusal::invalid(join(|flaw| &flaw.reason), join(|flaw| &flaw.remedy))
+        }
+    }
+
+    /// The same with a code that says more.
+    pub fn coded(self, code: Code) -> Self {
+        Refusal { code, ..self }
+    }
+
+    /// The same because of a field of what was asked.
+    pub fn at(self, field: &str) -> Self {
+        Refusal { field: Some(field.to_owned()), ..self }
+    }
+
+    /// As the interface says it.
+    pub fn body(self) -> RefusalBody {
+        let Refusal { code, field, errors, error, remedy, .. } = self;
+        RefusalBody { field, errors, ..RefusalBody::new(code, error, remedy) }
     }
 }
 
@@ -58,7 +98,8 @@ impl From<ioplane_host::vhost_user::Refusal> for Refusal {
             Below::Connected => Refusal::conflict(
                 "a guest is using the disk",
                 "unplug the disk or shut the guest down first, or take it away with --force",
-            ),
+            )
+            .coded(Code::InUse),
             Below::Refused(why) => {
                 Refusal::busy(why, "its requests do not end: try again when the disk below answers")
             }
@@ -73,7 +114,9 @@ impl From<ioplane_storage::StorageError> for Refusal {
             Below::InUse { image, holder } => Refusal::conflict(
                 format!("{image} is in use by {holder}"),
                 "shut that down, or give this disk a copy of its own",
-            ),
+            )
+            .coded(Code::Taken)
+            .at("path"),
             Below::NotQuiet { .. } => {
                 Refusal::busy(error.to_string(), "wait for the disk below, then try again")
             }
@@ -86,16 +129,18 @@ impl From<ioplane_storage::StorageError> for Refusal {
                      on the command line",
                     format.name()
                 ),
-            ),
-            Below::Size { .. } => Refusal::invalid(error.to_string(), "give another size"),
+            )
+            .at("format"),
+            Below::Size { .. } => Refusal::invalid(error.to_string(), "give another size").at("size"),
             Below::Unsuitable { .. } => {
-                Refusal::invalid(error.to_string(), "give another image or other options")
+                Refusal::invalid(error.to_string(), "give another image or other options").at("path")
             }
             Below::Os { source, image, .. } if source.kind() == std::io::ErrorKind::NotFound => {
                 Refusal::invalid(
                     format!("there is no image {image}"),
                     format!("make it: truncate -s 10G {image}"),
                 )
+                .at("path")
             }
             Below::Os { .. } => {
                 Refusal::failed(error.to_string(), "see `ioplane doctor` for what this host lacks")
@@ -114,7 +159,8 @@ impl From<ioplane_cores::PoolError> for Refusal {
             Below::Occupied { core, seats } => Refusal::conflict(
                 format!("I/O core {core} still serves {seats} queues"),
                 "move them away first: `ioplane core move DISK QUEUE CORE`",
-            ),
+            )
+            .coded(Code::InUse),
             Below::Start { .. } => {
                 Refusal::failed(error.to_string(), "raise the limits on threads and open files")
             }

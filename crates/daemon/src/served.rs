@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use ioplane_api::refusal::Code;
 use ioplane_api::report::ServedState;
 use ioplane_api::spec::ServedSpec;
 use ioplane_host::vhost_user::{self, Handle, Lease, STOP_PATIENCE, ServerOptions, Status};
@@ -247,7 +248,8 @@ impl<K: Queued> Served<K> {
             vhost_user::Refusal::Connected => Refusal::conflict(
                 format!("a guest is using the {}", K::NAME),
                 format!("unplug the {} or shut the guest down first, or take it away with --force", K::NAME),
-            ),
+            )
+            .coded(Code::InUse),
             refused => refused.into(),
         };
         if let Some(second) = self.second() {
@@ -268,7 +270,8 @@ impl<K: Queued> Served<K> {
             return Err(Refusal::missing(
                 format!("{} {} has no queue {queue}", K::NAME, record.now.name()),
                 format!("it has queues 0 to {}", queues - 1),
-            ));
+            )
+            .at("queue"));
         }
         let old = ground.seating(&record);
         record.moved.insert(queue, core);
@@ -319,7 +322,5 @@ pub(super) fn options<S: ServedSpec>(socket: PathBuf, record: &Record<S>, ground
 pub async fn blocking<R: Send + 'static>(
     work: impl FnOnce() -> Result<R, Refusal> + Send + 'static,
 ) -> Result<R, Refusal> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
-        Err(Refusal::failed(error.to_string(), "this is a bug: report it with the log"))
-    })
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(Refusal::bug(error.to_string())))
 }

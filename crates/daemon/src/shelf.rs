@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ioplane_api::report::ServedState;
+use ioplane_api::refusal::Code;
+use ioplane_api::report::{EventWord, ServedState};
 use ioplane_api::spec::ServedSpec;
 use tokio::sync::Notify;
 
@@ -87,15 +88,58 @@ impl<K: Kind> Shelf<K> {
     pub async fn add(&self, record: Record<K::Spec>, on_failure: OnFailure) -> Result<(), Refusal> {
         let name = record.now.name().to_owned();
         // A core that has gone since is no reason to leave a guest without its device.
-        if let Some(core) = record.now.core().filter(|_| on_failure == OnFailure::Forget) {
-            self.ground.cores.check(core)?;
+        if on_failure == OnFailure::Forget {
+            self.check_core(&record.now)?;
         }
-        self.reserve(&record)?;
+        self.reserve(&record, false)?;
+        self.open(name, record, on_failure).await
+    }
+
+    /// Makes one as somebody asks for it, and says whether it is new: one that is served so already stays as it is. One of this
+    /// name that differs is refused.
+    pub async fn put(&self, wanted: K::Spec) -> Result<bool, Refusal> {
+        let name = wanted.name().to_owned();
+        let there = self.slots().get(&name).cloned();
+        match there {
+            Some(Slot::Served(one)) => {
+                let differing = wanted.differing(&one.note().read().now);
+                let Some(first) = differing.first() else { return Ok(false) };
+                let remedy = format!(
+                    "give another name, or `ioplane {} remove {name}` first; GET shows how it is",
+                    K::COMMAND
+                );
+                let error =
+                    format!("{} {name} is there already, with another {}", K::NAME, differing.join(", "));
+                return Err(Refusal::new(Code::Exists, error, remedy).at(first));
+            }
+            // It may turn out to be so: not yet.
+            Some(Slot::Opening(_, None)) => drop(self.served(&name)?),
+            _ => {}
+        }
+        self.check_core(&wanted)?;
+        let record = Record::added(wanted);
+        self.reserve(&record, true)?;
+        self.open(name, record, OnFailure::Forget).await.map(|()| true)
+    }
+
+    fn check_core(&self, spec: &K::Spec) -> Result<(), Refusal> {
+        let check = |core| self.ground.cores.check(core).map_err(|refused| refused.at("core"));
+        spec.core().map_or(Ok(()), check)
+    }
+
+    /// Opens one whose place is reserved.
+    async fn open(
+        &self,
+        name: String,
+        record: Record<K::Spec>,
+        on_failure: OnFailure,
+    ) -> Result<(), Refusal> {
         match K::open(record.clone(), &self.ground, &self.below).await {
             Ok(one) => self.opened(name, one).await,
             Err(refused) if on_failure == OnFailure::Keep => {
                 let (error, remedy) = (&refused.error, &refused.remedy);
                 tracing::error!(kind = K::NAME, name, error, remedy, "not served");
+                self.tell(EventWord::Failed, &name, error);
                 self.keep(record, Trouble::new(refused.clone()));
                 Err(refused)
             }
@@ -125,8 +169,14 @@ impl<K: Kind> Shelf<K> {
             return one.stop(true).await;
         }
         tracing::info!(kind = K::NAME, name, socket, "serving");
+        self.tell(EventWord::Served, &name, &format!("on {socket}"));
         self.turned.notify_waiters();
         Ok(())
+    }
+
+    /// Says to those who listen what has happened to one.
+    pub fn tell(&self, event: EventWord, name: &str, text: &str) {
+        self.ground.events.tell(event, K::COMMAND, name, text);
     }
 
     /// It could not be opened and stays, in the state file too: a successor has to know it.
@@ -186,7 +236,10 @@ impl<K: Kind> Shelf<K> {
                 let (error, remedy) = (&refused.error, &refused.remedy);
                 match *error == trouble.why.error {
                     true => tracing::debug!(kind = K::NAME, name, error, "still not served"),
-                    false => tracing::error!(kind = K::NAME, name, error, remedy, "not served"),
+                    false => {
+                        tracing::error!(kind = K::NAME, name, error, remedy, "not served");
+                        self.tell(EventWord::Failed, name, error);
+                    }
                 }
                 self.keep(record, trouble.again(refused.clone()));
                 Err(refused)
@@ -295,8 +348,8 @@ impl<K: Kind> Shelf<K> {
         self.slots().insert(record.now.name().to_owned(), Slot::Failed(record, Trouble::new(why)));
     }
 
-    /// Takes the name and the socket.
-    fn reserve(&self, record: &Record<K::Spec>) -> Result<(), Refusal> {
+    /// Takes the name and the socket; for what somebody asks for just now the address as well.
+    fn reserve(&self, record: &Record<K::Spec>, asked: bool) -> Result<(), Refusal> {
         let name = record.now.name();
         let mut slots = self.slots();
         if let Some(Slot::Failed(..) | Slot::Opening(_, Some(_))) = slots.get(name) {
@@ -304,9 +357,13 @@ impl<K: Kind> Shelf<K> {
             return Err(Refusal::conflict(
                 format!("{kind} {name} is there, and could not be served"),
                 format!("see `ioplane {command} list`; `ioplane {command} remove {name}` forgets it"),
-            ));
+            )
+            .coded(Code::NotServed));
         }
-        self.ground.claim(K::NAME, &record.now)?;
+        match asked {
+            true => self.ground.claim_new(K::NAME, &record.now)?,
+            false => self.ground.claim(K::NAME, &record.now)?,
+        }
         slots.insert(name.to_owned(), Slot::Opening(record.clone(), None));
         Ok(())
     }
@@ -323,7 +380,8 @@ impl<K: Kind> Shelf<K> {
             Some(Slot::Opening(_, Some(trouble)) | Slot::Failed(_, trouble)) => Err(Refusal::conflict(
                 format!("{kind} {name} is not served: {}", trouble.why),
                 trouble.why.remedy.clone(),
-            )),
+            )
+            .coded(Code::NotServed)),
             None => Err(Self::missing(name)),
         }
     }
@@ -370,6 +428,7 @@ impl<K: Kind> Shelf<K> {
         let slot = self.slots().remove(name);
         self.ground.release(name);
         tracing::info!(kind = K::NAME, name, "no longer served");
+        self.tell(EventWord::Removed, name, "no longer served");
         let configured = slot.and_then(|slot| slot.record().configured);
         Ok(self.ground.ledger.change(|entries| {
             K::records(entries).remove(name);
@@ -462,7 +521,7 @@ async fn report_slot<K: Kind>(slot: Slot<K>, ground: &Ground) -> K::Report {
 impl<K: Queued> Shelf<K> {
     /// Moves a queue to a core.
     pub async fn move_queue(&self, name: &str, queue: u16, core: u32) -> Result<(), Refusal> {
-        self.ground.cores.check(core)?;
+        self.ground.cores.check(core).map_err(|refused| refused.at("core"))?;
         self.served(name)?.served().move_queue(queue, core, &self.ground).await
     }
 }

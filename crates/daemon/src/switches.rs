@@ -8,7 +8,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ioplane_api::report::{LearnedReport, PortReport, SwitchReport, SwitchTableReport};
+use ioplane_api::refusal::Code;
+use ioplane_api::report::{EventWord, LearnedReport, PortReport, SwitchReport, SwitchTableReport};
 use ioplane_api::spec::SwitchSpec;
 use ioplane_device::{QueueSet, Quiescent, Running};
 use ioplane_network::{NetworkError, Port, PortOptions, Switch, SwitchSettings, Tap, interface};
@@ -78,7 +79,8 @@ impl Switches {
         let name = record.now.name.clone();
         let mut slots = self.slots();
         if slots.contains_key(&name) {
-            return Err(Refusal::conflict(format!("switch {name} is there already"), "give another name"));
+            return Err(Refusal::conflict(format!("switch {name} is there already"), "give another name")
+                .coded(Code::Exists));
         }
         let switch = Switch::new(&name, SwitchSettings::default());
         let (uplink, failed) = match self.open_uplink(&switch, &record.now, on_failure) {
@@ -96,6 +98,25 @@ impl Switches {
         drop(slots);
         self.ground.failed.notify_one();
         Ok(())
+    }
+
+    /// Makes one as somebody asks for it, and says whether it is new: one that is so already stays as it is.
+    pub fn put(&self, wanted: SwitchSpec) -> Result<bool, Refusal> {
+        let name = wanted.name.clone();
+        let there = self.slots().get(&name).map(|slot| slot.record.now.clone());
+        if let Some(now) = there {
+            let differing = wanted.differing(&now);
+            let Some(first) = differing.first() else { return Ok(false) };
+            let error = format!("switch {name} is there already, with another {}", differing.join(", "));
+            let remedy = format!("give another name, or `ioplane switch remove {name}` first");
+            return Err(Refusal::new(Code::Exists, error, remedy).at(first));
+        }
+        if let Some(core) = wanted.core {
+            self.ground.cores.check(core).map_err(|refused| refused.at("core"))?;
+        }
+        self.add(SwitchRecord { configured: None, now: wanted }, OnFailure::Forget)?;
+        self.ground.events.tell(EventWord::Served, "switch", &name, "switching");
+        Ok(true)
     }
 
     /// When the next uplink is to be tried again.
@@ -371,13 +392,15 @@ impl Switches {
                         "take it away first: `ioplane nic remove {0}` or `ioplane pci remove {0}`",
                         port.name
                     ),
-                ));
+                )
+                .coded(Code::InUse));
             }
             slots.remove(name)
         };
         let Some(slot) = slot else { return Ok(()) };
         end(slot.uplink).await;
         tracing::info!(switch = name, "removed");
+        self.ground.events.tell(EventWord::Removed, "switch", name, "removed");
         Ok(self.ground.ledger.change(|entries| {
             entries.switches.remove(name);
             if let Some(configured) = slot.record.configured.filter(|_| lasting) {

@@ -35,7 +35,10 @@ fn resources_answer_with_the_right_codes() {
         ("GET", "/v1/cores/9", "", 404),
         ("GET", "/v1/cores/x", "", 404),
         ("POST", "/v1/status", "", 405),
-        ("PUT", "/v1/disks/a", &form, 409),
+        ("PUT", "/v1/disks/a", "{\"memory\": \"4M\"}", 409),
+        ("GET", "/v1/disks?all=true", "", 422),
+        ("PUT", "/v1/disks/b", "[]", 422),
+        ("PUT", "/v1/switches/x", "{\"core\": 5}", 404),
         ("PUT", "/v1/disks/b", &form, 409),
         ("PUT", "/v1/disks/b", "{", 422),
         ("PUT", "/v1/disks/b", "{\"paht\": \"/x\"}", 422),
@@ -61,16 +64,89 @@ fn resources_answer_with_the_right_codes() {
     ] {
         let (code, answer) = house.http(method, path, body);
         assert_eq!(code, wanted, "{method} {path} {body:.100}: {answer}");
-        for field in ["error", "remedy"] {
+        assert_eq!((&answer["status"], &answer["detail"]), (&wanted.into(), &answer["error"]), "{answer}");
+        for field in ["error", "remedy", "code", "title", "type"] {
             assert!(answer[field].as_str().is_some_and(|text| !text.is_empty()), "{method} {path}: {answer}");
         }
     }
 
+    assert_eq!(house.http("PUT", "/v1/disks/a", &form).0, 200, "it is so already");
     assert_eq!(house.http("DELETE", "/v1/disks/a", "").0, 200);
     assert_eq!(house.http("GET", "/v1/disks/a", "").0, 404);
     assert!(!house.path("a.sock").exists());
     // The image is free again at once.
     assert_eq!(house.http("PUT", "/v1/disks/b", &form).0, 201);
+}
+
+#[test]
+fn programs_read_codes_and_fields() {
+    let house = House::open(&format!("{}[[switch]]\nname = \"lan\"\n", config()));
+    let nic = |mac: &str| format!("{{\"switch\": \"lan\", \"mac\": \"02:00:00:00:00:{mac}\"}}");
+    assert_eq!(house.http("PUT", "/v1/nics/n", &nic("01")).0, 201);
+    for (path, body, code, field) in [
+        ("/v1/disks/ram", "{\"memory\": \"8M\"}", "exists", "queues"),
+        ("/v1/disks/b", "{\"memory\": \"8M\", \"quues\": 2}", "unknown_field", "quues"),
+        ("/v1/disks/b", "{\"memory\": \"8M\", \"queues\": 99}", "invalid", "queues"),
+        ("/v1/disks/b", "{\"memory\": \"8M\", \"queues\": \"two\"}", "invalid", "queues"),
+        ("/v1/disks/b?force=true", "{\"memory\": \"8M\"}", "unknown_query", "force"),
+        ("/v1/nics/m", &nic("01"), "taken", "mac"),
+    ] {
+        let (status, answer) = house.http("PUT", path, body);
+        assert_eq!((&answer["code"], &answer["field"]), (&code.into(), &field.into()), "{path}: {answer}");
+        assert_eq!(
+            (&answer["type"], &answer["retryable"]),
+            (&format!("urn:ioplane:error:{code}").into(), &false.into())
+        );
+        assert_eq!(answer["status"], status);
+    }
+    let refused = house.cli(&["nic", "add", "m", "--switch", "lan", "--mac", "02:00:00:00:00:01", "--json"]);
+    let answer: serde_json::Value = serde_json::from_str(&refused.out).unwrap();
+    assert_eq!((refused.code, &answer["code"], &answer["field"]), (1, &"taken".into(), &"mac".into()));
+    // One configuration may have it while another goes: a reload says so by itself.
+    assert_eq!(house.http("GET", "/v1/nics", "").1.as_array().unwrap().len(), 1);
+    let (status, health) = house.http("GET", "/v1/health", "");
+    assert_eq!((status, &health["health"]), (200, &"ok".into()), "{health}");
+    assert_eq!(house.http("GET", "/v1/version", "").1["api"][0], "v1");
+}
+
+#[test]
+fn events_come_as_they_happen() {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixStream;
+
+    let house = House::open(config());
+    let mut stream = UnixStream::connect(house.path("control.sock")).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    let lines = BufReader::new(stream).lines().map_while(Result::ok);
+    // Between them are the lengths of chunks.
+    let mut events = lines
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(&line).ok().filter(|it| it.is_object()));
+    let first = events.next().unwrap();
+    assert_eq!(first["event"], "subscribed");
+    house.json(&["disk", "add", "a", "--memory", "4M"]);
+    house.json(&["disk", "resize", "a", "8M"]);
+    house.json(&["core", "mode", "polled"]);
+    house.json(&["disk", "remove", "a"]);
+    house.json(&["reload"]);
+    let wanted = [
+        ("served", "disk", "a"),
+        ("changed", "disk", "a"),
+        ("changed", "core", "0"),
+        ("removed", "disk", "a"),
+    ];
+    let mut number = first["number"].as_u64().unwrap();
+    for (event, kind, name) in wanted {
+        let next = events.next().unwrap();
+        assert_eq!(
+            (&next["event"], &next["kind"], &next["name"]),
+            (&event.into(), &kind.into(), &name.into())
+        );
+        number += 1;
+        assert_eq!(next["number"], number);
+    }
+    let next = events.next().unwrap();
+    assert_eq!((&next["event"], &next["kind"]), (&"reloaded".into(), &serde_json::Value::Null));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use super::{PortReport, RetryReport, ServedState, VmReport};
 
 /// What a function does just now, as far as its owners can tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
     /// Its guest uses it, or may.
@@ -35,6 +36,7 @@ impl Stage {
 
 /// One PCI function: `ioplane pci show --json`, `GET /v1/pci/NAME`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FunctionReport {
     /// Its name.
     pub name: String,
@@ -102,6 +104,7 @@ pub struct FunctionReport {
 
 /// What a VMM asked of a function. Each access was an exit of the guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TrafficReport {
     /// Reads of registers.
     pub reads: u64,
@@ -119,6 +122,7 @@ pub struct TrafficReport {
 
 /// What the monitor saw. Counts are since the function was added, or since the daemon was started if that was later.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WatchReport {
     /// The state of each region of the model, in the model's order.
     pub states: Vec<RegionReport>,
@@ -160,6 +164,7 @@ pub struct WatchReport {
 
 /// Faults of one name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WatchFaultReport {
     /// The name, such as `descriptor-outside`.
     pub name: String,
@@ -173,6 +178,7 @@ pub struct WatchFaultReport {
 
 /// What an emulated NIC did.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ChipReport {
     /// Frames that the guest sent.
     pub sent: u64,
@@ -194,6 +200,7 @@ pub struct ChipReport {
 
 /// One region of a state model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RegionReport {
     /// The region.
     pub region: String,
@@ -203,6 +210,7 @@ pub struct RegionReport {
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EventReport {
     /// Its number: they rise by one.
     pub number: u64,
@@ -214,6 +222,7 @@ pub struct EventReport {
 
 /// `POST /v1/pci/NAME/quiesce`: how a function came to rest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RestReport {
     /// Its name.
     pub name: String,
@@ -229,6 +238,7 @@ pub struct RestReport {
 
 /// The file of `ioplane pci save`, the body of `GET` and `PUT /v1/pci/NAME/state`. Hostile input.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct StateFileV1 {
     /// [`StateFileV1::FORMAT`].
@@ -241,6 +251,10 @@ pub struct StateFileV1 {
     pub state_version: u32,
     /// That encoding, in base64.
     pub body: String,
+}
+
+impl crate::spec::Form for StateFileV1 {
+    const FIELDS: &'static [&'static str] = &["format", "version", "kind", "state_version", "body"];
 }
 
 impl StateFileV1 {

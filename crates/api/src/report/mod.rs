@@ -9,9 +9,11 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+mod daemon;
 mod function;
 mod network;
 
+pub use daemon::{DaemonEvent, EventWord, HealthReport, HealthWord, MovedReport, VersionReport};
 pub use function::{
     ChipReport, EventReport, FunctionReport, RegionReport, RestReport, Stage, StateFileV1, TrafficReport,
     WatchFaultReport, WatchReport,
@@ -22,6 +24,7 @@ pub use network::{
 
 /// `ioplane status --json`, `GET /v1/status`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct StatusReport {
     /// Version of the daemon.
     pub version: String,
@@ -51,6 +54,7 @@ pub struct StatusReport {
 
 /// `ioplane upgrade --json`, `POST /v1/upgrade`: how everything went from one process to another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct UpgradeReport {
     /// The process that had it.
     pub from_pid: u32,
@@ -66,6 +70,7 @@ pub struct UpgradeReport {
 
 /// How long one device's guest had to wait.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PauseReport {
     /// Of which kind the device is.
     pub kind: String,
@@ -79,6 +84,7 @@ pub struct PauseReport {
 
 /// The process that a front end is in.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct VmReport {
     /// Its number.
     pub pid: u32,
@@ -88,6 +94,7 @@ pub struct VmReport {
 
 /// Whether a disk or a NIC is there for a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ServedState {
     /// Its socket is there.
@@ -102,6 +109,7 @@ pub enum ServedState {
 
 /// When one that could not be served is tried again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RetryReport {
     /// How often it was tried so far.
     pub tries: u32,
@@ -123,6 +131,7 @@ impl RetryReport {
 
 /// Something that is to be served and cannot be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FailureReport {
     /// `disk`, `nic`, `pci` or `switch`.
     pub kind: String,
@@ -165,6 +174,7 @@ impl StatusReport {
 
 /// A socket of a disk that may have two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Door {
     /// Its own.
@@ -185,6 +195,7 @@ impl Door {
 
 /// One disk.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DiskReport {
     /// Its name.
     pub name: String,
@@ -246,6 +257,7 @@ pub struct DiskReport {
 
 /// What is behind a disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BackingReport {
     /// `file` or `memory`.
     pub kind: String,
@@ -261,6 +273,7 @@ pub struct BackingReport {
 
 /// One queue.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct QueueReport {
     /// Its number.
     pub index: u16,
@@ -277,6 +290,7 @@ pub struct QueueReport {
 
 /// What a guest did to its own queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FaultReport {
     /// Short name.
     pub name: String,
@@ -286,6 +300,7 @@ pub struct FaultReport {
 
 /// What one queue, or all of a disk, did.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Counts {
     /// Requests answered.
     pub requests: u64,
@@ -335,6 +350,7 @@ pub struct Counts {
 
 /// Requests that failed, by cause.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Errors {
     /// The disk below reports an error.
     pub io: u64,
@@ -355,6 +371,7 @@ impl QueueReport {
 
 /// One I/O core.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CoreReport {
     /// Its number.
     pub id: u32,
@@ -388,6 +405,7 @@ pub struct CoreReport {
 
 /// What a change came to, where there is nothing else to report.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DoneReport {
     /// What was done, one line each; empty if there was nothing to do.
     pub done: Vec<String>,

@@ -9,6 +9,7 @@ use super::{Counts, FaultReport, RetryReport, ServedState, VmReport};
 
 /// One switch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SwitchReport {
     /// Its name.
     pub name: String,
@@ -33,6 +34,7 @@ pub struct SwitchReport {
 
 /// `GET /v1/switches/NAME`: a switch with its table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SwitchTableReport {
     /// The switch.
     #[serde(flatten)]
@@ -44,6 +46,7 @@ pub struct SwitchTableReport {
 /// One port of a switch. `sent` is what came from its owner (the guest, or the host behind an uplink) into the switch,
 /// `received` what went to its owner.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PortReport {
     /// Name of its NIC, or of the interface.
     pub name: String,
@@ -82,6 +85,7 @@ impl PortReport {
 
 /// An address that a switch has learned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LearnedReport {
     /// The address.
     pub mac: String,
@@ -97,6 +101,7 @@ pub struct LearnedReport {
 
 /// One NIC.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct NicReport {
     /// Its name.
     pub name: String,
@@ -158,6 +163,7 @@ pub struct NicReport {
 
 /// What a queue of a NIC is for. (Its VMM keeps the control queue.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// Frames to the guest.
@@ -183,6 +189,7 @@ impl Role {
 
 /// One queue of a NIC.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct NicQueueReport {
     /// Its number.
     pub index: u16,
@@ -201,6 +208,7 @@ pub struct NicQueueReport {
 
 /// What queues of a NIC did.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FrameCounts {
     /// Frames. One with segmentation left to do counts as one.
     pub frames: u64,

@@ -7,13 +7,29 @@ use std::str::FromStr;
 const VLANS: std::ops::RangeInclusive<u16> = 1..=4094;
 
 macro_rules! as_text {
-    ($name:ident) => {
+    ($name:ident, $form:tt) => {
         impl serde::Serialize for $name {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 serializer.collect_str(self)
             }
         }
 
+        #[cfg(feature = "schema")]
+        impl schemars::JsonSchema for $name {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                schemars::json_schema!($form)
+            }
+        }
+    };
+}
+
+/// The same of what is read from text only.
+macro_rules! from_text {
+    ($name:ident) => {
         impl<'de> serde::Deserialize<'de> for $name {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let text = <std::borrow::Cow<'de, str> as serde::Deserialize>::deserialize(deserializer)?;
@@ -70,8 +86,17 @@ impl fmt::Display for Mac {
     }
 }
 
-as_text!(Mac);
-pub(super) use as_text;
+as_text!(Mac, {
+    "type": "string",
+    "description": "An Ethernet address of one station, as 52:54:00:12:34:56.",
+    "pattern": "^[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}$",
+});
+from_text!(Mac);
+super::values! {
+    Mac: parsed;
+    VlanSpec: parsed_or_number;
+}
+pub(super) use {as_text, from_text};
 
 /// Which VLANs a NIC is in.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -124,7 +149,42 @@ impl fmt::Display for VlanSpec {
     }
 }
 
-as_text!(VlanSpec);
+as_text!(VlanSpec, {
+    "description": "The VLANs of a NIC: `all`, a number from 1 to 4094, or `trunk:10,20`.",
+    "anyOf": [
+        { "type": "string", "pattern": "^(all|(access:)?[0-9]+|trunk:[0-9, ]+)$" },
+        { "type": "integer", "minimum": 1, "maximum": 4094 },
+    ],
+});
+
+impl<'de> serde::Deserialize<'de> for VlanSpec {
+    /// Of a text, or, where people write it, of the number of an access port without quotes.
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextOrNumber;
+
+        impl serde::de::Visitor<'_> for TextOrNumber {
+            type Value = VlanSpec;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "all, or a number from 1 to 4094, or trunk:10,20")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<VlanSpec, E> {
+                text.parse().map_err(E::custom)
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<VlanSpec, E> {
+                self.visit_str(&number.to_string())
+            }
+        }
+
+        if deserializer.is_human_readable() {
+            deserializer.deserialize_any(TextOrNumber)
+        } else {
+            deserializer.deserialize_str(TextOrNumber)
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -168,6 +228,12 @@ mod tests {
         assert_eq!("trunk:20, 10,20".parse(), Ok(VlanSpec::Trunk(vec![10, 20])));
         for text in ["", "0", "4095", "10,20", "trunk:", "trunk:0", "lan:3", "trunk"] {
             assert!(text.parse::<VlanSpec>().is_err(), "{text}");
+        }
+        for json in ["10", "\"10\""] {
+            assert_eq!(serde_json::from_str::<VlanSpec>(json).unwrap(), VlanSpec::Access(10));
+        }
+        for json in ["0", "4095", "-1", "1.5", "null", "[10]"] {
+            assert!(serde_json::from_str::<VlanSpec>(json).is_err(), "{json}");
         }
     }
 }

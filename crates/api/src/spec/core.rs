@@ -2,26 +2,60 @@
 
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use super::{Flaw, MannersWord, NotifyWord, form, spec};
 
-use super::{Flaw, MannersWord, NotifyWord, pick};
+spec! {
+    /// An I/O core.
+    CoreSpec {
+        /// Its number.
+        id: u32,
+        /// The processor it is pinned to.
+        cpu: Option<u32>,
+        /// Polled or notified.
+        notify: NotifyWord,
+        /// Microseconds without work before a polled core sleeps.
+        spin_us: u64,
+        /// Most requests from one queue in a turn.
+        budget: u32,
+        /// Towards others.
+        manners: MannersWord,
+    }
+}
 
-/// An I/O core.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct CoreSpec {
-    /// Its number.
-    pub id: u32,
-    /// The processor it is pinned to.
-    pub cpu: Option<u32>,
-    /// Polled or notified.
-    pub notify: NotifyWord,
-    /// Microseconds without work before a polled core sleeps.
-    pub spin_us: u64,
-    /// Most requests from one queue in a turn.
-    pub budget: u32,
-    /// Towards others.
-    pub manners: MannersWord,
+form! {
+    /// A core as somebody asks for it. See [`CoreForm::spec`] for what is left out.
+    CoreForm {
+        /// The processor to pin it to [default: not pinned]
+        [long, value_name = "CPU"]
+        cpu: u32,
+        /// How it starts [default: polled]
+        [long, value_name = "HOW"]
+        notify: NotifyWord,
+        /// Microseconds without work before it sleeps
+        [long, value_name = "N"]
+        spin_us: u64,
+        /// Most requests from one queue in a turn [default: 64]
+        [long, value_name = "N"]
+        budget: u32,
+        /// How it treats others on its processor
+        [long, value_name = "HOW"]
+        manners: MannersWord,
+    }
+}
+
+impl CoreForm {
+    /// The complete core, of this number. Its flaws are to be asked for: [`CoreSpec::flaws`].
+    pub fn spec(self, id: u32) -> CoreSpec {
+        let usual = CoreSpec::new(id);
+        CoreSpec {
+            id,
+            cpu: self.cpu,
+            notify: self.notify.unwrap_or(usual.notify),
+            spin_us: self.spin_us.unwrap_or(usual.spin_us),
+            budget: self.budget.unwrap_or(usual.budget),
+            manners: self.manners.unwrap_or(usual.manners),
+        }
+    }
 }
 
 /// Most cores, and the end of their numbers.
@@ -72,17 +106,5 @@ impl CoreSpec {
             flaws.push(Flaw::new("budget", format!("budget = {}", self.budget), "give 1 to 4096"));
         }
         flaws
-    }
-
-    /// As [`super::ServedSpec::three_way`].
-    pub fn three_way(base: &Self, configured: &Self, now: &Self) -> Self {
-        CoreSpec {
-            id: configured.id,
-            cpu: pick(&base.cpu, &configured.cpu, &now.cpu),
-            notify: pick(&base.notify, &configured.notify, &now.notify),
-            spin_us: pick(&base.spin_us, &configured.spin_us, &now.spin_us),
-            budget: pick(&base.budget, &configured.budget, &now.budget),
-            manners: pick(&base.manners, &configured.manners, &now.manners),
-        }
     }
 }

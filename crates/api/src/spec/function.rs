@@ -7,9 +7,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::address::as_text;
+use super::address::{as_text, from_text};
 use super::network::{host, interface_flaw};
-use super::{Flaw, Mac, MemoryWord, PciAddress, ServedSpec, checked, name_flaw, pick, socket_flaw};
+use super::{Flaw, Mac, MemoryWord, PciAddress, ServedSpec, checked, form, name_flaw, socket_flaw, spec};
 use crate::size::Size;
 
 words! {
@@ -23,7 +23,7 @@ words! {
 
 words! {
     /// What is emulated whole.
-    ChipWord, Rtl8139,
+    ChipWord, Rtl8139, stands,
     /// A bus master with rings: 8139cp and 8139too drive it.
     Rtl8139 "rtl8139",
     /// A card with memory of its own: ne2k-pci drives it.
@@ -95,7 +95,12 @@ impl fmt::Display for FaultSpec {
     }
 }
 
-as_text!(FaultSpec);
+as_text!(FaultSpec, {
+    "type": "string",
+    "description": "`stop`, `ignore` or `error`, or each by its cause, as in `dma=stop,register=ignore`.",
+});
+from_text!(FaultSpec);
+super::values!(FaultSpec: parsed;);
 
 /// Where the frames of an emulated NIC go.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,41 +141,66 @@ pub enum SourceSpec {
     },
 }
 
-/// A PCI function, complete and checked.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FunctionSpec {
-    /// Unique among everything that the daemon serves.
-    pub name: String,
-    /// What is behind it.
-    pub source: SourceSpec,
-    /// The vfio-user socket, if it is not `RUN_DIR/NAME.sock`.
-    pub socket: Option<PathBuf>,
-    /// Files that VMMs may share as memory of their guests.
-    #[serde(default, skip_serializing_if = "MemoryWord::is_usual")]
-    pub guest_memory: MemoryWord,
-    /// Most memory of a guest that is pinned for a function of the host, if it is not three quarters of the host's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pinned_memory: Option<Size>,
+spec! {
+    /// A PCI function, complete and checked.
+    FunctionSpec {
+        /// Unique among everything that the daemon serves.
+        name: String,
+        /// What is behind it.
+        source: SourceSpec,
+        /// The vfio-user socket, if it is not `RUN_DIR/NAME.sock`.
+        socket: Option<PathBuf>,
+        /// Files that VMMs may share as memory of their guests.
+        #[serde(default, skip_serializing_if = "MemoryWord::is_usual")]
+        guest_memory: MemoryWord,
+        /// Most memory of a guest that is pinned for a function of the host, if it is not three quarters of the host's.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pinned_memory: Option<Size>,
+    }
 }
 
-/// A PCI function as somebody asks for it. See [`FunctionForm::spec`] for what is left out.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "the fields are those of FunctionSpec and SourceSpec")]
-pub struct FunctionForm {
-    pub host: Option<PciAddress>,
-    pub mode: Option<ModeWord>,
-    pub on_fault: Option<FaultSpec>,
-    pub force: Option<bool>,
-    pub unsafe_interrupts: Option<bool>,
-    pub emulate: Option<ChipWord>,
-    pub switch: Option<String>,
-    pub tap: Option<String>,
-    pub mac: Option<Mac>,
-    pub socket: Option<PathBuf>,
-    pub guest_memory: Option<MemoryWord>,
-    pub pinned_memory: Option<Size>,
+form! {
+    /// A PCI function as somebody asks for it. See [`FunctionForm::spec`] for what is left out.
+    FunctionForm {
+        /// A function of this host, by its address, as `ioplane pci list` has it
+        [long, value_name = "ADDRESS"]
+        host: PciAddress,
+        /// Under watch, or as it is [default: virtual]
+        [long, value_name = "HOW", conflicts_with = "emulate"]
+        mode: ModeWord,
+        /// What becomes of accesses that the state model does not allow: stop, ignore or error; or each by its cause, as in
+        /// dma=stop,register=ignore [default: dma=stop,register=ignore]
+        [long, value_name = "WHAT", conflicts_with = "emulate"]
+        on_fault: FaultSpec,
+        /// Take it although the host uses it: its interface or disk is gone from the host then
+        [long, num_args = 0, default_missing_value = "true", conflicts_with = "emulate"]
+        force: bool,
+        /// Take it although this host does not remap interrupts: whoever has it can raise any interrupt of this host
+        [long, num_args = 0, default_missing_value = "true", conflicts_with = "emulate"]
+        unsafe_interrupts: bool,
+        /// A NIC in software, for stock drivers
+        [long, value_name = "CHIP", requires = "cable"]
+        emulate: ChipWord,
+        /// The switch to plug an emulated NIC into
+        [long, conflicts_with = "host"]
+        switch: String,
+        /// The host's TAP interface to plug an emulated NIC into, made if it is not there
+        [long, value_name = "INTERFACE", conflicts_with = "host"]
+        tap: String,
+        /// Address of an emulated NIC [default: made from this host and the name, always the same]
+        [long, conflicts_with = "host"]
+        mac: Mac,
+        /// Its vfio-user socket [default: NAME.sock in the run directory]
+        [long = "vfio-socket", value_name = "PATH"]
+        socket: PathBuf,
+        /// Files that a VMM may share as its guest's memory: ram (memfd, tmpfs, hugetlbfs), or any, where page faults may wait
+        /// for a disk or a network [default: ram]
+        [long, value_name = "FILES"]
+        guest_memory: MemoryWord,
+        /// Most memory of a guest that is pinned for a function of the host [default: three quarters of the host's]
+        [long, value_name = "SIZE", conflicts_with = "emulate"]
+        pinned_memory: Size,
+    }
 }
 
 impl FunctionForm {
@@ -343,13 +373,20 @@ impl ServedSpec for FunctionSpec {
     }
 
     fn three_way(base: &Self, configured: &Self, now: &Self) -> Self {
-        FunctionSpec {
-            name: configured.name.clone(),
-            source: pick(&base.source, &configured.source, &now.source),
-            socket: pick(&base.socket, &configured.socket, &now.socket),
-            guest_memory: pick(&base.guest_memory, &configured.guest_memory, &now.guest_memory),
-            pinned_memory: pick(&base.pinned_memory, &configured.pinned_memory, &now.pinned_memory),
-        }
+        FunctionSpec::three_way(base, configured, now)
+    }
+
+    fn differing(&self, other: &Self) -> Vec<&'static str> {
+        let source = match &self.source {
+            SourceSpec::Host { .. } => "host",
+            SourceSpec::Emulated { .. } => "emulate",
+        };
+        let field = |name| if name == "source" { source } else { name };
+        FunctionSpec::differing(self, other).into_iter().map(field).collect()
+    }
+
+    fn port(&self) -> Option<(&str, Mac)> {
+        self.switch().zip(self.mac())
     }
 }
 

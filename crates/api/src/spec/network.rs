@@ -2,11 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
 use super::{
-    Flaw, LinkWord, Mac, MemoryWord, QUEUE_SIZE_MAX, ServedSpec, VlanSpec, checked, name_flaw, number, pick,
-    socket_flaw,
+    Flaw, LinkWord, Mac, MemoryWord, QUEUE_SIZE_MAX, ServedSpec, VlanSpec, checked, form, name_flaw, number,
+    socket_flaw, spec,
 };
 
 /// Most queue pairs of one NIC.
@@ -31,25 +29,28 @@ pub(super) fn host() -> String {
     std::fs::read_to_string("/etc/machine-id").unwrap_or_default().trim().to_owned()
 }
 
-/// A switch, complete and checked.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SwitchSpec {
-    /// Unique among the daemon's switches.
-    pub name: String,
-    /// The host's TAP interface behind it, if frames are to leave this host or reach it.
-    pub uplink: Option<String>,
-    /// The core on which the uplink is served, if it is to be that one.
-    pub core: Option<u32>,
+spec! {
+    /// A switch, complete and checked.
+    SwitchSpec {
+        /// Unique among the daemon's switches.
+        name: String,
+        /// The host's TAP interface behind it, if frames are to leave this host or reach it.
+        uplink: Option<String>,
+        /// The core on which the uplink is served, if it is to be that one.
+        core: Option<u32>,
+    }
 }
 
-/// A switch as somebody asks for it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "the fields are those of SwitchSpec")]
-pub struct SwitchForm {
-    pub uplink: Option<String>,
-    pub core: Option<u32>,
+form! {
+    /// A switch as somebody asks for it.
+    SwitchForm {
+        /// The host's TAP interface behind it, made if it is not there [default: none, guests talk to each other only]
+        [long, value_name = "INTERFACE"]
+        uplink: String,
+        /// The I/O core that serves the uplink [default: whichever has time]
+        [long, value_name = "ID", requires = "uplink"]
+        core: u32,
+    }
 }
 
 impl SwitchForm {
@@ -68,64 +69,77 @@ impl SwitchSpec {
         flaws.extend(self.uplink.as_deref().and_then(|uplink| interface_flaw("uplink", uplink)));
         flaws
     }
+}
 
-    /// As [`ServedSpec::three_way`].
-    pub fn three_way(base: &Self, configured: &Self, now: &Self) -> Self {
-        SwitchSpec {
-            name: configured.name.clone(),
-            uplink: pick(&base.uplink, &configured.uplink, &now.uplink),
-            core: pick(&base.core, &configured.core, &now.core),
-        }
+spec! {
+    /// A NIC, complete and checked.
+    NicSpec {
+        /// Unique among everything that the daemon serves.
+        name: String,
+        /// The switch it is plugged into.
+        switch: String,
+        /// Its address; nobody else on the switch may send from it.
+        mac: Mac,
+        /// It reaches uplinks and NICs that are not isolated, and no isolated one.
+        isolated: bool,
+        /// Its VLANs.
+        vlan: VlanSpec,
+        /// Pairs of queues.
+        pairs: u16,
+        /// Largest ring.
+        queue_size: u16,
+        /// Bytes of a frame behind its Ethernet header.
+        mtu: u16,
+        /// Whether its cable is plugged in.
+        link: LinkWord,
+        /// The vhost-user socket, if it is not `RUN_DIR/NAME.sock`.
+        socket: Option<PathBuf>,
+        /// Files that VMMs may share as memory of their guests.
+        #[serde(default, skip_serializing_if = "MemoryWord::is_usual")]
+        guest_memory: MemoryWord,
+        /// The core that its queues prefer.
+        core: Option<u32>,
     }
 }
 
-/// A NIC, complete and checked.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NicSpec {
-    /// Unique among everything that the daemon serves.
-    pub name: String,
-    /// The switch it is plugged into.
-    pub switch: String,
-    /// Its address; nobody else on the switch may send from it.
-    pub mac: Mac,
-    /// It reaches uplinks and NICs that are not isolated, and no isolated one.
-    pub isolated: bool,
-    /// Its VLANs.
-    pub vlan: VlanSpec,
-    /// Pairs of queues.
-    pub pairs: u16,
-    /// Largest ring.
-    pub queue_size: u16,
-    /// Bytes of a frame behind its Ethernet header.
-    pub mtu: u16,
-    /// Whether its cable is plugged in.
-    pub link: LinkWord,
-    /// The vhost-user socket, if it is not `RUN_DIR/NAME.sock`.
-    pub socket: Option<PathBuf>,
-    /// Files that VMMs may share as memory of their guests.
-    #[serde(default, skip_serializing_if = "MemoryWord::is_usual")]
-    pub guest_memory: MemoryWord,
-    /// The core that its queues prefer.
-    pub core: Option<u32>,
-}
-
-/// A NIC as somebody asks for it. See [`NicForm::spec`] for what is left out.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-#[expect(missing_docs, reason = "the fields are those of NicSpec")]
-pub struct NicForm {
-    pub switch: Option<String>,
-    pub mac: Option<Mac>,
-    pub isolated: Option<bool>,
-    pub vlan: Option<VlanSpec>,
-    pub pairs: Option<u64>,
-    pub queue_size: Option<u64>,
-    pub mtu: Option<u64>,
-    pub link: Option<LinkWord>,
-    pub core: Option<u32>,
-    pub socket: Option<PathBuf>,
-    pub guest_memory: Option<MemoryWord>,
+form! {
+    /// A NIC as somebody asks for it. See [`NicForm::spec`] for what is left out.
+    NicForm {
+        /// The switch to plug it into
+        [long, required = true]
+        switch: String,
+        /// Its address [default: made from this host and the name, always the same]
+        [long]
+        mac: Mac,
+        /// Exchange nothing with other isolated NICs
+        [long, num_args = 0, default_missing_value = "true"]
+        isolated: bool,
+        /// Its VLANs: all, a number, or trunk:10,20 [default: all]
+        [long]
+        vlan: VlanSpec,
+        /// Pairs of queues [default: 1]
+        [long, value_name = "N"]
+        pairs: u64,
+        /// Entries of a queue [default: 256]
+        [long, value_name = "N"]
+        queue_size: u64,
+        /// Bytes of a frame behind its Ethernet header [default: 1500]
+        [long, value_name = "N"]
+        mtu: u64,
+        /// Whether its cable is plugged in [default: up]
+        [long]
+        link: LinkWord,
+        /// The I/O core that its queues prefer [default: whichever has time]
+        [long, value_name = "ID"]
+        core: u32,
+        /// Its vhost-user socket [default: NAME.sock in the run directory]
+        [long = "vhost-socket", value_name = "PATH"]
+        socket: PathBuf,
+        /// Files that a VMM may share as its guest's memory: ram (memfd, tmpfs, hugetlbfs), or any, where page faults may wait
+        /// for a disk or a network [default: ram]
+        [long, value_name = "FILES"]
+        guest_memory: MemoryWord,
+    }
 }
 
 impl NicForm {
@@ -205,19 +219,14 @@ impl ServedSpec for NicSpec {
     }
 
     fn three_way(base: &Self, configured: &Self, now: &Self) -> Self {
-        NicSpec {
-            name: configured.name.clone(),
-            switch: pick(&base.switch, &configured.switch, &now.switch),
-            mac: pick(&base.mac, &configured.mac, &now.mac),
-            isolated: pick(&base.isolated, &configured.isolated, &now.isolated),
-            vlan: pick(&base.vlan, &configured.vlan, &now.vlan),
-            pairs: pick(&base.pairs, &configured.pairs, &now.pairs),
-            queue_size: pick(&base.queue_size, &configured.queue_size, &now.queue_size),
-            mtu: pick(&base.mtu, &configured.mtu, &now.mtu),
-            link: pick(&base.link, &configured.link, &now.link),
-            socket: pick(&base.socket, &configured.socket, &now.socket),
-            guest_memory: pick(&base.guest_memory, &configured.guest_memory, &now.guest_memory),
-            core: pick(&base.core, &configured.core, &now.core),
-        }
+        NicSpec::three_way(base, configured, now)
+    }
+
+    fn differing(&self, other: &Self) -> Vec<&'static str> {
+        NicSpec::differing(self, other)
+    }
+
+    fn port(&self) -> Option<(&str, Mac)> {
+        Some((&self.switch, self.mac))
     }
 }

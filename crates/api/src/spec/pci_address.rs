@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 /// Domain, bus, device, function. Written as `0000:00:05.0`; read also without the domain, as `00:05.0`.
 ///
 /// A type of the interface's own: the one by which functions are opened belongs to a crate that knows VFIO.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(into = "String", try_from = "String")]
 pub struct PciAddress {
     domain: u32,
@@ -16,6 +17,8 @@ pub struct PciAddress {
     device: u8,
     function: u8,
 }
+
+super::values!(PciAddress: parsed | "host" => PciAddress::default(););
 
 /// Text that is no [`PciAddress`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use ioplane_api::size::Size;
-use ioplane_api::spec::{ChipWord, FaultSpec, Mac, MemoryWord, ModeWord, PciAddress};
+use ioplane_api::spec::FunctionForm;
 
 use super::time;
 
@@ -81,44 +80,9 @@ pub enum PciCommand {
 pub struct PciAdd {
     /// Its name: letters, digits, '-', '_', '.'
     pub name: String,
-    /// A function of this host, by its address, as `ioplane pci list` has it
-    #[arg(long, value_name = "ADDRESS")]
-    pub host: Option<PciAddress>,
-    /// Under watch, or as it is [default: virtual]
-    #[arg(long, value_name = "HOW", conflicts_with = "emulate")]
-    pub mode: Option<ModeWord>,
-    /// What becomes of accesses that the state model does not allow: stop, ignore or error; or each by its cause, as in
-    /// dma=stop,register=ignore [default: dma=stop,register=ignore]
-    #[arg(long, value_name = "WHAT", conflicts_with = "emulate")]
-    pub on_fault: Option<FaultSpec>,
-    /// Take it although the host uses it: its interface or disk is gone from the host then
-    #[arg(long, conflicts_with = "emulate")]
-    pub force: bool,
-    /// Take it although this host does not remap interrupts: whoever has it can raise any interrupt of this host
-    #[arg(long, conflicts_with = "emulate")]
-    pub unsafe_interrupts: bool,
-    /// A NIC in software, for stock drivers
-    #[arg(long, value_name = "CHIP", requires = "cable")]
-    pub emulate: Option<ChipWord>,
-    /// The switch to plug an emulated NIC into
-    #[arg(long, conflicts_with = "host")]
-    pub switch: Option<String>,
-    /// The host's TAP interface to plug an emulated NIC into, made if it is not there
-    #[arg(long, value_name = "INTERFACE", conflicts_with = "host")]
-    pub tap: Option<String>,
-    /// Address of an emulated NIC [default: made from this host and the name, always the same]
-    #[arg(long, conflicts_with = "host")]
-    pub mac: Option<Mac>,
-    /// Its vfio-user socket [default: NAME.sock in the run directory]
-    #[arg(long = "vfio-socket", value_name = "PATH")]
-    pub vfio_socket: Option<PathBuf>,
-    /// Files that a VMM may share as its guest's memory: ram (memfd, tmpfs, hugetlbfs), or any, where page faults may wait for a
-    /// disk or a network [default: ram]
-    #[arg(long, value_name = "FILES")]
-    pub guest_memory: Option<MemoryWord>,
-    /// Most memory of a guest that is pinned for a function of the host [default: three quarters of the host's]
-    #[arg(long, value_name = "SIZE", conflicts_with = "emulate")]
-    pub pinned_memory: Option<Size>,
+    /// What it is to be
+    #[command(flatten)]
+    pub form: FunctionForm,
 }
 
 /// How to look on.

@@ -19,16 +19,16 @@ use anyhow::{Context, Result, bail};
 use clap::CommandFactory;
 use hyper::Method;
 use ioplane_api::SOCKET;
-use ioplane_api::refusal::RefusalBody;
+use ioplane_api::refusal::{Code, RefusalBody};
 use ioplane_api::report::{CoreReport, DiskReport, DoneReport, StatusReport, UpgradeReport};
-use ioplane_api::request::{ChangeForm, CoreForm, MoveForm, NotifyForm, TwinForm, UpgradeForm};
+use ioplane_api::request::{ChangeForm, MoveForm, NotifyForm, TwinForm, UpgradeForm};
 use ioplane_api::spec::DiskForm;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::args::{
-    Accel, BackingArgs, Cli, Command, CoreCommand, DiskAdd, DiskCommand, ExitsArgs, LibvirtArgs,
-    ModelCommand, QemuArgs,
+    Accel, BackingArgs, Cli, Command, CoreCommand, DiskCommand, ExitsArgs, LibvirtArgs, ModelCommand,
+    QemuArgs,
 };
 use crate::client::{Client, Refused};
 use crate::output::{out, print};
@@ -159,6 +159,11 @@ fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).with_context(|| format!("the path {}", path.display()))
 }
 
+/// The same of a path that may be left out.
+fn seen(path: Option<PathBuf>) -> Result<Option<PathBuf>> {
+    path.as_deref().map(absolute).transpose()
+}
+
 /// The address of a disk.
 fn address(name: &str) -> String {
     address_of("disks", name)
@@ -178,7 +183,7 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
     let one = |disk: &DiskReport| show::disks(std::slice::from_ref(disk));
     match command {
         DiskCommand::Add(add) => {
-            let (path, form) = (address(&add.name), form(add)?);
+            let (path, form) = (address(&add.name), form(add.form)?);
             let disk: DiskReport =
                 working("opening the image", || ask(client, Method::PUT, &path, Some(&form)))?;
             print(json, &disk, one)
@@ -231,24 +236,9 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
     }
 }
 
-fn form(add: DiskAdd) -> Result<DiskForm> {
-    let BackingArgs { path, memory, format, direct, engine } = add.backing;
-    Ok(DiskForm {
-        path: path.as_deref().map(absolute).transpose()?,
-        memory,
-        format,
-        read_only: add.read_only.then_some(true),
-        serial: add.serial,
-        queues: add.queues,
-        queue_size: add.queue_size,
-        block_size: add.block_size,
-        direct,
-        engine,
-        core: add.core,
-        socket: add.vhost_socket.as_deref().map(absolute).transpose()?,
-        twin: add.twin.as_deref().map(absolute).transpose()?,
-        guest_memory: add.guest_memory,
-    })
+fn form(form: DiskForm) -> Result<DiskForm> {
+    let (path, socket, twin) = (seen(form.path)?, seen(form.socket)?, seen(form.twin)?);
+    Ok(DiskForm { path, socket, twin, ..form })
 }
 
 fn core(client: &Client, command: CoreCommand, json: bool) -> Result<()> {
@@ -258,8 +248,7 @@ fn core(client: &Client, command: CoreCommand, json: bool) -> Result<()> {
             let cores: Vec<CoreReport> = client.get("/v1/cores")?;
             print(json, &cores, |cores| show::cores(cores))
         }
-        CoreCommand::Add { cpu, notify, spin_us, manners } => {
-            let form = CoreForm { cpu, notify, spin_us, budget: None, manners };
+        CoreCommand::Add(form) => {
             let core: CoreReport = ask(client, Method::POST, "/v1/cores", Some(&form))?;
             print(json, &core, one)
         }
@@ -364,7 +353,7 @@ fn device(client: &Client, name: &str) -> Result<libvirt::Device> {
     disk.or_else(nic).or_else(function).ok_or_else(|| {
         let error = format!("there is no disk, no nic and no PCI function {name}");
         let remedy = "see `ioplane disk list`, `ioplane nic list` and `ioplane pci list`".to_owned();
-        Refused(RefusalBody { error, remedy }).into()
+        Refused(RefusalBody::new(Code::NotFound, error, remedy)).into()
     })
 }
 

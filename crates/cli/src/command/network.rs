@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 use hyper::Method;
 use ioplane_api::report::{DoneReport, NicReport, SwitchReport, SwitchTableReport};
 use ioplane_api::request::LinkForm;
-use ioplane_api::spec::{NicForm, SwitchForm};
+use ioplane_api::spec::NicForm;
 
-use super::{absolute, address_of, ask, show, working};
-use crate::args::{CaptureArgs, NicAdd, NicCommand, SwitchCommand};
+use super::{address_of, ask, seen, show, working};
+use crate::args::{CaptureArgs, NicCommand, SwitchCommand};
 use crate::client::Client;
 use crate::output::{print, print_json};
 use crate::pcapng::Follower;
@@ -23,8 +23,7 @@ fn done(done: &DoneReport) -> String {
 pub fn switch(client: &Client, command: SwitchCommand, json: bool) -> Result<()> {
     let address = |name: &str| address_of("switches", name);
     match command {
-        SwitchCommand::Add { name, uplink, core } => {
-            let form = SwitchForm { uplink, core };
+        SwitchCommand::Add { name, form } => {
             let switch: SwitchTableReport = ask(client, Method::PUT, &address(&name), Some(&form))?;
             print(json, &switch, |switch| show::switches(std::slice::from_ref(&switch.switch)))
         }
@@ -48,7 +47,7 @@ pub fn nic(client: &Client, command: NicCommand, json: bool) -> Result<()> {
     let one = |nic: &NicReport| show::nics(std::slice::from_ref(nic));
     match command {
         NicCommand::Add(add) => {
-            let (path, form) = (address(&add.name), form(add)?);
+            let (path, form) = (address(&add.name), NicForm { socket: seen(add.form.socket)?, ..add.form });
             let nic: NicReport = ask(client, Method::PUT, &path, Some(&form))?;
             print(json, &nic, one)
         }
@@ -67,22 +66,6 @@ pub fn nic(client: &Client, command: NicCommand, json: bool) -> Result<()> {
             print(json, &nic, one)
         }
     }
-}
-
-fn form(add: NicAdd) -> Result<NicForm> {
-    Ok(NicForm {
-        switch: Some(add.switch),
-        mac: add.mac,
-        isolated: Some(add.isolated),
-        vlan: add.vlan,
-        pairs: add.pairs,
-        queue_size: add.queue_size,
-        mtu: add.mtu,
-        link: None,
-        core: add.core,
-        socket: add.vhost_socket.as_deref().map(absolute).transpose()?,
-        guest_memory: add.guest_memory,
-    })
 }
 
 /// What a capture came to.

@@ -1,15 +1,12 @@
 //! PCI functions.
 
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
-use ioplane_api::report::{DoneReport, StateFileV1};
+use axum::extract::{Path, State};
+use ioplane_api::report::{DoneReport, EventWord, StateFileV1};
 use ioplane_api::request::QuiesceForm;
 use ioplane_api::spec::FunctionForm;
 
-use super::{Answer, Body, Own, RemoveQuery, created, force, form, form_up_to, json, whole};
-use crate::ledger::FunctionRecord;
+use super::{Answer, Body, Own, Removal, form, form_or_usual, form_up_to, json, put, removal, whole};
 use crate::refusal::Refusal;
-use crate::shelf::OnFailure;
 
 /// Largest saved state: in base64, and a few words around it.
 pub const STATE: usize = 2 << 20;
@@ -28,20 +25,16 @@ pub async fn function(State(daemon): Own, Path(name): Path<String>) -> Answer {
 
 pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form: FunctionForm = form(body)?;
-    let now = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
+    let wanted = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
     whole(daemon.may_change()?, async move {
-        daemon.functions.add(FunctionRecord::added(now), OnFailure::Forget).await?;
-        created(daemon.functions.report_of(&name).await?)
+        let new = daemon.functions.put(wanted).await?;
+        put(new, daemon.functions.report_of(&name).await?)
     })
     .await
 }
 
-pub async fn remove(
-    State(daemon): Own,
-    Path(name): Path<String>,
-    query: Result<Query<RemoveQuery>, QueryRejection>,
-) -> Answer {
-    let force = force(query)?;
+pub async fn remove(State(daemon): Own, Path(name): Path<String>, query: Removal) -> Answer {
+    let force = removal(query)?;
     whole(daemon.may_change()?, async move {
         let card = daemon.functions.served(&name).ok();
         daemon.functions.remove(&name, force, true).await?;
@@ -53,23 +46,22 @@ pub async fn remove(
     .await
 }
 
-/// An empty body is one without fields.
-fn quiesce_form(body: Body) -> Result<QuiesceForm, Refusal> {
-    match &body {
-        Ok(bytes) if bytes.is_empty() => Ok(QuiesceForm::default()),
-        _ => form(body),
-    }
-}
-
 pub async fn quiesce(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
-    let form = quiesce_form(body)?;
-    whole(daemon.may_change()?, async move { json(daemon.functions.served(&name)?.quiesce(form).await?) })
-        .await
+    let form: QuiesceForm = form_or_usual(body)?;
+    whole(daemon.may_change()?, async move {
+        let rest = daemon.functions.served(&name)?.quiesce(form).await?;
+        daemon.functions.tell(EventWord::Changed, &name, "held");
+        json(rest)
+    })
+    .await
 }
 
 pub async fn resume(State(daemon): Own, Path(name): Path<String>) -> Answer {
     whole(daemon.may_change()?, async move {
         let held = daemon.functions.served(&name)?.go_on().await?;
+        if held {
+            daemon.functions.tell(EventWord::Changed, &name, "goes on");
+        }
         done(if held { format!("{name} goes on") } else { format!("{name} was not held: nothing to do") })
     })
     .await
@@ -88,7 +80,7 @@ pub async fn reset(State(daemon): Own, Path(name): Path<String>) -> Answer {
 }
 
 pub async fn save(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
-    let form = quiesce_form(body)?;
+    let form: QuiesceForm = form_or_usual(body)?;
     whole(daemon.may_change()?, async move { json(daemon.functions.served(&name)?.save(form).await?) }).await
 }
 
@@ -97,6 +89,7 @@ pub async fn load(State(daemon): Own, Path(name): Path<String>, body: Body) -> A
     whole(daemon.may_change()?, async move {
         daemon.functions.served(&name)?.load(file).await?;
         tracing::info!(function = name, "a saved state was loaded");
+        daemon.functions.tell(EventWord::Changed, &name, "a saved state was loaded");
         done(format!("{name} goes on from the saved state"))
     })
     .await

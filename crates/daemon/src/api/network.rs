@@ -2,16 +2,16 @@
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use ioplane_api::report::DoneReport;
+use ioplane_api::refusal::Code;
+use ioplane_api::report::{DoneReport, EventWord};
 use ioplane_api::request::LinkForm;
 use ioplane_api::spec::{NicForm, SwitchForm};
 
-use super::{Answer, Body, Own, RemoveQuery, created, force, form, json, whole};
+use super::daemon::left;
+use super::{Answer, Body, Own, Removal, form, form_or_usual, json, put, removal, whole};
 use crate::capture::{self, CaptureQuery};
-use crate::ledger::{NicRecord, SwitchRecord};
 use crate::refusal::Refusal;
 use crate::served::blocking;
-use crate::shelf::OnFailure;
 
 pub async fn switches(State(daemon): Own) -> Answer {
     json(daemon.switches.report())
@@ -22,14 +22,14 @@ pub async fn switch(State(daemon): Own, Path(name): Path<String>) -> Answer {
 }
 
 pub async fn add_switch(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
-    let form: SwitchForm = form(body)?;
-    let now = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
+    let form: SwitchForm = form_or_usual(body)?;
+    let wanted = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
     let leave = daemon.may_change()?;
     whole(
         leave,
         blocking(move || {
-            daemon.switches.add(SwitchRecord { configured: None, now }, OnFailure::Forget)?;
-            created(daemon.switches.report_of(&name)?)
+            let new = daemon.switches.put(wanted)?;
+            put(new, daemon.switches.report_of(&name)?)
         }),
     )
     .await
@@ -42,7 +42,8 @@ pub async fn remove_switch(State(daemon): Own, Path(name): Path<String>) -> Answ
             return Err(Refusal::conflict(
                 format!("nic {} is plugged into switch {name}", nic.now.name),
                 format!("`ioplane nic remove {}` first", nic.now.name),
-            ));
+            )
+            .coded(Code::InUse));
         }
         let plugged =
             daemon.functions.records().into_values().find(|one| one.now.switch() == Some(name.as_str()));
@@ -50,7 +51,8 @@ pub async fn remove_switch(State(daemon): Own, Path(name): Path<String>) -> Answ
             return Err(Refusal::conflict(
                 format!("PCI function {} is plugged into switch {name}", function.now.name),
                 format!("`ioplane pci remove {}` first", function.now.name),
-            ));
+            )
+            .coded(Code::InUse));
         }
         daemon.switches.remove(&name, true).await?;
         daemon.sweep().await;
@@ -69,10 +71,10 @@ pub async fn nic(State(daemon): Own, Path(name): Path<String>) -> Answer {
 
 pub async fn add_nic(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form: NicForm = form(body)?;
-    let now = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
+    let wanted = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
     whole(daemon.may_change()?, async move {
-        daemon.nics.add(NicRecord::added(now), OnFailure::Forget).await?;
-        created(daemon.nics.report_of(&name).await?)
+        let new = daemon.nics.put(wanted).await?;
+        put(new, daemon.nics.report_of(&name).await?)
     })
     .await
 }
@@ -82,17 +84,14 @@ pub async fn set_nic(State(daemon): Own, Path(name): Path<String>, body: Body) -
     whole(daemon.may_change()?, async move {
         daemon.nics.served(&name)?.set_link(link).await?;
         tracing::info!(nic = name, link = link.word(), "link set");
+        daemon.nics.tell(EventWord::Changed, &name, &format!("link {}", link.word()));
         json(daemon.nics.report_of(&name).await?)
     })
     .await
 }
 
-pub async fn remove_nic(
-    State(daemon): Own,
-    Path(name): Path<String>,
-    query: Result<Query<RemoveQuery>, QueryRejection>,
-) -> Answer {
-    let force = force(query)?;
+pub async fn remove_nic(State(daemon): Own, Path(name): Path<String>, query: Removal) -> Answer {
+    let force = removal(query)?;
     whole(daemon.may_change()?, async move {
         daemon.nics.remove(&name, force, true).await?;
         json(DoneReport { done: vec![format!("nic {name} removed")] })
@@ -105,13 +104,8 @@ pub async fn capture(
     Path(name): Path<String>,
     query: Result<Query<CaptureQuery>, QueryRejection>,
 ) -> Answer {
-    let Query(query) = query.map_err(|bad| Refusal::invalid(bad.body_text(), "there is only ?snaplen=N"))?;
-    let mut left = daemon.gone.get().map(|gone| gone.left.subscribe());
-    let end = async move {
-        match &mut left {
-            Some(left) => drop(left.wait_for(Option::is_some).await),
-            None => std::future::pending().await,
-        }
-    };
-    capture::begin(&daemon.switches, &name, &query, end)
+    let wrong =
+        |bad: QueryRejection| Refusal::invalid(bad.body_text(), "write ?snaplen=NUMBER").at("snaplen");
+    let Query(query) = query.map_err(wrong)?;
+    capture::begin(&daemon.switches, &name, &query, left(&daemon))
 }

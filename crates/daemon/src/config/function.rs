@@ -1,6 +1,6 @@
 //! `[[pci]]`.
 
-use ioplane_api::spec::{ChipWord, Flaw, FunctionForm, FunctionSpec, Mac, MemoryWord, ModeWord};
+use ioplane_api::spec::{Flaw, FunctionForm, FunctionSpec};
 
 use super::network::{checked, name};
 use super::reader::{Place, Reader, nearest};
@@ -9,26 +9,7 @@ use super::{Config, Problem};
 /// One `[[pci]]`.
 pub fn function(mut reader: Reader<'_, '_>) -> Option<(FunctionSpec, Place)> {
     let name = name(&mut reader, "PCI function");
-    // What could not be read has been noted; that it is there is enough to look at the rest.
-    let there = |reader: &Reader<'_, '_>, field: &str| reader.has(field);
-    let form = FunctionForm {
-        host: reader
-            .parsed("host")
-            .or_else(|| there(&reader, "host").then(|| "0000:00:00.0".parse().ok()).flatten()),
-        mode: reader.word("mode", ModeWord::of, ModeWord::WORDS),
-        on_fault: reader.parsed("on_fault"),
-        force: reader.switch("force"),
-        unsafe_interrupts: reader.switch("unsafe_interrupts"),
-        emulate: reader
-            .word("emulate", ChipWord::of, ChipWord::WORDS)
-            .or_else(|| there(&reader, "emulate").then(ChipWord::default)),
-        switch: reader.text("switch").or_else(|| there(&reader, "switch").then(|| "none".to_owned())),
-        tap: reader.text("tap").or_else(|| there(&reader, "tap").then(|| "none".to_owned())),
-        mac: reader.parsed::<Mac>("mac"),
-        socket: reader.path("socket"),
-        guest_memory: reader.word("guest_memory", MemoryWord::of, MemoryWord::WORDS),
-        pinned_memory: reader.size("pinned_memory"),
-    };
+    let form = FunctionForm::read(&mut reader);
     let spec = name.and_then(|name| checked(&mut reader, form.spec(&name)));
     let place = reader.finish();
     spec.map(|spec| (spec, place))

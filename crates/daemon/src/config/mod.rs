@@ -18,10 +18,8 @@ use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use ioplane_api::size::Size;
 use ioplane_api::spec::{
-    BackingSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, Flaw, FormatWord, FunctionSpec,
-    MannersWord, MemoryWord, NicSpec, NotifyWord, SwitchSpec,
+    BackingSpec, CoreForm, CoreSpec, DiskForm, DiskSpec, FieldSource, Flaw, FunctionSpec, NicSpec, SwitchSpec,
 };
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -295,12 +293,8 @@ fn group(name: &str) -> Result<u32, String> {
 }
 
 fn core(mut reader: Reader<'_, '_>, position: u32) -> (CoreSpec, Place) {
-    let mut core = CoreSpec::new(reader.small("id").unwrap_or(position));
-    core.cpu = reader.small("cpu");
-    core.notify = reader.word("notify", NotifyWord::of, NotifyWord::WORDS).unwrap_or_default();
-    core.manners = reader.word("manners", MannersWord::of, MannersWord::WORDS).unwrap_or_default();
-    core.spin_us = reader.number("spin_us").unwrap_or(core.spin_us);
-    core.budget = reader.small("budget").unwrap_or(core.budget);
+    let id = reader.small("id").unwrap_or(position);
+    let core = CoreForm::read(&mut reader).spec(id);
     for Flaw { field, reason, remedy } in core.flaws() {
         reader.note(field, reason, remedy);
     }
@@ -308,39 +302,9 @@ fn core(mut reader: Reader<'_, '_>, position: u32) -> (CoreSpec, Place) {
 }
 
 fn disk(mut reader: Reader<'_, '_>) -> Option<(DiskSpec, Place)> {
-    let name = reader.text("name");
-    let form = DiskForm {
-        // What could not be read has been noted; that it is there is enough to look at the rest.
-        path: reader.path("path").or_else(|| reader.has("path").then(|| "/".into())),
-        memory: reader.size("memory").or_else(|| reader.has("memory").then_some(Size(1 << 20))),
-        format: reader.word("format", FormatWord::of, FormatWord::WORDS),
-        read_only: reader.switch("read_only"),
-        serial: reader.text("serial"),
-        queues: reader.number("queues"),
-        queue_size: reader.number("queue_size"),
-        block_size: reader.number("block_size"),
-        direct: reader.word("direct", DirectWord::of, DirectWord::WORDS),
-        engine: reader.word("engine", EngineWord::of, EngineWord::WORDS),
-        core: reader.small("core"),
-        socket: reader.path("socket"),
-        twin: reader.path("twin"),
-        guest_memory: reader.word("guest_memory", MemoryWord::of, MemoryWord::WORDS),
-    };
-    let spec = match &name {
-        Some(name) => match form.spec(name) {
-            Ok(spec) => Some(spec),
-            Err(flaws) => {
-                flaws.into_iter().for_each(|flaw| reader.note(flaw.field, flaw.reason, flaw.remedy));
-                None
-            }
-        },
-        None => {
-            if reader.place.of("name") == reader.place.line {
-                reader.note("name", "a disk without a name".to_owned(), "write name = \"NAME\"".to_owned());
-            }
-            None
-        }
-    };
+    let name = network::name(&mut reader, "disk");
+    let form = DiskForm::read(&mut reader);
+    let spec = name.and_then(|name| network::checked(&mut reader, form.spec(&name)));
     let place = reader.finish();
     spec.map(|spec| (spec, place))
 }

@@ -1,6 +1,6 @@
 //! `[[switch]]` and `[[nic]]`.
 
-use ioplane_api::spec::{Flaw, LinkWord, MemoryWord, NicForm, NicSpec, SwitchForm, SwitchSpec, VlanSpec};
+use ioplane_api::spec::{FieldSource, Flaw, NicForm, NicSpec, SwitchForm, SwitchSpec};
 
 use super::reader::{Place, Reader};
 use super::{Config, Problem};
@@ -25,7 +25,7 @@ pub(super) fn checked<T>(reader: &mut Reader<'_, '_>, spec: Result<T, Vec<Flaw>>
 /// One `[[switch]]`.
 pub fn switch(mut reader: Reader<'_, '_>) -> Option<(SwitchSpec, Place)> {
     let name = name(&mut reader, "switch");
-    let form = SwitchForm { uplink: reader.text("uplink"), core: reader.small("core") };
+    let form = SwitchForm::read(&mut reader);
     let spec = name.and_then(|name| checked(&mut reader, form.spec(&name)));
     let place = reader.finish();
     spec.map(|spec| (spec, place))
@@ -34,39 +34,10 @@ pub fn switch(mut reader: Reader<'_, '_>) -> Option<(SwitchSpec, Place)> {
 /// One `[[nic]]`.
 pub fn nic(mut reader: Reader<'_, '_>) -> Option<(NicSpec, Place)> {
     let name = name(&mut reader, "nic");
-    let form = NicForm {
-        // What could not be read has been noted; that it is there is enough to look at the rest.
-        switch: reader.text("switch").or_else(|| reader.has("switch").then(|| "none".to_owned())),
-        mac: reader.parsed("mac"),
-        isolated: reader.switch("isolated"),
-        vlan: vlan(&mut reader),
-        pairs: reader.number("pairs"),
-        queue_size: reader.number("queue_size"),
-        mtu: reader.number("mtu"),
-        link: reader.word("link", LinkWord::of, LinkWord::WORDS),
-        core: reader.small("core"),
-        socket: reader.path("socket"),
-        guest_memory: reader.word("guest_memory", MemoryWord::of, MemoryWord::WORDS),
-    };
+    let form = NicForm::read(&mut reader);
     let spec = name.and_then(|name| checked(&mut reader, form.spec(&name)));
     let place = reader.finish();
     spec.map(|spec| (spec, place))
-}
-
-/// A number is the VLAN of an access port.
-fn vlan(reader: &mut Reader<'_, '_>) -> Option<VlanSpec> {
-    if !reader.is_number("vlan") {
-        return reader.parsed("vlan");
-    }
-    let number = reader.number("vlan")?;
-    match number.to_string().parse() {
-        Ok(vlan) => Some(vlan),
-        Err(_) => {
-            let remedy = "write all, or a number from 1 to 4094, or trunk:10,20";
-            reader.note("vlan", format!("vlan = {number}"), remedy.to_owned());
-            None
-        }
-    }
 }
 
 /// What is wrong between tables.

@@ -1,11 +1,13 @@
 //! Reading one table of a TOML file, field by field: every problem is noted with its line, and reading goes on.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use ioplane_api::size::Size;
-use ioplane_api::spec::Flaw;
+use ioplane_api::spec::{CoreForm, DiskForm, FieldSource, Flaw, Form, FunctionForm, NicForm, SwitchForm};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -48,6 +50,15 @@ impl Place {
     }
 }
 
+/// Where a key goes that stands in the wrong table.
+const ELSEWHERE: &[(&str, &[&str])] = &[
+    ("[[disk]]", DiskForm::FIELDS),
+    ("[[nic]]", NicForm::FIELDS),
+    ("[[core]]", CoreForm::FIELDS),
+    ("[[switch]]", SwitchForm::FIELDS),
+    ("[[pci]]", FunctionForm::FIELDS),
+];
+
 /// One table being read.
 pub struct Reader<'t, 'p> {
     source: Source<'t>,
@@ -79,11 +90,6 @@ impl<'t, 'p> Reader<'t, 'p> {
         self.table.get(field)
     }
 
-    /// Whether a field is there, whatever it is.
-    pub fn has(&self, field: &str) -> bool {
-        self.table.contains_key(field)
-    }
-
     fn wrong(&mut self, field: &'static str, value: &DeValue<'_>, wanted: &str) {
         let reason = format!("{field} is {} {}", article(value.type_str()), value.type_str());
         self.note(field, reason, format!("write {wanted}"));
@@ -95,8 +101,42 @@ impl<'t, 'p> Reader<'t, 'p> {
         self.problems.push(Problem { line, reason, remedy });
     }
 
-    /// A text.
-    pub fn text(&mut self, field: &'static str) -> Option<String> {
+    /// Whether a field is a number, whichever.
+    fn is_number(&self, field: &str) -> bool {
+        self.table.get(field).is_some_and(|value| value.get_ref().is_integer())
+    }
+
+    /// Notes every field that nobody asked for.
+    pub fn finish(self) -> Place {
+        for (key, _) in self.table {
+            let name = key.get_ref().as_ref();
+            if !self.asked.contains(&name) {
+                let line = self.source.line(&key.span());
+                let elsewhere = ELSEWHERE.iter().find(|(_, fields)| fields.contains(&name));
+                let remedy = match (nearest(name, &self.asked), elsewhere) {
+                    (Some(near), _) => format!("write {near}, or leave it out"),
+                    (None, Some((part, _))) => {
+                        format!("it goes into {part}: {} has {}", self.what, self.asked.join(", "))
+                    }
+                    (None, None) => format!("leave it out: {} has {}", self.what, self.asked.join(", ")),
+                };
+                self.problems.push(Problem {
+                    line,
+                    reason: format!("{} has no {name:?}", self.what),
+                    remedy,
+                });
+            }
+        }
+        self.place
+    }
+}
+
+impl FieldSource for Reader<'_, '_> {
+    fn has(&self, field: &str) -> bool {
+        self.table.contains_key(field)
+    }
+
+    fn text(&mut self, field: &'static str) -> Option<String> {
         let value = self.value(field)?.get_ref();
         let text = value.as_str().map(str::to_owned);
         if text.is_none() {
@@ -105,19 +145,12 @@ impl<'t, 'p> Reader<'t, 'p> {
         text
     }
 
-    /// A path; relative ones begin at the configuration's folder.
-    pub fn path(&mut self, field: &'static str) -> Option<PathBuf> {
+    fn path(&mut self, field: &'static str) -> Option<PathBuf> {
         let folder = self.source.folder;
         self.text(field).map(|text| folder.join(text))
     }
 
-    /// Whether a field is a number, whichever.
-    pub fn is_number(&self, field: &str) -> bool {
-        self.table.get(field).is_some_and(|value| value.get_ref().is_integer())
-    }
-
-    /// A number, not negative.
-    pub fn number(&mut self, field: &'static str) -> Option<u64> {
+    fn number(&mut self, field: &'static str) -> Option<u64> {
         let value = self.value(field)?.get_ref();
         let number = value.as_integer().and_then(|n| u64::from_str_radix(n.as_str(), n.radix()).ok());
         if number.is_none() {
@@ -133,8 +166,7 @@ impl<'t, 'p> Reader<'t, 'p> {
         number
     }
 
-    /// A number that fits 32 bits.
-    pub fn small(&mut self, field: &'static str) -> Option<u32> {
+    fn small(&mut self, field: &'static str) -> Option<u32> {
         let number = self.number(field)?;
         let small = u32::try_from(number).ok();
         if small.is_none() {
@@ -143,8 +175,7 @@ impl<'t, 'p> Reader<'t, 'p> {
         small
     }
 
-    /// Yes or no.
-    pub fn switch(&mut self, field: &'static str) -> Option<bool> {
+    fn switch(&mut self, field: &'static str) -> Option<bool> {
         let value = self.value(field)?.get_ref();
         let switch = value.as_bool();
         if switch.is_none() {
@@ -153,8 +184,7 @@ impl<'t, 'p> Reader<'t, 'p> {
         switch
     }
 
-    /// A size.
-    pub fn size(&mut self, field: &'static str) -> Option<Size> {
+    fn size(&mut self, field: &'static str) -> Option<Size> {
         if self.is_number(field) {
             return self.number(field).map(Size);
         }
@@ -167,8 +197,7 @@ impl<'t, 'p> Reader<'t, 'p> {
         }
     }
 
-    /// A text that says something: reason and remedy are the error's own, parted by its first colon.
-    pub fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(&mut self, field: &'static str) -> Option<T> {
+    fn parsed<T: FromStr<Err: Display>>(&mut self, field: &'static str) -> Option<T> {
         match self.text(field)?.parse() {
             Ok(value) => Some(value),
             Err(error) => {
@@ -180,13 +209,7 @@ impl<'t, 'p> Reader<'t, 'p> {
         }
     }
 
-    /// One of some words.
-    pub fn word<T>(
-        &mut self,
-        field: &'static str,
-        of: impl Fn(&str) -> Option<T>,
-        words: &[&str],
-    ) -> Option<T> {
+    fn word<T>(&mut self, field: &'static str, of: impl Fn(&str) -> Option<T>, words: &[&str]) -> Option<T> {
         let text = self.text(field)?;
         let found = of(&text);
         if found.is_none() {
@@ -196,24 +219,21 @@ impl<'t, 'p> Reader<'t, 'p> {
         found
     }
 
-    /// Notes every field that nobody asked for.
-    pub fn finish(self) -> Place {
-        for (key, _) in self.table {
-            let name = key.get_ref().as_ref();
-            if !self.asked.contains(&name) {
-                let line = self.source.line(&key.span());
-                let remedy = match nearest(name, &self.asked) {
-                    Some(near) => format!("write {near}, or leave it out"),
-                    None => format!("leave it out: {} has {}", self.what, self.asked.join(", ")),
-                };
-                self.problems.push(Problem {
-                    line,
-                    reason: format!("{} has no {name:?}", self.what),
-                    remedy,
-                });
+    fn parsed_or_number<T: FromStr<Err: Display>>(&mut self, field: &'static str) -> Option<T> {
+        if !self.is_number(field) {
+            return self.parsed(field);
+        }
+        let number = self.number(field)?;
+        let text = number.to_string();
+        match text.parse() {
+            Ok(value) => Some(value),
+            Err(error) => {
+                let text = error.to_string();
+                let (_, remedy) = text.rsplit_once(": write ").unwrap_or((&text, "another one"));
+                self.note(field, format!("{field} = {number}"), format!("write {remedy}"));
+                None
             }
         }
-        self.place
     }
 }
 
@@ -224,24 +244,8 @@ fn article(word: &str) -> &'static str {
 
 /// The known word that somebody probably meant.
 pub fn nearest<'w>(word: &str, known: &[&'w str]) -> Option<&'w str> {
-    let distance = |other: &str| -> usize {
-        let other: Vec<char> = other.chars().collect();
-        let mut row: Vec<usize> = (0..=other.len()).collect();
-        for (i, a) in word.chars().take(64).enumerate() {
-            let mut before = row[0];
-            row[0] = i + 1;
-            for (j, b) in other.iter().enumerate() {
-                let change = before + usize::from(a != *b);
-                before = row[j + 1];
-                row[j + 1] = change.min(row[j] + 1).min(before + 1);
-            }
-        }
-        row[other.len()]
-    };
-    known
-        .iter()
-        .map(|known| (distance(known), *known))
-        .min()
-        .filter(|(d, known)| *d <= 1 + known.len() / 4)
-        .map(|(_, k)| k)
+    let word: String = word.chars().take(64).collect();
+    let near = known.iter().map(|known| (strsim::osa_distance(&word, known), *known)).min()?;
+    // Two letters of four are another word: mode is not core.
+    (near.0 <= 1 + near.1.len() / 5).then_some(near.1)
 }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use ioplane_api::spec::{DirectWord, EngineWord};
+
 use super::*;
 use crate::lower::limits;
 
@@ -340,6 +342,13 @@ fn function_cases() -> Vec<(String, usize, String, String)> {
             "give disks, NICs and PCI functions names of their own",
         ),
         (format!("{host}hots = 3\n"), 4, "[[pci]] has no \"hots\"", "write host, or leave it out"),
+        (
+            format!("{host}mtu = 3\n"),
+            4,
+            "[[pci]] has no \"mtu\"",
+            "it goes into [[nic]]: [[pci]] has name, host, mode, on_fault, force, unsafe_interrupts, emulate, switch, tap, mac, \
+             socket, guest_memory, pinned_memory",
+        ),
     ];
     cases
         .iter()

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use ioplane_api::refusal::Code;
 use ioplane_api::report::{BackingReport, Counts, DiskReport, Door, QueueReport, ServedState};
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
@@ -176,7 +177,9 @@ impl Disk {
                 return Err(Refusal::conflict(
                     format!("from {old} to {new}: the guest would lose what lies beyond"),
                     remedy,
-                ));
+                )
+                .coded(Code::LosesData)
+                .at("size"));
             }
             model.resize(bytes)?;
             note.change(|record| match &mut record.now.backing {
@@ -231,7 +234,9 @@ impl Disk {
                     format!(
                         "make it as large: truncate -s {before} IMAGE; or shrink the disk first, by resize --shrink"
                     ),
-                ));
+                )
+                .coded(Code::LosesData)
+                .at(next.field()));
             }
             let old = model.replace_backing(still, opened.backing).map_err(|why| {
                 Refusal::conflict(why, "give a backing that keeps what the guest was promised")

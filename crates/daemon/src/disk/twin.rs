@@ -11,6 +11,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
+use ioplane_api::refusal::Code;
 use ioplane_api::report::{DiskReport, Door};
 use ioplane_device::Still;
 use ioplane_host::vhost_user::{Handle, Status};
@@ -52,25 +53,30 @@ pub async fn exchange_both<R: Send + 'static>(
 }
 
 impl Disk {
-    /// Opens the second socket, and writes down that it is there.
-    pub async fn open_twin(&self, socket: Option<PathBuf>, ground: &Ground) -> Result<(), Refusal> {
+    /// Opens the second socket, and writes down that it is there; says whether it is new.
+    pub async fn open_twin(&self, socket: Option<PathBuf>, ground: &Ground) -> Result<bool, Refusal> {
         let served = &self.served;
         let _changing = served.changing.lock().await;
         let record = served.note.read();
         let name = &record.now.name;
+        let socket = socket.unwrap_or_else(|| ground.twin_socket(name));
+        if record.now.twin.as_ref() == Some(&socket) {
+            return Ok(false);
+        }
         if let Some(twin) = &record.now.twin {
             return Err(Refusal::conflict(
                 format!("disk {name} has a second socket already: {}", twin.display()),
                 format!("use that one, or take it away first: `ioplane disk twin {name} --remove`"),
-            ));
+            )
+            .coded(Code::Exists)
+            .at("socket"));
         }
-        let socket = socket.unwrap_or_else(|| ground.twin_socket(name));
         ground.claim_socket(Disk::NAME, name, &socket)?;
         let opened = self.serve_twin(&socket, &record, ground).await;
         if opened.is_err() {
             ground.release_socket(name, &socket);
         }
-        opened
+        opened.map(|()| true)
     }
 
     async fn serve_twin(&self, socket: &Path, record: &DiskRecord, ground: &Ground) -> Result<(), Refusal> {
@@ -107,7 +113,7 @@ impl Disk {
 
 impl Shelf<Disk> {
     /// Gives a disk a second socket: at `socket`, or beside its first.
-    pub async fn open_twin(&self, name: &str, socket: Option<PathBuf>) -> Result<(), Refusal> {
+    pub async fn open_twin(&self, name: &str, socket: Option<PathBuf>) -> Result<bool, Refusal> {
         self.served(name)?.open_twin(socket, &self.ground).await
     }
 

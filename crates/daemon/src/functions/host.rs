@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use ioplane_api::refusal::Code;
 use ioplane_api::spec::{FaultSpec, ModeWord, PciAddress};
 use ioplane_hardware::lease::Accepted;
 use ioplane_hardware::{Address, HardwareError, Lease, LeaseError, Vfio, inventory};
@@ -20,14 +21,16 @@ impl From<LeaseError> for Refusal {
     fn from(error: LeaseError) -> Self {
         let text = error.to_string();
         match error {
-            LeaseError::NoSuchFunction(_) => Refusal::missing(text, "see `ioplane pci list`"),
+            LeaseError::NoSuchFunction(_) => Refusal::missing(text, "see `ioplane pci list`").at("host"),
             LeaseError::Refused { obstacles, .. } => {
                 let force = obstacles.iter().all(|obstacle| obstacle.forcible);
                 let remedy: Vec<String> = obstacles.into_iter().map(|obstacle| obstacle.advice).collect();
                 let force = if force { "; or take it nevertheless: --force" } else { "" };
-                Refusal::conflict(text, remedy.join("; ") + force)
+                Refusal::conflict(text, remedy.join("; ") + force).at("host")
             }
-            LeaseError::Leased(_) => Refusal::conflict(text, "see `ioplane pci list`"),
+            LeaseError::Leased(_) => {
+                Refusal::conflict(text, "see `ioplane pci list`").coded(Code::Taken).at("host")
+            }
             _ => Refusal::failed(text, "see `ioplane doctor` and `dmesg`"),
         }
     }

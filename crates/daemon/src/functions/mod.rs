@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ioplane_api::refusal::Code;
 use ioplane_api::report::{FunctionReport, ServedState, Stage, TrafficReport};
 use ioplane_api::spec::{FunctionSpec, ModeWord, SourceSpec};
 use ioplane_embed::{Front, Presence};
@@ -302,7 +303,8 @@ impl Kind for Card {
             return Err(Refusal::conflict(
                 "a guest is using the PCI function",
                 "unplug it or shut the guest down first, or take it away with --force",
-            ));
+            )
+            .coded(Code::InUse));
         }
         self.held.forget();
         let (handle, front, after) = (self.handle.clone(), self.front.clone(), self.after.clone());

@@ -7,6 +7,7 @@ mod steps;
 
 use std::sync::Arc;
 
+use ioplane_api::report::EventWord;
 use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec};
 
 use super::Daemon;
@@ -42,6 +43,8 @@ impl Daemon {
         let plan = self.plan(&config).await?;
         let done = self.carry_out(&config, plan).await?;
         *self.config.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(config);
+        let text = if done.is_empty() { "nothing to do".to_owned() } else { done.join("; ") };
+        self.tell(EventWord::Reloaded, "", "", &text);
         Ok(done)
     }
 

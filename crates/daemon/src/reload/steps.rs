@@ -85,9 +85,10 @@ impl<K: Shelved> Steps<K> {
             return None;
         }
         let name = record.now.name();
+        let differing = next.now.differing(&record.now);
         let problem = |reason: &str, remedy: &str| {
             let reason = format!("{} {name}: {reason}", K::NAME);
-            Some(place.problem(Flaw::new("name", reason, remedy)))
+            Some(place.problem(Flaw::new(differing.first().copied().unwrap_or("name"), reason, remedy)))
         };
         if K::shelf(daemon).served(name).is_err() && !failed {
             return problem("it is still being opened", "try again when it is served");

@@ -9,6 +9,7 @@ use ioplane_testkit::golden;
 use ioplane_testkit::vfio_user::Client;
 use serde_json::json;
 
+use super::normalize::pretty;
 use super::recorder::{MIB, Recorder, content_type};
 
 /// Number of the configuration space among the regions of a function (`linux/vfio.h`).
@@ -302,7 +303,10 @@ fn cores_and_the_daemon() {
     }
     recorder.ask("DELETE", "/v1/cores/0", "");
 
+    recorder.get("/v1/version");
+    recorder.get("/v1/health");
     recorder.get("/v1/none");
+    recorder.get("/v1/version?verbose=true");
     recorder.ask("POST", "/v1/status", "");
     recorder.ask("POST", "/v1/reload", "");
     let before = std::fs::read_to_string(recorder.house.path("ioplane.toml")).unwrap();
@@ -320,6 +324,48 @@ fn cores_and_the_daemon() {
     recorder.ask("POST", "/v1/upgrade", json!({ "binry": "/nowhere/ioplane" }));
     recorder.ask("POST", "/v1/upgrade", "");
     golden!("api-daemon.json").check(&recorder.recorded());
+}
+
+/// Whoever generates a client from it sees here what has changed.
+#[test]
+fn the_openapi_document() {
+    let recorder = Recorder::new();
+    let document = recorder.normalizer.value(recorder.contract.document().clone());
+    golden!("openapi.json").check(&pretty(&document));
+}
+
+/// What is so already answers 200, what is new 201, what differs 409 with the field.
+#[test]
+fn puts_of_the_same() {
+    let mut recorder = Recorder::new();
+    let disk = json!({ "memory": "4M", "queues": 2 });
+    recorder.ask("PUT", "/v1/disks/twice", &disk);
+    recorder.ask("PUT", "/v1/disks/twice", &disk);
+    recorder.ask("PUT", "/v1/disks/twice", json!({ "memory": "4M", "queues": 1, "serial": "other" }));
+    recorder.ask("PUT", "/v1/disks/memory", json!({ "memory": "8M" }));
+    recorder.ask("PUT", "/v1/disks/broken", json!({ "path": recorder.path("broken.img") }));
+    recorder.ask("PUT", "/v1/disks/twice/twin", "");
+    recorder.ask("PUT", "/v1/disks/twice/twin", "{}");
+    recorder.ask("PUT", "/v1/disks/twice/twin", json!({ "socket": recorder.path("x.sock") }));
+    recorder.ask("PUT", "/v1/switches/lan", "");
+    recorder.ask("PUT", "/v1/switches/lan", json!({ "core": 3 }));
+    let nic = json!({ "switch": "lan", "mac": "02:00:00:00:00:21" });
+    recorder.ask("PUT", "/v1/nics/twice-nic", &nic);
+    recorder.ask("PUT", "/v1/nics/twice-nic", &nic);
+    recorder.ask("PUT", "/v1/nics/twice-nic", json!({ "switch": "lan", "mac": "02:00:00:00:00:22" }));
+    let function = json!({ "emulate": "ne2000", "switch": "lan", "mac": "02:00:00:00:00:31" });
+    recorder.ask("PUT", "/v1/pci/twice-pci", &function);
+    recorder.ask("PUT", "/v1/pci/twice-pci", &function);
+    recorder.ask("PUT", "/v1/pci/twice-pci", &nic);
+    // One address on one switch, whichever kind has it.
+    recorder.ask("PUT", "/v1/nics/other", json!({ "switch": "lan", "mac": "02:00:00:00:00:31" }));
+    recorder.ask(
+        "PUT",
+        "/v1/pci/other",
+        json!({ "emulate": "ne2000", "switch": "lan", "mac": "02:00:00:00:00:21" }),
+    );
+    recorder.ask("PUT", "/v1/nics/other", json!({ "switch": "back", "mac": "02:00:00:00:00:31" }));
+    golden!("api-put.json").check(&recorder.recorded());
 }
 
 /// With nobody connected, and with a guest at a disk, a NIC and a PCI function.

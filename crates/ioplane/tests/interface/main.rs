@@ -4,6 +4,7 @@
 mod api;
 mod command_line;
 mod configuration;
+mod contract;
 mod help;
 #[path = "../house/mod.rs"]
 mod house;

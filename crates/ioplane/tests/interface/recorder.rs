@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 
 use serde_json::{Value, json};
 
+use super::contract::Contract;
 use super::house::House;
 use super::normalize::{Normalizer, pretty};
 
@@ -104,6 +105,7 @@ pub struct Recorder {
     pub house: House,
     pub port: u16,
     pub normalizer: Normalizer,
+    pub contract: Contract,
     log: Vec<Value>,
 }
 
@@ -120,7 +122,8 @@ impl Recorder {
             .with(format!("(pid {})", house.pid()), "(pid PID)")
             // Said only if it was seen to end in time.
             .with(" (exit status: 0)", "");
-        Recorder { house, port, normalizer, log: Vec::new() }
+        let contract = Contract::of(&house);
+        Recorder { house, port, normalizer, contract, log: Vec::new() }
     }
 
     /// A path in the daemon's directory.
@@ -128,12 +131,13 @@ impl Recorder {
         self.house.path(name).display().to_string()
     }
 
-    /// Asks, and records the answer.
+    /// Asks, and records the answer, which must be one that the OpenAPI document has.
     pub fn ask(&mut self, method: &str, path: &str, body: impl Display) {
         let body = body.to_string();
         let stream = UnixStream::connect(self.house.path("control.sock")).unwrap();
         let (status, kind, answer) = exchange(stream, method, path, &body);
         let answer = serde_json::from_str(&answer).unwrap_or(Value::String(answer));
+        self.contract.check(method, path, status, &kind, &answer);
         let mut entry = json!({ "request": format!("{method} {path}"), "status": status, "type": kind });
         entry["answer"] = self.normalizer.value(answer);
         if !body.is_empty() {

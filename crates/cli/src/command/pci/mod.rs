@@ -8,8 +8,8 @@ use ioplane_api::report::{DoneReport, FunctionReport, RestReport, StateFileV1};
 use ioplane_api::request::QuiesceForm;
 use ioplane_api::spec::FunctionForm;
 
-use super::{Host, absolute, address_of, ask, show, working};
-use crate::args::{PciAdd, PciCommand};
+use super::{Host, address_of, ask, seen, show, working};
+use crate::args::PciCommand;
 use crate::client::Client;
 use crate::output::print;
 
@@ -29,7 +29,8 @@ pub fn run(client: &Client, command: PciCommand, json: bool, host: &impl Host) -
     match command {
         PciCommand::List => host.functions(client, json),
         PciCommand::Add(add) => {
-            let (path, form) = (address(&add.name), form(add)?);
+            let (path, form) =
+                (address(&add.name), FunctionForm { socket: seen(add.form.socket)?, ..add.form });
             let function: FunctionReport =
                 working("taking the function", || ask(client, Method::PUT, &path, Some(&form)))?;
             print(json, &function, |function| show::functions(std::slice::from_ref(function)))
@@ -93,21 +94,4 @@ pub fn run(client: &Client, command: PciCommand, json: bool, host: &impl Host) -
             print(json, &report, done)
         }
     }
-}
-
-fn form(add: PciAdd) -> Result<FunctionForm> {
-    Ok(FunctionForm {
-        host: add.host,
-        mode: add.mode,
-        on_fault: add.on_fault,
-        force: add.force.then_some(true),
-        unsafe_interrupts: add.unsafe_interrupts.then_some(true),
-        emulate: add.emulate,
-        switch: add.switch,
-        tap: add.tap,
-        mac: add.mac,
-        socket: add.vfio_socket.as_deref().map(absolute).transpose()?,
-        guest_memory: add.guest_memory,
-        pinned_memory: add.pinned_memory,
-    })
 }

@@ -1,0 +1,306 @@
+//! Every operation of the control interface: one list, from which the daemon makes its routes and the OpenAPI document its paths.
+
+#[cfg(feature = "schema")]
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+
+#[cfg(feature = "schema")]
+use crate::report::{
+    CoreReport, DaemonEvent, DiskReport, DoneReport, FunctionReport, HealthReport, MovedReport, NicReport,
+    RestReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport, UpgradeReport, VersionReport,
+};
+#[cfg(feature = "schema")]
+use crate::request::{
+    ChangeForm, CoreForm, LinkForm, MoveForm, NotifyForm, QuiesceForm, TwinForm, UpgradeForm,
+};
+#[cfg(feature = "schema")]
+use crate::spec::{DiskForm, FunctionForm, NicForm, SwitchForm};
+
+/// An HTTP method.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// Reads; changes nothing.
+    Get,
+    /// Makes something as the body says, unless it is so already.
+    Put,
+    /// Does something.
+    Post,
+    /// Changes something.
+    Patch,
+    /// Takes something away.
+    Delete,
+}
+
+impl Method {
+    /// As HTTP has it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Method::Get => "GET",
+            Method::Put => "PUT",
+            Method::Post => "POST",
+            Method::Patch => "PATCH",
+            Method::Delete => "DELETE",
+        }
+    }
+}
+
+/// A key of a query, and what it holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueryKey {
+    /// The key.
+    pub name: &'static str,
+    /// Its JSON type.
+    pub holds: &'static str,
+    /// What it says.
+    pub about: &'static str,
+}
+
+/// `?force=true`.
+const FORCE: QueryKey =
+    QueryKey { name: "force", holds: "boolean", about: "Even while a guest uses it [default: false]." };
+/// `?snaplen=N`.
+const SNAPLEN: QueryKey =
+    QueryKey { name: "snaplen", holds: "integer", about: "First bytes of each frame [default: 2048]." };
+
+/// Whether a request has a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BodyNeed {
+    /// It is not read.
+    None,
+    /// It may be left out: the defaults hold.
+    Optional,
+    /// It is needed.
+    Required,
+}
+
+/// What JSON is called.
+pub const JSON: &str = "application/json";
+/// One JSON object a line.
+pub const JSON_LINES: &str = "application/x-ndjson";
+/// A capture.
+pub const PCAPNG: &str = "application/x-pcapng";
+
+/// What an operation answers when all is well.
+#[cfg(feature = "schema")]
+pub struct OperationReply {
+    /// The HTTP status.
+    pub status: u16,
+    /// The content type.
+    pub media: &'static str,
+    /// What the content is.
+    pub schema: Schema,
+}
+
+macro_rules! operations {
+    (@need) => { BodyNeed::None };
+    (@need optional) => { BodyNeed::Optional };
+    (@need body) => { BodyNeed::Required };
+    (@media) => { JSON };
+    (@media $media:ident) => { $media };
+    ($(
+        #[doc = $about:literal]
+        $variant:ident: $method:ident $path:literal $([$($key:ident),*])? $($need:ident $body:ty)?
+            => $($status:literal $answer:ty $(as $media:ident)?),+;
+    )*) => {
+        /// An operation of the interface.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Operation {
+            $(#[doc = $about] $variant,)*
+        }
+
+        impl Operation {
+            /// All of them.
+            pub const ALL: &[Operation] = &[$(Operation::$variant,)*];
+
+            /// Its method.
+            pub fn method(self) -> Method {
+                match self { $(Operation::$variant => Method::$method,)* }
+            }
+
+            /// Its path; `{name}` and `{id}` stand for any.
+            pub fn path(self) -> &'static str {
+                match self { $(Operation::$variant => $path,)* }
+            }
+
+            /// What it does.
+            pub fn about(self) -> &'static str {
+                match self { $(Operation::$variant => $about.trim_ascii(),)* }
+            }
+
+            /// Its name for programs that are generated.
+            pub fn name(self) -> &'static str {
+                match self { $(Operation::$variant => stringify!($variant),)* }
+            }
+
+            /// Keys that its query may have.
+            pub fn query(self) -> &'static [QueryKey] {
+                match self { $(Operation::$variant => &[$($($key),*)?],)* }
+            }
+
+            /// Whether it has a body.
+            pub fn need(self) -> BodyNeed {
+                match self { $(Operation::$variant => operations!(@need $($need)?),)* }
+            }
+
+            /// What its body is.
+            #[cfg(feature = "schema")]
+            pub fn body(self, generator: &mut SchemaGenerator) -> Option<Schema> {
+                match self {
+                    $(Operation::$variant => one([$(generator.subschema_for::<$body>())?]),)*
+                }
+            }
+
+            /// What it answers when all is well.
+            #[cfg(feature = "schema")]
+            pub fn replies(self, generator: &mut SchemaGenerator) -> Vec<OperationReply> {
+                match self {
+                    $(Operation::$variant => vec![$(OperationReply {
+                        status: $status,
+                        media: operations!(@media $($media)?),
+                        schema: generator.subschema_for::<$answer>(),
+                    }),+],)*
+                }
+            }
+        }
+    };
+}
+
+#[cfg(feature = "schema")]
+fn one<const N: usize>(schemas: [Schema; N]) -> Option<Schema> {
+    schemas.into_iter().next()
+}
+
+/// What is no JSON.
+#[cfg(feature = "schema")]
+struct Bytes;
+
+#[cfg(feature = "schema")]
+impl JsonSchema for Bytes {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Bytes".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        Schema::default()
+    }
+}
+
+/// The OpenAPI document itself.
+#[cfg(feature = "schema")]
+type Document = std::collections::BTreeMap<String, serde_json::Value>;
+
+operations! {
+    /// How everything is.
+    Status: Get "/v1/status" => 200 StatusReport;
+    /// The daemon's version, and those of the interface.
+    Version: Get "/v1/version" => 200 VersionReport;
+    /// Whether everything that is to be served is served.
+    Health: Get "/v1/health" => 200 HealthReport;
+    /// What happens from now on, one JSON object a line, until the client goes.
+    Events: Get "/v1/events" => 200 DaemonEvent as JSON_LINES;
+    /// This document.
+    OpenApi: Get "/v1/openapi.json" => 200 Document;
+    /// The disks.
+    Disks: Get "/v1/disks" => 200 Vec<DiskReport>;
+    /// One disk.
+    Disk: Get "/v1/disks/{name}" => 200 DiskReport;
+    /// Adds a disk, unless it is there already and as asked for.
+    PutDisk: Put "/v1/disks/{name}" body DiskForm => 201 DiskReport, 200 DiskReport;
+    /// Changes the size of a disk, or puts another backing behind it, while a guest uses it.
+    ChangeDisk: Patch "/v1/disks/{name}" body ChangeForm => 200 DiskReport;
+    /// Takes a disk away.
+    RemoveDisk: Delete "/v1/disks/{name}" [FORCE] => 200 DoneReport;
+    /// Gives a disk a second socket, unless it has that one already.
+    PutTwin: Put "/v1/disks/{name}/twin" optional TwinForm => 201 DiskReport, 200 DiskReport;
+    /// Takes the second socket of a disk away.
+    RemoveTwin: Delete "/v1/disks/{name}/twin" [FORCE] => 200 DiskReport;
+    /// The switches.
+    Switches: Get "/v1/switches" => 200 Vec<SwitchReport>;
+    /// One switch, with the addresses that it has learned.
+    Switch: Get "/v1/switches/{name}" => 200 SwitchTableReport;
+    /// Adds a switch, unless it is there already and as asked for.
+    PutSwitch: Put "/v1/switches/{name}" optional SwitchForm => 201 SwitchTableReport, 200 SwitchTableReport;
+    /// Takes a switch away.
+    RemoveSwitch: Delete "/v1/switches/{name}" => 200 DoneReport;
+    /// The NICs.
+    Nics: Get "/v1/nics" => 200 Vec<NicReport>;
+    /// One NIC.
+    Nic: Get "/v1/nics/{name}" => 200 NicReport;
+    /// Adds a NIC, unless it is there already and as asked for.
+    PutNic: Put "/v1/nics/{name}" body NicForm => 201 NicReport, 200 NicReport;
+    /// Takes the link of a NIC up or down.
+    ChangeNic: Patch "/v1/nics/{name}" body LinkForm => 200 NicReport;
+    /// Takes a NIC away.
+    RemoveNic: Delete "/v1/nics/{name}" [FORCE] => 200 DoneReport;
+    /// The PCI functions.
+    Functions: Get "/v1/pci" => 200 Vec<FunctionReport>;
+    /// One PCI function.
+    Function: Get "/v1/pci/{name}" => 200 FunctionReport;
+    /// Adds a PCI function, unless it is there already and as asked for.
+    PutFunction: Put "/v1/pci/{name}" body FunctionForm => 201 FunctionReport, 200 FunctionReport;
+    /// Takes a PCI function away, and gives it back to the host.
+    RemoveFunction: Delete "/v1/pci/{name}" [FORCE] => 200 DoneReport;
+    /// Brings a PCI function to rest and holds it there.
+    QuiesceFunction: Post "/v1/pci/{name}/quiesce" optional QuiesceForm => 200 RestReport;
+    /// Lets a PCI function go on.
+    ResumeFunction: Post "/v1/pci/{name}/resume" => 200 DoneReport;
+    /// Tries again to make a PCI function usable.
+    ResetFunction: Post "/v1/pci/{name}/reset" => 200 DoneReport;
+    /// Saves the state of a PCI function.
+    SaveFunction: Post "/v1/pci/{name}/save" optional QuiesceForm => 200 StateFileV1;
+    /// Puts a saved state into a PCI function, and lets it go on from there.
+    LoadFunction: Post "/v1/pci/{name}/load" body StateFileV1 => 200 DoneReport;
+    /// Frames of a NIC or of an uplink, as pcapng, until the client goes.
+    Capture: Get "/v1/ports/{name}/capture" [SNAPLEN] => 200 Bytes as PCAPNG;
+    /// The I/O cores.
+    Cores: Get "/v1/cores" => 200 Vec<CoreReport>;
+    /// Starts one core more.
+    AddCore: Post "/v1/cores" optional CoreForm => 201 CoreReport;
+    /// One I/O core.
+    Core: Get "/v1/cores/{id}" => 200 CoreReport;
+    /// Changes an I/O core while it runs.
+    ChangeCore: Patch "/v1/cores/{id}" body NotifyForm => 200 CoreReport;
+    /// Ends an I/O core that serves no queue any more.
+    RetireCore: Delete "/v1/cores/{id}" => 200 DoneReport;
+    /// Changes all I/O cores while they run.
+    Notify: Put "/v1/notify" body NotifyForm => 200 Vec<CoreReport>;
+    /// Moves a queue to another core.
+    MoveQueue: Post "/v1/queues/move" body MoveForm => 200 MovedReport;
+    /// Reads the configuration again.
+    Reload: Post "/v1/reload" => 200 DoneReport;
+    /// Puts another binary in the daemon's place.
+    Upgrade: Post "/v1/upgrade" optional UpgradeForm => 200 UpgradeReport;
+}
+
+impl Operation {
+    /// The one with this method whose path fits `path`, which has no query.
+    pub fn of(method: &str, path: &str) -> Option<Operation> {
+        let fits = |operation: &&Operation| {
+            let (mut pattern, mut parts) = (operation.path().split('/'), path.split('/'));
+            let same = pattern.by_ref().zip(parts.by_ref()).all(|(a, b)| a == b || a.starts_with('{'));
+            let as_long = operation.path().split('/').count() == path.split('/').count();
+            same && as_long && operation.method().word() == method
+        };
+        Operation::ALL.iter().find(fits).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_are_found_by_method_and_path() {
+        for operation in Operation::ALL {
+            let path = operation.path().replace("{name}", "a.b").replace("{id}", "7");
+            assert_eq!(Operation::of(operation.method().word(), &path), Some(*operation), "{path}");
+            assert!(operation.about().ends_with('.'), "{path}");
+        }
+        for (method, path) in [("GET", "/v1/disks/a/b"), ("GET", "/v1"), ("PUT", "/v1/status"), ("GET", "")] {
+            assert_eq!(Operation::of(method, path), None, "{method} {path}");
+        }
+    }
+}

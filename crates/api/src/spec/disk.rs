@@ -1,0 +1,282 @@
+//! What disks are to be.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    DirectWord, EngineWord, Flaw, FormatWord, MemoryWord, QUEUE_SIZE_MAX, ServedSpec, checked, form,
+    name_flaw, number, socket_flaw, spec,
+};
+use crate::size::Size;
+
+/// Most queues of one disk.
+const QUEUES: u16 = 64;
+/// Bytes of a serial number (virtio 1.3, 5.2.6).
+const SERIAL: usize = 20;
+/// Entries of a ring if nobody says: enough for a disk, and what most of QEMU's versions take without being told.
+const QUEUE_SIZE: u16 = 128;
+
+/// Where a disk's bytes live.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum BackingSpec {
+    /// A raw image or a block device.
+    File {
+        /// Absolute.
+        path: PathBuf,
+        /// If it is left out, an image that looks like one of another format than raw is refused.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        format: Option<FormatWord>,
+        /// Past the page cache or not.
+        direct: DirectWord,
+        /// Who does the I/O.
+        engine: EngineWord,
+    },
+    /// Memory of the daemon: gone with it.
+    Memory {
+        /// Size.
+        bytes: u64,
+    },
+}
+
+impl BackingSpec {
+    /// What people call it.
+    pub fn name(&self) -> String {
+        match self {
+            BackingSpec::File { path, .. } => path.display().to_string(),
+            BackingSpec::Memory { bytes } => format!("memory ({})", Size(*bytes)),
+        }
+    }
+
+    /// The field of a form that says it.
+    pub fn field(&self) -> &'static str {
+        match self {
+            BackingSpec::File { .. } => "path",
+            BackingSpec::Memory { .. } => "memory",
+        }
+    }
+}
+
+spec! {
+    /// A disk, complete and checked.
+    DiskSpec {
+        /// Unique among the daemon's disks.
+        name: String,
+        /// What is behind it.
+        backing: BackingSpec,
+        /// Writes are refused.
+        read_only: bool,
+        /// What the guest reads as its serial number.
+        serial: String,
+        /// Number of queues.
+        queues: u16,
+        /// Entries of a ring, as `qemu-args` asks for them.
+        queue_size: u16,
+        /// Logical block shown to the guest, if it is to differ from the backing's.
+        block_size: Option<u32>,
+        /// The vhost-user socket, if it is not `RUN_DIR/NAME.sock`.
+        socket: Option<PathBuf>,
+        /// A second vhost-user socket, for the destination of a migration on this host.
+        #[serde(default)]
+        twin: Option<PathBuf>,
+        /// Files that VMMs may share as memory of their guests.
+        #[serde(default, skip_serializing_if = "MemoryWord::is_usual")]
+        guest_memory: MemoryWord,
+        /// The core that its queues prefer.
+        core: Option<u32>,
+    }
+}
+
+form! {
+    /// A disk as somebody asks for it. See [`DiskForm::spec`] for what is left out.
+    DiskForm {
+        /// A raw image or a block device
+        [long, value_name = "FILE", required_unless_present = "memory", conflicts_with = "memory"]
+        path: PathBuf,
+        /// Memory of the daemon, of this size; its content goes with the daemon
+        [long, value_name = "SIZE"]
+        memory: Size,
+        /// Say that the image is raw whatever it looks like: one with the bytes of another format is refused otherwise
+        [long, value_name = "FORMAT", conflicts_with = "memory"]
+        format: FormatWord,
+        /// Refuse writes
+        [long, num_args = 0, default_missing_value = "true"]
+        read_only: bool,
+        /// What the guest reads as its serial number [default: the name]
+        [long]
+        serial: String,
+        /// Number of queues [default: 1]
+        [long, value_name = "N"]
+        queues: u64,
+        /// Entries of a queue [default: 128]
+        [long, value_name = "N"]
+        queue_size: u64,
+        /// Logical block shown to the guest: 512 to 4096 bytes [default: the backing's]
+        [long, value_name = "BYTES"]
+        block_size: u64,
+        /// Whether the image's I/O goes past the host's page cache
+        [long, value_name = "WHEN", conflicts_with = "memory"]
+        direct: DirectWord,
+        /// Who does the image's I/O
+        [long, value_name = "WHO", conflicts_with = "memory"]
+        engine: EngineWord,
+        /// The I/O core that its queues prefer [default: whichever has time]
+        [long, value_name = "ID"]
+        core: u32,
+        /// Its vhost-user socket [default: NAME.sock in the run directory]
+        [long = "vhost-socket", value_name = "PATH"]
+        socket: PathBuf,
+        /// A second vhost-user socket, for the destination of a migration on this host
+        [long, value_name = "PATH"]
+        twin: PathBuf,
+        /// Files that a VMM may share as its guest's memory: ram (memfd, tmpfs, hugetlbfs), or any, where page faults may wait
+        /// for a disk or a network [default: ram]
+        [long, value_name = "FILES"]
+        guest_memory: MemoryWord,
+    }
+}
+
+impl DiskForm {
+    /// The complete disk. Left out: one queue of 128 entries, the backing's block size, its name as the serial number,
+    /// writable, and whatever core has time.
+    pub fn spec(self, name: &str) -> Result<DiskSpec, Vec<Flaw>> {
+        let mut flaws = Vec::new();
+        let backing = match (self.path, self.memory) {
+            (Some(path), None) => Some(BackingSpec::File {
+                path,
+                format: self.format,
+                direct: self.direct.unwrap_or_default(),
+                engine: self.engine.unwrap_or_default(),
+            }),
+            (None, Some(Size(bytes))) => {
+                let fields = [
+                    ("format", self.format.is_some()),
+                    ("direct", self.direct.is_some()),
+                    ("engine", self.engine.is_some()),
+                ];
+                for (field, given) in fields {
+                    if given {
+                        let reason = format!("{field} says nothing about a disk in memory");
+                        flaws.push(Flaw::new(field, reason, "leave it out, or give path"));
+                    }
+                }
+                Some(BackingSpec::Memory { bytes })
+            }
+            (Some(_), Some(_)) => {
+                flaws.push(Flaw::new("memory", "both path and memory", "give one of them"));
+                None
+            }
+            (None, None) => {
+                let remedy = "give path = \"IMAGE\" or memory = \"64M\"";
+                flaws.push(Flaw::new("path", "neither path nor memory", remedy));
+                None
+            }
+        };
+        let queues = number(&mut flaws, "queues", self.queues, 1, 1..=QUEUES);
+        let queue_size = number(&mut flaws, "queue_size", self.queue_size, QUEUE_SIZE, 1..=QUEUE_SIZE_MAX);
+        let block_size = self.block_size.map(|size| u32::try_from(size).unwrap_or(0));
+        let serial =
+            self.serial.unwrap_or_else(|| name.chars().filter(char::is_ascii_graphic).take(SERIAL).collect());
+        let spec = DiskSpec {
+            name: name.to_owned(),
+            backing: backing.unwrap_or(BackingSpec::Memory { bytes: 1 << 20 }),
+            read_only: self.read_only.unwrap_or(false),
+            serial,
+            queues,
+            queue_size,
+            block_size,
+            socket: self.socket,
+            twin: self.twin,
+            guest_memory: self.guest_memory.unwrap_or_default(),
+            core: self.core,
+        };
+        checked(spec, flaws)
+    }
+}
+
+impl ServedSpec for DiskSpec {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn socket(&self) -> Option<&Path> {
+        self.socket.as_deref()
+    }
+
+    fn core(&self) -> Option<u32> {
+        self.core
+    }
+
+    fn twin(&self) -> Option<&Path> {
+        self.twin.as_deref()
+    }
+
+    fn guest_memory(&self) -> MemoryWord {
+        self.guest_memory
+    }
+
+    fn queues(&self) -> u16 {
+        self.queues
+    }
+
+    fn flaws(&self) -> Vec<Flaw> {
+        let mut flaws: Vec<Flaw> = name_flaw(&self.name).into_iter().collect();
+        let mut flaw = |field, reason: String, remedy: &str| flaws.push(Flaw::new(field, reason, remedy));
+        let block = self.block_size.unwrap_or(512);
+        if !block.is_power_of_two() || !(512..=4096).contains(&block) {
+            flaw("block_size", format!("block_size = {block}"), "give 512, 1024, 2048 or 4096");
+        }
+        match &self.backing {
+            BackingSpec::File { path, .. } if !path.is_absolute() => {
+                flaw("path", format!("{} is not an absolute path", path.display()), "begin it with /");
+            }
+            BackingSpec::Memory { bytes }
+                if *bytes == 0 || !bytes.is_multiple_of(u64::from(block.max(512))) =>
+            {
+                let reason = format!("{bytes} bytes is no size for a disk with blocks of {block}");
+                flaw("memory", reason, "give a multiple of the block size, and not zero");
+            }
+            _ => {}
+        }
+        if !(1..=QUEUES).contains(&self.queues) {
+            flaw("queues", format!("queues = {}", self.queues), "give 1 to 64");
+        }
+        if !self.queue_size.is_power_of_two() || !(2..=QUEUE_SIZE_MAX).contains(&self.queue_size) {
+            flaw(
+                "queue_size",
+                format!("queue_size = {}", self.queue_size),
+                "give a power of two from 2 to 1024",
+            );
+        }
+        if self.serial.len() > SERIAL || self.serial.chars().any(|c| !c.is_ascii_graphic()) {
+            let remedy = "give at most 20 characters of ASCII without spaces";
+            flaw("serial", format!("{:?} is no serial number", self.serial), remedy);
+        }
+        flaws.extend(self.socket.as_deref().and_then(socket_flaw));
+        let twin_flaw = |twin: &Path| match &self.socket {
+            Some(socket) if socket == twin => {
+                Some(Flaw::new("twin", "twin is the disk's socket", "give it a path of its own"))
+            }
+            _ => socket_flaw(twin).map(|flaw| Flaw { field: "twin", ..flaw }),
+        };
+        flaws.extend(self.twin.as_deref().and_then(twin_flaw));
+        flaws
+    }
+
+    fn same_content(one: &Self, other: &Self) -> bool {
+        match (&one.backing, &other.backing) {
+            (BackingSpec::File { path, .. }, BackingSpec::File { path: other, .. }) => path == other,
+            (one, other) => one == other,
+        }
+    }
+
+    fn three_way(base: &Self, configured: &Self, now: &Self) -> Self {
+        DiskSpec::three_way(base, configured, now)
+    }
+
+    fn differing(&self, other: &Self) -> Vec<&'static str> {
+        let field = |name| if name == "backing" { self.backing.field() } else { name };
+        DiskSpec::differing(self, other).into_iter().map(field).collect()
+    }
+}

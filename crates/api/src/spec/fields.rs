@@ -1,0 +1,150 @@
+//! One list of fields for each kind of thing. A form is written once, by [`form!`]: its JSON, its JSON schema, its options on the
+//! command line, and how the configuration reads it come from that list. A specification is written once, by [`spec!`]: what is
+//! stored, and what a reload or a second PUT compares, come from that one.
+
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use crate::size::Size;
+
+/// A body of a request, whose fields are known by name.
+pub trait Form {
+    /// Names of the fields as JSON has them, other names that are accepted included.
+    const FIELDS: &'static [&'static str];
+}
+
+/// Where a form's fields are read from: a table of the configuration. A field that is there and cannot be read is noted by the
+/// source, with its place; reading goes on.
+pub trait FieldSource {
+    /// Whether the field is there, readable or not.
+    fn has(&self, field: &str) -> bool;
+    /// A text.
+    fn text(&mut self, field: &'static str) -> Option<String>;
+    /// A path, absolute.
+    fn path(&mut self, field: &'static str) -> Option<PathBuf>;
+    /// A number, not negative.
+    fn number(&mut self, field: &'static str) -> Option<u64>;
+    /// A number that fits 32 bits.
+    fn small(&mut self, field: &'static str) -> Option<u32>;
+    /// Yes or no.
+    fn switch(&mut self, field: &'static str) -> Option<bool>;
+    /// A size: a number of bytes, or a text.
+    fn size(&mut self, field: &'static str) -> Option<Size>;
+    /// A text that a type reads. Its error says `REASON: write REMEDY`.
+    fn parsed<T: FromStr<Err: Display>>(&mut self, field: &'static str) -> Option<T>;
+    /// The same where a number is a text without its quotes.
+    fn parsed_or_number<T: FromStr<Err: Display>>(&mut self, field: &'static str) -> Option<T>;
+    /// One of some words.
+    fn word<T>(&mut self, field: &'static str, of: impl Fn(&str) -> Option<T>, words: &[&str]) -> Option<T>;
+}
+
+/// What a field of a form can hold.
+pub trait FieldValue: Sized {
+    /// Reads the field, if it is there.
+    fn read(source: &mut impl FieldSource, field: &'static str) -> Option<Self>;
+
+    /// Stands for a value that is there and could not be read, where leaving it out would be a flaw of its own: that it is there is
+    /// enough to look at the other fields.
+    fn stand_in(_field: &'static str) -> Option<Self> {
+        None
+    }
+
+    /// The value, or what stands for one that cannot be read.
+    fn read_or_stand_in(source: &mut impl FieldSource, field: &'static str) -> Option<Self> {
+        Self::read(source, field).or_else(|| source.has(field).then(|| Self::stand_in(field)).flatten())
+    }
+}
+
+/// Values that a method of [`FieldSource`] reads; behind the bar, for which field what stands in.
+macro_rules! values {
+    ($($kind:ty: $method:ident $(| $($field:literal),+ => $value:expr)?;)*) => {$(
+        impl $crate::spec::FieldValue for $kind {
+            fn read(source: &mut impl $crate::spec::FieldSource, field: &'static str) -> Option<Self> {
+                source.$method(field)
+            }
+
+            $(fn stand_in(field: &'static str) -> Option<Self> {
+                [$($field),+].contains(&field).then(|| $value)
+            })?
+        }
+    )*};
+}
+
+values! {
+    PathBuf: path | "path" => "/".into();
+    String: text | "switch", "tap" => "none".to_owned();
+    Size: size | "memory" => Size(1 << 20);
+    u64: number;
+    u32: small;
+    bool: switch;
+}
+
+/// A form: each field may be left out. In brackets is how clap has it; the comment is its help.
+macro_rules! form {
+    (
+        $(#[doc = $about:literal])*
+        $name:ident {
+            $($(#[doc = $doc:literal])+ $([$($cli:tt)*])? $field:ident: $kind:ty,)*
+        }
+    ) => {
+        $(#[doc = $about])*
+        #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+        #[cfg_attr(feature = "clap", derive(clap::Args))]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        #[serde(deny_unknown_fields, default)]
+        pub struct $name {
+            $(
+                $(#[doc = $doc])+
+                $(#[cfg_attr(feature = "clap", arg($($cli)*))])?
+                pub $field: Option<$kind>,
+            )*
+        }
+
+        impl $crate::spec::Form for $name {
+            const FIELDS: &'static [&'static str] = &[$(stringify!($field)),*];
+        }
+
+        impl $name {
+            /// Reads every field that `source` has.
+            pub fn read(source: &mut impl $crate::spec::FieldSource) -> Self {
+                $name { $($field: $crate::spec::FieldValue::read_or_stand_in(source, stringify!($field)),)* }
+            }
+        }
+    };
+}
+
+/// A specification: complete, stored, and compared field by field.
+macro_rules! spec {
+    (
+        $(#[doc = $about:literal])*
+        $name:ident {
+            $($(#[$meta:meta])+ $field:ident: $kind:ty,)*
+        }
+    ) => {
+        $(#[doc = $about])*
+        #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $name {
+            $($(#[$meta])+ pub $field: $kind,)*
+        }
+
+        impl $name {
+            /// The fields of `configured` where they differ from `base`, what the configuration was; the fields of `now` elsewhere.
+            pub fn three_way(base: &Self, configured: &Self, now: &Self) -> Self {
+                $name { $($field: $crate::spec::pick(&base.$field, &configured.$field, &now.$field),)* }
+            }
+
+            /// Names of the fields in which the two differ.
+            pub fn differing(&self, other: &Self) -> Vec<&'static str> {
+                let mut names = Vec::new();
+                $(if self.$field != other.$field {
+                    names.push(stringify!($field));
+                })*
+                names
+            }
+        }
+    };
+}
+
+pub(super) use {form, spec, values};

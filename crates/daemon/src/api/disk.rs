@@ -1,0 +1,110 @@
+//! Disks.
+
+use axum::extract::{Path, State};
+use ioplane_api::report::{DoneReport, EventWord};
+use ioplane_api::request::{ChangeForm, TwinForm};
+use ioplane_api::size::Size;
+use ioplane_api::spec::{BackingSpec, DiskForm};
+
+use super::{Answer, Body, Own, Removal, form, form_or_usual, json, put, removal, whole};
+use crate::refusal::Refusal;
+
+pub async fn disks(State(daemon): Own) -> Answer {
+    json(daemon.disks.report().await)
+}
+
+pub async fn disk(State(daemon): Own, Path(name): Path<String>) -> Answer {
+    json(daemon.disks.report_of(&name).await?)
+}
+
+pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: DiskForm = form(body)?;
+    let wanted = form.spec(&name).map_err(|flaws| Refusal::flaws(&flaws))?;
+    whole(daemon.may_change()?, async move {
+        let new = daemon.disks.put(wanted).await?;
+        put(new, daemon.disks.report_of(&name).await?)
+    })
+    .await
+}
+
+pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: ChangeForm = form(body)?;
+    let backing = match form {
+        ChangeForm {
+            size: Some(size),
+            path: None,
+            memory: None,
+            format: None,
+            direct: None,
+            engine: None,
+            shrink,
+        } => {
+            return whole(daemon.may_change()?, async move {
+                daemon.disks.served(&name)?.resize(size, shrink).await?;
+                tracing::info!(disk = name, %size, "resized");
+                daemon.disks.tell(EventWord::Changed, &name, &format!("resized to {size}"));
+                json(daemon.disks.report_of(&name).await?)
+            })
+            .await;
+        }
+        ChangeForm { size: None, shrink: false, path: Some(path), memory: None, format, direct, engine } => {
+            let (direct, engine) = (direct.unwrap_or_default(), engine.unwrap_or_default());
+            BackingSpec::File { path, format, direct, engine }
+        }
+        ChangeForm {
+            size: None,
+            shrink: false,
+            path: None,
+            memory: Some(Size(bytes)),
+            format: None,
+            direct: None,
+            engine: None,
+        } => BackingSpec::Memory { bytes },
+        _ => {
+            let remedy = "send size (and shrink), or path (and format, direct, engine), or memory";
+            return Err(Refusal::invalid("neither one change nor another", remedy));
+        }
+    };
+    whole(daemon.may_change()?, async move {
+        let text = backing.name();
+        daemon.disks.served(&name)?.replace(backing).await?;
+        tracing::info!(disk = name, backing = text, "backing replaced");
+        daemon.disks.tell(EventWord::Changed, &name, &format!("backing replaced: {text}"));
+        json(daemon.disks.report_of(&name).await?)
+    })
+    .await
+}
+
+pub async fn remove(State(daemon): Own, Path(name): Path<String>, query: Removal) -> Answer {
+    let force = removal(query)?;
+    whole(daemon.may_change()?, async move {
+        daemon.disks.remove(&name, force, true).await?;
+        json(DoneReport { done: vec![format!("disk {name} removed")] })
+    })
+    .await
+}
+
+/// The second socket.
+pub async fn open_twin(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: TwinForm = form_or_usual(body)?;
+    whole(daemon.may_change()?, async move {
+        let new = daemon.disks.open_twin(&name, form.socket).await?;
+        if new {
+            tracing::info!(disk = name, "has a second socket");
+            daemon.disks.tell(EventWord::Changed, &name, "has a second socket");
+        }
+        put(new, daemon.disks.report_of(&name).await?)
+    })
+    .await
+}
+
+pub async fn close_twin(State(daemon): Own, Path(name): Path<String>, query: Removal) -> Answer {
+    let force = removal(query)?;
+    whole(daemon.may_change()?, async move {
+        daemon.disks.close_twin(&name, force).await?;
+        tracing::info!(disk = name, "has no second socket any more");
+        daemon.disks.tell(EventWord::Changed, &name, "has no second socket any more");
+        json(daemon.disks.report_of(&name).await?)
+    })
+    .await
+}
