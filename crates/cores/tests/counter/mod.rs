@@ -18,6 +18,8 @@ pub struct Line {
     pub polls: AtomicU64,
     pub kicks: AtomicU64,
     pub tidied: AtomicU64,
+    pub armed: AtomicU64,
+    pub disarmed: AtomicU64,
     wanted: AtomicBool,
     kick: Arc<OwnedFd>,
     /// Nothing is completed while this is shut.
@@ -43,6 +45,8 @@ impl Line {
             polls: AtomicU64::new(0),
             kicks: AtomicU64::new(0),
             tidied: AtomicU64::new(0),
+            armed: AtomicU64::new(0),
+            disarmed: AtomicU64::new(0),
             wanted: AtomicBool::new(true),
             kick: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()),
             open: AtomicBool::new(true),
@@ -67,6 +71,11 @@ impl Line {
 
     pub fn kick(&self) {
         rustix::io::write(&*self.kick, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Whether its poller has asked to be kicked.
+    pub fn wants_kick(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed)
     }
 
     /// Until everything published is served.
@@ -148,6 +157,7 @@ impl Poller for Server {
     fn resume(&mut self) {}
 
     fn arm(&mut self) -> Armed {
+        self.line.armed.fetch_add(1, Ordering::Relaxed);
         self.line.wanted.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let waits = self.line.published.load(Ordering::Acquire)
@@ -157,6 +167,7 @@ impl Poller for Server {
     }
 
     fn disarm(&mut self, polling: bool) {
+        self.line.disarmed.fetch_add(1, Ordering::Relaxed);
         self.line.wanted.store(!polling, Ordering::Relaxed);
         let mut count = [0; 8];
         if rustix::io::read(&*self.line.kick, &mut count).is_ok() {
