@@ -33,6 +33,7 @@ pub(crate) struct Panel {
     steps: AtomicU64,
     busy_turns: AtomicU64,
     units: AtomicU64,
+    bytes: AtomicU64,
     glances: AtomicU64,
     sleeps: AtomicU64,
     naps: AtomicU64,
@@ -52,6 +53,7 @@ pub(crate) struct Counts {
     pub(crate) steps: u64,
     pub(crate) busy_turns: u64,
     pub(crate) units: u64,
+    pub(crate) bytes: u64,
     pub(crate) glances: u64,
     pub(crate) sleeps: u64,
     pub(crate) naps: u64,
@@ -78,6 +80,7 @@ impl Panel {
             steps: AtomicU64::new(0),
             busy_turns: AtomicU64::new(0),
             units: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
             glances: AtomicU64::new(0),
             sleeps: AtomicU64::new(0),
             naps: AtomicU64::new(0),
@@ -114,6 +117,7 @@ impl Panel {
             steps,
             busy_turns,
             units,
+            bytes,
             glances,
             sleeps,
             naps,
@@ -128,6 +132,7 @@ impl Panel {
         self.steps.store(steps, Ordering::Relaxed);
         self.busy_turns.store(busy_turns, Ordering::Relaxed);
         self.units.store(units, Ordering::Relaxed);
+        self.bytes.store(bytes, Ordering::Relaxed);
         self.glances.store(glances, Ordering::Relaxed);
         self.sleeps.store(sleeps, Ordering::Relaxed);
         self.naps.store(naps, Ordering::Relaxed);
@@ -172,6 +177,7 @@ impl Panel {
             steps: self.steps.load(Ordering::Relaxed),
             busy_turns: self.busy_turns.load(Ordering::Relaxed),
             units: self.units.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
             glances: self.glances.load(Ordering::Relaxed),
             sleeps: self.sleeps.load(Ordering::Relaxed),
             naps: self.naps.load(Ordering::Relaxed),
@@ -208,6 +214,8 @@ pub struct CoreReading {
     pub busy_turns: u64,
     /// Requests and completions handled.
     pub units: u64,
+    /// What pollers say that these cost, in bytes that could have been copied meanwhile.
+    pub bytes: u64,
     /// Times that it asked the kernel, for all resting queues at once, whether one was woken while others are awake.
     pub glances: u64,
     /// Times that it went to sleep until woken.

@@ -2,14 +2,15 @@
 
 mod counter;
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use counter::{Counter, Line, eventually, soon};
+use counter::{BYTES, Counter, Line, eventually, soon};
 use ioplane_cores::{Core, CoreReading, CoreSettings, Ended, Notify, Pool, PoolError};
 use ioplane_device::clock::ManualClock;
-use ioplane_device::{Change, CoreId, Placement, Post, QueueSet, Quiescent, Unmoved};
+use ioplane_device::{Change, CoreId, Placement, Post, QueueSet, Quiescent, Share, Unmoved};
 
 fn settings(notify: Notify, spin: Duration) -> CoreSettings {
     CoreSettings { notify, spin, ..CoreSettings::default() }
@@ -331,6 +332,58 @@ fn hole_06_orders_that_wait_for_the_next_turn_are_not_slept_on() {
     running.quiesce(soon()).unwrap();
 }
 
+#[test]
+fn a_share_is_for_the_core_and_not_for_the_poller() {
+    let core = one(Notify::Polled, Duration::ZERO);
+    let (mut running, lines) = Counter::run(1, &core);
+    let share = Share { group: 7, weight: NonZeroU32::new(3).unwrap() };
+    assert!(running.apply(&QueueSet::from([0]), &Change::Share(share)).wait(soon()));
+    assert_eq!(lines[0].applied.load(Ordering::Relaxed), 0);
+    lines[0].publish();
+    lines[0].wait();
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn a_poller_is_polled_when_it_said_also_beside_a_busy_one() {
+    const EVERY_US: u64 = 2000;
+    for notify in [Notify::Polled, Notify::Notified] {
+        let core = one(notify, Duration::ZERO);
+        let (running, lines) = Counter::run(2, &core);
+        lines[0].wakes_in_us.store(EVERY_US, Ordering::Relaxed);
+        // It hears of that in its next poll.
+        lines[0].publish();
+        lines[0].wait();
+        for busy in [false, true] {
+            lines[1].busy.store(busy, Ordering::Relaxed);
+            lines[1].publish();
+            lines[1].wait();
+            let (began, polls) = (Instant::now(), lines[0].polls.load(Ordering::Relaxed));
+            let woken = || lines[0].polls.load(Ordering::Relaxed) - polls;
+            eventually("is not polled when it said", || woken() >= 20);
+            let woken = woken();
+            let most = began.elapsed().as_micros() as u64 / EVERY_US + 6;
+            assert!(woken <= most, "{notify:?}: polled {woken} times instead of {most}");
+            assert_eq!(lines[0].kicks.load(Ordering::Relaxed), 1, "woken by a kick");
+        }
+        // It takes that back in its next poll.
+        lines[0].wakes_in_us.store(0, Ordering::Relaxed);
+        lines[0].publish();
+        lines[0].wait();
+        let turned = || {
+            let polls = lines[1].polls.load(Ordering::Relaxed);
+            eventually("does not turn", || lines[1].polls.load(Ordering::Relaxed) > polls + 1000);
+        };
+        turned();
+        let polls = lines[0].polls.load(Ordering::Relaxed);
+        std::thread::sleep(Duration::from_micros(10 * EVERY_US));
+        turned();
+        assert_eq!(lines[0].polls.load(Ordering::Relaxed), polls, "{notify:?}: polled for nothing");
+        lines[1].busy.store(false, Ordering::Relaxed);
+        running.quiesce(soon()).unwrap();
+    }
+}
+
 /// The first queue sits on a core, the second where a core was.
 struct HalfGone<'a>(&'a Core);
 
@@ -438,6 +491,7 @@ fn meters_tell_what_happened() {
     let reading = core.read();
     assert_eq!((reading.core, reading.cpu, reading.seats, reading.polled), (5, Some(0), 1, true));
     assert!(reading.turns >= reading.busy_turns && reading.busy_turns > 0);
+    assert_eq!(reading.bytes, reading.units * BYTES);
     assert!(reading.cpu_ns > 0 && reading.cpu_ns <= reading.age_ns);
     let sleeps = core.read().sleeps;
     lines[0].publish();

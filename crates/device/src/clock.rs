@@ -1,9 +1,5 @@
-//! The clock of an I/O core, and the core's last look at it, for pollers that want to know about when they were called without
-//! looking themselves.
-//!
-//! A core looks once in a number of turns, and when it wakes. What it saw lies in a cell of its thread: reading it costs a load.
+//! The clock of an I/O core.
 
-use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -52,35 +48,9 @@ impl Clock for ManualClock {
     }
 }
 
-thread_local! {
-    static LOOKED: Cell<Option<Instant>> = const { Cell::new(None) };
-}
-
-/// The core of this thread has looked at the clock. Only cores call it.
-#[inline]
-pub fn looked(now: Instant) {
-    LOOKED.set(Some(now));
-}
-
-/// The last look of this thread's core, never later than now. On a thread that is no core's (tests that turn a poller by
-/// hand) the clock itself.
-#[inline]
-pub fn last_look() -> Instant {
-    LOOKED.get().unwrap_or_else(Instant::now)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_last_look_stays_until_the_next() {
-        let before = Instant::now();
-        assert!(last_look() >= before, "nobody has looked: the clock itself");
-        looked(before);
-        assert_eq!(last_look(), before);
-        std::thread::spawn(move || assert!(last_look() > before)).join().unwrap();
-    }
 
     #[test]
     fn a_manual_clock_stands_until_it_is_moved() {

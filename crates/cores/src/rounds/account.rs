@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use ioplane_device::clock;
-
 use crate::panel::Counts;
 
 /// Span over which the busy share is smoothed.
@@ -17,6 +15,8 @@ pub(super) struct Account {
     pub(super) steps: u64,
     busy_turns: u64,
     units: u64,
+    /// What pollers say that their work cost, in bytes.
+    pub(super) bytes: u64,
     /// Questions whether a resting slot was woken, while others are awake.
     pub(super) glances: u64,
     pub(super) sleeps: u64,
@@ -39,6 +39,7 @@ impl Account {
             steps: 0,
             busy_turns: 0,
             units: 0,
+            bytes: 0,
             glances: 0,
             sleeps: 0,
             naps: 0,
@@ -69,21 +70,20 @@ impl Account {
         self.worked = true;
     }
 
-    /// Charges the time since the last look.
+    /// Charges the time since the last look, and says how much of it was work, ns.
     #[inline]
-    pub(super) fn look(&mut self, now: Instant) {
-        if std::mem::take(&mut self.worked) {
-            self.busy_ns += (now - self.looked).as_nanos() as u64;
-        }
+    pub(super) fn look(&mut self, now: Instant) -> u64 {
+        let since = now.saturating_duration_since(self.looked);
         self.looked = now;
-        clock::looked(now);
+        let ns = if std::mem::take(&mut self.worked) { since.as_nanos() as u64 } else { 0 };
+        self.busy_ns += ns;
+        ns
     }
 
     /// Charges the time since the last look as slept.
     pub(super) fn slept(&mut self, now: Instant) {
         self.slept_ns += (now - self.looked).as_nanos() as u64;
         self.looked = now;
-        clock::looked(now);
     }
 
     /// Brings the busy share up to date.
@@ -105,6 +105,7 @@ impl Account {
             steps: self.steps,
             busy_turns: self.busy_turns,
             units: self.units,
+            bytes: self.bytes,
             glances: self.glances,
             sleeps: self.sleeps,
             naps: self.naps,

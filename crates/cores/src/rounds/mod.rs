@@ -12,6 +12,7 @@
 //! fence and look taken out.
 
 mod account;
+mod charge;
 mod rest;
 mod slot;
 mod timers;
@@ -22,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_device::clock::Clock;
 use ioplane_device::mutation::{Law, bound};
-use ioplane_device::{Budget, Change, Order, Seat, SeatId, Step, Tell};
+use ioplane_device::{Budget, Change, CoreContext, Order, PollOutcome, PollState, Seat, SeatId, Tell};
 
 use crate::mailbox::Mailbox;
 use crate::panel::{LEAVE, LEFT, Panel};
@@ -57,7 +58,8 @@ pub(crate) struct Rounds {
     mailbox: Arc<Mailbox>,
     panel: Arc<Panel>,
     watch: Watch,
-    clock: Arc<dyn Clock>,
+    /// With the last look at the clock.
+    context: CoreContext,
     budget: Budget,
     manners: Manners,
     notify: Notify,
@@ -68,8 +70,8 @@ pub(crate) struct Rounds {
     awake: Vec<usize>,
     timers: Timers,
     account: Account,
-    /// The last look at the clock.
-    now: Instant,
+    /// Slots that had work since the last look at the clock.
+    worked: Vec<usize>,
     last_tidy: Instant,
     last_glance: Instant,
     /// Turns and work since the last look at the clock.
@@ -88,12 +90,13 @@ impl Rounds {
         clock: Arc<dyn Clock>,
         settings: &CoreSettings,
     ) -> Self {
-        let now = clock.now();
+        let context = CoreContext::new(clock);
+        let now = context.now();
         Rounds {
             mailbox,
             panel,
             watch,
-            clock,
+            context,
             budget: settings.budget,
             manners: settings.manners,
             notify: settings.notify,
@@ -103,7 +106,7 @@ impl Rounds {
             awake: Vec::new(),
             timers: Timers::default(),
             account: Account::new(now),
-            now,
+            worked: Vec::new(),
             last_tidy: now,
             last_glance: now,
             unlooked_turns: 0,
@@ -130,7 +133,7 @@ impl Rounds {
             self.after_turn(units);
         }
         self.look();
-        self.panel.publish(&self.account.counts(0), self.now);
+        self.panel.publish(&self.account.counts(0), self.context.now());
     }
 
     /// Carries out what has been posted, some of it if it is much, and looks at the panel. True if the core is to end.
@@ -146,9 +149,9 @@ impl Rounds {
             self.notify = notify;
             for &index in &self.awake {
                 if let Some(chair) = &mut self.chairs[index]
-                    && chair.state == SlotState::Polled
+                    && chair.state != SlotState::Fresh
                 {
-                    chair.seat.disarm(notify == Notify::Polled);
+                    chair.seat.disarm(&self.context, notify == Notify::Polled);
                 }
             }
             // To be notified, those at rest have asked to be kicked already. To be polled, each is looked at for `spin`.
@@ -198,8 +201,12 @@ impl Rounds {
             self.chairs.push(None);
             self.chairs.len() - 1
         });
+        // What a turn may note of each of them does not allocate.
+        self.timers.reserve(self.chairs.len());
+        self.worked.reserve(self.chairs.len().saturating_sub(self.worked.len()));
+        self.awake.reserve(self.chairs.len().saturating_sub(self.awake.len()));
         let watched = self.watch.add(seat.wakers(), at);
-        self.chairs[at] = Some(Chair { seat, watched, state, idle_since: None });
+        self.chairs[at] = Some(Chair::new(seat, watched, state));
         if state.is_awake() {
             self.awake(at);
         }
@@ -213,10 +220,10 @@ impl Rounds {
         if matches!(tell, Tell::Apply(Change::Kick(_) | Change::Own(_), _)) {
             // The old descriptors go before the poller can close them.
             self.watch.remove(std::mem::take(&mut chair.watched));
-            chair.seat.tell(tell);
+            chair.seat.tell(&mut self.context, tell);
             chair.watched = self.watch.add(chair.seat.wakers(), at);
         } else {
-            chair.seat.tell(tell);
+            chair.seat.tell(&mut self.context, tell);
         }
         // Whatever it was, the poller has to poll to act on it.
         self.wake(at);
@@ -227,16 +234,14 @@ impl Rounds {
         let mut units = 0;
         let mut at = 0;
         while let Some(&index) = self.awake.get(at) {
-            match self.step(index) {
-                Step::Idle => {}
-                Step::Busy(n) => units += u64::from(n.max(1)),
-                Step::Vacated => {
-                    // Counts as work: its owner is likely to ask for more. The last one has moved here.
-                    units += 1;
-                    self.awake.swap_remove(at);
-                    self.take_away(index);
-                    continue;
-                }
+            let outcome = self.step(index);
+            units += u64::from(outcome.units());
+            if outcome.state() == PollState::Parked {
+                // Counts as work: its owner is likely to ask for more. The last one has moved here.
+                units += 1;
+                self.awake.swap_remove(at);
+                self.take_away(index);
+                continue;
             }
             at += 1;
         }
@@ -244,18 +249,28 @@ impl Rounds {
     }
 
     #[inline]
-    fn step(&mut self, index: usize) -> Step {
-        let Some(chair) = &mut self.chairs[index] else { return Step::Idle };
+    fn step(&mut self, index: usize) -> PollOutcome {
+        let Some(chair) = &mut self.chairs[index] else { return PollOutcome::IDLE };
         self.account.steps += 1;
         self.stepping = Some(chair.seat.queue());
-        let step = chair.step(self.budget, self.now, self.notify == Notify::Polled);
+        let outcome = chair.step(&mut self.context, self.budget, self.notify == Notify::Polled);
         self.stepping = None;
-        step
+        if outcome.state() == PollState::Busy {
+            self.account.bytes += u64::from(outcome.cost().bytes);
+            if chair.charge.add(outcome.cost()) {
+                self.worked.push(index);
+            }
+        }
+        outcome
     }
 
     /// Frees the slot of a poller that has parked. It is no longer in `awake`.
     fn take_away(&mut self, index: usize) {
         if let Some(chair) = self.chairs[index].take() {
+            if chair.timed {
+                self.timers.clear(Timer::Slot(index));
+            }
+            self.worked.retain(|worked| *worked != index);
             self.watch.remove(chair.watched);
             self.free.push(index);
             self.mailbox.vacated();
@@ -274,7 +289,10 @@ impl Rounds {
         if chair.state.is_resting() {
             chair.state = SlotState::Polled;
             chair.idle_since = None;
-            chair.seat.disarm(self.notify == Notify::Polled);
+            if std::mem::take(&mut chair.timed) {
+                self.timers.clear(Timer::Slot(index));
+            }
+            chair.seat.disarm(&self.context, self.notify == Notify::Polled);
             self.awake(index);
         }
     }
@@ -287,25 +305,49 @@ impl Rounds {
                 chair.seat.tidy();
             }
         }
-        self.last_tidy = self.now;
-        self.account.share(self.now);
-        self.panel.publish(&self.account.counts(self.awake.len()), self.now);
+        let now = self.context.now();
+        self.last_tidy = now;
+        self.account.share(now);
+        self.panel.publish(&self.account.counts(self.awake.len()), now);
     }
 
     /// Looks at the clock, and does what is due.
     fn look(&mut self) {
-        self.now = self.clock.now();
+        let now = self.context.look();
         (self.unlooked_turns, self.unlooked_units) = (0, 0);
-        self.account.look(self.now);
-        while let Some(timer) = self.timers.due(self.now) {
+        let ns = self.account.look(now);
+        self.settle(ns);
+        while let Some(timer) = self.timers.due(now) {
             match timer {
                 Timer::Tidy => {
                     self.tidy();
                     if !self.awake.is_empty() {
-                        self.timers.ensure(Timer::Tidy, self.now + TIDY);
+                        self.timers.ensure(Timer::Tidy, now + TIDY);
                     }
                 }
                 Timer::Unwakeable => self.step_unwakeable(),
+                Timer::Slot(index) => {
+                    if let Some(chair) = &mut self.chairs[index] {
+                        chair.timed = false;
+                        self.step_resting(index);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Divides what went by since the last look among the slots that had work meanwhile.
+    fn settle(&mut self, ns: u64) {
+        let (mut costs, mut weights) = (0, 0);
+        for &index in &self.worked {
+            if let Some(chair) = &self.chairs[index] {
+                costs += chair.charge.unsettled();
+                weights += u64::from(chair.seat.share().weight.get());
+            }
+        }
+        for index in self.worked.drain(..) {
+            if let Some(chair) = &mut self.chairs[index] {
+                chair.charge.settle(chair.seat.share(), ns, costs, weights);
             }
         }
     }

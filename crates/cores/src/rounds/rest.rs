@@ -3,7 +3,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use ioplane_device::{Armed, Step};
+use ioplane_device::{Armed, PollOutcome, PollState};
 
 use super::Rounds;
 use super::slot::SlotState;
@@ -26,10 +26,11 @@ impl Rounds {
     /// Lets rest whoever has had no work for long enough: on a notified core at all.
     pub(super) fn rest_idle(&mut self) {
         let spin = if self.notify == Notify::Polled { self.spin } else { Duration::ZERO };
+        let now = self.context.now();
         let mut at = 0;
         while let Some(&index) = self.awake.get(at) {
             let idle_since = self.chairs[index].as_ref().and_then(|chair| chair.idle_since);
-            let idle = idle_since.is_some_and(|since| self.now.saturating_duration_since(since) >= spin);
+            let idle = idle_since.is_some_and(|since| now.saturating_duration_since(since) >= spin);
             if idle && self.rest(index) {
                 self.awake.swap_remove(at);
                 if self.chairs[index].as_ref().is_some_and(|chair| chair.state == SlotState::Parked) {
@@ -52,33 +53,50 @@ impl Rounds {
         let armed = chair.seat.arm();
         let promised = armed == Armed::Armed && !chair.watched.blind;
         fence(Ordering::SeqCst);
-        let step = self.step(index);
+        let outcome = self.step(index);
         let Some(chair) = &mut self.chairs[index] else { return true };
-        match step {
-            Step::Idle if promised => chair.state = SlotState::Armed,
-            Step::Idle => {
-                chair.state = SlotState::Unwakeable;
-                self.timers.ensure(Timer::Unwakeable, self.now + NAP);
+        match outcome.state() {
+            PollState::Idle | PollState::Waiting => {
+                if promised {
+                    chair.state = SlotState::Armed;
+                } else {
+                    chair.state = SlotState::Unwakeable;
+                    self.timers.ensure(Timer::Unwakeable, self.context.now() + NAP);
+                }
+                self.set_timer(index, outcome);
             }
-            Step::Busy(n) => {
-                chair.seat.disarm(polled);
-                self.account.work(n);
+            PollState::Busy => {
+                chair.seat.disarm(&self.context, polled);
+                self.account.work(outcome.units());
                 return false;
             }
-            Step::Vacated => self.account.work(1),
+            PollState::Parked => self.account.work(1),
         }
         true
     }
 
+    /// Sets the timer that the poller of a resting slot has asked for in its last poll, or none.
+    fn set_timer(&mut self, index: usize, outcome: PollOutcome) {
+        let Some(chair) = &mut self.chairs[index] else { return };
+        let wait = outcome.wake_in();
+        if std::mem::replace(&mut chair.timed, wait.is_some()) {
+            self.timers.clear(Timer::Slot(index));
+        }
+        if let Some(wait) = wait {
+            self.timers.insert(Timer::Slot(index), self.context.now() + wait);
+        }
+    }
+
     /// Asks for all resting slots at once whether one was woken, when that is due.
     pub(super) fn hear_resting(&mut self, looked: bool) {
+        let now = self.context.now();
         let due = match self.notify {
-            Notify::Polled => looked && self.now.saturating_duration_since(self.last_glance) >= GLANCE,
+            Notify::Polled => looked && now.saturating_duration_since(self.last_glance) >= GLANCE,
             Notify::Notified => self.account.turns.is_multiple_of(GLANCE_TURNS),
         };
         let occupied = self.chairs.len() - self.free.len();
         if due && !self.awake.is_empty() && self.awake.len() < occupied {
-            self.last_glance = self.now;
+            self.last_glance = now;
             self.account.glances += 1;
             self.watch.wait(Some(Duration::ZERO));
             self.hear();
@@ -105,19 +123,19 @@ impl Rounds {
         if !self.awake.is_empty() {
             return;
         }
+        let now = self.context.now();
         if self.timers.is_set(Timer::Unwakeable) {
             self.account.naps += 1;
         } else {
             self.account.sleeps += 1;
         }
         if !self.timers.is_set(Timer::Tidy) {
-            self.account.share(self.now);
-            self.panel.publish(&self.account.counts(0), self.now);
+            self.account.share(now);
+            self.panel.publish(&self.account.counts(0), now);
         }
-        let timeout = self.timers.next().map(|at| at.saturating_duration_since(self.now));
+        let timeout = self.timers.next().map(|at| at.saturating_duration_since(now));
         self.watch.wait(timeout);
-        self.now = self.clock.now();
-        self.account.slept(self.now);
+        self.account.slept(self.context.look());
         if !self.watch.fired().is_empty() {
             self.account.wakes += 1;
             self.hear();
@@ -134,19 +152,20 @@ impl Rounds {
             }
         }
         if left {
-            self.timers.ensure(Timer::Unwakeable, self.now + NAP);
+            self.timers.ensure(Timer::Unwakeable, self.context.now() + NAP);
         }
     }
 
     /// Steps a slot that rests, and rests on if it had no work.
-    fn step_resting(&mut self, index: usize) {
-        match self.step(index) {
-            Step::Idle => {}
-            Step::Busy(n) => {
-                self.account.work(n);
+    pub(super) fn step_resting(&mut self, index: usize) {
+        let outcome = self.step(index);
+        match outcome.state() {
+            PollState::Idle | PollState::Waiting => self.set_timer(index, outcome),
+            PollState::Busy => {
+                self.account.work(outcome.units());
                 self.wake(index);
             }
-            Step::Vacated => {
+            PollState::Parked => {
                 self.account.work(1);
                 self.take_away(index);
             }

@@ -9,6 +9,8 @@ pub(super) enum Timer {
     Tidy,
     /// The slots that nothing is sure to wake are looked at.
     Unwakeable,
+    /// The resting slot of that index is stepped: its poller has asked for it.
+    Slot(usize),
 }
 
 /// The timers of one core: few, so that a sorted list is faster than a heap and does not allocate once it has grown.
@@ -19,8 +21,14 @@ pub(super) struct Timers {
 }
 
 impl Timers {
+    /// Makes room for the timers of so many slots, so that setting one does not allocate.
+    pub(super) fn reserve(&mut self, slots: usize) {
+        let room = slots + 2;
+        self.set.reserve(room.saturating_sub(self.set.len()));
+    }
+
     /// Sets `timer`, which is not set, to `at`.
-    fn insert(&mut self, timer: Timer, at: Instant) {
+    pub(super) fn insert(&mut self, timer: Timer, at: Instant) {
         let place = self.set.partition_point(|(other, _)| *other > at);
         self.set.insert(place, (at, timer));
     }
@@ -80,5 +88,12 @@ mod tests {
         timers.clear(Timer::Tidy);
         timers.clear(Timer::Unwakeable);
         assert_eq!(timers.next(), None);
+        for (slot, at) in [(7, 3), (8, 1), (9, 2)] {
+            timers.insert(Timer::Slot(slot), ms(at));
+        }
+        timers.clear(Timer::Slot(9));
+        assert_eq!(timers.due(ms(3)), Some(Timer::Slot(8)));
+        assert_eq!(timers.due(ms(3)), Some(Timer::Slot(7)));
+        assert_eq!(timers.due(ms(3)), None);
     }
 }
