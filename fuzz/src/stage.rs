@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ioplane_device::{Budget, CoreId, Gone, Order, Placement, Post, Seat, SeatId, Step};
+use ioplane_device::{Budget, CoreContext, CoreId, Gone, Order, Placement, PollState, Post, Seat, SeatId};
 
 /// Turns after which a poller that was told to stop, and has nothing that could keep it, is stuck.
 pub const PATIENCE: u32 = 20_000;
@@ -14,9 +14,16 @@ const STILL: u32 = 48;
 /// The seats.
 #[derive(Debug, Default)]
 pub struct Stage {
-    seats: Mutex<Vec<Seat>>,
+    seats: Mutex<Seats>,
     /// Every order is followed by turns until nothing happens any more.
     eager: bool,
+}
+
+/// The seats, and what a core lends them.
+#[derive(Debug, Default)]
+struct Seats {
+    seats: Vec<Seat>,
+    context: CoreContext,
 }
 
 impl Stage {
@@ -36,7 +43,7 @@ impl Stage {
     }
 
     /// Works on the seats, which are out of everybody's hands meanwhile.
-    fn with<R>(&self, work: impl FnOnce(&mut Vec<Seat>) -> R) -> R {
+    fn with<R>(&self, work: impl FnOnce(&mut Seats) -> R) -> R {
         work(&mut self.seats.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -48,10 +55,11 @@ impl Stage {
     /// As a core that goes to sleep and wakes up again.
     pub fn nap(&self, polling: bool) {
         self.with(|seats| {
+            let Seats { seats, context } = seats;
             for seat in seats {
                 seat.tidy();
                 seat.arm();
-                seat.disarm(polling);
+                seat.disarm(context, polling);
             }
         });
     }
@@ -63,27 +71,23 @@ impl Stage {
 
     /// Whether anybody sits.
     pub fn is_empty(&self) -> bool {
-        self.with(|seats| seats.is_empty())
+        self.with(|seats| seats.seats.is_empty())
     }
 }
 
-fn turn(seats: &mut Vec<Seat>, budget: u32) -> u32 {
+fn turn(Seats { seats, context }: &mut Seats, budget: u32) -> u32 {
     let mut done = 0;
-    seats.retain_mut(|seat| match seat.step(Budget(budget)) {
-        Step::Idle => true,
-        Step::Busy(count) => {
-            done += count;
-            true
-        }
-        Step::Vacated => {
-            done += 1;
-            false
-        }
+    context.look();
+    seats.retain_mut(|seat| {
+        let outcome = seat.step(context, Budget(budget));
+        let parked = outcome.state() == PollState::Parked;
+        done += outcome.units() + u32::from(parked);
+        !parked
     });
     done
 }
 
-fn run(seats: &mut Vec<Seat>) {
+fn run(seats: &mut Seats) {
     let mut idle = 0;
     for _ in 0..PATIENCE {
         idle = if turn(seats, 32) == 0 { idle + 1 } else { 0 };
@@ -102,10 +106,10 @@ impl Post for Stage {
     fn post(&self, order: Order) -> Result<(), Gone> {
         self.with(|seats| {
             match order {
-                Order::Sit(seat) => seats.push(seat),
+                Order::Sit(seat) => seats.seats.push(seat),
                 Order::Tell(id, tell) => {
-                    if let Some(seat) = seat(seats, id) {
-                        seat.tell(tell);
+                    if let Some(seat) = seat(&mut seats.seats, id) {
+                        seat.tell(&mut seats.context, tell);
                     }
                 }
             }

@@ -6,11 +6,12 @@ use std::sync::{Arc, Weak};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use ioplane_device::clock::{Clock, Monotonic};
 use ioplane_device::{CoreId, Placement, Post};
 
+use crate::error::PoolError;
 use crate::mailbox::{Ended, Mailbox};
 use crate::panel::{CoreReading, LEAVE, LEFT, Panel, STAY};
-use crate::pool::PoolError;
 use crate::rounds::Rounds;
 use crate::settings::{CoreSettings, Manners, Notify};
 use crate::thread;
@@ -27,6 +28,11 @@ pub struct Core {
 impl Core {
     /// Starts a core. `id` is to be unique in the process.
     pub fn start(id: CoreId, settings: CoreSettings) -> Result<Self, PoolError> {
+        Core::start_with(id, settings, Arc::new(Monotonic))
+    }
+
+    /// As [`Core::start`], with a clock of the caller's. How long the core sleeps is counted from its clock and slept by the host's.
+    pub fn start_with(id: CoreId, settings: CoreSettings, clock: Arc<dyn Clock>) -> Result<Self, PoolError> {
         let start = |source: std::io::Error| PoolError::Start { core: id.0, source };
         let mailbox = Arc::new(Mailbox::new(id).map_err(|e| start(e.into()))?);
         let watch = Watch::new(mailbox.bell()).map_err(|e| start(e.into()))?;
@@ -34,7 +40,7 @@ impl Core {
         let core = Core { panel: panel.clone(), mailbox: Arc::downgrade(&mailbox) };
         Builder::new()
             .name(format!("ioplane-core-{}", id.0))
-            .spawn(move || serve(mailbox, panel, watch, &settings))
+            .spawn(move || serve(mailbox, panel, watch, clock, &settings))
             .map_err(start)?;
         Ok(core)
     }
@@ -130,7 +136,13 @@ impl Placement for Core {
 }
 
 /// The thread of a core.
-fn serve(mailbox: Arc<Mailbox>, panel: Arc<Panel>, watch: Watch, settings: &CoreSettings) {
+fn serve(
+    mailbox: Arc<Mailbox>,
+    panel: Arc<Panel>,
+    watch: Watch,
+    clock: Arc<dyn Clock>,
+    settings: &CoreSettings,
+) {
     if let Some(cpu) = settings.cpu
         && thread::pin(cpu)
     {
@@ -140,7 +152,7 @@ fn serve(mailbox: Arc<Mailbox>, panel: Arc<Panel>, watch: Watch, settings: &Core
         thread::be_nice();
     }
     panel.tid.store(thread::id(), Ordering::Release);
-    let mut rounds = Rounds::new(mailbox, panel.clone(), watch, settings);
+    let mut rounds = Rounds::new(mailbox, panel.clone(), watch, clock, settings);
     if catch_unwind(AssertUnwindSafe(|| rounds.run())).is_err() {
         // The panic's own message is out already. See the crate's documentation for why nothing is saved from here.
         let queue = rounds.stepping.map_or("no queue".to_owned(), |q| format!("queue {q}"));

@@ -9,9 +9,9 @@
 //!                                       +-----------------------------------------------------+
 //! ```
 //!
-//! A core polls the rings of many guests, so that their kicks are waste and can be suppressed (ELVIS, section 3.1). When
-//! nothing comes for a while it asks to be kicked again and sleeps; see [`Notify`] for when, and `rounds` for why no
-//! wake-up is lost on the way.
+//! A core polls the rings of many guests, so that their kicks are waste and can be suppressed (ELVIS, section 3.1). A ring on
+//! which nothing comes for a while asks to be kicked again and is not looked at any more; with all of them at rest the core
+//! sleeps. See [`Notify`] for when, and `rounds` for why no wake-up is lost on the way.
 //!
 //! A poller that panics ends the process: its request may be half-done, and what every other queue of the process needs is
 //! the replay that follows a crash (the in-flight journal), not a core that goes on with one seat dead and nobody told.
@@ -19,6 +19,7 @@
 //! Must not know: rings, devices, guests, sockets, why a queue is where it is.
 
 mod core;
+mod error;
 mod mailbox;
 mod panel;
 mod pool;
@@ -28,7 +29,8 @@ mod thread;
 mod watch;
 
 pub use crate::core::Core;
+pub use error::PoolError;
 pub use mailbox::{Ended, Mailbox};
 pub use panel::CoreReading;
-pub use pool::{Named, Pool, PoolError};
+pub use pool::{Named, Pool};
 pub use settings::{CoreSettings, Manners, Notify};

@@ -30,8 +30,11 @@ pub(crate) struct Panel {
     /// Processor time at the end of the thread.
     pub(crate) cpu_ns: AtomicU64,
     turns: AtomicU64,
+    steps: AtomicU64,
     busy_turns: AtomicU64,
     units: AtomicU64,
+    bytes: AtomicU64,
+    glances: AtomicU64,
     sleeps: AtomicU64,
     naps: AtomicU64,
     wakes: AtomicU64,
@@ -47,8 +50,11 @@ pub(crate) struct Panel {
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Counts {
     pub(crate) turns: u64,
+    pub(crate) steps: u64,
     pub(crate) busy_turns: u64,
     pub(crate) units: u64,
+    pub(crate) bytes: u64,
+    pub(crate) glances: u64,
     pub(crate) sleeps: u64,
     pub(crate) naps: u64,
     pub(crate) wakes: u64,
@@ -71,8 +77,11 @@ impl Panel {
             tid: AtomicI32::new(0),
             cpu_ns: AtomicU64::new(0),
             turns: AtomicU64::new(0),
+            steps: AtomicU64::new(0),
             busy_turns: AtomicU64::new(0),
             units: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            glances: AtomicU64::new(0),
             sleeps: AtomicU64::new(0),
             naps: AtomicU64::new(0),
             wakes: AtomicU64::new(0),
@@ -105,8 +114,11 @@ impl Panel {
     pub(crate) fn publish(&self, counts: &Counts, now: Instant) {
         let Counts {
             turns,
+            steps,
             busy_turns,
             units,
+            bytes,
+            glances,
             sleeps,
             naps,
             wakes,
@@ -117,8 +129,11 @@ impl Panel {
             permille,
         } = *counts;
         self.turns.store(turns, Ordering::Relaxed);
+        self.steps.store(steps, Ordering::Relaxed);
         self.busy_turns.store(busy_turns, Ordering::Relaxed);
         self.units.store(units, Ordering::Relaxed);
+        self.bytes.store(bytes, Ordering::Relaxed);
+        self.glances.store(glances, Ordering::Relaxed);
         self.sleeps.store(sleeps, Ordering::Relaxed);
         self.naps.store(naps, Ordering::Relaxed);
         self.wakes.store(wakes, Ordering::Relaxed);
@@ -127,7 +142,8 @@ impl Panel {
         self.slept_ns.store(slept_ns, Ordering::Relaxed);
         self.awake.store(awake, Ordering::Relaxed);
         self.permille.store(permille, Ordering::Relaxed);
-        self.published_ns.store((now - self.born).as_nanos() as u64, Ordering::Relaxed);
+        self.published_ns
+            .store(now.saturating_duration_since(self.born).as_nanos() as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn ended(&self) -> bool {
@@ -158,8 +174,11 @@ impl Panel {
             awake: self.awake.load(Ordering::Relaxed),
             busy_permille: self.permille(),
             turns: self.turns.load(Ordering::Relaxed),
+            steps: self.steps.load(Ordering::Relaxed),
             busy_turns: self.busy_turns.load(Ordering::Relaxed),
             units: self.units.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            glances: self.glances.load(Ordering::Relaxed),
             sleeps: self.sleeps.load(Ordering::Relaxed),
             naps: self.naps.load(Ordering::Relaxed),
             wakes: self.wakes.load(Ordering::Relaxed),
@@ -189,10 +208,16 @@ pub struct CoreReading {
     pub busy_permille: u32,
     /// Rounds through the awake queues.
     pub turns: u64,
+    /// Polls of single queues, in turns and between them, whether or not they found work.
+    pub steps: u64,
     /// Those that found work.
     pub busy_turns: u64,
     /// Requests and completions handled.
     pub units: u64,
+    /// What pollers say that these cost, in bytes that could have been copied meanwhile.
+    pub bytes: u64,
+    /// Times that it asked the kernel, for all resting queues at once, whether one was woken while others are awake.
+    pub glances: u64,
     /// Times that it went to sleep until woken.
     pub sleeps: u64,
     /// Times that it slept for a millisecond at most, because a poller could not promise to wake it.

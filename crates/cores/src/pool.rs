@@ -7,35 +7,10 @@ use std::time::Instant;
 use ioplane_device::{CoreId, Placement, Post};
 
 use crate::core::Core;
+use crate::error::PoolError;
 use crate::mailbox::Ended;
 use crate::panel::CoreReading;
 use crate::settings::{CoreSettings, Notify};
-
-/// What a pool could not do.
-#[derive(Debug, thiserror::Error)]
-pub enum PoolError {
-    /// No core has that number.
-    #[error("there is no I/O core {0}: see `ioplane core list`")]
-    NoSuchCore(u32),
-    /// Queues still sit there.
-    #[error("I/O core {core} still serves {seats} queues: move them with `ioplane core move` first")]
-    Occupied {
-        /// Which core.
-        core: u32,
-        /// How many queues.
-        seats: u32,
-    },
-    /// The kernel gave no thread or no descriptor.
-    #[error(
-        "I/O core {core} could not be started: {source} (are the limits on threads or open files too low?)"
-    )]
-    Start {
-        /// Which core.
-        core: u32,
-        /// What the kernel said.
-        source: std::io::Error,
-    },
-}
 
 /// Load that a queue without a history is reckoned at, in thousandths of a core. Idle queues are thus spread by number, and
 /// a core at work is avoided until the others have caught up.

@@ -7,8 +7,8 @@ use ioplane_device::Budget;
 /// How the queues of a core learn of new requests. Switchable while the core runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Notify {
-    /// The core looks at every ring in turn and guests need not kick; after [`CoreSettings::spin`] without work it asks to be
-    /// kicked and sleeps until the first kick.
+    /// The core looks at every ring in turn and guests need not kick. A ring that had no work for [`CoreSettings::spin`] asks to be
+    /// kicked and is left alone until it is; the core sleeps when all of its rings are.
     #[default]
     Polled,
     /// Guests kick; the core looks only at rings that were kicked or whose I/O ended. An idle queue costs nothing, a busy
@@ -36,9 +36,9 @@ pub struct CoreSettings {
     pub cpu: Option<usize>,
     /// How it starts; see [`crate::Core::notify`].
     pub notify: Notify,
-    /// How long a polled core looks in vain before it sleeps.
+    /// How long a polled core looks at a ring in vain before it has the guest kick, each ring by itself.
     ///
-    /// 50 ms by default. A sleep costs the guest an exit and tens of microseconds at its next request, so the core must
+    /// 50 ms by default. That costs the guest an exit and tens of microseconds at its next request, so the core must
     /// outlast every gap of a guest that is at work: a tick of its kernel (4 ms), a file system's wait for another
     /// processor, one or two time slices of a competing thread on a host with two processors. Beyond some ten ticks
     /// nobody waits for this disk, and going on would burn a processor for nothing.

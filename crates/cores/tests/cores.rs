@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use counter::{Counter, eventually, soon};
+use counter::{BYTES, Counter, eventually, soon};
 use ioplane_cores::{Core, CoreSettings, Ended, Notify, Pool, PoolError};
 use ioplane_device::{Change, CoreId, Placement, Post, QueueSet, Quiescent, Unmoved};
 
@@ -178,21 +178,23 @@ fn a_stalled_queue_costs_naps_and_not_a_processor() {
 
 #[test]
 fn hole_08_a_queue_that_nobody_wakes_is_looked_at_beside_a_busy_one() {
-    let core = one(Notify::Notified, Duration::ZERO);
-    let (running, lines) = Counter::run(2, &core);
-    // What it has taken ends without a sign: only by being looked at does it come to an end.
-    lines[0].open.store(false, Ordering::Release);
-    lines[0].publish();
-    eventually("does not rest", || core.read().naps > 3);
-    lines[1].busy.store(true, Ordering::Relaxed);
-    lines[1].publish();
-    lines[1].wait();
-    let polls = lines[1].polls.load(Ordering::Relaxed);
-    eventually("does not work", || lines[1].polls.load(Ordering::Relaxed) > polls + 1000);
-    lines[0].open.store(true, Ordering::Release);
-    lines[0].wait();
-    lines[1].busy.store(false, Ordering::Relaxed);
-    running.quiesce(soon()).unwrap();
+    for notify in [Notify::Polled, Notify::Notified] {
+        let core = one(notify, Duration::ZERO);
+        let (running, lines) = Counter::run(2, &core);
+        // What it has taken ends without a sign: only by being looked at does it come to an end.
+        lines[0].open.store(false, Ordering::Release);
+        lines[0].publish();
+        eventually("does not rest", || core.read().naps > 3);
+        lines[1].busy.store(true, Ordering::Relaxed);
+        lines[1].publish();
+        lines[1].wait();
+        let polls = lines[1].polls.load(Ordering::Relaxed);
+        eventually("does not work", || lines[1].polls.load(Ordering::Relaxed) > polls + 1000);
+        lines[0].open.store(true, Ordering::Release);
+        lines[0].wait();
+        lines[1].busy.store(false, Ordering::Relaxed);
+        running.quiesce(soon()).unwrap();
+    }
 }
 
 #[test]
@@ -339,6 +341,7 @@ fn meters_tell_what_happened() {
     let reading = core.read();
     assert_eq!((reading.core, reading.cpu, reading.seats, reading.polled), (5, Some(0), 1, true));
     assert!(reading.turns >= reading.busy_turns && reading.busy_turns > 0);
+    assert_eq!(reading.bytes, reading.units * BYTES);
     assert!(reading.cpu_ns > 0 && reading.cpu_ns <= reading.age_ns);
     let sleeps = core.read().sleeps;
     lines[0].publish();

@@ -1,8 +1,9 @@
-//! No wake-up is lost: the arm, fence, look, sleep protocol of a core against a driver, searched exhaustively.
+//! No wake-up is lost: the arm, fence, look, rest protocol of a slot against a driver, searched exhaustively; with a core that sleeps
+//! once the slot rests, and with one that stays awake for a neighbour and asks the kernel now and then.
 //!
 //! The model has what makes the protocol hard: each side has a store buffer, as processors do, so that a store may become
 //! visible long after the loads that follow it. Every interleaving of instructions and of buffers draining is visited. A
-//! wake-up is lost in a state where the core sleeps, nobody will wake it, and a request waits.
+//! wake-up is lost in a state where the slot rests, nobody will wake it, and a request waits.
 //!
 //! The same search finds the loss at once when a fence or the last look is taken out, so it is not blind.
 //!
@@ -106,6 +107,21 @@ enum Without {
     CoreFence,
     DriverFence,
     LastLook,
+    /// The question, while a neighbour keeps the core awake, whether a resting slot was woken.
+    Glance,
+    /// The timer of slots that nothing is sure to wake.
+    Timer,
+}
+
+/// What the core has beside this slot, and the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Scene {
+    /// Nothing: it sleeps once the slot rests.
+    Alone,
+    /// A neighbour that always has work.
+    Busy,
+    /// A neighbour that always has work, and a driver that has no kick.
+    Kickless,
 }
 
 const REQUESTS: u8 = 3;
@@ -118,49 +134,59 @@ enum Driver {
     Done,
 }
 
+/// The slot, as the core's thread sees it. (Waiting is stepped as Polled is, and Parked never: neither needs a wake-up.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Core {
-    /// Stepping while there is work.
-    Poll,
-    /// `Poller::arm` of the seat.
+enum Slot {
+    /// Stepped for the first time, and told whether it is polled.
+    Fresh,
+    /// Stepped while there is work.
+    Polled,
+    /// `Poller::arm`.
     Arm,
     Fence,
-    /// Stepping once more.
+    /// Stepped once more.
     Look,
-    /// In epoll_wait.
-    Sleep,
+    /// At rest. The core is in epoll_wait, or asks epoll now and then.
+    Armed,
+    /// At rest, and stepped by a timer.
+    Unwakeable,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Ring {
     how: Suppression,
     without: Without,
+    scene: Scene,
     memory: Memory,
     driver: Driver,
     published: u8,
-    core: Core,
+    slot: Slot,
     taken: u8,
     /// The eventfd: level-triggered, stays until it is read.
     kick: bool,
+    /// How often a timer of its own (`wake_at`) may still have it stepped while it rests.
+    timers: u8,
 }
 
 const CORE: usize = 0;
 const DRIVER: usize = 1;
 
 impl Ring {
-    fn new(how: Suppression, without: Without) -> Self {
+    fn new(how: Suppression, without: Without, scene: Scene) -> Self {
         let mut memory = Memory::default();
-        // As after `disarm(polling)`: kicks are not wanted. An event index just behind is passed by no request to come.
-        memory.cells[WANT] = if how == Suppression::Event { u8::MAX } else { 0 };
+        // As a driver finds it: kicks are wanted, from the first request on.
+        memory.cells[WANT] = if how == Suppression::Event { 0 } else { 1 };
         Ring {
             how,
             without,
+            scene,
             memory,
             driver: Driver::Publish,
             published: 0,
-            core: Core::Poll,
+            slot: Slot::Fresh,
             taken: 0,
             kick: false,
+            timers: 1,
         }
     }
 
@@ -195,7 +221,7 @@ impl Ring {
             Driver::Fence if self.memory.drained(DRIVER) => next.driver = Driver::Check,
             Driver::Fence => return None,
             Driver::Check => {
-                next.kick |= self.wanted();
+                next.kick |= self.wanted() && self.scene != Scene::Kickless;
                 next.driver = if self.published < REQUESTS { Driver::Publish } else { Driver::Done };
             }
             Driver::Done => return None,
@@ -206,31 +232,57 @@ impl Ring {
     fn step_core(&self) -> Option<Self> {
         let mut next = self.clone();
         let avail = self.memory.load(CORE, AVAIL);
-        match self.core {
-            Core::Poll if avail != self.taken => next.taken = avail,
-            Core::Poll => next.core = Core::Arm,
-            Core::Arm => {
-                let want = if self.how == Suppression::Event { self.taken } else { 1 };
-                next.memory.store(CORE, WANT, want);
-                next.core = match self.without {
-                    Without::CoreFence => Core::Look,
-                    Without::LastLook => Core::Sleep,
-                    _ => Core::Fence,
-                };
-            }
-            Core::Fence if self.memory.drained(CORE) => next.core = Core::Look,
-            Core::Fence => return None,
-            Core::Look if avail != self.taken => {
+        match self.slot {
+            Slot::Fresh => {
                 next.taken = avail;
                 next.disarm();
-                next.core = Core::Poll;
+                next.slot = Slot::Polled;
             }
-            Core::Look => next.core = Core::Sleep,
-            Core::Sleep if self.kick => {
-                next.disarm();
-                next.core = Core::Poll;
+            Slot::Polled if avail != self.taken => next.taken = avail,
+            Slot::Polled => next.slot = Slot::Arm,
+            Slot::Arm => {
+                let want = if self.how == Suppression::Event { self.taken } else { 1 };
+                next.memory.store(CORE, WANT, want);
+                next.slot = match self.without {
+                    Without::CoreFence => Slot::Look,
+                    Without::LastLook => self.rests(),
+                    _ => Slot::Fence,
+                };
             }
-            Core::Sleep => return None,
+            Slot::Fence if self.memory.drained(CORE) => next.slot = Slot::Look,
+            Slot::Fence => return None,
+            Slot::Look if avail != self.taken => next.wake(avail),
+            Slot::Look => next.slot = self.rests(),
+            Slot::Armed if self.scene == Scene::Busy && self.without == Without::Glance => return None,
+            // Its descriptors are read first, its ring in the next turn.
+            Slot::Armed if self.kick => next.wake(self.taken),
+            Slot::Armed => return None,
+            Slot::Unwakeable if avail != self.taken && self.without != Without::Timer => next.wake(avail),
+            Slot::Unwakeable => return None,
+        }
+        Some(next)
+    }
+
+    fn rests(&self) -> Slot {
+        if self.scene == Scene::Kickless { Slot::Unwakeable } else { Slot::Armed }
+    }
+
+    /// It has been stepped and has taken so much in all: it is polled again.
+    fn wake(&mut self, taken: u8) {
+        self.taken = taken;
+        self.disarm();
+        self.slot = Slot::Polled;
+    }
+
+    /// A timer of its own has it stepped while it rests. Without work it rests on, as armed as it was.
+    fn step_timer(&self) -> Option<Self> {
+        let mut next = self.clone();
+        next.timers = self.timers.checked_sub(1)?;
+        let avail = self.memory.load(CORE, AVAIL);
+        match self.slot {
+            Slot::Armed | Slot::Unwakeable if avail != self.taken => next.wake(avail),
+            Slot::Armed | Slot::Unwakeable => {}
+            _ => return None,
         }
         Some(next)
     }
@@ -238,7 +290,8 @@ impl Ring {
 
 impl Model for Ring {
     fn steps(&self) -> Vec<Self> {
-        let mut next: Vec<Self> = [self.step_driver(), self.step_core()].into_iter().flatten().collect();
+        let steps = [self.step_driver(), self.step_core(), self.step_timer()];
+        let mut next: Vec<Self> = steps.into_iter().flatten().collect();
         for who in [CORE, DRIVER] {
             let mut drained = self.clone();
             if drained.memory.drain_one(who) {
@@ -249,24 +302,37 @@ impl Model for Ring {
     }
 
     fn lost(&self) -> bool {
-        self.core == Core::Sleep && self.taken != REQUESTS
+        self.taken != REQUESTS
     }
 }
 
 #[test]
 fn no_kick_is_lost() {
     for how in [Suppression::Flag, Suppression::Event] {
-        let (states, lost) = search(Ring::new(how, Without::Nothing));
-        assert!(!lost, "{how:?}: the core sleeps while a request waits");
-        assert!(states > 100, "{how:?}: only {states} states");
+        for scene in [Scene::Alone, Scene::Busy, Scene::Kickless] {
+            let (states, lost) = search(Ring::new(how, Without::Nothing, scene));
+            assert!(!lost, "{how:?}, {scene:?}: the slot rests while a request waits");
+            assert!(states > 100, "{how:?}, {scene:?}: only {states} states");
+        }
     }
 }
 
 #[test]
 fn the_search_sees_what_is_missing() {
+    use Scene::*;
+    let missing = [
+        (Without::CoreFence, vec![Alone, Busy]),
+        (Without::DriverFence, vec![Alone, Busy]),
+        (Without::LastLook, vec![Alone, Busy]),
+        (Without::Glance, vec![Busy]),
+        (Without::Timer, vec![Kickless]),
+    ];
     for how in [Suppression::Flag, Suppression::Event] {
-        for without in [Without::CoreFence, Without::DriverFence, Without::LastLook] {
-            assert!(search(Ring::new(how, without)).1, "{how:?} without {without:?} went unnoticed");
+        for (without, scenes) in &missing {
+            for scene in scenes {
+                let lost = search(Ring::new(how, *without, *scene)).1;
+                assert!(lost, "{how:?}, {scene:?} without {without:?} went unnoticed");
+            }
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use crate::parked::Parked;
 use crate::poller::{Change, Poller};
 use crate::quiescence::Still;
-use crate::seat::Parked;
 use crate::state::{State, StateError};
 
 /// Which register space an access goes to.

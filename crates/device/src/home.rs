@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use atomic_waker::AtomicWaker;
 use crossbeam_queue::SegQueue;
 
-use crate::seat::{Parked, SeatId};
+use crate::parked::{Parked, SeatId};
 
 /// The doorstep of one device: seats put parked pollers on it, the device's one owner takes them in. Nothing that has
 /// arrived is lost, whether or not anybody is waiting.

@@ -40,23 +40,31 @@
 #![forbid(unsafe_code)]
 
 pub mod clock;
+mod context;
 mod device;
 mod home;
 mod meter;
 mod moving;
+mod outcome;
+mod parked;
 mod poller;
 mod quiescence;
 mod seat;
+mod share;
 mod state;
 mod watch;
 
+pub use context::{CoreContext, SCRATCH};
 pub use device::{Access, At, Device, DeviceError, DeviceInfo, Effect, QueueSet, Seating, Stillness, Then};
 pub use home::Home;
 pub use meter::{Histogram, Meter, MeterReading, Tally};
 pub use moving::Unmoved;
-pub use poller::{Armed, Budget, Change, Interrupt, Poller, Progress, Stop, Wakers};
+pub use outcome::{Cost, PollOutcome, PollState};
+pub use parked::{Parked, SeatId};
+pub use poller::{Armed, Budget, Change, Interrupt, Poller, Stop, Wakers};
 pub use quiescence::{Applied, Loaded, Missed, Quiescent, Quiescing, Refused, Running, Still};
-pub use seat::{Ack, CoreId, Gone, Order, Parked, Placement, Post, Seat, SeatId, Step, Tell};
+pub use seat::{Ack, CoreId, Gone, Order, Placement, Post, Seat, Tell};
+pub use share::Share;
 pub use state::{State, StateError};
 #[cfg(feature = "mutations")]
 pub use watch::inside_poll;

@@ -7,20 +7,13 @@ use std::sync::Arc;
 
 use ioplane_memory::{DirtyLog, GuestMap};
 
+use crate::context::CoreContext;
+use crate::outcome::PollOutcome;
+use crate::share::Share;
+
 /// How many units of work (requests, frames) one call of [`Poller::poll`] may take, so that one ring starves no other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget(pub u32);
-
-/// What one call of [`Poller::poll`] came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Progress {
-    /// Nothing to do.
-    Idle,
-    /// So many units done; there may be more.
-    Busy(u32),
-    /// Asked to drain or to suspend, and has done so: this poller will do nothing more until it is resumed.
-    Parked,
-}
 
 /// The answer to [`Poller::arm`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +55,8 @@ pub enum Change {
     Log(Option<Arc<DirtyLog>>),
     /// Guest memory has grown: every range of the old map is in this one. (Shrinking needs the device quiescent.)
     Memory(Arc<GuestMap>),
+    /// How much of its core the queue is entitled to. For the core: pollers do not hear of it.
+    Share(Share),
     /// What the device's control half wants its pollers to know, in a type of their own.
     Own(Arc<dyn Any + Send + Sync>),
 }
@@ -79,9 +74,9 @@ pub struct Wakers<'a> {
 ///
 /// `poll` never locks, allocates, blocks, logs or formats. Everything else is called by the core between two polls.
 pub trait Poller: Any + Send {
-    /// One turn: complete what has ended, take at most `budget` of what is new. Returns [`Progress::Parked`] only after
+    /// One turn: complete what has ended, take at most `budget` of what is new. Returns [`PollOutcome::PARKED`] only after
     /// [`Poller::drain`] when nothing is in flight, or after [`Poller::suspend`].
-    fn poll(&mut self, budget: Budget) -> Progress;
+    fn poll(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome;
 
     /// Take no new work, keep completing: the next quiet moment parks.
     fn drain(&mut self);
@@ -102,7 +97,7 @@ pub trait Poller: Any + Send {
 
     /// The core is awake: `polling` says whether it will look at the ring by itself from now on, so that kicks are waste.
     /// Empties the kick if it was raised.
-    fn disarm(&mut self, polling: bool);
+    fn disarm(&mut self, context: &CoreContext, polling: bool);
 
     /// Something changes while the poller runs. It holds from the next poll on.
     fn apply(&mut self, change: Change);

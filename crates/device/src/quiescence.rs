@@ -12,8 +12,9 @@ use crate::device::{
     Access, At, Device, DeviceError, DeviceInfo, Effect, QueueSet, Seating, Stillness, Then,
 };
 use crate::home::{Home, block, block_until};
+use crate::parked::SeatId;
 use crate::poller::{Change, Stop};
-use crate::seat::{AcksLeft, CoreId, Gone, Order, Placement, Post, Seat, SeatId, Tell};
+use crate::seat::{AcksLeft, CoreId, Gone, Order, Placement, Post, Seat, Tell};
 use crate::state::State;
 
 /// Proof that a device is at a quiescent point: all of its pollers are home, and its registers are still. Shown by

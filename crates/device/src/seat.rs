@@ -1,6 +1,5 @@
-//! Seats: where pollers sit, and the only place that turns one into [`Parked`].
+//! Seats: where pollers sit, and the only place that turns one into [`Parked`]; and how their owner speaks to them.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,79 +7,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ioplane_memory::mutation::{Law, removed};
 
 use crate::Armed;
+use crate::context::CoreContext;
 use crate::home::Home;
-use crate::poller::{Budget, Change, Poller, Progress, Stop, Wakers};
+use crate::outcome::{PollOutcome, PollState};
+use crate::parked::{Parked, SeatId};
+use crate::poller::{Budget, Change, Poller, Stop, Wakers};
+use crate::share::Share;
 use crate::watch;
-
-/// Names a seat, for life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SeatId(u64);
-
-impl SeatId {
-    fn fresh() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        SeatId(NEXT.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// The bare number, for an event loop's user data.
-    pub fn number(self) -> u64 {
-        self.0
-    }
-}
 
 /// Names an I/O core of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CoreId(pub u32);
-
-/// A poller that has stopped, on its way home. Made by [`Seat::step`] and by nobody else.
-pub struct Parked {
-    poller: Box<dyn Poller>,
-    queue: u16,
-    stop: Stop,
-}
-
-impl Parked {
-    /// The queue that it served.
-    pub fn queue(&self) -> u16 {
-        self.queue
-    }
-
-    /// How it stopped.
-    pub fn stop(&self) -> Stop {
-        self.stop
-    }
-
-    /// The poller as the type that its device knows, or the parked poller back.
-    pub fn into_poller<P: Poller>(self) -> Result<Box<P>, Parked> {
-        let Parked { poller, queue, stop } = self;
-        if (&*poller as &dyn Any).is::<P>() {
-            let any: Box<dyn Any> = poller;
-            match any.downcast::<P>() {
-                Ok(poller) => Ok(poller),
-                Err(_) => unreachable!("asked a line above"),
-            }
-        } else {
-            Err(Parked { poller, queue, stop })
-        }
-    }
-}
-
-impl fmt::Debug for Parked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Parked").field("queue", &self.queue).field("stop", &self.stop).finish_non_exhaustive()
-    }
-}
-
-/// What one [`Seat::step`] came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
-    /// Nothing to do.
-    Idle,
-    /// So many units done.
-    Busy(u32),
-    /// The poller has parked and gone home: take the seat away.
-    Vacated,
-}
 
 /// Most polls that a suspended poller may need to park.
 const TURNS_BACK: u32 = 16;
@@ -91,13 +28,22 @@ pub struct Seat {
     queue: u16,
     poller: Option<Box<dyn Poller>>,
     home: Arc<Home>,
+    share: Share,
     fresh: bool,
     suspended: bool,
 }
 
 impl Seat {
     pub(crate) fn new(poller: Box<dyn Poller>, queue: u16, home: Arc<Home>) -> Self {
-        Seat { id: SeatId::fresh(), queue, poller: Some(poller), home, fresh: true, suspended: false }
+        Seat {
+            id: SeatId::fresh(),
+            queue,
+            poller: Some(poller),
+            home,
+            share: Share::default(),
+            fresh: true,
+            suspended: false,
+        }
     }
 
     /// Its name.
@@ -110,31 +56,39 @@ impl Seat {
         self.queue
     }
 
-    /// One turn of the poller. A fresh seat first lets it look again and signal once.
+    /// What it is entitled to.
+    pub fn share(&self) -> Share {
+        self.share
+    }
+
+    /// One turn of the poller. A fresh seat first lets it look again and signal once. After [`PollState::Parked`] the poller has gone
+    /// home: take the seat away.
     #[inline]
-    pub fn step(&mut self, budget: Budget) -> Step {
-        let Some(poller) = self.poller.as_deref_mut() else { return Step::Vacated };
+    pub fn step(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
+        let Some(poller) = self.poller.as_deref_mut() else { return PollOutcome::PARKED };
         if self.fresh {
             self.fresh = false;
             if !removed(Law::SignalsOnce) {
                 poller.resume();
             }
         }
-        let progress = {
+        let outcome = {
             let _inside = watch::enter();
-            poller.poll(budget)
+            poller.poll(context, budget)
         };
-        match progress {
-            Progress::Idle => Step::Idle,
-            Progress::Busy(n) => Step::Busy(n),
-            Progress::Parked => {
-                if let Some(mut poller) = self.poller.take() {
-                    poller.tidy();
-                    let stop = if self.suspended { Stop::Suspended } else { Stop::Drained };
-                    self.home.arrive(self.id, Parked { poller, queue: self.queue, stop });
-                }
-                Step::Vacated
-            }
+        if outcome.state() == PollState::Parked {
+            self.leave();
+        }
+        outcome
+    }
+
+    /// The poller has parked: it goes home.
+    #[cold]
+    fn leave(&mut self) {
+        if let Some(mut poller) = self.poller.take() {
+            poller.tidy();
+            let stop = if self.suspended { Stop::Suspended } else { Stop::Drained };
+            self.home.arrive(self.id, Parked { poller, queue: self.queue, stop });
         }
     }
 
@@ -144,14 +98,14 @@ impl Seat {
     }
 
     /// Carries out what the owner told this seat.
-    pub fn tell(&mut self, tell: Tell) {
+    pub fn tell(&mut self, context: &mut CoreContext, tell: Tell) {
         let Some(poller) = self.poller.as_deref_mut() else { return };
         match tell {
             Tell::Drain => poller.drain(),
             Tell::Undrain(ack) => {
                 if self.suspended {
                     // What was in flight is fenced off already; home first, then its owner makes a new poller.
-                    self.step(Budget(1));
+                    self.step(context, Budget(1));
                 } else {
                     poller.undrain();
                 }
@@ -162,7 +116,10 @@ impl Seat {
                 poller.suspend();
             }
             Tell::Apply(change, ack) => {
-                poller.apply(change);
+                match change {
+                    Change::Share(share) => self.share = share,
+                    change => poller.apply(change),
+                }
                 ack.done();
             }
         }
@@ -170,9 +127,10 @@ impl Seat {
 
     /// No core took this seat: its poller goes home from where it is, on the owner's thread.
     pub(crate) fn turn_back(mut self) {
-        self.tell(Tell::Suspend);
+        let mut context = CoreContext::default();
+        self.tell(&mut context, Tell::Suspend);
         for _ in 0..TURNS_BACK {
-            if self.step(Budget(1)) == Step::Vacated {
+            if self.step(&mut context, Budget(1)).state() == PollState::Parked {
                 return;
             }
         }
@@ -187,9 +145,9 @@ impl Seat {
 
     /// [`Poller::disarm`] of the poller.
     #[inline]
-    pub fn disarm(&mut self, polling: bool) {
+    pub fn disarm(&mut self, context: &CoreContext, polling: bool) {
         if let Some(poller) = self.poller.as_deref_mut() {
-            poller.disarm(polling);
+            poller.disarm(context, polling);
         }
     }
 

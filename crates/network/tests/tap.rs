@@ -16,7 +16,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use ioplane_cores::{Core, CoreSettings, Notify};
-use ioplane_device::{Budget, CoreId, Gone, Order, Placement, Post, Quiescent, Running, Seat, Step};
+use ioplane_device::{
+    Budget, CoreContext, CoreId, Gone, Order, Placement, PollOutcome, Post, Quiescent, Running, Seat,
+};
 use ioplane_network::{Drop, Port, PortOptions, Sent, Switch, Takes, Tap};
 use support::*;
 
@@ -341,7 +343,7 @@ fn a_device_that_is_deleted_takes_its_link_down_and_lets_the_core_sleep() {
 /// A core of one seat that the test steps.
 #[expect(clippy::disallowed_types, reason = "the seat of a test that has one thread")]
 #[derive(Debug, Clone, Default)]
-struct Desk(Arc<std::sync::Mutex<Vec<Seat>>>);
+struct Desk(Arc<std::sync::Mutex<(Vec<Seat>, CoreContext)>>);
 
 impl Post for Desk {
     fn core(&self) -> CoreId {
@@ -349,10 +351,10 @@ impl Post for Desk {
     }
 
     fn post(&self, order: Order) -> Result<(), Gone> {
-        let mut seats = self.0.lock().unwrap();
+        let (seats, context) = &mut *self.0.lock().unwrap();
         match order {
             Order::Sit(seat) => seats.push(seat),
-            Order::Tell(_, tell) => seats[0].tell(tell),
+            Order::Tell(_, tell) => seats[0].tell(context, tell),
         }
         Ok(())
     }
@@ -365,8 +367,9 @@ impl Placement for Desk {
 }
 
 impl Desk {
-    fn step(&self) -> Step {
-        self.0.lock().unwrap()[0].step(Budget(64))
+    fn step(&self) -> PollOutcome {
+        let (seats, context) = &mut *self.0.lock().unwrap();
+        seats[0].step(context, Budget(64))
     }
 }
 
@@ -407,8 +410,11 @@ fn hole_05_one_poll_of_a_tap_makes_a_bounded_number_of_calls_and_moves_a_bounded
         // Counts are added up when a tray is empty: whatever is waiting at last is the poll's that took it.
         while port.reading().waiting > 0 || taken() - begun < count {
             let before = taken();
-            let Step::Busy(calls) = desk.step() else { continue };
-            desk.0.lock().unwrap()[0].tidy();
+            let calls = desk.step().units();
+            if calls == 0 {
+                continue;
+            }
+            desk.0.lock().unwrap().0[0].tidy();
             let now = taken() - before;
             assert!(u64::from(calls) <= 2 * CALLS && now <= CALLS, "{calls} calls, {now} frames in one poll");
             assert!(now * len as u64 <= BYTES, "{now} frames of {len} bytes in one poll");

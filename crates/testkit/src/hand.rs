@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ioplane_device::{Armed, Budget, CoreId, Gone, Order, Placement, Post, Seat, Step};
+use ioplane_device::{Armed, Budget, CoreContext, CoreId, Gone, Order, Placement, PollState, Post, Seat};
 
 /// A core without a thread. Orders wait until the next [`HandCore::turn`].
 #[derive(Debug, Clone, Default)]
@@ -15,6 +15,7 @@ pub struct HandCore {
 struct Inner {
     orders: VecDeque<Order>,
     seats: Vec<Seat>,
+    context: CoreContext,
     polling: bool,
 }
 
@@ -38,30 +39,29 @@ impl HandCore {
     /// As [`HandCore::turn`], with that much budget for each seat.
     pub fn turn_with(&self, budget: Budget) -> u32 {
         self.with(|inner| {
-            let polling = inner.polling;
-            while let Some(order) = inner.orders.pop_front() {
+            let Inner { orders, seats, context, polling } = inner;
+            context.look();
+            while let Some(order) = orders.pop_front() {
                 match order {
                     Order::Sit(mut seat) => {
-                        seat.disarm(polling);
-                        inner.seats.push(seat);
+                        seat.disarm(context, *polling);
+                        seats.push(seat);
                     }
                     Order::Tell(id, tell) => {
-                        if let Some(seat) = inner.seats.iter_mut().find(|seat| seat.id() == id) {
-                            seat.tell(tell);
+                        if let Some(seat) = seats.iter_mut().find(|seat| seat.id() == id) {
+                            seat.tell(context, tell);
                         }
                     }
                 }
             }
             let mut done = 0;
-            inner.seats.retain_mut(|seat| match seat.step(budget) {
-                Step::Idle => true,
-                Step::Busy(n) => {
-                    done += n;
-                    true
-                }
-                Step::Vacated => false,
+            seats.retain_mut(|seat| {
+                context.look();
+                let outcome = seat.step(context, budget);
+                done += outcome.units();
+                outcome.state() != PollState::Parked
             });
-            inner.seats.iter_mut().for_each(Seat::tidy);
+            seats.iter_mut().for_each(Seat::tidy);
             done
         })
     }
@@ -83,8 +83,9 @@ impl HandCore {
     /// Wakes every seat.
     pub fn disarm(&self) {
         self.with(|inner| {
-            let polling = inner.polling;
-            inner.seats.iter_mut().for_each(|seat| seat.disarm(polling));
+            let Inner { seats, context, polling, .. } = inner;
+            context.look();
+            seats.iter_mut().for_each(|seat| seat.disarm(context, *polling));
         });
     }
 

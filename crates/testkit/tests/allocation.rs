@@ -78,9 +78,9 @@ mod blind {
     struct Waster(Vec<u64>);
 
     impl Poller for Waster {
-        fn poll(&mut self, _budget: Budget) -> Progress {
+        fn poll(&mut self, _context: &mut CoreContext, _budget: Budget) -> PollOutcome {
             self.0 = vec![self.0.len() as u64 + 1; 64];
-            Progress::Busy(std::hint::black_box(&self.0).len() as u32)
+            PollOutcome::busy(std::hint::black_box(&self.0).len() as u32, 0)
         }
         fn drain(&mut self) {}
         fn undrain(&mut self) {}
@@ -89,7 +89,7 @@ mod blind {
         fn arm(&mut self) -> Armed {
             Armed::WorkLeft
         }
-        fn disarm(&mut self, _polling: bool) {}
+        fn disarm(&mut self, _context: &CoreContext, _polling: bool) {}
         fn apply(&mut self, _change: Change) {}
         fn wakers(&self) -> Wakers<'_> {
             Wakers::default()

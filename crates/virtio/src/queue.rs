@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ioplane_device::mutation::{Law, removed};
-use ioplane_device::{Armed, Change, Interrupt, Meter, Tally, clock};
+use ioplane_device::{Armed, Change, CoreContext, Interrupt, Meter, Tally};
 
 use crate::device::{QueueStart, RingState};
 use crate::kill::{self, KillPoint};
@@ -63,7 +63,7 @@ impl Queue {
             fault: None,
             polling: false,
             awake: true,
-            dry: clock::last_look(),
+            dry: Instant::now(),
             kicked: true,
         };
         if removed(Law::KeepsWhatArrives) {
@@ -105,9 +105,9 @@ impl Queue {
 
     /// The poller has looked and found nothing. Costs a load and a store.
     #[inline]
-    pub fn found_dry(&mut self) {
+    pub fn found_dry(&mut self, context: &CoreContext) {
         // The core's last look at the clock was before this look at the ring, so this is early rather than late.
-        self.dry = clock::last_look();
+        self.dry = context.now();
     }
 
     /// The poller has taken `count` requests in this poll, the first at `now`: counts how long they may have waited (see
@@ -225,10 +225,10 @@ impl Queue {
 
     /// [`ioplane_device::Poller::disarm`].
     #[inline]
-    pub fn disarm(&mut self, polling: bool) {
+    pub fn disarm(&mut self, context: &CoreContext, polling: bool) {
         self.awake = true;
         self.polling = polling;
-        self.dry = clock::last_look();
+        self.dry = context.now();
         self.ring.set_polled(polling);
         self.empty_kick();
     }
@@ -273,6 +273,7 @@ impl Queue {
             Change::Kick(kick) => self.kick = kick,
             Change::Log(log) => self.ring.view_mut().set_log(log),
             Change::Memory(map) => self.ring.view_mut().set_map(map),
+            Change::Share(_) => {}
             own @ Change::Own(_) => return Some(own),
         }
         None

@@ -307,7 +307,7 @@ impl<V: VirtioDevice> Device for Vdev<V> {
         match change {
             Change::Log(log) => self.view.set_log(log.clone()),
             Change::Memory(map) => self.view.set_map(map.clone()),
-            Change::Call(_) | Change::Kick(_) | Change::Own(_) => {}
+            Change::Call(_) | Change::Kick(_) | Change::Share(_) | Change::Own(_) => {}
         }
     }
 

@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use ioplane_device::clock;
-
 use crate::panel::Counts;
 
 /// Span over which the busy share is smoothed.
@@ -13,8 +11,14 @@ const SMOOTH: Duration = Duration::from_millis(40);
 #[derive(Debug)]
 pub(super) struct Account {
     pub(super) turns: u64,
+    /// Polls, whether or not they found work.
+    pub(super) steps: u64,
     busy_turns: u64,
-    pub(super) units: u64,
+    units: u64,
+    /// What pollers say that their work cost, in bytes.
+    pub(super) bytes: u64,
+    /// Questions whether a resting slot was woken, while others are awake.
+    pub(super) glances: u64,
     pub(super) sleeps: u64,
     pub(super) naps: u64,
     pub(super) wakes: u64,
@@ -32,8 +36,11 @@ impl Account {
     pub(super) fn new(now: Instant) -> Self {
         Account {
             turns: 0,
+            steps: 0,
             busy_turns: 0,
             units: 0,
+            bytes: 0,
+            glances: 0,
             sleeps: 0,
             naps: 0,
             wakes: 0,
@@ -48,28 +55,35 @@ impl Account {
         }
     }
 
+    /// A turn of all awake slots, with so much work.
     #[inline]
-    pub(super) fn turn(&mut self, worked: bool) {
+    pub(super) fn turn(&mut self, units: u64) {
         self.turns += 1;
-        self.busy_turns += u64::from(worked);
-        self.worked |= worked;
+        self.units += units;
+        self.busy_turns += u64::from(units > 0);
+        self.worked |= units > 0;
     }
 
-    /// Charges the time since the last look.
+    /// A poll between two turns that had work.
+    pub(super) fn work(&mut self, units: u32) {
+        self.units += u64::from(units.max(1));
+        self.worked = true;
+    }
+
+    /// Charges the time since the last look, and says how much of it was work, ns.
     #[inline]
-    pub(super) fn look(&mut self, now: Instant) {
-        if std::mem::take(&mut self.worked) {
-            self.busy_ns += (now - self.looked).as_nanos() as u64;
-        }
+    pub(super) fn look(&mut self, now: Instant) -> u64 {
+        let since = now.saturating_duration_since(self.looked);
         self.looked = now;
-        clock::looked(now);
+        let ns = if std::mem::take(&mut self.worked) { since.as_nanos() as u64 } else { 0 };
+        self.busy_ns += ns;
+        ns
     }
 
     /// Charges the time since the last look as slept.
     pub(super) fn slept(&mut self, now: Instant) {
         self.slept_ns += (now - self.looked).as_nanos() as u64;
         self.looked = now;
-        clock::looked(now);
     }
 
     /// Brings the busy share up to date.
@@ -88,8 +102,11 @@ impl Account {
     pub(super) fn counts(&self, awake: usize) -> Counts {
         Counts {
             turns: self.turns,
+            steps: self.steps,
             busy_turns: self.busy_turns,
             units: self.units,
+            bytes: self.bytes,
+            glances: self.glances,
             sleeps: self.sleeps,
             naps: self.naps,
             wakes: self.wakes,

@@ -1,70 +1,65 @@
 //! The loop of one core.
 //!
-//! A seat is *awake* (stepped every turn) or *resting* (armed: its descriptors are what makes it awake again). A polled core
-//! lets all of its seats rest together, when none has had work for a while; a notified core lets each rest by itself as
-//! soon as it has nothing to do.
+//! A slot is *awake* (stepped every turn) or *resting* (armed: its descriptors are what makes it awake again), each by itself: on
+//! a polled core it rests when it has had no work for [`CoreSettings::spin`], on a notified core as soon as it has none. With all
+//! at rest the core sleeps; with some, it asks the kernel now and then, for all at once, whether one of the others was woken.
 //!
 //! **Why no wake-up is lost.** The driver publishes a request and then looks whether a kick is wanted; the core says that a
 //! kick is wanted and then looks for requests. With a full fence between the two steps on both sides at least one of them
-//! sees the other: either the core finds the request and stays awake, or the driver kicks, and the kick is a descriptor
+//! sees the other: either the core finds the request and the slot stays awake, or the driver kicks, and the kick is a descriptor
 //! that stays readable until the core has read it. The mailbox works the same way, with its flag for the request. The
 //! protocol is searched exhaustively in `tests/no_lost_wake.rs`, with the store buffers of a real processor, and with each
 //! fence and look taken out.
 
 mod account;
+mod charge;
 mod rest;
+mod slot;
+mod timers;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use ioplane_device::clock::Clock;
 use ioplane_device::mutation::{Law, bound};
-use ioplane_device::{Budget, Change, Order, Seat, SeatId, Step, Tell};
+use ioplane_device::{Budget, Change, CoreContext, Order, PollOutcome, PollState, Seat, SeatId, Tell};
 
 use crate::mailbox::Mailbox;
 use crate::panel::{LEAVE, LEFT, Panel};
 use crate::settings::{CoreSettings, Manners, Notify};
-use crate::watch::{Watch, Watched};
+use crate::watch::Watch;
 use account::Account;
+use slot::{Chair, SlotState};
+use timers::{Timer, Timers};
 
 /// How often every awake poller is tidied.
 const TIDY: Duration = Duration::from_millis(10);
 
-/// Busy turns between two looks at the clock; idle turns always look.
+/// Turns with work between two looks at the clock, at most.
 const CLOCK_TURNS: u32 = 64;
 
-/// Idle turns between two yields.
+/// Units of work after which the clock is looked at even sooner: some 40 us on a memory disk.
+const CLOCK_UNITS: u64 = 64;
+
+/// Turns without work between two looks at the clock, of a core that does not yield. (What a look costs is lost between two
+/// yields, and after a yield much time may have gone by.)
+const IDLE_CLOCK_TURNS: u32 = 16;
+
+/// Turns without work between two yields.
 const YIELD_TURNS: u32 = 4;
 
 /// Orders carried out between two turns. An order costs some system calls and comes when a guest's front end wants it, so what
 /// one says leaves the others their turns.
 const ORDERS_PER_TURN: u64 = 8;
 
-/// One seat and what the core knows of it.
-struct Chair {
-    seat: Seat,
-    watched: Watched,
-    /// In `Rounds::awake`.
-    awake: bool,
-    /// Has been told whether it is polled: a fresh one is told after its first step, which begins with `resume`.
-    told: bool,
-    /// Has been asked to ask for kicks, and not been told otherwise since.
-    armed: bool,
-    /// Its last step had work.
-    busy: bool,
-    /// It and the kernel promised, when it was armed last, that its descriptors wake it.
-    promised: bool,
-    /// Rests without that promise: it is looked at every millisecond.
-    restless: bool,
-    /// Rests, and has not been tidied since.
-    untidy: bool,
-}
-
 /// One core at work. Lives on its own thread.
 pub(crate) struct Rounds {
     mailbox: Arc<Mailbox>,
     panel: Arc<Panel>,
     watch: Watch,
+    /// With the last look at the clock.
+    context: CoreContext,
     budget: Budget,
     manners: Manners,
     notify: Notify,
@@ -73,17 +68,15 @@ pub(crate) struct Rounds {
     free: Vec<usize>,
     /// Who is stepped each turn: indexes of `chairs`.
     awake: Vec<usize>,
-    /// How many rest without a promise to be woken.
-    restless: usize,
-    /// How many rest and have not been tidied since.
-    untidy: usize,
+    timers: Timers,
     account: Account,
-    /// When there was work last, or a reason to expect some.
-    last_work: Instant,
+    /// Slots that had work since the last look at the clock.
+    worked: Vec<usize>,
     last_tidy: Instant,
-    /// When those that rest without a promise were looked at last, on a notified core that does not sleep.
-    last_nap: Instant,
-    busy_run: u32,
+    last_glance: Instant,
+    /// Turns and work since the last look at the clock.
+    unlooked_turns: u32,
+    unlooked_units: u64,
     idle_run: u32,
     /// Queue being stepped, for the message if its poller panics.
     pub(crate) stepping: Option<u16>,
@@ -94,13 +87,16 @@ impl Rounds {
         mailbox: Arc<Mailbox>,
         panel: Arc<Panel>,
         watch: Watch,
+        clock: Arc<dyn Clock>,
         settings: &CoreSettings,
     ) -> Self {
-        let now = Instant::now();
+        let context = CoreContext::new(clock);
+        let now = context.now();
         Rounds {
             mailbox,
             panel,
             watch,
+            context,
             budget: settings.budget,
             manners: settings.manners,
             notify: settings.notify,
@@ -108,13 +104,13 @@ impl Rounds {
             chairs: Vec::new(),
             free: Vec::new(),
             awake: Vec::new(),
-            restless: 0,
-            untidy: 0,
+            timers: Timers::default(),
             account: Account::new(now),
-            last_work: now,
+            worked: Vec::new(),
             last_tidy: now,
-            last_nap: now,
-            busy_run: 0,
+            last_glance: now,
+            unlooked_turns: 0,
+            unlooked_units: 0,
             idle_run: 0,
             stepping: None,
         }
@@ -132,15 +128,12 @@ impl Rounds {
                 }
                 continue;
             }
-            let worked = self.step_awake();
-            self.account.turn(worked);
-            match self.notify {
-                Notify::Polled => self.after_polled(worked),
-                Notify::Notified => self.after_notified(worked),
-            }
+            let units = self.step_awake();
+            self.account.turn(units);
+            self.after_turn(units);
         }
-        self.account.look(Instant::now());
-        self.panel.publish(&self.account.counts(0), Instant::now());
+        self.look();
+        self.panel.publish(&self.account.counts(0), self.context.now());
     }
 
     /// Carries out what has been posted, some of it if it is much, and looks at the panel. True if the core is to end.
@@ -154,15 +147,18 @@ impl Rounds {
         let notify = self.panel.notify();
         if notify != self.notify {
             self.notify = notify;
-            // To be polled, all must be awake; to be notified, those at rest have asked to be kicked already.
-            if notify == Notify::Polled {
-                self.wake_all();
+            for &index in &self.awake {
+                if let Some(chair) = &mut self.chairs[index]
+                    && chair.state != SlotState::Fresh
+                {
+                    chair.seat.disarm(&self.context, notify == Notify::Polled);
+                }
             }
-            for at in 0..self.awake.len() {
-                self.tell_awake(self.awake[at]);
+            // To be notified, those at rest have asked to be kicked already. To be polled, each is looked at for `spin`.
+            if notify == Notify::Polled {
+                (0..self.chairs.len()).for_each(|index| self.wake(index));
             }
         }
-        self.last_work = Instant::now();
         self.panel.leave.load(Ordering::Acquire) == LEAVE && self.may_end()
     }
 
@@ -200,25 +196,19 @@ impl Rounds {
     }
 
     fn sit(&mut self, seat: Seat) {
-        let look = seat.must_look();
+        let state = if seat.must_look() { SlotState::Fresh } else { SlotState::Armed };
         let at = self.free.pop().unwrap_or_else(|| {
             self.chairs.push(None);
             self.chairs.len() - 1
         });
+        // What a turn may note of each of them does not allocate.
+        self.timers.reserve(self.chairs.len());
+        self.worked.reserve(self.chairs.len().saturating_sub(self.worked.len()));
+        self.awake.reserve(self.chairs.len().saturating_sub(self.awake.len()));
         let watched = self.watch.add(seat.wakers(), at);
-        self.chairs[at] = Some(Chair {
-            seat,
-            watched,
-            awake: false,
-            told: false,
-            armed: false,
-            busy: false,
-            promised: false,
-            restless: false,
-            untidy: false,
-        });
-        if look {
-            self.wake(at);
+        self.chairs[at] = Some(Chair::new(seat, watched, state));
+        if state.is_awake() {
+            self.awake(at);
         }
     }
 
@@ -230,140 +220,164 @@ impl Rounds {
         if matches!(tell, Tell::Apply(Change::Kick(_) | Change::Own(_), _)) {
             // The old descriptors go before the poller can close them.
             self.watch.remove(std::mem::take(&mut chair.watched));
-            chair.seat.tell(tell);
+            chair.seat.tell(&mut self.context, tell);
             chair.watched = self.watch.add(chair.seat.wakers(), at);
         } else {
-            chair.seat.tell(tell);
+            chair.seat.tell(&mut self.context, tell);
         }
         // Whatever it was, the poller has to poll to act on it.
-        self.wake_told(at);
+        self.wake(at);
     }
 
-    /// One turn of every awake seat. Says whether any had work.
-    fn step_awake(&mut self) -> bool {
+    /// One turn of every awake slot; says how much work there was.
+    fn step_awake(&mut self) -> u64 {
         let mut units = 0;
         let mut at = 0;
         while let Some(&index) = self.awake.get(at) {
-            match self.step(index) {
-                Step::Idle => {}
-                Step::Busy(n) => units += u64::from(n.max(1)),
-                Step::Vacated => {
-                    // Counts as work: its owner is likely to ask for more. The last one has moved here.
-                    units += 1;
-                    self.vacate(at, index);
-                    continue;
-                }
+            let outcome = self.step(index);
+            units += u64::from(outcome.units());
+            if outcome.state() == PollState::Parked {
+                // Counts as work: its owner is likely to ask for more. The last one has moved here.
+                units += 1;
+                self.awake.swap_remove(at);
+                self.take_away(index);
+                continue;
             }
             at += 1;
         }
-        self.account.units += units;
-        units > 0
+        units
     }
 
     #[inline]
-    fn step(&mut self, index: usize) -> Step {
-        let Some(chair) = &mut self.chairs[index] else { return Step::Idle };
+    fn step(&mut self, index: usize) -> PollOutcome {
+        let Some(chair) = &mut self.chairs[index] else { return PollOutcome::IDLE };
+        self.account.steps += 1;
         self.stepping = Some(chair.seat.queue());
-        let step = chair.seat.step(self.budget);
+        let outcome = chair.step(&mut self.context, self.budget, self.notify == Notify::Polled);
         self.stepping = None;
-        chair.busy = matches!(step, Step::Busy(_));
-        if !chair.told && step != Step::Vacated {
-            chair.told = true;
-            chair.seat.disarm(self.notify == Notify::Polled);
+        if outcome.state() == PollState::Busy {
+            self.account.bytes += u64::from(outcome.cost().bytes);
+            if chair.charge.add(outcome.cost()) {
+                self.worked.push(index);
+            }
         }
-        step
+        outcome
     }
 
-    /// Takes away the seat `index`, which `awake[at]` names.
-    fn vacate(&mut self, at: usize, index: usize) {
-        self.awake.swap_remove(at);
+    /// Frees the slot of a poller that has parked. It is no longer in `awake`.
+    fn take_away(&mut self, index: usize) {
         if let Some(chair) = self.chairs[index].take() {
+            if chair.timed {
+                self.timers.clear(Timer::Slot(index));
+            }
+            self.worked.retain(|worked| *worked != index);
             self.watch.remove(chair.watched);
             self.free.push(index);
             self.mailbox.vacated();
         }
     }
 
-    /// Makes a resting seat awake.
-    fn wake(&mut self, index: usize) {
-        let Some(chair) = &mut self.chairs[index] else { return };
-        if chair.awake {
-            return;
-        }
-        chair.awake = true;
-        if std::mem::take(&mut chair.restless) {
-            self.restless -= 1;
-        }
-        if std::mem::take(&mut chair.untidy) {
-            self.untidy -= 1;
-        }
+    /// The slot is stepped every turn from now on.
+    fn awake(&mut self, index: usize) {
         self.awake.push(index);
+        self.timers.ensure(Timer::Tidy, self.last_tidy + TIDY);
     }
 
-    fn wake_all(&mut self) {
-        for index in 0..self.chairs.len() {
-            self.wake(index);
+    /// Makes a resting slot awake.
+    fn wake(&mut self, index: usize) {
+        let Some(Some(chair)) = self.chairs.get_mut(index) else { return };
+        if chair.state.is_resting() {
+            chair.state = SlotState::Polled;
+            chair.idle_since = None;
+            if std::mem::take(&mut chair.timed) {
+                self.timers.clear(Timer::Slot(index));
+            }
+            chair.seat.disarm(&self.context, self.notify == Notify::Polled);
+            self.awake(index);
         }
     }
 
-    /// Tells a seat how it is looked at from now on.
-    fn tell_awake(&mut self, index: usize) {
-        if let Some(chair) = &mut self.chairs[index] {
-            chair.told = true;
-            chair.armed = false;
-            chair.seat.disarm(self.notify == Notify::Polled);
-        }
-    }
-
-    /// Tidies whoever has been stepped since, and publishes the meters.
-    fn tidy(&mut self, now: Instant) {
+    /// Tidies whoever has been stepped since the last time, and publishes the meters.
+    fn tidy(&mut self) {
         for chair in self.chairs.iter_mut().flatten() {
-            if std::mem::take(&mut chair.untidy) || chair.awake {
+            let stepped = chair.idle_since.is_some_and(|since| since >= self.last_tidy);
+            if chair.state.is_awake() || stepped {
                 chair.seat.tidy();
             }
         }
-        self.untidy = 0;
+        let now = self.context.now();
         self.last_tidy = now;
         self.account.share(now);
         self.panel.publish(&self.account.counts(self.awake.len()), now);
     }
 
-    /// Looks at the clock when it is due, and does what is due by it.
-    fn clock(&mut self, worked: bool) -> Option<Instant> {
-        if worked {
-            self.idle_run = 0;
-            self.busy_run += 1;
-            if self.busy_run < CLOCK_TURNS {
-                return None;
+    /// Looks at the clock, and does what is due.
+    fn look(&mut self) {
+        let now = self.context.look();
+        (self.unlooked_turns, self.unlooked_units) = (0, 0);
+        let ns = self.account.look(now);
+        self.settle(ns);
+        while let Some(timer) = self.timers.due(now) {
+            match timer {
+                Timer::Tidy => {
+                    self.tidy();
+                    if !self.awake.is_empty() {
+                        self.timers.ensure(Timer::Tidy, now + TIDY);
+                    }
+                }
+                Timer::Unwakeable => self.step_unwakeable(),
+                Timer::Slot(index) => {
+                    if let Some(chair) = &mut self.chairs[index] {
+                        chair.timed = false;
+                        self.step_resting(index);
+                    }
+                }
             }
-        } else {
-            self.idle_run += 1;
         }
-        // Work that ended since the last look counts as if it had ended now.
-        let had_work = self.busy_run > 0;
-        self.busy_run = 0;
-        let now = Instant::now();
-        self.account.look(now);
-        if had_work {
-            self.last_work = now;
-        }
-        if now - self.last_tidy >= TIDY {
-            self.tidy(now);
-        }
-        Some(now)
     }
 
-    fn after_polled(&mut self, worked: bool) {
-        let Some(now) = self.clock(worked) else { return };
-        if worked {
-            return;
+    /// Divides what went by since the last look among the slots that had work meanwhile.
+    fn settle(&mut self, ns: u64) {
+        let (mut costs, mut weights) = (0, 0);
+        for &index in &self.worked {
+            if let Some(chair) = &self.chairs[index] {
+                costs += chair.charge.unsettled();
+                weights += u64::from(chair.seat.share().weight.get());
+            }
         }
-        if now - self.last_work >= self.spin {
-            self.rest_all();
-        } else if self.manners != Manners::Dedicated && self.idle_run.is_multiple_of(YIELD_TURNS) {
-            std::thread::yield_now();
+        for index in self.worked.drain(..) {
+            if let Some(chair) = &mut self.chairs[index] {
+                chair.charge.settle(chair.seat.share(), ns, costs, weights);
+            }
+        }
+    }
+
+    /// What is due after a turn: a look at the clock, rest for whoever has nothing to do, news of those who rest.
+    fn after_turn(&mut self, units: u64) {
+        let polled = self.notify == Notify::Polled;
+        let looks = if units > 0 {
+            self.idle_run = 0;
+            self.unlooked_turns += 1;
+            self.unlooked_units += units;
+            self.unlooked_turns >= CLOCK_TURNS || self.unlooked_units >= CLOCK_UNITS
         } else {
-            std::hint::spin_loop();
+            self.idle_run += 1;
+            let yields = polled && self.manners != Manners::Dedicated;
+            if yields && self.idle_run.is_multiple_of(YIELD_TURNS) {
+                std::thread::yield_now();
+            } else if polled {
+                std::hint::spin_loop();
+            }
+            // The first idle turn ends the time that is charged as work.
+            self.idle_run == 1
+                || self.idle_run.is_multiple_of(if yields { YIELD_TURNS } else { IDLE_CLOCK_TURNS })
+        };
+        if looks {
+            self.look();
         }
+        if looks || !polled {
+            self.rest_idle();
+        }
+        self.hear_resting(looks);
     }
 }

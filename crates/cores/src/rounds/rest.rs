@@ -1,159 +1,106 @@
 //! Arming, the last look, sleeping and waking.
 
 use std::sync::atomic::{Ordering, fence};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use ioplane_device::{Armed, Step};
+use ioplane_device::{Armed, PollOutcome, PollState};
 
-use super::{Rounds, TIDY};
+use super::Rounds;
+use super::slot::SlotState;
+use super::timers::Timer;
 use crate::settings::Notify;
 use crate::watch::BELL;
 
-/// How long the core sleeps at most while a poller rests that could not promise to wake it (a ring without a kick, or a
+/// How often a slot is looked at that rests although its poller could not promise to wake the core (a ring without a kick, or a
 /// process out of descriptors). Nothing spins for ever.
 const NAP: Duration = Duration::from_millis(1);
 
-/// Turns with work between two looks at whoever rests on a notified core.
+/// Turns of a notified core between two questions whether a resting slot was woken.
 const GLANCE_TURNS: u64 = 4;
 
-impl Rounds {
-    /// A polled core has looked in vain for long enough: all of its seats ask to be kicked, are looked at once more, and the
-    /// core sleeps; or goes on if anything was found. Returns awake.
-    pub(super) fn rest_all(&mut self) {
-        self.tidy(Instant::now());
-        for at in 0..self.awake.len() {
-            self.arm(self.awake[at]);
-        }
-        fence(Ordering::SeqCst);
-        let worked = self.step_awake();
-        if !worked && !self.mailbox.raised() {
-            while let Some(index) = self.awake.pop() {
-                self.lie_down(index);
-            }
-            while !self.sleep() {
-                // A nap has ended; only those that nobody wakes have to be looked at.
-                let found = self.step_restless();
-                self.account.turn(found);
-                if found {
-                    break;
-                }
-            }
-        }
-        self.wake_all();
-        for at in 0..self.awake.len() {
-            let index = self.awake[at];
-            if self.chairs[index].as_ref().is_some_and(|c| c.armed) {
-                self.tell_awake(index);
-            }
-        }
-        self.last_work = Instant::now();
-    }
+/// Time between two such questions of a polled core: a system call, and what the first request of a slot that rests waits for
+/// beside the guest's kick.
+const GLANCE: Duration = Duration::from_micros(50);
 
-    /// A notified core has made a turn: whoever had no work rests.
-    pub(super) fn after_notified(&mut self, worked: bool) {
-        self.clock(worked);
+impl Rounds {
+    /// Lets rest whoever has had no work for long enough: on a notified core at all.
+    pub(super) fn rest_idle(&mut self) {
+        let spin = if self.notify == Notify::Polled { self.spin } else { Duration::ZERO };
+        let now = self.context.now();
         let mut at = 0;
         while let Some(&index) = self.awake.get(at) {
-            if self.stepped_idle(index) {
+            let idle_since = self.chairs[index].as_ref().and_then(|chair| chair.idle_since);
+            let idle = idle_since.is_some_and(|since| now.saturating_duration_since(since) >= spin);
+            if idle && self.rest(index) {
                 self.awake.swap_remove(at);
-                self.lie_down(index);
+                if self.chairs[index].as_ref().is_some_and(|chair| chair.state == SlotState::Parked) {
+                    self.take_away(index);
+                }
             } else {
                 at += 1;
             }
         }
-        if !self.awake.is_empty() && self.account.turns.is_multiple_of(GLANCE_TURNS) {
+    }
+
+    /// Has the slot ask to be kicked and looks at it once more. True if it is not to be stepped in the next turn.
+    fn rest(&mut self, index: usize) -> bool {
+        let Some(chair) = &mut self.chairs[index] else { return true };
+        let polled = self.notify == Notify::Polled;
+        if polled {
+            // Kicks that came unasked are counted, or they would wake it at once. A notified core does not tidy at every request.
+            chair.seat.tidy();
+        }
+        let armed = chair.seat.arm();
+        let promised = armed == Armed::Armed && !chair.watched.blind;
+        fence(Ordering::SeqCst);
+        let outcome = self.step(index);
+        let Some(chair) = &mut self.chairs[index] else { return true };
+        match outcome.state() {
+            PollState::Idle | PollState::Waiting => {
+                if promised {
+                    chair.state = SlotState::Armed;
+                } else {
+                    chair.state = SlotState::Unwakeable;
+                    self.timers.ensure(Timer::Unwakeable, self.context.now() + NAP);
+                }
+                self.set_timer(index, outcome);
+            }
+            PollState::Busy => {
+                chair.seat.disarm(&self.context, polled);
+                self.account.work(outcome.units());
+                return false;
+            }
+            PollState::Parked => self.account.work(1),
+        }
+        true
+    }
+
+    /// Sets the timer that the poller of a resting slot has asked for in its last poll, or none.
+    fn set_timer(&mut self, index: usize, outcome: PollOutcome) {
+        let Some(chair) = &mut self.chairs[index] else { return };
+        let wait = outcome.wake_in();
+        if std::mem::replace(&mut chair.timed, wait.is_some()) {
+            self.timers.clear(Timer::Slot(index));
+        }
+        if let Some(wait) = wait {
+            self.timers.insert(Timer::Slot(index), self.context.now() + wait);
+        }
+    }
+
+    /// Asks for all resting slots at once whether one was woken, when that is due.
+    pub(super) fn hear_resting(&mut self, looked: bool) {
+        let now = self.context.now();
+        let due = match self.notify {
+            Notify::Polled => looked && now.saturating_duration_since(self.last_glance) >= GLANCE,
+            Notify::Notified => self.account.turns.is_multiple_of(GLANCE_TURNS),
+        };
+        let occupied = self.chairs.len() - self.free.len();
+        if due && !self.awake.is_empty() && self.awake.len() < occupied {
+            self.last_glance = now;
+            self.account.glances += 1;
             self.watch.wait(Some(Duration::ZERO));
             self.hear();
-            // Those that no descriptor tells of get their look also while the core has no time to sleep.
-            if self.restless > 0 {
-                let now = Instant::now();
-                if now - self.last_nap >= NAP {
-                    self.last_nap = now;
-                    self.wake_restless();
-                }
-            }
         }
-    }
-
-    fn wake_restless(&mut self) {
-        for index in 0..self.chairs.len() {
-            if self.chairs[index].as_ref().is_some_and(|c| c.restless) {
-                self.wake_told(index);
-            }
-        }
-    }
-
-    /// Whether the awake seat may rest: it asks to be kicked, and the look after that finds nothing.
-    fn stepped_idle(&mut self, index: usize) -> bool {
-        let Some(chair) = &mut self.chairs[index] else { return false };
-        if chair.busy {
-            return false;
-        }
-        self.arm(index);
-        fence(Ordering::SeqCst);
-        match self.step(index) {
-            Step::Idle => true,
-            Step::Busy(n) => {
-                self.account.units += u64::from(n.max(1));
-                self.tell_awake(index);
-                false
-            }
-            // Taken away at the next turn.
-            Step::Vacated => false,
-        }
-    }
-
-    fn arm(&mut self, index: usize) {
-        let Some(chair) = &mut self.chairs[index] else { return };
-        let armed = chair.seat.arm();
-        chair.armed = true;
-        chair.promised = armed == Armed::Armed && !chair.watched.blind;
-    }
-
-    /// Notes that a seat (no longer in `awake`) rests.
-    fn lie_down(&mut self, index: usize) {
-        let Some(chair) = &mut self.chairs[index] else { return };
-        chair.awake = false;
-        chair.restless = !chair.promised;
-        self.restless += usize::from(chair.restless);
-        chair.untidy = true;
-        self.untidy += 1;
-    }
-
-    /// Sleeps until somebody rings; or a nap, with restless seats; or until it is time to tidy those that have just lain
-    /// down, which a notified core does not do at every request. Whoever was rung for is awake and told afterwards, on a
-    /// notified core the restless too. True if there may be something to do.
-    pub(super) fn sleep(&mut self) -> bool {
-        let lies_down = Instant::now();
-        self.account.look(lies_down);
-        if lies_down - self.last_tidy >= TIDY {
-            self.tidy(lies_down);
-        }
-        let timeout = match (self.restless, self.untidy) {
-            (0, 0) => None,
-            (0, _) => Some(TIDY),
-            _ => Some(NAP),
-        };
-        match timeout {
-            None => {
-                self.account.sleeps += 1;
-                self.panel.publish(&self.account.counts(0), lies_down);
-            }
-            Some(NAP) => self.account.naps += 1,
-            Some(_) => self.account.sleeps += 1,
-        }
-        self.watch.wait(timeout);
-        self.account.slept(Instant::now());
-        if !self.watch.fired().is_empty() {
-            self.account.wakes += 1;
-            self.hear();
-            return true;
-        }
-        if self.notify == Notify::Notified && self.restless > 0 {
-            self.wake_restless();
-            return true;
-        }
-        self.mailbox.raised()
     }
 
     /// Wakes whoever was rung for. The mailbox's bell is emptied where the mail is read, whether or not its flag is up.
@@ -161,30 +108,67 @@ impl Rounds {
         for at in 0..self.watch.fired().len() {
             match self.watch.fired()[at] {
                 BELL => self.mailbox.expect(),
-                token => self.wake_told(token),
+                token => self.wake(token),
             }
         }
     }
 
-    pub(super) fn wake_told(&mut self, index: usize) {
-        if self.chairs.get(index).is_some_and(|c| c.as_ref().is_some_and(|c| !c.awake)) {
-            self.wake(index);
-            self.tell_awake(index);
+    /// Everybody rests: sleeps until somebody is rung for or a timer is due. Whoever was rung for is awake afterwards.
+    pub(super) fn sleep(&mut self) {
+        if self.notify == Notify::Polled {
+            // Each was tidied before it lay down.
+            self.timers.clear(Timer::Tidy);
+        }
+        self.look();
+        if !self.awake.is_empty() {
+            return;
+        }
+        let now = self.context.now();
+        if self.timers.is_set(Timer::Unwakeable) {
+            self.account.naps += 1;
+        } else {
+            self.account.sleeps += 1;
+        }
+        if !self.timers.is_set(Timer::Tidy) {
+            self.account.share(now);
+            self.panel.publish(&self.account.counts(0), now);
+        }
+        let timeout = self.timers.next().map(|at| at.saturating_duration_since(now));
+        self.watch.wait(timeout);
+        self.account.slept(self.context.look());
+        if !self.watch.fired().is_empty() {
+            self.account.wakes += 1;
+            self.hear();
         }
     }
 
-    /// Steps those that rest without a promise. True if any had work.
-    fn step_restless(&mut self) -> bool {
-        let mut worked = false;
+    /// Steps the slots that nothing is sure to wake, where they are. Who had work is awake from then on.
+    pub(super) fn step_unwakeable(&mut self) {
+        let mut left = false;
         for index in 0..self.chairs.len() {
-            if self.chairs[index].as_ref().is_some_and(|c| c.restless) {
-                let step = self.step(index);
-                worked |= step != Step::Idle;
-                if let Step::Busy(n) = step {
-                    self.account.units += u64::from(n.max(1));
-                }
+            if self.chairs[index].as_ref().is_some_and(|chair| chair.state == SlotState::Unwakeable) {
+                self.step_resting(index);
+                left |= self.chairs[index].as_ref().is_some_and(|chair| chair.state == SlotState::Unwakeable);
             }
         }
-        worked
+        if left {
+            self.timers.ensure(Timer::Unwakeable, self.context.now() + NAP);
+        }
+    }
+
+    /// Steps a slot that rests, and rests on if it had no work.
+    pub(super) fn step_resting(&mut self, index: usize) {
+        let outcome = self.step(index);
+        match outcome.state() {
+            PollState::Idle | PollState::Waiting => self.set_timer(index, outcome),
+            PollState::Busy => {
+                self.account.work(outcome.units());
+                self.wake(index);
+            }
+            PollState::Parked => {
+                self.account.work(1);
+                self.take_away(index);
+            }
+        }
     }
 }

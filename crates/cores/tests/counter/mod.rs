@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use ioplane_device::*;
 use rustix::event::{EventfdFlags, eventfd};
 
+/// What a request is said to cost.
+pub const BYTES: u64 = 512;
+
 /// What the driver and the poller of one queue share.
 #[derive(Debug)]
 pub struct Line {
@@ -18,6 +21,8 @@ pub struct Line {
     pub polls: AtomicU64,
     pub kicks: AtomicU64,
     pub tidied: AtomicU64,
+    pub armed: AtomicU64,
+    pub disarmed: AtomicU64,
     wanted: AtomicBool,
     kick: Arc<OwnedFd>,
     /// Nothing is completed while this is shut.
@@ -28,6 +33,8 @@ pub struct Line {
     /// While it is set the poller does not return from its poll: a core that gets no processor time.
     pub stalls: AtomicBool,
     pub stalled: AtomicBool,
+    /// If it is not 0, a poll without work asks for another so much later.
+    pub wakes_in_us: AtomicU64,
     /// Changes that were told.
     pub applied: AtomicU64,
     /// A line whose changes are counted between two polls of this one: the most are in `most_applied`.
@@ -43,6 +50,8 @@ impl Line {
             polls: AtomicU64::new(0),
             kicks: AtomicU64::new(0),
             tidied: AtomicU64::new(0),
+            armed: AtomicU64::new(0),
+            disarmed: AtomicU64::new(0),
             wanted: AtomicBool::new(true),
             kick: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()),
             open: AtomicBool::new(true),
@@ -50,6 +59,7 @@ impl Line {
             busy: AtomicBool::new(false),
             stalls: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
+            wakes_in_us: AtomicU64::new(0),
             applied: AtomicU64::new(0),
             neighbour: OnceLock::new(),
             most_applied: AtomicU64::new(0),
@@ -67,6 +77,11 @@ impl Line {
 
     pub fn kick(&self) {
         rustix::io::write(&*self.kick, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Whether its poller has asked to be kicked.
+    pub fn wants_kick(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed)
     }
 
     /// Until everything published is served.
@@ -101,7 +116,7 @@ struct Server {
 }
 
 impl Poller for Server {
-    fn poll(&mut self, budget: Budget) -> Progress {
+    fn poll(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
         let line = &self.line;
         line.polls.fetch_add(1, Ordering::Relaxed);
         assert!(!line.panics.load(Ordering::Relaxed), "asked to");
@@ -115,7 +130,7 @@ impl Poller for Server {
             self.seen = applied;
         }
         if self.suspend {
-            return Progress::Parked;
+            return PollOutcome::PARKED;
         }
         let served = line.served.load(Ordering::Relaxed);
         if !self.drain {
@@ -125,12 +140,19 @@ impl Poller for Server {
         if self.held > 0 && line.open.load(Ordering::Acquire) {
             let done = std::mem::take(&mut self.held);
             line.served.store(served + done, Ordering::Release);
-            return Progress::Busy(done as u32);
+            return PollOutcome::busy(done as u32, done * BYTES);
         }
         if self.drain && self.held == 0 {
-            return Progress::Parked;
+            return PollOutcome::PARKED;
         }
-        if line.busy.load(Ordering::Relaxed) { Progress::Busy(1) } else { Progress::Idle }
+        if line.busy.load(Ordering::Relaxed) {
+            return PollOutcome::busy(1, BYTES);
+        }
+        let outcome = if self.held > 0 { PollOutcome::WAITING } else { PollOutcome::IDLE };
+        match line.wakes_in_us.load(Ordering::Relaxed) {
+            0 => outcome,
+            us => outcome.wake_at(context.now() + Duration::from_micros(us), context),
+        }
     }
 
     fn drain(&mut self) {
@@ -148,6 +170,7 @@ impl Poller for Server {
     fn resume(&mut self) {}
 
     fn arm(&mut self) -> Armed {
+        self.line.armed.fetch_add(1, Ordering::Relaxed);
         self.line.wanted.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let waits = self.line.published.load(Ordering::Acquire)
@@ -156,7 +179,8 @@ impl Poller for Server {
         if (waits && !self.drain) || self.held > 0 { Armed::WorkLeft } else { Armed::Armed }
     }
 
-    fn disarm(&mut self, polling: bool) {
+    fn disarm(&mut self, _context: &CoreContext, polling: bool) {
+        self.line.disarmed.fetch_add(1, Ordering::Relaxed);
         self.line.wanted.store(!polling, Ordering::Relaxed);
         let mut count = [0; 8];
         if rustix::io::read(&*self.line.kick, &mut count).is_ok() {

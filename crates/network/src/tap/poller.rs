@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use ioplane_device::mutation::{Law, bound};
-use ioplane_device::{Armed, Budget, Change, Poller, Progress, Wakers};
+use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, SCRATCH, Wakers};
 use rustix::io::Errno;
 
 use super::eyes::Eyes;
@@ -25,6 +25,9 @@ const COST: usize = 256 << 10;
 /// What a read or a write costs beside the bytes: a system call, in which the host's network does what it does for each frame.
 const COST_OF_CALL: usize = 8 << 10;
 
+// A frame and its header are read into the core's scratch memory.
+const _: () = assert!(VNET + LONGEST <= SCRATCH);
+
 /// [`COST`], unless a test has taken the bound out.
 fn of_a_poll() -> usize {
     bound(Law::BoundsPolls, COST as u64) as usize
@@ -38,7 +41,6 @@ pub(super) struct TapPoller {
     port: Arc<Port>,
     outlet: Outlet,
     inlet: Inlet,
-    buffer: Box<[u8]>,
     /// Polls to let pass before the next look, and how many it was last time.
     skip: u32,
     skipped: u32,
@@ -57,9 +59,8 @@ enum Phase {
 impl TapPoller {
     /// The only queue of `port`.
     pub fn new(file: Arc<OwnedFd>, eyes: Arc<Eyes>, port: Arc<Port>) -> Self {
-        let buffer = vec![0; VNET + LONGEST].into();
         let (outlet, inlet) = (port.outlet(0), port.inlet(0));
-        TapPoller { file, eyes, port, outlet, inlet, buffer, skip: 0, skipped: 0, phase: Phase::Serving }
+        TapPoller { file, eyes, port, outlet, inlet, skip: 0, skipped: 0, phase: Phase::Serving }
     }
 
     /// Somebody has deleted the device. It will never say anything again but that, which would keep the core awake.
@@ -69,27 +70,29 @@ impl TapPoller {
         self.port.set_up(false);
     }
 
-    /// Goes on with a flood that has begun; says whether there was one.
+    /// Goes on with a flood that has begun; says whether there was one, and what it cost.
     #[cold]
-    fn go_on(&mut self) -> bool {
+    fn go_on(&mut self) -> (u32, u64) {
         self.outlet.allow(of_a_poll());
         let went = self.outlet.go_on().is_some();
+        let spent = self.outlet.spent();
         self.outlet.flush();
-        went
+        (u32::from(went), spent as u64)
     }
 
-    /// From the host: at most `budget` frames.
-    fn read(&mut self, budget: u32) -> u32 {
+    /// From the host: at most `budget` frames. Says how many, and what they cost.
+    fn read(&mut self, scratch: &mut [u8; SCRATCH], budget: u32) -> (u32, u64) {
         if self.outlet.has_begun() {
-            return u32::from(self.go_on());
+            return self.go_on();
         }
         if self.skip > 0 {
             self.skip -= 1;
-            return 0;
+            return (0, 0);
         }
-        let (mut count, mut left) = (0, of_a_poll());
+        let (buffer, whole) = (&mut scratch[..VNET + LONGEST], of_a_poll());
+        let (mut count, mut left) = (0, whole);
         while count < budget && left > 0 && !self.outlet.has_begun() {
-            let read = match rustix::io::read(&*self.file, &mut self.buffer[..]) {
+            let read = match rustix::io::read(&*self.file, &mut *buffer) {
                 Ok(read) => read,
                 Err(Errno::BADFD) => {
                     self.gone();
@@ -97,7 +100,7 @@ impl TapPoller {
                 }
                 Err(_) => break,
             };
-            let Some((header, frame)) = self.buffer[..read].split_first_chunk::<VNET>() else { break };
+            let Some((header, frame)) = buffer[..read].split_first_chunk::<VNET>() else { break };
             count += 1;
             let head = &frame[..frame.len().min(HEAD)];
             left = left.saturating_sub(COST_OF_CALL + frame.len());
@@ -111,12 +114,14 @@ impl TapPoller {
         self.outlet.flush();
         self.skipped = if count > 0 { 0 } else { (self.skipped * 2 + 1).min(MOST_SKIPPED) };
         self.skip = self.skipped;
-        count
+        (count, (whole - left) as u64)
     }
 
-    /// To the host: at most `budget` frames. What it does not take now is dropped and counted: nothing waits for a host.
-    fn write(&mut self, budget: u32) -> u32 {
-        let (mut count, mut left) = (0, of_a_poll());
+    /// To the host: at most `budget` frames; says how many, and what they cost. What it does not take now is dropped and counted:
+    /// nothing waits for a host.
+    fn write(&mut self, budget: u32) -> (u32, u64) {
+        let whole = of_a_poll();
+        let (mut count, mut left) = (0, whole);
         while count < budget && left > 0 {
             let Some(frame) = self.inlet.front() else { break };
             left = left.saturating_sub(COST_OF_CALL + frame.bytes().len());
@@ -133,19 +138,26 @@ impl TapPoller {
             }
             count += 1;
         }
-        count
+        (count, (whole - left) as u64)
     }
 }
 
 impl Poller for TapPoller {
-    fn poll(&mut self, budget: Budget) -> Progress {
+    fn poll(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
         match self.phase {
             Phase::Serving => {}
-            Phase::Draining if self.outlet.has_begun() => return Progress::Busy(u32::from(self.go_on())),
-            Phase::Draining | Phase::Suspending => return Progress::Parked,
+            Phase::Draining if self.outlet.has_begun() => {
+                let (done, spent) = self.go_on();
+                return PollOutcome::busy(done, spent);
+            }
+            Phase::Draining | Phase::Suspending => return PollOutcome::PARKED,
         }
-        let done = self.write(budget.0) + self.read(budget.0);
-        if done == 0 { Progress::Idle } else { Progress::Busy(done) }
+        let (written, to_host) = self.write(budget.0);
+        let (read, from_host) = self.read(context.scratch(), budget.0);
+        match written + read {
+            0 => PollOutcome::IDLE,
+            done => PollOutcome::busy(done, to_host.saturating_add(from_host)),
+        }
     }
 
     fn drain(&mut self) {
@@ -170,7 +182,7 @@ impl Poller for TapPoller {
         if self.inlet.arm() || self.outlet.has_begun() { Armed::WorkLeft } else { Armed::Armed }
     }
 
-    fn disarm(&mut self, _polling: bool) {
+    fn disarm(&mut self, _context: &CoreContext, _polling: bool) {
         self.skip = 0;
         self.inlet.disarm();
     }

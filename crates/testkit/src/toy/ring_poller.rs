@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use ioplane_device::mutation::{Law, removed};
-use ioplane_device::{Armed, Budget, Change, Interrupt, Poller, Progress, Wakers};
+use ioplane_device::{Armed, Budget, Change, CoreContext, Interrupt, PollOutcome, Poller, Wakers};
 use ioplane_memory::{GuestView, Window};
 
 use super::gate::drain;
@@ -14,6 +14,9 @@ use super::ring::{DEPTH, QueueV1, Wires, layout, passes};
 
 /// Polls between taking a request and answering it, so that there is always something in flight.
 const DELAY: u32 = 3;
+
+/// What a request moves: a number and its answer.
+const BYTES: u64 = 16;
 
 /// Serves one ring. Takes requests at once and answers them a few polls later, unless the gate is shut.
 pub(super) struct RingPoller {
@@ -87,15 +90,23 @@ impl RingPoller {
         done
     }
 
+    fn outcome(&self, units: u32) -> PollOutcome {
+        match (units, self.state.in_flight) {
+            (0, 0) => PollOutcome::IDLE,
+            (0, _) => PollOutcome::WAITING,
+            (units, _) => PollOutcome::busy(units, u64::from(units) * BYTES),
+        }
+    }
+
     fn call(&self) {
         self.wires.calls[usize::from(self.queue)].signal();
     }
 }
 
 impl Poller for RingPoller {
-    fn poll(&mut self, budget: Budget) -> Progress {
+    fn poll(&mut self, _context: &mut CoreContext, budget: Budget) -> PollOutcome {
         if self.suspended {
-            return Progress::Parked;
+            return PollOutcome::PARKED;
         }
         let mut units = 0;
         if self.state.in_flight > 0 && !self.wires.gate.is_shut() {
@@ -106,18 +117,14 @@ impl Poller for RingPoller {
             }
         }
         if self.draining {
-            return match (self.state.in_flight, units) {
-                (0, _) => Progress::Parked,
-                (_, 0) => Progress::Idle,
-                (_, n) => Progress::Busy(n),
-            };
+            return if self.state.in_flight == 0 { PollOutcome::PARKED } else { self.outcome(units) };
         }
         if self.state.in_flight == 0 {
             self.state.in_flight = self.waiting().min(u16::try_from(budget.0).unwrap_or(DEPTH));
             self.delay = DELAY;
             units += u32::from(self.state.in_flight);
         }
-        if units == 0 { Progress::Idle } else { Progress::Busy(units) }
+        self.outcome(units)
     }
 
     fn drain(&mut self) {
@@ -145,7 +152,7 @@ impl Poller for RingPoller {
         if answerable || takeable { Armed::WorkLeft } else { Armed::Armed }
     }
 
-    fn disarm(&mut self, _polling: bool) {
+    fn disarm(&mut self, _context: &CoreContext, _polling: bool) {
         // The event that was asked for stays where it is: behind, so that nobody kicks for what comes.
         let queue = usize::from(self.queue);
         let kicks = drain(self.wires.kicks[queue].as_fd());

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ioplane_device::{Armed, Budget, Change, Poller, Progress, Wakers};
+use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, Wakers};
 use ioplane_virtio::{Chain, Phase, Queue, QueueStart, RingFault, RingState, Taken};
 
 use super::gate::drain;
@@ -11,6 +11,9 @@ use super::virtio::Bench;
 
 /// Polls between taking a request and answering it, so that there is always something in flight.
 const DELAY: u32 = 3;
+
+/// What a request moves: a number and its answer.
+const BYTES: u64 = 16;
 
 /// A request in flight.
 struct Held {
@@ -80,9 +83,9 @@ impl AdderPoller {
 }
 
 impl Poller for AdderPoller {
-    fn poll(&mut self, budget: Budget) -> Progress {
+    fn poll(&mut self, _context: &mut CoreContext, budget: Budget) -> PollOutcome {
         if self.queue.phase == Phase::Suspending {
-            return Progress::Parked;
+            return PollOutcome::PARKED;
         }
         let mut done = 0;
         if self.answerable() {
@@ -103,9 +106,10 @@ impl Poller for AdderPoller {
             }
         }
         match done {
-            0 if self.queue.phase == Phase::Draining && self.held.is_empty() => Progress::Parked,
-            0 => Progress::Idle,
-            done => Progress::Busy(done),
+            0 if !self.held.is_empty() => PollOutcome::WAITING,
+            0 if self.queue.phase == Phase::Draining => PollOutcome::PARKED,
+            0 => PollOutcome::IDLE,
+            done => PollOutcome::busy(done, u64::from(done) * BYTES),
         }
     }
 
@@ -130,8 +134,8 @@ impl Poller for AdderPoller {
         if self.answerable() { Armed::WorkLeft } else { armed }
     }
 
-    fn disarm(&mut self, polling: bool) {
-        self.queue.disarm(polling);
+    fn disarm(&mut self, context: &CoreContext, polling: bool) {
+        self.queue.disarm(context, polling);
         drain(self.bench.gate.bell(self.queue.index));
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ioplane_device::mutation::{Law, bound};
-use ioplane_device::{Armed, Budget, Change, Poller, Progress, Wakers};
+use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, Wakers};
 use ioplane_memory::GuestRange;
 use ioplane_storage::{Fault, Lane, Op, Outcome, Submitted, Tag};
 
@@ -459,12 +459,13 @@ fn count(queue: &mut Queue, fault: Fault) {
 
 impl Poller for BlkPoller {
     #[inline]
-    fn poll(&mut self, budget: Budget) -> Progress {
+    fn poll(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
         let BlkPoller { queue, work } = self;
         if queue.phase == Phase::Suspending {
-            return Progress::Parked;
+            return PollOutcome::PARKED;
         }
-        work.left = cost::of_a_poll();
+        let whole = cost::of_a_poll();
+        work.left = whole;
         let mut done = work.reap(queue);
         work.publish(queue);
         // Requests that are being sliced get a half, so that neither they nor others of the same queue stand still.
@@ -491,7 +492,7 @@ impl Poller for BlkPoller {
             }
             match now {
                 Some(now) => queue.took(done - before, now, left == 0 || work.left == 0),
-                None => queue.found_dry(),
+                None => queue.found_dry(context),
             }
         }
         done += work.go_on(queue, 0);
@@ -501,13 +502,18 @@ impl Poller for BlkPoller {
                 queue.stop_with(fault);
             }
         }
-        if work.lane.in_flight() > 0 {
+        let waits = work.lane.in_flight() > 0;
+        if waits {
             work.lane.push();
             kill::here(KillPoint::Pushed);
         } else if queue.phase == Phase::Draining && done == 0 && !work.has_more(queue) {
-            return Progress::Parked;
+            return PollOutcome::PARKED;
         }
-        if done == 0 { Progress::Idle } else { Progress::Busy(done) }
+        match done {
+            0 if waits => PollOutcome::WAITING,
+            0 => PollOutcome::IDLE,
+            _ => PollOutcome::busy(done, whole - work.left),
+        }
     }
 
     fn drain(&mut self) {
@@ -532,8 +538,8 @@ impl Poller for BlkPoller {
         if more { Armed::WorkLeft } else { armed }
     }
 
-    fn disarm(&mut self, polling: bool) {
-        self.queue.disarm(polling);
+    fn disarm(&mut self, context: &CoreContext, polling: bool) {
+        self.queue.disarm(context, polling);
     }
 
     fn apply(&mut self, change: Change) {

@@ -6,7 +6,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use ioplane_device::{Armed, Budget, Change, Poller, Progress, Wakers};
+use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, Wakers};
 
 use crate::cost;
 use crate::device::QueueStart;
@@ -43,8 +43,8 @@ pub(super) trait Work: Send + 'static {
         queue.arm()
     }
     /// [`Poller::disarm`].
-    fn disarm(&mut self, queue: &mut Queue, polling: bool) {
-        queue.disarm(polling);
+    fn disarm(&mut self, context: &CoreContext, queue: &mut Queue, polling: bool) {
+        queue.disarm(context, polling);
     }
     /// [`Poller::tidy`].
     fn tidy(&mut self) {}
@@ -73,17 +73,18 @@ impl<W: Work> NetPoller<W> {
 
 impl<W: Work> Poller for NetPoller<W> {
     #[inline]
-    fn poll(&mut self, budget: Budget) -> Progress {
+    fn poll(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
         let NetPoller { queue, work } = self;
         if queue.phase == Phase::Suspending {
-            return Progress::Parked;
+            return PollOutcome::PARKED;
         }
-        let mut done = 0;
+        let (mut done, mut spent) = (0, 0);
         let serves = queue.takes() || (work.has_begun() && queue.fault().is_none());
         if !serves || !work.ready(queue) {
-            queue.found_dry();
+            queue.found_dry(context);
         } else {
-            let (began, mut left) = (Instant::now(), cost::of_a_poll() as usize);
+            let (began, whole) = (Instant::now(), cost::of_a_poll() as usize);
+            let mut left = whole;
             while done < budget.0 && left > 0 && work.ready(queue) {
                 // Published in batches: the driver can go on with the first while we do the next.
                 let outcome = work.batch(queue, BATCH.min(budget.0 - done), &mut left);
@@ -98,6 +99,7 @@ impl<W: Work> Poller for NetPoller<W> {
                     }
                 }
             }
+            spent = whole - left;
             if done > 0 {
                 work.finish();
                 if W::IS_WORK {
@@ -111,9 +113,9 @@ impl<W: Work> Poller for NetPoller<W> {
             }
         }
         match (done, queue.phase) {
-            (0, Phase::Draining) => Progress::Parked,
-            (0, _) => Progress::Idle,
-            _ => Progress::Busy(done),
+            (0, Phase::Draining) => PollOutcome::PARKED,
+            (0, _) => PollOutcome::IDLE,
+            _ => PollOutcome::busy(done, spent as u64),
         }
     }
 
@@ -137,8 +139,8 @@ impl<W: Work> Poller for NetPoller<W> {
         self.work.arm(&mut self.queue)
     }
 
-    fn disarm(&mut self, polling: bool) {
-        self.work.disarm(&mut self.queue, polling);
+    fn disarm(&mut self, context: &CoreContext, polling: bool) {
+        self.work.disarm(context, &mut self.queue, polling);
     }
 
     fn apply(&mut self, change: Change) {

@@ -12,7 +12,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use ioplane_device::Armed;
+use ioplane_device::{Armed, CoreContext};
 use ioplane_memory::GuestRange;
 use ioplane_network::{Drop, Inlet, Takes};
 
@@ -336,8 +336,8 @@ impl Work for Receive {
         if queue.takes() && queue.unannounced() { Armed::WorkLeft } else { Armed::Armed }
     }
 
-    fn disarm(&mut self, queue: &mut Queue, polling: bool) {
-        queue.disarm(polling);
+    fn disarm(&mut self, context: &CoreContext, queue: &mut Queue, polling: bool) {
+        queue.disarm(context, polling);
         // Nobody need kick for room that nothing waits for.
         queue.ring.set_polled(true);
         self.inlet.disarm();

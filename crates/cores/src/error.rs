@@ -1,0 +1,27 @@
+//! What a pool of cores could not do.
+
+/// What a pool could not do.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// No core has that number.
+    #[error("there is no I/O core {0}: see `ioplane core list`")]
+    NoSuchCore(u32),
+    /// Queues still sit there.
+    #[error("I/O core {core} still serves {seats} queues: move them with `ioplane core move` first")]
+    Occupied {
+        /// Which core.
+        core: u32,
+        /// How many queues.
+        seats: u32,
+    },
+    /// The kernel gave no thread or no descriptor.
+    #[error(
+        "I/O core {core} could not be started: {source} (are the limits on threads or open files too low?)"
+    )]
+    Start {
+        /// Which core.
+        core: u32,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+}

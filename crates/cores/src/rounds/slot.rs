@@ -1,0 +1,80 @@
+//! One seat and what the core knows of it.
+
+use std::time::Instant;
+
+use ioplane_device::{Budget, CoreContext, PollOutcome, PollState, Seat};
+
+use super::charge::Charge;
+use crate::watch::Watched;
+
+/// What a core does with a slot. Each changes by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SlotState {
+    /// Has come: stepped in the next turn, whatever is so of the others (laws 2 and 3), and Polled from then on.
+    Fresh,
+    /// Stepped in every turn, until it has had no work for long enough.
+    Polled,
+    /// Stepped in every turn, as Polled. Its poller says that it waits for something in flight.
+    Waiting,
+    /// Has asked to be kicked and was looked at after that: stepped when one of its descriptors says so.
+    Armed,
+    /// As Armed, but nothing is sure to wake it: stepped by a timer.
+    Unwakeable,
+    /// Its poller has left: never stepped again, and taken away before the next turn.
+    Parked,
+}
+
+impl SlotState {
+    /// Whether it is stepped every turn.
+    #[inline]
+    pub(super) fn is_awake(self) -> bool {
+        matches!(self, SlotState::Fresh | SlotState::Polled | SlotState::Waiting)
+    }
+
+    /// Whether something has to happen before it is stepped.
+    pub(super) fn is_resting(self) -> bool {
+        matches!(self, SlotState::Armed | SlotState::Unwakeable)
+    }
+}
+
+/// One seat and what the core knows of it.
+pub(super) struct Chair {
+    pub(super) seat: Seat,
+    pub(super) watched: Watched,
+    pub(super) state: SlotState,
+    /// The core's look at the clock before the first of its idle steps in a row; `None` after a step with work, and until it
+    /// has been stepped after it was woken.
+    pub(super) idle_since: Option<Instant>,
+    /// Has a timer of its own: rests, and its poller has said when it wants to be polled.
+    pub(super) timed: bool,
+    pub(super) charge: Charge,
+}
+
+impl Chair {
+    pub(super) fn new(seat: Seat, watched: Watched, state: SlotState) -> Self {
+        Chair { seat, watched, state, idle_since: None, timed: false, charge: Charge::default() }
+    }
+
+    /// One turn of its poller. `polling`: whether the core looks at rings by itself.
+    #[inline]
+    pub(super) fn step(&mut self, context: &mut CoreContext, budget: Budget, polling: bool) -> PollOutcome {
+        let outcome = self.seat.step(context, budget);
+        if self.state == SlotState::Fresh && outcome.state() != PollState::Parked {
+            // Told after its first step, which begins with `resume`.
+            self.state = SlotState::Polled;
+            self.seat.disarm(context, polling);
+        }
+        match outcome.state() {
+            PollState::Busy => self.idle_since = None,
+            PollState::Idle | PollState::Waiting => {
+                self.idle_since.get_or_insert(context.now());
+            }
+            PollState::Parked => self.state = SlotState::Parked,
+        }
+        if self.state.is_awake() {
+            let waits = outcome.state() == PollState::Waiting;
+            self.state = if waits { SlotState::Waiting } else { SlotState::Polled };
+        }
+        outcome
+    }
+}

@@ -1,0 +1,169 @@
+//! The slots of a core, each by itself: who is stepped, who rests, and who is stepped where it rests.
+
+mod counter;
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use counter::{Counter, Line, eventually, soon};
+use ioplane_cores::{Core, CoreReading, CoreSettings, Notify};
+use ioplane_device::clock::ManualClock;
+use ioplane_device::{Change, CoreId, QueueSet, Share};
+
+fn settings(notify: Notify, spin: Duration) -> CoreSettings {
+    CoreSettings { notify, spin, ..CoreSettings::default() }
+}
+
+fn one(notify: Notify, spin: Duration) -> Core {
+    Core::start(CoreId(0), settings(notify, spin)).unwrap()
+}
+
+/// What the core has published last, whole.
+fn published(core: &Core) -> CoreReading {
+    loop {
+        let (first, second) = (core.read(), core.read());
+        if (first.turns, first.steps, first.glances) == (second.turns, second.steps, second.glances) {
+            return second;
+        }
+    }
+}
+
+#[test]
+fn a_polled_core_steps_the_busy_one_of_many_and_makes_no_call_for_the_idle() {
+    const IDLE: u16 = 1000;
+    // Two descriptors for each, and some.
+    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    if limit.current.is_some_and(|current| current < 4096) {
+        limit.current = limit.maximum.map_or(Some(4096), |most| Some(most.min(4096)));
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    }
+    let core = one(Notify::Polled, Duration::from_millis(1));
+    let (running, lines) = Counter::run(IDLE + 1, &core);
+    let (idle, busy) = (&lines[..usize::from(IDLE)], &lines[usize::from(IDLE)]);
+    busy.busy.store(true, Ordering::Relaxed);
+    busy.publish();
+    busy.wait();
+    eventually("idle queues do not rest", || core.read().awake == 1);
+    // What rested within the last 10 ms is tidied once more.
+    let tidied = busy.tidied.load(Ordering::Relaxed);
+    eventually("is not tidied", || busy.tidied.load(Ordering::Relaxed) > tidied + 2);
+    let calls = |line: &Line| {
+        [&line.polls, &line.armed, &line.disarmed, &line.tidied].map(|count| count.load(Ordering::Relaxed))
+    };
+    let before: Vec<_> = idle.iter().map(|line| calls(line)).collect();
+    let first = published(&core);
+    eventually("does not turn", || core.read().turns > first.turns + 100_000);
+    let last = published(&core);
+    for (at, line) in idle.iter().enumerate() {
+        assert_eq!(calls(line), before[at], "queue {at} was looked at for nothing");
+    }
+    assert_eq!(last.steps - first.steps, last.turns - first.turns, "one step per turn");
+    // One question for all of them every 50 us; what is published is at most some 10 ms old.
+    let most = (last.age_ns - first.age_ns + 100_000_000) / 50_000;
+    assert!(
+        (1..most).contains(&(last.glances - first.glances)),
+        "{} in {most}",
+        last.glances - first.glances
+    );
+    assert_eq!(last.sleeps, first.sleeps);
+    // Each is heard all the same.
+    for line in idle.iter().step_by(97) {
+        line.publish();
+        line.wait();
+        assert!(line.kicks.load(Ordering::Relaxed) > 0, "served without its kick");
+    }
+    busy.busy.store(false, Ordering::Relaxed);
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn a_slot_rests_after_a_spin_of_its_own() {
+    const SPIN: Duration = Duration::from_secs(1);
+    let clock = Arc::new(ManualClock::default());
+    let core = Core::start_with(CoreId(0), settings(Notify::Polled, SPIN), clock.clone()).unwrap();
+    let (running, lines) = Counter::run(2, &core);
+    lines[1].busy.store(true, Ordering::Relaxed);
+    let turns = |count| {
+        let polls = lines[1].polls.load(Ordering::Relaxed);
+        eventually("does not turn", || lines[1].polls.load(Ordering::Relaxed) > polls + count);
+    };
+    turns(1000);
+    assert!(!lines[0].wants_kick(), "rests although no time has passed");
+    clock.advance(SPIN / 2);
+    turns(1000);
+    // A request begins its time anew.
+    lines[0].publish();
+    lines[0].wait();
+    turns(1000);
+    clock.advance(SPIN / 2);
+    turns(1000);
+    assert!(!lines[0].wants_kick(), "rests before its time");
+    clock.advance(SPIN / 2);
+    eventually("does not rest beside a busy one", || lines[0].wants_kick());
+    turns(1000);
+    let polls = lines[0].polls.load(Ordering::Relaxed);
+    turns(1000);
+    assert_eq!(lines[0].polls.load(Ordering::Relaxed), polls, "is looked at although it rests");
+    assert!(!lines[1].wants_kick());
+    // The core asks for its kick by the clock.
+    lines[0].publish();
+    turns(1000);
+    clock.advance(Duration::from_millis(1));
+    lines[0].wait();
+    lines[1].busy.store(false, Ordering::Relaxed);
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn a_share_is_for_the_core_and_not_for_the_poller() {
+    let core = one(Notify::Polled, Duration::ZERO);
+    let (mut running, lines) = Counter::run(1, &core);
+    let share = Share { group: 7, weight: NonZeroU32::new(3).unwrap() };
+    assert!(running.apply(&QueueSet::from([0]), &Change::Share(share)).wait(soon()));
+    assert_eq!(lines[0].applied.load(Ordering::Relaxed), 0);
+    lines[0].publish();
+    lines[0].wait();
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn a_poller_is_polled_when_it_said_also_beside_a_busy_one() {
+    const EVERY_US: u64 = 2000;
+    for notify in [Notify::Polled, Notify::Notified] {
+        let core = one(notify, Duration::ZERO);
+        let (running, lines) = Counter::run(2, &core);
+        lines[0].wakes_in_us.store(EVERY_US, Ordering::Relaxed);
+        // It hears of that in its next poll.
+        lines[0].publish();
+        lines[0].wait();
+        for busy in [false, true] {
+            lines[1].busy.store(busy, Ordering::Relaxed);
+            lines[1].publish();
+            lines[1].wait();
+            let (began, polls) = (Instant::now(), lines[0].polls.load(Ordering::Relaxed));
+            let woken = || lines[0].polls.load(Ordering::Relaxed) - polls;
+            eventually("is not polled when it said", || woken() >= 20);
+            let woken = woken();
+            let most = began.elapsed().as_micros() as u64 / EVERY_US + 6;
+            assert!(woken <= most, "{notify:?}: polled {woken} times instead of {most}");
+            assert_eq!(lines[0].kicks.load(Ordering::Relaxed), 1, "woken by a kick");
+        }
+        // It takes that back in its next poll.
+        lines[0].wakes_in_us.store(0, Ordering::Relaxed);
+        lines[0].publish();
+        lines[0].wait();
+        let turned = || {
+            let polls = lines[1].polls.load(Ordering::Relaxed);
+            eventually("does not turn", || lines[1].polls.load(Ordering::Relaxed) > polls + 1000);
+        };
+        turned();
+        let polls = lines[0].polls.load(Ordering::Relaxed);
+        std::thread::sleep(Duration::from_micros(10 * EVERY_US));
+        turned();
+        assert_eq!(lines[0].polls.load(Ordering::Relaxed), polls, "{notify:?}: polled for nothing");
+        lines[1].busy.store(false, Ordering::Relaxed);
+        running.quiesce(soon()).unwrap();
+    }
+}

@@ -1,0 +1,62 @@
+//! Pollers that have stopped, and the names of seats.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::poller::{Poller, Stop};
+
+/// Names a seat, for life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SeatId(u64);
+
+impl SeatId {
+    pub(crate) fn fresh() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        SeatId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The bare number, for an event loop's user data.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
+/// A poller that has stopped, on its way home. Made by [`crate::Seat::step`] and by nobody else.
+pub struct Parked {
+    pub(crate) poller: Box<dyn Poller>,
+    pub(crate) queue: u16,
+    pub(crate) stop: Stop,
+}
+
+impl Parked {
+    /// The queue that it served.
+    pub fn queue(&self) -> u16 {
+        self.queue
+    }
+
+    /// How it stopped.
+    pub fn stop(&self) -> Stop {
+        self.stop
+    }
+
+    /// The poller as the type that its device knows, or the parked poller back.
+    pub fn into_poller<P: Poller>(self) -> Result<Box<P>, Parked> {
+        let Parked { poller, queue, stop } = self;
+        if (&*poller as &dyn Any).is::<P>() {
+            let any: Box<dyn Any> = poller;
+            match any.downcast::<P>() {
+                Ok(poller) => Ok(poller),
+                Err(_) => unreachable!("asked a line above"),
+            }
+        } else {
+            Err(Parked { poller, queue, stop })
+        }
+    }
+}
+
+impl fmt::Debug for Parked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Parked").field("queue", &self.queue).field("stop", &self.stop).finish_non_exhaustive()
+    }
+}
