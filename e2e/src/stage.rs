@@ -50,6 +50,12 @@ impl Stage {
         eprintln!("[{:5.1} s] {}", self.begun.elapsed().as_secs_f64(), line.as_ref());
     }
 
+    /// The error, with what the daemon says of itself while the guest is still there.
+    pub fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        let status = self.daemon.cli(&["status"]).map_or_else(|e| format!("{e:#}"), |status| status.to_string());
+        error.context(format!("the daemon's status:\n{status}\n"))
+    }
+
     /// Where the image `name` lies.
     pub fn image(&self, name: &str) -> PathBuf {
         self.images.path().join(format!("{name}.img"))

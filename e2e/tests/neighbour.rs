@@ -35,7 +35,7 @@ fn a_hostile_neighbour_harms_itself_alone() -> Result<()> {
         stage.add_blank("evil", 32 * MIB, &[])?;
         let vm = stage.boot(stage.qemu("guest", Version::Host, &["root", "good"])?)?;
         let load = vm.agent().load(reads("good", 8 * MIB))?;
-        filled(&load)?;
+        filled(&load).map_err(|error| stage.explain(vm.explain(error)))?;
         let socket = stage.daemon.disk("evil")?.socket;
         let (on, over, acts) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
         let mut p99 = [Vec::new(), Vec::new()];
@@ -55,7 +55,7 @@ fn a_hostile_neighbour_harms_itself_alone() -> Result<()> {
             let neighbour = neighbour.join().map_err(|_| anyhow::anyhow!("the neighbour panicked"))?;
             measured.and(neighbour)
         })
-        .map_err(|error| vm.explain(error))?;
+        .map_err(|error| stage.explain(vm.explain(error)))?;
         let [quiet, hostile] = p99.clone().map(|mut stretch| {
             stretch.sort_unstable();
             (stretch[PAIRS / 2 - 1] + stretch[PAIRS / 2]) as f64 / 2.0
