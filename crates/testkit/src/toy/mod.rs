@@ -6,6 +6,7 @@
 //!   quiescence.
 //! - [`virtio`]: the smallest virtio device, with everything of rings and queues left to `ioplane-virtio`.
 
+mod bench;
 pub mod card;
 pub mod dma;
 mod gate;
@@ -13,6 +14,7 @@ pub mod ring;
 mod ring_poller;
 pub mod virtio;
 mod virtio_poller;
+mod wires;
 
 pub use card::ToyCard;
 pub use dma::ToyDma;

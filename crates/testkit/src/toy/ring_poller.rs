@@ -10,7 +10,7 @@ use ioplane_memory::{GuestView, Window};
 
 use super::gate::drain;
 use super::mix;
-use super::ring::{DEPTH, QueueV1, Wires, layout, passes};
+use super::wires::{DEPTH, QueueV1, Wires, layout, passes};
 
 /// Polls between taking a request and answering it, so that there is always something in flight.
 const DELAY: u32 = 3;

@@ -3,49 +3,24 @@
 //! ```text
 //!   request:  8 bytes readable (a number) | 8 bytes writable (the sum of all numbers so far, mixed in their order)
 //!   Adder: VirtioDevice --start_queue--> AdderPoller (virtio_poller.rs) on an I/O core
-//!     |  Bench: what stands below, as a disk does: the sums, and a gate that stalls it
+//!     |  Bench (bench.rs): what stands below, as a disk does: the sums, and a gate that stalls it
 //!     +--- configuration space: two 64-bit adders, one for each vCPU; a write adds, a read gives the sum
 //! ```
 //!
 //! Written to be read: a device of one's own begins as a copy of these two files.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use ioplane_device::{DeviceError, Parked, Poller, Still};
 use ioplane_virtio::spec::feature::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
 use ioplane_virtio::{QueueStart, RingState, VirtioDevice, VirtioInfo};
 
+pub use super::bench::{Bench, QUEUES};
 use super::virtio_poller::AdderPoller;
-use super::{Gate, decode, encode, mix};
+use super::{decode, encode};
 
-/// How many queues an [`Adder`] has.
-pub const QUEUES: u16 = 2;
 /// Bytes of its configuration space.
 const CONFIG: usize = 16;
-
-/// What the device stands on; outlives any one instance of it, as a disk outlives a daemon.
-#[derive(Debug)]
-pub struct Bench {
-    /// Stalls the answers.
-    pub gate: Arc<Gate>,
-    sums: [AtomicU64; QUEUES as usize],
-}
-
-impl Bench {
-    /// One with sums of zero.
-    pub fn new() -> Arc<Self> {
-        Arc::new(Bench { gate: Gate::new(QUEUES), sums: Default::default() })
-    }
-
-    /// Adds to the sum of `queue`; one poller at a time does.
-    pub(super) fn add(&self, queue: u16, number: u64) -> u64 {
-        let sum = &self.sums[usize::from(queue)];
-        let mixed = mix(sum.load(Ordering::Relaxed), number);
-        sum.store(mixed, Ordering::Relaxed);
-        mixed
-    }
-}
 
 /// The model.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, Wakers};
 use ioplane_virtio::{Chain, Phase, Queue, QueueStart, RingFault, RingState, Taken};
 
+use super::bench::Bench;
 use super::gate::drain;
-use super::virtio::Bench;
 
 /// Polls between taking a request and answering it, so that there is always something in flight.
 const DELAY: u32 = 3;
