@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::poller::{Change, Poller};
-use crate::quiescence::Still;
+use crate::quiescence::still::Still;
 use crate::seat::Parked;
 use crate::state::{State, StateError};
 
