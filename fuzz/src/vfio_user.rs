@@ -5,12 +5,11 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use arbitrary::{Result, Unstructured};
-use ioplane_embed::{Front, Presence};
+use ioplane_device::{Presence, Quiescent};
 use ioplane_host::vfio_user::{Connection, Session, spec};
 use ioplane_pci::AnyFunction;
 use ioplane_testkit::toy::ToyCard;
@@ -83,9 +82,9 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
 
     let card = ToyCard::default();
     let (seen, bell) = (card.seen(), card.bell());
-    let front = Front::new(Box::new(card) as AnyFunction, Stage::patient().placement()).expect("it runs");
-    let front = Arc::new(front.with_patience(PATIENCE));
-    let mut session = Session::new(front.clone(), PATIENCE).expect("a session");
+    let placement = Stage::patient().placement();
+    let running = Quiescent::new(Box::new(card) as AnyFunction).resume(&*placement).expect("it runs");
+    let mut session = Session::new(running, placement.clone(), PATIENCE).expect("a session");
     let mut connection = Connection::new(ours).expect("a connection");
     let mut between = between.into_iter();
     let fault = loop {
@@ -100,7 +99,7 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
             break fault;
         }
         between.next().unwrap_or(Between::Nothing).happen(&client, &bell, &seen);
-        let _ = front.event(ioplane_pci::Function::attend);
+        session.attend();
         drain(&client.stream);
     };
     signature.saw(fault.name());
@@ -119,7 +118,7 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     session.forget_client().expect("the device comes home");
     assert_eq!((seen.resets.load(SeqCst), seen.ranges.load(SeqCst)), (resets + 1, 0));
     assert!(!seen.shadows.load(SeqCst) && session.status().dma_maps == 0);
-    assert_eq!(front.presence(), Presence::Running);
+    assert_eq!(session.device().presence(), Presence::Running);
     // No wire is left: whatever it signals now, nobody hears it.
     let signalled = session.status().irqs;
     for (register, value) in
@@ -127,7 +126,8 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     {
         let bytes = u64::to_le_bytes(value);
         let at = ioplane_device::At::Bar(0, register);
-        front.access(at, ioplane_device::Access::Write(&bytes)).expect("it runs");
+        let access = ioplane_device::Access::Write(&bytes);
+        session.device().access(at, access, &*placement, PATIENCE).expect("it runs").expect("it is done");
     }
     assert_eq!(session.status().irqs, signalled, "a wire is left");
     drop(session);

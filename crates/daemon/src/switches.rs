@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use ioplane_api::refusal::Code;
 use ioplane_api::report::{EventWord, LearnedReport, PortReport, SwitchReport, SwitchTableReport};
 use ioplane_api::spec::SwitchSpec;
-use ioplane_device::{QueueSet, Quiescent, Running};
+use ioplane_device::{
+    Lifecycle, OnMiss, QueueSet, QuiescePolicy, Quiescent, Running, SimpleOwner, quiesce_blocking,
+};
 use ioplane_network::{NetworkError, Port, PortOptions, Switch, SwitchSettings, Tap, interface};
 
 use super::cores::Seating;
@@ -274,19 +276,28 @@ impl Switches {
 
     /// Brings the uplink of one to rest. Until [`Switches::resume_uplink`] the switch has none.
     pub fn rest_uplink(&self, name: &str) -> Result<Quiescent<Tap>, Refusal> {
-        let deadline = Instant::now() + REST;
         let uplink = self.slots().get_mut(name).and_then(|slot| slot.uplink.take());
-        uplink.ok_or_else(|| missing(name))?.quiesce(deadline).map_err(|missed| {
-            let why = format!("the uplink of switch {name} does not come to rest: {}", missed.reason);
-            let seating = self.seating(self.slots().get(name).and_then(|slot| slot.record.now.core));
-            let refused = Refusal::conflict(why, "an I/O core does not turn: see `ioplane core list`");
-            let back = missed.undrain(&seating).ok();
-            if let Some(slot) = self.slots().get_mut(name) {
-                slot.failed = back.is_none().then(|| Trouble::new(refused.clone()));
-                slot.uplink = back.map(|(running, _)| running);
-            }
-            refused
-        })
+        let mut device = Lifecycle::from(uplink.ok_or_else(|| missing(name))?);
+        let seating = self.seating(self.slots().get(name).and_then(|slot| slot.record.now.core));
+        let policy = QuiescePolicy { deadline: Instant::now() + REST, on_miss: OnMiss::Undrain };
+        let owner = &mut SimpleOwner { device: &mut device, placement: &seating };
+        let why = match quiesce_blocking(owner, policy) {
+            Ok(_) => match device.take() {
+                Ok(quiescent) => return Ok(quiescent),
+                Err(error) => error.to_string(),
+            },
+            Err(error) => error.to_string(),
+        };
+        let why = format!("the uplink of switch {name} does not come to rest: {why}");
+        let refused = Refusal::conflict(why, "an I/O core does not turn: see `ioplane core list`");
+        if let Some(slot) = self.slots().get_mut(name) {
+            slot.uplink = match device {
+                Lifecycle::Running(running) => Some(running),
+                _ => None,
+            };
+            slot.failed = slot.uplink.is_none().then(|| Trouble::new(refused.clone()));
+        }
+        Err(refused)
     }
 
     /// An uplink goes on.

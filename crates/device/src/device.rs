@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::parked::Parked;
 use crate::poller::{Change, Poller};
-use crate::quiescence::Still;
+use crate::quiescence::still::Still;
 use crate::state::{State, StateError};
 
 /// Which register space an access goes to.

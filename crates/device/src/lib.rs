@@ -11,6 +11,9 @@
 //!       +------------- Home <------ Parked --------+      only a Seat mints Parked
 //! ```
 //!
+//! An owner keeps its device in a [`Lifecycle`], which has one of these at every moment, and brings it to a quiescent point by the policy
+//! that is written once: [`QuiesceAttempt`], driven by [`at_quiescence`] or [`at_quiescence_blocking`].
+//!
 //! **Quiescence is ownership.** What may happen to a device only at a quiescent point (saving, loading, resetting,
 //! exchanging its backing or its memory) asks for a [`Still`], and only a [`Quiescent`], which owns the device and has
 //! all of its pollers at home, can show one. A running device cannot be saved because that does not compile:
@@ -42,11 +45,14 @@
 pub mod clock;
 mod context;
 mod device;
+mod effects;
 mod home;
+mod lifecycle;
 mod meter;
 mod moving;
 mod outcome;
 mod parked;
+mod policy;
 mod poller;
 mod quiescence;
 mod seat;
@@ -57,10 +63,15 @@ mod watch;
 pub use context::{CoreContext, SCRATCH};
 pub use device::{Access, At, Device, DeviceError, DeviceInfo, Effect, QueueSet, Seating, Stillness, Then};
 pub use home::Home;
+pub use lifecycle::{Lifecycle, LifecycleError, LoadError, Presence};
 pub use meter::{Histogram, Meter, MeterReading, Tally};
 pub use moving::Unmoved;
 pub use outcome::{Cost, PollOutcome, PollState};
 pub use parked::{Parked, SeatId};
+pub use policy::{
+    DeviceOwner, OnMiss, QuiesceAttempt, QuiesceError, QuiescePolicy, Quiesced, SimpleOwner, at_quiescence,
+    at_quiescence_blocking, quiesce, quiesce_blocking, resume, work_and_resume,
+};
 pub use poller::{Armed, Budget, Change, Interrupt, Poller, Stop, Wakers};
 pub use quiescence::{Applied, Loaded, Missed, Quiescent, Quiescing, Refused, Running, Still};
 pub use seat::{Ack, CoreId, Gone, Order, Placement, Post, Seat, Tell};

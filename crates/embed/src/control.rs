@@ -6,12 +6,12 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Instant;
 
-use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{
-    Change, CoreId, Device, Placement, QueueSet, Quiescent, Refused, Running, State, Stop, Unmoved,
+    Change, CoreId, Device, Lifecycle, OnMiss, Placement, Presence, QueueSet, QuiesceAttempt, QuiesceError,
+    QuiescePolicy, Quiesced, Quiescent, Refused, Running, SimpleOwner, State, Stop, Unmoved, work_and_resume,
 };
 
-use crate::{Front, FrontError, Stage};
+use crate::{Front, FrontError};
 
 /// A device that did not become quiescent in time. It still runs, draining: say what is to become of it.
 #[must_use = "a missed deadline leaves the device draining: undrain, suspend or wait longer"]
@@ -56,25 +56,13 @@ impl Wake for Unpark {
 impl<D: Device> Front<D> {
     /// Begins to bring the device to a quiescent point; the guest goes on meanwhile.
     pub fn begin_quiesce(&self) -> Result<(), FrontError> {
-        let mut inner = self.lock();
-        match std::mem::replace(&mut inner.stage, Stage::Away) {
-            Stage::Running(running) => {
-                inner.stage = Stage::Quiescing(running.begin_quiesce());
-                Ok(())
-            }
-            other => {
-                let now = other.name();
-                inner.stage = other;
-                Err(FrontError::Not { now, wanted: "running" })
-            }
-        }
+        Ok(self.open()?.device.begin_quiesce()?)
     }
 
     /// Ready when the device has settled (or is not on its way at all): [`Front::finish`] then holds it.
     pub fn poll_settled(&self, context: &mut Context<'_>) -> Poll<()> {
         let mut inner = self.lock();
-        let Stage::Quiescing(quiescing) = &mut inner.stage else { return Poll::Ready(()) };
-        let settled = quiescing.poll_settled(context);
+        let settled = inner.device.poll_settled(context);
         inner.waiting = settled.is_pending().then(|| context.waker().clone());
         settled
     }
@@ -99,20 +87,74 @@ impl<D: Device> Front<D> {
     /// Holds the device if it has settled. Anything but a device on its way stays what it is.
     pub fn finish(&self) -> Result<(), Late<'_, D>> {
         let mut inner = self.lock();
-        let mut reason = None;
-        inner.stage = match std::mem::replace(&mut inner.stage, Stage::Away) {
-            Stage::Quiescing(quiescing) => match quiescing.finish() {
-                Ok(quiescent) => Stage::Held(quiescent),
-                Err(missed) => {
-                    reason = Some(missed.reason.clone());
-                    Stage::Quiescing(missed.keep_waiting())
-                }
-            },
-            other => other,
-        };
+        let finished = inner.device.finish();
         inner.waiting = None;
         self.announce(&mut inner);
-        reason.map_or(Ok(()), |reason| Err(Late { reason, front: self }))
+        finished.map_err(|reason| Late { reason, front: self })
+    }
+
+    fn begin_attempt(&self, policy: QuiescePolicy) -> Result<QuiesceAttempt, FrontError> {
+        let mut inner = self.open()?;
+        inner.device.running()?;
+        let owner = &mut SimpleOwner { device: &mut inner.device, placement: &*self.placement };
+        QuiesceAttempt::begin(owner, policy).map_err(|error| FrontError::Stuck(error.to_string()))
+    }
+
+    /// Polls it once; when it is ready `then` follows before anybody else reaches the device.
+    fn poll_then<R>(
+        &self,
+        attempt: &mut QuiesceAttempt,
+        now: Instant,
+        context: &mut Context<'_>,
+        then: impl FnOnce(&mut SimpleOwner<'_, D>, Result<Quiesced, QuiesceError>) -> R,
+    ) -> Poll<R> {
+        let mut inner = self.lock();
+        let owner = &mut SimpleOwner { device: &mut inner.device, placement: &*self.placement };
+        let polled = attempt.poll(owner, now, context).map(|outcome| then(owner, outcome));
+        // An access that settles the device wakes whoever waits, too.
+        inner.waiting = polled.is_pending().then(|| context.waker().clone());
+        if polled.is_ready() {
+            self.announce(&mut inner);
+        }
+        polled
+    }
+
+    /// Brings the running device to a quiescent point by a policy and holds it there, or gives it back. Blocks; its guest is served
+    /// meanwhile. Nothing else may bring it to a quiescent point until this returns.
+    pub fn quiesce_by(&self, policy: QuiescePolicy) -> Result<Result<Quiesced, QuiesceError>, FrontError> {
+        self.wait_then(policy, |_, outcome| outcome)
+    }
+
+    /// [`Front::quiesce_by`], then `work` at the quiescent point; then the device goes on.
+    pub fn at_quiescence<R>(
+        &self,
+        policy: QuiescePolicy,
+        work: impl FnOnce(&mut Quiescent<D>) -> R,
+    ) -> Result<Result<R, QuiesceError>, FrontError> {
+        self.wait_then(policy, |owner, outcome| outcome.and_then(|_| work_and_resume(owner, work)))
+    }
+
+    fn wait_then<R>(
+        &self,
+        policy: QuiescePolicy,
+        then: impl FnOnce(&mut SimpleOwner<'_, D>, Result<Quiesced, QuiesceError>) -> R,
+    ) -> Result<R, FrontError> {
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let mut context = Context::from_waker(&waker);
+        let mut attempt = self.begin_attempt(policy)?;
+        let mut then = Some(then);
+        loop {
+            let polled = self.poll_then(&mut attempt, Instant::now(), &mut context, |owner, outcome| {
+                then.take().map(|then| then(owner, outcome))
+            });
+            if let Poll::Ready(Some(done)) = polled {
+                return Ok(done);
+            }
+            match attempt.wake_at() {
+                Some(at) => std::thread::park_timeout(at.saturating_duration_since(Instant::now())),
+                None => std::thread::park(),
+            }
+        }
     }
 
     /// Brings the device to a quiescent point and holds it there, or gives the miss when `deadline` has passed.
@@ -122,90 +164,35 @@ impl<D: Device> Front<D> {
         Ok(self.finish())
     }
 
-    /// Takes a quiesce back. What the guest asked for meanwhile is carried out.
+    /// Takes a quiesce back. What the guest asked for meanwhile is carried out. A device that cannot go on is held.
     pub fn undrain(&self) -> Result<(), FrontError> {
-        let mut inner = self.lock();
-        let mut quiescing = match std::mem::replace(&mut inner.stage, Stage::Away) {
-            Stage::Quiescing(quiescing) => quiescing,
-            other => {
-                let now = other.name();
-                inner.stage = other;
-                return Err(FrontError::Not { now, wanted: "quiescing" });
-            }
-        };
-        if removed(Law::GivesBack) && quiescing.with(|device| device.active().is_empty()) {
-            // Law 5: a device without pollers has nothing else to take back but this. It is held as soon as it is still.
-            inner.stage = Stage::Quiescing(quiescing);
-            return Ok(());
+        let mut inner = self.open()?;
+        let now = inner.device.presence();
+        if now != Presence::Quiescing {
+            return Err(FrontError::Not { now: now.name(), wanted: "quiescing" });
         }
-        let (stage, owed) = match quiescing.finish() {
-            // It arrived after all; going on from there is the same to the guest.
-            Ok(quiescent) => (self.resumed(quiescent), Ok(Vec::new())),
-            Err(missed) => match missed.undrain(&*self.placement) {
-                Ok((running, owed)) => (Ok(Stage::Running(running)), Ok(owed)),
-                Err(Refused { kept, error }) => (Ok(Stage::Quiescing(kept.keep_waiting())), Err(error)),
-            },
-        };
-        let (stage, failed) = match stage {
-            Ok(stage) => (stage, None),
-            Err((stage, error)) => (stage, Some(error)),
-        };
-        inner.stage = stage;
-        let mut outcome = failed.map_or(Ok(()), Err);
-        for effect in owed? {
-            outcome = outcome.and(self.carry_out(&mut inner.stage, effect));
-        }
+        let policy = QuiescePolicy { deadline: Instant::now(), on_miss: OnMiss::Undrain };
+        let owner = &mut SimpleOwner { device: &mut inner.device, placement: &*self.placement };
+        let undrained = QuiesceAttempt::begin(owner, policy).and_then(|attempt| attempt.cancel(owner));
         self.announce(&mut inner);
-        outcome
-    }
-
-    fn resumed(&self, quiescent: Quiescent<D>) -> Result<Stage<D>, (Stage<D>, FrontError)> {
-        match quiescent.resume(&*self.placement) {
-            Ok(running) => Ok(Stage::Running(running)),
-            Err(Refused { kept, error }) => Err((Stage::Held(kept), error.into())),
-        }
+        undrained.map_err(|error| FrontError::Stuck(error.to_string()))
     }
 
     /// Stops a device that is on its way by force; when this returns `Ok` it is held.
     pub fn suspend(&self, deadline: Instant) -> Result<(), FrontError> {
-        {
-            let mut inner = self.lock();
-            let (stage, outcome) = match std::mem::replace(&mut inner.stage, Stage::Away) {
-                Stage::Quiescing(quiescing) => match quiescing.finish() {
-                    Ok(quiescent) => (Stage::Held(quiescent), Ok(())),
-                    Err(missed) => match missed.suspend() {
-                        Ok(quiescing) => (Stage::Quiescing(quiescing), Ok(())),
-                        Err(Refused { kept, error }) => {
-                            (Stage::Quiescing(kept.keep_waiting()), Err(error.into()))
-                        }
-                    },
-                },
-                other => {
-                    let now = other.name();
-                    (other, Err(FrontError::Not { now, wanted: "quiescing" }))
-                }
-            };
-            inner.stage = stage;
-            outcome?;
-        }
+        self.open()?.device.suspend()?;
         self.wait_settled(deadline);
         self.finish().map_err(|late| FrontError::Stuck(late.reason))
     }
 
     /// What another process or host needs to go on from here. The device must be held.
     pub fn save(&self) -> Result<State, FrontError> {
-        match &self.lock().stage {
-            Stage::Held(quiescent) => Ok(quiescent.save()?),
-            other => Err(FrontError::Not { now: other.name(), wanted: "held" }),
-        }
+        Ok(self.open()?.device.quiescent()?.save()?)
     }
 
     /// How the held device was stopped.
     pub fn stop(&self) -> Option<Stop> {
-        match &self.lock().stage {
-            Stage::Held(quiescent) => Some(quiescent.stop()),
-            _ => None,
-        }
+        Some(self.lock().device.quiescent().ok()?.stop())
     }
 
     /// Puts `fresh` with `state` in the place of the held device and starts it. If that is refused the old one stays held.
@@ -228,18 +215,18 @@ impl<D: Device> Front<D> {
     /// Tells the device and every poller of a change, and waits until `deadline` for all to acknowledge it; says whether
     /// they have. Whatever stage it is in. Accesses wait meanwhile: a poll of each core.
     pub fn change(&self, change: &Change, deadline: Instant) -> Result<bool, FrontError> {
-        let mut inner = self.lock();
-        let applied = match &mut inner.stage {
-            Stage::Running(running) => {
+        let mut inner = self.open()?;
+        let applied = match &mut inner.device {
+            Lifecycle::Running(running) => {
                 let all = running.queues();
                 running.apply(&all, change)
             }
-            Stage::Quiescing(quiescing) => quiescing.apply(change),
-            Stage::Held(quiescent) => {
+            Lifecycle::Quiescing(quiescing) => quiescing.apply(change),
+            Lifecycle::Quiescent(quiescent) => {
                 quiescent.with(|device, _| device.apply(&QueueSet::new(), change));
                 return Ok(true);
             }
-            other => return Err(FrontError::Not { now: other.name(), wanted: "here" }),
+            Lifecycle::Absent => return Err(FrontError::Not { now: "away", wanted: "here" }),
         };
         // With the lock: an effect carried out meanwhile would take our place on the doorstep.
         let heard = applied.wait(deadline);
@@ -263,9 +250,6 @@ impl<D: Device> Front<D> {
     }
 
     fn running<R>(&self, act: impl FnOnce(&mut Running<D>) -> R) -> Result<R, FrontError> {
-        match &mut self.lock().stage {
-            Stage::Running(running) => Ok(act(running)),
-            other => Err(FrontError::Not { now: other.name(), wanted: "running" }),
-        }
+        Ok(act(self.open()?.device.running()?))
     }
 }

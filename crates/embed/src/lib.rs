@@ -18,7 +18,6 @@
 #![forbid(unsafe_code)]
 
 mod control;
-mod effects;
 mod watch;
 
 use std::os::fd::OwnedFd;
@@ -28,11 +27,11 @@ use std::time::Duration;
 
 use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{
-    Access, At, Device, DeviceError, Loaded, Placement, Quiescent, Quiescing, Refused, Running,
+    Access, At, Device, DeviceError, Lifecycle, LifecycleError, Loaded, Placement, Quiescent, Refused,
 };
 
 pub use control::Late;
-pub use watch::Presence;
+pub use ioplane_device::Presence;
 
 /// What a front could not do.
 #[derive(Debug, thiserror::Error)]
@@ -56,28 +55,20 @@ pub enum FrontError {
     Stuck(String),
 }
 
-enum Stage<D: Device> {
-    Running(Running<D>),
-    Quiescing(Quiescing<D>),
-    Held(Quiescent<D>),
-    Away,
-    Closed,
-}
-
-impl<D: Device> Stage<D> {
-    fn name(&self) -> &'static str {
-        match self {
-            Stage::Running(_) => "running",
-            Stage::Quiescing(_) => "quiescing",
-            Stage::Held(_) => "held",
-            Stage::Away => "away",
-            Stage::Closed => "closed",
+impl From<LifecycleError> for FrontError {
+    fn from(error: LifecycleError) -> Self {
+        match error {
+            LifecycleError::Not { now, wanted } => FrontError::Not { now, wanted },
+            LifecycleError::Device(error) => FrontError::Device(error),
+            LifecycleError::Stuck(reason) => FrontError::Stuck(reason),
         }
     }
 }
 
 struct Inner<D: Device> {
-    stage: Stage<D>,
+    device: Lifecycle<D>,
+    /// For good: then the device is absent.
+    closed: bool,
     /// Who waits for the device to settle. A vCPU's access may be what settles it, and may have taken the place of this
     /// waker on the doorstep while it carried out an effect.
     waiting: Option<Waker>,
@@ -109,7 +100,7 @@ impl<D: Device> Front<D> {
     /// A front whose device comes later: see [`Front::start`] and [`Front::hold`]. Pollers that
     /// the guest starts go where `placement` wants them.
     pub fn empty(placement: Arc<dyn Placement>) -> Self {
-        let inner = Inner { stage: Stage::Away, waiting: None, watchers: Vec::new() };
+        let inner = Inner { device: Lifecycle::Absent, closed: false, waiting: None, watchers: Vec::new() };
         Front { inner: Mutex::new(inner), moved: Condvar::new(), placement, patience: Self::PATIENCE }
     }
 
@@ -117,7 +108,7 @@ impl<D: Device> Front<D> {
     pub fn new(device: D, placement: Arc<dyn Placement>) -> Result<Self, Refused<Quiescent<D>>> {
         let running = Quiescent::new(device).resume(&*placement)?;
         let front = Self::empty(placement);
-        front.lock().stage = Stage::Running(running);
+        front.lock().device = running.into();
         Ok(front)
     }
 
@@ -156,136 +147,98 @@ impl<D: Device> Front<D> {
         self.attempt(&mut self.lock(), at, &mut op).map_or(Ok(false), |done| done.map(|()| true))
     }
 
+    /// The device, unless it is gone for good.
+    fn open(&self) -> Result<MutexGuard<'_, Inner<D>>, FrontError> {
+        let inner = self.lock();
+        if inner.closed { Err(FrontError::Closed) } else { Ok(inner) }
+    }
+
     /// One try. `None`: not now.
     fn attempt(&self, inner: &mut Inner<D>, at: At, op: &mut Access<'_>) -> Option<Result<(), FrontError>> {
-        match &mut inner.stage {
-            Stage::Running(running) => {
-                let effect = running.access(at, again(op));
-                let done = self.carry_out(&mut inner.stage, effect);
-                inner.nudge();
-                // Whoever waits has waited since before it ran, and was told then.
-                if !matches!(inner.stage, Stage::Running(_)) {
-                    self.announce(inner);
-                }
-                Some(done)
-            }
-            Stage::Quiescing(quiescing) => {
-                let served = quiescing.access(at, again(op));
-                inner.nudge();
-                served.map(Ok)
-            }
-            Stage::Held(_) | Stage::Away => None,
-            Stage::Closed => Some(Err(FrontError::Closed)),
+        if inner.closed {
+            return Some(Err(FrontError::Closed));
         }
+        let before = inner.device.presence();
+        let done = inner.device.access(at, again(op), &*self.placement, self.patience)?;
+        inner.nudge();
+        // Whoever waits has waited since before it ran, and was told then.
+        if before == Presence::Running && inner.device.presence() != before {
+            self.announce(inner);
+        }
+        Some(done.map_err(FrontError::from))
     }
 
     /// Something that the device does by itself (an interrupt of the hardware, a step of its DMA). False if it is held:
     /// whoever reports it does so again later.
     pub fn event(&self, event: impl FnOnce(&mut D)) -> bool {
         let mut inner = self.lock();
-        match &mut inner.stage {
-            Stage::Running(running) => event(running.device_mut()),
-            Stage::Quiescing(quiescing) => {
-                if quiescing.is_settled() {
-                    return false;
-                }
-                quiescing.event(event);
-                inner.nudge();
-            }
-            Stage::Held(_) | Stage::Away | Stage::Closed => return false,
-        }
-        true
+        let heard = inner.device.event(event);
+        inner.nudge();
+        heard
     }
 
-    /// Looks at the device, if it is here and runs or is held.
+    /// Looks at the device, if it is here.
     pub fn look<R>(&self, look: impl FnOnce(&D) -> R) -> Option<R> {
-        match &self.lock().stage {
-            Stage::Running(running) => Some(look(running.device())),
-            Stage::Held(quiescent) => Some(look(quiescent.device())),
-            _ => None,
-        }
+        self.lock().device.look().map(look)
     }
 
     /// Goes on after a pause.
     pub fn resume(&self) -> Result<(), FrontError> {
-        let mut inner = self.lock();
-        let quiescent = inner.take_held("held")?;
-        match quiescent.resume(&*self.placement) {
-            Ok(running) => {
-                self.set(inner, Stage::Running(running));
-                Ok(())
-            }
-            Err(Refused { kept, error }) => {
-                inner.stage = Stage::Held(kept);
-                Err(error.into())
-            }
-        }
+        let mut inner = self.open()?;
+        inner.device.resume(&*self.placement)?;
+        self.announce(&mut inner);
+        Ok(())
     }
 
     /// Takes the device out, held as it is. Accesses go on waiting.
     pub fn take(&self) -> Result<Quiescent<D>, FrontError> {
-        let mut inner = self.lock();
-        let taken = inner.take_held("held")?;
+        let mut inner = self.open()?;
+        let taken = inner.device.take()?;
         self.announce(&mut inner);
         Ok(taken)
     }
 
     /// Puts a device in, and holds it.
     pub fn hold(&self, quiescent: Quiescent<D>) -> Result<(), FrontError> {
-        let inner = self.lock();
-        inner.expect_away()?;
-        self.set(inner, Stage::Held(quiescent));
+        let mut inner = self.open()?;
+        if let now @ (Presence::Running | Presence::Quiescing | Presence::Held) = inner.device.presence() {
+            return Err(FrontError::Not { now: now.name(), wanted: "away" });
+        }
+        inner.device = quiescent.into();
+        self.announce(&mut inner);
         Ok(())
     }
 
     /// Puts a device in whose state was loaded, and starts it. If it does not start, it comes back.
     pub fn start(&self, loaded: Loaded<D>) -> Result<(), Refused<Loaded<D>>> {
-        let inner = self.lock();
-        if !matches!(inner.stage, Stage::Away) {
-            let error =
-                DeviceError::Below(Box::new(FrontError::Not { now: inner.stage.name(), wanted: "away" }));
-            return Err(Refused { kept: loaded, error });
+        let mut inner = self.lock();
+        let now = inner.presence();
+        if now != Presence::Away {
+            let error = FrontError::Not { now: now.name(), wanted: "away" };
+            return Err(Refused { kept: loaded, error: DeviceError::Below(Box::new(error)) });
         }
-        let running = loaded.start(&*self.placement)?;
-        self.set(inner, Stage::Running(running));
+        inner.device = loaded.start(&*self.placement)?.into();
+        self.announce(&mut inner);
         Ok(())
     }
 
     /// Ends it: whoever waits for an access gets [`FrontError::Closed`]. A held device comes back.
     pub fn close(&self) -> Option<Quiescent<D>> {
         let mut inner = self.lock();
-        let before = std::mem::replace(&mut inner.stage, Stage::Closed);
+        let before = std::mem::replace(&mut inner.device, Lifecycle::Absent);
+        inner.closed = true;
         inner.nudge();
         self.announce(&mut inner);
         match before {
-            Stage::Held(quiescent) => Some(quiescent),
+            Lifecycle::Quiescent(quiescent) => Some(quiescent),
             _ => None,
         }
-    }
-
-    fn set(&self, mut inner: MutexGuard<'_, Inner<D>>, stage: Stage<D>) {
-        inner.stage = stage;
-        self.announce(&mut inner);
     }
 }
 
 impl<D: Device> Inner<D> {
-    fn take_held(&mut self, wanted: &'static str) -> Result<Quiescent<D>, FrontError> {
-        match std::mem::replace(&mut self.stage, Stage::Away) {
-            Stage::Held(quiescent) => Ok(quiescent),
-            other => {
-                let now = other.name();
-                self.stage = other;
-                Err(FrontError::Not { now, wanted })
-            }
-        }
-    }
-
-    fn expect_away(&self) -> Result<(), FrontError> {
-        match &self.stage {
-            Stage::Away => Ok(()),
-            other => Err(FrontError::Not { now: other.name(), wanted: "away" }),
-        }
+    fn presence(&self) -> Presence {
+        if self.closed { Presence::Closed } else { self.device.presence() }
     }
 }
 
@@ -299,6 +252,6 @@ fn again<'a>(op: &'a mut Access<'_>) -> Access<'a> {
 
 impl<D: Device> std::fmt::Debug for Front<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Front").field("stage", &self.lock().stage.name()).finish_non_exhaustive()
+        f.debug_struct("Front").field("device", &self.lock().presence()).finish_non_exhaustive()
     }
 }

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_cores::{CoreSettings, Pool};
-use ioplane_device::Quiescent;
-use ioplane_embed::Front;
-use ioplane_host::vfio_user::{Options, serve};
+use ioplane_device::{OnMiss, QuiescePolicy, Quiescent};
+use ioplane_host::vfio_user::{Handle, Options, serve};
 use ioplane_memory::GuestMap;
 use ioplane_network::{PortOptions, Switch, SwitchSettings, Tap};
 use ioplane_nic::Counts;
@@ -41,25 +40,32 @@ fn main() -> Result<(), Failure> {
 }
 
 fn show<F: Function>(card: F, socket: &str, counts: fn(&F) -> Counts) -> Result<(), Failure> {
-    let front = Arc::new(Front::new(card, Arc::new(Pool::new())).map_err(|refused| refused.error)?);
-    let handle = serve(front.clone(), Options::new(socket))?;
+    let nowhere = Arc::new(Pool::new());
+    let running = Quiescent::new(card).resume(&*nowhere).map_err(|refused| refused.error)?;
+    let handle = serve(running, nowhere, Options::new(socket))?;
     for line in std::io::stdin().lines() {
         if line? == "round" {
-            round(&front)?;
+            round(&handle)?;
         }
-        println!("{}", serde_json::json!(front.look(counts)));
+        let counts = handle.with(move |device| device.look().map(counts)).wait()?;
+        println!("{}", serde_json::json!(counts));
     }
     handle.stop(true)?;
     Ok(())
 }
 
 /// Saves the card, wipes it, and brings it back, under its guest.
-fn round<F: Function>(front: &Front<F>) -> Result<(), Failure> {
-    front.quiesce(Instant::now() + Duration::from_secs(1))?.map_err(|late| late.reason.clone())?;
-    let state = front.save()?;
-    let mut quiescent = front.take()?;
-    quiescent.reset();
-    let loaded = quiescent.load(&state).map_err(|refused| refused.error)?;
-    front.start(loaded).map_err(|refused| refused.error)?;
+fn round<F: Function>(handle: &Handle<F>) -> Result<(), Failure> {
+    let deadline = Instant::now() + Duration::from_secs(1);
+    let policy = QuiescePolicy { deadline, on_miss: OnMiss::Undrain };
+    handle.hold(policy, Duration::from_secs(60)).wait()??;
+    let state = handle
+        .at_quiescence(policy, |quiescent| {
+            let state = quiescent.save();
+            quiescent.reset();
+            state
+        })
+        .wait()???;
+    handle.load(policy, state).wait()???;
     Ok(())
 }

@@ -15,9 +15,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_cores::{CoreSettings, Pool};
-use ioplane_device::Quiescent;
-use ioplane_embed::Front;
-use ioplane_host::vfio_user::{Options as Service, serve};
+use ioplane_device::{OnMiss, QuiescePolicy, Quiescent, Stop};
+use ioplane_host::vfio_user::{Handle, Options as Service, serve};
 use ioplane_memory::GuestMap;
 use ioplane_network::{PortOptions, Switch, SwitchSettings, Tap};
 use ioplane_nic::ne2000::{Ne2000, Ne2000Options};
@@ -72,20 +71,24 @@ fn watch<F: Function>(card: F, socket: &str) -> Result<(), Failure> {
         .ok_or("no model fits this card")?;
     let monitor = Monitor::new(hardware, model, Options::new("card"))?;
     let nowhere = Arc::new(Pool::new());
-    let front = Arc::new(Front::new(monitor, nowhere).map_err(|refused| refused.error)?);
-    let handle = serve(front.clone(), Service::new(socket))?;
+    let running = Quiescent::new(monitor).resume(&*nowhere).map_err(|refused| refused.error)?;
+    let handle = serve(running, nowhere, Service::new(socket))?;
     eprintln!("ready");
     for line in std::io::stdin().lines() {
         let line = line?;
         let mut words = line.split_whitespace();
         let said = match (words.next(), words.next()) {
             (Some("counts"), _) => {
-                front.look(|monitor| serde_json::json!(monitor.reading())).unwrap_or_default()
+                let looked =
+                    handle.with(|device| device.look().map(|monitor| serde_json::json!(monitor.reading())));
+                looked.wait()?.unwrap_or_default()
             }
             (Some("events"), _) => {
-                front.look(|monitor| serde_json::json!(monitor.events(0))).unwrap_or_default()
+                let looked =
+                    handle.with(|device| device.look().map(|monitor| serde_json::json!(monitor.events(0))));
+                looked.wait()?.unwrap_or_default()
             }
-            (Some("round"), Some(millis)) => round(&front, Duration::from_millis(millis.parse()?)),
+            (Some("round"), Some(millis)) => round(&handle, Duration::from_millis(millis.parse()?)),
             (Some("end"), _) => break,
             _ => serde_json::json!({"error": "counts, events, round MILLIS or end"}),
         };
@@ -97,29 +100,26 @@ fn watch<F: Function>(card: F, socket: &str) -> Result<(), Failure> {
 }
 
 /// Saves the card, wipes it, and brings it back, under its guest.
-fn round<H: ioplane_hardware::Hardware>(front: &Front<Monitor<H>>, patience: Duration) -> serde_json::Value {
+fn round<H: ioplane_hardware::Hardware>(
+    handle: &Handle<Monitor<H>>,
+    patience: Duration,
+) -> serde_json::Value {
     let begun = Instant::now();
     let went = || -> Result<(&str, usize, Duration), Failure> {
-        let how = match front.quiesce(begun + patience)? {
-            Ok(()) => "recognised",
-            Err(late) => {
-                late.suspend(Instant::now() + patience)?;
-                "forced"
-            }
-        };
+        let policy = QuiescePolicy { deadline: begun + patience, on_miss: OnMiss::Suspend { patience } };
+        let held = handle.hold(policy, Duration::from_secs(60)).wait()??;
+        let how = if held.stop == Stop::Drained { "recognised" } else { "forced" };
         let settled = begun.elapsed();
-        let state = front.save()?;
-        let mut quiescent = front.take()?;
-        quiescent.reset();
-        match quiescent.load(&state) {
-            Ok(loaded) => front.start(loaded).map_err(|refused| refused.error)?,
-            Err(refused) => {
-                let error = refused.error;
-                front.hold(refused.kept)?;
-                return Err(error.into());
-            }
-        }
-        Ok((how, state.body.len(), settled))
+        let state = handle
+            .at_quiescence(policy, |quiescent| {
+                let state = quiescent.save();
+                quiescent.reset();
+                state
+            })
+            .wait()???;
+        let bytes = state.body.len();
+        handle.load(policy, state).wait()???;
+        Ok((how, bytes, settled))
     };
     match went() {
         Ok((how, bytes, settled)) => serde_json::json!({

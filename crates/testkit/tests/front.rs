@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_cores::{CoreSettings, Pool};
-use ioplane_device::{Access, At};
+use ioplane_device::{Access, At, OnMiss, Presence, QuiesceError, QuiescePolicy, Stop};
 use ioplane_embed::{Front, FrontError};
 use ioplane_memory::GuestMap;
 use ioplane_testkit::toy::dma::registers as dma;
@@ -116,6 +116,34 @@ fn the_hardware_itself_makes_a_device_still() {
     assert!(!front.event(ToyDma::tick), "held");
     front.resume().unwrap();
     assert_eq!(read(&front, dma::STATUS), dma::STATUS_DONE);
+}
+
+#[test]
+fn work_is_done_at_a_quiescent_point_or_not_at_all() {
+    let (front, memory, wires) = rings();
+    let mut driver = RingDriver::new(&memory, &wires, RINGS_AT, 0);
+    write(&front, ring::ENABLE, 0b11);
+    wires.gate.shut();
+    ask(&mut driver, 7);
+    let policy = |on_miss| QuiescePolicy { deadline: Instant::now() + Duration::from_millis(20), on_miss };
+    let mut worked = false;
+    // The core may not have taken the request yet: then there is nothing to wait for.
+    let missed = loop {
+        match front.at_quiescence(policy(OnMiss::Undrain), |_| worked = true).unwrap() {
+            Ok(()) => worked = false,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(missed, QuiesceError::Missed { .. }) && !worked, "{missed}");
+    assert_eq!(front.presence(), Presence::Running);
+    let forced = OnMiss::Suspend { patience: Duration::from_secs(20) };
+    let stop = front.at_quiescence(policy(forced), |quiescent| quiescent.stop()).unwrap().unwrap();
+    assert_eq!((stop, front.presence()), (Stop::Suspended, Presence::Running));
+    wires.gate.open();
+    assert_eq!(answer(&mut driver), mix(0, 7));
+    front.quiesce_by(policy(OnMiss::Undrain)).unwrap().unwrap();
+    assert!(matches!(front.at_quiescence(policy(forced), |_| ()), Err(FrontError::Not { .. })), "held");
+    front.resume().unwrap();
 }
 
 #[test]

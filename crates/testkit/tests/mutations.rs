@@ -8,7 +8,7 @@
 //! | 2 looks again | `ioplane_device::Seat::must_look`: a fresh seat lies down without a look |
 //! | 3 signals once | `ioplane_device::Seat::step`: the poller's `resume` is left out |
 //! | 4 distrusts loaded | `Device::load` of each device: its checks are left out; `ioplane_virtio::journal`, `open` of both kinds: takes a region of any version for its own |
-//! | 5 gives back | `ioplane_device::Missed::undrain`: pollers are not told to take work again; `ioplane_embed::Front::undrain`: a device without pollers goes on becoming quiescent |
+//! | 5 gives back | `ioplane_device::Missed::undrain`: pollers are not told to take work again; `ioplane_device::Lifecycle::undrain`: a device without pollers goes on becoming quiescent |
 //! | 6 marks stores | `ioplane_memory::GuestView::wrote`: no mark |
 //!
 //! What fails is what the declaration says (`Check::expects`), on every kit, and nothing else. By default the checks of laws are run;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   FunctionSpec --open--> emulated: a NIC, its port or TAP --\
-//!                          host: lease, VFIO, monitor --------+--> Body in a Front --> vfio_user: a thread and a socket each
+//!                          host: lease, VFIO, monitor --------+--> Body --> vfio_user: a thread that owns it and a socket each
 //! ```
 //!
 //! Host functions that a daemon had taken when it died are given back first of all: [`recover`].
@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ioplane_api::refusal::Code;
 use ioplane_api::report::{FunctionReport, ServedState, Stage, TrafficReport};
 use ioplane_api::spec::{FunctionSpec, ModeWord, SourceSpec};
-use ioplane_embed::{Front, Presence};
+use ioplane_device::{Access as RegisterAccess, At, Device, Lifecycle, Presence, Quiescent};
 use ioplane_hardware::lease::{self, Accepted};
 use ioplane_host::vfio_user::{self, Handle};
 
@@ -87,15 +87,13 @@ type After = Box<dyn FnOnce() -> Result<(), Refusal> + Send>;
 
 /// A PCI function that is being served.
 pub struct Card {
-    front: Arc<Front<Body>>,
-    handle: Handle,
+    handle: Handle<Body>,
     note: Note<Card>,
     after: Arc<Mutex<Vec<After>>>,
     /// What could not be done when it was stopped.
     complaint: Mutex<Option<String>>,
     id: String,
     guard: PathBuf,
-    held: Arc<hold::Hold>,
     /// One look at a time.
     looking: Arc<tokio::sync::Semaphore>,
     /// One change at a time.
@@ -120,22 +118,15 @@ fn open(spec: &FunctionSpec, ground: &Ground, below: &Functions) -> Result<Opene
 }
 
 /// Vendor and device, as people write them.
-fn id_of(front: &Front<Body>) -> String {
+fn id_of(body: &mut Body) -> String {
     let mut bytes = [0; 4];
-    let read = front.access(ioplane_device::At::Config(0), ioplane_device::Access::Read(&mut bytes));
+    body.access(At::Config(0), RegisterAccess::Read(&mut bytes));
     let [a, b, c, d] = bytes;
-    read.map_or_else(|_| String::new(), |()| format!("{b:02x}{a:02x}:{d:02x}{c:02x}"))
+    format!("{b:02x}{a:02x}:{d:02x}{c:02x}")
 }
 
-/// How a function is. May block.
-fn look(
-    record: &FunctionRecord,
-    handle: &Handle,
-    front: &Front<Body>,
-    held: &hold::Hold,
-    id: &str,
-    guard: PathBuf,
-) -> FunctionReport {
+/// How a function is, but for what only its device knows.
+fn look(record: &FunctionRecord, handle: &Handle<Body>, id: &str, guard: PathBuf) -> FunctionReport {
     let mut report = Card::blank(record, handle.socket().to_owned(), ServedState::Served, None);
     let status = handle.status();
     report.connected = status.connected;
@@ -152,17 +143,15 @@ fn look(
         memory_ranges: status.dma_shared,
         forced: status.forced,
     };
-    report.stage = stage(front);
-    report.held_ms = held.left().map(|left| left.as_millis() as u64);
+    report.stage = stage(handle.presence());
+    report.held_ms = handle.held().map(|left| left.as_millis() as u64);
     report.id = Some(id.to_owned()).filter(|id| !id.is_empty());
     report.guard = guard;
-    // One that is being exchanged shows nothing this time.
-    let _ = front.with(|body| body.report(&mut report));
     report
 }
 
-fn stage(front: &Front<Body>) -> Stage {
-    match front.presence() {
+fn stage(presence: Presence) -> Stage {
+    match presence {
         Presence::Running => Stage::Running,
         Presence::Quiescing => Stage::Quiescing,
         Presence::Held => Stage::Held,
@@ -172,31 +161,28 @@ fn stage(front: &Front<Body>) -> Stage {
 
 impl Card {
     fn start(record: FunctionRecord, ground: &Arc<Ground>, below: &Functions) -> Result<Card, Refusal> {
-        let Opened { body, after } = open(&record.now, ground, below)?;
+        let Opened { mut body, after } = open(&record.now, ground, below)?;
         let placement = Arc::new(ground.seating(&record));
         let name = record.now.name.clone();
-        let served = || -> Result<(Arc<Front<Body>>, Handle, String), Refusal> {
-            let front = Front::new(body, placement).map_err(|refused| {
+        let id = id_of(&mut body);
+        let served = || -> Result<Handle<Body>, Refusal> {
+            let running = Quiescent::new(body).resume(&*placement).map_err(|refused| {
                 Refusal::failed(format!("{name}: {}", refused.error), "see the log of the daemon")
             })?;
-            let (front, socket) = (Arc::new(front), ground.socket(&record.now));
-            let id = id_of(&front);
+            let socket = ground.socket(&record.now);
             let options =
                 vfio_user::Options { limits: limits(&record.now), ..vfio_user::Options::new(&socket) };
-            let handle = vfio_user::serve(front.clone(), options).map_err(|error| {
+            let handle = vfio_user::serve(running, placement, options).map_err(|error| {
                 let remedy = "is its folder there and writable, and does no other daemon listen there?";
                 Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)
             })?;
             ground.access().open(&socket)?;
-            Ok((front, handle, id))
+            Ok(handle)
         };
-        let written = |(front, handle, id)| -> Result<_, Refusal> {
-            Ok((Note::begin(record.clone(), &ground.ledger)?, front, handle, id))
-        };
+        let written =
+            |handle| -> Result<_, Refusal> { Ok((Note::begin(record.clone(), &ground.ledger)?, handle)) };
         match served().and_then(written) {
-            Ok((note, front, handle, id)) => Ok(Card {
-                held: hold::Hold::new(front.clone(), name),
-                front,
+            Ok((note, handle)) => Ok(Card {
                 handle,
                 note,
                 after: Arc::new(Mutex::new(after)),
@@ -269,9 +255,11 @@ impl Kind for Card {
     async fn become_next(&self, next: FunctionRecord) -> Result<(), Refusal> {
         let _changing = self.changing.lock().await;
         if let SourceSpec::Host { on_fault, .. } = next.now.source {
-            self.front.with(|body| body.set_policies(on_fault)).map_err(|error| {
-                Refusal::busy(format!("{}: {error}", self.name()), "try again in a moment")
-            })?;
+            let name = self.name();
+            let set = self.handle.with(move |device| device.with(|body| body.set_policies(on_fault)));
+            set.await
+                .map_err(|_| hold::gone(&name))?
+                .map_err(|error| Refusal::busy(format!("{name}: {error}"), "try again in a moment"))?;
         }
         self.note.change(|record| *record = next)
     }
@@ -306,13 +294,11 @@ impl Kind for Card {
             )
             .coded(Code::InUse));
         }
-        self.held.forget();
-        let (handle, front, after) = (self.handle.clone(), self.front.clone(), self.after.clone());
+        let (handle, after) = (self.handle.clone(), self.after.clone());
         let complaints = blocking(move || {
             handle
                 .stop(force)
                 .map_err(|error| Refusal::conflict(error.to_string(), "shut the guest down first"))?;
-            drop(front.close());
             let after = std::mem::take(&mut *lock(&after));
             Ok(after.into_iter().filter_map(|end| end().err()).collect::<Vec<_>>())
         });
@@ -327,18 +313,19 @@ impl Kind for Card {
     async fn report(&self) -> FunctionReport {
         let record = self.note.read();
         let busy = || Card::blank(&record, self.handle.socket().to_owned(), ServedState::Busy, None);
-        // Its device may be locked for as long as its hardware does not answer: a thread may wait for that, one a function.
-        let (handle, front, held) = (self.handle.clone(), self.front.clone(), self.held.clone());
-        let (record, id, guard) = (record.clone(), self.id.clone(), self.guard.clone());
-        let turn = self.looking.clone().acquire_owned();
+        // Its thread answers when the device lets it: one question a function waits for that.
+        let (handle, id, guard) = (self.handle.clone(), self.id.clone(), self.guard.clone());
+        let (served, turn) = (record.clone(), self.looking.clone().acquire_owned());
         let look = async {
             let turn = turn.await.ok()?;
-            let look = move || {
-                let report = look(&record, &handle, &front, &held, &id, guard);
+            let mut report = look(&served, &handle, &id, guard);
+            let looked = handle.with(move |device: &mut Lifecycle<Body>| {
+                // One that is being exchanged shows nothing this time.
+                let _ = device.with(|body| body.report(&mut report));
                 drop(turn);
                 report
-            };
-            tokio::task::spawn_blocking(look).await.ok()
+            });
+            looked.await.ok()
         };
         tokio::time::timeout(GLANCE, look).await.ok().flatten().unwrap_or_else(busy)
     }

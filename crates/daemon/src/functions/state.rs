@@ -5,11 +5,10 @@ use base64::engine::general_purpose::STANDARD;
 use ioplane_api::report::StateFileV1;
 use ioplane_api::request::QuiesceForm;
 use ioplane_api::spec::{FunctionSpec, ModeWord, SourceSpec};
-use ioplane_device::{Loaded, Refused, State};
-use ioplane_embed::Front;
+use ioplane_device::{LoadError, State};
 
 use super::Card;
-use super::body::Body;
+use super::hold::{gone, policy, refuse};
 use crate::refusal::Refusal;
 
 fn file_of(State { kind, version, body }: State) -> StateFileV1 {
@@ -40,29 +39,6 @@ fn state_of(file: StateFileV1) -> Result<State, Refusal> {
     Ok(State { kind: file.kind, version: file.state_version, body })
 }
 
-/// Puts a state into the held function and starts it; it is held as before if that is refused. Blocks.
-fn load(front: &Front<Body>, name: &str, state: &State) -> Result<(), Refusal> {
-    let refuse =
-        |error: &dyn std::fmt::Display, remedy: &str| Refusal::conflict(format!("{name}: {error}"), remedy);
-    let lost = |error| {
-        let remedy = format!("take it away and add it again: ioplane pci remove {name} --force");
-        Refusal::failed(format!("{name}: {error}"), remedy)
-    };
-    let held = front.take().map_err(lost)?;
-    let loaded = match held.load(state) {
-        Ok(loaded) => loaded,
-        Err(Refused { kept, error }) => {
-            front.hold(kept).map_err(lost)?;
-            let remedy = "give a state that the same kind of function has saved; this one is as it was";
-            return Err(refuse(&error, remedy));
-        }
-    };
-    front.start(loaded).or_else(|Refused { kept, error }| {
-        front.hold(Loaded::into_quiescent(kept)).map_err(lost)?;
-        Err(refuse(&error, "it has the state and does not run: ioplane pci resume tries again"))
-    })
-}
-
 impl Card {
     /// Nobody has seen what was done to a function that is passed through as it is.
     fn may_be_saved(&self) -> Result<(), Refusal> {
@@ -82,15 +58,14 @@ impl Card {
     pub async fn save(&self, form: QuiesceForm) -> Result<StateFileV1, Refusal> {
         self.may_be_saved()?;
         let _changing = self.changing.lock().await;
-        let save = |front: &Front<Body>, name: &str| {
-            front.save().map_err(|error| {
-                Refusal::conflict(
-                    format!("{name}: {error}"),
-                    format!("see `ioplane pci show {name}`, and try again"),
-                )
-            })
-        };
-        self.at_rest(form, save).await.map(file_of)
+        let saved = self.at_rest(form, |held| held.save()).await?;
+        let name = self.name();
+        saved.map(file_of).map_err(|error| {
+            Refusal::conflict(
+                format!("{name}: {error}"),
+                format!("see `ioplane pci show {name}`, and try again"),
+            )
+        })
     }
 
     /// Puts a state into it, and lets it go on from there.
@@ -100,9 +75,17 @@ impl Card {
         let _changing = self.changing.lock().await;
         // What is in flight is lost with the state that it belongs to: no reason to wait for it.
         let form = QuiesceForm { deadline_ms: 0, or_go_on: false };
-        self.at_rest(form, move |front, name| load(front, name, &state)).await?;
-        self.held.forget();
-        Ok(())
+        let name = self.name();
+        let loaded = self.handle.load(policy(&form), state).await.map_err(|_| gone(&name))?;
+        loaded.map_err(|error| refuse(&name, &form, &error))?.map_err(|error| {
+            let remedy = match error {
+                LoadError::NotStarted(_) => {
+                    "it has the state and does not run: ioplane pci resume tries again"
+                }
+                _ => "give a state that the same kind of function has saved; this one is as it was",
+            };
+            Refusal::conflict(format!("{name}: {error}"), remedy)
+        })
     }
 }
 

@@ -1,7 +1,6 @@
 //! Interrupts: the client's eventfds on the function's wires.
 
-use std::collections::BTreeSet;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -31,17 +30,6 @@ impl Interrupt for Signal {
     fn file(&self) -> Option<BorrowedFd<'_>> {
         self.call.file()
     }
-}
-
-/// What of the client's is on the function.
-#[derive(Debug, Default)]
-pub(super) struct Wires {
-    /// Vectors that have a wire: to be taken off.
-    pub wired: BTreeSet<(Irq, u16)>,
-    /// Readable when the guest has acknowledged INTA#: KVM's resample descriptor.
-    pub resume: Option<Arc<OwnedFd>>,
-    /// It was, while the device was away.
-    pub owed_unmask: bool,
 }
 
 fn kind(index: u32) -> Option<Irq> {

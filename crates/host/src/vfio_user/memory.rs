@@ -1,6 +1,5 @@
 //! The client's memory: ranges that come, and go at a quiescent point.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -10,38 +9,10 @@ use vfio_bindings::bindings::vfio;
 use zerocopy::IntoBytes;
 
 use super::connection::{Connection, Message, Reply};
+use super::dma::Range;
 use super::fault::ClientFault;
 use super::session::Session;
 use super::spec::{DmaMap, DmaUnmap};
-
-#[derive(Debug, Clone, Copy)]
-struct Range {
-    len: u64,
-    /// It came with a descriptor.
-    shared: bool,
-}
-
-/// All ranges, by address. Those without a descriptor (ROMs, BARs of other devices) are remembered, but the device does not reach
-/// them.
-#[derive(Debug, Default)]
-pub(super) struct Dma {
-    ranges: BTreeMap<u64, Range>,
-    map: Arc<GuestMap>,
-}
-
-impl Dma {
-    /// Ranges that share a byte with `first..=last`, in order.
-    fn touching(&self, first: u64, last: u64) -> impl Iterator<Item = (u64, Range)> {
-        // Ranges do not overlap: of those that begin before, only the last can reach in.
-        let before = self.ranges.range(..first).next_back();
-        let inside = self.ranges.range(first..=last);
-        before
-            .into_iter()
-            .chain(inside)
-            .map(|(at, range)| (*at, *range))
-            .filter(move |(at, range)| at + (range.len - 1) >= first)
-    }
-}
 
 impl<F: Function> Session<F> {
     fn show_dma(&self) {

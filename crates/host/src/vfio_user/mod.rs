@@ -1,11 +1,11 @@
 //! The vfio-user host: any VMM drives any PCI function over a unix socket.
 //!
 //! ```text
-//!   Service (one thread a device) ---- poll: listener, connection, attention, resume of INTA#, stage of the front, stop
-//!      |                                                   |
-//!   Connection: bytes -> Message                  Session: Message -> Front<F>: accesses, wires, memory, resets
-//!      ^                                                   |
-//!      +---------------- replies <-------------------------+
+//!   Handle (daemon) --commands--> Service (one thread a device) ---- owns ----> Lifecycle<F>
+//!                                    |  poll: listener, connection, mailbox, attention, resume of INTA#, stop
+//!   Connection: bytes -> Message ----+----> Session: Message -> accesses, wires, memory, resets
+//!      ^                                                |
+//!      +---------------- replies <----------------------+
 //! ```
 //!
 //! Specification: QEMU's `docs/interop/vfio-user.rst`, version 0.0. A command that cannot be done is answered with an error number,
@@ -18,19 +18,25 @@
 //! Memory goes away at a quiescent point only. Migration is not offered: the device's state belongs to the daemon, not to the client.
 
 mod connection;
+mod dma;
 mod fault;
+mod handle;
 mod irqs;
 mod memory;
-mod quiescence;
+mod options;
+mod owner;
 mod regions;
 mod server;
 mod session;
 pub mod spec;
 mod status;
 mod version;
+mod wires;
 
 pub use connection::{Connection, Message, Reply};
 pub use fault::ClientFault;
-pub use server::{Handle, Options, Refusal, serve};
+pub use handle::{Answer, Handle, Refusal};
+pub use options::Options;
+pub use server::serve;
 pub use session::Session;
 pub use status::Status;

@@ -1,115 +1,33 @@
-//! One thread for each device: accepts its client, obeys it, and attends to the device between two messages.
+//! One thread for each device, which owns it: accepts its client, obeys it, and obeys the daemon and attends to the device between two
+//! messages.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ioplane_embed::{Front, Presence};
-use ioplane_memory::Limits;
+use ioplane_device::{Lifecycle, Placement};
 use ioplane_pci::Function;
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::PollFlags;
 
 use super::connection::Connection;
 use super::fault::ClientFault;
+use super::handle::{Handle, Mailbox};
+use super::options::Options;
+use super::owner::Turn;
 use super::session::Session;
-use super::status::{Board, Status};
 use crate::socket::{self, Place};
 
-/// Where and how a device is served.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// Path of the socket. Made with mode 0600; what was there before is replaced if nobody listens.
-    pub socket: PathBuf,
-    /// How long the device may take to become quiescent by itself when memory goes away; then it is suspended. QEMU waits 5 s for a
-    /// reply (`x-msg-timeout`).
-    pub patience: Duration,
-    /// What clients may take of memory.
-    pub limits: Limits,
-}
-
-impl Options {
-    /// Long enough for requests of a device of ours, short enough for QEMU's several unmaps in a row.
-    pub const PATIENCE: Duration = Duration::from_millis(500);
-
-    /// The usual ones.
-    pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Options { socket: socket.into(), patience: Self::PATIENCE, limits: Limits::default() }
-    }
-}
-
-/// Why the service did not stop; it goes on.
-#[derive(Debug, thiserror::Error)]
-pub enum Refusal {
-    /// A client is connected.
-    #[error("a VMM is connected: shut the VM down or unplug the device first, or use --force")]
-    Connected,
-}
-
-#[derive(Debug)]
-struct Hold {
-    socket: PathBuf,
-    board: Arc<Board>,
-    stop: Arc<OwnedFd>,
-    thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-impl Hold {
-    fn ask_to_stop(&self) {
-        // A full counter is readable too.
-        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        self.ask_to_stop();
-    }
-}
-
-/// The daemon's hold on one device that is being served. When the last copy is dropped the service ends, by force if need be.
-#[derive(Debug, Clone)]
-pub struct Handle(Arc<Hold>);
-
-impl Handle {
-    /// Path of its socket.
-    pub fn socket(&self) -> &Path {
-        &self.0.socket
-    }
-
-    /// How it is. Never waits for the service.
-    pub fn status(&self) -> Status {
-        self.0.board.read()
-    }
-
-    /// Ends the service: refuses while a client is connected, unless forced. When it returns, the client's memory is gone from the
-    /// device, the socket is gone, and the front is the caller's alone. Waits for the device to stop: at most a few times the
-    /// patience of its options.
-    pub fn stop(&self, force: bool) -> Result<(), Refusal> {
-        if self.0.board.connected.load(Relaxed) && !force {
-            return Err(Refusal::Connected);
-        }
-        self.0.ask_to_stop();
-        // Whoever comes second waits for the first.
-        let mut thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!(socket = %self.0.socket.display(), "the service's thread had panicked");
-        }
-        Ok(())
-    }
-}
-
-/// Serves the function behind `front` on a socket until stopped, on a thread of its own.
-pub fn serve<F: Function>(front: Arc<Front<F>>, options: Options) -> std::io::Result<Handle> {
+/// Serves a function, which runs or is held, on a socket until stopped, on a thread of its own. Its queues go where `placement` says.
+pub fn serve<F: Function>(
+    device: impl Into<Lifecycle<F>>,
+    placement: Arc<dyn Placement>,
+    options: Options,
+) -> std::io::Result<Handle<F>> {
     let listener = socket::bind(&options.socket)?;
-    let board = Arc::new(Board::default());
-    let stop = crate::eventfd::fresh()?;
-    let session = Session::told(front, &options, board.clone(), stop.clone())?;
+    let (mailbox, handle) = Mailbox::new(options.socket.clone())?;
+    let session = Session::told(device.into(), placement, &options, mailbox)?;
     let mut service = Service { session, listener, connection: None, burdened: false };
     let place = Place::of(&options.socket);
     // The system keeps fifteen bytes of it: enough to tell the threads of one daemon apart.
@@ -118,8 +36,7 @@ pub fn serve<F: Function>(front: Arc<Front<F>>, options: Options) -> std::io::Re
         service.run();
         place.clear();
     })?;
-    let thread = Mutex::new(Some(thread));
-    Ok(Handle(Arc::new(Hold { socket: options.socket, board, stop, thread })))
+    Ok(handle(thread))
 }
 
 /// How long to wait before what failed for want of something is tried again.
@@ -133,84 +50,45 @@ struct Service<F: Function> {
     burdened: bool,
 }
 
-/// What is ready.
-#[derive(Debug, Default)]
-struct Ready {
-    stop: bool,
-    moved: bool,
-    message: bool,
-    attention: bool,
-    resume: bool,
-    listener: bool,
-}
-
 impl<F: Function> Service<F> {
     fn run(&mut self) {
         let mut pause = false;
         loop {
-            let ready = self.wait(pause || self.burdened);
+            let turn = self.wait(pause || self.burdened);
             pause = false;
-            if ready.stop || self.session.front.presence() == Presence::Closed {
+            if turn.stop {
                 break;
-            }
-            if ready.moved {
-                self.session.hear_move();
             }
             if self.burdened {
                 self.clean_up();
             }
-            if ready.attention {
-                self.session.attend();
-            }
-            if ready.resume {
-                self.session.resume_line();
-            }
-            if ready.message
+            if turn.client
                 && let Err(fault) = self.message()
             {
                 self.disconnect(&fault);
             }
             // Last: a client that has left is heard before the one that comes after it.
-            if ready.listener {
+            if turn.listener {
                 pause = self.accept().is_err();
             }
         }
+        self.session.give_up_requests();
         if self.connection.is_some() || self.burdened {
             self.disconnect(&ClientFault::Gone);
         }
+        self.session.close();
     }
 
     /// Waits for something to do; with `pause` not for a client, and not for ever.
-    fn wait(&mut self, pause: bool) -> Ready {
-        let attention = self.session.attention();
-        let resume = self.session.wires.resume.clone();
-        let wanted: [(usize, Option<BorrowedFd<'_>>); 6] = [
-            (0, Some(self.session.stopping())),
-            (1, Some(self.session.moved())),
-            (2, self.connection.as_ref().map(Connection::socket)),
-            (3, attention.as_ref().map(|file| file.as_fd())),
-            (4, resume.as_ref().map(|file| file.as_fd())),
-            (5, (!pause).then_some(self.listener.as_fd())),
-        ];
-        let mut files = Vec::with_capacity(wanted.len());
-        let mut what = [false; 6];
-        let mut names = Vec::with_capacity(wanted.len());
-        for (name, file) in wanted {
-            if let Some(file) = file {
-                files.push(PollFd::from_borrowed_fd(file, PollFlags::IN));
-                names.push(name);
-            }
-        }
+    fn wait(&mut self, pause: bool) -> Turn {
         let received = self.connection.as_ref().is_some_and(Connection::has_message);
         let timeout = if received { Some(Duration::ZERO) } else { pause.then_some(PAUSE) };
-        let timeout = timeout.map(|time| Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() });
-        if rustix::event::poll(&mut files, timeout.as_ref()).is_ok() {
-            for (name, file) in names.into_iter().zip(&files) {
-                what[name] = !file.revents().is_empty();
-            }
-        }
-        let [stop, moved, message, attention, resume, listener] = what;
-        Ready { stop, moved, message: message || received, attention, resume, listener }
+        let until = timeout.map(|timeout| Instant::now() + timeout);
+        let client = self.connection.as_ref().map(|connection| (connection.socket(), PollFlags::IN));
+        let listener = (!pause).then(|| self.listener.as_fd());
+        let mut turn = self.session.turn(client, listener, until);
+        turn.client |= received;
+        turn
     }
 
     fn message(&mut self) -> Result<(), ClientFault> {

@@ -1,31 +1,50 @@
 //! What a client says, done to the device: one command after another, on the service's thread.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, mpsc};
+use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use ioplane_device::mutation::{Law, removed};
-use ioplane_device::{Access, At};
-use ioplane_embed::{Front, FrontError};
+use ioplane_device::{Access, At, Lifecycle, LifecycleError, Placement, Presence, QuiesceAttempt};
 use ioplane_memory::Account;
 use ioplane_pci::{BarMap, Function, Irq, Irqs, NotReady, Touch, Wire};
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use vfio_bindings::bindings::vfio;
 
 use super::connection::{Connection, Message, Reply};
+use super::dma::Dma;
 use super::fault::ClientFault;
-use super::irqs::Wires;
-use super::memory::Dma;
-use super::server::Options;
+use super::handle::{Command, Mailbox, Request};
+use super::options::Options;
 use super::spec;
 use super::status::{Board, Status};
 use super::version::{self, Agreed};
+use super::wires::Wires;
 
 /// How long a client waits for the files of the one before it, whose process may be ending just now; and how often that is looked at.
 const KEPT: Duration = Duration::from_secs(1);
-const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+const AGAIN: Duration = Duration::from_millis(50);
+/// How long a queue that the guest stops may take to drain before it is suspended.
+const EFFECTS: Duration = Duration::from_millis(500);
+
+/// Wakes the thread of a service.
+struct Bell(Arc<OwnedFd>);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        // A full counter is readable too.
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+}
+
+/// A quiescent point that the daemon has asked for, on its way.
+pub(super) struct Underway<F: Function> {
+    pub request: Request<F>,
+    pub attempt: QuiesceAttempt,
+}
 
 /// What is fixed about a function, asked once a client.
 #[derive(Debug, Clone)]
@@ -35,9 +54,10 @@ pub(super) struct Facts {
     pub irqs: Irqs,
 }
 
-/// A function and its client.
+/// A function and its client. Owned by one thread.
 pub struct Session<F: Function> {
-    pub(super) front: Arc<Front<F>>,
+    pub(super) device: Lifecycle<F>,
+    pub(super) placement: Arc<dyn Placement>,
     pub(super) patience: Duration,
     pub(super) board: Arc<Board>,
     pub(super) dma: Dma,
@@ -46,33 +66,47 @@ pub struct Session<F: Function> {
     pub(super) wires: Wires,
     pub(super) facts: Option<Facts>,
     pub(super) agreed: Option<Agreed>,
-    /// Written when the device's stage changes.
-    moved: Arc<OwnedFd>,
+    pub(super) commands: mpsc::Receiver<Command<F>>,
+    /// Written when a command has come, and when what an attempt waits for has.
+    pub(super) bell: Arc<OwnedFd>,
+    pub(super) waker: Waker,
     /// Readable for good when the service is to end.
-    stop: Arc<OwnedFd>,
-    /// The device is held: what it asks attention for has to wait until it moves.
-    blocked: bool,
+    pub(super) stop: Arc<OwnedFd>,
+    /// What the daemon asks for, in its order. One at a time is under way, and none while the client's own is.
+    pub(super) requests: VecDeque<Request<F>>,
+    pub(super) underway: Option<Underway<F>>,
+    pub(super) own_attempt: bool,
+    /// The daemon holds the device until then; or it has not gone on, and is tried again then.
+    pub(super) held_until: Option<Instant>,
     /// The last quiescent point was forced, and the guest has not reached the device since.
     pub(super) forced: bool,
 }
 
 impl<F: Function> Session<F> {
-    /// A session without a client yet. `patience` is how long the device may take to become quiescent by itself when memory goes away.
-    pub fn new(front: Arc<Front<F>>, patience: Duration) -> std::io::Result<Self> {
+    /// A session without a client yet, and without a daemon. `patience` is how long the device may take to become quiescent by itself
+    /// when memory goes away.
+    pub fn new(
+        device: impl Into<Lifecycle<F>>,
+        placement: Arc<dyn Placement>,
+        patience: Duration,
+    ) -> std::io::Result<Self> {
         let options = Options { patience, ..Options::new("") };
-        Self::told(front, &options, Arc::default(), crate::eventfd::fresh()?)
+        let (mailbox, _) = Mailbox::new(options.socket.clone())?;
+        Self::told(device.into(), placement, &options, mailbox)
     }
 
     pub(super) fn told(
-        front: Arc<Front<F>>,
+        device: Lifecycle<F>,
+        placement: Arc<dyn Placement>,
         options: &Options,
-        board: Arc<Board>,
-        stop: Arc<OwnedFd>,
+        mailbox: Mailbox<F>,
     ) -> std::io::Result<Self> {
-        let moved = front.watch()?;
         let account = Account::new(options.limits).map_err(std::io::Error::other)?;
+        let Mailbox { commands, bell, stop, board } = mailbox;
+        board.show(device.presence(), None);
         Ok(Session {
-            front,
+            device,
+            placement,
             patience: options.patience,
             board,
             dma: Dma::default(),
@@ -80,11 +114,21 @@ impl<F: Function> Session<F> {
             wires: Wires::default(),
             facts: None,
             agreed: None,
-            moved,
+            commands,
+            waker: Waker::from(Arc::new(Bell(bell.clone()))),
+            bell,
             stop,
-            blocked: false,
+            requests: VecDeque::new(),
+            underway: None,
+            own_attempt: false,
+            held_until: None,
             forced: false,
         })
+    }
+
+    /// The device, wherever it is.
+    pub fn device(&mut self) -> &mut Lifecycle<F> {
+        &mut self.device
     }
 
     /// How it is.
@@ -178,33 +222,13 @@ impl<F: Function> Session<F> {
     fn admit(&mut self, connection: &Connection) -> Result<(), ClientFault> {
         let deadline = Instant::now() + KEPT;
         loop {
-            let mut admitted = Ok(());
-            self.at_quiescence(Some(connection), |function, still| {
-                admitted = function.admit(still);
-                Ok(())
-            })??;
-            match admitted {
+            match self.at_quiescence(Some(connection), |function, still| function.admit(still))? {
                 Ok(()) => return Ok(()),
-                Err(NotReady::Kept(_)) if Instant::now() < deadline => self.pause(connection)?,
+                Err(NotReady::Kept(_)) if Instant::now() < deadline => {
+                    self.wait_until(Some(connection), Some(Instant::now() + AGAIN))?;
+                }
                 Err(why) => return Err(why.into()),
             }
-        }
-    }
-
-    /// Waits a moment, unless the client leaves or the service is to end.
-    fn pause(&self, connection: &Connection) -> Result<(), ClientFault> {
-        let mut files = [
-            PollFd::new(&*self.stop, PollFlags::IN),
-            PollFd::from_borrowed_fd(connection.socket(), PollFlags::empty()),
-        ];
-        match rustix::event::poll(&mut files, Some(&AGAIN)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(ClientFault::Broken(errno.into())),
-        }
-        match files.map(|file| !file.revents().is_empty()) {
-            [true, _] => Err(ClientFault::Gone),
-            [_, true] => Err(ClientFault::Closed),
-            _ => Ok(()),
         }
     }
 
@@ -221,14 +245,21 @@ impl<F: Function> Session<F> {
 
     pub(super) fn reset(&mut self, connection: Option<&Connection>) -> Result<(), ClientFault> {
         loop {
-            match self.front.reset() {
-                Ok(()) => return Ok(()),
-                Err(FrontError::Closed) => return Err(ClientFault::Gone),
-                Err(FrontError::Not { .. }) => self.until_moved(connection)?,
-                Err(FrontError::Device(error)) => return Err(error.into()),
-                Err(FrontError::Stuck(reason)) => return Err(ClientFault::NotQuiescent(reason)),
+            match self.device.presence() {
+                Presence::Running | Presence::Held => break,
+                // Nobody carries it on: an earlier attempt has left it there.
+                Presence::Quiescing if self.underway.is_none() => {
+                    self.at_quiescence(connection, |_, _| ())?;
+                }
+                _ => self.wait_until(connection, None)?,
             }
         }
+        let done = self.device.reset(&*self.placement, EFFECTS);
+        self.show();
+        done.map_err(|error| match error {
+            LifecycleError::Device(error) => error.into(),
+            error => ClientFault::NotQuiescent(error.to_string()),
+        })
     }
 
     /// One access of the guest's; waits while the device is held.
@@ -244,19 +275,18 @@ impl<F: Function> Session<F> {
                 Access::Read(bytes) => Access::Read(bytes),
                 Access::Write(bytes) => Access::Write(bytes),
             };
-            match self.front.try_access(at, again) {
-                Ok(true) => return Ok(()),
+            match self.device.access(at, again, &*self.placement, EFFECTS) {
+                Some(Ok(())) => return Ok(()),
                 // Law 1: what the guest does while the device is held waits; this answers it without the device.
-                Ok(false) if removed(Law::KeepsWhatArrives) => {
+                None if removed(Law::KeepsWhatArrives) => {
                     if let Access::Read(bytes) = op {
                         bytes.fill(0xff);
                     }
                     return Ok(());
                 }
-                Ok(false) => self.until_moved(Some(connection))?,
-                Err(FrontError::Closed) => return Err(ClientFault::Gone),
+                None => self.wait_until(Some(connection), None)?,
                 // The access itself has been answered; what it asked for has failed, which the guest sees by its registers.
-                Err(error) => {
+                Some(Err(error)) => {
                     self.board.note("effect", &error);
                     return Ok(());
                 }
@@ -271,68 +301,27 @@ impl<F: Function> Session<F> {
         mut change: impl FnMut(&mut F) -> R,
     ) -> Result<R, ClientFault> {
         loop {
-            match self.front.with(&mut change) {
+            match self.device.with(&mut change) {
                 Ok(done) => return Ok(done),
-                Err(FrontError::Closed) => return Err(ClientFault::Gone),
-                Err(_) => self.until_moved(connection)?,
+                Err(_) => self.wait_until(connection, None)?,
             }
         }
     }
 
-    /// Waits until the device's stage may have changed, the client has left or the service is to end.
-    pub(super) fn until_moved(&mut self, connection: Option<&Connection>) -> Result<(), ClientFault> {
-        let quiet = PollFlags::empty();
-        let mut files =
-            vec![PollFd::new(&*self.moved, PollFlags::IN), PollFd::new(&*self.stop, PollFlags::IN)];
-        // A client that has only said its last word still waits for its replies: left means hung up.
-        files.extend(connection.map(|connection| PollFd::from_borrowed_fd(connection.socket(), quiet)));
-        match rustix::event::poll(&mut files, None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(ClientFault::Broken(errno.into())),
+    /// What the device asks attention by. One that is held is not attended to: what it asks waits.
+    pub(super) fn attention(&mut self) -> Option<Arc<OwnedFd>> {
+        match &mut self.device {
+            Lifecycle::Running(running) => running.device().attention().cloned(),
+            Lifecycle::Quiescing(quiescing) if !quiescing.is_held() => {
+                quiescing.device().attention().cloned()
+            }
+            _ => None,
         }
-        let left = files.get(2).is_some_and(|file| !file.revents().is_empty());
-        let ends = !files[1].revents().is_empty();
-        if !files[0].revents().is_empty() {
-            self.hear_move();
-            return Ok(());
-        }
-        match (ends, left) {
-            (true, _) => Err(ClientFault::Gone),
-            (_, true) => Err(ClientFault::Closed),
-            _ => Ok(()),
-        }
-    }
-
-    /// Written when the device's stage changes: then call [`Session::hear_move`].
-    pub(super) fn moved(&self) -> BorrowedFd<'_> {
-        self.moved.as_fd()
-    }
-
-    /// Readable when the service is to end.
-    pub(super) fn stopping(&self) -> BorrowedFd<'_> {
-        self.stop.as_fd()
-    }
-
-    /// The device's stage may have changed: what had to wait is tried again.
-    pub(super) fn hear_move(&mut self) {
-        crate::eventfd::empty(self.moved.as_fd());
-        self.blocked = false;
-        if self.wires.owed_unmask {
-            self.unmask_line();
-        }
-    }
-
-    /// What the device asks attention by.
-    pub(super) fn attention(&self) -> Option<Arc<OwnedFd>> {
-        if self.blocked {
-            return None;
-        }
-        self.front.with(|function| function.attention().cloned()).ok().flatten()
     }
 
     /// Gives it.
-    pub(super) fn attend(&mut self) {
-        self.blocked = !self.front.event(Function::attend);
+    pub fn attend(&mut self) {
+        self.device.event(Function::attend);
     }
 
     /// The guest has acknowledged INTA#, says the descriptor that the client gave for it.
@@ -343,9 +332,9 @@ impl<F: Function> Session<F> {
         }
     }
 
-    fn unmask_line(&mut self) {
+    pub(super) fn unmask_line(&mut self) {
         // A device that is away hears it when it comes back.
-        let done = self.front.with(|function| function.wire(Irq::Intx, 0, Wire::Unmask));
+        let done = self.device.with(|function| function.wire(Irq::Intx, 0, Wire::Unmask));
         self.wires.owed_unmask = done.is_err();
     }
 

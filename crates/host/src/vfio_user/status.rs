@@ -3,7 +3,10 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ioplane_device::Presence;
 
 use super::fault::ClientFault;
 
@@ -68,9 +71,39 @@ pub(super) struct Board {
     pub irqs: Arc<AtomicU64>,
     pub forced: AtomicU64,
     faults: Mutex<Faults>,
+    device: Mutex<Shown>,
+}
+
+/// What the thread says of its device.
+#[derive(Debug)]
+struct Shown {
+    presence: Presence,
+    held_until: Option<Instant>,
+}
+
+impl Default for Shown {
+    fn default() -> Self {
+        Shown { presence: Presence::Away, held_until: None }
+    }
 }
 
 impl Board {
+    fn device(&self) -> MutexGuard<'_, Shown> {
+        self.device.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn show(&self, presence: Presence, held_until: Option<Instant>) {
+        *self.device() = Shown { presence, held_until };
+    }
+
+    pub fn presence(&self) -> Presence {
+        self.device().presence
+    }
+
+    pub fn held(&self) -> Option<Duration> {
+        self.device().held_until.map(|until| until.saturating_duration_since(Instant::now()))
+    }
+
     pub fn fault(&self, fault: &ClientFault) {
         self.note(fault.name(), fault);
     }

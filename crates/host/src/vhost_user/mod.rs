@@ -24,6 +24,7 @@ mod message;
 mod network;
 mod peer;
 mod quiescence;
+mod refusal;
 mod rings;
 mod server;
 mod session;
@@ -33,7 +34,8 @@ pub use fault::PeerFault;
 pub use handover::{Adopted, HandOverError, Held, Parcel, adopt};
 pub use lease::Lease;
 pub use message::{HEADER, Header, Message};
+pub use refusal::Refusal;
 pub use server::{
-    Handle, QueueStatus, Refusal, STOP_PATIENCE, ServerOptions, Status, serve, serve_leased, serve_within,
+    Handle, QueueStatus, STOP_PATIENCE, ServerOptions, Status, serve, serve_leased, serve_within,
 };
 pub use session::Session;

@@ -1,131 +1,100 @@
 //! Bringing the device to a quiescent point and back: for the front end, for the daemon, for a queue that moves.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ioplane_device::{Device, DeviceError, Missed, Placement, QueueSet, Quiescent};
+use ioplane_device::{
+    Device, DeviceError, DeviceOwner, Lifecycle, OnMiss, Placement, QueueSet, QuiesceError, QuiescePolicy,
+    Quiesced, Quiescent, at_quiescence, quiesce, resume,
+};
 use ioplane_virtio::spec::feature::VHOST_F_LOG_ALL;
 use ioplane_virtio::{Vdev, VirtioDevice};
 use vhost::vhost_user::VhostUserProtocolFeatures;
 
 use super::fault::PeerFault;
 use super::message::Message;
-use super::session::{Answer, Session, TRANSPORT, lost};
+use super::session::{Answer, Session, TRANSPORT};
+
+impl<V: VirtioDevice> DeviceOwner for Session<V> {
+    type Device = Vdev<V>;
+
+    fn parts(&mut self) -> (&mut Lifecycle<Vdev<V>>, &dyn Placement) {
+        (&mut self.device, &self.seats)
+    }
+
+    fn missed(&mut self, reason: &str) {
+        tracing::warn!(reason, "the device is not quiescent in time");
+    }
+
+    /// A queue whose guest has spoilt it is left out of the next round; one that was moved to a core that has ended goes where the pool
+    /// thinks best; and where the backing has failed, or there is no core, every queue waits for the front end to start it again.
+    fn resume_refused(&mut self, error: &DeviceError, round: usize) -> bool {
+        tracing::warn!(%error, "a queue did not resume");
+        let rounds = self.peer.rings.len() + 3;
+        if matches!(error, DeviceError::CoreGone(_)) && !self.seats.moved.is_empty() {
+            self.seats.moved.clear();
+        } else if round + 1 >= rounds || !matches!(error, DeviceError::Guest { .. }) {
+            let _ = self.device.with(|vdev| {
+                for index in 0..vdev.info().queues {
+                    vdev.queue_mut(index).into_iter().for_each(|setup| setup.enabled = false);
+                }
+            });
+        }
+        round < rounds
+    }
+
+    fn run_blocking<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
+        tokio::task::block_in_place(|| work(self))
+    }
+}
+
+/// The deadline of a policy on the runtime's clock.
+fn sleep_until(at: Instant) -> tokio::time::Sleep {
+    tokio::time::sleep_until(at.into())
+}
+
+fn within(patience: Duration, on_miss: OnMiss) -> QuiescePolicy {
+    QuiescePolicy { deadline: Instant::now() + patience, on_miss }
+}
+
+impl From<QuiesceError> for PeerFault {
+    fn from(error: QuiesceError) -> Self {
+        match error {
+            QuiesceError::NotResumed(_) => PeerFault::NotQuiescent("no queue would resume".to_owned()),
+            error => PeerFault::NotQuiescent(error.to_string()),
+        }
+    }
+}
 
 impl<V: VirtioDevice> Session<V> {
     /// Brings the whole device to a quiescent point and leaves it there, for [`Session::resume`]: drained within `patience`, or
-    /// else suspended.
-    pub(super) async fn quiesce(&mut self, patience: Duration) -> Result<Quiescent<Vdev<V>>, PeerFault> {
-        let mut quiescing = self.device.take().ok_or_else(lost)?.begin_quiesce();
-        let _ = tokio::time::timeout(patience, quiescing.settled()).await;
-        match quiescing.finish() {
-            Ok(quiescent) => Ok(quiescent),
-            Err(missed) => {
-                tracing::warn!(
-                    reason = missed.reason,
-                    "the device is suspended: its requests stay in the journal"
-                );
-                Ok(Self::quiesce_by_force(missed).await)
-            }
-        }
+    /// else suspended, however long that takes: its requests stay in the journal.
+    pub(super) async fn quiesce(&mut self, patience: Duration) -> Result<Quiesced, PeerFault> {
+        Ok(quiesce(self, within(patience, OnMiss::Insist), sleep_until).await?)
     }
 
-    /// Brings a device home that has missed its deadline, however long that takes: nothing else keeps it.
-    async fn quiesce_by_force(missed: Missed<Vdev<V>>) -> Quiescent<Vdev<V>> {
-        let mut quiescing = missed.suspend().unwrap_or_else(|refused| {
-            tracing::warn!(error = %refused.error, "the device cannot be suspended: it has to drain");
-            refused.kept.keep_waiting()
-        });
-        loop {
-            quiescing.settled().await;
-            match quiescing.finish() {
-                Ok(quiescent) => return quiescent,
-                Err(missed) => quiescing = missed.keep_waiting(),
-            }
-        }
-    }
-
-    /// A device that has missed its deadline goes on. A queue that cannot (its guest has spoilt it, no core takes it) does not keep
-    /// the others: then the device is stopped by force and resumed with those that can.
-    async fn give_back(&mut self, missed: Missed<Vdev<V>>) -> Result<(), PeerFault> {
-        let seats = self.seats.clone();
-        match tokio::task::block_in_place(|| missed.undrain(&seats)) {
-            Ok((running, _)) => {
-                self.device = Some(running);
-                Ok(())
-            }
-            Err(refused) => {
-                tracing::warn!(error = %refused.error, "a queue did not go on: the device is suspended and resumed");
-                let quiescent = Self::quiesce_by_force(refused.kept).await;
-                self.resume(quiescent)
-            }
-        }
-    }
-
-    /// Brings the whole device to a quiescent point, does `work` there, and resumes it.
+    /// Brings the whole device to a quiescent point, does `work` there, and resumes it. What is in flight for too long is suspended.
     pub async fn at_quiescence<R>(
         &mut self,
         work: impl FnOnce(&mut Quiescent<Vdev<V>>) -> R,
     ) -> Result<R, PeerFault> {
-        let mut quiescent = self.quiesce(self.patience).await?;
-        let outcome = work(&mut quiescent);
-        self.resume(quiescent)?;
-        Ok(outcome)
+        let policy = within(self.patience, OnMiss::Insist);
+        Ok(at_quiescence(self, policy, sleep_until, work).await?)
     }
 
-    /// As [`Session::at_quiescence`], but gives the device back as it was when it is not quiescent by `patience`.
+    /// As [`Session::at_quiescence`], but gives the device back as it was when it is not quiescent by `patience`. A queue that cannot
+    /// go on then (its guest has spoilt it, no core takes it) does not keep the others.
     pub async fn at_quiescence_within<R>(
         &mut self,
         patience: Duration,
         work: impl FnOnce(&mut Quiescent<Vdev<V>>) -> R,
     ) -> Result<R, PeerFault> {
-        let mut quiescing = self.device.take().ok_or_else(lost)?.begin_quiesce();
-        let _ = tokio::time::timeout(patience, quiescing.settled()).await;
-        match quiescing.finish() {
-            Ok(mut quiescent) => {
-                let outcome = work(&mut quiescent);
-                self.resume(quiescent)?;
-                Ok(outcome)
-            }
-            Err(missed) => {
-                let reason = missed.reason.clone();
-                self.give_back(missed).await?;
-                Err(PeerFault::NotQuiescent(reason))
-            }
-        }
+        Ok(at_quiescence(self, within(patience, OnMiss::Undrain), sleep_until, work).await?)
     }
 
     /// The device goes on.
-    pub(super) fn resume(&mut self, mut quiescent: Quiescent<Vdev<V>>) -> Result<(), PeerFault> {
-        // Each round either resumes or finds one queue more whose guest has spoilt it, which is left out of the next; or a core
-        // that has ended; or that the backing has failed.
-        let rounds = self.peer.rings.len() + 3;
-        for round in 0..=rounds {
-            let seats = self.seats.clone();
-            match tokio::task::block_in_place(|| quiescent.resume(&seats)) {
-                Ok(running) => {
-                    self.device = Some(running);
-                    return Ok(());
-                }
-                Err(refused) => {
-                    tracing::warn!(error = %refused.error, "a queue did not resume");
-                    quiescent = refused.kept;
-                    let core_gone = matches!(refused.error, DeviceError::CoreGone(_));
-                    if core_gone && !self.seats.moved.is_empty() {
-                        // Queues that were moved to a core of their own go where the pool thinks best.
-                        self.seats.moved.clear();
-                    } else if round + 1 >= rounds || !matches!(refused.error, DeviceError::Guest { .. }) {
-                        // The backing failed, or there is no core: every queue waits for the front end to start it again.
-                        quiescent.with(|vdev, _| {
-                            for index in 0..vdev.info().queues {
-                                vdev.queue_mut(index).into_iter().for_each(|setup| setup.enabled = false);
-                            }
-                        });
-                    }
-                }
-            }
-        }
-        Err(PeerFault::NotQuiescent("no queue would resume".to_owned()))
+    pub(super) fn resume(&mut self) -> Result<(), PeerFault> {
+        Ok(resume(self).map_err(QuiesceError::NotResumed)?)
     }
 
     /// Moves a queue to where `placement` says, and keeps it there from now on. On a missed deadline it stays, and when no core

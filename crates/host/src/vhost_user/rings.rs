@@ -261,7 +261,7 @@ impl<V: VirtioDevice> Session<V> {
     /// Notes what a ring that has stopped leaves to the next holder of the lease.
     fn leave(&mut self, ring: u16) {
         let Session { device, tenure, .. } = self;
-        if let Some(setup) = device.as_ref().and_then(|device| device.device().queue(ring)) {
+        if let Some(setup) = device.look().and_then(|vdev| vdev.queue(ring)) {
             tenure.leave(ring, setup.base, &setup.in_flight);
         }
     }

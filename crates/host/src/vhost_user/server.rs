@@ -14,8 +14,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::connection::Connection;
 use super::fault::PeerFault;
-use super::handover::{Held, Offer};
+use super::handover::offer::{Held, Offer};
 use super::lease::Lease;
+use super::refusal::Refusal;
 pub use super::session::PATIENCE as STOP_PATIENCE;
 use super::session::Session;
 use crate::socket::{self, Place};
@@ -85,20 +86,6 @@ pub struct Status {
     pub mappings: u64,
     /// Its queues.
     pub queues: Vec<QueueStatus>,
-}
-
-/// Why a command was not carried out; the device is as it was.
-#[derive(Debug, thiserror::Error)]
-pub enum Refusal {
-    /// The device has been removed.
-    #[error("the device is gone")]
-    Gone,
-    /// A front end is connected.
-    #[error("a front end is connected: shut the VM down or unplug the disk first, or use --force")]
-    Connected,
-    /// Not now.
-    #[error("{0}")]
-    Refused(String),
 }
 
 type Change<V> = Box<dyn FnOnce(&mut V) -> bool + Send>;

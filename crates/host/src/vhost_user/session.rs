@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ioplane_device::{Change, Device, Placement, Post, QueueSet, Quiescent, Running};
+use ioplane_device::{Change, Device, Lifecycle, Placement, Post, QueueSet, Quiescent, Running};
 use ioplane_memory::{Account, GuestMap, Limits, MapError};
 use ioplane_virtio::spec::feature::VHOST_USER_F_PROTOCOL_FEATURES;
 use ioplane_virtio::{Vdev, VirtioDevice};
@@ -41,8 +41,8 @@ impl Placement for Seats {
 /// A device and what its front end has said. Owned by one task; the device runs all the time, with as many rings as the
 /// front end has started.
 pub struct Session<V: VirtioDevice> {
-    /// `None` only inside a quiescent point.
-    pub(super) device: Option<Running<Vdev<V>>>,
+    /// Runs, but for a quiescent point, and for one after which no queue would resume: then it waits there for the next front end.
+    pub(super) device: Lifecycle<Vdev<V>>,
     pub(super) seats: Seats,
     pub(super) peer: Peer,
     /// What its front ends may map, and have mapped.
@@ -71,7 +71,7 @@ impl<V: VirtioDevice> Session<V> {
         let seats = Seats { pool, moved: BTreeMap::new() };
         let device = device.resume(&seats).map_err(|refused| PeerFault::Device(refused.error))?;
         Ok(Session {
-            device: Some(device),
+            device: device.into(),
             seats,
             peer: Peer::new(queues),
             account,
@@ -93,8 +93,7 @@ impl<V: VirtioDevice> Session<V> {
 
     /// Shares the device with other sockets: its rings run while it holds `lease`. Before any front end comes.
     pub fn with_lease(mut self, lease: Lease) -> Self {
-        if let Some(device) = &mut self.device {
-            let vdev = device.device_mut();
+        if let Ok(vdev) = self.vdev() {
             let meters = lease.meters(vdev.meters()).to_vec();
             vdev.share_meters(&meters);
         }
@@ -103,16 +102,19 @@ impl<V: VirtioDevice> Session<V> {
 
     /// The running device.
     pub fn device(&self) -> Option<&Running<Vdev<V>>> {
-        self.device.as_ref()
+        match &self.device {
+            Lifecycle::Running(running) => Some(running),
+            _ => None,
+        }
     }
 
     /// The running device, for changes that need no quiescent point.
     pub fn device_mut(&mut self) -> Option<&mut Running<Vdev<V>>> {
-        self.device.as_mut()
+        self.device.running().ok()
     }
 
     pub(super) fn running(&mut self) -> Result<&mut Running<Vdev<V>>, PeerFault> {
-        self.device.as_mut().ok_or_else(lost)
+        self.device.running().map_err(|error| PeerFault::NotQuiescent(error.to_string()))
     }
 
     pub(super) fn vdev(&mut self) -> Result<&mut Vdev<V>, PeerFault> {
@@ -228,11 +230,6 @@ impl<V: VirtioDevice> Session<V> {
     pub fn ownership(&self) -> (bool, bool) {
         (self.tenure.holds(), self.tenure.waits())
     }
-}
-
-/// What is said while there is no device: a quiescent point ended without giving it back.
-pub(super) fn lost() -> PeerFault {
-    PeerFault::NotQuiescent("the device was lost at a quiescent point".to_owned())
 }
 
 pub(super) fn number(value: u64) -> Answer {

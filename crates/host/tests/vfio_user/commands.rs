@@ -1,17 +1,19 @@
 //! Versions, information, registers, resets, and who may connect.
 
 use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use ioplane_host::vfio_user::spec::{self, Header, Version};
 use ioplane_host::vfio_user::{Options, Refusal, serve};
+use ioplane_testkit::toy::ToyCard;
 use ioplane_testkit::toy::card::registers::*;
 use ioplane_testkit::vfio_user::Client;
 use rustix::io::Errno;
 use vfio_bindings::bindings::vfio;
 use zerocopy::IntoBytes;
 
-use super::{errno, eventually, served};
+use super::{Nowhere, errno, eventually, running, served};
 
 const CONFIG: u32 = vfio::VFIO_PCI_CONFIG_REGION_INDEX;
 
@@ -221,8 +223,9 @@ fn stopping_waits_for_the_client_unless_forced() {
     assert!(!socket.exists() && !card.handle.status().connected);
     assert_eq!(card.seen.resets.load(SeqCst), 1);
     card.handle.stop(false).expect("stopped already");
-    // The same function, served again where it was.
-    let again = serve(card.front.clone(), Options::new(&socket)).unwrap();
+    assert!(matches!(card.handle.with(|_| ()).wait(), Err(Refusal::Gone)));
+    // Another function, served where it was.
+    let again = serve(running(ToyCard::default()), Arc::new(Nowhere), Options::new(&socket)).unwrap();
     let mut client = Client::greet(&socket).unwrap();
     assert_eq!(client.info().unwrap().num_regions, 9);
     drop(client);
@@ -232,14 +235,13 @@ fn stopping_waits_for_the_client_unless_forced() {
 
 #[test]
 fn a_socket_that_was_left_behind_is_replaced_and_one_in_use_is_not() {
-    let card = served();
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("left");
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-    let other = served();
-    let handle = serve(other.front.clone(), Options::new(&socket)).expect("replaced");
+    let serve = || serve(running(ToyCard::default()), Arc::new(Nowhere), Options::new(&socket));
+    let handle = serve().expect("replaced");
     assert!(Client::greet(&socket).is_ok());
-    let error = serve(card.front.clone(), Options::new(&socket)).expect_err("in use");
+    let error = serve().expect_err("in use");
     assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
     // Dropped without a word, it ends too.
     drop(handle);

@@ -14,9 +14,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioplane_device::{CoreId, Gone, Order, Placement, Post};
-use ioplane_embed::Front;
-use ioplane_host::vfio_user::{Handle, Options, serve};
+use ioplane_device::{
+    CoreId, Gone, OnMiss, Order, Placement, Post, QuiesceError, QuiescePolicy, Quiesced, Quiescent, Running,
+};
+use ioplane_host::vfio_user::{Answer, Handle, Options, serve};
 use ioplane_memory::Mapping;
 use ioplane_pci::AnyFunction;
 use ioplane_testkit::toy::ToyCard;
@@ -45,8 +46,7 @@ impl Post for Nowhere {
 
 /// A card that is served, and what is seen of it from below.
 struct Served {
-    handle: Handle,
-    front: Arc<Front<AnyFunction>>,
+    handle: Handle<AnyFunction>,
     seen: Arc<Seen>,
     bell: Arc<OwnedFd>,
     mapped: Arc<OwnedFd>,
@@ -66,11 +66,20 @@ fn served_as(name: &str) -> Served {
     let card = ToyCard::default();
     let (seen, bell) = (card.seen(), card.bell());
     let (mapped, shadow) = (card.file(ioplane_pci::Touch::Mapped), card.file(ioplane_pci::Touch::Shadow));
-    let front = Front::new(Box::new(card) as AnyFunction, Arc::new(Nowhere)).expect("it runs");
-    let front = Arc::new(front);
     let options = Options { patience: CARD_PATIENCE, ..Options::new(folder.path().join(name)) };
-    let handle = serve(front.clone(), options).expect("served");
-    Served { handle, front, seen, bell, mapped, shadow, folder }
+    let handle = serve(running(card), Arc::new(Nowhere), options).expect("served");
+    Served { handle, seen, bell, mapped, shadow, folder }
+}
+
+fn running(card: ToyCard) -> Running<AnyFunction> {
+    Quiescent::new(Box::new(card) as AnyFunction).resume(&Nowhere).expect("it runs")
+}
+
+/// Longer than any test.
+const LEASE: Duration = Duration::from_secs(600);
+
+fn policy(patience: Duration, on_miss: OnMiss) -> QuiescePolicy {
+    QuiescePolicy { deadline: Instant::now() + patience, on_miss }
 }
 
 impl Served {
@@ -80,6 +89,15 @@ impl Served {
 
     fn client(&self) -> Client {
         Client::greet(&self.socket()).expect("a client")
+    }
+
+    /// Asks for the device to be held.
+    fn holding(&self, patience: Duration, on_miss: OnMiss) -> Answer<Result<Quiesced, QuiesceError>> {
+        self.handle.hold(policy(patience, on_miss), LEASE)
+    }
+
+    fn resume(&self) {
+        assert!(self.handle.resume().wait().expect("served").expect("it goes on"), "it was not held");
     }
 
     fn ring(&self) {

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use ioplane_embed::Presence;
+use ioplane_device::{Lifecycle, OnMiss, Presence, QuiesceError, Quiescent, Stop};
 use ioplane_host::vfio_user::spec::{self, DmaUnmap};
 use ioplane_testkit::toy::card::registers::*;
 use ioplane_testkit::vfio_user::Client;
@@ -39,8 +39,8 @@ fn silent(client: &Client) {
 }
 
 fn hold(card: &Served) {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    card.front.quiesce(deadline).expect("it runs").expect("it is still");
+    let held = card.holding(Duration::from_secs(5), OnMiss::Undrain).wait().expect("served");
+    assert_eq!(held.expect("it is still").stop, Stop::Drained);
 }
 
 #[test]
@@ -51,14 +51,14 @@ fn unmapping_waits_for_a_device_that_finishes() {
     client.write64(0, BUSY, 1).unwrap();
     let body = DmaUnmap { argsz: 24, flags: 0, address: 0, size: MIB };
     let id = begin(&mut client, spec::DMA_UNMAP, body.as_bytes());
-    eventually("draining", || card.front.presence() == Presence::Quiescing);
+    eventually("draining", || card.handle.presence() == Presence::Quiescing);
     assert_eq!(card.seen.replaced.load(SeqCst), 0);
     // Its hardware finishes, which the thread that waits has to hear.
     card.ring();
     assert_eq!(client.expect(id, spec::DMA_UNMAP).unwrap().errno(), None);
     assert_eq!((card.seen.replaced.load(SeqCst), card.seen.suspends.load(SeqCst)), (1, 0));
     assert_eq!((card.seen.ranges.load(SeqCst), card.handle.status().forced), (0, 0));
-    assert_eq!(card.front.presence(), Presence::Running);
+    assert_eq!(card.handle.presence(), Presence::Running);
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn nothing_is_lost_while_somebody_holds_the_device() {
     card.ring();
     silent(&client);
     assert_eq!((card.seen.attended.load(SeqCst), count(&call)), (0, 0), "held is held");
-    card.front.resume().unwrap();
+    card.resume();
     client.expect(write, spec::REGION_WRITE).unwrap();
     assert_eq!(client.expect(read, spec::REGION_READ).unwrap().body[16..], 9u64.to_le_bytes());
     eventually("the interrupt", || count(&call) == 1);
@@ -177,7 +177,7 @@ fn attention_does_not_turn_the_processor_while_the_device_is_held() {
     // A thread that spins would have most of it, on a busy machine a good part.
     let ran = spent() - before;
     assert!(ran < 20_000_000, "{ran} ns of 300 ms");
-    card.front.resume().unwrap();
+    card.resume();
     eventually("attention", || card.seen.attended.load(SeqCst) == 1);
     client.info().unwrap();
 }
@@ -191,8 +191,8 @@ fn memory_goes_and_resets_happen_under_somebody_elses_hold() {
     client.unmap(0, MIB).unwrap();
     client.must(spec::DEVICE_RESET, &[], &[]).unwrap();
     assert_eq!((card.seen.ranges.load(SeqCst), card.seen.resets.load(SeqCst)), (0, 1));
-    assert_eq!(card.front.presence(), Presence::Held, "as it was");
-    card.front.resume().unwrap();
+    assert_eq!(card.handle.presence(), Presence::Held, "as it was");
+    card.resume();
     assert_eq!(client.read64(0, SCRATCH).unwrap(), 0);
 }
 
@@ -202,14 +202,14 @@ fn a_device_that_is_away_comes_back_to_all_that_waits() {
     let mut client = card.client();
     mapped(&mut client);
     hold(&card);
-    let device = card.front.take().unwrap();
+    let device = card.handle.with(Lifecycle::take).wait().unwrap().unwrap();
     let body = DmaUnmap { argsz: 24, flags: 0, address: 0, size: MIB };
     let id = begin(&mut client, spec::DMA_UNMAP, body.as_bytes());
     silent(&client);
-    card.front.hold(device).unwrap();
+    card.handle.with(|lifecycle| *lifecycle = device.into()).wait().unwrap();
     assert_eq!(client.expect(id, spec::DMA_UNMAP).unwrap().errno(), None);
     assert_eq!(card.seen.ranges.load(SeqCst), 0);
-    card.front.resume().unwrap();
+    card.resume();
 }
 
 #[test]
@@ -248,8 +248,8 @@ fn who_leaves_while_its_access_waits_is_noticed() {
     silent(&client);
     drop(client);
     eventually("the end", || !card.handle.status().connected);
-    assert_eq!((card.seen.ranges.load(SeqCst), card.front.presence()), (0, Presence::Held));
-    card.front.resume().unwrap();
+    assert_eq!((card.seen.ranges.load(SeqCst), card.handle.presence()), (0, Presence::Held));
+    card.resume();
     assert_eq!(card.client().info().unwrap().num_regions, 9);
 }
 
@@ -285,17 +285,105 @@ fn a_stop_ends_an_access_that_waits() {
     let began = Instant::now();
     card.handle.stop(true).unwrap();
     assert!(began.elapsed() < Duration::from_secs(5));
-    assert_eq!((card.seen.ranges.load(SeqCst), card.front.presence()), (0, Presence::Held));
+    assert_eq!((card.seen.ranges.load(SeqCst), card.handle.presence()), (0, Presence::Closed));
     assert!(client.receive().is_err());
 }
 
 #[test]
-fn a_front_that_is_closed_ends_the_service() {
+fn a_handle_that_is_dropped_ends_the_service() {
+    let card = served();
+    let (mut client, socket) = (card.client(), card.socket());
+    let asked = card.handle.with(|_| ());
+    asked.wait().unwrap();
+    drop(card.handle);
+    eventually("the end", || !socket.exists());
+    assert!(client.info().is_err());
+    assert_eq!(card.folder.path().read_dir().unwrap().count(), 0);
+}
+
+#[test]
+fn the_client_is_served_while_the_daemon_waits_and_misses() {
     let card = served();
     let mut client = card.client();
-    card.front.close();
-    assert!(client.info().is_err());
-    eventually("the end", || !card.socket().exists());
-    card.handle.stop(false).unwrap();
-    assert_eq!(card.folder.path().read_dir().unwrap().count(), 0);
+    mapped(&mut client);
+    client.write64(0, BUSY, 1).unwrap();
+    let holding = card.holding(CARD_PATIENCE, OnMiss::Undrain);
+    eventually("draining", || card.handle.presence() == Presence::Quiescing);
+    client.write64(0, SCRATCH, 7).unwrap();
+    assert_eq!(client.read64(0, SCRATCH).unwrap(), 7, "its guest is what makes it still");
+    let missed = holding.wait().unwrap().expect_err("it is busy");
+    assert!(
+        matches!(&missed, QuiesceError::Missed { reason } if reason == "it was told to be busy"),
+        "{missed}"
+    );
+    assert_eq!((card.handle.presence(), card.handle.held()), (Presence::Running, None));
+    assert_eq!(client.read64(0, BUSY).unwrap(), 1);
+    // By force, and by a guest that finishes.
+    let forced = card.holding(Duration::ZERO, OnMiss::Suspend { patience: CARD_PATIENCE }).wait().unwrap();
+    let forced = forced.expect("it is forced");
+    assert_eq!((forced.stop, forced.missed.as_deref()), (Stop::Suspended, Some("it was told to be busy")));
+    assert!(card.handle.held().is_some());
+    card.resume();
+    assert_eq!(card.handle.resume().wait().unwrap().ok(), Some(false), "nobody holds it");
+    let holding = card.holding(Duration::from_secs(20), OnMiss::Undrain);
+    client.write64(0, BUSY, 0).unwrap();
+    assert_eq!(holding.wait().unwrap().expect("it is still").stop, Stop::Drained);
+    let again = card.holding(Duration::ZERO, OnMiss::Undrain).wait().unwrap();
+    assert!(matches!(again, Err(QuiesceError::NotHere("held"))), "{again:?}");
+    card.resume();
+}
+
+#[test]
+fn a_daemon_that_stops_waiting_gets_nothing_held() {
+    let card = served();
+    let mut client = card.client();
+    client.write64(0, BUSY, 1).unwrap();
+    let holding = card.holding(Duration::from_secs(600), OnMiss::Undrain);
+    eventually("draining", || card.handle.presence() == Presence::Quiescing);
+    drop(holding);
+    eventually("the device", || card.handle.presence() == Presence::Running);
+    client.write64(0, BUSY, 0).unwrap();
+    assert_eq!(client.read64(0, BUSY).unwrap(), 0, "nothing waits");
+    assert_eq!(card.seen.suspends.load(SeqCst), 0);
+}
+
+#[test]
+fn a_lease_ends_by_itself() {
+    let card = served();
+    let mut client = card.client();
+    let held = card.handle.hold(super::policy(Duration::ZERO, OnMiss::Undrain), Duration::from_millis(50));
+    held.wait().unwrap().expect("it is still");
+    assert_eq!(client.read64(0, SCRATCH).unwrap(), 0, "after the lease");
+    assert_eq!((card.handle.presence(), card.handle.held()), (Presence::Running, None));
+}
+
+#[test]
+fn the_daemon_waits_for_the_clients_quiescent_point_and_does_its_own_work() {
+    let card = served();
+    let mut client = card.client();
+    mapped(&mut client);
+    client.write64(0, BUSY, 1).unwrap();
+    let body = DmaUnmap { argsz: 24, flags: 0, address: 0, size: MIB };
+    let id = begin(&mut client, spec::DMA_UNMAP, body.as_bytes());
+    eventually("draining", || card.handle.presence() == Presence::Quiescing);
+    let policy = super::policy(Duration::from_secs(20), OnMiss::Suspend { patience: CARD_PATIENCE });
+    let saving = card.handle.at_quiescence(policy, |quiescent| quiescent.save());
+    assert_eq!(client.expect(id, spec::DMA_UNMAP).unwrap().errno(), None);
+    client.write64(0, BUSY, 0).unwrap();
+    let state = saving.wait().unwrap().expect("it is still").expect("it is saved");
+    assert_eq!(card.handle.presence(), Presence::Running);
+    client.write64(0, SCRATCH, 3).unwrap();
+    card.handle.load(policy, state.clone()).wait().unwrap().expect("it is still").expect("it is loaded");
+    assert_eq!((client.read64(0, SCRATCH).unwrap(), card.handle.presence()), (0, Presence::Running));
+    // Refused, it is as it was.
+    let damaged = ioplane_device::State { body: vec![0; 3], ..state.clone() };
+    let refused = card.handle.load(policy, damaged).wait().unwrap().expect("it is still");
+    assert!(matches!(refused, Err(ioplane_device::LoadError::Refused(_))), "{refused:?}");
+    assert_eq!(card.handle.presence(), Presence::Running);
+    // Held, it stays held; what is loaded there goes on.
+    hold(&card);
+    card.handle.at_quiescence(policy, Quiescent::reset).wait().unwrap().expect("done where it is");
+    assert_eq!(card.handle.presence(), Presence::Held);
+    card.handle.load(policy, state).wait().unwrap().expect("held").expect("it is loaded");
+    assert_eq!((card.handle.presence(), card.handle.held()), (Presence::Running, None));
 }

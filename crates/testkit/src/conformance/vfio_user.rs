@@ -1,7 +1,7 @@
 //! The vfio-user host under test: any [`Function`] served on a socket, its guest behind a client.
 //!
 //! ```text
-//!   vCPU --access--> Client --REGION_READ, REGION_WRITE--> service --> Front <-- InProcess (the daemon's hold: quiesce, save, ...)
+//!   vCPU --access--> Client --REGION_READ, REGION_WRITE--> service, which owns the device <-- Handle (quiesce, save, ...)
 //!     ^--- INTA#: eventfd <------------------------------------'
 //!     '--- acknowledged: the resample eventfd ---------------->'
 //!   transplant   a fresh instance with the state behind another server; the client connects anew, maps its memory again and wires
@@ -14,16 +14,19 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
 
-use ioplane_device::{Access, At, Quiescent, State};
-use ioplane_embed::Front;
+use ioplane_cores::Pool;
+use ioplane_device::{
+    Access, At, Change, CoreId, Lifecycle, OnMiss, QueueSet, QuiescePolicy, Quiescent, State,
+};
 use ioplane_host::vfio_user::{Handle, Options, serve};
 use ioplane_memory::{DirtyLog, GuestMap};
 use ioplane_pci::Function;
 use vfio_bindings::bindings::vfio;
 
-use super::in_process::{InProcess, Spread, two_cores};
+use super::in_process::{Spread, two_cores};
 use super::nic::Line;
 use super::{Host, Plan, Registers};
 use crate::vfio_user::Client;
@@ -46,11 +49,22 @@ struct Wires {
     rung: AtomicU64,
 }
 
+/// Longer than any check.
+const LEASE: Duration = Duration::from_secs(3600);
+
+/// The device that is held goes on.
+fn let_go<F: Function>(handle: &Handle<F>) -> Result<(), String> {
+    match handle.resume().wait().map_err(said)?.map_err(said)? {
+        true => Ok(()),
+        false => Err("nobody holds the device".into()),
+    }
+}
+
 /// One server with one connection.
 struct Served<F: Function> {
     /// The daemon's side.
-    host: Arc<InProcess<F>>,
-    handle: Handle,
+    handle: Handle<F>,
+    pool: Arc<Pool>,
     client: Arc<Mutex<Client>>,
     /// Counts servers.
     nth: u64,
@@ -91,40 +105,45 @@ impl<F: Function> VfioUser<F> {
         };
         let wires = Wires { call: eventfd()?, resume: eventfd()?, rung: AtomicU64::new(0) };
         let fresh: Arc<dyn Fn() -> F + Send + Sync> = Arc::new(fresh);
-        let works = Works { wires: &wires, memory: &memory, fresh: &fresh, plan, directory: &directory };
+        let works = Works { wires: &wires, memory: &memory, plan, directory: &directory };
         let served = works.serve(0, Quiescent::new(fresh()))?;
-        served.host.front().resume().map_err(said)?;
+        let_go(&served.handle)?;
         let inner = Mutex::new(Inner { served, closed: false });
         Ok(Arc::new(VfioUser { inner, moved: Condvar::new(), wires, memory, fresh, plan: *plan, directory }))
     }
 
-    fn works(&self) -> Works<'_, F> {
-        let VfioUser { wires, memory, fresh, plan, directory, .. } = self;
-        Works { wires, memory, fresh, plan, directory }
+    fn works(&self) -> Works<'_> {
+        let VfioUser { wires, memory, plan, directory, .. } = self;
+        Works { wires, memory, plan, directory }
     }
 
-    fn host(&self) -> Arc<InProcess<F>> {
-        lock(&self.inner).served.host.clone()
+    fn handle(&self) -> Handle<F> {
+        lock(&self.inner).served.handle.clone()
+    }
+
+    fn hold(&self, deadline: Instant, on_miss: OnMiss) -> Result<(), String> {
+        let held = self.handle().hold(QuiescePolicy { deadline, on_miss }, LEASE);
+        held.wait().map_err(said)?.map(drop).map_err(said)
     }
 }
 
 /// What a server is made of.
-struct Works<'a, F: Function> {
+struct Works<'a> {
     wires: &'a Wires,
     memory: &'a GuestMap,
-    fresh: &'a Arc<dyn Fn() -> F + Send + Sync>,
     plan: &'a Plan,
     directory: &'a std::path::Path,
 }
 
-impl<F: Function> Works<'_, F> {
+impl Works<'_> {
     /// A server of a device that is held, and a client that has mapped its memory and wired its interrupt. The device stays held.
-    fn serve(&self, nth: u64, device: Quiescent<F>) -> Result<Served<F>, String> {
+    fn serve<F: Function>(&self, nth: u64, device: Quiescent<F>) -> Result<Served<F>, String> {
         let pool = two_cores(self.plan);
-        let front = Arc::new(Front::empty(Arc::new(Spread(pool.clone()))));
-        front.hold(device).map_err(said)?;
         let options = Options::new(self.directory.join(nth.to_string()));
-        let handle = serve(front.clone(), options).map_err(said)?;
+        let handle = serve(device, Arc::new(Spread(pool.clone())), options).map_err(said)?;
+        // It is quiescent: so it stays, whatever the client asks for.
+        let policy = QuiescePolicy { deadline: Instant::now(), on_miss: OnMiss::Undrain };
+        handle.hold(policy, LEASE).wait().map_err(said)?.map_err(said)?;
         let mut client = Client::greet(handle.socket()).map_err(said)?;
         // An access waits for as long as the device is held.
         client.stream().set_read_timeout(Some(2 * self.plan.patience)).map_err(said)?;
@@ -140,9 +159,7 @@ impl<F: Function> Works<'_, F> {
             let index = vfio::VFIO_PCI_INTX_IRQ_INDEX;
             client.set_irqs(eventfd | action, index, 0..1, &[], &[file]).map_err(said)?;
         }
-        let fresh = self.fresh.clone();
-        let host = InProcess::around(front, pool, move || fresh());
-        Ok(Served { host, handle, client: Arc::new(Mutex::new(client)), nth })
+        Ok(Served { handle, pool, client: Arc::new(Mutex::new(client)), nth })
     }
 }
 
@@ -209,78 +226,115 @@ impl<F: Function> Line for Arc<VfioUser<F>> {
 
 impl<F: Function> Host for VfioUser<F> {
     fn quiesce(&self, deadline: Instant) -> Result<(), String> {
-        self.host().quiesce(deadline)
+        self.hold(deadline, OnMiss::Undrain)
     }
 
     fn begin_and_drop(&self) -> Result<bool, String> {
-        self.host().begin_and_drop()
+        let deadline = Instant::now() + self.plan.patience;
+        let mut held =
+            Box::pin(self.handle().hold(QuiescePolicy { deadline, on_miss: OnMiss::Undrain }, LEASE));
+        Ok(held.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending())
     }
 
     fn undrain(&self) -> Result<(), String> {
-        self.host().undrain()
+        // Held already, it goes on; the server gives one back by itself that has missed its deadline, or that nobody waits for.
+        let handle = self.handle();
+        handle.resume().wait().map_err(said)?.map_err(said)?;
+        handle.with(|_| ()).wait().map_err(said)
     }
 
     fn suspend(&self, deadline: Instant) -> Result<(), String> {
-        self.host().suspend(deadline)
+        let now = Instant::now();
+        self.hold(now, OnMiss::Suspend { patience: deadline.saturating_duration_since(now) })
     }
 
     fn resume(&self) -> Result<(), String> {
-        self.host().resume()
+        let_go(&self.handle())
     }
 
     fn save(&self) -> Result<State, String> {
-        self.host().save()
+        let saved = self.handle().with(|device| device.quiescent().map(|quiescent| quiescent.save()));
+        saved.wait().map_err(said)?.map_err(said)?.map_err(said)
     }
 
     fn transplant(&self, state: &State) -> Result<(), String> {
         let (old, nth) = {
             let inner = lock(&self.inner);
-            (inner.served.host.clone(), inner.served.nth + 1)
+            (inner.served.handle.clone(), inner.served.nth + 1)
         };
         let loaded = Quiescent::new((self.fresh)()).load(state).map_err(|refused| said(refused.error))?;
         // Taken, not reset: what it was must not be ended by the end of its connection.
-        let before = old.front().take().map_err(said)?;
+        let before = old.with(Lifecycle::take).wait().map_err(said)?.map_err(said)?;
         let begun = self.works().serve(nth, loaded.into_quiescent()).and_then(|served| {
-            match served.host.front().resume() {
+            match let_go(&served.handle) {
                 Ok(()) => Ok(served),
                 Err(error) => {
                     let _ = served.handle.stop(true);
-                    Err(said(error))
+                    Err(error)
                 }
             }
         });
         let fresh = match begun {
             Ok(fresh) => fresh,
             Err(error) => {
-                old.front().hold(before).map_err(said)?;
+                old.with(|device| *device = before.into()).wait().map_err(said)?;
                 return Err(error);
             }
         };
-        let old = std::mem::replace(&mut lock(&self.inner).served, fresh);
+        drop(std::mem::replace(&mut lock(&self.inner).served, fresh));
         // Whoever waits in an access of the old server's hears that it has gone.
-        old.host.front().close();
-        let stopped = old.handle.stop(true).map_err(said);
+        let stopped = old.stop(true).map_err(said);
         drop(before);
         self.moved.notify_all();
         stopped
     }
 
     fn queues(&self) -> Vec<u16> {
-        self.host().queues()
+        let queues = self.handle().with(|device| {
+            device.running().map_or_else(|_| Vec::new(), |running| running.queues().into_iter().collect())
+        });
+        queues.wait().unwrap_or_default()
     }
 
     fn move_queue(&self, queue: u16, core: usize, deadline: Instant) -> Result<(), String> {
-        self.host().move_queue(queue, core, deadline)
+        let (handle, pool) = {
+            let inner = lock(&self.inner);
+            (inner.served.handle.clone(), inner.served.pool.clone())
+        };
+        let to = pool.on(CoreId(core as u32)).map_err(said)?;
+        let moved = handle
+            .with(move |device| device.running().map(|running| running.move_queue(queue, &to, deadline)));
+        moved.wait().map_err(said)?.map_err(said)?.map_err(said)
     }
 
     fn log(&self, memory: &GuestMap, deadline: Instant) -> Result<Arc<DirtyLog>, String> {
-        self.host().log(memory, deadline)
+        let log = Arc::new(DirtyLog::new(memory.limit()).map_err(said)?);
+        let change = Change::Log(Some(log.clone()));
+        let heard = self.handle().with(move |device| match device {
+            Lifecycle::Running(running) => {
+                let all = running.queues();
+                running.apply(&all, &change).wait(deadline)
+            }
+            Lifecycle::Quiescing(quiescing) => quiescing.apply(&change).wait(deadline),
+            Lifecycle::Quiescent(quiescent) => {
+                quiescent.with(|device, _| device.apply(&QueueSet::new(), &change));
+                true
+            }
+            Lifecycle::Absent => false,
+        });
+        match heard.wait().map_err(said)? {
+            true => Ok(log),
+            false => Err("law 6: not every poller acknowledged the log".into()),
+        }
     }
 
     fn close(&self) {
-        let mut inner = lock(&self.inner);
-        inner.closed = true;
-        inner.served.host.close();
+        let handle = {
+            let mut inner = lock(&self.inner);
+            inner.closed = true;
+            inner.served.handle.clone()
+        };
+        let _ = handle.stop(true);
         self.moved.notify_all();
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ioplane_embed::Front;
+use ioplane_device::Quiescent;
 use ioplane_host::vfio_user::spec::{REGION_CAP_SHADOW, RegionInfo};
 use ioplane_host::vfio_user::{Handle, Options, serve};
 use ioplane_memory::Mapping;
@@ -25,8 +25,7 @@ const BASE: u64 = 0x1_0000;
 const TX_RING: u64 = BASE + 0x400;
 
 struct Served<F: Function> {
-    handle: Handle,
-    front: Arc<Front<F>>,
+    handle: Handle<F>,
     bench: Bench<Rtl8139>,
     _folder: tempfile::TempDir,
     _lan: Lan,
@@ -35,9 +34,11 @@ struct Served<F: Function> {
 impl<F: Function> Served<F> {
     fn new(function: F, bench: Bench<Rtl8139>, lan: Lan) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let front = Arc::new(Front::new(function, Arc::new(HandCore::default())).expect("it starts"));
-        let handle = serve(front.clone(), Options::new(folder.path().join("nic1.sock"))).expect("served");
-        Served { handle, front, bench, _folder: folder, _lan: lan }
+        let core = HandCore::default();
+        let running = Quiescent::new(function).resume(&core).expect("it starts");
+        let options = Options::new(folder.path().join("nic1.sock"));
+        let handle = serve(running, Arc::new(core), options).expect("served");
+        Served { handle, bench, _folder: folder, _lan: lan }
     }
 
     fn socket(&self) -> PathBuf {
@@ -171,13 +172,11 @@ fn hole_09_a_watched_card_hands_out_nothing_of_its_own() {
     for index in 0..9 {
         assert!(client.region(index, 4096).expect("a region").files.is_empty(), "region {index}");
     }
-    served
-        .front
-        .with(|monitor| {
-            let mapped = |pages: &ioplane_pci::Pages| pages.touch == ioplane_pci::Touch::Mapped;
-            assert!(!monitor.bars().iter().any(|(_, bar)| bar.pages().iter().any(mapped)));
-        })
-        .expect("it is here");
+    let maps = served.handle.with(|device| {
+        let mapped = |pages: &ioplane_pci::Pages| pages.touch == ioplane_pci::Touch::Mapped;
+        device.look().map(|monitor| monitor.bars().iter().any(|(_, bar)| bar.pages().iter().any(mapped)))
+    });
+    assert_eq!(maps.wait().expect("served"), Some(false));
 }
 
 /// A card that does not end its reset while it is kept from descriptors that it was given.

@@ -10,6 +10,7 @@
 //! The front end sees nothing: its connection, and a message that it has sent half of, go along. A parcel comes from an older
 //! build of our own, and is checked like any saved state.
 
+pub(super) mod offer;
 mod parcel;
 mod session;
 #[cfg(test)]
@@ -19,19 +20,23 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ioplane_device::{Device, Loaded, Quiescent, Stop};
+use ioplane_device::{Device, Lifecycle, Loaded, Quiescent, Stop};
 use ioplane_virtio::{Vdev, VirtioDevice};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
+pub use offer::Held;
+use offer::Offer;
 use parcel::{FileV1, Inbox, Outbox};
 pub use parcel::{HandOverError, Parcel};
 use session::SessionV1;
 
 use super::connection::Connection;
+use super::fault::PeerFault;
 use super::lease::Lease;
 use super::message::MAX_FILES;
-use super::server::{Handle, Refusal, Server, ServerOptions};
+use super::refusal::Refusal;
+use super::server::{Handle, Server, ServerOptions};
 use super::session::Session;
 use crate::socket::Place;
 
@@ -58,51 +63,6 @@ struct ServerV1 {
     faults: Vec<(String, u64)>,
     last_fault: Option<String>,
     session: SessionV1,
-}
-
-/// A device that is still, and packed. Dropped, or taken back, it goes on where it was.
-#[derive(Debug)]
-pub struct Held {
-    /// The device, for another process.
-    pub parcel: Parcel,
-    /// Requests are recorded in flight: what their I/O does until it has ended is nobody's any more.
-    pub suspended: bool,
-    verdict: oneshot::Sender<()>,
-    resumed: oneshot::Receiver<()>,
-}
-
-impl Held {
-    /// The device goes on here. Returns when it does.
-    pub async fn take_back(self) {
-        drop(self.verdict);
-        let _ = self.resumed.await;
-    }
-
-    /// The other process has it: nothing here touches it any more. What is left of it ends with this process, which is to be
-    /// soon.
-    pub fn give_away(self) {
-        std::mem::forget(self.verdict);
-    }
-}
-
-/// What a server task is asked for and waits for, beside the time it may take to drain.
-pub(super) struct Offer {
-    pub patience: Duration,
-    pub reply: oneshot::Sender<Result<(Parcel, bool), Refusal>>,
-    pub verdict: oneshot::Receiver<()>,
-    pub resumed: oneshot::Sender<()>,
-}
-
-impl Offer {
-    /// An offer, and what makes a [`Held`] of its reply.
-    pub fn new(
-        patience: Duration,
-        reply: oneshot::Sender<Result<(Parcel, bool), Refusal>>,
-    ) -> (Self, impl FnOnce((Parcel, bool)) -> Held) {
-        let ((say, verdict), (resumed, hear)) = (oneshot::channel(), oneshot::channel());
-        let held = |(parcel, suspended)| Held { parcel, suspended, verdict: say, resumed: hear };
-        (Offer { patience, reply, verdict, resumed }, held)
-    }
 }
 
 /// The moment now, ns of CLOCK_MONOTONIC.
@@ -156,13 +116,11 @@ impl<V: VirtioDevice> Server<V> {
             return drop(reply.send(refused(why.to_owned())));
         }
         let parked = now();
-        let quiescent = match self.session.quiesce(patience).await {
-            Ok(quiescent) => quiescent,
-            Err(fault) => return drop(reply.send(refused(fault.to_string()))),
-        };
-        match self.pack(&quiescent, parked) {
-            Ok(parcel) => {
-                let suspended = is_suspended(&quiescent);
+        if let Err(fault) = self.session.quiesce(patience).await {
+            return drop(reply.send(refused(fault.to_string())));
+        }
+        match self.pack(parked) {
+            Ok((parcel, suspended)) => {
                 if reply.send(Ok((parcel, suspended))).is_ok() {
                     // Either way it is dropped, never used: if the device is given away we do not come back from here.
                     let _ = verdict.await;
@@ -170,13 +128,18 @@ impl<V: VirtioDevice> Server<V> {
             }
             Err(error) => drop(reply.send(refused(error.to_string()))),
         }
-        if let Err(fault) = self.session.resume(quiescent) {
+        if let Err(fault) = self.session.resume() {
             self.disconnect(fault).await;
         }
         let _ = resumed.send(());
     }
 
-    fn pack(&self, quiescent: &Quiescent<Vdev<V>>, parked: u64) -> Result<Parcel, HandOverError> {
+    /// The device at its quiescent point, and whether requests of it are recorded in flight.
+    fn pack(&self, parked: u64) -> Result<(Parcel, bool), HandOverError> {
+        let Lifecycle::Quiescent(quiescent) = &self.session.device else {
+            let now = self.session.device.presence().name();
+            return Err(PeerFault::NotQuiescent(format!("the device is {now}")).into());
+        };
         let mut outbox = Outbox::default();
         let connection = self.connection.as_ref();
         let packed = ServerV1 {
@@ -190,7 +153,7 @@ impl<V: VirtioDevice> Server<V> {
         };
         let bytes =
             postcard::to_stdvec(&packed).map_err(|error| HandOverError::Damaged(error.to_string()))?;
-        Ok(Parcel { bytes, files: outbox.into_files() })
+        Ok((Parcel { bytes, files: outbox.into_files() }, is_suspended(quiescent)))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use ioplane_device::{Change, Device, DeviceError, Interrupt, Loaded, QueueSet, Quiescent, State};
+use ioplane_device::{Change, Device, DeviceError, Interrupt, Lifecycle, Loaded, QueueSet, Quiescent, State};
 use ioplane_memory::{Account, DirtyLog, GuestMap, MapError, Mapping, Region, RegionSpec, Window};
 use ioplane_virtio::spec::feature::VHOST_F_LOG_ALL;
 use ioplane_virtio::{QueueSetup, Vdev, VirtioDevice};
@@ -13,7 +13,7 @@ use super::parcel::{FileV1, HandOverError, Inbox, Outbox};
 use crate::eventfd::{self, Call};
 use crate::vhost_user::fault::PeerFault;
 use crate::vhost_user::peer::{UserRing, Wiring};
-use crate::vhost_user::session::{Session, lost};
+use crate::vhost_user::session::Session;
 
 /// How often a device whose disk does not answer is tried again: each try waits half a minute by itself.
 const TRIES: u32 = 60;
@@ -258,8 +258,10 @@ impl<V: VirtioDevice> Session<V> {
 
     /// The device, before any queue has started: as quiescent as when it was made.
     fn idle(&mut self) -> Result<Quiescent<Vdev<V>>, HandOverError> {
-        let idle = self.device.take().ok_or_else(lost)?.begin_quiesce().finish();
-        idle.map_err(|missed| PeerFault::NotQuiescent(missed.reason.clone()).into())
+        let still = |error: &dyn std::fmt::Display| PeerFault::NotQuiescent(error.to_string());
+        self.device.begin_quiesce().map_err(|error| still(&error))?;
+        self.device.finish().map_err(|reason| still(&reason))?;
+        Ok(self.device.take().map_err(|error| still(&error))?)
     }
 
     /// Starts what was unpacked: every queue is looked at again and signalled once. Waits for a disk on which I/O of the other
@@ -272,7 +274,7 @@ impl<V: VirtioDevice> Session<V> {
         for _ in 0..TRIES {
             match tokio::task::block_in_place(|| loaded.start(&seats)) {
                 Ok(running) => {
-                    self.device = Some(running);
+                    self.device = running.into();
                     return Ok(());
                 }
                 Err(refused) => {
@@ -284,6 +286,7 @@ impl<V: VirtioDevice> Session<V> {
                 }
             }
         }
-        self.resume(loaded.into_quiescent())
+        self.device = Lifecycle::Quiescent(loaded.into_quiescent());
+        self.resume()
     }
 }

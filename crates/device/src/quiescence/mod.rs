@@ -6,25 +6,20 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use ioplane_memory::mutation::{Law, removed};
-
-use crate::device::{
-    Access, At, Device, DeviceError, DeviceInfo, Effect, QueueSet, Seating, Stillness, Then,
-};
+use crate::device::{Access, At, Device, DeviceError, DeviceInfo, Effect, QueueSet};
 use crate::home::{Home, block, block_until};
-use crate::parked::SeatId;
 use crate::poller::{Change, Stop};
-use crate::seat::{AcksLeft, CoreId, Gone, Order, Placement, Post, Seat, Tell};
+use crate::seat::{AcksLeft, CoreId, Placement, Post, Tell};
 use crate::state::State;
 
-/// Proof that a device is at a quiescent point: all of its pollers are home, and its registers are still. Shown by
-/// [`Quiescent`] alone; whatever is allowed only there asks to see it.
-#[derive(Debug)]
-pub struct Still {
-    _minted_by_quiescent: (),
-}
+mod quiescing;
+mod roster;
+pub(crate) mod still;
 
-const STILL: Still = Still { _minted_by_quiescent: () };
+pub use quiescing::{Missed, Quiescing};
+use roster::Roster;
+use still::STILL;
+pub use still::Still;
 
 /// A step that did not succeed, with the device as it was before.
 pub struct Refused<T> {
@@ -37,89 +32,6 @@ pub struct Refused<T> {
 impl<T> fmt::Debug for Refused<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
-    }
-}
-
-/// A poller of ours on some core.
-#[derive(Debug)]
-struct Posted {
-    queue: u16,
-    seat: SeatId,
-    post: Arc<dyn Post>,
-}
-
-impl Posted {
-    /// Says something to the seat. An ended core has no seats left to hear it.
-    fn tell(&self, tell: Tell) {
-        let _ = self.post.post(Order::Tell(self.seat, tell));
-    }
-}
-
-/// The pollers of one device that are on duty. Dropped with some still on duty, it suspends them: they leave their cores
-/// and end, rather than poll for nobody.
-#[derive(Debug, Default)]
-struct Roster {
-    posted: Vec<Posted>,
-    home: Arc<Home>,
-}
-
-impl Roster {
-    fn tell(&self, queues: &QueueSet, tell: impl Fn() -> Tell) {
-        self.posted.iter().filter(|p| queues.contains(&p.queue)).for_each(|p| p.tell(tell()));
-    }
-
-    /// Hands whoever has come home to the device.
-    fn take_in<D: Device>(&mut self, device: &mut D) -> Option<Stop> {
-        let mut stop = None;
-        while let Some((seat, parked)) = self.home.take() {
-            self.posted.retain(|p| p.seat != seat);
-            if stop != Some(Stop::Suspended) {
-                stop = Some(parked.stop());
-            }
-            device.deactivate(parked);
-        }
-        stop
-    }
-
-    fn queues(&self) -> QueueSet {
-        self.posted.iter().map(|p| p.queue).collect()
-    }
-
-    /// Makes pollers for `queues` that have none and seats them. A poller that no core takes goes straight home, so that
-    /// what it carries (requests recorded in flight) stays the device's.
-    fn seat<D: Device>(
-        &mut self,
-        device: &mut D,
-        queues: &QueueSet,
-        placement: &dyn Placement,
-    ) -> Result<(), DeviceError> {
-        let on_duty = self.queues();
-        let wanted: QueueSet = queues.difference(&on_duty).copied().collect();
-        let mut seating = Seating { queues: &wanted, made: Vec::new() };
-        device.activate(&mut seating)?;
-        let mut gone = None;
-        for (queue, poller) in seating.made {
-            let post = placement.place(&device.info().name, queue);
-            let seat = Seat::new(poller, queue, self.home.clone());
-            let posted = Posted { queue, seat: seat.id(), post };
-            match posted.post.post(Order::Sit(seat)) {
-                Ok(()) => self.posted.push(posted),
-                Err(Gone(order)) => {
-                    gone = Some(DeviceError::CoreGone(posted.post.core().0));
-                    if let Order::Sit(seat) = order {
-                        seat.turn_back();
-                    }
-                }
-            }
-        }
-        self.take_in(device);
-        gone.map_or(Ok(()), Err)
-    }
-}
-
-impl Drop for Roster {
-    fn drop(&mut self) {
-        self.posted.iter().for_each(|p| p.tell(Tell::Suspend));
     }
 }
 
@@ -373,167 +285,5 @@ impl Applied {
     /// Blocks until then or until `deadline`; says whether all have.
     pub fn wait(self, deadline: Instant) -> bool {
         block_until(deadline, |context| self.poll_done(context)).is_some()
-    }
-}
-
-/// A device on its way to a quiescent point. Its guest goes on: registers are served, which is how hardware that the
-/// guest drives comes to be still; the moment it is, it is held there.
-pub struct Quiescing<D: Device> {
-    running: Running<D>,
-    stop: Stop,
-    held: bool,
-    owed: Vec<Effect>,
-}
-
-impl<D: Device> Quiescing<D> {
-    /// What is fixed about the device.
-    pub fn info(&self) -> &DeviceInfo {
-        self.running.info()
-    }
-
-    /// One register access by the guest. `None`: the device is held at its quiescent point, the access has to wait.
-    /// What the access asks for is kept and carried out at the quiescent point, or handed back by [`Missed::undrain`].
-    pub fn access(&mut self, at: At, op: Access<'_>) -> Option<()> {
-        self.look();
-        if self.held {
-            return None;
-        }
-        let effect = self.running.access(at, op);
-        // Queues that were started meanwhile are the device's to name when it resumes; the rest is owed.
-        if let Effect::Deactivate(..) = effect {
-            self.owed.push(effect);
-        }
-        self.look();
-        Some(())
-    }
-
-    /// An event of the device itself (its interrupt, the end of its DMA), which may make it still.
-    pub fn event(&mut self, event: impl FnOnce(&mut D)) {
-        if !self.held {
-            event(&mut self.running.device);
-        }
-        self.look();
-    }
-
-    /// Changes the device, also where it is held: what needs no quiescent point, and what its guest does not wait for.
-    pub fn with<R>(&mut self, change: impl FnOnce(&mut D) -> R) -> R {
-        let done = change(&mut self.running.device);
-        self.look();
-        done
-    }
-
-    fn look(&mut self) {
-        if self.running.roster.take_in(&mut self.running.device) == Some(Stop::Suspended) {
-            self.stop = Stop::Suspended;
-        }
-        if !self.held && self.running.roster.posted.is_empty() {
-            self.held = self.running.device.stillness() == Stillness::Still;
-        }
-    }
-
-    /// Ready when the device is held at its quiescent point.
-    pub fn poll_settled(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        self.running.roster.home.register(context.waker());
-        self.look();
-        if self.held { Poll::Ready(()) } else { Poll::Pending }
-    }
-
-    /// The future of [`Quiescing::poll_settled`]. Dropping it loses nothing: ask again, or [`Quiescing::finish`].
-    pub async fn settled(&mut self) {
-        poll_fn(|context| self.poll_settled(context)).await
-    }
-
-    /// [`Running::apply`], to every poller that is not home yet.
-    pub fn apply(&mut self, change: &Change) -> Applied {
-        let left = self.running.queues();
-        self.running.apply(&left, change)
-    }
-
-    /// Whether the device is held at its quiescent point.
-    pub fn is_settled(&mut self) -> bool {
-        self.look();
-        self.held
-    }
-
-    /// Who wakes when a poller comes home: for an owner that waits by other means.
-    pub fn waker_home(&self) -> Arc<Home> {
-        self.running.roster.home.clone()
-    }
-
-    /// The quiescent device; or, if it is not there yet, the miss with its reason.
-    pub fn finish(mut self) -> Result<Quiescent<D>, Missed<D>> {
-        self.look();
-        if !self.held {
-            let queues = self.running.queues();
-            let reason = match self.running.device.stillness() {
-                Stillness::Busy(what) => what.to_owned(),
-                Stillness::Still => format!("queues {queues:?} still have requests in flight"),
-            };
-            return Err(Missed { reason, quiescing: self });
-        }
-        let mut quiescent = Quiescent { device: self.running.device, stop: self.stop };
-        for effect in self.owed.drain(..) {
-            if let Effect::Deactivate(_, Then::Reset) = effect {
-                quiescent.reset();
-            }
-        }
-        Ok(quiescent)
-    }
-
-    /// Blocks until the device is quiescent or `deadline` has passed. For owners whose guest does not need them to serve
-    /// its registers meanwhile.
-    pub fn wait(mut self, deadline: Instant) -> Result<Quiescent<D>, Missed<D>> {
-        block_until(deadline, |context| self.poll_settled(context));
-        self.finish()
-    }
-}
-
-/// The deadline passed first. The device still runs, draining; say what is to become of it.
-#[must_use = "a missed deadline leaves the device draining: undrain or suspend it"]
-pub struct Missed<D: Device> {
-    /// What it was waiting for.
-    pub reason: String,
-    quiescing: Quiescing<D>,
-}
-
-impl<D: Device> Missed<D> {
-    /// Back to running, all of it: those that drain take work again, those that have parked get a seat again. What the
-    /// guest asked for meanwhile (queues to stop, a reset) comes back for the owner to carry out.
-    pub fn undrain(self, placement: &dyn Placement) -> Result<(Running<D>, Vec<Effect>), Refused<Self>> {
-        let Missed { reason, quiescing: Quiescing { mut running, stop, held, owed } } = self;
-        if removed(Law::GivesBack) {
-            return Ok((running, owed));
-        }
-        let all = running.queues().union(&running.device.active()).copied().collect();
-        match running.undrain(&all, placement) {
-            Ok(()) => Ok((running, owed)),
-            Err(error) => {
-                let quiescing = Quiescing { running, stop, held, owed };
-                Err(Refused { kept: Missed { reason, quiescing }, error })
-            }
-        }
-    }
-
-    /// Stops it by force: what is in flight is fenced and recorded. Wait for the result once more; it is a poll away.
-    pub fn suspend(self) -> Result<Quiescing<D>, Refused<Self>> {
-        let Missed { reason, mut quiescing } = self;
-        let left = quiescing.running.queues();
-        quiescing.running.suspend(&left);
-        if let Err(error) = quiescing.running.device.suspend() {
-            return Err(Refused { kept: Missed { reason, quiescing }, error });
-        }
-        quiescing.stop = Stop::Suspended;
-        Ok(quiescing)
-    }
-
-    /// Goes on waiting.
-    pub fn keep_waiting(self) -> Quiescing<D> {
-        self.quiescing
-    }
-}
-
-impl<D: Device> fmt::Debug for Missed<D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Missed").field("device", self.quiescing.info()).field("reason", &self.reason).finish()
     }
 }

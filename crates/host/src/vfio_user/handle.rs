@@ -1,0 +1,282 @@
+//! What others have of a service: a handle, and the commands that its thread obeys between two messages of the client.
+
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::task::{Context, Poll};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use ioplane_device::{
+    DeviceError, Lifecycle, LoadError, Placement, Presence, QuiesceError, QuiescePolicy, Quiesced, Quiescent,
+    State,
+};
+use ioplane_pci::Function;
+use tokio::sync::oneshot;
+
+use super::status::{Board, Status};
+
+/// Why a service does not do what it is asked; it goes on as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// A client is connected.
+    #[error("a VMM is connected: shut the VM down or unplug the device first, or use --force")]
+    Connected,
+    /// The service has ended.
+    #[error("the device is gone")]
+    Gone,
+}
+
+/// What the thread of a service is asked.
+pub(super) enum Command<F: Function> {
+    /// Something that needs no quiescent point, or that does nothing without one.
+    With(Box<dyn FnOnce(&mut Lifecycle<F>) + Send>),
+    /// Something that needs one.
+    Quiesce(Request<F>),
+    /// The device goes on.
+    Resume(oneshot::Sender<Result<bool, DeviceError>>),
+}
+
+/// A quiescent point that somebody asks for, by a policy.
+pub(super) struct Request<F: Function> {
+    pub policy: QuiescePolicy,
+    pub purpose: Purpose<F>,
+}
+
+pub(super) enum Purpose<F: Function> {
+    /// To be held there, until it is resumed or for that long.
+    Hold(Duration, oneshot::Sender<Result<Quiesced, QuiesceError>>),
+    Work(Box<dyn Work<F>>),
+}
+
+impl<F: Function> Request<F> {
+    /// Whether nobody waits for it any more. If somebody does, `context` is woken when that ends.
+    pub fn is_given_up(&mut self, context: &mut Context<'_>) -> bool {
+        match &mut self.purpose {
+            Purpose::Hold(_, reply) => reply.poll_closed(context).is_ready(),
+            Purpose::Work(work) => work.is_given_up(context),
+        }
+    }
+
+    pub fn refuse(self, error: QuiesceError) {
+        match self.purpose {
+            Purpose::Hold(_, reply) => drop(reply.send(Err(error))),
+            Purpose::Work(work) => work.done(Err(error)),
+        }
+    }
+}
+
+/// What is to be done at a quiescent point, and who waits for its outcome.
+pub(super) trait Work<F: Function>: Send {
+    fn is_given_up(&mut self, context: &mut Context<'_>) -> bool;
+    fn work(&mut self, device: &mut Lifecycle<F>, placement: &dyn Placement);
+    fn done(self: Box<Self>, outcome: Result<(), QuiesceError>);
+}
+
+struct Job<W, R> {
+    work: Option<W>,
+    outcome: Option<R>,
+    reply: oneshot::Sender<Result<R, QuiesceError>>,
+}
+
+impl<F, W, R> Work<F> for Job<W, R>
+where
+    F: Function,
+    W: FnOnce(&mut Lifecycle<F>, &dyn Placement) -> Option<R> + Send,
+    R: Send,
+{
+    fn is_given_up(&mut self, context: &mut Context<'_>) -> bool {
+        self.reply.poll_closed(context).is_ready()
+    }
+
+    fn work(&mut self, device: &mut Lifecycle<F>, placement: &dyn Placement) {
+        self.outcome = self.work.take().and_then(|work| work(device, placement));
+    }
+
+    fn done(self: Box<Self>, outcome: Result<(), QuiesceError>) {
+        let Job { outcome: done, reply, .. } = *self;
+        let _ = reply.send(outcome.and_then(|()| done.ok_or(QuiesceError::NotHere("not quiescent"))));
+    }
+}
+
+/// An answer of the service's. A task awaits it, a thread waits for it. Dropped before it has come, a quiescent point that was asked for
+/// is given up, and the device goes on.
+#[derive(Debug)]
+pub struct Answer<T>(oneshot::Receiver<T>);
+
+impl<T> Answer<T> {
+    /// Blocks until it has come. Not within an asynchronous task.
+    pub fn wait(self) -> Result<T, Refusal> {
+        self.0.blocking_recv().map_err(|_| Refusal::Gone)
+    }
+}
+
+impl<T> Future for Answer<T> {
+    type Output = Result<T, Refusal>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context).map_err(|_| Refusal::Gone)
+    }
+}
+
+struct Ends<F: Function> {
+    socket: PathBuf,
+    board: Arc<Board>,
+    commands: mpsc::Sender<Command<F>>,
+    /// Written for the thread to read its commands.
+    bell: Arc<OwnedFd>,
+    stop: Arc<OwnedFd>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+fn ring(file: &OwnedFd) {
+    // A full counter is readable too.
+    let _ = rustix::io::write(file, &1u64.to_ne_bytes());
+}
+
+impl<F: Function> Drop for Ends<F> {
+    fn drop(&mut self) {
+        ring(&self.stop);
+    }
+}
+
+/// The daemon's hold on one device that is being served. The service's thread owns the device; whatever is asked of it here happens there,
+/// between two messages of the client. When the last copy is dropped the service ends, by force if need be.
+pub struct Handle<F: Function>(Arc<Ends<F>>);
+
+impl<F: Function> Clone for Handle<F> {
+    fn clone(&self) -> Self {
+        Handle(self.0.clone())
+    }
+}
+
+impl<F: Function> std::fmt::Debug for Handle<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handle").field("socket", &self.0.socket).finish_non_exhaustive()
+    }
+}
+
+/// The thread's ends of what a [`Handle`] has.
+pub(super) struct Mailbox<F: Function> {
+    pub commands: mpsc::Receiver<Command<F>>,
+    pub bell: Arc<OwnedFd>,
+    pub stop: Arc<OwnedFd>,
+    pub board: Arc<Board>,
+}
+
+impl<F: Function> Mailbox<F> {
+    /// A mailbox, and what makes a handle of its thread.
+    pub fn new(socket: PathBuf) -> std::io::Result<(Self, impl FnOnce(JoinHandle<()>) -> Handle<F>)> {
+        let (sender, commands) = mpsc::channel();
+        let (bell, stop) = (crate::eventfd::fresh()?, crate::eventfd::fresh()?);
+        let board: Arc<Board> = Arc::default();
+        let mailbox = Mailbox { commands, bell: bell.clone(), stop: stop.clone(), board: board.clone() };
+        let handle = |thread| {
+            let thread = Mutex::new(Some(thread));
+            Handle(Arc::new(Ends { socket, board, commands: sender, bell, stop, thread }))
+        };
+        Ok((mailbox, handle))
+    }
+}
+
+impl<F: Function> Handle<F> {
+    /// Path of its socket.
+    pub fn socket(&self) -> &Path {
+        &self.0.socket
+    }
+
+    /// How it is. Never waits for the service.
+    pub fn status(&self) -> Status {
+        self.0.board.read()
+    }
+
+    /// Which part of its life the device was in when the thread last looked. Never waits for the service.
+    pub fn presence(&self) -> Presence {
+        self.0.board.presence()
+    }
+
+    /// How long the device is held yet, if somebody holds it.
+    pub fn held(&self) -> Option<Duration> {
+        self.0.board.held()
+    }
+
+    fn send(&self, command: Command<F>) {
+        // To a thread that has ended: dropped here, whoever waits for the answer hears that.
+        let _ = self.0.commands.send(command);
+        ring(&self.0.bell);
+    }
+
+    /// Does something to the device where it is: looks at it, changes what needs no quiescent point. Its client waits meanwhile.
+    pub fn with<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Lifecycle<F>) -> R + Send + 'static,
+    ) -> Answer<R> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::With(Box::new(move |device| drop(reply.send(work(device))))));
+        Answer(answer)
+    }
+
+    /// Brings the device to a quiescent point and holds it there, until [`Handle::resume`] or for `lease`. Its guest is served until then,
+    /// and its accesses wait from then on.
+    pub fn hold(&self, policy: QuiescePolicy, lease: Duration) -> Answer<Result<Quiesced, QuiesceError>> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Quiesce(Request { policy, purpose: Purpose::Hold(lease, reply) }));
+        Answer(answer)
+    }
+
+    /// The device that is held goes on. False: nobody holds it, and it runs. One that does not go on stays held, and is tried again.
+    pub fn resume(&self) -> Answer<Result<bool, DeviceError>> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Resume(reply));
+        Answer(answer)
+    }
+
+    /// Does `work` at a quiescent point. A device that somebody holds stays held, others go on.
+    pub fn at_quiescence<R: Send + 'static>(
+        &self,
+        policy: QuiescePolicy,
+        work: impl FnOnce(&mut Quiescent<F>) -> R + Send + 'static,
+    ) -> Answer<Result<R, QuiesceError>> {
+        self.quiesce_for(policy, move |device, _| device.quiescent().ok().map(work))
+    }
+
+    /// Loads a state at a quiescent point; the device goes on from there, and nobody holds it any more.
+    pub fn load(
+        &self,
+        policy: QuiescePolicy,
+        state: State,
+    ) -> Answer<Result<Result<(), LoadError>, QuiesceError>> {
+        self.quiesce_for(policy, move |device, placement| Some(device.load(&state, placement)))
+    }
+
+    fn quiesce_for<R: Send + 'static>(
+        &self,
+        policy: QuiescePolicy,
+        work: impl FnOnce(&mut Lifecycle<F>, &dyn Placement) -> Option<R> + Send + 'static,
+    ) -> Answer<Result<R, QuiesceError>> {
+        let (reply, answer) = oneshot::channel();
+        let job = Job { work: Some(work), outcome: None, reply };
+        self.send(Command::Quiesce(Request { policy, purpose: Purpose::Work(Box::new(job)) }));
+        Answer(answer)
+    }
+
+    /// Ends the service: refuses while a client is connected, unless forced. When it returns, the client's memory is gone from the
+    /// device, the socket is gone, and so is the device. Waits for the device to stop: at most a few times the patience of its options.
+    pub fn stop(&self, force: bool) -> Result<(), Refusal> {
+        if self.0.board.connected.load(Relaxed) && !force {
+            return Err(Refusal::Connected);
+        }
+        ring(&self.0.stop);
+        // Whoever comes second waits for the first.
+        let mut thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!(socket = %self.0.socket.display(), "the service's thread had panicked");
+        }
+        Ok(())
+    }
+}
