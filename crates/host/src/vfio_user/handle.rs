@@ -30,10 +30,12 @@ pub enum Refusal {
     Gone,
 }
 
+type Step<F> = Box<dyn FnOnce(&mut Lifecycle<F>) + Send>;
+
 /// What the thread of a service is asked.
 pub(super) enum Command<F: Function> {
     /// Something that needs no quiescent point, or that does nothing without one.
-    With(Box<dyn FnOnce(&mut Lifecycle<F>) + Send>),
+    With(Step<F>),
     /// Something that needs one.
     Quiesce(Request<F>),
     /// The device goes on.
