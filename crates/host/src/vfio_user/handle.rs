@@ -30,10 +30,12 @@ pub enum Refusal {
     Gone,
 }
 
+type Step<F> = Box<dyn FnOnce(&mut Lifecycle<F>) + Send>;
+
 /// What the thread of a service is asked.
 pub(super) enum Command<F: Function> {
     /// Something that needs no quiescent point, or that does nothing without one.
-    With(Box<dyn FnOnce(&mut Lifecycle<F>) + Send>),
+    With(Step<F>),
     /// Something that needs one.
     Quiesce(Request<F>),
     /// The device goes on.
@@ -105,16 +107,16 @@ where
 /// An answer of the service's. A task awaits it, a thread waits for it. Dropped before it has come, a quiescent point that was asked for
 /// is given up, and the device goes on.
 #[derive(Debug)]
-pub struct Answer<T>(oneshot::Receiver<T>);
+pub struct PendingReply<T>(oneshot::Receiver<T>);
 
-impl<T> Answer<T> {
+impl<T> PendingReply<T> {
     /// Blocks until it has come. Not within an asynchronous task.
     pub fn wait(self) -> Result<T, Refusal> {
         self.0.blocking_recv().map_err(|_| Refusal::Gone)
     }
 }
 
-impl<T> Future for Answer<T> {
+impl<T> Future for PendingReply<T> {
     type Output = Result<T, Refusal>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -213,25 +215,29 @@ impl<F: Function> Handle<F> {
     pub fn with<R: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Lifecycle<F>) -> R + Send + 'static,
-    ) -> Answer<R> {
+    ) -> PendingReply<R> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::With(Box::new(move |device| drop(reply.send(work(device))))));
-        Answer(answer)
+        PendingReply(answer)
     }
 
     /// Brings the device to a quiescent point and holds it there, until [`Handle::resume`] or for `lease`. Its guest is served until then,
     /// and its accesses wait from then on.
-    pub fn hold(&self, policy: QuiescePolicy, lease: Duration) -> Answer<Result<Quiesced, QuiesceError>> {
+    pub fn hold(
+        &self,
+        policy: QuiescePolicy,
+        lease: Duration,
+    ) -> PendingReply<Result<Quiesced, QuiesceError>> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Quiesce(Request { policy, purpose: Purpose::Hold(lease, reply) }));
-        Answer(answer)
+        PendingReply(answer)
     }
 
     /// The device that is held goes on. False: nobody holds it, and it runs. One that does not go on stays held, and is tried again.
-    pub fn resume(&self) -> Answer<Result<bool, DeviceError>> {
+    pub fn resume(&self) -> PendingReply<Result<bool, DeviceError>> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Resume(reply));
-        Answer(answer)
+        PendingReply(answer)
     }
 
     /// Does `work` at a quiescent point. A device that somebody holds stays held, others go on.
@@ -239,7 +245,7 @@ impl<F: Function> Handle<F> {
         &self,
         policy: QuiescePolicy,
         work: impl FnOnce(&mut Quiescent<F>) -> R + Send + 'static,
-    ) -> Answer<Result<R, QuiesceError>> {
+    ) -> PendingReply<Result<R, QuiesceError>> {
         self.quiesce_for(policy, move |device, _| device.quiescent().ok().map(work))
     }
 
@@ -248,7 +254,7 @@ impl<F: Function> Handle<F> {
         &self,
         policy: QuiescePolicy,
         state: State,
-    ) -> Answer<Result<Result<(), LoadError>, QuiesceError>> {
+    ) -> PendingReply<Result<Result<(), LoadError>, QuiesceError>> {
         self.quiesce_for(policy, move |device, placement| Some(device.load(&state, placement)))
     }
 
@@ -256,11 +262,11 @@ impl<F: Function> Handle<F> {
         &self,
         policy: QuiescePolicy,
         work: impl FnOnce(&mut Lifecycle<F>, &dyn Placement) -> Option<R> + Send + 'static,
-    ) -> Answer<Result<R, QuiesceError>> {
+    ) -> PendingReply<Result<R, QuiesceError>> {
         let (reply, answer) = oneshot::channel();
         let job = Job { work: Some(work), outcome: None, reply };
         self.send(Command::Quiesce(Request { policy, purpose: Purpose::Work(Box::new(job)) }));
-        Answer(answer)
+        PendingReply(answer)
     }
 
     /// Ends the service: refuses while a client is connected, unless forced. When it returns, the client's memory is gone from the

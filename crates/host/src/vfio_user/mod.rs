@@ -35,7 +35,7 @@ mod wires;
 
 pub use connection::{Connection, Message, Reply};
 pub use fault::ClientFault;
-pub use handle::{Answer, Handle, Refusal};
+pub use handle::{Handle, PendingReply, Refusal};
 pub use options::Options;
 pub use server::serve;
 pub use session::Session;

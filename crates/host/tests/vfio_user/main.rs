@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use ioplane_device::{
     CoreId, Gone, OnMiss, Order, Placement, Post, QuiesceError, QuiescePolicy, Quiesced, Quiescent, Running,
 };
-use ioplane_host::vfio_user::{Answer, Handle, Options, serve};
+use ioplane_host::vfio_user::{Handle, Options, PendingReply, serve};
 use ioplane_memory::Mapping;
 use ioplane_pci::AnyFunction;
 use ioplane_testkit::toy::ToyCard;
@@ -92,7 +92,7 @@ impl Served {
     }
 
     /// Asks for the device to be held.
-    fn holding(&self, patience: Duration, on_miss: OnMiss) -> Answer<Result<Quiesced, QuiesceError>> {
+    fn holding(&self, patience: Duration, on_miss: OnMiss) -> PendingReply<Result<Quiesced, QuiesceError>> {
         self.handle.hold(policy(patience, on_miss), LEASE)
     }
 
