@@ -6,9 +6,8 @@
 //! saved state is held against, and what is taken over.
 
 use ioplane_hardware::Hardware;
-use ioplane_model::{Machine, ModelStateV1, Pending, RegisterId, Seen, Way};
+use ioplane_model::{Machine, ModelStateV1, Pending, RegisterId, Seen, Transfer, Way};
 
-use super::card::Transfer;
 use super::plan::{Role, Step};
 use super::still::Remembered;
 use super::{BlockState, Monitor};
@@ -40,20 +39,19 @@ impl<H: Hardware> Monitor<H> {
                     (register, saved.map_or(0, |(_, value)| *value) & mask | with)
                 }
                 Step::Value(register, value) => (register, value),
-                Step::Ring(_) | Step::Card | Step::Shown(..) => continue,
+                Step::Ring(_) | Step::Memory | Step::Shown(..) => continue,
             };
             if self.plan.role(register) == Role::Plain {
                 self.play(&mut machine, register, value, strict)?;
             }
         }
-        if let (Some(transfer), Some(plan), Some(card)) = (grounds.transfer, self.plan.card, &self.model.card)
-        {
+        if let (Some(transfer), Some(plan)) = (grounds.transfer, self.plan.port) {
             let Transfer { way, address, left } = transfer;
             for ((low, high), value) in [(plan.address, address), (plan.count, left)] {
                 machine.note(low, value & 0xff);
                 machine.note(high, value >> 8 & 0xff);
             }
-            let (mask, read, write) = card.direction;
+            let (mask, read, write) = plan.table.direction;
             let bits = if way == Way::Read { read } else { write };
             let command = machine.value(plan.command) & !mask | bits;
             self.play(&mut machine, plan.command, command, strict)?;
@@ -103,7 +101,7 @@ impl<H: Hardware> Monitor<H> {
         }
         let written = self.plan.restore.iter().filter_map(|step| match *step {
             Step::Saved { register, .. } | Step::Value(register, _) => Some(register),
-            Step::Ring(_) | Step::Card | Step::Shown(..) => None,
+            Step::Ring(_) | Step::Memory | Step::Shown(..) => None,
         });
         for id in written.filter(|id| self.plan.role(*id) == Role::Plain) {
             let name = machine.register(id).name;

@@ -7,7 +7,7 @@
 //! While the guest's line is up the hardware's stays masked: the guest already has a reason to look.
 
 use ioplane_hardware::Hardware;
-use ioplane_model::{Await, Seen};
+use ioplane_model::{Await, Reads, RegisterId, Seen};
 
 use super::Monitor;
 use super::bus::{bit, full};
@@ -151,11 +151,29 @@ impl<H: Hardware> Monitor<H> {
                 self.tell(Seen::Became { register: wait.register, value });
             }
         }
-        if self.machine.awaits_emptied() && self.emptied() {
-            self.tell(Seen::Emptied);
+        for condition in 0..self.machine.conditions().len() as u8 {
+            // Asked one by one: what is told of one may end the wait for the next.
+            if self.machine.awaits_conditions().any(|waits| waits == condition)
+                && self.came_to_hold(condition)
+            {
+                self.tell(Seen::Holds { condition });
+            }
         }
         self.look();
         self.settle_faults();
         self.machine.updates() != before
+    }
+
+    /// Whether a condition that a state waits for holds, by the hardware's registers where they can be read and by what was written
+    /// where they cannot.
+    fn came_to_hold(&mut self, condition: u8) -> bool {
+        let Some(condition) = self.plan.awaited.get(usize::from(condition)).copied() else { return false };
+        let read = |id: RegisterId| match self.machine.register(id).reads {
+            Reads::Plain | Reads::Alive => self.peek(id),
+            Reads::Never | Reads::Effect => self.machine.value(id),
+        };
+        let holds = condition.inputs.give(read, condition.table.holds);
+        self.rechoose();
+        holds && !self.bus.gone()
     }
 }

@@ -5,7 +5,7 @@
 //!                        '------ not hooked -----------------------------> hardware
 //!   feed.rs       rings and blocks as the guest's registers have them
 //!   rings.rs      descriptors copied once, checked, translated; statuses copied back
-//!   card.rs       card memory behind a data port
+//!   port.rs       memory of the device, behind a data port
 //!   interrupt.rs  hardware's status -> virtual status & virtual mask -> INTA# of the guest
 //!   still.rs      recognised quiescence: halt, look once more, remember; and back
 //!   derive.rs     in which states a device is after it was brought back, by the writes that did it
@@ -25,7 +25,6 @@
 
 mod banks;
 mod bus;
-mod card;
 mod check;
 mod counts;
 mod derive;
@@ -37,6 +36,7 @@ mod interrupt;
 mod page;
 mod plan;
 mod policy;
+mod port;
 mod rings;
 mod state;
 mod still;
@@ -46,11 +46,10 @@ use std::sync::Arc;
 use ioplane_device::{DeviceInfo, Interrupt};
 use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_memory::{MapError, MappingError, Region as Memory};
-use ioplane_model::{Machine, ModelFault, Moves, Reads, Seen, StateModel};
+use ioplane_model::{Machine, ModelFault, Moves, Reads, Seen, StateModel, Transfer};
 use ioplane_pci::{Bar, BarMap, ConfigSpace, Line, PAGE, Space};
 
 use bus::Bus;
-use card::Transfer;
 use counts::Counts;
 use ground::Ground;
 use page::Page;

@@ -4,10 +4,9 @@
 use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{DeviceError, State, StateError};
 use ioplane_hardware::{Hardware, HardwareError};
-use ioplane_model::{ModelStateV1, RegisterId, Way};
+use ioplane_model::{ModelStateV1, RegisterId, Transfer, Way};
 use serde::{Deserialize, Serialize};
 
-use super::card::Transfer;
 use super::derive::Grounds;
 use super::rings::RingV1;
 use super::still::Remembered;
@@ -81,7 +80,7 @@ impl<H: Hardware> Monitor<H> {
             rings: parked.rings.clone(),
             blocks: parked.blocks.iter().map(|block| (block.low, block.high, block.busy.is_some())).collect(),
             card: CardV1 {
-                bytes: parked.card.clone(),
+                bytes: parked.memory.clone(),
                 transfer: parked.transfer.map(|transfer| TransferV1 {
                     read: transfer.way == Way::Read,
                     address: transfer.address as u16,
@@ -145,7 +144,7 @@ impl<H: Hardware> Monitor<H> {
         // Law 4: whoever wrote this may want what no guest could have done.
         if !removed(Law::DistrustsLoaded) {
             self.doubt(saved, &registers)?;
-            if transfer.is_some() && self.model.card.is_none() {
+            if transfer.is_some() && self.model.port.is_none() {
                 return Err(impossible("a transfer of a card without memory"));
             }
             let grounds = Grounds { registers: &registers, transfer, blocks: &blocks };
@@ -161,7 +160,7 @@ impl<H: Hardware> Monitor<H> {
             rings: saved.rings.clone(),
             blocks,
             transfer,
-            card: saved.card.bytes.clone(),
+            memory: saved.card.bytes.clone(),
             foreign: true,
             wipe: saved.card.bytes.is_none(),
         })
@@ -194,7 +193,11 @@ impl<H: Hardware> Monitor<H> {
         if saved.blocks.len() != self.blocks.len() {
             return Err(impossible("blocks that the model does not have"));
         }
-        if saved.card.bytes.as_ref().is_some_and(|bytes| bytes.len() != self.card_size() || bytes.is_empty())
+        if saved
+            .card
+            .bytes
+            .as_ref()
+            .is_some_and(|bytes| bytes.len() != self.memory_size() || bytes.is_empty())
         {
             return Err(impossible("memory that the card does not have"));
         }

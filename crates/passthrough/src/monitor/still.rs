@@ -4,10 +4,9 @@
 use std::time::{Duration, Instant};
 
 use ioplane_hardware::{Hardware, HardwareError};
-use ioplane_model::{Flow, Machine, Reads, RegisterId, Way};
+use ioplane_model::{Flow, Machine, Reads, RegisterId, Transfer, Way};
 
 use super::bus::bit;
-use super::card::Transfer;
 use super::counts::{Fault, What};
 use super::plan::{Role, Step};
 use super::rings::RingV1;
@@ -28,11 +27,11 @@ pub(super) struct Remembered {
     pub(super) rings: Vec<RingV1>,
     pub(super) blocks: Vec<BlockState>,
     pub(super) transfer: Option<Transfer>,
-    /// The card's memory, after a forced stop.
-    pub(super) card: Option<Vec<u8>>,
+    /// The memory behind the data port, after a forced stop.
+    pub(super) memory: Option<Vec<u8>>,
     /// The card has been another's meanwhile: it is reset first.
     pub(super) foreign: bool,
-    /// What lies in the card's memory is not this guest's.
+    /// What lies in that memory is not this guest's.
     pub(super) wipe: bool,
 }
 
@@ -104,7 +103,7 @@ impl<H: Hardware> Monitor<H> {
             let (register, mask, with) = match self.plan.halt[at] {
                 Step::Saved { register, mask, with } => (register, mask, with),
                 Step::Value(register, value) => (register, 0, value),
-                Step::Ring(_) | Step::Card | Step::Shown(..) => continue,
+                Step::Ring(_) | Step::Memory | Step::Shown(..) => continue,
             };
             let value = self.present(register);
             before.push((register, value));
@@ -142,7 +141,7 @@ impl<H: Hardware> Monitor<H> {
             registers.push((id, value));
         }
         let transfer = self.open_transfer();
-        let card = if whole { self.save_card(&registers) } else { None };
+        let memory = if whole { self.save_memory(&registers) } else { None };
         self.poke(self.plan.mask, 0);
         self.rechoose();
         let silenced = self.bus.hardware().master(false);
@@ -166,7 +165,7 @@ impl<H: Hardware> Monitor<H> {
             rings,
             blocks: self.blocks.clone(),
             transfer,
-            card,
+            memory,
             foreign: false,
             wipe: false,
         }));
@@ -175,29 +174,29 @@ impl<H: Hardware> Monitor<H> {
     }
 
     /// Reads the memory of a halted card: started for that as it is when it is brought back, keeping no frame, and halted again.
-    fn save_card(&mut self, registers: &[(RegisterId, u32)]) -> Option<Vec<u8>> {
-        self.open_card(registers)?;
-        let bytes = self.read_card();
+    fn save_memory(&mut self, registers: &[(RegisterId, u32)]) -> Option<Vec<u8>> {
+        self.open_port(registers)?;
+        let bytes = self.read_memory();
         self.halt();
         bytes
     }
 
-    /// Leaves nothing in the card's memory.
+    /// Leaves nothing in the memory behind the data port.
     pub(super) fn wipe(&mut self) {
-        if !self.bus.gone() && self.open_card(&[]).is_some() {
-            self.fill_card(None);
+        if !self.bus.gone() && self.open_port(&[]).is_some() {
+            self.fill_memory(None);
             self.halt();
         }
     }
 
-    /// Everything that comes before the card's memory is brought back. `None`: it has none.
-    fn open_card(&mut self, registers: &[(RegisterId, u32)]) -> Option<()> {
-        let end = self.plan.restore.iter().position(|step| matches!(step, Step::Card))?;
+    /// Everything that comes before the memory is brought back. `None`: it has none.
+    fn open_port(&mut self, registers: &[(RegisterId, u32)]) -> Option<()> {
+        let end = self.plan.restore.iter().position(|step| matches!(step, Step::Memory))?;
         for at in 0..end {
             match self.plan.restore[at] {
                 Step::Saved { register, mask, with } => self.write_saved(register, mask, with, registers),
                 Step::Value(register, value) => self.poke(register, value),
-                Step::Ring(_) | Step::Card | Step::Shown(..) => {}
+                Step::Ring(_) | Step::Memory | Step::Shown(..) => {}
             }
         }
         Some(())
@@ -384,9 +383,9 @@ impl<H: Hardware> Monitor<H> {
                 self.recalled |= bit(register);
             }
             Step::Shown(..) => {}
-            Step::Card => {
-                if remembered.card.is_some() || remembered.wipe {
-                    self.fill_card(remembered.card.as_deref());
+            Step::Memory => {
+                if remembered.memory.is_some() || remembered.wipe {
+                    self.fill_memory(remembered.memory.as_deref());
                 }
             }
         }
