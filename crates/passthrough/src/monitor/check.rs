@@ -30,7 +30,7 @@ impl<H: Hardware> Monitor<H> {
             return Ok(());
         }
         for check in pending.checks() {
-            self.check(pending, self.plan.rule(check))?;
+            self.check(pending, self.card.plan.rule(check))?;
         }
         Ok(())
     }
@@ -38,19 +38,20 @@ impl<H: Hardware> Monitor<H> {
     fn check(&mut self, pending: &Pending, rule: Rule) -> Result<(), Refusal> {
         match rule {
             Rule::Ring(ring) => Ok(self.vet(ring)?),
-            Rule::Base(ring) => match self.rings.get(usize::from(ring)) {
-                Some(ring) => Ok(ring.check_base(&self.ground)?),
+            Rule::Base(ring) => match self.guest.rings.get(usize::from(ring)) {
+                Some(ring) => Ok(ring.check_base(&self.guest.ground)?),
                 None => Ok(()),
             },
             Rule::Block(block) => {
-                let value = |id: RegisterId| self.machine.value_after(pending, id);
+                let value = |id: RegisterId| self.guest.machine.value_after(pending, id);
                 let at = usize::from(block);
-                let Some(((low, high), table)) = self.plan.blocks.get(at).zip(self.model.blocks.get(at))
+                let Some(((low, high), table)) =
+                    self.card.plan.blocks.get(at).zip(self.card.model.blocks.get(at))
                 else {
                     return Ok(());
                 };
                 let gpa = u64::from(value(*low) & !table.flags) | u64::from(value(*high)) << 32;
-                match self.ground.bus(gpa, table.size.into(), Way::Write) {
+                match self.guest.ground.bus(gpa, table.size.into(), Way::Write) {
                     Some(_) => Ok(()),
                     None => Err(outside_block(table.name, gpa, table.size).into()),
                 }
@@ -58,11 +59,11 @@ impl<H: Hardware> Monitor<H> {
             Rule::Ignore => Err(Refusal::Ignored),
             rule => {
                 if let Rule::Holds(at) = rule
-                    && self.plan.conditions.get(usize::from(at)).is_some_and(|condition| condition.moves)
+                    && self.card.plan.conditions.get(usize::from(at)).is_some_and(|condition| condition.moves)
                 {
                     self.learn_address();
                 }
-                Ok(self.check_registers(&self.machine, pending, rule)?)
+                Ok(self.check_registers(&self.guest.machine, pending, rule)?)
             }
         }
     }
@@ -76,7 +77,7 @@ impl<H: Hardware> Monitor<H> {
     ) -> Result<(), Fault> {
         match rule {
             Rule::Holds(at) => {
-                let Some(condition) = self.plan.conditions.get(usize::from(at)) else {
+                let Some(condition) = self.card.plan.conditions.get(usize::from(at)) else {
                     return Err(Fault::register("denied", "the check is not of this model"));
                 };
                 let table = condition.table;
@@ -95,13 +96,13 @@ impl<H: Hardware> Monitor<H> {
 
     /// Vets a ring, at the guest's asking. A fault leaves nothing to publish.
     pub(super) fn vet(&mut self, ring: u8) -> Result<(), Fault> {
-        let Some(ring) = self.rings.get_mut(usize::from(ring)) else { return Ok(()) };
+        let Some(ring) = self.guest.rings.get_mut(usize::from(ring)) else { return Ok(()) };
         // What the hardware has finished meanwhile makes room.
-        ring.harvest(&self.ground);
-        let ignored = self.policies.of(Cause::Dma) != Policy::Stop;
-        let vetted = ring.vet(&self.ground, ignored).inspect_err(|_| ring.drop_vetted());
+        ring.harvest(&self.guest.ground);
+        let ignored = self.card.policies.of(Cause::Dma) != Policy::Stop;
+        let vetted = ring.vet(&self.guest.ground, ignored).inspect_err(|_| ring.drop_vetted());
         for fault in ring.ignored() {
-            self.bus.report(fault);
+            self.card.bus.report(fault);
         }
         vetted
     }
