@@ -7,7 +7,7 @@ use std::time::Duration;
 use ioplane_memory::Region;
 use ioplane_pci::{BarMap, Identity, Irq, Irqs, Wire, WireError};
 
-use crate::vfio::Ranges;
+use crate::ranges::Ranges;
 
 /// What hardware could not do.
 #[derive(Debug, thiserror::Error)]

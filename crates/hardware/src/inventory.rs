@@ -7,9 +7,10 @@ use ioplane_pci::Identity;
 use serde::Serialize;
 
 use crate::address::Address;
-use crate::lease::{LeaseError, VFIO};
-use crate::sysfs::{Sysfs, link, number, parse, text};
+use crate::error::LeaseError;
+use crate::sysfs::{Sysfs, VFIO, link, number, parse, text};
 
+pub use crate::error::Obstacle;
 pub use crate::sysfs::Remapping;
 
 /// How deep below a function its interfaces and disks are looked for (`virtio0/host0/target.../block/sda`).
@@ -56,19 +57,6 @@ pub struct Interface {
     pub up: bool,
     /// The bridge or bond that it belongs to.
     pub master: Option<String>,
-}
-
-/// A reason why a function cannot be handed to a guest.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Obstacle {
-    /// The reason.
-    pub why: String,
-    /// What to do about it.
-    pub advice: String,
-    /// Whether a user who insists may have it nevertheless.
-    pub forcible: bool,
-    /// Whether a user who accepts interrupts that are not remapped may have it nevertheless.
-    pub unsafe_interrupts: bool,
 }
 
 /// One function.

@@ -16,107 +16,18 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use crate::address::Address;
-use crate::inventory::{self, Obstacle};
-use crate::sysfs::{Sysfs, text};
+use crate::error::Obstacle;
+use crate::inventory;
+use crate::sysfs::{GROUPS, Sysfs, text};
 
-/// The driver that hands functions to user space.
-pub const VFIO: &str = "vfio-pci";
-/// Where group files are.
-pub(crate) const GROUPS: &str = "/dev/vfio";
+pub use crate::error::LeaseError;
+pub use crate::sysfs::VFIO;
+
 /// How long whoever still has the function open gets to close it.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The same for what the dead have left, all together: they have closed theirs, or somebody else has it.
 const RECOVERY: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(20);
-
-/// What could not be found out about the host's functions, taken or given back.
-#[derive(Debug, thiserror::Error)]
-pub enum LeaseError {
-    /// The kernel shows no PCI functions.
-    #[error("{folder}: {source}: is /sys mounted, and has this machine PCI?", folder = .folder.display())]
-    NoPci {
-        /// Where they should be.
-        folder: PathBuf,
-        /// What happened.
-        source: io::Error,
-    },
-    /// There is none at that address.
-    #[error("{0}: no such PCI function; `ioplane pci list` shows what there is")]
-    NoSuchFunction(Address),
-    /// Something stands in the way.
-    #[error("{address} cannot be taken: {}", in_words(.obstacles))]
-    Refused {
-        /// Which.
-        address: Address,
-        /// What does.
-        obstacles: Vec<Obstacle>,
-    },
-    /// A living process has leased it.
-    #[error("{0} is leased by another process: remove it there first")]
-    Leased(Address),
-    /// The driver is not there and cannot be loaded.
-    #[error(
-        "the driver {driver} cannot be loaded: {said}; install the kernel's modules, or `modprobe {driver}` by hand"
-    )]
-    NoDriver {
-        /// Which.
-        driver: String,
-        /// What modprobe said.
-        said: String,
-    },
-    /// The kernel did not take what was written.
-    #[error("{address}: writing {text:?} to {path}: {source}; this needs root", path = .path.display())]
-    Write {
-        /// Which.
-        address: Address,
-        /// Where.
-        path: PathBuf,
-        /// What.
-        text: String,
-        /// What happened.
-        source: io::Error,
-    },
-    /// Everything was written, and yet another driver has it, or none.
-    #[error(
-        "{address} should be driven by {wanted}, but {}: see `dmesg`, then `echo {address} > /sys/bus/pci/drivers_probe`",
-        found.as_ref().map_or("has no driver".to_owned(), |found| format!("{found} has it"))
-    )]
-    OtherDriver {
-        /// Which.
-        address: Address,
-        /// Who should have it.
-        wanted: String,
-        /// Who has.
-        found: Option<String>,
-    },
-    /// Some process has it open, so that its driver would wait for ever.
-    #[error(
-        "{address} is still open in some process, probably a VMM whose guest has it mapped: end that (`fuser -v \
-         /dev/vfio/{group}`); it is given back when ioplane starts the next time"
-    )]
-    StillOpen {
-        /// Which.
-        address: Address,
-        /// Its IOMMU group.
-        group: u32,
-    },
-    /// The file that remembers its driver.
-    #[error("{path}: {source}: what {address} has to be given back to cannot be remembered there", path = .path.display())]
-    Record {
-        /// Which.
-        address: Address,
-        /// The file.
-        path: PathBuf,
-        /// What happened.
-        source: io::Error,
-    },
-}
-
-fn in_words(obstacles: &[Obstacle]) -> String {
-    let one =
-        |o: &Obstacle| format!("{} ({}{})", o.why, o.advice, if o.forcible { ", or force it" } else { "" });
-    obstacles.iter().map(one).collect::<Vec<_>>().join("; ")
-}
 
 /// What whoever takes a function takes upon himself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

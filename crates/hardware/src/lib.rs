@@ -9,11 +9,13 @@
 //! Must not know: state models, guests' devices, sockets of VMMs, names of users' devices.
 
 mod address;
+mod error;
 #[cfg(test)]
 mod fake;
 mod hardware;
 pub mod inventory;
 pub mod lease;
+mod ranges;
 mod sysfs;
 pub mod vfio;
 

@@ -6,6 +6,10 @@ use std::path::{Path, PathBuf};
 
 use crate::address::Address;
 
+/// The driver that hands functions to user space.
+pub const VFIO: &str = "vfio-pci";
+/// Where the files of IOMMU groups are.
+pub(crate) const GROUPS: &str = "/dev/vfio";
 /// Most bytes of one attribute: the kernel shows a page.
 const ATTRIBUTE: usize = 4096;
 

@@ -3,8 +3,11 @@
 use std::sync::{Mutex, PoisonError};
 
 use crate::layout::{Layout, RegisterId};
-use crate::machine::{Await, REGIONS, Seen};
-use crate::{ANY, Check, Event, Hook, ModelFault, RESET, STAY, State, StateModel, Transition, Way, verify};
+use crate::limits::REGIONS;
+use crate::seen::{Await, Seen};
+use crate::{
+    ANY, Check, Condition, Event, Hook, ModelFault, RESET, STAY, State, StateModel, Transition, Way, verify,
+};
 
 /// [`Edge::to`]: the region stays.
 pub(crate) const TO_STAY: u8 = 0xff;
@@ -46,6 +49,8 @@ pub(crate) struct Compiled {
     pub hooks: Box<[[u128; 2]]>,
     /// What is hooked in all states.
     pub always: [u128; 2],
+    /// What events are about that take a function.
+    pub conditions: Box<[&'static Condition]>,
     /// By key: which regions have edges for it.
     pub listens: Box<[u8]>,
     /// By `key * states + state`: where its edges are.
@@ -79,7 +84,8 @@ impl Compiled {
         let states: usize = model.regions.iter().map(|region| region.states.len()).sum();
         let registers = model.registers.len();
         let rings = model.rings.len();
-        let keys = registers * 3 + rings + 3;
+        let conditions = conditions(model);
+        let keys = registers * 3 + rings + 2 + conditions.len();
         let mut compiled = Self {
             layout: Layout::new(model, banks, bank),
             banks,
@@ -89,6 +95,7 @@ impl Compiled {
             reusable: 0,
             hooks: vec![[0; 2]; states].into_boxed_slice(),
             always: always(model),
+            conditions,
             listens: vec![0; keys].into_boxed_slice(),
             spans: vec![(0, 0); keys * states].into_boxed_slice(),
             edges: Box::default(),
@@ -183,7 +190,10 @@ impl Compiled {
                 Seen::Became { register: id(model, register)?, value: 0 }
             }
             Event::Moved => Seen::Moved,
-            Event::Emptied => Seen::Emptied,
+            Event::Holds(condition) => {
+                let at = self.conditions.iter().position(|own| *own == condition)?;
+                Seen::Holds { condition: at as u8 }
+            }
         };
         Some((self.key(seen).0, edge))
     }
@@ -204,7 +214,8 @@ impl Compiled {
             Seen::Drained { .. } => (usize::MAX, 0),
             Seen::Interrupt { bits } => (rings + self.rings, bits),
             Seen::Moved => (rings + self.rings + 1, 0),
-            Seen::Emptied => (rings + self.rings + 2, 0),
+            // The last keys: of a condition of another model there is none.
+            Seen::Holds { condition } => (rings + self.rings + 2 + usize::from(condition), 0),
         }
     }
 
@@ -268,6 +279,19 @@ static NO_STATE: State = State::busy("(none)", "");
 pub(crate) fn id(model: &StateModel, name: &str) -> Option<RegisterId> {
     let at = model.registers.iter().position(|register| register.name == name)?;
     u8::try_from(at).ok().map(RegisterId)
+}
+
+/// The conditions of all events, each once.
+fn conditions(model: &StateModel) -> Box<[&'static Condition]> {
+    let mut all: Vec<&'static Condition> = Vec::new();
+    for transition in model.regions.iter().flat_map(|region| region.transitions) {
+        if let Event::Holds(condition) = transition.on
+            && !all.contains(&condition)
+        {
+            all.push(condition);
+        }
+    }
+    all.into_boxed_slice()
 }
 
 fn always(model: &StateModel) -> [u128; 2] {

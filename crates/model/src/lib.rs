@@ -2,7 +2,7 @@
 //! is checked before the hardware hears of it.
 //!
 //! ```text
-//!   StateModel (a table, readable beside the data sheet)
+//!   StateModel (a table, readable beside the data sheet; a few functions for what a table cannot say)
 //!      |-- verify()   at start and in tests: holes, unreachable states, names that mean nothing
 //!      |-- draw       the diagram of docs/guide, from the same table
 //!      '-- Machine    init(), update(event) -> Verdict, hooked(access), reusable(), deinit(): what runs
@@ -18,19 +18,25 @@
 mod compile;
 pub mod draw;
 mod fault;
+mod functions;
 mod layout;
+mod limits;
 mod machine;
 mod rows;
 mod saved;
+mod seen;
 #[cfg(test)]
 mod tests;
 pub mod verify;
 pub mod words;
 
 pub use fault::{Finding, ModelFault};
+pub use functions::{Condition, DataPort, PortStep, Transfer};
 pub use layout::{Piece, RegisterId, Split};
-pub use machine::{Await, Machine, Moves, Pending, Seen, Verdict};
+pub use limits::VALUES;
+pub use machine::{Machine, Moves, Pending, Verdict};
 pub use saved::ModelStateV1;
+pub use seen::{Await, Seen};
 
 /// The model of one kind of device.
 #[derive(Debug, Clone)]
@@ -59,8 +65,8 @@ pub struct StateModel {
     pub rings: &'static [Ring],
     /// Other places of guest memory that it writes or reads.
     pub blocks: &'static [Block],
-    /// Memory on the card that its registers lead to.
-    pub card: Option<Card>,
+    /// Memory of its own that guests reach through one of its registers.
+    pub port: Option<DataPort>,
     /// How to reset it by its registers.
     pub reset: Reset,
     /// What keeps it from starting anything by itself (receiving): written before a last look, when it is about to change hands.
@@ -94,7 +100,7 @@ pub enum Way {
     Write,
 }
 
-/// Banks: the same offset is another register by what a field of one register says (the page bits of CR of a DP8390).
+/// Banks: the same offset is another register by what a field of one register says.
 #[derive(Debug, Clone, Copy)]
 pub struct Banks {
     /// The register with the field; it is in every bank.
@@ -287,11 +293,11 @@ pub enum Event {
         /// What they must be.
         is: u32,
     },
-    /// The card's data port has moved as many bytes as were asked for (counted by the monitor).
+    /// The data port has moved as many bytes as were asked for (counted by the monitor).
     Moved,
-    /// The card's receive ring holds nothing that the guest has not read ([`Pages::empty`]; asked of the hardware by the monitor
-    /// while a state waits for it).
-    Emptied,
+    /// A condition of the model's own has come to hold (asked of the hardware by the monitor while a state waits for it; of a register
+    /// that cannot be read, what was written counts).
+    Holds(&'static Condition),
 }
 
 /// What is looked at before the hardware hears of a write.
@@ -304,26 +310,8 @@ pub enum Check {
     Base(&'static str),
     /// The block lies in guest memory.
     Block(&'static str),
-    /// `start .. start + count` by these registers lies in the card's memory where `Card::ranges` allow it for that way.
-    Card {
-        /// Register pair with the address, low byte first.
-        start: (&'static str, &'static str),
-        /// Register pair with the count.
-        count: (&'static str, &'static str),
-        /// Whether it is read or written by the guest.
-        way: Way,
-    },
-    /// The page in a register (in units of 256 bytes) and a count lie in the card's transmit memory.
-    CardPage {
-        /// Register with the page.
-        page: &'static str,
-        /// Register pair with the count.
-        count: (&'static str, &'static str),
-    },
-    /// One register is below another, and both inside the card's memory in pages of 256 bytes.
-    Below(&'static str, &'static str),
-    /// A page in a register lies in the card's receive ring ([`Pages`]).
-    Within(&'static str),
+    /// A condition of the model's own holds, the write done. Registers that a data port has moved are asked of the hardware before.
+    Holds(&'static Condition),
     /// Never allowed; says why. A fault.
     Deny(&'static str),
     /// Without a meaning here: the hardware does not hear of it, a read gives zero. No fault. Says why.
@@ -393,45 +381,6 @@ pub struct Block {
     pub size: u32,
 }
 
-/// Memory on the card, reached by a data port.
-#[derive(Debug, Clone, Copy)]
-pub struct Card {
-    /// The data port.
-    pub port: &'static str,
-    /// Address registers, low byte first.
-    pub address: (&'static str, &'static str),
-    /// Count registers, low byte first.
-    pub count: (&'static str, &'static str),
-    /// Registers that show which address a transfer has come to, low byte first. A command without a new address goes on there.
-    pub reached: (&'static str, &'static str),
-    /// The command register, and its values that begin reading and writing.
-    pub command: &'static str,
-    /// Bits of the command that choose, and their values for reading and for writing.
-    pub direction: (u32, u32, u32),
-    /// What may be read: first byte and end.
-    pub readable: &'static [(u32, u32)],
-    /// What may be written.
-    pub writable: &'static [(u32, u32)],
-    /// The register and bit that make every access to the port move two bytes at least.
-    pub words: (&'static str, u32),
-    /// The receive ring.
-    pub pages: Pages,
-}
-
-/// A receive ring in a card's memory, by registers that count pages of 256 bytes. The card's data port goes from its end to its
-/// beginning.
-#[derive(Debug, Clone, Copy)]
-pub struct Pages {
-    /// Register with the first page.
-    pub start: &'static str,
-    /// Register with the page after the last.
-    pub stop: &'static str,
-    /// Register with the page before the next that the guest reads.
-    pub boundary: &'static str,
-    /// Register with the next page that the card writes.
-    pub current: &'static str,
-}
-
 /// How to reset a device by its registers.
 #[derive(Debug, Clone, Copy)]
 pub struct Reset {
@@ -454,8 +403,8 @@ pub enum Restore {
     Lost(&'static str, &'static str),
     /// Point a ring at the monitor's descriptors.
     Ring(&'static str),
-    /// Put back what was saved of the card's memory.
-    Card,
+    /// Put back what was saved of the memory behind the data port, or fill it with zeros.
+    Memory,
     /// The register, which only the card sets, is shown to the guest as it was, until one of these bits of the interrupt status comes
     /// up: then the card has set it anew.
     Shown(&'static str, u32),

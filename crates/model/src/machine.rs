@@ -2,64 +2,9 @@
 
 use crate::compile::{Compiled, Edge, GIVEN_NONE, NO_EDGE, TO_RESET, TO_STAY};
 use crate::layout::{Piece, RegisterId, Split};
-use crate::{Check, ModelFault, Register, State, StateModel, Way, Writes};
-
-/// Most regions of a model.
-pub(crate) const REGIONS: usize = 8;
-/// Most states of a model, over all of its regions.
-pub(crate) const STATES: usize = 64;
-/// Most registers of a model.
-pub(crate) const REGISTERS: usize = 128;
-
-/// What has happened, as the monitor tells it to the model. Writes and reads of the guest are told *before* the hardware hears of
-/// them, all others after they were seen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seen {
-    /// The guest writes a register: the whole value ([`Machine::merged`] makes it of a part).
-    Write {
-        /// The register.
-        register: RegisterId,
-        /// The value.
-        value: u32,
-    },
-    /// The guest reads a register.
-    Read {
-        /// The register.
-        register: RegisterId,
-    },
-    /// These bits have come up in the interrupt status, masked or not.
-    Interrupt {
-        /// The bits.
-        bits: u32,
-    },
-    /// A ring, by its place in [`StateModel::rings`], has no descriptor left that belongs to the hardware.
-    Drained {
-        /// The ring.
-        ring: u8,
-    },
-    /// A register that [`Machine::awaits`] named was read from the hardware.
-    Became {
-        /// The register.
-        register: RegisterId,
-        /// What the hardware says.
-        value: u32,
-    },
-    /// The card's data port has moved as many bytes as were asked for.
-    Moved,
-    /// The card's receive ring is empty.
-    Emptied,
-}
-
-/// A register of the hardware that a state waits for: once `value & mask == is`, tell [`Seen::Became`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Await {
-    /// The register.
-    pub register: RegisterId,
-    /// Bits that are looked at.
-    pub mask: u32,
-    /// What they must be.
-    pub is: u32,
-}
+use crate::limits::REGIONS;
+use crate::seen::{Await, Seen};
+use crate::{Check, Condition, ModelFault, Register, State, StateModel, Way, Writes};
 
 /// An event that has been looked up and not yet happened: the checks have to be made first. Then [`Machine::commit`], or nothing.
 #[derive(Debug)]
@@ -387,9 +332,17 @@ impl Machine {
         (0..rings).filter(|ring| self.listens(Seen::Drained { ring: *ring }, false))
     }
 
-    /// Whether a state waits for [`Seen::Emptied`], and the monitor may choose banks to find out: every other region is reusable.
-    pub fn awaits_emptied(&self) -> bool {
-        self.listens(Seen::Emptied, true)
+    /// The conditions that events of the model are about, by number.
+    pub fn conditions(&self) -> &'static [&'static Condition] {
+        &self.table.conditions
+    }
+
+    /// The conditions that the present states wait for, by their places in [`Machine::conditions`]: to be looked at by the monitor now
+    /// and then and told as [`Seen::Holds`]. Their registers may lie in any bank, so that each is only named while every region but the
+    /// one that waits is reusable.
+    pub fn awaits_conditions(&self) -> impl Iterator<Item = u8> + '_ {
+        let conditions = self.table.conditions.len().min(usize::from(u8::MAX)) as u8;
+        (0..conditions).filter(|condition| self.listens(Seen::Holds { condition: *condition }, true))
     }
 
     fn listens(&self, seen: Seen, undisturbed: bool) -> bool {

@@ -1,6 +1,6 @@
 //! How the rows of a table are written: short, in the order of the data sheet's columns.
 
-use crate::{Check, Event, Given, Hook, Pages, Reads, Register, State, Transition, Way, Writes};
+use crate::{Check, Event, Given, Hook, Reads, Register, State, Transition, Way, Writes};
 
 impl Register {
     /// A register in every bank, hooked where a state says so.
@@ -104,49 +104,6 @@ impl Event {
     /// The hardware's register says `value & mask == is`.
     pub const fn became(register: &'static str, mask: u32, is: u32) -> Self {
         Self::Became { register, mask, is }
-    }
-}
-
-impl Pages {
-    /// Bytes of a page.
-    pub const PAGE: u32 = 256;
-
-    /// Whether nothing is unread, by the values of the four registers: the boundary is one page behind the current one. Of a ring
-    /// that is no ring: true, nothing can be in it. A ring whose boundary *is* the current page may be full or empty, depending on
-    /// the driver's habits, and counts as full.
-    pub const fn empty(start: u8, stop: u8, boundary: u8, current: u8) -> bool {
-        if start >= stop {
-            return true;
-        }
-        let next = boundary as u16 + 1;
-        let next = if next >= stop as u16 { start as u16 } else { next };
-        next == current as u16
-    }
-}
-
-impl crate::Card {
-    /// Whether a guest may move `count` bytes that begin at `start`: they lie where [`Card::readable`](crate::Card::readable) or
-    /// [`writable`](crate::Card::writable) allow it. `ring` is the receive ring in bytes, first and end: an address that reaches its
-    /// end goes on at its beginning, even where the two are no ring; `None` where the port does not. No bytes are always allowed.
-    pub fn allows(&self, way: Way, start: u32, count: u32, ring: Option<(u32, u32)>) -> bool {
-        let ranges = match way {
-            Way::Read => self.readable,
-            Way::Write => self.writable,
-        };
-        let inside = |from: u32, to: u32| ranges.iter().any(|(low, high)| *low <= from && to <= *high);
-        if count == 0 {
-            return true;
-        }
-        let Some(end) = start.checked_add(count) else { return false };
-        match ring {
-            // It passes the end of the ring, and at most once round it. A ring that begins behind its end is met once.
-            Some((first, last)) if start < last && end > last => {
-                let over = end - last;
-                let all_round = first < last && over > last - first;
-                !all_round && inside(start, last) && inside(first, first + over)
-            }
-            _ => inside(start, end),
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::REGIONS;
+use crate::limits::REGIONS;
 use crate::{Machine, ModelFault};
 
 impl Machine {

@@ -21,7 +21,7 @@ pub fn event(model: &StateModel, event: &Event) -> String {
             format!("{register} shows {}", field(model, register, mask, is))
         }
         Event::Moved => "all bytes asked for have moved".to_owned(),
-        Event::Emptied => "the card's ring was read empty".to_owned(),
+        Event::Holds(condition) => condition.words.to_owned(),
     }
 }
 
@@ -36,15 +36,7 @@ pub fn check(check: &Check) -> String {
         Check::Ring(name) => format!("ring {name}: its descriptors and buffers lie in guest memory"),
         Check::Base(name) => format!("ring {name}: it is aligned and lies in guest memory"),
         Check::Block(name) => format!("block {name} lies in guest memory"),
-        Check::Card { start, count, way } => {
-            let verb = if way == Way::Read { "read" } else { "written" };
-            format!("{}:{} + {}:{} may be {verb} on the card", start.1, start.0, count.1, count.0)
-        }
-        Check::CardPage { page, count } => {
-            format!("page {page} + {}:{} bytes lie in the card's memory", count.1, count.0)
-        }
-        Check::Below(low, high) => format!("{low} is below {high}, both in the card's memory"),
-        Check::Within(page) => format!("{page} is a page of the receive ring"),
+        Check::Holds(condition) => condition.words.to_owned(),
         Check::Deny(why) => format!("denied: {why}"),
         Check::Ignore(why) => format!("ignored: {why}"),
     }
@@ -95,7 +87,7 @@ pub fn restore(step: &Restore) -> String {
         Restore::With(register, mask, set) => format!("{register}, as saved & {mask:#04x} | {set:#04x}"),
         Restore::Value(register, value) => format!("{register} = {value:#04x}"),
         Restore::Ring(ring) => format!("ring {ring}"),
-        Restore::Card => "the card's memory".to_owned(),
+        Restore::Memory => "the card's memory".to_owned(),
         Restore::Shown(register, until) => format!("{register}, shown as saved until interrupt {until:#04x}"),
         Restore::Lost(register, why) => format!("not {register}: {why}"),
     }

@@ -20,10 +20,10 @@ enum Row {
     Interrupt(u32),
     Drained(u8),
     Moved,
-    Emptied,
+    Holds(u8),
 }
 
-use Row::{Drained, Emptied, Interrupt, Moved, Read, Write};
+use Row::{Drained, Holds, Interrupt, Moved, Read, Write};
 
 /// 8139cp: what brings it up, then a frame out and a frame in.
 const RTL8139_UP: &[Row] = &[Write("CR", 0x10), Write("CPCR", 0x2b), Write("CR", 0x0c)];
@@ -98,7 +98,8 @@ const NE2000: &[Row] = &[
     Write("ISR", 0x02),
     Write("CR", 0x22),
     Read("ISR"),
-    Emptied,
+    // The ring was read empty.
+    Holds(0),
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -143,7 +144,7 @@ fn told(machine: &Machine, rows: &[Row]) -> Result<Vec<Seen>, String> {
                 Interrupt(bits) => Seen::Interrupt { bits },
                 Drained(ring) => Seen::Drained { ring },
                 Moved => Seen::Moved,
-                Emptied => Seen::Emptied,
+                Holds(condition) => Seen::Holds { condition },
             })
         })
         .collect()

@@ -11,7 +11,8 @@ use ioplane_memory::{Pin, Region};
 use super::ioctl;
 use crate::address::Address;
 use crate::hardware::HardwareError;
-use crate::lease::GROUPS;
+use crate::ranges::Ranges;
+use crate::sysfs::GROUPS;
 
 /// A VFIO container of type 1 with one group in it, and what is mapped there. Fields are dropped in this order: a group that is
 /// closed leaves the container, which takes its mappings along.
@@ -157,19 +158,6 @@ fn holders(proc: &Path) -> Vec<(String, u32)> {
         (name.trim().to_owned(), pid)
     };
     pids.filter(|pid| *pid != own).filter(has).map(named).collect()
-}
-
-/// Ranges of bus addresses, for a message.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ranges(pub Vec<(u64, u64)>);
-
-impl std::fmt::Display for Ranges {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (n, (start, end)) in self.0.iter().take(8).enumerate() {
-            write!(f, "{}{start:#x} to {end:#x}", if n > 0 { ", " } else { "" })?;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use ioplane_memory::Region;
 use ioplane_pci::{Bar, BarMap, Identity, Irq, Irqs, PAGE, Pages, Space, Touch, Wire, WireError, spec};
 use vfio_bindings::bindings::vfio as v;
 
-pub use container::Ranges;
+pub use crate::ranges::Ranges;
 
 use crate::address::Address;
 use crate::hardware::{Hardware, HardwareError};

@@ -89,7 +89,7 @@ fn what_a_busy_state_waits_for_is_named_and_ends_it() {
         let wait = machine.awaits().next().unwrap();
         assert_eq!(machine.register(wait.register).name, "CMD");
         assert_eq!(machine.awaits_rings().collect::<Vec<_>>(), [0]);
-        assert!(!machine.awaits_emptied());
+        assert_eq!(machine.awaits_conditions().count(), 0);
         let seen = [
             Seen::Became { register: wait.register, value: wait.is },
             Seen::Drained { ring: 0 },
@@ -169,7 +169,8 @@ fn ids_of_another_model_do_nothing() {
         Seen::Became { register, value: !0 },
         Seen::Drained { ring: 200 },
         Seen::Moved,
-        Seen::Emptied,
+        Seen::Holds { condition: 0 },
+        Seen::Holds { condition: 255 },
     ] {
         assert!(matches!(machine.update(seen), Verdict::Done(moves) if moves.is_empty()));
     }

@@ -66,7 +66,7 @@ pub static SMALL: StateModel = StateModel {
     regions: &[REGION],
     rings: &[RING],
     blocks: &[],
-    card: None,
+    port: None,
     reset: Reset { by: ("CMD", Way::Write, RESETS), done: ("CMD", RESETS, 0) },
     halt: &[Restore::Value("CMD", 0)],
     restore: &[Restore::Ring("ring"), Restore::Saved("SPARE", 0xffff), Restore::Saved("CMD", ON)],

@@ -78,12 +78,11 @@ fn names_mean_something() {
 }
 
 #[test]
-fn card_checks_need_card_memory_and_name_registers() {
-    let below = Transition::new("Off", Event::written("LO"), "Run").check(&[Check::Below("CMD", "NONE")]);
-    let mut model = SMALL.clone();
-    model.regions = with(below);
-    let all = verify(&model).iter().map(|finding| format!("{finding}\n")).collect::<String>();
-    says(&all, &["no card memory", "no register \"NONE\""]);
+fn what_a_data_port_does_needs_one() {
+    says(&found(|m| m.regions = with(Transition::new("Run", Event::Moved, "Off"))), &["no data port"]);
+    let mut restore = SMALL.restore.to_vec();
+    restore.push(Restore::Memory);
+    says(&found(|m| m.restore = leak(restore)), &["restore", "no data port"]);
 }
 
 #[test]

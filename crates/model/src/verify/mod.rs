@@ -4,15 +4,17 @@
 //! |---|---|
 //! | `registers` | offsets, widths, banks, who shadows whom |
 //! | `regions` | states, ways there and back, events that nobody would see, edges that are never taken |
-//! | `reach` | what the device can get at: rings, blocks, card memory, and the checks before it does |
+//! | `reach` | what the device can get at: rings, blocks, and the checks before it does |
+//! | `functions` | the model's functions: what they are given, and, by calling them, what they let pass |
 //! | `restore` | what a saved device would miss |
 
+mod functions;
 mod reach;
 mod regions;
 mod registers;
 mod restore;
 
-use crate::machine::{REGIONS, REGISTERS, STATES};
+use crate::limits::{REGIONS, REGISTERS, STATES};
 use crate::{Check, Event, Finding, Hook, Register, StateModel};
 
 /// Everything that is wrong with a table; empty if it is sound.
@@ -64,6 +66,15 @@ impl<'a> Look<'a> {
             self.say(place, format!("there is no register {name:?}"), "name one of the register table");
         }
         found
+    }
+
+    /// A register of one byte whose value is known.
+    fn byte(&mut self, place: &str, name: &str) {
+        self.known(place, name);
+        let wide = self.model.registers.iter().any(|register| register.name == name && register.width != 1);
+        if wide {
+            self.say(place, format!("{name} is not one byte"), "name registers of one byte");
+        }
     }
 
     /// A register whose value the monitor must know at any time.
@@ -134,7 +145,7 @@ fn subject(event: &Event) -> Option<&'static str> {
         | Event::Sets { register, .. }
         | Event::Read { register }
         | Event::Became { register, .. } => Some(register),
-        Event::Interrupt { .. } | Event::Drained { .. } | Event::Moved | Event::Emptied => None,
+        Event::Interrupt { .. } | Event::Drained { .. } | Event::Moved | Event::Holds(_) => None,
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the device can get at, and the checks before it does.
 
 use super::{Look, regions::edge_place, subject};
-use crate::{Block, Card, Check, Descriptor, Flow, Reads, Register, Ring, Transition, Way};
+use crate::{Block, Check, Descriptor, Flow, Ring, Transition};
 
 impl Look<'_> {
     pub(super) fn reach(&mut self) {
@@ -20,8 +20,8 @@ impl Look<'_> {
         for block in model.blocks {
             self.block(block);
         }
-        if let Some(card) = &model.card {
-            self.card(card);
+        if let Some(port) = &model.port {
+            self.port(port);
         }
     }
 
@@ -37,48 +37,12 @@ impl Look<'_> {
                     self.say(place, format!("there is no block {name:?}"), "name one of the blocks");
                 }
             }
-            Check::Card { start, count, .. } => {
-                self.on_card(place);
-                for name in [start.0, start.1, count.0, count.1] {
-                    self.byte(place, name);
-                }
-            }
-            Check::CardPage { page, count } => {
-                self.on_card(place);
-                for name in [page, count.0, count.1] {
-                    self.byte(place, name);
-                }
-            }
-            Check::Below(low, high) => {
-                self.on_card(place);
-                for name in [low, high] {
-                    self.byte(place, name);
-                }
-            }
-            Check::Within(page) => {
-                self.on_card(place);
-                self.byte(place, page);
-            }
+            Check::Holds(condition) => self.condition(place, condition),
             Check::Deny(why) | Check::Ignore(why) => {
                 if why.is_empty() {
                     self.say(place, "it is refused for no reason", "say why");
                 }
             }
-        }
-    }
-
-    fn on_card(&mut self, place: &str) {
-        if self.model.card.is_none() {
-            self.say(place, "there is no card memory", "describe it in `card`");
-        }
-    }
-
-    /// A register of one byte whose value is known.
-    fn byte(&mut self, place: &str, name: &str) {
-        self.known(place, name);
-        let wide = self.model.registers.iter().any(|register| register.name == name && register.width != 1);
-        if wide {
-            self.say(place, format!("{name} is not one byte"), "name registers of one byte");
         }
     }
 
@@ -168,52 +132,6 @@ impl Look<'_> {
                 format!("{base} makes the hardware write where nobody has looked"),
                 format!("give an edge on {base} the check Block({name:?})"),
             );
-        }
-    }
-
-    fn card(&mut self, card: &Card) {
-        let place = "card";
-        self.named(place, card.port);
-        for name in [card.address.0, card.address.1, card.count.0, card.count.1, card.words.0] {
-            self.byte(place, name);
-        }
-        let pages = &card.pages;
-        for name in [pages.start, pages.stop] {
-            self.byte(place, name);
-        }
-        for name in [pages.boundary, pages.current] {
-            self.named(place, name);
-        }
-        self.known(place, card.command);
-        for name in [card.reached.0, card.reached.1] {
-            let one_byte = |register: &&Register| {
-                register.width == 1 && matches!(register.reads, Reads::Plain | Reads::Alive)
-            };
-            if self.named(place, name).is_some_and(|register| !one_byte(&register)) {
-                self.say(
-                    place,
-                    format!("{name} does not say where a transfer is"),
-                    "name registers of one byte that are read without an effect",
-                );
-            }
-        }
-        let (mask, read, write) = card.direction;
-        for value in [read, write] {
-            self.bits(place, card.command, mask, value);
-        }
-        if card.readable.iter().chain(card.writable).any(|(from, to)| from >= to) {
-            self.say(place, "a range ends before it begins", "give first byte and end");
-        }
-        let commands = |edge: &Transition| subject(&edge.on) == Some(card.command);
-        for (wanted, word) in [(Way::Read, "read"), (Way::Write, "written")] {
-            let made = |check: &Check| matches!(check, Check::Card { way, .. } if *way == wanted);
-            if !self.checked(commands, made) {
-                self.say(
-                    place,
-                    format!("{} lets memory be {word} that nobody has looked at", card.command),
-                    format!("give an edge on {} the check Card for that way", card.command),
-                );
-            }
         }
     }
 }

@@ -126,13 +126,14 @@ impl Look<'_> {
                 }
                 self.asked(place, region, transition);
             }
-            Event::Moved | Event::Emptied => {
-                if self.model.card.is_none() {
-                    self.say(place, "there is no card memory", "describe it in `card`");
+            Event::Moved => {
+                if self.model.port.is_none() {
+                    self.say(place, "there is no data port", "describe it in `port`");
                 }
-                if transition.on == Event::Emptied {
-                    self.asked(place, region, transition);
-                }
+            }
+            Event::Holds(condition) => {
+                self.asked_condition(place, condition);
+                self.asked(place, region, transition);
             }
         }
         if !transition.checks.is_empty()

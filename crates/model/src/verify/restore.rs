@@ -1,7 +1,7 @@
 //! Reset, halt, and what a saved device would miss.
 
 use super::{Look, subject};
-use crate::{ANY, Card, Hook, RESET, Reads, Register, Restore, State, Writes};
+use crate::{ANY, Condition, Hook, RESET, Reads, Register, Restore, State, Writes};
 
 impl Look<'_> {
     pub(super) fn restore(&mut self) {
@@ -104,43 +104,44 @@ impl Look<'_> {
                     );
                 }
             }
-            Restore::Card => {
-                if self.model.card.is_none() {
-                    self.say(place, "there is no card memory", "describe it in `card`");
+            Restore::Memory => {
+                if self.model.port.is_none() {
+                    self.say(place, "there is no data port", "describe it in `port`");
                 }
             }
         }
     }
 
-    /// The card's memory is filled through its data port, in words, and while there is no ring whose end the port would not go over.
-    fn filled(&mut self, card: &Card) {
-        let Some(at) = self.model.restore.iter().position(|step| *step == Restore::Card) else {
-            self.say("restore", "the card's memory is not put back", "list Card");
+    /// The memory behind the data port is filled through it. What the port has to be told for that is written before, whoever was there:
+    /// the conditions of the port are called with the very values.
+    fn filled(&mut self, fills: &[&'static Condition]) {
+        let Some(at) = self.model.restore.iter().position(|step| *step == Restore::Memory) else {
+            self.say("restore", "the memory behind the data port is not put back", "list Memory");
             return;
         };
-        let before = |name: &str| {
+        let before = |name: &&str| {
             self.model.restore[..at].iter().rev().find_map(|step| match *step {
-                Restore::Value(own, value) if own == name => Some(Some(value)),
-                Restore::Saved(own, _) | Restore::With(own, ..) if own == name => Some(None),
+                Restore::Value(own, value) if own == *name => Some(Some(value)),
+                Restore::Saved(own, _) | Restore::With(own, ..) if own == *name => Some(None),
                 _ => None,
             })
         };
-        let (start, stop) = (before(card.pages.start).flatten(), before(card.pages.stop).flatten());
-        let words = before(card.words.0).flatten();
-        if start.is_none() || start != stop {
-            let (first, end) = (card.pages.start, card.pages.stop);
-            self.say(
-                "restore",
-                "the data port does not reach all of the card's memory: it goes from the end of the ring to its beginning",
-                format!("list the same Value of {first} and {end} before Card, and Saved after it"),
-            );
+        let mut findings = Vec::new();
+        for condition in fills {
+            let values: Option<Vec<u32>> =
+                condition.registers.iter().map(|name| before(name).flatten()).collect();
+            let what = match values {
+                Some(values) if (condition.holds)(&values) => continue,
+                Some(values) => (condition.refusal)(&values),
+                None => format!("when memory is filled nobody knows whether {}", condition.words),
+            };
+            findings.push((what, condition.registers.join(" and ")));
         }
-        if words.is_none_or(|value| value & card.words.1 == 0) {
-            let name = card.words.0;
+        for (what, names) in findings {
             self.say(
                 "restore",
-                "the card's memory is filled in words, and who was there may have left it in bytes",
-                format!("list a Value of {name} before Card"),
+                what,
+                format!("list a Value of {names} before Memory, and what was saved after it"),
             );
         }
     }
@@ -202,8 +203,8 @@ impl Look<'_> {
                 self.say("restore", format!("ring {} is pointed at {times} times", ring.name), "do it once");
             }
         }
-        if let Some(card) = &model.card {
-            self.filled(card);
+        if let Some(port) = &model.port {
+            self.filled(port.fills);
         }
     }
 }

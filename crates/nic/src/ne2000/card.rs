@@ -1,11 +1,9 @@
-//! What is on the card: PROM, 16 KiB of memory, the data port to both; the ring of received frames in the memory.
-
-use std::cmp::Ordering;
+//! What is on the card: PROM, 16 KiB of memory, the data port to both.
 
 use ioplane_network::Mac;
 
 use super::Ne2000;
-use super::registers::Registers;
+use super::ring::{Ring, wrapped};
 use super::spec::*;
 
 /// Bytes of card memory.
@@ -74,70 +72,6 @@ impl Card {
     }
 }
 
-/// The receive ring, which lies in card memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ring {
-    start: u8,
-    stop: u8,
-}
-
-impl Ring {
-    /// What the registers say, if it is a ring in card memory that the next frame goes to.
-    pub fn of(registers: &Registers) -> Option<Self> {
-        let Registers { pstart: start, pstop: stop, curr, .. } = *registers;
-        let sound =
-            MEMORY_PAGE <= start && start < stop && stop <= MEMORY_END_PAGE && (start..stop).contains(&curr);
-        sound.then_some(Ring { start, stop })
-    }
-
-    fn pages(&self) -> u16 {
-        u16::from(self.stop - self.start)
-    }
-
-    /// Pages that a frame takes, with its head.
-    fn takes(len: usize) -> u16 {
-        ((len + usize::from(HEADER)).div_ceil(usize::from(PAGE))) as u16
-    }
-
-    /// Whether a frame of `len` bytes could ever have room.
-    pub fn holds(&self, len: usize) -> bool {
-        Ring::takes(len) < self.pages()
-    }
-
-    /// Whether a frame of `len` bytes has room, from page `curr` to before page `bnry`. With both the same it is empty; it never becomes
-    /// so by being filled. Drivers put the boundary one page before what they read next, even if that is before the ring.
-    pub fn room(&self, curr: u8, bnry: u8, len: usize) -> bool {
-        let free = match bnry.cmp(&curr) {
-            Ordering::Equal => self.pages(),
-            Ordering::Greater => u16::from(bnry - curr).min(self.pages()),
-            Ordering::Less => self.pages().saturating_sub(u16::from(curr - bnry)),
-        };
-        Ring::takes(len) < free
-    }
-
-    /// Whether there are frames that the guest has not read: it says by the boundary up to where it has, one page less.
-    pub fn unread(&self, registers: &Registers) -> bool {
-        let Registers { bnry, curr, .. } = *registers;
-        let next = if bnry.wrapping_add(1) == self.stop { self.start } else { bnry.wrapping_add(1) };
-        (self.start..self.stop).contains(&next) && bnry != curr && next != curr
-    }
-
-    fn after(&self, page: u8, len: usize) -> u8 {
-        let next = u16::from(page) + Ring::takes(len);
-        let next = if next >= u16::from(self.stop) { next - self.pages() } else { next };
-        next as u8
-    }
-
-    fn step(&self, at: u16) -> u16 {
-        wrapped(at.wrapping_add(1), self.start, self.stop)
-    }
-}
-
-/// An address that wraps at the end of the ring.
-fn wrapped(at: u16, start: u8, stop: u8) -> u16 {
-    if at == u16::from(stop) << 8 { u16::from(start) << 8 } else { at }
-}
-
 impl Ne2000 {
     /// One element of remote DMA: how many bytes it moves for an access of so many.
     fn element(&mut self, access: usize) -> u16 {
@@ -204,44 +138,6 @@ impl Ne2000 {
                 self.step();
             }
             self.moved(count);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_ring_is_full_before_it_looks_empty() {
-        let mut registers = Registers::new();
-        assert_eq!(Ring::of(&registers), None, "at power-on");
-        (registers.pstart, registers.pstop, registers.curr) = (0x46, 0x80, 0x47);
-        let ring = Ring::of(&registers).expect("a ring");
-        assert!(ring.room(0x47, 0x46, 1518), "57 pages");
-        assert!(!ring.room(0x47, 0x4d, 1518) && ring.room(0x47, 0x4e, 1518), "it takes six");
-        assert!(ring.room(0x47, 0x47, 1518), "empty");
-        assert!(!ring.room(0x7f, 0x46, 200) && !ring.room(0x47, 0x48, 200), "one page is not enough");
-        assert!(
-            !ring.room(0x7e, 0x45, 200) && ring.room(0x7d, 0x45, 200),
-            "the page before the ring is its last"
-        );
-        assert!(ring.room(0x47, 0xff, 1518) && !ring.room(0x7f, 0, 200));
-        let unread = |bnry, curr| ring.unread(&Registers { bnry, curr, ..registers.clone() });
-        assert!(!unread(0x45, 0x46) && !unread(0x7f, 0x46) && !unread(0x46, 0x47) && !unread(0x50, 0x50));
-        assert!(unread(0x45, 0x47) && unread(0x7f, 0x47) && unread(0x46, 0x7f) && !unread(0x20, 0x47));
-        assert_eq!(ring.after(0x7f, 200), 0x46);
-        assert_eq!(ring.after(0x7e, 1518), 0x4a);
-        assert!(!ring.holds(58 * 256));
-        for (pstart, pstop, curr) in [
-            (0x3f, 0x80, 0x47),
-            (0x46, 0x81, 0x47),
-            (0x47, 0x47, 0x47),
-            (0x46, 0x80, 0x80),
-            (0x46, 0x80, 0x45),
-        ] {
-            let wrong = Registers { pstart, pstop, curr, ..registers.clone() };
-            assert_eq!(Ring::of(&wrong), None, "{pstart:x} {pstop:x} {curr:x}");
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   registers.rs   pages 0 to 3: what a read gives, what a write does
-//!   card.rs        PROM and card memory; remote DMA through the data port; the receive ring
+//!   card.rs        PROM and card memory; remote DMA through the data port
+//!   ring.rs        the receive ring in card memory
 //!   wire.rs        card memory --> the port, the port --> filter --> the ring
 //! ```
 //!
@@ -13,6 +14,7 @@
 
 mod card;
 mod registers;
+mod ring;
 pub mod spec;
 mod state;
 mod wire;

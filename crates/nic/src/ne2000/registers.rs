@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Ne2000;
-use super::card::Ring;
+use super::ring::Ring;
 use super::spec::*;
 
 /// The registers, as they are saved.
@@ -117,6 +117,11 @@ impl RegistersV1 {
     /// Whether it hears and speaks to itself only.
     pub(super) fn looped(&self) -> bool {
         self.tcr & TCR_LB != 0
+    }
+
+    /// The receive ring, if there is one that a card could receive into.
+    pub(super) fn ring(&self) -> Option<Ring> {
+        Ring::of(self.pstart, self.pstop, self.curr)
     }
 
     /// A frame was missed.
@@ -269,7 +274,7 @@ impl Ne2000 {
         registers.isr &= !(value & IMR_ALL);
         if value & ISR_PRX != 0
             && registers.running()
-            && Ring::of(registers).is_some_and(|ring| ring.unread(registers))
+            && registers.ring().is_some_and(|ring| ring.unread(registers.bnry, registers.curr))
         {
             registers.isr |= ISR_PRX;
         }

@@ -3,7 +3,6 @@
 use ioplane_network::{Drop, HEAD, Offload, Sent};
 
 use super::Ne2000;
-use super::card::Ring;
 use super::spec::*;
 use crate::batch::{self, Taken};
 use crate::frame::{Cast, FCS, SHORTEST as LEAST, destination, fcs, hashed};
@@ -61,7 +60,7 @@ impl Ne2000 {
             self.counts.drops.disabled += 1;
             return Taken::Dropped(Drop::NoBuffer);
         }
-        let Some(ring) = Ring::of(&self.registers) else {
+        let Some(ring) = self.registers.ring() else {
             self.counts.faults += 1;
             self.counts.drops.fault += 1;
             self.registers.missed();

@@ -117,7 +117,7 @@ pub struct Totals {
     pub denied: u64,
     /// Interrupts from the hardware.
     pub heard: u64,
-    /// Interrupts given to the guest.
+    /// Interrupts given to guests.
     pub given: u64,
     /// Bytes through the card's data port.
     pub port_bytes: u64,

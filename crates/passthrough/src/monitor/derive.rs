@@ -6,12 +6,12 @@
 //! saved state is held against, and what is taken over.
 
 use ioplane_hardware::Hardware;
-use ioplane_model::{Machine, ModelStateV1, Pending, RegisterId, Seen, Way};
+use ioplane_model::{Machine, ModelStateV1, Pending, RegisterId, Seen, Transfer, Way};
 
-use super::card::Transfer;
+use super::Monitor;
+use super::guest::BlockState;
 use super::plan::{Role, Step};
 use super::still::Remembered;
-use super::{BlockState, Monitor};
 
 /// What a device is brought back from.
 #[derive(Debug, Clone, Copy)]
@@ -31,34 +31,33 @@ impl<H: Hardware> Monitor<H> {
     /// What a model of its own says, from a reset on, of the writes with which a device is brought back. Strict: what no guest would
     /// have been let do is an error. Rings and blocks are not looked at here: they are, in guest memory, when the device goes on.
     pub(super) fn derive(&self, grounds: Grounds<'_>, strict: bool) -> Result<Machine, String> {
-        let mut machine = self.machine.clone();
+        let mut machine = self.guest.machine.clone();
         machine.reset();
-        for step in &self.plan.restore {
+        for step in &self.card.plan.restore {
             let (register, value) = match *step {
                 Step::Saved { register, mask, with } => {
                     let saved = grounds.registers.iter().find(|(id, _)| *id == register);
                     (register, saved.map_or(0, |(_, value)| *value) & mask | with)
                 }
                 Step::Value(register, value) => (register, value),
-                Step::Ring(_) | Step::Card | Step::Shown(..) => continue,
+                Step::Ring(_) | Step::Memory | Step::Shown(..) => continue,
             };
-            if self.plan.role(register) == Role::Plain {
+            if self.card.plan.role(register) == Role::Plain {
                 self.play(&mut machine, register, value, strict)?;
             }
         }
-        if let (Some(transfer), Some(plan), Some(card)) = (grounds.transfer, self.plan.card, &self.model.card)
-        {
+        if let (Some(transfer), Some(plan)) = (grounds.transfer, self.card.plan.port) {
             let Transfer { way, address, left } = transfer;
             for ((low, high), value) in [(plan.address, address), (plan.count, left)] {
                 machine.note(low, value & 0xff);
                 machine.note(high, value >> 8 & 0xff);
             }
-            let (mask, read, write) = card.direction;
+            let (mask, read, write) = plan.table.direction;
             let bits = if way == Way::Read { read } else { write };
             let command = machine.value(plan.command) & !mask | bits;
             self.play(&mut machine, plan.command, command, strict)?;
         }
-        let blocks = self.model.blocks.iter().zip(self.plan.blocks.iter()).zip(grounds.blocks);
+        let blocks = self.card.model.blocks.iter().zip(self.card.plan.blocks.iter()).zip(grounds.blocks);
         for ((table, (low, _)), _) in blocks.filter(|(_, state)| state.busy.is_some()) {
             self.play(&mut machine, *low, table.start, strict)?;
         }
@@ -87,7 +86,7 @@ impl<H: Hardware> Monitor<H> {
             return Err("it resets the device".to_owned());
         }
         for check in pending.checks() {
-            self.check_registers(machine, pending, self.plan.rule(check)).map_err(|fault| fault.text)?;
+            self.check_registers(machine, pending, self.card.plan.rule(check)).map_err(|fault| fault.text)?;
         }
         Ok(())
     }
@@ -96,16 +95,16 @@ impl<H: Hardware> Monitor<H> {
     /// ([`ioplane_model::StateModel::told`]), and the registers that were written.
     pub(super) fn corrected(&self, machine: &Machine, derived: &Machine) -> ModelStateV1 {
         let mut saved = machine.save();
-        for (name, state) in derived.states().filter(|(name, _)| !self.model.told.contains(name)) {
+        for (name, state) in derived.states().filter(|(name, _)| !self.card.model.told.contains(name)) {
             if let Some((_, own)) = saved.states.iter_mut().find(|(own, _)| own == name) {
                 state.name.clone_into(own);
             }
         }
-        let written = self.plan.restore.iter().filter_map(|step| match *step {
+        let written = self.card.plan.restore.iter().filter_map(|step| match *step {
             Step::Saved { register, .. } | Step::Value(register, _) => Some(register),
-            Step::Ring(_) | Step::Card | Step::Shown(..) => None,
+            Step::Ring(_) | Step::Memory | Step::Shown(..) => None,
         });
-        for id in written.filter(|id| self.plan.role(*id) == Role::Plain) {
+        for id in written.filter(|id| self.card.plan.role(*id) == Role::Plain) {
             let name = machine.register(id).name;
             saved.values.retain(|(own, _)| own != name);
             if derived.value(id) != 0 {
@@ -118,7 +117,7 @@ impl<H: Hardware> Monitor<H> {
     /// Holds what a state says of its regions against what was derived.
     pub(super) fn compare(&self, claimed: &Machine, derived: &Machine) -> Result<(), String> {
         for ((name, claim), (_, state)) in claimed.states().zip(derived.states()) {
-            if claim.name != state.name && !self.model.told.contains(&name) {
+            if claim.name != state.name && !self.card.model.told.contains(&name) {
                 return Err(format!(
                     "region {name} is said to be in {}, and by its registers it is in {}",
                     claim.name, state.name
@@ -131,10 +130,10 @@ impl<H: Hardware> Monitor<H> {
     /// The model is where the guest was, but for what the writes of bringing back have moved: a word of an EEPROM that was half read
     /// begins anew, whatever the guest believes.
     pub(super) fn adopt(&mut self, remembered: &Remembered) {
-        self.machine.adopt(&remembered.machine);
+        self.guest.machine.adopt(&remembered.machine);
         let Ok(derived) = self.derive(remembered.grounds(), false) else { return };
         let corrected = self.corrected(&remembered.machine, &derived);
-        let loaded = self.machine.load(&corrected);
+        let loaded = self.guest.machine.load(&corrected);
         debug_assert!(loaded.is_ok(), "{loaded:?}: states of this very model");
     }
 }

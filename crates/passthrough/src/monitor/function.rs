@@ -13,18 +13,16 @@ use ioplane_pci::{BarMap, ConfigChange, Function, Irq, Irqs, NotReady, Wire, Wir
 
 use super::Monitor;
 use super::counts::Fault;
+use super::guest::IRQS;
 use super::page::Page;
-
-/// INTA#, and the error that stops a guest.
-pub(super) const IRQS: Irqs = Irqs { intx: 1, msi: 0, msix: 0, error: 1 };
 
 impl<H: Hardware> Monitor<H> {
     fn configure(&mut self, offset: u64, bytes: &[u8]) {
-        if self.config.write(offset, bytes) != ConfigChange::Command {
+        if self.guest.config.write(offset, bytes) != ConfigChange::Command {
             return;
         }
-        self.line.disable(self.config.intx_disabled());
-        if self.parked.is_none() {
+        self.guest.line.disable(self.guest.config.intx_disabled());
+        if self.card.parked.is_none() {
             self.lend_bus();
             self.settle_faults();
         }
@@ -32,16 +30,16 @@ impl<H: Hardware> Monitor<H> {
 
     /// The hardware may use memory if the guest wants that, and the model says what for: the rings and blocks are ours.
     pub(super) fn lend_bus(&mut self) {
-        let uses = !self.rings.is_empty() || !self.blocks.is_empty();
-        let yes = uses && self.config.bus_master() && !self.stopped && !self.dead();
-        let lent = self.bus.hardware().master(yes);
-        self.bus.judge(lent);
+        let uses = !self.guest.rings.is_empty() || !self.guest.blocks.is_empty();
+        let yes = uses && self.guest.config.bus_master() && !self.guest.stopped && !self.card.dead();
+        let lent = self.card.bus.hardware().master(yes);
+        self.card.bus.judge(lent);
     }
 
     /// Awake before the guest touches it: hosts hold accesses back while it stands still, but a device must not depend on that.
     fn wake(&mut self) {
-        if self.parked.is_some()
-            && self.unusable.is_none()
+        if self.card.parked.is_some()
+            && self.card.unusable.is_none()
             && let Err(error) = self.go_on()
         {
             self.fault(Fault::hardware("deaf", error.to_string()));
@@ -51,12 +49,12 @@ impl<H: Hardware> Monitor<H> {
 
 impl<H: Hardware> Device for Monitor<H> {
     fn info(&self) -> &DeviceInfo {
-        &self.info
+        &self.card.info
     }
 
     fn access(&mut self, at: At, op: Access<'_>) -> Effect {
         match (at, op) {
-            (At::Config(offset), Access::Read(out)) => self.config.read(offset, out),
+            (At::Config(offset), Access::Read(out)) => self.guest.config.read(offset, out),
             (At::Config(offset), Access::Write(bytes)) => self.configure(offset, bytes),
             (At::Bar(bar, offset), Access::Read(out)) => {
                 self.wake();
@@ -76,11 +74,11 @@ impl<H: Hardware> Device for Monitor<H> {
 
     /// Nothing to seat. A device that stood still goes on: rings looked at (law 2), the interrupt given again (law 3).
     fn activate(&mut self, _seating: &mut Seating<'_>) -> Result<(), DeviceError> {
-        if self.unusable.is_some() {
+        if self.card.unusable.is_some() {
             // Its guest goes on, and finds it dead.
             return Ok(());
         }
-        if self.parked.is_none() {
+        if self.card.parked.is_none() {
             self.collect();
             self.level();
             self.settle_faults();
@@ -106,7 +104,7 @@ impl<H: Hardware> Device for Monitor<H> {
     }
 
     fn save(&self, _still: &Still) -> Result<State, DeviceError> {
-        if let Some(why) = &self.unusable {
+        if let Some(why) = &self.card.unusable {
             return Err(DeviceError::Below(why.clone().into()));
         }
         self.save_state()
@@ -115,7 +113,7 @@ impl<H: Hardware> Device for Monitor<H> {
     fn load(&mut self, _still: &Still, state: &State) -> Result<(), DeviceError> {
         self.load_state(state)?;
         // It is reset before it goes on; if that fails it does not.
-        self.unusable = None;
+        self.card.unusable = None;
         Ok(())
     }
 
@@ -125,14 +123,14 @@ impl<H: Hardware> Device for Monitor<H> {
 
     fn apply(&mut self, _queues: &QueueSet, change: &Change) {
         if let Change::Log(log) = change {
-            self.ground.view_mut().set_log(log.clone());
+            self.guest.ground.view_mut().set_log(log.clone());
         }
     }
 }
 
 impl<H: Hardware> Function for Monitor<H> {
     fn bars(&self) -> &BarMap {
-        &self.bars
+        &self.guest.bars
     }
 
     fn irqs(&self) -> Irqs {
@@ -144,27 +142,27 @@ impl<H: Hardware> Function for Monitor<H> {
             return Err(WireError::NoSuchVector { irq, vector });
         }
         match (irq, wire) {
-            (Irq::Intx, Wire::Call(call)) => self.line.connect(call),
-            (Irq::Intx, Wire::Mask) => self.line.mask(),
-            (Irq::Intx, Wire::Unmask) => self.line.unmask(),
-            (Irq::Intx, Wire::Trigger) => self.line.trigger(),
+            (Irq::Intx, Wire::Call(call)) => self.guest.line.connect(call),
+            (Irq::Intx, Wire::Mask) => self.guest.line.mask(),
+            (Irq::Intx, Wire::Unmask) => self.guest.line.unmask(),
+            (Irq::Intx, Wire::Trigger) => self.guest.line.trigger(),
             (Irq::Error, Wire::Call(call)) => {
-                self.error_call = call;
+                self.guest.error_call = call;
                 // Who comes late has to know too.
-                if self.stopped || self.dead() {
-                    self.cry();
+                if self.guest.stopped || self.card.dead() {
+                    self.guest.cry();
                 }
             }
-            (Irq::Error, Wire::Trigger) => self.cry(),
+            (Irq::Error, Wire::Trigger) => self.guest.cry(),
             _ => {}
         }
         Ok(())
     }
 
     fn grow_memory(&mut self, map: Arc<GuestMap>) -> Result<(), DeviceError> {
-        let grown = self.ground.grow(self.bus.hardware(), map);
+        let grown = self.guest.ground.grow(self.card.bus.hardware(), map);
         grown.map_err(|error| DeviceError::Below(Box::new(error)))?;
-        if self.parked.is_none() {
+        if self.card.parked.is_none() {
             self.look();
         }
         Ok(())
@@ -172,25 +170,23 @@ impl<H: Hardware> Function for Monitor<H> {
 
     fn replace_memory(&mut self, _still: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError> {
         // The hardware lets go of every buffer first, if it has any.
-        let busy =
-            self.rings.iter().any(|ring| ring.live) || self.blocks.iter().any(|block| block.busy.is_some());
-        if busy {
+        if self.guest.lends() {
             self.force();
         }
-        let replaced = self.ground.replace(self.bus.hardware(), map);
+        let replaced = self.guest.ground.replace(self.card.bus.hardware(), map);
         if replaced.is_err() {
             // Nothing there is ever given to it; and from here on it gives and takes nothing at all.
-            self.bus.lose("does not let go of its guest's memory".to_owned());
+            self.card.bus.lose("does not let go of its guest's memory".to_owned());
         }
         self.settle_faults();
         replaced.map_err(|error| DeviceError::Below(Box::new(error)))
     }
 
     fn attention(&self) -> Option<&Arc<OwnedFd>> {
-        if self.dead() {
+        if self.card.dead() {
             return None;
         }
-        self.page.as_ref().and_then(Page::attention).or_else(|| self.bus.interrupt())
+        self.guest.page.as_ref().and_then(Page::attention).or_else(|| self.card.bus.interrupt())
     }
 
     fn attend(&mut self) {
@@ -200,7 +196,7 @@ impl<H: Hardware> Function for Monitor<H> {
     }
 
     fn admit(&mut self, _still: &Still) -> Result<(), NotReady> {
-        if self.unusable.is_some() && !self.bus.gone() {
+        if self.card.unusable.is_some() && !self.card.bus.gone() {
             self.start_over();
         }
         if let Some(why) = self.unusable() {
@@ -209,21 +205,36 @@ impl<H: Hardware> Function for Monitor<H> {
         self.renew_page().map_err(|error| NotReady::Unusable(error.to_string()))
     }
 
+    fn dismiss(&mut self) {
+        let ran = self.card.parked.is_none();
+        // It has been reset. Where that did not come to pass, or somebody used it since, it is now.
+        if self.card.counts.totals.accesses != self.guest.reset_at {
+            self.start_over();
+        }
+        self.force();
+        self.change_guest();
+        if ran {
+            self.wake();
+        }
+    }
+
     fn unusable(&self) -> Option<String> {
-        let gone = || self.bus.gone().then(|| format!("{} is gone: it no longer answers", self.bus.name()));
-        self.unusable.clone().or_else(gone)
+        let gone = || {
+            self.card.bus.gone().then(|| format!("{} is gone: it no longer answers", self.card.bus.name()))
+        };
+        self.card.unusable.clone().or_else(gone)
     }
 
     fn use_shadows(&mut self, yes: bool) {
-        if let Some(page) = &mut self.page {
+        if let Some(page) = &mut self.guest.page {
             page.used = yes;
-            let bell = self.bus.interrupt().filter(|_| yes);
+            let bell = self.card.bus.interrupt().filter(|_| yes);
             // Without a timer it is as old as the last write or interrupt.
             if let Err(error) = page.follow(bell) {
-                self.bus.report(Fault::hardware("page-timer", error.to_string()));
+                self.card.bus.report(Fault::hardware("page-timer", error.to_string()));
             }
         }
-        if self.parked.is_none() {
+        if self.card.parked.is_none() {
             self.show_all();
         }
     }

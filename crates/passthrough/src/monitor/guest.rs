@@ -1,314 +1,152 @@
-//! Accesses of the guest to registers.
+//! The half of a monitor that is the guest's: what is dropped when it leaves ([`Function::dismiss`](ioplane_pci::Function::dismiss)), so that
+//! the next one begins with a half of its own.
+//!
+//! | field | why it goes with the guest |
+//! |---|---|
+//! | `machine` | what this guest has written, and the states that its accesses led to |
+//! | `ground` | the memory that it has granted, in the IOMMU |
+//! | `rings`, `blocks`, `transfer`, `all_moved` | its descriptors and transfers under way, counted |
+//! | `interrupts`, `recalled` | status and mask as it sees them; registers that are shown to it as another card had them |
+//! | `config`, `line`, `error_call`, `bars`, `page` | its configuration space, its INTA#, who is told of errors, the BARs that it was shown and the page behind one of them |
+//! | `stopped`, `reset_at` | the policy that struck it; since when it has done nothing |
+//!
+//! A guest that resets the device stays: its memory and its wires are kept, all else begins again
+//! ([`Monitor::forget`](super::Monitor::forget)).
 
+use std::sync::Arc;
+
+use ioplane_device::Interrupt;
 use ioplane_hardware::Hardware;
-use ioplane_model::{Pending, Piece, RegisterId, Seen, Way, Writes};
+use ioplane_model::{Machine, StateModel, Transfer};
+use ioplane_pci::{BarMap, ConfigSpace, Identity, Irqs, Line};
 
-use super::Monitor;
-use super::bus::{bit, lanes};
-use super::check::Refusal;
-use super::counts::Fault;
-use super::plan::Role;
+use super::ground::Ground;
+use super::page::Page;
+use super::rings::ShadowRing;
 
-/// Widest access of a guest, in bytes.
-const WIDEST: usize = 8;
+/// INTA#, and the error that stops a guest.
+pub(super) const IRQS: Irqs = Irqs { intx: 1, msi: 0, msix: 0, error: 1 };
 
-impl<H: Hardware> Monitor<H> {
-    /// Whether accesses to that BAR reach registers at all; if not, it is denied.
-    fn reaches(&mut self, bar: u8, way: Way, offset: u64, width: usize) -> bool {
-        self.counts.totals.accesses += 1;
-        if self.stopped {
-            let text = "the guest was to be stopped; nothing is done for it until the device is reset";
-            self.counts.fault(Fault::register("stopped", text));
-            return false;
-        }
-        let known = bar == self.model.bar || self.model.aliases.contains(&bar);
-        if known && (1..=WIDEST).contains(&width) {
-            return true;
-        }
-        self.fault(unknown(bar, way, offset, width));
-        false
-    }
-
-    /// A read. What is denied reads as zero, what is gone as all ones.
-    pub(super) fn guest_reads(&mut self, bar: u8, offset: u64, out: &mut [u8]) {
-        if self.dead() {
-            out.fill(0xff);
-            return;
-        }
-        out.fill(0);
-        if !self.reaches(bar, Way::Read, offset, out.len()) {
-            return;
-        }
-        let split = self.machine.at(Way::Read, offset, out.len());
-        let seen = self.machine.hooks(Way::Read);
-        if self.straight(&split, seen | self.plan.special | self.recalled, offset, out.len()) {
-            self.counts.totals.straight += 1;
-            self.bus.read_at(bar, offset, out);
-            self.suspicious(out);
-        } else {
-            self.count_hooked(&split, seen);
-            for piece in split.iter() {
-                if self.stopped {
-                    break;
-                }
-                let from = usize::from(piece.from);
-                let Some(part) = out.get_mut(from..from + usize::from(piece.width)) else { continue };
-                self.read_piece(bar, offset + u64::from(piece.from), piece, part);
-            }
-        }
-        self.settle_faults();
-    }
-
-    /// A write. What is denied is dropped.
-    pub(super) fn guest_writes(&mut self, bar: u8, offset: u64, bytes: &[u8]) {
-        if self.dead() || !self.reaches(bar, Way::Write, offset, bytes.len()) {
-            return;
-        }
-        self.stir_page();
-        let split = self.machine.at(Way::Write, offset, bytes.len());
-        let seen = self.machine.hooks(Way::Write);
-        if self.straight(&split, seen | self.plan.special | self.plan.silent, offset, bytes.len()) {
-            self.counts.totals.straight += 1;
-            self.bus.write_at(bar, offset, bytes);
-            for piece in split.iter() {
-                self.note(piece, bytes);
-                self.show_written(piece.register);
-            }
-        } else {
-            self.count_hooked(&split, seen);
-            for piece in split.iter() {
-                if self.stopped {
-                    break;
-                }
-                self.write_piece(bar, offset + u64::from(piece.from), piece, piece.of(bytes), bytes);
-            }
-        }
-        self.settle_faults();
-    }
-
-    /// Whether an access may go to the hardware as it is: the monitor has nothing to see, and the hardware has such accesses.
-    fn straight(&self, split: &[Piece], seen: u128, offset: u64, width: usize) -> bool {
-        let natural = width.is_power_of_two() && width <= 4 && offset.is_multiple_of(width as u64);
-        natural && split.iter().all(|piece| piece.register.is_some_and(|id| seen & bit(id) == 0))
-    }
-
-    fn count_hooked(&mut self, split: &[Piece], hooks: u128) {
-        let totals = &mut self.counts.totals;
-        let kept = |piece: &Piece| {
-            piece.register.is_none_or(|id| !matches!(self.plan.role(id), Role::Plain | Role::Port))
-        };
-        if split.iter().any(|piece| piece.register.is_some_and(|id| hooks & bit(id) != 0)) {
-            totals.hooked += 1;
-        } else if split.iter().all(kept) {
-            totals.kept += 1;
-        } else {
-            totals.straight += 1;
-        }
-    }
-
-    /// All ones where no register has them may be all that is left.
-    fn suspicious(&mut self, bytes: &[u8]) {
-        if bytes.len() >= 2 && bytes.iter().all(|byte| *byte == 0xff) {
-            self.bus.suspect();
-        }
-    }
-
-    /// Keeps the value of a write that the model does not see: it may be saved.
-    fn note(&mut self, piece: &Piece, bytes: &[u8]) {
-        if let Some(id) = piece.register
-            && self.machine.register(id).writes != Writes::Clears
-        {
-            let value = self.machine.merged(piece, bytes);
-            self.machine.note(id, value);
-        }
-    }
-
-    fn read_piece(&mut self, bar: u8, at: u64, piece: &Piece, out: &mut [u8]) {
-        let Some(id) = piece.register else {
-            return self.fault(unknown(bar, Way::Read, at, out.len()));
-        };
-        let role = self.plan.role(id);
-        match role {
-            // What has come up until now belongs to what the guest is about to see.
-            Role::Status => {
-                self.collect();
-                self.level();
-            }
-            Role::Block { block, high: false } => self.ask_block(usize::from(block)),
-            // The card may have set it anew.
-            _ if self.recalled & bit(id) != 0 => {
-                self.collect();
-                self.level();
-            }
-            _ => {}
-        }
-        if !self.machine.hooked(id, Way::Read) {
-            self.answer(bar, at, piece, role, out);
-            return self.tell_moved();
-        }
-        let pending = self.machine.ask(Seen::Read { register: id });
-        if let Err(refusal) = self.examine(&pending) {
-            return self.refuse(refusal);
-        }
-        self.answer(bar, at, piece, role, out);
-        let moves = self.machine.commit(pending);
-        self.moved(&moves);
-        if moves.reset() {
-            self.begun_again();
-        } else if role == Role::Plain {
-            self.look();
-        }
-        self.tell_moved();
-    }
-
-    /// What the guest reads there.
-    fn answer(&mut self, bar: u8, at: u64, piece: &Piece, role: Role, out: &mut [u8]) {
-        let value = match role {
-            Role::Plain if piece.register.is_some_and(|id| self.recalled & bit(id) != 0) => {
-                piece.register.map_or(0, |id| self.machine.value(id))
-            }
-            Role::Plain => {
-                self.bus.read_at(bar, at, out);
-                return self.suspicious(out);
-            }
-            Role::Port => {
-                if let Some(id) = piece.register {
-                    self.port_reads(bar, id, out);
-                }
-                return;
-            }
-            Role::Status => self.status(),
-            Role::Mask => self.interrupts.mask,
-            Role::Base { ring, high } => self.base_half(ring, high),
-            Role::Block { block, high } => self.block_half(block, high),
-        };
-        put(value, piece.within, out);
-    }
-
-    fn refuse(&mut self, refusal: Refusal) {
-        self.rings.iter_mut().for_each(super::rings::ShadowRing::drop_vetted);
-        match refusal {
-            Refusal::Ignored => {}
-            Refusal::Fault(fault) => self.fault(fault),
-        }
-    }
-
-    fn write_piece(&mut self, bar: u8, at: u64, piece: &Piece, part: &[u8], bytes: &[u8]) {
-        let Some(id) = piece.register else {
-            return self.fault(unknown(bar, Way::Write, at, part.len()));
-        };
-        if self.plan.role(id) == Role::Status {
-            // What has come up until now is cleared too, as it is on the card.
-            self.collect();
-        }
-        let value = self.machine.merged(piece, bytes);
-        if !self.machine.hooked(id, Way::Write) {
-            // Boot ROM, tests of the chip: what a card keeps beyond its guest. The hardware does not hear of it.
-            if self.plan.silent & bit(id) != 0 {
-                return;
-            }
-            if let Err(fault) = self.perform(bar, at, piece, id, part, value) {
-                return self.fault(fault);
-            }
-            self.note(piece, bytes);
-            self.begin_transfer(id, value);
-            return self.performed(id);
-        }
-        let pending = self.machine.ask(Seen::Write { register: id, value });
-        if let Err(refusal) = self.examine(&pending) {
-            return self.refuse(refusal);
-        }
-        if pending.resets()
-            && let Some((register, value)) = self.plan.reset.written()
-            && std::ptr::eq(register, self.machine.register(id))
-        {
-            // What else the guest asks for in the same write would come before or after the reset: nobody knows.
-            self.bus.write(register, value);
-        } else if let Err(fault) = self.perform(bar, at, piece, id, part, value) {
-            return self.fault(fault);
-        }
-        self.happen(pending, id, value);
-    }
-
-    /// A write that the hardware has heard of happens for the model.
-    fn happen(&mut self, pending: Pending, id: RegisterId, value: u32) {
-        let moves = self.machine.commit(pending);
-        self.moved(&moves);
-        if moves.reset() {
-            return self.begun_again();
-        }
-        self.begin_transfer(id, value);
-        self.performed(id);
-    }
-
-    /// What follows a write.
-    fn performed(&mut self, id: RegisterId) {
-        match self.plan.role(id) {
-            Role::Status => {
-                self.look();
-                self.show_status();
-                self.relieved();
-            }
-            Role::Mask => {
-                self.collect();
-                self.relieved();
-            }
-            Role::Port => self.tell_moved(),
-            _ => {
-                self.look();
-            }
-        }
-        self.show_written(Some(id));
-    }
-
-    /// Does what a write asks for, in the hardware and in what is virtual.
-    fn perform(
-        &mut self,
-        bar: u8,
-        at: u64,
-        piece: &Piece,
-        id: RegisterId,
-        part: &[u8],
-        value: u32,
-    ) -> Result<(), Fault> {
-        let written = lanes(piece.within, piece.width);
-        match self.plan.role(id) {
-            Role::Status => {
-                // The hardware's were cleared when they were collected.
-                self.interrupts.status &= !(value & written);
-            }
-            Role::Mask => {
-                self.interrupts.mask = value;
-                self.bus.write_at(bar, at, part);
-            }
-            Role::Base { ring, high } => self.set_base(ring, high, value),
-            Role::Block { block, high } => self.set_block(usize::from(block), high, value)?,
-            Role::Port => self.port_writes(bar, id, part),
-            Role::Plain => {
-                self.publish_rung(id, value & written)?;
-                if !self.switch(id, value) {
-                    self.bus.write_at(bar, at, part);
-                    if self.plan.bank == Some(id)
-                        && let Some(banks) = self.model.banks
-                    {
-                        self.bus.bank = (value as u8 & banks.mask) >> (banks.shift % 8);
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
+/// The interrupt status and mask as the guest sees them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Virtual {
+    pub(super) status: u32,
+    pub(super) mask: u32,
+    /// Live bits of the hardware's status when it was last read.
+    pub(super) live: u32,
 }
 
-/// The bytes of a value from `within` on; what is beyond it is zero.
-fn put(value: u32, within: u8, out: &mut [u8]) {
-    let bytes = value.to_le_bytes();
-    for (at, byte) in out.iter_mut().enumerate() {
-        *byte = bytes.get(usize::from(within) + at).copied().unwrap_or(0);
-    }
+/// A block of guest memory that the device writes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct BlockState {
+    /// What the guest wrote.
+    pub(super) low: u32,
+    pub(super) high: u32,
+    /// Being written by the device: guest address.
+    pub(super) busy: Option<u64>,
 }
 
-fn unknown(bar: u8, way: Way, offset: u64, width: usize) -> Fault {
-    let doing = if way == Way::Read { "read" } else { "write" };
-    Fault::register("unknown-register", format!("{doing} of {width} bytes at {offset:#x} of BAR {bar}"))
+/// The guest; see the module.
+pub(super) struct Guest {
+    pub(super) machine: Machine,
+    pub(super) bars: BarMap,
+    pub(super) config: ConfigSpace,
+    pub(super) line: Line,
+    pub(super) ground: Ground,
+    pub(super) rings: Vec<ShadowRing>,
+    pub(super) blocks: Vec<BlockState>,
+    pub(super) transfer: Option<Transfer>,
+    /// It has just ended.
+    pub(super) all_moved: bool,
+    pub(super) interrupts: Virtual,
+    /// Registers that are shown as another card had them: one bit each. Their values are the machine's.
+    pub(super) recalled: u128,
+    /// The policy `stop` has struck.
+    pub(super) stopped: bool,
+    /// How many accesses the card had seen when it was reset last: none have come since if it is as many now.
+    pub(super) reset_at: u64,
+    pub(super) error_call: Option<Arc<dyn Interrupt>>,
+    pub(super) page: Option<Page>,
+}
+
+impl Guest {
+    /// One that has done nothing yet. `machine` is as after a reset; `rings` are empty, and one each of the model's.
+    pub(super) fn new(
+        machine: Machine,
+        identity: &Identity,
+        (bars, page): (BarMap, Option<Page>),
+        rings: Vec<ShadowRing>,
+    ) -> Self {
+        let model: &StateModel = machine.model();
+        Guest {
+            config: ConfigSpace::new(identity, &bars, IRQS),
+            ground: Ground::new(!model.rings.is_empty() || !model.blocks.is_empty()),
+            blocks: vec![BlockState::default(); model.blocks.len()],
+            machine,
+            bars,
+            line: Line::new(),
+            rings,
+            transfer: None,
+            all_moved: false,
+            interrupts: Virtual::default(),
+            recalled: 0,
+            stopped: false,
+            reset_at: 0,
+            error_call: None,
+            page,
+        }
+    }
+
+    /// The half of the next guest. What this one has granted is taken back from the hardware. The BARs and their page are handed on: the
+    /// next guest gets fresh ones when it is admitted, and until then they are what the function has.
+    pub(super) fn leave(&mut self, hardware: &mut impl Hardware) -> Guest {
+        self.ground.clear(hardware);
+        let mut machine = self.machine.clone();
+        machine.reset();
+        let rings = self.rings.iter().map(ShadowRing::emptied).collect();
+        let shown = (self.bars.clone(), self.page.take());
+        Guest::new(machine, &hardware.identity(), shown, rings)
+    }
+
+    /// Half of a ring's base address as the guest knows it.
+    pub(super) fn base_half(&self, ring: u8, high: bool) -> u32 {
+        let base = self.rings.get(usize::from(ring)).map_or(0, |ring| ring.base);
+        if high { (base >> 32) as u32 } else { base as u32 }
+    }
+
+    pub(super) fn set_base(&mut self, ring: u8, high: bool, value: u32) {
+        let Some(ring) = self.rings.get_mut(usize::from(ring)) else { return };
+        ring.base = match high {
+            true => ring.base & 0xffff_ffff | u64::from(value) << 32,
+            false => ring.base & !0xffff_ffff | u64::from(value),
+        };
+    }
+
+    /// Half of a block's address as the guest knows it; the flag that starts it is there until the hardware was seen to have ended.
+    pub(super) fn block_half(&self, block: u8, high: bool) -> u32 {
+        let block = self.blocks.get(usize::from(block));
+        block.map_or(0, |block| if high { block.high } else { block.low })
+    }
+
+    /// The device has written a block.
+    pub(super) fn block_done(&mut self, at: usize) {
+        let model = self.machine.model();
+        let Some((state, table)) = self.blocks.get_mut(at).zip(model.blocks.get(at)) else { return };
+        if let Some(gpa) = state.busy.take() {
+            state.low &= !table.start;
+            self.ground.view().wrote(gpa, table.size.into());
+        }
+    }
+
+    /// Whether the hardware may be using this guest's memory now.
+    pub(super) fn lends(&self) -> bool {
+        self.rings.iter().any(|ring| ring.live) || self.blocks.iter().any(|block| block.busy.is_some())
+    }
+
+    /// Tells the VMM that something is wrong with the function.
+    pub(super) fn cry(&self) {
+        if let Some(call) = &self.error_call {
+            call.signal();
+        }
+    }
 }

@@ -7,7 +7,7 @@
 //! While the guest's line is up the hardware's stays masked: the guest already has a reason to look.
 
 use ioplane_hardware::Hardware;
-use ioplane_model::{Await, Seen};
+use ioplane_model::{Await, Reads, RegisterId, Seen};
 
 use super::Monitor;
 use super::bus::{bit, full};
@@ -25,41 +25,41 @@ impl<H: Hardware> Monitor<H> {
     }
 
     pub(super) fn status_kept(&self) -> u32 {
-        let live = self.model.interrupts.live;
-        self.interrupts.status & !live | self.interrupts.live & live
+        let live = self.card.model.interrupts.live;
+        self.guest.interrupts.status & !live | self.guest.interrupts.live & live
     }
 
     /// Takes the hardware's status over and looks at the rings. Gives the bits that came, and how many descriptors.
     pub(super) fn collect(&mut self) -> (u32, u32) {
-        let register = self.machine.register(self.plan.status);
-        let raw = self.peek(self.plan.status);
+        let register = self.guest.machine.register(self.card.plan.status);
+        let raw = self.peek(self.card.plan.status);
         if raw == full(register) {
-            self.bus.suspect();
+            self.card.bus.suspect();
         }
-        if self.bus.gone() {
+        if self.card.bus.gone() {
             self.settle_faults();
             return (0, 0);
         }
-        let live = self.model.interrupts.live;
+        let live = self.card.model.interrupts.live;
         let fresh = raw & !live;
         if fresh != 0 {
-            self.poke(self.plan.status, fresh);
+            self.poke(self.card.plan.status, fresh);
         }
         self.rechoose();
         let done = self.look();
-        let risen = raw & live & !self.interrupts.live;
-        self.interrupts.live = raw & live;
-        self.interrupts.status |= fresh;
-        if self.recalled != 0 {
-            let anew = self.plan.shown().filter(|(_, until)| fresh & until != 0);
-            self.recalled &= !anew.fold(0, |bits, (id, _)| bits | bit(id));
+        let risen = raw & live & !self.guest.interrupts.live;
+        self.guest.interrupts.live = raw & live;
+        self.guest.interrupts.status |= fresh;
+        if self.guest.recalled != 0 {
+            let anew = self.card.plan.shown().filter(|(_, until)| fresh & until != 0);
+            self.guest.recalled &= !anew.fold(0, |bits, (id, _)| bits | bit(id));
             self.show_alive();
         }
         if fresh | risen != 0 {
             self.tell(Seen::Interrupt { bits: fresh | risen });
             self.look_again();
         }
-        if (fresh | risen) & !self.model.interrupts.traffic != 0 {
+        if (fresh | risen) & !self.card.model.interrupts.traffic != 0 {
             self.show_alive();
         }
         self.show_status();
@@ -68,94 +68,114 @@ impl<H: Hardware> Monitor<H> {
 
     /// A state that an interrupt led to may wait for what the rings have shown already.
     fn look_again(&mut self) {
-        if !self.machine.reusable() {
+        if !self.guest.machine.reusable() {
             self.look();
         }
     }
 
     /// Shows the virtual status in the shadow page.
     pub(super) fn show_status(&mut self) {
-        if self.page.as_ref().is_some_and(|page| page.used) {
-            self.show(self.plan.status);
+        if self.guest.page.as_ref().is_some_and(|page| page.used) {
+            self.show(self.card.plan.status);
         }
     }
 
     /// The guest's line, as status and mask say.
     pub(super) fn level(&mut self) {
-        let up = self.status_kept() & self.interrupts.mask & self.model.interrupts.bits != 0;
-        let up = up && !self.dead() && !self.stopped;
-        self.config.set_interrupt(up);
-        self.line.set(up);
+        let up = self.status_kept() & self.guest.interrupts.mask & self.card.model.interrupts.bits != 0;
+        let up = up && !self.card.dead() && !self.guest.stopped;
+        self.guest.config.set_interrupt(up);
+        self.guest.line.set(up);
     }
 
     /// After the guest has touched its status or mask: its line, and if that is down the hardware may interrupt again.
     pub(super) fn relieved(&mut self) {
-        if self.storm {
+        if self.card.storm {
             // One more try for each time that the guest asks.
-            (self.storm, self.idle) = (false, STORM - 1);
+            (self.card.storm, self.card.idle) = (false, STORM - 1);
         }
         self.level();
         self.unmask();
     }
 
     pub(super) fn unmask(&mut self) {
-        if self.masked && !self.line.level() && !self.storm && !self.dead() {
-            self.masked = false;
-            let unmasked = self.bus.hardware().unmask();
-            self.bus.judge(unmasked);
+        if self.card.masked && !self.guest.line.level() && !self.card.storm && !self.card.dead() {
+            self.card.masked = false;
+            let unmasked = self.card.bus.hardware().unmask();
+            self.card.bus.judge(unmasked);
             self.settle_faults();
         }
     }
 
     /// An interrupt of the hardware, if there is one.
     pub(super) fn hear(&mut self) {
-        if self.dead() || !self.bus.hardware().heard() {
+        if self.card.dead() || !self.card.bus.hardware().heard() {
             return;
         }
-        self.counts.totals.heard += 1;
+        self.card.counts.totals.heard += 1;
         self.stir_page();
-        self.masked = true;
-        if self.parked.is_some() {
+        self.card.masked = true;
+        if self.card.parked.is_some() {
             // Nothing happens now; it is asked again when the device goes on.
             return;
         }
         let (fresh, done) = self.collect();
         self.level();
-        if fresh & self.interrupts.mask == 0 && done == 0 && !self.line.level() {
-            self.idle = self.idle.saturating_add(1);
-            if self.idle >= STORM && !self.storm {
-                self.storm = true;
+        if fresh & self.guest.interrupts.mask == 0 && done == 0 && !self.guest.line.level() {
+            self.card.idle = self.card.idle.saturating_add(1);
+            if self.card.idle >= STORM && !self.card.storm {
+                self.card.storm = true;
                 let text = format!("{STORM} interrupts in a row without a reason; no longer listened to");
                 self.fault(Fault::hardware("storm", text));
             }
         } else {
-            self.idle = 0;
+            self.card.idle = 0;
         }
         self.unmask();
     }
 
     /// Asks the hardware for what the present states wait for. False: nothing came of it.
     pub(super) fn ask_hardware(&mut self) -> bool {
-        let before = self.machine.updates();
-        for at in 0..self.blocks.len() {
+        let before = self.guest.machine.updates();
+        for at in 0..self.guest.blocks.len() {
             self.ask_block(at);
         }
         let mut awaits = [None::<Await>; AWAITS];
-        for (place, wait) in awaits.iter_mut().zip(self.machine.awaits()) {
+        for (place, wait) in awaits.iter_mut().zip(self.guest.machine.awaits()) {
             *place = Some(wait);
         }
         for wait in awaits.into_iter().flatten() {
             let value = self.peek(wait.register);
             self.rechoose();
-            if value & wait.mask == wait.is && !self.bus.gone() {
+            if value & wait.mask == wait.is && !self.card.bus.gone() {
                 self.tell(Seen::Became { register: wait.register, value });
             }
         }
-        if self.machine.awaits_emptied() && self.emptied() {
-            self.tell(Seen::Emptied);
+        for condition in 0..self.guest.machine.conditions().len() as u8 {
+            // Asked one by one: what is told of one may end the wait for the next.
+            if self.guest.machine.awaits_conditions().any(|waits| waits == condition)
+                && self.came_to_hold(condition)
+            {
+                self.tell(Seen::Holds { condition });
+            }
         }
         self.look();
         self.settle_faults();
-        self.machine.updates() != before
+        self.guest.machine.updates() != before
+    }
+
+    /// Whether a condition that a state waits for holds, by the hardware's registers where they can be read and by what was written
+    /// where they cannot.
+    fn came_to_hold(&mut self, condition: u8) -> bool {
+        let Some(condition) = self.card.plan.awaited.get(usize::from(condition)).copied() else {
+            return false;
+        };
+        let read = |id: RegisterId| match self.guest.machine.register(id).reads {
+            Reads::Plain | Reads::Alive => self.peek(id),
+            Reads::Never | Reads::Effect => self.guest.machine.value(id),
+        };
+        let holds = condition.inputs.give(read, condition.table.holds);
+        self.rechoose();
+        holds && !self.card.bus.gone()
     }
 }

@@ -1,11 +1,12 @@
 //! The monitor: hardware driven by a guest's stock driver, under watch of a state model. It knows no device.
 //!
 //! ```text
-//!   guest --access--> guest.rs --hooked?--> Machine (ask) --> check.rs --> hardware --> Machine (commit)
+//!   guest --access--> access.rs -hooked?--> Machine (ask) --> check.rs --> hardware --> Machine (commit)
 //!                        '------ not hooked -----------------------------> hardware
+//!   card.rs       the half that outlives guests       guest.rs  the half that goes with one
 //!   feed.rs       rings and blocks as the guest's registers have them
 //!   rings.rs      descriptors copied once, checked, translated; statuses copied back
-//!   card.rs       card memory behind a data port
+//!   port.rs       memory of the device, behind a data port
 //!   interrupt.rs  hardware's status -> virtual status & virtual mask -> INTA# of the guest
 //!   still.rs      recognised quiescence: halt, look once more, remember; and back
 //!   derive.rs     in which states a device is after it was brought back, by the writes that did it
@@ -23,6 +24,7 @@
 //! port. Through the data port a guest moves what was checked and no byte more, from where the card is, not from where it was told
 //! to be.
 
+mod access;
 mod banks;
 mod bus;
 mod card;
@@ -37,26 +39,22 @@ mod interrupt;
 mod page;
 mod plan;
 mod policy;
+mod port;
 mod rings;
 mod state;
 mod still;
 
-use std::sync::Arc;
-
-use ioplane_device::{DeviceInfo, Interrupt};
+use ioplane_device::DeviceInfo;
 use ioplane_hardware::{Hardware, HardwareError};
-use ioplane_memory::{MapError, MappingError, Region as Memory};
+use ioplane_memory::{MapError, MappingError};
 use ioplane_model::{Machine, ModelFault, Moves, Reads, Seen, StateModel};
-use ioplane_pci::{Bar, BarMap, ConfigSpace, Line, PAGE, Space};
+use ioplane_pci::{Bar, BarMap, PAGE, Space};
 
 use bus::Bus;
-use card::Transfer;
-use counts::Counts;
-use ground::Ground;
+use card::Card;
+use guest::Guest;
 use page::Page;
 use plan::Plan;
-use rings::ShadowRing;
-use still::Remembered;
 
 pub use counts::{EVENTS, Fault, FaultCount, Happening, Reading, Totals, What};
 pub use ground::{OWN, WINDOW};
@@ -120,63 +118,11 @@ pub enum MonitorError {
     Mapping(#[from] MappingError),
 }
 
-/// The interrupt status and mask as the guest sees them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Virtual {
-    status: u32,
-    mask: u32,
-    /// Live bits of the hardware's status when it was last read.
-    live: u32,
-}
-
-/// A block of guest memory that the device writes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct BlockState {
-    /// What the guest wrote.
-    low: u32,
-    high: u32,
-    /// Being written by the device: guest address.
-    busy: Option<u64>,
-}
-
-/// A physical function under watch: an [`ioplane_pci::Function`] for any host.
+/// A physical function under watch: an [`ioplane_pci::Function`] for any host. In two halves: what is there whoever the guest is (`card.rs`), and
+/// what goes with the guest (`guest.rs`).
 pub struct Monitor<H: Hardware> {
-    info: DeviceInfo,
-    bus: Bus<H>,
-    model: &'static StateModel,
-    machine: Machine,
-    plan: Plan,
-    bars: BarMap,
-    config: ConfigSpace,
-    line: Line,
-    ground: Ground,
-    rings: Vec<ShadowRing>,
-    /// The rings' memory, mapped for the hardware.
-    own: Option<Memory>,
-    blocks: Vec<BlockState>,
-    transfer: Option<Transfer>,
-    /// It has just ended.
-    all_moved: bool,
-    /// Whether the card's address, low and high byte, is what was last written.
-    address_told: (bool, bool),
-    interrupts: Virtual,
-    /// Registers that are shown as another card had them: one bit each. Their values are the model's.
-    recalled: u128,
-    /// The hardware's INTA# is masked, by itself, until it is unmasked.
-    masked: bool,
-    /// Interrupts in a row that meant nothing.
-    idle: u32,
-    storm: bool,
-    policies: Policies,
-    /// The policy `stop` has struck.
-    stopped: bool,
-    error_call: Option<Arc<dyn Interrupt>>,
-    /// Its last reset failed: nobody knows what the hardware would do. It is left alone, and answers with all ones, until one succeeds.
-    unusable: Option<String>,
-    page: Option<Page>,
-    counts: Counts,
-    /// The device stands still: how it is to go on.
-    parked: Option<Box<Remembered>>,
+    card: Card<H>,
+    guest: Guest,
 }
 
 impl<H: Hardware> Monitor<H> {
@@ -227,34 +173,11 @@ impl<H: Hardware> Monitor<H> {
             bars = bars.with(index, ours);
         }
         let (rings, own) = rings::make(model.rings)?;
+        let info = DeviceInfo { name: options.name, kind: model.name, queues: 0 };
+        let bus = Bus::new(hardware, model.bar);
         let mut monitor = Monitor {
-            info: DeviceInfo { name: options.name, kind: model.name, queues: 0 },
-            config: ConfigSpace::new(&identity, &bars, function::IRQS),
-            bus: Bus::new(hardware, model.bar),
-            model,
-            machine,
-            plan,
-            bars,
-            line: Line::new(),
-            ground: Ground::new(!model.rings.is_empty() || !model.blocks.is_empty()),
-            rings,
-            own,
-            blocks: vec![BlockState::default(); model.blocks.len()],
-            transfer: None,
-            all_moved: false,
-            address_told: (false, false),
-            interrupts: Virtual::default(),
-            recalled: 0,
-            masked: false,
-            idle: 0,
-            storm: false,
-            policies: options.policies,
-            stopped: false,
-            error_call: None,
-            unusable: None,
-            page,
-            counts: Counts::new(),
-            parked: None,
+            card: Card::new(info, bus, model, plan, own, options.policies),
+            guest: Guest::new(machine, &identity, (bars, page), rings),
         };
         monitor.take_over()?;
         Ok(monitor)
@@ -264,82 +187,82 @@ impl<H: Hardware> Monitor<H> {
     fn take_over(&mut self) -> Result<(), MonitorError> {
         use ioplane_pci::spec;
         let open = spec::COMMAND_IO | spec::COMMAND_MEMORY;
-        let hardware = self.bus.hardware();
+        let hardware = self.card.bus.hardware();
         let mut command = [0; 2];
         hardware.read_config(spec::COMMAND as u64, &mut command)?;
         let command =
             (u16::from_le_bytes(command) | open) & !spec::COMMAND_MASTER & !spec::COMMAND_INTX_DISABLE;
         hardware.write_config(spec::COMMAND as u64, &command.to_le_bytes())?;
-        if let Some(own) = &self.own {
+        if let Some(own) = &self.card.own {
             hardware.map(OWN, own)?;
         }
         self.reset_hardware()?;
-        self.bus.hardware().listen()?;
+        self.card.bus.hardware().listen()?;
         self.remember_fresh();
         self.settle_faults();
-        if self.bus.gone() { Err(self.lost().into()) } else { Ok(()) }
+        if self.card.bus.gone() { Err(self.card.lost().into()) } else { Ok(()) }
     }
 
     /// Gives the hardware back: its memory wiped, reset, with nothing mapped for it. Dropping the monitor does the same.
     pub fn into_hardware(mut self) -> H {
         self.let_go();
-        self.bus.give_back().expect("it is given back once: this takes the monitor")
+        self.card.bus.give_back().expect("it is given back once: this takes the monitor")
     }
 
     fn let_go(&mut self) {
-        let _ = self.bus.hardware().master(false);
+        let _ = self.card.bus.hardware().master(false);
         self.wipe();
         // What fails here will be noticed by whoever takes it over next.
         let _ = self.reset_hardware();
-        self.ground.clear(self.bus.hardware());
-        if let Some(own) = &self.own {
-            let _ = self.bus.hardware().unmap(OWN, own.len());
+        self.guest.ground.clear(self.card.bus.hardware());
+        if let Some(own) = &self.card.own {
+            let _ = self.card.bus.hardware().unmap(OWN, own.len());
         }
     }
 
     /// The model that runs.
     pub fn model(&self) -> &'static StateModel {
-        self.model
+        self.card.model
     }
 
     /// The failure policies in force.
     pub fn policies(&self) -> Policies {
-        self.policies
+        self.card.policies
     }
 
     /// Other failure policies, from now on.
     pub fn set_policies(&mut self, policies: Policies) {
-        self.policies = policies;
+        self.card.policies = policies;
     }
 
     /// Everything that it counts, and where the model is.
     pub fn reading(&self) -> Reading {
         let totals = Totals {
-            updates: self.machine.updates(),
-            given: self.line.signals(),
-            ..self.counts.totals.clone()
+            updates: self.guest.machine.updates(),
+            given: self.card.counts.totals.given + self.guest.line.signals(),
+            ..self.card.counts.totals.clone()
         };
         Reading {
             totals,
-            states: self.machine.states().map(|(region, state)| (region, state.name)).collect(),
-            reusable: self.machine.reusable(),
-            stopped: self.stopped,
-            gone: self.bus.gone(),
-            faults: self.counts.faults().to_vec(),
-            next_event: self.counts.next(),
+            states: self.guest.machine.states().map(|(region, state)| (region, state.name)).collect(),
+            reusable: self.guest.machine.reusable(),
+            stopped: self.guest.stopped,
+            gone: self.card.bus.gone(),
+            faults: self.card.counts.faults().to_vec(),
+            next_event: self.card.counts.next(),
         }
     }
 
     /// The events that are still kept, from number `since` on: at most [`EVENTS`].
     pub fn events(&self, since: u64) -> Vec<Happening> {
-        self.counts.events(since)
+        self.card.counts.events(since)
     }
 
     /// Tells the model of something that has happened. What it would have to check first cannot be undone any more, and is denied
     /// where it matters: at the registers.
     fn tell(&mut self, seen: Seen) {
-        let pending = self.machine.ask(seen);
-        let moves = self.machine.commit(pending);
+        let pending = self.guest.machine.ask(seen);
+        let moves = self.guest.machine.commit(pending);
         self.moved(&moves);
     }
 
@@ -348,58 +271,53 @@ impl<H: Hardware> Monitor<H> {
         if moves.is_empty() {
             return;
         }
-        for (region, from, to) in self.machine.moves(moves) {
-            self.counts.happened(What::Moved { region, from, to });
+        for (region, from, to) in self.guest.machine.moves(moves) {
+            self.card.counts.happened(What::Moved { region, from, to });
         }
     }
 
     /// A denial, or trouble with the hardware: counted, named, and answered as the policy says.
     fn fault(&mut self, fault: Fault) {
-        let policy = self.policies.of(fault.cause);
+        let policy = self.card.policies.of(fault.cause);
         let hardware = fault.cause == Cause::Hardware;
         let gone = fault.name == "gone";
-        self.counts.fault(fault);
+        self.card.counts.fault(fault);
         match policy {
             Policy::Ignore => {}
             Policy::Error => {
-                let error = self.model.interrupts.error;
+                let error = self.card.model.interrupts.error;
                 // The model does not hear of it: it follows the hardware, which knows nothing of this.
-                self.interrupts.status |= error;
+                self.guest.interrupts.status |= error;
                 self.show_status();
                 self.level();
             }
             Policy::Stop => {
-                if !self.stopped {
-                    self.stopped = true;
+                if !self.guest.stopped {
+                    self.guest.stopped = true;
                     // It does nothing for this guest any more.
-                    let silenced = self.bus.hardware().master(false);
-                    self.bus.judge(silenced);
-                    self.cry();
+                    self.card.silence();
+                    self.guest.cry();
                 }
             }
         }
         if hardware && gone {
-            self.line.set(false);
+            self.guest.line.set(false);
             self.show_dead();
-            self.cry();
+            self.guest.cry();
         }
     }
 
-    /// Tells the VMM that something is wrong with the function.
-    fn cry(&self) {
-        if let Some(call) = &self.error_call {
-            call.signal();
-        }
-    }
-
-    /// Whether it is beyond use: gone, or not to be reset.
-    fn dead(&self) -> bool {
-        self.bus.gone() || self.unusable.is_some()
+    /// The guest has left, and its half with it: nothing that it has written, granted or begun is there for the next one.
+    fn change_guest(&mut self) {
+        let next = self.guest.leave(self.card.bus.hardware());
+        let gone = std::mem::replace(&mut self.guest, next);
+        self.card.counts.totals.given += gone.line.signals();
+        self.guest.reset_at = self.card.counts.totals.accesses;
     }
 
     /// Counts what went wrong below since the last call.
     fn settle_faults(&mut self) {
-        while let Some(faults) = self.bus.faults() {
+        while let Some(faults) = self.card.bus.faults() {
             for fault in faults {
                 self.fault(fault);
             }
@@ -410,8 +328,8 @@ impl<H: Hardware> Monitor<H> {
 impl<H: Hardware> std::fmt::Debug for Monitor<H> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Monitor")
-            .field("info", &self.info)
-            .field("model", &self.model.name)
+            .field("info", &self.card.info)
+            .field("model", &self.card.model.name)
             .finish_non_exhaustive()
     }
 }
@@ -419,7 +337,7 @@ impl<H: Hardware> std::fmt::Debug for Monitor<H> {
 impl<H: Hardware> Drop for Monitor<H> {
     /// Whoever gets the hardware next, a driver of the host included, finds nothing of the guest's in it.
     fn drop(&mut self) {
-        if self.bus.is_here() {
+        if self.card.bus.is_here() {
             self.let_go();
         }
     }

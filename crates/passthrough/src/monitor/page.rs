@@ -156,86 +156,86 @@ impl Page {
 impl<H: Hardware> Monitor<H> {
     /// A fresh page in the place of the one that there is: a client that has left may keep that.
     pub(super) fn renew_page(&mut self) -> Result<(), MappingError> {
-        if self.page.is_none() {
+        if self.guest.page.is_none() {
             return Ok(());
         }
         let (page, pages) = Page::new()?;
         let mut bars = BarMap::new();
-        for ((index, bar), (_, before)) in self.bars.trapped().iter().zip(self.bars.iter()) {
+        for ((index, bar), (_, before)) in self.guest.bars.trapped().iter().zip(self.guest.bars.iter()) {
             let shown = before.pages().iter().any(|pages| pages.touch == Touch::Shadow);
             let bar = bar.clone();
             let fresh = if shown { bar.clone().with_pages(pages.clone()).unwrap_or(bar) } else { bar };
             bars = bars.with(index, fresh);
         }
-        (self.bars, self.page) = (bars, Some(page));
+        (self.guest.bars, self.guest.page) = (bars, Some(page));
         Ok(())
     }
 
     /// If it is time for that: what the guest would find if it asked the hardware.
     pub(super) fn refresh(&mut self) {
-        if !self.page.as_ref().is_some_and(Page::due) {
+        if !self.guest.page.as_ref().is_some_and(Page::due) {
             return;
         }
-        let runs = self.parked.is_none() && !self.stopped && !self.dead();
+        let runs = self.card.parked.is_none() && !self.guest.stopped && !self.card.dead();
         if runs {
             self.ask_hardware();
             self.collect();
             self.level();
             self.show_alive();
         }
-        let waits = runs && !self.machine.reusable();
-        if let Some(page) = &mut self.page {
+        let waits = runs && !self.guest.machine.reusable();
+        if let Some(page) = &mut self.guest.page {
             page.again(waits);
         }
     }
 
     /// The guest has written a register, or will be interrupted.
     pub(super) fn stir_page(&mut self) {
-        if let Some(page) = &mut self.page {
+        if let Some(page) = &mut self.guest.page {
             page.stir();
         }
     }
 
     /// What answers with all ones does so in the page too.
     pub(super) fn show_dead(&self) {
-        if let Some(page) = self.page.as_ref().filter(|page| page.used) {
+        if let Some(page) = self.guest.page.as_ref().filter(|page| page.used) {
             page.fill(0xff);
         }
     }
 
     /// Shows a register that was written in the shadow page.
     pub(super) fn show_written(&mut self, id: Option<RegisterId>) {
-        let Some(id) = id.filter(|_| self.page.as_ref().is_some_and(|page| page.used)) else { return };
+        let Some(id) = id.filter(|_| self.guest.page.as_ref().is_some_and(|page| page.used)) else { return };
         self.show(id);
     }
 
     /// Shows a register's present value in the shadow page.
     pub(super) fn show(&mut self, id: RegisterId) {
-        let register = self.machine.register(id);
+        let register = self.guest.machine.register(id);
         if matches!(register.reads, Reads::Never | Reads::Effect) || register.bank.is_some() {
             return;
         }
         let at = u64::from(register.offset);
         let width = usize::from(register.width).min(WIDEST);
         let mut bytes = [0; WIDEST];
-        match self.plan.role(id) {
-            Role::Plain if self.recalled & bit(id) != 0 => {
-                bytes[..4].copy_from_slice(&self.machine.value(id).to_le_bytes());
+        match self.card.plan.role(id) {
+            Role::Plain if self.guest.recalled & bit(id) != 0 => {
+                bytes[..4].copy_from_slice(&self.guest.machine.value(id).to_le_bytes());
             }
-            Role::Plain => self.bus.read_at(self.model.bar, at, &mut bytes[..width]),
+            Role::Plain => self.card.bus.read_at(self.card.model.bar, at, &mut bytes[..width]),
             Role::Port => return,
             role => {
                 let value = match role {
                     Role::Status => self.status_kept(),
-                    Role::Mask => self.interrupts.mask,
-                    Role::Base { ring, high } => self.base_half(ring, high),
-                    Role::Block { block, high } => self.block_half(block, high),
+                    Role::Mask => self.guest.interrupts.mask,
+                    Role::Base { ring, high } => self.guest.base_half(ring, high),
+                    Role::Block { block, high } => self.guest.block_half(block, high),
                     Role::Plain | Role::Port => 0,
                 };
                 bytes[..4].copy_from_slice(&value.to_le_bytes());
             }
         }
-        if let Some(page) = &self.page {
+        if let Some(page) = &self.guest.page {
             page.put(at, &bytes[..width]);
         }
     }
@@ -247,19 +247,19 @@ impl<H: Hardware> Monitor<H> {
 
     /// Shows everything.
     pub(super) fn show_all(&mut self) {
-        if self.dead() {
+        if self.card.dead() {
             return self.show_dead();
         }
         self.show_those(|_| true);
     }
 
     fn show_those(&mut self, which: impl Fn(Reads) -> bool) {
-        if !self.page.as_ref().is_some_and(|page| page.used) {
+        if !self.guest.page.as_ref().is_some_and(|page| page.used) {
             return;
         }
-        for at in 0..self.plan.all.len() {
-            let id = self.plan.all[at];
-            if which(self.machine.register(id).reads) {
+        for at in 0..self.card.plan.all.len() {
+            let id = self.card.plan.all[at];
+            if which(self.guest.machine.register(id).reads) {
                 self.show(id);
             }
         }

@@ -1,6 +1,8 @@
 //! What a model's names mean to the monitor: looked up once, at start.
 
-use ioplane_model::{Check, Flow, Machine, RegisterId, Restore, StateModel, Way, Writes};
+use ioplane_model::{
+    Check, Condition, DataPort, Flow, Machine, RegisterId, Restore, StateModel, VALUES, Writes,
+};
 
 use crate::reset::ByRegisters;
 
@@ -17,7 +19,7 @@ pub(super) enum Role {
     Base { ring: u8, high: bool },
     /// Half of a block's address.
     Block { block: u8, high: bool },
-    /// The card's data port.
+    /// The data port.
     Port,
 }
 
@@ -27,10 +29,8 @@ pub(super) enum Rule {
     Ring(u8),
     Base(u8),
     Block(u8),
-    Card { start: (RegisterId, RegisterId), count: (RegisterId, RegisterId), way: Way },
-    CardPage { page: RegisterId, count: (RegisterId, RegisterId) },
-    Below(RegisterId, RegisterId),
-    Within(RegisterId),
+    /// By its place in [`Plan::conditions`].
+    Holds(u8),
     Deny(&'static str),
     Ignore,
 }
@@ -46,24 +46,70 @@ pub(super) enum Step {
     },
     Value(RegisterId, u32),
     Ring(u8),
-    Card,
+    Memory,
     /// Shown as it was, until an interrupt of these bits.
     Shown(RegisterId, u32),
 }
 
-/// Registers of a card's data port.
+/// The registers whose values a function of the model is given.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct CardPlan {
-    pub(super) port: RegisterId,
+pub(super) struct Inputs {
+    registers: [RegisterId; VALUES],
+    count: u8,
+}
+
+impl Inputs {
+    /// `None`: none, too many, or names of nothing.
+    fn new(machine: &Machine, names: &[&str]) -> Option<Self> {
+        let mut registers = [machine.find(names.first()?)?; VALUES];
+        if names.len() > VALUES {
+            return None;
+        }
+        for (place, name) in registers.iter_mut().zip(names) {
+            *place = machine.find(name)?;
+        }
+        Some(Inputs { registers, count: names.len() as u8 })
+    }
+
+    pub(super) fn registers(&self) -> &[RegisterId] {
+        &self.registers[..usize::from(self.count)]
+    }
+
+    /// Calls a function with their values.
+    #[inline]
+    pub(super) fn give<R>(
+        &self,
+        mut value: impl FnMut(RegisterId) -> u32,
+        function: impl FnOnce(&[u32]) -> R,
+    ) -> R {
+        let mut values = [0; VALUES];
+        let registers = self.registers();
+        for (place, id) in values.iter_mut().zip(registers) {
+            *place = value(*id);
+        }
+        function(&values[..registers.len()])
+    }
+}
+
+/// A condition of the model, and the registers that it looks at.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PlannedCondition {
+    pub(super) table: &'static Condition,
+    pub(super) inputs: Inputs,
+    /// The data port moves one of them.
+    pub(super) moves: bool,
+}
+
+/// The data port's registers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PortPlan {
+    pub(super) table: &'static DataPort,
+    pub(super) register: RegisterId,
     pub(super) address: (RegisterId, RegisterId),
     pub(super) count: (RegisterId, RegisterId),
     pub(super) reached: (RegisterId, RegisterId),
     pub(super) command: RegisterId,
-    pub(super) words: RegisterId,
-    pub(super) start: RegisterId,
-    pub(super) stop: RegisterId,
-    pub(super) boundary: RegisterId,
-    pub(super) current: RegisterId,
+    pub(super) inputs: Inputs,
 }
 
 /// A model, by numbers.
@@ -86,7 +132,11 @@ pub(super) struct Plan {
     pub(super) doorbells: Box<[Option<(RegisterId, u32)>]>,
     pub(super) reset: ByRegisters,
     pub(super) bank: Option<RegisterId>,
-    pub(super) card: Option<CardPlan>,
+    pub(super) port: Option<PortPlan>,
+    /// Conditions that are checks.
+    pub(super) conditions: Box<[PlannedCondition]>,
+    /// Conditions that are events, by the machine's numbers.
+    pub(super) awaited: Box<[PlannedCondition]>,
     pub(super) halt: Box<[Step]>,
     pub(super) restore: Box<[Step]>,
     /// Where a check of the table lies, and what it means; by rising address.
@@ -121,21 +171,34 @@ impl Plan {
                 None => Some(None),
             })
             .collect::<Option<_>>()?;
-        let card = match &model.card {
+        let port = match &model.port {
             None => None,
-            Some(card) => Some(CardPlan {
-                port: find(card.port)?,
-                address: pair(card.address)?,
-                count: pair(card.count)?,
-                reached: pair(card.reached)?,
-                command: find(card.command)?,
-                words: find(card.words.0)?,
-                start: find(card.pages.start)?,
-                stop: find(card.pages.stop)?,
-                boundary: find(card.pages.boundary)?,
-                current: find(card.pages.current)?,
+            Some(table) => Some(PortPlan {
+                table,
+                register: find(table.register)?,
+                address: pair(table.address)?,
+                count: pair(table.count)?,
+                reached: pair(table.reached)?,
+                command: find(table.command)?,
+                inputs: Inputs::new(machine, table.registers)?,
             }),
         };
+        let condition = |table: &'static Condition| {
+            let inputs = Inputs::new(machine, table.registers)?;
+            let moved =
+                |id: &RegisterId| port.is_some_and(|port| *id == port.address.0 || *id == port.address.1);
+            Some(PlannedCondition { table, inputs, moves: inputs.registers().iter().any(moved) })
+        };
+        let transitions = || model.regions.iter().flat_map(|region| region.transitions);
+        let mut conditions: Vec<PlannedCondition> = Vec::new();
+        for check in transitions().flat_map(|transition| transition.checks) {
+            if let Check::Holds(table) = *check
+                && !conditions.iter().any(|planned| planned.table == table)
+            {
+                conditions.push(condition(table)?);
+            }
+        }
+        let awaited = machine.conditions().iter().map(|table| condition(table)).collect::<Option<_>>()?;
         let mut roles = vec![Role::Plain; model.registers.len()].into_boxed_slice();
         let mut special = 0u128;
         let mut give = |id: RegisterId, role: Role| {
@@ -154,9 +217,9 @@ impl Plan {
         }
         give(status, Role::Status);
         give(mask, Role::Mask);
-        if let Some(card) = &card {
-            give(card.port, Role::Port);
-            give(card.command, Role::Plain);
+        if let Some(port) = &port {
+            give(port.register, Role::Port);
+            give(port.command, Role::Plain);
         }
         for (id, _) in enables.iter().chain(doorbells.iter().flatten()) {
             give(*id, Role::Plain);
@@ -172,7 +235,7 @@ impl Plan {
                     }
                     Restore::Value(name, value) => Some(find(name).map(|id| Step::Value(id, value))),
                     Restore::Ring(name) => Some(ring(name).map(Step::Ring)),
-                    Restore::Card => Some(Some(Step::Card)),
+                    Restore::Memory => Some(Some(Step::Memory)),
                     Restore::Shown(name, until) => Some(find(name).map(|id| Step::Shown(id, until))),
                     Restore::Lost(..) => None,
                 })
@@ -183,18 +246,15 @@ impl Plan {
                 Check::Ring(name) => Rule::Ring(ring(name)?),
                 Check::Base(name) => Rule::Base(ring(name)?),
                 Check::Block(name) => Rule::Block(block(name)?),
-                Check::Card { start, count, way } => {
-                    Rule::Card { start: pair(start)?, count: pair(count)?, way }
+                Check::Holds(table) => {
+                    let at = conditions.iter().position(|planned| planned.table == table)?;
+                    Rule::Holds(u8::try_from(at).ok()?)
                 }
-                Check::CardPage { page, count } => Rule::CardPage { page: find(page)?, count: pair(count)? },
-                Check::Below(low, high) => Rule::Below(find(low)?, find(high)?),
-                Check::Within(page) => Rule::Within(find(page)?),
                 Check::Deny(why) => Rule::Deny(why),
                 Check::Ignore(_) => Rule::Ignore,
             })
         };
-        let transitions = model.regions.iter().flat_map(|region| region.transitions);
-        let mut rules = transitions
+        let mut rules = transitions()
             .flat_map(|transition| transition.checks)
             .map(|check| Some((std::ptr::from_ref(check) as usize, rule(check)?)))
             .collect::<Option<Vec<_>>>()?;
@@ -216,7 +276,9 @@ impl Plan {
             doorbells,
             reset: ByRegisters::new(model)?,
             bank: model.banks.and_then(|banks| find(banks.register)),
-            card,
+            port,
+            conditions: conditions.into(),
+            awaited,
             halt: steps(model.halt)?,
             restore: steps(model.restore)?,
             rules: rules.into(),

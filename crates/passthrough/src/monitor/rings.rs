@@ -101,23 +101,36 @@ impl ShadowRing {
     fn new(table: &'static Ring, mapping: &Arc<Mapping>, at: usize, spare: u64) -> Option<Self> {
         let most = table.most;
         let own = Window::of_mapping(mapping, at, usize::from(most) * usize::from(table.descriptor.size))?;
-        Some(ShadowRing {
+        Some(ShadowRing::over(table, own, OWN + at as u64, spare))
+    }
+
+    /// An empty one with its descriptors in `own`, which the hardware sees at `bus`.
+    fn over(table: &'static Ring, own: Window, bus: u64, spare: u64) -> Self {
+        let most = usize::from(table.most);
+        ShadowRing {
             table,
             own,
-            bus: OWN + at as u64,
+            bus,
             base: 0,
             running: false,
             rung: false,
             live: false,
             next: 0,
             head: 0,
-            flights: VecDeque::with_capacity(usize::from(most)),
-            vetted: Vec::with_capacity(usize::from(most)),
+            flights: VecDeque::with_capacity(most),
+            vetted: Vec::with_capacity(most),
             looked: false,
             bad: None,
             spare,
-            ignored: Vec::with_capacity(usize::from(most)),
-        })
+            ignored: Vec::with_capacity(most),
+        }
+    }
+
+    /// The same place for descriptors, of the next guest: empty.
+    pub(super) fn emptied(&self) -> ShadowRing {
+        let ring = ShadowRing::over(self.table, self.own.clone(), self.bus, self.spare);
+        ring.disown();
+        ring
     }
 
     /// What the hardware's base register gets.

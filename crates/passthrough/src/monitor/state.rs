@@ -4,14 +4,14 @@
 use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{DeviceError, State, StateError};
 use ioplane_hardware::{Hardware, HardwareError};
-use ioplane_model::{ModelStateV1, RegisterId, Way};
+use ioplane_model::{ModelStateV1, RegisterId, Transfer, Way};
 use serde::{Deserialize, Serialize};
 
-use super::card::Transfer;
 use super::derive::Grounds;
+use super::guest::{BlockState, Virtual};
 use super::rings::RingV1;
 use super::still::Remembered;
-use super::{BlockState, Monitor, Virtual, bus};
+use super::{Monitor, bus};
 
 const VERSION: u32 = 1;
 
@@ -63,12 +63,12 @@ fn impossible(why: impl Into<String>) -> DeviceError {
 
 impl<H: Hardware> Monitor<H> {
     pub(super) fn save_state(&self) -> Result<State, DeviceError> {
-        let Some(parked) = &self.parked else {
-            let function = self.info.name.clone();
+        let Some(parked) = &self.card.parked else {
+            let function = self.card.info.name.clone();
             let why = HardwareError::Gone { function };
             return Err(DeviceError::Below(Box::new(why)));
         };
-        let name = |id| self.machine.register(id).name.to_owned();
+        let name = |id| self.guest.machine.register(id).name.to_owned();
         // The states in which it will be when it was brought back, which whoever loads it derives as well.
         let derived = self.derive(parked.grounds(), false);
         let machine = derived
@@ -81,52 +81,52 @@ impl<H: Hardware> Monitor<H> {
             rings: parked.rings.clone(),
             blocks: parked.blocks.iter().map(|block| (block.low, block.high, block.busy.is_some())).collect(),
             card: CardV1 {
-                bytes: parked.card.clone(),
+                bytes: parked.memory.clone(),
                 transfer: parked.transfer.map(|transfer| TransferV1 {
                     read: transfer.way == Way::Read,
                     address: transfer.address as u16,
                     left: transfer.left.min(0xffff) as u16,
                 }),
             },
-            config: self.config.save(),
-            stopped: self.stopped,
+            config: self.guest.config.save(),
+            stopped: self.guest.stopped,
         };
         let body = postcard::to_stdvec(&saved).map_err(|error| StateError::Damaged(error.to_string()))?;
         if body.len() > State::MAX_BODY {
             return Err(StateError::TooLarge(body.len()).into());
         }
-        Ok(State { kind: self.model.name.to_owned(), version: VERSION, body })
+        Ok(State { kind: self.card.model.name.to_owned(), version: VERSION, body })
     }
 
     pub(super) fn load_state(&mut self, state: &State) -> Result<(), DeviceError> {
-        let body = state.expect(self.model.name, VERSION)?;
+        let body = state.expect(self.card.model.name, VERSION)?;
         let (saved, rest): (StateV1, _) =
             postcard::take_from_bytes(body).map_err(|error| StateError::Damaged(error.to_string()))?;
         if !rest.is_empty() {
             return Err(StateError::Damaged(format!("{} bytes too many", rest.len())).into());
         }
         let remembered = self.understand(&saved)?;
-        let mut config = self.config.clone();
+        let mut config = self.guest.config.clone();
         if !config.load(&saved.config) {
             return Err(impossible(format!("a configuration space of {} bytes", saved.config.len())));
         }
         // All of it is good. What this device was doing ends here.
         self.force();
-        self.config = config;
-        self.line.disable(self.config.intx_disabled());
-        self.stopped = saved.stopped;
-        self.parked = Some(Box::new(remembered));
+        self.guest.config = config;
+        self.guest.line.disable(self.guest.config.intx_disabled());
+        self.guest.stopped = saved.stopped;
+        self.card.parked = Some(Box::new(remembered));
         Ok(())
     }
 
     /// What was saved, by numbers.
     fn understand(&self, saved: &StateV1) -> Result<Remembered, DeviceError> {
-        let mut machine = self.machine.clone();
+        let mut machine = self.guest.machine.clone();
         machine.load(&saved.machine).map_err(|fault| impossible(fault.to_string()))?;
-        let wanted: Vec<_> = self.plan.saved().collect();
+        let wanted: Vec<_> = self.card.plan.saved().collect();
         let mut registers = Vec::with_capacity(wanted.len());
         for id in wanted {
-            let register = self.machine.register(id);
+            let register = self.guest.machine.register(id);
             let Some((_, value)) = saved.registers.iter().find(|(name, _)| name == register.name) else {
                 return Err(impossible(format!("register {} is missing", register.name)));
             };
@@ -141,11 +141,11 @@ impl<H: Hardware> Monitor<H> {
             let gpa = u64::from(low & !table.flags) | u64::from(*high) << 32;
             BlockState { low: *low, high: *high, busy: busy.then_some(gpa) }
         };
-        let blocks: Vec<_> = self.model.blocks.iter().zip(&saved.blocks).map(block).collect();
+        let blocks: Vec<_> = self.card.model.blocks.iter().zip(&saved.blocks).map(block).collect();
         // Law 4: whoever wrote this may want what no guest could have done.
         if !removed(Law::DistrustsLoaded) {
             self.doubt(saved, &registers)?;
-            if transfer.is_some() && self.model.card.is_none() {
+            if transfer.is_some() && self.card.model.port.is_none() {
                 return Err(impossible("a transfer of a card without memory"));
             }
             let grounds = Grounds { registers: &registers, transfer, blocks: &blocks };
@@ -161,7 +161,7 @@ impl<H: Hardware> Monitor<H> {
             rings: saved.rings.clone(),
             blocks,
             transfer,
-            card: saved.card.bytes.clone(),
+            memory: saved.card.bytes.clone(),
             foreign: true,
             wipe: saved.card.bytes.is_none(),
         })
@@ -169,32 +169,36 @@ impl<H: Hardware> Monitor<H> {
 
     fn doubt(&self, saved: &StateV1, registers: &[(RegisterId, u32)]) -> Result<(), DeviceError> {
         for (id, value) in registers {
-            let register = self.machine.register(*id);
+            let register = self.guest.machine.register(*id);
             if value & !bus::full(register) != 0 {
                 return Err(impossible(format!("register {} cannot hold {value:#x}", register.name)));
             }
         }
-        let status = self.machine.register(self.plan.status);
-        let mask = self.machine.register(self.plan.mask);
+        let status = self.guest.machine.register(self.card.plan.status);
+        let mask = self.guest.machine.register(self.card.plan.mask);
         if saved.status & !bus::full(status) != 0 || saved.mask & !bus::full(mask) != 0 {
             return Err(impossible("interrupt status or mask with more bits than there are"));
         }
-        if saved.rings.len() != self.rings.len()
-            || !self.rings.iter().zip(&saved.rings).all(|(ring, saved)| ring.fits(saved))
+        if saved.rings.len() != self.guest.rings.len()
+            || !self.guest.rings.iter().zip(&saved.rings).all(|(ring, saved)| ring.fits(saved))
         {
             return Err(impossible("rings that the model does not have"));
         }
         // What the hardware would run on is what the guest has enabled.
-        for (saved, (enable, bits)) in saved.rings.iter().zip(&self.plan.enables) {
+        for (saved, (enable, bits)) in saved.rings.iter().zip(&self.card.plan.enables) {
             let on = registers.iter().any(|(id, value)| id == enable && value & bits != 0);
             if on != saved.running {
                 return Err(impossible("a ring that is enabled here and not there"));
             }
         }
-        if saved.blocks.len() != self.blocks.len() {
+        if saved.blocks.len() != self.guest.blocks.len() {
             return Err(impossible("blocks that the model does not have"));
         }
-        if saved.card.bytes.as_ref().is_some_and(|bytes| bytes.len() != self.card_size() || bytes.is_empty())
+        if saved
+            .card
+            .bytes
+            .as_ref()
+            .is_some_and(|bytes| bytes.len() != self.memory_size() || bytes.is_empty())
         {
             return Err(impossible("memory that the card does not have"));
         }

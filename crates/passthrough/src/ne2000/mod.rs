@@ -2,6 +2,9 @@
 //! of memory on the card. It never is a bus master: guests move every byte through the data port, and what is checked are addresses on
 //! the card.
 //!
+//! `table.rs` is the table; `functions.rs` has what a table cannot say, as functions of register values: ranges on the card, its receive
+//! ring, the steps of its data port.
+//!
 //! Five small machines side by side. The card may change hands when none of them is busy:
 //!
 //! | region | what it follows | busy while |
@@ -12,6 +15,7 @@
 //! | transmit | buffers on the card | a frame has been put there and is not sent |
 //! | receive | the ring on the card | it holds frames that the guest has not fetched |
 
+pub(crate) mod functions;
 mod table;
 #[cfg(test)]
 mod tests;

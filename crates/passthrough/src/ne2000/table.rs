@@ -1,11 +1,16 @@
 //! The table.
 
-use Check::{Below, CardPage, Deny, Ignore, Within};
+use Check::{Deny, Holds, Ignore};
 use Event as On;
 use Transition as From;
 use ioplane_model::{
-    ANY, Banks, Card, Check, Event, Id, Interrupts, Pages, RESET, Reads, Region, Register, Reset, Restore,
-    STAY, State, StateModel, Transition, Way, Writes,
+    ANY, Banks, Check, DataPort, Event, Id, Interrupts, RESET, Reads, Region, Register, Reset, Restore, STAY,
+    State, StateModel, Transition, Way, Writes,
+};
+
+use super::functions::{
+    CURRENT_INSIDE, FRAME_INSIDE, IN_WORDS, MAY_READ, MAY_WRITE, NO_RING, READABLE, RING_EMPTY, RING_INSIDE,
+    STEP, WRITABLE, step,
 };
 
 /// The NE2000 on PCI.
@@ -23,18 +28,18 @@ pub static MODEL: StateModel = StateModel {
     regions: &[RUN, RING, DMA, TRANSMIT, RECEIVE],
     rings: &[],
     blocks: &[],
-    card: Some(Card {
-        port: "DATA",
+    port: Some(DataPort {
+        register: "DATA",
         address: ("RSAR0", "RSAR1"),
         count: ("RBCR0", "RBCR1"),
         reached: ("CRDA0", "CRDA1"),
         command: "CR",
         direction: (RD, READ, WRITE),
-        // The PROM with the station address; the packet memory.
-        readable: &[(0x0000, 0x0020), (0x4000, 0x8000)],
-        writable: &[(0x4000, 0x8000)],
-        words: ("DCR", 0x01),
-        pages: Pages { start: "PSTART", stop: "PSTOP", boundary: "BNRY", current: "CURR" },
+        readable: READABLE,
+        writable: WRITABLE,
+        registers: STEP,
+        step,
+        fills: &[&NO_RING, &IN_WORDS],
     }),
     reset: Reset { by: ("RESET", Way::Read, 0), done: ("ISR", RST, RST) },
     // Stopped, no transfer. What comes in on the wire after this is lost.
@@ -155,7 +160,8 @@ const REGISTERS: &[Register] = &[
 ];
 
 /// The receive ring lies in the packet memory, and the page that is written next in the ring.
-const IN_RING: &[Check] = &[Below("PSTART", "PSTOP"), Within("CURR")];
+const IN_RING: &[Check] = &[Holds(&RING_INSIDE), Holds(&CURRENT_INSIDE)];
+const IN_PLACE: &[Check] = &[Holds(&CURRENT_INSIDE)];
 const RING_MOVES: &[Check] =
     &[Deny("the receive ring is only moved while the card is stopped or keeps no frame")];
 
@@ -178,7 +184,7 @@ const RUN: Region = Region {
         From::new("Started", On::write("RCR", MON, 0), STAY).check(IN_RING),
         From::new("Started", On::written("PSTART"), STAY).given("RCR", MON, 0).check(RING_MOVES),
         From::new("Started", On::written("PSTOP"), STAY).given("RCR", MON, 0).check(RING_MOVES),
-        From::new("Started", On::written("CURR"), STAY).given("RCR", MON, 0).check(&[Within("CURR")]),
+        From::new("Started", On::written("CURR"), STAY).given("RCR", MON, 0).check(IN_PLACE),
         From::new(ANY, On::write("CR9346", EEM, NORMAL), STAY),
         From::new(ANY, On::write("CR9346", EEM, UNLOCK), STAY),
         From::new(ANY, On::written("CR9346"), STAY)
@@ -213,8 +219,8 @@ const RING: Region = Region {
     ],
 };
 
-const RSAR: (&str, &str) = ("RSAR0", "RSAR1");
-const RBCR: (&str, &str) = ("RBCR0", "RBCR1");
+const READS: &[Check] = &[Holds(&MAY_READ)];
+const WRITES: &[Check] = &[Holds(&MAY_WRITE)];
 const NO_TRANSFER: &[Check] = &[Ignore("no transfer was begun: the data port has nothing to move")];
 const WRONG_WAY: &[Check] = &[Deny("the data port moves data the other way")];
 
@@ -232,16 +238,8 @@ const DMA: Region = Region {
     ],
     transitions: &[
         From::new(ANY, On::sets("CR", ABORT), "Quiet"),
-        From::new(ANY, On::write("CR", RD, READ), "DmaRd").check(&[Check::Card {
-            start: RSAR,
-            count: RBCR,
-            way: Way::Read,
-        }]),
-        From::new(ANY, On::write("CR", RD, WRITE), "DmaWr").check(&[Check::Card {
-            start: RSAR,
-            count: RBCR,
-            way: Way::Write,
-        }]),
+        From::new(ANY, On::write("CR", RD, READ), "DmaRd").check(READS),
+        From::new(ANY, On::write("CR", RD, WRITE), "DmaWr").check(WRITES),
         From::new(ANY, On::write("CR", RD, SEND), STAY)
             .check(&[Deny("'send packet' is not offered: the card would choose the range by itself")]),
         // "Not allowed" (10.3): what a card makes of it is its own affair.
@@ -264,7 +262,7 @@ const DMA: Region = Region {
     ],
 };
 
-const FRAME: &[Check] = &[CardPage { page: "TPSR", count: ("TBCR0", "TBCR1") }];
+const FRAME: &[Check] = &[Holds(&FRAME_INSIDE)];
 
 /// Buffers on the card that hold something to be sent. Drivers use two: one fills while the other is sent.
 const TRANSMIT: Region = Region {
@@ -309,7 +307,7 @@ const RECEIVE: Region = Region {
     transitions: &[
         From::new(ANY, On::interrupt(OVW), "Overrun"),
         From::new("Empty", On::interrupt(PRX | RXE), "RxPending"),
-        From::new("RxPending", On::Emptied, "Empty"),
+        From::new("RxPending", On::Holds(&RING_EMPTY), "Empty"),
         From::new("Overrun", On::sets("ISR", OVW), "RxPending"),
         // A driver that sets the current page while the card is stopped begins anew.
         From::new(ANY, On::written("CURR"), "Empty").given("CR", STOP, STOP),
@@ -329,7 +327,7 @@ const RESTORE: &[Restore] = &[
     Restore::Value("PSTART", 0),
     Restore::Value("PSTOP", 0),
     Restore::Value("CR", START | ABORT),
-    Restore::Card,
+    Restore::Memory,
     Restore::Value("CR", STOP | ABORT),
     Restore::Saved("DCR", ALL),
     Restore::Saved("PSTART", ALL),

@@ -56,7 +56,7 @@ pub static MODEL: StateModel = StateModel {
         },
     ],
     blocks: &[Block { name: "tally", base: ("DTCCR_LO", "DTCCR_HI"), flags: 0x3f, start: DUMP, size: 64 }],
-    card: None,
+    port: None,
     reset: Reset { by: ("CR", Way::Write, RST), done: ("CR", RST, 0) },
     halt: &[Restore::Value("CR", 0)],
     restore: RESTORE,

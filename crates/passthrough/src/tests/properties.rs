@@ -42,7 +42,7 @@ fn seen() -> impl Strategy<Value = Seen> {
         1 => (0u8..4).prop_map(|ring| Seen::Drained { ring }),
         2 => (register, value).prop_map(|(register, value)| Seen::Became { register, value }),
         1 => Just(Seen::Moved),
-        1 => Just(Seen::Emptied),
+        1 => (0u8..3).prop_map(|condition| Seen::Holds { condition }),
     ]
 }
 
@@ -87,7 +87,10 @@ fn slowly(machine: &Machine, region: usize, seen: Seen) -> Option<&'static str> 
         (Event::Became { register, mask, is: value }, Seen::Became { register: id, value: shown }) => {
             is(id, register) && shown & mask == value
         }
-        (Event::Moved, Seen::Moved) | (Event::Emptied, Seen::Emptied) => true,
+        (Event::Moved, Seen::Moved) => true,
+        (Event::Holds(condition), Seen::Holds { condition: at }) => {
+            machine.conditions().get(usize::from(at)).is_some_and(|own| *own == condition)
+        }
         _ => false,
     };
     let edge = region.transitions.iter().find(|edge| {

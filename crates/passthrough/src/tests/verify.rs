@@ -1,8 +1,9 @@
 //! Cards' tables, broken: what the verifier says of memory on a card, and of what a saved card tells.
 
 use ioplane_model::verify::verify;
-use ioplane_model::{Restore, StateModel};
+use ioplane_model::{Check, Condition, DataPort, Event, Region, Restore, StateModel};
 
+use crate::ne2000::functions::{MAY_READ, MAY_WRITE};
 use crate::{ne2000, rtl8139};
 
 /// Everything that is wrong with a table, a line each.
@@ -25,11 +26,15 @@ fn says(finding: &str, parts: &[&str]) {
 }
 
 #[test]
-fn card_checks_name_registers_of_one_byte_that_are_known() {
+fn a_data_port_names_registers_of_one_byte_that_are_known() {
     let mut model = ne2000::MODEL.clone();
-    let card = model.card.as_mut().unwrap();
-    (card.address.0, card.count.0, card.pages.stop) = ("DATA", "BNRY", "NONE");
+    let port = model.port.as_mut().unwrap();
+    (port.address.0, port.count.0, port.registers) = ("DATA", "BNRY", &["NONE"]);
     says(&all(&model), &["DATA is not one byte", "the value of BNRY is needed", "no register \"NONE\""]);
+    let mut model = ne2000::MODEL.clone();
+    let port = model.port.as_mut().unwrap();
+    port.writable = &[(0x4000, 0x4001), (0x5000, 0x5000)];
+    says(&all(&model), &["a range ends before it begins", "not moved in accesses of 4 bytes"]);
 }
 
 #[test]
@@ -38,6 +43,52 @@ fn the_data_port_moves_nothing_that_nobody_has_looked_at() {
     let others = model.regions.iter().copied().filter(|region| region.name != "dma");
     model.regions = others.collect::<Vec<_>>().leak();
     says(&all(&model), &["be read that nobody", "be written that nobody"]);
+}
+
+/// The table with another check before one way of transfer.
+fn with(from: &'static Condition, to: &'static Condition) -> StateModel {
+    let mut model = ne2000::MODEL.clone();
+    let dma = model.regions.iter().find(|region| region.name == "dma").expect("a region");
+    let mut edges = dma.transitions.to_vec();
+    for edge in edges.iter_mut().filter(|edge| edge.checks == [Check::Holds(from)]) {
+        edge.checks = vec![Check::Holds(to)].leak();
+    }
+    model.regions = vec![Region { transitions: edges.leak(), ..*dma }].leak();
+    model
+}
+
+/// The verifier calls the functions: one that lets through what the table says is nobody's is found.
+#[test]
+fn a_function_that_lets_too_much_through_is_found() {
+    static GENEROUS: Condition = Condition { name: "generous", holds: |_| true, ..MAY_WRITE };
+    static BLIND: Condition = Condition { name: "blind", registers: &["RSAR0", "RSAR1"], ..MAY_WRITE };
+    says(&all(&with(&MAY_WRITE, &GENEROUS)), &["generous lets the byte at 0x0000 pass"]);
+    says(&all(&with(&MAY_WRITE, &BLIND)), &["CR lets memory be written that nobody has looked at"]);
+    says(&all(&with(&MAY_WRITE, &MAY_READ)), &["card-outside lets the byte at 0x0000 pass"]);
+    let mut model = ne2000::MODEL.clone();
+    model.port = Some(DataPort { readable: &[(0x4000, 0x8000)], ..model.port.unwrap() });
+    says(&only(&model), &["port", "lets the byte at 0x0000 pass"]);
+}
+
+#[test]
+fn a_command_that_is_checked_in_some_states_only_is_not_checked() {
+    let mut model = with(&MAY_WRITE, &MAY_WRITE);
+    let mut edges = model.regions[0].transitions.to_vec();
+    for edge in edges.iter_mut().filter(|edge| edge.checks == [Check::Holds(&MAY_WRITE)]) {
+        edge.from = "Quiet";
+    }
+    let dma = model.regions[0];
+    model.regions = vec![Region { transitions: edges.clone().leak(), ..dma }].leak();
+    says(&all(&model), &["CR lets memory be written that nobody has looked at"]);
+    for edge in edges.iter_mut().filter(|edge| edge.checks == [Check::Holds(&MAY_WRITE)]) {
+        (edge.from, edge.on) = (ioplane_model::ANY, Event::write("CR", 0xff, 0x12));
+    }
+    model.regions = vec![Region { transitions: edges.leak(), ..dma }].leak();
+    let found = all(&model);
+    assert!(
+        !found.contains("nobody has looked at"),
+        "some command is: which others are not, tests show: {found}"
+    );
 }
 
 #[test]
@@ -61,16 +112,22 @@ fn hole_11_the_card_s_memory_is_filled_before_there_is_a_ring() {
     let moved = |from: &dyn Fn(&Restore) -> bool, behind: Restore| {
         let mut steps: Vec<_> = model.restore.iter().copied().filter(|step| !from(step)).collect();
         let at = steps.iter().position(|step| *step == behind).expect("listed");
-        steps.insert(at + 1, Restore::Card);
+        steps.insert(at + 1, Restore::Memory);
         let mut other = model.clone();
         other.restore = steps.leak();
         all(&other)
     };
-    let card = |step: &Restore| *step == Restore::Card;
+    let card = |step: &Restore| *step == Restore::Memory;
     let late = moved(&card, Restore::Saved("PSTOP", 0xff));
-    says(&late, &["does not reach all of the card's memory", "Value of PSTART and PSTOP before Card"]);
+    says(&late, &["nobody knows whether PSTART is PSTOP", "Value of PSTART and PSTOP before Memory"]);
     let bytes = moved(&|step| card(step) || *step == Restore::Value("DCR", 0x49), Restore::Value("PSTOP", 0));
     says(&bytes, &["filled in words", "Value of DCR"]);
+    let mut model = ne2000::MODEL.clone();
+    let set = |step: &Restore| {
+        if *step == Restore::Value("PSTOP", 0) { Restore::Value("PSTOP", 0x80) } else { *step }
+    };
+    model.restore = model.restore.iter().map(set).collect::<Vec<_>>().leak();
+    says(&only(&model), &["does not reach all of the card's memory", "Value of PSTART and PSTOP"]);
 }
 
 #[test]

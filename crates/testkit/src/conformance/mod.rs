@@ -29,6 +29,7 @@ pub mod document;
 mod guests;
 pub mod in_process;
 mod laws;
+mod line;
 pub mod mmio;
 pub mod net;
 pub mod nic;

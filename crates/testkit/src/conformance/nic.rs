@@ -26,6 +26,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::in_process::InProcess;
+use super::line::Line;
 use super::vfio_user::VfioUser;
 use super::{Bus, Dice, Host, Kit, Machine, Plan, Ran, Valve, Vcpu};
 use crate::nic::{Cp, Cut, Lan, Ne2k, Neighbour, Reach, frame};
@@ -100,14 +101,6 @@ impl<C: Card> Kit for Ne2000s<C> {
     fn hostile(&self, good: &State) -> Vec<(String, State)> {
         self.0.hostile(good)
     }
-}
-
-/// INTA# at the guest's end.
-pub(super) trait Line: Send {
-    /// Interrupts so far.
-    fn count(&self) -> u64;
-    /// The guest has acknowledged the last one. False: the device cannot be told now.
-    fn unmask(&self) -> bool;
 }
 
 /// INTA# of a card in process.

@@ -27,7 +27,7 @@ use ioplane_pci::Function;
 use vfio_bindings::bindings::vfio;
 
 use super::in_process::{Spread, two_cores};
-use super::nic::Line;
+use super::line::Line;
 use super::{Host, Plan, Registers};
 use crate::vfio_user::Client;
 

@@ -179,6 +179,42 @@ fn hole_09_a_watched_card_hands_out_nothing_of_its_own() {
     assert_eq!(maps.wait().expect("served"), Some(false));
 }
 
+/// What a guest has granted, and who was to be told of its interrupts, goes with it: also where nobody takes it back piece by piece.
+#[test]
+fn the_half_of_a_guest_goes_with_it() {
+    let (watched, map, mut lan) = rtl8139(Policies::default());
+    let mut driver = Cp::new(watched, view(&map), BASE);
+    for guest in 0..3u8 {
+        driver.open(OWN).expect("opens");
+        driver.reach.interrupts();
+        let sent = frame(OTHER, OWN, &[guest; 100]);
+        driver.xmit(&sent, Cut::default()).expect("room");
+        assert_eq!(lan.neighbour.take(), Some(sent));
+        assert!(driver.reach.interrupts() > 0, "guest {guest}");
+        assert!(driver.reach.bench.mapped().iter().any(|(at, _)| *at >= monitor::WINDOW));
+        let before = driver.reach.reading().totals;
+        // Hosts reset it first; where that failed it is not handed on as it is either.
+        if guest != 1 {
+            driver.reach.reset();
+        }
+        driver.reach.with(Function::dismiss);
+        assert!(driver.reach.bench.mapped().iter().all(|(at, _)| *at < monitor::WINDOW), "guest {guest}");
+        let after = driver.reach.reading().totals;
+        assert!(after.given >= before.given && after.updates >= before.updates, "counts only rise");
+        let told = driver.reach.line.count();
+        driver.reach.with(|monitor| {
+            let call = ioplane_pci::Wire::Trigger;
+            monitor.wire(ioplane_pci::Irq::Intx, 0, call).expect("a NIC has INTA#");
+        });
+        assert_eq!(driver.reach.line.count(), told, "nobody is told on behalf of who has left");
+        let line = driver.reach.line.clone();
+        driver.reach.with(|monitor| {
+            monitor.grow_memory(map.clone()).expect("an IOMMU with room");
+            wire(monitor, ioplane_pci::Irq::Intx, &line);
+        });
+    }
+}
+
 /// A card that does not end its reset while it is kept from descriptors that it was given.
 #[test]
 fn hole_14_a_reset_that_hangs_on_owned_descriptors_is_tried_again() {

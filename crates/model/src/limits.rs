@@ -1,0 +1,10 @@
+//! How large a model may be: what fits into the sets of bits and the numbers by which it runs.
+
+/// Most regions of a model.
+pub(crate) const REGIONS: usize = 8;
+/// Most states of a model, over all of its regions.
+pub(crate) const STATES: usize = 64;
+/// Most registers of a model.
+pub(crate) const REGISTERS: usize = 128;
+/// Most registers whose values one function of a model is given.
+pub const VALUES: usize = 8;
