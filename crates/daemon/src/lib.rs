@@ -14,6 +14,7 @@
 mod access;
 mod api;
 mod capture;
+mod check;
 pub mod config;
 mod cores;
 mod disk;
@@ -28,6 +29,7 @@ mod readings;
 mod refusal;
 mod reload;
 mod retry;
+mod save;
 mod serve;
 mod served;
 mod shelf;
@@ -60,6 +62,7 @@ use served::Kind;
 use shelf::{OnFailure, Shelf};
 use switches::Switches;
 
+pub use check::{Checked, check};
 pub use functions::model_of;
 pub use serve::serve;
 

@@ -9,9 +9,11 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+mod configuration;
 mod function;
 mod network;
 
+pub use configuration::SavedReport;
 pub use function::{
     ChipReport, EventReport, FunctionReport, RegionReport, RestReport, Stage, StateFileV1, TrafficReport,
     WatchFaultReport, WatchReport,

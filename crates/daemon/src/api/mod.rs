@@ -32,12 +32,14 @@
 //! | `DELETE /v1/cores/ID` | | what was done |
 //! | `PUT /v1/notify` | [`NotifyForm`] | all cores |
 //! | `POST /v1/queues/move` | [`MoveForm`] | the disk, NIC or switch |
+//! | `GET /v1/config/save`, `POST /v1/config/save` | | [`ioplane_api::report::SavedReport`]: what would be appended to the configuration, what was |
 //! | `POST /v1/reload` | | what was done; 422 with every problem |
 //! | `POST /v1/upgrade` | [`UpgradeForm`] | [`ioplane_api::report::UpgradeReport`], from the daemon that leaves |
 //!
 //! Errors are `{"error", "remedy"}` with 404, 405, 409, 413, 422, 500 or 503. A request that has been read is carried out to its
 //! end, whether or not its client stays.
 
+mod configuration;
 mod function;
 mod network;
 mod twin;
@@ -110,6 +112,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/cores/{id}", patch(set_core).get(core).delete(retire))
         .route("/v1/notify", put(notify))
         .route("/v1/queues/move", post(move_queue))
+        .route("/v1/config/save", get(configuration::preview).post(configuration::save))
         .route("/v1/reload", post(reload))
         .route("/v1/upgrade", post(upgrade))
         .fallback(async || Refusal::missing("there is no such resource", "see the table in docs/guide"))
