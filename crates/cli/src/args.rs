@@ -30,13 +30,13 @@ pub struct Cli {
     /// Print JSON instead of text
     #[arg(long, global = true)]
     pub json: bool,
-    /// Print answers and errors only: no hints, no progress, nothing where the exit code says enough; a daemon logs warnings
+    /// Print answers and errors only: no hints, no progress, nothing after a change that works; a daemon logs warnings
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Say what is done to answer; a daemon logs debug messages, with -vv traces
+    /// Print each request to the daemon as well; a daemon logs debug messages, with -vv traces
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub verbose: u8,
-    /// What the daemon's log says: error, warn, info, debug, trace, or a filter such as ioplane_host=debug; goes before -q and -v
+    /// Level of a daemon's log, in place of -q and -v: error, warn, info, debug, trace, or a filter such as ioplane_host=debug
     /// [default: info]
     #[arg(long, global = true, value_name = "LEVEL", env = "IOPLANE_LOG")]
     pub log: Option<String>,
@@ -72,7 +72,7 @@ pub enum Command {
         /// The configuration
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
-        /// Check the configuration, say what is wrong with it, and serve nothing: exit code 0 if a daemon would start with it, else 2
+        /// Check the configuration and exit, with code 0 if a daemon would start with it, 2 if not
         #[arg(long, conflicts_with = "inherit")]
         check: bool,
         /// Take over from the daemon that has started this process
@@ -120,7 +120,7 @@ pub enum Command {
     Doctor,
     /// Say which exits a VM takes, who causes them and what they cost: any KVM VM of this host, no daemon needed
     Exits(Box<ExitsArgs>),
-    /// Write what was added at run time into the configuration
+    /// Save what was added at run time in the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
     /// Read the configuration again, as SIGHUP does, and say what came of it
@@ -302,8 +302,8 @@ pub struct QemuArgs {
     /// Only the device: for the second and further ones of a guest
     #[arg(long, alias = "disk-only")]
     pub device_only: bool,
-    /// Quote for a shell, to be pasted or for `eval`; left out, that is done on a terminal, and elsewhere each argument is a word as
-    /// `$(...)` wants it
+    /// Quote for a shell: to paste, or for `eval` [default: only on a terminal; elsewhere each argument is one word, as `$(...)`
+    /// needs it]
     #[arg(long)]
     pub quoted: bool,
     /// For the destination of a migration: the disk's second socket

@@ -31,6 +31,7 @@ fn failure(said: &str) -> CommandError {
     let (error, below) = said.split_once("\n\n").unwrap_or((said, ""));
     let lines = below.lines().map(str::trim).filter(|line| !line.is_empty());
     let remedy: Vec<&str> = lines.take_while(|line| !line.starts_with("For more information")).collect();
+    let remedy = if remedy.is_empty() { vec!["see `ioplane help`"] } else { remedy };
     let error = error.strip_prefix("error: ").unwrap_or(error);
     CommandError::new(error.split_whitespace().collect::<Vec<_>>().join(" "), remedy.join("; "))
 }

@@ -41,8 +41,7 @@ pub fn warnings(arguments: &[OsString]) -> Vec<String> {
         })
     };
     let used = OLD_WORDS.iter().filter(|word| used(word));
-    used.map(|word| format!("{} is now {}: the old word will not be read for ever", word.old, word.new))
-        .collect()
+    used.map(|word| format!("{} is deprecated: use {}", word.old, word.new)).collect()
 }
 
 #[cfg(test)]

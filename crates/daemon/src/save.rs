@@ -116,7 +116,7 @@ impl Plan {
     }
 }
 
-fn found<'c, S>(all: &'c [(S, Place)], is: impl Fn(&S) -> bool) -> Option<&'c S> {
+fn found<S>(all: &[(S, Place)], is: impl Fn(&S) -> bool) -> Option<&S> {
     all.iter().map(|(spec, _)| spec).find(|spec| is(spec))
 }
 

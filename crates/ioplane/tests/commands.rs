@@ -173,7 +173,7 @@ fn how_much_is_said() {
     let new = ["qemu-args", "a", "--qemu-version", "9.2", "--device-only"];
     let (old, quiet, new) = (house.cli(&old), house.cli(&[&old[..], &["-q"]].concat()), house.cli(&new));
     assert_eq!((&old.out, &quiet.out), (&new.out, &new.out));
-    assert!(old.err.contains("--disk-only is now --device-only"), "{}", old.err);
+    assert!(old.err.contains("--disk-only is deprecated: use --device-only"), "{}", old.err);
     assert_eq!((quiet.err.as_str(), new.err.as_str()), ("", ""));
 }
 

@@ -345,9 +345,7 @@ fn metrics_have_nics_and_ports() {
         house::http(stream, "GET", "/metrics", "").1
     };
     house.until(|| text().contains("cause=\"spoofed\"} 1"));
-    house.until(|| {
-        text().contains("ioplane_nic_frames_total{device=\"b\",queue=\"0\",role=\"receive\"} 4")
-    });
+    house.until(|| text().contains("ioplane_nic_frames_total{device=\"b\",queue=\"0\",role=\"receive\"} 4"));
     let text = text();
     for line in [
         "ioplane_port_frames_total{switch=\"lan\",port=\"a\",direction=\"sent\"} 4",

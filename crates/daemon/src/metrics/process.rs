@@ -21,7 +21,10 @@ pub fn write(families: &mut Families<'_, '_>) -> std::fmt::Result {
     let [whole, resident] = memory().map_or([None; 2], |pages| pages.map(Some));
     families.gauges(Family::bytes("process_virtual_memory", "Address space of the daemon"), one(whole))?;
     families.gauges(
-        Family::bytes("process_resident_memory", "Memory of the daemon, what guests share with it included"),
+        Family::bytes(
+            "process_resident_memory",
+            "Resident memory of the daemon, shared guest memory included",
+        ),
         one(resident),
     )?;
     let open = std::fs::read_dir("/proc/self/fd").ok().map(|all| all.count() as i64);
