@@ -149,7 +149,7 @@ impl Daemon {
             let mut args = vec!["qemu-args", disk, "--qemu-version", &number];
             match index {
                 0 => args.extend(["--memory", &memory]),
-                _ => args.push("--disk-only"),
+                _ => args.push("--device-only"),
             }
             args.extend(words);
             line.push(self.text(&args)?);

@@ -68,8 +68,9 @@ impl Inner<'_> {
     pub fn guest_args(&self, functions: &[&str], memory_mib: u64) -> Result<String> {
         let mut line = crate::high::machine(memory_mib);
         for (n, name) in functions.iter().enumerate() {
-            let memory = if n == 0 { format!("--memory {memory_mib}M") } else { "--disk-only".to_owned() };
-            let said = self.text(&format!("qemu-args {name} {memory} --qemu-version 11.1"))?;
+            let memory = if n == 0 { format!("--memory {memory_mib}M") } else { "--device-only".to_owned() };
+            // A part of a script's line, which a shell reads.
+            let said = self.text(&format!("qemu-args {name} {memory} --quoted --qemu-version 11.1"))?;
             line += &format!(" {}", said.trim().replace('\n', " "));
         }
         Ok(line)

@@ -123,7 +123,7 @@ impl Stage {
     /// Hot-plugs a disk and waits until the guest sees it.
     pub fn plug(&self, vm: &mut Vm, disk: &str) -> Result<()> {
         let version = vm.version().number()?;
-        vm.plug(&self.daemon.text(&["qemu-args", disk, "--disk-only", "--qemu-version", &version])?)?;
+        vm.plug(&self.daemon.text(&["qemu-args", disk, "--device-only", "--qemu-version", &version])?)?;
         let device = format!("serial:{disk}");
         vm.agent().wait_blockdev(&device, MINUTE, |found| found.size > 0).map(|_| ())
     }

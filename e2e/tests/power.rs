@@ -83,8 +83,8 @@ fn the_power_may_fail_at_any_flush() -> Result<()> {
     let number = Version::Host.number()?;
     let mut args = format!("-machine q35 -m {MEMORY_MIB} ");
     args += &honest.text(&format!("qemu-args raw --memory {MEMORY_MIB}M --qemu-version {number}"))?;
-    args += &format!(" {}", honest.text(&format!("qemu-args file --disk-only --qemu-version {number}"))?);
-    args += &format!(" {}", loser.text(&format!("qemu-args loser --disk-only --qemu-version {number}"))?);
+    args += &format!(" {}", honest.text(&format!("qemu-args file --device-only --qemu-version {number}"))?);
+    args += &format!(" {}", loser.text(&format!("qemu-args loser --device-only --qemu-version {number}"))?);
     args += " -chardev socket,id=agent,path=/tmp/agent,server=on,wait=off -device virtio-serial-pci \
              -device virtserialport,chardev=agent,name=org.ioplane.load";
     let guest = l1.debian("guest", &args.replace('\n', " "), "")?;

@@ -6,7 +6,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 #[cfg(feature = "schema")]
 use crate::report::{
     CoreReport, DaemonEvent, DiskReport, DoneReport, FunctionReport, HealthReport, MovedReport, NicReport,
-    RestReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport, UpgradeReport, VersionReport,
+    RestReport, SavedReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport, UpgradeReport, VersionReport,
 };
 #[cfg(feature = "schema")]
 use crate::request::{
@@ -269,6 +269,10 @@ operations! {
     Notify: Put "/v1/notify" body NotifyForm => 200 Vec<CoreReport>;
     /// Moves a queue to another core.
     MoveQueue: Post "/v1/queues/move" body MoveForm => 200 MovedReport;
+    /// What of what was added at run time the configuration does not say.
+    UnsavedConfiguration: Get "/v1/config/save" => 200 SavedReport;
+    /// Appends what was added at run time to the configuration file.
+    SaveConfiguration: Post "/v1/config/save" => 200 SavedReport;
     /// Reads the configuration again.
     Reload: Post "/v1/reload" => 200 DoneReport;
     /// Puts another binary in the daemon's place.

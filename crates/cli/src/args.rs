@@ -1,17 +1,22 @@
 //! What can be typed.
 
+mod configuration;
+mod duration;
 mod exits;
 mod pci;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
     CoreForm, DirectWord, DiskForm, EngineWord, FormatWord, LinkWord, NicForm, NotifyWord, SwitchForm,
 };
 
+use duration::duration;
+
+pub use configuration::ConfigCommand;
 pub use exits::{ApplyArgs, CallersArgs, ExitsArgs, ExitsCommand, ReachArgs, WatchArgs};
 pub use pci::{ModelCommand, PciAdd, PciCommand, PciWatch};
 
@@ -25,12 +30,38 @@ pub struct Cli {
     /// Print JSON instead of text
     #[arg(long, global = true)]
     pub json: bool,
-    /// What the log says: error, warn, info, debug, trace, or a filter such as ioplane_host=debug
-    #[arg(long, global = true, value_name = "LEVEL", env = "IOPLANE_LOG", default_value = "info")]
-    pub log: String,
+    /// Print answers and errors only: no hints, no progress, nothing after a change that works; a daemon logs warnings
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Print each request to the daemon as well; a daemon logs debug messages, with -vv traces
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub verbose: u8,
+    /// Level of a daemon's log, in place of -q and -v: error, warn, info, debug, trace, or a filter such as ioplane_host=debug
+    /// [default: info]
+    #[arg(long, global = true, value_name = "LEVEL", env = "IOPLANE_LOG")]
+    pub log: Option<String>,
     /// What to do
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// Below zero with `-q`, above with each `-v`.
+    pub fn verbosity(&self) -> i8 {
+        if self.quiet { -1 } else { self.verbose.min(3) as i8 }
+    }
+
+    /// The filter of a daemon's log.
+    pub fn log_filter(&self) -> &str {
+        match (&self.log, self.verbosity()) {
+            (Some(filter), _) => filter,
+            (None, ..0) => "warn",
+            (None, 0) => "info",
+            // Our crates; what is below them says more than anybody wants to know.
+            (None, 1) => "info,ioplane=debug",
+            (None, 2..) => "info,ioplane=trace",
+        }
+    }
 }
 
 /// The commands.
@@ -41,6 +72,9 @@ pub enum Command {
         /// The configuration
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+        /// Check the configuration and exit, with code 0 if a daemon would start with it, 2 if not
+        #[arg(long, conflicts_with = "inherit")]
+        check: bool,
         /// Take over from the daemon that has started this process
         #[arg(long, hide = true)]
         inherit: bool,
@@ -50,18 +84,18 @@ pub enum Command {
         /// The new binary [default: what is now where the daemon's was started from]
         #[arg(long, value_name = "PATH")]
         binary: Option<PathBuf>,
-        /// How long it may take to get ready; guests go on meanwhile [default: 20]
-        #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
-        patience: Option<u64>,
+        /// How long it may take to get ready, 1 s to 10 min; guests go on meanwhile [default: 20s]
+        #[arg(long, alias = "patience", value_name = "TIME", value_parser = duration)]
+        deadline: Option<Duration>,
     },
     /// How disks, NICs, PCI functions, switches, queues and cores are
     Status,
     /// The same, live: rates, kicks taken and avoided, interrupts, latency
     Top(TopArgs),
-    /// Add, remove, list and change disks while the daemon runs
+    /// Add, remove, list, show and change disks while the daemon runs
     #[command(subcommand)]
     Disk(DiskCommand),
-    /// Add, remove, list and set NICs while the daemon runs
+    /// Add, remove, list, show and set NICs while the daemon runs
     #[command(subcommand)]
     Nic(NicCommand),
     /// Add, remove, list and show the switches that NICs are plugged into
@@ -86,6 +120,9 @@ pub enum Command {
     Doctor,
     /// Say which exits a VM takes, who causes them and what they cost: any KVM VM of this host, no daemon needed
     Exits(Box<ExitsArgs>),
+    /// Save what was added at run time in the configuration
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Read the configuration again, as SIGHUP does, and say what came of it
     Reload,
     /// Print a completion script for a shell
@@ -110,6 +147,11 @@ pub enum DiskCommand {
     },
     /// List the disks
     List,
+    /// Show one: what is behind it, who uses it, what its queues did
+    Show {
+        /// Its name
+        name: String,
+    },
     /// Change the size of a disk while a guest uses it
     Resize {
         /// Its name
@@ -217,8 +259,12 @@ pub struct QemuArgs {
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     pub memory: Size,
     /// Only the device: for the second and further ones of a guest
-    #[arg(long, alias = "device-only")]
-    pub disk_only: bool,
+    #[arg(long, alias = "disk-only")]
+    pub device_only: bool,
+    /// Quote for a shell: to paste, or for `eval` [default: only on a terminal; elsewhere each argument is one word, as `$(...)`
+    /// needs it]
+    #[arg(long)]
+    pub quoted: bool,
     /// For the destination of a migration: the disk's second socket
     #[arg(long)]
     pub twin: bool,
@@ -270,6 +316,11 @@ pub enum NicCommand {
     },
     /// List the NICs
     List,
+    /// Show one: its port and addresses, who uses it, what its queues did
+    Show {
+        /// Its name
+        name: String,
+    },
     /// Change a NIC while a guest uses it
     Set {
         /// Its name
@@ -323,40 +374,15 @@ pub struct CaptureArgs {
     /// Where to write to; - for standard output
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// End after this many seconds
-    #[arg(long = "for", value_name = "SECONDS", value_parser = seconds)]
-    pub limit: Option<std::time::Duration>,
+    /// End after this long [default: Ctrl-C]
+    #[arg(long = "for", value_name = "TIME", value_parser = duration)]
+    pub limit: Option<Duration>,
     /// End after this many frames
     #[arg(long, value_name = "N")]
     pub count: Option<u64>,
     /// First bytes of each frame that are kept
     #[arg(long, value_name = "BYTES", default_value_t = 2048)]
     pub snaplen: u32,
-}
-
-/// `10s`, `500ms`, `2m`, or seconds.
-fn time(text: &str) -> Result<Duration, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let scale = match &text[digits.len()..] {
-        "ms" => 0.001,
-        "s" | "" => 1.0,
-        "m" | "min" => 60.0,
-        "h" => 3600.0,
-        _ => return Err("a time is a number and ms, s, m or h, such as 10s".into()),
-    };
-    let number: f64 = digits.parse().map_err(|_| "a time is a number and ms, s, m or h, such as 10s")?;
-    let seconds = number * scale;
-    if !(0.001..=864_000.0).contains(&seconds) {
-        return Err("from a millisecond to ten days".into());
-    }
-    Ok(Duration::from_secs_f64(seconds))
-}
-
-/// `10`, `10s` or `0.5`.
-fn seconds(text: &str) -> Result<std::time::Duration, String> {
-    let number: Result<f64, _> = text.strip_suffix('s').unwrap_or(text).parse();
-    let limit = number.ok().and_then(|number| std::time::Duration::try_from_secs_f64(number).ok());
-    limit.ok_or_else(|| "write seconds, as in 10 or 10s".to_owned())
 }
 
 /// A libvirt domain to be.
@@ -385,7 +411,7 @@ pub struct TopArgs {
     /// One look instead of a live view: the rates of one interval (as a table, or with --json as an object)
     #[arg(long)]
     pub once: bool,
-    /// Seconds between two looks
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
-    pub interval: std::time::Duration,
+    /// Time between two looks
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+    pub interval: Duration,
 }

@@ -1,9 +1,9 @@
 //! The command line: what can be typed, and every command that only talks to a daemon.
 //!
 //! ```text
-//!   args --> command::perform --Client--HTTP over a unix socket--> the daemon
-//!                   |                \--> show, top, qemu, libvirt --> output
-//!                   \--Host--> serve, doctor, exits, model, pci list: the binary's
+//!   usage --> args --> command::perform --Client--HTTP over a unix socket--> the daemon
+//!                            |                \--> show, top, qemu, libvirt --> output
+//!                            \--Host--> serve, doctor, exits, model, pci list: the binary's
 //! ```
 //!
 //! Must not know: any crate of ioplane but `ioplane-api`; what a daemon is made of.
@@ -14,5 +14,8 @@ pub mod client;
 pub mod command;
 pub mod output;
 mod pcapng;
+mod usage;
+pub mod words;
 
 pub use command::{Host, perform};
+pub use usage::parse;

@@ -14,6 +14,7 @@
 mod access;
 mod api;
 mod capture;
+mod check;
 pub mod config;
 mod cores;
 mod disk;
@@ -30,6 +31,7 @@ mod readings;
 mod refusal;
 mod reload;
 mod retry;
+mod save;
 mod serve;
 mod served;
 mod shelf;
@@ -63,6 +65,7 @@ use served::Kind;
 use shelf::{OnFailure, Shelf, Shelved};
 use switches::Switches;
 
+pub use check::{Checked, check};
 pub use functions::model_of;
 pub use serve::serve;
 

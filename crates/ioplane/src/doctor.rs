@@ -247,7 +247,13 @@ fn trial() -> Option<(PathBuf, std::fs::File)> {
 fn locks() -> Finding {
     let name = "image locks";
     let Some((folder, file)) = trial() else {
-        return bad(name, Weight::Lacking, "no folder to try it in", "nothing is known", "run this as root");
+        return bad(
+            name,
+            Weight::Lacking,
+            "no directory to try it in",
+            "nothing is known",
+            "run this as root",
+        );
     };
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => good(name, format!("work in {}", folder.display())),

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!   main --> ioplane_cli::perform --HTTP over a unix socket--> a daemon
-//!                  \--Host--> serve: ioplane_daemon | exits: ioplane_exits | doctor, inventory, model: this host
+//!                  \--Host--> serve, check: ioplane_daemon | exits: ioplane_exits | doctor, inventory, model: this host
 //! ```
 //!
 //! Must not know: rings, guest memory, protocols of hosts.
 #![forbid(unsafe_code)]
 
+mod check;
 mod doctor;
 mod exits;
 mod inventory;
@@ -18,8 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Parser;
-use ioplane_cli::args::{Cli, ExitsArgs, ModelCommand};
+use ioplane_cli::args::{ExitsArgs, ModelCommand};
 use ioplane_cli::client::Client;
 use ioplane_cli::output::complain;
 use ioplane_cli::{Host, perform};
@@ -32,6 +32,10 @@ impl Host for ThisHost {
     fn serve(&self, config: &Path, socket: Option<PathBuf>, inherit: bool, log: &str) -> Result<()> {
         log::start(log)?;
         ioplane_daemon::serve(config, socket, inherit)
+    }
+
+    fn check(&self, config: &Path, json: bool) -> Result<ExitCode> {
+        check::run(config, json)
     }
 
     fn doctor(&self, client: Option<&Client>, json: bool) -> Result<ExitCode> {
@@ -52,11 +56,16 @@ impl Host for ThisHost {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match ioplane_cli::parse(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
     let json = cli.json;
-    perform(cli, &ThisHost).unwrap_or_else(|error| {
-        complain(&error, json);
-        let bad_config = error.downcast_ref::<Problems>().is_some();
-        ExitCode::from(if bad_config { 2 } else { 1 })
+    perform(cli, &ThisHost).unwrap_or_else(|error| match error.downcast_ref::<Problems>() {
+        Some(problems) => check::refused(problems, json),
+        None => {
+            complain(&error, json);
+            ExitCode::FAILURE
+        }
     })
 }

@@ -221,7 +221,7 @@ fn qemu_arguments_fit_the_version() {
         )
     );
     let new =
-        house.json(&["qemu-args", "ram", "--disk-only", "--qemu-version", "11.1.3", "--bootindex", "1"]);
+        house.json(&["qemu-args", "ram", "--device-only", "--qemu-version", "11.1.3", "--bootindex", "1"]);
     let args: Vec<&str> = new["args"].as_array().unwrap().iter().filter_map(|arg| arg.as_str()).collect();
     assert_eq!(args.len(), 4);
     assert!(args[1].ends_with(",reconnect-ms=100") && args[3].ends_with(",bootindex=1"), "{args:?}");
@@ -284,11 +284,12 @@ fn metrics_are_there_when_asked_for() {
     let (code, text) = ask("/metrics");
     assert_eq!(code, 200);
     for line in [
-        "ioplane_requests_total{disk=\"ram\",queue=\"1\",core=\"none\"} 0",
-        "ioplane_errors_total{disk=\"ram\",queue=\"0\",core=\"none\",cause=\"io\"} 0",
-        "ioplane_request_seconds_bucket{le=\"+Inf\",disk=\"ram\",queue=\"0\",core=\"none\"} 0",
-        "ioplane_disk_bytes{disk=\"ram\"} 8388608",
-        "ioplane_core_polled{core=\"0\"} 0.0",
+        "ioplane_disk_requests_total{device=\"ram\",queue=\"1\"} 0",
+        "ioplane_disk_errors_total{device=\"ram\",queue=\"0\",cause=\"io\"} 0",
+        "ioplane_disk_request_duration_seconds_bucket{le=\"+Inf\",device=\"ram\",queue=\"0\"} 0",
+        "ioplane_queue_info{device=\"ram\",queue=\"0\",kind=\"disk\",core=\"none\"} 1",
+        "ioplane_disk_size_bytes{device=\"ram\"} 8388608",
+        "ioplane_core_polled{core=\"0\"} 0",
         "# EOF",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");

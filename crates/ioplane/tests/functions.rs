@@ -451,15 +451,16 @@ fn metrics_have_functions() {
     let stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
     let text = house::http(stream, "GET", "/metrics", "").1;
     for line in [
-        "ioplane_pci_connected{function=\"soft\",mode=\"emulated\"} 1",
-        "ioplane_pci_reads_total{function=\"soft\",mode=\"emulated\"} 1",
-        "ioplane_pci_failed{function=\"soft\",mode=\"emulated\"} 0",
+        "ioplane_pci_connected{device=\"soft\"} 1",
+        "ioplane_pci_info{device=\"soft\",mode=\"emulated\",model=\"rtl8139\"} 1",
+        "ioplane_pci_reads_total{device=\"soft\"} 1",
+        "ioplane_pci_failed{device=\"soft\"} 0",
         "ioplane_port_frames_total{switch=\"lan\",port=\"soft\",direction=\"sent\"} 0",
         "# EOF",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     }
-    assert!(text.contains("ioplane_device_vm{device=\"soft\",kind=\"pci\""), "{text}");
+    assert!(text.contains("ioplane_device_vm_info{device=\"soft\",kind=\"pci\""), "{text}");
 }
 
 #[test]

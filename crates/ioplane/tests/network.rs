@@ -345,17 +345,16 @@ fn metrics_have_nics_and_ports() {
         house::http(stream, "GET", "/metrics", "").1
     };
     house.until(|| text().contains("cause=\"spoofed\"} 1"));
-    house.until(|| {
-        text().contains("ioplane_nic_frames_total{nic=\"b\",queue=\"0\",role=\"receive\",core=\"0\"} 4")
-    });
+    house.until(|| text().contains("ioplane_nic_frames_total{device=\"b\",queue=\"0\",role=\"receive\"} 4"));
     let text = text();
     for line in [
         "ioplane_port_frames_total{switch=\"lan\",port=\"a\",direction=\"sent\"} 4",
         "ioplane_port_drops_total{switch=\"lan\",port=\"a\",direction=\"sent\",cause=\"spoofed\"} 1",
-        "ioplane_nic_up{nic=\"a\"} 1",
-        "ioplane_nic_wait_seconds_count{nic=\"b\",queue=\"1\",role=\"transmit\",core=\"0\"} 4",
+        "ioplane_nic_up{device=\"a\"} 1",
+        "ioplane_queue_info{device=\"b\",queue=\"0\",kind=\"nic\",core=\"0\"} 1",
+        "ioplane_nic_wait_duration_seconds_count{device=\"b\",queue=\"1\",role=\"transmit\"} 4",
         &format!(
-            "ioplane_device_vm{{device=\"a\",kind=\"nic\",vm=\"{}\",pid=\"{}\"}} 1",
+            "ioplane_device_vm_info{{device=\"a\",kind=\"nic\",vm=\"{}\",pid=\"{}\"}} 1",
             vm(),
             std::process::id()
         ),

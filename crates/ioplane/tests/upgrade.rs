@@ -221,7 +221,7 @@ fn a_binary_that_will_not_have_it_changes_nothing() {
     let hangs = stage.script("hangs", "#!/bin/sh\nsleep 60\n");
     for (binary, args, why) in [
         ("/bin/false", &[][..], "it ended before it answered (exit status: 1)"),
-        (&hangs, &["--patience", "1"][..], "it did not answer within 1s"),
+        (&hangs, &["--deadline", "1s"][..], "it did not answer within 1s"),
         (&wrong, &[][..], "it hands over in formats 2 to 9, and this one in format 1"),
         (&stranger, &[][..], "it is no ioplane that can take over"),
         ("/nowhere/ioplane", &[][..], "cannot be started"),

@@ -9,10 +9,12 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+mod configuration;
 mod daemon;
 mod function;
 mod network;
 
+pub use configuration::SavedReport;
 pub use daemon::{DaemonEvent, EventWord, HealthReport, HealthWord, MovedReport, VersionReport};
 pub use function::{
     ChipReport, EventReport, FunctionReport, RegionReport, RestReport, Stage, StateFileV1, TrafficReport,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use super::time;
+use super::duration;
 
 /// Which VM's exits, and what of them.
 #[derive(Debug, Args)]
@@ -51,7 +51,7 @@ pub struct WatchArgs {
     #[arg(long, value_name = "NAME|PID")]
     pub vm: Option<String>,
     /// How long to watch
-    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = time)]
+    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub time: Duration,
     /// Record one part of the time in so many, in slices of 2 ms at random: costs less; counts and times are estimates
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use ioplane_api::spec::FunctionForm;
 
-use super::time;
+use super::duration;
 
 /// What can be done with PCI functions.
 #[derive(Debug, Subcommand)]
@@ -36,7 +36,7 @@ pub enum PciCommand {
         /// Its name
         name: String,
         /// How long it may take to come to rest by itself while the guest goes on; then it is stopped by force
-        #[arg(long, value_name = "TIME", default_value = "2s", value_parser = time)]
+        #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
         deadline: Duration,
         /// If it has not come to rest by then, let it go on instead
         #[arg(long)]
@@ -60,7 +60,7 @@ pub enum PciCommand {
         #[arg(value_name = "FILE")]
         file: PathBuf,
         /// How long it may take to come to rest by itself; then it is stopped by force
-        #[arg(long, value_name = "TIME", default_value = "2s", value_parser = time)]
+        #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
         deadline: Duration,
     },
     /// Put a saved state into a function, and let it go on from there
@@ -91,10 +91,10 @@ pub struct PciWatch {
     /// Name of the function
     pub name: String,
     /// Time between two looks
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     pub interval: Duration,
     /// End after this long [default: Ctrl-C]
-    #[arg(long = "for", value_name = "TIME", value_parser = time)]
+    #[arg(long = "for", value_name = "TIME", value_parser = duration)]
     pub limit: Option<Duration>,
 }
 

@@ -1,5 +1,6 @@
 //! The commands. All but those of [`Host`] ask the daemon.
 
+mod configuration;
 pub mod kvm;
 mod libvirt;
 mod network;
@@ -8,6 +9,7 @@ pub mod qemu;
 pub mod show;
 pub mod table;
 mod top;
+mod vm;
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -19,19 +21,15 @@ use anyhow::{Context, Result, bail};
 use clap::CommandFactory;
 use hyper::Method;
 use ioplane_api::SOCKET;
-use ioplane_api::refusal::{Code, RefusalBody};
 use ioplane_api::report::{CoreReport, DiskReport, DoneReport, StatusReport, UpgradeReport};
 use ioplane_api::request::{ChangeForm, MoveForm, NotifyForm, TwinForm, UpgradeForm};
 use ioplane_api::spec::DiskForm;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::args::{
-    Accel, BackingArgs, Cli, Command, CoreCommand, DiskCommand, ExitsArgs, LibvirtArgs, ModelCommand,
-    QemuArgs,
-};
-use crate::client::{Client, Refused};
-use crate::output::{out, print};
+use crate::args::{BackingArgs, Cli, Command, CoreCommand, DiskCommand, ExitsArgs, ModelCommand};
+use crate::client::Client;
+use crate::output::{detail, hint, out, print, print_done, quiet};
 
 /// After this long a person wants to see that something is going on.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -42,6 +40,9 @@ const SETTLING: Duration = Duration::from_secs(10);
 pub trait Host {
     /// Runs the daemon.
     fn serve(&self, config: &Path, socket: Option<PathBuf>, inherit: bool, log: &str) -> Result<()>;
+
+    /// Says what is wrong with a configuration, and what of it this host lacks.
+    fn check(&self, config: &Path, json: bool) -> Result<ExitCode>;
 
     /// Says what this host lacks; of a daemon as well, if there is a client.
     fn doctor(&self, client: Option<&Client>, json: bool) -> Result<ExitCode>;
@@ -59,22 +60,22 @@ pub trait Host {
 /// Does what was typed.
 pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
     let client = || Client::new(cli.socket.as_deref().unwrap_or(Path::new(SOCKET)));
-    let json = cli.json;
+    let (json, log) = (cli.json, cli.log_filter().to_owned());
     match cli.command {
-        Command::Serve { config, inherit } => {
-            host.serve(&config, cli.socket, inherit, &cli.log)?;
-        }
-        Command::Upgrade { binary, patience: patience_s } => {
+        Command::Serve { config, check: true, .. } => return host.check(&config, json),
+        Command::Serve { config, inherit, .. } => host.serve(&config, cli.socket, inherit, &log)?,
+        Command::Upgrade { binary, deadline } => {
+            let patience_s = deadline.map(upgrade_seconds).transpose()?;
             let form = UpgradeForm { binary: binary.as_deref().map(absolute).transpose()?, patience_s };
             let client = client()?;
             let report: UpgradeReport = working("waiting for the new daemon to get ready", || {
                 let report = ask(&client, Method::POST, "/v1/upgrade", Some(&form))?;
                 Ok(settled(&client, report))
             })?;
-            print(json, &report, show::upgrade)?;
+            print_done(json, &report, show::upgrade)?;
         }
         Command::Status => {
-            let status: StatusReport = client()?.get("/v1/status")?;
+            let status: StatusReport = get(&client()?, "/v1/status")?;
             print(json, &status, show::status)?;
         }
         Command::Disk(command) => disk(&client()?, command, json)?,
@@ -84,16 +85,17 @@ pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
         Command::Model(command) => host.model(command, json)?,
         Command::Capture(args) => network::capture(&client()?, &args, json)?,
         Command::Top(args) => top::run(&client()?, &args, json)?,
-        Command::LibvirtXml(args) => libvirt_xml(&client()?, &args, json)?,
+        Command::LibvirtXml(args) => vm::libvirt_xml(&client()?, &args, json)?,
         Command::Core(command) => core(&client()?, command, json)?,
-        Command::QemuArgs(args) => qemu_args(&client()?, &args, json)?,
+        Command::QemuArgs(args) => vm::qemu_args(&client()?, &args, json)?,
         Command::Doctor => return host.doctor(client().ok().as_ref(), json),
         Command::Exits(args) => return host.exits(&args, json),
+        Command::Config(command) => configuration::run(&client()?, &command, json)?,
         Command::Reload => {
             let done: DoneReport = working("reading the configuration", || {
                 ask(&client()?, Method::POST, "/v1/reload", None::<&()>)
             })?;
-            print(json, &done, |done| match done.done.as_slice() {
+            print_done(json, &done, |done| match done.done.as_slice() {
                 [] => "nothing to do\n".to_owned(),
                 lines => lines.join("\n") + "\n",
             })?;
@@ -125,18 +127,33 @@ fn settled(client: &Client, report: UpgradeReport) -> UpgradeReport {
     last
 }
 
+/// An upgrade's deadline counts in seconds; what is begun is whole.
+fn upgrade_seconds(deadline: Duration) -> Result<u64> {
+    let seconds = deadline.as_millis().div_ceil(1000) as u64;
+    if !(1..=600).contains(&seconds) {
+        bail!("--deadline {seconds}s: an upgrade has at most ten minutes\n  to do: give 1s to 10m");
+    }
+    Ok(seconds)
+}
+
+fn get<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T> {
+    detail(format_args!("GET {path}"));
+    client.get(path)
+}
+
 fn ask<T: DeserializeOwned>(
     client: &Client,
     method: Method,
     path: &str,
     body: Option<&impl Serialize>,
 ) -> Result<T> {
+    detail(format_args!("{method} {path}"));
     client.ask(method, path, body)
 }
 
 /// Does `work`; if it takes long, a terminal shows that it goes on.
 fn working<T>(what: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    if !std::io::stderr().is_terminal() {
+    if quiet() || !std::io::stderr().is_terminal() {
         return work();
     }
     let (done, wait) = mpsc::channel::<()>();
@@ -186,35 +203,39 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
             let (path, form) = (address(&add.name), form(add.form)?);
             let disk: DiskReport =
                 working("opening the image", || ask(client, Method::PUT, &path, Some(&form)))?;
-            print(json, &disk, one)
+            print_done(json, &disk, one)
         }
         DiskCommand::Remove { name, force } => {
             let path = format!("{}?force={force}", address(&name));
             let done: DoneReport =
                 working("waiting for requests to end", || ask(client, Method::DELETE, &path, None::<&()>))?;
-            print(json, &done, |done| done.done.join("\n") + "\n")
+            print_done(json, &done, |done| done.done.join("\n") + "\n")
         }
         DiskCommand::List => {
-            let disks: Vec<DiskReport> = client.get("/v1/disks")?;
+            let disks: Vec<DiskReport> = get(client, "/v1/disks")?;
             print(json, &disks, |disks| show::disks(disks))
+        }
+        DiskCommand::Show { name } => {
+            let disk: DiskReport = get(client, &address(&name))?;
+            print(json, &disk, show::disk)
         }
         DiskCommand::Resize { name, size, shrink } => {
             let form = ChangeForm { size: Some(size), shrink, ..ChangeForm::default() };
             let disk: DiskReport =
                 working("resizing", || ask(client, Method::PATCH, &address(&name), Some(&form)))?;
-            print(json, &disk, one)
+            print_done(json, &disk, one)
         }
         DiskCommand::Twin { name, remove: true, force, .. } => {
             let path = format!("{}/twin?force={force}", address(&name));
             let disk: DiskReport =
                 working("waiting for requests to end", || ask(client, Method::DELETE, &path, None::<&()>))?;
-            print(json, &disk, one)
+            print_done(json, &disk, one)
         }
         DiskCommand::Twin { name, vhost_socket, .. } => {
             let form = TwinForm { socket: vhost_socket.as_deref().map(absolute).transpose()? };
             let path = format!("{}/twin", address(&name));
             let disk: DiskReport = ask(client, Method::PUT, &path, Some(&form))?;
-            print(json, &disk, |disk| {
+            print_done(json, &disk, |disk| {
                 let twin = disk.twin.as_deref().unwrap_or(Path::new("-"));
                 format!("{} has a second socket: {}\n", disk.name, twin.display())
             })
@@ -227,11 +248,9 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
                 ask(client, Method::PATCH, &address(&name), Some(&form))
             })?;
             if disk.origin == "config" && !json {
-                eprintln!(
-                    "ioplane: to keep this after a reboot of the host, write it into the configuration as well"
-                );
+                hint("to keep this after a reboot of the host, write it into the configuration as well");
             }
-            print(json, &disk, one)
+            print_done(json, &disk, one)
         }
     }
 }
@@ -245,145 +264,33 @@ fn core(client: &Client, command: CoreCommand, json: bool) -> Result<()> {
     let one = |core: &CoreReport| show::cores(std::slice::from_ref(core));
     match command {
         CoreCommand::List => {
-            let cores: Vec<CoreReport> = client.get("/v1/cores")?;
+            let cores: Vec<CoreReport> = get(client, "/v1/cores")?;
             print(json, &cores, |cores| show::cores(cores))
         }
         CoreCommand::Add(form) => {
             let core: CoreReport = ask(client, Method::POST, "/v1/cores", Some(&form))?;
-            print(json, &core, one)
+            print_done(json, &core, one)
         }
         CoreCommand::Retire { id } => {
             let done: DoneReport = ask(client, Method::DELETE, &format!("/v1/cores/{id}"), None::<&()>)?;
-            print(json, &done, |done| done.done.join("\n") + "\n")
+            print_done(json, &done, |done| done.done.join("\n") + "\n")
         }
         CoreCommand::Mode { mode, core: Some(id) } => {
             let form = NotifyForm { notify: Some(mode), spin_us: None };
             let core: CoreReport = ask(client, Method::PATCH, &format!("/v1/cores/{id}"), Some(&form))?;
-            print(json, &core, one)
+            print_done(json, &core, one)
         }
         CoreCommand::Mode { mode, core: None } => {
             let form = NotifyForm { notify: Some(mode), spin_us: None };
             let cores: Vec<CoreReport> = ask(client, Method::PUT, "/v1/notify", Some(&form))?;
-            print(json, &cores, |cores| show::cores(cores))
+            print_done(json, &cores, |cores| show::cores(cores))
         }
         CoreCommand::Move { disk, queue, core } => {
             let form = MoveForm { disk, queue, core };
             let report: serde_json::Value = working("waiting for requests to end", || {
                 ask(client, Method::POST, "/v1/queues/move", Some(&form))
             })?;
-            print(json, &report, |_| format!("queue {queue} of {} is on core {core}\n", form.disk))
+            print_done(json, &report, |_| format!("queue {queue} of {} is on core {core}\n", form.disk))
         }
     }
-}
-
-/// A QEMU's version: what was said, or what it says itself.
-fn version(said: Option<&str>, program: &str) -> Result<qemu::Version> {
-    match said {
-        Some(text) => qemu::Version::of(text).with_context(|| format!("{text:?} is no version: write 7.2")),
-        None => qemu::Version::ask(program),
-    }
-}
-
-fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
-    let device = device(client, &wanted.name)?;
-    let version = version(wanted.qemu_version.as_deref(), &wanted.qemu)?;
-    let accel =
-        wanted.accel.unwrap_or_else(|| if kvm::Kvm::look().usable() { Accel::Kvm } else { Accel::Tcg });
-    let memory = (!wanted.disk_only).then_some(wanted.memory);
-    let mut args = memory.map(qemu::memory).unwrap_or_default();
-    args.extend(match &device {
-        libvirt::Device::Disk(disk) => {
-            let socket = match (wanted.twin, &disk.twin) {
-                (false, _) => &disk.socket,
-                (true, Some(twin)) => twin,
-                (true, None) => {
-                    bail!(
-                        "disk {0} has no second socket\n  to do: give it one: ioplane disk twin {0}",
-                        disk.name
-                    )
-                }
-            };
-            qemu::disk(disk, socket, version, wanted.bootindex)
-        }
-        libvirt::Device::Nic(nic) if wanted.twin => {
-            bail!(
-                "{} is a NIC: only disks have a second socket\n  to do: see docs/guide/migration.md",
-                nic.name
-            )
-        }
-        libvirt::Device::Nic(nic) => qemu::nic(nic, version, accel, wanted.bootindex),
-        libvirt::Device::Function(function) if wanted.twin => {
-            bail!(
-                "{} is a PCI function, and cannot migrate yet\n  to do: see docs/guide/pci.md",
-                function.name
-            )
-        }
-        libvirt::Device::Function(function) => qemu::function(function, version, wanted.bootindex)?,
-    });
-    if std::io::stdout().is_terminal() && !json && memory.is_some() {
-        eprintln!(
-            "# paste behind: {} -accel {} -nographic ...; -m, if given, must be {}",
-            wanted.qemu,
-            accel.name(),
-            wanted.memory
-        );
-    }
-    #[derive(Serialize)]
-    struct QemuReport {
-        args: Vec<String>,
-    }
-    print(json, &QemuReport { args }, |report| qemu::line(&report.args) + "\n")
-}
-
-/// A disk, a NIC or a PCI function, by its name.
-fn device(client: &Client, name: &str) -> Result<libvirt::Device> {
-    let status: StatusReport = client.get("/v1/status")?;
-    let disk = status
-        .disks
-        .into_iter()
-        .find(|disk| disk.name == name)
-        .map(|disk| libvirt::Device::Disk(Box::new(disk)));
-    let nic = || {
-        status.nics.into_iter().find(|nic| nic.name == name).map(|nic| libvirt::Device::Nic(Box::new(nic)))
-    };
-    let function = || {
-        let function = status.functions.into_iter().find(|function| function.name == name)?;
-        Some(libvirt::Device::Function(Box::new(function)))
-    };
-    disk.or_else(nic).or_else(function).ok_or_else(|| {
-        let error = format!("there is no disk, no nic and no PCI function {name}");
-        let remedy = "see `ioplane disk list`, `ioplane nic list` and `ioplane pci list`".to_owned();
-        Refused(RefusalBody::new(Code::NotFound, error, remedy)).into()
-    })
-}
-
-fn libvirt_xml(client: &Client, wanted: &LibvirtArgs, json: bool) -> Result<()> {
-    let devices: Vec<libvirt::Device> =
-        wanted.names.iter().map(|name| device(client, name)).collect::<Result<_>>()?;
-    let mut arguments = Vec::new();
-    for device in &devices {
-        let libvirt::Device::Function(function) = device else { continue };
-        if wanted.device_only {
-            bail!(
-                "{} is a PCI function: libvirt has no element for it, and it cannot be attached to a domain that is there\n  \
-                 to do: leave --device-only out, and put <qemu:commandline> of what is printed into the domain",
-                function.name
-            );
-        }
-        arguments.extend(qemu::function(
-            function,
-            version(wanted.qemu_version.as_deref(), &wanted.qemu)?,
-            None,
-        )?);
-    }
-    let xml = if wanted.device_only {
-        libvirt::device_xml(&devices)
-    } else {
-        libvirt::domain_xml(&devices, &arguments, wanted.memory)
-    };
-    #[derive(Serialize)]
-    struct XmlReport {
-        xml: String,
-    }
-    print(json, &XmlReport { xml }, |report| report.xml.clone())
 }

@@ -10,10 +10,10 @@ use ioplane_api::report::{DoneReport, NicReport, SwitchReport, SwitchTableReport
 use ioplane_api::request::LinkForm;
 use ioplane_api::spec::NicForm;
 
-use super::{address_of, ask, seen, show, working};
+use super::{address_of, ask, get, seen, show, working};
 use crate::args::{CaptureArgs, NicCommand, SwitchCommand};
 use crate::client::Client;
-use crate::output::{print, print_json};
+use crate::output::{hint, print, print_done, print_json};
 use crate::pcapng::Follower;
 
 fn done(done: &DoneReport) -> String {
@@ -25,18 +25,18 @@ pub fn switch(client: &Client, command: SwitchCommand, json: bool) -> Result<()>
     match command {
         SwitchCommand::Add { name, form } => {
             let switch: SwitchTableReport = ask(client, Method::PUT, &address(&name), Some(&form))?;
-            print(json, &switch, |switch| show::switches(std::slice::from_ref(&switch.switch)))
+            print_done(json, &switch, |switch| show::switches(std::slice::from_ref(&switch.switch)))
         }
         SwitchCommand::Remove { name } => {
             let report: DoneReport = ask(client, Method::DELETE, &address(&name), None::<&()>)?;
-            print(json, &report, done)
+            print_done(json, &report, done)
         }
         SwitchCommand::List => {
-            let switches: Vec<SwitchReport> = client.get("/v1/switches")?;
+            let switches: Vec<SwitchReport> = get(client, "/v1/switches")?;
             print(json, &switches, |switches| show::switches(switches))
         }
         SwitchCommand::Show { name } => {
-            let switch: SwitchTableReport = client.get(&address(&name))?;
+            let switch: SwitchTableReport = get(client, &address(&name))?;
             print(json, &switch, show::switch)
         }
     }
@@ -49,21 +49,25 @@ pub fn nic(client: &Client, command: NicCommand, json: bool) -> Result<()> {
         NicCommand::Add(add) => {
             let (path, form) = (address(&add.name), NicForm { socket: seen(add.form.socket)?, ..add.form });
             let nic: NicReport = ask(client, Method::PUT, &path, Some(&form))?;
-            print(json, &nic, one)
+            print_done(json, &nic, one)
         }
         NicCommand::Remove { name, force } => {
             let path = format!("{}?force={force}", address(&name));
             let report: DoneReport =
                 working("waiting for frames to end", || ask(client, Method::DELETE, &path, None::<&()>))?;
-            print(json, &report, done)
+            print_done(json, &report, done)
         }
         NicCommand::List => {
-            let nics: Vec<NicReport> = client.get("/v1/nics")?;
+            let nics: Vec<NicReport> = get(client, "/v1/nics")?;
             print(json, &nics, |nics| show::nics(nics))
+        }
+        NicCommand::Show { name } => {
+            let nic: NicReport = get(client, &address(&name))?;
+            print(json, &nic, show::nic)
         }
         NicCommand::Set { name, link } => {
             let nic: NicReport = ask(client, Method::PATCH, &address(&name), Some(&LinkForm { link }))?;
-            print(json, &nic, one)
+            print_done(json, &nic, one)
         }
     }
 }
@@ -94,7 +98,7 @@ pub fn capture(client: &Client, args: &CaptureArgs, json: bool) -> Result<()> {
             // Not before the daemon has agreed: a refusal leaves a file that was there as it was.
             file = Some(open()?);
             if std::io::stderr().is_terminal() && args.limit.is_none() {
-                eprintln!("capturing {}; Ctrl-C ends it", args.name);
+                hint(format_args!("capturing {}; Ctrl-C ends it", args.name));
             }
         }
         let Some(file) = &mut file else { return Ok(false) };
@@ -115,9 +119,9 @@ pub fn capture(client: &Client, args: &CaptureArgs, json: bool) -> Result<()> {
     if json && !pipe {
         return print_json(&CaptureReport { frames, lost });
     }
-    eprintln!("{frames} frames captured");
+    hint(format_args!("{frames} frames captured"));
     if lost > 0 {
-        eprintln!("{lost} more came too fast to be kept: a smaller --snaplen leaves room for more");
+        hint(format_args!("{lost} more came too fast to be kept: a smaller --snaplen leaves room for more"));
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ use ioplane_api::size::Size;
 use ioplane_api::spec::MTU;
 
 use crate::args::Accel;
+use crate::output::CommandError;
 
 /// Major and minor number of a QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -166,8 +167,24 @@ fn node(name: &str) -> String {
 /// Characters of a name for which there is room in that of a block node.
 const NODE: usize = 21;
 
-/// One line for a shell.
-pub fn line(args: &[String]) -> String {
+/// One line for `$(...)`: a shell parts what is printed at blanks, expands patterns in it, and reads no quotes.
+pub fn words(args: &[String], name: &str) -> Result<String> {
+    let broken = |c: char| c.is_whitespace() || matches!(c, '*' | '?' | '[' | '\\');
+    if let Some(arg) = args.iter().find(|arg| arg.is_empty() || arg.contains(broken)) {
+        let remedy = format!(
+            "give it a socket whose path has none; or let the shell read it once more: eval \"qemu-system-x86_64 ... $(ioplane \
+             qemu-args {name} --quoted)\"; or read --json"
+        );
+        let error = format!(
+            "{arg} has a blank or a sign of a pattern in it: what `$(ioplane qemu-args {name})` makes of it is something else"
+        );
+        return Err(CommandError::new(error, remedy).into());
+    }
+    Ok(args.join(" "))
+}
+
+/// One line to be pasted into a shell, or for `eval`.
+pub fn quoted(args: &[String]) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:+@%".contains(c);
     let quote = |arg: &String| {
         if arg.chars().all(plain) { arg.clone() } else { format!("'{}'", arg.replace('\'', r"'\''")) }
@@ -218,9 +235,28 @@ mod tests {
         assert!(refused.contains("is not served: it is gone"), "{refused}");
     }
 
+    /// By a shell: what it makes of the words is what they were.
+    #[test]
+    fn words_survive_a_substitution_or_are_refused() {
+        let function = crate::command::show::tests::function("nic1");
+        let args = super::function(&function, Version(10, 1), None).unwrap();
+        let through = |line: &str, script: &str| -> Vec<String> {
+            let mut shell = Command::new("sh");
+            let shell = shell.args(["-c", script]).env("LINE", line).current_dir("/");
+            let said = String::from_utf8(shell.output().unwrap().stdout).unwrap();
+            said.lines().map(str::to_owned).collect()
+        };
+        let line = words(&args, "nic1").unwrap();
+        assert_eq!(through(&line, r#"printf '%s\n' $(printf '%s\n' "$LINE")"#), args);
+        let awkward = ["-chardev".to_owned(), "socket,path=/a b/*".to_owned(), "it's".to_owned()];
+        let refused = words(&awkward, "nic1").unwrap_err().to_string();
+        assert!(refused.contains("/a b/*") && refused.contains("--quoted"), "{refused}");
+        assert_eq!(through(&quoted(&awkward), r#"eval "printf '%s\n' $LINE""#), awkward);
+    }
+
     #[test]
     fn a_line_can_be_pasted() {
         let args = ["-chardev".to_owned(), "socket,path=/a b/it's,,x".to_owned()];
-        assert_eq!(line(&args), r"-chardev 'socket,path=/a b/it'\''s,,x'");
+        assert_eq!(quoted(&args), r"-chardev 'socket,path=/a b/it'\''s,,x'");
     }
 }

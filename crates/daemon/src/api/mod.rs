@@ -6,6 +6,7 @@
 //! Errors are problems of RFC 9457, [`RefusalBody`](ioplane_api::refusal::RefusalBody). A request that has been read is carried out to its end, whether or not its
 //! client stays.
 
+mod configuration;
 mod cores;
 mod daemon;
 mod disk;
@@ -76,6 +77,8 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::Health => routing::on(method, daemon::health),
         Operation::Events => routing::on(method, daemon::events),
         Operation::OpenApi => routing::on(method, daemon::openapi),
+        Operation::UnsavedConfiguration => routing::on(method, configuration::preview),
+        Operation::SaveConfiguration => routing::on(method, configuration::save),
         Operation::Reload => routing::on(method, daemon::reload),
         Operation::Upgrade => routing::on(method, daemon::upgrade),
         Operation::Disks => routing::on(method, disk::disks),

@@ -7,6 +7,7 @@
 //! What is wrong with images is asked separately ([`Config::images`]); what only opening shows (somebody has it) is found by
 //! whoever opens it, and reported with the same lines: [`Config::served_problem`].
 
+mod append;
 mod function;
 mod network;
 mod problem;
@@ -24,6 +25,7 @@ use ioplane_api::spec::{
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+pub use append::Appended;
 pub use problem::{Problem, Problems};
 pub use reader::{Place, nearest};
 use reader::{Reader, Source};

@@ -163,7 +163,8 @@ impl Daemon {
         let (mut all, mut failed) = switch::bequests(&self.switches)?;
         let rest = async { Ok([bequests(&self.nics).await?, bequests(&self.disks).await?]) };
         let rest = tokio::time::timeout(patience, rest).await.unwrap_or_else(|_| {
-            let remedy = "see `ioplane status`: which one does not answer? or try again with more --patience";
+            let remedy =
+                "see `ioplane status`: which one does not answer? or try again with a longer --deadline";
             Err(Refusal::busy("a device does not answer", remedy))
         });
         for (more, broken) in rest? {

@@ -15,18 +15,23 @@ fn what_is_asked() {
     for (args, text) in [
         (&["status"][..], false),
         (&["disk", "list"], true),
+        (&["disk", "show", "file"], true),
+        (&["disk", "show", "broken"], false),
         (&["nic", "list"], true),
+        (&["nic", "show", "web"], true),
         (&["switch", "list"], true),
         (&["switch", "show", "lan"], true),
         (&["pci", "show", "old"], true),
         (&["core", "list"], false),
         (&["model", "list"], false),
         (&["reload"], true),
+        (&["config", "save"], true),
         (&["qemu-args", "file", "--qemu-version", "7.2"], true),
         (&["qemu-args", "file", "--qemu-version", "9.2", "--twin", "--disk-only", "--bootindex", "1"], true),
         (&["qemu-args", "web", "--qemu-version", "9.2", "--accel", "kvm", "--memory", "256M"], true),
         (&["qemu-args", "web", "--qemu-version", "9.2", "--accel", "tcg"], true),
         (&["qemu-args", "soft", "--qemu-version", "10.1"], true),
+        (&["qemu-args", "soft", "--device-only", "--quoted", "--qemu-version", "10.1"], true),
         (&["libvirt-xml", "file", "web", "soft", "--qemu-version", "10.1"], false),
         (&["libvirt-xml", "file", "web", "--device-only"], false),
         // Refused, by the daemon and by the command itself.
@@ -38,6 +43,8 @@ fn what_is_asked() {
         (&["qemu-args", "memory", "--twin", "--qemu-version", "9.2"], false),
         (&["qemu-args", "soft", "--qemu-version", "7.2"], false),
         (&["libvirt-xml", "soft", "--device-only"], false),
+        (&["disk", "remove"], false),
+        (&["top", "--interval", "soon"], false),
     ] {
         recorder.run(args, text);
     }
@@ -137,6 +144,7 @@ fn what_is_changed() {
         &["pci", "load", "soft", &state],
         &["pci", "remove", "more"],
         &["core", "add", "--notify", "notified", "--manners", "nice"],
+        &["config", "save"],
         &["core", "mode", "notified", "--core", "4"],
         &["core", "mode", "notified"],
         &["core", "retire", "4"],

@@ -1,4 +1,5 @@
-//! Every family of the metrics: type, help, names of labels, and the words that a label may say.
+//! Every family of the metrics: type, help, names of labels, and the words that a label may say; and that names and labels follow the
+//! rules of Prometheus and OpenMetrics (docs/decisions/0030).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -36,6 +37,81 @@ fn sample(line: &str) -> (&str, Vec<(&str, &str)>) {
         left = rest.get(end + 2..).unwrap_or_default();
     }
     (name, all)
+}
+
+/// Labels that place a thing, and may change while it lives: in `_info` families, and in those of the thing that they name.
+const PLACES: [&str; 4] = ["core", "cpu", "vm", "pid"];
+/// Labels that a family of ours may have. What a `device` is called is unique among disks, NICs and PCI functions.
+const LABELS: [&str; 8] = ["device", "queue", "role", "switch", "port", "direction", "cause", "fault"];
+/// Units that are not base units, and abbreviations of base units.
+const UNITS: [&str; 9] =
+    ["ms", "us", "ns", "percent", "kib", "mib", "kilobytes", "milliseconds", "microseconds"];
+
+/// What is wrong with a family.
+fn broken(name: &str, family: &Family) -> Vec<String> {
+    let Family { kind, help, unit, samples } = family;
+    let mut all = Vec::new();
+    let mut rule = |holds: bool, what: &str| all.extend((!holds).then(|| format!("{name}: {what}")));
+    let words: Vec<&str> = name.split('_').collect();
+    let plain = |word: &&str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase());
+    rule(words.iter().all(plain), "words of small letters");
+    rule(["ioplane", "process"].contains(&words[0]), "begins with what it is of");
+    rule(!words.iter().any(|word| UNITS.contains(word)), "base units only");
+    rule(!help.is_empty() && !help.ends_with('.'), "a help text, without a full stop");
+    let last = *words.last().unwrap();
+    rule(unit.is_empty() || last == unit, "the unit ends the name");
+    rule(!["bytes", "seconds"].contains(&last) || last == unit, "a name that ends with a unit declares it");
+    rule(!["total", "info", "count", "sum", "bucket"].contains(&last), "suffixes are added by the format");
+    rule(kind != "histogram" || name.ends_with("_duration_seconds"), "a histogram is of durations");
+    let suffixes: &[&str] = match kind.as_str() {
+        "counter" => &["_total"],
+        "info" => &["_info"],
+        "histogram" => &["_bucket", "_count", "_sum"],
+        "gauge" => &[""],
+        _ => &[],
+    };
+    for (sample, labels) in samples {
+        rule(suffixes.iter().any(|suffix| *sample == format!("{name}{suffix}")), "samples by their type");
+        for label in labels.keys().map(String::as_str) {
+            let own = words.get(1) == Some(&label);
+            rule(
+                !PLACES.contains(&label) || kind == "info" || own,
+                &format!("placement in the label {label}"),
+            );
+            let known =
+                LABELS.contains(&label) || PLACES.contains(&label) || label == "le" || label == "kind";
+            rule(known || kind == "info", &format!("the label {label}"));
+            rule(!["name", "reason", "error"].contains(&label), &format!("the label {label} says nothing"));
+        }
+    }
+    all
+}
+
+#[test]
+fn families_that_break_the_rules_are_found() {
+    let family = |kind: &str, name: &str, labels: &[&str]| -> Vec<String> {
+        let labels = labels.iter().map(|label| ((*label).to_owned(), BTreeSet::new())).collect();
+        let suffix = if kind == "counter" { "_total" } else { "" };
+        let samples = BTreeMap::from([(format!("{name}{suffix}"), labels)]);
+        broken(
+            name,
+            &Family { kind: kind.to_owned(), help: "What it is".to_owned(), unit: String::new(), samples },
+        )
+    };
+    assert_eq!(family("counter", "ioplane_disk_requests", &["device", "queue"]), [""; 0]);
+    assert_eq!(family("gauge", "ioplane_core_queues", &["core"]), [""; 0]);
+    for (kind, name, labels) in [
+        ("counter", "ioplane_disk_requests", &["device", "core"][..]),
+        ("counter", "ioplane_disk_requests", &["disk"]),
+        ("gauge", "ioplane_not_served", &["device", "reason"]),
+        ("gauge", "ioplane_core_spin_us", &["core"]),
+        ("gauge", "ioplane_disk_size_bytes", &["device"]),
+        ("counter", "ioplane_disk_requests_total", &["device"]),
+        ("histogram", "ioplane_disk_wait_seconds", &["device"]),
+        ("gauge", "disk_connected", &["device"]),
+    ] {
+        assert_ne!(family(kind, name, labels), [""; 0], "{name} {labels:?}");
+    }
 }
 
 #[test]
@@ -76,6 +152,8 @@ fn families() {
         }
     }
     assert!(families.len() > 40, "{text}");
+    let broken: Vec<String> = families.iter().flat_map(|(name, family)| broken(name, family)).collect();
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
     let mut shown = String::new();
     for (name, Family { kind, help, unit, samples }) in families {
         let _ = writeln!(shown, "{}", format!("{name} {kind} {unit}").trim_end());

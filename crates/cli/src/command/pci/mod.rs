@@ -8,10 +8,10 @@ use ioplane_api::report::{DoneReport, FunctionReport, RestReport, StateFileV1};
 use ioplane_api::request::QuiesceForm;
 use ioplane_api::spec::FunctionForm;
 
-use super::{Host, address_of, ask, seen, show, working};
+use super::{Host, address_of, ask, get, seen, show, working};
 use crate::args::PciCommand;
 use crate::client::Client;
-use crate::output::print;
+use crate::output::{print, print_done};
 
 /// Largest file of `pci save`: twice what a device may save.
 const STATE: u64 = 4 << 20;
@@ -33,17 +33,17 @@ pub fn run(client: &Client, command: PciCommand, json: bool, host: &impl Host) -
                 (address(&add.name), FunctionForm { socket: seen(add.form.socket)?, ..add.form });
             let function: FunctionReport =
                 working("taking the function", || ask(client, Method::PUT, &path, Some(&form)))?;
-            print(json, &function, |function| show::functions(std::slice::from_ref(function)))
+            print_done(json, &function, |function| show::functions(std::slice::from_ref(function)))
         }
         PciCommand::Remove { name, force } => {
             let path = format!("{}?force={force}", address(&name));
             let report: DoneReport = working("waiting for the function to come to rest", || {
                 ask(client, Method::DELETE, &path, None::<&()>)
             })?;
-            print(json, &report, done)
+            print_done(json, &report, done)
         }
         PciCommand::Show { name } => {
-            let function: FunctionReport = client.get(&address(&name))?;
+            let function: FunctionReport = get(client, &address(&name))?;
             print(json, &function, show::function)
         }
         PciCommand::Watch(args) => watch::run(client, &args, json),
@@ -53,18 +53,18 @@ pub fn run(client: &Client, command: PciCommand, json: bool, host: &impl Host) -
             let rest: RestReport = working("waiting for the function to come to rest", || {
                 ask(client, Method::POST, &path, Some(&form))
             })?;
-            print(json, &rest, show::rest)
+            print_done(json, &rest, show::rest)
         }
         PciCommand::Resume { name } => {
             let path = format!("{}/resume", address(&name));
             let report: DoneReport = ask(client, Method::POST, &path, None::<&()>)?;
-            print(json, &report, done)
+            print_done(json, &report, done)
         }
         PciCommand::Reset { name } => {
             let path = format!("{}/reset", address(&name));
             let report: DoneReport =
                 working("resetting the function", || ask(client, Method::POST, &path, None::<&()>))?;
-            print(json, &report, done)
+            print_done(json, &report, done)
         }
         PciCommand::Save { name, file, deadline } => {
             let form = QuiesceForm { deadline_ms: deadline.as_millis() as u64, or_go_on: false };
@@ -75,7 +75,7 @@ pub fn run(client: &Client, command: PciCommand, json: bool, host: &impl Host) -
             let text = serde_json::to_string_pretty(&state)? + "\n";
             std::fs::write(&file, &text).with_context(|| format!("write {}", file.display()))?;
             let line = format!("{} bytes of {name}'s state are in {}", text.len(), file.display());
-            print(json, &DoneReport { done: vec![line] }, done)
+            print_done(json, &DoneReport { done: vec![line] }, done)
         }
         PciCommand::Load { name, file } => {
             let size = std::fs::metadata(&file).with_context(|| format!("read {}", file.display()))?.len();
@@ -91,7 +91,7 @@ pub fn run(client: &Client, command: PciCommand, json: bool, host: &impl Host) -
             })?;
             let path = format!("{}/load", address(&name));
             let report: DoneReport = ask(client, Method::POST, &path, Some(&state))?;
-            print(json, &report, done)
+            print_done(json, &report, done)
         }
     }
 }

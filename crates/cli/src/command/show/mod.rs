@@ -1,5 +1,6 @@
 //! Reports for people.
 
+mod device;
 mod network;
 mod pci;
 #[cfg(test)]
@@ -10,6 +11,7 @@ use ioplane_api::report::{
 };
 use ioplane_api::size::Size;
 
+pub use device::{disk, nic};
 pub use network::{nics, switch, switches};
 pub use pci::{function, functions, rest, standing, states};
 
@@ -18,6 +20,11 @@ use crate::command::table::Table;
 /// A number, or a dash where there is none.
 fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or("-".to_owned(), |value| value.to_string())
+}
+
+/// One line of what is said of one thing: of what, and what. Further lines of the same begin empty.
+fn fact(of: &str, what: impl std::fmt::Display) -> String {
+    format!("  {of:<18} {what}\n")
 }
 
 /// Why one is not served, what to do, and when it is tried again; nothing if it is.

@@ -35,7 +35,7 @@ pub fn functions(functions: &[FunctionReport]) -> String {
     if functions.is_empty() {
         return "no PCI functions are served: add one with `ioplane pci add`\n".to_owned();
     }
-    let mut table = Table::new(&["NAME", "STATE", "MODE", "BEHIND IT", "VM", "ORIGIN", "SOCKET"]);
+    let mut table = Table::new(&["NAME", "STATE", "MODE", "BACKEND", "VM", "ORIGIN", "SOCKET"]);
     for function in functions {
         table.row(vec![
             function.name.clone(),

@@ -65,7 +65,7 @@ fn functions_are_listed_with_what_is_wrong_with_them() {
     (soft.switch, soft.stage) = (Some("lan".into()), Stage::Held);
     let text = pci::functions(&[stopped, soft]);
     let expected = "\
-NAME  STATE    MODE      BEHIND IT               VM  ORIGIN  SOCKET
+NAME  STATE    MODE      BACKEND                 VM  ORIGIN  SOCKET
 nic1  STOPPED  virtual   0000:00:05.0 (rtl8139)   -  added   /run/ioplane/nic1.sock
 soft  held     emulated  rtl8139 on switch lan    -  added   /run/ioplane/soft.sock
 nic1 has been stopped: descriptor 3 points at 0xfee00000

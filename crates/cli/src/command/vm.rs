@@ -1,0 +1,131 @@
+//! `qemu-args` and `libvirt-xml`: what a VMM has to be told of a device.
+
+use std::io::IsTerminal;
+
+use anyhow::{Context, Result, bail};
+use ioplane_api::report::StatusReport;
+use serde::Serialize;
+
+use super::{get, kvm, libvirt, qemu};
+use crate::args::{Accel, LibvirtArgs, QemuArgs};
+use crate::client::Client;
+use crate::output::{CommandError, print, quiet};
+
+/// A QEMU's version: what was said, or what it says itself.
+fn version(said: Option<&str>, program: &str) -> Result<qemu::Version> {
+    match said {
+        Some(text) => qemu::Version::of(text).with_context(|| format!("{text:?} is no version: write 7.2")),
+        None => qemu::Version::ask(program),
+    }
+}
+
+/// `qemu-args`.
+pub fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
+    let device = device(client, &wanted.name)?;
+    let version = version(wanted.qemu_version.as_deref(), &wanted.qemu)?;
+    let accel =
+        wanted.accel.unwrap_or_else(|| if kvm::Kvm::look().usable() { Accel::Kvm } else { Accel::Tcg });
+    let memory = (!wanted.device_only).then_some(wanted.memory);
+    let mut args = memory.map(qemu::memory).unwrap_or_default();
+    args.extend(match &device {
+        libvirt::Device::Disk(disk) => {
+            let socket = match (wanted.twin, &disk.twin) {
+                (false, _) => &disk.socket,
+                (true, Some(twin)) => twin,
+                (true, None) => {
+                    bail!(
+                        "disk {0} has no second socket\n  to do: give it one: ioplane disk twin {0}",
+                        disk.name
+                    )
+                }
+            };
+            qemu::disk(disk, socket, version, wanted.bootindex)
+        }
+        libvirt::Device::Nic(nic) if wanted.twin => {
+            bail!(
+                "{} is a NIC: only disks have a second socket\n  to do: see docs/guide/migration.md",
+                nic.name
+            )
+        }
+        libvirt::Device::Nic(nic) => qemu::nic(nic, version, accel, wanted.bootindex),
+        libvirt::Device::Function(function) if wanted.twin => {
+            bail!(
+                "{} is a PCI function, and cannot migrate yet\n  to do: see docs/guide/pci.md",
+                function.name
+            )
+        }
+        libvirt::Device::Function(function) => qemu::function(function, version, wanted.bootindex)?,
+    });
+    let terminal = std::io::stdout().is_terminal();
+    if terminal && !json && memory.is_some() && !quiet() {
+        eprintln!(
+            "# paste behind: {} -accel {} -nographic ...; -m, if given, must be {}",
+            wanted.qemu,
+            accel.name(),
+            wanted.memory
+        );
+    }
+    #[derive(Serialize)]
+    struct QemuReport {
+        args: Vec<String>,
+    }
+    let line = match (json, terminal || wanted.quoted) {
+        (true, _) => String::new(),
+        (false, true) => qemu::quoted(&args),
+        (false, false) => qemu::words(&args, &wanted.name)?,
+    };
+    print(json, &QemuReport { args }, |_| line + "\n")
+}
+
+/// A disk, a NIC or a PCI function, by its name.
+fn device(client: &Client, name: &str) -> Result<libvirt::Device> {
+    let status: StatusReport = get(client, "/v1/status")?;
+    let disk = status
+        .disks
+        .into_iter()
+        .find(|disk| disk.name == name)
+        .map(|disk| libvirt::Device::Disk(Box::new(disk)));
+    let nic = || {
+        status.nics.into_iter().find(|nic| nic.name == name).map(|nic| libvirt::Device::Nic(Box::new(nic)))
+    };
+    let function = || {
+        let function = status.functions.into_iter().find(|function| function.name == name)?;
+        Some(libvirt::Device::Function(Box::new(function)))
+    };
+    disk.or_else(nic).or_else(function).ok_or_else(|| {
+        let error = format!("there is no disk, no nic and no PCI function {name}");
+        CommandError::new(error, "see `ioplane disk list`, `ioplane nic list` and `ioplane pci list`").into()
+    })
+}
+
+/// `libvirt-xml`.
+pub fn libvirt_xml(client: &Client, wanted: &LibvirtArgs, json: bool) -> Result<()> {
+    let devices: Vec<libvirt::Device> =
+        wanted.names.iter().map(|name| device(client, name)).collect::<Result<_>>()?;
+    let mut arguments = Vec::new();
+    for device in &devices {
+        let libvirt::Device::Function(function) = device else { continue };
+        if wanted.device_only {
+            bail!(
+                "{} is a PCI function: libvirt has no element for it, and it cannot be attached to a domain that is there\n  \
+                 to do: leave --device-only out, and put <qemu:commandline> of what is printed into the domain",
+                function.name
+            );
+        }
+        arguments.extend(qemu::function(
+            function,
+            version(wanted.qemu_version.as_deref(), &wanted.qemu)?,
+            None,
+        )?);
+    }
+    let xml = if wanted.device_only {
+        libvirt::device_xml(&devices)
+    } else {
+        libvirt::domain_xml(&devices, &arguments, wanted.memory)
+    };
+    #[derive(Serialize)]
+    struct XmlReport {
+        xml: String,
+    }
+    print(json, &XmlReport { xml }, |report| report.xml.clone())
+}

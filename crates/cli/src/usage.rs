@@ -1,0 +1,53 @@
+//! From words to a command: what cannot be read is said, as JSON as well for programs.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use crate::args::Cli;
+use crate::output::{CommandError, hint, print_json, set_verbosity};
+use crate::words;
+
+/// Reads the command line. What is asked for by `--help` is printed, what cannot be read is complained of, and the exit code is given.
+pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, ExitCode> {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let cli = Cli::try_parse_from(&arguments).map_err(|error| {
+        let _ = error.print();
+        let json = arguments.iter().any(|word| word == "--json");
+        if json && error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+            let _ = print_json(&failure(&error.render().to_string()));
+        }
+        ExitCode::from(error.exit_code() as u8)
+    })?;
+    set_verbosity(cli.verbosity());
+    words::warnings(&arguments).iter().for_each(hint);
+    Ok(cli)
+}
+
+/// What clap says, in two parts: `error: WHAT`, and below it tips and the usage.
+fn failure(said: &str) -> CommandError {
+    let (error, below) = said.split_once("\n\n").unwrap_or((said, ""));
+    let lines = below.lines().map(str::trim).filter(|line| !line.is_empty());
+    let remedy: Vec<&str> = lines.take_while(|line| !line.starts_with("For more information")).collect();
+    let remedy = if remedy.is_empty() { vec!["see `ioplane help`"] } else { remedy };
+    let error = error.strip_prefix("error: ").unwrap_or(error);
+    CommandError::new(error.split_whitespace().collect::<Vec<_>>().join(" "), remedy.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_clap_says_is_parted() {
+        let error = Cli::try_parse_from(["ioplane", "disk", "remove"]).unwrap_err();
+        let failure = failure(&error.render().to_string());
+        assert!(
+            failure.error.starts_with("the following required arguments")
+                && failure.error.ends_with("<NAME>")
+        );
+        assert_eq!(failure.remedy, "Usage: ioplane disk remove <NAME>");
+    }
+}

@@ -1,0 +1,25 @@
+//! `ioplane serve --check`: a configuration, looked at as a start would, without starting anything.
+
+use std::path::{Path, PathBuf};
+
+use crate::config::{Config, Problem, Problems};
+
+/// A configuration that a daemon would start with.
+#[derive(Debug)]
+pub struct Checked {
+    /// The file.
+    pub file: PathBuf,
+    /// How many there are of each kind: cores, disks, switches, NICs, PCI functions.
+    pub counts: [usize; 5],
+    /// What of it this host lacks as far as that can be seen without opening it. A daemon starts without, and tries again.
+    pub missing: Vec<Problem>,
+}
+
+/// Looks at `config`. Nothing is opened, locked or taken, so a daemon may be running with it. May block.
+pub fn check(config: &Path) -> Result<Checked, Problems> {
+    let config = Config::read(config)?;
+    let missing = config.images(|_| true).err().map_or_else(Vec::new, |problems| problems.list);
+    let Config { cores, disks, switches, nics, functions, .. } = &config;
+    let counts = [cores.len(), disks.len(), switches.len(), nics.len(), functions.len()];
+    Ok(Checked { counts, missing, file: config.file })
+}

@@ -1,0 +1,267 @@
+//! Specs as tables of a configuration: what the readers beside this file make of the text is the spec again. What a spec says that
+//! would be so without it is left out.
+
+use std::path::Path;
+
+use ioplane_api::size::Size;
+use ioplane_api::spec::{
+    BackingSpec, CableSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, FaultSpec, FunctionSpec,
+    MemoryWord, ModeWord, NicForm, NicSpec, SourceSpec, SwitchSpec,
+};
+use toml::Value;
+
+/// What is appended to a configuration.
+#[derive(Debug, Default)]
+pub struct Appended {
+    /// The tables.
+    pub text: String,
+}
+
+impl Appended {
+    fn table(&mut self, kind: &str) {
+        self.text.push_str(&format!("\n[[{kind}]]\n"));
+    }
+
+    fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.text.push_str(&format!("{key} = {}\n", value.into()));
+    }
+
+    /// Unless it is the usual.
+    fn other<V: Into<Value> + PartialEq>(&mut self, key: &str, value: V, usual: V) {
+        if value != usual {
+            self.set(key, value);
+        }
+    }
+
+    /// If there is one.
+    fn some(&mut self, key: &str, value: Option<impl Into<Value>>) {
+        if let Some(value) = value {
+            self.set(key, value);
+        }
+    }
+
+    /// TOML is UTF-8: what a path loses here is found when the text is read again.
+    fn path(&mut self, key: &str, path: Option<&Path>) {
+        self.some(key, path.map(|path| path.display().to_string()));
+    }
+
+    /// `64M` where that is exact.
+    fn size(&mut self, key: &str, bytes: u64) {
+        let text = Size(bytes).to_string();
+        match text.parse() {
+            Ok(Size(read)) if read == bytes => self.set(key, text),
+            _ => self.set(key, bytes as i64),
+        }
+    }
+
+    fn guest_memory(&mut self, word: MemoryWord) {
+        self.other("guest_memory", word.word(), MemoryWord::default().word());
+    }
+
+    /// One `[[core]]`.
+    pub fn core(&mut self, spec: &CoreSpec) {
+        let usual = CoreSpec::new(spec.id);
+        self.table("core");
+        self.set("id", i64::from(spec.id));
+        self.some("cpu", spec.cpu.map(i64::from));
+        self.other("notify", spec.notify.word(), usual.notify.word());
+        self.other("spin_us", spec.spin_us as i64, usual.spin_us as i64);
+        self.other("budget", i64::from(spec.budget), i64::from(usual.budget));
+        self.other("manners", spec.manners.word(), usual.manners.word());
+    }
+
+    /// One `[[disk]]`.
+    pub fn disk(&mut self, spec: &DiskSpec) {
+        self.table("disk");
+        self.set("name", spec.name.as_str());
+        match &spec.backing {
+            BackingSpec::File { path, format, direct, engine } => {
+                self.path("path", Some(path));
+                self.some("format", format.map(|format| format.word()));
+                self.other("direct", direct.word(), DirectWord::default().word());
+                self.other("engine", engine.word(), EngineWord::default().word());
+            }
+            BackingSpec::Memory { bytes } => self.size("memory", *bytes),
+        }
+        let usual = DiskForm { memory: Some(Size(1 << 20)), ..DiskForm::default() }.spec(&spec.name).ok();
+        let usual = usual.as_ref();
+        self.other("read_only", spec.read_only, false);
+        self.other("serial", spec.serial.as_str(), usual.map_or("", |usual| &usual.serial));
+        self.other("queues", i64::from(spec.queues), usual.map_or(0, |usual| usual.queues.into()));
+        self.other(
+            "queue_size",
+            i64::from(spec.queue_size),
+            usual.map_or(0, |usual| usual.queue_size.into()),
+        );
+        self.some("block_size", spec.block_size.map(i64::from));
+        self.some("core", spec.core.map(i64::from));
+        self.path("socket", spec.socket.as_deref());
+        self.path("twin", spec.twin.as_deref());
+        self.guest_memory(spec.guest_memory);
+    }
+
+    /// One `[[switch]]`.
+    pub fn switch(&mut self, spec: &SwitchSpec) {
+        self.table("switch");
+        self.set("name", spec.name.as_str());
+        self.some("uplink", spec.uplink.as_deref());
+        self.some("core", spec.core.map(i64::from));
+    }
+
+    /// One `[[nic]]`. Its address is always said: made from the host, it would be another one on the next host.
+    pub fn nic(&mut self, spec: &NicSpec) {
+        let usual = NicForm { switch: Some(spec.switch.clone()), ..NicForm::default() }.spec(&spec.name).ok();
+        let usual = usual.as_ref();
+        self.table("nic");
+        self.set("name", spec.name.as_str());
+        self.set("switch", spec.switch.as_str());
+        self.set("mac", spec.mac.to_string());
+        self.other("isolated", spec.isolated, false);
+        self.other("vlan", spec.vlan.to_string(), "all".to_owned());
+        self.other("pairs", i64::from(spec.pairs), usual.map_or(0, |usual| usual.pairs.into()));
+        self.other(
+            "queue_size",
+            i64::from(spec.queue_size),
+            usual.map_or(0, |usual| usual.queue_size.into()),
+        );
+        self.other("mtu", i64::from(spec.mtu), usual.map_or(0, |usual| usual.mtu.into()));
+        self.other("link", spec.link.word(), usual.map_or("", |usual| usual.link.word()));
+        self.some("core", spec.core.map(i64::from));
+        self.path("socket", spec.socket.as_deref());
+        self.guest_memory(spec.guest_memory);
+    }
+
+    /// One `[[pci]]`.
+    pub fn function(&mut self, spec: &FunctionSpec) {
+        self.table("pci");
+        self.set("name", spec.name.as_str());
+        match &spec.source {
+            SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts } => {
+                self.set("host", address.to_string());
+                self.other("mode", mode.word(), ModeWord::default().word());
+                self.other("on_fault", on_fault.to_string(), FaultSpec::default().to_string());
+                self.other("force", *forced, false);
+                self.other("unsafe_interrupts", *unsafe_interrupts, false);
+            }
+            SourceSpec::Emulated { chip, cable, mac } => {
+                self.set("emulate", chip.word());
+                match cable {
+                    CableSpec::Switch(switch) => self.set("switch", switch.as_str()),
+                    CableSpec::Tap(tap) => self.set("tap", tap.as_str()),
+                }
+                self.set("mac", mac.to_string());
+            }
+        }
+        self.path("socket", spec.socket.as_deref());
+        self.guest_memory(spec.guest_memory);
+        if let Some(Size(bytes)) = spec.pinned_memory {
+            self.size("pinned_memory", bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+    use super::*;
+
+    /// Every key that there is, none with its default; and the least of each.
+    const WHOLE: &str = r#"
+[[core]]
+id = 3
+cpu = 0
+notify = "notified"
+spin_us = 70
+budget = 33
+manners = "dedicated"
+[[disk]]
+name = "whole"
+path = "/a b/it's \"one\".img"
+format = "raw"
+read_only = true
+serial = "W1"
+queues = 3
+queue_size = 64
+block_size = 4096
+direct = "off"
+engine = "threads"
+core = 3
+socket = "/run/whole.vhost.sock"
+twin = "/run/whole.twin.sock"
+guest_memory = "any"
+[[disk]]
+name = "least"
+memory = 1536
+[[switch]]
+name = "lan"
+uplink = "tap0"
+core = 3
+[[nic]]
+name = "web"
+switch = "lan"
+mac = "02:00:00:00:00:01"
+isolated = true
+vlan = "trunk:10,20"
+pairs = 2
+queue_size = 512
+mtu = 9000
+link = "down"
+core = 3
+socket = "/run/web.vhost.sock"
+guest_memory = "any"
+[[nic]]
+name = "db"
+switch = "lan"
+vlan = 7
+[[pci]]
+name = "soft"
+emulate = "ne2000"
+switch = "lan"
+mac = "02:00:00:00:00:0a"
+socket = "/run/soft.vfio.sock"
+guest_memory = "any"
+[[pci]]
+name = "tapped"
+emulate = "rtl8139"
+tap = "tap1"
+[[pci]]
+name = "card"
+host = "0000:00:05.0"
+on_fault = "stop"
+force = true
+unsafe_interrupts = true
+pinned_memory = "1G"
+[[pci]]
+name = "straight"
+host = "0000:00:06.0"
+mode = "passthrough"
+"#;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let read = |text: &str| {
+            Config::parse(Path::new("/etc/c.toml"), text).unwrap_or_else(|e| panic!("{e}\n{text}"))
+        };
+        let config = read(WHOLE);
+        let mut appended = Appended::default();
+        config.cores.iter().for_each(|(spec, _)| appended.core(spec));
+        config.disks.iter().for_each(|(spec, _)| appended.disk(spec));
+        config.switches.iter().for_each(|(spec, _)| appended.switch(spec));
+        config.nics.iter().for_each(|(spec, _)| appended.nic(spec));
+        config.functions.iter().for_each(|(spec, _)| appended.function(spec));
+        let again = read(&appended.text);
+        fn specs<S: Clone>(all: &[(S, super::super::Place)]) -> Vec<S> {
+            all.iter().map(|(spec, _)| spec.clone()).collect()
+        }
+        assert_eq!(specs(&again.cores), specs(&config.cores));
+        assert_eq!(specs(&again.disks), specs(&config.disks));
+        assert_eq!(specs(&again.switches), specs(&config.switches));
+        assert_eq!(specs(&again.nics), specs(&config.nics));
+        assert_eq!(specs(&again.functions), specs(&config.functions));
+        // Nothing is said that holds anyway.
+        assert!(appended.text.contains("[[disk]]\nname = \"least\"\nmemory = 1536\n\n"), "{}", appended.text);
+        assert!(
+            appended.text.contains("name = \"straight\"\nhost = \"0000:00:06.0\"\nmode = \"passthrough\"\n")
+        );
+    }
+}

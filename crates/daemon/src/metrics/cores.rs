@@ -1,0 +1,36 @@
+//! I/O cores.
+
+use ioplane_api::report::{CoreReport, StatusReport};
+
+use super::families::{Families, Family, Labels};
+
+fn labels(core: &CoreReport) -> Labels {
+    vec![("core", core.id.to_string())]
+}
+
+/// Everything about them.
+pub fn write(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt::Result {
+    let cores = || status.cores.iter();
+    let infos = cores().map(|core| {
+        let mut labels = labels(core);
+        labels.push(("cpu", core.cpu.map_or("none".to_owned(), |cpu| cpu.to_string())));
+        labels
+    });
+    families.infos(Family::new("ioplane_core", "Processor that an I/O core is pinned to"), infos)?;
+    let busy = cores().map(|core| (labels(core), core.busy_percent / 100.0));
+    families.fractions(Family::new("ioplane_core_busy_ratio", "Share of time spent on work"), busy)?;
+    let mut gauge = |family, of: fn(&CoreReport) -> i64| {
+        families.gauges(family, cores().map(|core| (labels(core), of(core))))
+    };
+    gauge(Family::new("ioplane_core_queues", "Queues on the core"), |core| core.seats.into())?;
+    gauge(Family::new("ioplane_core_polled", "1 while polled, 0 while notified"), |core| {
+        (core.notify == "polled").into()
+    })?;
+    let mut counter = |family, of: fn(&CoreReport) -> u64| {
+        families.counters(family, cores().map(|core| (labels(core), of(core))))
+    };
+    counter(Family::new("ioplane_core_sleeps", "Times the core went to sleep"), |core| core.sleeps)?;
+    counter(Family::new("ioplane_core_wakes", "Times the core was woken"), |core| core.wakes)?;
+    let cpu = cores().map(|core| (labels(core), core.cpu_us as f64 / 1e6));
+    families.counted_seconds(Family::seconds("ioplane_core_cpu", "Processor time of the core"), cpu)
+}

@@ -1,0 +1,203 @@
+//! What holds of all commands: how much is said, errors for programs, words that have changed; and `config save` and `serve --check`.
+
+mod house;
+
+use std::process::{Command, Output, Stdio};
+
+use house::House;
+use serde_json::Value;
+
+const CONFIG: &str = "# by hand\n[[disk]]\nname = \"a\"\nmemory = \"8M\"\nqueues = 2\n[[disk]]\nname = \"gone\"\nmemory = \"1M\"\n\
+                      [[switch]]\nname = \"lan\"\n[[nic]]\nname = \"web\"\nswitch = \"lan\"\nmac = \"02:00:00:00:00:01\"\n";
+
+fn run(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ioplane"));
+    command.args(args).env_remove("IOPLANE_SOCKET").stdin(Stdio::null()).output().unwrap()
+}
+
+fn read(output: &[u8]) -> Value {
+    serde_json::from_slice(output).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(output)))
+}
+
+#[test]
+fn one_disk_and_one_nic_are_shown_whole() {
+    let house = House::open(CONFIG);
+    let disk = house.cli(&["disk", "show", "a"]).out;
+    assert!(disk.starts_with("a: memory, 8M, writable, waiting\n"), "{disk}");
+    for line in
+        ["  VM                 none; 0 connections so far", "  queue 1            not set up by a driver"]
+    {
+        assert!(disk.lines().any(|found| found == line), "{line} is not in\n{disk}");
+    }
+    assert_eq!(house.json(&["disk", "show", "a"])["queues"].as_array().unwrap().len(), 2);
+    let nic = house.cli(&["nic", "show", "web"]).out;
+    assert!(nic.starts_with("web: 02:00:00:00:00:01 on switch lan, waiting\n"), "{nic}");
+    assert!(nic.contains("\n  received           0 frames, 0; dropped: none\n"), "{nic}");
+    assert!(house.refused(&["disk", "show", "web"]).contains("no disk web"));
+    assert!(house.refused(&["nic", "show", "a"]).contains("no nic a"));
+}
+
+#[test]
+fn what_was_added_is_saved_in_the_configuration() {
+    let mut house = House::open(CONFIG);
+    let file = house.path("ioplane.toml");
+    let text = || std::fs::read_to_string(&file).unwrap();
+    let said = house.cli(&["config", "save"]);
+    assert!(
+        said.code == 0 && said.out.starts_with("nothing was added at run time"),
+        "{}{}",
+        said.out,
+        said.err
+    );
+    assert_eq!(text(), CONFIG);
+
+    let socket = house.path("b.vhost.sock").display().to_string();
+    house.json(&["disk", "add", "b", "--memory", "2M", "--serial", "B1", "--vhost-socket", &socket]);
+    house.json(&["switch", "add", "back"]);
+    house.json(&["nic", "add", "db", "--switch", "back", "--vlan", "trunk:10,20"]);
+    house.json(&["pci", "add", "old", "--emulate", "ne2000", "--switch", "back"]);
+    house.json(&["core", "add", "--notify", "notified"]);
+    house.json(&["disk", "remove", "gone"]);
+    house.json(&["nic", "set", "web", "--link", "down"]);
+    let printed = house.cli(&["config", "save", "--print"]);
+    assert_eq!(text(), CONFIG, "nothing is written");
+    for line in ["disk gone was removed at run time, and is in the file", "nic web was changed at run time"] {
+        assert!(printed.err.contains(&format!("not saved: {line}\n")), "{}", printed.err);
+    }
+    let report = house.json(&["config", "save"]);
+    assert_eq!(text(), format!("{CONFIG}{}", printed.out), "what was there is as it was");
+    assert_eq!(report["text"], printed.out.as_str());
+    let saved: Vec<&str> = report["saved"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    let expected = [
+        "core 1",
+        "core 0 (there without being written)",
+        "disk b",
+        "switch back",
+        "nic db",
+        "PCI function old",
+    ];
+    assert_eq!(saved, expected);
+    assert!(house.cli(&["config", "save"]).out.starts_with("nothing was added"), "it is there now");
+
+    // A reload takes it as configured, and a daemon that remembers nothing serves the same.
+    let mac = house.json(&["nic", "show", "db"])["mac"].clone();
+    house.json(&["reload"]);
+    assert_eq!(house.disk("b")["origin"], "config");
+    house.terminate();
+    std::fs::remove_file(house.path("state.json")).unwrap();
+    house.start();
+    let disk = house.disk("b");
+    assert_eq!((&disk["serial"], &disk["socket"]), (&"B1".into(), &socket.as_str().into()));
+    let nic = house.json(&["nic", "show", "db"]);
+    assert_eq!((&nic["vlan"], &nic["mac"]), (&"trunk:10,20".into(), &mac));
+    let cores = house.json(&["core", "list"]);
+    assert_eq!((&cores[0]["id"], &cores[1]["notify"]), (&0.into(), &"notified".into()), "{cores}");
+}
+
+#[test]
+fn a_configuration_that_cannot_take_it_stays_as_it_is() {
+    let house = House::open("[[disk]]\nname = \"a\"\nmemory = \"1M\"\n");
+    house.json(&["disk", "add", "b", "--memory", "2M"]);
+    for broken in ["[[disk]]\nname = \"a\"\nmemory = \n", "[[disk]]\nname = \"b\"\nmemory = \"1M\"\n"] {
+        house.configure(broken);
+        let said = house.cli(&["config", "save"]);
+        let refused = said.code == 1 && said.err.contains("ioplane.toml:3");
+        let other = said.code == 0 && said.err.contains("disk b: the file has another one of this name");
+        assert!(refused || other, "{}{}", said.out, said.err);
+        assert_eq!(std::fs::read_to_string(house.path("ioplane.toml")).unwrap(), broken);
+    }
+    // Somebody else's half-written file is not overwritten.
+    house.configure("");
+    std::fs::write(house.path("ioplane.toml.new"), "theirs").unwrap();
+    assert!(house.refused(&["config", "save"]).contains("ioplane.toml.new is there already"));
+    assert_eq!(std::fs::read_to_string(house.path("ioplane.toml.new")).unwrap(), "theirs");
+}
+
+#[test]
+fn a_configuration_is_checked_without_a_daemon() {
+    let house = House::new(CONFIG);
+    let file = house.path("ioplane.toml").display().to_string();
+    let check = |more: &[&str]| run(&[&["serve", "--check", "--config", &file], more].concat());
+    let good = check(&[]);
+    let said = String::from_utf8(good.stdout).unwrap();
+    assert_eq!(said, format!("{file}: accepted: 1 core, 2 disks, 1 switch, 1 NIC\n"));
+    assert!(good.status.success() && !house.path("state.json").exists());
+    assert!(check(&["-q"]).stdout.is_empty());
+
+    house.configure("[[disk]]\nname = \"a\"\npath = \"none.img\"\n");
+    let lacking = check(&[]);
+    let said = String::from_utf8(lacking.stdout).unwrap();
+    assert!(lacking.status.success() && said.contains(":3: there is no image "), "{said}");
+    assert_eq!(read(&check(&["--json"]).stdout)["missing"][0]["line"], 3);
+
+    house.configure("[[disk]]\nname = \"a\"\nmemory = \"1M\"\nquques = 2\n");
+    let bad = check(&["--json"]);
+    assert_eq!(bad.status.code(), Some(2));
+    let report = read(&bad.stdout);
+    assert_eq!((&report["accepted"], &report["problems"][0]["line"]), (&false.into(), &4.into()), "{report}");
+    assert!(report["error"].is_string() && report["remedy"].is_string(), "{report}");
+}
+
+#[test]
+fn every_error_is_json_if_that_is_wanted() {
+    let house = House::open(CONFIG);
+    for (args, code) in [
+        (&["disk", "show", "none"][..], 1),
+        (&["qemu-args", "a", "--qemu-version", "new"], 1),
+        (&["model", "show", "none"], 1),
+        (&["disk", "remove"], 2),
+        (&["top", "--interval", "soon"], 2),
+    ] {
+        let said = house.cli(&[args, &["--json"]].concat());
+        let error = read(said.out.as_bytes());
+        assert_eq!(said.code, code, "{args:?}");
+        assert!(error["error"].is_string() && error["remedy"].is_string(), "{args:?}: {error}");
+        assert!(!said.err.is_empty());
+    }
+    let nobody = read(&run(&["--socket", "/nowhere", "status", "--json"]).stdout);
+    assert!(nobody["error"].as_str().unwrap().starts_with("no daemon answers on /nowhere"), "{nobody}");
+}
+
+#[test]
+fn how_much_is_said() {
+    let house = House::open(CONFIG);
+    let quiet = house.cli(&["disk", "resize", "a", "16M", "-q"]);
+    assert_eq!((quiet.code, quiet.out.as_str(), quiet.err.as_str()), (0, "", ""));
+    assert!(house.cli(&["disk", "list", "-q"]).out.contains("16M"), "what is asked for is printed");
+    assert_eq!(read(house.cli(&["disk", "resize", "a", "17M", "-q", "--json"]).out.as_bytes())["name"], "a");
+    let said = house.cli(&["disk", "resize", "a", "18M", "-v"]);
+    assert_eq!(said.err, "ioplane: PATCH /v1/disks/a\n");
+    assert_eq!(house.cli(&["status", "-q", "-v"]).code, 2);
+
+    let old = ["qemu-args", "a", "--qemu-version", "9.2", "--disk-only"];
+    let new = ["qemu-args", "a", "--qemu-version", "9.2", "--device-only"];
+    let (old, quiet, new) = (house.cli(&old), house.cli(&[&old[..], &["-q"]].concat()), house.cli(&new));
+    assert_eq!((&old.out, &quiet.out), (&new.out, &new.out));
+    assert!(old.err.contains("--disk-only is deprecated: use --device-only"), "{}", old.err);
+    assert_eq!((quiet.err.as_str(), new.err.as_str()), ("", ""));
+}
+
+/// By a shell, as the guide says it.
+#[test]
+fn qemu_arguments_survive_a_substitution() {
+    let house = House::open(
+        "[[switch]]\nname = \"lan\"\n[[pci]]\nname = \"soft\"\nemulate = \"rtl8139\"\nswitch = \"lan\"\n\
+         [[disk]]\nname = \"odd\"\nmemory = \"1M\"\nsocket = \"o dd.sock\"\n",
+    );
+    let socket = house.path("control.sock").display().to_string();
+    let ioplane = format!("{} --socket {socket} qemu-args", env!("CARGO_BIN_EXE_ioplane"));
+    let through = |script: String| -> Vec<String> {
+        let said = Command::new("sh").args(["-c", &script]).output().unwrap();
+        String::from_utf8(said.stdout).unwrap().lines().map(str::to_owned).collect()
+    };
+    let wanted = |name: &str| -> Vec<String> {
+        let report = house.json(&["qemu-args", name, "--qemu-version", "10.1"]);
+        report["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap().to_owned()).collect()
+    };
+    let words = through(format!("printf '%s\\n' $({ioplane} soft --qemu-version 10.1)"));
+    assert_eq!(words, wanted("soft"));
+    let refused = house.refused(&["qemu-args", "odd", "--qemu-version", "10.1"]);
+    assert!(refused.contains("o dd.sock") && refused.contains("--quoted"), "{refused}");
+    let words = through(format!("eval \"printf '%s\\n' $({ioplane} odd --qemu-version 10.1 --quoted)\""));
+    assert_eq!(words, wanted("odd"));
+}
