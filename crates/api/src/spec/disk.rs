@@ -125,7 +125,7 @@ form! {
         [long, value_name = "ID"]
         core: u32,
         /// Its vhost-user socket [default: NAME.sock in the run directory]
-        [long = "vhost-socket", value_name = "PATH"]
+        [id = "vhost_socket", long = "vhost-socket", value_name = "PATH"]
         socket: PathBuf,
         /// A second vhost-user socket, for the destination of a migration on this host
         [long, value_name = "PATH"]

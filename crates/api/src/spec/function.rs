@@ -191,7 +191,7 @@ form! {
         [long, conflicts_with = "host"]
         mac: Mac,
         /// Its vfio-user socket [default: NAME.sock in the run directory]
-        [long = "vfio-socket", value_name = "PATH"]
+        [id = "vfio_socket", long = "vfio-socket", value_name = "PATH"]
         socket: PathBuf,
         /// Files that a VMM may share as its guest's memory: ram (memfd, tmpfs, hugetlbfs), or any, where page faults may wait
         /// for a disk or a network [default: ram]

@@ -133,7 +133,7 @@ form! {
         [long, value_name = "ID"]
         core: u32,
         /// Its vhost-user socket [default: NAME.sock in the run directory]
-        [long = "vhost-socket", value_name = "PATH"]
+        [id = "vhost_socket", long = "vhost-socket", value_name = "PATH"]
         socket: PathBuf,
         /// Files that a VMM may share as its guest's memory: ram (memfd, tmpfs, hugetlbfs), or any, where page faults may wait
         /// for a disk or a network [default: ram]

@@ -230,8 +230,9 @@ fn functions() {
     recorder.get("/v1/pci/none");
     recorder.get("/v1/pci/soft/resume");
     recorder.ask("PUT", "/v1/pci/all", &all);
-    recorder.ask("PUT", "/v1/pci/control", &least);
-    recorder.ask("PUT", "/v1/pci/memory", &least);
+    let other = json!({ "emulate": "rtl8139", "switch": "lan", "mac": "02:00:00:00:00:39" });
+    recorder.ask("PUT", "/v1/pci/control", &other);
+    recorder.ask("PUT", "/v1/pci/memory", &other);
     recorder.ask("PUT", "/v1/disks/soft", json!({ "memory": "1M" }));
     for body in [
         json!({}),
@@ -279,6 +280,7 @@ fn functions() {
 #[test]
 fn cores_and_the_daemon() {
     let mut recorder = Recorder::new();
+    recorder.normalizer = recorder.normalizer.with(env!("CARGO_BIN_EXE_ioplane"), "BINARY");
     recorder.get("/v1/cores");
     recorder.get("/v1/cores/3");
     recorder.ask("POST", "/v1/cores", "{}");
@@ -356,7 +358,11 @@ fn puts_of_the_same() {
     let function = json!({ "emulate": "ne2000", "switch": "lan", "mac": "02:00:00:00:00:31" });
     recorder.ask("PUT", "/v1/pci/twice-pci", &function);
     recorder.ask("PUT", "/v1/pci/twice-pci", &function);
-    recorder.ask("PUT", "/v1/pci/twice-pci", &nic);
+    recorder.ask(
+        "PUT",
+        "/v1/pci/twice-pci",
+        json!({ "emulate": "rtl8139", "switch": "lan", "mac": "02:00:00:00:00:31" }),
+    );
     // One address on one switch, whichever kind has it.
     recorder.ask("PUT", "/v1/nics/other", json!({ "switch": "lan", "mac": "02:00:00:00:00:31" }));
     recorder.ask(
