@@ -1,6 +1,7 @@
 //! `/v1/config`.
 
-use super::{Answer, Own, State, blocking, json, whole};
+use super::{Answer, Own, State, json, whole};
+use crate::served::blocking;
 
 /// What saving would append.
 pub async fn preview(State(daemon): Own) -> Answer {
