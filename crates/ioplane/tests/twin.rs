@@ -84,7 +84,10 @@ fn a_second_socket_is_added_shown_and_taken_away() {
     assert!(list.contains("a.twin.sock") && list.contains("its guest runs behind neither"), "{list}");
 
     // Said twice, where somebody else is, for a disk that has none.
-    assert!(house.refused(&["disk", "twin", "a"]).contains("--remove"));
+    // It is so already; another one is refused.
+    house.json(&["disk", "twin", "a"]);
+    let other = house.path("other.sock").display().to_string();
+    assert!(house.refused(&["disk", "twin", "a", "--vhost-socket", &other]).contains("--remove"));
     house.json(&["disk", "add", "b", "--memory", "1M"]);
     let taken = shown(&twin);
     for path in [taken.as_str(), &shown(&house.path("control.sock")), &shown(&house.path("b.sock"))] {
