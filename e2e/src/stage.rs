@@ -52,7 +52,8 @@ impl Stage {
 
     /// The error, with what the daemon says of itself while the guest is still there.
     pub fn explain(&self, error: anyhow::Error) -> anyhow::Error {
-        let status = self.daemon.cli(&["status"]).map_or_else(|e| format!("{e:#}"), |status| status.to_string());
+        let status =
+            self.daemon.cli(&["status"]).map_or_else(|e| format!("{e:#}"), |status| status.to_string());
         error.context(format!("the daemon's status:\n{status}\n"))
     }
 

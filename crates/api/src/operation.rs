@@ -6,7 +6,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 #[cfg(feature = "schema")]
 use crate::report::{
     CoreReport, DaemonEvent, DiskReport, DoneReport, FunctionReport, HealthReport, MovedReport, NicReport,
-    RestReport, SavedReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport, UpgradeReport, VersionReport,
+    RestReport, SavedReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport, UpgradeReport,
+    VersionReport,
 };
 #[cfg(feature = "schema")]
 use crate::request::{
