@@ -3,13 +3,14 @@
 use std::io::IsTerminal;
 
 use anyhow::{Context, Result, bail};
+use ioplane_api::refusal::{Code, RefusalBody};
 use ioplane_api::report::StatusReport;
 use serde::Serialize;
 
 use super::{get, kvm, libvirt, qemu};
 use crate::args::{Accel, LibvirtArgs, QemuArgs};
-use crate::client::Client;
-use crate::output::{CommandError, print, quiet};
+use crate::client::{Client, Refused};
+use crate::output::{print, quiet};
 
 /// A QEMU's version: what was said, or what it says itself.
 fn version(said: Option<&str>, program: &str) -> Result<qemu::Version> {
@@ -94,7 +95,8 @@ fn device(client: &Client, name: &str) -> Result<libvirt::Device> {
     };
     disk.or_else(nic).or_else(function).ok_or_else(|| {
         let error = format!("there is no disk, no nic and no PCI function {name}");
-        CommandError::new(error, "see `ioplane disk list`, `ioplane nic list` and `ioplane pci list`").into()
+        let remedy = "see `ioplane disk list`, `ioplane nic list` and `ioplane pci list`".to_owned();
+        Refused(RefusalBody::new(Code::NotFound, error, remedy)).into()
     })
 }
 
