@@ -13,6 +13,9 @@ use super::events::Events;
 use super::ledger::{Ledger, Record};
 use crate::refusal::Refusal;
 
+/// What a NIC is called.
+pub const NIC: &str = "nic";
+
 /// Who has a name, and what goes with it: sockets, and an address on a switch.
 struct Claim {
     kind: &'static str,
@@ -82,12 +85,15 @@ impl Ground {
         self.enter(&mut self.claims(), kind, spec)
     }
 
-    /// The same for what somebody asks for: its address must be nobody else's on its switch. What is served already may have one
-    /// that is, since a configuration says in any order what comes and goes, and stays served.
+    /// The same for what somebody asks for: its address must be nobody else's on its switch. Two NICs may share one, since a guest that
+    /// migrates has a NIC at both ends (docs/guide/migration.md). What is served already may have one that is another's, since a
+    /// configuration says in any order what comes and goes, and stays served.
     pub fn claim_new(&self, kind: &'static str, spec: &impl ServedSpec) -> Result<(), Refusal> {
         let mut claims = self.claims();
-        let same =
-            |claim: &Claim| claim.port.as_ref().map(|(switch, mac)| (switch.as_str(), *mac)) == spec.port();
+        let same = |claim: &Claim| {
+            let migrates = kind == NIC && claim.kind == NIC;
+            !migrates && claim.port.as_ref().map(|(switch, mac)| (switch.as_str(), *mac)) == spec.port()
+        };
         let other = claims.iter().find(|(name, claim)| *name != spec.name() && same(claim));
         if let (Some((_, mac)), Some((name, claim))) = (spec.port(), other) {
             return Err(Refusal::conflict(

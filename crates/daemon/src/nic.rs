@@ -10,7 +10,7 @@ use ioplane_network::PortOptions;
 use ioplane_virtio::net::{Net, NetOptions};
 
 use super::Daemon;
-use super::ground::Ground;
+use super::ground::{Ground, NIC};
 use super::ledger::{Entries, NicRecord};
 use super::lower::Lower;
 use super::readings;
@@ -71,7 +71,7 @@ impl Kind for Nic {
     type Report = NicReport;
     type Below = Switches;
 
-    const NAME: &'static str = "nic";
+    const NAME: &'static str = NIC;
     const COMMAND: &'static str = "nic";
     const LET_GO: &'static str =
         "unplug it or shut the guest down first; its link is changed by `ioplane nic set`";

@@ -132,7 +132,9 @@ fn switches_and_nics() {
     recorder.ask("DELETE", "/v1/switches/none", "");
     recorder.ask("PUT", "/v1/nics/all", &all);
     recorder.ask("PUT", "/v1/nics/x", json!({ "switch": "none", "mac": "02:00:00:00:00:23" }));
-    recorder.ask("PUT", "/v1/nics/x", json!({ "switch": "more", "mac": "02:00:00:00:00:21" }));
+    // Two NICs of one address: what a guest that migrates needs.
+    recorder.ask("PUT", "/v1/nics/least-2", json!({ "switch": "more", "mac": "02:00:00:00:00:21" }));
+    recorder.ask("DELETE", "/v1/nics/least-2", "");
     recorder.ask("PUT", "/v1/nics/memory", json!({ "switch": "more", "mac": "02:00:00:00:00:23" }));
     for body in [
         json!({}),
