@@ -83,13 +83,15 @@ fn programs_read_codes_and_fields() {
     let house = House::open(&format!("{}[[switch]]\nname = \"lan\"\n", config()));
     let nic = |mac: &str| format!("{{\"switch\": \"lan\", \"mac\": \"02:00:00:00:00:{mac}\"}}");
     assert_eq!(house.http("PUT", "/v1/nics/n", &nic("01")).0, 201);
+    // A guest that migrates has a NIC of the same address at both ends.
+    assert_eq!(house.http("PUT", "/v1/nics/n-2", &nic("01")).0, 201);
     for (path, body, code, field) in [
         ("/v1/disks/ram", "{\"memory\": \"8M\"}", "exists", "queues"),
         ("/v1/disks/b", "{\"memory\": \"8M\", \"quues\": 2}", "unknown_field", "quues"),
         ("/v1/disks/b", "{\"memory\": \"8M\", \"queues\": 99}", "invalid", "queues"),
         ("/v1/disks/b", "{\"memory\": \"8M\", \"queues\": \"two\"}", "invalid", "queues"),
         ("/v1/disks/b?force=true", "{\"memory\": \"8M\"}", "unknown_query", "force"),
-        ("/v1/nics/m", &nic("01"), "taken", "mac"),
+        ("/v1/pci/m", &nic("01").replace('{', "{\"emulate\": \"ne2000\", "), "taken", "mac"),
     ] {
         let (status, answer) = house.http("PUT", path, body);
         assert_eq!((&answer["code"], &answer["field"]), (&code.into(), &field.into()), "{path}: {answer}");
@@ -99,11 +101,13 @@ fn programs_read_codes_and_fields() {
         );
         assert_eq!(answer["status"], status);
     }
-    let refused = house.cli(&["nic", "add", "m", "--switch", "lan", "--mac", "02:00:00:00:00:01", "--json"]);
+    let add =
+        ["pci", "add", "m", "--emulate", "ne2000", "--switch", "lan", "--mac", "02:00:00:00:00:01", "--json"];
+    let refused = house.cli(&add);
     let answer: serde_json::Value = serde_json::from_str(&refused.out).unwrap();
     assert_eq!((refused.code, &answer["code"], &answer["field"]), (1, &"taken".into(), &"mac".into()));
     // One configuration may have it while another goes: a reload says so by itself.
-    assert_eq!(house.http("GET", "/v1/nics", "").1.as_array().unwrap().len(), 1);
+    assert_eq!(house.http("GET", "/v1/nics", "").1.as_array().unwrap().len(), 2);
     let (status, health) = house.http("GET", "/v1/health", "");
     assert_eq!((status, &health["health"]), (200, &"ok".into()), "{health}");
     assert_eq!(house.http("GET", "/v1/version", "").1["api"][0], "v1");
