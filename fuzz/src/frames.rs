@@ -10,8 +10,8 @@ use arbitrary::{Result, Unstructured};
 use ioplane_network::gso::Large;
 use ioplane_network::spec::*;
 use ioplane_network::{
-    Capture, CaptureOptions, Filter, HEAD, Inlet, Mac, Offload, Outlet, Port, PortOptions, Sent, Switch,
-    SwitchSettings, Takes, Vlan,
+    Capture, CaptureOptions, HEAD, Mac, Offload, Port, PortOptions, PortRx, PortTx, RxFilter, RxOffloads,
+    Sent, Switch, SwitchSettings, Vlan,
 };
 
 use crate::Signature;
@@ -20,12 +20,12 @@ use crate::segmentation::large;
 /// What a guest is, and both halves of its port's first pair.
 struct Guest {
     port: Port,
-    outlets: Vec<Outlet>,
-    inlets: Vec<Inlet>,
+    outlets: Vec<PortTx>,
+    inlets: Vec<PortRx>,
     number: u8,
     vlan: Vlan,
     isolated: bool,
-    takes: Takes,
+    takes: RxOffloads,
     offered: u64,
 }
 
@@ -66,9 +66,9 @@ fn vlan(input: &mut Unstructured<'_>) -> Result<Vlan> {
     })
 }
 
-fn takes(input: &mut Unstructured<'_>) -> Result<Takes> {
+fn takes(input: &mut Unstructured<'_>) -> Result<RxOffloads> {
     let [checksum, tso4, tso6, ecn, uso4, uso6] = input.arbitrary()?;
-    Ok(Takes { checksum, tso4, tso6, ecn, uso4, uso6 })
+    Ok(RxOffloads { checksum, tso4, tso6, ecn, uso4, uso6 })
 }
 
 fn plug(input: &mut Unstructured<'_>, switch: &Arc<Switch>, number: u8) -> Result<Guest> {
@@ -118,7 +118,7 @@ fn step(
             guest.port.takes(guest.takes);
         }
         19 => {
-            let mut filter = Filter::NOTHING;
+            let mut filter = RxFilter::NOTHING;
             (filter.promiscuous, filter.no_broadcast, filter.vlan_filtering) = input.arbitrary()?;
             filter.add(mac(number));
             filter.add_vlan(5);

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use ioplane_memory::{GuestRange, GuestView};
 use ioplane_storage::{
-    Backing, BackingInfo, Fault, Lane, MAX_RANGES, Op, Outcome, StorageError, Submitted, Tag,
+    Backing, BackingInfo, Fault, IoChannel, MAX_RANGES, Op, Outcome, StorageError, Submitted, Tag,
 };
 
 /// A disk of plain bytes.
@@ -39,7 +39,7 @@ impl Backing for Late {
         }
     }
 
-    fn lane(&self, depth: u16) -> Result<Box<dyn Lane>, StorageError> {
+    fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
         Ok(Box::new(LateLane { bytes: self.bytes.clone(), whims: self.whims, depth, waiting: Vec::new() }))
     }
 
@@ -115,7 +115,7 @@ impl LateLane {
     }
 }
 
-impl Lane for LateLane {
+impl IoChannel for LateLane {
     fn submit(&mut self, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
         let twice = self.waiting.iter().any(|(other, ..)| *other == tag);
         assert!(!twice && tag.0 < self.depth, "{tag:?} breaks the lane's contract");

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arbitrary::{Result, Unstructured};
-use ioplane_device::{Access, At, State};
-use ioplane_embed::Front;
+use ioplane_device::{Access, RegisterAddress, SavedState};
+use ioplane_embed::SharedDevice;
 use ioplane_memory::{GuestMap, GuestView, Mapping, Region, RegionSpec};
 use ioplane_model::StateModel;
 use ioplane_network::Mac;
@@ -128,14 +128,14 @@ impl Chip for Ne2000 {
 }
 
 struct Watched<F: Function> {
-    front: Front<Monitor<Simulated<F>>>,
+    front: SharedDevice<Monitor<Simulated<F>>>,
     bench: Bench<F>,
     /// It did not do what it was told: then only the IOMMU knows what it does.
     failed: bool,
 }
 
 impl<F: Function> Reach for &Watched<F> {
-    fn access(&mut self, at: At, op: Access<'_>) -> std::result::Result<(), String> {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> std::result::Result<(), String> {
         self.front.access(at, op).map_err(|error| error.to_string())
     }
 }
@@ -176,7 +176,7 @@ fn play<F: Chip>(input: &mut Unstructured<'_>, signature: &mut Signature) -> Res
         dma: *input.choose(&[Policy::Ignore, Policy::Error, Policy::Stop])?,
     };
     let (monitor, bench) = Watched::monitor(&lan, &map, policies);
-    let front = Front::new(monitor, Arc::new(HandCore::default())).expect("it starts");
+    let front = SharedDevice::new(monitor, Arc::new(HandCore::default())).expect("it starts");
     let mut watched = Watched::<F> { front, bench, failed: false };
     if input.ratio(3, 4)? {
         let (_, opened) = F::open(&watched, &view);
@@ -344,7 +344,7 @@ fn exchange<F: Chip>(
     Ok(())
 }
 
-fn change(input: &mut Unstructured<'_>, state: &mut State) -> Result<()> {
+fn change(input: &mut Unstructured<'_>, state: &mut SavedState) -> Result<()> {
     for _ in 0..input.int_in_range(1..=4u8)? {
         let len = state.body.len().saturating_sub(1);
         let at = input.int_in_range(0..=len)?;
@@ -358,9 +358,9 @@ fn change(input: &mut Unstructured<'_>, state: &mut State) -> Result<()> {
     Ok(())
 }
 
-fn place<F: Chip>(input: &mut Unstructured<'_>) -> Result<At> {
+fn place<F: Chip>(input: &mut Unstructured<'_>) -> Result<RegisterAddress> {
     if input.ratio(1, 32)? {
-        return Ok(At::Config(input.int_in_range(0..=300u64)?));
+        return Ok(RegisterAddress::Config(input.int_in_range(0..=300u64)?));
     }
     let offset = match input.int_in_range(0..=7u8)? {
         0 => input.arbitrary()?,
@@ -368,7 +368,7 @@ fn place<F: Chip>(input: &mut Unstructured<'_>) -> Result<At> {
         _ => *input.choose(F::HOT)?,
     };
     let bar = if input.ratio(1, 16)? { input.arbitrary()? } else { F::MODEL.bar };
-    Ok(At::Bar(bar, offset))
+    Ok(RegisterAddress::Bar(bar, offset))
 }
 
 fn width(input: &mut Unstructured<'_>) -> Result<usize> {

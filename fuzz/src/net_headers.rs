@@ -4,7 +4,7 @@
 //! unless it takes large ones, and nothing is left to do for it that it does not take.
 
 use arbitrary::{Result, Unstructured};
-use ioplane_network::{HEAD, Inlet, LONGEST, Outlet, Takes};
+use ioplane_network::{HEAD, LONGEST, PortRx, PortTx, RxOffloads};
 use ioplane_virtio::net::header::{covers, emit};
 use ioplane_virtio::spec::split::*;
 
@@ -43,8 +43,8 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     outcome
 }
 
-/// Takes what has come to the neighbour.
-fn look(inlet: &mut Inlet, takes: &Takes) {
+/// RxOffloads what has come to the neighbour.
+fn look(inlet: &mut PortRx, takes: &RxOffloads) {
     while let Some(frame) = inlet.front() {
         let (offload, len) = (frame.offload(), frame.bytes().len());
         assert!((14..=LONGEST).contains(&len), "a frame of {len} bytes");
@@ -82,7 +82,7 @@ fn send(serve: &mut Serve, input: &mut Unstructured<'_>) -> Result<()> {
 }
 
 /// The neighbour sends, and the driver makes room: nearly enough.
-fn receive(serve: &mut Serve, input: &mut Unstructured<'_>, outlet: &mut Outlet) -> Result<()> {
+fn receive(serve: &mut Serve, input: &mut Unstructured<'_>, outlet: &mut PortTx) -> Result<()> {
     if input.ratio(3, 4)? {
         let (offload, bytes) = frame(input, OWN, NEIGHBOUR)?;
         outlet.send(&bytes[..bytes.len().min(HEAD)], bytes.len(), offload, &mut |out| {

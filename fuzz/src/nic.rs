@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arbitrary::{Result, Unstructured};
-use ioplane_network::{Mac, Offload, Port, PortOptions, Switch, SwitchSettings, Takes, Vlan};
+use ioplane_network::{Mac, Offload, Port, PortOptions, RxOffloads, Switch, SwitchSettings, Vlan};
 use ioplane_virtio::net::{Net, NetOptions};
 
 /// The NIC's address.
@@ -32,7 +32,7 @@ pub fn nic(input: &mut Unstructured<'_>, pairs: u16) -> Result<(Net, Arc<Port>, 
     let neighbour = port("neighbour", NEIGHBOUR, vlan(input)?);
     let takes: [bool; 6] = input.arbitrary()?;
     let [checksum, tso4, tso6, ecn, uso4, uso6] = takes;
-    neighbour.takes(Takes { checksum, tso4, tso6, ecn, uso4, uso6 });
+    neighbour.takes(RxOffloads { checksum, tso4, tso6, ecn, uso4, uso6 });
     neighbour.set_up(true);
     let options = NetOptions { name: "own".into(), mac: OWN, pairs, queue_size: 64, mtu: MTU, control: true };
     Ok((Net::new(options, own.clone()), own, neighbour))

@@ -14,7 +14,7 @@ use ioplane_virtio::journal::region_bytes;
 use ioplane_virtio::spec::feature::VIRTIO_F_RING_PACKED;
 use ioplane_virtio::spec::packed::*;
 use ioplane_virtio::spec::split::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT};
-use ioplane_virtio::{Chain, Descriptor, Flight, Ring, RingLayout, Taken};
+use ioplane_virtio::{Chain, Descriptor, InFlightRequest, Ring, RingLayout, RingRequest};
 
 use crate::Signature;
 use crate::guest::{self, BUFFERS, Guest, TABLES};
@@ -42,10 +42,10 @@ struct Walk {
     layout: RingLayout,
     ring: Ring,
     chain: Chain,
-    held: Vec<Taken>,
+    held: Vec<RingRequest>,
     /// Buffers made available and not taken.
     offered: VecDeque<u16>,
-    /// Taken and not yet shown as used, in order.
+    /// RingRequest and not yet shown as used, in order.
     flying: Vec<u16>,
     /// Of those, completed, in order.
     completed: Vec<u16>,
@@ -118,7 +118,7 @@ fn walk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     outcome
 }
 
-fn flight(input: &mut Unstructured<'_>, size: u16) -> Result<Flight> {
+fn flight(input: &mut Unstructured<'_>, size: u16) -> Result<InFlightRequest> {
     let head =
         if input.ratio(1, 8)? { input.arbitrary()? } else { input.int_in_range(0..=size.max(1) - 1)? };
     let mut descriptors = Vec::new();
@@ -126,7 +126,7 @@ fn flight(input: &mut Unstructured<'_>, size: u16) -> Result<Flight> {
         let (addr, len) = (guest::address(input)?, input.arbitrary::<u16>()?.into());
         descriptors.push(Descriptor { addr, len, flags: input.int_in_range(0..=7)? });
     }
-    Ok(Flight { head, descriptors })
+    Ok(InFlightRequest { head, descriptors })
 }
 
 fn journal(input: &mut Unstructured<'_>, size: u16) -> Result<(Option<Window>, bool)> {
@@ -369,7 +369,7 @@ impl Walk {
     /// The daemon dies here; the next one opens the ring again.
     fn end(self, journal: Option<Window>, features: u64) {
         let Walk { guest, layout, ring, held, flying, honest, .. } = self;
-        held.into_iter().for_each(Taken::abandon);
+        held.into_iter().for_each(RingRequest::abandon);
         drop(ring);
         let again = Ring::open(guest.view(), &layout, features, Some(0x8000_8000), journal, &[]);
         if honest {

@@ -11,7 +11,7 @@ use ioplane_memory::{Mapping, Window};
 use ioplane_virtio::journal::region_bytes;
 use ioplane_virtio::spec::feature::VIRTIO_F_RING_PACKED;
 use ioplane_virtio::spec::split::*;
-use ioplane_virtio::{Chain, Flight, Ring, RingLayout, Taken};
+use ioplane_virtio::{Chain, InFlightRequest, Ring, RingLayout, RingRequest};
 
 use crate::Signature;
 use crate::guest::{self, BUFFERS, Guest, TABLES, descriptor};
@@ -36,8 +36,8 @@ struct Walk {
     layout: RingLayout,
     ring: Ring,
     chain: Chain,
-    held: Vec<Taken>,
-    /// Taken and not yet shown as used, in order.
+    held: Vec<RingRequest>,
+    /// RingRequest and not yet shown as used, in order.
     flying: Vec<u16>,
     /// Of those, completed.
     completed: Vec<u16>,
@@ -75,7 +75,7 @@ fn walk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
         if input.ratio(1, 8)? { input.arbitrary()? } else { used.wrapping_add(in_flight.len() as u16) };
     guest.settle(None);
     let flights: Vec<_> =
-        in_flight.iter().map(|head| Flight { head: *head, descriptors: Vec::new() }).collect();
+        in_flight.iter().map(|head| InFlightRequest { head: *head, descriptors: Vec::new() }).collect();
     let opened =
         Ring::open(guest.view(), &layout, features, Some(u16::into(base)), journal.clone(), &flights);
     let ring = match opened {
@@ -280,7 +280,7 @@ impl Walk {
     /// The daemon dies here; the next one opens the ring again.
     fn end(self, journal: Option<Window>, features: u64) {
         let Walk { guest, layout, ring, held, flying, honest, .. } = self;
-        held.into_iter().for_each(Taken::abandon);
+        held.into_iter().for_each(RingRequest::abandon);
         drop(ring);
         // Nor does one that has moved its index further than its ring is long.
         let used = guest.peek_u16(layout.used + 2);

@@ -7,7 +7,7 @@
 use arbitrary::{Result, Unstructured};
 use ioplane_network::gso::{Large, MOST_SEGMENTS, Segments};
 use ioplane_network::spec::*;
-use ioplane_network::{Drop, Offload};
+use ioplane_network::{DropReason, Offload};
 
 use crate::Signature;
 
@@ -97,7 +97,7 @@ fn segment(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()
     let large = match Large::check(&frame, &offload) {
         Ok(large) => large,
         Err(cause) => {
-            assert_eq!(cause, Drop::Offload);
+            assert_eq!(cause, DropReason::Offload);
             signature.saw("refused");
             signature.count(offload.gso.into());
             return Ok(());

@@ -2,7 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ioplane_device::{Budget, CoreContext, CoreId, Gone, Order, Placement, PollState, Post, Seat, SeatId};
+use ioplane_device::{
+    Budget, CoreContext, CoreEnded, CoreId, CoreMessage, CoreSender, Placement, PollState, PollerId,
+    PollerSlot,
+};
 
 /// Turns after which a poller that was told to stop, and has nothing that could keep it, is stuck.
 pub const PATIENCE: u32 = 20_000;
@@ -22,7 +25,7 @@ pub struct Stage {
 /// The seats, and what a core lends them.
 #[derive(Debug, Default)]
 struct Seats {
-    seats: Vec<Seat>,
+    seats: Vec<PollerSlot>,
     context: CoreContext,
 }
 
@@ -98,16 +101,16 @@ fn run(seats: &mut Seats) {
     panic!("a poller was busy for {PATIENCE} turns in a row");
 }
 
-impl Post for Stage {
+impl CoreSender for Stage {
     fn core(&self) -> CoreId {
         CoreId(0)
     }
 
-    fn post(&self, order: Order) -> Result<(), Gone> {
+    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded> {
         self.with(|seats| {
             match order {
-                Order::Sit(seat) => seats.seats.push(seat),
-                Order::Tell(id, tell) => {
+                CoreMessage::Attach(seat) => seats.seats.push(seat),
+                CoreMessage::Poller(id, tell) => {
                     if let Some(seat) = seat(&mut seats.seats, id) {
                         seat.tell(&mut seats.context, tell);
                     }
@@ -121,7 +124,7 @@ impl Post for Stage {
     }
 }
 
-fn seat(seats: &mut [Seat], id: SeatId) -> Option<&mut Seat> {
+fn seat(seats: &mut [PollerSlot], id: PollerId) -> Option<&mut PollerSlot> {
     seats.iter_mut().find(|seat| seat.id() == id)
 }
 
@@ -129,7 +132,7 @@ fn seat(seats: &mut [Seat], id: SeatId) -> Option<&mut Seat> {
 struct Everywhere(Arc<Stage>);
 
 impl Placement for Everywhere {
-    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn Post> {
+    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn CoreSender> {
         self.0.clone()
     }
 }

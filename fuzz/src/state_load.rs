@@ -4,7 +4,7 @@
 //! a device that starts from it parks when it is told to.
 
 use arbitrary::{Result, Unstructured};
-use ioplane_device::{Quiescent, State};
+use ioplane_device::{Quiescent, SavedState};
 use ioplane_virtio::{RingLayout, Vdev, VirtioDevice};
 use serde::Serialize;
 
@@ -105,12 +105,12 @@ fn load(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     Ok(())
 }
 
-fn state(input: &mut Unstructured<'_>, guest: &mut Guest, blk: &impl VirtioDevice) -> Result<State> {
+fn state(input: &mut Unstructured<'_>, guest: &mut Guest, blk: &impl VirtioDevice) -> Result<SavedState> {
     let kind = if input.ratio(1, 32)? { input.arbitrary()? } else { blk.info().kind.to_owned() };
     let version = if input.ratio(1, 32)? { input.arbitrary()? } else { 2 };
     if input.ratio(1, 16)? {
         let body = input.arbitrary_iter()?.take(4096).collect::<Result<_>>()?;
-        return Ok(State { kind, version, body });
+        return Ok(SavedState { kind, version, body });
     }
     let accepted = if input.ratio(1, 4)? { input.arbitrary()? } else { blk.features() };
     let features = if input.ratio(1, 8)? { input.arbitrary()? } else { accepted };
@@ -131,7 +131,7 @@ fn state(input: &mut Unstructured<'_>, guest: &mut Guest, blk: &impl VirtioDevic
     if input.ratio(1, 24)? {
         body.truncate(input.int_in_range(0..=body.len())?);
     }
-    Ok(State { kind, version, body })
+    Ok(SavedState { kind, version, body })
 }
 
 /// A queue that is nearly right, and a ring in memory that nearly agrees.

@@ -125,7 +125,7 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
         [(registers::LINE, 1), (registers::MSI, 1), (registers::MSIX, 2), (registers::ERROR, 0)]
     {
         let bytes = u64::to_le_bytes(value);
-        let at = ioplane_device::At::Bar(0, register);
+        let at = ioplane_device::RegisterAddress::Bar(0, register);
         let access = ioplane_device::Access::Write(&bytes);
         session.device().access(at, access, &*placement, PATIENCE).expect("it runs").expect("it is done");
     }

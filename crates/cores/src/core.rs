@@ -7,20 +7,20 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use ioplane_device::clock::{Clock, Monotonic};
-use ioplane_device::{CoreId, Placement, Post};
+use ioplane_device::{CoreId, CoreSender, Placement};
 
 use crate::error::PoolError;
-use crate::mailbox::{Ended, Mailbox};
-use crate::panel::{CoreReading, LEAVE, LEFT, Panel, STAY};
-use crate::rounds::Rounds;
-use crate::settings::{CoreSettings, Manners, Notify};
+use crate::mailbox::{EndedCore, Mailbox};
+use crate::poll_loop::PollLoop;
+use crate::settings::{CoreSettings, Notify, YieldPolicy};
+use crate::shared::{CoreReading, CoreShared, LEAVE, LEFT, STAY};
 use crate::thread;
 use crate::watch::Watch;
 
 /// One I/O core: a thread called `ioplane-core-N`. Dropped, it ends once the last queue has left it.
 #[derive(Debug)]
 pub struct Core {
-    panel: Arc<Panel>,
+    panel: Arc<CoreShared>,
     /// Weak, so that what an ended core held (its eventfd) goes with it.
     mailbox: Weak<Mailbox>,
 }
@@ -36,7 +36,7 @@ impl Core {
         let start = |source: std::io::Error| PoolError::Start { core: id.0, source };
         let mailbox = Arc::new(Mailbox::new(id).map_err(|e| start(e.into()))?);
         let watch = Watch::new(mailbox.bell()).map_err(|e| start(e.into()))?;
-        let panel = Arc::new(Panel::new(id, settings.notify, settings.spin));
+        let panel = Arc::new(CoreShared::new(id, settings.notify, settings.spin));
         let core = Core { panel: panel.clone(), mailbox: Arc::downgrade(&mailbox) };
         Builder::new()
             .name(format!("ioplane-core-{}", id.0))
@@ -51,10 +51,10 @@ impl Core {
     }
 
     /// Where to post orders for it. If it has ended, what gives every order back.
-    pub fn post(&self) -> Arc<dyn Post> {
+    pub fn post(&self) -> Arc<dyn CoreSender> {
         match self.mailbox.upgrade() {
             Some(mailbox) => mailbox,
-            None => Arc::new(Ended(self.id())),
+            None => Arc::new(EndedCore(self.id())),
         }
     }
 
@@ -130,7 +130,7 @@ impl Drop for Core {
 }
 
 impl Placement for Core {
-    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn Post> {
+    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn CoreSender> {
         self.post()
     }
 }
@@ -138,7 +138,7 @@ impl Placement for Core {
 /// The thread of a core.
 fn serve(
     mailbox: Arc<Mailbox>,
-    panel: Arc<Panel>,
+    panel: Arc<CoreShared>,
     watch: Watch,
     clock: Arc<dyn Clock>,
     settings: &CoreSettings,
@@ -148,11 +148,11 @@ fn serve(
     {
         panel.cpu.store(cpu as i64, Ordering::Relaxed);
     }
-    if settings.manners == Manners::Nice {
+    if settings.manners == YieldPolicy::Nice {
         thread::be_nice();
     }
     panel.tid.store(thread::id(), Ordering::Release);
-    let mut rounds = Rounds::new(mailbox, panel.clone(), watch, clock, settings);
+    let mut rounds = PollLoop::new(mailbox, panel.clone(), watch, clock, settings);
     if catch_unwind(AssertUnwindSafe(|| rounds.run())).is_err() {
         // The panic's own message is out already. See the crate's documentation for why nothing is saved from here.
         let queue = rounds.stepping.map_or("no queue".to_owned(), |q| format!("queue {q}"));

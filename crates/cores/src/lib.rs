@@ -21,16 +21,16 @@
 mod core;
 mod error;
 mod mailbox;
-mod panel;
+mod poll_loop;
 mod pool;
-mod rounds;
 mod settings;
+mod shared;
 mod thread;
 mod watch;
 
 pub use crate::core::Core;
 pub use error::PoolError;
-pub use mailbox::{Ended, Mailbox};
-pub use panel::CoreReading;
-pub use pool::{Named, Pool};
-pub use settings::{CoreSettings, Manners, Notify};
+pub use mailbox::{EndedCore, Mailbox};
+pub use pool::{OnCore, Pool};
+pub use settings::{CoreSettings, Notify, YieldPolicy};
+pub use shared::CoreReading;

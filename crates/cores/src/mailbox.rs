@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crossbeam_queue::SegQueue;
-use ioplane_device::{CoreId, Gone, Order, Post};
+use ioplane_device::{CoreEnded, CoreId, CoreMessage, CoreSender};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// Bit of `gate`: closed for good, or for as long as it takes to see whether the core may end.
@@ -21,7 +21,7 @@ const POSTER: u32 = 2;
 /// raises the flag itself, and reads its mail once more than it need.
 pub struct Mailbox {
     core: CoreId,
-    orders: SegQueue<Order>,
+    orders: SegQueue<CoreMessage>,
     raised: AtomicBool,
     bell: OwnedFd,
     gate: AtomicU32,
@@ -72,7 +72,7 @@ impl Mailbox {
     }
 
     /// The core's side: the next order.
-    pub(crate) fn next(&self) -> Option<Order> {
+    pub(crate) fn next(&self) -> Option<CoreMessage> {
         self.orders.pop()
     }
 
@@ -100,19 +100,19 @@ impl Mailbox {
     }
 }
 
-impl Post for Mailbox {
+impl CoreSender for Mailbox {
     fn core(&self) -> CoreId {
         self.core
     }
 
-    fn post(&self, order: Order) -> Result<(), Gone> {
+    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded> {
         // The gate counts who is inside, so that a core that ends knows when the queue has got its last order.
         let inside = self.gate.fetch_add(POSTER, Ordering::SeqCst);
         if inside & CLOSED != 0 {
             self.gate.fetch_sub(POSTER, Ordering::SeqCst);
-            return Err(Gone(order));
+            return Err(CoreEnded(order));
         }
-        if matches!(order, Order::Sit(_)) {
+        if matches!(order, CoreMessage::Attach(_)) {
             self.seats.fetch_add(1, Ordering::Relaxed);
         }
         self.orders.push(order);
@@ -133,14 +133,14 @@ impl fmt::Debug for Mailbox {
 
 /// Where a core was: gives every order back.
 #[derive(Debug, Clone, Copy)]
-pub struct Ended(pub CoreId);
+pub struct EndedCore(pub CoreId);
 
-impl Post for Ended {
+impl CoreSender for EndedCore {
     fn core(&self) -> CoreId {
         self.0
     }
 
-    fn post(&self, order: Order) -> Result<(), Gone> {
-        Err(Gone(order))
+    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded> {
+        Err(CoreEnded(order))
     }
 }

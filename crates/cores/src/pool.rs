@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use ioplane_device::{CoreId, Placement, Post};
+use ioplane_device::{CoreId, CoreSender, Placement};
 
 use crate::core::Core;
 use crate::error::PoolError;
-use crate::mailbox::Ended;
-use crate::panel::CoreReading;
+use crate::mailbox::EndedCore;
 use crate::settings::{CoreSettings, Notify};
+use crate::shared::CoreReading;
 
 /// Load that a queue without a history is reckoned at, in thousandths of a core. Idle queues are thus spread by number, and
 /// a core at work is avoided until the others have caught up.
@@ -93,8 +93,8 @@ impl Pool {
     }
 
     /// A placement that puts every queue on that core.
-    pub fn on(&self, id: CoreId) -> Result<Named, PoolError> {
-        self.core(id).map(|core| Named(core.post()))
+    pub fn on(&self, id: CoreId) -> Result<OnCore, PoolError> {
+        self.core(id).map(|core| OnCore(core.post()))
     }
 
     fn least_loaded(&self) -> Option<&Core> {
@@ -105,21 +105,21 @@ impl Pool {
 }
 
 impl Placement for Pool {
-    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn Post> {
+    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn CoreSender> {
         match self.least_loaded() {
             Some(core) => core.post(),
             // No core at all: posting says so.
-            None => Arc::new(Ended(CoreId(0))),
+            None => Arc::new(EndedCore(CoreId(0))),
         }
     }
 }
 
 /// Puts every queue on one core.
 #[derive(Debug, Clone)]
-pub struct Named(Arc<dyn Post>);
+pub struct OnCore(Arc<dyn CoreSender>);
 
-impl Placement for Named {
-    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn Post> {
+impl Placement for OnCore {
+    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn CoreSender> {
         self.0.clone()
     }
 }

@@ -18,7 +18,7 @@ pub enum Notify {
 
 /// How a core behaves towards whoever else wants its processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Manners {
+pub enum YieldPolicy {
     /// The processor is its own: it never yields.
     Dedicated,
     /// Yields every few turns without work. A spinner that does costs the others nothing, and one that has work is not slowed.
@@ -47,7 +47,7 @@ pub struct CoreSettings {
     /// bounds what one guest's burst adds to another's latency.
     pub budget: Budget,
     /// Towards others on the same processor.
-    pub manners: Manners,
+    pub manners: YieldPolicy,
 }
 
 impl Default for CoreSettings {
@@ -57,7 +57,7 @@ impl Default for CoreSettings {
             notify: Notify::default(),
             spin: Duration::from_millis(50),
             budget: Budget(64),
-            manners: Manners::default(),
+            manners: YieldPolicy::default(),
         }
     }
 }

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use counter::{BYTES, Counter, eventually, soon};
-use ioplane_cores::{Core, CoreSettings, Ended, Notify, Pool, PoolError};
-use ioplane_device::{Change, CoreId, Placement, Post, QueueSet, Quiescent, Unmoved};
+use ioplane_cores::{Core, CoreSettings, EndedCore, Notify, Pool, PoolError};
+use ioplane_device::{Change, CoreId, CoreSender, MoveError, Placement, QueueSet, Quiescent};
 
 fn settings(notify: Notify, spin: Duration) -> CoreSettings {
     CoreSettings { notify, spin, ..CoreSettings::default() }
@@ -149,7 +149,7 @@ fn a_queue_that_cannot_drain_stays_and_goes_on() {
     let polls = lines[0].polls.load(Ordering::Relaxed);
     eventually("not taken", || lines[0].polls.load(Ordering::Relaxed) > polls + 1);
     let moved = running.move_queue(0, &pool.on(CoreId(1)).unwrap(), Instant::now());
-    assert!(matches!(moved, Err(Unmoved::Busy(0))), "{moved:?}");
+    assert!(matches!(moved, Err(MoveError::Busy(0))), "{moved:?}");
     assert_eq!(running.core_of(0), Some(here));
     lines[0].publish();
     lines[0].open.store(true, Ordering::Release);
@@ -158,7 +158,7 @@ fn a_queue_that_cannot_drain_stays_and_goes_on() {
     let gone = pool.on(CoreId(1)).unwrap();
     pool.retire(CoreId(1), soon()).unwrap();
     let moved = running.move_queue(0, &gone, soon());
-    assert!(matches!(moved, Err(Unmoved::Refused(_))), "{moved:?}");
+    assert!(matches!(moved, Err(MoveError::Refused(_))), "{moved:?}");
     lines[0].publish();
     lines[0].wait();
     running.quiesce(soon()).unwrap();
@@ -238,8 +238,8 @@ fn hole_06_orders_that_wait_for_the_next_turn_are_not_slept_on() {
 struct HalfGone<'a>(&'a Core);
 
 impl Placement for HalfGone<'_> {
-    fn place(&self, _device: &str, queue: u16) -> Arc<dyn Post> {
-        if queue == 0 { self.0.post() } else { Arc::new(Ended(CoreId(9))) }
+    fn place(&self, _device: &str, queue: u16) -> Arc<dyn CoreSender> {
+        if queue == 0 { self.0.post() } else { Arc::new(EndedCore(CoreId(9))) }
     }
 }
 
@@ -273,7 +273,7 @@ fn a_core_retires_when_it_is_empty() {
     let pool = Pool::with([CoreSettings::default()]).unwrap();
     let id = pool.add(CoreSettings { cpu: Some(0), ..CoreSettings::default() }).unwrap();
     let (running, lines) = Counter::run(1, &pool.on(id).unwrap());
-    let post = running.post_of(0).unwrap();
+    let post = running.sender_of(0).unwrap();
     lines[0].publish();
     lines[0].wait();
     assert!(matches!(pool.retire(id, Instant::now()), Err(PoolError::Occupied { seats: 1, .. })));

@@ -7,23 +7,23 @@ use crate::refusal::Refusal;
 
 /// Who may connect to the sockets of disks and NICs, besides the daemon's user: a VMM that runs as somebody else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Access {
+pub struct SocketAccess {
     /// Permission bits of the sockets.
     pub mode: u32,
     /// The group that they belong to, if not the daemon's own.
     pub group: Option<u32>,
 }
 
-impl Default for Access {
+impl Default for SocketAccess {
     fn default() -> Self {
-        Access { mode: 0o600, group: None }
+        SocketAccess { mode: 0o600, group: None }
     }
 }
 
-impl Access {
+impl SocketAccess {
     /// Lets others than the daemon's user connect to a socket that was made for that one alone.
     pub fn open(self, socket: &Path) -> Result<(), Refusal> {
-        if self == Access::default() {
+        if self == SocketAccess::default() {
             return Ok(());
         }
         let open = || {

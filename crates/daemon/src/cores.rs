@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use ioplane_api::report::CoreReport;
 use ioplane_api::spec::{CORES, CoreSpec};
 use ioplane_cores::Pool;
-use ioplane_device::{CoreId, Placement, Post};
+use ioplane_device::{CoreId, CoreSender, Placement};
 
-use super::ledger::{CoreRecord, Ledger};
 use super::lower::Lower;
+use super::state_file::{CoreRecord, StateFile};
 use crate::refusal::Refusal;
 
 /// How long retiring waits for the last queue to leave.
@@ -21,12 +21,12 @@ const LEAVE: Duration = Duration::from_secs(2);
 pub struct Cores {
     pool: Arc<Pool>,
     specs: Mutex<BTreeMap<u32, CoreSpec>>,
-    ledger: Arc<Ledger>,
+    ledger: Arc<StateFile>,
 }
 
 impl Cores {
     /// No cores yet.
-    pub fn new(ledger: Arc<Ledger>) -> Self {
+    pub fn new(ledger: Arc<StateFile>) -> Self {
         Cores { pool: Arc::new(Pool::new()), specs: Mutex::default(), ledger }
     }
 
@@ -181,7 +181,7 @@ impl Cores {
 /// Where the queues of one disk go: each to the core that it was moved to, or to the disk's own, or to whichever has time. A
 /// core that has been retired since is passed over.
 #[derive(Clone)]
-pub struct Seating {
+pub struct CorePlacement {
     /// All cores.
     pub pool: Arc<Pool>,
     /// The disk's own.
@@ -190,8 +190,8 @@ pub struct Seating {
     pub moved: BTreeMap<u16, u32>,
 }
 
-impl Placement for Seating {
-    fn place(&self, device: &str, queue: u16) -> Arc<dyn Post> {
+impl Placement for CorePlacement {
+    fn place(&self, device: &str, queue: u16) -> Arc<dyn CoreSender> {
         let wanted = self.moved.get(&queue).copied().or(self.core);
         match wanted.and_then(|id| self.pool.core(CoreId(id)).ok()) {
             Some(core) => core.post(),
@@ -200,8 +200,8 @@ impl Placement for Seating {
     }
 }
 
-impl From<super::ledger::LedgerError> for Refusal {
-    fn from(error: super::ledger::LedgerError) -> Self {
+impl From<super::state_file::StateFileError> for Refusal {
+    fn from(error: super::state_file::StateFileError) -> Self {
         Refusal::failed(error.to_string(), "free space in the run directory, then try again")
     }
 }

@@ -16,12 +16,11 @@ mod api;
 mod capture;
 mod check;
 pub mod config;
+mod context;
 mod cores;
 mod disk;
 mod events;
 mod functions;
-mod ground;
-mod ledger;
 mod lower;
 mod metrics;
 mod nic;
@@ -29,12 +28,13 @@ mod paths;
 mod pcapng;
 mod readings;
 mod refusal;
+mod registry;
 mod reload;
 mod retry;
 mod save;
 mod serve;
 mod served;
-mod shelf;
+mod state_file;
 mod switches;
 mod taps;
 #[cfg(test)]
@@ -55,14 +55,14 @@ use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec};
 
 use crate::config::{Config, Problems};
 use crate::refusal::Refusal;
+use context::DaemonContext;
 use cores::Cores;
 use disk::Disk;
 use functions::{Card, Functions};
-use ground::Ground;
-use ledger::{DiskRecord, FunctionRecord, Ledger, NicRecord, Record};
 use nic::Nic;
-use served::Kind;
-use shelf::{OnFailure, Shelf, Shelved};
+use registry::{OnFailure, Registry, Shelved};
+use served::ServedKind;
+use state_file::{DiskRecord, FunctionRecord, NicRecord, Record, StateFile};
 use switches::Switches;
 
 pub use check::{Checked, check};
@@ -74,12 +74,12 @@ const INHERIT: Duration = Duration::from_secs(10);
 
 /// One in a process.
 pub struct Daemon {
-    disks: Shelf<Disk>,
-    nics: Shelf<Nic>,
-    functions: Shelf<Card>,
+    disks: Registry<Disk>,
+    nics: Registry<Nic>,
+    functions: Registry<Card>,
     switches: Arc<Switches>,
     cores: Arc<Cores>,
-    ledger: Arc<Ledger>,
+    ledger: Arc<StateFile>,
     config: Mutex<Arc<Config>>,
     reloading: tokio::sync::Mutex<()>,
     started: Instant,
@@ -143,15 +143,15 @@ impl Daemon {
 
     /// One that serves nothing yet.
     fn idle(config: Config, control: PathBuf, run_dir: PathBuf, lock: std::fs::File) -> Result<Daemon> {
-        let ledger = Arc::new(Ledger::open(&run_dir.join("state.json"))?);
+        let ledger = Arc::new(StateFile::open(&run_dir.join("state.json"))?);
         let cores = Arc::new(Cores::new(ledger.clone()));
         let (access, folder) = (config.daemon.access, run_dir.clone());
-        let ground = Arc::new(Ground::new(cores.clone(), ledger.clone(), run_dir, control, access));
+        let ground = Arc::new(DaemonContext::new(cores.clone(), ledger.clone(), run_dir, control, access));
         let switches = Arc::new(Switches::new(ground.clone()));
         Ok(Daemon {
-            disks: Shelf::new(ground.clone(), Arc::new(())),
-            nics: Shelf::new(ground.clone(), switches.clone()),
-            functions: Shelf::new(ground, Arc::new(Functions::new(switches.clone(), folder))),
+            disks: Registry::new(ground.clone(), Arc::new(())),
+            nics: Registry::new(ground.clone(), switches.clone()),
+            functions: Registry::new(ground, Arc::new(Functions::new(switches.clone(), folder))),
             switches,
             cores,
             ledger,
@@ -261,7 +261,7 @@ impl Daemon {
     }
 
     /// What to serve of one kind: what is configured as it was changed at run time, and what was added at run time.
-    fn to_serve<K: Kind>(&self) -> Result<Vec<Record<K::Spec>>> {
+    fn to_serve<K: ServedKind>(&self) -> Result<Vec<Record<K::Spec>>> {
         let (config, mut known) = (self.config(), self.ledger.entries());
         let removed = std::mem::take(K::removed(&mut known));
         let known = std::mem::take(K::records(&mut known));

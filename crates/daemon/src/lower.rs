@@ -7,7 +7,7 @@ use ioplane_api::spec::{
     CoreSpec, DirectWord, EngineWord, FaultSpec, FaultWord, FunctionSpec, LinkWord, MannersWord, MemoryWord,
     NotifyWord, VlanSpec,
 };
-use ioplane_cores::{CoreSettings, Manners, Notify};
+use ioplane_cores::{CoreSettings, Notify, YieldPolicy};
 use ioplane_device::Budget;
 use ioplane_memory::{Files, Limits};
 use ioplane_network::Vlan;
@@ -40,10 +40,10 @@ lower! {
         Polled => Notify::Polled,
         Notified => Notify::Notified,
     }
-    MannersWord => Manners {
-        Dedicated => Manners::Dedicated,
-        Yields => Manners::Yields,
-        Nice => Manners::Nice,
+    MannersWord => YieldPolicy {
+        Dedicated => YieldPolicy::Dedicated,
+        Yields => YieldPolicy::Yields,
+        Nice => YieldPolicy::Nice,
     }
     DirectWord => Direct {
         Auto => Direct::Auto,

@@ -10,14 +10,14 @@ use ioplane_network::PortOptions;
 use ioplane_virtio::net::{Net, NetOptions};
 
 use super::Daemon;
-use super::ground::{Ground, NIC};
-use super::ledger::{Entries, NicRecord};
+use super::context::{DaemonContext, NIC};
 use super::lower::Lower;
 use super::readings;
-use super::served::{Kind, Note, Queued, Served};
-use super::shelf::{Shelf, Shelved};
+use super::registry::{Registry, Shelved};
+use super::served::{Queued, Served, ServedKind, StateRecord};
+use super::state_file::{Entries, NicRecord};
 use super::switches::Switches;
-use super::trouble::Trouble;
+use super::trouble::RetryState;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
@@ -61,12 +61,12 @@ impl Nic {
 }
 
 impl Shelved for Nic {
-    fn shelf(daemon: &Daemon) -> &Shelf<Nic> {
+    fn shelf(daemon: &Daemon) -> &Registry<Nic> {
         &daemon.nics
     }
 }
 
-impl Kind for Nic {
+impl ServedKind for Nic {
     type Spec = NicSpec;
     type Report = NicReport;
     type Below = Switches;
@@ -98,11 +98,15 @@ impl Kind for Nic {
         self.note().adopt(next.configured)
     }
 
-    async fn open(record: NicRecord, ground: &Arc<Ground>, switches: &Arc<Switches>) -> Result<Nic, Refusal> {
+    async fn open(
+        record: NicRecord,
+        ground: &Arc<DaemonContext>,
+        switches: &Arc<Switches>,
+    ) -> Result<Nic, Refusal> {
         Ok(Nic { served: Served::start(model(&record.now, switches)?, record, ground)? })
     }
 
-    fn note(&self) -> &Note<Nic> {
+    fn note(&self) -> &StateRecord<Nic> {
         &self.served.note
     }
 
@@ -139,14 +143,14 @@ impl Kind for Nic {
         report
     }
 
-    fn blank(record: &NicRecord, socket: PathBuf, state: ServedState, why: Option<&Trouble>) -> NicReport {
+    fn blank(record: &NicRecord, socket: PathBuf, state: ServedState, why: Option<&RetryState>) -> NicReport {
         let spec = &record.now;
         NicReport {
             name: spec.name.clone(),
             state,
             error: why.map(|trouble| trouble.why.error.clone()),
             remedy: why.map(|trouble| trouble.why.remedy.clone()),
-            retry: why.map(Trouble::report),
+            retry: why.map(RetryState::report),
             origin: record.origin().to_owned(),
             connected: false,
             connections: 0,

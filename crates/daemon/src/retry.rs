@@ -6,7 +6,7 @@ use super::Daemon;
 use super::disk::Disk;
 use super::functions::Card;
 use super::nic::Nic;
-use super::shelf::{Shelf, Shelved};
+use super::registry::{Registry, Shelved};
 
 impl Daemon {
     /// Tries again, for as long as the daemon lives, what could not be served: each at its time, none waiting for another.
@@ -45,7 +45,7 @@ impl Daemon {
         for name in K::shelf(self).due() {
             let daemon = self.clone();
             tokio::spawn(async move {
-                let shelf: &Shelf<K> = K::shelf(&daemon);
+                let shelf: &Registry<K> = K::shelf(&daemon);
                 // While everything is being handed over nothing is opened; a successor tries by itself.
                 let Ok(_leave) = daemon.may_change() else { return shelf.later(&name) };
                 let _ = shelf.retry(&name).await;

@@ -14,10 +14,10 @@ use crate::Daemon;
 use crate::config::{Appended, Config, Place, Problems};
 use crate::disk::Disk;
 use crate::functions::Card;
-use crate::ledger::Entries;
 use crate::nic::Nic;
 use crate::refusal::Refusal;
-use crate::served::Kind;
+use crate::served::ServedKind;
+use crate::state_file::Entries;
 
 /// What to do if the file cannot be written.
 const BY_HAND: &str = "write it by hand: `ioplane config save --print` says what";
@@ -146,7 +146,7 @@ fn switches(config: &Config, entries: &Entries, plan: &mut Plan) {
     }
 }
 
-fn served<K: Kind>(
+fn served<K: ServedKind>(
     config: &Config,
     entries: &mut Entries,
     plan: &mut Plan,

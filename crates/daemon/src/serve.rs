@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use ioplane_api::spec::Flaw;
-use ioplane_host::socket::{self, Place};
+use ioplane_host::socket::{self, SocketPath};
 use sd_notify::NotifyState;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -77,7 +77,7 @@ impl Signals {
 }
 
 /// A daemon and its doors, from where it answers.
-struct House {
+struct RunningDaemon {
     daemon: Arc<Daemon>,
     control: PathBuf,
     run_dir: PathBuf,
@@ -110,7 +110,7 @@ async fn run(config: Config, socket: Option<PathBuf>) -> Result<()> {
         .and_then(UnixListener::from_std)
         .with_context(|| format!("the control socket {}", control.display()))?;
     let opening = (!opened).then_some(opening);
-    attend(House { daemon, control, run_dir, listener, metrics }, signals, opening, None).await
+    attend(RunningDaemon { daemon, control, run_dir, listener, metrics }, signals, opening, None).await
 }
 
 /// Takes over from the daemon that started this process.
@@ -119,18 +119,18 @@ async fn succeed(config: &Path, socket: Option<PathBuf>) -> Result<()> {
     let Succession { daemon, control, run_dir, listener, metrics, report } =
         upgrade::inherit(config, socket).await?;
     tokio::spawn(daemon.clone().open_functions());
-    attend(House { daemon, control, run_dir, listener, metrics }, signals, None, Some(report)).await
+    attend(RunningDaemon { daemon, control, run_dir, listener, metrics }, signals, None, Some(report)).await
 }
 
 /// Answers until the last signal.
 async fn attend(
-    house: House,
+    house: RunningDaemon,
     mut signals: Signals,
     mut opening: Option<JoinHandle<Result<()>>>,
     report: Option<upgrade::Report>,
 ) -> Result<()> {
-    let House { daemon, control, run_dir, listener, metrics } = house;
-    let place = Place::of(&control);
+    let RunningDaemon { daemon, control, run_dir, listener, metrics } = house;
+    let place = SocketPath::of(&control);
     let (left, mut leaving) = watch::channel(None);
     let doors = (listener.as_fd().try_clone_to_owned()?, metrics.as_ref().map(door).transpose()?);
     let (door, metrics_door) = doors;

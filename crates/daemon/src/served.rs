@@ -13,10 +13,10 @@ use ioplane_host::vhost_user::{self, Handle, Lease, STOP_PATIENCE, ServerOptions
 use ioplane_memory::Limits;
 use ioplane_virtio::VirtioDevice;
 
-use super::ground::Ground;
-use super::ledger::{Entries, Ledger, Record};
+use super::context::DaemonContext;
 use super::lower::Lower;
-use super::trouble::Trouble;
+use super::state_file::{Entries, Record, StateFile};
+use super::trouble::RetryState;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
@@ -24,7 +24,7 @@ use crate::refusal::Refusal;
 pub(super) const GLANCE: Duration = Duration::from_secs(1);
 
 /// One kind of thing that is served on a socket of its own.
-pub trait Kind: Send + Sync + Sized + 'static {
+pub trait ServedKind: Send + Sync + Sized + 'static {
     /// What one is to be.
     type Spec: ServedSpec;
     /// How one is.
@@ -51,7 +51,7 @@ pub trait Kind: Send + Sync + Sized + 'static {
     /// Opens what is behind it and serves it. Waits as long as that takes.
     fn open(
         record: Record<Self::Spec>,
-        ground: &Arc<Ground>,
+        ground: &Arc<DaemonContext>,
         below: &Arc<Self::Below>,
     ) -> impl Future<Output = Result<Self, Refusal>> + Send;
 
@@ -69,7 +69,7 @@ pub trait Kind: Send + Sync + Sized + 'static {
     fn become_next(&self, next: Record<Self::Spec>) -> impl Future<Output = Result<(), Refusal>> + Send;
 
     /// What is written down of it.
-    fn note(&self) -> &Note<Self>;
+    fn note(&self) -> &StateRecord<Self>;
 
     /// Where its front end connects.
     fn socket(&self) -> &Path;
@@ -89,12 +89,12 @@ pub trait Kind: Send + Sync + Sized + 'static {
         record: &Record<Self::Spec>,
         socket: PathBuf,
         state: ServedState,
-        why: Option<&Trouble>,
+        why: Option<&RetryState>,
     ) -> Self::Report;
 }
 
 /// A kind whose queues run on I/O cores, behind vhost-user.
-pub trait Queued: Kind {
+pub trait Queued: ServedKind {
     /// The device.
     type Model: VirtioDevice;
 
@@ -108,19 +108,19 @@ pub trait Queued: Kind {
 }
 
 /// The record of one thing, in memory and in the ledger.
-pub struct Note<K: Kind> {
+pub struct StateRecord<K: ServedKind> {
     record: Mutex<Record<K::Spec>>,
-    ledger: Arc<Ledger>,
+    ledger: Arc<StateFile>,
 }
 
-impl<K: Kind> Note<K> {
+impl<K: ServedKind> StateRecord<K> {
     /// Writes down that it is being served.
-    pub fn begin(record: Record<K::Spec>, ledger: &Arc<Ledger>) -> Result<Self, Refusal> {
+    pub fn begin(record: Record<K::Spec>, ledger: &Arc<StateFile>) -> Result<Self, Refusal> {
         ledger.change(|entries| {
             K::removed(entries).remove(record.now.name());
         })?;
         write::<K>(ledger, &record)?;
-        Ok(Note { record: Mutex::new(record), ledger: ledger.clone() })
+        Ok(StateRecord { record: Mutex::new(record), ledger: ledger.clone() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Record<K::Spec>> {
@@ -148,7 +148,7 @@ impl<K: Kind> Note<K> {
     }
 }
 
-fn write<K: Kind>(ledger: &Ledger, record: &Record<K::Spec>) -> Result<(), Refusal> {
+fn write<K: ServedKind>(ledger: &StateFile, record: &Record<K::Spec>) -> Result<(), Refusal> {
     Ok(ledger.change(|entries| {
         K::records(entries).insert(record.now.name().to_owned(), record.clone());
     })?)
@@ -163,16 +163,16 @@ pub struct Served<K: Queued> {
     /// Behind which of the two its rings run.
     pub(super) lease: Lease,
     /// What is written down of it.
-    pub note: Arc<Note<K>>,
+    pub note: Arc<StateRecord<K>>,
     /// One change at a time.
     pub changing: tokio::sync::Mutex<()>,
 }
 
 impl<K: Queued> Served<K> {
     /// Serves `model` on its socket, and writes down that it does.
-    pub fn start(model: K::Model, record: Record<K::Spec>, ground: &Ground) -> Result<Self, Refusal> {
+    pub fn start(model: K::Model, record: Record<K::Spec>, ground: &DaemonContext) -> Result<Self, Refusal> {
         let socket = ground.socket(&record.now);
-        let note = Note::begin(record.clone(), &ground.ledger)?;
+        let note = StateRecord::begin(record.clone(), &ground.ledger)?;
         let lease = Lease::default();
         let twin = record.now.twin().map(Path::to_owned).zip(K::twin_of(&model));
         let handle = serve(model, socket, &record, ground, &lease)?;
@@ -186,17 +186,22 @@ impl<K: Queued> Served<K> {
         second: Option<Handle<K::Model>>,
         lease: Lease,
         record: Record<K::Spec>,
-        ground: &Ground,
+        ground: &DaemonContext,
     ) -> Self {
         Served::with(
             handle,
             second,
             lease,
-            Note { record: Mutex::new(record), ledger: ground.ledger.clone() },
+            StateRecord { record: Mutex::new(record), ledger: ground.ledger.clone() },
         )
     }
 
-    fn with(handle: Handle<K::Model>, second: Option<Handle<K::Model>>, lease: Lease, note: Note<K>) -> Self {
+    fn with(
+        handle: Handle<K::Model>,
+        second: Option<Handle<K::Model>>,
+        lease: Lease,
+        note: StateRecord<K>,
+    ) -> Self {
         let (second, changing) = (Mutex::new(second), tokio::sync::Mutex::default());
         Served { handle, second, lease, note: Arc::new(note), changing }
     }
@@ -262,7 +267,7 @@ impl<K: Queued> Served<K> {
     }
 
     /// Moves a queue to a core, and remembers it.
-    pub async fn move_queue(&self, queue: u16, core: u32, ground: &Ground) -> Result<(), Refusal> {
+    pub async fn move_queue(&self, queue: u16, core: u32, ground: &DaemonContext) -> Result<(), Refusal> {
         let _changing = self.changing.lock().await;
         let mut record = self.note.read();
         let queues = record.now.queues();
@@ -295,7 +300,7 @@ pub(super) fn serve<V: VirtioDevice, S: ServedSpec>(
     model: V,
     socket: PathBuf,
     record: &Record<S>,
-    ground: &Ground,
+    ground: &DaemonContext,
     lease: &Lease,
 ) -> Result<Handle<V>, Refusal> {
     let handle = vhost_user::serve_leased(
@@ -313,7 +318,11 @@ pub(super) fn serve<V: VirtioDevice, S: ServedSpec>(
 }
 
 /// Where and how one instance of a device is served.
-pub(super) fn options<S: ServedSpec>(socket: PathBuf, record: &Record<S>, ground: &Ground) -> ServerOptions {
+pub(super) fn options<S: ServedSpec>(
+    socket: PathBuf,
+    record: &Record<S>,
+    ground: &DaemonContext,
+) -> ServerOptions {
     let limits = Limits { files: record.now.guest_memory().lower(), ..Limits::default() };
     ServerOptions { dirty_log: true, limits, ..ServerOptions::new(socket, Arc::new(ground.seating(record))) }
 }

@@ -16,12 +16,12 @@ use ioplane_device::{
 };
 use ioplane_network::{NetworkError, Port, PortOptions, Switch, SwitchSettings, Tap, interface};
 
-use super::cores::Seating;
-use super::ground::Ground;
-use super::ledger::SwitchRecord;
+use super::context::DaemonContext;
+use super::cores::CorePlacement;
 use super::readings;
-use super::shelf::OnFailure;
-use super::trouble::Trouble;
+use super::registry::OnFailure;
+use super::state_file::SwitchRecord;
+use super::trouble::RetryState;
 use crate::config::Config;
 use crate::refusal::Refusal;
 
@@ -35,7 +35,7 @@ struct Slot {
     record: SwitchRecord,
     uplink: Option<Running<Tap>>,
     /// Why there is no uplink although there should be one.
-    failed: Option<Trouble>,
+    failed: Option<RetryState>,
     /// It is being tried again.
     trying: bool,
 }
@@ -63,12 +63,12 @@ pub enum Inheritance {
 /// All of them. Methods may block for a moment.
 pub struct Switches {
     slots: Mutex<BTreeMap<String, Slot>>,
-    ground: Arc<Ground>,
+    ground: Arc<DaemonContext>,
 }
 
 impl Switches {
     /// None yet.
-    pub fn new(ground: Arc<Ground>) -> Self {
+    pub fn new(ground: Arc<DaemonContext>) -> Self {
         Switches { slots: Mutex::default(), ground }
     }
 
@@ -90,7 +90,7 @@ impl Switches {
             Err(refused) if on_failure == OnFailure::Keep => {
                 let Refusal { error, remedy, .. } = &refused;
                 tracing::error!(switch = name, error, remedy, "a switch without its uplink");
-                (None, Some(Trouble::new(refused)))
+                (None, Some(RetryState::new(refused)))
             }
             Err(refused) => return Err(refused),
         };
@@ -199,7 +199,7 @@ impl Switches {
             }
             Err(refused) => {
                 let again = slot.failed.take().map(|trouble| trouble.again(refused.clone()));
-                slot.failed = Some(again.unwrap_or_else(|| Trouble::new(refused)));
+                slot.failed = Some(again.unwrap_or_else(|| RetryState::new(refused)));
             }
         }
         None
@@ -213,8 +213,8 @@ impl Switches {
         })?)
     }
 
-    fn seating(&self, core: Option<u32>) -> Seating {
-        Seating { pool: self.ground.cores.pool().clone(), core, moved: BTreeMap::new() }
+    fn seating(&self, core: Option<u32>) -> CorePlacement {
+        CorePlacement { pool: self.ground.cores.pool().clone(), core, moved: BTreeMap::new() }
     }
 
     fn open_uplink(
@@ -261,7 +261,7 @@ impl Switches {
     pub fn take_in(&self, record: SwitchRecord, failed: Option<Refusal>) -> Arc<Switch> {
         let name = record.now.name.clone();
         let switch = Switch::new(&name, SwitchSettings::default());
-        let failed = failed.map(Trouble::new);
+        let failed = failed.map(RetryState::new);
         self.slots()
             .insert(name, Slot { switch: switch.clone(), record, uplink: None, failed, trying: false });
         switch
@@ -295,7 +295,7 @@ impl Switches {
                 Lifecycle::Running(running) => Some(running),
                 _ => None,
             };
-            slot.failed = slot.uplink.is_none().then(|| Trouble::new(refused.clone()));
+            slot.failed = slot.uplink.is_none().then(|| RetryState::new(refused.clone()));
         }
         Err(refused)
     }
@@ -309,7 +309,7 @@ impl Switches {
             Err(refused) => {
                 let why = format!("the uplink of switch {name}: {}", refused.error);
                 tracing::error!(switch = name, error = why, "a switch has lost its uplink");
-                slot.failed = Some(Trouble::new(Refusal::failed(why, "see `ioplane core list`")));
+                slot.failed = Some(RetryState::new(Refusal::failed(why, "see `ioplane core list`")));
             }
         }
     }
@@ -369,7 +369,7 @@ impl Switches {
             Err(refused) => {
                 // The old one back, if it can be had.
                 slot.uplink = self.open_uplink(&next, &slot.record.now, OnFailure::Keep).ok().flatten();
-                slot.failed = slot.uplink.is_none().then(|| Trouble::new(refused.clone()));
+                slot.failed = slot.uplink.is_none().then(|| RetryState::new(refused.clone()));
                 self.ground.failed.notify_one();
                 Err(refused)
             }
@@ -517,18 +517,18 @@ impl Slot {
     }
 
     /// The same, and when it is tried again.
-    fn trouble(&mut self) -> Option<&Trouble> {
+    fn trouble(&mut self) -> Option<&RetryState> {
         let why = self.broken()?;
         match &self.failed {
             Some(trouble) if trouble.why.error == why.error => {}
-            _ => self.failed = Some(Trouble::new(why)),
+            _ => self.failed = Some(RetryState::new(why)),
         }
         self.failed.as_ref()
     }
 
     fn report(&mut self) -> SwitchReport {
         let broken = self.broken();
-        let retry = self.trouble().map(Trouble::report);
+        let retry = self.trouble().map(RetryState::report);
         let mut ports: Vec<PortReport> = self.switch.ports().into_iter().map(readings::port).collect();
         ports.sort_by(|a, b| (a.uplink, &a.name).cmp(&(b.uplink, &b.name)));
         SwitchReport {

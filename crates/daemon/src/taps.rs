@@ -6,11 +6,11 @@
 
 use ioplane_network::{Tap, interface};
 
-use super::ledger::{Entries, Ledger};
+use super::state_file::{Entries, StateFile};
 use crate::refusal::Refusal;
 
 /// Lets a device stay that was made by opening it, and writes that down first.
-pub fn keep(name: &str, tap: &Tap, ledger: &Ledger) -> Result<(), Refusal> {
+pub fn keep(name: &str, tap: &Tap, ledger: &StateFile) -> Result<(), Refusal> {
     let number = interface(name);
     let ours = if tap.made() {
         number
@@ -31,7 +31,7 @@ pub fn keep(name: &str, tap: &Tap, ledger: &Ledger) -> Result<(), Refusal> {
 }
 
 /// Takes away those of ours that nothing is to have any more. May block.
-pub fn sweep(ledger: &Ledger) {
+pub fn sweep(ledger: &StateFile) {
     let entries = ledger.entries();
     for (name, number) in entries.taps.iter().filter(|(name, _)| !wanted(&entries, name)) {
         if let Err(error) = Tap::remove(name, *number) {

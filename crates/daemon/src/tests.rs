@@ -9,13 +9,13 @@ use std::time::Instant;
 use ioplane_api::report::ServedState;
 use ioplane_api::spec::{BackingSpec, CoreSpec, DiskForm, DiskSpec, FunctionForm, FunctionSpec};
 
-use super::access::Access;
+use super::access::SocketAccess;
+use super::context::DaemonContext;
 use super::cores::Cores;
-use super::ground::Ground;
-use super::ledger::{DiskRecord, Entries, FunctionRecord, Ledger, LedgerError};
-use super::served::{GLANCE, Kind, Note};
-use super::shelf::{OnFailure, Shelf};
-use super::trouble::Trouble;
+use super::registry::{OnFailure, Registry};
+use super::served::{GLANCE, ServedKind, StateRecord};
+use super::state_file::{DiskRecord, Entries, FunctionRecord, StateFile, StateFileError};
+use super::trouble::RetryState;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
@@ -39,7 +39,7 @@ fn record(name: &str, configured: bool) -> DiskRecord {
 fn what_is_written_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("state.json");
-    let ledger = Ledger::open(&file).unwrap();
+    let ledger = StateFile::open(&file).unwrap();
     assert!(!file.exists(), "reading writes nothing");
     ledger
         .change(|entries| {
@@ -47,7 +47,7 @@ fn what_is_written_is_read() {
             disk.moved.insert(3, 1);
             entries.disks.insert("a".into(), disk);
             entries.removed.insert("b".into(), spec("b"));
-            let core = super::ledger::CoreRecord { configured: Some(CoreSpec::new(1)), now: None };
+            let core = super::state_file::CoreRecord { configured: Some(CoreSpec::new(1)), now: None };
             entries.cores.insert(1, core);
             let form = FunctionForm { host: "00:05.0".parse().ok(), ..FunctionForm::default() };
             let function = FunctionRecord::added(form.spec("f").unwrap());
@@ -57,14 +57,14 @@ fn what_is_written_is_read() {
         })
         .unwrap();
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-    assert_eq!(Ledger::open(&file).unwrap().entries(), ledger.entries());
+    assert_eq!(StateFile::open(&file).unwrap().entries(), ledger.entries());
 }
 
 #[test]
 fn a_damaged_file_is_refused_and_kept() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("state.json");
-    let ledger = Ledger::open(&file).unwrap();
+    let ledger = StateFile::open(&file).unwrap();
     ledger.change(|entries| drop(entries.disks.insert("a".into(), record("a", true)))).unwrap();
     let good = std::fs::read_to_string(&file).unwrap();
     let cases = [
@@ -85,8 +85,8 @@ fn a_damaged_file_is_refused_and_kept() {
     ];
     for text in cases {
         std::fs::write(&file, &text).unwrap();
-        let error = Ledger::open(&file).unwrap_err();
-        assert!(matches!(error, LedgerError::Damaged { .. }), "{text}: {error}");
+        let error = StateFile::open(&file).unwrap_err();
+        assert!(matches!(error, StateFileError::Damaged { .. }), "{text}: {error}");
         assert!(error.to_string().contains("nothing was lost"), "{error}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), text, "touched");
     }
@@ -95,21 +95,21 @@ fn a_damaged_file_is_refused_and_kept() {
         let mut bytes = good.clone().into_bytes();
         bytes[at] ^= 0x15;
         std::fs::write(&file, &bytes).unwrap();
-        let _ = Ledger::open(&file);
+        let _ = StateFile::open(&file);
     }
     std::fs::write(&file, &good).unwrap();
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).unwrap();
-    let error = Ledger::open(&file).unwrap_err().to_string();
+    let error = StateFile::open(&file).unwrap_err().to_string();
     assert!(error.contains("only this user"), "{error}");
 }
 
 #[test]
 fn a_failed_write_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let ledger = Ledger::open(&folder.path().join("gone/state.json")).unwrap();
+    let ledger = StateFile::open(&folder.path().join("gone/state.json")).unwrap();
     let error =
         ledger.change(|entries| drop(entries.disks.insert("a".into(), record("a", true)))).unwrap_err();
-    assert!(matches!(error, LedgerError::Os { .. }), "{error}");
+    assert!(matches!(error, StateFileError::Os { .. }), "{error}");
     assert!(ledger.entries().disks.is_empty());
 }
 
@@ -153,10 +153,10 @@ fn what_was_changed_at_run_time_stays_until_the_configuration_says_something_new
 
 /// A device that says nothing, for as long as a report waits for one.
 struct Stuck {
-    note: Note<Stuck>,
+    note: StateRecord<Stuck>,
 }
 
-impl Kind for Stuck {
+impl ServedKind for Stuck {
     type Spec = DiskSpec;
     type Report = String;
     type Below = ();
@@ -177,15 +177,19 @@ impl Kind for Stuck {
         &mut entries.removed
     }
 
-    async fn open(record: DiskRecord, ground: &Arc<Ground>, _below: &Arc<()>) -> Result<Stuck, Refusal> {
-        Ok(Stuck { note: Note::begin(record, &ground.ledger)? })
+    async fn open(
+        record: DiskRecord,
+        ground: &Arc<DaemonContext>,
+        _below: &Arc<()>,
+    ) -> Result<Stuck, Refusal> {
+        Ok(Stuck { note: StateRecord::begin(record, &ground.ledger)? })
     }
 
     async fn become_next(&self, _next: DiskRecord) -> Result<(), Refusal> {
         Ok(())
     }
 
-    fn note(&self) -> &Note<Stuck> {
+    fn note(&self) -> &StateRecord<Stuck> {
         &self.note
     }
 
@@ -210,7 +214,7 @@ impl Kind for Stuck {
         name + " answers"
     }
 
-    fn blank(record: &DiskRecord, _socket: PathBuf, state: ServedState, _why: Option<&Trouble>) -> String {
+    fn blank(record: &DiskRecord, _socket: PathBuf, state: ServedState, _why: Option<&RetryState>) -> String {
         format!("{} is {state:?}", record.now.name)
     }
 }
@@ -218,13 +222,13 @@ impl Kind for Stuck {
 #[test]
 fn hole_18_one_that_is_stuck_costs_the_others_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let ledger = Arc::new(Ledger::open(&folder.path().join("state.json")).unwrap());
+    let ledger = Arc::new(StateFile::open(&folder.path().join("state.json")).unwrap());
     let cores = Arc::new(Cores::new(ledger.clone()));
     let (run_dir, control) = (folder.path().to_owned(), folder.path().join("control.sock"));
-    let ground = Arc::new(Ground::new(cores, ledger, run_dir, control, Access::default()));
+    let ground = Arc::new(DaemonContext::new(cores, ledger, run_dir, control, SocketAccess::default()));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        let shelf: Shelf<Stuck> = Shelf::new(ground, Arc::new(()));
+        let shelf: Registry<Stuck> = Registry::new(ground, Arc::new(()));
         let mut names: Vec<String> = (10..40).map(|number| format!("stuck{number}")).collect();
         names.insert(0, "quick".into());
         for name in &names {

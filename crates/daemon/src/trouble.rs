@@ -13,7 +13,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 
 /// One that is not served although it should be.
 #[derive(Debug, Clone)]
-pub struct Trouble {
+pub struct RetryState {
     /// Why.
     pub why: Refusal,
     tries: u32,
@@ -21,26 +21,26 @@ pub struct Trouble {
     next: Option<Instant>,
 }
 
-impl Trouble {
+impl RetryState {
     /// It has failed for the first time.
     pub fn new(why: Refusal) -> Self {
-        Trouble::after(0, why)
+        RetryState::after(0, why)
     }
 
     /// It has failed again.
     pub fn again(&self, why: Refusal) -> Self {
-        Trouble::after(self.tries, why)
+        RetryState::after(self.tries, why)
     }
 
     fn after(tries: u32, why: Refusal) -> Self {
         let wait = FIRST.saturating_mul(1 << tries.min(16)).min(LONGEST);
         let next = why.retry.then(|| Instant::now() + wait);
-        Trouble { why, tries: tries.saturating_add(1), next }
+        RetryState { why, tries: tries.saturating_add(1), next }
     }
 
     /// It could not be tried now, for a reason that is not its own.
     pub fn postponed(&self) -> Self {
-        Trouble { next: self.next.map(|_| Instant::now() + FIRST), ..self.clone() }
+        RetryState { next: self.next.map(|_| Instant::now() + FIRST), ..self.clone() }
     }
 
     /// When it is tried again.
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn hole_17_tries_come_later_and_later_and_never_stop() {
-        let mut trouble = Trouble::new(Refusal::failed("it is missing", "put it back"));
+        let mut trouble = RetryState::new(Refusal::failed("it is missing", "put it back"));
         let mut waits = Vec::new();
         for _ in 0..100 {
             waits.push(trouble.report().next_ms.unwrap().div_ceil(1000));

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use crate::parked::Parked;
 use crate::poller::{Change, Poller};
-use crate::quiescence::still::Still;
-use crate::state::{State, StateError};
+use crate::quiescence::still::QuiescenceProof;
+use crate::state::{SavedState, StateError};
 
 /// Which register space an access goes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum At {
+pub enum RegisterAddress {
     /// Offset in the base address register of that number.
     Bar(u8, u64),
     /// Offset in the configuration space of the device (PCI, or virtio's device-specific part).
@@ -30,7 +30,7 @@ pub type QueueSet = BTreeSet<u16>;
 
 /// What follows once queues are home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Then {
+pub enum AfterStop {
     /// Nothing: they were stopped one by one.
     Nothing,
     /// [`Device::reset`].
@@ -45,14 +45,14 @@ pub enum Effect {
     /// Put pollers for these queues on cores.
     Activate(QueueSet),
     /// Bring the pollers of these queues home, then do what follows.
-    Deactivate(QueueSet, Then),
+    Deactivate(QueueSet, AfterStop),
 }
 
 /// Whether a device can be stopped right here, as far as its registers tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Stillness {
+pub enum Quiescence {
     /// A reusable state: nothing that the guest began is under way.
-    Still,
+    Quiescent,
     /// Something is under way.
     Busy(&'static str),
 }
@@ -94,19 +94,19 @@ pub enum DeviceError {
 }
 
 /// Where a device puts the pollers that it makes. Only a [`crate::Running`] has one, so nobody else can start pollers.
-pub struct Seating<'a> {
+pub struct Activation<'a> {
     pub(crate) queues: &'a QueueSet,
     pub(crate) made: Vec<(u16, Box<dyn Poller>)>,
 }
 
-impl Seating<'_> {
+impl Activation<'_> {
     /// The queues that want a poller.
     pub fn queues(&self) -> &QueueSet {
         self.queues
     }
 
     /// Gives a queue its poller.
-    pub fn sit(&mut self, queue: u16, poller: Box<dyn Poller>) {
+    pub fn add(&mut self, queue: u16, poller: Box<dyn Poller>) {
         self.made.push((queue, poller));
     }
 }
@@ -117,21 +117,21 @@ pub trait Device: Send + 'static {
     fn info(&self) -> &DeviceInfo;
 
     /// One register access by the guest.
-    fn access(&mut self, at: At, op: Access<'_>) -> Effect;
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Effect;
 
     /// Queues that are to have a poller whenever the device runs.
     fn active(&self) -> QueueSet;
 
-    /// Makes a poller for each of [`Seating::queues`]. Those made before an error go nowhere.
-    fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError>;
+    /// Makes a poller for each of [`Activation::queues`]. Those made before an error go nowhere.
+    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError>;
 
     /// Takes a parked poller in; from here on what it knew is the device's state.
     fn deactivate(&mut self, home: Parked);
 
     /// Hardware that the guest drives tells by its registers whether it is still. Devices of our own, whose pollers know,
     /// always are.
-    fn stillness(&mut self) -> Stillness {
-        Stillness::Still
+    fn quiescence(&mut self) -> Quiescence {
+        Quiescence::Quiescent
     }
 
     /// The forced stop of hardware that would not become still by itself: cancels what is under way and records it.
@@ -139,14 +139,14 @@ pub trait Device: Send + 'static {
         Ok(())
     }
 
-    /// What another process or host needs to go on from here. At most [`State::MAX_BODY`] bytes.
-    fn save(&self, still: &Still) -> Result<State, DeviceError>;
+    /// What another process or host needs to go on from here. At most [`SavedState::MAX_BODY`] bytes.
+    fn save(&self, still: &QuiescenceProof) -> Result<SavedState, DeviceError>;
 
     /// Takes over a saved state, all of it or nothing. The bytes are hostile.
-    fn load(&mut self, still: &Still, state: &State) -> Result<(), DeviceError>;
+    fn load(&mut self, still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError>;
 
     /// As at power-on.
-    fn reset(&mut self, still: &Still);
+    fn reset(&mut self, still: &QuiescenceProof);
 
     /// Hears every [`Change`] that the pollers of `queues` are told, before they are: those made later have to know it, and
     /// a device that writes guest memory itself has to mark the dirty log too (law 6).
@@ -163,31 +163,31 @@ impl<D: Device + ?Sized> Device for Box<D> {
     fn info(&self) -> &DeviceInfo {
         (**self).info()
     }
-    fn access(&mut self, at: At, op: Access<'_>) -> Effect {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Effect {
         (**self).access(at, op)
     }
     fn active(&self) -> QueueSet {
         (**self).active()
     }
-    fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
         (**self).activate(seating)
     }
     fn deactivate(&mut self, home: Parked) {
         (**self).deactivate(home);
     }
-    fn stillness(&mut self) -> Stillness {
-        (**self).stillness()
+    fn quiescence(&mut self) -> Quiescence {
+        (**self).quiescence()
     }
     fn suspend(&mut self) -> Result<(), DeviceError> {
         (**self).suspend()
     }
-    fn save(&self, still: &Still) -> Result<State, DeviceError> {
+    fn save(&self, still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         (**self).save(still)
     }
-    fn load(&mut self, still: &Still, state: &State) -> Result<(), DeviceError> {
+    fn load(&mut self, still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         (**self).load(still, state)
     }
-    fn reset(&mut self, still: &Still) {
+    fn reset(&mut self, still: &QuiescenceProof) {
         (**self).reset(still);
     }
     fn apply(&mut self, queues: &QueueSet, change: &Change) {

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use crate::device::{Access, At, Device, Effect, QueueSet, Then};
+use crate::device::{Access, AfterStop, Device, Effect, QueueSet, RegisterAddress};
 use crate::lifecycle::{Lifecycle, LifecycleError};
 use crate::policy::{OnMiss, QuiesceError, QuiescePolicy, SimpleOwner, at_quiescence_blocking};
 use crate::quiescence::{Quiescent, Running};
-use crate::seat::Placement;
+use crate::slot::Placement;
 
 /// How long a suspended poller may take to come home: a poll away, on a core that may be starved of processor time.
 const SUSPENDS: Duration = Duration::from_secs(5);
@@ -17,7 +17,7 @@ impl<D: Device> Lifecycle<D> {
     /// has been answered. `patience` is for queues that the guest stops: then they are suspended. Blocks for that long.
     pub fn access(
         &mut self,
-        at: At,
+        at: RegisterAddress,
         op: Access<'_>,
         placement: &dyn Placement,
         patience: Duration,
@@ -52,7 +52,7 @@ impl<D: Device> Lifecycle<D> {
     pub fn reset(&mut self, placement: &dyn Placement, patience: Duration) -> Result<(), LifecycleError> {
         match self {
             Lifecycle::Running(_) => {
-                self.carry_out(Effect::Deactivate(QueueSet::new(), Then::Reset), placement, patience)
+                self.carry_out(Effect::Deactivate(QueueSet::new(), AfterStop::Reset), placement, patience)
             }
             Lifecycle::Quiescent(quiescent) => {
                 quiescent.reset();
@@ -73,8 +73,8 @@ impl<D: Device> Lifecycle<D> {
         match effect {
             Effect::None => Ok(()),
             Effect::Activate(queues) => Ok(running.start(&queues, placement)?),
-            Effect::Deactivate(queues, Then::Nothing) => stop_queues(running, &queues, patience),
-            Effect::Deactivate(_, Then::Reset) => {
+            Effect::Deactivate(queues, AfterStop::Nothing) => stop_queues(running, &queues, patience),
+            Effect::Deactivate(_, AfterStop::Reset) => {
                 // Without pollers nothing that could make it still happens while its owner's thread is here.
                 let patience = if running.queues().is_empty() { Duration::ZERO } else { patience };
                 let policy = QuiescePolicy {

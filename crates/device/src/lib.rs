@@ -15,7 +15,7 @@
 //! that is written once: [`QuiesceAttempt`], driven by [`at_quiescence`] or [`at_quiescence_blocking`].
 //!
 //! **Quiescence is ownership.** What may happen to a device only at a quiescent point (saving, loading, resetting,
-//! exchanging its backing or its memory) asks for a [`Still`], and only a [`Quiescent`], which owns the device and has
+//! exchanging its backing or its memory) asks for a [`QuiescenceProof`], and only a [`Quiescent`], which owns the device and has
 //! all of its pollers at home, can show one. A running device cannot be saved because that does not compile:
 //!
 //! ```compile_fail
@@ -46,7 +46,7 @@ pub mod clock;
 mod context;
 mod device;
 mod effects;
-mod home;
+mod inbox;
 mod lifecycle;
 mod meter;
 mod moving;
@@ -55,28 +55,31 @@ mod parked;
 mod policy;
 mod poller;
 mod quiescence;
-mod seat;
 mod share;
+mod slot;
 mod state;
 mod watch;
 
 pub use context::{CoreContext, SCRATCH};
-pub use device::{Access, At, Device, DeviceError, DeviceInfo, Effect, QueueSet, Seating, Stillness, Then};
-pub use home::Home;
+pub use device::{
+    Access, Activation, AfterStop, Device, DeviceError, DeviceInfo, Effect, QueueSet, Quiescence,
+    RegisterAddress,
+};
+pub use inbox::ParkedInbox;
 pub use lifecycle::{Lifecycle, LifecycleError, LoadError, Presence};
 pub use meter::{Histogram, Meter, MeterReading, Tally};
-pub use moving::Unmoved;
+pub use moving::MoveError;
 pub use outcome::{Cost, PollOutcome, PollState};
-pub use parked::{Parked, SeatId};
+pub use parked::{Parked, PollerId};
 pub use policy::{
     DeviceOwner, OnMiss, QuiesceAttempt, QuiesceError, QuiescePolicy, Quiesced, SimpleOwner, at_quiescence,
     at_quiescence_blocking, quiesce, quiesce_blocking, resume, work_and_resume,
 };
 pub use poller::{Armed, Budget, Change, Interrupt, Poller, Stop, Wakers};
-pub use quiescence::{Applied, Loaded, Missed, Quiescent, Quiescing, Refused, Running, Still};
-pub use seat::{Ack, CoreId, Gone, Order, Placement, Post, Seat, Tell};
+pub use quiescence::{Applied, Loaded, Missed, QuiescenceProof, Quiescent, Quiescing, Refused, Running};
 pub use share::Share;
-pub use state::{State, StateError};
+pub use slot::{Ack, CoreEnded, CoreId, CoreMessage, CoreSender, Placement, PollerCommand, PollerSlot};
+pub use state::{SavedState, StateError};
 #[cfg(feature = "mutations")]
 pub use watch::inside_poll;
 

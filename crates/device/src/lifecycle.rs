@@ -8,8 +8,8 @@ use ioplane_memory::mutation::{Law, removed};
 
 use crate::device::{Device, DeviceError, Effect};
 use crate::quiescence::{Quiescent, Quiescing, Refused, Running};
-use crate::seat::Placement;
-use crate::state::State;
+use crate::slot::Placement;
+use crate::state::SavedState;
 
 /// Which part of its life a device is in, as far as others than its owner can tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -248,7 +248,7 @@ impl<D: Device> Lifecycle<D> {
 
     /// [`Quiescent::load`] and the start from there. A state that is refused leaves the quiescent device as it was; one that does not
     /// start leaves it quiescent, with that state.
-    pub fn load(&mut self, state: &State, placement: &dyn Placement) -> Result<(), LoadError> {
+    pub fn load(&mut self, state: &SavedState, placement: &dyn Placement) -> Result<(), LoadError> {
         self.step(|now| match now {
             Lifecycle::Quiescent(quiescent) => match quiescent.load(state) {
                 Ok(loaded) => match loaded.start(placement) {

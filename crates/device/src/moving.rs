@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use crate::device::{Device, DeviceError, QueueSet};
 use crate::quiescence::Running;
-use crate::seat::Placement;
+use crate::slot::Placement;
 
 /// Why a queue is where it was.
 #[derive(Debug, thiserror::Error)]
-pub enum Unmoved {
+pub enum MoveError {
     /// It has no poller on duty.
     #[error("queue {0} is not running")]
     NotOnDuty(u16),
@@ -30,21 +30,21 @@ impl<D: Device> Running<D> {
     /// Blocks until `deadline`, and then until the core has turned on which the queue stays; called by whoever owns the device, never on an I/O core. Owners that must not
     /// block do the same in their own way: [`Running::post_of`], [`Running::drain`], [`Running::stopped`] under a time
     /// limit, then [`Running::start`], or [`Running::undrain`] with the old post.
-    pub fn move_queue(&mut self, queue: u16, to: &dyn Placement, deadline: Instant) -> Result<(), Unmoved> {
-        let old = self.post_of(queue).ok_or(Unmoved::NotOnDuty(queue))?;
+    pub fn move_queue(&mut self, queue: u16, to: &dyn Placement, deadline: Instant) -> Result<(), MoveError> {
+        let old = self.sender_of(queue).ok_or(MoveError::NotOnDuty(queue))?;
         let one = QueueSet::from([queue]);
         self.drain(&one);
         if !self.wait_stopped(&one, deadline) {
-            self.undrain(&one, &old).map_err(Unmoved::Stranded)?;
-            return Err(Unmoved::Busy(queue));
+            self.undrain(&one, &old).map_err(MoveError::Stranded)?;
+            return Err(MoveError::Busy(queue));
         }
         // The guest may have stopped it for good meanwhile.
         let one: QueueSet = self.device().active().intersection(&one).copied().collect();
         match self.start(&one, to) {
             Ok(()) => Ok(()),
             Err(error) => {
-                self.start(&one, &old).map_err(Unmoved::Stranded)?;
-                Err(Unmoved::Refused(error))
+                self.start(&one, &old).map_err(MoveError::Stranded)?;
+                Err(MoveError::Refused(error))
             }
         }
     }

@@ -8,12 +8,12 @@ use crate::poller::{Poller, Stop};
 
 /// Names a seat, for life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SeatId(u64);
+pub struct PollerId(u64);
 
-impl SeatId {
+impl PollerId {
     pub(crate) fn fresh() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        SeatId(NEXT.fetch_add(1, Ordering::Relaxed))
+        PollerId(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
     /// The bare number, for an event loop's user data.
@@ -22,7 +22,7 @@ impl SeatId {
     }
 }
 
-/// A poller that has stopped, on its way home. Made by [`crate::Seat::step`] and by nobody else.
+/// A poller that has stopped, on its way home. Made by [`crate::PollerSlot::step`] and by nobody else.
 pub struct Parked {
     pub(crate) poller: Box<dyn Poller>,
     pub(crate) queue: u16,

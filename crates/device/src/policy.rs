@@ -20,11 +20,11 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use crate::device::{Device, DeviceError};
-use crate::home::{block, block_until};
+use crate::inbox::{block, block_until};
 use crate::lifecycle::{Lifecycle, LifecycleError, Presence};
 use crate::poller::Stop;
 use crate::quiescence::Quiescent;
-use crate::seat::Placement;
+use crate::slot::Placement;
 
 /// How long queues that had to be suspended because they could not be undrained may take to come home.
 const RECOVERY: Duration = Duration::from_secs(5);

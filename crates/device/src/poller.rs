@@ -70,7 +70,7 @@ pub struct Wakers<'a> {
     pub completion: Option<BorrowedFd<'a>>,
 }
 
-/// The data half of one queue (or of a device without queues). Lives in a [`crate::Seat`] on one I/O core.
+/// The data half of one queue (or of a device without queues). Lives in a [`crate::PollerSlot`] on one I/O core.
 ///
 /// `poll` never locks, allocates, blocks, logs or formats. Everything else is called by the core between two polls.
 pub trait Poller: Any + Send {

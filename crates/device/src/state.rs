@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// A saved device. The bytes are the device's own, versioned encoding; nothing here trusts them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct State {
+pub struct SavedState {
     /// Kind of the device that saved it, as in [`crate::DeviceInfo::kind`].
     pub kind: String,
     /// Version of the encoding.
@@ -13,7 +13,7 @@ pub struct State {
     pub body: Vec<u8>,
 }
 
-impl State {
+impl SavedState {
     /// Most bytes that a device may save; more is a bug on the saving side and an attack on the loading side.
     pub const MAX_BODY: usize = 1 << 20;
 
@@ -51,7 +51,7 @@ pub enum StateError {
         /// What the state says.
         found: u32,
     },
-    /// Over [`State::MAX_BODY`].
+    /// Over [`SavedState::MAX_BODY`].
     #[error("the state has {0} bytes, more than any device saves")]
     TooLarge(usize),
     /// Does not decode.

@@ -1,5 +1,5 @@
 //! Whether this thread is inside [`crate::Poller::poll`]: what a test's allocator asks, to see that `poll` never allocates.
-//! Only with the feature `mutations`; without it nothing is left of this in [`crate::Seat::step`].
+//! Only with the feature `mutations`; without it nothing is left of this in [`crate::PollerSlot::step`].
 
 #[cfg(feature = "mutations")]
 thread_local! {

@@ -48,7 +48,7 @@ impl Device for Balky {
         self.ring.info()
     }
 
-    fn access(&mut self, at: At, op: Access<'_>) -> Effect {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Effect {
         self.ring.access(at, op)
     }
 
@@ -56,7 +56,7 @@ impl Device for Balky {
         self.ring.active()
     }
 
-    fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
         if self.refusals.activate.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1)).is_ok() {
             return Err(no("no queue"));
         }
@@ -67,8 +67,12 @@ impl Device for Balky {
         self.ring.deactivate(home);
     }
 
-    fn stillness(&mut self) -> Stillness {
-        if self.refusals.busy.load(SeqCst) { Stillness::Busy("the hardware works") } else { Stillness::Still }
+    fn quiescence(&mut self) -> Quiescence {
+        if self.refusals.busy.load(SeqCst) {
+            Quiescence::Busy("the hardware works")
+        } else {
+            Quiescence::Quiescent
+        }
     }
 
     fn suspend(&mut self) -> Result<(), DeviceError> {
@@ -82,15 +86,15 @@ impl Device for Balky {
         Ok(())
     }
 
-    fn save(&self, still: &Still) -> Result<State, DeviceError> {
+    fn save(&self, still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         self.ring.save(still)
     }
 
-    fn load(&mut self, still: &Still, state: &State) -> Result<(), DeviceError> {
+    fn load(&mut self, still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         self.ring.load(still, state)
     }
 
-    fn reset(&mut self, still: &Still) {
+    fn reset(&mut self, still: &QuiescenceProof) {
         self.ring.reset(still);
     }
 
@@ -103,20 +107,20 @@ impl Device for Balky {
 #[derive(Debug, Clone, Default)]
 struct PromptCore(HandCore);
 
-impl Post for PromptCore {
+impl CoreSender for PromptCore {
     fn core(&self) -> CoreId {
         CoreId(0)
     }
 
-    fn post(&self, order: Order) -> Result<(), Gone> {
-        self.0.post(order)?;
+    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded> {
+        self.0.send(order)?;
         self.0.turn();
         Ok(())
     }
 }
 
 impl Placement for PromptCore {
-    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn Post> {
+    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn CoreSender> {
         Arc::new(self.clone())
     }
 }
@@ -187,7 +191,7 @@ impl Rig {
     }
 
     fn write(&mut self, register: u64, value: u64) {
-        let (at, bytes) = (At::Bar(0, register), value.to_le_bytes());
+        let (at, bytes) = (RegisterAddress::Bar(0, register), value.to_le_bytes());
         let done = self.device.access(at, Access::Write(&bytes), &self.core, LONG);
         done.expect("it is served").expect("it is done");
     }

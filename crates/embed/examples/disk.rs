@@ -5,7 +5,7 @@
 //! cargo run -p ioplane-embed --example disk [IMAGE]     without an image: a disk in memory. The first sectors of an image are overwritten.
 //! ```
 //!
-//! The guest is made up of two Rust threads, so that this runs anywhere. In a VMM the thread of a vCPU calls [`Front::access`] at each
+//! The guest is made up of two Rust threads, so that this runs anywhere. In a VMM the thread of a vCPU calls [`SharedDevice::access`] at each
 //! `KVM_EXIT_MMIO`, and the device's interrupt is an irqfd.
 
 use std::error::Error;
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ioplane_cores::{CoreSettings, Pool};
-use ioplane_device::{Access, At, Interrupt};
-use ioplane_embed::Front;
+use ioplane_device::{Access, Interrupt, RegisterAddress};
+use ioplane_embed::SharedDevice;
 use ioplane_memory::{GuestMap, GuestView, Window};
 use ioplane_storage::{Backing, FileBacking, FileOptions, MemoryBacking};
 use ioplane_virtio::blk::spec::{SECTOR, VIRTIO_BLK_S_OK, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT};
@@ -27,7 +27,7 @@ use ioplane_virtio::{Vdev, VirtioMmio};
 use rustix::event::{EventfdFlags, eventfd};
 
 type Failure = Box<dyn Error + Send + Sync>;
-type Disk = Front<VirtioMmio<Blk>>;
+type Disk = SharedDevice<VirtioMmio<Blk>>;
 
 const VCPUS: u16 = 2;
 const REQUESTS: u64 = 1000;
@@ -74,7 +74,7 @@ fn serve(backing: Arc<dyn Backing>) -> Result<String, Failure> {
     let registers = VirtioMmio::new(vdev, irq.clone());
     // One I/O core, which polls. The pool also decides which core a queue goes to.
     let pool = Arc::new(Pool::with([CoreSettings::default()])?);
-    let disk: Disk = Front::new(registers, pool).map_err(|refused| refused.error)?;
+    let disk: Disk = SharedDevice::new(registers, pool).map_err(|refused| refused.error)?;
 
     let queues: Vec<Queue> =
         (0..VCPUS).map(|queue| Queue::new(&memory, queue)).collect::<Result<_, Failure>>()?;
@@ -131,12 +131,12 @@ fn set_up(disk: &Disk, queues: &[Queue]) -> Result<(), Failure> {
 
 fn read(disk: &Disk, register: u64) -> Result<u32, Failure> {
     let mut value = [0; 4];
-    disk.access(At::Bar(0, register), Access::Read(&mut value))?;
+    disk.access(RegisterAddress::Bar(0, register), Access::Read(&mut value))?;
     Ok(u32::from_le_bytes(value))
 }
 
 fn write(disk: &Disk, register: u64, value: u32) -> Result<(), Failure> {
-    Ok(disk.access(At::Bar(0, register), Access::Write(&value.to_le_bytes()))?)
+    Ok(disk.access(RegisterAddress::Bar(0, register), Access::Write(&value.to_le_bytes()))?)
 }
 
 /// What one vCPU does: writes to a sector of its own and reads it back, again and again.

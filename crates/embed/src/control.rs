@@ -7,39 +7,40 @@ use std::thread::Thread;
 use std::time::Instant;
 
 use ioplane_device::{
-    Change, CoreId, Device, Lifecycle, OnMiss, Placement, Presence, QueueSet, QuiesceAttempt, QuiesceError,
-    QuiescePolicy, Quiesced, Quiescent, Refused, Running, SimpleOwner, State, Stop, Unmoved, work_and_resume,
+    Change, CoreId, Device, Lifecycle, MoveError, OnMiss, Placement, Presence, QueueSet, QuiesceAttempt,
+    QuiesceError, QuiescePolicy, Quiesced, Quiescent, Refused, Running, SavedState, SimpleOwner, Stop,
+    work_and_resume,
 };
 
-use crate::{Front, FrontError};
+use crate::{SharedDevice, SharedDeviceError};
 
 /// A device that did not become quiescent in time. It still runs, draining: say what is to become of it.
 #[must_use = "a missed deadline leaves the device draining: undrain, suspend or wait longer"]
-pub struct Late<'a, D: Device> {
+pub struct DeadlineMissed<'a, D: Device> {
     /// What it was waiting for.
     pub reason: String,
-    front: &'a Front<D>,
+    front: &'a SharedDevice<D>,
 }
 
-impl<'a, D: Device> Late<'a, D> {
+impl<'a, D: Device> DeadlineMissed<'a, D> {
     /// Back to running, all of it.
-    pub fn undrain(self) -> Result<(), FrontError> {
+    pub fn undrain(self) -> Result<(), SharedDeviceError> {
         self.front.undrain()
     }
 
     /// Stops it by force, until `deadline`.
-    pub fn suspend(self, deadline: Instant) -> Result<(), FrontError> {
+    pub fn suspend(self, deadline: Instant) -> Result<(), SharedDeviceError> {
         self.front.suspend(deadline)
     }
 
     /// Waits longer.
-    pub fn keep_waiting(self, deadline: Instant) -> Result<(), Late<'a, D>> {
+    pub fn keep_waiting(self, deadline: Instant) -> Result<(), DeadlineMissed<'a, D>> {
         self.front.wait_settled(deadline);
         self.front.finish()
     }
 }
 
-impl<D: Device> std::fmt::Debug for Late<'_, D> {
+impl<D: Device> std::fmt::Debug for DeadlineMissed<'_, D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Late").field("reason", &self.reason).finish_non_exhaustive()
     }
@@ -53,13 +54,13 @@ impl Wake for Unpark {
     }
 }
 
-impl<D: Device> Front<D> {
+impl<D: Device> SharedDevice<D> {
     /// Begins to bring the device to a quiescent point; the guest goes on meanwhile.
-    pub fn begin_quiesce(&self) -> Result<(), FrontError> {
+    pub fn begin_quiesce(&self) -> Result<(), SharedDeviceError> {
         Ok(self.open()?.device.begin_quiesce()?)
     }
 
-    /// Ready when the device has settled (or is not on its way at all): [`Front::finish`] then holds it.
+    /// Ready when the device has settled (or is not on its way at all): [`SharedDevice::finish`] then holds it.
     pub fn poll_settled(&self, context: &mut Context<'_>) -> Poll<()> {
         let mut inner = self.lock();
         let settled = inner.device.poll_settled(context);
@@ -67,7 +68,7 @@ impl<D: Device> Front<D> {
         settled
     }
 
-    /// The future of [`Front::poll_settled`]. Dropping it loses nothing: wait again, or undrain.
+    /// The future of [`SharedDevice::poll_settled`]. Dropping it loses nothing: wait again, or undrain.
     pub async fn settled(&self) {
         poll_fn(|context| self.poll_settled(context)).await
     }
@@ -85,19 +86,19 @@ impl<D: Device> Front<D> {
     }
 
     /// Holds the device if it has settled. Anything but a device on its way stays what it is.
-    pub fn finish(&self) -> Result<(), Late<'_, D>> {
+    pub fn finish(&self) -> Result<(), DeadlineMissed<'_, D>> {
         let mut inner = self.lock();
         let finished = inner.device.finish();
         inner.waiting = None;
         self.announce(&mut inner);
-        finished.map_err(|reason| Late { reason, front: self })
+        finished.map_err(|reason| DeadlineMissed { reason, front: self })
     }
 
-    fn begin_attempt(&self, policy: QuiescePolicy) -> Result<QuiesceAttempt, FrontError> {
+    fn begin_attempt(&self, policy: QuiescePolicy) -> Result<QuiesceAttempt, SharedDeviceError> {
         let mut inner = self.open()?;
         inner.device.running()?;
         let owner = &mut SimpleOwner { device: &mut inner.device, placement: &*self.placement };
-        QuiesceAttempt::begin(owner, policy).map_err(|error| FrontError::Stuck(error.to_string()))
+        QuiesceAttempt::begin(owner, policy).map_err(|error| SharedDeviceError::Stuck(error.to_string()))
     }
 
     /// Polls it once; when it is ready `then` follows before anybody else reaches the device.
@@ -121,16 +122,19 @@ impl<D: Device> Front<D> {
 
     /// Brings the running device to a quiescent point by a policy and holds it there, or gives it back. Blocks; its guest is served
     /// meanwhile. Nothing else may bring it to a quiescent point until this returns.
-    pub fn quiesce_by(&self, policy: QuiescePolicy) -> Result<Result<Quiesced, QuiesceError>, FrontError> {
+    pub fn quiesce_by(
+        &self,
+        policy: QuiescePolicy,
+    ) -> Result<Result<Quiesced, QuiesceError>, SharedDeviceError> {
         self.wait_then(policy, |_, outcome| outcome)
     }
 
-    /// [`Front::quiesce_by`], then `work` at the quiescent point; then the device goes on.
+    /// [`SharedDevice::quiesce_by`], then `work` at the quiescent point; then the device goes on.
     pub fn at_quiescence<R>(
         &self,
         policy: QuiescePolicy,
         work: impl FnOnce(&mut Quiescent<D>) -> R,
-    ) -> Result<Result<R, QuiesceError>, FrontError> {
+    ) -> Result<Result<R, QuiesceError>, SharedDeviceError> {
         self.wait_then(policy, |owner, outcome| outcome.and_then(|_| work_and_resume(owner, work)))
     }
 
@@ -138,7 +142,7 @@ impl<D: Device> Front<D> {
         &self,
         policy: QuiescePolicy,
         then: impl FnOnce(&mut SimpleOwner<'_, D>, Result<Quiesced, QuiesceError>) -> R,
-    ) -> Result<R, FrontError> {
+    ) -> Result<R, SharedDeviceError> {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         let mut context = Context::from_waker(&waker);
         let mut attempt = self.begin_attempt(policy)?;
@@ -158,35 +162,35 @@ impl<D: Device> Front<D> {
     }
 
     /// Brings the device to a quiescent point and holds it there, or gives the miss when `deadline` has passed.
-    pub fn quiesce(&self, deadline: Instant) -> Result<Result<(), Late<'_, D>>, FrontError> {
+    pub fn quiesce(&self, deadline: Instant) -> Result<Result<(), DeadlineMissed<'_, D>>, SharedDeviceError> {
         self.begin_quiesce()?;
         self.wait_settled(deadline);
         Ok(self.finish())
     }
 
     /// Takes a quiesce back. What the guest asked for meanwhile is carried out. A device that cannot go on is held.
-    pub fn undrain(&self) -> Result<(), FrontError> {
+    pub fn undrain(&self) -> Result<(), SharedDeviceError> {
         let mut inner = self.open()?;
         let now = inner.device.presence();
         if now != Presence::Quiescing {
-            return Err(FrontError::Not { now: now.name(), wanted: "quiescing" });
+            return Err(SharedDeviceError::Not { now: now.name(), wanted: "quiescing" });
         }
         let policy = QuiescePolicy { deadline: Instant::now(), on_miss: OnMiss::Undrain };
         let owner = &mut SimpleOwner { device: &mut inner.device, placement: &*self.placement };
         let undrained = QuiesceAttempt::begin(owner, policy).and_then(|attempt| attempt.cancel(owner));
         self.announce(&mut inner);
-        undrained.map_err(|error| FrontError::Stuck(error.to_string()))
+        undrained.map_err(|error| SharedDeviceError::Stuck(error.to_string()))
     }
 
     /// Stops a device that is on its way by force; when this returns `Ok` it is held.
-    pub fn suspend(&self, deadline: Instant) -> Result<(), FrontError> {
+    pub fn suspend(&self, deadline: Instant) -> Result<(), SharedDeviceError> {
         self.open()?.device.suspend()?;
         self.wait_settled(deadline);
-        self.finish().map_err(|late| FrontError::Stuck(late.reason))
+        self.finish().map_err(|late| SharedDeviceError::Stuck(late.reason))
     }
 
     /// What another process or host needs to go on from here. The device must be held.
-    pub fn save(&self) -> Result<State, FrontError> {
+    pub fn save(&self) -> Result<SavedState, SharedDeviceError> {
         Ok(self.open()?.device.quiescent()?.save()?)
     }
 
@@ -196,7 +200,7 @@ impl<D: Device> Front<D> {
     }
 
     /// Puts `fresh` with `state` in the place of the held device and starts it. If that is refused the old one stays held.
-    pub fn transplant(&self, fresh: D, state: &State) -> Result<(), FrontError> {
+    pub fn transplant(&self, fresh: D, state: &SavedState) -> Result<(), SharedDeviceError> {
         let old = self.take()?;
         let loaded = match Quiescent::new(fresh).load(state) {
             Ok(loaded) => loaded,
@@ -214,7 +218,7 @@ impl<D: Device> Front<D> {
 
     /// Tells the device and every poller of a change, and waits until `deadline` for all to acknowledge it; says whether
     /// they have. Whatever stage it is in. Accesses wait meanwhile: a poll of each core.
-    pub fn change(&self, change: &Change, deadline: Instant) -> Result<bool, FrontError> {
+    pub fn change(&self, change: &Change, deadline: Instant) -> Result<bool, SharedDeviceError> {
         let mut inner = self.open()?;
         let applied = match &mut inner.device {
             Lifecycle::Running(running) => {
@@ -226,7 +230,7 @@ impl<D: Device> Front<D> {
                 quiescent.with(|device, _| device.apply(&QueueSet::new(), change));
                 return Ok(true);
             }
-            Lifecycle::Absent => return Err(FrontError::Not { now: "away", wanted: "here" }),
+            Lifecycle::Absent => return Err(SharedDeviceError::Not { now: "away", wanted: "here" }),
         };
         // With the lock: an effect carried out meanwhile would take our place on the doorstep.
         let heard = applied.wait(deadline);
@@ -240,16 +244,16 @@ impl<D: Device> Front<D> {
         queue: u16,
         to: &dyn Placement,
         deadline: Instant,
-    ) -> Result<Result<(), Unmoved>, FrontError> {
+    ) -> Result<Result<(), MoveError>, SharedDeviceError> {
         self.running(|running| running.move_queue(queue, to, deadline))
     }
 
     /// The queues that have a poller on duty, and their cores.
-    pub fn queues(&self) -> Result<Vec<(u16, Option<CoreId>)>, FrontError> {
+    pub fn queues(&self) -> Result<Vec<(u16, Option<CoreId>)>, SharedDeviceError> {
         self.running(|running| running.queues().into_iter().map(|q| (q, running.core_of(q))).collect())
     }
 
-    fn running<R>(&self, act: impl FnOnce(&mut Running<D>) -> R) -> Result<R, FrontError> {
+    fn running<R>(&self, act: impl FnOnce(&mut Running<D>) -> R) -> Result<R, SharedDeviceError> {
         Ok(act(self.open()?.device.running()?))
     }
 }

@@ -27,15 +27,16 @@ use std::time::Duration;
 
 use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{
-    Access, At, Device, DeviceError, Lifecycle, LifecycleError, Loaded, Placement, Quiescent, Refused,
+    Access, Device, DeviceError, Lifecycle, LifecycleError, Loaded, Placement, Quiescent, Refused,
+    RegisterAddress,
 };
 
-pub use control::Late;
+pub use control::DeadlineMissed;
 pub use ioplane_device::Presence;
 
 /// What a front could not do.
 #[derive(Debug, thiserror::Error)]
-pub enum FrontError {
+pub enum SharedDeviceError {
     /// The device is gone for good.
     #[error("the device has been closed")]
     Closed,
@@ -55,12 +56,12 @@ pub enum FrontError {
     Stuck(String),
 }
 
-impl From<LifecycleError> for FrontError {
+impl From<LifecycleError> for SharedDeviceError {
     fn from(error: LifecycleError) -> Self {
         match error {
-            LifecycleError::Not { now, wanted } => FrontError::Not { now, wanted },
-            LifecycleError::Device(error) => FrontError::Device(error),
-            LifecycleError::Stuck(reason) => FrontError::Stuck(reason),
+            LifecycleError::Not { now, wanted } => SharedDeviceError::Not { now, wanted },
+            LifecycleError::Device(error) => SharedDeviceError::Device(error),
+            LifecycleError::Stuck(reason) => SharedDeviceError::Stuck(reason),
         }
     }
 }
@@ -85,7 +86,7 @@ impl<D: Device> Inner<D> {
 }
 
 /// One device, in front of its guest. Shared by vCPU threads (any number) and one control thread or task.
-pub struct Front<D: Device> {
+pub struct SharedDevice<D: Device> {
     inner: Mutex<Inner<D>>,
     /// The stage has changed for whoever waits to access it.
     moved: Condvar,
@@ -93,15 +94,15 @@ pub struct Front<D: Device> {
     patience: Duration,
 }
 
-impl<D: Device> Front<D> {
+impl<D: Device> SharedDevice<D> {
     /// How long a queue that the guest stops may take to drain before it is suspended.
     pub const PATIENCE: Duration = Duration::from_millis(500);
 
-    /// A front whose device comes later: see [`Front::start`] and [`Front::hold`]. Pollers that
+    /// A front whose device comes later: see [`SharedDevice::start`] and [`SharedDevice::hold`]. Pollers that
     /// the guest starts go where `placement` wants them.
     pub fn empty(placement: Arc<dyn Placement>) -> Self {
         let inner = Inner { device: Lifecycle::Absent, closed: false, waiting: None, watchers: Vec::new() };
-        Front { inner: Mutex::new(inner), moved: Condvar::new(), placement, patience: Self::PATIENCE }
+        SharedDevice { inner: Mutex::new(inner), moved: Condvar::new(), placement, patience: Self::PATIENCE }
     }
 
     /// A front for a device that has not run yet; it runs from here on.
@@ -112,9 +113,9 @@ impl<D: Device> Front<D> {
         Ok(front)
     }
 
-    /// Another patience than [`Front::PATIENCE`].
+    /// Another patience than [`SharedDevice::PATIENCE`].
     pub fn with_patience(self, patience: Duration) -> Self {
-        Front { patience, ..self }
+        SharedDevice { patience, ..self }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<D>> {
@@ -124,7 +125,7 @@ impl<D: Device> Front<D> {
     /// One register access by a guest, on its vCPU's thread. Waits while the device is held or away. What it asks for
     /// (queues started, stopped, a reset) is done when it returns; an error tells that this failed, the access itself
     /// has been answered. Only [`FrontError::Closed`] means that it has not.
-    pub fn access(&self, at: At, mut op: Access<'_>) -> Result<(), FrontError> {
+    pub fn access(&self, at: RegisterAddress, mut op: Access<'_>) -> Result<(), SharedDeviceError> {
         let mut inner = self.lock();
         loop {
             if let Some(done) = self.attempt(&mut inner, at, &mut op) {
@@ -141,22 +142,27 @@ impl<D: Device> Front<D> {
         }
     }
 
-    /// As [`Front::access`], for a thread that has more to do than wait. False if the device is held or away: then nothing has
-    /// happened, and [`Front::watch`] tells when to try again.
-    pub fn try_access(&self, at: At, mut op: Access<'_>) -> Result<bool, FrontError> {
+    /// As [`SharedDevice::access`], for a thread that has more to do than wait. False if the device is held or away: then nothing has
+    /// happened, and [`SharedDevice::watch`] tells when to try again.
+    pub fn try_access(&self, at: RegisterAddress, mut op: Access<'_>) -> Result<bool, SharedDeviceError> {
         self.attempt(&mut self.lock(), at, &mut op).map_or(Ok(false), |done| done.map(|()| true))
     }
 
     /// The device, unless it is gone for good.
-    fn open(&self) -> Result<MutexGuard<'_, Inner<D>>, FrontError> {
+    fn open(&self) -> Result<MutexGuard<'_, Inner<D>>, SharedDeviceError> {
         let inner = self.lock();
-        if inner.closed { Err(FrontError::Closed) } else { Ok(inner) }
+        if inner.closed { Err(SharedDeviceError::Closed) } else { Ok(inner) }
     }
 
     /// One try. `None`: not now.
-    fn attempt(&self, inner: &mut Inner<D>, at: At, op: &mut Access<'_>) -> Option<Result<(), FrontError>> {
+    fn attempt(
+        &self,
+        inner: &mut Inner<D>,
+        at: RegisterAddress,
+        op: &mut Access<'_>,
+    ) -> Option<Result<(), SharedDeviceError>> {
         if inner.closed {
-            return Some(Err(FrontError::Closed));
+            return Some(Err(SharedDeviceError::Closed));
         }
         let before = inner.device.presence();
         let done = inner.device.access(at, again(op), &*self.placement, self.patience)?;
@@ -165,7 +171,7 @@ impl<D: Device> Front<D> {
         if before == Presence::Running && inner.device.presence() != before {
             self.announce(inner);
         }
-        Some(done.map_err(FrontError::from))
+        Some(done.map_err(SharedDeviceError::from))
     }
 
     /// Something that the device does by itself (an interrupt of the hardware, a step of its DMA). False if it is held:
@@ -183,7 +189,7 @@ impl<D: Device> Front<D> {
     }
 
     /// Goes on after a pause.
-    pub fn resume(&self) -> Result<(), FrontError> {
+    pub fn resume(&self) -> Result<(), SharedDeviceError> {
         let mut inner = self.open()?;
         inner.device.resume(&*self.placement)?;
         self.announce(&mut inner);
@@ -191,7 +197,7 @@ impl<D: Device> Front<D> {
     }
 
     /// Takes the device out, held as it is. Accesses go on waiting.
-    pub fn take(&self) -> Result<Quiescent<D>, FrontError> {
+    pub fn take(&self) -> Result<Quiescent<D>, SharedDeviceError> {
         let mut inner = self.open()?;
         let taken = inner.device.take()?;
         self.announce(&mut inner);
@@ -199,10 +205,10 @@ impl<D: Device> Front<D> {
     }
 
     /// Puts a device in, and holds it.
-    pub fn hold(&self, quiescent: Quiescent<D>) -> Result<(), FrontError> {
+    pub fn hold(&self, quiescent: Quiescent<D>) -> Result<(), SharedDeviceError> {
         let mut inner = self.open()?;
         if let now @ (Presence::Running | Presence::Quiescing | Presence::Held) = inner.device.presence() {
-            return Err(FrontError::Not { now: now.name(), wanted: "away" });
+            return Err(SharedDeviceError::Not { now: now.name(), wanted: "away" });
         }
         inner.device = quiescent.into();
         self.announce(&mut inner);
@@ -214,7 +220,7 @@ impl<D: Device> Front<D> {
         let mut inner = self.lock();
         let now = inner.presence();
         if now != Presence::Away {
-            let error = FrontError::Not { now: now.name(), wanted: "away" };
+            let error = SharedDeviceError::Not { now: now.name(), wanted: "away" };
             return Err(Refused { kept: loaded, error: DeviceError::Below(Box::new(error)) });
         }
         inner.device = loaded.start(&*self.placement)?.into();
@@ -250,7 +256,7 @@ fn again<'a>(op: &'a mut Access<'_>) -> Access<'a> {
     }
 }
 
-impl<D: Device> std::fmt::Debug for Front<D> {
+impl<D: Device> std::fmt::Debug for SharedDevice<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Front").field("device", &self.lock().presence()).finish_non_exhaustive()
     }

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use ioplane_device::{Device, Presence, Quiescent};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::{Front, FrontError, Inner};
+use crate::{Inner, SharedDevice, SharedDeviceError};
 
-impl<D: Device> Front<D> {
+impl<D: Device> SharedDevice<D> {
     /// What has become of the device: another moment ago, perhaps.
     pub fn presence(&self) -> Presence {
         self.lock().presence()
     }
 
-    /// An eventfd that is written when [`Front::presence`] may have changed. Read it empty before a try, not after: then no change
+    /// An eventfd that is written when [`SharedDevice::presence`] may have changed. Read it empty before a try, not after: then no change
     /// falls between. Dropping it ends the watch.
     pub fn watch(&self) -> rustix::io::Result<Arc<OwnedFd>> {
         let file = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -37,7 +37,7 @@ impl<D: Device> Front<D> {
 
     /// Changes the device, whether it runs, is on its way or is held: what needs no quiescent point, and what its guest does not
     /// wait for (the host's wires, more memory).
-    pub fn with<R>(&self, change: impl FnOnce(&mut D) -> R) -> Result<R, FrontError> {
+    pub fn with<R>(&self, change: impl FnOnce(&mut D) -> R) -> Result<R, SharedDeviceError> {
         let mut inner = self.open()?;
         let done = inner.device.with(change)?;
         inner.nudge();
@@ -45,13 +45,13 @@ impl<D: Device> Front<D> {
     }
 
     /// Does to the held device what needs a quiescent point. It stays held.
-    pub fn while_held<R>(&self, change: impl FnOnce(&mut Quiescent<D>) -> R) -> Result<R, FrontError> {
+    pub fn while_held<R>(&self, change: impl FnOnce(&mut Quiescent<D>) -> R) -> Result<R, SharedDeviceError> {
         Ok(change(self.open()?.device.quiescent()?))
     }
 
     /// The reset that a guest asks for other than by a register: drains or suspends as one by a register does, and goes on. A held
     /// device is reset where it is, and stays held.
-    pub fn reset(&self) -> Result<(), FrontError> {
+    pub fn reset(&self) -> Result<(), SharedDeviceError> {
         let mut inner = self.open()?;
         let before = inner.device.presence();
         let done = inner.device.reset(&*self.placement, self.patience);

@@ -14,8 +14,8 @@
 
 use std::sync::Arc;
 
-use ioplane_device::{Access, At, Interrupt};
-use ioplane_embed::Front;
+use ioplane_device::{Access, Interrupt, RegisterAddress};
+use ioplane_embed::SharedDevice;
 use ioplane_memory::{GuestMap, GuestView};
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
 use ioplane_passthrough::monitor::{Monitor, Options};
@@ -60,7 +60,7 @@ impl Interrupt for Bell {
 struct Guest {
     vcpu: VcpuFd,
     _vm: VmFd,
-    front: Front<Watched>,
+    front: SharedDevice<Watched>,
     bench: Bench<Rtl8139>,
     exits: u64,
     accesses: u64,
@@ -123,7 +123,8 @@ impl Guest {
         (special.cs.base, special.cs.selector) = (0, 0);
         (special.ds.base, special.ds.selector) = (REGISTERS, (REGISTERS >> 4) as u16);
         vcpu.set_sregs(&special)?;
-        let front = Front::new(monitor, Arc::new(HandCore::default())).map_err(|refused| refused.error)?;
+        let front =
+            SharedDevice::new(monitor, Arc::new(HandCore::default())).map_err(|refused| refused.error)?;
         Ok(Guest { vcpu, _vm: vm, front, bench, exits: 0, accesses: 0 })
     }
 
@@ -146,11 +147,11 @@ impl Guest {
             match self.vcpu.run()? {
                 VcpuExit::MmioRead(address, data) => {
                     self.exits += 1;
-                    self.front.access(At::Bar(1, address - REGISTERS), Access::Read(data))?;
+                    self.front.access(RegisterAddress::Bar(1, address - REGISTERS), Access::Read(data))?;
                 }
                 VcpuExit::MmioWrite(address, data) => {
                     self.exits += 1;
-                    self.front.access(At::Bar(1, address - REGISTERS), Access::Write(data))?;
+                    self.front.access(RegisterAddress::Bar(1, address - REGISTERS), Access::Write(data))?;
                 }
                 VcpuExit::Hlt => break,
                 other => return Err(format!("unexpected: {other:?}").into()),
@@ -181,9 +182,9 @@ impl Guest {
 }
 
 impl Reach for Guest {
-    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Result<(), String> {
         match at {
-            At::Bar(1, offset) => self.run(offset, op).map_err(|error| error.to_string()),
+            RegisterAddress::Bar(1, offset) => self.run(offset, op).map_err(|error| error.to_string()),
             _ => self.front.access(at, op).map_err(|error| error.to_string()),
         }
     }

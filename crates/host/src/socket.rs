@@ -28,7 +28,7 @@ pub fn bind(path: &Path) -> Result<UnixListener> {
     let Some(name) = path.file_name() else {
         return Err(Error::new(ErrorKind::InvalidInput, format!("{} names no file", path.display())));
     };
-    let folder = Folder::of(path)?;
+    let folder = Directory::of(path)?;
     let dead = folder.dead_socket(path, name)?;
     let fresh = match &dead {
         None => {
@@ -62,15 +62,15 @@ pub fn bind(path: &Path) -> Result<UnixListener> {
 
 /// A path where a socket of ours is, to take it away again and nothing else.
 #[derive(Debug)]
-pub struct Place {
+pub struct SocketPath {
     path: PathBuf,
     socket: Option<Identity>,
 }
 
-impl Place {
+impl SocketPath {
     /// What is at `path` now is ours: it has just been bound, or has come from the process that had bound it.
     pub fn of(path: &Path) -> Self {
-        Place { path: path.to_owned(), socket: socket_at(path) }
+        SocketPath { path: path.to_owned(), socket: socket_at(path) }
     }
 
     /// The path.
@@ -123,13 +123,13 @@ fn in_use(path: &Path) -> Error {
 }
 
 /// The directory of a path, held open: what is done is done there, whatever becomes of the path meanwhile.
-struct Folder(OwnedFd);
+struct Directory(OwnedFd);
 
-impl Folder {
+impl Directory {
     fn of(path: &Path) -> Result<Self> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Folder(rustix::fs::openat(CWD, folder, flags, Mode::empty())?))
+        Ok(Directory(rustix::fs::openat(CWD, folder, flags, Mode::empty())?))
     }
 
     fn look(&self, name: &OsStr) -> rustix::io::Result<Stat> {

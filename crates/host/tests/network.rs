@@ -5,7 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use ioplane_cores::{CoreSettings, Pool};
-use ioplane_device::{DeviceError, Parked, Poller, Still};
+use ioplane_device::{DeviceError, Parked, Poller, QuiescenceProof};
 use ioplane_host::vhost_user::{Handle, ServerOptions, serve};
 use ioplane_storage::MemoryBacking;
 use ioplane_testkit::front::{Ask, Front, FrontError, Wants, protocol};
@@ -66,11 +66,11 @@ impl VirtioDevice for Listener {
         self.disk.stop_queue(parked)
     }
 
-    fn save_own(&self, still: &Still) -> Vec<u8> {
+    fn save_own(&self, still: &QuiescenceProof) -> Vec<u8> {
         self.disk.save_own(still)
     }
 
-    fn load_own(&mut self, still: &Still, bytes: &[u8]) -> Result<(), String> {
+    fn load_own(&mut self, still: &QuiescenceProof, bytes: &[u8]) -> Result<(), String> {
         self.disk.load_own(still, bytes)
     }
 

@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Barrier;
 
-use ioplane_host::socket::{Place, bind};
+use ioplane_host::socket::{SocketPath, bind};
 use rustix::fs::{CWD, FileType, Mode};
 
 fn names(folder: &Path) -> Vec<String> {
@@ -128,7 +128,7 @@ fn hole_07_only_the_own_socket_is_taken_away() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.sock");
     let listener = bind(&path).unwrap();
-    let place = Place::of(&path);
+    let place = SocketPath::of(&path);
     std::fs::remove_file(&path).unwrap();
     let other = bind(&path).unwrap();
     place.clear();
@@ -136,11 +136,11 @@ fn hole_07_only_the_own_socket_is_taken_away() {
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, "data").unwrap();
     place.clear();
-    Place::of(&path).clear();
+    SocketPath::of(&path).clear();
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "data");
     std::fs::remove_file(&path).unwrap();
     drop((listener, other));
     let _listener = bind(&path).unwrap();
-    Place::of(&path).clear();
+    SocketPath::of(&path).clear();
     assert!(!path.exists());
 }

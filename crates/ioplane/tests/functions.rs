@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use house::House;
-use ioplane_device::{Access, At};
+use ioplane_device::{Access, RegisterAddress};
 use ioplane_testkit::driver::GuestMemory;
 use ioplane_testkit::nic::{Cp, Cut, Ne2k, Reach, frame};
 use ioplane_testkit::vfio_user::Client;
@@ -205,10 +205,10 @@ fn a_state_is_saved_and_loaded() {
 struct Remote(Client);
 
 impl Reach for Remote {
-    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Result<(), String> {
         let (region, offset) = match at {
-            At::Bar(bar, offset) => (u32::from(bar), offset),
-            At::Config(offset) => (CONFIG, offset),
+            RegisterAddress::Bar(bar, offset) => (u32::from(bar), offset),
+            RegisterAddress::Config(offset) => (CONFIG, offset),
         };
         match op {
             Access::Read(bytes) => {

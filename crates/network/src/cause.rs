@@ -5,15 +5,15 @@ macro_rules! causes {
         /// Why a frame was dropped; counted on one port, see [`crate::PortReading`].
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
         #[serde(rename_all = "snake_case")]
-        pub enum Drop { $($(#[$doc])* $name,)* }
+        pub enum DropReason { $($(#[$doc])* $name,)* }
 
-        impl Drop {
+        impl DropReason {
             /// Every cause.
-            pub const ALL: &[Drop] = &[$(Drop::$name,)*];
+            pub const ALL: &[DropReason] = &[$(DropReason::$name,)*];
 
             /// The stable name: of metrics, and for people.
             pub const fn name(self) -> &'static str {
-                match self { $(Drop::$name => $text,)* }
+                match self { $(DropReason::$name => $text,)* }
             }
         }
     };
@@ -58,9 +58,9 @@ mod tests {
 
     #[test]
     fn names_are_distinct_and_in_order() {
-        for (at, cause) in Drop::ALL.iter().enumerate() {
+        for (at, cause) in DropReason::ALL.iter().enumerate() {
             assert_eq!(*cause as usize, at);
-            assert_eq!(Drop::ALL.iter().filter(|other| other.name() == cause.name()).count(), 1);
+            assert_eq!(DropReason::ALL.iter().filter(|other| other.name() == cause.name()).count(), 1);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The Internet checksum (RFC 1071).
 
-use crate::cause::Drop;
+use crate::cause::DropReason;
 use crate::offload::Offload;
 
 /// A sum that goes on: add pieces of even length in any order (only the last may be odd), then [`Sum::check`].
@@ -63,15 +63,15 @@ impl Sum {
 
 /// Whether `offload` names a place for the sum that lies inside a frame of `len` bytes, behind its Ethernet header.
 #[inline]
-pub fn place(len: usize, offload: &Offload) -> Result<usize, Drop> {
+pub fn place(len: usize, offload: &Offload) -> Result<usize, DropReason> {
     let (start, offset) = (usize::from(offload.csum_start), usize::from(offload.csum_offset));
     let inside = start >= crate::spec::ETH_HLEN && start + offset + 2 <= len;
-    if inside { Ok(start + offset) } else { Err(Drop::Offload) }
+    if inside { Ok(start + offset) } else { Err(DropReason::Offload) }
 }
 
 /// Completes the checksum of a frame: the place has the sum of the pseudo-header.
 #[inline]
-pub fn complete(frame: &mut [u8], offload: &Offload) -> Result<(), Drop> {
+pub fn complete(frame: &mut [u8], offload: &Offload) -> Result<(), DropReason> {
     let at = place(frame.len(), offload)?;
     let check = Sum::default().bytes(&frame[usize::from(offload.csum_start)..]).check_nonzero();
     frame[at..at + 2].copy_from_slice(&check.to_be_bytes());
@@ -115,8 +115,12 @@ mod tests {
         let offload = |csum_start, csum_offset| Offload { csum_start, csum_offset, ..Offload::NONE };
         assert_eq!(place(60, &offload(34, 16)), Ok(50));
         assert_eq!(place(60, &offload(34, 24)), Ok(58));
-        assert_eq!(place(60, &offload(34, 25)), Err(Drop::Offload));
-        assert_eq!(place(60, &offload(13, 0)), Err(Drop::Offload), "the addresses are not to be written");
-        assert_eq!(place(60, &offload(65_535, 65_535)), Err(Drop::Offload));
+        assert_eq!(place(60, &offload(34, 25)), Err(DropReason::Offload));
+        assert_eq!(
+            place(60, &offload(13, 0)),
+            Err(DropReason::Offload),
+            "the addresses are not to be written"
+        );
+        assert_eq!(place(60, &offload(65_535, 65_535)), Err(DropReason::Offload));
     }
 }

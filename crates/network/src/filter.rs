@@ -10,7 +10,7 @@ const WORDS: usize = 64;
 /// What a port's guest wants to hear. Addresses are kept as a hash, so a frame in a hundred that was not asked for comes
 /// through: filtering is best effort (virtio 1.3, 5.1.6.5.1). VLANs are exact. By default everything is heard.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Filter {
+pub struct RxFilter {
     /// Every frame is heard, whatever else is said here (but for VLANs).
     pub promiscuous: bool,
     /// Every unicast frame is heard.
@@ -23,21 +23,21 @@ pub struct Filter {
     pub no_multicast: bool,
     /// No broadcast frame is heard.
     pub no_broadcast: bool,
-    /// Only the VLANs added by [`Filter::add_vlan`] are heard, and what has no tag.
+    /// Only the VLANs added by [`RxFilter::add_vlan`] are heard, and what has no tag.
     pub vlan_filtering: bool,
     addresses: [u64; WORDS],
     vlans: [u64; WORDS],
 }
 
-impl Default for Filter {
+impl Default for RxFilter {
     fn default() -> Self {
-        Filter { promiscuous: true, ..Filter::NOTHING }
+        RxFilter { promiscuous: true, ..RxFilter::NOTHING }
     }
 }
 
-impl Filter {
+impl RxFilter {
     /// Hears broadcast only, until addresses are added.
-    pub const NOTHING: Filter = Filter {
+    pub const NOTHING: RxFilter = RxFilter {
         promiscuous: false,
         all_unicast: false,
         all_multicast: false,
@@ -75,7 +75,7 @@ impl Filter {
     }
 }
 
-impl std::fmt::Debug for Filter {
+impl std::fmt::Debug for RxFilter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ones = |words: &[u64]| words.iter().map(|word| word.count_ones()).sum::<u32>();
         f.debug_struct("Filter")
@@ -96,7 +96,7 @@ fn place(mac: Mac) -> usize {
 
 /// A filter that one thread changes while others ask.
 #[derive(Debug)]
-pub(crate) struct Sieve {
+pub(crate) struct AtomicRxFilter {
     flags: AtomicU8,
     addresses: [AtomicU64; WORDS],
     vlans: [AtomicU64; WORDS],
@@ -110,17 +110,17 @@ const NO_MULTICAST: u8 = 16;
 const NO_BROADCAST: u8 = 32;
 const VLAN_FILTERING: u8 = 64;
 
-impl Sieve {
+impl AtomicRxFilter {
     pub fn new() -> Self {
-        Sieve {
-            flags: AtomicU8::new(Filter::default().flags()),
+        AtomicRxFilter {
+            flags: AtomicU8::new(RxFilter::default().flags()),
             addresses: [const { AtomicU64::new(0) }; WORDS],
             vlans: [const { AtomicU64::new(0) }; WORDS],
         }
     }
 
     /// Takes another filter. Meanwhile both are heard, never less: the old tables go when the new ones are in.
-    pub fn set(&self, filter: &Filter) {
+    pub fn set(&self, filter: &RxFilter) {
         let tables = || {
             let addresses = self.addresses.iter().zip(&filter.addresses);
             addresses.chain(self.vlans.iter().zip(&filter.vlans))
@@ -165,35 +165,35 @@ mod tests {
     const OTHER: Mac = [2, 0, 0, 0, 0, 2];
     const GROUP: Mac = [0x33, 0x33, 0, 0, 0, 1];
 
-    fn hears(filter: Filter, mac: Mac, vlan: u16) -> bool {
-        let sieve = Sieve::new();
+    fn hears(filter: RxFilter, mac: Mac, vlan: u16) -> bool {
+        let sieve = AtomicRxFilter::new();
         sieve.set(&filter);
         sieve.hears(mac, vlan)
     }
 
     #[test]
     fn what_was_asked_for_is_heard() {
-        let mut filter = Filter::NOTHING;
+        let mut filter = RxFilter::NOTHING;
         assert!(!hears(filter, OWN, 0) && !hears(filter, GROUP, 0) && hears(filter, [0xff; 6], 0));
         filter.add(OWN);
         filter.add(GROUP);
         assert!(hears(filter, OWN, 0) && hears(filter, GROUP, 0) && !hears(filter, OTHER, 0));
-        assert!(hears(Filter { all_unicast: true, ..filter }, OTHER, 0));
-        assert!(!hears(Filter { no_multicast: true, ..filter }, GROUP, 0));
-        assert!(!hears(Filter { no_unicast: true, ..filter }, OWN, 0));
-        assert!(!hears(Filter { no_broadcast: true, ..filter }, [0xff; 6], 0));
-        assert!(hears(Filter { promiscuous: true, ..filter }, OTHER, 0));
+        assert!(hears(RxFilter { all_unicast: true, ..filter }, OTHER, 0));
+        assert!(!hears(RxFilter { no_multicast: true, ..filter }, GROUP, 0));
+        assert!(!hears(RxFilter { no_unicast: true, ..filter }, OWN, 0));
+        assert!(!hears(RxFilter { no_broadcast: true, ..filter }, [0xff; 6], 0));
+        assert!(hears(RxFilter { promiscuous: true, ..filter }, OTHER, 0));
     }
 
     #[test]
     fn vlans_are_exact() {
-        let mut filter = Filter { vlan_filtering: true, ..Filter::default() };
+        let mut filter = RxFilter { vlan_filtering: true, ..RxFilter::default() };
         filter.add_vlan(7);
         assert!(hears(filter, OWN, 7) && hears(filter, OWN, 0) && !hears(filter, OWN, 8));
     }
 
     #[test]
     fn everything_at_first() {
-        assert!(Sieve::new().hears(OTHER, 9));
+        assert!(AtomicRxFilter::new().hears(OTHER, 9));
     }
 }

@@ -10,7 +10,7 @@
 //! Rules as Linux's `tcp_gso_segment` and `__udp_gso_segment` have them: IPv4's identification counts up, FIN and PSH are the
 //! last segment's, CWR is the first's. Sums are computed anew, so that what a sender left in their place does not matter.
 
-use crate::cause::Drop;
+use crate::cause::DropReason;
 use crate::checksum::Sum;
 use crate::headers::{network, transport4, transport6};
 use crate::offload::Offload;
@@ -45,10 +45,10 @@ pub struct Large {
 }
 
 impl Large {
-    /// Checks what the offload header of a large frame says against the frame. Every lie is [`Drop::Offload`].
+    /// Checks what the offload header of a large frame says against the frame. Every lie is [`DropReason::Offload`].
     #[inline]
-    pub fn check(frame: &[u8], offload: &Offload) -> Result<Large, Drop> {
-        Self::find(frame, offload).ok_or(Drop::Offload)
+    pub fn check(frame: &[u8], offload: &Offload) -> Result<Large, DropReason> {
+        Self::find(frame, offload).ok_or(DropReason::Offload)
     }
 
     fn find(frame: &[u8], offload: &Offload) -> Option<Large> {

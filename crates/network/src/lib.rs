@@ -12,10 +12,10 @@
 //!
 //! A frame is copied twice: into a tray that belongs to its *receiver*, and out of it (docs/decisions/0008). So a receiver
 //! that does not take its frames runs out of its own trays, and nobody else is any slower; and nothing refers to the
-//! sender's memory once [`Outlet::send`] has returned.
+//! sender's memory once [`PortTx::send`] has returned.
 //!
 //! Everything that a sender says is hostile: frames are judged by a private copy of their first bytes, which is also what is
-//! delivered; every refusal is a [`Drop`], counted by name on one port. Work for one frame is bounded: by the ports
+//! delivered; every refusal is a [`DropReason`], counted by name on one port. Work for one frame is bounded: by the ports
 //! for a flood (and that by a budget), by [`gso::MOST_SEGMENTS`] for a segmentation.
 //!
 //! Memory: a port has [`SwitchSettings::trays`] trays of [`TRAY`] bytes for each queue pair (64 of them: 4.2 MB), reserved
@@ -37,14 +37,14 @@ mod switch;
 mod tap;
 mod vlan;
 
-pub use cause::Drop;
+pub use cause::DropReason;
 pub use error::NetworkError;
 pub use fabric::capture::{CaptureOptions, Captured, Direction};
-pub use fabric::inlet::{Frame, Inlet};
-pub use fabric::outlet::{Outlet, Sent};
+pub use fabric::inlet::{Frame, PortRx};
+pub use fabric::outlet::{PortTx, Sent};
 pub use fabric::{SideReading, TRAY};
-pub use filter::Filter;
-pub use offload::{Offload, Takes};
+pub use filter::RxFilter;
+pub use offload::{Offload, RxOffloads};
 pub use switch::{Capture, Learned, Port, PortOptions, PortReading, Switch, SwitchSettings};
 pub use tap::{Tap, interface};
 pub use vlan::Vlan;
@@ -56,7 +56,7 @@ pub type Mac = [u8; 6];
 pub const MOST_PORTS: u16 = 256;
 /// Most queue pairs of one port.
 pub const MOST_PAIRS: u16 = 16;
-/// How many of a frame's first bytes [`Outlet::send`] wants to see; all of them if it has fewer.
+/// How many of a frame's first bytes [`PortTx::send`] wants to see; all of them if it has fewer.
 pub const HEAD: usize = 128;
 /// Longest frame: the largest IP packet, an Ethernet header and two VLAN tags.
 pub const LONGEST: usize = 65_535 + 14 + 8;

@@ -50,7 +50,7 @@ impl Offload {
 
 /// What the receiver's guest has negotiated to take as it is (`VIRTIO_NET_F_GUEST_*`). The rest is done for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Takes {
+pub struct RxOffloads {
     /// Frames whose checksum is not complete, or said to be right (`GUEST_CSUM`). Without it nothing below counts.
     pub checksum: bool,
     /// Large TCP over IPv4 (`GUEST_TSO4`).
@@ -65,10 +65,10 @@ pub struct Takes {
     pub uso6: bool,
 }
 
-impl Takes {
+impl RxOffloads {
     /// Everything.
-    pub const ALL: Takes =
-        Takes { checksum: true, tso4: true, tso6: true, ecn: true, uso4: true, uso6: true };
+    pub const ALL: RxOffloads =
+        RxOffloads { checksum: true, tso4: true, tso6: true, ecn: true, uso4: true, uso6: true };
 
     pub(crate) fn bits(self) -> u8 {
         [self.checksum, self.tso4, self.tso6, self.ecn, self.uso4, self.uso6]
@@ -78,9 +78,9 @@ impl Takes {
     }
 
     #[inline]
-    pub(crate) fn of_bits(bits: u8) -> Takes {
+    pub(crate) fn of_bits(bits: u8) -> RxOffloads {
         let on = |at: u8| bits >> at & 1 != 0;
-        Takes { checksum: on(0), tso4: on(1), tso6: on(2), ecn: on(3), uso4: on(4), uso6: on(5) }
+        RxOffloads { checksum: on(0), tso4: on(1), tso6: on(2), ecn: on(3), uso4: on(4), uso6: on(5) }
     }
 
     /// Whether a frame of that type can go whole. UDP does not say in its type over which IP it goes: then both count.
@@ -104,17 +104,17 @@ mod tests {
     #[test]
     fn bits_keep_what_is_taken() {
         for bits in 0..64 {
-            assert_eq!(Takes::of_bits(bits).bits(), bits);
+            assert_eq!(RxOffloads::of_bits(bits).bits(), bits);
         }
     }
 
     #[test]
     fn what_goes_whole() {
-        let no_ecn = Takes { ecn: false, ..Takes::ALL };
+        let no_ecn = RxOffloads { ecn: false, ..RxOffloads::ALL };
         assert!(no_ecn.whole(VIRTIO_NET_HDR_GSO_TCPV4));
         assert!(!no_ecn.whole(VIRTIO_NET_HDR_GSO_TCPV4 | VIRTIO_NET_HDR_GSO_ECN));
-        assert!(Takes::ALL.whole(VIRTIO_NET_HDR_GSO_TCPV6 | VIRTIO_NET_HDR_GSO_ECN));
-        assert!(!Takes { checksum: false, ..Takes::ALL }.whole(VIRTIO_NET_HDR_GSO_TCPV6));
-        assert!(!Takes::ALL.whole(VIRTIO_NET_HDR_GSO_UDP));
+        assert!(RxOffloads::ALL.whole(VIRTIO_NET_HDR_GSO_TCPV6 | VIRTIO_NET_HDR_GSO_ECN));
+        assert!(!RxOffloads { checksum: false, ..RxOffloads::ALL }.whole(VIRTIO_NET_HDR_GSO_TCPV6));
+        assert!(!RxOffloads::ALL.whole(VIRTIO_NET_HDR_GSO_UDP));
     }
 }

@@ -8,7 +8,7 @@ mod support;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use ioplane_network::{CaptureOptions, Offload, Takes, spec::*};
+use ioplane_network::{CaptureOptions, Offload, RxOffloads, spec::*};
 use support::*;
 
 struct Counting;
@@ -52,7 +52,7 @@ fn nothing_is_allocated_between_send_and_pop() {
     let mut a = Host::new(&switch, "a");
     let mut b = Host::with(&switch, "b", |options| options.pairs = 4);
     let mut whole = Host::new(&switch, "whole");
-    whole.port.takes(Takes::ALL);
+    whole.port.takes(RxOffloads::ALL);
     let plain = frame(BROADCAST, mac(1), &[0; 46]);
     let to_b = frame(mac(2), mac(1), &[0; 46]);
     let mut large = frame(mac(2), mac(1), &[0; 6000]);

@@ -6,7 +6,7 @@ use etherparse::{
     IpFragOffset, IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header, TcpHeader, UdpHeader, ip_number::*,
 };
 use ioplane_network::gso::MOST_SEGMENTS;
-use ioplane_network::{Drop, Offload, Sent, SideReading, Takes, Vlan, spec::*};
+use ioplane_network::{DropReason, Offload, RxOffloads, Sent, SideReading, Vlan, spec::*};
 use proptest::prelude::*;
 use support::*;
 
@@ -196,7 +196,7 @@ fn usual() -> Flow {
 fn pass(
     frame: &[u8],
     offload: Offload,
-    takes: Takes,
+    takes: RxOffloads,
     mtu: u16,
 ) -> (Sent, Vec<(Vec<u8>, Offload)>, SideReading) {
     let switch = switch();
@@ -219,7 +219,7 @@ proptest! {
     #[test]
     fn segments_are_what_another_library_makes(flow in flows(), size in prop_oneof![64u16..1500, 1400u16..9000]) {
         let (frame, offload) = flow.large(size);
-        let (sent, arrived, _) = pass(&frame, offload, Takes::default(), 65_535);
+        let (sent, arrived, _) = pass(&frame, offload, RxOffloads::default(), 65_535);
         prop_assert_eq!(sent, Sent::Delivered(1));
         prop_assert!(arrived.iter().all(|(_, left)| *left == Offload::NONE));
         prop_assert!(bytes(arrived) == flow.segments(size.into()));
@@ -249,14 +249,14 @@ proptest! {
             csum_offset: check as u16,
             ..Offload::NONE
         };
-        let (_, arrived, _) = pass(&frame, offload, Takes::default(), 1500);
+        let (_, arrived, _) = pass(&frame, offload, RxOffloads::default(), 1500);
         let mut expected = whole;
         // Zero and its other form are the same sum; UDP may only have the other, and we always write that.
         if expected[start + check..][..2] == [0, 0] {
             expected[start + check..][..2].fill(0xff);
         }
         prop_assert_eq!(&arrived, &vec![(expected, Offload::NONE)]);
-        let (_, arrived, _) = pass(&frame, offload, Takes { checksum: true, ..Takes::default() }, 1500);
+        let (_, arrived, _) = pass(&frame, offload, RxOffloads { checksum: true, ..RxOffloads::default() }, 1500);
         prop_assert_eq!(arrived, vec![(frame, offload)]);
     }
 
@@ -278,7 +278,7 @@ proptest! {
         }
         frame.truncate(frame.len().saturating_sub(cut).max(14));
         let long = frame.len();
-        for takes in [Takes::default(), Takes::ALL] {
+        for takes in [RxOffloads::default(), RxOffloads::ALL] {
             let (sent, arrived, reading) = pass(&frame, offload, takes, 65_535);
             match sent {
                 Sent::Delivered(_) => {
@@ -296,11 +296,11 @@ proptest! {
 #[test]
 fn a_large_frame_goes_whole_to_who_takes_it() {
     let (frame, offload) = usual().large(1448);
-    let (sent, arrived, _) = pass(&frame, Offload { hdr_len: 7, ..offload }, Takes::ALL, 1500);
+    let (sent, arrived, _) = pass(&frame, Offload { hdr_len: 7, ..offload }, RxOffloads::ALL, 1500);
     assert_eq!(sent, Sent::Delivered(1));
     assert_eq!(arrived, [(frame.clone(), offload)], "but for the length of the headers, which is true now");
     // CWR is set, and this receiver does not take that.
-    let (_, arrived, _) = pass(&frame, offload, Takes { ecn: false, ..Takes::ALL }, 1500);
+    let (_, arrived, _) = pass(&frame, offload, RxOffloads { ecn: false, ..RxOffloads::ALL }, 1500);
     assert!(arrived.iter().all(|(_, left)| left.flags == VIRTIO_NET_HDR_F_DATA_VALID && left.gso == 0));
     assert_eq!(bytes(arrived), usual().segments(1448));
 }
@@ -312,9 +312,9 @@ fn the_longest_frame_of_all() {
     flow.tags = vec![5];
     let (frame, offload) = flow.large(1448);
     assert_eq!(frame.len(), 65_535 + 18);
-    let (_, arrived, _) = pass(&frame, offload, Takes::ALL, 1500);
+    let (_, arrived, _) = pass(&frame, offload, RxOffloads::ALL, 1500);
     assert_eq!(arrived[0].0, frame);
-    let (_, arrived, _) = pass(&frame, offload, Takes::default(), 1500);
+    let (_, arrived, _) = pass(&frame, offload, RxOffloads::default(), 1500);
     assert_eq!(bytes(arrived), flow.segments(1448));
 }
 
@@ -352,10 +352,10 @@ fn every_lie_is_dropped_by_name() {
         ("half an ethertype", good[..14].to_vec(), honest),
     ];
     for (lie, frame, offload) in lies {
-        for takes in [Takes::default(), Takes::ALL] {
+        for takes in [RxOffloads::default(), RxOffloads::ALL] {
             let (sent, arrived, reading) = pass(&frame, offload, takes, 1500);
-            assert_eq!(sent, Sent::Dropped(Drop::Offload), "{lie}");
-            assert_eq!((arrived.len(), reading.dropped(Drop::Offload)), (0, 1), "{lie}");
+            assert_eq!(sent, Sent::Dropped(DropReason::Offload), "{lie}");
+            assert_eq!((arrived.len(), reading.dropped(DropReason::Offload)), (0, 1), "{lie}");
         }
     }
 }
@@ -363,8 +363,8 @@ fn every_lie_is_dropped_by_name() {
 #[test]
 fn segments_that_are_too_long_for_their_receiver() {
     let (frame, offload) = usual().large(4000);
-    let (sent, arrived, reading) = pass(&frame, offload, Takes::default(), 1500);
-    assert_eq!((sent, arrived.len(), reading.frames), (Sent::Dropped(Drop::Giant), 0, 1));
+    let (sent, arrived, reading) = pass(&frame, offload, RxOffloads::default(), 1500);
+    assert_eq!((sent, arrived.len(), reading.frames), (Sent::Dropped(DropReason::Giant), 0, 1));
 }
 
 #[test]
@@ -374,8 +374,8 @@ fn a_flood_gives_everybody_what_they_take() {
     let mut whole = Host::with(&switch, "whole", |options| options.vlan = Vlan::Access(5));
     let mut tagged = Host::new(&switch, "tagged");
     let mut small = Host::with(&switch, "small", |options| options.vlan = Vlan::Access(5));
-    whole.port.takes(Takes::ALL);
-    tagged.port.takes(Takes::ALL);
+    whole.port.takes(RxOffloads::ALL);
+    tagged.port.takes(RxOffloads::ALL);
     let mut flow = usual();
     let (frame, offload) = flow.large(1448);
     assert_eq!(a.add(&frame, offload), Sent::Delivered(3));
@@ -404,9 +404,9 @@ fn a_receiver_without_room_gets_the_first_segments_and_a_count() {
     // Three trays for this sender, and 62 segments in each.
     assert_eq!(a.add(&frame, offload), Sent::Delivered(1));
     assert_eq!(a.add(&frame, offload), Sent::Delivered(1));
-    assert_eq!(a.add(&frame, offload), Sent::Dropped(Drop::Full));
+    assert_eq!(a.add(&frame, offload), Sent::Dropped(DropReason::Full));
     a.outlet.flush();
     let arrived = b.take_all();
-    assert_eq!(arrived.len() as u64 + b.missed(Drop::Full), 3 * 64);
-    assert!(b.missed(Drop::Full) > 0 && arrived[..64] == flow.segments(1000));
+    assert_eq!(arrived.len() as u64 + b.missed(DropReason::Full), 3 * 64);
+    assert!(b.missed(DropReason::Full) > 0 && arrived[..64] == flow.segments(1000));
 }

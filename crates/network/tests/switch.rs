@@ -3,7 +3,8 @@
 mod support;
 
 use ioplane_network::{
-    CaptureOptions, Direction, Drop, Filter, HEAD, NetworkError, Offload, Sent, Takes, Vlan, spec::*,
+    CaptureOptions, Direction, DropReason, HEAD, NetworkError, Offload, RxFilter, RxOffloads, Sent, Vlan,
+    spec::*,
 };
 use support::*;
 
@@ -23,7 +24,7 @@ fn learns_and_stops_flooding() {
     known.sort();
     assert_eq!(known, [(mac(1), "a".to_owned(), 0), (mac(2), "b".to_owned(), 0)]);
     // To itself: nobody's.
-    assert_eq!(a.send(&frame(mac(1), mac(1), b"")), Sent::Dropped(Drop::NoPath));
+    assert_eq!(a.send(&frame(mac(1), mac(1), b"")), Sent::Dropped(DropReason::NoPath));
     // b goes; what was learned of it goes too.
     drop(b);
     assert_eq!(a.send(&to_b), Sent::Delivered(1));
@@ -54,8 +55,8 @@ fn configured_addresses_are_neither_learned_nor_stolen() {
     let mut a = Host::with(&switch, "a", |options| options.mac = Some(mac(1)));
     let mut b = Host::with(&switch, "b", |options| options.mac = Some(mac(2)));
     let mut c = Host::new(&switch, "c");
-    assert_eq!(c.send(&frame(BROADCAST, mac(1), b"I am a")), Sent::Dropped(Drop::Spoofed));
-    assert_eq!(c.refused(Drop::Spoofed), 1);
+    assert_eq!(c.send(&frame(BROADCAST, mac(1), b"I am a")), Sent::Dropped(DropReason::Spoofed));
+    assert_eq!(c.refused(DropReason::Spoofed), 1);
     assert_eq!(a.send(&frame(mac(2), mac(1), b"")), Sent::Delivered(1));
     assert_eq!((b.take_all().len(), c.take_all().len()), (1, 0));
     assert_eq!(switch.table(), []);
@@ -100,15 +101,15 @@ fn what_is_no_frame_is_dropped_by_name() {
     let group = with(6, &[0x33]);
     let nobody = with(6, &[0; 6]);
     let pause = with(0, &[1, 0x80, 0xc2, 0, 0, 1]);
-    let cases: [(&[u8], Drop); 8] = [
-        (&[], Drop::Runt),
-        (&good[..13], Drop::Runt),
-        (&vec![2; 1500 + 23], Drop::Giant),
-        (&vec![2; 65_558], Drop::Giant),
-        (&group, Drop::Malformed),
-        (&nobody, Drop::Malformed),
-        (&pause, Drop::Filtered),
-        (&frame(mac(1), mac(1), &[]), Drop::NoPath),
+    let cases: [(&[u8], DropReason); 8] = [
+        (&[], DropReason::Runt),
+        (&good[..13], DropReason::Runt),
+        (&vec![2; 1500 + 23], DropReason::Giant),
+        (&vec![2; 65_558], DropReason::Giant),
+        (&group, DropReason::Malformed),
+        (&nobody, DropReason::Malformed),
+        (&pause, DropReason::Filtered),
+        (&frame(mac(1), mac(1), &[]), DropReason::NoPath),
     ];
     a.send(&good);
     for (bytes, cause) in cases {
@@ -119,8 +120,8 @@ fn what_is_no_frame_is_dropped_by_name() {
     // As long as its sender may send, too long for its receiver.
     b.send(&frame(mac(1), mac(2), &[]));
     let long = frame(mac(2), mac(1), &[0; 1500]);
-    assert_eq!(a.send(&long), Sent::Dropped(Drop::Giant));
-    assert_eq!((b.missed(Drop::Giant), a.port.reading().sent.frames), (1, 2));
+    assert_eq!(a.send(&long), Sent::Dropped(DropReason::Giant));
+    assert_eq!((b.missed(DropReason::Giant), a.port.reading().sent.frames), (1, 2));
     assert_eq!(b.take_all(), [good]);
 }
 
@@ -167,7 +168,7 @@ fn isolated_ports_do_not_hear_each_other() {
     };
     let (mut a, mut b) = (isolated("a", 1), isolated("b", 2));
     let mut up = Host::with(&switch, "up", |options| (options.uplink, options.mac) = (true, Some(mac(3))));
-    assert_eq!(a.send(&frame(mac(2), mac(1), b"")), Sent::Dropped(Drop::Isolated));
+    assert_eq!(a.send(&frame(mac(2), mac(1), b"")), Sent::Dropped(DropReason::Isolated));
     assert_eq!(a.send(&frame(BROADCAST, mac(1), b"")), Sent::Delivered(1));
     assert_eq!((b.take_all().len(), up.take_all().len()), (0, 1));
     assert_eq!(up.send(&frame(BROADCAST, mac(3), b"")), Sent::Delivered(2));
@@ -194,9 +195,9 @@ fn vlans_are_told_apart_and_tagged_as_their_ports_want() {
     assert_eq!(trunk.send(&tagged(mac(1), mac(4), 7, b"")), Sent::Delivered(1));
     assert_eq!(all.take_all().len(), 1);
     // Refused at the door.
-    assert_eq!(a5.send(&tagged(BROADCAST, mac(1), 6, b"hop")), Sent::Dropped(Drop::Vlan));
-    assert_eq!(trunk.send(&tagged(BROADCAST, mac(4), 6, b"")), Sent::Dropped(Drop::Vlan));
-    assert_eq!(trunk.send(&frame(BROADCAST, mac(4), b"")), Sent::Dropped(Drop::Vlan));
+    assert_eq!(a5.send(&tagged(BROADCAST, mac(1), 6, b"hop")), Sent::Dropped(DropReason::Vlan));
+    assert_eq!(trunk.send(&tagged(BROADCAST, mac(4), 6, b"")), Sent::Dropped(DropReason::Vlan));
+    assert_eq!(trunk.send(&frame(BROADCAST, mac(4), b"")), Sent::Dropped(DropReason::Vlan));
     // A priority tag becomes the VLAN's.
     a5.send(&tagged(BROADCAST, mac(1), 0xe000, b"urgent"));
     assert_eq!(trunk.take_all(), [tagged(BROADCAST, mac(1), 0xe005, b"urgent")]);
@@ -257,8 +258,8 @@ fn what_is_no_frame_without_its_tag_goes_to_nobody_who_wants_it_so() {
     let runt = |to| tagged(to, mac(1), 5, b"")[..17].to_vec();
     assert_eq!(a.send(&tagged(mac(2), mac(1), 5, b"")), Sent::Delivered(1));
     assert_eq!(b.take_all().len(), 1);
-    assert_eq!(a.send(&runt(mac(2))), Sent::Dropped(Drop::Runt));
-    assert_eq!(a.send(&runt(BROADCAST)), Sent::Dropped(Drop::NoPath));
+    assert_eq!(a.send(&runt(mac(2))), Sent::Dropped(DropReason::Runt));
+    assert_eq!(a.send(&runt(BROADCAST)), Sent::Dropped(DropReason::NoPath));
     assert_eq!(b.take_all().len(), 0);
 }
 
@@ -268,7 +269,7 @@ fn a_tag_moves_where_the_checksum_begins() {
     let mut a = Host::with(&switch, "a", |options| options.vlan = Vlan::Access(5));
     let mut all = Host::new(&switch, "all");
     let mut raw = Host::new(&switch, "raw");
-    all.port.takes(Takes::ALL);
+    all.port.takes(RxOffloads::ALL);
     let plain = frame(BROADCAST, mac(1), &[0x11; 40]);
     let offload =
         Offload { flags: VIRTIO_NET_HDR_F_NEEDS_CSUM, csum_start: 14, csum_offset: 4, ..Offload::NONE };
@@ -295,7 +296,7 @@ fn a_tag_moves_where_the_checksum_begins() {
 fn lies_about_checksums_are_dropped() {
     let switch = switch();
     let (mut a, mut b) = (Host::new(&switch, "a"), Host::new(&switch, "b"));
-    for takes in [Takes::ALL, Takes::default()] {
+    for takes in [RxOffloads::ALL, RxOffloads::default()] {
         b.port.takes(takes);
         for (csum_start, csum_offset) in
             [(0, 0), (13, 0), (60, 0), (59, 0), (14, 45), (65_535, 65_535), (14, 65_535)]
@@ -303,14 +304,14 @@ fn lies_about_checksums_are_dropped() {
             let offload =
                 Offload { flags: VIRTIO_NET_HDR_F_NEEDS_CSUM, csum_start, csum_offset, ..Offload::NONE };
             let bad = frame(BROADCAST, mac(1), &[0; 46]);
-            assert_eq!(a.add(&bad, offload), Sent::Dropped(Drop::Offload), "{offload:?}");
+            assert_eq!(a.add(&bad, offload), Sent::Dropped(DropReason::Offload), "{offload:?}");
         }
     }
     a.outlet.flush();
-    assert_eq!((a.refused(Drop::Offload), b.take_all().len()), (14, 0));
+    assert_eq!((a.refused(DropReason::Offload), b.take_all().len()), (14, 0));
     // That a sum is right is not a guest's to say.
     let says = Offload { flags: VIRTIO_NET_HDR_F_DATA_VALID, ..Offload::NONE };
-    b.port.takes(Takes::ALL);
+    b.port.takes(RxOffloads::ALL);
     a.add(&frame(BROADCAST, mac(1), &[]), says);
     a.outlet.flush();
     assert_eq!(b.take().unwrap().1, Offload::NONE);
@@ -322,7 +323,7 @@ fn floods_have_a_budget_and_the_rest_goes_on() {
     let (mut a, mut b, mut c) = (Host::new(&switch, "a"), Host::new(&switch, "b"), Host::new(&switch, "c"));
     let storm = frame(BROADCAST, mac(1), &[0; 46]);
     let delivered = (0..1000).filter(|_| a.send(&storm) == Sent::Delivered(2)).count();
-    assert_eq!((delivered, a.refused(Drop::Storm)), (10, 990));
+    assert_eq!((delivered, a.refused(DropReason::Storm)), (10, 990));
     // Its own unicast frames and everybody else's floods are not part of that.
     assert_eq!(b.send(&frame(BROADCAST, mac(2), b"")), Sent::Delivered(2));
     assert_eq!(a.send(&frame(mac(2), mac(1), b"")), Sent::Delivered(1));
@@ -338,9 +339,9 @@ fn a_loop_is_held_and_the_address_stays_where_it_was() {
         a.send(&looping);
         b.send(&looping);
     }
-    let held = a.refused(Drop::Loop) + b.refused(Drop::Loop);
+    let held = a.refused(DropReason::Loop) + b.refused(DropReason::Loop);
     assert!((40..=47).contains(&held), "{held} of 100");
-    assert!(a.refused(Drop::Loop) == 0 || b.refused(Drop::Loop) == 0, "one of the two has it");
+    assert!(a.refused(DropReason::Loop) == 0 || b.refused(DropReason::Loop) == 0, "one of the two has it");
     assert!(switch.table().iter().any(|learned| learned.mac == mac(9) && learned.held));
     c.take_all();
     assert_eq!(c.send(&frame(mac(9), mac(3), b"")), Sent::Delivered(1));
@@ -361,7 +362,7 @@ fn a_full_receiver_drops_its_own() {
     }
     // A batch a tray; one sender gets three quarters of them.
     assert_eq!(
-        (delivered, slow.missed(Drop::Full), quick.port.reading().received.dropped_in_all()),
+        (delivered, slow.missed(DropReason::Full), quick.port.reading().received.dropped_in_all()),
         (3, 97, 0)
     );
     assert_eq!(quick.send(&frame(mac(2), mac(3), &[])), Sent::Delivered(1), "the last quarter is for others");
@@ -393,11 +394,11 @@ fn a_link_that_is_down() {
     let mut b = Host::with(&switch, "b", |options| options.mac = Some(mac(2)));
     a.send(&frame(mac(2), mac(1), b"waits"));
     b.port.set_up(false);
-    assert_eq!((b.take_all().len(), b.missed(Drop::Down)), (0, 1), "what waited is gone");
-    assert_eq!(a.send(&frame(mac(2), mac(1), b"")), Sent::Dropped(Drop::Down));
-    assert_eq!(a.send(&frame(BROADCAST, mac(1), b"")), Sent::Dropped(Drop::NoPath));
-    assert_eq!(b.send(&frame(mac(1), mac(2), b"")), Sent::Dropped(Drop::Down));
-    assert_eq!((b.missed(Drop::Down), b.refused(Drop::Down)), (2, 1));
+    assert_eq!((b.take_all().len(), b.missed(DropReason::Down)), (0, 1), "what waited is gone");
+    assert_eq!(a.send(&frame(mac(2), mac(1), b"")), Sent::Dropped(DropReason::Down));
+    assert_eq!(a.send(&frame(BROADCAST, mac(1), b"")), Sent::Dropped(DropReason::NoPath));
+    assert_eq!(b.send(&frame(mac(1), mac(2), b"")), Sent::Dropped(DropReason::Down));
+    assert_eq!((b.missed(DropReason::Down), b.refused(DropReason::Down)), (2, 1));
     // With an outside it may be there by now.
     let mut up = Host::with(&switch, "up", |options| options.uplink = true);
     assert_eq!(a.send(&frame(mac(2), mac(1), b"")), Sent::Delivered(1));
@@ -410,10 +411,10 @@ fn filters_of_the_receiver() {
     let mut a = Host::with(&switch, "a", |options| options.mac = Some(mac(1)));
     let mut b = Host::with(&switch, "b", |options| options.mac = Some(mac(2)));
     let group = [0x33, 0x33, 0, 0, 0, 9];
-    let mut filter = Filter::NOTHING;
+    let mut filter = RxFilter::NOTHING;
     filter.add(mac(2));
     b.port.filter(&filter);
-    assert_eq!(a.send(&frame(group, mac(1), b"")), Sent::Dropped(Drop::NoPath));
+    assert_eq!(a.send(&frame(group, mac(1), b"")), Sent::Dropped(DropReason::NoPath));
     assert_eq!(a.send(&frame(BROADCAST, mac(1), b"")), Sent::Delivered(1));
     assert_eq!(a.send(&frame(mac(2), mac(1), b"")), Sent::Delivered(1));
     filter.add(group);
@@ -421,8 +422,8 @@ fn filters_of_the_receiver() {
     assert_eq!(a.send(&frame(group, mac(1), b"")), Sent::Delivered(1));
     filter.no_unicast = true;
     b.port.filter(&filter);
-    assert_eq!(a.send(&frame(mac(2), mac(1), b"")), Sent::Dropped(Drop::Filtered));
-    assert_eq!((b.missed(Drop::Filtered), b.take_all().len()), (1, 3));
+    assert_eq!(a.send(&frame(mac(2), mac(1), b"")), Sent::Dropped(DropReason::Filtered));
+    assert_eq!((b.missed(DropReason::Filtered), b.take_all().len()), (1, 3));
 }
 
 #[test]
@@ -494,7 +495,7 @@ fn captures_see_both_directions_and_what_was_dropped() {
     let spoofed = frame(BROADCAST, [1; 6], &[6; 200]);
     let answer = frame(mac(1), mac(2), b"yes");
     a.send(&long);
-    assert_eq!(a.send(&spoofed), Sent::Dropped(Drop::Malformed));
+    assert_eq!(a.send(&spoofed), Sent::Dropped(DropReason::Malformed));
     b.send(&answer);
     a.send(&frame(mac(2), mac(1), b"direct"));
     let seen: Vec<_> = capture.by_ref().map(|c| (c.direction, c.len, c.bytes)).collect();
@@ -555,9 +556,12 @@ fn an_unplugged_port_leaves_working_halves_that_do_nothing() {
     assert_eq!(a.add(&frame(BROADCAST, mac(1), b""), Offload::NONE), Sent::Delivered(1));
     drop(port);
     a.outlet.flush();
-    assert_eq!(send(&mut outlet, &frame(BROADCAST, mac(2), b""), Offload::NONE), Sent::Dropped(Drop::Down));
+    assert_eq!(
+        send(&mut outlet, &frame(BROADCAST, mac(2), b""), Offload::NONE),
+        Sent::Dropped(DropReason::Down)
+    );
     outlet.flush();
-    assert_eq!(a.send(&frame(BROADCAST, mac(1), b"")), Sent::Dropped(Drop::NoPath));
+    assert_eq!(a.send(&frame(BROADCAST, mac(1), b"")), Sent::Dropped(DropReason::NoPath));
     while take(&mut inlet).is_some() {}
     assert_eq!(a.take(), None);
 }
@@ -577,12 +581,12 @@ fn what_waits_is_counted_as_lost_for_whoever_goes_on_and_stays_where_it_is() {
     b.inlet.pop();
     b.inlet = b.port.inlet(0);
     let (sent, received) = b.port.last_will();
-    assert_eq!((received.frames, received.dropped(Drop::Upgrade)), (1, 2999));
+    assert_eq!((received.frames, received.dropped(DropReason::Upgrade)), (1, 2999));
     let new = switch();
     let heir = Host::with(&new, "b", |options| options.mac = Some(mac(2)));
     heir.port.restore((&sent, &received));
     assert_eq!((heir.port.reading().sent, heir.port.reading().received), (sent, received));
     // Taken back, nothing is lost.
     assert_eq!(b.take_all(), frames[1..]);
-    assert_eq!(b.port.last_will().1.dropped(Drop::Upgrade), 0);
+    assert_eq!(b.port.last_will().1.dropped(DropReason::Upgrade), 0);
 }

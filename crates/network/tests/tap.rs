@@ -17,9 +17,10 @@ use std::time::{Duration, Instant};
 
 use ioplane_cores::{Core, CoreSettings, Notify};
 use ioplane_device::{
-    Budget, CoreContext, CoreId, Gone, Order, Placement, PollOutcome, Post, Quiescent, Running, Seat,
+    Budget, CoreContext, CoreEnded, CoreId, CoreMessage, CoreSender, Placement, PollOutcome, PollerSlot,
+    Quiescent, Running,
 };
-use ioplane_network::{Drop, Port, PortOptions, Sent, Switch, Takes, Tap};
+use ioplane_network::{DropReason, Port, PortOptions, RxOffloads, Sent, Switch, Tap};
 use support::*;
 
 type Work = Box<dyn FnOnce() + Send>;
@@ -179,7 +180,7 @@ fn tcp_between_two_kernels_whole_and_segmented() {
         assert!(average > 3000, "{address}: frames of {average} bytes: nothing large went through");
     }
     // A receiver that takes nothing: every segment and every sum is ours, and the kernel checks them.
-    hosts.right.port.takes(Takes::default());
+    hosts.right.port.takes(RxOffloads::default());
     for address in ["10.9.0.2:5003", "[fd09::2]:5004"] {
         let before = hosts.right.port.reading().received;
         transfer(&hosts, address);
@@ -197,7 +198,7 @@ fn tcp_between_two_kernels_whole_and_segmented() {
     for side in [&hosts.left, &hosts.right] {
         let reading = side.port.reading();
         assert_eq!(
-            reading.sent.dropped(Drop::Offload) + reading.sent.dropped(Drop::Malformed),
+            reading.sent.dropped(DropReason::Offload) + reading.sent.dropped(DropReason::Malformed),
             0,
             "{reading:?}"
         );
@@ -211,7 +212,7 @@ fn udp_by_datagrams() {
         return;
     }
     let hosts = hosts();
-    for takes in [hosts.right.port.reading().takes, Takes::default()] {
+    for takes in [hosts.right.port.reading().takes, RxOffloads::default()] {
         hosts.right.port.takes(takes);
         for address in ["10.9.0.2:6001", "[fd09::2]:6002"] {
             let socket = hosts.right.world.run(move || UdpSocket::bind(address).unwrap());
@@ -296,7 +297,7 @@ fn frames_wake_a_sleeping_core_and_survive_its_pauses() {
     hosts.left.world.run(|| ip("link set ioplane1 down"));
     host.send(&request);
     eventually("a frame to a device that is down is counted", || {
-        port.reading().received.dropped(Drop::Down) > 0
+        port.reading().received.dropped(DropReason::Down) > 0
     });
 }
 
@@ -343,25 +344,25 @@ fn a_device_that_is_deleted_takes_its_link_down_and_lets_the_core_sleep() {
 /// A core of one seat that the test steps.
 #[expect(clippy::disallowed_types, reason = "the seat of a test that has one thread")]
 #[derive(Debug, Clone, Default)]
-struct Desk(Arc<std::sync::Mutex<(Vec<Seat>, CoreContext)>>);
+struct Desk(Arc<std::sync::Mutex<(Vec<PollerSlot>, CoreContext)>>);
 
-impl Post for Desk {
+impl CoreSender for Desk {
     fn core(&self) -> CoreId {
         CoreId(9)
     }
 
-    fn post(&self, order: Order) -> Result<(), Gone> {
+    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded> {
         let (seats, context) = &mut *self.0.lock().unwrap();
         match order {
-            Order::Sit(seat) => seats.push(seat),
-            Order::Tell(_, tell) => seats[0].tell(context, tell),
+            CoreMessage::Attach(seat) => seats.push(seat),
+            CoreMessage::Poller(_, tell) => seats[0].tell(context, tell),
         }
         Ok(())
     }
 }
 
 impl Placement for Desk {
-    fn place(&self, _: &str, _: u16) -> Arc<dyn Post> {
+    fn place(&self, _: &str, _: u16) -> Arc<dyn CoreSender> {
         Arc::new(self.clone())
     }
 }

@@ -6,7 +6,7 @@ mod support;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use ioplane_network::{Drop, Inlet, Offload, Sent};
+use ioplane_network::{DropReason, Offload, PortRx, Sent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use support::*;
 
@@ -20,7 +20,7 @@ fn sleep_until_rung(bell: BorrowedFd<'_>) -> bool {
 }
 
 /// Waits for frames as a core does: looks, asks to be woken, looks again, sleeps.
-fn receive(inlet: &mut Inlet, mut each: impl FnMut(&[u8]) -> bool) -> u32 {
+fn receive(inlet: &mut PortRx, mut each: impl FnMut(&[u8]) -> bool) -> u32 {
     let mut sleeps = 0;
     loop {
         while let Some(frame) = inlet.front() {
@@ -108,7 +108,7 @@ fn a_port_that_never_takes_a_frame_is_nobody_elses_trouble() {
                                 Sent::Delivered(1)
                             );
                             let sent = own.add(&frame(mac(9), me, &[0; 1400]), Offload::NONE);
-                            full += u32::from(sent == Sent::Dropped(Drop::Full));
+                            full += u32::from(sent == Sent::Dropped(DropReason::Full));
                         }
                         own.outlet.flush();
                         window.fetch_add(1, Ordering::AcqRel);
@@ -137,7 +137,7 @@ fn a_port_that_never_takes_a_frame_is_nobody_elses_trouble() {
     }
     let full: u64 = totals.iter().map(|(_, full)| u64::from(*full)).sum();
     assert!(full > u64::from(FRAMES) / 2);
-    assert_eq!(dead.missed(Drop::Full), full);
+    assert_eq!(dead.missed(DropReason::Full), full);
     assert!(dead.port.reading().waiting <= 64);
 }
 

@@ -1,6 +1,6 @@
 //! Frames from a port, a batch at a time: what both chips do with them.
 
-use ioplane_network::{Drop, Inlet};
+use ioplane_network::{DropReason, PortRx};
 
 use crate::BATCH;
 
@@ -12,11 +12,11 @@ pub(crate) enum Taken {
     /// There is no room now.
     NoRoom,
     /// It came to nothing; counted.
-    Dropped(Drop),
+    Dropped(DropReason),
 }
 
 /// Gives `receive` at most a batch of frames, in order. True if one had no room: it waits at the port, with those after it.
-pub(crate) fn take(inlet: &mut Inlet, mut receive: impl FnMut(&[u8]) -> Taken) -> bool {
+pub(crate) fn take(inlet: &mut PortRx, mut receive: impl FnMut(&[u8]) -> Taken) -> bool {
     for _ in 0..BATCH {
         let Some(frame) = inlet.front() else { break };
         match receive(frame.bytes()) {

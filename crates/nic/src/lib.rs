@@ -21,15 +21,15 @@
 #![forbid(unsafe_code)]
 
 mod batch;
-mod bells;
 mod counts;
 mod frame;
 pub mod ne2000;
 pub mod rtl8139;
+mod wake;
 
 pub use counts::{Counts, Drops};
 
-use ioplane_device::{DeviceError, State, StateError};
+use ioplane_device::{DeviceError, SavedState, StateError};
 use ioplane_pci::{Irq, Line, Wire, WireError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -74,12 +74,12 @@ fn wire(line: &mut Line, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireEr
     Ok(())
 }
 
-fn encode<T: Serialize>(kind: &str, version: u32, saved: &T) -> Result<State, DeviceError> {
+fn encode<T: Serialize>(kind: &str, version: u32, saved: &T) -> Result<SavedState, DeviceError> {
     let body = postcard::to_stdvec(saved).map_err(|error| DeviceError::Below(Box::new(error)))?;
-    Ok(State { kind: kind.into(), version, body })
+    Ok(SavedState { kind: kind.into(), version, body })
 }
 
-fn decode<T: DeserializeOwned>(state: &State, kind: &str, version: u32) -> Result<T, DeviceError> {
+fn decode<T: DeserializeOwned>(state: &SavedState, kind: &str, version: u32) -> Result<T, DeviceError> {
     let body = state.expect(kind, version)?;
     match postcard::take_from_bytes(body) {
         Ok((saved, [])) => Ok(saved),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ioplane_device::At;
+use ioplane_device::RegisterAddress;
 use ioplane_memory::{GuestMap, GuestView};
 use ioplane_network::Mac;
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options, spec};
@@ -46,11 +46,11 @@ impl Bench {
     }
 
     fn put(&mut self, register: u64, width: usize, value: u32) {
-        self.card.write(At::Bar(0, register), width, value).expect("written");
+        self.card.write(RegisterAddress::Bar(0, register), width, value).expect("written");
     }
 
     fn get(&mut self, register: u64, width: usize) -> u32 {
-        self.card.read(At::Bar(0, register), width).expect("read")
+        self.card.read(RegisterAddress::Bar(0, register), width).expect("read")
     }
 
     fn empty(&mut self) -> bool {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ioplane_device::{Access, At, Device, DeviceError, Quiescent, State};
+use ioplane_device::{Access, Device, DeviceError, Quiescent, RegisterAddress, SavedState};
 use ioplane_memory::{GuestMap, GuestView};
 use ioplane_network::{Mac, Port};
 use ioplane_nic::ne2000::{Ne2000, Ne2000Options};
@@ -76,11 +76,15 @@ fn act(
 fn play<F: Function>(card: &mut Direct<F>, lan: &mut Neighbour, memory: Option<&GuestView>, acts: &[Act]) {
     for act in acts {
         match act {
-            Act::Write { bar, offset, bytes } => card.access(At::Bar(*bar, *offset), Access::Write(bytes)),
-            Act::Read { bar, offset, len } => {
-                card.access(At::Bar(*bar, *offset), Access::Read(&mut vec![0; *len]))
+            Act::Write { bar, offset, bytes } => {
+                card.access(RegisterAddress::Bar(*bar, *offset), Access::Write(bytes))
             }
-            Act::Configure { offset, bytes } => card.access(At::Config(*offset), Access::Write(bytes)),
+            Act::Read { bar, offset, len } => {
+                card.access(RegisterAddress::Bar(*bar, *offset), Access::Read(&mut vec![0; *len]))
+            }
+            Act::Configure { offset, bytes } => {
+                card.access(RegisterAddress::Config(*offset), Access::Write(bytes))
+            }
             Act::Store { at, bytes } => {
                 let stored = memory.map(|memory| memory.write(*at, bytes));
                 assert!(stored.is_none_or(|stored| stored.is_ok()));
@@ -179,7 +183,7 @@ proptest! {
             let at = index.index(bad.body.len());
             bad.body[at] ^= with;
         }
-        let load = |card: &mut dyn FnMut(&State) -> bool| card(&bad);
+        let load = |card: &mut dyn FnMut(&SavedState) -> bool| card(&bad);
         if small {
             let (card, mut lan, ..) = rtl8139();
             let mut quiescent = Quiescent::new(card.function);
@@ -203,9 +207,9 @@ fn poke<F: Function>(card: F, lan: &mut Neighbour, register: u64, value: u8) {
     card.attend();
     card.enable(true).expect("written");
     for offset in (0..0x100).step_by(4) {
-        card.read(At::Bar(0, offset), 4).expect("read");
+        card.read(RegisterAddress::Bar(0, offset), 4).expect("read");
     }
-    card.write(At::Bar(0, register), 1, value.into()).expect("written");
+    card.write(RegisterAddress::Bar(0, register), 1, value.into()).expect("written");
     lan.send(&some_frame(100));
     card.attend();
 }
@@ -284,17 +288,20 @@ fn dma_outside_memory_is_told_and_counted() {
     assert_eq!(lan.take(), None);
 }
 
-fn spoilt<T: serde::de::DeserializeOwned + serde::Serialize>(good: &State, spoil: impl Fn(&mut T)) -> State {
+fn spoilt<T: serde::de::DeserializeOwned + serde::Serialize>(
+    good: &SavedState,
+    spoil: impl Fn(&mut T),
+) -> SavedState {
     let mut body = postcard::from_bytes(&good.body).expect("a good state");
     spoil(&mut body);
-    State { body: postcard::to_stdvec(&body).expect("encoded"), ..good.clone() }
+    SavedState { body: postcard::to_stdvec(&body).expect("encoded"), ..good.clone() }
 }
 
 #[test]
 fn impossible_states_are_refused_and_change_nothing() {
     let (mut card, ..) = rtl8139();
     card.enable(true).expect("written");
-    card.write(At::Bar(0, rtl::MAR0), 4, 0x1234_5678).expect("written");
+    card.write(RegisterAddress::Bar(0, rtl::MAR0), 4, 0x1234_5678).expect("written");
     let mut quiescent = Quiescent::new(card.function);
     let good = quiescent.save().expect("saved");
     type Spoil = fn(&mut rtl8139::StateV1);

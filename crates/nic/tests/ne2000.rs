@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ioplane_device::{Access, At, Device, Quiescent};
+use ioplane_device::{Access, Device, Quiescent, RegisterAddress};
 use ioplane_network::{Mac, Port, Sent};
 use ioplane_nic::ne2000::{Ne2000, Ne2000Options, spec};
 use ioplane_testkit::nic::{Direct, Lan, Ne2k, Neighbour, Reach, frame, readable};
@@ -223,7 +223,7 @@ fn a_saved_card_goes_on_in_another_instance() {
         bench.driver.put(register, value).expect("written");
     }
     bench.driver.put(spec::CR, spec::CR_STA | spec::CR_RD_READ).expect("written");
-    let half = bench.driver.reach.read(At::Bar(0, spec::DATA), 4).expect("read");
+    let half = bench.driver.reach.read(RegisterAddress::Bar(0, spec::DATA), 4).expect("read");
     assert_eq!(half, 0x0000_0202);
 
     let fresh = Direct::new(make(&bench.port));
@@ -235,8 +235,8 @@ fn a_saved_card_goes_on_in_another_instance() {
     quiescent.with(|card, still| card.load(still, &state)).expect("a good state");
     bench.driver.reach = Direct { function: quiescent.into_device(), line };
     assert_eq!(bench.driver.reach.line.count(), 1, "signalled again: law 3");
-    assert_eq!(bench.driver.reach.read(At::Bar(0, spec::DATA), 4), Ok(0));
-    assert_eq!(bench.driver.reach.read(At::Bar(0, spec::DATA), 4), Ok(0x0101_0000));
+    assert_eq!(bench.driver.reach.read(RegisterAddress::Bar(0, spec::DATA), 4), Ok(0));
+    assert_eq!(bench.driver.reach.read(RegisterAddress::Bar(0, spec::DATA), 4), Ok(0x0101_0000));
     bench.driver.reach.attend();
     let frames = bench.interrupt().0;
     let expected: Vec<_> = (0..6).map(|number| numbered(OWN, OTHER, number)).collect();
@@ -248,13 +248,17 @@ fn a_saved_card_goes_on_in_another_instance() {
 #[test]
 fn wide_accesses_are_to_one_register_after_the_other() {
     let mut bench = bench();
-    bench.driver.reach.access(At::Bar(0, spec::RSAR0), Access::Write(&[0x34, 0x12, 8, 0])).expect("written");
+    bench
+        .driver
+        .reach
+        .access(RegisterAddress::Bar(0, spec::RSAR0), Access::Write(&[0x34, 0x12, 8, 0]))
+        .expect("written");
     let mut bytes = [0; 8];
-    bench.driver.reach.access(At::Bar(0, spec::CRDA0), Access::Read(&mut bytes)).expect("read");
+    bench.driver.reach.access(RegisterAddress::Bar(0, spec::CRDA0), Access::Read(&mut bytes)).expect("read");
     assert_eq!(bytes[..4], [0x34, 0x12, b'P', b'C']);
-    bench.driver.reach.access(At::Bar(0, 0x0e), Access::Read(&mut bytes)).expect("read");
+    bench.driver.reach.access(RegisterAddress::Bar(0, 0x0e), Access::Read(&mut bytes)).expect("read");
     assert_eq!(bytes[2..], [0xff; 6], "the data port is not reached from below");
-    bench.driver.reach.access(At::Bar(0, spec::USED), Access::Read(&mut bytes)).expect("read");
+    bench.driver.reach.access(RegisterAddress::Bar(0, spec::USED), Access::Read(&mut bytes)).expect("read");
     assert_eq!(bytes, [0xff; 8]);
     assert_eq!(bench.card().counts().resets, 1);
 }

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ioplane_device::{Access, At, Change, Device, Quiescent, State};
+use ioplane_device::{Access, Change, Device, Quiescent, RegisterAddress, SavedState};
 use ioplane_memory::{DirtyLog, GuestMap, GuestView};
-use ioplane_network::{Mac, Sent, Takes};
+use ioplane_network::{Mac, RxOffloads, Sent};
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options, spec};
 use ioplane_pci::{Function, Irq, Touch, Wire, WireError};
 use ioplane_testkit::nic::{Cp, Cut, Direct, Lan, Neighbour, Reach, Received, frame, readable};
@@ -66,7 +66,7 @@ fn numbered(to: Mac, from: Mac, number: usize) -> Vec<u8> {
 fn it_is_what_drivers_look_for() {
     let mut bench = bench();
     let mut id = [0; 16];
-    bench.card().access(At::Config(0), Access::Read(&mut id));
+    bench.card().access(RegisterAddress::Config(0), Access::Read(&mut id));
     assert_eq!(
         (id[..4].to_vec(), id[8], id[9..12].to_vec()),
         (vec![0xec, 0x10, 0x39, 0x81], 0x20, vec![0, 0, 2])
@@ -336,7 +336,7 @@ fn large_packets_are_segmented_or_taken_whole() {
         whole.extend_from_slice(piece);
     }
     assert_eq!((segments.len(), whole), (3, payload));
-    bench.lan.port.takes(Takes::ALL);
+    bench.lan.port.takes(RxOffloads::ALL);
     let tagged = Cut { opts2: spec::TX_TAGC | 0x0100, ..cut };
     bench.driver.xmit(&large, tagged).expect("room");
     let whole = bench.lan.take().expect("a frame");
@@ -388,7 +388,8 @@ fn interrupts_can_be_disabled_and_the_status_bit_tells() {
     bench.driver.reach.enable(false).expect("written");
     bench.driver.put(spec::TPPOLL, 1, spec::TPPOLL_FSWINT.into()).expect("written");
     bench.driver.put(spec::IMR, 2, spec::INT_SW.into()).expect("written");
-    let status = |bench: &mut Bench| bench.driver.reach.read(At::Config(6), 2).expect("read") & 8;
+    let status =
+        |bench: &mut Bench| bench.driver.reach.read(RegisterAddress::Config(6), 2).expect("read") & 8;
     assert_eq!((bench.driver.reach.line.count(), status(&mut bench)), (0, 8));
     bench.driver.reach.enable(true).expect("written");
     assert_eq!(bench.driver.reach.line.count(), 1);
@@ -399,7 +400,7 @@ fn interrupts_can_be_disabled_and_the_status_bit_tells() {
 #[test]
 fn without_bus_master_it_touches_no_memory() {
     let mut bench = bench();
-    bench.driver.reach.write(At::Config(4), 2, 3).expect("written");
+    bench.driver.reach.write(RegisterAddress::Config(4), 2, 3).expect("written");
     let log = Arc::new(DirtyLog::new(MEMORY).expect("a log"));
     bench.card().apply(&BTreeSet::new(), &Change::Log(Some(log.clone())));
     bench.driver.xmit(&numbered(OTHER, OWN, 1), Cut::default()).expect("room");
@@ -466,7 +467,7 @@ fn the_shadow_page_is_never_older_than_an_interrupt() {
     same(&mut bench);
 }
 
-fn save(card: Rtl8139) -> State {
+fn save(card: Rtl8139) -> SavedState {
     Quiescent::new(card).save().expect("saved")
 }
 

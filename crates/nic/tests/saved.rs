@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ioplane_device::{At, Device, Quiescent, State};
+use ioplane_device::{Device, Quiescent, RegisterAddress, SavedState};
 use ioplane_memory::{GuestMap, GuestView};
 use ioplane_network::{Mac, Port};
 use ioplane_nic::ne2000::{self, Ne2000, Ne2000Options};
@@ -19,12 +19,12 @@ fn numbered(to: Mac, from: Mac, number: u8) -> Vec<u8> {
     frame(to, from, &(0..100).map(|at| at ^ number).collect::<Vec<u8>>())
 }
 
-fn saved<F: Device>(card: F) -> State {
+fn saved<F: Device>(card: F) -> SavedState {
     Quiescent::new(card).save().expect("saved")
 }
 
 /// A card like it, in its place, that has loaded `state`.
-fn loaded<F: ioplane_pci::Function>(fresh: F, state: &State) -> Direct<F> {
+fn loaded<F: ioplane_pci::Function>(fresh: F, state: &SavedState) -> Direct<F> {
     let Direct { function, line } = Direct::new(fresh);
     let function =
         Quiescent::new(function).load(state).expect("a stored state").into_quiescent().into_device();
@@ -37,11 +37,11 @@ fn rtl8139(memory: &Arc<GuestMap>, port: &Arc<Port>) -> Rtl8139 {
 }
 
 /// Its timer counts 33 million times a second: how far it came is the only thing that differs between two runs.
-fn at_rest(state: State) -> State {
+fn at_rest(state: SavedState) -> SavedState {
     let mut saved: rtl8139::StateV1 = postcard::from_bytes(&state.body).expect("a state of its own");
     assert!(saved.ticks > 0, "it runs");
     saved.ticks = 0x0123_4567;
-    State { body: postcard::to_stdvec(&saved).expect("it fits"), ..state }
+    SavedState { body: postcard::to_stdvec(&saved).expect("it fits"), ..state }
 }
 
 #[test]
@@ -111,15 +111,15 @@ fn an_ne2000() {
     ] {
         driver.put(register, value).expect("written");
     }
-    assert_eq!(driver.reach.read(At::Bar(0, ne2000::spec::DATA), 4), Ok(0x0000_0202));
+    assert_eq!(driver.reach.read(RegisterAddress::Bar(0, ne2000::spec::DATA), 4), Ok(0x0000_0202));
 
     let golden = golden!("ne2000.state");
     let mut driver = driver.map(|card| {
         golden.check_state(&saved(card.function));
         loaded(ne2000(&port), &golden.state())
     });
-    assert_eq!(driver.reach.read(At::Bar(0, ne2000::spec::DATA), 4), Ok(0));
-    assert_eq!(driver.reach.read(At::Bar(0, ne2000::spec::DATA), 4), Ok(0x0101_0000));
+    assert_eq!(driver.reach.read(RegisterAddress::Bar(0, ne2000::spec::DATA), 4), Ok(0));
+    assert_eq!(driver.reach.read(RegisterAddress::Bar(0, ne2000::spec::DATA), 4), Ok(0x0101_0000));
     driver.reach.attend();
     let (frames, _) = driver.interrupt().expect("sound");
     assert_eq!(frames, [2, 3, 4, 5].map(|number| numbered(OWN, OTHER, number)), "the one that waited, too");

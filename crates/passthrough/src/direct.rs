@@ -14,8 +14,8 @@
 use std::sync::Arc;
 
 use ioplane_device::{
-    Access, At, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State, Still, Stillness,
-    Then,
+    Access, Activation, AfterStop, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Quiescence,
+    QuiescenceProof, RegisterAddress, SavedState,
 };
 use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_memory::{GuestMap, Region};
@@ -271,7 +271,7 @@ impl<H: Hardware> Direct<H> {
                 Owner::Hardware
                     if self.flr == Some(at) && byte & (spec::EXPRESS_INITIATE_FLR >> 8) as u8 != 0 =>
                 {
-                    effect = Effect::Deactivate(QueueSet::new(), Then::Reset);
+                    effect = Effect::Deactivate(QueueSet::new(), AfterStop::Reset);
                 }
                 Owner::Hardware => {
                     // In one piece, as the guest wrote it, except the bit above.
@@ -321,21 +321,23 @@ impl<H: Hardware> Device for Direct<H> {
         &self.info
     }
 
-    fn access(&mut self, at: At, op: Access<'_>) -> Effect {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Effect {
         let failed = match (at, op) {
-            (At::Config(offset), Access::Read(out)) => {
+            (RegisterAddress::Config(offset), Access::Read(out)) => {
                 self.read_config(offset, out);
                 return Effect::None;
             }
-            (At::Config(offset), Access::Write(bytes)) => return self.write_config(offset, bytes),
-            (At::Bar(bar, offset), Access::Read(out)) => {
+            (RegisterAddress::Config(offset), Access::Write(bytes)) => {
+                return self.write_config(offset, bytes);
+            }
+            (RegisterAddress::Bar(bar, offset), Access::Read(out)) => {
                 let failed = self.dead() || self.hardware.read(bar, offset, out).is_err();
                 if failed {
                     out.fill(0xff);
                 }
                 failed
             }
-            (At::Bar(bar, offset), Access::Write(bytes)) => {
+            (RegisterAddress::Bar(bar, offset), Access::Write(bytes)) => {
                 self.dead() || self.hardware.write(bar, offset, bytes).is_err()
             }
         };
@@ -348,18 +350,18 @@ impl<H: Hardware> Device for Direct<H> {
     }
 
     /// It has no queues; but whoever suspended it wants it to go on.
-    fn activate(&mut self, _: &mut Seating<'_>) -> Result<(), DeviceError> {
+    fn activate(&mut self, _: &mut Activation<'_>) -> Result<(), DeviceError> {
         self.suspended = false;
         self.command().map_err(below)
     }
 
     fn deactivate(&mut self, _: Parked) {}
 
-    fn stillness(&mut self) -> Stillness {
+    fn quiescence(&mut self) -> Quiescence {
         if self.suspended || !self.header.bus_master() {
-            return Stillness::Still;
+            return Quiescence::Quiescent;
         }
-        Stillness::Busy("hardware that nobody watches: only a suspension stops it")
+        Quiescence::Busy("hardware that nobody watches: only a suspension stops it")
     }
 
     fn suspend(&mut self) -> Result<(), DeviceError> {
@@ -367,15 +369,15 @@ impl<H: Hardware> Device for Direct<H> {
         self.command().map_err(below)
     }
 
-    fn save(&self, _: &Still) -> Result<State, DeviceError> {
+    fn save(&self, _: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         Err(below(HardwareError::Unwatched { function: self.hardware.name().into() }))
     }
 
-    fn load(&mut self, _: &Still, _: &State) -> Result<(), DeviceError> {
+    fn load(&mut self, _: &QuiescenceProof, _: &SavedState) -> Result<(), DeviceError> {
         Err(below(HardwareError::Unwatched { function: self.hardware.name().into() }))
     }
 
-    fn reset(&mut self, _: &Still) {
+    fn reset(&mut self, _: &QuiescenceProof) {
         // One that is closed is reset when it is opened.
         if !self.closed {
             self.start_over();
@@ -400,7 +402,7 @@ impl<H: Hardware> Function for Direct<H> {
         self.take_in(&map)
     }
 
-    fn admit(&mut self, _: &Still) -> Result<(), NotReady> {
+    fn admit(&mut self, _: &QuiescenceProof) -> Result<(), NotReady> {
         if self.closed {
             if let Err(error) = self.hardware.reopen() {
                 let text = error.to_string();
@@ -440,7 +442,7 @@ impl<H: Hardware> Function for Direct<H> {
         self.not_open.clone().or_else(|| self.not_reset.as_ref().filter(refuses).map(ToString::to_string))
     }
 
-    fn replace_memory(&mut self, _: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+    fn replace_memory(&mut self, _: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError> {
         let mut outcome = Ok(());
         let gone = |mapped: &Region| !map.regions().iter().any(|region| region.is_same(mapped));
         let (out, kept): (Vec<Region>, Vec<Region>) =

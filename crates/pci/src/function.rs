@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ioplane_device::{Device, DeviceError, Interrupt, Still};
+use ioplane_device::{Device, DeviceError, Interrupt, QuiescenceProof};
 use ioplane_memory::GuestMap;
 
 use crate::bars::BarMap;
@@ -92,7 +92,7 @@ pub enum NotReady {
     Unusable(String),
 }
 
-/// The control half of a PCI function. Its registers are those of [`ioplane_device::At::Config`] and [`ioplane_device::At::Bar`].
+/// The control half of a PCI function. Its registers are those of [`ioplane_device::RegisterAddress::Config`] and [`ioplane_device::RegisterAddress::Bar`].
 /// Accesses beyond the end of a BAR or of the configuration space, and of any width from 1 to 8 bytes and any alignment, come from
 /// hostile guests: they read as all ones and write nothing, unless the function has something better.
 ///
@@ -117,7 +117,7 @@ pub trait Function: Device {
 
     /// Guest memory is another: ranges may be gone. When this returns the function touches none of them any more, in hardware either.
     /// An error leaves nothing mapped that is not in `map`.
-    fn replace_memory(&mut self, still: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError>;
+    fn replace_memory(&mut self, still: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError>;
 
     /// A descriptor that is readable when [`Function::attend`] has something to do: an interrupt of the hardware below, frames. Asked
     /// again after every call of the function. Shared, so that the host can wait for it without the function, which may drop its own
@@ -131,7 +131,7 @@ pub trait Function: Device {
 
     /// A client comes: files and mappings that were given to another before it reach nothing of the function from here on, and the
     /// function is as after a reset. An error keeps the client out. Called again for the next one, or to try again.
-    fn admit(&mut self, still: &Still) -> Result<(), NotReady> {
+    fn admit(&mut self, still: &QuiescenceProof) -> Result<(), NotReady> {
         let _ = still;
         Ok(())
     }
@@ -169,7 +169,7 @@ impl<F: Function + ?Sized> Function for Box<F> {
     fn grow_memory(&mut self, map: Arc<GuestMap>) -> Result<(), DeviceError> {
         (**self).grow_memory(map)
     }
-    fn replace_memory(&mut self, still: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+    fn replace_memory(&mut self, still: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError> {
         (**self).replace_memory(still, map)
     }
     fn attention(&self) -> Option<&Arc<OwnedFd>> {
@@ -178,7 +178,7 @@ impl<F: Function + ?Sized> Function for Box<F> {
     fn attend(&mut self) {
         (**self).attend();
     }
-    fn admit(&mut self, still: &Still) -> Result<(), NotReady> {
+    fn admit(&mut self, still: &QuiescenceProof) -> Result<(), NotReady> {
         (**self).admit(still)
     }
     fn dismiss(&mut self) {

@@ -26,7 +26,7 @@ fn cpu() -> Duration {
 fn measure(backing: &dyn Backing, depth: u16, write: bool, time: Duration) -> (f64, f64) {
     let map = GuestMap::anonymous(u64::from(depth) * BLOCK).expect("guest memory");
     let view = GuestView::new(Arc::new(map));
-    let mut lane = backing.lane(depth).expect("a lane");
+    let mut lane = backing.channel(depth).expect("a lane");
     let mut free: Vec<Tag> = (0..depth).map(Tag).collect();
     let (mut state, mut count) = (0x9e37_79b9_7f4a_7c15u64, 0u64);
     let (start, cpu_before) = (Instant::now(), cpu());
@@ -99,7 +99,7 @@ fn fill(backing: &dyn Backing) {
     let chunk = 1 << 20;
     let view = GuestView::new(Arc::new(GuestMap::anonymous(chunk).expect("guest memory")));
     view.write(0, &vec![0x5a; chunk as usize]).expect("filling");
-    let mut lane = backing.lane(1).expect("a lane");
+    let mut lane = backing.channel(1).expect("a lane");
     for offset in (0..DISK).step_by(chunk as usize) {
         let op = Op::Write { offset, from: &[GuestRange { gpa: 0, len: chunk as u32 }] };
         if lane.submit(&view, &op, Tag(0)) == Submitted::Pending {

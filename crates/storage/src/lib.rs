@@ -11,24 +11,24 @@
 //! ```
 //!
 //! A lane is the data half: it never locks, allocates, blocks or logs. What it cannot do at once it keeps in flight and
-//! hands back by [`Lane::reap`]. I/O that a lane leaves behind when it is dropped is seen to its end off the I/O core
+//! hands back by [`IoChannel::reap`]. I/O that a lane leaves behind when it is dropped is seen to its end off the I/O core
 //! before anybody may replay it ([`Backing::wait_quiet`]): until then a late write could overwrite newer data. I/O that a
 //! *process* leaves behind when it is killed is fenced by the locks of the image, see [`FileBacking::open`].
 //!
 //! Must not know: rings, virtio, sockets, who the guest is.
 
+mod channel;
 mod file;
 pub mod filter;
 mod holder;
-mod lane;
-mod limbo;
 mod lock;
 mod memory;
 pub mod mutation;
+mod orphan;
 
+pub use channel::{
+    Backing, BackingInfo, Fault, IoChannel, MAX_RANGES, Op, Outcome, SLICE, StorageError, Submitted, Tag,
+};
 pub use file::{Direct, Engine, EngineChoice, FileBacking, FileOptions, ImageFormat, ImageId, Raw, Waiting};
 pub use holder::Holder;
-pub use lane::{
-    Backing, BackingInfo, Fault, Lane, MAX_RANGES, Op, Outcome, SLICE, StorageError, Submitted, Tag,
-};
 pub use memory::MemoryBacking;

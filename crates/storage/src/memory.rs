@@ -10,11 +10,13 @@ use ioplane_memory::{GuestRange, GuestView, Mapping, MappingError, Window};
 use rustix::event::EventfdFlags;
 use rustix::fs::FallocateFlags;
 
-use crate::lane::{Backing, BackingInfo, Fault, Lane, MAX_RANGES, Op, Outcome, StorageError, Submitted, Tag};
+use crate::channel::{
+    Backing, BackingInfo, Fault, IoChannel, MAX_RANGES, Op, Outcome, StorageError, Submitted, Tag,
+};
 
 /// Address space that every memory disk has at least, so that it can grow: costs nothing until it is used.
 const ROOM: u64 = 16 << 30;
-/// [`Lane::slice`]: some 15 us of copying.
+/// [`IoChannel::slice`]: some 15 us of copying.
 const COPY: u32 = 128 << 10;
 /// Most that one poll zeroes: freeing a page takes the kernel about 0.1 us.
 const SLICE: u64 = 1 << 20;
@@ -114,7 +116,7 @@ impl Backing for MemoryBacking {
         }
     }
 
-    fn lane(&self, depth: u16) -> Result<Box<dyn Lane>, StorageError> {
+    fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let event = event.map_err(|e| StorageError::Os {
             image: "memory".into(),
@@ -122,7 +124,7 @@ impl Backing for MemoryBacking {
             source: e.into(),
         })?;
         let depth = usize::from(depth.max(1));
-        Ok(Box::new(MemoryLane { disk: self.disk.clone(), slow: Vec::with_capacity(depth), depth, event }))
+        Ok(Box::new(MemoryChannel { disk: self.disk.clone(), slow: Vec::with_capacity(depth), depth, event }))
     }
 
     fn resize(&self, bytes: u64) -> Result<(), StorageError> {
@@ -165,7 +167,7 @@ struct Slow {
     left: u64,
 }
 
-struct MemoryLane {
+struct MemoryChannel {
     disk: Arc<Disk>,
     /// Never grows beyond the depth that it was made with.
     slow: Vec<Slow>,
@@ -174,7 +176,7 @@ struct MemoryLane {
     event: OwnedFd,
 }
 
-impl MemoryLane {
+impl MemoryChannel {
     #[inline]
     fn fits(&self, offset: u64, len: u64) -> Outcome {
         let bytes = self.disk.bytes.load(Ordering::Acquire);
@@ -244,7 +246,7 @@ impl MemoryLane {
     }
 }
 
-impl Lane for MemoryLane {
+impl IoChannel for MemoryChannel {
     fn slice(&self) -> u32 {
         COPY
     }

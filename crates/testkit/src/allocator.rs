@@ -5,7 +5,7 @@
 //! static ALLOCATOR: ioplane_testkit::allocator::Strict = ioplane_testkit::allocator::Strict;
 //! ```
 //!
-//! It asks [`ioplane_device::inside_poll`], which every `Seat::step` sets around `Poller::poll` when the feature
+//! It asks [`ioplane_device::inside_poll`], which every `PollerSlot::step` sets around `Poller::poll` when the feature
 //! `mutations` is on, for every poller of every device and without a wrapper around any; without the feature there is
 //! nothing to ask and nothing is checked.
 

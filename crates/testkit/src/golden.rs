@@ -11,7 +11,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use ioplane_device::State;
+use ioplane_device::SavedState;
 use similar::TextDiff;
 
 /// Set to `1`, golden files are written.
@@ -74,7 +74,7 @@ impl Golden {
 
     /// The same of a saved device.
     #[track_caller]
-    pub fn check_state(&self, State { kind, version, body }: &State) {
+    pub fn check_state(&self, SavedState { kind, version, body }: &SavedState) {
         self.check_parts(&[(format!("{kind} version {version}"), body.clone())]);
     }
 
@@ -101,10 +101,10 @@ impl Golden {
 
     /// The saved device that it holds.
     #[track_caller]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> SavedState {
         let (title, body) = self.parts().into_iter().next().expect("a dump has a part");
         let (kind, version) = title.split_once(" version ").expect("a state has a kind and a version");
-        State { kind: kind.to_owned(), version: version.parse().expect("a version is a number"), body }
+        SavedState { kind: kind.to_owned(), version: version.parse().expect("a version is a number"), body }
     }
 }
 

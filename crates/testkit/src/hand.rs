@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ioplane_device::{Armed, Budget, CoreContext, CoreId, Gone, Order, Placement, PollState, Post, Seat};
+use ioplane_device::{
+    Armed, Budget, CoreContext, CoreEnded, CoreId, CoreMessage, CoreSender, Placement, PollState, PollerSlot,
+};
 
 /// A core without a thread. Orders wait until the next [`HandCore::turn`].
 #[derive(Debug, Clone, Default)]
@@ -13,8 +15,8 @@ pub struct HandCore {
 
 #[derive(Debug, Default)]
 struct Inner {
-    orders: VecDeque<Order>,
-    seats: Vec<Seat>,
+    orders: VecDeque<CoreMessage>,
+    seats: Vec<PollerSlot>,
     context: CoreContext,
     polling: bool,
 }
@@ -43,11 +45,11 @@ impl HandCore {
             context.look();
             while let Some(order) = orders.pop_front() {
                 match order {
-                    Order::Sit(mut seat) => {
+                    CoreMessage::Attach(mut seat) => {
                         seat.disarm(context, *polling);
                         seats.push(seat);
                     }
-                    Order::Tell(id, tell) => {
+                    CoreMessage::Poller(id, tell) => {
                         if let Some(seat) = seats.iter_mut().find(|seat| seat.id() == id) {
                             seat.tell(context, tell);
                         }
@@ -61,7 +63,7 @@ impl HandCore {
                 done += outcome.units();
                 outcome.state() != PollState::Parked
             });
-            seats.iter_mut().for_each(Seat::tidy);
+            seats.iter_mut().for_each(PollerSlot::tidy);
             done
         })
     }
@@ -95,19 +97,19 @@ impl HandCore {
     }
 }
 
-impl Post for HandCore {
+impl CoreSender for HandCore {
     fn core(&self) -> CoreId {
         CoreId(0)
     }
 
-    fn post(&self, order: Order) -> Result<(), Gone> {
+    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded> {
         self.with(|inner| inner.orders.push_back(order));
         Ok(())
     }
 }
 
 impl Placement for HandCore {
-    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn Post> {
+    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn CoreSender> {
         Arc::new(self.clone())
     }
 }

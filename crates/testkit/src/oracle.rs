@@ -9,7 +9,7 @@
 //! Where the other chip is known to differ a [`Known`] says so, with its source. One that explains nothing any more fails the test:
 //! [`Book::check`].
 
-use ioplane_device::{Access, At};
+use ioplane_device::{Access, RegisterAddress};
 use ioplane_memory::GuestView;
 use ioplane_pci::{Function, spec};
 
@@ -34,7 +34,7 @@ pub enum Entry {
     /// A register was read.
     Read {
         /// Which.
-        at: At,
+        at: RegisterAddress,
         /// Bytes.
         width: usize,
         /// What it gave.
@@ -43,7 +43,7 @@ pub enum Entry {
     /// A register was written.
     Write {
         /// Which.
-        at: At,
+        at: RegisterAddress,
         /// Bytes.
         width: usize,
         /// What was written.
@@ -94,7 +94,7 @@ impl<'a> Logged<'a> {
     /// The level of INTA#.
     pub fn line(&mut self) -> Result<bool, String> {
         self.rig.settle();
-        let status = self.rig.read(At::Config(spec::STATUS as u64), 2)?;
+        let status = self.rig.read(RegisterAddress::Config(spec::STATUS as u64), 2)?;
         let up = status & u32::from(spec::STATUS_INTERRUPT) != 0;
         self.log.push(Entry::Line(up));
         Ok(up)
@@ -121,7 +121,7 @@ impl<'a> Logged<'a> {
 }
 
 impl Reach for Logged<'_> {
-    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Result<(), String> {
         let word = |bytes: &[u8]| {
             let mut word = [0; 4];
             let len = bytes.len().min(4);
@@ -158,7 +158,7 @@ impl Rig for (Qemu, GuestView) {
 }
 
 impl Reach for (Qemu, GuestView) {
-    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Result<(), String> {
         self.0.access(at, op)
     }
 }
@@ -205,7 +205,7 @@ impl<F: Function> Wired<Direct<F>> {
 }
 
 impl<D: Driven> Reach for Wired<D> {
-    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Result<(), String> {
         self.driven.access(at, op)
     }
 }
@@ -258,7 +258,7 @@ impl Difference<'_> {
     /// A read of the register at `offset`: what they said, what we said.
     pub fn read(&self, offset: u64) -> Option<(u32, u32)> {
         match (self.theirs, self.ours) {
-            (Entry::Read { at: At::Bar(_, at), value, .. }, Entry::Read { value: ours, .. })
+            (Entry::Read { at: RegisterAddress::Bar(_, at), value, .. }, Entry::Read { value: ours, .. })
                 if *at == offset =>
             {
                 Some((*value, *ours))
@@ -282,7 +282,7 @@ impl Difference<'_> {
     /// What was last written to the register at `offset`, if anything was.
     pub fn written(&self, offset: u64) -> Option<u32> {
         self.before.iter().rev().find_map(|entry| match entry {
-            Entry::Write { at: At::Bar(_, at), value, .. } if *at == offset => Some(*value),
+            Entry::Write { at: RegisterAddress::Bar(_, at), value, .. } if *at == offset => Some(*value),
             _ => None,
         })
     }

@@ -18,7 +18,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioplane_device::{Access, At};
+use ioplane_device::{Access, RegisterAddress};
 use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_memory::{GuestMap, Mapping, Region, RegionSpec};
 use ioplane_network::Mac;
@@ -102,8 +102,8 @@ impl Qemu {
         let from = BufReader::new(from);
         let (map, _memory, _firmware) = (Arc::new(map), memory, firmware);
         let mut qemu = Qemu { child, to, from, wire, theirs, map, _memory, _firmware };
-        qemu.write(At::Config(0x10), 4, PORTS)?;
-        qemu.write(At::Config(0x14), 4, REGISTERS)?;
+        qemu.write(RegisterAddress::Config(0x10), 4, PORTS)?;
+        qemu.write(RegisterAddress::Config(0x14), 4, REGISTERS)?;
         Ok(qemu)
     }
 
@@ -139,11 +139,11 @@ impl Qemu {
     }
 
     /// The place of an access, in ports or in memory.
-    fn place(&mut self, at: At) -> Result<(bool, u32), String> {
+    fn place(&mut self, at: RegisterAddress) -> Result<(bool, u32), String> {
         match at {
-            At::Bar(0, offset) => Ok((true, PORTS + offset as u32)),
-            At::Bar(_, offset) => Ok((false, REGISTERS + offset as u32)),
-            At::Config(offset) => {
+            RegisterAddress::Bar(0, offset) => Ok((true, PORTS + offset as u32)),
+            RegisterAddress::Bar(_, offset) => Ok((false, REGISTERS + offset as u32)),
+            RegisterAddress::Config(offset) => {
                 let address = 1 << 31 | SLOT << 11 | offset as u32 & 0xfc;
                 self.command(&format!("outl {CONFIG_ADDRESS:#x} {address:#x}"))?;
                 Ok((true, CONFIG_DATA + (offset as u32 & 3)))
@@ -179,7 +179,7 @@ impl Qemu {
 }
 
 impl Reach for Qemu {
-    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Result<(), String> {
         let (port, address) = self.place(at)?;
         match op {
             Access::Read(out) => {
@@ -219,8 +219,10 @@ pub struct Board {
 impl Board {
     /// `qemu`'s card, whose port BAR has so many bytes.
     pub fn new(mut qemu: Qemu, ports: u64) -> Result<Self, String> {
-        let word = |qemu: &mut Qemu, at: usize| qemu.read(At::Config(at as u64), 2).map(|value| value as u16);
-        let class = qemu.read(At::Config(spec::REVISION_ID as u64), 4)?;
+        let word = |qemu: &mut Qemu, at: usize| {
+            qemu.read(RegisterAddress::Config(at as u64), 2).map(|value| value as u16)
+        };
+        let class = qemu.read(RegisterAddress::Config(spec::REVISION_ID as u64), 4)?;
         let identity = Identity {
             vendor: word(&mut qemu, spec::VENDOR_ID)?,
             device: word(&mut qemu, spec::DEVICE_ID)?,
@@ -261,22 +263,22 @@ impl Hardware for Board {
     }
 
     fn read(&mut self, bar: u8, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
-        let read = self.qemu.access(At::Bar(bar, offset), Access::Read(out));
+        let read = self.qemu.access(RegisterAddress::Bar(bar, offset), Access::Read(out));
         self.done("reading a register", read)
     }
 
     fn write(&mut self, bar: u8, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
-        let wrote = self.qemu.access(At::Bar(bar, offset), Access::Write(bytes));
+        let wrote = self.qemu.access(RegisterAddress::Bar(bar, offset), Access::Write(bytes));
         self.done("writing a register", wrote)
     }
 
     fn read_config(&mut self, offset: u64, out: &mut [u8]) -> Result<(), HardwareError> {
-        let read = self.qemu.access(At::Config(offset), Access::Read(out));
+        let read = self.qemu.access(RegisterAddress::Config(offset), Access::Read(out));
         self.done("reading the configuration space", read)
     }
 
     fn write_config(&mut self, offset: u64, bytes: &[u8]) -> Result<(), HardwareError> {
-        let wrote = self.qemu.access(At::Config(offset), Access::Write(bytes));
+        let wrote = self.qemu.access(RegisterAddress::Config(offset), Access::Write(bytes));
         self.done("writing the configuration space", wrote)
     }
 

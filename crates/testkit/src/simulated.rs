@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ioplane_device::{Access, At, Effect, Interrupt, Quiescent, Then};
+use ioplane_device::{Access, AfterStop, Effect, Interrupt, Quiescent, RegisterAddress};
 use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_memory::{GuestMap, GuestView, Region};
 use ioplane_passthrough::monitor::WINDOW;
@@ -73,9 +73,9 @@ struct Inner<F: Function> {
 }
 
 impl<F: Function> Inner<F> {
-    fn access(&mut self, at: At, mut op: Access<'_>) {
+    fn access(&mut self, at: RegisterAddress, mut op: Access<'_>) {
         self.function.with(|function, still| match function.access(at, again(&mut op)) {
-            Effect::Deactivate(_, Then::Reset) => function.reset(still),
+            Effect::Deactivate(_, AfterStop::Reset) => function.reset(still),
             Effect::None | Effect::Activate(_) | Effect::Deactivate(..) => {}
         });
     }
@@ -187,7 +187,7 @@ impl<F: Function> Bench<F> {
         let mut inner = lock(&self.inner);
         let Some((offset, writes)) = inner.held.take() else { return 0 };
         for (bar, bytes) in &writes {
-            inner.access(At::Bar(*bar, offset), Access::Write(bytes));
+            inner.access(RegisterAddress::Bar(*bar, offset), Access::Write(bytes));
         }
         writes.len()
     }
@@ -235,7 +235,7 @@ impl<F: Function> Simulated<F> {
             clings: 0,
         };
         let mut head = [0; 0x40];
-        inner.access(At::Config(0), Access::Read(&mut head));
+        inner.access(RegisterAddress::Config(0), Access::Read(&mut head));
         let short = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
         let class = u32::from_le_bytes([head[8], head[9], head[10], head[11]]) >> 8;
         let identity = Identity {
@@ -305,7 +305,7 @@ impl<F: Function> Hardware for Simulated<F> {
             Trouble::Gone => out.fill(0xff),
             Trouble::Broken => return Err(self.broken("reading a register")),
             trouble => {
-                inner.access(At::Bar(bar, offset), Access::Read(out));
+                inner.access(RegisterAddress::Bar(bar, offset), Access::Read(out));
                 if trouble == Trouble::Deaf {
                     for (at, byte) in (offset..).zip(out) {
                         *byte = inner.kept.get(&(bar, at)).copied().unwrap_or(*byte);
@@ -326,7 +326,7 @@ impl<F: Function> Hardware for Simulated<F> {
             Trouble::Deaf => inner.kept.extend((offset..).zip(bytes).map(|(at, byte)| ((bar, at), *byte))),
             Trouble::None | Trouble::Mad => match &mut inner.held {
                 Some((register, writes)) if *register == offset => writes.push((bar, bytes.to_vec())),
-                _ => inner.access(At::Bar(bar, offset), Access::Write(bytes)),
+                _ => inner.access(RegisterAddress::Bar(bar, offset), Access::Write(bytes)),
             },
         }
         Ok(())
@@ -337,7 +337,7 @@ impl<F: Function> Hardware for Simulated<F> {
         match inner.trouble() {
             Trouble::Gone => out.fill(0xff),
             Trouble::Broken => return Err(self.broken("reading the configuration space")),
-            _ => inner.access(At::Config(offset), Access::Read(out)),
+            _ => inner.access(RegisterAddress::Config(offset), Access::Read(out)),
         }
         Ok(())
     }
@@ -347,7 +347,7 @@ impl<F: Function> Hardware for Simulated<F> {
         match inner.trouble() {
             Trouble::Gone => {}
             Trouble::Broken => return Err(self.broken("writing the configuration space")),
-            _ => inner.access(At::Config(offset), Access::Write(bytes)),
+            _ => inner.access(RegisterAddress::Config(offset), Access::Write(bytes)),
         }
         Ok(())
     }

@@ -103,24 +103,24 @@ mod blind {
         fn info(&self) -> &DeviceInfo {
             &self.0
         }
-        fn access(&mut self, _at: At, _op: Access<'_>) -> Effect {
+        fn access(&mut self, _at: RegisterAddress, _op: Access<'_>) -> Effect {
             Effect::None
         }
         fn active(&self) -> QueueSet {
             [0].into()
         }
-        fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError> {
-            seating.sit(0, Box::new(Waster(Vec::new())));
+        fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
+            seating.add(0, Box::new(Waster(Vec::new())));
             Ok(())
         }
         fn deactivate(&mut self, _home: Parked) {}
-        fn save(&self, _still: &Still) -> Result<State, DeviceError> {
-            Ok(State { kind: "wasteful".into(), version: 1, body: Vec::new() })
+        fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+            Ok(SavedState { kind: "wasteful".into(), version: 1, body: Vec::new() })
         }
-        fn load(&mut self, _still: &Still, _state: &State) -> Result<(), DeviceError> {
+        fn load(&mut self, _still: &QuiescenceProof, _state: &SavedState) -> Result<(), DeviceError> {
             Ok(())
         }
-        fn reset(&mut self, _still: &Still) {}
+        fn reset(&mut self, _still: &QuiescenceProof) {}
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_cores::{CoreSettings, Pool};
-use ioplane_device::{Access, At, OnMiss, Presence, QuiesceError, QuiescePolicy, Stop};
-use ioplane_embed::{Front, FrontError};
+use ioplane_device::{Access, OnMiss, Presence, QuiesceError, QuiescePolicy, RegisterAddress, Stop};
+use ioplane_embed::{SharedDevice, SharedDeviceError};
 use ioplane_memory::GuestMap;
 use ioplane_testkit::toy::dma::registers as dma;
 use ioplane_testkit::toy::ring::{Wires, registers as ring};
@@ -17,13 +17,13 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
-fn write<D: ioplane_device::Device>(front: &Front<D>, offset: u64, value: u64) {
-    front.access(At::Bar(0, offset), Access::Write(&value.to_le_bytes())).unwrap();
+fn write<D: ioplane_device::Device>(front: &SharedDevice<D>, offset: u64, value: u64) {
+    front.access(RegisterAddress::Bar(0, offset), Access::Write(&value.to_le_bytes())).unwrap();
 }
 
-fn read<D: ioplane_device::Device>(front: &Front<D>, offset: u64) -> u64 {
+fn read<D: ioplane_device::Device>(front: &SharedDevice<D>, offset: u64) -> u64 {
     let mut bytes = [0; 8];
-    front.access(At::Bar(0, offset), Access::Read(&mut bytes)).unwrap();
+    front.access(RegisterAddress::Bar(0, offset), Access::Read(&mut bytes)).unwrap();
     u64::from_le_bytes(bytes)
 }
 
@@ -44,11 +44,11 @@ fn answer(ring: &mut RingDriver) -> u64 {
     }
 }
 
-fn rings() -> (Front<ToyRing>, Arc<GuestMap>, Arc<Wires>) {
+fn rings() -> (SharedDevice<ToyRing>, Arc<GuestMap>, Arc<Wires>) {
     let memory = Arc::new(GuestMap::anonymous(0x20000).unwrap());
     let wires = Wires::new();
     let pool = Arc::new(Pool::with([CoreSettings::default()]).unwrap());
-    let front = Front::new(ToyRing::new(memory.clone(), wires.clone()), pool).unwrap();
+    let front = SharedDevice::new(ToyRing::new(memory.clone(), wires.clone()), pool).unwrap();
     write(&front, ring::RINGS, RINGS_AT);
     (front.with_patience(Duration::from_millis(20)), memory, wires)
 }
@@ -84,7 +84,7 @@ fn a_reset_of_a_stalled_device_suspends_it() {
 fn a_reset_cancels_a_copy() {
     let memory = Arc::new(GuestMap::anonymous(0x20000).unwrap());
     let gate = Gate::new(0);
-    let front = Front::new(ToyDma::new(memory, gate.clone()), Arc::new(Pool::new())).unwrap();
+    let front = SharedDevice::new(ToyDma::new(memory, gate.clone()), Arc::new(Pool::new())).unwrap();
     gate.shut();
     for (register, value) in
         [(dma::SOURCE, 0), (dma::TARGET, 0x10000), (dma::LENGTH, 4096), (dma::COMMAND, 1)]
@@ -103,7 +103,7 @@ fn a_reset_cancels_a_copy() {
 #[test]
 fn the_hardware_itself_makes_a_device_still() {
     let memory = Arc::new(GuestMap::anonymous(0x20000).unwrap());
-    let front = Front::new(ToyDma::new(memory, Gate::new(0)), Arc::new(Pool::new())).unwrap();
+    let front = SharedDevice::new(ToyDma::new(memory, Gate::new(0)), Arc::new(Pool::new())).unwrap();
     for (register, value) in
         [(dma::SOURCE, 0), (dma::TARGET, 0x10000), (dma::LENGTH, 4096), (dma::COMMAND, 1)]
     {
@@ -142,7 +142,10 @@ fn work_is_done_at_a_quiescent_point_or_not_at_all() {
     wires.gate.open();
     assert_eq!(answer(&mut driver), mix(0, 7));
     front.quiesce_by(policy(OnMiss::Undrain)).unwrap().unwrap();
-    assert!(matches!(front.at_quiescence(policy(forced), |_| ()), Err(FrontError::Not { .. })), "held");
+    assert!(
+        matches!(front.at_quiescence(policy(forced), |_| ()), Err(SharedDeviceError::Not { .. })),
+        "held"
+    );
     front.resume().unwrap();
 }
 
@@ -151,8 +154,9 @@ fn closing_lets_go_of_whoever_waits() {
     let (front, ..) = rings();
     front.quiesce(soon()).unwrap().unwrap();
     std::thread::scope(|scope| {
-        let vcpu = scope.spawn(|| front.access(At::Bar(0, ring::ALIVE), Access::Read(&mut [0; 8])));
+        let vcpu =
+            scope.spawn(|| front.access(RegisterAddress::Bar(0, ring::ALIVE), Access::Read(&mut [0; 8])));
         assert!(front.close().is_some());
-        assert!(matches!(vcpu.join().unwrap(), Err(FrontError::Closed)));
+        assert!(matches!(vcpu.join().unwrap(), Err(SharedDeviceError::Closed)));
     });
 }

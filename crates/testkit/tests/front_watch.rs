@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
-use ioplane_device::{Access, At, CoreId, Gone, Order, Placement, Post};
-use ioplane_embed::{Front, FrontError, Presence};
+use ioplane_device::{Access, CoreEnded, CoreId, CoreMessage, CoreSender, Placement, RegisterAddress};
+use ioplane_embed::{Presence, SharedDevice, SharedDeviceError};
 use ioplane_testkit::toy::ToyCard;
 use ioplane_testkit::toy::card::registers::*;
 
@@ -15,14 +15,14 @@ use ioplane_testkit::toy::card::registers::*;
 struct Nowhere;
 
 impl Placement for Nowhere {
-    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn Post> {
+    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn CoreSender> {
         Arc::new(Nowhere)
     }
 }
 
-impl Post for Nowhere {
-    fn post(&self, order: Order) -> Result<(), Gone> {
-        Err(Gone(order))
+impl CoreSender for Nowhere {
+    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded> {
+        Err(CoreEnded(order))
     }
 
     fn core(&self) -> CoreId {
@@ -30,13 +30,14 @@ impl Post for Nowhere {
     }
 }
 
-fn write(front: &Front<ToyCard>, register: u64, value: u64) -> Result<bool, FrontError> {
-    front.try_access(At::Bar(0, register), Access::Write(&value.to_le_bytes()))
+fn write(front: &SharedDevice<ToyCard>, register: u64, value: u64) -> Result<bool, SharedDeviceError> {
+    front.try_access(RegisterAddress::Bar(0, register), Access::Write(&value.to_le_bytes()))
 }
 
-fn read(front: &Front<ToyCard>, register: u64) -> Option<u64> {
+fn read(front: &SharedDevice<ToyCard>, register: u64) -> Option<u64> {
     let mut bytes = [0; 8];
-    let there = front.try_access(At::Bar(0, register), Access::Read(&mut bytes)).expect("it is open");
+    let there =
+        front.try_access(RegisterAddress::Bar(0, register), Access::Read(&mut bytes)).expect("it is open");
     there.then(|| u64::from_le_bytes(bytes))
 }
 
@@ -47,7 +48,7 @@ fn told(watch: &OwnedFd) -> bool {
 
 #[test]
 fn who_tries_hears_when_to_try_again() {
-    let front = Front::new(ToyCard::default(), Arc::new(Nowhere)).unwrap();
+    let front = SharedDevice::new(ToyCard::default(), Arc::new(Nowhere)).unwrap();
     let watch = front.watch().unwrap();
     assert!(write(&front, SCRATCH, 1).unwrap() && !told(&watch), "an access changes no stage");
     front.quiesce(Instant::now()).unwrap().unwrap();
@@ -77,32 +78,32 @@ fn who_tries_hears_when_to_try_again() {
     assert!(told(&watch));
     front.close();
     assert!(told(&watch) && front.presence() == Presence::Closed);
-    assert!(matches!(write(&front, SCRATCH, 1), Err(FrontError::Closed)));
+    assert!(matches!(write(&front, SCRATCH, 1), Err(SharedDeviceError::Closed)));
 }
 
 #[test]
 fn changes_are_made_wherever_the_device_is_here() {
-    let front = Front::new(ToyCard::default(), Arc::new(Nowhere)).unwrap();
+    let front = SharedDevice::new(ToyCard::default(), Arc::new(Nowhere)).unwrap();
     let looked = || front.with(|card| card.seen().suspends.load(SeqCst));
     assert!(looked().is_ok() && front.while_held(|_| ()).is_err());
     write(&front, BUSY, 1).unwrap();
     front.begin_quiesce().unwrap();
     assert!(looked().is_ok() && front.while_held(|_| ()).is_err());
-    assert!(matches!(front.reset(), Err(FrontError::Not { .. })), "it is on its way to somebody");
+    assert!(matches!(front.reset(), Err(SharedDeviceError::Not { .. })), "it is on its way to somebody");
     front.suspend(Instant::now()).unwrap();
     assert!(looked().is_ok() && front.while_held(|_| ()).is_ok());
     let device = front.take().unwrap();
     assert!(looked().is_err() && front.while_held(|_| ()).is_err() && front.reset().is_err());
     drop(device);
     front.close();
-    assert!(matches!(looked(), Err(FrontError::Closed)));
+    assert!(matches!(looked(), Err(SharedDeviceError::Closed)));
 }
 
 #[test]
 fn a_reset_goes_on_where_the_device_ran_and_not_where_it_was_held() {
     let card = ToyCard::default();
     let seen = card.seen();
-    let front = Front::new(card, Arc::new(Nowhere)).unwrap();
+    let front = SharedDevice::new(card, Arc::new(Nowhere)).unwrap();
     write(&front, SCRATCH, 1).unwrap();
     write(&front, BUSY, 1).unwrap();
     front.reset().unwrap();

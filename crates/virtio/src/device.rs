@@ -3,9 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ioplane_device::{DeviceError, Interrupt, Meter, Parked, Poller, Still};
+use ioplane_device::{DeviceError, Interrupt, Meter, Parked, Poller, QuiescenceProof};
 
-use crate::ring::{Flight, Ring, RingFault};
+use crate::ring::{InFlightRequest, Ring, RingFault};
 
 /// What is fixed about a virtio device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct RingState {
     /// Where to go on, see [`Ring::base`]; `None`: at the ring's beginning.
     pub base: Option<u32>,
     /// What was taken and not returned, in order: empty if the queue was drained.
-    pub in_flight: Vec<Flight>,
+    pub in_flight: Vec<InFlightRequest>,
     /// The fault that stopped it.
     pub fault: Option<RingFault>,
 }
@@ -90,10 +90,10 @@ pub trait VirtioDevice: Send + 'static {
     fn stop_queue(&mut self, parked: Parked) -> RingState;
 
     /// What of the device's own (not the queues') must be saved, in an encoding of its own.
-    fn save_own(&self, still: &Still) -> Vec<u8>;
+    fn save_own(&self, still: &QuiescenceProof) -> Vec<u8>;
 
     /// Takes [`VirtioDevice::save_own`]'s bytes over, all or nothing. Hostile input; says what is wrong with it.
-    fn load_own(&mut self, still: &Still, bytes: &[u8]) -> Result<(), String>;
+    fn load_own(&mut self, still: &QuiescenceProof, bytes: &[u8]) -> Result<(), String>;
 
     /// As at power-on.
     fn reset_own(&mut self);

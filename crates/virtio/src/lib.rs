@@ -34,5 +34,7 @@ mod vdev;
 pub use device::{QueueStart, RingState, VirtioDevice, VirtioInfo};
 pub use mmio::VirtioMmio;
 pub use queue::{Phase, Queue};
-pub use ring::{Batch, Chain, Descriptor, Flight, MOST_PLAIN, Ring, RingFault, RingLayout, Taken, Touch};
+pub use ring::{
+    Batch, Chain, Descriptor, InFlightRequest, MOST_PLAIN, Ring, RingFault, RingLayout, RingRequest, Touch,
+};
 pub use vdev::{QueueSetup, Vdev};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ioplane_device::{
-    Access, At, Change, Device, DeviceError, DeviceInfo, Effect, Interrupt, Parked, QueueSet, Seating, State,
-    StateError, Still, Then,
+    Access, Activation, AfterStop, Change, Device, DeviceError, DeviceInfo, Effect, Interrupt, Parked,
+    QueueSet, QuiescenceProof, RegisterAddress, SavedState, StateError,
 };
 use serde::{Deserialize, Serialize};
 
@@ -48,12 +48,12 @@ struct RegistersV1 {
 #[derive(Debug, Serialize, Deserialize)]
 struct MmioV1 {
     registers: RegistersV1,
-    vdev: State,
+    vdev: SavedState,
 }
 
 const VERSION: u32 = 1;
 
-/// A virtio device behind MMIO registers (`At::Bar(0, offset)`), version 2 of the transport. `QueueNotify` raises the
+/// A virtio device behind MMIO registers (`RegisterAddress::Bar(0, offset)`), version 2 of the transport. `QueueNotify` raises the
 /// queue's kick.
 pub struct VirtioMmio<V: VirtioDevice> {
     vdev: Vdev<V>,
@@ -162,7 +162,7 @@ impl<V: VirtioDevice> VirtioMmio<V> {
     fn write_status(&mut self, value: u32) -> Effect {
         let before = self.registers.status;
         if value == 0 {
-            return Effect::Deactivate((0..self.vdev.info().queues).collect(), Then::Reset);
+            return Effect::Deactivate((0..self.vdev.info().queues).collect(), AfterStop::Reset);
         }
         self.registers.status = value;
         if value & FEATURES_OK != 0
@@ -185,7 +185,7 @@ impl<V: VirtioDevice> VirtioMmio<V> {
         let queues = QueueSet::from([index as u16]);
         match (setup.enabled, running) {
             (true, true) => Effect::Activate(queues),
-            (false, true) => Effect::Deactivate(queues, Then::Nothing),
+            (false, true) => Effect::Deactivate(queues, AfterStop::Nothing),
             _ => Effect::None,
         }
     }
@@ -196,10 +196,10 @@ impl<V: VirtioDevice> Device for VirtioMmio<V> {
         self.vdev.info()
     }
 
-    fn access(&mut self, at: At, op: Access<'_>) -> Effect {
-        let At::Bar(0, offset) = at else { return Effect::None };
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Effect {
+        let RegisterAddress::Bar(0, offset) = at else { return Effect::None };
         if offset >= CONFIG {
-            return self.vdev.access(At::Config(offset - CONFIG), op);
+            return self.vdev.access(RegisterAddress::Config(offset - CONFIG), op);
         }
         // 4.2.2.2: registers are 32 bits wide and accessed so; anything else is ignored, and reads zeros.
         match op {
@@ -222,7 +222,7 @@ impl<V: VirtioDevice> Device for VirtioMmio<V> {
         if self.registers.status & DRIVER_OK != 0 { self.vdev.active() } else { QueueSet::new() }
     }
 
-    fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
         self.vdev.activate(seating).inspect_err(|_| {
             // 2.1: the device tells the driver that only a reset helps.
             self.registers.status |= DEVICE_NEEDS_RESET;
@@ -238,17 +238,17 @@ impl<V: VirtioDevice> Device for VirtioMmio<V> {
         self.vdev.apply(queues, change);
     }
 
-    fn save(&self, still: &Still) -> Result<State, DeviceError> {
+    fn save(&self, still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         let registers = RegistersV1 {
             interrupt_status: self.line.status.load(Ordering::Acquire),
             ..self.registers.clone()
         };
         let saved = MmioV1 { registers, vdev: self.vdev.save(still)? };
         let body = postcard::to_stdvec(&saved).map_err(|error| DeviceError::Below(Box::new(error)))?;
-        Ok(State { kind: self.info().kind.to_owned(), version: VERSION, body })
+        Ok(SavedState { kind: self.info().kind.to_owned(), version: VERSION, body })
     }
 
-    fn load(&mut self, still: &Still, state: &State) -> Result<(), DeviceError> {
+    fn load(&mut self, still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         let body = state.expect(self.info().kind, VERSION)?;
         let (saved, rest): (MmioV1, _) =
             postcard::take_from_bytes(body).map_err(|error| StateError::Damaged(error.to_string()))?;
@@ -261,7 +261,7 @@ impl<V: VirtioDevice> Device for VirtioMmio<V> {
         Ok(())
     }
 
-    fn reset(&mut self, still: &Still) {
+    fn reset(&mut self, still: &QuiescenceProof) {
         self.vdev.reset(still);
         self.registers = RegistersV1::default();
         self.line.status.store(0, Ordering::Release);

@@ -18,22 +18,25 @@ static BIRTH: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// The right to replay a suspect; gives it back when dropped.
 #[derive(Debug)]
-pub struct Trial(u64);
+pub struct ReplayPermit(u64);
 
-impl Trial {
+impl ReplayPermit {
     /// `None` while somebody else has it. Never waits.
-    pub fn begin() -> Option<Trial> {
+    pub fn begin() -> Option<ReplayPermit> {
         let until = UNTIL.load(Ordering::Relaxed);
         let now = BIRTH.elapsed().as_nanos() as u64;
         if now < until {
             return None;
         }
         let mine = now + PATIENCE.as_nanos() as u64;
-        UNTIL.compare_exchange(until, mine, Ordering::Relaxed, Ordering::Relaxed).ok().map(|_| Trial(mine))
+        UNTIL
+            .compare_exchange(until, mine, Ordering::Relaxed, Ordering::Relaxed)
+            .ok()
+            .map(|_| ReplayPermit(mine))
     }
 }
 
-impl Drop for Trial {
+impl Drop for ReplayPermit {
     fn drop(&mut self) {
         // Unless patience ran out and it is somebody else's by now.
         let _ = UNTIL.compare_exchange(self.0, 0, Ordering::Relaxed, Ordering::Relaxed);

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{
-    Access, At, Change, Device, DeviceError, DeviceInfo, Effect, Interrupt, Meter, Parked, QueueSet, Seating,
-    State, StateError, Still,
+    Access, Activation, Change, Device, DeviceError, DeviceInfo, Effect, Interrupt, Meter, Parked, QueueSet,
+    QuiescenceProof, RegisterAddress, SavedState, StateError,
 };
 use ioplane_memory::{GuestMap, GuestView, Window};
 use serde::{Deserialize, Serialize};
 
 use crate::device::{QueueStart, VirtioDevice};
-use crate::ring::{Descriptor, Flight, Ring, RingFault, RingLayout};
+use crate::ring::{Descriptor, InFlightRequest, Ring, RingFault, RingLayout};
 use crate::spec::feature::{VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_F_RING_PACKED};
 
 /// Version of [`VdevV2`]. [`VdevV1`] is still read.
@@ -26,7 +26,7 @@ pub struct QueueSetup {
     /// Where to go on, see [`Ring::base`]; `None`: at the ring's beginning.
     pub base: Option<u32>,
     /// Requests to replay, left by a suspended poller.
-    pub in_flight: Vec<Flight>,
+    pub in_flight: Vec<InFlightRequest>,
     /// The transport wants the queue to run.
     pub enabled: bool,
     /// The driver's kick.
@@ -49,13 +49,13 @@ pub struct QueueV2 {
     avail: u64,
     used: u64,
     base: Option<u32>,
-    in_flight: Vec<FlightV1>,
+    in_flight: Vec<InFlightRequestV1>,
     enabled: bool,
 }
 
 /// What is saved of one request in flight: its head, and the descriptors of a packed ring (address, length, flags).
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
-pub struct FlightV1 {
+pub struct InFlightRequestV1 {
     head: u16,
     descriptors: Vec<(u64, u32, u16)>,
 }
@@ -90,7 +90,7 @@ pub struct VdevV1 {
 
 impl From<VdevV1> for VdevV2 {
     fn from(old: VdevV1) -> Self {
-        let flight = |head| FlightV1 { head, descriptors: Vec::new() };
+        let flight = |head| InFlightRequestV1 { head, descriptors: Vec::new() };
         let queue = |old: QueueV1| QueueV2 {
             size: old.size,
             desc: old.desc,
@@ -104,18 +104,18 @@ impl From<VdevV1> for VdevV2 {
     }
 }
 
-impl From<&Flight> for FlightV1 {
-    fn from(flight: &Flight) -> Self {
+impl From<&InFlightRequest> for InFlightRequestV1 {
+    fn from(flight: &InFlightRequest) -> Self {
         let descriptors = flight.descriptors.iter().map(|desc| (desc.addr, desc.len, desc.flags)).collect();
-        FlightV1 { head: flight.head, descriptors }
+        InFlightRequestV1 { head: flight.head, descriptors }
     }
 }
 
-impl From<&FlightV1> for Flight {
-    fn from(saved: &FlightV1) -> Self {
+impl From<&InFlightRequestV1> for InFlightRequest {
+    fn from(saved: &InFlightRequestV1) -> Self {
         let descriptor =
             |(addr, len, flags): &(u64, u32, u16)| Descriptor { addr: *addr, len: *len, flags: *flags };
-        Flight { head: saved.head, descriptors: saved.descriptors.iter().map(descriptor).collect() }
+        InFlightRequest { head: saved.head, descriptors: saved.descriptors.iter().map(descriptor).collect() }
     }
 }
 
@@ -144,7 +144,7 @@ impl<V: VirtioDevice> Vdev<V> {
         &self.model
     }
 
-    /// The model, to change what needs no quiescent point (what does, asks for a [`Still`]).
+    /// The model, to change what needs no quiescent point (what does, asks for a [`QuiescenceProof`]).
     pub fn model_mut(&mut self) -> &mut V {
         &mut self.model
     }
@@ -197,7 +197,7 @@ impl<V: VirtioDevice> Vdev<V> {
     }
 
     /// The guest's memory is another from now on.
-    pub fn replace_memory(&mut self, _still: &Still, map: Arc<GuestMap>) {
+    pub fn replace_memory(&mut self, _still: &QuiescenceProof, map: Arc<GuestMap>) {
         self.view.set_map(map);
     }
 
@@ -228,7 +228,7 @@ impl<V: VirtioDevice> Vdev<V> {
             return Ok(());
         }
         let layout = RingLayout { size, desc: saved.desc, avail: saved.avail, used: saved.used };
-        let in_flight: Vec<Flight> = saved.in_flight.iter().map(Flight::from).collect();
+        let in_flight: Vec<InFlightRequest> = saved.in_flight.iter().map(InFlightRequest::from).collect();
         let ring = Ring::open(self.view.clone(), &layout, features, saved.base, None, &in_flight)
             .map_err(|fault| impossible(fault.to_string()))?;
         if !ring.accounts_for_all() {
@@ -244,8 +244,8 @@ impl<V: VirtioDevice> Device for Vdev<V> {
     }
 
     /// Only the device-specific configuration; the rest is the transport's.
-    fn access(&mut self, at: At, op: Access<'_>) -> Effect {
-        let At::Config(offset) = at else { return Effect::None };
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Effect {
+        let RegisterAddress::Config(offset) = at else { return Effect::None };
         let offset = u32::try_from(offset).unwrap_or(u32::MAX);
         match op {
             Access::Read(out) => self.model.read_config(offset, out),
@@ -259,7 +259,7 @@ impl<V: VirtioDevice> Device for Vdev<V> {
         (0..).zip(&self.queues).filter(enabled).map(|(index, _)| index).collect()
     }
 
-    fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
         for index in seating.queues().clone() {
             let ring = match self.open_ring(index) {
                 Ok(ring) => ring,
@@ -287,7 +287,7 @@ impl<V: VirtioDevice> Device for Vdev<V> {
                 error: setup.error.clone(),
                 meter: self.meters[usize::from(index)].clone(),
             };
-            seating.sit(index, self.model.start_queue(start)?);
+            seating.add(index, self.model.start_queue(start)?);
         }
         Ok(())
     }
@@ -311,14 +311,14 @@ impl<V: VirtioDevice> Device for Vdev<V> {
         }
     }
 
-    fn save(&self, still: &Still) -> Result<State, DeviceError> {
+    fn save(&self, still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         let queue = |setup: &QueueSetup| QueueV2 {
             size: setup.layout.size,
             desc: setup.layout.desc,
             avail: setup.layout.avail,
             used: setup.layout.used,
             base: setup.base,
-            in_flight: setup.in_flight.iter().map(FlightV1::from).collect(),
+            in_flight: setup.in_flight.iter().map(InFlightRequestV1::from).collect(),
             // A queue that its guest has spoilt does not run again before a reset, there no more than here.
             enabled: setup.enabled && setup.fault.is_none(),
         };
@@ -328,10 +328,10 @@ impl<V: VirtioDevice> Device for Vdev<V> {
             own: self.model.save_own(still),
         };
         let body = postcard::to_stdvec(&saved).map_err(|error| DeviceError::Below(Box::new(error)))?;
-        Ok(State { kind: self.info.kind.to_owned(), version: VERSION, body })
+        Ok(SavedState { kind: self.info.kind.to_owned(), version: VERSION, body })
     }
 
-    fn load(&mut self, still: &Still, state: &State) -> Result<(), DeviceError> {
+    fn load(&mut self, still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         let damaged = |error: postcard::Error| StateError::Damaged(error.to_string());
         let (saved, rest): (VdevV2, _) = if state.version == 1 {
             let body = state.expect(self.info.kind, 1)?;
@@ -364,14 +364,14 @@ impl<V: VirtioDevice> Device for Vdev<V> {
             setup.layout =
                 RingLayout { size: queue.size, desc: queue.desc, avail: queue.avail, used: queue.used };
             setup.base = queue.base;
-            setup.in_flight = queue.in_flight.iter().map(Flight::from).collect();
+            setup.in_flight = queue.in_flight.iter().map(InFlightRequest::from).collect();
             setup.enabled = queue.enabled;
             setup.fault = None;
         }
         Ok(())
     }
 
-    fn reset(&mut self, _still: &Still) {
+    fn reset(&mut self, _still: &QuiescenceProof) {
         self.features = 0;
         self.model.reset_own();
         for setup in &mut self.queues {

@@ -8,7 +8,7 @@ use ioplane_testkit::golden;
 use ioplane_testkit::golden::Golden;
 use ioplane_virtio::journal::region_bytes;
 use ioplane_virtio::spec::feature::*;
-use ioplane_virtio::{Chain, Ring, RingLayout, Taken};
+use ioplane_virtio::{Chain, Ring, RingLayout, RingRequest};
 
 const SIZE: u16 = 8;
 
@@ -54,7 +54,7 @@ impl Queue {
     }
 }
 
-fn take(ring: &mut Ring) -> Taken {
+fn take(ring: &mut Ring) -> RingRequest {
     ring.take(&mut Chain::new()).unwrap().expect("something is available").0
 }
 
@@ -85,7 +85,7 @@ fn lived(features: u64) -> (Queue, Vec<(String, Vec<u8>)>, u32) {
     let fourth = take(&mut ring);
     ring.rewind(fourth);
     step("a fourth taken and given back");
-    [first, third].into_iter().for_each(Taken::abandon);
+    [first, third].into_iter().for_each(RingRequest::abandon);
     let base = ring.base();
     drop(ring);
     let ring = queue.open(&region, Some(base));

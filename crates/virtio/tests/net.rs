@@ -3,7 +3,7 @@
 mod lan;
 
 use ioplane_device::Quiescent;
-use ioplane_network::Drop;
+use ioplane_network::DropReason;
 use ioplane_testkit::driver::Part;
 use ioplane_testkit::driver::net::{Header, PairPlan, Sending};
 use ioplane_virtio::net::Net;
@@ -142,7 +142,7 @@ fn what_a_driver_takes_can_be_switched_while_it_runs() {
     a.send(packet::large_header(1448), &tcp(mac(3), mac(1), (1, 2), &payload(3000)));
     assert_eq!(set(&mut c, 0), VIRTIO_NET_OK);
     c.pairs[0].fill();
-    assert_eq!((c.receive().len(), c.received_dropped(Drop::Offload)), (0, 1));
+    assert_eq!((c.receive().len(), c.received_dropped(DropReason::Offload)), (0, 1));
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn a_slow_receiver_loses_its_own_frames_and_nobody_elses() {
     let (mut a, mut good) = (lan.plug(1), lan.plug(3));
     let slow = lan.plug_with(Wants { filled: 0, ..Wants::new(2) });
     let mut sent = 0;
-    while slow.received_dropped(Drop::Full) == 0 {
+    while slow.received_dropped(DropReason::Full) == 0 {
         a.send(NONE, &plain(mac(2), mac(1), 1514));
         a.send(NONE, &plain(mac(3), mac(1), 1514));
         sent += 1;
@@ -254,7 +254,7 @@ fn what_can_never_fit_is_dropped_by_name() {
             a.send(header, &frame);
         }
         assert_eq!(bytes(nic.receive()), [fitting(fits), fitting(60)]);
-        assert_eq!(nic.received_dropped(Drop::NoBuffer), 1);
+        assert_eq!(nic.received_dropped(DropReason::NoBuffer), 1);
     }
 }
 
@@ -429,7 +429,7 @@ fn the_configuration_the_link_and_the_announcement() {
     assert_eq!((look(&mut b), b.reading().up), (0, false));
     let mut a = lan.plug(1);
     a.send(NONE, &plain(mac(2), mac(1), 60));
-    assert_eq!((b.receive().len(), b.received_dropped(Drop::Down)), (0, 1));
+    assert_eq!((b.receive().len(), b.received_dropped(DropReason::Down)), (0, 1));
     assert!(model(&mut b, |net| net.set_link(true)));
     assert!(model(&mut b, Net::ask_for_announcement));
     assert_eq!(look(&mut b), 3);
@@ -458,7 +458,7 @@ fn a_reset_device_is_as_new_and_what_waited_is_gone() {
     quiescent.reset();
     assert_eq!(b_waiting(&quiescent), 0);
     let reading = quiescent.device().model().port().reading();
-    assert!(!reading.up && reading.received.dropped(Drop::Down) == 1, "{reading:?}");
+    assert!(!reading.up && reading.received.dropped(DropReason::Down) == 1, "{reading:?}");
     assert!(!reading.takes.checksum);
 }
 

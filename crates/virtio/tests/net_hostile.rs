@@ -2,7 +2,7 @@
 
 mod lan;
 
-use ioplane_network::{Drop, SwitchSettings};
+use ioplane_network::{DropReason, SwitchSettings};
 use ioplane_testkit::driver::Part;
 use ioplane_testkit::driver::net::{Commands, Header, PairPlan};
 use ioplane_testkit::driver::raw::RawDesc;
@@ -40,7 +40,7 @@ impl Scene {
         assert_eq!(came, [frame], "the victim gets what is honest, and that alone");
     }
 
-    fn dropped(&mut self, header: Header, frame: &[u8], cause: Drop) {
+    fn dropped(&mut self, header: Header, frame: &[u8], cause: DropReason) {
         let before = self.bad.sent_dropped(cause);
         self.bad.send(header, frame);
         assert_eq!(self.bad.sent_dropped(cause), before + 1, "{cause:?}: {header:?}");
@@ -53,14 +53,14 @@ fn frames_that_nobody_may_send() {
     let mut scene = Scene::new();
     let none = Header::default();
     for len in [0, 1, 13] {
-        scene.dropped(none, &plain(mac(2), mac(1), 14)[..len], Drop::Runt);
+        scene.dropped(none, &plain(mac(2), mac(1), 14)[..len], DropReason::Runt);
     }
     for len in [1523, 9000, 66_000] {
-        scene.dropped(none, &plain(mac(2), mac(1), len), Drop::Giant);
+        scene.dropped(none, &plain(mac(2), mac(1), len), DropReason::Giant);
     }
-    scene.dropped(none, &plain(mac(2), [0xff; 6], 60), Drop::Malformed);
-    scene.dropped(none, &plain(mac(2), [0; 6], 60), Drop::Malformed);
-    scene.dropped(none, &plain(mac(2), mac(3), 60), Drop::Spoofed);
+    scene.dropped(none, &plain(mac(2), [0xff; 6], 60), DropReason::Malformed);
+    scene.dropped(none, &plain(mac(2), [0; 6], 60), DropReason::Malformed);
+    scene.dropped(none, &plain(mac(2), mac(3), 60), DropReason::Spoofed);
     assert_eq!(scene.bad.fault(1), None, "dropped, not stopped");
 }
 
@@ -80,14 +80,14 @@ fn headers_that_lie_about_offloads() {
         Header { csum_offset: 6, ..honest },
         Header { hdr_len: u16::MAX, ..honest },
     ] {
-        scene.dropped(lie, &frame, Drop::Offload);
+        scene.dropped(lie, &frame, DropReason::Offload);
     }
     let short = plain(mac(2), mac(1), 60);
     for lie in [
         Header { csum_offset: 25, ..packet::checksum_header() },
         Header { csum_start: 59, csum_offset: 0, ..packet::checksum_header() },
     ] {
-        scene.dropped(lie, &short, Drop::Offload);
+        scene.dropped(lie, &short, DropReason::Offload);
     }
 }
 
@@ -96,13 +96,13 @@ fn claims_that_were_not_negotiated() {
     let frame = tcp(mac(2), mac(1), (1, 2), &payload(4000));
     let small = tcp(mac(2), mac(1), (1, 2), &payload(100));
     let mut scene = Scene::with(Wants::new(1).without(VIRTIO_NET_F_CSUM), SwitchSettings::default());
-    scene.dropped(packet::checksum_header(), &small, Drop::Offload);
-    scene.dropped(packet::large_header(1448), &frame, Drop::Offload);
+    scene.dropped(packet::checksum_header(), &small, DropReason::Offload);
+    scene.dropped(packet::large_header(1448), &frame, DropReason::Offload);
     let without = VIRTIO_NET_F_HOST_TSO4 | VIRTIO_NET_F_HOST_ECN;
     let mut scene = Scene::with(Wants::new(1).without(without), SwitchSettings::default());
-    scene.dropped(packet::large_header(1448), &frame, Drop::Offload);
+    scene.dropped(packet::large_header(1448), &frame, DropReason::Offload);
     let ecn = Header { gso_type: 0x81, ..packet::large_header(1448) };
-    scene.dropped(ecn, &frame, Drop::Offload);
+    scene.dropped(ecn, &frame, DropReason::Offload);
 }
 
 /// Puts a chain of `parts` on the transmit ring, and sees that it comes back.
@@ -120,26 +120,26 @@ fn chains_of_one_byte_each_and_chains_without_a_frame() {
     let part = |at: u64, len, write| Part { gpa: gpa + at, len, write };
     // No header at all, half of one; buffers that are the device's to write.
     for parts in [vec![part(0, 0, false)], vec![part(0, 11, false)], vec![part(0, 100, true)]] {
-        let before = scene.bad.sent_dropped(Drop::Malformed);
+        let before = scene.bad.sent_dropped(DropReason::Malformed);
         chain(&mut scene.bad, &parts);
-        assert_eq!(scene.bad.sent_dropped(Drop::Malformed), before + 1);
+        assert_eq!(scene.bad.sent_dropped(DropReason::Malformed), before + 1);
     }
     chain(&mut scene.bad, &[part(0, 12, false)]);
-    assert_eq!(scene.bad.sent_dropped(Drop::Runt), 1);
+    assert_eq!(scene.bad.sent_dropped(DropReason::Runt), 1);
     scene.goes_on();
     // As many pieces as a chain may have, and more: in a table, since the ring is shorter.
     scene.bad.pairs[0].write(0, Header::default(), &plain(mac(2), mac(1), 1000)).unwrap();
     let table = scene.bad.memory.carve(16 * 512, 64).unwrap();
     for (pieces, fits) in [(256, true), (257, false), (512, false)] {
         let parts: Vec<_> = (0..pieces).map(|at| part(at, 1, false)).collect();
-        let before = scene.bad.sent_dropped(Drop::Malformed);
+        let before = scene.bad.sent_dropped(DropReason::Malformed);
         let head = scene.bad.pairs[0].tx().chain_indirect(&parts, &table).unwrap();
         scene.bad.pairs[0].tx().push(head);
         scene.lan.settle();
         assert_eq!(scene.bad.pairs[0].reap().unwrap(), 1);
         let came = scene.victim.receive();
         assert_eq!(came.len(), usize::from(fits), "{pieces} pieces");
-        assert_eq!(scene.bad.sent_dropped(Drop::Malformed), before + u64::from(!fits));
+        assert_eq!(scene.bad.sent_dropped(DropReason::Malformed), before + u64::from(!fits));
         if fits {
             assert_eq!(came[0].1, plain(mac(2), mac(1), 1000)[..256 - 12]);
         }
@@ -225,7 +225,7 @@ fn a_frame_that_needs_two_suspects_is_dropped_and_the_core_comes_to_rest() {
         let large = tcp(mac(2), mac(1), (1, 2), &payload(2000));
         a.send(packet::large_header(1448), &large);
         lan.settle();
-        assert_eq!((b.received_dropped(Drop::NoBuffer), b.receive().len()), (1, 0));
+        assert_eq!((b.received_dropped(DropReason::NoBuffer), b.receive().len()), (1, 0));
         // Small ones try the suspects one by one, and then there is room for large ones.
         for len in [60, 61] {
             a.send(Header::default(), &plain(mac(2), mac(1), len));
@@ -267,7 +267,7 @@ fn a_frame_without_bytes_at_the_end_of_memory_is_a_runt() {
     raw.set_desc(0, RawDesc { addr: end - header, len: header as u32, flags: 0, next: 0 });
     raw.offer(0);
     scene.honest.send(Header::default(), &plain(mac(1), mac(3), 60));
-    assert_eq!(scene.bad.sent_dropped(Drop::Runt), 1);
+    assert_eq!(scene.bad.sent_dropped(DropReason::Runt), 1);
     assert_eq!(scene.bad.fault(1), None);
 }
 
@@ -351,7 +351,7 @@ fn a_flood_is_bounded_and_others_get_through() {
         scene.victim.receive();
         scene.honest.receive();
     }
-    assert!(scene.bad.sent_dropped(Drop::Storm) > 800);
+    assert!(scene.bad.sent_dropped(DropReason::Storm) > 800);
     scene.goes_on();
     assert_eq!(scene.victim.reading().received.drops, []);
 }

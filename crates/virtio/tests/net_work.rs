@@ -5,7 +5,7 @@ mod lan;
 use std::time::Instant;
 
 use ioplane_device::QueueSet;
-use ioplane_network::{Drop, Inlet, Port, PortOptions, SwitchSettings};
+use ioplane_network::{DropReason, Port, PortOptions, PortRx, SwitchSettings};
 use ioplane_testkit::driver::Part;
 use ioplane_testkit::driver::net::{Header, PairPlan};
 use lan::packet::{self, payload, plain, tcp};
@@ -21,7 +21,7 @@ const MOST_BELLS: usize = 48;
 /// A port without a guest, which takes nothing but plain frames unless it is told to.
 struct Tap {
     port: Port,
-    inlet: Inlet,
+    inlet: PortRx,
 }
 
 /// A NIC with ports around it that nobody reads until the test does.
@@ -279,7 +279,7 @@ fn hole_05_looking_for_room_in_vain_is_charged() {
     let (mut most, mut before) = (0, 0);
     for _ in 0..100 {
         lan.core.turn();
-        let now = b.received_dropped(Drop::NoBuffer);
+        let now = b.received_dropped(DropReason::NoBuffer);
         most = most.max(now - before);
         before = now;
     }

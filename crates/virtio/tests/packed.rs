@@ -4,7 +4,7 @@ use ioplane_memory::Window;
 use ioplane_testkit::driver::{GuestMemory, Part, Ring as DriverRing, RingMode, RingPlace};
 use ioplane_virtio::journal::region_bytes;
 use ioplane_virtio::spec::feature::*;
-use ioplane_virtio::{Chain, Ring, RingFault, RingLayout, Taken};
+use ioplane_virtio::{Chain, Ring, RingFault, RingLayout, RingRequest};
 
 const FEATURES: u64 = VIRTIO_F_RING_PACKED | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIRECT_DESC;
 
@@ -52,11 +52,11 @@ impl Pair {
     }
 }
 
-fn take(ring: &mut Ring) -> Taken {
+fn take(ring: &mut Ring) -> RingRequest {
     ring.take(&mut Chain::new()).unwrap().expect("something is available").0
 }
 
-fn take_all(ring: &mut Ring) -> Vec<Taken> {
+fn take_all(ring: &mut Ring) -> Vec<RingRequest> {
     let mut chain = Chain::new();
     std::iter::from_fn(|| ring.take(&mut chain).unwrap().map(|(taken, _)| taken)).collect()
 }
@@ -131,7 +131,7 @@ fn what_a_dead_process_had_completed_and_not_shown_is_never_found() {
     let mut ring = pair.open(None, true).unwrap();
     assert_eq!(ring.flying_heads(), ids);
     let mut again = take_all(&mut ring);
-    assert!(again.iter().map(Taken::head).eq(ids));
+    assert!(again.iter().map(RingRequest::head).eq(ids));
     // The last first: its successor comes two places on, where the dead one has left nothing; then one, and there it has.
     let mut found = Vec::new();
     while let Some(taken) = again.pop() {
@@ -213,7 +213,7 @@ fn what_is_in_flight_travels_with_the_state() {
     // The second ends first, and its used descriptor lies where the first one's chain began.
     ring.complete(taken.pop().unwrap(), 8);
     ring.publish();
-    taken.into_iter().for_each(Taken::abandon);
+    taken.into_iter().for_each(RingRequest::abandon);
     let (base, flights) = (ring.base(), ring.flights());
     assert_eq!((flights.len(), flights[0].head, flights[0].descriptors.len()), (1, ids[0], 2));
     let RingPlace { size, desc, avail, used } = pair.place;

@@ -6,7 +6,7 @@ use ioplane_memory::{Mapping, Window};
 use ioplane_testkit::driver::{GuestMemory, Part, Ring as DriverRing, RingMode, RingPlace};
 use ioplane_virtio::journal::region_bytes;
 use ioplane_virtio::spec::feature::{VIRTIO_F_EVENT_IDX, VIRTIO_F_RING_PACKED};
-use ioplane_virtio::{Batch, Chain, MOST_PLAIN, Ring, RingLayout, Taken, Touch};
+use ioplane_virtio::{Batch, Chain, MOST_PLAIN, Ring, RingLayout, RingRequest, Touch};
 
 const SIZE: u16 = 8;
 /// Both kinds of ring.
@@ -45,7 +45,7 @@ impl Both {
         }
     }
 
-    fn take(&mut self, ring: &mut Ring) -> Option<Taken> {
+    fn take(&mut self, ring: &mut Ring) -> Option<RingRequest> {
         ring.take(&mut self.chain).unwrap().map(|(taken, _)| taken)
     }
 }
@@ -67,7 +67,7 @@ fn what_is_given_back_is_taken_again_in_its_order() {
         let base = ring.base();
         both.offer(3);
         let taken: Vec<_> = std::iter::from_fn(|| both.take(&mut ring)).collect();
-        let heads: Vec<_> = taken.iter().map(Taken::head).collect();
+        let heads: Vec<_> = taken.iter().map(RingRequest::head).collect();
         assert_eq!((heads.len(), ring.flying()), (3, 3));
         taken.into_iter().rev().for_each(|taken| ring.rewind(taken));
         assert_eq!((ring.flying(), ring.base(), ring.flying_heads()), (0, base, vec![]));
@@ -80,7 +80,7 @@ fn what_is_given_back_is_taken_again_in_its_order() {
         assert!(both.driver.kick_needed(), "asked for more than there was");
         assert!(ring.has_more());
         let taken: Vec<_> = std::iter::from_fn(|| both.take(&mut ring)).collect();
-        assert_eq!(taken[..3].iter().map(Taken::head).collect::<Vec<_>>(), heads);
+        assert_eq!(taken[..3].iter().map(RingRequest::head).collect::<Vec<_>>(), heads);
         taken.into_iter().for_each(|taken| ring.complete(taken, 1));
         ring.publish();
         assert_eq!(
@@ -104,7 +104,7 @@ fn replay_given_back(features: u64) {
     let heads = [first.head(), second.head()];
     // The disk below has both when the process dies.
     [&first, &second].into_iter().for_each(|taken| ring.release(taken));
-    [first, second].into_iter().for_each(Taken::abandon);
+    [first, second].into_iter().for_each(RingRequest::abandon);
     drop(ring);
     let mut ring = both.open(true, None);
     assert!(ring.replays());

@@ -5,8 +5,8 @@ mod rig;
 
 use std::sync::Arc;
 
-use ioplane_device::{Access, At, Device, Quiescent, Running, State};
-use ioplane_network::{Inlet, Port, PortOptions, SwitchSettings};
+use ioplane_device::{Access, Device, Quiescent, RegisterAddress, Running, SavedState};
+use ioplane_network::{Port, PortOptions, PortRx, SwitchSettings};
 use ioplane_storage::filter::Stall;
 use ioplane_storage::{Backing, MemoryBacking};
 use ioplane_testkit::driver::net::PairPlan;
@@ -46,7 +46,7 @@ struct Stalled {
 
 impl Stalled {
     /// With three requests in flight, of which one has been answered since.
-    fn with_requests_in_flight(features: u64) -> (Stalled, State) {
+    fn with_requests_in_flight(features: u64) -> (Stalled, SavedState) {
         let stall = Stall::new(MemoryBacking::new(MIB).unwrap());
         let mut rig = Rig::with(options("disk"), stall.clone(), Shape::Direct, features);
         assert_eq!(rig.write(8, &[7; 1024]), VIRTIO_BLK_S_OK);
@@ -65,7 +65,7 @@ impl Stalled {
     }
 
     /// A disk like it, with the same guest, goes on from `state`, and answers what was in flight.
-    fn goes_on(mut self, state: &State) {
+    fn goes_on(mut self, state: &SavedState) {
         self.stall.release();
         let rig = &mut self.rig;
         let blk = Blk::new(options("disk"), self.stall.clone());
@@ -105,7 +105,7 @@ fn a_disk_that_was_saved_in_version_1() {
 }
 
 /// Receivers on the switch, which take what they are sent.
-struct Receivers(Vec<(Port, Inlet)>);
+struct Receivers(Vec<(Port, PortRx)>);
 
 impl Receivers {
     fn new(lan: &Lan, count: u8) -> Self {
@@ -122,7 +122,7 @@ impl Receivers {
 
     /// What each has received since.
     fn came(&mut self) -> Vec<usize> {
-        let each = |(_, inlet): &mut (Port, Inlet)| {
+        let each = |(_, inlet): &mut (Port, PortRx)| {
             std::iter::from_fn(|| inlet.front().is_some().then(|| inlet.pop())).count()
         };
         self.0.iter_mut().map(each).collect()
@@ -214,7 +214,7 @@ fn a_disk_behind_registers() {
         (QUEUE_SEL, 5),
     ] {
         // Nothing runs yet: there is nothing to carry out.
-        let _ = mmio.access(At::Bar(0, register), Access::Write(&value.to_le_bytes()));
+        let _ = mmio.access(RegisterAddress::Bar(0, register), Access::Write(&value.to_le_bytes()));
     }
     mmio.config_changed();
     let golden = golden!("virtio-mmio.state");

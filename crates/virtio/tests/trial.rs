@@ -4,7 +4,7 @@ use ioplane_memory::Window;
 use ioplane_testkit::driver::{GuestMemory, Part, Ring as DriverRing, RingMode, RingPlace};
 use ioplane_virtio::journal::{JournalFault, region_bytes};
 use ioplane_virtio::spec::feature::{VIRTIO_F_EVENT_IDX, VIRTIO_F_RING_PACKED};
-use ioplane_virtio::{Chain, Ring, RingFault, RingLayout, Taken};
+use ioplane_virtio::{Chain, Ring, RingFault, RingLayout, RingRequest};
 
 const SIZE: u16 = 8;
 
@@ -38,7 +38,7 @@ impl Mortal {
     }
 }
 
-fn take(ring: &mut Ring) -> Option<(Taken, bool)> {
+fn take(ring: &mut Ring) -> Option<(RingRequest, bool)> {
     ring.take(&mut Chain::new()).unwrap()
 }
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 use ioplane_device::{QueueSet, Quiescent};
 use ioplane_memory::GuestView;
 use ioplane_storage::{
-    Backing, BackingInfo, Direct, EngineChoice, FileBacking, FileOptions, Lane, MemoryBacking,
+    Backing, BackingInfo, Direct, EngineChoice, FileBacking, FileOptions, IoChannel, MemoryBacking,
     Op as StorageOp, Outcome, StorageError, Submitted, Tag,
 };
 use ioplane_testkit::driver::{DiskPlan, Op, Shape, Token};
@@ -358,7 +358,7 @@ struct Counted {
 }
 
 struct CountedLane {
-    below: Box<dyn Lane>,
+    below: Box<dyn IoChannel>,
     handed: Arc<Handed>,
 }
 
@@ -367,8 +367,8 @@ impl Backing for Counted {
         self.below.info()
     }
 
-    fn lane(&self, depth: u16) -> Result<Box<dyn Lane>, StorageError> {
-        Ok(Box::new(CountedLane { below: self.below.lane(depth)?, handed: self.handed.clone() }))
+    fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
+        Ok(Box::new(CountedLane { below: self.below.channel(depth)?, handed: self.handed.clone() }))
     }
 
     fn resize(&self, bytes: u64) -> Result<(), StorageError> {
@@ -380,7 +380,7 @@ impl Backing for Counted {
     }
 }
 
-impl Lane for CountedLane {
+impl IoChannel for CountedLane {
     fn slice(&self) -> u32 {
         self.below.slice()
     }

@@ -227,7 +227,7 @@ impl Device for Counter {
         &self.info
     }
 
-    fn access(&mut self, _at: At, _op: Access<'_>) -> Effect {
+    fn access(&mut self, _at: RegisterAddress, _op: Access<'_>) -> Effect {
         Effect::None
     }
 
@@ -235,10 +235,10 @@ impl Device for Counter {
         (0..self.info.queues).collect()
     }
 
-    fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
         for queue in seating.queues().clone() {
             let line = self.lines[usize::from(queue)].clone();
-            seating.sit(queue, Box::new(Server { line, held: 0, drain: false, suspend: false, seen: 0 }));
+            seating.add(queue, Box::new(Server { line, held: 0, drain: false, suspend: false, seen: 0 }));
         }
         Ok(())
     }
@@ -247,14 +247,14 @@ impl Device for Counter {
         home.into_poller::<Server>().unwrap();
     }
 
-    fn save(&self, _still: &Still) -> Result<State, DeviceError> {
-        Ok(State { kind: "counter".into(), version: 1, body: Vec::new() })
+    fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+        Ok(SavedState { kind: "counter".into(), version: 1, body: Vec::new() })
     }
 
-    fn load(&mut self, _still: &Still, state: &State) -> Result<(), DeviceError> {
+    fn load(&mut self, _still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         state.expect("counter", 1)?;
         Ok(())
     }
 
-    fn reset(&mut self, _still: &Still) {}
+    fn reset(&mut self, _still: &QuiescenceProof) {}
 }

@@ -30,7 +30,7 @@ pub use problem::{Problem, Problems};
 pub use reader::{Place, nearest};
 use reader::{Reader, Source};
 
-use crate::access::Access;
+use crate::access::SocketAccess;
 
 /// The section `[daemon]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub struct DaemonSpec {
     /// Where Prometheus may ask, loopback only.
     pub metrics: Option<SocketAddr>,
     /// Who may connect to the sockets of disks and NICs.
-    pub access: Access,
+    pub access: SocketAccess,
 }
 
 /// A configuration without a problem in itself.
@@ -259,8 +259,8 @@ fn daemon(mut reader: Reader<'_, '_>) -> (DaemonSpec, Place) {
 }
 
 /// `socket_group` and `socket_mode`: a group without a mode may read and write.
-fn access(reader: &mut Reader<'_, '_>) -> Access {
-    let mut access = Access::default();
+fn access(reader: &mut Reader<'_, '_>) -> SocketAccess {
+    let mut access = SocketAccess::default();
     if let Some(name) = reader.text("socket_group") {
         access.mode = 0o660;
         match group(&name) {

@@ -14,18 +14,18 @@ use ioplane_api::size::Size;
 use ioplane_api::spec::{
     BackingSpec, DirectWord, DiskSpec, EngineWord, FormatWord, QUEUE_SIZE_MAX, ServedSpec,
 };
-use ioplane_device::Still;
+use ioplane_device::QuiescenceProof;
 use ioplane_storage::{Backing, FileBacking, FileOptions, ImageId, MemoryBacking, Raw};
 use ioplane_virtio::blk::{Blk, BlkOptions};
 
 use super::Daemon;
-use super::ground::Ground;
-use super::ledger::{DiskRecord, Entries};
+use super::context::DaemonContext;
 use super::lower::Lower;
 use super::readings;
-use super::served::{Kind, Note, Queued, Served, blocking};
-use super::shelf::{Shelf, Shelved};
-use super::trouble::Trouble;
+use super::registry::{Registry, Shelved};
+use super::served::{Queued, Served, ServedKind, StateRecord, blocking};
+use super::state_file::{DiskRecord, Entries};
+use super::trouble::RetryState;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
@@ -222,7 +222,7 @@ impl Disk {
         let image = opened.image;
         let (note, shown) = (self.served.note.clone(), self.backing.clone());
         let fresh = opened.backing.clone();
-        let exchange = move |model: &mut Blk, still: &Still| {
+        let exchange = move |model: &mut Blk, still: &QuiescenceProof| {
             let (before, bytes) = (model.bytes(), opened.backing.info().bytes);
             if bytes < before {
                 return Err(Refusal::conflict(
@@ -257,12 +257,13 @@ impl Disk {
             *lock(&shown) = opened.report;
             Ok((old, before != model.bytes()))
         };
-        let exchange = move |model: &mut Blk, still: &Still| match tokio::task::block_in_place(|| {
-            exchange(model, still)
-        }) {
-            Ok((old, told)) => (Ok(old), told),
-            Err(refused) => (Err(refused), false),
-        };
+        let exchange =
+            move |model: &mut Blk, still: &QuiescenceProof| match tokio::task::block_in_place(|| {
+                exchange(model, still)
+            }) {
+                Ok((old, told)) => (Ok(old), told),
+                Err(refused) => (Err(refused), false),
+            };
         let first = &self.served.handle;
         let old = match self.served.second() {
             None => first.at_quiescence(exchange).await??,
@@ -278,12 +279,12 @@ impl Disk {
 }
 
 impl Shelved for Disk {
-    fn shelf(daemon: &Daemon) -> &Shelf<Disk> {
+    fn shelf(daemon: &Daemon) -> &Registry<Disk> {
         &daemon.disks
     }
 }
 
-impl Kind for Disk {
+impl ServedKind for Disk {
     type Spec = DiskSpec;
     type Report = DiskReport;
     type Below = ();
@@ -327,7 +328,11 @@ impl Kind for Disk {
         &mut entries.removed
     }
 
-    async fn open(mut record: DiskRecord, ground: &Arc<Ground>, _below: &Arc<()>) -> Result<Disk, Refusal> {
+    async fn open(
+        mut record: DiskRecord,
+        ground: &Arc<DaemonContext>,
+        _below: &Arc<()>,
+    ) -> Result<Disk, Refusal> {
         let (wanted, owner) = (record.clone(), ground.socket(&record.now));
         let opened = blocking(move || open(&wanted, &owner)).await?;
         // From here on its guest may write whatever it likes into this image.
@@ -336,7 +341,7 @@ impl Kind for Disk {
         Ok(Disk { served, backing: Arc::new(Mutex::new(opened.report)) })
     }
 
-    fn note(&self) -> &Note<Disk> {
+    fn note(&self) -> &StateRecord<Disk> {
         &self.served.note
     }
 
@@ -377,7 +382,12 @@ impl Kind for Disk {
         report
     }
 
-    fn blank(record: &DiskRecord, socket: PathBuf, state: ServedState, why: Option<&Trouble>) -> DiskReport {
+    fn blank(
+        record: &DiskRecord,
+        socket: PathBuf,
+        state: ServedState,
+        why: Option<&RetryState>,
+    ) -> DiskReport {
         let spec = &record.now;
         let (kind, path, size) = match &spec.backing {
             BackingSpec::File { path, .. } => ("file", Some(path.clone()), 0),
@@ -390,7 +400,7 @@ impl Kind for Disk {
             state,
             error: why.map(|trouble| trouble.why.error.clone()),
             remedy: why.map(|trouble| trouble.why.remedy.clone()),
-            retry: why.map(Trouble::report),
+            retry: why.map(RetryState::report),
             origin: record.origin().to_owned(),
             connected: false,
             connections: 0,

@@ -13,17 +13,17 @@ use std::sync::{Arc, PoisonError};
 
 use ioplane_api::refusal::Code;
 use ioplane_api::report::{DiskReport, Door};
-use ioplane_device::Still;
+use ioplane_device::QuiescenceProof;
 use ioplane_host::vhost_user::{Handle, Status};
 use ioplane_storage::Backing;
 use ioplane_virtio::blk::Blk;
 
 use super::Disk;
-use crate::ground::Ground;
-use crate::ledger::DiskRecord;
+use crate::context::DaemonContext;
 use crate::refusal::Refusal;
-use crate::served::{Kind, serve};
-use crate::shelf::Shelf;
+use crate::registry::Registry;
+use crate::served::{ServedKind, serve};
+use crate::state_file::DiskRecord;
 
 /// Puts `fresh` behind both instances, each at a quiescent point of its own, the one inside the other: at no moment can
 /// one of them begin a request with the old backing when the other has the new one. `exchange` does it for the first, and
@@ -32,11 +32,11 @@ pub async fn exchange_both<R: Send + 'static>(
     main: &Handle<Blk>,
     twin: &Handle<Blk>,
     fresh: Arc<dyn Backing>,
-    exchange: impl FnOnce(&mut Blk, &Still) -> (Result<R, Refusal>, bool) + Send + 'static,
+    exchange: impl FnOnce(&mut Blk, &QuiescenceProof) -> (Result<R, Refusal>, bool) + Send + 'static,
 ) -> Result<R, Refusal> {
     let main = main.clone();
     let runtime = tokio::runtime::Handle::current();
-    let both = move |model: &mut Blk, still: &Still| -> Result<(R, bool), Refusal> {
+    let both = move |model: &mut Blk, still: &QuiescenceProof| -> Result<(R, bool), Refusal> {
         let before = model.bytes();
         let done = runtime.block_on(main.at_quiescence(exchange))??;
         model.replace_backing(still, fresh).map_err(|why| {
@@ -54,7 +54,7 @@ pub async fn exchange_both<R: Send + 'static>(
 
 impl Disk {
     /// Opens the second socket, and writes down that it is there; says whether it is new.
-    pub async fn open_twin(&self, socket: Option<PathBuf>, ground: &Ground) -> Result<bool, Refusal> {
+    pub async fn open_twin(&self, socket: Option<PathBuf>, ground: &DaemonContext) -> Result<bool, Refusal> {
         let served = &self.served;
         let _changing = served.changing.lock().await;
         let record = served.note.read();
@@ -79,7 +79,12 @@ impl Disk {
         opened.map(|()| true)
     }
 
-    async fn serve_twin(&self, socket: &Path, record: &DiskRecord, ground: &Ground) -> Result<(), Refusal> {
+    async fn serve_twin(
+        &self,
+        socket: &Path,
+        record: &DiskRecord,
+        ground: &DaemonContext,
+    ) -> Result<(), Refusal> {
         let served = &self.served;
         let model = served.handle.change(|model| (model.twin(), false)).await?;
         served.note.change(|record| record.now.twin = Some(socket.to_owned()))?;
@@ -96,7 +101,7 @@ impl Disk {
     }
 
     /// Closes the second socket: refuses while a front end is connected there, unless forced.
-    pub async fn close_twin(&self, force: bool, ground: &Ground) -> Result<(), Refusal> {
+    pub async fn close_twin(&self, force: bool, ground: &DaemonContext) -> Result<(), Refusal> {
         let served = &self.served;
         let _changing = served.changing.lock().await;
         let name = served.note.read().now.name;
@@ -111,7 +116,7 @@ impl Disk {
     }
 }
 
-impl Shelf<Disk> {
+impl Registry<Disk> {
     /// Gives a disk a second socket: at `socket`, or beside its first.
     pub async fn open_twin(&self, name: &str, socket: Option<PathBuf>) -> Result<bool, Refusal> {
         self.served(name)?.open_twin(socket, &self.ground).await

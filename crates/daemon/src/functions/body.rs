@@ -8,8 +8,8 @@ use ioplane_api::report::{
 };
 use ioplane_api::spec::FaultSpec;
 use ioplane_device::{
-    Access, At, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State, Still,
-    Stillness,
+    Access, Activation, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Quiescence,
+    QuiescenceProof, RegisterAddress, SavedState,
 };
 use ioplane_hardware::Vfio;
 use ioplane_memory::GuestMap;
@@ -17,7 +17,7 @@ use ioplane_nic::ne2000::Ne2000;
 use ioplane_nic::rtl8139::Rtl8139;
 use ioplane_nic::{Counts, Drops};
 use ioplane_passthrough::direct::Direct;
-use ioplane_passthrough::monitor::{Happening, Monitor, Reading, What};
+use ioplane_passthrough::monitor::{Monitor, MonitorEvent, MonitorEventKind, Reading};
 use ioplane_pci::{BarMap, Function, Irq, Irqs, NotReady, Wire, WireError};
 
 use crate::lower::Lower;
@@ -92,11 +92,14 @@ impl Body {
 }
 
 /// What a monitor tells of itself.
-fn seen(reading: Reading, events: Vec<Happening>) -> WatchReport {
+fn seen(reading: Reading, events: Vec<MonitorEvent>) -> WatchReport {
     let Reading { totals, states, reusable, stopped, gone, faults, .. } = reading;
     let region = |(region, state): (&str, &str)| RegionReport { region: region.into(), state: state.into() };
-    let event =
-        |event: Happening| EventReport { number: event.number, at_us: event.at, what: in_words(event.what) };
+    let event = |event: MonitorEvent| EventReport {
+        number: event.number,
+        at_us: event.at,
+        what: in_words(event.what),
+    };
     WatchReport {
         states: states.into_iter().map(region).collect(),
         reusable,
@@ -127,13 +130,13 @@ fn seen(reading: Reading, events: Vec<Happening>) -> WatchReport {
     }
 }
 
-fn in_words(what: What) -> String {
+fn in_words(what: MonitorEventKind) -> String {
     match what {
-        What::Moved { region, from, to } => format!("{region}: {from} -> {to}"),
-        What::Fault { name, cause, text } => format!("denied ({}): {name}: {text}", cause.name()),
-        What::Reset => "reset by the guest".to_owned(),
-        What::Parked => "at rest".to_owned(),
-        What::Resumed => "goes on".to_owned(),
+        MonitorEventKind::Moved { region, from, to } => format!("{region}: {from} -> {to}"),
+        MonitorEventKind::Fault { name, cause, text } => format!("denied ({}): {name}: {text}", cause.name()),
+        MonitorEventKind::Reset => "reset by the guest".to_owned(),
+        MonitorEventKind::Parked => "at rest".to_owned(),
+        MonitorEventKind::Resumed => "goes on".to_owned(),
     }
 }
 
@@ -165,7 +168,7 @@ impl Device for Body {
         self.inner().info()
     }
 
-    fn access(&mut self, at: At, op: Access<'_>) -> Effect {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Effect {
         self.inner_mut().access(at, op)
     }
 
@@ -173,7 +176,7 @@ impl Device for Body {
         self.inner().active()
     }
 
-    fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
         self.inner_mut().activate(seating)
     }
 
@@ -181,23 +184,23 @@ impl Device for Body {
         self.inner_mut().deactivate(home);
     }
 
-    fn stillness(&mut self) -> Stillness {
-        self.inner_mut().stillness()
+    fn quiescence(&mut self) -> Quiescence {
+        self.inner_mut().quiescence()
     }
 
     fn suspend(&mut self) -> Result<(), DeviceError> {
         self.inner_mut().suspend()
     }
 
-    fn save(&self, still: &Still) -> Result<State, DeviceError> {
+    fn save(&self, still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         self.inner().save(still)
     }
 
-    fn load(&mut self, still: &Still, state: &State) -> Result<(), DeviceError> {
+    fn load(&mut self, still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         self.inner_mut().load(still, state)
     }
 
-    fn reset(&mut self, still: &Still) {
+    fn reset(&mut self, still: &QuiescenceProof) {
         self.inner_mut().reset(still);
     }
 
@@ -231,7 +234,7 @@ impl Function for Body {
         self.inner_mut().grow_memory(map)
     }
 
-    fn replace_memory(&mut self, still: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+    fn replace_memory(&mut self, still: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError> {
         self.inner_mut().replace_memory(still, map)
     }
 
@@ -243,7 +246,7 @@ impl Function for Body {
         self.inner_mut().attend();
     }
 
-    fn admit(&mut self, still: &Still) -> Result<(), NotReady> {
+    fn admit(&mut self, still: &QuiescenceProof) -> Result<(), NotReady> {
         self.inner_mut().admit(still)
     }
 
@@ -279,10 +282,18 @@ mod tests {
             faults: vec![fault],
             next_event: 3,
         };
-        let fault = What::Fault { name: "descriptor-outside", cause: Cause::Dma, text: "at 0x1000".into() };
+        let fault = MonitorEventKind::Fault {
+            name: "descriptor-outside",
+            cause: Cause::Dma,
+            text: "at 0x1000".into(),
+        };
         let events = vec![
-            Happening { number: 1, at: 5, what: What::Moved { region: "transmit", from: "Idle", to: "Run" } },
-            Happening { number: 2, at: 9, what: fault },
+            MonitorEvent {
+                number: 1,
+                at: 5,
+                what: MonitorEventKind::Moved { region: "transmit", from: "Idle", to: "Run" },
+            },
+            MonitorEvent { number: 2, at: 9, what: fault },
         ];
         let watch = seen(reading, events);
         assert_eq!((watch.hooked_percent, watch.dma_vetted, watch.stopped), (25.0, 7, true));

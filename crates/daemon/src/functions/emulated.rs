@@ -13,8 +13,8 @@ use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
 
 use super::Opened;
 use super::body::Body;
-use crate::cores::Seating;
-use crate::ground::Ground;
+use crate::context::DaemonContext;
+use crate::cores::CorePlacement;
 use crate::refusal::Refusal;
 use crate::switches::{self, Switches};
 use crate::taps;
@@ -29,7 +29,7 @@ pub fn open(
     chip: ChipWord,
     cable: &CableSpec,
     mac: Mac,
-    ground: &Ground,
+    ground: &DaemonContext,
     switches: &Switches,
 ) -> Result<Opened, Refusal> {
     let (switch, uplink) = match cable {
@@ -40,7 +40,8 @@ pub fn open(
             let name = tap;
             let tap = Tap::open(name, &switch, PortOptions::new(name))?;
             taps::keep(name, &tap, &ground.ledger)?;
-            let seating = Seating { pool: ground.cores.pool().clone(), core: None, moved: BTreeMap::new() };
+            let seating =
+                CorePlacement { pool: ground.cores.pool().clone(), core: None, moved: BTreeMap::new() };
             let running = Quiescent::new(tap).resume(&seating).map_err(|refused| {
                 Refusal::failed(
                     format!("the TAP interface {name}: {}", refused.error),

@@ -6,7 +6,7 @@
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::access::Access;
+use crate::access::SocketAccess;
 use crate::refusal::Refusal;
 
 /// Its name in the run directory.
@@ -25,7 +25,7 @@ pub fn path(run_dir: &Path) -> PathBuf {
 }
 
 /// Writes it, for `access` to read.
-pub fn write(run_dir: &Path, access: Access) -> Result<(), Refusal> {
+pub fn write(run_dir: &Path, access: SocketAccess) -> Result<(), Refusal> {
     let path = path(run_dir);
     // Beside and renamed: a QEMU that opens it sees all of it.
     let fresh = path.with_extension("new");
@@ -78,8 +78,8 @@ mod tests {
     #[test]
     fn qemu_takes_it_for_an_image() {
         let folder = tempfile::tempdir().unwrap();
-        write(folder.path(), Access::default()).unwrap();
-        write(folder.path(), Access::default()).unwrap();
+        write(folder.path(), SocketAccess::default()).unwrap();
+        write(folder.path(), SocketAccess::default()).unwrap();
         let run = |args: &[&str]| {
             let output = Command::new("qemu-img").args(args).arg(path(folder.path())).output();
             let output = output.expect("qemu-img: script/bootstrap installs it");

@@ -21,21 +21,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ioplane_api::refusal::Code;
 use ioplane_api::report::{FunctionReport, ServedState, Stage, TrafficReport};
 use ioplane_api::spec::{FunctionSpec, ModeWord, SourceSpec};
-use ioplane_device::{Access as RegisterAccess, At, Device, Lifecycle, Presence, Quiescent};
+use ioplane_device::{Access as RegisterAccess, Device, Lifecycle, Presence, Quiescent, RegisterAddress};
 use ioplane_hardware::lease::{self, Accepted};
 use ioplane_host::vfio_user::{self, Handle};
 
 use self::body::Body;
 use super::Daemon;
-use super::access::Access;
-use super::ground::Ground;
-use super::ledger::{Entries, FunctionRecord};
+use super::access::SocketAccess;
+use super::context::DaemonContext;
 use super::lower::limits;
 use super::readings;
-use super::served::{GLANCE, Kind, Note, blocking};
-use super::shelf::{Shelf, Shelved};
+use super::registry::{Registry, Shelved};
+use super::served::{GLANCE, ServedKind, StateRecord, blocking};
+use super::state_file::{Entries, FunctionRecord};
 use super::switches::Switches;
-use super::trouble::Trouble;
+use super::trouble::RetryState;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
@@ -65,7 +65,7 @@ impl Functions {
 }
 
 /// Gives back what a daemon had taken that died, and writes the image that keeps QEMU from migrating. Before anything is opened.
-pub fn recover(run_dir: &Path, access: Access) -> Result<(), Refusal> {
+pub fn recover(run_dir: &Path, access: SocketAccess) -> Result<(), Refusal> {
     for one in lease::recover(Path::new(SYSFS), &run_dir.join(LEASES)) {
         let function = one.address.to_string();
         match one.outcome {
@@ -88,7 +88,7 @@ type After = Box<dyn FnOnce() -> Result<(), Refusal> + Send>;
 /// A PCI function that is being served.
 pub struct Card {
     handle: Handle<Body>,
-    note: Note<Card>,
+    note: StateRecord<Card>,
     after: Arc<Mutex<Vec<After>>>,
     /// What could not be done when it was stopped.
     complaint: Mutex<Option<String>>,
@@ -105,7 +105,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Opens what a specification says. May block.
-fn open(spec: &FunctionSpec, ground: &Ground, below: &Functions) -> Result<Opened, Refusal> {
+fn open(spec: &FunctionSpec, ground: &DaemonContext, below: &Functions) -> Result<Opened, Refusal> {
     match &spec.source {
         SourceSpec::Emulated { chip, cable, mac } => {
             emulated::open(&spec.name, *chip, cable, *mac, ground, &below.switches)
@@ -120,7 +120,7 @@ fn open(spec: &FunctionSpec, ground: &Ground, below: &Functions) -> Result<Opene
 /// Vendor and device, as people write them.
 fn id_of(body: &mut Body) -> String {
     let mut bytes = [0; 4];
-    body.access(At::Config(0), RegisterAccess::Read(&mut bytes));
+    body.access(RegisterAddress::Config(0), RegisterAccess::Read(&mut bytes));
     let [a, b, c, d] = bytes;
     format!("{b:02x}{a:02x}:{d:02x}{c:02x}")
 }
@@ -160,7 +160,11 @@ fn stage(presence: Presence) -> Stage {
 }
 
 impl Card {
-    fn start(record: FunctionRecord, ground: &Arc<Ground>, below: &Functions) -> Result<Card, Refusal> {
+    fn start(
+        record: FunctionRecord,
+        ground: &Arc<DaemonContext>,
+        below: &Functions,
+    ) -> Result<Card, Refusal> {
         let Opened { mut body, after } = open(&record.now, ground, below)?;
         let placement = Arc::new(ground.seating(&record));
         let name = record.now.name.clone();
@@ -179,8 +183,9 @@ impl Card {
             ground.access().open(&socket)?;
             Ok(handle)
         };
-        let written =
-            |handle| -> Result<_, Refusal> { Ok((Note::begin(record.clone(), &ground.ledger)?, handle)) };
+        let written = |handle| -> Result<_, Refusal> {
+            Ok((StateRecord::begin(record.clone(), &ground.ledger)?, handle))
+        };
         match served().and_then(written) {
             Ok((note, handle)) => Ok(Card {
                 handle,
@@ -210,12 +215,12 @@ impl Card {
 }
 
 impl Shelved for Card {
-    fn shelf(daemon: &Daemon) -> &Shelf<Card> {
+    fn shelf(daemon: &Daemon) -> &Registry<Card> {
         &daemon.functions
     }
 }
 
-impl Kind for Card {
+impl ServedKind for Card {
     type Spec = FunctionSpec;
     type Report = FunctionReport;
     type Below = Functions;
@@ -266,14 +271,14 @@ impl Kind for Card {
 
     async fn open(
         record: FunctionRecord,
-        ground: &Arc<Ground>,
+        ground: &Arc<DaemonContext>,
         below: &Arc<Functions>,
     ) -> Result<Card, Refusal> {
         let (ground, below) = (ground.clone(), below.clone());
         blocking(move || Card::start(record, &ground, &below)).await
     }
 
-    fn note(&self) -> &Note<Card> {
+    fn note(&self) -> &StateRecord<Card> {
         &self.note
     }
 
@@ -334,7 +339,7 @@ impl Kind for Card {
         record: &FunctionRecord,
         socket: PathBuf,
         state: ServedState,
-        why: Option<&Trouble>,
+        why: Option<&RetryState>,
     ) -> FunctionReport {
         let spec = &record.now;
         let (model, on_fault) = match &spec.source {
@@ -349,7 +354,7 @@ impl Kind for Card {
             state,
             error: why.map(|trouble| trouble.why.error.clone()),
             remedy: why.map(|trouble| trouble.why.remedy.clone()),
-            retry: why.map(Trouble::report),
+            retry: why.map(RetryState::report),
             origin: record.origin().to_owned(),
             connected: false,
             connections: 0,

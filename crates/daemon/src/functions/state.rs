@@ -5,13 +5,13 @@ use base64::engine::general_purpose::STANDARD;
 use ioplane_api::report::StateFileV1;
 use ioplane_api::request::QuiesceForm;
 use ioplane_api::spec::{FunctionSpec, ModeWord, SourceSpec};
-use ioplane_device::{LoadError, State};
+use ioplane_device::{LoadError, SavedState};
 
 use super::Card;
 use super::hold::{gone, policy, refuse};
 use crate::refusal::Refusal;
 
-fn file_of(State { kind, version, body }: State) -> StateFileV1 {
+fn file_of(SavedState { kind, version, body }: SavedState) -> StateFileV1 {
     StateFileV1 {
         format: StateFileV1::FORMAT.to_owned(),
         version: StateFileV1::VERSION,
@@ -21,7 +21,7 @@ fn file_of(State { kind, version, body }: State) -> StateFileV1 {
     }
 }
 
-fn state_of(file: StateFileV1) -> Result<State, Refusal> {
+fn state_of(file: StateFileV1) -> Result<SavedState, Refusal> {
     let refuse = |why: String| Refusal::invalid(why, "give a file that `ioplane pci save` has written");
     if file.format != StateFileV1::FORMAT || file.version != StateFileV1::VERSION {
         return Err(refuse(format!(
@@ -33,10 +33,10 @@ fn state_of(file: StateFileV1) -> Result<State, Refusal> {
         )));
     }
     let body = STANDARD.decode(file.body).map_err(|error| refuse(format!("the state: {error}")))?;
-    if body.len() > State::MAX_BODY {
+    if body.len() > SavedState::MAX_BODY {
         return Err(refuse(format!("a state of {} bytes, more than any device saves", body.len())));
     }
-    Ok(State { kind: file.kind, version: file.state_version, body })
+    Ok(SavedState { kind: file.kind, version: file.state_version, body })
 }
 
 impl Card {
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn what_is_saved_is_read_and_what_is_none_is_not() {
-        let state = State { kind: "rtl8139".into(), version: 3, body: vec![0, 255, 7] };
+        let state = SavedState { kind: "rtl8139".into(), version: 3, body: vec![0, 255, 7] };
         let file = file_of(state.clone());
         assert_eq!(state_of(file.clone()).unwrap(), state);
         let other = |change: fn(&mut StateFileV1)| {
@@ -110,7 +110,8 @@ mod tests {
         assert!(other(|file| file.format = "x".repeat(1000)).len() < 120);
         assert!(other(|file| file.body = "%".into()).starts_with("the state: "));
         assert!(
-            other(|file| file.body = STANDARD.encode(vec![0; State::MAX_BODY + 1])).contains("1048577 bytes")
+            other(|file| file.body = STANDARD.encode(vec![0; SavedState::MAX_BODY + 1]))
+                .contains("1048577 bytes")
         );
     }
 }

@@ -13,9 +13,9 @@ use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec};
 use super::Daemon;
 use super::disk::Disk;
 use super::functions::Card;
-use super::ledger::{Entries, FunctionRecord, Record, SwitchRecord};
 use super::nic::Nic;
-use super::served::{Kind, blocking};
+use super::served::{ServedKind, blocking};
+use super::state_file::{Entries, FunctionRecord, Record, SwitchRecord};
 use crate::config::{Config, Problem, Problems};
 use crate::refusal::Refusal;
 use steps::Steps;
@@ -263,7 +263,7 @@ impl Daemon {
                 }
             }
             entries.cores.retain(|_, record| record.now.is_some() || record.configured.is_some());
-            fn keep<K: Kind>(entries: &mut Entries, config: &Config) {
+            fn keep<K: ServedKind>(entries: &mut Entries, config: &Config) {
                 let said = |name: &str| K::configured(config).iter().find(|(spec, _)| spec.name() == name);
                 K::removed(entries).retain(|name, spec| said(name).is_some_and(|(now, _)| now == spec));
             }

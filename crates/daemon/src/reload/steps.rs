@@ -4,12 +4,12 @@ use ioplane_api::spec::{Flaw, ServedSpec};
 
 use crate::Daemon;
 use crate::config::{Config, Place, Problem};
-use crate::ledger::Record;
-use crate::served::Kind;
-use crate::shelf::{OnFailure, Shelved};
+use crate::registry::{OnFailure, Shelved};
+use crate::served::ServedKind;
+use crate::state_file::Record;
 
 /// The steps for one kind.
-pub struct Steps<K: Kind> {
+pub struct Steps<K: ServedKind> {
     add: Vec<Record<K::Spec>>,
     added: Vec<String>,
     adopt: Vec<Record<K::Spec>>,

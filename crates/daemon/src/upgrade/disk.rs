@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use ioplane_virtio::blk::Blk;
 
+use super::super::context::DaemonContext;
 use super::super::disk::{self, Disk, Opened};
-use super::super::ground::Ground;
-use super::super::ledger::DiskRecord;
 use super::super::served::{Queued, Served};
+use super::super::state_file::DiskRecord;
 use super::estate::{Heritable, Luggage};
 use crate::refusal::Refusal;
 
@@ -30,7 +30,7 @@ impl Heritable for Disk {
 
     fn prepare(
         record: &DiskRecord,
-        ground: &Ground,
+        ground: &DaemonContext,
         _below: &(),
         mut files: Vec<OwnedFd>,
     ) -> Result<(Blk, Opened), Refusal> {

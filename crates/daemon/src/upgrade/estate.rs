@@ -12,10 +12,10 @@ use ioplane_host::vhost_user::{self, Adopted, Handle, Held, Lease, Parcel, STOP_
 use tokio::sync::oneshot;
 
 use super::super::Daemon;
-use super::super::ground::Ground;
-use super::super::ledger::Record;
+use super::super::context::DaemonContext;
+use super::super::registry::{Registry, Shelved};
 use super::super::served::{self, Queued, Served};
-use super::super::shelf::{Shelf, Shelved};
+use super::super::state_file::Record;
 use super::words::{DeviceV1, NameV1};
 use crate::refusal::Refusal;
 
@@ -30,7 +30,7 @@ pub trait Heritable: Queued + Shelved {
     /// Opens what is below one a second time, from its luggage. May block; nothing may be changed by it.
     fn prepare(
         record: &Record<Self::Spec>,
-        ground: &Ground,
+        ground: &DaemonContext,
         below: &Self::Below,
         files: Vec<OwnedFd>,
     ) -> Result<(Self::Model, Self::Heir), Refusal>;
@@ -135,7 +135,7 @@ impl Bequest {
 }
 
 /// All that is served of one kind, and what could not be. Refuses while one is being opened.
-pub async fn bequests<K: Heritable>(shelf: &Shelf<K>) -> Result<Estate, Refusal> {
+pub async fn bequests<K: Heritable>(shelf: &Registry<K>) -> Result<Estate, Refusal> {
     let name = |name: String| NameV1 { kind: K::NAME.to_owned(), name };
     let (served, failed) = shelf.settled()?;
     let mut all = Vec::with_capacity(served.len());
@@ -173,7 +173,7 @@ pub trait Heir: Send {
 struct Prepared<K: Heritable> {
     name: NameV1,
     record: Record<K::Spec>,
-    ground: Arc<Ground>,
+    ground: Arc<DaemonContext>,
     lease: Lease,
     /// Socket and model of each instance that has not come yet, the last one first.
     doors: Vec<(PathBuf, K::Model)>,

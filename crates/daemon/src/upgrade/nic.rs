@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ioplane_network::{Drop, Port, SideReading};
+use ioplane_network::{DropReason, Port, SideReading};
 use ioplane_virtio::net::Net;
 use serde::{Deserialize, Serialize};
 
-use super::super::ground::Ground;
-use super::super::ledger::NicRecord;
+use super::super::context::DaemonContext;
 use super::super::nic::{self, Nic};
 use super::super::served::{Queued, Served};
+use super::super::state_file::NicRecord;
 use super::super::switches::Switches;
 use super::estate::{Heritable, Luggage};
 use crate::refusal::Refusal;
@@ -43,7 +43,7 @@ impl From<SideReading> for SideV1 {
 
 impl From<SideV1> for SideReading {
     fn from(SideV1 { frames, bytes, drops }: SideV1) -> Self {
-        let known = Drop::ALL.iter().filter_map(|cause| Some((*cause, *drops.get(cause.name())?)));
+        let known = DropReason::ALL.iter().filter_map(|cause| Some((*cause, *drops.get(cause.name())?)));
         SideReading { frames, bytes, drops: known.collect() }
     }
 }
@@ -80,7 +80,7 @@ impl Heritable for Nic {
 
     fn prepare(
         record: &NicRecord,
-        _ground: &Ground,
+        _ground: &DaemonContext,
         switches: &Switches,
         _files: Vec<OwnedFd>,
     ) -> Result<(Net, Arc<Port>), Refusal> {

@@ -15,7 +15,7 @@ use super::super::Daemon;
 use super::super::disk::Disk;
 use super::super::nic::Nic;
 use super::super::paths;
-use super::super::served::Kind;
+use super::super::served::ServedKind;
 use super::estate::{Heir, keep_failed, prepare};
 use super::kill::{self, KillPoint};
 use super::switch;

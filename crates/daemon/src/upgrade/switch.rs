@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tokio::task::block_in_place;
 
 use super::super::Daemon;
-use super::super::ledger::SwitchRecord;
+use super::super::state_file::SwitchRecord;
 use super::super::switches::{Inheritance, Switches};
 use super::estate::{Bequest, Estate, Heir, Luggage, Stopped};
 use super::nic::{carry_out, last_will};

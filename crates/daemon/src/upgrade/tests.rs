@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ioplane_network::{Drop, Port, PortOptions, SideReading, Switch, SwitchSettings};
+use ioplane_network::{DropReason, Port, PortOptions, SideReading, Switch, SwitchSettings};
 use ioplane_testkit::golden;
 use ioplane_testkit::golden::Part;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -132,7 +132,7 @@ fn a_port() {
     };
     let port: Arc<Port> = plug("one");
     let side = |from: u64| {
-        let drops = Drop::ALL.iter().zip(from..).map(|(cause, count)| (*cause, count)).collect();
+        let drops = DropReason::ALL.iter().zip(from..).map(|(cause, count)| (*cause, count)).collect();
         SideReading { frames: from, bytes: from * 100, drops }
     };
     port.restore((&side(10), &side(50)));

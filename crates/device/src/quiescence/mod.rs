@@ -6,20 +6,20 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use crate::device::{Access, At, Device, DeviceError, DeviceInfo, Effect, QueueSet};
-use crate::home::{Home, block, block_until};
+use crate::device::{Access, Device, DeviceError, DeviceInfo, Effect, QueueSet, RegisterAddress};
+use crate::inbox::{ParkedInbox, block, block_until};
 use crate::poller::{Change, Stop};
-use crate::seat::{AcksLeft, CoreId, Placement, Post, Tell};
-use crate::state::State;
+use crate::slot::{AcksLeft, CoreId, CoreSender, Placement, PollerCommand};
+use crate::state::SavedState;
 
 mod quiescing;
 mod roster;
 pub(crate) mod still;
 
 pub use quiescing::{Missed, Quiescing};
-use roster::Roster;
+use roster::AttachedPollers;
+pub use still::QuiescenceProof;
 use still::STILL;
-pub use still::Still;
 
 /// A step that did not succeed, with the device as it was before.
 pub struct Refused<T> {
@@ -58,17 +58,17 @@ impl<D: Device> Quiescent<D> {
     }
 
     /// Does to the device what needs the proof: replacing a backing, shrinking memory.
-    pub fn with<R>(&mut self, change: impl FnOnce(&mut D, &Still) -> R) -> R {
+    pub fn with<R>(&mut self, change: impl FnOnce(&mut D, &QuiescenceProof) -> R) -> R {
         change(&mut self.device, &STILL)
     }
 
     /// [`Device::save`].
-    pub fn save(&self) -> Result<State, DeviceError> {
+    pub fn save(&self) -> Result<SavedState, DeviceError> {
         self.device.save(&STILL)
     }
 
     /// [`Device::load`]: from here on only [`Loaded::start`] leads back to running.
-    pub fn load(mut self, state: &State) -> Result<Loaded<D>, Refused<Self>> {
+    pub fn load(mut self, state: &SavedState) -> Result<Loaded<D>, Refused<Self>> {
         match self.device.load(&STILL, state) {
             Ok(()) => Ok(Loaded { device: self.device }),
             Err(error) => Err(Refused { kept: self, error }),
@@ -83,7 +83,7 @@ impl<D: Device> Quiescent<D> {
 
     /// Goes on after a pause: the device knows its own state to be true. Every queue is looked at again and signalled once.
     pub fn resume(mut self, placement: &dyn Placement) -> Result<Running<D>, Refused<Self>> {
-        let mut roster = Roster::default();
+        let mut roster = AttachedPollers::default();
         let queues = self.device.active();
         match roster.seat(&mut self.device, &queues, placement) {
             Ok(()) => Ok(Running { device: self.device, roster }),
@@ -145,7 +145,7 @@ impl<D: Device> fmt::Debug for Loaded<D> {
 /// A device at work: its control half here, its pollers on I/O cores.
 pub struct Running<D: Device> {
     device: D,
-    roster: Roster,
+    roster: AttachedPollers,
 }
 
 impl<D: Device> Running<D> {
@@ -159,13 +159,13 @@ impl<D: Device> Running<D> {
         &self.device
     }
 
-    /// The control half, for changes that need no quiescent point: those that do ask for a [`Still`].
+    /// The control half, for changes that need no quiescent point: those that do ask for a [`QuiescenceProof`].
     pub fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }
 
     /// [`Device::access`]. The effect is the caller's to carry out.
-    pub fn access(&mut self, at: At, op: Access<'_>) -> Effect {
+    pub fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Effect {
         self.device.access(at, op)
     }
 
@@ -180,7 +180,7 @@ impl<D: Device> Running<D> {
     }
 
     /// Where the poller of `queue` sits, to put it there again: a [`Placement`] itself.
-    pub fn post_of(&self, queue: u16) -> Option<Arc<dyn Post>> {
+    pub fn sender_of(&self, queue: u16) -> Option<Arc<dyn CoreSender>> {
         self.roster.posted.iter().find(|p| p.queue == queue).map(|p| p.post.clone())
     }
 
@@ -191,7 +191,7 @@ impl<D: Device> Running<D> {
 
     /// Asks the pollers of `queues` to drain and come home; see [`Running::poll_stopped`].
     pub fn drain(&mut self, queues: &QueueSet) {
-        self.roster.tell(queues, || Tell::Drain);
+        self.roster.tell(queues, || PollerCommand::Drain);
     }
 
     /// Takes back [`Running::drain`]: those that drain take work again, those that have parked get a seat again if the
@@ -199,7 +199,7 @@ impl<D: Device> Running<D> {
     /// starved of processor time, since what comes home unexpectedly later would find nobody to start it again.
     pub fn undrain(&mut self, queues: &QueueSet, placement: &dyn Placement) -> Result<(), DeviceError> {
         let left = AcksLeft::new(self.roster.home.clone());
-        self.roster.tell(queues, || Tell::Undrain(left.ack()));
+        self.roster.tell(queues, || PollerCommand::Undrain(left.ack()));
         let applied = Applied { left, home: self.roster.home.clone() };
         block(|context| applied.poll_done(context));
         self.roster.take_in(&mut self.device);
@@ -209,7 +209,7 @@ impl<D: Device> Running<D> {
 
     /// Asks the pollers of `queues` to come home at once, with what is in flight fenced and recorded.
     pub fn suspend(&mut self, queues: &QueueSet) {
-        self.roster.tell(queues, || Tell::Suspend);
+        self.roster.tell(queues, || PollerCommand::Suspend);
     }
 
     /// Ready when none of `queues` has a poller on duty any more; the device has taken them in.
@@ -238,7 +238,7 @@ impl<D: Device> Running<D> {
         self.device.apply(queues, change);
         let left = AcksLeft::new(self.roster.home.clone());
         for posted in self.roster.posted.iter().filter(|p| queues.contains(&p.queue)) {
-            posted.tell(Tell::Apply(change.clone(), left.ack()));
+            posted.tell(PollerCommand::Apply(change.clone(), left.ack()));
         }
         Applied { left, home: self.roster.home.clone() }
     }
@@ -268,7 +268,7 @@ impl<D: Device> fmt::Debug for Running<D> {
 #[derive(Debug)]
 pub struct Applied {
     left: Arc<AcksLeft>,
-    home: Arc<Home>,
+    home: Arc<ParkedInbox>,
 }
 
 impl Applied {

@@ -9,10 +9,10 @@ use std::time::Instant;
 use ioplane_memory::mutation::{Law, removed};
 
 use super::{Applied, Quiescent, Refused, Running};
-use crate::device::{Access, At, Device, DeviceInfo, Effect, Stillness, Then};
-use crate::home::{Home, block_until};
+use crate::device::{Access, AfterStop, Device, DeviceInfo, Effect, Quiescence, RegisterAddress};
+use crate::inbox::{ParkedInbox, block_until};
 use crate::poller::{Change, Stop};
-use crate::seat::Placement;
+use crate::slot::Placement;
 
 /// A device on its way to a quiescent point. Its guest goes on: registers are served, which is how hardware that the
 /// guest drives comes to be still; the moment it is, it is held there.
@@ -36,7 +36,7 @@ impl<D: Device> Quiescing<D> {
 
     /// One register access by the guest. `None`: the device is held at its quiescent point, the access has to wait.
     /// What the access asks for is kept and carried out at the quiescent point, or handed back by [`Missed::undrain`].
-    pub fn access(&mut self, at: At, op: Access<'_>) -> Option<()> {
+    pub fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Option<()> {
         self.look();
         if self.held {
             return None;
@@ -70,7 +70,7 @@ impl<D: Device> Quiescing<D> {
             self.stop = Stop::Suspended;
         }
         if !self.held && self.running.roster.posted.is_empty() {
-            self.held = self.running.device.stillness() == Stillness::Still;
+            self.held = self.running.device.quiescence() == Quiescence::Quiescent;
         }
     }
 
@@ -104,7 +104,7 @@ impl<D: Device> Quiescing<D> {
     }
 
     /// Who wakes when a poller comes home: for an owner that waits by other means.
-    pub fn waker_home(&self) -> Arc<Home> {
+    pub fn waker_home(&self) -> Arc<ParkedInbox> {
         self.running.roster.home.clone()
     }
 
@@ -113,15 +113,15 @@ impl<D: Device> Quiescing<D> {
         self.look();
         if !self.held {
             let queues = self.running.queues();
-            let reason = match self.running.device.stillness() {
-                Stillness::Busy(what) => what.to_owned(),
-                Stillness::Still => format!("queues {queues:?} still have requests in flight"),
+            let reason = match self.running.device.quiescence() {
+                Quiescence::Busy(what) => what.to_owned(),
+                Quiescence::Quiescent => format!("queues {queues:?} still have requests in flight"),
             };
             return Err(Missed { reason, quiescing: self });
         }
         let mut quiescent = Quiescent { device: self.running.device, stop: self.stop };
         for effect in self.owed.drain(..) {
-            if let Effect::Deactivate(_, Then::Reset) = effect {
+            if let Effect::Deactivate(_, AfterStop::Reset) = effect {
                 quiescent.reset();
             }
         }

@@ -2,37 +2,37 @@
 
 use std::sync::Arc;
 
-use crate::device::{Device, DeviceError, QueueSet, Seating};
-use crate::home::Home;
-use crate::parked::SeatId;
+use crate::device::{Activation, Device, DeviceError, QueueSet};
+use crate::inbox::ParkedInbox;
+use crate::parked::PollerId;
 use crate::poller::Stop;
-use crate::seat::{Gone, Order, Placement, Post, Seat, Tell};
+use crate::slot::{CoreEnded, CoreMessage, CoreSender, Placement, PollerCommand, PollerSlot};
 
 /// A poller of ours on some core.
 #[derive(Debug)]
-pub(super) struct Posted {
+pub(super) struct AttachedPoller {
     pub(super) queue: u16,
-    seat: SeatId,
-    pub(super) post: Arc<dyn Post>,
+    seat: PollerId,
+    pub(super) post: Arc<dyn CoreSender>,
 }
 
-impl Posted {
+impl AttachedPoller {
     /// Says something to the seat. An ended core has no seats left to hear it.
-    pub(super) fn tell(&self, tell: Tell) {
-        let _ = self.post.post(Order::Tell(self.seat, tell));
+    pub(super) fn tell(&self, tell: PollerCommand) {
+        let _ = self.post.send(CoreMessage::Poller(self.seat, tell));
     }
 }
 
 /// The pollers of one device that are on duty. Dropped with some still on duty, it suspends them: they leave their cores
 /// and end, rather than poll for nobody.
 #[derive(Debug, Default)]
-pub(super) struct Roster {
-    pub(super) posted: Vec<Posted>,
-    pub(super) home: Arc<Home>,
+pub(super) struct AttachedPollers {
+    pub(super) posted: Vec<AttachedPoller>,
+    pub(super) home: Arc<ParkedInbox>,
 }
 
-impl Roster {
-    pub(super) fn tell(&self, queues: &QueueSet, tell: impl Fn() -> Tell) {
+impl AttachedPollers {
+    pub(super) fn tell(&self, queues: &QueueSet, tell: impl Fn() -> PollerCommand) {
         self.posted.iter().filter(|p| queues.contains(&p.queue)).for_each(|p| p.tell(tell()));
     }
 
@@ -63,18 +63,18 @@ impl Roster {
     ) -> Result<(), DeviceError> {
         let on_duty = self.queues();
         let wanted: QueueSet = queues.difference(&on_duty).copied().collect();
-        let mut seating = Seating { queues: &wanted, made: Vec::new() };
+        let mut seating = Activation { queues: &wanted, made: Vec::new() };
         device.activate(&mut seating)?;
         let mut gone = None;
         for (queue, poller) in seating.made {
             let post = placement.place(&device.info().name, queue);
-            let seat = Seat::new(poller, queue, self.home.clone());
-            let posted = Posted { queue, seat: seat.id(), post };
-            match posted.post.post(Order::Sit(seat)) {
+            let seat = PollerSlot::new(poller, queue, self.home.clone());
+            let posted = AttachedPoller { queue, seat: seat.id(), post };
+            match posted.post.send(CoreMessage::Attach(seat)) {
                 Ok(()) => self.posted.push(posted),
-                Err(Gone(order)) => {
+                Err(CoreEnded(order)) => {
                     gone = Some(DeviceError::CoreGone(posted.post.core().0));
-                    if let Order::Sit(seat) = order {
+                    if let CoreMessage::Attach(seat) = order {
                         seat.turn_back();
                     }
                 }
@@ -85,8 +85,8 @@ impl Roster {
     }
 }
 
-impl Drop for Roster {
+impl Drop for AttachedPollers {
     fn drop(&mut self) {
-        self.posted.iter().for_each(|p| p.tell(Tell::Suspend));
+        self.posted.iter().for_each(|p| p.tell(PollerCommand::Suspend));
     }
 }

@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 /// An interrupt that raises a peer's eventfd: KVM's irqfd, or a VMM's own. Never waits for the peer, whatever it does to the
 /// descriptor.
 #[derive(Debug)]
-pub struct Call {
+pub struct PeerEventfd {
     file: OwnedFd,
     raised_by: RaisedBy,
 }
@@ -30,14 +30,14 @@ enum RaisedBy {
     Ring(Box<ring::Ring>),
 }
 
-impl Call {
+impl PeerEventfd {
     /// Takes an eventfd over. An error says that this kernel offers no way to raise it without the risk of waiting.
     pub fn new(file: OwnedFd) -> io::Result<Self> {
         let raised_by = match aio::shared() {
             Some(context) => RaisedBy::Aio(context),
             None => RaisedBy::Ring(Box::new(ring::Ring::new(file.as_fd())?)),
         };
-        Ok(Call { file, raised_by })
+        Ok(PeerEventfd { file, raised_by })
     }
 
     /// Raises the eventfd with an io_uring made for this one interrupt: the kernel refused the AIO request, because it is out of memory. A lost
@@ -56,11 +56,11 @@ impl Call {
     #[cfg(test)]
     fn without_aio(file: OwnedFd) -> io::Result<Self> {
         let ring = ring::Ring::new(file.as_fd())?;
-        Ok(Call { file, raised_by: RaisedBy::Ring(Box::new(ring)) })
+        Ok(PeerEventfd { file, raised_by: RaisedBy::Ring(Box::new(ring)) })
     }
 }
 
-impl Interrupt for Call {
+impl Interrupt for PeerEventfd {
     fn signal(&self) {
         match &self.raised_by {
             RaisedBy::Aio(context) => {
@@ -114,8 +114,11 @@ mod tests {
         (ours, theirs)
     }
 
-    fn both(file: &OwnedFd) -> [Call; 2] {
-        [Call::new(file.try_clone().unwrap()).unwrap(), Call::without_aio(file.try_clone().unwrap()).unwrap()]
+    fn both(file: &OwnedFd) -> [PeerEventfd; 2] {
+        [
+            PeerEventfd::new(file.try_clone().unwrap()).unwrap(),
+            PeerEventfd::without_aio(file.try_clone().unwrap()).unwrap(),
+        ]
     }
 
     /// Panics if `act` has not returned in ten seconds. (Its thread stays behind then.)
@@ -182,7 +185,7 @@ mod tests {
     #[test]
     fn hole_01_a_signal_that_aio_refuses_is_given_all_the_same() {
         let (ours, theirs) = shared();
-        let call = Call::new(ours).unwrap();
+        let call = PeerEventfd::new(ours).unwrap();
         call.raise_otherwise();
         call.signal();
         assert_eq!(empty(theirs.as_fd()), 2);
@@ -208,7 +211,10 @@ mod tests {
         let others = [from, to, memfd, OwnedFd::from(socket), OwnedFd::from(fifo), timer.unwrap()];
         for other in others {
             assert!(!check(&other), "{other:?}");
-            assert!(Call::without_aio(other.try_clone().unwrap()).is_err(), "io_uring takes eventfds only");
+            assert!(
+                PeerEventfd::without_aio(other.try_clone().unwrap()).is_err(),
+                "io_uring takes eventfds only"
+            );
         }
         assert_eq!(rustix::fs::fcntl_getfl(&ours).unwrap(), flags, "the peer's flags are the peer's");
     }

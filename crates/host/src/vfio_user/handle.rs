@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use ioplane_device::{
     DeviceError, Lifecycle, LoadError, Placement, Presence, QuiesceError, QuiescePolicy, Quiesced, Quiescent,
-    State,
+    SavedState,
 };
 use ioplane_pci::Function;
 use tokio::sync::oneshot;
 
-use super::status::{Board, Status};
+use super::status::{Status, StatusBoard};
 
 /// Why a service does not do what it is asked; it goes on as it was.
 #[derive(Debug, thiserror::Error)]
@@ -126,7 +126,7 @@ impl<T> Future for PendingReply<T> {
 
 struct Ends<F: Function> {
     socket: PathBuf,
-    board: Arc<Board>,
+    board: Arc<StatusBoard>,
     commands: mpsc::Sender<Command<F>>,
     /// Written for the thread to read its commands.
     bell: Arc<OwnedFd>,
@@ -166,7 +166,7 @@ pub(super) struct Mailbox<F: Function> {
     pub commands: mpsc::Receiver<Command<F>>,
     pub bell: Arc<OwnedFd>,
     pub stop: Arc<OwnedFd>,
-    pub board: Arc<Board>,
+    pub board: Arc<StatusBoard>,
 }
 
 impl<F: Function> Mailbox<F> {
@@ -174,7 +174,7 @@ impl<F: Function> Mailbox<F> {
     pub fn new(socket: PathBuf) -> std::io::Result<(Self, impl FnOnce(JoinHandle<()>) -> Handle<F>)> {
         let (sender, commands) = mpsc::channel();
         let (bell, stop) = (crate::eventfd::fresh()?, crate::eventfd::fresh()?);
-        let board: Arc<Board> = Arc::default();
+        let board: Arc<StatusBoard> = Arc::default();
         let mailbox = Mailbox { commands, bell: bell.clone(), stop: stop.clone(), board: board.clone() };
         let handle = |thread| {
             let thread = Mutex::new(Some(thread));
@@ -253,7 +253,7 @@ impl<F: Function> Handle<F> {
     pub fn load(
         &self,
         policy: QuiescePolicy,
-        state: State,
+        state: SavedState,
     ) -> PendingReply<Result<Result<(), LoadError>, QuiesceError>> {
         self.quiesce_for(policy, move |device, placement| Some(device.load(&state, placement)))
     }

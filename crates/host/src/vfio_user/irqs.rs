@@ -12,12 +12,12 @@ use super::connection::{Connection, Message, Reply};
 use super::fault::ClientFault;
 use super::session::Session;
 use super::spec::{IrqInfo, IrqSet};
-use crate::eventfd::{self, Call};
+use crate::eventfd::{self, PeerEventfd};
 
 /// A client's eventfd, counted.
 #[derive(Debug)]
 struct Signal {
-    call: Call,
+    call: PeerEventfd,
     count: Arc<AtomicU64>,
 }
 
@@ -120,7 +120,7 @@ impl<F: Function> Session<F> {
                 match (wire, irq) {
                     (Wire::Trigger, _) => (first..end)
                         .map(|vector| {
-                            let call = files.next().map(Call::new).transpose()?;
+                            let call = files.next().map(PeerEventfd::new).transpose()?;
                             let call = call.map(|call| -> Arc<dyn Interrupt> {
                                 Arc::new(Signal { call, count: self.board.irqs.clone() })
                             });

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_device::{
     DeviceError, DeviceOwner, Lifecycle, OnMiss, Placement, Presence, QuiesceAttempt, QuiesceError,
-    QuiescePolicy, Quiesced, Still, resume, work_and_resume,
+    QuiescePolicy, Quiesced, QuiescenceProof, resume, work_and_resume,
 };
 use ioplane_pci::Function;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -252,7 +252,7 @@ impl<F: Function> Session<F> {
     pub(super) fn at_quiescence<R>(
         &mut self,
         connection: Option<&Connection>,
-        work: impl FnOnce(&mut F, &Still) -> R,
+        work: impl FnOnce(&mut F, &QuiescenceProof) -> R,
     ) -> Result<R, ClientFault> {
         while self.underway.is_some() || self.device.presence() == Presence::Away {
             self.wait_until(connection, None)?;

@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use ioplane_device::{Access, At};
+use ioplane_device::{Access, RegisterAddress};
 use ioplane_pci::{Bar, Function, Touch};
 use rustix::fs::{Mode, OFlags};
 use vfio_bindings::bindings::vfio;
@@ -117,7 +117,10 @@ impl<F: Function> Session<F> {
     }
 
     /// Checks that `access` lies in a region; tells where that begins, and the widest piece that an access is cut into.
-    fn place(&self, access: &RegionAccess) -> Result<(impl Fn(u64) -> At + use<F>, usize), ClientFault> {
+    fn place(
+        &self,
+        access: &RegionAccess,
+    ) -> Result<(impl Fn(u64) -> RegisterAddress + use<F>, usize), ClientFault> {
         let RegionAccess { offset, region, count } = *access;
         let size = self.region_size(region);
         let inside = offset.checked_add(count.into()).is_some_and(|end| end <= size);
@@ -125,7 +128,9 @@ impl<F: Function> Session<F> {
             return Err(ClientFault::NoSuchBytes { region, offset, count });
         }
         let config = region == vfio::VFIO_PCI_CONFIG_REGION_INDEX;
-        let at = move |at| if config { At::Config(at) } else { At::Bar(region as u8, at) };
+        let at = move |at| {
+            if config { RegisterAddress::Config(at) } else { RegisterAddress::Bar(region as u8, at) }
+        };
         Ok((at, if config { 4 } else { 8 }))
     }
 

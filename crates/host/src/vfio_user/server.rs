@@ -17,7 +17,7 @@ use super::handle::{Handle, Mailbox};
 use super::options::Options;
 use super::owner::Turn;
 use super::session::Session;
-use crate::socket::{self, Place};
+use crate::socket::{self, SocketPath};
 
 /// Serves a function, which runs or is held, on a socket until stopped, on a thread of its own. Its queues go where `placement` says.
 pub fn serve<F: Function>(
@@ -29,7 +29,7 @@ pub fn serve<F: Function>(
     let (mailbox, handle) = Mailbox::new(options.socket.clone())?;
     let session = Session::told(device.into(), placement, &options, mailbox)?;
     let mut service = Service { session, listener, connection: None, burdened: false };
-    let place = Place::of(&options.socket);
+    let place = SocketPath::of(&options.socket);
     // The system keeps fifteen bytes of it: enough to tell the threads of one daemon apart.
     let name = format!("vfu:{}", options.socket.file_stem().unwrap_or_default().to_string_lossy());
     let thread = std::thread::Builder::new().name(name).spawn(move || {

@@ -8,7 +8,9 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use ioplane_device::mutation::{Law, removed};
-use ioplane_device::{Access, At, Lifecycle, LifecycleError, Placement, Presence, QuiesceAttempt};
+use ioplane_device::{
+    Access, Lifecycle, LifecycleError, Placement, Presence, QuiesceAttempt, RegisterAddress,
+};
 use ioplane_memory::Account;
 use ioplane_pci::{BarMap, Function, Irq, Irqs, NotReady, Touch, Wire};
 use rustix::io::Errno;
@@ -20,7 +22,7 @@ use super::fault::ClientFault;
 use super::handle::{Command, Mailbox, Request};
 use super::options::Options;
 use super::spec;
-use super::status::{Board, Status};
+use super::status::{Status, StatusBoard};
 use super::version::{self, Agreed};
 use super::wires::Wires;
 
@@ -48,7 +50,7 @@ pub(super) struct Underway<F: Function> {
 
 /// What is fixed about a function, asked once a client.
 #[derive(Debug, Clone)]
-pub(super) struct Facts {
+pub(super) struct FunctionInfo {
     pub bars: BarMap,
     pub config_size: u64,
     pub irqs: Irqs,
@@ -59,12 +61,12 @@ pub struct Session<F: Function> {
     pub(super) device: Lifecycle<F>,
     pub(super) placement: Arc<dyn Placement>,
     pub(super) patience: Duration,
-    pub(super) board: Arc<Board>,
+    pub(super) board: Arc<StatusBoard>,
     pub(super) dma: Dma,
     /// What its clients may map, and have mapped.
     pub(super) account: Account,
     pub(super) wires: Wires,
-    pub(super) facts: Option<Facts>,
+    pub(super) facts: Option<FunctionInfo>,
     pub(super) agreed: Option<Agreed>,
     pub(super) commands: mpsc::Receiver<Command<F>>,
     /// Written when a command has come, and when what an attempt waits for has.
@@ -203,7 +205,7 @@ impl<F: Function> Session<F> {
 
     fn version(&mut self, message: &Message, connection: &Connection) -> Result<Reply, ClientFault> {
         self.admit(connection)?;
-        let facts = self.with(Some(connection), |function| Facts {
+        let facts = self.with(Some(connection), |function| FunctionInfo {
             bars: function.bars().clone(),
             config_size: function.config_size(),
             irqs: function.irqs(),
@@ -266,7 +268,7 @@ impl<F: Function> Session<F> {
     pub(super) fn access(
         &mut self,
         connection: &Connection,
-        at: At,
+        at: RegisterAddress,
         mut op: Access<'_>,
     ) -> Result<(), ClientFault> {
         self.forced = false;

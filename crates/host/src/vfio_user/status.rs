@@ -55,7 +55,7 @@ struct Faults {
 
 /// Where the thread keeps it.
 #[derive(Debug, Default)]
-pub(super) struct Board {
+pub(super) struct StatusBoard {
     pub connected: AtomicBool,
     pub peer: AtomicU32,
     pub connections: AtomicU64,
@@ -87,7 +87,7 @@ impl Default for Shown {
     }
 }
 
-impl Board {
+impl StatusBoard {
     fn device(&self) -> MutexGuard<'_, Shown> {
         self.device.lock().unwrap_or_else(PoisonError::into_inner)
     }

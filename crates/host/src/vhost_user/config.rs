@@ -1,6 +1,6 @@
 //! The configuration space, as the front end reads and writes it for its guest.
 
-use ioplane_device::{Access, At, Device};
+use ioplane_device::{Access, Device, RegisterAddress};
 use ioplane_virtio::VirtioDevice;
 use vhost::vhost_user::VhostUserProtocolFeatures;
 use vhost::vhost_user::message::{BackendReq, VhostUserConfig};
@@ -19,7 +19,7 @@ impl<V: VirtioDevice> Session<V> {
         let (config, _) = self.config_header(message)?;
         let (offset, size) = (config.offset, config.size);
         let mut bytes = vec![0; size as usize];
-        self.vdev()?.access(At::Config(u64::from(offset)), Access::Read(&mut bytes));
+        self.vdev()?.access(RegisterAddress::Config(u64::from(offset)), Access::Read(&mut bytes));
         let mut body = config.as_slice().to_vec();
         body.extend_from_slice(&bytes);
         Ok(Answer::Body(body))
@@ -28,7 +28,7 @@ impl<V: VirtioDevice> Session<V> {
     pub(super) fn set_config(&mut self, message: &Message) -> Result<Answer, PeerFault> {
         let (config, bytes) = self.config_header(message)?;
         let offset = config.offset;
-        self.vdev()?.access(At::Config(u64::from(offset)), Access::Write(bytes));
+        self.vdev()?.access(RegisterAddress::Config(u64::from(offset)), Access::Write(bytes));
         Ok(Answer::None)
     }
 

@@ -20,7 +20,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ioplane_device::Meter;
-use ioplane_virtio::Flight;
+use ioplane_virtio::InFlightRequest;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::fault::PeerFault;
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The right to run a device's rings, of which there is one. Every socket of the device has a clone.
 #[derive(Debug, Clone)]
 pub struct Lease {
-    estate: Arc<Mutex<Estate>>,
+    estate: Arc<Mutex<SuspendedRings>>,
     /// A queue is counted in one place, whichever socket it runs behind.
     meters: Arc<OnceLock<Vec<Arc<Meter>>>>,
     patience: Duration,
@@ -57,36 +57,36 @@ impl Lease {
 
 /// What a holder leaves to the next: the requests of rings that had to be suspended.
 #[derive(Debug, Default)]
-struct Estate {
-    rings: BTreeMap<u16, Left>,
+struct SuspendedRings {
+    rings: BTreeMap<u16, SuspendedRing>,
 }
 
 /// Requests of one ring that were taken and not answered.
 #[derive(Debug, PartialEq, Eq)]
-struct Left {
+struct SuspendedRing {
     /// Where the ring goes on, as GET_VRING_BASE said.
     base: Option<u32>,
     /// They, in the order in which they were taken.
-    flights: Vec<Flight>,
+    flights: Vec<InFlightRequest>,
 }
 
-type Claim = Pin<Box<dyn Future<Output = Option<OwnedMutexGuard<Estate>>> + Send>>;
+type Claim = Pin<Box<dyn Future<Output = Option<OwnedMutexGuard<SuspendedRings>>> + Send>>;
 
 enum State {
     Idle,
     Waiting(Claim),
-    Holding(OwnedMutexGuard<Estate>),
+    Holding(OwnedMutexGuard<SuspendedRings>),
 }
 
 /// One socket's part in a lease.
-pub(super) struct Tenure {
+pub(super) struct LeaseClaim {
     lease: Lease,
     state: State,
 }
 
-impl Tenure {
+impl LeaseClaim {
     pub fn new(lease: Lease) -> Self {
-        Tenure { lease, state: State::Idle }
+        LeaseClaim { lease, state: State::Idle }
     }
 
     /// Whether rings may run: at once if nobody else's do. If not, the claim is made, and [`Tenure::granted`] says when.
@@ -142,25 +142,25 @@ impl Tenure {
     }
 
     /// A ring has stopped at `base`, with these requests suspended.
-    pub fn leave(&mut self, ring: u16, base: Option<u32>, flights: &[Flight]) {
+    pub fn leave(&mut self, ring: u16, base: Option<u32>, flights: &[InFlightRequest]) {
         let State::Holding(estate) = &mut self.state else { return };
         if flights.is_empty() {
             estate.rings.remove(&ring);
         } else {
-            estate.rings.insert(ring, Left { base, flights: flights.to_vec() });
+            estate.rings.insert(ring, SuspendedRing { base, flights: flights.to_vec() });
         }
     }
 
     /// The requests that the last holder left in `ring`, if it goes on where that one stopped. One that goes on elsewhere is
     /// another guest's.
-    pub fn inherit(&mut self, ring: u16, base: Option<u32>) -> Vec<Flight> {
+    pub fn inherit(&mut self, ring: u16, base: Option<u32>) -> Vec<InFlightRequest> {
         let State::Holding(estate) = &mut self.state else { return Vec::new() };
         let left = estate.rings.remove(&ring).filter(|left| left.base == base);
         left.map_or_else(Vec::new, |left| left.flights)
     }
 }
 
-impl fmt::Debug for Tenure {
+impl fmt::Debug for LeaseClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.state {
             State::Idle => "idle",
@@ -177,7 +177,7 @@ mod tests {
     #[tokio::test]
     async fn one_holds_the_next_waits_and_a_wait_ends() {
         let lease = Lease::default().with_patience(Duration::from_millis(20));
-        let (mut a, mut b) = (Tenure::new(lease.clone()), Tenure::new(lease));
+        let (mut a, mut b) = (LeaseClaim::new(lease.clone()), LeaseClaim::new(lease));
         assert!(a.claim() && a.claim() && !b.claim() && b.waits());
         assert!(matches!(b.granted().await, Err(PeerFault::NotOwner)));
         assert!(!b.waits() && !b.claim());
@@ -193,9 +193,9 @@ mod tests {
     #[test]
     fn what_was_suspended_is_the_next_holders_where_the_ring_goes_on() {
         let lease = Lease::default();
-        let (mut a, mut b) = (Tenure::new(lease.clone()), Tenure::new(lease));
-        let flights = |heads: &[u16]| -> Vec<Flight> {
-            heads.iter().map(|head| Flight { head: *head, descriptors: Vec::new() }).collect()
+        let (mut a, mut b) = (LeaseClaim::new(lease.clone()), LeaseClaim::new(lease));
+        let flights = |heads: &[u16]| -> Vec<InFlightRequest> {
+            heads.iter().map(|head| InFlightRequest { head: *head, descriptors: Vec::new() }).collect()
         };
         assert!(a.claim());
         a.leave(0, Some(7), &flights(&[3, 1]));

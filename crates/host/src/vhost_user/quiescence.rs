@@ -111,7 +111,7 @@ impl<V: VirtioDevice> Session<V> {
         self.seats.moved.insert(ring, placement);
         let new = self.seats.clone();
         let running = self.running()?;
-        let Some(here) = running.post_of(ring) else { return Ok(()) };
+        let Some(here) = running.sender_of(ring) else { return Ok(()) };
         running.drain(&queues);
         if tokio::time::timeout(patience, running.stopped(&queues)).await.is_err() {
             let undrained = tokio::task::block_in_place(|| running.undrain(&queues, &old));

@@ -16,7 +16,7 @@ use super::fault::PeerFault;
 use super::message::Message;
 use super::peer::{Peer, UserRing};
 use super::session::{Answer, Session};
-use crate::eventfd::{self, Call};
+use crate::eventfd::{self, PeerEventfd};
 
 /// Where a packed ring begins: both indexes 0, both wrap counters 1.
 const PACKED_START: u32 = 0x8000_8000;
@@ -125,7 +125,7 @@ impl<V: VirtioDevice> Session<V> {
         what: &'static str,
     ) -> Result<(u16, Option<Arc<dyn Interrupt>>), PeerFault> {
         let (ring, file) = self.vring_file(message, what)?;
-        let call = file.map(Call::new).transpose().map_err(PeerFault::NoInterrupts)?;
+        let call = file.map(PeerEventfd::new).transpose().map_err(PeerFault::NoInterrupts)?;
         Ok((ring, call.map(|call| Arc::new(call) as Arc<dyn Interrupt>)))
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ioplane_device::{Histogram, Meter, MeterReading, Placement, Still};
+use ioplane_device::{Histogram, Meter, MeterReading, Placement, QuiescenceProof};
 use ioplane_memory::Limits;
 use ioplane_virtio::VirtioDevice;
 use tokio::net::UnixListener;
@@ -19,7 +19,7 @@ use super::lease::Lease;
 use super::refusal::Refusal;
 pub use super::session::PATIENCE as STOP_PATIENCE;
 use super::session::Session;
-use crate::socket::{self, Place};
+use crate::socket::{self, SocketPath};
 
 /// How long the daemon's own wishes (replace, move) may wait for a quiescent point before the device is given back.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -89,7 +89,7 @@ pub struct Status {
 }
 
 type Change<V> = Box<dyn FnOnce(&mut V) -> bool + Send>;
-type ChangeStill<V> = Box<dyn FnOnce(&mut V, &Still) -> bool + Send>;
+type ChangeStill<V> = Box<dyn FnOnce(&mut V, &QuiescenceProof) -> bool + Send>;
 
 pub(super) enum Command<V: VirtioDevice> {
     Status(oneshot::Sender<Status>),
@@ -159,7 +159,7 @@ impl<V: VirtioDevice> Handle<V> {
     /// patience.
     pub async fn at_quiescence<R: Send + 'static>(
         &self,
-        change: impl FnOnce(&mut V, &Still) -> (R, bool) + Send + 'static,
+        change: impl FnOnce(&mut V, &QuiescenceProof) -> (R, bool) + Send + 'static,
     ) -> Result<R, Refusal> {
         let (sender, receiver) = oneshot::channel();
         let change: ChangeStill<V> = Box::new(move |model, still| {
@@ -233,7 +233,7 @@ pub fn serve_leased<V: VirtioDevice>(
         connections: 0,
         faults: BTreeMap::new(),
         last_fault: None,
-        place: Place::of(&options.socket),
+        place: SocketPath::of(&options.socket),
     };
     tokio::spawn(server.run(receiver));
     Ok(Handle::of(commands, options.socket))
@@ -247,7 +247,7 @@ pub(super) struct Server<V: VirtioDevice> {
     pub(super) connections: u64,
     pub(super) faults: BTreeMap<Cow<'static, str>, u64>,
     pub(super) last_fault: Option<String>,
-    pub(super) place: Place,
+    pub(super) place: SocketPath,
 }
 
 impl<V: VirtioDevice> Server<V> {

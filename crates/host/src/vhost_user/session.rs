@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ioplane_device::{Change, Device, Lifecycle, Placement, Post, QueueSet, Quiescent, Running};
+use ioplane_device::{Change, CoreSender, Device, Lifecycle, Placement, QueueSet, Quiescent, Running};
 use ioplane_memory::{Account, GuestMap, Limits, MapError};
 use ioplane_virtio::spec::feature::VHOST_USER_F_PROTOCOL_FEATURES;
 use ioplane_virtio::{Vdev, VirtioDevice};
@@ -14,7 +14,7 @@ use vm_memory::ByteValued;
 
 use super::connection::Connection;
 use super::fault::PeerFault;
-use super::lease::{Lease, Tenure};
+use super::lease::{Lease, LeaseClaim};
 use super::message::{Message, reply};
 use super::peer::Peer;
 
@@ -27,13 +27,13 @@ pub(super) const TRANSPORT: u64 = VHOST_USER_F_PROTOCOL_FEATURES;
 
 /// Puts each queue on the core that it was moved to, or where the pool thinks best.
 #[derive(Clone)]
-pub(super) struct Seats {
+pub(super) struct QueuePlacement {
     pub(super) pool: Arc<dyn Placement>,
     pub(super) moved: BTreeMap<u16, Arc<dyn Placement>>,
 }
 
-impl Placement for Seats {
-    fn place(&self, device: &str, queue: u16) -> Arc<dyn Post> {
+impl Placement for QueuePlacement {
+    fn place(&self, device: &str, queue: u16) -> Arc<dyn CoreSender> {
         self.moved.get(&queue).unwrap_or(&self.pool).place(device, queue)
     }
 }
@@ -43,7 +43,7 @@ impl Placement for Seats {
 pub struct Session<V: VirtioDevice> {
     /// Runs, but for a quiescent point, and for one after which no queue would resume: then it waits there for the next front end.
     pub(super) device: Lifecycle<Vdev<V>>,
-    pub(super) seats: Seats,
+    pub(super) seats: QueuePlacement,
     pub(super) peer: Peer,
     /// What its front ends may map, and have mapped.
     pub(super) account: Account,
@@ -52,7 +52,7 @@ pub struct Session<V: VirtioDevice> {
     /// The dirty log is offered.
     pub(super) dirty_log: bool,
     /// Held while rings are to run.
-    pub(super) tenure: Tenure,
+    pub(super) tenure: LeaseClaim,
 }
 
 /// A message's answer, if it has one of its own.
@@ -68,7 +68,7 @@ impl<V: VirtioDevice> Session<V> {
         let account = Account::new(limits).map_err(MapError::from)?;
         let queues = model.info().queues;
         let device = Quiescent::new(Vdev::new(model, Arc::new(GuestMap::default())));
-        let seats = Seats { pool, moved: BTreeMap::new() };
+        let seats = QueuePlacement { pool, moved: BTreeMap::new() };
         let device = device.resume(&seats).map_err(|refused| PeerFault::Device(refused.error))?;
         Ok(Session {
             device: device.into(),
@@ -77,7 +77,7 @@ impl<V: VirtioDevice> Session<V> {
             account,
             patience: PATIENCE,
             dirty_log: false,
-            tenure: Tenure::new(Lease::default()),
+            tenure: LeaseClaim::new(Lease::default()),
         })
     }
 
@@ -97,7 +97,7 @@ impl<V: VirtioDevice> Session<V> {
             let meters = lease.meters(vdev.meters()).to_vec();
             vdev.share_meters(&meters);
         }
-        Session { tenure: Tenure::new(lease), ..self }
+        Session { tenure: LeaseClaim::new(lease), ..self }
     }
 
     /// The running device.

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_device::{
-    CoreId, Gone, OnMiss, Order, Placement, Post, QuiesceError, QuiescePolicy, Quiesced, Quiescent, Running,
+    CoreEnded, CoreId, CoreMessage, CoreSender, OnMiss, Placement, QuiesceError, QuiescePolicy, Quiesced,
+    Quiescent, Running,
 };
 use ioplane_host::vfio_user::{Handle, Options, PendingReply, serve};
 use ioplane_memory::Mapping;
@@ -29,14 +30,14 @@ use ioplane_testkit::vfio_user::Client;
 struct Nowhere;
 
 impl Placement for Nowhere {
-    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn Post> {
+    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn CoreSender> {
         Arc::new(Nowhere)
     }
 }
 
-impl Post for Nowhere {
-    fn post(&self, order: Order) -> Result<(), Gone> {
-        Err(Gone(order))
+impl CoreSender for Nowhere {
+    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded> {
+        Err(CoreEnded(order))
     }
 
     fn core(&self) -> CoreId {

@@ -376,7 +376,7 @@ fn the_daemon_waits_for_the_clients_quiescent_point_and_does_its_own_work() {
     card.handle.load(policy, state.clone()).wait().unwrap().expect("it is still").expect("it is loaded");
     assert_eq!((client.read64(0, SCRATCH).unwrap(), card.handle.presence()), (0, Presence::Running));
     // Refused, it is as it was.
-    let damaged = ioplane_device::State { body: vec![0; 3], ..state.clone() };
+    let damaged = ioplane_device::SavedState { body: vec![0; 3], ..state.clone() };
     let refused = card.handle.load(policy, damaged).wait().unwrap().expect("it is still");
     assert!(matches!(refused, Err(ioplane_device::LoadError::Refused(_))), "{refused:?}");
     assert_eq!(card.handle.presence(), Presence::Running);

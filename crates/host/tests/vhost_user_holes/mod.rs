@@ -4,8 +4,8 @@ use std::os::fd::AsFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use ioplane_cores::Ended;
-use ioplane_device::{Change, Gone, Order, Placement, Post, Tell};
+use ioplane_cores::EndedCore;
+use ioplane_device::{Change, CoreEnded, CoreMessage, CoreSender, Placement, PollerCommand};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
@@ -107,30 +107,32 @@ fn hole_01_only_eventfds_are_kicks_and_calls() {
 /// Puts queues on a core of the pool's, by way of a mailbox that changes wait in until they are let through.
 #[derive(Debug, Clone)]
 struct Slow {
-    core: Arc<dyn Post>,
+    core: Arc<dyn CoreSender>,
     gate: Arc<Gate>,
 }
 
 #[derive(Debug, Default)]
 struct Gate {
     shut: AtomicBool,
-    held: Mutex<Vec<Order>>,
+    held: Mutex<Vec<CoreMessage>>,
     most: AtomicUsize,
     came: AtomicUsize,
 }
 
-impl Post for Slow {
+impl CoreSender for Slow {
     fn core(&self) -> CoreId {
         self.core.core()
     }
 
-    fn post(&self, order: Order) -> Result<(), Gone> {
-        let Order::Tell(_, Tell::Apply(Change::Call(_), _)) = &order else { return self.core.post(order) };
+    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded> {
+        let CoreMessage::Poller(_, PollerCommand::Apply(Change::Call(_), _)) = &order else {
+            return self.core.send(order);
+        };
         let Gate { shut, held, most, came } = &*self.gate;
         came.fetch_add(1, Ordering::SeqCst);
         let mut held = held.lock().unwrap();
         if !shut.load(Ordering::SeqCst) {
-            return self.core.post(order);
+            return self.core.send(order);
         }
         held.push(order);
         most.fetch_max(held.len(), Ordering::SeqCst);
@@ -139,7 +141,7 @@ impl Post for Slow {
 }
 
 impl Placement for Slow {
-    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn Post> {
+    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn CoreSender> {
         Arc::new(self.clone())
     }
 }
@@ -165,7 +167,7 @@ fn hole_06_a_front_end_has_one_order_at_a_time_in_a_mailbox() {
     assert_eq!(gate.most.load(Ordering::SeqCst), 1, "orders of one front end in the mailbox");
     gate.shut.store(false, Ordering::SeqCst);
     for order in std::mem::take(&mut *gate.held.lock().unwrap()) {
-        served.pool.core(CoreId(0)).unwrap().post().post(order).unwrap();
+        served.pool.core(CoreId(0)).unwrap().post().send(order).unwrap();
     }
     let deadline = Instant::now() + Duration::from_secs(10);
     while gate.came.load(Ordering::SeqCst) < before + FLOOD {
@@ -208,9 +210,9 @@ struct Fickle {
 }
 
 impl Placement for Fickle {
-    fn place(&self, device: &str, queue: u16) -> Arc<dyn Post> {
+    fn place(&self, device: &str, queue: u16) -> Arc<dyn CoreSender> {
         if self.gone.load(Ordering::SeqCst) {
-            Arc::new(Ended(CoreId(9)))
+            Arc::new(EndedCore(CoreId(9)))
         } else {
             self.pool.place(device, queue)
         }

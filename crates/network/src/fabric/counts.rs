@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::cause::Drop;
+use crate::cause::DropReason;
 
 /// How many causes there are.
-pub(crate) const CAUSES: usize = Drop::ALL.len();
+pub(crate) const CAUSES: usize = DropReason::ALL.len();
 
 /// The counts of one direction of one port. Several pollers add to them, once a batch.
 #[derive(Debug)]
@@ -32,12 +32,12 @@ pub struct SideReading {
     /// Their bytes, without offload headers.
     pub bytes: u64,
     /// Frames dropped, by cause; those that have not happened are not listed.
-    pub drops: Vec<(Drop, u64)>,
+    pub drops: Vec<(DropReason, u64)>,
 }
 
 impl SideReading {
     /// Frames dropped for `cause`.
-    pub fn dropped(&self, cause: Drop) -> u64 {
+    pub fn dropped(&self, cause: DropReason) -> u64 {
         self.drops.iter().find(|(other, _)| *other == cause).map_or(0, |(_, count)| *count)
     }
 
@@ -55,7 +55,7 @@ impl Tally {
     }
 
     #[inline]
-    pub fn drop(&mut self, cause: Drop, frames: u64) {
+    pub fn drop(&mut self, cause: DropReason, frames: u64) {
         self.drops[cause as usize] += frames;
         self.dropped = true;
     }
@@ -88,7 +88,7 @@ impl Counts {
 
     /// Counts drops at once.
     #[inline]
-    pub fn drop(&self, cause: Drop, frames: u64) {
+    pub fn drop(&self, cause: DropReason, frames: u64) {
         self.drops[cause as usize].fetch_add(frames, Ordering::Relaxed);
     }
 
@@ -102,7 +102,7 @@ impl Counts {
     }
 
     pub fn read(&self) -> SideReading {
-        let drops = Drop::ALL.iter().zip(&self.drops);
+        let drops = DropReason::ALL.iter().zip(&self.drops);
         SideReading {
             frames: self.frames.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),

@@ -4,9 +4,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use super::counts::Tally;
-use super::shelf::{Filled, HEADER, Record, Shelf, words};
-use super::station::Station;
-use crate::cause::Drop;
+use super::shelf::{Filled, FramePool, HEADER, Record, words};
+use super::station::PortShared;
+use crate::cause::DropReason;
 use crate::offload::Offload;
 
 /// A frame that waits to be received.
@@ -39,24 +39,24 @@ impl<'a> Frame<'a> {
 
 /// Where the poller of a receiving queue takes its frames from. Dropped, it leaves what it has not popped to the next one.
 #[derive(Debug)]
-pub struct Inlet {
-    station: Arc<Station>,
+pub struct PortRx {
+    station: Arc<PortShared>,
     pair: u16,
     open: Option<Filled>,
     tally: Tally,
 }
 
-impl Inlet {
-    pub(crate) fn new(station: Arc<Station>, pair: u16) -> Self {
-        Inlet { station, pair, open: None, tally: Tally::default() }
+impl PortRx {
+    pub(crate) fn new(station: Arc<PortShared>, pair: u16) -> Self {
+        PortRx { station, pair, open: None, tally: Tally::default() }
     }
 
     #[inline]
-    fn shelf(&self) -> &Shelf {
+    fn shelf(&self) -> &FramePool {
         &self.station.shelves[usize::from(self.pair)]
     }
 
-    /// The oldest frame, which stays there until [`Inlet::pop`].
+    /// The oldest frame, which stays there until [`PortRx::pop`].
     #[inline]
     pub fn front(&mut self) -> Option<Frame<'_>> {
         if self.open.is_none() {
@@ -107,7 +107,7 @@ impl Inlet {
     }
 
     /// The guest does not get the frame, for that cause.
-    pub fn skip(&mut self, cause: Drop) {
+    pub fn skip(&mut self, cause: DropReason) {
         if self.step().is_some() {
             self.tally.drop(cause, 1);
             self.settle();
@@ -134,7 +134,7 @@ impl Inlet {
         }
     }
 
-    /// About to sleep: from now on whatever arrives makes [`Inlet::waker`] readable. True if something is there already, the
+    /// About to sleep: from now on whatever arrives makes [`PortRx::waker`] readable. True if something is there already, the
     /// queue must not sleep then (unless it waits for its guest's buffers, not for frames).
     pub fn arm(&mut self) -> bool {
         self.station.received.add(&mut self.tally);
@@ -152,14 +152,14 @@ impl Inlet {
         self.station.received.add(&mut self.tally);
     }
 
-    /// An eventfd of the port's, readable while there is something after [`Inlet::arm`].
+    /// An eventfd of the port's, readable while there is something after [`PortRx::arm`].
     pub fn waker(&self) -> BorrowedFd<'_> {
         self.shelf().bell()
     }
 }
 
 /// How many frames wait on a shelf that nobody reads from or sends to meanwhile. Control side.
-pub(crate) fn waiting(shelf: &Shelf) -> u64 {
+pub(crate) fn waiting(shelf: &FramePool) -> u64 {
     let filled: Vec<Filled> = std::iter::from_fn(|| shelf.next()).collect();
     let frames = filled.iter().map(|filled| u64::from(filled.frames)).sum();
     for filled in filled {
@@ -181,7 +181,7 @@ fn frame(tray: &[u8], at: u32) -> Option<Frame<'_>> {
     Some(Frame { words, bytes: tray[HEADER + usize::from(skew)..].get(..len as usize)? })
 }
 
-impl std::ops::Drop for Inlet {
+impl std::ops::Drop for PortRx {
     fn drop(&mut self) {
         self.station.received.add(&mut self.tally);
         if let Some(filled) = self.open.take() {

@@ -27,11 +27,11 @@ use std::time::{Duration, Instant};
 
 pub(crate) use budget::Budget;
 pub use counts::SideReading;
-pub(crate) use plan::Face;
-pub(crate) use shelf::Shelf;
+pub(crate) use plan::PortEntry;
+pub(crate) use shelf::FramePool;
 pub use shelf::TRAY;
 use snapshots::Snapshots;
-pub(crate) use station::Station;
+pub(crate) use station::PortShared;
 pub(crate) use table::{Place, Table, Tick};
 
 /// What all outlets of a switch share with its control side. It lives as long as any of them, with all snapshots that they go by.

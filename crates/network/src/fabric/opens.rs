@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::plan::{LANES, Plan, lane};
-use super::shelf::{HEADER, Record, Shelf, TRAY, Tray};
-use super::station::Station;
+use super::plan::{LANES, SwitchSnapshot, lane};
+use super::shelf::{FrameBatch, FramePool, HEADER, Record, TRAY};
+use super::station::PortShared;
 use crate::MOST_PAIRS;
-use crate::cause::Drop;
+use crate::cause::DropReason;
 
 /// Most receiving queues that a batch reaches before it is handed over in between.
 const MOST: usize = 256;
@@ -16,9 +16,9 @@ const BELL_COST: usize = 8 << 10;
 
 /// One receiving queue, as one outlet sees it during a batch.
 #[derive(Debug)]
-struct Open {
+struct TxReceiver {
     lane: u16,
-    tray: Option<Tray>,
+    tray: Option<FrameBatch>,
     /// Bytes of it that hold frames.
     used: u32,
     frames: u32,
@@ -28,13 +28,13 @@ struct Open {
 
 /// All of them. As long as there are any the outlet stays with its plan.
 #[derive(Debug)]
-pub(crate) struct Opens {
+pub(crate) struct TxBatch {
     /// By lane: which of `opens` it is, from one; zero if none.
     lanes: Box<[u16]>,
     /// Never more than [`MOST`].
-    opens: Vec<Open>,
+    opens: Vec<TxReceiver>,
     sender: u16,
-    /// What reaching the receivers has cost, in bytes copied; see [`crate::Outlet::spent`].
+    /// What reaching the receivers has cost, in bytes copied; see [`crate::PortTx::spent`].
     pub spent: usize,
 }
 
@@ -46,18 +46,18 @@ pub(crate) struct Room<'a> {
     bytes: &'a mut [u8],
 }
 
-impl Opens {
+impl TxBatch {
     pub fn new(sender: u16) -> Self {
-        Opens { lanes: vec![0; LANES].into(), opens: Vec::with_capacity(MOST), sender, spent: 0 }
+        TxBatch { lanes: vec![0; LANES].into(), opens: Vec::with_capacity(MOST), sender, spent: 0 }
     }
 
     /// Room for `len` bytes in a queue of `station`, which is in `plan`. If there is none that is counted there; see
-    /// [`Drop::Full`].
+    /// [`DropReason::Full`].
     #[inline(always)]
     pub fn room<'a>(
         &'a mut self,
-        plan: &Plan,
-        station: &'a Station,
+        plan: &SwitchSnapshot,
+        station: &'a PortShared,
         pair: u16,
         len: usize,
     ) -> Option<Room<'a>> {
@@ -72,7 +72,7 @@ impl Opens {
             open.tray = shelf.take(sender);
             (open.used, open.frames) = (0, 0);
         }
-        let Open { tray: Some(tray), used, frames, .. } = open else {
+        let TxReceiver { tray: Some(tray), used, frames, .. } = open else {
             open.full += 1;
             return None;
         };
@@ -81,14 +81,14 @@ impl Opens {
     }
 
     /// Counts frames that were not even tried because there is no room.
-    pub fn full(&mut self, plan: &Plan, station: &Station, pair: u16, frames: usize) {
+    pub fn full(&mut self, plan: &SwitchSnapshot, station: &PortShared, pair: u16, frames: usize) {
         let at = self.open(plan, station, pair);
         self.opens[at].full += frames as u32;
     }
 
     /// Which of `opens` it is.
     #[inline(always)]
-    fn open(&mut self, plan: &Plan, station: &Station, pair: u16) -> usize {
+    fn open(&mut self, plan: &SwitchSnapshot, station: &PortShared, pair: u16) -> usize {
         let lane = lane(station.place.slot, pair);
         if self.lanes[lane] == 0 {
             if self.opens.len() == MOST {
@@ -97,7 +97,7 @@ impl Opens {
             if station.shelves[usize::from(pair)].sleeps() {
                 self.spent += BELL_COST;
             }
-            self.opens.push(Open { lane: lane as u16, tray: None, used: 0, frames: 0, full: 0 });
+            self.opens.push(TxReceiver { lane: lane as u16, tray: None, used: 0, frames: 0, full: 0 });
             self.lanes[lane] = self.opens.len() as u16;
         }
         usize::from(self.lanes[lane]) - 1
@@ -105,7 +105,7 @@ impl Opens {
 
     /// Hands everything over and rings for whoever sleeps.
     #[inline]
-    pub fn flush(&mut self, plan: &Plan) {
+    pub fn flush(&mut self, plan: &SwitchSnapshot) {
         if self.opens.is_empty() {
             return;
         }
@@ -113,7 +113,7 @@ impl Opens {
             let Some((station, shelf)) = receiver(plan, open.lane) else { continue };
             open.hand_over(shelf);
             if open.full > 0 {
-                station.received.drop(Drop::Full, open.full.into());
+                station.received.drop(DropReason::Full, open.full.into());
             }
         }
         // Between handing over and looking for sleepers; a receiver fences between saying so and looking.
@@ -128,14 +128,14 @@ impl Opens {
 }
 
 #[inline]
-fn receiver(plan: &Plan, lane: u16) -> Option<(&Station, &Shelf)> {
+fn receiver(plan: &SwitchSnapshot, lane: u16) -> Option<(&PortShared, &FramePool)> {
     let station = &plan.face(lane / MOST_PAIRS)?.station;
     Some((station, &station.shelves[usize::from(lane % MOST_PAIRS)]))
 }
 
-impl Open {
+impl TxReceiver {
     #[inline]
-    fn hand_over(&mut self, shelf: &Shelf) {
+    fn hand_over(&mut self, shelf: &FramePool) {
         let Some(tray) = self.tray.take() else { return };
         if self.used > 0 {
             shelf.hand_over(tray, self.used, self.frames);

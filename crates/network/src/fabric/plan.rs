@@ -3,21 +3,21 @@
 use std::sync::Arc;
 
 use super::capture::Ring;
-use super::station::Station;
+use super::station::PortShared;
 use crate::{MOST_PAIRS, MOST_PORTS, Mac};
 
 /// A slot of a plan.
 #[derive(Debug, Clone)]
-pub(crate) struct Face {
-    pub station: Arc<Station>,
+pub(crate) struct PortEntry {
+    pub station: Arc<PortShared>,
     /// Whoever looks on.
     pub ring: Option<Arc<Ring>>,
 }
 
 /// The ports of a switch at one moment.
 #[derive(Debug)]
-pub(crate) struct Plan {
-    faces: Box<[Option<Face>]>,
+pub(crate) struct SwitchSnapshot {
+    faces: Box<[Option<PortEntry>]>,
     /// Slots that have a port.
     pub taken: Box<[u16]>,
     /// Whether there is an uplink among them.
@@ -26,9 +26,9 @@ pub(crate) struct Plan {
     fixed: Box<[Option<(Mac, u16)>]>,
 }
 
-impl Plan {
+impl SwitchSnapshot {
     /// Of faces by slot.
-    pub fn new(faces: Vec<Option<Face>>) -> Self {
+    pub fn new(faces: Vec<Option<PortEntry>>) -> Self {
         debug_assert_eq!(faces.len(), usize::from(MOST_PORTS));
         let taken: Box<[u16]> = (0..MOST_PORTS).filter(|slot| faces[usize::from(*slot)].is_some()).collect();
         let mut fixed = vec![None; (2 * taken.len() + 2).next_power_of_two()].into_boxed_slice();
@@ -41,27 +41,27 @@ impl Plan {
             fixed[at] = Some((mac, face.station.place.slot));
         }
         let uplinks = faces.iter().flatten().any(|face| face.station.uplink);
-        Plan { faces: faces.into(), taken, uplinks, fixed }
+        SwitchSnapshot { faces: faces.into(), taken, uplinks, fixed }
     }
 
     /// An empty one.
     pub fn empty() -> Self {
-        Plan::new(vec![None; usize::from(MOST_PORTS)])
+        SwitchSnapshot::new(vec![None; usize::from(MOST_PORTS)])
     }
 
     /// Its faces, to make another of.
-    pub fn faces(&self) -> Vec<Option<Face>> {
+    pub fn faces(&self) -> Vec<Option<PortEntry>> {
         self.faces.to_vec()
     }
 
     #[inline]
-    pub fn face(&self, slot: u16) -> Option<&Face> {
+    pub fn face(&self, slot: u16) -> Option<&PortEntry> {
         self.faces[usize::from(slot)].as_ref()
     }
 
     /// The ports whose configured address is `mac`: more than one while a guest migrates within this host.
     #[inline]
-    pub fn fixed(&self, mac: Mac) -> impl Iterator<Item = &Face> {
+    pub fn fixed(&self, mac: Mac) -> impl Iterator<Item = &PortEntry> {
         let mask = self.fixed.len() - 1;
         let from = first(mac, self.fixed.len());
         (0..self.fixed.len())

@@ -5,7 +5,7 @@
 //!   empties -----> Tray (sender) -----------> inbox, bell -----> Tray (receiver) -------> empties
 //! ```
 //!
-//! A [`Tray`] is the right to touch its bytes: it is made by the shelf alone, cannot be copied, and exactly one of the four
+//! A [`FrameBatch`] is the right to touch its bytes: it is made by the shelf alone, cannot be copied, and exactly one of the four
 //! places above has it at any time.
 
 #![allow(unsafe_code)]
@@ -20,7 +20,7 @@ use crossbeam_utils::CachePadded;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::stack::Stack;
+use super::stack::IndexStack;
 use crate::offload::Offload;
 use crate::spec::VLAN_HLEN;
 use crate::{LONGEST, MOST_PORTS};
@@ -35,7 +35,7 @@ const _: () =
 
 /// The right to touch the bytes of one tray of one shelf.
 #[derive(Debug)]
-pub(crate) struct Tray {
+pub(crate) struct FrameBatch {
     shelf: u32,
     index: u16,
     /// Slot of the port that filled it, or is about to.
@@ -46,7 +46,7 @@ pub(crate) struct Tray {
 #[derive(Debug)]
 pub(crate) struct Filled {
     /// The tray.
-    pub tray: Tray,
+    pub tray: FrameBatch,
     /// Bytes of it that hold frames.
     pub used: u32,
     /// Bytes that have been read.
@@ -112,13 +112,13 @@ pub(crate) fn words(from: &[u8; HEADER]) -> [u64; 2] {
 }
 
 /// The trays of one receiving queue, all of them for its whole life.
-pub(crate) struct Shelf {
+pub(crate) struct FramePool {
     id: u32,
     start: NonNull<u8>,
     trays: u16,
     /// Trays that one sender may have out here.
     share: u16,
-    empties: Stack,
+    empties: IndexStack,
     inbox: ArrayQueue<Filled>,
     /// A tray half-read by an inlet that has ended.
     left: ArrayQueue<Filled>,
@@ -132,11 +132,11 @@ pub(crate) struct Shelf {
 }
 
 // SAFETY: the mapping is reached through tokens, of which there is one for each tray, and everything else is atomic.
-unsafe impl Send for Shelf {}
+unsafe impl Send for FramePool {}
 // SAFETY: as above: a `&Shelf` gives bytes only together with a token.
-unsafe impl Sync for Shelf {}
+unsafe impl Sync for FramePool {}
 
-impl Shelf {
+impl FramePool {
     /// A shelf of `trays` empty trays. No page is taken before it is written.
     pub fn new(trays: u16) -> std::io::Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -151,12 +151,12 @@ impl Shelf {
             )?
         };
         let start = NonNull::new(start.cast()).ok_or(rustix::io::Errno::NOMEM)?;
-        let mut shelf = Shelf {
+        let mut shelf = FramePool {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             start,
             trays,
             share: (trays - trays / 4).max(1),
-            empties: Stack::full(trays),
+            empties: IndexStack::full(trays),
             inbox: ArrayQueue::new(usize::from(trays)),
             left: ArrayQueue::new(1),
             out: (0..MOST_PORTS).map(|_| AtomicU16::new(0)).collect(),
@@ -173,13 +173,13 @@ impl Shelf {
     /// An empty tray for the port in slot `sender`; `None` if there is none, or if the port has three quarters of them
     /// already: one that floods leaves room for the others.
     #[inline]
-    pub fn take(&self, sender: u16) -> Option<Tray> {
+    pub fn take(&self, sender: u16) -> Option<FrameBatch> {
         let out = &self.out[usize::from(sender)];
         if out.fetch_add(1, Ordering::Relaxed) < self.share
             && !self.retired.load(Ordering::Relaxed)
             && let Some(index) = self.empties.pop()
         {
-            return Some(Tray { shelf: self.id, index, sender });
+            return Some(FrameBatch { shelf: self.id, index, sender });
         }
         out.fetch_sub(1, Ordering::Relaxed);
         None
@@ -187,15 +187,15 @@ impl Shelf {
 
     /// Gives an emptied tray back.
     #[inline]
-    pub fn put_back(&self, tray: Tray) {
+    pub fn put_back(&self, tray: FrameBatch) {
         assert_eq!(tray.shelf, self.id);
         self.out[usize::from(tray.sender)].fetch_sub(1, Ordering::Relaxed);
         self.empties.push(tray.index);
     }
 
-    /// Puts a tray with so many bytes of so many frames into the inbox. After a batch of these, and a fence, comes [`Shelf::ring_if_asleep`].
+    /// Puts a tray with so many bytes of so many frames into the inbox. After a batch of these, and a fence, comes [`FramePool::ring_if_asleep`].
     #[inline]
-    pub fn hand_over(&self, tray: Tray, used: u32, frames: u32) {
+    pub fn hand_over(&self, tray: FrameBatch, used: u32, frames: u32) {
         assert_eq!(tray.shelf, self.id);
         if self.inbox.push(Filled { tray, used, read: 0, frames }).is_err() {
             unreachable!("the inbox has room for every tray that there is");
@@ -203,7 +203,7 @@ impl Shelf {
     }
 
     /// Rings for a receiver that sleeps. The sender has pushed and fenced before; the receiver says that it sleeps, fences,
-    /// and looks (see [`Shelf::arm`]): one of the two sees the other.
+    /// and looks (see [`FramePool::arm`]): one of the two sees the other.
     #[inline]
     pub fn ring_if_asleep(&self) {
         if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel) {
@@ -270,7 +270,7 @@ impl Shelf {
 
     /// The bytes of a tray.
     #[inline]
-    pub fn bytes(&self, tray: &Tray) -> &[u8] {
+    pub fn bytes(&self, tray: &FrameBatch) -> &[u8] {
         // SAFETY: `place` is inside the mapping, which lives as long as self; the token is borrowed, so that nobody
         // writes there meanwhile.
         unsafe { std::slice::from_raw_parts(self.place(tray), TRAY) }
@@ -278,13 +278,13 @@ impl Shelf {
 
     /// The bytes of a tray, to write.
     #[inline]
-    pub fn bytes_mut<'a>(&'a self, tray: &'a mut Tray) -> &'a mut [u8] {
+    pub fn bytes_mut<'a>(&'a self, tray: &'a mut FrameBatch) -> &'a mut [u8] {
         // SAFETY: as above; the token is borrowed for writing, and there is one for each tray.
         unsafe { std::slice::from_raw_parts_mut(self.place(tray), TRAY) }
     }
 
     #[inline]
-    fn place(&self, tray: &Tray) -> *mut u8 {
+    fn place(&self, tray: &FrameBatch) -> *mut u8 {
         assert_eq!(tray.shelf, self.id);
         // SAFETY: a token of this shelf has an index below `trays`, and the mapping is trays * TRAY long.
         unsafe { self.start.as_ptr().add(usize::from(tray.index) * TRAY) }
@@ -311,14 +311,14 @@ impl Shelf {
     }
 }
 
-impl std::ops::Drop for Shelf {
+impl std::ops::Drop for FramePool {
     fn drop(&mut self) {
         // SAFETY: what mmap gave; no slice outlives the borrow of self that it was given out against.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), usize::from(self.trays) * TRAY) };
     }
 }
 
-impl std::fmt::Debug for Shelf {
+impl std::fmt::Debug for FramePool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shelf")
             .field("trays", &self.trays)
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn one_sender_leaves_a_quarter_to_the_others() {
-        let shelf = Shelf::new(8).unwrap();
+        let shelf = FramePool::new(8).unwrap();
         let greedy: Vec<_> = std::iter::from_fn(|| shelf.take(1)).collect();
         assert_eq!(greedy.len(), 6);
         let modest: Vec<_> = std::iter::from_fn(|| shelf.take(2)).collect();
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn trays_do_not_overlap() {
-        let shelf = Shelf::new(4).unwrap();
+        let shelf = FramePool::new(4).unwrap();
         let mut trays: Vec<_> = (0..4).map(|sender| shelf.take(sender).unwrap()).collect();
         for (at, tray) in trays.iter_mut().enumerate() {
             shelf.bytes_mut(tray).fill(at as u8);
@@ -368,14 +368,14 @@ mod tests {
     #[test]
     #[should_panic]
     fn a_tray_of_another_shelf_is_refused() {
-        let (one, other) = (Shelf::new(2).unwrap(), Shelf::new(2).unwrap());
+        let (one, other) = (FramePool::new(2).unwrap(), FramePool::new(2).unwrap());
         let tray = one.take(0).unwrap();
         other.put_back(tray);
     }
 
     #[test]
     fn a_retired_shelf_gives_nothing() {
-        let shelf = Shelf::new(4).unwrap();
+        let shelf = FramePool::new(4).unwrap();
         let out = shelf.take(0).unwrap();
         shelf.retire();
         assert!(shelf.take(1).is_none());

@@ -1,4 +1,4 @@
-//! How a change of ports reaches the cores: the control side publishes a new [`Plan`], each outlet takes it with its next batch.
+//! How a change of ports reaches the cores: the control side publishes a new [`SwitchSnapshot`], each outlet takes it with its next batch.
 //!
 //! An outlet looks at one counter for each batch, and at its own mailbox only when that has changed. Old plans are kept here
 //! until no outlet goes by them, so that no core frees one.
@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crossbeam_queue::ArrayQueue;
 
-use super::plan::{Face, Plan};
+use super::plan::{PortEntry, SwitchSnapshot};
 
 /// How an outlet gets a new plan.
-type PlanMail = ArrayQueue<Arc<Plan>>;
+type SnapshotInbox = ArrayQueue<Arc<SwitchSnapshot>>;
 
 /// The plan in force, and those before it that some outlet may still go by.
 #[derive(Debug)]
@@ -27,10 +27,10 @@ pub(crate) struct Snapshots {
 
 #[derive(Debug)]
 struct Published {
-    plan: Arc<Plan>,
+    plan: Arc<SwitchSnapshot>,
     /// Dropped here, so that no poller frees memory.
-    old: Vec<Arc<Plan>>,
-    outlets: Vec<Weak<PlanMail>>,
+    old: Vec<Arc<SwitchSnapshot>>,
+    outlets: Vec<Weak<SnapshotInbox>>,
 }
 
 /// A plan to come: nothing until it is published. Holds the lock, so that no other change comes between.
@@ -39,25 +39,26 @@ pub(crate) struct SnapshotChange<'a> {
     version: &'a AtomicU64,
     published: MutexGuard<'a, Published>,
     /// By slot.
-    pub faces: Vec<Option<Face>>,
+    pub faces: Vec<Option<PortEntry>>,
 }
 
 /// One outlet's place among those that get new plans.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     version: u64,
-    mail: Arc<PlanMail>,
+    mail: Arc<SnapshotInbox>,
 }
 
 impl Snapshots {
     /// Of a switch without ports.
     pub fn new() -> Self {
-        let published = Published { plan: Arc::new(Plan::empty()), old: Vec::new(), outlets: Vec::new() };
+        let published =
+            Published { plan: Arc::new(SwitchSnapshot::empty()), old: Vec::new(), outlets: Vec::new() };
         Snapshots { version: AtomicU64::new(0), published: Mutex::new(published) }
     }
 
     /// The plan in force. Control side.
-    pub fn current(&self) -> Arc<Plan> {
+    pub fn current(&self) -> Arc<SwitchSnapshot> {
         self.published().plan.clone()
     }
 
@@ -69,9 +70,9 @@ impl Snapshots {
     }
 
     /// Enters an outlet: the plan in force, and where it gets the next ones. Control side.
-    pub fn subscribe(&self) -> (Arc<Plan>, Subscription) {
+    pub fn subscribe(&self) -> (Arc<SwitchSnapshot>, Subscription) {
         let mut published = self.published();
-        let mail = Arc::new(PlanMail::new(1));
+        let mail = Arc::new(SnapshotInbox::new(1));
         published.outlets.push(Arc::downgrade(&mail));
         let version = self.version.load(Ordering::Acquire);
         (published.plan.clone(), Subscription { version, mail })
@@ -86,7 +87,7 @@ impl<'a> SnapshotChange<'a> {
     /// Makes this the plan that everybody goes by: outlets from their next batch on. The next change waits until what this returns is
     /// dropped.
     pub fn publish(mut self) -> impl Sized + use<'a> {
-        let plan = Arc::new(Plan::new(self.faces));
+        let plan = Arc::new(SwitchSnapshot::new(self.faces));
         let Published { plan: current, old, outlets } = &mut *self.published;
         old.push(std::mem::replace(current, plan.clone()));
         outlets.retain(|mail| match mail.upgrade() {
@@ -105,7 +106,7 @@ impl<'a> SnapshotChange<'a> {
 impl Subscription {
     /// The plan in force, if it has changed since the last time. On a core, once a batch.
     #[inline]
-    pub fn newer(&mut self, snapshots: &Snapshots) -> Option<Arc<Plan>> {
+    pub fn newer(&mut self, snapshots: &Snapshots) -> Option<Arc<SwitchSnapshot>> {
         let version = snapshots.version.load(Ordering::Acquire);
         if version == self.version {
             return None;

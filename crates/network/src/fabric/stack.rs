@@ -10,19 +10,19 @@ const NONE: u32 = u32::MAX;
 
 /// Numbers below a limit, each in it once at most. Any thread pushes and pops.
 #[derive(Debug)]
-pub(crate) struct Stack {
+pub(crate) struct IndexStack {
     /// How often it has changed (upper half, so that a stale compare fails), and the topmost number.
     top: AtomicU64,
     /// The number below each.
     below: Box<[AtomicU32]>,
 }
 
-impl Stack {
+impl IndexStack {
     /// All numbers below `limit`, zero on top.
     pub fn full(limit: u16) -> Self {
         let limit = u32::from(limit);
         let below = (0..limit).map(|at| AtomicU32::new(if at + 1 < limit { at + 1 } else { NONE })).collect();
-        Stack { top: AtomicU64::new(u64::from(if limit == 0 { NONE } else { 0 })), below }
+        IndexStack { top: AtomicU64::new(u64::from(if limit == 0 { NONE } else { 0 })), below }
     }
 
     /// Takes the topmost. What was done before it was pushed is visible afterwards: every change of `top` is a
@@ -66,17 +66,17 @@ mod tests {
 
     #[test]
     fn last_in_first_out() {
-        let stack = Stack::full(3);
+        let stack = IndexStack::full(3);
         assert_eq!([stack.pop(), stack.pop(), stack.pop(), stack.pop()], [Some(0), Some(1), Some(2), None]);
         stack.push(1);
         stack.push(2);
         assert_eq!([stack.pop(), stack.pop(), stack.pop()], [Some(2), Some(1), None]);
-        assert_eq!(Stack::full(0).pop(), None);
+        assert_eq!(IndexStack::full(0).pop(), None);
     }
 
     #[test]
     fn nobody_has_the_same_number_at_once() {
-        let stack = Stack::full(4);
+        let stack = IndexStack::full(4);
         let held: Vec<AtomicU32> = (0..4).map(|_| AtomicU32::new(0)).collect();
         std::thread::scope(|scope| {
             for _ in 0..3 {

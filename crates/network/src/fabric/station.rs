@@ -6,16 +6,16 @@ use crossbeam_utils::CachePadded;
 
 use super::budget::Budget;
 use super::counts::Counts;
-use super::shelf::Shelf;
+use super::shelf::FramePool;
 use super::table::Place;
 use crate::Mac;
-use crate::filter::Sieve;
-use crate::offload::Takes;
+use crate::filter::AtomicRxFilter;
+use crate::offload::RxOffloads;
 use crate::vlan::Membership;
 
 /// One port. What can change while frames flow is atomic; the rest is fixed when it is plugged.
 #[derive(Debug)]
-pub(crate) struct Station {
+pub(crate) struct PortShared {
     pub name: String,
     pub place: Place,
     pub mac: Option<Mac>,
@@ -25,21 +25,21 @@ pub(crate) struct Station {
     /// Addresses that may be learned here.
     pub share: u32,
     /// One for each queue pair.
-    pub shelves: Box<[Shelf]>,
+    pub shelves: Box<[FramePool]>,
     pub up: AtomicBool,
     /// When (by the switch's count) its link came up last, or it announced itself.
     pub raised: AtomicU64,
     takes: AtomicU8,
     active: AtomicU16,
     pub mtu: AtomicU16,
-    pub filter: Sieve,
+    pub filter: AtomicRxFilter,
     /// For what it floods.
     pub budget: Budget,
     pub sent: CachePadded<Counts>,
     pub received: CachePadded<Counts>,
 }
 
-impl Station {
+impl PortShared {
     /// With everything that can change as it is at first: the link down, nothing taken but plain frames.
     #[expect(clippy::too_many_arguments)]
     pub fn new(
@@ -49,11 +49,11 @@ impl Station {
         (isolated, uplink): (bool, bool),
         vlan: Membership,
         share: u32,
-        shelves: Box<[Shelf]>,
+        shelves: Box<[FramePool]>,
         (mtu, budget): (u16, Budget),
     ) -> Self {
         let active = shelves.len() as u16;
-        Station {
+        PortShared {
             name,
             place,
             mac,
@@ -67,7 +67,7 @@ impl Station {
             takes: AtomicU8::new(0),
             active: AtomicU16::new(active),
             mtu: AtomicU16::new(mtu),
-            filter: Sieve::new(),
+            filter: AtomicRxFilter::new(),
             budget,
             sent: CachePadded::new(Counts::new()),
             received: CachePadded::new(Counts::new()),
@@ -80,11 +80,11 @@ impl Station {
     }
 
     #[inline]
-    pub fn takes(&self) -> Takes {
-        Takes::of_bits(self.takes.load(Ordering::Relaxed))
+    pub fn takes(&self) -> RxOffloads {
+        RxOffloads::of_bits(self.takes.load(Ordering::Relaxed))
     }
 
-    pub fn set_takes(&self, takes: Takes) {
+    pub fn set_takes(&self, takes: RxOffloads) {
         self.takes.store(takes.bits(), Ordering::Relaxed);
     }
 

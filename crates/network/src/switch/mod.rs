@@ -13,7 +13,7 @@ pub use port::{Port, PortOptions, PortReading};
 
 use crate::error::NetworkError;
 use crate::fabric::capture::{CaptureOptions, Ring};
-use crate::fabric::{Fabric, Face, Place, Station};
+use crate::fabric::{Fabric, Place, PortEntry, PortShared};
 use crate::{MOST_PORTS, Mac};
 
 /// What can be chosen about a switch.
@@ -106,13 +106,13 @@ impl Switch {
         };
         let generation = self.generation.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let station = Arc::new(options.station(Place { slot, generation }, &self.settings)?);
-        change.faces[usize::from(slot)] = Some(Face { station: station.clone(), ring: None });
+        change.faces[usize::from(slot)] = Some(PortEntry { station: station.clone(), ring: None });
         change.publish();
         Ok(Port::new(self.clone(), station, options.vlan))
     }
 
     /// Takes a port out: nobody finds it any more, and what it has been learned for is forgotten.
-    fn unplug(&self, station: &Station) {
+    fn unplug(&self, station: &PortShared) {
         let mut change = self.fabric.snapshots.change();
         change.faces[usize::from(station.place.slot)] = None;
         // The slot is nobody else's before its addresses are forgotten.

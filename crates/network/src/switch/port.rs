@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{Switch, SwitchSettings};
-use crate::cause::Drop;
+use crate::cause::DropReason;
 use crate::error::NetworkError;
-use crate::fabric::inlet::{self, Inlet};
-use crate::fabric::outlet::{Outlet, Sent};
-use crate::fabric::{Budget, Place, Shelf, SideReading, Station, Table};
-use crate::filter::Filter;
-use crate::offload::{Offload, Takes};
+use crate::fabric::inlet::{self, PortRx};
+use crate::fabric::outlet::{PortTx, Sent};
+use crate::fabric::{Budget, FramePool, Place, PortShared, SideReading, Table};
+use crate::filter::RxFilter;
+use crate::offload::{Offload, RxOffloads};
 use crate::spec::ETH_P_RARP;
 use crate::vlan::{Membership, Vlan};
 use crate::{MOST_PAIRS, Mac};
@@ -49,7 +49,11 @@ impl PortOptions {
         }
     }
 
-    pub(super) fn station(&self, place: Place, settings: &SwitchSettings) -> Result<Station, NetworkError> {
+    pub(super) fn station(
+        &self,
+        place: Place,
+        settings: &SwitchSettings,
+    ) -> Result<PortShared, NetworkError> {
         if !(1..=MOST_PAIRS).contains(&self.pairs) {
             return Err(NetworkError::Pairs { port: self.name.clone(), pairs: self.pairs });
         }
@@ -57,14 +61,14 @@ impl PortOptions {
             return Err(NetworkError::Mac { port: self.name.clone(), mac });
         }
         let vlan = Membership::new(&self.name, &self.vlan)?;
-        let shelves: std::io::Result<Box<[Shelf]>> =
-            (0..self.pairs).map(|_| Shelf::new(settings.trays)).collect();
+        let shelves: std::io::Result<Box<[FramePool]>> =
+            (0..self.pairs).map(|_| FramePool::new(settings.trays)).collect();
         let shelves = shelves.map_err(|source| NetworkError::Os {
             what: format!("port {}", self.name),
             doing: "reserving memory and a bell for its frames (is the limit of open files or of address space reached?)",
             source,
         })?;
-        Ok(Station::new(
+        Ok(PortShared::new(
             self.name.clone(),
             place,
             self.mac,
@@ -95,7 +99,7 @@ pub struct PortReading {
     /// Queue pairs that frames are spread over.
     pub active_pairs: u16,
     /// What its guest takes.
-    pub takes: Takes,
+    pub takes: RxOffloads,
     /// Addresses that have been learned there.
     pub learned: u32,
     /// Trays with frames that wait to be received, all pairs together.
@@ -109,7 +113,7 @@ pub struct PortReading {
 }
 
 impl PortReading {
-    pub(super) fn of(station: &Station, table: &Table) -> Self {
+    pub(super) fn of(station: &PortShared, table: &Table) -> Self {
         PortReading {
             name: station.name.clone(),
             mac: station.mac,
@@ -120,7 +124,7 @@ impl PortReading {
             active_pairs: station.active(),
             takes: station.takes(),
             learned: table.owned(station.place.slot),
-            waiting: station.shelves.iter().map(Shelf::waiting).sum(),
+            waiting: station.shelves.iter().map(FramePool::waiting).sum(),
             rings: station.shelves.iter().map(|shelf| shelf.rings.load(Ordering::Relaxed)).sum(),
             sent: station.sent.read(),
             received: station.received.read(),
@@ -136,12 +140,12 @@ impl PortReading {
 #[derive(Debug)]
 pub struct Port {
     switch: Arc<Switch>,
-    station: Arc<Station>,
+    station: Arc<PortShared>,
     vlan: Vlan,
 }
 
 impl Port {
-    pub(super) fn new(switch: Arc<Switch>, station: Arc<Station>, vlan: Vlan) -> Self {
+    pub(super) fn new(switch: Arc<Switch>, station: Arc<PortShared>, vlan: Vlan) -> Self {
         Port { switch, station, vlan }
     }
 
@@ -174,22 +178,22 @@ impl Port {
     ///
     /// # Panics
     /// If the port has no such pair.
-    pub fn outlet(&self, pair: u16) -> Outlet {
+    pub fn outlet(&self, pair: u16) -> PortTx {
         assert!(pair < self.pairs(), "port {} has {} pairs", self.name(), self.pairs());
-        Outlet::new(self.switch.fabric.clone(), self.station.clone())
+        PortTx::new(self.switch.fabric.clone(), self.station.clone())
     }
 
     /// The receiving half of a pair, for one poller. It goes on where the last one ended.
     ///
     /// # Panics
     /// If the port has no such pair.
-    pub fn inlet(&self, pair: u16) -> Inlet {
+    pub fn inlet(&self, pair: u16) -> PortRx {
         assert!(pair < self.pairs(), "port {} has {} pairs", self.name(), self.pairs());
-        Inlet::new(self.station.clone(), pair)
+        PortRx::new(self.station.clone(), pair)
     }
 
     /// What the port's guest takes as it is, from the next frame on. At first: nothing.
-    pub fn takes(&self, takes: Takes) {
+    pub fn takes(&self, takes: RxOffloads) {
         self.station.set_takes(takes);
     }
 
@@ -209,7 +213,7 @@ impl Port {
     }
 
     /// The link: at first it is down. While it is down nothing is sent or received; taking it down drops what waits (counted
-    /// as [`Drop::Down`]). A queue that only pauses leaves it up, and finds its frames when it goes on.
+    /// as [`DropReason::Down`]). A queue that only pauses leaves it up, and finds its frames when it goes on.
     pub fn set_up(&self, up: bool) {
         if up {
             self.station.raised.store(self.switch.fabric.raise(), Ordering::Relaxed);
@@ -217,10 +221,10 @@ impl Port {
         self.station.up.store(up, Ordering::Release);
         if !up {
             for pair in 0..self.pairs() {
-                let mut inlet = Inlet::new(self.station.clone(), pair);
+                let mut inlet = PortRx::new(self.station.clone(), pair);
                 // Those that an outlet is about to hand over come a moment later: bounded, and few.
                 while inlet.front().is_some() {
-                    inlet.skip(Drop::Down);
+                    inlet.skip(DropReason::Down);
                 }
             }
         }
@@ -245,7 +249,7 @@ impl Port {
     }
 
     /// What the port's guest wants to hear.
-    pub fn filter(&self, filter: &Filter) {
+    pub fn filter(&self, filter: &RxFilter) {
         self.station.filter.set(filter);
     }
 
@@ -276,14 +280,14 @@ impl Port {
     }
 
     /// Its counts for a port of another process that goes on in its place ([`Port::restore`]): what waits here is lost then, as
-    /// [`Drop::Upgrade`]. Only while neither the pollers of this port nor those of others run.
+    /// [`DropReason::Upgrade`]. Only while neither the pollers of this port nor those of others run.
     pub fn last_will(&self) -> (SideReading, SideReading) {
         let (sent, mut received) = (self.station.sent.read(), self.station.received.read());
         let waiting: u64 = self.station.shelves.iter().map(inlet::waiting).sum();
         if waiting > 0 {
-            let before = received.dropped(Drop::Upgrade);
-            received.drops.retain(|(cause, _)| *cause != Drop::Upgrade);
-            received.drops.push((Drop::Upgrade, before + waiting));
+            let before = received.dropped(DropReason::Upgrade);
+            received.drops.retain(|(cause, _)| *cause != DropReason::Upgrade);
+            received.drops.push((DropReason::Upgrade, before + waiting));
         }
         (sent, received)
     }
@@ -299,6 +303,6 @@ impl std::ops::Drop for Port {
     fn drop(&mut self) {
         self.station.up.store(false, Ordering::Release);
         self.switch.unplug(&self.station);
-        self.station.shelves.iter().for_each(Shelf::retire);
+        self.station.shelves.iter().for_each(FramePool::retire);
     }
 }

@@ -7,14 +7,14 @@ use rustix::event::epoll;
 /// An epoll set with the device in it, readable when the device is. A device that has been deleted is readable for ever,
 /// with nothing but an error to read; the set is not, once it is closed.
 #[derive(Debug)]
-pub(super) struct Eyes(OwnedFd);
+pub(super) struct TapReadiness(OwnedFd);
 
-impl Eyes {
+impl TapReadiness {
     /// Open for `file`.
-    pub fn open(file: &OwnedFd) -> std::io::Result<Eyes> {
+    pub fn open(file: &OwnedFd) -> std::io::Result<TapReadiness> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&set, file, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        Ok(Eyes(set))
+        Ok(TapReadiness(set))
     }
 
     /// Never readable again. May be said more than once.
@@ -23,7 +23,7 @@ impl Eyes {
     }
 }
 
-impl AsFd for Eyes {
+impl AsFd for TapReadiness {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 
 use crate::error::NetworkError;
-use crate::offload::{Offload, Takes};
+use crate::offload::{Offload, RxOffloads};
 
 /// `virtio_net_hdr_mrg_rxbuf` / `_v1`: what the other side of the switch speaks, so that nothing has to be moved.
 pub(super) const VNET: usize = 12;
@@ -35,7 +35,7 @@ pub fn interface(name: &str) -> Option<u32> {
 }
 
 /// Opens the device called `name`; says what it takes, and whether it was made by that.
-pub(super) fn open(name: &str) -> Result<(OwnedFd, Takes, bool), NetworkError> {
+pub(super) fn open(name: &str) -> Result<(OwnedFd, RxOffloads, bool), NetworkError> {
     let os =
         |doing| move |source: std::io::Error| NetworkError::Os { what: format!("tap {name}"), doing, source };
     if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(['/', '%', '\0']) {
@@ -92,7 +92,7 @@ fn flags_of(file: &OwnedFd) -> std::io::Result<(u32, [libc::c_char; libc::IFNAMS
 }
 
 /// What an open device takes, if it is the one called `name`.
-pub(super) fn check(name: &str, file: &OwnedFd) -> Result<Takes, NetworkError> {
+pub(super) fn check(name: &str, file: &OwnedFd) -> Result<RxOffloads, NetworkError> {
     let os =
         |doing| move |source: std::io::Error| NetworkError::Os { what: format!("tap {name}"), doing, source };
     let (_, of) = flags_of(file).map_err(os("asking what it is"))?;
@@ -110,14 +110,14 @@ fn set(file: &OwnedFd, request: libc::c_ulong, value: libc::c_int) -> std::io::R
 }
 
 /// Asks for as much as this kernel has: the frames that it sends may be large then.
-fn offloads(file: &OwnedFd) -> std::io::Result<Takes> {
+fn offloads(file: &OwnedFd) -> std::io::Result<RxOffloads> {
     let tso = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6;
     let wishes = [
-        (tso | TUN_F_TSO_ECN | TUN_F_USO4 | TUN_F_USO6, Takes::ALL),
-        (tso | TUN_F_TSO_ECN, Takes { uso4: false, uso6: false, ..Takes::ALL }),
-        (tso, Takes { ecn: false, uso4: false, uso6: false, ..Takes::ALL }),
-        (TUN_F_CSUM, Takes { checksum: true, ..Takes::default() }),
-        (0, Takes::default()),
+        (tso | TUN_F_TSO_ECN | TUN_F_USO4 | TUN_F_USO6, RxOffloads::ALL),
+        (tso | TUN_F_TSO_ECN, RxOffloads { uso4: false, uso6: false, ..RxOffloads::ALL }),
+        (tso, RxOffloads { ecn: false, uso4: false, uso6: false, ..RxOffloads::ALL }),
+        (TUN_F_CSUM, RxOffloads { checksum: true, ..RxOffloads::default() }),
+        (0, RxOffloads::default()),
     ];
     let mut refused = std::io::Error::from_raw_os_error(libc::EINVAL);
     for (flags, takes) in wishes {

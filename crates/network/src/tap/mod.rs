@@ -15,13 +15,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ioplane_device::{
-    Access, At, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State, StateError, Still,
+    Access, Activation, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, QuiescenceProof,
+    RegisterAddress, SavedState, StateError,
 };
 
 use crate::error::NetworkError;
-use crate::offload::Takes;
+use crate::offload::RxOffloads;
 use crate::switch::{Port, PortOptions, PortReading, Switch};
-use eyes::Eyes;
+use eyes::TapReadiness;
 pub use file::interface;
 use poller::TapPoller;
 
@@ -33,7 +34,7 @@ pub struct Tap {
     info: DeviceInfo,
     file: Arc<OwnedFd>,
     made: bool,
-    eyes: Arc<Eyes>,
+    eyes: Arc<TapReadiness>,
     port: Arc<Port>,
 }
 
@@ -83,11 +84,11 @@ impl Tap {
     fn plug(
         name: &str,
         file: OwnedFd,
-        takes: Takes,
+        takes: RxOffloads,
         switch: &Arc<Switch>,
         options: PortOptions,
     ) -> Result<Tap, NetworkError> {
-        let eyes = Eyes::open(&file).map_err(|source| {
+        let eyes = TapReadiness::open(&file).map_err(|source| {
             let what = format!("tap {name}");
             NetworkError::Os { what, doing: "making what waits for it", source }
         })?;
@@ -126,7 +127,7 @@ impl Device for Tap {
         &self.info
     }
 
-    fn access(&mut self, _at: At, op: Access<'_>) -> Effect {
+    fn access(&mut self, _at: RegisterAddress, op: Access<'_>) -> Effect {
         if let Access::Read(bytes) = op {
             bytes.fill(0xff);
         }
@@ -137,10 +138,10 @@ impl Device for Tap {
         QueueSet::from([0])
     }
 
-    fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
         if seating.queues().contains(&0) {
             let poller = TapPoller::new(self.file.clone(), self.eyes.clone(), self.port.clone());
-            seating.sit(0, Box::new(poller));
+            seating.add(0, Box::new(poller));
         }
         Ok(())
     }
@@ -151,16 +152,16 @@ impl Device for Tap {
     }
 
     /// A TAP device has no state of its own.
-    fn save(&self, _still: &Still) -> Result<State, DeviceError> {
-        Ok(State { kind: self.info.kind.to_owned(), version: 1, body: Vec::new() })
+    fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+        Ok(SavedState { kind: self.info.kind.to_owned(), version: 1, body: Vec::new() })
     }
 
-    fn load(&mut self, _still: &Still, state: &State) -> Result<(), DeviceError> {
+    fn load(&mut self, _still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         match state.expect(self.info.kind, 1)? {
             [] => Ok(()),
             body => Err(StateError::Damaged(format!("{} bytes where there are none", body.len())).into()),
         }
     }
 
-    fn reset(&mut self, _still: &Still) {}
+    fn reset(&mut self, _still: &QuiescenceProof) {}
 }

@@ -8,11 +8,11 @@ use ioplane_device::mutation::{Law, bound};
 use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, SCRATCH, Wakers};
 use rustix::io::Errno;
 
-use super::eyes::Eyes;
+use super::eyes::TapReadiness;
 use super::file::{VNET, decode, encode};
-use crate::cause::Drop;
-use crate::fabric::inlet::Inlet;
-use crate::fabric::outlet::Outlet;
+use crate::cause::DropReason;
+use crate::fabric::inlet::PortRx;
+use crate::fabric::outlet::PortTx;
 use crate::switch::Port;
 use crate::{HEAD, LONGEST};
 
@@ -37,10 +37,10 @@ fn of_a_poll() -> usize {
 pub(super) struct TapPoller {
     file: Arc<OwnedFd>,
     /// What a sleeping core waits on: the device, for as long as it is there.
-    eyes: Arc<Eyes>,
+    eyes: Arc<TapReadiness>,
     port: Arc<Port>,
-    outlet: Outlet,
-    inlet: Inlet,
+    outlet: PortTx,
+    inlet: PortRx,
     /// Polls to let pass before the next look, and how many it was last time.
     skip: u32,
     skipped: u32,
@@ -58,7 +58,7 @@ enum Phase {
 
 impl TapPoller {
     /// The only queue of `port`.
-    pub fn new(file: Arc<OwnedFd>, eyes: Arc<Eyes>, port: Arc<Port>) -> Self {
+    pub fn new(file: Arc<OwnedFd>, eyes: Arc<TapReadiness>, port: Arc<Port>) -> Self {
         let (outlet, inlet) = (port.outlet(0), port.inlet(0));
         TapPoller { file, eyes, port, outlet, inlet, skip: 0, skipped: 0, phase: Phase::Serving }
     }
@@ -132,9 +132,9 @@ impl TapPoller {
                 // Again, if this poll has not spent its time on it.
                 Err(Errno::INTR) => continue,
                 // The host's side is down, or the device is gone.
-                Err(Errno::IO | Errno::BADFD) => self.inlet.skip(Drop::Down),
-                Err(Errno::INVAL) => self.inlet.skip(Drop::Malformed),
-                Err(_) => self.inlet.skip(Drop::Full),
+                Err(Errno::IO | Errno::BADFD) => self.inlet.skip(DropReason::Down),
+                Err(Errno::INVAL) => self.inlet.skip(DropReason::Malformed),
+                Err(_) => self.inlet.skip(DropReason::Full),
             }
             count += 1;
         }

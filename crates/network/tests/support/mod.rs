@@ -5,13 +5,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioplane_network::{Drop, Inlet, Mac, Offload, Outlet, Port, PortOptions, Sent, Switch, SwitchSettings};
+use ioplane_network::{
+    DropReason, Mac, Offload, Port, PortOptions, PortRx, PortTx, Sent, Switch, SwitchSettings,
+};
 
 /// A port with both halves of its first pair.
 pub struct Host {
     pub port: Port,
-    pub outlet: Outlet,
-    pub inlet: Inlet,
+    pub outlet: PortTx,
+    pub inlet: PortRx,
 }
 
 /// The address of host `n`.
@@ -69,24 +71,24 @@ impl Host {
     }
 
     /// How many frames of this port's were dropped for `cause`, sent ones.
-    pub fn refused(&self, cause: Drop) -> u64 {
+    pub fn refused(&self, cause: DropReason) -> u64 {
         self.port.reading().sent.dropped(cause)
     }
 
     /// How many frames to this port were dropped for `cause`.
-    pub fn missed(&self, cause: Drop) -> u64 {
+    pub fn missed(&self, cause: DropReason) -> u64 {
         self.port.reading().received.dropped(cause)
     }
 }
 
-pub fn send(outlet: &mut Outlet, frame: &[u8], offload: Offload) -> Sent {
+pub fn send(outlet: &mut PortTx, frame: &[u8], offload: Offload) -> Sent {
     outlet.send(&frame[..frame.len().min(ioplane_network::HEAD)], frame.len(), offload, &mut |to| {
         to.copy_from_slice(frame);
         true
     })
 }
 
-pub fn take(inlet: &mut Inlet) -> Option<(Vec<u8>, Offload)> {
+pub fn take(inlet: &mut PortRx) -> Option<(Vec<u8>, Offload)> {
     let frame = inlet.front()?;
     let taken = (frame.bytes().to_vec(), frame.offload());
     inlet.pop();

@@ -23,15 +23,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ioplane_device::{
-    Access, At, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State, Still,
+    Access, Activation, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, QuiescenceProof,
+    RegisterAddress, SavedState,
 };
 use ioplane_memory::GuestMap;
-use ioplane_network::{Mac, Outlet, Port};
+use ioplane_network::{Mac, Port, PortTx};
 use ioplane_pci::{
     Bar, BarMap, ConfigChange, ConfigSpace, Function, Identity, Irq, Irqs, Line, Space, Wire, WireError,
 };
 
-use crate::bells::Bells;
+use crate::wake::WakeSources;
 use crate::{Counts, NicError};
 use card::Card;
 use registers::Registers;
@@ -63,8 +64,8 @@ pub struct Ne2000 {
     registers: Registers,
     card: Card,
     port: Arc<Port>,
-    outlet: Outlet,
-    bells: Bells,
+    outlet: PortTx,
+    bells: WakeSources,
     /// A frame waits at the port because there is no room for it.
     waiting: bool,
     lose: bool,
@@ -87,7 +88,7 @@ impl Ne2000 {
             subsystem: (VENDOR, DEVICE),
         };
         port.set_up(true);
-        let bells = Bells::new(&name, &port)?;
+        let bells = WakeSources::new(&name, &port)?;
         // Frames may be there already.
         bells.ring();
         Ok(Ne2000 {
@@ -137,24 +138,24 @@ impl Device for Ne2000 {
         &self.info
     }
 
-    fn access(&mut self, at: At, op: Access<'_>) -> Effect {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Effect {
         match (at, op) {
-            (At::Config(offset), Access::Read(out)) => {
+            (RegisterAddress::Config(offset), Access::Read(out)) => {
                 self.counts.config += 1;
                 self.config.read(offset, out);
             }
-            (At::Config(offset), Access::Write(bytes)) => {
+            (RegisterAddress::Config(offset), Access::Write(bytes)) => {
                 self.counts.config += 1;
                 if self.config.write(offset, bytes) == ConfigChange::Command {
                     self.line.disable(self.config.intx_disabled());
                 }
             }
-            (At::Bar(BAR_PORT, offset), Access::Read(out)) => {
+            (RegisterAddress::Bar(BAR_PORT, offset), Access::Read(out)) => {
                 self.counts.reads += 1;
                 self.read(offset, out);
                 self.settle();
             }
-            (At::Bar(BAR_PORT, offset), Access::Write(bytes)) => {
+            (RegisterAddress::Bar(BAR_PORT, offset), Access::Write(bytes)) => {
                 self.counts.writes += 1;
                 self.write(offset, bytes);
                 // The data port makes no room.
@@ -163,8 +164,8 @@ impl Device for Ne2000 {
                 }
                 self.settle();
             }
-            (At::Bar(..), Access::Read(out)) => out.fill(0xff),
-            (At::Bar(..), Access::Write(_)) => {}
+            (RegisterAddress::Bar(..), Access::Read(out)) => out.fill(0xff),
+            (RegisterAddress::Bar(..), Access::Write(_)) => {}
         }
         Effect::None
     }
@@ -173,7 +174,7 @@ impl Device for Ne2000 {
         QueueSet::new()
     }
 
-    fn activate(&mut self, _seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+    fn activate(&mut self, _seating: &mut Activation<'_>) -> Result<(), DeviceError> {
         // Law 2: whatever has come meanwhile is looked at, by the first call of `attend`.
         self.bells.ring();
         Ok(())
@@ -184,15 +185,15 @@ impl Device for Ne2000 {
         debug_assert!(false, "{home:?} of a device without pollers");
     }
 
-    fn save(&self, _still: &Still) -> Result<State, DeviceError> {
+    fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         self.save_state()
     }
 
-    fn load(&mut self, _still: &Still, state: &State) -> Result<(), DeviceError> {
+    fn load(&mut self, _still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         self.load_state(state)
     }
 
-    fn reset(&mut self, _still: &Still) {
+    fn reset(&mut self, _still: &QuiescenceProof) {
         self.config.reset();
         self.line.disable(false);
         self.registers = Registers::new();
@@ -220,7 +221,7 @@ impl Function for Ne2000 {
     }
 
     /// It never uses guest memory.
-    fn replace_memory(&mut self, _still: &Still, _map: Arc<GuestMap>) -> Result<(), DeviceError> {
+    fn replace_memory(&mut self, _still: &QuiescenceProof, _map: Arc<GuestMap>) -> Result<(), DeviceError> {
         Ok(())
     }
 

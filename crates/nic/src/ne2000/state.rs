@@ -1,7 +1,7 @@
 //! What is saved of an NE2000.
 
 use ioplane_device::mutation::{Law, removed};
-use ioplane_device::{DeviceError, State, StateError};
+use ioplane_device::{DeviceError, SavedState, StateError};
 use ioplane_pci::spec::CONFIG_SIZE;
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +36,7 @@ impl StateV1 {
 }
 
 impl Ne2000 {
-    pub(super) fn save_state(&self) -> Result<State, DeviceError> {
+    pub(super) fn save_state(&self) -> Result<SavedState, DeviceError> {
         let state = StateV1 {
             config: self.config.save(),
             registers: self.registers.clone(),
@@ -45,7 +45,7 @@ impl Ne2000 {
         crate::encode(KIND, VERSION, &state)
     }
 
-    pub(super) fn load_state(&mut self, state: &State) -> Result<(), DeviceError> {
+    pub(super) fn load_state(&mut self, state: &SavedState) -> Result<(), DeviceError> {
         let saved: StateV1 = crate::decode(state, KIND, VERSION)?;
         // Law 4: whoever wrote this may want what no card does.
         if !removed(Law::DistrustsLoaded) {

@@ -1,6 +1,6 @@
 //! Between card memory and the port.
 
-use ioplane_network::{Drop, HEAD, Offload, Sent};
+use ioplane_network::{DropReason, HEAD, Offload, Sent};
 
 use super::Ne2000;
 use super::spec::*;
@@ -48,23 +48,23 @@ impl Ne2000 {
     fn receive(&mut self, frame: &[u8]) -> Taken {
         if !self.registers.running() || self.registers.looped() {
             self.counts.drops.disabled += 1;
-            return Taken::Dropped(Drop::NoBuffer);
+            return Taken::Dropped(DropReason::NoBuffer);
         }
         let Some(cast) = self.hears(frame) else {
             self.counts.drops.filtered += 1;
-            return Taken::Dropped(Drop::Filtered);
+            return Taken::Dropped(DropReason::Filtered);
         };
         if self.registers.rcr & RCR_MON != 0 {
             // Heard, counted, not kept.
             self.registers.missed();
             self.counts.drops.disabled += 1;
-            return Taken::Dropped(Drop::NoBuffer);
+            return Taken::Dropped(DropReason::NoBuffer);
         }
         let Some(ring) = self.registers.ring() else {
             self.counts.faults += 1;
             self.counts.drops.fault += 1;
             self.registers.missed();
-            return Taken::Dropped(Drop::NoBuffer);
+            return Taken::Dropped(DropReason::NoBuffer);
         };
         let len = frame.len().max(LEAST) + FCS;
         if !ring.holds(len) {
@@ -94,7 +94,7 @@ impl Ne2000 {
         self.registers.rsr = RSR_MPA;
         self.registers.isr |= ISR_OVW;
         self.registers.missed();
-        Taken::Dropped(Drop::NoBuffer)
+        Taken::Dropped(DropReason::NoBuffer)
     }
 
     /// Whether the frame is for this station, and as what.

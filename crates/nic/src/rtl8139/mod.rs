@@ -30,15 +30,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ioplane_device::{
-    Access, At, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State, Still,
+    Access, Activation, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, QuiescenceProof,
+    RegisterAddress, SavedState,
 };
 use ioplane_memory::{GuestFault, GuestMap, GuestView};
-use ioplane_network::{Mac, Outlet, Port};
+use ioplane_network::{Mac, Port, PortTx};
 use ioplane_pci::{
     Bar, BarMap, ConfigChange, ConfigSpace, Function, Identity, Irq, Irqs, Line, PAGE, Space, Wire, WireError,
 };
 
-use crate::bells::Bells;
+use crate::wake::WakeSources;
 use crate::{Counts, NicError};
 use clock::Clock;
 use registers::Registers;
@@ -104,8 +105,8 @@ pub struct Rtl8139 {
     clock: Clock,
     memory: GuestView,
     port: Arc<Port>,
-    outlet: Outlet,
-    bells: Bells,
+    outlet: PortTx,
+    bells: WakeSources,
     shadow: Shadow,
     /// A frame waits at the port because there is no room for it.
     waiting: bool,
@@ -138,7 +139,7 @@ impl Rtl8139 {
             subsystem: (VENDOR, DEVICE),
         };
         port.set_up(true);
-        let bells = Bells::new(&name, &port)?;
+        let bells = WakeSources::new(&name, &port)?;
         // Frames may be there already.
         bells.ring();
         Ok(Rtl8139 {
@@ -238,24 +239,26 @@ impl Device for Rtl8139 {
         &self.info
     }
 
-    fn access(&mut self, at: At, op: Access<'_>) -> Effect {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Effect {
         match (at, op) {
-            (At::Config(offset), Access::Read(out)) => {
+            (RegisterAddress::Config(offset), Access::Read(out)) => {
                 self.counts.config += 1;
                 self.config.read(offset, out);
             }
-            (At::Config(offset), Access::Write(bytes)) => {
+            (RegisterAddress::Config(offset), Access::Write(bytes)) => {
                 self.counts.config += 1;
                 self.configure(offset, bytes);
             }
-            (At::Bar(BAR_PORT, offset), Access::Read(out)) if offset >= REGISTERS => out.fill(0xff),
-            (At::Bar(BAR_MEMORY, offset), Access::Read(out)) if offset >= PAGE => out.fill(0xff),
-            (At::Bar(BAR_PORT | BAR_MEMORY, offset), Access::Read(out)) => {
+            (RegisterAddress::Bar(BAR_PORT, offset), Access::Read(out)) if offset >= REGISTERS => {
+                out.fill(0xff)
+            }
+            (RegisterAddress::Bar(BAR_MEMORY, offset), Access::Read(out)) if offset >= PAGE => out.fill(0xff),
+            (RegisterAddress::Bar(BAR_PORT | BAR_MEMORY, offset), Access::Read(out)) => {
                 self.tick();
                 self.read(offset, out);
                 self.settle();
             }
-            (At::Bar(BAR_PORT | BAR_MEMORY, offset), Access::Write(bytes)) => {
+            (RegisterAddress::Bar(BAR_PORT | BAR_MEMORY, offset), Access::Write(bytes)) => {
                 self.tick();
                 self.counts.writes += 1;
                 self.write(offset, bytes);
@@ -264,8 +267,8 @@ impl Device for Rtl8139 {
                 }
                 self.settle();
             }
-            (At::Bar(..), Access::Read(out)) => out.fill(0xff),
-            (At::Bar(..), Access::Write(_)) => {}
+            (RegisterAddress::Bar(..), Access::Read(out)) => out.fill(0xff),
+            (RegisterAddress::Bar(..), Access::Write(_)) => {}
         }
         Effect::None
     }
@@ -274,7 +277,7 @@ impl Device for Rtl8139 {
         QueueSet::new()
     }
 
-    fn activate(&mut self, _seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+    fn activate(&mut self, _seating: &mut Activation<'_>) -> Result<(), DeviceError> {
         // Law 2: whatever has come meanwhile is looked at, by the first call of `attend`.
         self.bells.ring();
         Ok(())
@@ -285,15 +288,15 @@ impl Device for Rtl8139 {
         debug_assert!(false, "{home:?} of a device without pollers");
     }
 
-    fn save(&self, _still: &Still) -> Result<State, DeviceError> {
+    fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         self.save_state()
     }
 
-    fn load(&mut self, _still: &Still, state: &State) -> Result<(), DeviceError> {
+    fn load(&mut self, _still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         self.load_state(state)
     }
 
-    fn reset(&mut self, _still: &Still) {
+    fn reset(&mut self, _still: &QuiescenceProof) {
         self.config.reset();
         self.line.disable(false);
         self.chip = Chip::new(self.mac);
@@ -328,7 +331,7 @@ impl Function for Rtl8139 {
         Ok(())
     }
 
-    fn replace_memory(&mut self, _still: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+    fn replace_memory(&mut self, _still: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError> {
         self.memory.set_map(map);
         Ok(())
     }

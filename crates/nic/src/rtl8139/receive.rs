@@ -1,7 +1,7 @@
 //! Receiving: filter, descriptor ring of C+ mode, buffer of C mode.
 
 use ioplane_memory::{GuestFault, Window};
-use ioplane_network::Drop;
+use ioplane_network::DropReason;
 use ioplane_network::spec::{ETH_ADDRESSES, ETH_HLEN, ETH_P_8021Q, VLAN_HLEN};
 
 use super::spec::*;
@@ -60,11 +60,11 @@ impl Rtl8139 {
         }
     }
 
-    fn lost(&mut self) -> Drop {
+    fn lost(&mut self) -> DropReason {
         self.counts.drops.no_room += 1;
         self.chip.registers.missed();
         self.chip.tally.missed();
-        Drop::NoBuffer
+        DropReason::NoBuffer
     }
 
     fn receive(&mut self, frame: &[u8]) -> Taken {
@@ -73,11 +73,11 @@ impl Rtl8139 {
         let ready = self.enabled(CR_RE) && self.master() && !(plus && self.chip.registers.u64(RDSAR) == 0);
         if !ready {
             self.counts.drops.disabled += 1;
-            return Taken::Dropped(Drop::NoBuffer);
+            return Taken::Dropped(DropReason::NoBuffer);
         }
         let Some(cast) = self.hears(frame) else {
             self.counts.drops.filtered += 1;
-            return Taken::Dropped(Drop::Filtered);
+            return Taken::Dropped(DropReason::Filtered);
         };
         let refused = match plus {
             true => self.fill_ring(frame, cast),
@@ -101,7 +101,7 @@ impl Rtl8139 {
                 self.counts.drops.fault += 1;
                 self.chip.tally.rx_err = self.chip.tally.rx_err.wrapping_add(1);
                 self.chip.registers.raise(INT_RER);
-                Taken::Dropped(Drop::NoBuffer)
+                Taken::Dropped(DropReason::NoBuffer)
             }
         }
     }

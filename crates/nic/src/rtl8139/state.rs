@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use ioplane_device::mutation::{Law, removed};
-use ioplane_device::{DeviceError, State, StateError};
+use ioplane_device::{DeviceError, SavedState, StateError};
 use ioplane_pci::spec::CONFIG_SIZE;
 use serde::{Deserialize, Serialize};
 
@@ -63,7 +63,7 @@ impl StateV1 {
 }
 
 impl Rtl8139 {
-    pub(super) fn save_state(&self) -> Result<State, DeviceError> {
+    pub(super) fn save_state(&self) -> Result<SavedState, DeviceError> {
         let Chip { registers, plus, transmit, receive, current, eeprom, tally } = &self.chip;
         let state = StateV1 {
             config: self.config.save(),
@@ -79,7 +79,7 @@ impl Rtl8139 {
         crate::encode(KIND, VERSION, &state)
     }
 
-    pub(super) fn load_state(&mut self, state: &State) -> Result<(), DeviceError> {
+    pub(super) fn load_state(&mut self, state: &SavedState) -> Result<(), DeviceError> {
         let saved: StateV1 = crate::decode(state, KIND, VERSION)?;
         let mut chip = Chip::new(self.mac);
         // Law 4: whoever wrote this may want what no chip does.

@@ -19,7 +19,7 @@ use super::bus::Bus;
 use super::counts::Counts;
 use super::plan::Plan;
 use super::policy::Policies;
-use super::still::Remembered;
+use super::still::QuiescentState;
 
 /// The card; see the module.
 pub(super) struct Card<H: Hardware> {
@@ -41,7 +41,7 @@ pub(super) struct Card<H: Hardware> {
     pub(super) unusable: Option<String>,
     pub(super) counts: Counts,
     /// The device stands still: how it is to go on.
-    pub(super) parked: Option<Box<Remembered>>,
+    pub(super) parked: Option<Box<QuiescentState>>,
 }
 
 impl<H: Hardware> Card<H> {

@@ -57,19 +57,19 @@ pub struct FaultCount {
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Happening {
+pub struct MonitorEvent {
     /// The how manyth of all; those that are no longer kept had lower numbers.
     pub number: u64,
     /// Microseconds since the monitor began.
     pub at: u64,
     /// What.
-    pub what: What,
+    pub what: MonitorEventKind,
 }
 
 /// What can happen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum What {
+pub enum MonitorEventKind {
     /// A region of the model went from one state to another.
     Moved {
         /// The region.
@@ -154,7 +154,7 @@ impl Reading {
 pub(super) struct Counts {
     pub(super) totals: Totals,
     faults: Vec<FaultCount>,
-    events: VecDeque<Happening>,
+    events: VecDeque<MonitorEvent>,
     next: u64,
     began: Instant,
 }
@@ -170,12 +170,12 @@ impl Counts {
         }
     }
 
-    pub(super) fn happened(&mut self, what: What) {
+    pub(super) fn happened(&mut self, what: MonitorEventKind) {
         if self.events.len() == EVENTS {
             self.events.pop_front();
         }
         let at = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.events.push_back(Happening { number: self.next, at, what });
+        self.events.push_back(MonitorEvent { number: self.next, at, what });
         self.next += 1;
     }
 
@@ -195,7 +195,7 @@ impl Counts {
             }
             None => {}
         }
-        self.happened(What::Fault { name, cause, text });
+        self.happened(MonitorEventKind::Fault { name, cause, text });
     }
 
     pub(super) fn faults(&self) -> &[FaultCount] {
@@ -207,7 +207,7 @@ impl Counts {
     }
 
     /// Those that are kept, from number `since` on.
-    pub(super) fn events(&self, since: u64) -> Vec<Happening> {
+    pub(super) fn events(&self, since: u64) -> Vec<MonitorEvent> {
         self.events.iter().filter(|event| event.number >= since).cloned().collect()
     }
 }
@@ -227,6 +227,9 @@ mod tests {
         assert_eq!((counts.faults()[0].count, counts.faults()[0].last.as_str()), (100, "number 99"));
         assert_eq!(counts.events(0).len(), EVENTS);
         let last = counts.events(counts.next() - 1);
-        assert!(matches!(last[..], [Happening { number: 100, what: What::Fault { name: "storm", .. }, .. }]));
+        assert!(matches!(
+            last[..],
+            [MonitorEvent { number: 100, what: MonitorEventKind::Fault { name: "storm", .. }, .. }]
+        ));
     }
 }

@@ -11,26 +11,26 @@ use ioplane_model::{Machine, ModelStateV1, Pending, RegisterId, Seen, Transfer, 
 use super::Monitor;
 use super::guest::BlockState;
 use super::plan::{Role, Step};
-use super::still::Remembered;
+use super::still::QuiescentState;
 
 /// What a device is brought back from.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Grounds<'a> {
+pub(super) struct ReplayInput<'a> {
     pub(super) registers: &'a [(RegisterId, u32)],
     pub(super) transfer: Option<Transfer>,
     pub(super) blocks: &'a [BlockState],
 }
 
-impl Remembered {
-    pub(super) fn grounds(&self) -> Grounds<'_> {
-        Grounds { registers: &self.registers, transfer: self.transfer, blocks: &self.blocks }
+impl QuiescentState {
+    pub(super) fn grounds(&self) -> ReplayInput<'_> {
+        ReplayInput { registers: &self.registers, transfer: self.transfer, blocks: &self.blocks }
     }
 }
 
 impl<H: Hardware> Monitor<H> {
     /// What a model of its own says, from a reset on, of the writes with which a device is brought back. Strict: what no guest would
     /// have been let do is an error. Rings and blocks are not looked at here: they are, in guest memory, when the device goes on.
-    pub(super) fn derive(&self, grounds: Grounds<'_>, strict: bool) -> Result<Machine, String> {
+    pub(super) fn derive(&self, grounds: ReplayInput<'_>, strict: bool) -> Result<Machine, String> {
         let mut machine = self.guest.machine.clone();
         machine.reset();
         for step in &self.card.plan.restore {
@@ -129,7 +129,7 @@ impl<H: Hardware> Monitor<H> {
 
     /// The model is where the guest was, but for what the writes of bringing back have moved: a word of an EEPROM that was half read
     /// begins anew, whatever the guest believes.
-    pub(super) fn adopt(&mut self, remembered: &Remembered) {
+    pub(super) fn adopt(&mut self, remembered: &QuiescentState) {
         self.guest.machine.adopt(&remembered.machine);
         let Ok(derived) = self.derive(remembered.grounds(), false) else { return };
         let corrected = self.corrected(&remembered.machine, &derived);

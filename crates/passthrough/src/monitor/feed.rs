@@ -6,7 +6,7 @@ use ioplane_model::{Flow, RegisterId, Seen, Way};
 use super::Monitor;
 use super::bus::full;
 use super::check::outside_block;
-use super::counts::{Fault, What};
+use super::counts::{Fault, MonitorEventKind};
 use super::guest::{BlockState, Virtual};
 use super::policy::{Cause, Policy};
 use super::rings::ShadowRing;
@@ -182,7 +182,7 @@ impl<H: Hardware> Monitor<H> {
 
     /// The guest has reset the device.
     pub(super) fn begun_again(&mut self) {
-        self.card.counts.happened(What::Reset);
+        self.card.counts.happened(MonitorEventKind::Reset);
         self.forget();
         self.learn_bank();
         // What came with the reset of another chip may not with that of this one.

@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ioplane_device::{
-    Access, At, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State, Still,
-    Stillness,
+    Access, Activation, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Quiescence,
+    QuiescenceProof, RegisterAddress, SavedState,
 };
 use ioplane_hardware::Hardware;
 use ioplane_memory::GuestMap;
@@ -52,15 +52,15 @@ impl<H: Hardware> Device for Monitor<H> {
         &self.card.info
     }
 
-    fn access(&mut self, at: At, op: Access<'_>) -> Effect {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Effect {
         match (at, op) {
-            (At::Config(offset), Access::Read(out)) => self.guest.config.read(offset, out),
-            (At::Config(offset), Access::Write(bytes)) => self.configure(offset, bytes),
-            (At::Bar(bar, offset), Access::Read(out)) => {
+            (RegisterAddress::Config(offset), Access::Read(out)) => self.guest.config.read(offset, out),
+            (RegisterAddress::Config(offset), Access::Write(bytes)) => self.configure(offset, bytes),
+            (RegisterAddress::Bar(bar, offset), Access::Read(out)) => {
                 self.wake();
                 self.guest_reads(bar, offset, out);
             }
-            (At::Bar(bar, offset), Access::Write(bytes)) => {
+            (RegisterAddress::Bar(bar, offset), Access::Write(bytes)) => {
                 self.wake();
                 self.guest_writes(bar, offset, bytes);
             }
@@ -73,7 +73,7 @@ impl<H: Hardware> Device for Monitor<H> {
     }
 
     /// Nothing to seat. A device that stood still goes on: rings looked at (law 2), the interrupt given again (law 3).
-    fn activate(&mut self, _seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+    fn activate(&mut self, _seating: &mut Activation<'_>) -> Result<(), DeviceError> {
         if self.card.unusable.is_some() {
             // Its guest goes on, and finds it dead.
             return Ok(());
@@ -91,10 +91,10 @@ impl<H: Hardware> Device for Monitor<H> {
         debug_assert!(false, "{home:?} of a device without pollers");
     }
 
-    fn stillness(&mut self) -> Stillness {
+    fn quiescence(&mut self) -> Quiescence {
         match self.recognise() {
-            Ok(()) => Stillness::Still,
-            Err(busy) => Stillness::Busy(busy),
+            Ok(()) => Quiescence::Quiescent,
+            Err(busy) => Quiescence::Busy(busy),
         }
     }
 
@@ -103,21 +103,21 @@ impl<H: Hardware> Device for Monitor<H> {
         Ok(())
     }
 
-    fn save(&self, _still: &Still) -> Result<State, DeviceError> {
+    fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         if let Some(why) = &self.card.unusable {
             return Err(DeviceError::Below(why.clone().into()));
         }
         self.save_state()
     }
 
-    fn load(&mut self, _still: &Still, state: &State) -> Result<(), DeviceError> {
+    fn load(&mut self, _still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         self.load_state(state)?;
         // It is reset before it goes on; if that fails it does not.
         self.card.unusable = None;
         Ok(())
     }
 
-    fn reset(&mut self, _still: &Still) {
+    fn reset(&mut self, _still: &QuiescenceProof) {
         self.start_over();
     }
 
@@ -168,7 +168,7 @@ impl<H: Hardware> Function for Monitor<H> {
         Ok(())
     }
 
-    fn replace_memory(&mut self, _still: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+    fn replace_memory(&mut self, _still: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError> {
         // The hardware lets go of every buffer first, if it has any.
         if self.guest.lends() {
             self.force();
@@ -195,7 +195,7 @@ impl<H: Hardware> Function for Monitor<H> {
         self.settle_faults();
     }
 
-    fn admit(&mut self, _still: &Still) -> Result<(), NotReady> {
+    fn admit(&mut self, _still: &QuiescenceProof) -> Result<(), NotReady> {
         if self.card.unusable.is_some() && !self.card.bus.gone() {
             self.start_over();
         }

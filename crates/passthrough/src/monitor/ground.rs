@@ -21,7 +21,7 @@ pub const WINDOW: u64 = 64 << 30;
 
 /// The guest's memory, as far as the hardware reaches it.
 #[derive(Debug)]
-pub(super) struct Ground {
+pub(super) struct DmaWindow {
     view: GuestView,
     /// What is mapped in the IOMMU, by rising guest address. The clone keeps the memory alive as long as it is mapped.
     mapped: Vec<Region>,
@@ -29,9 +29,9 @@ pub(super) struct Ground {
     reaches: bool,
 }
 
-impl Ground {
+impl DmaWindow {
     pub(super) fn new(reaches: bool) -> Self {
-        Ground { view: GuestView::new(Arc::new(GuestMap::default())), mapped: Vec::new(), reaches }
+        DmaWindow { view: GuestView::new(Arc::new(GuestMap::default())), mapped: Vec::new(), reaches }
     }
 
     pub(super) fn view(&self) -> &GuestView {

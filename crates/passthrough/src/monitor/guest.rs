@@ -20,7 +20,7 @@ use ioplane_hardware::Hardware;
 use ioplane_model::{Machine, StateModel, Transfer};
 use ioplane_pci::{BarMap, ConfigSpace, Identity, Irqs, Line};
 
-use super::ground::Ground;
+use super::ground::DmaWindow;
 use super::page::Page;
 use super::rings::ShadowRing;
 
@@ -52,7 +52,7 @@ pub(super) struct Guest {
     pub(super) bars: BarMap,
     pub(super) config: ConfigSpace,
     pub(super) line: Line,
-    pub(super) ground: Ground,
+    pub(super) ground: DmaWindow,
     pub(super) rings: Vec<ShadowRing>,
     pub(super) blocks: Vec<BlockState>,
     pub(super) transfer: Option<Transfer>,
@@ -80,7 +80,7 @@ impl Guest {
         let model: &StateModel = machine.model();
         Guest {
             config: ConfigSpace::new(identity, &bars, IRQS),
-            ground: Ground::new(!model.rings.is_empty() || !model.blocks.is_empty()),
+            ground: DmaWindow::new(!model.rings.is_empty() || !model.blocks.is_empty()),
             blocks: vec![BlockState::default(); model.blocks.len()],
             machine,
             bars,

@@ -56,7 +56,7 @@ use guest::Guest;
 use page::Page;
 use plan::Plan;
 
-pub use counts::{EVENTS, Fault, FaultCount, Happening, Reading, Totals, What};
+pub use counts::{EVENTS, Fault, FaultCount, MonitorEvent, MonitorEventKind, Reading, Totals};
 pub use ground::{OWN, WINDOW};
 pub use policy::{Cause, Policies, Policy, PolicyError};
 pub use state::{CardV1, StateV1, TransferV1};
@@ -254,7 +254,7 @@ impl<H: Hardware> Monitor<H> {
     }
 
     /// The events that are still kept, from number `since` on: at most [`EVENTS`].
-    pub fn events(&self, since: u64) -> Vec<Happening> {
+    pub fn events(&self, since: u64) -> Vec<MonitorEvent> {
         self.card.counts.events(since)
     }
 
@@ -272,7 +272,7 @@ impl<H: Hardware> Monitor<H> {
             return;
         }
         for (region, from, to) in self.guest.machine.moves(moves) {
-            self.card.counts.happened(What::Moved { region, from, to });
+            self.card.counts.happened(MonitorEventKind::Moved { region, from, to });
         }
     }
 

@@ -17,7 +17,7 @@ use ioplane_memory::{MapError, Mapping, PAGE, Region as Memory, RegionSpec, Wind
 use ioplane_model::{Flow, Ring, Way};
 
 use super::counts::Fault;
-use super::ground::{Ground, OWN};
+use super::ground::{DmaWindow, OWN};
 
 /// Largest descriptor and most descriptors of a ring that a model may have.
 const LARGEST: usize = 64;
@@ -148,7 +148,7 @@ impl ShadowRing {
     }
 
     /// The base address is aligned, and a descriptor fits there.
-    pub(super) fn check_base(&self, ground: &Ground) -> Result<(), Fault> {
+    pub(super) fn check_base(&self, ground: &DmaWindow) -> Result<(), Fault> {
         let name = self.table.name;
         if !self.base.is_multiple_of(self.table.align) {
             let text =
@@ -166,7 +166,7 @@ impl ShadowRing {
     /// [`ShadowRing::publish`]. On a fault those before the faulty one are kept. If faults are `ignored`, a descriptor whose buffer is
     /// not the guest's does not keep those behind it: see [`ShadowRing::ignored`]. One to be sent comes back in its turn and the hardware never
     /// sees it, one to receive into gets the spare buffer.
-    pub(super) fn vet(&mut self, ground: &Ground, ignored: bool) -> Result<(), Fault> {
+    pub(super) fn vet(&mut self, ground: &DmaWindow, ignored: bool) -> Result<(), Fault> {
         self.vetted.clear();
         self.looked = true;
         if !self.live {
@@ -300,7 +300,7 @@ impl ShadowRing {
     }
 
     /// Gives the guest back what the hardware has finished; how many descriptors.
-    pub(super) fn harvest(&mut self, ground: &Ground) -> u32 {
+    pub(super) fn harvest(&mut self, ground: &DmaWindow) -> u32 {
         let layout = &self.table.descriptor;
         let mut done = 0;
         while let Some(flight) = self.flights.front() {
@@ -376,7 +376,7 @@ impl ShadowRing {
 
     /// The hardware works on it no longer, though the guest has it enabled: what it has not finished is the guest's again,
     /// to be given once more. Harvest first. Gives how many descriptors these are.
-    pub(super) fn recall(&mut self, ground: &Ground) -> u16 {
+    pub(super) fn recall(&mut self, ground: &DmaWindow) -> u16 {
         let unfinished = self.flights.len() as u16;
         if let Some(oldest) = self.flights.front() {
             self.next = oldest.place;

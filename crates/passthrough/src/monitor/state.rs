@@ -2,15 +2,15 @@
 //! before anything is touched.
 
 use ioplane_device::mutation::{Law, removed};
-use ioplane_device::{DeviceError, State, StateError};
+use ioplane_device::{DeviceError, SavedState, StateError};
 use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_model::{ModelStateV1, RegisterId, Transfer, Way};
 use serde::{Deserialize, Serialize};
 
-use super::derive::Grounds;
+use super::derive::ReplayInput;
 use super::guest::{BlockState, Virtual};
 use super::rings::RingV1;
-use super::still::Remembered;
+use super::still::QuiescentState;
 use super::{Monitor, bus};
 
 const VERSION: u32 = 1;
@@ -62,7 +62,7 @@ fn impossible(why: impl Into<String>) -> DeviceError {
 }
 
 impl<H: Hardware> Monitor<H> {
-    pub(super) fn save_state(&self) -> Result<State, DeviceError> {
+    pub(super) fn save_state(&self) -> Result<SavedState, DeviceError> {
         let Some(parked) = &self.card.parked else {
             let function = self.card.info.name.clone();
             let why = HardwareError::Gone { function };
@@ -92,13 +92,13 @@ impl<H: Hardware> Monitor<H> {
             stopped: self.guest.stopped,
         };
         let body = postcard::to_stdvec(&saved).map_err(|error| StateError::Damaged(error.to_string()))?;
-        if body.len() > State::MAX_BODY {
+        if body.len() > SavedState::MAX_BODY {
             return Err(StateError::TooLarge(body.len()).into());
         }
-        Ok(State { kind: self.card.model.name.to_owned(), version: VERSION, body })
+        Ok(SavedState { kind: self.card.model.name.to_owned(), version: VERSION, body })
     }
 
-    pub(super) fn load_state(&mut self, state: &State) -> Result<(), DeviceError> {
+    pub(super) fn load_state(&mut self, state: &SavedState) -> Result<(), DeviceError> {
         let body = state.expect(self.card.model.name, VERSION)?;
         let (saved, rest): (StateV1, _) =
             postcard::take_from_bytes(body).map_err(|error| StateError::Damaged(error.to_string()))?;
@@ -120,7 +120,7 @@ impl<H: Hardware> Monitor<H> {
     }
 
     /// What was saved, by numbers.
-    fn understand(&self, saved: &StateV1) -> Result<Remembered, DeviceError> {
+    fn understand(&self, saved: &StateV1) -> Result<QuiescentState, DeviceError> {
         let mut machine = self.guest.machine.clone();
         machine.load(&saved.machine).map_err(|fault| impossible(fault.to_string()))?;
         let wanted: Vec<_> = self.card.plan.saved().collect();
@@ -148,13 +148,13 @@ impl<H: Hardware> Monitor<H> {
             if transfer.is_some() && self.card.model.port.is_none() {
                 return Err(impossible("a transfer of a card without memory"));
             }
-            let grounds = Grounds { registers: &registers, transfer, blocks: &blocks };
+            let grounds = ReplayInput { registers: &registers, transfer, blocks: &blocks };
             let derived = self.derive(grounds, true).map_err(impossible)?;
             self.compare(&machine, &derived).map_err(impossible)?;
             let corrected = self.corrected(&machine, &derived);
             machine.load(&corrected).map_err(|fault| impossible(fault.to_string()))?;
         }
-        Ok(Remembered {
+        Ok(QuiescentState {
             machine,
             registers,
             interrupts: Virtual { status: saved.status, mask: saved.mask, live: 0 },

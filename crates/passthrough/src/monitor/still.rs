@@ -7,7 +7,7 @@ use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_model::{Flow, Machine, Reads, RegisterId, Transfer, Way};
 
 use super::bus::bit;
-use super::counts::{Fault, What};
+use super::counts::{Fault, MonitorEventKind};
 use super::guest::{BlockState, Virtual};
 use super::plan::{Role, Step};
 use super::rings::RingV1;
@@ -20,7 +20,7 @@ const TURNS: u32 = 8;
 
 /// A device that stands still: everything that it takes to go on.
 #[derive(Debug, Clone)]
-pub(super) struct Remembered {
+pub(super) struct QuiescentState {
     pub(super) machine: Machine,
     /// What the list of restoring writes.
     pub(super) registers: Vec<(RegisterId, u32)>,
@@ -158,7 +158,7 @@ impl<H: Hardware> Monitor<H> {
                 self.guest.ground.view().wrote(gpa, table.size.into());
             }
         }
-        self.card.parked = Some(Box::new(Remembered {
+        self.card.parked = Some(Box::new(QuiescentState {
             machine: self.guest.machine.clone(),
             registers,
             interrupts: self.guest.interrupts,
@@ -169,7 +169,7 @@ impl<H: Hardware> Monitor<H> {
             foreign: false,
             wipe: false,
         }));
-        self.card.counts.happened(What::Parked);
+        self.card.counts.happened(MonitorEventKind::Parked);
         self.settle_faults();
     }
 
@@ -248,7 +248,7 @@ impl<H: Hardware> Monitor<H> {
             self.guest.cry();
         }
         self.remember_fresh();
-        self.card.counts.happened(What::Reset);
+        self.card.counts.happened(MonitorEventKind::Reset);
         self.level();
         self.show_all();
         self.settle_faults();
@@ -305,11 +305,11 @@ impl<H: Hardware> Monitor<H> {
             self.settle_faults();
             return Err(error.into());
         }
-        self.card.counts.happened(What::Resumed);
+        self.card.counts.happened(MonitorEventKind::Resumed);
         Ok(())
     }
 
-    fn bring_back(&mut self, remembered: &Remembered) -> Result<(), HardwareError> {
+    fn bring_back(&mut self, remembered: &QuiescentState) -> Result<(), HardwareError> {
         if self.card.bus.gone() {
             return Err(self.card.lost());
         }
@@ -357,7 +357,7 @@ impl<H: Hardware> Monitor<H> {
         if self.card.bus.gone() { Err(self.card.lost()) } else { Ok(()) }
     }
 
-    fn restore(&mut self, step: Step, remembered: &Remembered) {
+    fn restore(&mut self, step: Step, remembered: &QuiescentState) {
         match step {
             Step::Saved { register, mask, with } => {
                 self.write_saved(register, mask, with, &remembered.registers);

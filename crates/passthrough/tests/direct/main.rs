@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use ioplane_device::{
-    Access, At, Device, Effect, Interrupt, Placement, Post, QueueSet, Quiescent, Running, Stillness, Then,
+    Access, AfterStop, CoreSender, Device, Effect, Interrupt, Placement, QueueSet, Quiescence, Quiescent,
+    RegisterAddress, Running,
 };
 use ioplane_memory::{GuestMap, Mapping, Region, RegionSpec};
 use ioplane_passthrough::{Direct, DirectFaults};
@@ -20,7 +21,7 @@ use card::{Card, Log, MSI};
 /// No queues, so that nobody is placed.
 struct Nowhere;
 impl Placement for Nowhere {
-    fn place(&self, _: &str, _: u16) -> Arc<dyn Post> {
+    fn place(&self, _: &str, _: u16) -> Arc<dyn CoreSender> {
         unreachable!("it has no queues")
     }
 }
@@ -31,13 +32,13 @@ fn running(resettable: bool) -> (Running<Direct<Card>>, Arc<Mutex<Log>>, Arc<Ato
     (Quiescent::new(direct).resume(&Nowhere).expect("runs"), log, full)
 }
 
-fn read(device: &mut Running<Direct<Card>>, at: At) -> u32 {
+fn read(device: &mut Running<Direct<Card>>, at: RegisterAddress) -> u32 {
     let mut out = [0; 4];
     assert_eq!(device.access(at, Access::Read(&mut out)), Effect::None);
     u32::from_le_bytes(out)
 }
 
-fn write(device: &mut Running<Direct<Card>>, at: At, bytes: &[u8]) -> Effect {
+fn write(device: &mut Running<Direct<Card>>, at: RegisterAddress, bytes: &[u8]) -> Effect {
     device.access(at, Access::Write(bytes))
 }
 
@@ -47,16 +48,16 @@ fn region(gpa: u64, pages: u64) -> Region {
     Region::map(RegionSpec { gpa, len: pages * PAGE, user: 0, offset: 0, file }).expect("a region")
 }
 
-const COMMAND: At = At::Config(spec::COMMAND as u64);
+const COMMAND: RegisterAddress = RegisterAddress::Config(spec::COMMAND as u64);
 
 #[test]
 fn registers_go_straight_through() {
     let (mut device, log, _) = running(true);
-    write(&mut device, At::Bar(0, 0x37), &[0x0c]);
-    assert_eq!(read(&mut device, At::Bar(1, 0x34)), 0x0c00_0000);
-    assert_eq!(read(&mut device, At::Bar(1, 0xffe)), u32::MAX, "beyond the end");
-    assert_eq!(read(&mut device, At::Bar(9, 0)), u32::MAX);
-    write(&mut device, At::Bar(1, u64::MAX), &[1; 8]);
+    write(&mut device, RegisterAddress::Bar(0, 0x37), &[0x0c]);
+    assert_eq!(read(&mut device, RegisterAddress::Bar(1, 0x34)), 0x0c00_0000);
+    assert_eq!(read(&mut device, RegisterAddress::Bar(1, 0xffe)), u32::MAX, "beyond the end");
+    assert_eq!(read(&mut device, RegisterAddress::Bar(9, 0)), u32::MAX);
+    write(&mut device, RegisterAddress::Bar(1, u64::MAX), &[1; 8]);
     assert_eq!(device.device().faults(), DirectFaults { accesses: 3, resets: 0 });
     assert_eq!(device.device().bars().bar(1).expect("a BAR").pages().len(), 1);
     assert!(log.lock().expect("no panic").config_writes.len() <= 1, "the command register");
@@ -68,13 +69,13 @@ fn the_guest_has_a_header_of_its_own() {
     let command = || log.lock().expect("no panic").command;
     let decoding = spec::COMMAND_IO | spec::COMMAND_MEMORY;
     assert_eq!(command(), decoding, "switched on before the guest asks");
-    assert_eq!(read(&mut device, At::Config(0)), 0x8139_10ec);
-    write(&mut device, At::Config(0), &[0; 4]);
-    assert_eq!(read(&mut device, At::Config(0)), 0x8139_10ec);
-    write(&mut device, At::Config(0x14), &0xfebd_0000u32.to_le_bytes());
-    assert_eq!(read(&mut device, At::Config(0x14)), 0xfebd_0000);
-    write(&mut device, At::Config(0x10), &[0xff; 4]);
-    assert_eq!(read(&mut device, At::Config(0x10)), 0xffff_ff01);
+    assert_eq!(read(&mut device, RegisterAddress::Config(0)), 0x8139_10ec);
+    write(&mut device, RegisterAddress::Config(0), &[0; 4]);
+    assert_eq!(read(&mut device, RegisterAddress::Config(0)), 0x8139_10ec);
+    write(&mut device, RegisterAddress::Config(0x14), &0xfebd_0000u32.to_le_bytes());
+    assert_eq!(read(&mut device, RegisterAddress::Config(0x14)), 0xfebd_0000);
+    write(&mut device, RegisterAddress::Config(0x10), &[0xff; 4]);
+    assert_eq!(read(&mut device, RegisterAddress::Config(0x10)), 0xffff_ff01);
     let touched = |log: &Log| log.config_writes.iter().any(|(at, _)| (0x10..0x28).contains(at));
     assert!(!touched(&log.lock().expect("no panic")), "where the hardware is is the host's affair");
     write(&mut device, COMMAND, &spec::COMMAND_MASTER.to_le_bytes());
@@ -82,18 +83,18 @@ fn the_guest_has_a_header_of_its_own() {
     assert_eq!(read(&mut device, COMMAND) as u16, spec::COMMAND_MASTER, "the guest sees its own");
     write(&mut device, COMMAND, &spec::COMMAND_INTX_DISABLE.to_le_bytes());
     assert_eq!(command(), decoding | spec::COMMAND_INTX_DISABLE);
-    write(&mut device, At::Config(u64::MAX), &[1; 8]);
-    assert_eq!(read(&mut device, At::Config(0xfe)) >> 16, 0xffff);
+    write(&mut device, RegisterAddress::Config(u64::MAX), &[1; 8]);
+    assert_eq!(read(&mut device, RegisterAddress::Config(0xfe)) >> 16, 0xffff);
 }
 
 #[test]
 fn message_control_is_not_written_to_hardware() {
     let (mut device, log, _) = running(true);
-    write(&mut device, At::Config(MSI + 2), &[0xff; 2]);
-    write(&mut device, At::Config(MSI + 4), &[0xff; 8]);
-    let control = read(&mut device, At::Config(MSI)) >> 16;
+    write(&mut device, RegisterAddress::Config(MSI + 2), &[0xff; 2]);
+    write(&mut device, RegisterAddress::Config(MSI + 4), &[0xff; 8]);
+    let control = read(&mut device, RegisterAddress::Config(MSI)) >> 16;
     assert_eq!(control, u32::from(spec::MSI_ENABLE | 7 << 4 | spec::MSI_64 | spec::MSI_MASKING));
-    assert_eq!(read(&mut device, At::Config(MSI + 4)), 0xffff_fffc);
+    assert_eq!(read(&mut device, RegisterAddress::Config(MSI + 4)), 0xffff_fffc);
     let log = log.lock().expect("no panic");
     assert!(log.config_writes.iter().all(|(at, _)| *at == spec::COMMAND as u64), "{log:?}");
 }
@@ -115,8 +116,8 @@ fn it_is_still_only_without_bus_mastering() {
     let mut device = held.resume(&Nowhere).expect("runs");
     assert_ne!(command() & spec::COMMAND_MASTER, 0, "and goes on");
     assert_eq!(
-        device.device_mut().stillness(),
-        Stillness::Busy("hardware that nobody watches: only a suspension stops it")
+        device.device_mut().quiescence(),
+        Quiescence::Busy("hardware that nobody watches: only a suspension stops it")
     );
 }
 
@@ -147,14 +148,14 @@ fn memory_is_mapped_where_the_guest_has_it() {
 fn a_guest_resets_it_by_express_or_not_at_all() {
     for resettable in [true, false] {
         let (mut device, log, _) = running(resettable);
-        let mut at = read(&mut device, At::Config(0x34)) as u8;
-        while read(&mut device, At::Config(at.into())) as u8 != spec::CAP_EXPRESS {
-            at = (read(&mut device, At::Config(at.into())) >> 8) as u8;
+        let mut at = read(&mut device, RegisterAddress::Config(0x34)) as u8;
+        while read(&mut device, RegisterAddress::Config(at.into())) as u8 != spec::CAP_EXPRESS {
+            at = (read(&mut device, RegisterAddress::Config(at.into())) >> 8) as u8;
         }
         write(&mut device, COMMAND, &spec::COMMAND_MASTER.to_le_bytes());
-        let control = At::Config(u64::from(at) + spec::EXPRESS_DEVICE_CONTROL as u64);
+        let control = RegisterAddress::Config(u64::from(at) + spec::EXPRESS_DEVICE_CONTROL as u64);
         let effect = write(&mut device, control, &[0x10, 0xa8]);
-        assert_eq!(effect, Effect::Deactivate(QueueSet::new(), Then::Reset));
+        assert_eq!(effect, Effect::Deactivate(QueueSet::new(), AfterStop::Reset));
         let mut held = device
             .quiesce(Instant::now())
             .expect_err("busy")

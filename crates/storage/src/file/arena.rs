@@ -11,7 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::image::Image;
 use super::job::{BOUNCE, Job, Place};
-use crate::lane::MAX_RANGES;
+use crate::channel::MAX_RANGES;
 
 const TABLE: usize = MAX_RANGES * size_of::<libc::iovec>();
 const RANGES: usize = MAX_RANGES * size_of::<GuestRange>();

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Direct, FileOptions, ImageFormat, Raw};
 use crate::StorageError;
-use crate::limbo::Limbo;
+use crate::orphan::OrphanedIo;
 
 const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
 const BLKSSZGET: libc::c_ulong = 0x1268;
@@ -58,7 +58,7 @@ pub(crate) struct Image {
     lost: AtomicI32,
     /// Backings and lanes that have it, not counting lanes in limbo.
     pub users: AtomicUsize,
-    pub limbo: Arc<Limbo>,
+    pub limbo: Arc<OrphanedIo>,
     /// Guest maps that lanes are done with: unmapping is not for I/O cores. Emptied by the control plane.
     pub graves: ArrayQueue<Arc<GuestMap>>,
 }
@@ -185,7 +185,7 @@ impl Image {
             no_zero: AtomicBool::new(false),
             lost: AtomicI32::new(0),
             users: AtomicUsize::new(0),
-            limbo: Arc::new(Limbo::default()),
+            limbo: Arc::new(OrphanedIo::default()),
             graves: ArrayQueue::new(64),
         };
         image.measure()?;

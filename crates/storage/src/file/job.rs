@@ -15,7 +15,7 @@ use std::sync::Arc;
 use ioplane_memory::{GuestMap, GuestRange, GuestView};
 
 use super::image::Image;
-use crate::lane::{Fault, MAX_RANGES, Op, Outcome};
+use crate::channel::{Fault, MAX_RANGES, Op, Outcome};
 
 /// Bytes of a job's bounce buffer: what its misaligned or zero-filling transfers move in one step.
 pub(super) const BOUNCE: usize = 64 << 10;

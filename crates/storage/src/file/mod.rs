@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::lane::{Backing, BackingInfo, Lane, StorageError};
+use crate::channel::{Backing, BackingInfo, IoChannel, StorageError};
 use crate::lock::{self, Claim, Refusal};
 
 mod arena;
@@ -273,11 +273,13 @@ impl Backing for FileBacking {
         }
     }
 
-    fn lane(&self, depth: u16) -> Result<Box<dyn Lane>, StorageError> {
+    fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
         self.image.bury();
-        let lane: std::io::Result<Box<dyn Lane>> = match self.engine {
-            Engine::IoUring => ring::RingLane::new(&self.image, depth).map(|lane| Box::new(lane) as _),
-            Engine::Threads => threads::ThreadLane::new(&self.image, depth).map(|lane| Box::new(lane) as _),
+        let lane: std::io::Result<Box<dyn IoChannel>> = match self.engine {
+            Engine::IoUring => ring::RingChannel::new(&self.image, depth).map(|lane| Box::new(lane) as _),
+            Engine::Threads => {
+                threads::ThreadChannel::new(&self.image, depth).map(|lane| Box::new(lane) as _)
+            }
         };
         lane.map_err(|source| StorageError::Os {
             image: self.image.name.clone(),

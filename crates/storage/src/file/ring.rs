@@ -23,11 +23,11 @@ use ioplane_memory::mutation::{Law, bound};
 use super::arena::{Arena, Maps};
 use super::image::Image;
 use super::job::{Job, Source, Step};
-use crate::lane::{Fault, Lane, Op, Outcome, SLICE, Submitted, Tag};
-use crate::limbo::Remains;
+use crate::channel::{Fault, IoChannel, Op, Outcome, SLICE, Submitted, Tag};
 use crate::mutation::{Promise, removed};
+use crate::orphan::Orphan;
 
-/// [`Lane::slice`] of an image that is read and written through the page cache.
+/// [`IoChannel::slice`] of an image that is read and written through the page cache.
 const CACHED_SLICE: u32 = 256 << 10;
 /// Bytes of bounce buffers that one reap goes through: what else has ended waits in the completion ring.
 const MOST_BOUNCED: u64 = 256 << 10;
@@ -37,7 +37,7 @@ const ZEROS: Fixed = Fixed(1);
 
 /// The lane as its poller has it.
 #[derive(Debug)]
-pub(super) struct RingLane {
+pub(super) struct RingChannel {
     /// Gone only while it is being dropped.
     inner: Option<Box<Inner>>,
 }
@@ -68,13 +68,13 @@ pub(super) fn ring(image: &Image, depth: u16) -> std::io::Result<IoUring> {
     Ok(ring)
 }
 
-impl RingLane {
+impl RingChannel {
     pub fn new(image: &Arc<Image>, depth: u16) -> std::io::Result<Self> {
         let depth = depth.max(1);
         let ring = ring(image, depth)?;
         let (arena, jobs) = Arena::new(depth)?;
         image.users.fetch_add(1, Ordering::AcqRel);
-        Ok(RingLane {
+        Ok(RingChannel {
             inner: Some(Box::new(Inner {
                 ring,
                 image: image.clone(),
@@ -97,7 +97,7 @@ impl RingLane {
     }
 }
 
-impl Lane for RingLane {
+impl IoChannel for RingChannel {
     /// What the page cache has, the kernel copies while it takes a submission.
     fn slice(&self) -> u32 {
         self.inner.as_ref().map_or(SLICE, |inner| if inner.image.direct { SLICE } else { CACHED_SLICE })
@@ -153,7 +153,7 @@ impl Lane for RingLane {
     }
 }
 
-impl Drop for RingLane {
+impl Drop for RingChannel {
     fn drop(&mut self) {
         let Some(inner) = self.inner.take() else { return };
         inner.image.users.fetch_sub(1, Ordering::AcqRel);
@@ -243,7 +243,7 @@ impl Inner {
     }
 }
 
-impl Remains for Inner {
+impl Orphan for Inner {
     fn wait(&mut self) {
         // What the kernel has not been given is never given: whoever replays it does so elsewhere. A short transfer is not
         // continued for the same reason.

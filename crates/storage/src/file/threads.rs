@@ -24,9 +24,9 @@ use rustix::event::EventfdFlags;
 use super::arena::{Arena, Maps};
 use super::image::Image;
 use super::job::{Job, Source, Step};
-use crate::lane::{Fault, Lane, Op, Outcome, Submitted, Tag};
-use crate::limbo::Remains;
+use crate::channel::{Fault, IoChannel, Op, Outcome, Submitted, Tag};
 use crate::mutation::{Promise, removed};
+use crate::orphan::Orphan;
 
 /// Most threads of one lane.
 const THREADS: u16 = 4;
@@ -57,7 +57,7 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 /// The lane as its poller has it.
-pub(super) struct ThreadLane {
+pub(super) struct ThreadChannel {
     inner: Option<Box<Inner>>,
 }
 
@@ -71,7 +71,7 @@ struct Inner {
     threads: Vec<JoinHandle<()>>,
 }
 
-impl ThreadLane {
+impl ThreadChannel {
     pub fn new(image: &Arc<Image>, depth: u16) -> std::io::Result<Self> {
         let depth = depth.max(1);
         let (arena, jobs) = Arena::new(depth)?;
@@ -99,7 +99,7 @@ impl ThreadLane {
             inner.threads.push(thread?);
         }
         image.users.fetch_add(1, Ordering::AcqRel);
-        Ok(ThreadLane { inner: Some(inner) })
+        Ok(ThreadChannel { inner: Some(inner) })
     }
 
     #[inline]
@@ -111,7 +111,7 @@ impl ThreadLane {
     }
 }
 
-impl Lane for ThreadLane {
+impl IoChannel for ThreadChannel {
     fn submit(&mut self, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
         let inner = self.inner();
         let image = &inner.shared.image;
@@ -183,7 +183,7 @@ impl Lane for ThreadLane {
     }
 }
 
-impl Drop for ThreadLane {
+impl Drop for ThreadChannel {
     fn drop(&mut self) {
         let Some(mut inner) = self.inner.take() else { return };
         let image = inner.shared.image.clone();
@@ -203,7 +203,7 @@ impl Inner {
     }
 }
 
-impl Remains for Inner {
+impl Orphan for Inner {
     fn wait(&mut self) {
         for thread in self.threads.drain(..) {
             // A thread that panicked has ended, too.

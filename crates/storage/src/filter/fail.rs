@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::gate::{Judge, Verdict, gate};
-use crate::lane::{Backing, BackingInfo, Fault, Lane, Op, StorageError};
-use crate::limbo::Limbo;
+use crate::channel::{Backing, BackingInfo, Fault, IoChannel, Op, StorageError};
+use crate::orphan::OrphanedIo;
 
 /// A kind of operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub struct Failure {
 pub struct Fail {
     below: Arc<dyn Backing>,
     judge: Arc<Plan>,
-    limbo: Arc<Limbo>,
+    limbo: Arc<OrphanedIo>,
 }
 
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl Backing for Fail {
         self.below.info()
     }
 
-    fn lane(&self, depth: u16) -> Result<Box<dyn Lane>, StorageError> {
+    fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
         Ok(gate(&*self.below, depth, &self.judge, &self.limbo)?.0)
     }
 

@@ -10,8 +10,10 @@ use ioplane_memory::{GuestRange, GuestView};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
-use crate::lane::{Backing, Fault, Lane, MAX_RANGES, Op, Outcome, SLICE, StorageError, Submitted, Tag};
-use crate::limbo::{Limbo, Remains};
+use crate::channel::{
+    Backing, Fault, IoChannel, MAX_RANGES, Op, Outcome, SLICE, StorageError, Submitted, Tag,
+};
+use crate::orphan::{Orphan, OrphanedIo};
 
 /// What becomes of an operation.
 #[derive(Debug, Clone, Copy)]
@@ -82,12 +84,12 @@ struct Kept {
 
 pub(super) struct Gate<J: Judge + 'static> {
     inner: Option<Box<Core<J>>>,
-    limbo: Arc<Limbo>,
+    limbo: Arc<OrphanedIo>,
 }
 
 struct Core<J> {
     judge: Arc<J>,
-    below: Box<dyn Lane>,
+    below: Box<dyn IoChannel>,
     kept: Box<[Kept]>,
     waiting: VecDeque<Tag>,
     wake: Arc<Wake>,
@@ -100,10 +102,10 @@ pub(super) fn gate<J: Judge + 'static>(
     below: &dyn Backing,
     depth: u16,
     judge: &Arc<J>,
-    limbo: &Arc<Limbo>,
-) -> Result<(Box<dyn Lane>, Arc<Wake>), StorageError> {
+    limbo: &Arc<OrphanedIo>,
+) -> Result<(Box<dyn IoChannel>, Arc<Wake>), StorageError> {
     let name = below.info().name;
-    let below = below.lane(depth)?;
+    let below = below.channel(depth)?;
     let make = || -> rustix::io::Result<Core<J>> {
         let wake = Arc::new(Wake::new()?);
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
@@ -149,7 +151,7 @@ impl<J: Judge + 'static> Gate<J> {
     }
 }
 
-impl<J: Judge + 'static> Lane for Gate<J> {
+impl<J: Judge + 'static> IoChannel for Gate<J> {
     fn slice(&self) -> u32 {
         self.inner.as_ref().map_or(SLICE, |core| core.below.slice())
     }
@@ -272,7 +274,7 @@ impl<J: Judge> Core<J> {
     }
 }
 
-impl<J: Judge> Remains for Core<J> {
+impl<J: Judge> Orphan for Core<J> {
     fn wait(&mut self) {
         while !self.waiting.is_empty() || self.below.in_flight() > 0 {
             let mut ready = [PollFd::new(&self.all, PollFlags::IN)];

@@ -8,15 +8,15 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::gate::{Judge, Verdict, Wake, gate};
-use crate::lane::{Backing, BackingInfo, Lane, Op, StorageError};
-use crate::limbo::Limbo;
+use crate::channel::{Backing, BackingInfo, IoChannel, Op, StorageError};
+use crate::orphan::OrphanedIo;
 
 /// Every operation begins `delay` after it was submitted.
 #[derive(Debug)]
 pub struct Delay {
     below: Arc<dyn Backing>,
     judge: Arc<Later>,
-    limbo: Arc<Limbo>,
+    limbo: Arc<OrphanedIo>,
 }
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub struct Stall {
     below: Arc<dyn Backing>,
     judge: Arc<Stopped>,
     lanes: Mutex<Vec<Weak<Wake>>>,
-    limbo: Arc<Limbo>,
+    limbo: Arc<OrphanedIo>,
 }
 
 #[derive(Debug)]
@@ -98,7 +98,7 @@ impl Backing for Delay {
         self.below.info()
     }
 
-    fn lane(&self, depth: u16) -> Result<Box<dyn Lane>, StorageError> {
+    fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
         Ok(gate(&*self.below, depth, &self.judge, &self.limbo)?.0)
     }
 
@@ -116,7 +116,7 @@ impl Backing for Stall {
         self.below.info()
     }
 
-    fn lane(&self, depth: u16) -> Result<Box<dyn Lane>, StorageError> {
+    fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
         let (lane, wake) = gate(&*self.below, depth, &self.judge, &self.limbo)?;
         let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         lanes.retain(|lane| lane.strong_count() > 0);

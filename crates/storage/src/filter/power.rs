@@ -12,7 +12,7 @@ use ioplane_memory::{GuestMap, GuestRange, GuestView};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::MemoryBacking;
-use crate::lane::{Backing, BackingInfo, Fault, Lane, Op, Outcome, StorageError, Submitted, Tag};
+use crate::channel::{Backing, BackingInfo, Fault, IoChannel, Op, Outcome, StorageError, Submitted, Tag};
 
 const SECTOR: u64 = 512;
 /// Sectors that one word of the map of dirty sectors stands for, and that one step of a flush moves at most.
@@ -46,8 +46,8 @@ struct Shared {
 
 /// The way from the cache to the disk below.
 struct Store {
-    cache: Box<dyn Lane>,
-    below: Box<dyn Lane>,
+    cache: Box<dyn IoChannel>,
+    below: Box<dyn IoChannel>,
     view: GuestView,
 }
 
@@ -63,7 +63,7 @@ impl PowerCut {
             source: std::io::Error::other(e),
         })?;
         let mut store =
-            Store { cache: cache.lane(1)?, below: below.lane(1)?, view: GuestView::new(Arc::new(map)) };
+            Store { cache: cache.channel(1)?, below: below.channel(1)?, view: GuestView::new(Arc::new(map)) };
         for at in (0..bytes).step_by((WORD * SECTOR) as usize) {
             store.load(at, (bytes - at).min(WORD * SECTOR)).map_err(|fault| StorageError::Os {
                 image: name.clone(),
@@ -177,7 +177,7 @@ impl Store {
     }
 }
 
-fn run(lane: &mut dyn Lane, view: &GuestView, op: &Op<'_>) -> Outcome {
+fn run(lane: &mut dyn IoChannel, view: &GuestView, op: &Op<'_>) -> Outcome {
     if let Submitted::Done(outcome) = lane.submit(view, op, Tag(0)) {
         return outcome;
     }
@@ -199,9 +199,9 @@ impl Backing for PowerCut {
         BackingInfo { volatile_cache: true, bytes: self.cache.info().bytes, ..self.below.info() }
     }
 
-    fn lane(&self, _depth: u16) -> Result<Box<dyn Lane>, StorageError> {
+    fn channel(&self, _depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
         let read_only = self.below.info().read_only;
-        Ok(Box::new(PowerLane { shared: self.shared.clone(), cache: self.cache.lane(1)?, read_only }))
+        Ok(Box::new(PowerChannel { shared: self.shared.clone(), cache: self.cache.channel(1)?, read_only }))
     }
 
     fn resize(&self, bytes: u64) -> Result<(), StorageError> {
@@ -218,13 +218,13 @@ impl Backing for PowerCut {
     }
 }
 
-struct PowerLane {
+struct PowerChannel {
     shared: Arc<Shared>,
-    cache: Box<dyn Lane>,
+    cache: Box<dyn IoChannel>,
     read_only: bool,
 }
 
-impl PowerLane {
+impl PowerChannel {
     fn now(&mut self, view: &GuestView, op: &Op<'_>) -> Outcome {
         if self.shared.dead.load(Ordering::SeqCst) {
             return Err(Fault::Io(libc::ENODEV));
@@ -249,7 +249,7 @@ impl PowerLane {
     }
 }
 
-impl Lane for PowerLane {
+impl IoChannel for PowerChannel {
     fn slice(&self) -> u32 {
         self.cache.slice()
     }

@@ -15,14 +15,14 @@ pub const MEMORY: u64 = 1 << 20;
 
 /// A lane and a guest.
 pub struct Rig {
-    pub lane: Box<dyn Lane>,
+    pub lane: Box<dyn IoChannel>,
     pub view: GuestView,
 }
 
 impl Rig {
     pub fn new(backing: &dyn Backing, depth: u16) -> Rig {
         let view = GuestView::new(Arc::new(GuestMap::anonymous(MEMORY).unwrap()));
-        Rig { lane: backing.lane(depth).unwrap(), view }
+        Rig { lane: backing.channel(depth).unwrap(), view }
     }
 
     /// One operation to its end.

@@ -1,6 +1,6 @@
 //! The toy virtio device under test.
 
-use ioplane_device::{Access, At};
+use ioplane_device::{Access, RegisterAddress};
 use ioplane_virtio::spec::mmio::CONFIG;
 
 use super::virtio::{Ground, Program, Request, Subject, Touch};
@@ -34,9 +34,9 @@ impl Subject for Adding {
 /// Adds to the vCPU's own adder and looks at it: a write that is lost or done twice shows in every look that follows.
 fn add(bus: &Bus, vcpu: usize, dice: &mut Dice) -> Result<u64, String> {
     let at = CONFIG + 8 * vcpu as u64;
-    bus.access(At::Bar(0, at), Access::Write(&dice.below(1000).to_le_bytes()))?;
+    bus.access(RegisterAddress::Bar(0, at), Access::Write(&dice.below(1000).to_le_bytes()))?;
     let mut sum = [0; 8];
-    bus.access(At::Bar(0, at), Access::Read(&mut sum))?;
+    bus.access(RegisterAddress::Bar(0, at), Access::Read(&mut sum))?;
     Ok(u64::from_le_bytes(sum))
 }
 

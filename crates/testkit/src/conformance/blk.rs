@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ioplane_device::{Access, At};
+use ioplane_device::{Access, RegisterAddress};
 use ioplane_storage::filter::Stall;
 use ioplane_storage::{Backing, EngineChoice, FileBacking, FileOptions, MemoryBacking};
 use ioplane_virtio::blk::spec::config::WRITEBACK;
@@ -110,7 +110,7 @@ fn switch_cache(bus: &Bus, vcpu: usize, dice: &mut Dice) -> Result<u64, String> 
     if vcpu > 0 {
         return bus.read(CONFIG);
     }
-    let at = At::Bar(0, CONFIG + WRITEBACK as u64);
+    let at = RegisterAddress::Bar(0, CONFIG + WRITEBACK as u64);
     bus.access(at, Access::Write(&[dice.below(2) as u8]))?;
     let mut byte = [0];
     bus.access(at, Access::Read(&mut byte))?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ioplane_device::State;
+use ioplane_device::SavedState;
 use ioplane_memory::{GuestMap, GuestView};
 
 use super::in_process::InProcess;
@@ -51,7 +51,7 @@ impl Kit for DmaKit {
         }
     }
 
-    fn hostile(&self, good: &State) -> Vec<(String, State)> {
+    fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)> {
         let with = |what: &str, changes: &[(usize, u64)]| {
             let mut state = good.clone();
             for (word, value) in changes {

@@ -1,12 +1,12 @@
-//! The in-process host under test: any [`Device`] behind a [`Front`], with two I/O cores.
+//! The in-process host under test: any [`Device`] behind a [`SharedDevice`], with two I/O cores.
 
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Instant;
 
 use ioplane_cores::{CoreSettings, Notify, Pool};
-use ioplane_device::{Access, At, Change, CoreId, Device, Placement, Post, State};
-use ioplane_embed::{Front, FrontError};
+use ioplane_device::{Access, Change, CoreId, CoreSender, Device, Placement, RegisterAddress, SavedState};
+use ioplane_embed::{SharedDevice, SharedDeviceError};
 use ioplane_memory::{DirtyLog, GuestMap};
 
 use super::{Host, Plan, Registers};
@@ -15,7 +15,7 @@ use super::{Host, Plan, Registers};
 pub(super) struct Spread(pub(super) Arc<Pool>);
 
 impl Placement for Spread {
-    fn place(&self, device: &str, queue: u16) -> Arc<dyn Post> {
+    fn place(&self, device: &str, queue: u16) -> Arc<dyn CoreSender> {
         match self.0.core(CoreId(u32::from(queue % 2))) {
             Ok(core) => core.place(device, queue),
             Err(_) => self.0.place(device, queue),
@@ -32,7 +32,7 @@ pub(super) fn two_cores(plan: &Plan) -> Arc<Pool> {
 
 /// A device behind a front, and how to make another instance of it.
 pub struct InProcess<D: Device> {
-    front: Arc<Front<D>>,
+    front: Arc<SharedDevice<D>>,
     pool: Arc<Pool>,
     fresh: Box<dyn Fn() -> D + Send + Sync>,
 }
@@ -41,13 +41,14 @@ impl<D: Device> InProcess<D> {
     /// Starts one. `fresh` makes instances at power-on, on the same guest memory and wires.
     pub fn start(plan: &Plan, fresh: impl Fn() -> D + Send + Sync + 'static) -> Arc<Self> {
         let pool = two_cores(plan);
-        let front = Front::new(fresh(), Arc::new(Spread(pool.clone()))).expect("a device at power-on starts");
+        let front =
+            SharedDevice::new(fresh(), Arc::new(Spread(pool.clone()))).expect("a device at power-on starts");
         Self::around(Arc::new(front), pool, fresh)
     }
 
     /// Around a front that somebody else serves.
     pub(super) fn around(
-        front: Arc<Front<D>>,
+        front: Arc<SharedDevice<D>>,
         pool: Arc<Pool>,
         fresh: impl Fn() -> D + Send + Sync + 'static,
     ) -> Arc<Self> {
@@ -55,18 +56,18 @@ impl<D: Device> InProcess<D> {
     }
 
     /// The front.
-    pub fn front(&self) -> &Front<D> {
+    pub fn front(&self) -> &SharedDevice<D> {
         &self.front
     }
 }
 
 impl<D: Device> Registers for InProcess<D> {
-    fn access(&self, at: At, op: Access<'_>) -> Result<(), String> {
+    fn access(&self, at: RegisterAddress, op: Access<'_>) -> Result<(), String> {
         self.front.access(at, op).map_err(said)
     }
 }
 
-fn said(error: FrontError) -> String {
+fn said(error: SharedDeviceError) -> String {
     error.to_string()
 }
 
@@ -93,11 +94,11 @@ impl<D: Device> Host for InProcess<D> {
         self.front.resume().map_err(said)
     }
 
-    fn save(&self) -> Result<State, String> {
+    fn save(&self) -> Result<SavedState, String> {
         self.front.save().map_err(said)
     }
 
-    fn transplant(&self, state: &State) -> Result<(), String> {
+    fn transplant(&self, state: &SavedState) -> Result<(), String> {
         self.front.transplant((self.fresh)(), state).map_err(said)
     }
 

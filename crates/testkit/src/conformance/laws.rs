@@ -7,7 +7,7 @@ use ioplane_memory::{GuestView, PAGE};
 
 use super::guests::{Broken, compare, in_peace, run};
 use super::proof::{Proof, Tally, vacuous};
-use super::{Kit, Plan, State};
+use super::{Kit, Plan, SavedState};
 
 /// 1: accesses wait while the device is held, and are answered afterwards as if nothing had been.
 pub(super) fn keeps_what_arrives(kit: &dyn Kit, plan: &Plan) -> Result<Proof, String> {
@@ -64,14 +64,14 @@ pub(super) fn distrusts_loaded(kit: &dyn Kit, plan: &Plan) -> Result<Proof, Stri
             return Err(vacuous("the kit has no states that its device cannot be in"));
         }
         bad.extend([
-            ("another kind".to_owned(), State { kind: "teapot".into(), ..good.clone() }),
-            ("a version of the future".to_owned(), State { version: u32::MAX, ..good.clone() }),
-            ("too much".to_owned(), State { body: vec![0; State::MAX_BODY + 1], ..good.clone() }),
+            ("another kind".to_owned(), SavedState { kind: "teapot".into(), ..good.clone() }),
+            ("a version of the future".to_owned(), SavedState { version: u32::MAX, ..good.clone() }),
+            ("too much".to_owned(), SavedState { body: vec![0; SavedState::MAX_BODY + 1], ..good.clone() }),
             (
                 "cut short".to_owned(),
-                State { body: good.body[..good.body.len() - 1].to_vec(), ..good.clone() },
+                SavedState { body: good.body[..good.body.len() - 1].to_vec(), ..good.clone() },
             ),
-            ("nothing".to_owned(), State { body: Vec::new(), ..good.clone() }),
+            ("nothing".to_owned(), SavedState { body: Vec::new(), ..good.clone() }),
         ]);
         for (what, state) in bad {
             let refused = host.transplant(&state).is_err();

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ioplane_device::{Access, At, State};
+use ioplane_device::{Access, RegisterAddress, SavedState};
 use ioplane_virtio::spec::mmio::*;
 use ioplane_virtio::{Vdev, VirtioMmio};
 
@@ -56,18 +56,18 @@ impl<S: Subject> Kit for Mmio<S> {
         Machine { host, vcpus, buses, probes, gate: valve, memory: map, device_pages }
     }
 
-    fn hostile(&self, good: &State) -> Vec<(String, State)> {
+    fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)> {
         super::spoilt::of_mmio(good, self.0.packed())
     }
 }
 
 fn put(bus: &Bus, register: u64, value: u32) -> Result<(), String> {
-    bus.access(At::Bar(0, register), Access::Write(&value.to_le_bytes()))
+    bus.access(RegisterAddress::Bar(0, register), Access::Write(&value.to_le_bytes()))
 }
 
 fn take(bus: &Bus, register: u64) -> Result<u32, String> {
     let mut bytes = [0; 4];
-    bus.access(At::Bar(0, register), Access::Read(&mut bytes))?;
+    bus.access(RegisterAddress::Bar(0, register), Access::Read(&mut bytes))?;
     Ok(u32::from_le_bytes(bytes))
 }
 

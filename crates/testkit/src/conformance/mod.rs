@@ -47,7 +47,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ioplane_device::{Access, At, State};
+use ioplane_device::{Access, RegisterAddress, SavedState};
 use ioplane_memory::{DirtyLog, GuestMap};
 
 /// What the suite does to a device while its guest runs. Called from one control thread; an error is a message.
@@ -66,9 +66,9 @@ pub trait Host: Send + Sync {
     /// Goes on after a pause.
     fn resume(&self) -> Result<(), String>;
     /// The state of the held device.
-    fn save(&self) -> Result<State, String>;
+    fn save(&self) -> Result<SavedState, String>;
     /// Puts a fresh instance with `state` in the place of the held device and starts it. Refused: the old one stays held.
-    fn transplant(&self, state: &State) -> Result<(), String>;
+    fn transplant(&self, state: &SavedState) -> Result<(), String>;
     /// The queues that have pollers.
     fn queues(&self) -> Vec<u16>;
     /// Moves a running queue to core `core` (0 or 1).
@@ -82,7 +82,7 @@ pub trait Host: Send + Sync {
 /// Where a vCPU's register accesses go. Waits while the device is held. `Err`: closed.
 pub trait Registers: Send + Sync {
     /// One access.
-    fn access(&self, at: At, op: Access<'_>) -> Result<(), String>;
+    fn access(&self, at: RegisterAddress, op: Access<'_>) -> Result<(), String>;
 }
 
 /// The registers as one vCPU sees them; counts, so that the suite can tell whether an access waits.
@@ -99,7 +99,7 @@ impl Bus {
     }
 
     /// Any access.
-    pub fn access(&self, at: At, op: Access<'_>) -> Result<(), String> {
+    pub fn access(&self, at: RegisterAddress, op: Access<'_>) -> Result<(), String> {
         self.entered.fetch_add(1, Ordering::SeqCst);
         let done = self.registers.access(at, op);
         self.left.fetch_add(1, Ordering::SeqCst);
@@ -109,13 +109,13 @@ impl Bus {
     /// Reads 64 bits of BAR 0.
     pub fn read(&self, offset: u64) -> Result<u64, String> {
         let mut bytes = [0; 8];
-        self.access(At::Bar(0, offset), Access::Read(&mut bytes))?;
+        self.access(RegisterAddress::Bar(0, offset), Access::Read(&mut bytes))?;
         Ok(u64::from_le_bytes(bytes))
     }
 
     /// Writes 64 bits of BAR 0.
     pub fn write(&self, offset: u64, value: u64) -> Result<(), String> {
-        self.access(At::Bar(0, offset), Access::Write(&value.to_le_bytes()))
+        self.access(RegisterAddress::Bar(0, offset), Access::Write(&value.to_le_bytes()))
     }
 }
 
@@ -216,7 +216,7 @@ pub trait Kit: Sync {
     /// Boots a machine, the device running.
     fn boot(&self, plan: &Plan) -> Machine;
     /// States made from a good one that no device may accept, each with what is wrong with it.
-    fn hostile(&self, good: &State) -> Vec<(String, State)>;
+    fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)>;
 }
 
 /// A check that failed.

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ioplane_device::{Access, At, DeviceError, Parked, Poller, Still};
-use ioplane_network::{HEAD, Inlet, Mac, Offload, Outlet, Port, PortOptions, Sent, Switch, SwitchSettings};
+use ioplane_device::{Access, DeviceError, Parked, Poller, QuiescenceProof, RegisterAddress};
+use ioplane_network::{HEAD, Mac, Offload, Port, PortOptions, PortRx, PortTx, Sent, Switch, SwitchSettings};
 use ioplane_virtio::net::spec::*;
 use ioplane_virtio::net::{Net, NetOptions};
 use ioplane_virtio::spec::mmio::CONFIG;
@@ -90,7 +90,7 @@ impl Subject for Nics {
 /// Both vCPUs look at the configuration.
 fn look_at_address(bus: &Bus, _vcpu: usize, _dice: &mut Dice) -> Result<u64, String> {
     let mut bytes = [0; 8];
-    bus.access(At::Bar(0, CONFIG), Access::Read(&mut bytes))?;
+    bus.access(RegisterAddress::Bar(0, CONFIG), Access::Read(&mut bytes))?;
     if bytes[..6] != OWN {
         return Err(format!("transcript: the address {:02x?}", &bytes[..6]));
     }
@@ -135,11 +135,11 @@ impl VirtioDevice for Instance {
         self.net.stop_queue(parked)
     }
 
-    fn save_own(&self, still: &Still) -> Vec<u8> {
+    fn save_own(&self, still: &QuiescenceProof) -> Vec<u8> {
         self.net.save_own(still)
     }
 
-    fn load_own(&mut self, still: &Still, bytes: &[u8]) -> Result<(), String> {
+    fn load_own(&mut self, still: &QuiescenceProof, bytes: &[u8]) -> Result<(), String> {
         self.net.load_own(still, bytes)
     }
 
@@ -164,7 +164,7 @@ fn sum(bytes: &[u8]) -> u64 {
 
 /// Room for frames: each time the driver makes some, one frame is sent to it.
 struct Source {
-    outlet: Outlet,
+    outlet: PortTx,
     mac: Mac,
     sent: u64,
     expected: u64,
@@ -216,7 +216,7 @@ impl Program for Source {
 
 /// Frames to send: each has arrived soon after it is used.
 struct Sink {
-    inlet: Inlet,
+    inlet: PortRx,
     mac: Mac,
     sent: u64,
     expected: u64,

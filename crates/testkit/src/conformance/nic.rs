@@ -15,7 +15,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ioplane_device::{At, State};
+use ioplane_device::{RegisterAddress, SavedState};
 use ioplane_memory::{GuestMap, GuestView};
 use ioplane_network::{Mac, Port};
 use ioplane_nic::ne2000::{self, Ne2000, Ne2000Options};
@@ -55,7 +55,7 @@ pub trait Card: Clone + Send + Sync + 'static {
     }
 
     /// See [`Kit::hostile`].
-    fn hostile(&self, good: &State) -> Vec<(String, State)>;
+    fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)>;
 }
 
 /// Who stands between the guest and the card.
@@ -85,7 +85,7 @@ impl<C: Card> Kit for Rtl8139s<C> {
         boot.machine(driver, Some((rtl8139::spec::BAR_MEMORY, rtl8139::spec::MULINT)), pages)
     }
 
-    fn hostile(&self, good: &State) -> Vec<(String, State)> {
+    fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)> {
         self.0.hostile(good)
     }
 }
@@ -98,7 +98,7 @@ impl<C: Card> Kit for Ne2000s<C> {
         boot.machine(driver, None, Vec::new())
     }
 
-    fn hostile(&self, good: &State) -> Vec<(String, State)> {
+    fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)> {
         self.0.hostile(good)
     }
 }
@@ -459,12 +459,12 @@ impl Vcpu for Meddler {
         }
         self.left -= 1;
         let at = match self.plain {
-            Some((bar, register)) if self.left.is_multiple_of(2) => At::Bar(bar, register),
-            _ => At::Config(ioplane_pci::spec::INTERRUPT_LINE as u64),
+            Some((bar, register)) if self.left.is_multiple_of(2) => RegisterAddress::Bar(bar, register),
+            _ => RegisterAddress::Config(ioplane_pci::spec::INTERRUPT_LINE as u64),
         };
         let (width, value) = match at {
-            At::Bar(..) => (2, self.dice.below(0x1000) as u32),
-            At::Config(_) => (1, self.dice.below(0x100) as u32),
+            RegisterAddress::Bar(..) => (2, self.dice.below(0x1000) as u32),
+            RegisterAddress::Config(_) => (1, self.dice.below(0x100) as u32),
         };
         self.bus.write(at, width, value)?;
         let read = self.bus.read(at, width)?;
@@ -492,14 +492,14 @@ pub struct EmulatedNe2000;
 pub(super) type Spoil<T> = (&'static str, fn(&mut T));
 
 pub(super) fn spoilt<T: DeserializeOwned + Serialize>(
-    good: &State,
+    good: &SavedState,
     spoils: &[Spoil<T>],
-) -> Vec<(String, State)> {
+) -> Vec<(String, SavedState)> {
     let spoil = |(what, spoil): &Spoil<T>| {
         let mut saved = postcard::from_bytes(&good.body).expect("a good state decodes");
         spoil(&mut saved);
         let body = postcard::to_stdvec(&saved).expect("a state encodes");
-        ((*what).to_owned(), State { body, ..good.clone() })
+        ((*what).to_owned(), SavedState { body, ..good.clone() })
     };
     spoils.iter().map(spoil).collect()
 }
@@ -513,7 +513,7 @@ impl Card for EmulatedRtl8139 {
         Rtl8139::new(options, memory.clone(), port.clone()).expect("a NIC")
     }
 
-    fn hostile(&self, good: &State) -> Vec<(String, State)> {
+    fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)> {
         use rtl8139::{StateV1, spec};
         spoilt::<StateV1>(
             good,
@@ -539,7 +539,7 @@ impl Card for EmulatedNe2000 {
         Ne2000::new(Ne2000Options { name: "nic".into(), mac: OWN }, port.clone()).expect("a NIC")
     }
 
-    fn hostile(&self, good: &State) -> Vec<(String, State)> {
+    fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)> {
         use ne2000::{StateV1, spec};
         spoilt::<StateV1>(
             good,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ioplane_device::State;
+use ioplane_device::SavedState;
 use ioplane_memory::{GuestMap, PAGE};
 
 use super::in_process::InProcess;
@@ -62,7 +62,7 @@ impl Kit for RingKit {
         }
     }
 
-    fn hostile(&self, good: &State) -> Vec<(String, State)> {
+    fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)> {
         [
             ("rings outside memory", 0, MEMORY - PAGE),
             ("rings that wrap", 0, u64::MAX - PAGE + 1),

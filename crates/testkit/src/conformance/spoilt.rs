@@ -2,7 +2,7 @@
 //!
 //! The types here say what the saved bytes mean, field by field, on purpose without the device's own: they check each other.
 
-use ioplane_device::State;
+use ioplane_device::SavedState;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ use super::virtio::{SIZE, SLOTS};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct MmioV1 {
     registers: RegistersV1,
-    vdev: State,
+    vdev: SavedState,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -66,12 +66,12 @@ impl QueueV2 {
     }
 }
 
-fn decode<T: DeserializeOwned>(state: &State) -> T {
+fn decode<T: DeserializeOwned>(state: &SavedState) -> T {
     postcard::from_bytes(&state.body).expect("a good state decodes")
 }
 
-fn encode<T: Serialize>(state: &State, value: &T) -> State {
-    State { body: postcard::to_stdvec(value).expect("a state encodes"), ..state.clone() }
+fn encode<T: Serialize>(state: &SavedState, value: &T) -> SavedState {
+    SavedState { body: postcard::to_stdvec(value).expect("a state encodes"), ..state.clone() }
 }
 
 /// What is done to a good state.
@@ -101,7 +101,7 @@ const PACKED: [(&str, Spoil); 5] = [
 ];
 
 /// From a good state of a virtio device behind MMIO registers.
-pub(super) fn of_mmio(good: &State, packed: bool) -> Vec<(String, State)> {
+pub(super) fn of_mmio(good: &SavedState, packed: bool) -> Vec<(String, SavedState)> {
     let mmio: MmioV1 = decode(good);
     let vdev: VdevV2 = decode(&mmio.vdev);
     let mut spoils: Vec<(&str, Spoil)> = vec![
@@ -135,7 +135,7 @@ pub(super) fn of_mmio(good: &State, packed: bool) -> Vec<(String, State)> {
     let mut longer = good.clone();
     longer.body.push(0);
     states.push(("a byte too many".to_owned(), longer));
-    let teapot = State { kind: "teapot".to_owned(), ..mmio.vdev.clone() };
+    let teapot = SavedState { kind: "teapot".to_owned(), ..mmio.vdev.clone() };
     states.push(("another device inside".to_owned(), encode(good, &MmioV1 { vdev: teapot, ..mmio })));
     states
 }
@@ -143,7 +143,7 @@ pub(super) fn of_mmio(good: &State, packed: bool) -> Vec<(String, State)> {
 /// What a front end can give back to a server is the in-flight region (vhost-user, "Inflight I/O tracking"), of which
 /// the first queue's part begins the region, `bases` bytes into the state. The bases it does not get to choose: the
 /// region decides.
-pub(super) fn of_regions(good: &State, bases: usize) -> Vec<(String, State)> {
+pub(super) fn of_regions(good: &SavedState, bases: usize) -> Vec<(String, SavedState)> {
     type Spoil = fn(&mut [u8], used: u16);
     const AT_VERSION: usize = 8;
     const AT_DESC_NUM: usize = 10;
@@ -184,7 +184,7 @@ pub(super) fn of_regions(good: &State, bases: usize) -> Vec<(String, State)> {
 }
 
 /// As [`of_regions`], of a packed ring.
-pub(super) fn of_packed_regions(good: &State, bases: usize) -> Vec<(String, State)> {
+pub(super) fn of_packed_regions(good: &SavedState, bases: usize) -> Vec<(String, SavedState)> {
     type Spoil = fn(&mut [u8]);
     const AT_VERSION: usize = 8;
     const AT_DESC_NUM: usize = 10;

@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 
 use ioplane_cores::Pool;
 use ioplane_device::{
-    Access, At, Change, CoreId, Lifecycle, OnMiss, QueueSet, QuiescePolicy, Quiescent, State,
+    Access, Change, CoreId, Lifecycle, OnMiss, QueueSet, QuiescePolicy, Quiescent, RegisterAddress,
+    SavedState,
 };
 use ioplane_host::vfio_user::{Handle, Options, serve};
 use ioplane_memory::{DirtyLog, GuestMap};
@@ -171,10 +172,10 @@ impl<F: Function> Drop for VfioUser<F> {
 }
 
 /// One access, as a command.
-fn ask(client: &mut Client, at: At, op: &mut Access<'_>) -> std::io::Result<()> {
+fn ask(client: &mut Client, at: RegisterAddress, op: &mut Access<'_>) -> std::io::Result<()> {
     let (region, offset) = match at {
-        At::Config(offset) => (vfio::VFIO_PCI_CONFIG_REGION_INDEX, offset),
-        At::Bar(bar, offset) => (bar.into(), offset),
+        RegisterAddress::Config(offset) => (vfio::VFIO_PCI_CONFIG_REGION_INDEX, offset),
+        RegisterAddress::Bar(bar, offset) => (bar.into(), offset),
     };
     match op {
         Access::Read(bytes) => bytes.copy_from_slice(&client.read(region, offset, bytes.len() as u32)?),
@@ -190,7 +191,7 @@ fn gone(error: &std::io::Error) -> bool {
 }
 
 impl<F: Function> Registers for VfioUser<F> {
-    fn access(&self, at: At, mut op: Access<'_>) -> Result<(), String> {
+    fn access(&self, at: RegisterAddress, mut op: Access<'_>) -> Result<(), String> {
         loop {
             let (nth, client) = {
                 let Inner { served, closed } = &*lock(&self.inner);
@@ -252,12 +253,12 @@ impl<F: Function> Host for VfioUser<F> {
         let_go(&self.handle())
     }
 
-    fn save(&self) -> Result<State, String> {
+    fn save(&self) -> Result<SavedState, String> {
         let saved = self.handle().with(|device| device.quiescent().map(|quiescent| quiescent.save()));
         saved.wait().map_err(said)?.map_err(said)?.map_err(said)
     }
 
-    fn transplant(&self, state: &State) -> Result<(), String> {
+    fn transplant(&self, state: &SavedState) -> Result<(), String> {
         let (old, nth) = {
             let inner = lock(&self.inner);
             (inner.served.handle.clone(), inner.served.nth + 1)

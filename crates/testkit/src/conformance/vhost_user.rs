@@ -19,7 +19,7 @@ use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use ioplane_cores::Pool;
-use ioplane_device::{CoreId, State};
+use ioplane_device::{CoreId, SavedState};
 use ioplane_host::vhost_user::{Handle, ServerOptions, Status, serve_within};
 use ioplane_memory::{DirtyLog, GuestMap, PAGE};
 use ioplane_virtio::VirtioDevice;
@@ -206,10 +206,10 @@ impl<V: VirtioDevice> Drop for VhostUser<V> {
 }
 
 /// A state is the bases of the rings, then the in-flight region.
-fn encode(bases: &[u32], region: &[u8]) -> State {
+fn encode(bases: &[u32], region: &[u8]) -> SavedState {
     let mut body: Vec<u8> = bases.iter().flat_map(|base| base.to_le_bytes()).collect();
     body.extend_from_slice(region);
-    State { kind: KIND.to_owned(), version: VERSION, body }
+    SavedState { kind: KIND.to_owned(), version: VERSION, body }
 }
 
 const BASES: usize = 4 * QUEUES as usize;
@@ -248,7 +248,7 @@ impl<V: VirtioDevice> Host for VhostUser<V> {
         (0..).zip(bases).try_for_each(|(queue, base)| self.start_ring(&inner.instance, queue, base))
     }
 
-    fn save(&self) -> Result<State, String> {
+    fn save(&self) -> Result<SavedState, String> {
         let inner = self.lock();
         let bases = inner.bases.as_ref().ok_or("the rings run")?;
         let inflight = inner.instance.front.inflight().ok_or("no in-flight region")?;
@@ -257,7 +257,7 @@ impl<V: VirtioDevice> Host for VhostUser<V> {
         Ok(encode(bases, &region))
     }
 
-    fn transplant(&self, state: &State) -> Result<(), String> {
+    fn transplant(&self, state: &SavedState) -> Result<(), String> {
         let mut inner = self.lock();
         if inner.bases.is_none() {
             return Err("the rings run".into());
@@ -353,7 +353,7 @@ impl<S: Subject> Kit for OverSocket<S> {
         Machine { host, vcpus, buses: Vec::new(), probes, gate: valve, memory: map, device_pages }
     }
 
-    fn hostile(&self, good: &State) -> Vec<(String, State)> {
+    fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)> {
         if self.0.packed() {
             super::spoilt::of_packed_regions(good, BASES)
         } else {

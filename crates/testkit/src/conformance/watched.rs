@@ -19,7 +19,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ioplane_device::State;
+use ioplane_device::SavedState;
 use ioplane_memory::GuestMap;
 use ioplane_model::StateModel;
 use ioplane_network::Port;
@@ -122,7 +122,7 @@ impl Card for WatchedRtl8139 {
         Some(stall)
     }
 
-    fn hostile(&self, good: &State) -> Vec<(String, State)> {
+    fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)> {
         spoilt::<StateV1>(
             good,
             &[
@@ -156,7 +156,7 @@ impl Card for WatchedNe2000 {
         watch(EmulatedNe2000.make(memory, port, stall), &ne2000::MODEL, memory).0
     }
 
-    fn hostile(&self, good: &State) -> Vec<(String, State)> {
+    fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)> {
         fn transfer(state: &mut StateV1, read: bool, address: u16, left: u16) {
             state.card.transfer = Some(TransferV1 { read, address, left });
         }

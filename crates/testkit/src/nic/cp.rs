@@ -1,6 +1,6 @@
 //! The driver of an RTL8139C+, as Linux's 8139cp does it: two rings of 64 descriptors.
 
-use ioplane_device::At;
+use ioplane_device::RegisterAddress;
 use ioplane_memory::GuestView;
 use ioplane_network::Mac;
 
@@ -121,12 +121,12 @@ impl<R: Reach> Cp<R> {
 
     /// Reads a register.
     pub fn get(&mut self, register: u64, width: usize) -> Result<u32, String> {
-        self.reach.read(At::Bar(self.bar, register), width)
+        self.reach.read(RegisterAddress::Bar(self.bar, register), width)
     }
 
     /// Writes a register.
     pub fn put(&mut self, register: u64, width: usize, value: u32) -> Result<(), String> {
-        self.reach.write(At::Bar(self.bar, register), width, value)
+        self.reach.write(RegisterAddress::Bar(self.bar, register), width, value)
     }
 
     /// Writes a register and reads it, as the driver does to get its write through.

@@ -9,8 +9,8 @@ mod ne2k;
 
 use std::sync::Arc;
 
-use ioplane_device::{Access, At, Device};
-use ioplane_network::{HEAD, Inlet, Mac, Offload, Outlet, Port, PortOptions, Sent, Switch, SwitchSettings};
+use ioplane_device::{Access, Device, RegisterAddress};
+use ioplane_network::{HEAD, Mac, Offload, Port, PortOptions, PortRx, PortTx, Sent, Switch, SwitchSettings};
 use ioplane_pci::{Function, Irq, Wire, spec};
 
 use crate::conformance::Bus;
@@ -22,17 +22,17 @@ pub use ne2k::Ne2k;
 /// Where a driver's accesses go.
 pub trait Reach {
     /// One access.
-    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String>;
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Result<(), String>;
 
     /// Reads so many bytes, at most four, little-endian.
-    fn read(&mut self, at: At, width: usize) -> Result<u32, String> {
+    fn read(&mut self, at: RegisterAddress, width: usize) -> Result<u32, String> {
         let mut bytes = [0; 4];
         self.access(at, Access::Read(&mut bytes[..width]))?;
         Ok(u32::from_le_bytes(bytes))
     }
 
     /// Writes so many bytes, at most four, little-endian.
-    fn write(&mut self, at: At, width: usize, value: u32) -> Result<(), String> {
+    fn write(&mut self, at: RegisterAddress, width: usize, value: u32) -> Result<(), String> {
         self.access(at, Access::Write(&value.to_le_bytes()[..width]))
     }
 
@@ -40,18 +40,18 @@ pub trait Reach {
     fn enable(&mut self, intx: bool) -> Result<(), String> {
         let command = spec::COMMAND_IO | spec::COMMAND_MEMORY | spec::COMMAND_MASTER;
         let command = if intx { command } else { command | spec::COMMAND_INTX_DISABLE };
-        self.write(At::Config(spec::COMMAND as u64), 2, command.into())
+        self.write(RegisterAddress::Config(spec::COMMAND as u64), 2, command.into())
     }
 }
 
 impl<R: Reach + ?Sized> Reach for &mut R {
-    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Result<(), String> {
         (**self).access(at, op)
     }
 }
 
 impl Reach for Arc<Bus> {
-    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Result<(), String> {
         Bus::access(self, at, op)
     }
 }
@@ -91,7 +91,7 @@ impl<F: Function> Direct<F> {
 }
 
 impl<F: Device> Reach for Direct<F> {
-    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Result<(), String> {
         self.function.access(at, op);
         Ok(())
     }
@@ -142,8 +142,8 @@ impl Lan {
 pub struct Neighbour {
     /// The port.
     pub port: Port,
-    outlet: Outlet,
-    inlet: Inlet,
+    outlet: PortTx,
+    inlet: PortRx,
 }
 
 impl Neighbour {

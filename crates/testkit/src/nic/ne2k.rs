@@ -1,6 +1,6 @@
 //! The driver of an NE2000, as Linux's ne2k-pci and 8390 do it: everything through the data port.
 
-use ioplane_device::At;
+use ioplane_device::RegisterAddress;
 use ioplane_network::Mac;
 
 use super::Reach;
@@ -78,12 +78,12 @@ impl<R: Reach> Ne2k<R> {
 
     /// Reads a register.
     pub fn get(&mut self, register: u64) -> Result<u8, String> {
-        self.reach.read(At::Bar(0, register), 1).map(|value| value as u8)
+        self.reach.read(RegisterAddress::Bar(0, register), 1).map(|value| value as u8)
     }
 
     /// Writes a register.
     pub fn put(&mut self, register: u64, value: u8) -> Result<(), String> {
-        self.reach.write(At::Bar(0, register), 1, value.into())
+        self.reach.write(RegisterAddress::Bar(0, register), 1, value.into())
     }
 
     fn reset(&mut self) -> Result<(), String> {
@@ -206,10 +206,10 @@ impl<R: Reach> Ne2k<R> {
         self.remote(at, len, RREAD)?;
         let mut bytes = Vec::new();
         for _ in 0..len / 4 {
-            bytes.extend(self.reach.read(At::Bar(0, DATAPORT), 4)?.to_le_bytes());
+            bytes.extend(self.reach.read(RegisterAddress::Bar(0, DATAPORT), 4)?.to_le_bytes());
         }
         if len & 2 != 0 {
-            bytes.extend(&self.reach.read(At::Bar(0, DATAPORT), 2)?.to_le_bytes()[..2]);
+            bytes.extend(&self.reach.read(RegisterAddress::Bar(0, DATAPORT), 2)?.to_le_bytes()[..2]);
         }
         if len & 1 != 0 {
             bytes.push(self.get(DATAPORT)?);
@@ -225,7 +225,7 @@ impl<R: Reach> Ne2k<R> {
         self.put(ISR, ISR_RDC)?;
         self.remote(at, bytes.len() as u16, RWRITE)?;
         for word in bytes.as_chunks::<4>().0 {
-            self.reach.write(At::Bar(0, DATAPORT), 4, u32::from_le_bytes(*word))?;
+            self.reach.write(RegisterAddress::Bar(0, DATAPORT), 4, u32::from_le_bytes(*word))?;
         }
         if self.get(ISR)? & ISR_RDC == 0 {
             return Err("timeout waiting for Tx RDC".into());

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use ioplane_device::{
-    Access, At, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State, Still,
-    Stillness, Then,
+    Access, Activation, AfterStop, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet,
+    Quiescence, QuiescenceProof, RegisterAddress, SavedState,
 };
 use ioplane_memory::{GuestMap, GuestView, Mapping};
 use ioplane_pci::{
@@ -22,7 +22,7 @@ use ioplane_pci::{
 
 use super::{Word, decode, encode, word};
 
-/// Registers in `At::Bar(0, ..)`, 64 bits each. Other widths read as ones and write nothing.
+/// Registers in `RegisterAddress::Bar(0, ..)`, 64 bits each. Other widths read as ones and write nothing.
 pub mod registers {
     /// Keeps what is written.
     pub const SCRATCH: u64 = 0x00;
@@ -188,15 +188,15 @@ impl Device for ToyCard {
         &self.info
     }
 
-    fn access(&mut self, at: At, op: Access<'_>) -> Effect {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Effect {
         match (at, op) {
-            (At::Config(at), Access::Read(bytes)) => self.config.read(at, bytes),
-            (At::Config(at), Access::Write(bytes)) => match self.config.write(at, bytes) {
+            (RegisterAddress::Config(at), Access::Read(bytes)) => self.config.read(at, bytes),
+            (RegisterAddress::Config(at), Access::Write(bytes)) => match self.config.write(at, bytes) {
                 ConfigChange::Command => self.line.disable(self.config.intx_disabled()),
-                ConfigChange::Reset => return Effect::Deactivate(QueueSet::new(), Then::Reset),
+                ConfigChange::Reset => return Effect::Deactivate(QueueSet::new(), AfterStop::Reset),
                 ConfigChange::Other => {}
             },
-            (At::Bar(0, at), op) => {
+            (RegisterAddress::Bar(0, at), op) => {
                 self.registers[8] += 1;
                 match word(op) {
                     Word::Read(bytes) => bytes.copy_from_slice(&self.read(at).to_le_bytes()),
@@ -204,7 +204,7 @@ impl Device for ToyCard {
                     Word::Bad => {}
                 }
             }
-            (At::Bar(2, at), op) => {
+            (RegisterAddress::Bar(2, at), op) => {
                 let at = usize::try_from(at).unwrap_or(usize::MAX);
                 match op {
                     Access::Read(bytes) => {
@@ -229,7 +229,7 @@ impl Device for ToyCard {
         QueueSet::new()
     }
 
-    fn activate(&mut self, _seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+    fn activate(&mut self, _seating: &mut Activation<'_>) -> Result<(), DeviceError> {
         self.halted = false;
         Ok(())
     }
@@ -238,11 +238,11 @@ impl Device for ToyCard {
         unreachable!("{home:?} of a device without pollers");
     }
 
-    fn stillness(&mut self) -> Stillness {
+    fn quiescence(&mut self) -> Quiescence {
         if self.registers[1] != 0 && !self.halted {
-            Stillness::Busy("it was told to be busy")
+            Quiescence::Busy("it was told to be busy")
         } else {
-            Stillness::Still
+            Quiescence::Quiescent
         }
     }
 
@@ -255,11 +255,11 @@ impl Device for ToyCard {
         Ok(())
     }
 
-    fn save(&self, _still: &Still) -> Result<State, DeviceError> {
-        Ok(State { kind: KIND.into(), version: 1, body: encode(&self.registers) })
+    fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+        Ok(SavedState { kind: KIND.into(), version: 1, body: encode(&self.registers) })
     }
 
-    fn load(&mut self, _still: &Still, state: &State) -> Result<(), DeviceError> {
+    fn load(&mut self, _still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         let words = decode(state.expect(KIND, 1)?)?;
         let count = words.len();
         self.registers = words.try_into().map_err(|_| {
@@ -271,7 +271,7 @@ impl Device for ToyCard {
         Ok(())
     }
 
-    fn reset(&mut self, _still: &Still) {
+    fn reset(&mut self, _still: &QuiescenceProof) {
         self.seen.resets.fetch_add(1, SeqCst);
         self.registers = [0; 9];
         self.ports = [0; BAR2 as usize];
@@ -329,7 +329,7 @@ impl Function for ToyCard {
         Ok(())
     }
 
-    fn replace_memory(&mut self, _still: &Still, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+    fn replace_memory(&mut self, _still: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError> {
         self.seen.replaced.fetch_add(1, SeqCst);
         self.remember(map);
         Ok(())

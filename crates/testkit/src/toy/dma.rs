@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{
-    Access, At, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State,
-    StateError, Still, Stillness, Then,
+    Access, Activation, AfterStop, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet,
+    Quiescence, QuiescenceProof, RegisterAddress, SavedState, StateError,
 };
 use ioplane_memory::{GuestMap, GuestView};
 
 use super::{Gate, Word, decode, encode, mix, word};
 
-/// Registers in `At::Bar(0, ..)`, 64 bits each.
+/// Registers in `RegisterAddress::Bar(0, ..)`, 64 bits each.
 pub mod registers {
     /// Guest address to copy from. Ignored while busy, like the next two.
     pub const SOURCE: u64 = 0x00;
@@ -188,7 +188,7 @@ impl ToyDma {
             TARGET if !busy => self.engine.target = value,
             LENGTH if !busy => self.engine.length = value,
             COMMAND if value == 1 => self.start(),
-            COMMAND if value == 2 => return Effect::Deactivate(QueueSet::new(), Then::Reset),
+            COMMAND if value == 2 => return Effect::Deactivate(QueueSet::new(), AfterStop::Reset),
             _ => {
                 if let Some(which) = ADDER.iter().position(|a| *a == offset) {
                     self.engine.adders[which] = self.engine.adders[which].wrapping_add(value);
@@ -204,8 +204,8 @@ impl Device for ToyDma {
         &self.info
     }
 
-    fn access(&mut self, at: At, op: Access<'_>) -> Effect {
-        let At::Bar(0, offset) = at else { return Effect::None };
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Effect {
+        let RegisterAddress::Bar(0, offset) = at else { return Effect::None };
         match word(op) {
             Word::Read(bytes) => bytes.copy_from_slice(&self.read(offset).to_le_bytes()),
             Word::Write(value) => return self.write(offset, value),
@@ -218,7 +218,7 @@ impl Device for ToyDma {
         QueueSet::new()
     }
 
-    fn activate(&mut self, _seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+    fn activate(&mut self, _seating: &mut Activation<'_>) -> Result<(), DeviceError> {
         self.halted = false;
         Ok(())
     }
@@ -227,11 +227,11 @@ impl Device for ToyDma {
         unreachable!("{home:?} of a device without pollers");
     }
 
-    fn stillness(&mut self) -> Stillness {
+    fn quiescence(&mut self) -> Quiescence {
         if self.engine.status == STATUS_BUSY && !self.halted {
-            Stillness::Busy("a copy is under way")
+            Quiescence::Busy("a copy is under way")
         } else {
-            Stillness::Still
+            Quiescence::Quiescent
         }
     }
 
@@ -240,11 +240,11 @@ impl Device for ToyDma {
         Ok(())
     }
 
-    fn save(&self, _still: &Still) -> Result<State, DeviceError> {
-        Ok(State { kind: KIND.into(), version: VERSION, body: encode(&self.engine.words()) })
+    fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+        Ok(SavedState { kind: KIND.into(), version: VERSION, body: encode(&self.engine.words()) })
     }
 
-    fn load(&mut self, _still: &Still, state: &State) -> Result<(), DeviceError> {
+    fn load(&mut self, _still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         let engine = EngineV1::of_words(&decode(state.expect(KIND, VERSION)?)?)?;
         // Law 4: whoever wrote this may want the engine to write where it must not.
         if !removed(Law::DistrustsLoaded) {
@@ -255,7 +255,7 @@ impl Device for ToyDma {
         Ok(())
     }
 
-    fn reset(&mut self, _still: &Still) {
+    fn reset(&mut self, _still: &QuiescenceProof) {
         self.engine = EngineV1::default();
         self.halted = false;
     }

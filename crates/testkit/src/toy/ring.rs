@@ -11,8 +11,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use ioplane_device::mutation::{Law, removed};
 use ioplane_device::{
-    Access, At, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet, Seating, State,
-    StateError, Still, Then,
+    Access, Activation, AfterStop, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet,
+    QuiescenceProof, RegisterAddress, SavedState, StateError,
 };
 use ioplane_memory::{GuestMap, GuestView, PAGE, Window};
 
@@ -21,7 +21,7 @@ pub use super::wires::{Counted, DEPTH, QUEUES, RING_BYTES, Wires};
 use super::wires::{QueueV1, layout, passes};
 use super::{Word, decode, encode, word};
 
-/// Registers in `At::Bar(0, ..)`, 64 bits each.
+/// Registers in `RegisterAddress::Bar(0, ..)`, 64 bits each.
 pub mod registers {
     /// Guest address of the rings, one after the other. Ignored while any runs.
     pub const RINGS: u64 = 0x00;
@@ -76,7 +76,11 @@ impl ToyRing {
         let wanted: QueueSet = (0..QUEUES).filter(|q| bits & (1 << q) != 0).collect();
         let stopped: QueueSet = self.enabled.difference(&wanted).copied().collect();
         self.enabled = wanted.clone();
-        if stopped.is_empty() { Effect::Activate(wanted) } else { Effect::Deactivate(stopped, Then::Nothing) }
+        if stopped.is_empty() {
+            Effect::Activate(wanted)
+        } else {
+            Effect::Deactivate(stopped, AfterStop::Nothing)
+        }
     }
 }
 
@@ -85,8 +89,8 @@ impl Device for ToyRing {
         &self.info
     }
 
-    fn access(&mut self, at: At, op: Access<'_>) -> Effect {
-        let At::Bar(0, offset) = at else { return Effect::None };
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Effect {
+        let RegisterAddress::Bar(0, offset) = at else { return Effect::None };
         let adder = ADDER.iter().position(|a| *a == offset);
         match word(op) {
             Word::Read(bytes) => {
@@ -102,7 +106,7 @@ impl Device for ToyRing {
             Word::Write(value) => match (offset, adder) {
                 (RINGS, _) if self.enabled.is_empty() => self.rings = value,
                 (ENABLE, _) => return self.enable(value),
-                (RESET, _) => return Effect::Deactivate((0..QUEUES).collect(), Then::Reset),
+                (RESET, _) => return Effect::Deactivate((0..QUEUES).collect(), AfterStop::Reset),
                 (_, Some(which)) => self.adders[which] = self.adders[which].wrapping_add(value),
                 _ => {}
             },
@@ -115,7 +119,7 @@ impl Device for ToyRing {
         self.enabled.clone()
     }
 
-    fn activate(&mut self, seating: &mut Seating<'_>) -> Result<(), DeviceError> {
+    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
         for queue in seating.queues().clone() {
             if queue >= QUEUES {
                 return Err(DeviceError::NoSuchQueue(queue));
@@ -124,7 +128,7 @@ impl Device for ToyRing {
             let start = self.queues[usize::from(queue)];
             let wires = self.wires.clone();
             let poller = RingPoller::new(self.memory.clone(), driver, device, queue, start, wires);
-            seating.sit(queue, Box::new(poller));
+            seating.add(queue, Box::new(poller));
         }
         Ok(())
     }
@@ -136,16 +140,16 @@ impl Device for ToyRing {
         }
     }
 
-    fn save(&self, _still: &Still) -> Result<State, DeviceError> {
+    fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         let enabled = self.enabled.iter().map(|q| 1 << q).sum();
         let mut words = vec![self.rings, enabled, self.adders[0], self.adders[1]];
         for queue in &self.queues {
             words.extend([u64::from(queue.answered), u64::from(queue.in_flight), queue.sum]);
         }
-        Ok(State { kind: KIND.into(), version: VERSION, body: encode(&words) })
+        Ok(SavedState { kind: KIND.into(), version: VERSION, body: encode(&words) })
     }
 
-    fn load(&mut self, _still: &Still, state: &State) -> Result<(), DeviceError> {
+    fn load(&mut self, _still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         let words = decode(state.expect(KIND, VERSION)?)?;
         let &[rings, enabled, a, b, answered0, flight0, sum0, answered1, flight1, sum1] = words.as_slice()
         else {
@@ -176,7 +180,7 @@ impl Device for ToyRing {
         Ok(())
     }
 
-    fn reset(&mut self, _still: &Still) {
+    fn reset(&mut self, _still: &QuiescenceProof) {
         self.rings = 0;
         self.enabled.clear();
         self.queues = Default::default();

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use ioplane_device::{DeviceError, Parked, Poller, Still};
+use ioplane_device::{DeviceError, Parked, Poller, QuiescenceProof};
 use ioplane_virtio::spec::feature::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
 use ioplane_virtio::{QueueStart, RingState, VirtioDevice, VirtioInfo};
 
@@ -83,11 +83,11 @@ impl VirtioDevice for Adder {
         }
     }
 
-    fn save_own(&self, _still: &Still) -> Vec<u8> {
+    fn save_own(&self, _still: &QuiescenceProof) -> Vec<u8> {
         encode(&self.adders)
     }
 
-    fn load_own(&mut self, _still: &Still, bytes: &[u8]) -> Result<(), String> {
+    fn load_own(&mut self, _still: &QuiescenceProof, bytes: &[u8]) -> Result<(), String> {
         let words = decode(bytes).map_err(|error| error.to_string())?;
         let adders = words.try_into().map_err(|words: Vec<u64>| {
             format!("{} bytes of configuration instead of {CONFIG}", words.len() * 8)

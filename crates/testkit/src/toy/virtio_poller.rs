@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, Wakers};
-use ioplane_virtio::{Chain, Phase, Queue, QueueStart, RingFault, RingState, Taken};
+use ioplane_virtio::{Chain, Phase, Queue, QueueStart, RingFault, RingRequest, RingState};
 
 use super::bench::Bench;
 use super::gate::drain;
@@ -17,7 +17,7 @@ const BYTES: u64 = 16;
 
 /// A request in flight.
 struct Held {
-    taken: Taken,
+    taken: RingRequest,
     number: u64,
     /// Where the answer goes, if there is room for one.
     into: Option<u64>,

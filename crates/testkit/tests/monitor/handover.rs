@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use ioplane_device::{Access, At, Quiescent, State};
-use ioplane_embed::Front;
+use ioplane_device::{Access, Quiescent, RegisterAddress, SavedState};
+use ioplane_embed::SharedDevice;
 use ioplane_hardware::Hardware;
 use ioplane_nic::ne2000::Ne2000;
 use ioplane_passthrough::monitor::{Monitor, Options, Policies, StateV1, TransferV1};
@@ -153,7 +153,7 @@ fn hole_11_the_address_that_the_card_has_is_checked() {
         }
         put(&mut driver, writes);
         assert_eq!(driver.reach.faults("card-outside"), 1, "way {n}");
-        assert_eq!(driver.reach.read(At::Bar(0, 0x10), 4), Ok(0), "way {n}");
+        assert_eq!(driver.reach.read(RegisterAddress::Bar(0, 0x10), 4), Ok(0), "way {n}");
     }
 }
 
@@ -166,11 +166,11 @@ fn hole_11_no_more_is_moved_than_was_checked() {
     // No bytes from nowhere; then one access.
     put(&mut driver, &[(0, 0x22), (10, 0), (11, 0), (8, 0), (9, 0x90), (0, 0x0a)]);
     let writes = driver.reach.bench.touches().reads;
-    assert_eq!(driver.reach.read(At::Bar(0, 0x10), 4), Ok(0));
+    assert_eq!(driver.reach.read(RegisterAddress::Bar(0, 0x10), 4), Ok(0));
     assert_eq!(driver.reach.bench.touches().reads, writes, "the card does not hear of it ({before})");
     // Two bytes at the end of the memory, by an access of four.
     put(&mut driver, &[(0, 0x22), (10, 2), (11, 0), (8, 0xfe), (9, 0x7f), (0, 0x0a)]);
-    driver.reach.read(At::Bar(0, 0x10), 4).expect("works");
+    driver.reach.read(RegisterAddress::Bar(0, 0x10), 4).expect("works");
     put(&mut driver, &[(0, 0x22)]);
     let at = u16::from_le_bytes([driver.get(8).expect("works"), driver.get(9).expect("works")]);
     assert!(at <= 0x8000, "the card is at {at:#x}");
@@ -198,11 +198,11 @@ fn hole_11_qemu_s_card_shows_nothing_of_a_predecessor() {
         let board = Board::new(qemu, 0x100).expect("a card");
         let monitor =
             Monitor::new(board, &ne2000_model::MODEL, Options::new("nic1")).expect("a card that works");
-        let front = Front::new(monitor, Arc::new(HandCore::default())).expect("it starts");
+        let front = SharedDevice::new(monitor, Arc::new(HandCore::default())).expect("it starts");
         let mut dice = Dice::new(seed);
         let mut moved = 0;
         let put = |register: u64, value: u8| {
-            front.access(At::Bar(0, register), Access::Write(&[value])).expect("it is there");
+            front.access(RegisterAddress::Bar(0, register), Access::Write(&[value])).expect("it is there");
         };
         for (register, value) in [(0, 0x21), (0x0e, 0x49), (0x0c, 0x20), (1, 0x4c), (2, 0x80), (0, 0x22)] {
             put(register, value);
@@ -219,7 +219,7 @@ fn hole_11_qemu_s_card_shows_nothing_of_a_predecessor() {
                 10 => put(0x0e, dice.of(&[0x48, 0x49])),
                 11 | 12 => put(0, dice.of(&[0x0a, 0x0a, 0x12, 0x22, 0x21, 0x0b, 0x02])),
                 13 => {
-                    let _ = front.access(At::Bar(0, 0x1f), Access::Read(&mut [0]));
+                    let _ = front.access(RegisterAddress::Bar(0, 0x1f), Access::Read(&mut [0]));
                     put(0, 0x22);
                 }
                 14 => {
@@ -230,7 +230,7 @@ fn hole_11_qemu_s_card_shows_nothing_of_a_predecessor() {
                 }
                 _ => {
                     let width = dice.of(&[1, 2, 4]);
-                    let at = At::Bar(0, dice.of(&[0x10, 0x10, 0x10, 0x10, 0x12, 0x11]));
+                    let at = RegisterAddress::Bar(0, dice.of(&[0x10, 0x10, 0x10, 0x10, 0x12, 0x11]));
                     let mut bytes = [0; 4];
                     front.access(at, Access::Read(&mut bytes[..width])).expect("it is there");
                     assert!(!bytes.contains(&SECRET), "seed {seed}: {bytes:02x?} of a predecessor's");
@@ -242,13 +242,13 @@ fn hole_11_qemu_s_card_shows_nothing_of_a_predecessor() {
     }
 }
 
-fn changed(state: &State, change: impl FnOnce(&mut StateV1)) -> State {
+fn changed(state: &SavedState, change: impl FnOnce(&mut StateV1)) -> SavedState {
     let mut saved: StateV1 = postcard::from_bytes(&state.body).expect("a state of its own");
     change(&mut saved);
-    State { body: postcard::to_stdvec(&saved).expect("it fits"), ..state.clone() }
+    SavedState { body: postcard::to_stdvec(&saved).expect("it fits"), ..state.clone() }
 }
 
-fn claim(state: &State, region: &str, name: &str) -> State {
+fn claim(state: &SavedState, region: &str, name: &str) -> SavedState {
     changed(state, |saved| {
         let place = saved.machine.states.iter_mut().find(|(own, _)| own == region);
         place.expect("a region").1 = name.to_owned();
@@ -256,13 +256,13 @@ fn claim(state: &State, region: &str, name: &str) -> State {
 }
 
 /// Loads it into a monitor of other hardware; why it was refused.
-fn load_ne2000(state: &State) -> Result<(), String> {
+fn load_ne2000(state: &SavedState) -> Result<(), String> {
     let lan = Lan::new(OWN, OTHER);
     let (hardware, bench) = ne2000_card(&lan);
     load(hardware, bench, &ne2000_model::MODEL, state)
 }
 
-fn load_rtl8139(state: &State) -> Result<(), String> {
+fn load_rtl8139(state: &SavedState) -> Result<(), String> {
     let lan = Lan::new(OWN, OTHER);
     let (hardware, bench) = rtl8139_card(&lan);
     load(hardware, bench, &rtl8139_model::MODEL, state)
@@ -272,7 +272,7 @@ fn load<F: Function>(
     hardware: Simulated<F>,
     bench: Bench<F>,
     model: &'static ioplane_model::StateModel,
-    state: &State,
+    state: &SavedState,
 ) -> Result<(), String>
 where
     Simulated<F>: Hardware,
@@ -302,7 +302,7 @@ fn hole_12_claimed_states_are_held_against_the_registers() {
     driver.reach.turn();
     driver.reach.hold().expect("reusable");
     let rtl = driver.reach.save();
-    type Load = fn(&State) -> Result<(), String>;
+    type Load = fn(&SavedState) -> Result<(), String>;
     let cards: [(_, _, Load, &[&str]); 2] = [
         (&ne, &ne2000_model::MODEL, load_ne2000, &["run", "ring", "dma"]),
         (&rtl, &rtl8139_model::MODEL, load_rtl8139, &["engine", "tally", "eeprom"]),
@@ -347,7 +347,7 @@ fn hole_12_the_eeprom_is_not_written_by_way_of_a_saved_state() {
 fn hole_12_ranges_in_a_saved_state_are_vetted() {
     let mut driver = guest_with_ring(0x4c, 0x80, true);
     put(&mut driver, &[(0, 0x22), (8, 0), (9, 0x40), (10, 0x40), (11, 0), (0, 0x0a)]);
-    driver.reach.read(At::Bar(0, 0x10), 4).expect("works");
+    driver.reach.read(RegisterAddress::Bar(0, 0x10), 4).expect("works");
     driver.reach.force();
     let state = driver.reach.save();
     load_ne2000(&state).expect("it is what was saved");

@@ -1,6 +1,6 @@
 //! Drivers that mean harm: what they ask for is denied, counted, named, and answered as the policy says.
 
-use ioplane_device::{Access, At};
+use ioplane_device::{Access, RegisterAddress};
 use ioplane_memory::{GuestMap, GuestView, Region, RegionSpec};
 use ioplane_nic::ne2000::Ne2000;
 use ioplane_nic::rtl8139::Rtl8139;
@@ -101,16 +101,18 @@ const ACTS: &[(&str, Cause, Act)] = &[
         }
     }),
     ("unknown-register", Cause::Register, |cp, _| {
-        cp.reach.write(At::Bar(1, 0xfff), 1, 1).expect("denied, not failed");
+        cp.reach.write(RegisterAddress::Bar(1, 0xfff), 1, 1).expect("denied, not failed");
     }),
     ("unknown-register", Cause::Register, |cp, _| {
-        assert_eq!(cp.reach.read(At::Bar(5, 0), 4), Ok(0));
+        assert_eq!(cp.reach.read(RegisterAddress::Bar(5, 0), 4), Ok(0));
     }),
     ("unknown-register", Cause::Register, |cp, _| {
         let mut bytes = [1; 9];
-        cp.reach.access(At::Bar(1, u64::MAX - 3), Access::Read(&mut bytes[..8])).expect("denied");
+        cp.reach
+            .access(RegisterAddress::Bar(1, u64::MAX - 3), Access::Read(&mut bytes[..8]))
+            .expect("denied");
         assert_eq!(bytes, [0, 0, 0, 0, 0, 0, 0, 0, 1]);
-        cp.reach.access(At::Bar(1, 0), Access::Write(&[])).expect("denied");
+        cp.reach.access(RegisterAddress::Bar(1, 0), Access::Write(&[])).expect("denied");
     }),
 ];
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ioplane_device::{Access, At, Device};
+use ioplane_device::{Access, Device, RegisterAddress};
 use ioplane_memory::{GuestMap, GuestView, Mapping, Region, RegionSpec};
 use ioplane_passthrough::monitor::{Policies, Policy};
 use ioplane_pci::Function;
@@ -114,12 +114,14 @@ fn play<F: Function>(watched: &mut Watched<F>, lan: &mut Lan, ground: &Ground, m
         match step {
             Move::Read { bar, offset, width } => {
                 let mut bytes = [0; 9];
-                let _ = watched.front.access(At::Bar(*bar, *offset), Access::Read(&mut bytes[..*width]));
+                let _ = watched
+                    .front
+                    .access(RegisterAddress::Bar(*bar, *offset), Access::Read(&mut bytes[..*width]));
             }
             Move::Write { bar, offset, value, width } => {
                 let bytes = value.to_le_bytes();
                 let bytes = &bytes[..(*width).min(8)];
-                let _ = watched.front.access(At::Bar(*bar, *offset), Access::Write(bytes));
+                let _ = watched.front.access(RegisterAddress::Bar(*bar, *offset), Access::Write(bytes));
             }
             Move::Describe { slot, opts1, address } => {
                 view.write(slot * 16 + 8, &address.to_le_bytes()).expect("memory");
@@ -144,14 +146,15 @@ fn play<F: Function>(watched: &mut Watched<F>, lan: &mut Lan, ground: &Ground, m
             }
             Move::Master(yes) => {
                 let command = if *yes { 7u16 } else { 3 };
-                let _ = watched.front.access(At::Config(4), Access::Write(&command.to_le_bytes()));
+                let _ =
+                    watched.front.access(RegisterAddress::Config(4), Access::Write(&command.to_le_bytes()));
             }
         }
     }
     watched.bench.tick();
     watched.with(|monitor| {
         monitor.attend();
-        monitor.stillness();
+        monitor.quiescence();
     });
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ioplane_device::{Access, At, Interrupt};
+use ioplane_device::{Access, Interrupt, RegisterAddress};
 use ioplane_memory::{Mapping, Window};
 use ioplane_passthrough::monitor::Policies;
 use ioplane_pci::{Function, Irq, Touch, Wire};
@@ -35,9 +35,9 @@ struct Mapped<R> {
 }
 
 impl<R: Reach> Reach for Mapped<R> {
-    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Result<(), String> {
         match (at, op) {
-            (At::Bar(1, offset), Access::Read(out)) => {
+            (RegisterAddress::Bar(1, offset), Access::Read(out)) => {
                 for (n, byte) in out.iter_mut().enumerate() {
                     *byte = self.page.load_u8(offset as usize + n);
                 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioplane_device::{Access, At, Interrupt, State};
-use ioplane_embed::Front;
+use ioplane_device::{Access, Interrupt, RegisterAddress, SavedState};
+use ioplane_embed::SharedDevice;
 use ioplane_hardware::Hardware;
 use ioplane_memory::{GuestMap, GuestView};
 use ioplane_model::StateModel;
@@ -26,7 +26,7 @@ pub const MEMORY: u64 = 1 << 20;
 
 /// A watched function in front of its guest, with its interrupts.
 pub struct Watched<F: Function> {
-    pub front: Front<Monitor<Simulated<F>>>,
+    pub front: SharedDevice<Monitor<Simulated<F>>>,
     pub line: Arc<Counted>,
     pub error: Arc<Counted>,
     pub bench: Bench<F>,
@@ -92,7 +92,7 @@ impl<F: Function> Watched<F> {
         }
     }
 
-    pub fn save(&self) -> State {
+    pub fn save(&self) -> SavedState {
         self.front.save().expect("a device that stands still can be saved")
     }
 
@@ -118,7 +118,7 @@ impl<F: Function> Watched<F> {
     /// The same with a state that was saved at another time.
     pub fn goes_on_as(
         self,
-        state: &State,
+        state: &SavedState,
         hardware: Simulated<F>,
         bench: Bench<F>,
         map: &Arc<GuestMap>,
@@ -134,7 +134,7 @@ impl<F: Function> Watched<F> {
 }
 
 impl<F: Function> Reach for Watched<F> {
-    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Result<(), String> {
         self.front.access(at, op).map_err(|error| error.to_string())
     }
 }
@@ -162,7 +162,7 @@ pub fn watch<F: Function>(
     let (line, error) = (Arc::new(Counted::default()), Arc::new(Counted::default()));
     wire(&mut monitor, Irq::Intx, &line);
     wire(&mut monitor, Irq::Error, &error);
-    let front = Front::new(monitor, Arc::new(HandCore::default())).expect("it starts");
+    let front = SharedDevice::new(monitor, Arc::new(HandCore::default())).expect("it starts");
     Watched { front, line, error, bench, seen: 0 }
 }
 
@@ -203,12 +203,12 @@ pub fn ne2000(policies: Policies) -> (Watched<Ne2000>, Lan) {
 pub struct Bare<H>(pub H);
 
 impl<H: Hardware> Reach for Bare<H> {
-    fn access(&mut self, at: At, op: Access<'_>) -> Result<(), String> {
+    fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Result<(), String> {
         let done = match (at, op) {
-            (At::Bar(bar, offset), Access::Read(out)) => self.0.read(bar, offset, out),
-            (At::Bar(bar, offset), Access::Write(bytes)) => self.0.write(bar, offset, bytes),
-            (At::Config(offset), Access::Read(out)) => self.0.read_config(offset, out),
-            (At::Config(offset), Access::Write(bytes)) => self.0.write_config(offset, bytes),
+            (RegisterAddress::Bar(bar, offset), Access::Read(out)) => self.0.read(bar, offset, out),
+            (RegisterAddress::Bar(bar, offset), Access::Write(bytes)) => self.0.write(bar, offset, bytes),
+            (RegisterAddress::Config(offset), Access::Read(out)) => self.0.read_config(offset, out),
+            (RegisterAddress::Config(offset), Access::Write(bytes)) => self.0.write_config(offset, bytes),
         };
         done.map_err(|error| error.to_string())
     }

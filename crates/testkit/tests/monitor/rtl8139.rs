@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ioplane_device::{At, Change};
+use ioplane_device::{Change, RegisterAddress};
 use ioplane_memory::DirtyLog;
 use ioplane_model::Writes;
 use ioplane_nic::rtl8139::spec;
@@ -171,12 +171,12 @@ fn what_the_card_may_have_written_is_marked_when_the_guest_begins_anew() {
     // A block of counters that another one follows before anybody has looked.
     let (first, second) = (0x3000u32, 0x5000u32);
     for at in [first, second] {
-        driver.reach.write(At::Bar(1, spec::DTCCR), 4, at | 8).expect("allowed");
+        driver.reach.write(RegisterAddress::Bar(1, spec::DTCCR), 4, at | 8).expect("allowed");
     }
-    driver.reach.read(At::Bar(1, spec::DTCCR), 4).expect("there");
+    driver.reach.read(RegisterAddress::Bar(1, spec::DTCCR), 4).expect("there");
     assert_eq!(log.take(), [u64::from(first), u64::from(second)]);
     // The receiver off and on again, with all of its buffers given.
-    driver.reach.write(At::Bar(1, spec::CR), 1, 0x04).expect("allowed");
+    driver.reach.write(RegisterAddress::Bar(1, spec::CR), 1, 0x04).expect("allowed");
     let marked = log.take();
     let buffer = BASE + Cp::<Watched<ioplane_nic::rtl8139::Rtl8139>>::RX_BUFFERS.start;
     assert!((0..32).all(|page| marked.contains(&(buffer + page * 4096))), "{marked:x?}");
@@ -197,9 +197,12 @@ fn registers_that_no_guest_may_write_are_not_written() {
         // Byte by byte through the ports, at once through memory.
         let (first, width) = (u64::from(register.offset), u64::from(register.width));
         for at in first..first + width {
-            driver.reach.write(At::Bar(0, at), 1, 0x5a).expect("dropped");
+            driver.reach.write(RegisterAddress::Bar(0, at), 1, 0x5a).expect("dropped");
         }
-        driver.reach.write(At::Bar(1, first), width.min(4) as usize, 0x5a5a_5a5a).expect("dropped");
+        driver
+            .reach
+            .write(RegisterAddress::Bar(1, first), width.min(4) as usize, 0x5a5a_5a5a)
+            .expect("dropped");
     }
     assert_eq!(driver.reach.bench.touches().writes, before, "the hardware hears of none");
 }

@@ -1,6 +1,6 @@
 //! Mediated cards as bytes: what is stored today is what is written tomorrow, and is loaded tomorrow by a monitor of other hardware.
 
-use ioplane_device::At;
+use ioplane_device::RegisterAddress;
 use ioplane_nic::ne2000::Ne2000;
 use ioplane_passthrough::monitor::Policies;
 use ioplane_testkit::golden;
@@ -122,11 +122,11 @@ fn an_ne2000_in_the_middle_of_a_transfer() {
         for (register, value) in [(0, 0x22), (8, 0), (9, 0x40), (10, 26), (11, 0), (0, 0x0a)] {
             driver.put(register, value).expect("works");
         }
-        assert_eq!(driver.reach.read(At::Bar(0, 0x10), 4), Ok(u32::from_le_bytes(*b"what")));
+        assert_eq!(driver.reach.read(RegisterAddress::Bar(0, 0x10), 4), Ok(u32::from_le_bytes(*b"what")));
         driver.reach.force();
     };
     let after = |driver: &mut Ne2k<Watched<Ne2000>>| {
-        assert_eq!(driver.reach.read(At::Bar(0, 0x10), 4), Ok(u32::from_le_bytes(*b" the")));
+        assert_eq!(driver.reach.read(RegisterAddress::Bar(0, 0x10), 4), Ok(u32::from_le_bytes(*b" the")));
         driver.put(0, 0x22).expect("works");
         assert_eq!(driver.block_input(0x4000, 26).expect("works"), b"what the guest keeps there");
     };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ioplane_device::{Quiescent, State};
+use ioplane_device::{Quiescent, SavedState};
 use ioplane_memory::GuestMap;
 use ioplane_nic::ne2000::Ne2000;
 use ioplane_nic::rtl8139::Rtl8139;
@@ -170,7 +170,7 @@ fn a_state_from_a_stranger_is_taken_whole_or_not_at_all() {
     traffic(&mut driver, &mut lan, 1);
     driver.reach.hold().expect("reusable");
     let good = driver.reach.save();
-    let load = |state: &State| {
+    let load = |state: &SavedState| {
         let other = Lan::new(OWN, OTHER);
         let (hardware, bench) = rtl8139_card(&other);
         let model = &ioplane_passthrough::rtl8139::MODEL;
@@ -184,10 +184,10 @@ fn a_state_from_a_stranger_is_taken_whole_or_not_at_all() {
     };
     assert!(load(&good));
     for len in 0..good.body.len() {
-        assert!(!load(&State { body: good.body[..len].to_vec(), ..good.clone() }), "cut at {len}");
+        assert!(!load(&SavedState { body: good.body[..len].to_vec(), ..good.clone() }), "cut at {len}");
     }
-    assert!(!load(&State { kind: "ne2000".into(), ..good.clone() }));
-    assert!(!load(&State { version: 2, ..good.clone() }));
+    assert!(!load(&SavedState { kind: "ne2000".into(), ..good.clone() }));
+    assert!(!load(&SavedState { version: 2, ..good.clone() }));
     // Whatever single byte is wrong: refused, or a state that a guest could have made, on which the device runs.
     for at in 0..good.body.len() {
         for flip in [0x01, 0xff] {
@@ -292,7 +292,7 @@ fn a_forced_stop_takes_card_memory_and_a_transfer_along() {
     }
     let words: Vec<_> =
         frame_out.chunks(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect();
-    let data = ioplane_device::At::Bar(0, 0x10);
+    let data = ioplane_device::RegisterAddress::Bar(0, 0x10);
     for word in &words[..10] {
         driver.reach.write(data, 4, *word).expect("works");
     }

@@ -1,6 +1,6 @@
 //! QEMU's `ne2k_pci` and ours.
 
-use ioplane_device::At;
+use ioplane_device::RegisterAddress;
 use ioplane_memory::GuestView;
 use ioplane_nic::ne2000::{Ne2000, Ne2000Options};
 use ioplane_passthrough::monitor::Policies;
@@ -43,11 +43,13 @@ const SEND: u8 = 0x26;
 type Done = Result<(), String>;
 
 fn put(card: &mut Logged<'_>, writes: &[(u64, u8)]) -> Done {
-    writes.iter().try_for_each(|(register, value)| card.write(At::Bar(0, *register), 1, (*value).into()))
+    writes
+        .iter()
+        .try_for_each(|(register, value)| card.write(RegisterAddress::Bar(0, *register), 1, (*value).into()))
 }
 
 fn get(card: &mut Logged<'_>, register: u64) -> Result<u8, String> {
-    card.read(At::Bar(0, register), 1).map(|value| value as u8)
+    card.read(RegisterAddress::Bar(0, register), 1).map(|value| value as u8)
 }
 
 /// Where remote DMA is, and what has become of it.
@@ -79,7 +81,7 @@ fn begin(card: &mut Logged<'_>, at: u16, count: u16, way: u8) -> Done {
 }
 
 fn data(card: &mut Logged<'_>, width: usize, times: usize) -> Done {
-    (0..times).try_for_each(|_| card.read(At::Bar(0, DATA), width).map(drop))
+    (0..times).try_for_each(|_| card.read(RegisterAddress::Bar(0, DATA), width).map(drop))
 }
 
 /// The card at work, as drivers start it: ring from page 4C to 80, promiscuous or not.
@@ -160,7 +162,7 @@ fn words(card: &mut Logged<'_>) -> Done {
         put(card, &[(ISR, 0x40)])?;
         begin(card, at, count, WRITE)?;
         for n in 0..16u32 {
-            card.write(At::Bar(0, DATA), 4, 0x0302_0100 + n * 0x0404_0404)?;
+            card.write(RegisterAddress::Bar(0, DATA), 4, 0x0302_0100 + n * 0x0404_0404)?;
             transfer(card)?;
         }
         for width in [4usize, 2, 1] {
@@ -193,7 +195,7 @@ fn bytes(card: &mut Logged<'_>) -> Done {
         put(card, &[(ISR, 0x40)])?;
         begin(card, at, count, WRITE)?;
         for n in 0..u32::from(count) {
-            card.write(At::Bar(0, DATA), 1, 0xa0 + n)?;
+            card.write(RegisterAddress::Bar(0, DATA), 1, 0xa0 + n)?;
             transfer(card)?;
         }
         for width in [1, 2] {
@@ -214,7 +216,7 @@ fn around(card: &mut Logged<'_>) -> Done {
     start(card, 0)?;
     begin(card, 0x4c00, 0x3400, WRITE)?;
     for n in 0..0x3400u32 / 4 {
-        card.write(At::Bar(0, DATA), 4, n.wrapping_mul(0x0101_0101))?;
+        card.write(RegisterAddress::Bar(0, DATA), 4, n.wrapping_mul(0x0101_0101))?;
     }
     transfer(card)?;
     for (at, count) in [(0x7ff0, 32), (0x7f80, 0x100), (0x7ffc, 8)] {
@@ -340,7 +342,7 @@ fn sends(card: &mut Logged<'_>) -> Done {
         let bytes = frame(OTHER, OWN, &vec![page; usize::from(len) - 14]);
         for pair in bytes.chunks(2) {
             let pair = u16::from_le_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]);
-            card.write(At::Bar(0, DATA), 2, pair.into())?;
+            card.write(RegisterAddress::Bar(0, DATA), 2, pair.into())?;
         }
         let [low, high] = len.to_le_bytes();
         put(card, &[(CR, START), (TPSR, page), (TBCR0, low), (TBCR1, high), (CR, SEND)])?;
@@ -390,11 +392,11 @@ fn odd(card: &mut Logged<'_>) -> Done {
     data(card, 2, 3)?;
     transfer(card)?;
     begin(card, 0x4000, 4, READ)?;
-    card.write(At::Bar(0, DATA), 2, 0xabcd)?;
+    card.write(RegisterAddress::Bar(0, DATA), 2, 0xabcd)?;
     transfer(card)?;
     // Over the PROM, and what comes of that.
     begin(card, 0, 4, WRITE)?;
-    card.write(At::Bar(0, DATA), 4, 0x1234_5678)?;
+    card.write(RegisterAddress::Bar(0, DATA), 4, 0x1234_5678)?;
     begin(card, 0, 4, READ)?;
     data(card, 4, 1)?;
     get(card, RESET)?;
@@ -447,7 +449,7 @@ fn random(card: &mut Logged<'_>, seed: u64, steps: usize) -> Done {
                 let width = dice.of(&[1, 2, 4]);
                 begin(card, at, count, WRITE)?;
                 for _ in 0..usize::from(count).div_ceil(width.max(2)) {
-                    card.write(At::Bar(0, DATA), width, dice.roll() as u32)?;
+                    card.write(RegisterAddress::Bar(0, DATA), width, dice.roll() as u32)?;
                 }
                 transfer(card)?;
             }
@@ -466,7 +468,7 @@ fn random(card: &mut Logged<'_>, seed: u64, steps: usize) -> Done {
                 let page = 0x40 + dice.below(8) as u8;
                 begin(card, u16::from(page) << 8, 12, WRITE)?;
                 for word in [OTHER, OWN].concat().as_chunks::<4>().0 {
-                    card.write(At::Bar(0, DATA), 4, u32::from_le_bytes(*word))?;
+                    card.write(RegisterAddress::Bar(0, DATA), 4, u32::from_le_bytes(*word))?;
                 }
                 put(card, &[(CR, START), (TPSR, page), (TBCR0, low), (TBCR1, high), (CR, SEND)])?;
                 card.sent();

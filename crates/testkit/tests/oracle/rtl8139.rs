@@ -1,6 +1,6 @@
 //! QEMU's `rtl8139` and ours.
 
-use ioplane_device::At;
+use ioplane_device::RegisterAddress;
 use ioplane_memory::GuestView;
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
 use ioplane_passthrough::monitor::Policies;
@@ -37,11 +37,13 @@ const RINGS: usize = 0x800;
 type Done = Result<(), String>;
 
 fn put(card: &mut Logged<'_>, writes: &[(u64, usize, u32)]) -> Done {
-    writes.iter().try_for_each(|(register, width, value)| card.write(At::Bar(1, *register), *width, *value))
+    writes.iter().try_for_each(|(register, width, value)| {
+        card.write(RegisterAddress::Bar(1, *register), *width, *value)
+    })
 }
 
 fn get(card: &mut Logged<'_>, register: u64, width: usize) -> Result<u32, String> {
-    card.read(At::Bar(1, register), width)
+    card.read(RegisterAddress::Bar(1, register), width)
 }
 
 /// Registers that can be read at any time, and change by nothing but what is done to the chip.
@@ -492,7 +494,7 @@ const KNOWN: &[Known] = &[
         source: "prom9346_set_wire; 93C46 data sheet: DO is high when it is selected and nothing is being programmed",
         explains: |d| {
             let pins = |entry: &Entry| match entry {
-                Entry::Write { at: At::Bar(_, CR9346), value, .. } => Some(*value),
+                Entry::Write { at: RegisterAddress::Bar(_, CR9346), value, .. } => Some(*value),
                 _ => None,
             };
             let selected = d.before.iter().rev().filter_map(pins).take_while(|value| value & 0x08 != 0);

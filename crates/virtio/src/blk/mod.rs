@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ioplane_device::{DeviceError, Parked, Poller, Still};
+use ioplane_device::{DeviceError, Parked, Poller, QuiescenceProof};
 use ioplane_storage::{Backing, BackingInfo, Fault, StorageError};
 use serde::{Deserialize, Serialize};
 
 pub use poller::BlkPoller;
-pub use request::{Ask, Parser};
+pub use request::{BlkRequest, Parser};
 use spec::*;
 
 use crate::device::{QueueStart, RingState, VirtioDevice, VirtioInfo};
@@ -185,7 +185,7 @@ impl Blk {
     /// configuration interrupt), what the guest was promised when it started may not.
     pub fn replace_backing(
         &mut self,
-        _still: &Still,
+        _still: &QuiescenceProof,
         backing: Arc<dyn Backing>,
     ) -> Result<Arc<dyn Backing>, String> {
         let new = backing.info();
@@ -307,7 +307,7 @@ impl VirtioDevice for Blk {
             let (image, seconds) = (self.backing.info().name, REPLAY_PATIENCE.as_secs());
             return Err(below(StorageError::NotQuiet { image, seconds }));
         }
-        let lane = self.backing.lane(start.ring.size()).map_err(below)?;
+        let lane = self.backing.channel(start.ring.size()).map_err(below)?;
         self.shared.user.store(self.number, Ordering::Relaxed);
         Ok(Box::new(BlkPoller::new(start, lane, self.shared.clone(), self.flushless)))
     }
@@ -322,7 +322,7 @@ impl VirtioDevice for Blk {
         }
     }
 
-    fn save_own(&self, _still: &Still) -> Vec<u8> {
+    fn save_own(&self, _still: &QuiescenceProof) -> Vec<u8> {
         let saved = BlkV1 {
             bytes: self.bytes(),
             read_only: self.shared.read_only,
@@ -332,7 +332,7 @@ impl VirtioDevice for Blk {
         postcard::to_stdvec(&saved).unwrap_or_default()
     }
 
-    fn load_own(&mut self, _still: &Still, bytes: &[u8]) -> Result<(), String> {
+    fn load_own(&mut self, _still: &QuiescenceProof, bytes: &[u8]) -> Result<(), String> {
         let saved: BlkV1 = postcard::from_bytes(bytes).map_err(|error| error.to_string())?;
         if saved.read_only != self.shared.read_only {
             return Err("one of the two disks is read-only, the other is not".to_owned());

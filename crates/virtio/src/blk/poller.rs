@@ -1,6 +1,6 @@
 //! Virtio-blk on an I/O core.
 //!
-//! One poll moves a bounded number of bytes, whatever is asked for: a transfer longer than [`Lane::slice`] is submitted slice by slice.
+//! One poll moves a bounded number of bytes, whatever is asked for: a transfer longer than [`IoChannel::slice`] is submitted slice by slice.
 //! Between two slices it waits in `Work::waiting`; it is in flight, in the ring and in the journal, until the last one has
 //! ended. Draining finishes it. Suspending, or a crash, leaves it in flight as a whole: it is taken again from its first byte.
 
@@ -11,17 +11,17 @@ use std::time::Instant;
 use ioplane_device::mutation::{Law, bound};
 use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, Wakers};
 use ioplane_memory::GuestRange;
-use ioplane_storage::{Fault, Lane, Op, Outcome, Submitted, Tag};
+use ioplane_storage::{Fault, IoChannel, Op, Outcome, Submitted, Tag};
 
 use super::Shared;
-use super::request::{Ask, Parser, cut};
+use super::request::{BlkRequest, Parser, cut};
 use super::spec::*;
 use crate::buffers::Writer;
 use crate::cost::{self, COST, COST_OF_BUFFER};
 use crate::device::{QueueStart, RingState};
 use crate::kill::{self, KillPoint};
 use crate::queue::{Phase, Queue};
-use crate::ring::{Chain, RingFault, Taken};
+use crate::ring::{Chain, RingFault, RingRequest};
 
 /// Requests taken between two publications.
 const BATCH: u32 = 8;
@@ -45,8 +45,8 @@ enum Stage {
 
 /// A request that the storage has not answered yet.
 #[derive(Debug)]
-struct Flying {
-    taken: Taken,
+struct PendingRequest {
+    taken: RingRequest,
     status: u64,
     started: Instant,
     /// Where on the disk a transfer begins.
@@ -61,7 +61,7 @@ struct Flying {
     write: bool,
 }
 
-impl Flying {
+impl PendingRequest {
     /// Whether a transfer goes on after this slice.
     #[inline]
     fn goes_on(&self) -> bool {
@@ -78,7 +78,7 @@ impl Flying {
 /// Room for what one request needs while it is in flight, by the head of its chain.
 #[derive(Debug, Default)]
 struct Slot {
-    flying: Option<Flying>,
+    flying: Option<PendingRequest>,
     /// The buffers of a read, to mark them in the dirty log when it has ended, and of what is carried out in slices.
     data: Vec<GuestRange>,
 }
@@ -91,7 +91,7 @@ pub struct BlkPoller {
 
 /// All but the queue, so that both can be borrowed at once.
 struct Work {
-    lane: Box<dyn Lane>,
+    lane: Box<dyn IoChannel>,
     shared: Arc<Shared>,
     /// The driver cannot flush.
     flushless: bool,
@@ -102,7 +102,7 @@ struct Work {
     waiting: VecDeque<u16>,
     /// The buffers of the slice in hand.
     cut: Vec<GuestRange>,
-    /// [`Lane::slice`].
+    /// [`IoChannel::slice`].
     slice: u32,
     /// What is left of [`COST`] in this poll.
     left: u64,
@@ -114,7 +114,12 @@ struct Work {
 }
 
 impl BlkPoller {
-    pub(super) fn new(start: QueueStart, lane: Box<dyn Lane>, shared: Arc<Shared>, flushless: bool) -> Self {
+    pub(super) fn new(
+        start: QueueStart,
+        lane: Box<dyn IoChannel>,
+        shared: Arc<Shared>,
+        flushless: bool,
+    ) -> Self {
         let size = usize::from(start.ring.size());
         let slots = (0..size)
             .map(|_| Slot { flying: None, data: Vec::with_capacity(SEG_MAX as usize + 2) })
@@ -180,41 +185,53 @@ impl Work {
 
     /// Carries one request as far as it goes now.
     #[inline]
-    fn begin(&mut self, queue: &mut Queue, taken: Taken, ask: Ask, started: Instant) {
+    fn begin(&mut self, queue: &mut Queue, taken: RingRequest, ask: BlkRequest, started: Instant) {
         kill::here(KillPoint::Parsed);
-        if let Ask::Read { offset } | Ask::Write { offset } = ask {
+        if let BlkRequest::Read { offset } | BlkRequest::Write { offset } = ask {
             kill::at_offset(offset);
         }
-        let (read, write) =
-            (matches!(ask, Ask::Read { .. }), matches!(ask, Ask::Write { .. } | Ask::WriteZeroes { .. }));
+        let (read, write) = (
+            matches!(ask, BlkRequest::Read { .. }),
+            matches!(ask, BlkRequest::Write { .. } | BlkRequest::WriteZeroes { .. }),
+        );
         let (data, bytes, status) = (self.parser.data(), self.parser.data_bytes(), self.parser.status());
         let offset = match ask {
-            Ask::Read { offset } | Ask::Write { offset } => offset,
+            BlkRequest::Read { offset } | BlkRequest::Write { offset } => offset,
             _ => 0,
         };
         let (bytes, slice, done) = (bytes as u32, bytes as u32, 0);
-        let flying =
-            Flying { taken, status, started, offset, bytes, done, slice, stage: Stage::Own, read, write };
+        let flying = PendingRequest {
+            taken,
+            status,
+            started,
+            offset,
+            bytes,
+            done,
+            slice,
+            stage: Stage::Own,
+            read,
+            write,
+        };
         let op = match ask {
-            Ask::Read { offset } => {
+            BlkRequest::Read { offset } => {
                 self.shared.allows(offset, bytes.into(), false).map(|()| Op::Read { offset, into: data })
             }
-            Ask::Write { offset } => {
+            BlkRequest::Write { offset } => {
                 self.shared.allows(offset, bytes.into(), true).map(|()| Op::Write { offset, from: data })
             }
-            Ask::Flush => Ok(Op::Flush),
-            Ask::Discard { offset, len } => {
+            BlkRequest::Flush => Ok(Op::Flush),
+            BlkRequest::Discard { offset, len } => {
                 self.shared.allows(offset, len, true).map(|()| Op::Discard { offset, len })
             }
-            Ask::WriteZeroes { offset, len, unmap } => {
+            BlkRequest::WriteZeroes { offset, len, unmap } => {
                 self.shared.allows(offset, len, true).map(|()| Op::WriteZeroes { offset, len, unmap })
             }
-            Ask::Id => {
+            BlkRequest::Id => {
                 let copied = Writer::new(queue.ring.view(), data).write(&self.shared.id);
                 let code = if copied.is_ok() { VIRTIO_BLK_S_OK } else { VIRTIO_BLK_S_IOERR };
                 return self.answer(queue, flying.taken, status, code, VIRTIO_BLK_ID_BYTES as u32 + 1);
             }
-            Ask::Refuse(code) => {
+            BlkRequest::Refuse(code) => {
                 match code {
                     VIRTIO_BLK_S_UNSUPP => queue.tally.unsupported += 1,
                     _ => queue.tally.errors_request += 1,
@@ -263,7 +280,7 @@ impl Work {
 
     /// Begins a transfer that is too long to be submitted at once.
     #[cold]
-    fn begin_slices(&mut self, queue: &mut Queue, mut flying: Flying) {
+    fn begin_slices(&mut self, queue: &mut Queue, mut flying: PendingRequest) {
         // Checked whole before anything is moved, as the lane does with what comes at once.
         let view = queue.ring.view();
         if let Some(wrong) = self.parser.data().iter().find_map(|range| view.iovec(*range).err()) {
@@ -275,7 +292,7 @@ impl Work {
     }
 
     /// Submits the next slice of a transfer.
-    fn submit_slice(&mut self, queue: &mut Queue, mut flying: Flying) {
+    fn submit_slice(&mut self, queue: &mut Queue, mut flying: PendingRequest) {
         let tag = Tag(flying.taken.head());
         flying.slice = self.slice.min(flying.bytes - flying.done);
         self.cut.clear();
@@ -322,7 +339,7 @@ impl Work {
 
     /// Notes a request as in flight.
     #[inline]
-    fn park(&mut self, queue: &mut Queue, flying: Flying) {
+    fn park(&mut self, queue: &mut Queue, flying: PendingRequest) {
         let slot = &mut self.slots[usize::from(flying.taken.head())];
         queue.ring.release(&flying.taken);
         slot.flying = Some(flying);
@@ -331,7 +348,7 @@ impl Work {
 
     /// A slice has ended, and it was not the last: the rest is for the next polls.
     #[cold]
-    fn wait(&mut self, queue: &mut Queue, mut flying: Flying) {
+    fn wait(&mut self, queue: &mut Queue, mut flying: PendingRequest) {
         flying.done += flying.slice;
         let head = flying.taken.head();
         queue.ring.release(&flying.taken);
@@ -341,7 +358,7 @@ impl Work {
 
     /// An operation has ended: answers the request, or goes on with what is behind it.
     #[inline]
-    fn ended(&mut self, queue: &mut Queue, mut flying: Flying, outcome: Outcome) {
+    fn ended(&mut self, queue: &mut Queue, mut flying: PendingRequest, outcome: Outcome) {
         if flying.goes_on() && outcome.is_ok() {
             return self.wait(queue, flying);
         }
@@ -379,7 +396,7 @@ impl Work {
 
     /// Writes the status byte and the used element.
     #[inline]
-    fn answer(&mut self, queue: &mut Queue, taken: Taken, status: u64, code: u8, written: u32) {
+    fn answer(&mut self, queue: &mut Queue, taken: RingRequest, status: u64, code: u8, written: u32) {
         // The address was checked when the request was read; if its region is gone since, so is its reader.
         if queue.ring.view().write(status, &[code]).is_err() {
             queue.stop_with(RingFault::NoStatus(taken.head()));

@@ -8,7 +8,7 @@ use crate::ring::{Chain, RingFault};
 
 /// What a request asks for, with its data buffers left in the parser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ask {
+pub enum BlkRequest {
     /// Disk to guest.
     Read {
         /// Byte offset on the disk.
@@ -83,7 +83,7 @@ impl Parser {
 
     /// Reads the request of `chain`, whose head is `head`. A fault means that it cannot even be answered.
     #[inline]
-    pub fn parse(&mut self, view: &GuestView, chain: &Chain, head: u16) -> Result<Ask, RingFault> {
+    pub fn parse(&mut self, view: &GuestView, chain: &Chain, head: u16) -> Result<BlkRequest, RingFault> {
         self.data.clear();
         self.data_bytes = 0;
         if chain.readable_bytes() < HEADER_BYTES || chain.writable_bytes() == 0 {
@@ -99,7 +99,7 @@ impl Parser {
         // Written when the request is done; the line is the driver's processor's until then.
         view.prefetch_store(GuestRange { gpa: self.status, len: 1 });
         if chain.overlong() {
-            return Ok(Ask::Refuse(VIRTIO_BLK_S_IOERR));
+            return Ok(BlkRequest::Refuse(VIRTIO_BLK_S_IOERR));
         }
         let header = self.header(view, chain)?;
         let kind = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
@@ -109,26 +109,28 @@ impl Parser {
         Ok(match kind {
             VIRTIO_BLK_T_IN => {
                 self.keep(chain.writable(), 0, chain.writable_bytes() - 1);
-                self.at(sector).map_or(Ask::Refuse(VIRTIO_BLK_S_IOERR), |offset| Ask::Read { offset })
+                self.at(sector)
+                    .map_or(BlkRequest::Refuse(VIRTIO_BLK_S_IOERR), |offset| BlkRequest::Read { offset })
             }
             VIRTIO_BLK_T_OUT => {
                 self.keep(chain.readable(), HEADER_BYTES, chain.readable_bytes() - HEADER_BYTES);
-                self.at(sector).map_or(Ask::Refuse(VIRTIO_BLK_S_IOERR), |offset| Ask::Write { offset })
+                self.at(sector)
+                    .map_or(BlkRequest::Refuse(VIRTIO_BLK_S_IOERR), |offset| BlkRequest::Write { offset })
             }
-            VIRTIO_BLK_T_FLUSH => Ask::Flush,
+            VIRTIO_BLK_T_FLUSH => BlkRequest::Flush,
             VIRTIO_BLK_T_GET_ID => {
                 self.keep(chain.writable(), 0, chain.writable_bytes() - 1);
                 if self.data_bytes < VIRTIO_BLK_ID_BYTES as u64 {
-                    Ask::Refuse(VIRTIO_BLK_S_IOERR)
+                    BlkRequest::Refuse(VIRTIO_BLK_S_IOERR)
                 } else {
-                    Ask::Id
+                    BlkRequest::Id
                 }
             }
             VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => {
                 self.keep(chain.readable(), HEADER_BYTES, chain.readable_bytes() - HEADER_BYTES);
                 self.segment(view, kind)?
             }
-            _ => Ask::Refuse(VIRTIO_BLK_S_UNSUPP),
+            _ => BlkRequest::Refuse(VIRTIO_BLK_S_UNSUPP),
         })
     }
 
@@ -161,9 +163,9 @@ impl Parser {
     }
 
     /// The one segment of a discard or write-zeroes request (we offer one).
-    fn segment(&self, view: &GuestView, kind: u32) -> Result<Ask, RingFault> {
+    fn segment(&self, view: &GuestView, kind: u32) -> Result<BlkRequest, RingFault> {
         if self.data_bytes != SEGMENT_BYTES {
-            return Ok(Ask::Refuse(VIRTIO_BLK_S_IOERR));
+            return Ok(BlkRequest::Refuse(VIRTIO_BLK_S_IOERR));
         }
         let mut bytes = [0u8; SEGMENT_BYTES as usize];
         Reader::new(view, &self.data).read(&mut bytes)?;
@@ -171,16 +173,16 @@ impl Parser {
         let (sector, sectors, flags) = (word as u64, (word >> 64) as u32, (word >> 96) as u32);
         let unmap = flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0;
         if flags & !VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0 || (kind == VIRTIO_BLK_T_DISCARD && unmap) {
-            return Ok(Ask::Refuse(VIRTIO_BLK_S_UNSUPP));
+            return Ok(BlkRequest::Refuse(VIRTIO_BLK_S_UNSUPP));
         }
         let Some(offset) = sector.checked_mul(SECTOR).filter(|_| sectors <= MAX_DISCARD_SECTORS) else {
-            return Ok(Ask::Refuse(VIRTIO_BLK_S_IOERR));
+            return Ok(BlkRequest::Refuse(VIRTIO_BLK_S_IOERR));
         };
         let len = u64::from(sectors) * SECTOR;
         Ok(if kind == VIRTIO_BLK_T_DISCARD {
-            Ask::Discard { offset, len }
+            BlkRequest::Discard { offset, len }
         } else {
-            Ask::WriteZeroes { offset, len, unmap }
+            BlkRequest::WriteZeroes { offset, len, unmap }
         })
     }
 }

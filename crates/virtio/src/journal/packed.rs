@@ -65,7 +65,7 @@ struct Entry {
 
 /// The chains in flight of one packed ring. Allocates when it is made; what the region says is read once, then.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct InFlightTable {
     region: Option<Window>,
     entries: Box<[Entry]>,
     /// By buffer ID: the first entry of its chain.
@@ -84,7 +84,7 @@ pub struct Ledger {
     counter: u64,
 }
 
-impl Ledger {
+impl InFlightTable {
     /// Whether the memory of its region went away.
     #[inline]
     pub fn lost(&self) -> bool {
@@ -94,7 +94,7 @@ impl Ledger {
     /// An empty one without a region, for a ring of `size` entries on which the device has come to `used`.
     pub fn new(size: u16, used: Position) -> Self {
         let entry = |next| Entry { next, ..Entry::default() };
-        Ledger {
+        InFlightTable {
             region: None,
             entries: (1..=size).map(entry).collect(),
             first: vec![NONE; usize::from(size)].into(),
@@ -145,7 +145,7 @@ impl Ledger {
         region.put_u32(AT_FREE_HEADS, 0);
         region.put_u64(AT_USED, used_words(used, used));
         region.put_u16(AT_VERSION, VERSION);
-        Ledger { region: Some(region), ..ledger }
+        InFlightTable { region: Some(region), ..ledger }
     }
 
     fn recover(

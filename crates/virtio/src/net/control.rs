@@ -13,7 +13,7 @@ use super::Shared;
 use super::poller::{COST, Work};
 use super::spec::control::*;
 use super::spec::*;
-use super::wishes::{MODES, TABLE, Wishes, is_station};
+use super::wishes::{MODES, RxControl, TABLE, is_station};
 use crate::buffers::Reader;
 use crate::queue::Queue;
 use crate::ring::{Chain, RingFault};
@@ -35,14 +35,14 @@ enum Verdict {
 /// Obeys a driver's commands.
 pub(super) struct Control {
     chain: Chain,
-    desk: Desk,
+    desk: ControlContext,
 }
 
 /// Where commands are carried out.
-struct Desk {
+struct ControlContext {
     port: Arc<Port>,
     shared: Arc<Shared>,
-    wishes: Box<Wishes>,
+    wishes: Box<RxControl>,
     features: u64,
     most_pairs: u16,
 }
@@ -52,15 +52,15 @@ impl Control {
     pub(super) fn new(
         port: Arc<Port>,
         shared: Arc<Shared>,
-        wishes: Box<Wishes>,
+        wishes: Box<RxControl>,
         features: u64,
         most_pairs: u16,
     ) -> Self {
-        Control { chain: Chain::new(), desk: Desk { port, shared, wishes, features, most_pairs } }
+        Control { chain: Chain::new(), desk: ControlContext { port, shared, wishes, features, most_pairs } }
     }
 
     /// What the driver wants: the model's to keep.
-    pub(super) fn into_wishes(self) -> Box<Wishes> {
+    pub(super) fn into_wishes(self) -> Box<RxControl> {
         self.desk.wishes
     }
 
@@ -107,7 +107,7 @@ impl Work for Control {
     }
 }
 
-impl Desk {
+impl ControlContext {
     fn has(&self, feature: u64) -> bool {
         self.features & feature != 0
     }

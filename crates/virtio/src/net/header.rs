@@ -1,6 +1,6 @@
 //! The header before every frame (5.1.6.1): what a driver may claim there, and what it is told.
 
-use ioplane_network::{Drop, Offload, Takes};
+use ioplane_network::{DropReason, Offload, RxOffloads};
 
 use super::spec::*;
 use crate::spec::feature::VIRTIO_F_VERSION_1;
@@ -18,9 +18,9 @@ pub fn header_bytes(features: u64) -> usize {
 }
 
 /// What the device takes from a driver that accepted `features`: what that may claim.
-pub fn taken_from_driver(features: u64) -> Takes {
+pub fn taken_from_driver(features: u64) -> RxOffloads {
     let has = |bit: u64| features & bit != 0;
-    Takes {
+    RxOffloads {
         checksum: has(VIRTIO_NET_F_CSUM),
         tso4: has(VIRTIO_NET_F_HOST_TSO4),
         tso6: has(VIRTIO_NET_F_HOST_TSO6),
@@ -31,9 +31,9 @@ pub fn taken_from_driver(features: u64) -> Takes {
 }
 
 /// What a driver takes, with those of [`GUEST_OFFLOADS`] that are switched on.
-pub fn taken_by_driver(offloads: u64) -> Takes {
+pub fn taken_by_driver(offloads: u64) -> RxOffloads {
     let has = |bit: u64| offloads & bit != 0;
-    Takes {
+    RxOffloads {
         checksum: has(VIRTIO_NET_F_GUEST_CSUM),
         tso4: has(VIRTIO_NET_F_GUEST_TSO4),
         tso6: has(VIRTIO_NET_F_GUEST_TSO6),
@@ -45,7 +45,7 @@ pub fn taken_by_driver(offloads: u64) -> Takes {
 
 /// Whether what is left to do for a frame is among what is taken.
 #[inline]
-pub fn covers(takes: &Takes, offload: &Offload) -> bool {
+pub fn covers(takes: &RxOffloads, offload: &Offload) -> bool {
     takes.whole(offload.gso) && (takes.checksum || !offload.needs_csum())
 }
 
@@ -53,7 +53,7 @@ pub fn covers(takes: &Takes, offload: &Offload) -> bool {
 /// lie: the frame is dropped. What the claims mean is checked here by numbers alone; whether the protocol is the one
 /// claimed, whoever carries them out has to see for himself.
 #[inline]
-pub fn parse(header: &[u8; HEADER_BYTES], len: usize, may: &Takes) -> Result<Offload, Drop> {
+pub fn parse(header: &[u8; HEADER_BYTES], len: usize, may: &RxOffloads) -> Result<Offload, DropReason> {
     let word = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
     // 5.1.6.2.2: flags that are not known are ignored; only a device says that a checksum is valid.
     let flags = header[0] & VIRTIO_NET_HDR_F_NEEDS_CSUM;
@@ -72,7 +72,7 @@ pub fn parse(header: &[u8; HEADER_BYTES], len: usize, may: &Takes) -> Result<Off
         csum_offset: word(8),
     };
     if flags == 0 || (gso != kind && !tcp) || !covers(may, &offload) {
-        return Err(Drop::Offload);
+        return Err(DropReason::Offload);
     }
     let start = usize::from(offload.csum_start);
     let transport = match kind {
@@ -81,7 +81,7 @@ pub fn parse(header: &[u8; HEADER_BYTES], len: usize, may: &Takes) -> Result<Off
         _ => 8,
     };
     if offload.csum_start < ETHERNET || start + transport > len || usize::from(offload.hdr_len) > len {
-        return Err(Drop::Offload);
+        return Err(DropReason::Offload);
     }
     if gso == VIRTIO_NET_HDR_GSO_NONE {
         (offload.hdr_len, offload.gso_size) = (0, 0);
@@ -89,7 +89,7 @@ pub fn parse(header: &[u8; HEADER_BYTES], len: usize, may: &Takes) -> Result<Off
         // Where TCP and UDP have their checksums, and nowhere else.
         let field = if tcp { 16 } else { 6 };
         if offload.gso_size == 0 || offload.csum_offset != field {
-            return Err(Drop::Offload);
+            return Err(DropReason::Offload);
         }
     }
     Ok(offload)
@@ -117,15 +117,15 @@ pub fn emit(offload: &Offload, buffers: u16) -> [u8; HEADER_BYTES] {
 mod tests {
     use super::*;
 
-    const ALL: Takes = Takes::ALL;
-    const NOTHING: Takes =
-        Takes { checksum: false, tso4: false, tso6: false, ecn: false, uso4: false, uso6: false };
+    const ALL: RxOffloads = RxOffloads::ALL;
+    const NOTHING: RxOffloads =
+        RxOffloads { checksum: false, tso4: false, tso6: false, ecn: false, uso4: false, uso6: false };
 
     fn tso4() -> Offload {
         Offload { flags: 1, gso: 1, hdr_len: 54, gso_size: 1448, csum_start: 34, csum_offset: 16 }
     }
 
-    fn read(offload: Offload, len: usize, may: &Takes) -> Result<Offload, Drop> {
+    fn read(offload: Offload, len: usize, may: &RxOffloads) -> Result<Offload, DropReason> {
         parse(&emit(&offload, 0), len, may)
     }
 
@@ -148,20 +148,20 @@ mod tests {
             (sum, 41, ALL),
             (Offload { csum_start: 13, ..sum }, 60, ALL),
             (Offload { csum_start: u16::MAX, csum_offset: u16::MAX, ..sum }, 65000, ALL),
-            (sum, 60, Takes { checksum: false, ..ALL }),
+            (sum, 60, RxOffloads { checksum: false, ..ALL }),
             (Offload { gso_size: 0, ..tso4() }, 4000, ALL),
             (Offload { flags: 0, ..tso4() }, 4000, ALL),
             (Offload { csum_offset: 6, ..tso4() }, 4000, ALL),
             (Offload { hdr_len: 4001, ..tso4() }, 4000, ALL),
             (tso4(), 53, ALL),
-            (tso4(), 4000, Takes { tso4: false, ..ALL }),
-            (Offload { gso: 0x81, ..tso4() }, 4000, Takes { ecn: false, ..ALL }),
+            (tso4(), 4000, RxOffloads { tso4: false, ..ALL }),
+            (Offload { gso: 0x81, ..tso4() }, 4000, RxOffloads { ecn: false, ..ALL }),
             (Offload { gso: 3, ..tso4() }, 4000, ALL),
             (Offload { gso: 0x80, ..tso4() }, 4000, ALL),
             (Offload { gso: 0x85, csum_offset: 6, ..tso4() }, 4000, ALL),
         ];
         for (offload, len, may) in lies {
-            assert_eq!(read(offload, len, &may), Err(Drop::Offload), "{offload:?} of {len} bytes");
+            assert_eq!(read(offload, len, &may), Err(DropReason::Offload), "{offload:?} of {len} bytes");
         }
     }
 

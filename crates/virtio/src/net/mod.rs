@@ -23,7 +23,7 @@ mod wishes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
-use ioplane_device::{DeviceError, Parked, Poller, Still};
+use ioplane_device::{DeviceError, Parked, Poller, QuiescenceProof};
 use ioplane_network::{Mac, Port};
 
 use self::control::Control;
@@ -31,7 +31,7 @@ use self::poller::NetPoller;
 use self::receive::Receive;
 use self::spec::*;
 use self::transmit::Transmit;
-use self::wishes::Wishes;
+use self::wishes::RxControl;
 use crate::device::{QueueStart, RingState, VirtioDevice, VirtioInfo};
 use crate::ring::RingFault;
 use crate::spec::feature::*;
@@ -101,7 +101,7 @@ pub struct Net {
     port: Arc<Port>,
     shared: Arc<Shared>,
     /// What the driver wants; with the control queue's poller while that is on duty.
-    wishes: Box<Wishes>,
+    wishes: Box<RxControl>,
     accepted: u64,
     /// Whether its owner has the link up.
     link: bool,
@@ -114,7 +114,7 @@ impl Net {
     pub fn new(options: NetOptions, port: impl Into<Arc<Port>>) -> Self {
         let port = port.into();
         let options = NetOptions { pairs: options.pairs.clamp(1, port.pairs()), ..options };
-        let wishes = Box::new(Wishes::of(options.mac, 0));
+        let wishes = Box::new(RxControl::of(options.mac, 0));
         let shared = Shared {
             mac: AtomicU64::new(0),
             status: AtomicU16::new(VIRTIO_NET_S_LINK_UP),
@@ -271,7 +271,7 @@ impl VirtioDevice for Net {
         let meaningless =
             if without { NEED_CTRL_VQ | VIRTIO_NET_F_MQ | VIRTIO_NET_F_GUEST_ANNOUNCE } else { 0 };
         self.accepted = features & !meaningless;
-        *self.wishes = Wishes::of(self.options.mac, self.accepted);
+        *self.wishes = RxControl::of(self.options.mac, self.accepted);
         self.tell_port();
     }
 
@@ -341,18 +341,18 @@ impl VirtioDevice for Net {
         }
     }
 
-    fn save_own(&self, _still: &Still) -> Vec<u8> {
+    fn save_own(&self, _still: &QuiescenceProof) -> Vec<u8> {
         state::save(self)
     }
 
-    fn load_own(&mut self, _still: &Still, bytes: &[u8]) -> Result<(), String> {
+    fn load_own(&mut self, _still: &QuiescenceProof, bytes: &[u8]) -> Result<(), String> {
         state::load(self, bytes)
     }
 
     fn reset_own(&mut self) {
         self.accepted = 0;
         self.shared.status.fetch_and(!VIRTIO_NET_S_ANNOUNCE, Ordering::AcqRel);
-        *self.wishes = Wishes::of(self.options.mac, 0);
+        *self.wishes = RxControl::of(self.options.mac, 0);
         self.tell_port();
         self.port.set_mtu(self.options.mtu);
         // Whoever drives it next does not want what waits for the one before.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use ioplane_device::{Armed, CoreContext};
 use ioplane_memory::GuestRange;
-use ioplane_network::{Drop, Inlet, Takes};
+use ioplane_network::{DropReason, PortRx, RxOffloads};
 
 use super::Shared;
 use super::header;
@@ -22,7 +22,7 @@ use super::poller::{COST_OF_BUFFER, Work};
 use super::spec::{HEADER_BYTES, VIRTIO_NET_F_MRG_RXBUF};
 use crate::buffers::Writer;
 use crate::queue::Queue;
-use crate::ring::{Batch, Chain, MAX_BUFFERS, MOST_PLAIN, Ring, RingFault, Taken, Touch};
+use crate::ring::{Batch, Chain, MAX_BUFFERS, MOST_PLAIN, Ring, RingFault, RingRequest, Touch};
 
 /// Most chains that one frame is spread over: 64 KiB in buffers of 256 bytes.
 const MOST_CHAINS: usize = 256;
@@ -44,7 +44,7 @@ enum Fits {
 #[derive(Debug)]
 struct Room {
     /// Each chain, with how many bytes it holds.
-    chains: Vec<(Taken, u32)>,
+    chains: Vec<(RingRequest, u32)>,
     ranges: Vec<GuestRange>,
     bytes: usize,
     /// Descriptors that were read since this was last asked, in vain or not.
@@ -155,7 +155,7 @@ fn writable(chain: &Chain) -> (&[GuestRange], usize) {
 
 /// Delivers what comes for a driver.
 pub(super) struct Receive {
-    inlet: Inlet,
+    inlet: PortRx,
     shared: Arc<Shared>,
     chain: Chain,
     room: Room,
@@ -175,7 +175,7 @@ pub(super) struct Receive {
 
 impl Receive {
     /// A driver that accepted `features` receives by `inlet`.
-    pub(super) fn new(inlet: Inlet, shared: Arc<Shared>, features: u64) -> Self {
+    pub(super) fn new(inlet: PortRx, shared: Arc<Shared>, features: u64) -> Self {
         Receive {
             inlet,
             shared,
@@ -197,7 +197,7 @@ impl Receive {
     fn receive_plain(
         &mut self,
         queue: &mut Queue,
-        takes: &Takes,
+        takes: &RxOffloads,
         most: u32,
         left: &mut usize,
     ) -> Result<u32, RingFault> {
@@ -250,7 +250,7 @@ impl Receive {
     fn receive_next(
         &mut self,
         queue: &mut Queue,
-        takes: &Takes,
+        takes: &RxOffloads,
         left: &mut usize,
     ) -> Result<bool, RingFault> {
         let Receive { inlet, chain, room, header, mergeable, starved, fresh, usual, .. } = self;
@@ -258,7 +258,7 @@ impl Receive {
         let (offload, bytes) = (frame.offload(), frame.bytes());
         // What the driver can take has changed since the switch asked.
         if !header::covers(takes, &offload) {
-            inlet.skip(Drop::Offload);
+            inlet.skip(DropReason::Offload);
             return Ok(true);
         }
         let need = *header + bytes.len();
@@ -272,7 +272,7 @@ impl Receive {
                 return Ok(false);
             }
             Fits::Never => {
-                inlet.skip(Drop::NoBuffer);
+                inlet.skip(DropReason::NoBuffer);
                 return Ok(true);
             }
         }

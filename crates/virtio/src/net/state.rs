@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Net;
 use super::spec::*;
-use super::wishes::{MODES, TABLE, Table, VLAN_WORDS, Wishes, is_station};
+use super::wishes::{MODES, MacTable, RxControl, TABLE, VLAN_WORDS, is_station};
 
 #[derive(Debug, Serialize, Deserialize)]
 struct NetV1 {
@@ -15,11 +15,11 @@ struct NetV1 {
     mtu: u16,
     accepted: u64,
     announces: bool,
-    wishes: WishesV1,
+    wishes: RxControlV1,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct WishesV1 {
+struct RxControlV1 {
     mac: Mac,
     modes: u8,
     unicast: TableV1,
@@ -35,29 +35,29 @@ struct TableV1 {
     overflown: bool,
 }
 
-impl From<&Table> for TableV1 {
-    fn from(table: &Table) -> Self {
+impl From<&MacTable> for TableV1 {
+    fn from(table: &MacTable) -> Self {
         TableV1 { addresses: table.addresses().to_vec(), overflown: table.overflown }
     }
 }
 
-impl TryFrom<TableV1> for Table {
+impl TryFrom<TableV1> for MacTable {
     type Error = String;
 
     fn try_from(saved: TableV1) -> Result<Self, String> {
         if saved.addresses.len() > TABLE {
             return Err(format!("a table of {} addresses: {TABLE} is most", saved.addresses.len()));
         }
-        let mut table = Table::default();
+        let mut table = MacTable::default();
         saved.addresses.into_iter().for_each(|mac| table.add(mac));
         table.overflown = saved.overflown;
         Ok(table)
     }
 }
 
-impl WishesV1 {
-    fn of(wishes: &Wishes) -> Self {
-        WishesV1 {
+impl RxControlV1 {
+    fn of(wishes: &RxControl) -> Self {
+        RxControlV1 {
             mac: wishes.mac,
             modes: wishes.modes,
             unicast: (&wishes.unicast).into(),
@@ -69,7 +69,7 @@ impl WishesV1 {
     }
 
     /// Of a driver that accepted `accepted`, at a NIC with `pairs` pairs.
-    fn check(self, accepted: u64, pairs: u16) -> Result<Wishes, String> {
+    fn check(self, accepted: u64, pairs: u16) -> Result<RxControl, String> {
         if !is_station(&self.mac) {
             return Err(format!("{:02x?} is not the address of one station", self.mac));
         }
@@ -84,7 +84,7 @@ impl WishesV1 {
         }
         let vlans: [u64; VLAN_WORDS] =
             self.vlans.try_into().map_err(|_| "a VLAN filter of another size than 4096 bits".to_owned())?;
-        Ok(Wishes {
+        Ok(RxControl {
             mac: self.mac,
             modes: self.modes,
             unicast: self.unicast.try_into()?,
@@ -102,7 +102,7 @@ pub(super) fn save(net: &Net) -> Vec<u8> {
         mtu: net.options.mtu,
         accepted: net.accepted,
         announces: net.shared.status.load(Ordering::Acquire) & VIRTIO_NET_S_ANNOUNCE != 0,
-        wishes: WishesV1::of(&net.wishes),
+        wishes: RxControlV1::of(&net.wishes),
     };
     postcard::to_stdvec(&saved).unwrap_or_default()
 }

@@ -3,14 +3,14 @@
 
 use ioplane_device::Armed;
 use ioplane_memory::{GuestFault, GuestRange, GuestView};
-use ioplane_network::{Drop, HEAD, Outlet, Sent, Takes};
+use ioplane_network::{DropReason, HEAD, PortTx, RxOffloads, Sent};
 
 use super::header;
 use super::poller::{COST_OF_BUFFER, Work};
 use super::spec::HEADER_BYTES;
 use crate::buffers::Reader;
 use crate::queue::Queue;
-use crate::ring::{Batch, Chain, RingFault, Taken, Touch};
+use crate::ring::{Batch, Chain, RingFault, RingRequest, Touch};
 
 /// Sends what a driver makes available.
 pub(super) struct Transmit {
@@ -19,12 +19,12 @@ pub(super) struct Transmit {
     batch: Batch,
     /// A flood that not all of its receivers have yet, and its bytes. In flight until they have: suspended, it is sent again, to
     /// all of them.
-    begun: Option<(Taken, usize)>,
+    begun: Option<(RingRequest, usize)>,
 }
 
 /// How far a frame has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Went {
+enum SendProgress {
     /// All the way: so many of its bytes were sent.
     Out(usize),
     /// To some of its receivers, with so many bytes.
@@ -33,17 +33,17 @@ enum Went {
 
 /// What sending takes, beside the frame.
 struct Sender {
-    outlet: Outlet,
+    outlet: PortTx,
     /// Bytes of the header.
     skip: usize,
-    may: Takes,
+    may: RxOffloads,
     /// The first bytes of the frame in hand.
     head: [u8; HEAD],
 }
 
 impl Transmit {
     /// A driver that accepted `features` sends by `outlet`.
-    pub(super) fn new(outlet: Outlet, features: u64) -> Self {
+    pub(super) fn new(outlet: PortTx, features: u64) -> Self {
         let (skip, may) = (header::header_bytes(features), header::taken_from_driver(features));
         let sender = Sender { outlet, skip, may, head: [0; HEAD] };
         Transmit { sender, chain: Chain::new(), batch: Batch::default(), begun: None }
@@ -61,8 +61,8 @@ impl Transmit {
             }
             *left = left.saturating_sub(buffer.len as usize + COST_OF_BUFFER);
             match sender.send_buffer(queue.ring.view(), buffer, left) {
-                Ok(Went::Out(bytes)) => queue.tally.bytes_written += bytes as u64,
-                Ok(Went::Partly(bytes)) => {
+                Ok(SendProgress::Out(bytes)) => queue.tally.bytes_written += bytes as u64,
+                Ok(SendProgress::Partly(bytes)) => {
                     partly = Some(bytes);
                     break;
                 }
@@ -96,11 +96,11 @@ impl Transmit {
         let cost = bytes.saturating_add(self.chain.descriptors() as usize * COST_OF_BUFFER);
         *left = left.saturating_sub(cost);
         match self.sender.send_chain(queue.ring.view(), &self.chain, bytes, left) {
-            Ok(Went::Out(bytes)) => {
+            Ok(SendProgress::Out(bytes)) => {
                 queue.tally.bytes_written += bytes as u64;
                 queue.ring.complete(taken, 0);
             }
-            Ok(Went::Partly(bytes)) => self.begun = hold(Some(taken), Some(bytes), queue),
+            Ok(SendProgress::Partly(bytes)) => self.begun = hold(Some(taken), Some(bytes), queue),
             Err(fault) => {
                 taken.abandon();
                 return Err(fault.into());
@@ -130,7 +130,7 @@ impl Transmit {
 }
 
 /// A frame that is not done with in this poll: nobody has it in hand until the next.
-fn hold(taken: Option<Taken>, bytes: Option<usize>, queue: &mut Queue) -> Option<(Taken, usize)> {
+fn hold(taken: Option<RingRequest>, bytes: Option<usize>, queue: &mut Queue) -> Option<(RingRequest, usize)> {
     let taken = taken?;
     queue.ring.release(&taken);
     Some((taken, bytes.unwrap_or(0)))
@@ -153,11 +153,11 @@ impl Sender {
         view: &GuestView,
         buffer: GuestRange,
         left: &mut usize,
-    ) -> Result<Went, GuestFault> {
+    ) -> Result<SendProgress, GuestFault> {
         let bytes = buffer.len as usize;
         if bytes < self.skip {
-            self.outlet.count(Drop::Malformed);
-            return Ok(Went::Out(0));
+            self.outlet.count(DropReason::Malformed);
+            return Ok(SendProgress::Out(0));
         }
         let header =
             if bytes >= HEADER_BYTES { view.bytes::<HEADER_BYTES>(buffer.gpa)? } else { [0; HEADER_BYTES] };
@@ -175,10 +175,10 @@ impl Sender {
         chain: &Chain,
         bytes: usize,
         left: &mut usize,
-    ) -> Result<Went, GuestFault> {
+    ) -> Result<SendProgress, GuestFault> {
         if chain.overlong() || bytes < self.skip {
-            self.outlet.count(Drop::Malformed);
-            return Ok(Went::Out(0));
+            self.outlet.count(DropReason::Malformed);
+            return Ok(SendProgress::Out(0));
         }
         let len = bytes - self.skip;
         let mut reader = Reader::new(view, chain.readable());
@@ -196,13 +196,13 @@ impl Sender {
         len: usize,
         left: &mut usize,
         copy: &mut dyn FnMut(&mut [u8]) -> Result<(), GuestFault>,
-    ) -> Result<Went, GuestFault> {
+    ) -> Result<SendProgress, GuestFault> {
         let Sender { outlet, may, head, .. } = self;
         let offload = match header::parse(header, len, may) {
             Ok(offload) => offload,
             Err(cause) => {
                 outlet.count(cause);
-                return Ok(Went::Out(0));
+                return Ok(SendProgress::Out(0));
             }
         };
         let mut fault = None;
@@ -212,10 +212,10 @@ impl Sender {
         });
         *left = left.saturating_sub(outlet.spent());
         match sent {
-            Sent::Delivered(_) => Ok(Went::Out(len)),
-            Sent::Begun => Ok(Went::Partly(len)),
-            Sent::Dropped(_) => Ok(Went::Out(0)),
-            Sent::Fault => fault.map_or(Ok(Went::Out(0)), Err),
+            Sent::Delivered(_) => Ok(SendProgress::Out(len)),
+            Sent::Begun => Ok(SendProgress::Partly(len)),
+            Sent::Dropped(_) => Ok(SendProgress::Out(0)),
+            Sent::Fault => fault.map_or(Ok(SendProgress::Out(0)), Err),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What a driver wants to receive: the results of its commands, which outlive the poller that obeyed them.
 
-use ioplane_network::{Filter, Mac};
+use ioplane_network::{Mac, RxFilter};
 
 use super::spec::control::*;
 use super::spec::*;
@@ -15,20 +15,20 @@ pub const MODES: u8 = 6;
 
 /// Addresses that a driver wants to receive, of one kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Table {
+pub struct MacTable {
     addresses: [Mac; TABLE],
     len: usize,
     /// The driver gave more than there is room for.
     pub overflown: bool,
 }
 
-impl Default for Table {
+impl Default for MacTable {
     fn default() -> Self {
-        Table { addresses: [[0; 6]; TABLE], len: 0, overflown: false }
+        MacTable { addresses: [[0; 6]; TABLE], len: 0, overflown: false }
     }
 }
 
-impl Table {
+impl MacTable {
     /// The addresses.
     pub fn addresses(&self) -> &[Mac] {
         &self.addresses[..self.len]
@@ -50,15 +50,15 @@ impl Table {
 
 /// All of it. Made when the device is made or reset, and changed in place: commands are obeyed on an I/O core.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wishes {
+pub struct RxControl {
     /// Its own address.
     pub mac: Mac,
     /// Bit n: the receive mode of command n is on.
     pub modes: u8,
     /// Addresses of single stations besides its own.
-    pub unicast: Table,
+    pub unicast: MacTable,
     /// Addresses of groups.
-    pub multicast: Table,
+    pub multicast: MacTable,
     /// VLANs whose frames it wants, if it filters them at all.
     pub vlans: [u64; VLAN_WORDS],
     /// Queue pairs that it uses.
@@ -67,15 +67,15 @@ pub struct Wishes {
     pub offloads: u64,
 }
 
-impl Wishes {
+impl RxControl {
     /// Of a driver that accepted `features` and has said nothing yet. It receives everything, as with devices that filter
     /// nothing: a driver that wants less says so.
     pub fn of(mac: Mac, features: u64) -> Self {
-        Wishes {
+        RxControl {
             mac,
             modes: 1 << VIRTIO_NET_CTRL_RX_PROMISC,
-            unicast: Table::default(),
-            multicast: Table::default(),
+            unicast: MacTable::default(),
+            multicast: MacTable::default(),
             vlans: [0; VLAN_WORDS],
             pairs: 1,
             offloads: features & GUEST_OFFLOADS,
@@ -83,9 +83,9 @@ impl Wishes {
     }
 
     /// The same as the port wants to hear it, of a driver that accepted `features`.
-    pub fn filter(&self, features: u64) -> Filter {
+    pub fn filter(&self, features: u64) -> RxFilter {
         let on = |command: u8| self.modes & 1 << command != 0;
-        let mut filter = Filter::NOTHING;
+        let mut filter = RxFilter::NOTHING;
         filter.promiscuous = on(VIRTIO_NET_CTRL_RX_PROMISC);
         filter.all_unicast = on(VIRTIO_NET_CTRL_RX_ALLUNI) || self.unicast.overflown;
         filter.all_multicast = on(VIRTIO_NET_CTRL_RX_ALLMULTI) || self.multicast.overflown;

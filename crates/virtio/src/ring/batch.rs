@@ -2,7 +2,7 @@
 
 use ioplane_memory::{GuestRange, GuestView};
 
-use super::{Ring, Taken};
+use super::{Ring, RingRequest};
 use crate::spec::split::VIRTQ_DESC_F_WRITE;
 
 /// Most requests of a [`Batch`]: some three lines each, of which a first cache can hold hundreds.
@@ -11,7 +11,7 @@ pub const MOST_PLAIN: usize = 32;
 /// Requests of one buffer each, taken together by [`Ring::take_plain`]. Each is to be completed or given back, as if it had
 /// been taken alone.
 #[derive(Debug)]
-pub struct Batch(pub(super) Vec<(Taken, GuestRange)>);
+pub struct Batch(pub(super) Vec<(RingRequest, GuestRange)>);
 
 impl Default for Batch {
     fn default() -> Self {
@@ -54,7 +54,7 @@ impl Batch {
         &mut self,
         ring: &mut Ring,
         written: impl ExactSizeIterator<Item = u32>,
-    ) -> Option<Taken> {
+    ) -> Option<RingRequest> {
         let count = written.len();
         self.keep(ring, count + 1);
         let last = if self.0.len() > count { self.0.pop() } else { None };

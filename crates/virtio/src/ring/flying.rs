@@ -3,20 +3,20 @@
 use std::collections::VecDeque;
 
 use super::RingFault;
-use crate::trial::Trial;
+use crate::trial::ReplayPermit;
 
 /// The requests taken and not returned, by their heads.
 #[derive(Debug)]
-pub(super) struct Flying {
+pub(super) struct InFlightSet {
     /// For each head: zero, or one more than the count of requests taken before it.
     order: Box<[u64]>,
     taken: u64,
     count: u16,
 }
 
-impl Flying {
+impl InFlightSet {
     pub(super) fn new(size: u16) -> Self {
-        Flying { order: vec![0; usize::from(size)].into(), taken: 0, count: 0 }
+        InFlightSet { order: vec![0; usize::from(size)].into(), taken: 0, count: 0 }
     }
 
     /// Whether `head` is in flight; `None` if there is no such head.
@@ -59,7 +59,7 @@ pub(super) struct Replay {
     /// Those of them that were in hand when the process died.
     suspects: Vec<u16>,
     /// The suspect that is being tried, and whether its used element is written.
-    trial: Option<(u16, bool, Trial)>,
+    trial: Option<(u16, bool, ReplayPermit)>,
 }
 
 impl Replay {
@@ -91,7 +91,7 @@ impl Replay {
     pub(super) fn next(&mut self) -> Option<u16> {
         let head = *self.heads.front()?;
         if self.suspects.contains(&head) {
-            let trial = Trial::begin()?;
+            let trial = ReplayPermit::begin()?;
             self.trial = Some((head, false, trial));
             self.suspects.retain(|suspect| *suspect != head);
         }

@@ -42,18 +42,18 @@ pub struct RingLayout {
 }
 
 /// A request that has been taken from a ring and must go back to it. Linear: dropped without [`Ring::complete`] or
-/// [`Taken::abandon`], it panics where debug assertions are on.
+/// [`RingRequest::abandon`], it panics where debug assertions are on.
 #[derive(Debug)]
 #[must_use = "a request taken must be completed or abandoned"]
-pub struct Taken {
+pub struct RingRequest {
     head: u16,
     replayed: bool,
     open: bool,
 }
 
-impl Taken {
+impl RingRequest {
     fn new(head: u16, replayed: bool) -> Self {
-        Taken { head, replayed, open: true }
+        RingRequest { head, replayed, open: true }
     }
 
     /// Its number, below the ring's size: unique among those in flight.
@@ -69,7 +69,7 @@ impl Taken {
     }
 }
 
-impl Drop for Taken {
+impl Drop for RingRequest {
     fn drop(&mut self) {
         debug_assert!(
             !self.open || std::thread::panicking(),
@@ -81,7 +81,7 @@ impl Drop for Taken {
 
 /// A request in flight, as whoever goes on with the ring needs it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Flight {
+pub struct InFlightRequest {
     /// Its number.
     pub head: u16,
     /// Of a packed ring: its descriptors, since used ones overwrite them in the ring. Of a split ring: none.
@@ -91,7 +91,7 @@ pub struct Flight {
 /// What the driver has been told about kicks. Kept, so that a ring on which nothing happens is not written to: firmware
 /// leaves rings behind whose memory a kernel may use for something else before it resets the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wish {
+enum KickSuppression {
     /// Nothing yet: the driver may have wiped what was said before (2.7.10).
     Unsaid,
     /// Kick when the driver passes this (with EVENT_IDX), or at any request.
@@ -107,7 +107,7 @@ struct Mode {
     indirect: bool,
     /// Somebody looks at this ring by itself: kicks are refused from the next request taken on.
     polled: bool,
-    wish: Wish,
+    wish: KickSuppression,
 }
 
 impl Mode {
@@ -117,7 +117,7 @@ impl Mode {
             event_idx: features & VIRTIO_F_EVENT_IDX != 0,
             indirect: features & VIRTIO_F_INDIRECT_DESC != 0,
             polled: false,
-            wish: Wish::Unsaid,
+            wish: KickSuppression::Unsaid,
         }
     }
 }
@@ -149,7 +149,7 @@ impl Ring {
         features: u64,
         base: Option<u32>,
         journal: Option<Window>,
-        in_flight: &[Flight],
+        in_flight: &[InFlightRequest],
     ) -> Result<Self, RingFault> {
         if features & VIRTIO_F_RING_PACKED != 0 {
             Packed::open(view, layout, features, base, journal, in_flight).map(Ring::Packed)
@@ -199,10 +199,10 @@ impl Ring {
     }
 
     /// As [`Ring::flying_heads`], with all that is needed to replay them without a journal.
-    pub fn flights(&self) -> Vec<Flight> {
+    pub fn flights(&self) -> Vec<InFlightRequest> {
         match self {
             Ring::Split(ring) => {
-                let flight = |head| Flight { head, descriptors: Vec::new() };
+                let flight = |head| InFlightRequest { head, descriptors: Vec::new() };
                 ring.flying_heads().into_iter().map(flight).collect()
             }
             Ring::Packed(ring) => ring.flights(),
@@ -223,7 +223,7 @@ impl Ring {
 
     /// Takes the next request and reads its chain. `None` when there is none. `true` beside it: a replay.
     #[inline]
-    pub fn take(&mut self, chain: &mut Chain) -> Result<Option<(Taken, bool)>, RingFault> {
+    pub fn take(&mut self, chain: &mut Chain) -> Result<Option<(RingRequest, bool)>, RingFault> {
         either!(self, ring => ring.take(chain))
     }
 
@@ -242,7 +242,7 @@ impl Ring {
     /// been completed since. For a queue that finds that it cannot serve it yet; whoever has taken several gives the last
     /// one back first.
     #[cold]
-    pub fn rewind(&mut self, taken: Taken) {
+    pub fn rewind(&mut self, taken: RingRequest) {
         either!(self, ring => ring.rewind(taken));
     }
 
@@ -254,13 +254,13 @@ impl Ring {
 
     /// Our code lets go of a request that the disk below has now.
     #[inline]
-    pub fn release(&mut self, taken: &Taken) {
+    pub fn release(&mut self, taken: &RingRequest) {
         either!(self, ring => ring.release(taken));
     }
 
     /// Our code takes a request in hand that the disk below has given back.
     #[inline]
-    pub fn touch(&mut self, taken: &Taken) {
+    pub fn touch(&mut self, taken: &RingRequest) {
         either!(self, ring => ring.touch(taken));
     }
 
@@ -273,13 +273,13 @@ impl Ring {
     /// Writes the used element of a request whose buffers hold `written` bytes for the driver. Seen by the driver after
     /// [`Ring::publish`].
     #[inline]
-    pub fn complete(&mut self, taken: Taken, written: u32) {
+    pub fn complete(&mut self, taken: RingRequest, written: u32) {
         either!(self, ring => ring.complete(taken, written));
     }
 
     /// As [`Ring::complete`], of many.
     #[inline]
-    fn complete_all(&mut self, requests: impl Iterator<Item = (Taken, u32)>) {
+    fn complete_all(&mut self, requests: impl Iterator<Item = (RingRequest, u32)>) {
         either!(self, ring => requests.for_each(|(taken, written)| ring.complete(taken, written)));
     }
 

@@ -7,7 +7,7 @@
 //!
 //! A chain is read at `next_avail`; its used descriptor is written at `next_used`, in the order in which chains are
 //! completed, and both places move on by the length of their chain. Used descriptors overwrite what was in flight, so the
-//! descriptors of every chain are kept in the [`Ledger`]. Of a batch the flags of the first used descriptor are
+//! descriptors of every chain are kept in the [`InFlightTable`]. Of a batch the flags of the first used descriptor are
 //! written last: the driver looks at that one place, and sees all or nothing.
 
 use std::sync::atomic::{Ordering, fence};
@@ -17,10 +17,10 @@ use ioplane_memory::{GuestRange, GuestView, Window};
 
 use super::batch::{Batch, LINE, MOST_PLAIN, Touch};
 use super::chain::{Chain, Descriptor};
-use super::flying::{Flying, Replay};
+use super::flying::{InFlightSet, Replay};
 use super::position::Position;
-use super::{Flight, Mode, RingFault, RingLayout, Taken, Wish};
-use crate::journal::packed::Ledger;
+use super::{InFlightRequest, KickSuppression, Mode, RingFault, RingLayout, RingRequest};
+use crate::journal::packed::InFlightTable;
 use crate::kill::{self, KillPoint};
 use crate::spec::packed::*;
 use crate::spec::split::{DESC_SIZE, MAX_SIZE, VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
@@ -36,9 +36,9 @@ fn used_before(desc: &Window, size: u16) -> bool {
             std::thread::sleep(Duration::from_millis(2));
         }
         match look_at(desc, size) {
-            Shows::Use => return true,
-            Shows::Nothing => return false,
-            Shows::Gap => {}
+            RingEvidence::Use => return true,
+            RingEvidence::Nothing => return false,
+            RingEvidence::Gap => {}
         }
     }
     true
@@ -48,14 +48,14 @@ fn used_before(desc: &Window, size: u16) -> bool {
 const LOOKS: u32 = 4;
 
 /// What a ring shows that is said to begin.
-enum Shows {
+enum RingEvidence {
     Nothing,
     Use,
     Gap,
 }
 
 /// One look of [`used_before`].
-fn look_at(desc: &Window, size: u16) -> Shows {
+fn look_at(desc: &Window, size: u16) -> RingEvidence {
     let start = Position::START;
     let last_lap = Position { wrap: !start.wrap, ..start };
     let (mut available, mut all_last) = (false, true);
@@ -63,18 +63,18 @@ fn look_at(desc: &Window, size: u16) -> Shows {
     for index in (0..size).rev() {
         let flags = desc.load_u16(slot(Position { index, wrap: true }) + AT_FLAGS);
         if start.sees_used(flags) {
-            return Shows::Use;
+            return RingEvidence::Use;
         }
         if start.sees_available(flags) {
             available = true;
             continue;
         }
         if available {
-            return Shows::Gap;
+            return RingEvidence::Gap;
         }
         all_last &= last_lap.sees_available(flags);
     }
-    if !available && all_last { Shows::Use } else { Shows::Nothing }
+    if !available && all_last { RingEvidence::Use } else { RingEvidence::Nothing }
 }
 
 /// The device side of one packed ring. What each method is for is said at [`super::Ring`].
@@ -98,10 +98,10 @@ pub struct Packed {
     /// Descriptors published since the driver was last considered for an interrupt.
     unconsidered: u32,
     mode: Mode,
-    flying: Flying,
+    flying: InFlightSet,
     /// Descriptors taken that the driver has not been shown as used.
     owned: u16,
-    ledger: Ledger,
+    ledger: InFlightTable,
     replay: Replay,
 }
 
@@ -112,7 +112,7 @@ impl Packed {
         features: u64,
         base: Option<u32>,
         journal: Option<Window>,
-        in_flight: &[Flight],
+        in_flight: &[InFlightRequest],
     ) -> Result<Self, RingFault> {
         let size = layout.size;
         if size == 0 || size > MAX_SIZE {
@@ -138,8 +138,8 @@ impl Packed {
             return Err(RingFault::LostPlace);
         }
         let (mut ledger, recovered) = match journal.filter(|_| kill::journal_kept()) {
-            Some(region) => Ledger::open(region, size, used, &desc)?,
-            None => (Ledger::new(size, used), None),
+            Some(region) => InFlightTable::open(region, size, used, &desc)?,
+            None => (InFlightTable::new(size, used), None),
         };
         let used = ledger.used();
         let mut heads: Vec<u16> = in_flight.iter().map(|flight| flight.head).collect();
@@ -176,7 +176,7 @@ impl Packed {
             held_back: 0,
             unconsidered: 0,
             mode: Mode::of(features),
-            flying: Flying::new(size),
+            flying: InFlightSet::new(size),
             owned,
             ledger,
             replay,
@@ -232,8 +232,9 @@ impl Packed {
         heads
     }
 
-    pub(super) fn flights(&self) -> Vec<Flight> {
-        let flight = |head| Flight { head, descriptors: self.ledger.descriptors(head).copied().collect() };
+    pub(super) fn flights(&self) -> Vec<InFlightRequest> {
+        let flight =
+            |head| InFlightRequest { head, descriptors: self.ledger.descriptors(head).copied().collect() };
         self.flying_heads().into_iter().map(flight).collect()
     }
 
@@ -253,7 +254,7 @@ impl Packed {
     }
 
     #[inline]
-    pub(super) fn take(&mut self, chain: &mut Chain) -> Result<Option<(Taken, bool)>, RingFault> {
+    pub(super) fn take(&mut self, chain: &mut Chain) -> Result<Option<(RingRequest, bool)>, RingFault> {
         if !self.replay.is_empty() {
             return self.take_replay(chain);
         }
@@ -310,7 +311,7 @@ impl Packed {
             let buffer = GuestRange { gpa: desc.addr, len: desc.len };
             touch.ask(&self.view, buffer);
             self.took(id, self.next_avail.after(1, self.size));
-            batch.0.push((Taken::new(id, false), buffer));
+            batch.0.push((RingRequest::new(id, false), buffer));
         }
     }
 
@@ -353,7 +354,7 @@ impl Packed {
     }
 
     #[cold]
-    fn take_replay(&mut self, chain: &mut Chain) -> Result<Option<(Taken, bool)>, RingFault> {
+    fn take_replay(&mut self, chain: &mut Chain) -> Result<Option<(RingRequest, bool)>, RingFault> {
         let Some(id) = self.replay.next() else { return Ok(None) };
         self.flying.add(id);
         self.ledger.touch(id);
@@ -362,10 +363,10 @@ impl Packed {
 
     /// Reads a chain in flight out of the ledger.
     #[inline]
-    fn read_chain(&mut self, id: u16, replayed: bool, chain: &mut Chain) -> Result<Taken, RingFault> {
+    fn read_chain(&mut self, id: u16, replayed: bool, chain: &mut Chain) -> Result<RingRequest, RingFault> {
         let outcome = walk(chain, &self.view, self.ledger.descriptors(id), self.mode.indirect, id);
         match outcome {
-            Ok(()) => Ok(Taken::new(id, replayed)),
+            Ok(()) => Ok(RingRequest::new(id, replayed)),
             Err(fault) => {
                 // It stays in the ledger: it was taken, and will never be used.
                 self.flying.remove(id);
@@ -374,8 +375,8 @@ impl Packed {
         }
     }
 
-    pub(super) fn rewind(&mut self, taken: Taken) {
-        let Taken { head: id, replayed, .. } = taken;
+    pub(super) fn rewind(&mut self, taken: RingRequest) {
+        let RingRequest { head: id, replayed, .. } = taken;
         taken.abandon();
         if replayed {
             self.flying.remove(id);
@@ -396,12 +397,12 @@ impl Packed {
     }
 
     #[inline]
-    pub(super) fn release(&mut self, taken: &Taken) {
+    pub(super) fn release(&mut self, taken: &RingRequest) {
         self.ledger.release(taken.head);
     }
 
     #[inline]
-    pub(super) fn touch(&mut self, taken: &Taken) {
+    pub(super) fn touch(&mut self, taken: &RingRequest) {
         self.ledger.touch(taken.head);
     }
 
@@ -411,7 +412,7 @@ impl Packed {
     }
 
     #[inline(always)]
-    pub(super) fn complete(&mut self, mut taken: Taken, written: u32) {
+    pub(super) fn complete(&mut self, mut taken: RingRequest, written: u32) {
         taken.open = false;
         let id = taken.head;
         let first = self.ledger.batched() == 0;
@@ -499,13 +500,13 @@ impl Packed {
     #[inline]
     fn wish_for(&mut self, place: u16) {
         let said = match self.mode.wish {
-            Wish::Kick(said) => said == place || !self.mode.event_idx,
-            Wish::Unsaid | Wish::NoKick => false,
+            KickSuppression::Kick(said) => said == place || !self.mode.event_idx,
+            KickSuppression::Unsaid | KickSuppression::NoKick => false,
         };
         if !said {
             let flags = if self.mode.event_idx { RING_EVENT_FLAGS_DESC } else { RING_EVENT_FLAGS_ENABLE };
             self.store_wish(place, flags);
-            self.mode.wish = Wish::Kick(place);
+            self.mode.wish = KickSuppression::Kick(place);
         }
         fence(Ordering::SeqCst);
     }
@@ -518,9 +519,9 @@ impl Packed {
     /// Says that kicks are not wanted. (A place that is not renewed would be met again in every other lap.)
     #[inline]
     fn refuse_kicks(&mut self) {
-        if self.mode.wish != Wish::NoKick {
+        if self.mode.wish != KickSuppression::NoKick {
             self.store_wish(0, RING_EVENT_FLAGS_DISABLE);
-            self.mode.wish = Wish::NoKick;
+            self.mode.wish = KickSuppression::NoKick;
         }
     }
 
@@ -543,7 +544,7 @@ fn slot(place: Position) -> usize {
 }
 
 /// Writes down a chain that was taken elsewhere: hostile input.
-fn record(ledger: &mut Ledger, flight: &Flight) -> Result<(), RingFault> {
+fn record(ledger: &mut InFlightTable, flight: &InFlightRequest) -> Result<(), RingFault> {
     let head = flight.head;
     if flight.descriptors.is_empty() || !flight.descriptors.iter().all(|desc| ledger.stage(*desc, head)) {
         return Err(RingFault::Loop(head));

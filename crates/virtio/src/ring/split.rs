@@ -6,8 +6,8 @@ use ioplane_memory::{GuestRange, GuestView, Window};
 
 use super::batch::{Batch, LINE, MOST_PLAIN, Touch};
 use super::chain::{Chain, Descriptor};
-use super::flying::{Flying, Replay};
-use super::{Flight, Mode, RingFault, RingLayout, Taken, Wish};
+use super::flying::{InFlightSet, Replay};
+use super::{InFlightRequest, KickSuppression, Mode, RingFault, RingLayout, RingRequest};
 use crate::journal::split::Journal;
 use crate::kill::{self, KillPoint};
 use crate::spec::split::*;
@@ -31,7 +31,7 @@ pub struct Split {
     /// Used index when the driver was last considered for an interrupt.
     considered: u16,
     mode: Mode,
-    flying: Flying,
+    flying: InFlightSet,
     journal: Option<Journal>,
     replay: Replay,
 }
@@ -43,7 +43,7 @@ impl Split {
         features: u64,
         base: Option<u32>,
         journal: Option<Window>,
-        in_flight: &[Flight],
+        in_flight: &[InFlightRequest],
     ) -> Result<Self, RingFault> {
         let size = layout.size;
         if !size.is_power_of_two() || size > MAX_SIZE {
@@ -81,7 +81,7 @@ impl Split {
             published: used_idx,
             considered: used_idx,
             mode: Mode::of(features),
-            flying: Flying::new(size),
+            flying: InFlightSet::new(size),
             journal: books,
             replay: Replay::new(heads, suspects, size)?,
         };
@@ -159,7 +159,7 @@ impl Split {
     }
 
     #[inline]
-    pub(super) fn take(&mut self, chain: &mut Chain) -> Result<Option<(Taken, bool)>, RingFault> {
+    pub(super) fn take(&mut self, chain: &mut Chain) -> Result<Option<(RingRequest, bool)>, RingFault> {
         if !self.replay.is_empty() {
             return self.take_replay(chain);
         }
@@ -236,12 +236,12 @@ impl Split {
             let buffer = GuestRange { gpa: desc.addr, len: desc.len };
             touch.ask(&self.view, buffer);
             self.took(*head);
-            batch.0.push((Taken::new(*head, false), buffer));
+            batch.0.push((RingRequest::new(*head, false), buffer));
         }
     }
 
     #[cold]
-    fn take_replay(&mut self, chain: &mut Chain) -> Result<Option<(Taken, bool)>, RingFault> {
+    fn take_replay(&mut self, chain: &mut Chain) -> Result<Option<(RingRequest, bool)>, RingFault> {
         let Some(head) = self.replay.next() else { return Ok(None) };
         self.flying.add(head);
         if let Some(journal) = &mut self.journal {
@@ -251,9 +251,9 @@ impl Split {
     }
 
     #[inline]
-    fn read_chain(&mut self, head: u16, replayed: bool, chain: &mut Chain) -> Result<Taken, RingFault> {
+    fn read_chain(&mut self, head: u16, replayed: bool, chain: &mut Chain) -> Result<RingRequest, RingFault> {
         match walk(chain, &self.view, &self.desc, self.size, self.mode.indirect, head) {
-            Ok(()) => Ok(Taken::new(head, replayed)),
+            Ok(()) => Ok(RingRequest::new(head, replayed)),
             Err(fault) => {
                 // The head stays in the journal: it was taken, and will never be used.
                 self.flying.remove(head);
@@ -262,8 +262,8 @@ impl Split {
         }
     }
 
-    pub(super) fn rewind(&mut self, taken: Taken) {
-        let Taken { head, replayed, .. } = taken;
+    pub(super) fn rewind(&mut self, taken: RingRequest) {
+        let RingRequest { head, replayed, .. } = taken;
         taken.abandon();
         self.flying.remove(head);
         if replayed {
@@ -283,14 +283,14 @@ impl Split {
     }
 
     #[inline]
-    pub(super) fn release(&mut self, taken: &Taken) {
+    pub(super) fn release(&mut self, taken: &RingRequest) {
         if let Some(journal) = &mut self.journal {
             journal.release(taken.head);
         }
     }
 
     #[inline]
-    pub(super) fn touch(&mut self, taken: &Taken) {
+    pub(super) fn touch(&mut self, taken: &RingRequest) {
         if let Some(journal) = &mut self.journal {
             journal.touch(taken.head);
         }
@@ -304,7 +304,7 @@ impl Split {
     }
 
     #[inline(always)]
-    pub(super) fn complete(&mut self, mut taken: Taken, written: u32) {
+    pub(super) fn complete(&mut self, mut taken: RingRequest, written: u32) {
         taken.open = false;
         let slot = usize::from(self.next_used & (self.size - 1));
         self.view.store_u32_pair(&self.used, 4 + 8 * slot, u32::from(taken.head), written);
@@ -377,13 +377,13 @@ impl Split {
     fn wish_for(&mut self, index: u16) {
         let wish = self.mode.wish;
         if self.mode.event_idx {
-            if wish != Wish::Kick(index) {
+            if wish != KickSuppression::Kick(index) {
                 self.view.store_u16(&self.used, 4 + 8 * usize::from(self.size), index);
             }
-        } else if !matches!(wish, Wish::Kick(_)) {
+        } else if !matches!(wish, KickSuppression::Kick(_)) {
             self.view.store_u16(&self.used, 0, 0);
         }
-        self.mode.wish = Wish::Kick(index);
+        self.mode.wish = KickSuppression::Kick(index);
         fence(Ordering::SeqCst);
     }
 
@@ -395,9 +395,9 @@ impl Split {
     /// Says that kicks are not wanted. With event indexes an old wish is simply never met again until it is renewed.
     #[inline]
     fn refuse_kicks(&mut self) {
-        if !self.mode.event_idx && self.mode.wish != Wish::NoKick {
+        if !self.mode.event_idx && self.mode.wish != KickSuppression::NoKick {
             self.view.store_u16(&self.used, 0, VIRTQ_USED_F_NO_NOTIFY);
-            self.mode.wish = Wish::NoKick;
+            self.mode.wish = KickSuppression::NoKick;
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ioplane_device::{Interrupt, MeterReading, QueueSet, Quiescent, Running};
-use ioplane_network::{Drop, Mac, PortOptions, PortReading, Switch, SwitchSettings};
+use ioplane_network::{DropReason, Mac, PortOptions, PortReading, Switch, SwitchSettings};
 use ioplane_testkit::driver::net::{Commands, Frame, Header, Pair, PairPlan};
 use ioplane_testkit::driver::{GuestMemory, RingMode, RingPlace};
 use ioplane_testkit::hand::HandCore;
@@ -195,12 +195,12 @@ impl Nic {
     }
 
     /// Frames that were dropped for `cause` on their way out of here.
-    pub fn sent_dropped(&self, cause: Drop) -> u64 {
+    pub fn sent_dropped(&self, cause: DropReason) -> u64 {
         self.reading().sent.dropped(cause)
     }
 
     /// Frames for it that were dropped for `cause`.
-    pub fn received_dropped(&self, cause: Drop) -> u64 {
+    pub fn received_dropped(&self, cause: DropReason) -> u64 {
         self.reading().received.dropped(cause)
     }
 

@@ -38,7 +38,7 @@ use super::message::MAX_FILES;
 use super::refusal::Refusal;
 use super::server::{Handle, Server, ServerOptions};
 use super::session::Session;
-use crate::socket::Place;
+use crate::socket::SocketPath;
 
 /// Names of faults that are taken over from an older self.
 const MAX_FAULTS: usize = 64;
@@ -198,7 +198,7 @@ pub fn adopt<V: VirtioDevice>(
         connections: packed.connections,
         faults,
         last_fault: packed.last_fault,
-        place: Place::of(&options.socket),
+        place: SocketPath::of(&options.socket),
     };
     Ok(Adopted { server, loaded, parked: packed.parked })
 }

@@ -3,14 +3,16 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use ioplane_device::{Change, Device, DeviceError, Interrupt, Lifecycle, Loaded, QueueSet, Quiescent, State};
+use ioplane_device::{
+    Change, Device, DeviceError, Interrupt, Lifecycle, Loaded, QueueSet, Quiescent, SavedState,
+};
 use ioplane_memory::{Account, DirtyLog, GuestMap, MapError, Mapping, Region, RegionSpec, Window};
 use ioplane_virtio::spec::feature::VHOST_F_LOG_ALL;
 use ioplane_virtio::{QueueSetup, Vdev, VirtioDevice};
 use serde::{Deserialize, Serialize};
 
 use super::parcel::{FileV1, HandOverError, Inbox, Outbox};
-use crate::eventfd::{self, Call};
+use crate::eventfd::{self, PeerEventfd};
 use crate::vhost_user::fault::PeerFault;
 use crate::vhost_user::peer::{UserRing, Wiring};
 use crate::vhost_user::session::Session;
@@ -21,7 +23,7 @@ const TRIES: u32 = 60;
 /// A device and its session.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct SessionV1 {
-    state: State,
+    state: SavedState,
     features: u64,
     protocol: u64,
     rings: Vec<RingV1>,
@@ -132,14 +134,14 @@ impl RegionV1 {
 }
 
 /// The descriptors and the journal of one ring.
-struct Wires {
+struct RingFiles {
     kick: Option<Arc<OwnedFd>>,
     call: Option<Arc<dyn Interrupt>>,
     error: Option<Arc<dyn Interrupt>>,
     journal: Option<Window>,
 }
 
-impl Wires {
+impl RingFiles {
     fn open(ring: &RingV1, areas: &[Arc<Mapping>], inbox: &mut Inbox) -> Result<Self, HandOverError> {
         let mut eventfd = |file: Option<FileV1>, what| {
             let Some(file) = file.map(|file| inbox.take(file)).transpose()? else { return Ok(None) };
@@ -147,10 +149,10 @@ impl Wires {
                 .map_err(HandOverError::from)
         };
         let call = |file: Option<OwnedFd>| {
-            let call = file.map(Call::new).transpose().map_err(PeerFault::NoInterrupts)?;
+            let call = file.map(PeerEventfd::new).transpose().map_err(PeerFault::NoInterrupts)?;
             Ok::<_, HandOverError>(call.map(|call| Arc::new(call) as Arc<dyn Interrupt>))
         };
-        Ok(Wires {
+        Ok(RingFiles {
             kick: eventfd(ring.kick, "kicks")?.map(Arc::new),
             call: call(eventfd(ring.call, "interrupts")?)?,
             error: call(eventfd(ring.error, "errors")?)?,
@@ -237,13 +239,13 @@ impl<V: VirtioDevice> Session<V> {
             .map(|area| area.open(&account, inbox).map(Arc::new))
             .collect::<Result<_, _>>()?;
         let wires: Vec<_> =
-            rings.iter().map(|ring| Wires::open(ring, &areas, inbox)).collect::<Result<_, _>>()?;
+            rings.iter().map(|ring| RingFiles::open(ring, &areas, inbox)).collect::<Result<_, _>>()?;
         let log = session.peer.log.clone().filter(|_| features & VHOST_F_LOG_ALL != 0);
         let mut quiescent = session.idle()?;
         quiescent.with(|vdev, still| {
             vdev.replace_memory(still, map);
             vdev.apply(&QueueSet::new(), &Change::Log(log));
-            for (index, Wires { kick, call, error, journal }) in (0..).zip(wires) {
+            for (index, RingFiles { kick, call, error, journal }) in (0..).zip(wires) {
                 if let Some(setup) = vdev.queue_mut(index) {
                     (setup.kick, setup.call, setup.error, setup.journal) = (kick, call, error, journal);
                 }

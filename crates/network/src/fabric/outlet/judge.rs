@@ -1,9 +1,9 @@
 //! Where a frame may go, by its first bytes and what the switch knows.
 
-use super::{Offered, Outlet};
-use crate::cause::Drop;
-use crate::fabric::plan::{Face, Plan};
-use crate::fabric::station::Station;
+use super::{Offered, PortTx};
+use crate::cause::DropReason;
+use crate::fabric::plan::{PortEntry, SwitchSnapshot};
+use crate::fabric::station::PortShared;
 use crate::fabric::table::{Seen, Tick};
 use crate::spec::*;
 use crate::vlan::{Form, tag};
@@ -11,22 +11,22 @@ use crate::{LONGEST, Mac};
 
 /// What is to become of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Delivery {
     /// To one port.
     Port { slot: u16, form: Form },
     /// To all ports of a VLAN that may have it.
     Flood { vlan: u16, tag: Option<u16> },
     /// To nobody: counted on the sender.
-    Drop(Drop),
+    Drop(DropReason),
     /// To nobody: counted on the port that it was for.
-    DropThere { slot: u16, cause: Drop },
+    DropThere { slot: u16, cause: DropReason },
 }
 
 /// What was found for a frame, for those in the same batch with the same addresses and VLAN.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Judged {
+pub(super) struct CachedVerdict {
     key: u128,
-    way: Way,
+    way: Delivery,
     /// Frames longer than this have to be looked at once more, as those that might be too short.
     longest: usize,
 }
@@ -37,25 +37,25 @@ pub(super) fn destination(head: &[u8]) -> Mac {
     head.first_chunk().copied().unwrap_or_default()
 }
 
-/// Whether a frame of `from` may go to `to`, and in which form. Errors but [`Drop::Isolated`] are counted on `to`.
+/// Whether a frame of `from` may go to `to`, and in which form. Errors but [`DropReason::Isolated`] are counted on `to`.
 #[inline]
 pub(super) fn gate(
-    from: &Station,
-    to: &Station,
+    from: &PortShared,
+    to: &PortShared,
     mac: Mac,
     vlan: u16,
     tag: Option<u16>,
-) -> Result<Form, Drop> {
+) -> Result<Form, DropReason> {
     if from.isolated && to.isolated {
-        return Err(Drop::Isolated);
+        return Err(DropReason::Isolated);
     }
-    let form = to.vlan.leave(vlan, tag).ok_or(Drop::Vlan)?;
+    let form = to.vlan.leave(vlan, tag).ok_or(DropReason::Vlan)?;
     if !to.is_up() {
-        return Err(Drop::Down);
+        return Err(DropReason::Down);
     }
     // The guest filters what it sees: an access port's frames have no VLAN for it.
     let seen = if form == Form::Strip || (form == Form::AsIs && tag.is_none()) { 0 } else { vlan };
-    if to.filter.hears(mac, seen) { Ok(form) } else { Err(Drop::Filtered) }
+    if to.filter.hears(mac, seen) { Ok(form) } else { Err(DropReason::Filtered) }
 }
 
 /// What the way of a frame depends on: addresses, type, and the tag if there is one.
@@ -74,9 +74,9 @@ fn link_local(mac: Mac) -> bool {
     mac[..5] == [0x01, 0x80, 0xc2, 0, 0] && mac[5] < 0x10
 }
 
-impl Outlet {
+impl PortTx {
     #[inline]
-    pub(super) fn judge(&mut self, offered: &Offered<'_>) -> Way {
+    pub(super) fn judge(&mut self, offered: &Offered<'_>) -> Delivery {
         if let Some(judged) = &self.judged
             && let Some(head) = offered.head.first_chunk::<KEY>()
             && judged.key == key(head)
@@ -87,13 +87,13 @@ impl Outlet {
         self.judge_anew(offered)
     }
 
-    fn judge_anew(&mut self, offered: &Offered<'_>) -> Way {
+    fn judge_anew(&mut self, offered: &Offered<'_>) -> Delivery {
         let Offered { head, len, .. } = *offered;
         if len < ETH_HLEN || head.len() < ETH_HLEN.min(len) {
-            return Way::Drop(Drop::Runt);
+            return Delivery::Drop(DropReason::Runt);
         }
         if len > LONGEST || !offered.fits(&self.station, Form::AsIs) {
-            return Way::Drop(Drop::Giant);
+            return Delivery::Drop(DropReason::Giant);
         }
         let way = match head.first_chunk::<KEY>() {
             // Too short to have a tag, whatever its type says: its key would be that of another frame, which has one.
@@ -104,28 +104,28 @@ impl Outlet {
                     Some(judged) if judged.key == key => judged.way,
                     _ => {
                         let way = self.find(head, tag(head));
-                        self.judged = Some(Judged { key, way, longest: self.longest(way) });
+                        self.judged = Some(CachedVerdict { key, way, longest: self.longest(way) });
                         way
                     }
                 }
             }
         };
-        if let Way::Port { slot, form } = way {
+        if let Delivery::Port { slot, form } = way {
             if !offered.whole(form) {
-                return Way::Drop(Drop::Runt);
+                return Delivery::Drop(DropReason::Runt);
             }
             if self.plan.face(slot).is_some_and(|face| !offered.fits(&face.station, form)) {
-                return Way::DropThere { slot, cause: Drop::Giant };
+                return Delivery::DropThere { slot, cause: DropReason::Giant };
             }
         }
         way
     }
 
     /// What no frame that goes that way is too long for, segmented or not.
-    fn longest(&self, way: Way) -> usize {
+    fn longest(&self, way: Delivery) -> usize {
         let own = self.station.longest();
         match way {
-            Way::Port { slot, form } => self
+            Delivery::Port { slot, form } => self
                 .plan
                 .face(slot)
                 .map_or(0, |face| own.min(face.station.longest().saturating_add_signed(-form.growth()))),
@@ -135,60 +135,60 @@ impl Outlet {
     }
 
     /// Finds the way anew.
-    fn find(&self, head: &[u8], tag: Option<u16>) -> Way {
+    fn find(&self, head: &[u8], tag: Option<u16>) -> Delivery {
         let own = &*self.station;
         if !own.is_up() {
-            return Way::Drop(Drop::Down);
+            return Delivery::Drop(DropReason::Down);
         }
         let to = destination(head);
         let mut from = [0; 6];
         from.copy_from_slice(&head[6..12]);
         if from[0] & 1 != 0 || from == [0; 6] {
-            return Way::Drop(Drop::Malformed);
+            return Delivery::Drop(DropReason::Malformed);
         }
-        let Some(vlan) = own.vlan.enter(tag) else { return Way::Drop(Drop::Vlan) };
+        let Some(vlan) = own.vlan.enter(tag) else { return Delivery::Drop(DropReason::Vlan) };
         if link_local(to) {
-            return Way::Drop(Drop::Filtered);
+            return Delivery::Drop(DropReason::Filtered);
         }
         let now = self.fabric.tick();
         if let Err(cause) = self.source(from, vlan, now) {
-            return Way::Drop(cause);
+            return Delivery::Drop(cause);
         }
         if to[0] & 1 != 0 {
-            return Way::Flood { vlan, tag };
+            return Delivery::Flood { vlan, tag };
         }
-        let Some(face) = self.receiver(to, vlan, now) else { return Way::Flood { vlan, tag } };
+        let Some(face) = self.receiver(to, vlan, now) else { return Delivery::Flood { vlan, tag } };
         let slot = face.station.place.slot;
         if slot == own.place.slot {
-            return Way::Drop(Drop::NoPath);
+            return Delivery::Drop(DropReason::NoPath);
         }
         match gate(own, &face.station, to, vlan, tag) {
-            Ok(form) => Way::Port { slot, form },
-            Err(Drop::Isolated) => Way::Drop(Drop::Isolated),
-            Err(cause) => Way::DropThere { slot, cause },
+            Ok(form) => Delivery::Port { slot, form },
+            Err(DropReason::Isolated) => Delivery::Drop(DropReason::Isolated),
+            Err(cause) => Delivery::DropThere { slot, cause },
         }
     }
 
     /// Whether a frame from `from` may come from here; learns that it does.
-    fn source(&self, from: Mac, vlan: u16, now: Tick) -> Result<(), Drop> {
+    fn source(&self, from: Mac, vlan: u16, now: Tick) -> Result<(), DropReason> {
         let own = &*self.station;
         if own.mac == Some(from) {
             return Ok(());
         }
         // A port that is down has no guest: it may have migrated, and be heard from elsewhere.
         if self.plan.fixed(from).any(|face| face.station.is_up()) {
-            return Err(Drop::Spoofed);
+            return Err(DropReason::Spoofed);
         }
         match self.fabric.table.saw(from, vlan, own.place, own.share, now) {
-            Seen::Held => Err(Drop::Loop),
+            Seen::Held => Err(DropReason::Loop),
             Seen::Known | Seen::Learned | Seen::NoRoom => Ok(()),
         }
     }
 
     /// The port where `to` is; `None` if the frame is to be flooded to find it.
-    fn receiver(&self, to: Mac, vlan: u16, now: Tick) -> Option<&Face> {
-        let plan: &Plan = &self.plan;
-        let raised = |face: &&Face| face.station.raised.load(std::sync::atomic::Ordering::Relaxed);
+    fn receiver(&self, to: Mac, vlan: u16, now: Tick) -> Option<&PortEntry> {
+        let plan: &SwitchSnapshot = &self.plan;
+        let raised = |face: &&PortEntry| face.station.raised.load(std::sync::atomic::Ordering::Relaxed);
         let up = plan.fixed(to).filter(|face| face.station.is_up()).max_by_key(raised);
         if up.is_some() {
             return up;

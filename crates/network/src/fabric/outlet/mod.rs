@@ -1,15 +1,15 @@
 //! The sending half of a queue pair: judging, copying, handing over.
 //!
 //! ```text
-//!   send --> judge --> Way::Drop ------------------------------------------------> counted
+//!   send --> judge --> Delivery::Drop ------------------------------------------------> counted
 //!              |-----> Way::Port   plain: filled straight into the receiver's tray, or copied from `head`, if that is all
 //!              |                   large, not taken whole: filled into `scratch`, segmented from there
 //!              '-----> Way::Flood  filled into `scratch` once, copied or segmented for each receiver
 //! ```
 //!
-//! What comes out of one frame is the sender's to choose, so it is charged ([`Outlet::spent`]): copies, segments, sums, looks at
-//! ports, bells. A flood is interrupted when it has cost what the poller allows ([`Outlet::allow`]), receiver by receiver; the frame stays
-//! in `scratch` until [`Outlet::go_on`] has given it to the last.
+//! What comes out of one frame is the sender's to choose, so it is charged ([`PortTx::spent`]): copies, segments, sums, looks at
+//! ports, bells. A flood is interrupted when it has cost what the poller allows ([`PortTx::allow`]), receiver by receiver; the frame stays
+//! in `scratch` until [`PortTx::go_on`] has given it to the last.
 
 mod judge;
 
@@ -18,30 +18,30 @@ use std::sync::Arc;
 use super::Fabric;
 use super::capture::Direction;
 use super::counts::Tally;
-use super::opens::Opens;
-use super::plan::{Face, Plan};
+use super::opens::TxBatch;
+use super::plan::{PortEntry, SwitchSnapshot};
 use super::shelf::Record;
 use super::snapshots::Subscription;
-use super::station::Station;
-use crate::cause::Drop;
+use super::station::PortShared;
+use crate::cause::DropReason;
 use crate::checksum;
 use crate::flow::{flow, steer};
 use crate::gso::{Large, Segments};
-use crate::offload::{Offload, Takes};
+use crate::offload::{Offload, RxOffloads};
 use crate::spec::*;
 use crate::vlan::Form;
 use crate::{HEAD, LONGEST, MOST_PORTS};
-use judge::{Judged, Way};
+use judge::{CachedVerdict, Delivery};
 
 /// What became of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sent {
     /// So many receivers have it in their trays (or will at the next flush).
     Delivered(u32),
-    /// Some of its receivers have it, and [`Outlet::go_on`] is for the others; before the last has it nothing else is sent.
+    /// Some of its receivers have it, and [`PortTx::go_on`] is for the others; before the last has it nothing else is sent.
     Begun,
     /// Nobody has it; counted.
-    Dropped(Drop),
+    Dropped(DropReason),
     /// `fill` could not read it. Not counted: it is the caller's queue that is faulty.
     Fault,
 }
@@ -58,12 +58,12 @@ pub(crate) type Fill<'a> = dyn FnMut(&mut [u8]) -> bool + 'a;
 
 /// Where the poller of a sending queue puts its frames. Never locks, allocates, blocks or waits for a receiver.
 #[derive(Debug)]
-pub struct Outlet {
+pub struct PortTx {
     fabric: Arc<Fabric>,
-    station: Arc<Station>,
-    plan: Arc<Plan>,
+    station: Arc<PortShared>,
+    plan: Arc<SwitchSnapshot>,
     subscription: Subscription,
-    opens: Opens,
+    opens: TxBatch,
     scratch: Box<[u8]>,
     /// Receivers of a flood or of segments that do not have the frame yet, and the form that each gets; the next one is the last.
     targets: Vec<(u16, Form)>,
@@ -72,7 +72,7 @@ pub struct Outlet {
     /// What the frames of this poll may cost before a flood is interrupted.
     allowed: usize,
     /// What was found for the last frame, for those like it in the same batch.
-    judged: Option<Judged>,
+    judged: Option<CachedVerdict>,
     tally: Tally,
     /// Whether a batch has begun.
     begun: bool,
@@ -95,7 +95,7 @@ impl Offered<'_> {
 
     /// Whether a frame that is not to be segmented is short enough for `station`, in the form that it has there.
     #[inline]
-    fn fits(&self, station: &Station, form: Form) -> bool {
+    fn fits(&self, station: &PortShared, form: Form) -> bool {
         self.offload.is_large() || self.len.saturating_add_signed(form.growth()) <= station.longest()
     }
 }
@@ -108,7 +108,7 @@ struct Rest {
     offload: Offload,
     copies: u32,
     /// The first receiver that could not have it, and why.
-    refusal: Option<Drop>,
+    refusal: Option<DropReason>,
 }
 
 impl Rest {
@@ -117,11 +117,11 @@ impl Rest {
     }
 }
 
-impl Outlet {
-    pub(crate) fn new(fabric: Arc<Fabric>, station: Arc<Station>) -> Self {
+impl PortTx {
+    pub(crate) fn new(fabric: Arc<Fabric>, station: Arc<PortShared>) -> Self {
         let (plan, subscription) = fabric.snapshots.subscribe();
-        Outlet {
-            opens: Opens::new(station.place.slot),
+        PortTx {
+            opens: TxBatch::new(station.place.slot),
             fabric,
             station,
             plan,
@@ -161,8 +161,10 @@ impl Outlet {
         let offload = if plain { Offload::NONE } else { Offload { flags, ..offload } };
         let offered = Offered { head, len, offload };
         let sent = match self.judge(&offered) {
-            Way::Port { slot, form } if plain => self.direct::<true>(&offered, slot, form, fill).map(Some),
-            Way::Port { slot, form } => {
+            Delivery::Port { slot, form } if plain => {
+                self.direct::<true>(&offered, slot, form, fill).map(Some)
+            }
+            Delivery::Port { slot, form } => {
                 if self.is_whole(slot, &offered) {
                     self.direct::<false>(&offered, slot, form, fill).map(Some)
                 } else {
@@ -171,9 +173,9 @@ impl Outlet {
                     self.spread(&offered, fill)
                 }
             }
-            Way::Flood { vlan, tag } => self.flood(&offered, vlan, tag, fill),
-            Way::Drop(cause) => Err(Refusal::Here(cause)),
-            Way::DropThere { slot, cause } => Err(Refusal::There(slot, cause)),
+            Delivery::Flood { vlan, tag } => self.flood(&offered, vlan, tag, fill),
+            Delivery::Drop(cause) => Err(Refusal::Here(cause)),
+            Delivery::DropThere { slot, cause } => Err(Refusal::There(slot, cause)),
         };
         match sent {
             Ok(Some(copies)) => {
@@ -222,7 +224,7 @@ impl Outlet {
         self.opens.spent = 0;
     }
 
-    /// What has been spent since [`Outlet::allow`].
+    /// What has been spent since [`PortTx::allow`].
     #[inline]
     pub fn spent(&self) -> usize {
         self.opens.spent
@@ -230,7 +232,7 @@ impl Outlet {
 
     /// Counts a frame that was found to be wrong before it could be offered.
     #[cold]
-    pub fn count(&mut self, cause: Drop) {
+    pub fn count(&mut self, cause: DropReason) {
         if !self.begun {
             self.begin();
         }
@@ -260,8 +262,8 @@ impl Outlet {
     }
 
     /// Of the receivers of a frame that was begun, those that are still plugged in where they were.
-    fn stay_with(&mut self, new: &Plan) {
-        let Outlet { plan, targets, .. } = self;
+    fn stay_with(&mut self, new: &SwitchSnapshot) {
+        let PortTx { plan, targets, .. } = self;
         targets.retain(|(slot, _)| match (plan.face(*slot), new.face(*slot)) {
             (Some(before), Some(now)) => Arc::ptr_eq(&before.station, &now.station),
             _ => false,
@@ -279,7 +281,7 @@ impl Outlet {
             Refusal::There(slot, cause) => {
                 self.tally.frame(offered.len);
                 if let Some(face) = self.plan.face(slot)
-                    && cause != Drop::Full
+                    && cause != DropReason::Full
                 {
                     face.station.received.drop(cause, 1);
                 }
@@ -307,11 +309,11 @@ impl Outlet {
         form: Form,
         fill: &mut Fill<'_>,
     ) -> Result<u32, Refusal> {
-        let Some(face) = self.plan.face(slot) else { return Err(Refusal::Here(Drop::NoPath)) };
+        let Some(face) = self.plan.face(slot) else { return Err(Refusal::Here(DropReason::NoPath)) };
         let base = if let Form::Insert(_) = form { VLAN_HLEN } else { 0 };
         let pair = pair(&face.station, offered.head);
         let Some(mut room) = self.opens.room(&self.plan, &face.station, pair, base + offered.len) else {
-            return Err(Refusal::There(slot, Drop::Full));
+            return Err(Refusal::There(slot, DropReason::Full));
         };
         let own = self.plan.face(self.station.place.slot);
         let bytes = &mut room.bytes()[..base + offered.len];
@@ -375,19 +377,19 @@ impl Outlet {
             (offered.whole(form) && offered.fits(station, form)).then_some((*slot, form))
         }));
         if self.targets.is_empty() {
-            return Err(Refusal::Here(Drop::NoPath));
+            return Err(Refusal::Here(DropReason::NoPath));
         }
         let cost = (offered.len.max(COPY_COST) * self.targets.len()) as u64;
         if !own.budget.spend(cost, self.fabric.elapsed().as_nanos() as u64) {
             self.targets.clear();
-            return Err(Refusal::Here(Drop::Storm));
+            return Err(Refusal::Here(DropReason::Storm));
         }
         self.spread(offered, fill)
     }
 
     /// Begins to deliver a frame to `targets`, from `scratch`.
     fn spread(&mut self, offered: &Offered<'_>, fill: &mut Fill<'_>) -> Result<Option<u32>, Refusal> {
-        let Outlet { plan, station, scratch, .. } = self;
+        let PortTx { plan, station, scratch, .. } = self;
         let end = BASE + offered.len;
         if !fill(&mut scratch[BASE..end]) {
             return Err(Refusal::Fault);
@@ -405,9 +407,9 @@ impl Outlet {
     }
 
     /// Delivers what is in `scratch`, in the form that each receiver wants, to one of them at least and to the others as long as
-    /// [`Outlet::allow`] lets it. `None`: some do not have it yet.
+    /// [`PortTx::allow`] lets it. `None`: some do not have it yet.
     fn spread_some(&mut self, mut rest: Rest) -> Result<Option<u32>, Refusal> {
-        let Outlet { plan, opens, scratch, targets, allowed, .. } = self;
+        let PortTx { plan, opens, scratch, targets, allowed, .. } = self;
         let end = BASE + rest.len;
         while let Some((slot, form)) = targets.pop() {
             let Some(face) = plan.face(slot) else { continue };
@@ -417,7 +419,7 @@ impl Outlet {
             match deliver(opens, plan, face, pair, &scratch[start..end], offload) {
                 Ok(()) => rest.copies += 1,
                 Err(cause) => {
-                    if cause != Drop::Full {
+                    if cause != DropReason::Full {
                         face.station.received.drop(cause, 1);
                     }
                     rest.refusal.get_or_insert(cause);
@@ -440,11 +442,11 @@ impl Outlet {
 #[derive(Debug, Clone, Copy)]
 enum Refusal {
     /// Counted on its sender.
-    Here(Drop),
+    Here(DropReason),
     /// Counted on a receiver.
-    There(u16, Drop),
+    There(u16, DropReason),
     /// Counted on its receivers already.
-    Counted(Drop),
+    Counted(DropReason),
     Fault,
 }
 
@@ -456,7 +458,7 @@ fn believed(trusted: bool) -> u8 {
 
 /// The pair of a receiver that a frame's flow goes to.
 #[inline(always)]
-fn pair(station: &Station, head: &[u8]) -> u16 {
+fn pair(station: &PortShared, head: &[u8]) -> u16 {
     match station.active() {
         1 => 0,
         pairs => steer(flow(head), pairs),
@@ -465,7 +467,7 @@ fn pair(station: &Station, head: &[u8]) -> u16 {
 
 /// Whether what the offload header says is so.
 #[inline]
-fn check(frame: &[u8], offload: &Offload) -> Result<(), Drop> {
+fn check(frame: &[u8], offload: &Offload) -> Result<(), DropReason> {
     if offload.is_large() {
         Large::check(frame, offload)?;
     } else if offload.needs_csum() {
@@ -476,7 +478,7 @@ fn check(frame: &[u8], offload: &Offload) -> Result<(), Drop> {
 
 /// Does to a frame in its receiver's tray what the receiver does not take; says what is left to do.
 #[inline]
-fn finish(frame: &mut [u8], mut offload: Offload, takes: Takes) -> Result<Offload, Drop> {
+fn finish(frame: &mut [u8], mut offload: Offload, takes: RxOffloads) -> Result<Offload, DropReason> {
     if offload.is_large() {
         offload.hdr_len = Large::check(frame, &offload)?.headers() as u16;
         return Ok(offload);
@@ -494,20 +496,20 @@ fn finish(frame: &mut [u8], mut offload: Offload, takes: Takes) -> Result<Offloa
 
 /// Puts a frame, which is not to change, into the trays of one receiver: whole, or in segments.
 fn deliver(
-    opens: &mut Opens,
-    plan: &Plan,
-    face: &Face,
+    opens: &mut TxBatch,
+    plan: &SwitchSnapshot,
+    face: &PortEntry,
     pair: u16,
     frame: &[u8],
     offload: Offload,
-) -> Result<(), Drop> {
+) -> Result<(), DropReason> {
     let station = &face.station;
     let takes = station.takes();
     // Where the sum is ours to make, that is as much work as the copy.
     let times = 1 + usize::from(!takes.checksum && offload.needs_csum());
     if takes.whole(offload.gso) {
         opens.spent += frame.len().max(COPY_COST) * times;
-        let mut room = opens.room(plan, station, pair, frame.len()).ok_or(Drop::Full)?;
+        let mut room = opens.room(plan, station, pair, frame.len()).ok_or(DropReason::Full)?;
         let bytes = &mut room.bytes()[..frame.len()];
         bytes.copy_from_slice(frame);
         let offload = finish(bytes, offload, takes)?;
@@ -519,7 +521,7 @@ fn deliver(
     }
     let large = Large::check(frame, &offload)?;
     if large.longest(frame.len()) > station.longest() {
-        return Err(Drop::Giant);
+        return Err(DropReason::Giant);
     }
     let flags = if takes.checksum { VIRTIO_NET_HDR_F_DATA_VALID } else { 0 };
     let offload = Offload { flags, ..Offload::NONE };
@@ -530,7 +532,7 @@ fn deliver(
         let Some(mut room) = opens.room(plan, station, pair, len) else {
             // This one is counted; nobody comes for the others before the end of this poll.
             opens.full(plan, station, pair, segments.left() - 1);
-            return Err(Drop::Full);
+            return Err(DropReason::Full);
         };
         let bytes = &mut room.bytes()[..len];
         segments.write(bytes);
@@ -542,7 +544,7 @@ fn deliver(
     Ok(())
 }
 
-impl std::ops::Drop for Outlet {
+impl std::ops::Drop for PortTx {
     fn drop(&mut self) {
         self.flush();
     }

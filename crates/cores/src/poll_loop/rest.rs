@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ioplane_device::{Armed, PollOutcome, PollState};
 
-use super::Rounds;
+use super::PollLoop;
 use super::slot::SlotState;
 use super::timers::Timer;
 use crate::settings::Notify;
@@ -22,7 +22,7 @@ const GLANCE_TURNS: u64 = 4;
 /// beside the guest's kick.
 const GLANCE: Duration = Duration::from_micros(50);
 
-impl Rounds {
+impl PollLoop {
     /// Lets rest whoever has had no work for long enough: on a notified core at all.
     pub(super) fn rest_idle(&mut self) {
         let spin = if self.notify == Notify::Polled { self.spin } else { Duration::ZERO };

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use ioplane_device::{Budget, CoreContext, PollOutcome, PollState, Seat};
+use ioplane_device::{Budget, CoreContext, PollOutcome, PollState, PollerSlot};
 
 use super::charge::Charge;
 use crate::watch::Watched;
@@ -38,8 +38,8 @@ impl SlotState {
 }
 
 /// One seat and what the core knows of it.
-pub(super) struct Chair {
-    pub(super) seat: Seat,
+pub(super) struct SlotEntry {
+    pub(super) seat: PollerSlot,
     pub(super) watched: Watched,
     pub(super) state: SlotState,
     /// The core's look at the clock before the first of its idle steps in a row; `None` after a step with work, and until it
@@ -50,9 +50,9 @@ pub(super) struct Chair {
     pub(super) charge: Charge,
 }
 
-impl Chair {
-    pub(super) fn new(seat: Seat, watched: Watched, state: SlotState) -> Self {
-        Chair { seat, watched, state, idle_since: None, timed: false, charge: Charge::default() }
+impl SlotEntry {
+    pub(super) fn new(seat: PollerSlot, watched: Watched, state: SlotState) -> Self {
+        SlotEntry { seat, watched, state, idle_since: None, timed: false, charge: Charge::default() }
     }
 
     /// One turn of its poller. `polling`: whether the core looks at rings by itself.

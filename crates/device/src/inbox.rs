@@ -8,30 +8,30 @@ use std::time::{Duration, Instant};
 use atomic_waker::AtomicWaker;
 use crossbeam_queue::SegQueue;
 
-use crate::parked::{Parked, SeatId};
+use crate::parked::{Parked, PollerId};
 
 /// The doorstep of one device: seats put parked pollers on it, the device's one owner takes them in. Nothing that has
 /// arrived is lost, whether or not anybody is waiting.
 #[derive(Debug, Default)]
-pub struct Home {
-    arrived: SegQueue<(SeatId, Parked)>,
+pub struct ParkedInbox {
+    arrived: SegQueue<(PollerId, Parked)>,
     waker: AtomicWaker,
 }
 
-impl Home {
+impl ParkedInbox {
     /// A parked poller arrives. Called on an I/O core.
-    pub(crate) fn arrive(&self, seat: SeatId, parked: Parked) {
+    pub(crate) fn arrive(&self, seat: PollerId, parked: Parked) {
         self.arrived.push((seat, parked));
-        self.knock();
+        self.wake();
     }
 
     /// Wakes the owner if it waits.
-    pub(crate) fn knock(&self) {
+    pub(crate) fn wake(&self) {
         self.waker.wake();
     }
 
     /// Takes in whoever has arrived.
-    pub(crate) fn take(&self) -> Option<(SeatId, Parked)> {
+    pub(crate) fn take(&self) -> Option<(PollerId, Parked)> {
         self.arrived.pop()
     }
 

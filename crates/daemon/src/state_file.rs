@@ -110,7 +110,7 @@ const MAX_BYTES: u64 = 8 << 20;
 
 /// Why the state file cannot be used or written. It is as it was.
 #[derive(Debug, thiserror::Error)]
-pub enum LedgerError {
+pub enum StateFileError {
     /// It is not what we wrote.
     #[error(
         "the state file {} is damaged: {why}\n  to do: it says which disks were added or changed at run time, and nothing was \
@@ -134,16 +134,16 @@ pub enum LedgerError {
 
 /// The state file and what is in it. Every change is on disk when it returns; callers may be at a quiescent point.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct StateFile {
     file: PathBuf,
     entries: Mutex<Entries>,
 }
 
-impl Ledger {
+impl StateFile {
     /// Reads what an earlier daemon left; nothing if there is none.
-    pub fn open(file: &Path) -> Result<Ledger, LedgerError> {
-        let os = |source| LedgerError::Os { file: file.to_owned(), source };
-        let damaged = |why: String| LedgerError::Damaged { file: file.to_owned(), why };
+    pub fn open(file: &Path) -> Result<StateFile, StateFileError> {
+        let os = |source| StateFileError::Os { file: file.to_owned(), source };
+        let damaged = |why: String| StateFileError::Damaged { file: file.to_owned(), why };
         let entries = match std::fs::symlink_metadata(file) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Entries::default(),
             Err(e) => return Err(os(e)),
@@ -158,7 +158,7 @@ impl Ledger {
                 parse(&std::fs::read(file).map_err(os)?).map_err(damaged)?
             }
         };
-        Ok(Ledger { file: file.to_owned(), entries: Mutex::new(entries) })
+        Ok(StateFile { file: file.to_owned(), entries: Mutex::new(entries) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Entries> {
@@ -171,12 +171,12 @@ impl Ledger {
     }
 
     /// Changes it, on disk first: if that fails nothing has changed.
-    pub fn change(&self, change: impl FnOnce(&mut Entries)) -> Result<(), LedgerError> {
+    pub fn change(&self, change: impl FnOnce(&mut Entries)) -> Result<(), StateFileError> {
         let mut entries = self.lock();
         let mut next = entries.clone();
         change(&mut next);
         if next != *entries {
-            self.write(&next).map_err(|source| LedgerError::Os { file: self.file.clone(), source })?;
+            self.write(&next).map_err(|source| StateFileError::Os { file: self.file.clone(), source })?;
             *entries = next;
         }
         Ok(())

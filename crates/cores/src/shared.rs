@@ -18,7 +18,7 @@ const FRESH: Duration = Duration::from_millis(100);
 
 /// One for each core. Switches are written by the owner, meters by the core.
 #[derive(Debug)]
-pub(crate) struct Panel {
+pub(crate) struct CoreShared {
     pub(crate) id: CoreId,
     pub(crate) born: Instant,
     polled: AtomicU8,
@@ -65,9 +65,9 @@ pub(crate) struct Counts {
     pub(crate) permille: u32,
 }
 
-impl Panel {
+impl CoreShared {
     pub(crate) fn new(id: CoreId, notify: Notify, spin: Duration) -> Self {
-        Panel {
+        CoreShared {
             id,
             born: Instant::now(),
             polled: AtomicU8::new((notify == Notify::Polled) as u8),

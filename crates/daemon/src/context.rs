@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ioplane_api::refusal::Code;
 use ioplane_api::spec::{Mac, ServedSpec, socket_flaw};
 
-use super::access::Access;
-use super::cores::{Cores, Seating};
+use super::access::SocketAccess;
+use super::cores::{CorePlacement, Cores};
 use super::events::Events;
-use super::ledger::{Ledger, Record};
+use super::state_file::{Record, StateFile};
 use crate::refusal::Refusal;
 
 /// What a NIC is called.
@@ -24,14 +24,14 @@ struct Claim {
 }
 
 /// One in a daemon.
-pub struct Ground {
+pub struct DaemonContext {
     /// The I/O cores.
     pub cores: Arc<Cores>,
     /// The state file.
-    pub ledger: Arc<Ledger>,
+    pub ledger: Arc<StateFile>,
     run_dir: PathBuf,
     control: PathBuf,
-    access: Access,
+    access: SocketAccess,
     claims: Mutex<BTreeMap<String, Claim>>,
     /// Something could not be served, and is to be tried again.
     pub failed: tokio::sync::Notify,
@@ -39,16 +39,16 @@ pub struct Ground {
     pub events: Events,
 }
 
-impl Ground {
+impl DaemonContext {
     /// Sockets are made in `run_dir`, for `access`; `control` is the daemon's own.
     pub fn new(
         cores: Arc<Cores>,
-        ledger: Arc<Ledger>,
+        ledger: Arc<StateFile>,
         run_dir: PathBuf,
         control: PathBuf,
-        access: Access,
+        access: SocketAccess,
     ) -> Self {
-        Ground {
+        DaemonContext {
             cores,
             ledger,
             run_dir,
@@ -61,7 +61,7 @@ impl Ground {
     }
 
     /// Who may connect to the sockets.
-    pub fn access(&self) -> Access {
+    pub fn access(&self) -> SocketAccess {
         self.access
     }
 
@@ -71,8 +71,12 @@ impl Ground {
     }
 
     /// Where queues go.
-    pub fn seating<S: ServedSpec>(&self, record: &Record<S>) -> Seating {
-        Seating { pool: self.cores.pool().clone(), core: record.now.core(), moved: record.moved.clone() }
+    pub fn seating<S: ServedSpec>(&self, record: &Record<S>) -> CorePlacement {
+        CorePlacement {
+            pool: self.cores.pool().clone(),
+            core: record.now.core(),
+            moved: record.moved.clone(),
+        }
     }
 
     /// Where a second front end connects, if nobody says otherwise.

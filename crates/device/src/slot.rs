@@ -8,9 +8,9 @@ use ioplane_memory::mutation::{Law, removed};
 
 use crate::Armed;
 use crate::context::CoreContext;
-use crate::home::Home;
+use crate::inbox::ParkedInbox;
 use crate::outcome::{PollOutcome, PollState};
-use crate::parked::{Parked, SeatId};
+use crate::parked::{Parked, PollerId};
 use crate::poller::{Budget, Change, Poller, Stop, Wakers};
 use crate::share::Share;
 use crate::watch;
@@ -23,20 +23,20 @@ pub struct CoreId(pub u32);
 const TURNS_BACK: u32 = 16;
 
 /// Holds one poller on one I/O core.
-pub struct Seat {
-    id: SeatId,
+pub struct PollerSlot {
+    id: PollerId,
     queue: u16,
     poller: Option<Box<dyn Poller>>,
-    home: Arc<Home>,
+    home: Arc<ParkedInbox>,
     share: Share,
     fresh: bool,
     suspended: bool,
 }
 
-impl Seat {
-    pub(crate) fn new(poller: Box<dyn Poller>, queue: u16, home: Arc<Home>) -> Self {
-        Seat {
-            id: SeatId::fresh(),
+impl PollerSlot {
+    pub(crate) fn new(poller: Box<dyn Poller>, queue: u16, home: Arc<ParkedInbox>) -> Self {
+        PollerSlot {
+            id: PollerId::fresh(),
             queue,
             poller: Some(poller),
             home,
@@ -47,7 +47,7 @@ impl Seat {
     }
 
     /// Its name.
-    pub fn id(&self) -> SeatId {
+    pub fn id(&self) -> PollerId {
         self.id
     }
 
@@ -98,11 +98,11 @@ impl Seat {
     }
 
     /// Carries out what the owner told this seat.
-    pub fn tell(&mut self, context: &mut CoreContext, tell: Tell) {
+    pub fn tell(&mut self, context: &mut CoreContext, tell: PollerCommand) {
         let Some(poller) = self.poller.as_deref_mut() else { return };
         match tell {
-            Tell::Drain => poller.drain(),
-            Tell::Undrain(ack) => {
+            PollerCommand::Drain => poller.drain(),
+            PollerCommand::Undrain(ack) => {
                 if self.suspended {
                     // What was in flight is fenced off already; home first, then its owner makes a new poller.
                     self.step(context, Budget(1));
@@ -111,11 +111,11 @@ impl Seat {
                 }
                 ack.done();
             }
-            Tell::Suspend => {
+            PollerCommand::Suspend => {
                 self.suspended = true;
                 poller.suspend();
             }
-            Tell::Apply(change, ack) => {
+            PollerCommand::Apply(change, ack) => {
                 match change {
                     Change::Share(share) => self.share = share,
                     change => poller.apply(change),
@@ -128,7 +128,7 @@ impl Seat {
     /// No core took this seat: its poller goes home from where it is, on the owner's thread.
     pub(crate) fn turn_back(mut self) {
         let mut context = CoreContext::default();
-        self.tell(&mut context, Tell::Suspend);
+        self.tell(&mut context, PollerCommand::Suspend);
         for _ in 0..TURNS_BACK {
             if self.step(&mut context, Budget(1)).state() == PollState::Parked {
                 return;
@@ -164,7 +164,7 @@ impl Seat {
     }
 }
 
-impl fmt::Debug for Seat {
+impl fmt::Debug for PollerSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Seat").field("id", &self.id).field("queue", &self.queue).finish_non_exhaustive()
     }
@@ -172,7 +172,7 @@ impl fmt::Debug for Seat {
 
 /// What the owner of a device says to one of its seats, by way of the core's mailbox.
 #[derive(Debug)]
-pub enum Tell {
+pub enum PollerCommand {
     /// [`Poller::drain`].
     Drain,
     /// [`Poller::undrain`], acknowledged. A poller that had parked before it heard this stays parked.
@@ -192,11 +192,11 @@ pub struct Ack {
 #[derive(Debug)]
 pub(crate) struct AcksLeft {
     left: AtomicU64,
-    home: Arc<Home>,
+    home: Arc<ParkedInbox>,
 }
 
 impl AcksLeft {
-    pub(crate) fn new(home: Arc<Home>) -> Arc<Self> {
+    pub(crate) fn new(home: Arc<ParkedInbox>) -> Arc<Self> {
         Arc::new(AcksLeft { left: AtomicU64::new(0), home })
     }
 
@@ -218,41 +218,41 @@ impl Ack {
 impl Drop for Ack {
     fn drop(&mut self) {
         if self.left.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.left.home.knock();
+            self.left.home.wake();
         }
     }
 }
 
 /// What goes into a core's mailbox.
 #[derive(Debug)]
-pub enum Order {
+pub enum CoreMessage {
     /// Take this seat in.
-    Sit(Seat),
+    Attach(PollerSlot),
     /// Tell the seat of that name something. A seat that has been vacated meanwhile hears nothing.
-    Tell(SeatId, Tell),
+    Poller(PollerId, PollerCommand),
 }
 
-/// The core behind a [`Post`] has ended; the order comes back.
+/// The core behind a [`CoreSender`] has ended; the order comes back.
 #[derive(Debug)]
-pub struct Gone(pub Order);
+pub struct CoreEnded(pub CoreMessage);
 
 /// The sending half of an I/O core's mailbox. Orders are carried out in the order they were posted, between two polls.
-pub trait Post: Send + Sync + fmt::Debug {
+pub trait CoreSender: Send + Sync + fmt::Debug {
     /// Which core.
     fn core(&self) -> CoreId;
     /// Posts an order and wakes the core if it sleeps.
-    fn post(&self, order: Order) -> Result<(), Gone>;
+    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded>;
 }
 
 /// Decides on which core a queue sits when a device is activated or resumed.
 pub trait Placement: Send + Sync {
     /// The core for `queue` of the device called `device`.
-    fn place(&self, device: &str, queue: u16) -> Arc<dyn Post>;
+    fn place(&self, device: &str, queue: u16) -> Arc<dyn CoreSender>;
 }
 
 /// The same core for every queue.
-impl Placement for Arc<dyn Post> {
-    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn Post> {
+impl Placement for Arc<dyn CoreSender> {
+    fn place(&self, _device: &str, _queue: u16) -> Arc<dyn CoreSender> {
         self.clone()
     }
 }

@@ -10,10 +10,10 @@ use ioplane_api::spec::ServedSpec;
 use tokio::sync::Notify;
 
 use super::Daemon;
-use super::ground::Ground;
-use super::ledger::Record;
-use super::served::{GLANCE, Kind, Queued};
-use super::trouble::Trouble;
+use super::context::DaemonContext;
+use super::served::{GLANCE, Queued, ServedKind};
+use super::state_file::Record;
+use super::trouble::RetryState;
 use crate::refusal::Refusal;
 
 /// How long stopping waits for the devices; then what is in flight stays in the journals, for the next daemon to replay.
@@ -21,14 +21,14 @@ const STOP: Duration = Duration::from_secs(40);
 /// How long a change waits for one that is being tried again just now.
 const TURN: Duration = Duration::from_secs(2);
 
-enum Slot<K: Kind> {
+enum Slot<K: ServedKind> {
     /// For the first time, or again.
-    Opening(Record<K::Spec>, Option<Trouble>),
+    Opening(Record<K::Spec>, Option<RetryState>),
     Served(Arc<K>),
-    Failed(Record<K::Spec>, Trouble),
+    Failed(Record<K::Spec>, RetryState),
 }
 
-impl<K: Kind> Clone for Slot<K> {
+impl<K: ServedKind> Clone for Slot<K> {
     fn clone(&self) -> Self {
         match self {
             Slot::Opening(record, trouble) => Slot::Opening(record.clone(), trouble.clone()),
@@ -38,7 +38,7 @@ impl<K: Kind> Clone for Slot<K> {
     }
 }
 
-impl<K: Kind> Slot<K> {
+impl<K: ServedKind> Slot<K> {
     fn record(&self) -> Record<K::Spec> {
         match self {
             Slot::Opening(record, _) | Slot::Failed(record, _) => record.clone(),
@@ -60,24 +60,24 @@ pub enum OnFailure {
 pub type Settled<K> = (Vec<(String, Arc<K>)>, Vec<(String, Refusal)>);
 
 /// A kind that a daemon has a shelf of.
-pub trait Shelved: Kind {
+pub trait Shelved: ServedKind {
     /// All of this kind.
-    fn shelf(daemon: &Daemon) -> &Shelf<Self>;
+    fn shelf(daemon: &Daemon) -> &Registry<Self>;
 }
 
 /// All of one kind.
-pub struct Shelf<K: Kind> {
+pub struct Registry<K: ServedKind> {
     slots: Mutex<BTreeMap<String, Slot<K>>>,
     /// A try has come to its end.
     turned: Notify,
-    pub(super) ground: Arc<Ground>,
+    pub(super) ground: Arc<DaemonContext>,
     below: Arc<K::Below>,
 }
 
-impl<K: Kind> Shelf<K> {
+impl<K: ServedKind> Registry<K> {
     /// None yet.
-    pub fn new(ground: Arc<Ground>, below: Arc<K::Below>) -> Self {
-        Shelf { slots: Mutex::default(), turned: Notify::new(), ground, below }
+    pub fn new(ground: Arc<DaemonContext>, below: Arc<K::Below>) -> Self {
+        Registry { slots: Mutex::default(), turned: Notify::new(), ground, below }
     }
 
     fn slots(&self) -> MutexGuard<'_, BTreeMap<String, Slot<K>>> {
@@ -140,7 +140,7 @@ impl<K: Kind> Shelf<K> {
                 let (error, remedy) = (&refused.error, &refused.remedy);
                 tracing::error!(kind = K::NAME, name, error, remedy, "not served");
                 self.tell(EventWord::Failed, &name, error);
-                self.keep(record, Trouble::new(refused.clone()));
+                self.keep(record, RetryState::new(refused.clone()));
                 Err(refused)
             }
             Err(refused) => {
@@ -180,7 +180,7 @@ impl<K: Kind> Shelf<K> {
     }
 
     /// It could not be opened and stays, in the state file too: a successor has to know it.
-    fn keep(&self, record: Record<K::Spec>, trouble: Trouble) {
+    fn keep(&self, record: Record<K::Spec>, trouble: RetryState) {
         let name = record.now.name().to_owned();
         let noted = self.ground.ledger.change(|entries| {
             K::records(entries).insert(name.clone(), record.clone());
@@ -207,7 +207,7 @@ impl<K: Kind> Shelf<K> {
         next.min()
     }
 
-    /// Begins to try those again whose time has come: [`Shelf::retry`] or [`Shelf::later`] is to follow for each.
+    /// Begins to try those again whose time has come: [`Registry::retry`] or [`Registry::later`] is to follow for each.
     pub fn due(&self) -> Vec<String> {
         let mut slots = self.slots();
         let due = slots.iter_mut().filter(|(_, slot)| matches!(slot, Slot::Failed(_, why) if why.is_due()));
@@ -280,7 +280,7 @@ impl<K: Kind> Shelf<K> {
     }
 
     /// What all of them stand on.
-    pub fn ground(&self) -> &Arc<Ground> {
+    pub fn ground(&self) -> &Arc<DaemonContext> {
         &self.ground
     }
 
@@ -306,7 +306,7 @@ impl<K: Kind> Shelf<K> {
     }
 
     /// Ends the service of all for a while, if nobody uses any: what a successor has to open itself. What has been ended comes
-    /// back by [`Shelf::bring_back`]. On an error all are served as before.
+    /// back by [`Registry::bring_back`]. On an error all are served as before.
     pub async fn set_aside(&self) -> Result<Vec<Record<K::Spec>>, Refusal> {
         let (served, failed) = self.settled()?;
         let mut aside = Vec::new();
@@ -345,7 +345,7 @@ impl<K: Kind> Shelf<K> {
 
     /// Takes in one that another process could not serve. Its name has been claimed.
     pub fn take_failed(&self, record: Record<K::Spec>, why: Refusal) {
-        self.slots().insert(record.now.name().to_owned(), Slot::Failed(record, Trouble::new(why)));
+        self.slots().insert(record.now.name().to_owned(), Slot::Failed(record, RetryState::new(why)));
     }
 
     /// Takes the name and the socket; for what somebody asks for just now the address as well.
@@ -491,7 +491,7 @@ impl<K: Kind> Shelf<K> {
     }
 }
 
-impl<K: Kind> Slot<K> {
+impl<K: ServedKind> Slot<K> {
     /// Begins to try again one that has failed, and says whether it did.
     fn begin(&mut self) -> bool {
         let Slot::Failed(record, trouble) = self else { return false };
@@ -500,7 +500,7 @@ impl<K: Kind> Slot<K> {
     }
 }
 
-async fn report_slot<K: Kind>(slot: Slot<K>, ground: &Ground) -> K::Report {
+async fn report_slot<K: ServedKind>(slot: Slot<K>, ground: &DaemonContext) -> K::Report {
     let (record, state, trouble) = match slot {
         Slot::Served(one) => {
             let report = tokio::time::timeout(GLANCE + GLANCE / 4, one.report()).await;
@@ -518,7 +518,7 @@ async fn report_slot<K: Kind>(slot: Slot<K>, ground: &Ground) -> K::Report {
     K::blank(&record, ground.socket(&record.now), state, trouble.as_ref())
 }
 
-impl<K: Queued> Shelf<K> {
+impl<K: Queued> Registry<K> {
     /// Moves a queue to a core.
     pub async fn move_queue(&self, name: &str, queue: u16, core: u32) -> Result<(), Refusal> {
         self.ground.cores.check(core).map_err(|refused| refused.at("core"))?;

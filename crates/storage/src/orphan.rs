@@ -12,25 +12,25 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// The rest of a lane.
-pub(crate) trait Remains: Send {
+pub(crate) trait Orphan: Send {
     /// Blocks until nothing is in flight any more. Begins nothing new.
     fn wait(&mut self);
 }
 
 /// Counts the lanes whose operations have not ended.
 #[derive(Debug, Default)]
-pub(crate) struct Limbo {
+pub(crate) struct OrphanedIo {
     left: Mutex<usize>,
     fewer: Condvar,
 }
 
-impl Limbo {
+impl OrphanedIo {
     fn count(&self) -> MutexGuard<'_, usize> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a lane in and returns at once.
-    pub fn take(self: &Arc<Self>, remains: Box<dyn Remains>) {
+    pub fn take(self: &Arc<Self>, remains: Box<dyn Orphan>) {
         *self.count() += 1;
         let place = Place(self.clone());
         let work = move || {
@@ -58,7 +58,7 @@ impl Limbo {
     }
 }
 
-struct Place(Arc<Limbo>);
+struct Place(Arc<OrphanedIo>);
 
 impl Drop for Place {
     fn drop(&mut self) {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::panel::Counts;
+use crate::shared::Counts;
 
 /// Span over which the busy share is smoothed.
 const SMOOTH: Duration = Duration::from_millis(40);

@@ -23,14 +23,16 @@ use std::time::{Duration, Instant};
 
 use ioplane_device::clock::Clock;
 use ioplane_device::mutation::{Law, bound};
-use ioplane_device::{Budget, Change, CoreContext, Order, PollOutcome, PollState, Seat, SeatId, Tell};
+use ioplane_device::{
+    Budget, Change, CoreContext, CoreMessage, PollOutcome, PollState, PollerCommand, PollerId, PollerSlot,
+};
 
 use crate::mailbox::Mailbox;
-use crate::panel::{LEAVE, LEFT, Panel};
-use crate::settings::{CoreSettings, Manners, Notify};
+use crate::settings::{CoreSettings, Notify, YieldPolicy};
+use crate::shared::{CoreShared, LEAVE, LEFT};
 use crate::watch::Watch;
 use account::Account;
-use slot::{Chair, SlotState};
+use slot::{SlotEntry, SlotState};
 use timers::{Timer, Timers};
 
 /// How often every awake poller is tidied.
@@ -54,17 +56,17 @@ const YIELD_TURNS: u32 = 4;
 const ORDERS_PER_TURN: u64 = 8;
 
 /// One core at work. Lives on its own thread.
-pub(crate) struct Rounds {
+pub(crate) struct PollLoop {
     mailbox: Arc<Mailbox>,
-    panel: Arc<Panel>,
+    panel: Arc<CoreShared>,
     watch: Watch,
     /// With the last look at the clock.
     context: CoreContext,
     budget: Budget,
-    manners: Manners,
+    manners: YieldPolicy,
     notify: Notify,
     spin: Duration,
-    chairs: Vec<Option<Chair>>,
+    chairs: Vec<Option<SlotEntry>>,
     free: Vec<usize>,
     /// Who is stepped each turn: indexes of `chairs`.
     awake: Vec<usize>,
@@ -82,17 +84,17 @@ pub(crate) struct Rounds {
     pub(crate) stepping: Option<u16>,
 }
 
-impl Rounds {
+impl PollLoop {
     pub(crate) fn new(
         mailbox: Arc<Mailbox>,
-        panel: Arc<Panel>,
+        panel: Arc<CoreShared>,
         watch: Watch,
         clock: Arc<dyn Clock>,
         settings: &CoreSettings,
     ) -> Self {
         let context = CoreContext::new(clock);
         let now = context.now();
-        Rounds {
+        PollLoop {
             mailbox,
             panel,
             watch,
@@ -168,8 +170,8 @@ impl Rounds {
             let Some(order) = self.mailbox.next() else { return true };
             self.account.orders += 1;
             match order {
-                Order::Sit(seat) => self.sit(seat),
-                Order::Tell(id, tell) => self.tell(id, tell),
+                CoreMessage::Attach(seat) => self.sit(seat),
+                CoreMessage::Poller(id, tell) => self.tell(id, tell),
             }
         }
         false
@@ -195,7 +197,7 @@ impl Rounds {
         self.chairs.len() > self.free.len()
     }
 
-    fn sit(&mut self, seat: Seat) {
+    fn sit(&mut self, seat: PollerSlot) {
         let state = if seat.must_look() { SlotState::Fresh } else { SlotState::Armed };
         let at = self.free.pop().unwrap_or_else(|| {
             self.chairs.push(None);
@@ -206,18 +208,18 @@ impl Rounds {
         self.worked.reserve(self.chairs.len().saturating_sub(self.worked.len()));
         self.awake.reserve(self.chairs.len().saturating_sub(self.awake.len()));
         let watched = self.watch.add(seat.wakers(), at);
-        self.chairs[at] = Some(Chair::new(seat, watched, state));
+        self.chairs[at] = Some(SlotEntry::new(seat, watched, state));
         if state.is_awake() {
             self.awake(at);
         }
     }
 
-    fn tell(&mut self, id: SeatId, tell: Tell) {
+    fn tell(&mut self, id: PollerId, tell: PollerCommand) {
         let Some(at) = self.chairs.iter().position(|c| c.as_ref().is_some_and(|c| c.seat.id() == id)) else {
             return;
         };
         let Some(chair) = &mut self.chairs[at] else { return };
-        if matches!(tell, Tell::Apply(Change::Kick(_) | Change::Own(_), _)) {
+        if matches!(tell, PollerCommand::Apply(Change::Kick(_) | Change::Own(_), _)) {
             // The old descriptors go before the poller can close them.
             self.watch.remove(std::mem::take(&mut chair.watched));
             chair.seat.tell(&mut self.context, tell);
@@ -362,7 +364,7 @@ impl Rounds {
             self.unlooked_turns >= CLOCK_TURNS || self.unlooked_units >= CLOCK_UNITS
         } else {
             self.idle_run += 1;
-            let yields = polled && self.manners != Manners::Dedicated;
+            let yields = polled && self.manners != YieldPolicy::Dedicated;
             if yields && self.idle_run.is_multiple_of(YIELD_TURNS) {
                 std::thread::yield_now();
             } else if polled {

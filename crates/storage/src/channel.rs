@@ -62,7 +62,7 @@ impl Fault {
 /// promises its driver a `seg_max` below this.
 pub const MAX_RANGES: usize = 128;
 
-/// [`Lane::slice`] of a lane that does not copy on the I/O core: above what guests ask for at once, so that only outsized
+/// [`IoChannel::slice`] of a lane that does not copy on the I/O core: above what guests ask for at once, so that only outsized
 /// requests pay for a second turn.
 pub const SLICE: u32 = 1 << 20;
 
@@ -111,12 +111,12 @@ pub enum Op<'a> {
     },
 }
 
-/// The answer to [`Lane::submit`].
+/// The answer to [`IoChannel::submit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Submitted {
     /// Ended already; will not be reaped.
     Done(Outcome),
-    /// In flight; [`Lane::reap`] will name its tag once.
+    /// In flight; [`IoChannel::reap`] will name its tag once.
     Pending,
 }
 
@@ -124,7 +124,7 @@ pub enum Submitted {
 ///
 /// Reads into guest memory that are [`Submitted::Pending`] are marked in the dirty log by the poller when they are reaped
 /// (law 6); what a lane copies itself is marked by the view.
-pub trait Lane: Send {
+pub trait IoChannel: Send {
     /// Most bytes of one read or write. Copying, and handing pages to the kernel, holds the I/O core for a time that grows with
     /// the bytes, so whoever polls cuts a longer transfer into operations of this size and submits them one by one.
     fn slice(&self) -> u32 {
@@ -133,13 +133,13 @@ pub trait Lane: Send {
 
     /// Takes an operation on. At most as many as the lane's depth are in flight. Every guest range is checked here
     /// before anything is done; the lane keeps `view.map()` alive while the operation is in flight. May only note it down
-    /// until [`Lane::push`].
+    /// until [`IoChannel::push`].
     fn submit(&mut self, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted;
 
     /// Hands everything noted down to whoever does it. Called once a poll, and only needed after [`Submitted::Pending`].
     fn push(&mut self);
 
-    /// Whether something is still noted down after [`Lane::push`] (the kernel was short of memory): nothing will wake
+    /// Whether something is still noted down after [`IoChannel::push`] (the kernel was short of memory): nothing will wake
     /// anybody for it, so whoever polls must push again before long.
     fn held_back(&self) -> bool;
 
@@ -160,7 +160,7 @@ pub trait Backing: Send + Sync + std::fmt::Debug {
 
     /// Opens a lane for a queue that keeps at most `depth` operations in flight. Everything that the lane will ever need is
     /// allocated here.
-    fn lane(&self, depth: u16) -> Result<Box<dyn Lane>, StorageError>;
+    fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError>;
 
     /// Changes the size. Shrinking is allowed: operations beyond the new end fail from then on.
     fn resize(&self, bytes: u64) -> Result<(), StorageError>;

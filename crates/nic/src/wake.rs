@@ -15,14 +15,14 @@ use crate::NicError;
 
 /// Readable when frames have arrived, when some are left of a batch, or when the chip's timer has run out.
 #[derive(Debug)]
-pub(crate) struct Bells {
+pub(crate) struct WakeSources {
     all: Arc<OwnedFd>,
     /// Rung by ourselves: there is more to do.
     more: OwnedFd,
     timer: OwnedFd,
 }
 
-impl Bells {
+impl WakeSources {
     pub fn new(name: &str, port: &Port) -> Result<Self, NicError> {
         let failed = |source: rustix::io::Errno| NicError::Os {
             name: name.to_owned(),
@@ -38,7 +38,7 @@ impl Bells {
         for bell in [inlet.waker(), more.as_fd(), timer.as_fd()] {
             epoll::add(&all, bell, EventData::new_u64(0), EventFlags::IN).map_err(failed)?;
         }
-        Ok(Bells { all: Arc::new(all), more, timer })
+        Ok(WakeSources { all: Arc::new(all), more, timer })
     }
 
     /// Readable when one of them rings.
