@@ -65,6 +65,14 @@ pub enum HardwareError {
         /// How long it was waited for.
         after: Duration,
     },
+    /// Its own memory may still hold what its last user left there.
+    #[error("{function}: its memory could not be wiped: {why}; power-cycle the host before another guest uses it")]
+    NotWiped {
+        /// Its address.
+        function: String,
+        /// What failed.
+        why: String,
+    },
     /// There is no way to reset it.
     #[error(
         "{function} has no reset of its own, and there is no model that knows one by its registers: after its first guest remove it and add \

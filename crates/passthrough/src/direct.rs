@@ -9,7 +9,7 @@
 //!
 //! A client is given a descriptor of the hardware, to map its pages. Who has that can do everything to the hardware, for as long as it keeps it: so
 //! the hardware is closed when its client has left, and opened and reset for the next, which fails while anybody keeps the old descriptor or a
-//! mapping of it.
+//! mapping of it. Memory of the card's own, which no reset empties, is wiped for each client, by a state model if there is one.
 
 use std::sync::Arc;
 
@@ -22,6 +22,7 @@ use ioplane_memory::{GuestMap, Region};
 use ioplane_model::StateModel;
 use ioplane_pci::{BarMap, ConfigSpace, Function, Irq, Irqs, NotReady, Wire, WireError, spec};
 
+use crate::monitor::{Monitor, MonitorError};
 use crate::reset::ByRegisters;
 
 /// What a guest, or the hardware, got wrong. Counted; nothing else happens.
@@ -29,7 +30,7 @@ use crate::reset::ByRegisters;
 pub struct DirectFaults {
     /// Register accesses that the hardware does not have or did not answer: they read as all ones.
     pub accesses: u64,
-    /// Resets that were wanted and did not happen, for want of a way or because it failed.
+    /// Resets and wipes that were wanted and did not happen, for want of a way or because they failed.
     pub resets: u64,
 }
 
@@ -45,13 +46,38 @@ enum Owner {
     Ours(u8),
 }
 
+/// The hardware, which is lent to whoever wipes it.
+struct Held<H>(Option<H>);
+
+const LENT: &str = "it comes back before anything else is done";
+
+impl<H> Held<H> {
+    fn take(&mut self) -> H {
+        self.0.take().expect(LENT)
+    }
+}
+
+impl<H> std::ops::Deref for Held<H> {
+    type Target = H;
+
+    fn deref(&self) -> &H {
+        self.0.as_ref().expect(LENT)
+    }
+}
+
+impl<H> std::ops::DerefMut for Held<H> {
+    fn deref_mut(&mut self) -> &mut H {
+        self.0.as_mut().expect(LENT)
+    }
+}
+
 /// A physical function as one of PCI.
 ///
 /// Its stillness cannot be recognised: while the guest lets it use memory it is busy, and only a suspension stops it, by taking
 /// bus mastering away. What it was doing then is lost, as when a cable is pulled.
 pub struct Direct<H: Hardware> {
     info: DeviceInfo,
-    hardware: H,
+    hardware: Held<H>,
     bars: BarMap,
     irqs: Irqs,
     header: ConfigSpace,
@@ -63,6 +89,8 @@ pub struct Direct<H: Hardware> {
     suspended: bool,
     mapped: Vec<Region>,
     registers: Option<ByRegisters>,
+    /// The model of a card with memory of its own.
+    memory: Option<&'static StateModel>,
     /// Why the last reset did not happen.
     not_reset: Option<HardwareError>,
     /// Why it could not be opened for the last client that came.
@@ -76,7 +104,7 @@ pub struct Direct<H: Hardware> {
 
 impl<H: Hardware> Direct<H> {
     /// Passes `hardware` through under the name that its owner gave it. Of `model`, if there is one for it, nothing is used but how
-    /// registers reset it where it has no reset of its own.
+    /// registers reset it where it has no reset of its own, and how memory of its own is wiped.
     pub fn new(
         name: &str,
         mut hardware: H,
@@ -142,7 +170,7 @@ impl<H: Hardware> Direct<H> {
         let fresh = ours.clone();
         let mut direct = Direct {
             info,
-            hardware,
+            hardware: Held(Some(hardware)),
             bars,
             irqs,
             header,
@@ -153,6 +181,7 @@ impl<H: Hardware> Direct<H> {
             suspended: false,
             mapped: Vec::new(),
             registers: model.and_then(ByRegisters::new),
+            memory: model.filter(|model| model.port.is_some()),
             not_reset: None,
             not_open: None,
             closed: false,
@@ -185,7 +214,7 @@ impl<H: Hardware> Direct<H> {
         for region in std::mem::take(&mut self.mapped) {
             let _ = self.hardware.unmap(region.gpa(), region.len());
         }
-        self.hardware
+        self.hardware.take()
     }
 
     /// Its last reset was tried and failed: nobody knows what it would do. (What has no reset at all is as its guest has left it.)
@@ -198,7 +227,7 @@ impl<H: Hardware> Direct<H> {
         let reset = match (self.hardware.reset(), &self.registers) {
             (Ok(true), _) => Ok(()),
             // Also where its own reset failed: this one may do.
-            (_, Some(registers)) => registers.reset(&mut self.hardware),
+            (_, Some(registers)) => registers.reset(&mut *self.hardware),
             (Ok(false), None) => {
                 Err(HardwareError::Unresettable { function: self.hardware.name().to_owned() })
             }
@@ -210,6 +239,20 @@ impl<H: Hardware> Direct<H> {
         if let Err(error) = self.command() {
             self.not_reset.get_or_insert(error);
         }
+        self.faults.resets += u64::from(self.not_reset.is_some());
+    }
+
+    /// What the last user left in the card's own memory is gone, or [`Direct::not_reset`].
+    fn wipe(&mut self) {
+        let Some(model) = self.memory.filter(|_| self.not_reset.is_none()) else { return };
+        let (hardware, wiped) = Monitor::empty(self.hardware.take(), model);
+        self.hardware = Held(Some(hardware));
+        let function = self.hardware.name().to_owned();
+        self.not_reset = match wiped {
+            Ok(()) => self.command().err(),
+            Err(MonitorError::Hardware(error)) => Some(error),
+            Err(error) => Some(HardwareError::NotWiped { function, why: error.to_string() }),
+        };
         self.faults.resets += u64::from(self.not_reset.is_some());
     }
 
@@ -418,6 +461,7 @@ impl<H: Hardware> Function for Direct<H> {
         self.not_open = None;
         // Also of one that was reset when its client left: who kept a descriptor may have had it since.
         self.start_over();
+        self.wipe();
         match self.unusable() {
             Some(why) => Err(NotReady::Unusable(why)),
             None => {

@@ -32,6 +32,8 @@ pub enum Trouble {
     Mad,
     /// Its driver in the kernel fails every call.
     Broken,
+    /// It fails every access to the register at this offset, and nothing else.
+    BrokenAt(u64),
 }
 
 /// What the hardware saw.
@@ -304,6 +306,7 @@ impl<F: Function> Hardware for Simulated<F> {
         match inner.trouble() {
             Trouble::Gone => out.fill(0xff),
             Trouble::Broken => return Err(self.broken("reading a register")),
+            Trouble::BrokenAt(at) if at == offset => return Err(self.broken("reading that register")),
             trouble => {
                 inner.access(RegisterAddress::Bar(bar, offset), Access::Read(out));
                 if trouble == Trouble::Deaf {
@@ -323,8 +326,9 @@ impl<F: Function> Hardware for Simulated<F> {
         match inner.trouble() {
             Trouble::Gone => {}
             Trouble::Broken => return Err(self.broken("writing a register")),
+            Trouble::BrokenAt(at) if at == offset => return Err(self.broken("writing that register")),
             Trouble::Deaf => inner.kept.extend((offset..).zip(bytes).map(|(at, byte)| ((bar, at), *byte))),
-            Trouble::None | Trouble::Mad => match &mut inner.held {
+            Trouble::None | Trouble::Mad | Trouble::BrokenAt(_) => match &mut inner.held {
                 Some((register, writes)) if *register == offset => writes.push((bar, bytes.to_vec())),
                 _ => inner.access(RegisterAddress::Bar(bar, offset), Access::Write(bytes)),
             },

@@ -89,6 +89,7 @@ impl<H: Hardware> Bus<H> {
             HardwareError::Os { .. }
             | HardwareError::Closed { .. }
             | HardwareError::Kept { .. }
+            | HardwareError::NotWiped { .. }
             | HardwareError::StuckInReset { .. }
             | HardwareError::Unreachable { .. }
             | HardwareError::Unresettable { .. }

@@ -9,6 +9,7 @@
 //!   port.rs       memory of the device, behind a data port
 //!   interrupt.rs  hardware's status -> virtual status & virtual mask -> INTA# of the guest
 //!   still.rs      recognised quiescence: halt, look once more, remember; and back
+//!   wipe.rs       memory of the device, emptied for whoever comes next
 //!   derive.rs     in which states a device is after it was brought back, by the writes that did it
 //!   state.rs      what is remembered, as bytes
 //!   ground.rs     guest memory in the IOMMU    page.rs  shadow reads    policy.rs, counts.rs
@@ -43,10 +44,11 @@ mod port;
 mod rings;
 mod state;
 mod still;
+mod wipe;
 
 use ioplane_device::DeviceInfo;
 use ioplane_hardware::{Hardware, HardwareError};
-use ioplane_memory::{MapError, MappingError};
+use ioplane_memory::{MapError, MappingError, Region};
 use ioplane_model::{Machine, ModelFault, Moves, Reads, Seen, StateModel};
 use ioplane_pci::{Bar, BarMap, PAGE, Space};
 
@@ -125,9 +127,22 @@ pub struct Monitor<H: Hardware> {
     guest: Guest,
 }
 
-impl<H: Hardware> Monitor<H> {
-    /// Takes hardware over: resets it, wipes its memory, listens to its interrupt. It runs when its host activates it.
-    pub fn new(hardware: H, model: &'static StateModel, options: Options) -> Result<Self, MonitorError> {
+/// All of a monitor but the hardware, so that whatever speaks against the hardware is found before it is taken.
+struct Halves {
+    info: DeviceInfo,
+    model: &'static StateModel,
+    plan: Plan,
+    own: Option<Region>,
+    policies: Policies,
+    guest: Guest,
+}
+
+impl Halves {
+    fn new<H: Hardware>(
+        hardware: &H,
+        model: &'static StateModel,
+        options: Options,
+    ) -> Result<Self, MonitorError> {
         let machine = Machine::new(model)?;
         let identity = hardware.identity();
         let fits = |id: &ioplane_model::Id| {
@@ -174,25 +189,29 @@ impl<H: Hardware> Monitor<H> {
         }
         let (rings, own) = rings::make(model.rings)?;
         let info = DeviceInfo { name: options.name, kind: model.name, queues: 0 };
-        let bus = Bus::new(hardware, model.bar);
-        let mut monitor = Monitor {
-            card: Card::new(info, bus, model, plan, own, options.policies),
-            guest: Guest::new(machine, &identity, (bars, page), rings),
-        };
+        let guest = Guest::new(machine, &identity, (bars, page), rings);
+        Ok(Halves { info, model, plan, own, policies: options.policies, guest })
+    }
+
+    fn around<H: Hardware>(self, hardware: H) -> Monitor<H> {
+        let Halves { info, model, plan, own, policies, guest } = self;
+        Monitor { card: Card::new(info, Bus::new(hardware, model.bar), model, plan, own, policies), guest }
+    }
+}
+
+impl<H: Hardware> Monitor<H> {
+    /// Takes hardware over: resets it, wipes its memory, listens to its interrupt. It runs when its host activates it.
+    pub fn new(hardware: H, model: &'static StateModel, options: Options) -> Result<Self, MonitorError> {
+        let halves = Halves::new(&hardware, model, options)?;
+        let mut monitor = halves.around(hardware);
         monitor.take_over()?;
         Ok(monitor)
     }
 
     /// The hardware as nobody's: reset, deaf to the network, its registers open, its interrupt ours.
     fn take_over(&mut self) -> Result<(), MonitorError> {
-        use ioplane_pci::spec;
-        let open = spec::COMMAND_IO | spec::COMMAND_MEMORY;
+        self.open_registers()?;
         let hardware = self.card.bus.hardware();
-        let mut command = [0; 2];
-        hardware.read_config(spec::COMMAND as u64, &mut command)?;
-        let command =
-            (u16::from_le_bytes(command) | open) & !spec::COMMAND_MASTER & !spec::COMMAND_INTX_DISABLE;
-        hardware.write_config(spec::COMMAND as u64, &command.to_le_bytes())?;
         if let Some(own) = &self.card.own {
             hardware.map(OWN, own)?;
         }
@@ -201,6 +220,18 @@ impl<H: Hardware> Monitor<H> {
         self.remember_fresh();
         self.settle_faults();
         if self.card.bus.gone() { Err(self.card.lost().into()) } else { Ok(()) }
+    }
+
+    /// Its registers answer, and it is off the bus.
+    fn open_registers(&mut self) -> Result<(), HardwareError> {
+        use ioplane_pci::spec;
+        let open = spec::COMMAND_IO | spec::COMMAND_MEMORY;
+        let hardware = self.card.bus.hardware();
+        let mut command = [0; 2];
+        hardware.read_config(spec::COMMAND as u64, &mut command)?;
+        let command =
+            (u16::from_le_bytes(command) | open) & !spec::COMMAND_MASTER & !spec::COMMAND_INTX_DISABLE;
+        hardware.write_config(spec::COMMAND as u64, &command.to_le_bytes())
     }
 
     /// Gives the hardware back: its memory wiped, reset, with nothing mapped for it. Dropping the monitor does the same.

@@ -98,7 +98,7 @@ impl<H: Hardware> Monitor<H> {
     }
 
     /// Keeps the hardware from beginning anything by itself. Gives what the registers said before.
-    fn halt(&mut self) -> Vec<(RegisterId, u32)> {
+    pub(super) fn halt(&mut self) -> Vec<(RegisterId, u32)> {
         let mut before = Vec::new();
         for at in 0..self.card.plan.halt.len() {
             let (register, mask, with) = match self.card.plan.halt[at] {
@@ -181,16 +181,8 @@ impl<H: Hardware> Monitor<H> {
         bytes
     }
 
-    /// Leaves nothing in the memory behind the data port.
-    pub(super) fn wipe(&mut self) {
-        if !self.card.bus.gone() && self.open_port(&[]).is_some() {
-            self.fill_memory(None);
-            self.halt();
-        }
-    }
-
     /// Everything that comes before the memory is brought back. `None`: it has none.
-    fn open_port(&mut self, registers: &[(RegisterId, u32)]) -> Option<()> {
+    pub(super) fn open_port(&mut self, registers: &[(RegisterId, u32)]) -> Option<()> {
         let end = self.card.plan.restore.iter().position(|step| matches!(step, Step::Memory))?;
         for at in 0..end {
             match self.card.plan.restore[at] {

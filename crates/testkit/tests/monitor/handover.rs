@@ -7,13 +7,13 @@ use ioplane_embed::SharedDevice;
 use ioplane_hardware::Hardware;
 use ioplane_nic::ne2000::Ne2000;
 use ioplane_passthrough::monitor::{Monitor, Options, Policies, StateV1, TransferV1};
-use ioplane_passthrough::{ne2000 as ne2000_model, rtl8139 as rtl8139_model};
-use ioplane_pci::Function;
+use ioplane_passthrough::{Direct, ne2000 as ne2000_model, rtl8139 as rtl8139_model};
+use ioplane_pci::{Function, NotReady};
 use ioplane_testkit::conformance::Dice;
 use ioplane_testkit::hand::HandCore;
 use ioplane_testkit::nic::{Cp, Lan, Ne2k, Reach};
 use ioplane_testkit::qtest::{self, Board, Qemu};
-use ioplane_testkit::simulated::{Bench, Simulated};
+use ioplane_testkit::simulated::{Bench, Simulated, Trouble};
 
 use crate::rig::*;
 
@@ -125,6 +125,42 @@ fn hole_11_a_card_that_is_given_back_is_empty() {
         put(&mut next, &[(0, 0x21), (0x0e, 0x49), (1, 0), (2, 0), (0, 0x22)]);
         assert_eq!(next.block_input(0x4000, 0x4000).expect("works"), [0; 0x4000], "dropped: {dropped}");
     }
+}
+
+/// A card that is passed through as it is: empty for each client, whoever was there before, also somebody whom this daemon has not seen.
+#[test]
+fn hole_11_a_card_that_is_passed_through_is_empty_for_each_client() {
+    let lan = Lan::new(OWN, OTHER);
+    let (hardware, _bench) = used_card(&lan);
+    let same = hardware.clone();
+    let mut held = Quiescent::new(Direct::new("nic1", hardware, Some(&ne2000_model::MODEL)).expect("passed through"));
+    for guest in 0..3 {
+        held.with(|direct, proof| direct.admit(proof)).expect("handed on");
+        let mut driver = Ne2k::new(Bare(same.clone()));
+        driver.probe().expect("as after a reset");
+        put(&mut driver, &[(0, 0x21), (0x0e, 0x49), (1, 0), (2, 0), (0, 0x22)]);
+        let bytes = driver.block_input(0x4000, 0x4000).expect("works");
+        let left = bytes.iter().filter(|byte| **byte != 0).count();
+        assert_eq!(left, 0, "guest {guest}: {left} bytes of another's");
+        driver.block_output(0x4000, &[SECRET; 0x4000]).expect("works");
+        // It leaves in the middle of something, on another page of registers.
+        put(&mut driver, &[(0, 0x61), (1, 0x4c), (2, 0x50), (0, 0x62)]);
+        held.with(|direct, _| direct.dismiss());
+    }
+}
+
+/// Nobody gets a card whose memory could not be wiped; the next one that asks makes it tried again.
+#[test]
+fn hole_11_a_card_that_was_not_wiped_goes_to_nobody() {
+    let lan = Lan::new(OWN, OTHER);
+    let (hardware, bench) = used_card(&lan);
+    let mut held = Quiescent::new(Direct::new("nic1", hardware, Some(&ne2000_model::MODEL)).expect("passed through"));
+    // The data port alone: its reset works.
+    bench.trouble(Trouble::BrokenAt(0x10));
+    let refused = held.with(|direct, proof| direct.admit(proof)).expect_err("it may hold another guest's frames");
+    assert!(matches!(&refused, NotReady::Unusable(why) if why.contains("could not be wiped")), "{refused:?}");
+    bench.trouble(Trouble::None);
+    held.with(|direct, proof| direct.admit(proof)).expect("tried again");
 }
 
 /// A guest that knows where the card is after a transfer, and where the monitor last saw it told to be.
