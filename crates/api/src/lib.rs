@@ -18,6 +18,7 @@ pub mod spec;
 #[cfg(feature = "schema")]
 pub mod openapi;
 pub mod operation;
+pub mod pcapng;
 pub mod refusal;
 pub mod report;
 pub mod request;
@@ -25,3 +26,6 @@ pub mod size;
 
 /// Where the control socket is if nobody says.
 pub const SOCKET: &str = "/run/ioplane/control.sock";
+
+/// The variable of the environment that has the filter of a daemon's log. Every version reads it.
+pub const LOG_VARIABLE: &str = "IOPLANE_LOG";

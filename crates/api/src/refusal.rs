@@ -1,11 +1,11 @@
-//! Why the daemon did not do what it was asked.
+//! Why the daemon did not do what it was asked, or the command line what was typed: one shape and one list of codes for both.
 //!
 //! A refusal is a problem of RFC 9457 (`application/problem+json`). Programs read `code`, `field` and `retryable`, which are stable; people
 //! read `error` and `remedy`, which are prose.
 
 use serde::{Deserialize, Serialize};
 
-/// Which kind of refusal; decides the HTTP status.
+/// Which kind of refusal; decides the HTTP status. What the command line refuses by itself has the status of its kind too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// 404: no such thing.
@@ -25,6 +25,21 @@ pub enum Kind {
 }
 
 impl Kind {
+    const ALL: [Kind; 7] = [
+        Kind::Missing,
+        Kind::Conflict,
+        Kind::Huge,
+        Kind::Method,
+        Kind::Invalid,
+        Kind::Busy,
+        Kind::Failed,
+    ];
+
+    /// That of an HTTP status; [`Kind::Failed`] for one that no refusal has.
+    pub fn of(status: u16) -> Self {
+        Kind::ALL.into_iter().find(|kind| kind.status() == status).unwrap_or(Kind::Failed)
+    }
+
     /// The HTTP status.
     pub fn status(self) -> u16 {
         match self {
@@ -81,7 +96,7 @@ macro_rules! codes {
 
 codes! {
     UnknownRoute "unknown_route" Missing false, "There is no such resource.", "`GET /v1/openapi.json` lists all.";
-    NotFound "not_found" Missing false, "There is no disk, NIC, switch, PCI function, port, core or queue of this name.", "List what there is.";
+    NotFound "not_found" Missing false, "There is no disk, NIC, switch, PCI function, port, core, queue, model or VM of this name.", "List what there is.";
     UnknownMethod "unknown_method" Method false, "The resource does not have this method.", "`GET /v1/openapi.json` lists the methods of each.";
     Exists "exists" Conflict false, "Something of this name is there, and is not as asked for.", "Read it; remove it first, or take another name. `field` is what differs.";
     Taken "taken" Conflict false, "Another has this address, socket, image or interface.", "Give another one in `field`, or take it from the other.";
@@ -98,6 +113,10 @@ codes! {
     Busy "busy" Busy true, "It is busy with another change.", "Try again in a moment.";
     Upgrading "upgrading" Busy true, "The daemon is handing everything over to another process.", "Try again: the new process answers on the same socket.";
     Unreachable "unreachable" Busy true, "No daemon answers on the control socket. The command line says this, not a daemon.", "Start the daemon, or name its socket.";
+    Usage "usage" Invalid false, "The command line cannot be read, or its words do not go together. The command line says this, not a daemon.", "Read `remedy`, or `ioplane help`.";
+    Unsupported "unsupported" Conflict false, "This device, or the program that is to use it, does not have what was asked for. The command line says this, not a daemon.", "Read `error` and `remedy`.";
+    BadAnswer "bad_answer" Failed false, "The answer of the daemon ended early, or is not what this version reads. The command line says this, not a daemon.", "See `ioplane status` for what was done; compare the versions.";
+    CommandFailed "command_failed" Failed false, "The command failed on this host. The command line says this, not a daemon.", "Read `error` and `remedy`.";
     Failed "failed" Failed false, "The system below failed.", "Read `error` and `remedy`; see the log of the daemon.";
     Bug "bug" Failed false, "The daemon is wrong.", "Report it with the log.";
 }
@@ -235,5 +254,13 @@ mod tests {
         // Nor does one of a newer one stop it.
         let newer = r#"{"error": "no", "remedy": "yes", "code": "new", "instance": "/x"}"#;
         assert_eq!(serde_json::from_str::<RefusalBody>(newer).unwrap().code, "new");
+    }
+
+    #[test]
+    fn a_status_says_the_kind() {
+        for code in Code::ALL {
+            assert_eq!(Kind::of(code.kind().status()), code.kind(), "{code:?}");
+        }
+        assert_eq!(Kind::of(418), Kind::Failed);
     }
 }

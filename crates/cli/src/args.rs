@@ -9,10 +9,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use ioplane_api::LOG_VARIABLE;
 use ioplane_api::size::Size;
-use ioplane_api::spec::{
-    CoreForm, DirectWord, DiskForm, EngineWord, FormatWord, LinkWord, NicForm, NotifyWord, SwitchForm,
-};
+use ioplane_api::spec::{BackingForm, CoreForm, DiskForm, LinkWord, NicForm, NotifyWord, SwitchForm};
 
 use duration::duration;
 
@@ -38,7 +37,7 @@ pub struct Cli {
     pub verbose: u8,
     /// Level of a daemon's log, in place of -q and -v: error, warn, info, debug, trace, or a filter such as ioplane_host=debug
     /// [default: info]
-    #[arg(long, global = true, value_name = "LEVEL", env = "IOPLANE_LOG")]
+    #[arg(long, global = true, value_name = "LEVEL", env = LOG_VARIABLE)]
     pub log: Option<String>,
     /// What to do
     #[command(subcommand)]
@@ -184,28 +183,8 @@ pub enum DiskCommand {
         name: String,
         /// What is to be behind it
         #[command(flatten)]
-        backing: BackingArgs,
+        backing: BackingForm,
     },
-}
-
-/// What is behind a disk.
-#[derive(Debug, Args)]
-pub struct BackingArgs {
-    /// A raw image or a block device
-    #[arg(long, value_name = "FILE", required_unless_present = "memory", conflicts_with = "memory")]
-    pub path: Option<PathBuf>,
-    /// Memory of the daemon, of this size; its content goes with the daemon
-    #[arg(long, value_name = "SIZE")]
-    pub memory: Option<Size>,
-    /// Say that the image is raw whatever it looks like: one with the bytes of another format is refused otherwise
-    #[arg(long, value_name = "FORMAT", conflicts_with = "memory")]
-    pub format: Option<FormatWord>,
-    /// Whether the image's I/O goes past the host's page cache
-    #[arg(long, value_name = "WHEN", conflicts_with = "memory")]
-    pub direct: Option<DirectWord>,
-    /// Who does the image's I/O
-    #[arg(long, value_name = "WHO", conflicts_with = "memory")]
-    pub engine: Option<EngineWord>,
 }
 
 /// A disk to add.

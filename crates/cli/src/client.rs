@@ -3,26 +3,43 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
-use ioplane_api::refusal::{Code, RefusalBody};
+use ioplane_api::refusal::{Code, Kind, RefusalBody};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use crate::output::CommandError;
 
 /// Largest answer: the status of some thousand disks.
 const ANSWER: usize = 64 << 20;
 
-/// A refusal by the daemon. For a person; for a program it is JSON as the daemon has it, with its code.
-#[derive(Debug, thiserror::Error)]
-#[error("{error}\n  to do: {remedy}", error = .0.error, remedy = .0.remedy)]
-pub struct Refused(pub RefusalBody);
-
 async fn whole(body: Incoming) -> Result<Bytes> {
     let body = Limited::new(body, ANSWER).collect().await;
-    Ok(body.map_err(|error| anyhow::anyhow!("the daemon's answer broke off: {error}"))?.to_bytes())
+    Ok(body.map_err(broken_off)?.to_bytes())
+}
+
+fn bad_answer(error: String, remedy: &str) -> CommandError {
+    CommandError::new(Code::BadAnswer, error, remedy)
+}
+
+fn broken_off(error: impl std::fmt::Display) -> CommandError {
+    bad_answer(format!("the daemon's answer broke off: {error}"), "see its log, and `ioplane status`")
+}
+
+/// What the daemon refuses, by its answer's status and body.
+fn refused(status: u16, body: &[u8]) -> CommandError {
+    match serde_json::from_slice::<RefusalBody>(body) {
+        // A daemon from before there were codes.
+        Ok(old) if old.code.is_empty() => {
+            CommandError::new(Code::usual(Kind::of(status)), old.error, old.remedy)
+        }
+        Ok(body) => CommandError(body),
+        Err(_) => bad_answer(format!("the daemon answered {status}"), "is it another version?"),
+    }
 }
 
 /// Asks the daemon behind one control socket.
@@ -55,8 +72,11 @@ impl Client {
             None => Vec::new(),
         };
         let bytes = self.runtime.block_on(self.exchange(method, path, body))?;
+        let unexpected = |error: serde_json::Error| {
+            format!("the daemon's answer is not what this version expects: {error}")
+        };
         serde_json::from_slice(&bytes)
-            .context("the daemon's answer is not what this version expects: is it another version?")
+            .map_err(|error| bad_answer(unexpected(error), "is the daemon another version?").into())
     }
 
     async fn exchange(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes> {
@@ -67,7 +87,7 @@ impl Client {
     async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Incoming> {
         let stream =
             tokio::net::UnixStream::connect(&self.socket).await.map_err(|error| self.unreachable(&error))?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken_off)?;
         tokio::spawn(connection);
         let request = Request::builder()
             .method(method)
@@ -75,18 +95,18 @@ impl Client {
             .header("host", "ioplane")
             .header("content-type", "application/json")
             .body(Full::new(Bytes::from(body)))
-            .context("a name that fits no address")?;
-        let answer = sender.send_request(request).await.context(
-            "the daemon went away before it answered; see its log, and `ioplane status` for what it did",
-        )?;
+            .map_err(|error| {
+                CommandError::new(Code::Usage, format!("a name that fits no address: {error}"), "give another")
+            })?;
+        let answer = sender.send_request(request).await.map_err(|error| {
+            let remedy = "see its log, and `ioplane status` for what it did";
+            bad_answer(format!("the daemon went away before it answered: {error}"), remedy)
+        })?;
         let status = answer.status();
         if status.is_success() {
             return Ok(answer.into_body());
         }
-        match serde_json::from_slice(&whole(answer.into_body()).await?) {
-            Ok(refusal) => Err(Refused(refusal).into()),
-            Err(_) => anyhow::bail!("the daemon answered {status}"),
-        }
+        Err(refused(status.as_u16(), &whole(answer.into_body()).await?).into())
     }
 
     /// Reads a resource as it comes, until `part` has enough, `limit` is over, or somebody interrupts.
@@ -108,8 +128,7 @@ impl Client {
                     _ = &mut interrupt => return Ok(()),
                 };
                 let Some(frame) = frame else { return Ok(()) };
-                let frame =
-                    frame.map_err(|error| anyhow::anyhow!("the daemon's answer broke off: {error}"))?;
+                let frame = frame.map_err(broken_off)?;
                 if let Some(bytes) = frame.data_ref()
                     && !part(bytes)?
                 {
@@ -119,7 +138,7 @@ impl Client {
         })
     }
 
-    fn unreachable(&self, error: &std::io::Error) -> Refused {
+    fn unreachable(&self, error: &std::io::Error) -> CommandError {
         let socket = self.socket.display();
         let remedy = match error.kind() {
             std::io::ErrorKind::PermissionDenied => "the control socket is root's: use sudo".to_owned(),
@@ -128,6 +147,21 @@ impl Client {
             ),
         };
         let error = format!("no daemon answers on {socket}: {error}");
-        Refused(RefusalBody::new(Code::Unreachable, error, remedy))
+        CommandError::new(Code::Unreachable, error, remedy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_a_daemon_answers_has_a_code() {
+        let CommandError(now) = refused(409, br#"{"error": "no", "remedy": "wait", "code": "in_use"}"#);
+        assert_eq!((now.code.as_str(), now.remedy.as_str()), ("in_use", "wait"));
+        let CommandError(old) = refused(503, br#"{"error": "no", "remedy": "wait"}"#);
+        assert_eq!((old.code.as_str(), old.retryable, old.error.as_str()), ("busy", true, "no"));
+        let CommandError(other) = refused(502, b"<html>");
+        assert_eq!((other.code.as_str(), other.error.as_str()), ("bad_answer", "the daemon answered 502"));
     }
 }

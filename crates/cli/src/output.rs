@@ -4,9 +4,8 @@ use std::io::Write;
 use std::sync::atomic::{AtomicI8, Ordering};
 
 use anyhow::{Context, Result};
+use ioplane_api::refusal::{Code, RefusalBody};
 use serde::Serialize;
-
-use crate::client::Refused;
 
 /// How much is said: below zero with `-q`, above with each `-v`. Set once, before anything is printed.
 static VERBOSITY: AtomicI8 = AtomicI8::new(0);
@@ -35,35 +34,36 @@ pub fn detail(line: impl std::fmt::Display) {
     }
 }
 
-/// Why a command of this program has failed, and what to do. Those of the daemon are [`Refused`].
+/// Why a command has failed: what the daemon refused, or the command line by itself. For a person; for a program it is the JSON of
+/// docs/guide/errors.md. Its remedy is empty where none is known.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct CommandError {
-    /// What is wrong.
-    pub error: String,
-    /// What to do; empty if nothing is known.
-    pub remedy: String,
-}
+#[serde(transparent)]
+pub struct CommandError(pub RefusalBody);
 
 /// What stands between what is wrong and what to do, in texts of errors.
 const TO_DO: &str = "\n  to do: ";
 
 impl CommandError {
-    /// What is wrong, and what to do.
-    pub fn new(error: impl Into<String>, remedy: impl Into<String>) -> Self {
-        CommandError { error: error.into(), remedy: remedy.into() }
+    /// What the command line refuses by itself: what is wrong, and what to do.
+    pub fn new(code: Code, error: impl Into<String>, remedy: impl Into<String>) -> Self {
+        CommandError(RefusalBody::new(code, error, remedy))
     }
 
-    /// The same from a text that has both.
-    fn parted(text: &str) -> Self {
-        let (error, remedy) = text.split_once(TO_DO).unwrap_or((text, ""));
-        CommandError::new(error, remedy)
+    /// Of any error. One that has no code of its own is a failure on this host; its text may have both parts.
+    fn of(error: &anyhow::Error) -> Self {
+        error.downcast_ref().cloned().unwrap_or_else(|| {
+            let text = text(error);
+            let (error, remedy) = text.split_once(TO_DO).unwrap_or((text.as_str(), ""));
+            CommandError::new(Code::CommandFailed, error, remedy)
+        })
     }
 }
 
 impl std::fmt::Display for CommandError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.error)?;
-        if self.remedy.is_empty() { Ok(()) } else { write!(f, "{TO_DO}{}", self.remedy) }
+        let CommandError(RefusalBody { error, remedy, .. }) = self;
+        f.write_str(error)?;
+        if remedy.is_empty() { Ok(()) } else { write!(f, "{TO_DO}{remedy}") }
     }
 }
 
@@ -96,20 +96,16 @@ pub fn print_done<T: Serialize>(json: bool, report: &T, text: impl FnOnce(&T) ->
 
 /// Says why a command has failed; as JSON as well, if that was asked for.
 pub fn complain(error: &anyhow::Error, json: bool) {
-    let text = format!("{error}{}", causes(error));
-    eprintln!("ioplane: {text}");
+    eprintln!("ioplane: {}", text(error));
     if json {
         // A program reads it there, and the exit code says that it is no answer.
-        let _ = match error.downcast_ref() {
-            Some(Refused(refusal)) => print_json(refusal),
-            None => print_json(&CommandError::parted(&text)),
-        };
+        let _ = print_json(&CommandError::of(error));
     }
 }
 
-/// What is below an error, in one line.
-fn causes(error: &anyhow::Error) -> String {
-    error.chain().skip(1).map(|cause| format!(": {cause}")).collect()
+/// An error and what is below it.
+fn text(error: &anyhow::Error) -> String {
+    format!("{error:#}")
 }
 
 #[cfg(test)]
@@ -117,11 +113,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_of_errors_are_parted() {
+    fn every_error_has_a_code() {
+        let refused = CommandError::new(Code::NotFound, "there is no model x", "name one of a, b");
         let text = "there is no model x\n  to do: name one of a, b";
-        let failure = CommandError::parted(text);
-        assert_eq!(failure, CommandError::new("there is no model x", "name one of a, b"));
-        assert_eq!(failure.to_string(), text);
-        assert_eq!(CommandError::parted("broken").to_string(), "broken");
+        assert_eq!(refused.to_string(), text);
+        assert_eq!(CommandError::of(&refused.clone().into()), refused);
+        // Of a crate that knows no codes: in two parts, or one.
+        let parted = CommandError::of(&anyhow::anyhow!(text));
+        assert_eq!(parted, CommandError::new(Code::CommandFailed, "there is no model x", "name one of a, b"));
+        let below = anyhow::anyhow!("no space").context("write a.pcapng");
+        let CommandError(body) = CommandError::of(&below);
+        assert_eq!((body.error.as_str(), body.remedy.as_str()), ("write a.pcapng: no space", ""));
+        assert_eq!((body.code.as_str(), body.status), ("command_failed", 500));
+        assert_eq!(CommandError(body).to_string(), "write a.pcapng: no space");
     }
 }

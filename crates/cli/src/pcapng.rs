@@ -1,12 +1,6 @@
 //! Following a packet capture (pcapng, draft-ietf-opsawg-pcapng) as the daemon sends it: frames are counted, whole blocks passed on.
 
-/// Block types.
-const INTERFACE_STATISTICS: u32 = 5;
-const ENHANCED_PACKET: u32 = 6;
-
-/// Options.
-const END_OF_OPTIONS: u16 = 0;
-const ISB_IFDROP: u16 = 5;
+use ioplane_api::pcapng::{END_OF_OPTIONS, ENHANCED_PACKET, INTERFACE_STATISTICS, ISB_IFDROP};
 
 /// Longest block that is believed: the longest frame and what is around it.
 const BLOCK: usize = 128 << 10;
@@ -77,6 +71,8 @@ fn lost(body: &[u8]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use ioplane_api::pcapng::{INTERFACE_DESCRIPTION, SECTION_HEADER};
+
     use super::*;
 
     fn block(kind: u32, body: &[u8]) -> Vec<u8> {
@@ -98,7 +94,7 @@ mod tests {
 
     /// A section, an interface, and two frames, the second of them cut short.
     fn capture() -> Vec<u8> {
-        let (section, interface) = (block(0x0a0d_0d0a, &[1; 28]), block(1, &[2; 16]));
+        let (section, interface) = (block(SECTION_HEADER, &[1; 28]), block(INTERFACE_DESCRIPTION, &[2; 16]));
         let packet = |bytes| block(ENHANCED_PACKET, &vec![7; bytes]);
         [section, interface, packet(92), statistics(1, 0), packet(296), statistics(5, 3)].concat()
     }

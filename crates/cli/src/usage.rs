@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use ioplane_api::refusal::Code;
 
 use crate::args::Cli;
 use crate::output::{CommandError, hint, print_json, set_verbosity};
@@ -33,7 +34,8 @@ fn failure(said: &str) -> CommandError {
     let remedy: Vec<&str> = lines.take_while(|line| !line.starts_with("For more information")).collect();
     let remedy = if remedy.is_empty() { vec!["see `ioplane help`"] } else { remedy };
     let error = error.strip_prefix("error: ").unwrap_or(error);
-    CommandError::new(error.split_whitespace().collect::<Vec<_>>().join(" "), remedy.join("; "))
+    let error = error.split_whitespace().collect::<Vec<_>>().join(" ");
+    CommandError::new(Code::Usage, error, remedy.join("; "))
 }
 
 #[cfg(test)]
@@ -43,11 +45,10 @@ mod tests {
     #[test]
     fn what_clap_says_is_parted() {
         let error = Cli::try_parse_from(["ioplane", "disk", "remove"]).unwrap_err();
-        let failure = failure(&error.render().to_string());
+        let CommandError(body) = failure(&error.render().to_string());
         assert!(
-            failure.error.starts_with("the following required arguments")
-                && failure.error.ends_with("<NAME>")
+            body.error.starts_with("the following required arguments") && body.error.ends_with("<NAME>")
         );
-        assert_eq!(failure.remedy, "Usage: ioplane disk remove <NAME>");
+        assert_eq!((body.code.as_str(), body.remedy.as_str()), ("usage", "Usage: ioplane disk remove <NAME>"));
     }
 }

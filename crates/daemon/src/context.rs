@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioplane_api::refusal::Code;
-use ioplane_api::spec::{Mac, ServedSpec, socket_flaw};
+use ioplane_api::spec::{PortSpec, ServedSpec, socket_flaw};
 
 use super::access::SocketAccess;
 use super::cores::{CorePlacement, Cores};
@@ -13,14 +13,11 @@ use super::events::Events;
 use super::state_file::{Record, StateFile};
 use crate::refusal::Refusal;
 
-/// What a NIC is called.
-pub const NIC: &str = "nic";
-
 /// Who has a name, and what goes with it: sockets, and an address on a switch.
 struct Claim {
     kind: &'static str,
     sockets: Vec<PathBuf>,
-    port: Option<(String, Mac)>,
+    port: Option<PortSpec>,
 }
 
 /// One in a daemon.
@@ -89,17 +86,14 @@ impl DaemonContext {
         self.enter(&mut self.claims(), kind, spec)
     }
 
-    /// The same for what somebody asks for: its address must be nobody else's on its switch. Two NICs may share one, since a guest that
-    /// migrates has a NIC at both ends (docs/guide/migration.md). What is served already may have one that is another's, since a
-    /// configuration says in any order what comes and goes, and stays served.
+    /// The same for what somebody asks for: no other port of its switch may exclude it. What is served already may have an address that
+    /// is another's, since a configuration says in any order what comes and goes, and stays served.
     pub fn claim_new(&self, kind: &'static str, spec: &impl ServedSpec) -> Result<(), Refusal> {
         let mut claims = self.claims();
-        let same = |claim: &Claim| {
-            let migrates = kind == NIC && claim.kind == NIC;
-            !migrates && claim.port.as_ref().map(|(switch, mac)| (switch.as_str(), *mac)) == spec.port()
-        };
-        let other = claims.iter().find(|(name, claim)| *name != spec.name() && same(claim));
-        if let (Some((_, mac)), Some((name, claim))) = (spec.port(), other) {
+        let port = spec.port();
+        let excludes = |claim: &Claim| claim.port.as_ref().zip(port.as_ref()).is_some_and(|(a, b)| a.excludes(b));
+        let other = claims.iter().find(|(name, claim)| *name != spec.name() && excludes(claim));
+        if let (Some(PortSpec { mac, .. }), Some((name, claim))) = (&port, other) {
             return Err(Refusal::conflict(
                 format!("{mac} is the address of {} {name} already", claim.kind),
                 "give every NIC of a switch its own address, or leave it out",
@@ -133,8 +127,7 @@ impl DaemonContext {
                 return Err(refused.coded(Code::Taken).at("twin"));
             }
         }
-        let port = spec.port().map(|(switch, mac)| (switch.to_owned(), mac));
-        claims.insert(spec.name().to_owned(), Claim { kind, sockets, port });
+        claims.insert(spec.name().to_owned(), Claim { kind, sockets, port: spec.port() });
         Ok(())
     }
 

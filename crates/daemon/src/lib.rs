@@ -51,10 +51,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use ioplane_api::refusal::Code;
 use ioplane_api::report::{EventWord, StatusReport, UpgradeReport};
-use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec};
+use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec, SpecFields};
 
 use crate::config::{Config, Problems};
-use crate::refusal::Refusal;
 use context::DaemonContext;
 use cores::Cores;
 use disk::Disk;
@@ -67,6 +66,8 @@ use switches::Switches;
 
 pub use check::{Checked, check};
 pub use functions::model_of;
+pub use paths::Invocation;
+pub use refusal::Refusal;
 pub use serve::serve;
 
 /// How long a daemon that is dying may keep the run directory.

@@ -1,7 +1,6 @@
 //! One NIC: plugged into its switch, served, changed, reported.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ioplane_api::report::{FrameCounts, NicQueueReport, NicReport, PortReport, Role, ServedState};
@@ -10,14 +9,13 @@ use ioplane_network::PortOptions;
 use ioplane_virtio::net::{Net, NetOptions};
 
 use super::Daemon;
-use super::context::{DaemonContext, NIC};
+use super::context::DaemonContext;
 use super::lower::Lower;
 use super::readings;
 use super::registry::{Registry, Shelved};
-use super::served::{Queued, Served, ServedKind, StateRecord};
+use super::served::{Queued, Served, ServedKind, Standing};
 use super::state_file::{Entries, NicRecord};
 use super::switches::Switches;
-use super::trouble::RetryState;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
@@ -70,8 +68,9 @@ impl ServedKind for Nic {
     type Spec = NicSpec;
     type Report = NicReport;
     type Below = Switches;
+    type Service = Served<Nic>;
 
-    const NAME: &'static str = NIC;
+    const NAME: &'static str = "nic";
     const COMMAND: &'static str = "nic";
     const LET_GO: &'static str =
         "unplug it or shut the guest down first; its link is changed by `ioplane nic set`";
@@ -106,26 +105,12 @@ impl ServedKind for Nic {
         Ok(Nic { served: Served::start(model(&record.now, switches)?, record, ground)? })
     }
 
-    fn note(&self) -> &StateRecord<Nic> {
-        &self.served.note
-    }
-
-    fn socket(&self) -> &Path {
-        self.served.handle.socket()
-    }
-
-    async fn in_use(&self) -> bool {
-        self.served.in_use().await
-    }
-
-    async fn stop(&self, force: bool) -> Result<(), Refusal> {
-        self.served.stop(force).await
+    fn service(&self) -> &Served<Nic> {
+        &self.served
     }
 
     async fn report(&self) -> NicReport {
-        let (record, socket) = (self.served.note.read(), self.served.handle.socket().to_owned());
-        let pairs = record.now.pairs;
-        let mut report = Nic::blank(&record, socket, ServedState::Busy, None);
+        let mut report = self.busy();
         let port = |model: &mut Net| readings::port(model.port().reading());
         let Some((status, port)) = self.served.glance(port).await else { return report };
         report.state = ServedState::Served;
@@ -139,19 +124,20 @@ impl ServedKind for Nic {
         report.sent = readings::frames(&status.queues, Role::Transmit);
         report.received = readings::frames(&status.queues, Role::Receive);
         report.queues = status.queues.into_iter().map(readings::nic_queue).collect();
-        report.queues.truncate(usize::from(2 * pairs));
+        report.queues.truncate(usize::from(2 * report.pairs));
         report
     }
 
-    fn blank(record: &NicRecord, socket: PathBuf, state: ServedState, why: Option<&RetryState>) -> NicReport {
+    fn blank(record: &NicRecord, standing: Standing) -> NicReport {
         let spec = &record.now;
+        let Standing { name, state, error, remedy, retry, origin, socket } = standing;
         NicReport {
-            name: spec.name.clone(),
+            name,
             state,
-            error: why.map(|trouble| trouble.why.error.clone()),
-            remedy: why.map(|trouble| trouble.why.remedy.clone()),
-            retry: why.map(RetryState::report),
-            origin: record.origin().to_owned(),
+            error,
+            remedy,
+            retry,
+            origin,
             connected: false,
             connections: 0,
             vm: None,
@@ -179,8 +165,4 @@ impl ServedKind for Nic {
 
 impl Queued for Nic {
     type Model = Net;
-
-    fn served(&self) -> &Served<Nic> {
-        &self.served
-    }
 }

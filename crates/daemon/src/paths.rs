@@ -7,6 +7,17 @@ use ioplane_api::SOCKET;
 
 use crate::config::Config;
 
+/// How a daemon is started. The binary that takes everything over from it is started so too.
+#[derive(Debug, Clone)]
+pub struct Invocation {
+    /// The configuration.
+    pub config: PathBuf,
+    /// The control socket; goes before what the configuration says.
+    pub socket: Option<PathBuf>,
+    /// The filter of its log.
+    pub log: String,
+}
+
 /// Where the control socket is to be.
 pub fn control_path(config: &Config, socket: Option<PathBuf>) -> Result<PathBuf> {
     let control = socket.or(config.daemon.socket.clone()).unwrap_or_else(|| SOCKET.into());

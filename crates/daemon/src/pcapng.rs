@@ -5,23 +5,20 @@
 //! ```
 //! Blocks are little-endian. The statistics carry the drops, so that a capture that was cut off says so too.
 
-/// Block types.
-const SECTION_HEADER: u32 = 0x0a0d_0d0a;
-const INTERFACE_DESCRIPTION: u32 = 1;
-const INTERFACE_STATISTICS: u32 = 5;
-const ENHANCED_PACKET: u32 = 6;
+use ioplane_api::pcapng::{
+    END_OF_OPTIONS, ENHANCED_PACKET, INTERFACE_DESCRIPTION, INTERFACE_STATISTICS, ISB_IFDROP, SECTION_HEADER,
+};
+
 /// Section header: tells the byte order.
 const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
 const LINKTYPE_ETHERNET: u16 = 1;
 
 /// Options.
-const END_OF_OPTIONS: u16 = 0;
 const SHB_USERAPPL: u16 = 4;
 const IF_NAME: u16 = 2;
 const IF_TSRESOL: u16 = 9;
 const EPB_FLAGS: u16 = 2;
 const ISB_IFRECV: u16 = 4;
-const ISB_IFDROP: u16 = 5;
 /// `if_tsresol`: nanoseconds.
 const NANOSECONDS: u8 = 9;
 /// `epb_flags`: the two lowest bits.

@@ -58,6 +58,14 @@ impl Refusal {
         Refusal::new(Code::Bug, error, "this is a bug: report it with the log")
     }
 
+    /// A guest uses what was to be stopped without force, of this kind.
+    pub fn guest_uses(kind: &str) -> Self {
+        let error = format!("a guest is using the {kind}");
+        let remedy =
+            format!("unplug the {kind} or shut the guest down first, or take it away with --force");
+        Refusal::new(Code::InUse, error, remedy)
+    }
+
     /// All flaws of a form in one.
     pub fn flaws(flaws: &[Flaw]) -> Self {
         let join = |part: fn(&Flaw) -> &str| flaws.iter().map(part).collect::<Vec<_>>().join("; ");
@@ -95,11 +103,7 @@ impl From<ioplane_host::vhost_user::Refusal> for Refusal {
         use ioplane_host::vhost_user::Refusal as Below;
         match refused {
             Below::Gone => Refusal::missing("the disk has been removed meanwhile", "see `ioplane disk list`"),
-            Below::Connected => Refusal::conflict(
-                "a guest is using the disk",
-                "unplug the disk or shut the guest down first, or take it away with --force",
-            )
-            .coded(Code::InUse),
+            Below::Connected => Refusal::guest_uses("disk"),
             Below::Refused(why) => {
                 Refusal::busy(why, "its requests do not end: try again when the disk below answers")
             }

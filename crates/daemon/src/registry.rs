@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use ioplane_api::refusal::Code;
 use ioplane_api::report::{EventWord, ServedState};
-use ioplane_api::spec::ServedSpec;
+use ioplane_api::spec::{ServedSpec, SpecFields};
 use tokio::sync::Notify;
 
 use super::Daemon;
 use super::context::DaemonContext;
-use super::served::{GLANCE, Queued, ServedKind};
+use super::served::{GLANCE, Queued, ServedKind, Service, Standing};
 use super::state_file::Record;
 use super::trouble::RetryState;
 use crate::refusal::Refusal;
@@ -156,7 +156,7 @@ impl<K: ServedKind> Registry<K> {
 
     /// It has been opened. Whoever has taken its place away meanwhile does not want it.
     async fn opened(&self, name: String, one: K) -> Result<(), Refusal> {
-        let socket = one.socket().display().to_string();
+        let socket = one.service().socket().display().to_string();
         let one = Arc::new(one);
         let wanted = match self.slots().get_mut(&name) {
             Some(slot @ Slot::Opening(..)) => {
@@ -166,7 +166,7 @@ impl<K: ServedKind> Registry<K> {
             _ => false,
         };
         if !wanted {
-            return one.stop(true).await;
+            return one.service().stop(true).await;
         }
         tracing::info!(kind = K::NAME, name, socket, "serving");
         self.tell(EventWord::Served, &name, &format!("on {socket}"));
@@ -311,7 +311,7 @@ impl<K: ServedKind> Registry<K> {
         let (served, failed) = self.settled()?;
         let mut aside = Vec::new();
         for (name, one) in served {
-            if let Err(refused) = one.stop(false).await {
+            if let Err(refused) = one.service().stop(false).await {
                 self.bring_back(aside).await;
                 return Err(Refusal { error: format!("{} {name}: {}", K::NAME, refused.error), ..refused });
             }
@@ -409,7 +409,7 @@ impl<K: ServedKind> Registry<K> {
     /// Whether a front end uses it.
     pub async fn in_use(&self, name: &str) -> bool {
         match self.served(name) {
-            Ok(one) => one.in_use().await,
+            Ok(one) => one.service().in_use().await,
             Err(_) => false,
         }
     }
@@ -423,7 +423,7 @@ impl<K: ServedKind> Registry<K> {
         }
         if !self.failed().iter().any(|failed| failed == name) {
             let one = self.served(name)?;
-            one.stop(force).await?;
+            one.service().stop(force).await?;
         }
         let slot = self.slots().remove(name);
         self.ground.release(name);
@@ -476,7 +476,7 @@ impl<K: ServedKind> Registry<K> {
             self.ground.release(&name);
             if let Slot::Served(one) = slot {
                 stopping.spawn(async move {
-                    if let Err(error) = one.stop(true).await {
+                    if let Err(error) = one.service().stop(true).await {
                         tracing::warn!(kind = K::NAME, name, %error, "stopping");
                     }
                 });
@@ -507,7 +507,7 @@ async fn report_slot<K: ServedKind>(slot: Slot<K>, ground: &DaemonContext) -> K:
             match report {
                 Ok(report) => return report,
                 // It is served, and does not answer.
-                Err(_) => (one.note().read(), ServedState::Busy, None),
+                Err(_) => return one.busy(),
             }
         }
         Slot::Opening(record, None) => (record, ServedState::Opening, None),
@@ -515,13 +515,13 @@ async fn report_slot<K: ServedKind>(slot: Slot<K>, ground: &DaemonContext) -> K:
             (record, ServedState::Failed, Some(trouble))
         }
     };
-    K::blank(&record, ground.socket(&record.now), state, trouble.as_ref())
+    K::blank(&record, Standing::new(&record, ground.socket(&record.now), state, trouble.as_ref()))
 }
 
 impl<K: Queued> Registry<K> {
     /// Moves a queue to a core.
     pub async fn move_queue(&self, name: &str, queue: u16, core: u32) -> Result<(), Refusal> {
         self.ground.cores.check(core).map_err(|refused| refused.at("core"))?;
-        self.served(name)?.served().move_queue(queue, core, &self.ground).await
+        self.served(name)?.service().move_queue(queue, core, &self.ground).await
     }
 }

@@ -15,7 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::paths::{control_path, run_dir};
+use super::paths::{Invocation, control_path, run_dir};
 use super::upgrade::{self, Gone, Succession};
 use super::{Daemon, api, metrics};
 use crate::config::{Config, Problems};
@@ -28,9 +28,9 @@ const LINGER: Duration = Duration::from_secs(1);
 /// How long a daemon that has handed everything over stays for its last answers.
 const LAST_WORDS: Duration = Duration::from_secs(6);
 
-/// Serves `config` until SIGTERM or SIGINT, or until another binary has taken everything over. `socket` goes before what the
-/// configuration says. With `inherit` it is that other binary.
-pub fn serve(config: &Path, socket: Option<PathBuf>, inherit: bool) -> Result<()> {
+/// Serves a configuration until SIGTERM or SIGINT, or until another binary has taken everything over. With `inherit` it is that other
+/// binary.
+pub fn serve(invocation: Invocation, inherit: bool) -> Result<()> {
     raise_descriptor_limit();
     // Few: the work is done by the I/O cores.
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -40,7 +40,7 @@ pub fn serve(config: &Path, socket: Option<PathBuf>, inherit: bool) -> Result<()
         .build()
         .context("start the control plane's threads")?;
     let outcome = runtime.block_on(async {
-        if inherit { succeed(config, socket).await } else { run(Config::read(config)?, socket).await }
+        if inherit { succeed(invocation).await } else { run(Config::read(&invocation.config)?, invocation).await }
     });
     runtime.shutdown_timeout(LINGER);
     outcome
@@ -78,6 +78,7 @@ impl Signals {
 
 /// A daemon and its doors, from where it answers.
 struct RunningDaemon {
+    invocation: Invocation,
     daemon: Arc<Daemon>,
     control: PathBuf,
     run_dir: PathBuf,
@@ -85,8 +86,8 @@ struct RunningDaemon {
     metrics: Option<TcpListener>,
 }
 
-async fn run(config: Config, socket: Option<PathBuf>) -> Result<()> {
-    let control = control_path(&config, socket)?;
+async fn run(config: Config, invocation: Invocation) -> Result<()> {
+    let control = control_path(&config, invocation.socket.clone())?;
     let (folder, run_dir) = (control.parent().unwrap_or(Path::new("/")), run_dir(&config, &control));
     std::fs::create_dir_all(folder)
         .with_context(|| format!("make {} for the control socket", folder.display()))?;
@@ -110,16 +111,18 @@ async fn run(config: Config, socket: Option<PathBuf>) -> Result<()> {
         .and_then(UnixListener::from_std)
         .with_context(|| format!("the control socket {}", control.display()))?;
     let opening = (!opened).then_some(opening);
-    attend(RunningDaemon { daemon, control, run_dir, listener, metrics }, signals, opening, None).await
+    let house = RunningDaemon { invocation, daemon, control, run_dir, listener, metrics };
+    attend(house, signals, opening, None).await
 }
 
 /// Takes over from the daemon that started this process.
-async fn succeed(config: &Path, socket: Option<PathBuf>) -> Result<()> {
+async fn succeed(invocation: Invocation) -> Result<()> {
     let signals = Signals::catch()?;
     let Succession { daemon, control, run_dir, listener, metrics, report } =
-        upgrade::inherit(config, socket).await?;
+        upgrade::inherit(&invocation.config, invocation.socket.clone()).await?;
     tokio::spawn(daemon.clone().open_functions());
-    attend(RunningDaemon { daemon, control, run_dir, listener, metrics }, signals, None, Some(report)).await
+    let house = RunningDaemon { invocation, daemon, control, run_dir, listener, metrics };
+    attend(house, signals, None, Some(report)).await
 }
 
 /// Answers until the last signal.
@@ -129,12 +132,13 @@ async fn attend(
     mut opening: Option<JoinHandle<Result<()>>>,
     report: Option<upgrade::Report>,
 ) -> Result<()> {
-    let RunningDaemon { daemon, control, run_dir, listener, metrics } = house;
+    let RunningDaemon { invocation, daemon, control, run_dir, listener, metrics } = house;
     let place = SocketPath::of(&control);
     let (left, mut leaving) = watch::channel(None);
     let doors = (listener.as_fd().try_clone_to_owned()?, metrics.as_ref().map(door).transpose()?);
     let (door, metrics_door) = doors;
-    let gone = Gone { control: control.clone(), run_dir, listener: door, metrics: metrics_door, left };
+    let gone =
+        Gone { invocation, control: control.clone(), run_dir, listener: door, metrics: metrics_door, left };
     let _ = daemon.gone.set(gone);
     let until = || {
         let mut leaving = leaving.clone();

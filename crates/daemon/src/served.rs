@@ -1,4 +1,5 @@
-//! What is the same of a disk and of a NIC while it is served: a device behind a socket, its record, its queues on cores.
+//! What is the same of disks, NICs and PCI functions while they are served: a device behind a socket, and its record; of disks and NICs
+//! also the queues on cores.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -6,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ioplane_api::refusal::Code;
-use ioplane_api::report::ServedState;
+use ioplane_api::report::{RetryReport, ServedState};
 use ioplane_api::spec::ServedSpec;
 use ioplane_host::vhost_user::{self, Handle, Lease, STOP_PATIENCE, ServerOptions, Status};
 use ioplane_memory::Limits;
@@ -31,6 +31,8 @@ pub trait ServedKind: Send + Sync + Sized + 'static {
     type Report: Send;
     /// What one needs besides the ground.
     type Below: Send + Sync;
+    /// What serves one.
+    type Service: Service<Self>;
 
     /// What people call it.
     const NAME: &'static str;
@@ -68,8 +70,69 @@ pub trait ServedKind: Send + Sync + Sized + 'static {
     /// Makes that change.
     fn become_next(&self, next: Record<Self::Spec>) -> impl Future<Output = Result<(), Refusal>> + Send;
 
+    /// What serves it.
+    fn service(&self) -> &Self::Service;
+
     /// What is written down of it.
-    fn note(&self) -> &StateRecord<Self>;
+    fn note(&self) -> &StateRecord<Self> {
+        self.service().note()
+    }
+
+    /// How it is.
+    fn report(&self) -> impl Future<Output = Self::Report> + Send;
+
+    /// A report of one that is served and does not answer.
+    fn busy(&self) -> Self::Report {
+        let (record, socket) = (self.note().read(), self.service().socket().to_owned());
+        Self::blank(&record, Standing::new(&record, socket, ServedState::Busy, None))
+    }
+
+    /// A report of one of which only the record is known, and how it stands.
+    fn blank(record: &Record<Self::Spec>, standing: Standing) -> Self::Report;
+}
+
+/// What a report says of one of any kind, whether it is served or not.
+pub struct Standing {
+    /// Its name.
+    pub name: String,
+    /// Whether it is there.
+    pub state: ServedState,
+    /// Why it is not.
+    pub error: Option<String>,
+    /// What to do about that.
+    pub remedy: Option<String>,
+    /// When it is tried again.
+    pub retry: Option<RetryReport>,
+    /// Where it comes from, in a word.
+    pub origin: String,
+    /// Where its front end connects.
+    pub socket: PathBuf,
+}
+
+impl Standing {
+    /// Of one with this record; `why` it is not served.
+    pub fn new<S: ServedSpec>(
+        record: &Record<S>,
+        socket: PathBuf,
+        state: ServedState,
+        why: Option<&RetryState>,
+    ) -> Self {
+        Standing {
+            name: record.now.name().to_owned(),
+            state,
+            error: why.map(|trouble| trouble.why.error.clone()),
+            remedy: why.map(|trouble| trouble.why.remedy.clone()),
+            retry: why.map(RetryState::report),
+            origin: record.origin().to_owned(),
+            socket,
+        }
+    }
+}
+
+/// What serves one device on its socket: the daemon's hold on the device's owner, and the record.
+pub trait Service<K: ServedKind>: Send + Sync {
+    /// What is written down of it.
+    fn note(&self) -> &StateRecord<K>;
 
     /// Where its front end connects.
     fn socket(&self) -> &Path;
@@ -80,21 +143,10 @@ pub trait ServedKind: Send + Sync + Sized + 'static {
     /// Ends the service, unless a front end is connected and it is not to be by force. Nothing of the device is left when it
     /// returns well; the ledger is the caller's business.
     fn stop(&self, force: bool) -> impl Future<Output = Result<(), Refusal>> + Send;
-
-    /// How it is.
-    fn report(&self) -> impl Future<Output = Self::Report> + Send;
-
-    /// A report of one of which only the record is known, and why it is not served.
-    fn blank(
-        record: &Record<Self::Spec>,
-        socket: PathBuf,
-        state: ServedState,
-        why: Option<&RetryState>,
-    ) -> Self::Report;
 }
 
 /// A kind whose queues run on I/O cores, behind vhost-user.
-pub trait Queued: ServedKind {
+pub trait Queued: ServedKind<Service = Served<Self>> {
     /// The device.
     type Model: VirtioDevice;
 
@@ -102,9 +154,6 @@ pub trait Queued: ServedKind {
     fn twin_of(_model: &Self::Model) -> Option<Self::Model> {
         None
     }
-
-    /// What it has in common with others.
-    fn served(&self) -> &Served<Self>;
 }
 
 /// The record of one thing, in memory and in the ledger.
@@ -219,17 +268,6 @@ impl<K: Queued> Served<K> {
         tokio::time::timeout(GLANCE, both).await.ok().flatten()
     }
 
-    /// Whether a front end is connected, to either socket; a device that does not answer is.
-    pub async fn in_use(&self) -> bool {
-        for handle in self.handles() {
-            let status = tokio::time::timeout(GLANCE, handle.status()).await;
-            if status.ok().and_then(Result::ok).is_none_or(|status| status.connected) {
-                return true;
-            }
-        }
-        false
-    }
-
     /// The holds on all instances.
     pub fn handles(&self) -> Vec<Handle<K::Model>> {
         [Some(self.handle.clone()), self.second()].into_iter().flatten().collect()
@@ -244,26 +282,6 @@ impl<K: Queued> Served<K> {
     pub async fn second_status(&self) -> Option<Status> {
         let second = self.second()?;
         tokio::time::timeout(GLANCE, second.status()).await.ok()?.ok()
-    }
-
-    /// Ends the service. Nothing of the device is left when it returns; the ledger is the caller's business.
-    pub async fn stop(&self, force: bool) -> Result<(), Refusal> {
-        let _changing = self.changing.lock().await;
-        let refused = |refused| match refused {
-            vhost_user::Refusal::Connected => Refusal::conflict(
-                format!("a guest is using the {}", K::NAME),
-                format!("unplug the {} or shut the guest down first, or take it away with --force", K::NAME),
-            )
-            .coded(Code::InUse),
-            refused => refused.into(),
-        };
-        if let Some(second) = self.second() {
-            if !force && self.in_use().await {
-                return Err(refused(vhost_user::Refusal::Connected));
-            }
-            second.stop(force).await.map_err(refused)?;
-        }
-        self.handle.stop(force).await.map_err(refused)
     }
 
     /// Moves a queue to a core, and remembers it.
@@ -295,6 +313,48 @@ impl<K: Queued> Served<K> {
     }
 }
 
+impl<K: Queued> Service<K> for Served<K> {
+    fn note(&self) -> &StateRecord<K> {
+        &self.note
+    }
+
+    fn socket(&self) -> &Path {
+        self.handle.socket()
+    }
+
+    /// To either socket.
+    async fn in_use(&self) -> bool {
+        for handle in self.handles() {
+            let status = tokio::time::timeout(GLANCE, handle.status()).await;
+            if status.ok().and_then(Result::ok).is_none_or(|status| status.connected) {
+                return true;
+            }
+        }
+        false
+    }
+
+    async fn stop(&self, force: bool) -> Result<(), Refusal> {
+        let _changing = self.changing.lock().await;
+        let refused = |refused| match refused {
+            vhost_user::Refusal::Connected => Refusal::guest_uses(K::NAME),
+            refused => refused.into(),
+        };
+        if let Some(second) = self.second() {
+            if !force && self.in_use().await {
+                return Err(Refusal::guest_uses(K::NAME));
+            }
+            second.stop(force).await.map_err(refused)?;
+        }
+        self.handle.stop(force).await.map_err(refused)
+    }
+}
+
+/// No front end can connect to `socket`.
+pub(super) fn no_socket(socket: &Path, error: impl std::fmt::Display) -> Refusal {
+    let remedy = "is its folder there and writable, and does no other daemon listen there?";
+    Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)
+}
+
 /// Serves one instance of a device on a socket.
 pub(super) fn serve<V: VirtioDevice, S: ServedSpec>(
     model: V,
@@ -309,10 +369,7 @@ pub(super) fn serve<V: VirtioDevice, S: ServedSpec>(
         STOP_PATIENCE,
         lease.clone(),
     )
-    .map_err(|error| {
-        let remedy = "is its folder there and writable, and does no other daemon listen there?";
-        Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)
-    })?;
+    .map_err(|error| no_socket(&socket, error))?;
     ground.access().open(&socket)?;
     Ok(handle)
 }

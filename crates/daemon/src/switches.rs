@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_api::refusal::Code;
 use ioplane_api::report::{EventWord, LearnedReport, PortReport, SwitchReport, SwitchTableReport};
-use ioplane_api::spec::SwitchSpec;
+use ioplane_api::spec::{SpecFields, SwitchSpec};
 use ioplane_device::{
     Lifecycle, OnMiss, QueueSet, QuiescePolicy, Quiescent, Running, SimpleOwner, quiesce_blocking,
 };

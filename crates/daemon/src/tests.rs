@@ -2,20 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ioplane_api::report::ServedState;
 use ioplane_api::spec::{BackingSpec, CoreSpec, DiskForm, DiskSpec, FunctionForm, FunctionSpec};
 
 use super::access::SocketAccess;
 use super::context::DaemonContext;
 use super::cores::Cores;
 use super::registry::{OnFailure, Registry};
-use super::served::{GLANCE, ServedKind, StateRecord};
+use super::served::{GLANCE, ServedKind, Service, Standing, StateRecord};
 use super::state_file::{DiskRecord, Entries, FunctionRecord, StateFile, StateFileError};
-use super::trouble::RetryState;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
@@ -160,6 +158,7 @@ impl ServedKind for Stuck {
     type Spec = DiskSpec;
     type Report = String;
     type Below = ();
+    type Service = Stuck;
 
     const NAME: &'static str = "disk";
     const COMMAND: &'static str = "disk";
@@ -189,6 +188,25 @@ impl ServedKind for Stuck {
         Ok(())
     }
 
+    fn service(&self) -> &Stuck {
+        self
+    }
+
+    async fn report(&self) -> String {
+        let name = self.note.read().now.name;
+        if name != "quick" {
+            // As `Served::glance` does, and longer than that.
+            tokio::time::sleep(2 * GLANCE).await;
+        }
+        name + " answers"
+    }
+
+    fn blank(_record: &DiskRecord, Standing { name, state, .. }: Standing) -> String {
+        format!("{name} is {state:?}")
+    }
+}
+
+impl Service<Stuck> for Stuck {
     fn note(&self) -> &StateRecord<Stuck> {
         &self.note
     }
@@ -203,19 +221,6 @@ impl ServedKind for Stuck {
 
     async fn stop(&self, _force: bool) -> Result<(), Refusal> {
         Ok(())
-    }
-
-    async fn report(&self) -> String {
-        let name = self.note.read().now.name;
-        if name != "quick" {
-            // As `Served::glance` does, and longer than that.
-            tokio::time::sleep(2 * GLANCE).await;
-        }
-        name + " answers"
-    }
-
-    fn blank(record: &DiskRecord, _socket: PathBuf, state: ServedState, _why: Option<&RetryState>) -> String {
-        format!("{} is {state:?}", record.now.name)
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use ioplane_device::Interrupt;
 use ioplane_hardware::lease::{Accepted, recover};
-use ioplane_hardware::{Address, Hardware, Lease, Vfio, inventory};
+use ioplane_hardware::{Hardware, Lease, PciAddress, Vfio, inventory};
 use ioplane_memory::GuestMap;
 use ioplane_pci::{Irq, Wire, spec};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -63,7 +63,7 @@ fn run() -> Outcome {
     }
 }
 
-fn hold(address: Address, folder: &Path, options: &[&str]) -> Outcome {
+fn hold(address: PciAddress, folder: &Path, options: &[&str]) -> Outcome {
     let accepted = Accepted { in_use: options.contains(&"forced"), unsafe_interrupts: false };
     let lease = Lease::take(Path::new(SYS), address, folder, accepted)?;
     println!("taken from {}", lease.driver().unwrap_or("nobody"));

@@ -3,9 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use ioplane_api::spec::PciAddress;
 use serde::Serialize;
-
-use crate::address::Address;
 
 /// A reason why a function cannot be handed to a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -33,18 +32,18 @@ pub enum LeaseError {
     },
     /// There is none at that address.
     #[error("{0}: no such PCI function; `ioplane pci list` shows what there is")]
-    NoSuchFunction(Address),
+    NoSuchFunction(PciAddress),
     /// Something stands in the way.
     #[error("{address} cannot be taken: {}", in_words(.obstacles))]
     Refused {
         /// Which.
-        address: Address,
+        address: PciAddress,
         /// What does.
         obstacles: Vec<Obstacle>,
     },
     /// A living process has leased it.
     #[error("{0} is leased by another process: remove it there first")]
-    Leased(Address),
+    Leased(PciAddress),
     /// The driver is not there and cannot be loaded.
     #[error(
         "the driver {driver} cannot be loaded: {said}; install the kernel's modules, or `modprobe {driver}` by hand"
@@ -59,7 +58,7 @@ pub enum LeaseError {
     #[error("{address}: writing {text:?} to {path}: {source}; this needs root", path = .path.display())]
     Write {
         /// Which.
-        address: Address,
+        address: PciAddress,
         /// Where.
         path: PathBuf,
         /// What.
@@ -74,7 +73,7 @@ pub enum LeaseError {
     )]
     OtherDriver {
         /// Which.
-        address: Address,
+        address: PciAddress,
         /// Who should have it.
         wanted: String,
         /// Who has.
@@ -87,7 +86,7 @@ pub enum LeaseError {
     )]
     StillOpen {
         /// Which.
-        address: Address,
+        address: PciAddress,
         /// Its IOMMU group.
         group: u32,
     },
@@ -95,7 +94,7 @@ pub enum LeaseError {
     #[error("{path}: {source}: what {address} has to be given back to cannot be remembered there", path = .path.display())]
     Record {
         /// Which.
-        address: Address,
+        address: PciAddress,
         /// The file.
         path: PathBuf,
         /// What happened.

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use crate::address::Address;
+use ioplane_api::spec::PciAddress;
 
 /// A tree with an IOMMU and the drivers `vfio-pci` and `8139cp`. Gone when dropped.
 pub(crate) struct Tree {
@@ -95,7 +95,7 @@ impl Tree {
             return fs::write(path, text);
         }
         let address = text.trim();
-        address.parse::<Address>().map_err(io::Error::other)?;
+        address.parse::<PciAddress>().map_err(io::Error::other)?;
         let folder = self.function(address);
         if !folder.exists() {
             return Err(missing());

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use ioplane_api::spec::PciAddress;
 use ioplane_pci::Identity;
 use serde::Serialize;
 
-use crate::address::Address;
 use crate::error::LeaseError;
 use crate::sysfs::{Sysfs, VFIO, link, number, parse, text};
 
@@ -43,7 +43,7 @@ pub struct FoundBar {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Neighbour {
     /// Where.
-    pub address: Address,
+    pub address: PciAddress,
     /// Who drives it.
     pub driver: Option<String>,
 }
@@ -63,7 +63,7 @@ pub struct Interface {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Found {
     /// Where.
-    pub address: Address,
+    pub address: PciAddress,
     /// Who it is.
     pub identity: Identity,
     /// Its class in words.
@@ -114,7 +114,7 @@ pub fn remapping(root: &Path) -> Remapping {
 /// One function.
 pub fn find(
     root: &Path,
-    address: Address,
+    address: PciAddress,
     model: impl Fn(&Identity) -> Option<String>,
 ) -> Result<Found, LeaseError> {
     look(&Sysfs::new(root), address, &model).ok_or(LeaseError::NoSuchFunction(address))
@@ -122,7 +122,7 @@ pub fn find(
 
 pub(crate) fn look(
     sysfs: &Sysfs<'_>,
-    address: Address,
+    address: PciAddress,
     model: &dyn Fn(&Identity) -> Option<String>,
 ) -> Option<Found> {
     let folder = sysfs.function(address);
@@ -155,7 +155,7 @@ pub(crate) fn look(
     Some(found)
 }
 
-fn neighbours(sysfs: &Sysfs<'_>, group: u32, but: Address) -> Vec<Neighbour> {
+fn neighbours(sysfs: &Sysfs<'_>, group: u32, but: PciAddress) -> Vec<Neighbour> {
     let all = sysfs.addresses(&sysfs.group(group).join("devices")).unwrap_or_default();
     let others = all.into_iter().filter(|address| *address != but);
     others.map(|address| Neighbour { address, driver: sysfs.bound_to(address) }).collect()
@@ -198,7 +198,7 @@ impl Below {
             let name = entry.file_name().to_string_lossy().into_owned();
             let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
             // A bridge's functions are not its own.
-            if !is_folder || name.parse::<Address>().is_ok() {
+            if !is_folder || name.parse::<PciAddress>().is_ok() {
                 continue;
             }
             match name.as_str() {

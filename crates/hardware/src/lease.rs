@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use ioplane_api::spec::PciAddress;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use crate::address::Address;
 use crate::error::Obstacle;
 use crate::inventory;
 use crate::sysfs::{GROUPS, Sysfs, text};
@@ -47,7 +47,7 @@ impl Accepted {
 /// What has to be known to give a function back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Record {
-    address: Address,
+    address: PciAddress,
     /// Who drove it.
     driver: Option<String>,
     /// What `driver_override` was.
@@ -70,7 +70,7 @@ impl Lease {
     /// had before that.
     pub fn take(
         root: &Path,
-        address: Address,
+        address: PciAddress,
         folder: &Path,
         accepted: Accepted,
     ) -> Result<Lease, LeaseError> {
@@ -78,7 +78,7 @@ impl Lease {
     }
 
     /// Which function.
-    pub fn address(&self) -> Address {
+    pub fn address(&self) -> PciAddress {
         self.record.address
     }
 
@@ -110,7 +110,7 @@ impl Drop for Lease {
 #[derive(Debug)]
 pub struct Recovered {
     /// Which.
-    pub address: Address,
+    pub address: PciAddress,
     /// Whether it has its own driver again.
     pub outcome: Result<(), LeaseError>,
 }
@@ -124,7 +124,7 @@ fn recover_in(sysfs: &Sysfs<'_>, folder: &Path) -> Vec<Recovered> {
     let end = Instant::now() + RECOVERY;
     let mut all = records(folder);
     all.sort_by_key(|(address, _)| *address);
-    let one = |(address, path): (Address, PathBuf)| {
+    let one = |(address, path): (PciAddress, PathBuf)| {
         let (_lock, record) = match open(address, &path) {
             Ok(Some(opened)) => opened,
             Ok(None) | Err(LeaseError::Leased(_)) => return None,
@@ -135,7 +135,7 @@ fn recover_in(sysfs: &Sysfs<'_>, folder: &Path) -> Vec<Recovered> {
     all.into_iter().filter_map(one).collect()
 }
 
-fn records(folder: &Path) -> Vec<(Address, PathBuf)> {
+fn records(folder: &Path) -> Vec<(PciAddress, PathBuf)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let named = |path: PathBuf| {
         let address = path.file_name()?.to_str()?.strip_suffix(".json")?.parse().ok()?;
@@ -145,7 +145,7 @@ fn records(folder: &Path) -> Vec<(Address, PathBuf)> {
 }
 
 /// The record of a dead process, locked; `None` if there is none.
-fn open(address: Address, path: &Path) -> Result<Option<(File, Record)>, LeaseError> {
+fn open(address: PciAddress, path: &Path) -> Result<Option<(File, Record)>, LeaseError> {
     let failed = |source| LeaseError::Record { address, path: path.into(), source };
     let file = match File::open(path) {
         Ok(file) => file,
@@ -189,7 +189,7 @@ fn remember(record: &Record, path: &Path) -> Result<File, LeaseError> {
 fn take(
     sysfs: &Sysfs<'_>,
     root: &Path,
-    address: Address,
+    address: PciAddress,
     folder: &Path,
     accepted: Accepted,
 ) -> Result<Lease, LeaseError> {
@@ -225,7 +225,7 @@ fn take(
 }
 
 /// Unbinds the function from whoever has it and binds it to `driver`; `wanted` is left as its `driver_override`.
-fn bind(sysfs: &Sysfs<'_>, address: Address, driver: &str, wanted: &str) -> Result<(), LeaseError> {
+fn bind(sysfs: &Sysfs<'_>, address: PciAddress, driver: &str, wanted: &str) -> Result<(), LeaseError> {
     let write = |path: PathBuf, text: &str| {
         sysfs.write(&path, text).map_err(|source| LeaseError::Write {
             address,
@@ -294,7 +294,7 @@ fn give_back(sysfs: &Sysfs<'_>, record: &Record, path: &Path, patience: Instant)
     }
 }
 
-fn override_with(sysfs: &Sysfs<'_>, address: Address, wanted: &str) -> Result<(), LeaseError> {
+fn override_with(sysfs: &Sysfs<'_>, address: PciAddress, wanted: &str) -> Result<(), LeaseError> {
     let path = sysfs.function(address).join("driver_override");
     let text = format!("{wanted}\n");
     sysfs.write(&path, &text).map_err(|source| LeaseError::Write { address, path, text, source })
@@ -302,7 +302,7 @@ fn override_with(sysfs: &Sysfs<'_>, address: Address, wanted: &str) -> Result<()
 
 /// vfio-pci does not let a function go that is open, and whoever asks waits in the kernel. A group can be opened once, by whoever
 /// has its functions or their memory.
-fn wait_until_closed(sysfs: &Sysfs<'_>, address: Address, end: Instant) -> Result<(), LeaseError> {
+fn wait_until_closed(sysfs: &Sysfs<'_>, address: PciAddress, end: Instant) -> Result<(), LeaseError> {
     let Some(group) = sysfs.iommu_group(address) else { return Ok(()) };
     let path = Path::new(GROUPS).join(group.to_string());
     loop {

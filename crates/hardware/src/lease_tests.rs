@@ -5,7 +5,7 @@ use std::cell::Cell;
 const CARD: &str = "0000:00:05.0";
 const FORCED: Accepted = Accepted { in_use: true, unsafe_interrupts: false };
 
-fn card() -> Address {
+fn card() -> PciAddress {
     CARD.parse().expect("an address")
 }
 

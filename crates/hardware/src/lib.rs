@@ -8,7 +8,6 @@
 //!
 //! Must not know: state models, guests' devices, sockets of VMMs, names of users' devices.
 
-mod address;
 mod error;
 #[cfg(test)]
 mod fake;
@@ -19,8 +18,8 @@ mod ranges;
 mod sysfs;
 pub mod vfio;
 
-pub use address::{Address, NotAnAddress};
 pub use hardware::{Hardware, HardwareError};
 pub use inventory::Found;
+pub use ioplane_api::spec::PciAddress;
 pub use lease::{Lease, LeaseError};
 pub use vfio::Vfio;

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::address::Address;
+use ioplane_api::spec::PciAddress;
 
 /// The driver that hands functions to user space.
 pub const VFIO: &str = "vfio-pci";
@@ -53,7 +53,7 @@ impl<'a> Sysfs<'a> {
         self.root.join("bus/pci/devices")
     }
 
-    pub(crate) fn function(&self, address: Address) -> PathBuf {
+    pub(crate) fn function(&self, address: PciAddress) -> PathBuf {
         self.functions().join(address.to_string())
     }
 
@@ -95,18 +95,18 @@ impl<'a> Sysfs<'a> {
     }
 
     /// The driver that a function is bound to.
-    pub(crate) fn bound_to(&self, address: Address) -> Option<String> {
+    pub(crate) fn bound_to(&self, address: PciAddress) -> Option<String> {
         link(&self.function(address).join("driver"))
     }
 
-    pub(crate) fn iommu_group(&self, address: Address) -> Option<u32> {
+    pub(crate) fn iommu_group(&self, address: PciAddress) -> Option<u32> {
         link(&self.function(address).join("iommu_group"))?.parse().ok()
     }
 
     /// The addresses in a folder whose entries are functions, in order.
-    pub(crate) fn addresses(&self, folder: &Path) -> io::Result<Vec<Address>> {
+    pub(crate) fn addresses(&self, folder: &Path) -> io::Result<Vec<PciAddress>> {
         let names = fs::read_dir(folder)?.flatten().map(|entry| entry.file_name());
-        let mut found: Vec<Address> = names.filter_map(|name| name.to_str()?.parse().ok()).collect();
+        let mut found: Vec<PciAddress> = names.filter_map(|name| name.to_str()?.parse().ok()).collect();
         found.sort();
         Ok(found)
     }

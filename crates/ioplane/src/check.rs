@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
+use ioplane_api::refusal::Code;
 use ioplane_cli::output::{CommandError, print_done, print_json};
 use ioplane_daemon::config::{Problem, Problems};
 use ioplane_daemon::{Checked, check};
@@ -84,7 +85,11 @@ pub fn refused(problems: &Problems, json: bool) -> ExitCode {
     eprintln!("ioplane: {problems}");
     if json {
         let list = problems.list.iter().map(ProblemReport::from).collect();
-        let error = CommandError::new("the configuration is refused", "correct the lines named");
+        let error = CommandError::new(
+            Code::Configuration,
+            "the configuration is refused",
+            "correct the lines named",
+        );
         let report = CheckReport {
             file: problems.file.clone(),
             accepted: false,

@@ -21,9 +21,10 @@ use std::process::ExitCode;
 use anyhow::Result;
 use ioplane_cli::args::{ExitsArgs, ModelCommand};
 use ioplane_cli::client::Client;
-use ioplane_cli::output::complain;
+use ioplane_cli::output::{CommandError, complain};
 use ioplane_cli::{Host, perform};
 use ioplane_daemon::config::Problems;
+use ioplane_daemon::{Invocation, Refusal};
 
 /// The host that this process runs on.
 struct ThisHost;
@@ -31,7 +32,8 @@ struct ThisHost;
 impl Host for ThisHost {
     fn serve(&self, config: &Path, socket: Option<PathBuf>, inherit: bool, log: &str) -> Result<()> {
         log::start(log)?;
-        ioplane_daemon::serve(config, socket, inherit)
+        let invocation = Invocation { config: config.to_owned(), socket, log: log.to_owned() };
+        ioplane_daemon::serve(invocation, inherit).map_err(coded)
     }
 
     fn check(&self, config: &Path, json: bool) -> Result<ExitCode> {
@@ -53,6 +55,12 @@ impl Host for ThisHost {
     fn functions(&self, client: &Client, json: bool) -> Result<()> {
         inventory::run(client, json)
     }
+}
+
+/// Why a daemon does not start, with the code and the remedy of what it refuses.
+fn coded(error: anyhow::Error) -> anyhow::Error {
+    let Some(Refusal { code, remedy, .. }) = error.downcast_ref() else { return error };
+    CommandError::new(*code, format!("{error:#}"), remedy).into()
 }
 
 fn main() -> ExitCode {

@@ -1,9 +1,10 @@
 //! `model`: the device state models that this program has. No daemon is needed.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
+use ioplane_api::refusal::Code;
 use ioplane_cli::args::ModelCommand;
 use ioplane_cli::command::table::Table;
-use ioplane_cli::output::{out, print};
+use ioplane_cli::output::{CommandError, out, print};
 use ioplane_model::{StateModel, draw};
 use ioplane_passthrough::catalog;
 use serde::Serialize;
@@ -46,7 +47,9 @@ pub fn run(command: ModelCommand, json: bool) -> Result<()> {
         ModelCommand::Show { name, svg, dot } => {
             let Some(model) = catalog::named(&name) else {
                 let names: Vec<&str> = catalog::models().iter().map(|model| model.name).collect();
-                bail!("there is no model {name}\n  to do: name one of {}", names.join(", "));
+                let remedy = format!("name one of {}", names.join(", "));
+                let error = format!("there is no model {name}");
+                return Err(CommandError::new(Code::NotFound, error, remedy).into());
             };
             match (svg, dot) {
                 (true, _) => out(draw::svg(model).as_bytes()),

@@ -5,6 +5,7 @@ mod house;
 use std::process::{Command, Output, Stdio};
 
 use house::House;
+use ioplane_api::refusal::Code;
 use serde_json::Value;
 
 const CONFIG: &str = "# by hand\n[[disk]]\nname = \"a\"\nmemory = \"8M\"\nqueues = 2\n[[disk]]\nname = \"gone\"\nmemory = \"1M\"\n\
@@ -136,26 +137,43 @@ fn a_configuration_is_checked_without_a_daemon() {
     let report = read(&bad.stdout);
     assert_eq!((&report["accepted"], &report["problems"][0]["line"]), (&false.into(), &4.into()), "{report}");
     assert!(report["error"].is_string() && report["remedy"].is_string(), "{report}");
+    assert_eq!(report["code"], "configuration");
 }
 
 #[test]
 fn every_error_is_json_if_that_is_wanted() {
     let house = House::open(CONFIG);
-    for (args, code) in [
-        (&["disk", "show", "none"][..], 1),
-        (&["qemu-args", "a", "--qemu-version", "new"], 1),
-        (&["model", "show", "none"], 1),
-        (&["disk", "remove"], 2),
-        (&["top", "--interval", "soon"], 2),
+    let (nowhere, garbage) = (house.path("none.toml").display().to_string(), house.path("garbage"));
+    std::fs::write(&garbage, "no state").unwrap();
+    let garbage = garbage.display().to_string();
+    for (args, exit, code) in [
+        (&["disk", "show", "none"][..], 1, "not_found"),
+        (&["qemu-args", "none"], 1, "not_found"),
+        (&["model", "show", "none"], 1, "not_found"),
+        (&["exits", "--vm", "none"], 1, "not_found"),
+        (&["qemu-args", "a", "--qemu-version", "new"], 1, "usage"),
+        (&["exits", "apply", "none", "--ssh", "guest"], 1, "usage"),
+        (&["upgrade", "--deadline", "20m"], 1, "usage"),
+        (&["qemu-args", "web", "--qemu-version", "9.2", "--twin"], 1, "unsupported"),
+        (&["qemu-args", "a", "--qemu-version", "9.2", "--twin"], 1, "conflict"),
+        (&["qemu-args", "a", "--qemu", "/none"], 1, "command_failed"),
+        (&["pci", "load", "none", &garbage], 1, "invalid"),
+        (&["capture", "web", "/none/file", "--for", "1s"], 1, "command_failed"),
+        (&["serve", "--config", &nowhere], 2, "configuration"),
+        (&["disk", "remove"], 2, "usage"),
+        (&["top", "--interval", "soon"], 2, "usage"),
     ] {
         let said = house.cli(&[args, &["--json"]].concat());
         let error = read(said.out.as_bytes());
-        assert_eq!(said.code, code, "{args:?}");
+        assert_eq!((said.code, error["code"].as_str()), (exit, Some(code)), "{args:?}: {error}");
+        let known = Code::of(code).expect("a code of docs/guide/errors.md");
+        assert_eq!(error["type"], known.uri(), "{args:?}: {error}");
         assert!(error["error"].is_string() && error["remedy"].is_string(), "{args:?}: {error}");
         assert!(!said.err.is_empty());
     }
     let nobody = read(&run(&["--socket", "/nowhere", "status", "--json"]).stdout);
     assert!(nobody["error"].as_str().unwrap().starts_with("no daemon answers on /nowhere"), "{nobody}");
+    assert_eq!(nobody["code"], "unreachable");
 }
 
 #[test]

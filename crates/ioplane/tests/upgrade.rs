@@ -211,6 +211,21 @@ fn five_upgrades_under_load_and_no_front_end_can_tell() {
     assert!(!stage.house.path("file.sock").exists() && !stage.house.path("control.sock").exists());
 }
 
+/// One from before `-v` and `-q` hears of the log by the environment.
+#[test]
+fn a_successor_is_told_what_every_version_knows() {
+    let house = House::new("[[disk]]\nname = \"a\"\nmemory = \"1M\"\n");
+    let house = house.start_by(&["sh", "-c", "exec \"$0\" -v --json \"$@\""]);
+    let old = house.path("old");
+    std::fs::write(&old, "#!/bin/sh\necho \"old: $IOPLANE_LOG: $*\" >&2\n").unwrap();
+    std::fs::set_permissions(&old, PermissionsExt::from_mode(0o755)).unwrap();
+    house.refused(&["upgrade", "--binary", &old.display().to_string()]);
+    let (config, socket) = (house.path("ioplane.toml"), house.path("control.sock"));
+    let told = format!("serve --config {} --socket {} --inherit", config.display(), socket.display());
+    let line = format!("old: info,ioplane=debug: {told}\n");
+    assert!(house.log().contains(&line), "{}", house.log());
+}
+
 #[test]
 fn a_binary_that_will_not_have_it_changes_nothing() {
     let mut stage = Stage::new();

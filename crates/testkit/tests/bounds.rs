@@ -78,7 +78,10 @@ const GUARDS: &[Guards] = &[
 ];
 
 /// What script/test builds with: with other features cargo would build half of the workspace anew.
-const FEATURES: &str = "ioplane-testkit/mutations,ioplane-testkit/kill-points,ioplane/kill-points";
+fn features() -> &'static str {
+    let features = include_str!("../../../script/test").lines().find_map(|line| line.strip_prefix("features="));
+    features.expect("script/test names its features")
+}
 
 /// Longer than any of these tests takes.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -87,7 +90,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 fn programs() -> BTreeMap<(String, String), PathBuf> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."));
-    cargo.args(["test", "--workspace", "--exclude", "ioplane-e2e", "--features", FEATURES]);
+    cargo.args(["test", "--workspace", "--exclude", "ioplane-e2e", "--features", features()]);
     cargo.args(["--no-run", "--message-format=json"]);
     for guards in GUARDS {
         cargo.args(["--test", guards.program]);

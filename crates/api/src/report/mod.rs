@@ -13,6 +13,7 @@ mod configuration;
 mod daemon;
 mod function;
 mod network;
+mod queue;
 
 pub use configuration::SavedReport;
 pub use daemon::{DaemonEvent, EventWord, HealthReport, HealthWord, MovedReport, VersionReport};
@@ -23,6 +24,7 @@ pub use function::{
 pub use network::{
     FrameCounts, LearnedReport, NicQueueReport, NicReport, PortReport, Role, SwitchReport, SwitchTableReport,
 };
+pub use queue::{DeviceQueue, QueueWork};
 
 /// `ioplane status --json`, `GET /v1/status`.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::checks::CountField;
 use super::{Flaw, MannersWord, NotifyWord, form, spec};
 
 spec! {
@@ -63,7 +64,7 @@ pub const CORES: u32 = 256;
 
 /// What holds if nobody says: the daemon's tests hold these two against the defaults of the crate `cores`.
 const SPIN_US: u64 = 50_000;
-const BUDGET: u32 = 64;
+const BUDGETS: CountField = CountField { name: "budget", range: 1..=4096, power_of_two: false, usual: 64 };
 
 impl CoreSpec {
     /// A core of which nothing is said but its number.
@@ -73,7 +74,7 @@ impl CoreSpec {
             cpu: None,
             notify: NotifyWord::default(),
             spin_us: SPIN_US,
-            budget: BUDGET,
+            budget: BUDGETS.usual.into(),
             manners: MannersWord::default(),
         }
     }
@@ -102,9 +103,7 @@ impl CoreSpec {
                 "give at most a minute: 60000000",
             ));
         }
-        if !(1..=4096).contains(&self.budget) {
-            flaws.push(Flaw::new("budget", format!("budget = {}", self.budget), "give 1 to 4096"));
-        }
+        flaws.extend(BUDGETS.flaw(self.budget));
         flaws
     }
 }

@@ -4,18 +4,19 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::checks::{CountField, checked, foreign, path_flaw, socket_flaw};
 use super::{
-    DirectWord, EngineWord, Flaw, FormatWord, MemoryWord, QUEUE_SIZE_MAX, ServedSpec, checked, form,
-    name_flaw, number, socket_flaw, spec,
+    DirectWord, EngineWord, Flaw, FormatWord, MemoryWord, QUEUE_SIZE_MAX, ServedSpec, form, served_fields, spec,
 };
 use crate::size::Size;
 
-/// Most queues of one disk.
-const QUEUES: u16 = 64;
+/// Queues of one disk.
+const QUEUES: CountField = CountField { name: "queues", range: 1..=64, power_of_two: false, usual: 1 };
 /// Bytes of a serial number (virtio 1.3, 5.2.6).
 const SERIAL: usize = 20;
 /// Entries of a ring if nobody says: enough for a disk, and what most of QEMU's versions take without being told.
-const QUEUE_SIZE: u16 = 128;
+const QUEUE_SIZE: CountField =
+    CountField { name: "queue_size", range: 2..=QUEUE_SIZE_MAX, power_of_two: true, usual: 128 };
 
 /// Where a disk's bytes live.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,7 +65,7 @@ spec! {
         /// Unique among the daemon's disks.
         name: String,
         /// What is behind it.
-        backing: BackingSpec,
+        backing: BackingSpec => BackingSpec::field,
         /// Writes are refused.
         read_only: bool,
         /// What the guest reads as its serial number.
@@ -88,18 +89,42 @@ spec! {
     }
 }
 
-form! {
+/// A form with the fields that say what is behind a disk. Others stand between them and behind them: the order is a promise.
+macro_rules! backing_form {
+    ($(#[doc = $about:literal])* $name:ident { $($between:tt)* } { $($behind:tt)* }) => {
+        form! {
+            $(#[doc = $about])*
+            $name {
+                /// A raw image or a block device
+                [long, value_name = "FILE", required_unless_present = "memory", conflicts_with = "memory"]
+                path: PathBuf,
+                /// Memory of the daemon, of this size; its content goes with the daemon
+                [long, value_name = "SIZE"]
+                memory: Size,
+                /// Say that the image is raw whatever it looks like: one with the bytes of another format is refused otherwise
+                [long, value_name = "FORMAT", conflicts_with = "memory"]
+                format: FormatWord,
+                $($between)*
+                /// Whether the image's I/O goes past the host's page cache
+                [long, value_name = "WHEN", conflicts_with = "memory"]
+                direct: DirectWord,
+                /// Who does the image's I/O
+                [long, value_name = "WHO", conflicts_with = "memory"]
+                engine: EngineWord,
+                $($behind)*
+            }
+        }
+    };
+}
+
+backing_form! {
+    /// What is to be behind a disk, as somebody asks for it.
+    BackingForm {} {}
+}
+
+backing_form! {
     /// A disk as somebody asks for it. See [`DiskForm::spec`] for what is left out.
     DiskForm {
-        /// A raw image or a block device
-        [long, value_name = "FILE", required_unless_present = "memory", conflicts_with = "memory"]
-        path: PathBuf,
-        /// Memory of the daemon, of this size; its content goes with the daemon
-        [long, value_name = "SIZE"]
-        memory: Size,
-        /// Say that the image is raw whatever it looks like: one with the bytes of another format is refused otherwise
-        [long, value_name = "FORMAT", conflicts_with = "memory"]
-        format: FormatWord,
         /// Refuse writes
         [long, num_args = 0, default_missing_value = "true"]
         read_only: bool,
@@ -115,12 +140,7 @@ form! {
         /// Logical block shown to the guest: 512 to 4096 bytes [default: the backing's]
         [long, value_name = "BYTES"]
         block_size: u64,
-        /// Whether the image's I/O goes past the host's page cache
-        [long, value_name = "WHEN", conflicts_with = "memory"]
-        direct: DirectWord,
-        /// Who does the image's I/O
-        [long, value_name = "WHO", conflicts_with = "memory"]
-        engine: EngineWord,
+    } {
         /// The I/O core that its queues prefer [default: whichever has time]
         [long, value_name = "ID"]
         core: u32,
@@ -137,30 +157,19 @@ form! {
     }
 }
 
-impl DiskForm {
-    /// The complete disk. Left out: one queue of 128 entries, the backing's block size, its name as the serial number,
-    /// writable, and whatever core has time.
-    pub fn spec(self, name: &str) -> Result<DiskSpec, Vec<Flaw>> {
-        let mut flaws = Vec::new();
-        let backing = match (self.path, self.memory) {
-            (Some(path), None) => Some(BackingSpec::File {
-                path,
-                format: self.format,
-                direct: self.direct.unwrap_or_default(),
-                engine: self.engine.unwrap_or_default(),
-            }),
+impl BackingForm {
+    /// What it asks for. It has all of `flaws` that are added, and may be complete besides.
+    pub fn spec(self, flaws: &mut Vec<Flaw>) -> Option<BackingSpec> {
+        let BackingForm { path, memory, format, direct, engine } = self;
+        match (path, memory) {
+            (Some(path), None) => {
+                let (direct, engine) = (direct.unwrap_or_default(), engine.unwrap_or_default());
+                Some(BackingSpec::File { path, format, direct, engine })
+            }
             (None, Some(Size(bytes))) => {
-                let fields = [
-                    ("format", self.format.is_some()),
-                    ("direct", self.direct.is_some()),
-                    ("engine", self.engine.is_some()),
-                ];
-                for (field, given) in fields {
-                    if given {
-                        let reason = format!("{field} says nothing about a disk in memory");
-                        flaws.push(Flaw::new(field, reason, "leave it out, or give path"));
-                    }
-                }
+                let fields =
+                    [("format", format.is_some()), ("direct", direct.is_some()), ("engine", engine.is_some())];
+                foreign(flaws, "a disk in memory", "leave it out, or give path", &fields);
                 Some(BackingSpec::Memory { bytes })
             }
             (Some(_), Some(_)) => {
@@ -172,10 +181,20 @@ impl DiskForm {
                 flaws.push(Flaw::new("path", "neither path nor memory", remedy));
                 None
             }
-        };
-        let queues = number(&mut flaws, "queues", self.queues, 1, 1..=QUEUES);
-        let queue_size = number(&mut flaws, "queue_size", self.queue_size, QUEUE_SIZE, 1..=QUEUE_SIZE_MAX);
-        let block_size = self.block_size.map(|size| u32::try_from(size).unwrap_or(0));
+        }
+    }
+}
+
+impl DiskForm {
+    /// The complete disk. Left out: one queue of 128 entries, the backing's block size, its name as the serial number,
+    /// writable, and whatever core has time.
+    pub fn spec(self, name: &str) -> Result<DiskSpec, Vec<Flaw>> {
+        let mut flaws = Vec::new();
+        let DiskForm { path, memory, format, direct, engine, .. } = self;
+        let backing = BackingForm { path, memory, format, direct, engine }.spec(&mut flaws);
+        let queues = QUEUES.read(&mut flaws, self.queues);
+        let queue_size = QUEUE_SIZE.read(&mut flaws, self.queue_size);
+        let block_size = self.block_size.map(|size| u32::try_from(size).unwrap_or(u32::MAX));
         let serial =
             self.serial.unwrap_or_else(|| name.chars().filter(char::is_ascii_graphic).take(SERIAL).collect());
         let spec = DiskSpec {
@@ -196,13 +215,7 @@ impl DiskForm {
 }
 
 impl ServedSpec for DiskSpec {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn socket(&self) -> Option<&Path> {
-        self.socket.as_deref()
-    }
+    served_fields!();
 
     fn core(&self) -> Option<u32> {
         self.core
@@ -212,48 +225,34 @@ impl ServedSpec for DiskSpec {
         self.twin.as_deref()
     }
 
-    fn guest_memory(&self) -> MemoryWord {
-        self.guest_memory
-    }
-
     fn queues(&self) -> u16 {
         self.queues
     }
 
-    fn flaws(&self) -> Vec<Flaw> {
-        let mut flaws: Vec<Flaw> = name_flaw(&self.name).into_iter().collect();
-        let mut flaw = |field, reason: String, remedy: &str| flaws.push(Flaw::new(field, reason, remedy));
+    fn own_flaws(&self) -> Vec<Flaw> {
+        let mut flaws = Vec::new();
         let block = self.block_size.unwrap_or(512);
         if !block.is_power_of_two() || !(512..=4096).contains(&block) {
-            flaw("block_size", format!("block_size = {block}"), "give 512, 1024, 2048 or 4096");
+            let remedy = "give 512, 1024, 2048 or 4096";
+            flaws.push(Flaw::new("block_size", format!("block_size = {block}"), remedy));
         }
         match &self.backing {
-            BackingSpec::File { path, .. } if !path.is_absolute() => {
-                flaw("path", format!("{} is not an absolute path", path.display()), "begin it with /");
+            BackingSpec::File { path, .. } => flaws.extend(path_flaw("path", path)),
+            BackingSpec::Memory { bytes } => {
+                if *bytes == 0 || !bytes.is_multiple_of(u64::from(block.max(512))) {
+                    let reason = format!("{bytes} bytes is no size for a disk with blocks of {block}");
+                    let remedy = "give a multiple of the block size, and not zero";
+                    flaws.push(Flaw::new("memory", reason, remedy));
+                }
             }
-            BackingSpec::Memory { bytes }
-                if *bytes == 0 || !bytes.is_multiple_of(u64::from(block.max(512))) =>
-            {
-                let reason = format!("{bytes} bytes is no size for a disk with blocks of {block}");
-                flaw("memory", reason, "give a multiple of the block size, and not zero");
-            }
-            _ => {}
         }
-        if !(1..=QUEUES).contains(&self.queues) {
-            flaw("queues", format!("queues = {}", self.queues), "give 1 to 64");
-        }
-        if !self.queue_size.is_power_of_two() || !(2..=QUEUE_SIZE_MAX).contains(&self.queue_size) {
-            flaw(
-                "queue_size",
-                format!("queue_size = {}", self.queue_size),
-                "give a power of two from 2 to 1024",
-            );
-        }
+        flaws.extend(QUEUES.flaw(self.queues));
+        flaws.extend(QUEUE_SIZE.flaw(self.queue_size));
         if self.serial.len() > SERIAL || self.serial.chars().any(|c| !c.is_ascii_graphic()) {
+            let reason = format!("{:?} is no serial number", self.serial);
             let remedy = "give at most 20 characters of ASCII without spaces";
-            flaw("serial", format!("{:?} is no serial number", self.serial), remedy);
+            flaws.push(Flaw::new("serial", reason, remedy));
         }
-        flaws.extend(self.socket.as_deref().and_then(socket_flaw));
         let twin_flaw = |twin: &Path| match &self.socket {
             Some(socket) if socket == twin => {
                 Some(Flaw::new("twin", "twin is the disk's socket", "give it a path of its own"))
@@ -269,14 +268,5 @@ impl ServedSpec for DiskSpec {
             (BackingSpec::File { path, .. }, BackingSpec::File { path: other, .. }) => path == other,
             (one, other) => one == other,
         }
-    }
-
-    fn three_way(base: &Self, configured: &Self, now: &Self) -> Self {
-        DiskSpec::three_way(base, configured, now)
-    }
-
-    fn differing(&self, other: &Self) -> Vec<&'static str> {
-        let field = |name| if name == "backing" { self.backing.field() } else { name };
-        DiskSpec::differing(self, other).into_iter().map(field).collect()
     }
 }

@@ -114,12 +114,24 @@ macro_rules! form {
     };
 }
 
-/// A specification: complete, stored, and compared field by field.
+/// What is made of the list of a specification's fields.
+pub trait SpecFields: Sized {
+    /// The fields of `configured` where they differ from `base`, what the configuration was; the fields of `now` elsewhere.
+    fn three_way(base: &Self, configured: &Self, now: &Self) -> Self;
+
+    /// Fields of the form in which this one, as somebody asks for it, differs from `other`.
+    fn differing(&self, other: &Self) -> Vec<&'static str>;
+}
+
+/// A specification: complete, stored, and compared field by field. Behind the arrow of a field, what says which field of the form it
+/// is, if not one of the same name.
 macro_rules! spec {
+    (@form $spec:ident, $field:ident) => { stringify!($field) };
+    (@form $spec:ident, $field:ident, $of:path) => { $of(&$spec.$field) };
     (
         $(#[doc = $about:literal])*
         $name:ident {
-            $($(#[$meta:meta])+ $field:ident: $kind:ty,)*
+            $($(#[$meta:meta])+ $field:ident: $kind:ty $(=> $of:path)?,)*
         }
     ) => {
         $(#[doc = $about])*
@@ -129,17 +141,15 @@ macro_rules! spec {
             $($(#[$meta])+ pub $field: $kind,)*
         }
 
-        impl $name {
-            /// The fields of `configured` where they differ from `base`, what the configuration was; the fields of `now` elsewhere.
-            pub fn three_way(base: &Self, configured: &Self, now: &Self) -> Self {
+        impl $crate::spec::SpecFields for $name {
+            fn three_way(base: &Self, configured: &Self, now: &Self) -> Self {
                 $name { $($field: $crate::spec::pick(&base.$field, &configured.$field, &now.$field),)* }
             }
 
-            /// Names of the fields in which the two differ.
-            pub fn differing(&self, other: &Self) -> Vec<&'static str> {
+            fn differing(&self, other: &Self) -> Vec<&'static str> {
                 let mut names = Vec::new();
                 $(if self.$field != other.$field {
-                    names.push(stringify!($field));
+                    names.push($crate::spec::spec!(@form self, $field $(, $of)?));
                 })*
                 names
             }
@@ -147,4 +157,21 @@ macro_rules! spec {
     };
 }
 
-pub(super) use {form, spec, values};
+/// Methods of [`ServedSpec`](crate::spec::ServedSpec) that every kind answers by a field of the same name.
+macro_rules! served_fields {
+    () => {
+        fn name(&self) -> &str {
+            &self.name
+        }
+
+        fn socket(&self) -> Option<&std::path::Path> {
+            self.socket.as_deref()
+        }
+
+        fn guest_memory(&self) -> $crate::spec::MemoryWord {
+            self.guest_memory
+        }
+    };
+}
+
+pub(super) use {form, served_fields, spec, values};

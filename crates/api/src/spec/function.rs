@@ -2,14 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use super::address::{as_text, from_text};
-use super::network::{host, interface_flaw};
-use super::{Flaw, Mac, MemoryWord, PciAddress, ServedSpec, checked, form, name_flaw, socket_flaw, spec};
+use super::checks::{checked, foreign, interface_flaw, switch_flaw};
+use super::network::host;
+use super::{Flaw, Mac, MemoryWord, PciAddress, PortSpec, ServedSpec, form, served_fields, spec};
 use crate::size::Size;
 
 words! {
@@ -141,13 +142,23 @@ pub enum SourceSpec {
     },
 }
 
+impl SourceSpec {
+    /// The field of a form that says it.
+    pub fn field(&self) -> &'static str {
+        match self {
+            SourceSpec::Host { .. } => "host",
+            SourceSpec::Emulated { .. } => "emulate",
+        }
+    }
+}
+
 spec! {
     /// A PCI function, complete and checked.
     FunctionSpec {
         /// Unique among everything that the daemon serves.
         name: String,
         /// What is behind it.
-        source: SourceSpec,
+        source: SourceSpec => SourceSpec::field,
         /// The vfio-user socket, if it is not `RUN_DIR/NAME.sock`.
         socket: Option<PathBuf>,
         /// Files that VMMs may share as memory of their guests.
@@ -240,37 +251,28 @@ impl FunctionForm {
 
     fn of_host(&self, address: PciAddress, flaws: &mut Vec<Flaw>) -> Option<SourceSpec> {
         let mode = self.mode.unwrap_or_default();
-        for (field, given) in
-            [("switch", self.switch.is_some()), ("tap", self.tap.is_some()), ("mac", self.mac.is_some())]
-        {
-            if given {
-                let reason = format!("{field} says nothing about a function of the host");
-                flaws.push(Flaw::new(field, reason, "leave it out, or give emulate in place of host"));
-            }
-        }
-        if mode == ModeWord::Passthrough && self.on_fault.is_some() {
-            let reason = "on_fault says nothing about a function that is passed through as it is";
-            flaws.push(Flaw::new("on_fault", reason, "leave it out, or give mode = \"virtual\""));
-        }
+        let of_a_nic =
+            [("switch", self.switch.is_some()), ("tap", self.tap.is_some()), ("mac", self.mac.is_some())];
+        let remedy = "leave it out, or give emulate in place of host";
+        foreign(flaws, "a function of the host", remedy, &of_a_nic);
+        let of_a_model = [("on_fault", mode == ModeWord::Passthrough && self.on_fault.is_some())];
+        let remedy = "leave it out, or give mode = \"virtual\"";
+        foreign(flaws, "a function that is passed through as it is", remedy, &of_a_model);
         let (on_fault, forced) = (self.on_fault.unwrap_or_default(), self.force.unwrap_or(false));
         let unsafe_interrupts = self.unsafe_interrupts.unwrap_or(false);
         Some(SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts })
     }
 
     fn emulated(&self, chip: ChipWord, name: &str, flaws: &mut Vec<Flaw>) -> Option<SourceSpec> {
-        let foreign = [
+        let of_the_host = [
             ("mode", self.mode.is_some()),
             ("on_fault", self.on_fault.is_some()),
             ("force", self.force.is_some()),
             ("pinned_memory", self.pinned_memory.is_some()),
             ("unsafe_interrupts", self.unsafe_interrupts.is_some()),
         ];
-        for (field, given) in foreign {
-            if given {
-                let reason = format!("{field} says nothing about an emulated NIC");
-                flaws.push(Flaw::new(field, reason, "leave it out, or give host in place of emulate"));
-            }
-        }
+        let remedy = "leave it out, or give host in place of emulate";
+        foreign(flaws, "an emulated NIC", remedy, &of_the_host);
         let cable = match (&self.switch, &self.tap) {
             (Some(switch), None) => CableSpec::Switch(switch.clone()),
             (None, Some(tap)) => CableSpec::Tap(tap.clone()),
@@ -332,61 +334,30 @@ impl FunctionSpec {
 }
 
 impl ServedSpec for FunctionSpec {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn socket(&self) -> Option<&Path> {
-        self.socket.as_deref()
-    }
+    served_fields!();
 
     /// A thread of its own serves it.
     fn core(&self) -> Option<u32> {
         None
     }
 
-    fn guest_memory(&self) -> MemoryWord {
-        self.guest_memory
-    }
-
     fn queues(&self) -> u16 {
         0
     }
 
-    fn flaws(&self) -> Vec<Flaw> {
-        let mut flaws: Vec<Flaw> = name_flaw(&self.name).into_iter().collect();
-        match &self.source {
-            SourceSpec::Emulated { cable: CableSpec::Switch(switch), .. } => {
-                flaws.extend(name_flaw(switch).map(|flaw| Flaw { field: "switch", ..flaw }));
-            }
-            SourceSpec::Emulated { cable: CableSpec::Tap(tap), .. } => {
-                flaws.extend(interface_flaw("tap", tap));
-            }
-            SourceSpec::Host { .. } => {}
-        }
-        flaws.extend(self.socket.as_deref().and_then(socket_flaw));
-        flaws
+    fn own_flaws(&self) -> Vec<Flaw> {
+        let tap = self.tap().and_then(|tap| interface_flaw("tap", tap));
+        self.switch().and_then(switch_flaw).into_iter().chain(tap).collect()
     }
 
     fn same_content(one: &Self, other: &Self) -> bool {
         one.source == other.source
     }
 
-    fn three_way(base: &Self, configured: &Self, now: &Self) -> Self {
-        FunctionSpec::three_way(base, configured, now)
-    }
-
-    fn differing(&self, other: &Self) -> Vec<&'static str> {
-        let source = match &self.source {
-            SourceSpec::Host { .. } => "host",
-            SourceSpec::Emulated { .. } => "emulate",
-        };
-        let field = |name| if name == "source" { source } else { name };
-        FunctionSpec::differing(self, other).into_iter().map(field).collect()
-    }
-
-    fn port(&self) -> Option<(&str, Mac)> {
-        self.switch().zip(self.mac())
+    /// A function cannot migrate.
+    fn port(&self) -> Option<PortSpec> {
+        let (switch, mac) = self.switch().zip(self.mac())?;
+        Some(PortSpec { switch: switch.to_owned(), mac, shares_mac: false })
     }
 }
 

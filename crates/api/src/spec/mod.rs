@@ -5,6 +5,7 @@
 mod words;
 
 mod address;
+mod checks;
 mod core;
 mod disk;
 mod fields;
@@ -12,16 +13,16 @@ mod function;
 mod network;
 mod pci_address;
 
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 pub use self::core::{CORES, CoreForm, CoreSpec};
 pub use address::{Mac, VlanSpec};
-pub use disk::{BackingSpec, DiskForm, DiskSpec};
-pub use fields::{FieldSource, FieldValue, Form};
-use fields::{form, spec, values};
+pub use disk::{BackingForm, BackingSpec, DiskForm, DiskSpec};
+pub use checks::{name_flaw, socket_flaw};
+pub use fields::{FieldSource, FieldValue, Form, SpecFields};
+use fields::{form, served_fields, spec, values};
 pub use function::{
     CableSpec, ChipWord, FaultSpec, FaultWord, FunctionForm, FunctionSpec, ModeWord, SourceSpec,
 };
@@ -120,14 +121,30 @@ impl MemoryWord {
     }
 }
 
-/// Longest path of a unix socket (sun_path, with its end).
-const SOCKET_PATH: usize = 107;
 /// Most entries of a ring: QEMU's own limit. vhost-user has no message for a smaller one, so a front end that was not
 /// started with our arguments may set up this many, and is served.
 pub const QUEUE_SIZE_MAX: u16 = 1024;
 
+/// A place on a switch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortSpec {
+    /// The switch's name.
+    pub switch: String,
+    /// The address. No other port of the switch may have it, unless both may share theirs.
+    pub mac: Mac,
+    /// Its guest may migrate, and has a device of this address at both ends meanwhile (docs/guide/migration.md).
+    pub shares_mac: bool,
+}
+
+impl PortSpec {
+    /// Whether the two cannot be at the same time.
+    pub fn excludes(&self, other: &PortSpec) -> bool {
+        self.switch == other.switch && self.mac == other.mac && !(self.shares_mac && other.shares_mac)
+    }
+}
+
 /// What the daemon serves on a socket of its own: what disks and NICs have in common.
-pub trait ServedSpec: Clone + PartialEq + Send + Sync + 'static {
+pub trait ServedSpec: SpecFields + Clone + PartialEq + Send + Sync + 'static {
     /// Unique among everything that the daemon serves.
     fn name(&self) -> &str;
     /// Where its front end connects, if it is not `RUN_DIR/NAME.sock`.
@@ -142,14 +159,17 @@ pub trait ServedSpec: Clone + PartialEq + Send + Sync + 'static {
     fn guest_memory(&self) -> MemoryWord;
     /// Number of its queues.
     fn queues(&self) -> u16;
+    /// What is wrong with the fields that only this kind has.
+    fn own_flaws(&self) -> Vec<Flaw>;
     /// Everything that is wrong with it in itself. The state file is checked by this too.
-    fn flaws(&self) -> Vec<Flaw>;
-    /// The fields of `configured` where they differ from `base`, what the configuration was; the fields of `now` elsewhere.
-    fn three_way(base: &Self, configured: &Self, now: &Self) -> Self;
-    /// Fields of the form in which this one, as somebody asks for it, differs from `other`.
-    fn differing(&self, other: &Self) -> Vec<&'static str>;
-    /// Its place on a switch: the switch's name, and the address that no other port of that switch may have.
-    fn port(&self) -> Option<(&str, Mac)> {
+    fn flaws(&self) -> Vec<Flaw> {
+        let mut flaws: Vec<Flaw> = name_flaw(self.name()).into_iter().collect();
+        flaws.extend(self.own_flaws());
+        flaws.extend(self.socket().and_then(socket_flaw));
+        flaws
+    }
+    /// Its place on a switch.
+    fn port(&self) -> Option<PortSpec> {
         None
     }
 
@@ -167,64 +187,4 @@ pub trait ServedSpec: Clone + PartialEq + Send + Sync + 'static {
 /// What holds of one field: the configuration if that was changed since `base`, else what it is `now`.
 pub fn pick<T: PartialEq + Clone>(base: &T, configured: &T, now: &T) -> T {
     if base == configured { now.clone() } else { configured.clone() }
-}
-
-/// What is wrong with a name, if anything.
-pub fn name_flaw(name: &str) -> Option<Flaw> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let remedy = "use 1 to 40 letters, digits, '-', '_' and '.', beginning with a letter or a digit";
-    if name.is_empty() || name.len() > 40 {
-        return Some(Flaw::new("name", format!("a name of {} characters", name.chars().count()), remedy));
-    }
-    if let Some(bad) = name.chars().find(|c| !plain(*c)) {
-        return Some(Flaw::new("name", format!("{bad:?} in the name {name:?}"), remedy));
-    }
-    if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
-        return Some(Flaw::new("name", format!("the name {name:?} begins with a sign"), remedy));
-    }
-    None
-}
-
-/// What is wrong with the path of a socket, if anything.
-pub fn socket_flaw(path: &Path) -> Option<Flaw> {
-    if !path.is_absolute() {
-        return Some(Flaw::new(
-            "socket",
-            format!("{} is not an absolute path", path.display()),
-            "begin it with /",
-        ));
-    }
-    let len = path.as_os_str().len();
-    if len > SOCKET_PATH {
-        let reason =
-            format!("{} is {len} bytes long; a socket's path has {SOCKET_PATH} at most", path.display());
-        return Some(Flaw::new("socket", reason, "choose a shorter run_dir or socket"));
-    }
-    None
-}
-
-/// A number that a form gives or leaves out; one that is out of range is a flaw, and the default stands in for it.
-fn number(
-    flaws: &mut Vec<Flaw>,
-    field: &'static str,
-    given: Option<u64>,
-    default: u16,
-    range: RangeInclusive<u16>,
-) -> u16 {
-    let value = given.unwrap_or(u64::from(default));
-    u16::try_from(value).ok().filter(|value| range.contains(value)).unwrap_or_else(|| {
-        let remedy = format!("give {} to {}", range.start(), range.end());
-        flaws.push(Flaw::new(field, format!("{field} = {value}"), remedy));
-        default
-    })
-}
-
-/// The specification that a form makes, unless it has flaws of its own or the form had. One flaw a field is enough.
-fn checked<S: ServedSpec>(spec: S, mut flaws: Vec<Flaw>) -> Result<S, Vec<Flaw>> {
-    for flaw in spec.flaws() {
-        if !flaws.iter().any(|known| known.field == flaw.field) {
-            flaws.push(flaw);
-        }
-    }
-    if flaws.is_empty() { Ok(spec) } else { Err(flaws) }
 }

@@ -1,28 +1,26 @@
 //! What switches and NICs are to be.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use super::checks::{CountField, checked, interface_flaw, name_flaw, switch_flaw};
 use super::{
-    Flaw, LinkWord, Mac, MemoryWord, QUEUE_SIZE_MAX, ServedSpec, VlanSpec, checked, form, name_flaw, number,
-    socket_flaw, spec,
+    Flaw, LinkWord, Mac, MemoryWord, PortSpec, QUEUE_SIZE_MAX, ServedSpec, VlanSpec, form, served_fields, spec,
 };
 
-/// Most queue pairs of one NIC.
-const PAIRS: u16 = 8;
+/// Queue pairs of one NIC.
+const PAIRS: CountField = CountField { name: "pairs", range: 1..=8, power_of_two: false, usual: 1 };
 /// Entries of a ring if nobody says: what QEMU takes without being told.
 pub const NIC_QUEUE_SIZE: u16 = 256;
+const QUEUE_SIZE: CountField = CountField {
+    name: "queue_size",
+    range: 64..=QUEUE_SIZE_MAX,
+    power_of_two: true,
+    usual: NIC_QUEUE_SIZE,
+};
 /// Bytes of a frame behind its Ethernet header, if nobody says.
 pub const MTU: u16 = 1500;
-/// Bytes of a network interface's name (IFNAMSIZ, with its end).
-const INTERFACE: usize = 15;
-
-/// What is wrong with the name of an interface, if anything.
-pub(super) fn interface_flaw(field: &'static str, name: &str) -> Option<Flaw> {
-    let plain = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | '%' | ':');
-    let good = (1..=INTERFACE).contains(&name.len()) && name.chars().all(plain);
-    let remedy = "give the name of a TAP interface, such as tap0: at most 15 characters without '/'";
-    (!good).then(|| Flaw::new(field, format!("{name:?} is no name of an interface"), remedy))
-}
+/// The smallest MTU of IPv4, and the largest that a frame with a VLAN tag leaves room for in 64 KiB.
+const MTUS: CountField = CountField { name: "mtu", range: 68..=65517, power_of_two: false, usual: MTU };
 
 /// What tells this host from others; empty where nothing does.
 pub(super) fn host() -> String {
@@ -150,10 +148,9 @@ impl NicForm {
         if self.switch.is_none() {
             flaws.push(Flaw::new("switch", "a NIC without a switch", "give switch = \"NAME\""));
         }
-        let pairs = number(&mut flaws, "pairs", self.pairs, 1, 1..=PAIRS);
-        let queue_size =
-            number(&mut flaws, "queue_size", self.queue_size, NIC_QUEUE_SIZE, 64..=QUEUE_SIZE_MAX);
-        let mtu = number(&mut flaws, "mtu", self.mtu, MTU, MTU_LEAST..=MTU_MOST);
+        let pairs = PAIRS.read(&mut flaws, self.pairs);
+        let queue_size = QUEUE_SIZE.read(&mut flaws, self.queue_size);
+        let mtu = MTUS.read(&mut flaws, self.mtu);
         let spec = NicSpec {
             name: name.to_owned(),
             switch: self.switch.unwrap_or_else(|| "none".to_owned()),
@@ -172,25 +169,11 @@ impl NicForm {
     }
 }
 
-/// The smallest MTU of IPv4, and the largest that a frame with a VLAN tag leaves room for in 64 KiB.
-const MTU_LEAST: u16 = 68;
-const MTU_MOST: u16 = 65517;
-
 impl ServedSpec for NicSpec {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn socket(&self) -> Option<&Path> {
-        self.socket.as_deref()
-    }
+    served_fields!();
 
     fn core(&self) -> Option<u32> {
         self.core
-    }
-
-    fn guest_memory(&self) -> MemoryWord {
-        self.guest_memory
     }
 
     /// A receive and a transmit queue for each pair (virtio 1.3, 5.1.2); the control queue is the VMM's.
@@ -198,35 +181,12 @@ impl ServedSpec for NicSpec {
         2 * self.pairs
     }
 
-    fn flaws(&self) -> Vec<Flaw> {
-        let mut flaws: Vec<Flaw> = name_flaw(&self.name).into_iter().collect();
-        if let Some(flaw) = name_flaw(&self.switch) {
-            flaws.push(Flaw { field: "switch", ..flaw });
-        }
-        let mut flaw = |field, reason: String, remedy: String| flaws.push(Flaw::new(field, reason, remedy));
-        if !(1..=PAIRS).contains(&self.pairs) {
-            flaw("pairs", format!("pairs = {}", self.pairs), format!("give 1 to {PAIRS}"));
-        }
-        if !self.queue_size.is_power_of_two() || !(64..=QUEUE_SIZE_MAX).contains(&self.queue_size) {
-            let remedy = "give a power of two from 64 to 1024".to_owned();
-            flaw("queue_size", format!("queue_size = {}", self.queue_size), remedy);
-        }
-        if !(MTU_LEAST..=MTU_MOST).contains(&self.mtu) {
-            flaw("mtu", format!("mtu = {}", self.mtu), format!("give {MTU_LEAST} to {MTU_MOST}"));
-        }
-        flaws.extend(self.socket.as_deref().and_then(socket_flaw));
-        flaws
+    fn own_flaws(&self) -> Vec<Flaw> {
+        let numbers = [PAIRS.flaw(self.pairs), QUEUE_SIZE.flaw(self.queue_size), MTUS.flaw(self.mtu)];
+        switch_flaw(&self.switch).into_iter().chain(numbers.into_iter().flatten()).collect()
     }
 
-    fn three_way(base: &Self, configured: &Self, now: &Self) -> Self {
-        NicSpec::three_way(base, configured, now)
-    }
-
-    fn differing(&self, other: &Self) -> Vec<&'static str> {
-        NicSpec::differing(self, other)
-    }
-
-    fn port(&self) -> Option<(&str, Mac)> {
-        Some((&self.switch, self.mac))
+    fn port(&self) -> Option<PortSpec> {
+        Some(PortSpec { switch: self.switch.clone(), mac: self.mac, shares_mac: true })
     }
 }

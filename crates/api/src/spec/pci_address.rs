@@ -6,9 +6,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 /// Domain, bus, device, function. Written as `0000:00:05.0`; read also without the domain, as `00:05.0`.
-///
-/// A type of the interface's own: the one by which functions are opened belongs to a crate that knows VFIO.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+// Ordered as on the bus. `hardware`, which opens functions, takes it from here: there is one parser.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(into = "String", try_from = "String")]
 pub struct PciAddress {

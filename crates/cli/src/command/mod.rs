@@ -17,19 +17,20 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::CommandFactory;
 use hyper::Method;
 use ioplane_api::SOCKET;
+use ioplane_api::refusal::Code;
 use ioplane_api::report::{CoreReport, DiskReport, DoneReport, StatusReport, UpgradeReport};
 use ioplane_api::request::{ChangeForm, MoveForm, NotifyForm, TwinForm, UpgradeForm};
-use ioplane_api::spec::DiskForm;
+use ioplane_api::spec::{BackingForm, DiskForm};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::args::{BackingArgs, Cli, Command, CoreCommand, DiskCommand, ExitsArgs, ModelCommand};
+use crate::args::{Cli, Command, CoreCommand, DiskCommand, ExitsArgs, ModelCommand};
 use crate::client::Client;
-use crate::output::{detail, hint, out, print, print_done, quiet};
+use crate::output::{CommandError, detail, hint, out, print, print_done, quiet};
 
 /// After this long a person wants to see that something is going on.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -131,7 +132,8 @@ fn settled(client: &Client, report: UpgradeReport) -> UpgradeReport {
 fn upgrade_seconds(deadline: Duration) -> Result<u64> {
     let seconds = deadline.as_millis().div_ceil(1000) as u64;
     if !(1..=600).contains(&seconds) {
-        bail!("--deadline {seconds}s: an upgrade has at most ten minutes\n  to do: give 1s to 10m");
+        let error = format!("--deadline {seconds}s: an upgrade has at most ten minutes");
+        return Err(CommandError::new(Code::Usage, error, "give 1s to 10m").into());
     }
     Ok(seconds)
 }
@@ -241,7 +243,7 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
             })
         }
         DiskCommand::Replace { name, backing } => {
-            let BackingArgs { path, memory, format, direct, engine } = backing;
+            let BackingForm { path, memory, format, direct, engine } = backing;
             let path = path.as_deref().map(absolute).transpose()?;
             let form = ChangeForm { path, memory, format, direct, engine, ..ChangeForm::default() };
             let disk: DiskReport = working("waiting for a quiet moment", || {

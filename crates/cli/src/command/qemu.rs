@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
+use ioplane_api::refusal::Code;
 use ioplane_api::report::{DiskReport, FunctionReport, NicReport};
 use ioplane_api::size::Size;
 use ioplane_api::spec::MTU;
@@ -29,10 +30,16 @@ impl Version {
             .arg("--version")
             .stdin(Stdio::null())
             .output()
-            .with_context(|| format!("run {program} --version: install it, or say --qemu-version 7.2"))?;
+            .map_err(|error| {
+                let remedy = "install it, or say --qemu-version 7.2";
+                CommandError::new(Code::CommandFailed, format!("run {program} --version: {error}"), remedy)
+            })?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let version = text.lines().next().and_then(|line| line.split("version").nth(1)).and_then(Version::of);
-        version.with_context(|| format!("{program} --version does not tell: say --qemu-version 7.2"))
+        version.ok_or_else(|| {
+            let error = format!("{program} --version does not tell");
+            CommandError::new(Code::CommandFailed, error, "say --qemu-version 7.2").into()
+        })
     }
 
     /// `reconnect-ms` came with 9.2; `reconnect` (seconds) went with 11.
@@ -122,18 +129,17 @@ const ANSWER: u32 = 60_000;
 pub fn function(function: &FunctionReport, version: Version, bootindex: Option<u32>) -> Result<Vec<String>> {
     let Version(major, minor) = version;
     if version < VFIO_USER {
-        bail!(
-            "QEMU {major}.{minor} has no vfio-user-pci, which PCI function {} needs\n  to do: use QEMU 10.1 or later, and name it \
-             with --qemu PROGRAM (or --qemu-version 10.1)",
-            function.name
-        );
+        let error =
+            format!("QEMU {major}.{minor} has no vfio-user-pci, which PCI function {} needs", function.name);
+        let remedy = "use QEMU 10.1 or later, and name it with --qemu PROGRAM (or --qemu-version 10.1)";
+        return Err(CommandError::new(Code::Unsupported, error, remedy).into());
     }
     if function.guard.as_os_str().is_empty() {
-        bail!(
-            "PCI function {0} is not served{1}\n  to do: see `ioplane pci show {0}`",
-            function.name,
-            function.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default()
-        );
+        let name = &function.name;
+        let why = function.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+        let (error, remedy) =
+            (format!("PCI function {name} is not served{why}"), format!("see `ioplane pci show {name}`"));
+        return Err(CommandError::new(Code::NotServed, error, remedy).into());
     }
     let id = format!("ioplane-{}", function.name);
     let guard = serde_json::json!({
@@ -178,7 +184,7 @@ pub fn words(args: &[String], name: &str) -> Result<String> {
         let error = format!(
             "{arg} has a blank or a sign of a pattern in it: what `$(ioplane qemu-args {name})` makes of it is something else"
         );
-        return Err(CommandError::new(error, remedy).into());
+        return Err(CommandError::new(Code::Unsupported, error, remedy).into());
     }
     Ok(args.join(" "))
 }

@@ -2,20 +2,22 @@
 
 use std::io::IsTerminal;
 
-use anyhow::{Context, Result, bail};
-use ioplane_api::refusal::{Code, RefusalBody};
+use anyhow::Result;
+use ioplane_api::refusal::Code;
 use ioplane_api::report::StatusReport;
 use serde::Serialize;
 
 use super::{get, kvm, libvirt, qemu};
 use crate::args::{Accel, LibvirtArgs, QemuArgs};
-use crate::client::{Client, Refused};
-use crate::output::{print, quiet};
+use crate::client::Client;
+use crate::output::{CommandError, print, quiet};
 
 /// A QEMU's version: what was said, or what it says itself.
 fn version(said: Option<&str>, program: &str) -> Result<qemu::Version> {
     match said {
-        Some(text) => qemu::Version::of(text).with_context(|| format!("{text:?} is no version: write 7.2")),
+        Some(text) => qemu::Version::of(text).ok_or_else(|| {
+            CommandError::new(Code::Usage, format!("{text:?} is no version"), "write 7.2").into()
+        }),
         None => qemu::Version::ask(program),
     }
 }
@@ -34,26 +36,22 @@ pub fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
                 (false, _) => &disk.socket,
                 (true, Some(twin)) => twin,
                 (true, None) => {
-                    bail!(
-                        "disk {0} has no second socket\n  to do: give it one: ioplane disk twin {0}",
-                        disk.name
-                    )
+                    let error = format!("disk {} has no second socket", disk.name);
+                    let remedy = format!("give it one: ioplane disk twin {}", disk.name);
+                    return Err(CommandError::new(Code::Conflict, error, remedy).into());
                 }
             };
             qemu::disk(disk, socket, version, wanted.bootindex)
         }
         libvirt::Device::Nic(nic) if wanted.twin => {
-            bail!(
-                "{} is a NIC: only disks have a second socket\n  to do: see docs/guide/migration.md",
-                nic.name
-            )
+            let error = format!("{} is a NIC: only disks have a second socket", nic.name);
+            let remedy = "see docs/guide/migration.md";
+            return Err(CommandError::new(Code::Unsupported, error, remedy).into());
         }
         libvirt::Device::Nic(nic) => qemu::nic(nic, version, accel, wanted.bootindex),
         libvirt::Device::Function(function) if wanted.twin => {
-            bail!(
-                "{} is a PCI function, and cannot migrate yet\n  to do: see docs/guide/pci.md",
-                function.name
-            )
+            let error = format!("{} is a PCI function, and cannot migrate yet", function.name);
+            return Err(CommandError::new(Code::Unsupported, error, "see docs/guide/pci.md").into());
         }
         libvirt::Device::Function(function) => qemu::function(function, version, wanted.bootindex)?,
     });
@@ -95,8 +93,8 @@ fn device(client: &Client, name: &str) -> Result<libvirt::Device> {
     };
     disk.or_else(nic).or_else(function).ok_or_else(|| {
         let error = format!("there is no disk, no nic and no PCI function {name}");
-        let remedy = "see `ioplane disk list`, `ioplane nic list` and `ioplane pci list`".to_owned();
-        Refused(RefusalBody::new(Code::NotFound, error, remedy)).into()
+        let remedy = "see `ioplane disk list`, `ioplane nic list` and `ioplane pci list`";
+        CommandError::new(Code::NotFound, error, remedy).into()
     })
 }
 
@@ -108,11 +106,12 @@ pub fn libvirt_xml(client: &Client, wanted: &LibvirtArgs, json: bool) -> Result<
     for device in &devices {
         let libvirt::Device::Function(function) = device else { continue };
         if wanted.device_only {
-            bail!(
-                "{} is a PCI function: libvirt has no element for it, and it cannot be attached to a domain that is there\n  \
-                 to do: leave --device-only out, and put <qemu:commandline> of what is printed into the domain",
+            let error = format!(
+                "{} is a PCI function: libvirt has no element for it, and it cannot be attached to a domain that is there",
                 function.name
             );
+            let remedy = "leave --device-only out, and put <qemu:commandline> of what is printed into the domain";
+            return Err(CommandError::new(Code::Unsupported, error, remedy).into());
         }
         arguments.extend(qemu::function(
             function,

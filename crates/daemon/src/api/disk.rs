@@ -3,8 +3,7 @@
 use axum::extract::{Path, State};
 use ioplane_api::report::{DoneReport, EventWord};
 use ioplane_api::request::{ChangeForm, TwinForm};
-use ioplane_api::size::Size;
-use ioplane_api::spec::{BackingSpec, DiskForm};
+use ioplane_api::spec::{BackingForm, DiskForm};
 
 use super::{Answer, Body, Own, Removal, form, form_or_usual, json, put, removal, whole};
 use crate::refusal::Refusal;
@@ -28,42 +27,22 @@ pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> An
 }
 
 pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
-    let form: ChangeForm = form(body)?;
-    let backing = match form {
-        ChangeForm {
-            size: Some(size),
-            path: None,
-            memory: None,
-            format: None,
-            direct: None,
-            engine: None,
-            shrink,
-        } => {
-            return whole(daemon.may_change()?, async move {
-                daemon.disks.served(&name)?.resize(size, shrink).await?;
-                tracing::info!(disk = name, %size, "resized");
-                daemon.disks.tell(EventWord::Changed, &name, &format!("resized to {size}"));
-                json(daemon.disks.report_of(&name).await?)
-            })
-            .await;
-        }
-        ChangeForm { size: None, shrink: false, path: Some(path), memory: None, format, direct, engine } => {
-            let (direct, engine) = (direct.unwrap_or_default(), engine.unwrap_or_default());
-            BackingSpec::File { path, format, direct, engine }
-        }
-        ChangeForm {
-            size: None,
-            shrink: false,
-            path: None,
-            memory: Some(Size(bytes)),
-            format: None,
-            direct: None,
-            engine: None,
-        } => BackingSpec::Memory { bytes },
-        _ => {
-            let remedy = "send size (and shrink), or path (and format, direct, engine), or memory";
-            return Err(Refusal::invalid("neither one change nor another", remedy));
-        }
+    let ChangeForm { size, shrink, path, memory, format, direct, engine } = form(body)?;
+    let backing = BackingForm { path, memory, format, direct, engine };
+    if let Some(size) = size.filter(|_| backing == BackingForm::default()) {
+        return whole(daemon.may_change()?, async move {
+            daemon.disks.served(&name)?.resize(size, shrink).await?;
+            tracing::info!(disk = name, %size, "resized");
+            daemon.disks.tell(EventWord::Changed, &name, &format!("resized to {size}"));
+            json(daemon.disks.report_of(&name).await?)
+        })
+        .await;
+    }
+    let mut flaws = Vec::new();
+    let backing = if size.is_none() && !shrink { backing.spec(&mut flaws) } else { None };
+    let Some(backing) = backing.filter(|_| flaws.is_empty()) else {
+        let remedy = "send size (and shrink), or path (and format, direct, engine), or memory";
+        return Err(Refusal::invalid("neither one change nor another", remedy));
     };
     whole(daemon.may_change()?, async move {
         let text = backing.name();

@@ -4,7 +4,7 @@ mod twin;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,9 +23,8 @@ use super::context::DaemonContext;
 use super::lower::Lower;
 use super::readings;
 use super::registry::{Registry, Shelved};
-use super::served::{Queued, Served, ServedKind, StateRecord, blocking};
+use super::served::{Queued, Served, ServedKind, Standing, blocking};
 use super::state_file::{DiskRecord, Entries};
-use super::trouble::RetryState;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
@@ -288,6 +287,7 @@ impl ServedKind for Disk {
     type Spec = DiskSpec;
     type Report = DiskReport;
     type Below = ();
+    type Service = Served<Disk>;
 
     const NAME: &'static str = "disk";
     const COMMAND: &'static str = "disk";
@@ -341,25 +341,12 @@ impl ServedKind for Disk {
         Ok(Disk { served, backing: Arc::new(Mutex::new(opened.report)) })
     }
 
-    fn note(&self) -> &StateRecord<Disk> {
-        &self.served.note
-    }
-
-    fn socket(&self) -> &Path {
-        self.served.handle.socket()
-    }
-
-    async fn in_use(&self) -> bool {
-        self.served.in_use().await
-    }
-
-    async fn stop(&self, force: bool) -> Result<(), Refusal> {
-        self.served.stop(force).await
+    fn service(&self) -> &Served<Disk> {
+        &self.served
     }
 
     async fn report(&self) -> DiskReport {
-        let socket = self.served.handle.socket().to_owned();
-        let mut report = Disk::blank(&self.served.note.read(), socket, ServedState::Busy, None);
+        let mut report = self.busy();
         report.backing = lock(&self.backing).clone();
         let shape = |model: &mut Blk| (model.bytes(), model.read_only());
         let (twin, seen) = tokio::join!(self.served.second_status(), self.served.glance(shape));
@@ -382,13 +369,9 @@ impl ServedKind for Disk {
         report
     }
 
-    fn blank(
-        record: &DiskRecord,
-        socket: PathBuf,
-        state: ServedState,
-        why: Option<&RetryState>,
-    ) -> DiskReport {
+    fn blank(record: &DiskRecord, standing: Standing) -> DiskReport {
         let spec = &record.now;
+        let Standing { name, state, error, remedy, retry, origin, socket } = standing;
         let (kind, path, size) = match &spec.backing {
             BackingSpec::File { path, .. } => ("file", Some(path.clone()), 0),
             BackingSpec::Memory { bytes } => ("memory", None, *bytes),
@@ -396,12 +379,12 @@ impl ServedKind for Disk {
         let backing =
             BackingReport { kind: kind.to_owned(), path, engine: None, why_threads: None, direct: None };
         DiskReport {
-            name: spec.name.clone(),
+            name,
             state,
-            error: why.map(|trouble| trouble.why.error.clone()),
-            remedy: why.map(|trouble| trouble.why.remedy.clone()),
-            retry: why.map(RetryState::report),
-            origin: record.origin().to_owned(),
+            error,
+            remedy,
+            retry,
+            origin,
             connected: false,
             connections: 0,
             vm: None,
@@ -430,9 +413,5 @@ impl Queued for Disk {
 
     fn twin_of(model: &Blk) -> Option<Blk> {
         Some(model.twin())
-    }
-
-    fn served(&self) -> &Served<Disk> {
-        &self.served
     }
 }

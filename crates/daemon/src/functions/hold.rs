@@ -10,6 +10,7 @@ use ioplane_pci::Function;
 use super::Card;
 use super::body::Body;
 use crate::refusal::Refusal;
+use crate::served::ServedKind;
 
 /// How long a function is held before it goes on by itself: its guest waits, and QEMU gives up on an access after twice this.
 const HOLD: Duration = Duration::from_secs(30);
@@ -53,21 +54,21 @@ pub(super) fn refuse(name: &str, form: &QuiesceForm, error: &QuiesceError) -> Re
 impl Card {
     /// Its name.
     pub(super) fn name(&self) -> String {
-        self.note.read().now.name
+        self.note().read().now.name
     }
 
     /// Brings it to rest and holds it there, until [`Card::go_on`] or for half a minute.
     pub async fn quiesce(&self, form: QuiesceForm) -> Result<RestReport, Refusal> {
-        let _changing = self.changing.lock().await;
+        let _changing = self.served.changing.lock().await;
         let name = self.name();
-        if self.handle.held().is_some() {
+        if self.served.handle.held().is_some() {
             return Err(Refusal::conflict(
                 format!("{name} is held already"),
                 format!("let it go on first: ioplane pci resume {name}"),
             ));
         }
         let begun = Instant::now();
-        let held = self.handle.hold(policy(&form), HOLD).await.map_err(|_| gone(&name))?;
+        let held = self.served.handle.hold(policy(&form), HOLD).await.map_err(|_| gone(&name))?;
         let quiesced = held.map_err(|error| refuse(&name, &form, &error))?;
         let (drained, waited) = (quiesced.stop == Stop::Drained, begun.elapsed());
         let reason = quiesced.missed.filter(|_| !drained);
@@ -83,9 +84,9 @@ impl Card {
 
     /// It goes on. Says whether it was held.
     pub async fn go_on(&self) -> Result<bool, Refusal> {
-        let _changing = self.changing.lock().await;
+        let _changing = self.served.changing.lock().await;
         let name = self.name();
-        let resumed = self.handle.resume().await.map_err(|_| gone(&name))?;
+        let resumed = self.served.handle.resume().await.map_err(|_| gone(&name))?;
         let held = resumed
             .map_err(|error| refuse(&name, &QuiesceForm::default(), &QuiesceError::NotResumed(error)))?;
         if held {
@@ -97,13 +98,13 @@ impl Card {
     /// Tries again what kept a guest from using it. Says whether there was anything to do.
     pub async fn mend(&self) -> Result<bool, Refusal> {
         let name = self.name();
-        if self.handle.status().connected {
+        if self.served.handle.status().connected {
             return Err(Refusal::conflict(
                 format!("a guest is using {name}"),
                 "let it reset the function, or shut it down first",
             ));
         }
-        let _changing = self.changing.lock().await;
+        let _changing = self.served.changing.lock().await;
         // A client that has come meanwhile has what it needs.
         let mend =
             |held: &mut Quiescent<Body>| held.with(|body, still| body.unusable().map(|_| body.admit(still)));
@@ -126,7 +127,7 @@ impl Card {
         act: impl FnOnce(&mut Quiescent<Body>) -> R + Send + 'static,
     ) -> Result<R, Refusal> {
         let name = self.name();
-        let done = self.handle.at_quiescence(policy(&form), act).await.map_err(|_| gone(&name))?;
+        let done = self.served.handle.at_quiescence(policy(&form), act).await.map_err(|_| gone(&name))?;
         done.map_err(|error| refuse(&name, &form, &error))
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use ioplane_api::refusal::Code;
 use ioplane_api::spec::{FaultSpec, ModeWord, PciAddress};
 use ioplane_hardware::lease::Accepted;
-use ioplane_hardware::{Address, HardwareError, Lease, LeaseError, Vfio, inventory};
+use ioplane_hardware::{HardwareError, Lease, LeaseError, Vfio, inventory};
 use ioplane_model::StateModel;
 use ioplane_passthrough::catalog;
 use ioplane_passthrough::direct::Direct;
@@ -13,7 +13,8 @@ use ioplane_passthrough::monitor::{Monitor, MonitorError, Options};
 use ioplane_pci::Identity;
 
 use super::body::Body;
-use super::{After, Opened, SYSFS};
+use super::service::After;
+use super::{Opened, SYSFS};
 use crate::lower::Lower;
 use crate::refusal::Refusal;
 
@@ -77,11 +78,6 @@ pub fn open(
     leases: &Path,
 ) -> Result<Opened, Refusal> {
     let root = Path::new(SYSFS);
-    // Both read the same texts.
-    let address = address
-        .to_string()
-        .parse::<Address>()
-        .map_err(|error| Refusal::invalid(error.to_string(), "see `ioplane pci list`"))?;
     // Before anything is taken from anybody.
     let found = inventory::find(root, address, model_of)?;
     let model = model(&found.identity);

@@ -12,13 +12,13 @@ mod emulated;
 mod guard;
 mod hold;
 mod host;
+mod service;
 mod state;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use ioplane_api::refusal::Code;
 use ioplane_api::report::{FunctionReport, ServedState, Stage, TrafficReport};
 use ioplane_api::spec::{FunctionSpec, ModeWord, SourceSpec};
 use ioplane_device::{Access as RegisterAccess, Device, Lifecycle, Presence, Quiescent, RegisterAddress};
@@ -26,16 +26,16 @@ use ioplane_hardware::lease::{self, Accepted};
 use ioplane_host::vfio_user::{self, Handle};
 
 use self::body::Body;
+use self::service::{After, ServedFunction};
 use super::Daemon;
 use super::access::SocketAccess;
 use super::context::DaemonContext;
 use super::lower::limits;
 use super::readings;
 use super::registry::{Registry, Shelved};
-use super::served::{GLANCE, ServedKind, StateRecord, blocking};
+use super::served::{GLANCE, ServedKind, Standing, StateRecord, blocking, no_socket};
 use super::state_file::{Entries, FunctionRecord};
 use super::switches::Switches;
-use super::trouble::RetryState;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
@@ -83,25 +83,13 @@ struct Opened {
     after: Vec<After>,
 }
 
-type After = Box<dyn FnOnce() -> Result<(), Refusal> + Send>;
-
 /// A PCI function that is being served.
 pub struct Card {
-    handle: Handle<Body>,
-    note: StateRecord<Card>,
-    after: Arc<Mutex<Vec<After>>>,
-    /// What could not be done when it was stopped.
-    complaint: Mutex<Option<String>>,
+    served: ServedFunction,
     id: String,
     guard: PathBuf,
     /// One look at a time.
     looking: Arc<tokio::sync::Semaphore>,
-    /// One change at a time.
-    changing: tokio::sync::Mutex<()>,
-}
-
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Opens what a specification says. May block.
@@ -127,7 +115,8 @@ fn id_of(body: &mut Body) -> String {
 
 /// How a function is, but for what only its device knows.
 fn look(record: &FunctionRecord, handle: &Handle<Body>, id: &str, guard: PathBuf) -> FunctionReport {
-    let mut report = Card::blank(record, handle.socket().to_owned(), ServedState::Served, None);
+    let standing = Standing::new(record, handle.socket().to_owned(), ServedState::Served, None);
+    let mut report = Card::blank(record, standing);
     let status = handle.status();
     report.connected = status.connected;
     report.connections = status.connections;
@@ -176,10 +165,8 @@ impl Card {
             let socket = ground.socket(&record.now);
             let options =
                 vfio_user::Options { limits: limits(&record.now), ..vfio_user::Options::new(&socket) };
-            let handle = vfio_user::serve(running, placement, options).map_err(|error| {
-                let remedy = "is its folder there and writable, and does no other daemon listen there?";
-                Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)
-            })?;
+            let handle = vfio_user::serve(running, placement, options)
+                .map_err(|error| no_socket(&socket, error))?;
             ground.access().open(&socket)?;
             Ok(handle)
         };
@@ -188,14 +175,10 @@ impl Card {
         };
         match served().and_then(written) {
             Ok((note, handle)) => Ok(Card {
-                handle,
-                note,
-                after: Arc::new(Mutex::new(after)),
-                complaint: Mutex::default(),
+                served: ServedFunction::new(handle, note, after),
                 id,
                 guard: guard::path(&below.run_dir),
                 looking: Arc::new(tokio::sync::Semaphore::new(1)),
-                changing: tokio::sync::Mutex::default(),
             }),
             Err(refused) => {
                 for end in after {
@@ -210,7 +193,7 @@ impl Card {
 
     /// What could not be done when it was stopped.
     pub fn complaint(&self) -> Option<String> {
-        lock(&self.complaint).clone()
+        self.served.complaint()
     }
 }
 
@@ -224,6 +207,7 @@ impl ServedKind for Card {
     type Spec = FunctionSpec;
     type Report = FunctionReport;
     type Below = Functions;
+    type Service = ServedFunction;
 
     const NAME: &'static str = "PCI function";
     const COMMAND: &'static str = "pci";
@@ -258,15 +242,15 @@ impl ServedKind for Card {
     }
 
     async fn become_next(&self, next: FunctionRecord) -> Result<(), Refusal> {
-        let _changing = self.changing.lock().await;
+        let _changing = self.served.changing.lock().await;
         if let SourceSpec::Host { on_fault, .. } = next.now.source {
             let name = self.name();
-            let set = self.handle.with(move |device| device.with(|body| body.set_policies(on_fault)));
+            let set = self.served.handle.with(move |device| device.with(|body| body.set_policies(on_fault)));
             set.await
                 .map_err(|_| hold::gone(&name))?
                 .map_err(|error| Refusal::busy(format!("{name}: {error}"), "try again in a moment"))?;
         }
-        self.note.change(|record| *record = next)
+        self.note().change(|record| *record = next)
     }
 
     async fn open(
@@ -278,52 +262,17 @@ impl ServedKind for Card {
         blocking(move || Card::start(record, &ground, &below)).await
     }
 
-    fn note(&self) -> &StateRecord<Card> {
-        &self.note
-    }
-
-    fn socket(&self) -> &Path {
-        self.handle.socket()
-    }
-
-    async fn in_use(&self) -> bool {
-        self.handle.status().connected
-    }
-
-    async fn stop(&self, force: bool) -> Result<(), Refusal> {
-        let _changing = self.changing.lock().await;
-        if !force && self.in_use().await {
-            return Err(Refusal::conflict(
-                "a guest is using the PCI function",
-                "unplug it or shut the guest down first, or take it away with --force",
-            )
-            .coded(Code::InUse));
-        }
-        let (handle, after) = (self.handle.clone(), self.after.clone());
-        let complaints = blocking(move || {
-            handle
-                .stop(force)
-                .map_err(|error| Refusal::conflict(error.to_string(), "shut the guest down first"))?;
-            let after = std::mem::take(&mut *lock(&after));
-            Ok(after.into_iter().filter_map(|end| end().err()).collect::<Vec<_>>())
-        });
-        // It is not served any more, whatever else could not be done.
-        for Refusal { error, remedy, .. } in complaints.await? {
-            tracing::warn!(function = self.name(), error, remedy, "stopped, and not all given back");
-            *lock(&self.complaint) = Some(format!("not all was given back: {error}\n  to do: {remedy}"));
-        }
-        Ok(())
+    fn service(&self) -> &ServedFunction {
+        &self.served
     }
 
     async fn report(&self) -> FunctionReport {
-        let record = self.note.read();
-        let busy = || Card::blank(&record, self.handle.socket().to_owned(), ServedState::Busy, None);
         // Its thread answers when the device lets it: one question a function waits for that.
-        let (handle, id, guard) = (self.handle.clone(), self.id.clone(), self.guard.clone());
-        let (served, turn) = (record.clone(), self.looking.clone().acquire_owned());
+        let (handle, id, guard) = (self.served.handle.clone(), self.id.clone(), self.guard.clone());
+        let (record, turn) = (self.note().read(), self.looking.clone().acquire_owned());
         let look = async {
             let turn = turn.await.ok()?;
-            let mut report = look(&served, &handle, &id, guard);
+            let mut report = look(&record, &handle, &id, guard);
             let looked = handle.with(move |device: &mut Lifecycle<Body>| {
                 // One that is being exchanged shows nothing this time.
                 let _ = device.with(|body| body.report(&mut report));
@@ -332,16 +281,12 @@ impl ServedKind for Card {
             });
             looked.await.ok()
         };
-        tokio::time::timeout(GLANCE, look).await.ok().flatten().unwrap_or_else(busy)
+        tokio::time::timeout(GLANCE, look).await.ok().flatten().unwrap_or_else(|| self.busy())
     }
 
-    fn blank(
-        record: &FunctionRecord,
-        socket: PathBuf,
-        state: ServedState,
-        why: Option<&RetryState>,
-    ) -> FunctionReport {
+    fn blank(record: &FunctionRecord, standing: Standing) -> FunctionReport {
         let spec = &record.now;
+        let Standing { name, state, error, remedy, retry, origin, socket } = standing;
         let (model, on_fault) = match &spec.source {
             SourceSpec::Emulated { chip, .. } => (Some(chip.word().to_owned()), None),
             SourceSpec::Host { on_fault, .. } if spec.mode() == "virtual" => {
@@ -350,12 +295,12 @@ impl ServedKind for Card {
             SourceSpec::Host { .. } => (None, None),
         };
         FunctionReport {
-            name: spec.name.clone(),
+            name,
             state,
-            error: why.map(|trouble| trouble.why.error.clone()),
-            remedy: why.map(|trouble| trouble.why.remedy.clone()),
-            retry: why.map(RetryState::report),
-            origin: record.origin().to_owned(),
+            error,
+            remedy,
+            retry,
+            origin,
             connected: false,
             connections: 0,
             vm: None,

@@ -10,6 +10,7 @@ use ioplane_device::{LoadError, SavedState};
 use super::Card;
 use super::hold::{gone, policy, refuse};
 use crate::refusal::Refusal;
+use crate::served::ServedKind;
 
 fn file_of(SavedState { kind, version, body }: SavedState) -> StateFileV1 {
     StateFileV1 {
@@ -42,7 +43,7 @@ fn state_of(file: StateFileV1) -> Result<SavedState, Refusal> {
 impl Card {
     /// Nobody has seen what was done to a function that is passed through as it is.
     fn may_be_saved(&self) -> Result<(), Refusal> {
-        let FunctionSpec { name, source, .. } = self.note.read().now;
+        let FunctionSpec { name, source, .. } = self.note().read().now;
         match source {
             SourceSpec::Host { mode: ModeWord::Passthrough, address, .. } => Err(Refusal::conflict(
                 format!(
@@ -57,7 +58,7 @@ impl Card {
     /// What another function of its kind needs to go on from here. One that runs is brought to rest for it, and goes on.
     pub async fn save(&self, form: QuiesceForm) -> Result<StateFileV1, Refusal> {
         self.may_be_saved()?;
-        let _changing = self.changing.lock().await;
+        let _changing = self.served.changing.lock().await;
         let saved = self.at_rest(form, |held| held.save()).await?;
         let name = self.name();
         saved.map(file_of).map_err(|error| {
@@ -72,11 +73,11 @@ impl Card {
     pub async fn load(&self, file: StateFileV1) -> Result<(), Refusal> {
         self.may_be_saved()?;
         let state = state_of(file)?;
-        let _changing = self.changing.lock().await;
+        let _changing = self.served.changing.lock().await;
         // What is in flight is lost with the state that it belongs to: no reason to wait for it.
         let form = QuiesceForm { deadline_ms: 0, or_go_on: false };
         let name = self.name();
-        let loaded = self.handle.load(policy(&form), state).await.map_err(|_| gone(&name))?;
+        let loaded = self.served.handle.load(policy(&form), state).await.map_err(|_| gone(&name))?;
         loaded.map_err(|error| refuse(&name, &form, &error))?.map_err(|error| {
             let remedy = match error {
                 LoadError::NotStarted(_) => {

@@ -8,7 +8,7 @@ mod steps;
 use std::sync::Arc;
 
 use ioplane_api::report::EventWord;
-use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec};
+use ioplane_api::spec::{CoreSpec, Flaw, ServedSpec, SpecFields};
 
 use super::Daemon;
 use super::disk::Disk;

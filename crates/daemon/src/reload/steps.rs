@@ -1,6 +1,6 @@
 //! What a reload does with the disks, and with the NICs.
 
-use ioplane_api::spec::{Flaw, ServedSpec};
+use ioplane_api::spec::{Flaw, ServedSpec, SpecFields};
 
 use crate::Daemon;
 use crate::config::{Config, Place, Problem};

@@ -8,7 +8,7 @@ use ioplane_virtio::blk::Blk;
 
 use super::super::context::DaemonContext;
 use super::super::disk::{self, Disk, Opened};
-use super::super::served::{Queued, Served};
+use super::super::served::Served;
 use super::super::state_file::DiskRecord;
 use super::estate::{Heritable, Luggage};
 use crate::refusal::Refusal;
@@ -17,7 +17,7 @@ impl Heritable for Disk {
     type Heir = Opened;
 
     async fn luggage(&self) -> Result<Luggage, Refusal> {
-        let backing = self.served().handle.change(|model| (model.backing().clone(), false)).await?;
+        let backing = self.served.handle.change(|model| (model.backing().clone(), false)).await?;
         let info = backing.info();
         let file = backing.file().map(|file| file.try_clone_to_owned());
         let file = file.transpose().map_err(|error| {

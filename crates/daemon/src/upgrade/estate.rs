@@ -150,7 +150,7 @@ pub async fn bequests<K: Heritable>(shelf: &Registry<K>) -> Result<Estate, Refus
                 }) as Holding
             }) as HoldFn
         };
-        let doors = one.served().handles().into_iter().map(door).collect();
+        let doors = one.service().handles().into_iter().map(door).collect();
         all.push(Bequest::new(name(of), luggage, doors));
     }
     Ok((all, failed.into_iter().map(|(of, why)| (name(of), why)).collect()))

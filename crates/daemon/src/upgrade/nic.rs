@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::context::DaemonContext;
 use super::super::nic::{self, Nic};
-use super::super::served::{Queued, Served};
+use super::super::served::Served;
 use super::super::state_file::NicRecord;
 use super::super::switches::Switches;
 use super::estate::{Heritable, Luggage};
@@ -74,7 +74,7 @@ impl Heritable for Nic {
     type Heir = Arc<Port>;
 
     async fn luggage(&self) -> Result<Luggage, Refusal> {
-        let port = self.served().handle.change(|model| (model.port().clone(), false)).await?;
+        let port = self.served.handle.change(|model| (model.port().clone(), false)).await?;
         Ok(Luggage { files: Vec::new(), beside: last_will(port) })
     }
 

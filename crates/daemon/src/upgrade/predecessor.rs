@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ioplane_api::LOG_VARIABLE;
 use ioplane_api::report::{PauseReport, UpgradeReport};
 use ioplane_api::request::UpgradeForm;
 use tokio::sync::watch;
@@ -21,10 +22,13 @@ use super::wire::{Wire, WireError};
 use super::words::{AnswerV1, DeviceV1, HouseV1, NameV1, OrderV1};
 use super::{DRAIN, HOLD, NEWS, PATIENCE};
 use crate::refusal::Refusal;
+use crate::paths::Invocation;
 
 /// What a daemon needs to be able to leave: its doors, and a way to tell the main task.
 #[derive(Debug)]
 pub struct Gone {
+    /// How it was started.
+    pub invocation: Invocation,
     /// Path of the control socket.
     pub control: PathBuf,
     /// Where state.json is.
@@ -44,12 +48,15 @@ struct Successor {
 }
 
 impl Successor {
-    fn start(binary: PathBuf, socket: UnixStream) -> Result<Self, Refusal> {
-        // As this one was started: whatever it was told is true of its successor.
-        let inherit = "--inherit";
-        let arguments = std::env::args_os().skip(1).filter(|argument| argument != inherit);
+    /// As this one was started, by words that every version knows: an older one has no `-q` and no `-v`.
+    fn start(binary: PathBuf, invocation: &Invocation, socket: UnixStream) -> Result<Self, Refusal> {
         let mut command = Command::new(&binary);
-        command.args(arguments).arg(inherit).stdin(OwnedFd::from(socket)).stdout(Stdio::null());
+        command.args(["serve", "--config"]).arg(&invocation.config);
+        if let Some(socket) = &invocation.socket {
+            command.arg("--socket").arg(socket);
+        }
+        command.arg("--inherit").env(LOG_VARIABLE, &invocation.log);
+        command.stdin(OwnedFd::from(socket)).stdout(Stdio::null());
         let child = command.spawn().map_err(|error| {
             let remedy = "name the new binary: ioplane upgrade --binary PATH";
             Refusal::invalid(format!("{} cannot be started: {error}", binary.display()), remedy)
@@ -173,7 +180,7 @@ impl Daemon {
         }
         let (ours, theirs) =
             UnixStream::pair().map_err(|error| Refusal::failed(error.to_string(), "try again"))?;
-        let mut successor = block_in_place(|| Successor::start(binary, theirs))?;
+        let mut successor = block_in_place(|| Successor::start(binary, &gone.invocation, theirs))?;
         let mut wire = Wire::on(ours).map_err(|error| Refusal::failed(error.to_string(), "try again"))?;
         tracing::info!(binary = %successor.binary.display(), pid = successor.pid(), "handing over");
         let prepared = block_in_place(|| self.prepare(gone, &mut wire, patience, &all, &failed));

@@ -6,10 +6,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use ioplane_api::spec::PciAddress;
 use ioplane_memory::{Pin, Region};
 
 use super::ioctl;
-use crate::address::Address;
 use crate::hardware::HardwareError;
 use crate::ranges::Ranges;
 use crate::sysfs::GROUPS;
@@ -67,7 +67,7 @@ impl Container {
     }
 
     /// Opens the function.
-    pub(super) fn device(&self, address: Address) -> Result<OwnedFd, HardwareError> {
+    pub(super) fn device(&self, address: PciAddress) -> Result<OwnedFd, HardwareError> {
         ioctl::device(self.group.as_fd(), &address.to_string())
             .map_err(|source| self.os("open the function (is it bound to vfio-pci?)".into(), source))
     }

@@ -15,13 +15,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ioplane_api::spec::PciAddress;
 use ioplane_memory::Region;
 use ioplane_pci::{Bar, BarMap, Identity, Irq, Irqs, PAGE, Pages, Space, Touch, Wire, WireError, spec};
 use vfio_bindings::bindings::vfio as v;
 
 pub use crate::ranges::Ranges;
 
-use crate::address::Address;
 use crate::hardware::{Hardware, HardwareError};
 use crate::lease::{Lease, LeaseError};
 use crate::sysfs::Sysfs;
@@ -35,7 +35,7 @@ use ioctl::Area;
 #[derive(Debug)]
 pub struct Vfio {
     name: String,
-    address: Address,
+    address: PciAddress,
     root: PathBuf,
     // Dropped in this order: VFIO lets go of a function only when its file is closed.
     bars: BarMap,
@@ -59,7 +59,7 @@ struct Open {
 }
 
 impl Open {
-    fn new(name: &str, root: &Path, address: Address) -> Result<Open, HardwareError> {
+    fn new(name: &str, root: &Path, address: PciAddress) -> Result<Open, HardwareError> {
         let group = Sysfs::new(root).iommu_group(address).ok_or_else(|| HardwareError::Os {
             function: name.to_owned(),
             doing: "find its IOMMU group (`ioplane pci list` says why there may be none)".into(),
@@ -86,7 +86,7 @@ impl Open {
 impl Vfio {
     /// Opens a function that is bound to vfio-pci (see [`Lease::take`]) on the host whose sysfs is mounted at `root`. It can be opened
     /// once.
-    pub fn open(root: &Path, address: Address) -> Result<Vfio, HardwareError> {
+    pub fn open(root: &Path, address: PciAddress) -> Result<Vfio, HardwareError> {
         let name = address.to_string();
         let open = Open::new(&name, root, address)?;
         let irqs = open.interrupts.counts();

@@ -29,6 +29,32 @@ fn begin(client: &mut Client, command: u16, body: &[u8]) -> u16 {
     id
 }
 
+/// A card, and a client whose memory it can reach.
+fn with_memory() -> (Served, Client) {
+    let card = served();
+    let mut client = card.client();
+    mapped(&mut client);
+    (card, client)
+}
+
+/// The same while the card is at work.
+fn busy() -> (Served, Client) {
+    let (card, mut client) = with_memory();
+    client.write64(0, BUSY, 1).unwrap();
+    (card, client)
+}
+
+/// Takes memory away; [`unmapped`] is its end.
+fn begin_unmap(client: &mut Client, address: u64) -> u16 {
+    let body = DmaUnmap { argsz: 24, flags: 0, address, size: MIB };
+    begin(client, spec::DMA_UNMAP, body.as_bytes())
+}
+
+#[track_caller]
+fn unmapped(client: &Client, id: u16) {
+    assert_eq!(client.expect(id, spec::DMA_UNMAP).unwrap().errno(), None);
+}
+
 /// No reply yet. That it never comes cannot be waited for; what would wrongly send one is done long before.
 #[track_caller]
 fn silent(client: &Client) {
@@ -45,17 +71,13 @@ fn hold(card: &Served) {
 
 #[test]
 fn unmapping_waits_for_a_device_that_finishes() {
-    let card = served();
-    let mut client = card.client();
-    mapped(&mut client);
-    client.write64(0, BUSY, 1).unwrap();
-    let body = DmaUnmap { argsz: 24, flags: 0, address: 0, size: MIB };
-    let id = begin(&mut client, spec::DMA_UNMAP, body.as_bytes());
+    let (card, mut client) = busy();
+    let id = begin_unmap(&mut client, 0);
     eventually("draining", || card.handle.presence() == Presence::Quiescing);
     assert_eq!(card.seen.replaced.load(SeqCst), 0);
     // Its hardware finishes, which the thread that waits has to hear.
     card.ring();
-    assert_eq!(client.expect(id, spec::DMA_UNMAP).unwrap().errno(), None);
+    unmapped(&client, id);
     assert_eq!((card.seen.replaced.load(SeqCst), card.seen.suspends.load(SeqCst)), (1, 0));
     assert_eq!((card.seen.ranges.load(SeqCst), card.handle.status().forced), (0, 0));
     assert_eq!(card.handle.presence(), Presence::Running);
@@ -63,10 +85,7 @@ fn unmapping_waits_for_a_device_that_finishes() {
 
 #[test]
 fn unmapping_forces_a_device_that_does_not_finish() {
-    let card = served();
-    let mut client = card.client();
-    mapped(&mut client);
-    client.write64(0, BUSY, 1).unwrap();
+    let (card, mut client) = busy();
     let began = Instant::now();
     client.unmap(0, MIB).unwrap();
     assert!(began.elapsed() >= CARD_PATIENCE, "not before its time");
@@ -92,19 +111,15 @@ fn a_burst_of_unmaps_waits_once() {
     assert_eq!(card.handle.status().forced, 8);
     // The guest goes on: from then on the device is waited for again.
     client.write64(0, SCRATCH, 0).unwrap();
-    let body = DmaUnmap { argsz: 24, flags: 0, address: 8 * MIB, size: MIB };
-    let id = begin(&mut client, spec::DMA_UNMAP, body.as_bytes());
+    let id = begin_unmap(&mut client, 8 * MIB);
     card.ring();
-    assert_eq!(client.expect(id, spec::DMA_UNMAP).unwrap().errno(), None);
+    unmapped(&client, id);
     assert_eq!(card.handle.status().forced, 8);
 }
 
 #[test]
 fn a_device_that_cannot_be_stopped_keeps_its_memory_and_says_so() {
-    let card = served();
-    let mut client = card.client();
-    mapped(&mut client);
-    client.write64(0, BUSY, 1).unwrap();
+    let (card, mut client) = busy();
     card.seen.stubborn.store(true, SeqCst);
     assert_eq!(errno(client.unmap(0, MIB)), Errno::BUSY);
     assert_eq!((card.seen.replaced.load(SeqCst), card.handle.status().dma_maps), (0, 1));
@@ -122,12 +137,11 @@ fn a_device_that_asks_for_attention_all_the_time_is_still_stopped() {
     let mut client = card.client();
     mapped(&mut client);
     client.write64(0, BUSY, 1).unwrap();
-    let body = DmaUnmap { argsz: 24, flags: 0, address: 0, size: MIB };
-    let id = begin(&mut client, spec::DMA_UNMAP, body.as_bytes());
+    let id = begin_unmap(&mut client, 0);
     while card.handle.status().forced == 0 {
         card.ring();
     }
-    assert_eq!(client.expect(id, spec::DMA_UNMAP).unwrap().errno(), None);
+    unmapped(&client, id);
 }
 
 #[test]
@@ -184,9 +198,7 @@ fn attention_does_not_turn_the_processor_while_the_device_is_held() {
 
 #[test]
 fn memory_goes_and_resets_happen_under_somebody_elses_hold() {
-    let card = served();
-    let mut client = card.client();
-    mapped(&mut client);
+    let (card, mut client) = with_memory();
     hold(&card);
     client.unmap(0, MIB).unwrap();
     client.must(spec::DEVICE_RESET, &[], &[]).unwrap();
@@ -198,16 +210,13 @@ fn memory_goes_and_resets_happen_under_somebody_elses_hold() {
 
 #[test]
 fn a_device_that_is_away_comes_back_to_all_that_waits() {
-    let card = served();
-    let mut client = card.client();
-    mapped(&mut client);
+    let (card, mut client) = with_memory();
     hold(&card);
     let device = card.handle.with(Lifecycle::take).wait().unwrap().unwrap();
-    let body = DmaUnmap { argsz: 24, flags: 0, address: 0, size: MIB };
-    let id = begin(&mut client, spec::DMA_UNMAP, body.as_bytes());
+    let id = begin_unmap(&mut client, 0);
     silent(&client);
     card.handle.with(|lifecycle| *lifecycle = device.into()).wait().unwrap();
-    assert_eq!(client.expect(id, spec::DMA_UNMAP).unwrap().errno(), None);
+    unmapped(&client, id);
     assert_eq!(card.seen.ranges.load(SeqCst), 0);
     card.resume();
 }
@@ -239,9 +248,7 @@ fn who_leaves_takes_everything_along() {
 
 #[test]
 fn who_leaves_while_its_access_waits_is_noticed() {
-    let card = served();
-    let mut client = card.client();
-    mapped(&mut client);
+    let (card, mut client) = with_memory();
     hold(&card);
     let head = spec::RegionAccess { offset: SCRATCH, region: 0, count: 8 };
     begin(&mut client, spec::REGION_READ, head.as_bytes());
@@ -255,10 +262,7 @@ fn who_leaves_while_its_access_waits_is_noticed() {
 
 #[test]
 fn a_device_that_is_stuck_gets_no_new_client_before_it_is_rid_of_the_old() {
-    let card = served();
-    let mut client = card.client();
-    mapped(&mut client);
-    client.write64(0, BUSY, 1).unwrap();
+    let (card, client) = busy();
     card.seen.stubborn.store(true, SeqCst);
     drop(client);
     eventually("the fault", || card.handle.status().faults.contains_key("not_quiescent"));
@@ -275,9 +279,7 @@ fn a_device_that_is_stuck_gets_no_new_client_before_it_is_rid_of_the_old() {
 
 #[test]
 fn a_stop_ends_an_access_that_waits() {
-    let card = served();
-    let mut client = card.client();
-    mapped(&mut client);
+    let (card, mut client) = with_memory();
     hold(&card);
     let head = spec::RegionAccess { offset: SCRATCH, region: 0, count: 8 };
     begin(&mut client, spec::REGION_READ, head.as_bytes());
@@ -303,10 +305,7 @@ fn a_handle_that_is_dropped_ends_the_service() {
 
 #[test]
 fn the_client_is_served_while_the_daemon_waits_and_misses() {
-    let card = served();
-    let mut client = card.client();
-    mapped(&mut client);
-    client.write64(0, BUSY, 1).unwrap();
+    let (card, mut client) = busy();
     let holding = card.holding(CARD_PATIENCE, OnMiss::Undrain);
     eventually("draining", || card.handle.presence() == Presence::Quiescing);
     client.write64(0, SCRATCH, 7).unwrap();
@@ -359,16 +358,12 @@ fn a_lease_ends_by_itself() {
 
 #[test]
 fn the_daemon_waits_for_the_clients_quiescent_point_and_does_its_own_work() {
-    let card = served();
-    let mut client = card.client();
-    mapped(&mut client);
-    client.write64(0, BUSY, 1).unwrap();
-    let body = DmaUnmap { argsz: 24, flags: 0, address: 0, size: MIB };
-    let id = begin(&mut client, spec::DMA_UNMAP, body.as_bytes());
+    let (card, mut client) = busy();
+    let id = begin_unmap(&mut client, 0);
     eventually("draining", || card.handle.presence() == Presence::Quiescing);
     let policy = super::policy(Duration::from_secs(20), OnMiss::Suspend { patience: CARD_PATIENCE });
     let saving = card.handle.at_quiescence(policy, |quiescent| quiescent.save());
-    assert_eq!(client.expect(id, spec::DMA_UNMAP).unwrap().errno(), None);
+    unmapped(&client, id);
     client.write64(0, BUSY, 0).unwrap();
     let state = saving.wait().unwrap().expect("it is still").expect("it is saved");
     assert_eq!(card.handle.presence(), Presence::Running);

@@ -9,7 +9,7 @@ use ioplane_exits::{Action, Finding, Report, action_of};
 use serde::Serialize;
 
 use super::reach::Reach;
-use super::watch;
+use super::{usage, watch};
 
 /// What runs in the guest.
 const TUNE: &str = include_str!("../../../../guest/tune/tune.sh");
@@ -68,10 +68,10 @@ fn actions(findings: &[String]) -> Result<Vec<Action>> {
     let mut actions = Vec::new();
     for id in findings {
         let Some(action) = action_of(id) else {
-            bail!(
+            bail!(usage(format!(
                 "{id} is nothing that can be applied from here; pm-timer, hpet, serial and scheduler are. \
                  `ioplane exits advise` says what to do about others"
-            );
+            )));
         };
         if !actions.contains(&action) {
             actions.push(action);

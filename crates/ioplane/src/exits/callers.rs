@@ -12,7 +12,7 @@ use ioplane_exits::plain;
 use serde::Serialize;
 
 use super::reach::Reach;
-use super::{interrupted, watch};
+use super::{interrupted, usage, watch};
 
 /// What runs in the guest.
 const CALLERS: &str = include_str!("../../../../guest/tune/callers.sh");
@@ -53,8 +53,7 @@ struct Stack {
 pub(super) fn run(args: &CallersArgs, json: bool) -> Result<()> {
     ensure!(
         args.watch.time <= LONGEST,
-        "--for is {} s at most here: the guest waits for it",
-        LONGEST.as_secs()
+        usage(format!("--for is {} s at most here: the guest waits for it", LONGEST.as_secs()))
     );
     let reach = Reach::new(&args.reach, args.watch.vm.as_deref())?;
     let mut wanted: Vec<(String, Option<f64>)> =
@@ -62,7 +61,7 @@ pub(super) fn run(args: &CallersArgs, json: bool) -> Result<()> {
     if wanted.is_empty() {
         ensure!(
             args.watch.symbols.is_some(),
-            "name the functions, or give --symbols FILE to find out which cause most exits"
+            usage("name the functions, or give --symbols FILE to find out which cause most exits")
         );
         let report = watch(&args.watch, None)?;
         let known = report.functions.iter().filter(|row| !row.unnamed);
@@ -76,10 +75,10 @@ pub(super) fn run(args: &CallersArgs, json: bool) -> Result<()> {
     if interrupted()?.load(Ordering::Relaxed) {
         bail!("interrupted; nothing was done in the guest");
     }
-    ensure!(wanted.len() <= MOST, "{MOST} functions at most");
+    ensure!(wanted.len() <= MOST, usage(format!("{MOST} functions at most")));
     let places: Vec<String> = wanted.iter().map(|(name, _)| place(name)).collect::<Result<_>>()?;
     for (index, place) in places.iter().enumerate() {
-        ensure!(!places[..index].contains(place), "{place} is named twice");
+        ensure!(!places[..index].contains(place), usage(format!("{place} is named twice")));
     }
     let seconds = args.watch.time.as_secs_f64().ceil().max(1.0).to_string();
     let done = reach.run(CALLERS, [&places.join(","), &seconds])?;
@@ -102,7 +101,7 @@ fn place(name: &str) -> Result<String> {
     };
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | ':');
     if place.is_empty() || !place.chars().all(good) || place.len() > 200 {
-        bail!("{:?} is no name of a function", plain(name));
+        bail!(usage(format!("{:?} is no name of a function", plain(name))));
     }
     Ok(place)
 }

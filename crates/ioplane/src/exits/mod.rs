@@ -14,10 +14,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use ioplane_api::refusal::Code;
 use ioplane_cli::args::{ExitsArgs, ExitsCommand, WatchArgs};
-use ioplane_cli::output::{out, print};
+use ioplane_cli::output::{CommandError, out, print};
 use ioplane_exits::{
-    Chardev, Confidence, Devices, Endpoint, GuestFunction, HostFacts, Layout, Names, Options, Report, Source,
+    Chardev, Confidence, Devices, Endpoint, ExitsError, GuestFunction, HostFacts, Layout, Names, Options, Report, Source,
     Subject, Symbols, Vm, Watch,
 };
 
@@ -29,8 +30,29 @@ const NOTICE: Duration = Duration::from_millis(200);
 /// Shows a report of the time so far.
 type Draw<'a> = &'a dyn Fn(&Report) -> Result<()>;
 
+/// What was typed does not go together, or is none of what can be typed.
+fn usage(error: impl Into<String>) -> CommandError {
+    CommandError::new(Code::Usage, error, "")
+}
+
+/// An error of the crate `exits` with a code, where that says more than that the command failed.
+fn coded(error: anyhow::Error) -> anyhow::Error {
+    let code = match error.downcast_ref() {
+        Some(ExitsError::NoVm | ExitsError::UnknownVm { .. } | ExitsError::NumberIsName { .. }) => {
+            Code::NotFound
+        }
+        Some(ExitsError::SeveralVms(_)) => Code::Usage,
+        _ => return error,
+    };
+    CommandError::new(code, format!("{error:#}"), "").into()
+}
+
 /// Watches and reports, or what the subcommand says.
 pub fn run(args: &ExitsArgs, json: bool) -> Result<ExitCode> {
+    perform(args, json).map_err(coded)
+}
+
+fn perform(args: &ExitsArgs, json: bool) -> Result<ExitCode> {
     match &args.command {
         Some(ExitsCommand::Advise(args)) => advise(args, json)?,
         Some(ExitsCommand::Apply(args)) => apply::run(args, json)?,
@@ -85,7 +107,7 @@ fn list(json: bool) -> Result<()> {
 
 fn live(args: &ExitsArgs, json: bool) -> Result<Report> {
     if json || !std::io::stdout().is_terminal() {
-        bail!("--live draws on a terminal; use --for SECONDS with --json or a file");
+        bail!(usage("--live draws on a terminal; use --for SECONDS with --json or a file"));
     }
     let draw = |report: &Report| {
         let (rows, columns) = rustix::termios::tcgetwinsize(std::io::stdout())

@@ -15,6 +15,7 @@ use ioplane_exits::{Chardev, Endpoint, Vm};
 
 use super::agent;
 use super::script::{Done, PATIENCE, STARTED};
+use super::usage;
 
 /// A script says a few lines.
 const WORDS: u64 = 64 << 10;
@@ -40,7 +41,10 @@ impl Reach {
     pub fn new(args: &ReachArgs, vm: Option<&str>) -> Result<Reach> {
         if let Some(destination) = &args.ssh {
             // A name, not an option of ssh.
-            ensure!(!destination.starts_with('-'), "{destination:?} is no destination for ssh");
+            ensure!(
+                !destination.starts_with('-'),
+                usage(format!("{destination:?} is no destination for ssh"))
+            );
             let mut words: Vec<String> =
                 ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"].map(String::from).into();
             if let Some(file) = &args.ssh_config {
@@ -51,15 +55,15 @@ impl Reach {
         }
         if let Some(command) = &args.via {
             let words: Vec<String> = command.split_whitespace().map(String::from).collect();
-            ensure!(!words.is_empty(), "--via needs a command");
+            ensure!(!words.is_empty(), usage("--via needs a command"));
             return Ok(Reach::Command(words));
         }
         if let Some(folder) = &args.folder {
-            ensure!(folder.is_dir(), "{} is not a folder", folder.display());
+            ensure!(folder.is_dir(), usage(format!("{} is not a folder", folder.display())));
             return Ok(Reach::Folder(folder.clone()));
         }
         let Some(socket) = &args.agent else {
-            bail!("say how to reach the guest: --ssh, --agent, --folder or --via")
+            bail!(usage("say how to reach the guest: --ssh, --agent, --folder or --via"))
         };
         if socket != Path::new("auto") {
             return Ok(Reach::Agent(Endpoint::here(socket)));

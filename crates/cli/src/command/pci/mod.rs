@@ -2,8 +2,9 @@
 
 mod watch;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use hyper::Method;
+use ioplane_api::refusal::Code;
 use ioplane_api::report::{DoneReport, FunctionReport, RestReport, StateFileV1};
 use ioplane_api::request::QuiesceForm;
 use ioplane_api::spec::FunctionForm;
@@ -11,7 +12,7 @@ use ioplane_api::spec::FunctionForm;
 use super::{Host, address_of, ask, get, seen, show, working};
 use crate::args::PciCommand;
 use crate::client::Client;
-use crate::output::{print, print_done};
+use crate::output::{CommandError, print, print_done};
 
 /// Largest file of `pci save`: twice what a device may save.
 const STATE: u64 = 4 << 20;
@@ -79,16 +80,15 @@ pub fn run(client: &Client, command: PciCommand, json: bool, host: &impl Host) -
         }
         PciCommand::Load { name, file } => {
             let size = std::fs::metadata(&file).with_context(|| format!("read {}", file.display()))?.len();
+            let remedy = "name a file of `ioplane pci save`";
+            let unknown = |error: String| CommandError::new(Code::Invalid, error, remedy);
             if size > STATE {
-                bail!(
-                    "{}: {size} bytes are no saved state\n  to do: name a file of `ioplane pci save`",
-                    file.display()
-                );
+                let error = format!("{}: {size} bytes are no saved state", file.display());
+                return Err(unknown(error).into());
             }
             let text = std::fs::read(&file).with_context(|| format!("read {}", file.display()))?;
-            let state: StateFileV1 = serde_json::from_slice(&text).with_context(|| {
-                format!("{} is no saved state: name a file of `ioplane pci save`", file.display())
-            })?;
+            let state: StateFileV1 = serde_json::from_slice(&text)
+                .map_err(|error| unknown(format!("{} is no saved state: {error}", file.display())))?;
             let path = format!("{}/load", address(&name));
             let report: DoneReport = ask(client, Method::POST, &path, Some(&state))?;
             print_done(json, &report, done)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ioplane_api::report::{DiskReport, Door, FaultReport, NicReport, VmReport};
+use ioplane_api::report::{DeviceQueue, DiskReport, Door, FaultReport, NicReport, QueueWork, VmReport};
 use ioplane_api::size::Size;
 
 use super::{backing, fact, or_dash, state, trouble};
@@ -21,48 +21,33 @@ fn counted<N: AsRef<str>>(counts: impl IntoIterator<Item = (N, u64)>) -> String 
     if each.is_empty() { "none".to_owned() } else { each.join(", ") }
 }
 
-/// What of a queue is the same for disks and NICs.
-struct QueueLine<'r> {
-    index: u16,
-    role: &'r str,
-    core: Option<u32>,
-    size: u16,
-    done: String,
-    kicks: [u64; 2],
-    interrupts: [u64; 2],
-    /// Half and 99 of 100, microseconds: device time, waiting.
-    times: [[f64; 2]; 2],
-    fault: Option<&'r FaultReport>,
-}
-
-impl QueueLine<'_> {
-    fn text(&self) -> String {
-        let QueueLine { index, role, core, size, done, kicks, interrupts, times, fault } = self;
-        let [[p50, p99], [wait50, wait99]] = times;
-        let heading = format!("queue {index}{role}");
-        let mut text = match fault {
-            Some(FaultReport { text, name }) => fact(&heading, format!("STOPPED: {text} ({name})")),
-            None if *size == 0 => fact(&heading, "not set up by a driver"),
-            None => fact(&heading, format!("core {}, {size} entries", or_dash(*core))),
-        };
-        if *size > 0 || fault.is_some() {
-            text += &fact("", done);
-            text += &fact(
-                "",
-                format!(
-                    "kicks {} ({} avoided), interrupts {} ({} avoided)",
-                    kicks[0], kicks[1], interrupts[0], interrupts[1]
-                ),
-            );
-            text += &fact(
-                "",
-                format!(
-                    "device time p50 {p50:.0} us, p99 {p99:.0} us; wait p50 {wait50:.0} us, p99 {wait99:.0} us"
-                ),
-            );
-        }
-        text
+fn queue<Q: DeviceQueue>(queue: &Q) -> String {
+    let (size, work) = (queue.size(), queue.work());
+    let role = queue.role().map_or(String::new(), |role| format!(" {}", role.word()));
+    let heading = format!("queue {}{role}", queue.index());
+    let mut text = match queue.fault() {
+        Some(FaultReport { text, name }) => fact(&heading, format!("STOPPED: {text} ({name})")),
+        None if size == 0 => fact(&heading, "not set up by a driver"),
+        None => fact(&heading, format!("core {}, {size} entries", or_dash(queue.core()))),
+    };
+    if size > 0 || queue.fault().is_some() {
+        let QueueWork { units, bytes, kicks, kicks_avoided, interrupts, interrupts_avoided, .. } = work;
+        let QueueWork { p50_us, p99_us, wait_p50_us, wait_p99_us, .. } = work;
+        text += &fact("", format!("{units} {}, {}", Q::UNITS, Size(bytes)));
+        text += &fact(
+            "",
+            format!(
+                "kicks {kicks} ({kicks_avoided} avoided), interrupts {interrupts} ({interrupts_avoided} avoided)"
+            ),
+        );
+        text += &fact(
+            "",
+            format!(
+                "device time p50 {p50_us:.0} us, p99 {p99_us:.0} us; wait p50 {wait_p50_us:.0} us, p99 {wait_p99_us:.0} us"
+            ),
+        );
     }
+    text
 }
 
 fn faults(faults: &BTreeMap<String, u64>, last: Option<&String>) -> String {
@@ -114,21 +99,7 @@ pub fn disk(disk: &DiskReport) -> String {
     if totals.replayed > 0 {
         text += &fact("replayed", format!("{} requests, after a crash of the daemon", totals.replayed));
     }
-    text.extend(disk.queues.iter().map(|queue| {
-        let counts = &queue.counts;
-        let line = QueueLine {
-            index: queue.index,
-            role: "",
-            core: queue.core,
-            size: queue.size,
-            done: format!("{} requests, {}", counts.requests, Size(counts.bytes)),
-            kicks: [counts.kicks, counts.kicks_avoided],
-            interrupts: [counts.interrupts, counts.interrupts_avoided],
-            times: [[counts.p50_us, counts.p99_us], [counts.wait_p50_us, counts.wait_p99_us]],
-            fault: queue.fault.as_ref(),
-        };
-        line.text()
-    }));
+    text.extend(disk.queues.iter().map(queue));
     text += &faults(&disk.front_end_faults, disk.last_front_end_fault.as_ref());
     text + &trouble(name, &disk.error, &disk.remedy, disk.retry)
 }
@@ -153,24 +124,7 @@ pub fn nic(nic: &NicReport) -> String {
         let drops = counted(drops.iter().map(|(cause, count)| (cause, *count)));
         text += &fact(direction, format!("{frames} frames, {}; dropped: {drops}", Size(bytes)));
     }
-    text.extend(nic.queues.iter().map(|queue| {
-        let counts = &queue.counts;
-        let line = QueueLine {
-            index: queue.index,
-            role: match queue.role.word() {
-                "receive" => " receive",
-                _ => " transmit",
-            },
-            core: queue.core,
-            size: queue.size,
-            done: format!("{} frames, {}", counts.frames, Size(counts.bytes)),
-            kicks: [counts.kicks, counts.kicks_avoided],
-            interrupts: [counts.interrupts, counts.interrupts_avoided],
-            times: [[counts.p50_us, counts.p99_us], [counts.wait_p50_us, counts.wait_p99_us]],
-            fault: queue.fault.as_ref(),
-        };
-        line.text()
-    }));
+    text.extend(nic.queues.iter().map(queue));
     text += &faults(&nic.front_end_faults, nic.last_front_end_fault.as_ref());
     text + &trouble(name, &nic.error, &nic.remedy, nic.retry)
 }

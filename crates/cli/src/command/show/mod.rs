@@ -7,7 +7,8 @@ mod pci;
 pub mod tests;
 
 use ioplane_api::report::{
-    CoreReport, Counts, DiskReport, Door, PauseReport, RetryReport, ServedState, StatusReport, UpgradeReport,
+    CoreReport, DeviceQueue, DiskReport, Door, PauseReport, RetryReport, ServedState, StatusReport,
+    UpgradeReport,
 };
 use ioplane_api::size::Size;
 
@@ -121,21 +122,32 @@ pub fn cores(cores: &[CoreReport]) -> String {
     table.to_string()
 }
 
-fn counts(name: String, queue: String, core: String, counts: &Counts) -> Vec<String> {
-    let errors = counts.errors;
+/// A row of `status` about a queue.
+fn queue_row(device: &str, queue: &impl DeviceQueue) -> Vec<String> {
+    let work = queue.work();
     vec![
-        name,
-        queue,
-        core,
-        counts.requests.to_string(),
-        Size(counts.bytes).to_string(),
-        format!("{:.3}", counts.kicks_per_request),
-        format!("{:.3}", counts.interrupts_per_request),
-        format!("{:.0}", counts.wait_p99_us),
-        format!("{:.0}", counts.p50_us),
-        format!("{:.0}", counts.p99_us),
-        (errors.io + errors.space + errors.request + errors.unsupported).to_string(),
+        device.to_owned(),
+        queue.role().map_or(queue.index().to_string(), |role| format!("{} {}", queue.index(), role.word())),
+        or_dash(queue.core()),
+        work.units.to_string(),
+        Size(work.bytes).to_string(),
+        format!("{:.3}", work.kicks_per_unit),
+        format!("{:.3}", work.interrupts_per_unit),
+        format!("{:.0}", work.wait_p99_us),
+        format!("{:.0}", work.p50_us),
+        format!("{:.0}", work.p99_us),
     ]
+}
+
+/// What `status` says below the table of a device: queues that have stopped, and its last front end that was turned out.
+fn device_faults<Q: DeviceQueue>(device: &str, queues: &[Q], front_end: Option<&String>) -> String {
+    let stopped = queues.iter().filter_map(|queue| {
+        let fault = queue.fault()?;
+        let index = queue.index();
+        Some(format!("{device} queue {index} has stopped: {} ({})\n", fault.text, fault.name))
+    });
+    let turned_out = front_end.map(|fault| format!("{device}: the last front end that was turned out: {fault}\n"));
+    stopped.chain(turned_out).collect()
 }
 
 /// `status`.
@@ -159,18 +171,12 @@ pub fn status(status: &StatusReport) -> String {
     let mut faults = String::new();
     for disk in &status.disks {
         for queue in &disk.queues {
-            table.row(counts(disk.name.clone(), queue.index.to_string(), or_dash(queue.core), &queue.counts));
-            if let Some(fault) = &queue.fault {
-                let text = format!(
-                    "{} queue {} has stopped: {} ({})\n",
-                    disk.name, queue.index, fault.text, fault.name
-                );
-                faults.push_str(&text);
-            }
+            let errors = queue.counts.errors;
+            let mut row = queue_row(&disk.name, queue);
+            row.push((errors.io + errors.space + errors.request + errors.unsupported).to_string());
+            table.row(row);
         }
-        if let Some(fault) = &disk.last_front_end_fault {
-            faults.push_str(&format!("{}: the last front end that was turned out: {fault}\n", disk.name));
-        }
+        faults += &device_faults(&disk.name, &disk.queues, disk.last_front_end_fault.as_ref());
     }
     if !status.disks.is_empty() {
         text.push_str(&format!("\n{table}"));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ioplane_api::report::{NicReport, PortReport, StatusReport, SwitchReport, SwitchTableReport};
 use ioplane_api::size::Size;
 
-use super::{or_dash, state, trouble};
+use super::{device_faults, or_dash, queue_row, state, trouble};
 use crate::command::table::Table;
 
 /// `nic list`.
@@ -132,30 +132,9 @@ pub fn status(status: &StatusReport) -> String {
     let mut faults = String::new();
     for nic in &status.nics {
         for queue in &nic.queues {
-            let counts = &queue.counts;
-            table.row(vec![
-                nic.name.clone(),
-                format!("{} {}", queue.index, queue.role.word()),
-                or_dash(queue.core),
-                counts.frames.to_string(),
-                Size(counts.bytes).to_string(),
-                format!("{:.3}", counts.kicks_per_frame),
-                format!("{:.3}", counts.interrupts_per_frame),
-                format!("{:.0}", counts.wait_p99_us),
-                format!("{:.0}", counts.p50_us),
-                format!("{:.0}", counts.p99_us),
-            ]);
-            if let Some(fault) = &queue.fault {
-                let (name, index) = (&nic.name, queue.index);
-                faults.push_str(&format!(
-                    "{name} queue {index} has stopped: {} ({})\n",
-                    fault.text, fault.name
-                ));
-            }
+            table.row(queue_row(&nic.name, queue));
         }
-        if let Some(fault) = &nic.last_front_end_fault {
-            faults.push_str(&format!("{}: the last front end that was turned out: {fault}\n", nic.name));
-        }
+        faults += &device_faults(&nic.name, &nic.queues, nic.last_front_end_fault.as_ref());
     }
     if !status.nics.is_empty() {
         text.push_str(&format!("\n{table}{faults}"));

@@ -10,13 +10,14 @@ mod view;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use ioplane_api::refusal::Code;
 use ioplane_api::report::StatusReport;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 
 use crate::args::TopArgs;
 use crate::client::Client;
-use crate::output::{print, print_json};
+use crate::output::{CommandError, print, print_json};
 use rates::{Rates, Sort};
 
 /// The shortest interval: less would mostly show what looking costs.
@@ -41,7 +42,8 @@ pub fn run(client: &Client, args: &TopArgs, json: bool) -> Result<()> {
         }
     }
     if !std::io::IsTerminal::is_terminal(&std::io::stdout()) {
-        bail!("the live view needs a terminal\n  to do: ioplane top --once, or with --json for programs");
+        let remedy = "ioplane top --once, or with --json for programs";
+        return Err(CommandError::new(Code::Usage, "the live view needs a terminal", remedy).into());
     }
     let before = Look::take(client)?;
     let mut terminal = ratatui::try_init().context("take the terminal over")?;

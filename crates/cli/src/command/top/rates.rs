@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use ioplane_api::report::{FailureReport, FunctionReport, StatusReport};
+use ioplane_api::report::{
+    DeviceQueue, FailureReport, FunctionReport, QueueWork, Role, StatusReport, VmReport,
+};
 use serde::Serialize;
 
 use crate::command::show;
@@ -155,70 +157,33 @@ impl Sort {
     }
 }
 
-/// What of a queue grows.
-#[derive(Debug, Default, Clone, Copy)]
-struct Sums {
-    units: u64,
-    bytes: u64,
-    kicks: u64,
-    kicks_avoided: u64,
-    interrupts: u64,
-    interrupts_avoided: u64,
-}
-
-/// A queue at one moment, whatever its device: its sums, and what does not need a difference.
-fn queues(status: &StatusReport) -> Vec<(Sums, QueueRates)> {
-    let row = |device: &str, kind, queue, vm: &Option<ioplane_api::report::VmReport>, core| QueueRates {
+/// A queue at one moment, whatever its device: what grows, and what does not need a difference.
+fn queue(device: &str, vm: &Option<VmReport>, queue: &impl DeviceQueue) -> (QueueWork, QueueRates) {
+    let work = queue.work();
+    let rates = QueueRates {
         device: device.to_owned(),
-        kind,
-        queue,
+        kind: queue.role().map_or("disk", Role::word),
+        queue: queue.index(),
         vm: vm.as_ref().map(|vm| vm.name.clone()),
-        core,
+        core: queue.core(),
         units_per_s: 0.0,
         mb_per_s: 0.0,
         kicks_per_s: 0.0,
         kicks_avoided_per_s: 0.0,
         interrupts_per_s: 0.0,
         interrupts_avoided_per_s: 0.0,
-        wait_p99_us: 0.0,
-        p50_us: 0.0,
-        p99_us: 0.0,
-        fault: None,
+        wait_p99_us: work.wait_p99_us,
+        p50_us: work.p50_us,
+        p99_us: work.p99_us,
+        fault: queue.fault().map(|fault| fault.name.clone()),
     };
-    let disks = status.disks.iter().flat_map(|disk| {
-        disk.queues.iter().map(move |queue| {
-            let c = &queue.counts;
-            let sums = Sums {
-                units: c.requests,
-                bytes: c.bytes,
-                kicks: c.kicks,
-                kicks_avoided: c.kicks_avoided,
-                interrupts: c.interrupts,
-                interrupts_avoided: c.interrupts_avoided,
-            };
-            let fault = queue.fault.as_ref().map(|fault| fault.name.clone());
-            let (wait_p99_us, p50_us, p99_us) = (c.wait_p99_us, c.p50_us, c.p99_us);
-            let row = row(&disk.name, "disk", queue.index, &disk.vm, queue.core);
-            (sums, QueueRates { wait_p99_us, p50_us, p99_us, fault, ..row })
-        })
-    });
-    let nics = status.nics.iter().flat_map(|nic| {
-        nic.queues.iter().map(move |queue| {
-            let c = &queue.counts;
-            let sums = Sums {
-                units: c.frames,
-                bytes: c.bytes,
-                kicks: c.kicks,
-                kicks_avoided: c.kicks_avoided,
-                interrupts: c.interrupts,
-                interrupts_avoided: c.interrupts_avoided,
-            };
-            let fault = queue.fault.as_ref().map(|fault| fault.name.clone());
-            let (wait_p99_us, p50_us, p99_us) = (c.wait_p99_us, c.p50_us, c.p99_us);
-            let row = row(&nic.name, queue.role.word(), queue.index, &nic.vm, queue.core);
-            (sums, QueueRates { wait_p99_us, p50_us, p99_us, fault, ..row })
-        })
-    });
+    (work, rates)
+}
+
+fn queues(status: &StatusReport) -> Vec<(QueueWork, QueueRates)> {
+    let disks =
+        status.disks.iter().flat_map(|disk| disk.queues.iter().map(move |one| queue(&disk.name, &disk.vm, one)));
+    let nics = status.nics.iter().flat_map(|nic| nic.queues.iter().map(move |one| queue(&nic.name, &nic.vm, one)));
     disks.chain(nics).collect()
 }
 
@@ -266,7 +231,7 @@ impl Rates {
             Some(more) if seconds > 0.0 => more as f64 / seconds,
             _ => 0.0,
         };
-        let old: HashMap<(String, u16), Sums> =
+        let old: HashMap<(String, u16), QueueWork> =
             queues(before).into_iter().map(|(sums, row)| ((row.device, row.queue), sums)).collect();
         let rated = queues(after).into_iter().map(|(sums, row)| {
             let was = old.get(&(row.device.clone(), row.queue)).copied().unwrap_or(sums);
