@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use ioplane_device::clock::{Clock, Monotonic};
 use ioplane_device::{CoreId, CoreSender, Placement};
 
+use crate::counts::CoreReading;
 use crate::error::PoolError;
 use crate::mailbox::{EndedCore, Mailbox};
 use crate::poll_loop::PollLoop;
 use crate::settings::{CoreSettings, Notify, YieldPolicy};
-use crate::shared::{CoreReading, CoreShared, LEAVE, LEFT, STAY};
+use crate::shared::{CoreShared, LEAVE, LEFT, STAY};
 use crate::thread;
 use crate::watch::Watch;
 
@@ -151,6 +152,7 @@ fn serve(
     if settings.manners == YieldPolicy::Nice {
         thread::be_nice();
     }
+    thread::sleep_precisely();
     panel.tid.store(thread::id(), Ordering::Release);
     let mut rounds = PollLoop::new(mailbox, panel.clone(), watch, clock, settings);
     if catch_unwind(AssertUnwindSafe(|| rounds.run())).is_err() {

@@ -1,17 +1,17 @@
 //! I/O cores: the threads that pollers run on.
 //!
 //! ```text
-//!   Running<D> --Order--> Mailbox --+                 Core (one thread, ioplane-core-N)
-//!                                   |   +-----------------------------------------------------+
-//!   Pool: Placement  picks a core   +-->| read mail -> step every awake seat -> nothing? spin |
-//!   Pool::read       reads meters <-----|      ^                                     |        |
-//!                                       |      +-- disarm <- epoll <- look <- fence <- arm    |
-//!                                       +-----------------------------------------------------+
+//!   Running<D> --CoreMessage--> Mailbox --+                 Core (one thread, ioplane-core-N)
+//!                                         |   +-----------------------------------------------------+
+//!   Pool: Placement  picks a core         +-->| read mail -> step every awake slot -> nothing? spin |
+//!   Pool::read       reads meters <-----------|      ^                                     |        |
+//!                                             |      +-- disarm <- epoll <- look <- fence <- arm    |
+//!                                             +-----------------------------------------------------+
 //! ```
 //!
 //! A core polls the rings of many guests, so that their kicks are waste and can be suppressed (ELVIS, section 3.1). A ring on
 //! which nothing comes for a while asks to be kicked again and is not looked at any more; with all of them at rest the core
-//! sleeps. See [`Notify`] for when, and `rounds` for why no wake-up is lost on the way.
+//! sleeps. See [`Notify`] for when, and `poll_loop` for why no wake-up is lost on the way.
 //!
 //! A poller that panics ends the process: its request may be half-done, and what every other queue of the process needs is
 //! the replay that follows a crash (the in-flight journal), not a core that goes on with one seat dead and nobody told.
@@ -19,6 +19,7 @@
 //! Must not know: rings, devices, guests, sockets, why a queue is where it is.
 
 mod core;
+mod counts;
 mod error;
 mod mailbox;
 mod poll_loop;
@@ -29,8 +30,8 @@ mod thread;
 mod watch;
 
 pub use crate::core::Core;
+pub use counts::CoreReading;
 pub use error::PoolError;
 pub use mailbox::{EndedCore, Mailbox};
 pub use pool::{OnCore, Pool};
 pub use settings::{CoreSettings, Notify, YieldPolicy};
-pub use shared::CoreReading;

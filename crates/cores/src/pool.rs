@@ -7,10 +7,10 @@ use std::time::Instant;
 use ioplane_device::{CoreId, CoreSender, Placement};
 
 use crate::core::Core;
+use crate::counts::CoreReading;
 use crate::error::PoolError;
 use crate::mailbox::EndedCore;
 use crate::settings::{CoreSettings, Notify};
-use crate::shared::CoreReading;
 
 /// Load that a queue without a history is reckoned at, in thousandths of a core. Idle queues are thus spread by number, and
 /// a core at work is avoided until the others have caught up.

@@ -3,6 +3,8 @@
 #![allow(unsafe_code)]
 // UNSAFETY: one call of clock_gettime with a clock that rustix has no name for: another thread's processor time.
 
+use std::num::NonZeroU64;
+
 use rustix::thread::{CpuSet, Pid, gettid};
 
 /// Pins the calling thread to `cpu`; says whether the kernel allowed it.
@@ -18,6 +20,11 @@ pub(crate) fn pin(cpu: usize) -> bool {
 /// Lets everybody else go first. On Linux niceness belongs to a thread.
 pub(crate) fn be_nice() {
     let _ = rustix::process::setpriority_process(Some(gettid()), 19);
+}
+
+/// Has the kernel end the sleeps of the calling thread when their time is up. By default it may add 50 us.
+pub(crate) fn sleep_precisely() {
+    let _ = rustix::thread::set_current_timer_slack(Some(NonZeroU64::MIN));
 }
 
 /// The kernel's name of the calling thread.

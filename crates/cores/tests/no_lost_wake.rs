@@ -1,9 +1,10 @@
 //! No wake-up is lost: the arm, fence, look, rest protocol of a slot against a driver, searched exhaustively; with a core that sleeps
-//! once the slot rests, and with one that stays awake for a neighbour and asks the kernel now and then.
+//! once the slot rests, with one that stays awake for a neighbour and asks the kernel now and then, and with one that sleeps for a bounded
+//! time, without having asked for a kick, while what it has taken is with a disk.
 //!
 //! The model has what makes the protocol hard: each side has a store buffer, as processors do, so that a store may become
 //! visible long after the loads that follow it. Every interleaving of instructions and of buffers draining is visited. A
-//! wake-up is lost in a state where the slot rests, nobody will wake it, and a request waits.
+//! wake-up is lost in a state where the core sleeps, nobody will wake it, and a request or a completion waits.
 //!
 //! The same search finds the loss at once when a fence or the last look is taken out, so it is not blind.
 //!
@@ -111,6 +112,10 @@ enum Without {
     Glance,
     /// The timer of slots that nothing is sure to wake.
     Timer,
+    /// The end of the time for which the core sleeps while a slot waits for completions.
+    Timeout,
+    /// The descriptor that tells of completions.
+    Completion,
 }
 
 /// What the core has beside this slot, and the driver.
@@ -122,6 +127,10 @@ enum Scene {
     Busy,
     /// A neighbour that always has work, and a driver that has no kick.
     Kickless,
+    /// A disk, which has every request that was taken until it ends it, whenever it likes.
+    Disk,
+    /// A disk that never ends anything.
+    SilentDisk,
 }
 
 const REQUESTS: u8 = 3;
@@ -134,13 +143,15 @@ enum Driver {
     Done,
 }
 
-/// The slot, as the core's thread sees it. (Waiting is stepped as Polled is, and Parked never: neither needs a wake-up.)
+/// The slot, as the core's thread sees it. (Parked is never stepped: it needs no wake-up.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Slot {
     /// Stepped for the first time, and told whether it is polled.
     Fresh,
-    /// Stepped while there is work.
+    /// Stepped while there is work, and without work until its time is up.
     Polled,
+    /// Was stepped and has nothing to do before a completion. The core is in epoll_wait, for a bounded time.
+    Waiting,
     /// `Poller::arm`.
     Arm,
     Fence,
@@ -162,6 +173,10 @@ struct Ring {
     published: u8,
     slot: Slot,
     taken: u8,
+    /// Of the requests taken: how many the disk has ended, and how many of those the core has seen. The descriptor of
+    /// completions is readable while these differ.
+    ended: u8,
+    reaped: u8,
     /// The eventfd: level-triggered, stays until it is read.
     kick: bool,
     /// How often a timer of its own (`wake_at`) may still have it stepped while it rests.
@@ -185,6 +200,8 @@ impl Ring {
             published: 0,
             slot: Slot::Fresh,
             taken: 0,
+            ended: 0,
+            reaped: 0,
             kick: false,
             timers: 1,
         }
@@ -229,17 +246,30 @@ impl Ring {
         Some(next)
     }
 
+    /// One poll: takes what is there, and sees what the disk has ended. Whether there was anything.
+    fn poll(&mut self) -> bool {
+        let before = (self.taken, self.reaped);
+        (self.taken, self.reaped) = (self.memory.load(CORE, AVAIL), self.ended);
+        before != (self.taken, self.reaped)
+    }
+
     fn step_core(&self) -> Option<Self> {
         let mut next = self.clone();
-        let avail = self.memory.load(CORE, AVAIL);
         match self.slot {
             Slot::Fresh => {
-                next.taken = avail;
+                next.poll();
                 next.disarm();
                 next.slot = Slot::Polled;
             }
-            Slot::Polled if avail != self.taken => next.taken = avail,
+            Slot::Polled if next.poll() => {}
             Slot::Polled => next.slot = Slot::Arm,
+            Slot::Waiting if self.wakes() => {
+                // A kick that was not asked for is lowered: the ring is looked at anyway.
+                next.kick = false;
+                next.slot = Slot::Polled;
+            }
+            Slot::Waiting if self.without != Without::Timeout => next.slot = Slot::Polled,
+            Slot::Waiting => return None,
             Slot::Arm => {
                 let want = if self.how == Suppression::Event { self.taken } else { 1 };
                 next.memory.store(CORE, WANT, want);
@@ -251,13 +281,13 @@ impl Ring {
             }
             Slot::Fence if self.memory.drained(CORE) => next.slot = Slot::Look,
             Slot::Fence => return None,
-            Slot::Look if avail != self.taken => next.wake(avail),
+            Slot::Look if next.poll() => next.wake(),
             Slot::Look => next.slot = self.rests(),
             Slot::Armed if self.scene == Scene::Busy && self.without == Without::Glance => return None,
             // Its descriptors are read first, its ring in the next turn.
-            Slot::Armed if self.kick => next.wake(self.taken),
+            Slot::Armed if self.wakes() => next.wake(),
             Slot::Armed => return None,
-            Slot::Unwakeable if avail != self.taken && self.without != Without::Timer => next.wake(avail),
+            Slot::Unwakeable if self.without != Without::Timer && next.poll() => next.wake(),
             Slot::Unwakeable => return None,
         }
         Some(next)
@@ -267,20 +297,43 @@ impl Ring {
         if self.scene == Scene::Kickless { Slot::Unwakeable } else { Slot::Armed }
     }
 
-    /// It has been stepped and has taken so much in all: it is polled again.
-    fn wake(&mut self, taken: u8) {
-        self.taken = taken;
+    /// Whether a descriptor is readable that the core waits on.
+    fn wakes(&self) -> bool {
+        self.kick || (self.ended != self.reaped && self.without != Without::Completion)
+    }
+
+    /// It is polled again.
+    fn wake(&mut self) {
         self.disarm();
         self.slot = Slot::Polled;
+    }
+
+    fn has_disk(&self) -> bool {
+        matches!(self.scene, Scene::Disk | Scene::SilentDisk)
+    }
+
+    /// A poll has found nothing, and something is with the disk: the core sleeps, without another look.
+    fn step_waiting(&self) -> Option<Self> {
+        let mut next = self.clone();
+        if self.slot != Slot::Polled || !self.has_disk() || next.poll() || self.taken == self.reaped {
+            return None;
+        }
+        next.slot = Slot::Waiting;
+        Some(next)
+    }
+
+    /// The disk ends a request.
+    fn step_disk(&self) -> Option<Self> {
+        let ends = self.scene == Scene::Disk && self.ended < self.taken;
+        ends.then(|| Ring { ended: self.ended + 1, ..self.clone() })
     }
 
     /// A timer of its own has it stepped while it rests. Without work it rests on, as armed as it was.
     fn step_timer(&self) -> Option<Self> {
         let mut next = self.clone();
         next.timers = self.timers.checked_sub(1)?;
-        let avail = self.memory.load(CORE, AVAIL);
         match self.slot {
-            Slot::Armed | Slot::Unwakeable if avail != self.taken => next.wake(avail),
+            Slot::Armed | Slot::Unwakeable if next.poll() => next.wake(),
             Slot::Armed | Slot::Unwakeable => {}
             _ => return None,
         }
@@ -290,7 +343,13 @@ impl Ring {
 
 impl Model for Ring {
     fn steps(&self) -> Vec<Self> {
-        let steps = [self.step_driver(), self.step_core(), self.step_timer()];
+        let steps = [
+            self.step_driver(),
+            self.step_core(),
+            self.step_waiting(),
+            self.step_disk(),
+            self.step_timer(),
+        ];
         let mut next: Vec<Self> = steps.into_iter().flatten().collect();
         for who in [CORE, DRIVER] {
             let mut drained = self.clone();
@@ -302,17 +361,28 @@ impl Model for Ring {
     }
 
     fn lost(&self) -> bool {
-        self.taken != REQUESTS
+        self.taken != REQUESTS || self.ended != self.reaped
+    }
+}
+
+const SUPPRESSIONS: [Suppression; 2] = [Suppression::Flag, Suppression::Event];
+
+#[test]
+fn no_kick_and_no_completion_is_lost() {
+    for how in SUPPRESSIONS {
+        for scene in [Scene::Alone, Scene::Busy, Scene::Kickless, Scene::Disk, Scene::SilentDisk] {
+            let (states, lost) = search(Ring::new(how, Without::Nothing, scene));
+            assert!(!lost, "{how:?}, {scene:?}: the slot rests while a request or a completion waits");
+            assert!(states > 100, "{how:?}, {scene:?}: only {states} states");
+        }
     }
 }
 
 #[test]
-fn no_kick_is_lost() {
-    for how in [Suppression::Flag, Suppression::Event] {
-        for scene in [Scene::Alone, Scene::Busy, Scene::Kickless] {
-            let (states, lost) = search(Ring::new(how, Without::Nothing, scene));
-            assert!(!lost, "{how:?}, {scene:?}: the slot rests while a request waits");
-            assert!(states > 100, "{how:?}, {scene:?}: only {states} states");
+fn a_core_that_waits_for_a_disk_comes_to_rest() {
+    for how in SUPPRESSIONS {
+        for scene in [Scene::Disk, Scene::SilentDisk] {
+            assert!(!spins(Ring::new(how, Without::Nothing, scene)), "{how:?}, {scene:?}: wakes for ever");
         }
     }
 }
@@ -321,13 +391,15 @@ fn no_kick_is_lost() {
 fn the_search_sees_what_is_missing() {
     use Scene::*;
     let missing = [
-        (Without::CoreFence, vec![Alone, Busy]),
-        (Without::DriverFence, vec![Alone, Busy]),
-        (Without::LastLook, vec![Alone, Busy]),
+        (Without::CoreFence, vec![Alone, Busy, Disk, SilentDisk]),
+        (Without::DriverFence, vec![Alone, Busy, Disk, SilentDisk]),
+        (Without::LastLook, vec![Alone, Busy, Disk, SilentDisk]),
         (Without::Glance, vec![Busy]),
         (Without::Timer, vec![Kickless]),
+        (Without::Timeout, vec![SilentDisk]),
+        (Without::Completion, vec![Disk]),
     ];
-    for how in [Suppression::Flag, Suppression::Event] {
+    for how in SUPPRESSIONS {
         for (without, scenes) in &missing {
             for scene in scenes {
                 let lost = search(Ring::new(how, *without, *scene)).1;

@@ -88,6 +88,7 @@ impl Lower for &CoreSpec {
             spin: Duration::from_micros(self.spin_us),
             budget: Budget(self.budget),
             manners: self.manners.lower(),
+            ..CoreSettings::default()
         }
     }
 }

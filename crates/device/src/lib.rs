@@ -6,9 +6,9 @@
 //!                 |  v                     |                     |                        | undrain, suspend
 //!              Loaded<D> --start-----------+---------------------+------------------------+
 //!
-//!   Running<D> --Order::Sit(Seat)--> I/O core: Seat::step() --> Poller::poll()
-//!       ^                                          |
-//!       +------------- Home <------ Parked --------+      only a Seat mints Parked
+//!   Running<D> --CoreMessage::Attach(PollerSlot)--> I/O core: PollerSlot::step() --> Poller::poll()
+//!       ^                                                         |
+//!       +------------- ParkedInbox <------------ Parked ----------+      only a PollerSlot makes Parked
 //! ```
 //!
 //! An owner keeps its device in a [`Lifecycle`], which has one of these at every moment, and brings it to a quiescent point by the policy
@@ -24,13 +24,19 @@
 //!     device.save();
 //! }
 //! ```
-//! ```compile_fail
-//! # use ioplane_device::{Device, Still};
-//! fn save_with_a_token_of_my_own<D: Device>(device: &D) {
-//!     device.save(&Still::new());
+//! ```
+//! # use ioplane_device::{Device, QuiescenceProof};
+//! fn save<D: Device>(device: &D, proof: &QuiescenceProof) {
+//!     let _ = device.save(proof);
 //! }
 //! ```
-//! Nobody but a seat mints [`Parked`]:
+//! ```compile_fail
+//! # use ioplane_device::{Device, QuiescenceProof};
+//! fn save_with_a_proof_of_my_own<D: Device>(device: &D) {
+//!     let _ = device.save(&QuiescenceProof { _minted_by_quiescent: () });
+//! }
+//! ```
+//! Only a [`PollerSlot`] makes [`Parked`]:
 //!
 //! ```compile_fail
 //! # use ioplane_device::{Parked, Poller, Stop};

@@ -12,7 +12,9 @@ pub enum PollState {
     Idle,
     /// Something was done; there may be more.
     Busy,
-    /// Nothing to do until something in flight below ends, or the guest asks for more.
+    /// Nothing to do until something in flight below ends, or the guest asks for more. The core may leave a poller with a
+    /// [`crate::Wakers::completion`] alone until that is readable, but not for longer than some tens of microseconds: new
+    /// requests wait meanwhile.
     Waiting,
     /// Asked to drain or to suspend, and has done so: this poller will do nothing more until it is resumed.
     Parked,

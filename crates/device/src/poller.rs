@@ -61,7 +61,8 @@ pub enum Change {
     Own(Arc<dyn Any + Send + Sync>),
 }
 
-/// What a sleeping core waits on for one poller. All level-triggered, readable when there is something to do.
+/// What a sleeping core waits on for one poller. All level-triggered, readable when there is something to do, whether or not the
+/// poller is armed.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Wakers<'a> {
     /// The guest's kick.
@@ -106,6 +107,7 @@ pub trait Poller: Any + Send {
     /// changes leave it what it is.
     fn wakers(&self) -> Wakers<'_>;
 
-    /// About every 10 ms, and before sleeping: counts kicks that came although they were not asked for, publishes meters.
+    /// About every 10 ms, before sleeping, and when a kick comes that was not asked for while the poller is
+    /// [`crate::PollState::Waiting`]: counts such kicks and lowers their eventfd, publishes meters.
     fn tidy(&mut self);
 }

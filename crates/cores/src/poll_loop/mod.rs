@@ -3,11 +3,14 @@
 //! A slot is *awake* (stepped every turn) or *resting* (armed: its descriptors are what makes it awake again), each by itself: on
 //! a polled core it rests when it has had no work for [`CoreSettings::spin`], on a notified core as soon as it has none. With all
 //! at rest the core sleeps; with some, it asks the kernel now and then, for all at once, whether one of the others was woken.
+//! A polled core whose awake slots all wait for a disk sleeps between two turns, until a completion comes and for
+//! [`CoreSettings::completion_wait`] at most.
 //!
 //! **Why no wake-up is lost.** The driver publishes a request and then looks whether a kick is wanted; the core says that a
 //! kick is wanted and then looks for requests. With a full fence between the two steps on both sides at least one of them
 //! sees the other: either the core finds the request and the slot stays awake, or the driver kicks, and the kick is a descriptor
-//! that stays readable until the core has read it. The mailbox works the same way, with its flag for the request. The
+//! that stays readable until the core has read it. Who waits for a disk is not armed: what its guest adds is found in the next
+//! turn, which comes when the wait is over at the latest. The mailbox works the same way, with its flag for the request. The
 //! protocol is searched exhaustively in `tests/no_lost_wake.rs`, with the store buffers of a real processor, and with each
 //! fence and look taken out.
 
@@ -66,6 +69,8 @@ pub(crate) struct PollLoop {
     manners: YieldPolicy,
     notify: Notify,
     spin: Duration,
+    /// [`CoreSettings::completion_wait`]; zero if it never sleeps for completions.
+    completion_wait: Duration,
     chairs: Vec<Option<SlotEntry>>,
     free: Vec<usize>,
     /// Who is stepped each turn: indexes of `chairs`.
@@ -79,7 +84,9 @@ pub(crate) struct PollLoop {
     /// Turns and work since the last look at the clock.
     unlooked_turns: u32,
     unlooked_units: u64,
+    /// Turns without work in a row, and the look at the clock after the first of them.
     idle_run: u32,
+    idle_from: Instant,
     /// Queue being stepped, for the message if its poller panics.
     pub(crate) stepping: Option<u16>,
 }
@@ -94,6 +101,7 @@ impl PollLoop {
     ) -> Self {
         let context = CoreContext::new(clock);
         let now = context.now();
+        let sleeps = settings.manners != YieldPolicy::Dedicated;
         PollLoop {
             mailbox,
             panel,
@@ -103,6 +111,7 @@ impl PollLoop {
             manners: settings.manners,
             notify: settings.notify,
             spin: settings.spin,
+            completion_wait: if sleeps { settings.completion_wait } else { Duration::ZERO },
             chairs: Vec::new(),
             free: Vec::new(),
             awake: Vec::new(),
@@ -114,6 +123,7 @@ impl PollLoop {
             unlooked_turns: 0,
             unlooked_units: 0,
             idle_run: 0,
+            idle_from: now,
             stepping: None,
         }
     }
@@ -135,7 +145,7 @@ impl PollLoop {
             self.after_turn(units);
         }
         self.look();
-        self.panel.publish(&self.account.counts(0), self.context.now());
+        self.panel.publish(&self.account.counts, 0, self.account.permille(), self.context.now());
     }
 
     /// Carries out what has been posted, some of it if it is much, and looks at the panel. True if the core is to end.
@@ -168,7 +178,7 @@ impl PollLoop {
     fn read_orders(&mut self, most: u64) -> bool {
         for _ in 0..most {
             let Some(order) = self.mailbox.next() else { return true };
-            self.account.orders += 1;
+            self.account.counts.orders += 1;
             match order {
                 CoreMessage::Attach(seat) => self.sit(seat),
                 CoreMessage::Poller(id, tell) => self.tell(id, tell),
@@ -253,12 +263,12 @@ impl PollLoop {
     #[inline]
     fn step(&mut self, index: usize) -> PollOutcome {
         let Some(chair) = &mut self.chairs[index] else { return PollOutcome::IDLE };
-        self.account.steps += 1;
+        self.account.counts.steps += 1;
         self.stepping = Some(chair.seat.queue());
         let outcome = chair.step(&mut self.context, self.budget, self.notify == Notify::Polled);
         self.stepping = None;
         if outcome.state() == PollState::Busy {
-            self.account.bytes += u64::from(outcome.cost().bytes);
+            self.account.counts.bytes += u64::from(outcome.cost().bytes);
             if chair.charge.add(outcome.cost()) {
                 self.worked.push(index);
             }
@@ -310,7 +320,7 @@ impl PollLoop {
         let now = self.context.now();
         self.last_tidy = now;
         self.account.share(now);
-        self.panel.publish(&self.account.counts(self.awake.len()), now);
+        self.panel.publish(&self.account.counts, self.awake.len(), self.account.permille(), now);
     }
 
     /// Looks at the clock, and does what is due.
@@ -363,7 +373,10 @@ impl PollLoop {
             self.unlooked_units += units;
             self.unlooked_turns >= CLOCK_TURNS || self.unlooked_units >= CLOCK_UNITS
         } else {
-            self.idle_run += 1;
+            self.idle_run = self.idle_run.wrapping_add(1);
+            if polled && self.idle_run > 1 && self.only_waits() && self.wait_for_completions() {
+                return;
+            }
             let yields = polled && self.manners != YieldPolicy::Dedicated;
             if yields && self.idle_run.is_multiple_of(YIELD_TURNS) {
                 std::thread::yield_now();
@@ -376,6 +389,9 @@ impl PollLoop {
         };
         if looks {
             self.look();
+        }
+        if self.idle_run == 1 {
+            self.idle_from = self.context.now();
         }
         if looks || !polled {
             self.rest_idle();

@@ -1,4 +1,4 @@
-//! Arming, the last look, sleeping and waking.
+//! Arming, the last look, sleeping (also for completions only) and waking.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
@@ -6,14 +6,21 @@ use std::time::Duration;
 use ioplane_device::{Armed, PollOutcome, PollState};
 
 use super::PollLoop;
-use super::slot::SlotState;
+use super::slot::{SlotEntry, SlotState};
 use super::timers::Timer;
 use crate::settings::Notify;
-use crate::watch::BELL;
+use crate::watch::Readable;
 
 /// How often a slot is looked at that rests although its poller could not promise to wake the core (a ring without a kick, or a
 /// process out of descriptors). Nothing spins for ever.
 const NAP: Duration = Duration::from_millis(1);
+
+/// How long a core that waits only for completions polls after its last work: a driver that polls answers a completion by its
+/// next request within this time, or adds the rest of a batch.
+const SETTLE: Duration = Duration::from_micros(4);
+
+/// The shortest sleep for completions. A shorter one would cost more processor time than it saves.
+const SHORTEST_WAIT: Duration = Duration::from_micros(10);
 
 /// Turns of a notified core between two questions whether a resting slot was woken.
 const GLANCE_TURNS: u64 = 4;
@@ -92,12 +99,12 @@ impl PollLoop {
         let now = self.context.now();
         let due = match self.notify {
             Notify::Polled => looked && now.saturating_duration_since(self.last_glance) >= GLANCE,
-            Notify::Notified => self.account.turns.is_multiple_of(GLANCE_TURNS),
+            Notify::Notified => self.account.counts.turns.is_multiple_of(GLANCE_TURNS),
         };
         let occupied = self.chairs.len() - self.free.len();
         if due && !self.awake.is_empty() && self.awake.len() < occupied {
             self.last_glance = now;
-            self.account.glances += 1;
+            self.account.counts.glances += 1;
             self.watch.wait(Some(Duration::ZERO));
             self.hear();
         }
@@ -107,10 +114,62 @@ impl PollLoop {
     fn hear(&mut self) {
         for at in 0..self.watch.fired().len() {
             match self.watch.fired()[at] {
-                BELL => self.mailbox.expect(),
-                token => self.wake(token),
+                Readable::Mailbox => self.mailbox.expect(),
+                Readable::Kick(index) => {
+                    self.count_kick(index);
+                    self.wake(index);
+                }
+                Readable::Completion(index) => self.wake(index),
             }
         }
+    }
+
+    /// A slot that waits for completions was kicked without having asked for it. That is counted now: until it is, the kick ends
+    /// every sleep at once.
+    fn count_kick(&mut self, index: usize) {
+        if self.notify == Notify::Polled
+            && let Some(Some(chair)) = self.chairs.get_mut(index)
+            && chair.state == SlotState::Waiting
+        {
+            chair.seat.tidy();
+        }
+    }
+
+    /// Whether every awake slot waits for completions, so that there is nothing to do before one comes or a guest asks for more.
+    pub(super) fn only_waits(&self) -> bool {
+        let waits = |index: &usize| self.chairs[*index].as_ref().is_some_and(SlotEntry::waits);
+        !self.completion_wait.is_zero()
+            && !self.awake.is_empty()
+            && !self.mailbox.raised()
+            && self.awake.iter().all(waits)
+    }
+
+    /// Everybody rests or waits for completions: sleeps until a descriptor is readable or a timer is due, and no longer than the core has
+    /// had no work, so that what a guest adds soon after a completion is found soon. Those that wait are stepped in the next
+    /// turn, whatever has ended the sleep. False if it is too early to sleep.
+    pub(super) fn wait_for_completions(&mut self) -> bool {
+        self.look();
+        let now = self.context.now();
+        let idle = now.saturating_duration_since(self.idle_from);
+        // A timer may have had one of those at rest stepped, and that has work now.
+        if idle < SETTLE || !self.only_waits() {
+            return false;
+        }
+        let most = idle.max(SHORTEST_WAIT).min(self.completion_wait);
+        let asked = self.awake.iter().filter_map(|&index| self.chairs[index].as_ref()?.wake_at);
+        let due = asked.chain(self.timers.next()).min();
+        self.account.counts.waits += 1;
+        self.watch.wait(Some(due.map_or(most, |at| at.saturating_duration_since(now).min(most))));
+        let now = self.context.look();
+        self.account.slept(now);
+        // Those at rest were asked for.
+        self.last_glance = now;
+        if !self.watch.fired().is_empty() {
+            self.account.counts.wakes += 1;
+            self.hear();
+        }
+        self.rest_idle();
+        true
     }
 
     /// Everybody rests: sleeps until somebody is rung for or a timer is due. Whoever was rung for is awake afterwards.
@@ -125,19 +184,19 @@ impl PollLoop {
         }
         let now = self.context.now();
         if self.timers.is_set(Timer::Unwakeable) {
-            self.account.naps += 1;
+            self.account.counts.naps += 1;
         } else {
-            self.account.sleeps += 1;
+            self.account.counts.sleeps += 1;
         }
         if !self.timers.is_set(Timer::Tidy) {
             self.account.share(now);
-            self.panel.publish(&self.account.counts(0), now);
+            self.panel.publish(&self.account.counts, 0, self.account.permille(), now);
         }
         let timeout = self.timers.next().map(|at| at.saturating_duration_since(now));
         self.watch.wait(timeout);
         self.account.slept(self.context.look());
         if !self.watch.fired().is_empty() {
-            self.account.wakes += 1;
+            self.account.counts.wakes += 1;
             self.hear();
         }
     }

@@ -14,7 +14,8 @@ pub(super) enum SlotState {
     Fresh,
     /// Stepped in every turn, until it has had no work for long enough.
     Polled,
-    /// Stepped in every turn, as Polled. Its poller says that it waits for something in flight.
+    /// Stepped in every turn, as Polled. Its poller says that it waits for something in flight: while all that are awake do, a polled
+    /// core sleeps a little between two turns.
     Waiting,
     /// Has asked to be kicked and was looked at after that: stepped when one of its descriptors says so.
     Armed,
@@ -47,12 +48,22 @@ pub(super) struct SlotEntry {
     pub(super) idle_since: Option<Instant>,
     /// Has a timer of its own: rests, and its poller has said when it wants to be polled.
     pub(super) timed: bool,
+    /// Only of a Waiting slot: when its poller wants to be polled whatever happens, if it has said so.
+    pub(super) wake_at: Option<Instant>,
     pub(super) charge: Charge,
 }
 
 impl SlotEntry {
     pub(super) fn new(seat: PollerSlot, watched: Watched, state: SlotState) -> Self {
-        SlotEntry { seat, watched, state, idle_since: None, timed: false, charge: Charge::default() }
+        SlotEntry {
+            seat,
+            watched,
+            state,
+            idle_since: None,
+            timed: false,
+            wake_at: None,
+            charge: Charge::default(),
+        }
     }
 
     /// One turn of its poller. `polling`: whether the core looks at rings by itself.
@@ -74,7 +85,15 @@ impl SlotEntry {
         if self.state.is_awake() {
             let waits = outcome.state() == PollState::Waiting;
             self.state = if waits { SlotState::Waiting } else { SlotState::Polled };
+            if waits {
+                self.wake_at = outcome.wake_in().map(|wait| context.now() + wait);
+            }
         }
         outcome
+    }
+
+    /// Whether it waits for something below that wakes the core when it ends.
+    pub(super) fn waits(&self) -> bool {
+        self.state == SlotState::Waiting && self.watched.tells_completions()
     }
 }

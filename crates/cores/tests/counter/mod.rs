@@ -17,6 +17,8 @@ pub const BYTES: u64 = 512;
 #[derive(Debug)]
 pub struct Line {
     pub published: AtomicU64,
+    /// Seen by the poller: served, or held.
+    pub taken: AtomicU64,
     pub served: AtomicU64,
     pub polls: AtomicU64,
     pub kicks: AtomicU64,
@@ -25,6 +27,9 @@ pub struct Line {
     pub disarmed: AtomicU64,
     wanted: AtomicBool,
     kick: Arc<OwnedFd>,
+    /// What is below tells by `completion` that something has ended. To be chosen before the queue runs.
+    pub tells: AtomicBool,
+    completion: OwnedFd,
     /// Nothing is completed while this is shut.
     pub open: AtomicBool,
     pub panics: AtomicBool,
@@ -46,6 +51,7 @@ impl Line {
     pub fn new() -> Arc<Self> {
         Arc::new(Line {
             published: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
             served: AtomicU64::new(0),
             polls: AtomicU64::new(0),
             kicks: AtomicU64::new(0),
@@ -53,7 +59,9 @@ impl Line {
             armed: AtomicU64::new(0),
             disarmed: AtomicU64::new(0),
             wanted: AtomicBool::new(true),
-            kick: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()),
+            kick: Arc::new(event()),
+            tells: AtomicBool::new(false),
+            completion: event(),
             open: AtomicBool::new(true),
             panics: AtomicBool::new(false),
             busy: AtomicBool::new(false),
@@ -79,6 +87,17 @@ impl Line {
         rustix::io::write(&*self.kick, &1u64.to_ne_bytes()).unwrap();
     }
 
+    /// What is below keeps everything from now on.
+    pub fn hold(&self) {
+        self.open.store(false, Ordering::Release);
+    }
+
+    /// What is below has ended everything that it has kept, and tells. Told first, so that whoever sees the end can take it back.
+    pub fn complete(&self) {
+        rustix::io::write(&self.completion, &1u64.to_ne_bytes()).unwrap();
+        self.open.store(true, Ordering::Release);
+    }
+
     /// Whether its poller has asked to be kicked.
     pub fn wants_kick(&self) -> bool {
         self.wanted.load(Ordering::Relaxed)
@@ -89,6 +108,10 @@ impl Line {
         let published = self.published.load(Ordering::Acquire);
         eventually("a request waits in vain", || self.served.load(Ordering::Acquire) >= published);
     }
+}
+
+fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
 /// Panics when `what` has not come true in 20 s.
@@ -115,6 +138,15 @@ struct Server {
     seen: u64,
 }
 
+impl Server {
+    fn empty_kick(&self) {
+        let mut count = [0; 8];
+        if rustix::io::read(&*self.line.kick, &mut count).is_ok() {
+            self.line.kicks.fetch_add(u64::from_ne_bytes(count), Ordering::Relaxed);
+        }
+    }
+}
+
 impl Poller for Server {
     fn poll(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
         let line = &self.line;
@@ -136,9 +168,11 @@ impl Poller for Server {
         if !self.drain {
             let new = line.published.load(Ordering::Acquire) - served - self.held;
             self.held += new.min(u64::from(budget.0));
+            line.taken.store(served + self.held, Ordering::Release);
         }
         if self.held > 0 && line.open.load(Ordering::Acquire) {
             let done = std::mem::take(&mut self.held);
+            let _ = rustix::io::read(&line.completion, &mut [0; 8]);
             line.served.store(served + done, Ordering::Release);
             return PollOutcome::busy(done as u32, done * BYTES);
         }
@@ -175,17 +209,14 @@ impl Poller for Server {
         fence(Ordering::SeqCst);
         let waits = self.line.published.load(Ordering::Acquire)
             > self.line.served.load(Ordering::Relaxed) + self.held;
-        // While it holds something it has no descriptor that would tell when the line opens.
-        if (waits && !self.drain) || self.held > 0 { Armed::WorkLeft } else { Armed::Armed }
+        let untold = self.held > 0 && !self.line.tells.load(Ordering::Relaxed);
+        if (waits && !self.drain) || untold { Armed::WorkLeft } else { Armed::Armed }
     }
 
     fn disarm(&mut self, _context: &CoreContext, polling: bool) {
         self.line.disarmed.fetch_add(1, Ordering::Relaxed);
         self.line.wanted.store(!polling, Ordering::Relaxed);
-        let mut count = [0; 8];
-        if rustix::io::read(&*self.line.kick, &mut count).is_ok() {
-            self.line.kicks.fetch_add(u64::from_ne_bytes(count), Ordering::Relaxed);
-        }
+        self.empty_kick();
     }
 
     fn apply(&mut self, _change: Change) {
@@ -193,11 +224,15 @@ impl Poller for Server {
     }
 
     fn wakers(&self) -> Wakers<'_> {
-        Wakers { kick: Some(self.line.kick.as_fd()), completion: None }
+        let tells = self.line.tells.load(Ordering::Relaxed);
+        Wakers { kick: Some(self.line.kick.as_fd()), completion: tells.then(|| self.line.completion.as_fd()) }
     }
 
     fn tidy(&mut self) {
         self.line.tidied.fetch_add(1, Ordering::Relaxed);
+        if !self.line.wants_kick() {
+            self.empty_kick();
+        }
     }
 }
 
@@ -216,9 +251,19 @@ impl Counter {
     }
 
     pub fn run(queues: u16, placement: &dyn Placement) -> (Running<Self>, Vec<Arc<Line>>) {
+        Counter::new(queues).on(placement)
+    }
+
+    /// As [`Counter::run`], with lines that tell when what they hold has ended.
+    pub fn run_telling(queues: u16, placement: &dyn Placement) -> (Running<Self>, Vec<Arc<Line>>) {
         let counter = Counter::new(queues);
-        let lines = counter.lines.clone();
-        (Quiescent::new(counter).resume(placement).unwrap(), lines)
+        counter.lines.iter().for_each(|line| line.tells.store(true, Ordering::Relaxed));
+        counter.on(placement)
+    }
+
+    fn on(self, placement: &dyn Placement) -> (Running<Self>, Vec<Arc<Line>>) {
+        let lines = self.lines.clone();
+        (Quiescent::new(self).resume(placement).unwrap(), lines)
     }
 }
 

@@ -1,0 +1,262 @@
+//! A polled core that has nothing to do but to wait for completions: it sleeps, asks for no kick, and finds everything all the same.
+
+mod counter;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use counter::{Counter, Line, eventually, soon};
+use ioplane_cores::{Core, CoreReading, CoreSettings, YieldPolicy};
+use ioplane_device::clock::ManualClock;
+use ioplane_device::{Change, CoreId, QueueSet};
+
+/// Nobody rests within any test, unless its clock is moved.
+const SPIN: Duration = Duration::from_secs(3600);
+
+/// So long that nothing but a descriptor or a timer (of 10 ms, for tidying) ends a sleep.
+const LONG: Duration = Duration::from_secs(3600);
+
+fn settings() -> CoreSettings {
+    CoreSettings { spin: SPIN, ..CoreSettings::default() }
+}
+
+fn one(settings: CoreSettings) -> Core {
+    Core::start(CoreId(0), settings).unwrap()
+}
+
+/// What the core has published last, whole.
+fn published(core: &Core) -> CoreReading {
+    loop {
+        let (first, second) = (core.read(), core.read());
+        if (first.turns, first.steps, first.waits) == (second.turns, second.steps, second.waits) {
+            return second;
+        }
+    }
+}
+
+/// Waits until all that the core has published is of after this call: it publishes every 10 ms, and sleeps mostly for 50 us.
+fn sleeps_for_long(core: &Core) {
+    let waits = core.read().waits;
+    eventually("does not sleep", || core.read().waits > waits + 300);
+}
+
+/// Has the line hold one more request, and sees that the poller has it.
+fn held(line: &Line) {
+    line.hold();
+    line.publish();
+    taken(line);
+}
+
+fn taken(line: &Line) {
+    let published = line.published.load(Ordering::Relaxed);
+    eventually("not taken", || line.taken.load(Ordering::Acquire) == published);
+}
+
+#[test]
+fn a_core_that_waits_for_completions_looks_once_a_sleep_and_asks_for_no_kick() {
+    let core = one(settings());
+    let (running, lines) = Counter::run_telling(3, &core);
+    lines.iter().for_each(|line| held(line));
+    sleeps_for_long(&core);
+    let first = published(&core);
+    let kicks = lines[0].kicks.load(Ordering::Relaxed);
+    eventually("does not sleep", || core.read().waits > first.waits + 1000);
+    let last = published(&core);
+    let (steps, waits) = (last.steps - first.steps, last.waits - first.waits);
+    // Each of the three is looked at between two sleeps. (What is published is of any moment between them.)
+    assert!(steps <= 3 * (waits + 1), "{steps} looks in {waits} sleeps");
+    assert_eq!(last.sleeps, first.sleeps);
+    assert!(last.slept_ns > first.slept_ns);
+    // What a guest adds meanwhile is taken without its kick.
+    assert!(!lines[0].wants_kick());
+    for _ in 0..20 {
+        lines[0].publish();
+        taken(&lines[0]);
+    }
+    assert_eq!(lines[0].kicks.load(Ordering::Relaxed), kicks);
+    lines.iter().for_each(|line| line.complete());
+    lines.iter().for_each(|line| line.wait());
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn a_core_sleeps_no_longer_than_it_has_had_no_work() {
+    let clock = Arc::new(ManualClock::default());
+    let settings = CoreSettings { completion_wait: LONG, ..settings() };
+    let core = Core::start_with(CoreId(0), settings, clock.clone()).unwrap();
+    let (running, lines) = Counter::run_telling(1, &core);
+    let line = &lines[0];
+    line.publish();
+    line.wait();
+    held(line);
+    // No time passes: it does not sleep at all.
+    let polls = line.polls.load(Ordering::Relaxed);
+    eventually("does not poll", || line.polls.load(Ordering::Relaxed) > polls + 1000);
+    // Sleeps of 20 us. Those until it is tidied would be of 10 ms.
+    clock.advance(Duration::from_micros(20));
+    quick(line);
+    clock.advance(Duration::from_millis(20));
+    eventually("is not published", || core.read().waits > 0);
+    let reading = core.read();
+    assert!(reading.steps > reading.waits + 1000, "slept at once: {reading:?}");
+    line.complete();
+    line.wait();
+    running.quiesce(soon()).unwrap();
+}
+
+/// Sees the line polled 50 times within 100 ms.
+fn quick(line: &Line) {
+    eventually("is polled too late", || {
+        let (began, polls) = (Instant::now(), line.polls.load(Ordering::Relaxed));
+        eventually("is not polled", || line.polls.load(Ordering::Relaxed) >= polls + 50);
+        began.elapsed() < Duration::from_millis(100)
+    });
+}
+
+#[test]
+fn a_completion_ends_the_sleep_and_so_does_mail() {
+    const ROUNDS: u64 = 25;
+    let core = one(CoreSettings { completion_wait: LONG, ..settings() });
+    let (mut running, lines) = Counter::run_telling(2, &core);
+    // Sleeps are as long as 10 ms: what comes after one has begun hardly ever comes between two of them, and wakes nobody.
+    let sleeps = || {
+        let waits = core.read().waits;
+        eventually("does not sleep", || core.read().waits > waits);
+    };
+    // One of them is silent all the while.
+    held(&lines[1]);
+    let wakes = core.read().wakes;
+    for _ in 0..ROUNDS {
+        held(&lines[0]);
+        sleeps();
+        lines[0].complete();
+        lines[0].wait();
+    }
+    eventually("is not woken by completions", || core.read().wakes - wakes >= ROUNDS / 2);
+    held(&lines[0]);
+    sleeps();
+    let wakes = core.read().wakes;
+    for _ in 0..ROUNDS {
+        sleeps();
+        assert!(running.apply(&QueueSet::from([0]), &Change::Call(None)).wait(soon()));
+    }
+    eventually("is not woken by mail", || core.read().wakes - wakes >= ROUNDS / 2);
+    lines.iter().for_each(|line| line.complete());
+    lines.iter().for_each(|line| line.wait());
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn a_kick_that_nobody_asked_for_ends_one_sleep() {
+    // Its clock stands still, so nothing is tidied because of the time.
+    let clock = Arc::new(ManualClock::default());
+    let core = Core::start_with(CoreId(0), settings(), clock.clone()).unwrap();
+    let (running, lines) = Counter::run_telling(1, &core);
+    let line = &lines[0];
+    held(line);
+    eventually("is not polled", || !line.wants_kick());
+    clock.advance(Duration::from_millis(1));
+    for _ in 0..20 {
+        let kicks = line.kicks.load(Ordering::Relaxed);
+        line.kick();
+        eventually("keeps its kick", || line.kicks.load(Ordering::Relaxed) > kicks);
+    }
+    line.complete();
+    line.wait();
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn a_core_polls_on_beside_an_idle_queue_and_where_it_is_to_or_must() {
+    let sleeper = one(settings());
+    let dedicated = one(CoreSettings { manners: YieldPolicy::Dedicated, ..settings() });
+    let never = one(CoreSettings { completion_wait: Duration::ZERO, ..settings() });
+    // What is below the queue does not tell when something has ended.
+    let untold = one(settings());
+    let (idle, idle_lines) = Counter::run(1, &sleeper);
+    idle_lines[0].publish();
+    idle_lines[0].wait();
+    for (core, tells) in [(&sleeper, true), (&dedicated, true), (&never, true), (&untold, false)] {
+        let run = if tells { Counter::run_telling } else { Counter::run };
+        let (running, lines) = run(1, core);
+        held(&lines[0]);
+        let first = published(core);
+        eventually("does not poll", || core.read().turns > first.turns + 1000);
+        assert_eq!(core.read().waits, 0);
+        lines[0].complete();
+        lines[0].wait();
+        running.quiesce(soon()).unwrap();
+    }
+    idle.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn a_neighbour_that_rests_is_woken_by_its_kick() {
+    let clock = Arc::new(ManualClock::default());
+    let settings = CoreSettings { completion_wait: LONG, ..settings() };
+    let core = Core::start_with(CoreId(0), settings, clock.clone()).unwrap();
+    let (running, lines) = Counter::run_telling(2, &core);
+    let (waits, rests) = (&lines[0], &lines[1]);
+    let advance = |by| {
+        let tidied = waits.tidied.load(Ordering::Relaxed);
+        clock.advance(by);
+        eventually("does not look at the clock", || waits.tidied.load(Ordering::Relaxed) > tidied);
+    };
+    waits.publish();
+    waits.wait();
+    for round in 0..20 {
+        let kicks = rests.kicks.load(Ordering::Relaxed);
+        rests.publish();
+        rests.wait();
+        assert!(round == 0 || rests.kicks.load(Ordering::Relaxed) > kicks, "served without its kick");
+        // The time of the one begins anew, that of the other goes on.
+        waits.complete();
+        waits.wait();
+        advance(SPIN / 2);
+        waits.publish();
+        waits.wait();
+        held(waits);
+        advance(SPIN / 2 + Duration::from_secs(1));
+        eventually("does not rest", || rests.wants_kick());
+        assert!(!waits.wants_kick(), "round {round}");
+    }
+    waits.complete();
+    waits.wait();
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn a_poller_that_waits_is_polled_when_it_said() {
+    let core = one(CoreSettings { completion_wait: LONG, ..settings() });
+    let (running, lines) = Counter::run_telling(1, &core);
+    let line = &lines[0];
+    line.wakes_in_us.store(100, Ordering::Relaxed);
+    held(line);
+    // Longer than 10 ms without work: but for what it said it is looked at every 10 ms, when it is tidied.
+    let tidied = line.tidied.load(Ordering::Relaxed);
+    eventually("is not tidied", || line.tidied.load(Ordering::Relaxed) > tidied + 2);
+    quick(line);
+    line.wakes_in_us.store(0, Ordering::Relaxed);
+    line.complete();
+    line.wait();
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn a_disk_that_is_silent_for_long_costs_nothing() {
+    let core = one(CoreSettings { spin: Duration::from_millis(5), ..CoreSettings::default() });
+    let (running, lines) = Counter::run_telling(1, &core);
+    held(&lines[0]);
+    eventually("does not wait", || core.read().waits > 0);
+    eventually("does not rest", || lines[0].wants_kick() && core.read().awake == 0);
+    let first = published(&core);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(published(&core).steps, first.steps);
+    // What is added is taken, and what ends is heard.
+    lines[0].publish();
+    taken(&lines[0]);
+    lines[0].complete();
+    lines[0].wait();
+    running.quiesce(soon()).unwrap();
+}
