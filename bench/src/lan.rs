@@ -33,7 +33,6 @@ pub struct Options {
     pub nics: Vec<Nic>,
 }
 
-/// One NIC.
 #[derive(Debug, Clone)]
 pub struct Nic {
     mac: Mac,

@@ -53,12 +53,10 @@ pub struct Report {
 }
 
 impl Report {
-    /// The object of `--json`.
     pub fn json(&self) -> Value {
         envelope("neighbour", &self.setup, self.figures.clone())
     }
 
-    /// For reading.
     pub fn table(&self) -> String {
         format!("{}\n{}", setup_lines(&self.setup, 24), setup_lines(&self.figures, 24))
     }

@@ -93,7 +93,6 @@ impl Daemon {
         self.folder.path()
     }
 
-    /// Its control socket.
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("control.sock")
     }
@@ -125,7 +124,6 @@ impl Daemon {
         Ok(serde_json::from_value(self.cli(&["status"])?)?)
     }
 
-    /// One disk of that.
     pub fn disk(&self, name: &str) -> Result<Disk> {
         self.status()?.disk(name)
     }

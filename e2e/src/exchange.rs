@@ -15,7 +15,6 @@ const REST: Duration = Duration::from_secs(90);
 #[derive(Debug)]
 pub struct End<'a> {
     agent: &'a Agent,
-    /// The interface.
     pub interface: Interface,
 }
 
@@ -60,9 +59,7 @@ impl<'a> End<'a> {
 /// One way, as both ends tell of it.
 #[derive(Debug)]
 pub struct Passage {
-    /// By the one that sent.
     pub sent: Transfer,
-    /// By the one that received.
     pub received: Transfer,
 }
 

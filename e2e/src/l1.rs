@@ -45,7 +45,6 @@ pub(crate) struct Shape<'a> {
 /// What a script has left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// Its exit status.
     pub status: i32,
     /// Its output and error, together.
     pub output: String,
@@ -150,7 +149,6 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Whether it has.
     pub fn has_ended(&self) -> bool {
         self.file("status").exists()
     }
@@ -161,7 +159,6 @@ impl Job<'_> {
         self.l1.run(&format!("kill -9 -$(cat {pid})"), Duration::from_secs(10)).map(drop)
     }
 
-    /// Waits for its end.
     pub fn wait(&self, limit: Duration) -> Result<Ended> {
         let status = self.l1.wait_for(&format!("{}.status", self.number), limit);
         let status = status.with_context(|| format!("the script has said:\n{}", self.output()))?;

@@ -24,14 +24,12 @@ const NAME: usize = 56;
 /// One entry of `__versions`: a checksum in eight bytes, then the symbol's name.
 const VERSION: usize = 64;
 
-/// The module and what is known of it.
 #[derive(Clone, Debug)]
 pub struct HotModule {
     /// For `insmod`.
     pub ko: Vec<u8>,
     /// What the kernel calls it.
     pub name: String,
-    /// The hot function.
     pub hot: String,
     /// Its instruction that exits, from the function's beginning.
     pub offset: u64,

@@ -162,7 +162,6 @@ pub fn find(mac: &str) -> String {
 /// What came of some pings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pings {
-    /// Requests sent.
     pub sent: u32,
     /// Replies that came.
     pub received: u32,

@@ -46,7 +46,6 @@ impl StorageDaemon {
         Ok(StorageDaemon { process, socket, _folder: folder })
     }
 
-    /// Where it listens.
     pub fn socket(&self) -> &Path {
         &self.socket
     }

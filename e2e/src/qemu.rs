@@ -67,13 +67,11 @@ impl<'a> Qemu<'a> {
         }
     }
 
-    /// Which QEMU to run.
     pub fn version(mut self, version: Version) -> Self {
         self.version = version;
         self
     }
 
-    /// How to boot.
     pub fn firmware(mut self, firmware: Firmware) -> Self {
         self.firmware = firmware;
         self

@@ -23,9 +23,7 @@ pub const MEMORY_MIB: u64 = 256;
 /// A daemon and a folder for images. Guests that use it must go before it.
 #[derive(Debug)]
 pub struct Stage {
-    /// The daemon.
     pub daemon: Daemon,
-    /// What guests are made of.
     pub guest: Guest,
     images: TempDir,
     begun: Instant,
@@ -57,7 +55,6 @@ impl Stage {
         error.context(format!("the daemon's status:\n{status}\n"))
     }
 
-    /// Where the image `name` lies.
     pub fn image(&self, name: &str) -> PathBuf {
         self.images.path().join(format!("{name}.img"))
     }
@@ -69,7 +66,6 @@ impl Stage {
         Ok(path)
     }
 
-    /// Adds a disk on an image.
     pub fn add(&self, name: &str, image: &Path, options: &[&str]) -> Result<()> {
         let path = image.to_str().context("the image's path is not UTF-8; choose another TMPDIR")?;
         let args = [&["disk", "add", name, "--path", path], options].concat();

@@ -5,21 +5,16 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// All of it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Status {
-    /// Disks.
     pub disks: Vec<Disk>,
-    /// NICs.
     pub nics: Vec<Nic>,
     /// I/O cores.
     pub cores: Vec<Core>,
 }
 
-/// One disk.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Disk {
-    /// Its name.
     pub name: String,
     /// `served`, `opening`, `failed`, `busy`.
     pub state: String,
@@ -33,7 +28,6 @@ pub struct Disk {
     pub socket: PathBuf,
     /// Behind which of its sockets its guest runs: `socket` or `twin`.
     pub owner: Option<String>,
-    /// What is behind it.
     pub backing: Backing,
     /// Virtio features that the guest's driver accepted, as bits.
     pub features: u64,
@@ -41,18 +35,14 @@ pub struct Disk {
     pub front_end_faults: BTreeMap<String, u64>,
     /// All queues together.
     pub totals: Counts,
-    /// Its queues.
     pub queues: Vec<Queue>,
 }
 
-/// One NIC.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Nic {
-    /// Its name.
     pub name: String,
     /// `served`, `opening`, `failed`, `busy`.
     pub state: String,
-    /// Its address.
     pub mac: String,
     /// A VMM is connected.
     pub connected: bool,
@@ -69,11 +59,8 @@ pub struct Nic {
 pub struct Frames {
     /// Frames; a large one counts as one.
     pub frames: u64,
-    /// Their bytes.
     pub bytes: u64,
-    /// Kicks.
     pub kicks: u64,
-    /// Interrupts.
     pub interrupts: u64,
     /// Faults of the guest.
     pub faults: u64,
@@ -90,16 +77,13 @@ pub struct Backing {
     pub engine: Option<String>,
 }
 
-/// One queue.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Queue {
-    /// Its number.
     pub index: u16,
     /// The I/O core it is on.
     pub core: Option<u32>,
     /// Why it has stopped for good.
     pub fault: Option<Fault>,
-    /// What it did.
     #[serde(flatten)]
     pub counts: Counts,
 }
@@ -120,7 +104,6 @@ pub struct Counts {
     pub requests: u64,
     /// Kicks, the sum of the eventfds' counters.
     pub kicks: u64,
-    /// Interrupts.
     pub interrupts: u64,
     /// Requests that failed, by cause.
     pub errors: Errors,
@@ -132,7 +115,6 @@ pub struct Counts {
 
 /// Requests that failed, by cause.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Errors {
     pub io: u64,
     pub space: u64,
@@ -143,7 +125,6 @@ pub struct Errors {
 /// One I/O core.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Core {
-    /// Its number.
     pub id: u32,
     /// `polled` or `notified`.
     pub notify: String,
@@ -154,13 +135,11 @@ pub struct Core {
 }
 
 impl Status {
-    /// One disk.
     pub fn disk(&self, name: &str) -> Result<Disk> {
         let found = self.disks.iter().find(|disk| disk.name == name).cloned();
         found.with_context(|| format!("the daemon has no disk {name}"))
     }
 
-    /// One NIC.
     pub fn nic(&self, name: &str) -> Result<&Nic> {
         self.nics.iter().find(|nic| nic.name == name).with_context(|| format!("the daemon has no nic {name}"))
     }

@@ -5,7 +5,6 @@ use anyhow::Result;
 use std::ffi::OsString;
 use std::path::Path;
 
-/// Which QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     /// The host's own.

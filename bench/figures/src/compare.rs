@@ -209,7 +209,6 @@ impl Comparison {
         out
     }
 
-    /// For reading.
     pub fn table(&self) -> String {
         let width = self.figures.keys().map(String::len).max().unwrap_or(0).max(6);
         let mut out = format!(

@@ -10,7 +10,6 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-/// A bound on a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Bound {
     /// The figure is this or more.
@@ -46,7 +45,6 @@ pub struct Goal {
     pub bench: &'static str,
     /// Where in `figures` it stands, parts separated by dots.
     pub figure: &'static str,
-    /// What is asked for.
     pub goal: Bound,
     /// What a nightly run must not fall below.
     pub floor: Option<Bound>,
@@ -71,7 +69,6 @@ const fn goal(
     Goal { what, bench, figure, goal, floor }
 }
 
-/// Every goal.
 pub const GOALS: &[Goal] = &[
     goal(
         "exitless",
@@ -231,14 +228,12 @@ fn figure(goal: &Goal, report: &Value) -> Option<f64> {
 /// What a run says of one goal.
 #[derive(Debug, Clone, Copy)]
 pub struct Verdict {
-    /// The row.
     pub goal: &'static Goal,
     /// What was measured; none where the run has no such figure.
     pub figure: Option<f64>,
 }
 
 impl Verdict {
-    /// The goal is reached.
     pub fn reached(&self) -> bool {
         self.figure.is_some_and(|figure| self.goal.goal.holds(figure))
     }

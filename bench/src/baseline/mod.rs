@@ -53,10 +53,8 @@ pub enum Side {
 }
 
 impl Side {
-    /// Both.
     pub const BOTH: [Side; 2] = [Side::Before, Side::After];
 
-    /// For folders.
     pub fn name(self) -> &'static str {
         match self {
             Side::Before => "before",
@@ -65,7 +63,6 @@ impl Side {
     }
 }
 
-/// One pair of runs.
 pub struct Pair<'a> {
     binaries: [&'a Path; 2],
     /// Whose turn comes first, of each load.
@@ -98,7 +95,6 @@ impl Pair<'_> {
 
 /// A benchmark that can be run in pairs.
 pub struct Paired<'a> {
-    /// Its name.
     pub name: &'static str,
     /// Arguments of its program that end well if the program can serve.
     pub serves: [&'static str; 2],

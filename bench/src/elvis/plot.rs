@@ -4,7 +4,6 @@ use std::fmt::Write;
 
 /// One set of axes.
 pub struct Panel {
-    /// Above it.
     pub title: &'static str,
     /// Along its vertical axis.
     pub unit: &'static str,

@@ -52,7 +52,6 @@ impl Medians {
 }
 
 impl Report {
-    /// An empty one.
     pub fn new(cpus: Cpus, room: String) -> Self {
         let mut setup = Map::new();
         setup.insert("guests_cpu".into(), json!(cpus.front));
@@ -65,17 +64,14 @@ impl Report {
         Report { setup, ..Report::default() }
     }
 
-    /// One round.
     pub fn outcome(&mut self, guests: u16, work: Work, name: &'static str, outcome: Outcome) {
         self.outcomes.entry((work, guests, name)).or_default().push(outcome);
     }
 
-    /// How long it all took.
     pub fn took(&mut self, time: Duration) {
         self.setup.insert("seconds".into(), json!(time.as_secs()));
     }
 
-    /// The object of `--json`.
     pub fn json(&self) -> Value {
         envelope("elvis", &self.setup, self.figures())
     }

@@ -12,14 +12,12 @@ pub enum Backing {
     /// Memory of the host: nothing to wait for. `file` lies on a tmpfs, for back ends that know only files; it has all
     /// its bytes.
     Memory {
-        /// A file on tmpfs.
         file: PathBuf,
         /// Bytes.
         len: u64,
     },
     /// A raw file on a disk, all its bytes written before, to be opened with O_DIRECT.
     File {
-        /// The file.
         file: PathBuf,
         /// Bytes.
         len: u64,

@@ -25,7 +25,6 @@ pub enum Waiting {
     Interrupts,
 }
 
-/// One load.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
     /// Read or write.
@@ -72,7 +71,6 @@ impl Scatter {
         Scatter(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// A number below `limit`.
     #[inline]
     pub fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;

@@ -38,7 +38,6 @@ impl Aio {
     }
 }
 
-/// The peer.
 pub struct Qsd {
     /// How it serves memory: found out by measuring.
     pub memory: Aio,
@@ -84,7 +83,6 @@ impl Backend for Qsd {
     }
 }
 
-/// Its version, as it tells it.
 pub fn version() -> String {
     let output = Command::new("qemu-storage-daemon").arg("--version").output();
     let text = output.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();

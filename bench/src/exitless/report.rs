@@ -103,7 +103,6 @@ pub struct Report {
 }
 
 impl Report {
-    /// An empty one.
     pub fn new(cpus: Cpus, room: String) -> Self {
         let mut setup = Map::new();
         setup.insert("generator_cpu".into(), json!(cpus.front));
@@ -158,12 +157,10 @@ impl Report {
         self.disturbed
     }
 
-    /// One round.
     pub fn outcome(&mut self, name: &'static str, key: Key, outcome: Outcome) {
         self.outcomes.entry((key, name)).or_default().push(outcome);
     }
 
-    /// How long it all took.
     pub fn took(&mut self, time: Duration) {
         self.setup.insert("seconds".into(), json!(time.as_secs()));
         self.setup.insert("rounds_disturbed".into(), json!(self.disturbed));
@@ -173,7 +170,6 @@ impl Report {
         self.outcomes.get(&(key, name)).map(|outcomes| Medians::of(outcomes))
     }
 
-    /// The object of `--json`.
     pub fn json(&self) -> Value {
         let mut figures = self.figures();
         figures.insert("generator_ceiling".into(), self.ceilings.clone().into());

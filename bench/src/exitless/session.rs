@@ -15,7 +15,6 @@ use ioplane_figures::machine;
 
 /// A connection with its own memory and its own ring; everybody's are alike.
 pub struct Session {
-    /// Whose.
     pub name: &'static str,
     /// How it serves, in words.
     pub how: String,

@@ -179,13 +179,11 @@ impl Belt {
         self.put.wrapping_sub(self.taken) as u16
     }
 
-    /// An idle slot.
     #[inline]
     pub fn idle(&mut self) -> Option<u16> {
         self.idle.pop()
     }
 
-    /// How many there are.
     #[inline]
     pub fn idle_count(&self) -> usize {
         self.idle.len()

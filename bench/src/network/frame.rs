@@ -26,7 +26,6 @@ const UDP_HEADERS: u16 = 42;
 /// Source port of the first flow.
 const FIRST_PORT: u16 = 0x3000;
 
-/// What is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Size {
     /// 64 bytes, without checksum.
@@ -151,7 +150,6 @@ impl Stamp {
         buffers.put_u64(at + size.stamp_at(), u64::from(self.flow) << 48 | self.number);
     }
 
-    /// Reads it.
     #[inline]
     pub fn load(buffers: &Window, at: usize, size: Size) -> Self {
         let word = buffers.load_u64(at + size.stamp_at());

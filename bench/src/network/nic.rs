@@ -38,9 +38,7 @@ const VIRTIO_NET_F_MQ: u64 = 1 << 22;
 pub struct Shape {
     /// Packed rings, else split ones.
     pub packed: bool,
-    /// Frames.
     pub size: Size,
-    /// Queue pairs.
     pub pairs: u16,
 }
 
@@ -103,9 +101,7 @@ pub struct Nic {
     pub tx: Vec<Belt>,
     /// Receive belts, by pair.
     pub rx: Vec<Belt>,
-    /// What it is.
     pub shape: Shape,
-    /// Its address.
     pub mac: [u8; 6],
     /// Frames sent by each pair.
     sent: Vec<u64>,
@@ -327,7 +323,6 @@ impl Nic {
         Ok(Some(bytes))
     }
 
-    /// Its memory.
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }

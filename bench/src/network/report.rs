@@ -58,7 +58,6 @@ pub struct Report {
 }
 
 impl Report {
-    /// An empty one.
     pub fn new(cpus: Cpus, room: String) -> Self {
         let mut setup = Map::new();
         setup.insert("generator_cpu".into(), json!(cpus.front));
@@ -100,7 +99,6 @@ impl Report {
         self.cell(shape, name).asleep.push(outcome);
     }
 
-    /// Round trips.
     pub fn ping(&mut self, shape: Shape, name: &'static str, trips: &Histogram<u64>) {
         let cell = self.cell(shape, name);
         cell.p50_us.push(trips.value_at_quantile(0.5) as f64 / 1e3);
@@ -117,7 +115,6 @@ impl Report {
         self.cells.get(&(shape, name)).map_or(0.0, Cell::frames_per_s)
     }
 
-    /// How long it all took.
     pub fn took(&mut self, time: Duration) {
         self.setup.insert("seconds".into(), json!(time.as_secs()));
     }
@@ -128,7 +125,6 @@ impl Report {
         Some(own.frames_per_s() / peer.frames_per_s())
     }
 
-    /// The object of `--json`.
     pub fn json(&self) -> Value {
         let mut figures = self.figures();
         figures.insert("generator_ceiling".into(), self.ceilings.clone().into());

@@ -21,7 +21,6 @@ const HALVINGS: u32 = 7;
 
 /// A connection with its own memory and its own rings; everybody's are alike.
 pub struct Session {
-    /// Whose.
     pub name: &'static str,
     served: Served,
     path: Path,
@@ -58,7 +57,6 @@ impl Session {
         Ok(outcome)
     }
 
-    /// One round of `load`.
     pub fn stream(&mut self, load: &Load) -> Result<Outcome> {
         self.thawed(|path, pids| path.stream(load, pids))
     }

@@ -10,7 +10,6 @@ use super::frame::Size;
 use super::nic::Shape;
 use crate::served::{Place, Served};
 
-/// The peer.
 pub struct Testpmd;
 
 impl Testpmd {

@@ -25,15 +25,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 7] = [
-        Kind::Missing,
-        Kind::Conflict,
-        Kind::Huge,
-        Kind::Method,
-        Kind::Invalid,
-        Kind::Busy,
-        Kind::Failed,
-    ];
+    const ALL: [Kind; 7] =
+        [Kind::Missing, Kind::Conflict, Kind::Huge, Kind::Method, Kind::Invalid, Kind::Busy, Kind::Failed];
 
     /// That of an HTTP status; [`Kind::Failed`] for one that no refusal has.
     pub fn of(status: u16) -> Self {

@@ -42,20 +42,21 @@ fn refused(status: u16, body: &[u8]) -> CommandError {
     }
 }
 
-/// Asks the daemon behind one control socket.
+/// Asks one daemon over its control socket. Each call connects anew and blocks; no time-out but in [`Client::stream`]. Errors are
+/// [`Refused`] (by the daemon, or because none answers) or say what broke off. Not to be called inside an async runtime.
 pub struct Client {
     socket: PathBuf,
     runtime: tokio::runtime::Runtime,
 }
 
 impl Client {
-    /// Nothing is asked yet.
+    /// Does not connect yet.
     pub fn new(socket: &Path) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         Ok(Client { socket: socket.to_owned(), runtime })
     }
 
-    /// Reads a resource.
+    /// GET, and what it answers.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         self.ask(Method::GET, path, None::<&()>)
     }
@@ -87,7 +88,8 @@ impl Client {
     async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Incoming> {
         let stream =
             tokio::net::UnixStream::connect(&self.socket).await.map_err(|error| self.unreachable(&error))?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken_off)?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken_off)?;
         tokio::spawn(connection);
         let request = Request::builder()
             .method(method)
@@ -96,7 +98,11 @@ impl Client {
             .header("content-type", "application/json")
             .body(Full::new(Bytes::from(body)))
             .map_err(|error| {
-                CommandError::new(Code::Usage, format!("a name that fits no address: {error}"), "give another")
+                CommandError::new(
+                    Code::Usage,
+                    format!("a name that fits no address: {error}"),
+                    "give another",
+                )
             })?;
         let answer = sender.send_request(request).await.map_err(|error| {
             let remedy = "see its log, and `ioplane status` for what it did";
@@ -109,7 +115,8 @@ impl Client {
         Err(refused(status.as_u16(), &whole(answer.into_body()).await?).into())
     }
 
-    /// Reads a resource as it comes, until `part` has enough, `limit` is over, or somebody interrupts.
+    /// GET of a body without an end: gives `part` each piece as it comes. Ends without an error when `part` answers false, after `limit`,
+    /// at Ctrl-C, or when the daemon closes.
     pub fn stream(
         &self,
         path: &str,

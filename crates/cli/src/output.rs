@@ -79,7 +79,6 @@ pub fn out(bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// Prints a report as JSON.
 pub fn print_json(report: &impl Serialize) -> Result<()> {
     out((serde_json::to_string_pretty(report)? + "\n").as_bytes())
 }

@@ -5,7 +5,7 @@ use ioplane_api::pcapng::{END_OF_OPTIONS, ENHANCED_PACKET, INTERFACE_STATISTICS,
 /// Longest block that is believed: the longest frame and what is around it.
 const BLOCK: usize = 128 << 10;
 
-/// What is not a capture of ours.
+/// The bytes do not begin like a capture of the daemon.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("what the daemon sends is no capture: is it another version?")]
 pub struct NotACapture;
@@ -14,7 +14,6 @@ pub struct NotACapture;
 #[derive(Debug, Default)]
 pub struct Follower {
     rest: Vec<u8>,
-    /// Frames.
     pub frames: u64,
     /// Frames that the daemon could not keep, by its last word.
     pub lost: u64,

@@ -11,7 +11,8 @@ use crate::args::Cli;
 use crate::output::{CommandError, hint, print_json, set_verbosity};
 use crate::words;
 
-/// Reads the command line. What is asked for by `--help` is printed, what cannot be read is complained of, and the exit code is given.
+/// Reads the command line. `Err` has the exit code, and everything is printed already: the text of `--help`, or what cannot be read
+/// (code 2). An old word is a warning on standard error. Sets how much this process prints from now on.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, ExitCode> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let cli = Cli::try_parse_from(&arguments).map_err(|error| {
@@ -46,9 +47,10 @@ mod tests {
     fn what_clap_says_is_parted() {
         let error = Cli::try_parse_from(["ioplane", "disk", "remove"]).unwrap_err();
         let CommandError(body) = failure(&error.render().to_string());
-        assert!(
-            body.error.starts_with("the following required arguments") && body.error.ends_with("<NAME>")
+        assert!(body.error.starts_with("the following required arguments") && body.error.ends_with("<NAME>"));
+        assert_eq!(
+            (body.code.as_str(), body.remedy.as_str()),
+            ("usage", "Usage: ioplane disk remove <NAME>")
         );
-        assert_eq!((body.code.as_str(), body.remedy.as_str()), ("usage", "Usage: ioplane disk remove <NAME>"));
     }
 }

@@ -343,13 +343,8 @@ impl Ring {
 
 impl Model for Ring {
     fn steps(&self) -> Vec<Self> {
-        let steps = [
-            self.step_driver(),
-            self.step_core(),
-            self.step_waiting(),
-            self.step_disk(),
-            self.step_timer(),
-        ];
+        let steps =
+            [self.step_driver(), self.step_core(), self.step_waiting(), self.step_disk(), self.step_timer()];
         let mut next: Vec<Self> = steps.into_iter().flatten().collect();
         for who in [CORE, DRIVER] {
             let mut drained = self.clone();

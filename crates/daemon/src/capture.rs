@@ -28,7 +28,6 @@ const FRAMES: usize = 16 << 10;
 /// Bytes of a frame that can be asked for: all of the longest.
 const SNAPLEN: usize = ioplane_network::LONGEST;
 
-/// How to capture.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CaptureQuery {

@@ -7,7 +7,6 @@ use crate::config::{Config, Problem, Problems};
 /// A configuration that a daemon would start with.
 #[derive(Debug)]
 pub struct Checked {
-    /// The file.
     pub file: PathBuf,
     /// How many there are of each kind: cores, disks, switches, NICs, PCI functions.
     pub counts: [usize; 5],

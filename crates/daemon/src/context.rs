@@ -24,7 +24,6 @@ struct Claim {
 pub struct DaemonContext {
     /// The I/O cores.
     pub cores: Arc<Cores>,
-    /// The state file.
     pub ledger: Arc<StateFile>,
     run_dir: PathBuf,
     control: PathBuf,
@@ -91,7 +90,8 @@ impl DaemonContext {
     pub fn claim_new(&self, kind: &'static str, spec: &impl ServedSpec) -> Result<(), Refusal> {
         let mut claims = self.claims();
         let port = spec.port();
-        let excludes = |claim: &Claim| claim.port.as_ref().zip(port.as_ref()).is_some_and(|(a, b)| a.excludes(b));
+        let excludes =
+            |claim: &Claim| claim.port.as_ref().zip(port.as_ref()).is_some_and(|(a, b)| a.excludes(b));
         let other = claims.iter().find(|(name, claim)| *name != spec.name() && excludes(claim));
         if let (Some(PortSpec { mac, .. }), Some((name, claim))) = (&port, other) {
             return Err(Refusal::conflict(

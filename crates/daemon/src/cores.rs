@@ -34,17 +34,15 @@ impl Cores {
         self.specs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The pool, for placements.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
 
-    /// How each is set.
     pub fn all(&self) -> Vec<CoreSpec> {
         self.specs().values().cloned().collect()
     }
 
-    /// Whether there is such a core.
+    /// Refuses if there is no such core.
     pub fn check(&self, id: u32) -> Result<(), Refusal> {
         let specs = self.specs();
         if specs.contains_key(&id) {
@@ -151,7 +149,6 @@ impl Cores {
         Ok(())
     }
 
-    /// How they are.
     pub fn report(&self) -> Vec<CoreReport> {
         let specs = self.specs();
         let report = |reading: ioplane_cores::CoreReading| {
@@ -182,11 +179,9 @@ impl Cores {
 /// core that has been retired since is passed over.
 #[derive(Clone)]
 pub struct CorePlacement {
-    /// All cores.
     pub pool: Arc<Pool>,
     /// The disk's own.
     pub core: Option<u32>,
-    /// Queues that were moved.
     pub moved: BTreeMap<u16, u32>,
 }
 

@@ -25,7 +25,6 @@ const ROOM: usize = 256;
 /// How long nothing may be sent: whoever has gone is noticed by it.
 const QUIET: Duration = Duration::from_secs(15);
 
-/// All events of a daemon.
 #[derive(Debug)]
 pub struct Events {
     /// Number of the last one. Held while one is sent, so that they come in order.

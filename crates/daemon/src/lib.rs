@@ -1,15 +1,16 @@
 //! The daemon: control plane of disks, NICs, PCI functions, switches and I/O cores.
 //!
 //! ```text
-//!   CLI, programs --HTTP over control.sock--> api --+--> Shelf<Disk>, Shelf<Nic> --Handle--> one task a device
-//!                                                   |--> Shelf<Card> --Handle--> one thread a function (host::vfio_user)
+//!   CLI, programs --HTTP over control.sock--> api --+--> Registry<Disk>, Registry<Nic> --Handle--> one task per device
+//!                                                   |--> Registry<Card> --Handle--> one thread per function (host::vfio_user)
 //!   SIGHUP ------------------------------> reload --+--> Switches --> ports of NICs, uplinks     (host::vhost_user)
 //!   Prometheus --HTTP on loopback----> metrics -----+--> Cores --> Pool    (I/O cores)
-//!                                                   \--> Ledger: state.json, for the daemon after a crash
+//!                                                   \--> StateFile: state.json, for the daemon after a crash
 //! ```
 //!
 //! Must not know: the command line, how anything is printed; rings, guests, what a backing does.
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "only the binary uses it: a comment says what a name does not")]
 
 mod access;
 mod api;

@@ -16,7 +16,6 @@ use ioplane_storage::{Direct, EngineChoice};
 
 /// A word of the interface for which a crate below has a type of its own.
 pub trait Lower {
-    /// That type.
     type Type;
 
     /// As the crate below calls it.

@@ -18,7 +18,6 @@ pub struct Invocation {
     pub log: String,
 }
 
-/// Where the control socket is to be.
 pub fn control_path(config: &Config, socket: Option<PathBuf>) -> Result<PathBuf> {
     let control = socket.or(config.daemon.socket.clone()).unwrap_or_else(|| SOCKET.into());
     std::path::absolute(&control).context("the control socket's path")

@@ -11,7 +11,6 @@ use ioplane_device::{Histogram, MeterReading};
 use ioplane_host::vhost_user::{QueueStatus, Status};
 use ioplane_network::{Learned, PortReading, SideReading};
 
-/// The counts of a meter with its histograms.
 fn counts(meter: &MeterReading, latency: Vec<u64>, wait: Vec<u64>) -> Counts {
     let per = |count: u64| if meter.requests == 0 { 0.0 } else { count as f64 / meter.requests as f64 };
     let us = |times: &[u64], part| Histogram::quantile(times, part) as f64 / 1000.0;
@@ -67,7 +66,6 @@ fn fault((name, text): (&'static str, String)) -> FaultReport {
     FaultReport { name: name.to_owned(), text }
 }
 
-/// A queue of a disk.
 pub fn queue(queue: QueueStatus) -> QueueReport {
     QueueReport {
         index: queue.index,
@@ -78,7 +76,6 @@ pub fn queue(queue: QueueStatus) -> QueueReport {
     }
 }
 
-/// A queue of a NIC.
 pub fn nic_queue(queue: QueueStatus) -> NicQueueReport {
     NicQueueReport {
         index: queue.index,
@@ -111,7 +108,6 @@ fn vm_name(line: &str) -> String {
     name.chars().filter(|c| !c.is_control()).take(64).collect()
 }
 
-/// A port of a switch.
 pub fn port(reading: PortReading) -> PortReport {
     let drops = |side: &SideReading| -> BTreeMap<String, u64> {
         side.drops.iter().map(|(cause, count)| (cause.name().to_owned(), *count)).collect()

@@ -13,9 +13,7 @@ pub struct Refusal {
     pub field: Option<String>,
     /// Every field that is, if several are.
     pub errors: Vec<FieldError>,
-    /// What is wrong.
     pub error: String,
-    /// What to do.
     pub remedy: String,
     /// The daemon may try the same again by itself: nothing is taken from anybody by it.
     pub retry: bool,
@@ -61,8 +59,7 @@ impl Refusal {
     /// A guest uses what was to be stopped without force, of this kind.
     pub fn guest_uses(kind: &str) -> Self {
         let error = format!("a guest is using the {kind}");
-        let remedy =
-            format!("unplug the {kind} or shut the guest down first, or take it away with --force");
+        let remedy = format!("unplug the {kind} or shut the guest down first, or take it away with --force");
         Refusal::new(Code::InUse, error, remedy)
     }
 

@@ -393,7 +393,6 @@ impl<K: ServedKind> Registry<K> {
         )
     }
 
-    /// Every record, by name.
     pub fn records(&self) -> BTreeMap<String, Record<K::Spec>> {
         self.slots().iter().map(|(name, slot)| (name.clone(), slot.record())).collect()
     }
@@ -438,7 +437,6 @@ impl<K: ServedKind> Registry<K> {
         })?)
     }
 
-    /// How one is.
     pub async fn report_of(&self, name: &str) -> Result<K::Report, Refusal> {
         let slot = self.slots().get(name).cloned();
         match slot {
@@ -447,7 +445,6 @@ impl<K: ServedKind> Registry<K> {
         }
     }
 
-    /// How all are, by name.
     pub async fn report(&self) -> Vec<K::Report> {
         let slots: Vec<Slot<K>> = self.slots().values().cloned().collect();
         // All are asked at once: one that is stuck costs the others nothing, and all of them together as much as one.
@@ -519,7 +516,6 @@ async fn report_slot<K: ServedKind>(slot: Slot<K>, ground: &DaemonContext) -> K:
 }
 
 impl<K: Queued> Registry<K> {
-    /// Moves a queue to a core.
     pub async fn move_queue(&self, name: &str, queue: u16, core: u32) -> Result<(), Refusal> {
         self.ground.cores.check(core).map_err(|refused| refused.at("core"))?;
         self.served(name)?.service().move_queue(queue, core, &self.ground).await

@@ -40,7 +40,11 @@ pub fn serve(invocation: Invocation, inherit: bool) -> Result<()> {
         .build()
         .context("start the control plane's threads")?;
     let outcome = runtime.block_on(async {
-        if inherit { succeed(invocation).await } else { run(Config::read(&invocation.config)?, invocation).await }
+        if inherit {
+            succeed(invocation).await
+        } else {
+            run(Config::read(&invocation.config)?, invocation).await
+        }
     });
     runtime.shutdown_timeout(LINGER);
     outcome

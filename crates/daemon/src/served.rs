@@ -25,9 +25,7 @@ pub(super) const GLANCE: Duration = Duration::from_secs(1);
 
 /// One kind of thing that is served on a socket of its own.
 pub trait ServedKind: Send + Sync + Sized + 'static {
-    /// What one is to be.
     type Spec: ServedSpec;
-    /// How one is.
     type Report: Send;
     /// What one needs besides the ground.
     type Below: Send + Sync;
@@ -44,7 +42,6 @@ pub trait ServedKind: Send + Sync + Sized + 'static {
     /// What the configuration says of this kind.
     fn configured(config: &Config) -> &[(Self::Spec, Place)];
 
-    /// The records of this kind.
     fn records(entries: &mut Entries) -> &mut BTreeMap<String, Record<Self::Spec>>;
 
     /// Configured ones that were removed at run time.
@@ -176,7 +173,6 @@ impl<K: ServedKind> StateRecord<K> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As it is now.
     pub fn read(&self) -> Record<K::Spec> {
         self.lock().clone()
     }

@@ -42,7 +42,6 @@ pub type NicRecord = Record<NicSpec>;
 /// A PCI function, as it is being served.
 pub type FunctionRecord = Record<FunctionSpec>;
 
-/// A switch, as it runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchRecord {
@@ -52,7 +51,6 @@ pub struct SwitchRecord {
     pub now: SwitchSpec,
 }
 
-/// A core, as it runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CoreRecord {
@@ -62,20 +60,15 @@ pub struct CoreRecord {
     pub now: Option<CoreSpec>,
 }
 
-/// Everything in the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entries {
-    /// Disks by name.
     pub disks: BTreeMap<String, DiskRecord>,
     /// Configured disks that were removed at run time, as they were configured.
     pub removed: BTreeMap<String, DiskSpec>,
-    /// Cores by number.
     pub cores: BTreeMap<u32, CoreRecord>,
-    /// Switches by name.
     #[serde(default)]
     pub switches: BTreeMap<String, SwitchRecord>,
-    /// NICs by name.
     #[serde(default)]
     pub nics: BTreeMap<String, NicRecord>,
     /// Configured NICs that were removed at run time, as they were configured.
@@ -116,12 +109,7 @@ pub enum StateFileError {
         "the state file {} is damaged: {why}\n  to do: it says which disks were added or changed at run time, and nothing was \
          lost. Repair it, or go on with the configuration alone: mv {0} {0}.damaged", file.display()
     )]
-    Damaged {
-        /// The file.
-        file: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
+    Damaged { file: PathBuf, why: String },
     /// The system said no.
     #[error("the state file {}: {source}\n  to do: is its folder there, writable, and is there space?", file.display())]
     Os {
@@ -165,7 +153,6 @@ impl StateFile {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is in it now.
     pub fn entries(&self) -> Entries {
         self.lock().clone()
     }

@@ -300,7 +300,6 @@ impl Switches {
         Err(refused)
     }
 
-    /// An uplink goes on.
     pub fn resume_uplink(&self, name: &str, uplink: Quiescent<Tap>) {
         let mut slots = self.slots();
         let Some(slot) = slots.get_mut(name) else { return };
@@ -444,12 +443,10 @@ impl Switches {
             .map_err(|error| Refusal::failed(error.to_string(), "see `ioplane core list`"))
     }
 
-    /// How all are, by name.
     pub fn report(&self) -> Vec<SwitchReport> {
         self.slots().values_mut().map(Slot::report).collect()
     }
 
-    /// One with its table.
     pub fn report_of(&self, name: &str) -> Result<SwitchTableReport, Refusal> {
         let mut slots = self.slots();
         let slot = slots.get_mut(name).ok_or_else(|| missing(name))?;

@@ -14,7 +14,6 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// One that is not served although it should be.
 #[derive(Debug, Clone)]
 pub struct RetryState {
-    /// Why.
     pub why: Refusal,
     tries: u32,
     /// Never, where trying again by itself would disturb others.
@@ -27,7 +26,6 @@ impl RetryState {
         RetryState::after(0, why)
     }
 
-    /// It has failed again.
     pub fn again(&self, why: Refusal) -> Self {
         RetryState::after(self.tries, why)
     }

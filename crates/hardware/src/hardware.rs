@@ -66,7 +66,9 @@ pub enum HardwareError {
         after: Duration,
     },
     /// Its own memory may still hold what its last user left there.
-    #[error("{function}: its memory could not be wiped: {why}; power-cycle the host before another guest uses it")]
+    #[error(
+        "{function}: its memory could not be wiped: {why}; power-cycle the host before another guest uses it"
+    )]
     NotWiped {
         /// Its address.
         function: String,

@@ -85,11 +85,8 @@ pub fn refused(problems: &Problems, json: bool) -> ExitCode {
     eprintln!("ioplane: {problems}");
     if json {
         let list = problems.list.iter().map(ProblemReport::from).collect();
-        let error = CommandError::new(
-            Code::Configuration,
-            "the configuration is refused",
-            "correct the lines named",
-        );
+        let error =
+            CommandError::new(Code::Configuration, "the configuration is refused", "correct the lines named");
         let report = CheckReport {
             file: problems.file.clone(),
             accepted: false,

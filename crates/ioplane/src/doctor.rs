@@ -56,11 +56,10 @@ fn bad(name: &'static str, weight: Weight, found: impl Into<String>, follows: &s
 
 /// Looks, and says what was seen. Success if this host can serve at all.
 pub fn run(client: Option<&Client>, json: bool) -> Result<ExitCode> {
-    let mut findings = vec![
-        memfd(),
-        io_uring(),
-        processors(),
-        kvm(),
+    let kvm_here = Kvm::look();
+    let mut findings = vec![memfd(), io_uring(), processors(), kvm(&kvm_here)];
+    findings.extend(barriers(&kvm_here));
+    findings.extend([
         qemu(),
         pci::vfio_user(),
         pci::iommu(),
@@ -72,7 +71,7 @@ pub fn run(client: Option<&Client>, json: bool) -> Result<ExitCode> {
         cgroup(),
         pages(),
         run_dir(),
-    ];
+    ]);
     // Whoever looks at a host before there is a daemon is told nothing of one.
     findings.extend(client.and_then(|client| client.get("/v1/status").ok()).iter().flat_map(daemon));
     findings.extend(client.into_iter().flat_map(pci::functions));
@@ -177,9 +176,9 @@ fn processors() -> Finding {
     )
 }
 
-fn kvm() -> Finding {
+fn kvm(kvm: &Kvm) -> Finding {
     let name = "KVM";
-    let Kvm { opened, flag } = Kvm::look();
+    let Kvm { opened, flag } = kvm;
     let follows =
         "guests run by emulation (-accel tcg): some ten times slower, and rates say little about real hosts";
     match (opened, flag) {
@@ -203,6 +202,19 @@ fn kvm() -> Finding {
             bad(name, Weight::Lacking, "the processor shows neither vmx nor svm", follows, todo)
         }
     }
+}
+
+/// What TCG does to a driver's barriers (docs/measurements/tcg-barrier.md). Nothing where guests run on KVM.
+fn barriers(kvm: &Kvm) -> Option<Finding> {
+    (!kvm.usable()).then(|| {
+        bad(
+            "one vCPU",
+            Weight::Lacking,
+            "QEMU's emulation leaves out memory barriers when a guest can have only one vCPU",
+            "now and then a kick is lost, and requests of that guest stand still until its next kick",
+            "start a guest with one vCPU by -smp 1,maxcpus=2, which keeps the barriers; with more vCPUs leave thread=single out",
+        )
+    })
 }
 
 fn qemu() -> Finding {
@@ -344,5 +356,30 @@ fn run_dir() -> Finding {
             "the daemon cannot make its sockets where they are by default",
             "run it as root, or give it --socket and run_dir",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(kvm: &Kvm) -> String {
+        text(&DoctorReport { can_serve: true, findings: barriers(kvm).into_iter().collect() })
+    }
+
+    #[test]
+    fn without_kvm_a_guest_is_told_to_have_room_for_a_second_vcpu() {
+        let refused = || Err(std::io::ErrorKind::PermissionDenied.into());
+        let without = [
+            Kvm { opened: Ok(()), flag: None },
+            Kvm { opened: refused(), flag: Some("vmx") },
+            Kvm { opened: refused(), flag: None },
+        ];
+        for kvm in &without {
+            let text = shown(kvm);
+            assert!(text.contains("start a guest with one vCPU by -smp 1,maxcpus=2"), "{text}");
+            assert!(text.contains("leaves out memory barriers"), "{text}");
+        }
+        assert_eq!(shown(&Kvm { opened: Ok(()), flag: Some("svm") }), "\nthis host can serve disks\n");
     }
 }

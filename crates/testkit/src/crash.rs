@@ -57,13 +57,12 @@ impl Victim {
         Ok(Victim { child, socket: socket.to_owned() })
     }
 
-    /// How it ended, if it has.
     pub fn ended(&mut self) -> Option<End> {
         let status = self.child.try_wait().ok()??;
         Some(if status.signal() == Some(9) { End::Killed } else { End::Otherwise })
     }
 
-    /// Its process.
+    /// Process number.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -177,7 +176,6 @@ impl CrashLoad {
         })
     }
 
-    /// Bytes that the image needs.
     pub fn image_bytes(queues: u16) -> u64 {
         u64::from(queues) * BLOCKS as u64 * u64::from(BLOCK)
     }

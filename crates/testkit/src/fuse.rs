@@ -50,25 +50,19 @@ pub enum How {
     Slow(Duration),
 }
 
-/// A trouble to come.
 #[derive(Debug, Clone)]
 pub struct Trouble {
-    /// For which calls.
     pub call: Call,
     /// Those that touch these bytes; any sync.
     pub bytes: Range<usize>,
-    /// What happens.
     pub how: How,
-    /// How often.
     pub times: u32,
 }
 
-/// How many calls there were.
+/// Calls so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Calls {
-    /// Reads.
     pub reads: u64,
-    /// Writes.
     pub writes: u64,
     /// Syncs that have ended.
     pub syncs: u64,
@@ -110,7 +104,6 @@ impl FuseDisk {
         Ok(FuseDisk { state, folder: folder.to_owned() })
     }
 
-    /// The file.
     pub fn path(&self) -> PathBuf {
         self.folder.join(NAME)
     }

@@ -32,7 +32,6 @@ macro_rules! golden {
 /// Bytes with what they are, in a word or two.
 pub type Part = (String, Vec<u8>);
 
-/// A golden file.
 #[derive(Debug)]
 pub struct Golden {
     path: PathBuf,
@@ -78,14 +77,12 @@ impl Golden {
         self.check_parts(&[(format!("{kind} version {version}"), body.clone())]);
     }
 
-    /// What it holds.
     #[track_caller]
     pub fn text(&self) -> String {
         let shown = self.path.display();
         std::fs::read_to_string(&self.path).unwrap_or_else(|error| panic!("{shown}: {error}"))
     }
 
-    /// The parts that it holds.
     #[track_caller]
     pub fn parts(&self) -> Vec<Part> {
         parse(&self.text())

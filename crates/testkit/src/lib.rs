@@ -1,4 +1,14 @@
-//! ioplane-testkit
+//! What tests of several crates need: the guest's side of devices, devices to test the layers above them, and what all must pass.
+//!
+//! ```text
+//!   driver, nic           what a guest's drivers do            front, vfio_user    what a VMM does, without a VM
+//!   toy, simulated        the smallest devices, hardware       fuse, slow          disks that fail, or are late
+//!   conformance           laws 1 to 6, every device, every host
+//!   crash                 a daemon that is killed under load   oracle, qtest       our NICs against QEMU's
+//! ```
+//!
+//! Must not know: the daemon, the command line.
+#![allow(missing_docs, reason = "only tests use it: a comment says what a name does not")]
 
 pub mod allocator;
 pub mod conformance;

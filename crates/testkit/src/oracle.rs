@@ -31,22 +31,17 @@ pub trait Rig: Reach {
 /// One thing that a script did, and what came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry {
-    /// A register was read.
     Read {
-        /// Which.
         at: RegisterAddress,
         /// Bytes.
         width: usize,
-        /// What it gave.
         value: u32,
     },
     /// A register was written.
     Write {
-        /// Which.
         at: RegisterAddress,
         /// Bytes.
         width: usize,
-        /// What was written.
         value: u32,
     },
     /// A frame came in: its length.
@@ -59,7 +54,6 @@ pub enum Entry {
     Memory {
         /// Where.
         at: u64,
-        /// What is there.
         bytes: Vec<u8>,
     },
 }
@@ -67,7 +61,6 @@ pub enum Entry {
 /// A card whose script is written down.
 pub struct Logged<'a> {
     rig: &'a mut dyn Rig,
-    /// What has happened.
     pub log: Vec<Entry>,
 }
 
@@ -77,7 +70,6 @@ impl<'a> Logged<'a> {
         Logged { rig, log: Vec::new() }
     }
 
-    /// A frame comes in.
     pub fn arrive(&mut self, frame: &[u8]) -> Result<(), String> {
         self.rig.arrive(frame)?;
         self.log.push(Entry::Arrived(frame.len()));
@@ -189,7 +181,6 @@ pub struct Wired<D> {
 }
 
 impl<D: Driven> Wired<D> {
-    /// Puts it there.
     pub fn new(driven: D, lan: Lan, view: GuestView) -> Self {
         Wired { driven, lan, view }
     }
@@ -242,15 +233,12 @@ pub enum Whose {
 /// Two entries that differ.
 #[derive(Debug, Clone, Copy)]
 pub struct Difference<'a> {
-    /// The script.
     pub script: &'a str,
-    /// Of which of ours.
     pub whose: Whose,
     /// What happened before, with QEMU's values.
     pub before: &'a [Entry],
     /// QEMU's.
     pub theirs: &'a Entry,
-    /// Ours.
     pub ours: &'a Entry,
 }
 
@@ -290,11 +278,9 @@ impl Difference<'_> {
 
 /// How the other chip is known to differ from ours.
 pub struct Known {
-    /// What differs.
     pub what: &'static str,
     /// Who says which is right: a data sheet, QEMU's source, our own head.
     pub source: &'static str,
-    /// Whether it explains a difference.
     pub explains: fn(&Difference<'_>) -> bool,
 }
 

@@ -28,11 +28,10 @@ use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::nic::Reach;
 
-/// The program.
 pub const PROGRAM: &str = "qemu-system-x86_64";
 /// Bytes of guest memory, from address 0.
 pub const MEMORY: u64 = 16 << 20;
-/// The slot that the card is in.
+/// PCI slot of the card.
 const SLOT: u32 = 4;
 /// Where its BARs are put: ports, and memory outside of RAM.
 const PORTS: u32 = 0xc000;
@@ -107,7 +106,6 @@ impl Qemu {
         Ok(qemu)
     }
 
-    /// The memory of its guest.
     pub fn memory(&self) -> &Arc<GuestMap> {
         &self.map
     }

@@ -21,7 +21,6 @@ use ioplane_pci::{BarMap, Function, Identity, Irq, Irqs, Wire, WireError, spec};
 /// What is wrong with the hardware.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Trouble {
-    /// Nothing.
     #[default]
     None,
     /// Unplugged: reads as all ones, takes nothing.
@@ -39,11 +38,8 @@ pub enum Trouble {
 /// What the hardware saw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Touches {
-    /// Register reads.
     pub reads: u64,
-    /// Register writes.
     pub writes: u64,
-    /// Interrupts that it gave.
     pub interrupts: u64,
     /// Times that it was reset through the bus.
     pub resets: u64,
@@ -204,7 +200,6 @@ impl<F: Function> Bench<F> {
         lock(&self.inner).clings = owned;
     }
 
-    /// What it saw.
     pub fn touches(&self) -> Touches {
         lock(&self.inner).touches
     }

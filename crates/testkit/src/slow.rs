@@ -61,7 +61,7 @@ impl SlowDisk {
         Err(format!("no way to make a disk slow: {}", tried.join("; ")))
     }
 
-    /// The block device.
+    /// Path of the block device.
     pub fn device(&self) -> &str {
         &self.device
     }

@@ -23,9 +23,7 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 /// A message from the server.
 #[derive(Debug)]
 pub struct Answer {
-    /// Its header.
     pub header: Header,
-    /// What follows.
     pub body: Vec<u8>,
     /// What came beside it.
     pub files: Vec<OwnedFd>,
@@ -72,7 +70,6 @@ impl Client {
         Ok(client)
     }
 
-    /// The socket.
     pub fn stream(&self) -> &UnixStream {
         &self.stream
     }

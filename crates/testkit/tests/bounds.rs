@@ -79,7 +79,8 @@ const GUARDS: &[Guards] = &[
 
 /// What script/test builds with: with other features cargo would build half of the workspace anew.
 fn features() -> &'static str {
-    let features = include_str!("../../../script/test").lines().find_map(|line| line.strip_prefix("features="));
+    let features =
+        include_str!("../../../script/test").lines().find_map(|line| line.strip_prefix("features="));
     features.expect("script/test names its features")
 }
 

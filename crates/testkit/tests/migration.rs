@@ -45,7 +45,6 @@ fn image(memory: &GuestMemory) -> Vec<u8> {
     bytes
 }
 
-/// Waits until `so`.
 fn until(what: &str, mut so: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !so() {

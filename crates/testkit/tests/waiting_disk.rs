@@ -152,7 +152,9 @@ fn what_a_request_costs_that_waits_for_a_disk() {
     let notified = CoreSettings { notify: Notify::Notified, ..CoreSettings::default() };
     let ways = [("polls", spins), ("waits", CoreSettings::default()), ("notified", notified)];
     let loads = [(0, 1), (300, 1), (0, 4), (300, 4)];
-    for ((delay_us, depth), (way, settings)) in loads.iter().flat_map(|load| ways.iter().map(move |way| (load, way))) {
+    for ((delay_us, depth), (way, settings)) in
+        loads.iter().flat_map(|load| ways.iter().map(move |way| (load, way)))
+    {
         let (_directory, image) = image(EngineChoice::Auto);
         let backing: Arc<dyn Backing> = match delay_us {
             0 => image,

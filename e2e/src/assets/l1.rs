@@ -27,7 +27,6 @@ const WASTE: [&str; 9] = [
     "package",
 ];
 
-/// The parts of an L1.
 #[derive(Clone, Debug)]
 pub struct Host {
     /// The kernel, unpacked (ELF).

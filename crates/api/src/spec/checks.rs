@@ -40,7 +40,9 @@ impl CountField {
         let fits = (u64::from(*least)..=u64::from(*most)).contains(&number)
             && (!self.power_of_two || number.is_power_of_two());
         let what = if self.power_of_two { "a power of two from " } else { "" };
-        let flaw = || Flaw::new(self.name, format!("{} = {number}", self.name), format!("give {what}{least} to {most}"));
+        let flaw = || {
+            Flaw::new(self.name, format!("{} = {number}", self.name), format!("give {what}{least} to {most}"))
+        };
         (!fits).then(flaw)
     }
 }
@@ -112,7 +114,8 @@ pub(super) fn checked<S: ServedSpec>(spec: S, mut flaws: Vec<Flaw>) -> Result<S,
 mod tests {
     use super::*;
 
-    const SIZES: CountField = CountField { name: "queue_size", range: 2..=1024, power_of_two: true, usual: 128 };
+    const SIZES: CountField =
+        CountField { name: "queue_size", range: 2..=1024, power_of_two: true, usual: 128 };
 
     #[test]
     fn a_number_is_checked_alike_in_a_form_and_where_it_is_stored() {
@@ -123,7 +126,10 @@ mod tests {
         assert_eq!((read(None), read(Some(1024))), ((128, vec![]), (1024, vec![])));
         for wrong in [0, 1, 1025, 65536 + 64] {
             let flaw = SIZES.flaw(wrong).unwrap();
-            assert_eq!((flaw.reason, flaw.remedy), (format!("queue_size = {wrong}"), "give a power of two from 2 to 1024".into()));
+            assert_eq!(
+                (flaw.reason, flaw.remedy),
+                (format!("queue_size = {wrong}"), "give a power of two from 2 to 1024".into())
+            );
             assert_eq!(read(Some(wrong)), (128, vec![SIZES.flaw(wrong).unwrap()]));
         }
         // As many as somebody asks for, and found when all fields are looked at.

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::checks::{CountField, checked, foreign, path_flaw, socket_flaw};
 use super::{
-    DirectWord, EngineWord, Flaw, FormatWord, MemoryWord, QUEUE_SIZE_MAX, ServedSpec, form, served_fields, spec,
+    DirectWord, EngineWord, Flaw, FormatWord, MemoryWord, QUEUE_SIZE_MAX, ServedSpec, form, served_fields,
+    spec,
 };
 use crate::size::Size;
 
@@ -167,8 +168,11 @@ impl BackingForm {
                 Some(BackingSpec::File { path, format, direct, engine })
             }
             (None, Some(Size(bytes))) => {
-                let fields =
-                    [("format", format.is_some()), ("direct", direct.is_some()), ("engine", engine.is_some())];
+                let fields = [
+                    ("format", format.is_some()),
+                    ("direct", direct.is_some()),
+                    ("engine", engine.is_some()),
+                ];
                 foreign(flaws, "a disk in memory", "leave it out, or give path", &fields);
                 Some(BackingSpec::Memory { bytes })
             }

@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 
 pub use self::core::{CORES, CoreForm, CoreSpec};
 pub use address::{Mac, VlanSpec};
-pub use disk::{BackingForm, BackingSpec, DiskForm, DiskSpec};
 pub use checks::{name_flaw, socket_flaw};
+pub use disk::{BackingForm, BackingSpec, DiskForm, DiskSpec};
 pub use fields::{FieldSource, FieldValue, Form, SpecFields};
 use fields::{form, served_fields, spec, values};
 pub use function::{

@@ -4,19 +4,16 @@ use std::path::PathBuf;
 
 use super::checks::{CountField, checked, interface_flaw, name_flaw, switch_flaw};
 use super::{
-    Flaw, LinkWord, Mac, MemoryWord, PortSpec, QUEUE_SIZE_MAX, ServedSpec, VlanSpec, form, served_fields, spec,
+    Flaw, LinkWord, Mac, MemoryWord, PortSpec, QUEUE_SIZE_MAX, ServedSpec, VlanSpec, form, served_fields,
+    spec,
 };
 
 /// Queue pairs of one NIC.
 const PAIRS: CountField = CountField { name: "pairs", range: 1..=8, power_of_two: false, usual: 1 };
 /// Entries of a ring if nobody says: what QEMU takes without being told.
 pub const NIC_QUEUE_SIZE: u16 = 256;
-const QUEUE_SIZE: CountField = CountField {
-    name: "queue_size",
-    range: 64..=QUEUE_SIZE_MAX,
-    power_of_two: true,
-    usual: NIC_QUEUE_SIZE,
-};
+const QUEUE_SIZE: CountField =
+    CountField { name: "queue_size", range: 64..=QUEUE_SIZE_MAX, power_of_two: true, usual: NIC_QUEUE_SIZE };
 /// Bytes of a frame behind its Ethernet header, if nobody says.
 pub const MTU: u16 = 1500;
 /// The smallest MTU of IPv4, and the largest that a frame with a VLAN tag leaves room for in 64 KiB.

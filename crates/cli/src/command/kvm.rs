@@ -12,7 +12,7 @@ pub struct Kvm {
 }
 
 impl Kvm {
-    /// Looks at this host.
+    /// Opens `/dev/kvm` and reads `/proc/cpuinfo`.
     pub fn look() -> Kvm {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let mut words = info.lines().filter(|line| line.starts_with("flags")).flat_map(str::split_whitespace);

@@ -10,9 +10,7 @@ use ioplane_api::spec::{MTU, NIC_QUEUE_SIZE};
 pub enum Device {
     /// A disk.
     Disk(Box<DiskReport>),
-    /// A NIC.
     Nic(Box<NicReport>),
-    /// A PCI function.
     Function(Box<FunctionReport>),
 }
 

@@ -39,26 +39,27 @@ const SETTLING: Duration = Duration::from_secs(10);
 
 /// The commands that need this host itself. What they need this crate does not know: the binary does.
 pub trait Host {
-    /// Runs the daemon.
+    /// Runs the daemon on this thread, until it is stopped or has handed over. `log` is a filter of `tracing`.
     fn serve(&self, config: &Path, socket: Option<PathBuf>, inherit: bool, log: &str) -> Result<()>;
 
-    /// Says what is wrong with a configuration, and what of it this host lacks.
+    /// Prints what is wrong with a configuration, and what of it this host lacks. Exit code 2 if a daemon would refuse it.
     fn check(&self, config: &Path, json: bool) -> Result<ExitCode>;
 
-    /// Says what this host lacks; of a daemon as well, if there is a client.
+    /// Prints what this host lacks, and with a client what that daemon cannot serve. Exit code 1 if disks cannot be served here.
     fn doctor(&self, client: Option<&Client>, json: bool) -> Result<ExitCode>;
 
-    /// Watches a VM's exits, and what is done about them.
+    /// `ioplane exits` and its subcommands. Blocks for the time that is watched.
     fn exits(&self, args: &ExitsArgs, json: bool) -> Result<ExitCode>;
 
-    /// Shows the device state models.
+    /// `ioplane model`: the device state models of this binary. Needs no daemon.
     fn model(&self, command: ModelCommand, json: bool) -> Result<()>;
 
     /// Lists this host's PCI functions, and those that a daemon serves.
     fn functions(&self, client: &Client, json: bool) -> Result<()>;
 }
 
-/// Does what was typed.
+/// Does what was typed, on this thread, and prints the answer. An error has not been printed yet: [`complain`](crate::output::complain)
+/// does that.
 pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
     let client = || Client::new(cli.socket.as_deref().unwrap_or(Path::new(SOCKET)));
     let (json, log) = (cli.json, cli.log_filter().to_owned());
@@ -183,7 +184,7 @@ fn seen(path: Option<PathBuf>) -> Result<Option<PathBuf>> {
     path.as_deref().map(absolute).transpose()
 }
 
-/// The address of a disk.
+/// Path of a disk's resource.
 fn address(name: &str) -> String {
     address_of("disks", name)
 }

@@ -72,7 +72,6 @@ pub fn nic(client: &Client, command: NicCommand, json: bool) -> Result<()> {
     }
 }
 
-/// What a capture came to.
 #[derive(serde::Serialize)]
 struct CaptureReport {
     frames: u64,

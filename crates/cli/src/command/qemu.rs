@@ -24,13 +24,10 @@ impl Version {
         Some(Version(numbers.next()??, numbers.next().flatten().unwrap_or(0)))
     }
 
-    /// Asks a QEMU.
+    /// Runs `program --version`, and waits for its end.
     pub fn ask(program: &str) -> Result<Version> {
-        let output = Command::new(program)
-            .arg("--version")
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|error| {
+        let output =
+            Command::new(program).arg("--version").stdin(Stdio::null()).output().map_err(|error| {
                 let remedy = "install it, or say --qemu-version 7.2";
                 CommandError::new(Code::CommandFailed, format!("run {program} --version: {error}"), remedy)
             })?;

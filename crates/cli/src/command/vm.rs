@@ -22,7 +22,6 @@ fn version(said: Option<&str>, program: &str) -> Result<qemu::Version> {
     }
 }
 
-/// `qemu-args`.
 pub fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
     let device = device(client, &wanted.name)?;
     let version = version(wanted.qemu_version.as_deref(), &wanted.qemu)?;
@@ -110,7 +109,8 @@ pub fn libvirt_xml(client: &Client, wanted: &LibvirtArgs, json: bool) -> Result<
                 "{} is a PCI function: libvirt has no element for it, and it cannot be attached to a domain that is there",
                 function.name
             );
-            let remedy = "leave --device-only out, and put <qemu:commandline> of what is printed into the domain";
+            let remedy =
+                "leave --device-only out, and put <qemu:commandline> of what is printed into the domain";
             return Err(CommandError::new(Code::Unsupported, error, remedy).into());
         }
         arguments.extend(qemu::function(

@@ -62,7 +62,6 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .with_state(daemon)
 }
 
-/// Who does it.
 fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
     let method = match operation.method() {
         Method::Get => MethodFilter::GET,
@@ -172,7 +171,6 @@ pub struct RemoveQuery {
 
 type Removal = Result<Query<RemoveQuery>, QueryRejection>;
 
-/// Whether by force.
 fn removal(query: Removal) -> Result<bool, Refusal> {
     let Query(RemoveQuery { force }) = query
         .map_err(|bad| Refusal::invalid(bad.body_text(), "write ?force=true, or nothing").at("force"))?;

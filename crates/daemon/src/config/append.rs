@@ -10,10 +10,8 @@ use ioplane_api::spec::{
 };
 use toml::Value;
 
-/// What is appended to a configuration.
 #[derive(Debug, Default)]
 pub struct Appended {
-    /// The tables.
     pub text: String,
 }
 
@@ -58,7 +56,6 @@ impl Appended {
         self.other("guest_memory", word.word(), MemoryWord::default().word());
     }
 
-    /// One `[[core]]`.
     pub fn core(&mut self, spec: &CoreSpec) {
         let usual = CoreSpec::new(spec.id);
         self.table("core");
@@ -70,7 +67,6 @@ impl Appended {
         self.other("manners", spec.manners.word(), usual.manners.word());
     }
 
-    /// One `[[disk]]`.
     pub fn disk(&mut self, spec: &DiskSpec) {
         self.table("disk");
         self.set("name", spec.name.as_str());
@@ -100,7 +96,6 @@ impl Appended {
         self.guest_memory(spec.guest_memory);
     }
 
-    /// One `[[switch]]`.
     pub fn switch(&mut self, spec: &SwitchSpec) {
         self.table("switch");
         self.set("name", spec.name.as_str());
@@ -131,7 +126,6 @@ impl Appended {
         self.guest_memory(spec.guest_memory);
     }
 
-    /// One `[[pci]]`.
     pub fn function(&mut self, spec: &FunctionSpec) {
         self.table("pci");
         self.set("name", spec.name.as_str());

@@ -32,10 +32,8 @@ use reader::{Reader, Source};
 
 use crate::access::SocketAccess;
 
-/// The section `[daemon]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DaemonSpec {
-    /// The control socket.
     pub socket: Option<PathBuf>,
     /// Where disks' sockets and the state file are.
     pub run_dir: Option<PathBuf>,
@@ -48,19 +46,14 @@ pub struct DaemonSpec {
 /// A configuration without a problem in itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Config {
-    /// The file.
     pub file: PathBuf,
-    /// `[daemon]`.
     pub daemon: DaemonSpec,
     /// Where that is.
     pub daemon_place: Place,
     /// Every `[[core]]`; one if there is none.
     pub cores: Vec<(CoreSpec, Place)>,
-    /// Every `[[disk]]`.
     pub disks: Vec<(DiskSpec, Place)>,
-    /// Every `[[switch]]`.
     pub switches: Vec<(SwitchSpec, Place)>,
-    /// Every `[[nic]]`.
     pub nics: Vec<(NicSpec, Place)>,
     /// Every `[[pci]]`.
     pub functions: Vec<(FunctionSpec, Place)>,
@@ -140,7 +133,6 @@ impl Config {
         Problem { line: line.unwrap_or(0), reason: format!("{kind} {name}: {reason}"), remedy }
     }
 
-    /// A disk of this name.
     pub fn disk(&self, name: &str) -> Option<&DiskSpec> {
         self.disks.iter().map(|(disk, _)| disk).find(|disk| disk.name == name)
     }

@@ -8,16 +8,13 @@ use std::path::{Path, PathBuf};
 pub struct Problem {
     /// Line, from 1; 0 if it belongs to none.
     pub line: usize,
-    /// What is wrong.
     pub reason: String,
-    /// What to do.
     pub remedy: String,
 }
 
 /// Everything that is wrong with a configuration, in the order of its lines. Nothing of it has been applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problems {
-    /// The file.
     pub file: PathBuf,
     /// Never empty.
     pub list: Vec<Problem>,

@@ -33,7 +33,6 @@ impl Source<'_> {
 /// Where a table and its fields are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Place {
-    /// Line of the table.
     pub line: usize,
     fields: BTreeMap<String, usize>,
 }
@@ -44,7 +43,6 @@ impl Place {
         self.fields.get(field).copied().unwrap_or(self.line)
     }
 
-    /// A flaw, where it is.
     pub fn problem(&self, flaw: Flaw) -> Problem {
         Problem { line: self.of(flaw.field), reason: flaw.reason, remedy: flaw.remedy }
     }
@@ -95,7 +93,6 @@ impl<'t, 'p> Reader<'t, 'p> {
         self.note(field, reason, format!("write {wanted}"));
     }
 
-    /// Notes a problem of a field.
     pub fn note(&mut self, field: &str, reason: String, remedy: String) {
         let line = self.place.of(field);
         self.problems.push(Problem { line, reason, remedy });

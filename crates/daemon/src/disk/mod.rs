@@ -33,7 +33,6 @@ const NEWS: Duration = Duration::from_secs(2);
 
 /// A backing and what is known about it that the guest does not see.
 pub struct Opened {
-    /// The backing.
     pub backing: Arc<dyn Backing>,
     /// What is said of it.
     pub report: BackingReport,

@@ -25,7 +25,6 @@ use crate::readings;
 
 /// A function of any kind that the daemon has.
 pub enum Body {
-    /// An emulated RTL8139.
     Rtl8139(Box<Rtl8139>),
     /// An emulated NE2000.
     Ne2000(Box<Ne2000>),

@@ -47,7 +47,7 @@ fn refuse(error: &HardwareError) -> Refusal {
     }
 }
 
-/// The state model of a function, by its name.
+/// Name of the state model that a function can be mediated by; `None` if it can only be passed through.
 pub fn model_of(identity: &Identity) -> Option<String> {
     Some(model(identity)?.name.to_owned())
 }

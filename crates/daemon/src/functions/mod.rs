@@ -165,8 +165,8 @@ impl Card {
             let socket = ground.socket(&record.now);
             let options =
                 vfio_user::Options { limits: limits(&record.now), ..vfio_user::Options::new(&socket) };
-            let handle = vfio_user::serve(running, placement, options)
-                .map_err(|error| no_socket(&socket, error))?;
+            let handle =
+                vfio_user::serve(running, placement, options).map_err(|error| no_socket(&socket, error))?;
             ground.access().open(&socket)?;
             Ok(handle)
         };

@@ -8,7 +8,7 @@ use ioplane_host::vfio_user::Handle;
 use super::Card;
 use super::body::Body;
 use crate::refusal::Refusal;
-use crate::served::{Service, ServedKind, StateRecord, blocking};
+use crate::served::{ServedKind, Service, StateRecord, blocking};
 
 /// What is done when nothing of the function is left. May block.
 pub type After = Box<dyn FnOnce() -> Result<(), Refusal> + Send>;

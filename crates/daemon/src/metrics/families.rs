@@ -11,7 +11,6 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
-/// The labels of one sample.
 pub type Labels = Vec<(&'static str, String)>;
 
 /// Name, unit and help of a family.

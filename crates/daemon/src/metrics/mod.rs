@@ -31,7 +31,6 @@ use crate::Daemon;
 use crate::refusal::Refusal;
 use families::{Families, Family, Labels};
 
-/// What is served there.
 pub fn router(daemon: Arc<Daemon>) -> Router {
     Router::new().route("/metrics", get(metrics)).with_state(daemon)
 }
@@ -49,7 +48,6 @@ async fn metrics(State(daemon): State<Arc<Daemon>>) -> Response {
     }
 }
 
-/// One scrape.
 #[derive(Debug)]
 struct Scrape(StatusReport);
 

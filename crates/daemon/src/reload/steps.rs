@@ -8,7 +8,6 @@ use crate::registry::{OnFailure, Shelved};
 use crate::served::ServedKind;
 use crate::state_file::Record;
 
-/// The steps for one kind.
 pub struct Steps<K: ServedKind> {
     add: Vec<Record<K::Spec>>,
     added: Vec<String>,

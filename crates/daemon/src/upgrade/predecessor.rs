@@ -21,8 +21,8 @@ use super::switch;
 use super::wire::{Wire, WireError};
 use super::words::{AnswerV1, DeviceV1, HouseV1, NameV1, OrderV1};
 use super::{DRAIN, HOLD, NEWS, PATIENCE};
-use crate::refusal::Refusal;
 use crate::paths::Invocation;
+use crate::refusal::Refusal;
 
 /// What a daemon needs to be able to leave: its doors, and a way to tell the main task.
 #[derive(Debug)]

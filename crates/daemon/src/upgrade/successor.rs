@@ -30,15 +30,12 @@ const SILENCE: Duration = Duration::from_secs(120);
 
 /// A daemon that has taken over, and its doors.
 pub struct Succession {
-    /// It serves.
     pub daemon: Arc<Daemon>,
-    /// Path of the control socket.
     pub control: PathBuf,
     /// Where state.json is.
     pub run_dir: PathBuf,
     /// The control socket.
     pub listener: UnixListener,
-    /// The metrics' socket.
     pub metrics: Option<TcpListener>,
     /// Tells the predecessor, and the status, how it went. Once the API is there.
     pub report: Report,

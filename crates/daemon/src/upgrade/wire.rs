@@ -44,16 +44,10 @@ pub enum WireError {
     Stranger,
     /// No format in common.
     #[error("it hands over in formats {oldest} to {newest}, and this one in format {FORMAT}")]
-    Foreign {
-        /// Its oldest.
-        oldest: u32,
-        /// Its newest.
-        newest: u32,
-    },
+    Foreign { oldest: u32, newest: u32 },
     /// What came is no frame, or not the one that was due.
     #[error("it sent {0}")]
     Garbled(String),
-    /// The system.
     #[error("the socket between the two: {0}")]
     Os(std::io::Error),
 }

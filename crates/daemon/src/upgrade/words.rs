@@ -43,29 +43,22 @@ pub enum AnswerV1 {
 pub struct HouseV1 {
     /// Its version.
     pub version: String,
-    /// Its process.
     pub pid: u32,
-    /// Path of the control socket.
     pub control: PathBuf,
     /// Where state.json is.
     pub run_dir: PathBuf,
-    /// Address of the metrics.
     pub metrics: Option<String>,
 }
 
 /// A thing that is served.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NameV1 {
-    /// Of which kind.
     pub kind: String,
-    /// What it is called.
     pub name: String,
 }
 
-/// A device.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DeviceV1 {
-    /// Whose.
     pub name: NameV1,
     /// Requests are recorded in flight, to be done again.
     pub suspended: bool,

@@ -18,8 +18,8 @@ use ioplane_api::refusal::Code;
 use ioplane_cli::args::{ExitsArgs, ExitsCommand, WatchArgs};
 use ioplane_cli::output::{CommandError, out, print};
 use ioplane_exits::{
-    Chardev, Confidence, Devices, Endpoint, ExitsError, GuestFunction, HostFacts, Layout, Names, Options, Report, Source,
-    Subject, Symbols, Vm, Watch,
+    Chardev, Confidence, Devices, Endpoint, ExitsError, GuestFunction, HostFacts, Layout, Names, Options,
+    Report, Source, Subject, Symbols, Vm, Watch,
 };
 
 /// How often `--live` draws.

@@ -43,7 +43,11 @@ impl<H: Hardware> Monitor<H> {
             return Err(self.card.lost().into());
         }
         if let Some(fault) = self.card.bus.faults().and_then(|faults| faults.into_iter().next()) {
-            return Err(HardwareError::NotWiped { function: self.card.bus.name().to_owned(), why: fault.text }.into());
+            return Err(HardwareError::NotWiped {
+                function: self.card.bus.name().to_owned(),
+                why: fault.text,
+            }
+            .into());
         }
         Ok(self.reset_hardware()?)
     }

@@ -8,7 +8,6 @@ use super::{Bus, Dice};
 use crate::toy::Adder;
 use crate::toy::virtio::Bench;
 
-/// The subject.
 pub struct Adding;
 
 impl Subject for Adding {

@@ -23,7 +23,6 @@ const DATA: u32 = 2048;
 /// Places in a part that requests go to. Those of one slot are never another's: what is in flight does not overlap.
 const PLACES: u64 = 8;
 
-/// The subject.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disks {
     /// On memory: requests end where they are submitted.

@@ -32,10 +32,8 @@ pub enum Offer {
 }
 
 impl Offer {
-    /// All of them.
     pub const ALL: [Offer; 4] = [Offer::Registers, Offer::Rings, Offer::Flight, Offer::Stores];
 
-    /// In a table.
     pub fn name(self) -> &'static str {
         match self {
             Offer::Registers => "registers",
@@ -45,7 +43,6 @@ impl Offer {
         }
     }
 
-    /// What it is.
     pub fn what(self) -> &'static str {
         match self {
             Offer::Registers => "the guest reaches the device's registers through this host",
@@ -65,18 +62,14 @@ pub enum Expected {
     Fails,
     /// It may fail, but does not blame another law: what it does needs the law too.
     MayFail,
-    /// It passes.
     Passes,
 }
 
-/// One check.
 #[derive(Debug, Clone, Copy)]
 pub struct Check {
     /// Its name; `law_N_` for one that is about a law.
     pub name: &'static str,
-    /// What it asserts.
     pub asserts: &'static str,
-    /// What it needs.
     pub needs: Option<Offer>,
     /// The law that it is about: its finding begins with `law N:` when that law is taken out.
     pub law: Option<Law>,
@@ -281,7 +274,6 @@ pub struct Entry {
     pub offers: &'static [Offer],
     /// What it does not offer, each with the reason. Together with the offers these are all there are.
     pub lacks: &'static [(Offer, &'static str)],
-    /// The kit.
     pub kit: &'static dyn Kit,
 }
 

@@ -16,7 +16,6 @@ const TARGET_AT: u64 = 0x40000;
 const AREA: u64 = 0x8000;
 const MEMORY: u64 = 0x80000;
 
-/// The kit.
 pub struct DmaKit;
 
 impl Kit for DmaKit {

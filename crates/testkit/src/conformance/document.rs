@@ -118,7 +118,6 @@ fn mutations() -> String {
     out
 }
 
-/// The whole page.
 pub fn page() -> String {
     [HEAD.to_owned(), offers(), checks(), kits(), lacking(), mutations()].concat()
 }

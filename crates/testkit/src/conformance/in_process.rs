@@ -55,7 +55,6 @@ impl<D: Device> InProcess<D> {
         Arc::new(InProcess { front, pool, fresh: Box::new(fresh) })
     }
 
-    /// The front.
     pub fn front(&self) -> &SharedDevice<D> {
         &self.front
     }

@@ -81,7 +81,6 @@ pub trait Host: Send + Sync {
 
 /// Where a vCPU's register accesses go. Waits while the device is held. `Err`: closed.
 pub trait Registers: Send + Sync {
-    /// One access.
     fn access(&self, at: RegisterAddress, op: Access<'_>) -> Result<(), String>;
 }
 
@@ -146,7 +145,6 @@ pub trait Vcpu: Send {
 pub trait Probe: Send {
     /// Publishes a request without kicking; says whether the device asked to be kicked for it.
     fn publish(&mut self) -> bool;
-    /// Kicks.
     fn kick(&mut self);
     /// Whether everything published has been answered; `Err` if wrongly.
     fn answered(&mut self) -> Result<bool, String>;
@@ -180,7 +178,6 @@ impl Valve for ioplane_storage::filter::Stall {
     }
 }
 
-/// How to boot.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
     /// Of everything that the guest does.
@@ -205,7 +202,6 @@ pub struct Machine {
     pub probes: Vec<Box<dyn Probe>>,
     /// Stalls what the device stands on, if it can be stalled.
     pub gate: Option<Arc<dyn Valve>>,
-    /// Guest memory.
     pub memory: Arc<GuestMap>,
     /// Ranges that the device stores to and the guest never does. None: it does not store to guest memory.
     pub device_pages: Vec<Range<u64>>,
@@ -224,7 +220,6 @@ pub trait Kit: Sync {
 pub struct Finding {
     /// The check's name.
     pub check: &'static str,
-    /// What was found.
     pub what: String,
 }
 
@@ -236,12 +231,10 @@ pub const PLAN: Plan = Plan { seed: 1, rounds: 300, spin: Duration::ZERO, patien
 pub struct Dice(u64);
 
 impl Dice {
-    /// From a seed.
     pub fn new(seed: u64) -> Self {
         Dice(seed)
     }
 
-    /// The next.
     pub fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

@@ -32,7 +32,6 @@ const ROOM: u32 = HEADER as u32 + 1514;
 /// How long a frame may take to its sink: a poll that is under way, on a core that may be starved.
 const SOON: Duration = Duration::from_secs(20);
 
-/// The subject.
 #[derive(Debug, Clone, Copy)]
 pub struct Nics;
 

@@ -239,7 +239,6 @@ trait Driver: Send {
     fn open(&mut self) -> Result<(), String>;
     /// Most frames that it sends before it has heard of the first.
     fn most(&self) -> u64;
-    /// Sends frames.
     fn send(&mut self, frames: &[Vec<u8>], dice: &mut Dice) -> Result<(), String>;
     /// The interrupt handler: frames received, and how many have been sent.
     fn interrupt(&mut self) -> Result<(Vec<Vec<u8>>, usize), String>;
@@ -480,11 +479,9 @@ impl Vcpu for Meddler {
     }
 }
 
-/// The emulated RTL8139C+.
 #[derive(Debug, Clone, Copy)]
 pub struct EmulatedRtl8139;
 
-/// The emulated NE2000.
 #[derive(Debug, Clone, Copy)]
 pub struct EmulatedNe2000;
 

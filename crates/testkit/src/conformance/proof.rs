@@ -26,7 +26,6 @@ pub(super) fn vacuous(why: &str) -> String {
 }
 
 impl Tally {
-    /// Asserts that `holds`.
     pub(super) fn assert(&mut self, holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
         self.met(if holds { Ok(()) } else { Err(otherwise()) })
     }

@@ -15,7 +15,6 @@ use crate::toy::{RingDriver, ToyRing, mix};
 const RINGS_AT: u64 = 0x4000;
 const MEMORY: u64 = 0x20000;
 
-/// The kit.
 pub struct RingKit;
 
 impl Kit for RingKit {

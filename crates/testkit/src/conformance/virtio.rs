@@ -61,7 +61,7 @@ impl<S: Subject> Subject for PackedRings<S> {
 pub(super) const SLOTS: u16 = 16;
 /// Most bytes that a request reads or writes; an indirect table lies behind what it reads.
 const SLOT: u64 = PAGE;
-/// Guest memory.
+/// Bytes of guest memory.
 const MEMORY: u64 = 1 << 20;
 
 /// A virtio device to put under test.
@@ -232,7 +232,6 @@ impl Driver {
 
 /// What a vCPU has besides its ring.
 pub(super) trait Reach: Send {
-    /// Kicks.
     fn kick(&mut self) -> Result<(), String>;
     /// While it waits.
     fn linger(&mut self) -> Result<(), String>;

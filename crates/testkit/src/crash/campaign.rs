@@ -13,13 +13,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Starts a victim with these variables in its environment.
 pub type Start<'a> = dyn Fn(&[(&str, String)]) -> Victim + 'a;
 
-/// Who is killed.
 pub struct Campaign<'a> {
     /// Starts one on the same image and the same socket, with more variables in its environment.
     pub victim: &'a Start<'a>,
     /// A folder for the file that arms a kill point.
     pub folder: &'a Path,
-    /// Queues of the disk.
     pub queues: u16,
 }
 

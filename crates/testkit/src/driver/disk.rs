@@ -87,7 +87,6 @@ impl DiskPlan {
 pub struct Token(pub u16);
 
 impl Token {
-    /// The slot as an index.
     #[inline]
     pub fn slot(self) -> usize {
         self.0.into()
@@ -97,7 +96,6 @@ impl Token {
 /// A request that the device is done with. Its data stays in place until the slot is submitted again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Done {
-    /// Which.
     pub token: Token,
     /// VIRTIO_BLK_S_*; [`Done::NO_STATUS`] if the device stored none.
     pub status: u8,
@@ -197,7 +195,6 @@ impl Disk {
         &mut self.ring
     }
 
-    /// Where the ring lies.
     pub fn place(&self) -> RingPlace {
         self.ring.place()
     }

@@ -19,9 +19,7 @@ pub enum DriverError {
     /// The used index went back, or further than there are requests.
     #[error("the used index jumped from {from} to {to} with {held} requests in flight")]
     UsedJumped {
-        /// Where it was.
         from: u16,
-        /// Where it is.
         to: u16,
         /// Heads the device holds.
         held: u16,
@@ -40,7 +38,7 @@ pub enum DriverError {
     /// Fewer descriptors in the ring than the plan needs.
     #[error("a ring of {size} descriptors has no room for this plan: make fewer slots or a larger ring")]
     NoRoom {
-        /// Ring size.
+        /// Entries of the ring.
         size: u16,
     },
 }

@@ -16,7 +16,6 @@ use super::ring::Ring;
 use super::spec::DESC_SIZE;
 
 /// Features of the device (5.1.3).
-#[allow(missing_docs)]
 pub mod feature {
     pub const VIRTIO_NET_F_CSUM: u64 = 1 << 0;
     pub const VIRTIO_NET_F_GUEST_CSUM: u64 = 1 << 1;
@@ -92,7 +91,6 @@ impl Header {
         bytes
     }
 
-    /// From memory.
     pub fn from_bytes(bytes: [u8; Self::LONG as usize]) -> Self {
         let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         Header {
@@ -118,7 +116,6 @@ pub enum Sending {
     Indirect,
 }
 
-/// How a pair is made.
 #[derive(Debug, Clone, Copy)]
 pub struct PairPlan {
     /// Entries of each of the two rings.
@@ -453,7 +450,6 @@ impl Commands {
         Ok(Commands { ring, view: memory.view().clone(), at, ack })
     }
 
-    /// Where the ring lies.
     pub fn place(&self) -> RingPlace {
         self.ring.place()
     }

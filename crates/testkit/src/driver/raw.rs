@@ -13,7 +13,6 @@ pub struct RawDesc {
     pub len: u32,
     /// VIRTQ_DESC_F_*.
     pub flags: u16,
-    /// Successor.
     pub next: u16,
 }
 
@@ -27,7 +26,6 @@ impl RawDesc {
         table.put_u16(at + 14, self.next);
     }
 
-    /// Entry `index` of `table`.
     pub fn read(table: &Window, index: usize) -> Self {
         let at = DESC_SIZE as usize * index;
         RawDesc {
@@ -54,7 +52,6 @@ impl RawRing<'_> {
         self.size
     }
 
-    /// Descriptor `id`.
     pub fn desc(&self, id: u16) -> RawDesc {
         RawDesc::read(self.desc, id.into())
     }
@@ -64,17 +61,14 @@ impl RawRing<'_> {
         desc.write(self.desc, id.into());
     }
 
-    /// `avail.flags`.
     pub fn set_avail_flags(&self, flags: u16) {
         self.avail.put_u16(0, flags);
     }
 
-    /// `avail.idx`.
     pub fn avail_idx(&self) -> u16 {
         self.avail.load_u16(2)
     }
 
-    /// Overwrites `avail.idx`.
     pub fn set_avail_idx(&self, idx: u16) {
         self.avail.put_u16(2, idx);
     }
@@ -96,22 +90,18 @@ impl RawRing<'_> {
         self.avail.load_u16(4 + 2 * usize::from(self.size))
     }
 
-    /// Overwrites `used_event`.
     pub fn set_used_event(&self, value: u16) {
         self.avail.put_u16(4 + 2 * usize::from(self.size), value);
     }
 
-    /// `used.flags`.
     pub fn used_flags(&self) -> u16 {
         self.used.load_u16(0)
     }
 
-    /// Overwrites `used.flags`.
     pub fn set_used_flags(&self, flags: u16) {
         self.used.put_u16(0, flags);
     }
 
-    /// `used.idx`.
     pub fn used_idx(&self) -> u16 {
         self.used.load_u16(2)
     }
@@ -139,7 +129,6 @@ impl RawRing<'_> {
         self.used.load_u16(4 + USED_SIZE as usize * usize::from(self.size))
     }
 
-    /// Overwrites `avail_event`.
     pub fn set_avail_event(&self, value: u16) {
         self.used.put_u16(4 + USED_SIZE as usize * usize::from(self.size), value);
     }
@@ -168,7 +157,6 @@ impl RawPackedDesc {
         table.put_u16(at + 14, self.flags);
     }
 
-    /// Entry `index` of `table`.
     pub fn read(table: &Window, index: usize) -> Self {
         let at = DESC_SIZE as usize * index;
         RawPackedDesc {
@@ -194,7 +182,6 @@ impl RawPacked<'_> {
         RawPackedDesc::read(self.desc, slot.into())
     }
 
-    /// Overwrites it.
     pub fn set_desc(&self, slot: u16, desc: RawPackedDesc) {
         desc.write(self.desc, slot.into());
     }
@@ -205,7 +192,6 @@ impl RawPacked<'_> {
         (word as u16, (word >> 16) as u16)
     }
 
-    /// Overwrites it.
     pub fn set_driver_event(&self, place: u16, flags: u16) {
         self.driver.put_u32(0, u32::from(place) | u32::from(flags) << 16);
     }

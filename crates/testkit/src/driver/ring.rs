@@ -13,7 +13,6 @@ use super::split::SplitRing;
 pub enum Ring {
     /// A split one.
     Split(SplitRing),
-    /// A packed one.
     Packed(PackedRing),
 }
 
@@ -40,7 +39,6 @@ impl Ring {
         either!(self, ring => ring.reset());
     }
 
-    /// Where it lies.
     pub fn place(&self) -> RingPlace {
         either!(self, ring => ring.place())
     }

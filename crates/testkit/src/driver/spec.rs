@@ -1,5 +1,4 @@
 //! Numbers of the virtio 1.3 specification as the driver needs them, under the specification's names.
-#![allow(missing_docs)]
 
 /// 2.7.5: the descriptor goes on in `next`.
 pub const VIRTQ_DESC_F_NEXT: u16 = 1;

@@ -75,7 +75,6 @@ impl SplitRing {
         }
     }
 
-    /// Where it lies.
     pub fn place(&self) -> RingPlace {
         self.place
     }

@@ -46,7 +46,6 @@ fn bound_beside(name: &Path) -> bool {
 }
 
 /// Protocol features, under the names of the vhost-user specification.
-#[allow(missing_docs)]
 pub mod protocol {
     pub const MQ: u64 = 1 << 0;
     pub const LOG_SHMFD: u64 = 1 << 1;

@@ -252,7 +252,6 @@ impl Front {
         self.bells.get_mut(usize::from(index))?.as_mut()
     }
 
-    /// Kicks queue `index`.
     #[inline]
     pub fn kick(&mut self, index: u16) {
         if let Some((kick, _)) = self.bells(index) {

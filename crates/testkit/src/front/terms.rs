@@ -9,12 +9,10 @@ use super::wire::{Ask, WireError};
 /// Why a step did not work.
 #[derive(Debug, thiserror::Error)]
 pub enum FrontError {
-    /// The conversation.
     #[error("{ask:?}: {error}")]
     Wire {
         /// During which request.
         ask: Ask,
-        /// What happened.
         #[source]
         error: WireError,
     },
@@ -24,7 +22,6 @@ pub enum FrontError {
     /// The back end answered the request with an error (REPLY_ACK).
     #[error("the back end refused {ask:?} with {code}")]
     Refused {
-        /// Which request.
         ask: Ask,
         /// Its code, not zero.
         code: u64,
@@ -45,7 +42,6 @@ pub enum FrontError {
 pub struct Wants {
     /// Virtio features; VIRTIO_F_VERSION_1 belongs in it.
     pub features: u64,
-    /// Protocol features.
     pub protocol: u64,
     /// Ask for an acknowledgement of every message (where REPLY_ACK is negotiated): errors are seen where they happen.
     pub acks: bool,
@@ -84,15 +80,13 @@ impl Default for Wants {
 /// The in-flight region: the back end makes it, we keep it and give it to the next back end.
 #[derive(Debug)]
 pub struct InFlight {
-    /// The file.
     pub file: OwnedFd,
     /// Length in bytes.
     pub len: u64,
     /// Offset in the file, bytes.
     pub offset: u64,
-    /// Queues it is for.
     pub queues: u16,
-    /// Size of each queue.
+    /// Entries of each queue.
     pub size: u16,
 }
 

@@ -27,7 +27,7 @@ pub const NEED_REPLY: u32 = 1 << 3;
 
 /// Requests of a front end, under the names of the vhost-user specification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(non_camel_case_types, missing_docs, clippy::upper_case_acronyms)]
+#[allow(non_camel_case_types, clippy::upper_case_acronyms)]
 #[repr(u32)]
 pub enum Ask {
     GET_FEATURES = 1,
@@ -94,16 +94,12 @@ impl From<rustix::io::Errno> for WireError {
     }
 }
 
-/// A message as it came.
 #[derive(Debug)]
 pub struct Message {
-    /// Request number.
     pub request: u32,
     /// Version, REPLY, NEED_REPLY.
     pub flags: u32,
-    /// Body.
     pub body: Vec<u8>,
-    /// Descriptors.
     pub fds: Vec<OwnedFd>,
 }
 
@@ -143,7 +139,6 @@ impl Wire {
         Ok(())
     }
 
-    /// The socket.
     pub fn socket(&self) -> &UnixStream {
         &self.socket
     }

@@ -73,11 +73,8 @@ pub struct Received {
     pub fcs: [u8; 4],
 }
 
-/// The driver.
 pub struct Cp<R> {
-    /// The registers.
     pub reach: R,
-    /// Of which BAR.
     bar: u8,
     memory: GuestView,
     base: u64,
@@ -119,12 +116,12 @@ impl<R: Reach> Cp<R> {
         self
     }
 
-    /// Reads a register.
+    /// Reads a register of `width` bytes.
     pub fn get(&mut self, register: u64, width: usize) -> Result<u32, String> {
         self.reach.read(RegisterAddress::Bar(self.bar, register), width)
     }
 
-    /// Writes a register.
+    /// Writes a register of `width` bytes.
     pub fn put(&mut self, register: u64, width: usize, value: u32) -> Result<(), String> {
         self.reach.write(RegisterAddress::Bar(self.bar, register), width, value)
     }
@@ -253,12 +250,10 @@ impl<R: Reach> Cp<R> {
         Ok(())
     }
 
-    /// Rings.
     pub fn kick(&mut self) -> Result<(), String> {
         self.put(TX_POLL, 1, NORMAL_TX_POLL)
     }
 
-    /// Sends a frame.
     pub fn xmit(&mut self, frame: &[u8], cut: Cut<'_>) -> Result<(), String> {
         self.queue(frame, cut)?;
         self.kick()

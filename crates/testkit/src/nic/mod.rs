@@ -21,7 +21,6 @@ pub use ne2k::Ne2k;
 
 /// Where a driver's accesses go.
 pub trait Reach {
-    /// One access.
     fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Result<(), String>;
 
     /// Reads so many bytes, at most four, little-endian.
@@ -61,7 +60,6 @@ impl Reach for Arc<Bus> {
 pub struct Direct<F> {
     /// The function.
     pub function: F,
-    /// Its interrupts.
     pub line: Arc<Counted>,
 }
 

@@ -56,9 +56,7 @@ const STOP_PAGE: u8 = 0x80;
 /// Broadcast, and multicast by hash.
 const RX_CONFIG: u8 = 0x04;
 
-/// The driver.
 pub struct Ne2k<R> {
-    /// The registers.
     pub reach: R,
     current: u8,
     /// How often the ring was overrun.
@@ -66,7 +64,6 @@ pub struct Ne2k<R> {
 }
 
 impl<R: Reach> Ne2k<R> {
-    /// A driver.
     pub fn new(reach: R) -> Self {
         Ne2k { reach, current: 0, overruns: 0 }
     }
@@ -76,12 +73,10 @@ impl<R: Reach> Ne2k<R> {
         Ne2k { reach: to(self.reach), current: self.current, overruns: self.overruns }
     }
 
-    /// Reads a register.
     pub fn get(&mut self, register: u64) -> Result<u8, String> {
         self.reach.read(RegisterAddress::Bar(0, register), 1).map(|value| value as u8)
     }
 
-    /// Writes a register.
     pub fn put(&mut self, register: u64, value: u8) -> Result<(), String> {
         self.reach.write(RegisterAddress::Bar(0, register), 1, value.into())
     }

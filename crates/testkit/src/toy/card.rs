@@ -61,7 +61,6 @@ const KIND: &str = "toy-card";
 /// What happened to a card, seen from outside.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Resets.
     pub resets: AtomicU64,
     /// Forced stops.
     pub suspends: AtomicU64,
@@ -79,7 +78,6 @@ pub struct Seen {
     pub tireless: AtomicBool,
 }
 
-/// The card.
 pub struct ToyCard {
     info: DeviceInfo,
     config: ConfigSpace,

@@ -104,7 +104,6 @@ fn valid(length: u64) -> bool {
     length > 0 && length <= MAX_LENGTH && length.is_multiple_of(CHUNK)
 }
 
-/// The engine.
 pub struct ToyDma {
     info: DeviceInfo,
     engine: EngineV1,

@@ -237,7 +237,6 @@ impl RingDriver {
         passes(self.device.load_u16(layout::EVENT), self.published, old)
     }
 
-    /// Kicks.
     pub fn kick(&self) {
         let _ = rustix::io::write(&*self.kick, &1u64.to_ne_bytes());
     }

@@ -22,7 +22,6 @@ use super::{decode, encode};
 /// Bytes of its configuration space.
 const CONFIG: usize = 16;
 
-/// The model.
 #[derive(Debug)]
 pub struct Adder {
     info: VirtioInfo,

@@ -40,7 +40,6 @@ pub(super) fn passes(event: u16, new: u16, old: u16) -> bool {
 /// What one queue is when its poller is home.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct QueueV1 {
-    /// Requests answered.
     pub(super) answered: u16,
     /// Requests taken on top of those, when it was suspended: they are done again from the ring.
     pub(super) in_flight: u16,
@@ -82,12 +81,10 @@ pub struct Wires {
     pub taken: Vec<AtomicU64>,
     /// Of each queue.
     pub calls: Vec<Arc<Counted>>,
-    /// The disk.
     pub gate: Arc<Gate>,
 }
 
 impl Wires {
-    /// Wires for one device.
     pub fn new() -> Arc<Self> {
         let kick =
             || Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd"));

@@ -133,7 +133,8 @@ fn hole_11_a_card_that_is_passed_through_is_empty_for_each_client() {
     let lan = Lan::new(OWN, OTHER);
     let (hardware, _bench) = used_card(&lan);
     let same = hardware.clone();
-    let mut held = Quiescent::new(Direct::new("nic1", hardware, Some(&ne2000_model::MODEL)).expect("passed through"));
+    let mut held =
+        Quiescent::new(Direct::new("nic1", hardware, Some(&ne2000_model::MODEL)).expect("passed through"));
     for guest in 0..3 {
         held.with(|direct, proof| direct.admit(proof)).expect("handed on");
         let mut driver = Ne2k::new(Bare(same.clone()));
@@ -154,10 +155,12 @@ fn hole_11_a_card_that_is_passed_through_is_empty_for_each_client() {
 fn hole_11_a_card_that_was_not_wiped_goes_to_nobody() {
     let lan = Lan::new(OWN, OTHER);
     let (hardware, bench) = used_card(&lan);
-    let mut held = Quiescent::new(Direct::new("nic1", hardware, Some(&ne2000_model::MODEL)).expect("passed through"));
+    let mut held =
+        Quiescent::new(Direct::new("nic1", hardware, Some(&ne2000_model::MODEL)).expect("passed through"));
     // The data port alone: its reset works.
     bench.trouble(Trouble::BrokenAt(0x10));
-    let refused = held.with(|direct, proof| direct.admit(proof)).expect_err("it may hold another guest's frames");
+    let refused =
+        held.with(|direct, proof| direct.admit(proof)).expect_err("it may hold another guest's frames");
     assert!(matches!(&refused, NotReady::Unusable(why) if why.contains("could not be wiped")), "{refused:?}");
     bench.trouble(Trouble::None);
     held.with(|direct, proof| direct.admit(proof)).expect("tried again");

@@ -100,7 +100,6 @@ impl<F: Function> Watched<F> {
         self.front.resume().expect("it goes on");
     }
 
-    /// Reset by the host.
     pub fn reset(&self) {
         self.force();
         let mut quiescent = self.front.take().expect("held");
@@ -139,7 +138,6 @@ impl<F: Function> Reach for Watched<F> {
     }
 }
 
-/// Guest memory.
 pub fn memory() -> Arc<GuestMap> {
     Arc::new(GuestMap::anonymous(MEMORY).expect("memory"))
 }
@@ -171,28 +169,24 @@ pub fn wire(function: &mut impl Function, irq: Irq, to: &Arc<Counted>) {
     function.wire(irq, 0, Wire::Call(Some(call))).expect("it has that interrupt");
 }
 
-/// An RTL8139 on a wire.
 pub fn rtl8139_card(lan: &Lan) -> (Simulated<Rtl8139>, Bench<Rtl8139>) {
     let options = Rtl8139Options { name: "card".into(), mac: OWN };
     let card = Rtl8139::new(options, Arc::new(GuestMap::default()), lan.port.clone()).expect("a card");
     Simulated::new("0000:00:05.0", card).expect("an eventfd")
 }
 
-/// A watched RTL8139.
 pub fn rtl8139(policies: Policies) -> (Watched<Rtl8139>, Arc<GuestMap>, Lan) {
     let (lan, map) = (Lan::new(OWN, OTHER), memory());
     let (hardware, bench) = rtl8139_card(&lan);
     (watch(hardware, bench, &rtl8139::MODEL, policies, &map), map, lan)
 }
 
-/// An NE2000 on a wire.
 pub fn ne2000_card(lan: &Lan) -> (Simulated<Ne2000>, Bench<Ne2000>) {
     let options = Ne2000Options { name: "card".into(), mac: OWN };
     let card = Ne2000::new(options, lan.port.clone()).expect("a card");
     Simulated::new("0000:00:06.0", card).expect("an eventfd")
 }
 
-/// A watched NE2000.
 pub fn ne2000(policies: Policies) -> (Watched<Ne2000>, Lan) {
     let lan = Lan::new(OWN, OTHER);
     let (hardware, bench) = ne2000_card(&lan);

@@ -10,9 +10,7 @@ use std::fmt::Write;
 pub struct Half {
     /// Requests on the two data disks.
     pub requests: u64,
-    /// Kicks for each.
     pub kicks_per_request: f64,
-    /// Interrupts for each.
     pub interrupts_per_request: f64,
     /// Bytes read and written, in units of a million, a second, in both guests together.
     pub mb_per_s: f64,
@@ -29,7 +27,6 @@ pub struct Traffic {
     pub frames: u64,
     /// Kicks for each, of both guests.
     pub kicks_per_frame: f64,
-    /// Interrupts for each, of both.
     pub interrupts_per_frame: f64,
     /// Bytes that the guests' programs sent, in units of a million, a second, both ways together.
     pub mb_per_s: f64,
@@ -56,16 +53,12 @@ pub struct Outcome {
     pub accelerator: Accelerator,
     /// The disks in the first half.
     pub notified: Half,
-    /// In the second.
     pub polled: Half,
-    /// The network in both.
     pub network: Network,
-    /// What was wrong.
     pub problems: Vec<String>,
 }
 
 impl Outcome {
-    /// One object.
     pub fn json(&self) -> String {
         let Outcome { verified, accelerator, notified, polled, network, .. } = self;
         let name = accelerator.name();
@@ -77,7 +70,6 @@ impl Outcome {
         )
     }
 
-    /// One table.
     pub fn table(&self) -> String {
         let Outcome { notified, polled, network, .. } = self;
         let mut text = String::new();

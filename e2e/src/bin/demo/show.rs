@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 /// How often a line is written where there is no terminal.
 const OFTEN: Duration = Duration::from_secs(5);
-/// Steps of the bar.
 const STEPS: u64 = 1000;
 
 /// The live line.
@@ -19,7 +18,6 @@ pub struct Show {
 }
 
 impl Show {
-    /// An empty one.
     pub fn new() -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(STEPS);

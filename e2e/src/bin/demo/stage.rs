@@ -14,11 +14,9 @@ use tempfile::TempDir;
 
 /// The guests' second disks.
 pub const DATA: [&str; 2] = ["data-a", "data-b"];
-/// Their NICs.
 pub const NICS: [&str; 2] = ["nic-a", "nic-b"];
 const SWITCH: &str = "lan";
 const ROOTS: [&str; 2] = ["root-a", "root-b"];
-/// The guests.
 pub const NAMES: [&str; 2] = ["guest-a", "guest-b"];
 const DATA_BYTES: u64 = 256 << 20;
 /// What the load covers; the copy check takes what lies behind.

@@ -59,12 +59,10 @@ impl Stretch {
         self.units as f64 / self.seconds
     }
 
-    /// Kicks for each unit.
     pub fn kicks_each(&self) -> f64 {
         self.each(self.kicks)
     }
 
-    /// Interrupts for each unit.
     pub fn interrupts_each(&self) -> f64 {
         self.each(self.interrupts)
     }

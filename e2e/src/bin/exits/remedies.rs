@@ -24,7 +24,6 @@ const READS: &str = "i=0; while :; do dd if=$0 of=/dev/null bs=4k count=16 skip=
 const WRITES: &str = "i=$1; while :; do dd if=/dev/zero of=$0 bs=4k count=16 seek=$((i % 3000 * 16)) oflag=direct conv=notrunc status=none; \
                       i=$((i + 7)); sleep 0.1; done";
 
-/// One remedy.
 #[derive(Clone, Debug, Serialize)]
 pub struct Remedy {
     pub remedy: &'static str,
@@ -36,7 +35,6 @@ pub struct Remedy {
     pub work_per_s_after: f64,
 }
 
-/// One measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Side {
     exits: f64,
@@ -130,7 +128,6 @@ pub fn new() -> Kind {
     }
 }
 
-/// Boots one.
 pub fn boot<'a>(l1: &'a L1, kind: &Kind, append: &str) -> Result<L2<'a>> {
     let guest = l1.debian(kind.name, &kind.args, append)?;
     guest.run(&format!("set -e; {FUNCTIONS} {}", kind.setup)).context("drivers")?;

@@ -6,7 +6,6 @@ use anyhow::{Context, Result};
 use ioplane_e2e::{L1, L2};
 use serde_json::Value;
 
-/// Lines of a table.
 const LINES: usize = 8;
 
 pub struct Tables {

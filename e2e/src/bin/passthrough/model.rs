@@ -35,7 +35,6 @@ fn said(command: &mut Command) -> Result<(Value, String)> {
     Ok((serde_json::from_str(line)?, errors))
 }
 
-/// Measures the model of that name.
 pub fn update(name: &str) -> Result<Update> {
     let example = example("update")?;
     let (native, _) = said(Command::new(&example).args([name, "300000"]))?;
@@ -63,7 +62,6 @@ pub fn update(name: &str) -> Result<Update> {
     Ok(Update { ns, instructions })
 }
 
-/// As Markdown.
 pub fn table(models: &BTreeMap<&'static str, Update>) -> String {
     let mut text = String::from("| model | instructions an update | ns an update |\n|---|---|---|\n");
     for (name, update) in models {

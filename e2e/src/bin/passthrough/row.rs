@@ -10,7 +10,6 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// What was measured.
 #[derive(Debug, Default, Serialize)]
 pub struct Row {
     /// Exits of the guest in the card's BARs.
@@ -21,7 +20,6 @@ pub struct Row {
     pub accesses_per_ping: Option<f64>,
     pub hooked_per_ping: Option<f64>,
     pub hooked_percent: Option<f64>,
-    /// Updates of the model.
     pub updates_per_ping: Option<f64>,
     /// Interrupts that the guest took; a ping is a packet each way.
     pub interrupts_per_packet: f64,
@@ -39,7 +37,6 @@ pub struct Row {
 /// Pings by one command in the guest: it may take no longer than a few minutes.
 const AT_ONCE: u32 = 50;
 
-/// What is measured.
 pub struct Subject<'a> {
     pub l1: &'a L1,
     pub daemon: &'a Inner<'a>,
@@ -186,7 +183,6 @@ fn belongs(site: &Value, bars: &[(u64, u64)]) -> bool {
     address.is_some_and(|address| bars.iter().any(|(first, last)| (*first..=*last).contains(&address)))
 }
 
-/// As Markdown.
 pub fn table(cards: &BTreeMap<&'static str, BTreeMap<&'static str, Row>>) -> String {
     let mut text = String::from(
         "| card | mode | exits a ping | all exits a ping | accesses a ping | hooked a ping | hooked % | interrupts a packet | replies | \

@@ -33,7 +33,6 @@ struct Look {
     events: Vec<EventReport>,
     /// Events that the monitor has forgotten in between.
     events_missed: u64,
-    /// How it is now.
     function: FunctionReport,
 }
 
@@ -80,7 +79,6 @@ impl Look {
         self.per_second.get(name).copied().unwrap_or(0.0)
     }
 
-    /// For a person.
     fn text(&self) -> String {
         let rate = |name: &str| format!("{:.0}/s", self.rate(name));
         let FunctionReport { watch, port, stage, .. } = &self.function;

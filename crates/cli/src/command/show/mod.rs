@@ -146,7 +146,8 @@ fn device_faults<Q: DeviceQueue>(device: &str, queues: &[Q], front_end: Option<&
         let index = queue.index();
         Some(format!("{device} queue {index} has stopped: {} ({})\n", fault.text, fault.name))
     });
-    let turned_out = front_end.map(|fault| format!("{device}: the last front end that was turned out: {fault}\n"));
+    let turned_out =
+        front_end.map(|fault| format!("{device}: the last front end that was turned out: {fault}\n"));
     stopped.chain(turned_out).collect()
 }
 

@@ -50,7 +50,6 @@ pub fn functions(functions: &[FunctionReport]) -> String {
     table.to_string() + &functions.iter().map(complaints).collect::<String>()
 }
 
-/// What is wrong with it.
 fn complaints(function: &FunctionReport) -> String {
     let name = &function.name;
     let mut text = super::trouble(name, &function.error, &function.remedy, function.retry);

@@ -18,11 +18,8 @@ pub struct Rates {
     pub version: String,
     /// The I/O cores.
     pub cores: Vec<CoreRates>,
-    /// The queues of all devices.
     pub queues: Vec<QueueRates>,
-    /// The ports of all switches.
     pub ports: Vec<PortRates>,
-    /// The PCI functions.
     pub functions: Vec<FunctionRates>,
     /// What is to be served and cannot be.
     pub failures: Vec<FailureReport>,
@@ -31,7 +28,6 @@ pub struct Rates {
 /// One I/O core.
 #[derive(Debug, Clone, Serialize)]
 pub struct CoreRates {
-    /// Its number.
     pub id: u32,
     /// `polled` or `notified`.
     pub notify: String,
@@ -54,11 +50,9 @@ pub struct QueueRates {
     pub device: String,
     /// `disk`, `receive` or `transmit`.
     pub kind: &'static str,
-    /// Its number.
     pub queue: u16,
     /// The VM that uses it.
     pub vm: Option<String>,
-    /// The core it is on.
     pub core: Option<u32>,
     /// Requests or frames.
     pub units_per_s: f64,
@@ -82,12 +76,9 @@ pub struct QueueRates {
     pub fault: Option<String>,
 }
 
-/// One port of a switch.
 #[derive(Debug, Clone, Serialize)]
 pub struct PortRates {
-    /// Its switch.
     pub switch: String,
-    /// Its name.
     pub port: String,
     /// Frames from its owner.
     pub sent_per_s: f64,
@@ -131,12 +122,10 @@ pub enum Sort {
     Kicks,
     /// Device time; name.
     Latency,
-    /// Name and queue.
     Name,
 }
 
 impl Sort {
-    /// The next one.
     pub fn next(self) -> Self {
         match self {
             Sort::Rate => Sort::Kicks,
@@ -146,7 +135,6 @@ impl Sort {
         }
     }
 
-    /// For people.
     pub fn word(self) -> &'static str {
         match self {
             Sort::Rate => "rate",
@@ -181,9 +169,12 @@ fn queue(device: &str, vm: &Option<VmReport>, queue: &impl DeviceQueue) -> (Queu
 }
 
 fn queues(status: &StatusReport) -> Vec<(QueueWork, QueueRates)> {
-    let disks =
-        status.disks.iter().flat_map(|disk| disk.queues.iter().map(move |one| queue(&disk.name, &disk.vm, one)));
-    let nics = status.nics.iter().flat_map(|nic| nic.queues.iter().map(move |one| queue(&nic.name, &nic.vm, one)));
+    let disks = status
+        .disks
+        .iter()
+        .flat_map(|disk| disk.queues.iter().map(move |one| queue(&disk.name, &disk.vm, one)));
+    let nics =
+        status.nics.iter().flat_map(|nic| nic.queues.iter().map(move |one| queue(&nic.name, &nic.vm, one)));
     disks.chain(nics).collect()
 }
 
