@@ -18,7 +18,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use hdrhistogram::Histogram;
 use ioplane_figures::machine::{self, CpuRoom, Cpus};
 use ioplane_figures::report::{envelope, median, rounded, setup_lines};
-use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
+use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
 use ioplane_testkit::front::{Front, Wants};
 use ioplane_testkit::hostile;
 use serde_json::{Map, Value};
@@ -81,7 +81,7 @@ impl Good {
         for block in 0..64 {
             let token = good.disk.next().context("a free slot")?;
             good.disk.write_data(token, &[block as u8 + 1; BLOCK as usize])?;
-            good.disk.submit(Op::Write, block * 8, BLOCK);
+            good.disk.submit(DiskOp::Write, block * 8, BLOCK);
             good.wait()?;
         }
         Ok(good)
@@ -109,7 +109,7 @@ impl Good {
         while Instant::now() < end {
             block = (block * 5 + 1) % 64;
             let begun = Instant::now();
-            self.disk.submit(Op::Read, block * 8, BLOCK).context("a free slot")?;
+            self.disk.submit(DiskOp::Read, block * 8, BLOCK).context("a free slot")?;
             let token = self.wait()?;
             times.saturating_record(begun.elapsed().as_nanos() as u64);
             let mut data = [0; BLOCK as usize];

@@ -97,15 +97,15 @@ impl Stage {
         Ok(Qemu::new(name).version(version).memory_mib(MEMORY_MIB).args(&args))
     }
 
-    /// A QEMU for a guest that comes by migration, with the same disks: behind their second sockets, or behind the first.
+    /// A QEMU for a guest that comes by migration, with the same disks: behind their migration sockets, or behind the first.
     pub fn destination<'a>(
         &self,
         name: &str,
         version: Version,
         disks: &[&str],
-        twin: bool,
+        migration_socket: bool,
     ) -> Result<Qemu<'a>> {
-        let words: &[&str] = if twin { &["--twin"] } else { &[] };
+        let words: &[&str] = if migration_socket { &["--migration-socket"] } else { &[] };
         let args = self.daemon.qemu_args_with(version, MEMORY_MIB, disks, words)?;
         Ok(Qemu::new(name).version(version).memory_mib(MEMORY_MIB).args(&args).incoming())
     }

@@ -26,7 +26,7 @@ pub struct Disk {
     pub size: u64,
     /// Where VMMs connect.
     pub socket: PathBuf,
-    /// Behind which of its sockets its guest runs: `socket` or `twin`.
+    /// Behind which of its sockets its guest runs: `socket` or `migration_socket`.
     pub owner: Option<String>,
     pub backing: Backing,
     /// Virtio features that the guest's driver accepted, as bits.
@@ -129,7 +129,7 @@ pub struct Core {
     /// `polled` or `notified`.
     pub notify: String,
     /// Queues on it.
-    pub seats: u32,
+    pub queues: u32,
     /// Processor time so far, microseconds.
     pub cpu_us: u64,
 }

@@ -29,34 +29,39 @@ fn begin(stage: &Stage, version: Version) -> Result<Vm> {
     stage.add_root("root")?;
     stage.add_blank("data", 64 << 20, &[])?;
     for disk in DISKS {
-        stage.daemon.cli(&["disk", "twin", disk])?;
+        stage.daemon.cli(&["disk", "migration-socket", disk])?;
     }
     stage.boot(stage.qemu("first", version, &DISKS)?.machine(&machine()?))
 }
 
 /// Behind which socket each disk's guest runs.
-fn expect_owner(stage: &Stage, door: Option<&str>) -> Result<()> {
+fn expect_owner(stage: &Stage, socket: Option<&str>) -> Result<()> {
     for disk in DISKS {
         let found = stage.daemon.disk(disk)?.owner;
-        ensure!(found.as_deref() == door, "{disk}: its rings run behind {found:?}, not {door:?}");
+        ensure!(found.as_deref() == socket, "{disk}: its rings run behind {found:?}, not {socket:?}");
     }
     Ok(())
 }
 
 /// Moves the guest to a QEMU behind the other sockets, compares the memories, and lets it go on there.
-fn travel(stage: &Stage, mut vm: Vm, version: Version, twin: bool) -> Result<Vm> {
-    let (name, doors) = if twin { ("second", ["socket", "twin"]) } else { ("first", ["twin", "socket"]) };
-    expect_owner(stage, Some(doors[0]))?;
-    let mut there =
-        stage.destination(name, version, &DISKS, twin)?.machine(&machine()?).launch(&stage.guest)?;
+fn travel(stage: &Stage, mut vm: Vm, version: Version, to_migration_socket: bool) -> Result<Vm> {
+    let (name, sockets) = match to_migration_socket {
+        true => ("second", ["socket", "migration_socket"]),
+        false => ("first", ["migration_socket", "socket"]),
+    };
+    expect_owner(stage, Some(sockets[0]))?;
+    let mut there = stage
+        .destination(name, version, &DISKS, to_migration_socket)?
+        .machine(&machine()?)
+        .launch(&stage.guest)?;
     // The destination is connected, has read the configuration, and is not the owner.
-    expect_owner(stage, Some(doors[0]))?;
+    expect_owner(stage, Some(sockets[0]))?;
     let travelled = vm.send_to(&mut there).map_err(|error| there.explain(vm.explain(error)))?;
     expect_owner(stage, None)?;
     let (pages, differ) = compare(&vm, &there)?;
     ensure!(differ.is_empty(), "{} of {pages} pages differ, at {differ:x?}", differ.len());
     there.go_on_from(vm)?;
-    stage.until("the disks have gone over", || Ok(expect_owner(stage, Some(doors[1])).is_ok()))?;
+    stage.until("the disks have gone over", || Ok(expect_owner(stage, Some(sockets[1])).is_ok()))?;
     stage.say(format!(
         "to {name} in {:.2?}, {} passes, stood still for {:.2?}; {pages} pages are equal",
         travelled.total, travelled.passes, travelled.downtime
@@ -100,7 +105,7 @@ fn a_guest_of_a_newer_qemu_goes_there_and_back_under_load() -> Result<()> {
 /// there can be, whatever its size is set to.
 const QEMU_10_0_13: &str = "vring.num 1024 exceeds allocated max";
 
-/// What the second socket is for: another QEMU under a guest that does not notice.
+/// What the migration socket is for: another QEMU under a guest that does not notice.
 #[test]
 fn a_guest_goes_from_the_hosts_qemu_to_a_newer_one_under_load() -> Result<()> {
     let outcome = goes(&[Version::Host, Version::Newer]);

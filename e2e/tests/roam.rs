@@ -61,7 +61,7 @@ fn roams(kernel: Kernel, version: Version) -> Result<()> {
         stage.add_root("root")?;
         stage.add_blank("data", 64 << 20, &[])?;
         for disk in DISKS {
-            stage.daemon.cli(&["disk", "twin", disk])?;
+            stage.daemon.cli(&["disk", "migration-socket", disk])?;
         }
         for name in NICS {
             stage.daemon.cli(&["nic", "add", name, "--switch", "lan", "--mac", MAC])?;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
-const CONFIG: &str = "[[core]]\nspin_us = 200\n[[core]]\nspin_us = 200\nmanners = \"nice\"\n";
+const CONFIG: &str = "[[core]]\nspin_us = 200\n[[core]]\nspin_us = 200\nyield_policy = \"nice\"\n";
 const NAMES: [&str; 2] = ["anna", "bert"];
 
 /// What a guest has: a root disk, one under mixed load, one that is only read and changes its backing.

@@ -1,4 +1,4 @@
-//! Cards of L1 under watch, with stock drivers in a stock guest: traffic, a card that is saved, wiped and brought back under it,
+//! Cards of L1, mediated, with stock drivers in a stock guest: traffic, a card that is saved, wiped and brought back under it,
 //! drivers that mean harm. And the same cards in software.
 
 use anyhow::{Context, Result, ensure};
@@ -158,7 +158,7 @@ fn harm_is_denied(guest: &L2<'_>, daemon: &Inner<'_>) -> Result<()> {
     Ok(())
 }
 
-fn under_watch(l1: &L1) -> Result<()> {
+fn mediated(l1: &L1) -> Result<()> {
     let daemon = l1.serve("watching", "")?;
     for ((nic, name), policy) in CARDS.into_iter().zip(["dma=error", "dma=stop,register=ignore"]) {
         let address = nic.address();
@@ -209,13 +209,13 @@ fn emulated(l1: &L1) -> Result<()> {
 }
 
 #[test]
-fn cards_work_under_watch_and_in_software() -> Result<()> {
+fn cards_work_mediated_and_in_software() -> Result<()> {
     let begun = std::time::Instant::now();
     let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
     let l1 = L1::boot_with_nics(2048, &[Nic::Rtl8139, Nic::Ne2000], &news)?;
     reads_from_the_page_do_not_exit(&l1)?;
-    news("under watch");
-    under_watch(&l1)?;
+    news("mediated");
+    mediated(&l1)?;
     news("in software");
     emulated(&l1)?;
     news("done");

@@ -20,8 +20,8 @@ use crate::segmentation::large;
 /// What a guest is, and both halves of its port's first pair.
 struct Guest {
     port: Port,
-    outlets: Vec<PortTx>,
-    inlets: Vec<PortRx>,
+    port_txs: Vec<PortTx>,
+    port_rxs: Vec<PortRx>,
     number: u8,
     vlan: Vlan,
     isolated: bool,
@@ -33,7 +33,7 @@ struct Guest {
 pub fn run(data: &[u8]) -> u64 {
     let mut signature = Signature::default();
     let settings =
-        SwitchSettings { trays: 4, addresses: 16, addresses_per_port: 6, ..SwitchSettings::default() };
+        SwitchSettings { buffers: 4, addresses: 16, addresses_per_port: 6, ..SwitchSettings::default() };
     let switch = Switch::new("fuzz", settings);
     let mut guests: Vec<Guest> = Vec::new();
     let mut capture = None;
@@ -86,9 +86,9 @@ fn plug(input: &mut Unstructured<'_>, switch: &Arc<Switch>, number: u8) -> Resul
     port.set_up(input.ratio(7, 8)?);
     let takes = takes(input)?;
     port.takes(takes);
-    let outlets = (0..pairs).map(|pair| port.outlet(pair)).collect();
-    let inlets = (0..pairs).map(|pair| port.inlet(pair)).collect();
-    Ok(Guest { port, outlets, inlets, number, vlan, isolated, takes, offered: 0 })
+    let port_txs = (0..pairs).map(|pair| port.tx(pair)).collect();
+    let port_rxs = (0..pairs).map(|pair| port.rx(pair)).collect();
+    Ok(Guest { port, port_txs, port_rxs, number, vlan, isolated, takes, offered: 0 })
 }
 
 fn step(
@@ -126,8 +126,8 @@ fn step(
         }
         20 => guest.port.set_active_pairs(input.arbitrary()?),
         21 => {
-            let pair = input.int_in_range(0..=guest.inlets.len() - 1)?;
-            guest.inlets[pair] = guest.port.inlet(pair as u16);
+            let pair = input.int_in_range(0..=guest.port_rxs.len() - 1)?;
+            guest.port_rxs[pair] = guest.port.rx(pair as u16);
         }
         22 => {
             *capture = None;
@@ -146,13 +146,13 @@ fn step(
 
 /// A guest sends a batch.
 fn offer(input: &mut Unstructured<'_>, guest: &mut Guest, signature: &mut Signature) -> Result<()> {
-    let pair = input.int_in_range(0..=guest.outlets.len() - 1)?;
+    let pair = input.int_in_range(0..=guest.port_txs.len() - 1)?;
     for _ in 0..input.int_in_range(1..=6u8)? {
         let (bytes, offload) = frame(input, guest)?;
         let fault = input.ratio(1, 32)?;
         let changes = input.ratio(1, 8)?;
         let sent =
-            guest.outlets[pair].send(&bytes[..bytes.len().min(HEAD)], bytes.len(), offload, &mut |to| {
+            guest.port_txs[pair].send(&bytes[..bytes.len().min(HEAD)], bytes.len(), offload, &mut |to| {
                 to.copy_from_slice(&bytes);
                 if changes {
                     // Another name and another VLAN, after it was judged.
@@ -173,7 +173,7 @@ fn offer(input: &mut Unstructured<'_>, guest: &mut Guest, signature: &mut Signat
             Sent::Begun => panic!("nothing limits what a frame may cost here"),
         }
     }
-    guest.outlets[pair].flush();
+    guest.port_txs[pair].flush();
     Ok(())
 }
 
@@ -236,10 +236,10 @@ fn frame(input: &mut Unstructured<'_>, guest: &Guest) -> Result<(Vec<u8>, Offloa
 
 /// A guest takes what has come, and looks at it.
 fn hear(guest: &mut Guest, signature: &mut Signature) {
-    for inlet in &mut guest.inlets {
-        inlet.arm();
-        inlet.disarm();
-        while let Some(frame) = inlet.front() {
+    for port_rx in &mut guest.port_rxs {
+        port_rx.arm();
+        port_rx.disarm();
+        while let Some(frame) = port_rx.front() {
             let (bytes, offload) = (frame.bytes(), frame.offload());
             assert!(bytes.len() >= ETH_HLEN && bytes[6] & 1 == 0, "no frame at all");
             let tag = (bytes[12..14] == [0x81, 0]).then(|| bytes.get(15)).flatten().copied();
@@ -277,7 +277,7 @@ fn hear(guest: &mut Guest, signature: &mut Signature) {
                 );
             }
             signature.count(bytes.len() as u64);
-            inlet.pop();
+            port_rx.pop();
         }
     }
 }

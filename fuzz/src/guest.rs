@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arbitrary::{Result, Unstructured};
 use ioplane_memory::{GuestMap, GuestView};
 use ioplane_virtio::spec::split::*;
-use ioplane_virtio::{Batch, MOST_PLAIN, Ring, RingLayout, Touch};
+use ioplane_virtio::{Batch, BufferAccess, MOST_PLAIN, Ring, RingLayout};
 
 /// Bytes of the guest's memory.
 pub const MEMORY: u64 = 128 << 10;
@@ -161,15 +161,15 @@ pub fn address(input: &mut Unstructured<'_>) -> Result<u64> {
 /// next, one by one.
 pub fn taken_ahead(ring: &mut Ring, input: &mut Unstructured<'_>) -> Result<Vec<u16>> {
     let (touch, most) =
-        (*input.choose(&[Touch::Load, Touch::Store])?, input.int_in_range(0..=MOST_PLAIN + 1)?);
-    let (base, before) = (ring.base(), ring.flying_heads());
+        (*input.choose(&[BufferAccess::Load, BufferAccess::Store])?, input.int_in_range(0..=MOST_PLAIN + 1)?);
+    let (base, before) = (ring.base(), ring.in_flight_heads());
     let mut batch = Batch::default();
     ring.take_plain(touch, most, &mut batch);
     let count = batch.buffers().len();
     assert!(count <= most.min(MOST_PLAIN), "more than was asked for");
-    let mut heads = ring.flying_heads();
+    let mut heads = ring.in_flight_heads();
     batch.settle(ring, std::iter::empty());
-    assert!(batch.is_empty() && ring.base() == base && ring.flying_heads() == before, "a trace was left");
+    assert!(batch.is_empty() && ring.base() == base && ring.in_flight_heads() == before, "a trace was left");
     heads.drain(..heads.len() - count);
     Ok(heads)
 }

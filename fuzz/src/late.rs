@@ -1,4 +1,4 @@
-//! A backing whose operations end later, in another order, and sometimes badly: the asynchronous half of a lane's
+//! A backing whose operations end later, in another order, and sometimes badly: the asynchronous half of a channel's
 //! contract without a kernel.
 
 use std::os::fd::BorrowedFd;
@@ -118,8 +118,11 @@ impl LateLane {
 impl IoChannel for LateLane {
     fn submit(&mut self, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
         let twice = self.waiting.iter().any(|(other, ..)| *other == tag);
-        assert!(!twice && tag.0 < self.depth, "{tag:?} breaks the lane's contract");
-        assert!(self.waiting.len() < usize::from(self.depth), "more operations than the lane was opened for");
+        assert!(!twice && tag.0 < self.depth, "{tag:?} breaks the channel's contract");
+        assert!(
+            self.waiting.len() < usize::from(self.depth),
+            "more operations than the channel was opened for"
+        );
         let (checked, owned) = match *op {
             Op::Read { offset, into } => (self.check(view, offset, into), Owned::Read(offset, into.to_vec())),
             Op::Write { offset, from } => {

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use arbitrary::{Result, Unstructured};
 use ioplane_device::{Access, RegisterAddress, SavedState};
 use ioplane_embed::SharedDevice;
-use ioplane_memory::{GuestMap, GuestView, Mapping, Region, RegionSpec};
+use ioplane_memory::{GuestMap, GuestView, Mapping, MemoryRegion, RegionSpec};
 use ioplane_model::StateModel;
 use ioplane_network::Mac;
 use ioplane_nic::ne2000::{Ne2000, Ne2000Options};
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
-use ioplane_passthrough::monitor::{EVENTS, Monitor, OWN, Options, Policies, Policy, WINDOW};
+use ioplane_passthrough::monitor::{EVENTS, Monitor, MonitorOptions, OWN, Policies, Policy, WINDOW};
 use ioplane_pci::Function;
 use ioplane_testkit::hand::HandCore;
 use ioplane_testkit::nic::{Cp, Cut, Lan, Ne2k, Reach, frame};
@@ -147,7 +147,7 @@ fn soon() -> Instant {
 impl<F: Chip> Watched<F> {
     fn monitor(lan: &Lan, map: &Arc<GuestMap>, policies: Policies) -> (Monitor<Simulated<F>>, Bench<F>) {
         let (hardware, bench) = Simulated::new("0000:00:05.0", F::make(lan)).expect("an eventfd");
-        let options = Options { policies, ..Options::new("nic1") };
+        let options = MonitorOptions { policies, ..MonitorOptions::new("nic1") };
         let mut monitor = Monitor::new(hardware, F::MODEL, options).expect("hardware that works");
         monitor.grow_memory(map.clone()).expect("an IOMMU with room");
         (monitor, bench)
@@ -164,7 +164,7 @@ fn play<F: Chip>(input: &mut Unstructured<'_>, signature: &mut Signature) -> Res
     let mapping = Mapping::anonymous("guest", LOW + HOLE + HIGH).expect("memory");
     let region = |gpa, len| {
         let file = mapping.file().try_clone_to_owned().expect("a descriptor");
-        Region::map(RegionSpec { gpa, len, user: 0, offset: gpa, file }).expect("maps")
+        MemoryRegion::map(RegionSpec { gpa, len, user: 0, offset: gpa, file }).expect("maps")
     };
     let map = Arc::new(GuestMap::new(vec![region(0, LOW), region(LOW + HOLE, HIGH)]).expect("apart"));
     let view = GuestView::new(map.clone());

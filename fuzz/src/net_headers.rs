@@ -27,14 +27,14 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     let (net, own, neighbour) = nic(input, 1)?;
     own.set_up(true);
     let outcome = if input.arbitrary()? {
-        let (mut inlet, takes) = (neighbour.inlet(0), neighbour.reading().takes);
+        let (mut port_rx, takes) = (neighbour.rx(0), neighbour.reading().takes);
         serve(input, signature, net, 1, &mut |serve, input| {
-            look(&mut inlet, &takes);
+            look(&mut port_rx, &takes);
             send(serve, input)
         })
     } else {
-        let mut outlet = neighbour.outlet(0);
-        serve(input, signature, net, 0, &mut |serve, input| receive(serve, input, &mut outlet))
+        let mut port_tx = neighbour.tx(0);
+        serve(input, signature, net, 0, &mut |serve, input| receive(serve, input, &mut port_tx))
     };
     for reading in [own.reading().sent, own.reading().received, neighbour.reading().received] {
         signature.count(reading.frames);
@@ -44,8 +44,8 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
 }
 
 /// RxOffloads what has come to the neighbour.
-fn look(inlet: &mut PortRx, takes: &RxOffloads) {
-    while let Some(frame) = inlet.front() {
+fn look(port_rx: &mut PortRx, takes: &RxOffloads) {
+    while let Some(frame) = port_rx.front() {
         let (offload, len) = (frame.offload(), frame.bytes().len());
         assert!((14..=LONGEST).contains(&len), "a frame of {len} bytes");
         assert!(offload.is_large() || len <= usize::from(MTU) + 14 + 8, "a small frame of {len} bytes");
@@ -54,7 +54,7 @@ fn look(inlet: &mut PortRx, takes: &RxOffloads) {
             let end = usize::from(offload.csum_start) + usize::from(offload.csum_offset) + 2;
             assert!(end <= len, "{offload:?} in {len} bytes");
         }
-        inlet.pop();
+        port_rx.pop();
     }
 }
 
@@ -82,14 +82,14 @@ fn send(serve: &mut Serve, input: &mut Unstructured<'_>) -> Result<()> {
 }
 
 /// The neighbour sends, and the driver makes room: nearly enough.
-fn receive(serve: &mut Serve, input: &mut Unstructured<'_>, outlet: &mut PortTx) -> Result<()> {
+fn receive(serve: &mut Serve, input: &mut Unstructured<'_>, port_tx: &mut PortTx) -> Result<()> {
     if input.ratio(3, 4)? {
         let (offload, bytes) = frame(input, OWN, NEIGHBOUR)?;
-        outlet.send(&bytes[..bytes.len().min(HEAD)], bytes.len(), offload, &mut |out| {
+        port_tx.send(&bytes[..bytes.len().min(HEAD)], bytes.len(), offload, &mut |out| {
             out.copy_from_slice(&bytes);
             true
         });
-        outlet.flush();
+        port_tx.flush();
     }
     let size = serve.layout.size.max(1);
     let mut buffers = Vec::new();

@@ -15,7 +15,7 @@ pub const MTU: u16 = 1500;
 
 /// A NIC with `pairs` pairs that serves its control queue, its port, and its neighbour's, which takes some offloads or none.
 pub fn nic(input: &mut Unstructured<'_>, pairs: u16) -> Result<(Net, Arc<Port>, Port)> {
-    let settings = SwitchSettings { addresses: 64, trays: 4, ..SwitchSettings::default() };
+    let settings = SwitchSettings { addresses: 64, buffers: 4, ..SwitchSettings::default() };
     let switch = Switch::new("fuzz", settings);
     let vlan = |input: &mut Unstructured<'_>| {
         Ok(match input.int_in_range(0..=7u8)? {

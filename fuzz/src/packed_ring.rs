@@ -46,7 +46,7 @@ struct Walk {
     /// Buffers made available and not taken.
     offered: VecDeque<u16>,
     /// RingRequest and not yet shown as used, in order.
-    flying: Vec<u16>,
+    in_flight: Vec<u16>,
     /// Of those, completed, in order.
     completed: Vec<u16>,
     /// Descriptors of each buffer that is the device's; zero: the driver's.
@@ -95,7 +95,7 @@ fn walk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
         chain: Chain::new(),
         held: Vec::new(),
         offered: VecDeque::new(),
-        flying: Vec::new(),
+        in_flight: Vec::new(),
         completed: Vec::new(),
         lens: vec![0; layout.size.into()],
         layout,
@@ -300,7 +300,7 @@ impl Walk {
                 if self.honest {
                     assert_eq!(self.offered.pop_front(), Some(taken.head()), "not the next one");
                 }
-                self.flying.push(taken.head());
+                self.in_flight.push(taken.head());
                 signature.count(self.chain.readable_bytes() + self.chain.writable_bytes());
                 self.held.push(taken);
             }
@@ -309,7 +309,7 @@ impl Walk {
                 // As a queue does: nothing is taken any more. What was journalled stays there.
                 self.faulty = true;
                 if self.ring.base() != base {
-                    self.flying.extend(self.offered.pop_front());
+                    self.in_flight.extend(self.offered.pop_front());
                 }
             }
         }
@@ -350,7 +350,7 @@ impl Walk {
             let found = flags & (VIRTQ_DESC_F_AVAIL | VIRTQ_DESC_F_USED) == used;
             assert!(!found, "more is shown as used than was completed");
         }
-        self.flying.retain(|id| !completed.contains(id));
+        self.in_flight.retain(|id| !completed.contains(id));
         self.ring.wants_interrupt();
     }
 
@@ -368,13 +368,13 @@ impl Walk {
 
     /// The daemon dies here; the next one opens the ring again.
     fn end(self, journal: Option<Window>, features: u64) {
-        let Walk { guest, layout, ring, held, flying, honest, .. } = self;
+        let Walk { guest, layout, ring, held, in_flight, honest, .. } = self;
         held.into_iter().for_each(RingRequest::abandon);
         drop(ring);
         let again = Ring::open(guest.view(), &layout, features, Some(0x8000_8000), journal, &[]);
         if honest {
-            let found = again.expect("an honest ring opens again").flying_heads();
-            assert_eq!(found, flying, "the journal and what was in flight differ");
+            let found = again.expect("an honest ring opens again").in_flight_heads();
+            assert_eq!(found, in_flight, "the journal and what was in flight differ");
         }
     }
 }

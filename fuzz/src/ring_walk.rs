@@ -38,7 +38,7 @@ struct Walk {
     chain: Chain,
     held: Vec<RingRequest>,
     /// RingRequest and not yet shown as used, in order.
-    flying: Vec<u16>,
+    in_flight: Vec<u16>,
     /// Of those, completed.
     completed: Vec<u16>,
     avail: u16,
@@ -93,7 +93,7 @@ fn walk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
         ring,
         chain: Chain::new(),
         held: Vec::new(),
-        flying: Vec::new(),
+        in_flight: Vec::new(),
         completed: Vec::new(),
         avail: used,
         used,
@@ -169,7 +169,7 @@ impl Walk {
                 self.ring.publish();
                 let completed = std::mem::take(&mut self.completed);
                 self.used = self.used.wrapping_add(completed.len() as u16);
-                self.flying.retain(|head| !completed.contains(head));
+                self.in_flight.retain(|head| !completed.contains(head));
                 let shown = self.guest.peek_u16(self.layout.used + 2);
                 assert!(!some || shown == self.used, "the used index does not count what was completed");
                 self.ring.wants_interrupt();
@@ -232,7 +232,7 @@ impl Walk {
                 assert!(taken.head() < self.layout.size);
                 // A driver that offers a head again before it has been shown as used spoils its own journal.
                 self.honest &= !self.completed.contains(&taken.head());
-                self.flying.push(taken.head());
+                self.in_flight.push(taken.head());
                 signature.count(self.chain.readable_bytes() + self.chain.writable_bytes());
                 self.held.push(taken);
             }
@@ -242,7 +242,7 @@ impl Walk {
                 self.faulty = true;
                 if self.ring.base() != base {
                     self.honest &= !self.completed.contains(&head);
-                    self.flying.push(head);
+                    self.in_flight.push(head);
                 }
             }
         }
@@ -261,7 +261,7 @@ impl Walk {
             self.ring.publish();
             let completed = std::mem::take(&mut self.completed);
             self.used = self.used.wrapping_add(completed.len() as u16);
-            self.flying.retain(|head| !completed.contains(head));
+            self.in_flight.retain(|head| !completed.contains(head));
         }
         Ok(())
     }
@@ -279,17 +279,17 @@ impl Walk {
 
     /// The daemon dies here; the next one opens the ring again.
     fn end(self, journal: Option<Window>, features: u64) {
-        let Walk { guest, layout, ring, held, flying, honest, .. } = self;
+        let Walk { guest, layout, ring, held, in_flight, honest, .. } = self;
         held.into_iter().for_each(RingRequest::abandon);
         drop(ring);
         // Nor does one that has moved its index further than its ring is long.
         let used = guest.peek_u16(layout.used + 2);
-        let ahead = guest.peek_u16(layout.avail + 2).wrapping_sub(used.wrapping_add(flying.len() as u16));
+        let ahead = guest.peek_u16(layout.avail + 2).wrapping_sub(used.wrapping_add(in_flight.len() as u16));
         let honest = honest && ahead <= layout.size;
         let again = Ring::open(guest.view(), &layout, features, Some(0), journal, &[]);
         if honest {
-            let found = again.expect("an honest ring opens again").flying_heads();
-            assert_eq!(found, flying, "the journal and what was in flight differ");
+            let found = again.expect("an honest ring opens again").in_flight_heads();
+            assert_eq!(found, in_flight, "the journal and what was in flight differ");
         }
     }
 }

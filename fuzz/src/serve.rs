@@ -1,7 +1,7 @@
 //! A device with one hostile queue, polled, napped, drained, suspended, saved and loaded as the input says.
 //!
 //! Oracles: no store outside buffers that the driver made writable and the used ring; every page that changed is marked
-//! while the dirty log is on (law 6); a poller told to stop parks; what is saved at a quiescent point loads again.
+//! while the dirty log is on (invariant 6); a poller told to stop parks; what is saved at a quiescent point loads again.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -158,7 +158,7 @@ impl Serve {
         let pages = self.guest.settle(self.steady.then_some(&spans));
         if let Some(log) = &self.log {
             for page in pages {
-                assert!(log.is_marked(page), "page {page:#x} was stored to and not marked (law 6)");
+                assert!(log.is_marked(page), "page {page:#x} was stored to and not marked (invariant 6)");
             }
         }
     }

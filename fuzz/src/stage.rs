@@ -1,4 +1,4 @@
-//! An I/O core without a thread: seats are stepped by whoever holds the stage.
+//! An I/O core without a thread: slots are stepped by whoever holds the stage.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,22 +10,22 @@ use ioplane_device::{
 /// Turns after which a poller that was told to stop, and has nothing that could keep it, is stuck.
 pub const PATIENCE: u32 = 20_000;
 
-/// Idle turns in a row after which nothing will come by itself: what is in flight in a late lane ends, as a rule, in the
+/// Idle turns in a row after which nothing will come by itself: what is in flight in a late channel ends, as a rule, in the
 /// turn after next.
 const STILL: u32 = 48;
 
-/// The seats.
+/// The slots.
 #[derive(Debug, Default)]
 pub struct Stage {
-    seats: Mutex<Seats>,
+    slots: Mutex<Slots>,
     /// Every order is followed by turns until nothing happens any more.
     eager: bool,
 }
 
-/// The seats, and what a core lends them.
+/// The slots, and what a core lends them.
 #[derive(Debug, Default)]
-struct Seats {
-    seats: Vec<PollerSlot>,
+struct Slots {
+    slots: Vec<PollerSlot>,
     context: CoreContext,
 }
 
@@ -45,24 +45,24 @@ impl Stage {
         Arc::new(Everywhere(self.clone()))
     }
 
-    /// Works on the seats, which are out of everybody's hands meanwhile.
-    fn with<R>(&self, work: impl FnOnce(&mut Seats) -> R) -> R {
-        work(&mut self.seats.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Works on the slots, which are out of everybody's hands meanwhile.
+    fn with<R>(&self, work: impl FnOnce(&mut Slots) -> R) -> R {
+        work(&mut self.slots.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// One turn of every seat; says how much was done.
+    /// One turn of every slot; says how much was done.
     pub fn turn(&self, budget: u32) -> u32 {
-        self.with(|seats| turn(seats, budget))
+        self.with(|slots| turn(slots, budget))
     }
 
     /// As a core that goes to sleep and wakes up again.
     pub fn nap(&self, polling: bool) {
-        self.with(|seats| {
-            let Seats { seats, context } = seats;
-            for seat in seats {
-                seat.tidy();
-                seat.arm();
-                seat.disarm(context, polling);
+        self.with(|slots| {
+            let Slots { slots, context } = slots;
+            for slot in slots {
+                slot.tidy();
+                slot.arm();
+                slot.disarm(context, polling);
             }
         });
     }
@@ -74,15 +74,15 @@ impl Stage {
 
     /// Whether anybody sits.
     pub fn is_empty(&self) -> bool {
-        self.with(|seats| seats.seats.is_empty())
+        self.with(|slots| slots.slots.is_empty())
     }
 }
 
-fn turn(Seats { seats, context }: &mut Seats, budget: u32) -> u32 {
+fn turn(Slots { slots, context }: &mut Slots, budget: u32) -> u32 {
     let mut done = 0;
     context.look();
-    seats.retain_mut(|seat| {
-        let outcome = seat.step(context, Budget(budget));
+    slots.retain_mut(|slot| {
+        let outcome = slot.step(context, Budget(budget));
         let parked = outcome.state() == PollState::Parked;
         done += outcome.units() + u32::from(parked);
         !parked
@@ -90,10 +90,10 @@ fn turn(Seats { seats, context }: &mut Seats, budget: u32) -> u32 {
     done
 }
 
-fn run(seats: &mut Seats) {
+fn run(slots: &mut Slots) {
     let mut idle = 0;
     for _ in 0..PATIENCE {
-        idle = if turn(seats, 32) == 0 { idle + 1 } else { 0 };
+        idle = if turn(slots, 32) == 0 { idle + 1 } else { 0 };
         if idle == STILL {
             return;
         }
@@ -107,25 +107,25 @@ impl CoreSender for Stage {
     }
 
     fn send(&self, order: CoreMessage) -> Result<(), CoreEnded> {
-        self.with(|seats| {
+        self.with(|slots| {
             match order {
-                CoreMessage::Attach(seat) => seats.seats.push(seat),
+                CoreMessage::Attach(slot) => slots.slots.push(slot),
                 CoreMessage::Poller(id, tell) => {
-                    if let Some(seat) = seat(&mut seats.seats, id) {
-                        seat.tell(&mut seats.context, tell);
+                    if let Some(slot) = slot(&mut slots.slots, id) {
+                        slot.tell(&mut slots.context, tell);
                     }
                 }
             }
             if self.eager {
-                run(seats);
+                run(slots);
             }
         });
         Ok(())
     }
 }
 
-fn seat(seats: &mut [PollerSlot], id: PollerId) -> Option<&mut PollerSlot> {
-    seats.iter_mut().find(|seat| seat.id() == id)
+fn slot(slots: &mut [PollerSlot], id: PollerId) -> Option<&mut PollerSlot> {
+    slots.iter_mut().find(|slot| slot.id() == id)
 }
 
 /// The same stage for every queue.

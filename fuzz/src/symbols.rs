@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use arbitrary::Unstructured;
 use ioplane_exits::{
-    Detail, Devices, Event, HostFacts, Kind, Layout, Names, Profile, Reason, Report, Seen, Subject, Symbols,
-    Thread, Vm,
+    Detail, Devices, Event, HostFacts, Kind, Layout, Names, Profile, Reason, Report, Subject, Symbols,
+    Thread, Vm, WatchCounts,
 };
 
 use crate::Signature;
@@ -87,7 +87,7 @@ fn report(symbols: &Symbols, notes: Vec<String>) {
     let pci = Layout::parse(DEVICE, Path::new("fuzz")).expect("a layout");
     let names =
         Names { function: Some(&function), devices: Devices { pci }, host: HostFacts::default(), notes };
-    let subject = Subject { vm: &vm, time: Duration::from_secs(1), seen: Seen::default(), sample: 1 };
+    let subject = Subject { vm: &vm, time: Duration::from_secs(1), seen: WatchCounts::default(), sample: 1 };
     let report = Report::new(subject, &profile, None, &names);
     let text = report.to_string();
     assert!(text.contains("PCI 0001:0002") && is_plain(&text), "{text:?}");

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use arbitrary::Unstructured;
 use ioplane_exits::{
-    Decoder, Devices, Event, Format, Layout, Names, Page, Profile, Report, Seen, Subject, Thread, Vm,
+    Decoder, Devices, Event, Format, Layout, Names, Page, Profile, Report, Subject, Thread, Vm, WatchCounts,
 };
 
 use crate::Signature;
@@ -83,7 +83,7 @@ fn report(profile: &Profile, pci: Layout, sample: u64, signature: &mut Signature
     let function = |rip: u64| Some(format!("<script>{rip:x}").into());
     let names = Names { function: Some(&function), devices: Devices { pci }, ..Names::default() };
     let recorded = (Duration::from_secs(1).div_f64(sample as f64), 1);
-    let seen = Seen { counted: profile.total().count, recorded, ..Seen::default() };
+    let seen = WatchCounts { counted: profile.total().count, recorded, ..WatchCounts::default() };
     let subject = Subject { vm: &vm, time: Duration::from_secs(1), seen, sample };
     let report = Report::new(subject, profile, None, &names);
     signature.count(report.exits);

@@ -1,6 +1,6 @@
 //! `vfio_user`: a client that may send anything, in any order, with any descriptors, and change its memory meanwhile.
 //!
-//! Oracles: the session ends with a value (no panic, nothing endless), the device comes home when its client is gone: reset,
+//! Oracles: the session ends with a value (no panic, nothing endless), the device is given back when its client is gone: reset,
 //! without memory, without wires; no descriptor that was refused is left open.
 
 use std::os::fd::OwnedFd;
@@ -115,7 +115,7 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     drop(connection);
     seen.stubborn.store(false, SeqCst);
     let resets = seen.resets.load(SeqCst);
-    session.forget_client().expect("the device comes home");
+    session.forget_client().expect("the device is given back");
     assert_eq!((seen.resets.load(SeqCst), seen.ranges.load(SeqCst)), (resets + 1, 0));
     assert!(!seen.shadows.load(SeqCst) && session.status().dma_maps == 0);
     assert_eq!(session.device().presence(), Presence::Running);

@@ -1,6 +1,6 @@
 //! `vhost_user`: a front end that may send anything, in any order, with any descriptors, and change its memory meanwhile.
 //!
-//! Oracles: the session ends with a value (no panic, nothing endless), the device comes home when its front end is gone,
+//! Oracles: the session ends with a value (no panic, nothing endless), the device is given back when its front end is gone,
 //! no descriptor and no mapping is left behind.
 
 use std::os::fd::OwnedFd;
@@ -108,7 +108,7 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
             signature.count(meter.read().faults);
         }
         drop(connection);
-        session.forget_peer().await.expect("the device comes home");
+        session.forget_peer().await.expect("the device is given back");
         assert!(stage.is_empty(), "a poller is still on its core");
         let device = session.device().expect("the device is there");
         assert!(device.queues().is_empty() && device.device().view().map().regions().is_empty());

@@ -1,4 +1,4 @@
-//! Chores of the workspace, in Rust: `cargo xtask check` holds the house's rules that no compiler knows.
+//! Chores of the workspace, in Rust: `cargo xtask check` holds the rules that no compiler knows.
 //!
 //! ```text
 //!   Tree (every source once, comments and strings told from code) --> one function a rule --> Vec<Finding>

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use ioplane_testkit::driver::{Disk, Op};
+use ioplane_testkit::driver::{Disk, DiskOp};
 use ioplane_testkit::front::Front;
 
 use super::load::{BLOCK, SECTORS};
@@ -16,14 +16,14 @@ pub fn stamp_and_read(front: &mut Front, disk: &mut Disk, blocks: u64, count: u6
     // A step that has no factor in common with the count visits each block once.
     let step = (count / 2 + 1..).find(|step| gcd(*step, count) == 1).unwrap_or(1);
     disk.ring().disable_interrupts();
-    pass(front, disk, Op::Write, (0..count).map(|turn| turn * stride), salt)?;
-    pass(front, disk, Op::Read, (0..count).map(|turn| turn * step % count * stride), salt)
+    pass(front, disk, DiskOp::Write, (0..count).map(|turn| turn * stride), salt)?;
+    pass(front, disk, DiskOp::Read, (0..count).map(|turn| turn * step % count * stride), salt)
 }
 
 fn pass(
     front: &mut Front,
     disk: &mut Disk,
-    op: Op,
+    op: DiskOp,
     mut blocks: impl Iterator<Item = u64>,
     salt: u64,
 ) -> Result<()> {
@@ -37,7 +37,7 @@ fn pass(
                 left = false;
                 break;
             };
-            if op == Op::Write {
+            if op == DiskOp::Write {
                 stamp(block, salt, &mut bytes);
             } else {
                 // So that data which was never copied cannot be right by accident.
@@ -56,7 +56,7 @@ fn pass(
             if !done.ok() {
                 bail!("checking: the {op:?} of block {block} ended with status {:#x}", done.status);
             }
-            if op == Op::Read {
+            if op == DiskOp::Read {
                 let mut expected = [0u8; BLOCK as usize];
                 stamp(block, salt, &mut expected);
                 disk.read_data(done.token, &mut bytes)?;

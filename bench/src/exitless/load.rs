@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use hdrhistogram::Histogram;
-use ioplane_testkit::driver::{Disk, Op};
+use ioplane_testkit::driver::{Disk, DiskOp};
 use ioplane_testkit::front::Front;
 
 use ioplane_figures::machine::{Account, Books};
@@ -28,7 +28,7 @@ pub enum Waiting {
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
     /// Read or write.
-    pub op: Op,
+    pub op: DiskOp,
     /// Requests in flight.
     pub depth: u16,
     /// Blocks of the disk.

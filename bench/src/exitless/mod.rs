@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use ioplane_testkit::driver::{Op, Shape};
+use ioplane_testkit::driver::{DiskOp, Shape};
 
 use crate::baseline::Against;
 use crate::served::{Place, scratch};
@@ -141,11 +141,11 @@ pub fn run(options: &Options) -> Result<Report> {
             report.setup(session.name, what, &session.how);
             sessions.push(session);
         }
-        for op in [Op::Read, Op::Write] {
+        for op in [DiskOp::Read, DiskOp::Write] {
             for depth in DEPTHS {
                 for waiting in [Waiting::Polling, Waiting::Interrupts] {
                     eprintln!("{what}, {op:?}, depth {depth}, {waiting:?}");
-                    let key = Key { on_file, write: op == Op::Write, depth, waiting };
+                    let key = Key { on_file, write: op == DiskOp::Write, depth, waiting };
                     let load = Load { op, depth, blocks: 0, waiting, warm: pace.warm, time: pace.time };
                     turns(&mut sessions, key, load, &pace, &mut report)?;
                 }
@@ -214,7 +214,7 @@ fn probe(qsd: &Qsd, backing: &Backing, folder: &Path, place: &Place, pace: &Pace
         let (waiting, warm, time) = (Waiting::Polling, pace.warm, pace.time);
         session.round(Load { op, depth: 32, blocks: 0, waiting, warm, time }, &mut Scatter::new(7))
     };
-    Ok([round(Op::Read)?, round(Op::Write)?])
+    Ok([round(DiskOp::Read)?, round(DiskOp::Write)?])
 }
 
 /// Folders of this run, gone with it: one on tmpfs for memory, one on a disk for files, sockets and logs.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use ioplane_memory::GuestView;
-use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, RingPlace, Token};
+use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, RingPlace, Token};
 
 use super::load::{BLOCK, Load, Outcome, Scatter, Target, Waiting, run};
 use super::{RING, SHAPE, SLOTS};
@@ -31,8 +31,14 @@ pub fn ceiling(cpus: Cpus, depths: &[u16], time: Duration) -> Result<Vec<Outcome
     machine::pin(cpus.front)?;
     let mut scatter = Scatter::new(1);
     let measured = depths.iter().map(|&depth| {
-        let load =
-            Load { op: Op::Read, depth, blocks: 1 << 17, waiting: Waiting::Polling, warm: time / 4, time };
+        let load = Load {
+            op: DiskOp::Read,
+            depth,
+            blocks: 1 << 17,
+            waiting: Waiting::Polling,
+            warm: time / 4,
+            time,
+        };
         run(&mut Target { front: None, disk: &mut disk, pids: Vec::new() }, &load, &mut scatter)
     });
     let measured = measured.collect();

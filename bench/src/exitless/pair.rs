@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use ioplane_testkit::driver::Op;
+use ioplane_testkit::driver::DiskOp;
 use serde_json::Value;
 
 use super::ioplane::Ioplane;
@@ -47,7 +47,7 @@ pub fn pair(options: &Options, pair: &Pair<'_>) -> Result<[Value; 2]> {
                     .push((side, Session::open(&backend, &backing, &folders.run(&what), pair.place, true)?));
             }
             for key in wanted {
-                let op = if key.write { Op::Write } else { Op::Read };
+                let op = if key.write { DiskOp::Write } else { DiskOp::Read };
                 let Key { depth, waiting, .. } = key;
                 let load = Load { op, depth, blocks: 0, waiting, warm: PACE.warm, time: PACE.time };
                 for (side, session) in &mut sessions {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode};
+use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode};
 use ioplane_testkit::front::{Front, Wants, protocol};
 
 use super::backend::{Backend, Backing};
@@ -107,7 +107,7 @@ impl Session {
     pub fn close(mut self) -> Result<Vec<String>> {
         self.served.thaw();
         self.check(4096.min(self.blocks))?;
-        self.disk.submit(Op::Flush, 0, 0);
+        self.disk.submit(DiskOp::Flush, 0, 0);
         if self.disk.ring().kick_needed() {
             self.front.kick(0);
         }

@@ -6,12 +6,12 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 #[cfg(feature = "schema")]
 use crate::report::{
     CoreReport, DaemonEvent, DiskReport, DoneReport, FunctionReport, HealthReport, MovedReport, NicReport,
-    RestReport, SavedReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport, UpgradeReport,
+    QuiesceReport, SavedReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport, UpgradeReport,
     VersionReport,
 };
 #[cfg(feature = "schema")]
 use crate::request::{
-    ChangeForm, CoreForm, LinkForm, MoveForm, NotifyForm, QuiesceForm, TwinForm, UpgradeForm,
+    ChangeForm, CoreForm, LinkForm, MigrationSocketForm, MoveForm, NotifyForm, QuiesceForm, UpgradeForm,
 };
 #[cfg(feature = "schema")]
 use crate::spec::{DiskForm, FunctionForm, NicForm, SwitchForm};
@@ -92,6 +92,8 @@ pub struct OperationReply {
 }
 
 macro_rules! operations {
+    (@old) => { None };
+    (@old $old:literal) => { Some($old) };
     (@need) => { BodyNeed::None };
     (@need optional) => { BodyNeed::Optional };
     (@need body) => { BodyNeed::Required };
@@ -99,7 +101,7 @@ macro_rules! operations {
     (@media $media:ident) => { $media };
     ($(
         #[doc = $about:literal]
-        $variant:ident: $method:ident $path:literal $([$($key:ident),*])? $($need:ident $body:ty)?
+        $variant:ident: $method:ident $path:literal $((was $old:literal))? $([$($key:ident),*])? $($need:ident $body:ty)?
             => $($status:literal $answer:ty $(as $media:ident)?),+;
     )*) => {
         /// An operation of the interface.
@@ -120,6 +122,11 @@ macro_rules! operations {
             /// Its path; `{name}` and `{id}` stand for any.
             pub fn path(self) -> &'static str {
                 match self { $(Operation::$variant => $path,)* }
+            }
+
+            /// The path that it had before, and that is answered too.
+            pub fn old_path(self) -> Option<&'static str> {
+                match self { $(Operation::$variant => operations!(@old $($old)?),)* }
             }
 
             /// What it does.
@@ -214,10 +221,11 @@ operations! {
     ChangeDisk: Patch "/v1/disks/{name}" body ChangeForm => 200 DiskReport;
     /// Takes a disk away.
     RemoveDisk: Delete "/v1/disks/{name}" [FORCE] => 200 DoneReport;
-    /// Gives a disk a second socket, unless it has that one already.
-    PutTwin: Put "/v1/disks/{name}/twin" optional TwinForm => 201 DiskReport, 200 DiskReport;
-    /// Takes the second socket of a disk away.
-    RemoveTwin: Delete "/v1/disks/{name}/twin" [FORCE] => 200 DiskReport;
+    /// Gives a disk a migration socket, unless it has that one already.
+    PutMigrationSocket: Put "/v1/disks/{name}/migration-socket" (was "/v1/disks/{name}/twin") optional MigrationSocketForm
+        => 201 DiskReport, 200 DiskReport;
+    /// Takes the migration socket of a disk away.
+    RemoveMigrationSocket: Delete "/v1/disks/{name}/migration-socket" (was "/v1/disks/{name}/twin") [FORCE] => 200 DiskReport;
     /// The switches.
     Switches: Get "/v1/switches" => 200 Vec<SwitchReport>;
     /// One switch, with the addresses that it has learned.
@@ -244,15 +252,15 @@ operations! {
     PutFunction: Put "/v1/pci/{name}" body FunctionForm => 201 FunctionReport, 200 FunctionReport;
     /// Takes a PCI function away, and gives it back to the host.
     RemoveFunction: Delete "/v1/pci/{name}" [FORCE] => 200 DoneReport;
-    /// Brings a PCI function to rest and holds it there.
-    QuiesceFunction: Post "/v1/pci/{name}/quiesce" optional QuiesceForm => 200 RestReport;
-    /// Lets a PCI function go on.
+    /// Brings a PCI function to a quiescent point and holds it there.
+    QuiesceFunction: Post "/v1/pci/{name}/quiesce" optional QuiesceForm => 200 QuiesceReport;
+    /// Resumes a PCI function.
     ResumeFunction: Post "/v1/pci/{name}/resume" => 200 DoneReport;
     /// Tries again to make a PCI function usable.
     ResetFunction: Post "/v1/pci/{name}/reset" => 200 DoneReport;
     /// Saves the state of a PCI function.
     SaveFunction: Post "/v1/pci/{name}/save" optional QuiesceForm => 200 StateFileV1;
-    /// Puts a saved state into a PCI function, and lets it go on from there.
+    /// Puts a saved state into a PCI function, which resumes from there.
     LoadFunction: Post "/v1/pci/{name}/load" body StateFileV1 => 200 DoneReport;
     /// Frames of a NIC or of an uplink, as pcapng, until the client goes.
     Capture: Get "/v1/ports/{name}/capture" [SNAPLEN] => 200 Bytes as PCAPNG;

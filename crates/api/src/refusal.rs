@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// Which kind of refusal; decides the HTTP status. What the command line refuses by itself has the status of its kind too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum RefusalKind {
     /// 404: no such thing.
     Missing,
     /// 409: not as things are now.
@@ -24,25 +24,32 @@ pub enum Kind {
     Failed,
 }
 
-impl Kind {
-    const ALL: [Kind; 7] =
-        [Kind::Missing, Kind::Conflict, Kind::Huge, Kind::Method, Kind::Invalid, Kind::Busy, Kind::Failed];
+impl RefusalKind {
+    const ALL: [RefusalKind; 7] = [
+        RefusalKind::Missing,
+        RefusalKind::Conflict,
+        RefusalKind::Huge,
+        RefusalKind::Method,
+        RefusalKind::Invalid,
+        RefusalKind::Busy,
+        RefusalKind::Failed,
+    ];
 
-    /// That of an HTTP status; [`Kind::Failed`] for one that no refusal has.
+    /// That of an HTTP status; [`RefusalKind::Failed`] for one that no refusal has.
     pub fn of(status: u16) -> Self {
-        Kind::ALL.into_iter().find(|kind| kind.status() == status).unwrap_or(Kind::Failed)
+        RefusalKind::ALL.into_iter().find(|kind| kind.status() == status).unwrap_or(RefusalKind::Failed)
     }
 
     /// The HTTP status.
     pub fn status(self) -> u16 {
         match self {
-            Kind::Missing => 404,
-            Kind::Method => 405,
-            Kind::Conflict => 409,
-            Kind::Huge => 413,
-            Kind::Invalid => 422,
-            Kind::Failed => 500,
-            Kind::Busy => 503,
+            RefusalKind::Missing => 404,
+            RefusalKind::Method => 405,
+            RefusalKind::Conflict => 409,
+            RefusalKind::Huge => 413,
+            RefusalKind::Invalid => 422,
+            RefusalKind::Failed => 500,
+            RefusalKind::Busy => 503,
         }
     }
 }
@@ -65,8 +72,8 @@ macro_rules! codes {
             }
 
             /// The kind of refusal that it is.
-            pub fn kind(self) -> Kind {
-                match self { $(Code::$variant => Kind::$kind,)* }
+            pub fn kind(self) -> RefusalKind {
+                match self { $(Code::$variant => RefusalKind::$kind,)* }
             }
 
             /// Whether the same request may succeed later without anybody changing anything.
@@ -121,15 +128,15 @@ impl Code {
     }
 
     /// The one for what has no better.
-    pub fn usual(kind: Kind) -> Code {
+    pub fn usual(kind: RefusalKind) -> Code {
         match kind {
-            Kind::Missing => Code::NotFound,
-            Kind::Conflict => Code::Conflict,
-            Kind::Huge => Code::TooLarge,
-            Kind::Method => Code::UnknownMethod,
-            Kind::Invalid => Code::Invalid,
-            Kind::Busy => Code::Busy,
-            Kind::Failed => Code::Failed,
+            RefusalKind::Missing => Code::NotFound,
+            RefusalKind::Conflict => Code::Conflict,
+            RefusalKind::Huge => Code::TooLarge,
+            RefusalKind::Method => Code::UnknownMethod,
+            RefusalKind::Invalid => Code::Invalid,
+            RefusalKind::Busy => Code::Busy,
+            RefusalKind::Failed => Code::Failed,
         }
     }
 
@@ -252,8 +259,8 @@ mod tests {
     #[test]
     fn a_status_says_the_kind() {
         for code in Code::ALL {
-            assert_eq!(Kind::of(code.kind().status()), code.kind(), "{code:?}");
+            assert_eq!(RefusalKind::of(code.kind().status()), code.kind(), "{code:?}");
         }
-        assert_eq!(Kind::of(418), Kind::Failed);
+        assert_eq!(RefusalKind::of(418), RefusalKind::Failed);
     }
 }

@@ -8,11 +8,11 @@ use crate::size::Size;
 pub use crate::spec::CoreForm;
 use crate::spec::{DirectWord, EngineWord, Form, FormatWord, LinkWord, NotifyWord};
 
-/// A body, and the names of its fields.
+/// A body, and the names of its fields; behind `was` is the name that one had before.
 macro_rules! body {
     (
         $(#[$about:meta])*
-        $name:ident { $($(#[$meta:meta])+ $field:ident: $kind:ty,)* }
+        $name:ident { $($(#[$meta:meta])+ $field:ident $(was $old:literal)?: $kind:ty,)* }
         $(also $other:literal)?
     ) => {
         #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -20,11 +20,12 @@ macro_rules! body {
         #[serde(deny_unknown_fields)]
         $(#[$about])*
         pub struct $name {
-            $($(#[$meta])+ pub $field: $kind,)*
+            $($(#[$meta])+ $(#[serde(alias = $old)])? pub $field: $kind,)*
         }
 
         impl Form for $name {
             const FIELDS: &'static [&'static str] = &[$(stringify!($field),)* $($other)?];
+            const OLD_FIELDS: &'static [(&'static str, &'static str)] = &[$($(($old, stringify!($field)),)?)*];
         }
     };
 }
@@ -52,10 +53,10 @@ body! {
 }
 
 body! {
-    /// A second socket for a disk.
+    /// A migration socket for a disk.
     #[derive(Default)]
     #[serde(default)]
-    TwinForm {
+    MigrationSocketForm {
         /// Where [default: beside the first].
         socket: Option<PathBuf>,
     }
@@ -96,19 +97,20 @@ body! {
 }
 
 body! {
-    /// How a PCI function is to come to rest.
+    /// How a PCI function is to be quiesced.
     #[serde(default)]
     QuiesceForm {
-        /// How long it may take to come to rest by itself, milliseconds.
+        /// How long it may take to become quiescent while its guest runs, milliseconds.
         deadline_ms: u64,
-        /// If it has not by then, it goes on instead of being stopped by force.
-        or_go_on: bool,
+        /// If it has not by then, it resumes instead of being suspended.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        or_resume was "or_go_on": bool,
     }
 }
 
 impl Default for QuiesceForm {
     fn default() -> Self {
-        QuiesceForm { deadline_ms: 2000, or_go_on: false }
+        QuiesceForm { deadline_ms: 2000, or_resume: false }
     }
 }
 

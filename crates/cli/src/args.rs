@@ -83,7 +83,7 @@ pub enum Command {
         /// The new binary [default: what is now where the daemon's was started from]
         #[arg(long, value_name = "PATH")]
         binary: Option<PathBuf>,
-        /// How long it may take to get ready, 1 s to 10 min; guests go on meanwhile [default: 20s]
+        /// How long it may take to get ready, 1 s to 10 min; guests run meanwhile [default: 20s]
         #[arg(long, alias = "patience", value_name = "TIME", value_parser = duration)]
         deadline: Option<Duration>,
     },
@@ -100,10 +100,10 @@ pub enum Command {
     /// Add, remove, list and show the switches that NICs are plugged into
     #[command(subcommand)]
     Switch(SwitchCommand),
-    /// Hand PCI functions of this host, or emulated NICs, to guests; watch them, stop, save and load them
+    /// Hand PCI functions of this host, or emulated NICs, to guests; watch, quiesce, save and load them
     #[command(subcommand)]
     Pci(PciCommand),
-    /// List, show and draw the device state models that watch PCI functions
+    /// List, show and draw the state models by which PCI functions are mediated
     #[command(subcommand)]
     Model(ModelCommand),
     /// Write the frames of a NIC or an uplink to a file (pcapng), until interrupted
@@ -161,15 +161,16 @@ pub enum DiskCommand {
         #[arg(long)]
         shrink: bool,
     },
-    /// Give a disk a second socket, for the destination of a migration on this host; the image is opened and locked once, and
+    /// Give a disk a migration socket, for the destination of a migration on this host; the image is opened and locked once, and
     /// the disk goes over when the destination's guest runs
-    Twin {
+    #[command(alias = "twin")]
+    MigrationSocket {
         /// Its name
         name: String,
-        /// Where [default: NAME.twin.sock in the run directory]
+        /// Where [default: NAME.migration.sock in the run directory]
         #[arg(long = "vhost-socket", value_name = "PATH", conflicts_with = "remove")]
         vhost_socket: Option<PathBuf>,
-        /// Take the second socket away; refused while a VM is connected there
+        /// Take the migration socket away; refused while a VM is connected there
         #[arg(long)]
         remove: bool,
         /// Even while a VM is connected there
@@ -244,9 +245,9 @@ pub struct QemuArgs {
     /// needs it]
     #[arg(long)]
     pub quoted: bool,
-    /// For the destination of a migration: the disk's second socket
-    #[arg(long)]
-    pub twin: bool,
+    /// For the destination of a migration: the disk's migration socket
+    #[arg(long, alias = "twin")]
+    pub migration_socket: bool,
     /// Version of the QEMU, such as 7.2 [default: that of --qemu]
     #[arg(long, value_name = "VERSION")]
     pub qemu_version: Option<String>,

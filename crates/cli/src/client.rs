@@ -8,7 +8,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
-use ioplane_api::refusal::{Code, Kind, RefusalBody};
+use ioplane_api::refusal::{Code, RefusalBody, RefusalKind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -35,7 +35,7 @@ fn refused(status: u16, body: &[u8]) -> CommandError {
     match serde_json::from_slice::<RefusalBody>(body) {
         // A daemon from before there were codes.
         Ok(old) if old.code.is_empty() => {
-            CommandError::new(Code::usual(Kind::of(status)), old.error, old.remedy)
+            CommandError::new(Code::usual(RefusalKind::of(status)), old.error, old.remedy)
         }
         Ok(body) => CommandError(body),
         Err(_) => bad_answer(format!("the daemon answered {status}"), "is it another version?"),
@@ -43,7 +43,7 @@ fn refused(status: u16, body: &[u8]) -> CommandError {
 }
 
 /// Asks one daemon over its control socket. Each call connects anew and blocks; no time-out but in [`Client::stream`]. Errors are
-/// [`Refused`] (by the daemon, or because none answers) or say what broke off. Not to be called inside an async runtime.
+/// [`DaemonRefused`] (by the daemon, or because none answers) or say what broke off. Not to be called inside an async runtime.
 pub struct Client {
     socket: PathBuf,
     runtime: tokio::runtime::Runtime,

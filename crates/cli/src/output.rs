@@ -41,7 +41,7 @@ pub fn detail(line: impl std::fmt::Display) {
 pub struct CommandError(pub RefusalBody);
 
 /// What stands between what is wrong and what to do, in texts of errors.
-const TO_DO: &str = "\n  to do: ";
+const HINT: &str = "\n  hint: ";
 
 impl CommandError {
     /// What the command line refuses by itself: what is wrong, and what to do.
@@ -53,7 +53,7 @@ impl CommandError {
     fn of(error: &anyhow::Error) -> Self {
         error.downcast_ref().cloned().unwrap_or_else(|| {
             let text = text(error);
-            let (error, remedy) = text.split_once(TO_DO).unwrap_or((text.as_str(), ""));
+            let (error, remedy) = text.split_once(HINT).unwrap_or((text.as_str(), ""));
             CommandError::new(Code::CommandFailed, error, remedy)
         })
     }
@@ -63,7 +63,7 @@ impl std::fmt::Display for CommandError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let CommandError(RefusalBody { error, remedy, .. }) = self;
         f.write_str(error)?;
-        if remedy.is_empty() { Ok(()) } else { write!(f, "{TO_DO}{remedy}") }
+        if remedy.is_empty() { Ok(()) } else { write!(f, "{HINT}{remedy}") }
     }
 }
 
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn every_error_has_a_code() {
         let refused = CommandError::new(Code::NotFound, "there is no model x", "name one of a, b");
-        let text = "there is no model x\n  to do: name one of a, b";
+        let text = "there is no model x\n  hint: name one of a, b";
         assert_eq!(refused.to_string(), text);
         assert_eq!(CommandError::of(&refused.clone().into()), refused);
         // Of a crate that knows no codes: in two parts, or one.

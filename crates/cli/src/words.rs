@@ -8,39 +8,64 @@ use std::ffi::OsString;
 pub struct OldWord {
     /// The commands that know it.
     pub command: &'static [&'static str],
-    /// As it was.
+    /// As it was: an option, or the name of a command below `command`.
     pub old: &'static str,
     /// As it is.
     pub new: &'static str,
 }
 
-/// All of them. Each `old` is an alias of its option in [`crate::args`].
+/// All of them. Each `old` is an alias of its option or command in [`crate::args`].
 pub const OLD_WORDS: &[OldWord] = &[
     OldWord { command: &["qemu-args"], old: "--disk-only", new: "--device-only" },
     OldWord { command: &["upgrade"], old: "--patience", new: "--deadline" },
+    OldWord { command: &["disk"], old: "twin", new: "migration-socket" },
+    OldWord { command: &["disk", "add"], old: "--twin", new: "--migration-socket" },
+    OldWord { command: &["qemu-args"], old: "--twin", new: "--migration-socket" },
+    OldWord { command: &["core", "add"], old: "--manners", new: "--yield-policy" },
+    OldWord { command: &["pci", "quiesce"], old: "--or-go-on", new: "--or-resume" },
 ];
+
+/// Options that may stand before a command and have a value in the next word.
+const WITH_VALUE: &[&str] = &["--socket", "--log"];
+
+impl OldWord {
+    /// Whether it is among `words`, behind the commands that know it.
+    fn used(&self, words: &[&str]) -> bool {
+        let mut commands = self.command.iter();
+        let mut next = commands.next();
+        for word in words {
+            match next {
+                Some(command) if word == command => next = commands.next(),
+                // Another command, or the name of one is the value of an option.
+                Some(_) if !word.starts_with('-') => return false,
+                Some(_) => {}
+                None if self.old.starts_with('-') => {
+                    let rest = word.strip_prefix(self.old);
+                    if rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('=')) {
+                        return true;
+                    }
+                }
+                None if word.starts_with('-') => {}
+                None => return *word == self.old,
+            }
+        }
+        false
+    }
+}
 
 /// A warning for each old word among the arguments of a command line that could be read.
 pub fn warnings(arguments: &[OsString]) -> Vec<String> {
-    let words: Vec<&str> =
-        arguments.iter().skip(1).filter_map(|word| word.to_str()).take_while(|word| *word != "--").collect();
-    let used = |word: &OldWord| {
-        let mut commands = word.command.iter().peekable();
-        let is_old = |said: &str| {
-            said.strip_prefix(word.old).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
-        };
-        // Options of a command stand behind its name.
-        words.iter().any(|said| match commands.peek() {
-            Some(command) => {
-                if said == *command {
-                    commands.next();
-                }
-                false
-            }
-            None => is_old(said),
-        })
-    };
-    let used = OLD_WORDS.iter().filter(|word| used(word));
+    let words = arguments.iter().skip(1).map(|word| word.to_str().unwrap_or_default());
+    let mut words = words.take_while(|word| *word != "--");
+    let mut said = Vec::new();
+    while let Some(word) = words.next() {
+        if WITH_VALUE.contains(&word) {
+            words.next();
+        } else {
+            said.push(word);
+        }
+    }
+    let used = OLD_WORDS.iter().filter(|word| word.used(&said));
     used.map(|word| format!("{} is deprecated: use {}", word.old, word.new)).collect()
 }
 
@@ -52,10 +77,14 @@ mod tests {
     use crate::args::Cli;
 
     /// The arguments and the value that a command with an old word needs.
-    fn line(word: &OldWord, option: &str) -> Vec<OsString> {
+    fn line(word: &OldWord, said: &str) -> Vec<OsString> {
         let line = match word.command {
-            ["qemu-args"] => format!("ioplane qemu-args web {option}"),
-            ["upgrade"] => format!("ioplane upgrade {option} 30"),
+            ["qemu-args"] => format!("ioplane qemu-args web {said}"),
+            ["upgrade"] => format!("ioplane --socket /run/disk upgrade {said} 30"),
+            ["disk"] => format!("ioplane disk --socket /run/x {said} web"),
+            ["disk", "add"] => format!("ioplane disk add web --memory 1M {said} /run/web.sock"),
+            ["core", "add"] => format!("ioplane -v core add {said}=nice"),
+            ["pci", "quiesce"] => format!("ioplane pci quiesce card {said}"),
             other => panic!("how is an old word of {other:?} used?"),
         };
         line.split(' ').map(OsString::from).collect()
@@ -76,22 +105,30 @@ mod tests {
     /// What is no option, or an option of another command, is none of them.
     #[test]
     fn other_uses_of_an_old_word_are_not_warned_of() {
-        for line in
-            ["ioplane disk add --disk-only", "ioplane qemu-args -- --disk-only", "ioplane --patience upgrade"]
-        {
+        for line in [
+            "ioplane disk add --disk-only",
+            "ioplane qemu-args -- --disk-only",
+            "ioplane --patience upgrade",
+            "ioplane disk show twin",
+            "ioplane --socket disk nic show twin",
+            "ioplane disk --socket twin list",
+        ] {
             let line: Vec<OsString> = line.split(' ').map(OsString::from).collect();
             assert_eq!(warnings(&line), [""; 0]);
         }
     }
 
     #[test]
-    fn every_alias_of_an_option_is_an_old_word_and_stands_in_the_changelog() {
+    fn every_alias_is_an_old_word_and_stands_in_the_changelog() {
         fn aliases(command: &clap::Command, all: &mut Vec<String>) {
             for argument in command.get_arguments() {
                 let hidden = argument.get_all_aliases().unwrap_or_default();
                 all.extend(hidden.iter().map(|alias| format!("--{alias}")));
             }
-            command.get_subcommands().for_each(|below| aliases(below, all));
+            for below in command.get_subcommands() {
+                all.extend(below.get_all_aliases().map(str::to_owned));
+                aliases(below, all);
+            }
         }
         let mut all = Vec::new();
         aliases(&Cli::command(), &mut all);

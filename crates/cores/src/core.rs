@@ -149,7 +149,7 @@ fn serve(
     {
         panel.cpu.store(cpu as i64, Ordering::Relaxed);
     }
-    if settings.manners == YieldPolicy::Nice {
+    if settings.yield_policy == YieldPolicy::Nice {
         thread::be_nice();
     }
     thread::sleep_precisely();

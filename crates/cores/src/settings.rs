@@ -60,7 +60,7 @@ pub struct CoreSettings {
     /// bounds what one guest's burst adds to another's latency.
     pub budget: Budget,
     /// Towards others on the same processor.
-    pub manners: YieldPolicy,
+    pub yield_policy: YieldPolicy,
 }
 
 impl Default for CoreSettings {
@@ -71,7 +71,7 @@ impl Default for CoreSettings {
             spin: Duration::from_millis(50),
             completion_wait: COMPLETION_WAIT,
             budget: Budget(64),
-            manners: YieldPolicy::default(),
+            yield_policy: YieldPolicy::default(),
         }
     }
 }

@@ -170,7 +170,7 @@ fn a_kick_that_nobody_asked_for_ends_one_sleep() {
 #[test]
 fn a_core_polls_on_beside_an_idle_queue_and_where_it_is_to_or_must() {
     let sleeper = one(settings());
-    let dedicated = one(CoreSettings { manners: YieldPolicy::Dedicated, ..settings() });
+    let dedicated = one(CoreSettings { yield_policy: YieldPolicy::Dedicated, ..settings() });
     let never = one(CoreSettings { completion_wait: Duration::ZERO, ..settings() });
     // What is below the queue does not tell when something has ended.
     let untold = one(settings());

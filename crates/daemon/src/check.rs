@@ -12,6 +12,8 @@ pub struct Checked {
     pub counts: [usize; 5],
     /// What of it this host lacks as far as that can be seen without opening it. A daemon starts without, and tries again.
     pub missing: Vec<Problem>,
+    /// Old names of keys. A daemon reads them, and says the same in its log.
+    pub warnings: Vec<Problem>,
 }
 
 /// Looks at `config`. Nothing is opened, locked or taken, so a daemon may be running with it. May block.
@@ -20,5 +22,5 @@ pub fn check(config: &Path) -> Result<Checked, Problems> {
     let missing = config.images(|_| true).err().map_or_else(Vec::new, |problems| problems.list);
     let Config { cores, disks, switches, nics, functions, .. } = &config;
     let counts = [cores.len(), disks.len(), switches.len(), nics.len(), functions.len()];
-    Ok(Checked { counts, missing, file: config.file })
+    Ok(Checked { counts, missing, warnings: config.warnings, file: config.file })
 }

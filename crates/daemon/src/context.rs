@@ -76,8 +76,8 @@ impl DaemonContext {
     }
 
     /// Where a second front end connects, if nobody says otherwise.
-    pub fn twin_socket(&self, name: &str) -> PathBuf {
-        self.run_dir.join(format!("{name}.twin.sock"))
+    pub fn migration_socket(&self, name: &str) -> PathBuf {
+        self.run_dir.join(format!("{name}.migration.sock"))
     }
 
     /// Takes a name and its sockets; says of what kind the holder of the name is if it is taken.
@@ -118,13 +118,16 @@ impl DaemonContext {
             .coded(Code::Exists));
         }
         let sockets: Vec<PathBuf> =
-            [self.socket(spec)].into_iter().chain(spec.twin().map(Path::to_owned)).collect();
+            [self.socket(spec)].into_iter().chain(spec.migration_socket().map(Path::to_owned)).collect();
         for (at, socket) in sockets.iter().enumerate() {
             self.check_socket(claims, kind, socket)?;
             if sockets[..at].contains(socket) {
-                let reason = format!("{} is the {kind}'s socket, and to be its second one", socket.display());
-                let refused = Refusal::conflict(reason, "give the second one a path of its own");
-                return Err(refused.coded(Code::Taken).at("twin"));
+                let reason = format!(
+                    "{} is the {kind}'s socket, and cannot be its migration socket too",
+                    socket.display()
+                );
+                let refused = Refusal::conflict(reason, "give the migration socket a path of its own");
+                return Err(refused.coded(Code::Taken).at("migration_socket"));
             }
         }
         claims.insert(spec.name().to_owned(), Claim { kind, sockets, port: spec.port() });

@@ -32,6 +32,7 @@ mod refusal;
 mod registry;
 mod reload;
 mod retry;
+mod retry_state;
 mod save;
 mod serve;
 mod served;
@@ -40,7 +41,6 @@ mod switches;
 mod taps;
 #[cfg(test)]
 mod tests;
-mod trouble;
 mod upgrade;
 
 use std::collections::BTreeMap;
@@ -60,7 +60,7 @@ use cores::Cores;
 use disk::Disk;
 use functions::{Card, Functions};
 use nic::Nic;
-use registry::{OnFailure, Registry, Shelved};
+use registry::{OnFailure, Registered, Registry};
 use served::ServedKind;
 use state_file::{DiskRecord, FunctionRecord, NicRecord, Record, StateFile};
 use switches::Switches;
@@ -313,12 +313,12 @@ impl Daemon {
     }
 
     /// Those of one kind.
-    async fn open<K: Shelved>(self: &Arc<Self>, start: Vec<Record<K::Spec>>) -> Result<()> {
+    async fn open<K: Registered>(self: &Arc<Self>, start: Vec<Record<K::Spec>>) -> Result<()> {
         let mut opening = tokio::task::JoinSet::new();
         for record in start {
             let daemon = self.clone();
             // What fails is in the log, and in every report.
-            opening.spawn(async move { K::shelf(&daemon).add(record, OnFailure::Keep).await.is_ok() });
+            opening.spawn(async move { K::registry(&daemon).add(record, OnFailure::Keep).await.is_ok() });
         }
         while let Some(opened) = opening.join_next().await {
             opened.with_context(|| format!("opening a {}", K::NAME))?;
@@ -374,7 +374,7 @@ fn take(run_dir: &Path, control: &Path) -> Result<std::fs::File> {
         .with_context(|| format!("make the run directory {} (run_dir in [daemon])", run_dir.display()))?;
     if std::os::unix::net::UnixStream::connect(control).is_ok() {
         bail!(
-            "another ioplane daemon listens on {}\n  to do: stop that one, or give this one another --socket",
+            "another ioplane daemon listens on {}\n  hint: stop that one, or give this one another --socket",
             control.display()
         );
     }
@@ -394,7 +394,7 @@ fn take(run_dir: &Path, control: &Path) -> Result<std::fs::File> {
         let alive = alive(holder);
         if errno != rustix::io::Errno::WOULDBLOCK || alive || Instant::now() >= end {
             bail!(
-                "the run directory {} is in use by another ioplane daemon (pid {holder})\n  to do: stop that one, or give this \
+                "the run directory {} is in use by another ioplane daemon (pid {holder})\n  hint: stop that one, or give this \
                  one another run_dir",
                 run_dir.display()
             );

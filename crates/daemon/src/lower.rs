@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
-    CoreSpec, DirectWord, EngineWord, FaultSpec, FaultWord, FunctionSpec, LinkWord, MannersWord, MemoryWord,
-    NotifyWord, VlanSpec,
+    CoreSpec, DirectWord, EngineWord, FaultSpec, FaultWord, FunctionSpec, LinkWord, MemoryWord, NotifyWord,
+    VlanSpec, YieldWord,
 };
 use ioplane_cores::{CoreSettings, Notify, YieldPolicy};
 use ioplane_device::Budget;
@@ -39,7 +39,7 @@ lower! {
         Polled => Notify::Polled,
         Notified => Notify::Notified,
     }
-    MannersWord => YieldPolicy {
+    YieldWord => YieldPolicy {
         Dedicated => YieldPolicy::Dedicated,
         Yields => YieldPolicy::Yields,
         Nice => YieldPolicy::Nice,
@@ -86,7 +86,7 @@ impl Lower for &CoreSpec {
             notify: self.notify.lower(),
             spin: Duration::from_micros(self.spin_us),
             budget: Budget(self.budget),
-            manners: self.manners.lower(),
+            yield_policy: self.yield_policy.lower(),
             ..CoreSettings::default()
         }
     }

@@ -12,7 +12,7 @@ use super::Daemon;
 use super::context::DaemonContext;
 use super::lower::Lower;
 use super::readings;
-use super::registry::{Registry, Shelved};
+use super::registry::{Registered, Registry};
 use super::served::{Queued, Served, ServedKind, Standing};
 use super::state_file::{Entries, NicRecord};
 use super::switches::Switches;
@@ -58,8 +58,8 @@ impl Nic {
     }
 }
 
-impl Shelved for Nic {
-    fn shelf(daemon: &Daemon) -> &Registry<Nic> {
+impl Registered for Nic {
+    fn registry(daemon: &Daemon) -> &Registry<Nic> {
         &daemon.nics
     }
 }

@@ -6,7 +6,7 @@ use ioplane_api::report::{
     Counts, Errors, FaultReport, FrameCounts, LearnedReport, NicQueueReport, PortReport, QueueReport, Role,
     VmReport,
 };
-use ioplane_api::spec::Mac;
+use ioplane_api::spec::MacAddress;
 use ioplane_device::{Histogram, MeterReading};
 use ioplane_host::vhost_user::{QueueStatus, Status};
 use ioplane_network::{Learned, PortReading, SideReading};
@@ -117,7 +117,7 @@ pub fn port(reading: PortReading) -> PortReport {
         uplink: reading.uplink,
         up: reading.up,
         isolated: reading.isolated,
-        mac: reading.mac.map(|mac| Mac(mac).to_string()),
+        mac: reading.mac.map(|mac| MacAddress(mac).to_string()),
         learned: reading.learned,
         waiting: reading.waiting as u64,
         sent_frames: reading.sent.frames,
@@ -132,7 +132,7 @@ pub fn port(reading: PortReading) -> PortReport {
 /// An address that a switch has learned.
 pub fn learned(learned: Learned) -> LearnedReport {
     LearnedReport {
-        mac: Mac(learned.mac).to_string(),
+        mac: MacAddress(learned.mac).to_string(),
         vlan: learned.vlan,
         port: learned.port,
         age_s: learned.age.as_secs(),

@@ -1,6 +1,6 @@
 //! Why the daemon did not do what it was asked: the one error of its API and of its inside.
 
-use ioplane_api::refusal::{Code, FieldError, Kind, RefusalBody};
+use ioplane_api::refusal::{Code, FieldError, RefusalBody, RefusalKind};
 use ioplane_api::spec::Flaw;
 
 /// A refusal. Nothing has changed.
@@ -22,7 +22,7 @@ pub struct Refusal {
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident $kind:ident,)*) => {
         $($(#[$doc])* pub fn $name(error: impl Into<String>, remedy: impl Into<String>) -> Self {
-            Refusal::new(Code::usual(Kind::$kind), error, remedy)
+            Refusal::new(Code::usual(RefusalKind::$kind), error, remedy)
         })*
     };
 }
@@ -95,9 +95,9 @@ impl Refusal {
     }
 }
 
-impl From<ioplane_host::vhost_user::Refusal> for Refusal {
-    fn from(refused: ioplane_host::vhost_user::Refusal) -> Self {
-        use ioplane_host::vhost_user::Refusal as Below;
+impl From<ioplane_host::vhost_user::HandleError> for Refusal {
+    fn from(refused: ioplane_host::vhost_user::HandleError) -> Self {
+        use ioplane_host::vhost_user::HandleError as Below;
         match refused {
             Below::Gone => Refusal::missing("the disk has been removed meanwhile", "see `ioplane disk list`"),
             Below::Connected => Refusal::guest_uses("disk"),

@@ -11,9 +11,9 @@ use tokio::sync::Notify;
 
 use super::Daemon;
 use super::context::DaemonContext;
+use super::retry_state::RetryState;
 use super::served::{GLANCE, Queued, ServedKind, Service, Standing};
 use super::state_file::Record;
-use super::trouble::RetryState;
 use crate::refusal::Refusal;
 
 /// How long stopping waits for the devices; then what is in flight stays in the journals, for the next daemon to replay.
@@ -59,10 +59,10 @@ pub enum OnFailure {
 /// Those that are served by name, and those that could not be with the reason.
 pub type Settled<K> = (Vec<(String, Arc<K>)>, Vec<(String, Refusal)>);
 
-/// A kind that a daemon has a shelf of.
-pub trait Shelved: ServedKind {
+/// A kind that a daemon has a registry of.
+pub trait Registered: ServedKind {
     /// All of this kind.
-    fn shelf(daemon: &Daemon) -> &Registry<Self>;
+    fn registry(daemon: &Daemon) -> &Registry<Self>;
 }
 
 /// All of one kind.

@@ -6,7 +6,7 @@ use super::Daemon;
 use super::disk::Disk;
 use super::functions::Card;
 use super::nic::Nic;
-use super::registry::{Registry, Shelved};
+use super::registry::{Registered, Registry};
 
 impl Daemon {
     /// Tries again, for as long as the daemon lives, what could not be served: each at its time, none waiting for another.
@@ -41,14 +41,14 @@ impl Daemon {
         }
     }
 
-    fn retry_due<K: Shelved>(self: &Arc<Self>) {
-        for name in K::shelf(self).due() {
+    fn retry_due<K: Registered>(self: &Arc<Self>) {
+        for name in K::registry(self).due() {
             let daemon = self.clone();
             tokio::spawn(async move {
-                let shelf: &Registry<K> = K::shelf(&daemon);
+                let registry: &Registry<K> = K::registry(&daemon);
                 // While everything is being handed over nothing is opened; a successor tries by itself.
-                let Ok(_leave) = daemon.may_change() else { return shelf.later(&name) };
-                let _ = shelf.retry(&name).await;
+                let Ok(_leave) = daemon.may_change() else { return registry.later(&name) };
+                let _ = registry.retry(&name).await;
             });
         }
     }

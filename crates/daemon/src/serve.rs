@@ -80,7 +80,7 @@ impl Signals {
     }
 }
 
-/// A daemon and its doors, from where it answers.
+/// A daemon and the sockets on which it answers.
 struct RunningDaemon {
     invocation: Invocation,
     daemon: Arc<Daemon>,
@@ -91,12 +91,13 @@ struct RunningDaemon {
 }
 
 async fn run(config: Config, invocation: Invocation) -> Result<()> {
+    config.log_warnings();
     let control = control_path(&config, invocation.socket.clone())?;
     let (folder, run_dir) = (control.parent().unwrap_or(Path::new("/")), run_dir(&config, &control));
     std::fs::create_dir_all(folder)
         .with_context(|| format!("make {} for the control socket", folder.display()))?;
     if let Some(flaw) = ioplane_api::spec::socket_flaw(&control) {
-        anyhow::bail!("{}\n  to do: {}", flaw.reason, flaw.remedy);
+        anyhow::bail!("{}\n  hint: {}", flaw.reason, flaw.remedy);
     }
 
     // Before anything is served: from here on a signal ends us cleanly.
@@ -131,18 +132,24 @@ async fn succeed(invocation: Invocation) -> Result<()> {
 
 /// Answers until the last signal.
 async fn attend(
-    house: RunningDaemon,
+    running: RunningDaemon,
     mut signals: Signals,
     mut opening: Option<JoinHandle<Result<()>>>,
-    report: Option<upgrade::Report>,
+    report: Option<upgrade::HandoverReport>,
 ) -> Result<()> {
-    let RunningDaemon { invocation, daemon, control, run_dir, listener, metrics } = house;
+    let RunningDaemon { invocation, daemon, control, run_dir, listener, metrics } = running;
     let place = SocketPath::of(&control);
     let (left, mut leaving) = watch::channel(None);
-    let doors = (listener.as_fd().try_clone_to_owned()?, metrics.as_ref().map(door).transpose()?);
-    let (door, metrics_door) = doors;
-    let gone =
-        Gone { invocation, control: control.clone(), run_dir, listener: door, metrics: metrics_door, left };
+    let copies = (listener.as_fd().try_clone_to_owned()?, metrics.as_ref().map(metrics_socket).transpose()?);
+    let (control_copy, metrics_copy) = copies;
+    let gone = Gone {
+        invocation,
+        control: control.clone(),
+        run_dir,
+        listener: control_copy,
+        metrics: metrics_copy,
+        left,
+    };
     let _ = daemon.gone.set(gone);
     let until = || {
         let mut leaving = leaving.clone();
@@ -220,7 +227,7 @@ async fn attend(
 }
 
 /// Address and a duplicate of a socket.
-fn door(listener: &TcpListener) -> std::io::Result<(SocketAddr, OwnedFd)> {
+fn metrics_socket(listener: &TcpListener) -> std::io::Result<(SocketAddr, OwnedFd)> {
     Ok((listener.local_addr()?, listener.as_fd().try_clone_to_owned()?))
 }
 

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use ioplane_api::report::{RetryReport, ServedState};
 use ioplane_api::spec::ServedSpec;
-use ioplane_host::vhost_user::{self, Handle, Lease, STOP_PATIENCE, ServerOptions, Status};
+use ioplane_host::vhost_user::{self, Handle, RingLease, STOP_PATIENCE, ServerOptions, Status};
 use ioplane_memory::Limits;
 use ioplane_virtio::VirtioDevice;
 
 use super::context::DaemonContext;
 use super::lower::Lower;
+use super::retry_state::RetryState;
 use super::state_file::{Entries, Record, StateFile};
-use super::trouble::RetryState;
 use crate::config::{Config, Place};
 use crate::refusal::Refusal;
 
@@ -148,7 +148,7 @@ pub trait Queued: ServedKind<Service = Served<Self>> {
     type Model: VirtioDevice;
 
     /// The same device for a second front end, the destination of a migration, if there can be one.
-    fn twin_of(_model: &Self::Model) -> Option<Self::Model> {
+    fn second_instance(_model: &Self::Model) -> Option<Self::Model> {
         None
     }
 }
@@ -203,10 +203,10 @@ fn write<K: ServedKind>(ledger: &StateFile, record: &Record<K::Spec>) -> Result<
 pub struct Served<K: Queued> {
     /// To talk to that task.
     pub handle: Handle<K::Model>,
-    /// To talk to the task of its second socket, if it has one.
+    /// To talk to the task of its migration socket, if it has one.
     pub(super) second: Mutex<Option<Handle<K::Model>>>,
     /// Behind which of the two its rings run.
-    pub(super) lease: Lease,
+    pub(super) lease: RingLease,
     /// What is written down of it.
     pub note: Arc<StateRecord<K>>,
     /// One change at a time.
@@ -218,10 +218,11 @@ impl<K: Queued> Served<K> {
     pub fn start(model: K::Model, record: Record<K::Spec>, ground: &DaemonContext) -> Result<Self, Refusal> {
         let socket = ground.socket(&record.now);
         let note = StateRecord::begin(record.clone(), &ground.ledger)?;
-        let lease = Lease::default();
-        let twin = record.now.twin().map(Path::to_owned).zip(K::twin_of(&model));
+        let lease = RingLease::default();
+        let second = record.now.migration_socket().map(Path::to_owned).zip(K::second_instance(&model));
         let handle = serve(model, socket, &record, ground, &lease)?;
-        let second = twin.map(|(socket, model)| serve(model, socket, &record, ground, &lease)).transpose()?;
+        let second =
+            second.map(|(socket, model)| serve(model, socket, &record, ground, &lease)).transpose()?;
         Ok(Served::with(handle, second, lease, note))
     }
 
@@ -229,7 +230,7 @@ impl<K: Queued> Served<K> {
     pub fn of(
         handle: Handle<K::Model>,
         second: Option<Handle<K::Model>>,
-        lease: Lease,
+        lease: RingLease,
         record: Record<K::Spec>,
         ground: &DaemonContext,
     ) -> Self {
@@ -244,7 +245,7 @@ impl<K: Queued> Served<K> {
     fn with(
         handle: Handle<K::Model>,
         second: Option<Handle<K::Model>>,
-        lease: Lease,
+        lease: RingLease,
         note: StateRecord<K>,
     ) -> Self {
         let (second, changing) = (Mutex::new(second), tokio::sync::Mutex::default());
@@ -269,7 +270,7 @@ impl<K: Queued> Served<K> {
         [Some(self.handle.clone()), self.second()].into_iter().flatten().collect()
     }
 
-    /// The hold on the instance behind the second socket.
+    /// The hold on the instance behind the migration socket.
     pub fn second(&self) -> Option<Handle<K::Model>> {
         self.second.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -332,7 +333,7 @@ impl<K: Queued> Service<K> for Served<K> {
     async fn stop(&self, force: bool) -> Result<(), Refusal> {
         let _changing = self.changing.lock().await;
         let refused = |refused| match refused {
-            vhost_user::Refusal::Connected => Refusal::guest_uses(K::NAME),
+            vhost_user::HandleError::Connected => Refusal::guest_uses(K::NAME),
             refused => refused.into(),
         };
         if let Some(second) = self.second() {
@@ -357,7 +358,7 @@ pub(super) fn serve<V: VirtioDevice, S: ServedSpec>(
     socket: PathBuf,
     record: &Record<S>,
     ground: &DaemonContext,
-    lease: &Lease,
+    lease: &RingLease,
 ) -> Result<Handle<V>, Refusal> {
     let handle = vhost_user::serve_leased(
         model,

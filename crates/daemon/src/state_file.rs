@@ -106,12 +106,12 @@ const MAX_BYTES: u64 = 8 << 20;
 pub enum StateFileError {
     /// It is not what we wrote.
     #[error(
-        "the state file {} is damaged: {why}\n  to do: it says which disks were added or changed at run time, and nothing was \
+        "the state file {} is damaged: {why}\n  hint: it says which disks were added or changed at run time, and nothing was \
          lost. Repair it, or go on with the configuration alone: mv {0} {0}.damaged", file.display()
     )]
     Damaged { file: PathBuf, why: String },
     /// The system said no.
-    #[error("the state file {}: {source}\n  to do: is its folder there, writable, and is there space?", file.display())]
+    #[error("the state file {}: {source}\n  hint: is its folder there, writable, and is there space?", file.display())]
     Os {
         /// The file.
         file: PathBuf,

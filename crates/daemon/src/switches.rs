@@ -20,8 +20,8 @@ use super::context::DaemonContext;
 use super::cores::CorePlacement;
 use super::readings;
 use super::registry::OnFailure;
+use super::retry_state::RetryState;
 use super::state_file::SwitchRecord;
-use super::trouble::RetryState;
 use crate::config::Config;
 use crate::refusal::Refusal;
 
@@ -51,7 +51,7 @@ enum Step {
 }
 
 /// What a successor needs to make one like it.
-pub enum Inheritance {
+pub enum SwitchHandover {
     /// Nothing: it has no uplink.
     Plain,
     /// Its uplink's open device and port.
@@ -184,7 +184,7 @@ impl Switches {
         if let Some(old) = old
             && let Err(refused) = end_tap(old)
         {
-            tracing::warn!(error = refused.error, "an uplink did not come to rest");
+            tracing::warn!(error = refused.error, "an uplink did not become quiescent");
         }
         let opened = self.open_uplink(&switch, &spec, OnFailure::Keep);
         let mut slots = self.slots();
@@ -213,7 +213,7 @@ impl Switches {
         })?)
     }
 
-    fn seating(&self, core: Option<u32>) -> CorePlacement {
+    fn placement(&self, core: Option<u32>) -> CorePlacement {
         CorePlacement { pool: self.ground.cores.pool().clone(), core, moved: BTreeMap::new() }
     }
 
@@ -229,18 +229,18 @@ impl Switches {
         }
         let tap = Tap::open(name, switch, PortOptions::new(name))?;
         super::taps::keep(name, &tap, &self.ground.ledger)?;
-        let running = Quiescent::new(tap).resume(&self.seating(spec.core)).map_err(|refused| {
+        let running = Quiescent::new(tap).resume(&self.placement(spec.core)).map_err(|refused| {
             Refusal::failed(format!("uplink {name}: {}", refused.error), "see `ioplane core list`")
         })?;
         Ok(Some(running))
     }
 
     /// Every switch, for a successor.
-    pub fn inheritance(&self) -> Result<Vec<(String, Inheritance)>, Refusal> {
+    pub fn handovers(&self) -> Result<Vec<(String, SwitchHandover)>, Refusal> {
         let slots = self.slots();
         let each = slots.iter().map(|(name, slot)| {
             let one = match (&slot.uplink, slot.broken()) {
-                (_, Some(why)) => Inheritance::Failed(why),
+                (_, Some(why)) => SwitchHandover::Failed(why),
                 (Some(uplink), None) => {
                     let file = uplink.device().file().try_clone_to_owned().map_err(|error| {
                         Refusal::failed(
@@ -248,9 +248,9 @@ impl Switches {
                             "is the limit on open files too low?",
                         )
                     })?;
-                    Inheritance::Uplink(file, uplink.device().port().clone())
+                    SwitchHandover::Uplink(file, uplink.device().port().clone())
                 }
-                (None, None) => Inheritance::Plain,
+                (None, None) => SwitchHandover::Plain,
             };
             Ok((name.clone(), one))
         });
@@ -275,12 +275,12 @@ impl Switches {
     }
 
     /// Brings the uplink of one to rest. Until [`Switches::resume_uplink`] the switch has none.
-    pub fn rest_uplink(&self, name: &str) -> Result<Quiescent<Tap>, Refusal> {
+    pub fn quiesce_uplink(&self, name: &str) -> Result<Quiescent<Tap>, Refusal> {
         let uplink = self.slots().get_mut(name).and_then(|slot| slot.uplink.take());
         let mut device = Lifecycle::from(uplink.ok_or_else(|| missing(name))?);
-        let seating = self.seating(self.slots().get(name).and_then(|slot| slot.record.now.core));
+        let placement = self.placement(self.slots().get(name).and_then(|slot| slot.record.now.core));
         let policy = QuiescePolicy { deadline: Instant::now() + REST, on_miss: OnMiss::Undrain };
-        let owner = &mut SimpleOwner { device: &mut device, placement: &seating };
+        let owner = &mut SimpleOwner { device: &mut device, placement: &placement };
         let why = match quiesce_blocking(owner, policy) {
             Ok(_) => match device.take() {
                 Ok(quiescent) => return Ok(quiescent),
@@ -288,7 +288,7 @@ impl Switches {
             },
             Err(error) => error.to_string(),
         };
-        let why = format!("the uplink of switch {name} does not come to rest: {why}");
+        let why = format!("the uplink of switch {name} does not become quiescent: {why}");
         let refused = Refusal::conflict(why, "an I/O core does not turn: see `ioplane core list`");
         if let Some(slot) = self.slots().get_mut(name) {
             slot.uplink = match device {
@@ -303,7 +303,7 @@ impl Switches {
     pub fn resume_uplink(&self, name: &str, uplink: Quiescent<Tap>) {
         let mut slots = self.slots();
         let Some(slot) = slots.get_mut(name) else { return };
-        match uplink.resume(&self.seating(slot.record.now.core)) {
+        match uplink.resume(&self.placement(slot.record.now.core)) {
             Ok(running) => slot.uplink = Some(running),
             Err(refused) => {
                 let why = format!("the uplink of switch {name}: {}", refused.error);
@@ -422,7 +422,7 @@ impl Switches {
     /// Moves the uplink of a switch to a core, and remembers it.
     pub fn move_uplink(&self, name: &str, queue: u16, core: u32) -> Result<(), Refusal> {
         self.ground.cores.check(core)?;
-        let seating = self.seating(Some(core));
+        let placement = self.placement(Some(core));
         let mut slots = self.slots();
         let slot = slots.get_mut(name).ok_or_else(|| missing(name))?;
         let Some(uplink) = slot.uplink.as_mut().filter(|_| queue == 0) else {
@@ -439,7 +439,7 @@ impl Switches {
         uplink.drain(&queues);
         uplink.wait_stopped(&queues, Instant::now() + REST);
         uplink
-            .undrain(&queues, &seating)
+            .undrain(&queues, &placement)
             .map_err(|error| Refusal::failed(error.to_string(), "see `ioplane core list`"))
     }
 
@@ -492,7 +492,7 @@ pub fn end_tap(running: Running<Tap>) -> Result<(), Refusal> {
 async fn end(uplink: Option<Running<Tap>>) {
     let Some(running) = uplink else { return };
     if let Err(refused) = super::served::blocking(move || end_tap(running)).await {
-        tracing::warn!(error = refused.error, "an uplink did not come to rest");
+        tracing::warn!(error = refused.error, "an uplink did not become quiescent");
     }
 }
 

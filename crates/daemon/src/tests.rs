@@ -1,4 +1,4 @@
-//! The state file as input, and how it comes together with the configuration; how a shelf is asked.
+//! The state file as input, and how it comes together with the configuration; how a registry is asked.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -233,14 +233,14 @@ fn hole_18_one_that_is_stuck_costs_the_others_nothing() {
     let ground = Arc::new(DaemonContext::new(cores, ledger, run_dir, control, SocketAccess::default()));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        let shelf: Registry<Stuck> = Registry::new(ground, Arc::new(()));
+        let registry: Registry<Stuck> = Registry::new(ground, Arc::new(()));
         let mut names: Vec<String> = (10..40).map(|number| format!("stuck{number}")).collect();
         names.insert(0, "quick".into());
         for name in &names {
-            shelf.add(DiskRecord::added(spec(name)), OnFailure::Forget).await.unwrap();
+            registry.add(DiskRecord::added(spec(name)), OnFailure::Forget).await.unwrap();
         }
         let begun = Instant::now();
-        let reports = shelf.report().await;
+        let reports = registry.report().await;
         // Thirty of them, one after the other, would be as many times that.
         assert!(begun.elapsed() < 5 * GLANCE, "{:?}", begun.elapsed());
         assert_eq!(reports[0], "quick answers");

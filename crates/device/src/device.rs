@@ -149,7 +149,7 @@ pub trait Device: Send + 'static {
     fn reset(&mut self, still: &QuiescenceProof);
 
     /// Hears every [`Change`] that the pollers of `queues` are told, before they are: those made later have to know it, and
-    /// a device that writes guest memory itself has to mark the dirty log too (law 6).
+    /// a device that writes guest memory itself has to mark the dirty log too (invariant 6).
     fn apply(&mut self, queues: &QueueSet, change: &Change) {
         let _ = (queues, change);
     }

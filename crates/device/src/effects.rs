@@ -13,7 +13,7 @@ const SUSPENDS: Duration = Duration::from_secs(5);
 
 impl<D: Device> Lifecycle<D> {
     /// One register access by the guest, with what it asks for carried out: queues started or stopped, a reset. `None`: the device is
-    /// held or away, nothing has happened, and the access has to wait (law 1). An error is about what it asked for; the access itself
+    /// held or away, nothing has happened, and the access has to wait (invariant 1). An error is about what it asked for; the access itself
     /// has been answered. `patience` is for queues that the guest stops: then they are suspended. Blocks for that long.
     pub fn access(
         &mut self,

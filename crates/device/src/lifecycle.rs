@@ -4,7 +4,7 @@
 use std::fmt;
 use std::task::{Context, Poll};
 
-use ioplane_memory::mutation::{Law, removed};
+use ioplane_memory::mutation::{Invariant, removed};
 
 use crate::device::{Device, DeviceError, Effect};
 use crate::quiescence::{Quiescent, Quiescing, Refused, Running};
@@ -210,8 +210,8 @@ impl<D: Device> Lifecycle<D> {
     pub fn undrain(&mut self, placement: &dyn Placement) -> Result<Vec<Effect>, LifecycleError> {
         self.step(|now| match now {
             Lifecycle::Quiescing(mut quiescing) => {
-                if removed(Law::GivesBack) && quiescing.with(|device| device.active().is_empty()) {
-                    // Law 5: a device without pollers has nothing else to take back but this. It is held as soon as it is still.
+                if removed(Invariant::GivesBack) && quiescing.with(|device| device.active().is_empty()) {
+                    // Invariant 5: a device without pollers has nothing else to take back but this. It is held as soon as it is still.
                     return (Lifecycle::Quiescing(quiescing), Ok(Vec::new()));
                 }
                 match quiescing.finish() {

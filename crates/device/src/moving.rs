@@ -25,7 +25,7 @@ pub enum MoveError {
 
 impl<D: Device> Running<D> {
     /// Brings `queue` to where `to` wants it: drained where it is, sat down there. No request is lost, done twice or
-    /// overtaken, since there is one poller at any time and it looks at the ring again when it sits down (law 2).
+    /// overtaken, since there is one poller at any time and it looks at the ring again when it sits down (invariant 2).
     ///
     /// Blocks until `deadline`, and then until the core has turned on which the queue stays; called by whoever owns the device, never on an I/O core. Owners that must not
     /// block do the same in their own way: [`Running::post_of`], [`Running::drain`], [`Running::stopped`] under a time

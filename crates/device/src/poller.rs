@@ -90,7 +90,7 @@ pub trait Poller: Any + Send {
 
     /// Called once by the seat before the first poll: the ring may have moved on while nobody looked. Looks at it again
     /// and signals the driver once, whatever it asked for: a crash can fall between the used index and the interrupt
-    /// (laws 2 and 3).
+    /// (invariants 2 and 3).
     fn resume(&mut self);
 
     /// The core is about to sleep: ask to be kicked, then look once more.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ioplane_memory::mutation::{Law, removed};
+use ioplane_memory::mutation::{Invariant, removed};
 
 use crate::Armed;
 use crate::context::CoreContext;
@@ -68,7 +68,7 @@ impl PollerSlot {
         let Some(poller) = self.poller.as_deref_mut() else { return PollOutcome::PARKED };
         if self.fresh {
             self.fresh = false;
-            if !removed(Law::SignalsOnce) {
+            if !removed(Invariant::SignalsOnce) {
                 poller.resume();
             }
         }
@@ -92,9 +92,9 @@ impl PollerSlot {
         }
     }
 
-    /// Whether the core must step this seat before it may sleep on it: true until the first step (law 2).
+    /// Whether the core must step this seat before it may sleep on it: true until the first step (invariant 2).
     pub fn must_look(&self) -> bool {
-        self.fresh && !removed(Law::LooksAgain)
+        self.fresh && !removed(Invariant::LooksAgain)
     }
 
     /// Carries out what the owner told this seat.

@@ -54,7 +54,7 @@ impl Interrupt for Irq {
 
 /// Has a guest use the disk, and says what happened.
 fn serve(backing: Arc<dyn Backing>) -> Result<String, Failure> {
-    // The VMM's guest memory. `Region::map` takes what a VMM has already.
+    // The VMM's guest memory. `MemoryRegion::map` takes what a VMM has already.
     let memory = Arc::new(GuestMap::anonymous(1 << 20)?);
     let options = BlkOptions {
         name: "disk".to_owned(),

@@ -4,12 +4,12 @@
 //! ```text
 //!   vCPU threads --access--> Front ---- Running ----- accesses served, their effects carried out
 //!   hardware's own --event-->  |        Quiescing --- accesses served: what the guest drives must be driven to stillness
-//!                              |        Held -------- accesses wait (law 1)
+//!                              |        Held -------- accesses wait (invariant 1)
 //!   one control thread --------+        Away -------- accesses wait: the device is being saved, loaded, replaced
 //!     quiesce, resume, take, ...        Closed ------ accesses fail
 //! ```
 //!
-//! The lock in here is taken by vCPU threads and the control plane, never by an I/O core: a poller comes home by a
+//! The lock in here is taken by vCPU threads and the control plane, never by an I/O core: a poller is parked by a
 //! lock-free doorstep.
 //!
 //! `examples/disk.rs` is a program that serves a disk with this crate and virtio, storage and cores.
@@ -25,7 +25,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-use ioplane_device::mutation::{Law, removed};
+use ioplane_device::mutation::{Invariant, removed};
 use ioplane_device::{
     Access, Device, DeviceError, Lifecycle, LifecycleError, Loaded, Placement, Quiescent, Refused,
     RegisterAddress,
@@ -51,7 +51,7 @@ pub enum SharedDeviceError {
     /// The device said no. It is in the state that it was in.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The guest asked for a stop, and neither draining nor suspending brought every queue home in time.
+    /// The guest asked for a stop, and neither draining nor suspending stopped every queue in time.
     #[error("queues did not stop when the guest asked for it: {0}")]
     Stuck(String),
 }
@@ -131,8 +131,8 @@ impl<D: Device> SharedDevice<D> {
             if let Some(done) = self.attempt(&mut inner, at, &mut op) {
                 return done;
             }
-            // Law 1: nothing that the guest does is lost; it waits until the device answers.
-            if removed(Law::KeepsWhatArrives) {
+            // Invariant 1: nothing that the guest does is lost; it waits until the device answers.
+            if removed(Invariant::KeepsWhatArrives) {
                 if let Access::Read(bytes) = op {
                     bytes.fill(0xff);
                 }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use ioplane_exits::{Names, Options, Report, Subject, Vm, Watch};
+use ioplane_exits::{Names, Report, Subject, Vm, Watch, WatchOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let vm = Vm::choose(words.first().map(String::as_str))?;
     let sample = words.get(2).map_or(Ok(1), |word| word.parse())?;
-    let mut watch = Watch::start(vm, Options { sample, ..Options::default() })?;
+    let mut watch = Watch::start(vm, WatchOptions { sample, ..WatchOptions::default() })?;
     eprintln!("watching");
     watch.turn(Duration::from_secs(words.get(1).map_or(Ok(5), |word| word.parse())?))?;
     let time = watch.stop()?;

@@ -24,7 +24,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 /// One record of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Record<'a> {
+pub enum PerfRecord<'a> {
     /// An event: when (CLOCK_MONOTONIC, ns) and the tracepoint's record.
     Event(u64, &'a [u8]),
     /// So many events found no room.
@@ -129,7 +129,7 @@ impl ThreadEvents {
     }
 
     /// Gives every record that has come to `take`.
-    pub fn drain(&mut self, take: impl FnMut(Record<'_>)) {
+    pub fn drain(&mut self, take: impl FnMut(PerfRecord<'_>)) {
         self.ring.drain(take);
     }
 
@@ -186,7 +186,7 @@ impl Ring {
         }
     }
 
-    fn drain(&mut self, mut take: impl FnMut(Record<'_>)) {
+    fn drain(&mut self, mut take: impl FnMut(PerfRecord<'_>)) {
         let head = self.positions().0.load(Ordering::Acquire);
         let mut tail = self.positions().1.load(Ordering::Relaxed);
         let mut bent = std::mem::take(&mut self.bent);
@@ -229,16 +229,16 @@ impl Drop for Ring {
     }
 }
 
-fn parse(kind: u32, body: &[u8]) -> Option<Record<'_>> {
+fn parse(kind: u32, body: &[u8]) -> Option<PerfRecord<'_>> {
     let word = |at: usize| Some(u64::from_ne_bytes(body.get(at..at + 8)?.try_into().ok()?));
     match kind {
         // Time, then the size of the tracepoint's record in four bytes, then that.
         PERF_RECORD_SAMPLE => {
             let size = u32::from_ne_bytes(body.get(8..12)?.try_into().ok()?) as usize;
-            Some(Record::Event(word(0)?, body.get(12..12usize.checked_add(size)?)?))
+            Some(PerfRecord::Event(word(0)?, body.get(12..12usize.checked_add(size)?)?))
         }
         // The event's number, then how many.
-        PERF_RECORD_LOST => Some(Record::Lost(word(8)?)),
+        PERF_RECORD_LOST => Some(PerfRecord::Lost(word(8)?)),
         _ => None,
     }
 }
@@ -252,10 +252,10 @@ mod tests {
         let mut sample = 7u64.to_ne_bytes().to_vec();
         sample.extend(4u32.to_ne_bytes());
         sample.extend([1, 2, 3, 4, 0, 0, 0, 0]);
-        assert_eq!(parse(PERF_RECORD_SAMPLE, &sample), Some(Record::Event(7, &[1, 2, 3, 4])));
+        assert_eq!(parse(PERF_RECORD_SAMPLE, &sample), Some(PerfRecord::Event(7, &[1, 2, 3, 4])));
         assert_eq!(parse(PERF_RECORD_SAMPLE, &sample[..14]), None);
         let lost = [9u64.to_ne_bytes(), 5u64.to_ne_bytes()].concat();
-        assert_eq!(parse(PERF_RECORD_LOST, &lost), Some(Record::Lost(5)));
+        assert_eq!(parse(PERF_RECORD_LOST, &lost), Some(PerfRecord::Lost(5)));
         assert_eq!(parse(PERF_RECORD_LOST, &lost[..8]), None);
         assert_eq!(parse(77, &lost), None);
     }

@@ -9,7 +9,7 @@ use foldhash::HashMap;
 
 use crate::event::{Detail, Event};
 use crate::reason::{Kind, Reason};
-use crate::runs::{Row, Runs};
+use crate::runs::{Runs, ThreadRun};
 
 /// So many different sites are told apart; what comes then is counted as one without a place.
 pub const SITES: usize = 1 << 16;
@@ -31,7 +31,7 @@ pub struct Site {
 
 /// What was counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct SiteCounts {
     /// How many exits.
     pub count: u64,
     /// Of these, whose end was seen too.
@@ -42,8 +42,8 @@ pub struct Tally {
     pub user: u64,
 }
 
-impl Tally {
-    pub(crate) fn add(&mut self, other: Tally) {
+impl SiteCounts {
+    pub(crate) fn add(&mut self, other: SiteCounts) {
         self.count += other.count;
         self.timed += other.timed;
         self.host_ns = self.host_ns.saturating_add(other.host_ns);
@@ -51,9 +51,9 @@ impl Tally {
     }
 }
 
-impl std::iter::Sum for Tally {
-    fn sum<I: Iterator<Item = Tally>>(all: I) -> Tally {
-        all.fold(Tally::default(), |mut sum, tally| {
+impl std::iter::Sum for SiteCounts {
+    fn sum<I: Iterator<Item = SiteCounts>>(all: I) -> SiteCounts {
+        all.fold(SiteCounts::default(), |mut sum, tally| {
             sum.add(tally);
             sum
         })
@@ -78,7 +78,7 @@ pub struct Thread {
     vcpu: Option<u32>,
     /// What KVM did before it told of the exit: Linux up to 6.1 answers some MSRs of AMD's guests at once.
     early: Option<Detail>,
-    row: Row,
+    row: ThreadRun,
     /// A slice of a sample has just begun.
     fresh: bool,
 }
@@ -89,14 +89,14 @@ pub struct Thread {
 /// from which to guess the seed.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
-    sites: HashMap<Site, Tally>,
-    vcpus: HashMap<u32, Tally>,
+    sites: HashMap<Site, SiteCounts>,
+    vcpus: HashMap<u32, SiteCounts>,
     /// Of those, host time in HLT and MWAIT, in ns.
     halted: HashMap<u32, u64>,
     /// Port accesses that come one after another.
     pub runs: Runs,
     /// Exits by what KVM did about them, where no exit was seen before.
-    consequences: HashMap<Site, Tally>,
+    consequences: HashMap<Site, SiteCounts>,
     /// Injected interrupts by vector.
     interrupts: HashMap<u8, u64>,
     /// How often the window for spinning guests changed.
@@ -172,7 +172,7 @@ impl Profile {
             Event::Nested => {
                 if let Some(pending) = &mut thread.pending {
                     (pending.site.nested, pending.site.rip) = (true, None);
-                    thread.row = Row::default();
+                    thread.row = ThreadRun::default();
                 }
             }
         }
@@ -182,7 +182,7 @@ impl Profile {
     pub fn lost(&mut self, thread: &mut Thread, records: u64) {
         self.lost_records += records;
         self.finish(thread, None);
-        thread.row = Row::default();
+        thread.row = ThreadRun::default();
     }
 
     /// The watch is over: the exit that a thread is in counts, its time does not.
@@ -206,13 +206,13 @@ impl Profile {
         }
         self.finish(thread, None);
         // The run that it was in may be the beginning of a longer one.
-        (thread.early, thread.row) = (None, Row::default());
+        (thread.early, thread.row) = (None, ThreadRun::default());
     }
 
     fn finish(&mut self, thread: &mut Thread, end: Option<u64>) {
         let Some(pending) = thread.pending.take() else { return };
         let time = end.and_then(|end| end.checked_sub(pending.at));
-        let tally = Tally {
+        let tally = SiteCounts {
             count: 1,
             timed: u64::from(time.is_some()),
             host_ns: time.unwrap_or(0),
@@ -230,7 +230,7 @@ impl Profile {
         }
     }
 
-    fn count(&mut self, mut site: Site, tally: Tally) {
+    fn count(&mut self, mut site: Site, tally: SiteCounts) {
         if self.sites.len() >= SITES && !self.sites.contains_key(&site) {
             self.crowded += tally.count;
             // By reason alone; there are few of those.
@@ -253,14 +253,14 @@ impl Profile {
         };
         let site = Site { reason: Reason::of_kind(kind), rip: None, detail, nested: false };
         if self.consequences.len() < SITES || self.consequences.contains_key(&site) {
-            self.consequences.entry(site).or_default().add(Tally { count: 1, ..Tally::default() });
+            self.consequences.entry(site).or_default().add(SiteCounts { count: 1, ..SiteCounts::default() });
         } else {
             self.crowded += 1;
         }
     }
 
     /// All sites. If no exit was ever seen, what KVM did about them.
-    pub fn sites(&self) -> impl Iterator<Item = (&Site, &Tally)> {
+    pub fn sites(&self) -> impl Iterator<Item = (&Site, &SiteCounts)> {
         let by_consequence = self.is_by_consequence();
         let sites = if by_consequence { &self.consequences } else { &self.sites };
         sites.iter()
@@ -277,7 +277,7 @@ impl Profile {
     }
 
     /// Each vCPU's share, by number.
-    pub fn vcpus(&self) -> Vec<(u32, Tally)> {
+    pub fn vcpus(&self) -> Vec<(u32, SiteCounts)> {
         let mut all: Vec<_> = self.vcpus.iter().map(|(vcpu, tally)| (*vcpu, *tally)).collect();
         all.sort_by_key(|(vcpu, _)| *vcpu);
         all
@@ -296,7 +296,7 @@ impl Profile {
     }
 
     /// The sum over all sites.
-    pub fn total(&self) -> Tally {
+    pub fn total(&self) -> SiteCounts {
         self.sites().map(|(_, tally)| *tally).sum()
     }
 }
@@ -343,7 +343,7 @@ mod tests {
         }
         let (site, tally) = profile.sites().next().unwrap();
         assert_eq!((site.detail, site.rip), (mmio, Some(0x99)));
-        assert_eq!(*tally, Tally { count: 1, timed: 1, host_ns: 30, user: 1 });
+        assert_eq!(*tally, SiteCounts { count: 1, timed: 1, host_ns: 30, user: 1 });
         assert_eq!(profile.vcpus(), [(0, *tally)]);
     }
 
@@ -491,7 +491,7 @@ mod tests {
         profile.take(&mut thread, 9, ENTRY);
         profile.take(&mut thread, 10, exit(0x78, 1));
         profile.end(&mut thread);
-        assert_eq!(profile.total(), Tally { count: 3, ..Tally::default() });
+        assert_eq!(profile.total(), SiteCounts { count: 3, ..SiteCounts::default() });
         assert_eq!(profile.lost_records, 3);
     }
 

@@ -53,7 +53,7 @@ impl Run {
 
 /// The run that a thread is in.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Row {
+pub struct ThreadRun {
     run: Run,
     /// The last access, and its instruction.
     last: Option<(u64, Step)>,
@@ -71,7 +71,7 @@ pub struct Runs {
 
 impl Runs {
     /// Takes a thread's next exit. What the guest did not cause is passed over; anything else but a port ends the run.
-    pub(crate) fn exit(&mut self, row: &mut Row, kind: Kind, rip: u64, detail: Detail) {
+    pub(crate) fn exit(&mut self, row: &mut ThreadRun, kind: Kind, rip: u64, detail: Detail) {
         match (kind, detail) {
             // It is opened for an interrupt, which is delivered now.
             (Kind::InterruptWindow, _) => self.end(row),
@@ -102,13 +102,13 @@ impl Runs {
     }
 
     /// Nothing was seen until now: the first run that ends does not count.
-    pub(crate) fn fresh(&mut self, row: &mut Row) {
-        *row = Row { torn: true, ..Row::default() };
+    pub(crate) fn fresh(&mut self, row: &mut ThreadRun) {
+        *row = ThreadRun { torn: true, ..ThreadRun::default() };
     }
 
     /// The guest does something else now. A single access is no run.
-    pub(crate) fn end(&mut self, row: &mut Row) {
-        let Row { run, torn, .. } = std::mem::take(row);
+    pub(crate) fn end(&mut self, row: &mut ThreadRun) {
+        let ThreadRun { run, torn, .. } = std::mem::take(row);
         if torn || run.length < 2 {
             return;
         }
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn one_instruction_that_writes_six_ports_in_a_row() {
-        let (mut runs, mut row) = (Runs::default(), Row::default());
+        let (mut runs, mut row) = (Runs::default(), ThreadRun::default());
         for _ in 0..50 {
             for port in 0x1f2..=0x1f7 {
                 runs.exit(&mut row, Kind::Port, 7, out(port));
@@ -162,7 +162,7 @@ mod tests {
         let other =
             [(Kind::InterruptWindow, 7), (Kind::HostInterrupt, 0xffff_8000), (Kind::Timer, 7 + 2 * NEAR)];
         for (kind, rip) in other {
-            let (mut runs, mut row) = (Runs::default(), Row::default());
+            let (mut runs, mut row) = (Runs::default(), ThreadRun::default());
             runs.exit(&mut row, Kind::Port, 7, out(0x1f2));
             runs.exit(&mut row, Kind::Port, 9, out(0x1f3));
             runs.exit(&mut row, kind, rip, Detail::Nothing);
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn what_is_not_in_a_row_is_no_run() {
-        let (mut runs, mut row) = (Runs::default(), Row::default());
+        let (mut runs, mut row) = (Runs::default(), ThreadRun::default());
         for port in [0x1f2, 0x1f3, 0x1f4].repeat(20) {
             runs.exit(&mut row, Kind::Port, u64::from(port), out(port));
             runs.exit(&mut row, Kind::Halt, 9, Detail::Nothing);
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_loop_within_a_run_ends_it() {
-        let (mut runs, mut row) = (Runs::default(), Row::default());
+        let (mut runs, mut row) = (Runs::default(), ThreadRun::default());
         for (rip, port) in [(1, 0x70), (2, 0x71), (3, 0x64), (3, 0x64), (3, 0x64), (4, 0x60)] {
             runs.exit(&mut row, Kind::Port, rip, out(port));
         }
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn long_runs_and_many_runs_are_bounded() {
-        let (mut runs, mut row) = (Runs::default(), Row::default());
+        let (mut runs, mut row) = (Runs::default(), ThreadRun::default());
         for rip in 0..2 * RUNS as u64 {
             for port in 0..40 {
                 runs.exit(&mut row, Kind::Port, rip + u64::from(port), out(port));

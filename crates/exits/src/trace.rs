@@ -86,7 +86,7 @@ impl Losses {
 
 /// An instance of tracefs that is ours. It goes with this value.
 #[derive(Debug)]
-pub struct Instance {
+pub struct TraceInstance {
     folder: PathBuf,
     events: Vec<&'static str>,
     rings: Vec<File>,
@@ -100,9 +100,9 @@ pub struct Instance {
     _claim: Claim,
 }
 
-impl Instance {
-    /// Makes one below the root of tracefs for tracepoints of KVM. Nothing is recorded before [`Instance::enable`].
-    pub fn new(root: &Path, events: Vec<&'static str>) -> Result<Instance> {
+impl TraceInstance {
+    /// Makes one below the root of tracefs for tracepoints of KVM. Nothing is recorded before [`TraceInstance::enable`].
+    pub fn new(root: &Path, events: Vec<&'static str>) -> Result<TraceInstance> {
         let page = Page::parse(&at_once(&root.join("events/header_page"))?).ok_or_else(|| {
             ExitsError::Malformed {
                 path: root.join("events/header_page"),
@@ -112,7 +112,7 @@ impl Instance {
         let claim = Claim::new(root)?;
         let folder = claim.folder().to_owned();
         // From here on it goes with the value, whatever fails.
-        let mut instance = Instance {
+        let mut instance = TraceInstance {
             folder,
             events,
             rings: Vec::new(),
@@ -251,7 +251,7 @@ fn settled(waiting: &mut Vec<Traced>, horizon: u64) -> Vec<Traced> {
     std::mem::replace(waiting, rest)
 }
 
-impl Drop for Instance {
+impl Drop for TraceInstance {
     fn drop(&mut self) {
         // It cannot be removed while its rings are open; then its claim does that.
         self.rings.clear();

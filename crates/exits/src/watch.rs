@@ -10,11 +10,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::error::{ExitsError, Result};
 use crate::event::{Decoder, Event};
-use crate::perf::{Record, ThreadEvents};
+use crate::perf::{PerfRecord, ThreadEvents};
 use crate::profile::{Profile, Thread};
 use crate::slices::Slices;
 use crate::totals::Totals;
-use crate::trace::{Instance, Losses, Traced};
+use crate::trace::{Losses, TraceInstance, Traced};
 use crate::tracefs::Tracefs;
 use crate::vm::Vm;
 
@@ -48,22 +48,22 @@ pub enum Source {
 
 /// How to watch.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct WatchOptions {
     /// Record one part of the time of so many, in slices at random; 1 for all of it.
     pub sample: u64,
     /// Where events come from.
     pub source: Source,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options { sample: 1, source: Source::Any }
+impl Default for WatchOptions {
+    fn default() -> WatchOptions {
+        WatchOptions { sample: 1, source: Source::Any }
     }
 }
 
 /// How much was seen, and how much not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct WatchCounts {
     /// `kvm_exit` as counted by perf in the kernel, recorded or not.
     pub counted: u64,
     /// Hits of all tracepoints that we asked for, counted likewise.
@@ -90,13 +90,13 @@ struct Watched {
 pub struct Watch {
     vm: Vm,
     decoder: Decoder,
-    options: Options,
+    options: WatchOptions,
     threads: BTreeMap<u32, Watched>,
-    trace: Option<Instance>,
+    trace: Option<TraceInstance>,
     /// Why events come by tracefs.
     forbidden: Option<String>,
     profile: Profile,
-    seen: Seen,
+    seen: WatchCounts,
     before: Option<Totals>,
     after: Option<Totals>,
     begun: Instant,
@@ -113,7 +113,7 @@ pub struct Watch {
 
 impl Watch {
     /// Begins to watch.
-    pub fn start(vm: Vm, options: Options) -> Result<Watch> {
+    pub fn start(vm: Vm, options: WatchOptions) -> Result<Watch> {
         let tracefs = Tracefs::find()?;
         let decoder = Decoder::new(&tracefs)?;
         // What killed ones have left costs every VM of this host.
@@ -122,12 +122,12 @@ impl Watch {
         let now = Instant::now();
         let mut watch = Watch {
             decoder,
-            options: Options { sample: options.sample.max(1), ..options },
+            options: WatchOptions { sample: options.sample.max(1), ..options },
             threads: BTreeMap::new(),
             trace: None,
             forbidden: None,
             profile: Profile::default(),
-            seen: Seen::default(),
+            seen: WatchCounts::default(),
             before: None,
             after: None,
             begun: now,
@@ -140,7 +140,7 @@ impl Watch {
         };
         let names = watch.decoder.names();
         if options.source == Source::Tracefs {
-            watch.trace = Some(Instance::new(tracefs.root(), names)?);
+            watch.trace = Some(TraceInstance::new(tracefs.root(), names)?);
             watch.scan()?;
         } else if let Err(error) = watch.scan() {
             let refused = matches!(&error, ExitsError::Forbidden { .. } | ExitsError::Os { .. });
@@ -149,10 +149,10 @@ impl Watch {
             }
             // Some threads may have been opened before the one that was refused.
             watch.threads.clear();
-            watch.seen = Seen::default();
+            watch.seen = WatchCounts::default();
             // Two doors are shut: the first one's words, and the second one's.
             watch.trace =
-                Some(Instance::new(tracefs.root(), names).map_err(|second| ExitsError::Both {
+                Some(TraceInstance::new(tracefs.root(), names).map_err(|second| ExitsError::Both {
                     perf: Box::new(error),
                     tracefs: Box::new(second),
                 })?);
@@ -283,7 +283,7 @@ impl Watch {
     }
 
     /// How much was seen so far.
-    pub fn seen(&self) -> Seen {
+    pub fn seen(&self) -> WatchCounts {
         let mut seen = self.seen;
         for events in self.threads.values().filter_map(|watched| watched.events.as_ref()) {
             add_counts(&mut seen, events);
@@ -391,13 +391,13 @@ impl Watch {
         let Some(Watched { events: Some(events), thread }) = self.threads.get_mut(&id) else { return };
         let (profile, seen, decoder) = (&mut self.profile, &mut self.seen, &self.decoder);
         events.drain(|record| match record {
-            Record::Event(at, bytes) => {
+            PerfRecord::Event(at, bytes) => {
                 seen.records += 1;
                 if let Some(event) = decoder.decode(bytes) {
                     profile.take(thread, at, event);
                 }
             }
-            Record::Lost(count) => profile.lost(thread, count),
+            PerfRecord::Lost(count) => profile.lost(thread, count),
         });
     }
 
@@ -505,7 +505,7 @@ fn wait(fds: &mut [PollFd<'_>], time: Duration) -> Result<()> {
     }
 }
 
-fn add_counts(seen: &mut Seen, events: &ThreadEvents) {
+fn add_counts(seen: &mut WatchCounts, events: &ThreadEvents) {
     if let Ok(counts) = events.counts() {
         seen.counted += counts.first().copied().unwrap_or(0);
         seen.events += counts.iter().sum::<u64>();

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ioplane_memory::Region;
+use ioplane_memory::MemoryRegion;
 use ioplane_pci::{BarMap, Identity, Irq, Irqs, Wire, WireError};
 
 use crate::ranges::Ranges;
@@ -147,7 +147,7 @@ pub trait Hardware: Send + 'static {
 
     /// Lets the function reach `region` at bus addresses `iova ..`, for reading and, if it is writable, for writing. The region stays mapped until
     /// [`Hardware::unmap`] or drop; the implementation keeps it alive.
-    fn map(&mut self, iova: u64, region: &Region) -> Result<(), HardwareError>;
+    fn map(&mut self, iova: u64, region: &MemoryRegion) -> Result<(), HardwareError>;
 
     /// Takes that back, exactly as it was mapped. When it returns the function reaches it no more.
     fn unmap(&mut self, iova: u64, len: u64) -> Result<(), HardwareError>;

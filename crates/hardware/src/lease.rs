@@ -108,7 +108,7 @@ impl Drop for Lease {
 
 /// A function that a dead process had leased.
 #[derive(Debug)]
-pub struct Recovered {
+pub struct RecoveredLease {
     /// Which.
     pub address: PciAddress,
     /// Whether it has its own driver again.
@@ -116,11 +116,11 @@ pub struct Recovered {
 }
 
 /// Gives back what processes had leased that are dead now. What somebody else has bound to another driver meanwhile is left alone.
-pub fn recover(root: &Path, folder: &Path) -> Vec<Recovered> {
+pub fn recover(root: &Path, folder: &Path) -> Vec<RecoveredLease> {
     recover_in(&Sysfs::new(root), folder)
 }
 
-fn recover_in(sysfs: &Sysfs<'_>, folder: &Path) -> Vec<Recovered> {
+fn recover_in(sysfs: &Sysfs<'_>, folder: &Path) -> Vec<RecoveredLease> {
     let end = Instant::now() + RECOVERY;
     let mut all = records(folder);
     all.sort_by_key(|(address, _)| *address);
@@ -128,9 +128,9 @@ fn recover_in(sysfs: &Sysfs<'_>, folder: &Path) -> Vec<Recovered> {
         let (_lock, record) = match open(address, &path) {
             Ok(Some(opened)) => opened,
             Ok(None) | Err(LeaseError::Leased(_)) => return None,
-            Err(error) => return Some(Recovered { address, outcome: Err(error) }),
+            Err(error) => return Some(RecoveredLease { address, outcome: Err(error) }),
         };
-        Some(Recovered { address, outcome: give_back(sysfs, &record, &path, end) })
+        Some(RecoveredLease { address, outcome: give_back(sysfs, &record, &path, end) })
     };
     all.into_iter().filter_map(one).collect()
 }

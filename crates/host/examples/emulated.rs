@@ -10,7 +10,7 @@ use ioplane_device::{OnMiss, QuiescePolicy, Quiescent};
 use ioplane_host::vfio_user::{Handle, Options, serve};
 use ioplane_memory::GuestMap;
 use ioplane_network::{PortOptions, Switch, SwitchSettings, Tap};
-use ioplane_nic::Counts;
+use ioplane_nic::ChipCounts;
 use ioplane_nic::ne2000::{Ne2000, Ne2000Options};
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
 use ioplane_pci::Function;
@@ -39,7 +39,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-fn show<F: Function>(card: F, socket: &str, counts: fn(&F) -> Counts) -> Result<(), Failure> {
+fn show<F: Function>(card: F, socket: &str, counts: fn(&F) -> ChipCounts) -> Result<(), Failure> {
     let nowhere = Arc::new(Pool::new());
     let running = Quiescent::new(card).resume(&*nowhere).map_err(|refused| refused.error)?;
     let handle = serve(running, nowhere, Options::new(socket))?;

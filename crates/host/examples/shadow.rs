@@ -18,7 +18,7 @@ use ioplane_device::{Access, Interrupt, RegisterAddress};
 use ioplane_embed::SharedDevice;
 use ioplane_memory::{GuestMap, GuestView};
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
-use ioplane_passthrough::monitor::{Monitor, Options};
+use ioplane_passthrough::monitor::{Monitor, MonitorOptions};
 use ioplane_passthrough::rtl8139::MODEL;
 use ioplane_pci::{Function, Irq, Touch, Wire};
 use ioplane_testkit::hand::HandCore;
@@ -100,7 +100,7 @@ impl Guest {
         let options = Rtl8139Options { name: "card".into(), mac: OWN };
         let card = Rtl8139::new(options, Arc::new(GuestMap::default()), lan.port.clone())?;
         let (hardware, bench) = Simulated::new("simulated", card)?;
-        let mut monitor = Monitor::new(hardware, &MODEL, Options::new("card"))?;
+        let mut monitor = Monitor::new(hardware, &MODEL, MonitorOptions::new("card"))?;
         monitor.grow_memory(map.clone())?;
         monitor.wire(Irq::Intx, 0, Wire::Call(Some(Arc::new(Bell))))?;
         let vm = Kvm::new()?.create_vm()?;

@@ -1,4 +1,4 @@
-//! A NIC that no machine has, under watch, for any VMM: `watched CHIP SOCKET TAP` serves a simulated `rtl8139` or `ne2000` under the monitor by
+//! A NIC that no machine has, mediated, for any VMM: `watched CHIP SOCKET TAP` serves a simulated `rtl8139` or `ne2000` under the monitor by
 //! vfio-user, its wire the TAP interface. For trying models and monitors with real drivers where there is no VFIO.
 //!
 //! Each line on standard input is answered by one line of JSON:
@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 
 use ioplane_cores::{CoreSettings, Pool};
 use ioplane_device::{OnMiss, QuiescePolicy, Quiescent, Stop};
-use ioplane_host::vfio_user::{Handle, Options as Service, serve};
+use ioplane_host::vfio_user::{Handle, Options, serve};
 use ioplane_memory::GuestMap;
 use ioplane_network::{PortOptions, Switch, SwitchSettings, Tap};
 use ioplane_nic::ne2000::{Ne2000, Ne2000Options};
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
-use ioplane_passthrough::monitor::{Monitor, Options};
+use ioplane_passthrough::monitor::{Monitor, MonitorOptions};
 use ioplane_pci::Function;
 use ioplane_testkit::simulated::{Bench, Simulated};
 
@@ -69,10 +69,10 @@ fn watch<F: Function>(card: F, socket: &str) -> Result<(), Failure> {
     let identity = ioplane_hardware::Hardware::identity(&hardware);
     let model = ioplane_passthrough::catalog::find(identity.vendor, identity.device, identity.revision)
         .ok_or("no model fits this card")?;
-    let monitor = Monitor::new(hardware, model, Options::new("card"))?;
+    let monitor = Monitor::new(hardware, model, MonitorOptions::new("card"))?;
     let nowhere = Arc::new(Pool::new());
     let running = Quiescent::new(monitor).resume(&*nowhere).map_err(|refused| refused.error)?;
-    let handle = serve(running, nowhere, Service::new(socket))?;
+    let handle = serve(running, nowhere, Options::new(socket))?;
     eprintln!("ready");
     for line in std::io::stdin().lines() {
         let line = line?;

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use ioplane_cores::{CoreSettings, Pool};
 use ioplane_host::vhost_user::{
-    Adopted, HandOverError, Handle, Lease, Parcel, STOP_PATIENCE, ServerOptions, adopt, serve,
+    Adopted, HandOverError, Handle, Parcel, RingLease, STOP_PATIENCE, ServerOptions, adopt, serve,
 };
 use ioplane_storage::filter::Stall;
 use ioplane_storage::{Backing, MemoryBacking};
-use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
+use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
 use ioplane_testkit::front::{Front, Wants};
 use ioplane_virtio::blk::{Blk, BlkOptions};
 
@@ -66,7 +66,7 @@ impl Rig {
     }
 
     fn adopt(&self, queues: u16, parcel: Parcel) -> Result<Adopted<Blk>, HandOverError> {
-        adopt(self.model(queues), self.options(), STOP_PATIENCE, Lease::default(), parcel)
+        adopt(self.model(queues), self.options(), STOP_PATIENCE, RingLease::default(), parcel)
     }
 
     /// Goes on with what `parcel` says.
@@ -98,9 +98,9 @@ impl Guest {
         Guest { front, disks, _memory: memory }
     }
 
-    fn submit(&mut self, queue: u16, op: Op, sector: u64, fill: u8) {
+    fn submit(&mut self, queue: u16, op: DiskOp, sector: u64, fill: u8) {
         let disk = &mut self.disks[usize::from(queue)];
-        if op == Op::Write {
+        if op == DiskOp::Write {
             disk.write_data(disk.next().unwrap(), &[fill; 4096]).unwrap();
         }
         disk.submit(op, sector, 4096).unwrap();
@@ -124,9 +124,9 @@ impl Guest {
 
     fn works(&mut self, fill: u8) {
         for queue in 0..QUEUES {
-            self.submit(queue, Op::Write, 8, fill);
+            self.submit(queue, DiskOp::Write, 8, fill);
             assert_eq!(self.answer(queue).0, 0);
-            self.submit(queue, Op::Read, 8, 0);
+            self.submit(queue, DiskOp::Read, 8, 0);
             assert_eq!(self.answer(queue), (0, fill));
         }
     }
@@ -147,7 +147,7 @@ fn a_device_goes_over_and_its_front_end_does_not_notice() {
             files: held.parcel.files.iter().map(|file| file.try_clone().unwrap()).collect(),
         };
         // Asked while nobody serves the rings: the kick and the request wait.
-        guest.submit(0, Op::Read, 8, 0);
+        guest.submit(0, DiskOp::Read, 8, 0);
         let (next, waited) = rig.succeed(parcel);
         println!("waited {waited:?}");
         assert_eq!(guest.answer(0), (0, round - 1));
@@ -169,8 +169,8 @@ fn what_is_in_flight_is_done_again_once() {
     let handle = rig.serve();
     let mut guest = Guest::boot(&handle);
     rig.stall.stall();
-    guest.submit(0, Op::Write, 16, 7);
-    guest.submit(1, Op::Write, 24, 9);
+    guest.submit(0, DiskOp::Write, 16, 7);
+    guest.submit(1, DiskOp::Write, 24, 9);
     // Until the core has taken both: a device that has taken nothing is drained.
     let held = loop {
         let held = rig.runtime.block_on(handle.hand_over(Duration::from_millis(20))).unwrap();
@@ -187,7 +187,7 @@ fn what_is_in_flight_is_done_again_once() {
     held.give_away();
     let (next, _) = rig.succeed(parcel);
     assert_eq!((guest.answer(0).0, guest.answer(1).0), (0, 0));
-    guest.submit(0, Op::Read, 16, 0);
+    guest.submit(0, DiskOp::Read, 16, 0);
     assert_eq!(guest.answer(0), (0, 7));
     guest.works(3);
     // Counts are published now and then.
@@ -210,7 +210,7 @@ fn a_device_that_is_taken_back_or_forgotten_goes_on_where_it_was() {
     let mut guest = Guest::boot(&handle);
     for round in 1..4 {
         let held = rig.runtime.block_on(handle.hand_over(DRAIN)).unwrap();
-        guest.submit(0, Op::Read, 8, 0);
+        guest.submit(0, DiskOp::Read, 8, 0);
         match round {
             1 => rig.runtime.block_on(held.take_back()),
             _ => drop(held),

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_cores::{CoreSettings, Pool};
-use ioplane_host::vhost_user::{Handle, Lease, ServerOptions, Status, serve_leased};
+use ioplane_host::vhost_user::{Handle, RingLease, ServerOptions, Status, serve_leased};
 use ioplane_storage::filter::Stall;
 use ioplane_storage::{Backing, MemoryBacking};
-use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
+use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
 use ioplane_testkit::front::{Front, Wants};
 use ioplane_virtio::blk::{Blk, BlkOptions};
 
@@ -39,9 +39,9 @@ impl Served {
             read_only: false,
             logical_block: None,
         };
-        let lease = Lease::default().with_patience(patience);
+        let lease = RingLease::default().with_patience(patience);
         let first = Blk::new(options, backing);
-        let second = first.twin();
+        let second = first.second_instance();
         let serve = |model: Blk, name: &str| {
             let _inside = runtime.enter();
             let socket = directory.path().join(name);
@@ -104,13 +104,13 @@ impl Guest {
     }
 
     /// Makes a request available and kicks.
-    fn submit(&mut self, front: &mut Front, queue: u16, op: Op, sector: u64, data: u8) {
+    fn submit(&mut self, front: &mut Front, queue: u16, op: DiskOp, sector: u64, data: u8) {
         let disk = &mut self.disks[usize::from(queue)];
         let token = disk.next().unwrap();
-        if op == Op::Write {
+        if op == DiskOp::Write {
             disk.write_data(token, &[data; 4096]).unwrap();
         }
-        disk.submit(op, sector, if op == Op::Flush { 0 } else { 4096 }).unwrap();
+        disk.submit(op, sector, if op == DiskOp::Flush { 0 } else { 4096 }).unwrap();
         front.kick(queue);
     }
 
@@ -133,9 +133,9 @@ impl Guest {
     fn works(&mut self, front: &mut Front, seed: u8) {
         for queue in 0..2 {
             let (sector, data) = (u64::from(queue) * 8, seed ^ queue as u8);
-            self.submit(front, queue, Op::Write, sector, data);
+            self.submit(front, queue, DiskOp::Write, sector, data);
             self.answer(queue);
-            self.submit(front, queue, Op::Read, sector, 0);
+            self.submit(front, queue, DiskOp::Read, sector, 0);
             assert_eq!(self.answer(queue), data);
         }
     }
@@ -143,7 +143,7 @@ impl Guest {
     /// What was written last, as another front end finds it.
     fn finds(&mut self, front: &mut Front, seed: u8) {
         for queue in 0..2 {
-            self.submit(front, queue, Op::Read, u64::from(queue) * 8, 0);
+            self.submit(front, queue, DiskOp::Read, u64::from(queue) * 8, 0);
             assert_eq!(self.answer(queue), seed ^ queue as u8);
         }
     }
@@ -198,7 +198,7 @@ fn a_destination_that_starts_early_waits_for_the_last_ring() {
     destination.share_table(&early.memory).unwrap();
     early.start(&mut destination);
     assert!(served.status(1).waiting && !served.status(1).owner);
-    early.submit(&mut destination, 0, Op::Read, 0, 0);
+    early.submit(&mut destination, 0, DiskOp::Read, 0, 0);
     guest.works(&mut source, 2);
     let first = source.stop(0).unwrap();
     assert!(served.status(1).waiting, "one ring of the source still runs");
@@ -212,7 +212,7 @@ fn a_destination_that_starts_early_waits_for_the_last_ring() {
     guest.bases = [first, second];
     guest.start(&mut source);
     assert!(served.status(0).waiting);
-    guest.submit(&mut source, 0, Op::Read, 0, 0);
+    guest.submit(&mut source, 0, DiskOp::Read, 0, 0);
     early.stop(&destination);
     assert_eq!(guest.answer(0), 3);
 }
@@ -352,8 +352,8 @@ fn requests_that_hang_at_the_source_are_done_at_the_destination() {
     guest.works(&mut source, 1);
     stalled.stall();
     for sector in 0..8 {
-        guest.submit(&mut source, 0, Op::Write, 64 + sector * 8, 100 + sector as u8);
-        guest.submit(&mut source, 0, Op::Read, 0, 0);
+        guest.submit(&mut source, 0, DiskOp::Write, 64 + sector * 8, 100 + sector as u8);
+        guest.submit(&mut source, 0, DiskOp::Read, 0, 0);
     }
     let deadline = Instant::now() + LIMIT;
     while source.marked(0) != Some(16) {
@@ -363,7 +363,7 @@ fn requests_that_hang_at_the_source_are_done_at_the_destination() {
     guest.stop(&source);
     let mut destination = served.connect(1, &guest.memory);
     // Meanwhile more is asked for, which nobody has seen yet.
-    guest.disks[0].submit(Op::Flush, 0, 0).unwrap();
+    guest.disks[0].submit(DiskOp::Flush, 0, 0).unwrap();
     let release = {
         let stalled = stalled.clone();
         std::thread::spawn(move || {
@@ -378,7 +378,7 @@ fn requests_that_hang_at_the_source_are_done_at_the_destination() {
     release.join().unwrap();
     assert_eq!(guest.disks[0].in_flight(), 0, "each once");
     for sector in 0..8 {
-        guest.submit(&mut destination, 0, Op::Read, 64 + sector * 8, 0);
+        guest.submit(&mut destination, 0, DiskOp::Read, 64 + sector * 8, 0);
         assert_eq!(guest.answer(0), 100 + sector as u8);
     }
     drop(source);

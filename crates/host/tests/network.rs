@@ -66,12 +66,12 @@ impl VirtioDevice for Listener {
         self.disk.stop_queue(parked)
     }
 
-    fn save_own(&self, still: &QuiescenceProof) -> Vec<u8> {
-        self.disk.save_own(still)
+    fn save_own(&self, proof: &QuiescenceProof) -> Vec<u8> {
+        self.disk.save_own(proof)
     }
 
-    fn load_own(&mut self, still: &QuiescenceProof, bytes: &[u8]) -> Result<(), String> {
-        self.disk.load_own(still, bytes)
+    fn load_own(&mut self, proof: &QuiescenceProof, bytes: &[u8]) -> Result<(), String> {
+        self.disk.load_own(proof, bytes)
     }
 
     fn reset_own(&mut self) {

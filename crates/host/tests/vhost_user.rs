@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use ioplane_cores::{CoreSettings, Pool};
 use ioplane_device::CoreId;
-use ioplane_host::vhost_user::{Handle, Refusal, ServerOptions, Status, serve};
+use ioplane_host::vhost_user::{Handle, HandleError, ServerOptions, Status, serve};
 use ioplane_memory::{Files, Limits};
 use ioplane_storage::filter::Stall;
 use ioplane_storage::{Backing, MemoryBacking};
-use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
+use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
 use ioplane_testkit::front::{Ask, Front, InFlight, Wants, protocol};
 use ioplane_virtio::blk::{Blk, BlkOptions};
 
@@ -109,13 +109,13 @@ impl Guest {
     }
 
     /// One request on a queue, to its end: its status and data.
-    fn request(&mut self, queue: u16, op: Op, sector: u64, data: u8) -> (u8, u8) {
+    fn request(&mut self, queue: u16, op: DiskOp, sector: u64, data: u8) -> (u8, u8) {
         let disk = &mut self.disks[usize::from(queue)];
         let token = disk.next().unwrap();
-        if op == Op::Write {
+        if op == DiskOp::Write {
             disk.write_data(token, &[data; 4096]).unwrap();
         }
-        disk.submit(op, sector, if op == Op::Flush { 0 } else { 4096 }).unwrap();
+        disk.submit(op, sector, if op == DiskOp::Flush { 0 } else { 4096 }).unwrap();
         if disk.ring().kick_needed() {
             self.front.kick(queue);
         }
@@ -135,9 +135,9 @@ impl Guest {
     fn works(&mut self, seed: u8) {
         for queue in 0..4 {
             let sector = u64::from(queue) * 64 + u64::from(seed) % 32;
-            assert_eq!(self.request(queue, Op::Write, sector, seed ^ queue as u8).0, 0);
-            assert_eq!(self.request(queue, Op::Flush, 0, 0).0, 0);
-            assert_eq!(self.request(queue, Op::Read, sector, 0), (0, seed ^ queue as u8));
+            assert_eq!(self.request(queue, DiskOp::Write, sector, seed ^ queue as u8).0, 0);
+            assert_eq!(self.request(queue, DiskOp::Flush, 0, 0).0, 0);
+            assert_eq!(self.request(queue, DiskOp::Read, sector, 0), (0, seed ^ queue as u8));
         }
     }
 }
@@ -186,7 +186,7 @@ fn single_rings_stop_and_start_again_where_they_were() {
         assert_eq!(base, 3, "three requests were taken");
         assert_eq!(served.status().queues[usize::from(queue)].core, None);
         // Made available while the ring is stopped: not lost.
-        guest.disks[usize::from(queue)].submit(Op::Read, 0, 4096).unwrap();
+        guest.disks[usize::from(queue)].submit(DiskOp::Read, 0, 4096).unwrap();
         let place = guest.disks[usize::from(queue)].place();
         guest.front.start(queue, &guest.memory, place, base).unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -196,7 +196,7 @@ fn single_rings_stop_and_start_again_where_they_were() {
     }
     guest.works(2);
     guest.front.enable(1, false).unwrap();
-    guest.disks[1].submit(Op::Read, 0, 4096).unwrap();
+    guest.disks[1].submit(DiskOp::Read, 0, 4096).unwrap();
     assert_eq!(served.status().queues[1].core, None);
     guest.front.enable(1, true).unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -234,7 +234,7 @@ fn rings_wait_while_their_memory_is_away() {
     for round in 0..3u8 {
         guest.front.unplug(&guest.memory.regions()[0]).unwrap();
         assert!(served.status().queues.iter().all(|queue| queue.core.is_none() && queue.fault.is_none()));
-        guest.disks[0].submit(Op::Read, 0, 4096).unwrap();
+        guest.disks[0].submit(DiskOp::Read, 0, 4096).unwrap();
         guest.front.plug(&guest.memory.regions()[0]).unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);
         while guest.disks[0].reap().unwrap().is_none() {
@@ -256,8 +256,8 @@ fn queues_move_disks_are_resized_and_replaced_while_a_guest_works() {
         while !stop.load(std::sync::atomic::Ordering::Relaxed) || rounds < 20 {
             // The backing is replaced under us, so what is read back may be gone; every request must succeed.
             for queue in 0..4 {
-                assert_eq!(guest.request(queue, Op::Write, 8, rounds as u8).0, 0);
-                assert_eq!(guest.request(queue, Op::Read, 8, 0).0, 0);
+                assert_eq!(guest.request(queue, DiskOp::Write, 8, rounds as u8).0, 0);
+                assert_eq!(guest.request(queue, DiskOp::Read, 8, 0).0, 0);
             }
             rounds += 1;
         }
@@ -297,7 +297,7 @@ fn a_stalled_disk_can_be_left_and_given_back() {
     let served = Served::new(stalled.clone());
     let mut guest = Guest::boot(&served);
     stalled.stall();
-    guest.disks[0].submit(Op::Read, 0, 4096).unwrap();
+    guest.disks[0].submit(DiskOp::Read, 0, 4096).unwrap();
     guest.front.kick(0);
     // The quiescent point misses its deadline, and the device is given back as it was. (It is reached as long as the
     // request has not been taken.)
@@ -306,7 +306,7 @@ fn a_stalled_disk_can_be_left_and_given_back() {
         begun = Instant::now();
     }
     assert!(begun.elapsed() < Duration::from_secs(30));
-    assert_eq!(guest.request(1, Op::Id, 0, 0).0, 0, "the other queues run again");
+    assert_eq!(guest.request(1, DiskOp::Id, 0, 0).0, 0, "the other queues run again");
     stalled.release();
     let deadline = Instant::now() + Duration::from_secs(10);
     while guest.disks[0].reap().unwrap().is_none() {
@@ -319,10 +319,10 @@ fn a_stalled_disk_can_be_left_and_given_back() {
 fn stopping_refuses_while_somebody_is_connected() {
     let served = Served::new(memory());
     let guest = Guest::boot(&served);
-    assert!(matches!(served.runtime.block_on(served.handle.stop(false)), Err(Refusal::Connected)));
+    assert!(matches!(served.runtime.block_on(served.handle.stop(false)), Err(HandleError::Connected)));
     served.runtime.block_on(served.handle.stop(true)).unwrap();
     assert!(!served.handle.socket().exists());
-    assert!(matches!(served.runtime.block_on(served.handle.status()), Err(Refusal::Gone)));
+    assert!(matches!(served.runtime.block_on(served.handle.status()), Err(HandleError::Gone)));
     drop(guest);
     assert!(served.directory.path().exists());
 }
@@ -496,7 +496,7 @@ fn hole_02_an_in_flight_region_that_goes_away_stops_its_queue_by_name() {
     rustix::fs::ftruncate(&file, 0).unwrap();
     let mut guest = Guest { front, memory, disks: vec![disk] };
     let disk = &mut guest.disks[0];
-    disk.submit(Op::Id, 0, 0).unwrap();
+    disk.submit(DiskOp::Id, 0, 0).unwrap();
     guest.front.kick(0);
     shrank(&served, 1);
     drop(guest);

@@ -43,25 +43,29 @@ struct CheckReport {
     problems: Vec<ProblemReport>,
     /// What this host lacks for it. The daemon starts without, and tries again.
     missing: Vec<ProblemReport>,
+    /// Old names of keys, which are read nevertheless.
+    warnings: Vec<ProblemReport>,
 }
 
 /// Looks at a configuration.
 pub fn run(config: &Path, json: bool) -> Result<ExitCode> {
     let checked = check(config)?;
-    let missing = checked.missing.iter().map(ProblemReport::from).collect();
+    let reports = |problems: &[Problem]| problems.iter().map(ProblemReport::from).collect::<Vec<_>>();
+    let (missing, warnings) = (reports(&checked.missing), reports(&checked.warnings));
     let report = CheckReport {
         file: checked.file.clone(),
         accepted: true,
         error: None,
         problems: Vec::new(),
         missing,
+        warnings,
     };
     print_done(json, &report, |_| text(&checked))?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn text(checked: &Checked) -> String {
-    let Checked { file, counts, missing } = checked;
+    let Checked { file, counts, missing, warnings } = checked;
     let names = ["core", "disk", "switch", "NIC", "PCI function"];
     let counts = counts.iter().zip(names).filter(|(count, _)| **count > 0);
     let counts = counts.map(|(count, name)| match (count, name) {
@@ -76,6 +80,10 @@ fn text(checked: &Checked) -> String {
         let missing = Problems::new(file, missing.clone());
         text +=
             &format!("this host lacks some of it; the daemon starts without, and tries again:\n{missing}\n");
+    }
+    if !warnings.is_empty() {
+        let warnings = Problems::new(file, warnings.clone());
+        text += &format!("some keys have old names:\n{warnings}\n");
     }
     text
 }
@@ -93,6 +101,7 @@ pub fn refused(problems: &Problems, json: bool) -> ExitCode {
             error: Some(error),
             problems: list,
             missing: Vec::new(),
+            warnings: Vec::new(),
         };
         let _ = print_json(&report);
     }

@@ -94,8 +94,8 @@ fn text(report: &DoctorReport) -> String {
             Weight::Fatal => "FATAL",
         };
         text.push_str(&format!("{mark:<8} {name:<14} {found}\n"));
-        text.extend(follows.iter().map(|line| format!("{:23} what follows: {line}\n", "")));
-        text.extend(todo.iter().map(|line| format!("{:23} what to do: {line}\n", "")));
+        text.extend(follows.iter().map(|line| format!("{:23} effect: {line}\n", "")));
+        text.extend(todo.iter().map(|line| format!("{:23} hint: {line}\n", "")));
     }
     let verdict = if report.can_serve { "this host can serve disks" } else { "this host cannot serve disks" };
     text + &format!("\n{verdict}\n")

@@ -101,7 +101,7 @@ fn text(report: &ListReport) -> String {
         }
     }
     let reason = |(obstacle, addresses): (&Obstacle, Vec<String>)| {
-        format!("{}: {}\n  to do: {}\n", addresses.join(", "), obstacle.why, obstacle.advice)
+        format!("{}: {}\n  hint: {}\n", addresses.join(", "), obstacle.why, obstacle.advice)
     };
     let reasons: String = reasons.into_iter().map(reason).collect();
     let served = match &report.functions {
@@ -165,9 +165,9 @@ ADDRESS       ID         CLASS                DRIVER  GROUP  MODEL    CAN BE PAS
 0000:00:09.0  10ec:8139  Ethernet controller  8139cp      3  rtl8139  no
 0000:00:07.0  10ec:8139  Ethernet controller  8139cp      3  rtl8139  it is nic1's
 0000:00:06.0: its interface eth1 is up
-  to do: end it: its interface eth1 is up
+  hint: end it: its interface eth1 is up
 0000:00:08.0, 0000:00:09.0: no IOMMU
-  to do: end it: no IOMMU
+  hint: end it: no IOMMU
 
 no daemon answers: nothing is served
 ";

@@ -1,11 +1,11 @@
 //! A real daemon, by HTTP and by the command line.
 
-mod house;
+mod daemon;
 
 use std::time::{Duration, Instant};
 
-use house::House;
-use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
+use daemon::TestDaemon;
+use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
 use ioplane_testkit::front::{Front, Wants};
 
 const MIB: u64 = 1 << 20;
@@ -16,17 +16,17 @@ fn config() -> &'static str {
 
 #[test]
 fn resources_answer_with_the_right_codes() {
-    let house = House::open(config());
-    let image = house.image("a.img", 4 * MIB);
+    let daemon = TestDaemon::open(config());
+    let image = daemon.image("a.img", 4 * MIB);
     let form = format!("{{\"path\": {image:?}, \"serial\": \"S1\"}}");
 
-    let (code, disk) = house.http("PUT", "/v1/disks/a", &form);
+    let (code, disk) = daemon.http("PUT", "/v1/disks/a", &form);
     assert_eq!((code, &disk["size"], &disk["origin"]), (201, &(4 * MIB).into(), &"added".into()), "{disk}");
-    assert_eq!(disk["socket"], house.path("a.sock").display().to_string());
-    assert_eq!(house.http("GET", "/v1/disks/a", "").1["serial"], "S1");
-    assert_eq!(house.http("GET", "/v1/disks", "").1.as_array().unwrap().len(), 2);
-    assert_eq!(house.http("GET", "/v1/status", "").1["cores"][0]["notify"], "notified");
-    assert_eq!(house.http("GET", "/v1/cores/0", "").1["id"], 0);
+    assert_eq!(disk["socket"], daemon.path("a.sock").display().to_string());
+    assert_eq!(daemon.http("GET", "/v1/disks/a", "").1["serial"], "S1");
+    assert_eq!(daemon.http("GET", "/v1/disks", "").1.as_array().unwrap().len(), 2);
+    assert_eq!(daemon.http("GET", "/v1/status", "").1["cores"][0]["notify"], "notified");
+    assert_eq!(daemon.http("GET", "/v1/cores/0", "").1["id"], 0);
 
     let huge = format!("{{\"serial\": \"{}\"}}", "x".repeat(100_000));
     for (method, path, body, wanted) in [
@@ -62,7 +62,7 @@ fn resources_answer_with_the_right_codes() {
         ("DELETE", "/v1/cores/0", "", 409),
         ("POST", "/v1/cores", "{\"cpu\": 4095}", 422),
     ] {
-        let (code, answer) = house.http(method, path, body);
+        let (code, answer) = daemon.http(method, path, body);
         assert_eq!(code, wanted, "{method} {path} {body:.100}: {answer}");
         assert_eq!((&answer["status"], &answer["detail"]), (&wanted.into(), &answer["error"]), "{answer}");
         for field in ["error", "remedy", "code", "title", "type"] {
@@ -70,21 +70,21 @@ fn resources_answer_with_the_right_codes() {
         }
     }
 
-    assert_eq!(house.http("PUT", "/v1/disks/a", &form).0, 200, "it is so already");
-    assert_eq!(house.http("DELETE", "/v1/disks/a", "").0, 200);
-    assert_eq!(house.http("GET", "/v1/disks/a", "").0, 404);
-    assert!(!house.path("a.sock").exists());
+    assert_eq!(daemon.http("PUT", "/v1/disks/a", &form).0, 200, "it is so already");
+    assert_eq!(daemon.http("DELETE", "/v1/disks/a", "").0, 200);
+    assert_eq!(daemon.http("GET", "/v1/disks/a", "").0, 404);
+    assert!(!daemon.path("a.sock").exists());
     // The image is free again at once.
-    assert_eq!(house.http("PUT", "/v1/disks/b", &form).0, 201);
+    assert_eq!(daemon.http("PUT", "/v1/disks/b", &form).0, 201);
 }
 
 #[test]
 fn programs_read_codes_and_fields() {
-    let house = House::open(&format!("{}[[switch]]\nname = \"lan\"\n", config()));
+    let daemon = TestDaemon::open(&format!("{}[[switch]]\nname = \"lan\"\n", config()));
     let nic = |mac: &str| format!("{{\"switch\": \"lan\", \"mac\": \"02:00:00:00:00:{mac}\"}}");
-    assert_eq!(house.http("PUT", "/v1/nics/n", &nic("01")).0, 201);
+    assert_eq!(daemon.http("PUT", "/v1/nics/n", &nic("01")).0, 201);
     // A guest that migrates has a NIC of the same address at both ends.
-    assert_eq!(house.http("PUT", "/v1/nics/n-2", &nic("01")).0, 201);
+    assert_eq!(daemon.http("PUT", "/v1/nics/n-2", &nic("01")).0, 201);
     for (path, body, code, field) in [
         ("/v1/disks/ram", "{\"memory\": \"8M\"}", "exists", "queues"),
         ("/v1/disks/b", "{\"memory\": \"8M\", \"quues\": 2}", "unknown_field", "quues"),
@@ -93,7 +93,7 @@ fn programs_read_codes_and_fields() {
         ("/v1/disks/b?force=true", "{\"memory\": \"8M\"}", "unknown_query", "force"),
         ("/v1/pci/m", &nic("01").replace('{', "{\"emulate\": \"ne2000\", "), "taken", "mac"),
     ] {
-        let (status, answer) = house.http("PUT", path, body);
+        let (status, answer) = daemon.http("PUT", path, body);
         assert_eq!((&answer["code"], &answer["field"]), (&code.into(), &field.into()), "{path}: {answer}");
         assert_eq!(
             (&answer["type"], &answer["retryable"]),
@@ -103,14 +103,14 @@ fn programs_read_codes_and_fields() {
     }
     let add =
         ["pci", "add", "m", "--emulate", "ne2000", "--switch", "lan", "--mac", "02:00:00:00:00:01", "--json"];
-    let refused = house.cli(&add);
+    let refused = daemon.cli(&add);
     let answer: serde_json::Value = serde_json::from_str(&refused.out).unwrap();
     assert_eq!((refused.code, &answer["code"], &answer["field"]), (1, &"taken".into(), &"mac".into()));
     // One configuration may have it while another goes: a reload says so by itself.
-    assert_eq!(house.http("GET", "/v1/nics", "").1.as_array().unwrap().len(), 2);
-    let (status, health) = house.http("GET", "/v1/health", "");
+    assert_eq!(daemon.http("GET", "/v1/nics", "").1.as_array().unwrap().len(), 2);
+    let (status, health) = daemon.http("GET", "/v1/health", "");
     assert_eq!((status, &health["health"]), (200, &"ok".into()), "{health}");
-    assert_eq!(house.http("GET", "/v1/version", "").1["api"][0], "v1");
+    assert_eq!(daemon.http("GET", "/v1/version", "").1["api"][0], "v1");
 }
 
 #[test]
@@ -118,8 +118,8 @@ fn events_come_as_they_happen() {
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixStream;
 
-    let house = House::open(config());
-    let mut stream = UnixStream::connect(house.path("control.sock")).unwrap();
+    let daemon = TestDaemon::open(config());
+    let mut stream = UnixStream::connect(daemon.path("control.sock")).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
     let lines = BufReader::new(stream).lines().map_while(Result::ok);
@@ -128,11 +128,11 @@ fn events_come_as_they_happen() {
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(&line).ok().filter(|it| it.is_object()));
     let first = events.next().unwrap();
     assert_eq!(first["event"], "subscribed");
-    house.json(&["disk", "add", "a", "--memory", "4M"]);
-    house.json(&["disk", "resize", "a", "8M"]);
-    house.json(&["core", "mode", "polled"]);
-    house.json(&["disk", "remove", "a"]);
-    house.json(&["reload"]);
+    daemon.json(&["disk", "add", "a", "--memory", "4M"]);
+    daemon.json(&["disk", "resize", "a", "8M"]);
+    daemon.json(&["core", "mode", "polled"]);
+    daemon.json(&["disk", "remove", "a"]);
+    daemon.json(&["reload"]);
     let wanted = [
         ("served", "disk", "a"),
         ("changed", "disk", "a"),
@@ -156,66 +156,66 @@ fn events_come_as_they_happen() {
 #[test]
 fn the_control_socket_is_this_users_alone() {
     use std::os::unix::fs::PermissionsExt;
-    let house = House::open(config());
+    let daemon = TestDaemon::open(config());
     for socket in ["control.sock", "ram.sock"] {
-        let mode = std::fs::metadata(house.path(socket)).unwrap().permissions().mode();
+        let mode = std::fs::metadata(daemon.path(socket)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{socket}");
     }
 }
 
 #[test]
 fn disks_are_changed_by_the_command_line() {
-    let house = House::open(config());
-    let (a, b) = (house.image("a.img", 4 * MIB), house.image("b.img", 6 * MIB));
+    let daemon = TestDaemon::open(config());
+    let (a, b) = (daemon.image("a.img", 4 * MIB), daemon.image("b.img", 6 * MIB));
     let path = |path: &std::path::Path| path.display().to_string();
     let added =
-        house.json(&["disk", "add", "a", "--path", &path(&a), "--queues", "2", "--block-size", "4096"]);
+        daemon.json(&["disk", "add", "a", "--path", &path(&a), "--queues", "2", "--block-size", "4096"]);
     assert_eq!(added["queues"].as_array().unwrap().len(), 2);
-    assert_eq!(house.json(&["disk", "resize", "a", "5M"])["size"], 5 * MIB);
+    assert_eq!(daemon.json(&["disk", "resize", "a", "5M"])["size"], 5 * MIB);
     assert_eq!(std::fs::metadata(&a).unwrap().len(), 5 * MIB);
-    let refused = house.refused(&["disk", "resize", "a", "3M"]);
+    let refused = daemon.refused(&["disk", "resize", "a", "3M"]);
     assert!(refused.contains("from 5M to 3M") && refused.contains("--shrink"), "{refused}");
-    assert_eq!(house.json(&["disk", "resize", "a", "3M", "--shrink"])["size"], 3 * MIB);
+    assert_eq!(daemon.json(&["disk", "resize", "a", "3M", "--shrink"])["size"], 3 * MIB);
 
-    let front_end = house.connect("a");
-    let replaced = house.json(&["disk", "replace", "a", "--path", &path(&b)]);
+    let front_end = daemon.connect("a");
+    let replaced = daemon.json(&["disk", "replace", "a", "--path", &path(&b)]);
     assert_eq!((&replaced["backing"]["path"], &replaced["size"]), (&path(&b).into(), &(6 * MIB).into()));
     assert_eq!(replaced["connected"], true, "a front end stays connected");
     // The old image is free, the new one is not.
-    assert_eq!(house.json(&["disk", "add", "c", "--path", &path(&a)])["state"], "served");
-    let refused = house.refused(&["disk", "add", "d", "--path", &path(&b)]);
-    let holder = format!("b.img is in use by another disk of this daemon (pid {})", house.pid());
+    assert_eq!(daemon.json(&["disk", "add", "c", "--path", &path(&a)])["state"], "served");
+    let refused = daemon.refused(&["disk", "add", "d", "--path", &path(&b)]);
+    let holder = format!("b.img is in use by another disk of this daemon (pid {})", daemon.pid());
     assert!(refused.contains(&holder), "{refused}");
 
-    let refused = house.refused(&["disk", "remove", "a"]);
+    let refused = daemon.refused(&["disk", "remove", "a"]);
     assert!(refused.contains("a guest is using the disk") && refused.contains("--force"), "{refused}");
-    house.json(&["disk", "remove", "a", "--force"]);
+    daemon.json(&["disk", "remove", "a", "--force"]);
     drop(front_end);
-    assert!(house.disk("a").is_null());
-    let refused = house.refused(&["disk", "remove", "a"]);
+    assert!(daemon.disk("a").is_null());
+    let refused = daemon.refused(&["disk", "remove", "a"]);
     assert!(refused.contains("there is no disk a"), "{refused}");
 }
 
 #[test]
 fn cores_come_go_and_change() {
-    let house = House::open(config());
-    assert_eq!(house.json(&["core", "add", "--notify", "polled", "--spin-us", "1000"])["id"], 1);
-    assert_eq!(house.json(&["core", "list"]).as_array().unwrap().len(), 2);
-    let cores = house.json(&["core", "mode", "polled"]);
+    let daemon = TestDaemon::open(config());
+    assert_eq!(daemon.json(&["core", "add", "--notify", "polled", "--spin-us", "1000"])["id"], 1);
+    assert_eq!(daemon.json(&["core", "list"]).as_array().unwrap().len(), 2);
+    let cores = daemon.json(&["core", "mode", "polled"]);
     assert!(cores.as_array().unwrap().iter().all(|core| core["notify"] == "polled"), "{cores}");
-    assert_eq!(house.json(&["core", "mode", "notified", "--core", "1"])["notify"], "notified");
-    assert_eq!(house.json(&["core", "move", "ram", "1", "1"])["name"], "ram");
-    assert!(house.json(&["core", "retire", "1"])["done"][0].as_str().unwrap().contains("retired"));
-    assert!(house.refused(&["core", "retire", "0"]).contains("the only one"));
-    assert!(house.refused(&["core", "move", "ram", "0", "1"]).contains("there is no I/O core 1"));
-    assert_eq!(house.json(&["core", "add"])["id"], 2, "numbers are not used twice");
+    assert_eq!(daemon.json(&["core", "mode", "notified", "--core", "1"])["notify"], "notified");
+    assert_eq!(daemon.json(&["core", "move", "ram", "1", "1"])["name"], "ram");
+    assert!(daemon.json(&["core", "retire", "1"])["done"][0].as_str().unwrap().contains("retired"));
+    assert!(daemon.refused(&["core", "retire", "0"]).contains("the only one"));
+    assert!(daemon.refused(&["core", "move", "ram", "0", "1"]).contains("there is no I/O core 1"));
+    assert_eq!(daemon.json(&["core", "add"])["id"], 2, "numbers are not used twice");
 }
 
 #[test]
 fn qemu_arguments_fit_the_version() {
-    let house = House::open(config());
-    let socket = house.path("ram.sock").display().to_string();
-    let old = house.cli(&["qemu-args", "ram", "--memory", "256M", "--qemu-version", "7.2"]);
+    let daemon = TestDaemon::open(config());
+    let socket = daemon.path("ram.sock").display().to_string();
+    let old = daemon.cli(&["qemu-args", "ram", "--memory", "256M", "--qemu-version", "7.2"]);
     assert_eq!(
         old.out.trim(),
         format!(
@@ -225,7 +225,7 @@ fn qemu_arguments_fit_the_version() {
         )
     );
     let new =
-        house.json(&["qemu-args", "ram", "--device-only", "--qemu-version", "11.1.3", "--bootindex", "1"]);
+        daemon.json(&["qemu-args", "ram", "--device-only", "--qemu-version", "11.1.3", "--bootindex", "1"]);
     let args: Vec<&str> = new["args"].as_array().unwrap().iter().filter_map(|arg| arg.as_str()).collect();
     assert_eq!(args.len(), 4);
     assert!(args[1].ends_with(",reconnect-ms=100") && args[3].ends_with(",bootindex=1"), "{args:?}");
@@ -234,8 +234,8 @@ fn qemu_arguments_fit_the_version() {
 /// QEMU 10 sets up 1024 entries if nobody tells it otherwise, and vhost-user has no message to tell it.
 #[test]
 fn a_front_end_chooses_the_size_of_its_rings() {
-    let house = House::open(config());
-    let mut front = Front::connect(&house.path("ram.sock"), Wants::default()).unwrap();
+    let daemon = TestDaemon::open(config());
+    let mut front = Front::connect(&daemon.path("ram.sock"), Wants::default()).unwrap();
     let mut memory = GuestMemory::new(4 << 20).unwrap();
     let plan = DiskPlan { slots: 4, max_bytes: 4096, segments: 1, shape: Shape::Direct };
     let mode = RingMode::of(front.features());
@@ -245,7 +245,7 @@ fn a_front_end_chooses_the_size_of_its_rings() {
     front.share(&memory).unwrap();
     for (queue, disk) in (0..).zip(&mut disks) {
         front.start(queue, &memory, disk.place(), 0).unwrap();
-        disk.submit(Op::Flush, 0, 0).unwrap();
+        disk.submit(DiskOp::Flush, 0, 0).unwrap();
         front.kick(queue);
     }
     let end = Instant::now() + Duration::from_secs(20);
@@ -262,17 +262,17 @@ fn a_front_end_chooses_the_size_of_its_rings() {
 
 #[test]
 fn text_and_codes_are_for_people() {
-    let house = House::open(config());
-    let status = house.cli(&["status"]).out;
+    let daemon = TestDaemon::open(config());
+    let status = daemon.cli(&["status"]).out;
     for part in ["ioplane ", "ram", "waiting", "8M", "KICKS/REQ", "notified"] {
         assert!(status.contains(part), "{part}: {status}");
     }
-    assert!(house.cli(&["completion", "bash"]).out.contains("ioplane"));
-    assert_eq!(house.cli(&["disk", "resize", "ram", "large"]).code, 2, "usage");
-    let nobody = House::new("");
+    assert!(daemon.cli(&["completion", "bash"]).out.contains("ioplane"));
+    assert_eq!(daemon.cli(&["disk", "resize", "ram", "large"]).code, 2, "usage");
+    let nobody = TestDaemon::new("");
     let refused = nobody.refused(&["status"]);
-    assert!(refused.contains("no daemon answers") && refused.contains("to do: start it"), "{refused}");
-    let doctor = house.json(&["doctor"]);
+    assert!(refused.contains("no daemon answers") && refused.contains("hint: start it"), "{refused}");
+    let doctor = daemon.json(&["doctor"]);
     assert_eq!(doctor["can_serve"], true, "{doctor}");
     for finding in doctor["findings"].as_array().unwrap() {
         let lacking = finding["weight"] != "good";
@@ -283,8 +283,9 @@ fn text_and_codes_are_for_people() {
 #[test]
 fn metrics_are_there_when_asked_for() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let _house = House::open(&format!("[daemon]\nmetrics = \"127.0.0.1:{port}\"\n{}", config()));
-    let ask = |path| house::http(std::net::TcpStream::connect(("127.0.0.1", port)).unwrap(), "GET", path, "");
+    let _house = TestDaemon::open(&format!("[daemon]\nmetrics = \"127.0.0.1:{port}\"\n{}", config()));
+    let ask =
+        |path| daemon::http(std::net::TcpStream::connect(("127.0.0.1", port)).unwrap(), "GET", path, "");
     let (code, text) = ask("/metrics");
     assert_eq!(code, 200);
     for line in [
@@ -300,7 +301,7 @@ fn metrics_are_there_when_asked_for() {
     }
     // Nothing else is there: the control plane stays on its socket.
     assert_eq!(ask("/v1/status").0, 404);
-    let taken = House::new(&format!("[daemon]\nmetrics = \"127.0.0.1:{port}\"\n"));
+    let taken = TestDaemon::new(&format!("[daemon]\nmetrics = \"127.0.0.1:{port}\"\n"));
     let refused = taken.refuses();
     assert_eq!(refused.code, 2);
     assert!(

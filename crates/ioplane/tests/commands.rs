@@ -1,10 +1,10 @@
 //! What holds of all commands: how much is said, errors for programs, words that have changed; and `config save` and `serve --check`.
 
-mod house;
+mod daemon;
 
 use std::process::{Command, Output, Stdio};
 
-use house::House;
+use daemon::TestDaemon;
 use ioplane_api::refusal::Code;
 use serde_json::Value;
 
@@ -22,28 +22,28 @@ fn read(output: &[u8]) -> Value {
 
 #[test]
 fn one_disk_and_one_nic_are_shown_whole() {
-    let house = House::open(CONFIG);
-    let disk = house.cli(&["disk", "show", "a"]).out;
+    let daemon = TestDaemon::open(CONFIG);
+    let disk = daemon.cli(&["disk", "show", "a"]).out;
     assert!(disk.starts_with("a: memory, 8M, writable, waiting\n"), "{disk}");
     for line in
         ["  VM                 none; 0 connections so far", "  queue 1            not set up by a driver"]
     {
         assert!(disk.lines().any(|found| found == line), "{line} is not in\n{disk}");
     }
-    assert_eq!(house.json(&["disk", "show", "a"])["queues"].as_array().unwrap().len(), 2);
-    let nic = house.cli(&["nic", "show", "web"]).out;
+    assert_eq!(daemon.json(&["disk", "show", "a"])["queues"].as_array().unwrap().len(), 2);
+    let nic = daemon.cli(&["nic", "show", "web"]).out;
     assert!(nic.starts_with("web: 02:00:00:00:00:01 on switch lan, waiting\n"), "{nic}");
     assert!(nic.contains("\n  received           0 frames, 0; dropped: none\n"), "{nic}");
-    assert!(house.refused(&["disk", "show", "web"]).contains("no disk web"));
-    assert!(house.refused(&["nic", "show", "a"]).contains("no nic a"));
+    assert!(daemon.refused(&["disk", "show", "web"]).contains("no disk web"));
+    assert!(daemon.refused(&["nic", "show", "a"]).contains("no nic a"));
 }
 
 #[test]
 fn what_was_added_is_saved_in_the_configuration() {
-    let mut house = House::open(CONFIG);
-    let file = house.path("ioplane.toml");
+    let mut daemon = TestDaemon::open(CONFIG);
+    let file = daemon.path("ioplane.toml");
     let text = || std::fs::read_to_string(&file).unwrap();
-    let said = house.cli(&["config", "save"]);
+    let said = daemon.cli(&["config", "save"]);
     assert!(
         said.code == 0 && said.out.starts_with("nothing was added at run time"),
         "{}{}",
@@ -52,20 +52,20 @@ fn what_was_added_is_saved_in_the_configuration() {
     );
     assert_eq!(text(), CONFIG);
 
-    let socket = house.path("b.vhost.sock").display().to_string();
-    house.json(&["disk", "add", "b", "--memory", "2M", "--serial", "B1", "--vhost-socket", &socket]);
-    house.json(&["switch", "add", "back"]);
-    house.json(&["nic", "add", "db", "--switch", "back", "--vlan", "trunk:10,20"]);
-    house.json(&["pci", "add", "old", "--emulate", "ne2000", "--switch", "back"]);
-    house.json(&["core", "add", "--notify", "notified"]);
-    house.json(&["disk", "remove", "gone"]);
-    house.json(&["nic", "set", "web", "--link", "down"]);
-    let printed = house.cli(&["config", "save", "--print"]);
+    let socket = daemon.path("b.vhost.sock").display().to_string();
+    daemon.json(&["disk", "add", "b", "--memory", "2M", "--serial", "B1", "--vhost-socket", &socket]);
+    daemon.json(&["switch", "add", "back"]);
+    daemon.json(&["nic", "add", "db", "--switch", "back", "--vlan", "trunk:10,20"]);
+    daemon.json(&["pci", "add", "old", "--emulate", "ne2000", "--switch", "back"]);
+    daemon.json(&["core", "add", "--notify", "notified"]);
+    daemon.json(&["disk", "remove", "gone"]);
+    daemon.json(&["nic", "set", "web", "--link", "down"]);
+    let printed = daemon.cli(&["config", "save", "--print"]);
     assert_eq!(text(), CONFIG, "nothing is written");
     for line in ["disk gone was removed at run time, and is in the file", "nic web was changed at run time"] {
         assert!(printed.err.contains(&format!("not saved: {line}\n")), "{}", printed.err);
     }
-    let report = house.json(&["config", "save"]);
+    let report = daemon.json(&["config", "save"]);
     assert_eq!(text(), format!("{CONFIG}{}", printed.out), "what was there is as it was");
     assert_eq!(report["text"], printed.out.as_str());
     let saved: Vec<&str> = report["saved"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
@@ -78,60 +78,60 @@ fn what_was_added_is_saved_in_the_configuration() {
         "PCI function old",
     ];
     assert_eq!(saved, expected);
-    assert!(house.cli(&["config", "save"]).out.starts_with("nothing was added"), "it is there now");
+    assert!(daemon.cli(&["config", "save"]).out.starts_with("nothing was added"), "it is there now");
 
     // A reload takes it as configured, and a daemon that remembers nothing serves the same.
-    let mac = house.json(&["nic", "show", "db"])["mac"].clone();
-    house.json(&["reload"]);
-    assert_eq!(house.disk("b")["origin"], "config");
-    house.terminate();
-    std::fs::remove_file(house.path("state.json")).unwrap();
-    house.start();
-    let disk = house.disk("b");
+    let mac = daemon.json(&["nic", "show", "db"])["mac"].clone();
+    daemon.json(&["reload"]);
+    assert_eq!(daemon.disk("b")["origin"], "config");
+    daemon.terminate();
+    std::fs::remove_file(daemon.path("state.json")).unwrap();
+    daemon.start();
+    let disk = daemon.disk("b");
     assert_eq!((&disk["serial"], &disk["socket"]), (&"B1".into(), &socket.as_str().into()));
-    let nic = house.json(&["nic", "show", "db"]);
+    let nic = daemon.json(&["nic", "show", "db"]);
     assert_eq!((&nic["vlan"], &nic["mac"]), (&"trunk:10,20".into(), &mac));
-    let cores = house.json(&["core", "list"]);
+    let cores = daemon.json(&["core", "list"]);
     assert_eq!((&cores[0]["id"], &cores[1]["notify"]), (&0.into(), &"notified".into()), "{cores}");
 }
 
 #[test]
 fn a_configuration_that_cannot_take_it_stays_as_it_is() {
-    let house = House::open("[[disk]]\nname = \"a\"\nmemory = \"1M\"\n");
-    house.json(&["disk", "add", "b", "--memory", "2M"]);
+    let daemon = TestDaemon::open("[[disk]]\nname = \"a\"\nmemory = \"1M\"\n");
+    daemon.json(&["disk", "add", "b", "--memory", "2M"]);
     for broken in ["[[disk]]\nname = \"a\"\nmemory = \n", "[[disk]]\nname = \"b\"\nmemory = \"1M\"\n"] {
-        house.configure(broken);
-        let said = house.cli(&["config", "save"]);
+        daemon.configure(broken);
+        let said = daemon.cli(&["config", "save"]);
         let refused = said.code == 1 && said.err.contains("ioplane.toml:3");
         let other = said.code == 0 && said.err.contains("disk b: the file has another one of this name");
         assert!(refused || other, "{}{}", said.out, said.err);
-        assert_eq!(std::fs::read_to_string(house.path("ioplane.toml")).unwrap(), broken);
+        assert_eq!(std::fs::read_to_string(daemon.path("ioplane.toml")).unwrap(), broken);
     }
     // Somebody else's half-written file is not overwritten.
-    house.configure("");
-    std::fs::write(house.path("ioplane.toml.new"), "theirs").unwrap();
-    assert!(house.refused(&["config", "save"]).contains("ioplane.toml.new is there already"));
-    assert_eq!(std::fs::read_to_string(house.path("ioplane.toml.new")).unwrap(), "theirs");
+    daemon.configure("");
+    std::fs::write(daemon.path("ioplane.toml.new"), "theirs").unwrap();
+    assert!(daemon.refused(&["config", "save"]).contains("ioplane.toml.new is there already"));
+    assert_eq!(std::fs::read_to_string(daemon.path("ioplane.toml.new")).unwrap(), "theirs");
 }
 
 #[test]
 fn a_configuration_is_checked_without_a_daemon() {
-    let house = House::new(CONFIG);
-    let file = house.path("ioplane.toml").display().to_string();
+    let daemon = TestDaemon::new(CONFIG);
+    let file = daemon.path("ioplane.toml").display().to_string();
     let check = |more: &[&str]| run(&[&["serve", "--check", "--config", &file], more].concat());
     let good = check(&[]);
     let said = String::from_utf8(good.stdout).unwrap();
     assert_eq!(said, format!("{file}: accepted: 1 core, 2 disks, 1 switch, 1 NIC\n"));
-    assert!(good.status.success() && !house.path("state.json").exists());
+    assert!(good.status.success() && !daemon.path("state.json").exists());
     assert!(check(&["-q"]).stdout.is_empty());
 
-    house.configure("[[disk]]\nname = \"a\"\npath = \"none.img\"\n");
+    daemon.configure("[[disk]]\nname = \"a\"\npath = \"none.img\"\n");
     let lacking = check(&[]);
     let said = String::from_utf8(lacking.stdout).unwrap();
     assert!(lacking.status.success() && said.contains(":3: there is no image "), "{said}");
     assert_eq!(read(&check(&["--json"]).stdout)["missing"][0]["line"], 3);
 
-    house.configure("[[disk]]\nname = \"a\"\nmemory = \"1M\"\nquques = 2\n");
+    daemon.configure("[[disk]]\nname = \"a\"\nmemory = \"1M\"\nquques = 2\n");
     let bad = check(&["--json"]);
     assert_eq!(bad.status.code(), Some(2));
     let report = read(&bad.stdout);
@@ -142,8 +142,8 @@ fn a_configuration_is_checked_without_a_daemon() {
 
 #[test]
 fn every_error_is_json_if_that_is_wanted() {
-    let house = House::open(CONFIG);
-    let (nowhere, garbage) = (house.path("none.toml").display().to_string(), house.path("garbage"));
+    let daemon = TestDaemon::open(CONFIG);
+    let (nowhere, garbage) = (daemon.path("none.toml").display().to_string(), daemon.path("garbage"));
     std::fs::write(&garbage, "no state").unwrap();
     let garbage = garbage.display().to_string();
     for (args, exit, code) in [
@@ -154,8 +154,8 @@ fn every_error_is_json_if_that_is_wanted() {
         (&["qemu-args", "a", "--qemu-version", "new"], 1, "usage"),
         (&["exits", "apply", "none", "--ssh", "guest"], 1, "usage"),
         (&["upgrade", "--deadline", "20m"], 1, "usage"),
-        (&["qemu-args", "web", "--qemu-version", "9.2", "--twin"], 1, "unsupported"),
-        (&["qemu-args", "a", "--qemu-version", "9.2", "--twin"], 1, "conflict"),
+        (&["qemu-args", "web", "--qemu-version", "9.2", "--migration-socket"], 1, "unsupported"),
+        (&["qemu-args", "a", "--qemu-version", "9.2", "--migration-socket"], 1, "conflict"),
         (&["qemu-args", "a", "--qemu", "/none"], 1, "command_failed"),
         (&["pci", "load", "none", &garbage], 1, "invalid"),
         (&["capture", "web", "/none/file", "--for", "1s"], 1, "command_failed"),
@@ -163,7 +163,7 @@ fn every_error_is_json_if_that_is_wanted() {
         (&["disk", "remove"], 2, "usage"),
         (&["top", "--interval", "soon"], 2, "usage"),
     ] {
-        let said = house.cli(&[args, &["--json"]].concat());
+        let said = daemon.cli(&[args, &["--json"]].concat());
         let error = read(said.out.as_bytes());
         assert_eq!((said.code, error["code"].as_str()), (exit, Some(code)), "{args:?}: {error}");
         let known = Code::of(code).expect("a code of docs/guide/errors.md");
@@ -178,43 +178,83 @@ fn every_error_is_json_if_that_is_wanted() {
 
 #[test]
 fn how_much_is_said() {
-    let house = House::open(CONFIG);
-    let quiet = house.cli(&["disk", "resize", "a", "16M", "-q"]);
+    let daemon = TestDaemon::open(CONFIG);
+    let quiet = daemon.cli(&["disk", "resize", "a", "16M", "-q"]);
     assert_eq!((quiet.code, quiet.out.as_str(), quiet.err.as_str()), (0, "", ""));
-    assert!(house.cli(&["disk", "list", "-q"]).out.contains("16M"), "what is asked for is printed");
-    assert_eq!(read(house.cli(&["disk", "resize", "a", "17M", "-q", "--json"]).out.as_bytes())["name"], "a");
-    let said = house.cli(&["disk", "resize", "a", "18M", "-v"]);
+    assert!(daemon.cli(&["disk", "list", "-q"]).out.contains("16M"), "what is asked for is printed");
+    assert_eq!(read(daemon.cli(&["disk", "resize", "a", "17M", "-q", "--json"]).out.as_bytes())["name"], "a");
+    let said = daemon.cli(&["disk", "resize", "a", "18M", "-v"]);
     assert_eq!(said.err, "ioplane: PATCH /v1/disks/a\n");
-    assert_eq!(house.cli(&["status", "-q", "-v"]).code, 2);
+    assert_eq!(daemon.cli(&["status", "-q", "-v"]).code, 2);
 
     let old = ["qemu-args", "a", "--qemu-version", "9.2", "--disk-only"];
     let new = ["qemu-args", "a", "--qemu-version", "9.2", "--device-only"];
-    let (old, quiet, new) = (house.cli(&old), house.cli(&[&old[..], &["-q"]].concat()), house.cli(&new));
+    let (old, quiet, new) = (daemon.cli(&old), daemon.cli(&[&old[..], &["-q"]].concat()), daemon.cli(&new));
     assert_eq!((&old.out, &quiet.out), (&new.out, &new.out));
     assert!(old.err.contains("--disk-only is deprecated: use --device-only"), "{}", old.err);
     assert_eq!((quiet.err.as_str(), new.err.as_str()), ("", ""));
 }
 
+/// Old words of every interface: what they mean is what the new ones do, and configuration and command line warn of them.
+#[test]
+fn old_words_are_still_read() {
+    let config = |policy: &str, socket: &str| {
+        format!(
+            "[[core]]\n{policy} = \"nice\"\n[[disk]]\nname = \"a\"\nmemory = \"1M\"\n{socket} = \"m.sock\"\n"
+        )
+    };
+    let daemon = TestDaemon::open(&config("manners", "twin"));
+    let socket = |name: &str| daemon.path(name).display().to_string();
+    assert_eq!(daemon.disk("a")["migration_socket"], socket("m.sock"));
+    assert_eq!(daemon.json(&["core", "list"])[0]["yield_policy"], "nice");
+    let file = daemon.path("ioplane.toml").display().to_string();
+    let said = run(&["serve", "--check", "--config", &file]);
+    let text = String::from_utf8(said.stdout).unwrap();
+    assert!(said.status.success(), "{text}");
+    assert!(text.contains(":2: manners is deprecated\n  hint: write yield_policy\n"), "{text}");
+    assert!(text.contains(":6: twin is deprecated\n  hint: write migration_socket\n"), "{text}");
+    let report = read(&run(&["serve", "--check", "--config", &file, "--json"]).stdout);
+    assert_eq!((&report["accepted"], &report["warnings"][1]["line"]), (&true.into(), &6.into()), "{report}");
+
+    daemon.configure(&config("yield_policy", "migration_socket"));
+    assert_eq!(daemon.json(&["reload"])["done"], Value::Array(Vec::new()), "it means the same");
+    assert_eq!(
+        read(&run(&["serve", "--check", "--config", &file, "--json"]).stdout)["warnings"],
+        Value::Array(Vec::new())
+    );
+
+    let body = format!("{{\"memory\": \"1M\", \"twin\": \"{}\"}}", socket("b2.sock"));
+    let (status, disk) = daemon.http("PUT", "/v1/disks/b", &body);
+    assert_eq!((status, &disk["migration_socket"]), (201, &socket("b2.sock").into()));
+    assert_eq!(daemon.http("DELETE", "/v1/disks/b/twin", "").0, 200);
+    let (status, disk) = daemon.http("PUT", "/v1/disks/b/twin", "{}");
+    assert_eq!((status, &disk["migration_socket"]), (201, &socket("b.migration.sock").into()));
+
+    let said = daemon.cli(&["disk", "twin", "b", "--remove"]);
+    assert!(said.code == 0 && said.err.contains("twin is deprecated: use migration-socket"), "{}", said.err);
+    assert!(daemon.disk("b")["migration_socket"].is_null());
+}
+
 /// By a shell, as the guide says it.
 #[test]
 fn qemu_arguments_survive_a_substitution() {
-    let house = House::open(
+    let daemon = TestDaemon::open(
         "[[switch]]\nname = \"lan\"\n[[pci]]\nname = \"soft\"\nemulate = \"rtl8139\"\nswitch = \"lan\"\n\
          [[disk]]\nname = \"odd\"\nmemory = \"1M\"\nsocket = \"o dd.sock\"\n",
     );
-    let socket = house.path("control.sock").display().to_string();
+    let socket = daemon.path("control.sock").display().to_string();
     let ioplane = format!("{} --socket {socket} qemu-args", env!("CARGO_BIN_EXE_ioplane"));
     let through = |script: String| -> Vec<String> {
         let said = Command::new("sh").args(["-c", &script]).output().unwrap();
         String::from_utf8(said.stdout).unwrap().lines().map(str::to_owned).collect()
     };
     let wanted = |name: &str| -> Vec<String> {
-        let report = house.json(&["qemu-args", name, "--qemu-version", "10.1"]);
+        let report = daemon.json(&["qemu-args", name, "--qemu-version", "10.1"]);
         report["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap().to_owned()).collect()
     };
     let words = through(format!("printf '%s\\n' $({ioplane} soft --qemu-version 10.1)"));
     assert_eq!(words, wanted("soft"));
-    let refused = house.refused(&["qemu-args", "odd", "--qemu-version", "10.1"]);
+    let refused = daemon.refused(&["qemu-args", "odd", "--qemu-version", "10.1"]);
     assert!(refused.contains("o dd.sock") && refused.contains("--quoted"), "{refused}");
     let words = through(format!("eval \"printf '%s\\n' $({ioplane} odd --qemu-version 10.1 --quoted)\""));
     assert_eq!(words, wanted("odd"));

@@ -4,12 +4,12 @@
 //! `IOPLANE_CRASH_KILLS=1000` is the long form; `script/test` takes a few dozen.
 #![cfg(feature = "kill-points")]
 
-mod house;
+mod daemon;
 
 use std::io::Write;
 use std::time::Duration;
 
-use house::House;
+use daemon::TestDaemon;
 use ioplane_testkit::crash::{Campaign, CrashLoad, End};
 use ioplane_testkit::slow::SlowDisk;
 
@@ -39,8 +39,8 @@ impl Kind {
         all
     }
 
-    fn house(self, image: &str) -> House {
-        House::new_beside_the_build(&format!(
+    fn daemon(self, image: &str) -> TestDaemon {
+        TestDaemon::new_beside_the_build(&format!(
             "{}[[disk]]\nname = \"file\"\npath = {image:?}\nqueues = {QUEUES}\nengine = \"{}\"\n",
             "[[core]]\nspin_us = 200\n".repeat(self.cores),
             self.engine
@@ -64,13 +64,13 @@ fn no_guest_can_tell_at_which_moment_its_daemon_was_killed() {
     let each = kills().div_ceil(kinds.len() as u32);
     let mut sum = 0;
     for (n, kind) in kinds.into_iter().enumerate() {
-        let house = kind.house("disk.img");
-        house.image("disk.img", CrashLoad::image_bytes(QUEUES));
+        let daemon = kind.daemon("disk.img");
+        daemon.image("disk.img", CrashLoad::image_bytes(QUEUES));
         let mut load = kind.load(0xdead + n as u64);
-        let victim = |environment: &[(&str, String)]| house.victim("file", environment);
-        let campaign = Campaign { victim: &victim, folder: house.folder.path(), queues: QUEUES };
+        let victim = |environment: &[(&str, String)]| daemon.victim("file", environment);
+        let campaign = Campaign { victim: &victim, folder: daemon.folder.path(), queues: QUEUES };
         let outcome = campaign.mixed(&mut load, each, 2 * n);
-        let (answered, hits) = outcome.unwrap_or_else(|why| panic!("{kind:?}: {why}\n{}", house.log()));
+        let (answered, hits) = outcome.unwrap_or_else(|why| panic!("{kind:?}: {why}\n{}", daemon.log()));
         println!("{kind:?}: {answered} requests over {each} kills, {hits} at the moment named");
         assert!(answered > u64::from(each), "{kind:?}: {answered} requests");
         sum += hits;
@@ -85,15 +85,15 @@ fn without_the_journal_the_daemons_guests_can_tell() {
         Kind { packed: false, cores: 1, engine: "io_uring" },
         Kind { packed: true, cores: 2, engine: "threads" },
     ] {
-        let house = kind.house("disk.img");
-        house.image("disk.img", CrashLoad::image_bytes(QUEUES));
+        let daemon = kind.daemon("disk.img");
+        daemon.image("disk.img", CrashLoad::image_bytes(QUEUES));
         let mut load = kind.load(3);
         load.lost_after = Duration::from_secs(5);
         let victim = |environment: &[(&str, String)]| {
             let without = [("IOPLANE_WITHOUT_JOURNAL", "1".to_owned())];
-            house.victim("file", &[environment, &without].concat())
+            daemon.victim("file", &[environment, &without].concat())
         };
-        let campaign = Campaign { victim: &victim, folder: house.folder.path(), queues: QUEUES };
+        let campaign = Campaign { victim: &victim, folder: daemon.folder.path(), queues: QUEUES };
         let wrong = campaign.mixed(&mut load, 60, 0).expect_err("the daemon does not depend on its journal?");
         println!("{kind:?} without the journal: {wrong}");
     }
@@ -102,13 +102,13 @@ fn without_the_journal_the_daemons_guests_can_tell() {
 /// A daemon on a slow disk is killed; the next one's disk is fast, so whatever of the dead one's is still to come would come
 /// over newer data, and into buffers that the guest uses again. Twice in a row, too: the second dies while it waits or replays.
 fn slow_then_fast(kind: Kind, slow: &SlowDisk, rounds: u32, without_fence: bool) -> Result<u64, String> {
-    let house = kind.house(slow.device());
+    let daemon = kind.daemon(slow.device());
     let mut load = kind.load(0x510);
     load.lost_after = Duration::from_secs(30);
     let without: Vec<_> =
         without_fence.then(|| ("IOPLANE_WITHOUT_FENCE", "1".to_owned())).into_iter().collect();
     for round in 0..rounds {
-        let mut victim = house.victim("file", &without);
+        let mut victim = daemon.victim("file", &without);
         load.connect(&mut victim, PATIENCE)?.ok_or("the slow daemon died")?;
         slow.slows(victim.id()).map_err(|error| error.to_string())?;
         let time = Duration::from_millis(load.between(300, 900));
@@ -117,12 +117,12 @@ fn slow_then_fast(kind: Kind, slow: &SlowDisk, rounds: u32, without_fence: bool)
         }
         victim.kill();
         if round % 2 == 1 {
-            let mut second = house.victim("file", &without);
+            let mut second = daemon.victim("file", &without);
             let gap = Duration::from_millis(load.between(50, 300));
             let _ = load.connect(&mut second, gap);
             second.kill();
         }
-        let mut victim = house.victim("file", &without);
+        let mut victim = daemon.victim("file", &without);
         load.connect(&mut victim, PATIENCE)?.ok_or("the fast daemon died")?;
         if load.run(&mut victim, Duration::from_millis(1500))? == Some(End::Otherwise) {
             return Err("the fast daemon died by itself".into());

@@ -1,15 +1,15 @@
 //! PCI functions of a real daemon: emulated NICs on a switch, driven by a raw vfio-user client.
 
-mod house;
+mod daemon;
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use house::House;
+use daemon::TestDaemon;
 use ioplane_device::{Access, RegisterAddress};
 use ioplane_testkit::driver::GuestMemory;
 use ioplane_testkit::nic::{Cp, Cut, Ne2k, Reach, frame};
-use ioplane_testkit::vfio_user::Client;
+use ioplane_testkit::vfio_user::VfioUserClient;
 use serde_json::{Value, json};
 
 /// Longer than anything here takes on a loaded machine.
@@ -24,107 +24,107 @@ fn config() -> &'static str {
      [[pci]]\nname = \"soft\"\nemulate = \"rtl8139\"\nswitch = \"lan\"\nmac = \"02:00:00:00:00:0a\"\n"
 }
 
-fn connect(house: &House, name: &str) -> Client {
-    let client = Client::greet(&house.path(&format!("{name}.sock"))).unwrap();
-    house.until(|| show(house, name)["connected"] == true);
+fn connect(daemon: &TestDaemon, name: &str) -> VfioUserClient {
+    let client = VfioUserClient::greet(&daemon.path(&format!("{name}.sock"))).unwrap();
+    daemon.until(|| show(daemon, name)["connected"] == true);
     client
 }
 
-fn show(house: &House, name: &str) -> Value {
-    house.json(&["pci", "show", name])
+fn show(daemon: &TestDaemon, name: &str) -> Value {
+    daemon.json(&["pci", "show", name])
 }
 
 /// Memory and ports on, as a guest does first of all.
-fn switch_on(client: &mut Client) {
+fn switch_on(client: &mut VfioUserClient) {
     client.write(CONFIG, 4, &7u16.to_le_bytes()).unwrap();
 }
 
 #[test]
 fn an_emulated_nic_is_added_used_and_removed() {
-    let house = House::open(config());
-    let added = house.json(&["pci", "add", "old", "--emulate", "ne2000", "--switch", "lan"]);
+    let daemon = TestDaemon::open(config());
+    let added = daemon.json(&["pci", "add", "old", "--emulate", "ne2000", "--switch", "lan"]);
     assert_eq!(
         (&added["mode"], &added["model"], &added["id"]),
         (&"emulated".into(), &"ne2000".into(), &"10ec:8029".into())
     );
     assert_eq!(added["state"], "served");
-    assert_eq!(added["socket"], house.path("old.sock").display().to_string());
+    assert_eq!(added["socket"], daemon.path("old.sock").display().to_string());
 
-    let before = show(&house, "soft");
+    let before = show(&daemon, "soft");
     assert_eq!(
         (&before["connected"], &before["traffic"]["reads"], &before["id"]),
         (&false.into(), &0.into(), &"10ec:8139".into())
     );
-    let mut client = connect(&house, "soft");
+    let mut client = connect(&daemon, "soft");
     assert_eq!(client.read(CONFIG, 0, 4).unwrap(), [0xec, 0x10, 0x39, 0x81]);
     switch_on(&mut client);
     assert_eq!(client.read(BAR1, 0, 4).unwrap(), [2, 0, 0, 0], "the first bytes of its address");
-    let used = show(&house, "soft");
+    let used = show(&daemon, "soft");
     assert_eq!(
         (&used["connections"], &used["traffic"]["reads"], &used["traffic"]["writes"]),
         (&1.into(), &2.into(), &1.into())
     );
     assert_eq!(used["vm"]["pid"], std::process::id());
 
-    let refused = house.refused(&["pci", "remove", "soft"]);
+    let refused = daemon.refused(&["pci", "remove", "soft"]);
     assert!(
         refused.contains("a guest is using the PCI function") && refused.contains("--force"),
         "{refused}"
     );
-    let refused = house.refused(&["switch", "remove", "lan"]);
+    let refused = daemon.refused(&["switch", "remove", "lan"]);
     assert!(refused.contains("is plugged into switch lan"), "{refused}");
-    house.json(&["pci", "remove", "soft", "--force"]);
+    daemon.json(&["pci", "remove", "soft", "--force"]);
     assert!(client.read(CONFIG, 0, 4).is_err(), "its client has been cut off");
-    assert!(!house.path("soft.sock").exists());
-    assert!(house.refused(&["pci", "show", "soft"]).contains("there is no PCI function soft"));
+    assert!(!daemon.path("soft.sock").exists());
+    assert!(daemon.refused(&["pci", "show", "soft"]).contains("there is no PCI function soft"));
 
-    house.json(&["pci", "remove", "old"]);
-    house.json(&["switch", "remove", "lan"]);
-    assert_eq!(house.json(&["status"])["functions"], json!([]));
+    daemon.json(&["pci", "remove", "old"]);
+    daemon.json(&["switch", "remove", "lan"]);
+    assert_eq!(daemon.json(&["status"])["functions"], json!([]));
 }
 
 #[test]
 fn a_restarted_daemon_has_the_same_functions() {
-    let mut house = House::open(config());
-    house.json(&["pci", "add", "own", "--emulate", "ne2000", "--switch", "lan"]);
-    let lasting = |house: &House| -> Vec<Value> {
-        let all = house.json(&["status"])["functions"].as_array().unwrap().clone();
+    let mut daemon = TestDaemon::open(config());
+    daemon.json(&["pci", "add", "own", "--emulate", "ne2000", "--switch", "lan"]);
+    let lasting = |daemon: &TestDaemon| -> Vec<Value> {
+        let all = daemon.json(&["status"])["functions"].as_array().unwrap().clone();
         let fields = ["name", "mode", "model", "mac", "switch", "origin", "socket", "state", "id"];
         all.iter().map(|one| fields.map(|field| one[field].clone()).into_iter().collect()).collect()
     };
-    let before = lasting(&house);
+    let before = lasting(&daemon);
     assert_eq!(before.len(), 2);
-    let client = connect(&house, "own");
-    house.kill9();
-    house.start();
-    house.until(|| lasting(&house) == before);
+    let client = connect(&daemon, "own");
+    daemon.kill9();
+    daemon.start();
+    daemon.until(|| lasting(&daemon) == before);
     drop(client);
-    drop(connect(&house, "own"));
-    house.json(&["pci", "remove", "soft"]);
-    house.terminate();
-    assert!(!house.path("own.sock").exists());
-    house.start();
-    assert_eq!(house.json(&["status"])["functions"].as_array().unwrap().len(), 1, "soft was removed");
-    assert_eq!(house.json(&["reload"])["done"], json!(["PCI function soft added"]));
+    drop(connect(&daemon, "own"));
+    daemon.json(&["pci", "remove", "soft"]);
+    daemon.terminate();
+    assert!(!daemon.path("own.sock").exists());
+    daemon.start();
+    assert_eq!(daemon.json(&["status"])["functions"].as_array().unwrap().len(), 1, "soft was removed");
+    assert_eq!(daemon.json(&["reload"])["done"], json!(["PCI function soft added"]));
 }
 
 #[test]
 fn a_configuration_that_is_read_again_changes_functions() {
-    let house = House::open(config());
-    let client = connect(&house, "soft");
+    let daemon = TestDaemon::open(config());
+    let client = connect(&daemon, "soft");
     let other = config().replace("rtl8139", "ne2000")
         + "[[pci]]\nname = \"new\"\nemulate = \"ne2000\"\nswitch = \"lan\"\n";
-    house.configure(&other);
-    let refused = house.refused(&["reload"]);
+    daemon.configure(&other);
+    let refused = daemon.refused(&["reload"]);
     // The line of what differs.
     assert!(refused.contains("ioplane.toml:7: PCI function soft: a guest is using it"), "{refused}");
     drop(client);
-    house.until(|| show(&house, "soft")["connected"] == false);
-    let done = house.json(&["reload"]);
+    daemon.until(|| show(&daemon, "soft")["connected"] == false);
+    let done = daemon.json(&["reload"]);
     assert_eq!(done["done"], json!(["PCI function new added", "PCI function soft changed"]));
-    assert_eq!(show(&house, "soft")["id"], "10ec:8029");
-    house.configure("[[core]]\nnotify = \"notified\"\n");
-    let done = house.json(&["reload"]);
+    assert_eq!(show(&daemon, "soft")["id"], "10ec:8029");
+    daemon.configure("[[core]]\nnotify = \"notified\"\n");
+    let done = daemon.json(&["reload"]);
     assert_eq!(
         done["done"],
         json!(["PCI function new removed", "PCI function soft removed", "switch lan removed"])
@@ -134,19 +134,19 @@ fn a_configuration_that_is_read_again_changes_functions() {
 /// What a guest does to a held function waits, and is done when it goes on.
 #[test]
 fn a_function_is_held_and_goes_on() {
-    let house = House::open(config());
-    let mut client = connect(&house, "soft");
+    let daemon = TestDaemon::open(config());
+    let mut client = connect(&daemon, "soft");
     switch_on(&mut client);
-    let rest = house.json(&["pci", "quiesce", "soft", "--deadline", "5s"]);
+    let rest = daemon.json(&["pci", "quiesce", "soft", "--deadline", "5s"]);
     assert_eq!((&rest["drained"], &rest["name"]), (&true.into(), &"soft".into()));
-    assert_eq!(show(&house, "soft")["stage"], "held");
-    assert!(show(&house, "soft")["held_ms"].as_u64().unwrap() > 0);
-    assert!(house.refused(&["pci", "quiesce", "soft"]).contains("soft is held already"));
+    assert_eq!(show(&daemon, "soft")["stage"], "held");
+    assert!(show(&daemon, "soft")["held_ms"].as_u64().unwrap() > 0);
+    assert!(daemon.refused(&["pci", "quiesce", "soft"]).contains("soft is held already"));
     let reading = std::thread::spawn(move || {
         let byte = client.read(BAR1, 0, 1).unwrap();
         (Instant::now(), byte, client)
     });
-    let shown = house.cli(&["pci", "show", "soft"]).out;
+    let shown = daemon.cli(&["pci", "show", "soft"]).out;
     assert!(shown.contains("held") && shown.contains("ioplane pci resume soft"), "{shown}");
     // As long as it is held the read does not come back, however long that takes.
     let end = Instant::now() + Duration::from_millis(300);
@@ -155,54 +155,54 @@ fn a_function_is_held_and_goes_on() {
         std::thread::sleep(Duration::from_millis(10));
     }
     let resumed = Instant::now();
-    house.json(&["pci", "resume", "soft"]);
+    daemon.json(&["pci", "resume", "soft"]);
     let (at, byte, _client) = reading.join().unwrap();
     assert!(at >= resumed, "it waited");
     assert_eq!(byte, [2]);
-    assert_eq!(house.json(&["pci", "resume", "soft"])["done"], json!(["soft was not held: nothing to do"]));
-    assert_eq!(show(&house, "soft")["held_ms"], Value::Null);
+    assert_eq!(daemon.json(&["pci", "resume", "soft"])["done"], json!(["soft was not held: nothing to do"]));
+    assert_eq!(show(&daemon, "soft")["held_ms"], Value::Null);
 }
 
 #[test]
 fn a_state_is_saved_and_loaded() {
-    let house = House::open(config());
-    let file = house.path("soft.state").display().to_string();
-    let mut client = connect(&house, "soft");
+    let daemon = TestDaemon::open(config());
+    let file = daemon.path("soft.state").display().to_string();
+    let mut client = connect(&daemon, "soft");
     switch_on(&mut client);
     // The multicast filter of an RTL8139: registers 8 to 15.
     let filter = [1, 2, 3, 4];
     client.write(BAR1, 8, &filter).unwrap();
-    house.json(&["pci", "save", "soft", &file]);
+    daemon.json(&["pci", "save", "soft", &file]);
     client.write(BAR1, 8, &[9; 4]).unwrap();
-    house.json(&["pci", "load", "soft", &file]);
+    daemon.json(&["pci", "load", "soft", &file]);
     assert_eq!(client.read(BAR1, 8, 4).unwrap(), filter);
     // The same while it is held; loading lets it go on.
-    house.json(&["pci", "quiesce", "soft"]);
-    house.json(&["pci", "save", "soft", &file]);
-    assert_eq!(show(&house, "soft")["stage"], "held");
-    house.json(&["pci", "load", "soft", &file]);
+    daemon.json(&["pci", "quiesce", "soft"]);
+    daemon.json(&["pci", "save", "soft", &file]);
+    assert_eq!(show(&daemon, "soft")["stage"], "held");
+    daemon.json(&["pci", "load", "soft", &file]);
     assert_eq!(
-        (&show(&house, "soft")["stage"], client.read(BAR1, 8, 4).unwrap()),
+        (&show(&daemon, "soft")["stage"], client.read(BAR1, 8, 4).unwrap()),
         (&"running".into(), filter.to_vec())
     );
 
     // What is no state of this function is refused, and it goes on as it was.
-    house.json(&["pci", "add", "old", "--emulate", "ne2000", "--switch", "lan"]);
-    let refused = house.refused(&["pci", "load", "old", &file]);
-    assert!(refused.contains("saved by a rtl8139") && refused.contains("to do: "), "{refused}");
+    daemon.json(&["pci", "add", "old", "--emulate", "ne2000", "--switch", "lan"]);
+    let refused = daemon.refused(&["pci", "load", "old", &file]);
+    assert!(refused.contains("saved by a rtl8139") && refused.contains("hint: "), "{refused}");
     let text = std::fs::read_to_string(&file).unwrap();
     let mut state: Value = serde_json::from_str(&text).unwrap();
     state["body"] = "AAAA".into();
-    assert_eq!(house.http("POST", "/v1/pci/soft/load", &state.to_string()).0, 409);
+    assert_eq!(daemon.http("POST", "/v1/pci/soft/load", &state.to_string()).0, 409);
     state["format"] = "x".into();
-    assert_eq!(house.http("POST", "/v1/pci/soft/load", &state.to_string()).0, 422);
-    assert_eq!(house.http("POST", "/v1/pci/soft/load", &"x".repeat(3 << 20)).0, 413);
+    assert_eq!(daemon.http("POST", "/v1/pci/soft/load", &state.to_string()).0, 422);
+    assert_eq!(daemon.http("POST", "/v1/pci/soft/load", &"x".repeat(3 << 20)).0, 413);
     assert_eq!(client.read(BAR1, 8, 4).unwrap(), filter);
-    assert_eq!(show(&house, "soft")["stage"], "running");
+    assert_eq!(show(&daemon, "soft")["stage"], "running");
 }
 
 /// Registers behind a socket.
-struct Remote(Client);
+struct Remote(VfioUserClient);
 
 impl Reach for Remote {
     fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Result<(), String> {
@@ -234,8 +234,8 @@ struct Guests {
 }
 
 impl Guests {
-    fn plug_in(house: &House, memory: &mut GuestMemory) -> Guests {
-        let mut client = connect(house, "soft");
+    fn plug_in(daemon: &TestDaemon, memory: &mut GuestMemory) -> Guests {
+        let mut client = connect(daemon, "soft");
         for region in memory.regions() {
             client.map(region.gpa, region.len, region.offset, Some(region.file())).unwrap();
         }
@@ -244,7 +244,7 @@ impl Guests {
         soft.enable(false).unwrap();
         let mut cp = Cp::new(soft, memory.view().clone(), base);
         cp.open(SOFT).unwrap();
-        let mut old = Remote(connect(house, "old"));
+        let mut old = Remote(connect(daemon, "old"));
         old.enable(false).unwrap();
         let mut ne2k = Ne2k::new(old);
         assert_eq!(ne2k.probe().unwrap(), OLD);
@@ -253,7 +253,7 @@ impl Guests {
     }
 
     /// One frame there and one back.
-    fn ping(&mut self, house: &House, seed: u8) {
+    fn ping(&mut self, daemon: &TestDaemon, seed: u8) {
         let payload = |seed: u8| -> Vec<u8> { (0..100u8).map(|at| at ^ seed).collect() };
         let (there, back) = (frame(OLD, SOFT, &payload(seed)), frame(SOFT, OLD, &payload(!seed)));
         self.cp.xmit(&there, Cut::default()).unwrap();
@@ -262,7 +262,7 @@ impl Guests {
             if let Some(came) = self.ne2k.interrupt().unwrap().0.pop() {
                 break came;
             }
-            let all = || (show(house, "soft"), show(house, "old"), house.log());
+            let all = || (show(daemon, "soft"), show(daemon, "old"), daemon.log());
             assert!(Instant::now() < end, "no frame comes to the NE2000: {:#?}", all());
         };
         assert_eq!(came[..there.len()], there);
@@ -282,8 +282,8 @@ impl Guests {
 /// Frames go through the switch, and go on through a hold, a save and a load.
 #[test]
 fn guests_talk_by_emulated_nics() {
-    let house = House::open(config());
-    house.json(&[
+    let daemon = TestDaemon::open(config());
+    daemon.json(&[
         "pci",
         "add",
         "old",
@@ -295,34 +295,34 @@ fn guests_talk_by_emulated_nics() {
         "02:00:00:00:00:0b",
     ]);
     let mut memory = GuestMemory::new(4 << 20).unwrap();
-    let mut guests = Guests::plug_in(&house, &mut memory);
-    (0..5).for_each(|seed| guests.ping(&house, seed));
-    let file = house.path("soft.state").display().to_string();
+    let mut guests = Guests::plug_in(&daemon, &mut memory);
+    (0..5).for_each(|seed| guests.ping(&daemon, seed));
+    let file = daemon.path("soft.state").display().to_string();
     for name in ["soft", "old"] {
-        house.json(&["pci", "quiesce", name]);
-        house.json(&["pci", "save", name, &file]);
-        house.json(&["pci", "load", name, &file]);
-        (0..5).for_each(|seed| guests.ping(&house, seed));
-        house.json(&["pci", "quiesce", name]);
-        house.json(&["pci", "resume", name]);
-        (0..5).for_each(|seed| guests.ping(&house, seed));
+        daemon.json(&["pci", "quiesce", name]);
+        daemon.json(&["pci", "save", name, &file]);
+        daemon.json(&["pci", "load", name, &file]);
+        (0..5).for_each(|seed| guests.ping(&daemon, seed));
+        daemon.json(&["pci", "quiesce", name]);
+        daemon.json(&["pci", "resume", name]);
+        (0..5).for_each(|seed| guests.ping(&daemon, seed));
     }
-    let soft = show(&house, "soft");
+    let soft = show(&daemon, "soft");
     assert_eq!((&soft["chip"]["sent"], &soft["port"]["sent_frames"]), (&25.into(), &25.into()), "{soft}");
     assert_eq!((&soft["chip"]["received"], &soft["chip"]["wrong_dma"]), (&25.into(), &0.into()), "{soft}");
     assert_eq!(soft["traffic"]["memory_bytes"], 4 << 20);
-    let old = show(&house, "old");
+    let old = show(&daemon, "old");
     assert_eq!((&old["chip"]["sent"], &old["chip"]["received"]), (&25.into(), &25.into()), "{old}");
-    let text = house.cli(&["pci", "watch", "soft", "--for", "200ms"]).out;
+    let text = daemon.cli(&["pci", "watch", "soft", "--for", "200ms"]).out;
     assert!(text.contains("sent ") && text.contains("received "), "{text}");
 }
 
 #[test]
 fn a_function_is_watched() {
-    let house = House::open(config());
-    let mut client = connect(&house, "soft");
+    let daemon = TestDaemon::open(config());
+    let mut client = connect(&daemon, "soft");
     switch_on(&mut client);
-    let watching = std::thread::spawn(house.later(&[
+    let watching = std::thread::spawn(daemon.later(&[
         "pci",
         "watch",
         "soft",
@@ -343,16 +343,16 @@ fn a_function_is_watched() {
     assert!(looks.len() >= 5, "{}", said.out);
     assert!(looks.iter().all(|look| look["per_second"]["reads"].as_f64().unwrap() > 1.0), "{}", said.out);
     assert_eq!(looks[0]["function"]["name"], "soft");
-    let text = house.cli(&["pci", "watch", "soft", "--interval", "100ms", "--for", "200ms"]).out;
+    let text = daemon.cli(&["pci", "watch", "soft", "--interval", "100ms", "--for", "200ms"]).out;
     assert!(text.starts_with("running  reads 0/s writes 0/s"), "{text}");
-    let list = house.cli(&["pci", "list"]).out;
+    let list = daemon.cli(&["pci", "list"]).out;
     assert!(list.contains("rtl8139 on switch lan") && list.contains("in use"), "{list}");
-    assert_eq!(house.json(&["pci", "list"])["functions"][0]["name"], "soft");
+    assert_eq!(daemon.json(&["pci", "list"])["functions"][0]["name"], "soft");
 }
 
 #[test]
 fn bad_requests_have_the_right_codes() {
-    let house = House::open(config());
+    let daemon = TestDaemon::open(config());
     let emulate = "{\"emulate\": \"ne2000\", \"switch\": \"lan\"}";
     for (method, path, body, wanted) in [
         ("GET", "/v1/pci/none", "", 404),
@@ -370,22 +370,22 @@ fn bad_requests_have_the_right_codes() {
         ("POST", "/v1/pci/soft/quiesce", "{\"deadline\": 5}", 422),
         ("PUT", "/v1/disks/soft", "{\"memory\": \"1M\"}", 409),
     ] {
-        let (code, answer) = house.http(method, path, body);
+        let (code, answer) = daemon.http(method, path, body);
         assert_eq!(code, wanted, "{method} {path} {body}: {answer}");
         for field in ["error", "remedy"] {
             assert!(answer[field].as_str().is_some_and(|text| !text.is_empty()), "{method} {path}: {answer}");
         }
     }
     // Nothing is left of what was refused.
-    assert_eq!(house.json(&["pci", "list"])["functions"].as_array().unwrap().len(), 1);
-    assert_eq!(house.http("PUT", "/v1/pci/x", emulate).0, 201);
+    assert_eq!(daemon.json(&["pci", "list"])["functions"].as_array().unwrap().len(), 1);
+    assert_eq!(daemon.http("PUT", "/v1/pci/x", emulate).0, 201);
 }
 
 #[test]
 fn qemu_and_libvirt_are_told_what_they_need() {
-    let house = House::open(config());
-    let folder = house.folder.path().display().to_string();
-    let args = house.json(&["qemu-args", "soft", "--memory", "256M", "--qemu-version", "11.1"]);
+    let daemon = TestDaemon::open(config());
+    let folder = daemon.folder.path().display().to_string();
+    let args = daemon.json(&["qemu-args", "soft", "--memory", "256M", "--qemu-version", "11.1"]);
     let args: Vec<String> = args["args"]
         .as_array()
         .unwrap()
@@ -405,20 +405,20 @@ fn qemu_and_libvirt_are_told_what_they_need() {
             r#"{"driver":"vfio-user-pci","id":"ioplane-soft","socket":{"path":"/run/ioplane/soft.sock","type":"unix"},"x-msg-timeout":60000}"#,
         ]
     );
-    assert!(house.path("unmovable.vdi").exists());
-    let refused = house.refused(&["qemu-args", "soft", "--qemu-version", "7.2"]);
+    assert!(daemon.path("unmovable.vdi").exists());
+    let refused = daemon.refused(&["qemu-args", "soft", "--qemu-version", "7.2"]);
     assert!(
         refused.contains("QEMU 7.2 has no vfio-user-pci") && refused.contains("10.1 or later"),
         "{refused}"
     );
 
-    let refused = house.refused(&["libvirt-xml", "soft", "--device-only"]);
+    let refused = daemon.refused(&["libvirt-xml", "soft", "--device-only"]);
     assert!(refused.contains("libvirt has no element for it"), "{refused}");
-    let xml = house.cli(&["libvirt-xml", "soft", "--memory", "2G", "--qemu-version", "11.1"]).out;
+    let xml = daemon.cli(&["libvirt-xml", "soft", "--memory", "2G", "--qemu-version", "11.1"]).out;
     let golden =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/function.xml")).unwrap();
     assert_eq!(xml.replace(&folder, "/run/ioplane"), golden);
-    let file = house.path("domain.xml");
+    let file = daemon.path("domain.xml");
     std::fs::write(&file, &xml).unwrap();
     let valid = std::process::Command::new("virt-xml-validate").arg(&file).arg("domain").output();
     let valid = valid.expect("virt-xml-validate: script/bootstrap --checks installs it");
@@ -427,30 +427,30 @@ fn qemu_and_libvirt_are_told_what_they_need() {
 
 #[test]
 fn models_are_shown_and_drawn_without_a_daemon() {
-    let house = House::new("");
-    let models = house.json(&["model", "list"]);
+    let daemon = TestDaemon::new("");
+    let models = daemon.json(&["model", "list"]);
     let names: Vec<&str> =
         models.as_array().unwrap().iter().map(|model| model["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["ne2000", "rtl8139"]);
     for name in names {
-        assert_eq!(house.json(&["model", "show", name])["name"], name);
-        let text = house.cli(&["model", "show", name]).out;
+        assert_eq!(daemon.json(&["model", "show", name])["name"], name);
+        let text = daemon.cli(&["model", "show", name]).out;
         assert!(text.contains("region ") && text.contains("reusable"), "{text}");
-        let svg = house.cli(&["model", "show", name, "--svg"]).out;
+        let svg = daemon.cli(&["model", "show", name, "--svg"]).out;
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg:.100}");
-        assert!(house.cli(&["model", "show", name, "--dot"]).out.starts_with("digraph"));
+        assert!(daemon.cli(&["model", "show", name, "--dot"]).out.starts_with("digraph"));
     }
-    assert!(house.refused(&["model", "show", "none"]).contains("name one of ne2000, rtl8139"));
+    assert!(daemon.refused(&["model", "show", "none"]).contains("name one of ne2000, rtl8139"));
 }
 
 #[test]
 fn metrics_have_functions() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let house = House::open(&format!("[daemon]\nmetrics = \"127.0.0.1:{port}\"\n{}", config()));
-    let mut client = connect(&house, "soft");
+    let daemon = TestDaemon::open(&format!("[daemon]\nmetrics = \"127.0.0.1:{port}\"\n{}", config()));
+    let mut client = connect(&daemon, "soft");
     client.read(CONFIG, 0, 4).unwrap();
     let stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
-    let text = house::http(stream, "GET", "/metrics", "").1;
+    let text = daemon::http(stream, "GET", "/metrics", "").1;
     for line in [
         "ioplane_pci_connected{device=\"soft\"} 1",
         "ioplane_pci_info{device=\"soft\",mode=\"emulated\",model=\"rtl8139\"} 1",
@@ -466,9 +466,9 @@ fn metrics_have_functions() {
 
 #[test]
 fn top_has_functions() {
-    let house = House::open(config());
-    house.json(&["pci", "add", "own", "--emulate", "ne2000", "--switch", "lan"]);
-    let mut client = connect(&house, "soft");
+    let daemon = TestDaemon::open(config());
+    daemon.json(&["pci", "add", "own", "--emulate", "ne2000", "--switch", "lan"]);
+    let mut client = connect(&daemon, "soft");
     let (done, ends) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
         // A guest that reads all the time that top looks.
@@ -477,7 +477,7 @@ fn top_has_functions() {
                 client.read(CONFIG, 0, 4).unwrap();
             }
         });
-        let top = house.json(&["top", "--once", "--interval", "0.2"]);
+        let top = daemon.json(&["top", "--once", "--interval", "0.2"]);
         let all = top["functions"].as_array().unwrap();
         let names: Vec<&Value> = all.iter().map(|one| &one["name"]).collect();
         assert_eq!(names, ["own", "soft"], "{top}");
@@ -486,7 +486,7 @@ fn top_has_functions() {
         assert_eq!((&own["vm"], &own["accesses_per_s"]), (&Value::Null, &0.0.into()));
         assert_eq!((&soft["standing"], &soft["denied"]), (&"in use".into(), &Value::Null));
         assert!(soft["accesses_per_s"].as_f64().unwrap() >= 1.0 && soft["vm"].is_string(), "{top}");
-        let text = house.cli(&["top", "--once", "--interval", "0.1"]).out;
+        let text = daemon.cli(&["top", "--once", "--interval", "0.1"]).out;
         let row = text.lines().find(|line| line.starts_with("soft")).unwrap_or_default();
         assert!(text.contains("HOOKED %") && row.contains("emulated"), "{text}");
         drop(done);
@@ -496,36 +496,36 @@ fn top_has_functions() {
 /// Functions are not handed over: an upgrade waits for their guests, and the successor has the same ones.
 #[test]
 fn an_upgrade_is_refused_while_a_function_is_used() {
-    let house = House::open(config());
-    house.json(&["pci", "add", "own", "--emulate", "ne2000", "--switch", "lan"]);
-    let mut client = connect(&house, "soft");
-    let refused = house.refused(&["upgrade"]);
+    let daemon = TestDaemon::open(config());
+    daemon.json(&["pci", "add", "own", "--emulate", "ne2000", "--switch", "lan"]);
+    let mut client = connect(&daemon, "soft");
+    let refused = daemon.refused(&["upgrade"]);
     assert!(
         refused.contains("a guest is using PCI function soft")
-            && refused.contains("to do: shut its guest down"),
+            && refused.contains("hint: shut its guest down"),
         "{refused}"
     );
     client.read(CONFIG, 0, 4).unwrap();
     drop(client);
-    house.until(|| show(&house, "soft")["connected"] == false);
+    daemon.until(|| show(&daemon, "soft")["connected"] == false);
     // One that cannot take over changes nothing.
-    let refused = house.refused(&["upgrade", "--binary", "/bin/true"]);
+    let refused = daemon.refused(&["upgrade", "--binary", "/bin/true"]);
     assert!(refused.contains("does not take over"), "{refused}");
-    drop(connect(&house, "own"));
-    house.until(|| show(&house, "own")["connected"] == false);
-    let before = house.json(&["status"])["pid"].clone();
-    let upgraded = house.json(&["upgrade"]);
+    drop(connect(&daemon, "own"));
+    daemon.until(|| show(&daemon, "own")["connected"] == false);
+    let before = daemon.json(&["status"])["pid"].clone();
+    let upgraded = daemon.json(&["upgrade"]);
     assert_ne!(upgraded["pid"], before);
-    house.until(|| house.json(&["status"])["pid"] == upgraded["pid"]);
-    house.until(|| {
-        let all = house.json(&["status"])["functions"].as_array().unwrap().clone();
+    daemon.until(|| daemon.json(&["status"])["pid"] == upgraded["pid"]);
+    daemon.until(|| {
+        let all = daemon.json(&["status"])["functions"].as_array().unwrap().clone();
         all.len() == 2 && all.iter().all(|one| one["state"] == "served")
     });
-    let mut client = connect(&house, "soft");
+    let mut client = connect(&daemon, "soft");
     assert_eq!(client.read(CONFIG, 0, 4).unwrap(), [0xec, 0x10, 0x39, 0x81]);
-    assert_eq!(show(&house, "own")["origin"], "added");
+    assert_eq!(show(&daemon, "own")["origin"], "added");
     drop(client);
-    house.kill_whoever_answers();
+    daemon.kill_whoever_answers();
 }
 
 /// A NIC of each kind on one switch, and a virtual cable to the host: what is plugged in where is what was asked for.
@@ -537,20 +537,20 @@ fn a_tap_of_its_own_is_a_cable() {
         let _ = writeln!(std::io::stderr(), "{why}");
         return;
     }
-    let mut house = House::open(config());
+    let mut daemon = TestDaemon::open(config());
     let tap = format!("p{}", std::process::id());
     let there = || std::path::Path::new("/sys/class/net").join(&tap).exists();
-    let added = house.json(&["pci", "add", "wire", "--emulate", "rtl8139", "--tap", &tap]);
+    let added = daemon.json(&["pci", "add", "wire", "--emulate", "rtl8139", "--tap", &tap]);
     assert_eq!((&added["tap"], &added["switch"]), (&tap.as_str().into(), &Value::Null));
     assert!(there());
-    let mut client = connect(&house, "wire");
+    let mut client = connect(&daemon, "wire");
     switch_on(&mut client);
     assert_eq!(client.read(BAR0, 0, 1).unwrap().len(), 1);
-    house.kill9();
+    daemon.kill9();
     assert!(there(), "it stays, and with it its place in a bridge");
-    house.start();
-    house.until(|| show(&house, "wire")["state"] == "served");
+    daemon.start();
+    daemon.until(|| show(&daemon, "wire")["state"] == "served");
     assert!(there());
-    house.json(&["pci", "remove", "wire"]);
+    daemon.json(&["pci", "remove", "wire"]);
     assert!(!there());
 }

@@ -1,12 +1,12 @@
 //! Groups that are not in `/etc/group`.
 
-mod house;
+mod daemon;
 
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
-use house::House;
+use daemon::TestDaemon;
 
 /// A source of groups as LDAP's or systemd's is: a module of glibc's name service, with one group.
 const MODULE: &str = r#"
@@ -27,8 +27,8 @@ enum nss_status _nss_ioplanetest_getgrnam_r(const char *name, struct group *grou
 
 #[test]
 fn hole_20_groups_come_from_wherever_the_host_has_them() {
-    let house =
-        House::new("[daemon]\nsocket_group = \"ldap vms\"\n[[disk]]\nname = \"a\"\nmemory = \"1M\"\n");
+    let daemon =
+        TestDaemon::new("[daemon]\nsocket_group = \"ldap vms\"\n[[disk]]\nname = \"a\"\nmemory = \"1M\"\n");
     if !rustix::process::geteuid().is_root() {
         let _ = writeln!(
             std::io::stderr(),
@@ -36,15 +36,15 @@ fn hole_20_groups_come_from_wherever_the_host_has_them() {
         );
         return;
     }
-    std::fs::write(house.path("module.c"), MODULE).unwrap();
-    std::fs::write(house.path("nsswitch.conf"), "group: files ioplanetest\n").unwrap();
+    std::fs::write(daemon.path("module.c"), MODULE).unwrap();
+    std::fs::write(daemon.path("nsswitch.conf"), "group: files ioplanetest\n").unwrap();
     let mut cc = Command::new("cc");
     cc.args(["-shared", "-fPIC", "-o"])
-        .arg(house.path("libnss_ioplanetest.so.2"))
-        .arg(house.path("module.c"));
+        .arg(daemon.path("libnss_ioplanetest.so.2"))
+        .arg(daemon.path("module.c"));
     assert!(cc.status().expect("cc, which Rust needs too").success());
-    let folder = house.path("").display().to_string();
-    let mut house = house.start_by(&[
+    let folder = daemon.path("").display().to_string();
+    let mut daemon = daemon.start_by(&[
         "unshare",
         "--mount",
         "sh",
@@ -52,11 +52,11 @@ fn hole_20_groups_come_from_wherever_the_host_has_them() {
         "mount --bind \"$0/nsswitch.conf\" /etc/nsswitch.conf && LD_LIBRARY_PATH=$0 exec \"$@\"",
         &folder,
     ]);
-    let socket = std::fs::metadata(house.path("a.sock")).unwrap();
+    let socket = std::fs::metadata(daemon.path("a.sock")).unwrap();
     assert_eq!((socket.mode() & 0o777, socket.gid()), (0o660, 54321));
     // One that nobody has.
-    house.configure("[daemon]\nsocket_group = \"nobody's\"\n");
-    let refused = house.refused(&["reload"]);
+    daemon.configure("[daemon]\nsocket_group = \"nobody's\"\n");
+    let refused = daemon.refused(&["reload"]);
     assert!(refused.contains("there is no group \"nobody's\""), "{refused}");
-    house.terminate();
+    daemon.terminate();
 }

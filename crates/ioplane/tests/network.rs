@@ -1,13 +1,13 @@
 //! Switches and NICs of a real daemon: two front ends exchange frames over a switch.
 
-mod house;
+mod daemon;
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use house::House;
-use ioplane_testkit::driver::net::{Header, Pair, PairPlan, Sending};
+use daemon::TestDaemon;
+use ioplane_testkit::driver::net::{NetHeader, Pair, PairPlan, Sending};
 use ioplane_testkit::driver::{GuestMemory, RingMode};
 use ioplane_testkit::front::{Front, Wants};
 
@@ -32,15 +32,15 @@ struct Guest {
 }
 
 impl Guest {
-    fn plug_in(house: &House, name: &str) -> Guest {
-        Self::plug_in_as(house, name, 0, Sending::Together)
+    fn plug_in(daemon: &TestDaemon, name: &str) -> Guest {
+        Self::plug_in_as(daemon, name, 0, Sending::Together)
     }
 
     /// With more features.
-    fn plug_in_as(house: &House, name: &str, features: u64, sending: Sending) -> Guest {
+    fn plug_in_as(daemon: &TestDaemon, name: &str, features: u64, sending: Sending) -> Guest {
         let features = Wants::default().features | 1 << 15 | features;
         let wants = Wants { features, ..Wants::default() };
-        let front = Front::connect(&house.path(&format!("{name}.sock")), wants).unwrap();
+        let front = Front::connect(&daemon.path(&format!("{name}.sock")), wants).unwrap();
         let mut memory = GuestMemory::new(8 * MIB).unwrap();
         let plan = PairPlan { sending, ..PairPlan::mergeable(RingMode::of(front.features())) };
         let pair = Pair::new(&mut memory, plan).unwrap();
@@ -61,8 +61,8 @@ impl Guest {
     }
 
     /// The daemon has died and is there again: as QEMU does, which knows nothing but the used indexes.
-    fn plug_in_again(&mut self, house: &House, name: &str) {
-        self.front.reconnect(&house.path(&format!("{name}.sock"))).unwrap();
+    fn plug_in_again(&mut self, daemon: &TestDaemon, name: &str) {
+        self.front.reconnect(&daemon.path(&format!("{name}.sock"))).unwrap();
         self.front.share(&self.memory).unwrap();
         self.start();
         for queue in 0..2 {
@@ -84,7 +84,7 @@ impl Guest {
     fn send(&mut self, to: [u8; 6], from: [u8; 6], payload: &[u8]) {
         let frame = [&to[..], &from[..], &[0x88, 0xb5], payload].concat();
         self.pair.reap().unwrap();
-        assert!(self.pair.send(Header::default(), &frame).unwrap(), "all slots are on their way");
+        assert!(self.pair.send(NetHeader::default(), &frame).unwrap(), "all slots are on their way");
         self.front.kick(1);
     }
 
@@ -124,24 +124,24 @@ fn port<'v>(switch: &'v serde_json::Value, name: &str) -> &'v serde_json::Value 
 
 #[test]
 fn frames_cross_the_switch_and_are_counted() {
-    let house = House::open(config());
-    let (mut a, mut b) = (Guest::plug_in(&house, "a"), Guest::plug_in(&house, "b"));
+    let daemon = TestDaemon::open(config());
+    let (mut a, mut b) = (Guest::plug_in(&daemon, "a"), Guest::plug_in(&daemon, "b"));
     talk(&mut a, &mut b, 20);
     // Whoever sends from the address of somebody else is not heard, and counted by name.
     a.send(B, B, &payload(0));
     a.send(B, A, &payload(1));
     assert_eq!(b.receive(), payload(1));
 
-    let shown = house.json(&["switch", "show", "lan"]);
+    let shown = daemon.json(&["switch", "show", "lan"]);
     assert_eq!(port(&shown, "a")["sent_frames"], 21, "{shown}");
     assert_eq!(port(&shown, "a")["sent_drops"]["spoofed"], 1, "{shown}");
     assert_eq!(port(&shown, "b")["received_frames"], 21, "{shown}");
     // Meters are published some milliseconds later.
-    house.until(|| {
-        let nics = house.json(&["nic", "list"]);
+    daemon.until(|| {
+        let nics = daemon.json(&["nic", "list"]);
         nics[0]["queues"][1]["frames"] == 22 && nics[1]["queues"][0]["frames"] == 21
     });
-    let nics = house.json(&["nic", "list"]);
+    let nics = daemon.json(&["nic", "list"]);
     let (transmit, receive) = (&nics[0]["queues"][1], &nics[1]["queues"][0]);
     assert_eq!((&transmit["role"], &receive["role"]), (&"transmit".into(), &"receive".into()));
     assert_eq!(receive["frames"], 21, "{nics}");
@@ -150,38 +150,38 @@ fn frames_cross_the_switch_and_are_counted() {
     assert_eq!(nics[1]["queues"].as_array().unwrap().len(), 4, "two pairs");
 
     // A queue changes cores while its guest runs, and the link is pulled and plugged in.
-    assert_eq!(house.json(&["core", "move", "b", "0", "1"])["queues"][0]["core"], 1);
-    assert_eq!(house.json(&["core", "move", "a", "1", "1"])["queues"][1]["core"], 1);
+    assert_eq!(daemon.json(&["core", "move", "b", "0", "1"])["queues"][0]["core"], 1);
+    assert_eq!(daemon.json(&["core", "move", "a", "1", "1"])["queues"][1]["core"], 1);
     talk(&mut a, &mut b, 20);
-    assert_eq!(house.json(&["nic", "set", "b", "--link", "down"])["link"], "down");
+    assert_eq!(daemon.json(&["nic", "set", "b", "--link", "down"])["link"], "down");
     a.send(B, A, &payload(2));
-    let down = || house.json(&["switch", "show", "lan"]);
-    house.until(|| {
+    let down = || daemon.json(&["switch", "show", "lan"]);
+    daemon.until(|| {
         port(&down(), "a")["sent_drops"].as_object().unwrap().len() > 1
             || port(&down(), "b")["received_drops"].as_object().is_some_and(|drops| !drops.is_empty())
     });
-    house.json(&["nic", "set", "b", "--link", "up"]);
+    daemon.json(&["nic", "set", "b", "--link", "up"]);
     talk(&mut a, &mut b, 3);
 
-    let top = house.json(&["top", "--once", "--interval", "0.2"]);
+    let top = daemon.json(&["top", "--once", "--interval", "0.2"]);
     assert_eq!(top["queues"].as_array().unwrap().len(), 6, "{top}");
-    assert!(house.refused(&["nic", "remove", "a"]).contains("a guest is using"));
-    assert!(house.refused(&["switch", "remove", "lan"]).contains("nic a is plugged into switch lan"));
-    house.json(&["nic", "remove", "a", "--force"]);
-    assert!(!house.path("a.sock").exists());
+    assert!(daemon.refused(&["nic", "remove", "a"]).contains("a guest is using"));
+    assert!(daemon.refused(&["switch", "remove", "lan"]).contains("nic a is plugged into switch lan"));
+    daemon.json(&["nic", "remove", "a", "--force"]);
+    assert!(!daemon.path("a.sock").exists());
     assert!(!down()["ports"].as_array().unwrap().iter().any(|port| port["name"] == "a"), "unplugged");
 }
 
 #[test]
 fn a_capture_has_every_frame_of_a_port() {
-    let house = House::open(config());
-    let (mut a, mut b) = (Guest::plug_in(&house, "a"), Guest::plug_in(&house, "b"));
-    let file = house.path("out.pcapng");
+    let daemon = TestDaemon::open(config());
+    let (mut a, mut b) = (Guest::plug_in(&daemon, "a"), Guest::plug_in(&daemon, "b"));
+    let file = daemon.path("out.pcapng");
     let mut capture = Command::new(env!("CARGO_BIN_EXE_ioplane"));
-    capture.arg("--socket").arg(house.path("control.sock")).args(["capture", "a"]).arg(&file);
+    capture.arg("--socket").arg(daemon.path("control.sock")).args(["capture", "a"]).arg(&file);
     let mut capture =
         capture.args(["--count", "10", "--json"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
-    house.until(|| file.exists());
+    daemon.until(|| file.exists());
     talk(&mut a, &mut b, 5);
     let status = capture.wait().unwrap();
     let mut said = String::new();
@@ -194,16 +194,16 @@ fn a_capture_has_every_frame_of_a_port() {
     assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
     assert_eq!(text.matches("02:00:00:00:00:0a > 02:00:00:00:00:0b").count(), 5, "{text}");
     assert_eq!(text.matches("02:00:00:00:00:0b > 02:00:00:00:00:0a").count(), 5, "{text}");
-    assert!(house.refused(&["capture", "none", "/dev/null"]).contains("no switch has a port none"));
+    assert!(daemon.refused(&["capture", "none", "/dev/null"]).contains("no switch has a port none"));
 }
 
 #[test]
 fn nics_and_switches_come_and_go_and_stay() {
-    let mut house = House::open(config());
-    let refused = house.refused(&["nic", "add", "c", "--switch", "wan"]);
+    let mut daemon = TestDaemon::open(config());
+    let refused = daemon.refused(&["nic", "add", "c", "--switch", "wan"]);
     assert!(refused.contains("there is no switch wan") && refused.contains("switch add wan"), "{refused}");
-    house.json(&["switch", "add", "wan"]);
-    let added = house.json(&[
+    daemon.json(&["switch", "add", "wan"]);
+    let added = daemon.json(&[
         "nic",
         "add",
         "c",
@@ -218,14 +218,14 @@ fn nics_and_switches_come_and_go_and_stay() {
     assert_eq!((&added["vlan"], &added["mtu"]), (&"trunk:10,20".into(), &9000.into()));
     let mac = added["mac"].as_str().unwrap().to_owned();
     assert!(mac.starts_with("02:"), "{mac}");
-    assert!(house.refused(&["disk", "add", "c", "--memory", "1M"]).contains("nic c is there already"));
-    house.json(&["core", "move", "c", "1", "1"]);
-    house.json(&["nic", "set", "c", "--link", "down"]);
-    house.json(&["nic", "remove", "b"]);
+    assert!(daemon.refused(&["disk", "add", "c", "--memory", "1M"]).contains("nic c is there already"));
+    daemon.json(&["core", "move", "c", "1", "1"]);
+    daemon.json(&["nic", "set", "c", "--link", "down"]);
+    daemon.json(&["nic", "remove", "b"]);
 
-    house.kill9();
-    house.start();
-    let nics = house.json(&["nic", "list"]);
+    daemon.kill9();
+    daemon.start();
+    let nics = daemon.json(&["nic", "list"]);
     let names: Vec<&str> = nics.as_array().unwrap().iter().map(|nic| nic["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["a", "c"], "b was removed");
     assert_eq!(
@@ -234,34 +234,34 @@ fn nics_and_switches_come_and_go_and_stay() {
     );
 
     // The configuration loses a switch with its NIC, gains another, and changes the link of the one that stays.
-    house.configure(
+    daemon.configure(
         "[[core]]\nnotify = \"notified\"\n[[core]]\nnotify = \"polled\"\n[[switch]]\nname = \"lan\"\n\
          [[switch]]\nname = \"dmz\"\n[[nic]]\nname = \"d\"\nswitch = \"dmz\"\n\
          [[nic]]\nname = \"a\"\nswitch = \"lan\"\nmac = \"02:00:00:00:00:0a\"\nlink = \"down\"\n",
     );
-    let guest = Guest::plug_in(&house, "a");
-    let done = house.json(&["reload"]);
+    let guest = Guest::plug_in(&daemon, "a");
+    let done = daemon.json(&["reload"]);
     let done: Vec<&str> =
         done["done"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
     assert_eq!(done, ["switch dmz set up", "nic d added", "nic a changed"]);
-    assert_eq!(house.json(&["nic", "list"])[0]["link"], "down", "while its guest runs");
+    assert_eq!(daemon.json(&["nic", "list"])[0]["link"], "down", "while its guest runs");
     drop(guest);
-    house.configure("[[core]]\nnotify = \"notified\"\n[[core]]\nnotify = \"polled\"\n");
-    house.until(|| house.json(&["nic", "list"])[0]["connected"] == false);
-    house.json(&["reload"]);
-    assert_eq!(house.json(&["nic", "list"]).as_array().unwrap().len(), 1, "c was added at run time");
-    assert_eq!(house.json(&["switch", "list"]).as_array().unwrap().len(), 1);
-    house.json(&["nic", "remove", "c"]);
-    house.json(&["switch", "remove", "wan"]);
-    assert_eq!(house.json(&["status"])["switches"].as_array().unwrap().len(), 0);
+    daemon.configure("[[core]]\nnotify = \"notified\"\n[[core]]\nnotify = \"polled\"\n");
+    daemon.until(|| daemon.json(&["nic", "list"])[0]["connected"] == false);
+    daemon.json(&["reload"]);
+    assert_eq!(daemon.json(&["nic", "list"]).as_array().unwrap().len(), 1, "c was added at run time");
+    assert_eq!(daemon.json(&["switch", "list"]).as_array().unwrap().len(), 1);
+    daemon.json(&["nic", "remove", "c"]);
+    daemon.json(&["switch", "remove", "wan"]);
+    assert_eq!(daemon.json(&["status"])["switches"].as_array().unwrap().len(), 0);
 }
 
 #[test]
 fn qemu_is_told_what_it_needs() {
-    let house = House::open(config());
-    let socket = |name: &str| house.path(&format!("{name}.sock")).display().to_string();
+    let daemon = TestDaemon::open(config());
+    let socket = |name: &str| daemon.path(&format!("{name}.sock")).display().to_string();
     let line =
-        house.cli(&["qemu-args", "a", "--memory", "256M", "--qemu-version", "7.2", "--accel", "kvm"]).out;
+        daemon.cli(&["qemu-args", "a", "--memory", "256M", "--qemu-version", "7.2", "--accel", "kvm"]).out;
     assert_eq!(
         line.trim(),
         format!(
@@ -274,7 +274,7 @@ fn qemu_is_told_what_it_needs() {
     );
     let b = ["qemu-args", "b", "--device-only", "--qemu-version", "11.1", "--accel"];
     for (accel, vectors) in [("kvm", 6), ("tcg", 0)] {
-        let line = house.cli(&[&b[..], &[accel]].concat()).out;
+        let line = daemon.cli(&[&b[..], &[accel]].concat()).out;
         let expected = format!(
             "-chardev socket,id=ioplane-b-socket,path={},reconnect-ms=100 \
              -netdev vhost-user,id=ioplane-b-netdev,chardev=ioplane-b-socket,queues=2 \
@@ -284,15 +284,15 @@ fn qemu_is_told_what_it_needs() {
         assert_eq!(line.trim(), expected);
     }
     assert!(
-        house.refused(&["qemu-args", "none"]).contains("there is no disk, no nic and no PCI function none")
+        daemon.refused(&["qemu-args", "none"]).contains("there is no disk, no nic and no PCI function none")
     );
 }
 
 #[test]
 fn libvirt_gets_what_its_schema_allows() {
-    let house = House::open(config());
-    house.json(&["disk", "add", "root", "--memory", "8M", "--queues", "2"]);
-    house.json(&[
+    let daemon = TestDaemon::open(config());
+    daemon.json(&["disk", "add", "root", "--memory", "8M", "--queues", "2"]);
+    daemon.json(&[
         "nic",
         "add",
         "jumbo",
@@ -305,30 +305,30 @@ fn libvirt_gets_what_its_schema_allows() {
         "--queue-size",
         "512",
     ]);
-    let whole = house.cli(&["libvirt-xml", "root", "a", "b", "jumbo", "--memory", "2G"]).out;
+    let whole = daemon.cli(&["libvirt-xml", "root", "a", "b", "jumbo", "--memory", "2G"]).out;
     let golden =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/domain.xml")).unwrap();
-    let folder = house.folder.path().display().to_string();
-    let jumbo = house.json(&["nic", "list"])[2]["mac"].as_str().unwrap().to_owned();
+    let folder = daemon.folder.path().display().to_string();
+    let jumbo = daemon.json(&["nic", "list"])[2]["mac"].as_str().unwrap().to_owned();
     assert_eq!(whole.replace(&folder, "/run/ioplane").replace(&jumbo, "02:00:00:00:00:0c"), golden);
-    let file = house.path("domain.xml");
+    let file = daemon.path("domain.xml");
     std::fs::write(&file, &whole).unwrap();
     let valid = Command::new("virt-xml-validate").arg(&file).arg("domain").output();
     let valid = valid.expect("virt-xml-validate: script/bootstrap --checks installs it");
     assert!(valid.status.success(), "{}\n{whole}", String::from_utf8_lossy(&valid.stderr));
-    let device = house.cli(&["libvirt-xml", "a", "--device-only"]).out;
+    let device = daemon.cli(&["libvirt-xml", "a", "--device-only"]).out;
     assert!(device.starts_with("<interface type='vhostuser'>") && !device.contains("<domain"), "{device}");
 }
 
 #[test]
 fn sockets_are_for_whom_the_configuration_says() {
     use std::os::unix::fs::MetadataExt;
-    let house = House::open(&format!("[daemon]\nsocket_group = \"daemon\"\n{}", config()));
-    let meta = std::fs::metadata(house.path("a.sock")).unwrap();
+    let daemon = TestDaemon::open(&format!("[daemon]\nsocket_group = \"daemon\"\n{}", config()));
+    let meta = std::fs::metadata(daemon.path("a.sock")).unwrap();
     let groups = std::fs::read_to_string("/etc/group").unwrap();
-    let daemon = groups.lines().find(|line| line.starts_with("daemon:")).unwrap().split(':').nth(2).unwrap();
-    assert_eq!((meta.mode() & 0o777, meta.gid().to_string().as_str()), (0o660, daemon));
-    let control = std::fs::metadata(house.path("control.sock")).unwrap();
+    let group = groups.lines().find(|line| line.starts_with("daemon:")).unwrap().split(':').nth(2).unwrap();
+    assert_eq!((meta.mode() & 0o777, meta.gid().to_string().as_str()), (0o660, group));
+    let control = std::fs::metadata(daemon.path("control.sock")).unwrap();
     assert_eq!(control.mode() & 0o777, 0o600, "the control socket stays root's");
 }
 
@@ -336,16 +336,16 @@ fn sockets_are_for_whom_the_configuration_says() {
 fn metrics_have_nics_and_ports() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let one_core = config().replacen("[[core]]\nnotify = \"polled\"\n", "", 1);
-    let house = House::open(&format!("[daemon]\nmetrics = \"127.0.0.1:{port}\"\n{one_core}"));
-    let (mut a, mut b) = (Guest::plug_in(&house, "a"), Guest::plug_in(&house, "b"));
+    let daemon = TestDaemon::open(&format!("[daemon]\nmetrics = \"127.0.0.1:{port}\"\n{one_core}"));
+    let (mut a, mut b) = (Guest::plug_in(&daemon, "a"), Guest::plug_in(&daemon, "b"));
     talk(&mut a, &mut b, 4);
     a.send(B, B, &payload(0));
     let text = || {
         let stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
-        house::http(stream, "GET", "/metrics", "").1
+        daemon::http(stream, "GET", "/metrics", "").1
     };
-    house.until(|| text().contains("cause=\"spoofed\"} 1"));
-    house.until(|| text().contains("ioplane_nic_frames_total{device=\"b\",queue=\"0\",role=\"receive\"} 4"));
+    daemon.until(|| text().contains("cause=\"spoofed\"} 1"));
+    daemon.until(|| text().contains("ioplane_nic_frames_total{device=\"b\",queue=\"0\",role=\"receive\"} 4"));
     let text = text();
     for line in [
         "ioplane_port_frames_total{switch=\"lan\",port=\"a\",direction=\"sent\"} 4",
@@ -378,7 +378,7 @@ fn flow(a: &mut Guest, b: &mut Guest, came: &mut Vec<u8>, time: Duration, until:
         a.pair.reap().unwrap();
         let number = came.len() as u32;
         let frame = [&B[..], &A[..], &[0x88, 0xb5], &number.to_le_bytes(), &payload(number as u8)].concat();
-        if a.pair.send(Header::default(), &frame).unwrap() {
+        if a.pair.send(NetHeader::default(), &frame).unwrap() {
             came.push(0);
         }
         a.front.kick(1);
@@ -405,22 +405,22 @@ fn flow(a: &mut Guest, b: &mut Guest, came: &mut Vec<u8>, time: Duration, until:
 /// (the driver here refuses a second time), and none is kept.
 #[test]
 fn a_daemon_that_is_killed_in_the_middle_of_traffic_gives_every_buffer_back_once() {
-    let mut house = House::open(config());
-    let (mut a, mut b) = (Guest::plug_in(&house, "a"), Guest::plug_in(&house, "b"));
+    let mut daemon = TestDaemon::open(config());
+    let (mut a, mut b) = (Guest::plug_in(&daemon, "a"), Guest::plug_in(&daemon, "b"));
     let mut came = Vec::new();
     for round in 0..10u64 {
         // Both ways to look at rings, and another moment each time.
         let mode = ["polled", "notified"][round as usize % 2];
-        house.json(&["core", "mode", mode]);
+        daemon.json(&["core", "mode", mode]);
         flow(&mut a, &mut b, &mut came, Duration::from_micros(20_000 + 3_711 * round), None);
-        house.kill9();
-        house.start();
-        a.plug_in_again(&house, "a");
-        b.plug_in_again(&house, "b");
+        daemon.kill9();
+        daemon.start();
+        a.plug_in_again(&daemon, "a");
+        b.plug_in_again(&daemon, "b");
         let fresh = came.len();
         flow(&mut a, &mut b, &mut came, LIMIT, Some(fresh));
     }
-    house.until(|| {
+    daemon.until(|| {
         a.pair.reap().unwrap();
         while b.pair.take_frame().unwrap().is_some() {}
         b.front.kick(0);
@@ -435,8 +435,8 @@ fn a_daemon_that_is_killed_in_the_middle_of_traffic_gives_every_buffer_back_once
 }
 
 /// The fault of a NIC's queue, by name.
-fn fault(house: &House, name: &str, queue: usize) -> Option<String> {
-    let status = house.json(&["status"]);
+fn fault(daemon: &TestDaemon, name: &str, queue: usize) -> Option<String> {
+    let status = daemon.json(&["status"]);
     let nic = status["nics"].as_array().unwrap().iter().find(|nic| nic["name"] == name).unwrap();
     nic["queues"][queue]["fault"]["name"].as_str().map(str::to_owned)
 }
@@ -449,10 +449,10 @@ fn a_packed_nic_that_is_not_where_it_began_stops_by_name_when_its_daemon_dies() 
     const PACKED: u64 = 1 << 34;
     let (mut lost, mut counts) = (0, Vec::new());
     for round in 0..8u64 {
-        let mut house = House::open(config());
+        let mut daemon = TestDaemon::open(config());
         let sending = [Sending::Together, Sending::Apart][round as usize % 2];
-        let mut a = Guest::plug_in_as(&house, "a", PACKED, sending);
-        let mut b = Guest::plug_in_as(&house, "b", PACKED, sending);
+        let mut a = Guest::plug_in_as(&daemon, "a", PACKED, sending);
+        let mut b = Guest::plug_in_as(&daemon, "b", PACKED, sending);
         assert!(a.front.features() & PACKED != 0);
         let mut came = Vec::new();
         // Within the first lap of the rings, about at its end, and some laps later.
@@ -460,28 +460,28 @@ fn a_packed_nic_that_is_not_where_it_began_stops_by_name_when_its_daemon_dies() 
         while came.len() < wanted || came.iter().all(|times| *times == 0) {
             flow(&mut a, &mut b, &mut came, Duration::from_micros(300), None);
         }
-        house.kill9();
+        daemon.kill9();
         let sent = came.len();
-        house.start();
-        a.plug_in_again(&house, "a");
-        b.plug_in_again(&house, "b");
+        daemon.start();
+        a.plug_in_again(&daemon, "a");
+        b.plug_in_again(&daemon, "b");
         // Whatever comes is checked: damaged frames, unknown buffers, buffers given back twice.
         flow(&mut a, &mut b, &mut came, Duration::from_millis(150), None);
-        let faults = [fault(&house, "a", 1), fault(&house, "b", 0)];
+        let faults = [fault(&daemon, "a", 1), fault(&daemon, "b", 0)];
         counts.push((sent, came.len() - sent, faults.clone()));
         for (fault, guest) in faults.iter().zip(["a", "b"]) {
             match fault.as_deref() {
                 Some("lost_place") => lost += 1,
                 // By chance it was where rings begin, and went on.
                 None => println!("round {round}: {guest} goes on"),
-                Some(other) => panic!("{guest}: {other}\n{}", house.log()),
+                Some(other) => panic!("{guest}: {other}\n{}", daemon.log()),
             }
         }
         // The other queue of each has not moved.
-        assert_eq!([fault(&house, "a", 0), fault(&house, "b", 1)], [None, None]);
+        assert_eq!([fault(&daemon, "a", 0), fault(&daemon, "b", 1)], [None, None]);
         a.reset();
         b.reset();
-        assert_eq!([fault(&house, "a", 1), fault(&house, "b", 0)], [None, None], "set up again");
+        assert_eq!([fault(&daemon, "a", 1), fault(&daemon, "b", 0)], [None, None], "set up again");
         talk(&mut a, &mut b, 3);
         let doubled = came.iter().filter(|times| **times > 1).count();
         assert!(doubled <= 256, "{doubled} doubled");
@@ -499,16 +499,18 @@ fn misbehave(c: &mut Guest, turn: usize) {
         frame.truncate(len);
         frame
     };
-    let plain = Header::default();
+    let plain = NetHeader::default();
     let (header, frame) = match turn % 7 {
         0 => (plain, frame([0xff; 6], C, 60)),
         1 => (plain, frame(B, C, 9)),
         2 => (plain, frame(B, C, 65_600)),
         3 => (plain, frame(B, A, 60)),
         // Offloads that are none: past the end, of no kind that there is, segments of nothing.
-        4 => (Header { flags: 1, csum_start: 60_000, csum_offset: 4, ..plain }, frame(B, C, 60)),
-        5 => (Header { gso_type: 0x77, gso_size: 1000, ..plain }, frame(B, C, 3000)),
-        _ => (Header { flags: 1, gso_type: 1, csum_start: 34, csum_offset: 16, ..plain }, frame(B, C, 3000)),
+        4 => (NetHeader { flags: 1, csum_start: 60_000, csum_offset: 4, ..plain }, frame(B, C, 60)),
+        5 => (NetHeader { gso_type: 0x77, gso_size: 1000, ..plain }, frame(B, C, 3000)),
+        _ => {
+            (NetHeader { flags: 1, gso_type: 1, csum_start: 34, csum_offset: 16, ..plain }, frame(B, C, 3000))
+        }
     };
     c.pair.reap().unwrap();
     while c.pair.send(header, &frame).unwrap() {}
@@ -546,12 +548,12 @@ fn p99(a: &mut Guest, b: &mut Guest) -> Duration {
 /// runs here (`script/bench neighbour` has the goal).
 #[test]
 fn a_neighbour_that_sends_what_it_should_not_harms_nobody_else() {
-    let house = House::open(&format!(
+    let daemon = TestDaemon::open(&format!(
         "{}[[nic]]\nname = \"c\"\nswitch = \"lan\"\nmac = \"02:00:00:00:00:0c\"\n",
         config()
     ));
-    let [mut a, mut b, mut c] = ["a", "b", "c"].map(|name| Guest::plug_in(&house, name));
-    house.json(&["core", "mode", "polled"]);
+    let [mut a, mut b, mut c] = ["a", "b", "c"].map(|name| Guest::plug_in(&daemon, name));
+    daemon.json(&["core", "mode", "polled"]);
     talk(&mut a, &mut b, 20);
     let (over, hostile) = (AtomicBool::new(false), AtomicBool::new(false));
     let mut ratios: Vec<f64> = std::thread::scope(|scope| {
@@ -580,7 +582,7 @@ fn a_neighbour_that_sends_what_it_should_not_harms_nobody_else() {
     });
     ratios.sort_by(f64::total_cmp);
     println!("p99 beside a neighbour that misbehaves: {ratios:.1?} times the quiet one (goal: 2)");
-    let shown = house.json(&["switch", "show", "lan"]);
+    let shown = daemon.json(&["switch", "show", "lan"]);
     let drops = &port(&shown, "c")["sent_drops"];
     for cause in ["runt", "giant", "spoofed", "offload"] {
         assert!(drops[cause].as_u64() > Some(0), "{cause} is not among {drops}");
@@ -599,51 +601,51 @@ fn nics_switches_and_uplinks_go_to_another_process_and_no_front_end_sees_it() {
         let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{why}\n").as_bytes());
         config().to_owned()
     };
-    let house = House::open(&config);
-    let (mut a, mut b) = (Guest::plug_in(&house, "a"), Guest::plug_in(&house, "b"));
+    let daemon = TestDaemon::open(&config);
+    let (mut a, mut b) = (Guest::plug_in(&daemon, "a"), Guest::plug_in(&daemon, "b"));
     talk(&mut a, &mut b, 20);
-    let pid = || house.json(&["status"])["pid"].as_u64().unwrap();
+    let pid = || daemon.json(&["status"])["pid"].as_u64().unwrap();
     for round in 1..=3 {
         // Heard by b, and by the host, whose side is down.
         a.send([0xff; 6], A, &payload(7));
         assert_eq!(b.receive(), payload(7));
         let before = pid();
-        let report = house.json(&["upgrade", "--binary", env!("CARGO_BIN_EXE_ioplane")]);
+        let report = daemon.json(&["upgrade", "--binary", env!("CARGO_BIN_EXE_ioplane")]);
         assert_ne!(pid(), before);
         let devices = report["devices"].as_array().unwrap();
         let names: Vec<_> = devices.iter().map(|device| device["name"].as_str().unwrap()).collect();
         assert_eq!(names, ["a", "b"], "{report}");
         assert!(devices.iter().all(|device| device["pause_us"].as_u64().is_some()), "{report}");
         talk(&mut a, &mut b, 20);
-        let shown = house.json(&["switch", "show", "lan"]);
+        let shown = daemon.json(&["switch", "show", "lan"]);
         let frames = 20 + round * 21;
-        house.until(|| port(&house.json(&["switch", "show", "lan"]), "b")["received_frames"] == frames);
+        daemon.until(|| port(&daemon.json(&["switch", "show", "lan"]), "b")["received_frames"] == frames);
         assert_eq!(port(&shown, "a")["sent_frames"], frames, "{shown}");
         if uplink {
             assert_eq!((&shown["uplink"], &shown["error"]), (&tap.as_str().into(), &().into()), "{shown}");
             let drops = &port(&shown, &tap)["received_drops"];
             assert_eq!(drops["down"], round, "{shown}");
         }
-        for nic in house.json(&["nic", "list"]).as_array().unwrap() {
+        for nic in daemon.json(&["nic", "list"]).as_array().unwrap() {
             assert_eq!((&nic["connections"], &nic["connected"]), (&1.into(), &true.into()), "{nic}");
         }
     }
     // It is a daemon like any other.
-    house.json(&["nic", "add", "c", "--switch", "lan"]);
-    house.json(&["nic", "remove", "c"]);
-    house.json(&["reload"]);
+    daemon.json(&["nic", "add", "c", "--switch", "lan"]);
+    daemon.json(&["nic", "remove", "c"]);
+    daemon.json(&["reload"]);
     if uplink {
         let done = std::process::Command::new("ip").args(["link", "delete", &tap]).status().unwrap();
         assert!(done.success());
-        let error = || house.json(&["switch", "show", "lan"])["error"].clone();
-        house.until(|| error().as_str().is_some_and(|error| error.contains("has been deleted")));
+        let error = || daemon.json(&["switch", "show", "lan"])["error"].clone();
+        daemon.until(|| error().as_str().is_some_and(|error| error.contains("has been deleted")));
         // It is no reason not to be upgraded.
-        house.json(&["upgrade"]);
-        house.until(|| error().as_str().is_some_and(|error| error.contains("has been deleted")));
-        house.json(&["reload"]);
+        daemon.json(&["upgrade"]);
+        daemon.until(|| error().as_str().is_some_and(|error| error.contains("has been deleted")));
+        daemon.json(&["reload"]);
         assert_eq!(error(), serde_json::Value::Null, "it has been made anew");
         // It would stay.
         let _ = std::process::Command::new("ip").args(["link", "delete", &tap]).status();
     }
-    house.kill_whoever_answers();
+    daemon.kill_whoever_answers();
 }

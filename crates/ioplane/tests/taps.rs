@@ -1,11 +1,11 @@
 //! TAP devices that the daemon makes, in a network namespace of their own.
 
-mod house;
+mod daemon;
 
 use std::io::Write as _;
 use std::process::{Child, Command, Stdio};
 
-use house::House;
+use daemon::TestDaemon;
 use serde_json::Value;
 
 /// A network namespace, for as long as this lives.
@@ -47,8 +47,8 @@ impl World {
         list.get(0).cloned()
     }
 
-    fn start(&self, house: House) -> House {
-        house.start_by(&["nsenter", &self.namespace()])
+    fn start(&self, daemon: TestDaemon) -> TestDaemon {
+        daemon.start_by(&["nsenter", &self.namespace()])
     }
 }
 
@@ -64,8 +64,8 @@ fn hole_19_a_tap_keeps_its_bridge_across_a_crash() {
     let Some(world) = World::new() else { return };
     let config = "[[switch]]\nname = \"lan\"\nuplink = \"tap7\"\n\
                   [[pci]]\nname = \"card\"\nemulate = \"rtl8139\"\ntap = \"tap8\"\n";
-    let mut house = world.start(House::new(config));
-    house.until(|| world.link("tap7").is_some() && world.link("tap8").is_some());
+    let mut daemon = world.start(TestDaemon::new(config));
+    daemon.until(|| world.link("tap7").is_some() && world.link("tap8").is_some());
     // As the administrator does once it is there.
     world.ip("link add br0 type bridge");
     for tap in ["tap7", "tap8"] {
@@ -79,52 +79,52 @@ fn hole_19_a_tap_keeps_its_bridge_across_a_crash() {
             assert_eq!((&link["master"], &link["ifindex"]), (&"br0".into(), number), "{when}: {link}");
         }
     };
-    let works = |house: &House| {
-        let status = house.json(&["status"]);
+    let works = |daemon: &TestDaemon| {
+        let status = daemon.json(&["status"]);
         assert_eq!(status["switches"][0]["error"], Value::Null, "{status}");
-        house.until(|| house.json(&["status"])["functions"][0]["state"] == "served");
+        daemon.until(|| daemon.json(&["status"])["functions"][0]["state"] == "served");
     };
-    works(&house);
-    house.kill9();
+    works(&daemon);
+    daemon.kill9();
     kept("after a crash");
-    house = world.start(house);
-    works(&house);
+    daemon = world.start(daemon);
+    works(&daemon);
     kept("after the start that follows");
-    house.terminate();
+    daemon.terminate();
     kept("after a clean end");
-    house = world.start(house);
-    works(&house);
-    house.json(&["upgrade"]);
+    daemon = world.start(daemon);
+    works(&daemon);
+    daemon.json(&["upgrade"]);
     kept("after an upgrade");
-    works(&house);
+    works(&daemon);
     // With what it was made for it goes.
-    house.json(&["pci", "remove", "card"]);
-    assert!(world.link("tap8").is_none(), "{}", house.log());
+    daemon.json(&["pci", "remove", "card"]);
+    assert!(world.link("tap8").is_none(), "{}", daemon.log());
     assert!(world.link("tap7").is_some());
-    house.configure("[[switch]]\nname = \"lan\"\n");
-    house.json(&["reload"]);
-    assert!(world.link("tap7").is_none(), "{}", house.log());
+    daemon.configure("[[switch]]\nname = \"lan\"\n");
+    daemon.json(&["reload"]);
+    assert!(world.link("tap7").is_none(), "{}", daemon.log());
     // One that somebody else has made stays, whatever was of its name before.
     world.ip("tuntap add dev tap7 mode tap vnet_hdr");
-    house.json(&["switch", "add", "more", "--uplink", "tap7"]);
-    house.json(&["switch", "remove", "more"]);
+    daemon.json(&["switch", "add", "more", "--uplink", "tap7"]);
+    daemon.json(&["switch", "remove", "more"]);
     assert!(world.link("tap7").is_some());
-    house.kill_whoever_answers();
+    daemon.kill_whoever_answers();
 }
 
 /// Whoever deletes a device that the daemon made knows why: it is not made again behind their back, and taken when it is there.
 #[test]
 fn hole_19_a_tap_that_was_deleted_is_taken_when_it_is_there_again() {
     let Some(world) = World::new() else { return };
-    let house = world.start(House::new("[[switch]]\nname = \"lan\"\nuplink = \"tap7\"\n"));
-    house.until(|| world.link("tap7").is_some());
+    let daemon = world.start(TestDaemon::new("[[switch]]\nname = \"lan\"\nuplink = \"tap7\"\n"));
+    daemon.until(|| world.link("tap7").is_some());
     world.ip("link delete tap7");
-    let error = || house.json(&["switch", "show", "lan"])["error"].clone();
-    let tries = || house.json(&["switch", "show", "lan"])["retry"]["tries"].as_u64().unwrap_or(0);
-    house.until(|| error().as_str().is_some_and(|error| error.contains("has been deleted")));
-    house.until(|| tries() >= 2);
+    let error = || daemon.json(&["switch", "show", "lan"])["error"].clone();
+    let tries = || daemon.json(&["switch", "show", "lan"])["retry"]["tries"].as_u64().unwrap_or(0);
+    daemon.until(|| error().as_str().is_some_and(|error| error.contains("has been deleted")));
+    daemon.until(|| tries() >= 2);
     assert!(world.link("tap7").is_none());
     world.ip("tuntap add dev tap7 mode tap vnet_hdr");
-    house.until(|| error().is_null());
-    assert_eq!(house.json(&["switch", "show", "lan"])["retry"], Value::Null);
+    daemon.until(|| error().is_null());
+    assert_eq!(daemon.json(&["switch", "show", "lan"])["retry"], Value::Null);
 }

@@ -3,7 +3,7 @@
 //!
 //! The load's front end does not reconnect: a closed socket ends the test.
 
-mod house;
+mod daemon;
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use house::{House, Said};
+use daemon::{Said, TestDaemon};
 use ioplane_testkit::crash::CrashLoad;
 use ioplane_testkit::slow::SlowDisk;
 use serde_json::Value;
@@ -23,7 +23,7 @@ const BINARY: &str = env!("CARGO_BIN_EXE_ioplane");
 
 /// A daemon that changes its process, and its loads.
 struct Stage {
-    house: House,
+    daemon: TestDaemon,
     loads: Vec<(String, CrashLoad)>,
     /// The uplink's device.
     tap: Option<String>,
@@ -48,10 +48,10 @@ impl Stage {
              [[disk]]\nname = \"memory\"\nmemory = {}\nqueues = {QUEUES}\n",
             CrashLoad::image_bytes(QUEUES)
         );
-        let mut house = House::new_beside_the_build(&config);
-        house.image("disk.img", CrashLoad::image_bytes(QUEUES));
-        house.start();
-        let mut stage = Stage { house, loads: Vec::new(), tap };
+        let mut daemon = TestDaemon::new_beside_the_build(&config);
+        daemon.image("disk.img", CrashLoad::image_bytes(QUEUES));
+        daemon.start();
+        let mut stage = Stage { daemon, loads: Vec::new(), tap };
         for (seed, name) in (1..).zip(["file", "memory"]) {
             stage.load(name, seed);
         }
@@ -60,14 +60,14 @@ impl Stage {
 
     fn load(&mut self, disk: &str, seed: u64) {
         let mut load = CrashLoad::new(QUEUES, DEPTH, seed).unwrap();
-        load.attach(&self.house.path(&format!("{disk}.sock"))).unwrap();
+        load.attach(&self.daemon.path(&format!("{disk}.sock"))).unwrap();
         self.loads.push((disk.to_owned(), load));
         self.run(Duration::from_millis(50));
     }
 
     fn step(&mut self) {
         for (name, load) in &mut self.loads {
-            load.step().unwrap_or_else(|why| panic!("{name}: {why}\n{}", self.house.log()));
+            load.step().unwrap_or_else(|why| panic!("{name}: {why}\n{}", self.daemon.log()));
         }
     }
 
@@ -81,7 +81,7 @@ impl Stage {
 
     /// A command, while the loads go on.
     fn during(&mut self, args: &[&str]) -> Said {
-        let command = self.house.later(args);
+        let command = self.daemon.later(args);
         let task: JoinHandle<Said> = std::thread::spawn(command);
         while !task.is_finished() {
             self.step();
@@ -91,7 +91,7 @@ impl Stage {
 
     fn upgrade(&mut self, args: &[&str]) -> Value {
         let said = self.during(&[&["upgrade", "--json"], args].concat());
-        assert_eq!(said.code, 0, "{}\n{}", said.err, self.house.log());
+        assert_eq!(said.code, 0, "{}\n{}", said.err, self.daemon.log());
         serde_json::from_str(&said.out).unwrap()
     }
 
@@ -107,18 +107,18 @@ impl Stage {
     }
 
     fn pid(&self) -> u64 {
-        self.house.json(&["status"])["pid"].as_u64().unwrap()
+        self.daemon.json(&["status"])["pid"].as_u64().unwrap()
     }
 
     /// No front end has noticed anything.
     fn expect_unbroken(&mut self) {
         for (name, load) in &self.loads {
-            assert!(load.connected(), "{name}: disconnected\n{}", self.house.log());
-            let disk = self.house.disk(name);
+            assert!(load.connected(), "{name}: disconnected\n{}", self.daemon.log());
+            let disk = self.daemon.disk(name);
             assert_eq!((&disk["connected"], &disk["connections"]), (&true.into(), &1.into()), "{disk}");
             assert_eq!(disk["front_end_faults"], serde_json::json!({}), "{disk}");
         }
-        let lan = self.house.json(&["switch", "show", "lan"]);
+        let lan = self.daemon.json(&["switch", "show", "lan"]);
         assert_eq!(lan["error"], Value::Null, "{lan}");
         assert_eq!(
             lan["uplink"].is_null(),
@@ -130,12 +130,12 @@ impl Stage {
     /// The whole content is what was written.
     fn settle(&mut self) {
         for (name, load) in &mut self.loads {
-            load.settle().unwrap_or_else(|why| panic!("{name}: {why}\n{}", self.house.log()));
+            load.settle().unwrap_or_else(|why| panic!("{name}: {why}\n{}", self.daemon.log()));
         }
     }
 
     fn script(&self, name: &str, text: &str) -> String {
-        let path = self.house.path(name);
+        let path = self.daemon.path(name);
         std::fs::write(&path, text).unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
         path.display().to_string()
@@ -145,7 +145,7 @@ impl Stage {
 impl Drop for Stage {
     /// The successor is not our child.
     fn drop(&mut self) {
-        self.house.kill_whoever_answers();
+        self.daemon.kill_whoever_answers();
         // What a daemon makes for a switch stays as long as the switch is to have it.
         if let Some(tap) = &self.tap {
             let _ = std::process::Command::new("ip").args(["link", "delete", tap]).status();
@@ -168,15 +168,15 @@ fn descriptors(pid: u64) -> Vec<PathBuf> {
 #[test]
 fn five_upgrades_under_load_and_no_front_end_can_tell() {
     let mut stage = Stage::new();
-    let state = std::fs::read_to_string(stage.house.path("state.json")).unwrap();
+    let state = std::fs::read_to_string(stage.daemon.path("state.json")).unwrap();
     let mut open = usize::MAX;
     for round in 0..5 {
         let before = stage.pid();
         let report = stage.upgrade(&["--binary", BINARY]);
         let after = stage.pid();
         assert_eq!((report["from_pid"].as_u64(), report["pid"].as_u64()), (Some(before), Some(after)));
-        assert_eq!(stage.house.json(&["status"])["upgrade"], report, "the new one knows the same");
-        stage.house.until(|| gone(before));
+        assert_eq!(stage.daemon.json(&["status"])["upgrade"], report, "the new one knows the same");
+        stage.daemon.until(|| gone(before));
         let pauses: Vec<_> =
             report["devices"].as_array().unwrap().iter().map(|d| d["pause_us"].as_u64()).collect();
         println!("round {round}: paused {pauses:?} us");
@@ -185,45 +185,45 @@ fn five_upgrades_under_load_and_no_front_end_can_tell() {
         stage.run(Duration::from_millis(100));
         stage.expect_unbroken();
         // Whoever has just asked may still be on the line; what leaks stays.
-        stage.house.until(|| descriptors(after).len() <= open);
+        stage.daemon.until(|| descriptors(after).len() <= open);
         if round > 0 {
             open = open.min(descriptors(after).len());
         }
     }
-    assert_eq!(std::fs::read_to_string(stage.house.path("state.json")).unwrap(), state, "written to");
+    assert_eq!(std::fs::read_to_string(stage.daemon.path("state.json")).unwrap(), state, "written to");
     // What can be changed can be changed still, and the counts go on.
     let answered: u64 = stage.loads.iter().map(|(_, load)| load.answered).sum();
     let counted: u64 = ["file", "memory"]
-        .map(|name| stage.house.disk(name)["totals"]["requests"].as_u64().unwrap())
+        .map(|name| stage.daemon.disk(name)["totals"]["requests"].as_u64().unwrap())
         .iter()
         .sum();
     assert!(counted >= answered, "{counted} counted of {answered}");
     stage.settle();
-    stage.house.json(&["disk", "add", "more", "--memory", "1M"]);
-    stage.house.json(&["disk", "resize", "memory", "8M"]);
-    stage.house.json(&["disk", "remove", "more"]);
-    stage.house.json(&["reload"]);
+    stage.daemon.json(&["disk", "add", "more", "--memory", "1M"]);
+    stage.daemon.json(&["disk", "resize", "memory", "8M"]);
+    stage.daemon.json(&["disk", "remove", "more"]);
+    stage.daemon.json(&["reload"]);
     // And it ends as a daemon ends.
     let last = stage.pid();
     stage.loads.clear();
-    stage.house.signal_to(last, "TERM");
-    stage.house.until(|| gone(last));
-    assert!(!stage.house.path("file.sock").exists() && !stage.house.path("control.sock").exists());
+    stage.daemon.signal_to(last, "TERM");
+    stage.daemon.until(|| gone(last));
+    assert!(!stage.daemon.path("file.sock").exists() && !stage.daemon.path("control.sock").exists());
 }
 
 /// One from before `-v` and `-q` hears of the log by the environment.
 #[test]
 fn a_successor_is_told_what_every_version_knows() {
-    let house = House::new("[[disk]]\nname = \"a\"\nmemory = \"1M\"\n");
-    let house = house.start_by(&["sh", "-c", "exec \"$0\" -v --json \"$@\""]);
-    let old = house.path("old");
+    let daemon = TestDaemon::new("[[disk]]\nname = \"a\"\nmemory = \"1M\"\n");
+    let daemon = daemon.start_by(&["sh", "-c", "exec \"$0\" -v --json \"$@\""]);
+    let old = daemon.path("old");
     std::fs::write(&old, "#!/bin/sh\necho \"old: $IOPLANE_LOG: $*\" >&2\n").unwrap();
     std::fs::set_permissions(&old, PermissionsExt::from_mode(0o755)).unwrap();
-    house.refused(&["upgrade", "--binary", &old.display().to_string()]);
-    let (config, socket) = (house.path("ioplane.toml"), house.path("control.sock"));
+    daemon.refused(&["upgrade", "--binary", &old.display().to_string()]);
+    let (config, socket) = (daemon.path("ioplane.toml"), daemon.path("control.sock"));
     let told = format!("serve --config {} --socket {} --inherit", config.display(), socket.display());
     let line = format!("old: info,ioplane=debug: {told}\n");
-    assert!(house.log().contains(&line), "{}", house.log());
+    assert!(daemon.log().contains(&line), "{}", daemon.log());
 }
 
 #[test]
@@ -242,17 +242,17 @@ fn a_binary_that_will_not_have_it_changes_nothing() {
         ("/nowhere/ioplane", &[][..], "cannot be started"),
     ] {
         let refused = stage.refused(&[&["--binary", binary], args].concat());
-        assert!(refused.contains(why) && refused.contains("to do:"), "{binary}: {refused}");
+        assert!(refused.contains(why) && refused.contains("hint:"), "{binary}: {refused}");
     }
     // The new one reads the configuration first: what cannot be read is no reason to let guests wait.
-    let config = std::fs::read_to_string(stage.house.path("ioplane.toml")).unwrap();
-    stage.house.configure(&format!("{config}quques = 7\n"));
+    let config = std::fs::read_to_string(stage.daemon.path("ioplane.toml")).unwrap();
+    stage.daemon.configure(&format!("{config}quques = 7\n"));
     let refused = stage.refused(&["--binary", BINARY]);
     assert!(refused.contains("ioplane.toml:") && refused.contains("quques"), "{refused}");
-    stage.house.configure(&format!("[daemon]\nrun_dir = \"/tmp\"\n{config}"));
+    stage.daemon.configure(&format!("[daemon]\nrun_dir = \"/tmp\"\n{config}"));
     let refused = stage.refused(&["--binary", BINARY]);
     assert!(refused.contains("run_dir in [daemon] is another now"), "{refused}");
-    stage.house.configure(&config);
+    stage.daemon.configure(&config);
     stage.upgrade(&["--binary", BINARY]);
     stage.expect_unbroken();
     stage.settle();
@@ -263,11 +263,11 @@ fn a_binary_that_will_not_have_it_changes_nothing() {
 fn a_successor_that_is_killed_before_it_has_said_mine_changes_nothing() {
     let mut stage = Stage::new();
     for point in ["greeted", "ready", "prepared", "device", "loaded", "committed"] {
-        std::fs::write(stage.house.path("kill"), point).unwrap();
+        std::fs::write(stage.daemon.path("kill"), point).unwrap();
         let refused = stage.refused(&["--binary", BINARY]);
         assert!(refused.contains("signal: 9"), "{point}: {refused}");
     }
-    std::fs::remove_file(stage.house.path("kill")).unwrap();
+    std::fs::remove_file(stage.daemon.path("kill")).unwrap();
     stage.upgrade(&["--binary", BINARY]);
     stage.expect_unbroken();
     stage.settle();
@@ -287,37 +287,37 @@ fn a_death_that_leaves_nobody_is_a_crash_like_any_other() {
     stage.loads.retain(|(name, _)| name == "file");
     for death in &deaths {
         let before = stage.pid();
-        std::fs::write(stage.house.path("kill"), death).unwrap();
+        std::fs::write(stage.daemon.path("kill"), death).unwrap();
         let said = stage.during(&["upgrade", "--binary", BINARY]);
-        std::fs::remove_file(stage.house.path("kill")).unwrap();
-        stage.house.until(|| gone(before));
+        std::fs::remove_file(stage.daemon.path("kill")).unwrap();
+        stage.daemon.until(|| gone(before));
         // A successor that has everything serves on, without a word to anybody; any other ends by itself.
         let serves = death == "predecessor mine";
         if serves {
             stage.run(Duration::from_millis(100));
-            stage.house.until(|| stage.house.cli(&["status"]).code == 0);
-            assert!(stage.loads[0].1.connected(), "{death}: disconnected\n{}", stage.house.log());
+            stage.daemon.until(|| stage.daemon.cli(&["status"]).code == 0);
+            assert!(stage.loads[0].1.connected(), "{death}: disconnected\n{}", stage.daemon.log());
             let after = stage.pid();
             assert_ne!(after, before, "{death}");
             stage.settle();
             // It dies, too, for the next one.
-            stage.house.signal_to(after, "KILL");
-            stage.house.until(|| gone(after));
+            stage.daemon.signal_to(after, "KILL");
+            stage.daemon.until(|| gone(after));
         } else {
             assert!(said.code != 0, "{death}: {}", said.out);
-            stage.house.until(|| stage.house.daemons().into_iter().all(|pid| gone(pid.into())));
+            stage.daemon.until(|| stage.daemon.daemons().into_iter().all(|pid| gone(pid.into())));
         }
         // Its first thread is gone before its last one, which keeps the doors open until then.
-        let control = stage.house.path("control.sock");
-        stage.house.until(|| std::os::unix::net::UnixStream::connect(&control).is_err());
-        stage.house.start();
-        let socket = stage.house.path("file.sock");
-        stage.house.until(|| stage.house.disk("file")["state"] == "served");
+        let control = stage.daemon.path("control.sock");
+        stage.daemon.until(|| std::os::unix::net::UnixStream::connect(&control).is_err());
+        stage.daemon.start();
+        let socket = stage.daemon.path("file.sock");
+        stage.daemon.until(|| stage.daemon.disk("file")["state"] == "served");
         let (_, load) = &mut stage.loads[0];
-        load.attach(&socket).unwrap_or_else(|why| panic!("{death}: {why}\n{}", stage.house.log()));
+        load.attach(&socket).unwrap_or_else(|why| panic!("{death}: {why}\n{}", stage.daemon.log()));
         stage.run(Duration::from_millis(100));
         stage.settle();
-        let disk = stage.house.disk("file");
+        let disk = stage.daemon.disk("file");
         assert_eq!(disk["front_end_faults"], serde_json::json!({}), "{death}: {disk}");
         assert_eq!(disk["totals"]["faults"], 0, "{death}: {disk}");
         let requests = &disk["totals"]["requests"];
@@ -345,13 +345,13 @@ fn requests_in_flight_on_a_slow_disk_are_done_again_after_the_old_ones_have_ende
     let pid = u32::try_from(stage.pid()).unwrap();
     slow.slows(pid).unwrap();
     let queues = QUEUES.to_string();
-    stage.house.json(&["disk", "add", "slow", "--path", slow.device(), "--queues", &queues]);
+    stage.daemon.json(&["disk", "add", "slow", "--path", slow.device(), "--queues", &queues]);
     stage.load("slow", 7);
     stage.run(Duration::from_millis(500));
     // On a busy machine the load may have nothing in flight at that moment.
     let mut suspended = 0;
     for _ in 0..10 {
-        let before = replayed(&stage.house);
+        let before = replayed(&stage.daemon);
         let report = stage.upgrade(&["--binary", BINARY]);
         println!("{}", report["devices"]);
         let device = |name: &str| {
@@ -362,8 +362,9 @@ fn requests_in_flight_on_a_slow_disk_are_done_again_after_the_old_ones_have_ende
         if device("slow")["suspended"] == true {
             suspended += 1;
             assert!(device("slow")["pause_us"].as_u64().is_some(), "it goes on: {report}");
-            stage.house.until(|| {
-                stage.loads.iter_mut().all(|(_, load)| load.step().is_ok()) && replayed(&stage.house) > before
+            stage.daemon.until(|| {
+                stage.loads.iter_mut().all(|(_, load)| load.step().is_ok())
+                    && replayed(&stage.daemon) > before
             });
         }
         stage.run(Duration::from_secs(1));
@@ -383,19 +384,19 @@ fn requests_in_flight_on_a_slow_disk_are_done_again_after_the_old_ones_have_ende
     println!("{} requests on the slow disk, longest wait {:?}", load.answered, load.longest);
 }
 
-fn replayed(house: &House) -> u64 {
-    house.disk("slow")["totals"]["replayed"].as_u64().unwrap_or(0)
+fn replayed(daemon: &TestDaemon) -> u64 {
+    daemon.disk("slow")["totals"]["replayed"].as_u64().unwrap_or(0)
 }
 
 /// A front end that has said half of something says the other half to another process.
 #[test]
 fn half_a_message_goes_along() {
     let mut stage = Stage {
-        house: House::open("[[disk]]\nname = \"a\"\nmemory = \"1M\"\n"),
+        daemon: TestDaemon::open("[[disk]]\nname = \"a\"\nmemory = \"1M\"\n"),
         loads: Vec::new(),
         tap: None,
     };
-    let mut front = stage.house.connect("a");
+    let mut front = stage.daemon.connect("a");
     let ask: Vec<u8> = [1u32, 1, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
     front.write_all(&ask[..7]).unwrap();
     stage.upgrade(&["--binary", BINARY]);
@@ -405,30 +406,31 @@ fn half_a_message_goes_along() {
     front.read_exact(&mut reply).unwrap();
     assert_eq!(reply[..12], [1, 0, 0, 0, 5, 0, 0, 0, 8, 0, 0, 0]);
     stage.upgrade(&["--binary", BINARY]);
-    assert_eq!(stage.house.disk("a")["connections"], 1);
+    assert_eq!(stage.daemon.disk("a")["connections"], 1);
 }
 
 /// What is served and what could not be, cores that were added and retired, all numbers and names: as before.
 #[test]
 fn what_was_done_at_run_time_is_so_afterwards() {
-    let mut house = House::new("[[core]]\nnotify = \"notified\"\n[[disk]]\nname = \"a\"\npath = \"a.img\"\n");
-    let lost = house.image("lost.img", 1 << 20);
-    house.image("a.img", 4 << 20);
-    house.start();
-    house.json(&["core", "add", "--spin-us", "500"]);
-    house.json(&["core", "add"]);
-    house.json(&["core", "retire", "1"]);
-    house.json(&["disk", "add", "m", "--memory", "8M", "--queues", "2", "--core", "2"]);
-    house.json(&["disk", "resize", "m", "12M"]);
-    house.json(&["core", "move", "m", "1", "0"]);
-    house.json(&["disk", "add", "lost", "--path", &lost.display().to_string()]);
-    house.kill9();
+    let mut daemon =
+        TestDaemon::new("[[core]]\nnotify = \"notified\"\n[[disk]]\nname = \"a\"\npath = \"a.img\"\n");
+    let lost = daemon.image("lost.img", 1 << 20);
+    daemon.image("a.img", 4 << 20);
+    daemon.start();
+    daemon.json(&["core", "add", "--spin-us", "500"]);
+    daemon.json(&["core", "add"]);
+    daemon.json(&["core", "retire", "1"]);
+    daemon.json(&["disk", "add", "m", "--memory", "8M", "--queues", "2", "--core", "2"]);
+    daemon.json(&["disk", "resize", "m", "12M"]);
+    daemon.json(&["core", "move", "m", "1", "0"]);
+    daemon.json(&["disk", "add", "lost", "--path", &lost.display().to_string()]);
+    daemon.kill9();
     std::fs::remove_file(&lost).unwrap();
-    house.start();
-    house.until(|| house.disk("lost")["state"] == "failed");
-    let mut stage = Stage { house, loads: Vec::new(), tap: None };
-    let lasting = |house: &House| {
-        let mut status = house.json(&["status"]);
+    daemon.start();
+    daemon.until(|| daemon.disk("lost")["state"] == "failed");
+    let mut stage = Stage { daemon, loads: Vec::new(), tap: None };
+    let lasting = |daemon: &TestDaemon| {
+        let mut status = daemon.json(&["status"]);
         status["disks"].as_array_mut().unwrap().iter_mut().for_each(|disk| {
             disk["queues"] = Value::Null;
             // When it is tried again changes by the millisecond.
@@ -439,12 +441,12 @@ fn what_was_done_at_run_time_is_so_afterwards() {
             cores.map(|core| (core["id"].clone(), core["notify"].clone(), core["spin_us"].clone())).collect();
         serde_json::json!({ "disks": status["disks"], "cores": cores })
     };
-    let before = lasting(&stage.house);
+    let before = lasting(&stage.daemon);
     // Written into the configuration, and not read yet: an upgrade is no reload.
-    stage.house.configure("[[core]]\nnotify = \"notified\"\n[[disk]]\nname = \"a\"\npath = \"a.img\"\n[[disk]]\nname = \"b\"\nmemory = \"1M\"\n");
+    stage.daemon.configure("[[core]]\nnotify = \"notified\"\n[[disk]]\nname = \"a\"\npath = \"a.img\"\n[[disk]]\nname = \"b\"\nmemory = \"1M\"\n");
     stage.upgrade(&["--binary", BINARY]);
-    assert_eq!(lasting(&stage.house), before);
-    assert_eq!(stage.house.json(&["reload"])["done"][0], "disk b added");
-    assert_eq!(stage.house.refuses_beside("other.sock").code, 1, "the run directory is taken");
+    assert_eq!(lasting(&stage.daemon), before);
+    assert_eq!(stage.daemon.json(&["reload"])["done"][0], "disk b added");
+    assert_eq!(stage.daemon.refuses_beside("other.sock").code, 1, "the run directory is taken");
     assert!(Path::new(BINARY).exists());
 }

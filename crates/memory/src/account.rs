@@ -11,7 +11,7 @@ use crate::charge::{Charge, Usage};
 pub use crate::charge::{Limits, Pin};
 use crate::error::{MapError, MappingError};
 use crate::files;
-use crate::map::{Region, RegionSpec};
+use crate::map::{MemoryRegion, RegionSpec};
 use crate::mapping::Mapping;
 pub use crate::quota::{CLIENTS, MOST, OWN};
 
@@ -41,8 +41,8 @@ impl Account {
     }
 
     /// Maps a region of its guest's memory; for loads alone if it is not `writable`.
-    pub fn region(&self, spec: RegionSpec, writable: bool) -> Result<Region, MapError> {
-        Region::map_by(spec, |file, offset, len| self.map(file, offset, len, writable))
+    pub fn region(&self, spec: RegionSpec, writable: bool) -> Result<MemoryRegion, MapError> {
+        MemoryRegion::map_by(spec, |file, offset, len| self.map(file, offset, len, writable))
     }
 
     fn map(&self, file: OwnedFd, offset: u64, len: u64, writable: bool) -> Result<Mapping, MappingError> {

@@ -8,12 +8,12 @@ use std::sync::{Arc, OnceLock};
 
 use crate::error::MappingError;
 use crate::files::Files;
-use crate::mutation::{Law, bound};
-use crate::quota::{CLIENTS, HOUSE, MOST, OWN, POOL};
+use crate::mutation::{Invariant, bound};
+use crate::quota::{CLIENTS, MOST, OWN, POOL, PROCESS};
 
 static CLIENTS_NOW: AtomicUsize = AtomicUsize::new(0);
 static POOL_NOW: AtomicUsize = AtomicUsize::new(0);
-static HOUSE_NOW: AtomicUsize = AtomicUsize::new(0);
+static PROCESS_NOW: AtomicUsize = AtomicUsize::new(0);
 
 /// What the operator allows a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ fn pool() -> usize {
 
 /// Adds one to `count` if it is below `most`.
 fn take_one(count: &AtomicUsize, most: usize) -> bool {
-    let most = bound(Law::KeepsQuotas, most as u64) as usize;
+    let most = bound(Invariant::KeepsQuotas, most as u64) as usize;
     count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| (now < most).then_some(now + 1)).is_ok()
 }
 
@@ -78,7 +78,7 @@ impl Usage {
         let mut now = self.mappings.load(Ordering::SeqCst);
         let mut from_pool = FromPool(false);
         loop {
-            if now as u64 >= bound(Law::KeepsQuotas, MOST as u64) {
+            if now as u64 >= bound(Invariant::KeepsQuotas, MOST as u64) {
                 return Err(MappingError::OverQuota { most: MOST });
             }
             // Taken before it is counted here, so that whoever gives one back finds it taken.
@@ -148,8 +148,8 @@ impl Charge {
     }
 
     /// A mapping of the process itself.
-    pub fn house() -> Result<Self, MappingError> {
-        if take_one(&HOUSE_NOW, HOUSE) { Ok(Charge { usage: None }) } else { Err(MappingError::TooMany) }
+    pub fn of_process() -> Result<Self, MappingError> {
+        if take_one(&PROCESS_NOW, PROCESS) { Ok(Charge { usage: None }) } else { Err(MappingError::TooMany) }
     }
 }
 
@@ -158,7 +158,7 @@ impl Drop for Charge {
         match &self.usage {
             Some(usage) => usage.give_back(),
             None => {
-                HOUSE_NOW.fetch_sub(1, Ordering::SeqCst);
+                PROCESS_NOW.fetch_sub(1, Ordering::SeqCst);
             }
         }
     }
@@ -177,7 +177,7 @@ impl Pin {
     pub(crate) fn of(charge: &Charge, bytes: u64) -> Result<Self, MappingError> {
         let usage = charge.usage.clone();
         if let Some(usage) = &usage {
-            let most = bound(Law::KeepsQuotas, usage.limits.pinned);
+            let most = bound(Invariant::KeepsQuotas, usage.limits.pinned);
             let more = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= most);
             usage
                 .pinned

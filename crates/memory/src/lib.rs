@@ -6,7 +6,7 @@
 //!                               |              GuestMap (immutable, swapped whole)
 //!                            Window               |
 //!                     (loads of one span)      GuestView = map + dirty log   (one for each poller)
-//!                                                 \--> every store, and `wrote` after it: law 6
+//!                                                 \--> every store, and `wrote` after it: invariant 6
 //! ```
 //!
 //! Whatever shares the memory is hostile. It may change any byte at any moment, so nothing here makes a Rust
@@ -35,7 +35,7 @@ pub use error::{MapError, MappingError};
 pub use files::Files;
 pub use filesystem::FileSystem;
 pub use log::DirtyLog;
-pub use map::{GuestMap, Region, RegionSpec};
+pub use map::{GuestMap, MemoryRegion, RegionSpec};
 pub use mapping::Mapping;
 pub use quota::MAX_REGIONS;
 pub use view::{GuestFault, GuestRange, GuestView};

@@ -1,4 +1,4 @@
-//! The dirty log: one bit a guest page, set after every store (law 6).
+//! The dirty log: one bit a guest page, set after every store (invariant 6).
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -31,7 +31,7 @@ pub struct RegionSpec {
 
 /// A range of guest physical addresses and the memory behind it.
 #[derive(Debug, Clone)]
-pub struct Region {
+pub struct MemoryRegion {
     /// Guest physical address of the first byte.
     pub(crate) gpa: u64,
     /// Length in bytes.
@@ -51,11 +51,11 @@ pub struct Region {
 }
 
 // SAFETY: `base` points into `mapping`, which may be shared, and lives as long as this.
-unsafe impl Send for Region {}
+unsafe impl Send for MemoryRegion {}
 // SAFETY: as above.
-unsafe impl Sync for Region {}
+unsafe impl Sync for MemoryRegion {}
 
-impl Region {
+impl MemoryRegion {
     /// Maps what `spec` describes, for loads and stores.
     pub fn map(spec: RegionSpec) -> Result<Self, MapError> {
         Self::map_by(spec, Mapping::of_file)
@@ -83,7 +83,7 @@ impl Region {
         // SAFETY: the mapping is `skip` and `len` bytes long.
         let base = unsafe { mapping.start().add(skip as usize) };
         let (writable, lost) = (mapping.writable(), mapping.lost());
-        Ok(Region { gpa, len, user, mapping, skip: skip as usize, base, writable, lost })
+        Ok(MemoryRegion { gpa, len, user, mapping, skip: skip as usize, base, writable, lost })
     }
 
     /// The first byte. Valid while the region lives.
@@ -115,7 +115,7 @@ impl Region {
     }
 
     /// Whether it is the same bytes at the same place. While one of the two lives no other memory can have come to its address.
-    pub fn is_same(&self, other: &Region) -> bool {
+    pub fn is_same(&self, other: &MemoryRegion) -> bool {
         (self.gpa, self.len, self.base, self.writable) == (other.gpa, other.len, other.base, other.writable)
     }
 
@@ -131,7 +131,7 @@ impl Region {
     }
 
     /// What was said of it when it was mapped, for another process to map the same; with a descriptor of its own. Whether it may be
-    /// stored into is [`Region::writable`], and is not in it.
+    /// stored into is [`MemoryRegion::writable`], and is not in it.
     pub fn spec(&self) -> std::io::Result<RegionSpec> {
         Ok(RegionSpec {
             gpa: self.gpa,
@@ -146,12 +146,12 @@ impl Region {
 /// All memory of one guest. Changing it means making another one and giving it to every poller.
 #[derive(Debug, Default)]
 pub struct GuestMap {
-    regions: Vec<Region>,
+    regions: Vec<MemoryRegion>,
 }
 
 impl GuestMap {
     /// A map of `regions`; refuses overlaps.
-    pub fn new(regions: Vec<Region>) -> Result<Self, MapError> {
+    pub fn new(regions: Vec<MemoryRegion>) -> Result<Self, MapError> {
         let mut map = GuestMap::default();
         for region in regions {
             map.insert(region)?;
@@ -164,11 +164,11 @@ impl GuestMap {
         let mapping = Mapping::anonymous("guest-memory", len)?;
         let file = mapping.file().try_clone_to_owned().map_err(|_| MappingError::TooMany)?;
         drop(mapping);
-        Self::new(vec![Region::map(RegionSpec { gpa: 0, len, user: 0, offset: 0, file })?])
+        Self::new(vec![MemoryRegion::map(RegionSpec { gpa: 0, len, user: 0, offset: 0, file })?])
     }
 
     /// This map and one region more.
-    pub fn with(&self, region: Region) -> Result<Self, MapError> {
+    pub fn with(&self, region: MemoryRegion) -> Result<Self, MapError> {
         let mut map = GuestMap { regions: self.regions.clone() };
         map.insert(region)?;
         Ok(map)
@@ -183,12 +183,12 @@ impl GuestMap {
         Ok(GuestMap { regions })
     }
 
-    fn insert(&mut self, region: Region) -> Result<(), MapError> {
+    fn insert(&mut self, region: MemoryRegion) -> Result<(), MapError> {
         if self.regions.len() >= MAX_REGIONS {
             return Err(MapError::TooMany);
         }
         let at = self.regions.partition_point(|r| r.gpa < region.gpa);
-        let clash = |r: &&Region| r.gpa < region.gpa + region.len && region.gpa < r.gpa + r.len;
+        let clash = |r: &&MemoryRegion| r.gpa < region.gpa + region.len && region.gpa < r.gpa + r.len;
         if let Some(other) = self.regions.iter().find(clash) {
             return Err(MapError::Overlap { at: region.gpa, len: region.len, other: other.gpa });
         }
@@ -197,13 +197,13 @@ impl GuestMap {
     }
 
     /// The regions by rising guest address.
-    pub fn regions(&self) -> &[Region] {
+    pub fn regions(&self) -> &[MemoryRegion] {
         &self.regions
     }
 
     /// The region that holds the guest address `gpa`, and how many bytes into it.
     #[inline]
-    pub(crate) fn holding(&self, gpa: u64) -> Option<(&Region, u64)> {
+    pub(crate) fn holding(&self, gpa: u64) -> Option<(&MemoryRegion, u64)> {
         let region = match self.regions.as_slice() {
             // Most guests; no search.
             [only] => only,
@@ -222,7 +222,7 @@ impl GuestMap {
     /// Whether any region has lost pages since it was mapped.
     #[inline]
     pub fn poisoned(&self) -> bool {
-        self.regions.iter().any(Region::poisoned)
+        self.regions.iter().any(MemoryRegion::poisoned)
     }
 
     /// One past the highest guest address, in bytes: the size that a dirty log needs.

@@ -40,14 +40,14 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps `len` bytes of `file` from `offset`, for loads and stores; refuses what the file does not have.
     pub fn of_file(file: OwnedFd, offset: u64, len: u64) -> Result<Self, MappingError> {
-        Self::of(file, offset, len, true, Charge::house()?)
+        Self::of(file, offset, len, true, Charge::of_process()?)
     }
 
     /// As [`Mapping::of_file`], for loads alone. A store ends the process: views refuse them before ([`GuestFault::ReadOnly`]).
     ///
     /// [`GuestFault::ReadOnly`]: crate::GuestFault::ReadOnly
     pub fn of_file_read_only(file: OwnedFd, offset: u64, len: u64) -> Result<Self, MappingError> {
-        Self::of(file, offset, len, false, Charge::house()?)
+        Self::of(file, offset, len, false, Charge::of_process()?)
     }
 
     pub(crate) fn of(

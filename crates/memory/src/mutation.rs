@@ -7,7 +7,7 @@
 /// The invariants, by number (docs/architecture.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Law {
+pub enum Invariant {
     /// 1: what the guest does during quiescence is kept: kicks are latched, accesses wait.
     KeepsWhatArrives = 1,
     /// 2: resuming looks at every ring again.
@@ -26,21 +26,21 @@ pub enum Law {
     KeepsQuotas = 8,
 }
 
-impl Law {
+impl Invariant {
     /// Those that the conformance suite checks on each device and host, in order. The tests of the others are listed in
     /// `crates/testkit/tests/bounds.rs`.
-    pub const OF_DEVICES: [Law; 6] = [
-        Law::KeepsWhatArrives,
-        Law::LooksAgain,
-        Law::SignalsOnce,
-        Law::DistrustsLoaded,
-        Law::GivesBack,
-        Law::MarksStores,
+    pub const OF_DEVICES: [Invariant; 6] = [
+        Invariant::KeepsWhatArrives,
+        Invariant::LooksAgain,
+        Invariant::SignalsOnce,
+        Invariant::DistrustsLoaded,
+        Invariant::GivesBack,
+        Invariant::MarksStores,
     ];
 }
 
 /// Names the invariant that a process begins without, by number. Only heard with the feature `mutations`.
-pub const VARIABLE: &str = "IOPLANE_LAW_REMOVED";
+pub const VARIABLE: &str = "IOPLANE_INVARIANT_REMOVED";
 
 /// The environment has not been asked yet.
 #[cfg(feature = "mutations")]
@@ -58,29 +58,29 @@ fn asked() -> u8 {
     REMOVED.compare_exchange(UNKNOWN, said, SeqCst, SeqCst).map_or_else(|known| known, |_| said)
 }
 
-/// Takes `law` out for this process, or puts all of them back with `None`.
+/// Takes `invariant` out for this process, or puts all of them back with `None`.
 #[cfg(feature = "mutations")]
-pub fn remove(law: Option<Law>) {
-    REMOVED.store(law.map_or(0, |l| l as u8), std::sync::atomic::Ordering::SeqCst);
+pub fn remove(invariant: Option<Invariant>) {
+    REMOVED.store(invariant.map_or(0, |l| l as u8), std::sync::atomic::Ordering::SeqCst);
 }
 
-/// A bound that goes with `law`: `bound`, or [`u64::MAX`] if the law has been taken out.
+/// A bound that goes with `invariant`: `bound`, or [`u64::MAX`] if the invariant has been taken out.
 #[inline(always)]
-pub fn bound(law: Law, bound: u64) -> u64 {
-    if removed(law) { u64::MAX } else { bound }
+pub fn bound(invariant: Invariant, bound: u64) -> u64 {
+    if removed(invariant) { u64::MAX } else { bound }
 }
 
-/// Whether `law` has been taken out. Always false without the feature `mutations`.
+/// Whether `invariant` has been taken out. Always false without the feature `mutations`.
 #[inline(always)]
-pub fn removed(law: Law) -> bool {
+pub fn removed(invariant: Invariant) -> bool {
     #[cfg(feature = "mutations")]
     {
         let known = REMOVED.load(std::sync::atomic::Ordering::Relaxed);
-        (if known == UNKNOWN { asked() } else { known }) == law as u8
+        (if known == UNKNOWN { asked() } else { known }) == invariant as u8
     }
     #[cfg(not(feature = "mutations"))]
     {
-        let _ = law;
+        let _ = invariant;
         false
     }
 }
@@ -88,7 +88,7 @@ pub fn removed(law: Law) -> bool {
 #[cfg(feature = "mutations")]
 static TWICE: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
-/// Takes out, or puts back, that every descriptor is read once, which is no law but what keeps a driver that changes its rings from
+/// Takes out, or puts back, that every descriptor is read once, which is no invariant but what keeps a driver that changes its rings from
 /// being believed twice. Says whether that can be done here: not without the feature `mutations`.
 pub fn read_twice(twice: bool) -> bool {
     #[cfg(feature = "mutations")]

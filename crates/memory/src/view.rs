@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use crate::log::DirtyLog;
-use crate::map::{GuestMap, Region};
-use crate::mutation::{Law, removed};
+use crate::map::{GuestMap, MemoryRegion};
+use crate::mutation::{Invariant, removed};
 use crate::window::{IoVec, Window, copy_once};
 
 /// What a guest or its memory did wrong. A value: the queue that met it stops, is counted by name, and nothing else.
@@ -89,7 +89,7 @@ impl GuestView {
     }
 
     #[inline]
-    fn find(&self, gpa: u64, len: u64) -> Result<(&Region, usize), GuestFault> {
+    fn find(&self, gpa: u64, len: u64) -> Result<(&MemoryRegion, usize), GuestFault> {
         match self.map.holding(gpa) {
             Some((region, at)) if len <= region.len - at => {
                 // Zeros that nobody wrote are of no use, and what is stored there would become memory of ours.
@@ -101,7 +101,7 @@ impl GuestView {
 
     /// As [`GuestView::find`], for bytes that may be stored into.
     #[inline]
-    fn find_writable(&self, gpa: u64, len: u64) -> Result<(&Region, usize), GuestFault> {
+    fn find_writable(&self, gpa: u64, len: u64) -> Result<(&MemoryRegion, usize), GuestFault> {
         let (region, at) = self.find(gpa, len)?;
         if region.writable { Ok((region, at)) } else { Err(GuestFault::ReadOnly { gpa, len }) }
     }
@@ -245,12 +245,12 @@ impl GuestView {
         self.wrote(window.gpa() + offset as u64, 8);
     }
 
-    /// Says that `len` bytes at `gpa` have been stored: the one place that marks the dirty log (law 6). Call it after the
+    /// Says that `len` bytes at `gpa` have been stored: the one place that marks the dirty log (invariant 6). Call it after the
     /// store; for asynchronous reads when they have ended, the failed ones too.
     #[inline]
     pub fn wrote(&self, gpa: u64, len: u64) {
         if let Some(log) = &self.log
-            && !removed(Law::MarksStores)
+            && !removed(Invariant::MarksStores)
         {
             log.mark(gpa, len);
         }
@@ -279,8 +279,8 @@ mod tests {
         let file: OwnedFd = std::fs::File::open(path).unwrap().into();
         let other = source.file().try_clone_to_owned().unwrap();
         let spec = |gpa, file| RegionSpec { gpa, len: 4096, user: gpa, offset: 0, file };
-        let rom = Region::map_read_only(spec(0x1000, file)).unwrap();
-        let ram = Region::map(spec(0x2000, other)).unwrap();
+        let rom = MemoryRegion::map_read_only(spec(0x1000, file)).unwrap();
+        let ram = MemoryRegion::map(spec(0x2000, other)).unwrap();
         assert!(!rom.writable() && ram.writable() && !rom.is_same(&ram));
         let view = GuestView::new(Arc::new(GuestMap::new(vec![rom, ram]).unwrap()));
         view.write(0x2010, b"abcd").unwrap();

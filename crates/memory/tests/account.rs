@@ -164,7 +164,7 @@ fn hole_04_pinned_bytes_have_a_limit_and_a_sparse_file_costs_nothing() {
     assert_eq!(account.pinned(), 0);
     let _again = small.pin().unwrap();
     // Memory of the process itself is nobody's.
-    let own = ioplane_memory::Region::map(spec(64 << 20)).unwrap();
+    let own = ioplane_memory::MemoryRegion::map(spec(64 << 20)).unwrap();
     own.pin().unwrap();
 }
 

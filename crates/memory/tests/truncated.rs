@@ -5,7 +5,9 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ioplane_memory::{DirtyLog, GuestFault, GuestMap, GuestView, Mapping, PAGE, Region, RegionSpec, Window};
+use ioplane_memory::{
+    DirtyLog, GuestFault, GuestMap, GuestView, Mapping, MemoryRegion, PAGE, RegionSpec, Window,
+};
 use rustix::fs::MemfdFlags;
 
 const MIB: u64 = 1 << 20;
@@ -16,9 +18,9 @@ fn memfd(flags: MemfdFlags, len: u64) -> OwnedFd {
     file
 }
 
-fn region(file: &OwnedFd, gpa: u64, offset: u64, len: u64) -> Region {
+fn region(file: &OwnedFd, gpa: u64, offset: u64, len: u64) -> MemoryRegion {
     let file = file.try_clone().unwrap();
-    Region::map(RegionSpec { gpa, len, user: gpa, offset, file }).unwrap()
+    MemoryRegion::map(RegionSpec { gpa, len, user: gpa, offset, file }).unwrap()
 }
 
 /// Ranges of this process's address space that begin inside `start .. start + len`.

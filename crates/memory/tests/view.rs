@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ioplane_memory::{GuestFault, GuestMap, GuestRange, GuestView, PAGE, Region, RegionSpec};
+use ioplane_memory::{GuestFault, GuestMap, GuestRange, GuestView, MemoryRegion, PAGE, RegionSpec};
 use proptest::prelude::*;
 use rustix::fs::MemfdFlags;
 
@@ -17,7 +17,7 @@ fn map(wanted: &[(u64, u64)]) -> GuestMap {
         let file: OwnedFd = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         rustix::io::write(&file, &vec![number as u8; (pages * PAGE) as usize]).unwrap();
         let spec = RegionSpec { gpa: first * PAGE, len: pages * PAGE, user: first * PAGE, offset: 0, file };
-        if let Ok(more) = map.with(Region::map(spec).unwrap()) {
+        if let Ok(more) = map.with(MemoryRegion::map(spec).unwrap()) {
             map = more;
         }
     }
@@ -25,7 +25,7 @@ fn map(wanted: &[(u64, u64)]) -> GuestMap {
 }
 
 /// The region that holds all of it, by a look at each.
-fn linear(map: &GuestMap, gpa: u64, len: u64) -> Option<&Region> {
+fn linear(map: &GuestMap, gpa: u64, len: u64) -> Option<&MemoryRegion> {
     map.regions().iter().find(|region| {
         gpa >= region.gpa() && u128::from(gpa) + u128::from(len) <= u128::from(region.gpa() + region.len())
     })

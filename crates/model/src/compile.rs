@@ -2,11 +2,11 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use crate::input::{Await, ModelInput};
 use crate::layout::{Layout, RegisterId};
 use crate::limits::REGIONS;
-use crate::seen::{Await, Seen};
 use crate::{
-    ANY, Check, Condition, Event, Hook, ModelFault, RESET, STAY, State, StateModel, Transition, Way, verify,
+    ANY, Check, Condition, Hook, ModelFault, On, RESET, STAY, State, StateModel, Transition, Way, verify,
 };
 
 /// [`Edge::to`]: the region stays.
@@ -168,31 +168,31 @@ impl Compiled {
             checks: transition.checks,
         };
         let seen = match transition.on {
-            Event::Write { register, mask, is } => {
+            On::Write { register, mask, is } => {
                 (edge.mask, edge.is) = (mask, is);
-                Seen::Write { register: id(model, register)?, value: 0 }
+                ModelInput::Write { register: id(model, register)?, value: 0 }
             }
-            Event::Sets { register, any } => {
+            On::Sets { register, any } => {
                 (edge.mask, edge.unequal) = (any, true);
-                Seen::Write { register: id(model, register)?, value: 0 }
+                ModelInput::Write { register: id(model, register)?, value: 0 }
             }
-            Event::Read { register } => Seen::Read { register: id(model, register)? },
-            Event::Interrupt { any } => {
+            On::Read { register } => ModelInput::Read { register: id(model, register)? },
+            On::Interrupt { any } => {
                 (edge.mask, edge.unequal) = (any, true);
-                Seen::Interrupt { bits: 0 }
+                ModelInput::Interrupt { bits: 0 }
             }
-            Event::Drained { ring } => {
+            On::Drained { ring } => {
                 let ring = model.rings.iter().position(|own| own.name == ring)?;
-                Seen::Drained { ring: ring as u8 }
+                ModelInput::Drained { ring: ring as u8 }
             }
-            Event::Became { register, mask, is } => {
+            On::Became { register, mask, is } => {
                 (edge.mask, edge.is) = (mask, is);
-                Seen::Became { register: id(model, register)?, value: 0 }
+                ModelInput::Became { register: id(model, register)?, value: 0 }
             }
-            Event::Moved => Seen::Moved,
-            Event::Holds(condition) => {
+            On::Moved => ModelInput::Moved,
+            On::Holds(condition) => {
                 let at = self.conditions.iter().position(|own| *own == condition)?;
-                Seen::Holds { condition: at as u8 }
+                ModelInput::Holds { condition: at as u8 }
             }
         };
         Some((self.key(seen).0, edge))
@@ -200,22 +200,22 @@ impl Compiled {
 
     /// The key of an event, and the value that edges look at. Of a register or ring of another model: a key without edges.
     #[inline]
-    pub fn key(&self, seen: Seen) -> (usize, u32) {
+    pub fn key(&self, seen: ModelInput) -> (usize, u32) {
         let of = |register: RegisterId, kind: usize| match register.index() {
             index if index < self.registers => kind * self.registers + index,
             _ => usize::MAX,
         };
         let rings = self.registers * 3;
         match seen {
-            Seen::Write { register, value } => (of(register, 0), value),
-            Seen::Read { register } => (of(register, 1), 0),
-            Seen::Became { register, value } => (of(register, 2), value),
-            Seen::Drained { ring } if usize::from(ring) < self.rings => (rings + usize::from(ring), 0),
-            Seen::Drained { .. } => (usize::MAX, 0),
-            Seen::Interrupt { bits } => (rings + self.rings, bits),
-            Seen::Moved => (rings + self.rings + 1, 0),
+            ModelInput::Write { register, value } => (of(register, 0), value),
+            ModelInput::Read { register } => (of(register, 1), 0),
+            ModelInput::Became { register, value } => (of(register, 2), value),
+            ModelInput::Drained { ring } if usize::from(ring) < self.rings => (rings + usize::from(ring), 0),
+            ModelInput::Drained { .. } => (usize::MAX, 0),
+            ModelInput::Interrupt { bits } => (rings + self.rings, bits),
+            ModelInput::Moved => (rings + self.rings + 1, 0),
             // The last keys: of a condition of another model there is none.
-            Seen::Holds { condition } => (rings + self.rings + 2 + usize::from(condition), 0),
+            ModelInput::Holds { condition } => (rings + self.rings + 2 + usize::from(condition), 0),
         }
     }
 
@@ -245,7 +245,7 @@ impl Compiled {
     pub fn awaits(&self, state: u8) -> impl Iterator<Item = Await> + '_ {
         (0..self.registers).flat_map(move |register| {
             let register = RegisterId(register as u8);
-            let (_, base) = self.listeners(self.key(Seen::Became { register, value: 0 }).0);
+            let (_, base) = self.listeners(self.key(ModelInput::Became { register, value: 0 }).0);
             self.edges(base, state).1.iter().map(move |edge| Await { register, mask: edge.mask, is: edge.is })
         })
     }
@@ -285,7 +285,7 @@ pub(crate) fn id(model: &StateModel, name: &str) -> Option<RegisterId> {
 fn conditions(model: &StateModel) -> Box<[&'static Condition]> {
     let mut all: Vec<&'static Condition> = Vec::new();
     for transition in model.regions.iter().flat_map(|region| region.transitions) {
-        if let Event::Holds(condition) = transition.on
+        if let On::Holds(condition) = transition.on
             && !all.contains(&condition)
         {
             all.push(condition);

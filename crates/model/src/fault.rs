@@ -11,7 +11,7 @@ pub enum ModelFault {
         /// Which.
         model: &'static str,
         /// Everything that is wrong with it.
-        findings: Vec<Finding>,
+        findings: Vec<TableFlaw>,
     },
     /// A saved state is not one of this model's. The device has to be reset instead.
     #[error("the saved state is not one of model {model}: {why}; reset the device instead of restoring it")]
@@ -25,7 +25,7 @@ pub enum ModelFault {
 
 /// One thing that is wrong with a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub struct TableFlaw {
     /// Where: region and state, or the list.
     pub place: String,
     /// What is wrong.
@@ -34,12 +34,12 @@ pub struct Finding {
     pub remedy: String,
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for TableFlaw {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}; {}", self.place, self.what, self.remedy)
     }
 }
 
-fn list(findings: &[Finding]) -> String {
+fn list(findings: &[TableFlaw]) -> String {
     findings.iter().map(|finding| format!("\n  {finding}")).collect()
 }

@@ -7,7 +7,7 @@
 use crate::Way;
 
 /// A condition on registers that takes arithmetic: a check ([`Check::Holds`](crate::Check)) or an event
-/// ([`Event::Holds`](crate::Event)) of a model's own. Each is a static: two are the same if they lie at the same place.
+/// ([`On::Holds`](crate::Event)) of a model's own. Each is a static: two are the same if they lie at the same place.
 #[derive(Debug, Clone, Copy)]
 pub struct Condition {
     /// Its name. A check that fails is counted under it, as a fault of the memory that the guest asked for.

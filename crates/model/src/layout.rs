@@ -41,12 +41,12 @@ const WIDEST: usize = 8;
 
 /// An access as pieces, in the order of the bytes. Together they are the whole access, up to 8 bytes.
 #[derive(Debug, Clone, Copy)]
-pub struct Split {
+pub struct AccessPieces {
     pieces: [Piece; WIDEST],
     len: u8,
 }
 
-impl Deref for Split {
+impl Deref for AccessPieces {
     type Target = [Piece];
 
     fn deref(&self) -> &[Piece] {
@@ -102,9 +102,9 @@ impl Layout {
     }
 
     /// Splits an access. A register that follows the bank register in one write is unknown: which bank is meant cannot be told.
-    pub(crate) fn split(&self, bank: usize, way: Way, offset: u64, width: usize) -> Split {
+    pub(crate) fn split(&self, bank: usize, way: Way, offset: u64, width: usize) -> AccessPieces {
         let none = Piece { register: None, from: 0, within: 0, width: 0 };
-        let mut split = Split { pieces: [none; WIDEST], len: 0 };
+        let mut split = AccessPieces { pieces: [none; WIDEST], len: 0 };
         let base = (bank * 2 + way as usize) * self.size;
         let mut last = None;
         let mut lost = false;

@@ -19,24 +19,24 @@ mod compile;
 pub mod draw;
 mod fault;
 mod functions;
+mod input;
 mod layout;
 mod limits;
 mod machine;
 mod rows;
 mod saved;
-mod seen;
 #[cfg(test)]
 mod tests;
 pub mod verify;
 pub mod words;
 
-pub use fault::{Finding, ModelFault};
+pub use fault::{ModelFault, TableFlaw};
 pub use functions::{Condition, DataPort, PortStep, Transfer};
-pub use layout::{Piece, RegisterId, Split};
+pub use input::{Await, ModelInput};
+pub use layout::{AccessPieces, Piece, RegisterId};
 pub use limits::VALUES;
 pub use machine::{Machine, Moves, Pending, Verdict};
 pub use saved::ModelStateV1;
-pub use seen::{Await, Seen};
 
 /// The model of one kind of device.
 #[derive(Debug, Clone)]
@@ -62,7 +62,7 @@ pub struct StateModel {
     /// The regions, side by side.
     pub regions: &'static [Region],
     /// Descriptor rings in guest memory; none for a device that never is a bus master.
-    pub rings: &'static [Ring],
+    pub rings: &'static [DescriptorRing],
     /// Other places of guest memory that it writes or reads.
     pub blocks: &'static [Block],
     /// Memory of its own that guests reach through one of its registers.
@@ -223,7 +223,7 @@ pub struct Transition {
     /// From this state; `"*"`: from any.
     pub from: &'static str,
     /// On this event.
-    pub on: Event,
+    pub on: On,
     /// Only if a register that was written earlier says so.
     pub given: Option<Given>,
     /// To this state; [`STAY`]; [`RESET`].
@@ -252,7 +252,7 @@ pub struct Given {
 
 /// What can happen to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum On {
     /// A write to the register with `value & mask == is`. A mask of zero: any write.
     Write {
         /// The register.
@@ -305,7 +305,7 @@ pub enum Event {
 pub enum Check {
     /// Every descriptor that belongs to the hardware lies, with its buffer, in guest memory; the ring ends within its limit. The
     /// hardware gets copies.
-    Ring(&'static str),
+    Descriptors(&'static str),
     /// The base address of a ring is aligned and the ring lies in guest memory.
     Base(&'static str),
     /// The block lies in guest memory.
@@ -320,7 +320,7 @@ pub enum Check {
 
 /// A ring of descriptors in guest memory. The monitor owns the one that the hardware sees.
 #[derive(Debug, Clone, Copy)]
-pub struct Ring {
+pub struct DescriptorRing {
     /// Its name.
     pub name: &'static str,
     /// Registers with its base address: low and high half.
@@ -332,7 +332,7 @@ pub struct Ring {
     /// Who fills the buffers.
     pub flow: Flow,
     /// Its descriptors.
-    pub descriptor: Descriptor,
+    pub descriptor: DescriptorLayout,
     /// For transmit: the register and bit that make the hardware look. Receive rings are looked at by the hardware at all times.
     pub doorbell: Option<(&'static str, u32)>,
     /// The register and bit that let the hardware run on this ring. Whenever it is written set, the hardware begins again at the
@@ -351,7 +351,7 @@ pub enum Flow {
 
 /// The layout of a descriptor: offsets in bytes, words little-endian of 32 bits.
 #[derive(Debug, Clone, Copy)]
-pub struct Descriptor {
+pub struct DescriptorLayout {
     /// Bytes.
     pub size: u16,
     /// The word with ownership and length.

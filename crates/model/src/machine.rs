@@ -1,16 +1,16 @@
 //! What runs of a model: dense tables, made once; an update allocates nothing and compares no names.
 
 use crate::compile::{Compiled, Edge, GIVEN_NONE, NO_EDGE, TO_RESET, TO_STAY};
-use crate::layout::{Piece, RegisterId, Split};
+use crate::input::{Await, ModelInput};
+use crate::layout::{AccessPieces, Piece, RegisterId};
 use crate::limits::REGIONS;
-use crate::seen::{Await, Seen};
 use crate::{Check, Condition, ModelFault, Register, State, StateModel, Way, Writes};
 
 /// An event that has been looked up and not yet happened: the checks have to be made first. Then [`Machine::commit`], or nothing.
 #[derive(Debug)]
 #[must_use = "the event has not happened until it is committed"]
 pub struct Pending {
-    seen: Seen,
+    seen: ModelInput,
     /// The edge that each region takes, and the state that it is in then.
     taken: [u16; REGIONS],
     to: [u8; REGIONS],
@@ -34,7 +34,7 @@ impl Pending {
     }
 
     /// What the event is.
-    pub fn seen(&self) -> Seen {
+    pub fn seen(&self) -> ModelInput {
         self.seen
     }
 
@@ -123,12 +123,12 @@ impl Machine {
     }
 
     /// Which registers an access of 1 to 8 bytes touches, in the bank that is chosen now.
-    pub fn at(&self, way: Way, offset: u64, width: usize) -> Split {
+    pub fn at(&self, way: Way, offset: u64, width: usize) -> AccessPieces {
         self.table.layout.split(self.bank, way, offset, width)
     }
 
     /// Which registers an access would touch in another bank.
-    pub fn at_bank(&self, bank: u8, way: Way, offset: u64, width: usize) -> Split {
+    pub fn at_bank(&self, bank: u8, way: Way, offset: u64, width: usize) -> AccessPieces {
         let bank = usize::from(bank).min(self.table.banks.saturating_sub(1));
         self.table.layout.split(bank, way, offset, width)
     }
@@ -166,7 +166,7 @@ impl Machine {
     /// What a register will hold once `pending` has happened: for checks.
     pub fn value_after(&self, pending: &Pending, id: RegisterId) -> u32 {
         match pending.seen {
-            Seen::Write { register, value } if register == id => value,
+            ModelInput::Write { register, value } if register == id => value,
             _ => self.value(id),
         }
     }
@@ -199,7 +199,7 @@ impl Machine {
 
     /// Looks an event up: what has to be checked before it happens, and where it leads. Changes nothing.
     #[inline]
-    pub fn ask(&self, seen: Seen) -> Pending {
+    pub fn ask(&self, seen: ModelInput) -> Pending {
         let (key, value) = self.table.key(seen);
         let mut pending = Pending {
             seen,
@@ -232,7 +232,7 @@ impl Machine {
     }
 
     #[inline]
-    fn fits(&self, edge: &Edge, seen: Seen, value: u32) -> bool {
+    fn fits(&self, edge: &Edge, seen: ModelInput, value: u32) -> bool {
         if ((value & edge.mask) == edge.is) == edge.unequal {
             return false;
         }
@@ -240,7 +240,7 @@ impl Machine {
             return true;
         }
         let given = match seen {
-            Seen::Write { register, value } if register.0 == edge.given => value,
+            ModelInput::Write { register, value } if register.0 == edge.given => value,
             _ => self.value(RegisterId(edge.given)),
         };
         given & edge.given_mask == edge.given_is
@@ -256,7 +256,7 @@ impl Machine {
             self.begin();
         } else {
             self.now = pending.to;
-            if let Seen::Write { register, value } = pending.seen {
+            if let ModelInput::Write { register, value } = pending.seen {
                 self.note(register, value);
             }
         }
@@ -269,7 +269,7 @@ impl Machine {
 
     /// Asks, and commits if there is nothing to check.
     #[inline]
-    pub fn update(&mut self, seen: Seen) -> Verdict {
+    pub fn update(&mut self, seen: ModelInput) -> Verdict {
         let pending = self.ask(seen);
         if pending.unchecked() { Verdict::Done(self.commit(pending)) } else { Verdict::Check(pending) }
     }
@@ -314,7 +314,7 @@ impl Machine {
     }
 
     /// What the present states wait for in the hardware's registers, to be read by the monitor now and then and told as
-    /// [`Seen::Became`]. A register in another bank is only named while every other region is reusable, as choosing a bank
+    /// [`ModelInput::Became`]. A register in another bank is only named while every other region is reusable, as choosing a bank
     /// ([`Machine::select`]) could disturb what runs there.
     pub fn awaits(&self) -> impl Iterator<Item = Await> + '_ {
         self.waiting().flat_map(move |(region, state)| {
@@ -329,7 +329,7 @@ impl Machine {
     /// The rings that the present states wait for, by their places in [`StateModel::rings`].
     pub fn awaits_rings(&self) -> impl Iterator<Item = u8> + '_ {
         let rings = self.model.rings.len().min(usize::from(u8::MAX)) as u8;
-        (0..rings).filter(|ring| self.listens(Seen::Drained { ring: *ring }, false))
+        (0..rings).filter(|ring| self.listens(ModelInput::Drained { ring: *ring }, false))
     }
 
     /// The conditions that events of the model are about, by number.
@@ -338,14 +338,14 @@ impl Machine {
     }
 
     /// The conditions that the present states wait for, by their places in [`Machine::conditions`]: to be looked at by the monitor now
-    /// and then and told as [`Seen::Holds`]. Their registers may lie in any bank, so that each is only named while every region but the
+    /// and then and told as [`ModelInput::Holds`]. Their registers may lie in any bank, so that each is only named while every region but the
     /// one that waits is reusable.
     pub fn awaits_conditions(&self) -> impl Iterator<Item = u8> + '_ {
         let conditions = self.table.conditions.len().min(usize::from(u8::MAX)) as u8;
-        (0..conditions).filter(|condition| self.listens(Seen::Holds { condition: *condition }, true))
+        (0..conditions).filter(|condition| self.listens(ModelInput::Holds { condition: *condition }, true))
     }
 
-    fn listens(&self, seen: Seen, undisturbed: bool) -> bool {
+    fn listens(&self, seen: ModelInput, undisturbed: bool) -> bool {
         let (_, base) = self.table.listeners(self.table.key(seen).0);
         self.waiting().any(|(region, state)| {
             !self.table.edges(base, state).1.is_empty() && (!undisturbed || self.others_reusable(region))

@@ -1,6 +1,6 @@
 //! How the rows of a table are written: short, in the order of the data sheet's columns.
 
-use crate::{Check, Event, Given, Hook, Reads, Register, State, Transition, Way, Writes};
+use crate::{Check, Given, Hook, On, Reads, Register, State, Transition, Way, Writes};
 
 impl Register {
     /// A register in every bank, hooked where a state says so.
@@ -21,13 +21,13 @@ impl Register {
     }
 
     /// Its writes are always hooked.
-    pub const fn seen(mut self) -> Self {
+    pub const fn hook_writes(mut self) -> Self {
         self.hook = Hook::Writes;
         self
     }
 
     /// Its reads and writes are always hooked: it is virtual, or reading it does something to the whole device.
-    pub const fn watched(mut self) -> Self {
+    pub const fn hook_all(mut self) -> Self {
         self.hook = Hook::Both;
         self
     }
@@ -53,7 +53,7 @@ impl State {
 
 impl Transition {
     /// An edge without a condition and without a check.
-    pub const fn new(from: &'static str, on: Event, to: &'static str) -> Self {
+    pub const fn new(from: &'static str, on: On, to: &'static str) -> Self {
         Self { from, on, given: None, to, checks: &[] }
     }
 
@@ -70,7 +70,7 @@ impl Transition {
     }
 }
 
-impl Event {
+impl On {
     /// Any write to the register.
     pub const fn written(register: &'static str) -> Self {
         Self::Write { register, mask: 0, is: 0 }

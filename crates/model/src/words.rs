@@ -1,27 +1,27 @@
 //! Models in words: for messages, tables and diagrams.
 
-use crate::{Check, Event, Given, Hook, Reads, Restore, StateModel, Way, Writes};
+use crate::{Check, Given, Hook, On, Reads, Restore, StateModel, Way, Writes};
 
 /// An event, as short as a data sheet's remark: `write CR, RST=1`.
-pub fn event(model: &StateModel, event: &Event) -> String {
+pub fn event(model: &StateModel, event: &On) -> String {
     match *event {
-        Event::Write { register, mask: 0, .. } => format!("write {register}"),
-        Event::Write { register, mask, is } => {
+        On::Write { register, mask: 0, .. } => format!("write {register}"),
+        On::Write { register, mask, is } => {
             format!("write {register}, {}", field(model, register, mask, is))
         }
-        Event::Sets { register, any: bits } => {
+        On::Sets { register, any: bits } => {
             format!("write {register}, {}", any(model, register, bits, "=1"))
         }
-        Event::Read { register } => format!("read {register}"),
-        Event::Interrupt { any: bits } => {
+        On::Read { register } => format!("read {register}"),
+        On::Interrupt { any: bits } => {
             format!("interrupt {}", any(model, model.interrupts.status, bits, ""))
         }
-        Event::Drained { ring } => format!("ring {ring} has drained"),
-        Event::Became { register, mask, is } => {
+        On::Drained { ring } => format!("ring {ring} has drained"),
+        On::Became { register, mask, is } => {
             format!("{register} shows {}", field(model, register, mask, is))
         }
-        Event::Moved => "all bytes asked for have moved".to_owned(),
-        Event::Holds(condition) => condition.words.to_owned(),
+        On::Moved => "all bytes asked for have moved".to_owned(),
+        On::Holds(condition) => condition.words.to_owned(),
     }
 }
 
@@ -33,7 +33,7 @@ pub fn given(model: &StateModel, given: &Given) -> String {
 /// A check, as what must hold, or what happens instead.
 pub fn check(check: &Check) -> String {
     match *check {
-        Check::Ring(name) => format!("ring {name}: its descriptors and buffers lie in guest memory"),
+        Check::Descriptors(name) => format!("ring {name}: its descriptors and buffers lie in guest memory"),
         Check::Base(name) => format!("ring {name}: it is aligned and lies in guest memory"),
         Check::Block(name) => format!("block {name} lies in guest memory"),
         Check::Holds(condition) => condition.words.to_owned(),

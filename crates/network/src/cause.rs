@@ -34,7 +34,7 @@ causes! {
     Vlan = "vlan",
     /// Sender and receiver are both isolated. Counted on the sender.
     Isolated = "isolated",
-    /// No tray was empty: the receiver does not take its frames fast enough. Counted on the receiver.
+    /// No buffer was empty: the receiver does not take its frames fast enough. Counted on the receiver.
     Full = "full",
     /// The receiver's guest has no buffer for it. Counted on the receiver.
     NoBuffer = "no_buffer",

@@ -2,23 +2,23 @@
 //!
 //! ```text
 //!   control side (switch/):  Switch --plug--> Port     names, addresses, VLANs, counts; dropped = unplugged
-//!                              | snapshots      | outlet(pair), inlet(pair): made anew whenever a queue starts
-//!   data side (fabric/), on I/O cores             v                                          Inlet
-//!     send --> judge (VLAN, source, destination) --> tray of the receiver --flush--> inbox --> front, pop
-//!                |            |                        ^  empty trays come back <--------------'
+//!                              | snapshots      | tx(pair), rx(pair): made anew whenever a queue starts
+//!   data side (fabric/), on I/O cores             v                                          PortRx
+//!     send --> judge (VLAN, source, destination) --> buffer of the receiver --flush--> inbox --> front, pop
+//!                |            |                        ^  empty buffers come back <--------------'
 //!                |            '-- Table: (MAC, VLAN) -> port, lock-free, ages
 //!                '-- what the receiver does not take: segmented and summed here (gso, checksum)
 //! ```
 //!
-//! A frame is copied twice: into a tray that belongs to its *receiver*, and out of it (docs/decisions/0008). So a receiver
-//! that does not take its frames runs out of its own trays, and nobody else is any slower; and nothing refers to the
+//! A frame is copied twice: into a buffer that belongs to its *receiver*, and out of it (docs/decisions/0008). So a receiver
+//! that does not take its frames runs out of its own buffers, and nobody else is any slower; and nothing refers to the
 //! sender's memory once [`PortTx::send`] has returned.
 //!
 //! Everything that a sender says is hostile: frames are judged by a private copy of their first bytes, which is also what is
 //! delivered; every refusal is a [`DropReason`], counted by name on one port. Work for one frame is bounded: by the ports
 //! for a flood (and that by a budget), by [`gso::MOST_SEGMENTS`] for a segmentation.
 //!
-//! Memory: a port has [`SwitchSettings::trays`] trays of [`TRAY`] bytes for each queue pair (64 of them: 4.2 MB), reserved
+//! Memory: a port has [`SwitchSettings::buffers`] buffers of [`BUFFER_BYTES`] bytes for each queue pair (64 of them: 4.2 MB), reserved
 //! when it is plugged and touched as far as it is needed; the switch has 16 bytes for each address it can learn.
 //!
 //! Must not know: rings, descriptors, guest memory, sockets, which device a port belongs to.
@@ -40,9 +40,9 @@ mod vlan;
 pub use cause::DropReason;
 pub use error::NetworkError;
 pub use fabric::capture::{CaptureOptions, Captured, Direction};
-pub use fabric::inlet::{Frame, PortRx};
-pub use fabric::outlet::{PortTx, Sent};
-pub use fabric::{SideReading, TRAY};
+pub use fabric::rx::{Frame, PortRx};
+pub use fabric::tx::{PortTx, Sent};
+pub use fabric::{BUFFER_BYTES, SideReading};
 pub use filter::RxFilter;
 pub use offload::{Offload, RxOffloads};
 pub use switch::{Capture, Learned, Port, PortOptions, PortReading, Switch, SwitchSettings};

@@ -77,16 +77,16 @@ fn nothing_is_allocated_between_send_and_pop() {
                 a.add(&large, tso);
                 a.add(&large, Offload { gso_size: 0, ..tso });
             }
-            a.outlet.flush();
-            for inlet in [&mut b.inlet, &mut whole.inlet, &mut a.inlet] {
-                while inlet.front().is_some() {
-                    inlet.pop();
+            a.port_tx.flush();
+            for port_rx in [&mut b.port_rx, &mut whole.port_rx, &mut a.port_rx] {
+                while port_rx.front().is_some() {
+                    port_rx.pop();
                 }
-                inlet.arm();
-                inlet.disarm();
+                port_rx.arm();
+                port_rx.disarm();
             }
             b.add(&frame_of_b(), Offload::NONE);
-            b.outlet.flush();
+            b.port_tx.flush();
         });
         all.push(made);
         drop(capture);
@@ -100,16 +100,16 @@ fn a_core_frees_nothing_when_the_switch_has_gone_under_it() {
     let switch = switch();
     let mut b = Host::new(&switch, "b");
     b.send(&frame_of_b());
-    let Host { port, mut outlet, inlet } = b;
-    // Its port, and with it the switch: what was its snapshot is nobody's but the outlet's, and there is another.
+    let Host { port, mut port_tx, port_rx } = b;
+    // Its port, and with it the switch: what was its snapshot is nobody's but the port TX's, and there is another.
     drop((port, switch));
     let frame = frame_of_b();
     let made = calls(|| {
-        outlet.send(&frame, frame.len(), Offload::NONE, &mut |_| false);
-        outlet.flush();
+        port_tx.send(&frame, frame.len(), Offload::NONE, &mut |_| false);
+        port_tx.flush();
     });
     assert_eq!(made, 0);
-    drop((outlet, inlet));
+    drop((port_tx, port_rx));
 }
 
 /// Built without the allocator.

@@ -204,7 +204,7 @@ fn pass(
     let mut b = Host::with(&switch, "b", |options| (options.mac, options.mtu) = (Some(mac(2)), mtu));
     b.port.takes(takes);
     let sent = a.add(frame, offload);
-    a.outlet.flush();
+    a.port_tx.flush();
     let arrived = std::iter::from_fn(|| b.take()).collect();
     (sent, arrived, a.port.reading().sent)
 }
@@ -379,7 +379,7 @@ fn a_flood_gives_everybody_what_they_take() {
     let mut flow = usual();
     let (frame, offload) = flow.large(1448);
     assert_eq!(a.add(&frame, offload), Sent::Delivered(3));
-    a.outlet.flush();
+    a.port_tx.flush();
     assert_eq!(whole.take(), Some((frame, offload)));
     assert_eq!(small.take_all(), flow.segments(1448));
     flow.tags = vec![5];
@@ -388,24 +388,24 @@ fn a_flood_gives_everybody_what_they_take() {
     let mut trunk = Host::with(&switch, "trunk", |options| options.vlan = Vlan::Trunk(vec![5]));
     let (frame, offload) = flow.large(1000);
     trunk.add(&frame, offload);
-    trunk.outlet.flush();
+    trunk.port_tx.flush();
     flow.tags = vec![];
     assert_eq!(small.take_all(), flow.segments(1000));
 }
 
 #[test]
 fn a_receiver_without_room_gets_the_first_segments_and_a_count() {
-    let switch = switch_with(|settings| settings.trays = 4);
+    let switch = switch_with(|settings| settings.buffers = 4);
     let mut a = Host::with(&switch, "a", |options| options.mac = Some(mac(1)));
     let mut b = Host::with(&switch, "b", |options| options.mac = Some(mac(2)));
     let mut flow = usual();
     flow.payload = (0..64_000u32).map(|n| n as u8).collect();
     let (frame, offload) = flow.large(1000);
-    // Three trays for this sender, and 62 segments in each.
+    // Three buffers for this sender, and 62 segments in each.
     assert_eq!(a.add(&frame, offload), Sent::Delivered(1));
     assert_eq!(a.add(&frame, offload), Sent::Delivered(1));
     assert_eq!(a.add(&frame, offload), Sent::Dropped(DropReason::Full));
-    a.outlet.flush();
+    a.port_tx.flush();
     let arrived = b.take_all();
     assert_eq!(arrived.len() as u64 + b.missed(DropReason::Full), 3 * 64);
     assert!(b.missed(DropReason::Full) > 0 && arrived[..64] == flow.segments(1000));

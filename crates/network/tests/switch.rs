@@ -42,7 +42,7 @@ fn a_batch_arrives_in_order_and_whole() {
     for frame in &frames {
         assert_eq!(a.add(frame, Offload::NONE), Sent::Delivered(1));
     }
-    a.outlet.flush();
+    a.port_tx.flush();
     assert_eq!(b.take_all(), frames);
     let (sent, received) = (a.port.reading().sent, b.port.reading().received);
     assert_eq!((sent.frames, sent.bytes), (received.frames, received.bytes));
@@ -133,7 +133,7 @@ fn memory_that_is_not_there_is_a_fault_and_leaves_nothing() {
     b.send(&frame(mac(1), mac(2), &[]));
     for to in [mac(2), BROADCAST] {
         let bad = frame(to, mac(1), &[0; 500]);
-        assert_eq!(a.outlet.send(&bad[..HEAD], bad.len(), Offload::NONE, &mut |_| false), Sent::Fault);
+        assert_eq!(a.port_tx.send(&bad[..HEAD], bad.len(), Offload::NONE, &mut |_| false), Sent::Fault);
     }
     assert_eq!(a.send(&good), Sent::Delivered(1));
     assert_eq!(b.take_all(), [good]);
@@ -148,13 +148,13 @@ fn what_was_judged_is_what_is_delivered() {
     let mut c = Host::with(&switch, "c", |options| options.vlan = Vlan::Access(5));
     let honest = frame(mac(2), mac(1), &[7; 160]);
     // By the time it is copied the guest has written another sender, and a tag, into its memory.
-    let sent = a.outlet.send(&honest[..HEAD], honest.len(), Offload::NONE, &mut |to| {
+    let sent = a.port_tx.send(&honest[..HEAD], honest.len(), Offload::NONE, &mut |to| {
         to.fill(7);
         to[6..12].copy_from_slice(&mac(9));
         to[12..18].copy_from_slice(&[0x81, 0, 0, 5, 0x88, 0xb5]);
         true
     });
-    a.outlet.flush();
+    a.port_tx.flush();
     assert_eq!(sent, Sent::Delivered(1));
     assert_eq!(b.take_all(), [honest]);
     assert_eq!(c.take_all().len(), 0);
@@ -241,7 +241,7 @@ fn frames_too_short_for_a_tag_are_not_taken_for_tagged_ones() {
                 if !first {
                     long(&mut a);
                 }
-                a.outlet.flush();
+                a.port_tx.flush();
                 let together = if first { [seen, stumps].concat() } else { [stumps, seen].concat() };
                 assert_eq!(b.take_all(), together);
             }
@@ -274,7 +274,7 @@ fn a_tag_moves_where_the_checksum_begins() {
     let offload =
         Offload { flags: VIRTIO_NET_HDR_F_NEEDS_CSUM, csum_start: 14, csum_offset: 4, ..Offload::NONE };
     assert_eq!(a.add(&plain, offload), Sent::Delivered(2));
-    a.outlet.flush();
+    a.port_tx.flush();
     let (whole, left) = all.take().unwrap();
     assert_eq!(
         (whole, left),
@@ -307,13 +307,13 @@ fn lies_about_checksums_are_dropped() {
             assert_eq!(a.add(&bad, offload), Sent::Dropped(DropReason::Offload), "{offload:?}");
         }
     }
-    a.outlet.flush();
+    a.port_tx.flush();
     assert_eq!((a.refused(DropReason::Offload), b.take_all().len()), (14, 0));
     // That a sum is right is not a guest's to say.
     let says = Offload { flags: VIRTIO_NET_HDR_F_DATA_VALID, ..Offload::NONE };
     b.port.takes(RxOffloads::ALL);
     a.add(&frame(BROADCAST, mac(1), &[]), says);
-    a.outlet.flush();
+    a.port_tx.flush();
     assert_eq!(b.take().unwrap().1, Offload::NONE);
 }
 
@@ -349,7 +349,7 @@ fn a_loop_is_held_and_the_address_stays_where_it_was() {
 
 #[test]
 fn a_full_receiver_drops_its_own() {
-    let switch = switch_with(|settings| settings.trays = 4);
+    let switch = switch_with(|settings| settings.buffers = 4);
     let mut a = Host::with(&switch, "a", |options| options.mac = Some(mac(1)));
     let mut slow = Host::with(&switch, "slow", |options| options.mac = Some(mac(2)));
     let mut quick = Host::with(&switch, "quick", |options| options.mac = Some(mac(3)));
@@ -357,10 +357,10 @@ fn a_full_receiver_drops_its_own() {
     for n in 0..100u8 {
         delivered += u64::from(a.add(&frame(mac(2), mac(1), &[n]), Offload::NONE) == Sent::Delivered(1));
         assert_eq!(a.add(&frame(mac(3), mac(1), &[n]), Offload::NONE), Sent::Delivered(1));
-        a.outlet.flush();
+        a.port_tx.flush();
         assert_eq!(quick.take_all().len(), 1);
     }
-    // A batch a tray; one sender gets three quarters of them.
+    // A batch a buffer; one sender gets three quarters of them.
     assert_eq!(
         (delivered, slow.missed(DropReason::Full), quick.port.reading().received.dropped_in_all()),
         (3, 97, 0)
@@ -378,10 +378,10 @@ fn a_queue_that_starts_anew_goes_on_where_it_was() {
     for n in 0..10 {
         a.add(&frame(BROADCAST, mac(1), &[n]), Offload::NONE);
     }
-    a.outlet.flush();
+    a.port_tx.flush();
     a.send(&frame(BROADCAST, mac(1), &[10]));
     for n in 0..11u8 {
-        b.inlet = b.port.inlet(0);
+        b.port_rx = b.port.rx(0);
         assert_eq!(b.take().unwrap().0, frame(BROADCAST, mac(1), &[n]));
     }
     assert_eq!((b.take(), b.port.reading().waiting), (None, 0));
@@ -431,8 +431,8 @@ fn flows_keep_to_their_pair() {
     let switch = switch();
     let mut a = Host::new(&switch, "a");
     let b = Host::with(&switch, "b", |options| (options.pairs, options.mac) = (8, Some(mac(2))));
-    let mut inlets: Vec<_> = (1..8).map(|pair| b.port.inlet(pair)).collect();
-    inlets.insert(0, b.inlet);
+    let mut port_rxs: Vec<_> = (1..8).map(|pair| b.port.rx(pair)).collect();
+    port_rxs.insert(0, b.port_rx);
     let udp = |port: u16| {
         let mut packet = vec![0u8; 28];
         (packet[0], packet[9]) = (0x45, IPPROTO_UDP);
@@ -447,9 +447,9 @@ fn flows_keep_to_their_pair() {
             a.add(&udp(port), Offload::NONE);
             a.add(&udp(port), Offload::NONE);
         }
-        a.outlet.flush();
+        a.port_tx.flush();
         let arrived: Vec<Vec<_>> =
-            inlets.iter_mut().map(|inlet| std::iter::from_fn(|| take(inlet)).collect()).collect();
+            port_rxs.iter_mut().map(|port_rx| std::iter::from_fn(|| take(port_rx)).collect()).collect();
         for (pair, frames) in arrived.iter().enumerate() {
             assert_eq!(!frames.is_empty(), pair < usize::from(active), "pair {pair} of {active}");
             assert!(frames.chunks(2).all(|two| two[0] == two[1]), "a flow is split");
@@ -471,12 +471,12 @@ fn a_batch_may_reach_more_queues_than_an_outlet_keeps_open() {
         packet[34..36].copy_from_slice(&source.to_be_bytes());
         assert_eq!(a.add(&packet, Offload::NONE), Sent::Delivered(18));
     }
-    a.outlet.flush();
+    a.port_tx.flush();
     for Host { port, .. } in ports {
         let queues: Vec<usize> = (0..16)
             .map(|pair| {
-                let mut inlet = port.inlet(pair);
-                std::iter::from_fn(|| take(&mut inlet)).count()
+                let mut port_rx = port.rx(pair);
+                std::iter::from_fn(|| take(&mut port_rx)).count()
             })
             .collect();
         assert_eq!(queues.iter().sum::<usize>(), 100);
@@ -551,18 +551,18 @@ fn plugging_is_checked_and_slots_come_back() {
 fn an_unplugged_port_leaves_working_halves_that_do_nothing() {
     let switch = switch();
     let (mut a, b) = (Host::new(&switch, "a"), Host::new(&switch, "b"));
-    let Host { port, mut outlet, mut inlet } = b;
+    let Host { port, mut port_tx, mut port_rx } = b;
     // In a's hands while b goes.
     assert_eq!(a.add(&frame(BROADCAST, mac(1), b""), Offload::NONE), Sent::Delivered(1));
     drop(port);
-    a.outlet.flush();
+    a.port_tx.flush();
     assert_eq!(
-        send(&mut outlet, &frame(BROADCAST, mac(2), b""), Offload::NONE),
+        send(&mut port_tx, &frame(BROADCAST, mac(2), b""), Offload::NONE),
         Sent::Dropped(DropReason::Down)
     );
-    outlet.flush();
+    port_tx.flush();
     assert_eq!(a.send(&frame(BROADCAST, mac(1), b"")), Sent::Dropped(DropReason::NoPath));
-    while take(&mut inlet).is_some() {}
+    while take(&mut port_rx).is_some() {}
     assert_eq!(a.take(), None);
 }
 
@@ -575,12 +575,12 @@ fn what_waits_is_counted_as_lost_for_whoever_goes_on_and_stays_where_it_is() {
     for frame in &frames {
         assert_eq!(a.add(frame, Offload::NONE), Sent::Delivered(1));
     }
-    a.outlet.flush();
-    // One has been read out of the first tray, and its reader has gone.
-    assert_eq!(b.inlet.front().unwrap().bytes(), frames[0]);
-    b.inlet.pop();
-    b.inlet = b.port.inlet(0);
-    let (sent, received) = b.port.last_will();
+    a.port_tx.flush();
+    // One has been read out of the first buffer, and its reader has gone.
+    assert_eq!(b.port_rx.front().unwrap().bytes(), frames[0]);
+    b.port_rx.pop();
+    b.port_rx = b.port.rx(0);
+    let (sent, received) = b.port.final_counts();
     assert_eq!((received.frames, received.dropped(DropReason::Upgrade)), (1, 2999));
     let new = switch();
     let heir = Host::with(&new, "b", |options| options.mac = Some(mac(2)));
@@ -588,5 +588,5 @@ fn what_waits_is_counted_as_lost_for_whoever_goes_on_and_stays_where_it_is() {
     assert_eq!((heir.port.reading().sent, heir.port.reading().received), (sent, received));
     // Taken back, nothing is lost.
     assert_eq!(b.take_all(), frames[1..]);
-    assert_eq!(b.port.last_will().1.dropped(DropReason::Upgrade), 0);
+    assert_eq!(b.port.final_counts().1.dropped(DropReason::Upgrade), 0);
 }

@@ -402,13 +402,13 @@ fn hole_05_one_poll_of_a_tap_makes_a_bounded_number_of_calls_and_moves_a_bounded
                 Sent::Delivered(1)
             );
         }
-        host.outlet.flush();
+        host.port_tx.flush();
         let taken = || {
             let received = port.reading().received;
             received.frames + received.dropped_in_all()
         };
         let (begun, mut steps) = (taken(), 0);
-        // Counts are added up when a tray is empty: whatever is waiting at last is the poll's that took it.
+        // Counts are added up when a buffer is empty: whatever is waiting at last is the poll's that took it.
         while port.reading().waiting > 0 || taken() - begun < count {
             let before = taken();
             let calls = desk.step().units();

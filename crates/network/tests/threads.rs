@@ -20,21 +20,21 @@ fn sleep_until_rung(bell: BorrowedFd<'_>) -> bool {
 }
 
 /// Waits for frames as a core does: looks, asks to be woken, looks again, sleeps.
-fn receive(inlet: &mut PortRx, mut each: impl FnMut(&[u8]) -> bool) -> u32 {
+fn receive(port_rx: &mut PortRx, mut each: impl FnMut(&[u8]) -> bool) -> u32 {
     let mut sleeps = 0;
     loop {
-        while let Some(frame) = inlet.front() {
+        while let Some(frame) = port_rx.front() {
             let more = each(frame.bytes());
-            inlet.pop();
+            port_rx.pop();
             if !more {
                 return sleeps;
             }
         }
-        if !inlet.arm() {
+        if !port_rx.arm() {
             sleeps += 1;
-            assert!(sleep_until_rung(inlet.waker()), "a wake-up was lost");
+            assert!(sleep_until_rung(port_rx.waker()), "a wake-up was lost");
         }
-        inlet.disarm();
+        port_rx.disarm();
     }
 }
 
@@ -59,7 +59,7 @@ fn no_frame_and_no_wake_up_is_lost() {
                     assert_eq!(a.add(&bytes, Offload::NONE), Sent::Delivered(1));
                     n += 1;
                 }
-                a.outlet.flush();
+                a.port_tx.flush();
                 // Often not before b has everything and lies down.
                 let behind = if n.is_multiple_of(3) { 0 } else { 30 };
                 eventually("b sleeps on", || counted.load(Ordering::Acquire) + behind >= u64::from(n));
@@ -67,7 +67,7 @@ fn no_frame_and_no_wake_up_is_lost() {
         });
         let receiver = scope.spawn(|| {
             let mut next = 0;
-            receive(&mut b.inlet, |bytes| {
+            receive(&mut b.port_rx, |bytes| {
                 assert_eq!(number(bytes), next, "in order");
                 assert!(bytes[18..].iter().all(|byte| *byte == next as u8), "whole");
                 next += 1;
@@ -110,7 +110,7 @@ fn a_port_that_never_takes_a_frame_is_nobody_elses_trouble() {
                             let sent = own.add(&frame(mac(9), me, &[0; 1400]), Offload::NONE);
                             full += u32::from(sent == Sent::Dropped(DropReason::Full));
                         }
-                        own.outlet.flush();
+                        own.port_tx.flush();
                         window.fetch_add(1, Ordering::AcqRel);
                         let mut look = || {
                             while let Some((bytes, _)) = own.take() {
@@ -158,7 +158,7 @@ fn ports_come_and_go_while_frames_flow() {
                         a.add(&frame(mac(2), mac(1), &[n; 100]), Offload::NONE) == Sent::Delivered(1),
                     );
                 }
-                a.outlet.flush();
+                a.port_tx.flush();
             }
             delivered
         });

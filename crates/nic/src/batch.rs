@@ -16,12 +16,12 @@ pub(crate) enum Taken {
 }
 
 /// Gives `receive` at most a batch of frames, in order. True if one had no room: it waits at the port, with those after it.
-pub(crate) fn take(inlet: &mut PortRx, mut receive: impl FnMut(&[u8]) -> Taken) -> bool {
+pub(crate) fn take(port_rx: &mut PortRx, mut receive: impl FnMut(&[u8]) -> Taken) -> bool {
     for _ in 0..BATCH {
-        let Some(frame) = inlet.front() else { break };
+        let Some(frame) = port_rx.front() else { break };
         match receive(frame.bytes()) {
-            Taken::Received => inlet.pop(),
-            Taken::Dropped(cause) => inlet.skip(cause),
+            Taken::Received => port_rx.pop(),
+            Taken::Dropped(cause) => port_rx.skip(cause),
             Taken::NoRoom => return true,
         }
     }

@@ -2,7 +2,7 @@
 
 /// Counts since the instance was made. Not part of the saved state: what the guest may see of them is, in the chip's own counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
-pub struct Counts {
+pub struct ChipCounts {
     /// Reads of registers that were trapped.
     pub reads: u64,
     /// Writes of registers.

@@ -27,7 +27,7 @@ pub mod ne2000;
 pub mod rtl8139;
 mod wake;
 
-pub use counts::{Counts, Drops};
+pub use counts::{ChipCounts, Drops};
 
 use ioplane_device::{DeviceError, SavedState, StateError};
 use ioplane_pci::{Irq, Line, Wire, WireError};

@@ -34,8 +34,8 @@ impl WakeSources {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
             .map_err(failed)?;
         // The epoll instance has its own reference to the port's bell.
-        let inlet = port.inlet(0);
-        for bell in [inlet.waker(), more.as_fd(), timer.as_fd()] {
+        let port_rx = port.rx(0);
+        for bell in [port_rx.waker(), more.as_fd(), timer.as_fd()] {
             epoll::add(&all, bell, EventData::new_u64(0), EventFlags::IN).map_err(failed)?;
         }
         Ok(WakeSources { all: Arc::new(all), more, timer })
@@ -52,7 +52,7 @@ impl WakeSources {
         let _ = rustix::io::write(&self.more, &1u64.to_ne_bytes());
     }
 
-    /// Heard: silent until the next ring. The port's bell is the inlet's to silence.
+    /// Heard: silent until the next ring. The port's bell is the port RX's to silence.
     pub fn hear(&self) {
         for bell in [&self.more, &self.timer] {
             let _ = rustix::io::read(bell, &mut [0u8; 8]);

@@ -6,7 +6,7 @@ use ioplane_device::RegisterAddress;
 use ioplane_memory::{GuestMap, GuestView};
 use ioplane_network::Mac;
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options, spec};
-use ioplane_testkit::nic::{Direct, Lan, Neighbour, Reach, frame};
+use ioplane_testkit::nic::{Lan, LanPeer, Reach, Unhosted, frame};
 
 const OWN: Mac = [2, 0, 0, 0, 0, 1];
 const OTHER: Mac = [2, 0, 0, 0, 0, 2];
@@ -14,8 +14,8 @@ const TX: u64 = 0x1_0000;
 const RX: u64 = 0x2_0000;
 
 struct Bench {
-    card: Direct<Rtl8139>,
-    lan: Neighbour,
+    card: Unhosted<Rtl8139>,
+    lan: LanPeer,
     memory: GuestView,
     size: u32,
     current: u32,
@@ -29,7 +29,7 @@ impl Bench {
         let options = Rtl8139Options { name: "nic".into(), mac: OWN };
         let card = Rtl8139::new(options, map.clone(), port).expect("a NIC");
         let mut bench = Bench {
-            card: Direct::new(card),
+            card: Unhosted::new(card),
             lan: neighbour,
             memory: GuestView::new(map),
             size: 8192 << length,

@@ -9,7 +9,7 @@ use ioplane_nic::ne2000::{Ne2000, Ne2000Options};
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options, spec as rtl};
 use ioplane_nic::{ne2000, rtl8139};
 use ioplane_pci::Function;
-use ioplane_testkit::nic::{Cp, Cut, Direct, Lan, Neighbour, Reach, frame};
+use ioplane_testkit::nic::{Cp, Cut, Lan, LanPeer, Reach, Unhosted, frame};
 use proptest::prelude::*;
 
 const OWN: Mac = [2, 0, 0, 0, 0, 1];
@@ -17,18 +17,18 @@ const OTHER: Mac = [2, 0, 0, 0, 0, 2];
 const BASE: u64 = 0x10_0000;
 const MEMORY: u64 = 0x20_0000;
 
-fn rtl8139() -> (Direct<Rtl8139>, Neighbour, Arc<GuestMap>, Arc<Port>) {
+fn rtl8139() -> (Unhosted<Rtl8139>, LanPeer, Arc<GuestMap>, Arc<Port>) {
     let memory = Arc::new(GuestMap::anonymous(MEMORY).expect("memory"));
     let Lan { port, neighbour } = Lan::new(OWN, OTHER);
     let options = Rtl8139Options { name: "nic".into(), mac: OWN };
     let card = Rtl8139::new(options, memory.clone(), port.clone()).expect("a NIC");
-    (Direct::new(card), neighbour, memory, port)
+    (Unhosted::new(card), neighbour, memory, port)
 }
 
-fn ne2000() -> (Direct<Ne2000>, Neighbour) {
+fn ne2000() -> (Unhosted<Ne2000>, LanPeer) {
     let Lan { port, neighbour } = Lan::new(OWN, OTHER);
     (
-        Direct::new(Ne2000::new(Ne2000Options { name: "nic".into(), mac: OWN }, port).expect("a NIC")),
+        Unhosted::new(Ne2000::new(Ne2000Options { name: "nic".into(), mac: OWN }, port).expect("a NIC")),
         neighbour,
     )
 }
@@ -73,7 +73,7 @@ fn act(
     ]
 }
 
-fn play<F: Function>(card: &mut Direct<F>, lan: &mut Neighbour, memory: Option<&GuestView>, acts: &[Act]) {
+fn play<F: Function>(card: &mut Unhosted<F>, lan: &mut LanPeer, memory: Option<&GuestView>, acts: &[Act]) {
     for act in acts {
         match act {
             Act::Write { bar, offset, bytes } => {
@@ -201,8 +201,8 @@ proptest! {
 }
 
 /// Uses a card whose state was accepted.
-fn poke<F: Function>(card: F, lan: &mut Neighbour, register: u64, value: u8) {
-    let mut card = Direct::new(card);
+fn poke<F: Function>(card: F, lan: &mut LanPeer, register: u64, value: u8) {
+    let mut card = Unhosted::new(card);
     lan.send(&some_frame(100));
     card.attend();
     card.enable(true).expect("written");

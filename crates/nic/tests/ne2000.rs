@@ -5,14 +5,14 @@ use std::sync::Arc;
 use ioplane_device::{Access, Device, Quiescent, RegisterAddress};
 use ioplane_network::{Mac, Port, Sent};
 use ioplane_nic::ne2000::{Ne2000, Ne2000Options, spec};
-use ioplane_testkit::nic::{Direct, Lan, Ne2k, Neighbour, Reach, frame, readable};
+use ioplane_testkit::nic::{Lan, LanPeer, Ne2k, Reach, Unhosted, frame, readable};
 
 const OWN: Mac = [2, 0, 0, 0, 0, 1];
 const OTHER: Mac = [2, 0, 0, 0, 0, 2];
 
 struct Bench {
-    driver: Ne2k<Direct<Ne2000>>,
-    lan: Neighbour,
+    driver: Ne2k<Unhosted<Ne2000>>,
+    lan: LanPeer,
     port: Arc<Port>,
 }
 
@@ -22,7 +22,7 @@ fn make(port: &Arc<Port>) -> Ne2000 {
 
 fn bench() -> Bench {
     let Lan { port, neighbour } = Lan::new(OWN, OTHER);
-    let mut driver = Ne2k::new(Direct::new(make(&port)));
+    let mut driver = Ne2k::new(Unhosted::new(make(&port)));
     assert_eq!(driver.probe(), Ok(OWN));
     driver.open(OWN).expect("a card that opens");
     driver.reach.attend();
@@ -226,15 +226,15 @@ fn a_saved_card_goes_on_in_another_instance() {
     let half = bench.driver.reach.read(RegisterAddress::Bar(0, spec::DATA), 4).expect("read");
     assert_eq!(half, 0x0000_0202);
 
-    let fresh = Direct::new(make(&bench.port));
+    let fresh = Unhosted::new(make(&bench.port));
     let old = std::mem::replace(&mut bench.driver.reach, fresh);
     let state = Quiescent::new(old.function).save().expect("saved");
-    let Direct { function, line } =
-        std::mem::replace(&mut bench.driver.reach, Direct::new(make(&bench.port)));
+    let Unhosted { function, line } =
+        std::mem::replace(&mut bench.driver.reach, Unhosted::new(make(&bench.port)));
     let mut quiescent = Quiescent::new(function);
     quiescent.with(|card, still| card.load(still, &state)).expect("a good state");
-    bench.driver.reach = Direct { function: quiescent.into_device(), line };
-    assert_eq!(bench.driver.reach.line.count(), 1, "signalled again: law 3");
+    bench.driver.reach = Unhosted { function: quiescent.into_device(), line };
+    assert_eq!(bench.driver.reach.line.count(), 1, "signalled again: invariant 3");
     assert_eq!(bench.driver.reach.read(RegisterAddress::Bar(0, spec::DATA), 4), Ok(0));
     assert_eq!(bench.driver.reach.read(RegisterAddress::Bar(0, spec::DATA), 4), Ok(0x0101_0000));
     bench.driver.reach.attend();

@@ -8,18 +8,18 @@ use ioplane_memory::{DirtyLog, GuestMap, GuestView};
 use ioplane_network::{Mac, RxOffloads, Sent};
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options, spec};
 use ioplane_pci::{Function, Irq, Touch, Wire, WireError};
-use ioplane_testkit::nic::{Cp, Cut, Direct, Lan, Neighbour, Reach, Received, frame, readable};
+use ioplane_testkit::nic::{Cp, Cut, Lan, LanPeer, Reach, Received, Unhosted, frame, readable};
 
 const OWN: Mac = [2, 0, 0, 0, 0, 1];
 const OTHER: Mac = [2, 0, 0, 0, 0, 2];
 const BASE: u64 = 0x10_0000;
 const MEMORY: u64 = 0x20_0000;
 
-type Driver = Cp<Direct<Rtl8139>>;
+type Driver = Cp<Unhosted<Rtl8139>>;
 
 struct Bench {
     driver: Driver,
-    lan: Neighbour,
+    lan: LanPeer,
     memory: Arc<GuestMap>,
     port: Arc<ioplane_network::Port>,
 }
@@ -32,7 +32,7 @@ fn make(memory: &Arc<GuestMap>, port: &Arc<ioplane_network::Port>) -> Rtl8139 {
 fn bench_with(features: u32) -> Bench {
     let memory = Arc::new(GuestMap::anonymous(MEMORY).expect("memory"));
     let Lan { port, neighbour } = Lan::new(OWN, OTHER);
-    let card = Direct::new(make(&memory, &port));
+    let card = Unhosted::new(make(&memory, &port));
     let mut driver = Cp::new(card, GuestView::new(memory.clone()), BASE).with_features(features);
     driver.open(OWN).expect("a card that opens");
     driver.reach.attend();
@@ -494,16 +494,16 @@ fn a_saved_card_goes_on_in_another_instance() {
         all.map(|register| driver.get(register, 4).expect("read")).collect()
     };
     let before = registers(&mut bench.driver);
-    let fresh = Direct::new(make(&bench.memory, &bench.port));
+    let fresh = Unhosted::new(make(&bench.memory, &bench.port));
     let old = std::mem::replace(&mut bench.driver.reach, fresh);
     let state = save(old.function);
     assert_eq!((state.kind.as_str(), state.version), ("rtl8139", 1));
-    let Direct { function, line } =
-        std::mem::replace(&mut bench.driver.reach, Direct::new(make(&bench.memory, &bench.port)));
+    let Unhosted { function, line } =
+        std::mem::replace(&mut bench.driver.reach, Unhosted::new(make(&bench.memory, &bench.port)));
     let mut quiescent = Quiescent::new(function);
     quiescent.with(|card, still| card.load(still, &state)).expect("a good state");
-    bench.driver.reach = Direct { function: quiescent.into_device(), line };
-    assert_eq!(bench.driver.reach.line.count(), 1, "signalled again: law 3");
+    bench.driver.reach = Unhosted { function: quiescent.into_device(), line };
+    assert_eq!(bench.driver.reach.line.count(), 1, "signalled again: invariant 3");
     assert_eq!(registers(&mut bench.driver), before);
     bench.driver.reach.attend();
     let received = bench.interrupt().1;

@@ -8,7 +8,7 @@ use ioplane_network::{Mac, Port};
 use ioplane_nic::ne2000::{self, Ne2000, Ne2000Options};
 use ioplane_nic::rtl8139::{self, Rtl8139, Rtl8139Options};
 use ioplane_testkit::golden;
-use ioplane_testkit::nic::{Cp, Cut, Direct, Lan, Ne2k, Reach, frame};
+use ioplane_testkit::nic::{Cp, Cut, Lan, Ne2k, Reach, Unhosted, frame};
 
 const OWN: Mac = [2, 0, 0, 0, 0, 1];
 const OTHER: Mac = [2, 0, 0, 0, 0, 2];
@@ -24,11 +24,11 @@ fn saved<F: Device>(card: F) -> SavedState {
 }
 
 /// A card like it, in its place, that has loaded `state`.
-fn loaded<F: ioplane_pci::Function>(fresh: F, state: &SavedState) -> Direct<F> {
-    let Direct { function, line } = Direct::new(fresh);
+fn loaded<F: ioplane_pci::Function>(fresh: F, state: &SavedState) -> Unhosted<F> {
+    let Unhosted { function, line } = Unhosted::new(fresh);
     let function =
         Quiescent::new(function).load(state).expect("a stored state").into_quiescent().into_device();
-    Direct { function, line }
+    Unhosted { function, line }
 }
 
 fn rtl8139(memory: &Arc<GuestMap>, port: &Arc<Port>) -> Rtl8139 {
@@ -48,7 +48,7 @@ fn at_rest(state: SavedState) -> SavedState {
 fn an_rtl8139() {
     let memory = Arc::new(GuestMap::anonymous(MEMORY).expect("memory"));
     let Lan { port, neighbour: mut lan } = Lan::new(OWN, OTHER);
-    let card = Direct::new(rtl8139(&memory, &port));
+    let card = Unhosted::new(rtl8139(&memory, &port));
     let mut driver = Cp::new(card, GuestView::new(memory.clone()), BASE);
     driver.open(OWN).expect("a card that opens");
     for number in 0..5 {
@@ -88,7 +88,7 @@ fn ne2000(port: &Arc<Port>) -> Ne2000 {
 #[test]
 fn an_ne2000() {
     let Lan { port, neighbour: mut lan } = Lan::new(OWN, OTHER);
-    let mut driver = Ne2k::new(Direct::new(ne2000(&port)));
+    let mut driver = Ne2k::new(Unhosted::new(ne2000(&port)));
     driver.probe().expect("found");
     driver.open(OWN).expect("a card that opens");
     driver.reach.attend();

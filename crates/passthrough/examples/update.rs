@@ -10,7 +10,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use ioplane_model::{Machine, Seen, Verdict};
+use ioplane_model::{Machine, ModelInput, Verdict};
 use ioplane_passthrough::catalog;
 
 /// One row of a trace.
@@ -134,17 +134,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// Names to ids, once.
-fn told(machine: &Machine, rows: &[Row]) -> Result<Vec<Seen>, String> {
+fn told(machine: &Machine, rows: &[Row]) -> Result<Vec<ModelInput>, String> {
     let find = |name: &str| machine.find(name).ok_or(format!("there is no register {name}"));
     rows.iter()
         .map(|row| {
             Ok(match *row {
-                Write(name, value) => Seen::Write { register: find(name)?, value },
-                Read(name) => Seen::Read { register: find(name)? },
-                Interrupt(bits) => Seen::Interrupt { bits },
-                Drained(ring) => Seen::Drained { ring },
-                Moved => Seen::Moved,
-                Holds(condition) => Seen::Holds { condition },
+                Write(name, value) => ModelInput::Write { register: find(name)?, value },
+                Read(name) => ModelInput::Read { register: find(name)? },
+                Interrupt(bits) => ModelInput::Interrupt { bits },
+                Drained(ring) => ModelInput::Drained { ring },
+                Moved => ModelInput::Moved,
+                Holds(condition) => ModelInput::Holds { condition },
             })
         })
         .collect()
@@ -152,7 +152,7 @@ fn told(machine: &Machine, rows: &[Row]) -> Result<Vec<Seen>, String> {
 
 /// What is measured.
 #[inline(never)]
-fn pings(machine: &mut Machine, trace: &[Seen], rounds: u64) {
+fn pings(machine: &mut Machine, trace: &[ModelInput], rounds: u64) {
     for _ in 0..rounds {
         pass(machine, black_box(trace));
     }
@@ -160,7 +160,7 @@ fn pings(machine: &mut Machine, trace: &[Seen], rounds: u64) {
 
 /// Every check passes: they are the monitor's, and are not measured.
 #[inline]
-fn pass(machine: &mut Machine, trace: &[Seen]) {
+fn pass(machine: &mut Machine, trace: &[ModelInput]) {
     for seen in trace {
         if let Verdict::Check(pending) = machine.update(*seen) {
             black_box(machine.commit(pending));

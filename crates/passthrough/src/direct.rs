@@ -18,7 +18,7 @@ use ioplane_device::{
     QuiescenceProof, RegisterAddress, SavedState,
 };
 use ioplane_hardware::{Hardware, HardwareError};
-use ioplane_memory::{GuestMap, Region};
+use ioplane_memory::{GuestMap, MemoryRegion};
 use ioplane_model::StateModel;
 use ioplane_pci::{BarMap, ConfigSpace, Function, Irq, Irqs, NotReady, Wire, WireError, spec};
 
@@ -75,7 +75,7 @@ impl<H> std::ops::DerefMut for Held<H> {
 ///
 /// Its stillness cannot be recognised: while the guest lets it use memory it is busy, and only a suspension stops it, by taking
 /// bus mastering away. What it was doing then is lost, as when a cable is pulled.
-pub struct Direct<H: Hardware> {
+pub struct Passthrough<H: Hardware> {
     info: DeviceInfo,
     hardware: Held<H>,
     bars: BarMap,
@@ -87,7 +87,7 @@ pub struct Direct<H: Hardware> {
     /// Where the byte with the bit for function-level reset is, if it has that.
     flr: Option<usize>,
     suspended: bool,
-    mapped: Vec<Region>,
+    mapped: Vec<MemoryRegion>,
     registers: Option<ByRegisters>,
     /// The model of a card with memory of its own.
     memory: Option<&'static StateModel>,
@@ -102,7 +102,7 @@ pub struct Direct<H: Hardware> {
     faults: DirectFaults,
 }
 
-impl<H: Hardware> Direct<H> {
+impl<H: Hardware> Passthrough<H> {
     /// Passes `hardware` through under the name that its owner gave it. Of `model`, if there is one for it, nothing is used but how
     /// registers reset it where it has no reset of its own, and how memory of its own is wiped.
     pub fn new(
@@ -168,7 +168,7 @@ impl<H: Hardware> Direct<H> {
             }
         }
         let fresh = ours.clone();
-        let mut direct = Direct {
+        let mut direct = Passthrough {
             info,
             hardware: Held(Some(hardware)),
             bars,
@@ -222,7 +222,7 @@ impl<H: Hardware> Direct<H> {
         matches!(&self.not_reset, Some(error) if !matches!(error, HardwareError::Unresettable { .. }))
     }
 
-    /// As at power-on, or [`Direct::not_reset`].
+    /// As at power-on, or [`Passthrough::not_reset`].
     fn start_over(&mut self) {
         let reset = match (self.hardware.reset(), &self.registers) {
             (Ok(true), _) => Ok(()),
@@ -242,7 +242,7 @@ impl<H: Hardware> Direct<H> {
         self.faults.resets += u64::from(self.not_reset.is_some());
     }
 
-    /// What the last user left in the card's own memory is gone, or [`Direct::not_reset`].
+    /// What the last user left in the card's own memory is gone, or [`Passthrough::not_reset`].
     fn wipe(&mut self) {
         let Some(model) = self.memory.filter(|_| self.not_reset.is_none()) else { return };
         let (hardware, wiped) = Monitor::empty(self.hardware.take(), model);
@@ -359,7 +359,7 @@ fn below(error: HardwareError) -> DeviceError {
     DeviceError::Below(Box::new(error))
 }
 
-impl<H: Hardware> Device for Direct<H> {
+impl<H: Hardware> Device for Passthrough<H> {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }
@@ -428,7 +428,7 @@ impl<H: Hardware> Device for Direct<H> {
     }
 }
 
-impl<H: Hardware> Function for Direct<H> {
+impl<H: Hardware> Function for Passthrough<H> {
     fn bars(&self) -> &BarMap {
         &self.bars
     }
@@ -488,8 +488,8 @@ impl<H: Hardware> Function for Direct<H> {
 
     fn replace_memory(&mut self, _: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError> {
         let mut outcome = Ok(());
-        let gone = |mapped: &Region| !map.regions().iter().any(|region| region.is_same(mapped));
-        let (out, kept): (Vec<Region>, Vec<Region>) =
+        let gone = |mapped: &MemoryRegion| !map.regions().iter().any(|region| region.is_same(mapped));
+        let (out, kept): (Vec<MemoryRegion>, Vec<MemoryRegion>) =
             std::mem::take(&mut self.mapped).into_iter().partition(gone);
         self.mapped = kept;
         for region in out {

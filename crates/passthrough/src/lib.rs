@@ -1,7 +1,7 @@
 //! Physical functions, handed to guests: as they are, or mediated by a state model.
 //!
 //! ```text
-//!   guest --registers--> Direct ---------------------------------> Hardware: Vfio | testkit's Simulated
+//!   guest --registers--> Passthrough ----------------------------> Hardware: Vfio | testkit's Simulated
 //!                        Monitor -- StateModel (a table) --------->    |
 //!                           | vets and translates DMA                  | DMA, by the IOMMU
 //!                           +---- GuestMap <---------------------------+
@@ -20,5 +20,5 @@ pub mod rtl8139;
 #[cfg(test)]
 mod tests;
 
-pub use direct::{Direct, DirectFaults};
+pub use direct::{DirectFaults, Passthrough};
 pub use monitor::Monitor;

@@ -123,7 +123,7 @@ pub enum Submitted {
 /// The data half of a backing: what one queue's poller does I/O with. Moves between threads, but only between polls.
 ///
 /// Reads into guest memory that are [`Submitted::Pending`] are marked in the dirty log by the poller when they are reaped
-/// (law 6); what a lane copies itself is marked by the view.
+/// (invariant 6); what a lane copies itself is marked by the view.
 pub trait IoChannel: Send {
     /// Most bytes of one read or write. Copying, and handing pages to the kernel, holds the I/O core for a time that grows with
     /// the bytes, so whoever polls cuts a longer transfer into operations of this size and submits them one by one.

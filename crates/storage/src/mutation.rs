@@ -1,4 +1,4 @@
-//! Taking a promise to the guest out, to prove that the tests would notice; as `ioplane_memory::mutation` does with the laws.
+//! Taking a promise to the guest out, to prove that the tests would notice; as `ioplane_memory::mutation` does with the invariants.
 //!
 //! With the feature `mutations` a promise is gone after [`remove`], or for a whole process if it was started with the
 //! environment variable `IOPLANE_WITHOUT_FLUSH` or `IOPLANE_WITHOUT_FENCE`. Without the feature the question is a constant.

@@ -5,7 +5,7 @@ mod support;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use ioplane_memory::{GuestFault, GuestMap, GuestRange, Mapping, Region, RegionSpec};
+use ioplane_memory::{GuestFault, GuestMap, GuestRange, Mapping, MemoryRegion, RegionSpec};
 use ioplane_storage::*;
 use support::{MEMORY, Mount, Rig, image, skip, ways};
 
@@ -166,7 +166,7 @@ fn guest_memory_that_goes_away_is_the_guests_fault() {
         let memfd = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&memfd, MEMORY).unwrap();
         let file = memfd.try_clone().unwrap();
-        let region = Region::map(RegionSpec { gpa: 0, len: MEMORY, user: 0, offset: 0, file }).unwrap();
+        let region = MemoryRegion::map(RegionSpec { gpa: 0, len: MEMORY, user: 0, offset: 0, file }).unwrap();
         let mut rig = Rig::new(&*backing, 1);
         rig.view.set_map(Arc::new(GuestMap::new(vec![region]).unwrap()));
         rustix::fs::ftruncate(&memfd, 4096).unwrap();

@@ -17,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::driver::spec::VIRTIO_F_RING_PACKED;
-use crate::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape, Token};
+use crate::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape, Token};
 use crate::front::{Front, Wants};
 
 mod campaign;
@@ -96,7 +96,7 @@ impl Drop for Victim {
 
 #[derive(Debug, Clone, Copy)]
 struct Pending {
-    op: Op,
+    op: DiskOp,
     block: usize,
     sequence: u64,
     since: Instant,
@@ -264,7 +264,7 @@ impl CrashLoad {
     }
 
     /// A request on a queue, outside the load: its slot. For tests that plant something.
-    pub fn plant(&mut self, queue: usize, op: Op, sector: u64) -> Result<Token, String> {
+    pub fn plant(&mut self, queue: usize, op: DiskOp, sector: u64) -> Result<Token, String> {
         let now = Instant::now();
         self.queues[queue].quiet = true;
         while self.queues[queue].disk.next().is_none() {
@@ -272,7 +272,8 @@ impl CrashLoad {
         }
         let planted = &mut self.queues[queue];
         let token = planted.disk.submit(op, sector, BLOCK).ok_or("no free slot")?;
-        planted.pending[token.slot()] = Some(Pending { op: Op::Flush, block: 0, sequence: 0, since: now });
+        planted.pending[token.slot()] =
+            Some(Pending { op: DiskOp::Flush, block: 0, sequence: 0, since: now });
         if let Some(front) = &mut self.front {
             front.kick(queue as u16);
         }
@@ -296,28 +297,28 @@ impl CrashLoad {
             let block = (self.dice() % BLOCKS as u64) as usize;
             let kind = self.dice() % 16;
             let op = match kind {
-                0 => Op::Flush,
-                1..=8 => Op::Write,
-                _ => Op::Read,
+                0 => DiskOp::Flush,
+                1..=8 => DiskOp::Write,
+                _ => DiskOp::Read,
             };
             self.sequence += 1;
             let sequence = self.sequence;
             let queue = &mut self.queues[index];
-            if op != Op::Flush {
+            if op != DiskOp::Flush {
                 // One request a block at a time: then it is known what a read must find.
                 if queue.busy[block] || queue.avoided == Some(block) {
                     continue;
                 }
                 queue.busy[block] = true;
             }
-            if let (Op::Write, Some(token)) = (op, queue.disk.next()) {
+            if let (DiskOp::Write, Some(token)) = (op, queue.disk.next()) {
                 let mut data = [0; BLOCK as usize];
                 data.chunks_exact_mut(32)
                     .for_each(|c| c.copy_from_slice(&Self::stamp(index, block, sequence)));
                 queue.disk.write_data(token, &data).map_err(text)?;
             }
             let sector = (index * BLOCKS + block) as u64 * SECTORS;
-            let bytes = if op == Op::Flush { 0 } else { BLOCK };
+            let bytes = if op == DiskOp::Flush { 0 } else { BLOCK };
             let token = queue.disk.submit(op, sector, bytes).ok_or("no free slot")?;
             queue.pending[token.slot()] = Some(Pending { op, block, sequence, since: Instant::now() });
             if queue.disk.ring().kick_needed()
@@ -343,8 +344,8 @@ impl CrashLoad {
             self.answered += 1;
             self.longest = self.longest.max(pending.since.elapsed());
             match pending.op {
-                Op::Write => queue.holds[pending.block] = pending.sequence,
-                Op::Read => {
+                DiskOp::Write => queue.holds[pending.block] = pending.sequence,
+                DiskOp::Read => {
                     let mut data = [0; BLOCK as usize];
                     queue.disk.read_data(done.token, &mut data).map_err(text)?;
                     let wanted = Self::stamp(index, pending.block, queue.holds[pending.block]);
@@ -362,7 +363,7 @@ impl CrashLoad {
                 }
                 _ => {}
             }
-            if pending.op != Op::Flush {
+            if pending.op != DiskOp::Flush {
                 queue.busy[pending.block] = false;
             }
         }
@@ -414,9 +415,9 @@ impl CrashLoad {
                 }
                 let queue = &mut self.queues[index];
                 let sector = (index * BLOCKS + block) as u64 * SECTORS;
-                let token = queue.disk.submit(Op::Read, sector, BLOCK).ok_or("no free slot")?;
+                let token = queue.disk.submit(DiskOp::Read, sector, BLOCK).ok_or("no free slot")?;
                 queue.pending[token.slot()] =
-                    Some(Pending { op: Op::Read, block, sequence: 0, since: Instant::now() });
+                    Some(Pending { op: DiskOp::Read, block, sequence: 0, since: Instant::now() });
                 if let Some(front) = &mut self.front {
                     front.kick(index as u16);
                 }

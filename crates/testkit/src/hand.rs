@@ -16,13 +16,13 @@ pub struct HandCore {
 #[derive(Debug, Default)]
 struct Inner {
     orders: VecDeque<CoreMessage>,
-    seats: Vec<PollerSlot>,
+    slots: Vec<PollerSlot>,
     context: CoreContext,
     polling: bool,
 }
 
 impl HandCore {
-    /// A core that polls: seats are told so when they sit down.
+    /// A core that polls: slots are told so when they are attached.
     pub fn polling() -> Self {
         let core = HandCore::default();
         core.with(|inner| inner.polling = true);
@@ -33,37 +33,37 @@ impl HandCore {
         work(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Reads the mail and steps every seat once; says how many units of work were done.
+    /// Reads the mail and steps every slot once; says how many units of work were done.
     pub fn turn(&self) -> u32 {
         self.turn_with(Budget(64))
     }
 
-    /// As [`HandCore::turn`], with that much budget for each seat.
+    /// As [`HandCore::turn`], with that much budget for each slot.
     pub fn turn_with(&self, budget: Budget) -> u32 {
         self.with(|inner| {
-            let Inner { orders, seats, context, polling } = inner;
+            let Inner { orders, slots, context, polling } = inner;
             context.look();
             while let Some(order) = orders.pop_front() {
                 match order {
-                    CoreMessage::Attach(mut seat) => {
-                        seat.disarm(context, *polling);
-                        seats.push(seat);
+                    CoreMessage::Attach(mut slot) => {
+                        slot.disarm(context, *polling);
+                        slots.push(slot);
                     }
                     CoreMessage::Poller(id, tell) => {
-                        if let Some(seat) = seats.iter_mut().find(|seat| seat.id() == id) {
-                            seat.tell(context, tell);
+                        if let Some(slot) = slots.iter_mut().find(|slot| slot.id() == id) {
+                            slot.tell(context, tell);
                         }
                     }
                 }
             }
             let mut done = 0;
-            seats.retain_mut(|seat| {
+            slots.retain_mut(|slot| {
                 context.look();
-                let outcome = seat.step(context, budget);
+                let outcome = slot.step(context, budget);
                 done += outcome.units();
                 outcome.state() != PollState::Parked
             });
-            seats.iter_mut().for_each(PollerSlot::tidy);
+            slots.iter_mut().for_each(PollerSlot::tidy);
             done
         })
     }
@@ -77,23 +77,23 @@ impl HandCore {
         }
     }
 
-    /// Arms every seat; whether none has work left.
+    /// Arms every slot; whether none has work left.
     pub fn arm(&self) -> bool {
-        self.with(|inner| inner.seats.iter_mut().all(|seat| seat.arm() == Armed::Armed))
+        self.with(|inner| inner.slots.iter_mut().all(|slot| slot.arm() == Armed::Armed))
     }
 
-    /// Wakes every seat.
+    /// Wakes every slot.
     pub fn disarm(&self) {
         self.with(|inner| {
-            let Inner { seats, context, polling, .. } = inner;
+            let Inner { slots, context, polling, .. } = inner;
             context.look();
-            seats.iter_mut().for_each(|seat| seat.disarm(context, *polling));
+            slots.iter_mut().for_each(|slot| slot.disarm(context, *polling));
         });
     }
 
-    /// How many seats it has.
-    pub fn seats(&self) -> usize {
-        self.with(|inner| inner.seats.len())
+    /// How many slots it has.
+    pub fn slots(&self) -> usize {
+        self.with(|inner| inner.slots.len())
     }
 }
 

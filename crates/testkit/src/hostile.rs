@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::driver::raw::RawDesc;
 use crate::driver::spec::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
-use crate::driver::{Disk, DiskPlan, GuestMemory, Op, RawRing, RingMode, Shape};
+use crate::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RawRing, RingMode, Shape};
 use crate::front::{Ask, Front, Wants};
 
 const MIB: u64 = 1 << 20;
@@ -86,7 +86,7 @@ fn be_greedy(socket: &Path) -> Result<(), String> {
     let mut disk = Disk::new(&mut memory, 64, RingMode::of(front.features()), plan).map_err(text)?;
     front.share(&memory).map_err(text)?;
     front.start(0, &memory, disk.place(), 0).map_err(text)?;
-    while disk.submit(Op::Write, 0, 65536).is_some() {}
+    while disk.submit(DiskOp::Write, 0, 65536).is_some() {}
     front.kick(0);
     let end = Instant::now() + PATIENCE;
     while disk.in_flight() > 0 && Instant::now() < end {

@@ -3,7 +3,7 @@
 //! ```text
 //!   driver, nic           what a guest's drivers do            front, vfio_user    what a VMM does, without a VM
 //!   toy, simulated        the smallest devices, hardware       fuse, slow          disks that fail, or are late
-//!   conformance           laws 1 to 6, every device, every host
+//!   conformance           invariants 1 to 6, every device, every host
 //!   crash                 a daemon that is killed under load   oracle, qtest       our NICs against QEMU's
 //! ```
 //!

@@ -2,7 +2,7 @@
 //! and the two lists are held against each other.
 //!
 //! ```text
-//!   script --> Logged --> a Rig: QEMU's card | our chip | our chip under watch
+//!   script --> Logged --> a Rig: QEMU's card | our chip | our chip, mediated
 //!                |-- list of Entry --> compare(theirs, ours, known)
 //! ```
 //!
@@ -13,7 +13,7 @@ use ioplane_device::{Access, RegisterAddress};
 use ioplane_memory::GuestView;
 use ioplane_pci::{Function, spec};
 
-use crate::nic::{Direct, Lan, Reach};
+use crate::nic::{Lan, Reach, Unhosted};
 use crate::qtest::Qemu;
 
 /// A card on a wire, with a guest's memory.
@@ -155,7 +155,7 @@ impl Reach for (Qemu, GuestView) {
     }
 }
 
-/// What stands on a wire and is driven by a script: a chip of ours with nobody in between, or one under watch.
+/// What stands on a wire and is driven by a script: a chip of ours with nobody in between, or a mediated one.
 pub trait Driven: Reach {
     /// A frame has come.
     fn arrived(&mut self);
@@ -163,7 +163,7 @@ pub trait Driven: Reach {
     fn settle(&mut self);
 }
 
-impl<F: Function> Driven for Direct<F> {
+impl<F: Function> Driven for Unhosted<F> {
     fn arrived(&mut self) {
         self.attend();
     }
@@ -186,10 +186,10 @@ impl<D: Driven> Wired<D> {
     }
 }
 
-impl<F: Function> Wired<Direct<F>> {
+impl<F: Function> Wired<Unhosted<F>> {
     /// `chip` with nobody in between.
     pub fn bare(chip: F, lan: Lan, view: GuestView) -> Self {
-        let mut chip = Direct::new(chip);
+        let mut chip = Unhosted::new(chip);
         chip.attend();
         Wired::new(chip, lan, view)
     }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_device::{Access, RegisterAddress};
 use ioplane_hardware::{Hardware, HardwareError};
-use ioplane_memory::{GuestMap, Mapping, Region, RegionSpec};
+use ioplane_memory::{GuestMap, Mapping, MemoryRegion, RegionSpec};
 use ioplane_network::Mac;
 use ioplane_pci::{Bar, BarMap, Identity, Irq, Irqs, Space, Wire, WireError, spec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -95,7 +95,7 @@ impl Qemu {
             .map_err(|error| failed("starting it", error))?;
         let pipes = child.stdin.take().zip(child.stdout.take());
         let Some((to, from)) = pipes else { return Err(failed("starting it", "no pipes")) };
-        let region = Region::map(RegionSpec { gpa: 0, len: MEMORY, user: 0, offset: 0, file })
+        let region = MemoryRegion::map(RegionSpec { gpa: 0, len: MEMORY, user: 0, offset: 0, file })
             .map_err(|error| failed("memory", error))?;
         let map = GuestMap::new(vec![region]).map_err(|error| failed("memory", error))?;
         let from = BufReader::new(from);
@@ -280,7 +280,7 @@ impl Hardware for Board {
         self.done("writing the configuration space", wrote)
     }
 
-    fn map(&mut self, _iova: u64, _region: &Region) -> Result<(), HardwareError> {
+    fn map(&mut self, _iova: u64, _region: &MemoryRegion) -> Result<(), HardwareError> {
         self.done("mapping memory", Err("there is no IOMMU".to_owned()))
     }
 

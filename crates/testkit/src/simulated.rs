@@ -1,7 +1,7 @@
 //! Simulated hardware: an emulated function behind [`Hardware`], with an IOMMU in between and troubles on demand.
 //!
 //! ```text
-//!   Monitor | Direct --Hardware--> Simulated --registers--> F: Function (an emulated NIC)
+//!   Monitor | Passthrough --Hardware--> Simulated --registers--> F: Function (an emulated NIC)
 //!   test ------------- Bench ------'   '--- map, unmap ---> the GuestMap of F: bus addresses, nothing else
 //! ```
 //!
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioplane_device::{Access, AfterStop, Effect, Interrupt, Quiescent, RegisterAddress};
 use ioplane_hardware::{Hardware, HardwareError};
-use ioplane_memory::{GuestMap, GuestView, Region};
+use ioplane_memory::{GuestMap, GuestView, MemoryRegion};
 use ioplane_passthrough::monitor::WINDOW;
 use ioplane_pci::{BarMap, Function, Identity, Irq, Irqs, Wire, WireError, spec};
 
@@ -59,7 +59,7 @@ type Held = (u64, Vec<(u8, Vec<u8>)>);
 
 struct Inner<F: Function> {
     function: Quiescent<F>,
-    mapped: Vec<Region>,
+    mapped: Vec<MemoryRegion>,
     trouble: Trouble,
     kept: HashMap<(u8, u64), u8>,
     touches: Touches,
@@ -80,7 +80,7 @@ impl<F: Function> Inner<F> {
 
     /// What is wrong with it now.
     fn trouble(&self) -> Trouble {
-        let owned = |region: &Region| {
+        let owned = |region: &MemoryRegion| {
             let map = GuestMap::new(vec![region.clone()]).expect("one region");
             let view = GuestView::new(Arc::new(map));
             let mut words = (0..region.len()).step_by(16).map(|at| view.bytes(region.gpa() + at));
@@ -351,7 +351,7 @@ impl<F: Function> Hardware for Simulated<F> {
         Ok(())
     }
 
-    fn map(&mut self, iova: u64, region: &Region) -> Result<(), HardwareError> {
+    fn map(&mut self, iova: u64, region: &MemoryRegion) -> Result<(), HardwareError> {
         let mut inner = lock(&self.inner);
         if inner.trouble == Trouble::Broken {
             return Err(self.broken("mapping memory"));
@@ -364,7 +364,8 @@ impl<F: Function> Hardware for Simulated<F> {
         let mut spec = region.spec().map_err(|source| os("mapping memory", source))?;
         spec.gpa = iova;
         spec.user = 0;
-        let region = if region.writable() { Region::map(spec) } else { Region::map_read_only(spec) };
+        let region =
+            if region.writable() { MemoryRegion::map(spec) } else { MemoryRegion::map_read_only(spec) };
         let region = region.map_err(|e| os("mapping memory", std::io::Error::other(e)))?;
         let mut mapped = inner.mapped.clone();
         mapped.push(region);

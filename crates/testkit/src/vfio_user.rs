@@ -46,12 +46,12 @@ impl Answer {
 
 /// The client. Its ids count from zero.
 #[derive(Debug)]
-pub struct Client {
+pub struct VfioUserClient {
     stream: UnixStream,
     next: u16,
 }
 
-impl Client {
+impl VfioUserClient {
     /// Connects; says nothing yet.
     pub fn connect(path: &Path) -> Result<Self> {
         Self::over(UnixStream::connect(path)?)
@@ -60,7 +60,7 @@ impl Client {
     /// On a connected socket.
     pub fn over(stream: UnixStream) -> Result<Self> {
         stream.set_read_timeout(Some(PATIENCE))?;
-        Ok(Client { stream, next: 0 })
+        Ok(VfioUserClient { stream, next: 0 })
     }
 
     /// Connects and agrees on a version as QEMU does.
@@ -155,7 +155,7 @@ impl Client {
         }
     }
 
-    /// As [`Client::ask`]; an error that the server answers is one here.
+    /// As [`VfioUserClient::ask`]; an error that the server answers is one here.
     pub fn must(&mut self, command: u16, body: &[u8], files: &[BorrowedFd<'_>]) -> Result<Answer> {
         let answer = self.ask(command, body, files)?;
         match answer.errno() {

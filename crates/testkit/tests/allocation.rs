@@ -15,10 +15,10 @@ static ALLOCATOR: Strict = Strict;
 
 /// What brings every part of a poller's life about: pauses, moves, stalls with replays, a dirty log.
 const LIFE: [&str; 4] =
-    ["pause_is_not_seen", "move_is_not_seen", "suspension_is_not_seen", "law_6_marks_stores"];
+    ["pause_is_not_seen", "move_is_not_seen", "suspension_is_not_seen", "invariant_6_marks_stores"];
 
 /// The same for what cannot be stalled: its requests end where they are taken.
-const CALM: [&str; 3] = ["pause_is_not_seen", "move_is_not_seen", "law_6_marks_stores"];
+const CALM: [&str; 3] = ["pause_is_not_seen", "move_is_not_seen", "invariant_6_marks_stores"];
 
 fn lives_without_allocating(kit: &dyn Kit) {
     lives(kit, &LIFE);
@@ -109,18 +109,18 @@ mod blind {
         fn active(&self) -> QueueSet {
             [0].into()
         }
-        fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
-            seating.add(0, Box::new(Waster(Vec::new())));
+        fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError> {
+            activation.add(0, Box::new(Waster(Vec::new())));
             Ok(())
         }
         fn deactivate(&mut self, _home: Parked) {}
-        fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+        fn save(&self, _proof: &QuiescenceProof) -> Result<SavedState, DeviceError> {
             Ok(SavedState { kind: "wasteful".into(), version: 1, body: Vec::new() })
         }
-        fn load(&mut self, _still: &QuiescenceProof, _state: &SavedState) -> Result<(), DeviceError> {
+        fn load(&mut self, _proof: &QuiescenceProof, _state: &SavedState) -> Result<(), DeviceError> {
             Ok(())
         }
-        fn reset(&mut self, _still: &QuiescenceProof) {}
+        fn reset(&mut self, _proof: &QuiescenceProof) {}
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! Laws 7 and 8 are held by tests of the crates that keep them. Here each of those tests runs without its law, in a process of its own,
+//! Invariants 7 and 8 are held by tests of the crates that keep them. Here each of those tests runs without its invariant, in a process of its own,
 //! and has to fail.
 //!
-//! | law | hook (`bound(Law::..)`) |
+//! | invariant | hook (`bound(Invariant::..)`) |
 //! |---|---|
 //! | 7 bounds polls | `crates/virtio/src/cost.rs` and the slice of a disk's poller; the TAP device's poller; `storage`'s reap; orders between two turns of a core |
 //! | 8 keeps quotas | `ioplane_memory::Account`: clients, mappings of one, mappings of all, pinned bytes |
@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ioplane_device::mutation::{Law, VARIABLE};
+use ioplane_device::mutation::{Invariant, VARIABLE};
 
-/// Tests of one program that hold a law.
+/// Tests of one program that hold an invariant.
 struct Guards {
-    law: Law,
+    invariant: Invariant,
     package: &'static str,
     program: &'static str,
     tests: &'static [&'static str],
@@ -23,7 +23,7 @@ struct Guards {
 
 const GUARDS: &[Guards] = &[
     Guards {
-        law: Law::BoundsPolls,
+        invariant: Invariant::BoundsPolls,
         package: "ioplane-virtio",
         program: "work_per_poll",
         tests: &[
@@ -35,7 +35,7 @@ const GUARDS: &[Guards] = &[
         ],
     },
     Guards {
-        law: Law::BoundsPolls,
+        invariant: Invariant::BoundsPolls,
         package: "ioplane-virtio",
         program: "net_work",
         tests: &[
@@ -47,7 +47,7 @@ const GUARDS: &[Guards] = &[
         ],
     },
     Guards {
-        law: Law::BoundsPolls,
+        invariant: Invariant::BoundsPolls,
         package: "ioplane-network",
         program: "tap",
         tests: &[
@@ -55,19 +55,19 @@ const GUARDS: &[Guards] = &[
         ],
     },
     Guards {
-        law: Law::BoundsPolls,
+        invariant: Invariant::BoundsPolls,
         package: "ioplane-storage",
         program: "bounds",
         tests: &["hole_05_one_reap_copies_a_bounded_part_of_what_has_ended"],
     },
     Guards {
-        law: Law::BoundsPolls,
+        invariant: Invariant::BoundsPolls,
         package: "ioplane-cores",
         program: "cores",
         tests: &["hole_06_a_flood_of_changes_leaves_the_neighbour_its_turns"],
     },
     Guards {
-        law: Law::KeepsQuotas,
+        invariant: Invariant::KeepsQuotas,
         package: "ioplane-memory",
         program: "account",
         tests: &[
@@ -112,13 +112,13 @@ fn programs() -> BTreeMap<(String, String), PathBuf> {
         .collect()
 }
 
-/// Runs one test of `program` without `law`, or with all laws. Whether it passed, and what it printed.
-fn run(program: &Path, package: &str, test: &str, law: Option<Law>) -> (bool, String) {
+/// Runs one test of `program` without `invariant`, or with all invariants. Whether it passed, and what it printed.
+fn run(program: &Path, package: &str, test: &str, invariant: Option<Invariant>) -> (bool, String) {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let mut command = Command::new(program);
     command.args([test, "--exact", "--nocapture"]).env_remove(VARIABLE);
     command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(&package["ioplane-".len()..]));
-    command.envs(law.map(|law| (VARIABLE, (law as u8).to_string())));
+    command.envs(invariant.map(|invariant| (VARIABLE, (invariant as u8).to_string())));
     command.stdout(writer.try_clone().expect("a descriptor")).stderr(writer);
     let mut child = command.spawn().expect("a test program");
     // Its ends of the pipe go with it.
@@ -140,23 +140,26 @@ fn run(program: &Path, package: &str, test: &str, law: Option<Law>) -> (bool, St
 }
 
 #[test]
-fn each_guard_fails_without_its_law() {
+fn each_guard_fails_without_its_invariant() {
     let programs = programs();
     let mut wrong = Vec::new();
-    for Guards { law, package, program, tests } in GUARDS {
+    for Guards { invariant, package, program, tests } in GUARDS {
         let path = programs
             .get(&((*package).to_owned(), (*program).to_owned()))
             .unwrap_or_else(|| panic!("{package} has no test program {program}"));
         for test in *tests {
-            let (passed, printed) = run(path, package, test, Some(*law));
+            let (passed, printed) = run(path, package, test, Some(*invariant));
             if printed.contains("SKIPPED") {
                 println!("SKIPPED: {package} {program} {test}: it does not run here:\n{printed}");
             } else if !printed.contains("running 1 test") {
                 wrong.push(format!("{package} {program}: there is no test {test}:\n{printed}"));
             } else if passed {
-                wrong.push(format!("{package} {program}: {test} passes without law {}", *law as u8));
+                wrong.push(format!(
+                    "{package} {program}: {test} passes without invariant {}",
+                    *invariant as u8
+                ));
             } else if let (false, printed) = run(path, package, test, None) {
-                wrong.push(format!("{package} {program}: {test} fails with every law:\n{printed}"));
+                wrong.push(format!("{package} {program}: {test} fails with every invariant:\n{printed}"));
             }
         }
     }

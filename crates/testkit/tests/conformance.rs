@@ -4,12 +4,12 @@
 
 use std::path::Path;
 
-use ioplane_testkit::conformance::declared::{CHECKS, Check, Entry, KITS, Offer};
+use ioplane_testkit::conformance::declared::{CHECKS, ConformanceCheck, Entry, KITS, Offer};
 use ioplane_testkit::conformance::proof::VACUOUS;
 use ioplane_testkit::conformance::{PLAN, Plan, document};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-fn conforms(entry: &Entry, check: &Check) -> Result<(), Failed> {
+fn conforms(entry: &Entry, check: &ConformanceCheck) -> Result<(), Failed> {
     let proof = check.run(entry.kit, &PLAN).map_err(|finding| finding.what)?;
     println!("{}::{}: asserted {} times", entry.name, check.name, proof.assertions());
     Ok(())

@@ -9,7 +9,7 @@ use ioplane_cores::{CoreSettings, Pool};
 use ioplane_host::vhost_user::{Handle, ServerOptions, serve};
 use ioplane_memory::{DirtyLog, PAGE};
 use ioplane_storage::MemoryBacking;
-use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
+use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
 use ioplane_testkit::front::{Ask, F_LOG_ALL, Front, Wants, protocol};
 use ioplane_virtio::blk::{Blk, BlkOptions};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -86,7 +86,7 @@ fn boot(front: &mut Front) -> (GuestMemory, Disk) {
 }
 
 fn read(front: &mut Front, disk: &mut Disk) {
-    disk.submit(Op::Read, 0, 4096).unwrap();
+    disk.submit(DiskOp::Read, 0, 4096).unwrap();
     if disk.ring().kick_needed() {
         front.kick(0);
     }

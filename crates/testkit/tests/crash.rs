@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use ioplane_testkit::crash::{Campaign, CrashLoad, End, Victim};
-use ioplane_testkit::driver::Op;
+use ioplane_testkit::driver::DiskOp;
 use ioplane_testkit::slow::SlowDisk;
 
 const QUEUES: u16 = 2;
@@ -157,7 +157,7 @@ fn poison(stage: &Stage) {
     let mut victim = stage.victim(&environment);
     load.connect(&mut victim, PATIENCE).unwrap().unwrap();
     load.run(&mut victim, Duration::from_millis(100)).unwrap();
-    load.plant(0, Op::Read, poison).unwrap();
+    load.plant(0, DiskOp::Read, poison).unwrap();
     assert_eq!(load.run(&mut victim, Duration::from_secs(20)).unwrap(), Some(End::Killed), "first death");
     let mut victim = stage.victim(&environment);
     if load.connect(&mut victim, PATIENCE).unwrap().is_some() {

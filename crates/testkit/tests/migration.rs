@@ -1,20 +1,20 @@
 //! What a migration copies is what there is: pages are copied once, then those that the dirty log names, and then source and
-//! destination are equal page by page. The log is switched on while reads are in flight; without its marks (law 6) pages
+//! destination are equal page by page. The log is switched on while reads are in flight; without its marks (invariant 6) pages
 //! differ.
 //!
-//! One test, since the law is taken out of the whole process.
+//! One test, since the invariant is taken out of the whole process.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_cores::{CoreSettings, Pool};
-use ioplane_device::mutation::{self, Law};
+use ioplane_device::mutation::{self, Invariant};
 use ioplane_host::vhost_user::{ServerOptions, serve};
 use ioplane_memory::{DirtyLog, PAGE};
 use ioplane_storage::filter::Stall;
 use ioplane_storage::{Backing, MemoryBacking};
-use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
+use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
 use ioplane_testkit::front::{Ask, F_LOG_ALL, Front, Wants, protocol};
 use ioplane_virtio::blk::{Blk, BlkOptions};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -87,7 +87,7 @@ fn migrate(shape: Shape, when: When) -> (usize, usize) {
     // Something to read that no fresh page has.
     let token = disk.next().unwrap();
     disk.write_data(token, &[0xa5; 16384]).unwrap();
-    disk.submit(Op::Write, 0, 16384).unwrap();
+    disk.submit(DiskOp::Write, 0, 16384).unwrap();
     front.kick(0);
     until("the write is answered", || disk.reap().unwrap().is_some());
     disk.write_data(token, &[0; 16384]).unwrap();
@@ -108,7 +108,7 @@ fn migrate(shape: Shape, when: When) -> (usize, usize) {
     }
     stalled.stall();
     for _ in 0..READS {
-        disk.submit(Op::Read, 0, 16384).unwrap();
+        disk.submit(DiskOp::Read, 0, 16384).unwrap();
     }
     front.kick(0);
     until("all reads are in flight", || front.marked(0) == Some(usize::from(READS)));
@@ -146,7 +146,7 @@ fn memory_is_equal_after_a_migration_and_is_not_without_the_marks() {
             );
         }
     }
-    mutation::remove(Some(Law::MarksStores));
+    mutation::remove(Some(Invariant::MarksStores));
     let (differ, dirty) = migrate(Shape::Indirect, When::Meanwhile);
     mutation::remove(None);
     assert!(

@@ -1,8 +1,8 @@
-//! A build without any one of laws 1 to 6 fails the suite, because of that law. (Laws 7 and 8: `bounds.rs`.)
+//! A build without any one of invariants 1 to 6 fails the suite, because of that invariant. (Invariants 7 and 8: `bounds.rs`.)
 //!
-//! Where each law can be taken out (`removed(Law::..)`):
+//! Where each invariant can be taken out (`removed(Invariant::..)`):
 //!
-//! | law | hook |
+//! | invariant | hook |
 //! |---|---|
 //! | 1 keeps what arrives | `ioplane_embed::SharedDevice::access`: answers at once while the device is held; `ioplane_host::vfio_user::Session::access`: the same for a client; `ioplane_virtio::Queue::new` and the toy ring's poller: forget the kicks that have come meanwhile |
 //! | 2 looks again | `ioplane_device::PollerSlot::must_look`: a fresh seat lies down without a look |
@@ -11,7 +11,7 @@
 //! | 5 gives back | `ioplane_device::Missed::undrain`: pollers are not told to take work again; `ioplane_device::Lifecycle::undrain`: a device without pollers goes on becoming quiescent |
 //! | 6 marks stores | `ioplane_memory::GuestView::wrote`: no mark |
 //!
-//! What fails is what the declaration says (`Check::expects`), on every kit, and nothing else. By default the checks of laws are run;
+//! What fails is what the declaration says (`ConformanceCheck::expects`), on every kit, and nothing else. By default the checks of invariants are run;
 //! with `IOPLANE_MUTATIONS=all` all checks are, which takes some minutes (nightly).
 //!
 //! One test, since what is taken out is taken out of the whole process. The kits run beside each other: most of the time goes
@@ -20,50 +20,55 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ioplane_device::mutation::{self, Law};
-use ioplane_testkit::conformance::declared::{Check, Entry, Expected, KITS};
+use ioplane_device::mutation::{self, Invariant};
+use ioplane_testkit::conformance::declared::{ConformanceCheck, Entry, Expected, KITS};
 use ioplane_testkit::conformance::proof::VACUOUS;
-use ioplane_testkit::conformance::{Finding, PLAN, Plan};
+use ioplane_testkit::conformance::{FailedCheck, PLAN, Plan};
 
-/// Short: what a law's absence leaves hanging is to be found soon.
+/// Short: what an invariant's absence leaves hanging is to be found soon.
 const SHORT: Plan = Plan { rounds: 100, patience: Duration::from_secs(3), ..PLAN };
 
 /// For what was not as declared: on a machine that is busy, kits beside each other starve.
 const PATIENT: Plan = Plan { patience: Duration::from_secs(15), ..SHORT };
 
-/// What is not as declared of a check whose law was taken out.
-fn judge(entry: &Entry, check: &Check, law: Law, plan: &Plan) -> Option<String> {
+/// What is not as declared of a check whose invariant was taken out.
+fn judge(entry: &Entry, check: &ConformanceCheck, invariant: Invariant, plan: &Plan) -> Option<String> {
     let outcome = check.run(entry.kit, plan).map(drop);
-    let blames = |finding: &Finding, law: Law| finding.what.starts_with(&format!("law {}:", law as u8));
-    let wrong = match (check.expects(law), &outcome) {
+    let blames = |finding: &FailedCheck, invariant: Invariant| {
+        finding.what.starts_with(&format!("invariant {}:", invariant as u8))
+    };
+    let wrong = match (check.expects(invariant), &outcome) {
         (_, Err(finding)) if finding.what.starts_with(VACUOUS) => "asserts nothing",
-        (Expected::Blames, Err(finding)) if blames(finding, law) => return None,
+        (Expected::Blames, Err(finding)) if blames(finding, invariant) => return None,
         (Expected::Blames, _) => "does not say so",
         (Expected::Fails, Ok(())) => "does not notice",
         (Expected::Passes, Err(_)) => "fails without need",
         (Expected::Fails | Expected::MayFail, Err(finding)) => {
-            // A law that needs this one as well is rightly missed.
-            let own = |other: Law| other == law || check.law == Some(other);
-            if !Law::OF_DEVICES.into_iter().any(|other| !own(other) && blames(finding, other)) {
+            // An invariant that needs this one as well is rightly missed.
+            let own = |other: Invariant| other == invariant || check.invariant == Some(other);
+            if !Invariant::OF_DEVICES.into_iter().any(|other| !own(other) && blames(finding, other)) {
                 return None;
             }
-            "another law is blamed"
+            "another invariant is blamed"
         }
         (Expected::MayFail | Expected::Passes, Ok(())) => return None,
     };
-    Some(format!("{}::{} without law {}: {wrong}: {outcome:?}", entry.name, check.name, law as u8))
+    Some(format!(
+        "{}::{} without invariant {}: {wrong}: {outcome:?}",
+        entry.name, check.name, invariant as u8
+    ))
 }
 
-/// Every kit with `law` taken out: a few beside each other, and what was not as declared once more by itself.
-fn without(law: Law, all: bool) -> Vec<String> {
+/// Every kit with `invariant` taken out: a few beside each other, and what was not as declared once more by itself.
+fn without(invariant: Invariant, all: bool) -> Vec<String> {
     const BESIDE: usize = 8;
-    mutation::remove(Some(law));
+    mutation::remove(Some(invariant));
     let next = AtomicUsize::new(0);
     let run = || {
         let mut wrong = Vec::new();
         while let Some(entry) = KITS.get(next.fetch_add(1, Ordering::Relaxed)) {
-            for check in entry.checks().filter(|check| all || check.law.is_some()) {
-                wrong.extend(judge(entry, check, law, &SHORT).map(|why| (entry, check, why)));
+            for check in entry.checks().filter(|check| all || check.invariant.is_some()) {
+                wrong.extend(judge(entry, check, invariant, &SHORT).map(|why| (entry, check, why)));
             }
         }
         wrong
@@ -74,7 +79,7 @@ fn without(law: Law, all: bool) -> Vec<String> {
     });
     let confirmed = suspects.into_iter().filter_map(|(entry, check, why)| {
         println!("once more: {why}");
-        judge(entry, check, law, &PATIENT)
+        judge(entry, check, invariant, &PATIENT)
     });
     let wrong = confirmed.collect();
     mutation::remove(None);
@@ -82,8 +87,9 @@ fn without(law: Law, all: bool) -> Vec<String> {
 }
 
 #[test]
-fn each_law_is_missed_where_it_is_declared_and_nowhere_else() {
+fn each_invariant_is_missed_where_it_is_declared_and_nowhere_else() {
     let all = std::env::var("IOPLANE_MUTATIONS").is_ok_and(|which| which == "all");
-    let wrong: Vec<_> = Law::OF_DEVICES.into_iter().flat_map(|law| without(law, all)).collect();
+    let wrong: Vec<_> =
+        Invariant::OF_DEVICES.into_iter().flat_map(|invariant| without(invariant, all)).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -12,7 +12,7 @@ use ioplane_cores::{Core, CoreReading, CoreSettings, Notify};
 use ioplane_device::{CoreId, Quiescent, Running};
 use ioplane_storage::filter::{Delay, Stall};
 use ioplane_storage::{Backing, EngineChoice, FileBacking, FileOptions, MemoryBacking};
-use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
+use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
 use ioplane_virtio::blk::{Blk, BlkOptions};
 use ioplane_virtio::{RingLayout, Vdev};
 use rustix::event::{EventfdFlags, eventfd};
@@ -68,7 +68,7 @@ impl Rig {
     }
 
     fn submit(&mut self, block: u32) {
-        self.disk.submit(Op::Read, u64::from(block * BLOCK / 512), BLOCK).expect("a free slot");
+        self.disk.submit(DiskOp::Read, u64::from(block * BLOCK / 512), BLOCK).expect("a free slot");
         if self.disk.ring().kick_needed() {
             self.kicks += 1;
             rustix::io::write(&*self.kick, &1u64.to_ne_bytes()).unwrap();
@@ -106,7 +106,8 @@ fn image(engine: EngineChoice) -> (tempfile::TempDir, Arc<dyn Backing>) {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = directory.path().join("image.raw");
     std::fs::write(&path, vec![0x5a; MIB as usize]).unwrap();
-    let backing = FileBacking::open(FileOptions { engine, ..FileOptions::new(path) }).unwrap();
+    let backing: Arc<dyn Backing> =
+        FileBacking::open(FileOptions { engine, ..FileOptions::new(path) }).unwrap();
     (directory, backing)
 }
 

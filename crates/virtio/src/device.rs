@@ -39,7 +39,7 @@ pub struct QueueStart {
     pub meter: Arc<Meter>,
 }
 
-/// What is left of a queue when its poller has come home.
+/// What is left of a queue when its poller is parked.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RingState {
     /// Where to go on, see [`Ring::base`]; `None`: at the ring's beginning.
@@ -90,10 +90,10 @@ pub trait VirtioDevice: Send + 'static {
     fn stop_queue(&mut self, parked: Parked) -> RingState;
 
     /// What of the device's own (not the queues') must be saved, in an encoding of its own.
-    fn save_own(&self, still: &QuiescenceProof) -> Vec<u8>;
+    fn save_own(&self, proof: &QuiescenceProof) -> Vec<u8>;
 
     /// Takes [`VirtioDevice::save_own`]'s bytes over, all or nothing. Hostile input; says what is wrong with it.
-    fn load_own(&mut self, still: &QuiescenceProof, bytes: &[u8]) -> Result<(), String>;
+    fn load_own(&mut self, proof: &QuiescenceProof, bytes: &[u8]) -> Result<(), String>;
 
     /// As at power-on.
     fn reset_own(&mut self);

@@ -35,6 +35,7 @@ pub use device::{QueueStart, RingState, VirtioDevice, VirtioInfo};
 pub use mmio::VirtioMmio;
 pub use queue::{Phase, Queue};
 pub use ring::{
-    Batch, Chain, Descriptor, InFlightRequest, MOST_PLAIN, Ring, RingFault, RingLayout, RingRequest, Touch,
+    Batch, BufferAccess, Chain, Descriptor, InFlightRequest, MOST_PLAIN, Ring, RingFault, RingLayout,
+    RingRequest,
 };
 pub use vdev::{QueueSetup, Vdev};

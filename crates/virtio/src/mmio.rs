@@ -15,19 +15,19 @@ use crate::vdev::{QueueSetup, Vdev};
 
 /// The interrupt line of the device with its status register; pollers raise it, the driver acknowledges it.
 #[derive(Debug)]
-pub struct Line {
+pub struct MmioInterrupt {
     status: AtomicU32,
     line: Arc<dyn Interrupt>,
 }
 
-impl Line {
+impl MmioInterrupt {
     fn raise(&self, cause: u32) {
         self.status.fetch_or(cause, Ordering::AcqRel);
         self.line.signal();
     }
 }
 
-impl Interrupt for Line {
+impl Interrupt for MmioInterrupt {
     fn signal(&self) {
         self.raise(INTERRUPT_USED);
     }
@@ -58,13 +58,13 @@ const VERSION: u32 = 1;
 pub struct VirtioMmio<V: VirtioDevice> {
     vdev: Vdev<V>,
     registers: RegistersV1,
-    line: Arc<Line>,
+    line: Arc<MmioInterrupt>,
 }
 
 impl<V: VirtioDevice> VirtioMmio<V> {
     /// Puts registers before `vdev`. Kicks of each queue are set up by the caller in the vdev; `line` is the interrupt.
     pub fn new(mut vdev: Vdev<V>, line: Arc<dyn Interrupt>) -> Self {
-        let line = Arc::new(Line { status: AtomicU32::new(0), line });
+        let line = Arc::new(MmioInterrupt { status: AtomicU32::new(0), line });
         for index in 0..vdev.info().queues {
             if let Some(setup) = vdev.queue_mut(index) {
                 setup.call = Some(line.clone());
@@ -128,7 +128,7 @@ impl<V: VirtioDevice> VirtioMmio<V> {
             }
             QUEUE_SEL => self.registers.queue_sel = value,
             QUEUE_NOTIFY => {
-                // The kick is an eventfd, as it would be with KVM: it latches, whoever is asleep or away (law 1).
+                // The kick is an eventfd, as it would be with KVM: it latches, whoever is asleep or away (invariant 1).
                 let queue = u16::try_from(value).ok().and_then(|index| self.vdev.queue(index));
                 if let Some(kick) = queue.and_then(|queue| queue.kick.as_ref()) {
                     let _ = rustix::io::write(kick, &1u64.to_ne_bytes());
@@ -222,47 +222,47 @@ impl<V: VirtioDevice> Device for VirtioMmio<V> {
         if self.registers.status & DRIVER_OK != 0 { self.vdev.active() } else { QueueSet::new() }
     }
 
-    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
-        self.vdev.activate(seating).inspect_err(|_| {
+    fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError> {
+        self.vdev.activate(activation).inspect_err(|_| {
             // 2.1: the device tells the driver that only a reset helps.
             self.registers.status |= DEVICE_NEEDS_RESET;
             self.line.raise(INTERRUPT_CONFIG);
         })
     }
 
-    fn deactivate(&mut self, home: Parked) {
-        self.vdev.deactivate(home);
+    fn deactivate(&mut self, parked: Parked) {
+        self.vdev.deactivate(parked);
     }
 
     fn apply(&mut self, queues: &QueueSet, change: &Change) {
         self.vdev.apply(queues, change);
     }
 
-    fn save(&self, still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+    fn save(&self, proof: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         let registers = RegistersV1 {
             interrupt_status: self.line.status.load(Ordering::Acquire),
             ..self.registers.clone()
         };
-        let saved = MmioV1 { registers, vdev: self.vdev.save(still)? };
+        let saved = MmioV1 { registers, vdev: self.vdev.save(proof)? };
         let body = postcard::to_stdvec(&saved).map_err(|error| DeviceError::Below(Box::new(error)))?;
         Ok(SavedState { kind: self.info().kind.to_owned(), version: VERSION, body })
     }
 
-    fn load(&mut self, still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
+    fn load(&mut self, proof: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         let body = state.expect(self.info().kind, VERSION)?;
         let (saved, rest): (MmioV1, _) =
             postcard::take_from_bytes(body).map_err(|error| StateError::Damaged(error.to_string()))?;
         if !rest.is_empty() {
             return Err(StateError::Damaged(format!("{} bytes too many", rest.len())).into());
         }
-        self.vdev.load(still, &saved.vdev)?;
+        self.vdev.load(proof, &saved.vdev)?;
         self.line.status.store(saved.registers.interrupt_status & 3, Ordering::Release);
         self.registers = saved.registers;
         Ok(())
     }
 
-    fn reset(&mut self, still: &QuiescenceProof) {
-        self.vdev.reset(still);
+    fn reset(&mut self, proof: &QuiescenceProof) {
+        self.vdev.reset(proof);
         self.registers = RegistersV1::default();
         self.line.status.store(0, Ordering::Release);
     }

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use ioplane_device::mutation::{Law, removed};
+use ioplane_device::mutation::{Invariant, removed};
 use ioplane_device::{Armed, Change, CoreContext, Interrupt, Meter, Tally};
 
 use crate::device::{QueueStart, RingState};
@@ -66,8 +66,8 @@ impl Queue {
             dry: Instant::now(),
             kicked: true,
         };
-        if removed(Law::KeepsWhatArrives) {
-            // Law 1: kicks that came while nobody sat here count like any others; this forgets them.
+        if removed(Invariant::KeepsWhatArrives) {
+            // Invariant 1: kicks that came while nobody sat here count like any others; this forgets them.
             queue.empty_kick();
             queue.tally.kicks = tally.kicks;
         }
@@ -188,7 +188,7 @@ impl Queue {
         }
     }
 
-    /// [`ioplane_device::Poller::resume`] of every queue: one interrupt (law 3). Looking again (law 2) is the poll that
+    /// [`ioplane_device::Poller::resume`] of every queue: one interrupt (invariant 3). Looking again (invariant 2) is the poll that
     /// follows. The ring is a new one, so its flags are
     /// said anew, since a driver's reset wiped them.
     pub fn resume(&mut self) {
@@ -216,7 +216,7 @@ impl Queue {
     pub fn arm_unkicked(&mut self) -> Armed {
         self.awake = false;
         // One that stops: completions wake the core by their own descriptor; nothing else is waited for.
-        let parks = self.phase == Phase::Suspending || self.ring.flying() == 0;
+        let parks = self.phase == Phase::Suspending || self.ring.in_flight() == 0;
         if self.fault.is_none() && self.phase != Phase::Serving && parks {
             return Armed::WorkLeft;
         }

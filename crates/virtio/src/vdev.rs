@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ioplane_device::mutation::{Law, removed};
+use ioplane_device::mutation::{Invariant, removed};
 use ioplane_device::{
     Access, Activation, Change, Device, DeviceError, DeviceInfo, Effect, Interrupt, Meter, Parked, QueueSet,
     QuiescenceProof, RegisterAddress, SavedState, StateError,
@@ -197,7 +197,7 @@ impl<V: VirtioDevice> Vdev<V> {
     }
 
     /// The guest's memory is another from now on.
-    pub fn replace_memory(&mut self, _still: &QuiescenceProof, map: Arc<GuestMap>) {
+    pub fn replace_memory(&mut self, _proof: &QuiescenceProof, map: Arc<GuestMap>) {
         self.view.set_map(map);
     }
 
@@ -259,8 +259,8 @@ impl<V: VirtioDevice> Device for Vdev<V> {
         (0..).zip(&self.queues).filter(enabled).map(|(index, _)| index).collect()
     }
 
-    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
-        for index in seating.queues().clone() {
+    fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError> {
+        for index in activation.queues().clone() {
             let ring = match self.open_ring(index) {
                 Ok(ring) => ring,
                 Err(fault) => {
@@ -287,14 +287,14 @@ impl<V: VirtioDevice> Device for Vdev<V> {
                 error: setup.error.clone(),
                 meter: self.meters[usize::from(index)].clone(),
             };
-            seating.add(index, self.model.start_queue(start)?);
+            activation.add(index, self.model.start_queue(start)?);
         }
         Ok(())
     }
 
-    fn deactivate(&mut self, home: Parked) {
-        let index = usize::from(home.queue());
-        let state = self.model.stop_queue(home);
+    fn deactivate(&mut self, parked: Parked) {
+        let index = usize::from(parked.queue());
+        let state = self.model.stop_queue(parked);
         if let Some(setup) = self.queues.get_mut(index) {
             setup.base = state.base;
             setup.in_flight = state.in_flight;
@@ -311,7 +311,7 @@ impl<V: VirtioDevice> Device for Vdev<V> {
         }
     }
 
-    fn save(&self, still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+    fn save(&self, proof: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         let queue = |setup: &QueueSetup| QueueV2 {
             size: setup.layout.size,
             desc: setup.layout.desc,
@@ -325,13 +325,13 @@ impl<V: VirtioDevice> Device for Vdev<V> {
         let saved = VdevV2 {
             features: self.features,
             queues: self.queues.iter().map(queue).collect(),
-            own: self.model.save_own(still),
+            own: self.model.save_own(proof),
         };
         let body = postcard::to_stdvec(&saved).map_err(|error| DeviceError::Below(Box::new(error)))?;
         Ok(SavedState { kind: self.info.kind.to_owned(), version: VERSION, body })
     }
 
-    fn load(&mut self, still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
+    fn load(&mut self, proof: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         let damaged = |error: postcard::Error| StateError::Damaged(error.to_string());
         let (saved, rest): (VdevV2, _) = if state.version == 1 {
             let body = state.expect(self.info.kind, 1)?;
@@ -349,7 +349,7 @@ impl<V: VirtioDevice> Device for Vdev<V> {
                 StateError::Impossible(format!("{saved} queues saved, this device has {here}")).into()
             );
         }
-        if !removed(Law::DistrustsLoaded) {
+        if !removed(Invariant::DistrustsLoaded) {
             if saved.features & !(self.offers() | VHOST_USER_F_PROTOCOL_FEATURES) != 0 {
                 let what = "features that this device does not offer".to_owned();
                 return Err(StateError::Impossible(what).into());
@@ -358,7 +358,7 @@ impl<V: VirtioDevice> Device for Vdev<V> {
                 self.check_loaded(index, queue, saved.features)?;
             }
         }
-        self.model.load_own(still, &saved.own).map_err(StateError::Impossible)?;
+        self.model.load_own(proof, &saved.own).map_err(StateError::Impossible)?;
         self.features = saved.features;
         for (setup, queue) in self.queues.iter_mut().zip(saved.queues) {
             setup.layout =
@@ -371,7 +371,7 @@ impl<V: VirtioDevice> Device for Vdev<V> {
         Ok(())
     }
 
-    fn reset(&mut self, _still: &QuiescenceProof) {
+    fn reset(&mut self, _proof: &QuiescenceProof) {
         self.features = 0;
         self.model.reset_own();
         for setup in &mut self.queues {

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use ioplane_device::{Change, QueueSet, Stop};
 use ioplane_storage::{Backing, MemoryBacking};
-use ioplane_testkit::driver::{Op, Shape};
+use ioplane_testkit::driver::{DiskOp, Shape};
 use ioplane_virtio::VirtioDevice;
 use ioplane_virtio::blk::spec::*;
 use ioplane_virtio::spec::feature::*;
@@ -38,14 +38,14 @@ fn what_is_written_is_read_in_both_shapes_and_with_and_without_event_indexes() {
 fn flush_discard_zeroes_and_id() {
     let mut rig = Rig::new(memory());
     assert_eq!(rig.write(0, &[0xaa; 4096]), VIRTIO_BLK_S_OK);
-    assert_eq!(rig.request(Op::Flush, 0, 0), VIRTIO_BLK_S_OK);
-    assert_eq!(rig.request(Op::WriteZeroes { unmap: false }, 1, 512), VIRTIO_BLK_S_OK);
-    assert_eq!(rig.request(Op::WriteZeroes { unmap: true }, 2, 512), VIRTIO_BLK_S_OK);
+    assert_eq!(rig.request(DiskOp::Flush, 0, 0), VIRTIO_BLK_S_OK);
+    assert_eq!(rig.request(DiskOp::WriteZeroes { unmap: false }, 1, 512), VIRTIO_BLK_S_OK);
+    assert_eq!(rig.request(DiskOp::WriteZeroes { unmap: true }, 2, 512), VIRTIO_BLK_S_OK);
     let (_, bytes) = rig.read(0, 4096);
     assert!(bytes[..512].iter().all(|b| *b == 0xaa) && bytes[512..1536].iter().all(|b| *b == 0));
-    assert_eq!(rig.request(Op::Discard, 0, 4096), VIRTIO_BLK_S_OK);
+    assert_eq!(rig.request(DiskOp::Discard, 0, 4096), VIRTIO_BLK_S_OK);
     let token = rig.disk.next().unwrap();
-    assert_eq!(rig.request(Op::Id, 0, 0), VIRTIO_BLK_S_OK);
+    assert_eq!(rig.request(DiskOp::Id, 0, 0), VIRTIO_BLK_S_OK);
     let mut id = [0; 20];
     rig.disk.read_data(token, &mut id).unwrap();
     assert_eq!(&id, b"serial-number\0\0\0\0\0\0\0");
@@ -60,7 +60,7 @@ fn errors_become_statuses_and_are_counted_by_cause() {
     assert_eq!(rig.read(u64::MAX, 512).0, VIRTIO_BLK_S_IOERR);
     assert_eq!(rig.read(u64::MAX / SECTOR, 512).0, VIRTIO_BLK_S_IOERR);
     assert_eq!(rig.read(0, 100).0, VIRTIO_BLK_S_IOERR, "not a multiple of a sector");
-    assert_eq!(rig.request(Op::Other { kind: 99, write: true }, 0, 512), VIRTIO_BLK_S_UNSUPP);
+    assert_eq!(rig.request(DiskOp::Other { kind: 99, write: true }, 0, 512), VIRTIO_BLK_S_UNSUPP);
     let counts = rig.counts();
     assert_eq!((counts.errors_space, counts.errors_request, counts.unsupported, counts.faults), (3, 2, 1, 0));
 }
@@ -70,7 +70,7 @@ fn a_read_only_disk_refuses_writes_and_says_so() {
     let options = ioplane_virtio::blk::BlkOptions { read_only: true, ..options("disk") };
     let mut rig = Rig::with(options, memory(), Shape::Direct, SPLIT);
     assert_ne!(rig.running().device().features() & VIRTIO_BLK_F_RO, 0);
-    for op in [Op::Write, Op::Discard, Op::WriteZeroes { unmap: false }] {
+    for op in [DiskOp::Write, DiskOp::Discard, DiskOp::WriteZeroes { unmap: false }] {
         assert_eq!(rig.request(op, 0, 512), VIRTIO_BLK_S_IOERR);
     }
     assert_eq!(rig.read(0, 512).0, VIRTIO_BLK_S_OK);
@@ -114,12 +114,12 @@ fn the_backing_is_replaced_at_a_quiescent_point() {
     let mut quiescent = quiescing.finish().unwrap();
     assert_eq!(quiescent.stop(), Stop::Drained);
     quiescent.with(|vdev, still| vdev.model_mut().replace_backing(still, memory())).unwrap();
-    // Law 1 and 2: made available while nobody looked, without a kick.
-    rig.disk.submit(Op::Read, 0, 512).unwrap();
+    // Invariant 1 and 2: made available while nobody looked, without a kick.
+    rig.disk.submit(DiskOp::Read, 0, 512).unwrap();
     let bells = rig.bell.0.load(Ordering::Relaxed);
     rig.running = Some(quiescent.resume(&core).unwrap());
     assert_eq!(rig.finish(), Some(VIRTIO_BLK_S_OK));
-    assert!(rig.bell.0.load(Ordering::Relaxed) > bells, "law 3: an interrupt after resuming");
+    assert!(rig.bell.0.load(Ordering::Relaxed) > bells, "invariant 3: an interrupt after resuming");
     assert_eq!(rig.read(0, 512).1, vec![0; 512], "the new backing is empty");
 }
 
@@ -130,12 +130,12 @@ fn kicks_are_refused_while_polled_and_asked_for_when_armed() {
         assert_eq!(rig.read(0, 512).0, VIRTIO_BLK_S_OK);
         rig.disk.ring().kick_needed();
         for _ in 0..10 {
-            rig.disk.submit(Op::Read, 0, 512).unwrap();
+            rig.disk.submit(DiskOp::Read, 0, 512).unwrap();
             assert!(!rig.disk.ring().kick_needed(), "a polled ring wants no kicks");
             assert_eq!(rig.finish(), Some(VIRTIO_BLK_S_OK));
         }
         assert!(rig.core.arm(), "nothing to do: may sleep");
-        rig.disk.submit(Op::Read, 0, 512).unwrap();
+        rig.disk.submit(DiskOp::Read, 0, 512).unwrap();
         assert!(rig.disk.ring().kick_needed(), "a sleeping one does");
         assert!(!rig.core.arm(), "there is work: must not sleep");
         rig.core.disarm();

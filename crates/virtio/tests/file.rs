@@ -12,7 +12,7 @@ use std::sync::{RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use ioplane_storage::{Direct, EngineChoice, FileBacking, FileOptions};
-use ioplane_testkit::driver::{DiskPlan, Op, Shape};
+use ioplane_testkit::driver::{DiskOp, DiskPlan, Shape};
 use ioplane_testkit::fuse::{Call, FuseDisk, How, Trouble};
 use ioplane_testkit::hand::HandCore;
 use ioplane_virtio::VirtioDevice;
@@ -103,7 +103,7 @@ fn durable_when_acknowledged(way: Way, disk: &FuseDisk, cache: bool) -> Result<(
             if at(&disk.durable(), block) == wanted {
                 return Err("durable before a flush: this proves nothing".into());
             }
-            if rig.request(Op::Flush, 0, 0) != VIRTIO_BLK_S_OK {
+            if rig.request(DiskOp::Flush, 0, 0) != VIRTIO_BLK_S_OK {
                 return Err("a flush failed".into());
             }
         }
@@ -170,7 +170,7 @@ fn what_was_flushed_to_a_file_survives_a_power_cut_at_every_flush() {
             assert_eq!(rig.write(block as u64 * 8, &stamp(block, round)), VIRTIO_BLK_S_OK);
             newest[block] = round;
             if dice >> 61 == 0 {
-                assert_eq!(rig.request(Op::Flush, 0, 0), VIRTIO_BLK_S_OK);
+                assert_eq!(rig.request(DiskOp::Flush, 0, 0), VIRTIO_BLK_S_OK);
                 durable = newest;
             } else if dice >> 61 != 1 {
                 continue;
@@ -338,11 +338,11 @@ fn a_flush_that_failed_is_not_forgotten() {
         let how = if direct { How::Errno(libc::EIO) } else { How::Lost(libc::EIO) };
         disk.troubles(&[Trouble { call: Call::Sync, bytes: 0..0, how, times: 1 }]);
         assert_eq!(rig.write(0, &stamp(0, 1)), VIRTIO_BLK_S_OK);
-        assert_eq!(rig.request(Op::Flush, 0, 0), VIRTIO_BLK_S_IOERR, "{way:?}");
+        assert_eq!(rig.request(DiskOp::Flush, 0, 0), VIRTIO_BLK_S_IOERR, "{way:?}");
         // Reads and writes go on.
         assert_eq!(rig.write(8, &stamp(1, 1)), VIRTIO_BLK_S_OK);
         assert_eq!(rig.read(8, BLOCK), (VIRTIO_BLK_S_OK, stamp(1, 1)));
-        let again = rig.request(Op::Flush, 0, 0);
+        let again = rig.request(DiskOp::Flush, 0, 0);
         let safe = at(&disk.durable(), 0) == stamp(0, 1);
         assert!(
             safe || again == VIRTIO_BLK_S_IOERR,
@@ -353,7 +353,7 @@ fn a_flush_that_failed_is_not_forgotten() {
         // A new opening of the image begins anew: whoever did that has seen to the disk.
         drop(rig);
         let mut rig = way.rig(&disk.path());
-        assert_eq!(rig.request(Op::Flush, 0, 0), VIRTIO_BLK_S_OK, "{way:?}");
+        assert_eq!(rig.request(DiskOp::Flush, 0, 0), VIRTIO_BLK_S_OK, "{way:?}");
     }
 }
 
@@ -399,7 +399,7 @@ fn a_file_system_that_is_full_is_an_error_until_there_is_room() {
         assert_eq!(rig.write(0, &stamp(0, 1)), VIRTIO_BLK_S_OK, "{way:?}");
         assert_eq!(rig.read(0, BLOCK), (VIRTIO_BLK_S_OK, stamp(0, 1)), "{way:?}");
         // The guest makes room, and goes on where it was refused.
-        assert_eq!(rig.request(Op::Discard, 0, 256 << 10), VIRTIO_BLK_S_OK, "{way:?}");
+        assert_eq!(rig.request(DiskOp::Discard, 0, 256 << 10), VIRTIO_BLK_S_OK, "{way:?}");
         assert_eq!(rig.write(sector, &data), VIRTIO_BLK_S_OK, "{way:?}");
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ioplane_storage::MemoryBacking;
 use ioplane_testkit::driver::raw::RawDesc;
-use ioplane_testkit::driver::{Op, Shape};
+use ioplane_testkit::driver::{DiskOp, Shape};
 use rig::{QUEUE, Rig, options};
 
 const NEXT: u16 = 1;
@@ -96,7 +96,7 @@ fn indexes_that_jump_and_heads_that_come_twice() {
     let stalled = ioplane_storage::filter::Stall::new(MemoryBacking::new(1 << 20).unwrap());
     let mut three = Rig::new(stalled.clone());
     stalled.stall();
-    let token = three.disk.submit(Op::Read, 0, 512).unwrap();
+    let token = three.disk.submit(DiskOp::Read, 0, 512).unwrap();
     three.core.turn();
     let head = three.disk.head(token);
     three.disk.ring().raw().offer(head);
@@ -109,7 +109,7 @@ fn indexes_that_jump_and_heads_that_come_twice() {
 #[test]
 fn data_outside_memory_fails_the_request_and_not_the_queue() {
     let mut rig = Rig::with(options("disk"), MemoryBacking::new(1 << 20).unwrap(), Shape::Direct, rig::SPLIT);
-    let token = rig.disk.stage(Op::Read, 0, 512).unwrap();
+    let token = rig.disk.stage(DiskOp::Read, 0, 512).unwrap();
     let head = rig.disk.head(token);
     let raw = rig.disk.ring().raw();
     let header = raw.desc(head);
@@ -125,7 +125,7 @@ fn data_outside_memory_fails_the_request_and_not_the_queue() {
 #[test]
 fn memory_that_shrinks_under_us_stops_the_queue() {
     let mut rig = rig();
-    assert_eq!(rig.request(Op::Flush, 0, 0), 0);
+    assert_eq!(rig.request(DiskOp::Flush, 0, 0), 0);
     rustix::fs::ftruncate(rig.memory.regions()[0].file(), 0).unwrap();
     rig.disk.ring().raw().set_avail_idx(5);
     rig.core.turn_until_idle(100);
@@ -138,7 +138,7 @@ fn a_stopped_queue_stays_stopped_and_its_neighbour_runs() {
     let (mut bad, mut good) = (Rig::new(backing.clone()), Rig::new(backing as Arc<_>));
     bad.disk.ring().raw().offer(QUEUE);
     bad.core.turn_until_idle(100);
-    bad.disk.submit(Op::Read, 0, 512).unwrap();
+    bad.disk.submit(DiskOp::Read, 0, 512).unwrap();
     for _ in 0..100 {
         bad.core.turn();
     }

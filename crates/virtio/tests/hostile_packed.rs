@@ -5,7 +5,7 @@ mod rig;
 use ioplane_storage::MemoryBacking;
 use ioplane_storage::filter::Stall;
 use ioplane_testkit::driver::raw::RawPackedDesc;
-use ioplane_testkit::driver::{Op, Shape};
+use ioplane_testkit::driver::{DiskOp, Shape};
 use ioplane_virtio::spec::packed::*;
 use rig::{PACKED, QUEUE, Rig, options};
 
@@ -117,7 +117,7 @@ fn what_is_in_flight_is_not_the_guests_to_change() {
     let (mut rig, stall) = stalled();
     assert_eq!(rig.write(0, &[7; 1024]), 0);
     stall.stall();
-    let token = rig.disk.submit(Op::Read, 0, 1024).unwrap();
+    let token = rig.disk.submit(DiskOp::Read, 0, 1024).unwrap();
     rig.core.turn();
     // All descriptors but the next free one are overwritten while the request is with the disk.
     let raw = rig.disk.ring().raw_packed();
@@ -134,7 +134,7 @@ fn what_is_in_flight_is_not_the_guests_to_change() {
 fn a_buffer_that_comes_twice_and_a_chain_that_runs_into_what_is_in_flight() {
     let (mut twice, stall) = stalled();
     stall.stall();
-    let token = twice.disk.submit(Op::Read, 0, 512).unwrap();
+    let token = twice.disk.submit(DiskOp::Read, 0, 512).unwrap();
     twice.core.turn();
     let id = twice.disk.head(token);
     // Three descriptors are in flight: header, data, status.
@@ -147,7 +147,7 @@ fn a_buffer_that_comes_twice_and_a_chain_that_runs_into_what_is_in_flight() {
 
     let (mut long, stall) = stalled();
     stall.stall();
-    long.disk.submit(Op::Read, 0, 512).unwrap();
+    long.disk.submit(DiskOp::Read, 0, 512).unwrap();
     long.core.turn();
     let raw = long.disk.ring().raw_packed();
     for slot in (3..QUEUE).rev() {
@@ -162,8 +162,8 @@ fn a_buffer_that_comes_twice_and_a_chain_that_runs_into_what_is_in_flight() {
 #[test]
 fn memory_that_shrinks_under_us_stops_the_queue() {
     let mut rig = rig();
-    assert_eq!(rig.request(Op::Flush, 0, 0), 0);
-    rig.disk.submit(Op::Flush, 0, 0).unwrap();
+    assert_eq!(rig.request(DiskOp::Flush, 0, 0), 0);
+    rig.disk.submit(DiskOp::Flush, 0, 0).unwrap();
     rustix::fs::ftruncate(rig.memory.regions()[0].file(), 0).unwrap();
     rig.core.turn_until_idle(100);
     // A ring of zeros offers nothing: what stops the queue is the next look at what has become of the memory.

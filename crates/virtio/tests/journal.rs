@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ioplane_memory::{Mapping, Window};
-use ioplane_testkit::driver::{GuestMemory, Part, Ring as DriverRing, RingMode, RingPlace};
+use ioplane_testkit::driver::{DriverRing, GuestMemory, Part, RingMode, RingPlace};
 use ioplane_testkit::golden;
 use ioplane_testkit::golden::Golden;
 use ioplane_virtio::journal::region_bytes;
@@ -89,7 +89,7 @@ fn lived(features: u64) -> (Queue, Vec<(String, Vec<u8>)>, u32) {
     let base = ring.base();
     drop(ring);
     let ring = queue.open(&region, Some(base));
-    assert_eq!(ring.flying_heads().len(), 2);
+    assert_eq!(ring.in_flight_heads().len(), 2);
     step("after a death with the third in hand");
     (queue, steps, base)
 }
@@ -100,7 +100,7 @@ fn check(features: u64, golden: &Golden) {
     // A daemon of today goes on with what is stored.
     let region = queue.region(&golden.part("a fourth"));
     let mut ring = queue.open(&region, Some(base));
-    let heads = ring.flying_heads();
+    let heads = ring.in_flight_heads();
     assert_eq!(heads.len(), 2);
     for head in heads {
         let (taken, replayed) = loop {

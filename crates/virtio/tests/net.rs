@@ -5,7 +5,7 @@ mod lan;
 use ioplane_device::Quiescent;
 use ioplane_network::DropReason;
 use ioplane_testkit::driver::Part;
-use ioplane_testkit::driver::net::{Header, PairPlan, Sending};
+use ioplane_testkit::driver::net::{NetHeader, PairPlan, Sending};
 use ioplane_virtio::net::Net;
 use ioplane_virtio::net::spec::control::*;
 use ioplane_virtio::net::spec::*;
@@ -14,10 +14,17 @@ use ioplane_virtio::{Vdev, VirtioDevice};
 use lan::packet::{self, payload, plain, tagged, tcp};
 use lan::{Lan, Nic, Wants, mac};
 
-const NONE: Header =
-    Header { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0, num_buffers: 0 };
+const NONE: NetHeader = NetHeader {
+    flags: 0,
+    gso_type: 0,
+    hdr_len: 0,
+    gso_size: 0,
+    csum_start: 0,
+    csum_offset: 0,
+    num_buffers: 0,
+};
 
-fn bytes(frames: Vec<(Header, Vec<u8>)>) -> Vec<Vec<u8>> {
+fn bytes(frames: Vec<(NetHeader, Vec<u8>)>) -> Vec<Vec<u8>> {
     frames.into_iter().map(|(_, bytes)| bytes).collect()
 }
 
@@ -42,7 +49,7 @@ fn frames_cross_whole_in_every_shape() {
             for (header, _) in &came {
                 // Without the field of a legacy driver the header ends before it.
                 let buffers = if refused & VIRTIO_F_VERSION_1 != 0 { 0 } else { 1 };
-                assert_eq!(*header, Header { num_buffers: buffers, ..NONE });
+                assert_eq!(*header, NetHeader { num_buffers: buffers, ..NONE });
             }
             assert_eq!(bytes(came), frames, "{sending:?} without {refused:#x}");
             let total: usize = frames.iter().map(Vec::len).sum();
@@ -80,7 +87,7 @@ fn large_frames_go_whole_to_who_takes_them_and_in_segments_to_who_does_not() {
     let [(header, whole)] = &came[..] else { panic!("{} frames instead of a whole one", came.len()) };
     assert_eq!(*whole, large(1));
     let buffers = (large(1).len() + 12).div_ceil(1536) as u16;
-    assert_eq!(*header, Header { num_buffers: buffers, ..packet::large_header(1448) });
+    assert_eq!(*header, NetHeader { num_buffers: buffers, ..packet::large_header(1448) });
     b.unplug();
 
     // Neither large frames nor buffers that are merged: small segments, whose sums are right.

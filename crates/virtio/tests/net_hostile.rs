@@ -4,7 +4,7 @@ mod lan;
 
 use ioplane_network::{DropReason, SwitchSettings};
 use ioplane_testkit::driver::Part;
-use ioplane_testkit::driver::net::{Commands, Header, PairPlan};
+use ioplane_testkit::driver::net::{Commands, NetHeader, PairPlan};
 use ioplane_testkit::driver::raw::RawDesc;
 use ioplane_virtio::net::spec::control::*;
 use ioplane_virtio::net::spec::*;
@@ -35,12 +35,12 @@ impl Scene {
     fn goes_on(&mut self) {
         self.sent += 1;
         let frame = plain(mac(2), mac(3), 60 + usize::from(self.sent));
-        self.honest.send(Header::default(), &frame);
+        self.honest.send(NetHeader::default(), &frame);
         let came: Vec<_> = self.victim.receive().into_iter().map(|(_, bytes)| bytes).collect();
         assert_eq!(came, [frame], "the victim gets what is honest, and that alone");
     }
 
-    fn dropped(&mut self, header: Header, frame: &[u8], cause: DropReason) {
+    fn dropped(&mut self, header: NetHeader, frame: &[u8], cause: DropReason) {
         let before = self.bad.sent_dropped(cause);
         self.bad.send(header, frame);
         assert_eq!(self.bad.sent_dropped(cause), before + 1, "{cause:?}: {header:?}");
@@ -51,7 +51,7 @@ impl Scene {
 #[test]
 fn frames_that_nobody_may_send() {
     let mut scene = Scene::new();
-    let none = Header::default();
+    let none = NetHeader::default();
     for len in [0, 1, 13] {
         scene.dropped(none, &plain(mac(2), mac(1), 14)[..len], DropReason::Runt);
     }
@@ -70,22 +70,22 @@ fn headers_that_lie_about_offloads() {
     let frame = tcp(mac(2), mac(1), (1, 2), &payload(4000));
     let honest = packet::large_header(1448);
     for lie in [
-        Header { gso_size: 0, ..honest },
-        Header { flags: 0, ..honest },
-        Header { gso_type: 3, ..honest },
-        Header { gso_type: 0x7f, ..honest },
-        Header { csum_start: 13, ..honest },
-        Header { csum_start: u16::MAX, ..honest },
-        Header { csum_offset: u16::MAX, ..honest },
-        Header { csum_offset: 6, ..honest },
-        Header { hdr_len: u16::MAX, ..honest },
+        NetHeader { gso_size: 0, ..honest },
+        NetHeader { flags: 0, ..honest },
+        NetHeader { gso_type: 3, ..honest },
+        NetHeader { gso_type: 0x7f, ..honest },
+        NetHeader { csum_start: 13, ..honest },
+        NetHeader { csum_start: u16::MAX, ..honest },
+        NetHeader { csum_offset: u16::MAX, ..honest },
+        NetHeader { csum_offset: 6, ..honest },
+        NetHeader { hdr_len: u16::MAX, ..honest },
     ] {
         scene.dropped(lie, &frame, DropReason::Offload);
     }
     let short = plain(mac(2), mac(1), 60);
     for lie in [
-        Header { csum_offset: 25, ..packet::checksum_header() },
-        Header { csum_start: 59, csum_offset: 0, ..packet::checksum_header() },
+        NetHeader { csum_offset: 25, ..packet::checksum_header() },
+        NetHeader { csum_start: 59, csum_offset: 0, ..packet::checksum_header() },
     ] {
         scene.dropped(lie, &short, DropReason::Offload);
     }
@@ -101,7 +101,7 @@ fn claims_that_were_not_negotiated() {
     let without = VIRTIO_NET_F_HOST_TSO4 | VIRTIO_NET_F_HOST_ECN;
     let mut scene = Scene::with(Wants::new(1).without(without), SwitchSettings::default());
     scene.dropped(packet::large_header(1448), &frame, DropReason::Offload);
-    let ecn = Header { gso_type: 0x81, ..packet::large_header(1448) };
+    let ecn = NetHeader { gso_type: 0x81, ..packet::large_header(1448) };
     scene.dropped(ecn, &frame, DropReason::Offload);
 }
 
@@ -128,7 +128,7 @@ fn chains_of_one_byte_each_and_chains_without_a_frame() {
     assert_eq!(scene.bad.sent_dropped(DropReason::Runt), 1);
     scene.goes_on();
     // As many pieces as a chain may have, and more: in a table, since the ring is shorter.
-    scene.bad.pairs[0].write(0, Header::default(), &plain(mac(2), mac(1), 1000)).unwrap();
+    scene.bad.pairs[0].write(0, NetHeader::default(), &plain(mac(2), mac(1), 1000)).unwrap();
     let table = scene.bad.memory.carve(16 * 512, 64).unwrap();
     for (pieces, fits) in [(256, true), (257, false), (512, false)] {
         let parts: Vec<_> = (0..pieces).map(|at| part(at, 1, false)).collect();
@@ -151,7 +151,7 @@ fn chains_of_one_byte_each_and_chains_without_a_frame() {
 fn one_poll_is_bounded_by_what_it_costs() {
     let mut scene = Scene::new();
     let gpa = scene.bad.pairs[0].slot_gpa(0) - 12;
-    scene.bad.pairs[0].write(0, Header::default(), &plain(mac(2), mac(1), 1000)).unwrap();
+    scene.bad.pairs[0].write(0, NetHeader::default(), &plain(mac(2), mac(1), 1000)).unwrap();
     let table = scene.bad.memory.carve(16 * 256, 64).unwrap();
     let parts: Vec<_> = (0..256).map(|at| Part { gpa: gpa + at, len: 1, write: false }).collect();
     for _ in 0..64 {
@@ -180,7 +180,7 @@ fn buffers_outside_memory_stop_the_queue() {
     for from in [0, 1] {
         let mut scene = Scene::new();
         let gpa = scene.bad.pairs[0].slot_gpa(0) - 12;
-        scene.bad.pairs[0].write(0, Header::default(), &plain(mac(2), mac(1), 60)).unwrap();
+        scene.bad.pairs[0].write(0, NetHeader::default(), &plain(mac(2), mac(1), 60)).unwrap();
         let nowhere = Part { gpa: 0x66_0000_0000, len: 60, write: false };
         let header = Part { gpa, len: 72, write: false };
         let head = scene.bad.pairs[0].tx().chain(&[header, nowhere][from..]).unwrap();
@@ -197,7 +197,7 @@ fn buffers_outside_memory_stop_the_queue() {
         let desc = raw.desc(head);
         raw.set_desc(head, RawDesc { addr: 0x66_0000_0000, ..desc });
     }
-    scene.bad.send(Header::default(), &plain(mac(2), mac(1), 60));
+    scene.bad.send(NetHeader::default(), &plain(mac(2), mac(1), 60));
     assert_eq!(scene.victim.fault(0), Some("outside_memory"));
     assert_eq!(scene.victim.pairs[0].rx().used_idx(), 0);
 }
@@ -211,7 +211,7 @@ fn receive_buffers_without_room_for_a_header_stop_the_queue() {
             let desc = raw.desc(head);
             raw.set_desc(head, RawDesc { len, ..desc });
         }
-        scene.bad.send(Header::default(), &plain(mac(2), mac(1), 60));
+        scene.bad.send(NetHeader::default(), &plain(mac(2), mac(1), 60));
         assert_eq!(scene.victim.fault(0), Some("no_status"));
     }
 }
@@ -228,7 +228,7 @@ fn a_frame_that_needs_two_suspects_is_dropped_and_the_core_comes_to_rest() {
         assert_eq!((b.received_dropped(DropReason::NoBuffer), b.receive().len()), (1, 0));
         // Small ones try the suspects one by one, and then there is room for large ones.
         for len in [60, 61] {
-            a.send(Header::default(), &plain(mac(2), mac(1), len));
+            a.send(NetHeader::default(), &plain(mac(2), mac(1), len));
             assert_eq!(b.receive()[0].1, plain(mac(2), mac(1), len));
         }
         a.send(packet::large_header(1448), &large);
@@ -247,7 +247,7 @@ fn buffers_of_many_sizes_get_every_frame() {
     }
     let frames: Vec<_> = (0..16).map(|nth| plain(mac(2), mac(1), 60 + 37 * (nth % 7))).collect();
     for frame in &frames {
-        assert!(a.pairs[0].send(Header::default(), frame).unwrap());
+        assert!(a.pairs[0].send(NetHeader::default(), frame).unwrap());
     }
     lan.settle();
     let mut came = Vec::new();
@@ -262,11 +262,11 @@ fn buffers_of_many_sizes_get_every_frame() {
 fn a_frame_without_bytes_at_the_end_of_memory_is_a_runt() {
     let mut scene = Scene::new();
     let end = scene.bad.memory.regions()[0].gpa + scene.bad.memory.regions()[0].len;
-    let header = u64::from(Header::LONG);
+    let header = u64::from(NetHeader::LONG);
     let raw = scene.bad.pairs[0].tx().raw();
     raw.set_desc(0, RawDesc { addr: end - header, len: header as u32, flags: 0, next: 0 });
     raw.offer(0);
-    scene.honest.send(Header::default(), &plain(mac(1), mac(3), 60));
+    scene.honest.send(NetHeader::default(), &plain(mac(1), mac(3), 60));
     assert_eq!(scene.bad.sent_dropped(DropReason::Runt), 1);
     assert_eq!(scene.bad.fault(1), None);
 }
@@ -277,7 +277,7 @@ fn indexes_that_jump() {
         let mut scene = Scene::new();
         let raw = if queue == 0 { scene.bad.pairs[0].rx().raw() } else { scene.bad.pairs[0].tx().raw() };
         raw.set_avail_idx(raw.avail_idx().wrapping_add(1000));
-        scene.honest.send(Header::default(), &plain(mac(1), mac(3), 60));
+        scene.honest.send(NetHeader::default(), &plain(mac(1), mac(3), 60));
         scene.goes_on();
         assert_eq!(scene.bad.fault(queue), Some("index_jump"));
     }
@@ -347,7 +347,7 @@ fn a_flood_is_bounded_and_others_get_through() {
     let mut scene = Scene::with(Wants::new(1), settings);
     scene.goes_on();
     for _ in 0..1000 {
-        scene.bad.send(Header::default(), &plain([0xff; 6], mac(1), 60));
+        scene.bad.send(NetHeader::default(), &plain([0xff; 6], mac(1), 60));
         scene.victim.receive();
         scene.honest.receive();
     }
@@ -371,7 +371,7 @@ fn a_frame_that_needs_a_good_chain_and_a_bad_one_stops_the_queue() {
             let head = b.pairs[0].rx().chain(parts).unwrap();
             b.pairs[0].rx().push(head);
         }
-        a.send(Header::default(), &plain(mac(2), mac(1), 1000));
+        a.send(NetHeader::default(), &plain(mac(2), mac(1), 1000));
         lan.settle();
         assert_eq!(b.fault(0), Some("readable_after_writable"));
         assert_eq!(b.pairs[0].rx().used_idx(), 0);

@@ -7,7 +7,7 @@ use std::time::Instant;
 use ioplane_device::QueueSet;
 use ioplane_network::{DropReason, Port, PortOptions, PortRx, SwitchSettings};
 use ioplane_testkit::driver::Part;
-use ioplane_testkit::driver::net::{Header, PairPlan};
+use ioplane_testkit::driver::net::{NetHeader, PairPlan};
 use lan::packet::{self, payload, plain, tcp};
 use lan::{Lan, Nic, Wants, mac};
 
@@ -21,7 +21,7 @@ const MOST_BELLS: usize = 48;
 /// A port without a guest, which takes nothing but plain frames unless it is told to.
 struct Tap {
     port: Port,
-    inlet: PortRx,
+    port_rx: PortRx,
 }
 
 /// A NIC with ports around it that nobody reads until the test does.
@@ -46,8 +46,8 @@ impl Scene {
                 let mac = Some(mac(100 + number));
                 let port = lan.switch.plug(PortOptions { mac, ..PortOptions::new(&name) }).unwrap();
                 port.set_up(true);
-                let inlet = port.inlet(0);
-                Tap { port, inlet }
+                let port_rx = port.rx(0);
+                Tap { port, port_rx }
             })
             .collect();
         Scene { lan, nic, others }
@@ -67,10 +67,10 @@ impl Scene {
 impl Tap {
     fn came(&mut self) -> (usize, usize) {
         let (mut frames, mut bytes) = (0, 0);
-        while let Some(frame) = self.inlet.front() {
+        while let Some(frame) = self.port_rx.front() {
             bytes += frame.bytes().len();
             frames += 1;
-            self.inlet.pop();
+            self.port_rx.pop();
         }
         (frames, bytes)
     }
@@ -106,7 +106,7 @@ fn hole_05_one_poll_floods_a_bounded_number_of_bytes_and_segments() {
         let (header, frame) = if large {
             (packet::large_header(64), tcp([0xff; 6], mac(1), (1, 2), &payload(count)))
         } else {
-            (Header::default(), plain([0xff; 6], mac(1), count))
+            (NetHeader::default(), plain([0xff; 6], mac(1), count))
         };
         let frames = if large { 1 } else { 64 };
         for _ in 0..frames {
@@ -132,14 +132,14 @@ fn hole_05_one_poll_floods_a_bounded_number_of_bytes_and_segments() {
 #[test]
 fn hole_05_one_poll_wakes_a_bounded_number_of_receivers() {
     let mut scene = Scene::new(150, false);
-    scene.others.iter_mut().for_each(|tap| assert!(!tap.inlet.arm()));
+    scene.others.iter_mut().for_each(|tap| assert!(!tap.port_rx.arm()));
     let rung = |scene: &Scene| scene.others.iter().map(|tap| tap.port.reading().rings).sum::<usize>();
     // One frame to all, and one each to many.
     for (frames, all) in [(1, 150), (60, 60)] {
         let before = rung(&scene);
         for number in 0..frames {
             let to = if frames == 1 { [0xff; 6] } else { mac(100 + number) };
-            assert!(scene.nic.pairs[0].send(Header::default(), &plain(to, mac(1), 60)).unwrap());
+            assert!(scene.nic.pairs[0].send(NetHeader::default(), &plain(to, mac(1), 60)).unwrap());
         }
         let mut last = before;
         while scene.nic.pairs[0].sending() > 0 {
@@ -152,8 +152,8 @@ fn hole_05_one_poll_wakes_a_bounded_number_of_receivers() {
         assert_eq!(last - before, all);
         scene.came();
         for tap in &mut scene.others {
-            tap.inlet.disarm();
-            assert!(!tap.inlet.arm());
+            tap.port_rx.disarm();
+            assert!(!tap.port_rx.arm());
         }
     }
 }
@@ -203,7 +203,7 @@ fn hole_05_suspending_redoes_a_flood_whole() {
         assert_eq!(scene.nic.pairs[0].reap().unwrap(), 1);
         assert!(scene.others.iter_mut().all(|tap| tap.came().0 == 42));
         // And the queue is in order.
-        scene.nic.send(Header::default(), &plain(mac(100), mac(1), 60));
+        scene.nic.send(NetHeader::default(), &plain(mac(100), mac(1), 60));
         assert_eq!(scene.came().0, 1);
     }
 }
@@ -214,15 +214,15 @@ fn hole_05_the_core_does_not_sleep_on_a_flood_and_others_of_the_queue_wait_for_i
     assert!(!scene.lan.core.arm());
     scene.lan.core.disarm();
     // What comes behind it in the same queue stays behind it.
-    assert!(scene.nic.pairs[0].send(Header::default(), &plain([0xff; 6], mac(1), 60)).unwrap());
+    assert!(scene.nic.pairs[0].send(NetHeader::default(), &plain([0xff; 6], mac(1), 60)).unwrap());
     scene.lan.settle();
     assert_eq!(scene.nic.pairs[0].reap().unwrap(), 2);
     assert!(scene.lan.core.arm());
     for tap in &mut scene.others {
         let mut last = 0;
-        while let Some(frame) = tap.inlet.front() {
+        while let Some(frame) = tap.port_rx.front() {
             last = frame.bytes().len();
-            tap.inlet.pop();
+            tap.port_rx.pop();
         }
         assert_eq!(last, 60);
     }
@@ -237,7 +237,7 @@ fn hole_05_a_port_that_is_plugged_in_meanwhile_gets_nothing_of_a_flood() {
     port.set_up(true);
     scene.lan.settle();
     assert_eq!(scene.nic.pairs[0].reap().unwrap(), 1);
-    assert!(port.inlet(0).front().is_none(), "it has the slot of one that was to have the frame");
+    assert!(port.rx(0).front().is_none(), "it has the slot of one that was to have the frame");
     let rest = have.iter().filter(|had| **had == 0).count() - 1;
     assert_eq!(scene.came().0, 42 * rest);
 }
@@ -274,7 +274,7 @@ fn hole_05_looking_for_room_in_vain_is_charged() {
         b.pairs[0].rx().push(head);
     }
     for _ in 0..16 {
-        assert!(a.pairs[0].send(Header::default(), &plain(mac(2), mac(1), 400)).unwrap());
+        assert!(a.pairs[0].send(NetHeader::default(), &plain(mac(2), mac(1), 400)).unwrap());
     }
     let (mut most, mut before) = (0, 0);
     for _ in 0..100 {

@@ -1,7 +1,7 @@
 //! Packed rings against the testkit's driver, without a device: laps, chains, places, deaths.
 
 use ioplane_memory::Window;
-use ioplane_testkit::driver::{GuestMemory, Part, Ring as DriverRing, RingMode, RingPlace};
+use ioplane_testkit::driver::{DriverRing, GuestMemory, Part, RingMode, RingPlace};
 use ioplane_virtio::journal::region_bytes;
 use ioplane_virtio::spec::feature::*;
 use ioplane_virtio::{Chain, Ring, RingFault, RingLayout, RingRequest};
@@ -90,7 +90,7 @@ fn laps_of_any_size_with_chains_of_any_length_in_any_order() {
                         ring.publish();
                         back += pair.used().len() as u32;
                     }
-                    // Comes home and starts again: its places are all that it needs when nothing is in flight.
+                    // Stops and starts again: its places are all that it needs when nothing is in flight.
                     5 if held.is_empty() => {
                         ring.publish();
                         let base = ring.base();
@@ -129,7 +129,7 @@ fn what_a_dead_process_had_completed_and_not_shown_is_never_found() {
     drop(ring);
     assert_eq!(pair.used(), [0u16; 0], "nothing was shown");
     let mut ring = pair.open(None, true).unwrap();
-    assert_eq!(ring.flying_heads(), ids);
+    assert_eq!(ring.in_flight_heads(), ids);
     let mut again = take_all(&mut ring);
     assert!(again.iter().map(RingRequest::head).eq(ids));
     // The last first: its successor comes two places on, where the dead one has left nothing; then one, and there it has.
@@ -181,7 +181,7 @@ fn a_chain_given_back_is_the_next_again_and_leaves_no_trace() {
             let base = ring.base();
             let taken = take(&mut ring);
             ring.rewind(taken);
-            assert_eq!((ring.base(), ring.flying(), ring.flying_heads()), (base, 0, vec![]));
+            assert_eq!((ring.base(), ring.in_flight(), ring.in_flight_heads()), (base, 0, vec![]));
             let taken = take(&mut ring);
             assert_eq!(taken.head(), id);
             ring.complete(taken, 0);

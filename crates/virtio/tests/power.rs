@@ -4,7 +4,7 @@ mod rig;
 
 use ioplane_storage::MemoryBacking;
 use ioplane_storage::filter::{Keep, PowerCut};
-use ioplane_testkit::driver::{Op, Shape};
+use ioplane_testkit::driver::{DiskOp, Shape};
 use ioplane_virtio::VirtioDevice;
 use ioplane_virtio::blk::spec::*;
 use rig::{Rig, options};
@@ -25,7 +25,7 @@ fn cut_after(seed: u64, keep: Keep) {
         assert_eq!(rig.write(block * 8, &[stamp; 4096]), VIRTIO_BLK_S_OK);
         newest[block as usize] = stamp;
         if dice >> 62 == 0 {
-            assert_eq!(rig.request(Op::Flush, 0, 0), VIRTIO_BLK_S_OK);
+            assert_eq!(rig.request(DiskOp::Flush, 0, 0), VIRTIO_BLK_S_OK);
             durable = newest;
         }
     }
@@ -69,7 +69,7 @@ fn with_the_write_cache_off_every_acknowledged_write_survives() {
     for block in 0..BLOCKS {
         assert_eq!(rig.write(block * 8, &[block as u8 + 1; 4096]), VIRTIO_BLK_S_OK);
     }
-    assert_eq!(rig.request(Op::WriteZeroes { unmap: false }, 0, 4096), VIRTIO_BLK_S_OK);
+    assert_eq!(rig.request(DiskOp::WriteZeroes { unmap: false }, 0, 4096), VIRTIO_BLK_S_OK);
     cut.cut(Keep::Nothing).unwrap();
     let mut rig = Rig::new(below);
     for block in 0..BLOCKS {

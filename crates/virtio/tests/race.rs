@@ -22,7 +22,7 @@ use ioplane_device::{Budget, QueueSet, Quiescent, Running};
 use ioplane_memory::Window;
 use ioplane_network::{PortOptions, Switch, SwitchSettings};
 use ioplane_storage::{Backing, MemoryBacking};
-use ioplane_testkit::driver::net::Header;
+use ioplane_testkit::driver::net::NetHeader;
 use ioplane_testkit::driver::{DiskPlan, GuestMemory, Shape};
 use ioplane_testkit::hand::HandCore;
 use ioplane_virtio::blk::Blk;
@@ -376,7 +376,7 @@ impl<V: VirtioDevice> Raced<V> {
         let queues = QueueSet::from([self.queue]);
         running.suspend(&queues);
         self.core.turn();
-        assert!(running.wait_stopped(&queues, Instant::now()), "a suspended queue does not come home");
+        assert!(running.wait_stopped(&queues, Instant::now()), "a suspended queue does not stop");
         let mut quiescing = running.begin_quiesce();
         self.core.turn();
         assert!(quiescing.is_settled());
@@ -518,7 +518,7 @@ fn race_nic(packed: bool, kind: Kind, long: Duration) -> Outcome {
         round += 1;
         if kind == Kind::Receive {
             let len = 60 + round as usize * 7 % 1400;
-            a.pairs[0].send(Header::default(), &plain(mac(1), mac(2), len)).unwrap();
+            a.pairs[0].send(NetHeader::default(), &plain(mac(1), mac(2), len)).unwrap();
             a.core.turn();
             a.pairs[0].reap().unwrap();
         }
@@ -542,7 +542,7 @@ fn raced_nic(switch: &mut Arc<Switch>) -> Net {
 /// A frame from one honest NIC to the other; and what has come from the one that races.
 fn honest(a: &mut Nic, b: &mut Nic, round: u64) -> Option<String> {
     let frame = plain(mac(3), mac(2), 60 + round as usize % 1000);
-    a.pairs[0].send(Header::default(), &frame).unwrap();
+    a.pairs[0].send(NetHeader::default(), &frame).unwrap();
     let mut came = false;
     for nic in [b, a] {
         for (_, bytes) in nic.receive() {

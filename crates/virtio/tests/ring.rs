@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use ioplane_memory::{Mapping, Window};
-use ioplane_testkit::driver::{GuestMemory, Part, Ring as DriverRing, RingMode, RingPlace};
+use ioplane_testkit::driver::{DriverRing, GuestMemory, Part, RingMode, RingPlace};
 use ioplane_virtio::journal::region_bytes;
 use ioplane_virtio::spec::feature::{VIRTIO_F_EVENT_IDX, VIRTIO_F_RING_PACKED};
-use ioplane_virtio::{Batch, Chain, MOST_PLAIN, Ring, RingLayout, RingRequest, Touch};
+use ioplane_virtio::{Batch, BufferAccess, Chain, MOST_PLAIN, Ring, RingLayout, RingRequest};
 
 const SIZE: u16 = 8;
 /// Both kinds of ring.
@@ -68,11 +68,11 @@ fn what_is_given_back_is_taken_again_in_its_order() {
         both.offer(3);
         let taken: Vec<_> = std::iter::from_fn(|| both.take(&mut ring)).collect();
         let heads: Vec<_> = taken.iter().map(RingRequest::head).collect();
-        assert_eq!((heads.len(), ring.flying()), (3, 3));
+        assert_eq!((heads.len(), ring.in_flight()), (3, 3));
         taken.into_iter().rev().for_each(|taken| ring.rewind(taken));
-        assert_eq!((ring.flying(), ring.base(), ring.flying_heads()), (0, base, vec![]));
+        assert_eq!((ring.in_flight(), ring.base(), ring.in_flight_heads()), (0, base, vec![]));
         // Whoever came now after a crash would find nothing in flight.
-        assert_eq!(both.open(journal, None).flying_heads(), [0u16; 0]);
+        assert_eq!(both.open(journal, None).in_flight_heads(), [0u16; 0]);
         assert!(!ring.has_more(), "all that is there has been looked at");
         assert!(!ring.ask_for_more());
         assert!(!both.driver.kick_needed(), "asked before these were there");
@@ -87,7 +87,7 @@ fn what_is_given_back_is_taken_again_in_its_order() {
             (0..4).map(|_| both.driver.pop().unwrap().unwrap().head).take(3).collect::<Vec<_>>(),
             heads
         );
-        assert_eq!(both.open(journal, Some(ring.base())).flying_heads(), [0u16; 0]);
+        assert_eq!(both.open(journal, Some(ring.base())).in_flight_heads(), [0u16; 0]);
     });
 }
 
@@ -112,20 +112,20 @@ fn replay_given_back(features: u64) {
     let taken: Vec<_> = std::iter::from_fn(|| both.take(&mut ring)).collect();
     assert_eq!(taken.len(), 3);
     taken.into_iter().rev().for_each(|taken| ring.rewind(taken));
-    assert_eq!(ring.flying_heads(), heads);
-    assert_eq!(both.open(true, None).flying_heads(), heads);
+    assert_eq!(ring.in_flight_heads(), heads);
+    assert_eq!(both.open(true, None).in_flight_heads(), heads);
     let (again, replayed) = ring.take(&mut both.chain).unwrap().unwrap();
     assert_eq!((again.head(), replayed), (heads[0], true));
     ring.complete(again, 1);
     ring.publish();
-    assert_eq!(both.open(true, None).flying_heads(), heads[1..]);
+    assert_eq!(both.open(true, None).in_flight_heads(), heads[1..]);
 }
 
 #[test]
 fn a_batch_ends_where_another_kind_begins() {
     each_kind(|mut both, mut ring, journal| {
         let mut batch = Batch::default();
-        ring.take_plain(Touch::Store, MOST_PLAIN, &mut batch);
+        ring.take_plain(BufferAccess::Store, MOST_PLAIN, &mut batch);
         assert!(batch.is_empty(), "nothing is there");
         both.offer(3);
         let gpa = both.memory.alloc(16, 16).unwrap();
@@ -134,25 +134,25 @@ fn a_batch_ends_where_another_kind_begins() {
         both.driver.push(two);
         let read = both.driver.chain(&[part(false)]).unwrap();
         both.driver.push(read);
-        ring.take_plain(Touch::Load, MOST_PLAIN, &mut batch);
+        ring.take_plain(BufferAccess::Load, MOST_PLAIN, &mut batch);
         assert!(batch.is_empty(), "the first is to be written");
-        ring.take_plain(Touch::Store, 2, &mut batch);
-        assert_eq!((batch.buffers().len(), ring.flying()), (2, 2));
+        ring.take_plain(BufferAccess::Store, 2, &mut batch);
+        assert_eq!((batch.buffers().len(), ring.in_flight()), (2, 2));
         batch.settle(&mut ring, [5, 6].into_iter());
-        ring.take_plain(Touch::Store, MOST_PLAIN, &mut batch);
+        ring.take_plain(BufferAccess::Store, MOST_PLAIN, &mut batch);
         assert_eq!(batch.buffers().len(), 1, "not the chain of two");
         batch.settle(&mut ring, [7].into_iter());
         let chain = both.take(&mut ring).unwrap();
         assert_eq!(chain.head(), two);
         ring.complete(chain, 8);
-        ring.take_plain(Touch::Load, MOST_PLAIN, &mut batch);
+        ring.take_plain(BufferAccess::Load, MOST_PLAIN, &mut batch);
         assert!(batch.buffers().eq([ioplane_memory::GuestRange { gpa, len: 8 }]));
         batch.settle(&mut ring, [0].into_iter());
         ring.publish();
         let written: Vec<u32> = (0..5).map(|_| both.driver.pop().unwrap().unwrap().len).collect();
         assert_eq!(written, [5, 6, 7, 8, 0]);
-        assert_eq!(ring.flying(), 0);
-        assert_eq!(both.open(journal, Some(ring.base())).flying_heads(), [0u16; 0]);
+        assert_eq!(ring.in_flight(), 0);
+        assert_eq!(both.open(journal, Some(ring.base())).in_flight_heads(), [0u16; 0]);
     });
 }
 
@@ -161,20 +161,20 @@ fn what_is_left_of_a_batch_is_there_again() {
     each_kind(|mut both, mut ring, journal| {
         let mut batch = Batch::default();
         both.offer(6);
-        ring.take_plain(Touch::Store, MOST_PLAIN, &mut batch);
-        let heads = ring.flying_heads();
+        ring.take_plain(BufferAccess::Store, MOST_PLAIN, &mut batch);
+        let heads = ring.in_flight_heads();
         assert_eq!(heads.len(), 6);
         batch.settle(&mut ring, [1, 2].into_iter());
-        assert_eq!(ring.flying(), 0);
+        assert_eq!(ring.in_flight(), 0);
         // The third cannot be carried out: it is in flight for ever, those after it are not.
-        ring.take_plain(Touch::Store, MOST_PLAIN, &mut batch);
-        assert_eq!(ring.flying_heads(), heads[2..]);
+        ring.take_plain(BufferAccess::Store, MOST_PLAIN, &mut batch);
+        assert_eq!(ring.in_flight_heads(), heads[2..]);
         batch.settle_fault(&mut ring, std::iter::empty());
-        assert_eq!(ring.flying_heads(), heads[2..3]);
+        assert_eq!(ring.in_flight_heads(), heads[2..3]);
         ring.publish();
-        assert_eq!(both.open(journal, Some(ring.base())).flying_heads().len(), usize::from(journal));
-        ring.take_plain(Touch::Store, MOST_PLAIN, &mut batch);
-        assert_eq!(ring.flying_heads(), heads[2..]);
+        assert_eq!(both.open(journal, Some(ring.base())).in_flight_heads().len(), usize::from(journal));
+        ring.take_plain(BufferAccess::Store, MOST_PLAIN, &mut batch);
+        assert_eq!(ring.in_flight_heads(), heads[2..]);
         batch.settle(&mut ring, [0; 3].into_iter());
         ring.publish();
         let used: Vec<u16> = (0..5).map(|_| both.driver.pop().unwrap().unwrap().head).collect();
@@ -196,10 +196,10 @@ fn what_is_to_be_replayed_is_in_no_batch() {
         let mut ring = both.open(true, None);
         let mut batch = Batch::default();
         both.offer(1);
-        ring.take_plain(Touch::Store, MOST_PLAIN, &mut batch);
+        ring.take_plain(BufferAccess::Store, MOST_PLAIN, &mut batch);
         assert!(batch.is_empty());
         let again = both.take(&mut ring).unwrap();
-        ring.take_plain(Touch::Store, MOST_PLAIN, &mut batch);
+        ring.take_plain(BufferAccess::Store, MOST_PLAIN, &mut batch);
         assert_eq!(batch.buffers().len(), 1);
         batch.settle(&mut ring, [0].into_iter());
         ring.complete(again, 0);

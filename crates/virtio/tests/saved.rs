@@ -10,7 +10,7 @@ use ioplane_network::{Port, PortOptions, PortRx, SwitchSettings};
 use ioplane_storage::filter::Stall;
 use ioplane_storage::{Backing, MemoryBacking};
 use ioplane_testkit::driver::net::PairPlan;
-use ioplane_testkit::driver::{Op, Shape};
+use ioplane_testkit::driver::{DiskOp, Shape};
 use ioplane_testkit::golden;
 use ioplane_testkit::golden::Golden;
 use ioplane_testkit::hand::HandCore;
@@ -54,9 +54,9 @@ impl Stalled {
         stall.stall();
         let token = rig.disk.next().unwrap();
         rig.disk.write_data(token, &[9; 2048]).unwrap();
-        rig.disk.submit(Op::Write, 16, 2048).unwrap();
-        rig.disk.submit(Op::Flush, 0, 0).unwrap();
-        rig.disk.submit(Op::Read, 8, 1024).unwrap();
+        rig.disk.submit(DiskOp::Write, 16, 2048).unwrap();
+        rig.disk.submit(DiskOp::Flush, 0, 0).unwrap();
+        rig.disk.submit(DiskOp::Read, 8, 1024).unwrap();
         rig.core.turn();
         let quiescent = stop(rig.running.take().unwrap(), &rig.core);
         assert_eq!(quiescent.device().queue(0).unwrap().in_flight.len(), 3);
@@ -114,16 +114,16 @@ impl Receivers {
             let port =
                 lan.switch.plug(PortOptions { mac, ..PortOptions::new(&format!("tap{number}")) }).unwrap();
             port.set_up(true);
-            let inlet = port.inlet(0);
-            (port, inlet)
+            let port_rx = port.rx(0);
+            (port, port_rx)
         };
         Receivers((0..count).map(one).collect())
     }
 
     /// What each has received since.
     fn came(&mut self) -> Vec<usize> {
-        let each = |(_, inlet): &mut (Port, PortRx)| {
-            std::iter::from_fn(|| inlet.front().is_some().then(|| inlet.pop())).count()
+        let each = |(_, port_rx): &mut (Port, PortRx)| {
+            std::iter::from_fn(|| port_rx.front().is_some().then(|| port_rx.pop())).count()
         };
         self.0.iter_mut().map(each).collect()
     }

@@ -1,7 +1,7 @@
 //! Requests that were in hand when the process died: counted, tried one at a time, and what that is not.
 
 use ioplane_memory::Window;
-use ioplane_testkit::driver::{GuestMemory, Part, Ring as DriverRing, RingMode, RingPlace};
+use ioplane_testkit::driver::{DriverRing, GuestMemory, Part, RingMode, RingPlace};
 use ioplane_virtio::journal::{JournalFault, region_bytes};
 use ioplane_virtio::spec::feature::{VIRTIO_F_EVENT_IDX, VIRTIO_F_RING_PACKED};
 use ioplane_virtio::{Chain, Ring, RingFault, RingLayout, RingRequest};

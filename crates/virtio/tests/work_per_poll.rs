@@ -10,10 +10,10 @@ use std::time::Instant;
 use ioplane_device::{QueueSet, Quiescent};
 use ioplane_memory::GuestView;
 use ioplane_storage::{
-    Backing, BackingInfo, Direct, EngineChoice, FileBacking, FileOptions, IoChannel, MemoryBacking,
-    Op as StorageOp, Outcome, StorageError, Submitted, Tag,
+    Backing, BackingInfo, Direct, EngineChoice, FileBacking, FileOptions, IoChannel, MemoryBacking, Op,
+    Outcome, StorageError, Submitted, Tag,
 };
-use ioplane_testkit::driver::{DiskPlan, Op, Shape, Token};
+use ioplane_testkit::driver::{DiskOp, DiskPlan, Shape, Token};
 use ioplane_testkit::hand::HandCore;
 use ioplane_virtio::Vdev;
 use ioplane_virtio::blk::Blk;
@@ -79,7 +79,7 @@ impl Huge {
     /// A huge read, of which some slices are done and some are not.
     fn half_read(&mut self) -> Token {
         self.fill();
-        let token = self.rig.disk.submit(Op::Read, 0, HUGE).unwrap();
+        let token = self.rig.disk.submit(DiskOp::Read, 0, HUGE).unwrap();
         for _ in 0..8 {
             self.rig.core.turn();
         }
@@ -116,7 +116,7 @@ fn both_rings(test: impl Fn(Huge)) {
 fn hole_05_one_poll_moves_a_bounded_part_of_a_huge_request() {
     both_rings(|mut huge| {
         huge.fill();
-        let token = huge.rig.disk.submit(Op::Read, 0, HUGE).unwrap();
+        let token = huge.rig.disk.submit(DiskOp::Read, 0, HUGE).unwrap();
         let mut before = 0;
         while huge.rig.disk.reap().unwrap().is_none() {
             huge.rig.core.turn();
@@ -131,7 +131,7 @@ fn hole_05_one_poll_moves_a_bounded_part_of_a_huge_request() {
     both_rings(|mut huge| {
         let token = huge.rig.disk.next().unwrap();
         huge.rig.disk.write_data(token, &vec![7; HUGE as usize]).unwrap();
-        huge.rig.disk.submit(Op::Write, 0, HUGE).unwrap();
+        huge.rig.disk.submit(DiskOp::Write, 0, HUGE).unwrap();
         let mut before = 0;
         while huge.rig.disk.reap().unwrap().is_none() {
             huge.rig.core.turn();
@@ -151,7 +151,7 @@ fn hole_05_one_poll_of_many_requests_moves_no_more() {
         for at in 0..20 {
             let token = many.rig.disk.next().unwrap();
             many.rig.disk.write_data(token, &[7; 512 << 10]).unwrap();
-            many.rig.disk.submit(Op::Write, at * 1024, 512 << 10).unwrap();
+            many.rig.disk.submit(DiskOp::Write, at * 1024, 512 << 10).unwrap();
         }
         let (mut before, mut answered) = (0, 0);
         while answered < 20 {
@@ -170,7 +170,7 @@ fn hole_05_one_poll_discards_a_bounded_part() {
     let mut disk = Huge::planned(plan, SPLIT, &HandCore::polling());
     disk.fill();
     for at in 0..16 {
-        disk.rig.disk.submit(Op::WriteZeroes { unmap: true }, at * 2048, 1 << 20).unwrap();
+        disk.rig.disk.submit(DiskOp::WriteZeroes { unmap: true }, at * 2048, 1 << 20).unwrap();
     }
     let mut before = disk.written();
     while before > 0 {
@@ -184,7 +184,7 @@ fn hole_05_one_poll_discards_a_bounded_part() {
     let mut disk = Huge::planned(plan, SPLIT, &HandCore::polling());
     let mut most = 0;
     for _ in 0..4 {
-        while disk.rig.disk.submit(Op::Discard, 0, 512).is_some() {}
+        while disk.rig.disk.submit(DiskOp::Discard, 0, 512).is_some() {}
         disk.rig.core.turn();
         most = most.max(std::iter::from_fn(|| disk.rig.disk.reap().unwrap()).count());
     }
@@ -201,11 +201,11 @@ fn hole_05_others_are_served_between_the_slices_of_a_huge_request() {
         let mut other = Huge::planned(small, features, &core);
         huge.fill();
         // Two huge ones, so that neither keeps the other waiting.
-        let tokens = [(); 2].map(|()| huge.rig.disk.submit(Op::Read, 0, HUGE).unwrap());
+        let tokens = [(); 2].map(|()| huge.rig.disk.submit(DiskOp::Read, 0, HUGE).unwrap());
         let mut before = [0; 2];
         let mut turns = 0;
         loop {
-            other.rig.disk.submit(Op::Read, 0, 4096).unwrap();
+            other.rig.disk.submit(DiskOp::Read, 0, 4096).unwrap();
             core.turn();
             assert!(
                 other.rig.disk.reap().unwrap().is_some(),
@@ -221,7 +221,7 @@ fn hole_05_others_are_served_between_the_slices_of_a_huge_request() {
             }
         }
         // And so are small ones of the same queue.
-        let quick = huge.rig.disk.submit(Op::Read, 0, 4096).unwrap();
+        let quick = huge.rig.disk.submit(DiskOp::Read, 0, 4096).unwrap();
         core.turn();
         assert_eq!(huge.rig.disk.reap().unwrap().map(|done| done.token), Some(quick));
         let ended = [huge.rig.finish(), huge.rig.finish()];
@@ -327,7 +327,7 @@ fn hole_05_memory_that_goes_away_ends_a_sliced_request() {
 fn hole_05_a_huge_request_that_names_nothing_moves_nothing() {
     let mut huge = Huge::new(SPLIT);
     huge.fill();
-    let token = huge.rig.disk.stage(Op::Read, 0, HUGE).unwrap();
+    let token = huge.rig.disk.stage(DiskOp::Read, 0, HUGE).unwrap();
     let head = huge.rig.disk.head(token);
     let raw = huge.rig.disk.ring().raw();
     let mut at = raw.desc(head).next;
@@ -385,8 +385,8 @@ impl IoChannel for CountedLane {
         self.below.slice()
     }
 
-    fn submit(&mut self, view: &GuestView, op: &StorageOp<'_>, tag: Tag) -> Submitted {
-        if let StorageOp::Read { into: ranges, .. } | StorageOp::Write { from: ranges, .. } = op {
+    fn submit(&mut self, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
+        if let Op::Read { into: ranges, .. } | Op::Write { from: ranges, .. } = op {
             let bytes = ranges.iter().map(|range| u64::from(range.len)).sum();
             self.handed.bytes.fetch_add(bytes, Ordering::Relaxed);
             self.handed.largest.fetch_max(bytes, Ordering::Relaxed);
@@ -430,9 +430,9 @@ fn hole_05_one_poll_hands_a_bounded_part_to_a_file() {
             let plan = DiskPlan { slots: 12, max_bytes: HUGE, segments: 8, shape: Shape::Indirect };
             let (features, core) = (SPLIT, HandCore::polling());
             let mut rig = Rig::planned(options("disk"), backing, plan, features, &core);
-            let tokens: Vec<_> = (0..3).map(|_| rig.disk.submit(Op::Read, 0, HUGE).unwrap()).collect();
+            let tokens: Vec<_> = (0..3).map(|_| rig.disk.submit(DiskOp::Read, 0, HUGE).unwrap()).collect();
             for at in 0..8 {
-                rig.disk.submit(Op::Read, at * 2048, 1 << 20).unwrap();
+                rig.disk.submit(DiskOp::Read, at * 2048, 1 << 20).unwrap();
             }
             let mut answered = 0;
             while answered < 11 {
@@ -451,13 +451,13 @@ fn hole_05_one_poll_hands_a_bounded_part_to_a_file() {
                 assert!(came == content, "a slice went elsewhere");
             }
             // Drained, and suspended and resumed, while slices are with the kernel.
-            let token = rig.disk.submit(Op::Read, 0, HUGE).unwrap();
+            let token = rig.disk.submit(DiskOp::Read, 0, HUGE).unwrap();
             core.turn();
             rig.quiesce();
             assert_eq!(rig.disk.reap().unwrap().map(|done| (done.token, done.ok())), Some((token, true)));
             let queues = QueueSet::from([0]);
             rig.running().start(&queues, &core).unwrap();
-            let token = rig.disk.submit(Op::Read, 0, HUGE).unwrap();
+            let token = rig.disk.submit(DiskOp::Read, 0, HUGE).unwrap();
             core.turn();
             rig.running().suspend(&queues);
             core.turn();

@@ -50,8 +50,8 @@ fn nothing(_: &Tree) -> Result<Vec<Finding>> {
 pub const RULES: &[Rule] = &[
     Rule::new("layers", "a crate depends only on those before it", layers::check),
     Rule::new("embed", "a program that embeds devices builds no async runtime", embed::check),
-    Rule::new("unsafe", "unsafe code only where the house allows it, with a reason", unsafety::check),
-    Rule::new("path", "law 6, no locks on the data path, saved types are versioned", path::check),
+    Rule::new("unsafe", "unsafe code only where it is allowed, with a reason", unsafety::check),
+    Rule::new("path", "invariant 6, no locks on the data path, saved types are versioned", path::check),
     Rule::new(
         "names",
         "no name that says nothing, no type name in several crates without a reason",

@@ -1,4 +1,4 @@
-//! What must hold on the data path: law 6, no locks, versioned saved state.
+//! What must hold on the data path: invariant 6, no locks, versioned saved state.
 
 use anyhow::Result;
 
@@ -47,7 +47,12 @@ fn stores(source: &Source, findings: &mut Vec<Finding>) {
     for line in source.lines().filter(|line| !line.test) {
         if let Some(store) = STORES.iter().find(|store| line.code.contains(*store)) {
             let what = format!("{store}..) does not mark the dirty log: store through GuestView");
-            findings.push(Finding { path: source.path.clone(), line: line.number, rule: "law 6", what });
+            findings.push(Finding {
+                path: source.path.clone(),
+                line: line.number,
+                rule: "invariant 6",
+                what,
+            });
         }
     }
 }

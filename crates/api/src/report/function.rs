@@ -14,9 +14,9 @@ use super::{PortReport, RetryReport, ServedState, VmReport};
 pub enum Stage {
     /// Its guest uses it, or may.
     Running,
-    /// It is on its way to rest; its guest goes on.
+    /// It becomes quiescent; its guest runs.
     Quiescing,
-    /// It is at rest, and what its guest does to it waits.
+    /// It is quiescent, and what its guest does to it waits.
     Held,
     /// It is being exchanged: what its guest does to it waits.
     Away,
@@ -59,11 +59,11 @@ pub struct FunctionReport {
     pub vm: Option<VmReport>,
     /// Where VMMs connect (vfio-user).
     pub socket: PathBuf,
-    /// `virtual` (under watch), `passthrough` or `emulated`.
+    /// `virtual` (mediated), `passthrough` or `emulated`.
     pub mode: String,
     /// Address on this host, if it is a function of the host.
     pub host: Option<String>,
-    /// The emulated chip, or the state model that watches.
+    /// The emulated chip, or the state model that mediates.
     pub model: Option<String>,
     /// Vendor and device, as `10ec:8139`.
     pub id: Option<String>,
@@ -79,7 +79,7 @@ pub struct FunctionReport {
     pub guard: PathBuf,
     /// What it does just now.
     pub stage: Stage,
-    /// Milliseconds until it goes on by itself, if somebody has brought it to rest.
+    /// Milliseconds until it resumes by itself, if somebody has quiesced it.
     pub held_ms: Option<u64>,
     /// What VMMs did wrong, by name of the fault.
     pub front_end_faults: BTreeMap<String, u64>,
@@ -87,7 +87,7 @@ pub struct FunctionReport {
     pub last_front_end_fault: Option<String>,
     /// What came from the VMM.
     pub traffic: TrafficReport,
-    /// What the monitor saw, of a function under watch.
+    /// What the monitor saw, of a mediated function.
     pub watch: Option<WatchReport>,
     /// What an emulated NIC did.
     pub chip: Option<ChipReport>,
@@ -116,7 +116,7 @@ pub struct TrafficReport {
     pub memory_ranges: u64,
     /// Their bytes.
     pub memory_bytes: u64,
-    /// Quiescent points that the VMM needed and that had to be forced.
+    /// Times that the VMM needed it quiescent, and it had to be suspended.
     pub forced: u64,
 }
 
@@ -220,19 +220,19 @@ pub struct EventReport {
     pub what: String,
 }
 
-/// `POST /v1/pci/NAME/quiesce`: how a function came to rest.
+/// `POST /v1/pci/NAME/quiesce`: how a function was quiesced.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct RestReport {
+pub struct QuiesceReport {
     /// Its name.
     pub name: String,
-    /// By itself (nothing is in flight), or by force (what was in flight is recorded).
+    /// Drained (nothing is in flight), or suspended (what was in flight is recorded).
     pub drained: bool,
     /// How long it took.
     pub waited_us: u64,
-    /// Why it had to be by force.
+    /// Why it was suspended.
     pub reason: Option<String>,
-    /// Milliseconds until it goes on by itself.
+    /// Milliseconds until it resumes by itself.
     pub held_ms: u64,
 }
 

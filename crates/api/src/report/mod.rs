@@ -18,7 +18,7 @@ mod queue;
 pub use configuration::SavedReport;
 pub use daemon::{DaemonEvent, EventWord, HealthReport, HealthWord, MovedReport, VersionReport};
 pub use function::{
-    ChipReport, EventReport, FunctionReport, RegionReport, RestReport, Stage, StateFileV1, TrafficReport,
+    ChipReport, EventReport, FunctionReport, QuiesceReport, RegionReport, Stage, StateFileV1, TrafficReport,
     WatchFaultReport, WatchReport,
 };
 pub use network::{
@@ -180,19 +180,20 @@ impl StatusReport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
-pub enum Door {
+pub enum DiskSocket {
     /// Its own.
     Socket,
-    /// Its second one.
-    Twin,
+    /// The one for the destination of a migration.
+    #[serde(alias = "twin")]
+    MigrationSocket,
 }
 
-impl Door {
+impl DiskSocket {
     /// What people call it.
     pub fn words(self) -> &'static str {
         match self {
-            Door::Socket => "the first socket",
-            Door::Twin => "the second socket",
+            DiskSocket::Socket => "the first socket",
+            DiskSocket::MigrationSocket => "the migration socket",
         }
     }
 }
@@ -223,15 +224,15 @@ pub struct DiskReport {
     pub vm: Option<VmReport>,
     /// Where front ends connect.
     pub socket: PathBuf,
-    /// Where the destination of a migration connects, if there is a second socket.
-    #[serde(default)]
-    pub twin: Option<PathBuf>,
+    /// Where the destination of a migration connects, if there is a migration socket.
+    #[serde(default, alias = "twin")]
+    pub migration_socket: Option<PathBuf>,
     /// Behind which of the two its rings run.
     #[serde(default)]
-    pub owner: Option<Door>,
+    pub owner: Option<DiskSocket>,
     /// Behind which of the two a front end has started rings that wait for the other's to stop.
     #[serde(default)]
-    pub waiting: Option<Door>,
+    pub waiting: Option<DiskSocket>,
     /// What is behind it.
     pub backing: BackingReport,
     /// Size, as the guest sees it.
@@ -388,9 +389,11 @@ pub struct CoreReport {
     /// Microseconds without work before it sleeps.
     pub spin_us: u64,
     /// `dedicated`, `yields` or `nice`.
-    pub manners: String,
+    #[serde(alias = "manners")]
+    pub yield_policy: String,
     /// Queues that are on it.
-    pub seats: u32,
+    #[serde(alias = "seats")]
+    pub queues: u32,
     /// Queues that it looks at each turn.
     pub awake: u32,
     /// Share of the last tens of milliseconds spent on work, percent.

@@ -60,7 +60,7 @@ pub struct PortReport {
     pub mac: Option<String>,
     /// Addresses that have been learned there, besides that.
     pub learned: u32,
-    /// Trays of frames that wait for its owner.
+    /// Frame batches that wait for its owner.
     pub waiting: u64,
     /// Frames that the switch accepted from it. A frame with segmentation left to do counts as one.
     pub sent_frames: u64,

@@ -41,28 +41,28 @@ macro_rules! from_text {
 
 /// An Ethernet address of one station.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Mac(pub [u8; 6]);
+pub struct MacAddress(pub [u8; 6]);
 
 /// A text that is no such address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no address of a station: write six bytes as in 52:54:00:12:34:56, the first of them even")]
 pub struct NotAMac(String);
 
-impl Mac {
+impl MacAddress {
     /// The address of a NIC for which nobody says one: the same for this name on this host at any time, and unlikely on any
     /// other host. Locally administered (IEEE 802, the bit 0x02).
-    pub fn of(host: &str, name: &str) -> Mac {
+    pub fn of(host: &str, name: &str) -> MacAddress {
         // FNV-1a: it must be the same in every version of this program.
         let hash =
             host.bytes().chain([0]).chain(name.bytes()).fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
                 (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
             });
         let [a, b, c, d, e, ..] = (hash ^ (hash >> 40)).to_le_bytes();
-        Mac([0x02, a, b, c, d, e])
+        MacAddress([0x02, a, b, c, d, e])
     }
 }
 
-impl FromStr for Mac {
+impl FromStr for MacAddress {
     type Err = NotAMac;
 
     fn from_str(text: &str) -> Result<Self, NotAMac> {
@@ -75,25 +75,25 @@ impl FromStr for Mac {
             *byte = u8::from_str_radix(part, 16).map_err(|_| wrong())?;
         }
         let station = bytes[0] & 1 == 0 && bytes != [0; 6];
-        if parts.next().is_some() || !station { Err(wrong()) } else { Ok(Mac(bytes)) }
+        if parts.next().is_some() || !station { Err(wrong()) } else { Ok(MacAddress(bytes)) }
     }
 }
 
-impl fmt::Display for Mac {
+impl fmt::Display for MacAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, e, g] = self.0;
         write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
     }
 }
 
-as_text!(Mac, {
+as_text!(MacAddress, {
     "type": "string",
     "description": "An Ethernet address of one station, as 52:54:00:12:34:56.",
     "pattern": "^[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}$",
 });
-from_text!(Mac);
+from_text!(MacAddress);
 super::values! {
-    Mac: parsed;
+    MacAddress: parsed;
     VlanSpec: parsed_or_number;
 }
 pub(super) use {as_text, from_text};
@@ -193,24 +193,24 @@ mod tests {
     #[test]
     fn addresses_are_read_and_written() {
         for text in ["52:54:00:12:34:56", "02:00:00:00:00:01"] {
-            assert_eq!(text.parse::<Mac>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<MacAddress>().unwrap().to_string(), text);
         }
-        assert_eq!("52-54-00-AB-CD-EF".parse(), Ok(Mac([0x52, 0x54, 0, 0xab, 0xcd, 0xef])));
+        assert_eq!("52-54-00-AB-CD-EF".parse(), Ok(MacAddress([0x52, 0x54, 0, 0xab, 0xcd, 0xef])));
         let multicast = "01:00:5e:00:00:01";
         for text in
             ["", "52:54:00:12:34", "52:54:00:12:34:56:78", "5:54:00:12:34:56", "+2:54:00:12:34:56", multicast]
         {
-            assert!(text.parse::<Mac>().is_err(), "{text}");
+            assert!(text.parse::<MacAddress>().is_err(), "{text}");
         }
-        assert!("00:00:00:00:00:00".parse::<Mac>().is_err());
+        assert!("00:00:00:00:00:00".parse::<MacAddress>().is_err());
     }
 
     #[test]
     fn a_nic_without_an_address_always_gets_the_same() {
-        let mac = Mac::of("3e0f", "web");
-        assert_eq!((mac, mac.0[0]), (Mac::of("3e0f", "web"), 2));
-        assert_ne!(mac, Mac::of("3e0f", "web2"));
-        assert_ne!(mac, Mac::of("3e1f", "web"));
+        let mac = MacAddress::of("3e0f", "web");
+        assert_eq!((mac, mac.0[0]), (MacAddress::of("3e0f", "web"), 2));
+        assert_ne!(mac, MacAddress::of("3e0f", "web2"));
+        assert_ne!(mac, MacAddress::of("3e1f", "web"));
         assert_eq!(mac.to_string(), "02:a0:01:45:94:60", "an update of ioplane must not change it");
     }
 

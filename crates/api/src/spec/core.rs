@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::checks::CountField;
-use super::{Flaw, MannersWord, NotifyWord, form, spec};
+use super::{Flaw, NotifyWord, YieldWord, form, spec};
 
 spec! {
     /// An I/O core.
@@ -18,8 +18,9 @@ spec! {
         spin_us: u64,
         /// Most requests from one queue in a turn.
         budget: u32,
-        /// Towards others.
-        manners: MannersWord,
+        /// Whether it yields its processor.
+        #[serde(rename = "manners", alias = "yield_policy")]
+        yield_policy: YieldWord,
     }
 }
 
@@ -38,9 +39,9 @@ form! {
         /// Most requests from one queue in a turn [default: 64]
         [long, value_name = "N"]
         budget: u32,
-        /// How it treats others on its processor
-        [long, value_name = "HOW"]
-        manners: MannersWord,
+        /// Whether it yields its processor to other threads
+        [long, alias = "manners", value_name = "HOW"]
+        yield_policy was "manners": YieldWord,
     }
 }
 
@@ -54,7 +55,7 @@ impl CoreForm {
             notify: self.notify.unwrap_or(usual.notify),
             spin_us: self.spin_us.unwrap_or(usual.spin_us),
             budget: self.budget.unwrap_or(usual.budget),
-            manners: self.manners.unwrap_or(usual.manners),
+            yield_policy: self.yield_policy.unwrap_or(usual.yield_policy),
         }
     }
 }
@@ -75,7 +76,7 @@ impl CoreSpec {
             notify: NotifyWord::default(),
             spin_us: SPIN_US,
             budget: BUDGETS.usual.into(),
-            manners: MannersWord::default(),
+            yield_policy: YieldWord::default(),
         }
     }
 

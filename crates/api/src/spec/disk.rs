@@ -80,8 +80,8 @@ spec! {
         /// The vhost-user socket, if it is not `RUN_DIR/NAME.sock`.
         socket: Option<PathBuf>,
         /// A second vhost-user socket, for the destination of a migration on this host.
-        #[serde(default)]
-        twin: Option<PathBuf>,
+        #[serde(rename = "twin", alias = "migration_socket", default)]
+        migration_socket: Option<PathBuf>,
         /// Files that VMMs may share as memory of their guests.
         #[serde(default, skip_serializing_if = "MemoryWord::is_usual")]
         guest_memory: MemoryWord,
@@ -149,8 +149,8 @@ backing_form! {
         [id = "vhost_socket", long = "vhost-socket", value_name = "PATH"]
         socket: PathBuf,
         /// A second vhost-user socket, for the destination of a migration on this host
-        [long, value_name = "PATH"]
-        twin: PathBuf,
+        [long, alias = "twin", value_name = "PATH"]
+        migration_socket was "twin": PathBuf,
         /// Files that a VMM may share as its guest's memory: ram (memfd, tmpfs, hugetlbfs), or any, where page faults may wait
         /// for a disk or a network [default: ram]
         [long, value_name = "FILES"]
@@ -210,7 +210,7 @@ impl DiskForm {
             queue_size,
             block_size,
             socket: self.socket,
-            twin: self.twin,
+            migration_socket: self.migration_socket,
             guest_memory: self.guest_memory.unwrap_or_default(),
             core: self.core,
         };
@@ -225,8 +225,8 @@ impl ServedSpec for DiskSpec {
         self.core
     }
 
-    fn twin(&self) -> Option<&Path> {
-        self.twin.as_deref()
+    fn migration_socket(&self) -> Option<&Path> {
+        self.migration_socket.as_deref()
     }
 
     fn queues(&self) -> u16 {
@@ -257,13 +257,14 @@ impl ServedSpec for DiskSpec {
             let remedy = "give at most 20 characters of ASCII without spaces";
             flaws.push(Flaw::new("serial", reason, remedy));
         }
-        let twin_flaw = |twin: &Path| match &self.socket {
-            Some(socket) if socket == twin => {
-                Some(Flaw::new("twin", "twin is the disk's socket", "give it a path of its own"))
+        let field = "migration_socket";
+        let migration_flaw = |migration: &Path| match &self.socket {
+            Some(socket) if socket == migration => {
+                Some(Flaw::new(field, format!("{field} is the disk's socket"), "give it a path of its own"))
             }
-            _ => socket_flaw(twin).map(|flaw| Flaw { field: "twin", ..flaw }),
+            _ => socket_flaw(migration).map(|flaw| Flaw { field, ..flaw }),
         };
-        flaws.extend(self.twin.as_deref().and_then(twin_flaw));
+        flaws.extend(self.migration_socket.as_deref().and_then(migration_flaw));
         flaws
     }
 

@@ -12,6 +12,8 @@ use crate::size::Size;
 pub trait Form {
     /// Names of the fields as JSON has them, other names that are accepted included.
     const FIELDS: &'static [&'static str];
+    /// Names that fields had before, each with the one of today. They are read too; the configuration's reader warns of them.
+    const OLD_FIELDS: &'static [(&'static str, &'static str)] = &[];
 }
 
 /// Where a form's fields are read from: a table of the configuration. A field that is there and cannot be read is noted by the
@@ -80,12 +82,12 @@ values! {
     bool: switch;
 }
 
-/// A form: each field may be left out. In brackets is how clap has it; the comment is its help.
+/// A form: each field may be left out. In brackets is how clap has it; the comment is its help; behind `was` is the name that it had before.
 macro_rules! form {
     (
         $(#[doc = $about:literal])*
         $name:ident {
-            $($(#[doc = $doc:literal])+ $([$($cli:tt)*])? $field:ident: $kind:ty,)*
+            $($(#[doc = $doc:literal])+ $([$($cli:tt)*])? $field:ident $(was $old:literal)?: $kind:ty,)*
         }
     ) => {
         $(#[doc = $about])*
@@ -97,12 +99,16 @@ macro_rules! form {
             $(
                 $(#[doc = $doc])+
                 $(#[cfg_attr(feature = "clap", arg($($cli)*))])?
+                $(#[serde(alias = $old)])?
+                // A daemon from before a word has changed knows what is left out.
+                #[serde(skip_serializing_if = "Option::is_none")]
                 pub $field: Option<$kind>,
             )*
         }
 
         impl $crate::spec::Form for $name {
             const FIELDS: &'static [&'static str] = &[$(stringify!($field)),*];
+            const OLD_FIELDS: &'static [(&'static str, &'static str)] = &[$($(($old, stringify!($field)),)?)*];
         }
 
         impl $name {
@@ -175,3 +181,29 @@ macro_rules! served_fields {
 }
 
 pub(super) use {form, served_fields, spec, values};
+
+#[cfg(test)]
+mod tests {
+    use super::Form;
+    use crate::request::QuiesceForm;
+    use crate::spec::{CoreForm, DiskForm};
+
+    fn check<F: Form + serde::de::DeserializeOwned>(values: &[&str]) {
+        let changelog = include_str!("../../../../CHANGELOG.md");
+        assert_eq!(F::OLD_FIELDS.len(), values.len());
+        for ((old, new), value) in F::OLD_FIELDS.iter().zip(values) {
+            assert!(F::FIELDS.contains(new) && !F::FIELDS.contains(old), "{old}, {new}");
+            let read = |key: &str| serde_json::from_str::<F>(&format!("{{\"{key}\": {value}}}"));
+            assert!(read(new).is_ok() && read(old).is_ok(), "{old} is not read as {new} is");
+            let row = |line: &&str| line.contains(&format!("`{old}`")) && line.contains(&format!("`{new}`"));
+            assert!(changelog.lines().any(|line| row(&line)), "no row of CHANGELOG.md has {old} and {new}");
+        }
+    }
+
+    #[test]
+    fn old_fields_are_read_and_stand_in_the_changelog() {
+        check::<DiskForm>(&["\"/run/a.sock\""]);
+        check::<CoreForm>(&["\"nice\""]);
+        check::<QuiesceForm>(&["true"]);
+    }
+}

@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 use super::address::{as_text, from_text};
 use super::checks::{checked, foreign, interface_flaw, switch_flaw};
 use super::network::host;
-use super::{Flaw, Mac, MemoryWord, PciAddress, PortSpec, ServedSpec, form, served_fields, spec};
+use super::{Flaw, MacAddress, MemoryWord, PciAddress, PortSpec, ServedSpec, form, served_fields, spec};
 use crate::size::Size;
 
 words! {
     /// How a function of the host is handed to a guest.
     ModeWord, Virtual,
-    /// Under watch: what matters is hooked, every DMA is vetted and translated, it can be saved.
+    /// Mediated: what matters is hooked, every DMA is vetted and translated, it can be saved.
     Virtual "virtual",
     /// As it is.
     Passthrough "passthrough",
@@ -138,7 +138,7 @@ pub enum SourceSpec {
         /// Its other end.
         cable: CableSpec,
         /// Its address.
-        mac: Mac,
+        mac: MacAddress,
     },
 }
 
@@ -176,7 +176,7 @@ form! {
         /// A function of this host, by its address, as `ioplane pci list` has it
         [long, value_name = "ADDRESS"]
         host: PciAddress,
-        /// Under watch, or as it is [default: virtual]
+        /// Mediated by a state model, or as it is [default: virtual]
         [long, value_name = "HOW", conflicts_with = "emulate"]
         mode: ModeWord,
         /// What becomes of accesses that the state model does not allow: stop, ignore or error; or each by its cause, as in
@@ -200,7 +200,7 @@ form! {
         tap: String,
         /// Address of an emulated NIC [default: made from this host and the name, always the same]
         [long, conflicts_with = "host"]
-        mac: Mac,
+        mac: MacAddress,
         /// Its vfio-user socket [default: NAME.sock in the run directory]
         [id = "vfio_socket", long = "vfio-socket", value_name = "PATH"]
         socket: PathBuf,
@@ -215,7 +215,7 @@ form! {
 }
 
 impl FunctionForm {
-    /// The complete function. Left out: under watch, with DMA that is not allowed stopping the function and register accesses that
+    /// The complete function. Left out: mediated, with DMA that is not allowed stopping the function and register accesses that
     /// make no sense being ignored; an emulated NIC's address made from this host and its name.
     pub fn spec(self, name: &str) -> Result<FunctionSpec, Vec<Flaw>> {
         let mut flaws = Vec::new();
@@ -236,7 +236,7 @@ impl FunctionForm {
         let nothing = || SourceSpec::Emulated {
             chip: ChipWord::default(),
             cable: CableSpec::Switch("none".to_owned()),
-            mac: Mac([2, 0, 0, 0, 0, 1]),
+            mac: MacAddress([2, 0, 0, 0, 0, 1]),
         };
         let source = source.unwrap_or_else(nothing);
         let spec = FunctionSpec {
@@ -286,7 +286,7 @@ impl FunctionForm {
                 return None;
             }
         };
-        let mac = self.mac.unwrap_or_else(|| Mac::of(&host(), name));
+        let mac = self.mac.unwrap_or_else(|| MacAddress::of(&host(), name));
         Some(SourceSpec::Emulated { chip, cable, mac })
     }
 }
@@ -317,7 +317,7 @@ impl FunctionSpec {
     }
 
     /// The address of an emulated NIC.
-    pub fn mac(&self) -> Option<Mac> {
+    pub fn mac(&self) -> Option<MacAddress> {
         match &self.source {
             SourceSpec::Emulated { mac, .. } => Some(*mac),
             SourceSpec::Host { .. } => None,
@@ -416,10 +416,10 @@ mod tests {
         let nic = form(r#"{"emulate": "ne2000", "switch": "lan"}"#).unwrap();
         assert_eq!(
             (nic.mode(), nic.switch(), nic.mac()),
-            ("emulated", Some("lan"), Some(Mac::of(&super::host(), "f")))
+            ("emulated", Some("lan"), Some(MacAddress::of(&super::host(), "f")))
         );
         let tap = form(r#"{"emulate": "rtl8139", "tap": "tap0", "mac": "02:00:00:00:00:07"}"#).unwrap();
-        assert_eq!((tap.tap(), tap.mac()), (Some("tap0"), Some(Mac([2, 0, 0, 0, 0, 7]))));
+        assert_eq!((tap.tap(), tap.mac()), (Some("tap0"), Some(MacAddress([2, 0, 0, 0, 0, 7]))));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use self::core::{CORES, CoreForm, CoreSpec};
-pub use address::{Mac, VlanSpec};
+pub use address::{MacAddress, VlanSpec};
 pub use checks::{name_flaw, socket_flaw};
 pub use disk::{BackingForm, BackingSpec, DiskForm, DiskSpec};
 pub use fields::{FieldSource, FieldValue, Form, SpecFields};
@@ -57,8 +57,8 @@ words! {
 }
 
 words! {
-    /// How a core treats others on its processor.
-    MannersWord, Yields,
+    /// Whether a core yields its processor to other threads.
+    YieldWord, Yields,
     /// Never yields.
     Dedicated "dedicated",
     /// Yields when idle.
@@ -131,7 +131,7 @@ pub struct PortSpec {
     /// The switch's name.
     pub switch: String,
     /// The address. No other port of the switch may have it, unless both may share theirs.
-    pub mac: Mac,
+    pub mac: MacAddress,
     /// Its guest may migrate, and has a device of this address at both ends meanwhile (docs/guide/migration.md).
     pub shares_mac: bool,
 }
@@ -152,7 +152,7 @@ pub trait ServedSpec: SpecFields + Clone + PartialEq + Send + Sync + 'static {
     /// The core that its queues prefer.
     fn core(&self) -> Option<u32>;
     /// Where a second front end connects, the destination of a migration, if one can.
-    fn twin(&self) -> Option<&Path> {
+    fn migration_socket(&self) -> Option<&Path> {
         None
     }
     /// Files that its front ends may share as memory.

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use super::checks::{CountField, checked, interface_flaw, name_flaw, switch_flaw};
 use super::{
-    Flaw, LinkWord, Mac, MemoryWord, PortSpec, QUEUE_SIZE_MAX, ServedSpec, VlanSpec, form, served_fields,
-    spec,
+    Flaw, LinkWord, MacAddress, MemoryWord, PortSpec, QUEUE_SIZE_MAX, ServedSpec, VlanSpec, form,
+    served_fields, spec,
 };
 
 /// Queue pairs of one NIC.
@@ -74,7 +74,7 @@ spec! {
         /// The switch it is plugged into.
         switch: String,
         /// Its address; nobody else on the switch may send from it.
-        mac: Mac,
+        mac: MacAddress,
         /// It reaches uplinks and NICs that are not isolated, and no isolated one.
         isolated: bool,
         /// Its VLANs.
@@ -105,7 +105,7 @@ form! {
         switch: String,
         /// Its address [default: made from this host and the name, always the same]
         [long]
-        mac: Mac,
+        mac: MacAddress,
         /// Exchange nothing with other isolated NICs
         [long, num_args = 0, default_missing_value = "true"]
         isolated: bool,
@@ -151,7 +151,7 @@ impl NicForm {
         let spec = NicSpec {
             name: name.to_owned(),
             switch: self.switch.unwrap_or_else(|| "none".to_owned()),
-            mac: self.mac.unwrap_or_else(|| Mac::of(&host(), name)),
+            mac: self.mac.unwrap_or_else(|| MacAddress::of(&host(), name)),
             isolated: self.isolated.unwrap_or(false),
             vlan: self.vlan.unwrap_or_default(),
             pairs,

@@ -30,19 +30,19 @@ pub enum PciCommand {
     },
     /// The same, live: state, events, hooked accesses, DMA vetted, faults denied
     Watch(PciWatch),
-    /// Bring a function to rest and hold it there: what its guest does to it waits. It goes on by `pci resume`, or by itself after
-    /// half a minute
+    /// Bring a function to a quiescent point and hold it there: what its guest does to it waits. `pci resume` resumes it; it resumes
+    /// by itself after half a minute
     Quiesce {
         /// Its name
         name: String,
-        /// How long it may take to come to rest by itself while the guest goes on; then it is stopped by force
+        /// How long it may take to become quiescent while its guest runs; then it is suspended
         #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
         deadline: Duration,
-        /// If it has not come to rest by then, let it go on instead
-        #[arg(long)]
-        or_go_on: bool,
+        /// If it is not quiescent by then, resume it instead
+        #[arg(long, alias = "or-go-on")]
+        or_resume: bool,
     },
-    /// Let a function go on
+    /// Resume a function
     Resume {
         /// Its name
         name: String,
@@ -52,18 +52,18 @@ pub enum PciCommand {
         /// Its name
         name: String,
     },
-    /// Write the state of a function to a file. One that runs is brought to rest for it, and goes on
+    /// Write the state of a function to a file. One that runs is quiesced for it, and resumes
     Save {
         /// Its name
         name: String,
         /// Where to
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// How long it may take to come to rest by itself; then it is stopped by force
+        /// How long it may take to become quiescent while its guest runs; then it is suspended
         #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
         deadline: Duration,
     },
-    /// Put a saved state into a function, and let it go on from there
+    /// Put a saved state into a function, which resumes from there
     Load {
         /// Its name
         name: String,

@@ -7,7 +7,7 @@ use ioplane_api::size::Size;
 use ioplane_api::spec::{MTU, NIC_QUEUE_SIZE};
 
 /// One device of a domain.
-pub enum Device {
+pub enum ServedDevice {
     /// A disk.
     Disk(Box<DiskReport>),
     Nic(Box<NicReport>),
@@ -91,12 +91,12 @@ fn nic(nic: &NicReport) -> Vec<String> {
     lines
 }
 
-fn devices(all: &[Device]) -> Vec<String> {
+fn devices(all: &[ServedDevice]) -> Vec<String> {
     let mut disks = 0..;
     let lines = all.iter().flat_map(|device| match device {
-        Device::Disk(report) => disk(report, disks.next().unwrap_or(0)),
-        Device::Nic(report) => nic(report),
-        Device::Function(_) => Vec::new(),
+        ServedDevice::Disk(report) => disk(report, disks.next().unwrap_or(0)),
+        ServedDevice::Nic(report) => nic(report),
+        ServedDevice::Function(_) => Vec::new(),
     });
     lines.collect()
 }
@@ -111,20 +111,20 @@ fn past(arguments: &[String]) -> String {
 }
 
 /// Only the devices; none of them is a function.
-pub fn device_xml(all: &[Device]) -> String {
+pub fn device_xml(all: &[ServedDevice]) -> String {
     devices(all).join("\n") + "\n"
 }
 
 /// A whole domain, called as its first device is, to be defined and started as it is.
 ///
 /// `arguments` are QEMU's, for functions.
-pub fn domain_xml(all: &[Device], arguments: &[String], Size(memory): Size) -> String {
+pub fn domain_xml(all: &[ServedDevice], arguments: &[String], Size(memory): Size) -> String {
     let (mut boots, mut name) = (false, "guest");
     for device in all.iter().rev() {
         match device {
-            Device::Disk(disk) => (boots, name) = (true, &disk.name),
-            Device::Nic(nic) => name = &nic.name,
-            Device::Function(function) => name = &function.name,
+            ServedDevice::Disk(disk) => (boots, name) = (true, &disk.name),
+            ServedDevice::Nic(nic) => name = &nic.name,
+            ServedDevice::Function(function) => name = &function.name,
         }
     }
     let boot = if boots { "hd" } else { "network" };

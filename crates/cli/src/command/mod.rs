@@ -23,7 +23,7 @@ use hyper::Method;
 use ioplane_api::SOCKET;
 use ioplane_api::refusal::Code;
 use ioplane_api::report::{CoreReport, DiskReport, DoneReport, StatusReport, UpgradeReport};
-use ioplane_api::request::{ChangeForm, MoveForm, NotifyForm, TwinForm, UpgradeForm};
+use ioplane_api::request::{ChangeForm, MigrationSocketForm, MoveForm, NotifyForm, UpgradeForm};
 use ioplane_api::spec::{BackingForm, DiskForm};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -228,19 +228,19 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
                 working("resizing", || ask(client, Method::PATCH, &address(&name), Some(&form)))?;
             print_done(json, &disk, one)
         }
-        DiskCommand::Twin { name, remove: true, force, .. } => {
-            let path = format!("{}/twin?force={force}", address(&name));
+        DiskCommand::MigrationSocket { name, remove: true, force, .. } => {
+            let path = format!("{}/migration-socket?force={force}", address(&name));
             let disk: DiskReport =
                 working("waiting for requests to end", || ask(client, Method::DELETE, &path, None::<&()>))?;
             print_done(json, &disk, one)
         }
-        DiskCommand::Twin { name, vhost_socket, .. } => {
-            let form = TwinForm { socket: vhost_socket.as_deref().map(absolute).transpose()? };
-            let path = format!("{}/twin", address(&name));
+        DiskCommand::MigrationSocket { name, vhost_socket, .. } => {
+            let form = MigrationSocketForm { socket: vhost_socket.as_deref().map(absolute).transpose()? };
+            let path = format!("{}/migration-socket", address(&name));
             let disk: DiskReport = ask(client, Method::PUT, &path, Some(&form))?;
             print_done(json, &disk, |disk| {
-                let twin = disk.twin.as_deref().unwrap_or(Path::new("-"));
-                format!("{} has a second socket: {}\n", disk.name, twin.display())
+                let socket = disk.migration_socket.as_deref().unwrap_or(Path::new("-"));
+                format!("{} has a migration socket: {}\n", disk.name, socket.display())
             })
         }
         DiskCommand::Replace { name, backing } => {
@@ -259,8 +259,9 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
 }
 
 fn form(form: DiskForm) -> Result<DiskForm> {
-    let (path, socket, twin) = (seen(form.path)?, seen(form.socket)?, seen(form.twin)?);
-    Ok(DiskForm { path, socket, twin, ..form })
+    let (path, socket) = (seen(form.path)?, seen(form.socket)?);
+    let migration_socket = seen(form.migration_socket)?;
+    Ok(DiskForm { path, socket, migration_socket, ..form })
 }
 
 fn core(client: &Client, command: CoreCommand, json: bool) -> Result<()> {

@@ -215,7 +215,7 @@ mod tests {
         let mut function = crate::command::show::tests::function("nic1");
         let refused = super::function(&function, Version(10, 0), None).unwrap_err().to_string();
         assert!(
-            refused.starts_with("QEMU 10.0 has no vfio-user-pci") && refused.contains("to do: "),
+            refused.starts_with("QEMU 10.0 has no vfio-user-pci") && refused.contains("hint: "),
             "{refused}"
         );
         let args = super::function(&function, Version(10, 1), Some(1)).unwrap();

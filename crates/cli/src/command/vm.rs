@@ -30,29 +30,29 @@ pub fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
     let memory = (!wanted.device_only).then_some(wanted.memory);
     let mut args = memory.map(qemu::memory).unwrap_or_default();
     args.extend(match &device {
-        libvirt::Device::Disk(disk) => {
-            let socket = match (wanted.twin, &disk.twin) {
+        libvirt::ServedDevice::Disk(disk) => {
+            let socket = match (wanted.migration_socket, &disk.migration_socket) {
                 (false, _) => &disk.socket,
-                (true, Some(twin)) => twin,
+                (true, Some(socket)) => socket,
                 (true, None) => {
-                    let error = format!("disk {} has no second socket", disk.name);
-                    let remedy = format!("give it one: ioplane disk twin {}", disk.name);
+                    let error = format!("disk {} has no migration socket", disk.name);
+                    let remedy = format!("give it one: ioplane disk migration-socket {}", disk.name);
                     return Err(CommandError::new(Code::Conflict, error, remedy).into());
                 }
             };
             qemu::disk(disk, socket, version, wanted.bootindex)
         }
-        libvirt::Device::Nic(nic) if wanted.twin => {
-            let error = format!("{} is a NIC: only disks have a second socket", nic.name);
+        libvirt::ServedDevice::Nic(nic) if wanted.migration_socket => {
+            let error = format!("{} is a NIC: only disks have a migration socket", nic.name);
             let remedy = "see docs/guide/migration.md";
             return Err(CommandError::new(Code::Unsupported, error, remedy).into());
         }
-        libvirt::Device::Nic(nic) => qemu::nic(nic, version, accel, wanted.bootindex),
-        libvirt::Device::Function(function) if wanted.twin => {
+        libvirt::ServedDevice::Nic(nic) => qemu::nic(nic, version, accel, wanted.bootindex),
+        libvirt::ServedDevice::Function(function) if wanted.migration_socket => {
             let error = format!("{} is a PCI function, and cannot migrate yet", function.name);
             return Err(CommandError::new(Code::Unsupported, error, "see docs/guide/pci.md").into());
         }
-        libvirt::Device::Function(function) => qemu::function(function, version, wanted.bootindex)?,
+        libvirt::ServedDevice::Function(function) => qemu::function(function, version, wanted.bootindex)?,
     });
     let terminal = std::io::stdout().is_terminal();
     if terminal && !json && memory.is_some() && !quiet() {
@@ -76,19 +76,23 @@ pub fn qemu_args(client: &Client, wanted: &QemuArgs, json: bool) -> Result<()> {
 }
 
 /// A disk, a NIC or a PCI function, by its name.
-fn device(client: &Client, name: &str) -> Result<libvirt::Device> {
+fn device(client: &Client, name: &str) -> Result<libvirt::ServedDevice> {
     let status: StatusReport = get(client, "/v1/status")?;
     let disk = status
         .disks
         .into_iter()
         .find(|disk| disk.name == name)
-        .map(|disk| libvirt::Device::Disk(Box::new(disk)));
+        .map(|disk| libvirt::ServedDevice::Disk(Box::new(disk)));
     let nic = || {
-        status.nics.into_iter().find(|nic| nic.name == name).map(|nic| libvirt::Device::Nic(Box::new(nic)))
+        status
+            .nics
+            .into_iter()
+            .find(|nic| nic.name == name)
+            .map(|nic| libvirt::ServedDevice::Nic(Box::new(nic)))
     };
     let function = || {
         let function = status.functions.into_iter().find(|function| function.name == name)?;
-        Some(libvirt::Device::Function(Box::new(function)))
+        Some(libvirt::ServedDevice::Function(Box::new(function)))
     };
     disk.or_else(nic).or_else(function).ok_or_else(|| {
         let error = format!("there is no disk, no nic and no PCI function {name}");
@@ -99,11 +103,11 @@ fn device(client: &Client, name: &str) -> Result<libvirt::Device> {
 
 /// `libvirt-xml`.
 pub fn libvirt_xml(client: &Client, wanted: &LibvirtArgs, json: bool) -> Result<()> {
-    let devices: Vec<libvirt::Device> =
+    let devices: Vec<libvirt::ServedDevice> =
         wanted.names.iter().map(|name| device(client, name)).collect::<Result<_>>()?;
     let mut arguments = Vec::new();
     for device in &devices {
-        let libvirt::Device::Function(function) = device else { continue };
+        let libvirt::ServedDevice::Function(function) = device else { continue };
         if wanted.device_only {
             let error = format!(
                 "{} is a PCI function: libvirt has no element for it, and it cannot be attached to a domain that is there",

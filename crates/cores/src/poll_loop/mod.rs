@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ioplane_device::clock::Clock;
-use ioplane_device::mutation::{Law, bound};
+use ioplane_device::mutation::{Invariant, bound};
 use ioplane_device::{
     Budget, Change, CoreContext, CoreMessage, PollOutcome, PollState, PollerCommand, PollerId, PollerSlot,
 };
@@ -66,7 +66,7 @@ pub(crate) struct PollLoop {
     /// With the last look at the clock.
     context: CoreContext,
     budget: Budget,
-    manners: YieldPolicy,
+    yield_policy: YieldPolicy,
     notify: Notify,
     spin: Duration,
     /// [`CoreSettings::completion_wait`]; zero if it never sleeps for completions.
@@ -101,14 +101,14 @@ impl PollLoop {
     ) -> Self {
         let context = CoreContext::new(clock);
         let now = context.now();
-        let sleeps = settings.manners != YieldPolicy::Dedicated;
+        let sleeps = settings.yield_policy != YieldPolicy::Dedicated;
         PollLoop {
             mailbox,
             panel,
             watch,
             context,
             budget: settings.budget,
-            manners: settings.manners,
+            yield_policy: settings.yield_policy,
             notify: settings.notify,
             spin: settings.spin,
             completion_wait: if sleeps { settings.completion_wait } else { Duration::ZERO },
@@ -151,7 +151,7 @@ impl PollLoop {
     /// Carries out what has been posted, some of it if it is much, and looks at the panel. True if the core is to end.
     fn read_mail(&mut self) -> bool {
         self.mailbox.lower();
-        if !self.read_orders(bound(Law::BoundsPolls, ORDERS_PER_TURN)) {
+        if !self.read_orders(bound(Invariant::BoundsPolls, ORDERS_PER_TURN)) {
             // The rest after the next turn.
             self.mailbox.expect();
         }
@@ -377,7 +377,7 @@ impl PollLoop {
             if polled && self.idle_run > 1 && self.only_waits() && self.wait_for_completions() {
                 return;
             }
-            let yields = polled && self.manners != YieldPolicy::Dedicated;
+            let yields = polled && self.yield_policy != YieldPolicy::Dedicated;
             if yields && self.idle_run.is_multiple_of(YIELD_TURNS) {
                 std::thread::yield_now();
             } else if polled {

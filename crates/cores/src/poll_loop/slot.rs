@@ -10,7 +10,7 @@ use crate::watch::Watched;
 /// What a core does with a slot. Each changes by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SlotState {
-    /// Has come: stepped in the next turn, whatever is so of the others (laws 2 and 3), and Polled from then on.
+    /// Has come: stepped in the next turn, whatever is so of the others (invariants 2 and 3), and Polled from then on.
     Fresh,
     /// Stepped in every turn, until it has had no work for long enough.
     Polled,

@@ -2,7 +2,7 @@
 
 use axum::extract::{Path, State};
 use ioplane_api::report::{DoneReport, EventWord};
-use ioplane_api::request::{ChangeForm, TwinForm};
+use ioplane_api::request::{ChangeForm, MigrationSocketForm};
 use ioplane_api::spec::{BackingForm, DiskForm};
 
 use super::{Answer, Body, Own, Removal, form, form_or_usual, json, put, removal, whole};
@@ -63,26 +63,26 @@ pub async fn remove(State(daemon): Own, Path(name): Path<String>, query: Removal
     .await
 }
 
-/// The second socket.
-pub async fn open_twin(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
-    let form: TwinForm = form_or_usual(body)?;
+/// The migration socket.
+pub async fn open_migration_socket(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
+    let form: MigrationSocketForm = form_or_usual(body)?;
     whole(daemon.may_change()?, async move {
-        let new = daemon.disks.open_twin(&name, form.socket).await?;
+        let new = daemon.disks.open_migration_socket(&name, form.socket).await?;
         if new {
-            tracing::info!(disk = name, "has a second socket");
-            daemon.disks.tell(EventWord::Changed, &name, "has a second socket");
+            tracing::info!(disk = name, "has a migration socket");
+            daemon.disks.tell(EventWord::Changed, &name, "has a migration socket");
         }
         put(new, daemon.disks.report_of(&name).await?)
     })
     .await
 }
 
-pub async fn close_twin(State(daemon): Own, Path(name): Path<String>, query: Removal) -> Answer {
+pub async fn close_migration_socket(State(daemon): Own, Path(name): Path<String>, query: Removal) -> Answer {
     let force = removal(query)?;
     whole(daemon.may_change()?, async move {
-        daemon.disks.close_twin(&name, force).await?;
-        tracing::info!(disk = name, "has no second socket any more");
-        daemon.disks.tell(EventWord::Changed, &name, "has no second socket any more");
+        daemon.disks.close_migration_socket(&name, force).await?;
+        tracing::info!(disk = name, "has no migration socket any more");
+        daemon.disks.tell(EventWord::Changed, &name, "has no migration socket any more");
         json(daemon.disks.report_of(&name).await?)
     })
     .await

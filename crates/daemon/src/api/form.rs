@@ -46,7 +46,8 @@ fn read<T: Form + DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
         let remedy = format!("send a JSON object: its fields are {}", T::FIELDS.join(", "));
         Refusal::new(Code::Malformed, format!("the body: {error}"), remedy)
     })?;
-    if let Some(unknown) = fields.keys().find(|field| !T::FIELDS.contains(&field.as_str())) {
+    let known = |field: &str| T::FIELDS.contains(&today::<T>(field));
+    if let Some(unknown) = fields.keys().find(|field| !known(field)) {
         let remedy = match nearest(unknown, T::FIELDS) {
             Some(near) => format!("write {near}, or leave it out"),
             None => format!("leave it out: there are {}", T::FIELDS.join(", ")),
@@ -57,7 +58,7 @@ fn read<T: Form + DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
     let mut json = serde_json::Deserializer::from_slice(body);
     serde_path_to_error::deserialize(&mut json).map_err(|wrong| {
         let at = match wrong.path().iter().next() {
-            Some(Segment::Map { key }) => key.clone(),
+            Some(Segment::Map { key }) => today::<T>(key).to_owned(),
             _ => String::new(),
         };
         let reason = wrong.into_inner().to_string();
@@ -71,6 +72,11 @@ fn read<T: Form + DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
             None => Refusal::invalid(format!("the body: {reason}"), "send the fields of this resource"),
         }
     })
+}
+
+/// The name that a field has today, which may be another one than it had before.
+fn today<T: Form>(field: &str) -> &str {
+    T::OLD_FIELDS.iter().find(|(old, _)| *old == field).map_or(field, |(_, new)| *new)
 }
 
 #[cfg(test)]
@@ -110,6 +116,11 @@ mod tests {
         assert_eq!(nic.vlan, Some(VlanSpec::Access(10)));
         let moved: MoveForm = read(br#"{"device": "a", "queue": 0, "core": 1}"#).unwrap();
         assert_eq!(moved.disk, "a");
+        let disk: DiskForm = read(br#"{"memory": "1M", "twin": "/run/a.sock"}"#).unwrap();
+        assert_eq!(disk.migration_socket.as_deref(), Some(std::path::Path::new("/run/a.sock")));
+        let at = |field: &str| Some(field.to_owned());
+        assert_eq!(refused::<DiskForm>(r#"{"twin": 5}"#), (Code::Invalid, at("migration_socket")));
+        assert_eq!(refused::<DiskForm>(r#"{"twin": "/a", "migration_socket": "/a"}"#).0, Code::Invalid);
         let usual: UpgradeForm = form_or_usual(Ok(Bytes::new())).unwrap();
         assert!(usual.binary.is_none());
     }

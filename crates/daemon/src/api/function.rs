@@ -58,11 +58,11 @@ pub async fn quiesce(State(daemon): Own, Path(name): Path<String>, body: Body) -
 
 pub async fn resume(State(daemon): Own, Path(name): Path<String>) -> Answer {
     whole(daemon.may_change()?, async move {
-        let held = daemon.functions.served(&name)?.go_on().await?;
+        let held = daemon.functions.served(&name)?.resume().await?;
         if held {
-            daemon.functions.tell(EventWord::Changed, &name, "goes on");
+            daemon.functions.tell(EventWord::Changed, &name, "resumed");
         }
-        done(if held { format!("{name} goes on") } else { format!("{name} was not held: nothing to do") })
+        done(if held { format!("{name} resumed") } else { format!("{name} was not held: nothing to do") })
     })
     .await
 }
@@ -90,7 +90,7 @@ pub async fn load(State(daemon): Own, Path(name): Path<String>, body: Body) -> A
         daemon.functions.served(&name)?.load(file).await?;
         tracing::info!(function = name, "a saved state was loaded");
         daemon.functions.tell(EventWord::Changed, &name, "a saved state was loaded");
-        done(format!("{name} goes on from the saved state"))
+        done(format!("{name} resumed from the saved state"))
     })
     .await
 }

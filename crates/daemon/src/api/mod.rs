@@ -26,7 +26,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{self, MethodFilter, MethodRouter};
 use ioplane_api::operation::{Method, Operation};
-use ioplane_api::refusal::{Code, Kind, MEDIA};
+use ioplane_api::refusal::{Code, MEDIA, RefusalKind};
 use serde::{Deserialize, Serialize};
 
 use self::form::{Body, form, form_or_usual, form_up_to};
@@ -51,6 +51,9 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
             handler = handler.route_layer(DefaultBodyLimit::max(function::STATE));
         }
         let handler = handler.route_layer(middleware::from_fn_with_state(*operation, check_query));
+        if let Some(old) = operation.old_path() {
+            router = router.route(old, handler.clone());
+        }
         router = router.route(operation.path(), handler);
     }
     router
@@ -85,8 +88,8 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::PutDisk => routing::on(method, disk::add),
         Operation::ChangeDisk => routing::on(method, disk::change),
         Operation::RemoveDisk => routing::on(method, disk::remove),
-        Operation::PutTwin => routing::on(method, disk::open_twin),
-        Operation::RemoveTwin => routing::on(method, disk::close_twin),
+        Operation::PutMigrationSocket => routing::on(method, disk::open_migration_socket),
+        Operation::RemoveMigrationSocket => routing::on(method, disk::close_migration_socket),
         Operation::Switches => routing::on(method, network::switches),
         Operation::Switch => routing::on(method, network::switch),
         Operation::PutSwitch => routing::on(method, network::add_switch),
@@ -141,7 +144,7 @@ impl IntoResponse for Refusal {
         let status = StatusCode::from_u16(kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let answer = (status, [(CONTENT_TYPE, MEDIA)], axum::Json(self.body()));
         // Seconds.
-        if kind == Kind::Busy {
+        if kind == RefusalKind::Busy {
             ([(RETRY_AFTER, "1")], answer).into_response()
         } else {
             answer.into_response()

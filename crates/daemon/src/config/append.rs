@@ -64,7 +64,7 @@ impl Appended {
         self.other("notify", spec.notify.word(), usual.notify.word());
         self.other("spin_us", spec.spin_us as i64, usual.spin_us as i64);
         self.other("budget", i64::from(spec.budget), i64::from(usual.budget));
-        self.other("manners", spec.manners.word(), usual.manners.word());
+        self.other("yield_policy", spec.yield_policy.word(), usual.yield_policy.word());
     }
 
     pub fn disk(&mut self, spec: &DiskSpec) {
@@ -92,7 +92,7 @@ impl Appended {
         self.some("block_size", spec.block_size.map(i64::from));
         self.some("core", spec.core.map(i64::from));
         self.path("socket", spec.socket.as_deref());
-        self.path("twin", spec.twin.as_deref());
+        self.path("migration_socket", spec.migration_socket.as_deref());
         self.guest_memory(spec.guest_memory);
     }
 
@@ -167,7 +167,7 @@ cpu = 0
 notify = "notified"
 spin_us = 70
 budget = 33
-manners = "dedicated"
+yield_policy = "dedicated"
 [[disk]]
 name = "whole"
 path = "/a b/it's \"one\".img"
@@ -181,7 +181,7 @@ direct = "off"
 engine = "threads"
 core = 3
 socket = "/run/whole.vhost.sock"
-twin = "/run/whole.twin.sock"
+migration_socket = "/run/whole.migration.sock"
 guest_memory = "any"
 [[disk]]
 name = "least"

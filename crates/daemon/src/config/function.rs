@@ -3,11 +3,11 @@
 use ioplane_api::spec::{Flaw, FunctionForm, FunctionSpec};
 
 use super::network::{checked, name};
-use super::reader::{Place, Reader, nearest};
+use super::reader::{Place, TableReader, nearest};
 use super::{Config, Problem};
 
 /// One `[[pci]]`.
-pub fn function(mut reader: Reader<'_, '_>) -> Option<(FunctionSpec, Place)> {
+pub fn function(mut reader: TableReader<'_, '_>) -> Option<(FunctionSpec, Place)> {
     let name = name(&mut reader, "PCI function");
     let form = FunctionForm::read(&mut reader);
     let spec = name.and_then(|name| checked(&mut reader, form.spec(&name)));

@@ -1,7 +1,7 @@
 //! The configuration file: read whole, checked whole, and refused whole with every problem's line, reason and remedy.
 //!
 //! ```text
-//!   text --toml--> tables with spans --Reader--> forms --spec--> Config { daemon, cores, disks, switches, nics, functions } + where each is
+//!   text --toml--> tables with spans --old_keys, Reader--> forms --spec--> Config { daemon, cores, disks, switches, nics, functions } + where each is
 //! ```
 //!
 //! What is wrong with images is asked separately ([`Config::images`]); what only opening shows (somebody has it) is found by
@@ -10,6 +10,7 @@
 mod append;
 mod function;
 mod network;
+mod old_keys;
 mod problem;
 mod reader;
 #[cfg(test)]
@@ -28,7 +29,7 @@ use toml::de::{DeTable, DeValue};
 pub use append::Appended;
 pub use problem::{Problem, Problems};
 pub use reader::{Place, nearest};
-use reader::{Reader, Source};
+use reader::{SourceText, TableReader};
 
 use crate::access::SocketAccess;
 
@@ -57,6 +58,8 @@ pub struct Config {
     pub nics: Vec<(NicSpec, Place)>,
     /// Every `[[pci]]`.
     pub functions: Vec<(FunctionSpec, Place)>,
+    /// Old names of keys, in the order of their lines: they are read, and have to be changed some day.
+    pub warnings: Vec<Problem>,
 }
 
 /// The parts of a configuration, for those who look for them.
@@ -90,8 +93,8 @@ impl Config {
     pub fn parse(file: &Path, text: &str) -> Result<Config, Problems> {
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
         let folder = file.parent().unwrap_or(Path::new("/"));
-        let source = Source { text, folder };
-        let (document, errors) = DeTable::parse_recoverable(text);
+        let source = SourceText { text, folder };
+        let (mut document, errors) = DeTable::parse_recoverable(text);
         if !errors.is_empty() {
             let problem = |error: &toml::de::Error| {
                 Problem {
@@ -102,12 +105,21 @@ impl Config {
             };
             return Err(Problems::new(&file, errors.iter().map(problem).collect()));
         }
-        let mut problems = Vec::new();
+        let (mut problems, mut warnings) = (Vec::new(), Vec::new());
+        old_keys::rename(document.get_mut(), source, &mut warnings, &mut problems);
         let config = build(source, &document, &mut problems);
         if !problems.is_empty() {
             return Err(Problems::new(&file, problems));
         }
-        Ok(Config { file, ..config })
+        warnings.sort();
+        Ok(Config { file, warnings, ..config })
+    }
+
+    /// Writes the warnings to the log. For whoever puts the configuration into effect.
+    pub fn log_warnings(&self) {
+        for Problem { line, reason, remedy } in &self.warnings {
+            tracing::warn!("{}:{line}: {reason}: {remedy}", self.file.display());
+        }
     }
 
     /// What can be seen to be wrong with images without opening them; only of the disks that `wanted` names, since one that
@@ -138,14 +150,18 @@ impl Config {
     }
 }
 
-fn build<'t>(source: Source<'t>, document: &'t Spanned<DeTable<'t>>, problems: &mut Vec<Problem>) -> Config {
+fn build<'t>(
+    source: SourceText<'t>,
+    document: &'t Spanned<DeTable<'t>>,
+    problems: &mut Vec<Problem>,
+) -> Config {
     let mut config = Config::default();
     for (key, value) in document.get_ref() {
         let line = source.line(&key.span());
         let known = ["daemon", "core", "disk", "switch", "nic", "pci"];
         match (key.get_ref().as_ref(), value.get_ref()) {
             ("daemon", DeValue::Table(table)) => {
-                let reader = Reader::new(source, "[daemon]", table, &key.span(), problems);
+                let reader = TableReader::new(source, "[daemon]", table, &key.span(), problems);
                 (config.daemon, config.daemon_place) = daemon(reader);
             }
             (name @ ("core" | "disk" | "switch" | "nic" | "pci"), DeValue::Array(array)) => {
@@ -158,7 +174,7 @@ fn build<'t>(source: Source<'t>, document: &'t Spanned<DeTable<'t>>, problems: &
                         "nic" => "[[nic]]",
                         _ => "[[pci]]",
                     };
-                    let reader = Reader::new(source, what, table, &item.span(), problems);
+                    let reader = TableReader::new(source, what, table, &item.span(), problems);
                     match name {
                         "core" => {
                             let position = config.cores.len() as u32;
@@ -203,7 +219,7 @@ fn build<'t>(source: Source<'t>, document: &'t Spanned<DeTable<'t>>, problems: &
 }
 
 fn element<'t>(
-    source: Source<'t>,
+    source: SourceText<'t>,
     name: &str,
     item: &'t Spanned<DeValue<'t>>,
     problems: &mut Vec<Problem>,
@@ -220,7 +236,7 @@ fn element<'t>(
     table
 }
 
-fn daemon(mut reader: Reader<'_, '_>) -> (DaemonSpec, Place) {
+fn daemon(mut reader: TableReader<'_, '_>) -> (DaemonSpec, Place) {
     let mut daemon = DaemonSpec {
         socket: reader.path("socket"),
         run_dir: reader.path("run_dir"),
@@ -251,7 +267,7 @@ fn daemon(mut reader: Reader<'_, '_>) -> (DaemonSpec, Place) {
 }
 
 /// `socket_group` and `socket_mode`: a group without a mode may read and write.
-fn access(reader: &mut Reader<'_, '_>) -> SocketAccess {
+fn access(reader: &mut TableReader<'_, '_>) -> SocketAccess {
     let mut access = SocketAccess::default();
     if let Some(name) = reader.text("socket_group") {
         access.mode = 0o660;
@@ -286,7 +302,7 @@ fn group(name: &str) -> Result<u32, String> {
     }
 }
 
-fn core(mut reader: Reader<'_, '_>, position: u32) -> (CoreSpec, Place) {
+fn core(mut reader: TableReader<'_, '_>, position: u32) -> (CoreSpec, Place) {
     let id = reader.small("id").unwrap_or(position);
     let core = CoreForm::read(&mut reader).spec(id);
     for Flaw { field, reason, remedy } in core.flaws() {
@@ -295,7 +311,7 @@ fn core(mut reader: Reader<'_, '_>, position: u32) -> (CoreSpec, Place) {
     (core, reader.finish())
 }
 
-fn disk(mut reader: Reader<'_, '_>) -> Option<(DiskSpec, Place)> {
+fn disk(mut reader: TableReader<'_, '_>) -> Option<(DiskSpec, Place)> {
     let name = network::name(&mut reader, "disk");
     let form = DiskForm::read(&mut reader);
     let spec = name.and_then(|name| network::checked(&mut reader, form.spec(&name)));
@@ -335,8 +351,8 @@ fn check_disks(config: &Config, problems: &mut Vec<Problem>) {
                 );
                 problem(Flaw::new("path", reason, "give every disk its own copy, or make both read_only"));
             }
-            for (field, socket) in [("socket", &disk.socket), ("twin", &disk.twin)] {
-                let theirs = [("socket", &other.socket), ("twin", &other.twin)];
+            for (field, socket) in [("socket", &disk.socket), ("migration_socket", &disk.migration_socket)] {
+                let theirs = [("socket", &other.socket), ("migration_socket", &other.migration_socket)];
                 let same = |(_, theirs): &(&str, &Option<PathBuf>)| socket.is_some() && *theirs == socket;
                 if let Some((taken, _)) = theirs.into_iter().find(same) {
                     let reason = format!("the {taken} of disk {}, in line {}", other.name, earlier.of(taken));
@@ -366,7 +382,7 @@ fn image_flaw(disk: &DiskSpec, path: &Path) -> Option<Flaw> {
         Err(e) => return flaw(format!("{shown}: {e}"), "let the daemon's user reach the image".to_owned()),
     };
     if file.is_dir() {
-        return flaw(format!("{shown} is a folder"), "name a file or a block device".to_owned());
+        return flaw(format!("{shown} is a directory"), "name a file or a block device".to_owned());
     }
     let unit = u64::from(disk.block_size.unwrap_or(512));
     if file.is_file() && (file.len() == 0 || !file.len().is_multiple_of(unit)) {

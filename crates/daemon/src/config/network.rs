@@ -2,11 +2,11 @@
 
 use ioplane_api::spec::{FieldSource, Flaw, NicForm, NicSpec, SwitchForm, SwitchSpec};
 
-use super::reader::{Place, Reader};
+use super::reader::{Place, TableReader};
 use super::{Config, Problem};
 
 /// The name of a table's thing; that it has none is noted.
-pub(super) fn name(reader: &mut Reader<'_, '_>, what: &str) -> Option<String> {
+pub(super) fn name(reader: &mut TableReader<'_, '_>, what: &str) -> Option<String> {
     let name = reader.text("name");
     if name.is_none() && !reader.has("name") {
         reader.note("name", format!("a {what} without a name"), "write name = \"NAME\"".to_owned());
@@ -15,7 +15,7 @@ pub(super) fn name(reader: &mut Reader<'_, '_>, what: &str) -> Option<String> {
 }
 
 /// Notes what is wrong with a form.
-pub(super) fn checked<T>(reader: &mut Reader<'_, '_>, spec: Result<T, Vec<Flaw>>) -> Option<T> {
+pub(super) fn checked<T>(reader: &mut TableReader<'_, '_>, spec: Result<T, Vec<Flaw>>) -> Option<T> {
     spec.map_err(|flaws| {
         flaws.into_iter().for_each(|flaw| reader.note(flaw.field, flaw.reason, flaw.remedy));
     })
@@ -23,7 +23,7 @@ pub(super) fn checked<T>(reader: &mut Reader<'_, '_>, spec: Result<T, Vec<Flaw>>
 }
 
 /// One `[[switch]]`.
-pub fn switch(mut reader: Reader<'_, '_>) -> Option<(SwitchSpec, Place)> {
+pub fn switch(mut reader: TableReader<'_, '_>) -> Option<(SwitchSpec, Place)> {
     let name = name(&mut reader, "switch");
     let form = SwitchForm::read(&mut reader);
     let spec = name.and_then(|name| checked(&mut reader, form.spec(&name)));
@@ -32,7 +32,7 @@ pub fn switch(mut reader: Reader<'_, '_>) -> Option<(SwitchSpec, Place)> {
 }
 
 /// One `[[nic]]`.
-pub fn nic(mut reader: Reader<'_, '_>) -> Option<(NicSpec, Place)> {
+pub fn nic(mut reader: TableReader<'_, '_>) -> Option<(NicSpec, Place)> {
     let name = name(&mut reader, "nic");
     let form = NicForm::read(&mut reader);
     let spec = name.and_then(|name| checked(&mut reader, form.spec(&name)));

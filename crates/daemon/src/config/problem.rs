@@ -40,7 +40,7 @@ impl fmt::Display for Problems {
             if *line > 0 {
                 write!(f, ":{line}")?;
             }
-            write!(f, ": {reason}\n  to do: {remedy}")?;
+            write!(f, ": {reason}\n  hint: {remedy}")?;
         }
         Ok(())
     }

@@ -15,14 +15,14 @@ use super::problem::Problem;
 
 /// The text, for lines.
 #[derive(Debug, Clone, Copy)]
-pub struct Source<'t> {
+pub struct SourceText<'t> {
     /// All of it.
     pub text: &'t str,
     /// Folder that relative paths begin at.
     pub folder: &'t Path,
 }
 
-impl Source<'_> {
+impl SourceText<'_> {
     /// The line of a span.
     pub fn line(&self, span: &Range<usize>) -> usize {
         let start = span.start.min(self.text.len());
@@ -58,8 +58,8 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
 ];
 
 /// One table being read.
-pub struct Reader<'t, 'p> {
-    source: Source<'t>,
+pub struct TableReader<'t, 'p> {
+    source: SourceText<'t>,
     what: &'static str,
     table: &'t DeTable<'t>,
     asked: Vec<&'static str>,
@@ -68,10 +68,10 @@ pub struct Reader<'t, 'p> {
     pub place: Place,
 }
 
-impl<'t, 'p> Reader<'t, 'p> {
+impl<'t, 'p> TableReader<'t, 'p> {
     /// Reads `table`, which people know as `what`.
     pub fn new(
-        source: Source<'t>,
+        source: SourceText<'t>,
         what: &'static str,
         table: &'t DeTable<'t>,
         span: &Range<usize>,
@@ -80,7 +80,7 @@ impl<'t, 'p> Reader<'t, 'p> {
         let fields =
             table.iter().map(|(key, _)| (key.get_ref().to_string(), source.line(&key.span()))).collect();
         let place = Place { line: source.line(span), fields };
-        Reader { source, what, table, asked: Vec::new(), problems, place }
+        TableReader { source, what, table, asked: Vec::new(), problems, place }
     }
 
     fn value(&mut self, field: &'static str) -> Option<&'t Spanned<DeValue<'t>>> {
@@ -128,7 +128,7 @@ impl<'t, 'p> Reader<'t, 'p> {
     }
 }
 
-impl FieldSource for Reader<'_, '_> {
+impl FieldSource for TableReader<'_, '_> {
     fn has(&self, field: &str) -> bool {
         self.table.contains_key(field)
     }

@@ -40,7 +40,7 @@ fn a_whole_configuration_is_read() {
         cpu = 0
         notify = "notified"
         spin_us = 1000
-        manners = "nice"
+        yield_policy = "nice"
         [[core]]
         id = 7
         [[disk]]
@@ -215,7 +215,12 @@ fn each_problem_has_its_line_reason_and_remedy() {
             format!("{odd} has 1000 bytes, which is no multiple of 512, or zero"),
             format!("if nobody uses it: truncate -s 1024 {odd}"),
         ),
-        (disk("path = \".\""), 4, format!("{whole}/. is a folder"), "name a file or a block device".into()),
+        (
+            disk("path = \".\""),
+            4,
+            format!("{whole}/. is a directory"),
+            "name a file or a block device".into(),
+        ),
         (
             memory("read_only = \"yes\""),
             5,
@@ -471,10 +476,7 @@ fn shared_images_must_be_read_only() {
 #[test]
 fn problems_are_shown_with_file_and_line() {
     let problems = Config::parse(Path::new("/etc/ioplane.toml"), "\n[[core]]\nid = 999").unwrap_err();
-    assert_eq!(
-        problems.to_string(),
-        "/etc/ioplane.toml:3: id = 999\n  to do: number the cores from 0 to 255"
-    );
+    assert_eq!(problems.to_string(), "/etc/ioplane.toml:3: id = 999\n  hint: number the cores from 0 to 255");
     let missing = Config::read(Path::new("/nowhere/ioplane.toml")).unwrap_err();
     assert!(
         missing.to_string().starts_with("/nowhere/ioplane.toml: cannot be read: No such file"),

@@ -1,6 +1,6 @@
 //! One disk: opened, served, changed, reported.
 
-mod twin;
+mod migration_socket;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ioplane_api::refusal::Code;
-use ioplane_api::report::{BackingReport, Counts, DiskReport, Door, QueueReport, ServedState};
+use ioplane_api::report::{BackingReport, Counts, DiskReport, DiskSocket, QueueReport, ServedState};
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
     BackingSpec, DirectWord, DiskSpec, EngineWord, FormatWord, QUEUE_SIZE_MAX, ServedSpec,
@@ -22,7 +22,7 @@ use super::Daemon;
 use super::context::DaemonContext;
 use super::lower::Lower;
 use super::readings;
-use super::registry::{Registry, Shelved};
+use super::registry::{Registered, Registry};
 use super::served::{Queued, Served, ServedKind, Standing, blocking};
 use super::state_file::{DiskRecord, Entries};
 use crate::config::{Config, Place};
@@ -265,7 +265,7 @@ impl Disk {
         let first = &self.served.handle;
         let old = match self.served.second() {
             None => first.at_quiescence(exchange).await??,
-            Some(second) => twin::exchange_both(first, &second, fresh, exchange).await?,
+            Some(second) => migration_socket::exchange_both(first, &second, fresh, exchange).await?,
         };
         // Closing an image may wait for its last I/O.
         blocking(move || {
@@ -276,8 +276,8 @@ impl Disk {
     }
 }
 
-impl Shelved for Disk {
-    fn shelf(daemon: &Daemon) -> &Registry<Disk> {
+impl Registered for Disk {
+    fn registry(daemon: &Daemon) -> &Registry<Disk> {
         &daemon.disks
     }
 }
@@ -348,12 +348,12 @@ impl ServedKind for Disk {
         let mut report = self.busy();
         report.backing = lock(&self.backing).clone();
         let shape = |model: &mut Blk| (model.bytes(), model.read_only());
-        let (twin, seen) = tokio::join!(self.served.second_status(), self.served.glance(shape));
+        let (second, seen) = tokio::join!(self.served.second_status(), self.served.glance(shape));
         let Some((mut status, (size, read_only))) = seen else { return report };
-        report.owner = status.owner.then_some(Door::Socket);
-        report.waiting = status.waiting.then_some(Door::Socket);
-        if let Some(theirs) = twin {
-            twin::add(&mut report, theirs, &mut status);
+        report.owner = status.owner.then_some(DiskSocket::Socket);
+        report.waiting = status.waiting.then_some(DiskSocket::Socket);
+        if let Some(theirs) = second {
+            migration_socket::add(&mut report, theirs, &mut status);
         }
         (report.size, report.read_only) = (size, read_only);
         report.state = ServedState::Served;
@@ -388,7 +388,7 @@ impl ServedKind for Disk {
             connections: 0,
             vm: None,
             socket,
-            twin: spec.twin.clone(),
+            migration_socket: spec.migration_socket.clone(),
             owner: None,
             waiting: None,
             backing,
@@ -410,7 +410,7 @@ impl ServedKind for Disk {
 impl Queued for Disk {
     type Model = Blk;
 
-    fn twin_of(model: &Blk) -> Option<Blk> {
-        Some(model.twin())
+    fn second_instance(model: &Blk) -> Option<Blk> {
+        Some(model.second_instance())
     }
 }

@@ -15,8 +15,8 @@ use ioplane_hardware::Vfio;
 use ioplane_memory::GuestMap;
 use ioplane_nic::ne2000::Ne2000;
 use ioplane_nic::rtl8139::Rtl8139;
-use ioplane_nic::{Counts, Drops};
-use ioplane_passthrough::direct::Direct;
+use ioplane_nic::{ChipCounts, Drops};
+use ioplane_passthrough::Passthrough;
 use ioplane_passthrough::monitor::{Monitor, MonitorEvent, MonitorEventKind, Reading};
 use ioplane_pci::{BarMap, Function, Irq, Irqs, NotReady, Wire, WireError};
 
@@ -28,10 +28,10 @@ pub enum Body {
     Rtl8139(Box<Rtl8139>),
     /// An emulated NE2000.
     Ne2000(Box<Ne2000>),
-    /// A function of the host, under watch.
+    /// A function of the host, mediated by a state model.
     Watched(Box<Monitor<Vfio>>),
     /// A function of the host, as it is.
-    Direct(Box<Direct<Vfio>>),
+    Direct(Box<Passthrough<Vfio>>),
 }
 
 impl Body {
@@ -134,13 +134,13 @@ fn in_words(what: MonitorEventKind) -> String {
         MonitorEventKind::Moved { region, from, to } => format!("{region}: {from} -> {to}"),
         MonitorEventKind::Fault { name, cause, text } => format!("denied ({}): {name}: {text}", cause.name()),
         MonitorEventKind::Reset => "reset by the guest".to_owned(),
-        MonitorEventKind::Parked => "at rest".to_owned(),
-        MonitorEventKind::Resumed => "goes on".to_owned(),
+        MonitorEventKind::Parked => "quiescent".to_owned(),
+        MonitorEventKind::Resumed => "resumed".to_owned(),
     }
 }
 
 /// What an emulated NIC tells of itself.
-fn chip(counts: Counts) -> ChipReport {
+fn chip(counts: ChipCounts) -> ChipReport {
     let Drops { disabled, filtered, no_room, fault, malformed, refused } = counts.drops;
     let drops = [
         ("disabled", disabled),
@@ -265,11 +265,17 @@ impl Function for Body {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ioplane_passthrough::monitor::{Cause, FaultCount, Totals};
+    use ioplane_passthrough::monitor::{Cause, FaultCount, MonitorTotals};
 
     #[test]
     fn what_a_monitor_tells_is_told_on() {
-        let totals = Totals { accesses: 200, hooked: 50, descriptors: 7, denied: 2, ..Totals::default() };
+        let totals = MonitorTotals {
+            accesses: 200,
+            hooked: 50,
+            descriptors: 7,
+            denied: 2,
+            ..MonitorTotals::default()
+        };
         let fault =
             FaultCount { name: "descriptor-outside", cause: Cause::Dma, count: 2, last: "at 0x1000".into() };
         let reading = Reading {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ioplane_api::spec::{CableSpec, ChipWord, Mac};
+use ioplane_api::spec::{CableSpec, ChipWord, MacAddress};
 use ioplane_device::Quiescent;
 use ioplane_memory::GuestMap;
 use ioplane_network::{PortOptions, Switch, SwitchSettings, Tap};
@@ -19,7 +19,7 @@ use crate::refusal::Refusal;
 use crate::switches::{self, Switches};
 use crate::taps;
 
-fn options(name: &str, mac: Mac) -> PortOptions {
+fn options(name: &str, mac: MacAddress) -> PortOptions {
     PortOptions { mac: Some(mac.0), ..PortOptions::new(name) }
 }
 
@@ -28,7 +28,7 @@ pub fn open(
     name: &str,
     chip: ChipWord,
     cable: &CableSpec,
-    mac: Mac,
+    mac: MacAddress,
     ground: &DaemonContext,
     switches: &Switches,
 ) -> Result<Opened, Refusal> {

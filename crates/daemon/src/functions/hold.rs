@@ -1,8 +1,8 @@
-//! Bringing a function to rest for a while, and letting it go on.
+//! Bringing a function to a quiescent point for a while, and resuming it.
 
 use std::time::{Duration, Instant};
 
-use ioplane_api::report::RestReport;
+use ioplane_api::report::QuiesceReport;
 use ioplane_api::request::QuiesceForm;
 use ioplane_device::{OnMiss, QuiesceError, QuiescePolicy, Quiescent, Stop};
 use ioplane_pci::Function;
@@ -12,9 +12,9 @@ use super::body::Body;
 use crate::refusal::Refusal;
 use crate::served::ServedKind;
 
-/// How long a function is held before it goes on by itself: its guest waits, and QEMU gives up on an access after twice this.
+/// How long a function is held before it resumes by itself: its guest waits, and QEMU gives up on an access after twice this.
 const HOLD: Duration = Duration::from_secs(30);
-/// How long a stop by force may take.
+/// How long suspending may take.
 const FORCE: Duration = Duration::from_secs(2);
 /// The longest deadline that makes sense.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -22,7 +22,7 @@ const LONGEST: Duration = Duration::from_secs(3600);
 /// What becomes of a function that is asked for by `form`. The VMM's own quiescent points, when it takes memory away, come first.
 pub(super) fn policy(form: &QuiesceForm) -> QuiescePolicy {
     let deadline = Instant::now() + Duration::from_millis(form.deadline_ms).min(LONGEST);
-    let on_miss = if form.or_go_on { OnMiss::Undrain } else { OnMiss::Suspend { patience: FORCE } };
+    let on_miss = if form.or_resume { OnMiss::Undrain } else { OnMiss::Suspend { patience: FORCE } };
     QuiescePolicy { deadline, on_miss }
 }
 
@@ -31,19 +31,19 @@ pub(super) fn gone(name: &str) -> Refusal {
     Refusal::missing(format!("{name} is gone"), "see `ioplane pci list`")
 }
 
-/// A function that did not come to rest as `form` wants it, or does not go on.
+/// A function that did not become quiescent as `form` wants it, or does not resume.
 pub(super) fn refuse(name: &str, form: &QuiesceForm, error: &QuiesceError) -> Refusal {
     let stuck = format!("restart the guest, or take it away: ioplane pci remove {name} --force");
     match error {
         QuiesceError::NotHere(_) => {
             Refusal::busy(format!("{name}: {error}"), "see `ioplane pci show`, and try again")
         }
-        QuiesceError::Missed { reason } if form.or_go_on => Refusal::conflict(
-            format!("{name} did not come to rest within {} ms: {reason}; it goes on", form.deadline_ms),
-            "give it a longer --deadline, or leave --or-go-on out to stop it by force",
+        QuiesceError::Missed { reason } if form.or_resume => Refusal::conflict(
+            format!("{name} was not quiescent within {} ms: {reason}; it has resumed", form.deadline_ms),
+            "give it a longer --deadline, or leave --or-resume out to suspend it",
         ),
         QuiesceError::Missed { reason } => {
-            Refusal::conflict(format!("{name} did not come to rest: {reason}; it goes on"), stuck)
+            Refusal::conflict(format!("{name} was not quiescent: {reason}; it has resumed"), stuck)
         }
         QuiesceError::Stranded { .. } | QuiesceError::NotResumed(_) => {
             Refusal::conflict(format!("{name}: {error}"), stuck)
@@ -57,14 +57,14 @@ impl Card {
         self.note().read().now.name
     }
 
-    /// Brings it to rest and holds it there, until [`Card::go_on`] or for half a minute.
-    pub async fn quiesce(&self, form: QuiesceForm) -> Result<RestReport, Refusal> {
+    /// Brings it to a quiescent point and holds it there, until [`Card::resume`] or for half a minute.
+    pub async fn quiesce(&self, form: QuiesceForm) -> Result<QuiesceReport, Refusal> {
         let _changing = self.served.changing.lock().await;
         let name = self.name();
         if self.served.handle.held().is_some() {
             return Err(Refusal::conflict(
                 format!("{name} is held already"),
-                format!("let it go on first: ioplane pci resume {name}"),
+                format!("resume it first: ioplane pci resume {name}"),
             ));
         }
         let begun = Instant::now();
@@ -73,7 +73,7 @@ impl Card {
         let (drained, waited) = (quiesced.stop == Stop::Drained, begun.elapsed());
         let reason = quiesced.missed.filter(|_| !drained);
         tracing::info!(function = name, drained, reason, "held");
-        Ok(RestReport {
+        Ok(QuiesceReport {
             name,
             drained,
             waited_us: waited.as_micros() as u64,
@@ -82,15 +82,15 @@ impl Card {
         })
     }
 
-    /// It goes on. Says whether it was held.
-    pub async fn go_on(&self) -> Result<bool, Refusal> {
+    /// It resumes. Says whether it was held.
+    pub async fn resume(&self) -> Result<bool, Refusal> {
         let _changing = self.served.changing.lock().await;
         let name = self.name();
         let resumed = self.served.handle.resume().await.map_err(|_| gone(&name))?;
         let held = resumed
             .map_err(|error| refuse(&name, &QuiesceForm::default(), &QuiesceError::NotResumed(error)))?;
         if held {
-            tracing::info!(function = name, "goes on");
+            tracing::info!(function = name, "resumed");
         }
         Ok(held)
     }
@@ -108,7 +108,7 @@ impl Card {
         // A client that has come meanwhile has what it needs.
         let mend =
             |held: &mut Quiescent<Body>| held.with(|body, still| body.unusable().map(|_| body.admit(still)));
-        match self.at_rest(QuiesceForm::default(), mend).await? {
+        match self.at_quiescence(QuiesceForm::default(), mend).await? {
             None => Ok(false),
             Some(Ok(())) => Ok(true),
             Some(Err(why)) => Err(Refusal::conflict(
@@ -120,8 +120,8 @@ impl Card {
         }
     }
 
-    /// Does something to the function at rest: one that somebody holds as it is, one that runs is brought to rest for it and goes on.
-    pub(super) async fn at_rest<R: Send + 'static>(
+    /// Does something to the function while it is quiescent: one that somebody holds as it is, one that runs is quiesced for it and resumes.
+    pub(super) async fn at_quiescence<R: Send + 'static>(
         &self,
         form: QuiesceForm,
         act: impl FnOnce(&mut Quiescent<Body>) -> R + Send + 'static,

@@ -7,9 +7,9 @@ use ioplane_api::spec::{FaultSpec, ModeWord, PciAddress};
 use ioplane_hardware::lease::Accepted;
 use ioplane_hardware::{HardwareError, Lease, LeaseError, Vfio, inventory};
 use ioplane_model::StateModel;
+use ioplane_passthrough::Passthrough;
 use ioplane_passthrough::catalog;
-use ioplane_passthrough::direct::Direct;
-use ioplane_passthrough::monitor::{Monitor, MonitorError, Options};
+use ioplane_passthrough::monitor::{Monitor, MonitorError, MonitorOptions};
 use ioplane_pci::Identity;
 
 use super::body::Body;
@@ -57,7 +57,7 @@ fn model(identity: &Identity) -> Option<&'static StateModel> {
 }
 
 fn watch(name: &str, vfio: Vfio, model: &'static StateModel, on_fault: FaultSpec) -> Result<Body, Refusal> {
-    let options = Options { policies: on_fault.lower(), ..Options::new(name) };
+    let options = MonitorOptions { policies: on_fault.lower(), ..MonitorOptions::new(name) };
     let monitor = Monitor::new(vfio, model, options).map_err(|error| match &error {
         MonitorError::Hardware(below) => refuse(below),
         _ => Refusal::conflict(
@@ -97,7 +97,7 @@ pub fn open(
         Vfio::open(root, address).map_err(|error| refuse(&error)).and_then(|vfio| match (mode, model) {
             (ModeWord::Virtual, Some(model)) => watch(name, vfio, model, on_fault),
             _ => {
-                let direct = Direct::new(name, vfio, model).map_err(|error| refuse(&error))?;
+                let direct = Passthrough::new(name, vfio, model).map_err(|error| refuse(&error))?;
                 Ok(Body::Direct(Box::new(direct)))
             }
         });

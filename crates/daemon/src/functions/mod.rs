@@ -32,7 +32,7 @@ use super::access::SocketAccess;
 use super::context::DaemonContext;
 use super::lower::limits;
 use super::readings;
-use super::registry::{Registry, Shelved};
+use super::registry::{Registered, Registry};
 use super::served::{GLANCE, ServedKind, Standing, StateRecord, blocking, no_socket};
 use super::state_file::{Entries, FunctionRecord};
 use super::switches::Switches;
@@ -197,8 +197,8 @@ impl Card {
     }
 }
 
-impl Shelved for Card {
-    fn shelf(daemon: &Daemon) -> &Registry<Card> {
+impl Registered for Card {
+    fn registry(daemon: &Daemon) -> &Registry<Card> {
         &daemon.functions
     }
 }

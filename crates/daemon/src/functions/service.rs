@@ -78,7 +78,7 @@ impl Service<Card> for ServedFunction {
         for Refusal { error, remedy, .. } in complaints.await? {
             let name = self.note.read().now.name;
             tracing::warn!(function = name, error, remedy, "stopped, and not all given back");
-            *lock(&self.complaint) = Some(format!("not all was given back: {error}\n  to do: {remedy}"));
+            *lock(&self.complaint) = Some(format!("not all was given back: {error}\n  hint: {remedy}"));
         }
         Ok(())
     }

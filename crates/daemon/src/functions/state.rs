@@ -59,7 +59,7 @@ impl Card {
     pub async fn save(&self, form: QuiesceForm) -> Result<StateFileV1, Refusal> {
         self.may_be_saved()?;
         let _changing = self.served.changing.lock().await;
-        let saved = self.at_rest(form, |held| held.save()).await?;
+        let saved = self.at_quiescence(form, |held| held.save()).await?;
         let name = self.name();
         saved.map(file_of).map_err(|error| {
             Refusal::conflict(
@@ -75,7 +75,7 @@ impl Card {
         let state = state_of(file)?;
         let _changing = self.served.changing.lock().await;
         // What is in flight is lost with the state that it belongs to: no reason to wait for it.
-        let form = QuiesceForm { deadline_ms: 0, or_go_on: false };
+        let form = QuiesceForm { deadline_ms: 0, or_resume: false };
         let name = self.name();
         let loaded = self.served.handle.load(policy(&form), state).await.map_err(|_| gone(&name))?;
         loaded.map_err(|error| refuse(&name, &form, &error))?.map_err(|error| {

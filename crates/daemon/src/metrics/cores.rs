@@ -22,7 +22,7 @@ pub fn write(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt
     let mut gauge = |family, of: fn(&CoreReport) -> i64| {
         families.gauges(family, cores().map(|core| (labels(core), of(core))))
     };
-    gauge(Family::new("ioplane_core_queues", "Queues on the core"), |core| core.seats.into())?;
+    gauge(Family::new("ioplane_core_queues", "Queues on the core"), |core| core.queues.into())?;
     gauge(Family::new("ioplane_core_polled", "1 while polled, 0 while notified"), |core| {
         (core.notify == "polled").into()
     })?;

@@ -40,6 +40,7 @@ impl Daemon {
         let file = self.config().file.clone();
         // Groups may have to be asked for over a network.
         let config = tokio::task::block_in_place(|| Config::read(&file))?;
+        config.log_warnings();
         let plan = self.plan(&config).await?;
         let done = self.carry_out(&config, plan).await?;
         *self.config.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(config);
@@ -125,9 +126,9 @@ impl Daemon {
                 continue;
             };
             let next = CoreSpec::three_way(base.unwrap_or(now), spec, now);
-            if (next.cpu, next.budget, next.manners) != (now.cpu, now.budget, now.manners) {
+            if (next.cpu, next.budget, next.yield_policy) != (now.cpu, now.budget, now.yield_policy) {
                 let reason =
-                    format!("core {}: cpu, budget and manners cannot be changed while it runs", spec.id);
+                    format!("core {}: cpu, budget and yield_policy cannot be changed while it runs", spec.id);
                 let remedy =
                     "put it back and use `ioplane core add` and `core retire`, or restart the daemon";
                 problems.push(place.problem(Flaw::new("id", reason, remedy)));
@@ -143,7 +144,7 @@ impl Daemon {
                 continue;
             };
             let seats =
-                self.cores.report().iter().find(|core| core.id == now.id).map_or(0, |core| core.seats);
+                self.cores.report().iter().find(|core| core.id == now.id).map_or(0, |core| core.queues);
             if seats > 0 {
                 problems.push(Problem {
                     line: 0,

@@ -4,7 +4,7 @@ use ioplane_api::spec::{Flaw, ServedSpec, SpecFields};
 
 use crate::Daemon;
 use crate::config::{Config, Place, Problem};
-use crate::registry::{OnFailure, Shelved};
+use crate::registry::{OnFailure, Registered};
 use crate::served::ServedKind;
 use crate::state_file::Record;
 
@@ -19,11 +19,11 @@ pub struct Steps<K: ServedKind> {
     remove: Vec<String>,
 }
 
-impl<K: Shelved> Steps<K> {
+impl<K: Registered> Steps<K> {
     /// Decides on them; what cannot be done is noted.
     pub async fn plan(daemon: &Daemon, config: &Config, problems: &mut Vec<Problem>) -> Self {
-        let shelf = K::shelf(daemon);
-        let (known, failed) = (shelf.records(), shelf.failed());
+        let registry = K::registry(daemon);
+        let (known, failed) = (registry.records(), registry.failed());
         let mut steps = Steps {
             add: Vec::new(),
             added: Vec::new(),
@@ -48,7 +48,7 @@ impl<K: Shelved> Steps<K> {
             if record.configured.is_none() || configured {
                 continue;
             }
-            if shelf.in_use(name).await {
+            if registry.in_use(name).await {
                 let (kind, command) = (K::NAME, K::COMMAND);
                 problems.push(Problem {
                     line: 0,
@@ -89,7 +89,7 @@ impl<K: Shelved> Steps<K> {
             let reason = format!("{} {name}: {reason}", K::NAME);
             Some(place.problem(Flaw::new(differing.first().copied().unwrap_or("name"), reason, remedy)))
         };
-        if K::shelf(daemon).served(name).is_err() && !failed {
+        if K::registry(daemon).served(name).is_err() && !failed {
             return problem("it is still being opened", "try again when it is served");
         }
         if !failed && K::lives_on(&record.now, &next.now) {
@@ -99,7 +99,7 @@ impl<K: Shelved> Steps<K> {
         if let Some((reason, remedy)) = K::loses(record).filter(|_| !failed) {
             return problem(reason, remedy);
         }
-        if K::shelf(daemon).in_use(name).await {
+        if K::registry(daemon).in_use(name).await {
             return problem("a guest is using it, and this change would take it away", K::LET_GO);
         }
         self.change.push(next);
@@ -110,7 +110,7 @@ impl<K: Shelved> Steps<K> {
     pub async fn add(&mut self, daemon: &Daemon, config: &Config) -> Result<(), Problem> {
         for record in std::mem::take(&mut self.add) {
             let name = record.now.name().to_owned();
-            if let Err(refused) = K::shelf(daemon).add(record, OnFailure::Forget).await {
+            if let Err(refused) = K::registry(daemon).add(record, OnFailure::Forget).await {
                 self.give_up(daemon).await;
                 return Err(config.served_problem(K::NAME, &name, refused.error, refused.remedy));
             }
@@ -122,7 +122,7 @@ impl<K: Shelved> Steps<K> {
     /// Takes away again what was added.
     pub async fn give_up(&mut self, daemon: &Daemon) {
         for name in self.added.drain(..) {
-            let _ = K::shelf(daemon).remove(&name, true, false).await;
+            let _ = K::registry(daemon).remove(&name, true, false).await;
         }
     }
 
@@ -134,19 +134,19 @@ impl<K: Shelved> Steps<K> {
         done: &mut Vec<String>,
         failed: &mut Vec<Problem>,
     ) {
-        let (kind, shelf) = (K::NAME, K::shelf(daemon));
+        let (kind, registry) = (K::NAME, K::registry(daemon));
         done.extend(self.added.iter().map(|name| format!("{kind} {name} added")));
         for record in self.adopt {
             let name = record.now.name().to_owned();
-            let outcome = shelf.served(&name).and_then(|one| one.note().adopt(record.configured));
+            let outcome = registry.served(&name).and_then(|one| one.note().adopt(record.configured));
             if let Err(refused) = outcome {
                 failed.push(config.served_problem(kind, &name, refused.error, refused.remedy));
             }
         }
         for record in self.again {
             let name = record.now.name().to_owned();
-            shelf.configure(&name, record.configured);
-            match shelf.retry_now(&name).await {
+            registry.configure(&name, record.configured);
+            match registry.retry_now(&name).await {
                 Ok(()) => done.push(format!("{kind} {name} served")),
                 Err(refused) => done.push(format!("{kind} {name} still not served: {refused}")),
             }
@@ -157,7 +157,7 @@ impl<K: Shelved> Steps<K> {
         };
         for record in self.live {
             let name = record.now.name().to_owned();
-            let outcome = match shelf.served(&name) {
+            let outcome = match registry.served(&name) {
                 Ok(one) => one.become_next(record).await,
                 Err(refused) => Err(refused),
             };
@@ -165,14 +165,14 @@ impl<K: Shelved> Steps<K> {
         }
         for record in self.change {
             let name = record.now.name().to_owned();
-            let outcome = match shelf.remove(&name, false, false).await {
-                Ok(()) => shelf.add(record, OnFailure::Keep).await,
+            let outcome = match registry.remove(&name, false, false).await {
+                Ok(()) => registry.add(record, OnFailure::Keep).await,
                 Err(refused) => Err(refused),
             };
             note(&name, outcome, "changed");
         }
         for name in self.remove {
-            let outcome = shelf.remove(&name, false, false).await;
+            let outcome = registry.remove(&name, false, false).await;
             note(&name, outcome, "removed");
         }
     }

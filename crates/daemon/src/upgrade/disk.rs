@@ -10,13 +10,13 @@ use super::super::context::DaemonContext;
 use super::super::disk::{self, Disk, Opened};
 use super::super::served::Served;
 use super::super::state_file::DiskRecord;
-use super::estate::{Heritable, Luggage};
+use super::handover::{HandoverExtras, HandoverKind};
 use crate::refusal::Refusal;
 
-impl Heritable for Disk {
-    type Heir = Opened;
+impl HandoverKind for Disk {
+    type Kept = Opened;
 
-    async fn luggage(&self) -> Result<Luggage, Refusal> {
+    async fn extras(&self) -> Result<HandoverExtras, Refusal> {
         let backing = self.served.handle.change(|model| (model.backing().clone(), false)).await?;
         let info = backing.info();
         let file = backing.file().map(|file| file.try_clone_to_owned());
@@ -25,7 +25,7 @@ impl Heritable for Disk {
         })?;
         // Whether nothing of its I/O is under way.
         let quiet = move || vec![u8::from(backing.wait_quiet(Instant::now()))];
-        Ok(Luggage { files: file.into_iter().collect(), beside: Box::new(quiet) })
+        Ok(HandoverExtras { files: file.into_iter().collect(), beside: Box::new(quiet) })
     }
 
     fn prepare(
@@ -44,7 +44,7 @@ impl Heritable for Disk {
         Ok((disk::model(&record.now, opened.backing.clone()), opened))
     }
 
-    fn hears(opened: &Opened, beside: &[u8]) -> Result<(), Refusal> {
+    fn take_extras(opened: &Opened, beside: &[u8]) -> Result<(), Refusal> {
         if beside == [1] {
             opened.backing.trust_quiet();
         }

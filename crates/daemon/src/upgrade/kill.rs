@@ -4,7 +4,7 @@
 
 /// A moment in the life of a successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KillPoint {
+pub enum HandoverKillPoint {
     /// The formats agree.
     Greeted,
     /// It has answered that it is ready.
@@ -22,7 +22,7 @@ pub enum KillPoint {
 }
 
 /// Dies here if the test wants that, or lets its predecessor die, which has started it.
-pub fn here(point: KillPoint) {
+pub fn here(point: HandoverKillPoint) {
     #[cfg(feature = "kill-points")]
     if let Some(file) = std::env::var_os("IOPLANE_UPGRADE_KILL")
         && let Ok(wanted) = std::fs::read_to_string(file)

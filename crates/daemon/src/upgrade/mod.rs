@@ -3,7 +3,7 @@
 //! ```text
 //!   predecessor                                  successor (its child, the socket between them on its standard input)
 //!   greeting            <-------------------->   greeting                    which formats: wire
-//!   House, locks, listeners  ---------------->   reads configuration and state.json, starts its I/O cores   --> Ready
+//!   Daemon, locks, listeners ---------------->   reads configuration and state.json, starts its I/O cores   --> Ready
 //!   Prepare, images and memory disks  ------->   opens them a second time                                --> Prepared
 //!   all devices quiescent; guests wait from here on
 //!   Device, its descriptors  ---------------->   maps, checks, loads                                       --> Loaded
@@ -16,7 +16,7 @@
 //! learns which of the two it is. See docs/decisions/0011-upgrade.md.
 
 mod disk;
-mod estate;
+mod handover;
 mod kill;
 mod nic;
 mod predecessor;
@@ -30,7 +30,7 @@ mod words;
 use std::time::Duration;
 
 pub use predecessor::Gone;
-pub use successor::{Report, Succession, inherit};
+pub use successor::{HandoverReport, Succession, inherit};
 
 /// How long a successor may take to get ready, if nobody says. Guests do not wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -13,7 +13,7 @@ use super::super::nic::{self, Nic};
 use super::super::served::Served;
 use super::super::state_file::NicRecord;
 use super::super::switches::Switches;
-use super::estate::{Heritable, Luggage};
+use super::handover::{HandoverExtras, HandoverKind};
 use crate::refusal::Refusal;
 
 /// The counts of a port. Causes go by name, so that versions may differ in them.
@@ -48,19 +48,19 @@ impl From<SideV1> for SideReading {
     }
 }
 
-/// What is to be said of a port when everything stands still.
-pub fn last_will(port: Arc<Port>) -> Box<dyn Fn() -> Vec<u8> + Send + Sync> {
+/// What is to be said of a port when everything is quiescent.
+pub fn final_counts(port: Arc<Port>) -> Box<dyn Fn() -> Vec<u8> + Send + Sync> {
     Box::new(move || {
-        let (sent, received) = port.last_will();
+        let (sent, received) = port.final_counts();
         let port =
             PortV1 { link: port.link(), mtu: port.mtu(), sent: sent.into(), received: received.into() };
         serde_json::to_vec(&port).unwrap_or_default()
     })
 }
 
-/// A port goes on as it was said of another.
-pub fn carry_out(port: &Port, will: &[u8]) -> Result<(), Refusal> {
-    let PortV1 { link, mtu, sent, received } = serde_json::from_slice(will).map_err(|error| {
+/// A port takes over the counts of another.
+pub fn carry_out(port: &Port, counts: &[u8]) -> Result<(), Refusal> {
+    let PortV1 { link, mtu, sent, received } = serde_json::from_slice(counts).map_err(|error| {
         Refusal::failed(format!("the counts of port {}: {error}", port.name()), "restart the daemon instead")
     })?;
     port.restore((&sent.into(), &received.into()));
@@ -70,12 +70,12 @@ pub fn carry_out(port: &Port, will: &[u8]) -> Result<(), Refusal> {
     Ok(())
 }
 
-impl Heritable for Nic {
-    type Heir = Arc<Port>;
+impl HandoverKind for Nic {
+    type Kept = Arc<Port>;
 
-    async fn luggage(&self) -> Result<Luggage, Refusal> {
+    async fn extras(&self) -> Result<HandoverExtras, Refusal> {
         let port = self.served.handle.change(|model| (model.port().clone(), false)).await?;
-        Ok(Luggage { files: Vec::new(), beside: last_will(port) })
+        Ok(HandoverExtras { files: Vec::new(), beside: final_counts(port) })
     }
 
     fn prepare(
@@ -89,7 +89,7 @@ impl Heritable for Nic {
         Ok((model, port))
     }
 
-    fn hears(port: &Arc<Port>, beside: &[u8]) -> Result<(), Refusal> {
+    fn take_extras(port: &Arc<Port>, beside: &[u8]) -> Result<(), Refusal> {
         carry_out(port, beside)
     }
 

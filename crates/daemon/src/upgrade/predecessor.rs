@@ -16,15 +16,15 @@ use tokio::sync::watch;
 use tokio::task::block_in_place;
 
 use super::super::Daemon;
-use super::estate::{AllStopped, Bequest, bequests};
+use super::handover::{AllStopped, HandoverSource, sources};
 use super::switch;
-use super::wire::{Wire, WireError};
-use super::words::{AnswerV1, DeviceV1, HouseV1, NameV1, OrderV1};
+use super::wire::{HandoverSocket, HandoverSocketError};
+use super::words::{AnswerV1, DaemonV1, DeviceV1, NameV1, OrderV1};
 use super::{DRAIN, HOLD, NEWS, PATIENCE};
 use crate::paths::Invocation;
 use crate::refusal::Refusal;
 
-/// What a daemon needs to be able to leave: its doors, and a way to tell the main task.
+/// What a daemon needs to be able to leave: its sockets, and a way to tell the main task.
 #[derive(Debug)]
 pub struct Gone {
     /// How it was started.
@@ -114,13 +114,13 @@ fn refuse(binary: &Path, why: impl std::fmt::Display) -> Refusal {
 
 /// What stood in the way: the successor's own words, if it had any.
 enum Obstacle {
-    Wire(WireError),
+    Wire(HandoverSocketError),
     Said(String, String),
     Ours(Refusal),
 }
 
-impl From<WireError> for Obstacle {
-    fn from(error: WireError) -> Self {
+impl From<HandoverSocketError> for Obstacle {
+    fn from(error: HandoverSocketError) -> Self {
         Obstacle::Wire(error)
     }
 }
@@ -132,10 +132,14 @@ impl From<Refusal> for Obstacle {
 }
 
 /// Waits for an answer that `wanted` knows.
-fn answer<T>(wire: &mut Wire, wanted: impl FnOnce(AnswerV1) -> Result<T, AnswerV1>) -> Result<T, Obstacle> {
+fn answer<T>(
+    wire: &mut HandoverSocket,
+    wanted: impl FnOnce(AnswerV1) -> Result<T, AnswerV1>,
+) -> Result<T, Obstacle> {
     match wire.receive::<AnswerV1>()?.0 {
         AnswerV1::Refused(error, remedy) => Err(Obstacle::Said(error, remedy)),
-        other => wanted(other).map_err(|other| WireError::Garbled(format!("{other:?}, out of turn")).into()),
+        other => wanted(other)
+            .map_err(|other| HandoverSocketError::Garbled(format!("{other:?}, out of turn")).into()),
     }
 }
 
@@ -167,8 +171,8 @@ impl Daemon {
         self.functions_are_free().await?;
         // Switches first: NICs are plugged into them.
         let patience = form.patience_s.map_or(PATIENCE, Duration::from_secs);
-        let (mut all, mut failed) = switch::bequests(&self.switches)?;
-        let rest = async { Ok([bequests(&self.nics).await?, bequests(&self.disks).await?]) };
+        let (mut all, mut failed) = switch::sources(&self.switches)?;
+        let rest = async { Ok([sources(&self.nics).await?, sources(&self.disks).await?]) };
         let rest = tokio::time::timeout(patience, rest).await.unwrap_or_else(|_| {
             let remedy =
                 "see `ioplane status`: which one does not answer? or try again with a longer --deadline";
@@ -181,7 +185,8 @@ impl Daemon {
         let (ours, theirs) =
             UnixStream::pair().map_err(|error| Refusal::failed(error.to_string(), "try again"))?;
         let mut successor = block_in_place(|| Successor::start(binary, &gone.invocation, theirs))?;
-        let mut wire = Wire::on(ours).map_err(|error| Refusal::failed(error.to_string(), "try again"))?;
+        let mut wire =
+            HandoverSocket::on(ours).map_err(|error| Refusal::failed(error.to_string(), "try again"))?;
         tracing::info!(binary = %successor.binary.display(), pid = successor.pid(), "handing over");
         let prepared = block_in_place(|| self.prepare(gone, &mut wire, patience, &all, &failed));
         // Nobody uses these; the successor opens them itself.
@@ -231,7 +236,7 @@ impl Daemon {
         tracing::info!(pid, version, devices = devices.len(), "handed over");
         let pauses =
             block_in_place(|| wait_for!(wire.within(HOLD + NEWS), AnswerV1::Report(pauses) => pauses));
-        if let Err(Obstacle::Wire(WireError::Closed)) = pauses {
+        if let Err(Obstacle::Wire(HandoverSocketError::Closed)) = pauses {
             // What it told systemd makes it start another.
             let error = format!("the successor, pid {pid}, has taken everything over and is dead");
             tracing::error!(error, "leaving, to be started again");
@@ -273,31 +278,31 @@ impl Daemon {
     fn prepare(
         &self,
         gone: &Gone,
-        wire: &mut Wire,
+        wire: &mut HandoverSocket,
         patience: Duration,
-        bequests: &[Bequest],
+        sources: &[HandoverSource],
         failed: &[(NameV1, Refusal)],
     ) -> Result<String, Obstacle> {
         wire.within(patience).greet()?;
-        let house = HouseV1 {
+        let own = DaemonV1 {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             control: gone.control.clone(),
             run_dir: gone.run_dir.clone(),
             metrics: gone.metrics.as_ref().map(|(address, _)| address.to_string()),
         };
-        let doors = [self.lock.as_fd(), gone.listener.as_fd()];
-        let doors: Vec<_> =
-            doors.into_iter().chain(gone.metrics.as_ref().map(|(_, it)| it.as_fd())).collect();
-        wire.send(&OrderV1::House(house), &doors)?;
+        let files = [self.lock.as_fd(), gone.listener.as_fd()];
+        let files: Vec<_> =
+            files.into_iter().chain(gone.metrics.as_ref().map(|(_, it)| it.as_fd())).collect();
+        wire.send(&OrderV1::Daemon(own), &files)?;
         let version = wait_for!(wire, AnswerV1::Ready(version) => version)?;
         for (name, why) in failed {
             let order = OrderV1::Failed(name.clone(), why.error.clone(), why.remedy.clone());
             wire.send(&order, &[])?;
         }
-        for bequest in bequests {
-            let files: Vec<_> = bequest.luggage.files.iter().map(AsFd::as_fd).collect();
-            wire.send(&OrderV1::Prepare(bequest.name.clone()), &files)?;
+        for source in sources {
+            let files: Vec<_> = source.extras.files.iter().map(AsFd::as_fd).collect();
+            wire.send(&OrderV1::Prepare(source.name.clone()), &files)?;
         }
         wire.send(&OrderV1::PreparedAll, &[])?;
         wait_for!(wire, AnswerV1::Prepared => ())?;
@@ -307,15 +312,15 @@ impl Daemon {
     /// The part for which guests wait. On an error all devices are back here and run.
     async fn hand_all(
         &self,
-        wire: &mut Wire,
+        wire: &mut HandoverSocket,
         successor: &mut Successor,
-        bequests: Vec<Bequest>,
+        sources: Vec<HandoverSource>,
     ) -> Result<Vec<(NameV1, AllStopped)>, Obstacle> {
         // For everything, from the first guest that waits. A task that is given up puts back what it holds.
         let end = Instant::now() + HOLD;
         let mut holding = tokio::task::JoinSet::new();
-        for (index, bequest) in bequests.into_iter().enumerate() {
-            holding.spawn(async move { (index, bequest.hold(DRAIN).await, bequest) });
+        for (index, source) in sources.into_iter().enumerate() {
+            holding.spawn(async move { (index, source.hold(DRAIN).await, source) });
         }
         let (mut all, mut obstacle) = (Vec::new(), None);
         loop {
@@ -323,14 +328,14 @@ impl Daemon {
             let Ok(Some(done)) = next.await.map_err(|_| {
                 let remedy =
                     "this daemon goes on as before; see `ioplane status`: which one does not answer?";
-                obstacle = Some(Refusal::conflict("a device does not come to rest", remedy).into());
+                obstacle = Some(Refusal::conflict("a device does not become quiescent", remedy).into());
             }) else {
                 break;
             };
             match done {
-                Ok((index, Ok(held), bequest)) => all.push((index, held, bequest)),
-                Ok((_, Err(refused), bequest)) => {
-                    let NameV1 { kind, name } = &bequest.name;
+                Ok((index, Ok(held), source)) => all.push((index, held, source)),
+                Ok((_, Err(refused), source)) => {
+                    let NameV1 { kind, name } = &source.name;
                     let remedy = "this daemon goes on as before; try again";
                     obstacle = Some(Refusal::conflict(format!("{kind} {name}: {refused}"), remedy).into());
                 }
@@ -348,7 +353,7 @@ impl Daemon {
             None => block_in_place(|| give(wire, successor, &all, end)),
         };
         match outcome {
-            Ok(()) => Ok(all.into_iter().map(|(_, held, bequest)| (bequest.name, held)).collect()),
+            Ok(()) => Ok(all.into_iter().map(|(_, held, source)| (source.name, held)).collect()),
             Err(obstacle) => {
                 for held in all.into_iter().flat_map(|(_, held, _)| held) {
                     held.take_back().await;
@@ -361,18 +366,18 @@ impl Daemon {
 
 /// Sends the devices and waits for the one word that decides.
 fn give(
-    wire: &mut Wire,
+    wire: &mut HandoverSocket,
     successor: &mut Successor,
-    all: &[(usize, AllStopped, Bequest)],
+    all: &[(usize, AllStopped, HandoverSource)],
     end: Instant,
 ) -> Result<(), Obstacle> {
     wire.within(end.saturating_duration_since(Instant::now()).max(DRAIN));
-    let doors = all.iter().flat_map(|(_, held, bequest)| held.iter().map(move |held| (held, bequest)));
-    for (held, bequest) in doors {
+    let held = all.iter().flat_map(|(_, held, source)| held.iter().map(move |held| (held, source)));
+    for (held, source) in held {
         let (bytes, files) = held.parcel();
         let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-        let (name, suspended) = (bequest.name.clone(), held.suspended());
-        let (bytes, beside) = (bytes.to_vec(), (bequest.luggage.beside)());
+        let (name, suspended) = (source.name.clone(), held.suspended());
+        let (bytes, beside) = (bytes.to_vec(), (source.extras.beside)());
         wire.send(&OrderV1::Device(DeviceV1 { name, suspended, beside, bytes }), &files)?;
     }
     wait_for!(wire, AnswerV1::Loaded => ())?;
@@ -380,7 +385,7 @@ fn give(
     // A time of its own: only one that is stuck says nothing now.
     match wait_for!(wire.within(HOLD), AnswerV1::Mine => ()) {
         // It may be about to say it: only a dead one says nothing more.
-        Err(Obstacle::Wire(late @ WireError::Late(_))) => {
+        Err(Obstacle::Wire(late @ HandoverSocketError::Late(_))) => {
             successor.end();
             match wait_for!(wire.within(HOLD), AnswerV1::Mine => ()) {
                 Ok(()) => Ok(()),

@@ -16,11 +16,11 @@ use super::super::disk::Disk;
 use super::super::nic::Nic;
 use super::super::paths;
 use super::super::served::ServedKind;
-use super::estate::{Heir, keep_failed, prepare};
-use super::kill::{self, KillPoint};
+use super::handover::{HandoverTarget, keep_failed, prepare};
+use super::kill::{self, HandoverKillPoint};
 use super::switch;
-use super::wire::Wire;
-use super::words::{AnswerV1, HouseV1, NameV1, OrderV1};
+use super::wire::HandoverSocket;
+use super::words::{AnswerV1, DaemonV1, NameV1, OrderV1};
 use super::{HOLD, NEWS, PATIENCE, SLOW_NEWS};
 use crate::config::Config;
 use crate::refusal::Refusal;
@@ -28,7 +28,7 @@ use crate::refusal::Refusal;
 /// How long a successor waits for its predecessor's next step: longer than that one waits for anything.
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// A daemon that has taken over, and its doors.
+/// A daemon that has taken over, and its sockets.
 pub struct Succession {
     pub daemon: Arc<Daemon>,
     pub control: PathBuf,
@@ -38,25 +38,25 @@ pub struct Succession {
     pub listener: UnixListener,
     pub metrics: Option<TcpListener>,
     /// Tells the predecessor, and the status, how it went. Once the API is there.
-    pub report: Report,
+    pub report: HandoverReport,
 }
 
 /// What is still to be said.
-pub struct Report {
-    wire: Wire,
-    from: HouseV1,
+pub struct HandoverReport {
+    wire: HandoverSocket,
+    from: DaemonV1,
     waiting: Vec<(NameV1, bool, Vec<oneshot::Receiver<Duration>>)>,
 }
 
 /// The socket to the predecessor, which is this process's standard input. From then on that is empty.
-fn socket() -> Result<Wire> {
+fn socket() -> Result<HandoverSocket> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().context("the standard input")?;
     if rustix::net::sockopt::socket_domain(&socket) != Ok(rustix::net::AddressFamily::UNIX) {
-        bail!("--inherit is for `ioplane upgrade`\n  to do: start the daemon without it");
+        bail!("--inherit is for `ioplane upgrade`\n  hint: start the daemon without it");
     }
     let nothing = std::fs::File::open("/dev/null").context("/dev/null")?;
     rustix::stdio::dup2_stdin(&nothing).context("the standard input")?;
-    Ok(Wire::on(socket.into())?)
+    Ok(HandoverSocket::on(socket.into())?)
 }
 
 /// Takes over from the daemon that started this process, or fails and has touched nothing.
@@ -64,17 +64,17 @@ pub async fn inherit(config: &std::path::Path, socket_wanted: Option<PathBuf>) -
     let mut wire = socket()?;
     let outcome = block_in_place(|| take_over(&mut wire, config, socket_wanted));
     match outcome {
-        Ok((daemon, from, heirs, listener, metrics)) => {
-            kill::here(KillPoint::Committed);
+        Ok((daemon, from, targets, listener, metrics)) => {
+            kill::here(HandoverKillPoint::Committed);
             block_in_place(|| wire.within(HOLD).send(&AnswerV1::Mine, &[])).context("taking over")?;
-            kill::here(KillPoint::Mine);
+            kill::here(HandoverKillPoint::Mine);
             // From here on everything is ours, and nobody else's.
             // Uplinks last: what comes in by them finds the guests' NICs.
             let (uplinks, devices): (Vec<_>, Vec<_>) =
-                heirs.into_iter().partition(|heir| heir.name().kind == switch::KIND);
-            let waiting = devices.into_iter().chain(uplinks).map(|heir| {
-                let (name, replays) = (heir.name().clone(), heir.replays());
-                (name, replays, heir.start(&daemon))
+                targets.into_iter().partition(|target| target.name().kind == switch::KIND);
+            let waiting = devices.into_iter().chain(uplinks).map(|target| {
+                let (name, replays) = (target.name().clone(), target.replays());
+                (name, replays, target.start(&daemon))
             });
             let waiting = waiting.collect();
             let (control, run_dir) = (from.control.clone(), from.run_dir.clone());
@@ -82,7 +82,7 @@ pub async fn inherit(config: &std::path::Path, socket_wanted: Option<PathBuf>) -
             if let Err(error) = std::fs::write(run_dir.join("ioplane.lock"), pid) {
                 tracing::warn!(%error, "writing down who has the run directory");
             }
-            let report = Report { wire, from, waiting };
+            let report = HandoverReport { wire, from, waiting };
             Ok(Succession { daemon, control, run_dir, listener, metrics, report })
         }
         Err(error) => {
@@ -96,37 +96,38 @@ pub async fn inherit(config: &std::path::Path, socket_wanted: Option<PathBuf>) -
     }
 }
 
-type Taken = (Arc<Daemon>, HouseV1, Vec<Box<dyn Heir>>, UnixListener, Option<TcpListener>);
+type Taken = (Arc<Daemon>, DaemonV1, Vec<Box<dyn HandoverTarget>>, UnixListener, Option<TcpListener>);
 
 /// Everything up to the commit, which has come when this returns.
-fn take_over(wire: &mut Wire, config: &std::path::Path, socket: Option<PathBuf>) -> Result<Taken> {
+fn take_over(wire: &mut HandoverSocket, config: &std::path::Path, socket: Option<PathBuf>) -> Result<Taken> {
     wire.within(PATIENCE).greet()?;
-    kill::here(KillPoint::Greeted);
-    let (OrderV1::House(house), doors) = wire.receive()? else {
+    kill::here(HandoverKillPoint::Greeted);
+    let (OrderV1::Daemon(theirs), files) = wire.receive()? else {
         bail!("the predecessor does not say who it is")
     };
     let config = Config::read(config)?;
-    same_house(&config, &house, socket)?;
-    let mut doors = doors.into_iter();
-    let mut door = |what: &str| doors.next().with_context(|| format!("the predecessor has sent no {what}"));
-    let lock = std::fs::File::from(door("lock")?);
-    let listener = unix_listener(door("control socket")?)?;
-    let metrics = house.metrics.as_ref().map(|_| tcp_listener(door("metrics socket")?)).transpose()?;
-    let daemon = Daemon::succeed(config, house.control.clone(), house.run_dir.clone(), lock)?;
+    config.log_warnings();
+    same_daemon(&config, &theirs, socket)?;
+    let mut files = files.into_iter();
+    let mut file = |what: &str| files.next().with_context(|| format!("the predecessor has sent no {what}"));
+    let lock = std::fs::File::from(file("lock")?);
+    let listener = unix_listener(file("control socket")?)?;
+    let metrics = theirs.metrics.as_ref().map(|_| tcp_listener(file("metrics socket")?)).transpose()?;
+    let daemon = Daemon::succeed(config, theirs.control.clone(), theirs.run_dir.clone(), lock)?;
     wire.send(&AnswerV1::Ready(env!("CARGO_PKG_VERSION").to_owned()), &[])?;
-    kill::here(KillPoint::Ready);
+    kill::here(HandoverKillPoint::Ready);
 
-    let mut heirs: Vec<Box<dyn Heir>> = Vec::new();
+    let mut targets: Vec<Box<dyn HandoverTarget>> = Vec::new();
     loop {
         match wire.within(SILENCE).receive()? {
             (OrderV1::Prepare(name), files) if name.kind == switch::KIND => {
-                heirs.push(switch::prepare(&daemon, name, files)?);
+                targets.push(switch::prepare(&daemon, name, files)?);
             }
             (OrderV1::Prepare(name), files) if name.kind == Nic::NAME => {
-                heirs.push(prepare::<Nic>(&daemon, name, files)?);
+                targets.push(prepare::<Nic>(&daemon, name, files)?);
             }
             (OrderV1::Prepare(name), files) if name.kind == Disk::NAME => {
-                heirs.push(prepare::<Disk>(&daemon, name, files)?);
+                targets.push(prepare::<Disk>(&daemon, name, files)?);
             }
             (OrderV1::Failed(name, error, remedy), _) if name.kind == switch::KIND => {
                 switch::keep_failed(&daemon, &name, Refusal::failed(error, remedy))?;
@@ -141,38 +142,38 @@ fn take_over(wire: &mut Wire, config: &std::path::Path, socket: Option<PathBuf>)
             (order, _) => bail!("an order that this version does not carry out: {order:?}"),
         }
     }
-    kill::here(KillPoint::Prepared);
+    kill::here(HandoverKillPoint::Prepared);
     wire.send(&AnswerV1::Prepared, &[])?;
 
-    for heir in &mut heirs {
-        for _ in 0..heir.doors() {
+    for target in &mut targets {
+        for _ in 0..target.sockets() {
             let (OrderV1::Device(device), files) = wire.within(SILENCE).receive()? else {
                 bail!("not a device")
             };
-            kill::here(KillPoint::Device);
-            if *heir.name() != device.name {
+            kill::here(HandoverKillPoint::Device);
+            if *target.name() != device.name {
                 bail!("{:?} out of turn", device.name);
             }
-            heir.adopt(device, files)?;
+            target.adopt(device, files)?;
         }
     }
     wire.send(&AnswerV1::Loaded, &[])?;
-    kill::here(KillPoint::Loaded);
+    kill::here(HandoverKillPoint::Loaded);
     match wire.within(SILENCE).receive()? {
-        (OrderV1::Commit, _) => Ok((daemon, house, heirs, listener, metrics)),
+        (OrderV1::Commit, _) => Ok((daemon, theirs, targets, listener, metrics)),
         (order, _) => bail!("{order:?} in place of the last word"),
     }
 }
 
 /// What cannot change while front ends are connected.
-fn same_house(config: &Config, house: &HouseV1, socket: Option<PathBuf>) -> Result<()> {
+fn same_daemon(config: &Config, theirs: &DaemonV1, socket: Option<PathBuf>) -> Result<()> {
     let wanted = paths::control_path(config, socket)?;
     let run_dir = paths::run_dir(config, &wanted);
     let metrics = config.daemon.metrics.map(|address| address.to_string());
     for (field, same) in [
-        ("socket", wanted == house.control),
-        ("run_dir", run_dir == house.run_dir),
-        ("metrics", metrics == house.metrics),
+        ("socket", wanted == theirs.control),
+        ("run_dir", run_dir == theirs.run_dir),
+        ("metrics", metrics == theirs.metrics),
     ] {
         if !same {
             let remedy = "put it back, or restart the daemon in place of upgrading it";
@@ -194,11 +195,11 @@ fn tcp_listener(file: OwnedFd) -> Result<TcpListener> {
     TcpListener::from_std(listener).context("the metrics socket")
 }
 
-impl Report {
+impl HandoverReport {
     /// Waits a moment for every device, tells the predecessor, and writes down for `ioplane status` how it went. What is to be
     /// replayed is not waited for first: it starts when the predecessor, which waits for this, has gone.
     pub async fn tell(self, daemon: &Daemon) {
-        let Report { mut wire, from, waiting } = self;
+        let HandoverReport { mut wire, from, waiting } = self;
         // A switch has no guest of its own.
         let mut waiting: Vec<_> = waiting.into_iter().filter(|one| !one.2.is_empty()).collect();
         let end = tokio::time::Instant::from_std(Instant::now() + NEWS);

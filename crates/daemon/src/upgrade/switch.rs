@@ -13,23 +13,23 @@ use tokio::task::block_in_place;
 
 use super::super::Daemon;
 use super::super::state_file::SwitchRecord;
-use super::super::switches::{Inheritance, Switches};
-use super::estate::{Bequest, Estate, Heir, Luggage, Stopped};
-use super::nic::{carry_out, last_will};
+use super::super::switches::{SwitchHandover, Switches};
+use super::handover::{HandoverExtras, HandoverSet, HandoverSource, HandoverTarget, Stopped};
+use super::nic::{carry_out, final_counts};
 use super::words::{DeviceV1, NameV1};
 use crate::refusal::Refusal;
 
 /// What people call it.
 pub const KIND: &str = "switch";
 
-/// An uplink that rests. Dropped, it goes on where it was.
-pub struct Resting {
+/// A quiescent uplink. Dropped, it resumes where it was.
+pub struct QuiescentUplink {
     switches: Arc<Switches>,
     switch: String,
     uplink: Option<Quiescent<Tap>>,
 }
 
-impl Stopped for Resting {
+impl Stopped for QuiescentUplink {
     /// It has no state of its own.
     fn parcel(&self) -> (&[u8], &[OwnedFd]) {
         (&[], &[])
@@ -54,7 +54,7 @@ impl Stopped for Resting {
     }
 }
 
-impl Drop for Resting {
+impl Drop for QuiescentUplink {
     fn drop(&mut self) {
         if let Some(uplink) = self.uplink.take() {
             self.switches.resume_uplink(&self.switch, uplink);
@@ -63,31 +63,32 @@ impl Drop for Resting {
 }
 
 /// All switches, and those whose uplink has been lost.
-pub fn bequests(switches: &Arc<Switches>) -> Result<Estate, Refusal> {
+pub fn sources(switches: &Arc<Switches>) -> Result<HandoverSet, Refusal> {
     let (mut all, mut failed) = (Vec::new(), Vec::new());
-    for (name, inheritance) in switches.inheritance()? {
+    for (name, handover) in switches.handovers()? {
         let of = NameV1 { kind: KIND.to_owned(), name: name.clone() };
-        match inheritance {
-            Inheritance::Failed(why) => failed.push((of, why)),
-            Inheritance::Plain => {
-                let luggage = Luggage { files: Vec::new(), beside: Box::new(Vec::new) };
-                all.push(Bequest::new(of, luggage, Vec::new()));
+        match handover {
+            SwitchHandover::Failed(why) => failed.push((of, why)),
+            SwitchHandover::Plain => {
+                let extras = HandoverExtras { files: Vec::new(), beside: Box::new(Vec::new) };
+                all.push(HandoverSource::new(of, extras, Vec::new()));
             }
-            Inheritance::Uplink(file, port) => {
-                let luggage = Luggage { files: vec![file], beside: last_will(port) };
+            SwitchHandover::Uplink(file, port) => {
+                let extras = HandoverExtras { files: vec![file], beside: final_counts(port) };
                 let switches = switches.clone();
                 // It has nothing in flight that could be left to the successor, so it has no patience to run out of.
-                let door = move |_: Duration| {
+                let hold = move |_: Duration| {
                     let (switches, switch) = (switches.clone(), name.clone());
-                    let rest = move || {
-                        let uplink = switches.rest_uplink(&switch);
-                        let uplink = uplink.map_err(|refused| vhost_user::Refusal::Refused(refused.error))?;
-                        let resting = Resting { switches, switch, uplink: Some(uplink) };
-                        Ok(Box::new(resting) as Box<dyn Stopped>)
+                    let quiesce = move || {
+                        let uplink = switches.quiesce_uplink(&switch);
+                        let uplink =
+                            uplink.map_err(|refused| vhost_user::HandleError::Refused(refused.error))?;
+                        let quiescent = QuiescentUplink { switches, switch, uplink: Some(uplink) };
+                        Ok(Box::new(quiescent) as Box<dyn Stopped>)
                     };
-                    Box::pin(async move { block_in_place(rest) }) as _
+                    Box::pin(async move { block_in_place(quiesce) }) as _
                 };
-                all.push(Bequest::new(of, luggage, vec![Box::new(door)]));
+                all.push(HandoverSource::new(of, extras, vec![Box::new(hold)]));
             }
         }
     }
@@ -110,7 +111,11 @@ fn record(daemon: &Daemon, name: &NameV1) -> Result<SwitchRecord, Refusal> {
 }
 
 /// Makes a switch like the predecessor's, with its uplink not running yet.
-pub fn prepare(daemon: &Daemon, name: NameV1, mut files: Vec<OwnedFd>) -> Result<Box<dyn Heir>, Refusal> {
+pub fn prepare(
+    daemon: &Daemon,
+    name: NameV1,
+    mut files: Vec<OwnedFd>,
+) -> Result<Box<dyn HandoverTarget>, Refusal> {
     let switch = daemon.switches.take_in(record(daemon, &name)?, None);
     let adopt = |file| daemon.switches.adopt_uplink(&name.name, &switch, file);
     let uplink = files.pop().map(adopt).transpose()?;
@@ -123,7 +128,7 @@ pub fn keep_failed(daemon: &Daemon, name: &NameV1, why: Refusal) -> Result<(), R
     Ok(())
 }
 
-impl Heir for Prepared {
+impl HandoverTarget for Prepared {
     fn name(&self) -> &NameV1 {
         &self.name
     }
@@ -132,7 +137,7 @@ impl Heir for Prepared {
         false
     }
 
-    fn doors(&self) -> usize {
+    fn sockets(&self) -> usize {
         usize::from(self.uplink.is_some())
     }
 

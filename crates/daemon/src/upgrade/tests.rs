@@ -15,15 +15,15 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::nic::{carry_out, last_will};
-use super::wire::Wire;
-use super::words::{AnswerV1, DeviceV1, HouseV1, NameV1, OrderV1};
+use super::nic::{carry_out, final_counts};
+use super::wire::HandoverSocket;
+use super::words::{AnswerV1, DaemonV1, DeviceV1, NameV1, OrderV1};
 
 /// More than go beside one byte.
 const MANY: usize = 251;
 
-fn wire(socket: UnixStream) -> Wire {
-    let mut wire = Wire::on(socket).unwrap();
+fn wire(socket: UnixStream) -> HandoverSocket {
+    let mut wire = HandoverSocket::on(socket).unwrap();
     wire.within(Duration::from_secs(20));
     wire
 }
@@ -62,8 +62,8 @@ fn name(kind: &str, name: &str) -> NameV1 {
     NameV1 { kind: kind.to_owned(), name: name.to_owned() }
 }
 
-fn house(metrics: Option<&str>) -> OrderV1 {
-    OrderV1::House(HouseV1 {
+fn daemon(metrics: Option<&str>) -> OrderV1 {
+    OrderV1::Daemon(DaemonV1 {
         version: "1.2.3".to_owned(),
         pid: 4321,
         control: "/run/ioplane/control.sock".into(),
@@ -82,8 +82,8 @@ fn what_a_daemon_says() {
     let golden = golden!("orders.bytes");
     let failed = OrderV1::Failed(name("disk", "data"), "no such image".to_owned(), "make it".to_owned());
     golden.check_parts(&[
-        sent("House with metrics", &house(Some("127.0.0.1:9750")), 3),
-        sent("House", &house(None), 2),
+        sent("Daemon with metrics", &daemon(Some("127.0.0.1:9750")), 3),
+        sent("Daemon", &daemon(None), 2),
         sent("Prepare a switch", &OrderV1::Prepare(name("switch", "lan")), 0),
         sent("Prepare a disk", &OrderV1::Prepare(name("disk", "root")), 1),
         sent("Failed", &failed, 0),
@@ -126,9 +126,9 @@ fn the_greeting() {
 fn a_port() {
     let switch = Switch::new("lan", SwitchSettings::default());
     let plug = |name: &str| switch.plug(PortOptions::new(name)).unwrap().into();
-    let will = |port: &Arc<Port>| {
-        let will: Value = serde_json::from_slice(&last_will(port.clone())()).unwrap();
-        serde_json::to_string_pretty(&will).unwrap() + "\n"
+    let counts = |port: &Arc<Port>| {
+        let counts: Value = serde_json::from_slice(&final_counts(port.clone())()).unwrap();
+        serde_json::to_string_pretty(&counts).unwrap() + "\n"
     };
     let port: Arc<Port> = plug("one");
     let side = |from: u64| {
@@ -139,10 +139,10 @@ fn a_port() {
     port.set_mtu(1400);
     port.restore_link(Some(7));
     let golden = golden!("port.json");
-    golden.check(&will(&port));
+    golden.check(&counts(&port));
     let other: Arc<Port> = plug("other");
     carry_out(&other, golden.text().as_bytes()).unwrap();
-    assert_eq!(will(&other), golden.text());
+    assert_eq!(counts(&other), golden.text());
     // A cause that this version does not know, and one that an older version did not.
     carry_out(
         &plug("third"),

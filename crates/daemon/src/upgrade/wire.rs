@@ -32,7 +32,7 @@ const MAX_FILES: usize = 2048;
 
 /// Why the two do not understand each other.
 #[derive(Debug, thiserror::Error)]
-pub enum WireError {
+pub enum HandoverSocketError {
     /// The other has closed the socket, or is dead.
     #[error("it ended before it answered")]
     Closed,
@@ -54,17 +54,17 @@ pub enum WireError {
 
 /// One end.
 #[derive(Debug)]
-pub struct Wire {
+pub struct HandoverSocket {
     socket: UnixStream,
     end: Instant,
     patience: Duration,
 }
 
-impl Wire {
-    /// On a connected socket. A deadline comes first, by [`Wire::within`].
+impl HandoverSocket {
+    /// On a connected socket. A deadline comes first, by [`HandoverSocket::within`].
     pub fn on(socket: UnixStream) -> std::io::Result<Self> {
         socket.set_nonblocking(false)?;
-        Ok(Wire { socket, end: Instant::now(), patience: Duration::ZERO })
+        Ok(HandoverSocket { socket, end: Instant::now(), patience: Duration::ZERO })
     }
 
     /// Everything from now on must be done within `patience`.
@@ -73,26 +73,26 @@ impl Wire {
         self
     }
 
-    fn limit(&self) -> Result<(), WireError> {
+    fn limit(&self) -> Result<(), HandoverSocketError> {
         let left = self.end.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(WireError::Late(self.patience));
+            return Err(HandoverSocketError::Late(self.patience));
         }
         let set =
             self.socket.set_read_timeout(Some(left)).and_then(|()| self.socket.set_write_timeout(Some(left)));
-        set.map_err(WireError::Os)
+        set.map_err(HandoverSocketError::Os)
     }
 
-    fn failed(&self, error: std::io::Error) -> WireError {
+    fn failed(&self, error: std::io::Error) -> HandoverSocketError {
         use std::io::ErrorKind as K;
         match error.kind() {
-            K::WouldBlock | K::TimedOut => WireError::Late(self.patience),
-            K::BrokenPipe | K::ConnectionReset | K::UnexpectedEof => WireError::Closed,
-            _ => WireError::Os(error),
+            K::WouldBlock | K::TimedOut => HandoverSocketError::Late(self.patience),
+            K::BrokenPipe | K::ConnectionReset | K::UnexpectedEof => HandoverSocketError::Closed,
+            _ => HandoverSocketError::Os(error),
         }
     }
 
-    fn write(&mut self, mut bytes: &[u8]) -> Result<(), WireError> {
+    fn write(&mut self, mut bytes: &[u8]) -> Result<(), HandoverSocketError> {
         while !bytes.is_empty() {
             self.limit()?;
             match self.socket.write(bytes) {
@@ -104,12 +104,12 @@ impl Wire {
         Ok(())
     }
 
-    fn read(&mut self, bytes: &mut [u8]) -> Result<(), WireError> {
+    fn read(&mut self, bytes: &mut [u8]) -> Result<(), HandoverSocketError> {
         let mut filled = 0;
         while filled < bytes.len() {
             self.limit()?;
             match self.socket.read(&mut bytes[filled..]) {
-                Ok(0) => return Err(WireError::Closed),
+                Ok(0) => return Err(HandoverSocketError::Closed),
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(self.failed(error)),
@@ -119,7 +119,7 @@ impl Wire {
     }
 
     /// Says which formats this build knows, hears the other's, and finds out whether there is one in common.
-    pub fn greet(&mut self) -> Result<(), WireError> {
+    pub fn greet(&mut self) -> Result<(), HandoverSocketError> {
         let mut ours = MAGIC.to_vec();
         ours.extend_from_slice(&FORMAT.to_le_bytes());
         ours.extend_from_slice(&FORMAT.to_le_bytes());
@@ -127,18 +127,27 @@ impl Wire {
         let mut theirs = [0; 16];
         self.read(&mut theirs)?;
         if theirs[..8] != MAGIC {
-            return Err(WireError::Stranger);
+            return Err(HandoverSocketError::Stranger);
         }
         let (oldest, newest) = (word(&theirs[8..12]), word(&theirs[12..16]));
-        if (oldest..=newest).contains(&FORMAT) { Ok(()) } else { Err(WireError::Foreign { oldest, newest }) }
+        if (oldest..=newest).contains(&FORMAT) {
+            Ok(())
+        } else {
+            Err(HandoverSocketError::Foreign { oldest, newest })
+        }
     }
 
     /// Sends a message and descriptors, which stay the caller's.
-    pub fn send(&mut self, message: &impl Serialize, files: &[BorrowedFd<'_>]) -> Result<(), WireError> {
-        let bytes = postcard::to_stdvec(message).map_err(|error| WireError::Garbled(error.to_string()))?;
+    pub fn send(
+        &mut self,
+        message: &impl Serialize,
+        files: &[BorrowedFd<'_>],
+    ) -> Result<(), HandoverSocketError> {
+        let bytes =
+            postcard::to_stdvec(message).map_err(|error| HandoverSocketError::Garbled(error.to_string()))?;
         let (len, count) = (bytes.len(), files.len());
         if len > MAX_BYTES || count > MAX_FILES {
-            return Err(WireError::Garbled(format!(
+            return Err(HandoverSocketError::Garbled(format!(
                 "nothing: {len} bytes and {count} descriptors are too many"
             )));
         }
@@ -151,7 +160,7 @@ impl Wire {
         self.write(&bytes)
     }
 
-    fn send_batch(&mut self, files: &[BorrowedFd<'_>]) -> Result<(), WireError> {
+    fn send_batch(&mut self, files: &[BorrowedFd<'_>]) -> Result<(), HandoverSocketError> {
         let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
         loop {
             self.limit()?;
@@ -171,12 +180,14 @@ impl Wire {
     }
 
     /// Waits for the next message and its descriptors.
-    pub fn receive<T: DeserializeOwned>(&mut self) -> Result<(T, Vec<OwnedFd>), WireError> {
+    pub fn receive<T: DeserializeOwned>(&mut self) -> Result<(T, Vec<OwnedFd>), HandoverSocketError> {
         let mut head = [0; 8];
         self.read(&mut head)?;
         let (len, count) = (word(&head[..4]) as usize, word(&head[4..]) as usize);
         if len > MAX_BYTES || count > MAX_FILES {
-            return Err(WireError::Garbled(format!("a frame of {len} bytes and {count} descriptors")));
+            return Err(HandoverSocketError::Garbled(format!(
+                "a frame of {len} bytes and {count} descriptors"
+            )));
         }
         let mut files = Vec::with_capacity(count);
         while files.len() < count {
@@ -187,12 +198,14 @@ impl Wire {
         self.read(&mut bytes)?;
         match postcard::take_from_bytes(&bytes) {
             Ok((message, [])) => Ok((message, files)),
-            Ok((_, rest)) => Err(WireError::Garbled(format!("a frame with {} bytes too many", rest.len()))),
-            Err(error) => Err(WireError::Garbled(format!("a frame that is none: {error}"))),
+            Ok((_, rest)) => {
+                Err(HandoverSocketError::Garbled(format!("a frame with {} bytes too many", rest.len())))
+            }
+            Err(error) => Err(HandoverSocketError::Garbled(format!("a frame that is none: {error}"))),
         }
     }
 
-    fn receive_batch(&mut self, wanted: usize, files: &mut Vec<OwnedFd>) -> Result<(), WireError> {
+    fn receive_batch(&mut self, wanted: usize, files: &mut Vec<OwnedFd>) -> Result<(), HandoverSocketError> {
         let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
         let before = files.len();
         let got = loop {
@@ -214,14 +227,15 @@ impl Wire {
             }
         };
         match got {
-            (0, _) => Err(WireError::Closed),
-            (_, flags) if flags.contains(ReturnFlags::CTRUNC) => Err(WireError::Garbled(
+            (0, _) => Err(HandoverSocketError::Closed),
+            (_, flags) if flags.contains(ReturnFlags::CTRUNC) => Err(HandoverSocketError::Garbled(
                 "descriptors that did not arrive: is the limit on open files too low?".to_owned(),
             )),
             _ if files.len() - before == wanted => Ok(()),
-            _ => {
-                Err(WireError::Garbled(format!("{} descriptors in place of {wanted}", files.len() - before)))
-            }
+            _ => Err(HandoverSocketError::Garbled(format!(
+                "{} descriptors in place of {wanted}",
+                files.len() - before
+            ))),
         }
     }
 }
@@ -234,9 +248,9 @@ fn word(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    fn pair() -> (Wire, Wire) {
+    fn pair() -> (HandoverSocket, HandoverSocket) {
         let (a, b) = UnixStream::pair().unwrap();
-        let (mut a, mut b) = (Wire::on(a).unwrap(), Wire::on(b).unwrap());
+        let (mut a, mut b) = (HandoverSocket::on(a).unwrap(), HandoverSocket::on(b).unwrap());
         a.within(Duration::from_secs(10));
         b.within(Duration::from_secs(10));
         (a, b)
@@ -262,7 +276,7 @@ mod tests {
         assert!(came.iter().zip(&files).all(|(came, sent)| inode(came) == inode(sent)));
         assert_eq!(b.receive::<u32>().unwrap().0, 7);
         sender.join().unwrap();
-        assert!(matches!(b.receive::<u32>(), Err(WireError::Closed)));
+        assert!(matches!(b.receive::<u32>(), Err(HandoverSocketError::Closed)));
     }
 
     #[test]
@@ -273,15 +287,15 @@ mod tests {
             (Vec::new(), "ended before"),
         ] {
             let (a, mut b) = UnixStream::pair().unwrap();
-            let mut a = Wire::on(a).unwrap();
+            let mut a = HandoverSocket::on(a).unwrap();
             b.write_all(&said).unwrap();
             let _ = b.shutdown(std::net::Shutdown::Write);
             let refused = a.within(Duration::from_secs(10)).greet().unwrap_err().to_string();
             assert!(refused.contains(wanted), "{refused}");
         }
         let (a, _b) = UnixStream::pair().unwrap();
-        let refused = Wire::on(a).unwrap().within(Duration::from_millis(20)).greet().unwrap_err();
-        assert!(matches!(refused, WireError::Late(_)), "{refused}");
+        let refused = HandoverSocket::on(a).unwrap().within(Duration::from_millis(20)).greet().unwrap_err();
+        assert!(matches!(refused, HandoverSocketError::Late(_)), "{refused}");
     }
 
     #[test]
@@ -290,8 +304,11 @@ mod tests {
             let (a, mut b) = UnixStream::pair().unwrap();
             b.write_all(&head).unwrap();
             b.write_all(&[0xff; 3]).unwrap();
-            let mut a = Wire::on(a).unwrap();
-            assert!(matches!(a.within(Duration::from_secs(10)).receive::<u32>(), Err(WireError::Garbled(_))));
+            let mut a = HandoverSocket::on(a).unwrap();
+            assert!(matches!(
+                a.within(Duration::from_secs(10)).receive::<u32>(),
+                Err(HandoverSocketError::Garbled(_))
+            ));
         }
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Serialize, Deserialize)]
 pub enum OrderV1 {
     /// What there is. Beside it: the run directory's lock, the control socket, and the metrics' if there is one.
-    House(HouseV1),
+    Daemon(DaemonV1),
     /// Something that is served. Beside it: what is needed to open what is below it once more.
     Prepare(NameV1),
     /// Something that is to be served, and could not be.
@@ -24,7 +24,7 @@ pub enum OrderV1 {
 /// The successor's answers.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum AnswerV1 {
-    /// To `House`: the configuration is read and the I/O cores run.
+    /// To `Daemon`: the configuration is read and the I/O cores run.
     Ready(String),
     /// To `PreparedAll`: everything below is open.
     Prepared,
@@ -40,7 +40,7 @@ pub enum AnswerV1 {
 
 /// The daemon's own.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct HouseV1 {
+pub struct DaemonV1 {
     /// Its version.
     pub version: String,
     pub pid: u32,

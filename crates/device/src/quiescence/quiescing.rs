@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use ioplane_memory::mutation::{Law, removed};
+use ioplane_memory::mutation::{Invariant, removed};
 
 use super::{Applied, Quiescent, Refused, Running};
 use crate::device::{Access, AfterStop, Device, DeviceInfo, Effect, Quiescence, RegisterAddress};
@@ -158,7 +158,7 @@ impl<D: Device> Missed<D> {
     /// guest asked for meanwhile (queues to stop, a reset) comes back for the owner to carry out.
     pub fn undrain(self, placement: &dyn Placement) -> Result<(Running<D>, Vec<Effect>), Refused<Self>> {
         let Missed { reason, quiescing: Quiescing { mut running, stop, held, owed } } = self;
-        if removed(Law::GivesBack) {
+        if removed(Invariant::GivesBack) {
             return Ok((running, owed));
         }
         let all = running.queues().union(&running.device.active()).copied().collect();

@@ -9,7 +9,7 @@ mod devices;
 mod processor;
 mod sequence;
 
-use crate::devices::{DeviceModel, Place, RegisterRole};
+use crate::devices::{DeviceModel, DevicePlace, RegisterRole};
 use crate::event::Detail;
 use crate::reason::Kind;
 use crate::report::{Action, Certainty, Finding, Report, SiteRow};
@@ -46,7 +46,7 @@ impl<'a> Part<'a> {
     }
 
     /// The sites about such a register.
-    fn at(report: &'a Report, belongs: impl Fn(&Place) -> bool) -> Part<'a> {
+    fn at(report: &'a Report, belongs: impl Fn(&DevicePlace) -> bool) -> Part<'a> {
         Part::of(report, |site| site.place.as_ref().is_some_and(&belongs))
     }
 

@@ -14,7 +14,7 @@ use crate::reason::Reason;
 use crate::report::{Names, RunStart, Subject};
 use crate::symbols::GuestFunction;
 use crate::vm::Vm;
-use crate::watch::Seen;
+use crate::watch::WatchCounts;
 
 /// The maker's code, the address, about what, how many.
 type Exits<'a> = &'a [(u64, u64, Detail, u64)];
@@ -75,7 +75,7 @@ impl Scene {
             host: self.host.clone(),
             notes: Vec::new(),
         };
-        let seen = Seen { counted: profile.total().count, ..Seen::default() };
+        let seen = WatchCounts { counted: profile.total().count, ..WatchCounts::default() };
         let subject = Subject { vm: &vm, time: Duration::from_secs(1), seen, sample: 1 };
         Report::new(subject, &profile, None, &names)
     }

@@ -8,7 +8,7 @@ mod place;
 mod table;
 
 pub use pci::Layout;
-pub use place::{DeviceModel, Place, RegisterRole};
+pub use place::{DeviceModel, DevicePlace, RegisterRole};
 
 use crate::event::Detail;
 
@@ -21,14 +21,16 @@ pub struct Devices {
 
 impl Devices {
     /// The device and the register, if there is one that we know. The VM's own layout goes before what PCs usually have.
-    pub fn name(&self, detail: Detail) -> Option<Place> {
+    pub fn name(&self, detail: Detail) -> Option<DevicePlace> {
         match detail {
             Detail::Port { port, .. } => self.pci.port(port).or_else(|| table::port(port)),
             Detail::Memory { address, .. } => self.pci.memory(address).or_else(|| table::memory(address)),
             Detail::Msr { index, .. } => Some(table::msr(index)),
-            Detail::Cpuid { leaf } => Some(Place::unnamed("CPUID", format!("leaf {leaf:#x}"), leaf.into())),
+            Detail::Cpuid { leaf } => {
+                Some(DevicePlace::unnamed("CPUID", format!("leaf {leaf:#x}"), leaf.into()))
+            }
             Detail::Hypercall { number } => Some(table::hypercall(number)),
-            Detail::Fault => Some(Place::named("memory", "first use of a page", 0)),
+            Detail::Fault => Some(DevicePlace::named("memory", "first use of a page", 0)),
             Detail::Nothing => None,
         }
     }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::place::RegisterRole::{InterruptCause, Other, QueueNotification, Transmit};
-use super::place::{DeviceModel, Place, RegisterRole};
+use super::place::{DeviceModel, DevicePlace, RegisterRole};
 
 /// So many regions are remembered.
 const REGIONS: usize = 4096;
@@ -94,7 +94,7 @@ impl Layout {
         }
     }
 
-    fn find(&self, address: u64, io: bool) -> Option<Place> {
+    fn find(&self, address: u64, io: bool) -> Option<DevicePlace> {
         let inside = |region: &&Region| {
             region.io == io && address >= region.start && address - region.start < region.size
         };
@@ -103,12 +103,12 @@ impl Layout {
     }
 
     /// The register behind a port.
-    pub(super) fn port(&self, port: u16) -> Option<Place> {
+    pub(super) fn port(&self, port: u16) -> Option<DevicePlace> {
         self.find(port.into(), true)
     }
 
     /// The register at an address.
-    pub(super) fn memory(&self, address: u64) -> Option<Place> {
+    pub(super) fn memory(&self, address: u64) -> Option<DevicePlace> {
         self.find(address, false)
     }
 }
@@ -154,7 +154,7 @@ fn model(vendor: u64, id: u64) -> (DeviceModel, String) {
     (model, name.into())
 }
 
-fn register(region: &Region, offset: u64) -> Place {
+fn register(region: &Region, offset: u64) -> DevicePlace {
     let bar = region.bar;
     let known = match (region.vendor, region.id) {
         (0x1af4, 0x1000..=0x103f) if region.io => legacy_virtio(offset),
@@ -166,8 +166,8 @@ fn register(region: &Region, offset: u64) -> Place {
         _ => None,
     };
     match known {
-        Some((role, name)) => Place::named(&region.device, name, offset).role(role),
-        None => Place::unnamed(&region.device, format!("BAR {bar} + {offset:#x}"), offset),
+        Some((role, name)) => DevicePlace::named(&region.device, name, offset).role(role),
+        None => DevicePlace::unnamed(&region.device, format!("BAR {bar} + {offset:#x}"), offset),
     }
 }
 

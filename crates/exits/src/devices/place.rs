@@ -97,7 +97,7 @@ pub enum RegisterRole {
 
 /// A register of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Place {
+pub struct DevicePlace {
     /// The device, in words: for readers only.
     pub device: String,
     /// The register, in words: for readers only.
@@ -113,24 +113,24 @@ pub struct Place {
     pub offset: u64,
 }
 
-impl Place {
+impl DevicePlace {
     /// A register that has a name.
-    pub(super) fn named(device: &str, register: impl Into<String>, offset: u64) -> Place {
+    pub(super) fn named(device: &str, register: impl Into<String>, offset: u64) -> DevicePlace {
         let (device, register) = (device.to_owned(), register.into());
-        Place { device, register, model: DeviceModel::Other, role: RegisterRole::Other, offset }
+        DevicePlace { device, register, model: DeviceModel::Other, role: RegisterRole::Other, offset }
     }
 
     /// A register of which no more than this number or offset is known, in words.
-    pub(super) fn unnamed(device: &str, register: impl Into<String>, offset: u64) -> Place {
-        Place::named(device, register, offset).role(RegisterRole::Unnamed)
+    pub(super) fn unnamed(device: &str, register: impl Into<String>, offset: u64) -> DevicePlace {
+        DevicePlace::named(device, register, offset).role(RegisterRole::Unnamed)
     }
 
-    pub(super) fn of(self, model: DeviceModel) -> Place {
-        Place { model, ..self }
+    pub(super) fn of(self, model: DeviceModel) -> DevicePlace {
+        DevicePlace { model, ..self }
     }
 
-    pub(super) fn role(self, role: RegisterRole) -> Place {
-        Place { role, ..self }
+    pub(super) fn role(self, role: RegisterRole) -> DevicePlace {
+        DevicePlace { role, ..self }
     }
 
     /// Whether it is known which register this is.

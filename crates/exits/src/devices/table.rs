@@ -3,14 +3,15 @@
 use super::place::DeviceModel::{
     AcpiPowerManagement, DelayPort, Hpet, Ide, LocalApic, Msr, Pit, SerialPort, X2Apic,
 };
-use super::place::Place;
+use super::place::DevicePlace;
 use super::place::RegisterRole::{Counter, EndOfInterrupt, InterruptCommand, Other, TimerDeadline};
 
 /// The register of a port.
-pub(super) fn port(port: u16) -> Option<Place> {
+pub(super) fn port(port: u16) -> Option<DevicePlace> {
     let offset = |base: u16| u64::from(port - base);
-    let named = |device: &str, register: &str, base: u16| Place::named(device, register, offset(base));
-    let at = |device: &str, base: u16| Place::unnamed(device, format!("+{:#x}", port - base), offset(base));
+    let named = |device: &str, register: &str, base: u16| DevicePlace::named(device, register, offset(base));
+    let at =
+        |device: &str, base: u16| DevicePlace::unnamed(device, format!("+{:#x}", port - base), offset(base));
     let pair = |names: [&'static str; 2]| names[usize::from(port & 1)];
     let serial = |device: &str, base: u16| {
         let names = [
@@ -91,22 +92,22 @@ pub(super) fn port(port: u16) -> Option<Place> {
 }
 
 /// The register at a guest-physical address.
-pub(super) fn memory(address: u64) -> Option<Place> {
+pub(super) fn memory(address: u64) -> Option<DevicePlace> {
     Some(match address {
-        0xa_0000..=0xb_ffff => Place::named("VGA", "frame buffer window", address - 0xa_0000),
+        0xa_0000..=0xb_ffff => DevicePlace::named("VGA", "frame buffer window", address - 0xa_0000),
         0xfec0_0000..=0xfec0_0fff => {
             let offset = address & 0xfff;
             match address & 0xff0 {
-                0 => Place::named("I/O APIC", "index", offset),
-                0x10 => Place::named("I/O APIC", "data", offset),
-                0x40 => Place::named("I/O APIC", "EOI", offset).role(EndOfInterrupt),
-                _ => Place::unnamed("I/O APIC", "?", offset),
+                0 => DevicePlace::named("I/O APIC", "index", offset),
+                0x10 => DevicePlace::named("I/O APIC", "data", offset),
+                0x40 => DevicePlace::named("I/O APIC", "EOI", offset).role(EndOfInterrupt),
+                _ => DevicePlace::unnamed("I/O APIC", "?", offset),
             }
         }
         0xfed0_0000..=0xfed0_03ff => hpet(address & 0x3ff).of(Hpet),
         0xfed4_0000..=0xfed4_4fff => {
             let offset = address & 0xffff;
-            Place::unnamed("TPM", format!("+{offset:#x}"), offset)
+            DevicePlace::unnamed("TPM", format!("+{offset:#x}"), offset)
         }
         0xfee0_0000..=0xfee0_0fff => {
             let offset = address & 0xfff;
@@ -114,14 +115,14 @@ pub(super) fn memory(address: u64) -> Option<Place> {
         }
         0xffc0_0000..=0xffff_ffff => {
             let offset = address - 0xffc0_0000;
-            Place::unnamed("firmware flash", format!("+{offset:#x}"), offset)
+            DevicePlace::unnamed("firmware flash", format!("+{offset:#x}"), offset)
         }
         _ => return None,
     })
 }
 
-fn hpet(offset: u64) -> Place {
-    let named = |register: &str| Place::named("HPET", register, offset);
+fn hpet(offset: u64) -> DevicePlace {
+    let named = |register: &str| DevicePlace::named("HPET", register, offset);
     match offset {
         0x00..=0x07 => named("capabilities"),
         0x10..=0x17 => named("configuration"),
@@ -131,12 +132,12 @@ fn hpet(offset: u64) -> Place {
             let part = ["configuration", "comparator", "interrupt route", "reserved"];
             named(&format!("timer {} {}", (offset - 0x100) / 0x20, part[(offset as usize >> 3) & 3]))
         }
-        _ => Place::unnamed("HPET", format!("+{offset:#x}"), offset),
+        _ => DevicePlace::unnamed("HPET", format!("+{offset:#x}"), offset),
     }
 }
 
 /// A register of the local APIC by its number: the address's bits 4 to 11, or the x2APIC MSR's lowest eight.
-fn apic(device: &str, register: u32, offset: u64) -> Place {
+fn apic(device: &str, register: u32, offset: u64) -> DevicePlace {
     let (role, name) = match register {
         0x02 => (Other, "ID"),
         0x03 => (Other, "version"),
@@ -163,13 +164,13 @@ fn apic(device: &str, register: u32, offset: u64) -> Place {
         0x39 => (Other, "timer current count"),
         0x3e => (Other, "timer divide"),
         0x3f => (InterruptCommand, "self IPI"),
-        _ => return Place::unnamed(device, format!("register {register:#x}"), offset),
+        _ => return DevicePlace::unnamed(device, format!("register {register:#x}"), offset),
     };
-    Place::named(device, name, offset).role(role)
+    DevicePlace::named(device, name, offset).role(role)
 }
 
 /// An MSR.
-pub(super) fn msr(index: u32) -> Place {
+pub(super) fn msr(index: u32) -> DevicePlace {
     let offset = index.into();
     let name = match index {
         0x800..=0x8ff => return apic("x2APIC", index & 0xff, offset).of(X2Apic),
@@ -221,7 +222,7 @@ pub(super) fn msr(index: u32) -> Place {
         0x606 => "MSR_RAPL_POWER_UNIT",
         0x610..=0x61f => "RAPL",
         0x6e0 => {
-            return Place::named("MSR", "IA32_TSC_DEADLINE", offset).of(Msr).role(TimerDeadline);
+            return DevicePlace::named("MSR", "IA32_TSC_DEADLINE", offset).of(Msr).role(TimerDeadline);
         }
         0xda0 => "IA32_XSS",
         0xc000_0080 => "EFER",
@@ -244,12 +245,12 @@ pub(super) fn msr(index: u32) -> Place {
         0xc001_0140 | 0xc001_0141 => "OSVW",
         0xc001_1020 => "LS_CFG",
         0xc001_1029 => "DE_CFG",
-        _ => return Place::unnamed("MSR", format!("{index:#x}"), offset).of(Msr),
+        _ => return DevicePlace::unnamed("MSR", format!("{index:#x}"), offset).of(Msr),
     };
-    Place::named("MSR", name, offset).of(Msr)
+    DevicePlace::named("MSR", name, offset).of(Msr)
 }
 
-fn kvm(index: u32) -> Place {
+fn kvm(index: u32) -> DevicePlace {
     let name = match index {
         0x11 => "wall clock (old)",
         0x12 => "system time (old)",
@@ -262,12 +263,12 @@ fn kvm(index: u32) -> Place {
         0x4b56_4d06 => "asynchronous page fault interrupt",
         0x4b56_4d07 => "asynchronous page fault acknowledgement",
         0x4b56_4d08 => "migration control",
-        _ => return Place::unnamed("KVM", format!("{index:#x}"), index.into()),
+        _ => return DevicePlace::unnamed("KVM", format!("{index:#x}"), index.into()),
     };
-    Place::named("KVM", name, index.into())
+    DevicePlace::named("KVM", name, index.into())
 }
 
-fn hyperv(index: u32) -> Place {
+fn hyperv(index: u32) -> DevicePlace {
     let name = match index {
         0x4000_0000 => "guest OS identity",
         0x4000_0001 => "hypercall page",
@@ -275,19 +276,19 @@ fn hyperv(index: u32) -> Place {
         0x4000_0020 => "reference time",
         0x4000_0021 => "reference TSC",
         0x4000_0070 => {
-            return Place::named("Hyper-V", "EOI", index.into()).role(EndOfInterrupt);
+            return DevicePlace::named("Hyper-V", "EOI", index.into()).role(EndOfInterrupt);
         }
         0x4000_0071 => "interrupt command",
         0x4000_0072 => "task priority",
         0x4000_0080..=0x4000_009f => "synthetic interrupt controller",
         0x4000_00b0..=0x4000_00b7 => "synthetic timer",
-        _ => return Place::unnamed("Hyper-V", format!("{index:#x}"), index.into()),
+        _ => return DevicePlace::unnamed("Hyper-V", format!("{index:#x}"), index.into()),
     };
-    Place::named("Hyper-V", name, index.into())
+    DevicePlace::named("Hyper-V", name, index.into())
 }
 
 /// Linux, include/uapi/linux/kvm_para.h.
-pub(super) fn hypercall(number: u32) -> Place {
+pub(super) fn hypercall(number: u32) -> DevicePlace {
     let name = match number {
         1 => "kick an APIC poll IRQ",
         5 => "kick a CPU",
@@ -295,7 +296,7 @@ pub(super) fn hypercall(number: u32) -> Place {
         10 => "send IPIs",
         11 => "yield to a CPU",
         12 => "map a GPA range",
-        _ => return Place::unnamed("KVM hypercall", format!("number {number}"), number.into()),
+        _ => return DevicePlace::unnamed("KVM hypercall", format!("number {number}"), number.into()),
     };
-    Place::named("KVM hypercall", name, number.into())
+    DevicePlace::named("KVM hypercall", name, number.into())
 }

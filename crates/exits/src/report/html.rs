@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::escape::Escaped;
-use super::{Report, Row, access, address};
+use super::{ExitRow, Report, access, address};
 
 const STYLE: &str = include_str!("report.css");
 /// Sorts a table by the column whose head is clicked. Without it the tables are sorted by count.
@@ -102,7 +102,7 @@ fn head(out: &mut String, title: &str, last: &str) {
     );
 }
 
-fn numbers(out: &mut String, row: &Row) {
+fn numbers(out: &mut String, row: &ExitRow) {
     // What was not timed has no time, not none.
     let timed = |text: String| if row.ns_each.is_some() { text } else { String::new() };
     let _ = write!(
@@ -131,7 +131,7 @@ fn grouped(number: u64) -> String {
     text
 }
 
-fn table(out: &mut String, title: &str, last: &str, rows: &[Row]) {
+fn table(out: &mut String, title: &str, last: &str, rows: &[ExitRow]) {
     if rows.is_empty() {
         return;
     }

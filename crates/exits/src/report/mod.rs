@@ -14,16 +14,16 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::devices::{Devices, Place};
+use crate::devices::{DevicePlace, Devices};
 use crate::event::Detail;
 use crate::host::HostFacts;
-use crate::profile::{Profile, Site, Tally};
+use crate::profile::{Profile, Site, SiteCounts};
 use crate::reason::{Kind, Reason};
 use crate::runs::LONGEST;
 use crate::symbols::GuestFunction;
 use crate::totals::Totals;
 use crate::vm::Vm;
-use crate::watch::Seen;
+use crate::watch::WatchCounts;
 pub use finding::{Action, Certainty, Finding};
 use named::Named;
 
@@ -34,7 +34,7 @@ const RUNS: usize = 200;
 
 /// Exits that have something in common.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct ExitRow {
     /// What.
     pub name: String,
     /// How many; this and times are estimated where a sample was taken.
@@ -65,7 +65,7 @@ fn is_false(value: &bool) -> bool {
 pub struct SiteRow {
     /// Count and cost; the name is the function, or the address.
     #[serde(flatten)]
-    pub row: Row,
+    pub row: ExitRow,
     /// Why.
     pub reason: Reason,
     /// That in words.
@@ -82,7 +82,7 @@ pub struct SiteRow {
     /// The port, address or register.
     pub detail: Detail,
     /// Which device and register that is.
-    pub place: Option<Place>,
+    pub place: Option<DevicePlace>,
 }
 
 /// Port accesses that came one after another, with nothing else of the guest's between them.
@@ -162,15 +162,15 @@ pub struct Report {
     #[serde(default)]
     pub attributed_percent: f64,
     /// By reason.
-    pub reasons: Vec<Row>,
+    pub reasons: Vec<ExitRow>,
     /// By function of the guest's kernel; what came from below it is one row.
-    pub functions: Vec<Row>,
+    pub functions: Vec<ExitRow>,
     /// By device and register.
-    pub registers: Vec<Row>,
+    pub registers: Vec<ExitRow>,
     /// By device.
-    pub devices: Vec<Row>,
+    pub devices: Vec<ExitRow>,
     /// By vCPU.
-    pub by_vcpu: Vec<Row>,
+    pub by_vcpu: Vec<ExitRow>,
     /// By instruction, reason and what it was about; the first thousand.
     pub sites: Vec<SiteRow>,
     /// Interrupts injected into the guest: vector and how many.
@@ -212,7 +212,7 @@ pub struct Subject<'a> {
     /// How long it was watched.
     pub time: Duration,
     /// How much was seen.
-    pub seen: Seen,
+    pub seen: WatchCounts,
     /// One part in so many of the time was recorded.
     pub sample: u64,
 }
@@ -244,15 +244,15 @@ impl Report {
         let whole = if counted > 0 { exits as f64 / counted as f64 } else { 1.0 };
         let lost = ((counted - recorded) as f64 * whole).round() as u64;
         let scale = if sample > 1 && recorded > 0 { (exits - lost) as f64 / recorded as f64 } else { 1.0 };
-        let whole_time = |tally: Tally| if sample > 1 { uncut(tally) } else { tally };
+        let whole_time = |tally: SiteCounts| if sample > 1 { uncut(tally) } else { tally };
         let tallies: Vec<_> = profile.sites().map(|(site, tally)| (*site, whole_time(*tally))).collect();
         let raw = working(profile.sites().map(|(site, tally)| (*site, *tally)));
         let busy = working(tallies.iter().copied());
         let maker = Maker { seconds: time.as_secs_f64().max(1e-9), scale, exits, busy };
-        let mut all: Vec<(SiteRow, Tally)> =
+        let mut all: Vec<(SiteRow, SiteCounts)> =
             tallies.into_iter().map(|(site, tally)| (maker.site(site, tally, names), tally)).collect();
         all.sort_by(|(a, x), (b, y)| {
-            let order = |tally: &Tally| (tally.count, tally.host_ns);
+            let order = |tally: &SiteCounts| (tally.count, tally.host_ns);
             order(y).cmp(&order(x)).then_with(|| (a.rip, a.detail).cmp(&(b.rip, b.detail)))
         });
         // Sums are scaled once, not made of what was rounded.
@@ -285,7 +285,7 @@ impl Report {
             let halted = profile.halted_ns(id);
             let working = tally.host_ns.saturating_sub(halted) as f64 * busy as f64 / raw.max(1) as f64;
             let host_ns = halted.saturating_add(working.round() as u64);
-            maker.row(format!("vCPU {id}"), Tally { host_ns, ..tally }, halted)
+            maker.row(format!("vCPU {id}"), SiteCounts { host_ns, ..tally }, halted)
         });
         let named = Named::of(&all, kernel_start, counted);
         let mut report = Report {
@@ -327,17 +327,17 @@ impl Report {
 }
 
 /// Host time that is not waiting.
-fn working(sites: impl Iterator<Item = (Site, Tally)>) -> u64 {
+fn working(sites: impl Iterator<Item = (Site, SiteCounts)>) -> u64 {
     let busy = sites.filter(|(site, _)| site.reason.kind() != Kind::Halt);
     busy.map(|(_, tally)| tally.host_ns).fold(0, u64::saturating_add)
 }
 
 /// A sample sees no end of an exit that lasts beyond its slice: those without an end count as long as the others of their place. That is
 /// too short still, for the longer ones are cut more often.
-fn uncut(tally: Tally) -> Tally {
+fn uncut(tally: SiteCounts) -> SiteCounts {
     let whole = u128::from(tally.host_ns) * u128::from(tally.count) / u128::from(tally.timed.max(1));
     let timed = if tally.timed > 0 { tally.count } else { 0 };
-    Tally { host_ns: u64::try_from(whole).unwrap_or(u64::MAX), timed, ..tally }
+    SiteCounts { host_ns: u64::try_from(whole).unwrap_or(u64::MAX), timed, ..tally }
 }
 
 /// What is said in place of a function's name for addresses that are not the kernel's.
@@ -350,7 +350,7 @@ const UPPER_HALF: u64 = 1 << 63;
 const KERNEL_32: u64 = 0xc000_0000;
 
 /// Where the guest's kernel begins. If all of its functions that were seen lie below 4 GiB, it is a 32-bit one.
-fn kernel_start(sites: &[(SiteRow, Tally)]) -> u64 {
+fn kernel_start(sites: &[(SiteRow, SiteCounts)]) -> u64 {
     let named = || sites.iter().filter(|(site, _)| site.function.is_some()).filter_map(|(site, _)| site.rip);
     match (named().min(), named().max()) {
         (Some(lowest), Some(highest)) if highest <= u32::MAX.into() => lowest.min(KERNEL_32),
@@ -408,10 +408,10 @@ impl Maker {
         (count as f64 * self.scale).round() as u64
     }
 
-    fn row(&self, name: String, tally: Tally, halted_ns: u64) -> Row {
+    fn row(&self, name: String, tally: SiteCounts, halted_ns: u64) -> ExitRow {
         let count = tally.count as f64 * self.scale;
         let percent = |part: f64, all: u64| if all == 0 { 0.0 } else { part * 100.0 / all as f64 };
-        Row {
+        ExitRow {
             name,
             count: self.scaled(tally.count),
             rate: count / self.seconds,
@@ -424,7 +424,7 @@ impl Maker {
         }
     }
 
-    fn site(&self, site: Site, tally: Tally, names: &Names<'_>) -> SiteRow {
+    fn site(&self, site: Site, tally: SiteCounts, names: &Names<'_>) -> SiteRow {
         let kind = site.reason.kind();
         let function = site.rip.and_then(|rip| names.function?(rip));
         let name = match (&function, site.rip) {
@@ -467,8 +467,12 @@ impl Maker {
     }
 
     /// Adds up what has the same name, most first.
-    fn group(&self, sites: &[(SiteRow, Tally)], key: &dyn Fn(&SiteRow) -> Option<Group>) -> Vec<Row> {
-        let mut sums: HashMap<Group, (Tally, u64)> = HashMap::new();
+    fn group(
+        &self,
+        sites: &[(SiteRow, SiteCounts)],
+        key: &dyn Fn(&SiteRow) -> Option<Group>,
+    ) -> Vec<ExitRow> {
+        let mut sums: HashMap<Group, (SiteCounts, u64)> = HashMap::new();
         for (site, tally) in sites {
             let Some(group) = key(site) else { continue };
             let (sum, halted) = sums.entry(group).or_default();
@@ -479,15 +483,15 @@ impl Maker {
         }
         let row = |(group, (tally, halted))| match group {
             Group::Named(name) => self.row(name, tally, halted),
-            Group::Unnamed(words) => Row { unnamed: true, ..self.row(words.to_owned(), tally, halted) },
+            Group::Unnamed(words) => ExitRow { unnamed: true, ..self.row(words.to_owned(), tally, halted) },
         };
-        let mut rows: Vec<Row> = sums.into_iter().map(row).collect();
+        let mut rows: Vec<ExitRow> = sums.into_iter().map(row).collect();
         rows.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.name.cmp(&b.name)));
         rows
     }
 }
 
-fn notes(report: &Report, profile: &Profile, by_consequence: bool, seen: Seen) -> Vec<String> {
+fn notes(report: &Report, profile: &Profile, by_consequence: bool, seen: WatchCounts) -> Vec<String> {
     let mut notes = Vec::new();
     if by_consequence {
         notes.push(

@@ -1,9 +1,9 @@
 //! What counts as named: the shares that a report states.
 
 use super::{SiteRow, in_kernel};
-use crate::devices::Place;
+use crate::devices::DevicePlace;
 use crate::event::Detail;
-use crate::profile::Tally;
+use crate::profile::SiteCounts;
 use crate::reason::Kind;
 
 /// The shares of exits that have names, in percent.
@@ -18,9 +18,9 @@ pub(super) struct Named {
 
 impl Named {
     /// Of sites and how often they were recorded; `exits` were counted while that went on.
-    pub(super) fn of(sites: &[(SiteRow, Tally)], kernel: u64, exits: u64) -> Named {
+    pub(super) fn of(sites: &[(SiteRow, SiteCounts)], kernel: u64, exits: u64) -> Named {
         let has_function = |site: &SiteRow| site.function.is_some();
-        let has_register = |site: &SiteRow| site.place.as_ref().is_some_and(Place::is_named);
+        let has_register = |site: &SiteRow| site.place.as_ref().is_some_and(DevicePlace::is_named);
         let in_kernel = |site: &SiteRow| site.rip.is_some_and(|rip| in_kernel(rip, kernel));
         let count = |of: &dyn Fn(&SiteRow) -> bool| {
             sites.iter().filter(|(site, _)| of(site)).map(|(_, tally)| tally.count).sum::<u64>()

@@ -26,7 +26,7 @@ fn profile() -> Profile {
     profile
 }
 
-fn report(seen: Seen, sample: u64) -> Report {
+fn report(seen: WatchCounts, sample: u64) -> Report {
     let function = |rip: u64| {
         let at = rip.checked_sub(KERNEL + 0x1000)?;
         (at < 0x1000).then(|| format!("acpi_pm_read+{at:#x}").into())
@@ -36,7 +36,7 @@ fn report(seen: Seen, sample: u64) -> Report {
 
 fn report_of(
     profile: &Profile,
-    seen: Seen,
+    seen: WatchCounts,
     sample: u64,
     function: &dyn Fn(u64) -> Option<GuestFunction>,
 ) -> Report {
@@ -68,7 +68,7 @@ fn untimed(exits: &[(u64, u64, Detail, u64)]) -> Profile {
 
 #[test]
 fn groups_add_up() {
-    let report = report(Seen { counted: 41, ..Seen::default() }, 1);
+    let report = report(WatchCounts { counted: 41, ..WatchCounts::default() }, 1);
     assert_eq!((report.exits, report.recorded, report.lost), (41, 41, 0));
     let first = &report.registers[0];
     assert_eq!(first.name, "ACPI power management: PM timer (q35, i440fx), in 32");
@@ -90,7 +90,7 @@ fn groups_add_up() {
 
 #[test]
 fn what_was_lost_is_said() {
-    let report = report(Seen { counted: 82, ..Seen::default() }, 1);
+    let report = report(WatchCounts { counted: 82, ..WatchCounts::default() }, 1);
     assert_eq!((report.exits, report.lost), (82, 41));
     assert!(report.notes[0].contains("41 exits (50.00 %)"), "{:?}", report.notes);
 }
@@ -99,11 +99,11 @@ fn what_was_lost_is_said() {
 fn a_sample_is_scaled() {
     // One hundredth of the two seconds; 41 were recorded of 82.
     let recorded = (Duration::from_millis(20), 10);
-    let whole = report(Seen { counted: 41, recorded, ..Seen::default() }, 100);
+    let whole = report(WatchCounts { counted: 41, recorded, ..WatchCounts::default() }, 100);
     assert_eq!((whole.exits, whole.lost, whole.registers[0].count), (4100, 0, 3000));
     assert_eq!((whole.registers[0].ns_each, whole.registers[0].host_ns), (Some(2000), 6_000_000));
     assert!(whole.notes[0].contains("20 ms in 10 slices"), "{:?}", whole.notes);
-    let half = report(Seen { counted: 82, recorded, ..Seen::default() }, 100);
+    let half = report(WatchCounts { counted: 82, recorded, ..WatchCounts::default() }, 100);
     assert_eq!((half.exits, half.lost, half.registers[0].count), (8200, 4100, 3000));
 }
 
@@ -118,7 +118,7 @@ fn numbers_are_no_names() {
         (0x400, KERNEL, Detail::Fault, 100),
     ]);
     let function = |_: u64| Some("f+0x1".to_owned().into());
-    let report = report_of(&profile, Seen { counted: 680, ..Seen::default() }, 1, &function);
+    let report = report_of(&profile, WatchCounts { counted: 680, ..WatchCounts::default() }, 1, &function);
     assert!((report.devices_percent - 25.0).abs() < 1e-9, "{}", report.devices_percent);
     // Of 680, 340 were lost, and 30 of the rest are about a register without a name.
     let attributed = 310.0 * 100.0 / 680.0;
@@ -134,7 +134,7 @@ fn a_kernel_of_32_bits_is_no_user_space() {
         (0x7b, 0xb7f0_0000, timer, 5),
     ]);
     let function = |rip: u64| (rip == 0xc064_42dd).then(|| "acpi_pm_read+0xd".to_owned().into());
-    let report = report_of(&profile, Seen { counted: 45, ..Seen::default() }, 1, &function);
+    let report = report_of(&profile, WatchCounts { counted: 45, ..WatchCounts::default() }, 1, &function);
     assert!((report.functions_percent - 75.0).abs() < 1e-9, "{}", report.functions_percent);
     let rows: Vec<_> = report.functions.iter().map(|row| (row.name.as_str(), row.count)).collect();
     assert_eq!(rows, [("acpi_pm_read", 30), ("(user space or firmware)", 5)]);
@@ -144,7 +144,8 @@ fn a_kernel_of_32_bits_is_no_user_space() {
 fn the_picture_is_of_all_exits() {
     let sites: Vec<_> =
         (0..1500).map(|n| (0x7b, n, Detail::Port { port: 0x608, width: 4, write: false }, 1)).collect();
-    let report = report_of(&untimed(&sites), Seen { counted: 2000, ..Seen::default() }, 1, &|_| None);
+    let report =
+        report_of(&untimed(&sites), WatchCounts { counted: 2000, ..WatchCounts::default() }, 1, &|_| None);
     assert_eq!(report.sites.len(), 1000);
     let picture = report.svg();
     for title in [
@@ -156,7 +157,7 @@ fn the_picture_is_of_all_exits() {
         assert!(picture.contains(title), "{title} in {picture}");
     }
     assert!(!picture.contains("host time"), "none was timed: {picture}");
-    let timed = self::report(Seen { counted: 41, ..Seen::default() }, 1).svg();
+    let timed = self::report(WatchCounts { counted: 41, ..WatchCounts::default() }, 1).svg();
     assert!(timed.contains("30 exits (73.17 %), 2.0 us of host time each"), "{timed}");
 }
 
@@ -166,7 +167,7 @@ fn runs_are_told_with_their_ports() {
     let row: Vec<_> = (0x1f2..=0x1f7).map(|port| (0x7b, KERNEL, out(port), 1)).collect();
     let profile = untimed(&row.repeat(40));
     let function = |_: u64| Some("iowrite8+0x1".to_owned().into());
-    let report = report_of(&profile, Seen { counted: 240, ..Seen::default() }, 1, &function);
+    let report = report_of(&profile, WatchCounts { counted: 240, ..WatchCounts::default() }, 1, &function);
     assert_eq!(report.runs.len(), 1);
     let run = &report.runs[0];
     assert_eq!((run.rip, run.times, run.longer), (KERNEL, 40, false));
@@ -174,20 +175,21 @@ fn runs_are_told_with_their_ports() {
     assert!((run.rate - 20.0).abs() < 1e-9 && run.start() == RunStart::Function("iowrite8".into()));
     // A sample is whole while it lasts.
     let recorded = (Duration::from_secs(1), 500);
-    let sample = report_of(&profile, Seen { counted: 240, recorded, ..Seen::default() }, 2, &function);
+    let sample =
+        report_of(&profile, WatchCounts { counted: 240, recorded, ..WatchCounts::default() }, 2, &function);
     assert_eq!((sample.runs[0].times, sample.exits), (80, 480));
 }
 
 #[test]
 fn a_page_of_large_numbers_can_be_read() {
-    let report = report(Seen { counted: 1_234_567, ..Seen::default() }, 1);
+    let report = report(WatchCounts { counted: 1_234_567, ..WatchCounts::default() }, 1);
     let page = report.html();
     assert!(page.contains("1\u{202f}234\u{202f}567") && !page.contains("1234567 </dd>"), "{page}");
 }
 
 #[test]
 fn json_comes_back() {
-    let report = report(Seen { counted: 41, ..Seen::default() }, 1);
+    let report = report(WatchCounts { counted: 41, ..WatchCounts::default() }, 1);
     let text = serde_json::to_string(&report).unwrap();
     let again: Report = serde_json::from_str(&text).unwrap();
     assert_eq!(again.sites, report.sites);
@@ -196,7 +198,7 @@ fn json_comes_back() {
 
 #[test]
 fn the_page_needs_nothing_else_and_guests_cannot_write_into_it() {
-    let mut report = report(Seen { counted: 41, ..Seen::default() }, 1);
+    let mut report = report(WatchCounts { counted: 41, ..WatchCounts::default() }, 1);
     report.vm = "<script>alert(1)</script>\u{7}".into();
     report.sites[0].row.name = "a\"><img src=x>".into();
     let page = report.html();
@@ -225,7 +227,7 @@ fn a_guest_of_the_guest_has_a_row_and_no_function() {
         profile.take(&mut thread, 3, Event::Entry { vcpu: Some(0) });
     }
     let function = |rip: u64| (rip >= KERNEL).then(|| "acpi_pm_read+0x10".to_owned().into());
-    let report = report_of(&profile, Seen { counted: 2, ..Seen::default() }, 1, &function);
+    let report = report_of(&profile, WatchCounts { counted: 2, ..WatchCounts::default() }, 1, &function);
     let functions: Vec<_> = report.functions.iter().map(|row| (row.name.as_str(), row.count)).collect();
     assert_eq!(functions, [("(a guest of this guest)", 1), ("acpi_pm_read", 1)]);
     assert_eq!(report.functions.iter().map(|row| row.unnamed).collect::<Vec<_>>(), [true, false]);

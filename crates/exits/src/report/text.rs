@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Report, Row, SiteRow, access, address};
+use super::{ExitRow, Report, SiteRow, access, address};
 use crate::totals::Totals;
 
 /// So many lines a table has.
@@ -48,16 +48,16 @@ fn head(f: &mut fmt::Formatter<'_>, title: &str) -> fmt::Result {
     )
 }
 
-fn numbers(f: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {
+fn numbers(f: &mut fmt::Formatter<'_>, row: &ExitRow) -> fmt::Result {
     let each = row.ns_each.map_or("-".into(), |ns| format!("{:.1}", ns as f64 / 1e3));
     let timed = |text: String| if row.ns_each.is_some() { text } else { "-".into() };
     let ms = timed(format!("{:.1}", row.host_ns as f64 / 1e6));
     let host_percent = timed(format!("{:.2}", row.host_percent));
-    let Row { count, rate, percent, .. } = row;
+    let ExitRow { count, rate, percent, .. } = row;
     write!(f, "{count:>10} {rate:>9.1} {percent:>6.2} {ms:>10} {host_percent:>6} {each:>8}  ")
 }
 
-fn table(f: &mut fmt::Formatter<'_>, title: &str, rows: &[Row]) -> fmt::Result {
+fn table(f: &mut fmt::Formatter<'_>, title: &str, rows: &[ExitRow]) -> fmt::Result {
     head(f, title)?;
     for row in rows.iter().take(LINES) {
         numbers(f, row)?;

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use ioplane_api::spec::PciAddress;
-use ioplane_memory::{Pin, Region};
+use ioplane_memory::{MemoryRegion, Pin};
 
 use super::ioctl;
 use crate::hardware::HardwareError;
@@ -24,7 +24,7 @@ pub(super) struct Container {
     /// First and last byte of each range of bus addresses; empty: unknown.
     ranges: Vec<(u64, u64)>,
     /// By bus address. The memory has to live as long as it is mapped.
-    mapped: BTreeMap<u64, (Region, Pin)>,
+    mapped: BTreeMap<u64, (MemoryRegion, Pin)>,
 }
 
 impl Container {
@@ -80,7 +80,7 @@ impl Container {
         self.container.as_fd()
     }
 
-    pub(super) fn map(&mut self, iova: u64, region: &Region) -> Result<(), HardwareError> {
+    pub(super) fn map(&mut self, iova: u64, region: &MemoryRegion) -> Result<(), HardwareError> {
         let len = region.len();
         let last = iova.checked_add(len - 1);
         let inside = last.is_some_and(|last| {

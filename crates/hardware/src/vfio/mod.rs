@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ioplane_api::spec::PciAddress;
-use ioplane_memory::Region;
+use ioplane_memory::MemoryRegion;
 use ioplane_pci::{Bar, BarMap, Identity, Irq, Irqs, PAGE, Pages, Space, Touch, Wire, WireError, spec};
 use vfio_bindings::bindings::vfio as v;
 
@@ -296,7 +296,7 @@ impl Hardware for Vfio {
         }
     }
 
-    fn map(&mut self, iova: u64, region: &Region) -> Result<(), HardwareError> {
+    fn map(&mut self, iova: u64, region: &MemoryRegion) -> Result<(), HardwareError> {
         self.opened_mut()?.container.map(iova, region)
     }
 

@@ -21,7 +21,7 @@ use super::status::{Status, StatusBoard};
 
 /// Why a service does not do what it is asked; it goes on as it was.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum HandleError {
     /// A client is connected.
     #[error("a VMM is connected: shut the VM down or unplug the device first, or use --force")]
     Connected,
@@ -111,16 +111,16 @@ pub struct PendingReply<T>(oneshot::Receiver<T>);
 
 impl<T> PendingReply<T> {
     /// Blocks until it has come. Not within an asynchronous task.
-    pub fn wait(self) -> Result<T, Refusal> {
-        self.0.blocking_recv().map_err(|_| Refusal::Gone)
+    pub fn wait(self) -> Result<T, HandleError> {
+        self.0.blocking_recv().map_err(|_| HandleError::Gone)
     }
 }
 
 impl<T> Future for PendingReply<T> {
-    type Output = Result<T, Refusal>;
+    type Output = Result<T, HandleError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(context).map_err(|_| Refusal::Gone)
+        Pin::new(&mut self.0).poll(context).map_err(|_| HandleError::Gone)
     }
 }
 
@@ -271,9 +271,9 @@ impl<F: Function> Handle<F> {
 
     /// Ends the service: refuses while a client is connected, unless forced. When it returns, the client's memory is gone from the
     /// device, the socket is gone, and so is the device. Waits for the device to stop: at most a few times the patience of its options.
-    pub fn stop(&self, force: bool) -> Result<(), Refusal> {
+    pub fn stop(&self, force: bool) -> Result<(), HandleError> {
         if self.0.board.connected.load(Relaxed) && !force {
-            return Err(Refusal::Connected);
+            return Err(HandleError::Connected);
         }
         ring(&self.0.stop);
         // Whoever comes second waits for the first.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use ioplane_memory::{GuestMap, MAX_REGIONS, PAGE, Region, RegionSpec};
+use ioplane_memory::{GuestMap, MAX_REGIONS, MemoryRegion, PAGE, RegionSpec};
 use ioplane_pci::Function;
 use vfio_bindings::bindings::vfio;
 use zerocopy::IntoBytes;
@@ -103,7 +103,7 @@ impl<F: Function> Session<F> {
     ) -> Result<(), ClientFault> {
         let mut outcome = Ok(Ok(()));
         if gone.iter().any(|(_, range)| range.shared) {
-            let stays = |region: &&Region| !gone.iter().any(|(at, _)| *at == region.gpa());
+            let stays = |region: &&MemoryRegion| !gone.iter().any(|(at, _)| *at == region.gpa());
             let left = self.dma.map.regions().iter().filter(stays).cloned().collect();
             let map = Arc::new(GuestMap::new(left)?);
             let mut replaced = false;

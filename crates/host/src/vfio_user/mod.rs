@@ -12,7 +12,7 @@
 //! and counted; what leaves no sense in the stream ends the connection. A device whose client is gone is reset, and waits for the
 //! next one.
 //!
-//! Nothing of a client is lost while its device is held (law 1): the command waits, and with it those after it; the service still
+//! Nothing of a client is lost while its device is held (invariant 1): the command waits, and with it those after it; the service still
 //! hears that the client has left, or that it is to end itself.
 //!
 //! Memory goes away at a quiescent point only. Migration is not offered: the device's state belongs to the daemon, not to the client.
@@ -35,7 +35,7 @@ mod wires;
 
 pub use connection::{Connection, Message, Reply};
 pub use fault::ClientFault;
-pub use handle::{Handle, PendingReply, Refusal};
+pub use handle::{Handle, HandleError, PendingReply};
 pub use options::Options;
 pub use server::serve;
 pub use session::Session;

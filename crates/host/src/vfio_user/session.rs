@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-use ioplane_device::mutation::{Law, removed};
+use ioplane_device::mutation::{Invariant, removed};
 use ioplane_device::{
     Access, Lifecycle, LifecycleError, Placement, Presence, QuiesceAttempt, RegisterAddress,
 };
@@ -279,8 +279,8 @@ impl<F: Function> Session<F> {
             };
             match self.device.access(at, again, &*self.placement, EFFECTS) {
                 Some(Ok(())) => return Ok(()),
-                // Law 1: what the guest does while the device is held waits; this answers it without the device.
-                None if removed(Law::KeepsWhatArrives) => {
+                // Invariant 1: what the guest does while the device is held waits; this answers it without the device.
+                None if removed(Invariant::KeepsWhatArrives) => {
                     if let Access::Read(bytes) = op {
                         bytes.fill(0xff);
                     }

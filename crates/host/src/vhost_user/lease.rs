@@ -30,23 +30,23 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The right to run a device's rings, of which there is one. Every socket of the device has a clone.
 #[derive(Debug, Clone)]
-pub struct Lease {
-    estate: Arc<Mutex<SuspendedRings>>,
+pub struct RingLease {
+    suspended: Arc<Mutex<SuspendedRings>>,
     /// A queue is counted in one place, whichever socket it runs behind.
     meters: Arc<OnceLock<Vec<Arc<Meter>>>>,
     patience: Duration,
 }
 
-impl Default for Lease {
+impl Default for RingLease {
     fn default() -> Self {
-        Lease { estate: Arc::default(), meters: Arc::default(), patience: PATIENCE }
+        RingLease { suspended: Arc::default(), meters: Arc::default(), patience: PATIENCE }
     }
 }
 
-impl Lease {
+impl RingLease {
     /// With another patience than thirty seconds for a holder that does not stop.
     pub fn with_patience(self, patience: Duration) -> Self {
-        Lease { patience, ..self }
+        RingLease { patience, ..self }
     }
 
     /// The meters of the first socket's queues; `own`, if this is the first.
@@ -80,22 +80,22 @@ enum State {
 
 /// One socket's part in a lease.
 pub(super) struct LeaseClaim {
-    lease: Lease,
+    lease: RingLease,
     state: State,
 }
 
 impl LeaseClaim {
-    pub fn new(lease: Lease) -> Self {
+    pub fn new(lease: RingLease) -> Self {
         LeaseClaim { lease, state: State::Idle }
     }
 
-    /// Whether rings may run: at once if nobody else's do. If not, the claim is made, and [`Tenure::granted`] says when.
+    /// Whether rings may run: at once if nobody else's do. If not, the claim is made, and [`LeaseClaim::granted`] says when.
     pub fn claim(&mut self) -> bool {
         if let State::Idle = self.state {
-            self.state = match self.lease.estate.clone().try_lock_owned() {
-                Ok(estate) => State::Holding(estate),
+            self.state = match self.lease.suspended.clone().try_lock_owned() {
+                Ok(suspended) => State::Holding(suspended),
                 Err(_) => {
-                    let (lock, patience) = (self.lease.estate.clone().lock_owned(), self.lease.patience);
+                    let (lock, patience) = (self.lease.suspended.clone().lock_owned(), self.lease.patience);
                     State::Waiting(Box::pin(async move { tokio::time::timeout(patience, lock).await.ok() }))
                 }
             };
@@ -107,8 +107,8 @@ impl LeaseClaim {
     pub async fn granted(&mut self) -> Result<(), PeerFault> {
         let State::Waiting(claim) = &mut self.state else { return pending().await };
         match claim.await {
-            Some(estate) => {
-                self.state = State::Holding(estate);
+            Some(suspended) => {
+                self.state = State::Holding(suspended);
                 Ok(())
             }
             None => {
@@ -136,26 +136,26 @@ impl LeaseClaim {
     /// Whether requests of rings that have stopped wait for the next holder.
     pub fn owes(&self) -> bool {
         match &self.state {
-            State::Holding(estate) => !estate.rings.is_empty(),
-            _ => self.lease.estate.try_lock().is_ok_and(|estate| !estate.rings.is_empty()),
+            State::Holding(suspended) => !suspended.rings.is_empty(),
+            _ => self.lease.suspended.try_lock().is_ok_and(|suspended| !suspended.rings.is_empty()),
         }
     }
 
     /// A ring has stopped at `base`, with these requests suspended.
     pub fn leave(&mut self, ring: u16, base: Option<u32>, flights: &[InFlightRequest]) {
-        let State::Holding(estate) = &mut self.state else { return };
+        let State::Holding(suspended) = &mut self.state else { return };
         if flights.is_empty() {
-            estate.rings.remove(&ring);
+            suspended.rings.remove(&ring);
         } else {
-            estate.rings.insert(ring, SuspendedRing { base, flights: flights.to_vec() });
+            suspended.rings.insert(ring, SuspendedRing { base, flights: flights.to_vec() });
         }
     }
 
     /// The requests that the last holder left in `ring`, if it goes on where that one stopped. One that goes on elsewhere is
     /// another guest's.
     pub fn inherit(&mut self, ring: u16, base: Option<u32>) -> Vec<InFlightRequest> {
-        let State::Holding(estate) = &mut self.state else { return Vec::new() };
-        let left = estate.rings.remove(&ring).filter(|left| left.base == base);
+        let State::Holding(suspended) = &mut self.state else { return Vec::new() };
+        let left = suspended.rings.remove(&ring).filter(|left| left.base == base);
         left.map_or_else(Vec::new, |left| left.flights)
     }
 }
@@ -176,7 +176,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_holds_the_next_waits_and_a_wait_ends() {
-        let lease = Lease::default().with_patience(Duration::from_millis(20));
+        let lease = RingLease::default().with_patience(Duration::from_millis(20));
         let (mut a, mut b) = (LeaseClaim::new(lease.clone()), LeaseClaim::new(lease));
         assert!(a.claim() && a.claim() && !b.claim() && b.waits());
         assert!(matches!(b.granted().await, Err(PeerFault::NotOwner)));
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn what_was_suspended_is_the_next_holders_where_the_ring_goes_on() {
-        let lease = Lease::default();
+        let lease = RingLease::default();
         let (mut a, mut b) = (LeaseClaim::new(lease.clone()), LeaseClaim::new(lease));
         let flights = |heads: &[u16]| -> Vec<InFlightRequest> {
             heads.iter().map(|head| InFlightRequest { head: *head, descriptors: Vec::new() }).collect()

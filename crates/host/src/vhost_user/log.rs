@@ -2,7 +2,7 @@
 //!
 //! A front end gives the log, then switches it on by its features while the rings run, and may give a larger one later.
 //! What it says of single rings (VHOST_VRING_F_LOG with an address of its own) adds nothing here: without an IOMMU that
-//! address is the used ring's, and every store marks its own page (law 6).
+//! address is the used ring's, and every store marks its own page (invariant 6).
 
 use std::sync::Arc;
 

@@ -44,7 +44,7 @@ impl<V: VirtioDevice> Session<V> {
         Ok(Answer::None)
     }
 
-    /// All pollers come home before memory goes away under them; they go on with the new map.
+    /// All pollers are parked before memory goes away under them; they go on with the new map.
     async fn replace_memory(&mut self, map: Arc<GuestMap>) -> Result<Answer, PeerFault> {
         let rings: Vec<_> = self.peer.rings.iter().map(|ring| ring.user.layout(ring.size, &map)).collect();
         self.at_quiescence(|quiescent| {

@@ -15,6 +15,7 @@ mod config;
 mod connection;
 mod fault;
 mod features;
+mod handle_error;
 mod handover;
 mod inflight;
 mod lease;
@@ -24,17 +25,16 @@ mod message;
 mod network;
 mod peer;
 mod quiescence;
-mod refusal;
 mod rings;
 mod server;
 mod session;
 
 pub use connection::Connection;
 pub use fault::PeerFault;
+pub use handle_error::HandleError;
 pub use handover::{Adopted, HandOverError, Held, Parcel, adopt};
-pub use lease::Lease;
+pub use lease::RingLease;
 pub use message::{HEADER, Header, Message};
-pub use refusal::Refusal;
 pub use server::{
     Handle, QueueStatus, STOP_PATIENCE, ServerOptions, Status, serve, serve_leased, serve_within,
 };

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ioplane_memory::{Account, DirtyLog, GuestMap, Mapping, Region, RegionSpec, Window};
+use ioplane_memory::{Account, DirtyLog, GuestMap, Mapping, MemoryRegion, RegionSpec, Window};
 use ioplane_virtio::RingLayout;
 use ioplane_virtio::journal::region_bytes;
 use ioplane_virtio::spec::feature::VIRTIO_F_RING_PACKED;
@@ -99,7 +99,7 @@ pub fn map_region(
     account: &Account,
     region: &VhostUserMemoryRegion,
     file: OwnedFd,
-) -> Result<Region, PeerFault> {
+) -> Result<MemoryRegion, PeerFault> {
     let spec = RegionSpec {
         gpa: region.guest_phys_addr,
         len: region.memory_size,

@@ -19,7 +19,7 @@ impl<V: VirtioDevice> DeviceOwner for Session<V> {
     type Device = Vdev<V>;
 
     fn parts(&mut self) -> (&mut Lifecycle<Vdev<V>>, &dyn Placement) {
-        (&mut self.device, &self.seats)
+        (&mut self.device, &self.placement)
     }
 
     fn missed(&mut self, reason: &str) {
@@ -31,8 +31,8 @@ impl<V: VirtioDevice> DeviceOwner for Session<V> {
     fn resume_refused(&mut self, error: &DeviceError, round: usize) -> bool {
         tracing::warn!(%error, "a queue did not resume");
         let rounds = self.peer.rings.len() + 3;
-        if matches!(error, DeviceError::CoreGone(_)) && !self.seats.moved.is_empty() {
-            self.seats.moved.clear();
+        if matches!(error, DeviceError::CoreGone(_)) && !self.placement.moved.is_empty() {
+            self.placement.moved.clear();
         } else if round + 1 >= rounds || !matches!(error, DeviceError::Guest { .. }) {
             let _ = self.device.with(|vdev| {
                 for index in 0..vdev.info().queues {
@@ -107,15 +107,15 @@ impl<V: VirtioDevice> Session<V> {
     ) -> Result<(), PeerFault> {
         let ring = self.ring(u32::from(queue))?;
         let queues = QueueSet::from([ring]);
-        let old = self.seats.clone();
-        self.seats.moved.insert(ring, placement);
-        let new = self.seats.clone();
+        let old = self.placement.clone();
+        self.placement.moved.insert(ring, placement);
+        let new = self.placement.clone();
         let running = self.running()?;
         let Some(here) = running.sender_of(ring) else { return Ok(()) };
         running.drain(&queues);
         if tokio::time::timeout(patience, running.stopped(&queues)).await.is_err() {
             let undrained = tokio::task::block_in_place(|| running.undrain(&queues, &old));
-            self.seats = old;
+            self.placement = old;
             undrained?;
             return Err(PeerFault::NotQuiescent(format!("queue {ring} still has requests in flight")));
         }
@@ -129,7 +129,7 @@ impl<V: VirtioDevice> Session<V> {
         if back.is_err() {
             tracing::error!(queue = ring, "a queue that was to be moved has stopped");
         }
-        self.seats = old;
+        self.placement = old;
         Err(error.into())
     }
 

@@ -195,7 +195,7 @@ impl<V: VirtioDevice> Session<V> {
         if !(wiring.started && wiring.enabled) {
             return Ok(());
         }
-        if !self.tenure.claim() {
+        if !self.lease_claim.claim() {
             tracing::info!(
                 queue = ring,
                 "the device's rings run behind another socket: waiting for them to stop"
@@ -215,14 +215,14 @@ impl<V: VirtioDevice> Session<V> {
             setup.enabled = true;
             base = setup.base;
         }
-        let inherited = self.tenure.inherit(ring, base);
+        let inherited = self.lease_claim.inherit(ring, base);
         if let Some(setup) = self.vdev()?.queue_mut(ring).filter(|setup| setup.in_flight.is_empty()) {
             setup.in_flight = inherited;
         }
-        let seats = self.seats.clone();
+        let placement = self.placement.clone();
         let running = self.running()?;
-        // Opening a lane, and waiting for I/O of the dead before a replay, may block.
-        let started = tokio::task::block_in_place(|| running.start(&QueueSet::from([ring]), &seats));
+        // Opening a channel, and waiting for I/O of the dead before a replay, may block.
+        let started = tokio::task::block_in_place(|| running.start(&QueueSet::from([ring]), &placement));
         if started.is_err() {
             // What was inherited stays to be done.
             self.leave(ring);
@@ -237,7 +237,7 @@ impl<V: VirtioDevice> Session<V> {
         }
     }
 
-    /// Brings a ring's poller home: drained if it can be, suspended if not.
+    /// Parks a ring's poller: drained if it can be, suspended if not.
     async fn stop_ring(&mut self, ring: u16) -> Result<(), PeerFault> {
         let queues = QueueSet::from([ring]);
         if let Some(setup) = self.vdev()?.queue_mut(ring) {
@@ -260,9 +260,9 @@ impl<V: VirtioDevice> Session<V> {
 
     /// Notes what a ring that has stopped leaves to the next holder of the lease.
     fn leave(&mut self, ring: u16) {
-        let Session { device, tenure, .. } = self;
+        let Session { device, lease_claim, .. } = self;
         if let Some(setup) = device.look().and_then(|vdev| vdev.queue(ring)) {
-            tenure.leave(ring, setup.base, &setup.in_flight);
+            lease_claim.leave(ring, setup.base, &setup.in_flight);
         }
     }
 

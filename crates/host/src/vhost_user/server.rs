@@ -14,9 +14,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::connection::Connection;
 use super::fault::PeerFault;
+use super::handle_error::HandleError;
 use super::handover::offer::{Held, Offer};
-use super::lease::Lease;
-use super::refusal::Refusal;
+use super::lease::RingLease;
 pub use super::session::PATIENCE as STOP_PATIENCE;
 use super::session::Session;
 use crate::socket::{self, SocketPath};
@@ -94,10 +94,10 @@ type ChangeStill<V> = Box<dyn FnOnce(&mut V, &QuiescenceProof) -> bool + Send>;
 pub(super) enum Command<V: VirtioDevice> {
     Status(oneshot::Sender<Status>),
     Change(Change<V>),
-    AtQuiescence(ChangeStill<V>, Duration, oneshot::Sender<Result<(), Refusal>>),
-    Move(u16, Arc<dyn Placement>, Duration, oneshot::Sender<Result<(), Refusal>>),
+    AtQuiescence(ChangeStill<V>, Duration, oneshot::Sender<Result<(), HandleError>>),
+    Move(u16, Arc<dyn Placement>, Duration, oneshot::Sender<Result<(), HandleError>>),
     HandOver(Offer),
-    Stop(bool, oneshot::Sender<Result<(), Refusal>>),
+    Stop(bool, oneshot::Sender<Result<(), HandleError>>),
 }
 
 /// The daemon's hold on one device that is being served.
@@ -128,14 +128,14 @@ impl<V: VirtioDevice> Handle<V> {
         &self.socket
     }
 
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command<V>) -> Result<T, Refusal> {
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command<V>) -> Result<T, HandleError> {
         let (sender, receiver) = oneshot::channel();
-        self.commands.send(command(sender)).await.map_err(|_| Refusal::Gone)?;
-        receiver.await.map_err(|_| Refusal::Gone)
+        self.commands.send(command(sender)).await.map_err(|_| HandleError::Gone)?;
+        receiver.await.map_err(|_| HandleError::Gone)
     }
 
     /// How it is.
-    pub async fn status(&self) -> Result<Status, Refusal> {
+    pub async fn status(&self) -> Result<Status, HandleError> {
         self.ask(Command::Status).await
     }
 
@@ -144,7 +144,7 @@ impl<V: VirtioDevice> Handle<V> {
     pub async fn change<R: Send + 'static>(
         &self,
         change: impl FnOnce(&mut V) -> (R, bool) + Send + 'static,
-    ) -> Result<R, Refusal> {
+    ) -> Result<R, HandleError> {
         self.ask(|reply| {
             Command::Change(Box::new(move |model| {
                 let (outcome, told) = change(model);
@@ -160,34 +160,34 @@ impl<V: VirtioDevice> Handle<V> {
     pub async fn at_quiescence<R: Send + 'static>(
         &self,
         change: impl FnOnce(&mut V, &QuiescenceProof) -> (R, bool) + Send + 'static,
-    ) -> Result<R, Refusal> {
+    ) -> Result<R, HandleError> {
         let (sender, receiver) = oneshot::channel();
-        let change: ChangeStill<V> = Box::new(move |model, still| {
-            let (outcome, told) = change(model, still);
+        let change: ChangeStill<V> = Box::new(move |model, proof| {
+            let (outcome, told) = change(model, proof);
             let _ = sender.send(outcome);
             told
         });
         self.ask(|reply| Command::AtQuiescence(change, self.patience, reply)).await??;
-        receiver.await.map_err(|_| Refusal::Gone)
+        receiver.await.map_err(|_| HandleError::Gone)
     }
 
     /// Moves a queue to where `placement` says.
-    pub async fn move_queue(&self, queue: u16, placement: Arc<dyn Placement>) -> Result<(), Refusal> {
+    pub async fn move_queue(&self, queue: u16, placement: Arc<dyn Placement>) -> Result<(), HandleError> {
         self.ask(|reply| Command::Move(queue, placement, self.patience, reply)).await?
     }
 
     /// Brings the device to a quiescent point, drained if that takes no longer than `patience`, and holds it there for another
     /// process to take over.
-    pub async fn hand_over(&self, patience: Duration) -> Result<Held, Refusal> {
+    pub async fn hand_over(&self, patience: Duration) -> Result<Held, HandleError> {
         let (reply, answer) = oneshot::channel();
         let (offer, held) = Offer::new(patience, reply);
-        self.commands.send(Command::HandOver(offer)).await.map_err(|_| Refusal::Gone)?;
-        answer.await.map_err(|_| Refusal::Gone)?.map(held)
+        self.commands.send(Command::HandOver(offer)).await.map_err(|_| HandleError::Gone)?;
+        answer.await.map_err(|_| HandleError::Gone)?.map(held)
     }
 
     /// Ends the service: refuses while a front end is connected, unless forced. When it returns, the model and its backing
     /// are gone.
-    pub async fn stop(&self, force: bool) -> Result<(), Refusal> {
+    pub async fn stop(&self, force: bool) -> Result<(), HandleError> {
         self.ask(|reply| Command::Stop(force, reply)).await??;
         self.commands.closed().await;
         Ok(())
@@ -206,17 +206,17 @@ pub fn serve_within<V: VirtioDevice>(
     options: ServerOptions,
     patience: Duration,
 ) -> std::io::Result<Handle<V>> {
-    serve_leased(model, options, patience, Lease::default())
+    serve_leased(model, options, patience, RingLease::default())
 }
 
 /// As [`serve_within`], for one of several sockets of the same device: rings run behind the one that holds `lease`, which
 /// passes to another when that one's rings start and the holder's have stopped. The models must be of one device (as
-/// `Blk::twin` makes them).
+/// `Blk::second_instance` makes them).
 pub fn serve_leased<V: VirtioDevice>(
     model: V,
     options: ServerOptions,
     patience: Duration,
-    lease: Lease,
+    lease: RingLease,
 ) -> std::io::Result<Handle<V>> {
     let listener = UnixListener::from_std(socket::bind(&options.socket)?)?;
     let session = Session::new(model, options.pool, options.limits)
@@ -355,22 +355,23 @@ impl<V: VirtioDevice> Server<V> {
             Command::AtQuiescence(change, patience, reply) => {
                 let work = |quiescent: &mut ioplane_device::Quiescent<_>| {
                     quiescent
-                        .with(|vdev: &mut ioplane_virtio::Vdev<V>, still| change(vdev.model_mut(), still))
+                        .with(|vdev: &mut ioplane_virtio::Vdev<V>, proof| change(vdev.model_mut(), proof))
                 };
                 let outcome = self.session.at_quiescence_within(patience, work).await;
                 if let Ok(true) = outcome {
                     self.tell_driver().await;
                 }
-                let _ = reply.send(outcome.map(|_| ()).map_err(|fault| Refusal::Refused(fault.to_string())));
+                let _ =
+                    reply.send(outcome.map(|_| ()).map_err(|fault| HandleError::Refused(fault.to_string())));
             }
             Command::Move(queue, placement, patience, reply) => {
                 let outcome = self.session.move_queue(queue, placement, patience).await;
-                let _ = reply.send(outcome.map_err(|fault| Refusal::Refused(fault.to_string())));
+                let _ = reply.send(outcome.map_err(|fault| HandleError::Refused(fault.to_string())));
             }
             Command::HandOver(offer) => self.hand_over(offer).await,
             Command::Stop(force, reply) => {
                 let refused = self.connection.is_some() && !force;
-                let _ = reply.send(if refused { Err(Refusal::Connected) } else { Ok(()) });
+                let _ = reply.send(if refused { Err(HandleError::Connected) } else { Ok(()) });
                 return !refused;
             }
         }

@@ -14,7 +14,7 @@ use vm_memory::ByteValued;
 
 use super::connection::Connection;
 use super::fault::PeerFault;
-use super::lease::{Lease, LeaseClaim};
+use super::lease::{LeaseClaim, RingLease};
 use super::message::{Message, reply};
 use super::peer::Peer;
 
@@ -43,7 +43,7 @@ impl Placement for QueuePlacement {
 pub struct Session<V: VirtioDevice> {
     /// Runs, but for a quiescent point, and for one after which no queue would resume: then it waits there for the next front end.
     pub(super) device: Lifecycle<Vdev<V>>,
-    pub(super) seats: QueuePlacement,
+    pub(super) placement: QueuePlacement,
     pub(super) peer: Peer,
     /// What its front ends may map, and have mapped.
     pub(super) account: Account,
@@ -52,7 +52,7 @@ pub struct Session<V: VirtioDevice> {
     /// The dirty log is offered.
     pub(super) dirty_log: bool,
     /// Held while rings are to run.
-    pub(super) tenure: LeaseClaim,
+    pub(super) lease_claim: LeaseClaim,
 }
 
 /// A message's answer, if it has one of its own.
@@ -68,16 +68,16 @@ impl<V: VirtioDevice> Session<V> {
         let account = Account::new(limits).map_err(MapError::from)?;
         let queues = model.info().queues;
         let device = Quiescent::new(Vdev::new(model, Arc::new(GuestMap::default())));
-        let seats = QueuePlacement { pool, moved: BTreeMap::new() };
-        let device = device.resume(&seats).map_err(|refused| PeerFault::Device(refused.error))?;
+        let placement = QueuePlacement { pool, moved: BTreeMap::new() };
+        let device = device.resume(&placement).map_err(|refused| PeerFault::Device(refused.error))?;
         Ok(Session {
             device: device.into(),
-            seats,
+            placement,
             peer: Peer::new(queues),
             account,
             patience: PATIENCE,
             dirty_log: false,
-            tenure: LeaseClaim::new(Lease::default()),
+            lease_claim: LeaseClaim::new(RingLease::default()),
         })
     }
 
@@ -92,12 +92,12 @@ impl<V: VirtioDevice> Session<V> {
     }
 
     /// Shares the device with other sockets: its rings run while it holds `lease`. Before any front end comes.
-    pub fn with_lease(mut self, lease: Lease) -> Self {
+    pub fn with_lease(mut self, lease: RingLease) -> Self {
         if let Ok(vdev) = self.vdev() {
             let meters = lease.meters(vdev.meters()).to_vec();
             vdev.share_meters(&meters);
         }
-        Session { tenure: LeaseClaim::new(lease), ..self }
+        Session { lease_claim: LeaseClaim::new(lease), ..self }
     }
 
     /// The running device.
@@ -127,7 +127,7 @@ impl<V: VirtioDevice> Session<V> {
         let outcome = self.obey(&mut message).await;
         if outcome.is_ok() && !self.wants_rings() {
             // Before the answer: whoever hears it may start the rings elsewhere.
-            self.tenure.release();
+            self.lease_claim.release();
         }
         match &outcome {
             Ok(Answer::Body(body)) => connection.send(&reply(header.request, body), None).await?,
@@ -195,7 +195,7 @@ impl<V: VirtioDevice> Session<V> {
 
     /// Ready when rings that had to wait for those of another socket may run, or may not; see [`Session::start_granted`].
     pub async fn granted(&mut self) -> Result<(), PeerFault> {
-        self.tenure.granted().await
+        self.lease_claim.granted().await
     }
 
     /// Starts the rings that had to wait for those of another socket.
@@ -217,18 +217,18 @@ impl<V: VirtioDevice> Session<V> {
             });
         })
         .await?;
-        self.tenure.release();
+        self.lease_claim.release();
         Ok(())
     }
 
     /// Whether a migration is between two sockets of the device: rings wait for others, or have left requests to them.
     pub(super) fn is_passing_on(&self) -> bool {
-        self.tenure.waits() || self.tenure.owes()
+        self.lease_claim.waits() || self.lease_claim.owes()
     }
 
     /// Whether rings of this socket run, or wait to.
     pub fn ownership(&self) -> (bool, bool) {
-        (self.tenure.holds(), self.tenure.waits())
+        (self.lease_claim.holds(), self.lease_claim.waits())
     }
 }
 

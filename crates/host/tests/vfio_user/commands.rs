@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use ioplane_host::vfio_user::spec::{self, Header, Version};
-use ioplane_host::vfio_user::{Options, Refusal, serve};
+use ioplane_host::vfio_user::{HandleError, Options, serve};
 use ioplane_testkit::toy::ToyCard;
 use ioplane_testkit::toy::card::registers::*;
-use ioplane_testkit::vfio_user::Client;
+use ioplane_testkit::vfio_user::VfioUserClient;
 use rustix::io::Errno;
 use vfio_bindings::bindings::vfio;
 use zerocopy::IntoBytes;
@@ -20,7 +20,7 @@ const CONFIG: u32 = vfio::VFIO_PCI_CONFIG_REGION_INDEX;
 #[test]
 fn a_version_is_agreed_on() {
     let card = served();
-    let mut client = Client::connect(&card.socket()).unwrap();
+    let mut client = VfioUserClient::connect(&card.socket()).unwrap();
     let ours = client.version(Some(r#"{"capabilities":{"max_msg_fds":8,"unheard_of":{"a":[1]}}}"#)).unwrap();
     assert_eq!(
         ours,
@@ -33,13 +33,13 @@ fn a_version_is_agreed_on() {
     for version in [None, Some(""), Some("{}"), Some(r#"{"capabilities":{}}"#)] {
         drop(client);
         eventually("the end", || !card.handle.status().connected);
-        client = Client::connect(&card.socket()).unwrap();
+        client = VfioUserClient::connect(&card.socket()).unwrap();
         client.version(version).unwrap();
     }
     // A later minor version is answered with ours.
     drop(client);
     eventually("the end", || !card.handle.status().connected);
-    let mut client = Client::connect(&card.socket()).unwrap();
+    let mut client = VfioUserClient::connect(&card.socket()).unwrap();
     let answer = client.must(spec::VERSION, Version { major: 0, minor: 7 }.as_bytes(), &[]).unwrap();
     assert_eq!(answer.prefix::<Version>().unwrap().0, Version { major: 0, minor: 0 });
 }
@@ -50,7 +50,7 @@ fn the_device_says_what_it_is() {
     let mut client = card.client();
     let info = client.info().unwrap();
     assert_eq!((info.argsz, info.flags, info.num_regions, info.num_irqs), (16, 3, 9, 5));
-    let irq = |client: &mut Client, index| {
+    let irq = |client: &mut VfioUserClient, index| {
         let info = client.irq(index).unwrap();
         (info.flags, info.count)
     };
@@ -199,7 +199,7 @@ fn a_message_in_pieces_is_one_message() {
 fn a_second_client_is_turned_away_before_it_has_a_version() {
     let card = served();
     let mut first = card.client();
-    let mut second = Client::connect(&card.socket()).unwrap();
+    let mut second = VfioUserClient::connect(&card.socket()).unwrap();
     let error = second.version(None).expect_err("turned away");
     assert!(
         matches!(error.kind(), std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::BrokenPipe)
@@ -217,16 +217,16 @@ fn stopping_waits_for_the_client_unless_forced() {
     let socket = card.socket();
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     let client = card.client();
-    assert!(matches!(card.handle.stop(false), Err(Refusal::Connected)));
+    assert!(matches!(card.handle.stop(false), Err(HandleError::Connected)));
     card.handle.stop(true).unwrap();
     assert!(client.receive().is_err(), "the client is left");
     assert!(!socket.exists() && !card.handle.status().connected);
     assert_eq!(card.seen.resets.load(SeqCst), 1);
     card.handle.stop(false).expect("stopped already");
-    assert!(matches!(card.handle.with(|_| ()).wait(), Err(Refusal::Gone)));
+    assert!(matches!(card.handle.with(|_| ()).wait(), Err(HandleError::Gone)));
     // Another function, served where it was.
     let again = serve(running(ToyCard::default()), Arc::new(Nowhere), Options::new(&socket)).unwrap();
-    let mut client = Client::greet(&socket).unwrap();
+    let mut client = VfioUserClient::greet(&socket).unwrap();
     assert_eq!(client.info().unwrap().num_regions, 9);
     drop(client);
     eventually("the end", || !again.status().connected);
@@ -240,7 +240,7 @@ fn a_socket_that_was_left_behind_is_replaced_and_one_in_use_is_not() {
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     let serve = || serve(running(ToyCard::default()), Arc::new(Nowhere), Options::new(&socket));
     let handle = serve().expect("replaced");
-    assert!(Client::greet(&socket).is_ok());
+    assert!(VfioUserClient::greet(&socket).is_ok());
     let error = serve().expect_err("in use");
     assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
     // Dropped without a word, it ends too.

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::SeqCst;
 
 use ioplane_testkit::toy::card::registers::*;
-use ioplane_testkit::vfio_user::Client;
+use ioplane_testkit::vfio_user::VfioUserClient;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use vfio_bindings::bindings::vfio::{
@@ -72,7 +72,7 @@ fn the_line_masks_itself_and_is_unmasked_by_command_or_eventfd() {
     assert_eq!(count(&call), 1);
     client.write64(0, LINE, 1).unwrap();
     assert_eq!(count(&call), 0, "masked by its own signal");
-    let again = |client: &mut Client| {
+    let again = |client: &mut VfioUserClient| {
         rustix::io::write(&resume, &1u64.to_ne_bytes()).unwrap();
         // Not read here: the service is to do that.
         let left =
@@ -119,11 +119,15 @@ fn requests_that_make_no_sense_are_refused() {
     let card = served();
     let mut client = card.client();
     let one = eventfd();
-    let refused =
-        |client: &mut Client, flags, index, vectors: std::ops::Range<u32>, data: &[u8], files: usize| {
-            let files = vec![&one; files];
-            errno(client.set_irqs(flags, index, vectors, data, &files))
-        };
+    let refused = |client: &mut VfioUserClient,
+                   flags,
+                   index,
+                   vectors: std::ops::Range<u32>,
+                   data: &[u8],
+                   files: usize| {
+        let files = vec![&one; files];
+        errno(client.set_irqs(flags, index, vectors, data, &files))
+    };
     let wrong = [
         (0, INTX, 0..1, &[][..], 0),
         (NONE, INTX, 0..1, &[], 0),

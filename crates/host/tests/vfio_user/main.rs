@@ -23,7 +23,7 @@ use ioplane_memory::Mapping;
 use ioplane_pci::AnyFunction;
 use ioplane_testkit::toy::ToyCard;
 use ioplane_testkit::toy::card::Seen;
-use ioplane_testkit::vfio_user::Client;
+use ioplane_testkit::vfio_user::VfioUserClient;
 
 /// The card has no pollers: nobody is ever placed.
 #[derive(Debug)]
@@ -88,8 +88,8 @@ impl Served {
         self.handle.socket().to_owned()
     }
 
-    fn client(&self) -> Client {
-        Client::greet(&self.socket()).expect("a client")
+    fn client(&self) -> VfioUserClient {
+        VfioUserClient::greet(&self.socket()).expect("a client")
     }
 
     /// Asks for the device to be held.

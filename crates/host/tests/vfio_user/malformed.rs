@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use ioplane_host::vfio_user::spec::{self, Header, Version};
-use ioplane_testkit::vfio_user::Client;
+use ioplane_testkit::vfio_user::VfioUserClient;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
@@ -11,7 +11,7 @@ use super::{Served, errno, eventfd, eventually, memory, served};
 
 /// The server leaves such a client, counts why, and takes the next.
 #[track_caller]
-fn left(card: &Served, client: &Client, fault: &str) {
+fn left(card: &Served, client: &VfioUserClient, fault: &str) {
     assert!(client.receive().is_err(), "it is left, not answered");
     eventually("the end", || !card.handle.status().connected);
     let faults = card.handle.status().faults;
@@ -41,7 +41,7 @@ fn headers_that_lie_end_the_connection() {
 #[test]
 fn a_connection_begins_with_a_version_that_is_served() {
     let card = served();
-    let mut client = Client::connect(&card.socket()).unwrap();
+    let mut client = VfioUserClient::connect(&card.socket()).unwrap();
     let (_, bytes) = client.frame(spec::DEVICE_GET_INFO, &[0; 16]);
     client.send(&bytes, &[]).unwrap();
     left(&card, &client, "no_version");
@@ -64,13 +64,13 @@ fn a_connection_begins_with_a_version_that_is_served() {
         (version("\u{1}"), "bad_capabilities"),
     ];
     for (body, fault) in bodies {
-        let mut client = Client::connect(&card.socket()).unwrap();
+        let mut client = VfioUserClient::connect(&card.socket()).unwrap();
         // It is told before it is left.
         assert_eq!(errno(client.must(spec::VERSION, &body, &[])), Errno::INVAL);
         left(&card, &client, fault);
     }
     // One that is only too short may try again.
-    let mut client = Client::connect(&card.socket()).unwrap();
+    let mut client = VfioUserClient::connect(&card.socket()).unwrap();
     assert_eq!(errno(client.must(spec::VERSION, &[0, 0], &[])), Errno::INVAL);
     client.version(None).unwrap();
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use ioplane_host::vfio_user::spec::{self, DmaMap, DmaUnmap};
 use ioplane_memory::MAX_REGIONS;
 use ioplane_testkit::toy::card::registers::*;
-use ioplane_testkit::vfio_user::Client;
+use ioplane_testkit::vfio_user::VfioUserClient;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
@@ -15,7 +15,7 @@ use super::{errno, memory, served};
 const MIB: u64 = 1 << 20;
 
 /// What the card reads at a guest address.
-fn peek(client: &mut Client, address: u64) -> u64 {
+fn peek(client: &mut VfioUserClient, address: u64) -> u64 {
     client.write64(0, ADDRESS, address).unwrap();
     client.read64(0, DATA).unwrap()
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ioplane_device::{Lifecycle, OnMiss, Presence, QuiesceError, Quiescent, Stop};
 use ioplane_host::vfio_user::spec::{self, DmaUnmap};
 use ioplane_testkit::toy::card::registers::*;
-use ioplane_testkit::vfio_user::Client;
+use ioplane_testkit::vfio_user::VfioUserClient;
 use rustix::io::Errno;
 use vfio_bindings::bindings::vfio;
 use zerocopy::IntoBytes;
@@ -17,20 +17,20 @@ use super::{CARD_PATIENCE, Served, count, errno, eventfd, eventually, memory, se
 const MIB: u64 = 1 << 20;
 const WIRE: u32 = vfio::VFIO_IRQ_SET_DATA_EVENTFD | vfio::VFIO_IRQ_SET_ACTION_TRIGGER;
 
-fn mapped(client: &mut Client) {
+fn mapped(client: &mut VfioUserClient) {
     let file = memory(MIB);
     client.map(0, MIB, 0, Some(file.as_fd())).unwrap();
 }
 
 /// A command that is sent, and whose reply is read later.
-fn begin(client: &mut Client, command: u16, body: &[u8]) -> u16 {
+fn begin(client: &mut VfioUserClient, command: u16, body: &[u8]) -> u16 {
     let (id, bytes) = client.frame(command, body);
     client.send(&bytes, &[]).unwrap();
     id
 }
 
 /// A card, and a client whose memory it can reach.
-fn with_memory() -> (Served, Client) {
+fn with_memory() -> (Served, VfioUserClient) {
     let card = served();
     let mut client = card.client();
     mapped(&mut client);
@@ -38,26 +38,26 @@ fn with_memory() -> (Served, Client) {
 }
 
 /// The same while the card is at work.
-fn busy() -> (Served, Client) {
+fn busy() -> (Served, VfioUserClient) {
     let (card, mut client) = with_memory();
     client.write64(0, BUSY, 1).unwrap();
     (card, client)
 }
 
 /// Takes memory away; [`unmapped`] is its end.
-fn begin_unmap(client: &mut Client, address: u64) -> u16 {
+fn begin_unmap(client: &mut VfioUserClient, address: u64) -> u16 {
     let body = DmaUnmap { argsz: 24, flags: 0, address, size: MIB };
     begin(client, spec::DMA_UNMAP, body.as_bytes())
 }
 
 #[track_caller]
-fn unmapped(client: &Client, id: u16) {
+fn unmapped(client: &VfioUserClient, id: u16) {
     assert_eq!(client.expect(id, spec::DMA_UNMAP).unwrap().errno(), None);
 }
 
 /// No reply yet. That it never comes cannot be waited for; what would wrongly send one is done long before.
 #[track_caller]
-fn silent(client: &Client) {
+fn silent(client: &VfioUserClient) {
     client.stream().set_read_timeout(Some(Duration::from_millis(50))).unwrap();
     let error = client.receive().expect_err("a reply too early");
     assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
@@ -267,7 +267,7 @@ fn a_device_that_is_stuck_gets_no_new_client_before_it_is_rid_of_the_old() {
     drop(client);
     eventually("the fault", || card.handle.status().faults.contains_key("not_quiescent"));
     assert_eq!(card.seen.ranges.load(SeqCst), 1, "it may still use that memory");
-    let mut next = Client::connect(&card.socket()).unwrap();
+    let mut next = VfioUserClient::connect(&card.socket()).unwrap();
     let version = spec::Version { major: 0, minor: 0 };
     let id = begin(&mut next, spec::VERSION, version.as_bytes());
     silent(&next);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use ioplane_host::vfio_user::spec::{Area, CapHeader, REGION_CAP_SHADOW, RegionInfo, Shadows, Sparse};
 use ioplane_memory::PAGE;
 use ioplane_testkit::toy::card::{BAR0, MAPPED_AT, SHADOW_AT};
-use ioplane_testkit::vfio_user::{Answer, Client};
+use ioplane_testkit::vfio_user::{Answer, VfioUserClient};
 use rustix::io::Errno;
 use vfio_bindings::bindings::vfio;
 use zerocopy::FromBytes;
@@ -86,7 +86,7 @@ fn mapped_pages_come_as_a_sparse_region_with_one_descriptor() {
 #[test]
 fn shadow_pages_go_to_those_who_ask_and_for_reading_only() {
     let card = served();
-    let mut client = Client::connect(&card.socket()).unwrap();
+    let mut client = VfioUserClient::connect(&card.socket()).unwrap();
     let ours =
         client.version(Some(r#"{"capabilities":{"max_msg_fds":2,"ioplane_shadow_pages":true}}"#)).unwrap();
     assert!(ours.contains(r#""ioplane_shadow_pages":true"#), "{ours}");
@@ -115,7 +115,7 @@ fn shadow_pages_go_to_those_who_ask_and_for_reading_only() {
 #[test]
 fn who_takes_one_descriptor_gets_no_second() {
     let card = served();
-    let mut client = Client::connect(&card.socket()).unwrap();
+    let mut client = VfioUserClient::connect(&card.socket()).unwrap();
     client.version(Some(r#"{"capabilities":{"ioplane_shadow_pages":true}}"#)).unwrap();
     let answer = client.region(0, 4096).unwrap();
     assert_eq!(answer.files.len(), 1);

@@ -5,16 +5,16 @@ use std::os::unix::net::UnixStream;
 
 use ioplane_host::vfio_user::spec::{self, DmaMap, RegionAccess};
 use ioplane_host::vfio_user::{Connection, Message};
-use ioplane_testkit::vfio_user::Client;
+use ioplane_testkit::vfio_user::VfioUserClient;
 use zerocopy::IntoBytes;
 
 use super::{memory, served};
 
 const ACCESS: RegionAccess = RegionAccess { offset: 8, region: 0, count: 8 };
 
-fn pair() -> (Client, Connection) {
+fn pair() -> (VfioUserClient, Connection) {
     let (theirs, ours) = UnixStream::pair().unwrap();
-    (Client::over(theirs).unwrap(), Connection::new(ours).unwrap())
+    (VfioUserClient::over(theirs).unwrap(), Connection::new(ours).unwrap())
 }
 
 /// The next message: it is in the buffer or on the socket.

@@ -47,7 +47,7 @@ fn hole_01_a_front_end_that_fills_its_calls_stops_nobody() {
         spoil(&*kick, 1);
     }
     for round in 0..20 {
-        // Every request of its own signals; given its call anew, a queue signals too, and when it resumes (law 3).
+        // Every request of its own signals; given its call anew, a queue signals too, and when it resumes (invariant 3).
         hostile.works(round);
         for queue in 0..4 {
             hostile.front.attach_bells(queue).unwrap();
@@ -79,7 +79,7 @@ fn hole_01_the_eventfd_for_errors_is_not_waited_for() {
     let [mut count, full] = [[0; 8], u64::MAX.to_ne_bytes()];
     rustix::io::read(&error, &mut count).unwrap();
     assert_eq!(count, full, "it was signalled");
-    assert_eq!(guest.request(0, Op::Id, 0, 0).0, 0);
+    assert_eq!(guest.request(0, DiskOp::Id, 0, 0).0, 0);
 }
 
 /// Descriptors that could make whoever uses them wait are none that a core gets.
@@ -190,7 +190,7 @@ fn hole_08_a_ring_without_a_kick_is_served_by_a_core_that_would_sleep() {
         // Longer than a core spins.
         std::thread::sleep(Duration::from_millis(100));
         for queue in 0..4 {
-            guest.disks[queue].submit(Op::Read, 8 * round, 4096).unwrap();
+            guest.disks[queue].submit(DiskOp::Read, 8 * round, 4096).unwrap();
             let deadline = Instant::now() + Duration::from_secs(10);
             while guest.disks[queue].reap().unwrap().is_none() {
                 assert!(Instant::now() < deadline, "round {round}: queue {queue} waits for a kick");
@@ -241,7 +241,7 @@ fn hole_08_a_device_that_cannot_go_on_is_not_lost() {
     let mut guest = Guest::boot_with(Front::connect(handle.socket(), Wants::default()).unwrap());
     guest.works(1);
     stalled.stall();
-    let token = guest.disks[0].submit(Op::Read, 0, 4096).unwrap();
+    let token = guest.disks[0].submit(DiskOp::Read, 0, 4096).unwrap();
     guest.front.kick(0);
     let deadline = Instant::now() + Duration::from_secs(10);
     let quiesces = || served.runtime.block_on(handle.at_quiescence(|_, _| ((), false))).is_ok();
@@ -284,7 +284,7 @@ fn hole_08_a_queue_that_no_core_takes_stays_where_it_was() {
     let gone = to(1);
     served.pool.retire(CoreId(1), Instant::now() + Duration::from_secs(10)).unwrap();
     let moved = served.runtime.block_on(served.handle.move_queue(2, gone));
-    assert!(matches!(moved, Err(Refusal::Refused(_))), "{moved:?}");
+    assert!(matches!(moved, Err(HandleError::Refused(_))), "{moved:?}");
     assert_eq!(served.status().queues[2].core, Some(0), "the queue stands still");
     guest.works(1);
     // Not asked for again when it resumes.

@@ -18,8 +18,8 @@ use ioplane_api::refusal::Code;
 use ioplane_cli::args::{ExitsArgs, ExitsCommand, WatchArgs};
 use ioplane_cli::output::{CommandError, out, print};
 use ioplane_exits::{
-    Chardev, Confidence, Devices, Endpoint, ExitsError, GuestFunction, HostFacts, Layout, Names, Options,
-    Report, Source, Subject, Symbols, Vm, Watch,
+    Chardev, Confidence, Devices, Endpoint, ExitsError, GuestFunction, HostFacts, Layout, Names, Report,
+    Source, Subject, Symbols, Vm, Watch, WatchOptions,
 };
 
 /// How often `--live` draws.
@@ -202,7 +202,7 @@ fn watch(args: &WatchArgs, draw: Option<Draw<'_>>) -> Result<Report> {
         "tracefs" => Source::Tracefs,
         _ => Source::Any,
     };
-    let mut watch = Watch::start(vm, Options { sample: args.sample, source })?;
+    let mut watch = Watch::start(vm, WatchOptions { sample: args.sample, source })?;
     let begun = Instant::now();
     let mut drawn = begun;
     if draw.is_none() {

@@ -3,10 +3,10 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
+use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
 use ioplane_testkit::front::{Front, Wants};
 use ioplane_testkit::golden;
-use ioplane_testkit::vfio_user::Client;
+use ioplane_testkit::vfio_user::VfioUserClient;
 use serde_json::json;
 
 use super::normalize::pretty;
@@ -20,8 +20,8 @@ const STATISTICS: u32 = 5;
 #[test]
 fn disks() {
     let mut recorder = Recorder::new();
-    let image = recorder.house.image("a.img", 4 * MIB).display().to_string();
-    let other = recorder.house.image("b.img", 6 * MIB).display().to_string();
+    let image = recorder.daemon.image("a.img", 4 * MIB).display().to_string();
+    let other = recorder.daemon.image("b.img", 6 * MIB).display().to_string();
     recorder.get("/v1/disks");
     recorder.get("/v1/disks/memory");
     // With as little as possible: the defaults.
@@ -29,7 +29,7 @@ fn disks() {
     let all = json!({
         "path": image, "format": "raw", "read_only": false, "serial": "S1", "queues": 3, "queue_size": 64, "block_size": 512,
         "direct": "off", "engine": "threads", "core": 0, "socket": recorder.path("all.vhost.sock"),
-        "twin": recorder.path("all.twin.sock"), "guest_memory": "any",
+        "migration_socket": recorder.path("all.migration.sock"), "guest_memory": "any",
     });
     recorder.ask("PUT", "/v1/disks/all", &all);
     recorder.ask("PATCH", "/v1/disks/least", json!({ "size": "8M" }));
@@ -37,10 +37,14 @@ fn disks() {
     recorder.ask("PATCH", "/v1/disks/least", json!({ "memory": "1M" }));
     let backing = json!({ "path": other, "format": "raw", "direct": "off", "engine": "threads" });
     recorder.ask("PATCH", "/v1/disks/all", backing);
-    recorder.ask("PUT", "/v1/disks/least/twin", "{}");
-    recorder.ask("DELETE", "/v1/disks/least/twin", "");
-    recorder.ask("PUT", "/v1/disks/least/twin", json!({ "socket": recorder.path("elsewhere.sock") }));
-    recorder.ask("DELETE", "/v1/disks/least/twin?force=true", "");
+    recorder.ask("PUT", "/v1/disks/least/migration-socket", "{}");
+    recorder.ask("DELETE", "/v1/disks/least/migration-socket", "");
+    recorder.ask(
+        "PUT",
+        "/v1/disks/least/migration-socket",
+        json!({ "socket": recorder.path("elsewhere.sock") }),
+    );
+    recorder.ask("DELETE", "/v1/disks/least/migration-socket?force=true", "");
     recorder.ask("POST", "/v1/queues/move", json!({ "disk": "all", "queue": 2, "core": 3 }));
     recorder.ask("POST", "/v1/queues/move", json!({ "device": "memory", "queue": 0, "core": 3 }));
 
@@ -81,8 +85,8 @@ fn disks() {
     }
     recorder.ask("DELETE", "/v1/disks/all?force=perhaps", "");
     recorder.ask("DELETE", "/v1/disks/all?fast=true", "");
-    recorder.ask("DELETE", "/v1/disks/least/twin", "");
-    recorder.ask("PUT", "/v1/disks/file/twin", "{}");
+    recorder.ask("DELETE", "/v1/disks/least/migration-socket", "");
+    recorder.ask("PUT", "/v1/disks/file/migration-socket", "{}");
     for body in [
         json!({ "disk": "all", "queue": 3, "core": 0 }),
         json!({ "disk": "all", "queue": 0, "core": 5 }),
@@ -91,8 +95,8 @@ fn disks() {
     ] {
         recorder.ask("POST", "/v1/queues/move", body);
     }
-    let used = UnixStream::connect(recorder.house.path("memory.sock")).unwrap();
-    recorder.house.until(|| recorder.house.disk("memory")["connected"] == true);
+    let used = UnixStream::connect(recorder.daemon.path("memory.sock")).unwrap();
+    recorder.daemon.until(|| recorder.daemon.disk("memory")["connected"] == true);
     recorder.ask("DELETE", "/v1/disks/memory", "");
     recorder.ask("DELETE", "/v1/disks/memory?force=true", "");
     drop(used);
@@ -140,8 +144,7 @@ fn switches_and_nics() {
         json!({}),
         json!({ "switch": "lan", "mac": "01:00:00:00:00:01" }),
         json!({ "switch": "lan", "vlan": "4095" }),
-        // An address of its own: one that is made comes from the machine's identity.
-        json!({ "switch": "lan", "mac": "02:00:00:00:00:24", "vlan": 10 }),
+        json!({ "switch": "lan", "vlan": 10 }),
         json!({ "switch": "lan", "mac": "02:00:00:00:00:23", "pairs": 9, "queue_size": 63, "mtu": 67 }),
         json!({ "switch": "lan", "link": "left" }),
     ] {
@@ -152,9 +155,9 @@ fn switches_and_nics() {
     recorder.ask("PATCH", "/v1/nics/none", json!({ "link": "up" }));
     recorder.get("/v1/ports/none/capture");
     recorder.get("/v1/ports/web/capture?snaplen=none");
-    let used = UnixStream::connect(recorder.house.path("web.sock")).unwrap();
-    recorder.house.until(|| {
-        let nics = recorder.house.json(&["nic", "list"]);
+    let used = UnixStream::connect(recorder.daemon.path("web.sock")).unwrap();
+    recorder.daemon.until(|| {
+        let nics = recorder.daemon.json(&["nic", "list"]);
         nics.as_array().unwrap().iter().any(|nic| nic["name"] == "web" && nic["connected"] == true)
     });
     recorder.ask("DELETE", "/v1/nics/web", "");
@@ -171,7 +174,7 @@ fn switches_and_nics() {
 #[test]
 fn captures() {
     let recorder = Recorder::new();
-    let mut stream = UnixStream::connect(recorder.house.path("control.sock")).unwrap();
+    let mut stream = UnixStream::connect(recorder.daemon.path("control.sock")).unwrap();
     stream.write_all(b"GET /v1/ports/web/capture?snaplen=99 HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
     let mut answer = Vec::new();
     let mut byte = [0];
@@ -220,14 +223,14 @@ fn functions() {
         "guest_memory": "any",
     });
     recorder.ask("PUT", "/v1/pci/all", &all);
-    recorder.ask("POST", "/v1/pci/old/quiesce", json!({ "deadline_ms": 100, "or_go_on": true }));
+    recorder.ask("POST", "/v1/pci/old/quiesce", json!({ "deadline_ms": 100, "or_resume": true }));
     recorder.get("/v1/pci/old");
     recorder.ask("POST", "/v1/pci/old/quiesce", "");
     recorder.ask("POST", "/v1/pci/old/resume", "");
     recorder.ask("POST", "/v1/pci/old/resume", "");
     recorder.ask("POST", "/v1/pci/old/reset", "");
     recorder.ask("POST", "/v1/pci/old/save", "");
-    let (_, saved) = recorder.house.http("POST", "/v1/pci/old/save", "");
+    let (_, saved) = recorder.daemon.http("POST", "/v1/pci/old/save", "");
     recorder.ask("POST", "/v1/pci/all/load", &saved);
 
     recorder.get("/v1/pci/none");
@@ -270,8 +273,8 @@ fn functions() {
         recorder.ask("POST", "/v1/pci/old/load", spoilt);
     }
     recorder.ask("POST", "/v1/pci/old/load", json!({ "format": "ioplane-function" }));
-    let used = Client::greet(&recorder.house.path("soft.sock")).unwrap();
-    recorder.house.until(|| recorder.house.json(&["pci", "show", "soft"])["connected"] == true);
+    let used = VfioUserClient::greet(&recorder.daemon.path("soft.sock")).unwrap();
+    recorder.daemon.until(|| recorder.daemon.json(&["pci", "show", "soft"])["connected"] == true);
     recorder.ask("DELETE", "/v1/pci/soft", "");
     recorder.ask("DELETE", "/v1/pci/soft?force=true", "");
     drop(used);
@@ -290,7 +293,7 @@ fn cores_and_the_daemon() {
     recorder.ask(
         "POST",
         "/v1/cores",
-        json!({ "notify": "notified", "spin_us": 7, "budget": 9, "manners": "yields" }),
+        json!({ "notify": "notified", "spin_us": 7, "budget": 9, "yield_policy": "yields" }),
     );
     recorder.ask("PATCH", "/v1/cores/4", json!({ "notify": "notified", "spin_us": 5 }));
     recorder.ask("PUT", "/v1/notify", json!({ "notify": "notified" }));
@@ -302,7 +305,7 @@ fn cores_and_the_daemon() {
     recorder.ask("PUT", "/v1/notify", json!({ "notify": "loud" }));
     recorder.ask("PUT", "/v1/notify", json!({ "spin_us": 60_000_001 }));
     recorder.ask("POST", "/v1/cores", json!({ "budget": 0, "spin_us": 60_000_001 }));
-    recorder.ask("POST", "/v1/cores", json!({ "manners": "rude" }));
+    recorder.ask("POST", "/v1/cores", json!({ "yield_policy": "rude" }));
     for core in ["4", "0", "3", "9"] {
         recorder.ask("DELETE", &format!("/v1/cores/{core}"), "");
     }
@@ -314,15 +317,15 @@ fn cores_and_the_daemon() {
     recorder.get("/v1/version?verbose=true");
     recorder.ask("POST", "/v1/status", "");
     recorder.ask("POST", "/v1/reload", "");
-    let before = std::fs::read_to_string(recorder.house.path("ioplane.toml")).unwrap();
-    recorder.house.configure(&before.replace(
+    let before = std::fs::read_to_string(recorder.daemon.path("ioplane.toml")).unwrap();
+    recorder.daemon.configure(&before.replace(
         "memory = \"8M\"",
         "memory = \"8M\"\nqueues = 2\n[[disk]]\nname = \"more\"\nmemory = \"1M\"",
     ));
     recorder.ask("POST", "/v1/reload", "");
-    recorder.house.configure("[[disk]]\nname = \"memory\"\nmemroy = \"8M\"\n");
+    recorder.daemon.configure("[[disk]]\nname = \"memory\"\nmemroy = \"8M\"\n");
     recorder.ask("POST", "/v1/reload", "");
-    recorder.house.configure("[[core]]\n");
+    recorder.daemon.configure("[[core]]\n");
     recorder.ask("POST", "/v1/reload", "");
     recorder.ask("POST", "/v1/upgrade", json!({ "binary": "/bin/true" }));
     recorder.ask("POST", "/v1/upgrade", json!({ "binary": "/nowhere/ioplane" }));
@@ -349,9 +352,9 @@ fn puts_of_the_same() {
     recorder.ask("PUT", "/v1/disks/twice", json!({ "memory": "4M", "queues": 1, "serial": "other" }));
     recorder.ask("PUT", "/v1/disks/memory", json!({ "memory": "8M" }));
     recorder.ask("PUT", "/v1/disks/broken", json!({ "path": recorder.path("broken.img") }));
-    recorder.ask("PUT", "/v1/disks/twice/twin", "");
-    recorder.ask("PUT", "/v1/disks/twice/twin", "{}");
-    recorder.ask("PUT", "/v1/disks/twice/twin", json!({ "socket": recorder.path("x.sock") }));
+    recorder.ask("PUT", "/v1/disks/twice/migration-socket", "");
+    recorder.ask("PUT", "/v1/disks/twice/migration-socket", "{}");
+    recorder.ask("PUT", "/v1/disks/twice/migration-socket", json!({ "socket": recorder.path("x.sock") }));
     recorder.ask("PUT", "/v1/switches/lan", "");
     recorder.ask("PUT", "/v1/switches/lan", json!({ "core": 3 }));
     let nic = json!({ "switch": "lan", "mac": "02:00:00:00:00:21" });
@@ -382,26 +385,26 @@ fn puts_of_the_same() {
 fn status() {
     let mut recorder = Recorder::new();
     recorder.get("/v1/status");
-    let house = &recorder.house;
-    let mut front = Front::connect(&house.path("memory.sock"), Wants::default()).unwrap();
+    let daemon = &recorder.daemon;
+    let mut front = Front::connect(&daemon.path("memory.sock"), Wants::default()).unwrap();
     let mut memory = GuestMemory::new(4 * MIB).unwrap();
     let plan = DiskPlan { slots: 4, max_bytes: 4096, segments: 1, shape: Shape::Direct };
     let mut disk = Disk::new(&mut memory, 16, RingMode::of(front.features()), plan).unwrap();
     front.share(&memory).unwrap();
     front.start(0, &memory, disk.place(), 0).unwrap();
-    for op in [Op::Write, Op::Read, Op::Flush, Op::Other { kind: 99, write: true }] {
-        disk.submit(op, 8, if op == Op::Flush { 0 } else { 4096 }).unwrap();
+    for op in [DiskOp::Write, DiskOp::Read, DiskOp::Flush, DiskOp::Other { kind: 99, write: true }] {
+        disk.submit(op, 8, if op == DiskOp::Flush { 0 } else { 4096 }).unwrap();
         front.kick(0);
         while disk.reap().unwrap().is_none() {
             std::thread::yield_now();
         }
     }
-    let _nic = Front::connect(&house.path("web.sock"), Wants::default()).unwrap();
-    let mut function = Client::greet(&house.path("soft.sock")).unwrap();
+    let _nic = Front::connect(&daemon.path("web.sock"), Wants::default()).unwrap();
+    let mut function = VfioUserClient::greet(&daemon.path("soft.sock")).unwrap();
     function.read(CONFIG, 0, 4).unwrap();
     // Counts are published now and then.
-    house.until(|| {
-        let status = house.json(&["status"]);
+    daemon.until(|| {
+        let status = daemon.json(&["status"]);
         let seen = status["disks"].as_array().unwrap().iter().any(|disk| disk["totals"]["requests"] == 4);
         seen && status["functions"][1]["traffic"]["reads"] == 1 && status["nics"][1]["connected"] == true
     });

@@ -27,7 +27,19 @@ fn what_is_asked() {
         (&["reload"], true),
         (&["config", "save"], true),
         (&["qemu-args", "file", "--qemu-version", "7.2"], true),
-        (&["qemu-args", "file", "--qemu-version", "9.2", "--twin", "--disk-only", "--bootindex", "1"], true),
+        (
+            &[
+                "qemu-args",
+                "file",
+                "--qemu-version",
+                "9.2",
+                "--migration-socket",
+                "--disk-only",
+                "--bootindex",
+                "1",
+            ],
+            true,
+        ),
         (&["qemu-args", "web", "--qemu-version", "9.2", "--accel", "kvm", "--memory", "256M"], true),
         (&["qemu-args", "web", "--qemu-version", "9.2", "--accel", "tcg"], true),
         (&["qemu-args", "soft", "--qemu-version", "10.1"], true),
@@ -40,7 +52,7 @@ fn what_is_asked() {
         (&["pci", "show", "none"], false),
         (&["model", "show", "none"], false),
         (&["qemu-args", "none"], false),
-        (&["qemu-args", "memory", "--twin", "--qemu-version", "9.2"], false),
+        (&["qemu-args", "memory", "--migration-socket", "--qemu-version", "9.2"], false),
         (&["qemu-args", "soft", "--qemu-version", "7.2"], false),
         (&["libvirt-xml", "soft", "--device-only"], false),
         (&["disk", "remove"], false),
@@ -77,7 +89,7 @@ fn keys(reports: &Value) -> Value {
 fn of_the_host() {
     let recorder = Recorder::new();
     let json = |args: &[&str]| -> Value {
-        let said = recorder.house.cli(&[args, &["--json"]].concat());
+        let said = recorder.daemon.cli(&[args, &["--json"]].concat());
         serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{args:?}: {error}: {}", said.err))
     };
     let (doctor, list) = (json(&["doctor"]), json(&["pci", "list"]));
@@ -110,8 +122,8 @@ fn what_is_changed() {
     for args in [
         &["disk", "add", "more", "--memory", "1M", "--serial", "M1", "--queues", "2"][..],
         &["disk", "resize", "more", "2M"],
-        &["disk", "twin", "more"],
-        &["disk", "twin", "more", "--remove"],
+        &["disk", "migration-socket", "more"],
+        &["disk", "migration-socket", "more", "--remove"],
         &["disk", "replace", "more", "--memory", "1M"],
         &["core", "move", "more", "1", "3"],
         &["disk", "remove", "more"],
@@ -143,7 +155,7 @@ fn what_is_changed() {
         &["pci", "load", "more", &state],
         &["pci", "load", "soft", &state],
         &["pci", "remove", "more"],
-        &["core", "add", "--notify", "notified", "--manners", "nice"],
+        &["core", "add", "--notify", "notified", "--yield-policy", "nice"],
         &["config", "save"],
         &["core", "mode", "notified", "--core", "4"],
         &["core", "mode", "notified"],

@@ -5,12 +5,12 @@ use std::os::unix::fs::PermissionsExt;
 use ioplane_testkit::golden;
 use serde_json::{Value, json};
 
-use super::house::House;
+use super::daemon::TestDaemon;
 use super::normalize::{Normalizer, pretty};
 use super::recorder::MIB;
 
-fn normal(house: &House) -> Normalizer {
-    Normalizer::default().with(house.folder.path().display().to_string(), "DIR")
+fn normal(daemon: &TestDaemon) -> Normalizer {
+    Normalizer::default().with(daemon.folder.path().display().to_string(), "DIR")
 }
 
 /// Each is refused with every key that its tables have, or every word that a key may say, or what else is wrong with it.
@@ -19,12 +19,12 @@ const REFUSED: &[&str] = &[
      [[nic]]\nname = \"n\"\nswitch = \"s\"\nunknown_key = 1\n[[pci]]\nname = \"p\"\nemulate = \"ne2000\"\nswitch = \"s\"\nunknown_key = 1\n",
     "[daemon]\nsocket = 1\nrun_dir = 1\nmetrics = \"0.0.0.0:1\"\nsocket_group = \"no such group\"\nsocket_mode = \"9\"\n",
     "[daemon]\nsocket = \"/run/x/../../xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\"\n",
-    "[[core]]\nid = 256\nnotify = \"none\"\nspin_us = 60000001\nbudget = 0\nmanners = \"none\"\ncpu = -1\n[[core]]\nid = 256\n",
+    "[[core]]\nid = 256\nnotify = \"none\"\nspin_us = 60000001\nbudget = 0\nyield_policy = \"none\"\ncpu = -1\n[[core]]\nid = 256\n",
     "[[disk]]\nname = \"d\"\npath = \"none.img\"\nformat = \"none\"\ndirect = \"none\"\nengine = \"none\"\nguest_memory = \"none\"\n",
     "[[disk]]\nname = \"a b\"\nmemory = \"1000\"\nread_only = \"yes\"\nserial = \"a b\"\nqueues = 65\nqueue_size = 3\nblock_size = 100\n\
-     socket = 1\ntwin = 1\ncore = 9\n",
+     socket = 1\nmigration_socket = 1\ncore = 9\n",
     "[[disk]]\nname = \"d\"\n[[disk]]\nmemory = \"1M\"\n[[disk]]\nname = \"e\"\npath = \"x\"\nmemory = \"1M\"\n",
-    "[[disk]]\nname = \"d\"\nmemory = \"1M\"\nsocket = \"x\"\n[[disk]]\nname = \"d\"\nmemory = \"1M\"\ntwin = \"x\"\n",
+    "[[disk]]\nname = \"d\"\nmemory = \"1M\"\nsocket = \"x\"\n[[disk]]\nname = \"d\"\nmemory = \"1M\"\nmigration_socket = \"x\"\n",
     "[[switch]]\nname = \"s\"\nuplink = \"a/b\"\ncore = 9\n[[switch]]\nname = \"s\"\n",
     "[[switch]]\nname = \"lan\"\n[[nic]]\nname = \"n\"\nswitch = \"lam\"\nmac = \"none\"\nvlan = \"none\"\npairs = 9\nqueue_size = 63\n\
      mtu = 67\nlink = \"none\"\nisolated = 1\ncore = 9\nguest_memory = \"none\"\n[[nic]]\nname = \"m\"\nswitch = \"lan\"\nvlan = 4095\n",
@@ -37,12 +37,12 @@ const REFUSED: &[&str] = &[
 
 #[test]
 fn what_is_refused() {
-    let house = House::new("");
+    let daemon = TestDaemon::new("");
     let mut said = String::new();
     for config in REFUSED {
-        house.configure(config);
-        let refused = house.refuses();
-        said += &format!("== code {}\n{config}--\n{}", refused.code, normal(&house).text(&refused.err));
+        daemon.configure(config);
+        let refused = daemon.refuses();
+        said += &format!("== code {}\n{config}--\n{}", refused.code, normal(&daemon).text(&refused.err));
     }
     golden!("configuration-refused.text").check(&said);
 }
@@ -55,7 +55,7 @@ cpu = 0
 notify = "notified"
 spin_us = 70
 budget = 33
-manners = "dedicated"
+yield_policy = "dedicated"
 [[core]]
 id = 7
 notify = "notified"
@@ -75,7 +75,7 @@ direct = "off"
 engine = "threads"
 core = 7
 socket = "whole.vhost.sock"
-twin = "whole.twin.sock"
+migration_socket = "whole.migration.sock"
 guest_memory = "any"
 [[disk]]
 name = "least"
@@ -123,35 +123,35 @@ switch = "lan"
 mac = "02:00:00:00:00:0b"
 "#;
 
-fn images(house: &House) {
-    house.image("whole.img", MIB);
-    house.image("least.img", MIB);
+fn images(daemon: &TestDaemon) {
+    daemon.image("whole.img", MIB);
+    daemon.image("least.img", MIB);
 }
 
 /// A state file without what differs from host to host, still one that can be loaded: numbers of images.
-fn regular(house: &House, mut state: Value) -> Value {
+fn regular(daemon: &TestDaemon, mut state: Value) -> Value {
     for record in state["entries"]["disks"].as_object_mut().unwrap().values_mut() {
         if let Some(image) = record.get_mut("image").and_then(Value::as_object_mut) {
             image.values_mut().for_each(|number| *number = json!(0));
         }
     }
-    normal(house).value(state)
+    normal(daemon).value(state)
 }
 
-fn state(house: &House) -> Value {
-    let text = std::fs::read_to_string(house.path("state.json")).unwrap();
-    regular(house, serde_json::from_str(&text).unwrap())
+fn state(daemon: &TestDaemon) -> Value {
+    let text = std::fs::read_to_string(daemon.path("state.json")).unwrap();
+    regular(daemon, serde_json::from_str(&text).unwrap())
 }
 
 /// What of the status a restart must not change.
-fn served(house: &House) -> Value {
-    let status = house.json(&["status"]);
+fn served(daemon: &TestDaemon) -> Value {
+    let status = daemon.json(&["status"]);
     let fields = [
         "name",
         "origin",
         "state",
         "socket",
-        "twin",
+        "migration_socket",
         "size",
         "serial",
         "read_only",
@@ -170,16 +170,16 @@ fn served(house: &House) -> Value {
         .unwrap()
         .iter()
         .map(|core| json!([core["id"], core["notify"], core["spin_us"]]));
-    normal(house).value(lasting.chain(cores).collect())
+    normal(daemon).value(lasting.chain(cores).collect())
 }
 
 #[test]
 fn the_state_file() {
-    let mut house = House::new(WHOLE);
-    images(&house);
-    house.start();
+    let mut daemon = TestDaemon::new(WHOLE);
+    images(&daemon);
+    daemon.start();
     let ask = |method: &str, path: &str, body: Value| {
-        let (status, answer) = house.http(method, path, &body.to_string());
+        let (status, answer) = daemon.http(method, path, &body.to_string());
         assert!(status < 300, "{method} {path}: {answer}");
     };
     ask("PUT", "/v1/disks/added", json!({ "memory": "1M" }));
@@ -198,20 +198,20 @@ fn the_state_file() {
     );
     ask("DELETE", "/v1/pci/old", json!(null));
     ask("DELETE", "/v1/cores/8", json!(null));
-    ask("POST", "/v1/cores", json!({ "notify": "notified", "manners": "nice" }));
+    ask("POST", "/v1/cores", json!({ "notify": "notified", "yield_policy": "nice" }));
     ask("PATCH", "/v1/cores/0", json!({ "spin_us": 99 }));
-    let before = served(&house);
+    let before = served(&daemon);
     let golden = golden!("state.json");
-    golden.check(&pretty(&state(&house)));
-    drop(house);
+    golden.check(&pretty(&state(&daemon)));
+    drop(daemon);
 
     // A daemon finds what is stored, and has the same.
-    let mut house = House::new(WHOLE);
-    images(&house);
-    let stored = golden.text().replace("DIR", &house.folder.path().display().to_string());
-    std::fs::write(house.path("state.json"), stored).unwrap();
-    std::fs::set_permissions(house.path("state.json"), PermissionsExt::from_mode(0o600)).unwrap();
-    house.start();
-    house.until(|| served(&house) == before);
-    assert_eq!(state(&house), serde_json::from_str::<Value>(&golden.text()).unwrap());
+    let mut daemon = TestDaemon::new(WHOLE);
+    images(&daemon);
+    let stored = golden.text().replace("DIR", &daemon.folder.path().display().to_string());
+    std::fs::write(daemon.path("state.json"), stored).unwrap();
+    std::fs::set_permissions(daemon.path("state.json"), PermissionsExt::from_mode(0o600)).unwrap();
+    daemon.start();
+    daemon.until(|| served(&daemon) == before);
+    assert_eq!(state(&daemon), serde_json::from_str::<Value>(&golden.text()).unwrap());
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use jsonschema::Validator;
 use serde_json::{Value, json};
 
-use super::house::House;
+use super::daemon::TestDaemon;
 
 /// The document of a daemon.
 pub struct Contract {
@@ -15,8 +15,8 @@ pub struct Contract {
 }
 
 impl Contract {
-    pub fn of(house: &House) -> Contract {
-        let (status, document) = house.http("GET", "/v1/openapi.json", "");
+    pub fn of(daemon: &TestDaemon) -> Contract {
+        let (status, document) = daemon.http("GET", "/v1/openapi.json", "");
         assert_eq!((status, &document["openapi"]), (200, &json!("3.1.0")));
         Contract { document, validators: RefCell::default() }
     }

@@ -5,9 +5,9 @@ mod api;
 mod command_line;
 mod configuration;
 mod contract;
+#[path = "../daemon/mod.rs"]
+mod daemon;
 mod help;
-#[path = "../house/mod.rs"]
-mod house;
 mod metrics;
 mod normalize;
 mod recorder;

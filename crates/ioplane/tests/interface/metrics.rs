@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use ioplane_testkit::front::{Front, Wants};
 use ioplane_testkit::golden;
 
-use super::house::http;
+use super::daemon::http;
 use super::recorder::Recorder;
 
 /// Labels whose values are words of ours. Others name what a configuration names, or differ from run to run.
@@ -118,8 +118,8 @@ fn families_that_break_the_rules_are_found() {
 fn families() {
     let recorder = Recorder::new();
     // Some families say something only while somebody is connected.
-    let _disk = Front::connect(&recorder.house.path("memory.sock"), Wants::default()).unwrap();
-    recorder.house.until(|| recorder.house.disk("memory")["connected"] == true);
+    let _disk = Front::connect(&recorder.daemon.path("memory.sock"), Wants::default()).unwrap();
+    recorder.daemon.until(|| recorder.daemon.disk("memory")["connected"] == true);
     let stream = std::net::TcpStream::connect(("127.0.0.1", recorder.port)).unwrap();
     let (status, text) = http(stream, "GET", "/metrics", "");
     assert_eq!(status, 200);

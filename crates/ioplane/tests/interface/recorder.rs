@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use serde_json::{Value, json};
 
 use super::contract::Contract;
-use super::house::House;
+use super::daemon::TestDaemon;
 use super::normalize::{Normalizer, pretty};
 
 pub const MIB: u64 = 1 << 20;
@@ -25,7 +25,7 @@ id = 3
 notify = "notified"
 spin_us = 100
 budget = 32
-manners = "nice"
+yield_policy = "nice"
 [[disk]]
 name = "file"
 path = "file.img"
@@ -37,7 +37,7 @@ queues = 2
 queue_size = 256
 block_size = 4096
 core = 3
-twin = "file.twin.sock"
+migration_socket = "file.migration.sock"
 [[disk]]
 name = "memory"
 memory = "8M"
@@ -91,18 +91,18 @@ pub fn free_port() -> u16 {
 }
 
 /// The images that the configuration names.
-pub fn images(house: &House) {
-    house.image("file.img", 4 * MIB);
-    house.image("fixed.img", MIB);
+pub fn images(daemon: &TestDaemon) {
+    daemon.image("file.img", 4 * MIB);
+    daemon.image("fixed.img", MIB);
     // Looks like another format, and is not served as raw unless that is said.
-    house.image("broken.img", MIB);
-    let broken = std::fs::File::options().write(true).open(house.path("broken.img")).unwrap();
+    daemon.image("broken.img", MIB);
+    let broken = std::fs::File::options().write(true).open(daemon.path("broken.img")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&broken, b"QFI\xfb\0\0\0\x03", 0).unwrap();
 }
 
 /// A daemon and what was asked of it so far.
 pub struct Recorder {
-    pub house: House,
+    pub daemon: TestDaemon,
     pub port: u16,
     pub normalizer: Normalizer,
     pub contract: Contract,
@@ -112,29 +112,29 @@ pub struct Recorder {
 impl Recorder {
     pub fn new() -> Recorder {
         let port = free_port();
-        let mut house = House::new(&config(port));
-        images(&house);
-        house.start();
-        house.until(|| house.disk("broken")["state"] == "failed");
+        let mut daemon = TestDaemon::new(&config(port));
+        images(&daemon);
+        daemon.start();
+        daemon.until(|| daemon.disk("broken")["state"] == "failed");
         let normalizer = Normalizer::default()
-            .with(house.folder.path().display().to_string(), "DIR")
+            .with(daemon.folder.path().display().to_string(), "DIR")
             .with(format!("127.0.0.1:{port}"), "127.0.0.1:PORT")
-            .with(format!("(pid {})", house.pid()), "(pid PID)")
+            .with(format!("(pid {})", daemon.pid()), "(pid PID)")
             // Said only if it was seen to end in time.
             .with(" (exit status: 0)", "");
-        let contract = Contract::of(&house);
-        Recorder { house, port, normalizer, contract, log: Vec::new() }
+        let contract = Contract::of(&daemon);
+        Recorder { daemon, port, normalizer, contract, log: Vec::new() }
     }
 
     /// A path in the daemon's directory.
     pub fn path(&self, name: &str) -> String {
-        self.house.path(name).display().to_string()
+        self.daemon.path(name).display().to_string()
     }
 
     /// Asks, and records the answer, which must be one that the OpenAPI document has.
     pub fn ask(&mut self, method: &str, path: &str, body: impl Display) {
         let body = body.to_string();
-        let stream = UnixStream::connect(self.house.path("control.sock")).unwrap();
+        let stream = UnixStream::connect(self.daemon.path("control.sock")).unwrap();
         let (status, kind, answer) = exchange(stream, method, path, &body);
         let answer = serde_json::from_str(&answer).unwrap_or(Value::String(answer));
         self.contract.check(method, path, status, &kind, &answer);
@@ -164,7 +164,7 @@ impl Recorder {
 
     /// The same of a value that is made more regular first.
     pub fn run_as(&mut self, args: &[&str], text: bool, regular: impl Fn(Value) -> Value) {
-        let said = self.house.cli(&[args, &["--json"]].concat());
+        let said = self.daemon.cli(&[args, &["--json"]].concat());
         let shown: Vec<String> = args.iter().map(|arg| self.normalizer.text(arg)).collect();
         let mut entry = json!({ "command": shown.join(" "), "code": said.code });
         let values: Vec<Value> = serde_json::Deserializer::from_str(&said.out)
@@ -180,7 +180,7 @@ impl Recorder {
             entry["error"] = self.lines(&said.err);
         }
         if text {
-            let said = self.house.cli(args);
+            let said = self.daemon.cli(args);
             entry["text"] = self.lines(&narrow(&said.out));
         }
         self.log.push(entry);

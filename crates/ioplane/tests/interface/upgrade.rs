@@ -21,22 +21,22 @@ use super::recorder::Recorder;
 fn what_it_answers() {
     let mut recorder = Recorder::new();
     recorder.normalizer = recorder.normalizer.with(env!("CARGO_BIN_EXE_ioplane"), "BINARY");
-    let _disk = Front::connect(&recorder.house.path("memory.sock"), Wants::default()).unwrap();
-    let _nic = Front::connect(&recorder.house.path("web.sock"), Wants::default()).unwrap();
+    let _disk = Front::connect(&recorder.daemon.path("memory.sock"), Wants::default()).unwrap();
+    let _nic = Front::connect(&recorder.daemon.path("web.sock"), Wants::default()).unwrap();
     recorder.ask(
         "POST",
         "/v1/upgrade",
         json!({ "binary": env!("CARGO_BIN_EXE_ioplane"), "patience_s": 100 }),
     );
-    let before = u64::from(recorder.house.pid());
-    recorder.house.until(|| {
+    let before = u64::from(recorder.daemon.pid());
+    recorder.daemon.until(|| {
         let status: Value =
-            serde_json::from_str(&recorder.house.cli(&["status", "--json"]).out).unwrap_or_default();
+            serde_json::from_str(&recorder.daemon.cli(&["status", "--json"]).out).unwrap_or_default();
         status["pid"].as_u64().is_some_and(|pid| pid != before)
     });
-    let mut after = recorder.house.json(&["status"]);
+    let mut after = recorder.daemon.json(&["status"]);
     let after = recorder.normalizer.value(after["upgrade"].take());
-    recorder.house.kill_whoever_answers();
+    recorder.daemon.kill_whoever_answers();
     golden!("upgrade.json").check(&recorder.recorded());
     golden!("upgrade-status.json").check(&pretty(&after));
 }
@@ -44,7 +44,7 @@ fn what_it_answers() {
 /// What a daemon says, as an older version has it.
 #[derive(Debug, Serialize, Deserialize)]
 enum Order {
-    House { version: String, pid: u32, control: PathBuf, run_dir: PathBuf, metrics: Option<String> },
+    Daemon { version: String, pid: u32, control: PathBuf, run_dir: PathBuf, metrics: Option<String> },
     Prepare(Name),
     Failed(Name, String, String),
     PreparedAll,
@@ -163,7 +163,7 @@ fn as_a_successor() {
 #[test]
 fn the_conversation() {
     let mut recorder = Recorder::new();
-    let (script, place) = (recorder.house.path("successor"), recorder.house.path("said.json"));
+    let (script, place) = (recorder.daemon.path("successor"), recorder.daemon.path("said.json"));
     let this = std::env::current_exe().unwrap();
     let text = format!(
         "#!/bin/sh\n{PLACE}='{}' exec '{}' --exact upgrade::as_a_successor --nocapture\n",
@@ -172,14 +172,14 @@ fn the_conversation() {
     );
     std::fs::write(&script, text).unwrap();
     std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();
-    let _disk = Front::connect(&recorder.house.path("memory.sock"), Wants::default()).unwrap();
-    let _nic = Front::connect(&recorder.house.path("web.sock"), Wants::default()).unwrap();
+    let _disk = Front::connect(&recorder.daemon.path("memory.sock"), Wants::default()).unwrap();
+    let _nic = Front::connect(&recorder.daemon.path("web.sock"), Wants::default()).unwrap();
     recorder.ask("POST", "/v1/upgrade", json!({ "binary": script }));
     golden!("upgrade-refused.json").check(&recorder.recorded());
     let said = std::fs::read(&place).unwrap();
     let said = recorder.normalizer.value(serde_json::from_slice(&said).unwrap());
     golden!("upgrade-conversation.json").check(&pretty(&said));
     // It goes on as before.
-    assert_eq!(recorder.house.json(&["status"])["pid"], recorder.house.pid());
-    assert_eq!(recorder.house.disk("memory")["connected"], true);
+    assert_eq!(recorder.daemon.json(&["status"])["pid"], recorder.daemon.pid());
+    assert_eq!(recorder.daemon.disk("memory")["connected"], true);
 }

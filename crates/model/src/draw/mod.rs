@@ -13,7 +13,7 @@ mod text;
 
 use serde::Serialize;
 
-use crate::{ANY, Check, Event, Hook, RESET, STAY, State, StateModel, Transition, Way, words};
+use crate::{ANY, Check, Hook, On, RESET, STAY, State, StateModel, Transition, Way, words};
 
 pub use dot::dot;
 pub use svg::svg;
@@ -145,7 +145,7 @@ fn rows(model: &StateModel, transitions: &[Transition], from: &str) -> Vec<Row> 
     let mut rows: Vec<(Row, Vec<&'static str>)> = Vec::new();
     for edge in transitions.iter().filter(|edge| edge.from == from) {
         let written = match edge.on {
-            Event::Write { register, mask: 0, .. } => Some(register),
+            On::Write { register, mask: 0, .. } => Some(register),
             _ => None,
         };
         let row = row(model, edge);

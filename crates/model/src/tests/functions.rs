@@ -2,7 +2,7 @@
 
 use super::small::{ON, REGION, SMALL};
 use crate::verify::verify;
-use crate::{Check, Condition, Event, Machine, Region, Seen, StateModel, Transition, Verdict};
+use crate::{Check, Condition, Machine, ModelInput, On, Region, StateModel, Transition, Verdict};
 
 fn below(values: &[u32]) -> bool {
     values[0] < values[1]
@@ -21,8 +21,8 @@ static ALIKE: Condition =
 fn model(check: &'static Condition, event: &'static Condition) -> StateModel {
     let checks = vec![Check::Holds(check)].leak();
     let mut edges = REGION.transitions.to_vec();
-    edges.push(Transition::new("Off", Event::sets("CMD", ON), "Run").check(checks));
-    edges.push(Transition::new("Run", Event::Holds(event), "Off"));
+    edges.push(Transition::new("Off", On::sets("CMD", ON), "Run").check(checks));
+    edges.push(Transition::new("Run", On::Holds(event), "Off"));
     let regions = vec![Region { transitions: edges.leak(), ..REGION }].leak();
     StateModel { regions, ..SMALL.clone() }
 }
@@ -37,13 +37,15 @@ fn a_condition_is_asked_for_while_a_state_waits_for_it() {
     assert_eq!(machine.conditions(), [&ALIKE]);
     assert_eq!(machine.awaits_conditions().count(), 0, "nothing waits for it");
     let register = machine.find("CMD").unwrap();
-    let pending = machine.ask(Seen::Write { register, value: ON });
+    let pending = machine.ask(ModelInput::Write { register, value: ON });
     assert_eq!(pending.checks().collect::<Vec<_>>(), [&Check::Holds(&BELOW)]);
     machine.commit(pending);
     assert_eq!(machine.awaits_conditions().collect::<Vec<_>>(), [0]);
-    assert!(matches!(machine.update(Seen::Holds { condition: 1 }), Verdict::Done(moves) if moves.is_empty()));
     assert!(
-        matches!(machine.update(Seen::Holds { condition: 0 }), Verdict::Done(moves) if !moves.is_empty())
+        matches!(machine.update(ModelInput::Holds { condition: 1 }), Verdict::Done(moves) if moves.is_empty())
+    );
+    assert!(
+        matches!(machine.update(ModelInput::Holds { condition: 0 }), Verdict::Done(moves) if !moves.is_empty())
     );
     assert!(machine.reusable());
 }
@@ -65,7 +67,7 @@ fn a_function_is_given_values_that_are_known() {
     assert_eq!(found(&BELOW, &ALIKE), "");
     assert_eq!(found(&BELOW, &BELL), "", "it cannot be read, and every write to it is seen");
     for (check, event, parts) in [
-        (&ALIKE, &BELOW, ["the value of SPARE is needed", "seen()"]),
+        (&ALIKE, &BELOW, ["the value of SPARE is needed", "hook_writes()"]),
         (&WIDE, &BELOW, ["no value of WIDE is kept", "4 bytes"]),
         (&BELOW, &WIDE, ["no value of WIDE is kept", "4 bytes"]),
         (&NONE, &BELOW, ["a function of 0 registers", "1 to 8"]),

@@ -1,7 +1,7 @@
 //! The machine on a small table.
 
 use super::small::{ON, SMALL};
-use crate::{Check, Machine, ModelFault, ModelStateV1, RegisterId, Seen, StateModel, Verdict, Way};
+use crate::{Check, Machine, ModelFault, ModelInput, ModelStateV1, RegisterId, StateModel, Verdict, Way};
 
 fn machine() -> Machine {
     Machine::new(&SMALL).unwrap()
@@ -9,7 +9,7 @@ fn machine() -> Machine {
 
 fn write(machine: &mut Machine, name: &str, value: u32) -> Verdict {
     let register = machine.find(name).unwrap();
-    machine.update(Seen::Write { register, value })
+    machine.update(ModelInput::Write { register, value })
 }
 
 /// Into Run.
@@ -63,8 +63,8 @@ fn a_refused_event_has_not_happened() {
     let mut machine = machine();
     write(&mut machine, "CMD", ON);
     let register = machine.find("BELL").unwrap();
-    let pending = machine.ask(Seen::Write { register, value: 1 });
-    assert_eq!(pending.checks().collect::<Vec<_>>(), [&Check::Ring("ring")]);
+    let pending = machine.ask(ModelInput::Write { register, value: 1 });
+    assert_eq!(pending.checks().collect::<Vec<_>>(), [&Check::Descriptors("ring")]);
     assert_eq!((machine.value(register), machine.value_after(&pending, register)), (0, 1));
     drop(pending);
     assert!(machine.reusable());
@@ -91,9 +91,9 @@ fn what_a_busy_state_waits_for_is_named_and_ends_it() {
         assert_eq!(machine.awaits_rings().collect::<Vec<_>>(), [0]);
         assert_eq!(machine.awaits_conditions().count(), 0);
         let seen = [
-            Seen::Became { register: wait.register, value: wait.is },
-            Seen::Drained { ring: 0 },
-            Seen::Interrupt { bits: 0x30 },
+            ModelInput::Became { register: wait.register, value: wait.is },
+            ModelInput::Drained { ring: 0 },
+            ModelInput::Interrupt { bits: 0x30 },
         ][end];
         let Verdict::Done(moves) = machine.update(seen) else { panic!("nothing to check") };
         assert_eq!(machine.moves(&moves).collect::<Vec<_>>(), [("only", "Run", "Off")]);
@@ -164,13 +164,13 @@ fn ids_of_another_model_do_nothing() {
     // As a model with more registers has.
     let register = RegisterId(60);
     for seen in [
-        Seen::Write { register, value: !0 },
-        Seen::Read { register },
-        Seen::Became { register, value: !0 },
-        Seen::Drained { ring: 200 },
-        Seen::Moved,
-        Seen::Holds { condition: 0 },
-        Seen::Holds { condition: 255 },
+        ModelInput::Write { register, value: !0 },
+        ModelInput::Read { register },
+        ModelInput::Became { register, value: !0 },
+        ModelInput::Drained { ring: 200 },
+        ModelInput::Moved,
+        ModelInput::Holds { condition: 0 },
+        ModelInput::Holds { condition: 255 },
     ] {
         assert!(matches!(machine.update(seen), Verdict::Done(moves) if moves.is_empty()));
     }

@@ -6,13 +6,13 @@ pub const ON: u32 = 1;
 pub const RESETS: u32 = 2;
 
 pub const REGISTERS: &[Register] = &[
-    Register::new("CMD", 0, 1, Reads::Alive, Writes::Trigger).seen(),
-    Register::new("BELL", 1, 1, Reads::Never, Writes::Trigger).seen(),
+    Register::new("CMD", 0, 1, Reads::Alive, Writes::Trigger).hook_writes(),
+    Register::new("BELL", 1, 1, Reads::Never, Writes::Trigger).hook_writes(),
     Register::new("SPARE", 2, 2, Reads::Alive, Writes::Plain),
-    Register::new("LO", 4, 4, Reads::Plain, Writes::Plain).seen(),
-    Register::new("HI", 8, 4, Reads::Plain, Writes::Plain).seen(),
-    Register::new("MASK", 12, 2, Reads::Plain, Writes::Plain).watched(),
-    Register::new("STATUS", 14, 2, Reads::Alive, Writes::Clears).watched(),
+    Register::new("LO", 4, 4, Reads::Plain, Writes::Plain).hook_writes(),
+    Register::new("HI", 8, 4, Reads::Plain, Writes::Plain).hook_writes(),
+    Register::new("MASK", 12, 2, Reads::Plain, Writes::Plain).hook_all(),
+    Register::new("STATUS", 14, 2, Reads::Alive, Writes::Clears).hook_all(),
     Register::new("WIDE", 16, 16, Reads::Alive, Writes::Never),
 ];
 
@@ -25,23 +25,23 @@ pub const REGION: Region = Region {
     name: "only",
     states: STATES,
     transitions: &[
-        Transition::new(ANY, Event::write("CMD", RESETS, RESETS), RESET),
-        Transition::new("Off", Event::sets("BELL", 1), "Run")
+        Transition::new(ANY, On::write("CMD", RESETS, RESETS), RESET),
+        Transition::new("Off", On::sets("BELL", 1), "Run")
             .given("CMD", ON, ON)
-            .check(&[Check::Ring("ring")]),
-        Transition::new("Run", Event::drained("ring"), "Off"),
-        Transition::new("Run", Event::became("CMD", ON, 0), "Off"),
-        Transition::new("Run", Event::interrupt(0x10), "Off"),
+            .check(&[Check::Descriptors("ring")]),
+        Transition::new("Run", On::drained("ring"), "Off"),
+        Transition::new("Run", On::became("CMD", ON, 0), "Off"),
+        Transition::new("Run", On::interrupt(0x10), "Off"),
     ],
 };
 
-pub const RING: Ring = Ring {
+pub const RING: DescriptorRing = DescriptorRing {
     name: "ring",
     base: ("LO", "HI"),
     align: 16,
     most: 8,
     flow: Flow::Transmit,
-    descriptor: Descriptor {
+    descriptor: DescriptorLayout {
         size: 16,
         status: 0,
         own: 1 << 31,

@@ -50,7 +50,7 @@ fn the_small_model_is_sound() {
 #[test]
 fn a_machine_is_not_made_of_a_broken_table() {
     let mut model = SMALL.clone();
-    model.regions = with(Transition::new("Off", Event::written("NONE"), "Fly"));
+    model.regions = with(Transition::new("Off", On::written("NONE"), "Fly"));
     let fault = Machine::new(Box::leak(Box::new(model))).unwrap_err().to_string();
     says(&fault, &["model small is not sound", "NONE", "Fly", "\n"]);
 }
@@ -58,20 +58,17 @@ fn a_machine_is_not_made_of_a_broken_table() {
 #[test]
 fn names_mean_something() {
     let edge = |on, to| with(Transition::new("Off", on, to));
-    says(
-        &found(|m| m.regions = edge(Event::written("NONE"), "Run")),
-        &["region only", "no register \"NONE\""],
-    );
-    says(&found(|m| m.regions = edge(Event::written("CMD"), "Fly")), &["no state \"Fly\""]);
-    let from = Transition::new("Fly", Event::written("CMD"), "Run");
+    says(&found(|m| m.regions = edge(On::written("NONE"), "Run")), &["region only", "no register \"NONE\""]);
+    says(&found(|m| m.regions = edge(On::written("CMD"), "Fly")), &["no state \"Fly\""]);
+    let from = Transition::new("Fly", On::written("CMD"), "Run");
     says(&found(|m| m.regions = with(from)), &["no state \"Fly\""]);
-    let given = Transition::new("Off", Event::written("LO"), "Run").given("NONE", 1, 1);
+    let given = Transition::new("Off", On::written("LO"), "Run").given("NONE", 1, 1);
     says(&found(|m| m.regions = with(given)), &["NONE"]);
-    let check = Transition::new("Off", Event::written("LO"), "Run").check(&[Check::Ring("none")]);
+    let check = Transition::new("Off", On::written("LO"), "Run").check(&[Check::Descriptors("none")]);
     says(&found(|m| m.regions = with(check)), &["no ring \"none\""]);
-    let check = Transition::new("Off", Event::written("LO"), "Run").check(&[Check::Block("none")]);
+    let check = Transition::new("Off", On::written("LO"), "Run").check(&[Check::Block("none")]);
     says(&found(|m| m.regions = with(check)), &["no block \"none\""]);
-    says(&found(|m| m.regions = with(Transition::new("Run", Event::drained("none"), "Off"))), &["\"none\""]);
+    says(&found(|m| m.regions = with(Transition::new("Run", On::drained("none"), "Off"))), &["\"none\""]);
     says(&found(|m| m.interrupts.status = "NONE"), &["interrupts", "NONE"]);
     says(&found(|m| m.reset.done.0 = "NONE"), &["reset", "NONE"]);
     says(&found(|m| m.halt = &[Restore::Value("NONE", 0)]), &["halt", "NONE"]);
@@ -79,7 +76,7 @@ fn names_mean_something() {
 
 #[test]
 fn what_a_data_port_does_needs_one() {
-    says(&found(|m| m.regions = with(Transition::new("Run", Event::Moved, "Off"))), &["no data port"]);
+    says(&found(|m| m.regions = with(Transition::new("Run", On::Moved, "Off"))), &["no data port"]);
     let mut restore = SMALL.restore.to_vec();
     restore.push(Restore::Memory);
     says(&found(|m| m.restore = leak(restore)), &["restore", "no data port"]);
@@ -135,15 +132,15 @@ fn every_state_can_be_reached_and_left() {
     let none = state(State::reusable("Lost", "?"));
     says(&found(|m| m.regions = regions(none, &[])), &["state Lost", "no way leads here"]);
     let trap = state(State::busy("Trap", "?"));
-    let into = Transition::new("Off", Event::written("LO"), "Trap");
+    let into = Transition::new("Off", On::written("LO"), "Trap");
     says(&found(|m| m.regions = regions(trap, &[into])), &["state Trap", "nothing ends it but a reset"]);
     // Two that lead to each other.
     let mut pair = trap.to_vec();
     pair.push(State::busy("Pit", "?"));
     let edges = [
         into,
-        Transition::new("Trap", Event::written("LO"), "Pit"),
-        Transition::new("Pit", Event::written("LO"), "Trap"),
+        Transition::new("Trap", On::written("LO"), "Pit"),
+        Transition::new("Pit", On::written("LO"), "Trap"),
     ];
     let mut model = SMALL.clone();
     model.regions = regions(leak(pair), &edges);
@@ -151,7 +148,7 @@ fn every_state_can_be_reached_and_left() {
     assert_eq!(findings.len(), 2, "{findings:?}");
     assert!(findings.iter().all(|finding| finding.what.contains("no way leads from here")));
     // A way that is always refused is none.
-    let refused = Transition::new("Trap", Event::written("LO"), STAY).check(&[Check::Deny("no")]);
+    let refused = Transition::new("Trap", On::written("LO"), STAY).check(&[Check::Deny("no")]);
     says(&found(|m| m.regions = regions(trap, &[into, refused])), &["state Trap", "nothing ends it"]);
 }
 
@@ -163,9 +160,9 @@ fn some_state_is_reusable() {
 
 #[test]
 fn an_event_that_nobody_sees_is_a_hole() {
-    let edge = Transition::new("Off", Event::written("SPARE"), "Run");
+    let edge = Transition::new("Off", On::written("SPARE"), "Run");
     let hole = found(|m| m.regions = with(edge));
-    says(&hole, &["region only, Off on write SPARE to Run", "a hole", "in Off", "seen()"]);
+    says(&hole, &["region only, Off on write SPARE to Run", "a hole", "in Off", "hook_writes()"]);
     // Hooked in that state, it is none; hooked in another one, it is.
     let hooked = |at: usize| {
         let mut states = STATES.to_vec();
@@ -176,92 +173,90 @@ fn an_event_that_nobody_sees_is_a_hole() {
     model.regions = hooked(0);
     assert_eq!(verify(&model), []);
     says(&found(|m| m.regions = hooked(1)), &["a hole"]);
-    says(
-        &found(|m| m.regions = with(Transition::new("Run", Event::read("CMD"), "Off"))),
-        &["no read of CMD"],
-    );
-    says(
-        &found(|m| m.regions = with(Transition::new(ANY, Event::written("SPARE"), "Run"))),
-        &["in Off, Run"],
-    );
+    says(&found(|m| m.regions = with(Transition::new("Run", On::read("CMD"), "Off"))), &["no read of CMD"]);
+    says(&found(|m| m.regions = with(Transition::new(ANY, On::written("SPARE"), "Run"))), &["in Off, Run"]);
 }
 
 #[test]
 fn nobody_asks_the_hardware_where_nothing_is_waited_for() {
-    let edge = Transition::new("Off", Event::became("CMD", 4, 4), "Run");
+    let edge = Transition::new("Off", On::became("CMD", 4, 4), "Run");
     says(&found(|m| m.regions = with(edge)), &["nobody asks for it in Off"]);
-    let edge = Transition::new("Run", Event::became("BELL", 4, 4), "Off");
+    let edge = Transition::new("Run", On::became("BELL", 4, 4), "Off");
     says(&found(|m| m.regions = with(edge)), &["BELL cannot be asked"]);
 }
 
 #[test]
 fn an_edge_that_is_never_taken_is_found() {
-    let shadowed = |first: Event, second: Event| {
+    let shadowed = |first: On, second: On| {
         let edges = [Transition::new(ANY, first, "Run"), Transition::new("Off", second, "Run")];
         found(|m| m.regions = region(|all| all.extend(edges)))
     };
     for (first, second) in [
-        (Event::written("LO"), Event::sets("LO", 2)),
-        (Event::written("LO"), Event::write("LO", 3, 1)),
-        (Event::write("LO", 1, 1), Event::write("LO", 3, 1)),
-        (Event::sets("LO", 3), Event::sets("LO", 2)),
-        (Event::sets("LO", 3), Event::write("LO", 7, 5)),
-        (Event::interrupt(3), Event::interrupt(1)),
+        (On::written("LO"), On::sets("LO", 2)),
+        (On::written("LO"), On::write("LO", 3, 1)),
+        (On::write("LO", 1, 1), On::write("LO", 3, 1)),
+        (On::sets("LO", 3), On::sets("LO", 2)),
+        (On::sets("LO", 3), On::write("LO", 7, 5)),
+        (On::interrupt(3), On::interrupt(1)),
     ] {
         says(&shadowed(first, second), &["it is never taken", "fits first"]);
     }
     // These have something left.
     for (first, second) in [
-        (Event::write("LO", 3, 1), Event::write("LO", 1, 1)),
-        (Event::sets("LO", 2), Event::sets("LO", 3)),
-        (Event::sets("LO", 2), Event::write("LO", 1, 1)),
-        (Event::write("LO", 1, 1), Event::write("HI", 1, 1)),
+        (On::write("LO", 3, 1), On::write("LO", 1, 1)),
+        (On::sets("LO", 2), On::sets("LO", 3)),
+        (On::sets("LO", 2), On::write("LO", 1, 1)),
+        (On::write("LO", 1, 1), On::write("HI", 1, 1)),
     ] {
         let edges = [Transition::new(ANY, first, "Run"), Transition::new("Off", second, "Run")];
         let mut model = SMALL.clone();
         model.regions = region(|all| all.extend(edges));
         assert_eq!(verify(&model), []);
     }
-    let given = Transition::new("Off", Event::written("LO"), "Run").given("HI", 1, 1);
+    let given = Transition::new("Off", On::written("LO"), "Run").given("HI", 1, 1);
     let mut model = SMALL.clone();
-    model.regions = region(|all| all.extend([given, Transition::new("Off", Event::written("LO"), "Run")]));
+    model.regions = region(|all| all.extend([given, Transition::new("Off", On::written("LO"), "Run")]));
     assert_eq!(verify(&model), [], "it is taken when the condition does not hold");
 }
 
 #[test]
 fn values_that_never_fit_are_found() {
     let edge = |on| with(Transition::new("Off", on, "Run"));
-    says(&found(|m| m.regions = edge(Event::write("LO", 1, 2))), &["LO & 0x1 is never 0x2"]);
-    says(&found(|m| m.regions = edge(Event::write("CMD", 0x100, 0))), &["CMD (1 bytes) has not"]);
-    says(&found(|m| m.regions = edge(Event::sets("LO", 0))), &["no bit"]);
-    says(&found(|m| m.regions = with(Transition::new("Run", Event::interrupt(4), "Off"))), &["no interrupt"]);
+    says(&found(|m| m.regions = edge(On::write("LO", 1, 2))), &["LO & 0x1 is never 0x2"]);
+    says(&found(|m| m.regions = edge(On::write("CMD", 0x100, 0))), &["CMD (1 bytes) has not"]);
+    says(&found(|m| m.regions = edge(On::sets("LO", 0))), &["no bit"]);
+    says(&found(|m| m.regions = with(Transition::new("Run", On::interrupt(4), "Off"))), &["no interrupt"]);
     says(&found(|m| m.interrupts.error = 4), &["does not interrupt"]);
 }
 
 #[test]
 fn what_is_refused_leads_nowhere_and_what_has_happened_cannot_be_refused() {
     let deny = &[Check::Deny("no")];
-    let edge = Transition::new("Off", Event::written("LO"), "Run").check(deny);
+    let edge = Transition::new("Off", On::written("LO"), "Run").check(deny);
     says(&found(|m| m.regions = with(edge)), &["leads nowhere", "STAY"]);
-    let edge = Transition::new("Run", Event::interrupt(1), STAY).check(deny);
+    let edge = Transition::new("Run", On::interrupt(1), STAY).check(deny);
     says(&found(|m| m.regions = with(edge)), &["nothing can be checked before"]);
-    let edge = Transition::new("Off", Event::written("LO"), STAY).check(&[Check::Deny("")]);
+    let edge = Transition::new("Off", On::written("LO"), STAY).check(&[Check::Deny("")]);
     says(&found(|m| m.regions = with(edge)), &["no reason"]);
 }
 
 #[test]
 fn the_hardware_follows_nothing_that_nobody_has_looked_at() {
     let unchecked = region(|edges| edges[1].checks = &[]);
-    says(&found(|m| m.regions = unchecked), &["ring ring", "BELL", "Ring(\"ring\")"]);
-    let receive = leak(vec![Ring { flow: Flow::Receive, ..RING }]);
+    says(&found(|m| m.regions = unchecked), &["ring ring", "BELL", "Descriptors(\"ring\")"]);
+    let receive = leak(vec![DescriptorRing { flow: Flow::Receive, ..RING }]);
     says(&found(|m| m.rings = receive), &["CMD", "Base(\"ring\")"]);
-    let silent = leak(vec![Ring { doorbell: None, ..RING }]);
+    let silent = leak(vec![DescriptorRing { doorbell: None, ..RING }]);
     says(&found(|m| m.rings = silent), &["nothing makes the hardware look"]);
-    let bits = leak(vec![Ring { descriptor: Descriptor { end: 1 << 31, ..RING.descriptor }, ..RING }]);
+    let bits = leak(vec![DescriptorRing {
+        descriptor: DescriptorLayout { end: 1 << 31, ..RING.descriptor },
+        ..RING
+    }]);
     says(&found(|m| m.rings = bits), &["share bits"]);
-    let short = leak(vec![Ring { descriptor: Descriptor { size: 14, ..RING.descriptor }, ..RING }]);
+    let short =
+        leak(vec![DescriptorRing { descriptor: DescriptorLayout { size: 14, ..RING.descriptor }, ..RING }]);
     says(&found(|m| m.rings = short), &["beyond the end"]);
-    let odd = leak(vec![Ring { align: 24, ..RING }]);
+    let odd = leak(vec![DescriptorRing { align: 24, ..RING }]);
     says(&found(|m| m.rings = odd), &["power of two"]);
     let block = Block { name: "block", base: ("LO", "HI"), flags: 0xf, start: 8, size: 64 };
     says(&found(|m| m.blocks = leak(vec![block])), &["block block", "Block(\"block\")"]);
@@ -271,9 +266,9 @@ fn the_hardware_follows_nothing_that_nobody_has_looked_at() {
 fn addresses_are_always_seen() {
     says(
         &found(|m| m.registers = register("LO", |r| r.hook = Hook::ByState)),
-        &["ring ring", "value of LO", "seen()"],
+        &["ring ring", "value of LO", "hook_writes()"],
     );
-    says(&found(|m| m.registers = register("STATUS", |r| r.hook = Hook::Writes)), &["STATUS", "watched()"]);
+    says(&found(|m| m.registers = register("STATUS", |r| r.hook = Hook::Writes)), &["STATUS", "hook_all()"]);
 }
 
 #[test]

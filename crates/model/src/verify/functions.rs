@@ -1,7 +1,7 @@
 //! The functions of a model: what they are given, and what they let pass. They are called here, with all addresses.
 
 use super::{Look, subject};
-use crate::{ANY, Check, Condition, DataPort, Event, Reads, Region, Register, State, VALUES, Way};
+use crate::{ANY, Check, Condition, DataPort, On, Reads, Region, Register, State, VALUES, Way};
 
 /// Addresses behind a data port: what two registers of a byte can say.
 const ADDRESSES: u32 = 0x1_0000;
@@ -155,11 +155,11 @@ fn checked(port: &DataPort, region: &Region, value: u32) -> Option<&'static Cond
 }
 
 /// Whether some command that begins a transfer that way fits an event.
-fn fits(event: &Event, port: &DataPort, value: u32) -> bool {
+fn fits(event: &On, port: &DataPort, value: u32) -> bool {
     let field = port.direction.0;
     match *event {
-        Event::Write { mask, is, .. } => is & field & mask == value & mask & field,
-        Event::Sets { any, .. } => any & !field != 0 || any & value != 0,
+        On::Write { mask, is, .. } => is & field & mask == value & mask & field,
+        On::Sets { any, .. } => any & !field != 0 || any & value != 0,
         _ => false,
     }
 }

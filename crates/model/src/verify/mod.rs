@@ -15,10 +15,10 @@ mod registers;
 mod restore;
 
 use crate::limits::{REGIONS, REGISTERS, STATES};
-use crate::{Check, Event, Finding, Hook, Register, StateModel};
+use crate::{Check, Hook, On, Register, StateModel, TableFlaw};
 
 /// Everything that is wrong with a table; empty if it is sound.
-pub fn verify(model: &StateModel) -> Vec<Finding> {
+pub fn verify(model: &StateModel) -> Vec<TableFlaw> {
     let mut look = Look { model, findings: Vec::new() };
     look.most("registers", model.registers.len(), REGISTERS);
     look.most("regions", model.regions.len(), REGIONS);
@@ -42,12 +42,12 @@ const MOST_EDGES: usize = 16_000;
 /// A look at a table.
 struct Look<'a> {
     model: &'a StateModel,
-    findings: Vec<Finding>,
+    findings: Vec<TableFlaw>,
 }
 
 impl<'a> Look<'a> {
     fn say(&mut self, place: impl Into<String>, what: impl Into<String>, remedy: impl Into<String>) {
-        let finding = Finding { place: place.into(), what: what.into(), remedy: remedy.into() };
+        let finding = TableFlaw { place: place.into(), what: what.into(), remedy: remedy.into() };
         if !self.findings.contains(&finding) {
             self.findings.push(finding);
         }
@@ -85,7 +85,7 @@ impl<'a> Look<'a> {
             self.say(
                 place,
                 format!("the value of {name} is needed, and not every write to it is seen"),
-                format!("mark {name} with seen()"),
+                format!("mark {name} with hook_writes()"),
             );
         }
     }
@@ -125,7 +125,7 @@ impl<'a> Look<'a> {
             self.say(
                 "interrupts",
                 format!("reads of {status} are not seen, and it is virtual"),
-                format!("mark {status} with watched()"),
+                format!("mark {status} with hook_all()"),
             );
         }
         if of.error & !of.bits != 0 {
@@ -139,13 +139,13 @@ impl<'a> Look<'a> {
 }
 
 /// The register that an event is about.
-fn subject(event: &Event) -> Option<&'static str> {
+fn subject(event: &On) -> Option<&'static str> {
     match *event {
-        Event::Write { register, .. }
-        | Event::Sets { register, .. }
-        | Event::Read { register }
-        | Event::Became { register, .. } => Some(register),
-        Event::Interrupt { .. } | Event::Drained { .. } | Event::Moved | Event::Holds(_) => None,
+        On::Write { register, .. }
+        | On::Sets { register, .. }
+        | On::Read { register }
+        | On::Became { register, .. } => Some(register),
+        On::Interrupt { .. } | On::Drained { .. } | On::Moved | On::Holds(_) => None,
     }
 }
 

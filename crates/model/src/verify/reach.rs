@@ -1,7 +1,7 @@
 //! What the device can get at, and the checks before it does.
 
 use super::{Look, regions::edge_place, subject};
-use crate::{Block, Check, Descriptor, Flow, Ring, Transition};
+use crate::{Block, Check, DescriptorLayout, DescriptorRing, Flow, Transition};
 
 impl Look<'_> {
     pub(super) fn reach(&mut self) {
@@ -27,7 +27,7 @@ impl Look<'_> {
 
     fn check(&mut self, place: &str, check: &Check) {
         match *check {
-            Check::Ring(name) | Check::Base(name) => {
+            Check::Descriptors(name) | Check::Base(name) => {
                 if !self.model.rings.iter().any(|ring| ring.name == name) {
                     self.say(place, format!("there is no ring {name:?}"), "name one of the rings");
                 }
@@ -52,7 +52,7 @@ impl Look<'_> {
         edges.filter(|edge| fits(edge)).any(|edge| edge.checks.iter().any(&check))
     }
 
-    fn ring(&mut self, ring: &Ring) {
+    fn ring(&mut self, ring: &DescriptorRing) {
         let place = format!("ring {}", ring.name);
         for name in [ring.base.0, ring.base.1] {
             self.known(&place, name);
@@ -76,11 +76,11 @@ impl Look<'_> {
                 self.bits(&place, register, bit, 0);
                 self.known(&place, register);
                 let rings = |edge: &Transition| subject(&edge.on) == Some(register);
-                if !self.checked(rings, |check| *check == Check::Ring(name)) {
+                if !self.checked(rings, |check| *check == Check::Descriptors(name)) {
                     self.say(
                         &place,
                         format!("{register} makes the hardware follow descriptors that nobody has looked at"),
-                        format!("give an edge on {register} the check Ring({name:?})"),
+                        format!("give an edge on {register} the check Descriptors({name:?})"),
                     );
                 }
             }
@@ -97,12 +97,12 @@ impl Look<'_> {
         }
     }
 
-    fn descriptor(&mut self, place: &str, descriptor: &Descriptor) {
+    fn descriptor(&mut self, place: &str, descriptor: &DescriptorLayout) {
         let words = [descriptor.status, descriptor.address.0, descriptor.address.1];
         if words.iter().any(|at| u32::from(*at) + 4 > u32::from(descriptor.size)) {
             self.say(place, "a word lies beyond the end of the descriptor", "correct its offset or the size");
         }
-        let Descriptor { own, end, length, .. } = *descriptor;
+        let DescriptorLayout { own, end, length, .. } = *descriptor;
         if own == 0 || length == 0 || own & end != 0 || (own | end) & length != 0 {
             self.say(
                 place,

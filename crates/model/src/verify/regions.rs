@@ -1,7 +1,7 @@
 //! States and edges.
 
 use super::{Look, MOST_EDGES, refused, subject};
-use crate::{ANY, Event, Given, Hook, RESET, Reads, Region, STAY, State, StateModel, Transition, Way};
+use crate::{ANY, Given, Hook, On, RESET, Reads, Region, STAY, State, StateModel, Transition, Way};
 
 impl Look<'_> {
     pub(super) fn regions(&mut self) {
@@ -86,27 +86,27 @@ impl Look<'_> {
 
     fn event(&mut self, place: &str, region: &Region, transition: &Transition) {
         match transition.on {
-            Event::Write { register, mask, is } => {
+            On::Write { register, mask, is } => {
                 self.bits(place, register, mask, is);
                 self.seen(place, region, transition, register, Way::Write);
             }
-            Event::Sets { register, any } => {
+            On::Sets { register, any } => {
                 self.bits(place, register, any, 0);
                 self.some_bit(place, any);
                 self.seen(place, region, transition, register, Way::Write);
             }
-            Event::Read { register } => {
+            On::Read { register } => {
                 self.named(place, register);
                 self.seen(place, region, transition, register, Way::Read);
             }
-            Event::Interrupt { any } => {
+            On::Interrupt { any } => {
                 self.some_bit(place, any);
                 let bits = self.model.interrupts.bits | self.model.interrupts.live;
                 if any & !bits != 0 {
                     self.say(place, format!("{:#x} is no interrupt", any & !bits), "take bits of the status");
                 }
             }
-            Event::Became { register, mask, is } => {
+            On::Became { register, mask, is } => {
                 self.bits(place, register, mask, is);
                 self.some_bit(place, mask);
                 let unreadable =
@@ -120,18 +120,18 @@ impl Look<'_> {
                 }
                 self.asked(place, region, transition);
             }
-            Event::Drained { ring } => {
+            On::Drained { ring } => {
                 if !self.model.rings.iter().any(|own| own.name == ring) {
                     self.say(place, format!("there is no ring {ring:?}"), "name one of the rings");
                 }
                 self.asked(place, region, transition);
             }
-            Event::Moved => {
+            On::Moved => {
                 if self.model.port.is_none() {
                     self.say(place, "there is no data port", "describe it in `port`");
                 }
             }
-            Event::Holds(condition) => {
+            On::Holds(condition) => {
                 self.asked_condition(place, condition);
                 self.asked(place, region, transition);
             }
@@ -184,7 +184,7 @@ impl Look<'_> {
                     "a hole: no {verb} of {register} is hooked in {}, so it would not be seen",
                     blind.join(", ")
                 ),
-                format!("hook it there, or mark {register} with seen() or watched()"),
+                format!("hook it there, or mark {register} with hook_writes() or hook_all()"),
             );
         }
     }
@@ -259,8 +259,8 @@ impl Look<'_> {
 }
 
 /// Whether the monitor tells an event before the hardware hears of it.
-fn told_before(event: &Event) -> bool {
-    matches!(event, Event::Write { .. } | Event::Sets { .. } | Event::Read { .. })
+fn told_before(event: &On) -> bool {
+    matches!(event, On::Write { .. } | On::Sets { .. } | On::Read { .. })
 }
 
 fn hooked_always(hook: Hook, way: Way) -> bool {
@@ -273,20 +273,20 @@ fn from<'a>(region: &'a Region, edge: &'a Transition) -> impl Iterator<Item = &'
 }
 
 /// Whether whatever fits the second event fits the first.
-fn covers(first: &Event, second: &Event) -> bool {
+fn covers(first: &On, second: &On) -> bool {
     match (*first, *second) {
-        (Event::Write { register, mask, is }, Event::Write { register: own, mask: wide, is: value }) => {
+        (On::Write { register, mask, is }, On::Write { register: own, mask: wide, is: value }) => {
             register == own && mask & !wide == 0 && value & mask == is
         }
-        (Event::Write { register, mask: 0, is: 0 }, Event::Sets { register: own, .. }) => register == own,
-        (Event::Sets { register, any }, Event::Write { register: own, mask, is }) => {
+        (On::Write { register, mask: 0, is: 0 }, On::Sets { register: own, .. }) => register == own,
+        (On::Sets { register, any }, On::Write { register: own, mask, is }) => {
             register == own && is & mask & any != 0
         }
-        (Event::Sets { register, any }, Event::Sets { register: own, any: few }) => {
+        (On::Sets { register, any }, On::Sets { register: own, any: few }) => {
             register == own && few & !any == 0
         }
-        (Event::Interrupt { any }, Event::Interrupt { any: few }) => few & !any == 0,
-        (Event::Became { register, mask, is }, Event::Became { register: own, mask: wide, is: value }) => {
+        (On::Interrupt { any }, On::Interrupt { any: few }) => few & !any == 0,
+        (On::Became { register, mask, is }, On::Became { register: own, mask: wide, is: value }) => {
             register == own && mask & !wide == 0 && value & mask == is
         }
         (first, second) => first == second,

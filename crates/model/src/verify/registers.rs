@@ -87,7 +87,7 @@ impl Look<'_> {
                 self.say(
                     "banks",
                     format!("not every write to {} is seen", register.name),
-                    format!("mark {} with seen()", register.name),
+                    format!("mark {} with hook_writes()", register.name),
                 );
             }
         }

@@ -62,7 +62,7 @@ impl Look<'_> {
                         format!(
                             "nobody knows what {name} holds: it cannot be read, and not every write is seen"
                         ),
-                        format!("mark {name} with seen()"),
+                        format!("mark {name} with hook_writes()"),
                     );
                 }
                 if mask == 0 {

@@ -1,7 +1,7 @@
 //! Copies of a port's frames: where cores put them, and a capture ([`crate::Capture`]) takes them from.
 //!
 //! The ring is bounded and made of buffers that are there before the first frame: a poller copies into an empty one, or
-//! counts that there was none. It is part of the switch's plan, so that a port that nobody looks at pays one branch.
+//! counts that there was none. It is part of the switch's snapshot, so that a port that nobody looks at pays one branch.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -34,7 +34,7 @@ impl Default for CaptureOptions {
 pub enum Direction {
     /// From the port, whatever the switch made of it.
     Sent,
-    /// To the port, as it was put into its trays: after tagging and segmentation.
+    /// To the port, as it was put into its buffers: after tagging and segmentation.
     Received,
 }
 

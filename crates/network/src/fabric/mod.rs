@@ -2,8 +2,8 @@
 //! which is the control side's.
 //!
 //! ```text
-//!   Switch (control) --publish--> Plan --mail--> Outlet --tray--> Shelf of the receiver --> Inlet
-//!                     Station: what of a port changes while frames flow    Table: addresses learned
+//!   Switch (control) --publish--> SwitchSnapshot --mail--> PortTx --FrameBatch--> FramePool of the receiver --> PortRx
+//!                     PortShared: what of a port changes while frames flow    Table: addresses learned
 //! ```
 //!
 //! Must not know: the control side ([`crate::switch`]), who owns a port.
@@ -11,15 +11,15 @@
 mod budget;
 pub(crate) mod capture;
 mod counts;
-pub(crate) mod inlet;
-mod opens;
-pub(crate) mod outlet;
-mod plan;
-mod shelf;
+mod pool;
+mod port;
+pub(crate) mod rx;
+mod snapshot;
 mod snapshots;
 mod stack;
-mod station;
 mod table;
+pub(crate) mod tx;
+mod tx_batch;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,14 +27,14 @@ use std::time::{Duration, Instant};
 
 pub(crate) use budget::Budget;
 pub use counts::SideReading;
-pub(crate) use plan::PortEntry;
-pub(crate) use shelf::FramePool;
-pub use shelf::TRAY;
+pub use pool::BUFFER_BYTES;
+pub(crate) use pool::FramePool;
+pub(crate) use port::PortShared;
+pub(crate) use snapshot::PortEntry;
 use snapshots::Snapshots;
-pub(crate) use station::PortShared;
 pub(crate) use table::{Place, Table, Tick};
 
-/// What all outlets of a switch share with its control side. It lives as long as any of them, with all snapshots that they go by.
+/// What all port TXs of a switch share with its control side. It lives as long as any of them, with all snapshots that they go by.
 #[derive(Debug)]
 pub(crate) struct Fabric {
     pub snapshots: Snapshots,

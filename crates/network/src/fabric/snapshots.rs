@@ -1,7 +1,7 @@
-//! How a change of ports reaches the cores: the control side publishes a new [`SwitchSnapshot`], each outlet takes it with its next batch.
+//! How a change of ports reaches the cores: the control side publishes a new [`SwitchSnapshot`], each port TX takes it with its next batch.
 //!
-//! An outlet looks at one counter for each batch, and at its own mailbox only when that has changed. Old plans are kept here
-//! until no outlet goes by them, so that no core frees one.
+//! A port TX looks at one counter for each batch, and at its own mailbox only when that has changed. Old snapshots are kept here
+//! until no port TX goes by them, so that no core frees one.
 
 // CONTROL: publishing and subscribing take a lock; going by a snapshot does not.
 #![expect(clippy::disallowed_types, reason = "snapshots are published by threads of the control plane only")]
@@ -11,15 +11,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crossbeam_queue::ArrayQueue;
 
-use super::plan::{PortEntry, SwitchSnapshot};
+use super::snapshot::{PortEntry, SwitchSnapshot};
 
-/// How an outlet gets a new plan.
+/// How a port TX gets a new snapshot.
 type SnapshotInbox = ArrayQueue<Arc<SwitchSnapshot>>;
 
-/// The plan in force, and those before it that some outlet may still go by.
+/// The snapshot in force, and those before it that some port TX may still go by.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
-    /// Counts plans.
+    /// Counts snapshots.
     version: AtomicU64,
     // CONTROL: threads of the control plane.
     published: Mutex<Published>,
@@ -27,22 +27,22 @@ pub(crate) struct Snapshots {
 
 #[derive(Debug)]
 struct Published {
-    plan: Arc<SwitchSnapshot>,
+    snapshot: Arc<SwitchSnapshot>,
     /// Dropped here, so that no poller frees memory.
     old: Vec<Arc<SwitchSnapshot>>,
-    outlets: Vec<Weak<SnapshotInbox>>,
+    port_txs: Vec<Weak<SnapshotInbox>>,
 }
 
-/// A plan to come: nothing until it is published. Holds the lock, so that no other change comes between.
+/// A snapshot to come: nothing until it is published. Holds the lock, so that no other change comes between.
 #[derive(Debug)]
 pub(crate) struct SnapshotChange<'a> {
     version: &'a AtomicU64,
     published: MutexGuard<'a, Published>,
     /// By slot.
-    pub faces: Vec<Option<PortEntry>>,
+    pub entries: Vec<Option<PortEntry>>,
 }
 
-/// One outlet's place among those that get new plans.
+/// One port TX's place among those that get new snapshots.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     version: u64,
@@ -53,29 +53,29 @@ impl Snapshots {
     /// Of a switch without ports.
     pub fn new() -> Self {
         let published =
-            Published { plan: Arc::new(SwitchSnapshot::empty()), old: Vec::new(), outlets: Vec::new() };
+            Published { snapshot: Arc::new(SwitchSnapshot::empty()), old: Vec::new(), port_txs: Vec::new() };
         Snapshots { version: AtomicU64::new(0), published: Mutex::new(published) }
     }
 
-    /// The plan in force. Control side.
+    /// The snapshot in force. Control side.
     pub fn current(&self) -> Arc<SwitchSnapshot> {
-        self.published().plan.clone()
+        self.published().snapshot.clone()
     }
 
-    /// Begins a change of the plan in force. Control side.
+    /// Begins a change of the snapshot in force. Control side.
     pub fn change(&self) -> SnapshotChange<'_> {
         let published = self.published();
-        let faces = published.plan.faces();
-        SnapshotChange { version: &self.version, published, faces }
+        let entries = published.snapshot.entries();
+        SnapshotChange { version: &self.version, published, entries }
     }
 
-    /// Enters an outlet: the plan in force, and where it gets the next ones. Control side.
+    /// Enters a port TX: the snapshot in force, and where it gets the next ones. Control side.
     pub fn subscribe(&self) -> (Arc<SwitchSnapshot>, Subscription) {
         let mut published = self.published();
         let mail = Arc::new(SnapshotInbox::new(1));
-        published.outlets.push(Arc::downgrade(&mail));
+        published.port_txs.push(Arc::downgrade(&mail));
         let version = self.version.load(Ordering::Acquire);
-        (published.plan.clone(), Subscription { version, mail })
+        (published.snapshot.clone(), Subscription { version, mail })
     }
 
     fn published(&self) -> MutexGuard<'_, Published> {
@@ -84,27 +84,27 @@ impl Snapshots {
 }
 
 impl<'a> SnapshotChange<'a> {
-    /// Makes this the plan that everybody goes by: outlets from their next batch on. The next change waits until what this returns is
+    /// Makes this the snapshot that everybody goes by: port TXs from their next batch on. The next change waits until what this returns is
     /// dropped.
     pub fn publish(mut self) -> impl Sized + use<'a> {
-        let plan = Arc::new(SwitchSnapshot::new(self.faces));
-        let Published { plan: current, old, outlets } = &mut *self.published;
-        old.push(std::mem::replace(current, plan.clone()));
-        outlets.retain(|mail| match mail.upgrade() {
+        let snapshot = Arc::new(SwitchSnapshot::new(self.entries));
+        let Published { snapshot: current, old, port_txs } = &mut *self.published;
+        old.push(std::mem::replace(current, snapshot.clone()));
+        port_txs.retain(|mail| match mail.upgrade() {
             Some(mail) => {
-                drop(mail.force_push(plan.clone()));
+                drop(mail.force_push(snapshot.clone()));
                 true
             }
             None => false,
         });
         self.version.fetch_add(1, Ordering::Release);
-        old.retain(|plan| Arc::strong_count(plan) > 1);
+        old.retain(|snapshot| Arc::strong_count(snapshot) > 1);
         self.published
     }
 }
 
 impl Subscription {
-    /// The plan in force, if it has changed since the last time. On a core, once a batch.
+    /// The snapshot in force, if it has changed since the last time. On a core, once a batch.
     #[inline]
     pub fn newer(&mut self, snapshots: &Snapshots) -> Option<Arc<SwitchSnapshot>> {
         let version = snapshots.version.load(Ordering::Acquire);
@@ -123,27 +123,27 @@ mod tests {
     #[test]
     fn a_change_is_nothing_until_it_is_published() {
         let snapshots = Snapshots::new();
-        let (plan, mut subscription) = snapshots.subscribe();
+        let (snapshot, mut subscription) = snapshots.subscribe();
         drop(snapshots.change());
         assert!(subscription.newer(&snapshots).is_none());
         snapshots.change().publish();
         let newer = subscription.newer(&snapshots).unwrap();
-        assert!(!Arc::ptr_eq(&newer, &plan) && Arc::ptr_eq(&newer, &snapshots.current()));
+        assert!(!Arc::ptr_eq(&newer, &snapshot) && Arc::ptr_eq(&newer, &snapshots.current()));
         assert!(subscription.newer(&snapshots).is_none());
     }
 
     #[test]
     fn old_plans_go_when_nobody_goes_by_them_and_not_before() {
         let snapshots = Snapshots::new();
-        let (plan, mut subscription) = snapshots.subscribe();
+        let (snapshot, mut subscription) = snapshots.subscribe();
         snapshots.change().publish();
         snapshots.change().publish();
-        assert_eq!(Arc::strong_count(&plan), 2, "here and there");
-        // What the outlet skipped has gone; what it comes to is the last.
+        assert_eq!(Arc::strong_count(&snapshot), 2, "here and there");
+        // What the port TX skipped has gone; what it comes to is the last.
         let newest = subscription.newer(&snapshots).unwrap();
         assert!(Arc::ptr_eq(&newest, &snapshots.current()));
-        let weak = Arc::downgrade(&plan);
-        drop(plan);
+        let weak = Arc::downgrade(&snapshot);
+        drop(snapshot);
         assert!(weak.upgrade().is_some(), "the core did not free it");
         snapshots.change().publish();
         assert!(weak.upgrade().is_none());

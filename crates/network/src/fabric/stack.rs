@@ -1,7 +1,7 @@
-//! A lock-free stack of small numbers: which trays are empty.
+//! A lock-free stack of small numbers: which buffers are empty.
 //!
-//! Last in, first out, because the tray that was emptied last is the one that the caches still have: a queue that keeps up
-//! works in one or two trays, whatever it was given.
+//! Last in, first out, because the buffer that was emptied last is the one that the caches still have: a queue that keeps up
+//! works in one or two buffers, whatever it was given.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -31,8 +31,8 @@ pub struct SwitchSettings {
     pub flood_rate: u64,
     /// The same, at once after a pause.
     pub flood_burst: u64,
-    /// Trays of each receiving queue, of [`crate::TRAY`] bytes.
-    pub trays: u16,
+    /// Buffers of each receiving queue, of [`crate::BUFFER_BYTES`] bytes.
+    pub buffers: u16,
 }
 
 impl Default for SwitchSettings {
@@ -44,7 +44,7 @@ impl Default for SwitchSettings {
             hold: Duration::from_secs(10),
             flood_rate: 256 << 20,
             flood_burst: 16 << 20,
-            trays: 64,
+            buffers: 64,
         }
     }
 }
@@ -98,45 +98,46 @@ impl Switch {
     /// Adds a port. Its link is down until [`Port::set_up`].
     pub fn plug(self: &Arc<Self>, options: PortOptions) -> Result<Port, NetworkError> {
         let mut change = self.fabric.snapshots.change();
-        if change.faces.iter().flatten().any(|face| face.station.name == options.name) {
+        if change.entries.iter().flatten().any(|entry| entry.shared.name == options.name) {
             return Err(NetworkError::NameTaken { switch: self.name.clone(), port: options.name });
         }
-        let Some(slot) = (0..MOST_PORTS).find(|slot| change.faces[usize::from(*slot)].is_none()) else {
+        let Some(slot) = (0..MOST_PORTS).find(|slot| change.entries[usize::from(*slot)].is_none()) else {
             return Err(NetworkError::NoSlot { switch: self.name.clone() });
         };
         let generation = self.generation.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        let station = Arc::new(options.station(Place { slot, generation }, &self.settings)?);
-        change.faces[usize::from(slot)] = Some(PortEntry { station: station.clone(), ring: None });
+        let shared = Arc::new(options.shared(Place { slot, generation }, &self.settings)?);
+        change.entries[usize::from(slot)] = Some(PortEntry { shared: shared.clone(), ring: None });
         change.publish();
-        Ok(Port::new(self.clone(), station, options.vlan))
+        Ok(Port::new(self.clone(), shared, options.vlan))
     }
 
     /// Takes a port out: nobody finds it any more, and what it has been learned for is forgotten.
-    fn unplug(&self, station: &PortShared) {
+    fn unplug(&self, shared: &PortShared) {
         let mut change = self.fabric.snapshots.change();
-        change.faces[usize::from(station.place.slot)] = None;
+        change.entries[usize::from(shared.place.slot)] = None;
         // The slot is nobody else's before its addresses are forgotten.
         let _exclusive = change.publish();
-        self.fabric.table.forget(station.place);
+        self.fabric.table.forget(shared.place);
     }
 
     /// Each port, by slot.
     pub fn ports(&self) -> Vec<PortReading> {
-        let plan = self.fabric.snapshots.current();
-        plan.taken
+        let snapshot = self.fabric.snapshots.current();
+        snapshot
+            .taken
             .iter()
-            .filter_map(|slot| plan.face(*slot))
-            .map(|face| PortReading::of(&face.station, &self.fabric.table))
+            .filter_map(|slot| snapshot.entry(*slot))
+            .map(|entry| PortReading::of(&entry.shared, &self.fabric.table))
             .collect()
     }
 
     /// What it has learned. (Configured addresses are not learned; they are their ports'.)
     pub fn table(&self) -> Vec<Learned> {
-        let plan = self.fabric.snapshots.current();
+        let snapshot = self.fabric.snapshots.current();
         let known = self.fabric.table.each(self.fabric.tick());
         let known = known.filter_map(|(mac, vlan, place, age, held)| {
-            let station = &plan.face(place.slot)?.station;
-            (station.place == place).then(|| Learned { mac, vlan, port: station.name.clone(), age, held })
+            let shared = &snapshot.entry(place.slot)?.shared;
+            (shared.place == place).then(|| Learned { mac, vlan, port: shared.name.clone(), age, held })
         });
         known.collect()
     }
@@ -144,22 +145,22 @@ impl Switch {
     /// Begins to copy the frames of a port.
     pub fn capture(self: &Arc<Self>, port: &str, options: CaptureOptions) -> Result<Capture, NetworkError> {
         let mut change = self.fabric.snapshots.change();
-        let Some(face) = change.faces.iter_mut().flatten().find(|face| face.station.name == port) else {
+        let Some(entry) = change.entries.iter_mut().flatten().find(|entry| entry.shared.name == port) else {
             return Err(NetworkError::NoSuchPort { switch: self.name.clone(), port: port.to_owned() });
         };
-        if face.ring.is_some() {
+        if entry.ring.is_some() {
             return Err(NetworkError::Captured { port: port.to_owned() });
         }
         let ring = Arc::new(Ring::new(options)?);
-        face.ring = Some(ring.clone());
+        entry.ring = Some(ring.clone());
         change.publish();
         Ok(Capture { switch: self.clone(), port: port.to_owned(), ring })
     }
 
     fn end_capture(&self, ring: &Arc<Ring>) {
         let mut change = self.fabric.snapshots.change();
-        for face in change.faces.iter_mut().flatten() {
-            face.ring.take_if(|other| Arc::ptr_eq(other, ring));
+        for entry in change.entries.iter_mut().flatten() {
+            entry.ring.take_if(|other| Arc::ptr_eq(other, ring));
         }
         change.publish();
     }

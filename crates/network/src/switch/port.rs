@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use super::{Switch, SwitchSettings};
 use crate::cause::DropReason;
 use crate::error::NetworkError;
-use crate::fabric::inlet::{self, PortRx};
-use crate::fabric::outlet::{PortTx, Sent};
+use crate::fabric::rx::{self, PortRx};
+use crate::fabric::tx::{PortTx, Sent};
 use crate::fabric::{Budget, FramePool, Place, PortShared, SideReading, Table};
 use crate::filter::RxFilter;
 use crate::offload::{Offload, RxOffloads};
@@ -49,11 +49,7 @@ impl PortOptions {
         }
     }
 
-    pub(super) fn station(
-        &self,
-        place: Place,
-        settings: &SwitchSettings,
-    ) -> Result<PortShared, NetworkError> {
+    pub(super) fn shared(&self, place: Place, settings: &SwitchSettings) -> Result<PortShared, NetworkError> {
         if !(1..=MOST_PAIRS).contains(&self.pairs) {
             return Err(NetworkError::Pairs { port: self.name.clone(), pairs: self.pairs });
         }
@@ -61,11 +57,11 @@ impl PortOptions {
             return Err(NetworkError::Mac { port: self.name.clone(), mac });
         }
         let vlan = Membership::new(&self.name, &self.vlan)?;
-        let shelves: std::io::Result<Box<[FramePool]>> =
-            (0..self.pairs).map(|_| FramePool::new(settings.trays)).collect();
-        let shelves = shelves.map_err(|source| NetworkError::Os {
+        let pools: std::io::Result<Box<[FramePool]>> =
+            (0..self.pairs).map(|_| FramePool::new(settings.buffers)).collect();
+        let pools = pools.map_err(|source| NetworkError::Os {
             what: format!("port {}", self.name),
-            doing: "reserving memory and a bell for its frames (is the limit of open files or of address space reached?)",
+            doing: "reserving memory and an eventfd for its frames (is the limit of open files or of address space reached?)",
             source,
         })?;
         Ok(PortShared::new(
@@ -75,7 +71,7 @@ impl PortOptions {
             (self.isolated, self.uplink),
             vlan,
             if self.uplink { u32::MAX } else { settings.addresses_per_port },
-            shelves,
+            pools,
             (self.mtu, Budget::new(settings.flood_rate, settings.flood_burst)),
         ))
     }
@@ -102,7 +98,7 @@ pub struct PortReading {
     pub takes: RxOffloads,
     /// Addresses that have been learned there.
     pub learned: u32,
-    /// Trays with frames that wait to be received, all pairs together.
+    /// Buffers with frames that wait to be received, all pairs together.
     pub waiting: usize,
     /// Bells rung to wake its receivers.
     pub rings: usize,
@@ -113,50 +109,50 @@ pub struct PortReading {
 }
 
 impl PortReading {
-    pub(super) fn of(station: &PortShared, table: &Table) -> Self {
+    pub(super) fn of(shared: &PortShared, table: &Table) -> Self {
         PortReading {
-            name: station.name.clone(),
-            mac: station.mac,
-            up: station.is_up(),
-            uplink: station.uplink,
-            isolated: station.isolated,
-            pairs: station.shelves.len() as u16,
-            active_pairs: station.active(),
-            takes: station.takes(),
-            learned: table.owned(station.place.slot),
-            waiting: station.shelves.iter().map(FramePool::waiting).sum(),
-            rings: station.shelves.iter().map(|shelf| shelf.rings.load(Ordering::Relaxed)).sum(),
-            sent: station.sent.read(),
-            received: station.received.read(),
+            name: shared.name.clone(),
+            mac: shared.mac,
+            up: shared.is_up(),
+            uplink: shared.uplink,
+            isolated: shared.isolated,
+            pairs: shared.pools.len() as u16,
+            active_pairs: shared.active(),
+            takes: shared.takes(),
+            learned: table.owned(shared.place.slot),
+            waiting: shared.pools.iter().map(FramePool::waiting).sum(),
+            rings: shared.pools.iter().map(|pool| pool.rings.load(Ordering::Relaxed)).sum(),
+            sent: shared.sent.read(),
+            received: shared.received.read(),
         }
     }
 }
 
-/// A port of a switch. Dropped, it is unplugged: its frames and trays are gone, what was learned there is forgotten, outlets
-/// and inlets that are left of it send and give nothing.
+/// A port of a switch. Dropped, it is unplugged: its frames and buffers are gone, what was learned there is forgotten, port TXs
+/// and port RXs that are left of it send and give nothing.
 ///
-/// [`Port::outlet`], [`Port::inlet`], [`Port::announce`] and [`Port::reading`] allocate: control side. The rest only stores to
+/// [`Port::tx`], [`Port::rx`], [`Port::announce`] and [`Port::reading`] allocate: control side. The rest only stores to
 /// atomics, and may also be called by the poller of a control queue.
 #[derive(Debug)]
 pub struct Port {
     switch: Arc<Switch>,
-    station: Arc<PortShared>,
+    shared: Arc<PortShared>,
     vlan: Vlan,
 }
 
 impl Port {
-    pub(super) fn new(switch: Arc<Switch>, station: Arc<PortShared>, vlan: Vlan) -> Self {
-        Port { switch, station, vlan }
+    pub(super) fn new(switch: Arc<Switch>, shared: Arc<PortShared>, vlan: Vlan) -> Self {
+        Port { switch, shared, vlan }
     }
 
     /// Its name.
     pub fn name(&self) -> &str {
-        &self.station.name
+        &self.shared.name
     }
 
     /// Its configured address.
     pub fn mac(&self) -> Option<Mac> {
-        self.station.mac
+        self.shared.mac
     }
 
     /// Its VLANs.
@@ -166,7 +162,7 @@ impl Port {
 
     /// Queue pairs that it has room for.
     pub fn pairs(&self) -> u16 {
-        self.station.shelves.len() as u16
+        self.shared.pools.len() as u16
     }
 
     /// Its switch.
@@ -178,53 +174,53 @@ impl Port {
     ///
     /// # Panics
     /// If the port has no such pair.
-    pub fn outlet(&self, pair: u16) -> PortTx {
+    pub fn tx(&self, pair: u16) -> PortTx {
         assert!(pair < self.pairs(), "port {} has {} pairs", self.name(), self.pairs());
-        PortTx::new(self.switch.fabric.clone(), self.station.clone())
+        PortTx::new(self.switch.fabric.clone(), self.shared.clone())
     }
 
     /// The receiving half of a pair, for one poller. It goes on where the last one ended.
     ///
     /// # Panics
     /// If the port has no such pair.
-    pub fn inlet(&self, pair: u16) -> PortRx {
+    pub fn rx(&self, pair: u16) -> PortRx {
         assert!(pair < self.pairs(), "port {} has {} pairs", self.name(), self.pairs());
-        PortRx::new(self.station.clone(), pair)
+        PortRx::new(self.shared.clone(), pair)
     }
 
     /// What the port's guest takes as it is, from the next frame on. At first: nothing.
     pub fn takes(&self, takes: RxOffloads) {
-        self.station.set_takes(takes);
+        self.shared.set_takes(takes);
     }
 
     /// Over how many pairs frames are spread, from the first one on; at first all.
     pub fn set_active_pairs(&self, pairs: u16) {
-        self.station.set_active(pairs);
+        self.shared.set_active(pairs);
     }
 
     /// Largest packet that is not segmented.
     pub fn mtu(&self) -> u16 {
-        self.station.mtu.load(Ordering::Relaxed)
+        self.shared.mtu.load(Ordering::Relaxed)
     }
 
     /// Changes [`Port::mtu`].
     pub fn set_mtu(&self, mtu: u16) {
-        self.station.mtu.store(mtu, Ordering::Relaxed);
+        self.shared.mtu.store(mtu, Ordering::Relaxed);
     }
 
     /// The link: at first it is down. While it is down nothing is sent or received; taking it down drops what waits (counted
     /// as [`DropReason::Down`]). A queue that only pauses leaves it up, and finds its frames when it goes on.
     pub fn set_up(&self, up: bool) {
         if up {
-            self.station.raised.store(self.switch.fabric.raise(), Ordering::Relaxed);
+            self.shared.raised.store(self.switch.fabric.raise(), Ordering::Relaxed);
         }
-        self.station.up.store(up, Ordering::Release);
+        self.shared.up.store(up, Ordering::Release);
         if !up {
             for pair in 0..self.pairs() {
-                let mut inlet = PortRx::new(self.station.clone(), pair);
-                // Those that an outlet is about to hand over come a moment later: bounded, and few.
-                while inlet.front().is_some() {
-                    inlet.skip(DropReason::Down);
+                let mut port_rx = PortRx::new(self.shared.clone(), pair);
+                // Those that a port TX is about to hand over come a moment later: bounded, and few.
+                while port_rx.front().is_some() {
+                    port_rx.skip(DropReason::Down);
                 }
             }
         }
@@ -232,31 +228,31 @@ impl Port {
 
     /// Whether the link is up.
     pub fn is_up(&self) -> bool {
-        self.station.is_up()
+        self.shared.is_up()
     }
 
     /// If the link is up: when it came up, by the switch's count.
     pub fn link(&self) -> Option<u64> {
-        self.is_up().then(|| self.station.raised.load(Ordering::Relaxed))
+        self.is_up().then(|| self.shared.raised.load(Ordering::Relaxed))
     }
 
     /// The link is as [`Port::link`] said of another port in whose place this one goes on.
     pub fn restore_link(&self, link: Option<u64>) {
         let Some(raised) = link else { return self.set_up(false) };
         self.switch.fabric.raised_at_least(raised);
-        self.station.raised.store(raised, Ordering::Relaxed);
-        self.station.up.store(true, Ordering::Release);
+        self.shared.raised.store(raised, Ordering::Relaxed);
+        self.shared.up.store(true, Ordering::Release);
     }
 
     /// What the port's guest wants to hear.
     pub fn filter(&self, filter: &RxFilter) {
-        self.station.filter.set(filter);
+        self.shared.filter.set(filter);
     }
 
     /// Tells everybody that `mac` is here now, by a reverse ARP request in the name of the guest, as after a migration
     /// (vhost-user's `VHOST_USER_SEND_RARP`).
     pub fn announce(&self, mac: Mac) -> Sent {
-        self.station.raised.store(self.switch.fabric.raise(), Ordering::Relaxed);
+        self.shared.raised.store(self.switch.fabric.raise(), Ordering::Relaxed);
         let mut frame = [0u8; 60];
         frame[..6].fill(0xff);
         frame[6..12].copy_from_slice(&mac);
@@ -265,25 +261,25 @@ impl Port {
         frame[14..22].copy_from_slice(&[0, 1, 8, 0, 6, 4, 0, 3]);
         frame[22..28].copy_from_slice(&mac);
         frame[32..38].copy_from_slice(&mac);
-        let mut outlet = self.outlet(0);
-        let sent = outlet.send(&frame, frame.len(), Offload::NONE, &mut |to| {
+        let mut port_tx = self.tx(0);
+        let sent = port_tx.send(&frame, frame.len(), Offload::NONE, &mut |to| {
             to.copy_from_slice(&frame);
             true
         });
-        outlet.flush();
+        port_tx.flush();
         sent
     }
 
     /// Its counts.
     pub fn reading(&self) -> PortReading {
-        PortReading::of(&self.station, &self.switch.fabric.table)
+        PortReading::of(&self.shared, &self.switch.fabric.table)
     }
 
     /// Its counts for a port of another process that goes on in its place ([`Port::restore`]): what waits here is lost then, as
     /// [`DropReason::Upgrade`]. Only while neither the pollers of this port nor those of others run.
-    pub fn last_will(&self) -> (SideReading, SideReading) {
-        let (sent, mut received) = (self.station.sent.read(), self.station.received.read());
-        let waiting: u64 = self.station.shelves.iter().map(inlet::waiting).sum();
+    pub fn final_counts(&self) -> (SideReading, SideReading) {
+        let (sent, mut received) = (self.shared.sent.read(), self.shared.received.read());
+        let waiting: u64 = self.shared.pools.iter().map(rx::waiting).sum();
         if waiting > 0 {
             let before = received.dropped(DropReason::Upgrade);
             received.drops.retain(|(cause, _)| *cause != DropReason::Upgrade);
@@ -294,15 +290,15 @@ impl Port {
 
     /// Goes on counting where another has ended.
     pub fn restore(&self, (sent, received): (&SideReading, &SideReading)) {
-        self.station.sent.restore(sent);
-        self.station.received.restore(received);
+        self.shared.sent.restore(sent);
+        self.shared.received.restore(received);
     }
 }
 
 impl std::ops::Drop for Port {
     fn drop(&mut self) {
-        self.station.up.store(false, Ordering::Release);
-        self.switch.unplug(&self.station);
-        self.station.shelves.iter().for_each(FramePool::retire);
+        self.shared.up.store(false, Ordering::Release);
+        self.switch.unplug(&self.shared);
+        self.shared.pools.iter().for_each(FramePool::retire);
     }
 }

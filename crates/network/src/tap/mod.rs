@@ -7,9 +7,9 @@
 //! Large frames and partial checksums go through whole, both ways: the kernel's header is virtio's own. What the kernel does
 //! not take is segmented by the switch, as for any receiver.
 
-mod eyes;
 mod file;
 mod poller;
+mod readiness;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -22,9 +22,9 @@ use ioplane_device::{
 use crate::error::NetworkError;
 use crate::offload::RxOffloads;
 use crate::switch::{Port, PortOptions, PortReading, Switch};
-use eyes::TapReadiness;
 pub use file::interface;
 use poller::TapPoller;
+use readiness::TapReadiness;
 
 /// A TAP device that is plugged into a switch: a device without a guest, with one queue. It is run as any other
 /// (`Quiescent::new(tap).resume(&placement)`), and unplugged when it is dropped. When somebody deletes the device its link goes
@@ -34,7 +34,7 @@ pub struct Tap {
     info: DeviceInfo,
     file: Arc<OwnedFd>,
     made: bool,
-    eyes: Arc<TapReadiness>,
+    readiness: Arc<TapReadiness>,
     port: Arc<Port>,
 }
 
@@ -88,7 +88,7 @@ impl Tap {
         switch: &Arc<Switch>,
         options: PortOptions,
     ) -> Result<Tap, NetworkError> {
-        let eyes = TapReadiness::open(&file).map_err(|source| {
+        let readiness = TapReadiness::open(&file).map_err(|source| {
             let what = format!("tap {name}");
             NetworkError::Os { what, doing: "making what waits for it", source }
         })?;
@@ -96,7 +96,13 @@ impl Tap {
         port.takes(takes);
         port.set_up(true);
         let info = DeviceInfo { name: name.to_owned(), kind: "tap", queues: 1 };
-        Ok(Tap { info, file: Arc::new(file), made: false, eyes: Arc::new(eyes), port: Arc::new(port) })
+        Ok(Tap {
+            info,
+            file: Arc::new(file),
+            made: false,
+            readiness: Arc::new(readiness),
+            port: Arc::new(port),
+        })
     }
 
     /// The open device. Whoever has it beside this one takes frames away from it.
@@ -138,17 +144,17 @@ impl Device for Tap {
         QueueSet::from([0])
     }
 
-    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
-        if seating.queues().contains(&0) {
-            let poller = TapPoller::new(self.file.clone(), self.eyes.clone(), self.port.clone());
-            seating.add(0, Box::new(poller));
+    fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError> {
+        if activation.queues().contains(&0) {
+            let poller = TapPoller::new(self.file.clone(), self.readiness.clone(), self.port.clone());
+            activation.add(0, Box::new(poller));
         }
         Ok(())
     }
 
-    /// Nothing is in flight, and what waits in the inlet waits for the next one.
-    fn deactivate(&mut self, home: Parked) {
-        drop(home);
+    /// Nothing is in flight, and what waits in the port RX waits for the next one.
+    fn deactivate(&mut self, parked: Parked) {
+        drop(parked);
     }
 
     /// A TAP device has no state of its own.

@@ -4,15 +4,15 @@ use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use ioplane_device::mutation::{Law, bound};
+use ioplane_device::mutation::{Invariant, bound};
 use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, SCRATCH, Wakers};
 use rustix::io::Errno;
 
-use super::eyes::TapReadiness;
 use super::file::{VNET, decode, encode};
+use super::readiness::TapReadiness;
 use crate::cause::DropReason;
-use crate::fabric::inlet::PortRx;
-use crate::fabric::outlet::PortTx;
+use crate::fabric::rx::PortRx;
+use crate::fabric::tx::PortTx;
 use crate::switch::Port;
 use crate::{HEAD, LONGEST};
 
@@ -30,17 +30,17 @@ const _: () = assert!(VNET + LONGEST <= SCRATCH);
 
 /// [`COST`], unless a test has taken the bound out.
 fn of_a_poll() -> usize {
-    bound(Law::BoundsPolls, COST as u64) as usize
+    bound(Invariant::BoundsPolls, COST as u64) as usize
 }
 
 /// Both directions of a TAP device.
 pub(super) struct TapPoller {
     file: Arc<OwnedFd>,
     /// What a sleeping core waits on: the device, for as long as it is there.
-    eyes: Arc<TapReadiness>,
+    readiness: Arc<TapReadiness>,
     port: Arc<Port>,
-    outlet: PortTx,
-    inlet: PortRx,
+    port_tx: PortTx,
+    port_rx: PortRx,
     /// Polls to let pass before the next look, and how many it was last time.
     skip: u32,
     skipped: u32,
@@ -58,31 +58,31 @@ enum Phase {
 
 impl TapPoller {
     /// The only queue of `port`.
-    pub fn new(file: Arc<OwnedFd>, eyes: Arc<TapReadiness>, port: Arc<Port>) -> Self {
-        let (outlet, inlet) = (port.outlet(0), port.inlet(0));
-        TapPoller { file, eyes, port, outlet, inlet, skip: 0, skipped: 0, phase: Phase::Serving }
+    pub fn new(file: Arc<OwnedFd>, readiness: Arc<TapReadiness>, port: Arc<Port>) -> Self {
+        let (port_tx, port_rx) = (port.tx(0), port.rx(0));
+        TapPoller { file, readiness, port, port_tx, port_rx, skip: 0, skipped: 0, phase: Phase::Serving }
     }
 
     /// Somebody has deleted the device. It will never say anything again but that, which would keep the core awake.
     #[cold]
     fn gone(&mut self) {
-        self.eyes.close(&self.file);
+        self.readiness.close(&self.file);
         self.port.set_up(false);
     }
 
     /// Goes on with a flood that has begun; says whether there was one, and what it cost.
     #[cold]
     fn go_on(&mut self) -> (u32, u64) {
-        self.outlet.allow(of_a_poll());
-        let went = self.outlet.go_on().is_some();
-        let spent = self.outlet.spent();
-        self.outlet.flush();
+        self.port_tx.allow(of_a_poll());
+        let went = self.port_tx.go_on().is_some();
+        let spent = self.port_tx.spent();
+        self.port_tx.flush();
         (u32::from(went), spent as u64)
     }
 
     /// From the host: at most `budget` frames. Says how many, and what they cost.
     fn read(&mut self, scratch: &mut [u8; SCRATCH], budget: u32) -> (u32, u64) {
-        if self.outlet.has_begun() {
+        if self.port_tx.has_begun() {
             return self.go_on();
         }
         if self.skip > 0 {
@@ -91,7 +91,7 @@ impl TapPoller {
         }
         let (buffer, whole) = (&mut scratch[..VNET + LONGEST], of_a_poll());
         let (mut count, mut left) = (0, whole);
-        while count < budget && left > 0 && !self.outlet.has_begun() {
+        while count < budget && left > 0 && !self.port_tx.has_begun() {
             let read = match rustix::io::read(&*self.file, &mut *buffer) {
                 Ok(read) => read,
                 Err(Errno::BADFD) => {
@@ -104,14 +104,14 @@ impl TapPoller {
             count += 1;
             let head = &frame[..frame.len().min(HEAD)];
             left = left.saturating_sub(COST_OF_CALL + frame.len());
-            self.outlet.allow(left);
-            self.outlet.send(head, frame.len(), decode(header), &mut |to| {
+            self.port_tx.allow(left);
+            self.port_tx.send(head, frame.len(), decode(header), &mut |to| {
                 to.copy_from_slice(frame);
                 true
             });
-            left = left.saturating_sub(self.outlet.spent());
+            left = left.saturating_sub(self.port_tx.spent());
         }
-        self.outlet.flush();
+        self.port_tx.flush();
         self.skipped = if count > 0 { 0 } else { (self.skipped * 2 + 1).min(MOST_SKIPPED) };
         self.skip = self.skipped;
         (count, (whole - left) as u64)
@@ -123,18 +123,18 @@ impl TapPoller {
         let whole = of_a_poll();
         let (mut count, mut left) = (0, whole);
         while count < budget && left > 0 {
-            let Some(frame) = self.inlet.front() else { break };
+            let Some(frame) = self.port_rx.front() else { break };
             left = left.saturating_sub(COST_OF_CALL + frame.bytes().len());
             let header = encode(&frame.offload());
             let parts = [IoSlice::new(&header), IoSlice::new(frame.bytes())];
             match rustix::io::writev(&*self.file, &parts) {
-                Ok(_) => self.inlet.pop(),
+                Ok(_) => self.port_rx.pop(),
                 // Again, if this poll has not spent its time on it.
                 Err(Errno::INTR) => continue,
                 // The host's side is down, or the device is gone.
-                Err(Errno::IO | Errno::BADFD) => self.inlet.skip(DropReason::Down),
-                Err(Errno::INVAL) => self.inlet.skip(DropReason::Malformed),
-                Err(_) => self.inlet.skip(DropReason::Full),
+                Err(Errno::IO | Errno::BADFD) => self.port_rx.skip(DropReason::Down),
+                Err(Errno::INVAL) => self.port_rx.skip(DropReason::Malformed),
+                Err(_) => self.port_rx.skip(DropReason::Full),
             }
             count += 1;
         }
@@ -146,7 +146,7 @@ impl Poller for TapPoller {
     fn poll(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
         match self.phase {
             Phase::Serving => {}
-            Phase::Draining if self.outlet.has_begun() => {
+            Phase::Draining if self.port_tx.has_begun() => {
                 let (done, spent) = self.go_on();
                 return PollOutcome::busy(done, spent);
             }
@@ -179,21 +179,21 @@ impl Poller for TapPoller {
     fn arm(&mut self) -> Armed {
         // The device itself is readable for as long as it has something.
         self.skip = 0;
-        if self.inlet.arm() || self.outlet.has_begun() { Armed::WorkLeft } else { Armed::Armed }
+        if self.port_rx.arm() || self.port_tx.has_begun() { Armed::WorkLeft } else { Armed::Armed }
     }
 
     fn disarm(&mut self, _context: &CoreContext, _polling: bool) {
         self.skip = 0;
-        self.inlet.disarm();
+        self.port_rx.disarm();
     }
 
     fn apply(&mut self, _change: Change) {}
 
     fn wakers(&self) -> Wakers<'_> {
-        Wakers { kick: Some(self.inlet.waker()), completion: Some(self.eyes.as_fd()) }
+        Wakers { kick: Some(self.port_rx.waker()), completion: Some(self.readiness.as_fd()) }
     }
 
     fn tidy(&mut self) {
-        self.inlet.tidy();
+        self.port_rx.tidy();
     }
 }

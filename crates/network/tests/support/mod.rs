@@ -12,8 +12,8 @@ use ioplane_network::{
 /// A port with both halves of its first pair.
 pub struct Host {
     pub port: Port,
-    pub outlet: PortTx,
-    pub inlet: PortRx,
+    pub port_tx: PortTx,
+    pub port_rx: PortRx,
 }
 
 /// The address of host `n`.
@@ -44,25 +44,25 @@ impl Host {
         change(&mut options);
         let port = switch.plug(options).unwrap();
         port.set_up(true);
-        let (outlet, inlet) = (port.outlet(0), port.inlet(0));
-        Host { port, outlet, inlet }
+        let (port_tx, port_rx) = (port.tx(0), port.rx(0));
+        Host { port, port_tx, port_rx }
     }
 
     /// Sends a frame without offloads, as a batch of its own.
     pub fn send(&mut self, frame: &[u8]) -> Sent {
         let sent = self.add(frame, Offload::NONE);
-        self.outlet.flush();
+        self.port_tx.flush();
         sent
     }
 
     /// Sends a frame, without ending the batch.
     pub fn add(&mut self, frame: &[u8], offload: Offload) -> Sent {
-        send(&mut self.outlet, frame, offload)
+        send(&mut self.port_tx, frame, offload)
     }
 
     /// The next frame that has arrived.
     pub fn take(&mut self) -> Option<(Vec<u8>, Offload)> {
-        take(&mut self.inlet)
+        take(&mut self.port_rx)
     }
 
     /// All frames that have arrived.
@@ -81,17 +81,17 @@ impl Host {
     }
 }
 
-pub fn send(outlet: &mut PortTx, frame: &[u8], offload: Offload) -> Sent {
-    outlet.send(&frame[..frame.len().min(ioplane_network::HEAD)], frame.len(), offload, &mut |to| {
+pub fn send(port_tx: &mut PortTx, frame: &[u8], offload: Offload) -> Sent {
+    port_tx.send(&frame[..frame.len().min(ioplane_network::HEAD)], frame.len(), offload, &mut |to| {
         to.copy_from_slice(frame);
         true
     })
 }
 
-pub fn take(inlet: &mut PortRx) -> Option<(Vec<u8>, Offload)> {
-    let frame = inlet.front()?;
+pub fn take(port_rx: &mut PortRx) -> Option<(Vec<u8>, Offload)> {
+    let frame = port_rx.front()?;
     let taken = (frame.bytes().to_vec(), frame.offload());
-    inlet.pop();
+    port_rx.pop();
     Some(taken)
 }
 

@@ -33,7 +33,7 @@ use ioplane_pci::{
 };
 
 use crate::wake::WakeSources;
-use crate::{Counts, NicError};
+use crate::{ChipCounts, NicError};
 use card::Card;
 use registers::Registers;
 use spec::*;
@@ -64,13 +64,13 @@ pub struct Ne2000 {
     registers: Registers,
     card: Card,
     port: Arc<Port>,
-    outlet: PortTx,
+    port_tx: PortTx,
     bells: WakeSources,
     /// A frame waits at the port because there is no room for it.
     waiting: bool,
     lose: bool,
     incoming: Vec<u8>,
-    counts: Counts,
+    counts: ChipCounts,
 }
 
 impl Ne2000 {
@@ -95,7 +95,7 @@ impl Ne2000 {
             config: ConfigSpace::new(&identity, &bars, IRQS),
             bars,
             bells,
-            outlet: port.outlet(0),
+            port_tx: port.tx(0),
             port,
             info: DeviceInfo { name, kind: KIND, queues: 0 },
             mac,
@@ -105,7 +105,7 @@ impl Ne2000 {
             waiting: false,
             lose: false,
             incoming: Vec::new(),
-            counts: Counts::default(),
+            counts: ChipCounts::default(),
         })
     }
 
@@ -115,8 +115,8 @@ impl Ne2000 {
     }
 
     /// What it has counted.
-    pub fn counts(&self) -> Counts {
-        Counts { interrupts: self.line.signals(), ..self.counts }
+    pub fn counts(&self) -> ChipCounts {
+        ChipCounts { interrupts: self.line.signals(), ..self.counts }
     }
 
     /// Its port.
@@ -126,7 +126,7 @@ impl Ne2000 {
 
     /// The end of whatever was done: frames go, then the interrupt.
     fn settle(&mut self) {
-        self.outlet.flush();
+        self.port_tx.flush();
         let up = self.registers.interrupts();
         self.config.set_interrupt(up);
         self.line.set(up);
@@ -175,25 +175,25 @@ impl Device for Ne2000 {
     }
 
     fn activate(&mut self, _seating: &mut Activation<'_>) -> Result<(), DeviceError> {
-        // Law 2: whatever has come meanwhile is looked at, by the first call of `attend`.
+        // Invariant 2: whatever has come meanwhile is looked at, by the first call of `attend`.
         self.bells.ring();
         Ok(())
     }
 
-    fn deactivate(&mut self, home: Parked) {
+    fn deactivate(&mut self, parked: Parked) {
         // It never makes a poller: nobody can have one of its.
-        debug_assert!(false, "{home:?} of a device without pollers");
+        debug_assert!(false, "{parked:?} of a device without pollers");
     }
 
-    fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+    fn save(&self, _proof: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         self.save_state()
     }
 
-    fn load(&mut self, _still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
+    fn load(&mut self, _proof: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         self.load_state(state)
     }
 
-    fn reset(&mut self, _still: &QuiescenceProof) {
+    fn reset(&mut self, _proof: &QuiescenceProof) {
         self.config.reset();
         self.line.disable(false);
         self.registers = Registers::new();
@@ -221,7 +221,7 @@ impl Function for Ne2000 {
     }
 
     /// It never uses guest memory.
-    fn replace_memory(&mut self, _still: &QuiescenceProof, _map: Arc<GuestMap>) -> Result<(), DeviceError> {
+    fn replace_memory(&mut self, _proof: &QuiescenceProof, _map: Arc<GuestMap>) -> Result<(), DeviceError> {
         Ok(())
     }
 

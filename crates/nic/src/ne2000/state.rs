@@ -1,6 +1,6 @@
 //! What is saved of an NE2000.
 
-use ioplane_device::mutation::{Law, removed};
+use ioplane_device::mutation::{Invariant, removed};
 use ioplane_device::{DeviceError, SavedState, StateError};
 use ioplane_pci::spec::CONFIG_SIZE;
 use serde::{Deserialize, Serialize};
@@ -47,8 +47,8 @@ impl Ne2000 {
 
     pub(super) fn load_state(&mut self, state: &SavedState) -> Result<(), DeviceError> {
         let saved: StateV1 = crate::decode(state, KIND, VERSION)?;
-        // Law 4: whoever wrote this may want what no card does.
-        if !removed(Law::DistrustsLoaded) {
+        // Invariant 4: whoever wrote this may want what no card does.
+        if !removed(Invariant::DistrustsLoaded) {
             saved.check().map_err(StateError::Impossible)?;
         }
         // From here on nothing fails.
@@ -56,7 +56,7 @@ impl Ne2000 {
         self.card.load(&saved.memory);
         self.config.load(&saved.config);
         self.line.disable(self.config.intx_disabled());
-        // Law 2: whatever has come meanwhile is looked at.
+        // Invariant 2: whatever has come meanwhile is looked at.
         self.bells.ring();
         self.settle();
         Ok(())

@@ -23,7 +23,7 @@ impl Ne2000 {
         self.counts.sent_bytes += u64::from(len);
         if !self.registers.looped() {
             let sent =
-                self.outlet.send(&frame[..frame.len().min(HEAD)], frame.len(), Offload::NONE, &mut |to| {
+                self.port_tx.send(&frame[..frame.len().min(HEAD)], frame.len(), Offload::NONE, &mut |to| {
                     to.copy_from_slice(frame);
                     true
                 });
@@ -37,10 +37,10 @@ impl Ne2000 {
 
     /// Takes a batch from the port. What has no room waits there until a register is written.
     pub(super) fn take_frames(&mut self) {
-        let mut inlet = self.port.inlet(0);
-        inlet.disarm();
-        self.waiting = batch::take(&mut inlet, |frame| self.receive(frame));
-        if inlet.arm() && !self.waiting {
+        let mut port_rx = self.port.rx(0);
+        port_rx.disarm();
+        self.waiting = batch::take(&mut port_rx, |frame| self.receive(frame));
+        if port_rx.arm() && !self.waiting {
             self.bells.ring();
         }
     }

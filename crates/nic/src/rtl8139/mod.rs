@@ -40,7 +40,7 @@ use ioplane_pci::{
 };
 
 use crate::wake::WakeSources;
-use crate::{Counts, NicError};
+use crate::{ChipCounts, NicError};
 use clock::Clock;
 use registers::Registers;
 use shadow::Shadow;
@@ -105,7 +105,7 @@ pub struct Rtl8139 {
     clock: Clock,
     memory: GuestView,
     port: Arc<Port>,
-    outlet: PortTx,
+    port_tx: PortTx,
     bells: WakeSources,
     shadow: Shadow,
     /// A frame waits at the port because there is no room for it.
@@ -113,7 +113,7 @@ pub struct Rtl8139 {
     /// Where frames to send are put together, and those received; taken out while they are in use.
     outgoing: Box<[u8]>,
     incoming: Vec<u8>,
-    counts: Counts,
+    counts: ChipCounts,
 }
 
 impl Rtl8139 {
@@ -146,7 +146,7 @@ impl Rtl8139 {
             config: ConfigSpace::new(&identity, &bars, IRQS),
             bars,
             bells,
-            outlet: port.outlet(0),
+            port_tx: port.tx(0),
             port,
             info: DeviceInfo { name, kind: KIND, queues: 0 },
             mac,
@@ -158,13 +158,13 @@ impl Rtl8139 {
             waiting: false,
             outgoing: vec![0; ROOM].into(),
             incoming: Vec::new(),
-            counts: Counts::default(),
+            counts: ChipCounts::default(),
         })
     }
 
     /// What it has counted.
-    pub fn counts(&self) -> Counts {
-        Counts { interrupts: self.line.signals(), ..self.counts }
+    pub fn counts(&self) -> ChipCounts {
+        ChipCounts { interrupts: self.line.signals(), ..self.counts }
     }
 
     /// Its port.
@@ -206,7 +206,7 @@ impl Rtl8139 {
 
     /// The end of whatever was done: frames go, the page is right, then the interrupt.
     fn settle(&mut self) {
-        self.outlet.flush();
+        self.port_tx.flush();
         if self.shadow.used() {
             self.look_at_clock();
             self.shadow.show(self.chip.registers.bytes());
@@ -278,25 +278,25 @@ impl Device for Rtl8139 {
     }
 
     fn activate(&mut self, _seating: &mut Activation<'_>) -> Result<(), DeviceError> {
-        // Law 2: whatever has come meanwhile is looked at, by the first call of `attend`.
+        // Invariant 2: whatever has come meanwhile is looked at, by the first call of `attend`.
         self.bells.ring();
         Ok(())
     }
 
-    fn deactivate(&mut self, home: Parked) {
+    fn deactivate(&mut self, parked: Parked) {
         // It never makes a poller: nobody can have one of its.
-        debug_assert!(false, "{home:?} of a device without pollers");
+        debug_assert!(false, "{parked:?} of a device without pollers");
     }
 
-    fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+    fn save(&self, _proof: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         self.save_state()
     }
 
-    fn load(&mut self, _still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
+    fn load(&mut self, _proof: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         self.load_state(state)
     }
 
-    fn reset(&mut self, _still: &QuiescenceProof) {
+    fn reset(&mut self, _proof: &QuiescenceProof) {
         self.config.reset();
         self.line.disable(false);
         self.chip = Chip::new(self.mac);
@@ -331,7 +331,7 @@ impl Function for Rtl8139 {
         Ok(())
     }
 
-    fn replace_memory(&mut self, _still: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+    fn replace_memory(&mut self, _proof: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError> {
         self.memory.set_map(map);
         Ok(())
     }

@@ -40,14 +40,14 @@ impl From<GuestFault> for Refused {
 impl Rtl8139 {
     /// Takes a batch from the port. What has no room waits there until a register is written, with "no descriptor" raised.
     pub(super) fn take_frames(&mut self) {
-        let mut inlet = self.port.inlet(0);
-        inlet.disarm();
-        self.waiting = batch::take(&mut inlet, |frame| self.receive(frame));
+        let mut port_rx = self.port.rx(0);
+        port_rx.disarm();
+        self.waiting = batch::take(&mut port_rx, |frame| self.receive(frame));
         if self.waiting {
             self.chip.registers.raise(INT_RXOVW);
         }
         // Armed in any case; rung only if the guest's memory is not what is missing.
-        if inlet.arm() && !self.waiting {
+        if port_rx.arm() && !self.waiting {
             self.bells.ring();
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use ioplane_device::mutation::{Law, removed};
+use ioplane_device::mutation::{Invariant, removed};
 use ioplane_device::{DeviceError, SavedState, StateError};
 use ioplane_pci::spec::CONFIG_SIZE;
 use serde::{Deserialize, Serialize};
@@ -82,8 +82,8 @@ impl Rtl8139 {
     pub(super) fn load_state(&mut self, state: &SavedState) -> Result<(), DeviceError> {
         let saved: StateV1 = crate::decode(state, KIND, VERSION)?;
         let mut chip = Chip::new(self.mac);
-        // Law 4: whoever wrote this may want what no chip does.
-        if !removed(Law::DistrustsLoaded) {
+        // Invariant 4: whoever wrote this may want what no chip does.
+        if !removed(Invariant::DistrustsLoaded) {
             saved.check(&chip).map_err(StateError::Impossible)?;
         }
         // From here on nothing fails.
@@ -102,7 +102,7 @@ impl Rtl8139 {
         self.line.disable(self.config.intx_disabled());
         let wait = self.clock.set(Instant::now(), saved.ticks, self.chip.registers.u32(TIMER_INT));
         self.bells.after(wait);
-        // Law 2: whatever has come meanwhile is looked at.
+        // Invariant 2: whatever has come meanwhile is looked at.
         self.bells.ring();
         self.settle();
         Ok(())

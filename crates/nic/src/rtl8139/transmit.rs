@@ -197,7 +197,7 @@ impl Rtl8139 {
             self.receive_or_lose(frame);
             return;
         }
-        let sent = self.outlet.send(&frame[..len.min(HEAD)], len, offload, &mut |to| {
+        let sent = self.port_tx.send(&frame[..len.min(HEAD)], len, offload, &mut |to| {
             to.copy_from_slice(frame);
             true
         });

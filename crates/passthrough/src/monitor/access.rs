@@ -1,12 +1,12 @@
 //! Accesses of the guest to registers.
 
 use ioplane_hardware::Hardware;
-use ioplane_model::{Pending, Piece, RegisterId, Seen, Way, Writes};
+use ioplane_model::{ModelInput, Pending, Piece, RegisterId, Way, Writes};
 
 use super::Monitor;
 use super::bus::{bit, lanes};
 use super::check::Refusal;
-use super::counts::Fault;
+use super::counts::MonitorFault;
 use super::plan::Role;
 
 /// Widest access of a guest, in bytes.
@@ -18,7 +18,7 @@ impl<H: Hardware> Monitor<H> {
         self.card.counts.totals.accesses += 1;
         if self.guest.stopped {
             let text = "the guest was to be stopped; nothing is done for it until the device is reset";
-            self.card.counts.fault(Fault::register("stopped", text));
+            self.card.counts.fault(MonitorFault::register("stopped", text));
             return false;
         }
         let known = bar == self.card.model.bar || self.card.model.aliases.contains(&bar);
@@ -146,7 +146,7 @@ impl<H: Hardware> Monitor<H> {
             self.answer(bar, at, piece, role, out);
             return self.tell_moved();
         }
-        let pending = self.guest.machine.ask(Seen::Read { register: id });
+        let pending = self.guest.machine.ask(ModelInput::Read { register: id });
         if let Err(refusal) = self.examine(&pending) {
             return self.refuse(refusal);
         }
@@ -214,7 +214,7 @@ impl<H: Hardware> Monitor<H> {
             self.begin_transfer(id, value);
             return self.performed(id);
         }
-        let pending = self.guest.machine.ask(Seen::Write { register: id, value });
+        let pending = self.guest.machine.ask(ModelInput::Write { register: id, value });
         if let Err(refusal) = self.examine(&pending) {
             return self.refuse(refusal);
         }
@@ -270,7 +270,7 @@ impl<H: Hardware> Monitor<H> {
         id: RegisterId,
         part: &[u8],
         value: u32,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MonitorFault> {
         let written = lanes(piece.within, piece.width);
         match self.card.plan.role(id) {
             Role::Status => {
@@ -308,7 +308,10 @@ fn put(value: u32, within: u8, out: &mut [u8]) {
     }
 }
 
-fn unknown(bar: u8, way: Way, offset: u64, width: usize) -> Fault {
+fn unknown(bar: u8, way: Way, offset: u64, width: usize) -> MonitorFault {
     let doing = if way == Way::Read { "read" } else { "write" };
-    Fault::register("unknown-register", format!("{doing} of {width} bytes at {offset:#x} of BAR {bar}"))
+    MonitorFault::register(
+        "unknown-register",
+        format!("{doing} of {width} bytes at {offset:#x} of BAR {bar}"),
+    )
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_model::{Register, RegisterId};
 
-use super::counts::Fault;
+use super::counts::MonitorFault;
 
 /// So many failed calls one after the other, and the hardware counts as gone.
 const FAILURES: u32 = 8;
@@ -24,7 +24,7 @@ pub(super) struct Bus<H> {
     failures: u32,
     gone: bool,
     /// What went wrong and has not been counted yet.
-    faults: Vec<Fault>,
+    faults: Vec<MonitorFault>,
 }
 
 impl<H: Hardware> Bus<H> {
@@ -62,12 +62,12 @@ impl<H: Hardware> Bus<H> {
     }
 
     /// Faults since the last call.
-    pub(super) fn faults(&mut self) -> Option<Vec<Fault>> {
+    pub(super) fn faults(&mut self) -> Option<Vec<MonitorFault>> {
         (!self.faults.is_empty()).then(|| std::mem::take(&mut self.faults))
     }
 
     /// Keeps a fault until it is counted.
-    pub(super) fn report(&mut self, fault: Fault) {
+    pub(super) fn report(&mut self, fault: MonitorFault) {
         self.faults.push(fault);
     }
 
@@ -84,7 +84,7 @@ impl<H: Hardware> Bus<H> {
         match error {
             HardwareError::Gone { .. } => self.lose(text),
             HardwareError::NoSuchRegister { .. } => {
-                self.faults.push(Fault::register("no-such-register", text));
+                self.faults.push(MonitorFault::register("no-such-register", text));
             }
             HardwareError::Os { .. }
             | HardwareError::Closed { .. }
@@ -98,7 +98,7 @@ impl<H: Hardware> Bus<H> {
                 if self.failures >= FAILURES {
                     self.lose(format!("{text}; given up after {FAILURES} failures"));
                 } else {
-                    self.faults.push(Fault::hardware("hardware-error", text));
+                    self.faults.push(MonitorFault::hardware("hardware-error", text));
                 }
             }
         }
@@ -108,7 +108,7 @@ impl<H: Hardware> Bus<H> {
     pub(super) fn lose(&mut self, text: String) {
         if !self.gone {
             self.gone = true;
-            self.faults.push(Fault::hardware("gone", text));
+            self.faults.push(MonitorFault::hardware("gone", text));
         }
     }
 

@@ -12,14 +12,14 @@
 
 use ioplane_device::DeviceInfo;
 use ioplane_hardware::{Hardware, HardwareError};
-use ioplane_memory::Region;
+use ioplane_memory::MemoryRegion;
 use ioplane_model::StateModel;
 
 use super::bus::Bus;
 use super::counts::Counts;
 use super::plan::Plan;
 use super::policy::Policies;
-use super::still::QuiescentState;
+use super::quiescence::QuiescentState;
 
 /// The card; see the module.
 pub(super) struct Card<H: Hardware> {
@@ -28,7 +28,7 @@ pub(super) struct Card<H: Hardware> {
     pub(super) model: &'static StateModel,
     pub(super) plan: Plan,
     /// Of the rings' copies, mapped for the hardware.
-    pub(super) own: Option<Region>,
+    pub(super) own: Option<MemoryRegion>,
     /// Whether the data port's address, low and high byte, is what was last written.
     pub(super) address_told: (bool, bool),
     /// The hardware's INTA# is masked, by itself, until it is unmasked.
@@ -50,7 +50,7 @@ impl<H: Hardware> Card<H> {
         bus: Bus<H>,
         model: &'static StateModel,
         plan: Plan,
-        own: Option<Region>,
+        own: Option<MemoryRegion>,
         policies: Policies,
     ) -> Self {
         Card {

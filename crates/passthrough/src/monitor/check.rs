@@ -4,7 +4,7 @@ use ioplane_hardware::Hardware;
 use ioplane_model::{Machine, Pending, RegisterId, Way};
 
 use super::Monitor;
-use super::counts::Fault;
+use super::counts::MonitorFault;
 use super::plan::Rule;
 use super::policy::{Cause, Policy};
 
@@ -14,11 +14,11 @@ pub(super) enum Refusal {
     /// It has no meaning: dropped, without a fault.
     Ignored,
     /// It is denied.
-    Fault(Fault),
+    Fault(MonitorFault),
 }
 
-impl From<Fault> for Refusal {
-    fn from(fault: Fault) -> Self {
+impl From<MonitorFault> for Refusal {
+    fn from(fault: MonitorFault) -> Self {
         Refusal::Fault(fault)
     }
 }
@@ -39,7 +39,7 @@ impl<H: Hardware> Monitor<H> {
         match rule {
             Rule::Ring(ring) => Ok(self.vet(ring)?),
             Rule::Base(ring) => match self.guest.rings.get(usize::from(ring)) {
-                Some(ring) => Ok(ring.check_base(&self.guest.ground)?),
+                Some(ring) => Ok(ring.check_base(&self.guest.dma)?),
                 None => Ok(()),
             },
             Rule::Block(block) => {
@@ -51,7 +51,7 @@ impl<H: Hardware> Monitor<H> {
                     return Ok(());
                 };
                 let gpa = u64::from(value(*low) & !table.flags) | u64::from(value(*high)) << 32;
-                match self.guest.ground.bus(gpa, table.size.into(), Way::Write) {
+                match self.guest.dma.bus(gpa, table.size.into(), Way::Write) {
                     Some(_) => Ok(()),
                     None => Err(outside_block(table.name, gpa, table.size).into()),
                 }
@@ -74,33 +74,33 @@ impl<H: Hardware> Monitor<H> {
         machine: &Machine,
         pending: &Pending,
         rule: Rule,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MonitorFault> {
         match rule {
             Rule::Holds(at) => {
                 let Some(condition) = self.card.plan.conditions.get(usize::from(at)) else {
-                    return Err(Fault::register("denied", "the check is not of this model"));
+                    return Err(MonitorFault::register("denied", "the check is not of this model"));
                 };
                 let table = condition.table;
                 condition.inputs.give(
                     |id| machine.value_after(pending, id),
                     |values| match (table.holds)(values) {
                         true => Ok(()),
-                        false => Err(Fault::dma(table.name, (table.refusal)(values))),
+                        false => Err(MonitorFault::dma(table.name, (table.refusal)(values))),
                     },
                 )
             }
-            Rule::Deny(why) => Err(Fault::register("denied", why)),
+            Rule::Deny(why) => Err(MonitorFault::register("denied", why)),
             Rule::Ring(_) | Rule::Base(_) | Rule::Block(_) | Rule::Ignore => Ok(()),
         }
     }
 
     /// Vets a ring, at the guest's asking. A fault leaves nothing to publish.
-    pub(super) fn vet(&mut self, ring: u8) -> Result<(), Fault> {
+    pub(super) fn vet(&mut self, ring: u8) -> Result<(), MonitorFault> {
         let Some(ring) = self.guest.rings.get_mut(usize::from(ring)) else { return Ok(()) };
         // What the hardware has finished meanwhile makes room.
-        ring.harvest(&self.guest.ground);
+        ring.harvest(&self.guest.dma);
         let ignored = self.card.policies.of(Cause::Dma) != Policy::Stop;
-        let vetted = ring.vet(&self.guest.ground, ignored).inspect_err(|_| ring.drop_vetted());
+        let vetted = ring.vet(&self.guest.dma, ignored).inspect_err(|_| ring.drop_vetted());
         for fault in ring.ignored() {
             self.card.bus.report(fault);
         }
@@ -108,6 +108,9 @@ impl<H: Hardware> Monitor<H> {
     }
 }
 
-pub(super) fn outside_block(name: &str, gpa: u64, size: u32) -> Fault {
-    Fault::dma("block-outside", format!("block {name} at {gpa:#x}+{size:#x} is outside the guest's memory"))
+pub(super) fn outside_block(name: &str, gpa: u64, size: u32) -> MonitorFault {
+    MonitorFault::dma(
+        "block-outside",
+        format!("block {name} at {gpa:#x}+{size:#x} is outside the guest's memory"),
+    )
 }

@@ -14,7 +14,7 @@ const NAMES: usize = 64;
 
 /// A denial, or something wrong with the hardware.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct MonitorFault {
     /// Whose doing.
     pub cause: Cause,
     /// Its name, as it is counted.
@@ -23,22 +23,22 @@ pub struct Fault {
     pub text: String,
 }
 
-impl Fault {
+impl MonitorFault {
     /// A fault of that name.
     pub fn new(cause: Cause, name: &'static str, text: impl Into<String>) -> Self {
-        Fault { cause, name, text: text.into() }
+        MonitorFault { cause, name, text: text.into() }
     }
 
     pub(super) fn dma(name: &'static str, text: impl Into<String>) -> Self {
-        Fault::new(Cause::Dma, name, text)
+        MonitorFault::new(Cause::Dma, name, text)
     }
 
     pub(super) fn register(name: &'static str, text: impl Into<String>) -> Self {
-        Fault::new(Cause::Register, name, text)
+        MonitorFault::new(Cause::Register, name, text)
     }
 
     pub(super) fn hardware(name: &'static str, text: impl Into<String>) -> Self {
-        Fault::new(Cause::Hardware, name, text)
+        MonitorFault::new(Cause::Hardware, name, text)
     }
 }
 
@@ -98,7 +98,7 @@ pub enum MonitorEventKind {
 
 /// The counts. All only rise.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Totals {
+pub struct MonitorTotals {
     /// Accesses by the guest to registers (not to the configuration space).
     pub accesses: u64,
     /// Of these: seen by the model.
@@ -128,7 +128,7 @@ pub struct Totals {
 pub struct Reading {
     /// The counts.
     #[serde(flatten)]
-    pub totals: Totals,
+    pub totals: MonitorTotals,
     /// Regions of the model, and the state of each.
     pub states: Vec<(&'static str, &'static str)>,
     /// Whether the device may change hands now.
@@ -152,7 +152,7 @@ impl Reading {
 
 #[derive(Debug)]
 pub(super) struct Counts {
-    pub(super) totals: Totals,
+    pub(super) totals: MonitorTotals,
     faults: Vec<FaultCount>,
     events: VecDeque<MonitorEvent>,
     next: u64,
@@ -162,7 +162,7 @@ pub(super) struct Counts {
 impl Counts {
     pub(super) fn new() -> Self {
         Counts {
-            totals: Totals::default(),
+            totals: MonitorTotals::default(),
             faults: Vec::new(),
             events: VecDeque::with_capacity(EVENTS),
             next: 0,
@@ -179,8 +179,8 @@ impl Counts {
         self.next += 1;
     }
 
-    pub(super) fn fault(&mut self, fault: Fault) {
-        let Fault { cause, name, text } = fault;
+    pub(super) fn fault(&mut self, fault: MonitorFault) {
+        let MonitorFault { cause, name, text } = fault;
         if cause != Cause::Hardware {
             self.totals.denied += 1;
         }
@@ -220,9 +220,9 @@ mod tests {
     fn faults_are_counted_by_name_and_events_are_bounded() {
         let mut counts = Counts::new();
         for n in 0..100 {
-            counts.fault(Fault::dma("descriptor-outside", format!("number {n}")));
+            counts.fault(MonitorFault::dma("descriptor-outside", format!("number {n}")));
         }
-        counts.fault(Fault::hardware("storm", "too many"));
+        counts.fault(MonitorFault::hardware("storm", "too many"));
         assert_eq!(counts.totals.denied, 100, "what the hardware does is not the guest's denial");
         assert_eq!((counts.faults()[0].count, counts.faults()[0].last.as_str()), (100, "number 99"));
         assert_eq!(counts.events(0).len(), EVENTS);

@@ -6,12 +6,12 @@
 //! saved state is held against, and what is taken over.
 
 use ioplane_hardware::Hardware;
-use ioplane_model::{Machine, ModelStateV1, Pending, RegisterId, Seen, Transfer, Way};
+use ioplane_model::{Machine, ModelInput, ModelStateV1, Pending, RegisterId, Transfer, Way};
 
 use super::Monitor;
 use super::guest::BlockState;
 use super::plan::{Role, Step};
-use super::still::QuiescentState;
+use super::quiescence::QuiescentState;
 
 /// What a device is brought back from.
 #[derive(Debug, Clone, Copy)]
@@ -72,7 +72,7 @@ impl<H: Hardware> Monitor<H> {
         value: u32,
         strict: bool,
     ) -> Result<(), String> {
-        let pending = machine.ask(Seen::Write { register, value });
+        let pending = machine.ask(ModelInput::Write { register, value });
         if strict {
             let name = machine.register(register).name;
             self.permitted(machine, &pending).map_err(|why| format!("{name} {value:#x}: {why}"))?;

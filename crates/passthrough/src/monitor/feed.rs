@@ -1,12 +1,12 @@
 //! Rings and blocks: what the guest's writes to their registers do, and what goes to and fro in guest memory.
 
 use ioplane_hardware::Hardware;
-use ioplane_model::{Flow, RegisterId, Seen, Way};
+use ioplane_model::{Flow, ModelInput, RegisterId, Way};
 
 use super::Monitor;
 use super::bus::full;
 use super::check::outside_block;
-use super::counts::{Fault, MonitorEventKind};
+use super::counts::{MonitorEventKind, MonitorFault};
 use super::guest::{BlockState, Virtual};
 use super::policy::{Cause, Policy};
 use super::rings::ShadowRing;
@@ -26,12 +26,12 @@ impl<H: Hardware> Monitor<H> {
         self.rechoose();
         if value & table.start == 0 && !self.card.bus.gone() {
             self.guest.block_done(at);
-            self.tell(Seen::Became { register: low, value });
+            self.tell(ModelInput::Became { register: low, value });
         }
     }
 
     /// A write to a block's address: kept; if it starts the device, checked and translated.
-    pub(super) fn set_block(&mut self, at: usize, high: bool, value: u32) -> Result<(), Fault> {
+    pub(super) fn set_block(&mut self, at: usize, high: bool, value: u32) -> Result<(), MonitorFault> {
         let Some((state, table)) = self.guest.blocks.get_mut(at).zip(self.card.model.blocks.get(at)) else {
             return Ok(());
         };
@@ -44,7 +44,7 @@ impl<H: Hardware> Monitor<H> {
             return Ok(());
         }
         if state.busy.is_some() {
-            // Law 6: one that is under way is marked before the next begins. The read lets it end first.
+            // Invariant 6: one that is under way is marked before the next begins. The read lets it end first.
             if let Some((low, _)) = self.card.plan.blocks.get(at).copied() {
                 self.peek(low);
                 self.rechoose();
@@ -55,7 +55,7 @@ impl<H: Hardware> Monitor<H> {
             return Ok(());
         };
         let gpa = u64::from(value & !table.flags) | u64::from(state.high) << 32;
-        let Some(bus) = self.guest.ground.bus(gpa, table.size.into(), Way::Write) else {
+        let Some(bus) = self.guest.dma.bus(gpa, table.size.into(), Way::Write) else {
             return Err(outside_block(table.name, gpa, table.size));
         };
         (state.low, state.busy) = (value, Some(gpa));
@@ -70,7 +70,7 @@ impl<H: Hardware> Monitor<H> {
 
     /// Gives the hardware the descriptors of every ring whose doorbell a write rings. Vetted by the table's check or, if the table
     /// has none there, now.
-    pub(super) fn publish_rung(&mut self, id: RegisterId, value: u32) -> Result<(), Fault> {
+    pub(super) fn publish_rung(&mut self, id: RegisterId, value: u32) -> Result<(), MonitorFault> {
         for ring in 0..self.card.plan.doorbells.len() {
             let rings =
                 self.card.plan.doorbells[ring].is_some_and(|(bell, bits)| bell == id && value & bits != 0);
@@ -117,9 +117,9 @@ impl<H: Hardware> Monitor<H> {
             if enable != id {
                 continue;
             }
-            self.guest.rings[ring].harvest(&self.guest.ground);
-            // Law 6: buffers that were the hardware's may have been written.
-            self.guest.rings[ring].recall(&self.guest.ground);
+            self.guest.rings[ring].harvest(&self.guest.dma);
+            // Invariant 6: buffers that were the hardware's may have been written.
+            self.guest.rings[ring].recall(&self.guest.dma);
             self.guest.rings[ring].stop();
             if value & bits != 0 {
                 self.guest.rings[ring].start();
@@ -146,7 +146,7 @@ impl<H: Hardware> Monitor<H> {
         if ring.table.flow != Flow::Receive || !ring.live {
             return;
         }
-        let vetted = ring.vet(&self.guest.ground, self.card.policies.of(Cause::Dma) != Policy::Stop);
+        let vetted = ring.vet(&self.guest.dma, self.card.policies.of(Cause::Dma) != Policy::Stop);
         for fault in ring.ignored() {
             self.card.bus.report(fault);
         }
@@ -163,7 +163,7 @@ impl<H: Hardware> Monitor<H> {
         let mut done = 0;
         for ring in 0..self.guest.rings.len() {
             if self.guest.rings[ring].live {
-                done += self.guest.rings[ring].harvest(&self.guest.ground);
+                done += self.guest.rings[ring].harvest(&self.guest.dma);
                 self.replenish(ring);
             }
         }
@@ -174,7 +174,7 @@ impl<H: Hardware> Monitor<H> {
                 drained |= u32::from(empty).checked_shl(ring.into()).unwrap_or(0);
             }
             for ring in (0..32u8).filter(|ring| drained >> ring & 1 == 1) {
-                self.tell(Seen::Drained { ring });
+                self.tell(ModelInput::Drained { ring });
             }
         }
         done
@@ -195,8 +195,8 @@ impl<H: Hardware> Monitor<H> {
     /// Nothing of what a reset takes is left.
     pub(super) fn forget(&mut self) {
         for ring in &mut self.guest.rings {
-            ring.harvest(&self.guest.ground);
-            ring.recall(&self.guest.ground);
+            ring.harvest(&self.guest.dma);
+            ring.recall(&self.guest.dma);
             ring.stop();
             ring.base = 0;
         }

@@ -12,7 +12,7 @@ use ioplane_memory::GuestMap;
 use ioplane_pci::{BarMap, ConfigChange, Function, Irq, Irqs, NotReady, Wire, WireError};
 
 use super::Monitor;
-use super::counts::Fault;
+use super::counts::MonitorFault;
 use super::guest::IRQS;
 use super::page::Page;
 
@@ -42,7 +42,7 @@ impl<H: Hardware> Monitor<H> {
             && self.card.unusable.is_none()
             && let Err(error) = self.go_on()
         {
-            self.fault(Fault::hardware("deaf", error.to_string()));
+            self.fault(MonitorFault::hardware("deaf", error.to_string()));
         }
     }
 }
@@ -72,7 +72,7 @@ impl<H: Hardware> Device for Monitor<H> {
         QueueSet::new()
     }
 
-    /// Nothing to seat. A device that stood still goes on: rings looked at (law 2), the interrupt given again (law 3).
+    /// Nothing to seat. A device that stood still goes on: rings looked at (invariant 2), the interrupt given again (invariant 3).
     fn activate(&mut self, _seating: &mut Activation<'_>) -> Result<(), DeviceError> {
         if self.card.unusable.is_some() {
             // Its guest goes on, and finds it dead.
@@ -87,8 +87,8 @@ impl<H: Hardware> Device for Monitor<H> {
         self.go_on().map_err(|error| DeviceError::Below(Box::new(error)))
     }
 
-    fn deactivate(&mut self, home: Parked) {
-        debug_assert!(false, "{home:?} of a device without pollers");
+    fn deactivate(&mut self, parked: Parked) {
+        debug_assert!(false, "{parked:?} of a device without pollers");
     }
 
     fn quiescence(&mut self) -> Quiescence {
@@ -103,27 +103,27 @@ impl<H: Hardware> Device for Monitor<H> {
         Ok(())
     }
 
-    fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+    fn save(&self, _proof: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         if let Some(why) = &self.card.unusable {
             return Err(DeviceError::Below(why.clone().into()));
         }
         self.save_state()
     }
 
-    fn load(&mut self, _still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
+    fn load(&mut self, _proof: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         self.load_state(state)?;
         // It is reset before it goes on; if that fails it does not.
         self.card.unusable = None;
         Ok(())
     }
 
-    fn reset(&mut self, _still: &QuiescenceProof) {
+    fn reset(&mut self, _proof: &QuiescenceProof) {
         self.start_over();
     }
 
     fn apply(&mut self, _queues: &QueueSet, change: &Change) {
         if let Change::Log(log) = change {
-            self.guest.ground.view_mut().set_log(log.clone());
+            self.guest.dma.view_mut().set_log(log.clone());
         }
     }
 }
@@ -160,7 +160,7 @@ impl<H: Hardware> Function for Monitor<H> {
     }
 
     fn grow_memory(&mut self, map: Arc<GuestMap>) -> Result<(), DeviceError> {
-        let grown = self.guest.ground.grow(self.card.bus.hardware(), map);
+        let grown = self.guest.dma.grow(self.card.bus.hardware(), map);
         grown.map_err(|error| DeviceError::Below(Box::new(error)))?;
         if self.card.parked.is_none() {
             self.look();
@@ -168,12 +168,12 @@ impl<H: Hardware> Function for Monitor<H> {
         Ok(())
     }
 
-    fn replace_memory(&mut self, _still: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+    fn replace_memory(&mut self, _proof: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError> {
         // The hardware lets go of every buffer first, if it has any.
         if self.guest.lends() {
             self.force();
         }
-        let replaced = self.guest.ground.replace(self.card.bus.hardware(), map);
+        let replaced = self.guest.dma.replace(self.card.bus.hardware(), map);
         if replaced.is_err() {
             // Nothing there is ever given to it; and from here on it gives and takes nothing at all.
             self.card.bus.lose("does not let go of its guest's memory".to_owned());
@@ -195,7 +195,7 @@ impl<H: Hardware> Function for Monitor<H> {
         self.settle_faults();
     }
 
-    fn admit(&mut self, _still: &QuiescenceProof) -> Result<(), NotReady> {
+    fn admit(&mut self, _proof: &QuiescenceProof) -> Result<(), NotReady> {
         if self.card.unusable.is_some() && !self.card.bus.gone() {
             self.start_over();
         }
@@ -231,7 +231,7 @@ impl<H: Hardware> Function for Monitor<H> {
             let bell = self.card.bus.interrupt().filter(|_| yes);
             // Without a timer it is as old as the last write or interrupt.
             if let Err(error) = page.follow(bell) {
-                self.card.bus.report(Fault::hardware("page-timer", error.to_string()));
+                self.card.bus.report(MonitorFault::hardware("page-timer", error.to_string()));
             }
         }
         if self.card.parked.is_none() {

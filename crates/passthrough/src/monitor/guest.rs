@@ -4,7 +4,7 @@
 //! | field | why it goes with the guest |
 //! |---|---|
 //! | `machine` | what this guest has written, and the states that its accesses led to |
-//! | `ground` | the memory that it has granted, in the IOMMU |
+//! | `dma` | the memory that it has granted, in the IOMMU |
 //! | `rings`, `blocks`, `transfer`, `all_moved` | its descriptors and transfers under way, counted |
 //! | `interrupts`, `recalled` | status and mask as it sees them; registers that are shown to it as another card had them |
 //! | `config`, `line`, `error_call`, `bars`, `page` | its configuration space, its INTA#, who is told of errors, the BARs that it was shown and the page behind one of them |
@@ -20,7 +20,7 @@ use ioplane_hardware::Hardware;
 use ioplane_model::{Machine, StateModel, Transfer};
 use ioplane_pci::{BarMap, ConfigSpace, Identity, Irqs, Line};
 
-use super::ground::DmaWindow;
+use super::dma_window::DmaWindow;
 use super::page::Page;
 use super::rings::ShadowRing;
 
@@ -52,7 +52,7 @@ pub(super) struct Guest {
     pub(super) bars: BarMap,
     pub(super) config: ConfigSpace,
     pub(super) line: Line,
-    pub(super) ground: DmaWindow,
+    pub(super) dma: DmaWindow,
     pub(super) rings: Vec<ShadowRing>,
     pub(super) blocks: Vec<BlockState>,
     pub(super) transfer: Option<Transfer>,
@@ -80,7 +80,7 @@ impl Guest {
         let model: &StateModel = machine.model();
         Guest {
             config: ConfigSpace::new(identity, &bars, IRQS),
-            ground: DmaWindow::new(!model.rings.is_empty() || !model.blocks.is_empty()),
+            dma: DmaWindow::new(!model.rings.is_empty() || !model.blocks.is_empty()),
             blocks: vec![BlockState::default(); model.blocks.len()],
             machine,
             bars,
@@ -100,7 +100,7 @@ impl Guest {
     /// The half of the next guest. What this one has granted is taken back from the hardware. The BARs and their page are handed on: the
     /// next guest gets fresh ones when it is admitted, and until then they are what the function has.
     pub(super) fn leave(&mut self, hardware: &mut impl Hardware) -> Guest {
-        self.ground.clear(hardware);
+        self.dma.clear(hardware);
         let mut machine = self.machine.clone();
         machine.reset();
         let rings = self.rings.iter().map(ShadowRing::emptied).collect();
@@ -134,7 +134,7 @@ impl Guest {
         let Some((state, table)) = self.blocks.get_mut(at).zip(model.blocks.get(at)) else { return };
         if let Some(gpa) = state.busy.take() {
             state.low &= !table.start;
-            self.ground.view().wrote(gpa, table.size.into());
+            self.dma.view().wrote(gpa, table.size.into());
         }
     }
 

@@ -7,11 +7,11 @@
 //! While the guest's line is up the hardware's stays masked: the guest already has a reason to look.
 
 use ioplane_hardware::Hardware;
-use ioplane_model::{Await, Reads, RegisterId, Seen};
+use ioplane_model::{Await, ModelInput, Reads, RegisterId};
 
 use super::Monitor;
 use super::bus::{bit, full};
-use super::counts::Fault;
+use super::counts::MonitorFault;
 
 /// Interrupts in a row without any effect, until they are no longer listened to.
 pub(super) const STORM: u32 = 128;
@@ -56,7 +56,7 @@ impl<H: Hardware> Monitor<H> {
             self.show_alive();
         }
         if fresh | risen != 0 {
-            self.tell(Seen::Interrupt { bits: fresh | risen });
+            self.tell(ModelInput::Interrupt { bits: fresh | risen });
             self.look_again();
         }
         if (fresh | risen) & !self.card.model.interrupts.traffic != 0 {
@@ -126,7 +126,7 @@ impl<H: Hardware> Monitor<H> {
             if self.card.idle >= STORM && !self.card.storm {
                 self.card.storm = true;
                 let text = format!("{STORM} interrupts in a row without a reason; no longer listened to");
-                self.fault(Fault::hardware("storm", text));
+                self.fault(MonitorFault::hardware("storm", text));
             }
         } else {
             self.card.idle = 0;
@@ -148,7 +148,7 @@ impl<H: Hardware> Monitor<H> {
             let value = self.peek(wait.register);
             self.rechoose();
             if value & wait.mask == wait.is && !self.card.bus.gone() {
-                self.tell(Seen::Became { register: wait.register, value });
+                self.tell(ModelInput::Became { register: wait.register, value });
             }
         }
         for condition in 0..self.guest.machine.conditions().len() as u8 {
@@ -156,7 +156,7 @@ impl<H: Hardware> Monitor<H> {
             if self.guest.machine.awaits_conditions().any(|waits| waits == condition)
                 && self.came_to_hold(condition)
             {
-                self.tell(Seen::Holds { condition });
+                self.tell(ModelInput::Holds { condition });
             }
         }
         self.look();

@@ -1,4 +1,4 @@
-//! The monitor: hardware driven by a guest's stock driver, under watch of a state model. It knows no device.
+//! The monitor: hardware driven by a guest's stock driver, mediated by a state model. It knows no device.
 //!
 //! ```text
 //!   guest --access--> access.rs -hooked?--> Machine (ask) --> check.rs --> hardware --> Machine (commit)
@@ -8,11 +8,11 @@
 //!   rings.rs      descriptors copied once, checked, translated; statuses copied back
 //!   port.rs       memory of the device, behind a data port
 //!   interrupt.rs  hardware's status -> virtual status & virtual mask -> INTA# of the guest
-//!   still.rs      recognised quiescence: halt, look once more, remember; and back
+//!   quiescence.rs recognised quiescence: halt, look once more, remember; and back
 //!   wipe.rs       memory of the device, emptied for whoever comes next
 //!   derive.rs     in which states a device is after it was brought back, by the writes that did it
 //!   state.rs      what is remembered, as bytes
-//!   ground.rs     guest memory in the IOMMU    page.rs  shadow reads    policy.rs, counts.rs
+//!   dma_window.rs guest memory in the IOMMU    page.rs  shadow reads    policy.rs, counts.rs
 //! ```
 //!
 //! The names of the paper (VPIO, 3.4 and 5.1): `init_model` is [`Monitor::new`], `update_model` is `Machine::ask` and `commit` on
@@ -32,24 +32,24 @@ mod card;
 mod check;
 mod counts;
 mod derive;
+mod dma_window;
 mod feed;
 mod function;
-mod ground;
 mod guest;
 mod interrupt;
 mod page;
 mod plan;
 mod policy;
 mod port;
+mod quiescence;
 mod rings;
 mod state;
-mod still;
 mod wipe;
 
 use ioplane_device::DeviceInfo;
 use ioplane_hardware::{Hardware, HardwareError};
-use ioplane_memory::{MapError, MappingError, Region};
-use ioplane_model::{Machine, ModelFault, Moves, Reads, Seen, StateModel};
+use ioplane_memory::{MapError, MappingError, MemoryRegion};
+use ioplane_model::{Machine, ModelFault, ModelInput, Moves, Reads, StateModel};
 use ioplane_pci::{Bar, BarMap, PAGE, Space};
 
 use bus::Bus;
@@ -58,14 +58,14 @@ use guest::Guest;
 use page::Page;
 use plan::Plan;
 
-pub use counts::{EVENTS, Fault, FaultCount, MonitorEvent, MonitorEventKind, Reading, Totals};
-pub use ground::{OWN, WINDOW};
+pub use counts::{EVENTS, FaultCount, MonitorEvent, MonitorEventKind, MonitorFault, MonitorTotals, Reading};
+pub use dma_window::{OWN, WINDOW};
 pub use policy::{Cause, Policies, Policy, PolicyError};
-pub use state::{CardV1, StateV1, TransferV1};
+pub use state::{CardV1, MonitorStateV1, TransferV1};
 
 /// What can be chosen about a monitor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Options {
+pub struct MonitorOptions {
     /// The device's name.
     pub name: String,
     /// What becomes of what is denied.
@@ -74,14 +74,14 @@ pub struct Options {
     pub shadows: bool,
 }
 
-impl Options {
+impl MonitorOptions {
     /// Denials are ignored, shadow pages offered.
     pub fn new(name: &str) -> Self {
-        Options { name: name.to_owned(), policies: Policies::default(), shadows: true }
+        MonitorOptions { name: name.to_owned(), policies: Policies::default(), shadows: true }
     }
 }
 
-/// Why hardware could not be put under watch.
+/// Why hardware could not be mediated.
 #[derive(Debug, thiserror::Error)]
 pub enum MonitorError {
     /// The hardware.
@@ -91,7 +91,7 @@ pub enum MonitorError {
     #[error(transparent)]
     Model(#[from] ModelFault),
     /// The model asks for what this monitor does not do.
-    #[error("model {model} cannot be watched: {why}")]
+    #[error("model {model} does not fit the monitor: {why}")]
     Unwatchable {
         /// Which.
         model: &'static str,
@@ -120,7 +120,7 @@ pub enum MonitorError {
     Mapping(#[from] MappingError),
 }
 
-/// A physical function under watch: an [`ioplane_pci::Function`] for any host. In two halves: what is there whoever the guest is (`card.rs`), and
+/// A mediated physical function: an [`ioplane_pci::Function`] for any host. In two halves: what is there whoever the guest is (`card.rs`), and
 /// what goes with the guest (`guest.rs`).
 pub struct Monitor<H: Hardware> {
     card: Card<H>,
@@ -132,7 +132,7 @@ struct Halves {
     info: DeviceInfo,
     model: &'static StateModel,
     plan: Plan,
-    own: Option<Region>,
+    own: Option<MemoryRegion>,
     policies: Policies,
     guest: Guest,
 }
@@ -141,7 +141,7 @@ impl Halves {
     fn new<H: Hardware>(
         hardware: &H,
         model: &'static StateModel,
-        options: Options,
+        options: MonitorOptions,
     ) -> Result<Self, MonitorError> {
         let machine = Machine::new(model)?;
         let identity = hardware.identity();
@@ -201,7 +201,11 @@ impl Halves {
 
 impl<H: Hardware> Monitor<H> {
     /// Takes hardware over: resets it, wipes its memory, listens to its interrupt. It runs when its host activates it.
-    pub fn new(hardware: H, model: &'static StateModel, options: Options) -> Result<Self, MonitorError> {
+    pub fn new(
+        hardware: H,
+        model: &'static StateModel,
+        options: MonitorOptions,
+    ) -> Result<Self, MonitorError> {
         let halves = Halves::new(&hardware, model, options)?;
         let mut monitor = halves.around(hardware);
         monitor.take_over()?;
@@ -245,7 +249,7 @@ impl<H: Hardware> Monitor<H> {
         self.wipe();
         // What fails here will be noticed by whoever takes it over next.
         let _ = self.reset_hardware();
-        self.guest.ground.clear(self.card.bus.hardware());
+        self.guest.dma.clear(self.card.bus.hardware());
         if let Some(own) = &self.card.own {
             let _ = self.card.bus.hardware().unmap(OWN, own.len());
         }
@@ -268,7 +272,7 @@ impl<H: Hardware> Monitor<H> {
 
     /// Everything that it counts, and where the model is.
     pub fn reading(&self) -> Reading {
-        let totals = Totals {
+        let totals = MonitorTotals {
             updates: self.guest.machine.updates(),
             given: self.card.counts.totals.given + self.guest.line.signals(),
             ..self.card.counts.totals.clone()
@@ -291,7 +295,7 @@ impl<H: Hardware> Monitor<H> {
 
     /// Tells the model of something that has happened. What it would have to check first cannot be undone any more, and is denied
     /// where it matters: at the registers.
-    fn tell(&mut self, seen: Seen) {
+    fn tell(&mut self, seen: ModelInput) {
         let pending = self.guest.machine.ask(seen);
         let moves = self.guest.machine.commit(pending);
         self.moved(&moves);
@@ -308,7 +312,7 @@ impl<H: Hardware> Monitor<H> {
     }
 
     /// A denial, or trouble with the hardware: counted, named, and answered as the policy says.
-    fn fault(&mut self, fault: Fault) {
+    fn fault(&mut self, fault: MonitorFault) {
         let policy = self.card.policies.of(fault.cause);
         let hardware = fault.cause == Cause::Hardware;
         let gone = fault.name == "gone";

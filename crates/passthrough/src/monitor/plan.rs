@@ -243,7 +243,7 @@ impl Plan {
         };
         let rule = |check: &Check| {
             Some(match *check {
-                Check::Ring(name) => Rule::Ring(ring(name)?),
+                Check::Descriptors(name) => Rule::Ring(ring(name)?),
                 Check::Base(name) => Rule::Base(ring(name)?),
                 Check::Block(name) => Rule::Block(block(name)?),
                 Check::Holds(table) => {

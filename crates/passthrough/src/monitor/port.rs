@@ -2,7 +2,7 @@
 //! the model's function says ([`ioplane_model::DataPort::step`]).
 
 use ioplane_hardware::Hardware;
-use ioplane_model::{PortStep, RegisterId, Seen, Transfer, Way};
+use ioplane_model::{ModelInput, PortStep, RegisterId, Transfer, Way};
 
 use super::Monitor;
 use super::bus::full;
@@ -114,7 +114,7 @@ impl<H: Hardware> Monitor<H> {
     /// Tells the model that a transfer has ended, once the access that ended it has happened.
     pub(super) fn tell_moved(&mut self) {
         if std::mem::take(&mut self.guest.all_moved) {
-            self.tell(Seen::Moved);
+            self.tell(ModelInput::Moved);
         }
     }
 

@@ -13,11 +13,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ioplane_memory::{MapError, Mapping, PAGE, Region as Memory, RegionSpec, Window};
-use ioplane_model::{Flow, Ring, Way};
+use ioplane_memory::{MapError, Mapping, MemoryRegion, PAGE, RegionSpec, Window};
+use ioplane_model::{DescriptorRing, Flow, Way};
 
-use super::counts::Fault;
-use super::ground::{DmaWindow, OWN};
+use super::counts::MonitorFault;
+use super::dma_window::{DmaWindow, OWN};
 
 /// Largest descriptor and most descriptors of a ring that a model may have.
 const LARGEST: usize = 64;
@@ -67,7 +67,7 @@ pub(super) struct RingV1 {
 /// One ring.
 #[derive(Debug)]
 pub(super) struct ShadowRing {
-    pub(super) table: &'static Ring,
+    pub(super) table: &'static DescriptorRing,
     /// Our descriptors.
     own: Window,
     bus: u64,
@@ -94,18 +94,18 @@ pub(super) struct ShadowRing {
     /// there.
     spare: u64,
     /// Faults that were ignored, to be counted.
-    ignored: Vec<Fault>,
+    ignored: Vec<MonitorFault>,
 }
 
 impl ShadowRing {
-    fn new(table: &'static Ring, mapping: &Arc<Mapping>, at: usize, spare: u64) -> Option<Self> {
+    fn new(table: &'static DescriptorRing, mapping: &Arc<Mapping>, at: usize, spare: u64) -> Option<Self> {
         let most = table.most;
         let own = Window::of_mapping(mapping, at, usize::from(most) * usize::from(table.descriptor.size))?;
         Some(ShadowRing::over(table, own, OWN + at as u64, spare))
     }
 
     /// An empty one with its descriptors in `own`, which the hardware sees at `bus`.
-    fn over(table: &'static Ring, own: Window, bus: u64, spare: u64) -> Self {
+    fn over(table: &'static DescriptorRing, own: Window, bus: u64, spare: u64) -> Self {
         let most = usize::from(table.most);
         ShadowRing {
             table,
@@ -148,16 +148,16 @@ impl ShadowRing {
     }
 
     /// The base address is aligned, and a descriptor fits there.
-    pub(super) fn check_base(&self, ground: &DmaWindow) -> Result<(), Fault> {
+    pub(super) fn check_base(&self, dma: &DmaWindow) -> Result<(), MonitorFault> {
         let name = self.table.name;
         if !self.base.is_multiple_of(self.table.align) {
             let text =
                 format!("ring {name} at {:#x} is not aligned to {} bytes", self.base, self.table.align);
-            return Err(Fault::dma("ring-misaligned", text));
+            return Err(MonitorFault::dma("ring-misaligned", text));
         }
-        if ground.bus(self.base, self.table.descriptor.size.into(), Way::Write).is_none() {
+        if dma.bus(self.base, self.table.descriptor.size.into(), Way::Write).is_none() {
             let text = format!("ring {name} at {:#x} is outside the guest's memory", self.base);
-            return Err(Fault::dma("ring-outside", text));
+            return Err(MonitorFault::dma("ring-outside", text));
         }
         Ok(())
     }
@@ -166,7 +166,7 @@ impl ShadowRing {
     /// [`ShadowRing::publish`]. On a fault those before the faulty one are kept. If faults are `ignored`, a descriptor whose buffer is
     /// not the guest's does not keep those behind it: see [`ShadowRing::ignored`]. One to be sent comes back in its turn and the hardware never
     /// sees it, one to receive into gets the spare buffer.
-    pub(super) fn vet(&mut self, ground: &DmaWindow, ignored: bool) -> Result<(), Fault> {
+    pub(super) fn vet(&mut self, dma: &DmaWindow, ignored: bool) -> Result<(), MonitorFault> {
         self.vetted.clear();
         self.looked = true;
         if !self.live {
@@ -183,7 +183,7 @@ impl ShadowRing {
             if oldest.or(self.vetted.first().map(|vetted| vetted.flight.gpa)) == Some(gpa) {
                 return Ok(());
             }
-            let Ok(window) = ground.view().window(gpa, layout.size.into(), 4) else {
+            let Ok(window) = dma.view().window(gpa, layout.size.into(), 4) else {
                 return self.fault(gpa, 0, 0, "ring-outside", || {
                     format!("descriptor {place} at {gpa:#x} is outside the guest's memory")
                 });
@@ -202,7 +202,7 @@ impl ShadowRing {
             let buffer = half(layout.address.0) | half(layout.address.1) << 32;
             let len = (status & layout.length) >> layout.length.trailing_zeros().min(31);
             let way = if self.table.flow == Flow::Receive { Way::Write } else { Way::Read };
-            let reached = ground.bus(buffer, len.into(), way);
+            let reached = dma.bus(buffer, len.into(), way);
             let text = || {
                 format!(
                     "descriptor {place}: buffer {buffer:#x}+{len:#x} is outside the guest's memory, or not for that"
@@ -212,7 +212,7 @@ impl ShadowRing {
                 Some(bus) => (bus, true, len),
                 None if ignored => {
                     let text = format!("ring {}: {}", self.table.name, text());
-                    self.ignored.push(Fault::dma("buffer-outside", text));
+                    self.ignored.push(MonitorFault::dma("buffer-outside", text));
                     (self.spare, self.table.flow == Flow::Receive, 0)
                 }
                 None => return self.fault(gpa, status, buffer, "buffer-outside", text),
@@ -237,7 +237,7 @@ impl ShadowRing {
     }
 
     /// Faults that [`ShadowRing::vet`] has ignored since this was asked last.
-    pub(super) fn ignored(&mut self) -> impl Iterator<Item = Fault> + '_ {
+    pub(super) fn ignored(&mut self) -> impl Iterator<Item = MonitorFault> + '_ {
         self.ignored.drain(..)
     }
 
@@ -249,13 +249,13 @@ impl ShadowRing {
         buffer: u64,
         name: &'static str,
         text: impl FnOnce() -> String,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MonitorFault> {
         let bad = Some((gpa, status, buffer));
         if self.bad == bad && self.table.flow == Flow::Receive {
             return Ok(());
         }
         self.bad = bad;
-        Err(Fault::dma(name, format!("ring {}: {}", self.table.name, text())))
+        Err(MonitorFault::dma(name, format!("ring {}: {}", self.table.name, text())))
     }
 
     /// Whether [`ShadowRing::vet`] has let pass what now waits for [`ShadowRing::publish`].
@@ -300,7 +300,7 @@ impl ShadowRing {
     }
 
     /// Gives the guest back what the hardware has finished; how many descriptors.
-    pub(super) fn harvest(&mut self, ground: &DmaWindow) -> u32 {
+    pub(super) fn harvest(&mut self, dma: &DmaWindow) -> u32 {
         let layout = &self.table.descriptor;
         let mut done = 0;
         while let Some(flight) = self.flights.front() {
@@ -316,18 +316,18 @@ impl ShadowRing {
             let receive = self.table.flow == Flow::Receive;
             if receive {
                 // How much of it the hardware wrote only its own format says: all of it may be.
-                ground.view().wrote(flight.buffer, flight.len.into());
+                dma.view().wrote(flight.buffer, flight.len.into());
             }
             // The guest may have taken its ring away; then nobody waits for the status.
-            if let Ok(window) = ground.view().window(flight.gpa, layout.size.into(), 4) {
+            if let Ok(window) = dma.view().window(flight.gpa, layout.size.into(), 4) {
                 for offset in (0..layout.size).step_by(4) {
                     let address = offset == layout.address.0 || offset == layout.address.1;
                     if receive && !address && offset != layout.status {
                         let word = self.own.load_u32(at + usize::from(offset));
-                        ground.view().store_u32(&window, offset.into(), word);
+                        dma.view().store_u32(&window, offset.into(), word);
                     }
                 }
-                ground.view().store_u32(&window, layout.status.into(), status);
+                dma.view().store_u32(&window, layout.status.into(), status);
             }
             let issued = flight.issued;
             self.flights.pop_front();
@@ -376,14 +376,14 @@ impl ShadowRing {
 
     /// The hardware works on it no longer, though the guest has it enabled: what it has not finished is the guest's again,
     /// to be given once more. Harvest first. Gives how many descriptors these are.
-    pub(super) fn recall(&mut self, ground: &DmaWindow) -> u16 {
+    pub(super) fn recall(&mut self, dma: &DmaWindow) -> u16 {
         let unfinished = self.flights.len() as u16;
         if let Some(oldest) = self.flights.front() {
             self.next = oldest.place;
         }
         if self.table.flow == Flow::Receive {
             for flight in &self.flights {
-                ground.view().wrote(flight.buffer, flight.len.into());
+                dma.view().wrote(flight.buffer, flight.len.into());
             }
         }
         self.flights.clear();
@@ -430,7 +430,7 @@ fn put(bytes: &mut [u8; LARGEST], at: u16, value: u32) {
 }
 
 /// Whether a ring's descriptors can be copied by this code.
-pub(super) fn sound(ring: &Ring) -> bool {
+pub(super) fn sound(ring: &DescriptorRing) -> bool {
     let layout = &ring.descriptor;
     let inside = |at: u16| at.is_multiple_of(4) && at.checked_add(4).is_some_and(|end| end <= layout.size);
     (1..=MOST).contains(&ring.most)
@@ -442,7 +442,9 @@ pub(super) fn sound(ring: &Ring) -> bool {
 }
 
 /// The rings of one device, and the memory that the hardware sees them in: to be mapped at [`OWN`].
-pub(super) fn make(tables: &'static [Ring]) -> Result<(Vec<ShadowRing>, Option<Memory>), MapError> {
+pub(super) fn make(
+    tables: &'static [DescriptorRing],
+) -> Result<(Vec<ShadowRing>, Option<MemoryRegion>), MapError> {
     let mut at = 0u64;
     let mut places = Vec::new();
     for table in tables {
@@ -465,8 +467,10 @@ pub(super) fn make(tables: &'static [Ring]) -> Result<(Vec<ShadowRing>, Option<M
             rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::MFILE),
         )
     })?;
-    let memory = Memory::map(RegionSpec { gpa: OWN, len, user: 0, offset: 0, file })?;
-    let ring = |(table, at): (&'static Ring, u64)| ShadowRing::new(table, &mapping, at as usize, OWN + spare);
+    let memory = MemoryRegion::map(RegionSpec { gpa: OWN, len, user: 0, offset: 0, file })?;
+    let ring = |(table, at): (&'static DescriptorRing, u64)| {
+        ShadowRing::new(table, &mapping, at as usize, OWN + spare)
+    };
     let rings = places.into_iter().filter_map(ring).collect();
     Ok((rings, Some(memory)))
 }

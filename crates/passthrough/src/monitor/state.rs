@@ -1,7 +1,7 @@
 //! A device that stands still, as bytes: for another process or host. What is loaded is hostile: all of it is held against the model
 //! before anything is touched.
 
-use ioplane_device::mutation::{Law, removed};
+use ioplane_device::mutation::{Invariant, removed};
 use ioplane_device::{DeviceError, SavedState, StateError};
 use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_model::{ModelStateV1, RegisterId, Transfer, Way};
@@ -9,15 +9,15 @@ use serde::{Deserialize, Serialize};
 
 use super::derive::ReplayInput;
 use super::guest::{BlockState, Virtual};
+use super::quiescence::QuiescentState;
 use super::rings::RingV1;
-use super::still::QuiescentState;
 use super::{Monitor, bus};
 
 const VERSION: u32 = 1;
 
 /// A saved monitor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StateV1 {
+pub struct MonitorStateV1 {
     /// Where the model was, and what the guest wrote.
     pub machine: ModelStateV1,
     /// Register and value, for the model's list of restoring.
@@ -73,7 +73,7 @@ impl<H: Hardware> Monitor<H> {
         let derived = self.derive(parked.grounds(), false);
         let machine = derived
             .map_or_else(|_| parked.machine.save(), |derived| self.corrected(&parked.machine, &derived));
-        let saved = StateV1 {
+        let saved = MonitorStateV1 {
             machine,
             registers: parked.registers.iter().map(|(id, value)| (name(*id), *value)).collect(),
             status: parked.interrupts.status,
@@ -100,7 +100,7 @@ impl<H: Hardware> Monitor<H> {
 
     pub(super) fn load_state(&mut self, state: &SavedState) -> Result<(), DeviceError> {
         let body = state.expect(self.card.model.name, VERSION)?;
-        let (saved, rest): (StateV1, _) =
+        let (saved, rest): (MonitorStateV1, _) =
             postcard::take_from_bytes(body).map_err(|error| StateError::Damaged(error.to_string()))?;
         if !rest.is_empty() {
             return Err(StateError::Damaged(format!("{} bytes too many", rest.len())).into());
@@ -120,7 +120,7 @@ impl<H: Hardware> Monitor<H> {
     }
 
     /// What was saved, by numbers.
-    fn understand(&self, saved: &StateV1) -> Result<QuiescentState, DeviceError> {
+    fn understand(&self, saved: &MonitorStateV1) -> Result<QuiescentState, DeviceError> {
         let mut machine = self.guest.machine.clone();
         machine.load(&saved.machine).map_err(|fault| impossible(fault.to_string()))?;
         let wanted: Vec<_> = self.card.plan.saved().collect();
@@ -142,8 +142,8 @@ impl<H: Hardware> Monitor<H> {
             BlockState { low: *low, high: *high, busy: busy.then_some(gpa) }
         };
         let blocks: Vec<_> = self.card.model.blocks.iter().zip(&saved.blocks).map(block).collect();
-        // Law 4: whoever wrote this may want what no guest could have done.
-        if !removed(Law::DistrustsLoaded) {
+        // Invariant 4: whoever wrote this may want what no guest could have done.
+        if !removed(Invariant::DistrustsLoaded) {
             self.doubt(saved, &registers)?;
             if transfer.is_some() && self.card.model.port.is_none() {
                 return Err(impossible("a transfer of a card without memory"));
@@ -167,7 +167,7 @@ impl<H: Hardware> Monitor<H> {
         })
     }
 
-    fn doubt(&self, saved: &StateV1, registers: &[(RegisterId, u32)]) -> Result<(), DeviceError> {
+    fn doubt(&self, saved: &MonitorStateV1, registers: &[(RegisterId, u32)]) -> Result<(), DeviceError> {
         for (id, value) in registers {
             let register = self.guest.machine.register(*id);
             if value & !bus::full(register) != 0 {

@@ -3,7 +3,7 @@
 use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_model::StateModel;
 
-use super::{Halves, Monitor, MonitorError, Options};
+use super::{Halves, Monitor, MonitorError, MonitorOptions};
 
 impl<H: Hardware> Monitor<H> {
     /// Leaves nothing in the memory behind the data port.
@@ -21,7 +21,7 @@ impl<H: Hardware> Monitor<H> {
     ///
     /// What a monitor cannot be made for, a reset that fails, the first access that fails: its memory may still hold what it held.
     pub(crate) fn empty(hardware: H, model: &'static StateModel) -> (H, Result<(), MonitorError>) {
-        let options = Options { shadows: false, ..Options::new(hardware.name()) };
+        let options = MonitorOptions { shadows: false, ..MonitorOptions::new(hardware.name()) };
         let halves = match Halves::new(&hardware, model, options) {
             Ok(halves) => halves,
             Err(error) => return (hardware, Err(error)),
@@ -39,15 +39,14 @@ impl<H: Hardware> Monitor<H> {
         self.guest.machine.reset();
         self.learn_bank();
         self.wipe();
-        if self.card.bus.gone() {
-            return Err(self.card.lost().into());
-        }
-        if let Some(fault) = self.card.bus.faults().and_then(|faults| faults.into_iter().next()) {
-            return Err(HardwareError::NotWiped {
-                function: self.card.bus.name().to_owned(),
-                why: fault.text,
+        // The first fault says what failed: after some of them the card counts as gone.
+        match self.card.bus.faults().and_then(|faults| faults.into_iter().next()) {
+            Some(fault) if fault.name != "gone" => {
+                let function = self.card.bus.name().to_owned();
+                return Err(HardwareError::NotWiped { function, why: fault.text }.into());
             }
-            .into());
+            _ if self.card.bus.gone() => return Err(self.card.lost().into()),
+            _ => {}
         }
         Ok(self.reset_hardware()?)
     }

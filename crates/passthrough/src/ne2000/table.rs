@@ -1,10 +1,8 @@
 //! The table.
 
 use Check::{Deny, Holds, Ignore};
-use Event as On;
-use Transition as From;
 use ioplane_model::{
-    ANY, Banks, Check, DataPort, Event, Id, Interrupts, RESET, Reads, Region, Register, Reset, Restore, STAY,
+    ANY, Banks, Check, DataPort, Id, Interrupts, On, RESET, Reads, Region, Register, Reset, Restore, STAY,
     State, StateModel, Transition, Way, Writes,
 };
 
@@ -94,7 +92,7 @@ const fn page(page: u8, name: &'static str, offset: u16, reads: Reads, writes: W
 /// Sections 10.2 and 10.3; page 3 is Realtek's. What can only be written is always hooked, for its value cannot be had later.
 #[rustfmt::skip]
 const REGISTERS: &[Register] = &[
-    row("CR",          0x00, 1, Reads::Alive, Writes::Trigger).seen().bits(CR_BITS),
+    row("CR",          0x00, 1, Reads::Alive, Writes::Trigger).hook_writes().bits(CR_BITS),
     // Page 0, read.
     page(0, "CLDA0",   0x01, Reads::Alive, Writes::Never),
     page(0, "CLDA1",   0x02, Reads::Alive, Writes::Never),
@@ -102,7 +100,7 @@ const REGISTERS: &[Register] = &[
     page(0, "TSR",     0x04, Reads::Alive, Writes::Never),
     page(0, "NCR",     0x05, Reads::Alive, Writes::Never),
     page(0, "FIFO",    0x06, Reads::Effect, Writes::Never),
-    page(0, "ISR",     0x07, Reads::Alive, Writes::Clears).watched().bits(ISR_BITS),
+    page(0, "ISR",     0x07, Reads::Alive, Writes::Clears).hook_all().bits(ISR_BITS),
     page(0, "CRDA0",   0x08, Reads::Alive, Writes::Never),
     page(0, "CRDA1",   0x09, Reads::Alive, Writes::Never),
     page(0, "ID0",     0x0a, Reads::Alive, Writes::Never),
@@ -112,19 +110,19 @@ const REGISTERS: &[Register] = &[
     page(0, "CNTR1",   0x0e, Reads::Effect, Writes::Never),
     page(0, "CNTR2",   0x0f, Reads::Effect, Writes::Never),
     // Page 0, written.
-    page(0, "PSTART",  0x01, Reads::Never, Writes::Plain).seen(),
-    page(0, "PSTOP",   0x02, Reads::Never, Writes::Plain).seen(),
-    page(0, "TPSR",    0x04, Reads::Never, Writes::Plain).seen(),
-    page(0, "TBCR0",   0x05, Reads::Never, Writes::Plain).seen(),
-    page(0, "TBCR1",   0x06, Reads::Never, Writes::Plain).seen(),
-    page(0, "RSAR0",   0x08, Reads::Never, Writes::Plain).seen(),
-    page(0, "RSAR1",   0x09, Reads::Never, Writes::Plain).seen(),
-    page(0, "RBCR0",   0x0a, Reads::Never, Writes::Plain).seen(),
-    page(0, "RBCR1",   0x0b, Reads::Never, Writes::Plain).seen(),
-    page(0, "RCR",     0x0c, Reads::Never, Writes::Plain).seen().bits(&[("MON", MON)]),
-    page(0, "TCR",     0x0d, Reads::Never, Writes::Plain).seen(),
-    page(0, "DCR",     0x0e, Reads::Never, Writes::Plain).seen(),
-    page(0, "IMR",     0x0f, Reads::Never, Writes::Plain).seen(),
+    page(0, "PSTART",  0x01, Reads::Never, Writes::Plain).hook_writes(),
+    page(0, "PSTOP",   0x02, Reads::Never, Writes::Plain).hook_writes(),
+    page(0, "TPSR",    0x04, Reads::Never, Writes::Plain).hook_writes(),
+    page(0, "TBCR0",   0x05, Reads::Never, Writes::Plain).hook_writes(),
+    page(0, "TBCR1",   0x06, Reads::Never, Writes::Plain).hook_writes(),
+    page(0, "RSAR0",   0x08, Reads::Never, Writes::Plain).hook_writes(),
+    page(0, "RSAR1",   0x09, Reads::Never, Writes::Plain).hook_writes(),
+    page(0, "RBCR0",   0x0a, Reads::Never, Writes::Plain).hook_writes(),
+    page(0, "RBCR1",   0x0b, Reads::Never, Writes::Plain).hook_writes(),
+    page(0, "RCR",     0x0c, Reads::Never, Writes::Plain).hook_writes().bits(&[("MON", MON)]),
+    page(0, "TCR",     0x0d, Reads::Never, Writes::Plain).hook_writes(),
+    page(0, "DCR",     0x0e, Reads::Never, Writes::Plain).hook_writes(),
+    page(0, "IMR",     0x0f, Reads::Never, Writes::Plain).hook_writes(),
     // Page 1: station address, current page, multicast hash.
     page(1, "PAR0",    0x01, Reads::Plain, Writes::Plain),
     page(1, "PAR1",    0x02, Reads::Plain, Writes::Plain),
@@ -132,7 +130,7 @@ const REGISTERS: &[Register] = &[
     page(1, "PAR3",    0x04, Reads::Plain, Writes::Plain),
     page(1, "PAR4",    0x05, Reads::Plain, Writes::Plain),
     page(1, "PAR5",    0x06, Reads::Plain, Writes::Plain),
-    page(1, "CURR",    0x07, Reads::Alive, Writes::Plain).seen(),
+    page(1, "CURR",    0x07, Reads::Alive, Writes::Plain).hook_writes(),
     page(1, "MAR0",    0x08, Reads::Plain, Writes::Plain),
     page(1, "MAR1",    0x09, Reads::Plain, Writes::Plain),
     page(1, "MAR2",    0x0a, Reads::Plain, Writes::Plain),
@@ -149,14 +147,14 @@ const REGISTERS: &[Register] = &[
     page(2, "TCR2",    0x0d, Reads::Alive, Writes::Never),
     page(2, "DCR2",    0x0e, Reads::Alive, Writes::Never),
     // Page 3, Realtek's: configuration, from the EEPROM.
-    page(3, "CR9346",  0x01, Reads::Alive, Writes::Trigger).seen().bits(&[("EEM", EEM)]),
+    page(3, "CR9346",  0x01, Reads::Alive, Writes::Trigger).hook_writes().bits(&[("EEM", EEM)]),
     page(3, "CONFIG0", 0x03, Reads::Alive, Writes::Never),
     page(3, "CONFIG2", 0x05, Reads::Alive, Writes::Plain),
     page(3, "CONFIG3", 0x06, Reads::Alive, Writes::Plain),
     // Data goes through here, one, two or four bytes at a time.
     row("DATA",        0x10, 4, Reads::Effect, Writes::Trigger),
     // Read: the card resets. Written: that ends.
-    row("RESET",       0x1f, 1, Reads::Effect, Writes::Trigger).watched(),
+    row("RESET",       0x1f, 1, Reads::Effect, Writes::Trigger).hook_all(),
 ];
 
 /// The receive ring lies in the packet memory, and the page that is written next in the ring.
@@ -174,20 +172,20 @@ const RUN: Region = Region {
         State::reusable("Started", "on the wire"),
     ],
     transitions: &[
-        From::new(ANY, On::read("RESET"), RESET),
-        From::new("Reset", On::became("ISR", RST, RST), "Stopped"),
-        From::new(ANY, On::sets("CR", STOP), "Stopped"),
+        Transition::new(ANY, On::read("RESET"), RESET),
+        Transition::new("Reset", On::became("ISR", RST, RST), "Stopped"),
+        Transition::new(ANY, On::sets("CR", STOP), "Stopped"),
         // Every command has the start bit set: only the one that starts it is looked at.
-        From::new("Started", On::sets("CR", START), STAY),
-        From::new(ANY, On::sets("CR", START), "Started").given("RCR", MON, MON),
-        From::new(ANY, On::sets("CR", START), "Started").check(IN_RING),
-        From::new("Started", On::write("RCR", MON, 0), STAY).check(IN_RING),
-        From::new("Started", On::written("PSTART"), STAY).given("RCR", MON, 0).check(RING_MOVES),
-        From::new("Started", On::written("PSTOP"), STAY).given("RCR", MON, 0).check(RING_MOVES),
-        From::new("Started", On::written("CURR"), STAY).given("RCR", MON, 0).check(IN_PLACE),
-        From::new(ANY, On::write("CR9346", EEM, NORMAL), STAY),
-        From::new(ANY, On::write("CR9346", EEM, UNLOCK), STAY),
-        From::new(ANY, On::written("CR9346"), STAY)
+        Transition::new("Started", On::sets("CR", START), STAY),
+        Transition::new(ANY, On::sets("CR", START), "Started").given("RCR", MON, MON),
+        Transition::new(ANY, On::sets("CR", START), "Started").check(IN_RING),
+        Transition::new("Started", On::write("RCR", MON, 0), STAY).check(IN_RING),
+        Transition::new("Started", On::written("PSTART"), STAY).given("RCR", MON, 0).check(RING_MOVES),
+        Transition::new("Started", On::written("PSTOP"), STAY).given("RCR", MON, 0).check(RING_MOVES),
+        Transition::new("Started", On::written("CURR"), STAY).given("RCR", MON, 0).check(IN_PLACE),
+        Transition::new(ANY, On::write("CR9346", EEM, NORMAL), STAY),
+        Transition::new(ANY, On::write("CR9346", EEM, UNLOCK), STAY),
+        Transition::new(ANY, On::written("CR9346"), STAY)
             .check(&[Deny("the EEPROM is not programmed: it belongs to all who use this card")]),
     ],
 };
@@ -208,14 +206,14 @@ const RING: Region = Region {
         ),
     ],
     transitions: &[
-        From::new(ANY, On::written("CURR"), "Set").given("CR", STOP, STOP),
-        From::new("Shifted", On::written("CURR"), "Used"),
-        From::new("Set", On::sets("CR", START), "Used").given("RCR", MON, 0),
-        From::new("Set", On::write("RCR", MON, 0), "Used").given("CR", STOP, 0),
-        From::new("Used", On::written("PSTART"), "Shifted"),
-        From::new("Used", On::written("PSTOP"), "Shifted"),
-        From::new("Shifted", On::sets("CR", START), STAY).given("RCR", MON, 0).check(NO_PLACE),
-        From::new("Shifted", On::write("RCR", MON, 0), STAY).given("CR", STOP, 0).check(NO_PLACE),
+        Transition::new(ANY, On::written("CURR"), "Set").given("CR", STOP, STOP),
+        Transition::new("Shifted", On::written("CURR"), "Used"),
+        Transition::new("Set", On::sets("CR", START), "Used").given("RCR", MON, 0),
+        Transition::new("Set", On::write("RCR", MON, 0), "Used").given("CR", STOP, 0),
+        Transition::new("Used", On::written("PSTART"), "Shifted"),
+        Transition::new("Used", On::written("PSTOP"), "Shifted"),
+        Transition::new("Shifted", On::sets("CR", START), STAY).given("RCR", MON, 0).check(NO_PLACE),
+        Transition::new("Shifted", On::write("RCR", MON, 0), STAY).given("CR", STOP, 0).check(NO_PLACE),
     ],
 };
 
@@ -237,28 +235,28 @@ const DMA: Region = Region {
             .hooks(&[("DATA", Way::Read)]),
     ],
     transitions: &[
-        From::new(ANY, On::sets("CR", ABORT), "Quiet"),
-        From::new(ANY, On::write("CR", RD, READ), "DmaRd").check(READS),
-        From::new(ANY, On::write("CR", RD, WRITE), "DmaWr").check(WRITES),
-        From::new(ANY, On::write("CR", RD, SEND), STAY)
+        Transition::new(ANY, On::sets("CR", ABORT), "Quiet"),
+        Transition::new(ANY, On::write("CR", RD, READ), "DmaRd").check(READS),
+        Transition::new(ANY, On::write("CR", RD, WRITE), "DmaWr").check(WRITES),
+        Transition::new(ANY, On::write("CR", RD, SEND), STAY)
             .check(&[Deny("'send packet' is not offered: the card would choose the range by itself")]),
         // "Not allowed" (10.3): what a card makes of it is its own affair.
-        From::new(ANY, On::write("CR", RD, 0), "Quiet"),
-        From::new(ANY, On::Moved, "Quiet"),
-        From::new(ANY, On::sets("ISR", RDC), "Quiet"),
-        From::new(ANY, On::written("RSAR0"), "Quiet"),
-        From::new(ANY, On::written("RSAR1"), "Quiet"),
-        From::new(ANY, On::written("RBCR0"), "Quiet"),
-        From::new(ANY, On::written("RBCR1"), "Quiet"),
+        Transition::new(ANY, On::write("CR", RD, 0), "Quiet"),
+        Transition::new(ANY, On::Moved, "Quiet"),
+        Transition::new(ANY, On::sets("ISR", RDC), "Quiet"),
+        Transition::new(ANY, On::written("RSAR0"), "Quiet"),
+        Transition::new(ANY, On::written("RSAR1"), "Quiet"),
+        Transition::new(ANY, On::written("RBCR0"), "Quiet"),
+        Transition::new(ANY, On::written("RBCR1"), "Quiet"),
         // Words or bytes: an address that was checked for bytes may be odd.
-        From::new(ANY, On::written("DCR"), "Quiet"),
+        Transition::new(ANY, On::written("DCR"), "Quiet"),
         // The port goes from the end of the receive ring to its beginning.
-        From::new(ANY, On::written("PSTART"), "Quiet"),
-        From::new(ANY, On::written("PSTOP"), "Quiet"),
-        From::new("Quiet", On::read("DATA"), STAY).check(NO_TRANSFER),
-        From::new("Quiet", On::written("DATA"), STAY).check(NO_TRANSFER),
-        From::new("DmaRd", On::written("DATA"), STAY).check(WRONG_WAY),
-        From::new("DmaWr", On::read("DATA"), STAY).check(WRONG_WAY),
+        Transition::new(ANY, On::written("PSTART"), "Quiet"),
+        Transition::new(ANY, On::written("PSTOP"), "Quiet"),
+        Transition::new("Quiet", On::read("DATA"), STAY).check(NO_TRANSFER),
+        Transition::new("Quiet", On::written("DATA"), STAY).check(NO_TRANSFER),
+        Transition::new("DmaRd", On::written("DATA"), STAY).check(WRONG_WAY),
+        Transition::new("DmaWr", On::read("DATA"), STAY).check(WRONG_WAY),
     ],
 };
 
@@ -275,24 +273,24 @@ const TRANSMIT: Region = Region {
     ],
     transitions: &[
         // Stopped before it was sent: drivers send it again.
-        From::new("TxBusy", On::sets("CR", STOP), "Loaded"),
-        From::new("TxBoth", On::sets("CR", STOP), "Loaded"),
-        From::new("Idle", On::write("CR", STOP | TXP, TXP), "TxBusy").check(FRAME),
-        From::new("Loaded", On::write("CR", STOP | TXP, TXP), "TxBusy").check(FRAME),
-        From::new("TxBusy", On::write("CR", STOP | TXP, TXP), STAY).check(FRAME),
-        From::new("TxBoth", On::write("CR", STOP | TXP, TXP), STAY).check(FRAME),
-        From::new("Idle", On::write("CR", RD, WRITE), "Loaded"),
-        From::new("TxBusy", On::write("CR", RD, WRITE), "TxBoth"),
-        From::new("TxBusy", On::interrupt(PTX | TXE), "Idle"),
-        From::new("TxBoth", On::interrupt(PTX | TXE), "Loaded"),
+        Transition::new("TxBusy", On::sets("CR", STOP), "Loaded"),
+        Transition::new("TxBoth", On::sets("CR", STOP), "Loaded"),
+        Transition::new("Idle", On::write("CR", STOP | TXP, TXP), "TxBusy").check(FRAME),
+        Transition::new("Loaded", On::write("CR", STOP | TXP, TXP), "TxBusy").check(FRAME),
+        Transition::new("TxBusy", On::write("CR", STOP | TXP, TXP), STAY).check(FRAME),
+        Transition::new("TxBoth", On::write("CR", STOP | TXP, TXP), STAY).check(FRAME),
+        Transition::new("Idle", On::write("CR", RD, WRITE), "Loaded"),
+        Transition::new("TxBusy", On::write("CR", RD, WRITE), "TxBoth"),
+        Transition::new("TxBusy", On::interrupt(PTX | TXE), "Idle"),
+        Transition::new("TxBoth", On::interrupt(PTX | TXE), "Loaded"),
         // A driver that sets the page while the card is stopped begins anew.
-        From::new("Loaded", On::written("TPSR"), "Idle").given("CR", STOP, STOP),
-        From::new("TxBusy", On::written("TPSR"), STAY).check(FRAME),
-        From::new("TxBusy", On::written("TBCR0"), STAY).check(FRAME),
-        From::new("TxBusy", On::written("TBCR1"), STAY).check(FRAME),
-        From::new("TxBoth", On::written("TPSR"), STAY).check(FRAME),
-        From::new("TxBoth", On::written("TBCR0"), STAY).check(FRAME),
-        From::new("TxBoth", On::written("TBCR1"), STAY).check(FRAME),
+        Transition::new("Loaded", On::written("TPSR"), "Idle").given("CR", STOP, STOP),
+        Transition::new("TxBusy", On::written("TPSR"), STAY).check(FRAME),
+        Transition::new("TxBusy", On::written("TBCR0"), STAY).check(FRAME),
+        Transition::new("TxBusy", On::written("TBCR1"), STAY).check(FRAME),
+        Transition::new("TxBoth", On::written("TPSR"), STAY).check(FRAME),
+        Transition::new("TxBoth", On::written("TBCR0"), STAY).check(FRAME),
+        Transition::new("TxBoth", On::written("TBCR1"), STAY).check(FRAME),
     ],
 };
 
@@ -305,12 +303,12 @@ const RECEIVE: Region = Region {
         State::busy("Overrun", "the ring was full; the driver stops, drains, and clears ISR.OVW"),
     ],
     transitions: &[
-        From::new(ANY, On::interrupt(OVW), "Overrun"),
-        From::new("Empty", On::interrupt(PRX | RXE), "RxPending"),
-        From::new("RxPending", On::Holds(&RING_EMPTY), "Empty"),
-        From::new("Overrun", On::sets("ISR", OVW), "RxPending"),
+        Transition::new(ANY, On::interrupt(OVW), "Overrun"),
+        Transition::new("Empty", On::interrupt(PRX | RXE), "RxPending"),
+        Transition::new("RxPending", On::Holds(&RING_EMPTY), "Empty"),
+        Transition::new("Overrun", On::sets("ISR", OVW), "RxPending"),
         // A driver that sets the current page while the card is stopped begins anew.
-        From::new(ANY, On::written("CURR"), "Empty").given("CR", STOP, STOP),
+        Transition::new(ANY, On::written("CURR"), "Empty").given("CR", STOP, STOP),
     ],
 };
 

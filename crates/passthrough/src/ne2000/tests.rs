@@ -1,6 +1,6 @@
 //! What Linux's ne2k-pci and 8390 do, access by access (read in their sources, 6.x), never is refused; what a hostile driver does is.
 
-use ioplane_model::{Check, Machine, Seen, Way, verify};
+use ioplane_model::{Check, Machine, ModelInput, Way, verify};
 
 use super::MODEL;
 use super::functions::{CURRENT_INSIDE, FRAME_INSIDE, MAY_READ, RING_INSIDE};
@@ -161,7 +161,7 @@ fn ping(p: &mut Play) {
     w(p, 0x07, 0x02);
     w(p, 0, 0x22);
     p.read(0x07, 1);
-    p.tell(Seen::Holds { condition: 0 });
+    p.tell(ModelInput::Holds { condition: 0 });
 }
 
 fn up() -> Play {
@@ -218,7 +218,7 @@ fn a_stock_driver_is_never_refused() {
     assert!(!p.machine.reusable(), "the frame is still there to be sent again");
     w(&mut p, 0, 0x26);
     p.interrupt(0x02);
-    p.tell(Seen::Holds { condition: 0 });
+    p.tell(ModelInput::Holds { condition: 0 });
     assert!(p.machine.reusable(), "{:?}", p.machine.busy());
     // ei_get_stats, set_rx_mode, promiscuous.
     for offset in [0x0d, 0x0e, 0x0f] {
@@ -255,7 +255,7 @@ fn the_port_moves_only_what_was_checked() {
     assert_eq!(p.checks, [&Check::Holds(&MAY_READ)]);
     p.write(0x10, 4, 0);
     assert_eq!(p.denied.len(), 1, "it was to read");
-    p.tell(Seen::Moved);
+    p.tell(ModelInput::Moved);
     p.read(0x10, 4);
     assert_eq!(p.ignored.len(), 3, "no more than was asked for");
     // The range is written over while it moves.

@@ -1,11 +1,9 @@
 //! The table.
 
-use Check::{Base, Deny, Ring as Descriptors};
-use Event as On;
-use Transition as From;
+use Check::{Base, Deny, Descriptors};
 use ioplane_model::{
-    ANY, Block, Check, Descriptor, Event, Flow, Id, Interrupts, RESET, Reads, Region, Register, Reset,
-    Restore, Ring, STAY, State, StateModel, Transition, Way, Writes,
+    ANY, Block, Check, DescriptorLayout, DescriptorRing, Flow, Id, Interrupts, On, RESET, Reads, Region,
+    Register, Reset, Restore, STAY, State, StateModel, Transition, Way, Writes,
 };
 
 /// The RTL8139C+.
@@ -30,7 +28,7 @@ pub static MODEL: StateModel = StateModel {
     },
     regions: &[ENGINE, TRANSMIT, PRIORITY, TALLY, EEPROM],
     rings: &[
-        Ring {
+        DescriptorRing {
             name: "transmit",
             base: ("TNPDS_LO", "TNPDS_HI"),
             flow: Flow::Transmit,
@@ -38,7 +36,7 @@ pub static MODEL: StateModel = StateModel {
             enable: ("CR", TE),
             ..RING
         },
-        Ring {
+        DescriptorRing {
             name: "priority",
             base: ("THPDS_LO", "THPDS_HI"),
             flow: Flow::Transmit,
@@ -46,11 +44,11 @@ pub static MODEL: StateModel = StateModel {
             enable: ("CR", TE),
             ..RING
         },
-        Ring {
+        DescriptorRing {
             name: "receive",
             base: ("RDSAR_LO", "RDSAR_HI"),
             flow: Flow::Receive,
-            descriptor: Descriptor { length: 0x1fff, ..RING.descriptor },
+            descriptor: DescriptorLayout { length: 0x1fff, ..RING.descriptor },
             enable: ("CR", RE),
             ..RING
         },
@@ -88,13 +86,13 @@ const PROGRAM: u32 = 0x80;
 const UNLOCK: u32 = 0xc0;
 
 /// What the three rings have in common (section 6.1): up to 64 descriptors of 16 bytes, at a multiple of 256.
-const RING: Ring = Ring {
+const RING: DescriptorRing = DescriptorRing {
     name: "",
     base: ("", ""),
     align: 256,
     most: 64,
     flow: Flow::Transmit,
-    descriptor: Descriptor {
+    descriptor: DescriptorLayout {
         size: 16,
         status: 0,
         own: 1 << 31,
@@ -123,29 +121,29 @@ const REGISTERS: &[Register] = &[
     row("MAR0",      0x08, 4, Reads::Plain, Writes::Plain),
     row("MAR4",      0x0c, 4, Reads::Plain, Writes::Plain),
     // C+ mode: where the counters are dumped to. In C mode these four are transmit status.
-    row("DTCCR_LO",  0x10, 4, Reads::Alive, Writes::Trigger).seen().bits(&[("CMD", DUMP)]),
-    row("DTCCR_HI",  0x14, 4, Reads::Plain, Writes::Plain).seen(),
-    row("TSD2",      0x18, 4, Reads::Alive, Writes::Trigger).seen(),
-    row("TSD3",      0x1c, 4, Reads::Alive, Writes::Trigger).seen(),
+    row("DTCCR_LO",  0x10, 4, Reads::Alive, Writes::Trigger).hook_writes().bits(&[("CMD", DUMP)]),
+    row("DTCCR_HI",  0x14, 4, Reads::Plain, Writes::Plain).hook_writes(),
+    row("TSD2",      0x18, 4, Reads::Alive, Writes::Trigger).hook_writes(),
+    row("TSD3",      0x1c, 4, Reads::Alive, Writes::Trigger).hook_writes(),
     // C+ mode: descriptors to transmit, normal and high priority. What the chip has are the monitor's addresses.
-    row("TNPDS_LO",  0x20, 4, Reads::Plain, Writes::Plain).seen(),
-    row("TNPDS_HI",  0x24, 4, Reads::Plain, Writes::Plain).seen(),
-    row("THPDS_LO",  0x28, 4, Reads::Plain, Writes::Plain).seen(),
-    row("THPDS_HI",  0x2c, 4, Reads::Plain, Writes::Plain).seen(),
+    row("TNPDS_LO",  0x20, 4, Reads::Plain, Writes::Plain).hook_writes(),
+    row("TNPDS_HI",  0x24, 4, Reads::Plain, Writes::Plain).hook_writes(),
+    row("THPDS_LO",  0x28, 4, Reads::Plain, Writes::Plain).hook_writes(),
+    row("THPDS_HI",  0x2c, 4, Reads::Plain, Writes::Plain).hook_writes(),
     row("RBSTART",   0x30, 4, Reads::Alive, Writes::Never),
     row("ERBCR",     0x34, 2, Reads::Alive, Writes::Never),
     row("ERSR",      0x36, 1, Reads::Alive, Writes::Never),
-    row("CR",        0x37, 1, Reads::Alive, Writes::Trigger).seen().bits(CR_BITS),
+    row("CR",        0x37, 1, Reads::Alive, Writes::Trigger).hook_writes().bits(CR_BITS),
     row("CAPR",      0x38, 2, Reads::Alive, Writes::Never),
     row("CBR",       0x3a, 2, Reads::Alive, Writes::Never),
-    row("IMR",       0x3c, 2, Reads::Plain, Writes::Plain).watched(),
-    row("ISR",       0x3e, 2, Reads::Alive, Writes::Clears).watched(),
+    row("IMR",       0x3c, 2, Reads::Plain, Writes::Plain).hook_all(),
+    row("ISR",       0x3e, 2, Reads::Alive, Writes::Clears).hook_all(),
     row("TCR",       0x40, 4, Reads::Alive, Writes::Plain),
     row("RCR",       0x44, 4, Reads::Alive, Writes::Plain),
     // Any write sets the timer, the count of missed packets to zero.
     row("TCTR",      0x48, 4, Reads::Alive, Writes::Trigger),
     row("MPC",       0x4c, 4, Reads::Alive, Writes::Trigger),
-    row("CR9346",    0x50, 1, Reads::Alive, Writes::Trigger).seen().bits(CR9346_BITS),
+    row("CR9346",    0x50, 1, Reads::Alive, Writes::Trigger).hook_writes().bits(CR9346_BITS),
     row("CONFIG0",   0x51, 1, Reads::Alive, Writes::Never),
     row("CONFIG1",   0x52, 1, Reads::Alive, Writes::Plain),
     row("TIMERINT",  0x54, 4, Reads::Plain, Writes::Plain),
@@ -173,13 +171,13 @@ const REGISTERS: &[Register] = &[
     row("WAKEUP",    0x80, 0x54, Reads::Alive, Writes::Never),
     row("FLASH",     0xd4, 4, Reads::Alive, Writes::Never),
     row("CONFIG5",   0xd8, 1, Reads::Alive, Writes::Plain),
-    row("TPPOLL",    0xd9, 1, Reads::Never, Writes::Trigger).seen().bits(&[("HPQ", HPQ), ("NPQ", NPQ)]),
+    row("TPPOLL",    0xd9, 1, Reads::Never, Writes::Trigger).hook_writes().bits(&[("HPQ", HPQ), ("NPQ", NPQ)]),
     row("RMS",       0xda, 2, Reads::Alive, Writes::Never),
-    row("CPCR",      0xe0, 2, Reads::Plain, Writes::Plain).seen().bits(&[("RXEN", RXEN), ("TXEN", TXEN)]),
+    row("CPCR",      0xe0, 2, Reads::Plain, Writes::Plain).hook_writes().bits(&[("RXEN", RXEN), ("TXEN", TXEN)]),
     row("MITIGATE",  0xe2, 2, Reads::Alive, Writes::Never),
     // C+ mode: descriptors to receive into.
-    row("RDSAR_LO",  0xe4, 4, Reads::Plain, Writes::Plain).seen(),
-    row("RDSAR_HI",  0xe8, 4, Reads::Plain, Writes::Plain).seen(),
+    row("RDSAR_LO",  0xe4, 4, Reads::Plain, Writes::Plain).hook_writes(),
+    row("RDSAR_HI",  0xe8, 4, Reads::Plain, Writes::Plain).hook_writes(),
     row("ETTHR",     0xec, 1, Reads::Plain, Writes::Plain),
     row("FER",       0xf0, 4, Reads::Alive, Writes::Never),
     row("FEMR",      0xf4, 4, Reads::Alive, Writes::Never),
@@ -199,27 +197,27 @@ const ENGINE: Region = Region {
         State::reusable("Idle", "receiver or transmitter is on"),
     ],
     transitions: &[
-        From::new(ANY, On::write("CR", RST, RST), RESET),
-        From::new(ANY, On::write("CR9346", EEM, AUTOLOAD), RESET),
-        From::new("Reset", On::became("CR", RST, 0), "Config"),
-        From::new("Reset", On::written("CPCR"), "Config"),
-        From::new("Idle", On::write("CR", RE | TE, 0), "Config"),
-        From::new(ANY, On::write("CR", RE | TE, RE | TE), "Idle")
+        Transition::new(ANY, On::write("CR", RST, RST), RESET),
+        Transition::new(ANY, On::write("CR9346", EEM, AUTOLOAD), RESET),
+        Transition::new("Reset", On::became("CR", RST, 0), "Config"),
+        Transition::new("Reset", On::written("CPCR"), "Config"),
+        Transition::new("Idle", On::write("CR", RE | TE, 0), "Config"),
+        Transition::new(ANY, On::write("CR", RE | TE, RE | TE), "Idle")
             .given("CPCR", RXEN | TXEN, RXEN | TXEN)
             .check(&[Base("receive"), Base("transmit")]),
-        From::new(ANY, On::write("CR", RE | TE, RE), "Idle")
+        Transition::new(ANY, On::write("CR", RE | TE, RE), "Idle")
             .given("CPCR", RXEN, RXEN)
             .check(&[Base("receive")]),
-        From::new(ANY, On::write("CR", RE | TE, TE), "Idle")
+        Transition::new(ANY, On::write("CR", RE | TE, TE), "Idle")
             .given("CPCR", TXEN, TXEN)
             .check(&[Base("transmit")]),
-        From::new(ANY, On::sets("CR", RE | TE), STAY).check(&[NO_C_MODE]),
-        From::new("Idle", On::write("CPCR", RXEN | TXEN, RXEN | TXEN), STAY),
-        From::new("Idle", On::write("CPCR", RXEN, RXEN), STAY).given("CR", TE, 0),
-        From::new("Idle", On::write("CPCR", TXEN, TXEN), STAY).given("CR", RE, 0),
-        From::new("Idle", On::written("CPCR"), STAY).check(&[NO_C_MODE]),
-        From::new(ANY, On::written("TSD2"), STAY).check(&[NO_C_MODE]),
-        From::new(ANY, On::written("TSD3"), STAY).check(&[NO_C_MODE]),
+        Transition::new(ANY, On::sets("CR", RE | TE), STAY).check(&[NO_C_MODE]),
+        Transition::new("Idle", On::write("CPCR", RXEN | TXEN, RXEN | TXEN), STAY),
+        Transition::new("Idle", On::write("CPCR", RXEN, RXEN), STAY).given("CR", TE, 0),
+        Transition::new("Idle", On::write("CPCR", TXEN, TXEN), STAY).given("CR", RE, 0),
+        Transition::new("Idle", On::written("CPCR"), STAY).check(&[NO_C_MODE]),
+        Transition::new(ANY, On::written("TSD2"), STAY).check(&[NO_C_MODE]),
+        Transition::new(ANY, On::written("TSD3"), STAY).check(&[NO_C_MODE]),
     ],
 };
 
@@ -231,11 +229,11 @@ const TRANSMIT: Region = Region {
         State::busy("TxRun", "the chip reads descriptors and frames; the ring drains"),
     ],
     transitions: &[
-        From::new(ANY, On::sets("TPPOLL", NPQ), "TxRun")
+        Transition::new(ANY, On::sets("TPPOLL", NPQ), "TxRun")
             .given("CR", TE, TE)
             .check(&[Descriptors("transmit")]),
-        From::new("TxRun", On::drained("transmit"), "Quiet"),
-        From::new("TxRun", On::write("CR", TE, 0), "Quiet"),
+        Transition::new("TxRun", On::drained("transmit"), "Quiet"),
+        Transition::new("TxRun", On::write("CR", TE, 0), "Quiet"),
     ],
 };
 
@@ -247,11 +245,11 @@ const PRIORITY: Region = Region {
         State::busy("TxRun", "the chip reads descriptors and frames; the ring drains"),
     ],
     transitions: &[
-        From::new(ANY, On::sets("TPPOLL", HPQ), "TxRun")
+        Transition::new(ANY, On::sets("TPPOLL", HPQ), "TxRun")
             .given("CR", TE, TE)
             .check(&[Descriptors("priority")]),
-        From::new("TxRun", On::drained("priority"), "Quiet"),
-        From::new("TxRun", On::write("CR", TE, 0), "Quiet"),
+        Transition::new("TxRun", On::drained("priority"), "Quiet"),
+        Transition::new("TxRun", On::write("CR", TE, 0), "Quiet"),
     ],
 };
 
@@ -263,11 +261,11 @@ const TALLY: Region = Region {
         State::busy("Tally", "the chip writes its counters; it ends that by clearing the bit"),
     ],
     transitions: &[
-        From::new(ANY, On::sets("DTCCR_LO", DUMP), "Tally").check(&[Check::Block("tally")]),
-        From::new("Tally", On::became("DTCCR_LO", DUMP, 0), "Quiet"),
+        Transition::new(ANY, On::sets("DTCCR_LO", DUMP), "Tally").check(&[Check::Block("tally")]),
+        Transition::new("Tally", On::became("DTCCR_LO", DUMP, 0), "Quiet"),
         // A driver that has waited long enough writes 0.
-        From::new("Tally", On::write("DTCCR_LO", DUMP, 0), "Quiet"),
-        From::new("Tally", On::written("DTCCR_HI"), STAY)
+        Transition::new("Tally", On::write("DTCCR_LO", DUMP, 0), "Quiet"),
+        Transition::new("Tally", On::written("DTCCR_HI"), STAY)
             .check(&[Deny("the address may not change while the counters are written to it")]),
     ],
 };
@@ -293,21 +291,21 @@ const EEPROM: Region = Region {
         State::busy("Read", "a word is read; ends when the chip select falls"),
     ],
     transitions: &[
-        From::new(ANY, On::write("CR9346", EEM, NORMAL), "Closed"),
-        From::new(ANY, On::write("CR9346", EEM, UNLOCK), "Closed"),
-        From::new(ANY, On::write("CR9346", EEM | CS, PROGRAM), "Open"),
-        From::new("Closed", On::write("CR9346", EEM, PROGRAM), STAY).check(&[SELECT_LOW]),
-        From::new("Open", On::write("CR9346", EEM | CS | SK, PROGRAM | CS), "Start-"),
-        From::new("Open", On::write("CR9346", EEM, PROGRAM), STAY).check(&[SELECT_LOW]),
-        From::new("Start-", On::write("CR9346", EEM | SK | DI, PROGRAM | SK), "Start+"),
-        From::new("Start-", On::write("CR9346", EEM | SK | DI, PROGRAM | SK | DI), "First+"),
-        From::new("Start+", On::write("CR9346", EEM | SK, PROGRAM), "Start-"),
-        From::new("First+", On::write("CR9346", EEM | SK, PROGRAM), "First-"),
-        From::new("First-", On::write("CR9346", EEM | SK | DI, PROGRAM | SK | DI), "Second+"),
-        From::new("First-", On::write("CR9346", EEM | SK, PROGRAM | SK), STAY).check(&[READ_ONLY]),
-        From::new("Second+", On::write("CR9346", EEM | SK, PROGRAM), "Second-"),
-        From::new("Second-", On::write("CR9346", EEM | SK | DI, PROGRAM | SK), "Read"),
-        From::new("Second-", On::write("CR9346", EEM | SK, PROGRAM | SK), STAY).check(&[READ_ONLY]),
+        Transition::new(ANY, On::write("CR9346", EEM, NORMAL), "Closed"),
+        Transition::new(ANY, On::write("CR9346", EEM, UNLOCK), "Closed"),
+        Transition::new(ANY, On::write("CR9346", EEM | CS, PROGRAM), "Open"),
+        Transition::new("Closed", On::write("CR9346", EEM, PROGRAM), STAY).check(&[SELECT_LOW]),
+        Transition::new("Open", On::write("CR9346", EEM | CS | SK, PROGRAM | CS), "Start-"),
+        Transition::new("Open", On::write("CR9346", EEM, PROGRAM), STAY).check(&[SELECT_LOW]),
+        Transition::new("Start-", On::write("CR9346", EEM | SK | DI, PROGRAM | SK), "Start+"),
+        Transition::new("Start-", On::write("CR9346", EEM | SK | DI, PROGRAM | SK | DI), "First+"),
+        Transition::new("Start+", On::write("CR9346", EEM | SK, PROGRAM), "Start-"),
+        Transition::new("First+", On::write("CR9346", EEM | SK, PROGRAM), "First-"),
+        Transition::new("First-", On::write("CR9346", EEM | SK | DI, PROGRAM | SK | DI), "Second+"),
+        Transition::new("First-", On::write("CR9346", EEM | SK, PROGRAM | SK), STAY).check(&[READ_ONLY]),
+        Transition::new("Second+", On::write("CR9346", EEM | SK, PROGRAM), "Second-"),
+        Transition::new("Second-", On::write("CR9346", EEM | SK | DI, PROGRAM | SK), "Read"),
+        Transition::new("Second-", On::write("CR9346", EEM | SK, PROGRAM | SK), STAY).check(&[READ_ONLY]),
     ],
 };
 

@@ -1,6 +1,6 @@
 //! What Linux's 8139cp does, access by access (read in its source, 6.x), never is refused; what a hostile driver does is.
 
-use ioplane_model::{Check, Machine, Seen, verify};
+use ioplane_model::{Check, Machine, ModelInput, verify};
 
 use super::MODEL;
 use crate::tests::play::Play;
@@ -102,7 +102,7 @@ fn ping(p: &mut Play, shadowed: bool) {
     if !shadowed {
         p.read(0x3c, 2);
     }
-    p.tell(Seen::Drained { ring: 0 });
+    p.tell(ModelInput::Drained { ring: 0 });
     p.write(0x3e, 2, 0x53);
     p.write(0x3c, 2, 0x80ff);
     if !shadowed {
@@ -139,7 +139,7 @@ fn a_ping_is_hooked_five_times_with_shadow_reads() {
     let (before, checks) = (p.hooked, p.checks.len());
     ping(&mut p, true);
     assert_eq!(p.hooked - before, 5);
-    assert_eq!(p.checks[checks..], [&Check::Ring("transmit")]);
+    assert_eq!(p.checks[checks..], [&Check::Descriptors("transmit")]);
     assert!(p.machine.reusable(), "{:?}", p.machine.busy());
     let before = p.hooked;
     ping(&mut p, false);
@@ -246,12 +246,12 @@ fn the_rings_are_checked_before_the_chip_looks() {
     assert_eq!(p.checks, [&Check::Base("receive"), &Check::Base("transmit")]);
     p.checks.clear();
     p.write(0xd9, 1, 0xc0);
-    assert_eq!(p.checks, [&Check::Ring("transmit"), &Check::Ring("priority")]);
+    assert_eq!(p.checks, [&Check::Descriptors("transmit"), &Check::Descriptors("priority")]);
     assert_eq!(p.machine.busy(), Some(("transmit", "TxRun")));
     assert_eq!(p.machine.awaits_rings().collect::<Vec<_>>(), [0, 1]);
-    p.tell(Seen::Drained { ring: 0 });
+    p.tell(ModelInput::Drained { ring: 0 });
     assert_eq!(p.machine.busy(), Some(("priority", "TxRun")));
-    p.tell(Seen::Drained { ring: 1 });
+    p.tell(ModelInput::Drained { ring: 1 });
     assert!(p.machine.reusable());
     // A doorbell for a transmitter that is off.
     p.write(0x37, 1, 0x08);
@@ -296,7 +296,7 @@ fn no_sequence_on_the_pins_writes_the_eeprom() {
         let mut machine = Machine::new(&MODEL).unwrap();
         let mut pins = Pins::default();
         for value in values {
-            let pending = machine.ask(Seen::Write { register, value: u32::from(value) });
+            let pending = machine.ask(ModelInput::Write { register, value: u32::from(value) });
             if pending.checks().any(Check::refuses) {
                 continue;
             }

@@ -1,6 +1,6 @@
 //! Plays what a driver does against a machine, the way the monitor does.
 
-use ioplane_model::{Check, Machine, Seen, StateModel, Way};
+use ioplane_model::{Check, Machine, ModelInput, StateModel, Way};
 
 /// A driver's accesses, counted.
 pub struct Play {
@@ -30,7 +30,7 @@ impl Play {
             if self.machine.hooked(register, Way::Write) {
                 hooked = true;
                 let value = self.machine.merged(piece, &bytes[..width]);
-                self.tell(Seen::Write { register, value });
+                self.tell(ModelInput::Write { register, value });
             }
         }
         self.hooked += u64::from(hooked);
@@ -43,13 +43,13 @@ impl Play {
             let Some(register) = piece.register else { continue };
             if self.machine.hooked(register, Way::Read) {
                 hooked = true;
-                self.tell(Seen::Read { register });
+                self.tell(ModelInput::Read { register });
             }
         }
         self.hooked += u64::from(hooked);
     }
 
-    pub fn tell(&mut self, seen: Seen) {
+    pub fn tell(&mut self, seen: ModelInput) {
         let pending = self.machine.ask(seen);
         let mut pass = true;
         for check in pending.checks() {
@@ -71,14 +71,14 @@ impl Play {
     }
 
     pub fn interrupt(&mut self, bits: u32) {
-        self.tell(Seen::Interrupt { bits });
+        self.tell(ModelInput::Interrupt { bits });
     }
 
     /// The hardware's register says this: told if a state waits for it.
     pub fn hardware(&mut self, name: &str, value: u32) {
         let register = self.machine.find(name).expect("a register");
         if self.machine.awaits().any(|wait| wait.register == register) {
-            self.tell(Seen::Became { register, value });
+            self.tell(ModelInput::Became { register, value });
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use ioplane_model::{
-    ANY, Event, Machine, ModelStateV1, Reads, Register, RegisterId, STAY, Seen, StateModel, Verdict, Way,
+    ANY, Machine, ModelInput, ModelStateV1, On, Reads, Register, RegisterId, STAY, StateModel, Verdict, Way,
     Writes,
 };
 use proptest::prelude::*;
@@ -31,18 +31,18 @@ static IDS: LazyLock<Vec<RegisterId>> = LazyLock::new(|| {
 });
 
 /// Any event of any model: registers and rings that there are, and some that there are not.
-fn seen() -> impl Strategy<Value = Seen> {
+fn seen() -> impl Strategy<Value = ModelInput> {
     // Small values hit commands; a byte's worth of high bits hits masks.
     let value = prop_oneof![4 => 0u32..256, 1 => any::<u32>(), 1 => (0u32..32).prop_map(|bit| 1 << bit)];
     let register = proptest::sample::select(IDS.clone());
     prop_oneof![
-        8 => (register.clone(), value.clone()).prop_map(|(register, value)| Seen::Write { register, value }),
-        2 => register.clone().prop_map(|register| Seen::Read { register }),
-        2 => value.clone().prop_map(|bits| Seen::Interrupt { bits }),
-        1 => (0u8..4).prop_map(|ring| Seen::Drained { ring }),
-        2 => (register, value).prop_map(|(register, value)| Seen::Became { register, value }),
-        1 => Just(Seen::Moved),
-        1 => (0u8..3).prop_map(|condition| Seen::Holds { condition }),
+        8 => (register.clone(), value.clone()).prop_map(|(register, value)| ModelInput::Write { register, value }),
+        2 => register.clone().prop_map(|register| ModelInput::Read { register }),
+        2 => value.clone().prop_map(|bits| ModelInput::Interrupt { bits }),
+        1 => (0u8..4).prop_map(|ring| ModelInput::Drained { ring }),
+        2 => (register, value).prop_map(|(register, value)| ModelInput::Became { register, value }),
+        1 => Just(ModelInput::Moved),
+        1 => (0u8..3).prop_map(|condition| ModelInput::Holds { condition }),
     ]
 }
 
@@ -56,8 +56,8 @@ fn nothing_is_missed(machine: &Machine) -> Result<(), TestCaseError> {
     for (region, (_, state)) in machine.model().regions.iter().zip(&states) {
         for edge in region.transitions.iter().filter(|edge| [ANY, state.name].contains(&edge.from)) {
             let (name, way) = match edge.on {
-                Event::Write { register, .. } | Event::Sets { register, .. } => (register, Way::Write),
-                Event::Read { register } => (register, Way::Read),
+                On::Write { register, .. } | On::Sets { register, .. } => (register, Way::Write),
+                On::Read { register } => (register, Way::Read),
                 _ => continue,
             };
             let id = machine.find(name).expect("a register");
@@ -68,27 +68,27 @@ fn nothing_is_missed(machine: &Machine) -> Result<(), TestCaseError> {
 }
 
 /// What the table says of one region, read slowly: the state that follows, or `None` for a reset.
-fn slowly(machine: &Machine, region: usize, seen: Seen) -> Option<&'static str> {
+fn slowly(machine: &Machine, region: usize, seen: ModelInput) -> Option<&'static str> {
     let region = &machine.model().regions[region];
     let (_, state) = machine.states().find(|(name, _)| *name == region.name).expect("a region");
     let is = |id: RegisterId, name| machine.register(id).name == name;
-    let fits = |on: &Event| match (*on, seen) {
-        (Event::Write { register, mask, is: value }, Seen::Write { register: id, value: written }) => {
+    let fits = |on: &On| match (*on, seen) {
+        (On::Write { register, mask, is: value }, ModelInput::Write { register: id, value: written }) => {
             is(id, register) && written & mask == value
         }
-        (Event::Sets { register, any }, Seen::Write { register: id, value }) => {
+        (On::Sets { register, any }, ModelInput::Write { register: id, value }) => {
             is(id, register) && value & any != 0
         }
-        (Event::Read { register }, Seen::Read { register: id }) => is(id, register),
-        (Event::Interrupt { any }, Seen::Interrupt { bits }) => bits & any != 0,
-        (Event::Drained { ring }, Seen::Drained { ring: at }) => {
+        (On::Read { register }, ModelInput::Read { register: id }) => is(id, register),
+        (On::Interrupt { any }, ModelInput::Interrupt { bits }) => bits & any != 0,
+        (On::Drained { ring }, ModelInput::Drained { ring: at }) => {
             machine.model().rings.get(usize::from(at)).is_some_and(|own| own.name == ring)
         }
-        (Event::Became { register, mask, is: value }, Seen::Became { register: id, value: shown }) => {
+        (On::Became { register, mask, is: value }, ModelInput::Became { register: id, value: shown }) => {
             is(id, register) && shown & mask == value
         }
-        (Event::Moved, Seen::Moved) => true,
-        (Event::Holds(condition), Seen::Holds { condition: at }) => {
+        (On::Moved, ModelInput::Moved) => true,
+        (On::Holds(condition), ModelInput::Holds { condition: at }) => {
             machine.conditions().get(usize::from(at)).is_some_and(|own| *own == condition)
         }
         _ => false,
@@ -99,7 +99,7 @@ fn slowly(machine: &Machine, region: usize, seen: Seen) -> Option<&'static str> 
             && edge.given.is_none_or(|given| {
                 let id = machine.find(given.register).expect("a register");
                 let value = match seen {
-                    Seen::Write { register, value } if register == id => value,
+                    ModelInput::Write { register, value } if register == id => value,
                     _ => machine.value(id),
                 };
                 value & given.mask == given.is

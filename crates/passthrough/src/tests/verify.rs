@@ -1,7 +1,7 @@
 //! Cards' tables, broken: what the verifier says of memory on a card, and of what a saved card tells.
 
 use ioplane_model::verify::verify;
-use ioplane_model::{Check, Condition, DataPort, Event, Region, Restore, StateModel};
+use ioplane_model::{Check, Condition, DataPort, On, Region, Restore, StateModel};
 
 use crate::ne2000::functions::{MAY_READ, MAY_WRITE};
 use crate::{ne2000, rtl8139};
@@ -81,7 +81,7 @@ fn a_command_that_is_checked_in_some_states_only_is_not_checked() {
     model.regions = vec![Region { transitions: edges.clone().leak(), ..dma }].leak();
     says(&all(&model), &["CR lets memory be written that nobody has looked at"]);
     for edge in edges.iter_mut().filter(|edge| edge.checks == [Check::Holds(&MAY_WRITE)]) {
-        (edge.from, edge.on) = (ioplane_model::ANY, Event::write("CR", 0xff, 0x12));
+        (edge.from, edge.on) = (ioplane_model::ANY, On::write("CR", 0xff, 0x12));
     }
     model.regions = vec![Region { transitions: edges.leak(), ..dma }].leak();
     let found = all(&model);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ioplane_hardware::{Hardware, HardwareError};
-use ioplane_memory::Region;
+use ioplane_memory::MemoryRegion;
 use ioplane_pci::{
     Bar, BarMap, Capability, ConfigSpace, Identity, Irq, Irqs, PAGE, Pages, Space, Touch, Wire, WireError,
 };
@@ -135,7 +135,7 @@ impl Hardware for Card {
         log.command = self.config.command();
         Ok(())
     }
-    fn map(&mut self, iova: u64, region: &Region) -> Result<(), HardwareError> {
+    fn map(&mut self, iova: u64, region: &MemoryRegion) -> Result<(), HardwareError> {
         if self.full.load(Ordering::Relaxed) {
             let source = std::io::Error::other("no room");
             return Err(HardwareError::Os { function: "card".into(), doing: "map".into(), source });

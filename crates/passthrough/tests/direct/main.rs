@@ -12,8 +12,8 @@ use ioplane_device::{
     Access, AfterStop, CoreSender, Device, Effect, Interrupt, Placement, QueueSet, Quiescence, Quiescent,
     RegisterAddress, Running,
 };
-use ioplane_memory::{GuestMap, Mapping, Region, RegionSpec};
-use ioplane_passthrough::{Direct, DirectFaults};
+use ioplane_memory::{GuestMap, Mapping, MemoryRegion, RegionSpec};
+use ioplane_passthrough::{DirectFaults, Passthrough};
 use ioplane_pci::{Function, Irq, PAGE, Wire, spec};
 
 use card::{Card, Log, MSI};
@@ -26,26 +26,26 @@ impl Placement for Nowhere {
     }
 }
 
-fn running(resettable: bool) -> (Running<Direct<Card>>, Arc<Mutex<Log>>, Arc<AtomicBool>) {
+fn running(resettable: bool) -> (Running<Passthrough<Card>>, Arc<Mutex<Log>>, Arc<AtomicBool>) {
     let (card, log, full) = Card::new(resettable);
-    let direct = Direct::new("nic1", card, None).expect("passed through");
+    let direct = Passthrough::new("nic1", card, None).expect("passed through");
     (Quiescent::new(direct).resume(&Nowhere).expect("runs"), log, full)
 }
 
-fn read(device: &mut Running<Direct<Card>>, at: RegisterAddress) -> u32 {
+fn read(device: &mut Running<Passthrough<Card>>, at: RegisterAddress) -> u32 {
     let mut out = [0; 4];
     assert_eq!(device.access(at, Access::Read(&mut out)), Effect::None);
     u32::from_le_bytes(out)
 }
 
-fn write(device: &mut Running<Direct<Card>>, at: RegisterAddress, bytes: &[u8]) -> Effect {
+fn write(device: &mut Running<Passthrough<Card>>, at: RegisterAddress, bytes: &[u8]) -> Effect {
     device.access(at, Access::Write(bytes))
 }
 
-fn region(gpa: u64, pages: u64) -> Region {
+fn region(gpa: u64, pages: u64) -> MemoryRegion {
     let mapping = Mapping::anonymous("test", pages * PAGE).expect("memory");
     let file = mapping.file().try_clone_to_owned().expect("a file");
-    Region::map(RegionSpec { gpa, len: pages * PAGE, user: 0, offset: 0, file }).expect("a region")
+    MemoryRegion::map(RegionSpec { gpa, len: pages * PAGE, user: 0, offset: 0, file }).expect("a region")
 }
 
 const COMMAND: RegisterAddress = RegisterAddress::Config(spec::COMMAND as u64);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ioplane_device::Quiescent;
 use ioplane_hardware::HardwareError;
 use ioplane_model::{Register, StateModel, Writes};
-use ioplane_passthrough::{Direct, ne2000, rtl8139};
+use ioplane_passthrough::{Passthrough, ne2000, rtl8139};
 
 use crate::card::{Card, Chip, Log};
 
@@ -14,7 +14,7 @@ use crate::card::{Card, Chip, Log};
 fn reset(model: Option<&'static StateModel>, ready: impl FnOnce(&mut Card, &mut Log)) -> Outcome {
     let (mut card, log, _) = Card::new(false);
     ready(&mut card, &mut log.lock().expect("no panic"));
-    let mut held = Quiescent::new(Direct::new("nic1", card, model).expect("passed through"));
+    let mut held = Quiescent::new(Passthrough::new("nic1", card, model).expect("passed through"));
     log.lock().expect("no panic").touched.clear();
     held.reset();
     again(&mut held, &log)
@@ -26,7 +26,7 @@ struct Outcome {
     resets: u64,
 }
 
-fn again(held: &mut Quiescent<Direct<Card>>, log: &Mutex<Log>) -> Outcome {
+fn again(held: &mut Quiescent<Passthrough<Card>>, log: &Mutex<Log>) -> Outcome {
     Outcome {
         touched: std::mem::take(&mut log.lock().expect("no panic").touched),
         failed: held.device().not_reset().map(ToString::to_string),
@@ -44,7 +44,8 @@ fn registers_reset_what_has_no_other_way() {
 #[test]
 fn its_own_reset_comes_first() {
     let (card, log, _) = Card::new(true);
-    let mut held = Quiescent::new(Direct::new("nic1", card, Some(&rtl8139::MODEL)).expect("passed through"));
+    let mut held =
+        Quiescent::new(Passthrough::new("nic1", card, Some(&rtl8139::MODEL)).expect("passed through"));
     held.reset();
     let outcome = again(&mut held, &log);
     assert_eq!((outcome.failed, outcome.resets, outcome.touched), (None, 0, Vec::new()));
@@ -79,7 +80,7 @@ fn a_card_that_is_gone_is_neither_reset_nor_waited_for() {
     for (chip, model) in [(Chip::Rtl8139, &rtl8139::MODEL), (Chip::Ne2000, &ne2000::MODEL)] {
         let (card, log, _) = Card::new(false);
         log.lock().expect("no panic").chip = chip;
-        let mut held = Quiescent::new(Direct::new("nic1", card, Some(model)).expect("passed through"));
+        let mut held = Quiescent::new(Passthrough::new("nic1", card, Some(model)).expect("passed through"));
         log.lock().expect("no panic").gone = true;
         held.reset();
         let failed = held.device().not_reset();

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{EnterFlags, IoUring, opcode, squeue};
 use ioplane_memory::GuestView;
-use ioplane_memory::mutation::{Law, bound};
+use ioplane_memory::mutation::{Invariant, bound};
 
 use super::arena::{Arena, Maps};
 use super::image::Image;
@@ -217,7 +217,7 @@ impl Inner {
                     done(Tag(tag), Err(Fault::Io(self.broken.unwrap_or(libc::EBUSY))));
                 }
             }
-            if bounced as u64 >= bound(Law::BoundsPolls, MOST_BOUNCED) {
+            if bounced as u64 >= bound(Invariant::BoundsPolls, MOST_BOUNCED) {
                 break;
             }
         }

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use ioplane_host::vfio_user::spec::{Area, CapHeader, RegionInfo, Sparse};
-use ioplane_testkit::vfio_user::Client;
+use ioplane_testkit::vfio_user::VfioUserClient;
 use rustix::mm::{MapFlags, ProtFlags};
 use zerocopy::FromBytes;
 
@@ -50,7 +50,7 @@ fn run() -> Outcome {
         }
         ["knock", socket] => {
             // QEMU's two questions: what it is, what it has.
-            let mut client = Client::greet(Path::new(socket))?;
+            let mut client = VfioUserClient::greet(Path::new(socket))?;
             client.info()?;
             println!("admitted");
             Ok(())
@@ -68,7 +68,7 @@ fn park<T>(_kept: &T) -> ! {
 
 /// Comes, takes the first mapped pages that are offered and where they are in their file, and leaves.
 fn given(socket: &Path) -> Outcome<(OwnedFd, u64)> {
-    let mut client = Client::greet(socket)?;
+    let mut client = VfioUserClient::greet(socket)?;
     for index in 0..6 {
         let mut answer = client.region(index, 4096)?;
         let Some(file) = answer.files.pop() else { continue };

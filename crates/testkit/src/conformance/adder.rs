@@ -3,29 +3,29 @@
 use ioplane_device::{Access, RegisterAddress};
 use ioplane_virtio::spec::mmio::CONFIG;
 
-use super::virtio::{Ground, Program, Request, Subject, Touch};
+use super::virtio::{ConfigTouch, DeviceUnderTest, Fixture, Program, Request};
 use super::{Bus, Dice};
 use crate::toy::Adder;
 use crate::toy::virtio::Bench;
 
 pub struct Adding;
 
-impl Subject for Adding {
+impl DeviceUnderTest for Adding {
     type Model = Adder;
 
-    fn ground(&self) -> Ground<Adder> {
+    fn fixture(&self) -> Fixture<Adder> {
         let bench = Bench::new();
         let valve = bench.gate.clone();
         let model = move || Adder::new(bench.clone());
         let program = |_queue| Box::new(Sums) as Box<dyn Program>;
-        Ground { model: Box::new(model), valve: Some(valve), program: Box::new(program) }
+        Fixture { model: Box::new(model), valve: Some(valve), program: Box::new(program) }
     }
 
     fn features(&self) -> u64 {
         0
     }
 
-    fn touch(&self) -> Touch {
+    fn touch(&self) -> ConfigTouch {
         add
     }
 }

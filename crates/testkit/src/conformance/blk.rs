@@ -12,7 +12,7 @@ use ioplane_virtio::blk::spec::*;
 use ioplane_virtio::blk::{Blk, BlkOptions};
 use ioplane_virtio::spec::mmio::CONFIG;
 
-use super::virtio::{Ground, Program, QUEUES, Request, Subject, Touch};
+use super::virtio::{ConfigTouch, DeviceUnderTest, Fixture, Program, QUEUES, Request};
 use super::{Bus, Dice, Plan};
 use crate::toy::mix;
 
@@ -61,10 +61,10 @@ impl Disks {
     }
 }
 
-impl Subject for Disks {
+impl DeviceUnderTest for Disks {
     type Model = Blk;
 
-    fn ground(&self) -> Ground<Blk> {
+    fn fixture(&self) -> Fixture<Blk> {
         let (backing, image) = self.backing();
         let disk = Stall::new(backing);
         let valve = disk.clone();
@@ -82,7 +82,7 @@ impl Subject for Disks {
         };
         let program =
             |queue: u16| Box::new(Sectors { from: PART * u64::from(queue) / SECTOR }) as Box<dyn Program>;
-        Ground { model: Box::new(model), valve: Some(valve), program: Box::new(program) }
+        Fixture { model: Box::new(model), valve: Some(valve), program: Box::new(program) }
     }
 
     fn features(&self) -> u64 {
@@ -99,7 +99,7 @@ impl Subject for Disks {
         if *self == Disks::Memory { plan.rounds / 2 } else { plan.rounds / 6 }
     }
 
-    fn touch(&self) -> Touch {
+    fn touch(&self) -> ConfigTouch {
         switch_cache
     }
 }

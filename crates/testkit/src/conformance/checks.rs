@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::guests::{Guests, compare, in_peace, run};
 use super::proof::{Proof, Tally, vacuous};
-use super::{Dice, Host, Kit, Machine, Plan};
+use super::{DeviceHost, Dice, Kit, Plan, TestMachine};
 
 /// How often each thing is done in one run.
 const TIMES: usize = 12;
@@ -18,7 +18,7 @@ fn unseen(
     kit: &dyn Kit,
     plan: &Plan,
     what: &str,
-    act: impl Fn(&Machine, &Guests, &mut Dice) -> Result<bool, String>,
+    act: impl Fn(&TestMachine, &Guests, &mut Dice) -> Result<bool, String>,
 ) -> Result<Proof, String> {
     let mut tally = Tally::default();
     for seed in plan.seed..plan.seed + SEEDS {
@@ -44,8 +44,8 @@ fn unseen(
 }
 
 /// The parts of a machine that the control thread needs while the vCPUs have theirs.
-fn shared(machine: &Machine) -> Machine {
-    Machine {
+fn shared(machine: &TestMachine) -> TestMachine {
+    TestMachine {
         host: machine.host.clone(),
         vcpus: Vec::new(),
         buses: machine.buses.clone(),
@@ -64,7 +64,7 @@ pub(super) fn pause(kit: &dyn Kit, plan: &Plan) -> Result<Proof, String> {
     })
 }
 
-fn replant(host: &dyn Host) -> Result<(), String> {
+fn replant(host: &dyn DeviceHost) -> Result<(), String> {
     let state = host.save()?;
     host.transplant(&state)
 }
@@ -92,10 +92,10 @@ pub(super) fn moves(kit: &dyn Kit, plan: &Plan) -> Result<Proof, String> {
 
 /// Stalls what the device stands on, tries to stop it in no time, and does `then` if that was missed; says whether it was.
 fn stalled(
-    machine: &Machine,
+    machine: &TestMachine,
     guests: &Guests,
     dice: &mut Dice,
-    then: impl Fn(&dyn Host) -> Result<(), String>,
+    then: impl Fn(&dyn DeviceHost) -> Result<(), String>,
 ) -> Result<bool, String> {
     let gate = machine.gate.as_ref().ok_or_else(|| vacuous("nothing here can be stalled"))?;
     gate.shut();

@@ -1,13 +1,14 @@
-//! The declaration: which checks there are, which device on which host offers what, and what fails when a law is taken out.
+//! The declaration: which checks there are, which device on which host offers what, and what fails when an invariant is taken out.
 //!
-//! `tests/conformance.rs` runs [`Entry::checks`] of each entry of [`KITS`], `tests/mutations.rs` takes out each law and wants
-//! exactly the failures that [`Check::expects`] names, and `docs/guide/conformance.md` is written from here (`document.rs`).
+//! `tests/conformance.rs` runs [`Entry::checks`] of each entry of [`KITS`], `tests/mutations.rs` takes out each invariant and wants
+//! exactly the failures that [`ConformanceCheck::expects`] names, and `docs/guide/conformance.md` is written from here (`document.rs`).
 
-use ioplane_device::mutation::Law;
+use ioplane_device::mutation::Invariant;
 
 use super::adder::Adding;
 use super::blk::Disks;
 use super::dma::DmaKit;
+use super::mediated::{MediatedNe2000, MediatedRtl8139};
 use super::mmio::Mmio;
 use super::net::Nics;
 use super::nic::{Behind, EmulatedNe2000, EmulatedRtl8139, Ne2000s, Rtl8139s};
@@ -15,8 +16,7 @@ use super::proof::Proof;
 use super::ring::RingKit;
 use super::vhost_user::OverSocket;
 use super::virtio::PackedRings;
-use super::watched::{WatchedNe2000, WatchedRtl8139};
-use super::{Finding, Kit, Machine, Plan, checks, laws, queues};
+use super::{FailedCheck, Kit, Plan, TestMachine, checks, invariants, queues};
 
 /// What a device offers on its host. A check that needs an offer is run where it is declared, and nowhere else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,41 +53,41 @@ impl Offer {
     }
 }
 
-/// What becomes of a check when a law is taken out.
+/// What becomes of a check when an invariant is taken out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
-    /// It fails and blames that law.
+    /// It fails and blames that invariant.
     Blames,
     /// It fails, for whatever reason it gives.
     Fails,
-    /// It may fail, but does not blame another law: what it does needs the law too.
+    /// It may fail, but does not blame another invariant: what it does needs the invariant too.
     MayFail,
     Passes,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub struct Check {
-    /// Its name; `law_N_` for one that is about a law.
+pub struct ConformanceCheck {
+    /// Its name; `law_N_` for one that is about an invariant.
     pub name: &'static str,
     pub asserts: &'static str,
     pub needs: Option<Offer>,
-    /// The law that it is about: its finding begins with `law N:` when that law is taken out.
-    pub law: Option<Law>,
-    /// Other laws without which it fails.
-    fails: &'static [Law],
-    /// Other laws without which it may fail.
-    may_fail: &'static [Law],
+    /// The invariant that it is about: its finding begins with `invariant N:` when that invariant is taken out.
+    pub invariant: Option<Invariant>,
+    /// Other invariants without which it fails.
+    fails: &'static [Invariant],
+    /// Other invariants without which it may fail.
+    may_fail: &'static [Invariant],
     run: fn(&dyn Kit, &Plan) -> Result<Proof, String>,
 }
 
-impl Check {
-    /// What becomes of it when `law` is taken out.
-    pub fn expects(&self, law: Law) -> Expected {
-        if self.law == Some(law) {
+impl ConformanceCheck {
+    /// What becomes of it when `invariant` is taken out.
+    pub fn expects(&self, invariant: Invariant) -> Expected {
+        if self.invariant == Some(invariant) {
             Expected::Blames
-        } else if self.fails.contains(&law) {
+        } else if self.fails.contains(&invariant) {
             Expected::Fails
-        } else if self.may_fail.contains(&law) {
+        } else if self.may_fail.contains(&invariant) {
             Expected::MayFail
         } else {
             Expected::Passes
@@ -95,140 +95,140 @@ impl Check {
     }
 
     /// Runs it, whether the kit offers what it needs or not.
-    pub fn run(&self, kit: &dyn Kit, plan: &Plan) -> Result<Proof, Finding> {
-        (self.run)(kit, plan).map_err(|what| Finding { check: self.name, what })
+    pub fn run(&self, kit: &dyn Kit, plan: &Plan) -> Result<Proof, FailedCheck> {
+        (self.run)(kit, plan).map_err(|what| FailedCheck { check: self.name, what })
     }
 }
 
 /// Without these a device that is held and goes on is not what it was before.
-const OF_A_PAUSE: &[Law] = &[Law::KeepsWhatArrives, Law::LooksAgain];
+const OF_A_PAUSE: &[Invariant] = &[Invariant::KeepsWhatArrives, Invariant::LooksAgain];
 /// As [`OF_A_PAUSE`], where a miss is taken back too.
-const OF_A_MISS: &[Law] = &[Law::KeepsWhatArrives, Law::LooksAgain, Law::GivesBack];
+const OF_A_MISS: &[Invariant] = &[Invariant::KeepsWhatArrives, Invariant::LooksAgain, Invariant::GivesBack];
 
 /// All checks.
-pub const CHECKS: &[Check] = &[
-    Check {
-        name: "law_1_keeps_what_arrives",
+pub const CHECKS: &[ConformanceCheck] = &[
+    ConformanceCheck {
+        name: "invariant_1_keeps_what_arrives",
         asserts: "register accesses wait while the device is held, and are answered afterwards",
         needs: Some(Offer::Registers),
-        law: Some(Law::KeepsWhatArrives),
+        invariant: Some(Invariant::KeepsWhatArrives),
         fails: &[],
-        may_fail: &[Law::LooksAgain],
-        run: laws::keeps_what_arrives,
+        may_fail: &[Invariant::LooksAgain],
+        run: invariants::keeps_what_arrives,
     },
-    Check {
-        name: "law_1_latches_kicks",
+    ConformanceCheck {
+        name: "invariant_1_latches_kicks",
         asserts: "each kick that comes while the device is held is taken when it goes on",
         needs: Some(Offer::Rings),
-        law: Some(Law::KeepsWhatArrives),
+        invariant: Some(Invariant::KeepsWhatArrives),
         fails: &[],
-        may_fail: &[Law::LooksAgain],
+        may_fail: &[Invariant::LooksAgain],
         run: queues::latches_kicks,
     },
-    Check {
-        name: "law_2_looks_again",
+    ConformanceCheck {
+        name: "invariant_2_looks_again",
         asserts: "a request that came without a kick while the device was held is answered",
         needs: Some(Offer::Rings),
-        law: Some(Law::LooksAgain),
+        invariant: Some(Invariant::LooksAgain),
         fails: &[],
         may_fail: &[],
         run: queues::looks_again,
     },
-    Check {
-        name: "law_3_signals_once",
+    ConformanceCheck {
+        name: "invariant_3_signals_once",
         asserts: "resuming interrupts the driver of each queue once, and not twice",
         needs: Some(Offer::Rings),
-        law: Some(Law::SignalsOnce),
+        invariant: Some(Invariant::SignalsOnce),
         fails: &[],
-        may_fail: &[Law::LooksAgain],
+        may_fail: &[Invariant::LooksAgain],
         run: queues::signals_once,
     },
-    Check {
-        name: "law_4_distrusts_loaded",
+    ConformanceCheck {
+        name: "invariant_4_distrusts_loaded",
         asserts: "no state that the device cannot be in is loaded, and the held device is unharmed",
         needs: None,
-        law: Some(Law::DistrustsLoaded),
+        invariant: Some(Invariant::DistrustsLoaded),
         fails: &[],
         may_fail: OF_A_PAUSE,
-        run: laws::distrusts_loaded,
+        run: invariants::distrusts_loaded,
     },
-    Check {
-        name: "law_5_gives_back",
+    ConformanceCheck {
+        name: "invariant_5_gives_back",
         asserts: "after a missed deadline and an undrain the device goes on whole",
         needs: Some(Offer::Flight),
-        law: Some(Law::GivesBack),
+        invariant: Some(Invariant::GivesBack),
         fails: &[],
         may_fail: OF_A_PAUSE,
-        run: laws::gives_back,
+        run: invariants::gives_back,
     },
-    Check {
-        name: "law_6_marks_stores",
+    ConformanceCheck {
+        name: "invariant_6_marks_stores",
         asserts: "with the log on, every page that the device stores to is marked",
         needs: Some(Offer::Stores),
-        law: Some(Law::MarksStores),
+        invariant: Some(Invariant::MarksStores),
         fails: &[],
         may_fail: OF_A_PAUSE,
-        run: laws::marks_stores,
+        run: invariants::marks_stores,
     },
-    Check {
+    ConformanceCheck {
         name: "pause_is_not_seen",
         asserts: "the guest sees the same with pauses as without",
         needs: None,
-        law: None,
+        invariant: None,
         fails: &[],
         may_fail: OF_A_PAUSE,
         run: checks::pause,
     },
-    Check {
+    ConformanceCheck {
         name: "transplant_is_not_seen",
         asserts: "the guest sees the same when a fresh instance with the saved state takes over",
         needs: None,
-        law: None,
+        invariant: None,
         fails: &[],
         may_fail: OF_A_PAUSE,
         run: checks::transplant,
     },
-    Check {
+    ConformanceCheck {
         name: "move_is_not_seen",
         asserts: "the guest sees the same when queues move between a core that polls and one that is notified",
         needs: Some(Offer::Rings),
-        law: None,
+        invariant: None,
         fails: &[],
         may_fail: OF_A_PAUSE,
         run: checks::moves,
     },
-    Check {
+    ConformanceCheck {
         name: "miss_is_not_seen",
         asserts: "the guest sees the same when deadlines are missed and taken back",
         needs: Some(Offer::Flight),
-        law: None,
+        invariant: None,
         fails: &[],
         may_fail: OF_A_MISS,
         run: checks::miss,
     },
-    Check {
+    ConformanceCheck {
         name: "suspension_is_not_seen",
         asserts: "the guest sees the same when requests are fenced off and done again",
         needs: Some(Offer::Flight),
-        law: None,
+        invariant: None,
         fails: &[],
         may_fail: OF_A_MISS,
         run: checks::suspension,
     },
-    Check {
+    ConformanceCheck {
         name: "undrain_is_not_seen",
         asserts: "the guest sees the same when a quiesce is begun and taken back at once",
         needs: None,
-        law: None,
+        invariant: None,
         fails: &[],
         may_fail: OF_A_MISS,
         run: checks::undrain,
     },
-    Check {
+    ConformanceCheck {
         name: "dropped_future_is_not_seen",
         asserts: "the guest sees the same when whoever waits for quiescence gives up",
         needs: Some(Offer::Flight),
-        law: None,
+        invariant: None,
         fails: &[],
         may_fail: OF_A_MISS,
         run: checks::dropped_future,
@@ -236,13 +236,13 @@ pub const CHECKS: &[Check] = &[
 ];
 
 /// The check of that name.
-pub fn check(name: &str) -> Option<&'static Check> {
+pub fn check(name: &str) -> Option<&'static ConformanceCheck> {
     CHECKS.iter().find(|check| check.name == name)
 }
 
 /// Who drives a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum On {
+pub enum HostKind {
     /// vCPU threads of this process.
     InProcess,
     /// A front end on a vhost-user socket.
@@ -251,13 +251,13 @@ pub enum On {
     VfioUser,
 }
 
-impl On {
+impl HostKind {
     /// In a table.
     pub fn name(self) -> &'static str {
         match self {
-            On::InProcess => "in process",
-            On::VhostUser => "vhost-user",
-            On::VfioUser => "vfio-user",
+            HostKind::InProcess => "in process",
+            HostKind::VhostUser => "vhost-user",
+            HostKind::VfioUser => "vfio-user",
         }
     }
 }
@@ -269,7 +269,7 @@ pub struct Entry {
     /// The device, in words.
     pub device: &'static str,
     /// Its host.
-    pub on: On,
+    pub on: HostKind,
     /// What it offers.
     pub offers: &'static [Offer],
     /// What it does not offer, each with the reason. Together with the offers these are all there are.
@@ -279,17 +279,17 @@ pub struct Entry {
 
 impl Entry {
     /// Whether `check` is run on it.
-    pub fn takes(&self, check: &Check) -> bool {
+    pub fn takes(&self, check: &ConformanceCheck) -> bool {
         check.needs.is_none_or(|offer| self.offers.contains(&offer))
     }
 
     /// The checks that are run on it.
-    pub fn checks(&self) -> impl Iterator<Item = &'static Check> {
+    pub fn checks(&self) -> impl Iterator<Item = &'static ConformanceCheck> {
         CHECKS.iter().filter(|check| self.takes(check))
     }
 
     /// Whether a machine of this kit is as declared; what differs.
-    pub fn agrees(&self, machine: &Machine) -> Result<(), String> {
+    pub fn agrees(&self, machine: &TestMachine) -> Result<(), String> {
         for offer in Offer::ALL {
             let declared = self.offers.contains(&offer);
             let excused = self.lacks.iter().any(|(lacking, _)| *lacking == offer);
@@ -305,7 +305,7 @@ impl Entry {
     }
 }
 
-impl Machine {
+impl TestMachine {
     fn offers(&self, offer: Offer) -> Result<bool, String> {
         Ok(match offer {
             Offer::Registers => !self.buses.is_empty(),
@@ -342,12 +342,19 @@ pub static KITS: &[Entry] = &[
     Entry {
         name: "toy_dma",
         device: "toy DMA engine",
-        on: On::InProcess,
+        on: HostKind::InProcess,
         offers: &[Registers, Flight, Stores],
         lacks: &[NO_RINGS],
         kit: &DmaKit,
     },
-    Entry { name: "toy_ring", device: "toy ring", on: On::InProcess, offers: ALL, lacks: &[], kit: &RingKit },
+    Entry {
+        name: "toy_ring",
+        device: "toy ring",
+        on: HostKind::InProcess,
+        offers: ALL,
+        lacks: &[],
+        kit: &RingKit,
+    },
     virtio("toy_virtio_in_process", "toy virtio device", &Mmio(Adding)),
     served("toy_virtio_over_vhost_user", "toy virtio device", &OverSocket(Adding)),
     virtio("toy_virtio_packed_in_process", "toy virtio device, packed rings", &Mmio(PackedRings(Adding))),
@@ -404,50 +411,50 @@ pub static KITS: &[Entry] = &[
             &OverSocket(PackedRings(Nics)),
         )
     },
-    rtl8139("rtl8139_in_process", On::InProcess, &Rtl8139s(EmulatedRtl8139, Behind::Process)),
-    rtl8139("rtl8139_over_vfio_user", On::VfioUser, &Rtl8139s(EmulatedRtl8139, Behind::VfioUser)),
-    ne2000("ne2000_in_process", On::InProcess, &Ne2000s(EmulatedNe2000, Behind::Process)),
-    ne2000("ne2000_over_vfio_user", On::VfioUser, &Ne2000s(EmulatedNe2000, Behind::VfioUser)),
-    watched_rtl8139("rtl8139_under_watch", On::InProcess, &Rtl8139s(WatchedRtl8139, Behind::Process)),
-    watched_rtl8139(
-        "rtl8139_under_watch_over_vfio_user",
-        On::VfioUser,
-        &Rtl8139s(WatchedRtl8139, Behind::VfioUser),
+    rtl8139("rtl8139_in_process", HostKind::InProcess, &Rtl8139s(EmulatedRtl8139, Behind::Process)),
+    rtl8139("rtl8139_over_vfio_user", HostKind::VfioUser, &Rtl8139s(EmulatedRtl8139, Behind::VfioUser)),
+    ne2000("ne2000_in_process", HostKind::InProcess, &Ne2000s(EmulatedNe2000, Behind::Process)),
+    ne2000("ne2000_over_vfio_user", HostKind::VfioUser, &Ne2000s(EmulatedNe2000, Behind::VfioUser)),
+    mediated_rtl8139("rtl8139_mediated", HostKind::InProcess, &Rtl8139s(MediatedRtl8139, Behind::Process)),
+    mediated_rtl8139(
+        "rtl8139_mediated_over_vfio_user",
+        HostKind::VfioUser,
+        &Rtl8139s(MediatedRtl8139, Behind::VfioUser),
     ),
-    watched_ne2000("ne2000_under_watch", On::InProcess, &Ne2000s(WatchedNe2000, Behind::Process)),
-    watched_ne2000(
-        "ne2000_under_watch_over_vfio_user",
-        On::VfioUser,
-        &Ne2000s(WatchedNe2000, Behind::VfioUser),
+    mediated_ne2000("ne2000_mediated", HostKind::InProcess, &Ne2000s(MediatedNe2000, Behind::Process)),
+    mediated_ne2000(
+        "ne2000_mediated_over_vfio_user",
+        HostKind::VfioUser,
+        &Ne2000s(MediatedNe2000, Behind::VfioUser),
     ),
 ];
 
 const NET: &[Offer] = &[Registers, Rings, Stores];
 
 const fn virtio(name: &'static str, device: &'static str, kit: &'static dyn Kit) -> Entry {
-    Entry { name, device, on: On::InProcess, offers: ALL, lacks: &[], kit }
+    Entry { name, device, on: HostKind::InProcess, offers: ALL, lacks: &[], kit }
 }
 
 const fn served(name: &'static str, device: &'static str, kit: &'static dyn Kit) -> Entry {
-    Entry { name, device, on: On::VhostUser, offers: OVER_SOCKET, lacks: &[NO_REGISTERS], kit }
+    Entry { name, device, on: HostKind::VhostUser, offers: OVER_SOCKET, lacks: &[NO_REGISTERS], kit }
 }
 
-const fn rtl8139(name: &'static str, on: On, kit: &'static dyn Kit) -> Entry {
+const fn rtl8139(name: &'static str, on: HostKind, kit: &'static dyn Kit) -> Entry {
     let device = "RTL8139C+, emulated";
     Entry { name, device, on, offers: &[Registers, Stores], lacks: &[NO_RINGS, ENDS_AT_ONCE], kit }
 }
 
-const fn ne2000(name: &'static str, on: On, kit: &'static dyn Kit) -> Entry {
+const fn ne2000(name: &'static str, on: HostKind, kit: &'static dyn Kit) -> Entry {
     let device = "NE2000, emulated";
     Entry { name, device, on, offers: &[Registers], lacks: &[NO_RINGS, ENDS_AT_ONCE, NO_DMA], kit }
 }
 
-const fn watched_rtl8139(name: &'static str, on: On, kit: &'static dyn Kit) -> Entry {
-    let device = "RTL8139C+, watched";
+const fn mediated_rtl8139(name: &'static str, on: HostKind, kit: &'static dyn Kit) -> Entry {
+    let device = "RTL8139C+, mediated";
     Entry { name, device, on, offers: &[Registers, Flight, Stores], lacks: &[NO_RINGS], kit }
 }
 
-const fn watched_ne2000(name: &'static str, on: On, kit: &'static dyn Kit) -> Entry {
-    let device = "NE2000, watched";
+const fn mediated_ne2000(name: &'static str, on: HostKind, kit: &'static dyn Kit) -> Entry {
+    let device = "NE2000, mediated";
     Entry { name, device, on, offers: &[Registers], lacks: &[NO_RINGS, ONE_REGISTER, NO_DMA], kit }
 }

@@ -6,7 +6,7 @@ use ioplane_device::SavedState;
 use ioplane_memory::{GuestMap, GuestView};
 
 use super::in_process::InProcess;
-use super::{Bus, Dice, Kit, Machine, Plan, Ran, Vcpu};
+use super::{Bus, Dice, Kit, Plan, Ran, TestMachine, Vcpu};
 use crate::toy::dma::registers::*;
 use crate::toy::dma::{CHUNK, ToyDma};
 use crate::toy::{Gate, mix};
@@ -19,7 +19,7 @@ const MEMORY: u64 = 0x80000;
 pub struct DmaKit;
 
 impl Kit for DmaKit {
-    fn boot(&self, plan: &Plan) -> Machine {
+    fn boot(&self, plan: &Plan) -> TestMachine {
         let memory = Arc::new(GuestMap::anonymous(MEMORY).expect("guest memory"));
         let gate = Gate::new(0);
         let (map, stall) = (memory.clone(), gate.clone());
@@ -39,7 +39,7 @@ impl Kit for DmaKit {
             left: plan.rounds,
             seen: Vec::new(),
         };
-        Machine {
+        TestMachine {
             host,
             vcpus: vec![Box::new(copier), Box::new(meddler)],
             buses,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use ioplane_device::mutation::Law;
+use ioplane_device::mutation::Invariant;
 
 use super::declared::{CHECKS, Expected, KITS, Offer};
 
@@ -23,7 +23,7 @@ guest runs. What the guest sees must be what it sees when it is left in peace.
 ```
 cargo test -p ioplane-testkit --test conformance                          # all checks that apply
 cargo test -p ioplane-testkit --test conformance -- virtio_blk            # one device
-cargo test -p ioplane-testkit --features mutations --test mutations       # each law taken out
+cargo test -p ioplane-testkit --features mutations --test mutations       # each invariant taken out
 ```
 
 A device on a host is a *kit*. A kit declares what its device offers there, and gets the checks that need no more than that. A test
@@ -31,8 +31,8 @@ boots every kit and compares it with its declaration. A check that runs and asse
 
 ";
 
-fn law(law: Option<Law>) -> String {
-    law.map_or(String::new(), |law| (law as u8).to_string())
+fn invariant(invariant: Option<Invariant>) -> String {
+    invariant.map_or(String::new(), |invariant| (invariant as u8).to_string())
 }
 
 fn offers() -> String {
@@ -45,14 +45,14 @@ fn offers() -> String {
 
 fn checks() -> String {
     let mut out =
-        String::from("\n## Checks\n\n| | check | law | needs | asserts |\n|---:|---|---|---|---|\n");
+        String::from("\n## Checks\n\n| | check | invariant | needs | asserts |\n|---:|---|---|---|---|\n");
     for (number, check) in (1..).zip(CHECKS) {
         let needs = check.needs.map_or("", Offer::name);
         let _ = writeln!(
             out,
             "| {number} | `{}` | {} | {needs} | {} |",
             check.name,
-            law(check.law),
+            invariant(check.invariant),
             check.asserts
         );
     }
@@ -98,22 +98,22 @@ fn lacking() -> String {
 
 fn mutations() -> String {
     let mut out = String::from(
-        "\n## Laws taken out\n\nThe feature `mutations` takes one of [laws](../architecture.md) 1 to 6 out of the whole process. On every \
-         kit that gets the check: `law` fails and names the law, `fails` fails, `may` may fail but names no other law, an empty field \
-         passes. By default the checks of laws are run; `IOPLANE_MUTATIONS=all` (nightly) runs all of them.\n\n",
+        "\n## Invariants taken out\n\nThe feature `mutations` takes one of [invariants](../architecture.md) 1 to 6 out of the whole process. On every \
+         kit that gets the check: `invariant` fails and names the invariant, `fails` fails, `may` may fail but names no other invariant, an empty field \
+         passes. By default the checks of invariants are run; `IOPLANE_MUTATIONS=all` (nightly) runs all of them.\n\n",
     );
-    out += &columns("without law");
-    for law in Law::OF_DEVICES {
+    out += &columns("without invariant");
+    for invariant in Invariant::OF_DEVICES {
         let cells: Vec<_> = CHECKS
             .iter()
-            .map(|check| match check.expects(law) {
-                Expected::Blames => "law",
+            .map(|check| match check.expects(invariant) {
+                Expected::Blames => "invariant",
                 Expected::Fails => "fails",
                 Expected::MayFail => "may",
                 Expected::Passes => "",
             })
             .collect();
-        let _ = writeln!(out, "| {} | {} |", law as u8, cells.join(" | "));
+        let _ = writeln!(out, "| {} | {} |", invariant as u8, cells.join(" | "));
     }
     out
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::proof::vacuous;
-use super::{Kit, Machine, Plan, Ran, Vcpu};
+use super::{Kit, Plan, Ran, TestMachine, Vcpu};
 
 /// What the control thread knows of one vCPU.
 #[derive(Debug, Default)]
@@ -113,7 +113,7 @@ impl From<Broken> for String {
 
 /// Runs the guest to its end while `control` does what it does; what each vCPU saw.
 pub(super) fn run(
-    machine: &mut Machine,
+    machine: &mut TestMachine,
     plan: &Plan,
     control: impl FnOnce(&Guests) -> Result<(), String>,
 ) -> Result<Vec<Vec<u64>>, Broken> {

@@ -9,7 +9,7 @@ use ioplane_device::{Access, Change, CoreId, CoreSender, Device, Placement, Regi
 use ioplane_embed::{SharedDevice, SharedDeviceError};
 use ioplane_memory::{DirtyLog, GuestMap};
 
-use super::{Host, Plan, Registers};
+use super::{DeviceHost, Plan, Registers};
 
 /// Queue `n` on core `n % 2`.
 pub(super) struct Spread(pub(super) Arc<Pool>);
@@ -70,7 +70,7 @@ fn said(error: SharedDeviceError) -> String {
     error.to_string()
 }
 
-impl<D: Device> Host for InProcess<D> {
+impl<D: Device> DeviceHost for InProcess<D> {
     fn quiesce(&self, deadline: Instant) -> Result<(), String> {
         self.front.quiesce(deadline).map_err(said)?.map_err(|late| late.reason)
     }
@@ -114,7 +114,7 @@ impl<D: Device> Host for InProcess<D> {
         let log = Arc::new(DirtyLog::new(memory.limit()).map_err(|e| e.to_string())?);
         match self.front.change(&Change::Log(Some(log.clone())), deadline) {
             Ok(true) => Ok(log),
-            Ok(false) => Err("law 6: not every poller acknowledged the log".into()),
+            Ok(false) => Err("invariant 6: not every poller acknowledged the log".into()),
             Err(error) => Err(said(error)),
         }
     }

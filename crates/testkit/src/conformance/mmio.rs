@@ -8,19 +8,21 @@ use ioplane_virtio::spec::mmio::*;
 use ioplane_virtio::{Vdev, VirtioMmio};
 
 use super::in_process::InProcess;
-use super::virtio::{Asker, Ground, Layout, QUEUES, Reach, RequestProbe, Subject, Touch, features, ring};
-use super::{Bus, Dice, Kit, Machine, Plan, Probe, Vcpu};
+use super::virtio::{
+    Asker, ConfigTouch, DeviceUnderTest, Fixture, Layout, QUEUES, Reach, RequestProbe, features, ring,
+};
+use super::{Bus, Dice, Kit, Plan, Probe, TestMachine, Vcpu};
 use crate::driver::RingPlace;
 use crate::toy::ring::Counted;
 
 /// The kit of a subject whose registers are in process.
 pub struct Mmio<S>(pub S);
 
-impl<S: Subject> Kit for Mmio<S> {
-    fn boot(&self, plan: &Plan) -> Machine {
-        let ground = self.0.ground();
-        let Layout { memory, drivers, kicks, device_pages } = Layout::of(&self.0, &ground);
-        let Ground { model, valve, .. } = ground;
+impl<S: DeviceUnderTest> Kit for Mmio<S> {
+    fn boot(&self, plan: &Plan) -> TestMachine {
+        let fixture = self.0.fixture();
+        let Layout { memory, drivers, kicks, device_pages } = Layout::of(&self.0, &fixture);
+        let Fixture { model, valve, .. } = fixture;
         let map = memory.view().map().clone();
         let line = Arc::new(Counted::default());
         let (wires, to, here) = (kicks.clone(), line.clone(), map.clone());
@@ -53,7 +55,7 @@ impl<S: Subject> Kit for Mmio<S> {
                 signals: u64::from(QUEUES),
             }));
         }
-        Machine { host, vcpus, buses, probes, gate: valve, memory: map, device_pages }
+        TestMachine { host, vcpus, buses, probes, gate: valve, memory: map, device_pages }
     }
 
     fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)> {
@@ -102,7 +104,7 @@ fn set_up(bus: &Bus, features: u64, places: &[RingPlace]) -> Result<(), String> 
 struct Wired {
     bus: Arc<Bus>,
     kick: Arc<OwnedFd>,
-    touch: Touch,
+    touch: ConfigTouch,
     vcpu: usize,
     kicks: u32,
 }

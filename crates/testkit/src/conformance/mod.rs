@@ -12,12 +12,12 @@
 //! [`vfio_user::VfioUser`] that of any [`ioplane_pci::Function`].
 //!
 //! [`declared::KITS`] is the list of all kits with what each of them offers, [`declared::CHECKS`] that of all checks with what each
-//! needs. From these two come the tests that are run (`tests/conformance.rs`), the failures that a removed law must cause
+//! needs. From these two come the tests that are run (`tests/conformance.rs`), the failures that a removed invariant must cause
 //! (`tests/mutations.rs`), and the tables of `docs/guide/conformance.md`. A new device needs a [`Kit`] and an entry.
 //!
 //! [`virtio::PackedRings`] around a subject is the same device with packed rings.
 //!
-//! Every check has a name. A finding that is about a law begins with `law N:`, so that taking the law out can be seen to
+//! Every check has a name. A finding that is about an invariant begins with `invariant N:`, so that taking the invariant out can be seen to
 //! fail for that reason (`tests/mutations.rs`). A check that has asserted nothing fails ([`proof`]).
 
 pub mod adder;
@@ -28,8 +28,9 @@ pub mod dma;
 pub mod document;
 mod guests;
 pub mod in_process;
-mod laws;
+mod invariants;
 mod line;
+pub mod mediated;
 pub mod mmio;
 pub mod net;
 pub mod nic;
@@ -40,7 +41,6 @@ mod spoilt;
 pub mod vfio_user;
 pub mod vhost_user;
 pub mod virtio;
-pub mod watched;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -53,9 +53,9 @@ use ioplane_memory::{DirtyLog, GuestMap};
 /// What the suite does to a device while its guest runs. Called from one control thread; an error is a message.
 ///
 /// The life of a device as in `ioplane-device`: running, quiescing, held. Only `save`, `transplant` and `resume` need it held.
-pub trait Host: Send + Sync {
+pub trait DeviceHost: Send + Sync {
     /// Brings it to a quiescent point and holds it. `Err`: the deadline passed; it still drains, or has been given back
-    /// already (then [`Host::undrain`] has nothing left to do).
+    /// already (then [`DeviceHost::undrain`] has nothing left to do).
     fn quiesce(&self, deadline: Instant) -> Result<(), String>;
     /// Begins a quiesce, looks at the future that waits for it once, and drops that. Whether it still waited then.
     fn begin_and_drop(&self) -> Result<bool, String>;
@@ -191,9 +191,9 @@ pub struct Plan {
 }
 
 /// A device that runs in front of its guest.
-pub struct Machine {
+pub struct TestMachine {
     /// The host.
-    pub host: Arc<dyn Host>,
+    pub host: Arc<dyn DeviceHost>,
     /// Two of them, hitting the registers from both sides.
     pub vcpus: Vec<Box<dyn Vcpu>>,
     /// The buses of the vCPUs; empty if the guest reaches no registers through this host.
@@ -210,14 +210,14 @@ pub struct Machine {
 /// A device, a guest for it, a host.
 pub trait Kit: Sync {
     /// Boots a machine, the device running.
-    fn boot(&self, plan: &Plan) -> Machine;
+    fn boot(&self, plan: &Plan) -> TestMachine;
     /// States made from a good one that no device may accept, each with what is wrong with it.
     fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)>;
 }
 
 /// A check that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub struct FailedCheck {
     /// The check's name.
     pub check: &'static str,
     pub what: String,

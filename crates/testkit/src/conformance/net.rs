@@ -20,13 +20,13 @@ use ioplane_virtio::net::{Net, NetOptions};
 use ioplane_virtio::spec::mmio::CONFIG;
 use ioplane_virtio::{QueueStart, RingState, VirtioDevice, VirtioInfo};
 
-use super::virtio::{Ground, Program, Request, Subject, Touch};
+use super::virtio::{ConfigTouch, DeviceUnderTest, Fixture, Program, Request};
 use super::{Bus, Dice};
-use crate::driver::net::Header;
+use crate::driver::net::NetHeader;
 use crate::toy::mix;
 
 const OWN: Mac = [2, 0, 0, 0, 0, 1];
-const HEADER: usize = Header::LONG as usize;
+const HEADER: usize = NetHeader::LONG as usize;
 /// Room for any frame of these programs.
 const ROOM: u32 = HEADER as u32 + 1514;
 /// How long a frame may take to its sink: a poll that is under way, on a core that may be starved.
@@ -35,10 +35,10 @@ const SOON: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, Copy)]
 pub struct Nics;
 
-impl Subject for Nics {
+impl DeviceUnderTest for Nics {
     type Model = Instance;
 
-    fn ground(&self) -> Ground<Instance> {
+    fn fixture(&self) -> Fixture<Instance> {
         let switch = Switch::new("lan", SwitchSettings::default());
         let plug = |name: &str, mac| {
             let options = PortOptions { mac: Some(mac), ..PortOptions::new(name) };
@@ -68,20 +68,20 @@ impl Subject for Nics {
             let port = switch.plug(options).expect("room for a port");
             port.set_up(true);
             if queue == 0 {
-                Box::new(Source { outlet: port.outlet(0), mac, expected: 0, sent: 0, _port: port })
+                Box::new(Source { port_tx: port.tx(0), mac, expected: 0, sent: 0, _port: port })
                     as Box<dyn Program>
             } else {
-                Box::new(Sink { inlet: port.inlet(0), mac, expected: 0, sent: 0, _port: port })
+                Box::new(Sink { port_rx: port.rx(0), mac, expected: 0, sent: 0, _port: port })
             }
         };
-        Ground { model: Box::new(model), valve: None, program: Box::new(program) }
+        Fixture { model: Box::new(model), valve: None, program: Box::new(program) }
     }
 
     fn features(&self) -> u64 {
         VIRTIO_NET_F_MAC | VIRTIO_NET_F_STATUS | VIRTIO_NET_F_MTU
     }
 
-    fn touch(&self) -> Touch {
+    fn touch(&self) -> ConfigTouch {
         look_at_address
     }
 }
@@ -134,12 +134,12 @@ impl VirtioDevice for Instance {
         self.net.stop_queue(parked)
     }
 
-    fn save_own(&self, still: &QuiescenceProof) -> Vec<u8> {
-        self.net.save_own(still)
+    fn save_own(&self, proof: &QuiescenceProof) -> Vec<u8> {
+        self.net.save_own(proof)
     }
 
-    fn load_own(&mut self, still: &QuiescenceProof, bytes: &[u8]) -> Result<(), String> {
-        self.net.load_own(still, bytes)
+    fn load_own(&mut self, proof: &QuiescenceProof, bytes: &[u8]) -> Result<(), String> {
+        self.net.load_own(proof, bytes)
     }
 
     fn reset_own(&mut self) {
@@ -163,7 +163,7 @@ fn sum(bytes: &[u8]) -> u64 {
 
 /// Room for frames: each time the driver makes some, one frame is sent to it.
 struct Source {
-    outlet: PortTx,
+    port_tx: PortTx,
     mac: Mac,
     sent: u64,
     expected: u64,
@@ -175,7 +175,7 @@ impl Program for Source {
         let bytes = frame(OWN, self.mac, self.sent);
         self.sent += 1;
         let sent =
-            self.outlet.send(&bytes[..bytes.len().min(HEAD)], bytes.len(), Offload::NONE, &mut |out| {
+            self.port_tx.send(&bytes[..bytes.len().min(HEAD)], bytes.len(), Offload::NONE, &mut |out| {
                 out.copy_from_slice(&bytes);
                 true
             });
@@ -183,7 +183,7 @@ impl Program for Source {
         if sent != Sent::Delivered(1) {
             return Err(format!("transcript: the switch lost a frame: {sent:?}"));
         }
-        self.outlet.flush();
+        self.port_tx.flush();
         // Cut anywhere but in the header, now and then into many.
         let writable = match dice.below(4) {
             0 => [vec![HEADER as u32 + 2], vec![(ROOM - HEADER as u32 - 2) / 8; 8]].concat(),
@@ -199,7 +199,7 @@ impl Program for Source {
         self.expected += 1;
         let came = bytes.get(..written as usize).ok_or("transcript: more written than there is room")?;
         let (header, came) = came.split_first_chunk().ok_or("transcript: a frame without a header")?;
-        if Header::from_bytes(*header) != (Header { num_buffers: 1, ..Header::default() }) {
+        if NetHeader::from_bytes(*header) != (NetHeader { num_buffers: 1, ..NetHeader::default() }) {
             return Err(format!("transcript: the header {header:02x?}"));
         }
         if came != expected {
@@ -215,7 +215,7 @@ impl Program for Source {
 
 /// Frames to send: each has arrived soon after it is used.
 struct Sink {
-    inlet: PortRx,
+    port_rx: PortRx,
     mac: Mac,
     sent: u64,
     expected: u64,
@@ -232,7 +232,7 @@ impl Program for Sink {
             1 => vec![HEADER as u32, 6, 6, 1, 1, len - 14],
             _ => vec![HEADER as u32 + len],
         };
-        let bytes = [&Header::default().to_bytes()[..], &frame].concat();
+        let bytes = [&NetHeader::default().to_bytes()[..], &frame].concat();
         Ok(Request { bytes, readable, writable: Vec::new() })
     }
 
@@ -245,14 +245,14 @@ impl Program for Sink {
         }
         // Used frames are shown to the driver before the batch is handed over.
         let deadline = Instant::now() + SOON;
-        while self.inlet.front().is_none() {
+        while self.port_rx.front().is_none() {
             if Instant::now() >= deadline {
                 return Err(format!("transcript: frame {number} was used and does not arrive"));
             }
             std::thread::yield_now();
         }
-        let came = self.inlet.front().map(|frame| frame.bytes().to_vec()).unwrap_or_default();
-        self.inlet.pop();
+        let came = self.port_rx.front().map(|frame| frame.bytes().to_vec()).unwrap_or_default();
+        self.port_rx.pop();
         if came != expected {
             return Err(format!(
                 "transcript: frame {number} arrives with {} bytes, not {}",

@@ -28,8 +28,8 @@ use serde::de::DeserializeOwned;
 use super::in_process::InProcess;
 use super::line::Line;
 use super::vfio_user::VfioUser;
-use super::{Bus, Dice, Host, Kit, Machine, Plan, Ran, Valve, Vcpu};
-use crate::nic::{Cp, Cut, Lan, Ne2k, Neighbour, Reach, frame};
+use super::{Bus, DeviceHost, Dice, Kit, Plan, Ran, TestMachine, Valve, Vcpu};
+use crate::nic::{Cp, Cut, Lan, LanPeer, Ne2k, Reach, frame};
 use crate::toy::mix;
 use crate::toy::ring::Counted;
 
@@ -39,7 +39,7 @@ pub const OWN: Mac = [2, 0, 0, 0, 0, 1];
 pub const OTHER: Mac = [2, 0, 0, 0, 0, 2];
 
 /// How a card is made. What is behind it (an emulation, watched hardware) is the card's own affair.
-pub trait Card: Clone + Send + Sync + 'static {
+pub trait CardUnderTest: Clone + Send + Sync + 'static {
     /// The function.
     type F: Function;
     /// What stalls the instances of a machine; `()` if nothing can.
@@ -76,8 +76,8 @@ pub struct Ne2000s<C>(pub C, pub Behind);
 const MEMORY: u64 = 0x10_0000;
 const BASE: u64 = 0x4_0000;
 
-impl<C: Card> Kit for Rtl8139s<C> {
-    fn boot(&self, plan: &Plan) -> Machine {
+impl<C: CardUnderTest> Kit for Rtl8139s<C> {
+    fn boot(&self, plan: &Plan) -> TestMachine {
         let boot = Boot::new(&self.0, self.1, plan);
         let driver = Cp::new(boot.bus(), GuestView::new(boot.memory.clone()), BASE);
         let stored = Cp::<Arc<Bus>>::RX_BUFFERS;
@@ -90,8 +90,8 @@ impl<C: Card> Kit for Rtl8139s<C> {
     }
 }
 
-impl<C: Card> Kit for Ne2000s<C> {
-    fn boot(&self, plan: &Plan) -> Machine {
+impl<C: CardUnderTest> Kit for Ne2000s<C> {
+    fn boot(&self, plan: &Plan) -> TestMachine {
         let boot = Boot::new(&self.0, self.1, plan);
         let driver = Ne2k::new(boot.bus());
         // It never uses guest memory.
@@ -122,10 +122,10 @@ impl<F: Function> Line for Called<F> {
 
 /// A machine that is being put together.
 struct Boot {
-    host: Arc<dyn Host>,
+    host: Arc<dyn DeviceHost>,
     memory: Arc<GuestMap>,
     line: Box<dyn Line>,
-    lan: Neighbour,
+    lan: LanPeer,
     buses: Vec<Arc<Bus>>,
     gate: Option<Arc<dyn Valve>>,
     /// Rounds of the station.
@@ -134,10 +134,10 @@ struct Boot {
 }
 
 /// A host with the NIC on it: its interrupt line and the buses of its vCPUs.
-type Wired = (Arc<dyn Host>, Box<dyn Line>, Vec<Arc<Bus>>);
+type Wired = (Arc<dyn DeviceHost>, Box<dyn Line>, Vec<Arc<Bus>>);
 
 impl Boot {
-    fn new<C: Card>(card: &C, behind: Behind, plan: &Plan) -> Self {
+    fn new<C: CardUnderTest>(card: &C, behind: Behind, plan: &Plan) -> Self {
         let memory = Arc::new(GuestMap::anonymous(MEMORY).expect("guest memory"));
         let Lan { port, neighbour } = Lan::new(OWN, OTHER);
         let stall = Arc::new(C::Stall::default());
@@ -178,7 +178,7 @@ impl Boot {
         mut driver: impl Driver + 'static,
         plain: Option<(u8, u64)>,
         device_pages: Vec<std::ops::Range<u64>>,
-    ) -> Machine {
+    ) -> TestMachine {
         let Boot { host, memory, line, lan, buses, gate, left, plan } = self;
         driver.open().expect("a card that opens");
         let meddler = Meddler {
@@ -199,7 +199,7 @@ impl Boot {
             round: None,
             seen: Vec::new(),
         };
-        Machine {
+        TestMachine {
             host,
             vcpus: vec![Box::new(station), Box::new(meddler)],
             buses,
@@ -340,7 +340,7 @@ struct Station<D> {
     heard: u64,
     /// The host is to be told that the last one is done with.
     unmask: bool,
-    lan: Neighbour,
+    lan: LanPeer,
     dice: Dice,
     left: u32,
     round: Option<Round>,
@@ -501,7 +501,7 @@ pub(super) fn spoilt<T: DeserializeOwned + Serialize>(
     spoils.iter().map(spoil).collect()
 }
 
-impl Card for EmulatedRtl8139 {
+impl CardUnderTest for EmulatedRtl8139 {
     type F = Rtl8139;
     type Stall = ();
 
@@ -528,7 +528,7 @@ impl Card for EmulatedRtl8139 {
     }
 }
 
-impl Card for EmulatedNe2000 {
+impl CardUnderTest for EmulatedNe2000 {
     type F = Ne2000;
     type Stall = ();
 

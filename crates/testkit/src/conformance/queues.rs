@@ -1,10 +1,10 @@
-//! The checks of laws 1 to 3 that put single requests to a queue: on a core that polls, and on one that is notified.
+//! The checks of invariants 1 to 3 that put single requests to a queue: on a core that polls, and on one that is notified.
 
 use std::time::{Duration, Instant};
 
 use super::guests::until;
 use super::proof::{Proof, Tally};
-use super::{Host, Kit, Machine, Plan, Probe};
+use super::{DeviceHost, Kit, Plan, Probe, TestMachine};
 
 /// A spin that outlasts the check: core 0 polls, and nobody kicks it.
 const POLLS: Duration = Duration::from_secs(3600);
@@ -17,11 +17,11 @@ fn each_probe(
     kit: &dyn Kit,
     plan: &Plan,
     what: &str,
-    check: impl Fn(&dyn Host, &mut dyn Probe, bool, &mut Tally) -> Result<(), String>,
+    check: impl Fn(&dyn DeviceHost, &mut dyn Probe, bool, &mut Tally) -> Result<(), String>,
 ) -> Result<Proof, String> {
     let mut tally = Tally::default();
     for nth in 0.. {
-        let Machine { host, mut probes, .. } = kit.boot(&Plan { spin: POLLS, ..*plan });
+        let TestMachine { host, mut probes, .. } = kit.boot(&Plan { spin: POLLS, ..*plan });
         let outcome = match probes.get_mut(nth) {
             Some(probe) => check(&*host, &mut **probe, nth == 0, &mut tally),
             None => break,
@@ -77,7 +77,7 @@ pub(super) fn latches_kicks(kit: &dyn Kit, plan: &Plan) -> Result<Proof, String>
             host.quiesce(Instant::now() + plan.patience)?;
             let taken = probe.kicks_taken().ok_or("the device does not say how many kicks it took")?;
             tally.assert(taken == sent, || {
-                format!("law 1: of {sent} kicks, {KICKS} while the device was held, it took {taken}")
+                format!("invariant 1: of {sent} kicks, {KICKS} while the device was held, it took {taken}")
             })?;
         }
         host.resume()
@@ -95,7 +95,7 @@ pub(super) fn looks_again(kit: &dyn Kit, plan: &Plan) -> Result<Proof, String> {
                 return Err("a held queue asks to be kicked, although it did not before".into());
             }
             host.resume()?;
-            tally.met(answered(probe, plan, "law 2: resuming did not look at the ring again"))?;
+            tally.met(answered(probe, plan, "invariant 2: resuming did not look at the ring again"))?;
         }
         Ok(())
     })
@@ -111,13 +111,13 @@ pub(super) fn signals_once(kit: &dyn Kit, plan: &Plan) -> Result<Proof, String> 
             host.quiesce(Instant::now() + plan.patience)?;
             let before = probe.interrupts();
             host.resume()?;
-            until(plan.patience, "law 3: resuming sent no interrupt", &mut || {
+            until(plan.patience, "invariant 3: resuming sent no interrupt", &mut || {
                 probe.interrupts() >= before + signals
             })?;
             quiet(probe, plan, polled)?;
             let sent = probe.interrupts() - before;
             tally.assert(sent == signals, || {
-                format!("law 3: resuming sent {sent} interrupts instead of {signals}")
+                format!("invariant 3: resuming sent {sent} interrupts instead of {signals}")
             })?;
         }
         Ok(())

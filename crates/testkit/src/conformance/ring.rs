@@ -7,7 +7,7 @@ use ioplane_device::SavedState;
 use ioplane_memory::{GuestMap, PAGE};
 
 use super::in_process::InProcess;
-use super::{Bus, Dice, Kit, Machine, Plan, Probe, Ran, Vcpu};
+use super::{Bus, Dice, Kit, Plan, Probe, Ran, TestMachine, Vcpu};
 use crate::toy::ring::registers::*;
 use crate::toy::ring::{Counted, DEPTH, QUEUES, RING_BYTES, Wires};
 use crate::toy::{RingDriver, ToyRing, mix};
@@ -18,7 +18,7 @@ const MEMORY: u64 = 0x20000;
 pub struct RingKit;
 
 impl Kit for RingKit {
-    fn boot(&self, plan: &Plan) -> Machine {
+    fn boot(&self, plan: &Plan) -> TestMachine {
         let memory = Arc::new(GuestMap::anonymous(MEMORY).expect("guest memory"));
         let wires = Wires::new();
         let (map, to) = (memory.clone(), wires.clone());
@@ -50,7 +50,7 @@ impl Kit for RingKit {
             })
         };
         let device_page = |queue: u16| RINGS_AT + u64::from(queue) * RING_BYTES + PAGE;
-        Machine {
+        TestMachine {
             host,
             vcpus,
             buses,

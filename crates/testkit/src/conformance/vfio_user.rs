@@ -29,8 +29,8 @@ use vfio_bindings::bindings::vfio;
 
 use super::in_process::{Spread, two_cores};
 use super::line::Line;
-use super::{Host, Plan, Registers};
-use crate::vfio_user::Client;
+use super::{DeviceHost, Plan, Registers};
+use crate::vfio_user::VfioUserClient;
 
 fn said(error: impl std::fmt::Display) -> String {
     error.to_string()
@@ -66,7 +66,7 @@ struct Served<F: Function> {
     /// The daemon's side.
     handle: Handle<F>,
     pool: Arc<Pool>,
-    client: Arc<Mutex<Client>>,
+    client: Arc<Mutex<VfioUserClient>>,
     /// Counts servers.
     nth: u64,
 }
@@ -145,7 +145,7 @@ impl Works<'_> {
         // It is quiescent: so it stays, whatever the client asks for.
         let policy = QuiescePolicy { deadline: Instant::now(), on_miss: OnMiss::Undrain };
         handle.hold(policy, LEASE).wait().map_err(said)?.map_err(said)?;
-        let mut client = Client::greet(handle.socket()).map_err(said)?;
+        let mut client = VfioUserClient::greet(handle.socket()).map_err(said)?;
         // An access waits for as long as the device is held.
         client.stream().set_read_timeout(Some(2 * self.plan.patience)).map_err(said)?;
         for region in self.memory.regions() {
@@ -172,7 +172,7 @@ impl<F: Function> Drop for VfioUser<F> {
 }
 
 /// One access, as a command.
-fn ask(client: &mut Client, at: RegisterAddress, op: &mut Access<'_>) -> std::io::Result<()> {
+fn ask(client: &mut VfioUserClient, at: RegisterAddress, op: &mut Access<'_>) -> std::io::Result<()> {
     let (region, offset) = match at {
         RegisterAddress::Config(offset) => (vfio::VFIO_PCI_CONFIG_REGION_INDEX, offset),
         RegisterAddress::Bar(bar, offset) => (bar.into(), offset),
@@ -225,7 +225,7 @@ impl<F: Function> Line for Arc<VfioUser<F>> {
     }
 }
 
-impl<F: Function> Host for VfioUser<F> {
+impl<F: Function> DeviceHost for VfioUser<F> {
     fn quiesce(&self, deadline: Instant) -> Result<(), String> {
         self.hold(deadline, OnMiss::Undrain)
     }
@@ -325,7 +325,7 @@ impl<F: Function> Host for VfioUser<F> {
         });
         match heard.wait().map_err(said)? {
             true => Ok(log),
-            false => Err("law 6: not every poller acknowledged the log".into()),
+            false => Err("invariant 6: not every poller acknowledged the log".into()),
         }
     }
 

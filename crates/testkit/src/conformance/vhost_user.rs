@@ -27,8 +27,10 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tokio::runtime::Runtime;
 
 use super::in_process::{Spread, two_cores};
-use super::virtio::{Asker, Ground, Layout, QUEUES, Reach, RequestProbe, SIZE, Subject, features, ring};
-use super::{Dice, Host, Kit, Machine, Plan, Probe, Vcpu};
+use super::virtio::{
+    Asker, DeviceUnderTest, Fixture, Layout, QUEUES, Reach, RequestProbe, SIZE, features, ring,
+};
+use super::{DeviceHost, Dice, Kit, Plan, Probe, TestMachine, Vcpu};
 use crate::driver::{GuestMemory, RingPlace};
 use crate::front::{Ask, F_LOG_ALL, Front, InFlight, Wants, protocol, vring_state};
 
@@ -171,8 +173,8 @@ impl<V: VirtioDevice> VhostUser<V> {
     fn stop_rings(&self, inner: &mut Inner<V>) -> Result<(), String> {
         let bases = (0..QUEUES).map(|queue| inner.instance.front.stop(queue).map_err(said));
         inner.bases = Some(bases.collect::<Result<_, _>>()?);
-        // Law 1: while rings stand still the device answers what it is asked.
-        inner.instance.front.config(0, 8).map(drop).map_err(|error| format!("law 1: {error}"))
+        // Invariant 1: while rings stand still the device answers what it is asked.
+        inner.instance.front.config(0, 8).map(drop).map_err(|error| format!("invariant 1: {error}"))
     }
 
     /// Another server goes on from `bases` and an in-flight region of these bytes.
@@ -214,7 +216,7 @@ fn encode(bases: &[u32], region: &[u8]) -> SavedState {
 
 const BASES: usize = 4 * QUEUES as usize;
 
-impl<V: VirtioDevice> Host for VhostUser<V> {
+impl<V: VirtioDevice> DeviceHost for VhostUser<V> {
     fn quiesce(&self, deadline: Instant) -> Result<(), String> {
         let mut inner = self.lock();
         let patience = deadline.saturating_duration_since(Instant::now());
@@ -317,11 +319,11 @@ impl<V: VirtioDevice> Host for VhostUser<V> {
 /// The kit of a subject that is served on a socket.
 pub struct OverSocket<S>(pub S);
 
-impl<S: Subject> Kit for OverSocket<S> {
-    fn boot(&self, plan: &Plan) -> Machine {
-        let ground = self.0.ground();
-        let Layout { memory, drivers, kicks, device_pages } = Layout::of(&self.0, &ground);
-        let Ground { model, valve, .. } = ground;
+impl<S: DeviceUnderTest> Kit for OverSocket<S> {
+    fn boot(&self, plan: &Plan) -> TestMachine {
+        let fixture = self.0.fixture();
+        let Layout { memory, drivers, kicks, device_pages } = Layout::of(&self.0, &fixture);
+        let Fixture { model, valve, .. } = fixture;
         let map = memory.view().map().clone();
         let places = drivers.iter().map(|[driver, _]| driver.ring.place()).collect();
         let calls: Vec<_> =
@@ -350,7 +352,7 @@ impl<S: Subject> Kit for OverSocket<S> {
                 signals: 1,
             }));
         }
-        Machine { host, vcpus, buses: Vec::new(), probes, gate: valve, memory: map, device_pages }
+        TestMachine { host, vcpus, buses: Vec::new(), probes, gate: valve, memory: map, device_pages }
     }
 
     fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)> {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Subject: what is particular to a device --Program--> requests --Driver--> Ring (testkit's driver side)
-//!      | Ground: what outlives its instances                  ^ Asker: a vCPU     ^ RequestProbe: single requests
+//!      | Fixture: what outlives its instances                  ^ Asker: a vCPU     ^ RequestProbe: single requests
 //!      v
 //!   mmio::Mmio(Subject): Kit     vhost_user::OverSocket(Subject): Kit
 //! ```
@@ -17,14 +17,14 @@ use ioplane_virtio::VirtioDevice;
 use ioplane_virtio::spec::feature::*;
 
 use super::{Bus, Dice, Plan, Probe, Ran, Valve, Vcpu};
-use crate::driver::{GuestMemory, Part, Ring, RingMode, RingPlace};
+use crate::driver::{DriverRing, GuestMemory, Part, RingMode, RingPlace};
 
 /// Queues of a device under test: one for each vCPU, and so for each core.
 pub const QUEUES: u16 = 2;
 /// Descriptors of one queue.
 pub(super) const SIZE: u16 = 256;
 /// What the driver accepts: the features that the subject chooses, and those of the ring.
-pub(super) fn features(subject: &impl Subject) -> u64 {
+pub(super) fn features(subject: &impl DeviceUnderTest) -> u64 {
     let ring = VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIRECT_DESC;
     subject.features() | ring | if subject.packed() { VIRTIO_F_RING_PACKED } else { 0 }
 }
@@ -33,11 +33,11 @@ pub(super) fn features(subject: &impl Subject) -> u64 {
 #[derive(Debug, Clone, Copy)]
 pub struct PackedRings<S>(pub S);
 
-impl<S: Subject> Subject for PackedRings<S> {
+impl<S: DeviceUnderTest> DeviceUnderTest for PackedRings<S> {
     type Model = S::Model;
 
-    fn ground(&self) -> Ground<S::Model> {
-        self.0.ground()
+    fn fixture(&self) -> Fixture<S::Model> {
+        self.0.fixture()
     }
 
     fn features(&self) -> u64 {
@@ -52,7 +52,7 @@ impl<S: Subject> Subject for PackedRings<S> {
         self.0.bursts(plan)
     }
 
-    fn touch(&self) -> Touch {
+    fn touch(&self) -> ConfigTouch {
         self.0.touch()
     }
 }
@@ -65,11 +65,11 @@ const SLOT: u64 = PAGE;
 const MEMORY: u64 = 1 << 20;
 
 /// A virtio device to put under test.
-pub trait Subject: Sync {
+pub trait DeviceUnderTest: Sync {
     /// Its model.
     type Model: VirtioDevice;
     /// What it stands on.
-    fn ground(&self) -> Ground<Self::Model>;
+    fn fixture(&self) -> Fixture<Self::Model>;
     /// Features of the device itself (not of the ring) that the driver accepts.
     fn features(&self) -> u64;
     /// Whether its driver's rings are packed.
@@ -81,17 +81,17 @@ pub trait Subject: Sync {
         plan.rounds / 2
     }
     /// Something that a vCPU does to the configuration space now and then; what it saw. Not used over a socket.
-    fn touch(&self) -> Touch;
+    fn touch(&self) -> ConfigTouch;
 }
 
-/// See [`Subject::touch`]: the bus, which vCPU, its dice.
-pub type Touch = fn(&Bus, usize, &mut Dice) -> Result<u64, String>;
+/// See [`DeviceUnderTest::touch`]: the bus, which vCPU, its dice.
+pub type ConfigTouch = fn(&Bus, usize, &mut Dice) -> Result<u64, String>;
 
 /// Makes the program of a queue. Several are made for each; one is used in a machine.
 pub type Programs = Box<dyn Fn(u16) -> Box<dyn Program>>;
 
 /// What outlives every instance of a device.
-pub struct Ground<V> {
+pub struct Fixture<V> {
     /// Makes an instance at power-on.
     pub model: Box<dyn Fn() -> V + Send + Sync>,
     /// Stalls it, if it can be stalled.
@@ -121,7 +121,7 @@ pub trait Program: Send {
 
 /// The driver's end of one queue. What the guest writes and what the device writes lie on pages of their own.
 pub(super) struct Driver {
-    pub(super) ring: Ring,
+    pub(super) ring: DriverRing,
     view: GuestView,
     program: Box<dyn Program>,
     guest: u64,
@@ -154,7 +154,7 @@ impl Driver {
     fn new(view: &GuestView, pages: Pages, mode: RingMode, program: Box<dyn Program>) -> Self {
         let Pages { place, guest, device } = pages;
         Driver {
-            ring: Ring::new(view, place, mode).expect("a ring in guest memory"),
+            ring: DriverRing::new(view, place, mode).expect("a ring in guest memory"),
             view: view.clone(),
             program,
             guest,
@@ -169,7 +169,7 @@ impl Driver {
     /// the device with every answer.
     fn device_pages(&self) -> [Range<u64>; 3] {
         let RingPlace { desc, used, .. } = self.ring.place();
-        let descs = if matches!(self.ring, Ring::Packed(_)) { RingPlace::desc_bytes(SIZE) } else { 0 };
+        let descs = if matches!(self.ring, DriverRing::Packed(_)) { RingPlace::desc_bytes(SIZE) } else { 0 };
         [desc..desc + descs, used..used + PAGE, self.device..self.device + u64::from(SLOTS) * SLOT]
     }
 
@@ -341,13 +341,13 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub(super) fn of<S: Subject>(subject: &S, ground: &Ground<S::Model>) -> Self {
+    pub(super) fn of<S: DeviceUnderTest>(subject: &S, fixture: &Fixture<S::Model>) -> Self {
         let mut memory = GuestMemory::new(MEMORY).expect("guest memory");
         let mode = RingMode::of(features(subject));
         let mut drivers = Vec::new();
         for queue in 0..QUEUES {
             let pages = Pages::of(&mut memory);
-            drivers.push([0, 1].map(|_| Driver::new(memory.view(), pages, mode, (ground.program)(queue))));
+            drivers.push([0, 1].map(|_| Driver::new(memory.view(), pages, mode, (fixture.program)(queue))));
         }
         let device_pages = drivers.iter().flat_map(|[driver, _]| driver.device_pages()).collect();
         let kicks = (0..QUEUES).map(|_| ioplane_host::eventfd::fresh().expect("an eventfd")).collect();

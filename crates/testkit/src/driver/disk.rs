@@ -4,12 +4,12 @@ use ioplane_memory::{GuestView, Window};
 
 use super::layout::{DriverError, Part, RingMode, RingPlace};
 use super::memory::GuestMemory;
-use super::ring::Ring;
+use super::ring::DriverRing;
 use super::spec::*;
 
 /// What a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Op {
+pub enum DiskOp {
     /// VIRTIO_BLK_T_IN.
     Read,
     /// VIRTIO_BLK_T_OUT.
@@ -34,22 +34,22 @@ pub enum Op {
     },
 }
 
-impl Op {
+impl DiskOp {
     fn kind(self) -> u32 {
         match self {
-            Op::Read => VIRTIO_BLK_T_IN,
-            Op::Write => VIRTIO_BLK_T_OUT,
-            Op::Flush => VIRTIO_BLK_T_FLUSH,
-            Op::Discard => VIRTIO_BLK_T_DISCARD,
-            Op::WriteZeroes { .. } => VIRTIO_BLK_T_WRITE_ZEROES,
-            Op::Id => VIRTIO_BLK_T_GET_ID,
-            Op::Other { kind, .. } => kind,
+            DiskOp::Read => VIRTIO_BLK_T_IN,
+            DiskOp::Write => VIRTIO_BLK_T_OUT,
+            DiskOp::Flush => VIRTIO_BLK_T_FLUSH,
+            DiskOp::Discard => VIRTIO_BLK_T_DISCARD,
+            DiskOp::WriteZeroes { .. } => VIRTIO_BLK_T_WRITE_ZEROES,
+            DiskOp::Id => VIRTIO_BLK_T_GET_ID,
+            DiskOp::Other { kind, .. } => kind,
         }
     }
 
     /// Whether the device writes the data part.
     fn writes(self) -> bool {
-        matches!(self, Op::Read | Op::Id | Op::Other { write: true, .. })
+        matches!(self, DiskOp::Read | DiskOp::Id | DiskOp::Other { write: true, .. })
     }
 }
 
@@ -129,7 +129,7 @@ struct Slot {
 /// A queue of a virtio-blk device from the driver's side. Used by one thread; allocates only in `new` and `reset`.
 #[derive(Debug)]
 pub struct Disk {
-    ring: Ring,
+    ring: DriverRing,
     plan: DiskPlan,
     view: GuestView,
     cells: Window,
@@ -150,7 +150,7 @@ impl Disk {
         plan: DiskPlan,
     ) -> Result<Self, DriverError> {
         let place = RingPlace::carve(memory, size)?;
-        let ring = Ring::new(memory.view(), place, mode)?;
+        let ring = DriverRing::new(memory.view(), place, mode)?;
         let slots = u64::from(plan.slots);
         let table_bytes = (usize::from(plan.segments) + 2) * DESC_SIZE as usize;
         let table_bytes = table_bytes.next_multiple_of(CELL);
@@ -191,7 +191,7 @@ impl Disk {
 
     /// The ring underneath: kicks, interrupts, raw access.
     #[inline]
-    pub fn ring(&mut self) -> &mut Ring {
+    pub fn ring(&mut self) -> &mut DriverRing {
         &mut self.ring
     }
 
@@ -215,7 +215,7 @@ impl Disk {
         self.cells.gpa() + (token.slot() * CELL) as u64
     }
 
-    /// The slot's head descriptor, or buffer ID, for tests that spoil it through [`Ring::raw`].
+    /// The slot's head descriptor, or buffer ID, for tests that spoil it through [`DriverRing::raw`].
     pub fn head(&self, token: Token) -> u16 {
         self.slots[token.slot()].head
     }
@@ -245,7 +245,7 @@ impl Disk {
     /// Makes a request available; does not kick. `sector` counts 512 bytes. `bytes` is the length of the data, and of the
     /// range for discard and write zeroes (whose data is the range itself); zero for flush. `None` when all slots are busy.
     #[inline]
-    pub fn submit(&mut self, op: Op, sector: u64, bytes: u32) -> Option<Token> {
+    pub fn submit(&mut self, op: DiskOp, sector: u64, bytes: u32) -> Option<Token> {
         let token = Token(self.free.pop()?);
         self.prepare(token, op, sector, bytes);
         self.ring.push(self.slots[token.slot()].head);
@@ -253,7 +253,7 @@ impl Disk {
     }
 
     /// As [`Disk::submit`] up to the moment before it is made available: the caller may spoil it and then [`Disk::push`].
-    pub fn stage(&mut self, op: Op, sector: u64, bytes: u32) -> Option<Token> {
+    pub fn stage(&mut self, op: DiskOp, sector: u64, bytes: u32) -> Option<Token> {
         let token = Token(self.free.pop()?);
         self.prepare(token, op, sector, bytes);
         Some(token)
@@ -265,13 +265,13 @@ impl Disk {
     }
 
     #[inline]
-    fn prepare(&mut self, token: Token, op: Op, sector: u64, bytes: u32) {
+    fn prepare(&mut self, token: Token, op: DiskOp, sector: u64, bytes: u32) {
         let index = token.slot();
         let (len, header_sector) = match op {
-            Op::Read | Op::Write | Op::Other { .. } => (bytes, sector),
-            Op::Flush => (0, 0),
-            Op::Id => (VIRTIO_BLK_ID_BYTES, 0),
-            Op::Discard | Op::WriteZeroes { .. } => {
+            DiskOp::Read | DiskOp::Write | DiskOp::Other { .. } => (bytes, sector),
+            DiskOp::Flush => (0, 0),
+            DiskOp::Id => (VIRTIO_BLK_ID_BYTES, 0),
+            DiskOp::Discard | DiskOp::WriteZeroes { .. } => {
                 self.write_range(index, op, sector, bytes);
                 (16, 0)
             }
@@ -288,8 +288,8 @@ impl Disk {
     }
 
     /// The 16 bytes of `struct virtio_blk_discard_write_zeroes`.
-    fn write_range(&self, index: usize, op: Op, sector: u64, bytes: u32) {
-        let unmap = matches!(op, Op::WriteZeroes { unmap: true });
+    fn write_range(&self, index: usize, op: DiskOp, sector: u64, bytes: u32) {
+        let unmap = matches!(op, DiskOp::WriteZeroes { unmap: true });
         let mut range = [0u8; 16];
         range[..8].copy_from_slice(&sector.to_le_bytes());
         range[8..12].copy_from_slice(&(bytes / SECTOR as u32).to_le_bytes());

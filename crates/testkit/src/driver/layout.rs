@@ -116,7 +116,7 @@ pub struct Part {
 /// A used element or descriptor, taken out of the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Used {
-    /// Head of the chain (of a packed ring: its buffer ID), now ours again; still allocated until [`super::Ring::free`].
+    /// Head of the chain (of a packed ring: its buffer ID), now ours again; still allocated until [`super::DriverRing::free`].
     pub head: u16,
     /// Bytes the device says it wrote.
     pub len: u32,

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use ioplane_memory::{GuestFault, GuestMap, GuestView, MapError, PAGE, Region, RegionSpec, Window};
+use ioplane_memory::{GuestFault, GuestMap, GuestView, MapError, MemoryRegion, PAGE, RegionSpec, Window};
 
 /// Where the first region lies in the guest, unless told: above 4 GiB, so that a device that takes an offset for an
 /// address is found out.
@@ -68,7 +68,7 @@ impl GuestMemory {
         rustix::fs::ftruncate(&file, offset + len).map_err(os)?;
         let copy = rustix::io::fcntl_dupfd_cloexec(&file, 0).map_err(os)?;
         let user = USER_BASE + gpa;
-        let region = Region::map(RegionSpec { gpa, len, user, offset, file: copy })?;
+        let region = MemoryRegion::map(RegionSpec { gpa, len, user, offset, file: copy })?;
         let map = self.view.map().with(region)?;
         self.view.set_map(Arc::new(map));
         self.regions.push(SharedRegion { gpa, len, user, offset, file });

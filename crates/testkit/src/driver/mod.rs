@@ -23,8 +23,8 @@ pub mod split;
 #[cfg(test)]
 mod tests;
 
-pub use disk::{Disk, DiskPlan, Done, Op, Shape, Token};
+pub use disk::{Disk, DiskOp, DiskPlan, Done, Shape, Token};
 pub use layout::{DriverError, Part, RingMode, RingPlace, Used};
 pub use memory::{GuestMemory, SharedRegion};
 pub use raw::{RawPacked, RawRing};
-pub use ring::Ring;
+pub use ring::DriverRing;

@@ -12,7 +12,7 @@ use ioplane_memory::{GuestView, Window};
 
 use super::layout::{DriverError, Part, RingMode, RingPlace};
 use super::memory::GuestMemory;
-use super::ring::Ring;
+use super::ring::DriverRing;
 use super::spec::DESC_SIZE;
 
 /// Features of the device (5.1.3).
@@ -57,7 +57,7 @@ pub const VIRTIO_NET_ERR: u8 = 1;
 
 /// The header before every frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Header {
+pub struct NetHeader {
     /// VIRTIO_NET_HDR_F_*.
     pub flags: u8,
     /// VIRTIO_NET_HDR_GSO_*.
@@ -74,7 +74,7 @@ pub struct Header {
     pub num_buffers: u16,
 }
 
-impl Header {
+impl NetHeader {
     /// Bytes of the header with `num_buffers`.
     pub const LONG: u32 = 12;
     /// Bytes of the header of a legacy driver without mergeable buffers.
@@ -93,7 +93,7 @@ impl Header {
 
     pub fn from_bytes(bytes: [u8; Self::LONG as usize]) -> Self {
         let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        Header {
+        NetHeader {
             flags: bytes[0],
             gso_type: bytes[1],
             hdr_len: word(2),
@@ -144,7 +144,7 @@ impl PairPlan {
         PairPlan {
             size: 256,
             mode,
-            header: Header::LONG,
+            header: NetHeader::LONG,
             mergeable: true,
             buffers: 256,
             buffer_bytes: 1536,
@@ -157,9 +157,9 @@ impl PairPlan {
 
 /// A frame that has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Frame {
+pub struct ReceivedFrame {
     /// Its header.
-    pub header: Header,
+    pub header: NetHeader,
     /// Its bytes, without the header.
     pub len: usize,
 }
@@ -176,8 +176,8 @@ struct Slot {
 pub struct Pair {
     plan: PairPlan,
     view: GuestView,
-    rx: Ring,
-    tx: Ring,
+    rx: DriverRing,
+    tx: DriverRing,
     /// Receive buffer `n` lies at `rx_data + n * stride`, behind descriptor `rx_heads[n]`.
     rx_data: u64,
     rx_stride: u64,
@@ -201,10 +201,10 @@ impl Pair {
     /// Carves both rings and everything in `plan` out of `memory`. The receive ring is empty until [`Pair::fill`].
     pub fn new(memory: &mut GuestMemory, plan: PairPlan) -> Result<Self, DriverError> {
         let places = [RingPlace::carve(memory, plan.size)?, RingPlace::carve(memory, plan.size)?];
-        let rx = Ring::new(memory.view(), places[0], plan.mode)?;
-        let tx = Ring::new(memory.view(), places[1], plan.mode)?;
+        let rx = DriverRing::new(memory.view(), places[0], plan.mode)?;
+        let tx = DriverRing::new(memory.view(), places[1], plan.mode)?;
         let rx_stride = u64::from(plan.buffer_bytes).next_multiple_of(64);
-        let tx_stride = (HEADER_AT + u64::from(Header::LONG + plan.slot_bytes)).next_multiple_of(64);
+        let tx_stride = (HEADER_AT + u64::from(NetHeader::LONG + plan.slot_bytes)).next_multiple_of(64);
         let rx_data = memory.carve(u64::from(plan.buffers) * rx_stride, 4096)?.gpa();
         let tx_data = memory.carve(u64::from(plan.slots) * tx_stride, 4096)?.gpa();
         let tables = memory.carve(u64::from(plan.slots) * 2 * DESC_SIZE, 64)?;
@@ -265,12 +265,12 @@ impl Pair {
     }
 
     /// The receive ring: kicks, interrupts, raw access.
-    pub fn rx(&mut self) -> &mut Ring {
+    pub fn rx(&mut self) -> &mut DriverRing {
         &mut self.rx
     }
 
     /// The transmit ring. Chains that a test puts there itself come back by [`Pair::reap`] like others.
-    pub fn tx(&mut self) -> &mut Ring {
+    pub fn tx(&mut self) -> &mut DriverRing {
         &mut self.tx
     }
 
@@ -288,19 +288,19 @@ impl Pair {
 
     /// The next frame that has come. The buffers of the one before are made available again (without a kick).
     #[inline]
-    pub fn take_frame(&mut self) -> Result<Option<Frame>, DriverError> {
+    pub fn take_frame(&mut self) -> Result<Option<ReceivedFrame>, DriverError> {
         self.give_back();
         self.hold_frame()
     }
 
     /// As [`Pair::take_frame`], but keeps the buffers of frames before: a driver that does not keep up.
-    pub fn hold_frame(&mut self) -> Result<Option<Frame>, DriverError> {
+    pub fn hold_frame(&mut self) -> Result<Option<ReceivedFrame>, DriverError> {
         self.frame.clear();
         let Some(first) = self.next_buffer()? else { return Ok(None) };
-        let mut bytes = [0; Header::LONG as usize];
+        let mut bytes = [0; NetHeader::LONG as usize];
         let header = self.plan.header as usize;
         self.view.read(self.buffer_gpa(first.0), &mut bytes[..header])?;
-        let header = Header::from_bytes(bytes);
+        let header = NetHeader::from_bytes(bytes);
         let mut len = first.1 as usize;
         self.frame.push(first);
         let count = if self.plan.mergeable { header.num_buffers } else { 1 };
@@ -312,7 +312,7 @@ impl Pair {
         }
         let len =
             len.checked_sub(self.plan.header as usize).ok_or(DriverError::HalfFrame { wanted: count })?;
-        Ok(Some(Frame { header, len }))
+        Ok(Some(ReceivedFrame { header, len }))
     }
 
     /// Makes the buffers of the frame taken last available again.
@@ -359,14 +359,14 @@ impl Pair {
     }
 
     /// Puts a frame into the next slot and makes it available. Does not kick. False while all slots are on their way.
-    pub fn send(&mut self, header: Header, frame: &[u8]) -> Result<bool, DriverError> {
+    pub fn send(&mut self, header: NetHeader, frame: &[u8]) -> Result<bool, DriverError> {
         let Some(slot) = self.next() else { return Ok(false) };
         self.write(slot, header, frame)?;
         Ok(self.send_again(frame.len() as u32))
     }
 
     /// Writes a frame into a slot that is not on its way.
-    pub fn write(&self, slot: u16, header: Header, frame: &[u8]) -> Result<(), DriverError> {
+    pub fn write(&self, slot: u16, header: NetHeader, frame: &[u8]) -> Result<(), DriverError> {
         let gpa = self.slot_gpa(slot);
         self.view
             .write(gpa - u64::from(self.plan.header), &header.to_bytes()[..self.plan.header as usize])?;
@@ -430,7 +430,7 @@ const COMMAND: u64 = 4096;
 /// The control queue, one command at a time.
 #[derive(Debug)]
 pub struct Commands {
-    ring: Ring,
+    ring: DriverRing,
     view: GuestView,
     at: u64,
     ack: u64,
@@ -443,7 +443,7 @@ impl Commands {
     /// Carves a control queue of `size` entries out of `memory`.
     pub fn new(memory: &mut GuestMemory, size: u16, mode: RingMode) -> Result<Self, DriverError> {
         let place = RingPlace::carve(memory, size)?;
-        let ring = Ring::new(memory.view(), place, mode)?;
+        let ring = DriverRing::new(memory.view(), place, mode)?;
         let at = memory.carve(COMMAND, 64)?.gpa();
         // The device writes there, and the driver nowhere near it.
         let ack = memory.carve(4096, 4096)?.gpa();
@@ -455,7 +455,7 @@ impl Commands {
     }
 
     /// The ring.
-    pub fn ring(&mut self) -> &mut Ring {
+    pub fn ring(&mut self) -> &mut DriverRing {
         &mut self.ring
     }
 

@@ -49,7 +49,7 @@ struct Buffer {
     held: bool,
 }
 
-/// The driver's half of one packed virtqueue; see [`super::Ring`] for what the methods are for.
+/// The driver's half of one packed virtqueue; see [`super::DriverRing`] for what the methods are for.
 #[derive(Debug)]
 pub struct PackedRing {
     place: RingPlace,
@@ -71,7 +71,7 @@ pub struct PackedRing {
     /// Where the next used descriptor comes.
     used: Spot,
     /// Flags of our event suppression structure.
-    wish: u16,
+    suppression: u16,
 }
 
 impl PackedRing {
@@ -92,7 +92,7 @@ impl PackedRing {
             avail: Spot::FIRST,
             added: Spot::FIRST,
             used: Spot::FIRST,
-            wish: RING_EVENT_FLAGS_ENABLE,
+            suppression: RING_EVENT_FLAGS_ENABLE,
         };
         ring.reset();
         Ok(ring)
@@ -104,7 +104,7 @@ impl PackedRing {
         self.free = (0..size).rev().collect();
         (self.reserved, self.in_flight, self.pushed, self.popped) = (0, 0, 0, 0);
         (self.avail, self.added, self.used) = (Spot::FIRST, Spot::FIRST, Spot::FIRST);
-        self.wish = RING_EVENT_FLAGS_ENABLE;
+        self.suppression = RING_EVENT_FLAGS_ENABLE;
         (0..self.desc.len()).step_by(8).for_each(|at| self.desc.put_u64(at, 0));
         self.driver.put_u32(0, 0);
         self.device.put_u32(0, 0);
@@ -226,13 +226,13 @@ impl PackedRing {
             return false;
         }
         fence(Ordering::SeqCst);
-        let wish = self.device.load_u32(0);
-        let flags = (wish >> 16) as u16;
+        let suppression = self.device.load_u32(0);
+        let flags = (suppression >> 16) as u16;
         if flags != RING_EVENT_FLAGS_DESC || !self.mode.event_idx {
             return flags != RING_EVENT_FLAGS_DISABLE;
         }
         while spot != self.avail {
-            if spot.event() == wish as u16 {
+            if spot.event() == suppression as u16 {
                 return true;
             }
             spot = spot.next(self.place.size);
@@ -259,7 +259,7 @@ impl PackedRing {
         }
         self.in_flight -= 1;
         self.popped = self.popped.wrapping_add(1);
-        if self.wish == RING_EVENT_FLAGS_DESC {
+        if self.suppression == RING_EVENT_FLAGS_DESC {
             self.put_wish(RING_EVENT_FLAGS_DESC);
         }
         // 2.8.4: without the flag the length says nothing.
@@ -280,7 +280,7 @@ impl PackedRing {
     }
 
     pub(super) fn disable_interrupts(&mut self) {
-        if self.wish != RING_EVENT_FLAGS_DISABLE {
+        if self.suppression != RING_EVENT_FLAGS_DISABLE {
             self.put_wish(RING_EVENT_FLAGS_DISABLE);
         }
     }
@@ -293,7 +293,7 @@ impl PackedRing {
 
     #[inline]
     fn put_wish(&mut self, flags: u16) {
-        self.wish = flags;
+        self.suppression = flags;
         self.driver.put_u32(0, u32::from(self.used.event()) | u32::from(flags) << 16);
         fence(Ordering::SeqCst);
     }

@@ -7,10 +7,10 @@ use super::*;
 const AVAIL: u16 = VIRTQ_DESC_F_AVAIL;
 const USED: u16 = VIRTQ_DESC_F_USED;
 
-fn ring(size: u16, event_idx: bool) -> (GuestMemory, Ring) {
+fn ring(size: u16, event_idx: bool) -> (GuestMemory, DriverRing) {
     let mut memory = GuestMemory::new(1 << 20).unwrap();
     let place = RingPlace::carve(&mut memory, size).unwrap();
-    let ring = Ring::new(memory.view(), place, RingMode { event_idx, packed: true }).unwrap();
+    let ring = DriverRing::new(memory.view(), place, RingMode { event_idx, packed: true }).unwrap();
     (memory, ring)
 }
 
@@ -19,7 +19,7 @@ fn part(gpa: u64, write: bool) -> Part {
 }
 
 /// Uses buffer `id` at the free-running place `at`, as a device does.
-fn use_buffer(ring: &Ring, at: u32, id: u16, len: u32) {
+fn use_buffer(ring: &DriverRing, at: u32, id: u16, len: u32) {
     let size = u32::from(ring.place().size);
     let flags = if (at / size).is_multiple_of(2) { AVAIL | USED } else { 0 };
     let flags = flags | if len > 0 { VIRTQ_DESC_F_WRITE } else { 0 };

@@ -10,7 +10,7 @@ use super::split::SplitRing;
 
 /// The driver's half of one virtqueue. Used by one thread; allocates where chains are laid out, not where they are used.
 #[derive(Debug)]
-pub enum Ring {
+pub enum DriverRing {
     /// A split one.
     Split(SplitRing),
     Packed(PackedRing),
@@ -19,18 +19,18 @@ pub enum Ring {
 macro_rules! either {
     ($self:expr, $ring:ident => $does:expr) => {
         match $self {
-            Ring::Split($ring) => $does,
-            Ring::Packed($ring) => $does,
+            DriverRing::Split($ring) => $does,
+            DriverRing::Packed($ring) => $does,
         }
     };
 }
 
-impl Ring {
+impl DriverRing {
     /// A fresh ring at `place`: zeroes its parts and asks for interrupts, as Linux does.
     pub fn new(view: &GuestView, place: RingPlace, mode: RingMode) -> Result<Self, DriverError> {
         Ok(match mode.packed {
-            true => Ring::Packed(PackedRing::new(view, place, mode)?),
-            false => Ring::Split(SplitRing::new(view, place, mode)?),
+            true => DriverRing::Packed(PackedRing::new(view, place, mode)?),
+            false => DriverRing::Split(SplitRing::new(view, place, mode)?),
         })
     }
 
@@ -47,8 +47,8 @@ impl Ring {
     /// last published it. A VMM cannot know the places of a packed ring: it says what it said first.
     pub fn base(&self) -> u32 {
         match self {
-            Ring::Split(ring) => ring.used_idx().into(),
-            Ring::Packed(_) => PACKED_START,
+            DriverRing::Split(ring) => ring.used_idx().into(),
+            DriverRing::Packed(_) => PACKED_START,
         }
     }
 
@@ -93,11 +93,11 @@ impl Ring {
         let gpa = table.gpa() + from as u64 * DESC_SIZE;
         let whole = Part { gpa, len: (parts.len() as u64 * DESC_SIZE) as u32, write: false };
         match self {
-            Ring::Split(ring) => {
+            DriverRing::Split(ring) => {
                 SplitRing::lay_table(table, from, parts);
                 ring.lay_indirect(head, whole);
             }
-            Ring::Packed(ring) => {
+            DriverRing::Packed(ring) => {
                 PackedRing::lay_table(table, from, parts);
                 ring.lay_indirect(head, whole);
             }
@@ -161,16 +161,16 @@ impl Ring {
     /// test is wrong.
     pub fn raw(&self) -> RawRing<'_> {
         match self {
-            Ring::Split(ring) => ring.raw(),
-            Ring::Packed(_) => panic!("a packed ring has no such fields: raw_packed()"),
+            DriverRing::Split(ring) => ring.raw(),
+            DriverRing::Packed(_) => panic!("a packed ring has no such fields: raw_packed()"),
         }
     }
 
-    /// As [`Ring::raw`], for a packed ring.
+    /// As [`DriverRing::raw`], for a packed ring.
     pub fn raw_packed(&self) -> RawPacked<'_> {
         match self {
-            Ring::Packed(ring) => ring.raw(),
-            Ring::Split(_) => panic!("a split ring has no such fields: raw()"),
+            DriverRing::Packed(ring) => ring.raw(),
+            DriverRing::Split(_) => panic!("a split ring has no such fields: raw()"),
         }
     }
 }

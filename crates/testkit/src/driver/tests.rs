@@ -4,10 +4,10 @@ use super::raw::RawDesc;
 use super::spec::*;
 use super::*;
 
-fn ring(size: u16, event_idx: bool) -> (GuestMemory, Ring) {
+fn ring(size: u16, event_idx: bool) -> (GuestMemory, DriverRing) {
     let mut memory = GuestMemory::new(1 << 20).unwrap();
     let place = RingPlace::carve(&mut memory, size).unwrap();
-    let ring = Ring::new(memory.view(), place, RingMode { event_idx, packed: false }).unwrap();
+    let ring = DriverRing::new(memory.view(), place, RingMode { event_idx, packed: false }).unwrap();
     (memory, ring)
 }
 
@@ -16,7 +16,7 @@ fn part(gpa: u64) -> Part {
 }
 
 /// Uses `head` as a device does.
-fn use_head(ring: &Ring, head: u16, len: u32) {
+fn use_head(ring: &DriverRing, head: u16, len: u32) {
     let raw = ring.raw();
     let idx = raw.used_idx();
     raw.set_used_entry(idx, head.into(), len);
@@ -81,7 +81,7 @@ fn without_event_idx_the_flags_decide() {
     assert_eq!(avail_flags(&memory, &ring), 0);
 }
 
-fn avail_flags(memory: &GuestMemory, ring: &Ring) -> u16 {
+fn avail_flags(memory: &GuestMemory, ring: &DriverRing) -> u16 {
     memory.view().window(ring.place().avail, 2, 2).unwrap().load_u16(0)
 }
 
@@ -147,14 +147,14 @@ fn disk_requests_lie_as_the_specification_says() {
         let plan = DiskPlan { slots: 4, max_bytes: 16384, segments: 4, shape };
         let mut disk = Disk::new(&mut memory, 32, RingMode { event_idx: true, packed: false }, plan).unwrap();
         let cases = [
-            (Op::Read, 9, 16384, vec![(4096, true); 4], VIRTIO_BLK_T_IN, 9),
-            (Op::Write, 9, 5120, vec![(4096, false), (1024, false)], VIRTIO_BLK_T_OUT, 9),
-            (Op::Flush, 9, 0, vec![], VIRTIO_BLK_T_FLUSH, 0),
-            (Op::Id, 0, 0, vec![(20, true)], VIRTIO_BLK_T_GET_ID, 0),
-            (Op::Discard, 9, 8192, vec![(16, false)], VIRTIO_BLK_T_DISCARD, 0),
-            (Op::WriteZeroes { unmap: true }, 9, 512, vec![(16, false)], VIRTIO_BLK_T_WRITE_ZEROES, 0),
-            (Op::Other { kind: 77, write: true }, 5, 512, vec![(512, true)], 77, 5),
-            (Op::Read, 1, 512, vec![(512, true)], VIRTIO_BLK_T_IN, 1),
+            (DiskOp::Read, 9, 16384, vec![(4096, true); 4], VIRTIO_BLK_T_IN, 9),
+            (DiskOp::Write, 9, 5120, vec![(4096, false), (1024, false)], VIRTIO_BLK_T_OUT, 9),
+            (DiskOp::Flush, 9, 0, vec![], VIRTIO_BLK_T_FLUSH, 0),
+            (DiskOp::Id, 0, 0, vec![(20, true)], VIRTIO_BLK_T_GET_ID, 0),
+            (DiskOp::Discard, 9, 8192, vec![(16, false)], VIRTIO_BLK_T_DISCARD, 0),
+            (DiskOp::WriteZeroes { unmap: true }, 9, 512, vec![(16, false)], VIRTIO_BLK_T_WRITE_ZEROES, 0),
+            (DiskOp::Other { kind: 77, write: true }, 5, 512, vec![(512, true)], 77, 5),
+            (DiskOp::Read, 1, 512, vec![(512, true)], VIRTIO_BLK_T_IN, 1),
         ];
         for (op, sector, bytes, data, kind, header_sector) in cases {
             let token = disk.submit(op, sector, bytes).unwrap();
@@ -171,9 +171,9 @@ fn disk_requests_lie_as_the_specification_says() {
             assert!(data.is_empty() || parts[1].0 == disk.data_gpa(token));
             let window = memory.view().window(header.0, 16, 8).unwrap();
             assert_eq!((window.load_u32(0), window.load_u64(8)), (kind, header_sector));
-            if let Op::Discard | Op::WriteZeroes { .. } = op {
+            if let DiskOp::Discard | DiskOp::WriteZeroes { .. } = op {
                 let range = memory.view().window(parts[1].0, 16, 8).unwrap();
-                let unmap = u32::from(op != Op::Discard);
+                let unmap = u32::from(op != DiskOp::Discard);
                 assert_eq!((range.load_u64(0), range.load_u32(8)), (sector, bytes / 512));
                 assert_eq!(range.load_u32(12), unmap);
             }
@@ -181,15 +181,15 @@ fn disk_requests_lie_as_the_specification_says() {
             use_head(disk.ring(), head, 3);
             assert_eq!(disk.reap(), Ok(Some(Done { token, status: VIRTIO_BLK_S_UNSUPP, len: 3 })));
         }
-        let tokens: Vec<_> = (0..4).map(|_| disk.submit(Op::Read, 0, 512).unwrap()).collect();
-        assert_eq!((disk.submit(Op::Read, 0, 512), disk.in_flight()), (None, 4));
+        let tokens: Vec<_> = (0..4).map(|_| disk.submit(DiskOp::Read, 0, 512).unwrap()).collect();
+        assert_eq!((disk.submit(DiskOp::Read, 0, 512), disk.in_flight()), (None, 4));
         let head = disk.head(tokens[2]);
         use_head(disk.ring(), head, 0);
         let done = disk.reap().unwrap().unwrap();
         assert_eq!((done.token, done.status), (tokens[2], Done::NO_STATUS));
         disk.reset().unwrap();
         assert_eq!((disk.in_flight(), disk.ring().avail_idx()), (0, 0));
-        disk.submit(Op::Flush, 0, 0).unwrap();
+        disk.submit(DiskOp::Flush, 0, 0).unwrap();
     }
 }
 

@@ -22,7 +22,7 @@ use std::path::Path;
 pub use bell::Bell;
 pub use session::Front;
 pub use terms::{FrontError, InFlight, Wants, region_bytes, vring_state};
-pub use wire::{Ask, Message, Wire, WireError};
+pub use wire::{Ask, FrontSocket, FrontSocketError, Message};
 
 /// Whether somebody listens at `path`. A socket's file is there a moment before that, and a connection only to find out
 /// would be a client to the back end; /proc/net/unix tells without one. It knows a socket by the name that it was bound to:

@@ -11,13 +11,13 @@ use super::bell::Bell;
 use super::terms::{
     FrontError, InFlight, Wants, config_bytes, inflight_bytes, region_bytes, vring_state, wire_error,
 };
-use super::wire::{Ask, BACKEND_CONFIG_CHANGE, NEED_REPLY, REPLY, Wire, WireError};
+use super::wire::{Ask, BACKEND_CONFIG_CHANGE, FrontSocket, FrontSocketError, NEED_REPLY, REPLY};
 use super::{F_PROTOCOL_FEATURES, protocol};
 
 /// A front end and its connection. Dropping it closes the socket: to a back end, the VMM died.
 #[derive(Debug)]
 pub struct Front {
-    wire: Wire,
+    wire: FrontSocket,
     wants: Wants,
     features: u64,
     protocol: u64,
@@ -25,7 +25,7 @@ pub struct Front {
     /// Kick and call of each queue that was ever started.
     bells: Vec<Option<(Bell, Bell)>>,
     /// Our end of the channel on which the back end asks.
-    asked: Option<Wire>,
+    asked: Option<FrontSocket>,
 }
 
 type Result<T> = std::result::Result<T, FrontError>;
@@ -33,15 +33,15 @@ type Result<T> = std::result::Result<T, FrontError>;
 impl Front {
     /// Connects to the socket at `path` and negotiates; nothing is shared yet.
     pub fn connect(path: &Path, wants: Wants) -> Result<Self> {
-        Self::begin(Wire::connect(path).map_err(FrontError::Connect)?, wants)
+        Self::begin(FrontSocket::connect(path).map_err(FrontError::Connect)?, wants)
     }
 
     /// As [`Front::connect`] over a socket that is connected already.
     pub fn on(socket: UnixStream, wants: Wants) -> Result<Self> {
-        Self::begin(Wire::on(socket).map_err(FrontError::Connect)?, wants)
+        Self::begin(FrontSocket::on(socket).map_err(FrontError::Connect)?, wants)
     }
 
-    fn begin(wire: Wire, wants: Wants) -> Result<Self> {
+    fn begin(wire: FrontSocket, wants: Wants) -> Result<Self> {
         let mut front =
             Front { wire, wants, features: 0, protocol: 0, inflight: None, bells: Vec::new(), asked: None };
         front.negotiate()?;
@@ -60,7 +60,7 @@ impl Front {
             let (ours, theirs) =
                 UnixStream::pair().map_err(|error| wire_error(Ask::SET_BACKEND_REQ_FD, error.into()))?;
             self.tell(Ask::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
-            self.asked = Some(Wire::on(ours).map_err(FrontError::Connect)?);
+            self.asked = Some(FrontSocket::on(ours).map_err(FrontError::Connect)?);
         }
         self.tell(Ask::SET_OWNER, &[], &[])?;
         self.features = offered & (self.wants.features | F_PROTOCOL_FEATURES);
@@ -76,7 +76,7 @@ impl Front {
     /// Drops the connection and makes another, as QEMU does when the daemon died: negotiates again and hands the in-flight
     /// region over. Memory and rings must be shared and started again, with the bases the caller thinks right.
     pub fn reconnect(&mut self, path: &Path) -> Result<()> {
-        self.wire = Wire::connect(path).map_err(FrontError::Connect)?;
+        self.wire = FrontSocket::connect(path).map_err(FrontError::Connect)?;
         self.negotiate()?;
         match self.inflight.take() {
             Some(inflight) if self.has(protocol::INFLIGHT_SHMFD) => self.give_inflight(inflight),
@@ -103,7 +103,7 @@ impl Front {
     }
 
     /// The bare socket: raw and hostile messages.
-    pub fn wire(&self) -> &Wire {
+    pub fn wire(&self) -> &FrontSocket {
         &self.wire
     }
 
@@ -161,7 +161,7 @@ impl Front {
         }
         self.send(ask, 0, &inflight_bytes(0, 0, queues, size), &[])?;
         let mut reply = self.wire.reply(ask).map_err(|error| wire_error(ask, error))?;
-        let garbled = || wire_error(ask, WireError::Garbled("no in-flight region".into()));
+        let garbled = || wire_error(ask, FrontSocketError::Garbled("no in-flight region".into()));
         let number =
             |at: usize| reply.body.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_ne_bytes);
         let (len, offset) = number(0).zip(number(8)).ok_or_else(garbled)?;
@@ -243,7 +243,7 @@ impl Front {
         self.send(ask, 0, &vring_state(index, 0), &[])?;
         let reply = self.wire.reply(ask).map_err(|error| wire_error(ask, error))?;
         let base = reply.body.get(4..8).and_then(|b| b.try_into().ok()).map(u32::from_ne_bytes);
-        base.ok_or_else(|| wire_error(ask, WireError::Garbled("no base".into())))
+        base.ok_or_else(|| wire_error(ask, FrontSocketError::Garbled("no base".into())))
     }
 
     /// The kick and the call of queue `index`, once it was started.
@@ -309,7 +309,7 @@ impl Front {
                 }
                 Ok(message.request == BACKEND_CONFIG_CHANGE)
             }
-            Err(WireError::Timeout) => Ok(false),
+            Err(FrontSocketError::Timeout) => Ok(false),
             Err(error) => Err(failed(error)),
         }
     }

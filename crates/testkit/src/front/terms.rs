@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use super::super::driver::memory::SharedRegion;
 use super::protocol;
-use super::wire::{Ask, WireError};
+use super::wire::{Ask, FrontSocketError};
 
 /// Why a step did not work.
 #[derive(Debug, thiserror::Error)]
@@ -14,11 +14,11 @@ pub enum FrontError {
         /// During which request.
         ask: Ask,
         #[source]
-        error: WireError,
+        error: FrontSocketError,
     },
     /// Could not connect.
     #[error("connecting: {0}")]
-    Connect(#[source] WireError),
+    Connect(#[source] FrontSocketError),
     /// The back end answered the request with an error (REPLY_ACK).
     #[error("the back end refused {ask:?} with {code}")]
     Refused {
@@ -90,7 +90,7 @@ pub struct InFlight {
     pub size: u16,
 }
 
-pub(super) fn wire_error(ask: Ask, error: WireError) -> FrontError {
+pub(super) fn wire_error(ask: Ask, error: FrontSocketError) -> FrontError {
     FrontError::Wire { ask, error }
 }
 

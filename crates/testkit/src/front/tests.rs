@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::super::driver::spec::VIRTIO_F_EVENT_IDX;
-use super::super::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
+use super::super::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
 use super::*;
 
 struct Peer {
@@ -53,7 +53,7 @@ impl Drop for Peer {
 }
 
 /// Submits, kicks as the ring says, sleeps for the interrupt as Linux does, and returns the status.
-fn ask(front: &mut Front, queue: u16, disk: &mut Disk, op: Op, sector: u64, bytes: u32) -> u8 {
+fn ask(front: &mut Front, queue: u16, disk: &mut Disk, op: DiskOp, sector: u64, bytes: u32) -> u8 {
     let token = disk.submit(op, sector, bytes).unwrap();
     if disk.ring().kick_needed() {
         front.kick(queue);
@@ -104,19 +104,19 @@ fn a_disk_is_served_stopped_started_and_reconnected() {
             let disk = &mut disks[usize::from(queue)];
             bytes.fill(round + 1);
             disk.write_data(disk.next().unwrap(), &bytes).unwrap();
-            assert_eq!(ask(&mut front, queue, disk, Op::Write, 128, 65536), 0);
-            assert_eq!(ask(&mut front, queue, disk, Op::Flush, 0, 0), 0);
+            assert_eq!(ask(&mut front, queue, disk, DiskOp::Write, 128, 65536), 0);
+            assert_eq!(ask(&mut front, queue, disk, DiskOp::Flush, 0, 0), 0);
             // Another queue sees it.
             let (other, disk) = (1 - queue, &mut disks[usize::from(1 - queue)]);
             let token = disk.next().unwrap();
-            assert_eq!(ask(&mut front, other, disk, Op::Read, 128, 65536), 0);
+            assert_eq!(ask(&mut front, other, disk, DiskOp::Read, 128, 65536), 0);
             bytes.fill(0);
             disk.read_data(token, &mut bytes).unwrap();
             assert!(bytes.iter().all(|byte| *byte == round + 1));
-            assert_eq!(ask(&mut front, other, disk, Op::WriteZeroes { unmap: false }, 128, 4096), 0);
-            assert_eq!(ask(&mut front, other, disk, Op::Discard, 136, 4096), 0);
-            assert_eq!(ask(&mut front, other, disk, Op::Other { kind: 99, write: true }, 0, 512), 2);
-            assert_eq!(ask(&mut front, other, disk, Op::Id, 0, 0), 0);
+            assert_eq!(ask(&mut front, other, disk, DiskOp::WriteZeroes { unmap: false }, 128, 4096), 0);
+            assert_eq!(ask(&mut front, other, disk, DiskOp::Discard, 136, 4096), 0);
+            assert_eq!(ask(&mut front, other, disk, DiskOp::Other { kind: 99, write: true }, 0, 512), 2);
+            assert_eq!(ask(&mut front, other, disk, DiskOp::Id, 0, 0), 0);
             match round {
                 // Stop and start one queue where it was.
                 1 | 3 => {
@@ -154,7 +154,7 @@ fn bytes_that_are_no_message_end_the_conversation() {
 #[test]
 fn messages_and_descriptors_cross_a_socket() {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let (ours, theirs) = (Wire::on(ours).unwrap(), Wire::on(theirs).unwrap());
+    let (ours, theirs) = (FrontSocket::on(ours).unwrap(), FrontSocket::on(theirs).unwrap());
     let mut bell = Bell::new().unwrap();
     use std::os::fd::AsFd;
     ours.send(5, wire::NEED_REPLY, b"12345678", &[bell.as_fd(), bell.as_fd()]).unwrap();
@@ -166,7 +166,7 @@ fn messages_and_descriptors_cross_a_socket() {
     assert_eq!((bell.unread(), bell.wait(Duration::from_secs(1)), bell.sum()), (Some(3), 3, 3));
     assert_eq!(theirs.receive().unwrap().request, 6);
     theirs.patience(Duration::from_millis(10)).unwrap();
-    assert!(matches!(theirs.receive(), Err(WireError::Timeout)));
+    assert!(matches!(theirs.receive(), Err(FrontSocketError::Timeout)));
     drop(ours);
     assert!(theirs.closed_within(Duration::from_secs(1)));
 }

@@ -68,7 +68,7 @@ pub const BACKEND_CONFIG_CHANGE: u32 = 2;
 
 /// Why a conversation ended.
 #[derive(Debug, thiserror::Error)]
-pub enum WireError {
+pub enum FrontSocketError {
     /// The socket.
     #[error("vhost-user socket: {0}")]
     Os(#[from] std::io::Error),
@@ -83,13 +83,13 @@ pub enum WireError {
     Garbled(String),
 }
 
-impl From<rustix::io::Errno> for WireError {
+impl From<rustix::io::Errno> for FrontSocketError {
     fn from(errno: rustix::io::Errno) -> Self {
         use rustix::io::Errno;
         match errno {
-            Errno::AGAIN => WireError::Timeout,
-            Errno::PIPE | Errno::CONNRESET => WireError::Closed,
-            errno => WireError::Os(errno.into()),
+            Errno::AGAIN => FrontSocketError::Timeout,
+            Errno::PIPE | Errno::CONNRESET => FrontSocketError::Closed,
+            errno => FrontSocketError::Os(errno.into()),
         }
     }
 }
@@ -105,35 +105,35 @@ pub struct Message {
 
 impl Message {
     /// The body as one number.
-    pub fn u64(&self) -> Result<u64, WireError> {
+    pub fn u64(&self) -> Result<u64, FrontSocketError> {
         let bytes = self.body.get(..8).and_then(|b| b.try_into().ok());
         bytes
             .map(u64::from_ne_bytes)
-            .ok_or_else(|| WireError::Garbled(format!("{} bytes for a number", self.body.len())))
+            .ok_or_else(|| FrontSocketError::Garbled(format!("{} bytes for a number", self.body.len())))
     }
 }
 
 /// A connected socket. Everything goes: the methods do not check what a front end may send.
 #[derive(Debug)]
-pub struct Wire {
+pub struct FrontSocket {
     socket: UnixStream,
 }
 
-impl Wire {
+impl FrontSocket {
     /// Connects to the socket at `path`; answers are waited for at most ten seconds.
-    pub fn connect(path: &Path) -> Result<Self, WireError> {
+    pub fn connect(path: &Path) -> Result<Self, FrontSocketError> {
         Self::on(UnixStream::connect(path)?)
     }
 
     /// Uses a connected socket, one end of a pair for instance.
-    pub fn on(socket: UnixStream) -> Result<Self, WireError> {
-        let wire = Wire { socket };
+    pub fn on(socket: UnixStream) -> Result<Self, FrontSocketError> {
+        let wire = FrontSocket { socket };
         wire.patience(Duration::from_secs(10))?;
         Ok(wire)
     }
 
     /// How long to wait for the other side, in either direction.
-    pub fn patience(&self, time: Duration) -> Result<(), WireError> {
+    pub fn patience(&self, time: Duration) -> Result<(), FrontSocketError> {
         self.socket.set_read_timeout(Some(time))?;
         self.socket.set_write_timeout(Some(time))?;
         Ok(())
@@ -150,7 +150,7 @@ impl Wire {
         flags: u32,
         body: &[u8],
         fds: &[BorrowedFd<'_>],
-    ) -> Result<(), WireError> {
+    ) -> Result<(), FrontSocketError> {
         self.send_raw(request, VERSION | flags, body.len() as u32, body, fds)
     }
 
@@ -162,7 +162,7 @@ impl Wire {
         size: u32,
         body: &[u8],
         fds: &[BorrowedFd<'_>],
-    ) -> Result<(), WireError> {
+    ) -> Result<(), FrontSocketError> {
         let mut bytes = Vec::with_capacity(HEADER + body.len());
         for word in [request, flags, size] {
             bytes.extend_from_slice(&word.to_ne_bytes());
@@ -172,11 +172,14 @@ impl Wire {
     }
 
     /// Sends bytes that need not be a message, with descriptors on the first of them.
-    pub fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), WireError> {
+    pub fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), FrontSocketError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-            return Err(WireError::Garbled(format!("no more than {MAX_FDS} descriptors: {}", fds.len())));
+            return Err(FrontSocketError::Garbled(format!(
+                "no more than {MAX_FDS} descriptors: {}",
+                fds.len()
+            )));
         }
         let mut sent = 0;
         while sent < bytes.len() {
@@ -193,7 +196,7 @@ impl Wire {
     }
 
     /// Waits for the next message.
-    pub fn receive(&self) -> Result<Message, WireError> {
+    pub fn receive(&self) -> Result<Message, FrontSocketError> {
         let mut fds = Vec::new();
         let mut header = [0u8; HEADER];
         self.fill(&mut header, &mut fds)?;
@@ -201,7 +204,7 @@ impl Wire {
             |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let size = word(8) as usize;
         if size > MAX_BODY {
-            return Err(WireError::Garbled(format!("a body of {size} bytes")));
+            return Err(FrontSocketError::Garbled(format!("a body of {size} bytes")));
         }
         let mut body = vec![0u8; size];
         self.fill(&mut body, &mut fds)?;
@@ -209,11 +212,11 @@ impl Wire {
     }
 
     /// Waits for the reply to `request`.
-    pub fn reply(&self, request: Ask) -> Result<Message, WireError> {
+    pub fn reply(&self, request: Ask) -> Result<Message, FrontSocketError> {
         let message = self.receive()?;
         if message.request != request as u32 || message.flags & REPLY == 0 {
             let Message { request: came, flags, .. } = message;
-            return Err(WireError::Garbled(format!(
+            return Err(FrontSocketError::Garbled(format!(
                 "message {came} ({flags:#x}) in place of {request:?}'s reply"
             )));
         }
@@ -230,13 +233,13 @@ impl Wire {
             }
             match self.fill(&mut [0u8; 1], &mut Vec::new()) {
                 Ok(()) => {}
-                Err(WireError::Timeout) => return false,
+                Err(FrontSocketError::Timeout) => return false,
                 Err(_) => return true,
             }
         }
     }
 
-    fn fill(&self, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), WireError> {
+    fn fill(&self, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), FrontSocketError> {
         let mut filled = 0;
         while filled < bytes.len() {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -253,10 +256,10 @@ impl Wire {
                 }
             }
             if came.flags.contains(ReturnFlags::CTRUNC) {
-                return Err(WireError::Garbled(format!("more than {MAX_FDS} descriptors")));
+                return Err(FrontSocketError::Garbled(format!("more than {MAX_FDS} descriptors")));
             }
             if came.bytes == 0 {
-                return Err(WireError::Closed);
+                return Err(FrontSocketError::Closed);
             }
             filled += came.bytes;
         }

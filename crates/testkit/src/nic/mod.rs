@@ -57,18 +57,18 @@ impl Reach for Arc<Bus> {
 
 /// A function by itself, without a host: its owner is the test.
 #[derive(Debug)]
-pub struct Direct<F> {
+pub struct Unhosted<F> {
     /// The function.
     pub function: F,
     pub line: Arc<Counted>,
 }
 
-impl<F: Function> Direct<F> {
+impl<F: Function> Unhosted<F> {
     /// Wires its INTA#.
     pub fn new(mut function: F) -> Self {
         let line = Arc::new(Counted::default());
         function.wire(Irq::Intx, 0, Wire::Call(Some(line.clone()))).expect("a NIC has INTA#");
-        Direct { function, line }
+        Unhosted { function, line }
     }
 
     /// What a host does when [`Function::attention`] is readable, for as long as it is. Says how often that was.
@@ -88,7 +88,7 @@ impl<F: Function> Direct<F> {
     }
 }
 
-impl<F: Device> Reach for Direct<F> {
+impl<F: Device> Reach for Unhosted<F> {
     fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Result<(), String> {
         self.function.access(at, op);
         Ok(())
@@ -108,7 +108,7 @@ pub struct Lan {
     /// The NIC's port. Shared by all instances of the NIC.
     pub port: Arc<Port>,
     /// The neighbour.
-    pub neighbour: Neighbour,
+    pub neighbour: LanPeer,
 }
 
 impl Lan {
@@ -131,36 +131,36 @@ impl Lan {
         let plug = |name: &str, mac| switch.plug(options(name, mac)).expect("room for a port");
         let (port, other_port) = (Arc::new(plug("nic", own)), plug("neighbour", other));
         other_port.set_up(true);
-        let (outlet, inlet) = (other_port.outlet(0), other_port.inlet(0));
-        Lan { port, neighbour: Neighbour { port: other_port, outlet, inlet } }
+        let (port_tx, port_rx) = (other_port.tx(0), other_port.rx(0));
+        Lan { port, neighbour: LanPeer { port: other_port, port_tx, port_rx } }
     }
 }
 
 /// Who is at the other end.
-pub struct Neighbour {
+pub struct LanPeer {
     /// The port.
     pub port: Port,
-    outlet: PortTx,
-    inlet: PortRx,
+    port_tx: PortTx,
+    port_rx: PortRx,
 }
 
-impl Neighbour {
+impl LanPeer {
     /// Sends a frame.
     pub fn send(&mut self, frame: &[u8]) -> Sent {
         let sent = self.add(frame);
-        self.outlet.flush();
+        self.port_tx.flush();
         sent
     }
 
     /// Sends frames, in one batch. Says how many of them were delivered.
     pub fn send_all<'a>(&mut self, frames: impl IntoIterator<Item = &'a Vec<u8>>) -> usize {
         let delivered = frames.into_iter().filter(|frame| self.add(frame) == Sent::Delivered(1)).count();
-        self.outlet.flush();
+        self.port_tx.flush();
         delivered
     }
 
     fn add(&mut self, frame: &[u8]) -> Sent {
-        self.outlet.send(&frame[..frame.len().min(HEAD)], frame.len(), Offload::NONE, &mut |to| {
+        self.port_tx.send(&frame[..frame.len().min(HEAD)], frame.len(), Offload::NONE, &mut |to| {
             to.copy_from_slice(frame);
             true
         })
@@ -168,8 +168,8 @@ impl Neighbour {
 
     /// The next frame that has arrived.
     pub fn take(&mut self) -> Option<Vec<u8>> {
-        let frame = self.inlet.front()?.bytes().to_vec();
-        self.inlet.pop();
+        let frame = self.port_rx.front()?.bytes().to_vec();
+        self.port_rx.pop();
         Some(frame)
     }
 }

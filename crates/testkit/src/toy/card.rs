@@ -232,8 +232,8 @@ impl Device for ToyCard {
         Ok(())
     }
 
-    fn deactivate(&mut self, home: Parked) {
-        unreachable!("{home:?} of a device without pollers");
+    fn deactivate(&mut self, parked: Parked) {
+        unreachable!("{parked:?} of a device without pollers");
     }
 
     fn quiescence(&mut self) -> Quiescence {
@@ -253,11 +253,11 @@ impl Device for ToyCard {
         Ok(())
     }
 
-    fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+    fn save(&self, _proof: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         Ok(SavedState { kind: KIND.into(), version: 1, body: encode(&self.registers) })
     }
 
-    fn load(&mut self, _still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
+    fn load(&mut self, _proof: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         let words = decode(state.expect(KIND, 1)?)?;
         let count = words.len();
         self.registers = words.try_into().map_err(|_| {
@@ -269,7 +269,7 @@ impl Device for ToyCard {
         Ok(())
     }
 
-    fn reset(&mut self, _still: &QuiescenceProof) {
+    fn reset(&mut self, _proof: &QuiescenceProof) {
         self.seen.resets.fetch_add(1, SeqCst);
         self.registers = [0; 9];
         self.ports = [0; BAR2 as usize];
@@ -327,7 +327,7 @@ impl Function for ToyCard {
         Ok(())
     }
 
-    fn replace_memory(&mut self, _still: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+    fn replace_memory(&mut self, _proof: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError> {
         self.seen.replaced.fetch_add(1, SeqCst);
         self.remember(map);
         Ok(())

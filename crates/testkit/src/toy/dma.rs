@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use ioplane_device::mutation::{Law, removed};
+use ioplane_device::mutation::{Invariant, removed};
 use ioplane_device::{
     Access, Activation, AfterStop, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet,
     Quiescence, QuiescenceProof, RegisterAddress, SavedState, StateError,
@@ -222,8 +222,8 @@ impl Device for ToyDma {
         Ok(())
     }
 
-    fn deactivate(&mut self, home: Parked) {
-        unreachable!("{home:?} of a device without pollers");
+    fn deactivate(&mut self, parked: Parked) {
+        unreachable!("{parked:?} of a device without pollers");
     }
 
     fn quiescence(&mut self) -> Quiescence {
@@ -239,14 +239,14 @@ impl Device for ToyDma {
         Ok(())
     }
 
-    fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+    fn save(&self, _proof: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         Ok(SavedState { kind: KIND.into(), version: VERSION, body: encode(&self.engine.words()) })
     }
 
-    fn load(&mut self, _still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
+    fn load(&mut self, _proof: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         let engine = EngineV1::of_words(&decode(state.expect(KIND, VERSION)?)?)?;
-        // Law 4: whoever wrote this may want the engine to write where it must not.
-        if !removed(Law::DistrustsLoaded) {
+        // Invariant 4: whoever wrote this may want the engine to write where it must not.
+        if !removed(Invariant::DistrustsLoaded) {
             engine.check(&self.memory)?;
         }
         self.halted = engine.status == STATUS_BUSY;
@@ -254,7 +254,7 @@ impl Device for ToyDma {
         Ok(())
     }
 
-    fn reset(&mut self, _still: &QuiescenceProof) {
+    fn reset(&mut self, _proof: &QuiescenceProof) {
         self.engine = EngineV1::default();
         self.halted = false;
     }

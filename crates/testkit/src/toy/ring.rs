@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use ioplane_device::mutation::{Law, removed};
+use ioplane_device::mutation::{Invariant, removed};
 use ioplane_device::{
     Access, Activation, AfterStop, Change, Device, DeviceError, DeviceInfo, Effect, Parked, QueueSet,
     QuiescenceProof, RegisterAddress, SavedState, StateError,
@@ -119,8 +119,8 @@ impl Device for ToyRing {
         self.enabled.clone()
     }
 
-    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
-        for queue in seating.queues().clone() {
+    fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError> {
+        for queue in activation.queues().clone() {
             if queue >= QUEUES {
                 return Err(DeviceError::NoSuchQueue(queue));
             }
@@ -128,19 +128,19 @@ impl Device for ToyRing {
             let start = self.queues[usize::from(queue)];
             let wires = self.wires.clone();
             let poller = RingPoller::new(self.memory.clone(), driver, device, queue, start, wires);
-            seating.add(queue, Box::new(poller));
+            activation.add(queue, Box::new(poller));
         }
         Ok(())
     }
 
-    fn deactivate(&mut self, home: Parked) {
-        let queue = usize::from(home.queue());
-        if let Ok(poller) = home.into_poller::<RingPoller>() {
+    fn deactivate(&mut self, parked: Parked) {
+        let queue = usize::from(parked.queue());
+        if let Ok(poller) = parked.into_poller::<RingPoller>() {
             self.queues[queue] = poller.state();
         }
     }
 
-    fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+    fn save(&self, _proof: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         let enabled = self.enabled.iter().map(|q| 1 << q).sum();
         let mut words = vec![self.rings, enabled, self.adders[0], self.adders[1]];
         for queue in &self.queues {
@@ -149,7 +149,7 @@ impl Device for ToyRing {
         Ok(SavedState { kind: KIND.into(), version: VERSION, body: encode(&words) })
     }
 
-    fn load(&mut self, _still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
+    fn load(&mut self, _proof: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         let words = decode(state.expect(KIND, VERSION)?)?;
         let &[rings, enabled, a, b, answered0, flight0, sum0, answered1, flight1, sum1] = words.as_slice()
         else {
@@ -157,8 +157,8 @@ impl Device for ToyRing {
         };
         let queue = |answered: u64, in_flight: u64, sum| {
             let queue = QueueV1 { answered: answered as u16, in_flight: in_flight as u16, sum };
-            // Law 4, here and below.
-            if !removed(Law::DistrustsLoaded) {
+            // Invariant 4, here and below.
+            if !removed(Invariant::DistrustsLoaded) {
                 if answered > u64::from(u16::MAX) || in_flight > u64::from(u16::MAX) {
                     return Err(StateError::Impossible("an index of more than 16 bits".into()));
                 }
@@ -168,7 +168,7 @@ impl Device for ToyRing {
         };
         let queues = [queue(answered0, flight0, sum0)?, queue(answered1, flight1, sum1)?];
         let enabled_set: QueueSet = (0..QUEUES).filter(|q| enabled & (1 << q) != 0).collect();
-        if !removed(Law::DistrustsLoaded) {
+        if !removed(Invariant::DistrustsLoaded) {
             if enabled >> QUEUES != 0 {
                 return Err(StateError::Impossible("more queues than there are".into()).into());
             }
@@ -180,7 +180,7 @@ impl Device for ToyRing {
         Ok(())
     }
 
-    fn reset(&mut self, _still: &QuiescenceProof) {
+    fn reset(&mut self, _proof: &QuiescenceProof) {
         self.rings = 0;
         self.enabled.clear();
         self.queues = Default::default();

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use ioplane_device::mutation::{Law, removed};
+use ioplane_device::mutation::{Invariant, removed};
 use ioplane_device::{Armed, Budget, Change, CoreContext, Interrupt, PollOutcome, Poller, Wakers};
 use ioplane_memory::{GuestView, Window};
 
@@ -43,8 +43,8 @@ impl RingPoller {
     ) -> Self {
         // What was in flight when it was suspended is in the ring still, and is done again from there.
         let state = QueueV1 { in_flight: 0, ..state };
-        if removed(Law::KeepsWhatArrives) {
-            // Law 1: kicks that came while nobody sat here count like any others; this forgets them.
+        if removed(Invariant::KeepsWhatArrives) {
+            // Invariant 1: kicks that came while nobody sat here count like any others; this forgets them.
             drain(wires.kicks[usize::from(queue)].as_fd());
         }
         RingPoller {

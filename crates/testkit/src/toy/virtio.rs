@@ -82,11 +82,11 @@ impl VirtioDevice for Adder {
         }
     }
 
-    fn save_own(&self, _still: &QuiescenceProof) -> Vec<u8> {
+    fn save_own(&self, _proof: &QuiescenceProof) -> Vec<u8> {
         encode(&self.adders)
     }
 
-    fn load_own(&mut self, _still: &QuiescenceProof, bytes: &[u8]) -> Result<(), String> {
+    fn load_own(&mut self, _proof: &QuiescenceProof, bytes: &[u8]) -> Result<(), String> {
         let words = decode(bytes).map_err(|error| error.to_string())?;
         let adders = words.try_into().map_err(|words: Vec<u64>| {
             format!("{} bytes of configuration instead of {CONFIG}", words.len() * 8)

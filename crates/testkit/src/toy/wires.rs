@@ -37,7 +37,7 @@ pub(super) fn passes(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// What one queue is when its poller is home.
+/// What one queue is when its poller is parked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct QueueV1 {
     pub(super) answered: u16,

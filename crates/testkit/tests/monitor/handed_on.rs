@@ -12,12 +12,12 @@ use ioplane_host::vfio_user::{Handle, Options, serve};
 use ioplane_memory::Mapping;
 use ioplane_nic::rtl8139::Rtl8139;
 use ioplane_passthrough::monitor::{self, Monitor, Policies, Policy};
-use ioplane_passthrough::{Direct, rtl8139};
+use ioplane_passthrough::{Passthrough, rtl8139};
 use ioplane_pci::Function;
 use ioplane_testkit::hand::HandCore;
 use ioplane_testkit::nic::{Cp, Cut, Lan, frame};
 use ioplane_testkit::simulated::{Bench, Trouble};
-use ioplane_testkit::vfio_user::Client;
+use ioplane_testkit::vfio_user::VfioUserClient;
 
 use crate::rig::*;
 
@@ -46,7 +46,7 @@ impl<F: Function> Served<F> {
     }
 
     /// The client leaves, and nothing is left of it.
-    fn leaves(&self, client: Client) {
+    fn leaves(&self, client: VfioUserClient) {
         drop(client);
         let deadline = soon();
         while self.handle.status().connected {
@@ -59,30 +59,31 @@ impl<F: Function> Served<F> {
 fn watched() -> Served<Monitor<ioplane_testkit::simulated::Simulated<Rtl8139>>> {
     let lan = Lan::new(OWN, OTHER);
     let (hardware, bench) = rtl8139_card(&lan);
-    let monitor = Monitor::new(hardware, &rtl8139::MODEL, monitor::Options::new("nic1")).expect("it works");
+    let monitor =
+        Monitor::new(hardware, &rtl8139::MODEL, monitor::MonitorOptions::new("nic1")).expect("it works");
     Served::new(monitor, bench, lan)
 }
 
-fn direct() -> Served<Direct<ioplane_testkit::simulated::Simulated<Rtl8139>>> {
+fn direct() -> Served<Passthrough<ioplane_testkit::simulated::Simulated<Rtl8139>>> {
     let lan = Lan::new(OWN, OTHER);
     let (hardware, bench) = rtl8139_card(&lan);
-    Served::new(Direct::new("nic1", hardware, Some(&rtl8139::MODEL)).expect("it works"), bench, lan)
+    Served::new(Passthrough::new("nic1", hardware, Some(&rtl8139::MODEL)).expect("it works"), bench, lan)
 }
 
 fn a_failed_reset_keeps_clients_out<F: Function>(served: &Served<F>) {
-    let mut first = Client::greet(&served.socket()).expect("a client");
+    let mut first = VfioUserClient::greet(&served.socket()).expect("a client");
     first.write(1, 0x37, &[0x0c]).expect("works");
     served.bench.trouble(Trouble::Deaf);
     served.leaves(first);
     // Its rings are still in the card, as far as anybody knows.
     for _ in 0..2 {
-        let refused = Client::greet(&served.socket()).expect_err("a card in an unknown state");
+        let refused = VfioUserClient::greet(&served.socket()).expect_err("a card in an unknown state");
         assert_eq!(refused.raw_os_error(), Some(libc::EIO), "{refused}");
     }
     let fault = served.handle.status().last_fault.expect("it is said why");
     assert!(fault.contains("reset"), "{fault}");
     served.bench.trouble(Trouble::None);
-    let mut next = Client::greet(&served.socket()).expect("it is tried again for each");
+    let mut next = VfioUserClient::greet(&served.socket()).expect("it is tried again for each");
     assert_eq!(next.read(1, 0x37, 1).expect("works"), [0x01], "as after a reset");
     served.leaves(next);
 }
@@ -96,7 +97,7 @@ fn hole_10_a_card_that_was_not_reset_goes_to_nobody() {
 /// A client whose own reset fails is told, and has a card that does nothing: its guest finds all ones.
 #[test]
 fn hole_10_a_card_in_use_that_does_not_reset_is_dead_until_it_does() {
-    let check = |client: &mut Client, bench: &Bench<Rtl8139>| {
+    let check = |client: &mut VfioUserClient, bench: &Bench<Rtl8139>| {
         use ioplane_host::vfio_user::spec::DEVICE_RESET;
         client.must(DEVICE_RESET, &[], &[]).expect("works");
         client.write(vfio_bindings::bindings::vfio::VFIO_PCI_CONFIG_REGION_INDEX, 4, &[7, 0]).expect("works");
@@ -112,12 +113,12 @@ fn hole_10_a_card_in_use_that_does_not_reset_is_dead_until_it_does() {
         assert_eq!(client.read(1, 0, 4).expect("answered"), OWN[..4]);
     };
     let (watched, direct) = (watched(), direct());
-    check(&mut Client::greet(&watched.socket()).expect("a client"), &watched.bench);
-    check(&mut Client::greet(&direct.socket()).expect("a client"), &direct.bench);
+    check(&mut VfioUserClient::greet(&watched.socket()).expect("a client"), &watched.bench);
+    check(&mut VfioUserClient::greet(&direct.socket()).expect("a client"), &direct.bench);
 }
 
 /// The page that a client reads, as a descriptor.
-fn page(client: &mut Client) -> OwnedFd {
+fn page(client: &mut VfioUserClient) -> OwnedFd {
     let mut answer = client.region(1, 4096).expect("a region");
     let (info, _) = answer.prefix::<RegionInfo>().expect("a region");
     let at = info.cap_offset as usize;
@@ -125,8 +126,8 @@ fn page(client: &mut Client) -> OwnedFd {
     answer.files.pop().expect("a descriptor")
 }
 
-fn with_shadows<F: Function>(served: &Served<F>) -> Client {
-    let mut client = Client::connect(&served.socket()).expect("connects");
+fn with_shadows<F: Function>(served: &Served<F>) -> VfioUserClient {
+    let mut client = VfioUserClient::connect(&served.socket()).expect("connects");
     client
         .version(Some(r#"{"capabilities":{"max_msg_fds":2,"ioplane_shadow_pages":true}}"#))
         .expect("agreed");
@@ -168,7 +169,7 @@ fn hole_13_each_client_has_a_page_of_its_own_that_it_cannot_write() {
 #[test]
 fn hole_09_a_watched_card_hands_out_nothing_of_its_own() {
     let served = watched();
-    let mut client = Client::greet(&served.socket()).expect("a client");
+    let mut client = VfioUserClient::greet(&served.socket()).expect("a client");
     for index in 0..9 {
         assert!(client.region(index, 4096).expect("a region").files.is_empty(), "region {index}");
     }

@@ -6,8 +6,8 @@ use ioplane_device::{Access, Quiescent, RegisterAddress, SavedState};
 use ioplane_embed::SharedDevice;
 use ioplane_hardware::Hardware;
 use ioplane_nic::ne2000::Ne2000;
-use ioplane_passthrough::monitor::{Monitor, Options, Policies, StateV1, TransferV1};
-use ioplane_passthrough::{Direct, ne2000 as ne2000_model, rtl8139 as rtl8139_model};
+use ioplane_passthrough::monitor::{Monitor, MonitorOptions, MonitorStateV1, Policies, TransferV1};
+use ioplane_passthrough::{Passthrough, ne2000 as ne2000_model, rtl8139 as rtl8139_model};
 use ioplane_pci::{Function, NotReady};
 use ioplane_testkit::conformance::Dice;
 use ioplane_testkit::hand::HandCore;
@@ -133,8 +133,9 @@ fn hole_11_a_card_that_is_passed_through_is_empty_for_each_client() {
     let lan = Lan::new(OWN, OTHER);
     let (hardware, _bench) = used_card(&lan);
     let same = hardware.clone();
-    let mut held =
-        Quiescent::new(Direct::new("nic1", hardware, Some(&ne2000_model::MODEL)).expect("passed through"));
+    let mut held = Quiescent::new(
+        Passthrough::new("nic1", hardware, Some(&ne2000_model::MODEL)).expect("passed through"),
+    );
     for guest in 0..3 {
         held.with(|direct, proof| direct.admit(proof)).expect("handed on");
         let mut driver = Ne2k::new(Bare(same.clone()));
@@ -155,8 +156,9 @@ fn hole_11_a_card_that_is_passed_through_is_empty_for_each_client() {
 fn hole_11_a_card_that_was_not_wiped_goes_to_nobody() {
     let lan = Lan::new(OWN, OTHER);
     let (hardware, bench) = used_card(&lan);
-    let mut held =
-        Quiescent::new(Direct::new("nic1", hardware, Some(&ne2000_model::MODEL)).expect("passed through"));
+    let mut held = Quiescent::new(
+        Passthrough::new("nic1", hardware, Some(&ne2000_model::MODEL)).expect("passed through"),
+    );
     // The data port alone: its reset works.
     bench.trouble(Trouble::BrokenAt(0x10));
     let refused =
@@ -235,8 +237,8 @@ fn hole_11_qemu_s_card_shows_nothing_of_a_predecessor() {
         before.block_output(0x4000, &[SECRET; 0x8000]).expect("works");
         assert_eq!(before.block_input(0xbffc, 4).expect("works"), [SECRET; 4], "32 KiB");
         let board = Board::new(qemu, 0x100).expect("a card");
-        let monitor =
-            Monitor::new(board, &ne2000_model::MODEL, Options::new("nic1")).expect("a card that works");
+        let monitor = Monitor::new(board, &ne2000_model::MODEL, MonitorOptions::new("nic1"))
+            .expect("a card that works");
         let front = SharedDevice::new(monitor, Arc::new(HandCore::default())).expect("it starts");
         let mut dice = Dice::new(seed);
         let mut moved = 0;
@@ -281,8 +283,8 @@ fn hole_11_qemu_s_card_shows_nothing_of_a_predecessor() {
     }
 }
 
-fn changed(state: &SavedState, change: impl FnOnce(&mut StateV1)) -> SavedState {
-    let mut saved: StateV1 = postcard::from_bytes(&state.body).expect("a state of its own");
+fn changed(state: &SavedState, change: impl FnOnce(&mut MonitorStateV1)) -> SavedState {
+    let mut saved: MonitorStateV1 = postcard::from_bytes(&state.body).expect("a state of its own");
     change(&mut saved);
     SavedState { body: postcard::to_stdvec(&saved).expect("it fits"), ..state.clone() }
 }
@@ -316,7 +318,8 @@ fn load<F: Function>(
 where
     Simulated<F>: Hardware,
 {
-    let mut monitor = Monitor::new(hardware, model, Options::new("nic2")).expect("hardware that works");
+    let mut monitor =
+        Monitor::new(hardware, model, MonitorOptions::new("nic2")).expect("hardware that works");
     monitor.grow_memory(memory()).expect("an IOMMU with room");
     let writes = bench.touches().writes;
     match Quiescent::new(monitor).load(state) {
@@ -348,7 +351,7 @@ fn hole_12_claimed_states_are_held_against_the_registers() {
     ];
     for (state, model, load, decide) in cards {
         load(state).expect("it is what was saved");
-        let saved: StateV1 = postcard::from_bytes(&state.body).expect("a state of its own");
+        let saved: MonitorStateV1 = postcard::from_bytes(&state.body).expect("a state of its own");
         for region in model.regions {
             let (_, own) = saved.machine.states.iter().find(|(name, _)| name == region.name).expect("there");
             for other in region.states.iter().filter(|other| other.name != own) {

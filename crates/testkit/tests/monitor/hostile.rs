@@ -1,7 +1,7 @@
 //! Drivers that mean harm: what they ask for is denied, counted, named, and answered as the policy says.
 
 use ioplane_device::{Access, RegisterAddress};
-use ioplane_memory::{GuestMap, GuestView, Region, RegionSpec};
+use ioplane_memory::{GuestMap, GuestView, MemoryRegion, RegionSpec};
 use ioplane_nic::ne2000::Ne2000;
 use ioplane_nic::rtl8139::Rtl8139;
 use ioplane_passthrough::monitor::{Cause, Policies, Policy};
@@ -164,9 +164,9 @@ fn memory_that_may_only_be_read_is_only_read() {
     let file = || bytes.file().try_clone_to_owned().expect("a descriptor");
     let spec = |file| RegionSpec { gpa: ROM, len: 4096, user: ROM, offset: 0, file };
     let sent = frame(OTHER, OWN, &[7; 100]);
-    let rom = GuestMap::new(vec![Region::map(spec(file())).expect("maps")]).expect("alone");
+    let rom = GuestMap::new(vec![MemoryRegion::map(spec(file())).expect("maps")]).expect("alone");
     GuestView::new(rom.into()).write(ROM, &sent).expect("memory");
-    let more = map.with(Region::map_read_only(spec(file())).expect("maps")).expect("room");
+    let more = map.with(MemoryRegion::map_read_only(spec(file())).expect("maps")).expect("room");
     watched.front.with(|monitor| monitor.grow_memory(more.into())).expect("it is here").expect("room");
     let mut driver = Cp::new(watched, view.clone(), BASE);
     driver.open(OWN).expect("opens");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ioplane_device::{Access, Device, RegisterAddress};
-use ioplane_memory::{GuestMap, GuestView, Mapping, Region, RegionSpec};
+use ioplane_memory::{GuestMap, GuestView, Mapping, MemoryRegion, RegionSpec};
 use ioplane_passthrough::monitor::{Policies, Policy};
 use ioplane_pci::Function;
 use ioplane_testkit::nic::{Cp, Cut, Lan, Ne2k, frame};
@@ -24,8 +24,9 @@ const HIGH: u64 = 0x2_0000;
 fn ground() -> Ground {
     let mapping = Mapping::anonymous("guest", LOW + CANARY + HIGH).expect("memory");
     let file = || mapping.file().try_clone_to_owned().expect("a descriptor");
-    let region =
-        |gpa, len| Region::map(RegionSpec { gpa, len, user: 0, offset: gpa, file: file() }).expect("maps");
+    let region = |gpa, len| {
+        MemoryRegion::map(RegionSpec { gpa, len, user: 0, offset: gpa, file: file() }).expect("maps")
+    };
     let map = Arc::new(GuestMap::new(vec![region(0, LOW), region(LOW + CANARY, HIGH)]).expect("apart"));
     let canary = GuestView::new(Arc::new(GuestMap::new(vec![region(LOW, CANARY)]).expect("one")));
     canary.write(LOW, &[0xc5; CANARY as usize]).expect("memory");

@@ -11,7 +11,7 @@ use ioplane_model::StateModel;
 use ioplane_network::Mac;
 use ioplane_nic::ne2000::{Ne2000, Ne2000Options};
 use ioplane_nic::rtl8139::{Rtl8139, Rtl8139Options};
-use ioplane_passthrough::monitor::{Monitor, Options, Policies, Reading};
+use ioplane_passthrough::monitor::{Monitor, MonitorOptions, Policies, Reading};
 use ioplane_passthrough::{ne2000, rtl8139};
 use ioplane_pci::{Function, Irq, Wire};
 use ioplane_testkit::hand::HandCore;
@@ -123,7 +123,8 @@ impl<F: Function> Watched<F> {
         map: &Arc<GuestMap>,
     ) -> Self {
         let model = self.front.look(Monitor::model).expect("it is here");
-        let mut fresh = Monitor::new(hardware, model, Options::new("nic1")).expect("hardware that works");
+        let mut fresh =
+            Monitor::new(hardware, model, MonitorOptions::new("nic1")).expect("hardware that works");
         fresh.grow_memory(map.clone()).expect("an IOMMU with room");
         wire(&mut fresh, Irq::Intx, &self.line);
         wire(&mut fresh, Irq::Error, &self.error);
@@ -146,7 +147,7 @@ pub fn view(map: &Arc<GuestMap>) -> GuestView {
     GuestView::new(map.clone())
 }
 
-/// Puts hardware under watch, with a guest's memory and wires.
+/// Puts hardware under a monitor, with a guest's memory and wires.
 pub fn watch<F: Function>(
     hardware: Simulated<F>,
     bench: Bench<F>,
@@ -154,7 +155,7 @@ pub fn watch<F: Function>(
     policies: Policies,
     map: &Arc<GuestMap>,
 ) -> Watched<F> {
-    let options = Options { policies, ..Options::new("nic1") };
+    let options = MonitorOptions { policies, ..MonitorOptions::new("nic1") };
     let mut monitor = Monitor::new(hardware, model, options).expect("hardware that works");
     monitor.grow_memory(map.clone()).expect("an IOMMU with room");
     let (line, error) = (Arc::new(Counted::default()), Arc::new(Counted::default()));

@@ -6,7 +6,7 @@ use ioplane_device::{Quiescent, SavedState};
 use ioplane_memory::GuestMap;
 use ioplane_nic::ne2000::Ne2000;
 use ioplane_nic::rtl8139::Rtl8139;
-use ioplane_passthrough::monitor::{Monitor, Options, Policies};
+use ioplane_passthrough::monitor::{Monitor, MonitorOptions, Policies};
 use ioplane_testkit::nic::{Cp, Cut, Lan, Ne2k, Reach, frame};
 
 use crate::rig::*;
@@ -174,7 +174,8 @@ fn a_state_from_a_stranger_is_taken_whole_or_not_at_all() {
         let other = Lan::new(OWN, OTHER);
         let (hardware, bench) = rtl8139_card(&other);
         let model = &ioplane_passthrough::rtl8139::MODEL;
-        let monitor = Monitor::new(hardware, model, Options::new("nic2")).expect("hardware that works");
+        let monitor =
+            Monitor::new(hardware, model, MonitorOptions::new("nic2")).expect("hardware that works");
         let writes = bench.touches().writes;
         let loaded = Quiescent::new(monitor).load(state);
         if loaded.is_err() {
@@ -196,7 +197,7 @@ fn a_state_from_a_stranger_is_taken_whole_or_not_at_all() {
             let (hardware, bench) = rtl8139_card(&lan);
             let model = &ioplane_passthrough::rtl8139::MODEL;
             let mut monitor =
-                Monitor::new(hardware, model, Options::new("nic2")).expect("hardware that works");
+                Monitor::new(hardware, model, MonitorOptions::new("nic2")).expect("hardware that works");
             use ioplane_pci::Function;
             monitor.grow_memory(map.clone()).expect("an IOMMU with room");
             let Ok(loaded) = Quiescent::new(monitor).load(&state) else { continue };

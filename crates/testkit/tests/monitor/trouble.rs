@@ -2,7 +2,7 @@
 
 use ioplane_hardware::HardwareError;
 use ioplane_network::Mac;
-use ioplane_passthrough::monitor::{Monitor, MonitorError, Options, Policies};
+use ioplane_passthrough::monitor::{Monitor, MonitorError, MonitorOptions, Policies};
 use ioplane_passthrough::rtl8139::MODEL;
 use ioplane_pci::Function;
 use ioplane_testkit::nic::{Cp, Cut, Lan, frame, readable};
@@ -53,24 +53,27 @@ fn a_card_that_never_comes_out_of_its_reset_is_not_taken() {
     let lan = Lan::new(OWN, OTHER);
     let (hardware, bench) = rtl8139_card(&lan);
     bench.trouble(Trouble::Deaf);
-    let error = Monitor::new(hardware, &MODEL, Options::new("nic1")).expect_err("deaf");
+    let error = Monitor::new(hardware, &MODEL, MonitorOptions::new("nic1")).expect_err("deaf");
     let stuck = matches!(error, MonitorError::Hardware(HardwareError::StuckInReset { .. }));
     assert!(stuck && error.to_string().contains("come out of its reset in 100 ms"), "{error}");
     let (hardware, bench) = rtl8139_card(&lan);
     bench.trouble(Trouble::Gone);
-    let error = Monitor::new(hardware, &MODEL, Options::new("nic1")).expect_err("gone");
+    let error = Monitor::new(hardware, &MODEL, MonitorOptions::new("nic1")).expect_err("gone");
     assert!(matches!(error, MonitorError::Hardware(HardwareError::Gone { .. })), "{error}");
     // All ones are what an NE2000 says at the end of its reset, too.
     let (hardware, bench) = ne2000_card(&lan);
     bench.trouble(Trouble::Gone);
     let model = &ioplane_passthrough::ne2000::MODEL;
-    let error = Monitor::new(hardware, model, Options::new("nic1")).expect_err("gone");
+    let error = Monitor::new(hardware, model, MonitorOptions::new("nic1")).expect_err("gone");
     assert!(matches!(error, MonitorError::Hardware(HardwareError::Gone { .. })), "{error}");
     let (hardware, bench) = rtl8139_card(&lan);
     bench.trouble(Trouble::Broken);
-    assert!(matches!(Monitor::new(hardware, &MODEL, Options::new("nic1")), Err(MonitorError::Hardware(_))));
+    assert!(matches!(
+        Monitor::new(hardware, &MODEL, MonitorOptions::new("nic1")),
+        Err(MonitorError::Hardware(_))
+    ));
     let (hardware, _) = rtl8139_card(&lan);
-    let other = Monitor::new(hardware, &ioplane_passthrough::ne2000::MODEL, Options::new("nic1"));
+    let other = Monitor::new(hardware, &ioplane_passthrough::ne2000::MODEL, MonitorOptions::new("nic1"));
     assert!(matches!(other, Err(MonitorError::Other { .. })));
 }
 

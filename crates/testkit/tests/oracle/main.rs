@@ -1,4 +1,4 @@
-//! Our chips, and those under watch, against the ones that QEMU emulates: the same scripts drive both, and every read, frame, level of
+//! Our chips, bare and mediated, against the ones that QEMU emulates: the same scripts drive both, and every read, frame, level of
 //! INTA# and byte of memory is compared. QEMU's code and the data sheets are the oracle, not our own model.
 
 mod ne2000;

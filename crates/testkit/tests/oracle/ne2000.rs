@@ -504,7 +504,7 @@ const KNOWN: &[Known] = &[
     },
     Known {
         what: "the port is read on behind the count",
-        source: "ne2000_asic_ioport_read does not look at it; DP8390 10.3: the transfer ends. Ours gives ones; under watch, zeros",
+        source: "ne2000_asic_ioport_read does not look at it; DP8390 10.3: the transfer ends. Ours gives ones; mediated, zeros",
         explains: |d| match (d.script, d.whose) {
             ("driver", Whose::Watched) => d.read(DATA) == Some((0xff, 0)) && d.written(RSAR1) == Some(0),
             ("odd", _) => d.read(DATA) == Some((0, 0xffff)) || d.read(RSAR0) == Some((6, 2)),
@@ -625,7 +625,7 @@ fn watched() -> Box<dyn Rig> {
     Box::new(Wired::new(watched, lan, view(&map)))
 }
 
-/// What a driver may do: ours under watch does all of it too.
+/// What a driver may do: a mediated one of ours does all of it too.
 const MAY: &[Script<'static>] = &[
     ("driver", &driver),
     ("words", &words),

@@ -610,7 +610,7 @@ fn watched() -> Box<dyn Rig> {
     Box::new(Wired::new(watched, lan, view(&map)))
 }
 
-/// What a driver may do: ours under watch does all of it too.
+/// What a driver may do: a mediated one of ours does all of it too.
 const MAY: &[Script<'static>] = &[
     ("driver", &driver),
     ("tally", &tally),

@@ -138,7 +138,7 @@ impl Blk {
 
     /// The same disk for one front end more, the destination of a migration: size, backing and the write cache's switch are
     /// one. Only one of them may have queues at a time, which is its host's business; a replaced backing is told to each.
-    pub fn twin(&self) -> Self {
+    pub fn second_instance(&self) -> Self {
         Blk {
             info: self.info.clone(),
             backing: self.backing.clone(),
@@ -185,7 +185,7 @@ impl Blk {
     /// configuration interrupt), what the guest was promised when it started may not.
     pub fn replace_backing(
         &mut self,
-        _still: &QuiescenceProof,
+        _proof: &QuiescenceProof,
         backing: Arc<dyn Backing>,
     ) -> Result<Arc<dyn Backing>, String> {
         let new = backing.info();
@@ -307,22 +307,22 @@ impl VirtioDevice for Blk {
             let (image, seconds) = (self.backing.info().name, REPLAY_PATIENCE.as_secs());
             return Err(below(StorageError::NotQuiet { image, seconds }));
         }
-        let lane = self.backing.channel(start.ring.size()).map_err(below)?;
+        let channel = self.backing.channel(start.ring.size()).map_err(below)?;
         self.shared.user.store(self.number, Ordering::Relaxed);
-        Ok(Box::new(BlkPoller::new(start, lane, self.shared.clone(), self.flushless)))
+        Ok(Box::new(BlkPoller::new(start, channel, self.shared.clone(), self.flushless)))
     }
 
     fn stop_queue(&mut self, parked: Parked) -> RingState {
         match parked.into_poller::<BlkPoller>() {
             Ok(poller) => poller.into_state(),
             Err(other) => {
-                debug_assert!(false, "queue {} came home with somebody else's poller", other.queue());
+                debug_assert!(false, "queue {} was parked with somebody else's poller", other.queue());
                 RingState { fault: Some(RingFault::BadSize(0)), ..RingState::default() }
             }
         }
     }
 
-    fn save_own(&self, _still: &QuiescenceProof) -> Vec<u8> {
+    fn save_own(&self, _proof: &QuiescenceProof) -> Vec<u8> {
         let saved = BlkV1 {
             bytes: self.bytes(),
             read_only: self.shared.read_only,
@@ -332,7 +332,7 @@ impl VirtioDevice for Blk {
         postcard::to_stdvec(&saved).unwrap_or_default()
     }
 
-    fn load_own(&mut self, _still: &QuiescenceProof, bytes: &[u8]) -> Result<(), String> {
+    fn load_own(&mut self, _proof: &QuiescenceProof, bytes: &[u8]) -> Result<(), String> {
         let saved: BlkV1 = postcard::from_bytes(bytes).map_err(|error| error.to_string())?;
         if saved.read_only != self.shared.read_only {
             return Err("one of the two disks is read-only, the other is not".to_owned());

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ioplane_device::mutation::{Law, bound};
+use ioplane_device::mutation::{Invariant, bound};
 use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, Wakers};
 use ioplane_memory::GuestRange;
 use ioplane_storage::{Fault, IoChannel, Op, Outcome, Submitted, Tag};
@@ -78,7 +78,7 @@ impl PendingRequest {
 /// Room for what one request needs while it is in flight, by the head of its chain.
 #[derive(Debug, Default)]
 struct Slot {
-    flying: Option<PendingRequest>,
+    pending: Option<PendingRequest>,
     /// The buffers of a read, to mark them in the dirty log when it has ended, and of what is carried out in slices.
     data: Vec<GuestRange>,
 }
@@ -91,7 +91,7 @@ pub struct BlkPoller {
 
 /// All but the queue, so that both can be borrowed at once.
 struct Work {
-    lane: Box<dyn IoChannel>,
+    channel: Box<dyn IoChannel>,
     shared: Arc<Shared>,
     /// The driver cannot flush.
     flushless: bool,
@@ -106,7 +106,7 @@ struct Work {
     slice: u32,
     /// What is left of [`COST`] in this poll.
     left: u64,
-    /// What the lane has said and nobody has acted on: never longer than the ring.
+    /// What the channel has said and nobody has acted on: never longer than the ring.
     ended: Vec<(Tag, Outcome)>,
     /// Requests completed and not yet counted in the histogram, all taken at `since`.
     fresh: u64,
@@ -116,17 +116,17 @@ struct Work {
 impl BlkPoller {
     pub(super) fn new(
         start: QueueStart,
-        lane: Box<dyn IoChannel>,
+        channel: Box<dyn IoChannel>,
         shared: Arc<Shared>,
         flushless: bool,
     ) -> Self {
         let size = usize::from(start.ring.size());
         let slots = (0..size)
-            .map(|_| Slot { flying: None, data: Vec::with_capacity(SEG_MAX as usize + 2) })
+            .map(|_| Slot { pending: None, data: Vec::with_capacity(SEG_MAX as usize + 2) })
             .collect();
         let work = Work {
-            slice: bound(Law::BoundsPolls, u64::from(lane.slice().max(SECTOR as u32))) as u32,
-            lane,
+            slice: bound(Invariant::BoundsPolls, u64::from(channel.slice().max(SECTOR as u32))) as u32,
+            channel,
             shared,
             flushless,
             chain: Chain::new(),
@@ -151,9 +151,12 @@ impl BlkPoller {
 }
 
 impl Drop for Work {
-    /// What is in flight stays so in the ring and its journal; the lane's limbo sees the I/O to its end.
+    /// What is in flight stays so in the ring and its journal; the channel's orphaned I/O is seen to its end.
     fn drop(&mut self) {
-        self.slots.iter_mut().filter_map(|slot| slot.flying.take()).for_each(|flying| flying.taken.abandon());
+        self.slots
+            .iter_mut()
+            .filter_map(|slot| slot.pending.take())
+            .for_each(|pending| pending.taken.abandon());
     }
 }
 
@@ -200,7 +203,7 @@ impl Work {
             _ => 0,
         };
         let (bytes, slice, done) = (bytes as u32, bytes as u32, 0);
-        let flying = PendingRequest {
+        let pending = PendingRequest {
             taken,
             status,
             started,
@@ -229,19 +232,19 @@ impl Work {
             BlkRequest::Id => {
                 let copied = Writer::new(queue.ring.view(), data).write(&self.shared.id);
                 let code = if copied.is_ok() { VIRTIO_BLK_S_OK } else { VIRTIO_BLK_S_IOERR };
-                return self.answer(queue, flying.taken, status, code, VIRTIO_BLK_ID_BYTES as u32 + 1);
+                return self.answer(queue, pending.taken, status, code, VIRTIO_BLK_ID_BYTES as u32 + 1);
             }
             BlkRequest::Refuse(code) => {
                 match code {
                     VIRTIO_BLK_S_UNSUPP => queue.tally.unsupported += 1,
                     _ => queue.tally.errors_request += 1,
                 }
-                return self.answer(queue, flying.taken, status, code, 1);
+                return self.answer(queue, pending.taken, status, code, 1);
             }
         };
         let cost = match op {
             Ok(Op::Read { .. } | Op::Write { .. }) if bytes > self.slice => {
-                return self.begin_slices(queue, flying);
+                return self.begin_slices(queue, pending);
             }
             Ok(Op::Read { .. } | Op::Write { .. }) => bytes.into(),
             Ok(Op::Discard { len, .. } | Op::WriteZeroes { len, .. }) => {
@@ -249,18 +252,18 @@ impl Work {
             }
             Ok(Op::Flush) | Err(_) => 0,
         };
-        let tag = Tag(flying.taken.head());
-        let submitted = op.map(|op| self.lane.submit(queue.ring.view(), &op, tag));
+        let tag = Tag(pending.taken.head());
+        let submitted = op.map(|op| self.channel.submit(queue.ring.view(), &op, tag));
         self.charge(cost);
         match submitted {
             Ok(Submitted::Pending) => {
-                if flying.read {
+                if pending.read {
                     self.keep_data(tag);
                 }
-                self.park(queue, flying);
+                self.park(queue, pending);
             }
-            Ok(Submitted::Done(outcome)) => self.ended(queue, flying, outcome),
-            Err(fault) => self.ended(queue, flying, Err(fault)),
+            Ok(Submitted::Done(outcome)) => self.ended(queue, pending, outcome),
+            Err(fault) => self.ended(queue, pending, Err(fault)),
         }
     }
 
@@ -280,34 +283,34 @@ impl Work {
 
     /// Begins a transfer that is too long to be submitted at once.
     #[cold]
-    fn begin_slices(&mut self, queue: &mut Queue, mut flying: PendingRequest) {
-        // Checked whole before anything is moved, as the lane does with what comes at once.
+    fn begin_slices(&mut self, queue: &mut Queue, mut pending: PendingRequest) {
+        // Checked whole before anything is moved, as the channel does with what comes at once.
         let view = queue.ring.view();
         if let Some(wrong) = self.parser.data().iter().find_map(|range| view.iovec(*range).err()) {
-            return self.ended(queue, flying, Err(wrong.into()));
+            return self.ended(queue, pending, Err(wrong.into()));
         }
-        self.keep_data(Tag(flying.taken.head()));
-        flying.slice = 0;
-        self.submit_slice(queue, flying);
+        self.keep_data(Tag(pending.taken.head()));
+        pending.slice = 0;
+        self.submit_slice(queue, pending);
     }
 
     /// Submits the next slice of a transfer.
-    fn submit_slice(&mut self, queue: &mut Queue, mut flying: PendingRequest) {
-        let tag = Tag(flying.taken.head());
-        flying.slice = self.slice.min(flying.bytes - flying.done);
+    fn submit_slice(&mut self, queue: &mut Queue, mut pending: PendingRequest) {
+        let tag = Tag(pending.taken.head());
+        pending.slice = self.slice.min(pending.bytes - pending.done);
         self.cut.clear();
-        cut(&self.slots[usize::from(tag.0)].data, flying.done.into(), flying.slice.into(), &mut self.cut);
-        let offset = flying.offset + u64::from(flying.done);
-        let op = if flying.read {
+        cut(&self.slots[usize::from(tag.0)].data, pending.done.into(), pending.slice.into(), &mut self.cut);
+        let offset = pending.offset + u64::from(pending.done);
+        let op = if pending.read {
             Op::Read { offset, into: &self.cut }
         } else {
             Op::Write { offset, from: &self.cut }
         };
-        let submitted = self.lane.submit(queue.ring.view(), &op, tag);
-        self.charge(u64::from(flying.slice) + self.cut.len() as u64 * COST_OF_BUFFER);
+        let submitted = self.channel.submit(queue.ring.view(), &op, tag);
+        self.charge(u64::from(pending.slice) + self.cut.len() as u64 * COST_OF_BUFFER);
         match submitted {
-            Submitted::Pending => self.park(queue, flying),
-            Submitted::Done(outcome) => self.ended(queue, flying, outcome),
+            Submitted::Pending => self.park(queue, pending),
+            Submitted::Done(outcome) => self.ended(queue, pending, outcome),
         }
     }
 
@@ -320,13 +323,13 @@ impl Work {
             && queue.fault().is_none()
             && let Some(head) = self.waiting.pop_front()
         {
-            let Some(flying) = self.slots[usize::from(head)].flying.take() else {
+            let Some(pending) = self.slots[usize::from(head)].pending.take() else {
                 debug_assert!(false, "request {head} waits for its next slice, and is not in flight");
                 continue;
             };
             count += 1;
-            queue.ring.touch(&flying.taken);
-            self.submit_slice(queue, flying);
+            queue.ring.touch(&pending.taken);
+            self.submit_slice(queue, pending);
         }
         count
     }
@@ -339,35 +342,35 @@ impl Work {
 
     /// Notes a request as in flight.
     #[inline]
-    fn park(&mut self, queue: &mut Queue, flying: PendingRequest) {
-        let slot = &mut self.slots[usize::from(flying.taken.head())];
-        queue.ring.release(&flying.taken);
-        slot.flying = Some(flying);
+    fn park(&mut self, queue: &mut Queue, pending: PendingRequest) {
+        let slot = &mut self.slots[usize::from(pending.taken.head())];
+        queue.ring.release(&pending.taken);
+        slot.pending = Some(pending);
         kill::here(KillPoint::Submitted);
     }
 
     /// A slice has ended, and it was not the last: the rest is for the next polls.
     #[cold]
-    fn wait(&mut self, queue: &mut Queue, mut flying: PendingRequest) {
-        flying.done += flying.slice;
-        let head = flying.taken.head();
-        queue.ring.release(&flying.taken);
-        self.slots[usize::from(head)].flying = Some(flying);
+    fn wait(&mut self, queue: &mut Queue, mut pending: PendingRequest) {
+        pending.done += pending.slice;
+        let head = pending.taken.head();
+        queue.ring.release(&pending.taken);
+        self.slots[usize::from(head)].pending = Some(pending);
         self.waiting.push_back(head);
     }
 
     /// An operation has ended: answers the request, or goes on with what is behind it.
     #[inline]
-    fn ended(&mut self, queue: &mut Queue, mut flying: PendingRequest, outcome: Outcome) {
-        if flying.goes_on() && outcome.is_ok() {
-            return self.wait(queue, flying);
+    fn ended(&mut self, queue: &mut Queue, mut pending: PendingRequest, outcome: Outcome) {
+        if pending.goes_on() && outcome.is_ok() {
+            return self.wait(queue, pending);
         }
         let write_through = self.flushless || self.shared.cache_off();
-        if flying.write && flying.stage == Stage::Own && outcome.is_ok() && write_through {
-            flying.stage = Stage::FlushBehind;
-            match self.lane.submit(queue.ring.view(), &Op::Flush, Tag(flying.taken.head())) {
-                Submitted::Pending => return self.park(queue, flying),
-                Submitted::Done(outcome) => return self.ended(queue, flying, outcome),
+        if pending.write && pending.stage == Stage::Own && outcome.is_ok() && write_through {
+            pending.stage = Stage::FlushBehind;
+            match self.channel.submit(queue.ring.view(), &Op::Flush, Tag(pending.taken.head())) {
+                Submitted::Pending => return self.park(queue, pending),
+                Submitted::Done(outcome) => return self.ended(queue, pending, outcome),
             }
         }
         let code = match outcome {
@@ -379,19 +382,19 @@ impl Work {
         };
         let mut written = 1;
         if code == VIRTIO_BLK_S_OK {
-            if flying.read {
-                queue.tally.bytes_read += u64::from(flying.bytes);
-                written += flying.bytes;
-            } else if flying.write {
-                queue.tally.bytes_written += u64::from(flying.bytes);
+            if pending.read {
+                queue.tally.bytes_read += u64::from(pending.bytes);
+                written += pending.bytes;
+            } else if pending.write {
+                queue.tally.bytes_written += u64::from(pending.bytes);
             }
         }
-        if self.since != Some(flying.started) {
+        if self.since != Some(pending.started) {
             self.flush_times(queue);
-            self.since = Some(flying.started);
+            self.since = Some(pending.started);
         }
         self.fresh += 1;
-        self.answer(queue, flying.taken, flying.status, code, written);
+        self.answer(queue, pending.taken, pending.status, code, written);
     }
 
     /// Writes the status byte and the used element.
@@ -408,10 +411,10 @@ impl Work {
     /// Takes in what the storage has ended, and answers some of it.
     #[inline]
     fn reap(&mut self, queue: &mut Queue) -> u32 {
-        if self.lane.in_flight() > 0 {
-            // The lane is out of our hands while it calls back, so what it says is noted and acted on afterwards.
+        if self.channel.in_flight() > 0 {
+            // The channel is out of our hands while it calls back, so what it says is noted and acted on afterwards.
             let ended = &mut self.ended;
-            self.lane.reap(&mut |tag, outcome| ended.push((tag, outcome)));
+            self.channel.reap(&mut |tag, outcome| ended.push((tag, outcome)));
         }
         let mut count = 0;
         while count < MOST_ENDED
@@ -419,17 +422,17 @@ impl Work {
         {
             count += 1;
             let slot = &mut self.slots[usize::from(tag.0)];
-            let Some(flying) = slot.flying.take() else {
-                debug_assert!(false, "the lane ended {tag:?}, which is not in flight");
+            let Some(pending) = slot.pending.take() else {
+                debug_assert!(false, "the channel ended {tag:?}, which is not in flight");
                 continue;
             };
-            queue.ring.touch(&flying.taken);
+            queue.ring.touch(&pending.taken);
             kill::here(KillPoint::Reaped);
-            if flying.stage == Stage::Own && flying.read {
-                // The kernel wrote there, perhaps in part, perhaps in vain: law 6.
-                let ranges = if flying.sliced() {
+            if pending.stage == Stage::Own && pending.read {
+                // The kernel wrote there, perhaps in part, perhaps in vain: invariant 6.
+                let ranges = if pending.sliced() {
                     self.cut.clear();
-                    cut(&slot.data, flying.done.into(), flying.slice.into(), &mut self.cut);
+                    cut(&slot.data, pending.done.into(), pending.slice.into(), &mut self.cut);
                     &self.cut
                 } else {
                     &slot.data
@@ -438,7 +441,7 @@ impl Work {
                     queue.ring.view().wrote(range.gpa, u64::from(range.len));
                 }
             }
-            self.ended(queue, flying, outcome);
+            self.ended(queue, pending, outcome);
         }
         count
     }
@@ -519,9 +522,9 @@ impl Poller for BlkPoller {
                 queue.stop_with(fault);
             }
         }
-        let waits = work.lane.in_flight() > 0;
+        let waits = work.channel.in_flight() > 0;
         if waits {
-            work.lane.push();
+            work.channel.push();
             kill::here(KillPoint::Pushed);
         } else if queue.phase == Phase::Draining && done == 0 && !work.has_more(queue) {
             return PollOutcome::PARKED;
@@ -551,7 +554,7 @@ impl Poller for BlkPoller {
 
     fn arm(&mut self) -> Armed {
         let armed = self.queue.arm();
-        let more = self.work.lane.held_back() || self.work.has_more(&self.queue);
+        let more = self.work.channel.held_back() || self.work.has_more(&self.queue);
         if more { Armed::WorkLeft } else { armed }
     }
 
@@ -564,7 +567,7 @@ impl Poller for BlkPoller {
     }
 
     fn wakers(&self) -> Wakers<'_> {
-        Wakers { kick: self.queue.kick(), completion: self.work.lane.waker() }
+        Wakers { kick: self.queue.kick(), completion: self.work.channel.waker() }
     }
 
     fn tidy(&mut self) {

@@ -201,7 +201,7 @@ pub(super) fn cut(ranges: &[GuestRange], mut skip: u64, bytes: u64, out: &mut Ve
         if take == 0 {
             break;
         }
-        // The address may wrap; then no region holds it, and the lane says so.
+        // The address may wrap; then no region holds it, and the channel says so.
         out.push(GuestRange { gpa: range.gpa.wrapping_add(skip), len: take as u32 });
         left -= take;
         skip = 0;

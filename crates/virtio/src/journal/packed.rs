@@ -14,7 +14,7 @@
 //! The byte `ours` is the padding: its top bit says in hand, the rest counts deaths.
 
 use ioplane_memory::Window;
-use ioplane_memory::mutation::{Law, removed};
+use ioplane_memory::mutation::{Invariant, removed};
 
 use super::{JournalFault, Verdict, judge};
 use crate::kill::{self, KillPoint};
@@ -128,8 +128,8 @@ impl InFlightTable {
                 kill::here(KillPoint::Recovered);
                 Ok(opened)
             }
-            // Law 4: somebody else has kept it meanwhile.
-            other if !removed(Law::DistrustsLoaded) => Err(JournalFault::OtherVersion(other)),
+            // Invariant 4: somebody else has kept it meanwhile.
+            other if !removed(Invariant::DistrustsLoaded) => Err(JournalFault::OtherVersion(other)),
             _ => Ok((Self::new(size, used), None)),
         }
     }

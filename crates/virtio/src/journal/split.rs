@@ -6,7 +6,7 @@
 //! ```
 
 use ioplane_memory::Window;
-use ioplane_memory::mutation::{Law, removed};
+use ioplane_memory::mutation::{Invariant, removed};
 
 use super::{JournalFault, Verdict, judge};
 use crate::kill::{self, KillPoint};
@@ -60,8 +60,8 @@ impl Journal {
                 kill::here(KillPoint::Recovered);
                 Ok((journal, recovered))
             }
-            // Law 4: somebody else has kept it meanwhile.
-            other if !removed(Law::DistrustsLoaded) => Err(JournalFault::OtherVersion(other)),
+            // Invariant 4: somebody else has kept it meanwhile.
+            other if !removed(Invariant::DistrustsLoaded) => Err(JournalFault::OtherVersion(other)),
             _ => Ok((journal, Recovered::default())),
         }
     }

@@ -11,9 +11,9 @@ use ioplane_network::Port;
 
 use super::Shared;
 use super::poller::{COST, Work};
+use super::rx_control::{MODES, RxControl, TABLE, is_station};
 use super::spec::control::*;
 use super::spec::*;
-use super::wishes::{MODES, RxControl, TABLE, is_station};
 use crate::buffers::Reader;
 use crate::queue::Queue;
 use crate::ring::{Chain, RingFault};
@@ -42,26 +42,29 @@ pub(super) struct Control {
 struct ControlContext {
     port: Arc<Port>,
     shared: Arc<Shared>,
-    wishes: Box<RxControl>,
+    rx_control: Box<RxControl>,
     features: u64,
     most_pairs: u16,
 }
 
 impl Control {
-    /// Goes on from `wishes`, of a driver that accepted `features`.
+    /// Goes on from `rx_control`, of a driver that accepted `features`.
     pub(super) fn new(
         port: Arc<Port>,
         shared: Arc<Shared>,
-        wishes: Box<RxControl>,
+        rx_control: Box<RxControl>,
         features: u64,
         most_pairs: u16,
     ) -> Self {
-        Control { chain: Chain::new(), desk: ControlContext { port, shared, wishes, features, most_pairs } }
+        Control {
+            chain: Chain::new(),
+            desk: ControlContext { port, shared, rx_control, features, most_pairs },
+        }
     }
 
     /// What the driver wants: the model's to keep.
-    pub(super) fn into_wishes(self) -> Box<RxControl> {
-        self.desk.wishes
+    pub(super) fn into_rx_control(self) -> Box<RxControl> {
+        self.desk.rx_control
     }
 
     fn answer(&mut self, queue: &mut Queue, head: u16) -> Result<(), RingFault> {
@@ -162,8 +165,8 @@ impl ControlContext {
     fn set_mode(&mut self, command: u8, data: Option<[u8; 1]>) -> Result<Verdict, GuestFault> {
         let bit = 1 << command;
         match data {
-            Some([0]) => self.wishes.modes &= !bit,
-            Some([1]) => self.wishes.modes |= bit,
+            Some([0]) => self.rx_control.modes &= !bit,
+            Some([1]) => self.rx_control.modes |= bit,
             _ => return Ok(Verdict::Wrong),
         }
         self.filter()
@@ -186,7 +189,9 @@ impl ControlContext {
         if left != 0 {
             return Ok(Verdict::Wrong);
         }
-        for (table, count) in [&mut self.wishes.unicast, &mut self.wishes.multicast].into_iter().zip(counts) {
+        for (table, count) in
+            [&mut self.rx_control.unicast, &mut self.rx_control.multicast].into_iter().zip(counts)
+        {
             reader.skip(4);
             table.clear();
             for _ in 0..count.min(TABLE as u64 + 1) {
@@ -201,14 +206,14 @@ impl ControlContext {
 
     fn set_address(&mut self, data: Option<[u8; 6]>) -> Result<Verdict, GuestFault> {
         let Some(mac) = data.filter(is_station) else { return Ok(Verdict::Wrong) };
-        self.wishes.mac = mac;
+        self.rx_control.mac = mac;
         self.shared.set_mac(mac);
         self.filter()
     }
 
     fn set_vlan(&mut self, wanted: bool, data: Option<[u8; 2]>) -> Result<Verdict, GuestFault> {
         let vlan = data.map(|bytes| usize::from(u16::from_le_bytes(bytes)));
-        let Some(word) = vlan.and_then(|vlan| self.wishes.vlans.get_mut(vlan / 64)) else {
+        let Some(word) = vlan.and_then(|vlan| self.rx_control.vlans.get_mut(vlan / 64)) else {
             return Ok(Verdict::Wrong);
         };
         let bit = 1 << (vlan.unwrap_or(0) % 64);
@@ -221,7 +226,7 @@ impl ControlContext {
         if pairs == 0 || pairs > self.most_pairs {
             return Ok(Verdict::Wrong);
         }
-        self.wishes.pairs = pairs;
+        self.rx_control.pairs = pairs;
         self.port.set_active_pairs(pairs);
         Ok(Verdict::Done)
     }
@@ -231,13 +236,13 @@ impl ControlContext {
         if offloads & !(self.features & GUEST_OFFLOADS) != 0 {
             return Ok(Verdict::Wrong);
         }
-        self.wishes.offloads = offloads;
+        self.rx_control.offloads = offloads;
         self.shared.set_offloads(&self.port, offloads);
         Ok(Verdict::Done)
     }
 
     fn filter(&self) -> Result<Verdict, GuestFault> {
-        self.port.filter(&self.wishes.filter(self.features));
+        self.port.filter(&self.rx_control.filter(self.features));
         Ok(Verdict::Done)
     }
 }

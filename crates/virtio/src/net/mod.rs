@@ -15,10 +15,10 @@ mod control;
 pub mod header;
 mod poller;
 mod receive;
+mod rx_control;
 pub mod spec;
 mod state;
 mod transmit;
-mod wishes;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
@@ -29,9 +29,9 @@ use ioplane_network::{Mac, Port};
 use self::control::Control;
 use self::poller::NetPoller;
 use self::receive::Receive;
+use self::rx_control::RxControl;
 use self::spec::*;
 use self::transmit::Transmit;
-use self::wishes::RxControl;
 use crate::device::{QueueStart, RingState, VirtioDevice, VirtioInfo};
 use crate::ring::RingFault;
 use crate::spec::feature::*;
@@ -101,7 +101,7 @@ pub struct Net {
     port: Arc<Port>,
     shared: Arc<Shared>,
     /// What the driver wants; with the control queue's poller while that is on duty.
-    wishes: Box<RxControl>,
+    rx_control: Box<RxControl>,
     accepted: u64,
     /// Whether its owner has the link up.
     link: bool,
@@ -114,7 +114,7 @@ impl Net {
     pub fn new(options: NetOptions, port: impl Into<Arc<Port>>) -> Self {
         let port = port.into();
         let options = NetOptions { pairs: options.pairs.clamp(1, port.pairs()), ..options };
-        let wishes = Box::new(RxControl::of(options.mac, 0));
+        let rx_control = Box::new(RxControl::of(options.mac, 0));
         let shared = Shared {
             mac: AtomicU64::new(0),
             status: AtomicU16::new(VIRTIO_NET_S_LINK_UP),
@@ -132,7 +132,7 @@ impl Net {
             options,
             port,
             shared: Arc::new(shared),
-            wishes,
+            rx_control,
             accepted: 0,
             link: true,
         };
@@ -192,10 +192,10 @@ impl Net {
 
     /// Tells the port all that the driver wants.
     fn tell_port(&self) {
-        self.shared.set_mac(self.wishes.mac);
-        self.shared.set_offloads(&self.port, self.wishes.offloads);
-        self.port.set_active_pairs(self.wishes.pairs);
-        self.port.filter(&self.wishes.filter(self.accepted));
+        self.shared.set_mac(self.rx_control.mac);
+        self.shared.set_offloads(&self.port, self.rx_control.offloads);
+        self.port.set_active_pairs(self.rx_control.pairs);
+        self.port.filter(&self.rx_control.filter(self.accepted));
     }
 
     /// A receive queue has begun or ceased to run.
@@ -208,7 +208,7 @@ impl Net {
         // stopped the device only pauses: frames wait for it where they are.
         if !self.options.control && self.receiving[0] {
             let pairs = self.receiving.iter().take_while(|runs| **runs).count() as u16;
-            self.wishes.pairs = pairs;
+            self.rx_control.pairs = pairs;
             self.port.set_active_pairs(pairs);
         }
     }
@@ -271,7 +271,7 @@ impl VirtioDevice for Net {
         let meaningless =
             if without { NEED_CTRL_VQ | VIRTIO_NET_F_MQ | VIRTIO_NET_F_GUEST_ANNOUNCE } else { 0 };
         self.accepted = features & !meaningless;
-        *self.wishes = RxControl::of(self.options.mac, self.accepted);
+        *self.rx_control = RxControl::of(self.options.mac, self.accepted);
         self.tell_port();
     }
 
@@ -302,15 +302,16 @@ impl VirtioDevice for Net {
         Ok(match role {
             Role::Receive(pair) => {
                 self.receives(pair, true);
-                let receive = Receive::new(self.port.inlet(pair), self.shared.clone(), self.accepted);
+                let receive = Receive::new(self.port.rx(pair), self.shared.clone(), self.accepted);
                 Box::new(NetPoller::new(start, receive))
             }
             Role::Transmit(pair) => {
-                Box::new(NetPoller::new(start, Transmit::new(self.port.outlet(pair), self.accepted)))
+                Box::new(NetPoller::new(start, Transmit::new(self.port.tx(pair), self.accepted)))
             }
             Role::Control => {
-                let (port, shared, wishes) = (self.port.clone(), self.shared.clone(), self.wishes.clone());
-                let control = Control::new(port, shared, wishes, self.accepted, self.options.pairs);
+                let (port, shared, rx_control) =
+                    (self.port.clone(), self.shared.clone(), self.rx_control.clone());
+                let control = Control::new(port, shared, rx_control, self.accepted, self.options.pairs);
                 Box::new(NetPoller::new(start, control))
             }
         })
@@ -327,7 +328,7 @@ impl VirtioDevice for Net {
         };
         let parked = match apart::<Control>(parked) {
             Ok((state, control)) => {
-                self.wishes = control.into_wishes();
+                self.rx_control = control.into_rx_control();
                 return state;
             }
             Err(parked) => parked,
@@ -335,24 +336,24 @@ impl VirtioDevice for Net {
         match apart::<Transmit>(parked) {
             Ok((state, _)) => state,
             Err(other) => {
-                debug_assert!(false, "queue {} came home with somebody else's poller", other.queue());
+                debug_assert!(false, "queue {} was parked with somebody else's poller", other.queue());
                 RingState { fault: Some(RingFault::BadSize(0)), ..RingState::default() }
             }
         }
     }
 
-    fn save_own(&self, _still: &QuiescenceProof) -> Vec<u8> {
+    fn save_own(&self, _proof: &QuiescenceProof) -> Vec<u8> {
         state::save(self)
     }
 
-    fn load_own(&mut self, _still: &QuiescenceProof, bytes: &[u8]) -> Result<(), String> {
+    fn load_own(&mut self, _proof: &QuiescenceProof, bytes: &[u8]) -> Result<(), String> {
         state::load(self, bytes)
     }
 
     fn reset_own(&mut self) {
         self.accepted = 0;
         self.shared.status.fetch_and(!VIRTIO_NET_S_ANNOUNCE, Ordering::AcqRel);
-        *self.wishes = RxControl::of(self.options.mac, 0);
+        *self.rx_control = RxControl::of(self.options.mac, 0);
         self.tell_port();
         self.port.set_mtu(self.options.mtu);
         // Whoever drives it next does not want what waits for the one before.

@@ -1,4 +1,4 @@
-//! The receive queue: frames out of the port's trays into the guest's buffers.
+//! The receive queue: frames out of the port's buffers into the guest's buffers.
 //!
 //! ```text
 //!   Inlet::deliver -> Ring::take_plain: as many buffers as there are frames -> header, bytes -> used; the rest put back
@@ -22,7 +22,7 @@ use super::poller::{COST_OF_BUFFER, Work};
 use super::spec::{HEADER_BYTES, VIRTIO_NET_F_MRG_RXBUF};
 use crate::buffers::Writer;
 use crate::queue::Queue;
-use crate::ring::{Batch, Chain, MAX_BUFFERS, MOST_PLAIN, Ring, RingFault, RingRequest, Touch};
+use crate::ring::{Batch, BufferAccess, Chain, MAX_BUFFERS, MOST_PLAIN, Ring, RingFault, RingRequest};
 
 /// Most chains that one frame is spread over: 64 KiB in buffers of 256 bytes.
 const MOST_CHAINS: usize = 256;
@@ -155,7 +155,7 @@ fn writable(chain: &Chain) -> (&[GuestRange], usize) {
 
 /// Delivers what comes for a driver.
 pub(super) struct Receive {
-    inlet: PortRx,
+    port_rx: PortRx,
     shared: Arc<Shared>,
     chain: Chain,
     room: Room,
@@ -174,10 +174,10 @@ pub(super) struct Receive {
 }
 
 impl Receive {
-    /// A driver that accepted `features` receives by `inlet`.
-    pub(super) fn new(inlet: PortRx, shared: Arc<Shared>, features: u64) -> Self {
+    /// A driver that accepted `features` receives by `port_rx`.
+    pub(super) fn new(port_rx: PortRx, shared: Arc<Shared>, features: u64) -> Self {
         Receive {
-            inlet,
+            port_rx,
             shared,
             chain: Chain::new(),
             room: Room::new(),
@@ -201,15 +201,15 @@ impl Receive {
         most: u32,
         left: &mut usize,
     ) -> Result<u32, RingFault> {
-        let Receive { inlet, header, batch, fresh, written, usual, .. } = self;
-        let Some(frame) = inlet.front() else { return Ok(0) };
+        let Receive { port_rx, header, batch, fresh, written, usual, .. } = self;
+        let Some(frame) = port_rx.front() else { return Ok(0) };
         if *header + frame.bytes().len() > *usual as usize || !header::covers(takes, &frame.offload()) {
             return Ok(0);
         }
-        queue.ring.take_plain(Touch::Store, inlet.together().min(most as usize), batch);
+        queue.ring.take_plain(BufferAccess::Store, port_rx.together().min(most as usize), batch);
         let (mut outcome, mut places) = (Ok(()), batch.buffers().zip(written.iter_mut()));
         let view = queue.ring.view();
-        let count = inlet.deliver(|frame| {
+        let count = port_rx.deliver(|frame| {
             let Some((buffer, written)) = places.next() else { return false };
             let (offload, bytes) = (frame.offload(), frame.bytes());
             let need = *header + bytes.len();
@@ -253,12 +253,12 @@ impl Receive {
         takes: &RxOffloads,
         left: &mut usize,
     ) -> Result<bool, RingFault> {
-        let Receive { inlet, chain, room, header, mergeable, starved, fresh, usual, .. } = self;
-        let Some(frame) = inlet.front() else { return Ok(false) };
+        let Receive { port_rx, chain, room, header, mergeable, starved, fresh, usual, .. } = self;
+        let Some(frame) = port_rx.front() else { return Ok(false) };
         let (offload, bytes) = (frame.offload(), frame.bytes());
         // What the driver can take has changed since the switch asked.
         if !header::covers(takes, &offload) {
-            inlet.skip(DropReason::Offload);
+            port_rx.skip(DropReason::Offload);
             return Ok(true);
         }
         let need = *header + bytes.len();
@@ -272,7 +272,7 @@ impl Receive {
                 return Ok(false);
             }
             Fits::Never => {
-                inlet.skip(DropReason::NoBuffer);
+                port_rx.skip(DropReason::NoBuffer);
                 return Ok(true);
             }
         }
@@ -286,7 +286,7 @@ impl Receive {
         queue.tally.bytes_read += bytes.len() as u64;
         *usual = room.chains.first().map_or(*usual, |(_, bytes)| *bytes);
         room.complete(&mut queue.ring, need);
-        inlet.pop();
+        port_rx.pop();
         *fresh += 1;
         Ok(true)
     }
@@ -297,7 +297,7 @@ impl Work for Receive {
 
     #[inline]
     fn ready(&mut self, queue: &mut Queue) -> bool {
-        (!self.starved || queue.ring.has_more()) && self.inlet.front().is_some()
+        (!self.starved || queue.ring.has_more()) && self.port_rx.front().is_some()
     }
 
     #[inline]
@@ -305,7 +305,7 @@ impl Work for Receive {
         let takes = header::taken_by_driver(self.shared.offloads());
         let mut count = 0;
         self.starved = false;
-        while count < budget && *left > 0 && self.inlet.front().is_some() {
+        while count < budget && *left > 0 && self.port_rx.front().is_some() {
             let plain = self.receive_plain(queue, &takes, budget - count, left)?;
             count += plain;
             if plain == 0 {
@@ -325,14 +325,14 @@ impl Work for Receive {
 
     fn arm(&mut self, queue: &mut Queue) -> Armed {
         let armed = queue.arm_unkicked();
-        if !self.inlet.arm() || armed == Armed::WorkLeft {
+        if !self.port_rx.arm() || armed == Armed::WorkLeft {
             return armed;
         }
         if queue.takes() && (!self.starved || queue.ring.ask_for_more()) {
             return Armed::WorkLeft;
         }
         // Frames wait for room, or for the guest's reset: their senders need not ring.
-        self.inlet.disarm();
+        self.port_rx.disarm();
         if queue.takes() && queue.unannounced() { Armed::WorkLeft } else { Armed::Armed }
     }
 
@@ -340,14 +340,14 @@ impl Work for Receive {
         queue.disarm(context, polling);
         // Nobody need kick for room that nothing waits for.
         queue.ring.set_polled(true);
-        self.inlet.disarm();
+        self.port_rx.disarm();
     }
 
     fn tidy(&mut self) {
-        self.inlet.tidy();
+        self.port_rx.tidy();
     }
 
     fn waker(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.inlet.waker())
+        Some(self.port_rx.waker())
     }
 }

@@ -6,8 +6,8 @@ use ioplane_network::Mac;
 use serde::{Deserialize, Serialize};
 
 use super::Net;
+use super::rx_control::{MODES, MacTable, RxControl, TABLE, VLAN_WORDS, is_station};
 use super::spec::*;
-use super::wishes::{MODES, MacTable, RxControl, TABLE, VLAN_WORDS, is_station};
 
 #[derive(Debug, Serialize, Deserialize)]
 struct NetV1 {
@@ -15,7 +15,7 @@ struct NetV1 {
     mtu: u16,
     accepted: u64,
     announces: bool,
-    wishes: RxControlV1,
+    rx_control: RxControlV1,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -56,15 +56,15 @@ impl TryFrom<TableV1> for MacTable {
 }
 
 impl RxControlV1 {
-    fn of(wishes: &RxControl) -> Self {
+    fn of(rx_control: &RxControl) -> Self {
         RxControlV1 {
-            mac: wishes.mac,
-            modes: wishes.modes,
-            unicast: (&wishes.unicast).into(),
-            multicast: (&wishes.multicast).into(),
-            vlans: wishes.vlans.to_vec(),
-            pairs: wishes.pairs,
-            offloads: wishes.offloads,
+            mac: rx_control.mac,
+            modes: rx_control.modes,
+            unicast: (&rx_control.unicast).into(),
+            multicast: (&rx_control.multicast).into(),
+            vlans: rx_control.vlans.to_vec(),
+            pairs: rx_control.pairs,
+            offloads: rx_control.offloads,
         }
     }
 
@@ -102,7 +102,7 @@ pub(super) fn save(net: &Net) -> Vec<u8> {
         mtu: net.options.mtu,
         accepted: net.accepted,
         announces: net.shared.status.load(Ordering::Acquire) & VIRTIO_NET_S_ANNOUNCE != 0,
-        wishes: RxControlV1::of(&net.wishes),
+        rx_control: RxControlV1::of(&net.rx_control),
     };
     postcard::to_stdvec(&saved).unwrap_or_default()
 }
@@ -126,9 +126,9 @@ pub(super) fn load(net: &mut Net, bytes: &[u8]) -> Result<(), String> {
     if saved.accepted & !net.features() != 0 {
         return Err("the guest was promised features that this NIC does not have".to_owned());
     }
-    let wishes = saved.wishes.check(saved.accepted, net.options.pairs)?;
+    let rx_control = saved.rx_control.check(saved.accepted, net.options.pairs)?;
     net.accepted = saved.accepted;
-    *net.wishes = wishes;
+    *net.rx_control = rx_control;
     if saved.announces {
         net.shared.status.fetch_or(VIRTIO_NET_S_ANNOUNCE, Ordering::AcqRel);
     } else {

@@ -10,7 +10,7 @@ use super::poller::{COST_OF_BUFFER, Work};
 use super::spec::HEADER_BYTES;
 use crate::buffers::Reader;
 use crate::queue::Queue;
-use crate::ring::{Batch, Chain, RingFault, RingRequest, Touch};
+use crate::ring::{Batch, BufferAccess, Chain, RingFault, RingRequest};
 
 /// Sends what a driver makes available.
 pub(super) struct Transmit {
@@ -33,7 +33,7 @@ enum SendProgress {
 
 /// What sending takes, beside the frame.
 struct Sender {
-    outlet: PortTx,
+    port_tx: PortTx,
     /// Bytes of the header.
     skip: usize,
     may: RxOffloads,
@@ -42,10 +42,10 @@ struct Sender {
 }
 
 impl Transmit {
-    /// A driver that accepted `features` sends by `outlet`.
-    pub(super) fn new(outlet: PortTx, features: u64) -> Self {
+    /// A driver that accepted `features` sends by `port_tx`.
+    pub(super) fn new(port_tx: PortTx, features: u64) -> Self {
         let (skip, may) = (header::header_bytes(features), header::taken_from_driver(features));
-        let sender = Sender { outlet, skip, may, head: [0; HEAD] };
+        let sender = Sender { port_tx, skip, may, head: [0; HEAD] };
         Transmit { sender, chain: Chain::new(), batch: Batch::default(), begun: None }
     }
 
@@ -53,7 +53,7 @@ impl Transmit {
     #[inline]
     fn send_plain(&mut self, queue: &mut Queue, most: u32, left: &mut usize) -> Result<u32, RingFault> {
         let Transmit { sender, batch, begun, .. } = self;
-        queue.ring.take_plain(Touch::Load, most as usize, batch);
+        queue.ring.take_plain(BufferAccess::Load, most as usize, batch);
         let (mut sent, mut outcome, mut partly) = (0, Ok(()), None);
         for buffer in batch.buffers() {
             if *left == 0 {
@@ -114,10 +114,10 @@ impl Transmit {
     fn go_on(&mut self, queue: &mut Queue, left: &mut usize) {
         let Some((taken, bytes)) = self.begun.take() else { return };
         queue.ring.touch(&taken);
-        let outlet = &mut self.sender.outlet;
-        outlet.allow(*left);
-        let sent = outlet.go_on();
-        *left = left.saturating_sub(outlet.spent());
+        let port_tx = &mut self.sender.port_tx;
+        port_tx.allow(*left);
+        let sent = port_tx.go_on();
+        *left = left.saturating_sub(port_tx.spent());
         if sent == Some(Sent::Begun) {
             self.begun = hold(Some(taken), Some(bytes), queue);
             return;
@@ -156,7 +156,7 @@ impl Sender {
     ) -> Result<SendProgress, GuestFault> {
         let bytes = buffer.len as usize;
         if bytes < self.skip {
-            self.outlet.count(DropReason::Malformed);
+            self.port_tx.count(DropReason::Malformed);
             return Ok(SendProgress::Out(0));
         }
         let header =
@@ -177,7 +177,7 @@ impl Sender {
         left: &mut usize,
     ) -> Result<SendProgress, GuestFault> {
         if chain.overlong() || bytes < self.skip {
-            self.outlet.count(DropReason::Malformed);
+            self.port_tx.count(DropReason::Malformed);
             return Ok(SendProgress::Out(0));
         }
         let len = bytes - self.skip;
@@ -197,20 +197,20 @@ impl Sender {
         left: &mut usize,
         copy: &mut dyn FnMut(&mut [u8]) -> Result<(), GuestFault>,
     ) -> Result<SendProgress, GuestFault> {
-        let Sender { outlet, may, head, .. } = self;
+        let Sender { port_tx, may, head, .. } = self;
         let offload = match header::parse(header, len, may) {
             Ok(offload) => offload,
             Err(cause) => {
-                outlet.count(cause);
+                port_tx.count(cause);
                 return Ok(SendProgress::Out(0));
             }
         };
         let mut fault = None;
-        outlet.allow(*left);
-        let sent = outlet.send(&head[..len.min(HEAD)], len, offload, &mut |out| {
+        port_tx.allow(*left);
+        let sent = port_tx.send(&head[..len.min(HEAD)], len, offload, &mut |out| {
             copy(out).map_err(|why| fault = Some(why)).is_ok()
         });
-        *left = left.saturating_sub(outlet.spent());
+        *left = left.saturating_sub(port_tx.spent());
         match sent {
             Sent::Delivered(_) => Ok(SendProgress::Out(len)),
             Sent::Begun => Ok(SendProgress::Partly(len)),
@@ -257,6 +257,6 @@ impl Work for Transmit {
 
     /// Frames of this poll are with their receivers from here on.
     fn finish(&mut self) {
-        self.sender.outlet.flush();
+        self.sender.port_tx.flush();
     }
 }

@@ -75,20 +75,20 @@ impl Batch {
 
 /// What is done with the buffers of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Touch {
+pub enum BufferAccess {
     /// They are read.
     Load,
     /// They are written.
     Store,
 }
 
-impl Touch {
+impl BufferAccess {
     /// The flags of a descriptor of one such buffer.
     #[inline]
     pub(super) fn flags(self) -> u16 {
         match self {
-            Touch::Load => 0,
-            Touch::Store => VIRTQ_DESC_F_WRITE,
+            BufferAccess::Load => 0,
+            BufferAccess::Store => VIRTQ_DESC_F_WRITE,
         }
     }
 
@@ -96,8 +96,8 @@ impl Touch {
     #[inline]
     pub(super) fn ask(self, view: &GuestView, buffer: GuestRange) {
         match self {
-            Touch::Load => view.prefetch_load(buffer),
-            Touch::Store => view.prefetch_store(buffer),
+            BufferAccess::Load => view.prefetch_load(buffer),
+            BufferAccess::Store => view.prefetch_store(buffer),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!   Ring --+-- Split   descriptor table, available ring, used ring     journal::split (in-flight region)
 //!          +-- Packed  one ring of descriptors, two event structures   journal::packed (ledger, in-flight region)
-//!                \-- both: Chain (buffers), Flying (what is taken), Replay (what is to be taken again)
+//!                \-- both: Chain (buffers), InFlightSet (what is taken), Replay (what is to be taken again)
 //! ```
 //!
 //! A request is [`Ring::take`]n, and goes back by [`Ring::complete`]; the driver sees it after [`Ring::publish`]. Between
@@ -12,7 +12,7 @@
 mod batch;
 mod chain;
 mod fault;
-mod flying;
+mod in_flight;
 mod packed;
 mod position;
 mod split;
@@ -21,7 +21,7 @@ use ioplane_memory::{GuestFault, GuestView, Window};
 
 use crate::spec::feature::VIRTIO_F_RING_PACKED;
 
-pub use batch::{Batch, MOST_PLAIN, Touch};
+pub use batch::{Batch, BufferAccess, MOST_PLAIN};
 pub use chain::{Chain, Descriptor, MAX_BUFFERS};
 pub use fault::RingFault;
 pub use packed::Packed;
@@ -107,7 +107,7 @@ struct Mode {
     indirect: bool,
     /// Somebody looks at this ring by itself: kicks are refused from the next request taken on.
     polled: bool,
-    wish: KickSuppression,
+    suppression: KickSuppression,
 }
 
 impl Mode {
@@ -117,7 +117,7 @@ impl Mode {
             event_idx: features & VIRTIO_F_EVENT_IDX != 0,
             indirect: features & VIRTIO_F_INDIRECT_DESC != 0,
             polled: false,
-            wish: KickSuppression::Unsaid,
+            suppression: KickSuppression::Unsaid,
         }
     }
 }
@@ -194,16 +194,16 @@ impl Ring {
 
     /// Heads taken and not returned, those still to be replayed included, in the order to replay them in. Allocates:
     /// control plane only.
-    pub fn flying_heads(&self) -> Vec<u16> {
-        either!(self, ring => ring.flying_heads())
+    pub fn in_flight_heads(&self) -> Vec<u16> {
+        either!(self, ring => ring.in_flight_heads())
     }
 
-    /// As [`Ring::flying_heads`], with all that is needed to replay them without a journal.
+    /// As [`Ring::in_flight_heads`], with all that is needed to replay them without a journal.
     pub fn flights(&self) -> Vec<InFlightRequest> {
         match self {
             Ring::Split(ring) => {
                 let flight = |head| InFlightRequest { head, descriptors: Vec::new() };
-                ring.flying_heads().into_iter().map(flight).collect()
+                ring.in_flight_heads().into_iter().map(flight).collect()
             }
             Ring::Packed(ring) => ring.flights(),
         }
@@ -211,8 +211,8 @@ impl Ring {
 
     /// How many requests have been taken and not returned.
     #[inline]
-    pub fn flying(&self) -> u16 {
-        either!(self, ring => ring.flying())
+    pub fn in_flight(&self) -> u16 {
+        either!(self, ring => ring.in_flight())
     }
 
     /// Whether the driver has made something available that has not been taken: one load when nothing has.
@@ -234,7 +234,7 @@ impl Ring {
     /// Half a request's time is waiting for what the driver's processor has just written. Here the descriptors, the beginnings of the buffers and
     /// the places among the used are asked for all at once.
     #[inline]
-    pub fn take_plain(&mut self, touch: Touch, most: usize, batch: &mut Batch) {
+    pub fn take_plain(&mut self, touch: BufferAccess, most: usize, batch: &mut Batch) {
         either!(self, ring => ring.take_plain(touch, most, batch));
     }
 
@@ -264,7 +264,7 @@ impl Ring {
         either!(self, ring => ring.touch(taken));
     }
 
-    /// Our code has no request in hand any more, since its poller has come home: whatever becomes of them later, this was
+    /// Our code has no request in hand any more, since its poller is parked: whatever becomes of them later, this was
     /// no death. Control plane only.
     pub fn let_go(&mut self) {
         either!(self, ring => ring.let_go());

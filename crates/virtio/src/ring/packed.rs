@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use ioplane_memory::{GuestRange, GuestView, Window};
 
-use super::batch::{Batch, LINE, MOST_PLAIN, Touch};
+use super::batch::{Batch, BufferAccess, LINE, MOST_PLAIN};
 use super::chain::{Chain, Descriptor};
-use super::flying::{InFlightSet, Replay};
+use super::in_flight::{InFlightSet, Replay};
 use super::position::Position;
 use super::{InFlightRequest, KickSuppression, Mode, RingFault, RingLayout, RingRequest};
 use crate::journal::packed::InFlightTable;
@@ -98,7 +98,7 @@ pub struct Packed {
     /// Descriptors published since the driver was last considered for an interrupt.
     unconsidered: u32,
     mode: Mode,
-    flying: InFlightSet,
+    in_flight: InFlightSet,
     /// Descriptors taken that the driver has not been shown as used.
     owned: u16,
     ledger: InFlightTable,
@@ -176,7 +176,7 @@ impl Packed {
             held_back: 0,
             unconsidered: 0,
             mode: Mode::of(features),
-            flying: InFlightSet::new(size),
+            in_flight: InFlightSet::new(size),
             owned,
             ledger,
             replay,
@@ -226,8 +226,8 @@ impl Packed {
         u32::from(self.owned) == replayed
     }
 
-    pub(super) fn flying_heads(&self) -> Vec<u16> {
-        let mut heads = self.flying.heads();
+    pub(super) fn in_flight_heads(&self) -> Vec<u16> {
+        let mut heads = self.in_flight.heads();
         heads.extend(self.replay.heads());
         heads
     }
@@ -235,12 +235,12 @@ impl Packed {
     pub(super) fn flights(&self) -> Vec<InFlightRequest> {
         let flight =
             |head| InFlightRequest { head, descriptors: self.ledger.descriptors(head).copied().collect() };
-        self.flying_heads().into_iter().map(flight).collect()
+        self.in_flight_heads().into_iter().map(flight).collect()
     }
 
     #[inline]
-    pub(super) fn flying(&self) -> u16 {
-        self.flying.count()
+    pub(super) fn in_flight(&self) -> u16 {
+        self.in_flight.count()
     }
 
     #[inline]
@@ -275,7 +275,7 @@ impl Packed {
         if self.mode.polled {
             self.refuse_kicks();
         }
-        self.flying.add(id);
+        self.in_flight.add(id);
         self.owned += self.ledger.staged();
         self.ledger.take(id);
         self.next_avail = after;
@@ -283,7 +283,7 @@ impl Packed {
     }
 
     #[inline]
-    pub(super) fn take_plain(&mut self, touch: Touch, most: usize, batch: &mut Batch) {
+    pub(super) fn take_plain(&mut self, touch: BufferAccess, most: usize, batch: &mut Batch) {
         if !self.replay.is_empty() || !self.has_work() {
             return;
         }
@@ -305,7 +305,7 @@ impl Packed {
                 return;
             }
             kill::here(KillPoint::Seen);
-            if self.flying.holds(id) != Some(false) || !self.ledger.stage(desc, id) {
+            if self.in_flight.holds(id) != Some(false) || !self.ledger.stage(desc, id) {
                 return;
             }
             let buffer = GuestRange { gpa: desc.addr, len: desc.len };
@@ -332,7 +332,7 @@ impl Packed {
                 return Err(RingFault::BadIndirect(id));
             }
             if !next {
-                return match self.flying.holds(id) {
+                return match self.in_flight.holds(id) {
                     None => Err(RingFault::BadDescriptor(id)),
                     Some(true) => Err(RingFault::HeadInFlight(id)),
                     Some(false) => Ok((id, place)),
@@ -356,7 +356,7 @@ impl Packed {
     #[cold]
     fn take_replay(&mut self, chain: &mut Chain) -> Result<Option<(RingRequest, bool)>, RingFault> {
         let Some(id) = self.replay.next() else { return Ok(None) };
-        self.flying.add(id);
+        self.in_flight.add(id);
         self.ledger.touch(id);
         self.read_chain(id, true, chain).map(|taken| Some((taken, true)))
     }
@@ -369,7 +369,7 @@ impl Packed {
             Ok(()) => Ok(RingRequest::new(id, replayed)),
             Err(fault) => {
                 // It stays in the ledger: it was taken, and will never be used.
-                self.flying.remove(id);
+                self.in_flight.remove(id);
                 Err(fault)
             }
         }
@@ -379,7 +379,7 @@ impl Packed {
         let RingRequest { head: id, replayed, .. } = taken;
         taken.abandon();
         if replayed {
-            self.flying.remove(id);
+            self.in_flight.remove(id);
             self.replay.rewind(id);
             self.ledger.release(id);
             return;
@@ -388,7 +388,7 @@ impl Packed {
         self.next_avail = self.next_avail.before(count, self.size);
         self.owned -= count;
         self.ledger.rewind(id);
-        self.flying.remove(id);
+        self.in_flight.remove(id);
     }
 
     #[inline]
@@ -433,7 +433,7 @@ impl Packed {
         }
         self.replay.completed(id);
         self.next_used = self.next_used.after(count, self.size);
-        self.flying.remove(id);
+        self.in_flight.remove(id);
         kill::here(KillPoint::UsedWritten);
     }
 
@@ -471,13 +471,13 @@ impl Packed {
         if moved == 0 {
             return false;
         }
-        // The used descriptors must be visible before the driver's wish is read, or both sides could wait for each other.
+        // The used descriptors must be visible before the driver's suppression of interrupts is read, or both sides could wait for each other.
         fence(Ordering::SeqCst);
-        let wish = self.driver.load_u32(0);
-        match (wish >> 16) as u16 & RING_EVENT_FLAGS_MASK {
+        let suppression = self.driver.load_u32(0);
+        match (suppression >> 16) as u16 & RING_EVENT_FLAGS_MASK {
             RING_EVENT_FLAGS_DISABLE => false,
             RING_EVENT_FLAGS_DESC if self.mode.event_idx => {
-                self.published.passed(Position::of_bits(wish as u16), moved, self.size)
+                self.published.passed(Position::of_bits(suppression as u16), moved, self.size)
             }
             // What is reserved says nothing: an interrupt too many does no harm.
             _ => true,
@@ -496,17 +496,17 @@ impl Packed {
         self.has_more()
     }
 
-    /// A kick when the driver passes `place`. The wish is visible before the look that follows, or a kick could be lost.
+    /// A kick when the driver passes `place`. It is visible before the look that follows, or a kick could be lost.
     #[inline]
     fn wish_for(&mut self, place: u16) {
-        let said = match self.mode.wish {
+        let said = match self.mode.suppression {
             KickSuppression::Kick(said) => said == place || !self.mode.event_idx,
             KickSuppression::Unsaid | KickSuppression::NoKick => false,
         };
         if !said {
             let flags = if self.mode.event_idx { RING_EVENT_FLAGS_DESC } else { RING_EVENT_FLAGS_ENABLE };
             self.store_wish(place, flags);
-            self.mode.wish = KickSuppression::Kick(place);
+            self.mode.suppression = KickSuppression::Kick(place);
         }
         fence(Ordering::SeqCst);
     }
@@ -519,9 +519,9 @@ impl Packed {
     /// Says that kicks are not wanted. (A place that is not renewed would be met again in every other lap.)
     #[inline]
     fn refuse_kicks(&mut self) {
-        if self.mode.wish != KickSuppression::NoKick {
+        if self.mode.suppression != KickSuppression::NoKick {
             self.store_wish(0, RING_EVENT_FLAGS_DISABLE);
-            self.mode.wish = KickSuppression::NoKick;
+            self.mode.suppression = KickSuppression::NoKick;
         }
     }
 

@@ -4,9 +4,9 @@ use std::sync::atomic::{Ordering, fence};
 
 use ioplane_memory::{GuestRange, GuestView, Window};
 
-use super::batch::{Batch, LINE, MOST_PLAIN, Touch};
+use super::batch::{Batch, BufferAccess, LINE, MOST_PLAIN};
 use super::chain::{Chain, Descriptor};
-use super::flying::{InFlightSet, Replay};
+use super::in_flight::{InFlightSet, Replay};
 use super::{InFlightRequest, KickSuppression, Mode, RingFault, RingLayout, RingRequest};
 use crate::journal::split::Journal;
 use crate::kill::{self, KillPoint};
@@ -31,7 +31,7 @@ pub struct Split {
     /// Used index when the driver was last considered for an interrupt.
     considered: u16,
     mode: Mode,
-    flying: InFlightSet,
+    in_flight: InFlightSet,
     journal: Option<Journal>,
     replay: Replay,
 }
@@ -81,7 +81,7 @@ impl Split {
             published: used_idx,
             considered: used_idx,
             mode: Mode::of(features),
-            flying: InFlightSet::new(size),
+            in_flight: InFlightSet::new(size),
             journal: books,
             replay: Replay::new(heads, suspects, size)?,
         };
@@ -98,10 +98,10 @@ impl Split {
 
     /// Whether the indexes and the heads to replay can belong to one ring.
     fn check_start(&self) -> Result<(), RingFault> {
-        let flying = self.next_avail.wrapping_sub(self.published);
+        let unreturned = self.next_avail.wrapping_sub(self.published);
         let heads = self.replay.heads();
         let bad = RingFault::BadStart { avail: self.next_avail, used: self.published, size: self.size };
-        if flying > self.size || usize::from(flying) < heads.len() {
+        if unreturned > self.size || usize::from(unreturned) < heads.len() {
             return Err(bad);
         }
         // Whatever is to be replayed has been made available once.
@@ -138,15 +138,15 @@ impl Split {
         usize::from(self.next_avail.wrapping_sub(self.published)) == self.replay.heads().len()
     }
 
-    pub(super) fn flying_heads(&self) -> Vec<u16> {
-        let mut heads = self.flying.heads();
+    pub(super) fn in_flight_heads(&self) -> Vec<u16> {
+        let mut heads = self.in_flight.heads();
         heads.extend(self.replay.heads());
         heads
     }
 
     #[inline]
-    pub(super) fn flying(&self) -> u16 {
-        self.flying.count()
+    pub(super) fn in_flight(&self) -> u16 {
+        self.in_flight.count()
     }
 
     #[inline]
@@ -179,7 +179,7 @@ impl Split {
             self.desc.prefetch(usize::from(next) * DESC_SIZE as usize);
         }
         kill::here(KillPoint::Seen);
-        match self.flying.holds(head) {
+        match self.in_flight.holds(head) {
             None => return Err(RingFault::BadDescriptor(head)),
             Some(true) => return Err(RingFault::HeadInFlight(head)),
             Some(false) => self.took(head),
@@ -190,7 +190,7 @@ impl Split {
     /// Writes down that `head`, the next one, has been taken.
     #[inline]
     fn took(&mut self, head: u16) {
-        self.flying.add(head);
+        self.in_flight.add(head);
         if self.mode.polled {
             self.refuse_kicks();
         }
@@ -202,7 +202,7 @@ impl Split {
     }
 
     #[inline]
-    pub(super) fn take_plain(&mut self, touch: Touch, most: usize, batch: &mut Batch) {
+    pub(super) fn take_plain(&mut self, touch: BufferAccess, most: usize, batch: &mut Batch) {
         if !self.replay.is_empty() {
             return;
         }
@@ -226,7 +226,7 @@ impl Split {
         }
         for head in &heads[..count] {
             kill::here(KillPoint::Seen);
-            if self.flying.holds(*head) != Some(false) {
+            if self.in_flight.holds(*head) != Some(false) {
                 return;
             }
             let (desc, _) = read(&self.desc, usize::from(*head) * DESC_SIZE as usize);
@@ -243,7 +243,7 @@ impl Split {
     #[cold]
     fn take_replay(&mut self, chain: &mut Chain) -> Result<Option<(RingRequest, bool)>, RingFault> {
         let Some(head) = self.replay.next() else { return Ok(None) };
-        self.flying.add(head);
+        self.in_flight.add(head);
         if let Some(journal) = &mut self.journal {
             journal.touch(head);
         }
@@ -256,7 +256,7 @@ impl Split {
             Ok(()) => Ok(RingRequest::new(head, replayed)),
             Err(fault) => {
                 // The head stays in the journal: it was taken, and will never be used.
-                self.flying.remove(head);
+                self.in_flight.remove(head);
                 Err(fault)
             }
         }
@@ -265,7 +265,7 @@ impl Split {
     pub(super) fn rewind(&mut self, taken: RingRequest) {
         let RingRequest { head, replayed, .. } = taken;
         taken.abandon();
-        self.flying.remove(head);
+        self.in_flight.remove(head);
         if replayed {
             self.replay.rewind(head);
             self.journal.iter_mut().for_each(|journal| journal.release(head));
@@ -313,7 +313,7 @@ impl Split {
         }
         self.replay.completed(taken.head);
         self.next_used = self.next_used.wrapping_add(1);
-        self.flying.remove(taken.head);
+        self.in_flight.remove(taken.head);
         kill::here(KillPoint::UsedWritten);
     }
 
@@ -350,7 +350,7 @@ impl Split {
             return false;
         }
         self.considered = new;
-        // The used index must be visible before the driver's wish is read, or both sides could wait for each other.
+        // The used index must be visible before the driver's suppression of interrupts is read, or both sides could wait for each other.
         fence(Ordering::SeqCst);
         if self.mode.event_idx {
             passes(self.avail.load_u16(4 + 2 * usize::from(self.size)), new, old)
@@ -371,19 +371,19 @@ impl Split {
         self.has_more()
     }
 
-    /// A kick when the driver's index passes `index`. The wish is visible before the look that follows, or a kick could
+    /// A kick when the driver's index passes `index`. It is visible before the look that follows, or a kick could
     /// be lost.
     #[inline]
     fn wish_for(&mut self, index: u16) {
-        let wish = self.mode.wish;
+        let suppression = self.mode.suppression;
         if self.mode.event_idx {
-            if wish != KickSuppression::Kick(index) {
+            if suppression != KickSuppression::Kick(index) {
                 self.view.store_u16(&self.used, 4 + 8 * usize::from(self.size), index);
             }
-        } else if !matches!(wish, KickSuppression::Kick(_)) {
+        } else if !matches!(suppression, KickSuppression::Kick(_)) {
             self.view.store_u16(&self.used, 0, 0);
         }
-        self.mode.wish = KickSuppression::Kick(index);
+        self.mode.suppression = KickSuppression::Kick(index);
         fence(Ordering::SeqCst);
     }
 
@@ -392,12 +392,12 @@ impl Split {
         self.mode.polled = polled;
     }
 
-    /// Says that kicks are not wanted. With event indexes an old wish is simply never met again until it is renewed.
+    /// Says that kicks are not wanted. With event indexes an old `avail_event` is never reached again, so the driver does not kick.
     #[inline]
     fn refuse_kicks(&mut self) {
-        if !self.mode.event_idx && self.mode.wish != KickSuppression::NoKick {
+        if !self.mode.event_idx && self.mode.suppression != KickSuppression::NoKick {
             self.view.store_u16(&self.used, 0, VIRTQ_USED_F_NO_NOTIFY);
-            self.mode.wish = KickSuppression::NoKick;
+            self.mode.suppression = KickSuppression::NoKick;
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ioplane_device::{Interrupt, MeterReading, QueueSet, Quiescent, Running};
 use ioplane_network::{DropReason, Mac, PortOptions, PortReading, Switch, SwitchSettings};
-use ioplane_testkit::driver::net::{Commands, Frame, Header, Pair, PairPlan};
+use ioplane_testkit::driver::net::{Commands, NetHeader, Pair, PairPlan, ReceivedFrame};
 use ioplane_testkit::driver::{GuestMemory, RingMode, RingPlace};
 use ioplane_testkit::hand::HandCore;
 use ioplane_virtio::journal::region_bytes;
@@ -123,7 +123,7 @@ impl Lan {
         assert!(vdev.accept(features, 0));
         let mode = RingMode::of(features);
         let mergeable = features & (1 << 15) != 0;
-        let header = if mergeable || features & (1 << 32) != 0 { Header::LONG } else { Header::SHORT };
+        let header = if mergeable || features & (1 << 32) != 0 { NetHeader::LONG } else { NetHeader::SHORT };
         let plan = PairPlan { mode, mergeable, header, ..wants.plan };
         let mut pairs: Vec<_> = (0..wants.pairs).map(|_| Pair::new(&mut memory, plan).unwrap()).collect();
         pairs.iter_mut().for_each(|pair| pair.fill_some(0, wants.filled));
@@ -205,7 +205,7 @@ impl Nic {
     }
 
     /// Sends one frame by pair 0.
-    pub fn send(&mut self, header: Header, frame: &[u8]) {
+    pub fn send(&mut self, header: NetHeader, frame: &[u8]) {
         let pair = &mut self.pairs[0];
         assert!(pair.send(header, frame).unwrap(), "a free slot");
         self.core.turn_until_idle(1000);
@@ -213,13 +213,13 @@ impl Nic {
     }
 
     /// Everything that has come on a pair.
-    pub fn receive_on(&mut self, pair: usize) -> Vec<(Header, Vec<u8>)> {
+    pub fn receive_on(&mut self, pair: usize) -> Vec<(NetHeader, Vec<u8>)> {
         let mut frames = Vec::new();
         loop {
             self.core.turn_until_idle(1000);
             let before = frames.len();
             let pair = &mut self.pairs[pair];
-            while let Some(Frame { header, len }) =
+            while let Some(ReceivedFrame { header, len }) =
                 pair.take_frame().expect("the device kept to the protocol")
             {
                 let mut bytes = Vec::new();
@@ -234,7 +234,7 @@ impl Nic {
     }
 
     /// Everything that has come on pair 0.
-    pub fn receive(&mut self) -> Vec<(Header, Vec<u8>)> {
+    pub fn receive(&mut self) -> Vec<(NetHeader, Vec<u8>)> {
         self.receive_on(0)
     }
 
@@ -256,14 +256,14 @@ impl Nic {
         self.running().device().meters()[queue].read()
     }
 
-    /// Brings a queue home; its fault, by name.
+    /// Stops a queue; its fault, by name.
     pub fn fault(&mut self, queue: u16) -> Option<&'static str> {
         let queues = QueueSet::from([queue]);
         let core = self.core.clone();
         self.running().drain(&queues);
         core.turn_until_idle(1000);
         core.turn();
-        assert!(self.running().wait_stopped(&queues, std::time::Instant::now()), "it did not come home");
+        assert!(self.running().wait_stopped(&queues, std::time::Instant::now()), "it did not stop");
         self.running().device().queue(queue).unwrap().fault.map(|fault| fault.name())
     }
 

@@ -1,7 +1,7 @@
 //! Packets as guests make them, and the sums that they should have: written anew from the RFCs, to check the switch's.
 
 use ioplane_network::Mac;
-use ioplane_testkit::driver::net::{Header, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4};
+use ioplane_testkit::driver::net::{NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4};
 
 pub const ETHERNET: usize = 14;
 const IP: usize = 20;
@@ -61,13 +61,13 @@ pub fn tcp(to: Mac, from: Mac, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
 }
 
 /// The header that goes with [`tcp`].
-pub fn checksum_header() -> Header {
-    Header { flags: VIRTIO_NET_HDR_F_NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..Header::default() }
+pub fn checksum_header() -> NetHeader {
+    NetHeader { flags: VIRTIO_NET_HDR_F_NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..NetHeader::default() }
 }
 
 /// The header of a [`tcp`] of any length, to be cut into segments of `size` bytes of payload.
-pub fn large_header(size: u16) -> Header {
-    Header {
+pub fn large_header(size: u16) -> NetHeader {
+    NetHeader {
         gso_type: VIRTIO_NET_HDR_GSO_TCPV4,
         gso_size: size,
         hdr_len: HEADERS as u16,

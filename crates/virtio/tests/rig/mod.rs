@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ioplane_device::{Interrupt, QueueSet, Quiescent, Running};
 use ioplane_storage::Backing;
-use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
+use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
 use ioplane_testkit::hand::HandCore;
 use ioplane_virtio::blk::{Blk, BlkOptions};
 use ioplane_virtio::journal::region_bytes;
@@ -91,7 +91,7 @@ impl Rig {
     }
 
     /// Puts one request through; its status.
-    pub fn request(&mut self, op: Op, sector: u64, bytes: u32) -> u8 {
+    pub fn request(&mut self, op: DiskOp, sector: u64, bytes: u32) -> u8 {
         self.disk.submit(op, sector, bytes).expect("a free slot");
         self.finish().expect("the request was not answered")
     }
@@ -113,12 +113,12 @@ impl Rig {
     pub fn write(&mut self, sector: u64, bytes: &[u8]) -> u8 {
         let token = self.disk.next().unwrap();
         self.disk.write_data(token, bytes).unwrap();
-        self.request(Op::Write, sector, bytes.len() as u32)
+        self.request(DiskOp::Write, sector, bytes.len() as u32)
     }
 
     pub fn read(&mut self, sector: u64, len: usize) -> (u8, Vec<u8>) {
         let token = self.disk.next().unwrap();
-        let status = self.request(Op::Read, sector, len as u32);
+        let status = self.request(DiskOp::Read, sector, len as u32);
         let mut bytes = vec![0; len];
         self.disk.read_data(token, &mut bytes).unwrap();
         (status, bytes)
@@ -133,14 +133,14 @@ impl Rig {
         self.running().device().meters()[0].read()
     }
 
-    /// The queue's fault, by name, after it has been brought home.
+    /// The queue's fault, by name, after it has been stopped.
     pub fn fault(&mut self) -> Option<&'static str> {
         self.quiesce();
         let running = self.running.as_ref().unwrap();
         running.device().queue(0).unwrap().fault.map(|fault| fault.name())
     }
 
-    /// Brings queue 0 home.
+    /// Stops queue 0.
     pub fn quiesce(&mut self) {
         let queues = QueueSet::from([0]);
         let core = self.core.clone();
@@ -154,7 +154,7 @@ impl Rig {
             if self.running().wait_stopped(&queues, now) {
                 return;
             }
-            assert!(now < deadline, "the queue did not come home");
+            assert!(now < deadline, "the queue did not stop");
             std::thread::yield_now();
         }
     }

@@ -184,11 +184,11 @@ impl Stage {
     }
 }
 
-/// One core. Where it would have a processor to itself it gets the last one; else it shares, and says so by its manners.
+/// One core. Where it would have a processor to itself it gets the last one; else it shares, and says so by its yield policy.
 fn configuration() -> String {
     let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
     let place =
-        if processors > 3 { format!("cpu = {}", processors - 1) } else { "manners = \"yields\"".into() };
+        if processors > 3 { format!("cpu = {}", processors - 1) } else { "yield_policy = \"yields\"".into() };
     format!("[[core]]\nnotify = \"notified\"\n{place}\n")
 }
 

@@ -4,7 +4,7 @@
 //!   here:  the models' updates under callgrind, and natively        --> model_instructions_per_update, model_ns_per_update
 //!   L1:    a guest with both cards, for each mode                   --> exits, hooked accesses, interrupts, throughput
 //!            emulated     ioplane's own RTL8139 and NE2000, on TAPs
-//!            virtual      L1's cards under watch
+//!            virtual      L1's cards, mediated
 //!            passthrough  L1's cards as they are
 //! ```
 //!

@@ -5,7 +5,7 @@ mod watch;
 use anyhow::{Context, Result};
 use hyper::Method;
 use ioplane_api::refusal::Code;
-use ioplane_api::report::{DoneReport, FunctionReport, RestReport, StateFileV1};
+use ioplane_api::report::{DoneReport, FunctionReport, QuiesceReport, StateFileV1};
 use ioplane_api::request::QuiesceForm;
 use ioplane_api::spec::FunctionForm;
 
@@ -38,7 +38,7 @@ pub fn run(client: &Client, command: PciCommand, json: bool, host: &impl Host) -
         }
         PciCommand::Remove { name, force } => {
             let path = format!("{}?force={force}", address(&name));
-            let report: DoneReport = working("waiting for the function to come to rest", || {
+            let report: DoneReport = working("waiting for the function to become quiescent", || {
                 ask(client, Method::DELETE, &path, None::<&()>)
             })?;
             print_done(json, &report, done)
@@ -48,13 +48,13 @@ pub fn run(client: &Client, command: PciCommand, json: bool, host: &impl Host) -
             print(json, &function, show::function)
         }
         PciCommand::Watch(args) => watch::run(client, &args, json),
-        PciCommand::Quiesce { name, deadline, or_go_on } => {
-            let form = QuiesceForm { deadline_ms: deadline.as_millis() as u64, or_go_on };
+        PciCommand::Quiesce { name, deadline, or_resume } => {
+            let form = QuiesceForm { deadline_ms: deadline.as_millis() as u64, or_resume };
             let path = format!("{}/quiesce", address(&name));
-            let rest: RestReport = working("waiting for the function to come to rest", || {
+            let report: QuiesceReport = working("waiting for the function to become quiescent", || {
                 ask(client, Method::POST, &path, Some(&form))
             })?;
-            print_done(json, &rest, show::rest)
+            print_done(json, &report, show::quiesced)
         }
         PciCommand::Resume { name } => {
             let path = format!("{}/resume", address(&name));
@@ -68,9 +68,9 @@ pub fn run(client: &Client, command: PciCommand, json: bool, host: &impl Host) -
             print_done(json, &report, done)
         }
         PciCommand::Save { name, file, deadline } => {
-            let form = QuiesceForm { deadline_ms: deadline.as_millis() as u64, or_go_on: false };
+            let form = QuiesceForm { deadline_ms: deadline.as_millis() as u64, or_resume: false };
             let path = format!("{}/save", address(&name));
-            let state: StateFileV1 = working("waiting for the function to come to rest", || {
+            let state: StateFileV1 = working("waiting for the function to become quiescent", || {
                 ask(client, Method::POST, &path, Some(&form))
             })?;
             let text = serde_json::to_string_pretty(&state)? + "\n";

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ioplane_api::report::{DeviceQueue, DiskReport, Door, FaultReport, NicReport, QueueWork, VmReport};
+use ioplane_api::report::{DeviceQueue, DiskReport, DiskSocket, FaultReport, NicReport, QueueWork, VmReport};
 use ioplane_api::size::Size;
 
 use super::{backing, fact, or_dash, state, trouble};
@@ -70,9 +70,9 @@ pub fn disk(disk: &DiskReport) -> String {
         state(disk.state, disk.connected)
     );
     text += &fact("socket", disk.socket.display());
-    if let Some(twin) = &disk.twin {
-        let owner = disk.owner.map_or("neither", Door::words);
-        text += &fact("second socket", format!("{}; its guest runs behind {owner}", twin.display()));
+    if let Some(socket) = &disk.migration_socket {
+        let owner = disk.owner.map_or("neither", DiskSocket::words);
+        text += &fact("migration socket", format!("{}; its guest runs behind {owner}", socket.display()));
     }
     text += &fact("VM", vm(disk.vm.as_ref(), disk.connections));
     text += &fact("serial", &disk.serial);

@@ -7,14 +7,14 @@ mod pci;
 pub mod tests;
 
 use ioplane_api::report::{
-    CoreReport, DeviceQueue, DiskReport, Door, PauseReport, RetryReport, ServedState, StatusReport,
+    CoreReport, DeviceQueue, DiskReport, DiskSocket, PauseReport, RetryReport, ServedState, StatusReport,
     UpgradeReport,
 };
 use ioplane_api::size::Size;
 
 pub use device::{disk, nic};
 pub use network::{nics, switch, switches};
-pub use pci::{function, functions, rest, standing, states};
+pub use pci::{function, functions, quiesced, standing, states};
 
 use crate::command::table::Table;
 
@@ -37,7 +37,7 @@ fn trouble(
 ) -> String {
     let Some(error) = error else { return String::new() };
     let retry = retry.map_or(String::new(), |retry| format!(" ({})", retry.words()));
-    let remedy = remedy.as_ref().map_or(String::new(), |remedy| format!("  to do: {remedy}\n"));
+    let remedy = remedy.as_ref().map_or(String::new(), |remedy| format!("  hint: {remedy}\n"));
     format!("{name}: {error}{retry}\n{remedy}")
 }
 
@@ -84,9 +84,12 @@ pub fn disks(disks: &[DiskReport]) -> String {
     }
     let mut text = table.to_string();
     for disk in disks {
-        if let Some(twin) = &disk.twin {
-            let (twin, owner) = (twin.display(), disk.owner.map_or("neither", Door::words));
-            text.push_str(&format!("{}: second socket {twin}; its guest runs behind {owner}\n", disk.name));
+        if let Some(socket) = &disk.migration_socket {
+            let (socket, owner) = (socket.display(), disk.owner.map_or("neither", DiskSocket::words));
+            text.push_str(&format!(
+                "{}: migration socket {socket}; its guest runs behind {owner}\n",
+                disk.name
+            ));
         }
         if let Some(door) = disk.waiting {
             let name = &disk.name;
@@ -100,7 +103,7 @@ pub fn disks(disks: &[DiskReport]) -> String {
 /// `core list`.
 pub fn cores(cores: &[CoreReport]) -> String {
     let mut table = Table::new(&[
-        "CORE", "CPU", "MODE", "QUEUES", "AWAKE", "BUSY %", "SLEEPS", "WAKES", "SPIN US", "MANNERS",
+        "CORE", "CPU", "MODE", "QUEUES", "AWAKE", "BUSY %", "SLEEPS", "WAKES", "SPIN US", "YIELD",
     ]);
     for core in cores {
         table.row(vec![
@@ -110,13 +113,13 @@ pub fn cores(cores: &[CoreReport]) -> String {
                 None => or_dash(core.cpu),
             },
             core.notify.clone(),
-            core.seats.to_string(),
+            core.queues.to_string(),
             core.awake.to_string(),
             format!("{:.1}", core.busy_percent),
             core.sleeps.to_string(),
             core.wakes.to_string(),
             core.spin_us.to_string(),
-            core.manners.clone(),
+            core.yield_policy.clone(),
         ]);
     }
     table.to_string()

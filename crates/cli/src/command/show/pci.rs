@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ioplane_api::report::{FunctionReport, RestReport, ServedState, Stage, StatusReport, WatchReport};
+use ioplane_api::report::{FunctionReport, QuiesceReport, ServedState, Stage, StatusReport, WatchReport};
 use ioplane_api::size::Size;
 
 use super::{or_dash, state};
@@ -56,7 +56,7 @@ fn complaints(function: &FunctionReport) -> String {
     if let Some(why) = &function.unusable {
         text.push_str(&format!("{name} takes no guest: {why}\n"));
         text.push_str(&format!(
-            "  to do: then ioplane pci reset {name}, or start the guest again: each tries anew\n"
+            "  hint: then ioplane pci reset {name}, or start the guest again: each tries anew\n"
         ));
     }
     if let Some(watch) = &function.watch
@@ -66,7 +66,7 @@ fn complaints(function: &FunctionReport) -> String {
             watch.faults.iter().find(|fault| fault.cause != "hardware").map(|fault| fault.last.as_str());
         let why = why.unwrap_or("a fault");
         text.push_str(&format!("{name} has been stopped: {why}\n"));
-        text.push_str("  to do: restart the guest; to be less strict: ioplane pci add --on-fault\n");
+        text.push_str("  hint: restart the guest; to be less strict: ioplane pci add --on-fault\n");
     }
     if let Some(fault) = &function.last_front_end_fault {
         text.push_str(&format!("{name}: what a VMM did wrong last: {fault}\n"));
@@ -107,7 +107,7 @@ pub fn function(function: &FunctionReport) -> String {
         line("on a fault", function.on_fault.clone().unwrap_or_default());
     }
     if let Some(ms) = function.held_ms {
-        line("held", format!("goes on by itself in {:.1} s: ioplane pci resume {name}", ms as f64 / 1000.0));
+        line("held", format!("resumes by itself in {:.1} s: ioplane pci resume {name}", ms as f64 / 1000.0));
     }
     if let Some(watch) = &function.watch {
         line("states", states(watch));
@@ -157,15 +157,15 @@ pub fn function(function: &FunctionReport) -> String {
 }
 
 /// `pci quiesce`.
-pub fn rest(report: &RestReport) -> String {
-    let RestReport { name, drained, waited_us, reason, held_ms } = report;
+pub fn quiesced(report: &QuiesceReport) -> String {
+    let QuiesceReport { name, drained, waited_us, reason, held_ms } = report;
     let how = match (drained, reason) {
-        (true, _) => "came to rest by itself".to_owned(),
-        (false, Some(reason)) => format!("was stopped by force ({reason})"),
-        (false, None) => "was stopped by force".to_owned(),
+        (true, _) => "was drained".to_owned(),
+        (false, Some(reason)) => format!("was suspended ({reason})"),
+        (false, None) => "was suspended".to_owned(),
     };
     format!(
-        "{name} {how} after {:.1} ms; its guest waits.\n  to do: ioplane pci resume {name}; it goes on by itself in {} s\n",
+        "{name} {how} after {:.1} ms; its guest waits.\n  hint: ioplane pci resume {name}; it resumes by itself in {} s\n",
         *waited_us as f64 / 1000.0,
         held_ms / 1000
     )

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ioplane_api::report::{
-    EventReport, FunctionReport, RegionReport, RestReport, ServedState, Stage, TrafficReport,
+    EventReport, FunctionReport, QuiesceReport, RegionReport, ServedState, Stage, TrafficReport,
     WatchFaultReport, WatchReport,
 };
 
@@ -69,7 +69,7 @@ NAME  STATE    MODE      BACKEND                 VM  ORIGIN  SOCKET
 nic1  STOPPED  virtual   0000:00:05.0 (rtl8139)   -  added   /run/ioplane/nic1.sock
 soft  held     emulated  rtl8139 on switch lan    -  added   /run/ioplane/soft.sock
 nic1 has been stopped: descriptor 3 points at 0xfee00000
-  to do: restart the guest; to be less strict: ioplane pci add --on-fault
+  hint: restart the guest; to be less strict: ioplane pci add --on-fault
 ";
     assert_eq!(text, expected);
 }
@@ -109,7 +109,7 @@ nic1: 0000:00:05.0 (rtl8139), virtual, held
   VM                none; 0 so far
   vendor:device     10ec:8139
   on a fault        dma=stop,register=ignore
-  held              goes on by itself in 12.3 s: ioplane pci resume nic1
+  held              resumes by itself in 12.3 s: ioplane pci resume nic1
   states            receive Idle | transmit Idle (reusable)
   accesses          200, hooked 30 (15.0 %)
   DMA vetted        4, 4K
@@ -126,10 +126,10 @@ nic1: 0000:00:05.0 (rtl8139), virtual, held
 #[test]
 fn how_a_function_came_to_rest_is_said() {
     let mut report =
-        RestReport { name: "nic1".into(), drained: true, waited_us: 1500, reason: None, held_ms: 30_000 };
-    assert!(pci::rest(&report).starts_with("nic1 came to rest by itself after 1.5 ms; its guest waits."));
+        QuiesceReport { name: "nic1".into(), drained: true, waited_us: 1500, reason: None, held_ms: 30_000 };
+    assert!(pci::quiesced(&report).starts_with("nic1 was drained after 1.5 ms; its guest waits."));
     (report.drained, report.reason) = (false, Some("frames are being sent".into()));
-    assert!(pci::rest(&report).starts_with("nic1 was stopped by force (frames are being sent) after 1.5 ms"));
+    assert!(pci::quiesced(&report).starts_with("nic1 was suspended (frames are being sent) after 1.5 ms"));
 }
 
 #[test]

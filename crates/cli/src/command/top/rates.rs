@@ -32,7 +32,7 @@ pub struct CoreRates {
     /// `polled` or `notified`.
     pub notify: String,
     /// Queues on it.
-    pub seats: u32,
+    pub queues: u32,
     /// Share of its time with work, percent.
     pub busy_percent: f64,
     /// Processor time, percent of the interval.
@@ -93,7 +93,7 @@ pub struct PortRates {
 pub struct FunctionRates {
     /// Its name.
     pub name: String,
-    /// `virtual` (under watch), `passthrough` or `emulated`.
+    /// `virtual` (mediated), `passthrough` or `emulated`.
     pub mode: String,
     /// The VM that uses it.
     pub vm: Option<String>,
@@ -101,7 +101,7 @@ pub struct FunctionRates {
     pub standing: &'static str,
     /// The state of each region of its model, and whether it is reusable.
     pub states: Option<String>,
-    /// Under watch: accesses of the guest to registers. Otherwise: those that came to the daemon, the configuration space among them.
+    /// Mediated: accesses of the guest to registers. Otherwise: those that came to the daemon, the configuration space among them.
     pub accesses_per_s: f64,
     /// The share of them that the model was asked about, percent; since it was added if there were none in between.
     pub hooked_percent: Option<f64>,
@@ -241,7 +241,7 @@ impl Rates {
             CoreRates {
                 id: core.id,
                 notify: core.notify.clone(),
-                seats: core.seats,
+                queues: core.queues,
                 busy_percent: core.busy_percent,
                 cpu_percent: per_s(core.cpu_us, was.cpu_us) / 1e4,
                 units_per_s: per_s(core.units, was.units),

@@ -33,9 +33,9 @@ use session::SessionV1;
 
 use super::connection::Connection;
 use super::fault::PeerFault;
-use super::lease::Lease;
+use super::handle_error::HandleError;
+use super::lease::RingLease;
 use super::message::MAX_FILES;
-use super::refusal::Refusal;
 use super::server::{Handle, Server, ServerOptions};
 use super::session::Session;
 use crate::socket::SocketPath;
@@ -110,7 +110,7 @@ impl<V: VirtioDevice> Server<V> {
     /// end meanwhile: what it sends waits in the socket, for whoever has it then.
     pub(super) async fn hand_over(&mut self, offer: Offer) {
         let Offer { patience, reply, verdict, resumed } = offer;
-        let refused = |why: String| Err(Refusal::Refused(why));
+        let refused = |why: String| Err(HandleError::Refused(why));
         if self.session.is_passing_on() {
             let why = "a migration is under way: its rings wait for those of the other side; try again when it has ended";
             return drop(reply.send(refused(why.to_owned())));
@@ -170,7 +170,7 @@ pub fn adopt<V: VirtioDevice>(
     model: V,
     options: ServerOptions,
     patience: Duration,
-    lease: Lease,
+    lease: RingLease,
     parcel: Parcel,
 ) -> Result<Adopted<V>, HandOverError> {
     let (packed, rest) = postcard::take_from_bytes::<ServerV1>(&parcel.bytes)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::parcel::Parcel;
-use crate::vhost_user::refusal::Refusal;
+use crate::vhost_user::handle_error::HandleError;
 
 /// A device that is still, and packed. Dropped, or taken back, it goes on where it was.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Held {
 /// What a server task is asked for and waits for, beside the time it may take to drain.
 pub(in crate::vhost_user) struct Offer {
     pub patience: Duration,
-    pub reply: oneshot::Sender<Result<(Parcel, bool), Refusal>>,
+    pub reply: oneshot::Sender<Result<(Parcel, bool), HandleError>>,
     pub verdict: oneshot::Receiver<()>,
     pub resumed: oneshot::Sender<()>,
 }
@@ -44,7 +44,7 @@ impl Offer {
     /// An offer, and what makes a [`Held`] of its reply.
     pub fn new(
         patience: Duration,
-        reply: oneshot::Sender<Result<(Parcel, bool), Refusal>>,
+        reply: oneshot::Sender<Result<(Parcel, bool), HandleError>>,
     ) -> (Self, impl FnOnce((Parcel, bool)) -> Held) {
         let ((say, verdict), (resumed, hear)) = (oneshot::channel(), oneshot::channel());
         let held = |(parcel, suspended)| Held { parcel, suspended, verdict: say, resumed: hear };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ioplane_device::{
     Change, Device, DeviceError, Interrupt, Lifecycle, Loaded, QueueSet, Quiescent, SavedState,
 };
-use ioplane_memory::{Account, DirtyLog, GuestMap, MapError, Mapping, Region, RegionSpec, Window};
+use ioplane_memory::{Account, DirtyLog, GuestMap, MapError, Mapping, MemoryRegion, RegionSpec, Window};
 use ioplane_virtio::spec::feature::VHOST_F_LOG_ALL;
 use ioplane_virtio::{QueueSetup, Vdev, VirtioDevice};
 use serde::{Deserialize, Serialize};
@@ -125,7 +125,7 @@ impl AreaV1 {
 }
 
 impl RegionV1 {
-    fn open(self, account: &Account, inbox: &mut Inbox) -> Result<Region, HandOverError> {
+    fn open(self, account: &Account, inbox: &mut Inbox) -> Result<MemoryRegion, HandOverError> {
         let RegionV1 { gpa, len, user, offset, file } = self;
         let file = inbox.take(file)?;
         let region = account.region(RegionSpec { gpa, len, user, offset, file }, true);
@@ -270,11 +270,11 @@ impl<V: VirtioDevice> Session<V> {
     /// process is still under way.
     pub(super) fn begin(&mut self, mut loaded: Loaded<Vdev<V>>) -> Result<(), PeerFault> {
         if self.wants_rings() {
-            self.tenure.claim();
+            self.lease_claim.claim();
         }
-        let seats = self.seats.clone();
+        let placement = self.placement.clone();
         for _ in 0..TRIES {
-            match tokio::task::block_in_place(|| loaded.start(&seats)) {
+            match tokio::task::block_in_place(|| loaded.start(&placement)) {
                 Ok(running) => {
                     self.device = running.into();
                     return Ok(());

@@ -8,8 +8,8 @@ use ioplane_cores::{CoreSettings, Pool};
 use ioplane_device::MeterReading;
 use ioplane_storage::MemoryBacking;
 use ioplane_storage::filter::Stall;
-use ioplane_testkit::driver::net::{Header, Pair, PairPlan};
-use ioplane_testkit::driver::{Disk, DiskPlan, GuestMemory, Op, RingMode, Shape};
+use ioplane_testkit::driver::net::{NetHeader, Pair, PairPlan};
+use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
 use ioplane_testkit::front::protocol::LOG_SHMFD;
 use ioplane_testkit::front::wire::Ask;
 use ioplane_testkit::front::{Front, Wants};
@@ -87,7 +87,7 @@ impl Host {
         let parcel = Parcel { bytes: golden.part(""), files };
         held.give_away();
         let _inside = self.runtime.enter();
-        let adopted = adopt(model, self.options(), STOP_PATIENCE, Lease::default(), parcel).unwrap();
+        let adopted = adopt(model, self.options(), STOP_PATIENCE, RingLease::default(), parcel).unwrap();
         let (handle, waited) = adopted.start();
         self.runtime.block_on(waited).unwrap();
         handle
@@ -156,7 +156,7 @@ fn disk(features: u64, golden: &Golden) {
     }
     stall.stall();
     disks[0].write_data(disks[0].next().unwrap(), &[7; 4096]).unwrap();
-    disks[0].submit(Op::Write, 8, 4096).unwrap();
+    disks[0].submit(DiskOp::Write, 8, 4096).unwrap();
     front.kick(0);
     let entry = if features & VIRTIO_F_RING_PACKED != 0 { 32 } else { 16 };
     until(|| in_flight(&front, entry).then_some(()));
@@ -197,7 +197,7 @@ fn a_nic() {
     }
     let mut through = |front: &mut Front, n: u8| {
         let frame = ioplane_testkit::nic::frame(OTHER, OWN, &[n; 100]);
-        assert!(pair.send(Header::default(), &frame).unwrap());
+        assert!(pair.send(NetHeader::default(), &frame).unwrap());
         front.kick(1);
         until(|| (pair.reap().unwrap() > 0).then_some(()));
         assert_eq!(until(|| neighbour.take()), frame);

@@ -1,4 +1,4 @@
-//! One check for each law. A finding about the law begins with `law N:`.
+//! One check for each invariant. A finding about the invariant begins with `invariant N:`.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ pub(super) fn keeps_what_arrives(kit: &dyn Kit, plan: &Plan) -> Result<Proof, St
             looks > 1000 || all.clone().any(answered)
         })?;
         if all.clone().any(answered) {
-            return Err("law 1: an access was answered while the device was held".into());
+            return Err("invariant 1: an access was answered while the device was held".into());
         }
         // Those that have ended by now wait for nothing.
         tally.held_for(all.clone().filter(|v| waits(*v)).count() as u64);
@@ -75,7 +75,7 @@ pub(super) fn distrusts_loaded(kit: &dyn Kit, plan: &Plan) -> Result<Proof, Stri
         ]);
         for (what, state) in bad {
             let refused = host.transplant(&state).is_err();
-            tally.assert(refused, || format!("law 4: a state with {what} was loaded"))?;
+            tally.assert(refused, || format!("invariant 4: a state with {what} was loaded"))?;
         }
         host.transplant(&good)
     })?;
@@ -117,7 +117,7 @@ pub(super) fn gives_back(kit: &dyn Kit, plan: &Plan) -> Result<Proof, String> {
             compare(&peace, &seen)?;
             tally.proof("a missed deadline")
         }
-        Err(Broken::Stuck(what)) => Err(format!("law 5: after a missed deadline {what}")),
+        Err(Broken::Stuck(what)) => Err(format!("invariant 5: after a missed deadline {what}")),
         Err(other) => Err(other.into()),
     }
 }
@@ -155,8 +155,9 @@ pub(super) fn marks_stores(kit: &dyn Kit, plan: &Plan) -> Result<Proof, String> 
     for (gpa, before) in pages.iter().zip(&before) {
         if read(*gpa)? != *before {
             let marked = log.as_ref().is_some_and(|log| log.is_marked(*gpa));
-            tally
-                .assert(marked, || format!("law 6: the page at {gpa:#x} was stored to and is not marked"))?;
+            tally.assert(marked, || {
+                format!("invariant 6: the page at {gpa:#x} was stored to and is not marked")
+            })?;
         }
     }
     compare(&peace, &seen)?;

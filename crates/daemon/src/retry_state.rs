@@ -65,15 +65,15 @@ mod tests {
 
     #[test]
     fn hole_17_tries_come_later_and_later_and_never_stop() {
-        let mut trouble = RetryState::new(Refusal::failed("it is missing", "put it back"));
+        let mut failed = RetryState::new(Refusal::failed("it is missing", "put it back"));
         let mut waits = Vec::new();
         for _ in 0..100 {
-            waits.push(trouble.report().next_ms.unwrap().div_ceil(1000));
-            trouble = trouble.again(trouble.why.clone());
+            waits.push(failed.report().next_ms.unwrap().div_ceil(1000));
+            failed = failed.again(failed.why.clone());
         }
         assert_eq!(waits[..8], [1, 2, 4, 8, 16, 32, 60, 60]);
-        assert_eq!((waits[99], trouble.report().tries), (60, 101));
-        let never = Refusal { retry: false, ..trouble.why.clone() };
-        assert_eq!(trouble.again(never).report(), RetryReport { tries: 102, next_ms: None });
+        assert_eq!((waits[99], failed.report().tries), (60, 101));
+        let never = Refusal { retry: false, ..failed.why.clone() };
+        assert_eq!(failed.again(never).report(), RetryReport { tries: 102, next_ms: None });
     }
 }

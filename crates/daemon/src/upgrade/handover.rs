@@ -8,52 +8,52 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ioplane_api::spec::ServedSpec;
-use ioplane_host::vhost_user::{self, Adopted, Handle, Held, Lease, Parcel, STOP_PATIENCE};
+use ioplane_host::vhost_user::{self, Adopted, Handle, Held, Parcel, RingLease, STOP_PATIENCE};
 use tokio::sync::oneshot;
 
 use super::super::Daemon;
 use super::super::context::DaemonContext;
-use super::super::registry::{Registry, Shelved};
+use super::super::registry::{Registered, Registry};
 use super::super::served::{self, Queued, Served};
 use super::super::state_file::Record;
 use super::words::{DeviceV1, NameV1};
 use crate::refusal::Refusal;
 
 /// A kind of thing that a successor can take over while a guest uses it.
-pub trait Heritable: Queued + Shelved {
+pub trait HandoverKind: Queued + Registered {
     /// What the successor keeps beside the model.
-    type Heir: Send;
+    type Kept: Send;
 
     /// What the successor needs to open the same.
-    fn luggage(&self) -> impl Future<Output = Result<Luggage, Refusal>> + Send;
+    fn extras(&self) -> impl Future<Output = Result<HandoverExtras, Refusal>> + Send;
 
-    /// Opens what is below one a second time, from its luggage. May block; nothing may be changed by it.
+    /// Opens what is below one a second time, from its extras. May block; nothing may be changed by it.
     fn prepare(
         record: &Record<Self::Spec>,
         ground: &DaemonContext,
         below: &Self::Below,
         files: Vec<OwnedFd>,
-    ) -> Result<(Self::Model, Self::Heir), Refusal>;
+    ) -> Result<(Self::Model, Self::Kept), Refusal>;
 
-    /// What the predecessor says beside the device: [`Luggage::beside`]. It may come from another version.
-    fn hears(heir: &Self::Heir, beside: &[u8]) -> Result<(), Refusal>;
+    /// What the predecessor says beside the device: [`HandoverExtras::beside`]. It may come from another version.
+    fn take_extras(kept: &Self::Kept, beside: &[u8]) -> Result<(), Refusal>;
 
     /// One that is served here now.
-    fn succeed(heir: Self::Heir, served: Served<Self>) -> Self;
+    fn succeed(kept: Self::Kept, served: Served<Self>) -> Self;
 }
 
 /// What can be handed over, and what is broken already.
-pub type Estate = (Vec<Bequest>, Vec<(NameV1, Refusal)>);
+pub type HandoverSet = (Vec<HandoverSource>, Vec<(NameV1, Refusal)>);
 
 /// What goes ahead of a device.
-pub struct Luggage {
+pub struct HandoverExtras {
     /// Descriptors, in an order that the kind knows.
     pub files: Vec<OwnedFd>,
-    /// What there is to say beside it when everything stands still.
+    /// What there is to say beside it when everything is quiescent.
     pub beside: Box<dyn Fn() -> Vec<u8> + Send + Sync>,
 }
 
-/// Something that stands still until it is decided whose it is. Dropped, it goes on here.
+/// Something that is quiescent until it is decided whose it is. Dropped, it resumes here.
 pub trait Stopped: Send {
     /// The device, for the successor.
     fn parcel(&self) -> (&[u8], &[OwnedFd]);
@@ -64,7 +64,7 @@ pub trait Stopped: Send {
     /// A guest waits for it.
     fn has_guest(&self) -> bool;
 
-    /// It goes on here. Done when it does.
+    /// It resumes here. Done when it has.
     fn take_back(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
     /// The successor has it: nothing here touches it any more.
@@ -94,32 +94,32 @@ impl Stopped for Held {
     }
 }
 
-/// What stands still behind each socket of one device, in their order.
+/// What is quiescent behind each socket of one device, in their order.
 pub type AllStopped = Vec<Box<dyn Stopped>>;
-/// What comes to rest, or why it does not.
-pub type Holding = Pin<Box<dyn Future<Output = Result<Box<dyn Stopped>, vhost_user::Refusal>> + Send>>;
-/// Brings a device to rest behind one of its sockets, within the time given.
+/// What becomes quiescent, or why it does not.
+pub type Holding = Pin<Box<dyn Future<Output = Result<Box<dyn Stopped>, vhost_user::HandleError>> + Send>>;
+/// Quiesces a device behind one of its sockets, within the time given.
 pub type HoldFn = Box<dyn Fn(Duration) -> Holding + Send + Sync>;
 
 /// One thing that is to be handed over.
-pub struct Bequest {
+pub struct HandoverSource {
     /// What it is called.
     pub name: NameV1,
     /// What goes ahead.
-    pub luggage: Luggage,
-    doors: Vec<HoldFn>,
+    pub extras: HandoverExtras,
+    sockets: Vec<HoldFn>,
 }
 
-impl Bequest {
-    /// One that comes to rest behind each of `doors`.
-    pub fn new(name: NameV1, luggage: Luggage, doors: Vec<HoldFn>) -> Self {
-        Bequest { name, luggage, doors }
+impl HandoverSource {
+    /// One that is quiesced behind each of `sockets`.
+    pub fn new(name: NameV1, extras: HandoverExtras, sockets: Vec<HoldFn>) -> Self {
+        HandoverSource { name, extras, sockets }
     }
 
     /// Brings its device to a quiescent point and holds it there: behind each of its sockets, in their order.
-    pub async fn hold(&self, patience: Duration) -> Result<AllStopped, vhost_user::Refusal> {
-        let mut all = Vec::with_capacity(self.doors.len());
-        for hold in &self.doors {
+    pub async fn hold(&self, patience: Duration) -> Result<AllStopped, vhost_user::HandleError> {
+        let mut all = Vec::with_capacity(self.sockets.len());
+        for hold in &self.sockets {
             match hold(patience).await {
                 Ok(held) => all.push(held),
                 Err(refused) => {
@@ -135,13 +135,13 @@ impl Bequest {
 }
 
 /// All that is served of one kind, and what could not be. Refuses while one is being opened.
-pub async fn bequests<K: Heritable>(shelf: &Registry<K>) -> Result<Estate, Refusal> {
+pub async fn sources<K: HandoverKind>(registry: &Registry<K>) -> Result<HandoverSet, Refusal> {
     let name = |name: String| NameV1 { kind: K::NAME.to_owned(), name };
-    let (served, failed) = shelf.settled()?;
+    let (served, failed) = registry.settled()?;
     let mut all = Vec::with_capacity(served.len());
     for (of, one) in served {
-        let luggage = one.luggage().await?;
-        let door = |handle: Handle<K::Model>| {
+        let extras = one.extras().await?;
+        let hold_fn = |handle: Handle<K::Model>| {
             Box::new(move |patience| {
                 let handle = handle.clone();
                 Box::pin(async move {
@@ -150,63 +150,63 @@ pub async fn bequests<K: Heritable>(shelf: &Registry<K>) -> Result<Estate, Refus
                 }) as Holding
             }) as HoldFn
         };
-        let doors = one.service().handles().into_iter().map(door).collect();
-        all.push(Bequest::new(name(of), luggage, doors));
+        let sockets = one.service().handles().into_iter().map(hold_fn).collect();
+        all.push(HandoverSource::new(name(of), extras, sockets));
     }
     Ok((all, failed.into_iter().map(|(of, why)| (name(of), why)).collect()))
 }
 
 /// One thing on its way to being served here.
-pub trait Heir: Send {
+pub trait HandoverTarget: Send {
     /// What it is called.
     fn name(&self) -> &NameV1;
     /// Requests that were in flight are to be done again.
     fn replays(&self) -> bool;
     /// How many sockets it has.
-    fn doors(&self) -> usize;
+    fn sockets(&self) -> usize;
     /// Takes its device in, checked and not started: behind each of its sockets, in their order.
     fn adopt(&mut self, device: DeviceV1, files: Vec<OwnedFd>) -> Result<(), Refusal>;
     /// Serves it. Tells of each socket how long the guest has waited, when it does no longer.
     fn start(self: Box<Self>, daemon: &Daemon) -> Vec<oneshot::Receiver<Duration>>;
 }
 
-struct Prepared<K: Heritable> {
+struct Prepared<K: HandoverKind> {
     name: NameV1,
     record: Record<K::Spec>,
     ground: Arc<DaemonContext>,
-    lease: Lease,
+    lease: RingLease,
     /// Socket and model of each instance that has not come yet, the last one first.
-    doors: Vec<(PathBuf, K::Model)>,
-    heir: K::Heir,
+    sockets: Vec<(PathBuf, K::Model)>,
+    kept: K::Kept,
     replays: bool,
     adopted: Vec<Adopted<K::Model>>,
 }
 
 /// Opens what is below one a second time.
-pub fn prepare<K: Heritable>(
+pub fn prepare<K: HandoverKind>(
     daemon: &Daemon,
     name: NameV1,
     files: Vec<OwnedFd>,
-) -> Result<Box<dyn Heir>, Refusal> {
+) -> Result<Box<dyn HandoverTarget>, Refusal> {
     let record = record::<K>(daemon, &name)?;
-    let (ground, below) = (K::shelf(daemon).ground().clone(), K::shelf(daemon).below());
+    let (ground, below) = (K::registry(daemon).ground().clone(), K::registry(daemon).below());
     ground.claim(K::NAME, &record.now)?;
-    let (model, heir) = K::prepare(&record, &ground, below, files)?;
-    let second = record.now.twin().map(Path::to_owned).zip(K::twin_of(&model));
-    let doors = second.into_iter().chain([(ground.socket(&record.now), model)]).collect();
-    let (lease, adopted) = (Lease::default(), Vec::new());
-    Ok(Box::new(Prepared::<K> { name, record, ground, lease, doors, heir, replays: false, adopted }))
+    let (model, kept) = K::prepare(&record, &ground, below, files)?;
+    let second = record.now.migration_socket().map(Path::to_owned).zip(K::second_instance(&model));
+    let sockets = second.into_iter().chain([(ground.socket(&record.now), model)]).collect();
+    let (lease, adopted) = (RingLease::default(), Vec::new());
+    Ok(Box::new(Prepared::<K> { name, record, ground, lease, sockets, kept, replays: false, adopted }))
 }
 
 /// Keeps one that could not be served, as the predecessor kept it.
-pub fn keep_failed<K: Heritable>(daemon: &Daemon, name: &NameV1, why: Refusal) -> Result<(), Refusal> {
-    let (record, shelf) = (record::<K>(daemon, name)?, K::shelf(daemon));
-    shelf.ground().claim(K::NAME, &record.now)?;
-    shelf.take_failed(record, why);
+pub fn keep_failed<K: HandoverKind>(daemon: &Daemon, name: &NameV1, why: Refusal) -> Result<(), Refusal> {
+    let (record, registry) = (record::<K>(daemon, name)?, K::registry(daemon));
+    registry.ground().claim(K::NAME, &record.now)?;
+    registry.take_failed(record, why);
     Ok(())
 }
 
-fn record<K: Heritable>(daemon: &Daemon, name: &NameV1) -> Result<Record<K::Spec>, Refusal> {
+fn record<K: HandoverKind>(daemon: &Daemon, name: &NameV1) -> Result<Record<K::Spec>, Refusal> {
     let mut entries = daemon.ledger.entries();
     K::records(&mut entries).remove(&name.name).ok_or_else(|| {
         Refusal::failed(
@@ -216,7 +216,7 @@ fn record<K: Heritable>(daemon: &Daemon, name: &NameV1) -> Result<Record<K::Spec
     })
 }
 
-impl<K: Heritable> Heir for Prepared<K> {
+impl<K: HandoverKind> HandoverTarget for Prepared<K> {
     fn name(&self) -> &NameV1 {
         &self.name
     }
@@ -225,13 +225,13 @@ impl<K: Heritable> Heir for Prepared<K> {
         self.replays
     }
 
-    fn doors(&self) -> usize {
-        self.doors.len()
+    fn sockets(&self) -> usize {
+        self.sockets.len()
     }
 
     fn adopt(&mut self, device: DeviceV1, files: Vec<OwnedFd>) -> Result<(), Refusal> {
         let twice = || Refusal::failed("a device came twice", "this is a bug: report it with the log");
-        let (socket, model) = self.doors.pop().ok_or_else(twice)?;
+        let (socket, model) = self.sockets.pop().ok_or_else(twice)?;
         self.replays |= device.suspended;
         let parcel = Parcel { bytes: device.bytes, files };
         let options = served::options(socket, &self.record, &self.ground);
@@ -245,11 +245,11 @@ impl<K: Heritable> Heir for Prepared<K> {
         })?;
         self.adopted.push(adopted);
         // After that: a device that is loaded is reset first.
-        K::hears(&self.heir, &device.beside)
+        K::take_extras(&self.kept, &device.beside)
     }
 
     fn start(self: Box<Self>, daemon: &Daemon) -> Vec<oneshot::Receiver<Duration>> {
-        let Prepared { record, ground, lease, heir, adopted, .. } = *self;
+        let Prepared { record, ground, lease, kept, adopted, .. } = *self;
         let (mut handles, mut waits) = (Vec::new(), Vec::new());
         for (handle, waited) in adopted.into_iter().map(Adopted::start) {
             handles.push(handle);
@@ -259,7 +259,7 @@ impl<K: Heritable> Heir for Prepared<K> {
         if let Some(first) = handles.next() {
             let name = record.now.name().to_owned();
             let served = Served::of(first, handles.next(), lease, record, &ground);
-            K::shelf(daemon).take_in(name, K::succeed(heir, served));
+            K::registry(daemon).take_in(name, K::succeed(kept, served));
         }
         waits
     }

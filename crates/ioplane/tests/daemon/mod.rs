@@ -16,9 +16,9 @@ const BINARY: &str = env!("CARGO_BIN_EXE_ioplane");
 /// Longer than anything here takes on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
-pub struct House {
+pub struct TestDaemon {
     pub folder: tempfile::TempDir,
-    daemon: Option<Child>,
+    process: Option<Child>,
 }
 
 /// What `cli` came to.
@@ -43,28 +43,28 @@ fn send(pid: u64, signal: &str) -> rustix::io::Result<()> {
     kill_process(pid, signal)
 }
 
-impl House {
+impl TestDaemon {
     /// A folder with this configuration and nothing running.
-    pub fn new(config: &str) -> House {
+    pub fn new(config: &str) -> TestDaemon {
         let folder = tempfile::Builder::new().prefix("ioplane-").tempdir().unwrap();
-        let house = House { folder, daemon: None };
-        house.configure(config);
-        house
+        let daemon = TestDaemon { folder, process: None };
+        daemon.configure(config);
+        daemon
     }
 
     /// The same, where files have O_DIRECT: tmpfs may be what the system's own place for them is.
-    pub fn new_beside_the_build(config: &str) -> House {
+    pub fn new_beside_the_build(config: &str) -> TestDaemon {
         let folder = tempfile::Builder::new().prefix("h").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let house = House { folder, daemon: None };
-        house.configure(config);
-        house
+        let daemon = TestDaemon { folder, process: None };
+        daemon.configure(config);
+        daemon
     }
 
     /// The same with a daemon that answers.
-    pub fn open(config: &str) -> House {
-        let mut house = House::new(config);
-        house.start();
-        house
+    pub fn open(config: &str) -> TestDaemon {
+        let mut daemon = TestDaemon::new(config);
+        daemon.start();
+        daemon
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -97,7 +97,7 @@ impl House {
     }
 
     /// The same by a command that becomes the daemon, its words behind.
-    pub fn start_by(mut self, words: &[&str]) -> House {
+    pub fn start_by(mut self, words: &[&str]) -> TestDaemon {
         let serve = self.serve();
         let mut command = Command::new(words[0]);
         command.args(&words[1..]).arg(serve.get_program()).args(serve.get_args()).stdin(Stdio::null());
@@ -107,12 +107,12 @@ impl House {
 
     fn start_with(&mut self, mut command: Command) {
         let log = std::fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
-        self.daemon = Some(command.stderr(log).spawn().unwrap());
-        let daemon = self.daemon.as_mut().unwrap();
+        self.process = Some(command.stderr(log).spawn().unwrap());
+        let process = self.process.as_mut().unwrap();
         let end = Instant::now() + LIMIT;
         let socket = self.folder.path().join("control.sock");
         while UnixStream::connect(&socket).is_err() {
-            if let Some(status) = daemon.try_wait().unwrap() {
+            if let Some(status) = process.try_wait().unwrap() {
                 panic!("the daemon ended with {status}: {}", self.log());
             }
             assert!(Instant::now() < end, "no answer: {}", self.log());
@@ -159,7 +159,7 @@ impl House {
     }
 
     pub fn pid(&self) -> u32 {
-        self.daemon.as_ref().unwrap().id()
+        self.process.as_ref().unwrap().id()
     }
 
     pub fn signal(&self, name: &str) {
@@ -168,15 +168,15 @@ impl House {
 
     /// SIGKILL, and waits until it is gone.
     pub fn kill9(&mut self) {
-        let mut daemon = self.daemon.take().unwrap();
-        daemon.kill().unwrap();
-        daemon.wait().unwrap();
+        let mut process = self.process.take().unwrap();
+        process.kill().unwrap();
+        process.wait().unwrap();
     }
 
     /// SIGTERM, and waits for a clean end.
     pub fn terminate(&mut self) {
         self.signal("TERM");
-        let status = self.daemon.take().unwrap().wait().unwrap();
+        let status = self.process.take().unwrap().wait().unwrap();
         assert!(status.success(), "{status}: {}", self.log());
     }
 
@@ -272,11 +272,11 @@ pub fn http(mut stream: impl Read + Write, method: &str, path: &str, body: &str)
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-impl Drop for House {
+impl Drop for TestDaemon {
     fn drop(&mut self) {
-        if let Some(mut daemon) = self.daemon.take() {
-            let _ = daemon.kill();
-            let _ = daemon.wait();
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   send --> judge --> Delivery::Drop ------------------------------------------------> counted
-//!              |-----> Way::Port   plain: filled straight into the receiver's tray, or copied from `head`, if that is all
+//!              |-----> Way::Port   plain: filled straight into the receiver's buffer, or copied from `head`, if that is all
 //!              |                   large, not taken whole: filled into `scratch`, segmented from there
 //!              '-----> Way::Flood  filled into `scratch` once, copied or segmented for each receiver
 //! ```
@@ -18,11 +18,11 @@ use std::sync::Arc;
 use super::Fabric;
 use super::capture::Direction;
 use super::counts::Tally;
-use super::opens::TxBatch;
-use super::plan::{PortEntry, SwitchSnapshot};
-use super::shelf::Record;
+use super::pool::Record;
+use super::port::PortShared;
+use super::snapshot::{PortEntry, SwitchSnapshot};
 use super::snapshots::Subscription;
-use super::station::PortShared;
+use super::tx_batch::TxBatch;
 use crate::cause::DropReason;
 use crate::checksum;
 use crate::flow::{flow, steer};
@@ -36,7 +36,7 @@ use judge::{CachedVerdict, Delivery};
 /// What became of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sent {
-    /// So many receivers have it in their trays (or will at the next flush).
+    /// So many receivers have it in their buffers (or will at the next flush).
     Delivered(u32),
     /// Some of its receivers have it, and [`PortTx::go_on`] is for the others; before the last has it nothing else is sent.
     Begun,
@@ -60,10 +60,10 @@ pub(crate) type Fill<'a> = dyn FnMut(&mut [u8]) -> bool + 'a;
 #[derive(Debug)]
 pub struct PortTx {
     fabric: Arc<Fabric>,
-    station: Arc<PortShared>,
-    plan: Arc<SwitchSnapshot>,
+    shared: Arc<PortShared>,
+    snapshot: Arc<SwitchSnapshot>,
     subscription: Subscription,
-    opens: TxBatch,
+    batch: TxBatch,
     scratch: Box<[u8]>,
     /// Receivers of a flood or of segments that do not have the frame yet, and the form that each gets; the next one is the last.
     targets: Vec<(u16, Form)>,
@@ -93,10 +93,10 @@ impl Offered<'_> {
         form != Form::Strip || self.len >= ETH_HLEN + VLAN_HLEN
     }
 
-    /// Whether a frame that is not to be segmented is short enough for `station`, in the form that it has there.
+    /// Whether a frame that is not to be segmented is short enough for `shared`, in the form that it has there.
     #[inline]
-    fn fits(&self, station: &PortShared, form: Form) -> bool {
-        self.offload.is_large() || self.len.saturating_add_signed(form.growth()) <= station.longest()
+    fn fits(&self, shared: &PortShared, form: Form) -> bool {
+        self.offload.is_large() || self.len.saturating_add_signed(form.growth()) <= shared.longest()
     }
 }
 
@@ -118,13 +118,13 @@ impl Rest {
 }
 
 impl PortTx {
-    pub(crate) fn new(fabric: Arc<Fabric>, station: Arc<PortShared>) -> Self {
-        let (plan, subscription) = fabric.snapshots.subscribe();
+    pub(crate) fn new(fabric: Arc<Fabric>, shared: Arc<PortShared>) -> Self {
+        let (snapshot, subscription) = fabric.snapshots.subscribe();
         PortTx {
-            opens: TxBatch::new(station.place.slot),
+            batch: TxBatch::new(shared.place.slot),
             fabric,
-            station,
-            plan,
+            shared,
+            snapshot,
             subscription,
             scratch: vec![0; BASE + LONGEST].into(),
             targets: Vec::with_capacity(usize::from(MOST_PORTS)),
@@ -155,7 +155,7 @@ impl PortTx {
         if !self.begun {
             self.begin();
         }
-        let flags = offload.flags & believed(self.station.uplink);
+        let flags = offload.flags & believed(self.shared.uplink);
         // Told apart before anything is stored: a byte written and read again as part of more costs ten nanoseconds.
         let plain = flags | offload.gso == 0;
         let offload = if plain { Offload::NONE } else { Offload { flags, ..offload } };
@@ -221,13 +221,13 @@ impl PortTx {
     #[inline]
     pub fn allow(&mut self, cost: usize) {
         self.allowed = cost;
-        self.opens.spent = 0;
+        self.batch.spent = 0;
     }
 
     /// What has been spent since [`PortTx::allow`].
     #[inline]
     pub fn spent(&self) -> usize {
-        self.opens.spent
+        self.batch.spent
     }
 
     /// Counts a frame that was found to be wrong before it could be offered.
@@ -239,12 +239,12 @@ impl PortTx {
         self.tally.drop(cause, 1);
     }
 
-    /// Ends a batch, at the end of every poll: hands the open trays over and wakes their receivers if they sleep.
+    /// Ends a batch, at the end of every poll: hands the open buffers over and wakes their receivers if they sleep.
     #[inline]
     pub fn flush(&mut self) {
         if self.begun {
-            self.opens.flush(&self.plan);
-            self.station.sent.add(&mut self.tally);
+            self.batch.flush(&self.snapshot);
+            self.shared.sent.add(&mut self.tally);
             self.judged = None;
             self.begun = false;
         }
@@ -254,18 +254,18 @@ impl PortTx {
     #[inline]
     fn begin(&mut self) {
         self.begun = true;
-        if let Some(plan) = self.subscription.newer(&self.fabric.snapshots) {
-            self.stay_with(&plan);
-            // The control side holds on to the old plan for longer than we do: nothing is freed here.
-            self.plan = plan;
+        if let Some(snapshot) = self.subscription.newer(&self.fabric.snapshots) {
+            self.stay_with(&snapshot);
+            // The control side holds on to the old snapshot for longer than we do: nothing is freed here.
+            self.snapshot = snapshot;
         }
     }
 
     /// Of the receivers of a frame that was begun, those that are still plugged in where they were.
     fn stay_with(&mut self, new: &SwitchSnapshot) {
-        let PortTx { plan, targets, .. } = self;
-        targets.retain(|(slot, _)| match (plan.face(*slot), new.face(*slot)) {
-            (Some(before), Some(now)) => Arc::ptr_eq(&before.station, &now.station),
+        let PortTx { snapshot, targets, .. } = self;
+        targets.retain(|(slot, _)| match (snapshot.entry(*slot), new.entry(*slot)) {
+            (Some(before), Some(now)) => Arc::ptr_eq(&before.shared, &now.shared),
             _ => false,
         });
     }
@@ -280,10 +280,10 @@ impl PortTx {
             }
             Refusal::There(slot, cause) => {
                 self.tally.frame(offered.len);
-                if let Some(face) = self.plan.face(slot)
+                if let Some(entry) = self.snapshot.entry(slot)
                     && cause != DropReason::Full
                 {
-                    face.station.received.drop(cause, 1);
+                    entry.shared.received.drop(cause, 1);
                 }
                 cause
             }
@@ -293,7 +293,8 @@ impl PortTx {
                 return Sent::Dropped(cause);
             }
         };
-        if let Some(ring) = self.plan.face(self.station.place.slot).and_then(|face| face.ring.as_ref()) {
+        if let Some(ring) = self.snapshot.entry(self.shared.place.slot).and_then(|entry| entry.ring.as_ref())
+        {
             ring.put(Direction::Sent, offered.head, offered.len, offered.offload);
         }
         Sent::Dropped(cause)
@@ -309,13 +310,13 @@ impl PortTx {
         form: Form,
         fill: &mut Fill<'_>,
     ) -> Result<u32, Refusal> {
-        let Some(face) = self.plan.face(slot) else { return Err(Refusal::Here(DropReason::NoPath)) };
+        let Some(entry) = self.snapshot.entry(slot) else { return Err(Refusal::Here(DropReason::NoPath)) };
         let base = if let Form::Insert(_) = form { VLAN_HLEN } else { 0 };
-        let pair = pair(&face.station, offered.head);
-        let Some(mut room) = self.opens.room(&self.plan, &face.station, pair, base + offered.len) else {
+        let pair = pair(&entry.shared, offered.head);
+        let Some(mut room) = self.batch.room(&self.snapshot, &entry.shared, pair, base + offered.len) else {
             return Err(Refusal::There(slot, DropReason::Full));
         };
-        let own = self.plan.face(self.station.place.slot);
+        let own = self.snapshot.entry(self.shared.place.slot);
         let bytes = &mut room.bytes()[..base + offered.len];
         // All of a small one is there already, and is what was judged.
         let small = offered.head.len() == offered.len;
@@ -334,19 +335,19 @@ impl PortTx {
         let offload = if PLAIN {
             Offload::NONE
         } else {
-            let (offload, takes) = (offered.offload.shifted(form.growth()), face.station.takes());
+            let (offload, takes) = (offered.offload.shifted(form.growth()), entry.shared.takes());
             if offload.needs_csum() && !takes.checksum {
                 summed = frame.len();
             }
             finish(frame, offload, takes).map_err(Refusal::Here)?
         };
         let record = Record { len: frame.len() as u32, skew: start as u8, offload };
-        if let Some(ring) = &face.ring {
+        if let Some(ring) = &entry.ring {
             ring.put(Direction::Received, frame, frame.len(), offload);
         }
         room.commit(record);
         if !PLAIN {
-            self.opens.spent += summed;
+            self.batch.spent += summed;
         }
         Ok(1)
     }
@@ -354,7 +355,7 @@ impl PortTx {
     /// Whether a receiver takes a frame unsegmented.
     #[inline]
     fn is_whole(&self, slot: u16, offered: &Offered<'_>) -> bool {
-        self.plan.face(slot).is_none_or(|face| face.station.takes().whole(offered.offload.gso))
+        self.snapshot.entry(slot).is_none_or(|entry| entry.shared.takes().whole(offered.offload.gso))
     }
 
     /// To everybody in a VLAN that may have it.
@@ -366,15 +367,15 @@ impl PortTx {
         tag: Option<u16>,
         fill: &mut Fill<'_>,
     ) -> Result<Option<u32>, Refusal> {
-        let (own, plan) = (&self.station, &self.plan);
-        self.opens.spent += plan.taken.len() * LOOK_COST;
+        let (own, snapshot) = (&self.shared, &self.snapshot);
+        self.batch.spent += snapshot.taken.len() * LOOK_COST;
         let to = judge::destination(offered.head);
         self.targets.clear();
-        let others = plan.taken.iter().rev().filter(|slot| **slot != own.place.slot);
+        let others = snapshot.taken.iter().rev().filter(|slot| **slot != own.place.slot);
         self.targets.extend(others.filter_map(|slot| {
-            let station = &plan.face(*slot)?.station;
-            let form = judge::gate(own, station, to, vlan, tag).ok()?;
-            (offered.whole(form) && offered.fits(station, form)).then_some((*slot, form))
+            let shared = &snapshot.entry(*slot)?.shared;
+            let form = judge::gate(own, shared, to, vlan, tag).ok()?;
+            (offered.whole(form) && offered.fits(shared, form)).then_some((*slot, form))
         }));
         if self.targets.is_empty() {
             return Err(Refusal::Here(DropReason::NoPath));
@@ -389,7 +390,7 @@ impl PortTx {
 
     /// Begins to deliver a frame to `targets`, from `scratch`.
     fn spread(&mut self, offered: &Offered<'_>, fill: &mut Fill<'_>) -> Result<Option<u32>, Refusal> {
-        let PortTx { plan, station, scratch, .. } = self;
+        let PortTx { snapshot, shared, scratch, .. } = self;
         let end = BASE + offered.len;
         if !fill(&mut scratch[BASE..end]) {
             return Err(Refusal::Fault);
@@ -397,7 +398,7 @@ impl PortTx {
         let start = Form::AsIs.give(scratch, BASE, offered.head);
         // A lie is a lie to everybody, and found before anybody has been given anything.
         check(&scratch[start..end], &offered.offload).map_err(Refusal::Here)?;
-        if let Some(ring) = plan.face(station.place.slot).and_then(|own| own.ring.as_ref()) {
+        if let Some(ring) = snapshot.entry(shared.place.slot).and_then(|own| own.ring.as_ref()) {
             ring.put(Direction::Sent, &scratch[start..end], offered.len, offered.offload);
         }
         let mut head = [0; HEAD];
@@ -409,23 +410,23 @@ impl PortTx {
     /// Delivers what is in `scratch`, in the form that each receiver wants, to one of them at least and to the others as long as
     /// [`PortTx::allow`] lets it. `None`: some do not have it yet.
     fn spread_some(&mut self, mut rest: Rest) -> Result<Option<u32>, Refusal> {
-        let PortTx { plan, opens, scratch, targets, allowed, .. } = self;
+        let PortTx { snapshot, batch, scratch, targets, allowed, .. } = self;
         let end = BASE + rest.len;
         while let Some((slot, form)) = targets.pop() {
-            let Some(face) = plan.face(slot) else { continue };
+            let Some(entry) = snapshot.entry(slot) else { continue };
             let offered = rest.offered();
-            let (pair, offload) = (pair(&face.station, offered.head), offered.offload.shifted(form.growth()));
+            let (pair, offload) = (pair(&entry.shared, offered.head), offered.offload.shifted(form.growth()));
             let start = form.give(scratch, BASE, offered.head);
-            match deliver(opens, plan, face, pair, &scratch[start..end], offload) {
+            match deliver(batch, snapshot, entry, pair, &scratch[start..end], offload) {
                 Ok(()) => rest.copies += 1,
                 Err(cause) => {
                     if cause != DropReason::Full {
-                        face.station.received.drop(cause, 1);
+                        entry.shared.received.drop(cause, 1);
                     }
                     rest.refusal.get_or_insert(cause);
                 }
             }
-            if !targets.is_empty() && opens.spent >= *allowed {
+            if !targets.is_empty() && batch.spent >= *allowed {
                 self.rest = Some(rest);
                 return Ok(None);
             }
@@ -458,8 +459,8 @@ fn believed(trusted: bool) -> u8 {
 
 /// The pair of a receiver that a frame's flow goes to.
 #[inline(always)]
-fn pair(station: &PortShared, head: &[u8]) -> u16 {
-    match station.active() {
+fn pair(shared: &PortShared, head: &[u8]) -> u16 {
+    match shared.active() {
         1 => 0,
         pairs => steer(flow(head), pairs),
     }
@@ -476,7 +477,7 @@ fn check(frame: &[u8], offload: &Offload) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// Does to a frame in its receiver's tray what the receiver does not take; says what is left to do.
+/// Does to a frame in its receiver's buffer what the receiver does not take; says what is left to do.
 #[inline]
 fn finish(frame: &mut [u8], mut offload: Offload, takes: RxOffloads) -> Result<Offload, DropReason> {
     if offload.is_large() {
@@ -494,33 +495,33 @@ fn finish(frame: &mut [u8], mut offload: Offload, takes: RxOffloads) -> Result<O
     Ok(Offload { flags, ..Offload::NONE })
 }
 
-/// Puts a frame, which is not to change, into the trays of one receiver: whole, or in segments.
+/// Puts a frame, which is not to change, into the buffers of one receiver: whole, or in segments.
 fn deliver(
-    opens: &mut TxBatch,
-    plan: &SwitchSnapshot,
-    face: &PortEntry,
+    batch: &mut TxBatch,
+    snapshot: &SwitchSnapshot,
+    entry: &PortEntry,
     pair: u16,
     frame: &[u8],
     offload: Offload,
 ) -> Result<(), DropReason> {
-    let station = &face.station;
-    let takes = station.takes();
+    let shared = &entry.shared;
+    let takes = shared.takes();
     // Where the sum is ours to make, that is as much work as the copy.
     let times = 1 + usize::from(!takes.checksum && offload.needs_csum());
     if takes.whole(offload.gso) {
-        opens.spent += frame.len().max(COPY_COST) * times;
-        let mut room = opens.room(plan, station, pair, frame.len()).ok_or(DropReason::Full)?;
+        batch.spent += frame.len().max(COPY_COST) * times;
+        let mut room = batch.room(snapshot, shared, pair, frame.len()).ok_or(DropReason::Full)?;
         let bytes = &mut room.bytes()[..frame.len()];
         bytes.copy_from_slice(frame);
         let offload = finish(bytes, offload, takes)?;
-        if let Some(ring) = &face.ring {
+        if let Some(ring) = &entry.ring {
             ring.put(Direction::Received, bytes, bytes.len(), offload);
         }
         room.commit(Record { len: frame.len() as u32, skew: 0, offload });
         return Ok(());
     }
     let large = Large::check(frame, &offload)?;
-    if large.longest(frame.len()) > station.longest() {
+    if large.longest(frame.len()) > shared.longest() {
         return Err(DropReason::Giant);
     }
     let flags = if takes.checksum { VIRTIO_NET_HDR_F_DATA_VALID } else { 0 };
@@ -528,15 +529,15 @@ fn deliver(
     let mut segments = Segments::new(frame, large);
     while let Some(len) = segments.next_len() {
         // Copied, and summed.
-        opens.spent += 2 * len + COPY_COST;
-        let Some(mut room) = opens.room(plan, station, pair, len) else {
+        batch.spent += 2 * len + COPY_COST;
+        let Some(mut room) = batch.room(snapshot, shared, pair, len) else {
             // This one is counted; nobody comes for the others before the end of this poll.
-            opens.full(plan, station, pair, segments.left() - 1);
+            batch.full(snapshot, shared, pair, segments.left() - 1);
             return Err(DropReason::Full);
         };
         let bytes = &mut room.bytes()[..len];
         segments.write(bytes);
-        if let Some(ring) = &face.ring {
+        if let Some(ring) = &entry.ring {
             ring.put(Direction::Received, bytes, len, offload);
         }
         room.commit(Record { len: len as u32, skew: 0, offload });

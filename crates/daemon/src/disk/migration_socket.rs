@@ -1,9 +1,9 @@
-//! A disk's second socket: where the destination of a migration on this host connects.
+//! A disk's migration socket: where the destination of a migration on this host connects.
 //!
 //! ```text
 //!   source QEMU ----- NAME.sock ------> Blk --------.
 //!                                        | lease     +--> one backing, opened and locked once
-//!   destination QEMU - NAME.twin.sock -> Blk::twin -'
+//!   destination QEMU - NAME.migration.sock -> Blk::second_instance -'
 //! ```
 //!
 //! Both are served all the time; the lease says whose rings run.
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
 use ioplane_api::refusal::Code;
-use ioplane_api::report::{DiskReport, Door};
+use ioplane_api::report::{DiskReport, DiskSocket};
 use ioplane_device::QuiescenceProof;
 use ioplane_host::vhost_user::{Handle, Status};
 use ioplane_storage::Backing;
@@ -30,7 +30,7 @@ use crate::state_file::DiskRecord;
 /// what it allows there is allowed here.
 pub async fn exchange_both<R: Send + 'static>(
     main: &Handle<Blk>,
-    twin: &Handle<Blk>,
+    second: &Handle<Blk>,
     fresh: Arc<dyn Backing>,
     exchange: impl FnOnce(&mut Blk, &QuiescenceProof) -> (Result<R, Refusal>, bool) + Send + 'static,
 ) -> Result<R, Refusal> {
@@ -40,98 +40,105 @@ pub async fn exchange_both<R: Send + 'static>(
         let before = model.bytes();
         let done = runtime.block_on(main.at_quiescence(exchange))??;
         model.replace_backing(still, fresh).map_err(|why| {
-            let remedy = "take the second socket away and add it again: `ioplane disk twin NAME --remove`";
-            Refusal::failed(format!("the second socket still has the old backing: {why}"), remedy)
+            let remedy = "take the migration socket away and add it again: `ioplane disk migration-socket NAME --remove`";
+            Refusal::failed(format!("the migration socket still has the old backing: {why}"), remedy)
         })?;
         Ok((done, before != model.bytes()))
     };
-    twin.at_quiescence(move |model, still| match tokio::task::block_in_place(|| both(model, still)) {
-        Ok((done, told)) => (Ok(done), told),
-        Err(refused) => (Err(refused), false),
-    })
-    .await?
+    second
+        .at_quiescence(move |model, still| match tokio::task::block_in_place(|| both(model, still)) {
+            Ok((done, told)) => (Ok(done), told),
+            Err(refused) => (Err(refused), false),
+        })
+        .await?
 }
 
 impl Disk {
-    /// Opens the second socket, and writes down that it is there; says whether it is new.
-    pub async fn open_twin(&self, socket: Option<PathBuf>, ground: &DaemonContext) -> Result<bool, Refusal> {
+    /// Opens the migration socket, and writes down that it is there; says whether it is new.
+    pub async fn open_migration_socket(
+        &self,
+        socket: Option<PathBuf>,
+        ground: &DaemonContext,
+    ) -> Result<bool, Refusal> {
         let served = &self.served;
         let _changing = served.changing.lock().await;
         let record = served.note.read();
         let name = &record.now.name;
-        let socket = socket.unwrap_or_else(|| ground.twin_socket(name));
-        if record.now.twin.as_ref() == Some(&socket) {
+        let socket = socket.unwrap_or_else(|| ground.migration_socket(name));
+        if record.now.migration_socket.as_ref() == Some(&socket) {
             return Ok(false);
         }
-        if let Some(twin) = &record.now.twin {
+        if let Some(other) = &record.now.migration_socket {
             return Err(Refusal::conflict(
-                format!("disk {name} has a second socket already: {}", twin.display()),
-                format!("use that one, or take it away first: `ioplane disk twin {name} --remove`"),
+                format!("disk {name} has a migration socket already: {}", other.display()),
+                format!(
+                    "use that one, or take it away first: `ioplane disk migration-socket {name} --remove`"
+                ),
             )
             .coded(Code::Exists)
             .at("socket"));
         }
         ground.claim_socket(Disk::NAME, name, &socket)?;
-        let opened = self.serve_twin(&socket, &record, ground).await;
+        let opened = self.serve_migration_socket(&socket, &record, ground).await;
         if opened.is_err() {
             ground.release_socket(name, &socket);
         }
         opened.map(|()| true)
     }
 
-    async fn serve_twin(
+    async fn serve_migration_socket(
         &self,
         socket: &Path,
         record: &DiskRecord,
         ground: &DaemonContext,
     ) -> Result<(), Refusal> {
         let served = &self.served;
-        let model = served.handle.change(|model| (model.twin(), false)).await?;
-        served.note.change(|record| record.now.twin = Some(socket.to_owned()))?;
+        let model = served.handle.change(|model| (model.second_instance(), false)).await?;
+        served.note.change(|record| record.now.migration_socket = Some(socket.to_owned()))?;
         match serve(model, socket.to_owned(), record, ground, &served.lease) {
             Ok(handle) => {
                 *served.second.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle);
                 Ok(())
             }
             Err(refused) => {
-                served.note.change(|record| record.now.twin = None)?;
+                served.note.change(|record| record.now.migration_socket = None)?;
                 Err(refused)
             }
         }
     }
 
-    /// Closes the second socket: refuses while a front end is connected there, unless forced.
-    pub async fn close_twin(&self, force: bool, ground: &DaemonContext) -> Result<(), Refusal> {
+    /// Closes the migration socket: refuses while a front end is connected there, unless forced.
+    pub async fn close_migration_socket(&self, force: bool, ground: &DaemonContext) -> Result<(), Refusal> {
         let served = &self.served;
         let _changing = served.changing.lock().await;
         let name = served.note.read().now.name;
         let Some(second) = served.second() else {
-            let remedy = format!("`ioplane disk twin {name}` gives it one");
-            return Err(Refusal::conflict(format!("disk {name} has no second socket"), remedy));
+            let remedy = format!("`ioplane disk migration-socket {name}` gives it one");
+            return Err(Refusal::conflict(format!("disk {name} has no migration socket"), remedy));
         };
         second.stop(force).await?;
         *served.second.lock().unwrap_or_else(PoisonError::into_inner) = None;
         ground.release_socket(&name, second.socket());
-        served.note.change(|record| record.now.twin = None)
+        served.note.change(|record| record.now.migration_socket = None)
     }
 }
 
 impl Registry<Disk> {
-    /// Gives a disk a second socket: at `socket`, or beside its first.
-    pub async fn open_twin(&self, name: &str, socket: Option<PathBuf>) -> Result<bool, Refusal> {
-        self.served(name)?.open_twin(socket, &self.ground).await
+    /// Gives a disk a migration socket: at `socket`, or beside its first.
+    pub async fn open_migration_socket(&self, name: &str, socket: Option<PathBuf>) -> Result<bool, Refusal> {
+        self.served(name)?.open_migration_socket(socket, &self.ground).await
     }
 
     /// Takes it away again.
-    pub async fn close_twin(&self, name: &str, force: bool) -> Result<(), Refusal> {
-        self.served(name)?.close_twin(force, &self.ground).await
+    pub async fn close_migration_socket(&self, name: &str, force: bool) -> Result<(), Refusal> {
+        self.served(name)?.close_migration_socket(force, &self.ground).await
     }
 }
 
 /// Adds to a report what is to be said of the second instance; `status` becomes that of both.
 pub fn add(report: &mut DiskReport, theirs: Status, status: &mut Status) {
     if theirs.owner {
-        report.owner = Some(Door::Twin);
+        report.owner = Some(DiskSocket::MigrationSocket);
         // Requests are counted in one place, whichever socket they come by; where a queue is, its owner knows.
         for (queue, theirs) in status.queues.iter_mut().zip(theirs.queues) {
             (queue.size, queue.core, queue.fault) = (theirs.size, theirs.core, theirs.fault);
@@ -139,7 +146,7 @@ pub fn add(report: &mut DiskReport, theirs: Status, status: &mut Status) {
         (status.features, status.peer) = (theirs.features, theirs.peer);
     }
     if theirs.waiting {
-        report.waiting = Some(Door::Twin);
+        report.waiting = Some(DiskSocket::MigrationSocket);
     }
     status.connected |= theirs.connected;
     status.connections += theirs.connections;

@@ -1,15 +1,15 @@
-//! The trays of one receiving queue.
+//! The buffers of one receiving queue.
 //!
 //! ```text
 //!            take                 hand_over                next                 put_back
-//!   empties -----> Tray (sender) -----------> inbox, bell -----> Tray (receiver) -------> empties
+//!   empties -----> FrameBatch (sender) --------> inbox, bell -----> FrameBatch (receiver) ----> empties
 //! ```
 //!
-//! A [`FrameBatch`] is the right to touch its bytes: it is made by the shelf alone, cannot be copied, and exactly one of the four
+//! A [`FrameBatch`] is the right to touch its bytes: it is made by the pool alone, cannot be copied, and exactly one of the four
 //! places above has it at any time.
 
 #![allow(unsafe_code)]
-// UNSAFETY: one anonymous mapping, cut into trays. A slice of it is only given out against the tray's one token.
+// UNSAFETY: one anonymous mapping, cut into buffers. A slice of it is only given out against the buffer's one token.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -25,28 +25,31 @@ use crate::offload::Offload;
 use crate::spec::VLAN_HLEN;
 use crate::{LONGEST, MOST_PORTS};
 
-/// Bytes of a tray: one longest frame with its header, or some 820 of 64 bytes. An odd number of cache lines, so that the
-/// beginnings of trays, which is all that small batches touch, do not compete for the same sets of a cache.
-pub const TRAY: usize = 65_600;
-/// What stands before each frame in a tray, which is also the unit in which they are aligned.
+/// Bytes of a buffer: one longest frame with its header, or some 820 of 64 bytes. An odd number of cache lines, so that the
+/// beginnings of buffers, which is all that small batches touch, do not compete for the same sets of a cache.
+pub const BUFFER_BYTES: usize = 65_600;
+/// What stands before each frame in a buffer, which is also the unit in which they are aligned.
 pub(crate) const HEADER: usize = 16;
-const _: () =
-    assert!(TRAY >= HEADER + LONGEST + VLAN_HLEN && (TRAY / 64) % 2 == 1 && TRAY.is_multiple_of(64));
+const _: () = assert!(
+    BUFFER_BYTES >= HEADER + LONGEST + VLAN_HLEN
+        && (BUFFER_BYTES / 64) % 2 == 1
+        && BUFFER_BYTES.is_multiple_of(64)
+);
 
-/// The right to touch the bytes of one tray of one shelf.
+/// The right to touch the bytes of one buffer of one pool.
 #[derive(Debug)]
 pub(crate) struct FrameBatch {
-    shelf: u32,
+    pool: u32,
     index: u16,
     /// Slot of the port that filled it, or is about to.
     sender: u16,
 }
 
-/// A tray with frames.
+/// A buffer with frames.
 #[derive(Debug)]
 pub(crate) struct Filled {
-    /// The tray.
-    pub tray: FrameBatch,
+    /// The buffer.
+    pub buffer: FrameBatch,
     /// Bytes of it that hold frames.
     pub used: u32,
     /// Bytes that have been read.
@@ -55,7 +58,7 @@ pub(crate) struct Filled {
     pub frames: u32,
 }
 
-/// The header of a frame in a tray.
+/// The header of a frame in a buffer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Record {
     /// Bytes of the frame.
@@ -97,7 +100,7 @@ impl Record {
         Record { len: first as u32, skew: (first >> 32) as u8, offload }
     }
 
-    /// Bytes that a frame takes in a tray.
+    /// Bytes that a frame takes in a buffer.
     #[inline]
     pub fn space(skew: usize, len: usize) -> usize {
         (HEADER + skew + len).next_multiple_of(HEADER)
@@ -111,18 +114,18 @@ pub(crate) fn words(from: &[u8; HEADER]) -> [u64; 2] {
     [u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])]
 }
 
-/// The trays of one receiving queue, all of them for its whole life.
+/// The buffers of one receiving queue, all of them for its whole life.
 pub(crate) struct FramePool {
     id: u32,
     start: NonNull<u8>,
-    trays: u16,
-    /// Trays that one sender may have out here.
+    buffers: u16,
+    /// Buffers that one sender may have out here.
     share: u16,
     empties: IndexStack,
     inbox: ArrayQueue<Filled>,
-    /// A tray half-read by an inlet that has ended.
+    /// A buffer half-read by a port RX that has ended.
     left: ArrayQueue<Filled>,
-    /// By the sender's slot: trays that it has out here.
+    /// By the sender's slot: buffers that it has out here.
     out: Box<[AtomicU16]>,
     asleep: CachePadded<AtomicBool>,
     bell: OwnedFd,
@@ -131,33 +134,33 @@ pub(crate) struct FramePool {
     pub rings: AtomicUsize,
 }
 
-// SAFETY: the mapping is reached through tokens, of which there is one for each tray, and everything else is atomic.
+// SAFETY: the mapping is reached through tokens, of which there is one for each buffer, and everything else is atomic.
 unsafe impl Send for FramePool {}
-// SAFETY: as above: a `&Shelf` gives bytes only together with a token.
+// SAFETY: as above: a `&FramePool` gives bytes only together with a token.
 unsafe impl Sync for FramePool {}
 
 impl FramePool {
-    /// A shelf of `trays` empty trays. No page is taken before it is written.
-    pub fn new(trays: u16) -> std::io::Result<Self> {
+    /// A pool of `buffers` empty buffers. No page is taken before it is written.
+    pub fn new(buffers: u16) -> std::io::Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let trays = trays.max(2);
+        let buffers = buffers.max(2);
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
         let start = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
-                usize::from(trays) * TRAY,
+                usize::from(buffers) * BUFFER_BYTES,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )?
         };
         let start = NonNull::new(start.cast()).ok_or(rustix::io::Errno::NOMEM)?;
-        let mut shelf = FramePool {
+        let mut pool = FramePool {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             start,
-            trays,
-            share: (trays - trays / 4).max(1),
-            empties: IndexStack::full(trays),
-            inbox: ArrayQueue::new(usize::from(trays)),
+            buffers,
+            share: (buffers - buffers / 4).max(1),
+            empties: IndexStack::full(buffers),
+            inbox: ArrayQueue::new(usize::from(buffers)),
             left: ArrayQueue::new(1),
             out: (0..MOST_PORTS).map(|_| AtomicU16::new(0)).collect(),
             asleep: CachePadded::new(AtomicBool::new(false)),
@@ -165,12 +168,12 @@ impl FramePool {
             retired: AtomicBool::new(false),
             rings: AtomicUsize::new(0),
         };
-        // A single tray of many is nobody's reserve.
-        shelf.share = shelf.share.min(trays - 1);
-        Ok(shelf)
+        // A single buffer of many is nobody's reserve.
+        pool.share = pool.share.min(buffers - 1);
+        Ok(pool)
     }
 
-    /// An empty tray for the port in slot `sender`; `None` if there is none, or if the port has three quarters of them
+    /// An empty buffer for the port in slot `sender`; `None` if there is none, or if the port has three quarters of them
     /// already: one that floods leaves room for the others.
     #[inline]
     pub fn take(&self, sender: u16) -> Option<FrameBatch> {
@@ -179,26 +182,26 @@ impl FramePool {
             && !self.retired.load(Ordering::Relaxed)
             && let Some(index) = self.empties.pop()
         {
-            return Some(FrameBatch { shelf: self.id, index, sender });
+            return Some(FrameBatch { pool: self.id, index, sender });
         }
         out.fetch_sub(1, Ordering::Relaxed);
         None
     }
 
-    /// Gives an emptied tray back.
+    /// Gives an emptied buffer back.
     #[inline]
-    pub fn put_back(&self, tray: FrameBatch) {
-        assert_eq!(tray.shelf, self.id);
-        self.out[usize::from(tray.sender)].fetch_sub(1, Ordering::Relaxed);
-        self.empties.push(tray.index);
+    pub fn put_back(&self, buffer: FrameBatch) {
+        assert_eq!(buffer.pool, self.id);
+        self.out[usize::from(buffer.sender)].fetch_sub(1, Ordering::Relaxed);
+        self.empties.push(buffer.index);
     }
 
-    /// Puts a tray with so many bytes of so many frames into the inbox. After a batch of these, and a fence, comes [`FramePool::ring_if_asleep`].
+    /// Puts a buffer with so many bytes of so many frames into the inbox. After a batch of these, and a fence, comes [`FramePool::ring_if_asleep`].
     #[inline]
-    pub fn hand_over(&self, tray: FrameBatch, used: u32, frames: u32) {
-        assert_eq!(tray.shelf, self.id);
-        if self.inbox.push(Filled { tray, used, read: 0, frames }).is_err() {
-            unreachable!("the inbox has room for every tray that there is");
+    pub fn hand_over(&self, buffer: FrameBatch, used: u32, frames: u32) {
+        assert_eq!(buffer.pool, self.id);
+        if self.inbox.push(Filled { buffer, used, read: 0, frames }).is_err() {
+            unreachable!("the inbox has room for every buffer that there is");
         }
     }
 
@@ -219,7 +222,7 @@ impl FramePool {
         self.asleep.load(Ordering::Relaxed)
     }
 
-    /// The receiver's side: what it has left half-read, else the oldest tray with frames.
+    /// The receiver's side: what it has left half-read, else the oldest buffer with frames.
     #[inline]
     pub fn next(&self) -> Option<Filled> {
         if !self.left.is_empty()
@@ -230,11 +233,11 @@ impl FramePool {
         self.inbox.pop()
     }
 
-    /// The receiver's side: its inlet ends here, the next one goes on.
+    /// The receiver's side: its port RX ends here, the next one goes on.
     pub fn leave(&self, filled: Filled) {
         if let Err(filled) = self.left.push(filled) {
-            // Two inlets ended half-way: the second's rest is lost.
-            self.put_back(filled.tray);
+            // Two port RXs ended half-way: the second's rest is lost.
+            self.put_back(filled.buffer);
         }
     }
 
@@ -263,47 +266,47 @@ impl FramePool {
         self.bell.as_fd()
     }
 
-    /// Trays that wait to be read.
+    /// Buffers that wait to be read.
     pub fn waiting(&self) -> usize {
         self.inbox.len() + self.left.len()
     }
 
-    /// The bytes of a tray.
+    /// The bytes of a buffer.
     #[inline]
-    pub fn bytes(&self, tray: &FrameBatch) -> &[u8] {
+    pub fn bytes(&self, buffer: &FrameBatch) -> &[u8] {
         // SAFETY: `place` is inside the mapping, which lives as long as self; the token is borrowed, so that nobody
         // writes there meanwhile.
-        unsafe { std::slice::from_raw_parts(self.place(tray), TRAY) }
+        unsafe { std::slice::from_raw_parts(self.place(buffer), BUFFER_BYTES) }
     }
 
-    /// The bytes of a tray, to write.
+    /// The bytes of a buffer, to write.
     #[inline]
-    pub fn bytes_mut<'a>(&'a self, tray: &'a mut FrameBatch) -> &'a mut [u8] {
-        // SAFETY: as above; the token is borrowed for writing, and there is one for each tray.
-        unsafe { std::slice::from_raw_parts_mut(self.place(tray), TRAY) }
+    pub fn bytes_mut<'a>(&'a self, buffer: &'a mut FrameBatch) -> &'a mut [u8] {
+        // SAFETY: as above; the token is borrowed for writing, and there is one for each buffer.
+        unsafe { std::slice::from_raw_parts_mut(self.place(buffer), BUFFER_BYTES) }
     }
 
     #[inline]
-    fn place(&self, tray: &FrameBatch) -> *mut u8 {
-        assert_eq!(tray.shelf, self.id);
-        // SAFETY: a token of this shelf has an index below `trays`, and the mapping is trays * TRAY long.
-        unsafe { self.start.as_ptr().add(usize::from(tray.index) * TRAY) }
+    fn place(&self, buffer: &FrameBatch) -> *mut u8 {
+        assert_eq!(buffer.pool, self.id);
+        // SAFETY: a token of this pool has an index below `buffers`, and the mapping is buffers * BUFFER_BYTES long.
+        unsafe { self.start.as_ptr().add(usize::from(buffer.index) * BUFFER_BYTES) }
     }
 
-    /// The port has gone: no tray is given out any more, and if all are here their pages go back to the system now, not
+    /// The port has gone: no buffer is given out any more, and if all are here their pages go back to the system now, not
     /// only when the last sleeping sender has noticed. Control side.
     pub fn retire(&self) {
         self.retired.store(true, Ordering::SeqCst);
         while let Some(filled) = self.next() {
-            self.put_back(filled.tray);
+            self.put_back(filled.buffer);
         }
-        let home = std::iter::from_fn(|| self.empties.pop()).count();
-        if home == usize::from(self.trays) {
+        let free = std::iter::from_fn(|| self.empties.pop()).count();
+        if free == usize::from(self.buffers) {
             // SAFETY: every token has just been taken out and is never given back: nobody can reach these bytes.
             let _ = unsafe {
                 rustix::mm::madvise(
                     self.start.as_ptr().cast(),
-                    usize::from(self.trays) * TRAY,
+                    usize::from(self.buffers) * BUFFER_BYTES,
                     rustix::mm::Advice::LinuxDontNeed,
                 )
             };
@@ -314,14 +317,16 @@ impl FramePool {
 impl std::ops::Drop for FramePool {
     fn drop(&mut self) {
         // SAFETY: what mmap gave; no slice outlives the borrow of self that it was given out against.
-        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), usize::from(self.trays) * TRAY) };
+        let _ = unsafe {
+            rustix::mm::munmap(self.start.as_ptr().cast(), usize::from(self.buffers) * BUFFER_BYTES)
+        };
     }
 }
 
 impl std::fmt::Debug for FramePool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shelf")
-            .field("trays", &self.trays)
+        f.debug_struct("FramePool")
+            .field("buffers", &self.buffers)
             .field("waiting", &self.waiting())
             .finish_non_exhaustive()
     }
@@ -344,42 +349,42 @@ mod tests {
 
     #[test]
     fn one_sender_leaves_a_quarter_to_the_others() {
-        let shelf = FramePool::new(8).unwrap();
-        let greedy: Vec<_> = std::iter::from_fn(|| shelf.take(1)).collect();
+        let pool = FramePool::new(8).unwrap();
+        let greedy: Vec<_> = std::iter::from_fn(|| pool.take(1)).collect();
         assert_eq!(greedy.len(), 6);
-        let modest: Vec<_> = std::iter::from_fn(|| shelf.take(2)).collect();
+        let modest: Vec<_> = std::iter::from_fn(|| pool.take(2)).collect();
         assert_eq!(modest.len(), 2);
-        greedy.into_iter().for_each(|tray| shelf.put_back(tray));
-        assert!(shelf.take(2).is_some() && shelf.take(1).is_some());
+        greedy.into_iter().for_each(|buffer| pool.put_back(buffer));
+        assert!(pool.take(2).is_some() && pool.take(1).is_some());
     }
 
     #[test]
-    fn trays_do_not_overlap() {
-        let shelf = FramePool::new(4).unwrap();
-        let mut trays: Vec<_> = (0..4).map(|sender| shelf.take(sender).unwrap()).collect();
-        for (at, tray) in trays.iter_mut().enumerate() {
-            shelf.bytes_mut(tray).fill(at as u8);
+    fn buffers_do_not_overlap() {
+        let pool = FramePool::new(4).unwrap();
+        let mut buffers: Vec<_> = (0..4).map(|sender| pool.take(sender).unwrap()).collect();
+        for (at, buffer) in buffers.iter_mut().enumerate() {
+            pool.bytes_mut(buffer).fill(at as u8);
         }
-        for (at, tray) in trays.iter().enumerate() {
-            assert!(shelf.bytes(tray).iter().all(|byte| usize::from(*byte) == at));
+        for (at, buffer) in buffers.iter().enumerate() {
+            assert!(pool.bytes(buffer).iter().all(|byte| usize::from(*byte) == at));
         }
     }
 
     #[test]
     #[should_panic]
-    fn a_tray_of_another_shelf_is_refused() {
+    fn a_buffer_of_another_pool_is_refused() {
         let (one, other) = (FramePool::new(2).unwrap(), FramePool::new(2).unwrap());
-        let tray = one.take(0).unwrap();
-        other.put_back(tray);
+        let buffer = one.take(0).unwrap();
+        other.put_back(buffer);
     }
 
     #[test]
-    fn a_retired_shelf_gives_nothing() {
-        let shelf = FramePool::new(4).unwrap();
-        let out = shelf.take(0).unwrap();
-        shelf.retire();
-        assert!(shelf.take(1).is_none());
-        shelf.hand_over(out, 16, 1);
-        assert_eq!(shelf.waiting(), 1, "a tray that was out comes back, and goes with the shelf");
+    fn a_retired_pool_gives_nothing() {
+        let pool = FramePool::new(4).unwrap();
+        let out = pool.take(0).unwrap();
+        pool.retire();
+        assert!(pool.take(1).is_none());
+        pool.hand_over(out, 16, 1);
+        assert_eq!(pool.waiting(), 1, "a buffer that was out comes back, and goes with the pool");
     }
 }

@@ -1,15 +1,15 @@
-//! Who is plugged in where: made anew by the control side for every change, read by outlets without a lock.
+//! Who is plugged in where: made anew by the control side for every change, read by port TXs without a lock.
 
 use std::sync::Arc;
 
 use super::capture::Ring;
-use super::station::PortShared;
+use super::port::PortShared;
 use crate::{MOST_PAIRS, MOST_PORTS, Mac};
 
-/// A slot of a plan.
+/// A slot of a snapshot.
 #[derive(Debug, Clone)]
 pub(crate) struct PortEntry {
-    pub station: Arc<PortShared>,
+    pub shared: Arc<PortShared>,
     /// Whoever looks on.
     pub ring: Option<Arc<Ring>>,
 }
@@ -17,7 +17,7 @@ pub(crate) struct PortEntry {
 /// The ports of a switch at one moment.
 #[derive(Debug)]
 pub(crate) struct SwitchSnapshot {
-    faces: Box<[Option<PortEntry>]>,
+    entries: Box<[Option<PortEntry>]>,
     /// Slots that have a port.
     pub taken: Box<[u16]>,
     /// Whether there is an uplink among them.
@@ -27,21 +27,22 @@ pub(crate) struct SwitchSnapshot {
 }
 
 impl SwitchSnapshot {
-    /// Of faces by slot.
-    pub fn new(faces: Vec<Option<PortEntry>>) -> Self {
-        debug_assert_eq!(faces.len(), usize::from(MOST_PORTS));
-        let taken: Box<[u16]> = (0..MOST_PORTS).filter(|slot| faces[usize::from(*slot)].is_some()).collect();
+    /// Of entries by slot.
+    pub fn new(entries: Vec<Option<PortEntry>>) -> Self {
+        debug_assert_eq!(entries.len(), usize::from(MOST_PORTS));
+        let taken: Box<[u16]> =
+            (0..MOST_PORTS).filter(|slot| entries[usize::from(*slot)].is_some()).collect();
         let mut fixed = vec![None; (2 * taken.len() + 2).next_power_of_two()].into_boxed_slice();
-        for face in faces.iter().flatten() {
-            let Some(mac) = face.station.mac else { continue };
+        for entry in entries.iter().flatten() {
+            let Some(mac) = entry.shared.mac else { continue };
             let mut at = first(mac, fixed.len());
             while fixed[at].is_some() {
                 at = (at + 1) & (fixed.len() - 1);
             }
-            fixed[at] = Some((mac, face.station.place.slot));
+            fixed[at] = Some((mac, entry.shared.place.slot));
         }
-        let uplinks = faces.iter().flatten().any(|face| face.station.uplink);
-        SwitchSnapshot { faces: faces.into(), taken, uplinks, fixed }
+        let uplinks = entries.iter().flatten().any(|entry| entry.shared.uplink);
+        SwitchSnapshot { entries: entries.into(), taken, uplinks, fixed }
     }
 
     /// An empty one.
@@ -49,14 +50,14 @@ impl SwitchSnapshot {
         SwitchSnapshot::new(vec![None; usize::from(MOST_PORTS)])
     }
 
-    /// Its faces, to make another of.
-    pub fn faces(&self) -> Vec<Option<PortEntry>> {
-        self.faces.to_vec()
+    /// Its entries, to make another of.
+    pub fn entries(&self) -> Vec<Option<PortEntry>> {
+        self.entries.to_vec()
     }
 
     #[inline]
-    pub fn face(&self, slot: u16) -> Option<&PortEntry> {
-        self.faces[usize::from(slot)].as_ref()
+    pub fn entry(&self, slot: u16) -> Option<&PortEntry> {
+        self.entries[usize::from(slot)].as_ref()
     }
 
     /// The ports whose configured address is `mac`: more than one while a guest migrates within this host.
@@ -67,7 +68,7 @@ impl SwitchSnapshot {
         (0..self.fixed.len())
             .map_while(move |step| self.fixed[(from + step) & mask])
             .filter(move |(fixed, _)| *fixed == mac)
-            .filter_map(|(_, slot)| self.face(slot))
+            .filter_map(|(_, slot)| self.entry(slot))
     }
 }
 
@@ -79,9 +80,9 @@ fn first(mac: Mac, len: usize) -> usize {
 
 /// The number of a receiving queue among all of a switch.
 #[inline]
-pub(crate) fn lane(slot: u16, pair: u16) -> usize {
+pub(crate) fn queue_number(slot: u16, pair: u16) -> usize {
     usize::from(slot) * usize::from(MOST_PAIRS) + usize::from(pair)
 }
 
 /// How many there can be.
-pub(crate) const LANES: usize = MOST_PORTS as usize * MOST_PAIRS as usize;
+pub(crate) const QUEUES: usize = MOST_PORTS as usize * MOST_PAIRS as usize;

@@ -1,4 +1,4 @@
-//! A port as the data path sees it: shared by its owner, its inlets, and everybody's outlets.
+//! A port as the data path sees it: shared by its owner, its port RXs, and everybody's port TXs.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 
@@ -6,7 +6,7 @@ use crossbeam_utils::CachePadded;
 
 use super::budget::Budget;
 use super::counts::Counts;
-use super::shelf::FramePool;
+use super::pool::FramePool;
 use super::table::Place;
 use crate::Mac;
 use crate::filter::AtomicRxFilter;
@@ -25,7 +25,7 @@ pub(crate) struct PortShared {
     /// Addresses that may be learned here.
     pub share: u32,
     /// One for each queue pair.
-    pub shelves: Box<[FramePool]>,
+    pub pools: Box<[FramePool]>,
     pub up: AtomicBool,
     /// When (by the switch's count) its link came up last, or it announced itself.
     pub raised: AtomicU64,
@@ -49,10 +49,10 @@ impl PortShared {
         (isolated, uplink): (bool, bool),
         vlan: Membership,
         share: u32,
-        shelves: Box<[FramePool]>,
+        pools: Box<[FramePool]>,
         (mtu, budget): (u16, Budget),
     ) -> Self {
-        let active = shelves.len() as u16;
+        let active = pools.len() as u16;
         PortShared {
             name,
             place,
@@ -61,7 +61,7 @@ impl PortShared {
             uplink,
             vlan,
             share,
-            shelves,
+            pools,
             up: AtomicBool::new(false),
             raised: AtomicU64::new(0),
             takes: AtomicU8::new(0),
@@ -95,7 +95,7 @@ impl PortShared {
     }
 
     pub fn set_active(&self, pairs: u16) {
-        self.active.store(pairs.clamp(1, self.shelves.len() as u16), Ordering::Relaxed);
+        self.active.store(pairs.clamp(1, self.pools.len() as u16), Ordering::Relaxed);
     }
 
     /// Longest frame that is not to be segmented: an Ethernet header and two tags beside the MTU.

@@ -5,7 +5,7 @@ use crate::layout::RegisterId;
 /// What has happened, as the monitor tells it to the model. Writes and reads of the guest are told *before* the hardware hears of
 /// them, all others after they were seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seen {
+pub enum ModelInput {
     /// The guest writes a register: the whole value ([`Machine::merged`](crate::Machine::merged) makes it of a part).
     Write {
         /// The register.
@@ -44,7 +44,7 @@ pub enum Seen {
     },
 }
 
-/// A register of the hardware that a state waits for: once `value & mask == is`, tell [`Seen::Became`].
+/// A register of the hardware that a state waits for: once `value & mask == is`, tell [`ModelInput::Became`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Await {
     /// The register.

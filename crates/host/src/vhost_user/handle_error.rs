@@ -2,7 +2,7 @@
 
 /// Why a command was not carried out; the device is as it was.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum HandleError {
     /// The device has been removed.
     #[error("the device is gone")]
     Gone,

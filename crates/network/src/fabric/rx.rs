@@ -4,8 +4,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use super::counts::Tally;
-use super::shelf::{Filled, FramePool, HEADER, Record, words};
-use super::station::PortShared;
+use super::pool::{Filled, FramePool, HEADER, Record, words};
+use super::port::PortShared;
 use crate::cause::DropReason;
 use crate::offload::Offload;
 
@@ -23,7 +23,7 @@ impl<'a> Frame<'a> {
         Record::of_words(self.words).offload
     }
 
-    /// Bytes of its place in a tray.
+    /// Bytes of its place in a buffer.
     #[inline]
     fn space(&self) -> u32 {
         let Record { len, skew, .. } = Record::of_words(self.words);
@@ -40,42 +40,42 @@ impl<'a> Frame<'a> {
 /// Where the poller of a receiving queue takes its frames from. Dropped, it leaves what it has not popped to the next one.
 #[derive(Debug)]
 pub struct PortRx {
-    station: Arc<PortShared>,
+    shared: Arc<PortShared>,
     pair: u16,
     open: Option<Filled>,
     tally: Tally,
 }
 
 impl PortRx {
-    pub(crate) fn new(station: Arc<PortShared>, pair: u16) -> Self {
-        PortRx { station, pair, open: None, tally: Tally::default() }
+    pub(crate) fn new(shared: Arc<PortShared>, pair: u16) -> Self {
+        PortRx { shared, pair, open: None, tally: Tally::default() }
     }
 
     #[inline]
-    fn shelf(&self) -> &FramePool {
-        &self.station.shelves[usize::from(self.pair)]
+    fn pool(&self) -> &FramePool {
+        &self.shared.pools[usize::from(self.pair)]
     }
 
     /// The oldest frame, which stays there until [`PortRx::pop`].
     #[inline]
     pub fn front(&mut self) -> Option<Frame<'_>> {
         if self.open.is_none() {
-            self.open = self.shelf().next();
+            self.open = self.pool().next();
         }
         let filled = self.open.as_ref()?;
-        frame(self.shelf().bytes(&filled.tray), filled.read)
+        frame(self.pool().bytes(&filled.buffer), filled.read)
     }
 
-    /// Gives frames of one tray to `take`, in order, until that has no room for one (`false`); says how many it took. Of
+    /// Gives frames of one buffer to `take`, in order, until that has no room for one (`false`); says how many it took. Of
     /// these the guest has each.
     #[inline]
     pub fn deliver(&mut self, mut take: impl FnMut(Frame<'_>) -> bool) -> usize {
         if self.front().is_none() {
             return 0;
         }
-        let shelf = &self.station.shelves[usize::from(self.pair)];
+        let pool = &self.shared.pools[usize::from(self.pair)];
         let Some(filled) = self.open.as_mut() else { return 0 };
-        let bytes = shelf.bytes(&filled.tray);
+        let bytes = pool.bytes(&filled.buffer);
         let (mut at, mut taken) = (filled.read, 0);
         while at < filled.used
             && let Some(frame) = frame(bytes, at)
@@ -91,7 +91,7 @@ impl PortRx {
         taken as usize
     }
 
-    /// How many frames there are in the same tray as the one at the front, that one included.
+    /// How many frames there are in the same buffer as the one at the front, that one included.
     #[inline]
     pub fn together(&self) -> usize {
         self.open.as_ref().map_or(0, |filled| filled.frames as usize)
@@ -117,75 +117,75 @@ impl PortRx {
     /// Passes the frame; says how long it was.
     #[inline]
     fn step(&mut self) -> Option<usize> {
-        let shelf = &self.station.shelves[usize::from(self.pair)];
+        let pool = &self.shared.pools[usize::from(self.pair)];
         let filled = self.open.as_mut()?;
-        let frame = frame(shelf.bytes(&filled.tray), filled.read)?;
+        let frame = frame(pool.bytes(&filled.buffer), filled.read)?;
         filled.read += frame.space();
         filled.frames = filled.frames.saturating_sub(1);
         Some(frame.bytes.len())
     }
 
-    /// Gives the tray back when it is empty; that is also when the counts are added up.
+    /// Gives the buffer back when it is empty; that is also when the counts are added up.
     #[inline]
     fn settle(&mut self) {
         if let Some(filled) = self.open.take_if(|filled| filled.read >= filled.used) {
-            self.shelf().put_back(filled.tray);
-            self.station.received.add(&mut self.tally);
+            self.pool().put_back(filled.buffer);
+            self.shared.received.add(&mut self.tally);
         }
     }
 
     /// About to sleep: from now on whatever arrives makes [`PortRx::waker`] readable. True if something is there already, the
     /// queue must not sleep then (unless it waits for its guest's buffers, not for frames).
     pub fn arm(&mut self) -> bool {
-        self.station.received.add(&mut self.tally);
-        let there = self.shelf().arm();
+        self.shared.received.add(&mut self.tally);
+        let there = self.pool().arm();
         there || self.open.is_some()
     }
 
     /// Awake.
     pub fn disarm(&mut self) {
-        self.shelf().disarm();
+        self.pool().disarm();
     }
 
-    /// Adds up the counts of frames that have been popped; otherwise they are when their tray is empty. Called from `tidy`.
+    /// Adds up the counts of frames that have been popped; otherwise they are when their buffer is empty. Called from `tidy`.
     pub fn tidy(&mut self) {
-        self.station.received.add(&mut self.tally);
+        self.shared.received.add(&mut self.tally);
     }
 
     /// An eventfd of the port's, readable while there is something after [`PortRx::arm`].
     pub fn waker(&self) -> BorrowedFd<'_> {
-        self.shelf().bell()
+        self.pool().bell()
     }
 }
 
-/// How many frames wait on a shelf that nobody reads from or sends to meanwhile. Control side.
-pub(crate) fn waiting(shelf: &FramePool) -> u64 {
-    let filled: Vec<Filled> = std::iter::from_fn(|| shelf.next()).collect();
+/// How many frames wait on a pool that nobody reads from or sends to meanwhile. Control side.
+pub(crate) fn waiting(pool: &FramePool) -> u64 {
+    let filled: Vec<Filled> = std::iter::from_fn(|| pool.next()).collect();
     let frames = filled.iter().map(|filled| u64::from(filled.frames)).sum();
     for filled in filled {
         if filled.read > 0 {
-            shelf.leave(filled)
+            pool.leave(filled)
         } else {
-            shelf.hand_over(filled.tray, filled.used, filled.frames)
+            pool.hand_over(filled.buffer, filled.used, filled.frames)
         }
     }
     frames
 }
 
-/// The frame at `at` of a tray.
+/// The frame at `at` of a buffer.
 #[inline]
-fn frame(tray: &[u8], at: u32) -> Option<Frame<'_>> {
-    let tray = &tray[at as usize..];
-    let words = words(tray.first_chunk()?);
+fn frame(buffer: &[u8], at: u32) -> Option<Frame<'_>> {
+    let buffer = &buffer[at as usize..];
+    let words = words(buffer.first_chunk()?);
     let Record { len, skew, .. } = Record::of_words(words);
-    Some(Frame { words, bytes: tray[HEADER + usize::from(skew)..].get(..len as usize)? })
+    Some(Frame { words, bytes: buffer[HEADER + usize::from(skew)..].get(..len as usize)? })
 }
 
 impl std::ops::Drop for PortRx {
     fn drop(&mut self) {
-        self.station.received.add(&mut self.tally);
+        self.shared.received.add(&mut self.tally);
         if let Some(filled) = self.open.take() {
-            self.shelf().leave(filled);
+            self.pool().leave(filled);
         }
     }
 }

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use ioplane_hardware::{Hardware, HardwareError};
-use ioplane_memory::{GuestMap, GuestView, Region};
+use ioplane_memory::{GuestMap, GuestView, MemoryRegion};
 use ioplane_model::Way;
 
 /// Bus address of the monitor's own memory.
@@ -24,7 +24,7 @@ pub const WINDOW: u64 = 64 << 30;
 pub(super) struct DmaWindow {
     view: GuestView,
     /// What is mapped in the IOMMU, by rising guest address. The clone keeps the memory alive as long as it is mapped.
-    mapped: Vec<Region>,
+    mapped: Vec<MemoryRegion>,
     /// Whether the device is ever a bus master. If not it reaches no memory at all.
     reaches: bool,
 }

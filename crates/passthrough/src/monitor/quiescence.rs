@@ -7,7 +7,7 @@ use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_model::{Flow, Machine, Reads, RegisterId, Transfer, Way};
 
 use super::bus::bit;
-use super::counts::{Fault, MonitorEventKind};
+use super::counts::{MonitorEventKind, MonitorFault};
 use super::guest::{BlockState, Virtual};
 use super::plan::{Role, Step};
 use super::rings::RingV1;
@@ -59,7 +59,7 @@ impl<H: Hardware> Monitor<H> {
         let Some((_, state)) = busy else { return Ok(()) };
         // It is the guest's turn again.
         if let Err(error) = self.go_on() {
-            self.fault(Fault::hardware("deaf", error.to_string()));
+            self.fault(MonitorFault::hardware("deaf", error.to_string()));
         }
         Err(state)
     }
@@ -148,14 +148,14 @@ impl<H: Hardware> Monitor<H> {
         self.card.silence();
         let mut rings = Vec::new();
         for ring in &mut self.guest.rings {
-            ring.harvest(&self.guest.ground);
-            let unfinished = ring.recall(&self.guest.ground);
+            ring.harvest(&self.guest.dma);
+            let unfinished = ring.recall(&self.guest.dma);
             rings.push(ring.save(unfinished));
         }
         for at in 0..self.guest.blocks.len() {
             // It may have been written in part.
             if let (Some(gpa), Some(table)) = (self.guest.blocks[at].busy, self.card.model.blocks.get(at)) {
-                self.guest.ground.view().wrote(gpa, table.size.into());
+                self.guest.dma.view().wrote(gpa, table.size.into());
             }
         }
         self.card.parked = Some(Box::new(QuiescentState {
@@ -235,7 +235,7 @@ impl<H: Hardware> Monitor<H> {
             && !self.card.bus.gone()
         {
             let text = error.to_string();
-            self.fault(Fault::hardware("not-reset", text.clone()));
+            self.fault(MonitorFault::hardware("not-reset", text.clone()));
             self.card.unusable = Some(text);
             self.guest.cry();
         }
@@ -331,12 +331,12 @@ impl<H: Hardware> Monitor<H> {
         for at in 0..self.guest.blocks.len() {
             self.write_block_again(at);
         }
-        // Law 2: every ring is looked at again; what had not been sent is.
+        // Invariant 2: every ring is looked at again; what had not been sent is.
         for ring in 0..self.guest.rings.len() {
             self.send_again(ring);
         }
         self.collect();
-        // Law 3: the interrupt may have been lost on the way.
+        // Invariant 3: the interrupt may have been lost on the way.
         let told = self.guest.line.level() && self.guest.line.masked();
         self.level();
         if told && self.guest.line.level() {
@@ -387,7 +387,7 @@ impl<H: Hardware> Monitor<H> {
         let (Some(gpa), Some((low, high))) = (state.busy, self.card.plan.blocks.get(at).copied()) else {
             return;
         };
-        if let Some(bus) = self.guest.ground.bus(gpa, table.size.into(), Way::Write) {
+        if let Some(bus) = self.guest.dma.bus(gpa, table.size.into(), Way::Write) {
             self.poke(high, (bus >> 32) as u32);
             self.poke(low, bus as u32 & !table.flags | state.low & table.flags);
             self.rechoose();

@@ -2,8 +2,8 @@
 
 use super::{Offered, PortTx};
 use crate::cause::DropReason;
-use crate::fabric::plan::{PortEntry, SwitchSnapshot};
-use crate::fabric::station::PortShared;
+use crate::fabric::port::PortShared;
+use crate::fabric::snapshot::{PortEntry, SwitchSnapshot};
 use crate::fabric::table::{Seen, Tick};
 use crate::spec::*;
 use crate::vlan::{Form, tag};
@@ -92,7 +92,7 @@ impl PortTx {
         if len < ETH_HLEN || head.len() < ETH_HLEN.min(len) {
             return Delivery::Drop(DropReason::Runt);
         }
-        if len > LONGEST || !offered.fits(&self.station, Form::AsIs) {
+        if len > LONGEST || !offered.fits(&self.shared, Form::AsIs) {
             return Delivery::Drop(DropReason::Giant);
         }
         let way = match head.first_chunk::<KEY>() {
@@ -114,7 +114,7 @@ impl PortTx {
             if !offered.whole(form) {
                 return Delivery::Drop(DropReason::Runt);
             }
-            if self.plan.face(slot).is_some_and(|face| !offered.fits(&face.station, form)) {
+            if self.snapshot.entry(slot).is_some_and(|entry| !offered.fits(&entry.shared, form)) {
                 return Delivery::DropThere { slot, cause: DropReason::Giant };
             }
         }
@@ -123,12 +123,12 @@ impl PortTx {
 
     /// What no frame that goes that way is too long for, segmented or not.
     fn longest(&self, way: Delivery) -> usize {
-        let own = self.station.longest();
+        let own = self.shared.longest();
         match way {
             Delivery::Port { slot, form } => self
-                .plan
-                .face(slot)
-                .map_or(0, |face| own.min(face.station.longest().saturating_add_signed(-form.growth()))),
+                .snapshot
+                .entry(slot)
+                .map_or(0, |entry| own.min(entry.shared.longest().saturating_add_signed(-form.growth()))),
             _ => own,
         }
         .min(LONGEST)
@@ -136,7 +136,7 @@ impl PortTx {
 
     /// Finds the way anew.
     fn find(&self, head: &[u8], tag: Option<u16>) -> Delivery {
-        let own = &*self.station;
+        let own = &*self.shared;
         if !own.is_up() {
             return Delivery::Drop(DropReason::Down);
         }
@@ -157,12 +157,12 @@ impl PortTx {
         if to[0] & 1 != 0 {
             return Delivery::Flood { vlan, tag };
         }
-        let Some(face) = self.receiver(to, vlan, now) else { return Delivery::Flood { vlan, tag } };
-        let slot = face.station.place.slot;
+        let Some(entry) = self.receiver(to, vlan, now) else { return Delivery::Flood { vlan, tag } };
+        let slot = entry.shared.place.slot;
         if slot == own.place.slot {
             return Delivery::Drop(DropReason::NoPath);
         }
-        match gate(own, &face.station, to, vlan, tag) {
+        match gate(own, &entry.shared, to, vlan, tag) {
             Ok(form) => Delivery::Port { slot, form },
             Err(DropReason::Isolated) => Delivery::Drop(DropReason::Isolated),
             Err(cause) => Delivery::DropThere { slot, cause },
@@ -171,12 +171,12 @@ impl PortTx {
 
     /// Whether a frame from `from` may come from here; learns that it does.
     fn source(&self, from: Mac, vlan: u16, now: Tick) -> Result<(), DropReason> {
-        let own = &*self.station;
+        let own = &*self.shared;
         if own.mac == Some(from) {
             return Ok(());
         }
         // A port that is down has no guest: it may have migrated, and be heard from elsewhere.
-        if self.plan.fixed(from).any(|face| face.station.is_up()) {
+        if self.snapshot.fixed(from).any(|entry| entry.shared.is_up()) {
             return Err(DropReason::Spoofed);
         }
         match self.fabric.table.saw(from, vlan, own.place, own.share, now) {
@@ -187,18 +187,18 @@ impl PortTx {
 
     /// The port where `to` is; `None` if the frame is to be flooded to find it.
     fn receiver(&self, to: Mac, vlan: u16, now: Tick) -> Option<&PortEntry> {
-        let plan: &SwitchSnapshot = &self.plan;
-        let raised = |face: &&PortEntry| face.station.raised.load(std::sync::atomic::Ordering::Relaxed);
-        let up = plan.fixed(to).filter(|face| face.station.is_up()).max_by_key(raised);
+        let snapshot: &SwitchSnapshot = &self.snapshot;
+        let raised = |entry: &&PortEntry| entry.shared.raised.load(std::sync::atomic::Ordering::Relaxed);
+        let up = snapshot.fixed(to).filter(|entry| entry.shared.is_up()).max_by_key(raised);
         if up.is_some() {
             return up;
         }
         let learned = || {
             let place = self.fabric.table.find(to, vlan, now)?;
-            plan.face(place.slot).filter(|face| face.station.place == place)
+            snapshot.entry(place.slot).filter(|entry| entry.shared.place == place)
         };
         // The guest of a port that is down may be outside by now; if there is no outside, it is nowhere.
-        let down = || if plan.uplinks { None } else { plan.fixed(to).next() };
+        let down = || if snapshot.uplinks { None } else { snapshot.fixed(to).next() };
         learned().or_else(down)
     }
 }

@@ -1,4 +1,4 @@
-//! Cards under watch: a [`Monitor`] between the guest and simulated hardware, which an emulated card is.
+//! Mediated cards: a [`Monitor`] between the guest and simulated hardware, which an emulated card is.
 //!
 //! ```text
 //!   guest --> Monitor --Hardware--> Simulated --> emulated card --port--> switch
@@ -14,7 +14,7 @@
 //!   alone; on the NE2000 the bit that transmits is in the register that chooses banks, so that checks that want a stall do not apply.
 //! - *The wire waits while the card is halted*, as behind a switch with flow control (802.3, annex 31B). A real wire does not: what
 //!   comes meanwhile is lost and sent again by whoever wants to be heard, which these guests, deterministic as they are, cannot.
-//! - Laws 2, 3 and 5 are kept by the monitor itself, not by seats of pollers: their mutations, which are there, do not show here.
+//! - Invariants 2, 3 and 5 are kept by the monitor itself, not by seats of pollers: their mutations, which are there, do not show here.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,38 +25,38 @@ use ioplane_model::StateModel;
 use ioplane_network::Port;
 use ioplane_nic::ne2000::Ne2000;
 use ioplane_nic::rtl8139::Rtl8139;
-use ioplane_passthrough::monitor::{Monitor, Options, StateV1, TransferV1};
+use ioplane_passthrough::monitor::{Monitor, MonitorOptions, MonitorStateV1, TransferV1};
 use ioplane_passthrough::{ne2000, rtl8139};
 use ioplane_pci::Function;
 
 use super::Valve;
-use super::nic::{Card, EmulatedNe2000, EmulatedRtl8139, spoilt};
+use super::nic::{CardUnderTest, EmulatedNe2000, EmulatedRtl8139, spoilt};
 use crate::simulated::{Bench, Simulated};
 
-/// An RTL8139C+ of the host, under watch.
+/// An RTL8139C+ of the host, mediated.
 #[derive(Debug, Clone, Copy)]
-pub struct WatchedRtl8139;
+pub struct MediatedRtl8139;
 
-/// An NE2000 of the host, under watch.
+/// An NE2000 of the host, mediated.
 #[derive(Debug, Clone, Copy)]
-pub struct WatchedNe2000;
+pub struct MediatedNe2000;
 
 /// The RTL8139's doorbell of the rings of C+ mode (TPPoll), which does nothing else.
 const DOORBELL: u64 = 0xd9;
 
 /// Stalls transmission on all cards of a machine: the one that runs, and those that take over from it.
-pub struct Stall<F: Function> {
+pub struct StalledCards<F: Function> {
     shut: AtomicBool,
     benches: Mutex<Vec<Bench<F>>>,
 }
 
-impl<F: Function> Default for Stall<F> {
+impl<F: Function> Default for StalledCards<F> {
     fn default() -> Self {
-        Stall { shut: AtomicBool::new(false), benches: Mutex::new(Vec::new()) }
+        StalledCards { shut: AtomicBool::new(false), benches: Mutex::new(Vec::new()) }
     }
 }
 
-impl<F: Function> Stall<F> {
+impl<F: Function> StalledCards<F> {
     fn benches(&self) -> MutexGuard<'_, Vec<Bench<F>>> {
         self.benches.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -70,7 +70,7 @@ impl<F: Function> Stall<F> {
     }
 }
 
-impl<F: Function> Valve for Stall<F> {
+impl<F: Function> Valve for StalledCards<F> {
     fn shut(&self) {
         let benches = self.benches();
         if !self.shut.swap(true, Ordering::SeqCst) {
@@ -87,7 +87,7 @@ impl<F: Function> Valve for Stall<F> {
     }
 }
 
-/// Puts an emulated card under watch, as hardware that moves frames by itself.
+/// Puts an emulated card under a monitor, as hardware that moves frames by itself.
 fn watch<F: Function>(
     card: F,
     model: &'static StateModel,
@@ -95,20 +95,20 @@ fn watch<F: Function>(
 ) -> (Monitor<Simulated<F>>, Bench<F>) {
     let (hardware, bench) = Simulated::new("0000:00:05.0", card).expect("an eventfd");
     let hardware = hardware.by_itself().expect("an epoll instance");
-    let mut monitor = Monitor::new(hardware, model, Options::new("nic")).expect("hardware that works");
+    let mut monitor = Monitor::new(hardware, model, MonitorOptions::new("nic")).expect("hardware that works");
     monitor.grow_memory(memory.clone()).expect("an IOMMU with room");
     (monitor, bench)
 }
 
-fn write(state: &mut StateV1, name: &str, change: impl Fn(u32) -> u32) {
+fn write(state: &mut MonitorStateV1, name: &str, change: impl Fn(u32) -> u32) {
     let register = state.registers.iter_mut().find(|(register, _)| register == name);
     let (_, value) = register.expect("a register that is saved");
     *value = change(*value);
 }
 
-impl Card for WatchedRtl8139 {
+impl CardUnderTest for MediatedRtl8139 {
     type F = Monitor<Simulated<Rtl8139>>;
-    type Stall = Stall<Rtl8139>;
+    type Stall = StalledCards<Rtl8139>;
 
     fn make(&self, memory: &Arc<GuestMap>, port: &Arc<Port>, stall: &Arc<Self::Stall>) -> Self::F {
         // The hardware reaches what the IOMMU lets it reach, and nothing else.
@@ -123,7 +123,7 @@ impl Card for WatchedRtl8139 {
     }
 
     fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)> {
-        spoilt::<StateV1>(
+        spoilt::<MonitorStateV1>(
             good,
             &[
                 ("interrupts that the chip does not have", |state| state.status |= 1 << 16),
@@ -148,7 +148,7 @@ impl Card for WatchedRtl8139 {
     }
 }
 
-impl Card for WatchedNe2000 {
+impl CardUnderTest for MediatedNe2000 {
     type F = Monitor<Simulated<Ne2000>>;
     type Stall = ();
 
@@ -157,10 +157,10 @@ impl Card for WatchedNe2000 {
     }
 
     fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)> {
-        fn transfer(state: &mut StateV1, read: bool, address: u16, left: u16) {
+        fn transfer(state: &mut MonitorStateV1, read: bool, address: u16, left: u16) {
             state.card.transfer = Some(TransferV1 { read, address, left });
         }
-        spoilt::<StateV1>(
+        spoilt::<MonitorStateV1>(
             good,
             &[
                 ("interrupts that the chip does not have", |state| state.status |= 1 << 8),
