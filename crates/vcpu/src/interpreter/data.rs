@@ -1,0 +1,249 @@
+//! Moves: between registers, memory and the stack. Plain loads and stores may be a device's.
+
+use iced_x86::{Code, Mnemonic, OpKind};
+
+use super::control::condition;
+use super::operand::Place;
+use super::port::{Destination, PendingAccess};
+use super::{Done, Halt, Step};
+use crate::arithmetic::{OperandSize, fence};
+use crate::memory::{Denied, DeviceAccess, LinearMemory, Platform, StopReason};
+use crate::registers::{RAX, RBP, RDX, RSP};
+
+const UNKNOWN: Halt = Halt::Stop(StopReason::Instruction);
+/// How often a locked operation is tried again when another vCPU has changed the word in between.
+const ATTEMPTS: u32 = 64;
+
+impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
+    pub(super) fn data_movement(&mut self) -> Option<Done> {
+        let mnemonic = self.instruction.mnemonic();
+        Some(match mnemonic {
+            Mnemonic::Mov => self.mov(false),
+            Mnemonic::Movzx => self.mov(false),
+            Mnemonic::Movsx | Mnemonic::Movsxd => self.mov(true),
+            Mnemonic::Lea => self.lea(),
+            Mnemonic::Xchg => self.exchange(),
+            Mnemonic::Bswap => self.byte_swap(),
+            Mnemonic::Cbw
+            | Mnemonic::Cwde
+            | Mnemonic::Cdqe
+            | Mnemonic::Cwd
+            | Mnemonic::Cdq
+            | Mnemonic::Cqo => self.widen(mnemonic),
+            Mnemonic::Push => self.push_operand(),
+            Mnemonic::Pop => self.pop_operand(),
+            Mnemonic::Leave => self.leave(),
+            // With REX.B it is XCHG R8, RAX, which the decoder does not know (found by the differential test).
+            Mnemonic::Pause if self.instruction.len() != 2 => Err(UNKNOWN),
+            Mnemonic::Nop
+            | Mnemonic::Pause
+            | Mnemonic::Endbr64
+            | Mnemonic::Prefetchnta
+            | Mnemonic::Prefetcht0
+            | Mnemonic::Prefetcht1
+            | Mnemonic::Prefetcht2
+            | Mnemonic::Prefetchw => Ok(()),
+            Mnemonic::Lfence | Mnemonic::Sfence | Mnemonic::Mfence => {
+                fence();
+                Ok(())
+            }
+            _ => match self.instruction.code() {
+                Code::Rdtsc => self.time_stamp(),
+                _ => return self.conditional_move(),
+            },
+        })
+    }
+
+    /// MOV, MOVZX, MOVSX: the source may be narrower than the destination.
+    fn mov(&mut self, signed: bool) -> Done {
+        let (to, from) = (self.place(0)?, self.place(1)?);
+        if let (Place::Register(register), Place::Memory(linear, size)) = (to, from) {
+            return match self.memory.load(linear, size) {
+                Ok(value) => {
+                    register.write(&mut self.next, if signed { size.sign_extend(value) } else { value });
+                    Ok(())
+                }
+                Err(Denied::Device(address)) => {
+                    self.leaves_kernel(address, size, false)?;
+                    let destination = Destination::Register { register, size, signed };
+                    let pending = PendingAccess { rip: self.next.rip, destination };
+                    Err(Halt::Access(DeviceAccess::MemoryRead { address, size }, pending))
+                }
+                Err(denied) => Err(denied.into()),
+            };
+        }
+        let value = self.read(from)?;
+        if let Place::Memory(linear, size) = to {
+            return match self.memory.store(linear, size, value) {
+                Err(Denied::Device(address)) => {
+                    self.leaves_kernel(address, size, true)?;
+                    let value = value & size.mask();
+                    let pending = PendingAccess { rip: self.next.rip, destination: Destination::None };
+                    Err(Halt::Access(DeviceAccess::MemoryWrite { address, size, value }, pending))
+                }
+                done => Ok(done?),
+            };
+        }
+        let value = match from.size() {
+            Some(size) if signed => size.sign_extend(value),
+            _ => value,
+        };
+        self.write(to, value)
+    }
+
+    fn leaves_kernel(&mut self, address: u64, size: OperandSize, write: bool) -> Done {
+        if self.platform.address_leaves_kernel(address, size, write) {
+            Ok(())
+        } else {
+            Err(StopReason::KernelDevice.into())
+        }
+    }
+
+    fn lea(&mut self) -> Done {
+        let to = self.place(0)?;
+        if self.instruction.op_kind(1) != OpKind::Memory {
+            return Err(UNKNOWN);
+        }
+        let address = self.effective_address()?;
+        self.write(to, address)
+    }
+
+    /// XCHG: with memory it is locked, whatever the prefix.
+    fn exchange(&mut self) -> Done {
+        let (first, second) = (self.place(0)?, self.place(1)?);
+        match (first, second) {
+            (Place::Memory(linear, size), Place::Register(register))
+            | (Place::Register(register), Place::Memory(linear, size)) => {
+                let new = register.read(&self.next);
+                let old = self.update_locked(linear, size, |_| new)?;
+                register.write(&mut self.next, old);
+            }
+            (Place::Register(first), Place::Register(second)) => {
+                let (a, b) = (first.read(&self.next), second.read(&self.next));
+                // XCHG EAX, EAX that is no NOP writes both.
+                first.write(&mut self.next, b);
+                second.write(&mut self.next, a);
+            }
+            _ => return Err(UNKNOWN),
+        }
+        Ok(())
+    }
+
+    /// Changes a word atomically and returns what it was.
+    pub(super) fn update_locked(
+        &mut self,
+        linear: u64,
+        size: OperandSize,
+        new: impl Fn(u64) -> u64,
+    ) -> Result<u64, Halt> {
+        let mut expected = self.memory.load(linear, size)?;
+        for _ in 0..ATTEMPTS {
+            let found = self.memory.compare_exchange(linear, size, expected, new(expected) & size.mask())?;
+            if found == expected {
+                return Ok(found);
+            }
+            expected = found;
+        }
+        Err(StopReason::Atomic.into())
+    }
+
+    fn byte_swap(&mut self) -> Done {
+        let to = self.place(0)?;
+        let value = self.read(to)?;
+        let swapped = match to.size() {
+            Some(OperandSize::Dword) => value.swap_bytes() >> 32,
+            Some(OperandSize::Qword) => value.swap_bytes(),
+            // Undefined.
+            _ => return Err(UNKNOWN),
+        };
+        self.write(to, swapped)
+    }
+
+    /// The sign of RAX, or a part of it, spread over the rest of it or over RDX.
+    fn widen(&mut self, mnemonic: Mnemonic) -> Done {
+        let registers = &mut self.next.gpr;
+        let rax = registers[RAX];
+        let sign = |size: OperandSize| size.sign_extend(rax);
+        match mnemonic {
+            Mnemonic::Cbw => registers[RAX] = rax & !0xffff | sign(OperandSize::Byte) & 0xffff,
+            Mnemonic::Cwde => registers[RAX] = sign(OperandSize::Word) & OperandSize::Dword.mask(),
+            Mnemonic::Cdqe => registers[RAX] = sign(OperandSize::Dword),
+            Mnemonic::Cwd => registers[RDX] = registers[RDX] & !0xffff | sign(OperandSize::Word) >> 48,
+            Mnemonic::Cdq => registers[RDX] = sign(OperandSize::Dword) >> 32,
+            Mnemonic::Cqo => registers[RDX] = (rax.cast_signed() >> 63).cast_unsigned(),
+            _ => return Err(UNKNOWN),
+        }
+        Ok(())
+    }
+
+    fn push_operand(&mut self) -> Done {
+        let place = self.place(0)?;
+        let known = match self.instruction.op_kind(0) {
+            OpKind::Immediate8to64 | OpKind::Immediate32to64 => true,
+            _ => place.size() == Some(OperandSize::Qword),
+        };
+        if !known {
+            return Err(UNKNOWN);
+        }
+        let value = self.read(place)?;
+        self.push(value)
+    }
+
+    pub(super) fn push(&mut self, value: u64) -> Done {
+        let top = self.next.gpr[RSP].wrapping_sub(8);
+        self.memory.store(top, OperandSize::Qword, value)?;
+        self.next.gpr[RSP] = top;
+        Ok(())
+    }
+
+    pub(super) fn pop(&mut self) -> Result<u64, Halt> {
+        let top = self.next.gpr[RSP];
+        let value = self.memory.load(top, OperandSize::Qword)?;
+        self.next.gpr[RSP] = top.wrapping_add(8);
+        Ok(value)
+    }
+
+    fn pop_operand(&mut self) -> Done {
+        let value = self.pop()?;
+        // An address that is relative to RSP is taken after RSP has moved.
+        let to = self.place(0)?;
+        if to.size() != Some(OperandSize::Qword) {
+            return Err(UNKNOWN);
+        }
+        self.write(to, value)
+    }
+
+    fn leave(&mut self) -> Done {
+        if self.instruction.code() != Code::Leaveq {
+            return Err(UNKNOWN);
+        }
+        self.next.gpr[RSP] = self.next.gpr[RBP];
+        self.next.gpr[RBP] = self.pop()?;
+        Ok(())
+    }
+
+    fn time_stamp(&mut self) -> Done {
+        let now = self.platform.guest_cycles().ok_or(UNKNOWN)?;
+        self.next.gpr[RAX] = now & OperandSize::Dword.mask();
+        self.next.gpr[RDX] = now >> 32;
+        Ok(())
+    }
+
+    /// CMOVcc and SETcc.
+    fn conditional_move(&mut self) -> Option<Done> {
+        let holds = condition(self.instruction.mnemonic())?.holds(self.next.rflags);
+        let to = match self.place(0) {
+            Ok(to) => to,
+            Err(halt) => return Some(Err(halt)),
+        };
+        match self.instruction.op_count() {
+            1 => Some(self.write(to, u64::from(holds))),
+            // Memory is read and a 32-bit register written even if the condition does not hold.
+            2 => Some(self.place(1).and_then(|from| self.read(from)).and_then(|value| {
+                let kept = self.read(to)?;
+                self.write(to, if holds { value } else { kept })
+            })),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! The interpreter of a vCPU: runs 64-bit code from the guest's registers until the next device access.
+//!
+//! ```text
+//!   run --> RunEnd::Access(access, pending) -- the VMM answers --> complete(pending) --> run ...
+//!       \-> RunEnd::Stopped(reason)          -- registers back to KVM, which enters the guest
+//! ```
+//!
+//! **Unknown means stop, before any state has changed.** An instruction works on a copy of the registers, which is
+//! put in place at its end. It stores to memory at most once, as the last thing that can be denied. A device access
+//! leaves the registers as they are until it is completed, so dropping the [`PendingAccess`] is a stop as well.
+//! String instructions are complete after each element, as they are for the processor.
+//!
+//! A run allocates nothing: [`Interpreter::new`] has allocated what is needed.
+
+mod alu;
+mod control;
+mod data;
+mod flags;
+mod operand;
+mod port;
+mod string;
+
+use iced_x86::{Decoder, DecoderOptions, Instruction};
+
+pub use port::PendingAccess;
+
+use crate::memory::{Denied, DeviceAccess, INSTRUCTION_BYTES, LinearMemory, Platform, RunBudget, StopReason};
+use crate::registers::{GeneralRegisters, SystemRegisters};
+
+/// How a run ended.
+#[derive(Debug)]
+pub enum RunEnd {
+    /// A device must answer; then [`Interpreter::complete`], or drop the pending access to stop before it.
+    Access(DeviceAccess, PendingAccess),
+    /// The processor must go on.
+    Stopped(StopReason),
+}
+
+/// Why an instruction was not completed.
+pub(crate) enum Halt {
+    Stop(StopReason),
+    Access(DeviceAccess, PendingAccess),
+}
+
+impl From<Denied> for Halt {
+    /// Where the operand of an instruction turns out to be a device's, and that instruction has no device access.
+    fn from(denied: Denied) -> Self {
+        match denied {
+            Denied::Device(_) => Halt::Stop(StopReason::DeviceOperand),
+            Denied::Stop(reason) => Halt::Stop(reason),
+        }
+    }
+}
+
+impl From<StopReason> for Halt {
+    fn from(reason: StopReason) -> Self {
+        Halt::Stop(reason)
+    }
+}
+
+pub(crate) type Done = Result<(), Halt>;
+
+/// How often the clock and the VMM's kick are looked at, in instructions.
+const LOOK_EVERY: u32 = 8;
+/// Decoded instructions that are kept; a power of two.
+const DECODED: usize = 256;
+
+/// An instruction that was decoded before, with the bytes that it was decoded from.
+#[derive(Clone, Copy)]
+struct Decoded {
+    instruction: Instruction,
+    bytes: [u8; INSTRUCTION_BYTES],
+}
+
+/// The interpreter of one vCPU.
+pub struct Interpreter {
+    decoded: Box<[Decoded]>,
+    executed: u64,
+}
+
+impl Default for Interpreter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Interpreter {
+    /// Allocates, and has the decoder build its tables.
+    pub fn new() -> Self {
+        let _ = Decoder::new(64, &[0x90], DecoderOptions::NONE).decode();
+        let empty = Decoded { instruction: Instruction::default(), bytes: [0; INSTRUCTION_BYTES] };
+        Self { decoded: vec![empty; DECODED].into_boxed_slice(), executed: 0 }
+    }
+
+    /// Instructions completed since [`Interpreter::new`], elements of strings counted singly.
+    pub fn executed(&self) -> u64 {
+        self.executed
+    }
+
+    /// Runs instructions until a device access or a stop. `general` is then the state before the instruction that
+    /// ended the run. `data` receives what a port write carries.
+    pub fn run<M: LinearMemory, P: Platform>(
+        &mut self,
+        general: &mut GeneralRegisters,
+        system: &SystemRegisters,
+        memory: &mut M,
+        platform: &mut P,
+        data: &mut [u8],
+        budget: &mut RunBudget,
+    ) -> RunEnd {
+        let mut until_look = 0_u32;
+        loop {
+            if until_look == 0 {
+                if platform.kicked() {
+                    return RunEnd::Stopped(StopReason::Kicked);
+                }
+                if platform.cycles() >= budget.deadline {
+                    return RunEnd::Stopped(StopReason::TimeLimit);
+                }
+                until_look = LOOK_EVERY;
+            }
+            until_look -= 1;
+            if budget.instructions == 0 {
+                return RunEnd::Stopped(StopReason::InstructionLimit);
+            }
+            match self.step(general, system, memory, platform, data) {
+                Ok(()) => budget.instructions -= 1,
+                Err(Halt::Stop(reason)) => return RunEnd::Stopped(reason),
+                Err(Halt::Access(access, pending)) => {
+                    if budget.accesses == 0 {
+                        return RunEnd::Stopped(StopReason::AccessLimit);
+                    }
+                    if platform.kicked() {
+                        return RunEnd::Stopped(StopReason::Kicked);
+                    }
+                    budget.accesses -= 1;
+                    return RunEnd::Access(access, pending);
+                }
+            }
+        }
+    }
+
+    /// Completes the instruction whose device access has been answered. `data` is the buffer with what ports gave,
+    /// `value` what a memory read gave.
+    pub fn complete<M: LinearMemory>(
+        &mut self,
+        pending: PendingAccess,
+        general: &mut GeneralRegisters,
+        memory: &mut M,
+        data: &[u8],
+        value: u64,
+    ) {
+        let mut next = *general;
+        pending.finish(&mut next, memory, data, value);
+        *general = next;
+        self.executed += 1;
+    }
+
+    fn step<M: LinearMemory, P: Platform>(
+        &mut self,
+        general: &mut GeneralRegisters,
+        system: &SystemRegisters,
+        memory: &mut M,
+        platform: &mut P,
+        data: &mut [u8],
+    ) -> Done {
+        // Each time, since POPF and IRET change the flags that matter here.
+        if system.unsupported(general.rflags).is_some() {
+            return Err(StopReason::Mode.into());
+        }
+        let mut bytes = [0; INSTRUCTION_BYTES];
+        let length = memory.fetch(general.rip, &mut bytes)?;
+        let instruction = self.decode(general.rip, &bytes, length)?;
+        let mut step =
+            Step { instruction: &instruction, bytes: &bytes, next: *general, system, memory, platform };
+        step.next.rip = instruction.next_ip();
+        if !system.canonical(step.next.rip) {
+            return Err(StopReason::Exception.into());
+        }
+        step.execute(data)?;
+        // A branch; those that store have looked themselves.
+        if !system.canonical(step.next.rip) {
+            return Err(StopReason::Exception.into());
+        }
+        *general = step.next;
+        self.executed += 1;
+        Ok(())
+    }
+
+    /// Decodes, or takes what the same bytes at the same address were decoded to before.
+    fn decode(
+        &mut self,
+        rip: u64,
+        bytes: &[u8; INSTRUCTION_BYTES],
+        length: usize,
+    ) -> Result<Instruction, StopReason> {
+        // Of all bits, so that neighbours as well as functions a page apart have places of their own.
+        let mixed = rip ^ rip >> 8;
+        let index = usize::try_from(mixed & (DECODED as u64 - 1)).unwrap_or(0);
+        let Some(place) = self.decoded.get_mut(index) else { return Err(StopReason::Instruction) };
+        let known = place.instruction.len();
+        if known != 0
+            && known <= length
+            && place.instruction.ip() == rip
+            && place.bytes.get(..known) == bytes.get(..known)
+        {
+            return Ok(place.instruction);
+        }
+        let available = bytes.get(..length).unwrap_or(bytes);
+        let instruction = Decoder::with_ip(64, available, rip, DecoderOptions::NONE).decode();
+        if instruction.is_invalid() {
+            return Err(StopReason::Instruction);
+        }
+        *place = Decoded { instruction, bytes: *bytes };
+        Ok(instruction)
+    }
+}
+
+/// One instruction on its way.
+pub(crate) struct Step<'a, M, P> {
+    instruction: &'a Instruction,
+    bytes: &'a [u8; INSTRUCTION_BYTES],
+    /// The registers as they will be.
+    next: GeneralRegisters,
+    system: &'a SystemRegisters,
+    memory: &'a mut M,
+    platform: &'a mut P,
+}
+
+impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
+    /// Each part knows its instructions and says `None` to others.
+    fn execute(&mut self, data: &mut [u8]) -> Done {
+        self.data_movement()
+            .or_else(|| self.arithmetic())
+            .or_else(|| self.control())
+            .or_else(|| self.flag_operation())
+            .or_else(|| self.string())
+            .or_else(|| self.port(data))
+            .unwrap_or(Err(Halt::Stop(StopReason::Instruction)))
+    }
+}

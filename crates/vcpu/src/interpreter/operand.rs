@@ -1,0 +1,201 @@
+//! Operands: where they are, how wide, and what they hold.
+
+use iced_x86::{MemorySize, OpKind, Register};
+
+use super::{Done, Halt, Step};
+use crate::arithmetic::OperandSize;
+use crate::memory::{LinearMemory, Platform, StopReason};
+use crate::registers::{GeneralRegisters, RAX};
+
+/// A general register, or a part of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RegisterOperand {
+    index: usize,
+    size: OperandSize,
+    /// AH, CH, DH, BH.
+    high: bool,
+}
+
+impl RegisterOperand {
+    pub(crate) fn of(register: Register) -> Option<Self> {
+        let number = register as usize;
+        let from = |first: Register| number.checked_sub(first as usize).filter(|index| *index < 16);
+        let plain = |index, size| Some(Self { index, size, high: false });
+        if let Some(index) = from(Register::RAX) {
+            return plain(index, OperandSize::Qword);
+        }
+        if let Some(index) = from(Register::EAX) {
+            return plain(index, OperandSize::Dword);
+        }
+        if let Some(index) = from(Register::AX) {
+            return plain(index, OperandSize::Word);
+        }
+        // AL CL DL BL, AH CH DH BH, SPL BPL SIL DIL R8L and so on.
+        match number.checked_sub(Register::AL as usize)? {
+            index @ 0..4 => plain(index, OperandSize::Byte),
+            index @ 4..8 => Some(Self { index: index - 4, size: OperandSize::Byte, high: true }),
+            index @ 8..20 => plain(index - 4, OperandSize::Byte),
+            _ => None,
+        }
+    }
+
+    /// AL, AX, EAX or RAX.
+    pub(crate) fn accumulator(size: OperandSize) -> Self {
+        Self { index: RAX, size, high: false }
+    }
+
+    pub(crate) fn size(self) -> OperandSize {
+        self.size
+    }
+
+    /// The 64-bit register that this is a part of.
+    pub(crate) fn index(self) -> usize {
+        self.index
+    }
+
+    pub(crate) fn read(self, registers: &GeneralRegisters) -> u64 {
+        let value = registers.gpr[self.index];
+        if self.high { value >> 8 & 0xff } else { value & self.size.mask() }
+    }
+
+    /// Writes the low bits of `value`. 32 bits clear the upper half, fewer leave the rest.
+    pub(crate) fn write(self, registers: &mut GeneralRegisters, value: u64) {
+        let register = &mut registers.gpr[self.index];
+        *register = match (self.size, self.high) {
+            (OperandSize::Byte, true) => *register & !0xff00 | (value & 0xff) << 8,
+            (OperandSize::Byte | OperandSize::Word, _) => {
+                let mask = self.size.mask();
+                *register & !mask | value & mask
+            }
+            (OperandSize::Dword, _) => value & OperandSize::Dword.mask(),
+            (OperandSize::Qword, _) => value,
+        };
+    }
+}
+
+/// Where an operand is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Register(RegisterOperand),
+    /// Linear address and size.
+    Memory(u64, OperandSize),
+    /// Sign-extended as the instruction says.
+    Immediate(u64),
+}
+
+impl Place {
+    /// `None` for an immediate, which takes the size of the other operand.
+    pub(crate) fn size(self) -> Option<OperandSize> {
+        match self {
+            Place::Register(register) => Some(register.size()),
+            Place::Memory(_, size) => Some(size),
+            Place::Immediate(_) => None,
+        }
+    }
+}
+
+const UNKNOWN: Halt = Halt::Stop(StopReason::Instruction);
+
+impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
+    /// The operand's place, if it is one of the kinds that are known here.
+    pub(super) fn place(&self, operand: u32) -> Result<Place, Halt> {
+        if operand >= self.instruction.op_count() {
+            return Err(UNKNOWN);
+        }
+        match self.instruction.op_kind(operand) {
+            OpKind::Register => {
+                let register = RegisterOperand::of(self.instruction.op_register(operand)).ok_or(UNKNOWN)?;
+                Ok(Place::Register(register))
+            }
+            OpKind::Memory => Ok(Place::Memory(self.linear_address()?, self.memory_size()?)),
+            OpKind::Immediate8
+            | OpKind::Immediate16
+            | OpKind::Immediate32
+            | OpKind::Immediate64
+            | OpKind::Immediate8to16
+            | OpKind::Immediate8to32
+            | OpKind::Immediate8to64
+            | OpKind::Immediate32to64 => Ok(Place::Immediate(self.instruction.immediate(operand))),
+            _ => Err(UNKNOWN),
+        }
+    }
+
+    pub(super) fn read(&mut self, place: Place) -> Result<u64, Halt> {
+        match place {
+            Place::Register(register) => Ok(register.read(&self.next)),
+            Place::Memory(linear, size) => Ok(self.memory.load(linear, size)?),
+            Place::Immediate(value) => Ok(value),
+        }
+    }
+
+    pub(super) fn write(&mut self, place: Place, value: u64) -> Done {
+        match place {
+            Place::Register(register) => register.write(&mut self.next, value),
+            Place::Memory(linear, size) => self.memory.store(linear, size, value)?,
+            Place::Immediate(_) => return Err(UNKNOWN),
+        }
+        Ok(())
+    }
+
+    /// The address of the memory operand, without the base of its segment.
+    pub(super) fn effective_address(&self) -> Result<u64, Halt> {
+        let base = self.instruction.memory_base();
+        let index = self.instruction.memory_index();
+        let mut address = self.instruction.memory_displacement64();
+        let mut narrow = false;
+        for (register, scale) in [(base, 1), (index, self.instruction.memory_index_scale())] {
+            // The decoder has added RIP to the displacement.
+            if register == Register::None || register == Register::RIP {
+                continue;
+            }
+            let operand = RegisterOperand::of(register).ok_or(UNKNOWN)?;
+            narrow |= match operand.size() {
+                OperandSize::Qword => false,
+                OperandSize::Dword => true,
+                OperandSize::Byte | OperandSize::Word => return Err(UNKNOWN),
+            };
+            address = address.wrapping_add(operand.read(&self.next).wrapping_mul(u64::from(scale)));
+        }
+        Ok(if narrow { address & OperandSize::Dword.mask() } else { address })
+    }
+
+    /// The linear address of the memory operand. In 64-bit mode only FS and GS have a base.
+    fn linear_address(&self) -> Result<u64, Halt> {
+        Ok(self.effective_address()?.wrapping_add(self.segment_base()))
+    }
+
+    pub(super) fn segment_base(&self) -> u64 {
+        match self.instruction.memory_segment() {
+            Register::FS => self.system.fs_base,
+            Register::GS => self.system.gs_base,
+            _ => 0,
+        }
+    }
+
+    fn memory_size(&self) -> Result<OperandSize, Halt> {
+        match self.instruction.memory_size() {
+            MemorySize::UInt8 | MemorySize::Int8 => Ok(OperandSize::Byte),
+            MemorySize::UInt16 | MemorySize::Int16 => Ok(OperandSize::Word),
+            MemorySize::UInt32 | MemorySize::Int32 => Ok(OperandSize::Dword),
+            MemorySize::UInt64 | MemorySize::Int64 | MemorySize::QwordOffset => Ok(OperandSize::Qword),
+            _ => Err(UNKNOWN),
+        }
+    }
+
+    /// The prefixes before the opcode, REX included wherever it stands.
+    fn prefixes(&self) -> impl Iterator<Item = u8> {
+        self.bytes.iter().copied().take_while(
+            |byte| matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x40..=0x4f | 0x64..=0x67 | 0xf0 | 0xf2 | 0xf3),
+        )
+    }
+
+    /// Whether a prefix 66 stands before the opcode. Processors disagree on what it does to near branches.
+    pub(super) fn has_operand_size_prefix(&self) -> bool {
+        self.prefixes().any(|byte| byte == 0x66)
+    }
+
+    /// Whether REP or REPNE stands before the opcode.
+    pub(super) fn has_repeat_prefix(&self) -> bool {
+        self.prefixes().any(|byte| matches!(byte, 0xf2 | 0xf3))
+    }
+}

@@ -1,0 +1,114 @@
+//! String instructions on memory, one element at a time: the state after each is one that the processor shows too.
+
+use iced_x86::{Mnemonic, OpKind};
+
+use super::{Done, Halt, Step};
+use crate::arithmetic::{self, Binary, OperandSize};
+use crate::memory::{LinearMemory, Platform, StopReason};
+use crate::registers::{RAX, RCX, RDI, RSI, rflags};
+
+const UNKNOWN: Halt = Halt::Stop(StopReason::Instruction);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StringOperation {
+    Move,
+    Store,
+    Load,
+    Compare,
+    Scan,
+}
+
+/// What the mnemonic says. MOVSD and CMPSD are names of SSE instructions too; those have other operands.
+fn operation(mnemonic: Mnemonic) -> Option<(StringOperation, OperandSize)> {
+    use Mnemonic as N;
+    use OperandSize::{Byte, Dword, Qword, Word};
+    use StringOperation::{Compare, Load, Move, Scan, Store};
+    Some(match mnemonic {
+        N::Movsb => (Move, Byte),
+        N::Movsw => (Move, Word),
+        N::Movsd => (Move, Dword),
+        N::Movsq => (Move, Qword),
+        N::Stosb => (Store, Byte),
+        N::Stosw => (Store, Word),
+        N::Stosd => (Store, Dword),
+        N::Stosq => (Store, Qword),
+        N::Lodsb => (Load, Byte),
+        N::Lodsw => (Load, Word),
+        N::Lodsd => (Load, Dword),
+        N::Lodsq => (Load, Qword),
+        N::Cmpsb => (Compare, Byte),
+        N::Cmpsw => (Compare, Word),
+        N::Cmpsd => (Compare, Dword),
+        N::Cmpsq => (Compare, Qword),
+        N::Scasb => (Scan, Byte),
+        N::Scasw => (Scan, Word),
+        N::Scasd => (Scan, Dword),
+        N::Scasq => (Scan, Qword),
+        _ => return None,
+    })
+}
+
+impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
+    pub(super) fn string(&mut self) -> Option<Done> {
+        let (operation, size) = operation(self.instruction.mnemonic())?;
+        Some(self.string_element(operation, size))
+    }
+
+    /// Whether the string operands are addressed by 64-bit registers, and are string operands at all.
+    pub(super) fn string_operands(&self) -> bool {
+        let wide = |kind| matches!(kind, OpKind::MemorySegRSI | OpKind::MemoryESRDI);
+        let mut kinds = self.instruction.op_kinds();
+        self.instruction.op_kinds().any(wide) && kinds.all(|kind| wide(kind) || kind == OpKind::Register)
+    }
+
+    fn string_element(&mut self, operation: StringOperation, size: OperandSize) -> Done {
+        use StringOperation as S;
+        let repeat = self.instruction.has_rep_prefix();
+        let repeat_not_equal = self.instruction.has_repne_prefix();
+        let compares = matches!(operation, S::Compare | S::Scan);
+        if !self.string_operands() || repeat_not_equal && !compares {
+            return Err(UNKNOWN);
+        }
+        let repeated = repeat || repeat_not_equal;
+        if repeated && self.next.gpr[RCX] == 0 {
+            return Ok(());
+        }
+        let (source, destination) =
+            (self.next.gpr[RSI].wrapping_add(self.segment_base()), self.next.gpr[RDI]);
+        let rax = self.next.gpr[RAX];
+        match operation {
+            S::Move => {
+                let value = self.memory.load(source, size)?;
+                self.memory.store(destination, size, value)?;
+            }
+            S::Store => self.memory.store(destination, size, rax)?,
+            S::Load => {
+                let value = self.memory.load(source, size)?;
+                super::operand::RegisterOperand::accumulator(size).write(&mut self.next, value);
+            }
+            S::Compare | S::Scan => {
+                let first = if operation == S::Scan { rax } else { self.memory.load(source, size)? };
+                let second = self.memory.load(destination, size)?;
+                self.next.rflags = arithmetic::binary(Binary::Cmp, size, first, second, self.next.rflags).1;
+            }
+        }
+        let down = self.next.rflags & rflags::DF != 0;
+        let stride = if down { size.bytes().wrapping_neg() } else { size.bytes() };
+        if matches!(operation, S::Move | S::Load | S::Compare) {
+            self.next.gpr[RSI] = self.next.gpr[RSI].wrapping_add(stride);
+        }
+        if operation != S::Load {
+            self.next.gpr[RDI] = self.next.gpr[RDI].wrapping_add(stride);
+        }
+        if repeated {
+            let left = self.next.gpr[RCX].wrapping_sub(1);
+            self.next.gpr[RCX] = left;
+            let equal = self.next.rflags & rflags::ZF != 0;
+            let goes_on = !compares || equal == repeat;
+            if left != 0 && goes_on {
+                self.next.rip = self.instruction.ip();
+            }
+        }
+        Ok(())
+    }
+}

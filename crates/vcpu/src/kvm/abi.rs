@@ -1,0 +1,69 @@
+//! Numbers of KVM's calls (include/uapi/linux/kvm.h), which `kvm-bindings` does not have.
+
+use std::mem::size_of;
+
+use kvm_bindings::{
+    kvm_cpuid2, kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd, kvm_pit_config, kvm_regs,
+    kvm_userspace_memory_region, kvm_userspace_memory_region2,
+};
+
+const KVMIO: u64 = 0xae;
+
+const fn io(number: u64) -> u64 {
+    KVMIO << 8 | number
+}
+
+const fn iow<T>(number: u64) -> u64 {
+    1 << 30 | (size_of::<T>() as u64) << 16 | io(number)
+}
+
+const fn ior<T>(number: u64) -> u64 {
+    2 << 30 | (size_of::<T>() as u64) << 16 | io(number)
+}
+
+/// Whether a request is KVM's at all.
+pub(super) const fn is_kvm(request: u64) -> bool {
+    request >> 8 & 0xff == KVMIO
+}
+
+pub(super) const KVM_CREATE_VM: u64 = io(0x01);
+pub(super) const KVM_CHECK_EXTENSION: u64 = io(0x03);
+pub(super) const KVM_GET_VCPU_MMAP_SIZE: u64 = io(0x04);
+pub(super) const KVM_CREATE_VCPU: u64 = io(0x41);
+pub(super) const KVM_SET_USER_MEMORY_REGION: u64 = iow::<kvm_userspace_memory_region>(0x46);
+pub(super) const KVM_SET_USER_MEMORY_REGION2: u64 = iow::<kvm_userspace_memory_region2>(0x49);
+pub(super) const KVM_CREATE_IRQCHIP: u64 = io(0x60);
+pub(super) const KVM_CREATE_PIT: u64 = io(0x64);
+pub(super) const KVM_CREATE_PIT2: u64 = iow::<kvm_pit_config>(0x77);
+pub(super) const KVM_IOEVENTFD: u64 = iow::<kvm_ioeventfd>(0x79);
+pub(super) const KVM_RUN: u64 = io(0x80);
+pub(super) const KVM_GET_REGS: u64 = ior::<kvm_regs>(0x81);
+pub(super) const KVM_SET_REGS: u64 = iow::<kvm_regs>(0x82);
+/// The structure ends in an array, which does not count.
+pub(super) const KVM_SET_CPUID2: u64 = iow::<kvm_cpuid2>(0x90);
+pub(super) const KVM_SET_GUEST_DEBUG: u64 = iow::<kvm_guest_debug>(0x9b);
+pub(super) const KVM_ENABLE_CAP: u64 = iow::<kvm_enable_cap>(0xa3);
+pub(super) const KVM_MEMORY_ENCRYPT_OP: u64 = 3 << 30 | (size_of::<u64>() as u64) << 16 | io(0xba);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `strace` prints them for QEMU.
+    #[test]
+    fn numbers() {
+        assert_eq!(KVM_RUN, 0xae80);
+        assert_eq!(KVM_CREATE_VM, 0xae01);
+        assert_eq!(KVM_SET_USER_MEMORY_REGION, 0x4020_ae46);
+        assert_eq!(KVM_SET_USER_MEMORY_REGION2, 0x40a0_ae49);
+        assert_eq!(KVM_CREATE_PIT2, 0x4040_ae77);
+        assert_eq!(KVM_IOEVENTFD, 0x4040_ae79);
+        assert_eq!(KVM_GET_REGS, 0x8090_ae81);
+        assert_eq!(KVM_SET_REGS, 0x4090_ae82);
+        assert_eq!(KVM_SET_CPUID2, 0x4008_ae90);
+        assert_eq!(KVM_SET_GUEST_DEBUG, 0x4048_ae9b);
+        assert_eq!(KVM_ENABLE_CAP, 0x4068_aea3);
+        assert_eq!(KVM_MEMORY_ENCRYPT_OP, 0xc008_aeba);
+        assert!(is_kvm(KVM_ENABLE_CAP) && !is_kvm(0x5401));
+    }
+}

@@ -1,0 +1,19 @@
+//! Clustering on KVM's own interface: a vCPU whose KVM_RUN may return with an access that the interpreter has found, and
+//! what has to be known of its VM.
+//!
+//! Nothing here calls KVM: the caller is given as [`VcpuDescriptor`], so that tests stand in for the kernel.
+
+mod abi;
+mod gate;
+mod predictor;
+mod process;
+mod run_page;
+mod vcpu;
+mod vm;
+
+pub use gate::{SharedVm, VmChange, VmRead};
+pub use predictor::Predictor;
+pub use process::{Interposer, Kernel};
+pub use run_page::RunPage;
+pub use vcpu::{ClusterCounts, ClusterLimits, ClusteredVcpu, VcpuDescriptor};
+pub use vm::{ClusterObstacle, GuestCpuid, InterruptController, VmState};

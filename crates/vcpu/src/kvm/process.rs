@@ -1,0 +1,333 @@
+//! The calls of a VMM's process: which descriptors are VMs and vCPUs, and what their calls say about them.
+//!
+//! Whatever is not known goes to the kernel as it is. A descriptor that arrives by other ways than KVM_CREATE_VM and
+//! KVM_CREATE_VCPU (dup, a socket) is not known, and so is nothing that is done by it.
+#![allow(unsafe_code)]
+// UNSAFETY: reads what the VMM gives the kernel by address, after the kernel has taken it; and shares vCPUs by descriptor.
+
+use std::cell::UnsafeCell;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use kvm_bindings::{
+    KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_SYNC_REGS,
+    KVM_MEM_GUEST_MEMFD, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_SYNC_X86_VALID_FIELDS,
+    kvm_cpuid_entry2, kvm_cpuid2, kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd,
+    kvm_ioeventfd_flag_nr_deassign, kvm_ioeventfd_flag_nr_pio, kvm_regs, kvm_run,
+    kvm_userspace_memory_region,
+};
+
+use super::abi;
+use super::gate::{SharedVm, VmChange};
+use super::run_page::RunPage;
+use super::vcpu::{ClusterCounts, ClusterLimits, ClusteredVcpu, VcpuDescriptor};
+use super::vm::{ClusterObstacle, GuestCpuid, InterruptController};
+use crate::slots::MemorySlot;
+
+/// Descriptors that are watched: those below this number.
+const DESCRIPTORS: usize = 1 << 16;
+/// CPUID leaves that are read at most.
+const MOST_LEAVES: u32 = 256;
+
+/// The kernel. Results are those of the system calls: an error number with a minus sign, or what the call returns.
+pub trait Kernel {
+    /// `ioctl`.
+    fn ioctl(&self, descriptor: i32, request: u64, argument: usize) -> i32;
+    /// Maps a vCPU's descriptor, shared, for reading and writing.
+    fn map_vcpu(&self, descriptor: i32, bytes: usize) -> Option<*mut kvm_run>;
+}
+
+enum Descriptor {
+    Vm {
+        vm: &'static SharedVm,
+        /// What KVM_GET_VCPU_MMAP_SIZE says.
+        run_bytes: usize,
+    },
+    Vcpu {
+        vm: &'static SharedVm,
+        /// A call is using `vcpu`. Others go to KVM, which has a lock of its own.
+        busy: AtomicBool,
+        vcpu: Box<UnsafeCell<ClusteredVcpu>>,
+    },
+}
+
+/// All VMs of a process.
+///
+/// What it knows of a descriptor stays until the process ends: closing is not seen, and a number that is used
+/// again is replaced by what it is then.
+pub struct Interposer<K> {
+    kernel: K,
+    limits: ClusterLimits,
+    descriptors: Box<[AtomicPtr<Descriptor>]>,
+}
+
+/// One vCPU's descriptor, for the calls that clustering makes.
+struct Calls<'a, K> {
+    kernel: &'a K,
+    descriptor: i32,
+    /// Of KVM_RUN; it has none, and it is passed on as it came.
+    argument: usize,
+}
+
+impl<K: Kernel> VcpuDescriptor for Calls<'_, K> {
+    fn run(&mut self) -> i32 {
+        self.kernel.ioctl(self.descriptor, abi::KVM_RUN, self.argument)
+    }
+
+    fn registers(&mut self, registers: &mut kvm_regs) -> i32 {
+        let address = ptr::from_mut(registers).expose_provenance();
+        self.kernel.ioctl(self.descriptor, abi::KVM_GET_REGS, address)
+    }
+
+    fn set_registers(&mut self, registers: &kvm_regs) -> i32 {
+        let address = ptr::from_ref(registers).expose_provenance();
+        self.kernel.ioctl(self.descriptor, abi::KVM_SET_REGS, address)
+    }
+}
+
+impl<K: Kernel> Interposer<K> {
+    /// Knows no VM yet. Allocates half a megabyte.
+    pub fn new(kernel: K, limits: ClusterLimits) -> Self {
+        let descriptors = (0..DESCRIPTORS).map(|_| AtomicPtr::new(ptr::null_mut())).collect();
+        Self { kernel, limits, descriptors }
+    }
+
+    /// The kernel that calls go to.
+    pub fn kernel(&self) -> &K {
+        &self.kernel
+    }
+
+    /// A call of the VMM. Any thread.
+    pub fn ioctl(&self, descriptor: i32, request: u64, argument: usize) -> i32 {
+        if !abi::is_kvm(request) {
+            return self.kernel.ioctl(descriptor, request, argument);
+        }
+        match self.known(descriptor) {
+            Some(Descriptor::Vm { vm, run_bytes }) => {
+                self.vm_call(vm, *run_bytes, descriptor, request, argument)
+            }
+            Some(Descriptor::Vcpu { vm, busy, vcpu }) => {
+                if busy.swap(true, Ordering::Acquire) {
+                    return self.kernel.ioctl(descriptor, request, argument);
+                }
+                // SAFETY: the only one that has found `busy` unset.
+                let result = self.vcpu_call(vm, unsafe { &mut *vcpu.get() }, descriptor, request, argument);
+                busy.store(false, Ordering::Release);
+                result
+            }
+            None => self.system_call(descriptor, request, argument),
+        }
+    }
+
+    /// What clustering has done for the vCPU of a descriptor; `None` if it has none, or is in a call.
+    pub fn counts(&self, descriptor: i32) -> Option<ClusterCounts> {
+        let Some(Descriptor::Vcpu { busy, vcpu, .. }) = self.known(descriptor) else { return None };
+        if busy.swap(true, Ordering::Acquire) {
+            return None;
+        }
+        // SAFETY: the only one that has found `busy` unset.
+        let counts = unsafe { &*vcpu.get() }.counts();
+        busy.store(false, Ordering::Release);
+        Some(counts)
+    }
+
+    fn known(&self, descriptor: i32) -> Option<&'static Descriptor> {
+        let place = self.descriptors.get(usize::try_from(descriptor).ok()?)?;
+        // SAFETY: null, or from a box that is never freed.
+        unsafe { place.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Replaces what the number was before; that is not freed, since a call may be using it.
+    fn learn(&self, descriptor: i32, what: Descriptor) {
+        let place = usize::try_from(descriptor).ok().and_then(|number| self.descriptors.get(number));
+        if let Some(place) = place {
+            place.store(Box::leak(Box::new(what)), Ordering::Release);
+        }
+    }
+
+    fn system_call(&self, descriptor: i32, request: u64, argument: usize) -> i32 {
+        let result = self.kernel.ioctl(descriptor, request, argument);
+        if request == abi::KVM_CREATE_VM && result >= 0 {
+            let vm: &'static SharedVm = Box::leak(Box::new(SharedVm::default()));
+            if argument != 0 {
+                // Protected by hardware or software, or something newer.
+                vm.change().refuse(ClusterObstacle::Protected);
+            }
+            let bytes = self.kernel.ioctl(descriptor, abi::KVM_GET_VCPU_MMAP_SIZE, 0);
+            self.learn(result, Descriptor::Vm { vm, run_bytes: usize::try_from(bytes).unwrap_or(0) });
+        }
+        result
+    }
+
+    fn vm_call(
+        &self,
+        vm: &'static SharedVm,
+        run_bytes: usize,
+        descriptor: i32,
+        request: u64,
+        argument: usize,
+    ) -> i32 {
+        let call = || self.kernel.ioctl(descriptor, request, argument);
+        match request {
+            abi::KVM_SET_USER_MEMORY_REGION | abi::KVM_SET_USER_MEMORY_REGION2 => {
+                // Before the call: when it returns, no vCPU may use what was there.
+                let mut change = vm.change();
+                let result = call();
+                if result == 0 {
+                    // SAFETY: the kernel has read the structure there; both begin alike.
+                    memory_region(&mut change, unsafe { taken(argument) });
+                }
+                result
+            }
+            abi::KVM_CREATE_VCPU => {
+                let result = call();
+                if result >= 0 {
+                    self.vcpu_created(vm, run_bytes, descriptor, result);
+                }
+                result
+            }
+            abi::KVM_CREATE_IRQCHIP => after(vm, call(), |change| {
+                change.interrupt_controller(InterruptController::Kernel);
+            }),
+            abi::KVM_CREATE_PIT | abi::KVM_CREATE_PIT2 => after(vm, call(), |change| change.timer_created()),
+            abi::KVM_IOEVENTFD => {
+                // Before the call as well: a vCPU must not answer what KVM answers from now on.
+                let mut change = vm.change();
+                let result = call();
+                if result == 0 {
+                    // SAFETY: the kernel has read the structure there.
+                    let event: kvm_ioeventfd = unsafe { taken(argument) };
+                    let port = event.flags & 1 << kvm_ioeventfd_flag_nr_pio != 0;
+                    let removed = event.flags & 1 << kvm_ioeventfd_flag_nr_deassign != 0;
+                    change.event_range(port, event.addr, event.len, removed);
+                }
+                result
+            }
+            abi::KVM_ENABLE_CAP => after(vm, call(), |change| {
+                // SAFETY: the kernel has read the structure there.
+                let capability: kvm_enable_cap = unsafe { taken(argument) };
+                match capability.cap {
+                    KVM_CAP_SPLIT_IRQCHIP => change.interrupt_controller(InterruptController::Split),
+                    KVM_CAP_DIRTY_LOG_RING | KVM_CAP_DIRTY_LOG_RING_ACQ_REL => {
+                        change.refuse(ClusterObstacle::DirtyRing);
+                    }
+                    _ => {}
+                }
+            }),
+            abi::KVM_MEMORY_ENCRYPT_OP => {
+                // Whether it succeeds or not: what it was meant for is not known here.
+                vm.change().refuse(ClusterObstacle::Protected);
+                call()
+            }
+            _ => call(),
+        }
+    }
+
+    fn vcpu_created(&self, vm: &'static SharedVm, run_bytes: usize, vm_descriptor: i32, descriptor: i32) {
+        vm.change().vcpu_created();
+        let capability = usize::try_from(KVM_CAP_SYNC_REGS).unwrap_or(0);
+        let shared = self.kernel.ioctl(vm_descriptor, abi::KVM_CHECK_EXTENSION, capability);
+        let wanted = KVM_SYNC_X86_VALID_FIELDS;
+        if u32::try_from(shared).unwrap_or(0) & wanted != wanted || run_bytes < 2 * 4096 {
+            return;
+        }
+        if let Some(page) = self.kernel.map_vcpu(descriptor, run_bytes) {
+            // SAFETY: a mapping of at least two pages that is never taken away; calls on a vCPU are made by one thread
+            // at a time (`busy`).
+            let page = unsafe { RunPage::new(page) };
+            // Until CPUID is set no guest runs that could have more.
+            let vcpu = Box::new(UnsafeCell::new(ClusteredVcpu::new(page, self.limits, 36)));
+            self.learn(descriptor, Descriptor::Vcpu { vm, busy: AtomicBool::new(false), vcpu });
+        }
+    }
+
+    fn vcpu_call(
+        &self,
+        vm: &SharedVm,
+        vcpu: &mut ClusteredVcpu,
+        descriptor: i32,
+        request: u64,
+        argument: usize,
+    ) -> i32 {
+        let mut calls = Calls { kernel: &self.kernel, descriptor, argument };
+        if request == abi::KVM_RUN {
+            return vcpu.run(vm, &mut calls);
+        }
+        calls.argument = 0;
+        vcpu.before_other_call(&mut calls);
+        let result = self.kernel.ioctl(descriptor, request, argument);
+        match request {
+            abi::KVM_SET_CPUID2 if result == 0 => {
+                // SAFETY: the kernel has read the structure there, with as many leaves as it says.
+                let cpuid = unsafe { leaves(argument) };
+                vcpu.set_physical_bits(cpuid.physical_bits);
+                vm.change().cpuid_set(cpuid);
+            }
+            abi::KVM_SET_GUEST_DEBUG if result == 0 => {
+                // SAFETY: the kernel has read the structure there.
+                let debug: kvm_guest_debug = unsafe { taken(argument) };
+                if debug.control != 0 {
+                    // Not taken back: another vCPU may still be debugged.
+                    vm.change().refuse(ClusterObstacle::GuestDebug);
+                }
+            }
+            _ => {}
+        }
+        result
+    }
+}
+
+/// Changes the VM if the call has succeeded.
+fn after(vm: &SharedVm, result: i32, change: impl FnOnce(&mut VmChange<'_>)) -> i32 {
+    if result == 0 {
+        change(&mut vm.change());
+    }
+    result
+}
+
+fn memory_region(change: &mut VmChange<'_>, region: kvm_userspace_memory_region) {
+    // The other address space is that of system management mode, in which nothing is interpreted.
+    if region.slot >> 16 != 0 {
+        return;
+    }
+    if region.flags & KVM_MEM_GUEST_MEMFD != 0 {
+        change.refuse(ClusterObstacle::GuestMemfd);
+    }
+    if region.memory_size == 0 {
+        change.slots.remove(region.slot);
+        return;
+    }
+    let slot = MemorySlot {
+        number: region.slot,
+        address: region.guest_phys_addr,
+        size: region.memory_size,
+        host: usize::try_from(region.userspace_addr).unwrap_or(0),
+        read_only: region.flags & KVM_MEM_READONLY != 0,
+        logged: region.flags & KVM_MEM_LOG_DIRTY_PAGES != 0,
+    };
+    // SAFETY: KVM has taken it as the guest's memory, so the VMM keeps it mapped as long as the slot is there.
+    if unsafe { change.slots.set(slot) }.is_err() {
+        // What KVM accepts and this does not cannot be followed.
+        change.refuse(ClusterObstacle::UnknownMemory);
+    }
+}
+
+/// # Safety
+/// The kernel has just read a `T` at this address for a call that succeeded.
+unsafe fn taken<T: Copy>(address: usize) -> T {
+    // SAFETY: said above; all `T` here are structures of plain numbers.
+    unsafe { ptr::with_exposed_provenance::<T>(address).read_unaligned() }
+}
+
+/// # Safety
+/// As [`taken`], for a `kvm_cpuid2`.
+unsafe fn leaves(address: usize) -> GuestCpuid {
+    // SAFETY: said above. The count is the first field.
+    let count = unsafe { taken::<u32>(address) }.min(MOST_LEAVES);
+    let first = address + size_of::<kvm_cpuid2>();
+    GuestCpuid::of((0..usize::try_from(count).unwrap_or(0)).map(|index| {
+        // SAFETY: one of `count` entries behind the header.
+        let entry: kvm_cpuid_entry2 = unsafe { taken(first + index * size_of::<kvm_cpuid_entry2>()) };
+        (entry.function, entry.index, [entry.eax, entry.ebx, entry.ecx, entry.edx])
+    }))
+}

@@ -1,0 +1,285 @@
+//! The memory that KVM, the VMM and the interposer share for each vCPU: `struct kvm_run` and the page with what ports
+//! carry (Documentation/virt/kvm/api.rst, section 5).
+#![allow(unsafe_code)]
+// UNSAFETY: the page is shared with the kernel and with a VMM that has mapped it too; fields are read and written singly.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use kvm_bindings::{
+    KVM_EXIT_IO, KVM_EXIT_IO_IN, KVM_EXIT_IO_OUT, KVM_EXIT_MMIO, KVM_SYNC_X86_EVENTS, KVM_SYNC_X86_REGS,
+    KVM_SYNC_X86_SREGS, kvm_regs, kvm_run, kvm_sregs, kvm_vcpu_events,
+};
+
+use crate::arithmetic::OperandSize;
+use crate::memory::DeviceAccess;
+use crate::registers::{GeneralRegisters, SystemRegisters, rflags};
+
+/// Where KVM puts the data of ports: the second page of the mapping.
+const PORT_DATA: usize = 4096;
+/// What KVM is asked to share at every exit.
+const WANTED: u64 = (KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS | KVM_SYNC_X86_EVENTS) as u64;
+/// What the interposer writes to `immediate_exit`. KVM takes anything but 0 for a wish to leave; a VMM writes 1. So the
+/// interposer takes its own back without losing one that the VMM has written in between.
+const OWN_EXIT: u8 = 2;
+
+/// A mapped vCPU descriptor.
+pub struct RunPage {
+    page: *mut kvm_run,
+}
+
+// SAFETY: the mapping belongs to no thread; who calls is said at `RunPage::new`.
+unsafe impl Send for RunPage {}
+
+/// What KVM_RUN has returned with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KvmExit {
+    Access(DeviceAccess),
+    Other,
+}
+
+impl RunPage {
+    /// # Safety
+    /// `page` is what mapping a vCPU descriptor gave (KVM_GET_VCPU_MMAP_SIZE bytes, at least two pages), and stays mapped
+    /// as long as the value. All methods are called on one thread at a time, and not during KVM_RUN.
+    pub unsafe fn new(page: *mut kvm_run) -> Self {
+        Self { page }
+    }
+
+    fn immediate_exit(&self) -> &AtomicU8 {
+        // SAFETY: mapped (`new`); the VMM's signal handlers write it, so it is only used atomically.
+        unsafe { AtomicU8::from_ptr(&raw mut (*self.page).immediate_exit) }
+    }
+
+    /// Whether the VMM wants the vCPU to leave KVM_RUN.
+    pub(super) fn wanted_by_vmm(&self) -> bool {
+        // SAFETY: mapped (`new`).
+        let window = unsafe { (&raw const (*self.page).request_interrupt_window).read_volatile() };
+        self.immediate_exit().load(Ordering::Acquire) != 0 || window != 0
+    }
+
+    /// Runs `enter` so that KVM only completes what is pending, and returns what it returned.
+    pub(super) fn only_complete(&self, enter: impl FnOnce() -> i32) -> i32 {
+        let immediate_exit = self.immediate_exit();
+        // If the VMM has set it, KVM leaves at once as well, and the VMM's wish stays.
+        let _ = immediate_exit.compare_exchange(0, OWN_EXIT, Ordering::AcqRel, Ordering::Acquire);
+        let result = enter();
+        let _ = immediate_exit.compare_exchange(OWN_EXIT, 0, Ordering::AcqRel, Ordering::Acquire);
+        result
+    }
+
+    /// Whether the VMM uses the shared registers itself; then they are left to it.
+    pub(super) fn registers_in_use(&self) -> bool {
+        // SAFETY: mapped (`new`).
+        let (valid, dirty) = unsafe {
+            (
+                (&raw const (*self.page).kvm_valid_regs).read_volatile(),
+                (&raw const (*self.page).kvm_dirty_regs).read_volatile(),
+            )
+        };
+        dirty != 0 || valid != 0 && valid != WANTED
+    }
+
+    /// Asks KVM to share the registers at the next exit.
+    pub(super) fn share_registers(&self) {
+        // SAFETY: mapped (`new`).
+        unsafe { (&raw mut (*self.page).kvm_valid_regs).write_volatile(WANTED) }
+    }
+
+    /// The registers at the last exit.
+    pub(super) fn general(&self) -> GeneralRegisters {
+        // SAFETY: mapped (`new`); the union has only plain numbers.
+        let regs: kvm_regs = unsafe { (&raw const (*self.page).s.regs.regs).read_volatile() };
+        general_of(&regs)
+    }
+
+    /// Has KVM take these registers at the next entry.
+    pub(super) fn put_general(&self, general: &GeneralRegisters) {
+        // SAFETY: mapped (`new`).
+        unsafe {
+            (&raw mut (*self.page).s.regs.regs).write_volatile(regs_of(general));
+            (&raw mut (*self.page).kvm_dirty_regs).write_volatile(u64::from(KVM_SYNC_X86_REGS));
+        }
+    }
+
+    /// The system registers at the last exit.
+    pub(super) fn system(&self) -> SystemRegisters {
+        // SAFETY: mapped (`new`); the union has only plain numbers.
+        let sregs: kvm_sregs = unsafe { (&raw const (*self.page).s.regs.sregs).read_volatile() };
+        SystemRegisters {
+            cr0: sregs.cr0,
+            cr3: sregs.cr3,
+            cr4: sregs.cr4,
+            efer: sregs.efer,
+            cpl: sregs.ss.dpl,
+            code_long: sregs.cs.l != 0,
+            code_default_big: sregs.cs.db != 0,
+            fs_base: sregs.fs.base,
+            gs_base: sregs.gs.base,
+        }
+    }
+
+    /// Where the local APIC's page is.
+    pub(super) fn apic_page(&self) -> u64 {
+        // SAFETY: mapped (`new`).
+        let base = unsafe { (&raw const (*self.page).apic_base).read_volatile() };
+        base & 0x000f_ffff_ffff_f000
+    }
+
+    /// Whether an exception, interrupt, NMI or SMI is on its way, or the last instruction holds interrupts back.
+    pub(super) fn event_pending(&self) -> bool {
+        // SAFETY: mapped (`new`); the union has only plain numbers.
+        let events: kvm_vcpu_events = unsafe { (&raw const (*self.page).s.regs.events).read_volatile() };
+        [
+            events.exception.injected,
+            events.exception.pending,
+            events.interrupt.injected,
+            events.interrupt.shadow,
+            events.nmi.injected,
+            events.nmi.pending,
+            events.smi.smm,
+            events.smi.pending,
+            events.smi.latched_init,
+            events.triple_fault.pending,
+        ]
+        .into_iter()
+        .any(|event| event != 0)
+    }
+
+    /// What KVM_RUN has returned with, after it returned 0.
+    pub(super) fn exit(&self) -> KvmExit {
+        // SAFETY: mapped (`new`); exit_reason says which part of the union counts, and all have plain numbers.
+        unsafe {
+            match (&raw const (*self.page).exit_reason).read_volatile() {
+                KVM_EXIT_IO => {
+                    let io = (&raw const (*self.page).__bindgen_anon_1.io).read_volatile();
+                    let size = match io.size {
+                        1 => OperandSize::Byte,
+                        2 => OperandSize::Word,
+                        4 => OperandSize::Dword,
+                        _ => return KvmExit::Other,
+                    };
+                    let (port, count) = (io.port, io.count);
+                    if io.data_offset != PORT_DATA as u64 {
+                        return KvmExit::Other;
+                    }
+                    KvmExit::Access(if u32::from(io.direction) == KVM_EXIT_IO_IN {
+                        DeviceAccess::PortRead { port, size, count }
+                    } else {
+                        DeviceAccess::PortWrite { port, size, count }
+                    })
+                }
+                KVM_EXIT_MMIO => {
+                    let mmio = (&raw const (*self.page).__bindgen_anon_1.mmio).read_volatile();
+                    let size = match mmio.len {
+                        1 => OperandSize::Byte,
+                        2 => OperandSize::Word,
+                        4 => OperandSize::Dword,
+                        8 => OperandSize::Qword,
+                        _ => return KvmExit::Other,
+                    };
+                    let address = mmio.phys_addr;
+                    KvmExit::Access(if mmio.is_write != 0 {
+                        DeviceAccess::MemoryWrite { address, size, value: u64::from_le_bytes(mmio.data) }
+                    } else {
+                        DeviceAccess::MemoryRead { address, size }
+                    })
+                }
+                _ => KvmExit::Other,
+            }
+        }
+    }
+
+    /// Makes it look as if KVM_RUN had returned with this access. The data of a port write is in [`RunPage::port_data`]
+    /// already.
+    pub(super) fn put_exit(&self, access: &DeviceAccess, general: &GeneralRegisters) {
+        let bytes = |size: OperandSize| size.bytes().to_le_bytes()[0];
+        let io = |direction: u32, port: u16, size: OperandSize, count: u32| {
+            // SAFETY: mapped (`new`).
+            unsafe {
+                let io = &raw mut (*self.page).__bindgen_anon_1.io;
+                (&raw mut (*io).direction).write_volatile(direction.to_le_bytes()[0]);
+                (&raw mut (*io).size).write_volatile(bytes(size));
+                (&raw mut (*io).port).write_volatile(port);
+                (&raw mut (*io).count).write_volatile(count);
+                (&raw mut (*io).data_offset).write_volatile(PORT_DATA as u64);
+                (&raw mut (*self.page).exit_reason).write_volatile(KVM_EXIT_IO);
+            }
+        };
+        let mmio = |write: u8, address: u64, size: OperandSize, value: u64| {
+            // SAFETY: mapped (`new`).
+            unsafe {
+                let mmio = &raw mut (*self.page).__bindgen_anon_1.mmio;
+                (&raw mut (*mmio).phys_addr).write_volatile(address);
+                (&raw mut (*mmio).data).write_volatile(value.to_le_bytes());
+                (&raw mut (*mmio).len).write_volatile(u32::from(bytes(size)));
+                (&raw mut (*mmio).is_write).write_volatile(write);
+                (&raw mut (*self.page).exit_reason).write_volatile(KVM_EXIT_MMIO);
+            }
+        };
+        match *access {
+            DeviceAccess::PortRead { port, size, count } => io(KVM_EXIT_IO_IN, port, size, count),
+            DeviceAccess::PortWrite { port, size, count } => io(KVM_EXIT_IO_OUT, port, size, count),
+            DeviceAccess::MemoryRead { address, size } => mmio(0, address, size, 0),
+            DeviceAccess::MemoryWrite { address, size, value } => mmio(1, address, size, value),
+        }
+        let enabled = u8::from(general.rflags & rflags::IF != 0);
+        // SAFETY: mapped (`new`).
+        unsafe { (&raw mut (*self.page).if_flag).write_volatile(enabled) }
+    }
+
+    /// What ports carry: the VMM has written it at a read, and will read it at a write.
+    pub(super) fn port_data(&mut self) -> &mut [u8] {
+        // SAFETY: mapped (`new`), and neither KVM nor the VMM's threads touch it while this thread is outside of both.
+        unsafe { std::slice::from_raw_parts_mut(self.page.cast::<u8>().add(PORT_DATA), 4096) }
+    }
+
+    /// The same, for use together with the other fields.
+    pub(super) fn with_port_data(&mut self) -> (&Self, &mut [u8]) {
+        // SAFETY: as in `port_data`; no method here touches that page through `&self`.
+        let data = unsafe { std::slice::from_raw_parts_mut(self.page.cast::<u8>().add(PORT_DATA), 4096) };
+        (self, data)
+    }
+
+    /// What the VMM has answered to a read of memory.
+    pub(super) fn memory_data(&self) -> u64 {
+        // SAFETY: mapped (`new`).
+        u64::from_le_bytes(unsafe { (&raw const (*self.page).__bindgen_anon_1.mmio.data).read_volatile() })
+    }
+}
+
+/// In the processor's numbering.
+pub(super) fn general_of(regs: &kvm_regs) -> GeneralRegisters {
+    GeneralRegisters {
+        gpr: [
+            regs.rax, regs.rcx, regs.rdx, regs.rbx, regs.rsp, regs.rbp, regs.rsi, regs.rdi, regs.r8, regs.r9,
+            regs.r10, regs.r11, regs.r12, regs.r13, regs.r14, regs.r15,
+        ],
+        rip: regs.rip,
+        rflags: regs.rflags,
+    }
+}
+
+/// As KVM has them.
+pub(super) fn regs_of(general: &GeneralRegisters) -> kvm_regs {
+    let [rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15] = general.gpr;
+    kvm_regs {
+        rax,
+        rbx,
+        rcx,
+        rdx,
+        rsi,
+        rdi,
+        rsp,
+        rbp,
+        r8,
+        r9,
+        r10,
+        r11,
+        r12,
+        r13,
+        r14,
+        r15,
+        rip: general.rip,
+        rflags: general.rflags,
+    }
+}

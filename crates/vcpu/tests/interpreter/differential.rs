@@ -1,0 +1,207 @@
+//! What the interpreter carries out, the processor carries out to the same registers, flags and memory.
+//!
+//! The short form takes every opcode with its operand sizes, and 50,000 random sequences.
+//! `IOPLANE_DIFFERENTIAL_RUNS=1000000` is the long form.
+
+use std::collections::BTreeMap;
+
+use iced_x86::{Code, Decoder, DecoderOptions, Mnemonic, Register};
+use ioplane_vcpu::{GeneralRegisters, Interpreter, RunBudget, RunEnd, StopReason, registers};
+use registers::rflags;
+
+use crate::arena::{Arena, CODE, DATA, END, SIZE, Surroundings};
+use crate::coverage;
+use crate::generate::{self, Random, SYSTEM};
+use crate::native::{Ended, Native};
+
+/// The flags that user code can change and that a signal handler can put in place. ID is not among them.
+const COMPARED: u64 = rflags::STATUS | rflags::DF;
+
+pub struct Rig {
+    interpreter: Interpreter,
+    native: Native,
+    random: Random,
+    template: Vec<u8>,
+    pub executed: BTreeMap<Code, u64>,
+    pub stopped: BTreeMap<String, u64>,
+}
+
+impl Rig {
+    pub fn new(seed: u64) -> Self {
+        let mut random = Random(seed);
+        let mut template: Vec<u8> = (0..SIZE).map(|_| random.byte()).collect();
+        // HLT, which user code cannot run, around the code.
+        template[..0x1000].fill(0xf4);
+        Self {
+            interpreter: Interpreter::new(),
+            native: Native::new(),
+            random,
+            template,
+            executed: BTreeMap::new(),
+            stopped: BTreeMap::new(),
+        }
+    }
+
+    /// Runs the code in both and compares; says how many instructions were carried out.
+    fn compare(&mut self, code: &[u8], most: u32) -> u64 {
+        let mut memory = self.template.clone();
+        let start = generate::registers(&mut self.random);
+        memory[..code.len()].copy_from_slice(code);
+        if self.random.one_in(4) {
+            // Somewhere to return to.
+            let at = usize::try_from(start.gpr[registers::RSP] - crate::arena::BASE).unwrap();
+            let target = CODE + self.random.below(END - CODE);
+            memory[at..at + 8].copy_from_slice(&target.to_le_bytes());
+        }
+        // What follows the code counts as well, if it is cut off.
+        let instruction = Decoder::with_ip(64, &memory[..15], CODE, DecoderOptions::NONE).decode();
+        if instruction.segment_prefix() == Register::FS {
+            // This process has a base there.
+            return 0;
+        }
+        let flags_instruction = matches!(instruction.mnemonic(), Mnemonic::Popfq | Mnemonic::Pushfq);
+        if instruction.mnemonic() == Mnemonic::Popfq {
+            keep_flags_harmless(&mut memory, start.gpr[registers::RSP]);
+        }
+        let most = if flags_instruction { 1 } else { most };
+
+        let mut arena = Arena::new(memory.clone());
+        let mut general = start;
+        let mut executed = 0;
+        while executed < u64::from(most) {
+            // A branch may lead anywhere, also to what must not be run in sequences.
+            if executed > 0 && is_unfit(&arena, general.rip) {
+                break;
+            }
+            let end = self.interpreter.run(
+                &mut general,
+                &SYSTEM,
+                &mut arena,
+                &mut Surroundings::default(),
+                &mut [0; 4096],
+                &mut RunBudget { instructions: 1, accesses: 0, deadline: u64::MAX },
+            );
+            match end {
+                RunEnd::Stopped(StopReason::InstructionLimit) => executed += 1,
+                RunEnd::Stopped(reason) => {
+                    *self.stopped.entry(format!("{reason:?}")).or_default() += 1;
+                    break;
+                }
+                RunEnd::Access(access, _) => panic!("a device is asked without a budget: {access:?}"),
+            }
+        }
+        if executed == 0 {
+            assert_eq!(general, start, "a stop changed registers: {code:02x?}");
+            assert!(arena.bytes == memory, "a stop changed memory: {code:02x?}");
+            return 0;
+        }
+        *self.executed.entry(instruction.code()).or_default() += 1;
+
+        let mut native_memory = memory.clone();
+        let ended = self.native.run(&start, executed, &mut native_memory);
+        let Ended::Complete(mut native) = ended else {
+            panic!("the processor faults ({ended:?}), the interpreter goes on: {}", describe(code, &start))
+        };
+        if instruction.mnemonic() == Mnemonic::Pushfq {
+            // The processor was stepping, and says so in the word that it pushes.
+            let at = usize::try_from(native.gpr[registers::RSP] - crate::arena::BASE).unwrap();
+            native_memory[at + 1] &= !1;
+        }
+        native.rflags &= COMPARED;
+        let mut ours = general;
+        ours.rflags &= COMPARED;
+        assert_eq!(ours, native, "registers (ours, the processor's) after {}", describe(code, &start));
+        if arena.bytes != native_memory {
+            let at = arena.bytes.iter().zip(&native_memory).position(|(a, b)| a != b).unwrap();
+            panic!(
+                "memory at {:x}: {:02x}, the processor has {:02x}, after {}",
+                crate::arena::BASE + at as u64,
+                arena.bytes[at],
+                native_memory[at],
+                describe(code, &start)
+            );
+        }
+        executed
+    }
+}
+
+fn describe(code: &[u8], start: &GeneralRegisters) -> String {
+    let decoder = Decoder::with_ip(64, code, CODE, DecoderOptions::NONE);
+    let codes: Vec<Code> = decoder.into_iter().take(4).map(|one| one.code()).collect();
+    format!("{code:02x?} {codes:?} from {start:x?}")
+}
+
+fn is_unfit(arena: &Arena, rip: u64) -> bool {
+    let Some(code) = rip.checked_sub(CODE).and_then(|at| arena.bytes.get(usize::try_from(at).ok()?..)) else {
+        return false;
+    };
+    let one = Decoder::with_ip(64, code, rip, DecoderOptions::NONE).decode();
+    matches!(one.mnemonic(), Mnemonic::Popfq | Mnemonic::Pushfq) || one.segment_prefix() == Register::FS
+}
+
+/// Alignment checks and nested tasks would follow this process out of the test.
+fn keep_flags_harmless(memory: &mut [u8], stack: u64) {
+    let at = usize::try_from(stack - crate::arena::BASE).unwrap();
+    let word = u64::from_le_bytes(memory[at..at + 8].try_into().unwrap());
+    let harmless = word & !(rflags::AC | rflags::NT | rflags::TF | rflags::RF | rflags::ID);
+    memory[at..at + 8].copy_from_slice(&harmless.to_le_bytes());
+}
+
+#[test]
+fn every_opcode_as_the_processor_does_it() {
+    let mut rig = Rig::new(1);
+    for shape in generate::all_shapes() {
+        for _ in 0..2 {
+            let code = generate::encode(&shape, &mut rig.random);
+            rig.compare(&code, 1);
+        }
+    }
+    println!("{} instruction forms, stops: {:?}", rig.executed.len(), rig.stopped);
+    coverage::check(&rig.executed);
+}
+
+#[test]
+fn random_sequences_as_the_processor_does_them() {
+    let runs: u64 = std::env::var("IOPLANE_DIFFERENTIAL_RUNS")
+        .ok()
+        .map_or(50_000, |runs| runs.parse().expect("IOPLANE_DIFFERENTIAL_RUNS is a number"));
+    // The long form takes other numbers each time and says which.
+    let seed =
+        std::env::var("IOPLANE_DIFFERENTIAL_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(2);
+    println!("IOPLANE_DIFFERENTIAL_SEED={seed}");
+    let mut rig = Rig::new(seed);
+    let (mut done, mut instructions) = (0, 0);
+    while done < runs {
+        let mut code = Vec::new();
+        for _ in 0..4 {
+            let shape = generate::random_shape(&mut rig.random);
+            let bytes = generate::encode(&shape, &mut rig.random);
+            let one = Decoder::with_ip(64, &bytes, CODE, DecoderOptions::NONE).decode();
+            if !one.is_invalid() && !matches!(one.mnemonic(), Mnemonic::Popfq | Mnemonic::Pushfq) {
+                code.extend_from_slice(&bytes[..one.len()]);
+            }
+        }
+        let executed = rig.compare(&code, 4);
+        done += u64::from(executed > 0);
+        instructions += executed;
+    }
+    println!("{runs} sequences, {instructions} instructions, {} forms", rig.executed.len());
+}
+
+#[test]
+fn the_rig_finds_a_difference() {
+    let mut rig = Rig::new(3);
+    let start = GeneralRegisters { gpr: [DATA; 16], rip: CODE, rflags: rflags::ONE | rflags::IF };
+    let mut memory = rig.template.clone();
+    // ADD RAX, 1, then a load from nowhere.
+    memory[..4].copy_from_slice(&[0x48, 0x83, 0xc0, 0x01]);
+    let Ended::Complete(end) = rig.native.run(&start, 1, &mut memory) else { panic!("a fault") };
+    assert_eq!((end.gpr[0], end.rip), (DATA + 1, CODE + 4));
+    memory[..3].copy_from_slice(&[0x48, 0x8b, 0x00]);
+    let outside = GeneralRegisters { gpr: [END; 16], ..start };
+    assert_eq!(rig.native.run(&outside, 1, &mut memory), Ended::Fault(libc::SIGSEGV));
+    // A division by zero.
+    memory[..2].copy_from_slice(&[0xf7, 0xf1]);
+    let zero = GeneralRegisters { gpr: [0; 16], ..start };
+    assert_eq!(rig.native.run(&zero, 1, &mut memory), Ended::Fault(libc::SIGFPE));
+}

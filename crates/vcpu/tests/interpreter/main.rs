@@ -1,0 +1,11 @@
+//! The interpreter against the processor, with accesses that are refused, and with devices.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod arena;
+mod coverage;
+mod devices;
+mod differential;
+mod generate;
+mod native;
+mod refused;

@@ -1,0 +1,171 @@
+//! Runs instructions on this processor, from given registers, one by one.
+//!
+//! A signal handler puts the registers in place and takes them back: `int3` enters it, it returns into the instructions
+//! with the trap flag set, and each instruction enters it again. Whatever the instructions do to registers and flags,
+//! or which fault they raise, comes back here.
+#![allow(unsafe_code)]
+// UNSAFETY: a mapping at a fixed address, signal handlers, and code that is made at run time.
+
+use std::cell::UnsafeCell;
+use std::sync::{Mutex, MutexGuard};
+
+use ioplane_vcpu::{GeneralRegisters, registers::rflags};
+
+use crate::arena::{BASE, SIZE};
+
+/// Where `gregs` has RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
+const PLACES: [i32; 16] = [
+    libc::REG_RAX,
+    libc::REG_RCX,
+    libc::REG_RDX,
+    libc::REG_RBX,
+    libc::REG_RSP,
+    libc::REG_RBP,
+    libc::REG_RSI,
+    libc::REG_RDI,
+    libc::REG_R8,
+    libc::REG_R9,
+    libc::REG_R10,
+    libc::REG_R11,
+    libc::REG_R12,
+    libc::REG_R13,
+    libc::REG_R14,
+    libc::REG_R15,
+];
+const SIGNALS: [i32; 5] = [libc::SIGTRAP, libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Nobody expects a signal.
+    Quiet,
+    /// The next `int3` starts.
+    Entering,
+    /// Instructions are being run.
+    Running,
+}
+
+struct Exchange {
+    phase: Phase,
+    steps: u64,
+    registers: GeneralRegisters,
+    /// The signal that ended the run; SIGTRAP if all steps were made.
+    signal: i32,
+    saved: [i64; 23],
+}
+
+struct Shared(UnsafeCell<Exchange>);
+// SAFETY: used by the thread that holds `ONE`, and by the handler on that thread.
+unsafe impl Sync for Shared {}
+
+static EXCHANGE: Shared = Shared(UnsafeCell::new(Exchange {
+    phase: Phase::Quiet,
+    steps: 0,
+    registers: GeneralRegisters { gpr: [0; 16], rip: 0, rflags: 0 },
+    signal: 0,
+    saved: [0; 23],
+}));
+static ONE: Mutex<()> = Mutex::new(());
+
+/// The processor, for one thread at a time.
+pub struct Native {
+    _one: MutexGuard<'static, ()>,
+    _stack: Vec<u8>,
+}
+
+/// What came of a run.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Ended {
+    Complete(GeneralRegisters),
+    Fault(i32),
+}
+
+impl Native {
+    pub fn new() -> Self {
+        let one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut stack = vec![0_u8; 1 << 18];
+        // SAFETY: the stack lives as long as `Native`, the handler only touches EXCHANGE and its context, and the mapping
+        // replaces nothing but the one of a test before.
+        unsafe {
+            let alternative =
+                libc::stack_t { ss_sp: stack.as_mut_ptr().cast(), ss_flags: 0, ss_size: stack.len() };
+            assert_eq!(libc::sigaltstack(&raw const alternative, std::ptr::null_mut()), 0);
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handler as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            for signal in SIGNALS {
+                assert_eq!(libc::sigaction(signal, &raw const action, std::ptr::null_mut()), 0);
+            }
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            let all = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+            let wanted = std::ptr::without_provenance_mut(usize::try_from(BASE).unwrap());
+            let got = libc::mmap(wanted, SIZE, all, flags, -1, 0);
+            assert_eq!(got.addr(), wanted.addr(), "the addresses of the arena are in use");
+        }
+        Self { _one: one, _stack: stack }
+    }
+
+    /// Runs `steps` instructions on `memory`, which becomes what they have left.
+    pub fn run(&mut self, start: &GeneralRegisters, steps: u64, memory: &mut [u8]) -> Ended {
+        let arena: *mut u8 = std::ptr::with_exposed_provenance_mut(usize::try_from(BASE).unwrap());
+        // SAFETY: the arena is mapped and ours alone; EXCHANGE is ours by `ONE`. `int3` comes back with all registers as
+        // they were, since the handler puts them back.
+        unsafe {
+            std::ptr::copy_nonoverlapping(memory.as_ptr(), arena, SIZE);
+            let exchange = EXCHANGE.0.get();
+            (*exchange).steps = steps;
+            (*exchange).registers = *start;
+            (*exchange).phase = Phase::Entering;
+            std::arch::asm!("int3");
+            std::ptr::copy_nonoverlapping(arena, memory.as_mut_ptr(), SIZE);
+            match (*exchange).signal {
+                libc::SIGTRAP => Ended::Complete((*exchange).registers),
+                fault => Ended::Fault(fault),
+            }
+        }
+    }
+}
+
+extern "C" fn handler(signal: i32, _info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let context = context.cast::<libc::ucontext_t>();
+    // SAFETY: the kernel gives a valid context, and the interrupted thread is the one that holds `ONE` unless nobody
+    // expects a signal.
+    unsafe {
+        let gregs = &mut (*context).uc_mcontext.gregs;
+        let exchange = EXCHANGE.0.get();
+        match (*exchange).phase {
+            Phase::Quiet => {
+                // A fault of the test itself: without the handler it ends the process.
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            Phase::Entering => {
+                (*exchange).saved = *gregs;
+                let start = (*exchange).registers;
+                for (place, value) in PLACES.into_iter().zip(start.gpr) {
+                    gregs[place as usize] = value.cast_signed();
+                }
+                gregs[libc::REG_RIP as usize] = start.rip.cast_signed();
+                gregs[libc::REG_EFL as usize] = (start.rflags | rflags::TF).cast_signed();
+                (*exchange).phase = Phase::Running;
+            }
+            Phase::Running => {
+                (*exchange).steps -= 1;
+                if signal == libc::SIGTRAP && (*exchange).steps > 0 {
+                    gregs[libc::REG_EFL as usize] |= rflags::TF.cast_signed();
+                    return;
+                }
+                let mut gpr = [0; 16];
+                for (place, value) in PLACES.into_iter().zip(&mut gpr) {
+                    *value = gregs[place as usize].cast_unsigned();
+                }
+                (*exchange).registers = GeneralRegisters {
+                    gpr,
+                    rip: gregs[libc::REG_RIP as usize].cast_unsigned(),
+                    rflags: gregs[libc::REG_EFL as usize].cast_unsigned(),
+                };
+                (*exchange).signal = signal;
+                *gregs = (*exchange).saved;
+                (*exchange).phase = Phase::Quiet;
+            }
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! A VMM's calls, from KVM_CREATE_VM on, through the interposer to a kernel that is made up.
+#![allow(unsafe_code)]
+// UNSAFETY: system calls give and take addresses.
+
+use std::cell::RefCell;
+
+use ioplane_vcpu::kvm::{ClusterLimits, Interposer, Kernel, VcpuDescriptor, VmState};
+use kvm_bindings::{
+    KVM_CAP_SPLIT_IRQCHIP, KVM_EXIT_HLT, KVM_MEM_LOG_DIRTY_PAGES, kvm_cpuid_entry2, kvm_enable_cap,
+    kvm_guest_debug, kvm_regs, kvm_run, kvm_userspace_memory_region,
+};
+
+use crate::fake::{FakeKvm, MEMORY};
+
+const SYSTEM: i32 = 3;
+const VM: i32 = 4;
+const VCPU: i32 = 5;
+const KVM_CREATE_VM: u64 = 0xae01;
+const KVM_CHECK_EXTENSION: u64 = 0xae03;
+const KVM_GET_VCPU_MMAP_SIZE: u64 = 0xae04;
+const KVM_CREATE_VCPU: u64 = 0xae41;
+const KVM_SET_USER_MEMORY_REGION: u64 = 0x4020_ae46;
+const KVM_CREATE_IRQCHIP: u64 = 0xae60;
+const KVM_RUN: u64 = 0xae80;
+const KVM_GET_REGS: u64 = 0x8090_ae81;
+const KVM_SET_REGS: u64 = 0x4090_ae82;
+const KVM_SET_CPUID2: u64 = 0x4008_ae90;
+const KVM_SET_GUEST_DEBUG: u64 = 0x4048_ae9b;
+const KVM_ENABLE_CAP: u64 = 0x4068_aea3;
+const LIMITS: ClusterLimits =
+    ClusterLimits { instructions: 1000, accesses: 64, cycles: u64::MAX, output_elements: 1 };
+
+struct FakeKernel {
+    kvm: RefCell<FakeKvm>,
+    shares_registers: bool,
+    seen: RefCell<Vec<(i32, u64)>>,
+}
+
+impl Kernel for FakeKernel {
+    fn ioctl(&self, descriptor: i32, request: u64, argument: usize) -> i32 {
+        self.seen.borrow_mut().push((descriptor, request));
+        let mut kvm = self.kvm.borrow_mut();
+        match (descriptor, request) {
+            (SYSTEM, KVM_CREATE_VM) => VM,
+            (SYSTEM, KVM_GET_VCPU_MMAP_SIZE) => 3 * 4096,
+            (VM, KVM_CHECK_EXTENSION) if self.shares_registers => 7,
+            (VM, KVM_CHECK_EXTENSION) => 0,
+            (VM, KVM_CREATE_VCPU) => VCPU,
+            (VM, KVM_SET_USER_MEMORY_REGION | KVM_CREATE_IRQCHIP | KVM_ENABLE_CAP)
+            | (VCPU, KVM_SET_CPUID2 | KVM_SET_GUEST_DEBUG) => 0,
+            (VCPU, KVM_RUN) => kvm.run(),
+            (VCPU, KVM_GET_REGS) => {
+                let to: *mut kvm_regs = std::ptr::with_exposed_provenance_mut(argument);
+                // SAFETY: the caller's structure.
+                kvm.registers(unsafe { &mut *to })
+            }
+            (VCPU, KVM_SET_REGS) => {
+                let from: *const kvm_regs = std::ptr::with_exposed_provenance(argument);
+                // SAFETY: the caller's structure.
+                kvm.set_registers(unsafe { &*from })
+            }
+            // A terminal's.
+            (0, 0x5401) => -libc::ENOTTY,
+            other => panic!("{other:x?} is not made up"),
+        }
+    }
+
+    fn map_vcpu(&self, descriptor: i32, bytes: usize) -> Option<*mut kvm_run> {
+        assert_eq!((descriptor, bytes), (VCPU, 3 * 4096));
+        Some(self.kvm.borrow().run_page())
+    }
+}
+
+struct Vmm {
+    interposer: Interposer<FakeKernel>,
+}
+
+fn at<T>(value: &T) -> usize {
+    std::ptr::from_ref(value).expose_provenance()
+}
+
+/// Eleven writes and HLT.
+fn program() -> Vec<u8> {
+    let mut code = [0xe6, 0x80].repeat(11);
+    code.push(0xf4);
+    code
+}
+
+impl Vmm {
+    fn new(shares_registers: bool) -> Self {
+        let kvm = RefCell::new(FakeKvm::new(&program(), VmState::default()));
+        let kernel = FakeKernel { kvm, shares_registers, seen: RefCell::default() };
+        Self { interposer: Interposer::new(kernel, LIMITS) }
+    }
+
+    fn call(&self, descriptor: i32, request: u64, argument: usize) -> i32 {
+        self.interposer.ioctl(descriptor, request, argument)
+    }
+
+    fn region(&self, size: u64, flags: u32) {
+        let host = self.interposer.kernel().kvm.borrow().memory.address();
+        let region = kvm_userspace_memory_region {
+            slot: 0,
+            flags,
+            guest_phys_addr: 0,
+            memory_size: size,
+            userspace_addr: host as u64,
+        };
+        assert_eq!(self.call(VM, KVM_SET_USER_MEMORY_REGION, at(&region)), 0);
+    }
+
+    fn create(&self) {
+        assert_eq!(self.call(SYSTEM, KVM_CREATE_VM, 0), VM);
+        assert_eq!(self.call(VM, KVM_CREATE_IRQCHIP, 0), 0);
+        self.region(MEMORY as u64, 0);
+        assert_eq!(self.call(VM, KVM_CREATE_VCPU, 0), VCPU);
+        self.cpuid(0);
+    }
+
+    fn cpuid(&self, ebx: u32) {
+        #[repr(C)]
+        struct Cpuid {
+            count: u32,
+            padding: u32,
+            entries: [kvm_cpuid_entry2; 1],
+        }
+        let entry = kvm_cpuid_entry2 { function: 0x8000_0008, eax: 40, ebx, ..Default::default() };
+        let cpuid = Cpuid { count: 1, padding: 0, entries: [entry] };
+        assert_eq!(self.call(VCPU, KVM_SET_CPUID2, at(&cpuid)), 0);
+        assert_eq!((cpuid.padding, cpuid.entries.len()), (0, 1));
+    }
+
+    /// Runs to HLT; says how often the guest was entered.
+    fn entries(&self) -> u64 {
+        let page = self.interposer.kernel().kvm.borrow().run_page();
+        for exits in 0.. {
+            assert_eq!(self.call(VCPU, KVM_RUN, 0), 0);
+            // SAFETY: the page lives as long as the kernel.
+            if unsafe { (*page).exit_reason } == KVM_EXIT_HLT {
+                assert_eq!(exits, 11, "the VMM sees each write");
+                break;
+            }
+        }
+        self.interposer.kernel().kvm.borrow().entries
+    }
+}
+
+#[test]
+fn a_vmm_from_beginning_to_end() {
+    let vmm = Vmm::new(true);
+    vmm.create();
+    assert_eq!(vmm.entries(), 2);
+    let counts = vmm.interposer.counts(VCPU).unwrap();
+    assert_eq!((counts.real_accesses, counts.made_up_accesses), (1, 10));
+    assert_eq!(vmm.interposer.counts(VM), None);
+    assert_eq!(vmm.call(0, 0x5401, 0), -libc::ENOTTY, "other calls pass");
+    // What clustering calls itself: two questions when a vCPU is made, and nothing afterwards.
+    let seen = vmm.interposer.kernel().seen.borrow();
+    assert_eq!(seen.iter().filter(|(_, request)| *request == KVM_RUN).count(), 2);
+    assert!(!seen.contains(&(VCPU, KVM_GET_REGS)) && !seen.contains(&(VCPU, KVM_SET_REGS)));
+}
+
+#[test]
+fn without_what_is_needed_all_goes_to_kvm() {
+    let vmm = Vmm::new(false);
+    vmm.create();
+    assert_eq!(vmm.entries(), 12);
+
+    // No interrupt controller in the kernel.
+    let vmm = Vmm::new(true);
+    assert_eq!(vmm.call(SYSTEM, KVM_CREATE_VM, 0), VM);
+    vmm.region(MEMORY as u64, 0);
+    assert_eq!(vmm.call(VM, KVM_CREATE_VCPU, 0), VCPU);
+    assert_eq!(vmm.entries(), 12);
+
+    // A protected type of VM.
+    let vmm = Vmm::new(true);
+    assert_eq!(vmm.call(SYSTEM, KVM_CREATE_VM, 2), VM);
+    assert_eq!(vmm.call(VM, KVM_CREATE_IRQCHIP, 0), 0);
+    vmm.region(MEMORY as u64, 0);
+    assert_eq!(vmm.call(VM, KVM_CREATE_VCPU, 0), VCPU);
+    assert_eq!(vmm.entries(), 12);
+
+    // No memory: the code cannot be read.
+    let vmm = Vmm::new(true);
+    vmm.create();
+    vmm.region(0, 0);
+    assert_eq!(vmm.entries(), 12);
+
+    // A debugger, a ring of dirty pages.
+    let vmm = Vmm::new(true);
+    vmm.create();
+    let debug = kvm_guest_debug { control: 1, ..Default::default() };
+    assert_eq!(vmm.call(VCPU, KVM_SET_GUEST_DEBUG, at(&debug)), 0);
+    assert_eq!(vmm.entries(), 12);
+    let vmm = Vmm::new(true);
+    vmm.create();
+    let ring = kvm_enable_cap { cap: 192, ..Default::default() };
+    assert_eq!(vmm.call(VM, KVM_ENABLE_CAP, at(&ring)), 0);
+    assert_eq!(vmm.entries(), 12);
+
+    // A second vCPU, and translations that are flushed from afar.
+    let vmm = Vmm::new(true);
+    vmm.create();
+    vmm.cpuid(1 << 3);
+    assert_eq!(vmm.call(VM, KVM_CREATE_VCPU, 1), VCPU);
+    assert_eq!(vmm.entries(), 12);
+}
+
+#[test]
+fn a_split_controller_and_logged_memory_are_fine() {
+    let vmm = Vmm::new(true);
+    assert_eq!(vmm.call(SYSTEM, KVM_CREATE_VM, 0), VM);
+    let split = kvm_enable_cap { cap: KVM_CAP_SPLIT_IRQCHIP, ..Default::default() };
+    assert_eq!(vmm.call(VM, KVM_ENABLE_CAP, at(&split)), 0);
+    vmm.region(MEMORY as u64, KVM_MEM_LOG_DIRTY_PAGES);
+    assert_eq!(vmm.call(VM, KVM_CREATE_VCPU, 0), VCPU);
+    assert_eq!(vmm.entries(), 2, "nothing is stored");
+}
+
+#[test]
+fn registers_asked_for_in_a_made_up_exit_are_those_before_it() {
+    let vmm = Vmm::new(true);
+    vmm.create();
+    for _ in 0..3 {
+        assert_eq!(vmm.call(VCPU, KVM_RUN, 0), 0);
+    }
+    let mut registers = kvm_regs::default();
+    let address = std::ptr::from_mut(&mut registers).expose_provenance();
+    assert_eq!(vmm.call(VCPU, KVM_GET_REGS, address), 0);
+    assert_eq!(registers.rip, crate::fake::CODE + 4, "at the third write");
+    // The VMM skips two instructions; the one that it was asked for is not done.
+    registers.rip += 4;
+    assert_eq!(vmm.call(VCPU, KVM_SET_REGS, address), 0);
+    assert_eq!(vmm.call(VCPU, KVM_RUN, 0), 0);
+    assert_eq!(vmm.call(VCPU, KVM_GET_REGS, address), 0);
+    assert_eq!(registers.rip, crate::fake::CODE + 8);
+}

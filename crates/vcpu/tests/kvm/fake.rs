@@ -1,0 +1,366 @@
+//! A KVM in user space for one vCPU: what KVM_RUN does to registers and `kvm_run`, as api.rst and KVM's sources have it.
+//!
+//! It runs the guest by an interpreter of its own, so what is tested with it is how accesses are completed and registers
+//! handed over, not what instructions do.
+#![allow(unsafe_code)]
+// UNSAFETY: `kvm_run` and the guest's memory are shared by address, as they are with the kernel.
+
+use ioplane_vcpu::kvm::{VcpuDescriptor, VmState};
+use ioplane_vcpu::{
+    DeviceAccess, GeneralRegisters, GuestSpace, Interpreter, MemorySlot, OperandSize, PendingAccess,
+    Platform, RunBudget, RunEnd, StopReason, SystemRegisters, TranslationCache, registers,
+};
+use kvm_bindings::{KVM_EXIT_HLT, KVM_EXIT_IO, KVM_EXIT_MMIO, kvm_regs, kvm_run};
+use registers::{cr0, cr4, efer, rflags};
+
+pub const MEMORY: usize = 2 << 20;
+/// Linear and guest-physical, where no slot is.
+pub const DEVICE: u64 = 2 << 20;
+pub const CODE: u64 = 0x1_0000;
+pub const BITS: u32 = 40;
+const EINTR: i32 = -4;
+const PORT_DATA: usize = 4096;
+
+/// Pages with an alignment, as `mmap` gives them.
+pub struct Pages {
+    memory: Vec<u8>,
+    start: usize,
+}
+
+impl Pages {
+    pub fn new(bytes: usize) -> Self {
+        let mut memory = vec![0_u8; bytes + 4096];
+        let start = memory.as_mut_ptr().expose_provenance().next_multiple_of(4096);
+        Self { memory, start }
+    }
+
+    pub fn address(&self) -> usize {
+        self.start
+    }
+
+    pub fn write(&mut self, at: u64, bytes: &[u8]) {
+        let to: *mut u8 = std::ptr::with_exposed_provenance_mut(self.start + usize::try_from(at).unwrap());
+        // SAFETY: inside the memory, which nobody borrows.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    pub fn read(&self, at: u64, bytes: usize) -> Vec<u8> {
+        assert!(!self.memory.is_empty());
+        let from: *const u8 = std::ptr::with_exposed_provenance(self.start + usize::try_from(at).unwrap());
+        let mut read = vec![0; bytes];
+        // SAFETY: as in `write`.
+        unsafe { std::ptr::copy_nonoverlapping(from, read.as_mut_ptr(), bytes) };
+        read
+    }
+}
+
+/// What KVM does at the beginning of the next KVM_RUN.
+enum Completion {
+    /// Plain IN and OUT: only if RIP is still there.
+    AtRip(u64, PendingAccess),
+    Always(PendingAccess),
+}
+
+pub struct FakeKvm {
+    pub memory: Pages,
+    pub page: Pages,
+    pub vm: VmState,
+    pub general: GeneralRegisters,
+    pub system: SystemRegisters,
+    interpreter: Interpreter,
+    cache: TranslationCache,
+    completion: Option<Completion>,
+    /// Accesses that KVM's own devices have had.
+    pub kernel: Vec<DeviceAccess>,
+    pub entries: u64,
+    /// The VMM's signal arrives in a KVM_RUN that was to leave at once.
+    pub kick_while_completing: bool,
+}
+
+/// Everything leaves the interpreter; what KVM has itself, it is asked afterwards.
+struct All;
+
+impl Platform for All {
+    fn cycles(&mut self) -> u64 {
+        0
+    }
+    fn kicked(&mut self) -> bool {
+        false
+    }
+    fn output_elements(&mut self) -> u64 {
+        1
+    }
+    fn port_leaves_kernel(&mut self, _: u16, _: OperandSize, _: bool) -> bool {
+        true
+    }
+    fn address_leaves_kernel(&mut self, _: u64, _: OperandSize, _: bool) -> bool {
+        true
+    }
+}
+
+impl FakeKvm {
+    pub fn new(code: &[u8], mut vm: VmState) -> Self {
+        const GOOD: u64 = 0x63;
+        let mut memory = Pages::new(MEMORY);
+        memory.write(0x1000, &(0x2000 | GOOD).to_le_bytes());
+        memory.write(0x2000, &(0x3000 | GOOD).to_le_bytes());
+        memory.write(0x3000, &(GOOD | 0x80).to_le_bytes());
+        memory.write(0x3008, &(DEVICE | GOOD | 0x80).to_le_bytes());
+        memory.write(CODE, code);
+        let slot = MemorySlot {
+            number: 0,
+            address: 0,
+            size: MEMORY as u64,
+            host: memory.address(),
+            read_only: false,
+            logged: false,
+        };
+        // SAFETY: the memory lives as long as the slots.
+        unsafe { vm.slots.set(slot).unwrap() };
+        let mut gpr = [0; 16];
+        gpr[registers::RSP] = 0x8000;
+        Self {
+            memory,
+            page: Pages::new(3 * 4096),
+            vm,
+            general: GeneralRegisters { gpr, rip: CODE, rflags: rflags::ONE },
+            system: SystemRegisters {
+                cr0: cr0::PE | cr0::PG | cr0::WP,
+                cr3: 0x1000,
+                cr4: cr4::PAE,
+                efer: efer::LMA,
+                cpl: 0,
+                code_long: true,
+                code_default_big: false,
+                fs_base: 0,
+                gs_base: 0,
+            },
+            interpreter: Interpreter::new(),
+            cache: TranslationCache::new(),
+            completion: None,
+            kernel: Vec::new(),
+            entries: 0,
+            kick_while_completing: false,
+        }
+    }
+
+    pub fn run_page(&self) -> *mut kvm_run {
+        std::ptr::with_exposed_provenance_mut(self.page.address())
+    }
+
+    /// KVM_RUN's view of the page.
+    #[allow(clippy::mut_from_ref)]
+    fn shared(&self) -> &mut kvm_run {
+        // SAFETY: the page lives as long as `self`; the other side does not run meanwhile, and keeps no references.
+        unsafe { &mut *self.run_page() }
+    }
+
+    fn port_data(&self) -> Vec<u8> {
+        self.page.read(PORT_DATA as u64, 4096)
+    }
+
+    fn finish(&mut self, pending: PendingAccess) {
+        let data = self.port_data();
+        // SAFETY: all parts of the union are plain numbers.
+        let value = u64::from_le_bytes(unsafe { self.shared().__bindgen_anon_1.mmio.data });
+        let mut space = GuestSpace::new(&self.vm.slots, &self.system, BITS, &mut self.cache);
+        self.interpreter.complete(pending, &mut self.general, &mut space, &data, value);
+    }
+
+    fn store_registers(&self) {
+        let shared = self.shared();
+        if shared.kvm_valid_regs == 0 {
+            return;
+        }
+        let mut sregs = kvm_bindings::kvm_sregs {
+            cr0: self.system.cr0,
+            cr3: self.system.cr3,
+            cr4: self.system.cr4,
+            efer: self.system.efer,
+            ..Default::default()
+        };
+        sregs.cs.l = 1;
+        shared.s.regs.sregs = sregs;
+        shared.s.regs.regs = regs_of(&self.general);
+        shared.s.regs.events = kvm_bindings::kvm_vcpu_events::default();
+        shared.apic_base = 0xfee0_0900;
+    }
+
+    fn byte_at_rip(&self) -> Vec<u8> {
+        self.memory.read(self.general.rip, 15)
+    }
+
+    /// Enters the guest: until an access that the VMM must answer, or HLT.
+    fn enter(&mut self) -> i32 {
+        self.entries += 1;
+        loop {
+            let mut data = vec![0; 4096];
+            let mut space = GuestSpace::new(&self.vm.slots, &self.system, BITS, &mut self.cache);
+            let mut budget = RunBudget { instructions: 100_000, accesses: 1, deadline: u64::MAX };
+            let end = self.interpreter.run(
+                &mut self.general,
+                &self.system,
+                &mut space,
+                &mut All,
+                &mut data,
+                &mut budget,
+            );
+            let (access, pending) = match end {
+                RunEnd::Access(access, pending) => (access, pending),
+                RunEnd::Stopped(reason) => {
+                    if !self.by_processor(reason) {
+                        self.shared().exit_reason = KVM_EXIT_HLT;
+                        return 0;
+                    }
+                    continue;
+                }
+            };
+            if !self.leaves_kernel(&access) {
+                self.kernel.push(access);
+                self.page.write(PORT_DATA as u64, &[0x5a; 8]);
+                self.finish(pending);
+                continue;
+            }
+            self.exit(access, pending, &data);
+            return 0;
+        }
+    }
+
+    /// What the interpreter leaves to the processor; false at HLT.
+    fn by_processor(&mut self, reason: StopReason) -> bool {
+        match (reason, self.byte_at_rip()[0]) {
+            (StopReason::InterruptWindow, 0xfb) => {
+                self.general.rflags |= rflags::IF;
+                self.general.rip += 1;
+                true
+            }
+            // CPUID, without an exit to user space.
+            (StopReason::Instruction, 0x0f) => {
+                self.general.gpr[registers::RAX] = 0x1234;
+                self.general.rip += 2;
+                true
+            }
+            (StopReason::Instruction, 0xf4) => false,
+            other => panic!("{other:x?} at {:x}", self.general.rip),
+        }
+    }
+
+    fn leaves_kernel(&self, access: &DeviceAccess) -> bool {
+        match *access {
+            DeviceAccess::PortRead { port, size, .. } => self.vm.port_leaves_kernel(port, size, false),
+            DeviceAccess::PortWrite { port, size, .. } => self.vm.port_leaves_kernel(port, size, true),
+            _ => true,
+        }
+    }
+
+    fn exit(&mut self, access: DeviceAccess, pending: PendingAccess, data: &[u8]) {
+        let bytes = |size: OperandSize| u8::try_from(size.bytes()).unwrap();
+        let shared = self.shared();
+        let mut io = |direction, port, size, count| {
+            shared.exit_reason = KVM_EXIT_IO;
+            shared.__bindgen_anon_1.io.direction = direction;
+            shared.__bindgen_anon_1.io.size = bytes(size);
+            shared.__bindgen_anon_1.io.port = port;
+            shared.__bindgen_anon_1.io.count = count;
+            shared.__bindgen_anon_1.io.data_offset = PORT_DATA as u64;
+        };
+        match access {
+            DeviceAccess::PortRead { port, size, count } => io(0, port, size, count),
+            DeviceAccess::PortWrite { port, size, count } => {
+                io(1, port, size, count);
+                self.page.write(PORT_DATA as u64, &data[..usize::try_from(count).unwrap() << size.shift()]);
+            }
+            DeviceAccess::MemoryRead { address, size } => {
+                shared.exit_reason = KVM_EXIT_MMIO;
+                shared.__bindgen_anon_1.mmio.phys_addr = address;
+                shared.__bindgen_anon_1.mmio.len = u32::from(bytes(size));
+                shared.__bindgen_anon_1.mmio.is_write = 0;
+            }
+            DeviceAccess::MemoryWrite { address, size, value } => {
+                shared.exit_reason = KVM_EXIT_MMIO;
+                shared.__bindgen_anon_1.mmio.phys_addr = address;
+                shared.__bindgen_anon_1.mmio.len = u32::from(bytes(size));
+                shared.__bindgen_anon_1.mmio.is_write = 1;
+                shared.__bindgen_anon_1.mmio.data = value.to_le_bytes();
+            }
+        }
+        let port = matches!(access, DeviceAccess::PortRead { .. } | DeviceAccess::PortWrite { .. });
+        let code = self.byte_at_rip();
+        let opcode = code.iter().find(|byte| !matches!(byte, 0x66 | 0xf2 | 0xf3 | 0x40..=0x4f)).unwrap();
+        match (port, opcode) {
+            // OUTS is written back before the exit.
+            (true, 0x6e | 0x6f) => self.finish(pending),
+            (true, 0x6c | 0x6d) | (false, _) => self.completion = Some(Completion::Always(pending)),
+            _ => self.completion = Some(Completion::AtRip(self.general.rip, pending)),
+        }
+    }
+}
+
+impl VcpuDescriptor for FakeKvm {
+    fn run(&mut self) -> i32 {
+        if self.shared().kvm_dirty_regs & 1 != 0 {
+            // SAFETY: all parts of the union are plain numbers.
+            self.general = general_of(unsafe { &self.shared().s.regs.regs });
+            self.shared().kvm_dirty_regs = 0;
+        }
+        match self.completion.take() {
+            None => {}
+            Some(Completion::AtRip(rip, _)) if rip != self.general.rip => {}
+            Some(Completion::AtRip(_, pending) | Completion::Always(pending)) => self.finish(pending),
+        }
+        let leaves = self.shared().immediate_exit != 0;
+        if leaves && self.kick_while_completing {
+            // As a VMM's handler does it.
+            self.shared().immediate_exit = 1;
+        }
+        let result = if leaves { EINTR } else { self.enter() };
+        self.store_registers();
+        self.shared().if_flag = u8::from(self.general.rflags & rflags::IF != 0);
+        result
+    }
+
+    fn registers(&mut self, registers: &mut kvm_regs) -> i32 {
+        *registers = regs_of(&self.general);
+        0
+    }
+
+    fn set_registers(&mut self, registers: &kvm_regs) -> i32 {
+        self.general = general_of(registers);
+        0
+    }
+}
+
+pub fn general_of(r: &kvm_regs) -> GeneralRegisters {
+    GeneralRegisters {
+        gpr: [
+            r.rax, r.rcx, r.rdx, r.rbx, r.rsp, r.rbp, r.rsi, r.rdi, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13,
+            r.r14, r.r15,
+        ],
+        rip: r.rip,
+        rflags: r.rflags,
+    }
+}
+
+pub fn regs_of(general: &GeneralRegisters) -> kvm_regs {
+    let g = &general.gpr;
+    kvm_regs {
+        rax: g[0],
+        rcx: g[1],
+        rdx: g[2],
+        rbx: g[3],
+        rsp: g[4],
+        rbp: g[5],
+        rsi: g[6],
+        rdi: g[7],
+        r8: g[8],
+        r9: g[9],
+        r10: g[10],
+        r11: g[11],
+        r12: g[12],
+        r13: g[13],
+        r14: g[14],
+        r15: g[15],
+        rip: general.rip,
+        rflags: general.rflags,
+    }
+}

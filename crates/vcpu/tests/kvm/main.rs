@@ -1,0 +1,8 @@
+//! KVM_RUN with and without clustering: the VMM sees the same accesses, the guest the same answers.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod calls;
+mod fake;
+mod program;
+mod same;
