@@ -14,6 +14,8 @@ const ORDER: [&str; 20] = [
     // Knows the interface and nothing else, so it stands before all else.
     "ioplane-cli",
     "ioplane-memory",
+    // Before all that will ask it (docs/decisions/0041-scheduling.md).
+    "ioplane-scheduler",
     "ioplane-device",
     "ioplane-cores",
     "ioplane-storage",

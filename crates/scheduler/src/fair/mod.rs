@@ -1,0 +1,164 @@
+//! Who is polled next, and for how much: deficit round robin by cost, by group and within a group by queue.
+//!
+//! A group is what shares a weight: the queues of one VM. In each turn a group that has work is granted a quantum in proportion to its weight, and its
+//! queues take turns within it. What a poll costs is deducted when it is over, so a poll that goes over its grant is paid for in the turns
+//! that follow. A group without work keeps no grant, but it keeps what it owes.
+//!
+//! What the backing is asked for at once is bounded per group as well ([`FairTurns::bound`]): where the disk and not the core is what groups compete
+//! for, each has in flight in proportion to its weight, and a disk that serves what it has in turn divides itself by that.
+//!
+//! Nothing here reads a clock, and after [`FairTurns::attach`] nothing allocates.
+
+mod ring;
+mod turn;
+
+use std::collections::VecDeque;
+
+/// A group of queues that share a weight and limits: a tenant, a VM. `Share::group` of the queue's slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GroupId(pub u32);
+
+/// What a request costs beside its bytes, in bytes that could be copied meanwhile; and what a poll costs.
+pub const REQUEST_COST: u64 = 512;
+
+/// What a group of average weight is granted per turn: some 8 us of copying, so that a turn of eight groups that all have work takes as long as
+/// two polls may (docs/decisions/0017-work-per-poll.md).
+pub const QUANTUM: u64 = 64 << 10;
+
+/// The most that one poll is granted.
+pub const MOST_PER_POLL: u64 = 256 << 10;
+
+/// The largest transfer that is handed to a backing in one piece. What is in flight is bounded to this at least.
+pub const LARGEST_SLICE: u64 = 128 << 10;
+
+/// The most that is owed: some 16 polls that each cost what a poll may. A poller that says that it has cost more is forgiven.
+const MOST_OWED: i64 = 16 * MOST_PER_POLL as i64;
+
+/// The cost of a poll that had work, in bytes that could have been copied meanwhile.
+#[inline]
+pub fn poll_cost(requests: u32, bytes: u32) -> u64 {
+    u64::from(bytes) + (u64::from(requests) + 1) * REQUEST_COST
+}
+
+/// One poll that is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// The slot to step.
+    pub slot: usize,
+    /// What the poll may cost. The last request that it takes may go over.
+    pub bytes: u64,
+    /// What it may hand to a backing: at most this, and with 0 it only completes. Larger transfers are handed over in slices.
+    pub room: u64,
+}
+
+/// What came of a poll.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Polled {
+    /// What it cost; nothing if it found nothing.
+    pub bytes: u64,
+    /// What it handed to a backing that has yet to complete it.
+    pub submitted: u64,
+    /// What the backing has completed of what was submitted before.
+    pub completed: u64,
+    /// Whether there may be more to do at once. False: it ran dry, or waits for its backing or a limit.
+    pub more: bool,
+}
+
+const NOBODY: u32 = u32::MAX;
+
+/// One queue.
+#[derive(Debug, Clone)]
+struct Member {
+    group: u32,
+    weight: u32,
+    /// The next of the group's ring of awake members.
+    next: u32,
+    awake: bool,
+    deficit: i64,
+    /// Granted its quantum since the ring came to it.
+    granted: bool,
+    /// The visit in which it had no more work.
+    idle_in: u64,
+    /// What of its group's is in flight for it.
+    in_flight: u64,
+}
+
+/// The queues of one group on this core.
+#[derive(Debug, Clone)]
+struct Tenant {
+    id: GroupId,
+    weight: u32,
+    attached: u32,
+    awake: u32,
+    /// Sum of the awake members' weights.
+    weights: u64,
+    deficit: i64,
+    /// The member before the one whose turn it is, in the ring.
+    before: u32,
+    in_flight: u64,
+    bound: u64,
+    /// Turns in which it could not submit since its bound was reached.
+    throttled: u64,
+    served: u64,
+    /// Its last visit ended with work left.
+    cut_short: bool,
+}
+
+/// The order of polls on one core. Slots are named by their number on the core, below some tens of thousands.
+#[derive(Debug, Clone, Default)]
+pub struct FairTurns {
+    members: Vec<Option<Member>>,
+    tenants: Vec<Tenant>,
+    /// Groups with awake members, the next one first.
+    round: VecDeque<u32>,
+    /// Sum of the weights of these.
+    weights: u64,
+    /// Groups that have yet to be visited in this turn.
+    left: usize,
+    visiting: Option<u32>,
+    /// Number of the visit.
+    visit: u64,
+    /// Members of the visited group that had no more work in this visit.
+    idle: u32,
+    /// Members that owe and were passed since the last poll with work.
+    passed: u32,
+    /// Whether this turn has granted anything.
+    served: bool,
+}
+
+/// One group of a core, as it stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TenantReading {
+    /// Which.
+    pub group: GroupId,
+    /// What its polls have cost since its first queue came to this core.
+    pub served: u64,
+    /// Bytes in flight now.
+    pub in_flight: u64,
+    /// Polls that might submit nothing because of the bound.
+    pub throttled: u64,
+    /// Whether it had more work when its last turn was over.
+    pub wants_more: bool,
+}
+
+impl FairTurns {
+    /// Bytes that completed outside of a poll that was granted: of orphaned I/O.
+    pub fn completed(&mut self, slot: usize, bytes: u64) {
+        if let Some(Some(member)) = self.members.get_mut(slot) {
+            let bytes = bytes.min(member.in_flight);
+            member.in_flight -= bytes;
+            self.tenants[member.group as usize].in_flight -= bytes;
+        }
+    }
+
+    /// How the groups of this core stand.
+    pub fn read(&self) -> impl Iterator<Item = TenantReading> {
+        self.tenants.iter().filter(|tenant| tenant.attached > 0).map(|tenant| TenantReading {
+            group: tenant.id,
+            served: tenant.served,
+            in_flight: tenant.in_flight,
+            throttled: tenant.throttled,
+            wants_more: tenant.cut_short,
+        })
+    }
+}

@@ -1,0 +1,44 @@
+//! Scheduling of I/O cores: from readings to decisions. No threads, no I/O (but the reading of a sysfs tree), no clock of its own.
+//!
+//! ```text
+//!   on a core, at every poll or look at its clock            in the daemon, every 10 to 100 ms
+//!   +---------------------------------------------+          +----------------------------------------+
+//!   | QueuePolling  poll or arm, by the gaps      |          | divide       a group's weight by cores |
+//!   | CpuCeiling    how much polling is left      | readings | PoolPlanner  cores and queues          |
+//!   | FairTurns     who is next, for how much     |--------->| DecisionLog  what, when, why           |
+//!   | RateBucket    whether a request may pass    |<---------|                                        |
+//!   +---------------------------------------------+  weights +----------------------------------------+
+//!                                                    limits, moves
+//! ```
+//!
+//! The left half is data that a core owns and asks: no call of it allocates, locks, blocks, or looks at a clock, and each takes some
+//! nanoseconds. The right half depends on nothing but settings and readings, so that a recorded trace gives the same decisions again. Nothing of it
+//! is wired in yet: docs/decisions/0041-scheduling.md says how it will be.
+//!
+//! Times are ns from an epoch of the caller's. [`RateBucket`] is the only thing that cores share, so their epoch is one.
+//!
+//! Must not know: rings, pollers, threads, files but sysfs, the daemon.
+
+mod fair;
+mod limit;
+mod log;
+mod polling;
+mod pool;
+mod split;
+mod topology;
+
+pub use fair::{
+    FairTurns, Grant, GroupId, LARGEST_SLICE, MOST_PER_POLL, Polled, QUANTUM, REQUEST_COST, TenantReading,
+    poll_cost,
+};
+pub use limit::{LimitSet, LimitUnit, RateBucket, RateLimit};
+pub use log::{
+    Decision, DecisionLog, GrowReason, LoggedDecision, MoveReason, QueueKey, ShrinkReason, StuckReason,
+};
+pub use polling::{
+    ArmReason, CoreObjective, CpuCeiling, IdleChoice, ObjectiveMeter, ObjectiveReport, PollingCosts,
+    QueuePolling, SpinReason,
+};
+pub use pool::{CoreLoad, CoreUse, PoolPlanner, PoolReadings, PoolSettings, QueueLoad};
+pub use split::{GroupOnCore, InFlightSettings, LocalShare, divide};
+pub use topology::{CpuPlace, CpuTopology, TopologyError};

@@ -1,0 +1,195 @@
+//! How long a queue is silent between two requests, as a histogram that forgets.
+
+/// Buckets: below 256 ns, two for each power of two up to 4.3 s, and what is longer.
+pub(super) const BUCKETS: usize = 50;
+
+/// What one gap adds to its bucket, so that halving keeps a trace of it for some time.
+const ONE: u32 = 256;
+
+/// Gaps after which all counts are halved: the memory is some 512 gaps long.
+const FULL: u32 = 512 * ONE;
+
+/// The bucket of a gap.
+fn bucket(ns: u64) -> usize {
+    if ns < 256 {
+        return 0;
+    }
+    let power = 63 - ns.leading_zeros() as usize;
+    let half = (ns >> (power - 1)) as usize & 1;
+    (1 + (power - 8) * 2 + half).min(BUCKETS - 1)
+}
+
+/// The end of a bucket, ns: every gap in it is shorter.
+pub(super) fn edge(bucket: usize) -> u64 {
+    match bucket {
+        0 => 256,
+        _ if bucket >= BUCKETS - 1 => u64::MAX,
+        _ => {
+            let (power, half) = (8 + (bucket as u64 - 1) / 2, (bucket as u64 - 1) % 2);
+            (3 + half) << (power - 1)
+        }
+    }
+}
+
+/// The length that the gaps of a bucket are taken for, ns.
+fn middle(bucket: usize) -> u64 {
+    let start = if bucket == 0 { 0 } else { edge(bucket - 1) };
+    if bucket == BUCKETS - 1 { start * 2 } else { start + (edge(bucket) - start) / 2 }
+}
+
+/// The gaps of one queue: recent ones count more. 216 bytes; nothing is allocated.
+#[derive(Debug, Clone)]
+pub(super) struct GapHistogram {
+    counts: [u32; BUCKETS],
+    total: u32,
+    /// Requests that came meanwhile, those that ended no gap included.
+    requests: u64,
+}
+
+impl Default for GapHistogram {
+    fn default() -> Self {
+        GapHistogram { counts: [0; BUCKETS], total: 0, requests: 0 }
+    }
+}
+
+/// What looking and being found armed cost.
+pub(super) struct Prices {
+    /// What an ns of looking in vain costs, in thousandths of an ns of a processor.
+    pub(super) polling_permille: u64,
+    /// What one arrival costs that finds the queue armed, ns.
+    pub(super) armed_ns: u64,
+}
+
+impl GapHistogram {
+    /// Adds a gap.
+    pub(super) fn add(&mut self, ns: u64) {
+        self.counts[bucket(ns)] += ONE;
+        self.total += ONE;
+        if self.total >= FULL {
+            self.total = 0;
+            for count in &mut self.counts {
+                *count /= 2;
+                self.total += *count;
+            }
+            self.requests /= 2;
+        }
+    }
+
+    /// Adds requests, whether or not one of them ended a gap.
+    #[inline]
+    pub(super) fn arrived(&mut self, requests: u32) {
+        self.requests += u64::from(requests) * u64::from(ONE);
+    }
+
+    /// Gaps remembered.
+    pub(super) fn len(&self) -> u32 {
+        self.total / ONE
+    }
+
+    /// What it costs to look for so long after each request and then to arm. `last`: the bucket up to whose end is looked, or none.
+    pub(super) fn cost(&self, last: Option<usize>, prices: &Prices) -> u128 {
+        let spin = last.map_or(0, edge);
+        let mut cost = 0u128;
+        for (at, &count) in self.counts.iter().enumerate() {
+            if count == 0 {
+                continue;
+            }
+            let (looked, armed) = match last {
+                Some(last) if at <= last => (middle(at), 0),
+                _ => (spin, prices.armed_ns),
+            };
+            let polled = u128::from(looked) * u128::from(prices.polling_permille) / 1000;
+            cost += u128::from(count) * (polled + u128::from(armed));
+        }
+        cost
+    }
+
+    /// The bucket up to whose end looking is cheapest: the first of those that cost the same, `None` for arming at once. Looks at
+    /// those whose end is at most `most_ns`.
+    pub(super) fn cheapest(&self, prices: &Prices, most_ns: u64) -> (Option<usize>, u128) {
+        let mut best = (None, self.cost(None, prices));
+        for last in (0..BUCKETS).take_while(|last| edge(*last) <= most_ns) {
+            // Only the end of a bucket that has gaps can be better than a shorter time.
+            if self.counts[last] > 0 {
+                let cost = self.cost(Some(last), prices);
+                if cost < best.1 {
+                    best = (Some(last), cost);
+                }
+            }
+        }
+        best
+    }
+
+    /// Whether no remembered gap is longer than those of that bucket.
+    pub(super) fn none_beyond(&self, bucket: usize) -> bool {
+        self.counts[bucket + 1..].iter().all(|count| *count == 0)
+    }
+
+    /// The first bucket after whose end at most `permille` of all requests end a gap.
+    pub(super) fn covering(&self, permille: u64) -> usize {
+        let allowed = self.requests.max(self.total.into()) * permille / 1000;
+        let mut beyond = 0;
+        for at in (0..BUCKETS).rev() {
+            beyond += u64::from(self.counts[at]);
+            if beyond > allowed {
+                return at;
+            }
+        }
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_is_between_the_ends_of_its_bucket_and_the_one_before() {
+        for ns in [0, 1, 255, 256, 383, 384, 511, 512, 1000, 50_000, 1 << 31, (1 << 32) - 1] {
+            let at = bucket(ns);
+            assert!(ns < edge(at), "{ns} is not before {}", edge(at));
+            assert!(at == 0 || ns >= edge(at - 1), "{ns} is before {}", edge(at - 1));
+        }
+        assert_eq!((bucket(1 << 40), edge(BUCKETS - 1)), (BUCKETS - 1, u64::MAX));
+        assert_eq!(edge(BUCKETS - 2), 1 << 32);
+    }
+
+    #[test]
+    fn looking_pays_for_gaps_that_are_shorter_than_what_arming_costs() {
+        let prices = Prices { polling_permille: 1000, armed_ns: 30_000 };
+        let mut gaps = GapHistogram::default();
+        (0..100).for_each(|_| gaps.add(5_000));
+        let (last, _) = gaps.cheapest(&prices, 1_000_000);
+        assert!(last.is_some_and(|last| (5_000..10_000).contains(&edge(last))));
+        // Long gaps beside them change nothing: the short ones are still found polled.
+        (0..100).for_each(|_| gaps.add(900_000));
+        assert_eq!(gaps.cheapest(&prices, 1 << 30).0, last);
+        // Long gaps alone: armed at once.
+        let mut gaps = GapHistogram::default();
+        (0..100).for_each(|_| gaps.add(900_000));
+        assert_eq!(gaps.cheapest(&prices, 1 << 30).0, None);
+        // Looking that costs next to nothing, because the core is awake for others.
+        let cheap = Prices { polling_permille: 10, ..prices };
+        assert!(gaps.cheapest(&cheap, 1 << 30).0.is_some());
+    }
+
+    #[test]
+    fn what_was_is_forgotten() {
+        let mut gaps = GapHistogram::default();
+        (0..10_000).for_each(|_| gaps.add(5_000));
+        assert!(gaps.len() <= 512);
+        (0..5_000).for_each(|_| gaps.add(900_000));
+        assert_eq!(gaps.counts[bucket(5_000)], 0);
+    }
+
+    #[test]
+    fn few_of_many_requests_may_end_a_long_gap() {
+        let mut gaps = GapHistogram::default();
+        for turn in 0..400 {
+            gaps.arrived(1);
+            gaps.add(if turn % 100 == 0 { 900_000 } else { 2_000 });
+        }
+        assert!(edge(gaps.covering(20)) < 4_000);
+        assert!(edge(gaps.covering(5)) > 900_000);
+    }
+}

@@ -1,0 +1,359 @@
+//! Poll or arm: each queue by itself, from the gaps between its requests.
+//!
+//! A queue that has run dry is looked at for a while, its *spin*, and then armed: the driver is asked to kick. Looking costs
+//! processor time, and arming costs the next request a kick and a wake-up. The spin is the time for which the sum of both would have
+//! been smallest over the queue's recent gaps. So a queue whose gaps are all shorter than what a wake-up costs is polled; one whose gaps are
+//! all longer is armed at once; and one that has both (a load that comes in bursts) is looked at for as long as the short ones last.
+//!
+//! Two things count for more than their time. A request that waits for a wake-up waits: its latency counts [`PollingCosts::latency_weight`]
+//! times the processor time that polling would have taken. And a burst that begins with a wake-up loses that time as a whole: where a wake-up is more
+//! than some 3 % of the burst that follows, gaps of up to twice the burst are polled through.
+//!
+//! Hysteresis: a spin becomes shorter when that would have been cheaper by an eighth, and is looked at again after 16 gaps.
+
+mod ceiling;
+mod gaps;
+
+pub use ceiling::{CoreObjective, CpuCeiling, ObjectiveMeter, ObjectiveReport};
+
+use gaps::{GapHistogram, Prices, edge};
+
+/// What notifications and looking cost on a core, and what the core would do otherwise. One per core; times in ns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PollingCosts {
+    /// A kick, for the guest: an exit, or a system call of an emulated one.
+    pub kick_ns: u64,
+    /// From the kick until the core steps the queue. About the time that a sleeping thread takes to wake; on a core that is awake for
+    /// others, the time between two questions to the kernel.
+    pub wake_ns: u64,
+    /// Arming, sleeping and disarming, in processor time of the core.
+    pub arm_ns: u64,
+    /// What polling this queue takes of a processor, in thousandths: 1000 where the core would sleep otherwise. Where it is
+    /// awake for other queues, the part of a turn that a look takes: see [`PollingCosts::among`].
+    pub polling_permille: u32,
+    /// How many ns of processor time an ns of a request's latency is worth.
+    pub latency_weight: u32,
+    /// The longest spin that is chosen for its cost, ns. A p99 objective may take more.
+    pub most_spin_ns: u64,
+}
+
+impl Default for PollingCosts {
+    fn default() -> Self {
+        PollingCosts {
+            kick_ns: 2_000,
+            wake_ns: 12_000,
+            arm_ns: 4_000,
+            polling_permille: 1000,
+            latency_weight: 2,
+            most_spin_ns: 2_000_000,
+        }
+    }
+}
+
+impl PollingCosts {
+    /// What polling one more queue costs where a look takes `look_ns` and a turn of the other queues `turn_ns`; no turn if the core
+    /// would sleep.
+    pub fn among(self, look_ns: u64, turn_ns: u64) -> Self {
+        let permille = if turn_ns == 0 { 1000 } else { look_ns * 1000 / (look_ns + turn_ns) };
+        PollingCosts { polling_permille: permille.clamp(1, 1000) as u32, ..self }
+    }
+
+    /// Takes a measured wake-up into account, an eighth of it.
+    pub fn woke_in(&mut self, wake_ns: u64) {
+        self.wake_ns = (self.wake_ns * 7 + wake_ns.min(1_000_000)) / 8;
+    }
+
+    /// What an arrival costs that finds the queue armed, if waiting costs `weighted_ns`.
+    fn armed_ns(&self, weighted_ns: u64) -> u64 {
+        self.arm_ns + self.kick_ns + weighted_ns
+    }
+
+    /// From here on a gap is long: the cost of an arrival that finds the queue armed and has no burst after it.
+    fn long_ns(&self) -> u64 {
+        self.armed_ns(self.wake_ns * u64::from(self.latency_weight))
+    }
+}
+
+/// Why a queue is armed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ArmReason {
+    /// Its gaps are longer than what looking on is worth.
+    LongGaps,
+    /// It was looked at for its spin.
+    SpunInVain,
+    /// The core's CPU ceiling leaves no polling.
+    Ceiling,
+}
+
+/// What to do with a queue that had no work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IdleChoice {
+    /// Look again in the next turn.
+    Poll,
+    /// Arm it and look at it once more.
+    Arm(ArmReason),
+}
+
+/// Why a spin was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpinReason {
+    /// Too few gaps are known: as long as a wake-up costs, at most twice what the best choice would take.
+    FewGaps,
+    /// It is the cheapest for the queue's gaps.
+    Cheapest,
+    /// The core's p99 objective is shorter than a wake-up, and takes so much.
+    Objective,
+}
+
+/// Gaps below which nothing is known of a queue.
+const FEWEST_GAPS: u32 = 8;
+
+/// Gaps between two choices.
+const GAPS_PER_CHOICE: u32 = 16;
+
+/// Thousandths of the requests that may find a queue armed under a p99 objective that a wake-up misses: half of one in a hundred.
+const ARMED_PERMILLE: u64 = 5;
+
+/// A burst loses a wake-up of more than one part in so many.
+const BURST_PARTS: u64 = 32;
+
+/// When one queue is polled and when it is armed. Lives beside its slot on the core; every call is on the core's thread, takes some
+/// nanoseconds and allocates nothing. Times are ns of the core's clock, from an epoch of the caller's.
+#[derive(Debug, Clone)]
+pub struct QueuePolling {
+    gaps: GapHistogram,
+    spin_ns: u64,
+    /// The bucket at whose end the spin ends; none if the queue is armed at once.
+    last: Option<usize>,
+    reason: SpinReason,
+    idle_since: Option<u64>,
+    armed: bool,
+    gaps_since_choice: u32,
+    /// When the last long gap ended, and how long the bursts between two long gaps are.
+    burst_since: Option<u64>,
+    burst_ns: u64,
+}
+
+impl QueuePolling {
+    /// A queue of which nothing is known.
+    pub fn new(costs: &PollingCosts, objective: &CoreObjective) -> Self {
+        let mut queue = QueuePolling {
+            gaps: GapHistogram::default(),
+            spin_ns: 0,
+            last: None,
+            reason: SpinReason::FewGaps,
+            idle_since: None,
+            armed: false,
+            gaps_since_choice: 0,
+            burst_since: None,
+            burst_ns: 0,
+        };
+        queue.choose(costs, objective);
+        queue
+    }
+
+    /// A poll took `requests`. True if the spin has changed by this: worth an entry in the core's log.
+    #[inline]
+    pub fn worked(
+        &mut self,
+        now_ns: u64,
+        requests: u32,
+        costs: &PollingCosts,
+        objective: &CoreObjective,
+    ) -> bool {
+        self.gaps.arrived(requests);
+        match self.idle_since.take() {
+            None => false,
+            Some(since) => self.gap_ended(since, now_ns, costs, objective),
+        }
+    }
+
+    fn gap_ended(&mut self, since: u64, now: u64, costs: &PollingCosts, objective: &CoreObjective) -> bool {
+        let seen = now.saturating_sub(since);
+        // The request was there before the core was: what a wake-up takes is no part of the gap.
+        let gap = if std::mem::take(&mut self.armed) { seen.saturating_sub(costs.wake_ns) } else { seen };
+        self.gaps.add(gap);
+        if gap >= costs.long_ns() {
+            if let Some(burst_since) = self.burst_since {
+                let burst = since.saturating_sub(burst_since);
+                self.burst_ns = (self.burst_ns * 7 + burst) / 8;
+            }
+            self.burst_since = Some(now);
+        }
+        self.gaps_since_choice += 1;
+        let known = self.gaps.len();
+        if self.gaps_since_choice < GAPS_PER_CHOICE && known >= GAPS_PER_CHOICE {
+            return false;
+        }
+        self.gaps_since_choice = 0;
+        self.choose(costs, objective)
+    }
+
+    /// Chooses the spin anew; true if it is another than before.
+    #[cold]
+    fn choose(&mut self, costs: &PollingCosts, objective: &CoreObjective) -> bool {
+        let before = (self.spin_ns, self.reason);
+        if self.gaps.len() < FEWEST_GAPS {
+            let spin = costs.long_ns() * 1000 / u64::from(costs.polling_permille.max(1));
+            (self.spin_ns, self.reason) = (spin.min(costs.most_spin_ns), SpinReason::FewGaps);
+        } else {
+            let prices = Prices {
+                polling_permille: costs.polling_permille.into(),
+                armed_ns: costs.armed_ns(self.weighted_wake_ns(costs)),
+            };
+            let (last, cost) = self.gaps.cheapest(&prices, costs.most_spin_ns);
+            // A longer spin at once, since a shorter one costs a wake-up for each gap of the tail; a shorter one when it is worth it.
+            let kept = self.reason == SpinReason::Cheapest
+                && self.last >= last
+                && self.gaps.cost(self.last, &prices) <= cost.saturating_mul(8) / 7;
+            if !kept {
+                (self.last, self.reason) = (last, SpinReason::Cheapest);
+            }
+            // Nothing is known of gaps longer than all that are remembered: one more wake-up's worth of looking is at most twice the best choice for
+            // them, and spares a polled queue the wake-ups of the tail of its gaps.
+            let tail =
+                if self.last.is_some_and(|last| self.gaps.none_beyond(last)) { costs.long_ns() } else { 0 };
+            self.spin_ns = self.last.map_or(0, edge).saturating_add(tail);
+        }
+        if objective.p99_ns.is_some_and(|p99| costs.wake_ns > p99) {
+            // Few requests say nothing about one in a hundred: polled until more have come.
+            let covering = self.gaps.covering(ARMED_PERMILLE);
+            let spin = if self.gaps.len() < FEWEST_GAPS { u64::MAX } else { edge(covering) };
+            if spin > self.spin_ns {
+                (self.spin_ns, self.reason) = (spin, SpinReason::Objective);
+            }
+        }
+        before != (self.spin_ns, self.reason)
+    }
+
+    /// What waiting for a wake-up is worth, ns of processor time.
+    fn weighted_wake_ns(&self, costs: &PollingCosts) -> u64 {
+        let alone = costs.wake_ns * u64::from(costs.latency_weight);
+        if self.burst_ns < costs.wake_ns * BURST_PARTS { alone.max(2 * self.burst_ns) } else { alone }
+    }
+
+    /// A poll found nothing. `may_poll`: what [`CpuCeiling::may_poll`] says.
+    #[inline]
+    pub fn idle(&mut self, now_ns: u64, may_poll: bool) -> IdleChoice {
+        let since = *self.idle_since.get_or_insert(now_ns);
+        if !may_poll {
+            IdleChoice::Arm(ArmReason::Ceiling)
+        } else if now_ns.saturating_sub(since) < self.spin_ns {
+            IdleChoice::Poll
+        } else if self.spin_ns == 0 {
+            IdleChoice::Arm(ArmReason::LongGaps)
+        } else {
+            IdleChoice::Arm(ArmReason::SpunInVain)
+        }
+    }
+
+    /// The queue has been armed, and the look after that found nothing.
+    pub fn armed(&mut self) {
+        self.armed = true;
+    }
+
+    /// For how long it is looked at in vain, ns, and why. `u64::MAX`: for ever.
+    pub fn spin(&self) -> (u64, SpinReason) {
+        (self.spin_ns, self.reason)
+    }
+
+    /// The core has been given another objective, or none, or its costs have changed by much: chooses at once.
+    pub fn rechoose(&mut self, costs: &PollingCosts, objective: &CoreObjective) -> bool {
+        self.choose(costs, objective)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COSTS: PollingCosts = PollingCosts {
+        kick_ns: 2_000,
+        wake_ns: 12_000,
+        arm_ns: 4_000,
+        polling_permille: 1000,
+        latency_weight: 2,
+        most_spin_ns: 2_000_000,
+    };
+    const NONE: CoreObjective = CoreObjective { p99_ns: None, cpu_permille: None };
+
+    /// Requests that take no time, with such gaps between them; armed whenever the queue asks for it.
+    fn after(gaps: impl IntoIterator<Item = u64>, objective: &CoreObjective) -> QueuePolling {
+        let mut queue = QueuePolling::new(&COSTS, objective);
+        let mut now = 0;
+        for gap in gaps {
+            queue.idle(now, true);
+            let armed = gap > queue.spin().0;
+            if armed {
+                queue.armed();
+            }
+            now += gap + if armed { COSTS.wake_ns } else { 0 };
+            queue.worked(now, 1, &COSTS, objective);
+        }
+        queue
+    }
+
+    #[test]
+    fn a_queue_without_history_is_looked_at_for_what_a_wake_up_costs() {
+        assert_eq!(after([], &NONE).spin(), (COSTS.long_ns(), SpinReason::FewGaps));
+    }
+
+    #[test]
+    fn short_gaps_are_polled_and_long_ones_armed_at_once() {
+        let mut busy = after([2_000; 100], &NONE);
+        assert_eq!(busy.spin().1, SpinReason::Cheapest);
+        assert_eq!(busy.idle(1 << 40, true), IdleChoice::Poll);
+        let mut slow = after([1_000_000; 100], &NONE);
+        assert_eq!(slow.spin(), (0, SpinReason::Cheapest));
+        assert_eq!(slow.idle(1 << 40, true), IdleChoice::Arm(ArmReason::LongGaps));
+    }
+
+    #[test]
+    fn a_queue_finds_its_way_out_of_each_mode() {
+        let slow_then_busy = (0..60).map(|_| 1_000_000).chain((0..200).map(|_| 3_000));
+        assert!(after(slow_then_busy, &NONE).spin().0 > 3_000);
+        let busy_then_slow = (0..10_000).map(|_| 3_000).chain((0..600).map(|_| 1_000_000));
+        assert!(after(busy_then_slow, &NONE).spin().0 < 10_000);
+    }
+
+    #[test]
+    fn gaps_about_as_long_as_a_wake_up_is_worth_do_not_make_it_waver() {
+        let mut queue = after([], &NONE);
+        let (mut now, mut changes) = (0, 0);
+        for turn in 0..10_000u64 {
+            queue.idle(now, true);
+            let gap = COSTS.long_ns() - 3_000 + turn % 2 * 6_000;
+            if gap > queue.spin().0 {
+                queue.armed();
+                now += COSTS.wake_ns;
+            }
+            now += gap;
+            changes += u32::from(queue.worked(now, 1, &COSTS, &NONE));
+        }
+        assert!(changes < 20, "changed {changes} times in {} choices", 10_000 / GAPS_PER_CHOICE);
+    }
+
+    #[test]
+    fn an_objective_shorter_than_a_wake_up_is_served_by_polling() {
+        let tight = CoreObjective { p99_ns: Some(8_000), cpu_permille: None };
+        let loose = CoreObjective { p99_ns: Some(80_000), cpu_permille: None };
+        assert!(after([1_000_000; 400], &tight).spin().0 > 1_000_000);
+        assert_eq!(after([1_000_000; 400], &loose).spin().0, 0);
+        assert_eq!(after([], &tight).spin(), (u64::MAX, SpinReason::Objective));
+    }
+
+    #[test]
+    fn the_ceiling_wins() {
+        let mut queue = after([2_000; 100], &CoreObjective { p99_ns: Some(8_000), cpu_permille: Some(100) });
+        assert_eq!(queue.idle(1 << 40, false), IdleChoice::Arm(ArmReason::Ceiling));
+    }
+
+    #[test]
+    fn a_queue_beside_busy_ones_is_looked_at_for_longer() {
+        assert_eq!(COSTS.among(30, 0).polling_permille, 1000);
+        assert_eq!(COSTS.among(30, 2_970).polling_permille, 10);
+        let mut measured = COSTS;
+        (0..100).for_each(|_| measured.woke_in(20_000));
+        assert!((19_000..=20_000).contains(&measured.wake_ns));
+    }
+}

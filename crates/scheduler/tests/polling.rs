@@ -1,0 +1,304 @@
+//! One queue on one core, simulated: polled, notified and adaptive side by side.
+//!
+//! The driver has one request under way at a time, or requests come at random times; a request takes the core `SERVICE`. An armed queue costs the
+//! driver a kick, the request a wake-up, and the core the system calls of both.
+
+mod sim;
+
+use ioplane_scheduler::{
+    CoreObjective, CpuCeiling, IdleChoice, ObjectiveMeter, ObjectiveReport, PollingCosts, QueuePolling,
+};
+use sim::{Rng, quantile};
+
+/// Time of the core per request.
+const SERVICE: u64 = 700;
+/// Time of the driver between a completion and its next request.
+const THINK: u64 = 800;
+/// Time of a look that finds a request.
+const LOOK: u64 = 60;
+/// How often a core that polls in vain looks at the clock.
+const CLOCK: u64 = 500;
+
+const SECOND: u64 = 1_000_000_000;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Mode {
+    Polled,
+    Notified,
+    Adaptive(CoreObjective),
+}
+
+const ADAPTIVE: Mode = Mode::Adaptive(CoreObjective { p99_ns: None, cpu_permille: None });
+
+/// When requests come.
+enum Load {
+    /// The driver is at work for half of each period, from its begin on.
+    Square { period: u64 },
+    /// At random times, so far apart on average, whatever becomes of those before.
+    Random { mean: u64, rng: Rng },
+}
+
+impl Load {
+    fn random(mean: u64) -> Self {
+        Load::Random { mean, rng: Rng::new(mean) }
+    }
+
+    /// When the next request comes, after one that came at `came` and was completed at `done`.
+    fn next(&mut self, came: u64, done: u64) -> u64 {
+        match self {
+            Load::Square { period } => {
+                let next = done + THINK;
+                if next % *period < *period / 2 { next } else { (next / *period + 1) * *period }
+            }
+            Load::Random { mean, rng } => came + rng.exponential(*mean as f64).max(1),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Outcome {
+    requests: u64,
+    kicks: u64,
+    /// Of the core, all together, and of the second that took most.
+    cpu_ns: u64,
+    worst_second_ns: u64,
+    took_ns: Vec<u64>,
+    reports: Vec<ObjectiveReport>,
+}
+
+impl Outcome {
+    fn p99(&mut self) -> u64 {
+        quantile(&mut self.took_ns, 0.99)
+    }
+}
+
+/// The core's time, second by second.
+#[derive(Default)]
+struct Meter {
+    seconds: Vec<u64>,
+}
+
+impl Meter {
+    fn awake(&mut self, from: u64, until: u64) {
+        let mut from = from;
+        while from < until {
+            let second = (from / SECOND) as usize;
+            let end = until.min((second as u64 + 1) * SECOND);
+            self.seconds.resize(self.seconds.len().max(second + 1), 0);
+            self.seconds[second] += end - from;
+            from = end;
+        }
+    }
+}
+
+fn run(mode: Mode, mut load: Load, until: u64) -> Outcome {
+    let costs = PollingCosts::default();
+    let objective = if let Mode::Adaptive(objective) = mode { objective } else { CoreObjective::default() };
+    let mut queue = QueuePolling::new(&costs, &objective);
+    let mut ceiling = objective.cpu_permille.map(|permille| CpuCeiling::new(permille, 0));
+    let mut judge = ObjectiveMeter::default();
+    let (mut outcome, mut meter) = (Outcome::default(), Meter::default());
+    // Since when the core has had nothing to do, and what the ceiling has been told.
+    let (mut free, mut told, mut judged) = (0, 0, 0);
+    let mut came = load.next(0, 0);
+    while came < until {
+        // Looks in vain, until the request comes or the queue is armed.
+        let (mut now, mut armed) = (free, false);
+        loop {
+            let may_poll = ceiling.as_ref().is_none_or(CpuCeiling::may_poll);
+            if came <= now {
+                break;
+            }
+            armed = match mode {
+                Mode::Polled => false,
+                Mode::Notified => true,
+                Mode::Adaptive(_) => matches!(queue.idle(now, may_poll), IdleChoice::Arm(_)),
+            };
+            if armed {
+                break;
+            }
+            let next = if mode == Mode::Polled { came } else { (now + CLOCK).min(came) };
+            if let Some(ceiling) = &mut ceiling {
+                ceiling.spent(next, next - told);
+                told = next;
+            }
+            now = next;
+        }
+        let awake_since = if armed {
+            // Arming takes its time; a request that comes meanwhile is found by the look after it.
+            let asleep = now + costs.arm_ns / 2;
+            meter.awake(free, asleep);
+            if came > asleep {
+                outcome.kicks += 1;
+                queue.armed();
+                let woken = came + costs.wake_ns;
+                if let Some(ceiling) = &mut ceiling {
+                    ceiling.spent(woken, asleep - told);
+                    told = woken;
+                }
+                woken
+            } else {
+                asleep
+            }
+        } else {
+            free
+        };
+        let begun = came.max(free).max(awake_since);
+        let after_kick = if armed { costs.arm_ns / 2 } else { LOOK };
+        let done = begun + after_kick + SERVICE;
+        meter.awake(awake_since, done);
+        queue.worked(begun, 1, &costs, &objective);
+        let may_poll = ceiling.as_ref().is_none_or(CpuCeiling::may_poll);
+        judge.took(&objective, 1, begun - came, may_poll);
+        if let Some(ceiling) = &mut ceiling {
+            ceiling.spent(done, done - told);
+            told = done;
+        }
+        if done / SECOND > judged {
+            judged = done / SECOND;
+            outcome.reports.push(judge.period(&objective, ceiling.as_ref()));
+        }
+        outcome.requests += 1;
+        outcome.took_ns.push(done - came);
+        free = done;
+        // A driver that kicks does nothing else meanwhile.
+        came = load.next(came, done);
+    }
+    outcome.cpu_ns = meter.seconds.iter().sum();
+    // The first second and the last are parts of one, or have the start in them.
+    outcome.worst_second_ns = meter
+        .seconds
+        .iter()
+        .skip(1)
+        .take(((until / SECOND) as usize).saturating_sub(2))
+        .copied()
+        .max()
+        .unwrap_or(0);
+    outcome
+}
+
+#[test]
+fn square_waves_are_served_as_the_better_mode_serves_them() {
+    let mut worst = f64::INFINITY;
+    for period_us in
+        [10, 20, 50, 70, 100, 150, 200, 300, 500, 700, 1_000, 2_000, 5_000, 10_000, 100_000, 1_000_000]
+    {
+        let period = period_us * 1000;
+        let until = (period * 20).clamp(200_000_000, 4 * SECOND);
+        let wave = |mode| run(mode, Load::Square { period }, until);
+        let (polled, notified, adaptive) = (wave(Mode::Polled), wave(Mode::Notified), wave(ADAPTIVE));
+        let better = polled.requests.max(notified.requests);
+        let part = adaptive.requests as f64 / better as f64;
+        println!(
+            "{period_us} us: {part:.3} of the requests of the better mode; CPU per request: {} polled, {} notified, {} adaptive",
+            polled.cpu_ns / polled.requests,
+            notified.cpu_ns / notified.requests,
+            adaptive.cpu_ns / adaptive.requests
+        );
+        worst = worst.min(part);
+        // Nobody polls through the long halves.
+        if period_us >= 5_000 {
+            assert!(adaptive.cpu_ns < until * 6 / 10, "{period_us} us: {} of {until}", adaptive.cpu_ns);
+        }
+    }
+    assert!(worst >= 0.9, "{worst}");
+}
+
+#[test]
+fn a_thousand_requests_a_second_take_no_more_than_twice_what_notified_takes() {
+    for mean_us in [1_000, 2_000, 10_000] {
+        let load = || Load::random(mean_us * 1000);
+        let notified = run(Mode::Notified, load(), 5 * SECOND);
+        let adaptive = run(ADAPTIVE, load(), 5 * SECOND);
+        let ratio = adaptive.cpu_ns as f64 / notified.cpu_ns as f64;
+        println!("{mean_us} us apart: {ratio:.2} of notified's CPU");
+        assert!(ratio <= 2.0, "{mean_us} us apart: {ratio}");
+    }
+}
+
+#[test]
+fn the_first_request_after_idleness_is_as_fast_as_notified() {
+    // 100 ms of work, then a second of silence, and so on.
+    let adaptive = |mode| run(mode, Load::Square { period: SECOND / 5 }, 4 * SECOND);
+    let slowest = |mut outcome: Outcome| {
+        outcome.took_ns.sort_unstable();
+        outcome.took_ns[outcome.took_ns.len() - 10]
+    };
+    let (first, notified) = (slowest(adaptive(ADAPTIVE)), slowest(adaptive(Mode::Notified)));
+    assert!(first * 10 <= notified * 11, "{first} against {notified}");
+}
+
+#[test]
+fn a_steady_load_is_polled_when_it_is_dense_and_notified_when_it_is_sparse() {
+    for mean in [1_500, 3_000, 10_000, 30_000, 100_000, 300_000, 3_000_000] {
+        let until = (mean * 20_000).min(10 * SECOND);
+        let mut polled = run(Mode::Polled, Load::random(mean), until);
+        let mut notified = run(Mode::Notified, Load::random(mean), until);
+        let mut adaptive = run(ADAPTIVE, Load::random(mean), until);
+        println!(
+            "{mean} ns apart: p99 {} polled {} notified {} adaptive; CPU {} {} {} permille",
+            polled.p99(),
+            notified.p99(),
+            adaptive.p99(),
+            polled.cpu_ns * 1000 / until,
+            notified.cpu_ns * 1000 / until,
+            adaptive.cpu_ns * 1000 / until
+        );
+        if mean <= 3_000 {
+            assert!(adaptive.p99() <= polled.p99() * 11 / 10);
+        }
+        if mean >= 300_000 {
+            assert!(adaptive.cpu_ns <= notified.cpu_ns * 11 / 10);
+        }
+        // In between it is worse than neither in what it costs: time of the core, and latency at twice its worth.
+        let costs = PollingCosts::default();
+        let cost = |outcome: &Outcome| {
+            let waited: u64 = outcome.took_ns.iter().sum();
+            outcome.cpu_ns + waited * u64::from(costs.latency_weight) + outcome.kicks * costs.kick_ns
+        };
+        let better = cost(&polled).min(cost(&notified));
+        assert!(cost(&adaptive) <= better * 11 / 10, "{mean}: {} against {better}", cost(&adaptive));
+    }
+}
+
+#[test]
+fn objectives_are_kept_wherever_a_fixed_mode_keeps_them_or_reported() {
+    let until = 5 * SECOND;
+    for mean in [2_000, 20_000, 200_000, 2_000_000] {
+        for p99_ns in [None, Some(5_000), Some(40_000)] {
+            for cpu_permille in [None, Some(50), Some(300), Some(700)] {
+                let objective = CoreObjective { p99_ns, cpu_permille };
+                let load = || Load::random(mean);
+                let ceiling = cpu_permille.map_or(u64::MAX, |permille| u64::from(permille) * SECOND / 1000);
+                let slack = ceiling / 50;
+                let keeps = |outcome: &mut Outcome| {
+                    let cpu = outcome.worst_second_ns <= ceiling.saturating_add(slack);
+                    // A request waits as long as it takes, but for its service.
+                    let late = |p99: u64| outcome.p99() <= p99 + SERVICE + LOOK;
+                    (cpu, p99_ns.is_none_or(late))
+                };
+                let polled = keeps(&mut run(Mode::Polled, load(), until));
+                let notified = keeps(&mut run(Mode::Notified, load(), until));
+                let mut outcome = run(Mode::Adaptive(objective), load(), until);
+                let adaptive = keeps(&mut outcome);
+                let told = outcome
+                    .reports
+                    .iter()
+                    .skip(1)
+                    .any(|report| !matches!(report, ObjectiveReport::Kept | ObjectiveReport::Unknown));
+                let what = format!(
+                    "{mean} ns apart, {objective:?}: {polled:?} {notified:?} {adaptive:?}, {:?}",
+                    outcome.reports
+                );
+                if polled == (true, true) || notified == (true, true) {
+                    assert_eq!(adaptive, (true, true), "{what}");
+                    assert!(!told, "{what}");
+                } else {
+                    // The ceiling wins.
+                    assert_eq!(adaptive.0, polled.0 || notified.0, "{what}");
+                    assert!(told || adaptive == (true, true), "{what}");
+                }
+            }
+        }
+    }
+}
