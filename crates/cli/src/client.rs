@@ -43,7 +43,7 @@ fn refused(status: u16, body: &[u8]) -> CommandError {
 }
 
 /// Asks one daemon over its control socket. Each call connects anew and blocks; no time-out but in [`Client::stream`]. Errors are
-/// [`DaemonRefused`] (by the daemon, or because none answers) or say what broke off. Not to be called inside an async runtime.
+/// [`CommandError`] (by the daemon, or because none answers) or say what broke off. Not to be called inside an async runtime.
 pub struct Client {
     socket: PathBuf,
     runtime: tokio::runtime::Runtime,

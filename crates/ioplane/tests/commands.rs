@@ -226,6 +226,8 @@ fn old_words_are_still_read() {
     let body = format!("{{\"memory\": \"1M\", \"twin\": \"{}\"}}", socket("b2.sock"));
     let (status, disk) = daemon.http("PUT", "/v1/disks/b", &body);
     assert_eq!((status, &disk["migration_socket"]), (201, &socket("b2.sock").into()));
+    // It has one, not at the usual place: whoever names none has what was asked for.
+    assert_eq!(daemon.http("PUT", "/v1/disks/b/migration-socket", "{}").0, 200);
     assert_eq!(daemon.http("DELETE", "/v1/disks/b/twin", "").0, 200);
     let (status, disk) = daemon.http("PUT", "/v1/disks/b/twin", "{}");
     assert_eq!((status, &disk["migration_socket"]), (201, &socket("b.migration.sock").into()));

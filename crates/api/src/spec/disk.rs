@@ -236,14 +236,15 @@ impl ServedSpec for DiskSpec {
     fn own_flaws(&self) -> Vec<Flaw> {
         let mut flaws = Vec::new();
         let block = self.block_size.unwrap_or(512);
-        if !block.is_power_of_two() || !(512..=4096).contains(&block) {
+        let sound = block.is_power_of_two() && (512..=4096).contains(&block);
+        if !sound {
             let remedy = "give 512, 1024, 2048 or 4096";
             flaws.push(Flaw::new("block_size", format!("block_size = {block}"), remedy));
         }
         match &self.backing {
             BackingSpec::File { path, .. } => flaws.extend(path_flaw("path", path)),
             BackingSpec::Memory { bytes } => {
-                if *bytes == 0 || !bytes.is_multiple_of(u64::from(block.max(512))) {
+                if *bytes == 0 || sound && !bytes.is_multiple_of(block.into()) {
                     let reason = format!("{bytes} bytes is no size for a disk with blocks of {block}");
                     let remedy = "give a multiple of the block size, and not zero";
                     flaws.push(Flaw::new("memory", reason, remedy));

@@ -164,10 +164,8 @@ impl PollLoop {
         self.account.slept(now);
         // Those at rest were asked for.
         self.last_glance = now;
-        if !self.watch.fired().is_empty() {
-            self.account.counts.wakes += 1;
-            self.hear();
-        }
+        // Not a wake-up: those are counted against sleeps, which this is none of.
+        self.hear();
         self.rest_idle();
         true
     }

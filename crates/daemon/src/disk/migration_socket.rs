@@ -64,6 +64,10 @@ impl Disk {
         let _changing = served.changing.lock().await;
         let record = served.note.read();
         let name = &record.now.name;
+        if socket.is_none() && record.now.migration_socket.is_some() {
+            // Whichever it is: one of its own, or the usual one of a version that called it otherwise.
+            return Ok(false);
+        }
         let socket = socket.unwrap_or_else(|| ground.migration_socket(name));
         if record.now.migration_socket.as_ref() == Some(&socket) {
             return Ok(false);
