@@ -164,7 +164,8 @@ impl Cores {
                 queues: reading.seats,
                 awake: reading.awake,
                 busy_percent: f64::from(reading.busy_permille) / 10.0,
-                sleeps: reading.sleeps,
+                // Those between two looks at a disk are sleeps too, as what ends them is a wake-up.
+                sleeps: reading.sleeps + reading.waits,
                 wakes: reading.wakes,
                 units: reading.units,
                 cpu_us: reading.cpu_ns / 1000,

@@ -164,8 +164,10 @@ impl PollLoop {
         self.account.slept(now);
         // Those at rest were asked for.
         self.last_glance = now;
-        // Not a wake-up: those are counted against sleeps, which this is none of.
-        self.hear();
+        if !self.watch.fired().is_empty() {
+            self.account.counts.wakes += 1;
+            self.hear();
+        }
         self.rest_idle();
         true
     }
