@@ -244,7 +244,9 @@ impl ServedSpec for DiskSpec {
         match &self.backing {
             BackingSpec::File { path, .. } => flaws.extend(path_flaw("path", path)),
             BackingSpec::Memory { bytes } => {
-                if *bytes == 0 || sound && !bytes.is_multiple_of(block.into()) {
+                // Whatever the block size should have been, it is a multiple of the smallest.
+                let unit = if sound { block } else { 512 };
+                if *bytes == 0 || !bytes.is_multiple_of(unit.into()) {
                     let reason = format!("{bytes} bytes is no size for a disk with blocks of {block}");
                     let remedy = "give a multiple of the block size, and not zero";
                     flaws.push(Flaw::new("memory", reason, remedy));
