@@ -256,8 +256,19 @@ fn said(output: Output) -> Said {
     Said { code: output.status.code().unwrap_or(-1), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// One request on a connection of its own.
-pub fn http(mut stream: impl Read + Write, method: &str, path: &str, body: &str) -> (u16, String) {
+/// One request on a connection of its own: status and body.
+pub fn http(stream: impl Read + Write, method: &str, path: &str, body: &str) -> (u16, String) {
+    let (status, _, body) = exchange(stream, method, path, body);
+    (status, body)
+}
+
+/// As [`http`]: status, head, body.
+pub fn exchange(
+    mut stream: impl Read + Write,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> (u16, String, String) {
     let length = body.len();
     let head = format!(
         "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
@@ -269,7 +280,7 @@ pub fn http(mut stream: impl Read + Write, method: &str, path: &str, body: &str)
     let _ = stream.read_to_end(&mut answer);
     let answer = String::from_utf8(answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{method} {path}: {answer:?}"));
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), head.to_owned(), body.to_owned())
 }
 
 impl Drop for TestDaemon {

@@ -1,13 +1,12 @@
 //! A daemon with something of everything, and a record of what it is asked and answers.
 
 use std::fmt::Display;
-use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use serde_json::{Value, json};
 
 use super::contract::Contract;
-use super::daemon::TestDaemon;
+use super::daemon::{TestDaemon, exchange};
 use super::normalize::{Normalizer, pretty};
 
 pub const MIB: u64 = 1 << 20;
@@ -135,7 +134,8 @@ impl Recorder {
     pub fn ask(&mut self, method: &str, path: &str, body: impl Display) {
         let body = body.to_string();
         let stream = UnixStream::connect(self.daemon.path("control.sock")).unwrap();
-        let (status, kind, answer) = exchange(stream, method, path, &body);
+        let (status, head, answer) = exchange(stream, method, path, &body);
+        let kind = content_type(&head);
         let answer = serde_json::from_str(&answer).unwrap_or(Value::String(answer));
         self.contract.check(method, path, status, &kind, &answer);
         let mut entry = json!({ "request": format!("{method} {path}"), "status": status, "type": kind });
@@ -203,27 +203,6 @@ fn narrow(text: &str) -> String {
         text = text.replace("   ", "  ");
     }
     text
-}
-
-/// One request on a connection of its own: status, content type, body.
-pub fn exchange(
-    mut stream: impl Read + Write,
-    method: &str,
-    path: &str,
-    body: &str,
-) -> (u16, String, String) {
-    let length = body.len();
-    let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
-    );
-    stream.write_all(head.as_bytes()).unwrap();
-    // An answer may come before the body has been read, and then the rest is not wanted.
-    let _ = stream.write_all(body.as_bytes());
-    let mut answer = Vec::new();
-    let _ = stream.read_to_end(&mut answer);
-    let answer = String::from_utf8(answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{method} {path}: {answer:?}"));
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), content_type(head), body.to_owned())
 }
 
 /// The content type in the head of an answer.
