@@ -55,7 +55,7 @@ trait Chip: Function + Sized {
     /// Values that they live by.
     const WARM: &'static [u64];
     /// The register that makes it send.
-    const BELL: u64;
+    const DOORBELL: u64;
     fn make(lan: &Lan) -> Self;
     /// DMA that it tried beyond what is mapped.
     fn strayed(&self) -> u64;
@@ -71,7 +71,7 @@ impl Chip for Rtl8139 {
         &[0x10, 0x14, 0x20, 0x24, 0x28, 0x2c, 0x37, 0x3c, 0x3e, 0x40, 0x44, 0x50, 0xd9, 0xe0, 0xe4, 0xe8];
     const WARM: &'static [u64] =
         &[0, 3, 4, 8, 0xc, 0x10, 0x40, 0x80, 0xc0, 0x88, 0x8e, 0x100, 0x400, LOW - 0x100, LOW, 0xffff];
-    const BELL: u64 = 0xd9;
+    const DOORBELL: u64 = 0xd9;
 
     fn make(lan: &Lan) -> Self {
         let options = Rtl8139Options { name: "card".into(), mac: STATION };
@@ -101,7 +101,7 @@ impl Chip for Ne2000 {
         &[0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0x10, 0x10, 0x1f];
     const WARM: &'static [u64] =
         &[0, 1, 2, 0x0a, 0x12, 0x20, 0x21, 0x22, 0x26, 0x40, 0x49, 0x4c, 0x61, 0x62, 0x7f, 0x80, 0xff, 0xe2];
-    const BELL: u64 = 0;
+    const DOORBELL: u64 = 0;
 
     fn make(lan: &Lan) -> Self {
         let options = Ne2000Options { name: "card".into(), mac: STATION };
@@ -293,7 +293,7 @@ fn step<F: Chip>(
         }
         29 => exchange(input, signature, watched, lan, map)?,
         30 => {
-            watched.bench.hold(F::BELL);
+            watched.bench.hold(F::DOORBELL);
         }
         _ => match input.int_in_range(0..=15u8)? {
             n @ 0..=3 => {

@@ -72,7 +72,7 @@ impl Stage {
         self.with(run);
     }
 
-    /// Whether anybody sits.
+    /// Whether no poller is attached.
     pub fn is_empty(&self) -> bool {
         self.with(|slots| slots.slots.is_empty())
     }
@@ -106,13 +106,13 @@ impl CoreSender for Stage {
         CoreId(0)
     }
 
-    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded> {
+    fn send(&self, message: CoreMessage) -> Result<(), CoreEnded> {
         self.with(|slots| {
-            match order {
+            match message {
                 CoreMessage::Attach(slot) => slots.slots.push(slot),
-                CoreMessage::Poller(id, tell) => {
+                CoreMessage::Poller(id, command) => {
                     if let Some(slot) = slot(&mut slots.slots, id) {
-                        slot.tell(&mut slots.context, tell);
+                        slot.handle(&mut slots.context, command);
                     }
                 }
             }

@@ -52,7 +52,7 @@ enum Between {
     /// An eventfd of the client's is written: the resume descriptor, perhaps.
     Event(usize),
     /// The device's hardware has something to say.
-    Bell,
+    Event,
     /// A forced stop fails from here on, or no more.
     Stubborn(bool),
 }
@@ -81,7 +81,7 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     client.stream.shutdown(std::net::Shutdown::Write).expect("shutdown");
 
     let card = ToyCard::default();
-    let (seen, bell) = (card.seen(), card.bell());
+    let (seen, event) = (card.seen(), card.event());
     let placement = Stage::patient().placement();
     let running = Quiescent::new(Box::new(card) as AnyFunction).resume(&*placement).expect("it runs");
     let mut session = Session::new(running, placement.clone(), PATIENCE).expect("a session");
@@ -98,7 +98,7 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
         if let Err(fault) = session.handle(message, &connection) {
             break fault;
         }
-        between.next().unwrap_or(Between::Nothing).happen(&client, &bell, &seen);
+        between.next().unwrap_or(Between::Nothing).happen(&client, &event, &seen);
         session.attend();
         drain(&client.stream);
     };
@@ -156,7 +156,7 @@ const OPENING: [u16; 14] = [
 ];
 
 impl Between {
-    fn happen(self, client: &Client, bell: &OwnedFd, seen: &ioplane_testkit::toy::card::Seen) {
+    fn happen(self, client: &Client, event: &OwnedFd, seen: &ioplane_testkit::toy::card::Seen) {
         match self {
             Between::Nothing => {}
             Between::Shrink(file, len) => {
@@ -174,8 +174,8 @@ impl Between {
                     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
                 }
             }
-            Between::Bell => {
-                let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+            Between::Event => {
+                let _ = rustix::io::write(event, &1u64.to_ne_bytes());
             }
             Between::Stubborn(yes) => seen.stubborn.store(yes, SeqCst),
         }
@@ -189,7 +189,7 @@ fn pause(input: &mut Unstructured<'_>) -> Result<Between> {
             Between::Poke(input.int_in_range(0..=3)?, input.int_in_range(0..=FILE - 8)?, input.arbitrary()?)
         }
         3..=4 => Between::Event(input.int_in_range(0..=3)?),
-        5..=7 => Between::Bell,
+        5..=7 => Between::Event,
         8 => Between::Stubborn(input.arbitrary()?),
         _ => Between::Nothing,
     })

@@ -115,7 +115,7 @@ impl Party {
                     None => {
                         latency.reset();
                         frames = 0;
-                        let (kicks, interrupts) = self.bells();
+                        let (kicks, interrupts) = self.notifications();
                         let books = Books::open(pids);
                         progress = books.opened();
                         until = progress + span.time;
@@ -123,7 +123,7 @@ impl Party {
                     }
                     Some((books, kicks, interrupts)) => {
                         let account = books.close(pids);
-                        let (k, i) = self.bells();
+                        let (k, i) = self.notifications();
                         break (account, k - kicks, i - interrupts);
                     }
                 }
@@ -212,16 +212,16 @@ impl Party {
             let mut all: Vec<_> = self.guests.iter().map(|guest| &guest.nic).collect();
             all.push(&self.remote);
             wait(&all, Duration::from_millis(10))?;
-            self.bells();
+            self.notifications();
         }
         self.quiet();
         Ok(())
     }
 
-    fn bells(&mut self) -> (u64, u64) {
-        let (mut kicks, mut calls) = self.remote.bells();
+    fn notifications(&mut self) -> (u64, u64) {
+        let (mut kicks, mut calls) = self.remote.notifications();
         for guest in &mut self.guests {
-            let (k, c) = guest.nic.bells();
+            let (k, c) = guest.nic.notifications();
             kicks += k;
             calls += c;
         }

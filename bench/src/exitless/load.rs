@@ -104,13 +104,13 @@ impl Target<'_> {
         }
     }
 
-    fn call<R>(&mut self, act: impl FnOnce(&mut ioplane_testkit::front::Bell) -> R) -> Option<R> {
-        self.front.as_mut()?.bells(0).map(|(_, call)| act(call))
+    fn call<R>(&mut self, act: impl FnOnce(&mut ioplane_testkit::front::EventFd) -> R) -> Option<R> {
+        self.front.as_mut()?.events(0).map(|(_, call)| act(call))
     }
 
     fn interrupts(&mut self) -> u64 {
         let sum = self.call(|call| {
-            call.answer();
+            call.take();
             call.sum()
         });
         sum.unwrap_or(0)
@@ -123,7 +123,7 @@ pub fn run(target: &mut Target<'_>, load: &Load, scatter: &mut Scatter) -> Resul
     let mut started = vec![Instant::now(); usize::from(load.depth).max(256)];
     let (mut kicks, mut requests) = (0u64, 0u64);
     let polling = load.waiting == Waiting::Polling;
-    target.call(|call| call.answer());
+    target.call(|call| call.take());
     if polling {
         target.disk.ring().disable_interrupts();
     } else {

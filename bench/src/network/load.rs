@@ -133,7 +133,7 @@ impl Path {
             if now >= until {
                 match before.take() {
                     None => {
-                        let (kicks, interrupts) = self.bells();
+                        let (kicks, interrupts) = self.notifications();
                         let books = Books::open(pids);
                         (progress, paced_from, now) = (books.opened(), books.opened(), books.opened());
                         (went, frames) = (0, 0);
@@ -142,7 +142,7 @@ impl Path {
                     }
                     Some((books, kicks, interrupts)) => {
                         let account = books.close(pids);
-                        let (k, i) = self.bells();
+                        let (k, i) = self.notifications();
                         let owed = if load.rate.is_some() { due.saturating_sub(went) } else { 0 };
                         break (account, k - kicks, i - interrupts, owed);
                     }
@@ -162,8 +162,8 @@ impl Path {
         (0..self.pairs()).map(|pair| self.a.sent(pair)).sum()
     }
 
-    fn bells(&mut self) -> (u64, u64) {
-        let ((ka, ia), (kb, ib)) = (self.a.bells(), self.b.bells());
+    fn notifications(&mut self) -> (u64, u64) {
+        let ((ka, ia), (kb, ib)) = (self.a.notifications(), self.b.notifications());
         (ka + kb, ia + ib)
     }
 
@@ -203,7 +203,7 @@ impl Path {
         }
         if quiet {
             wait(&[&self.a, &self.b], Duration::from_millis(10))?;
-            self.bells();
+            self.notifications();
         }
         self.a.quiet();
         self.b.quiet();

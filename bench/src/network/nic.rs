@@ -191,8 +191,8 @@ impl Nic {
             body.extend_from_slice(&address.to_ne_bytes());
         }
         front.tell(Ask::SET_VRING_ADDR, &body, &[])?;
-        front.attach_bells(index)?;
-        let (_, call) = front.bells(index).context("no eventfds")?;
+        front.attach_events(index)?;
+        let (_, call) = front.events(index).context("no eventfds")?;
         self.calls.push(call.as_fd().try_clone_to_owned()?);
         if front.features() & F_PROTOCOL_FEATURES != 0 {
             front.enable(index, true)?;
@@ -378,18 +378,18 @@ impl Nic {
         self.rx.iter_mut().all(|belt| belt.wake_after(1))
     }
 
-    /// The eventfds of its interrupts; [`Nic::bells`] lowers them.
+    /// The eventfds of its interrupts; [`Nic::notifications`] lowers them.
     pub fn calls(&self) -> &[OwnedFd] {
         &self.calls
     }
 
     /// Kicks sent and interrupts taken so far, all queues together.
-    pub fn bells(&mut self) -> (u64, u64) {
+    pub fn notifications(&mut self) -> (u64, u64) {
         let (mut kicks, mut calls) = (0, 0);
         let Some(front) = &mut self.front else { return (0, 0) };
         for index in 0..2 * self.shape.pairs {
-            if let Some((kick, call)) = front.bells(index) {
-                call.answer();
+            if let Some((kick, call)) = front.events(index) {
+                call.take();
                 kicks += kick.sum();
                 calls += call.sum();
             }

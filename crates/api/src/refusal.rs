@@ -152,6 +152,9 @@ pub const URI: &str = "urn:ioplane:error:";
 /// The content type of a refusal.
 pub const MEDIA: &str = "application/problem+json";
 
+/// How a remedy of [`Code::Exists`] names the request that shows what is there; the command line names its command instead.
+pub const GET_SHOWS: &str = "GET shows how it is";
+
 /// A refusal as JSON: a problem of RFC 9457.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

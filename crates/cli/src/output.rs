@@ -88,7 +88,18 @@ pub fn print<T: Serialize>(json: bool, report: &T, text: impl FnOnce(&T) -> Stri
     if json { print_json(report) } else { out(text(report).as_bytes()) }
 }
 
-/// The same of what has been changed: with `-q` the exit code says that it worked.
+/// Prints one of a series, as a line of JSON (NDJSON) or as `text` has it. False: nobody reads any more, and the series may end.
+pub fn print_next<T: Serialize>(json: bool, report: &T, text: impl FnOnce(&T) -> String) -> Result<bool> {
+    let line = if json { serde_json::to_string(report)? + "\n" } else { text(report) };
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error).context("write the answer"),
+    }
+}
+
+/// The same as [`print`] of what has been changed: with `-q` the exit code says that it worked.
 pub fn print_done<T: Serialize>(json: bool, report: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
     if quiet() && !json { Ok(()) } else { print(json, report, text) }
 }

@@ -33,8 +33,8 @@ macro_rules! counts {
             pub cpu: Option<usize>,
             /// [`crate::Notify::Polled`], or else notified.
             pub polled: bool,
-            /// Queues that sit here, or are on their way.
-            pub seats: u32,
+            /// Queues that are attached or about to be.
+            pub queues: u32,
             /// Queues that the core looks at each turn.
             pub awake: u32,
             /// Thousandths of the last tens of milliseconds spent in turns that found work.
@@ -60,17 +60,17 @@ counts! {
     /// What pollers say that these cost, in bytes that could have been copied meanwhile.
     bytes,
     /// Times that it asked the kernel, for all resting queues at once, whether one was woken while others are awake.
-    glances,
+    event_checks,
     /// Times that it went to sleep until woken.
     sleeps,
     /// Times that it slept for a millisecond at most, because a poller could not promise to wake it.
-    naps,
+    short_sleeps,
     /// Times that it slept until a completion, for tens of microseconds at most, because all queues that it polled waited for one.
     waits,
     /// Times that it was woken by a descriptor.
     wakes,
-    /// Orders carried out.
-    orders,
+    /// Messages handled.
+    messages,
     /// Time in turns that found work, ns.
     busy_ns,
     /// Time asleep, ns.

@@ -6,13 +6,13 @@ pub enum PoolError {
     /// No core has that number.
     #[error("there is no I/O core {0}: see `ioplane core list`")]
     NoSuchCore(u32),
-    /// Queues still sit there.
-    #[error("I/O core {core} still serves {seats} queues: move them with `ioplane core move` first")]
+    /// It still has queues.
+    #[error("I/O core {core} still serves {queues} queues: move them with `ioplane core move` first")]
     Occupied {
         /// Which core.
         core: u32,
         /// How many queues.
-        seats: u32,
+        queues: u32,
     },
     /// The kernel gave no thread or no descriptor.
     #[error(

@@ -1,4 +1,4 @@
-//! How the control plane speaks to a core: a lock-free queue, a flag to look at while polling, an eventfd to wake by.
+//! How the control plane sends messages to a core: a lock-free queue, a flag to read while polling, an eventfd to wake by.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,81 +10,81 @@ use rustix::event::{EventfdFlags, eventfd};
 
 /// Bit of `gate`: closed for good, or for as long as it takes to see whether the core may end.
 const CLOSED: u32 = 1;
-/// What one poster adds to `gate` while it posts.
-const POSTER: u32 = 2;
+/// What one sender adds to `gate` while it sends.
+const SENDER: u32 = 2;
 
-/// The mailbox of one core. Posting never blocks; the core pays one relaxed load a turn while nothing comes.
+/// The mailbox of one core. Sending never blocks; while nothing comes the core pays one relaxed load per turn.
 ///
-/// No order is lost: a poster pushes, raises the flag, then writes the eventfd; the core lowers the flag, empties the
-/// eventfd, then pops. Whatever is pushed too late for the pop raises the flag and the eventfd again after that. A poster whose
-/// two steps have the core's between them leaves the eventfd up with the flag lowered: a core that the eventfd has woken
-/// raises the flag itself, and reads its mail once more than it need.
+/// No message is lost: a sender pushes, sets the flag, then writes the eventfd; the core clears the flag, empties the eventfd, then
+/// pops. A message that is pushed too late for the pop sets the flag and the eventfd again after that. If the core's steps fall
+/// between a sender's last two, the eventfd stays readable with the flag clear: a core that the eventfd has woken sets the flag
+/// itself, and reads its mailbox once more than necessary.
 pub struct Mailbox {
     core: CoreId,
-    orders: SegQueue<CoreMessage>,
-    raised: AtomicBool,
-    bell: OwnedFd,
+    messages: SegQueue<CoreMessage>,
+    pending: AtomicBool,
+    event: OwnedFd,
     gate: AtomicU32,
-    /// Seats here or on their way here.
-    seats: AtomicU32,
+    /// Queues that are attached or about to be.
+    queues: AtomicU32,
 }
 
 impl Mailbox {
     pub(crate) fn new(core: CoreId) -> Result<Self, rustix::io::Errno> {
         Ok(Mailbox {
             core,
-            orders: SegQueue::new(),
-            raised: AtomicBool::new(false),
-            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            messages: SegQueue::new(),
+            pending: AtomicBool::new(false),
+            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             gate: AtomicU32::new(0),
-            seats: AtomicU32::new(0),
+            queues: AtomicU32::new(0),
         })
     }
 
-    /// Makes the core read its mailbox, and its panel with it. Any thread.
-    pub(crate) fn ring(&self) {
-        self.raised.store(true, Ordering::Release);
+    /// Makes the core read its mailbox and its settings. Any thread.
+    pub(crate) fn wake(&self) {
+        self.pending.store(true, Ordering::Release);
         // Fails only if the counter is full, and then the core is awake anyway.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 
-    /// Seats that sit here or are on their way.
-    pub(crate) fn seats(&self) -> u32 {
-        self.seats.load(Ordering::Relaxed)
+    /// Queues that are attached or about to be.
+    pub(crate) fn queues(&self) -> u32 {
+        self.queues.load(Ordering::Relaxed)
     }
 
-    /// The core's side: whether somebody rang. One relaxed load.
+    /// The core's side: whether the flag is set. One relaxed load.
     #[inline]
-    pub(crate) fn raised(&self) -> bool {
-        self.raised.load(Ordering::Relaxed)
+    pub(crate) fn pending(&self) -> bool {
+        self.pending.load(Ordering::Relaxed)
     }
 
-    /// The core's side: lowers the flag and empties the eventfd; from here on every order rings anew.
-    pub(crate) fn lower(&self) {
-        self.raised.swap(false, Ordering::AcqRel);
+    /// The core's side: clears the flag and empties the eventfd; every message after this sets both again.
+    pub(crate) fn clear(&self) {
+        self.pending.swap(false, Ordering::AcqRel);
         let mut count = [0u8; 8];
-        let _ = rustix::io::read(&self.bell, &mut count);
+        let _ = rustix::io::read(&self.event, &mut count);
     }
 
-    /// The core's side: there is mail, or it has yet to see that there is none. Lets nobody sleep before it has looked.
-    pub(crate) fn expect(&self) {
-        self.raised.store(true, Ordering::Relaxed);
+    /// The core's side: there may be messages. The core does not sleep before it has looked.
+    pub(crate) fn mark_pending(&self) {
+        self.pending.store(true, Ordering::Relaxed);
     }
 
-    /// The core's side: the next order.
+    /// The core's side: the next message.
     pub(crate) fn next(&self) -> Option<CoreMessage> {
-        self.orders.pop()
+        self.messages.pop()
     }
 
-    /// The core's side: a seat has gone.
-    pub(crate) fn vacated(&self) {
-        self.seats.fetch_sub(1, Ordering::Relaxed);
+    /// The core's side: a queue has gone.
+    pub(crate) fn detached(&self) {
+        self.queues.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The core's side: accepts no more orders. When it returns, every accepted one can be popped.
+    /// The core's side: accepts no more messages. When it returns, every accepted one can be popped.
     pub(crate) fn close(&self) {
         self.gate.fetch_or(CLOSED, Ordering::SeqCst);
-        while self.gate.load(Ordering::SeqCst) >= POSTER {
+        while self.gate.load(Ordering::SeqCst) >= SENDER {
             std::thread::yield_now();
         }
     }
@@ -94,9 +94,9 @@ impl Mailbox {
         self.gate.fetch_and(!CLOSED, Ordering::SeqCst);
     }
 
-    /// Readable when somebody rang.
-    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    /// Readable when the core is to read its mailbox.
+    pub(crate) fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
     }
 }
 
@@ -105,19 +105,19 @@ impl CoreSender for Mailbox {
         self.core
     }
 
-    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded> {
-        // The gate counts who is inside, so that a core that ends knows when the queue has got its last order.
-        let inside = self.gate.fetch_add(POSTER, Ordering::SeqCst);
+    fn send(&self, message: CoreMessage) -> Result<(), CoreEnded> {
+        // The gate counts the senders inside, so that a core that ends knows when the queue has got its last message.
+        let inside = self.gate.fetch_add(SENDER, Ordering::SeqCst);
         if inside & CLOSED != 0 {
-            self.gate.fetch_sub(POSTER, Ordering::SeqCst);
-            return Err(CoreEnded(order));
+            self.gate.fetch_sub(SENDER, Ordering::SeqCst);
+            return Err(CoreEnded(message));
         }
-        if matches!(order, CoreMessage::Attach(_)) {
-            self.seats.fetch_add(1, Ordering::Relaxed);
+        if matches!(message, CoreMessage::Attach(_)) {
+            self.queues.fetch_add(1, Ordering::Relaxed);
         }
-        self.orders.push(order);
-        self.ring();
-        self.gate.fetch_sub(POSTER, Ordering::SeqCst);
+        self.messages.push(message);
+        self.wake();
+        self.gate.fetch_sub(SENDER, Ordering::SeqCst);
         Ok(())
     }
 }
@@ -126,12 +126,12 @@ impl fmt::Debug for Mailbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mailbox")
             .field("core", &self.core)
-            .field("seats", &self.seats())
+            .field("queues", &self.queues())
             .finish_non_exhaustive()
     }
 }
 
-/// Where a core was: gives every order back.
+/// In place of a core that has ended: returns every message.
 #[derive(Debug, Clone, Copy)]
 pub struct EndedCore(pub CoreId);
 
@@ -140,7 +140,7 @@ impl CoreSender for EndedCore {
         self.0
     }
 
-    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded> {
-        Err(CoreEnded(order))
+    fn send(&self, message: CoreMessage) -> Result<(), CoreEnded> {
+        Err(CoreEnded(message))
     }
 }

@@ -94,21 +94,21 @@ impl Pool {
 
     /// A placement that puts every queue on that core.
     pub fn on(&self, id: CoreId) -> Result<OnCore, PoolError> {
-        self.core(id).map(|core| OnCore(core.post()))
+        self.core(id).map(|core| OnCore(core.sender()))
     }
 
     fn least_loaded(&self) -> Option<&Core> {
         self.cores()
-            .filter(|core| core.stays())
-            .min_by_key(|core| core.permille() + core.seats() * QUEUE_PERMILLE)
+            .filter(|core| core.accepts_queues())
+            .min_by_key(|core| core.permille() + core.queues() * QUEUE_PERMILLE)
     }
 }
 
 impl Placement for Pool {
     fn place(&self, _device: &str, _queue: u16) -> Arc<dyn CoreSender> {
         match self.least_loaded() {
-            Some(core) => core.post(),
-            // No core at all: posting says so.
+            Some(core) => core.sender(),
+            // No core at all: sending reports it.
             None => Arc::new(EndedCore(CoreId(0))),
         }
     }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use ioplane_device::Budget;
 
+use crate::ring::RingChoice;
+
 /// How the queues of a core learn of new requests. Switchable while the core runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Notify {
@@ -16,7 +18,7 @@ pub enum Notify {
     Notified,
 }
 
-/// How a core behaves towards whoever else wants its processor.
+/// How a core shares its processor with other threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum YieldPolicy {
     /// The processor is its own: it never yields, and waits for completions by polling.
@@ -61,6 +63,8 @@ pub struct CoreSettings {
     pub budget: Budget,
     /// Towards others on the same processor.
     pub yield_policy: YieldPolicy,
+    /// Which io_uring the core makes. The best, but in tests.
+    pub ring: RingChoice,
 }
 
 impl Default for CoreSettings {
@@ -72,6 +76,7 @@ impl Default for CoreSettings {
             completion_wait: COMPLETION_WAIT,
             budget: Budget(64),
             yield_policy: YieldPolicy::default(),
+            ring: RingChoice::default(),
         }
     }
 }

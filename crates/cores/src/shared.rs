@@ -9,10 +9,10 @@ use crate::counts::{CoreReading, Counts, PublishedCounts};
 use crate::settings::Notify;
 use crate::thread;
 
-/// Whether a core is to end.
-pub(crate) const STAY: u8 = 0;
-pub(crate) const LEAVE: u8 = 1;
-pub(crate) const LEFT: u8 = 2;
+/// The life of a core.
+pub(crate) const ACTIVE: u8 = 0;
+pub(crate) const ENDING: u8 = 1;
+pub(crate) const ENDED: u8 = 2;
 
 /// How long a published busy share stands for the present.
 const FRESH: Duration = Duration::from_millis(100);
@@ -24,7 +24,7 @@ pub(crate) struct CoreShared {
     pub(crate) born: Instant,
     polled: AtomicU8,
     spin_ns: AtomicU64,
-    pub(crate) leave: AtomicU8,
+    pub(crate) life: AtomicU8,
     /// Processor pinned to, or -1.
     pub(crate) cpu: AtomicI64,
     pub(crate) tid: AtomicI32,
@@ -43,7 +43,7 @@ impl CoreShared {
             born: Instant::now(),
             polled: AtomicU8::new((notify == Notify::Polled) as u8),
             spin_ns: AtomicU64::new(spin.as_nanos() as u64),
-            leave: AtomicU8::new(STAY),
+            life: AtomicU8::new(ACTIVE),
             cpu: AtomicI64::new(-1),
             tid: AtomicI32::new(0),
             cpu_ns: AtomicU64::new(0),
@@ -80,7 +80,7 @@ impl CoreShared {
     }
 
     pub(crate) fn ended(&self) -> bool {
-        self.leave.load(Ordering::Acquire) == LEFT
+        self.life.load(Ordering::Acquire) == ENDED
     }
 
     /// How busy the core is now, in thousandths. A core that has published nothing for long is asleep.
@@ -93,7 +93,7 @@ impl CoreShared {
         }
     }
 
-    pub(crate) fn read(&self, seats: u32) -> CoreReading {
+    pub(crate) fn read(&self, queues: u32) -> CoreReading {
         let tid = self.tid.load(Ordering::Acquire);
         let cpu_ns = match thread::cpu_time(tid) {
             Some(ns) if tid != 0 && !self.ended() => ns,
@@ -103,7 +103,7 @@ impl CoreShared {
             core: self.id.0,
             cpu: usize::try_from(self.cpu.load(Ordering::Relaxed)).ok(),
             polled: self.notify() == Notify::Polled,
-            seats,
+            queues,
             awake: self.awake.load(Ordering::Relaxed),
             busy_permille: self.permille(),
             cpu_ns,

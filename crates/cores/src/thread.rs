@@ -17,7 +17,7 @@ pub(crate) fn pin(cpu: usize) -> bool {
     rustix::thread::sched_setaffinity(None, &set).is_ok()
 }
 
-/// Lets everybody else go first. On Linux niceness belongs to a thread.
+/// Runs the calling thread at nice 19. On Linux niceness belongs to a thread.
 pub(crate) fn be_nice() {
     let _ = rustix::process::setpriority_process(Some(gettid()), 19);
 }

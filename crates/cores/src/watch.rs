@@ -1,50 +1,26 @@
-//! What a sleeping core waits on: one epoll set, with descriptors of our own making.
+//! What a sleeping core waits on: its ring, and one epoll set, of duplicated descriptors.
+//!
+//! A core with a deferred ring sleeps in the ring, which polls the kicks and the set; the set has all other descriptors. Any other core
+//! sleeps in the set, which has the kicks and a plain ring as well. The set is level-triggered, and the ring tells of an event once. So
+//! a set that had news is asked again before the next sleep, until it has none. Of a kick it is enough to be told once: a slot that rests
+//! has been looked at after it asked for it.
 
 #![allow(unsafe_code)]
 // UNSAFETY: one system call, epoll_pwait2, which rustix makes only in a build that demands Linux 5.11.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use ioplane_device::Wakers;
+use ioplane_device::{CoreIo, Wakers};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 
+use crate::readable::Readable;
+use crate::ring::CoreRing;
+
 /// Events taken from the kernel at once. What does not fit comes with the next wait: everything is level-triggered.
 const BATCH: usize = 64;
-
-/// What the kernel keeps for the mailbox. A slot's is twice its token, and one more for its completions.
-const MAILBOX: u64 = u64::MAX;
-
-/// A descriptor that was readable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Readable {
-    /// The mailbox's.
-    Mailbox,
-    /// The kick of the slot with that token.
-    Kick(usize),
-    /// What tells the slot with that token that something below has ended.
-    Completion(usize),
-}
-
-impl Readable {
-    fn to_data(self) -> u64 {
-        match self {
-            Readable::Mailbox => MAILBOX,
-            Readable::Kick(token) => (token as u64) << 1,
-            Readable::Completion(token) => ((token as u64) << 1) | 1,
-        }
-    }
-
-    fn of_data(data: u64) -> Self {
-        match (data, data & 1) {
-            (MAILBOX, _) => Readable::Mailbox,
-            (_, 0) => Readable::Kick((data >> 1) as usize),
-            _ => Readable::Completion((data >> 1) as usize),
-        }
-    }
-}
 
 /// The epoll set of one core.
 #[derive(Debug)]
@@ -53,64 +29,147 @@ pub(crate) struct Watch {
     fired: Vec<Readable>,
     /// The kernel has epoll_pwait2 and lets us call it, for all that is known.
     pwait2: bool,
+    /// The set may have news of which the ring tells no more.
+    unread: bool,
+    /// Kicks that the ring was to poll and cannot: in the set, by token.
+    strays: Vec<(usize, OwnedFd)>,
 }
 
-/// The descriptors of one seat in the set. They are duplicates: a set holds on to what is *behind* a descriptor, so the
-/// seat's own, once closed while the guest's side still has it open, could never be taken out again.
+/// The descriptors of one slot in the set. They are duplicates: a set refers to the open file *behind* a descriptor, so the
+/// slot's own, once closed while the guest's side still has it open, could never be taken out again.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
     kick: Option<OwnedFd>,
+    /// The token under which the ring polls the kick instead.
+    polled: Option<usize>,
     completion: Option<OwnedFd>,
     /// One of them could not be watched (out of descriptors, or not a thing to wait on): nothing will wake for it.
-    pub(crate) blind: bool,
+    pub(crate) incomplete: bool,
 }
 
 impl Watched {
     /// Whether the core is woken when something below the slot has ended.
-    pub(crate) fn tells_completions(&self) -> bool {
+    pub(crate) fn has_completion(&self) -> bool {
         self.completion.is_some()
     }
 }
 
 impl Watch {
-    pub(crate) fn new(bell: BorrowedFd<'_>) -> Result<Self, Errno> {
+    pub(crate) fn new(event: BorrowedFd<'_>, ring: Option<&CoreRing>) -> Result<Self, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let data = epoll::EventData::new_u64(Readable::Mailbox.to_data());
-        epoll::add(&epoll, bell, data, epoll::EventFlags::IN)?;
-        Ok(Watch { epoll, fired: Vec::with_capacity(BATCH), pwait2: true })
+        let fired = Vec::with_capacity(BATCH);
+        let watch = Watch { epoll, fired, pwait2: true, unread: true, strays: Vec::new() };
+        watch.insert(event, Readable::Mailbox)?;
+        if let Some(ring) = ring.filter(|ring| !ring.sleeps()) {
+            watch.insert(ring.descriptor(), Readable::Ring)?;
+        }
+        Ok(watch)
+    }
+
+    fn insert(&self, fd: BorrowedFd<'_>, readable: Readable) -> Result<(), Errno> {
+        let data = epoll::EventData::new_u64(readable.to_data());
+        epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)
     }
 
     /// Watches `wakers` under `token`.
-    pub(crate) fn add(&self, wakers: Wakers<'_>, token: usize) -> Watched {
-        let mut blind = false;
+    pub(crate) fn add(&self, ring: Option<&mut CoreRing>, wakers: Wakers<'_>, token: usize) -> Watched {
+        let mut watched = self.add_to_set(wakers, token);
+        if let Some(ring) = ring.filter(|ring| ring.sleeps())
+            && let Some(kick) = watched.kick.take()
+        {
+            // The set has taken it, so it can be polled.
+            let _ = epoll::delete(&self.epoll, &kick);
+            ring.poll_kick(kick, token);
+            watched.polled = Some(token);
+        }
+        watched
+    }
+
+    fn add_to_set(&self, wakers: Wakers<'_>, token: usize) -> Watched {
+        let mut incomplete = false;
         let mut hold = |fd: Option<BorrowedFd<'_>>, readable| {
             let ours = self.hold(fd?, readable);
-            blind |= ours.is_none();
+            incomplete |= ours.is_none();
             ours
         };
         let kick = hold(wakers.kick, Readable::Kick(token));
         let completion = hold(wakers.completion, Readable::Completion(token));
-        Watched { kick, completion, blind }
+        Watched { kick, polled: None, completion, incomplete }
     }
 
     fn hold(&self, fd: BorrowedFd<'_>, readable: Readable) -> Option<OwnedFd> {
         let ours = rustix::io::fcntl_dupfd_cloexec(fd, 0).ok()?;
-        let data = epoll::EventData::new_u64(readable.to_data());
-        epoll::add(&self.epoll, &ours, data, epoll::EventFlags::IN).ok()?;
+        self.insert(ours.as_fd(), readable).ok()?;
         Some(ours)
     }
 
     /// Watches them no longer.
-    pub(crate) fn remove(&self, watched: Watched) {
-        for fd in [watched.kick, watched.completion].into_iter().flatten() {
+    pub(crate) fn remove(&mut self, ring: Option<&mut CoreRing>, watched: Watched) {
+        let mut kick = watched.kick;
+        if let Some((token, ring)) = watched.polled.zip(ring) {
+            ring.forget_kick(token);
+            let stray = self.strays.iter().position(|(other, _)| *other == token);
+            kick = kick.or(stray.map(|at| self.strays.swap_remove(at).1));
+        }
+        for fd in [kick, watched.completion].into_iter().flatten() {
             let _ = epoll::delete(&self.epoll, &fd);
         }
     }
 
-    /// Waits for one of them, at most `timeout` (`None`: for ever). [`Watch::fired`] has whoever it was: nobody if the time
-    /// is up, or a signal interrupted, or a completion for which the kernel only had this thread enter it.
-    pub(crate) fn wait(&mut self, timeout: Option<Duration>) {
+    /// Waits for one of them, or for so many completions on the ring, at most `timeout` (`None`: for ever). [`Watch::fired`] has the
+    /// readable ones: none if the time is up, or a signal interrupted, or the kernel only had this thread enter it for a completion.
+    pub(crate) fn wait(
+        &mut self,
+        ring: Option<&mut CoreRing>,
+        completions: usize,
+        timeout: Option<Duration>,
+    ) {
         self.fired.clear();
+        match ring {
+            Some(ring) if ring.sleeps() => {
+                if self.unread {
+                    self.collect(Some(Duration::ZERO));
+                    self.unread = !self.fired.is_empty();
+                }
+                if self.fired.is_empty() {
+                    ring.poll_set(self.epoll.as_fd());
+                    ring.sleep(completions, timeout);
+                }
+                self.take_from_ring(ring);
+            }
+            Some(ring) => {
+                // What was submitted since the last turn goes down before anybody sleeps on it.
+                ring.enter();
+                self.wait_in_set(if ring.has_fired() { Some(Duration::ZERO) } else { timeout });
+                self.fired.retain(|readable| *readable != Readable::Ring);
+                ring.enter();
+                self.take_from_ring(ring);
+            }
+            None => self.wait_in_set(timeout),
+        }
+    }
+
+    /// As [`Watch::wait`] for no time at all, for a core that sleeps in the ring and has just entered it: a system call only if the set
+    /// has news.
+    pub(crate) fn check_ring(&mut self, ring: &mut CoreRing) {
+        self.fired.clear();
+        self.take_from_ring(ring);
+    }
+
+    fn take_from_ring(&mut self, ring: &mut CoreRing) {
+        if ring.take_fired(&mut self.fired) {
+            self.unread = true;
+            self.collect(Some(Duration::ZERO));
+        }
+        while let Some((token, kick)) = ring.lost_kick() {
+            self.fired.push(Readable::Kick(token));
+            if self.insert(kick.as_fd(), Readable::Kick(token)).is_ok() {
+                self.strays.push((token, kick));
+            }
+        }
+    }
+
+    fn wait_in_set(&mut self, timeout: Option<Duration>) {
         let Some(time) = timeout.filter(|time| !time.is_zero()) else {
             return self.collect(timeout);
         };
@@ -164,7 +223,7 @@ impl Watch {
         }
     }
 
-    /// Whoever was readable when [`Watch::wait`] returned.
+    /// What was readable when [`Watch::wait`] returned.
     pub(crate) fn fired(&self) -> &[Readable] {
         &self.fired
     }
@@ -176,7 +235,6 @@ fn timespec(time: Duration) -> Timespec {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
     use std::time::Instant;
 
     use rustix::event::{EventfdFlags, eventfd};
@@ -196,35 +254,35 @@ mod tests {
     }
 
     /// One that waits as on a recent kernel, and one that waits as on an old one.
-    fn each(bell: &OwnedFd) -> [Watch; 2] {
-        [true, false].map(|pwait2| Watch { pwait2, ..Watch::new(bell.as_fd()).unwrap() })
+    fn each(event: &OwnedFd) -> [Watch; 2] {
+        [true, false].map(|pwait2| Watch { pwait2, ..Watch::new(event.as_fd(), None).unwrap() })
     }
 
     #[test]
     fn a_wait_tells_kicks_from_completions_and_of_which_slot() {
-        let (bell, kick, completion) = (event(), event(), event());
-        for mut watch in each(&bell) {
+        let (event, kick, completion) = (event(), event(), event());
+        for mut watch in each(&event) {
             let wakers = Wakers { kick: Some(kick.as_fd()), completion: Some(completion.as_fd()) };
-            let watched = watch.add(wakers, 7);
-            let kicked = watch.add(Wakers { kick: Some(kick.as_fd()), completion: None }, 8);
-            assert!(watched.tells_completions() && !kicked.tells_completions() && !kicked.blind);
+            let watched = watch.add(None, wakers, 7);
+            let kicked = watch.add(None, Wakers { kick: Some(kick.as_fd()), completion: None }, 8);
+            assert!(watched.has_completion() && !kicked.has_completion() && !kicked.incomplete);
             for timeout in [Duration::ZERO, Duration::from_micros(10), Duration::from_secs(20)] {
-                let mut told = |raised: &OwnedFd, wanted: &[Readable]| {
+                let mut check = |raised: &OwnedFd, wanted: &[Readable]| {
                     raise(raised);
-                    watch.wait(Some(timeout));
+                    watch.wait(None, 1, Some(timeout));
                     let mut fired = watch.fired().to_vec();
                     fired.sort_by_key(|readable| readable.to_data());
                     assert_eq!(fired, wanted, "{watch:?}, {timeout:?}");
                     lower(raised);
                 };
-                told(&bell, &[Readable::Mailbox]);
-                told(&kick, &[Readable::Kick(7), Readable::Kick(8)]);
-                told(&completion, &[Readable::Completion(7)]);
+                check(&event, &[Readable::Mailbox]);
+                check(&kick, &[Readable::Kick(7), Readable::Kick(8)]);
+                check(&completion, &[Readable::Completion(7)]);
             }
-            watch.remove(watched);
-            watch.remove(kicked);
+            watch.remove(None, watched);
+            watch.remove(None, kicked);
             raise(&completion);
-            watch.wait(Some(Duration::from_micros(10)));
+            watch.wait(None, 1, Some(Duration::from_micros(10)));
             assert!(watch.fired().is_empty(), "{watch:?}");
             lower(&completion);
         }
@@ -237,7 +295,7 @@ mod tests {
             // A busy machine may be slow now and then.
             let quick = (0..1000).any(|_| {
                 let began = Instant::now();
-                watch.wait(Some(TIME));
+                watch.wait(None, 1, Some(TIME));
                 let took = began.elapsed();
                 assert!(took >= TIME, "{watch:?}: {took:?}");
                 took < Duration::from_micros(900)

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use counter::{BYTES, Counter, eventually, soon};
-use ioplane_cores::{Core, CoreSettings, EndedCore, Notify, Pool, PoolError};
+use ioplane_cores::{Core, CoreSettings, EndedCore, Notify, Pool, PoolError, RingChoice};
 use ioplane_device::{Change, CoreId, CoreSender, MoveError, Placement, QueueSet, Quiescent};
 
 fn settings(notify: Notify, spin: Duration) -> CoreSettings {
@@ -20,8 +20,10 @@ fn one(notify: Notify, spin: Duration) -> Core {
 
 #[test]
 fn sleeping_as_often_as_possible_loses_nothing() {
-    for notify in [Notify::Polled, Notify::Notified] {
-        let core = one(notify, Duration::ZERO);
+    let rings = [RingChoice::Best, RingChoice::Plain, RingChoice::Without];
+    for (notify, ring) in [Notify::Polled, Notify::Notified].into_iter().flat_map(|n| rings.map(|r| (n, r))) {
+        let settings = CoreSettings { ring, ..settings(notify, Duration::ZERO) };
+        let core = Core::start(CoreId(0), settings).unwrap();
         let (running, lines) = Counter::run(3, &core);
         std::thread::scope(|scope| {
             for line in &lines {
@@ -73,7 +75,7 @@ fn idle_queues_of_a_notified_core_are_not_polled() {
     eventually("a new queue was not looked at", || {
         lines.iter().all(|l| l.tidied.load(Ordering::Relaxed) > 0)
     });
-    // Each was stepped; with the second of these the turn in which the last of them lay down is over.
+    // Each was stepped; with the second of these the turn in which the last of them came to rest is over.
     for _ in 0..2 {
         lines[7].publish();
         lines[7].wait();
@@ -87,9 +89,9 @@ fn idle_queues_of_a_notified_core_are_not_polled() {
         assert_eq!(line.polls.load(Ordering::Relaxed), polls[at], "queue {at} was polled for nothing");
     }
     assert!(lines[7].kicks.load(Ordering::Relaxed) > 0);
-    assert_eq!(core.read().seats, 200);
+    assert_eq!(core.read().queues, 200);
     running.quiesce(soon()).unwrap();
-    eventually("seats stay behind", || core.read().seats == 0);
+    eventually("slots stay behind", || core.read().queues == 0);
 }
 
 #[test]
@@ -165,12 +167,12 @@ fn a_queue_that_cannot_drain_stays_and_goes_on() {
 }
 
 #[test]
-fn a_stalled_queue_costs_naps_and_not_a_processor() {
+fn a_stalled_queue_costs_short_sleeps_and_not_a_processor() {
     let core = one(Notify::Polled, Duration::ZERO);
     let (running, lines) = Counter::run(1, &core);
     lines[0].open.store(false, Ordering::Release);
     lines[0].publish();
-    eventually("spins although it has nothing to do", || core.read().naps > 20);
+    eventually("spins although it has nothing to do", || core.read().short_sleeps > 20);
     lines[0].open.store(true, Ordering::Release);
     lines[0].wait();
     running.quiesce(soon()).unwrap();
@@ -184,7 +186,7 @@ fn hole_08_a_queue_that_nobody_wakes_is_looked_at_beside_a_busy_one() {
         // What it has taken ends without a sign: only by being looked at does it come to an end.
         lines[0].open.store(false, Ordering::Release);
         lines[0].publish();
-        eventually("does not rest", || core.read().naps > 3);
+        eventually("does not rest", || core.read().short_sleeps > 3);
         lines[1].busy.store(true, Ordering::Relaxed);
         lines[1].publish();
         lines[1].wait();
@@ -223,9 +225,9 @@ fn hole_06_a_flood_of_changes_leaves_the_neighbour_its_turns() {
 }
 
 #[test]
-fn hole_06_orders_that_wait_for_the_next_turn_are_not_slept_on() {
+fn hole_06_messages_that_wait_for_the_next_turn_are_not_slept_on() {
     let core = one(Notify::Notified, Duration::ZERO);
-    // More seats than are taken in at once, and nobody awake before.
+    // More slots than are attached in one turn, and none awake before.
     let (running, lines) = Counter::run(100, &core);
     for line in &lines {
         line.publish();
@@ -234,27 +236,27 @@ fn hole_06_orders_that_wait_for_the_next_turn_are_not_slept_on() {
     running.quiesce(soon()).unwrap();
 }
 
-/// The first queue sits on a core, the second where a core was.
+/// The first queue is placed on a core, the second on one that has ended.
 struct HalfGone<'a>(&'a Core);
 
 impl Placement for HalfGone<'_> {
     fn place(&self, _device: &str, queue: u16) -> Arc<dyn CoreSender> {
-        if queue == 0 { self.0.post() } else { Arc::new(EndedCore(CoreId(9))) }
+        if queue == 0 { self.0.sender() } else { Arc::new(EndedCore(CoreId(9))) }
     }
 }
 
 #[test]
-fn hole_08_a_device_is_not_quiescent_before_its_pollers_are_home() {
+fn hole_08_a_device_is_not_quiescent_before_its_pollers_have_parked() {
     let core = one(Notify::Polled, Duration::ZERO);
     let counter = Counter::new(2);
     let line = counter.lines[0].clone();
     line.stalls.store(true, Ordering::Relaxed);
     std::thread::scope(|scope| {
         let resumed = scope.spawn(|| Quiescent::new(counter).resume(&HalfGone(&core)));
-        eventually("does not sit", || line.stalled.load(Ordering::Relaxed));
-        // Longer than the owner of a device has patience with a core: it still has no right to the device.
+        eventually("is not attached", || line.stalled.load(Ordering::Relaxed));
+        // Longer than the timeout of a device's owner for a core: the owner still must not get the device.
         std::thread::sleep(Duration::from_millis(5500));
-        assert!(!resumed.is_finished(), "given back while a poller is at work");
+        assert!(!resumed.is_finished(), "returned while a poller runs");
         line.stalls.store(false, Ordering::Relaxed);
         let refused = resumed.join().unwrap().unwrap_err();
         assert!(refused.error.to_string().contains("core 9 has ended"), "{}", refused.error);
@@ -273,17 +275,17 @@ fn a_core_retires_when_it_is_empty() {
     let pool = Pool::with([CoreSettings::default()]).unwrap();
     let id = pool.add(CoreSettings { cpu: Some(0), ..CoreSettings::default() }).unwrap();
     let (running, lines) = Counter::run(1, &pool.on(id).unwrap());
-    let post = running.sender_of(0).unwrap();
+    let sender = running.sender_of(0).unwrap();
     lines[0].publish();
     lines[0].wait();
-    assert!(matches!(pool.retire(id, Instant::now()), Err(PoolError::Occupied { seats: 1, .. })));
+    assert!(matches!(pool.retire(id, Instant::now()), Err(PoolError::Occupied { queues: 1, .. })));
     lines[0].publish();
     lines[0].wait();
     let quiescent = running.quiesce(soon()).unwrap();
     pool.retire(id, soon()).unwrap();
     assert!(matches!(pool.core(id), Err(PoolError::NoSuchCore(1))));
-    // Whoever kept the post gets what is posted back, and loses nothing.
-    let back = quiescent.resume(&post).unwrap_err();
+    // A sender that was kept returns what is sent: nothing is lost.
+    let back = quiescent.resume(&sender).unwrap_err();
     assert!(back.error.to_string().contains("core 1 has ended"), "{}", back.error);
     let running = back.kept.resume(&pool).unwrap();
     assert_eq!(running.core_of(0), Some(CoreId(0)));
@@ -294,15 +296,15 @@ fn a_core_retires_when_it_is_empty() {
 }
 
 #[test]
-fn posting_while_a_core_ends_gives_every_seat_back_or_serves_it() {
+fn sending_while_a_core_ends_returns_every_slot_or_serves_it() {
     for _ in 0..100 {
         let core = one(Notify::Polled, Duration::ZERO);
-        let post = core.post();
+        let sender = core.sender();
         std::thread::scope(|scope| {
-            let seated = scope.spawn(move || {
+            let attached = scope.spawn(move || {
                 let counter = Counter::new(1);
                 let line = counter.lines[0].clone();
-                match ioplane_device::Quiescent::new(counter).resume(&post) {
+                match ioplane_device::Quiescent::new(counter).resume(&sender) {
                     Ok(running) => {
                         line.publish();
                         line.wait();
@@ -313,7 +315,7 @@ fn posting_while_a_core_ends_gives_every_seat_back_or_serves_it() {
                 }
             });
             let _ = core.retire(Instant::now());
-            seated.join().unwrap();
+            attached.join().unwrap();
         });
         core.retire(soon()).unwrap();
     }
@@ -324,7 +326,7 @@ fn the_least_loaded_core_gets_the_queue() {
     let pool = Pool::with((0..3).map(|_| settings(Notify::Notified, Duration::ZERO))).unwrap();
     let (running, _lines) = Counter::run(9, &pool);
     for core in pool.cores() {
-        assert_eq!(core.seats(), 3);
+        assert_eq!(core.queues(), 3);
     }
     running.quiesce(soon()).unwrap();
 }
@@ -339,7 +341,7 @@ fn meters_tell_what_happened() {
     }
     eventually("never published", || core.read().units >= 100);
     let reading = core.read();
-    assert_eq!((reading.core, reading.cpu, reading.seats, reading.polled), (5, Some(0), 1, true));
+    assert_eq!((reading.core, reading.cpu, reading.queues, reading.polled), (5, Some(0), 1, true));
     assert!(reading.turns >= reading.busy_turns && reading.busy_turns > 0);
     assert_eq!(reading.bytes, reading.units * BYTES);
     assert!(reading.cpu_ns > 0 && reading.cpu_ns <= reading.age_ns);
@@ -353,7 +355,7 @@ fn meters_tell_what_happened() {
 }
 
 #[test]
-fn a_tell_to_a_seat_that_is_gone_is_not_heard() {
+fn a_command_to_a_poller_that_has_parked_is_dropped() {
     let core = one(Notify::Polled, Duration::ZERO);
     let (mut running, _lines) = Counter::run(1, &core);
     let all = QueueSet::from([0]);
@@ -362,12 +364,12 @@ fn a_tell_to_a_seat_that_is_gone_is_not_heard() {
     running.undrain(&all, &core).unwrap();
     assert_eq!(running.queues(), all);
     running.suspend(&all);
-    // A suspended poller goes home before an undrain is acknowledged, and a new one takes its place.
+    // A suspended poller parks before an undrain is acknowledged, and a new one takes its place.
     running.undrain(&all, &core).unwrap();
     assert_eq!(running.queues(), all);
     let quiescent = running.quiesce(soon()).unwrap();
     drop(quiescent);
-    let post = core.post();
+    let sender = core.sender();
     core.retire(soon()).unwrap();
     let (running, _lines) = {
         let other = one(Notify::Polled, Duration::ZERO);
@@ -375,7 +377,7 @@ fn a_tell_to_a_seat_that_is_gone_is_not_heard() {
     };
     // Its core has been dropped, and lives as long as the queue does.
     running.quiesce(soon()).unwrap();
-    assert_eq!(post.core(), CoreId(0));
+    assert_eq!(sender.core(), CoreId(0));
 }
 
 #[test]

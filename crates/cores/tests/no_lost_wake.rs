@@ -9,7 +9,7 @@
 //! The same search finds the loss at once when a fence or the last look is taken out, so it is not blind.
 //!
 //! The mailbox is also searched for a core that never comes to rest: a state from which no way leads to sleep although all has
-//! been done, because a bell that nobody empties wakes the core again and again.
+//! been done, because an eventfd that is never emptied wakes the core again and again.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::Hash;
@@ -404,15 +404,15 @@ fn the_search_sees_what_is_missing() {
     }
 }
 
-/// The mailbox against one poster. The queue and the eventfd are read-modify-write and system calls, visible at once; the
+/// The mailbox against one sender. The queue and the eventfd are read-modify-write and system calls, visible at once; the
 /// flag is a plain store, which may come late.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Mail {
+struct Mailbox {
     wrong: Wrong,
     memory: Memory,
     pushed: u8,
-    bell: bool,
-    poster: u8,
+    event: bool,
+    sender: u8,
     popped: u8,
     core: u8,
 }
@@ -423,60 +423,60 @@ const FLAG: usize = 0;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Wrong {
     Nothing,
-    /// Pops before it lowers the flag and empties the eventfd.
+    /// Pops before it clears the flag and empties the eventfd.
     PopsFirst,
-    /// Woken by the bell, looks at the flag only: a bell rung after the flag was lowered stays up.
+    /// Woken by the eventfd, looks at the flag only: an eventfd written after the flag was cleared stays readable.
     FlagOnly,
-    /// Woken by the bell, empties it, and then looks at the flag only.
+    /// Woken by the eventfd, empties it, and then looks at the flag only.
     EmptiesOnly,
 }
 
-impl Mail {
+impl Mailbox {
     fn new(wrong: Wrong) -> Self {
-        Mail { wrong, memory: Memory::default(), pushed: 0, bell: false, poster: 0, popped: 0, core: 0 }
+        Mailbox { wrong, memory: Memory::default(), pushed: 0, event: false, sender: 0, popped: 0, core: 0 }
     }
 
-    fn step_poster(&self) -> Option<Self> {
+    fn step_sender(&self) -> Option<Self> {
         let mut next = self.clone();
-        match self.poster % 3 {
-            _ if self.poster >= 3 * REQUESTS => return None,
+        match self.sender % 3 {
+            _ if self.sender >= 3 * REQUESTS => return None,
             0 => next.pushed += 1,
             1 => next.memory.store(DRIVER, FLAG, 1),
-            _ => next.bell = true,
+            _ => next.event = true,
         }
-        next.poster += 1;
+        next.sender += 1;
         Some(next)
     }
 
     fn step_core(&self) -> Option<Self> {
         let mut next = self.clone();
         match self.core {
-            // Mailbox::raised, the last look before sleeping.
+            // Mailbox::pending, the last look before sleeping.
             0 => next.core = if self.memory.load(CORE, FLAG) == 1 { 1 } else { 4 },
             1 if self.wrong == Wrong::PopsFirst => (next.popped, next.core) = (self.pushed, 2),
             1 => next.core = 2,
-            // Mailbox::lower: an exchange, then a read of the eventfd.
-            2 => (next.memory.cells[FLAG], next.bell, next.core) = (0, false, 3),
+            // Mailbox::clear: an exchange, then a read of the eventfd.
+            2 => (next.memory.cells[FLAG], next.event, next.core) = (0, false, 3),
             3 if self.wrong == Wrong::PopsFirst => next.core = 0,
             3 => (next.popped, next.core) = (self.pushed, 0),
-            // In epoll_wait. A bell is mail, whether or not the flag can be seen yet.
-            4 if self.bell => match self.wrong {
+            // In epoll_wait. The eventfd means a message, whether or not the flag can be seen yet.
+            4 if self.event => match self.wrong {
                 Wrong::Nothing | Wrong::PopsFirst => next.core = 1,
                 Wrong::FlagOnly => next.core = 5,
-                Wrong::EmptiesOnly => (next.bell, next.core) = (false, 5),
+                Wrong::EmptiesOnly => (next.event, next.core) = (false, 5),
             },
             4 => return None,
             _ if self.memory.load(CORE, FLAG) == 1 => next.core = 1,
-            // Awake without mail: turns, and comes back to sleep.
+            // Awake without a message: makes a turn, then sleeps again.
             _ => next.core = 0,
         }
         Some(next)
     }
 }
 
-impl Model for Mail {
+impl Model for Mailbox {
     fn steps(&self) -> Vec<Self> {
-        let mut next: Vec<Self> = [self.step_poster(), self.step_core()].into_iter().flatten().collect();
+        let mut next: Vec<Self> = [self.step_sender(), self.step_core()].into_iter().flatten().collect();
         let mut drained = self.clone();
         if drained.memory.drain_one(DRIVER) {
             next.push(drained);
@@ -490,14 +490,14 @@ impl Model for Mail {
 }
 
 #[test]
-fn no_order_is_lost() {
-    assert!(!search(Mail::new(Wrong::Nothing)).1, "the core sleeps on an order");
-    assert!(search(Mail::new(Wrong::PopsFirst)).1, "popping too early went unnoticed");
-    assert!(search(Mail::new(Wrong::EmptiesOnly)).1, "a flag that comes late went unnoticed");
+fn no_message_is_lost() {
+    assert!(!search(Mailbox::new(Wrong::Nothing)).1, "the core sleeps on a message");
+    assert!(search(Mailbox::new(Wrong::PopsFirst)).1, "popping too early went unnoticed");
+    assert!(search(Mailbox::new(Wrong::EmptiesOnly)).1, "a flag that comes late went unnoticed");
 }
 
 #[test]
-fn hole_08_a_core_without_mail_comes_to_rest() {
-    assert!(!spins(Mail::new(Wrong::Nothing)), "a bell keeps the core awake for ever");
-    assert!(spins(Mail::new(Wrong::FlagOnly)), "a bell that nobody empties went unnoticed");
+fn hole_08_a_core_without_messages_comes_to_rest() {
+    assert!(!spins(Mailbox::new(Wrong::Nothing)), "the eventfd keeps the core awake for ever");
+    assert!(spins(Mailbox::new(Wrong::FlagOnly)), "an eventfd that is never emptied went unnoticed");
 }

@@ -67,7 +67,7 @@ impl DaemonContext {
     }
 
     /// Where queues go.
-    pub fn seating<S: ServedSpec>(&self, record: &Record<S>) -> CorePlacement {
+    pub fn placement<S: ServedSpec>(&self, record: &Record<S>) -> CorePlacement {
         CorePlacement {
             pool: self.cores.pool().clone(),
             core: record.now.core(),

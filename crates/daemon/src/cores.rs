@@ -14,7 +14,7 @@ use super::state_file::{CoreRecord, StateFile};
 use crate::refusal::Refusal;
 
 /// How long retiring waits for the last queue to leave.
-const LEAVE: Duration = Duration::from_secs(2);
+const RETIRE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// All I/O cores. Methods may block for a moment (control plane, off the async threads).
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl Cores {
             if fits && id.0 < CORES {
                 break id.0;
             }
-            self.pool.retire(id, Instant::now() + LEAVE)?;
+            self.pool.retire(id, Instant::now() + RETIRE_TIMEOUT)?;
             if id.0 >= CORES {
                 return Err(Refusal::conflict(
                     format!("{CORES} cores have been started"),
@@ -97,7 +97,7 @@ impl Cores {
             entries.cores.insert(id, record);
         });
         if let Err(error) = kept {
-            let _ = self.pool.retire(CoreId(id), Instant::now() + LEAVE);
+            let _ = self.pool.retire(CoreId(id), Instant::now() + RETIRE_TIMEOUT);
             return Err(error.into());
         }
         specs.insert(id, spec);
@@ -114,7 +114,7 @@ impl Cores {
                 "add another first: `ioplane core add`",
             ));
         }
-        self.pool.retire(CoreId(id), Instant::now() + LEAVE)?;
+        self.pool.retire(CoreId(id), Instant::now() + RETIRE_TIMEOUT)?;
         specs.remove(&id);
         self.ledger.change(|entries| match entries.cores.get_mut(&id) {
             Some(record) if record.configured.is_some() => record.now = None,
@@ -161,7 +161,7 @@ impl Cores {
                 notify: if reading.polled { "polled" } else { "notified" }.to_owned(),
                 spin_us: spec.spin_us,
                 yield_policy: spec.yield_policy.word().to_owned(),
-                queues: reading.seats,
+                queues: reading.queues,
                 awake: reading.awake,
                 busy_percent: f64::from(reading.busy_permille) / 10.0,
                 // Those between two looks at a disk are sleeps too, as what ends them is a wake-up.
@@ -190,7 +190,7 @@ impl Placement for CorePlacement {
     fn place(&self, device: &str, queue: u16) -> Arc<dyn CoreSender> {
         let wanted = self.moved.get(&queue).copied().or(self.core);
         match wanted.and_then(|id| self.pool.core(CoreId(id)).ok()) {
-            Some(core) => core.post(),
+            Some(core) => core.sender(),
             None => self.pool.place(device, queue),
         }
     }

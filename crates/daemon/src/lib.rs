@@ -148,12 +148,12 @@ impl Daemon {
         let ledger = Arc::new(StateFile::open(&run_dir.join("state.json"))?);
         let cores = Arc::new(Cores::new(ledger.clone()));
         let (access, folder) = (config.daemon.access, run_dir.clone());
-        let ground = Arc::new(DaemonContext::new(cores.clone(), ledger.clone(), run_dir, control, access));
-        let switches = Arc::new(Switches::new(ground.clone()));
+        let context = Arc::new(DaemonContext::new(cores.clone(), ledger.clone(), run_dir, control, access));
+        let switches = Arc::new(Switches::new(context.clone()));
         Ok(Daemon {
-            disks: Registry::new(ground.clone(), Arc::new(())),
-            nics: Registry::new(ground.clone(), switches.clone()),
-            functions: Registry::new(ground, Arc::new(Functions::new(switches.clone(), folder))),
+            disks: Registry::new(context.clone(), Arc::new(())),
+            nics: Registry::new(context.clone(), switches.clone()),
+            functions: Registry::new(context, Arc::new(Functions::new(switches.clone(), folder))),
             switches,
             cores,
             ledger,
@@ -177,7 +177,7 @@ impl Daemon {
 
     /// Says to those who listen what has happened.
     fn tell(&self, event: EventWord, kind: &str, name: &str, text: &str) {
-        self.disks.ground().events.tell(event, kind, name, text);
+        self.disks.context().events.tell(event, kind, name, text);
     }
 
     /// Everything came from another process.

@@ -99,10 +99,10 @@ impl ServedKind for Nic {
 
     async fn open(
         record: NicRecord,
-        ground: &Arc<DaemonContext>,
+        context: &Arc<DaemonContext>,
         switches: &Arc<Switches>,
     ) -> Result<Nic, Refusal> {
-        Ok(Nic { served: Served::start(model(&record.now, switches)?, record, ground)? })
+        Ok(Nic { served: Served::start(model(&record.now, switches)?, record, context)? })
     }
 
     fn service(&self) -> &Served<Nic> {

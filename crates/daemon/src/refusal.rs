@@ -157,8 +157,8 @@ impl From<ioplane_cores::PoolError> for Refusal {
             Below::NoSuchCore(id) => {
                 Refusal::missing(format!("there is no I/O core {id}"), "see `ioplane core list`")
             }
-            Below::Occupied { core, seats } => Refusal::conflict(
-                format!("I/O core {core} still serves {seats} queues"),
+            Below::Occupied { core, queues } => Refusal::conflict(
+                format!("I/O core {core} still serves {queues} queues"),
                 "move them away first: `ioplane core move DISK QUEUE CORE`",
             )
             .coded(Code::InUse),

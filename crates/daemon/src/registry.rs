@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ioplane_api::refusal::Code;
+use ioplane_api::refusal::{Code, GET_SHOWS};
 use ioplane_api::report::{EventWord, ServedState};
 use ioplane_api::spec::{ServedSpec, SpecFields};
 use tokio::sync::Notify;
@@ -31,9 +31,9 @@ enum Slot<K: ServedKind> {
 impl<K: ServedKind> Clone for Slot<K> {
     fn clone(&self) -> Self {
         match self {
-            Slot::Opening(record, trouble) => Slot::Opening(record.clone(), trouble.clone()),
+            Slot::Opening(record, retry) => Slot::Opening(record.clone(), retry.clone()),
             Slot::Served(one) => Slot::Served(one.clone()),
-            Slot::Failed(record, trouble) => Slot::Failed(record.clone(), trouble.clone()),
+            Slot::Failed(record, retry) => Slot::Failed(record.clone(), retry.clone()),
         }
     }
 }
@@ -70,14 +70,14 @@ pub struct Registry<K: ServedKind> {
     slots: Mutex<BTreeMap<String, Slot<K>>>,
     /// A try has come to its end.
     turned: Notify,
-    pub(super) ground: Arc<DaemonContext>,
+    pub(super) context: Arc<DaemonContext>,
     below: Arc<K::Below>,
 }
 
 impl<K: ServedKind> Registry<K> {
     /// None yet.
-    pub fn new(ground: Arc<DaemonContext>, below: Arc<K::Below>) -> Self {
-        Registry { slots: Mutex::default(), turned: Notify::new(), ground, below }
+    pub fn new(context: Arc<DaemonContext>, below: Arc<K::Below>) -> Self {
+        Registry { slots: Mutex::default(), turned: Notify::new(), context, below }
     }
 
     fn slots(&self) -> MutexGuard<'_, BTreeMap<String, Slot<K>>> {
@@ -105,7 +105,7 @@ impl<K: ServedKind> Registry<K> {
                 let differing = wanted.differing(&one.note().read().now);
                 let Some(first) = differing.first() else { return Ok(false) };
                 let remedy = format!(
-                    "give another name, or `ioplane {} remove {name}` first; GET shows how it is",
+                    "give another name, or `ioplane {} remove {name}` first; {GET_SHOWS}",
                     K::COMMAND
                 );
                 let error =
@@ -123,7 +123,7 @@ impl<K: ServedKind> Registry<K> {
     }
 
     fn check_core(&self, spec: &K::Spec) -> Result<(), Refusal> {
-        let check = |core| self.ground.cores.check(core).map_err(|refused| refused.at("core"));
+        let check = |core| self.context.cores.check(core).map_err(|refused| refused.at("core"));
         spec.core().map_or(Ok(()), check)
     }
 
@@ -134,7 +134,7 @@ impl<K: ServedKind> Registry<K> {
         record: Record<K::Spec>,
         on_failure: OnFailure,
     ) -> Result<(), Refusal> {
-        match K::open(record.clone(), &self.ground, &self.below).await {
+        match K::open(record.clone(), &self.context, &self.below).await {
             Ok(one) => self.opened(name, one).await,
             Err(refused) if on_failure == OnFailure::Keep => {
                 let (error, remedy) = (&refused.error, &refused.remedy);
@@ -145,8 +145,8 @@ impl<K: ServedKind> Registry<K> {
             }
             Err(refused) => {
                 self.slots().remove(&name);
-                self.ground.release(&name);
-                self.ground.ledger.change(|entries| {
+                self.context.release(&name);
+                self.context.ledger.change(|entries| {
                     K::records(entries).remove(&name);
                 })?;
                 Err(refused)
@@ -176,13 +176,13 @@ impl<K: ServedKind> Registry<K> {
 
     /// Says to those who listen what has happened to one.
     pub fn tell(&self, event: EventWord, name: &str, text: &str) {
-        self.ground.events.tell(event, K::COMMAND, name, text);
+        self.context.events.tell(event, K::COMMAND, name, text);
     }
 
     /// It could not be opened and stays, in the state file too: a successor has to know it.
-    fn keep(&self, record: Record<K::Spec>, trouble: RetryState) {
+    fn keep(&self, record: Record<K::Spec>, retry: RetryState) {
         let name = record.now.name().to_owned();
-        let noted = self.ground.ledger.change(|entries| {
+        let noted = self.context.ledger.change(|entries| {
             K::records(entries).insert(name.clone(), record.clone());
         });
         if let Err(error) = noted {
@@ -190,18 +190,18 @@ impl<K: ServedKind> Registry<K> {
         }
         let mut slots = self.slots();
         if let Some(slot @ Slot::Opening(..)) = slots.get_mut(&name) {
-            *slot = Slot::Failed(record, trouble);
+            *slot = Slot::Failed(record, retry);
         }
         drop(slots);
         self.turned.notify_waiters();
-        self.ground.failed.notify_one();
+        self.context.failed.notify_one();
     }
 
     /// When the next of those that could not be served is to be tried again.
     pub fn next(&self) -> Option<Instant> {
         let slots = self.slots();
         let next = slots.values().filter_map(|slot| match slot {
-            Slot::Failed(_, trouble) => trouble.next(),
+            Slot::Failed(_, retry) => retry.next(),
             _ => None,
         });
         next.min()
@@ -217,7 +217,7 @@ impl<K: ServedKind> Registry<K> {
     /// Tries one again that could not be served, whether its time has come or not; the outcome.
     pub async fn retry_now(&self, name: &str) -> Result<(), Refusal> {
         if self.slots().get_mut(name).is_some_and(Slot::begin) {
-            return self.retry(name).await;
+            return self.carry_on(name, RetryState::asked).await;
         }
         self.turn(name).await;
         self.served(name).map(drop)
@@ -225,23 +225,31 @@ impl<K: ServedKind> Registry<K> {
 
     /// Goes on with a try that has begun. Others see it as failed meanwhile.
     pub async fn retry(&self, name: &str) -> Result<(), Refusal> {
-        let (record, trouble) = match self.slots().get(name) {
-            Some(Slot::Opening(record, Some(trouble))) => (record.clone(), trouble.clone()),
+        self.carry_on(name, RetryState::again).await
+    }
+
+    async fn carry_on(
+        &self,
+        name: &str,
+        failed: impl FnOnce(&RetryState, Refusal) -> RetryState,
+    ) -> Result<(), Refusal> {
+        let (record, retry) = match self.slots().get(name) {
+            Some(Slot::Opening(record, Some(retry))) => (record.clone(), retry.clone()),
             _ => return Err(Self::missing(name)),
         };
-        match K::open(record.clone(), &self.ground, &self.below).await {
+        match K::open(record.clone(), &self.context, &self.below).await {
             Ok(one) => self.opened(name.to_owned(), one).await,
             Err(refused) => {
                 // The same reason again is no news.
                 let (error, remedy) = (&refused.error, &refused.remedy);
-                match *error == trouble.why.error {
+                match *error == retry.why.error {
                     true => tracing::debug!(kind = K::NAME, name, error, "still not served"),
                     false => {
                         tracing::error!(kind = K::NAME, name, error, remedy, "not served");
                         self.tell(EventWord::Failed, name, error);
                     }
                 }
-                self.keep(record, trouble.again(refused.clone()));
+                self.keep(record, failed(&retry, refused.clone()));
                 Err(refused)
             }
         }
@@ -257,12 +265,12 @@ impl<K: ServedKind> Registry<K> {
     /// One that was to be tried is not, now.
     pub fn later(&self, name: &str) {
         if let Some(slot) = self.slots().get_mut(name)
-            && let Slot::Opening(record, Some(trouble)) = slot
+            && let Slot::Opening(record, Some(retry)) = slot
         {
-            *slot = Slot::Failed(record.clone(), trouble.postponed());
+            *slot = Slot::Failed(record.clone(), retry.postponed());
         }
         self.turned.notify_waiters();
-        self.ground.failed.notify_one();
+        self.context.failed.notify_one();
     }
 
     /// Waits until one is not being tried again any more, for a moment.
@@ -280,8 +288,8 @@ impl<K: ServedKind> Registry<K> {
     }
 
     /// What all of them stand on.
-    pub fn ground(&self) -> &Arc<DaemonContext> {
-        &self.ground
+    pub fn context(&self) -> &Arc<DaemonContext> {
+        &self.context
     }
 
     /// What they need besides.
@@ -295,7 +303,7 @@ impl<K: ServedKind> Registry<K> {
         for (name, slot) in self.slots().iter() {
             match slot {
                 Slot::Served(one) => served.push((name.clone(), one.clone())),
-                Slot::Failed(_, trouble) => failed.push((name.clone(), trouble.why.clone())),
+                Slot::Failed(_, retry) => failed.push((name.clone(), retry.why.clone())),
                 Slot::Opening(..) => {
                     let why = format!("{} {name} is still being opened", K::NAME);
                     return Err(Refusal::busy(why, "try again when it is served"));
@@ -335,7 +343,7 @@ impl<K: ServedKind> Registry<K> {
 
     fn drop_slot(&self, name: &str) {
         self.slots().remove(name);
-        self.ground.release(name);
+        self.context.release(name);
     }
 
     /// Takes in one that another process has served. Its name has been claimed.
@@ -361,8 +369,8 @@ impl<K: ServedKind> Registry<K> {
             .coded(Code::NotServed));
         }
         match asked {
-            true => self.ground.claim_new(K::NAME, &record.now)?,
-            false => self.ground.claim(K::NAME, &record.now)?,
+            true => self.context.claim_new(K::NAME, &record.now)?,
+            false => self.context.claim(K::NAME, &record.now)?,
         }
         slots.insert(name.to_owned(), Slot::Opening(record.clone(), None));
         Ok(())
@@ -375,11 +383,11 @@ impl<K: ServedKind> Registry<K> {
             Some(Slot::Served(one)) => Ok(one.clone()),
             Some(Slot::Opening(_, None)) => Err(Refusal::busy(
                 format!("{kind} {name} is still being opened"),
-                "wait: I/O of a daemon that died may be landing in its image",
+                "wait: I/O of a daemon that died may still be in flight to its image",
             )),
-            Some(Slot::Opening(_, Some(trouble)) | Slot::Failed(_, trouble)) => Err(Refusal::conflict(
-                format!("{kind} {name} is not served: {}", trouble.why),
-                trouble.why.remedy.clone(),
+            Some(Slot::Opening(_, Some(retry)) | Slot::Failed(_, retry)) => Err(Refusal::conflict(
+                format!("{kind} {name} is not served: {}", retry.why),
+                retry.why.remedy.clone(),
             )
             .coded(Code::NotServed)),
             None => Err(Self::missing(name)),
@@ -425,11 +433,11 @@ impl<K: ServedKind> Registry<K> {
             one.service().stop(force).await?;
         }
         let slot = self.slots().remove(name);
-        self.ground.release(name);
+        self.context.release(name);
         tracing::info!(kind = K::NAME, name, "no longer served");
         self.tell(EventWord::Removed, name, "no longer served");
         let configured = slot.and_then(|slot| slot.record().configured);
-        Ok(self.ground.ledger.change(|entries| {
+        Ok(self.context.ledger.change(|entries| {
             K::records(entries).remove(name);
             if let Some(configured) = configured.filter(|_| lasting) {
                 K::removed(entries).insert(name.to_owned(), configured);
@@ -440,7 +448,7 @@ impl<K: ServedKind> Registry<K> {
     pub async fn report_of(&self, name: &str) -> Result<K::Report, Refusal> {
         let slot = self.slots().get(name).cloned();
         match slot {
-            Some(slot) => Ok(report_slot(slot, &self.ground).await),
+            Some(slot) => Ok(report_slot(slot, &self.context).await),
             None => Err(Self::missing(name)),
         }
     }
@@ -450,8 +458,8 @@ impl<K: ServedKind> Registry<K> {
         // All are asked at once: one that is stuck costs the others nothing, and all of them together as much as one.
         let mut asking = tokio::task::JoinSet::new();
         for (index, slot) in slots.into_iter().enumerate() {
-            let ground = self.ground.clone();
-            asking.spawn(async move { (index, report_slot(slot, &ground).await) });
+            let context = self.context.clone();
+            asking.spawn(async move { (index, report_slot(slot, &context).await) });
         }
         let mut reports = Vec::with_capacity(asking.len());
         while let Some(report) = asking.join_next().await {
@@ -470,7 +478,7 @@ impl<K: ServedKind> Registry<K> {
         let slots = std::mem::take(&mut *self.slots());
         let mut stopping = tokio::task::JoinSet::new();
         for (name, slot) in slots {
-            self.ground.release(&name);
+            self.context.release(&name);
             if let Slot::Served(one) = slot {
                 stopping.spawn(async move {
                     if let Err(error) = one.service().stop(true).await {
@@ -491,14 +499,14 @@ impl<K: ServedKind> Registry<K> {
 impl<K: ServedKind> Slot<K> {
     /// Begins to try again one that has failed, and says whether it did.
     fn begin(&mut self) -> bool {
-        let Slot::Failed(record, trouble) = self else { return false };
-        *self = Slot::Opening(record.clone(), Some(trouble.clone()));
+        let Slot::Failed(record, retry) = self else { return false };
+        *self = Slot::Opening(record.clone(), Some(retry.clone()));
         true
     }
 }
 
-async fn report_slot<K: ServedKind>(slot: Slot<K>, ground: &DaemonContext) -> K::Report {
-    let (record, state, trouble) = match slot {
+async fn report_slot<K: ServedKind>(slot: Slot<K>, context: &DaemonContext) -> K::Report {
+    let (record, state, retry) = match slot {
         Slot::Served(one) => {
             let report = tokio::time::timeout(GLANCE + GLANCE / 4, one.report()).await;
             match report {
@@ -508,16 +516,16 @@ async fn report_slot<K: ServedKind>(slot: Slot<K>, ground: &DaemonContext) -> K:
             }
         }
         Slot::Opening(record, None) => (record, ServedState::Opening, None),
-        Slot::Opening(record, Some(trouble)) | Slot::Failed(record, trouble) => {
-            (record, ServedState::Failed, Some(trouble))
+        Slot::Opening(record, Some(retry)) | Slot::Failed(record, retry) => {
+            (record, ServedState::Failed, Some(retry))
         }
     };
-    K::blank(&record, Standing::new(&record, ground.socket(&record.now), state, trouble.as_ref()))
+    K::blank(&record, Standing::new(&record, context.socket(&record.now), state, retry.as_ref()))
 }
 
 impl<K: Queued> Registry<K> {
     pub async fn move_queue(&self, name: &str, queue: u16, core: u32) -> Result<(), Refusal> {
-        self.ground.cores.check(core).map_err(|refused| refused.at("core"))?;
-        self.served(name)?.service().move_queue(queue, core, &self.ground).await
+        self.context.cores.check(core).map_err(|refused| refused.at("core"))?;
+        self.served(name)?.service().move_queue(queue, core, &self.context).await
     }
 }

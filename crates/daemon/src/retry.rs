@@ -12,9 +12,9 @@ impl Daemon {
     /// Tries again, for as long as the daemon lives, what could not be served: each at its time, none waiting for another.
     pub(super) async fn retry(self: Arc<Self>) {
         loop {
-            let ground = self.disks.ground();
+            let context = self.disks.context();
             // Before looking, so that what fails in between is not missed.
-            let failed = ground.failed.notified();
+            let failed = context.failed.notified();
             let next = [self.disks.next(), self.nics.next(), self.functions.next(), self.switches.next()];
             let due = async {
                 match next.into_iter().flatten().min() {

@@ -267,9 +267,8 @@ async fn reload(daemon: Arc<Daemon>) {
         Ok(done) if done.is_empty() => tracing::info!("the configuration was read again: nothing to do"),
         Ok(done) => tracing::info!(done = done.join(", "), "the configuration was read again"),
         Err(problems) => {
-            tracing::error!(
-                "the configuration was refused; what was being served is still served:\n{problems}"
-            );
+            let hint = problems.after_reload();
+            tracing::error!("the configuration was refused:\n{problems}\n  hint: {hint}");
         }
     }
 }

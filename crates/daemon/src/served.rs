@@ -27,7 +27,7 @@ pub(super) const GLANCE: Duration = Duration::from_secs(1);
 pub trait ServedKind: Send + Sync + Sized + 'static {
     type Spec: ServedSpec;
     type Report: Send;
-    /// What one needs besides the ground.
+    /// What one needs besides the context.
     type Below: Send + Sync;
     /// What serves one.
     type Service: Service<Self>;
@@ -50,7 +50,7 @@ pub trait ServedKind: Send + Sync + Sized + 'static {
     /// Opens what is behind it and serves it. Waits as long as that takes.
     fn open(
         record: Record<Self::Spec>,
-        ground: &Arc<DaemonContext>,
+        context: &Arc<DaemonContext>,
         below: &Arc<Self::Below>,
     ) -> impl Future<Output = Result<Self, Refusal>> + Send;
 
@@ -117,8 +117,8 @@ impl Standing {
         Standing {
             name: record.now.name().to_owned(),
             state,
-            error: why.map(|trouble| trouble.why.error.clone()),
-            remedy: why.map(|trouble| trouble.why.remedy.clone()),
+            error: why.map(|retry| retry.why.error.clone()),
+            remedy: why.map(|retry| retry.why.remedy.clone()),
             retry: why.map(RetryState::report),
             origin: record.origin().to_owned(),
             socket,
@@ -215,14 +215,14 @@ pub struct Served<K: Queued> {
 
 impl<K: Queued> Served<K> {
     /// Serves `model` on its socket, and writes down that it does.
-    pub fn start(model: K::Model, record: Record<K::Spec>, ground: &DaemonContext) -> Result<Self, Refusal> {
-        let socket = ground.socket(&record.now);
-        let note = StateRecord::begin(record.clone(), &ground.ledger)?;
+    pub fn start(model: K::Model, record: Record<K::Spec>, context: &DaemonContext) -> Result<Self, Refusal> {
+        let socket = context.socket(&record.now);
+        let note = StateRecord::begin(record.clone(), &context.ledger)?;
         let lease = RingLease::default();
         let second = record.now.migration_socket().map(Path::to_owned).zip(K::second_instance(&model));
-        let handle = serve(model, socket, &record, ground, &lease)?;
+        let handle = serve(model, socket, &record, context, &lease)?;
         let second =
-            second.map(|(socket, model)| serve(model, socket, &record, ground, &lease)).transpose()?;
+            second.map(|(socket, model)| serve(model, socket, &record, context, &lease)).transpose()?;
         Ok(Served::with(handle, second, lease, note))
     }
 
@@ -232,13 +232,13 @@ impl<K: Queued> Served<K> {
         second: Option<Handle<K::Model>>,
         lease: RingLease,
         record: Record<K::Spec>,
-        ground: &DaemonContext,
+        context: &DaemonContext,
     ) -> Self {
         Served::with(
             handle,
             second,
             lease,
-            StateRecord { record: Mutex::new(record), ledger: ground.ledger.clone() },
+            StateRecord { record: Mutex::new(record), ledger: context.ledger.clone() },
         )
     }
 
@@ -282,7 +282,7 @@ impl<K: Queued> Served<K> {
     }
 
     /// Moves a queue to a core, and remembers it.
-    pub async fn move_queue(&self, queue: u16, core: u32, ground: &DaemonContext) -> Result<(), Refusal> {
+    pub async fn move_queue(&self, queue: u16, core: u32, context: &DaemonContext) -> Result<(), Refusal> {
         let _changing = self.changing.lock().await;
         let mut record = self.note.read();
         let queues = record.now.queues();
@@ -293,9 +293,9 @@ impl<K: Queued> Served<K> {
             )
             .at("queue"));
         }
-        let old = ground.seating(&record);
+        let old = context.placement(&record);
         record.moved.insert(queue, core);
-        let new = ground.seating(&record);
+        let new = context.placement(&record);
         self.handle.move_queue(queue, Arc::new(new.clone())).await?;
         if let Some(second) = self.second()
             && let Err(refused) = second.move_queue(queue, Arc::new(new)).await
@@ -357,17 +357,17 @@ pub(super) fn serve<V: VirtioDevice, S: ServedSpec>(
     model: V,
     socket: PathBuf,
     record: &Record<S>,
-    ground: &DaemonContext,
+    context: &DaemonContext,
     lease: &RingLease,
 ) -> Result<Handle<V>, Refusal> {
     let handle = vhost_user::serve_leased(
         model,
-        options(socket.clone(), record, ground),
+        options(socket.clone(), record, context),
         STOP_PATIENCE,
         lease.clone(),
     )
     .map_err(|error| no_socket(&socket, error))?;
-    ground.access().open(&socket)?;
+    context.access().open(&socket)?;
     Ok(handle)
 }
 
@@ -375,10 +375,14 @@ pub(super) fn serve<V: VirtioDevice, S: ServedSpec>(
 pub(super) fn options<S: ServedSpec>(
     socket: PathBuf,
     record: &Record<S>,
-    ground: &DaemonContext,
+    context: &DaemonContext,
 ) -> ServerOptions {
     let limits = Limits { files: record.now.guest_memory().lower(), ..Limits::default() };
-    ServerOptions { dirty_log: true, limits, ..ServerOptions::new(socket, Arc::new(ground.seating(record))) }
+    ServerOptions {
+        dirty_log: true,
+        limits,
+        ..ServerOptions::new(socket, Arc::new(context.placement(record)))
+    }
 }
 
 /// Does what may block on a thread for that.

@@ -63,13 +63,13 @@ pub enum SwitchHandover {
 /// All of them. Methods may block for a moment.
 pub struct Switches {
     slots: Mutex<BTreeMap<String, Slot>>,
-    ground: Arc<DaemonContext>,
+    context: Arc<DaemonContext>,
 }
 
 impl Switches {
     /// None yet.
-    pub fn new(ground: Arc<DaemonContext>) -> Self {
-        Switches { slots: Mutex::default(), ground }
+    pub fn new(context: Arc<DaemonContext>) -> Self {
+        Switches { slots: Mutex::default(), context }
     }
 
     fn slots(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
@@ -98,7 +98,7 @@ impl Switches {
         tracing::info!(switch = name, uplink = record.now.uplink, "switching");
         slots.insert(name, Slot { switch, record, uplink, failed, trying: false });
         drop(slots);
-        self.ground.failed.notify_one();
+        self.context.failed.notify_one();
         Ok(())
     }
 
@@ -114,21 +114,22 @@ impl Switches {
             return Err(Refusal::new(Code::Exists, error, remedy).at(first));
         }
         if let Some(core) = wanted.core {
-            self.ground.cores.check(core).map_err(|refused| refused.at("core"))?;
+            self.context.cores.check(core).map_err(|refused| refused.at("core"))?;
         }
         self.add(SwitchRecord { configured: None, now: wanted }, OnFailure::Forget)?;
-        self.ground.events.tell(EventWord::Served, "switch", &name, "switching");
+        self.context.events.tell(EventWord::Served, "switch", &name, "switching");
         Ok(true)
     }
 
     /// When the next uplink is to be tried again.
     pub fn next(&self) -> Option<Instant> {
         let mut slots = self.slots();
-        let next = slots.values_mut().filter(|slot| !slot.trying).filter_map(|slot| match slot.trouble() {
-            Some(trouble) => trouble.next(),
-            // Nobody says when one is deleted.
-            None => slot.uplink.is_some().then(|| Instant::now() + LOOK),
-        });
+        let next =
+            slots.values_mut().filter(|slot| !slot.trying).filter_map(|slot| match slot.retry_state() {
+                Some(retry) => retry.next(),
+                // Nobody says when one is deleted.
+                None => slot.uplink.is_some().then(|| Instant::now() + LOOK),
+            });
         next.min()
     }
 
@@ -136,7 +137,7 @@ impl Switches {
     pub fn due(&self) -> Vec<String> {
         let mut slots = self.slots();
         let due = slots.iter_mut().filter(|(_, slot)| !slot.trying);
-        let due = due.filter_map(|(name, slot)| slot.trouble()?.is_due().then_some((name, slot)));
+        let due = due.filter_map(|(name, slot)| slot.retry_state()?.is_due().then_some((name, slot)));
         due.map(|(name, slot)| {
             slot.trying = true;
             name.clone()
@@ -151,16 +152,16 @@ impl Switches {
         if let Ok(Some(unwanted)) = done.await {
             end(Some(unwanted)).await;
         }
-        self.ground.failed.notify_one();
+        self.context.failed.notify_one();
     }
 
     /// One that was to be tried is not, now.
     pub fn later(&self, name: &str) {
         if let Some(slot) = self.slots().get_mut(name) {
             slot.trying = false;
-            slot.failed = slot.trouble().map(|trouble| trouble.postponed());
+            slot.failed = slot.retry_state().map(|retry| retry.postponed());
         }
-        self.ground.failed.notify_one();
+        self.context.failed.notify_one();
     }
 
     /// Opens the uplink of one that has none that works, and gives back one that nobody wants any more. A device that somebody has
@@ -172,11 +173,11 @@ impl Switches {
             let uplink = slot.record.now.uplink.clone().unwrap_or_default();
             let there = interface(&uplink).is_some();
             // One that the daemon made stays, unless somebody deletes it: a predecessor may have seen that.
-            let ours = self.ground.ledger.entries().taps.contains_key(&uplink);
+            let ours = self.context.ledger.entries().taps.contains_key(&uplink);
             let deleted = (slot.is_deleted() || ours) && !make;
-            if slot.trouble().is_none() || deleted && !there {
+            if slot.retry_state().is_none() || deleted && !there {
                 slot.trying = false;
-                slot.failed = slot.trouble().map(|trouble| trouble.again(trouble.why.clone()));
+                slot.failed = slot.retry_state().map(|retry| retry.again(retry.why.clone()));
                 return None;
             }
             (slot.switch.clone(), slot.record.now.clone(), slot.uplink.take())
@@ -198,7 +199,10 @@ impl Switches {
                 (slot.uplink, slot.failed) = (uplink, None);
             }
             Err(refused) => {
-                let again = slot.failed.take().map(|trouble| trouble.again(refused.clone()));
+                let again = slot.failed.take().map(|retry| match make {
+                    true => retry.asked(refused.clone()),
+                    false => retry.again(refused.clone()),
+                });
                 slot.failed = Some(again.unwrap_or_else(|| RetryState::new(refused)));
             }
         }
@@ -207,14 +211,14 @@ impl Switches {
 
     fn note(&self, record: &SwitchRecord) -> Result<(), Refusal> {
         let name = record.now.name.clone();
-        Ok(self.ground.ledger.change(|entries| {
+        Ok(self.context.ledger.change(|entries| {
             entries.removed_switches.remove(&name);
             entries.switches.insert(name, record.clone());
         })?)
     }
 
     fn placement(&self, core: Option<u32>) -> CorePlacement {
-        CorePlacement { pool: self.ground.cores.pool().clone(), core, moved: BTreeMap::new() }
+        CorePlacement { pool: self.context.cores.pool().clone(), core, moved: BTreeMap::new() }
     }
 
     fn open_uplink(
@@ -225,10 +229,10 @@ impl Switches {
     ) -> Result<Option<Running<Tap>>, Refusal> {
         let Some(name) = &spec.uplink else { return Ok(None) };
         if let Some(core) = spec.core.filter(|_| on_failure == OnFailure::Forget) {
-            self.ground.cores.check(core)?;
+            self.context.cores.check(core)?;
         }
         let tap = Tap::open(name, switch, PortOptions::new(name))?;
-        super::taps::keep(name, &tap, &self.ground.ledger)?;
+        super::taps::keep(name, &tap, &self.context.ledger)?;
         let running = Quiescent::new(tap).resume(&self.placement(spec.core)).map_err(|refused| {
             Refusal::failed(format!("uplink {name}: {}", refused.error), "see `ioplane core list`")
         })?;
@@ -369,7 +373,7 @@ impl Switches {
                 // The old one back, if it can be had.
                 slot.uplink = self.open_uplink(&next, &slot.record.now, OnFailure::Keep).ok().flatten();
                 slot.failed = slot.uplink.is_none().then(|| RetryState::new(refused.clone()));
-                self.ground.failed.notify_one();
+                self.context.failed.notify_one();
                 Err(refused)
             }
         }
@@ -410,8 +414,8 @@ impl Switches {
         let Some(slot) = slot else { return Ok(()) };
         end(slot.uplink).await;
         tracing::info!(switch = name, "removed");
-        self.ground.events.tell(EventWord::Removed, "switch", name, "removed");
-        Ok(self.ground.ledger.change(|entries| {
+        self.context.events.tell(EventWord::Removed, "switch", name, "removed");
+        Ok(self.context.ledger.change(|entries| {
             entries.switches.remove(name);
             if let Some(configured) = slot.record.configured.filter(|_| lasting) {
                 entries.removed_switches.insert(name.to_owned(), configured);
@@ -421,7 +425,7 @@ impl Switches {
 
     /// Moves the uplink of a switch to a core, and remembers it.
     pub fn move_uplink(&self, name: &str, queue: u16, core: u32) -> Result<(), Refusal> {
-        self.ground.cores.check(core)?;
+        self.context.cores.check(core)?;
         let placement = self.placement(Some(core));
         let mut slots = self.slots();
         let slot = slots.get_mut(name).ok_or_else(|| missing(name))?;
@@ -510,14 +514,14 @@ impl Slot {
                 format!("make it again: ip tuntap add dev {tap} mode tap vnet_hdr; it is opened then");
             Refusal::failed(format!("uplink {tap}: the device has been deleted"), remedy)
         });
-        deleted.or_else(|| self.failed.as_ref().map(|trouble| trouble.why.clone()))
+        deleted.or_else(|| self.failed.as_ref().map(|retry| retry.why.clone()))
     }
 
     /// The same, and when it is tried again.
-    fn trouble(&mut self) -> Option<&RetryState> {
+    fn retry_state(&mut self) -> Option<&RetryState> {
         let why = self.broken()?;
         match &self.failed {
-            Some(trouble) if trouble.why.error == why.error => {}
+            Some(retry) if retry.why.error == why.error => {}
             _ => self.failed = Some(RetryState::new(why)),
         }
         self.failed.as_ref()
@@ -525,7 +529,7 @@ impl Slot {
 
     fn report(&mut self) -> SwitchReport {
         let broken = self.broken();
-        let retry = self.trouble().map(RetryState::report);
+        let retry = self.retry_state().map(RetryState::report);
         let mut ports: Vec<PortReport> = self.switch.ports().into_iter().map(readings::port).collect();
         ports.sort_by(|a, b| (a.uplink, &a.name).cmp(&(b.uplink, &b.name)));
         SwitchReport {

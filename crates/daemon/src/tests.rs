@@ -178,10 +178,10 @@ impl ServedKind for Stuck {
 
     async fn open(
         record: DiskRecord,
-        ground: &Arc<DaemonContext>,
+        context: &Arc<DaemonContext>,
         _below: &Arc<()>,
     ) -> Result<Stuck, Refusal> {
-        Ok(Stuck { note: StateRecord::begin(record, &ground.ledger)? })
+        Ok(Stuck { note: StateRecord::begin(record, &context.ledger)? })
     }
 
     async fn become_next(&self, _next: DiskRecord) -> Result<(), Refusal> {
@@ -230,10 +230,10 @@ fn hole_18_one_that_is_stuck_costs_the_others_nothing() {
     let ledger = Arc::new(StateFile::open(&folder.path().join("state.json")).unwrap());
     let cores = Arc::new(Cores::new(ledger.clone()));
     let (run_dir, control) = (folder.path().to_owned(), folder.path().join("control.sock"));
-    let ground = Arc::new(DaemonContext::new(cores, ledger, run_dir, control, SocketAccess::default()));
+    let context = Arc::new(DaemonContext::new(cores, ledger, run_dir, control, SocketAccess::default()));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        let registry: Registry<Stuck> = Registry::new(ground, Arc::new(()));
+        let registry: Registry<Stuck> = Registry::new(context, Arc::new(()));
         let mut names: Vec<String> = (10..40).map(|number| format!("stuck{number}")).collect();
         names.insert(0, "quick".into());
         for name in &names {

@@ -1,20 +1,24 @@
 //! What an I/O core lends its pollers for the length of one poll.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::clock::{Clock, Monotonic};
+use crate::io::{CoreIo, IoCompletion, IoHandle};
 
 /// Bytes of [`CoreContext::scratch`]: room for the longest frame of a network, with headers.
 pub const SCRATCH: usize = 128 << 10;
 
-/// What the pollers of one core share: its clock and its scratch memory. One for each core, on the core's thread; whoever steps
-/// seats by hand has one of its own.
+/// What the pollers of one core share: its clock, its scratch memory and its ring. One for each core, on the core's thread; whoever steps
+/// slots by hand has one of its own.
 pub struct CoreContext {
     clock: Arc<dyn Clock>,
     now: Instant,
     scratch: Box<[u8; SCRATCH]>,
+    io: Option<Box<dyn CoreIo>>,
+    slot: usize,
 }
 
 impl CoreContext {
@@ -22,7 +26,13 @@ impl CoreContext {
     pub fn new(clock: Arc<dyn Clock>) -> Self {
         let scratch = vec![0; SCRATCH].into_boxed_slice().try_into();
         let now = clock.now();
-        CoreContext { clock, now, scratch: scratch.unwrap_or_else(|_| unreachable!("made that long")) }
+        let scratch = scratch.unwrap_or_else(|_| unreachable!("made that long"));
+        CoreContext { clock, now, scratch, io: None, slot: 0 }
+    }
+
+    /// The same, with a ring.
+    pub fn with_io(self, io: Option<Box<dyn CoreIo>>) -> Self {
+        CoreContext { io, ..self }
     }
 
     /// The core's last look at the clock: never later than now, and some tens of microseconds ago at most while it has work.
@@ -44,6 +54,24 @@ impl CoreContext {
     pub fn scratch(&mut self) -> &mut [u8; SCRATCH] {
         &mut self.scratch
     }
+
+    /// The core's ring. `None` where this process may have none: a poller then does its I/O in another way.
+    #[inline]
+    pub fn io(&mut self) -> Option<&mut dyn CoreIo> {
+        self.io.as_deref_mut()
+    }
+
+    /// [`CoreIo::attach`] of the poller that is being stepped.
+    pub fn attach(&mut self, completed: VecDeque<IoCompletion>) -> Option<IoHandle> {
+        let slot = self.slot;
+        Some(self.io()?.attach(slot, completed))
+    }
+
+    /// The core's side: the slot of that index is stepped next.
+    #[inline]
+    pub fn enter_slot(&mut self, slot: usize) {
+        self.slot = slot;
+    }
 }
 
 /// By the clock of the host.
@@ -58,6 +86,7 @@ impl fmt::Debug for CoreContext {
         f.debug_struct("CoreContext")
             .field("clock", &self.clock)
             .field("now", &self.now)
+            .field("io", &self.io)
             .finish_non_exhaustive()
     }
 }

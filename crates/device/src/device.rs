@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::parked::Parked;
 use crate::poller::{Change, Poller};
-use crate::quiescence::still::QuiescenceProof;
+use crate::quiescence::proof::QuiescenceProof;
 use crate::state::{SavedState, StateError};
 
 /// Which register space an access goes to.
@@ -28,7 +28,7 @@ pub enum Access<'a> {
 /// A set of queue numbers.
 pub type QueueSet = BTreeSet<u16>;
 
-/// What follows once queues are home.
+/// What follows once the pollers of the queues have parked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterStop {
     /// Nothing: they were stopped one by one.
@@ -44,11 +44,11 @@ pub enum Effect {
     None,
     /// Put pollers for these queues on cores.
     Activate(QueueSet),
-    /// Bring the pollers of these queues home, then do what follows.
+    /// Park the pollers of these queues, then do what follows.
     Deactivate(QueueSet, AfterStop),
 }
 
-/// Whether a device can be stopped right here, as far as its registers tell.
+/// Whether a device can be stopped now, as its registers show.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Quiescence {
     /// A reusable state: nothing that the guest began is under way.
@@ -88,7 +88,7 @@ pub enum DeviceError {
     /// A saved state was refused.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The I/O core that a queue was to sit on has ended.
+    /// The I/O core that a queue was placed on has ended.
     #[error("I/O core {0} has ended: add one with `ioplane core add`")]
     CoreGone(u32),
 }
@@ -123,13 +123,13 @@ pub trait Device: Send + 'static {
     fn active(&self) -> QueueSet;
 
     /// Makes a poller for each of [`Activation::queues`]. Those made before an error go nowhere.
-    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError>;
+    fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError>;
 
-    /// Takes a parked poller in; from here on what it knew is the device's state.
-    fn deactivate(&mut self, home: Parked);
+    /// Takes a parked poller back; from here on what it knew is the device's state.
+    fn deactivate(&mut self, parked: Parked);
 
-    /// Hardware that the guest drives tells by its registers whether it is still. Devices of our own, whose pollers know,
-    /// always are.
+    /// Whether hardware that the guest drives is idle, by its registers. Emulated devices always are once their pollers
+    /// have parked.
     fn quiescence(&mut self) -> Quiescence {
         Quiescence::Quiescent
     }
@@ -140,21 +140,21 @@ pub trait Device: Send + 'static {
     }
 
     /// What another process or host needs to go on from here. At most [`SavedState::MAX_BODY`] bytes.
-    fn save(&self, still: &QuiescenceProof) -> Result<SavedState, DeviceError>;
+    fn save(&self, proof: &QuiescenceProof) -> Result<SavedState, DeviceError>;
 
     /// Takes over a saved state, all of it or nothing. The bytes are hostile.
-    fn load(&mut self, still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError>;
+    fn load(&mut self, proof: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError>;
 
     /// As at power-on.
-    fn reset(&mut self, still: &QuiescenceProof);
+    fn reset(&mut self, proof: &QuiescenceProof);
 
-    /// Hears every [`Change`] that the pollers of `queues` are told, before they are: those made later have to know it, and
-    /// a device that writes guest memory itself has to mark the dirty log too (invariant 6).
+    /// Gets every [`Change`] before the pollers of `queues` do: pollers made later need it, and a device that writes guest
+    /// memory itself has to mark the dirty log too (invariant 6).
     fn apply(&mut self, queues: &QueueSet, change: &Change) {
         let _ = (queues, change);
     }
 
-    /// Tells the driver that a configuration field has changed. Called on the owner's thread.
+    /// Notifies the driver that a configuration field has changed. Called on the owner's thread.
     fn config_changed(&mut self) {}
 }
 
@@ -169,11 +169,11 @@ impl<D: Device + ?Sized> Device for Box<D> {
     fn active(&self) -> QueueSet {
         (**self).active()
     }
-    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
-        (**self).activate(seating)
+    fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError> {
+        (**self).activate(activation)
     }
-    fn deactivate(&mut self, home: Parked) {
-        (**self).deactivate(home);
+    fn deactivate(&mut self, parked: Parked) {
+        (**self).deactivate(parked);
     }
     fn quiescence(&mut self) -> Quiescence {
         (**self).quiescence()
@@ -181,14 +181,14 @@ impl<D: Device + ?Sized> Device for Box<D> {
     fn suspend(&mut self) -> Result<(), DeviceError> {
         (**self).suspend()
     }
-    fn save(&self, still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
-        (**self).save(still)
+    fn save(&self, proof: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+        (**self).save(proof)
     }
-    fn load(&mut self, still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
-        (**self).load(still, state)
+    fn load(&mut self, proof: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
+        (**self).load(proof, state)
     }
-    fn reset(&mut self, still: &QuiescenceProof) {
-        (**self).reset(still);
+    fn reset(&mut self, proof: &QuiescenceProof) {
+        (**self).reset(proof);
     }
     fn apply(&mut self, queues: &QueueSet, change: &Change) {
         (**self).apply(queues, change);

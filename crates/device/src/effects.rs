@@ -8,24 +8,24 @@ use crate::policy::{OnMiss, QuiesceError, QuiescePolicy, SimpleOwner, at_quiesce
 use crate::quiescence::{Quiescent, Running};
 use crate::slot::Placement;
 
-/// How long a suspended poller may take to come home: a poll away, on a core that may be starved of processor time.
-const SUSPENDS: Duration = Duration::from_secs(5);
+/// How long a suspended poller may take to park: one poll, on a core that may be starved of processor time.
+const SUSPEND_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl<D: Device> Lifecycle<D> {
     /// One register access by the guest, with what it asks for carried out: queues started or stopped, a reset. `None`: the device is
     /// held or away, nothing has happened, and the access has to wait (invariant 1). An error is about what it asked for; the access itself
-    /// has been answered. `patience` is for queues that the guest stops: then they are suspended. Blocks for that long.
+    /// has been answered. `timeout` is how long queues that the guest stops may drain before they are suspended. Blocks for that long.
     pub fn access(
         &mut self,
         at: RegisterAddress,
         op: Access<'_>,
         placement: &dyn Placement,
-        patience: Duration,
+        timeout: Duration,
     ) -> Option<Result<(), LifecycleError>> {
         match self {
             Lifecycle::Running(running) => {
                 let effect = running.access(at, op);
-                Some(self.carry_out(effect, placement, patience))
+                Some(self.carry_out(effect, placement, timeout))
             }
             Lifecycle::Quiescing(quiescing) => quiescing.access(at, op).map(Ok),
             Lifecycle::Quiescent(_) | Lifecycle::Absent => None,
@@ -49,10 +49,10 @@ impl<D: Device> Lifecycle<D> {
     }
 
     /// The reset that a guest asks for other than by a register. A quiescent device is reset where it is, and stays there.
-    pub fn reset(&mut self, placement: &dyn Placement, patience: Duration) -> Result<(), LifecycleError> {
+    pub fn reset(&mut self, placement: &dyn Placement, timeout: Duration) -> Result<(), LifecycleError> {
         match self {
             Lifecycle::Running(_) => {
-                self.carry_out(Effect::Deactivate(QueueSet::new(), AfterStop::Reset), placement, patience)
+                self.carry_out(Effect::Deactivate(QueueSet::new(), AfterStop::Reset), placement, timeout)
             }
             Lifecycle::Quiescent(quiescent) => {
                 quiescent.reset();
@@ -67,19 +67,19 @@ impl<D: Device> Lifecycle<D> {
         &mut self,
         effect: Effect,
         placement: &dyn Placement,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(), LifecycleError> {
         let Lifecycle::Running(running) = self else { return Ok(()) };
         match effect {
             Effect::None => Ok(()),
             Effect::Activate(queues) => Ok(running.start(&queues, placement)?),
-            Effect::Deactivate(queues, AfterStop::Nothing) => stop_queues(running, &queues, patience),
+            Effect::Deactivate(queues, AfterStop::Nothing) => stop_queues(running, &queues, timeout),
             Effect::Deactivate(_, AfterStop::Reset) => {
                 // Without pollers nothing that could make it still happens while its owner's thread is here.
-                let patience = if running.queues().is_empty() { Duration::ZERO } else { patience };
+                let timeout = if running.queues().is_empty() { Duration::ZERO } else { timeout };
                 let policy = QuiescePolicy {
-                    deadline: Instant::now() + patience,
-                    on_miss: OnMiss::Suspend { patience: SUSPENDS },
+                    deadline: Instant::now() + timeout,
+                    on_miss: OnMiss::Suspend { timeout: SUSPEND_TIMEOUT },
                 };
                 let owner = &mut SimpleOwner { device: self, placement };
                 at_quiescence_blocking(owner, policy, Quiescent::reset).map_err(|error| match error {
@@ -94,14 +94,14 @@ impl<D: Device> Lifecycle<D> {
 fn stop_queues<D: Device>(
     running: &mut Running<D>,
     queues: &QueueSet,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<(), LifecycleError> {
     running.drain(queues);
-    if running.wait_stopped(queues, Instant::now() + patience) {
+    if running.wait_stopped(queues, Instant::now() + timeout) {
         return Ok(());
     }
     running.suspend(queues);
-    if running.wait_stopped(queues, Instant::now() + SUSPENDS) {
+    if running.wait_stopped(queues, Instant::now() + SUSPEND_TIMEOUT) {
         return Ok(());
     }
     Err(LifecycleError::Stuck(format!("queues {queues:?}")))

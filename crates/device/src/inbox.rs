@@ -1,4 +1,4 @@
-//! Where parked pollers come home to: one for each device.
+//! Where parked pollers go: one inbox per device.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -10,8 +10,8 @@ use crossbeam_queue::SegQueue;
 
 use crate::parked::{Parked, PollerId};
 
-/// The doorstep of one device: seats put parked pollers on it, the device's one owner takes them in. Nothing that has
-/// arrived is lost, whether or not anybody is waiting.
+/// The parked pollers of one device: I/O cores push them, the device's one owner pops them. Nothing that has arrived is
+/// lost, whether or not anybody is waiting.
 #[derive(Debug, Default)]
 pub struct ParkedInbox {
     arrived: SegQueue<(PollerId, Parked)>,
@@ -19,9 +19,9 @@ pub struct ParkedInbox {
 }
 
 impl ParkedInbox {
-    /// A parked poller arrives. Called on an I/O core.
-    pub(crate) fn arrive(&self, seat: PollerId, parked: Parked) {
-        self.arrived.push((seat, parked));
+    /// Adds a parked poller and wakes the owner. Called on an I/O core.
+    pub(crate) fn push(&self, id: PollerId, parked: Parked) {
+        self.arrived.push((id, parked));
         self.wake();
     }
 
@@ -30,8 +30,8 @@ impl ParkedInbox {
         self.waker.wake();
     }
 
-    /// Takes in whoever has arrived.
-    pub(crate) fn take(&self) -> Option<(PollerId, Parked)> {
+    /// The next parked poller.
+    pub(crate) fn pop(&self) -> Option<(PollerId, Parked)> {
         self.arrived.pop()
     }
 

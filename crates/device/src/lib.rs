@@ -1,7 +1,7 @@
 //! The vocabulary of ioplane: what a device is, who runs it, and how it is stopped.
 //!
 //! ```text
-//!            Quiescent<D> --resume--> Running<D> --quiesce--> Quiescing<D> --all home--> Quiescent<D>
+//!            Quiescent<D> --resume--> Running<D> --quiesce--> Quiescing<D> --all parked--> Quiescent<D>
 //!                 ^  | load                ^                     |      \-- deadline --> Missed<D>
 //!                 |  v                     |                     |                        | undrain, suspend
 //!              Loaded<D> --start-----------+---------------------+------------------------+
@@ -15,8 +15,8 @@
 //! that is written once: [`QuiesceAttempt`], driven by [`at_quiescence`] or [`at_quiescence_blocking`].
 //!
 //! **Quiescence is ownership.** What may happen to a device only at a quiescent point (saving, loading, resetting,
-//! exchanging its backing or its memory) asks for a [`QuiescenceProof`], and only a [`Quiescent`], which owns the device and has
-//! all of its pollers at home, can show one. A running device cannot be saved because that does not compile:
+//! exchanging its backing or its memory) takes a [`QuiescenceProof`], and only a [`Quiescent`], which owns the device and all of
+//! its pollers, has one. A running device cannot be saved because that does not compile:
 //!
 //! ```compile_fail
 //! # use ioplane_device::{Device, Running};
@@ -45,14 +45,16 @@
 //! }
 //! ```
 //!
-//! Must not know: rings, sockets, files, threads, time-outs of any transport. No unsafe code, no I/O.
-#![forbid(unsafe_code)]
+//! Must not know: rings of devices, sockets, what a file holds, threads, time-outs of any transport. It names operations on files
+//! ([`FileOp`]) and does none.
+#![deny(unsafe_code)]
 
 pub mod clock;
 mod context;
 mod device;
 mod effects;
 mod inbox;
+mod io;
 mod lifecycle;
 mod meter;
 mod moving;
@@ -72,6 +74,7 @@ pub use device::{
     RegisterAddress,
 };
 pub use inbox::ParkedInbox;
+pub use io::{CoreIo, FileOp, IoCompletion, IoHandle};
 pub use lifecycle::{Lifecycle, LifecycleError, LoadError, Presence};
 pub use meter::{Histogram, Meter, MeterReading, Tally};
 pub use moving::MoveError;

@@ -11,10 +11,10 @@ use crate::quiescence::{Quiescent, Quiescing, Refused, Running};
 use crate::slot::Placement;
 use crate::state::SavedState;
 
-/// Which part of its life a device is in, as far as others than its owner can tell.
+/// Which part of its life a device is in, as others than its owner see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
-    /// At work.
+    /// Running.
     Running,
     /// On its way to a quiescent point.
     Quiescing,
@@ -53,14 +53,14 @@ pub enum LifecycleError {
     /// The device said no.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The guest asked for a stop, and neither draining nor suspending brought every queue home in time.
+    /// The guest asked for a stop, and neither draining nor suspending parked every poller in time.
     #[error("queues did not stop when the guest asked for it: {0}")]
     Stuck(String),
 }
 
 /// A device and the part of its life that it is in. Owned by one task or thread, or behind that one's lock.
 pub enum Lifecycle<D: Device> {
-    /// At work.
+    /// Running.
     Running(Running<D>),
     /// On its way to a quiescent point. Its guest goes on.
     Quiescing(Quiescing<D>),
@@ -206,7 +206,7 @@ impl<D: Device> Lifecycle<D> {
     }
 
     /// Takes a quiesce back: the device runs. What its guest has asked for meanwhile comes back to be carried out. On an error it is on
-    /// its way still, or quiescent if it had arrived. Blocks until the cores have heard it.
+    /// its way still, or quiescent if it had arrived. Blocks until the cores have acknowledged it.
     pub fn undrain(&mut self, placement: &dyn Placement) -> Result<Vec<Effect>, LifecycleError> {
         self.step(|now| match now {
             Lifecycle::Quiescing(mut quiescing) => {
@@ -221,7 +221,7 @@ impl<D: Device> Lifecycle<D> {
                         (next, resumed.map(|()| Vec::new()))
                     }
                     Err(missed) => match missed.undrain(placement) {
-                        Ok((running, owed)) => (Lifecycle::Running(running), Ok(owed)),
+                        Ok((running, deferred)) => (Lifecycle::Running(running), Ok(deferred)),
                         Err(Refused { kept, error }) => {
                             (Lifecycle::Quiescing(kept.keep_waiting()), Err(error.into()))
                         }

@@ -1,4 +1,4 @@
-//! Pollers that have stopped, and the names of seats.
+//! Pollers that have stopped, and the numbers of pollers.
 
 use std::any::Any;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::poller::{Poller, Stop};
 
-/// Names a seat, for life.
+/// Number of a poller, unique in the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PollerId(u64);
 
@@ -22,7 +22,7 @@ impl PollerId {
     }
 }
 
-/// A poller that has stopped, on its way home. Made by [`crate::PollerSlot::step`] and by nobody else.
+/// A poller that has stopped, on its way back to its device. Made by [`crate::PollerSlot::step`] only.
 pub struct Parked {
     pub(crate) poller: Box<dyn Poller>,
     pub(crate) queue: u16,

@@ -26,7 +26,7 @@ use crate::poller::Stop;
 use crate::quiescence::Quiescent;
 use crate::slot::Placement;
 
-/// How long queues that had to be suspended because they could not be undrained may take to come home.
+/// How long queues that had to be suspended because they could not be undrained may take to park.
 const RECOVERY: Duration = Duration::from_secs(5);
 /// How long queues may take to drain that a guest has stopped while its device was on the way to a quiescent point.
 const EFFECTS: Duration = Duration::from_millis(500);
@@ -36,11 +36,11 @@ const EFFECTS: Duration = Duration::from_millis(500);
 pub enum OnMiss {
     /// It goes on as if nothing had happened. The work is not done.
     Undrain,
-    /// It is stopped by force: what is in flight is fenced and recorded. If it cannot be, or is not quiescent after `patience`, it goes on
+    /// It is stopped by force: what is in flight is fenced and recorded. If it cannot be, or is not quiescent after `timeout`, it goes on
     /// and the work is not done.
     Suspend {
         /// Counted from the deadline.
-        patience: Duration,
+        timeout: Duration,
     },
     /// As `Suspend`, for as long as that takes; one that cannot be stopped by force has to drain. For what cannot be left undone.
     Insist,
@@ -78,7 +78,7 @@ pub enum QuiesceError {
     },
     /// It was not quiescent in time and does not go on as it was: it is on its way, or quiescent. Another attempt begins from there.
     #[error("{reason}; going on: {error}")]
-    Stranded {
+    NotUndrained {
         /// What it was waiting for.
         reason: String,
         /// What keeps it.
@@ -228,7 +228,7 @@ impl QuiesceAttempt {
                 self.missed = Some(reason);
                 let until = match self.policy.on_miss {
                     OnMiss::Undrain => return self.give_back(owner, now),
-                    OnMiss::Suspend { patience } => Some(now + patience),
+                    OnMiss::Suspend { timeout } => Some(now + timeout),
                     OnMiss::Insist => None,
                 };
                 match owner.parts().0.suspend() {
@@ -268,7 +268,7 @@ impl QuiesceAttempt {
     fn stranded(&mut self, error: Option<LifecycleError>) -> QuiesceError {
         let reason = self.reason();
         match error {
-            Some(error) => QuiesceError::Stranded { reason, error },
+            Some(error) => QuiesceError::NotUndrained { reason, error },
             None => QuiesceError::Missed { reason },
         }
     }
@@ -277,9 +277,9 @@ impl QuiesceAttempt {
     fn give_back<O: DeviceOwner>(&mut self, owner: &mut O, now: Instant) -> Option<QuiesceError> {
         let undrained = owner.run_blocking(|owner| {
             let (device, placement) = owner.parts();
-            let owed = device.undrain(placement)?;
+            let deferred = device.undrain(placement)?;
             // What the guest has asked for meanwhile.
-            let done = owed.into_iter().map(|effect| device.carry_out(effect, placement, EFFECTS));
+            let done = deferred.into_iter().map(|effect| device.carry_out(effect, placement, EFFECTS));
             Ok::<_, LifecycleError>(done.filter_map(Result::err).last())
         });
         match undrained {

@@ -33,7 +33,7 @@ pub enum Stop {
     Suspended,
 }
 
-/// How a queue tells its driver that something was used. Called on an I/O core: must not block.
+/// How a queue notifies its driver that buffers were used. Called on an I/O core: must not block.
 pub trait Interrupt: Send + Sync + fmt::Debug {
     /// Sends one interrupt.
     fn signal(&self);
@@ -55,7 +55,7 @@ pub enum Change {
     Log(Option<Arc<DirtyLog>>),
     /// Guest memory has grown: every range of the old map is in this one. (Shrinking needs the device quiescent.)
     Memory(Arc<GuestMap>),
-    /// How much of its core the queue is entitled to. For the core: pollers do not hear of it.
+    /// How much of its core the queue is entitled to. The core applies it; pollers do not get it.
     Share(Share),
     /// What the device's control half wants its pollers to know, in a type of their own.
     Own(Arc<dyn Any + Send + Sync>),
@@ -79,7 +79,7 @@ pub trait Poller: Any + Send {
     /// [`Poller::drain`] when nothing is in flight, or after [`Poller::suspend`].
     fn poll(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome;
 
-    /// Take no new work, keep completing: the next quiet moment parks.
+    /// Take no new work, keep completing: parks at the first poll with nothing in flight.
     fn drain(&mut self);
 
     /// Go on as if [`Poller::drain`] had not been called.
@@ -88,7 +88,7 @@ pub trait Poller: Any + Send {
     /// Park at the next poll even if something is in flight: fence it and record it for replay.
     fn suspend(&mut self);
 
-    /// Called once by the seat before the first poll: the ring may have moved on while nobody looked. Looks at it again
+    /// Called once by the slot before the first poll: the ring may have moved on while nobody looked. Looks at it again
     /// and signals the driver once, whatever it asked for: a crash can fall between the used index and the interrupt
     /// (invariants 2 and 3).
     fn resume(&mut self);

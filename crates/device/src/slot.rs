@@ -1,4 +1,5 @@
-//! Seats: where pollers sit, and the only place that turns one into [`Parked`]; and how their owner speaks to them.
+//! Slots: each holds one poller on an I/O core, and only [`PollerSlot::step`] makes [`Parked`]. Also the messages by which an
+//! owner controls its pollers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,38 +16,38 @@ use crate::poller::{Budget, Change, Poller, Stop, Wakers};
 use crate::share::Share;
 use crate::watch;
 
-/// Names an I/O core of this process.
+/// Number of an I/O core of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CoreId(pub u32);
 
-/// Most polls that a suspended poller may need to park.
-const TURNS_BACK: u32 = 16;
+/// Most polls that a suspended poller needs to park.
+const PARK_POLLS: u32 = 16;
 
 /// Holds one poller on one I/O core.
 pub struct PollerSlot {
     id: PollerId,
     queue: u16,
     poller: Option<Box<dyn Poller>>,
-    home: Arc<ParkedInbox>,
+    inbox: Arc<ParkedInbox>,
     share: Share,
     fresh: bool,
     suspended: bool,
 }
 
 impl PollerSlot {
-    pub(crate) fn new(poller: Box<dyn Poller>, queue: u16, home: Arc<ParkedInbox>) -> Self {
+    pub(crate) fn new(poller: Box<dyn Poller>, queue: u16, inbox: Arc<ParkedInbox>) -> Self {
         PollerSlot {
             id: PollerId::fresh(),
             queue,
             poller: Some(poller),
-            home,
+            inbox,
             share: Share::default(),
             fresh: true,
             suspended: false,
         }
     }
 
-    /// Its name.
+    /// The number of its poller.
     pub fn id(&self) -> PollerId {
         self.id
     }
@@ -61,8 +62,8 @@ impl PollerSlot {
         self.share
     }
 
-    /// One turn of the poller. A fresh seat first lets it look again and signal once. After [`PollState::Parked`] the poller has gone
-    /// home: take the seat away.
+    /// One turn of the poller. In a fresh slot it first looks at its ring again and signals once. After [`PollState::Parked`] the
+    /// poller is in its device's inbox and the slot is empty: free it.
     #[inline]
     pub fn step(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
         let Some(poller) = self.poller.as_deref_mut() else { return PollOutcome::PARKED };
@@ -77,34 +78,34 @@ impl PollerSlot {
             poller.poll(context, budget)
         };
         if outcome.state() == PollState::Parked {
-            self.leave();
+            self.return_poller();
         }
         outcome
     }
 
-    /// The poller has parked: it goes home.
+    /// The poller has parked: puts it into its device's inbox.
     #[cold]
-    fn leave(&mut self) {
+    fn return_poller(&mut self) {
         if let Some(mut poller) = self.poller.take() {
             poller.tidy();
             let stop = if self.suspended { Stop::Suspended } else { Stop::Drained };
-            self.home.arrive(self.id, Parked { poller, queue: self.queue, stop });
+            self.inbox.push(self.id, Parked { poller, queue: self.queue, stop });
         }
     }
 
-    /// Whether the core must step this seat before it may sleep on it: true until the first step (invariant 2).
+    /// Whether the core must step this slot before it may sleep on it: true until the first step (invariant 2).
     pub fn must_look(&self) -> bool {
         self.fresh && !removed(Invariant::LooksAgain)
     }
 
-    /// Carries out what the owner told this seat.
-    pub fn tell(&mut self, context: &mut CoreContext, tell: PollerCommand) {
+    /// Carries out a command of the device's owner.
+    pub fn handle(&mut self, context: &mut CoreContext, command: PollerCommand) {
         let Some(poller) = self.poller.as_deref_mut() else { return };
-        match tell {
+        match command {
             PollerCommand::Drain => poller.drain(),
             PollerCommand::Undrain(ack) => {
                 if self.suspended {
-                    // What was in flight is fenced off already; home first, then its owner makes a new poller.
+                    // What was in flight is fenced off already: the poller parks, then its owner makes a new one.
                     self.step(context, Budget(1));
                 } else {
                     poller.undrain();
@@ -125,11 +126,11 @@ impl PollerSlot {
         }
     }
 
-    /// No core took this seat: its poller goes home from where it is, on the owner's thread.
-    pub(crate) fn turn_back(mut self) {
+    /// No core took this slot: its poller parks here, on the owner's thread.
+    pub(crate) fn park_unattached(mut self) {
         let mut context = CoreContext::default();
-        self.tell(&mut context, PollerCommand::Suspend);
-        for _ in 0..TURNS_BACK {
+        self.handle(&mut context, PollerCommand::Suspend);
+        for _ in 0..PARK_POLLS {
             if self.step(&mut context, Budget(1)).state() == PollState::Parked {
                 return;
             }
@@ -137,7 +138,7 @@ impl PollerSlot {
         debug_assert!(false, "queue {}: a suspended poller does not park", self.queue);
     }
 
-    /// [`Poller::arm`] of the poller; an empty seat is armed.
+    /// [`Poller::arm`] of the poller; an empty slot is armed.
     #[inline]
     pub fn arm(&mut self) -> Armed {
         self.poller.as_deref_mut().map_or(Armed::Armed, Poller::arm)
@@ -166,16 +167,16 @@ impl PollerSlot {
 
 impl fmt::Debug for PollerSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Seat").field("id", &self.id).field("queue", &self.queue).finish_non_exhaustive()
+        f.debug_struct("PollerSlot").field("id", &self.id).field("queue", &self.queue).finish_non_exhaustive()
     }
 }
 
-/// What the owner of a device says to one of its seats, by way of the core's mailbox.
+/// What the owner of a device asks of one of its pollers, through the core's mailbox.
 #[derive(Debug)]
 pub enum PollerCommand {
     /// [`Poller::drain`].
     Drain,
-    /// [`Poller::undrain`], acknowledged. A poller that had parked before it heard this stays parked.
+    /// [`Poller::undrain`], acknowledged. A poller that has parked before stays parked.
     Undrain(Ack),
     /// [`Poller::suspend`].
     Suspend,
@@ -192,12 +193,12 @@ pub struct Ack {
 #[derive(Debug)]
 pub(crate) struct AcksLeft {
     left: AtomicU64,
-    home: Arc<ParkedInbox>,
+    inbox: Arc<ParkedInbox>,
 }
 
 impl AcksLeft {
-    pub(crate) fn new(home: Arc<ParkedInbox>) -> Arc<Self> {
-        Arc::new(AcksLeft { left: AtomicU64::new(0), home })
+    pub(crate) fn new(inbox: Arc<ParkedInbox>) -> Arc<Self> {
+        Arc::new(AcksLeft { left: AtomicU64::new(0), inbox })
     }
 
     pub(crate) fn ack(self: &Arc<Self>) -> Ack {
@@ -218,7 +219,7 @@ impl Ack {
 impl Drop for Ack {
     fn drop(&mut self) {
         if self.left.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.left.home.wake();
+            self.left.inbox.wake();
         }
     }
 }
@@ -226,25 +227,25 @@ impl Drop for Ack {
 /// What goes into a core's mailbox.
 #[derive(Debug)]
 pub enum CoreMessage {
-    /// Take this seat in.
+    /// Poll the poller of this slot from now on.
     Attach(PollerSlot),
-    /// Tell the seat of that name something. A seat that has been vacated meanwhile hears nothing.
+    /// A command for that poller. Dropped if the poller has parked meanwhile.
     Poller(PollerId, PollerCommand),
 }
 
-/// The core behind a [`CoreSender`] has ended; the order comes back.
+/// The core behind a [`CoreSender`] has ended. Returns the message.
 #[derive(Debug)]
 pub struct CoreEnded(pub CoreMessage);
 
-/// The sending half of an I/O core's mailbox. Orders are carried out in the order they were posted, between two polls.
+/// The sending half of an I/O core's mailbox. The core handles messages in the order they were sent, between two polls.
 pub trait CoreSender: Send + Sync + fmt::Debug {
     /// Which core.
     fn core(&self) -> CoreId;
-    /// Posts an order and wakes the core if it sleeps.
-    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded>;
+    /// Sends a message and wakes the core if it sleeps.
+    fn send(&self, message: CoreMessage) -> Result<(), CoreEnded>;
 }
 
-/// Decides on which core a queue sits when a device is activated or resumed.
+/// Decides which core a queue goes to when a device is activated or resumed.
 pub trait Placement: Send + Sync {
     /// The core for `queue` of the device called `device`.
     fn place(&self, device: &str, queue: u16) -> Arc<dyn CoreSender>;

@@ -56,15 +56,15 @@ impl Device for Balky {
         self.ring.active()
     }
 
-    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
+    fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError> {
         if self.refusals.activate.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1)).is_ok() {
             return Err(no("no queue"));
         }
-        self.ring.activate(seating)
+        self.ring.activate(activation)
     }
 
-    fn deactivate(&mut self, home: Parked) {
-        self.ring.deactivate(home);
+    fn deactivate(&mut self, parked: Parked) {
+        self.ring.deactivate(parked);
     }
 
     fn quiescence(&mut self) -> Quiescence {
@@ -86,16 +86,16 @@ impl Device for Balky {
         Ok(())
     }
 
-    fn save(&self, still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
-        self.ring.save(still)
+    fn save(&self, proof: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+        self.ring.save(proof)
     }
 
-    fn load(&mut self, still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
-        self.ring.load(still, state)
+    fn load(&mut self, proof: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
+        self.ring.load(proof, state)
     }
 
-    fn reset(&mut self, still: &QuiescenceProof) {
-        self.ring.reset(still);
+    fn reset(&mut self, proof: &QuiescenceProof) {
+        self.ring.reset(proof);
     }
 
     fn apply(&mut self, queues: &QueueSet, change: &Change) {
@@ -103,7 +103,7 @@ impl Device for Balky {
     }
 }
 
-/// A core that turns whenever it is told something, on the teller's thread.
+/// A core that makes a turn whenever it gets a message, on the sender's thread.
 #[derive(Debug, Clone, Default)]
 struct PromptCore(HandCore);
 
@@ -112,8 +112,8 @@ impl CoreSender for PromptCore {
         CoreId(0)
     }
 
-    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded> {
-        self.0.send(order)?;
+    fn send(&self, message: CoreMessage) -> Result<(), CoreEnded> {
+        self.0.send(message)?;
         self.0.turn();
         Ok(())
     }
@@ -259,7 +259,7 @@ fn missed_then_undrained() {
 #[test]
 fn missed_then_suspended() {
     let (mut rig, now) = (Rig::at_work(), Instant::now());
-    let policy = rig_policy(now, OnMiss::Suspend { patience: FORCED });
+    let policy = rig_policy(now, OnMiss::Suspend { timeout: FORCED });
     let mut attempt = QuiesceAttempt::begin(&mut rig, policy).expect("it runs");
     assert!(poll(&mut attempt, &mut rig, now).is_pending());
     let Poll::Ready(Ok(quiesced)) = poll(&mut attempt, &mut rig, now + DEADLINE) else {
@@ -276,7 +276,7 @@ fn forced_in_vain() {
     let (mut rig, now) = (Rig::at_work(), Instant::now());
     rig.refusals.busy.store(true, SeqCst);
     rig.refusals.busy_for_good.store(true, SeqCst);
-    let policy = rig_policy(now, OnMiss::Suspend { patience: FORCED });
+    let policy = rig_policy(now, OnMiss::Suspend { timeout: FORCED });
     let mut attempt = QuiesceAttempt::begin(&mut rig, policy).expect("it runs");
     let late = now + DEADLINE;
     assert!(poll(&mut attempt, &mut rig, late).is_pending());
@@ -315,7 +315,7 @@ fn undrain_refused_and_resume_too() {
     rig.refusals.activate.store(2, SeqCst);
     let mut attempt = QuiesceAttempt::begin(&mut rig, rig_policy(now, OnMiss::Undrain)).expect("it runs");
     let outcome = poll(&mut attempt, &mut rig, now + DEADLINE);
-    assert!(matches!(outcome, Poll::Ready(Err(QuiesceError::Stranded { .. }))), "{outcome:?}");
+    assert!(matches!(outcome, Poll::Ready(Err(QuiesceError::NotUndrained { .. }))), "{outcome:?}");
     assert_eq!(rig.device.presence(), Presence::Held, "in its owner's hands");
     resume(&mut rig).expect("now it does");
     rig.whole();
@@ -425,7 +425,7 @@ fn an_attempt_given_up_is_taken_over_by_the_next() {
 #[test]
 fn every_course_leaves_the_device_whole() {
     let mut courses = 0;
-    for on_miss in [OnMiss::Undrain, OnMiss::Suspend { patience: FORCED }, OnMiss::Insist] {
+    for on_miss in [OnMiss::Undrain, OnMiss::Suspend { timeout: FORCED }, OnMiss::Insist] {
         for bits in 0..16 {
             let [busy, for_good, no_stop, fails] = [0, 1, 2, 3].map(|bit| bits >> bit & 1 == 1);
             for refused in 0..4 {
@@ -484,7 +484,7 @@ fn course(
             assert_ne!(on_miss, OnMiss::Insist, "{what}");
             true
         }
-        Err(QuiesceError::Stranded { .. }) => {
+        Err(QuiesceError::NotUndrained { .. }) => {
             assert!(refused > 0 && on_miss != OnMiss::Insist, "{what}");
             false
         }

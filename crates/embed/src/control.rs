@@ -232,10 +232,10 @@ impl<D: Device> SharedDevice<D> {
             }
             Lifecycle::Absent => return Err(SharedDeviceError::Not { now: "away", wanted: "here" }),
         };
-        // With the lock: an effect carried out meanwhile would take our place on the doorstep.
-        let heard = applied.wait(deadline);
+        // With the lock: an effect carried out meanwhile would replace our waker in the inbox.
+        let acknowledged = applied.wait(deadline);
         inner.nudge();
-        Ok(heard)
+        Ok(acknowledged)
     }
 
     /// [`Running::move_queue`]. Accesses wait meanwhile.
@@ -248,7 +248,7 @@ impl<D: Device> SharedDevice<D> {
         self.running(|running| running.move_queue(queue, to, deadline))
     }
 
-    /// The queues that have a poller on duty, and their cores.
+    /// The queues that have a poller on a core, and their cores.
     pub fn queues(&self) -> Result<Vec<(u16, Option<CoreId>)>, SharedDeviceError> {
         self.running(|running| running.queues().into_iter().map(|q| (q, running.core_of(q))).collect())
     }

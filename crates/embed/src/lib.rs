@@ -9,8 +9,8 @@
 //!     quiesce, resume, take, ...        Closed ------ accesses fail
 //! ```
 //!
-//! The lock in here is taken by vCPU threads and the control plane, never by an I/O core: a poller is parked by a
-//! lock-free doorstep.
+//! The lock in here is taken by vCPU threads and the control plane, never by an I/O core: parked pollers
+//! come back through a lock-free inbox.
 //!
 //! `examples/disk.rs` is a program that serves a disk with this crate and virtio, storage and cores.
 //!
@@ -70,8 +70,8 @@ struct Inner<D: Device> {
     device: Lifecycle<D>,
     /// For good: then the device is absent.
     closed: bool,
-    /// Who waits for the device to settle. A vCPU's access may be what settles it, and may have taken the place of this
-    /// waker on the doorstep while it carried out an effect.
+    /// Who waits for the device to settle. A vCPU's access may be what settles it, and may have replaced this
+    /// waker in the inbox while it carried out an effect.
     waiting: Option<Waker>,
     /// Eventfds of threads that wait for the stage to change without blocking in here.
     watchers: Vec<Weak<OwnedFd>>,

@@ -108,7 +108,7 @@ pub struct Watch {
     /// For a sample.
     slices: Option<Slices>,
     /// What could not be watched, and why.
-    trouble: Option<String>,
+    problem: Option<String>,
 }
 
 impl Watch {
@@ -135,7 +135,7 @@ impl Watch {
             on: false,
             dropped: Vec::new(),
             slices: None,
-            trouble: None,
+            problem: None,
             vm,
         };
         let names = watch.decoder.names();
@@ -203,7 +203,7 @@ impl Watch {
                 && let Err(error) = self.scan()
             {
                 // What is seen of the others is worth something.
-                self.trouble = Some(format!("not all of the VM's threads are watched: {error}"));
+                self.problem = Some(format!("not all of the VM's threads are watched: {error}"));
             }
             if self.threads.is_empty() {
                 return Ok(false);
@@ -301,8 +301,8 @@ impl Watch {
     }
 
     /// What could not be watched, and why.
-    pub fn trouble(&self) -> Option<&str> {
-        self.trouble.as_deref()
+    pub fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
     }
 
     /// How long it has been watched.
@@ -429,7 +429,7 @@ impl Watch {
         let before = self.seen.losses;
         match losses {
             Ok(losses) => self.seen.losses = losses,
-            Err(error) => self.trouble = Some(format!("how much tracefs has lost is not known: {error}")),
+            Err(error) => self.problem = Some(format!("how much tracefs has lost is not known: {error}")),
         }
         self.profile.lost_records += self.seen.losses.events().saturating_sub(before.events());
         if self.seen.losses != before {

@@ -140,21 +140,21 @@ fn interrupts(
     for round in ["first", "second"] {
         cause(card)?;
         wait_for(card.interrupt().ok_or("no descriptor")?.as_fd(), round)?;
-        if !card.heard() || card.heard() {
+        if !card.take_interrupt() || card.take_interrupt() {
             return Err("an interrupt is heard once".into());
         }
         // The line is still up, and masked: nothing must come.
         std::thread::sleep(Duration::from_millis(50));
-        if card.heard() {
+        if card.take_interrupt() {
             return Err("it was not masked".into());
         }
         // Unmasked while it is up, it comes again.
         card.unmask()?;
         wait_for(card.interrupt().ok_or("no descriptor")?.as_fd(), "unmasked")?;
-        card.heard();
+        card.take_interrupt();
         quiet(card)?;
         card.unmask()?;
-        if card.heard() {
+        if card.take_interrupt() {
             return Err("an interrupt out of nothing".into());
         }
     }
@@ -220,8 +220,8 @@ fn ne2000(card: &mut Vfio) -> Outcome<Vec<u8>> {
 }
 
 #[derive(Debug)]
-struct Bell(OwnedFd);
-impl Interrupt for Bell {
+struct EventInterrupt(OwnedFd);
+impl Interrupt for EventInterrupt {
     fn signal(&self) {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
@@ -235,11 +235,11 @@ fn i82574(card: &mut Vfio) -> Outcome<Vec<u8>> {
     const OTHER: u32 = 1 << 24;
     const LINK: u32 = 1 << 2;
     let long = |card: &mut Vfio, at: u64, value: u32| card.write(0, at, &value.to_le_bytes());
-    let bell = || -> Outcome<Arc<Bell>> {
-        Ok(Arc::new(Bell(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    let interrupt = || -> Outcome<Arc<EventInterrupt>> {
+        Ok(Arc::new(EventInterrupt(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     };
-    let rang = |bell: &Bell| rustix::io::read(&bell.0, &mut [0; 8]).is_ok();
-    let (first, third) = (bell()?, bell()?);
+    let rang = |interrupt: &EventInterrupt| rustix::io::read(&interrupt.0, &mut [0; 8]).is_ok();
+    let (first, third) = (interrupt()?, interrupt()?);
     // A message is a write to memory of others.
     card.master(true)?;
     card.wire(Irq::Msix, 0, Wire::Call(Some(first.clone())))?;

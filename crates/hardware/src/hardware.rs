@@ -159,11 +159,11 @@ pub trait Hardware: Send + 'static {
     /// [`Hardware::unmask`]. Messages (of a function without INTA#) come only while it is a bus master.
     fn listen(&mut self) -> Result<(), HardwareError>;
 
-    /// Readable while an interrupt waits for [`Hardware::heard`].
+    /// Readable while an interrupt waits for [`Hardware::take_interrupt`].
     fn interrupt(&self) -> Option<&Arc<OwnedFd>>;
 
     /// Takes the interrupts that came; whether any did.
-    fn heard(&mut self) -> bool;
+    fn take_interrupt(&mut self) -> bool;
 
     /// INTA# may come again.
     fn unmask(&mut self) -> Result<(), HardwareError>;

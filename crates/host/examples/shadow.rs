@@ -50,9 +50,9 @@ type Failure = Box<dyn std::error::Error>;
 type Watched = Monitor<Simulated<Rtl8139>>;
 
 #[derive(Debug)]
-struct Bell;
+struct NoInterrupt;
 
-impl Interrupt for Bell {
+impl Interrupt for NoInterrupt {
     fn signal(&self) {}
 }
 
@@ -102,7 +102,7 @@ impl Guest {
         let (hardware, bench) = Simulated::new("simulated", card)?;
         let mut monitor = Monitor::new(hardware, &MODEL, MonitorOptions::new("card"))?;
         monitor.grow_memory(map.clone())?;
-        monitor.wire(Irq::Intx, 0, Wire::Call(Some(Arc::new(Bell))))?;
+        monitor.wire(Irq::Intx, 0, Wire::Call(Some(Arc::new(NoInterrupt))))?;
         let vm = Kvm::new()?.create_vm()?;
         let memory = page(MEMORY, None, 0)?;
         for (instruction, at) in INSTRUCTIONS.iter().zip((PROGRAM as usize..).step_by(STEP)) {

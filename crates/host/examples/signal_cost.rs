@@ -123,7 +123,7 @@ fn main() {
     nops.submitter().register_eventfd(call.as_raw_fd()).unwrap();
     let mut writes = io_uring::IoUring::new(8).unwrap();
     let entry = io_uring::opcode::Write::new(io_uring::types::Fd(call.as_raw_fd()), one.as_ptr(), 8).build();
-    let bell = fresh();
+    let event = fresh();
     let mut ways: [(&str, &mut dyn FnMut(), u64); 10] = [
         ("write, trusting O_NONBLOCK", &mut || _ = rustix::io::write(&call, &one), 1),
         (
@@ -161,7 +161,7 @@ fn main() {
         ),
         (
             "safe: a relay, its own eventfd only (plus its wake-up)",
-            &mut || _ = rustix::io::write(&bell, &one),
+            &mut || _ = rustix::io::write(&event, &one),
             1,
         ),
         ("clock read, for scale", &mut || _ = std::hint::black_box(Instant::now()), 1),
@@ -199,28 +199,28 @@ fn main() {
     println!("counter after that: {:#x}", empty(&call));
 
     // Latency of a relay: from the core's write to the client's eventfd being readable.
-    let (bell, out) = (fresh(), fresh());
+    let (event, out) = (fresh(), fresh());
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                let files = &mut [PollFd::new(&bell, PollFlags::IN)];
+                let files = &mut [PollFd::new(&event, PollFlags::IN)];
                 let _ = rustix::event::poll(files, None);
-                empty(&bell);
+                empty(&event);
                 let _ = rustix::io::write(&out, &one);
             }
         });
         let mut times = Vec::new();
         for _ in 0..2000 {
             let begun = Instant::now();
-            rustix::io::write(&bell, &one).unwrap();
+            rustix::io::write(&event, &one).unwrap();
             while empty(&out) == 0 {}
             times.push(begun.elapsed().as_nanos());
         }
         times.sort();
         println!("relay: half of the signals within {} ns, 99 % within {} ns", times[1000], times[1980]);
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        rustix::io::write(&bell, &one).unwrap();
+        rustix::io::write(&event, &one).unwrap();
     });
 
     // Two threads, one context or two.

@@ -106,7 +106,8 @@ fn round<H: ioplane_hardware::Hardware>(
 ) -> serde_json::Value {
     let begun = Instant::now();
     let went = || -> Result<(&str, usize, Duration), Failure> {
-        let policy = QuiescePolicy { deadline: begun + patience, on_miss: OnMiss::Suspend { patience } };
+        let policy =
+            QuiescePolicy { deadline: begun + patience, on_miss: OnMiss::Suspend { timeout: patience } };
         let held = handle.hold(policy, Duration::from_secs(60)).wait()??;
         let how = if held.stop == Stop::Drained { "recognised" } else { "forced" };
         let settled = begun.elapsed();

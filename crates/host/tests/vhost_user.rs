@@ -277,8 +277,8 @@ fn queues_move_disks_are_resized_and_replaced_while_a_guest_works() {
             .unwrap();
         if round % 5 == 0 {
             let new = MemoryBacking::new(bytes).unwrap();
-            let replaced = served.runtime.block_on(served.handle.at_quiescence(move |disk, still| {
-                let outcome = disk.replace_backing(still, new).map(|_| ());
+            let replaced = served.runtime.block_on(served.handle.at_quiescence(move |disk, proof| {
+                let outcome = disk.replace_backing(proof, new).map(|_| ());
                 (outcome, true)
             }));
             replaced.unwrap().unwrap();

@@ -197,6 +197,33 @@ fn a_bad_configuration_keeps_what_is_served() {
 }
 
 #[test]
+fn a_disk_that_cannot_be_changed_is_served_as_before() {
+    let config = "[[disk]]\nname = \"a\"\npath = \"old.img\"\nserial = \"S1\"\n";
+    let mut daemon = TestDaemon::new(config);
+    let old = daemon.image("old.img", MIB);
+    daemon.start();
+    daemon.until(|| daemon.disk("a")["state"] == "served");
+    daemon.configure(&config.replace("old.img", "new.img").replace("S1", "S2"));
+    for _ in 0..2 {
+        let refused = daemon.refused(&["reload"]);
+        assert!(refused.contains("ioplane.toml:3: disk a: there is no image"), "{refused}");
+        let disk = daemon.disk("a");
+        let seen = (&disk["state"], &disk["serial"], disk["backing"]["path"].as_str().unwrap());
+        assert_eq!(seen, (&"served".into(), &"S1".into(), old.to_str().unwrap()), "{disk}");
+        drop(daemon.connect("a"));
+        daemon.until(|| daemon.disk("a")["connected"] == false);
+    }
+    // Neither the one nor the other: that is said, and what it was is tried again.
+    std::fs::remove_file(&old).unwrap();
+    let refused = daemon.refused(&["reload"]);
+    assert!(refused.contains("disk a could not be served as before either"), "{refused}");
+    assert_eq!((&daemon.disk("a")["state"], &daemon.disk("a")["serial"]), (&"failed".into(), &"S1".into()));
+    daemon.image("new.img", MIB);
+    assert_eq!(daemon.json(&["reload"])["done"], serde_json::json!(["disk a changed"]));
+    assert_eq!(daemon.disk("a")["serial"], "S2");
+}
+
+#[test]
 fn a_good_configuration_is_taken_over_and_disks_in_use_stay() {
     let daemon = TestDaemon::open(
         "[[disk]]\nname = \"a\"\nmemory = \"1M\"\n[[disk]]\nname = \"b\"\nmemory = \"1M\"\n",

@@ -2,7 +2,8 @@
 //!
 //! A client is the peer of one socket. What it takes beyond its own part it takes from a pool: clients that empty the pool leave
 //! everybody else the 32 mappings that a VM needs. Each mapping holds one descriptor, so the same numbers bound descriptors: the pool is
-//! no larger than half the descriptors that the process may have (RLIMIT_NOFILE when the first client comes).
+//! no larger than half the descriptors that the process may have (RLIMIT_NOFILE when the first client comes), and no client takes more
+//! than a quarter of it.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -48,6 +48,11 @@ fn pool() -> usize {
     })
 }
 
+/// Most mappings of one client: its own and a quarter of the pool, so that two cannot take most of a small limit.
+fn most() -> usize {
+    MOST.min(OWN + pool() / 4)
+}
+
 /// Adds one to `count` if it is below `most`.
 fn take_one(count: &AtomicUsize, most: usize) -> bool {
     let most = bound(Invariant::KeepsQuotas, most as u64) as usize;
@@ -78,8 +83,9 @@ impl Usage {
         let mut now = self.mappings.load(Ordering::SeqCst);
         let mut from_pool = FromPool(false);
         loop {
-            if now as u64 >= bound(Invariant::KeepsQuotas, MOST as u64) {
-                return Err(MappingError::OverQuota { most: MOST });
+            let most = most();
+            if now as u64 >= bound(Invariant::KeepsQuotas, most as u64) {
+                return Err(MappingError::OverQuota { most });
             }
             // Taken before it is counted here, so that whoever gives one back finds it taken.
             if !from_pool.be(now >= OWN) {

@@ -14,7 +14,8 @@ pub const MAX_REGIONS: usize = 509;
 pub const CLIENTS: usize = 512;
 /// Mappings that no other client can take away from a client.
 pub const OWN: usize = 32;
-/// Most mappings of one client: its regions, the in-flight region, the dirty log, and what is mapped before its predecessor goes.
+/// Most mappings of one client: its regions, the in-flight region, the dirty log, and what is mapped before its predecessor goes. Fewer
+/// where the process may have fewer descriptors.
 pub const MOST: usize = MAX_REGIONS + 16;
 /// Mappings of the process itself: disks in memory, pages and rings of watched hardware.
 pub(crate) const PROCESS: usize = 4096;

@@ -336,41 +336,41 @@ fn a_device_that_is_deleted_takes_its_link_down_and_lets_the_core_sleep() {
         let before = hosts.core.read();
         std::thread::sleep(Duration::from_millis(50));
         let after = hosts.core.read();
-        after.awake == 0 && (after.wakes, after.naps) == (before.wakes, before.naps)
+        after.awake == 0 && (after.wakes, after.short_sleeps) == (before.wakes, before.short_sleeps)
     });
     assert!(hosts.right.port.is_up());
 }
 
-/// A core of one seat that the test steps.
-#[expect(clippy::disallowed_types, reason = "the seat of a test that has one thread")]
+/// A core with one slot that the test steps.
+#[expect(clippy::disallowed_types, reason = "the slot of a test that has one thread")]
 #[derive(Debug, Clone, Default)]
-struct Desk(Arc<std::sync::Mutex<(Vec<PollerSlot>, CoreContext)>>);
+struct SteppedCore(Arc<std::sync::Mutex<(Vec<PollerSlot>, CoreContext)>>);
 
-impl CoreSender for Desk {
+impl CoreSender for SteppedCore {
     fn core(&self) -> CoreId {
         CoreId(9)
     }
 
-    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded> {
-        let (seats, context) = &mut *self.0.lock().unwrap();
-        match order {
-            CoreMessage::Attach(seat) => seats.push(seat),
-            CoreMessage::Poller(_, tell) => seats[0].tell(context, tell),
+    fn send(&self, message: CoreMessage) -> Result<(), CoreEnded> {
+        let (slots, context) = &mut *self.0.lock().unwrap();
+        match message {
+            CoreMessage::Attach(slot) => slots.push(slot),
+            CoreMessage::Poller(_, command) => slots[0].handle(context, command),
         }
         Ok(())
     }
 }
 
-impl Placement for Desk {
+impl Placement for SteppedCore {
     fn place(&self, _: &str, _: u16) -> Arc<dyn CoreSender> {
         Arc::new(self.clone())
     }
 }
 
-impl Desk {
+impl SteppedCore {
     fn step(&self) -> PollOutcome {
-        let (seats, context) = &mut *self.0.lock().unwrap();
-        seats[0].step(context, Budget(64))
+        let (slots, context) = &mut *self.0.lock().unwrap();
+        slots[0].step(context, Budget(64))
     }
 }
 
@@ -382,7 +382,7 @@ fn hole_05_one_poll_of_a_tap_makes_a_bounded_number_of_calls_and_moves_a_bounded
     if !allowed() {
         return;
     }
-    let (world, switch, desk) = (World::new(), switch(), Desk::default());
+    let (world, switch, desk) = (World::new(), switch(), SteppedCore::default());
     let plugged = switch.clone();
     let tap = world.run(move || {
         let tap = Tap::open("ioplane5", &plugged, PortOptions::new("ioplane5")).unwrap();

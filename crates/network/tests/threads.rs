@@ -12,9 +12,9 @@ use support::*;
 
 const FRAMES: u32 = 60_000;
 
-/// Sleeps as a core does. False if nobody rang for 20 s.
-fn sleep_until_rung(bell: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::new(&bell, PollFlags::IN)];
+/// Sleeps as a core does. False if it was not woken within 20 s.
+fn sleep_until_woken(event: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(&event, PollFlags::IN)];
     let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
     poll(&mut fds, Some(&patience)).is_ok_and(|ready| ready == 1)
 }
@@ -32,7 +32,7 @@ fn receive(port_rx: &mut PortRx, mut each: impl FnMut(&[u8]) -> bool) -> u32 {
         }
         if !port_rx.arm() {
             sleeps += 1;
-            assert!(sleep_until_rung(port_rx.waker()), "a wake-up was lost");
+            assert!(sleep_until_woken(port_rx.waker()), "a wake-up was lost");
         }
         port_rx.disarm();
     }
@@ -78,7 +78,7 @@ fn no_frame_and_no_wake_up_is_lost() {
         receiver.join().unwrap()
     });
     let reading = b.port.reading();
-    assert!(reading.rings as u32 >= rounds / 2 && rounds > 100, "it slept {rounds} times");
+    assert!(reading.wakes as u32 >= rounds / 2 && rounds > 100, "it slept {rounds} times");
     assert_eq!(reading.received.dropped_in_all(), 0);
 }
 

@@ -17,7 +17,7 @@ use crate::NicError;
 #[derive(Debug)]
 pub(crate) struct WakeSources {
     all: Arc<OwnedFd>,
-    /// Rung by ourselves: there is more to do.
+    /// Written by the NIC itself: there is more to do.
     more: OwnedFd,
     timer: OwnedFd,
 }
@@ -26,41 +26,41 @@ impl WakeSources {
     pub fn new(name: &str, port: &Port) -> Result<Self, NicError> {
         let failed = |source: rustix::io::Errno| NicError::Os {
             name: name.to_owned(),
-            doing: "making its bells",
+            doing: "making its wake sources",
             source: source.into(),
         };
         let all = epoll::create(CreateFlags::CLOEXEC).map_err(failed)?;
         let more = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
             .map_err(failed)?;
-        // The epoll instance has its own reference to the port's bell.
+        // The epoll instance has its own reference to the port's eventfd.
         let port_rx = port.rx(0);
-        for bell in [port_rx.waker(), more.as_fd(), timer.as_fd()] {
-            epoll::add(&all, bell, EventData::new_u64(0), EventFlags::IN).map_err(failed)?;
+        for event in [port_rx.waker(), more.as_fd(), timer.as_fd()] {
+            epoll::add(&all, event, EventData::new_u64(0), EventFlags::IN).map_err(failed)?;
         }
         Ok(WakeSources { all: Arc::new(all), more, timer })
     }
 
-    /// Readable when one of them rings.
+    /// Readable when one of them is.
     pub fn fd(&self) -> &Arc<OwnedFd> {
         &self.all
     }
 
     /// Something is left to do.
-    pub fn ring(&self) {
-        // Fails only if the counter is full, and then it rings.
+    pub fn wake(&self) {
+        // Fails only if the counter is full, and then it is readable anyway.
         let _ = rustix::io::write(&self.more, &1u64.to_ne_bytes());
     }
 
-    /// Heard: silent until the next ring. The port's bell is the port RX's to silence.
-    pub fn hear(&self) {
-        for bell in [&self.more, &self.timer] {
-            let _ = rustix::io::read(bell, &mut [0u8; 8]);
+    /// Clears the NIC's own sources. The port RX clears the port's eventfd.
+    pub fn clear(&self) {
+        for event in [&self.more, &self.timer] {
+            let _ = rustix::io::read(event, &mut [0u8; 8]);
         }
     }
 
-    /// Rings once after so long; `None`: not any more.
-    pub fn after(&self, wait: Option<Duration>) {
+    /// Becomes readable once after `wait`; `None`: stops the timer.
+    pub fn wake_after(&self, wait: Option<Duration>) {
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         // Zero would be never.
         let wait = wait.map(|wait| wait.max(Duration::from_nanos(1)));

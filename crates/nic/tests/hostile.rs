@@ -112,7 +112,7 @@ fn play<F: Function>(card: &mut Unhosted<F>, lan: &mut LanPeer, memory: Option<&
 fn again<F: Function>(card: F, fresh: F) -> Result<(), TestCaseError> {
     let state = Quiescent::new(card).save().expect("saved");
     let mut other = Quiescent::new(fresh);
-    let loaded = other.with(|card, still| card.load(still, &state));
+    let loaded = other.with(|card, proof| card.load(proof, &state));
     prop_assert!(loaded.is_ok(), "a saved state is refused: {:?}", loaded);
     Ok(())
 }
@@ -187,13 +187,13 @@ proptest! {
         if small {
             let (card, mut lan, ..) = rtl8139();
             let mut quiescent = Quiescent::new(card.function);
-            if load(&mut |state| quiescent.with(|card, still| card.load(still, state)).is_ok()) {
+            if load(&mut |state| quiescent.with(|card, proof| card.load(proof, state)).is_ok()) {
                 poke(quiescent.into_device(), &mut lan, rtl::TPPOLL, 0xc1);
             }
         } else {
             let (card, mut lan) = ne2000();
             let mut quiescent = Quiescent::new(card.function);
-            if load(&mut |state| quiescent.with(|card, still| card.load(still, state)).is_ok()) {
+            if load(&mut |state| quiescent.with(|card, proof| card.load(proof, state)).is_ok()) {
                 poke(quiescent.into_device(), &mut lan, ne2000::spec::CR, 0x0e);
             }
         }
@@ -326,12 +326,12 @@ fn impossible_states_are_refused_and_change_nothing() {
     ];
     for (what, spoil) in spoils {
         let bad = spoilt(&good, spoil);
-        let refused = quiescent.with(|card, still| card.load(still, &bad));
+        let refused = quiescent.with(|card, proof| card.load(proof, &bad));
         assert!(matches!(refused, Err(DeviceError::State(_))), "{what}");
     }
     let mut long = good.clone();
     long.body.push(0);
-    assert!(quiescent.with(|card, still| card.load(still, &long)).is_err());
+    assert!(quiescent.with(|card, proof| card.load(proof, &long)).is_err());
     let after: rtl8139::StateV1 =
         postcard::from_bytes(&quiescent.save().expect("saved").body).expect("decodes");
     let before: rtl8139::StateV1 = postcard::from_bytes(&good.body).expect("decodes");
@@ -352,7 +352,7 @@ fn impossible_states_are_refused_and_change_nothing() {
     ];
     for (what, spoil) in spoils {
         let bad = spoilt(&good, spoil);
-        let refused = quiescent.with(|card, still| card.load(still, &bad));
+        let refused = quiescent.with(|card, proof| card.load(proof, &bad));
         assert!(matches!(refused, Err(DeviceError::State(_))), "{what}");
     }
     assert_eq!(quiescent.save().expect("saved"), good);

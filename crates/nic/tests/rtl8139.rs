@@ -501,7 +501,7 @@ fn a_saved_card_goes_on_in_another_instance() {
     let Unhosted { function, line } =
         std::mem::replace(&mut bench.driver.reach, Unhosted::new(make(&bench.memory, &bench.port)));
     let mut quiescent = Quiescent::new(function);
-    quiescent.with(|card, still| card.load(still, &state)).expect("a good state");
+    quiescent.with(|card, proof| card.load(proof, &state)).expect("a good state");
     bench.driver.reach = Unhosted { function: quiescent.into_device(), line };
     assert_eq!(bench.driver.reach.line.count(), 1, "signalled again: invariant 3");
     assert_eq!(registers(&mut bench.driver), before);

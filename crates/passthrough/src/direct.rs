@@ -9,7 +9,8 @@
 //!
 //! A client is given a descriptor of the hardware, to map its pages. Who has that can do everything to the hardware, for as long as it keeps it: so
 //! the hardware is closed when its client has left, and opened and reset for the next, which fails while anybody keeps the old descriptor or a
-//! mapping of it. Memory of the card's own, which no reset empties, is wiped for each client, by a state model if there is one.
+//! mapping of it. Memory of the card's own, which no reset empties, is wiped by a state model if there is one: for each client, and when the
+//! card is given back.
 
 use std::sync::Arc;
 
@@ -208,13 +209,26 @@ impl<H: Hardware> Passthrough<H> {
         &self.hardware
     }
 
-    /// Gives the hardware back; it reaches no memory of the guest any more if this one had mapped it.
+    /// Gives the hardware back: its memory wiped if a guest had it, and out of reach of that guest's memory. Dropping this does the same.
     pub fn into_hardware(mut self) -> H {
+        self.let_go();
+        self.hardware.take()
+    }
+
+    fn let_go(&mut self) {
         let _ = self.hardware.master(false);
         for region in std::mem::take(&mut self.mapped) {
             let _ = self.hardware.unmap(region.gpa(), region.len());
         }
-        self.hardware.take()
+        let used = self.served || self.admitted;
+        let Some(model) = self.memory.filter(|_| used) else { return };
+        // One that its last client keeps open cannot be reached, nor its failures told to whoever takes it from the host.
+        if self.closed && self.hardware.reopen().is_err() {
+            return;
+        }
+        self.closed = false;
+        let (hardware, _) = Monitor::empty(self.hardware.take(), model);
+        self.hardware = Held(Some(hardware));
     }
 
     /// Its last reset was tried and failed: nobody knows what it would do. (What has no reset at all is as its guest has left it.)
@@ -352,6 +366,15 @@ impl<H: Hardware> Passthrough<H> {
             self.mapped.push(region.clone());
         }
         Ok(())
+    }
+}
+
+impl<H: Hardware> Drop for Passthrough<H> {
+    /// Whoever gets the hardware next, a driver of the host included, finds nothing of the guest's in its memory.
+    fn drop(&mut self) {
+        if self.hardware.0.is_some() {
+            self.let_go();
+        }
     }
 }
 

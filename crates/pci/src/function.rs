@@ -117,7 +117,7 @@ pub trait Function: Device {
 
     /// Guest memory is another: ranges may be gone. When this returns the function touches none of them any more, in hardware either.
     /// An error leaves nothing mapped that is not in `map`.
-    fn replace_memory(&mut self, still: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError>;
+    fn replace_memory(&mut self, proof: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError>;
 
     /// A descriptor that is readable when [`Function::attend`] has something to do: an interrupt of the hardware below, frames. Asked
     /// again after every call of the function. Shared, so that the host can wait for it without the function, which may drop its own
@@ -131,8 +131,8 @@ pub trait Function: Device {
 
     /// A client comes: files and mappings that were given to another before it reach nothing of the function from here on, and the
     /// function is as after a reset. An error keeps the client out. Called again for the next one, or to try again.
-    fn admit(&mut self, still: &QuiescenceProof) -> Result<(), NotReady> {
-        let _ = still;
+    fn admit(&mut self, proof: &QuiescenceProof) -> Result<(), NotReady> {
+        let _ = proof;
         Ok(())
     }
 
@@ -169,8 +169,8 @@ impl<F: Function + ?Sized> Function for Box<F> {
     fn grow_memory(&mut self, map: Arc<GuestMap>) -> Result<(), DeviceError> {
         (**self).grow_memory(map)
     }
-    fn replace_memory(&mut self, still: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError> {
-        (**self).replace_memory(still, map)
+    fn replace_memory(&mut self, proof: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+        (**self).replace_memory(proof, map)
     }
     fn attention(&self) -> Option<&Arc<OwnedFd>> {
         (**self).attention()
@@ -178,8 +178,8 @@ impl<F: Function + ?Sized> Function for Box<F> {
     fn attend(&mut self) {
         (**self).attend();
     }
-    fn admit(&mut self, still: &QuiescenceProof) -> Result<(), NotReady> {
-        (**self).admit(still)
+    fn admit(&mut self, proof: &QuiescenceProof) -> Result<(), NotReady> {
+        (**self).admit(proof)
     }
     fn dismiss(&mut self) {
         (**self).dismiss();

@@ -29,7 +29,7 @@ impl Line {
         self.look();
     }
 
-    /// Whether somebody hears it.
+    /// Whether it is connected.
     pub fn connected(&self) -> bool {
         self.call.is_some()
     }
@@ -96,8 +96,8 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     #[derive(Debug, Default)]
-    struct Bell(AtomicU64);
-    impl Interrupt for Bell {
+    struct CountedInterrupt(AtomicU64);
+    impl Interrupt for CountedInterrupt {
         fn signal(&self) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
@@ -105,26 +105,26 @@ mod tests {
 
     #[test]
     fn a_level_that_stays_up_is_signalled_once_for_each_unmask() {
-        let bell = Arc::new(Bell::default());
-        let rung = || bell.0.load(Ordering::Relaxed);
+        let interrupt = Arc::new(CountedInterrupt::default());
+        let count = || interrupt.0.load(Ordering::Relaxed);
         let mut line = Line::new();
         line.set(true);
-        line.connect(Some(bell.clone()));
-        assert_eq!(rung(), 1, "it was up before the wire came");
+        line.connect(Some(interrupt.clone()));
+        assert_eq!(count(), 1, "it was up before the wire came");
         line.set(true);
-        assert_eq!((rung(), line.masked()), (1, true), "masked by its own signal");
+        assert_eq!((count(), line.masked()), (1, true), "masked by its own signal");
         line.unmask();
-        assert_eq!(rung(), 2, "still up");
+        assert_eq!(count(), 2, "still up");
         line.set(false);
         line.unmask();
-        assert_eq!(rung(), 2, "down");
+        assert_eq!(count(), 2, "down");
         line.disable(true);
         line.set(true);
-        assert_eq!(rung(), 2, "disabled by the command register");
+        assert_eq!(count(), 2, "disabled by the command register");
         line.disable(false);
-        assert_eq!(rung(), 3);
+        assert_eq!(count(), 3);
         line.connect(None);
         line.unmask();
-        assert_eq!((rung(), line.signals()), (3, 3));
+        assert_eq!((count(), line.signals()), (3, 3));
     }
 }

@@ -85,8 +85,8 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     #[derive(Debug, Default)]
-    struct Bell(AtomicU64);
-    impl Interrupt for Bell {
+    struct CountedInterrupt(AtomicU64);
+    impl Interrupt for CountedInterrupt {
         fn signal(&self) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
@@ -94,19 +94,19 @@ mod tests {
 
     #[test]
     fn what_comes_while_masked_is_pending_once() {
-        let bell = Arc::new(Bell::default());
-        let rung = || bell.0.load(Ordering::Relaxed);
+        let interrupt = Arc::new(CountedInterrupt::default());
+        let count = || interrupt.0.load(Ordering::Relaxed);
         let mut vectors = Vectors::new(2);
         assert!(vectors.signal(0) && !vectors.pending(0), "to nowhere");
-        assert!(vectors.connect(0, Some(bell.clone())) && vectors.connected());
+        assert!(vectors.connect(0, Some(interrupt.clone())) && vectors.connected());
         vectors.signal(0);
-        assert_eq!(rung(), 1);
+        assert_eq!(count(), 1);
         vectors.mask(0, true);
         vectors.signal(0);
         vectors.signal(0);
-        assert_eq!((rung(), vectors.pending(0)), (1, true));
+        assert_eq!((count(), vectors.pending(0)), (1, true));
         vectors.mask(0, false);
-        assert_eq!((rung(), vectors.pending(0)), (2, false));
+        assert_eq!((count(), vectors.pending(0)), (2, false));
         assert!(!vectors.signal(2) && !vectors.mask(9, true) && !vectors.connect(2, None));
         assert_eq!(Vectors::new(u16::MAX).len(), MOST);
     }

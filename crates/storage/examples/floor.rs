@@ -1,13 +1,15 @@
-//! What a lane costs when nothing stands around it: 4 KiB operations on one spinning thread, for each kind of lane.
+//! What an I/O channel costs by itself: 4 KiB operations on one spinning thread, for each kind of channel.
 //!
 //! `cargo run --release -p ioplane-storage --example floor -- [IMAGE] [SECONDS] [read|write]`
 //! prints, for each kind and depth: thousand operations a second, and processor time for each (kernel workers and
-//! threads of the lane included).
+//! threads of the channel included).
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ioplane_cores::{RingChoice, context_with_ring};
+use ioplane_device::CoreContext;
 use ioplane_memory::{GuestMap, GuestRange, GuestView};
 use ioplane_storage::*;
 
@@ -26,7 +28,8 @@ fn cpu() -> Duration {
 fn measure(backing: &dyn Backing, depth: u16, write: bool, time: Duration) -> (f64, f64) {
     let map = GuestMap::anonymous(u64::from(depth) * BLOCK).expect("guest memory");
     let view = GuestView::new(Arc::new(map));
-    let mut lane = backing.channel(depth).expect("a lane");
+    let mut channel = backing.channel(depth).expect("a channel");
+    let mut context = context_with_ring(RingChoice::Best).expect("a ring, where there are rings");
     let mut free: Vec<Tag> = (0..depth).map(Tag).collect();
     let (mut state, mut count) = (0x9e37_79b9_7f4a_7c15u64, 0u64);
     let (start, cpu_before) = (Instant::now(), cpu());
@@ -45,7 +48,7 @@ fn measure(backing: &dyn Backing, depth: u16, write: bool, time: Duration) -> (f
                 } else {
                     Op::Read { offset, into: &range }
                 };
-                match lane.submit(&view, &op, tag) {
+                match channel.submit(&mut context, &view, &op, tag) {
                     Submitted::Done(outcome) => {
                         outcome.expect("an operation");
                         count += 1;
@@ -55,8 +58,11 @@ fn measure(backing: &dyn Backing, depth: u16, write: bool, time: Duration) -> (f
                     }
                 }
             }
-            lane.push();
-            lane.reap(&mut |tag, outcome| {
+            channel.push(&mut context);
+            if let Some(io) = context.io() {
+                io.enter();
+            }
+            channel.reap(&mut context, &mut |tag, outcome| {
                 outcome.expect("an operation");
                 free.push(tag);
                 count += 1;
@@ -64,6 +70,7 @@ fn measure(backing: &dyn Backing, depth: u16, write: bool, time: Duration) -> (f
         }
     }
     let (elapsed, cpu) = (start.elapsed(), cpu() - cpu_before);
+    channel.detach(&mut context);
     (count as f64 / elapsed.as_secs_f64(), cpu.as_secs_f64() * 1e6 / count as f64)
 }
 
@@ -99,13 +106,15 @@ fn fill(backing: &dyn Backing) {
     let chunk = 1 << 20;
     let view = GuestView::new(Arc::new(GuestMap::anonymous(chunk).expect("guest memory")));
     view.write(0, &vec![0x5a; chunk as usize]).expect("filling");
-    let mut lane = backing.channel(1).expect("a lane");
+    let mut channel = backing.channel(1).expect("a channel");
+    // Without a ring: on the spot.
+    let mut context = CoreContext::default();
     for offset in (0..DISK).step_by(chunk as usize) {
         let op = Op::Write { offset, from: &[GuestRange { gpa: 0, len: chunk as u32 }] };
-        if lane.submit(&view, &op, Tag(0)) == Submitted::Pending {
-            lane.push();
-            while lane.in_flight() > 0 {
-                lane.reap(&mut |_, outcome| outcome.expect("filling"));
+        if channel.submit(&mut context, &view, &op, Tag(0)) == Submitted::Pending {
+            channel.push(&mut context);
+            while channel.in_flight() > 0 {
+                channel.reap(&mut context, &mut |_, outcome| outcome.expect("filling"));
             }
         }
     }
@@ -129,7 +138,7 @@ fn main() {
             kinds.push((name, Box::new(move || FileBacking::open(options.clone()).expect("an image"))));
         }
     }
-    println!("{:34} {:>5} {:>6} {:>10} {:>9}", "lane", "op", "depth", "kIOPS", "cpu us/op");
+    println!("{:34} {:>5} {:>6} {:>10} {:>9}", "channel", "op", "depth", "kIOPS", "cpu us/op");
     let (rate, each) = bare_copy(time);
     println!("{:34} {:>5} {:>6} {:>10.1} {each:>9.3}", "bare copy", "read", "-", rate / 1e3);
     for (name, make) in &kinds {

@@ -3,6 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
+use ioplane_device::CoreContext;
 use ioplane_memory::{GuestFault, GuestRange, GuestView};
 
 /// What is known of a backing now. Sizes in bytes.
@@ -62,15 +63,15 @@ impl Fault {
 /// promises its driver a `seg_max` below this.
 pub const MAX_RANGES: usize = 128;
 
-/// [`IoChannel::slice`] of a lane that does not copy on the I/O core: above what guests ask for at once, so that only outsized
+/// [`IoChannel::slice`] of a channel that does not copy on the I/O core: above what guests ask for at once, so that only outsized
 /// requests pay for a second turn.
 pub const SLICE: u32 = 1 << 20;
 
 /// How an operation ended.
 pub type Outcome = Result<(), Fault>;
 
-/// Names an operation of one lane; the lane hands it back and makes nothing of it. Unique among those in flight, and
-/// below the depth that the lane was opened with.
+/// Identifies an operation of one channel, which returns it unchanged. Unique among those in flight, and
+/// below the depth that the channel was opened with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tag(pub u16);
 
@@ -123,7 +124,7 @@ pub enum Submitted {
 /// The data half of a backing: what one queue's poller does I/O with. Moves between threads, but only between polls.
 ///
 /// Reads into guest memory that are [`Submitted::Pending`] are marked in the dirty log by the poller when they are reaped
-/// (invariant 6); what a lane copies itself is marked by the view.
+/// (invariant 6); what a channel copies itself is marked by the view.
 pub trait IoChannel: Send {
     /// Most bytes of one read or write. Copying, and handing pages to the kernel, holds the I/O core for a time that grows with
     /// the bytes, so whoever polls cuts a longer transfer into operations of this size and submits them one by one.
@@ -131,26 +132,31 @@ pub trait IoChannel: Send {
         SLICE
     }
 
-    /// Takes an operation on. At most as many as the lane's depth are in flight. Every guest range is checked here
-    /// before anything is done; the lane keeps `view.map()` alive while the operation is in flight. May only note it down
+    /// Takes an operation on. At most as many as the channel's depth are in flight. Every guest range is checked here
+    /// before anything is done; the channel keeps `view.map()` alive while the operation is in flight. May only note it down
     /// until [`IoChannel::push`].
-    fn submit(&mut self, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted;
+    fn submit(&mut self, context: &mut CoreContext, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted;
 
     /// Hands everything noted down to whoever does it. Called once a poll, and only needed after [`Submitted::Pending`].
-    fn push(&mut self);
+    fn push(&mut self, context: &mut CoreContext);
 
-    /// Whether something is still noted down after [`IoChannel::push`] (the kernel was short of memory): nothing will wake
-    /// anybody for it, so whoever polls must push again before long.
+    /// Whether something is still noted down after [`IoChannel::push`] (the core's ring has enough of this queue's), or something that has
+    /// ended was left by the last [`IoChannel::reap`]: nothing will wake anybody for it, so whoever polls must come again before long.
     fn held_back(&self) -> bool;
 
     /// Calls `done` once for each operation that has ended since, in any order, and says how many those were.
-    fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize;
+    fn reap(&mut self, context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize;
 
     /// How many operations are in flight.
     fn in_flight(&self) -> usize;
 
-    /// Readable (level-triggered) while there is something to reap; `None` if nothing is ever in flight.
+    /// Readable (level-triggered) while there is something to reap; `None` if nothing is ever in flight, or only on the core's ring,
+    /// and then the core knows.
     fn waker(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Its queue leaves the core of `context`: what is in flight on the core's ring is left to it, and never reaped. Called on
+    /// the core, before the channel is dropped or goes to another core.
+    fn detach(&mut self, _context: &mut CoreContext) {}
 }
 
 /// The control half of a backing. Shared by the queues of one disk; no method is called on an I/O core.
@@ -158,14 +164,14 @@ pub trait Backing: Send + Sync + std::fmt::Debug {
     /// What is known of it now.
     fn info(&self) -> BackingInfo;
 
-    /// Opens a lane for a queue that keeps at most `depth` operations in flight. Everything that the lane will ever need is
+    /// Opens a channel for a queue that keeps at most `depth` operations in flight. Everything that the channel will ever need is
     /// allocated here.
     fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError>;
 
     /// Changes the size. Shrinking is allowed: operations beyond the new end fail from then on.
     fn resize(&self, bytes: u64) -> Result<(), StorageError>;
 
-    /// Blocks until all I/O of lanes that were dropped with operations in flight has ended, or until `deadline`; says
+    /// Blocks until all I/O of channels that were dropped with operations in flight has ended, or until `deadline`; says
     /// whether it has. Replaying before would race with it.
     fn wait_quiet(&self, deadline: Instant) -> bool;
 

@@ -112,7 +112,7 @@ fn vm_name(arguments: &[String]) -> Option<String> {
     named.or(bare.copied()).filter(|name| !name.is_empty()).map(str::to_owned)
 }
 
-/// Dead but not buried, about to exit, or with a SIGKILL on the way.
+/// A zombie, about to exit, or with a pending SIGKILL.
 fn is_ending(stat: &str, status: &str) -> bool {
     const PF_EXITING: u64 = 4;
     let mut fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();

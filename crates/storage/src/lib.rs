@@ -2,16 +2,16 @@
 //!
 //! ```text
 //!   control plane:  Backing  (open, lock, size, resize; names the holder when somebody else has the image)
-//!                      | lane(depth)          one for each queue, moved to the I/O core with its poller
-//!   I/O core:        Lane    submit -> push -> reap          guest memory <--> kernel or memory, never a copy in between
+//!                      | channel(depth)       one for each queue, moved to the I/O core with its poller
+//!   I/O core:        IoChannel  submit -> push -> reap     guest memory <--> kernel or memory, never a copy in between
 //!
 //!   FileBacking    image file or block device: io_uring, or a few threads where that is forbidden
 //!   MemoryBacking  a memfd; every operation ends at once
 //!   filter::*      Delay, Stall, Fail, PowerCut around any of them, for tests
 //! ```
 //!
-//! A lane is the data half: it never locks, allocates, blocks or logs. What it cannot do at once it keeps in flight and
-//! hands back by [`IoChannel::reap`]. I/O that a lane leaves behind when it is dropped is seen to its end off the I/O core
+//! An I/O channel is the data half: it never locks, allocates, blocks or logs. What it cannot do at once it keeps in flight and
+//! hands back by [`IoChannel::reap`]. Operations in flight when a channel is dropped (orphaned I/O) are waited for off the I/O core
 //! before anybody may replay it ([`Backing::wait_quiet`]): until then a late write could overwrite newer data. I/O that a
 //! *process* leaves behind when it is killed is fenced by the locks of the image, see [`FileBacking::open`].
 //!

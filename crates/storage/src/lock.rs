@@ -1,4 +1,4 @@
-//! Taking an image: the locks that QEMU takes, so that each refuses the other, and the fence against the dead.
+//! Taking an image: the locks that QEMU takes, so that each refuses the other, and the fence against I/O of dead processes.
 //!
 //! QEMU (`block/file-posix.c`) holds a *shared* record lock on byte 100 + n for each permission n that it uses, and on byte
 //! 200 + n for each permission n that it does not share, on an open file description. Who comes later asks, without taking it,
@@ -7,7 +7,7 @@
 //!
 //! On top of that a `flock` of the whole file. Both kinds belong to the open file description and go when it goes, and a
 //! request in flight in io_uring keeps it: so the locks of a process that was killed stay until the last of its I/O
-//! has landed. An image whose locks nobody alive holds is one whose I/O is still landing, and whoever wants it waits.
+//! has ended. An image that is locked while no living process holds the locks still has I/O in flight, so taking it waits.
 
 #![allow(unsafe_code)]
 // UNSAFETY: fcntl on a structure of its own.
@@ -74,8 +74,8 @@ fn hash(name: &str) -> u64 {
 pub(crate) enum Refusal {
     /// Somebody alive has it.
     Held(String),
-    /// Nobody alive, but not free after the whole patience.
-    Landing,
+    /// No living process has it, but I/O of a dead one still is in flight after the timeout.
+    IoInFlight,
     /// The system does not lock.
     Os(io::Error),
 }
@@ -83,12 +83,12 @@ pub(crate) enum Refusal {
 /// How long somebody alive may hold the image and still be waited for: udev looks at new devices, `qemu-img info` at images.
 const PASSING: Duration = Duration::from_millis(400);
 
-/// Takes `claim` on `file`, waiting up to `patience` for the I/O of the dead. `alive` says of a lock of this very process
+/// Takes `claim` on `file`, waiting up to `timeout` for the I/O of dead processes. `alive` says of a lock of this very process
 /// whether a backing still has it; `waiting` hears about once in 50 ms how long it has been.
 pub(crate) fn take(
     file: BorrowedFd<'_>,
     claim: &Claim,
-    patience: Duration,
+    timeout: Duration,
     alive: &dyn Fn() -> bool,
     waiting: &mut dyn FnMut(Duration),
 ) -> Result<(), Refusal> {
@@ -107,7 +107,7 @@ pub(crate) fn take(
         }
         match living {
             Some(holder) if waited >= PASSING => return Err(Refusal::Held(holder.to_string())),
-            None if waited >= patience.max(PASSING) => {
+            None if waited >= timeout.max(PASSING) => {
                 // Every ioplane holds the flock, and its byte locks stay with it.
                 return Err(
                     if found.is_empty()
@@ -118,7 +118,7 @@ pub(crate) fn take(
                             "a process that cannot be seen from here (another container or user)".into(),
                         )
                     } else {
-                        Refusal::Landing
+                        Refusal::IoInFlight
                     },
                 );
             }

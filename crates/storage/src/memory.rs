@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use ioplane_device::CoreContext;
 use ioplane_memory::{GuestRange, GuestView, Mapping, MappingError, Window};
 use rustix::event::EventfdFlags;
 use rustix::fs::FallocateFlags;
@@ -23,7 +24,7 @@ const SLICE: u64 = 1 << 20;
 
 /// A disk in a memfd. Reads and writes are one copy and end at once; nothing survives the process.
 ///
-/// The memfd is mapped once, with room to grow, and stays: a lane never has to learn of another mapping. The size of the
+/// The memfd is mapped once, with room to grow, and stays: a channel never has to learn of another mapping. The size of the
 /// disk is one shared number, checked by every operation.
 #[derive(Debug)]
 pub struct MemoryBacking {
@@ -135,7 +136,7 @@ impl Backing for MemoryBacking {
             return Err(StorageError::Size { image: "memory".into(), bytes, why });
         }
         let before = disk.bytes.load(Ordering::Acquire);
-        // What is cut off is gone, and what is added reads as zeros, even if a lane was just writing there as it was cut off.
+        // What is cut off is gone, and what is added reads as zeros, even if a channel was just writing there as it was cut off.
         if bytes < before {
             disk.bytes.store(bytes, Ordering::Release);
         }
@@ -150,7 +151,7 @@ impl Backing for MemoryBacking {
     }
 
     fn wait_quiet(&self, _deadline: Instant) -> bool {
-        // What is in flight in a lane (zeroing, by slices) ends with the lane.
+        // What is in flight in a channel (zeroing, by slices) ends with the channel.
         true
     }
 
@@ -252,7 +253,7 @@ impl IoChannel for MemoryChannel {
     }
 
     #[inline]
-    fn submit(&mut self, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
+    fn submit(&mut self, _context: &mut CoreContext, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
         match *op {
             Op::Read { offset, into } => Submitted::Done(self.read(view, offset, into)),
             Op::Write { offset, from } => Submitted::Done(self.write(view, offset, from)),
@@ -262,14 +263,14 @@ impl IoChannel for MemoryChannel {
     }
 
     #[inline]
-    fn push(&mut self) {}
+    fn push(&mut self, _context: &mut CoreContext) {}
 
     fn held_back(&self) -> bool {
         false
     }
 
     #[inline]
-    fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
+    fn reap(&mut self, _context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
         let Some(slow) = self.slow.first_mut() else { return 0 };
         let slice = slow.left.min(SLICE);
         let outcome = fault(self.disk.punch(slow.offset, slice));

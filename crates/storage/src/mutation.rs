@@ -9,7 +9,7 @@
 pub enum Promise {
     /// A flush is acknowledged after `fdatasync` has returned.
     Flush = 1,
-    /// An image is opened after the last request of the dead process on it has landed.
+    /// An image is opened after the last request of the dead process on it has ended.
     Fence = 2,
 }
 

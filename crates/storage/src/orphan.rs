@@ -1,23 +1,23 @@
-//! Where lanes go that are dropped with operations in flight: off the I/O core, to be seen to their end.
+//! Orphaned I/O: the operations in flight of dropped channels, waited for off the I/O core.
 //!
-//! What the kernel still works on (guest memory, tables, the open image with its locks) stays alive here until it has done.
+//! What the kernel still works on (guest memory, tables, the open image with its locks) stays alive here until it has finished.
 //! Control plane only.
 
 #![expect(
     clippy::disallowed_types,
-    reason = "control plane: a lane comes here once it has left its I/O core"
+    reason = "control plane: a channel comes here once it has left its I/O core"
 )]
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// The rest of a lane.
+/// What is left of a dropped channel with operations in flight.
 pub(crate) trait Orphan: Send {
     /// Blocks until nothing is in flight any more. Begins nothing new.
     fn wait(&mut self);
 }
 
-/// Counts the lanes whose operations have not ended.
+/// Counts the channels whose operations have not ended.
 #[derive(Debug, Default)]
 pub(crate) struct OrphanedIo {
     left: Mutex<usize>,
@@ -29,20 +29,24 @@ impl OrphanedIo {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a lane in and returns at once.
-    pub fn take(self: &Arc<Self>, remains: Box<dyn Orphan>) {
+    /// Counts an orphan until the guard goes.
+    pub fn guard(self: &Arc<Self>) -> CountGuard {
         *self.count() += 1;
-        let place = Place(self.clone());
+        CountGuard(self.clone())
+    }
+
+    /// Waits for the operations of a dropped channel on a thread of its own. Returns at once.
+    pub fn take(self: &Arc<Self>, orphan: Box<dyn Orphan>) {
+        let guard = self.guard();
         let work = move || {
-            let mut remains = remains;
-            remains.wait();
-            // First all of it goes, the open image too; then it is quiet.
-            drop(remains);
-            drop(place);
+            let mut orphan = orphan;
+            orphan.wait();
+            // Everything is dropped, the open image too, before it counts as ended.
+            drop(orphan);
+            drop(guard);
         };
-        // Without a thread the closure is dropped on the spot, and with it the remains, which wait by themselves before they
-        // go: slow, but safe.
-        let _ = std::thread::Builder::new().name("limbo".into()).spawn(work);
+        // Without a thread the closure is dropped here, and with it the orphan, whose drop waits: slow, but safe.
+        let _ = std::thread::Builder::new().name("orphaned-io".into()).spawn(work);
     }
 
     /// Blocks until it is empty or `deadline` has passed; says whether it is.
@@ -58,9 +62,10 @@ impl OrphanedIo {
     }
 }
 
-struct Place(Arc<OrphanedIo>);
+/// What an orphan that waits elsewhere holds until it has ended.
+pub(crate) struct CountGuard(Arc<OrphanedIo>);
 
-impl Drop for Place {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         *self.0.count() -= 1;
         self.0.fewer.notify_all();

@@ -13,7 +13,7 @@ fn file_of(backing: &dyn Backing) -> OwnedFd {
 fn image(path: &Path) -> FileOptions {
     std::fs::File::create(path).unwrap().set_len(1 << 20).unwrap();
     FileOptions {
-        patience: Duration::from_millis(100),
+        timeout: Duration::from_millis(100),
         owner: Some("me".to_owned()),
         ..FileOptions::new(path)
     }

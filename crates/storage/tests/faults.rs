@@ -32,8 +32,8 @@ fn refusals(backing: &dyn Backing) {
         (Op::Write { offset: 0, from: &outside() }, Fault::Guest(BEYOND)),
         (Op::Read { offset: 0, into: &[one[0]; MAX_RANGES + 1] }, Fault::Io(libc::E2BIG)),
     ] {
-        assert_eq!(rig.lane.submit(&rig.view, &op, Tag(0)), Submitted::Done(Err(fault)), "{op:?}");
-        assert_eq!(rig.lane.in_flight(), 0);
+        assert_eq!(rig.submit(&op, Tag(0)), Submitted::Done(Err(fault)), "{op:?}");
+        assert_eq!(rig.channel.in_flight(), 0);
     }
     // The first range of a transfer whose second is refused has not been touched, on either side.
     rig.view.write(0, &[9; 512]).unwrap();
@@ -187,11 +187,11 @@ fn a_lane_keeps_guest_memory_mapped_while_it_works_on_it() {
         let mut rig = Rig::new(&*backing, 4);
         let old = Arc::downgrade(rig.view.map());
         let op = Op::Write { offset: 0, from: &[GuestRange { gpa: 0, len: 4096 }] };
-        assert_eq!(rig.lane.submit(&rig.view, &op, Tag(3)), Submitted::Pending);
+        assert_eq!(rig.submit(&op, Tag(3)), Submitted::Pending);
         rig.view.set_map(Arc::new(GuestMap::anonymous(MEMORY).unwrap()));
-        assert_eq!(rig.lane.submit(&rig.view, &op, Tag(1)), Submitted::Pending);
+        assert_eq!(rig.submit(&op, Tag(1)), Submitted::Pending);
         assert!(old.upgrade().is_some(), "{name}");
-        rig.lane.push();
+        rig.push();
         rig.finish();
         // Unmapping is for the control plane, which comes by now.
         assert!(old.upgrade().is_some(), "{name}");
@@ -211,17 +211,17 @@ fn the_waker_tells_and_then_is_quiet() {
             for tag in 0..8 {
                 let from = [GuestRange { gpa: tag * 4096, len: 4096 }];
                 let op = Op::Write { offset: tag * 4096, from: &from };
-                assert_eq!(rig.lane.submit(&rig.view, &op, Tag(tag as u16)), Submitted::Pending);
+                assert_eq!(rig.submit(&op, Tag(tag as u16)), Submitted::Pending);
             }
-            rig.lane.push();
+            rig.push();
             let mut left = 8;
             while left > 0 {
                 assert!(rig.readable(10_000), "{name}");
-                left -= rig.lane.reap(&mut |_, outcome| assert_eq!(outcome, Ok(())));
+                left -= rig.reap(&mut |_, outcome| assert_eq!(outcome, Ok(())));
             }
             // A late count of a thread may make it readable once more; a reap with nothing to reap ends that.
             while rig.readable(0) {
-                assert_eq!(rig.lane.reap(&mut |_, _| ()), 0);
+                assert_eq!(rig.reap(&mut |_, _| ()), 0);
             }
         }
     }
@@ -253,7 +253,7 @@ fn sizes_change_under_open_lanes() {
     assert_eq!(rig.write((1 << 30) - 512, &[1; 512]), Ok(()));
     // More than one poll's worth of zeroing: in flight, with a waker, and readable as zeros in the end.
     let zero = Op::WriteZeroes { offset: 0, len: 1 << 30, unmap: true };
-    assert_eq!(rig.lane.submit(&rig.view, &zero, Tag(1)), Submitted::Pending);
+    assert_eq!(rig.submit(&zero, Tag(1)), Submitted::Pending);
     assert!(rig.readable(0));
     assert_eq!(rig.finish(), [(Tag(1), Ok(()))]);
     assert!(!rig.readable(0));

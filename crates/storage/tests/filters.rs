@@ -28,13 +28,13 @@ fn a_stalled_disk_hangs_until_it_is_released() {
     disk.stall();
     rig.view.write(0, &[2; 512]).unwrap();
     let op = Op::Write { offset: 0, from: &sector(0) };
-    assert_eq!(rig.lane.submit(&rig.view, &op, Tag(2)), Submitted::Pending);
-    assert_eq!(rig.lane.submit(&rig.view, &Op::Flush, Tag(0)), Submitted::Pending);
-    rig.lane.push();
+    assert_eq!(rig.submit(&op, Tag(2)), Submitted::Pending);
+    assert_eq!(rig.submit(&Op::Flush, Tag(0)), Submitted::Pending);
+    rig.push();
     for _ in 0..10 {
-        assert_eq!(rig.lane.reap(&mut |_, _| panic!("stalled")), 0);
+        assert_eq!(rig.reap(&mut |_, _| panic!("stalled")), 0);
     }
-    assert_eq!(rig.lane.in_flight(), 2);
+    assert_eq!(rig.channel.in_flight(), 2);
     assert!(!rig.readable(20));
     assert_eq!(direct.read(0, 512).unwrap(), [1; 512]);
     disk.release();
@@ -54,8 +54,8 @@ fn what_hung_lands_late_even_if_its_lane_has_gone() {
         disk.stall();
         rig.view.write(0, &[3; 512]).unwrap();
         let op = Op::Write { offset: 0, from: &sector(0) };
-        assert_eq!(rig.lane.submit(&rig.view, &op, Tag(0)), Submitted::Pending);
-        rig.lane.push();
+        assert_eq!(rig.submit(&op, Tag(0)), Submitted::Pending);
+        rig.push();
         drop(rig);
         assert!(!disk.wait_quiet(Instant::now() + Duration::from_millis(20)));
         let mut direct = Rig::new(&*below, 1);
@@ -74,13 +74,13 @@ fn a_slow_disk_takes_its_time() {
     let start = Instant::now();
     for tag in 0..4 {
         let op = Op::Read { offset: 0, into: &sector(0) };
-        assert_eq!(rig.lane.submit(&rig.view, &op, Tag(tag)), Submitted::Pending);
+        assert_eq!(rig.submit(&op, Tag(tag)), Submitted::Pending);
     }
-    rig.lane.push();
+    rig.push();
     assert_eq!(rig.finish().len(), 4);
     assert!(start.elapsed() >= delay);
     assert!(start.elapsed() < delay * 20, "side by side, not one after the other");
-    assert_eq!(rig.lane.submit(&rig.view, &Op::Flush, Tag(0)), Submitted::Pending);
+    assert_eq!(rig.submit(&Op::Flush, Tag(0)), Submitted::Pending);
     drop(rig);
     assert!(!disk.wait_quiet(Instant::now()));
     assert!(disk.wait_quiet(Instant::now() + Duration::from_secs(20)));
@@ -104,9 +104,9 @@ fn failures_come_as_planned() {
     let mut again = Rig::new(&*disk, 4);
     assert_eq!(again.read(0, 512).unwrap(), [1; 512], "what failed has done nothing");
     assert_eq!(rig.read(512, 512).unwrap(), [3; 512]);
-    // Counted over all lanes. Late: in flight until it is reaped.
+    // Counted over all channels. Late: in flight until it is reaped.
     let op = Op::Read { offset: 0, into: &sector(0) };
-    assert_eq!(again.lane.submit(&again.view, &op, Tag(3)), Submitted::Pending);
+    assert_eq!(again.submit(&op, Tag(3)), Submitted::Pending);
     assert!(again.readable(0));
     assert_eq!(again.finish(), [(Tag(3), Err(Fault::Io(libc::EIO)))]);
     assert!(!again.readable(0));

@@ -211,7 +211,7 @@ fn a_passing_holder_is_waited_for() {
     let first = FileBacking::open(FileOptions::new(&path)).unwrap();
     let (mut first, mut reports) = (Some(first), 0);
     FileBacking::open_watched(FileOptions::new(&path), &mut |waiting: Waiting| {
-        assert_eq!(waiting.patience, Duration::from_secs(60));
+        assert_eq!(waiting.timeout, Duration::from_secs(60));
         reports += 1;
         if reports == 3 {
             first.take();

@@ -278,10 +278,10 @@ fn full_depth() {
                     rig.view.write(gpa, &[(tag + round) as u8; 4096]).unwrap();
                     let from = [GuestRange { gpa, len: 1000 }, GuestRange { gpa: gpa + 1000, len: 3096 }];
                     let op = Op::Write { offset: tag * 4096, from: &from };
-                    assert_eq!(rig.lane.submit(&rig.view, &op, Tag(tag as u16)), Submitted::Pending);
+                    assert_eq!(rig.submit(&op, Tag(tag as u16)), Submitted::Pending);
                 }
-                assert_eq!(rig.lane.in_flight(), 64);
-                rig.lane.push();
+                assert_eq!(rig.channel.in_flight(), 64);
+                rig.push();
                 let mut ended = rig.finish();
                 ended.sort_by_key(|(tag, _)| tag.0);
                 let wanted: Vec<_> = (0..64).map(|tag| (Tag(tag), Ok(()))).collect();

@@ -51,7 +51,7 @@ pub enum How {
 }
 
 #[derive(Debug, Clone)]
-pub struct Trouble {
+pub struct InjectedFault {
     pub call: Call,
     /// Those that touch these bytes; any sync.
     pub bytes: Range<usize>,
@@ -66,7 +66,7 @@ pub struct Calls {
     pub writes: u64,
     /// Syncs that have ended.
     pub syncs: u64,
-    /// Those of all kinds that met a trouble.
+    /// Those of all kinds that met a fault.
     pub troubled: u64,
 }
 
@@ -76,7 +76,7 @@ struct State {
     durable: Vec<u8>,
     /// Sectors written since the last sync that began.
     dirty: BTreeSet<usize>,
-    troubles: Vec<Trouble>,
+    faults: Vec<InjectedFault>,
     calls: Calls,
 }
 
@@ -113,8 +113,8 @@ impl FuseDisk {
     }
 
     /// From now on this goes wrong, and nothing else.
-    pub fn troubles(&self, troubles: &[Trouble]) {
-        self.state().troubles = troubles.to_vec();
+    pub fn faults(&self, faults: &[InjectedFault]) {
+        self.state().faults = faults.to_vec();
     }
 
     /// How many calls there were so far.
@@ -181,15 +181,15 @@ fn mount(device: &File, folder: &Path) -> std::io::Result<()> {
 impl State {
     /// What goes wrong with this call, if anything.
     fn meets(&mut self, call: Call, bytes: Range<usize>) -> Option<How> {
-        let met = |trouble: &&mut Trouble| {
-            trouble.call == call
-                && trouble.times > 0
-                && (call == Call::Sync || trouble.bytes.start < bytes.end && bytes.start < trouble.bytes.end)
+        let met = |fault: &&mut InjectedFault| {
+            fault.call == call
+                && fault.times > 0
+                && (call == Call::Sync || fault.bytes.start < bytes.end && bytes.start < fault.bytes.end)
         };
-        let trouble = self.troubles.iter_mut().find(met)?;
-        trouble.times -= 1;
+        let fault = self.faults.iter_mut().find(met)?;
+        fault.times -= 1;
         self.calls.troubled += 1;
-        Some(trouble.how)
+        Some(fault.how)
     }
 }
 

@@ -1,24 +1,50 @@
 //! A core that a test turns by hand: every poll happens when the test says so, on the test's own thread.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
+use ioplane_cores::{RingChoice, context_with_ring};
 use ioplane_device::{
     Armed, Budget, CoreContext, CoreEnded, CoreId, CoreMessage, CoreSender, Placement, PollState, PollerSlot,
 };
 
-/// A core without a thread. Orders wait until the next [`HandCore::turn`].
+/// A core without a thread. Messages wait until the next [`HandCore::turn`].
 #[derive(Debug, Clone, Default)]
 pub struct HandCore {
     inner: Arc<Mutex<Inner>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Inner {
-    orders: VecDeque<CoreMessage>,
+    messages: VecDeque<CoreMessage>,
     slots: Vec<PollerSlot>,
     context: CoreContext,
     polling: bool,
+    /// [`tend`] is at work.
+    tended: bool,
+}
+
+impl Default for Inner {
+    fn default() -> Self {
+        // Where there can be no ring, images are served by threads.
+        let context = context_with_ring(RingChoice::Plain).unwrap_or_default();
+        Inner { messages: VecDeque::new(), slots: Vec::new(), context, polling: false, tended: false }
+    }
+}
+
+/// What a poller leaves in flight ends while its owner waits for that, and turns nothing: as on a core, another thread enters the
+/// ring.
+fn tend(inner: Weak<Mutex<Inner>>) {
+    std::thread::spawn(move || {
+        while let Some(inner) = inner.upgrade() {
+            if let Some(io) = inner.lock().unwrap_or_else(PoisonError::into_inner).context.io() {
+                io.enter();
+            }
+            drop(inner);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
 }
 
 impl HandCore {
@@ -33,7 +59,7 @@ impl HandCore {
         work(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Reads the mail and steps every slot once; says how many units of work were done.
+    /// Handles the messages and steps every slot once; says how many units of work were done.
     pub fn turn(&self) -> u32 {
         self.turn_with(Budget(64))
     }
@@ -41,22 +67,22 @@ impl HandCore {
     /// As [`HandCore::turn`], with that much budget for each slot.
     pub fn turn_with(&self, budget: Budget) -> u32 {
         self.with(|inner| {
-            let Inner { orders, slots, context, polling } = inner;
+            let Inner { messages, slots, context, polling, tended } = inner;
             context.look();
-            while let Some(order) = orders.pop_front() {
-                match order {
+            while let Some(message) = messages.pop_front() {
+                match message {
                     CoreMessage::Attach(mut slot) => {
                         slot.disarm(context, *polling);
                         slots.push(slot);
                     }
-                    CoreMessage::Poller(id, tell) => {
+                    CoreMessage::Poller(id, command) => {
                         if let Some(slot) = slots.iter_mut().find(|slot| slot.id() == id) {
-                            slot.tell(context, tell);
+                            slot.handle(context, command);
                         }
                     }
                 }
             }
-            let mut done = 0;
+            let (mut done, before) = (0, slots.len());
             slots.retain_mut(|slot| {
                 context.look();
                 let outcome = slot.step(context, budget);
@@ -64,6 +90,12 @@ impl HandCore {
                 outcome.state() != PollState::Parked
             });
             slots.iter_mut().for_each(PollerSlot::tidy);
+            if let Some(io) = context.io() {
+                io.enter();
+            }
+            if slots.len() < before && !std::mem::replace(tended, true) {
+                tend(Arc::downgrade(&self.inner));
+            }
             done
         })
     }
@@ -102,8 +134,8 @@ impl CoreSender for HandCore {
         CoreId(0)
     }
 
-    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded> {
-        self.with(|inner| inner.orders.push_back(order));
+    fn send(&self, message: CoreMessage) -> Result<(), CoreEnded> {
+        self.with(|inner| inner.messages.push_back(message));
         Ok(())
     }
 }

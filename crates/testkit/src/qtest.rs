@@ -211,7 +211,7 @@ pub struct Board {
     qemu: Qemu,
     identity: Identity,
     bars: BarMap,
-    bell: Arc<OwnedFd>,
+    event: Arc<OwnedFd>,
 }
 
 impl Board {
@@ -228,10 +228,10 @@ impl Board {
             class: class >> 8,
             subsystem: (word(&mut qemu, spec::SUBSYSTEM_VENDOR_ID)?, word(&mut qemu, spec::SUBSYSTEM_ID)?),
         };
-        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
-        let bell = Arc::new(bell.map_err(|error| failed("an eventfd", error))?);
+        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
+        let event = Arc::new(event.map_err(|error| failed("an eventfd", error))?);
         let bars = BarMap::new().with(0, Bar::new(ports, Space::Port));
-        Ok(Board { qemu, identity, bars, bell })
+        Ok(Board { qemu, identity, bars, event })
     }
 
     fn done(&self, doing: &str, outcome: Result<(), String>) -> Result<(), HardwareError> {
@@ -297,10 +297,10 @@ impl Hardware for Board {
     }
 
     fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
-        Some(&self.bell)
+        Some(&self.event)
     }
 
-    fn heard(&mut self) -> bool {
+    fn take_interrupt(&mut self) -> bool {
         false
     }
 

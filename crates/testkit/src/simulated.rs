@@ -33,6 +33,8 @@ pub enum Trouble {
     Broken,
     /// It fails every access to the register at this offset, and nothing else.
     BrokenAt(u64),
+    /// It fails the first access to the register at this offset, and nothing else; after that, nothing is wrong.
+    BrokenOnceAt(u64),
 }
 
 /// What the hardware saw.
@@ -46,9 +48,9 @@ pub struct Touches {
 }
 
 #[derive(Debug)]
-struct Bell(Arc<OwnedFd>);
+struct EventInterrupt(Arc<OwnedFd>);
 
-impl Interrupt for Bell {
+impl Interrupt for EventInterrupt {
     fn signal(&self) {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
@@ -72,8 +74,8 @@ struct Inner<F: Function> {
 
 impl<F: Function> Inner<F> {
     fn access(&mut self, at: RegisterAddress, mut op: Access<'_>) {
-        self.function.with(|function, still| match function.access(at, again(&mut op)) {
-            Effect::Deactivate(_, AfterStop::Reset) => function.reset(still),
+        self.function.with(|function, proof| match function.access(at, again(&mut op)) {
+            Effect::Deactivate(_, AfterStop::Reset) => function.reset(proof),
             Effect::None | Effect::Activate(_) | Effect::Deactivate(..) => {}
         });
     }
@@ -90,11 +92,18 @@ impl<F: Function> Inner<F> {
         if self.clings != 0 && own.any(owned) { Trouble::Deaf } else { self.trouble }
     }
 
+    /// After a failed access: what fails once works from here on.
+    fn heal(&mut self) {
+        if matches!(self.trouble, Trouble::BrokenOnceAt(_)) {
+            self.trouble = Trouble::None;
+        }
+    }
+
     /// Tells the function what its bus addresses are now.
     fn remap(&mut self) {
         let map = Arc::new(GuestMap::new(self.mapped.clone()).expect("an IOMMU refuses overlaps first"));
-        self.function.with(|function, still| {
-            function.replace_memory(still, map).expect("an emulated function takes any memory");
+        self.function.with(|function, proof| {
+            function.replace_memory(proof, map).expect("an emulated function takes any memory");
         });
     }
 
@@ -116,8 +125,8 @@ fn again<'a>(op: &'a mut Access<'_>) -> Access<'a> {
 /// An emulated function as hardware.
 pub struct Simulated<F: Function> {
     inner: Arc<Mutex<Inner<F>>>,
-    bell: Arc<Bell>,
-    /// Readable when the bell rings or the function has something to do, if it moves by itself.
+    interrupt: Arc<EventInterrupt>,
+    /// Readable when the interrupt fires or the function has something to do, if it moves by itself.
     both: Option<Arc<OwnedFd>>,
     name: String,
     identity: Identity,
@@ -128,12 +137,12 @@ pub struct Simulated<F: Function> {
 /// The test's hold on simulated hardware.
 pub struct Bench<F: Function> {
     inner: Arc<Mutex<Inner<F>>>,
-    bell: Arc<Bell>,
+    interrupt: Arc<EventInterrupt>,
 }
 
 impl<F: Function> Clone for Bench<F> {
     fn clone(&self) -> Self {
-        Bench { inner: self.inner.clone(), bell: self.bell.clone() }
+        Bench { inner: self.inner.clone(), interrupt: self.interrupt.clone() }
     }
 }
 
@@ -142,7 +151,7 @@ impl<F: Function> Clone for Simulated<F> {
     fn clone(&self) -> Self {
         Simulated {
             inner: self.inner.clone(),
-            bell: self.bell.clone(),
+            interrupt: self.interrupt.clone(),
             both: self.both.clone(),
             name: self.name.clone(),
             identity: self.identity,
@@ -166,7 +175,7 @@ impl<F: Function> Bench<F> {
     pub fn trouble(&self, trouble: Trouble) {
         lock(&self.inner).trouble = trouble;
         if trouble == Trouble::Mad {
-            self.bell.signal();
+            self.interrupt.signal();
         }
     }
 
@@ -219,7 +228,8 @@ impl<F: Function> Simulated<F> {
     /// `function`, as hardware of that name.
     pub fn new(name: &str, function: F) -> std::io::Result<(Self, Bench<F>)> {
         use rustix::event::{EventfdFlags, eventfd};
-        let bell = Arc::new(Bell(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)));
+        let interrupt =
+            Arc::new(EventInterrupt(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)));
         let (bars, irqs) = (function.bars().clone(), function.irqs());
         let mut inner = Inner {
             function: Quiescent::new(function),
@@ -243,8 +253,8 @@ impl<F: Function> Simulated<F> {
             subsystem: (short(spec::SUBSYSTEM_VENDOR_ID), short(spec::SUBSYSTEM_ID)),
         };
         let inner = Arc::new(Mutex::new(inner));
-        let bench = Bench { inner: inner.clone(), bell: bell.clone() };
-        Ok((Simulated { inner, bell, both: None, name: name.to_owned(), identity, bars, irqs }, bench))
+        let bench = Bench { inner: inner.clone(), interrupt: interrupt.clone() };
+        Ok((Simulated { inner, interrupt, both: None, name: name.to_owned(), identity, bars, irqs }, bench))
     }
 
     /// From now on it also does what it has to do whenever its owner listens to its interrupt, which becomes readable for that too.
@@ -252,7 +262,7 @@ impl<F: Function> Simulated<F> {
     pub fn by_itself(self) -> std::io::Result<Self> {
         use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
         let both = create(CreateFlags::CLOEXEC)?;
-        add(&both, &self.bell.0, EventData::new_u64(0), EventFlags::IN)?;
+        add(&both, &self.interrupt.0, EventData::new_u64(0), EventFlags::IN)?;
         lock(&self.inner).function.with(|function, _| match function.attention() {
             Some(attention) => add(&both, attention, EventData::new_u64(1), EventFlags::IN),
             None => Ok(()),
@@ -301,7 +311,10 @@ impl<F: Function> Hardware for Simulated<F> {
         match inner.trouble() {
             Trouble::Gone => out.fill(0xff),
             Trouble::Broken => return Err(self.broken("reading a register")),
-            Trouble::BrokenAt(at) if at == offset => return Err(self.broken("reading that register")),
+            Trouble::BrokenAt(at) | Trouble::BrokenOnceAt(at) if at == offset => {
+                inner.heal();
+                return Err(self.broken("reading that register"));
+            }
             trouble => {
                 inner.access(RegisterAddress::Bar(bar, offset), Access::Read(out));
                 if trouble == Trouble::Deaf {
@@ -321,12 +334,17 @@ impl<F: Function> Hardware for Simulated<F> {
         match inner.trouble() {
             Trouble::Gone => {}
             Trouble::Broken => return Err(self.broken("writing a register")),
-            Trouble::BrokenAt(at) if at == offset => return Err(self.broken("writing that register")),
+            Trouble::BrokenAt(at) | Trouble::BrokenOnceAt(at) if at == offset => {
+                inner.heal();
+                return Err(self.broken("writing that register"));
+            }
             Trouble::Deaf => inner.kept.extend((offset..).zip(bytes).map(|(at, byte)| ((bar, at), *byte))),
-            Trouble::None | Trouble::Mad | Trouble::BrokenAt(_) => match &mut inner.held {
-                Some((register, writes)) if *register == offset => writes.push((bar, bytes.to_vec())),
-                _ => inner.access(RegisterAddress::Bar(bar, offset), Access::Write(bytes)),
-            },
+            Trouble::None | Trouble::Mad | Trouble::BrokenAt(_) | Trouble::BrokenOnceAt(_) => {
+                match &mut inner.held {
+                    Some((register, writes)) if *register == offset => writes.push((bar, bytes.to_vec())),
+                    _ => inner.access(RegisterAddress::Bar(bar, offset), Access::Write(bytes)),
+                }
+            }
         }
         Ok(())
     }
@@ -400,7 +418,7 @@ impl<F: Function> Hardware for Simulated<F> {
 
     fn listen(&mut self) -> Result<(), HardwareError> {
         let mut inner = lock(&self.inner);
-        let call: Arc<dyn Interrupt> = self.bell.clone();
+        let call: Arc<dyn Interrupt> = self.interrupt.clone();
         let wired = inner.function.with(|function, _| function.wire(Irq::Intx, 0, Wire::Call(Some(call))));
         wired.map_err(|error| HardwareError::Os {
             function: self.name.clone(),
@@ -410,16 +428,16 @@ impl<F: Function> Hardware for Simulated<F> {
     }
 
     fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
-        Some(self.both.as_ref().unwrap_or(&self.bell.0))
+        Some(self.both.as_ref().unwrap_or(&self.interrupt.0))
     }
 
-    fn heard(&mut self) -> bool {
+    fn take_interrupt(&mut self) -> bool {
         let mut inner = lock(&self.inner);
         if self.both.is_some() {
             inner.tick();
         }
         let mut count = [0; 8];
-        let came = rustix::io::read(&self.bell.0, &mut count).is_ok();
+        let came = rustix::io::read(&self.interrupt.0, &mut count).is_ok();
         inner.touches.interrupts += u64::from(came);
         if inner.trouble == Trouble::Mad {
             return true;
@@ -430,7 +448,7 @@ impl<F: Function> Hardware for Simulated<F> {
     fn unmask(&mut self) -> Result<(), HardwareError> {
         let mut inner = lock(&self.inner);
         match inner.trouble() {
-            Trouble::Mad => self.bell.signal(),
+            Trouble::Mad => self.interrupt.signal(),
             Trouble::Broken => return Err(self.broken("unmasking its interrupt")),
             _ => {
                 let _ = inner.function.with(|function, _| function.wire(Irq::Intx, 0, Wire::Unmask));

@@ -3,7 +3,7 @@
 //!
 //! | invariant | hook (`bound(Invariant::..)`) |
 //! |---|---|
-//! | 7 bounds polls | `crates/virtio/src/cost.rs` and the slice of a disk's poller; the TAP device's poller; `storage`'s reap; orders between two turns of a core |
+//! | 7 bounds polls | `crates/virtio/src/cost.rs` and the slice of a disk's poller; the TAP device's poller; `storage`'s reap; messages between two turns of a core |
 //! | 8 keeps quotas | `ioplane_memory::Account`: clients, mappings of one, mappings of all, pinned bytes |
 
 use std::collections::BTreeMap;

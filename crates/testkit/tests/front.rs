@@ -136,7 +136,7 @@ fn work_is_done_at_a_quiescent_point_or_not_at_all() {
     };
     assert!(matches!(missed, QuiesceError::Missed { .. }) && !worked, "{missed}");
     assert_eq!(front.presence(), Presence::Running);
-    let forced = OnMiss::Suspend { patience: Duration::from_secs(20) };
+    let forced = OnMiss::Suspend { timeout: Duration::from_secs(20) };
     let stop = front.at_quiescence(policy(forced), |quiescent| quiescent.stop()).unwrap().unwrap();
     assert_eq!((stop, front.presence()), (Stop::Suspended, Presence::Running));
     wires.gate.open();

@@ -5,7 +5,7 @@
 //! | invariant | hook |
 //! |---|---|
 //! | 1 keeps what arrives | `ioplane_embed::SharedDevice::access`: answers at once while the device is held; `ioplane_host::vfio_user::Session::access`: the same for a client; `ioplane_virtio::Queue::new` and the toy ring's poller: forget the kicks that have come meanwhile |
-//! | 2 looks again | `ioplane_device::PollerSlot::must_look`: a fresh seat lies down without a look |
+//! | 2 looks again | `ioplane_device::PollerSlot::must_look`: a fresh slot rests without a look at its ring |
 //! | 3 signals once | `ioplane_device::PollerSlot::step`: the poller's `resume` is left out |
 //! | 4 distrusts loaded | `Device::load` of each device: its checks are left out; `ioplane_virtio::journal`, `open` of both kinds: takes a region of any version for its own |
 //! | 5 gives back | `ioplane_device::Missed::undrain`: pollers are not told to take work again; `ioplane_device::Lifecycle::undrain`: a device without pollers goes on becoming quiescent |

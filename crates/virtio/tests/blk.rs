@@ -113,13 +113,13 @@ fn the_backing_is_replaced_at_a_quiescent_point() {
     assert!(quiescing.is_settled());
     let mut quiescent = quiescing.finish().unwrap();
     assert_eq!(quiescent.stop(), Stop::Drained);
-    quiescent.with(|vdev, still| vdev.model_mut().replace_backing(still, memory())).unwrap();
+    quiescent.with(|vdev, proof| vdev.model_mut().replace_backing(proof, memory())).unwrap();
     // Invariant 1 and 2: made available while nobody looked, without a kick.
     rig.disk.submit(DiskOp::Read, 0, 512).unwrap();
-    let bells = rig.bell.0.load(Ordering::Relaxed);
+    let interrupts = rig.interrupt.0.load(Ordering::Relaxed);
     rig.running = Some(quiescent.resume(&core).unwrap());
     assert_eq!(rig.finish(), Some(VIRTIO_BLK_S_OK));
-    assert!(rig.bell.0.load(Ordering::Relaxed) > bells, "invariant 3: an interrupt after resuming");
+    assert!(rig.interrupt.0.load(Ordering::Relaxed) > interrupts, "invariant 3: an interrupt after resuming");
     assert_eq!(rig.read(0, 512).1, vec![0; 512], "the new backing is empty");
 }
 
@@ -165,12 +165,12 @@ fn a_saved_disk_goes_on_in_a_fresh_one() {
     saved_and_loaded(SPLIT);
 }
 
-/// What was completed before may have rung a bell that nobody hears any more.
+/// What was completed before may have sent its interrupt to an eventfd that is no longer read.
 #[test]
 fn a_new_bell_rings_once() {
     let mut rig = Rig::new(memory());
     assert_eq!(rig.write(0, &[1; 512]), VIRTIO_BLK_S_OK);
-    let (old, new) = (rig.bell.clone(), Arc::new(rig::Bell::default()));
+    let (old, new) = (rig.interrupt.clone(), Arc::new(rig::CountedInterrupt::default()));
     let before = old.0.load(Ordering::Relaxed);
     let change = Change::Call(Some(new.clone()));
     drop(rig.running().apply(&QueueSet::from([0]), &change));
@@ -197,7 +197,7 @@ fn saved_and_loaded(features: u64) {
         ioplane_virtio::blk::Blk::new(options("disk"), backing),
         rig.memory.view().map().clone(),
     );
-    fresh.queue_mut(0).unwrap().call = Some(rig.bell.clone());
+    fresh.queue_mut(0).unwrap().call = Some(rig.interrupt.clone());
     let loaded = ioplane_device::Quiescent::new(fresh).load(&state).unwrap();
     rig.running = Some(loaded.start(&core).unwrap());
     assert_eq!(rig.read(8, 1024), (VIRTIO_BLK_S_OK, vec![7; 1024]));

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ioplane_storage::{Direct, EngineChoice, FileBacking, FileOptions};
 use ioplane_testkit::driver::{DiskOp, DiskPlan, Shape};
-use ioplane_testkit::fuse::{Call, FuseDisk, How, Trouble};
+use ioplane_testkit::fuse::{Call, FuseDisk, How, InjectedFault};
 use ioplane_testkit::hand::HandCore;
 use ioplane_virtio::VirtioDevice;
 use ioplane_virtio::blk::spec::*;
@@ -64,7 +64,7 @@ impl Stage {
         Stage { folder: tempfile::tempdir().unwrap() }
     }
 
-    /// A file whose troubles and power are ours, or `None` after having said loudly why not.
+    /// A file whose faults and power are ours, or `None` after having said loudly why not.
     fn disk(&self, name: &str, bytes: usize) -> Option<FuseDisk> {
         match FuseDisk::new(&self.folder.path().join(name), bytes) {
             Ok(disk) => Some(disk),
@@ -123,7 +123,7 @@ fn a_flush_reaches_the_disk() {
             let Some(disk) = stage.disk(&format!("{n}{cache}"), BYTES) else { return };
             // It takes its time: an answer that does not wait for it comes too early.
             let slow = How::Slow(Duration::from_millis(10));
-            disk.troubles(&[Trouble { call: Call::Sync, bytes: 0..0, how: slow, times: u32::MAX }]);
+            disk.faults(&[InjectedFault { call: Call::Sync, bytes: 0..0, how: slow, times: u32::MAX }]);
             durable_when_acknowledged(way, &disk, cache)
                 .unwrap_or_else(|why| panic!("{way:?}, {cache}: {why}"));
         }
@@ -200,8 +200,8 @@ fn what_was_flushed_to_a_file_survives_a_power_cut_at_every_flush() {
     assert!(lost > 0, "no cut took anything, so this proves nothing");
 }
 
-fn trouble(call: Call, block: usize, how: How, times: u32) -> Trouble {
-    Trouble { call, bytes: block * BLOCK..(block + 1) * BLOCK, how, times }
+fn fault(call: Call, block: usize, how: How, times: u32) -> InjectedFault {
+    InjectedFault { call, bytes: block * BLOCK..(block + 1) * BLOCK, how, times }
 }
 
 /// Each error of the file is one error of one request, the next one is served, and everything else holds what it must.
@@ -226,7 +226,7 @@ fn errors_of_the_file_are_the_guests_status() {
                 if call == Call::Read && way.direct == Direct::Off {
                     continue;
                 }
-                disk.troubles(&[trouble(call, block, How::Errno(errno), 1)]);
+                disk.faults(&[fault(call, block, How::Errno(errno), 1)]);
                 let try_it = |rig: &mut Rig| match call {
                     Call::Write => rig.write(block as u64 * 8, &stamp(block, round)),
                     _ => rig.read(block as u64 * 8, BLOCK).0,
@@ -272,13 +272,13 @@ fn short_transfers_of_a_file_are_carried_to_their_end_or_are_one_error() {
         let pattern = |round: u8| (0..LARGE).map(|at| (at / 512) as u8 ^ round).collect::<Vec<u8>>();
         let mut met = 0;
         for (round, short) in (1u8..).zip([512, 1024, 4096, 12 << 10, 64 << 10]) {
-            let some = |call| Trouble { call, bytes: 0..LARGE, how: How::Short(short), times: 9 };
-            disk.troubles(&[some(Call::Write)]);
+            let some = |call| InjectedFault { call, bytes: 0..LARGE, how: How::Short(short), times: 9 };
+            disk.faults(&[some(Call::Write)]);
             assert_eq!(rig.write(0, &pattern(round)), VIRTIO_BLK_S_OK, "{way:?}: writes of {short}");
             assert!(disk.content()[..LARGE] == pattern(round), "{way:?}: writes of {short}");
             // What the page cache has is not read again, and to it a short read is the file's end.
             if way.direct == Direct::On {
-                disk.troubles(&[some(Call::Read)]);
+                disk.faults(&[some(Call::Read)]);
                 let (status, bytes) = rig.read(0, LARGE);
                 assert!(status == VIRTIO_BLK_S_OK && bytes == pattern(round), "{way:?}: reads of {short}");
             }
@@ -294,25 +294,25 @@ fn short_transfers_of_a_file_are_carried_to_their_end_or_are_one_error() {
                 continue;
             }
             let middle = LARGE / 2..LARGE / 2 + 512;
-            disk.troubles(&[
+            disk.faults(&[
                 // The first ends a call that has moved something: short. The second is all that the next call meets.
-                Trouble { call, bytes: middle, how: How::Errno(libc::EIO), times: 2 },
-                Trouble { call, bytes: 0..LARGE, how: How::Short(8192), times: 5 },
+                InjectedFault { call, bytes: middle, how: How::Errno(libc::EIO), times: 2 },
+                InjectedFault { call, bytes: 0..LARGE, how: How::Short(8192), times: 5 },
             ]);
             let try_it = |rig: &mut Rig| match call {
                 Call::Write => rig.write(0, &pattern(77)),
                 _ => rig.read(0, LARGE).0,
             };
             assert_eq!(try_it(&mut rig), VIRTIO_BLK_S_IOERR, "{way:?}: {call:?}");
-            disk.troubles(&[]);
+            disk.faults(&[]);
             assert_eq!(try_it(&mut rig), VIRTIO_BLK_S_OK, "{way:?}: {call:?}");
         }
         assert!(rig.counts().errors_io > before);
         // Nothing at all is no progress: an error, not a loop.
-        disk.troubles(&[Trouble { call: Call::Write, bytes: 0..LARGE, how: How::Short(0), times: 1 }]);
+        disk.faults(&[InjectedFault { call: Call::Write, bytes: 0..LARGE, how: How::Short(0), times: 1 }]);
         assert_eq!(rig.write(0, &pattern(78)), VIRTIO_BLK_S_IOERR, "{way:?}");
         // Interrupted is not an error.
-        disk.troubles(&[Trouble {
+        disk.faults(&[InjectedFault {
             call: Call::Write,
             bytes: 0..LARGE,
             how: How::Errno(libc::EINTR),
@@ -336,7 +336,7 @@ fn a_flush_that_failed_is_not_forgotten() {
         let mut rig = way.rig(&disk.path());
         let direct = way.direct == Direct::On;
         let how = if direct { How::Errno(libc::EIO) } else { How::Lost(libc::EIO) };
-        disk.troubles(&[Trouble { call: Call::Sync, bytes: 0..0, how, times: 1 }]);
+        disk.faults(&[InjectedFault { call: Call::Sync, bytes: 0..0, how, times: 1 }]);
         assert_eq!(rig.write(0, &stamp(0, 1)), VIRTIO_BLK_S_OK);
         assert_eq!(rig.request(DiskOp::Flush, 0, 0), VIRTIO_BLK_S_IOERR, "{way:?}");
         // Reads and writes go on.

@@ -230,7 +230,7 @@ fn an_idle_receiver_wants_no_kicks_for_its_room() {
         assert!(lan.core.arm());
         b.pairs[0].fill_some(100, 50);
         assert!(!b.pairs[0].rx().kick_needed(), "room that nothing waits for");
-        // A frame rings the bell of a receiver that sleeps.
+        // A frame wakes a receiver that sleeps.
         assert!(a.pairs[0].send(NONE, &plain(mac(2), mac(1), 60)).unwrap());
         assert!(a.pairs[0].tx().kick_needed(), "work that sleeps");
         lan.core.disarm();

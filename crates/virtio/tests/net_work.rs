@@ -16,7 +16,7 @@ const MOST: usize = 2048;
 /// Most bytes of copies that it may make.
 const MOST_BYTES: usize = 768 << 10;
 /// Most receivers that it may wake, each by a system call.
-const MOST_BELLS: usize = 48;
+const MOST_WAKES: usize = 48;
 
 /// A port without a guest, which takes nothing but plain frames unless it is told to.
 struct Tap {
@@ -133,10 +133,10 @@ fn hole_05_one_poll_floods_a_bounded_number_of_bytes_and_segments() {
 fn hole_05_one_poll_wakes_a_bounded_number_of_receivers() {
     let mut scene = Scene::new(150, false);
     scene.others.iter_mut().for_each(|tap| assert!(!tap.port_rx.arm()));
-    let rung = |scene: &Scene| scene.others.iter().map(|tap| tap.port.reading().rings).sum::<usize>();
+    let wakes = |scene: &Scene| scene.others.iter().map(|tap| tap.port.reading().wakes).sum::<usize>();
     // One frame to all, and one each to many.
     for (frames, all) in [(1, 150), (60, 60)] {
-        let before = rung(&scene);
+        let before = wakes(&scene);
         for number in 0..frames {
             let to = if frames == 1 { [0xff; 6] } else { mac(100 + number) };
             assert!(scene.nic.pairs[0].send(NetHeader::default(), &plain(to, mac(1), 60)).unwrap());
@@ -144,8 +144,8 @@ fn hole_05_one_poll_wakes_a_bounded_number_of_receivers() {
         let mut last = before;
         while scene.nic.pairs[0].sending() > 0 {
             scene.lan.core.turn();
-            let now = rung(&scene);
-            assert!(now - last <= MOST_BELLS, "{} bells in one poll", now - last);
+            let now = wakes(&scene);
+            assert!(now - last <= MOST_WAKES, "{} interrupts in one poll", now - last);
             last = now;
             scene.nic.pairs[0].reap().unwrap();
         }

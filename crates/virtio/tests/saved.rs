@@ -22,7 +22,7 @@ use ioplane_virtio::spec::mmio::*;
 use ioplane_virtio::{Vdev, VirtioMmio};
 use lan::packet::{self, payload, tcp};
 use lan::{Lan, Wants, mac};
-use rig::{Bell, PACKED, Rig, SPLIT, options};
+use rig::{CountedInterrupt, PACKED, Rig, SPLIT, options};
 
 const MIB: u64 = 1 << 20;
 
@@ -70,7 +70,7 @@ impl Stalled {
         let rig = &mut self.rig;
         let blk = Blk::new(options("disk"), self.stall.clone());
         let mut fresh = Vdev::new(blk, rig.memory.view().map().clone());
-        fresh.queue_mut(0).unwrap().call = Some(rig.bell.clone());
+        fresh.queue_mut(0).unwrap().call = Some(rig.interrupt.clone());
         let loaded = Quiescent::new(fresh).load(state).unwrap();
         rig.running = Some(loaded.start(&rig.core).unwrap());
         for _ in 0..3 {
@@ -180,7 +180,7 @@ fn a_nic_with_packed_rings() {
 
 fn registers(rig: &Rig, backing: &Arc<dyn Backing>) -> VirtioMmio<Blk> {
     let vdev = Vdev::new(Blk::new(options("disk"), backing.clone()), rig.memory.view().map().clone());
-    VirtioMmio::new(vdev, Arc::new(Bell::default()))
+    VirtioMmio::new(vdev, Arc::new(CountedInterrupt::default()))
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use ioplane_device::{QueueSet, Quiescent};
+use ioplane_device::{CoreContext, QueueSet, Quiescent};
 use ioplane_memory::GuestView;
 use ioplane_storage::{
     Backing, BackingInfo, Direct, EngineChoice, FileBacking, FileOptions, IoChannel, MemoryBacking, Op,
@@ -276,7 +276,7 @@ fn hole_05_a_sliced_request_survives_a_crash() {
         let setup = huge.rig.running().device().queue(0).unwrap();
         let (layout, journal) = (setup.layout, setup.journal.clone());
         let features = huge.rig.running().device().features();
-        // The process is gone, with everything that was not in shared memory: the core with its seats, nobody parked.
+        // The process is gone, with everything that was not in shared memory: the core with its slots, nothing parked.
         huge.rig.core = HandCore::polling();
         std::mem::forget(huge.rig.running.take());
         huge.rig.disk.write_data(token, &vec![0; HUGE as usize]).unwrap();
@@ -385,25 +385,25 @@ impl IoChannel for CountedLane {
         self.below.slice()
     }
 
-    fn submit(&mut self, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
+    fn submit(&mut self, context: &mut CoreContext, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
         if let Op::Read { into: ranges, .. } | Op::Write { from: ranges, .. } = op {
             let bytes = ranges.iter().map(|range| u64::from(range.len)).sum();
             self.handed.bytes.fetch_add(bytes, Ordering::Relaxed);
             self.handed.largest.fetch_max(bytes, Ordering::Relaxed);
         }
-        self.below.submit(view, op, tag)
+        self.below.submit(context, view, op, tag)
     }
 
-    fn push(&mut self) {
-        self.below.push();
+    fn push(&mut self, context: &mut CoreContext) {
+        self.below.push(context);
     }
 
     fn held_back(&self) -> bool {
         self.below.held_back()
     }
 
-    fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
-        self.below.reap(done)
+    fn reap(&mut self, context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
+        self.below.reap(context, done)
     }
 
     fn in_flight(&self) -> usize {
@@ -412,6 +412,10 @@ impl IoChannel for CountedLane {
 
     fn waker(&self) -> Option<BorrowedFd<'_>> {
         self.below.waker()
+    }
+
+    fn detach(&mut self, context: &mut CoreContext) {
+        self.below.detach(context);
     }
 }
 

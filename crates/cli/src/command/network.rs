@@ -10,7 +10,7 @@ use ioplane_api::report::{DoneReport, NicReport, SwitchReport, SwitchTableReport
 use ioplane_api::request::LinkForm;
 use ioplane_api::spec::NicForm;
 
-use super::{address_of, ask, get, seen, show, working};
+use super::{address_of, ask, get, put, seen, show, working};
 use crate::args::{CaptureArgs, NicCommand, SwitchCommand};
 use crate::client::Client;
 use crate::output::{hint, print, print_done, print_json};
@@ -48,7 +48,7 @@ pub fn nic(client: &Client, command: NicCommand, json: bool) -> Result<()> {
     match command {
         NicCommand::Add(add) => {
             let (path, form) = (address(&add.name), NicForm { socket: seen(add.form.socket)?, ..add.form });
-            let nic: NicReport = ask(client, Method::PUT, &path, Some(&form))?;
+            let nic: NicReport = put(client, &path, &form, ("nic", &add.name))?;
             print_done(json, &nic, one)
         }
         NicCommand::Remove { name, force } => {

@@ -2,14 +2,14 @@
 //!
 //! A slot is *awake* (stepped every turn) or *resting* (armed: its descriptors are what makes it awake again), each by itself: on
 //! a polled core it rests when it has had no work for [`CoreSettings::spin`], on a notified core as soon as it has none. With all
-//! at rest the core sleeps; with some, it asks the kernel now and then, for all at once, whether one of the others was woken.
-//! A polled core whose awake slots all wait for a disk sleeps between two turns, until a completion comes and for
-//! [`CoreSettings::completion_wait`] at most.
+//! at rest the core sleeps. With some, its ring tells it which of the others was woken; without such a ring it asks the kernel now and
+//! then, for all at once. A polled core whose awake slots all wait for a disk sleeps between two turns where that costs no latency
+//! (`wait`), for [`CoreSettings::completion_wait`] at most.
 //!
 //! **Why no wake-up is lost.** The driver publishes a request and then looks whether a kick is wanted; the core says that a
 //! kick is wanted and then looks for requests. With a full fence between the two steps on both sides at least one of them
-//! sees the other: either the core finds the request and the slot stays awake, or the driver kicks, and the kick is a descriptor
-//! that stays readable until the core has read it. Who waits for a disk is not armed: what its guest adds is found in the next
+//! sees the other: either the core finds the request and the slot stays awake, or the driver kicks, and the kick stands in
+//! the ring, or is a descriptor that stays readable, until the core has seen it. Who waits for a disk is not armed: what its guest adds is found in the next
 //! turn, which comes when the wait is over at the latest. The mailbox works the same way, with its flag for the request. The
 //! protocol is searched exhaustively in `tests/no_lost_wake.rs`, with the store buffers of a real processor, and with each
 //! fence and look taken out.
@@ -19,7 +19,9 @@ mod charge;
 mod rest;
 mod slot;
 mod timers;
+mod wait;
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -27,16 +29,19 @@ use std::time::{Duration, Instant};
 use ioplane_device::clock::Clock;
 use ioplane_device::mutation::{Invariant, bound};
 use ioplane_device::{
-    Budget, Change, CoreContext, CoreMessage, PollOutcome, PollState, PollerCommand, PollerId, PollerSlot,
+    Budget, Change, CoreContext, CoreIo, CoreMessage, PollOutcome, PollState, PollerCommand, PollerId,
+    PollerSlot,
 };
 
 use crate::mailbox::Mailbox;
+use crate::ring::CoreRing;
 use crate::settings::{CoreSettings, Notify, YieldPolicy};
-use crate::shared::{CoreShared, LEAVE, LEFT};
+use crate::shared::{CoreShared, ENDED, ENDING};
 use crate::watch::Watch;
 use account::Account;
 use slot::{SlotEntry, SlotState};
 use timers::{Timer, Timers};
+use wait::WaitPolicy;
 
 /// How often every awake poller is tidied.
 const TIDY: Duration = Duration::from_millis(10);
@@ -54,14 +59,21 @@ const IDLE_CLOCK_TURNS: u32 = 16;
 /// Turns without work between two yields.
 const YIELD_TURNS: u32 = 4;
 
-/// Orders carried out between two turns. An order costs some system calls and comes when a guest's front end wants it, so what
-/// one says leaves the others their turns.
-const ORDERS_PER_TURN: u64 = 8;
+/// Messages handled between two turns, at most. A message costs some system calls and a guest's front end causes it, so a
+/// front end that sends many must not delay the queues of others.
+const MESSAGES_PER_TURN: u64 = 8;
 
-/// One core at work. Lives on its own thread.
+/// The core's ring, if it has one.
+#[inline]
+fn ring(context: &mut CoreContext) -> Option<&mut CoreRing> {
+    let io: &mut dyn Any = context.io()?;
+    io.downcast_mut()
+}
+
+/// The state of one running core. Lives on the core's own thread.
 pub(crate) struct PollLoop {
     mailbox: Arc<Mailbox>,
-    panel: Arc<CoreShared>,
+    shared: Arc<CoreShared>,
     watch: Watch,
     /// With the last look at the clock.
     context: CoreContext,
@@ -69,18 +81,19 @@ pub(crate) struct PollLoop {
     yield_policy: YieldPolicy,
     notify: Notify,
     spin: Duration,
-    /// [`CoreSettings::completion_wait`]; zero if it never sleeps for completions.
-    completion_wait: Duration,
-    chairs: Vec<Option<SlotEntry>>,
+    wait_policy: WaitPolicy,
+    /// In the last turn every awake slot waited for completions.
+    waited: bool,
+    slots: Vec<Option<SlotEntry>>,
     free: Vec<usize>,
-    /// Who is stepped each turn: indexes of `chairs`.
+    /// The slots that are stepped each turn: indexes of `slots`.
     awake: Vec<usize>,
     timers: Timers,
     account: Account,
     /// Slots that had work since the last look at the clock.
     worked: Vec<usize>,
     last_tidy: Instant,
-    last_glance: Instant,
+    last_event_check: Instant,
     /// Turns and work since the last look at the clock.
     unlooked_turns: u32,
     unlooked_units: u64,
@@ -94,32 +107,34 @@ pub(crate) struct PollLoop {
 impl PollLoop {
     pub(crate) fn new(
         mailbox: Arc<Mailbox>,
-        panel: Arc<CoreShared>,
+        shared: Arc<CoreShared>,
         watch: Watch,
+        ring: Option<CoreRing>,
         clock: Arc<dyn Clock>,
         settings: &CoreSettings,
     ) -> Self {
-        let context = CoreContext::new(clock);
+        let context = CoreContext::new(clock).with_io(ring.map(|ring| Box::new(ring) as _));
         let now = context.now();
         let sleeps = settings.yield_policy != YieldPolicy::Dedicated;
         PollLoop {
             mailbox,
-            panel,
+            shared,
             watch,
             context,
             budget: settings.budget,
             yield_policy: settings.yield_policy,
             notify: settings.notify,
             spin: settings.spin,
-            completion_wait: if sleeps { settings.completion_wait } else { Duration::ZERO },
-            chairs: Vec::new(),
+            wait_policy: WaitPolicy::new(if sleeps { settings.completion_wait } else { Duration::ZERO }),
+            waited: false,
+            slots: Vec::new(),
             free: Vec::new(),
             awake: Vec::new(),
             timers: Timers::default(),
             account: Account::new(now),
             worked: Vec::new(),
             last_tidy: now,
-            last_glance: now,
+            last_event_check: now,
             unlooked_turns: 0,
             unlooked_units: 0,
             idle_run: 0,
@@ -128,114 +143,123 @@ impl PollLoop {
         }
     }
 
-    /// Turns until the core is told to leave and nobody sits here any more.
+    /// Turns until the owner asks the core to end and no poller is attached any more.
     pub(crate) fn run(&mut self) {
         loop {
-            if self.mailbox.raised() && self.read_mail() {
+            if self.mailbox.pending() && self.read_mailbox() {
                 break;
             }
             if self.awake.is_empty() {
-                if !self.mailbox.raised() {
+                if !self.mailbox.pending() {
                     self.sleep();
                 }
                 continue;
             }
             let units = self.step_awake();
             self.account.turn(units);
+            if let Some(ring) = ring(&mut self.context) {
+                ring.enter();
+            }
             self.after_turn(units);
         }
         self.look();
-        self.panel.publish(&self.account.counts, 0, self.account.permille(), self.context.now());
+        self.shared.publish(&self.account.counts, 0, self.account.permille(), self.context.now());
     }
 
-    /// Carries out what has been posted, some of it if it is much, and looks at the panel. True if the core is to end.
-    fn read_mail(&mut self) -> bool {
-        self.mailbox.lower();
-        if !self.read_orders(bound(Invariant::BoundsPolls, ORDERS_PER_TURN)) {
+    /// Handles messages, a bounded number, and reads the settings that the owner may have changed. True if the core is to end.
+    fn read_mailbox(&mut self) -> bool {
+        self.mailbox.clear();
+        if !self.handle_messages(bound(Invariant::BoundsPolls, MESSAGES_PER_TURN)) {
             // The rest after the next turn.
-            self.mailbox.expect();
+            self.mailbox.mark_pending();
         }
-        self.spin = self.panel.spin();
-        let notify = self.panel.notify();
+        self.spin = self.shared.spin();
+        let notify = self.shared.notify();
         if notify != self.notify {
             self.notify = notify;
             for &index in &self.awake {
-                if let Some(chair) = &mut self.chairs[index]
-                    && chair.state != SlotState::Fresh
+                if let Some(entry) = &mut self.slots[index]
+                    && entry.state != SlotState::Fresh
                 {
-                    chair.seat.disarm(&self.context, notify == Notify::Polled);
+                    entry.slot.disarm(&self.context, notify == Notify::Polled);
                 }
             }
             // To be notified, those at rest have asked to be kicked already. To be polled, each is looked at for `spin`.
             if notify == Notify::Polled {
-                (0..self.chairs.len()).for_each(|index| self.wake(index));
+                (0..self.slots.len()).for_each(|index| self.wake(index));
             }
         }
-        self.panel.leave.load(Ordering::Acquire) == LEAVE && self.may_end()
+        self.shared.life.load(Ordering::Acquire) == ENDING && self.try_end()
     }
 
-    /// Carries out at most so many orders; says whether those were all.
-    fn read_orders(&mut self, most: u64) -> bool {
+    /// Handles at most `most` messages; says whether those were all.
+    fn handle_messages(&mut self, most: u64) -> bool {
         for _ in 0..most {
-            let Some(order) = self.mailbox.next() else { return true };
-            self.account.counts.orders += 1;
-            match order {
-                CoreMessage::Attach(seat) => self.sit(seat),
-                CoreMessage::Poller(id, tell) => self.tell(id, tell),
+            let Some(message) = self.mailbox.next() else { return true };
+            self.account.counts.messages += 1;
+            match message {
+                CoreMessage::Attach(slot) => self.attach(slot),
+                CoreMessage::Poller(id, command) => self.handle_command(id, command),
             }
         }
         false
     }
 
-    /// Ends only if nobody sits here or is on the way, and the owner has not changed its mind.
-    fn may_end(&mut self) -> bool {
+    /// Ends the core if no poller is attached or about to be, and the owner has not withdrawn the request.
+    fn try_end(&mut self) -> bool {
         if self.occupied() {
             return false;
         }
         self.mailbox.close();
-        // Nobody sits here: whoever is told something has left.
-        while !self.read_orders(ORDERS_PER_TURN) {}
-        let left = !self.occupied()
-            && self.panel.leave.compare_exchange(LEAVE, LEFT, Ordering::AcqRel, Ordering::Acquire).is_ok();
-        if !left {
+        // No poller is attached: any command is for one that has parked.
+        while !self.handle_messages(MESSAGES_PER_TURN) {}
+        let ended = !self.occupied()
+            && self.shared.life.compare_exchange(ENDING, ENDED, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if !ended {
             self.mailbox.reopen();
         }
-        left
+        ended
     }
 
-    fn occupied(&self) -> bool {
-        self.chairs.len() > self.free.len()
+    /// Whether it has pollers, or what those have left on the ring.
+    fn occupied(&mut self) -> bool {
+        self.slots.len() > self.free.len() || ring(&mut self.context).is_some_and(|ring| ring.orphans() > 0)
     }
 
-    fn sit(&mut self, seat: PollerSlot) {
-        let state = if seat.must_look() { SlotState::Fresh } else { SlotState::Armed };
+    fn attach(&mut self, slot: PollerSlot) {
+        let state = if slot.must_look() { SlotState::Fresh } else { SlotState::Armed };
         let at = self.free.pop().unwrap_or_else(|| {
-            self.chairs.push(None);
-            self.chairs.len() - 1
+            self.slots.push(None);
+            self.slots.len() - 1
         });
         // What a turn may note of each of them does not allocate.
-        self.timers.reserve(self.chairs.len());
-        self.worked.reserve(self.chairs.len().saturating_sub(self.worked.len()));
-        self.awake.reserve(self.chairs.len().saturating_sub(self.awake.len()));
-        let watched = self.watch.add(seat.wakers(), at);
-        self.chairs[at] = Some(SlotEntry::new(seat, watched, state));
+        self.timers.reserve(self.slots.len());
+        self.worked.reserve(self.slots.len().saturating_sub(self.worked.len()));
+        self.awake.reserve(self.slots.len().saturating_sub(self.awake.len()));
+        let slots = self.slots.len();
+        let mut ring = ring(&mut self.context);
+        if let Some(ring) = &mut ring {
+            ring.reserve(slots);
+        }
+        let watched = self.watch.add(ring, slot.wakers(), at);
+        self.slots[at] = Some(SlotEntry::new(slot, watched, state));
         if state.is_awake() {
             self.awake(at);
         }
     }
 
-    fn tell(&mut self, id: PollerId, tell: PollerCommand) {
-        let Some(at) = self.chairs.iter().position(|c| c.as_ref().is_some_and(|c| c.seat.id() == id)) else {
+    fn handle_command(&mut self, id: PollerId, command: PollerCommand) {
+        let Some(at) = self.slots.iter().position(|c| c.as_ref().is_some_and(|c| c.slot.id() == id)) else {
             return;
         };
-        let Some(chair) = &mut self.chairs[at] else { return };
-        if matches!(tell, PollerCommand::Apply(Change::Kick(_) | Change::Own(_), _)) {
+        let Some(entry) = &mut self.slots[at] else { return };
+        if matches!(command, PollerCommand::Apply(Change::Kick(_) | Change::Own(_), _)) {
             // The old descriptors go before the poller can close them.
-            self.watch.remove(std::mem::take(&mut chair.watched));
-            chair.seat.tell(&mut self.context, tell);
-            chair.watched = self.watch.add(chair.seat.wakers(), at);
+            self.watch.remove(ring(&mut self.context), std::mem::take(&mut entry.watched));
+            entry.slot.handle(&mut self.context, command);
+            entry.watched = self.watch.add(ring(&mut self.context), entry.slot.wakers(), at);
         } else {
-            chair.seat.tell(&mut self.context, tell);
+            entry.slot.handle(&mut self.context, command);
         }
         // Whatever it was, the poller has to poll to act on it.
         self.wake(at);
@@ -252,7 +276,7 @@ impl PollLoop {
                 // Counts as work: its owner is likely to ask for more. The last one has moved here.
                 units += 1;
                 self.awake.swap_remove(at);
-                self.take_away(index);
+                self.free_slot(index);
                 continue;
             }
             at += 1;
@@ -262,14 +286,15 @@ impl PollLoop {
 
     #[inline]
     fn step(&mut self, index: usize) -> PollOutcome {
-        let Some(chair) = &mut self.chairs[index] else { return PollOutcome::IDLE };
+        let Some(entry) = &mut self.slots[index] else { return PollOutcome::IDLE };
         self.account.counts.steps += 1;
-        self.stepping = Some(chair.seat.queue());
-        let outcome = chair.step(&mut self.context, self.budget, self.notify == Notify::Polled);
+        self.stepping = Some(entry.slot.queue());
+        self.context.enter_slot(index);
+        let outcome = entry.step(&mut self.context, self.budget, self.notify == Notify::Polled);
         self.stepping = None;
         if outcome.state() == PollState::Busy {
             self.account.counts.bytes += u64::from(outcome.cost().bytes);
-            if chair.charge.add(outcome.cost()) {
+            if entry.charge.add(outcome.cost()) {
                 self.worked.push(index);
             }
         }
@@ -277,15 +302,15 @@ impl PollLoop {
     }
 
     /// Frees the slot of a poller that has parked. It is no longer in `awake`.
-    fn take_away(&mut self, index: usize) {
-        if let Some(chair) = self.chairs[index].take() {
-            if chair.timed {
+    fn free_slot(&mut self, index: usize) {
+        if let Some(entry) = self.slots[index].take() {
+            if entry.timed {
                 self.timers.clear(Timer::Slot(index));
             }
             self.worked.retain(|worked| *worked != index);
-            self.watch.remove(chair.watched);
+            self.watch.remove(ring(&mut self.context), entry.watched);
             self.free.push(index);
-            self.mailbox.vacated();
+            self.mailbox.detached();
         }
     }
 
@@ -297,30 +322,34 @@ impl PollLoop {
 
     /// Makes a resting slot awake.
     fn wake(&mut self, index: usize) {
-        let Some(Some(chair)) = self.chairs.get_mut(index) else { return };
-        if chair.state.is_resting() {
-            chair.state = SlotState::Polled;
-            chair.idle_since = None;
-            if std::mem::take(&mut chair.timed) {
+        let Some(Some(entry)) = self.slots.get_mut(index) else { return };
+        if entry.state.is_resting() {
+            entry.state = SlotState::Polled;
+            entry.idle_since = None;
+            if std::mem::take(&mut entry.timed) {
                 self.timers.clear(Timer::Slot(index));
             }
-            chair.seat.disarm(&self.context, self.notify == Notify::Polled);
+            entry.slot.disarm(&self.context, self.notify == Notify::Polled);
             self.awake(index);
         }
     }
 
-    /// Tidies whoever has been stepped since the last time, and publishes the meters.
+    /// Tidies every poller that was stepped since the last time, and publishes the meters.
     fn tidy(&mut self) {
-        for chair in self.chairs.iter_mut().flatten() {
-            let stepped = chair.idle_since.is_some_and(|since| since >= self.last_tidy);
-            if chair.state.is_awake() || stepped {
-                chair.seat.tidy();
+        for entry in self.slots.iter_mut().flatten() {
+            let stepped = entry.idle_since.is_some_and(|since| since >= self.last_tidy);
+            if entry.state.is_awake() || stepped {
+                entry.slot.tidy();
             }
         }
         let now = self.context.now();
+        if let Some(ring) = ring(&mut self.context) {
+            let since = now.saturating_duration_since(self.last_tidy);
+            self.wait_policy.count(ring.ended(), since.as_nanos() as u64);
+        }
         self.last_tidy = now;
         self.account.share(now);
-        self.panel.publish(&self.account.counts, self.awake.len(), self.account.permille(), now);
+        self.shared.publish(&self.account.counts, self.awake.len(), self.account.permille(), now);
     }
 
     /// Looks at the clock, and does what is due.
@@ -339,8 +368,8 @@ impl PollLoop {
                 }
                 Timer::Unwakeable => self.step_unwakeable(),
                 Timer::Slot(index) => {
-                    if let Some(chair) = &mut self.chairs[index] {
-                        chair.timed = false;
+                    if let Some(entry) = &mut self.slots[index] {
+                        entry.timed = false;
                         self.step_resting(index);
                     }
                 }
@@ -352,29 +381,31 @@ impl PollLoop {
     fn settle(&mut self, ns: u64) {
         let (mut costs, mut weights) = (0, 0);
         for &index in &self.worked {
-            if let Some(chair) = &self.chairs[index] {
-                costs += chair.charge.unsettled();
-                weights += u64::from(chair.seat.share().weight.get());
+            if let Some(entry) = &self.slots[index] {
+                costs += entry.charge.unsettled();
+                weights += u64::from(entry.slot.share().weight.get());
             }
         }
         for index in self.worked.drain(..) {
-            if let Some(chair) = &mut self.chairs[index] {
-                chair.charge.settle(chair.seat.share(), ns, costs, weights);
+            if let Some(entry) = &mut self.slots[index] {
+                entry.charge.settle(entry.slot.share(), ns, costs, weights);
             }
         }
     }
 
-    /// What is due after a turn: a look at the clock, rest for whoever has nothing to do, news of those who rest.
+    /// What is due after a turn: reading the clock, resting the slots that have no work, checking the descriptors of resting slots.
     fn after_turn(&mut self, units: u64) {
         let polled = self.notify == Notify::Polled;
+        let waited = units > 0 && std::mem::take(&mut self.waited);
         let looks = if units > 0 {
             self.idle_run = 0;
             self.unlooked_turns += 1;
             self.unlooked_units += units;
-            self.unlooked_turns >= CLOCK_TURNS || self.unlooked_units >= CLOCK_UNITS
+            waited || self.unlooked_turns >= CLOCK_TURNS || self.unlooked_units >= CLOCK_UNITS
         } else {
             self.idle_run = self.idle_run.wrapping_add(1);
-            if polled && self.idle_run > 1 && self.only_waits() && self.wait_for_completions() {
+            self.waited = polled && self.only_waits();
+            if self.waited && self.idle_run > 1 && self.wait_for_completions() {
                 return;
             }
             let yields = polled && self.yield_policy != YieldPolicy::Dedicated;
@@ -389,6 +420,10 @@ impl PollLoop {
         };
         if looks {
             self.look();
+            if waited {
+                let idle = self.context.now().saturating_duration_since(self.idle_from);
+                self.wait_policy.work_came(idle);
+            }
         }
         if self.idle_run == 1 {
             self.idle_from = self.context.now();
@@ -396,6 +431,6 @@ impl PollLoop {
         if looks || !polled {
             self.rest_idle();
         }
-        self.hear_resting(looks);
+        self.check_events(looks);
     }
 }

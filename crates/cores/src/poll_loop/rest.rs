@@ -5,43 +5,41 @@ use std::time::Duration;
 
 use ioplane_device::{Armed, PollOutcome, PollState};
 
-use super::PollLoop;
-use super::slot::{SlotEntry, SlotState};
+use super::slot::SlotState;
 use super::timers::Timer;
+use super::{PollLoop, ring};
+use crate::readable::Readable;
 use crate::settings::Notify;
-use crate::watch::Readable;
+use crate::shared::ENDING;
 
-/// How often a slot is looked at that rests although its poller could not promise to wake the core (a ring without a kick, or a
-/// process out of descriptors). Nothing spins for ever.
-const NAP: Duration = Duration::from_millis(1);
+/// How often a resting slot is stepped whose poller could not promise to wake the core (a ring without a kick, or a process out of
+/// descriptors). Otherwise the core would spin for ever.
+const RECHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How long a core that waits only for completions polls after its last work: a driver that polls answers a completion by its
 /// next request within this time, or adds the rest of a batch.
 const SETTLE: Duration = Duration::from_micros(4);
 
-/// The shortest sleep for completions. A shorter one would cost more processor time than it saves.
-const SHORTEST_WAIT: Duration = Duration::from_micros(10);
+/// Turns of a notified core between two checks whether a resting slot was woken.
+const EVENT_CHECK_TURNS: u64 = 4;
 
-/// Turns of a notified core between two questions whether a resting slot was woken.
-const GLANCE_TURNS: u64 = 4;
-
-/// Time between two such questions of a polled core: a system call, and what the first request of a slot that rests waits for
-/// beside the guest's kick.
-const GLANCE: Duration = Duration::from_micros(50);
+/// Time between two such checks of a polled core. A check costs a system call; the first request to a resting slot waits up to this
+/// time in addition to the guest's kick.
+const EVENT_CHECK_INTERVAL: Duration = Duration::from_micros(50);
 
 impl PollLoop {
-    /// Lets rest whoever has had no work for long enough: on a notified core at all.
+    /// Rests every slot that has had no work for long enough; on a notified core, every slot that has none.
     pub(super) fn rest_idle(&mut self) {
         let spin = if self.notify == Notify::Polled { self.spin } else { Duration::ZERO };
         let now = self.context.now();
         let mut at = 0;
         while let Some(&index) = self.awake.get(at) {
-            let idle_since = self.chairs[index].as_ref().and_then(|chair| chair.idle_since);
+            let idle_since = self.slots[index].as_ref().and_then(|entry| entry.idle_since);
             let idle = idle_since.is_some_and(|since| now.saturating_duration_since(since) >= spin);
             if idle && self.rest(index) {
                 self.awake.swap_remove(at);
-                if self.chairs[index].as_ref().is_some_and(|chair| chair.state == SlotState::Parked) {
-                    self.take_away(index);
+                if self.slots[index].as_ref().is_some_and(|entry| entry.state == SlotState::Parked) {
+                    self.free_slot(index);
                 }
             } else {
                 at += 1;
@@ -51,29 +49,29 @@ impl PollLoop {
 
     /// Has the slot ask to be kicked and looks at it once more. True if it is not to be stepped in the next turn.
     fn rest(&mut self, index: usize) -> bool {
-        let Some(chair) = &mut self.chairs[index] else { return true };
+        let Some(entry) = &mut self.slots[index] else { return true };
         let polled = self.notify == Notify::Polled;
         if polled {
             // Kicks that came unasked are counted, or they would wake it at once. A notified core does not tidy at every request.
-            chair.seat.tidy();
+            entry.slot.tidy();
         }
-        let armed = chair.seat.arm();
-        let promised = armed == Armed::Armed && !chair.watched.blind;
+        let armed = entry.slot.arm();
+        let promised = armed == Armed::Armed && !entry.watched.incomplete;
         fence(Ordering::SeqCst);
         let outcome = self.step(index);
-        let Some(chair) = &mut self.chairs[index] else { return true };
+        let Some(entry) = &mut self.slots[index] else { return true };
         match outcome.state() {
             PollState::Idle | PollState::Waiting => {
                 if promised {
-                    chair.state = SlotState::Armed;
+                    entry.state = SlotState::Armed;
                 } else {
-                    chair.state = SlotState::Unwakeable;
-                    self.timers.ensure(Timer::Unwakeable, self.context.now() + NAP);
+                    entry.state = SlotState::Unwakeable;
+                    self.timers.ensure(Timer::Unwakeable, self.context.now() + RECHECK_INTERVAL);
                 }
                 self.set_timer(index, outcome);
             }
             PollState::Busy => {
-                chair.seat.disarm(&self.context, polled);
+                entry.slot.disarm(&self.context, polled);
                 self.account.work(outcome.units());
                 return false;
             }
@@ -84,9 +82,9 @@ impl PollLoop {
 
     /// Sets the timer that the poller of a resting slot has asked for in its last poll, or none.
     fn set_timer(&mut self, index: usize, outcome: PollOutcome) {
-        let Some(chair) = &mut self.chairs[index] else { return };
+        let Some(entry) = &mut self.slots[index] else { return };
         let wait = outcome.wake_in();
-        if std::mem::replace(&mut chair.timed, wait.is_some()) {
+        if std::mem::replace(&mut entry.timed, wait.is_some()) {
             self.timers.clear(Timer::Slot(index));
         }
         if let Some(wait) = wait {
@@ -94,32 +92,44 @@ impl PollLoop {
         }
     }
 
-    /// Asks for all resting slots at once whether one was woken, when that is due.
-    pub(super) fn hear_resting(&mut self, looked: bool) {
+    /// Asks the kernel, when that is due, whether a descriptor of any resting slot is readable.
+    pub(super) fn check_events(&mut self, looked: bool) {
+        if let Some(ring) = ring(&mut self.context).filter(|ring| ring.sleeps()) {
+            // It has been entered after the turn, and knows.
+            if ring.has_fired() {
+                self.watch.check_ring(ring);
+                self.handle_events();
+            }
+            return;
+        }
         let now = self.context.now();
         let due = match self.notify {
-            Notify::Polled => looked && now.saturating_duration_since(self.last_glance) >= GLANCE,
-            Notify::Notified => self.account.counts.turns.is_multiple_of(GLANCE_TURNS),
+            Notify::Polled => {
+                looked && now.saturating_duration_since(self.last_event_check) >= EVENT_CHECK_INTERVAL
+            }
+            Notify::Notified => self.account.counts.turns.is_multiple_of(EVENT_CHECK_TURNS),
         };
-        let occupied = self.chairs.len() - self.free.len();
+        let occupied = self.slots.len() - self.free.len();
         if due && !self.awake.is_empty() && self.awake.len() < occupied {
-            self.last_glance = now;
-            self.account.counts.glances += 1;
-            self.watch.wait(Some(Duration::ZERO));
-            self.hear();
+            self.last_event_check = now;
+            self.account.counts.event_checks += 1;
+            self.watch.wait(ring(&mut self.context), 1, Some(Duration::ZERO));
+            self.handle_events();
         }
     }
 
-    /// Wakes whoever was rung for. The mailbox's bell is emptied where the mail is read, whether or not its flag is up.
-    fn hear(&mut self) {
+    /// Wakes the slots whose descriptors are readable. The mailbox's eventfd is emptied where messages are read, whether or not its
+    /// flag is set.
+    fn handle_events(&mut self) {
         for at in 0..self.watch.fired().len() {
             match self.watch.fired()[at] {
-                Readable::Mailbox => self.mailbox.expect(),
+                Readable::Mailbox => self.mailbox.mark_pending(),
                 Readable::Kick(index) => {
                     self.count_kick(index);
                     self.wake(index);
                 }
                 Readable::Completion(index) => self.wake(index),
+                Readable::Ring => {}
             }
         }
     }
@@ -128,54 +138,63 @@ impl PollLoop {
     /// every sleep at once.
     fn count_kick(&mut self, index: usize) {
         if self.notify == Notify::Polled
-            && let Some(Some(chair)) = self.chairs.get_mut(index)
-            && chair.state == SlotState::Waiting
+            && let Some(Some(entry)) = self.slots.get_mut(index)
+            && entry.state == SlotState::Waiting
         {
-            chair.seat.tidy();
+            entry.slot.tidy();
         }
     }
 
     /// Whether every awake slot waits for completions, so that there is nothing to do before one comes or a guest asks for more.
-    pub(super) fn only_waits(&self) -> bool {
-        let waits = |index: &usize| self.chairs[*index].as_ref().is_some_and(SlotEntry::waits);
-        !self.completion_wait.is_zero()
-            && !self.awake.is_empty()
-            && !self.mailbox.raised()
-            && self.awake.iter().all(waits)
+    pub(super) fn only_waits(&mut self) -> bool {
+        if !self.wait_policy.sleeps() || self.awake.is_empty() || self.mailbox.pending() {
+            return false;
+        }
+        let ring = ring(&mut self.context);
+        let in_flight = |index: usize| ring.as_ref().is_some_and(|ring| ring.serves(index));
+        let waits =
+            |index: &usize| self.slots[*index].as_ref().is_some_and(|entry| entry.waits(in_flight(*index)));
+        self.awake.iter().all(waits)
     }
 
-    /// Everybody rests or waits for completions: sleeps until a descriptor is readable or a timer is due, and no longer than the core has
-    /// had no work, so that what a guest adds soon after a completion is found soon. Those that wait are stepped in the next
-    /// turn, whatever has ended the sleep. False if it is too early to sleep.
+    /// Every slot rests or waits for completions: sleeps until a descriptor is readable or a timer is due, and no longer than
+    /// [`super::wait::WaitPolicy`] says, so that what a guest adds soon after a completion is found soon. Those that wait are stepped in
+    /// the next turn, whatever has ended the sleep. False if it is too early to sleep, or if a sleep would cost more than it saves.
     pub(super) fn wait_for_completions(&mut self) -> bool {
         self.look();
         let now = self.context.now();
         let idle = now.saturating_duration_since(self.idle_from);
-        // A timer may have had one of those at rest stepped, and that has work now.
+        // A timer may have stepped a resting slot, and that has work now.
         if idle < SETTLE || !self.only_waits() {
             return false;
         }
-        let most = idle.max(SHORTEST_WAIT).min(self.completion_wait);
-        let asked = self.awake.iter().filter_map(|&index| self.chairs[index].as_ref()?.wake_at);
+        let in_flight = ring(&mut self.context).map_or(0, |ring| ring.with_kernel());
+        let Some(sleep) = self.wait_policy.sleep(idle, in_flight) else { return false };
+        let asked = self.awake.iter().filter_map(|&index| self.slots[index].as_ref()?.wake_at);
         let due = asked.chain(self.timers.next()).min();
         self.account.counts.waits += 1;
-        self.watch.wait(Some(due.map_or(most, |at| at.saturating_duration_since(now).min(most))));
+        let time = due.map_or(sleep.time, |at| at.saturating_duration_since(now).min(sleep.time));
+        self.watch.wait(ring(&mut self.context), sleep.completions, Some(time));
+        if sleep.completions == 1 {
+            let ended = self.watch.fired().iter().any(|readable| matches!(readable, Readable::Completion(_)));
+            self.wait_policy.slept(ended);
+        }
         let now = self.context.look();
         self.account.slept(now);
-        // Those at rest were asked for.
-        self.last_glance = now;
+        // The wait has checked the resting slots too.
+        self.last_event_check = now;
         if !self.watch.fired().is_empty() {
             self.account.counts.wakes += 1;
-            self.hear();
+            self.handle_events();
         }
         self.rest_idle();
         true
     }
 
-    /// Everybody rests: sleeps until somebody is rung for or a timer is due. Whoever was rung for is awake afterwards.
+    /// Every slot rests: sleeps until a descriptor is readable or a timer is due, then wakes the slots concerned.
     pub(super) fn sleep(&mut self) {
         if self.notify == Notify::Polled {
-            // Each was tidied before it lay down.
+            // Each was tidied before it rested.
             self.timers.clear(Timer::Tidy);
         }
         self.look();
@@ -184,38 +203,42 @@ impl PollLoop {
         }
         let now = self.context.now();
         if self.timers.is_set(Timer::Unwakeable) {
-            self.account.counts.naps += 1;
+            self.account.counts.short_sleeps += 1;
         } else {
             self.account.counts.sleeps += 1;
         }
         if !self.timers.is_set(Timer::Tidy) {
             self.account.share(now);
-            self.panel.publish(&self.account.counts, 0, self.account.permille(), now);
+            self.shared.publish(&self.account.counts, 0, self.account.permille(), now);
         }
         let timeout = self.timers.next().map(|at| at.saturating_duration_since(now));
-        self.watch.wait(timeout);
+        self.watch.wait(ring(&mut self.context), 1, timeout);
         self.account.slept(self.context.look());
+        if self.shared.life.load(Ordering::Relaxed) == ENDING {
+            // The last of what queues have left on the ring may have ended.
+            self.mailbox.mark_pending();
+        }
         if !self.watch.fired().is_empty() {
             self.account.counts.wakes += 1;
-            self.hear();
+            self.handle_events();
         }
     }
 
-    /// Steps the slots that nothing is sure to wake, where they are. Who had work is awake from then on.
+    /// Steps the slots that no descriptor is sure to wake, without waking them. A slot that had work is awake from then on.
     pub(super) fn step_unwakeable(&mut self) {
         let mut left = false;
-        for index in 0..self.chairs.len() {
-            if self.chairs[index].as_ref().is_some_and(|chair| chair.state == SlotState::Unwakeable) {
+        for index in 0..self.slots.len() {
+            if self.slots[index].as_ref().is_some_and(|entry| entry.state == SlotState::Unwakeable) {
                 self.step_resting(index);
-                left |= self.chairs[index].as_ref().is_some_and(|chair| chair.state == SlotState::Unwakeable);
+                left |= self.slots[index].as_ref().is_some_and(|entry| entry.state == SlotState::Unwakeable);
             }
         }
         if left {
-            self.timers.ensure(Timer::Unwakeable, self.context.now() + NAP);
+            self.timers.ensure(Timer::Unwakeable, self.context.now() + RECHECK_INTERVAL);
         }
     }
 
-    /// Steps a slot that rests, and rests on if it had no work.
+    /// Steps a resting slot. Without work it goes on resting.
     pub(super) fn step_resting(&mut self, index: usize) {
         let outcome = self.step(index);
         match outcome.state() {
@@ -226,7 +249,7 @@ impl PollLoop {
             }
             PollState::Parked => {
                 self.account.work(1);
-                self.take_away(index);
+                self.free_slot(index);
             }
         }
     }

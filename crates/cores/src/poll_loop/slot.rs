@@ -1,4 +1,4 @@
-//! One seat and what the core knows of it.
+//! One slot, with what the core knows of it.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::watch::Watched;
 /// What a core does with a slot. Each changes by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SlotState {
-    /// Has come: stepped in the next turn, whatever is so of the others (invariants 2 and 3), and Polled from then on.
+    /// Newly attached: stepped in the next turn, whatever state the others are in (invariants 2 and 3), and Polled from then on.
     Fresh,
     /// Stepped in every turn, until it has had no work for long enough.
     Polled,
@@ -21,7 +21,7 @@ pub(super) enum SlotState {
     Armed,
     /// As Armed, but nothing is sure to wake it: stepped by a timer.
     Unwakeable,
-    /// Its poller has left: never stepped again, and taken away before the next turn.
+    /// Its poller has parked: never stepped again, and freed before the next turn.
     Parked,
 }
 
@@ -38,9 +38,9 @@ impl SlotState {
     }
 }
 
-/// One seat and what the core knows of it.
+/// One slot, with what the core knows of it.
 pub(super) struct SlotEntry {
-    pub(super) seat: PollerSlot,
+    pub(super) slot: PollerSlot,
     pub(super) watched: Watched,
     pub(super) state: SlotState,
     /// The core's look at the clock before the first of its idle steps in a row; `None` after a step with work, and until it
@@ -54,9 +54,9 @@ pub(super) struct SlotEntry {
 }
 
 impl SlotEntry {
-    pub(super) fn new(seat: PollerSlot, watched: Watched, state: SlotState) -> Self {
+    pub(super) fn new(slot: PollerSlot, watched: Watched, state: SlotState) -> Self {
         SlotEntry {
-            seat,
+            slot,
             watched,
             state,
             idle_since: None,
@@ -69,11 +69,11 @@ impl SlotEntry {
     /// One turn of its poller. `polling`: whether the core looks at rings by itself.
     #[inline]
     pub(super) fn step(&mut self, context: &mut CoreContext, budget: Budget, polling: bool) -> PollOutcome {
-        let outcome = self.seat.step(context, budget);
+        let outcome = self.slot.step(context, budget);
         if self.state == SlotState::Fresh && outcome.state() != PollState::Parked {
-            // Told after its first step, which begins with `resume`.
+            // After its first step, which begins with `resume`.
             self.state = SlotState::Polled;
-            self.seat.disarm(context, polling);
+            self.slot.disarm(context, polling);
         }
         match outcome.state() {
             PollState::Busy => self.idle_since = None,
@@ -92,8 +92,8 @@ impl SlotEntry {
         outcome
     }
 
-    /// Whether it waits for something below that wakes the core when it ends.
-    pub(super) fn waits(&self) -> bool {
-        self.state == SlotState::Waiting && self.watched.tells_completions()
+    /// Whether it waits for something below that wakes the core when it ends. `ring`: the core's ring has something of it in flight.
+    pub(super) fn waits(&self, ring: bool) -> bool {
+        self.state == SlotState::Waiting && (ring || self.watched.has_completion())
     }
 }

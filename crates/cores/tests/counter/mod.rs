@@ -1,8 +1,11 @@
 //! The smallest device with queues: a request is a count, and serving it adds one.
 
 #![allow(dead_code)]
+#![allow(unsafe_code)]
+// UNSAFETY: one read into memory that lives until it has ended.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -40,6 +43,11 @@ pub struct Line {
     pub stalled: AtomicBool,
     /// If it is not 0, a poll without work asks for another so much later.
     pub wakes_in_us: AtomicU64,
+    /// From which the poller reads once, on the core's ring. To be chosen before the queue runs.
+    pub reads: OnceLock<OwnedFd>,
+    /// How often that has ended, and how often its memory was given up.
+    pub read: AtomicU64,
+    pub given_up: AtomicU64,
     /// Changes that were told.
     pub applied: AtomicU64,
     /// A line whose changes are counted between two polls of this one: the most are in `most_applied`.
@@ -68,6 +76,9 @@ impl Line {
             stalls: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
             wakes_in_us: AtomicU64::new(0),
+            reads: OnceLock::new(),
+            read: AtomicU64::new(0),
+            given_up: AtomicU64::new(0),
             applied: AtomicU64::new(0),
             neighbour: OnceLock::new(),
             most_applied: AtomicU64::new(0),
@@ -136,9 +147,43 @@ struct Server {
     suspend: bool,
     /// Changes of the neighbour that were seen.
     seen: u64,
+    /// What it reads into, once it does.
+    reading: Option<(IoHandle, Buffer)>,
+}
+
+/// Memory that the kernel writes to.
+struct Buffer(Box<[u8; 8]>, Arc<Line>);
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.1.given_up.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 impl Server {
+    /// Reads once from what it is to read from. Whether that has yet to end.
+    fn read(&mut self, context: &mut CoreContext) -> bool {
+        let Some(file) = self.line.reads.get() else { return false };
+        if self.line.read.load(Ordering::Relaxed) > 0 {
+            return false;
+        }
+        let Some((handle, _)) = self.reading else {
+            let Some(handle) = context.attach(VecDeque::with_capacity(1)) else { return false };
+            let mut buffer = Buffer(Box::default(), self.line.clone());
+            let op = FileOp::Read { file: file.as_raw_fd(), into: buffer.0.as_mut_ptr(), len: 8, offset: 0 };
+            // SAFETY: the buffer lives until the end was told, or goes with the orphan.
+            assert!(unsafe { context.io().unwrap().submit(handle, 7, op) });
+            self.reading = Some((handle, buffer));
+            return true;
+        };
+        let Some(completion) = context.io().unwrap().next(handle) else { return true };
+        assert_eq!((completion.tag, completion.result), (7, 8));
+        context.io().unwrap().detach(handle);
+        self.reading = None;
+        self.line.read.fetch_add(1, Ordering::Relaxed);
+        false
+    }
+
     fn empty_kick(&self) {
         let mut count = [0; 8];
         if rustix::io::read(&*self.line.kick, &mut count).is_ok() {
@@ -162,8 +207,13 @@ impl Poller for Server {
             self.seen = applied;
         }
         if self.suspend {
+            if let Some((handle, buffer)) = self.reading.take() {
+                context.io().unwrap().orphan(handle, Box::new(buffer));
+            }
             return PollOutcome::PARKED;
         }
+        let reads = self.read(context);
+        let line = &self.line;
         let served = line.served.load(Ordering::Relaxed);
         if !self.drain {
             let new = line.published.load(Ordering::Acquire) - served - self.held;
@@ -176,13 +226,13 @@ impl Poller for Server {
             line.served.store(served + done, Ordering::Release);
             return PollOutcome::busy(done as u32, done * BYTES);
         }
-        if self.drain && self.held == 0 {
+        if self.drain && self.held == 0 && !reads {
             return PollOutcome::PARKED;
         }
         if line.busy.load(Ordering::Relaxed) {
             return PollOutcome::busy(1, BYTES);
         }
-        let outcome = if self.held > 0 { PollOutcome::WAITING } else { PollOutcome::IDLE };
+        let outcome = if self.held > 0 || reads { PollOutcome::WAITING } else { PollOutcome::IDLE };
         match line.wakes_in_us.load(Ordering::Relaxed) {
             0 => outcome,
             us => outcome.wake_at(context.now() + Duration::from_micros(us), context),
@@ -261,6 +311,14 @@ impl Counter {
         counter.on(placement)
     }
 
+    /// As [`Counter::run`], with one line that reads from what `file` is.
+    pub fn run_reading(file: OwnedFd, placement: &dyn Placement) -> (Running<Self>, Arc<Line>) {
+        let counter = Counter::new(1);
+        counter.lines[0].reads.set(file).unwrap();
+        let (running, lines) = counter.on(placement);
+        (running, lines[0].clone())
+    }
+
     fn on(self, placement: &dyn Placement) -> (Running<Self>, Vec<Arc<Line>>) {
         let lines = self.lines.clone();
         (Quiescent::new(self).resume(placement).unwrap(), lines)
@@ -280,26 +338,27 @@ impl Device for Counter {
         (0..self.info.queues).collect()
     }
 
-    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
-        for queue in seating.queues().clone() {
+    fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError> {
+        for queue in activation.queues().clone() {
             let line = self.lines[usize::from(queue)].clone();
-            seating.add(queue, Box::new(Server { line, held: 0, drain: false, suspend: false, seen: 0 }));
+            let server = Server { line, held: 0, drain: false, suspend: false, seen: 0, reading: None };
+            activation.add(queue, Box::new(server));
         }
         Ok(())
     }
 
-    fn deactivate(&mut self, home: Parked) {
-        home.into_poller::<Server>().unwrap();
+    fn deactivate(&mut self, parked: Parked) {
+        parked.into_poller::<Server>().unwrap();
     }
 
-    fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+    fn save(&self, _proof: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         Ok(SavedState { kind: "counter".into(), version: 1, body: Vec::new() })
     }
 
-    fn load(&mut self, _still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
+    fn load(&mut self, _proof: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         state.expect("counter", 1)?;
         Ok(())
     }
 
-    fn reset(&mut self, _still: &QuiescenceProof) {}
+    fn reset(&mut self, _proof: &QuiescenceProof) {}
 }

@@ -53,7 +53,7 @@ fn health_of(status: &StatusReport) -> HealthReport {
 
 pub async fn events(State(daemon): Own) -> Answer {
     let end = left(&daemon);
-    Ok(daemon.disks.ground().events.stream(end))
+    Ok(daemon.disks.context().events.stream(end))
 }
 
 /// Comes when everything is another process's.
@@ -74,8 +74,7 @@ pub async fn openapi() -> Answer {
 pub async fn reload(State(daemon): Own) -> Answer {
     let done = whole(daemon.may_change()?, async move {
         daemon.reload().await.map_err(|problems| {
-            let remedy = "correct the lines named, then reload again; what was being served is still served";
-            Refusal::new(Code::Configuration, problems.to_string(), remedy)
+            Refusal::new(Code::Configuration, problems.to_string(), problems.after_reload())
         })
     });
     json(DoneReport { done: done.await? })

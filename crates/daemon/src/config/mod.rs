@@ -13,6 +13,7 @@ mod network;
 mod old_keys;
 mod problem;
 mod reader;
+mod shared;
 #[cfg(test)]
 mod tests;
 
@@ -212,7 +213,8 @@ fn build<'t>(
         config.cores.push((CoreSpec::new(0), Place::default()));
     }
     check_cores(&config, problems);
-    check_disks(&config, problems);
+    check_images(&config, problems);
+    shared::check(&config, problems);
     network::check(&config, problems);
     function::check(&config, problems);
     config
@@ -328,19 +330,14 @@ fn check_cores(config: &Config, problems: &mut Vec<Problem>) {
     }
 }
 
-fn check_disks(config: &Config, problems: &mut Vec<Problem>) {
+fn check_images(config: &Config, problems: &mut Vec<Problem>) {
     // The same file by another name is the same file.
     let image = |disk: &DiskSpec| match &disk.backing {
         BackingSpec::File { path, .. } => std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino())),
         BackingSpec::Memory { .. } => None,
     };
     for (index, (disk, place)) in config.disks.iter().enumerate() {
-        let mut problem = |flaw| problems.push(place.problem(flaw));
         for (other, earlier) in &config.disks[..index] {
-            if other.name == disk.name {
-                let reason = format!("disk {} is there already, in line {}", disk.name, earlier.line);
-                problem(Flaw::new("name", reason, "give every disk a name of its own"));
-            }
             let shared = other.read_only && disk.read_only;
             if image(disk).is_some() && image(other) == image(disk) && !shared {
                 let reason = format!(
@@ -349,23 +346,9 @@ fn check_disks(config: &Config, problems: &mut Vec<Problem>) {
                     other.name,
                     earlier.of("path")
                 );
-                problem(Flaw::new("path", reason, "give every disk its own copy, or make both read_only"));
+                let remedy = "give every disk its own copy, or make both read_only";
+                problems.push(place.problem(Flaw::new("path", reason, remedy)));
             }
-            for (field, socket) in [("socket", &disk.socket), ("migration_socket", &disk.migration_socket)] {
-                let theirs = [("socket", &other.socket), ("migration_socket", &other.migration_socket)];
-                let same = |(_, theirs): &(&str, &Option<PathBuf>)| socket.is_some() && *theirs == socket;
-                if let Some((taken, _)) = theirs.into_iter().find(same) {
-                    let reason = format!("the {taken} of disk {}, in line {}", other.name, earlier.of(taken));
-                    problem(Flaw::new(field, reason, "give every disk a socket of its own, or leave it out"));
-                }
-            }
-        }
-        if let Some(core) = disk.core
-            && !config.cores.iter().any(|(known, _)| known.id == core)
-        {
-            let known: Vec<String> = config.cores.iter().map(|(core, _)| core.id.to_string()).collect();
-            let remedy = format!("add a [[core]] with id = {core}, or name one of {}", known.join(", "));
-            problem(Flaw::new("core", format!("there is no core {core}"), remedy));
         }
     }
 }

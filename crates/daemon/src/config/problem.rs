@@ -18,6 +18,8 @@ pub struct Problems {
     pub file: PathBuf,
     /// Never empty.
     pub list: Vec<Problem>,
+    /// What was being served and is not any more: it could be changed neither forth nor back.
+    pub lost: Vec<String>,
 }
 
 impl Problems {
@@ -25,7 +27,18 @@ impl Problems {
     pub fn new(file: &Path, mut list: Vec<Problem>) -> Self {
         list.sort();
         list.dedup();
-        Problems { file: file.to_owned(), list }
+        Problems { file: file.to_owned(), list, lost: Vec::new() }
+    }
+
+    /// What to do after a reload that had them.
+    pub fn after_reload(&self) -> String {
+        let served = match self.lost.as_slice() {
+            [] => "what was being served is still served".to_owned(),
+            lost => {
+                format!("{} could not be served as before either, the rest is still served", lost.join(", "))
+            }
+        };
+        format!("correct the lines named, then reload again; {served}")
     }
 }
 

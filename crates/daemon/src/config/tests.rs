@@ -429,7 +429,15 @@ fn network_cases() -> Vec<(String, usize, String, String)> {
             format!("[[disk]]\nname = \"n\"\nmemory = \"1M\"\n{lan}"),
             7,
             "n is the name of a disk, in line 1",
-            "give disks and NICs names of their own".into(),
+            "give disks, NICs and PCI functions names of their own".into(),
+        ),
+        (
+            format!(
+                "[[disk]]\nname = \"d\"\nmemory = \"1M\"\nmigration_socket = \"/run/m.sock\"\n{lan}socket = \"/run/m.sock\"\n"
+            ),
+            10,
+            "the migration_socket of disk d, in line 4",
+            "give every NIC a socket of its own, or leave it out".into(),
         ),
         (
             "[daemon]\nsocket_group = \"nobody-here\"\n".into(),

@@ -36,17 +36,17 @@ pub async fn exchange_both<R: Send + 'static>(
 ) -> Result<R, Refusal> {
     let main = main.clone();
     let runtime = tokio::runtime::Handle::current();
-    let both = move |model: &mut Blk, still: &QuiescenceProof| -> Result<(R, bool), Refusal> {
+    let both = move |model: &mut Blk, proof: &QuiescenceProof| -> Result<(R, bool), Refusal> {
         let before = model.bytes();
         let done = runtime.block_on(main.at_quiescence(exchange))??;
-        model.replace_backing(still, fresh).map_err(|why| {
+        model.replace_backing(proof, fresh).map_err(|why| {
             let remedy = "take the migration socket away and add it again: `ioplane disk migration-socket NAME --remove`";
             Refusal::failed(format!("the migration socket still has the old backing: {why}"), remedy)
         })?;
         Ok((done, before != model.bytes()))
     };
     second
-        .at_quiescence(move |model, still| match tokio::task::block_in_place(|| both(model, still)) {
+        .at_quiescence(move |model, proof| match tokio::task::block_in_place(|| both(model, proof)) {
             Ok((done, told)) => (Ok(done), told),
             Err(refused) => (Err(refused), false),
         })
@@ -58,7 +58,7 @@ impl Disk {
     pub async fn open_migration_socket(
         &self,
         socket: Option<PathBuf>,
-        ground: &DaemonContext,
+        context: &DaemonContext,
     ) -> Result<bool, Refusal> {
         let served = &self.served;
         let _changing = served.changing.lock().await;
@@ -68,7 +68,7 @@ impl Disk {
             // Whichever it is: one of its own, or the usual one of a version that called it otherwise.
             return Ok(false);
         }
-        let socket = socket.unwrap_or_else(|| ground.migration_socket(name));
+        let socket = socket.unwrap_or_else(|| context.migration_socket(name));
         if record.now.migration_socket.as_ref() == Some(&socket) {
             return Ok(false);
         }
@@ -82,10 +82,10 @@ impl Disk {
             .coded(Code::Exists)
             .at("socket"));
         }
-        ground.claim_socket(Disk::NAME, name, &socket)?;
-        let opened = self.serve_migration_socket(&socket, &record, ground).await;
+        context.claim_socket(Disk::NAME, name, &socket)?;
+        let opened = self.serve_migration_socket(&socket, &record, context).await;
         if opened.is_err() {
-            ground.release_socket(name, &socket);
+            context.release_socket(name, &socket);
         }
         opened.map(|()| true)
     }
@@ -94,12 +94,12 @@ impl Disk {
         &self,
         socket: &Path,
         record: &DiskRecord,
-        ground: &DaemonContext,
+        context: &DaemonContext,
     ) -> Result<(), Refusal> {
         let served = &self.served;
         let model = served.handle.change(|model| (model.second_instance(), false)).await?;
         served.note.change(|record| record.now.migration_socket = Some(socket.to_owned()))?;
-        match serve(model, socket.to_owned(), record, ground, &served.lease) {
+        match serve(model, socket.to_owned(), record, context, &served.lease) {
             Ok(handle) => {
                 *served.second.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle);
                 Ok(())
@@ -112,7 +112,7 @@ impl Disk {
     }
 
     /// Closes the migration socket: refuses while a front end is connected there, unless forced.
-    pub async fn close_migration_socket(&self, force: bool, ground: &DaemonContext) -> Result<(), Refusal> {
+    pub async fn close_migration_socket(&self, force: bool, context: &DaemonContext) -> Result<(), Refusal> {
         let served = &self.served;
         let _changing = served.changing.lock().await;
         let name = served.note.read().now.name;
@@ -122,7 +122,7 @@ impl Disk {
         };
         second.stop(force).await?;
         *served.second.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        ground.release_socket(&name, second.socket());
+        context.release_socket(&name, second.socket());
         served.note.change(|record| record.now.migration_socket = None)
     }
 }
@@ -130,12 +130,12 @@ impl Disk {
 impl Registry<Disk> {
     /// Gives a disk a migration socket: at `socket`, or beside its first.
     pub async fn open_migration_socket(&self, name: &str, socket: Option<PathBuf>) -> Result<bool, Refusal> {
-        self.served(name)?.open_migration_socket(socket, &self.ground).await
+        self.served(name)?.open_migration_socket(socket, &self.context).await
     }
 
     /// Takes it away again.
     pub async fn close_migration_socket(&self, name: &str, force: bool) -> Result<(), Refusal> {
-        self.served(name)?.close_migration_socket(force, &self.ground).await
+        self.served(name)?.close_migration_socket(force, &self.context).await
     }
 }
 

@@ -117,7 +117,7 @@ pub fn model(spec: &DiskSpec, backing: Arc<dyn Backing>) -> Blk {
     Blk::new(options, backing)
 }
 
-/// Opens what is behind a disk, as its record has it. Blocks: while I/O of a daemon that died is still landing there, up to a minute.
+/// Opens what is behind a disk, as its record has it. Blocks: while I/O of a daemon that died is still in flight there, up to a minute.
 pub fn open(record: &DiskRecord, owner: &Path) -> Result<Opened, Refusal> {
     let (spec, bytes) = (&record.now, record.bytes);
     let (path, how) = match &spec.backing {
@@ -132,9 +132,9 @@ pub fn open(record: &DiskRecord, owner: &Path) -> Result<Opened, Refusal> {
             tracing::info!(
                 disk = spec.name,
                 image = %path.display(),
-                "waited {} s of at most {} s for the image: somebody has it, or I/O of a daemon that died is still landing",
+                "waited {} s of at most {} s for the image: somebody has it, or I/O of a daemon that died is still in flight",
                 waiting.waited.as_secs(),
-                waiting.patience.as_secs()
+                waiting.timeout.as_secs()
             );
         }
     })?;
@@ -220,7 +220,7 @@ impl Disk {
         let image = opened.image;
         let (note, shown) = (self.served.note.clone(), self.backing.clone());
         let fresh = opened.backing.clone();
-        let exchange = move |model: &mut Blk, still: &QuiescenceProof| {
+        let exchange = move |model: &mut Blk, proof: &QuiescenceProof| {
             let (before, bytes) = (model.bytes(), opened.backing.info().bytes);
             if bytes < before {
                 return Err(Refusal::conflict(
@@ -236,7 +236,7 @@ impl Disk {
                 .coded(Code::LosesData)
                 .at(next.field()));
             }
-            let old = model.replace_backing(still, opened.backing).map_err(|why| {
+            let old = model.replace_backing(proof, opened.backing).map_err(|why| {
                 Refusal::conflict(why, "give a backing that keeps what the guest was promised")
             })?;
             let noted = note.change(|record| {
@@ -244,7 +244,7 @@ impl Disk {
                 (record.bytes, record.image) = (None, image);
             });
             if let Err(refused) = noted {
-                return match model.replace_backing(still, old) {
+                return match model.replace_backing(proof, old) {
                     Ok(_) => Err(refused),
                     Err(why) => Err(Refusal::failed(
                         format!("{refused}; and the old backing would not come back: {why}"),
@@ -256,8 +256,8 @@ impl Disk {
             Ok((old, before != model.bytes()))
         };
         let exchange =
-            move |model: &mut Blk, still: &QuiescenceProof| match tokio::task::block_in_place(|| {
-                exchange(model, still)
+            move |model: &mut Blk, proof: &QuiescenceProof| match tokio::task::block_in_place(|| {
+                exchange(model, proof)
             }) {
                 Ok((old, told)) => (Ok(old), told),
                 Err(refused) => (Err(refused), false),
@@ -329,14 +329,14 @@ impl ServedKind for Disk {
 
     async fn open(
         mut record: DiskRecord,
-        ground: &Arc<DaemonContext>,
+        context: &Arc<DaemonContext>,
         _below: &Arc<()>,
     ) -> Result<Disk, Refusal> {
-        let (wanted, owner) = (record.clone(), ground.socket(&record.now));
+        let (wanted, owner) = (record.clone(), context.socket(&record.now));
         let opened = blocking(move || open(&wanted, &owner)).await?;
         // From here on its guest may write whatever it likes into this image.
         record.image = opened.image;
-        let served = Served::start(model(&record.now, opened.backing), record, ground)?;
+        let served = Served::start(model(&record.now, opened.backing), record, context)?;
         Ok(Disk { served, backing: Arc::new(Mutex::new(opened.report)) })
     }
 

@@ -175,12 +175,12 @@ impl Device for Body {
         self.inner().active()
     }
 
-    fn activate(&mut self, seating: &mut Activation<'_>) -> Result<(), DeviceError> {
-        self.inner_mut().activate(seating)
+    fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError> {
+        self.inner_mut().activate(activation)
     }
 
-    fn deactivate(&mut self, home: Parked) {
-        self.inner_mut().deactivate(home);
+    fn deactivate(&mut self, parked: Parked) {
+        self.inner_mut().deactivate(parked);
     }
 
     fn quiescence(&mut self) -> Quiescence {
@@ -191,16 +191,16 @@ impl Device for Body {
         self.inner_mut().suspend()
     }
 
-    fn save(&self, still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
-        self.inner().save(still)
+    fn save(&self, proof: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+        self.inner().save(proof)
     }
 
-    fn load(&mut self, still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
-        self.inner_mut().load(still, state)
+    fn load(&mut self, proof: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
+        self.inner_mut().load(proof, state)
     }
 
-    fn reset(&mut self, still: &QuiescenceProof) {
-        self.inner_mut().reset(still);
+    fn reset(&mut self, proof: &QuiescenceProof) {
+        self.inner_mut().reset(proof);
     }
 
     fn apply(&mut self, queues: &QueueSet, change: &Change) {
@@ -233,8 +233,8 @@ impl Function for Body {
         self.inner_mut().grow_memory(map)
     }
 
-    fn replace_memory(&mut self, still: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError> {
-        self.inner_mut().replace_memory(still, map)
+    fn replace_memory(&mut self, proof: &QuiescenceProof, map: Arc<GuestMap>) -> Result<(), DeviceError> {
+        self.inner_mut().replace_memory(proof, map)
     }
 
     fn attention(&self) -> Option<&Arc<OwnedFd>> {
@@ -245,8 +245,8 @@ impl Function for Body {
         self.inner_mut().attend();
     }
 
-    fn admit(&mut self, still: &QuiescenceProof) -> Result<(), NotReady> {
-        self.inner_mut().admit(still)
+    fn admit(&mut self, proof: &QuiescenceProof) -> Result<(), NotReady> {
+        self.inner_mut().admit(proof)
     }
 
     fn dismiss(&mut self) {

@@ -29,7 +29,7 @@ pub fn open(
     chip: ChipWord,
     cable: &CableSpec,
     mac: MacAddress,
-    ground: &DaemonContext,
+    context: &DaemonContext,
     switches: &Switches,
 ) -> Result<Opened, Refusal> {
     let (switch, uplink) = match cable {
@@ -39,10 +39,10 @@ pub fn open(
             let switch = Switch::new(name, SwitchSettings::default());
             let name = tap;
             let tap = Tap::open(name, &switch, PortOptions::new(name))?;
-            taps::keep(name, &tap, &ground.ledger)?;
-            let seating =
-                CorePlacement { pool: ground.cores.pool().clone(), core: None, moved: BTreeMap::new() };
-            let running = Quiescent::new(tap).resume(&seating).map_err(|refused| {
+            taps::keep(name, &tap, &context.ledger)?;
+            let placement =
+                CorePlacement { pool: context.cores.pool().clone(), core: None, moved: BTreeMap::new() };
+            let running = Quiescent::new(tap).resume(&placement).map_err(|refused| {
                 Refusal::failed(
                     format!("the TAP interface {name}: {}", refused.error),
                     "see `ioplane core list`",

@@ -22,7 +22,7 @@ const LONGEST: Duration = Duration::from_secs(3600);
 /// What becomes of a function that is asked for by `form`. The VMM's own quiescent points, when it takes memory away, come first.
 pub(super) fn policy(form: &QuiesceForm) -> QuiescePolicy {
     let deadline = Instant::now() + Duration::from_millis(form.deadline_ms).min(LONGEST);
-    let on_miss = if form.or_resume { OnMiss::Undrain } else { OnMiss::Suspend { patience: FORCE } };
+    let on_miss = if form.or_resume { OnMiss::Undrain } else { OnMiss::Suspend { timeout: FORCE } };
     QuiescePolicy { deadline, on_miss }
 }
 
@@ -45,7 +45,7 @@ pub(super) fn refuse(name: &str, form: &QuiesceForm, error: &QuiesceError) -> Re
         QuiesceError::Missed { reason } => {
             Refusal::conflict(format!("{name} was not quiescent: {reason}; it has resumed"), stuck)
         }
-        QuiesceError::Stranded { .. } | QuiesceError::NotResumed(_) => {
+        QuiesceError::NotUndrained { .. } | QuiesceError::NotResumed(_) => {
             Refusal::conflict(format!("{name}: {error}"), stuck)
         }
     }
@@ -107,7 +107,7 @@ impl Card {
         let _changing = self.served.changing.lock().await;
         // A client that has come meanwhile has what it needs.
         let mend =
-            |held: &mut Quiescent<Body>| held.with(|body, still| body.unusable().map(|_| body.admit(still)));
+            |held: &mut Quiescent<Body>| held.with(|body, proof| body.unusable().map(|_| body.admit(proof)));
         match self.at_quiescence(QuiesceForm::default(), mend).await? {
             None => Ok(false),
             Some(Ok(())) => Ok(true),

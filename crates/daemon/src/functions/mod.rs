@@ -46,7 +46,7 @@ const SYSFS: &str = "/sys";
 /// Where it is remembered, in the run directory, what the host's functions were before they were taken.
 const LEASES: &str = "leases";
 
-/// What functions stand on besides the ground.
+/// What functions stand on besides the context.
 pub struct Functions {
     switches: Arc<Switches>,
     run_dir: PathBuf,
@@ -93,10 +93,10 @@ pub struct Card {
 }
 
 /// Opens what a specification says. May block.
-fn open(spec: &FunctionSpec, ground: &DaemonContext, below: &Functions) -> Result<Opened, Refusal> {
+fn open(spec: &FunctionSpec, context: &DaemonContext, below: &Functions) -> Result<Opened, Refusal> {
     match &spec.source {
         SourceSpec::Emulated { chip, cable, mac } => {
-            emulated::open(&spec.name, *chip, cable, *mac, ground, &below.switches)
+            emulated::open(&spec.name, *chip, cable, *mac, context, &below.switches)
         }
         SourceSpec::Host { address, mode, on_fault, forced, unsafe_interrupts } => {
             let accepted = Accepted { in_use: *forced, unsafe_interrupts: *unsafe_interrupts };
@@ -151,27 +151,27 @@ fn stage(presence: Presence) -> Stage {
 impl Card {
     fn start(
         record: FunctionRecord,
-        ground: &Arc<DaemonContext>,
+        context: &Arc<DaemonContext>,
         below: &Functions,
     ) -> Result<Card, Refusal> {
-        let Opened { mut body, after } = open(&record.now, ground, below)?;
-        let placement = Arc::new(ground.seating(&record));
+        let Opened { mut body, after } = open(&record.now, context, below)?;
+        let placement = Arc::new(context.placement(&record));
         let name = record.now.name.clone();
         let id = id_of(&mut body);
         let served = || -> Result<Handle<Body>, Refusal> {
             let running = Quiescent::new(body).resume(&*placement).map_err(|refused| {
                 Refusal::failed(format!("{name}: {}", refused.error), "see the log of the daemon")
             })?;
-            let socket = ground.socket(&record.now);
+            let socket = context.socket(&record.now);
             let options =
                 vfio_user::Options { limits: limits(&record.now), ..vfio_user::Options::new(&socket) };
             let handle =
                 vfio_user::serve(running, placement, options).map_err(|error| no_socket(&socket, error))?;
-            ground.access().open(&socket)?;
+            context.access().open(&socket)?;
             Ok(handle)
         };
         let written = |handle| -> Result<_, Refusal> {
-            Ok((StateRecord::begin(record.clone(), &ground.ledger)?, handle))
+            Ok((StateRecord::begin(record.clone(), &context.ledger)?, handle))
         };
         match served().and_then(written) {
             Ok((note, handle)) => Ok(Card {
@@ -255,11 +255,11 @@ impl ServedKind for Card {
 
     async fn open(
         record: FunctionRecord,
-        ground: &Arc<DaemonContext>,
+        context: &Arc<DaemonContext>,
         below: &Arc<Functions>,
     ) -> Result<Card, Refusal> {
-        let (ground, below) = (ground.clone(), below.clone());
-        blocking(move || Card::start(record, &ground, &below)).await
+        let (context, below) = (context.clone(), below.clone());
+        blocking(move || Card::start(record, &context, &below)).await
     }
 
     fn service(&self) -> &ServedFunction {

@@ -143,12 +143,12 @@ impl Daemon {
             else {
                 continue;
             };
-            let seats =
+            let queues =
                 self.cores.report().iter().find(|core| core.id == now.id).map_or(0, |core| core.queues);
-            if seats > 0 {
+            if queues > 0 {
                 problems.push(Problem {
                     line: 0,
-                    reason: format!("core {id} is gone from the configuration, and serves {seats} queues"),
+                    reason: format!("core {id} is gone from the configuration, and serves {queues} queues"),
                     remedy: "move them away first: `ioplane core move DEVICE QUEUE CORE`".to_owned(),
                 });
             } else {
@@ -210,10 +210,10 @@ impl Daemon {
         done.extend(started.iter().map(|id| format!("core {id} started")));
 
         // From here on each step stands for itself; what fails is said, and the rest is done.
-        let mut failed = Vec::new();
-        plan.disks.rest(self, config, &mut done, &mut failed).await;
-        plan.nics.rest(self, config, &mut done, &mut failed).await;
-        plan.functions.rest(self, config, &mut done, &mut failed).await;
+        let (mut failed, mut lost) = (Vec::new(), Vec::new());
+        plan.disks.rest(self, config, &mut done, &mut failed, &mut lost).await;
+        plan.nics.rest(self, config, &mut done, &mut failed, &mut lost).await;
+        plan.functions.rest(self, config, &mut done, &mut failed, &mut lost).await;
         for name in plan.remove_switches {
             match self.switches.remove(&name, false).await {
                 Ok(()) => done.push(format!("switch {name} removed")),
@@ -242,7 +242,11 @@ impl Daemon {
         }
         self.settle(config);
         self.sweep().await;
-        if failed.is_empty() { Ok(done) } else { Err(Problems::new(&config.file, failed)) }
+        if failed.is_empty() {
+            Ok(done)
+        } else {
+            Err(Problems { lost, ..Problems::new(&config.file, failed) })
+        }
     }
 
     async fn retire(&self, started: Vec<u32>) {

@@ -4,7 +4,8 @@ use ioplane_api::spec::{Flaw, ServedSpec, SpecFields};
 
 use crate::Daemon;
 use crate::config::{Config, Place, Problem};
-use crate::registry::{OnFailure, Registered};
+use crate::refusal::Refusal;
+use crate::registry::{OnFailure, Registered, Registry};
 use crate::served::ServedKind;
 use crate::state_file::Record;
 
@@ -133,6 +134,7 @@ impl<K: Registered> Steps<K> {
         config: &Config,
         done: &mut Vec<String>,
         failed: &mut Vec<Problem>,
+        lost: &mut Vec<String>,
     ) {
         let (kind, registry) = (K::NAME, K::registry(daemon));
         done.extend(self.added.iter().map(|name| format!("{kind} {name} added")));
@@ -151,7 +153,7 @@ impl<K: Registered> Steps<K> {
                 Err(refused) => done.push(format!("{kind} {name} still not served: {refused}")),
             }
         }
-        let mut note = |name: &str, outcome: Result<(), crate::refusal::Refusal>, what: &str| match outcome {
+        let mut note = |name: &str, outcome: Result<(), Refusal>, what: &str| match outcome {
             Ok(()) => done.push(format!("{kind} {name} {what}")),
             Err(refused) => failed.push(config.served_problem(kind, name, refused.error, refused.remedy)),
         };
@@ -165,15 +167,29 @@ impl<K: Registered> Steps<K> {
         }
         for record in self.change {
             let name = record.now.name().to_owned();
-            let outcome = match registry.remove(&name, false, false).await {
-                Ok(()) => registry.add(record, OnFailure::Keep).await,
-                Err(refused) => Err(refused),
-            };
-            note(&name, outcome, "changed");
+            note(&name, change(registry, record, lost).await, "changed");
         }
         for name in self.remove {
             let outcome = registry.remove(&name, false, false).await;
             note(&name, outcome, "removed");
         }
     }
+}
+
+/// Serves one as `next` has it. If that cannot be done it is served as before: nobody uses it, and what is open for it can be closed
+/// and opened again. The new one cannot be opened first: it may be the same image, and has the same name and socket.
+async fn change<K: ServedKind>(
+    registry: &Registry<K>,
+    next: Record<K::Spec>,
+    lost: &mut Vec<String>,
+) -> Result<(), Refusal> {
+    let name = next.now.name().to_owned();
+    let before = registry.served(&name).ok().map(|one| one.note().read());
+    registry.remove(&name, false, false).await?;
+    // One that could not be served before either is kept as the configuration has it now.
+    let Some(before) = before else { return registry.add(next, OnFailure::Keep).await };
+    let Err(refused) = registry.add(next, OnFailure::Forget).await else { return Ok(()) };
+    let Err(more) = registry.add(before, OnFailure::Keep).await else { return Err(refused) };
+    lost.push(format!("{} {name}", K::NAME));
+    Err(Refusal { error: format!("{}; and as before: {more}", refused.error), ..refused })
 }

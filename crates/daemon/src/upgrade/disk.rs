@@ -30,7 +30,7 @@ impl HandoverKind for Disk {
 
     fn prepare(
         record: &DiskRecord,
-        ground: &DaemonContext,
+        context: &DaemonContext,
         _below: &(),
         mut files: Vec<OwnedFd>,
     ) -> Result<(Blk, Opened), Refusal> {
@@ -40,7 +40,7 @@ impl HandoverKind for Disk {
                 "this is a bug: report it with the log",
             ));
         };
-        let opened = disk::adopt(record, &ground.socket(&record.now), file)?;
+        let opened = disk::adopt(record, &context.socket(&record.now), file)?;
         Ok((disk::model(&record.now, opened.backing.clone()), opened))
     }
 

@@ -30,7 +30,7 @@ pub trait HandoverKind: Queued + Registered {
     /// Opens what is below one a second time, from its extras. May block; nothing may be changed by it.
     fn prepare(
         record: &Record<Self::Spec>,
-        ground: &DaemonContext,
+        context: &DaemonContext,
         below: &Self::Below,
         files: Vec<OwnedFd>,
     ) -> Result<(Self::Model, Self::Kept), Refusal>;
@@ -173,7 +173,7 @@ pub trait HandoverTarget: Send {
 struct Prepared<K: HandoverKind> {
     name: NameV1,
     record: Record<K::Spec>,
-    ground: Arc<DaemonContext>,
+    context: Arc<DaemonContext>,
     lease: RingLease,
     /// Socket and model of each instance that has not come yet, the last one first.
     sockets: Vec<(PathBuf, K::Model)>,
@@ -189,19 +189,19 @@ pub fn prepare<K: HandoverKind>(
     files: Vec<OwnedFd>,
 ) -> Result<Box<dyn HandoverTarget>, Refusal> {
     let record = record::<K>(daemon, &name)?;
-    let (ground, below) = (K::registry(daemon).ground().clone(), K::registry(daemon).below());
-    ground.claim(K::NAME, &record.now)?;
-    let (model, kept) = K::prepare(&record, &ground, below, files)?;
+    let (context, below) = (K::registry(daemon).context().clone(), K::registry(daemon).below());
+    context.claim(K::NAME, &record.now)?;
+    let (model, kept) = K::prepare(&record, &context, below, files)?;
     let second = record.now.migration_socket().map(Path::to_owned).zip(K::second_instance(&model));
-    let sockets = second.into_iter().chain([(ground.socket(&record.now), model)]).collect();
+    let sockets = second.into_iter().chain([(context.socket(&record.now), model)]).collect();
     let (lease, adopted) = (RingLease::default(), Vec::new());
-    Ok(Box::new(Prepared::<K> { name, record, ground, lease, sockets, kept, replays: false, adopted }))
+    Ok(Box::new(Prepared::<K> { name, record, context, lease, sockets, kept, replays: false, adopted }))
 }
 
 /// Keeps one that could not be served, as the predecessor kept it.
 pub fn keep_failed<K: HandoverKind>(daemon: &Daemon, name: &NameV1, why: Refusal) -> Result<(), Refusal> {
     let (record, registry) = (record::<K>(daemon, name)?, K::registry(daemon));
-    registry.ground().claim(K::NAME, &record.now)?;
+    registry.context().claim(K::NAME, &record.now)?;
     registry.take_failed(record, why);
     Ok(())
 }
@@ -234,7 +234,7 @@ impl<K: HandoverKind> HandoverTarget for Prepared<K> {
         let (socket, model) = self.sockets.pop().ok_or_else(twice)?;
         self.replays |= device.suspended;
         let parcel = Parcel { bytes: device.bytes, files };
-        let options = served::options(socket, &self.record, &self.ground);
+        let options = served::options(socket, &self.record, &self.context);
         let adopted = vhost_user::adopt(model, options, STOP_PATIENCE, self.lease.clone(), parcel);
         let adopted = adopted.map_err(|error| {
             let name = self.record.now.name();
@@ -249,7 +249,7 @@ impl<K: HandoverKind> HandoverTarget for Prepared<K> {
     }
 
     fn start(self: Box<Self>, daemon: &Daemon) -> Vec<oneshot::Receiver<Duration>> {
-        let Prepared { record, ground, lease, kept, adopted, .. } = *self;
+        let Prepared { record, context, lease, kept, adopted, .. } = *self;
         let (mut handles, mut waits) = (Vec::new(), Vec::new());
         for (handle, waited) in adopted.into_iter().map(Adopted::start) {
             handles.push(handle);
@@ -258,7 +258,7 @@ impl<K: HandoverKind> HandoverTarget for Prepared<K> {
         let mut handles = handles.into_iter();
         if let Some(first) = handles.next() {
             let name = record.now.name().to_owned();
-            let served = Served::of(first, handles.next(), lease, record, &ground);
+            let served = Served::of(first, handles.next(), lease, record, &context);
             K::registry(daemon).take_in(name, K::succeed(kept, served));
         }
         waits

@@ -12,14 +12,14 @@ use crate::poller::{Change, Stop};
 use crate::slot::{AcksLeft, CoreId, CoreSender, Placement, PollerCommand};
 use crate::state::SavedState;
 
+mod attached;
+pub(crate) mod proof;
 mod quiescing;
-mod roster;
-pub(crate) mod still;
 
+use attached::AttachedPollers;
+use proof::PROOF;
+pub use proof::QuiescenceProof;
 pub use quiescing::{Missed, Quiescing};
-use roster::AttachedPollers;
-pub use still::QuiescenceProof;
-use still::STILL;
 
 /// A step that did not succeed, with the device as it was before.
 pub struct Refused<T> {
@@ -59,17 +59,17 @@ impl<D: Device> Quiescent<D> {
 
     /// Does to the device what needs the proof: replacing a backing, shrinking memory.
     pub fn with<R>(&mut self, change: impl FnOnce(&mut D, &QuiescenceProof) -> R) -> R {
-        change(&mut self.device, &STILL)
+        change(&mut self.device, &PROOF)
     }
 
     /// [`Device::save`].
     pub fn save(&self) -> Result<SavedState, DeviceError> {
-        self.device.save(&STILL)
+        self.device.save(&PROOF)
     }
 
     /// [`Device::load`]: from here on only [`Loaded::start`] leads back to running.
     pub fn load(mut self, state: &SavedState) -> Result<Loaded<D>, Refused<Self>> {
-        match self.device.load(&STILL, state) {
+        match self.device.load(&PROOF, state) {
             Ok(()) => Ok(Loaded { device: self.device }),
             Err(error) => Err(Refused { kept: self, error }),
         }
@@ -77,20 +77,20 @@ impl<D: Device> Quiescent<D> {
 
     /// [`Device::reset`].
     pub fn reset(&mut self) {
-        self.device.reset(&STILL);
+        self.device.reset(&PROOF);
         self.stop = Stop::Drained;
     }
 
     /// Goes on after a pause: the device knows its own state to be true. Every queue is looked at again and signalled once.
     pub fn resume(mut self, placement: &dyn Placement) -> Result<Running<D>, Refused<Self>> {
-        let mut roster = AttachedPollers::default();
+        let mut attached = AttachedPollers::default();
         let queues = self.device.active();
-        match roster.seat(&mut self.device, &queues, placement) {
-            Ok(()) => Ok(Running { device: self.device, roster }),
+        match attached.attach(&mut self.device, &queues, placement) {
+            Ok(()) => Ok(Running { device: self.device, attached }),
             Err(error) => {
-                // What had been seated comes home before anybody else may touch the device.
-                let stop = if roster.posted.is_empty() { self.stop } else { Stop::Suspended };
-                let Running { device, .. } = recall(Running { device: self.device, roster });
+                // Pollers that were attached before the error are parked before anybody else may touch the device.
+                let stop = if attached.pollers.is_empty() { self.stop } else { Stop::Suspended };
+                let Running { device, .. } = recall(Running { device: self.device, attached });
                 Err(Refused { kept: Quiescent { device, stop }, error })
             }
         }
@@ -102,8 +102,8 @@ impl<D: Device> Quiescent<D> {
     }
 }
 
-/// Suspends whatever is on duty and waits for it: a poll away. Without a deadline, since a device whose poller is still on a core
-/// is not quiescent, however long that core has not turned.
+/// Suspends every attached poller and waits until all have parked, which takes one poll. Without a deadline, since a device
+/// whose poller is still on a core is not quiescent, however long that core takes to poll it.
 fn recall<D: Device>(mut running: Running<D>) -> Running<D> {
     let all = running.queues();
     running.suspend(&all);
@@ -142,10 +142,10 @@ impl<D: Device> fmt::Debug for Loaded<D> {
     }
 }
 
-/// A device at work: its control half here, its pollers on I/O cores.
+/// A running device: its control half here, its pollers on I/O cores.
 pub struct Running<D: Device> {
     device: D,
-    roster: AttachedPollers,
+    attached: AttachedPollers,
 }
 
 impl<D: Device> Running<D> {
@@ -169,54 +169,54 @@ impl<D: Device> Running<D> {
         self.device.access(at, op)
     }
 
-    /// The queues that have a poller on duty, draining or not.
+    /// The queues that have a poller on a core, draining or not.
     pub fn queues(&self) -> QueueSet {
-        self.roster.queues()
+        self.attached.queues()
     }
 
     /// On which core the poller of `queue` is.
     pub fn core_of(&self, queue: u16) -> Option<CoreId> {
-        self.roster.posted.iter().find(|p| p.queue == queue).map(|p| p.post.core())
+        self.attached.pollers.iter().find(|p| p.queue == queue).map(|p| p.sender.core())
     }
 
-    /// Where the poller of `queue` sits, to put it there again: a [`Placement`] itself.
+    /// The mailbox of the core that the poller of `queue` is on. A [`Placement`] itself, which puts the queue there again.
     pub fn sender_of(&self, queue: u16) -> Option<Arc<dyn CoreSender>> {
-        self.roster.posted.iter().find(|p| p.queue == queue).map(|p| p.post.clone())
+        self.attached.pollers.iter().find(|p| p.queue == queue).map(|p| p.sender.clone())
     }
 
     /// Puts pollers for `queues` on cores; those that have one keep it.
     pub fn start(&mut self, queues: &QueueSet, placement: &dyn Placement) -> Result<(), DeviceError> {
-        self.roster.seat(&mut self.device, queues, placement)
+        self.attached.attach(&mut self.device, queues, placement)
     }
 
-    /// Asks the pollers of `queues` to drain and come home; see [`Running::poll_stopped`].
+    /// Asks the pollers of `queues` to drain and park; see [`Running::poll_stopped`].
     pub fn drain(&mut self, queues: &QueueSet) {
-        self.roster.tell(queues, || PollerCommand::Drain);
+        self.attached.send(queues, || PollerCommand::Drain);
     }
 
-    /// Takes back [`Running::drain`]: those that drain take work again, those that have parked get a seat again if the
-    /// device still wants them active. Blocks until the cores have heard it: a poll away, but for as long as a core takes that is
-    /// starved of processor time, since what comes home unexpectedly later would find nobody to start it again.
+    /// Undoes [`Running::drain`]: pollers that drain take work again, queues whose poller has parked get a new one if the
+    /// device still wants them active. Blocks until every core has acknowledged. That takes one poll, or as long as a core
+    /// that is starved of processor time needs: nobody would restart a queue whose poller parked after this had returned.
     pub fn undrain(&mut self, queues: &QueueSet, placement: &dyn Placement) -> Result<(), DeviceError> {
-        let left = AcksLeft::new(self.roster.home.clone());
-        self.roster.tell(queues, || PollerCommand::Undrain(left.ack()));
-        let applied = Applied { left, home: self.roster.home.clone() };
+        let left = AcksLeft::new(self.attached.inbox.clone());
+        self.attached.send(queues, || PollerCommand::Undrain(left.ack()));
+        let applied = Applied { left, inbox: self.attached.inbox.clone() };
         block(|context| applied.poll_done(context));
-        self.roster.take_in(&mut self.device);
+        self.attached.collect_parked(&mut self.device);
         let again: QueueSet = self.device.active().intersection(queues).copied().collect();
         self.start(&again, placement)
     }
 
-    /// Asks the pollers of `queues` to come home at once, with what is in flight fenced and recorded.
+    /// Asks the pollers of `queues` to park at once, with what is in flight fenced and recorded.
     pub fn suspend(&mut self, queues: &QueueSet) {
-        self.roster.tell(queues, || PollerCommand::Suspend);
+        self.attached.send(queues, || PollerCommand::Suspend);
     }
 
-    /// Ready when none of `queues` has a poller on duty any more; the device has taken them in.
+    /// Ready when none of `queues` has a poller on a core any more; the device has got them back.
     pub fn poll_stopped(&mut self, context: &mut Context<'_>, queues: &QueueSet) -> Poll<()> {
-        self.roster.home.register(context.waker());
-        self.roster.take_in(&mut self.device);
-        if self.roster.posted.iter().any(|p| queues.contains(&p.queue)) {
+        self.attached.inbox.register(context.waker());
+        self.attached.collect_parked(&mut self.device);
+        if self.attached.pollers.iter().any(|p| queues.contains(&p.queue)) {
             Poll::Pending
         } else {
             Poll::Ready(())
@@ -228,26 +228,27 @@ impl<D: Device> Running<D> {
         poll_fn(|context| self.poll_stopped(context, queues)).await
     }
 
-    /// Blocks until `queues` are home or `deadline` has passed; says whether they are.
+    /// Blocks until the pollers of `queues` have parked or `deadline` has passed; says whether they have.
     pub fn wait_stopped(&mut self, queues: &QueueSet, deadline: Instant) -> bool {
         block_until(deadline, |context| self.poll_stopped(context, queues)).is_some()
     }
 
-    /// Tells the device and the pollers of `queues` of a change and gives what waits for all of them to acknowledge it.
+    /// Applies a change to the device and to the pollers of `queues`. Returns what waits for all of them to acknowledge it.
     pub fn apply(&mut self, queues: &QueueSet, change: &Change) -> Applied {
         self.device.apply(queues, change);
-        let left = AcksLeft::new(self.roster.home.clone());
-        for posted in self.roster.posted.iter().filter(|p| queues.contains(&p.queue)) {
-            posted.tell(PollerCommand::Apply(change.clone(), left.ack()));
+        let left = AcksLeft::new(self.attached.inbox.clone());
+        for attached in self.attached.pollers.iter().filter(|p| queues.contains(&p.queue)) {
+            attached.send(PollerCommand::Apply(change.clone(), left.ack()));
         }
-        Applied { left, home: self.roster.home.clone() }
+        Applied { left, inbox: self.attached.inbox.clone() }
     }
 
     /// Begins to bring the whole device to a quiescent point. The guest goes on meanwhile.
     pub fn begin_quiesce(mut self) -> Quiescing<D> {
         let all = self.queues();
         self.drain(&all);
-        let mut quiescing = Quiescing { running: self, stop: Stop::Drained, held: false, owed: Vec::new() };
+        let mut quiescing =
+            Quiescing { running: self, stop: Stop::Drained, held: false, deferred: Vec::new() };
         quiescing.look();
         quiescing
     }
@@ -268,12 +269,12 @@ impl<D: Device> fmt::Debug for Running<D> {
 #[derive(Debug)]
 pub struct Applied {
     left: Arc<AcksLeft>,
-    home: Arc<ParkedInbox>,
+    inbox: Arc<ParkedInbox>,
 }
 
 impl Applied {
     fn poll_done(&self, context: &mut Context<'_>) -> Poll<()> {
-        self.home.register(context.waker());
+        self.inbox.register(context.waker());
         if self.left.all_in() { Poll::Ready(()) } else { Poll::Pending }
     }
 

@@ -20,7 +20,7 @@ pub struct Quiescing<D: Device> {
     pub(super) running: Running<D>,
     pub(super) stop: Stop,
     pub(super) held: bool,
-    pub(super) owed: Vec<Effect>,
+    pub(super) deferred: Vec<Effect>,
 }
 
 impl<D: Device> Quiescing<D> {
@@ -35,16 +35,16 @@ impl<D: Device> Quiescing<D> {
     }
 
     /// One register access by the guest. `None`: the device is held at its quiescent point, the access has to wait.
-    /// What the access asks for is kept and carried out at the quiescent point, or handed back by [`Missed::undrain`].
+    /// What the access asks for is deferred: carried out at the quiescent point, or returned by [`Missed::undrain`].
     pub fn access(&mut self, at: RegisterAddress, op: Access<'_>) -> Option<()> {
         self.look();
         if self.held {
             return None;
         }
         let effect = self.running.access(at, op);
-        // Queues that were started meanwhile are the device's to name when it resumes; the rest is owed.
+        // The device names queues that were started meanwhile when it resumes; the rest is deferred.
         if let Effect::Deactivate(..) = effect {
-            self.owed.push(effect);
+            self.deferred.push(effect);
         }
         self.look();
         Some(())
@@ -66,17 +66,17 @@ impl<D: Device> Quiescing<D> {
     }
 
     pub(super) fn look(&mut self) {
-        if self.running.roster.take_in(&mut self.running.device) == Some(Stop::Suspended) {
+        if self.running.attached.collect_parked(&mut self.running.device) == Some(Stop::Suspended) {
             self.stop = Stop::Suspended;
         }
-        if !self.held && self.running.roster.posted.is_empty() {
+        if !self.held && self.running.attached.pollers.is_empty() {
             self.held = self.running.device.quiescence() == Quiescence::Quiescent;
         }
     }
 
     /// Ready when the device is held at its quiescent point.
     pub fn poll_settled(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        self.running.roster.home.register(context.waker());
+        self.running.attached.inbox.register(context.waker());
         self.look();
         if self.held { Poll::Ready(()) } else { Poll::Pending }
     }
@@ -86,7 +86,7 @@ impl<D: Device> Quiescing<D> {
         poll_fn(|context| self.poll_settled(context)).await
     }
 
-    /// [`Running::apply`], to every poller that is not home yet.
+    /// [`Running::apply`], to every poller that has not parked yet.
     pub fn apply(&mut self, change: &Change) -> Applied {
         let left = self.running.queues();
         self.running.apply(&left, change)
@@ -103,9 +103,9 @@ impl<D: Device> Quiescing<D> {
         self.held
     }
 
-    /// Who wakes when a poller comes home: for an owner that waits by other means.
-    pub fn waker_home(&self) -> Arc<ParkedInbox> {
-        self.running.roster.home.clone()
+    /// Where parked pollers arrive: for an owner that waits by other means.
+    pub fn inbox(&self) -> Arc<ParkedInbox> {
+        self.running.attached.inbox.clone()
     }
 
     /// The quiescent device; or, if it is not there yet, the miss with its reason.
@@ -120,7 +120,7 @@ impl<D: Device> Quiescing<D> {
             return Err(Missed { reason, quiescing: self });
         }
         let mut quiescent = Quiescent { device: self.running.device, stop: self.stop };
-        for effect in self.owed.drain(..) {
+        for effect in self.deferred.drain(..) {
             if let Effect::Deactivate(_, AfterStop::Reset) = effect {
                 quiescent.reset();
             }
@@ -154,24 +154,24 @@ pub struct Missed<D: Device> {
 }
 
 impl<D: Device> Missed<D> {
-    /// Back to running, all of it: those that drain take work again, those that have parked get a seat again. What the
-    /// guest asked for meanwhile (queues to stop, a reset) comes back for the owner to carry out.
+    /// Back to running: pollers that drain take work again, queues whose poller has parked get a new one. Returns what the
+    /// guest asked for meanwhile (queues to stop, a reset), for the owner to carry out.
     pub fn undrain(self, placement: &dyn Placement) -> Result<(Running<D>, Vec<Effect>), Refused<Self>> {
-        let Missed { reason, quiescing: Quiescing { mut running, stop, held, owed } } = self;
+        let Missed { reason, quiescing: Quiescing { mut running, stop, held, deferred } } = self;
         if removed(Invariant::GivesBack) {
-            return Ok((running, owed));
+            return Ok((running, deferred));
         }
         let all = running.queues().union(&running.device.active()).copied().collect();
         match running.undrain(&all, placement) {
-            Ok(()) => Ok((running, owed)),
+            Ok(()) => Ok((running, deferred)),
             Err(error) => {
-                let quiescing = Quiescing { running, stop, held, owed };
+                let quiescing = Quiescing { running, stop, held, deferred };
                 Err(Refused { kept: Missed { reason, quiescing }, error })
             }
         }
     }
 
-    /// Stops it by force: what is in flight is fenced and recorded. Wait for the result once more; it is a poll away.
+    /// Stops it by force: what is in flight is fenced and recorded. Wait for the result once more; it takes one poll.
     pub fn suspend(self) -> Result<Quiescing<D>, Refused<Self>> {
         let Missed { reason, mut quiescing } = self;
         let left = quiescing.running.queues();

@@ -29,13 +29,13 @@ fn number(irq: Irq) -> (usize, u32) {
 }
 
 /// An eventfd of ours, which does not block.
-pub(super) fn bell() -> io::Result<OwnedFd> {
+pub(super) fn new_event() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 /// Takes what came; whether anything did.
-pub(super) fn rang(bell: &OwnedFd) -> bool {
-    rustix::io::read(bell, &mut [0; 8]) == Ok(8)
+pub(super) fn take_event(event: &OwnedFd) -> bool {
+    rustix::io::read(event, &mut [0; 8]) == Ok(8)
 }
 
 #[derive(Debug, Default)]
@@ -127,7 +127,7 @@ impl Interrupts {
             }
             Wire::Mask => {
                 if slot.held.is_none() {
-                    slot.held = Some(bell().map_err(below)?);
+                    slot.held = Some(new_event().map_err(below)?);
                     self.apply(irq, vector).map_err(below)?;
                 }
             }
@@ -136,7 +136,7 @@ impl Interrupts {
                     let call = slot.call.clone();
                     self.apply(irq, vector).map_err(below)?;
                     // After the change, so that none falls between.
-                    if let Some(call) = call.filter(|_| rang(&held)) {
+                    if let Some(call) = call.filter(|_| take_event(&held)) {
                         call.signal();
                     }
                 }
@@ -214,12 +214,12 @@ impl Interrupts {
         Ok(())
     }
 
-    /// One interrupt of ours, of the best kind there is, writes `bell`.
-    pub(super) fn listen(&mut self, bell: &OwnedFd) -> io::Result<Irq> {
+    /// One interrupt of ours, of the best kind there is, writes `event`.
+    pub(super) fn listen(&mut self, event: &OwnedFd) -> io::Result<Irq> {
         let irq = [Irq::Intx, Irq::Msi, Irq::Msix].into_iter().find(|irq| self.counts.of(*irq) > 0);
         let irq = irq.ok_or_else(|| io::Error::other("it has no interrupt"))?;
         let (number, index) = number(irq);
-        ioctl::set_interrupts(self.device.as_fd(), index, 0, &Set::Signal(&[Some(bell.as_fd())]))?;
+        ioctl::set_interrupts(self.device.as_fd(), index, 0, &Set::Signal(&[Some(event.as_fd())]))?;
         self.kinds[number].on = 1;
         Ok(irq)
     }

@@ -26,7 +26,7 @@ use crate::hardware::{Hardware, HardwareError};
 use crate::lease::{Lease, LeaseError};
 use crate::sysfs::Sysfs;
 use container::Container;
-use interrupts::{Interrupts, bell, rang};
+use interrupts::{Interrupts, new_event, take_event};
 use ioctl::Area;
 
 /// One function. Dropped or closed, it has no bus mastering, no interrupts and no memory; dropped, its lease ends then.
@@ -54,8 +54,8 @@ struct Open {
     areas: [Area; 6],
     config: Area,
     resettable: bool,
-    /// Ours, and what rings it.
-    bell: Option<(Arc<OwnedFd>, Irq)>,
+    /// The eventfd of the daemon's own interrupt, and the interrupt that writes it.
+    event: Option<(Arc<OwnedFd>, Irq)>,
 }
 
 impl Open {
@@ -79,7 +79,7 @@ impl Open {
         }
         let config = ioctl::region(device.as_fd(), v::VFIO_PCI_CONFIG_REGION_INDEX).map_err(os(asking))?;
         let interrupts = Interrupts::new(device.clone(), kinds).map_err(os(asking))?;
-        Ok(Open { interrupts, device, container, areas, config, resettable, bell: None })
+        Ok(Open { interrupts, device, container, areas, config, resettable, event: None })
     }
 }
 
@@ -307,7 +307,7 @@ impl Hardware for Vfio {
     fn wire(&mut self, irq: Irq, vector: u16, wire: Wire) -> Result<(), WireError> {
         let below = |why: String| WireError::Below { irq, why };
         let open = self.opened_mut().map_err(|error| below(error.to_string()))?;
-        if open.bell.is_some() {
+        if open.event.is_some() {
             return Err(below("we listen to its interrupts ourselves".into()));
         }
         open.interrupts.wire(irq, vector, wire)
@@ -315,31 +315,31 @@ impl Hardware for Vfio {
 
     fn listen(&mut self) -> Result<(), HardwareError> {
         let open = self.opened_mut()?;
-        if open.bell.is_some() {
+        if open.event.is_some() {
             return Ok(());
         }
         let doing = "listen to its interrupts";
         let ours = if open.interrupts.wired() {
             Err(io::Error::other("they are wired to a guest"))
         } else {
-            bell().and_then(|bell| Ok((open.interrupts.listen(&bell)?, bell)))
+            new_event().and_then(|event| Ok((open.interrupts.listen(&event)?, event)))
         };
-        let (irq, bell) = ours.map_err(|error| self.os(doing.into(), error))?;
-        self.opened_mut()?.bell = Some((Arc::new(bell), irq));
+        let (irq, event) = ours.map_err(|error| self.os(doing.into(), error))?;
+        self.opened_mut()?.event = Some((Arc::new(event), irq));
         Ok(())
     }
 
     fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
-        self.open.as_ref()?.bell.as_ref().map(|(bell, _)| bell)
+        self.open.as_ref()?.event.as_ref().map(|(event, _)| event)
     }
 
-    fn heard(&mut self) -> bool {
-        self.interrupt().is_some_and(|bell| rang(bell))
+    fn take_interrupt(&mut self) -> bool {
+        self.interrupt().is_some_and(|event| take_event(event))
     }
 
     fn unmask(&mut self) -> Result<(), HardwareError> {
         let open = self.opened_mut()?;
-        let unmasked = match &open.bell {
+        let unmasked = match &open.event {
             Some((_, Irq::Intx)) => open.interrupts.unmask(),
             _ => Ok(()),
         };

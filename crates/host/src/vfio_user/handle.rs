@@ -129,19 +129,19 @@ struct Ends<F: Function> {
     board: Arc<StatusBoard>,
     commands: mpsc::Sender<Command<F>>,
     /// Written for the thread to read its commands.
-    bell: Arc<OwnedFd>,
+    event: Arc<OwnedFd>,
     stop: Arc<OwnedFd>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-fn ring(file: &OwnedFd) {
+fn signal(file: &OwnedFd) {
     // A full counter is readable too.
     let _ = rustix::io::write(file, &1u64.to_ne_bytes());
 }
 
 impl<F: Function> Drop for Ends<F> {
     fn drop(&mut self) {
-        ring(&self.stop);
+        signal(&self.stop);
     }
 }
 
@@ -164,7 +164,7 @@ impl<F: Function> std::fmt::Debug for Handle<F> {
 /// The thread's ends of what a [`Handle`] has.
 pub(super) struct Mailbox<F: Function> {
     pub commands: mpsc::Receiver<Command<F>>,
-    pub bell: Arc<OwnedFd>,
+    pub event: Arc<OwnedFd>,
     pub stop: Arc<OwnedFd>,
     pub board: Arc<StatusBoard>,
 }
@@ -173,12 +173,12 @@ impl<F: Function> Mailbox<F> {
     /// A mailbox, and what makes a handle of its thread.
     pub fn new(socket: PathBuf) -> std::io::Result<(Self, impl FnOnce(JoinHandle<()>) -> Handle<F>)> {
         let (sender, commands) = mpsc::channel();
-        let (bell, stop) = (crate::eventfd::fresh()?, crate::eventfd::fresh()?);
+        let (event, stop) = (crate::eventfd::fresh()?, crate::eventfd::fresh()?);
         let board: Arc<StatusBoard> = Arc::default();
-        let mailbox = Mailbox { commands, bell: bell.clone(), stop: stop.clone(), board: board.clone() };
+        let mailbox = Mailbox { commands, event: event.clone(), stop: stop.clone(), board: board.clone() };
         let handle = |thread| {
             let thread = Mutex::new(Some(thread));
-            Handle(Arc::new(Ends { socket, board, commands: sender, bell, stop, thread }))
+            Handle(Arc::new(Ends { socket, board, commands: sender, event, stop, thread }))
         };
         Ok((mailbox, handle))
     }
@@ -208,7 +208,7 @@ impl<F: Function> Handle<F> {
     fn send(&self, command: Command<F>) {
         // To a thread that has ended: dropped here, whoever waits for the answer hears that.
         let _ = self.0.commands.send(command);
-        ring(&self.0.bell);
+        signal(&self.0.event);
     }
 
     /// Does something to the device where it is: looks at it, changes what needs no quiescent point. Its client waits meanwhile.
@@ -275,7 +275,7 @@ impl<F: Function> Handle<F> {
         if self.0.board.connected.load(Relaxed) && !force {
             return Err(HandleError::Connected);
         }
-        ring(&self.0.stop);
+        signal(&self.0.stop);
         // Whoever comes second waits for the first.
         let mut thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take()

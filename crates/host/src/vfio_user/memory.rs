@@ -107,9 +107,9 @@ impl<F: Function> Session<F> {
             let left = self.dma.map.regions().iter().filter(stays).cloned().collect();
             let map = Arc::new(GuestMap::new(left)?);
             let mut replaced = false;
-            let done = self.at_quiescence(connection, |function, still| {
+            let done = self.at_quiescence(connection, |function, proof| {
                 replaced = true;
-                function.replace_memory(still, map.clone())
+                function.replace_memory(proof, map.clone())
             });
             if !replaced {
                 return done.map(|_| ());

@@ -57,12 +57,12 @@ impl<F: Function> Session<F> {
         let until = [until, underway, self.held_until].into_iter().flatten().min();
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
-        let (stop, bell) = (self.stop.clone(), self.bell.clone());
+        let (stop, event) = (self.stop.clone(), self.event.clone());
         let (attention, line) = (self.attention(), self.wires.resume.clone());
         let reads = |file| (file, PollFlags::IN);
         let wanted: [Option<(BorrowedFd<'_>, PollFlags)>; 6] = [
             Some(reads(stop.as_fd())),
-            Some(reads(bell.as_fd())),
+            Some(reads(event.as_fd())),
             attention.as_ref().map(|file| reads(file.as_fd())),
             line.as_ref().map(|file| reads(file.as_fd())),
             client,
@@ -81,10 +81,10 @@ impl<F: Function> Session<F> {
                 ready[place] = !file.revents().is_empty();
             }
         }
-        let [stop, rung, attention, line, client, listener] = ready;
-        if rung {
-            crate::eventfd::empty(bell.as_fd());
-            self.hear();
+        let [stop, woken, attention, line, client, listener] = ready;
+        if woken {
+            crate::eventfd::empty(event.as_fd());
+            self.handle_commands();
         }
         if attention {
             self.attend();
@@ -112,7 +112,7 @@ impl<F: Function> Session<F> {
     }
 
     /// Reads the mailbox.
-    fn hear(&mut self) {
+    fn handle_commands(&mut self) {
         while let Ok(command) = self.commands.try_recv() {
             match command {
                 Command::With(work) => work(&mut self.device),
@@ -259,7 +259,7 @@ impl<F: Function> Session<F> {
         }
         // Once forced, waiting again helps nobody before the guest has had a chance to do something: QEMU moves memory in bursts.
         let patience = if self.forced { Duration::ZERO } else { self.patience };
-        let on_miss = OnMiss::Suspend { patience: self.patience };
+        let on_miss = OnMiss::Suspend { timeout: self.patience };
         let policy = QuiescePolicy { deadline: Instant::now() + patience, on_miss };
         let attempt = QuiesceAttempt::begin(self, policy).map_err(refused)?;
         self.own_attempt = true;

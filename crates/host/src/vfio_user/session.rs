@@ -33,9 +33,9 @@ const AGAIN: Duration = Duration::from_millis(50);
 const EFFECTS: Duration = Duration::from_millis(500);
 
 /// Wakes the thread of a service.
-struct Bell(Arc<OwnedFd>);
+struct EventWaker(Arc<OwnedFd>);
 
-impl Wake for Bell {
+impl Wake for EventWaker {
     fn wake(self: Arc<Self>) {
         // A full counter is readable too.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
@@ -70,7 +70,7 @@ pub struct Session<F: Function> {
     pub(super) agreed: Option<Agreed>,
     pub(super) commands: mpsc::Receiver<Command<F>>,
     /// Written when a command has come, and when what an attempt waits for has.
-    pub(super) bell: Arc<OwnedFd>,
+    pub(super) event: Arc<OwnedFd>,
     pub(super) waker: Waker,
     /// Readable for good when the service is to end.
     pub(super) stop: Arc<OwnedFd>,
@@ -104,7 +104,7 @@ impl<F: Function> Session<F> {
         mailbox: Mailbox<F>,
     ) -> std::io::Result<Self> {
         let account = Account::new(options.limits).map_err(std::io::Error::other)?;
-        let Mailbox { commands, bell, stop, board } = mailbox;
+        let Mailbox { commands, event, stop, board } = mailbox;
         board.show(device.presence(), None);
         Ok(Session {
             device,
@@ -117,8 +117,8 @@ impl<F: Function> Session<F> {
             facts: None,
             agreed: None,
             commands,
-            waker: Waker::from(Arc::new(Bell(bell.clone()))),
-            bell,
+            waker: Waker::from(Arc::new(EventWaker(event.clone()))),
+            event,
             stop,
             requests: VecDeque::new(),
             underway: None,
@@ -224,7 +224,7 @@ impl<F: Function> Session<F> {
     fn admit(&mut self, connection: &Connection) -> Result<(), ClientFault> {
         let deadline = Instant::now() + KEPT;
         loop {
-            match self.at_quiescence(Some(connection), |function, still| function.admit(still))? {
+            match self.at_quiescence(Some(connection), |function, proof| function.admit(proof))? {
                 Ok(()) => return Ok(()),
                 Err(NotReady::Kept(_)) if Instant::now() < deadline => {
                     self.wait_until(Some(connection), Some(Instant::now() + AGAIN))?;

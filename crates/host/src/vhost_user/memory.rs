@@ -48,8 +48,8 @@ impl<V: VirtioDevice> Session<V> {
     async fn replace_memory(&mut self, map: Arc<GuestMap>) -> Result<Answer, PeerFault> {
         let rings: Vec<_> = self.peer.rings.iter().map(|ring| ring.user.layout(ring.size, &map)).collect();
         self.at_quiescence(|quiescent| {
-            quiescent.with(|vdev, still| {
-                vdev.replace_memory(still, map);
+            quiescent.with(|vdev, proof| {
+                vdev.replace_memory(proof, map);
                 for (index, layout) in (0..).zip(rings) {
                     // The front end's addresses mean something else now. A ring that has no place waits for memory: while a VMM
                     // splits a region it takes the old one away before it adds the new ones.

@@ -208,8 +208,8 @@ impl<V: VirtioDevice> Session<V> {
         self.peer = Peer::new(self.peer.rings.len() as u16);
         self.at_quiescence(|quiescent| {
             quiescent.reset();
-            quiescent.with(|vdev, still| {
-                vdev.replace_memory(still, Arc::new(GuestMap::default()));
+            quiescent.with(|vdev, proof| {
+                vdev.replace_memory(proof, Arc::new(GuestMap::default()));
                 vdev.apply(&QueueSet::new(), &Change::Log(None));
                 for index in 0..vdev.info().queues {
                     vdev.queue_mut(index).into_iter().for_each(|setup| *setup = Default::default());

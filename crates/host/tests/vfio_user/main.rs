@@ -49,7 +49,7 @@ impl CoreSender for Nowhere {
 struct Served {
     handle: Handle<AnyFunction>,
     seen: Arc<Seen>,
-    bell: Arc<OwnedFd>,
+    event: Arc<OwnedFd>,
     mapped: Arc<OwnedFd>,
     shadow: Arc<OwnedFd>,
     folder: tempfile::TempDir,
@@ -65,11 +65,11 @@ fn served() -> Served {
 fn served_as(name: &str) -> Served {
     let folder = tempfile::tempdir().expect("a folder");
     let card = ToyCard::default();
-    let (seen, bell) = (card.seen(), card.bell());
+    let (seen, event) = (card.seen(), card.event());
     let (mapped, shadow) = (card.file(ioplane_pci::Touch::Mapped), card.file(ioplane_pci::Touch::Shadow));
     let options = Options { patience: CARD_PATIENCE, ..Options::new(folder.path().join(name)) };
     let handle = serve(running(card), Arc::new(Nowhere), options).expect("served");
-    Served { handle, seen, bell, mapped, shadow, folder }
+    Served { handle, seen, event, mapped, shadow, folder }
 }
 
 fn running(card: ToyCard) -> Running<AnyFunction> {
@@ -102,7 +102,7 @@ impl Served {
     }
 
     fn ring(&self) {
-        rustix::io::write(&*self.bell, &1u64.to_ne_bytes()).expect("written");
+        rustix::io::write(&*self.event, &1u64.to_ne_bytes()).expect("written");
     }
 }
 

@@ -318,7 +318,7 @@ fn the_client_is_served_while_the_daemon_waits_and_misses() {
     assert_eq!((card.handle.presence(), card.handle.held()), (Presence::Running, None));
     assert_eq!(client.read64(0, BUSY).unwrap(), 1);
     // By force, and by a guest that finishes.
-    let forced = card.holding(Duration::ZERO, OnMiss::Suspend { patience: CARD_PATIENCE }).wait().unwrap();
+    let forced = card.holding(Duration::ZERO, OnMiss::Suspend { timeout: CARD_PATIENCE }).wait().unwrap();
     let forced = forced.expect("it is forced");
     assert_eq!((forced.stop, forced.missed.as_deref()), (Stop::Suspended, Some("it was told to be busy")));
     assert!(card.handle.held().is_some());
@@ -361,7 +361,7 @@ fn the_daemon_waits_for_the_clients_quiescent_point_and_does_its_own_work() {
     let (card, mut client) = busy();
     let id = begin_unmap(&mut client, 0);
     eventually("draining", || card.handle.presence() == Presence::Quiescing);
-    let policy = super::policy(Duration::from_secs(20), OnMiss::Suspend { patience: CARD_PATIENCE });
+    let policy = super::policy(Duration::from_secs(20), OnMiss::Suspend { timeout: CARD_PATIENCE });
     let saving = card.handle.at_quiescence(policy, |quiescent| quiescent.save());
     unmapped(&client, id);
     client.write64(0, BUSY, 0).unwrap();

@@ -42,7 +42,7 @@ fn hole_01_a_front_end_that_fills_its_calls_stops_nobody() {
     let mut neighbour = Guest::boot_with(Front::connect(other.socket(), Wants::default()).unwrap());
     let mut hostile = Guest::boot(&served);
     for queue in 0..4 {
-        let (kick, call) = hostile.front.bells(queue).unwrap();
+        let (kick, call) = hostile.front.events(queue).unwrap();
         spoil(&*call, u64::MAX - 1);
         spoil(&*kick, 1);
     }
@@ -50,7 +50,7 @@ fn hole_01_a_front_end_that_fills_its_calls_stops_nobody() {
         // Every request of its own signals; given its call anew, a queue signals too, and when it resumes (invariant 3).
         hostile.works(round);
         for queue in 0..4 {
-            hostile.front.attach_bells(queue).unwrap();
+            hostile.front.attach_events(queue).unwrap();
             hostile.front.enable(queue, false).unwrap();
             hostile.front.enable(queue, true).unwrap();
         }
@@ -124,17 +124,17 @@ impl CoreSender for Slow {
         self.core.core()
     }
 
-    fn send(&self, order: CoreMessage) -> Result<(), CoreEnded> {
-        let CoreMessage::Poller(_, PollerCommand::Apply(Change::Call(_), _)) = &order else {
-            return self.core.send(order);
+    fn send(&self, message: CoreMessage) -> Result<(), CoreEnded> {
+        let CoreMessage::Poller(_, PollerCommand::Apply(Change::Call(_), _)) = &message else {
+            return self.core.send(message);
         };
         let Gate { shut, held, most, came } = &*self.gate;
         came.fetch_add(1, Ordering::SeqCst);
         let mut held = held.lock().unwrap();
         if !shut.load(Ordering::SeqCst) {
-            return self.core.send(order);
+            return self.core.send(message);
         }
-        held.push(order);
+        held.push(message);
         most.fetch_max(held.len(), Ordering::SeqCst);
         Ok(())
     }
@@ -147,11 +147,11 @@ impl Placement for Slow {
 }
 
 #[test]
-fn hole_06_a_front_end_has_one_order_at_a_time_in_a_mailbox() {
+fn hole_06_a_front_end_has_one_message_at_a_time_in_a_mailbox() {
     const FLOOD: usize = 100;
     let served = Served::new(memory());
     let gate = Arc::new(Gate::default());
-    let slow = Arc::new(Slow { core: served.pool.core(CoreId(0)).unwrap().post(), gate: gate.clone() });
+    let slow = Arc::new(Slow { core: served.pool.core(CoreId(0)).unwrap().sender(), gate: gate.clone() });
     let mut guest = Guest::boot(&served);
     served.runtime.block_on(served.handle.move_queue(0, slow)).unwrap();
     let before = gate.came.load(Ordering::SeqCst);
@@ -164,17 +164,17 @@ fn hole_06_a_front_end_has_one_order_at_a_time_in_a_mailbox() {
     }
     // Time enough for the whole flood, were it let in.
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(gate.most.load(Ordering::SeqCst), 1, "orders of one front end in the mailbox");
+    assert_eq!(gate.most.load(Ordering::SeqCst), 1, "messages of one front end in the mailbox");
     gate.shut.store(false, Ordering::SeqCst);
-    for order in std::mem::take(&mut *gate.held.lock().unwrap()) {
-        served.pool.core(CoreId(0)).unwrap().post().send(order).unwrap();
+    for message in std::mem::take(&mut *gate.held.lock().unwrap()) {
+        served.pool.core(CoreId(0)).unwrap().sender().send(message).unwrap();
     }
     let deadline = Instant::now() + Duration::from_secs(10);
     while gate.came.load(Ordering::SeqCst) < before + FLOOD {
         assert!(Instant::now() < deadline, "messages were lost");
         std::thread::sleep(Duration::from_millis(1));
     }
-    guest.front.attach_bells(0).unwrap();
+    guest.front.attach_events(0).unwrap();
     guest.works(1);
 }
 
@@ -198,8 +198,8 @@ fn hole_08_a_ring_without_a_kick_is_served_by_a_core_that_would_sleep() {
             }
         }
     }
-    // By naps: a core that nobody kicks does not spin.
-    assert!(served.pool.read().iter().map(|core| core.naps).sum::<u64>() > 10);
+    // By short sleeps: a core that nobody kicks does not spin.
+    assert!(served.pool.read().iter().map(|core| core.short_sleeps).sum::<u64>() > 10);
 }
 
 /// The pool's cores, or none.

@@ -2,7 +2,7 @@
 //! which is the control side's.
 //!
 //! ```text
-//!   Switch (control) --publish--> SwitchSnapshot --mail--> PortTx --FrameBatch--> FramePool of the receiver --> PortRx
+//!   Switch (control) --publish--> SwitchSnapshot --inbox-> PortTx --FrameBatch--> FramePool of the receiver --> PortRx
 //!                     PortShared: what of a port changes while frames flow    Table: addresses learned
 //! ```
 //!

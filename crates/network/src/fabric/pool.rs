@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!            take                 hand_over                next                 put_back
-//!   empties -----> FrameBatch (sender) --------> inbox, bell -----> FrameBatch (receiver) ----> empties
+//!   empties -----> FrameBatch (sender) --------> inbox, event -----> FrameBatch (receiver) ----> empties
 //! ```
 //!
 //! A [`FrameBatch`] is the right to touch its bytes: it is made by the pool alone, cannot be copied, and exactly one of the four
@@ -128,10 +128,10 @@ pub(crate) struct FramePool {
     /// By the sender's slot: buffers that it has out here.
     out: Box<[AtomicU16]>,
     asleep: CachePadded<AtomicBool>,
-    bell: OwnedFd,
+    event: OwnedFd,
     retired: AtomicBool,
-    /// How often the bell was rung.
-    pub rings: AtomicUsize,
+    /// How often a sender wrote the eventfd.
+    pub wakes: AtomicUsize,
 }
 
 // SAFETY: the mapping is reached through tokens, of which there is one for each buffer, and everything else is atomic.
@@ -164,9 +164,9 @@ impl FramePool {
             left: ArrayQueue::new(1),
             out: (0..MOST_PORTS).map(|_| AtomicU16::new(0)).collect(),
             asleep: CachePadded::new(AtomicBool::new(false)),
-            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             retired: AtomicBool::new(false),
-            rings: AtomicUsize::new(0),
+            wakes: AtomicUsize::new(0),
         };
         // A single buffer of many is nobody's reserve.
         pool.share = pool.share.min(buffers - 1);
@@ -196,7 +196,7 @@ impl FramePool {
         self.empties.push(buffer.index);
     }
 
-    /// Puts a buffer with so many bytes of so many frames into the inbox. After a batch of these, and a fence, comes [`FramePool::ring_if_asleep`].
+    /// Puts a buffer with so many bytes of so many frames into the inbox. After a batch of these, and a fence, comes [`FramePool::wake_if_asleep`].
     #[inline]
     pub fn hand_over(&self, buffer: FrameBatch, used: u32, frames: u32) {
         assert_eq!(buffer.pool, self.id);
@@ -205,18 +205,18 @@ impl FramePool {
         }
     }
 
-    /// Rings for a receiver that sleeps. The sender has pushed and fenced before; the receiver says that it sleeps, fences,
+    /// Wakes a receiver that sleeps. The sender has pushed and fenced before; the receiver says that it sleeps, fences,
     /// and looks (see [`FramePool::arm`]): one of the two sees the other.
     #[inline]
-    pub fn ring_if_asleep(&self) {
+    pub fn wake_if_asleep(&self) {
         if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel) {
-            self.rings.fetch_add(1, Ordering::Relaxed);
+            self.wakes.fetch_add(1, Ordering::Relaxed);
             // Fails only if the counter is full, and then the receiver is awake anyway.
-            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
 
-    /// Whether its receiver would have to be rung for now.
+    /// Whether its receiver would have to be woken now.
     #[inline]
     pub fn sleeps(&self) -> bool {
         self.asleep.load(Ordering::Relaxed)
@@ -241,18 +241,18 @@ impl FramePool {
         }
     }
 
-    /// The receiver's side: from now on whoever hands over rings. True if there is something already.
+    /// The receiver's side: from now on whoever hands over wakes. True if there is something already.
     pub fn arm(&self) -> bool {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         !self.is_empty()
     }
 
-    /// The receiver's side: awake. Empties the bell even if nobody seems to have rung: a sender may be about to.
+    /// The receiver's side: awake. Empties the eventfd even if no sender seems to have written it: one may be about to.
     pub fn disarm(&self) {
         self.asleep.store(false, Ordering::Relaxed);
         let mut count = [0; 8];
-        let _ = rustix::io::read(&self.bell, &mut count);
+        let _ = rustix::io::read(&self.event, &mut count);
     }
 
     /// Whether nothing waits.
@@ -261,9 +261,9 @@ impl FramePool {
         self.inbox.is_empty() && self.left.is_empty()
     }
 
-    /// Readable when somebody has rung.
-    pub fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    /// Readable when a sender has woken the receiver.
+    pub fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
     }
 
     /// Buffers that wait to be read.

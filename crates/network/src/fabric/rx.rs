@@ -154,7 +154,7 @@ impl PortRx {
 
     /// An eventfd of the port's, readable while there is something after [`PortRx::arm`].
     pub fn waker(&self) -> BorrowedFd<'_> {
-        self.pool().bell()
+        self.pool().event()
     }
 }
 

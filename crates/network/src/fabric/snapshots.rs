@@ -46,7 +46,7 @@ pub(crate) struct SnapshotChange<'a> {
 #[derive(Debug)]
 pub(crate) struct Subscription {
     version: u64,
-    mail: Arc<SnapshotInbox>,
+    inbox: Arc<SnapshotInbox>,
 }
 
 impl Snapshots {
@@ -72,10 +72,10 @@ impl Snapshots {
     /// Enters a port TX: the snapshot in force, and where it gets the next ones. Control side.
     pub fn subscribe(&self) -> (Arc<SwitchSnapshot>, Subscription) {
         let mut published = self.published();
-        let mail = Arc::new(SnapshotInbox::new(1));
-        published.port_txs.push(Arc::downgrade(&mail));
+        let inbox = Arc::new(SnapshotInbox::new(1));
+        published.port_txs.push(Arc::downgrade(&inbox));
         let version = self.version.load(Ordering::Acquire);
-        (published.snapshot.clone(), Subscription { version, mail })
+        (published.snapshot.clone(), Subscription { version, inbox })
     }
 
     fn published(&self) -> MutexGuard<'_, Published> {
@@ -90,9 +90,9 @@ impl<'a> SnapshotChange<'a> {
         let snapshot = Arc::new(SwitchSnapshot::new(self.entries));
         let Published { snapshot: current, old, port_txs } = &mut *self.published;
         old.push(std::mem::replace(current, snapshot.clone()));
-        port_txs.retain(|mail| match mail.upgrade() {
-            Some(mail) => {
-                drop(mail.force_push(snapshot.clone()));
+        port_txs.retain(|inbox| match inbox.upgrade() {
+            Some(inbox) => {
+                drop(inbox.force_push(snapshot.clone()));
                 true
             }
             None => false,
@@ -112,7 +112,7 @@ impl Subscription {
             return None;
         }
         self.version = version;
-        self.mail.pop()
+        self.inbox.pop()
     }
 }
 

@@ -109,7 +109,7 @@ impl TxBatch {
         usize::from(self.numbers[number]) - 1
     }
 
-    /// Hands everything over and rings for whoever sleeps.
+    /// Hands everything over and wakes the receivers that sleep.
     #[inline]
     pub fn flush(&mut self, snapshot: &SwitchSnapshot) {
         if self.receivers.is_empty() {
@@ -127,7 +127,7 @@ impl TxBatch {
         for open in self.receivers.drain(..) {
             self.numbers[usize::from(open.number)] = 0;
             if let Some((_, pool)) = receiver(snapshot, open.number) {
-                pool.ring_if_asleep();
+                pool.wake_if_asleep();
             }
         }
     }

@@ -100,8 +100,8 @@ pub struct PortReading {
     pub learned: u32,
     /// Buffers with frames that wait to be received, all pairs together.
     pub waiting: usize,
-    /// Bells rung to wake its receivers.
-    pub rings: usize,
+    /// How often its receivers were woken by an eventfd.
+    pub wakes: usize,
     /// From the port's owner into the switch.
     pub sent: SideReading,
     /// From the switch to the port's owner.
@@ -121,7 +121,7 @@ impl PortReading {
             takes: shared.takes(),
             learned: table.owned(shared.place.slot),
             waiting: shared.pools.iter().map(FramePool::waiting).sum(),
-            rings: shared.pools.iter().map(|pool| pool.rings.load(Ordering::Relaxed)).sum(),
+            wakes: shared.pools.iter().map(|pool| pool.wakes.load(Ordering::Relaxed)).sum(),
             sent: shared.sent.read(),
             received: shared.received.read(),
         }

@@ -158,16 +158,16 @@ impl Device for Tap {
     }
 
     /// A TAP device has no state of its own.
-    fn save(&self, _still: &QuiescenceProof) -> Result<SavedState, DeviceError> {
+    fn save(&self, _proof: &QuiescenceProof) -> Result<SavedState, DeviceError> {
         Ok(SavedState { kind: self.info.kind.to_owned(), version: 1, body: Vec::new() })
     }
 
-    fn load(&mut self, _still: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
+    fn load(&mut self, _proof: &QuiescenceProof, state: &SavedState) -> Result<(), DeviceError> {
         match state.expect(self.info.kind, 1)? {
             [] => Ok(()),
             body => Err(StateError::Damaged(format!("{} bytes where there are none", body.len())).into()),
         }
     }
 
-    fn reset(&mut self, _still: &QuiescenceProof) {}
+    fn reset(&mut self, _proof: &QuiescenceProof) {}
 }

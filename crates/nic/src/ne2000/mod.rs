@@ -65,7 +65,7 @@ pub struct Ne2000 {
     card: Card,
     port: Arc<Port>,
     port_tx: PortTx,
-    bells: WakeSources,
+    wake_sources: WakeSources,
     /// A frame waits at the port because there is no room for it.
     waiting: bool,
     lose: bool,
@@ -88,13 +88,13 @@ impl Ne2000 {
             subsystem: (VENDOR, DEVICE),
         };
         port.set_up(true);
-        let bells = WakeSources::new(&name, &port)?;
+        let wake_sources = WakeSources::new(&name, &port)?;
         // Frames may be there already.
-        bells.ring();
+        wake_sources.wake();
         Ok(Ne2000 {
             config: ConfigSpace::new(&identity, &bars, IRQS),
             bars,
-            bells,
+            wake_sources,
             port_tx: port.tx(0),
             port,
             info: DeviceInfo { name, kind: KIND, queues: 0 },
@@ -176,7 +176,7 @@ impl Device for Ne2000 {
 
     fn activate(&mut self, _seating: &mut Activation<'_>) -> Result<(), DeviceError> {
         // Invariant 2: whatever has come meanwhile is looked at, by the first call of `attend`.
-        self.bells.ring();
+        self.wake_sources.wake();
         Ok(())
     }
 
@@ -226,11 +226,11 @@ impl Function for Ne2000 {
     }
 
     fn attention(&self) -> Option<&Arc<OwnedFd>> {
-        Some(self.bells.fd())
+        Some(self.wake_sources.fd())
     }
 
     fn attend(&mut self) {
-        self.bells.hear();
+        self.wake_sources.clear();
         self.take_frames();
         self.settle();
     }

@@ -57,7 +57,7 @@ impl Ne2000 {
         self.config.load(&saved.config);
         self.line.disable(self.config.intx_disabled());
         // Invariant 2: whatever has come meanwhile is looked at.
-        self.bells.ring();
+        self.wake_sources.wake();
         self.settle();
         Ok(())
     }

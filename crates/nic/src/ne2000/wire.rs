@@ -41,7 +41,7 @@ impl Ne2000 {
         port_rx.disarm();
         self.waiting = batch::take(&mut port_rx, |frame| self.receive(frame));
         if port_rx.arm() && !self.waiting {
-            self.bells.ring();
+            self.wake_sources.wake();
         }
     }
 

@@ -50,11 +50,11 @@ impl Rtl8139 {
             }
             TCTR => {
                 let wait = self.clock.set(Instant::now(), 0, registers.u32(TIMER_INT));
-                self.bells.after(wait);
+                self.wake_sources.wake_after(wait);
             }
             TIMER_INT => {
                 registers.put(at, 4, value);
-                self.bells.after(self.clock.arm(Instant::now(), value));
+                self.wake_sources.wake_after(self.clock.arm(Instant::now(), value));
             }
             MPC => registers.put(at, 4, 0),
             CR9346 => self.eeprom(value as u8),
@@ -108,7 +108,7 @@ impl Rtl8139 {
         self.chip.registers.reset();
         self.chip.plus = false;
         (self.chip.transmit, self.chip.receive, self.chip.current) = ([0; 2], 0, 0);
-        self.bells.after(self.clock.set(Instant::now(), 0, 0));
+        self.wake_sources.wake_after(self.clock.set(Instant::now(), 0, 0));
     }
 
     fn eeprom(&mut self, value: u8) {

@@ -106,7 +106,7 @@ pub struct Rtl8139 {
     memory: GuestView,
     port: Arc<Port>,
     port_tx: PortTx,
-    bells: WakeSources,
+    wake_sources: WakeSources,
     shadow: Shadow,
     /// A frame waits at the port because there is no room for it.
     waiting: bool,
@@ -139,13 +139,13 @@ impl Rtl8139 {
             subsystem: (VENDOR, DEVICE),
         };
         port.set_up(true);
-        let bells = WakeSources::new(&name, &port)?;
+        let wake_sources = WakeSources::new(&name, &port)?;
         // Frames may be there already.
-        bells.ring();
+        wake_sources.wake();
         Ok(Rtl8139 {
             config: ConfigSpace::new(&identity, &bars, IRQS),
             bars,
-            bells,
+            wake_sources,
             port_tx: port.tx(0),
             port,
             info: DeviceInfo { name, kind: KIND, queues: 0 },
@@ -195,7 +195,7 @@ impl Rtl8139 {
         let now = Instant::now();
         if self.clock.due(now) {
             self.chip.registers.raise(INT_TIMEOUT);
-            self.bells.after(self.clock.arm(now, self.chip.registers.u32(TIMER_INT)));
+            self.wake_sources.wake_after(self.clock.arm(now, self.chip.registers.u32(TIMER_INT)));
         }
     }
 
@@ -279,7 +279,7 @@ impl Device for Rtl8139 {
 
     fn activate(&mut self, _seating: &mut Activation<'_>) -> Result<(), DeviceError> {
         // Invariant 2: whatever has come meanwhile is looked at, by the first call of `attend`.
-        self.bells.ring();
+        self.wake_sources.wake();
         Ok(())
     }
 
@@ -300,7 +300,7 @@ impl Device for Rtl8139 {
         self.config.reset();
         self.line.disable(false);
         self.chip = Chip::new(self.mac);
-        self.bells.after(self.clock.set(Instant::now(), 0, 0));
+        self.wake_sources.wake_after(self.clock.set(Instant::now(), 0, 0));
         self.settle();
     }
 
@@ -337,11 +337,11 @@ impl Function for Rtl8139 {
     }
 
     fn attention(&self) -> Option<&Arc<OwnedFd>> {
-        Some(self.bells.fd())
+        Some(self.wake_sources.fd())
     }
 
     fn attend(&mut self) {
-        self.bells.hear();
+        self.wake_sources.clear();
         self.tick();
         self.take_frames();
         self.settle();

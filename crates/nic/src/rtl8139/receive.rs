@@ -46,9 +46,9 @@ impl Rtl8139 {
         if self.waiting {
             self.chip.registers.raise(INT_RXOVW);
         }
-        // Armed in any case; rung only if the guest's memory is not what is missing.
+        // Armed in any case; woken only if the guest's memory is not what is missing.
         if port_rx.arm() && !self.waiting {
-            self.bells.ring();
+            self.wake_sources.wake();
         }
     }
 

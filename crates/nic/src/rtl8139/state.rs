@@ -101,9 +101,9 @@ impl Rtl8139 {
         self.see_buffer();
         self.line.disable(self.config.intx_disabled());
         let wait = self.clock.set(Instant::now(), saved.ticks, self.chip.registers.u32(TIMER_INT));
-        self.bells.after(wait);
+        self.wake_sources.wake_after(wait);
         // Invariant 2: whatever has come meanwhile is looked at.
-        self.bells.ring();
+        self.wake_sources.wake();
         self.settle();
         Ok(())
     }

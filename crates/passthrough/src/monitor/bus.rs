@@ -23,13 +23,23 @@ pub(super) struct Bus<H> {
     pub(super) bank: u8,
     failures: u32,
     gone: bool,
+    /// What [`Bus::failure`] says.
+    failure: Option<String>,
     /// What went wrong and has not been counted yet.
     faults: Vec<MonitorFault>,
 }
 
 impl<H: Hardware> Bus<H> {
     pub(super) fn new(hardware: H, bar: u8) -> Self {
-        Bus { hardware: Some(hardware), bar, bank: 0, failures: 0, gone: false, faults: Vec::new() }
+        Bus {
+            hardware: Some(hardware),
+            bar,
+            bank: 0,
+            failures: 0,
+            gone: false,
+            failure: None,
+            faults: Vec::new(),
+        }
     }
 
     pub(super) fn hardware(&mut self) -> &mut H {
@@ -61,6 +71,16 @@ impl<H: Hardware> Bus<H> {
         self.gone
     }
 
+    /// From here on [`Bus::failure`] says what fails first.
+    pub(super) fn forget_failure(&mut self) {
+        self.failure = None;
+    }
+
+    /// What failed first since [`Bus::forget_failure`], where the hardware did answer. One failed call among thousands counts here, however few make the hardware gone.
+    pub(super) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
     /// Faults since the last call.
     pub(super) fn faults(&mut self) -> Option<Vec<MonitorFault>> {
         (!self.faults.is_empty()).then(|| std::mem::take(&mut self.faults))
@@ -81,6 +101,9 @@ impl<H: Hardware> Bus<H> {
             Err(error) => error,
         };
         let text = error.to_string();
+        if !matches!(error, HardwareError::Gone { .. }) {
+            self.failure.get_or_insert_with(|| text.clone());
+        }
         match error {
             HardwareError::Gone { .. } => self.lose(text),
             HardwareError::NoSuchRegister { .. } => {

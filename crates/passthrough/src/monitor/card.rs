@@ -37,7 +37,8 @@ pub(super) struct Card<H: Hardware> {
     pub(super) idle: u32,
     pub(super) storm: bool,
     pub(super) policies: Policies,
-    /// Its last reset failed: nobody knows what the hardware would do. It is left alone, and answers with all ones, until one succeeds.
+    /// Its last reset or wipe failed: nobody knows what the hardware would do, or whose bytes its memory holds. It is left alone, and answers
+    /// with all ones, until one succeeds.
     pub(super) unusable: Option<String>,
     pub(super) counts: Counts,
     /// The device stands still: how it is to go on.

@@ -72,8 +72,8 @@ impl<H: Hardware> Monitor<H> {
     /// has none there, now.
     pub(super) fn publish_rung(&mut self, id: RegisterId, value: u32) -> Result<(), MonitorFault> {
         for ring in 0..self.card.plan.doorbells.len() {
-            let rings =
-                self.card.plan.doorbells[ring].is_some_and(|(bell, bits)| bell == id && value & bits != 0);
+            let rings = self.card.plan.doorbells[ring]
+                .is_some_and(|(doorbell, bits)| doorbell == id && value & bits != 0);
             if rings {
                 if let Some(ring) = self.guest.rings.get_mut(ring) {
                     ring.rung = true;

@@ -72,7 +72,7 @@ impl<H: Hardware> Device for Monitor<H> {
         QueueSet::new()
     }
 
-    /// Nothing to seat. A device that stood still goes on: rings looked at (invariant 2), the interrupt given again (invariant 3).
+    /// There are no pollers. A device that stood still goes on: rings looked at (invariant 2), the interrupt given again (invariant 3).
     fn activate(&mut self, _seating: &mut Activation<'_>) -> Result<(), DeviceError> {
         if self.card.unusable.is_some() {
             // Its guest goes on, and finds it dead.
@@ -197,7 +197,7 @@ impl<H: Hardware> Function for Monitor<H> {
 
     fn admit(&mut self, _proof: &QuiescenceProof) -> Result<(), NotReady> {
         if self.card.unusable.is_some() && !self.card.bus.gone() {
-            self.start_over();
+            self.try_again();
         }
         if let Some(why) = self.unusable() {
             return Err(NotReady::Unusable(why));
@@ -208,7 +208,9 @@ impl<H: Hardware> Function for Monitor<H> {
     fn dismiss(&mut self) {
         let ran = self.card.parked.is_none();
         // It has been reset. Where that did not come to pass, or somebody used it since, it is now.
-        if self.card.counts.totals.accesses != self.guest.reset_at {
+        if self.card.unusable.is_some() && !self.card.bus.gone() {
+            self.try_again();
+        } else if self.card.counts.totals.accesses != self.guest.reset_at {
             self.start_over();
         }
         self.force();
@@ -228,9 +230,9 @@ impl<H: Hardware> Function for Monitor<H> {
     fn use_shadows(&mut self, yes: bool) {
         if let Some(page) = &mut self.guest.page {
             page.used = yes;
-            let bell = self.card.bus.interrupt().filter(|_| yes);
+            let interrupt = self.card.bus.interrupt().filter(|_| yes);
             // Without a timer it is as old as the last write or interrupt.
-            if let Err(error) = page.follow(bell) {
+            if let Err(error) = page.follow(interrupt) {
                 self.card.bus.report(MonitorFault::hardware("page-timer", error.to_string()));
             }
         }

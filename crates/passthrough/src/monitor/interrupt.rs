@@ -109,7 +109,7 @@ impl<H: Hardware> Monitor<H> {
 
     /// An interrupt of the hardware, if there is one.
     pub(super) fn hear(&mut self) {
-        if self.card.dead() || !self.card.bus.hardware().heard() {
+        if self.card.dead() || !self.card.bus.hardware().take_interrupt() {
             return;
         }
         self.card.counts.totals.heard += 1;

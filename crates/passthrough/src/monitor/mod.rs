@@ -246,8 +246,8 @@ impl<H: Hardware> Monitor<H> {
 
     fn let_go(&mut self) {
         let _ = self.card.bus.hardware().master(false);
-        self.wipe();
         // What fails here will be noticed by whoever takes it over next.
+        let _ = self.wipe();
         let _ = self.reset_hardware();
         self.guest.dma.clear(self.card.bus.hardware());
         if let Some(own) = &self.card.own {

@@ -55,11 +55,11 @@ struct Clock {
 }
 
 impl Clock {
-    fn new(bell: &OwnedFd) -> Result<Self, Errno> {
+    fn new(interrupt: &OwnedFd) -> Result<Self, Errno> {
         let timer =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for (file, name) in [(bell, 0), (&timer, 1)] {
+        for (file, name) in [(interrupt, 0), (&timer, 1)] {
             epoll::add(&both, file, epoll::EventData::new_u64(name), epoll::EventFlags::IN)?;
         }
         let clock = Clock { timer, both: Arc::new(both), lively: LIVELY };
@@ -91,9 +91,9 @@ impl Page {
     }
 
     /// Looks after it by the clock, and by that interrupt of the hardware; or no longer.
-    pub(super) fn follow(&mut self, bell: Option<&Arc<OwnedFd>>) -> Result<(), Errno> {
+    pub(super) fn follow(&mut self, interrupt: Option<&Arc<OwnedFd>>) -> Result<(), Errno> {
         self.clock = None;
-        self.clock = bell.map(|bell| Clock::new(bell)).transpose()?;
+        self.clock = interrupt.map(|interrupt| Clock::new(interrupt)).transpose()?;
         Ok(())
     }
 

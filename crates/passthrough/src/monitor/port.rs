@@ -1,7 +1,7 @@
 //! Memory of the device, behind a data port: what the guest moves there is counted, what others left there is wiped. How the port goes along
 //! the model's function says ([`ioplane_model::DataPort::step`]).
 
-use ioplane_hardware::Hardware;
+use ioplane_hardware::{Hardware, HardwareError};
 use ioplane_model::{ModelInput, PortStep, RegisterId, Transfer, Way};
 
 use super::Monitor;
@@ -149,8 +149,13 @@ impl<H: Hardware> Monitor<H> {
 
     /// Fills the memory that a guest can write from `bytes`, or with zeros. The steps of bringing a device back that come before have made it
     /// reach all of it ([`ioplane_model::DataPort::fills`]).
-    pub(super) fn fill_memory(&mut self, bytes: Option<&[u8]>) {
-        let Some(plan) = self.card.plan.port else { return };
+    ///
+    /// # Errors
+    ///
+    /// Whatever has failed since [`super::bus::Bus::forget_failure`], these steps included: what another guest left may still be there, and
+    /// nobody may have the card.
+    pub(super) fn fill_memory(&mut self, bytes: Option<&[u8]>) -> Result<(), HardwareError> {
+        let Some(plan) = self.card.plan.port else { return Ok(()) };
         let port = self.guest.machine.register(plan.register);
         let step = usize::from(port.width).clamp(1, WIDEST);
         let mut at = 0;
@@ -165,6 +170,12 @@ impl<H: Hardware> Monitor<H> {
             }
         }
         self.hush();
+        let function = self.card.bus.name().to_owned();
+        match self.card.bus.failure() {
+            Some(why) => Err(HardwareError::NotWiped { function, why: why.to_owned() }),
+            None if self.card.bus.gone() => Err(self.card.lost()),
+            None => Ok(()),
+        }
     }
 
     /// All of the memory that a guest can write; before it comes what comes before [`Monitor::fill_memory`].

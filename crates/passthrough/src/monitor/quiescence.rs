@@ -234,15 +234,39 @@ impl<H: Hardware> Monitor<H> {
         if let Err(error) = reset
             && !self.card.bus.gone()
         {
-            let text = error.to_string();
-            self.fault(MonitorFault::hardware("not-reset", text.clone()));
-            self.card.unusable = Some(text);
-            self.guest.cry();
+            self.keep_guest_out("not-reset", &error);
         }
         self.remember_fresh();
         self.card.counts.happened(MonitorEventKind::Reset);
         self.level();
         self.show_all();
+        self.settle_faults();
+    }
+
+    /// Leaves the hardware alone, off the bus, until a reset and a wipe succeed: its guest reads all ones, and no other is admitted.
+    fn keep_guest_out(&mut self, name: &'static str, error: &HardwareError) {
+        let text = error.to_string();
+        self.card.silence();
+        self.fault(MonitorFault::hardware(name, text.clone()));
+        self.card.unusable = Some(text);
+        self.guest.line.set(false);
+        self.show_dead();
+        self.guest.cry();
+    }
+
+    /// Between two guests: resets hardware that could not be reset or wiped, and wipes it before its guest comes, so that it is refused.
+    pub(super) fn try_again(&mut self) {
+        self.start_over();
+        if self.card.dead() {
+            return;
+        }
+        let wiped = self.wipe().and_then(|()| self.reset_hardware());
+        self.remember_fresh();
+        if let Err(error) = wiped
+            && !self.card.bus.gone()
+        {
+            self.keep_guest_out("not-wiped", &error);
+        }
         self.settle_faults();
     }
 
@@ -295,6 +319,12 @@ impl<H: Hardware> Monitor<H> {
         {
             self.card.parked = Some(remembered);
             self.settle_faults();
+            if matches!(error, HardwareError::NotWiped { .. }) {
+                self.halt();
+                self.keep_guest_out("not-wiped", &error);
+                self.settle_faults();
+                return Ok(());
+            }
             return Err(error.into());
         }
         self.card.counts.happened(MonitorEventKind::Resumed);
@@ -316,10 +346,11 @@ impl<H: Hardware> Monitor<H> {
         for (ring, saved) in self.guest.rings.iter_mut().zip(&remembered.rings) {
             ring.load(saved);
         }
+        self.card.bus.forget_failure();
         self.lend_bus();
         for at in 0..self.card.plan.restore.len() {
             let step = self.card.plan.restore[at];
-            self.restore(step, remembered);
+            self.restore(step, remembered)?;
         }
         self.poke(self.card.plan.mask, self.guest.interrupts.mask);
         // The address was written with the rest.
@@ -349,7 +380,7 @@ impl<H: Hardware> Monitor<H> {
         if self.card.bus.gone() { Err(self.card.lost()) } else { Ok(()) }
     }
 
-    fn restore(&mut self, step: Step, remembered: &QuiescentState) {
+    fn restore(&mut self, step: Step, remembered: &QuiescentState) -> Result<(), HardwareError> {
         match step {
             Step::Saved { register, mask, with } => {
                 self.write_saved(register, mask, with, &remembered.registers);
@@ -372,10 +403,11 @@ impl<H: Hardware> Monitor<H> {
             Step::Shown(..) => {}
             Step::Memory => {
                 if remembered.memory.is_some() || remembered.wipe {
-                    self.fill_memory(remembered.memory.as_deref());
+                    self.fill_memory(remembered.memory.as_deref())?;
                 }
             }
         }
+        Ok(())
     }
 
     /// A block whose writing was cut off is written again.
@@ -406,9 +438,9 @@ impl<H: Hardware> Monitor<H> {
             return self.fault(fault);
         }
         if self.publish(at) > 0
-            && let Some((bell, bits)) = self.card.plan.doorbells[at]
+            && let Some((doorbell, bits)) = self.card.plan.doorbells[at]
         {
-            self.poke(bell, bits);
+            self.poke(doorbell, bits);
             self.rechoose();
         }
     }

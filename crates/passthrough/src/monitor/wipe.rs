@@ -7,11 +7,19 @@ use super::{Halves, Monitor, MonitorError, MonitorOptions};
 
 impl<H: Hardware> Monitor<H> {
     /// Leaves nothing in the memory behind the data port.
-    pub(super) fn wipe(&mut self) {
-        if !self.card.bus.gone() && self.open_port(&[]).is_some() {
-            self.fill_memory(None);
-            self.halt();
+    ///
+    /// # Errors
+    ///
+    /// As [`Monitor::fill_memory`].
+    pub(super) fn wipe(&mut self) -> Result<(), HardwareError> {
+        if self.card.bus.gone() {
+            return Err(self.card.lost());
         }
+        self.card.bus.forget_failure();
+        let Some(()) = self.open_port(&[]) else { return Ok(()) };
+        let filled = self.fill_memory(None);
+        self.halt();
+        filled
     }
 
     /// Resets hardware, wipes its memory and resets it again, for a guest that will have it unwatched. Nothing is mapped, and no interrupt is
@@ -34,20 +42,9 @@ impl<H: Hardware> Monitor<H> {
     fn empty_memory(&mut self) -> Result<(), MonitorError> {
         self.open_registers()?;
         self.reset_hardware()?;
-        // One way of resetting may have failed where the next did not.
-        drop(self.card.bus.faults());
         self.guest.machine.reset();
         self.learn_bank();
-        self.wipe();
-        // The first fault says what failed: after some of them the card counts as gone.
-        match self.card.bus.faults().and_then(|faults| faults.into_iter().next()) {
-            Some(fault) if fault.name != "gone" => {
-                let function = self.card.bus.name().to_owned();
-                return Err(HardwareError::NotWiped { function, why: fault.text }.into());
-            }
-            _ if self.card.bus.gone() => return Err(self.card.lost().into()),
-            _ => {}
-        }
+        self.wipe()?;
         Ok(self.reset_hardware()?)
     }
 }

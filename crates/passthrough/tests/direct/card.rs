@@ -159,7 +159,7 @@ impl Hardware for Card {
     fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
         None
     }
-    fn heard(&mut self) -> bool {
+    fn take_interrupt(&mut self) -> bool {
         false
     }
     fn unmask(&mut self) -> Result<(), HardwareError> {

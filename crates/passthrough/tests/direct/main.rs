@@ -138,9 +138,9 @@ fn memory_is_mapped_where_the_guest_has_it() {
     // Other memory at the same address is not the same.
     let other = Arc::new(GuestMap::new(vec![region(0, 2)]).expect("a map"));
     let mut held = device.quiesce(Instant::now()).expect("no bus mastering");
-    held.with(|device, still| device.replace_memory(still, other.clone())).expect("replaced");
+    held.with(|device, proof| device.replace_memory(proof, other.clone())).expect("replaced");
     assert_eq!(mapped(), [(0, 2 * PAGE)]);
-    held.with(|device, still| device.replace_memory(still, Arc::default())).expect("replaced");
+    held.with(|device, proof| device.replace_memory(proof, Arc::default())).expect("replaced");
     assert_eq!(mapped(), []);
 }
 
@@ -174,8 +174,8 @@ fn a_guest_resets_it_by_express_or_not_at_all() {
 }
 
 #[derive(Debug)]
-struct Bell(std::fs::File);
-impl Interrupt for Bell {
+struct FileInterrupt(std::fs::File);
+impl Interrupt for FileInterrupt {
     fn signal(&self) {}
     fn file(&self) -> Option<BorrowedFd<'_>> {
         Some(self.0.as_fd())
@@ -185,7 +185,7 @@ impl Interrupt for Bell {
 #[test]
 fn interrupts_are_wired_past_us() {
     let (mut device, log, _) = running(true);
-    let bell = Arc::new(Bell(std::fs::File::open("/dev/null").expect("/dev/null")));
-    device.device_mut().wire(Irq::Msi, 0, Wire::Call(Some(bell))).expect("wired");
+    let interrupt = Arc::new(FileInterrupt(std::fs::File::open("/dev/null").expect("/dev/null")));
+    device.device_mut().wire(Irq::Msi, 0, Wire::Call(Some(interrupt))).expect("wired");
     assert_eq!(log.lock().expect("no panic").wires, [(Irq::Msi, 0)]);
 }

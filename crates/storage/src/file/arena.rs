@@ -1,4 +1,4 @@
-//! What a lane has of its own: room for its jobs, and the guest maps that its jobs need to stay mapped.
+//! What a channel owns: the memory of its jobs, and the guest maps that its jobs need to stay mapped.
 
 #![allow(unsafe_code)]
 // UNSAFETY: one anonymous mapping, cut into slices of fixed size; unmapped when the arena goes, which is after the last
@@ -10,13 +10,13 @@ use ioplane_memory::{GuestMap, GuestRange};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::image::Image;
-use super::job::{BOUNCE, Job, Place};
+use super::job::{BOUNCE, Job, JobBuffers};
 use crate::channel::MAX_RANGES;
 
 const TABLE: usize = MAX_RANGES * size_of::<libc::iovec>();
 const RANGES: usize = MAX_RANGES * size_of::<GuestRange>();
 
-/// Tables and bounce buffers of all jobs of a lane. Pages are only taken once they are used: a lane whose guest is aligned
+/// Tables and bounce buffers of all jobs of a channel. Pages are only taken once they are used: a channel whose guest is aligned
 /// never touches a bounce buffer.
 #[derive(Debug)]
 pub(super) struct Arena {
@@ -50,7 +50,7 @@ impl Arena {
                 let (tables, ranges) = (depth * BOUNCE, depth * (BOUNCE + TABLE));
                 // SAFETY: all inside the mapping: the three parts are depth slices each, and index < depth.
                 Job::new(unsafe {
-                    Place {
+                    JobBuffers {
                         bounce: start.add(index * BOUNCE),
                         table: start.add(tables + index * TABLE).cast(),
                         ranges: start.add(ranges + index * RANGES).cast(),
@@ -72,7 +72,7 @@ impl Drop for Arena {
 /// A map, and how many jobs are in flight on it.
 type Held = Option<(Arc<GuestMap>, u32)>;
 
-/// The guest maps of a lane: the one in force, and older ones while something is in flight on them. At most `depth`
+/// The guest maps of a channel: the one in force, and older ones while something is in flight on them. At most `depth`
 /// jobs can each hold another one, so there is always room.
 #[derive(Debug)]
 pub(super) struct Maps {
@@ -101,7 +101,7 @@ impl Maps {
         let before = self.current;
         let fresh = |held: &Held| held.is_none();
         let Some(at) = known.or_else(|| self.held.iter().position(fresh)) else {
-            unreachable!("depth + 1 places, and every one but the current has a job in flight");
+            unreachable!("depth + 1 entries, and every one but the current has a job in flight");
         };
         self.current = at;
         match &mut self.held[at] {
@@ -134,7 +134,7 @@ impl Maps {
     fn retire(&mut self, at: usize, image: &Image) {
         if let Some((map, _)) = self.held[at].take() {
             // If the control plane has not come by for 64 changes the map is unmapped right here.
-            let _ = image.graves.push(map);
+            let _ = image.retired_maps.push(map);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The fence against the process that had an image before, when the image was opened beside it.
 //!
 //! ```text
-//!   old process  -- description A: byte locks, flock -----------------X  closed, its last request has landed
+//!   old process  -- description A: byte locks, flock -----------------X  closed, its last request has ended
 //!   this process    description B: byte locks at once ..... flock ----'  then the fence goes down
 //! ```
 //!
@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use super::image::Image;
 use crate::lock::{self, Claim};
 
-/// How often the other description is looked for.
-const GLANCE: Duration = Duration::from_millis(5);
+/// How often to try whether the other description is closed.
+const RECHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Up while I/O of the image's former holder may be under way.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl Fence {
                 }
             }
             drop(image);
-            std::thread::sleep(GLANCE);
+            std::thread::sleep(RECHECK_INTERVAL);
         }
     }
 

@@ -56,11 +56,11 @@ pub(crate) struct Image {
     no_zero: AtomicBool,
     /// The errno of a sync through the page cache that failed; 0 if none has.
     lost: AtomicI32,
-    /// Backings and lanes that have it, not counting lanes in limbo.
+    /// Backings and channels that have it, not counting channels that were dropped with I/O in flight.
     pub users: AtomicUsize,
-    pub limbo: Arc<OrphanedIo>,
-    /// Guest maps that lanes are done with: unmapping is not for I/O cores. Emptied by the control plane.
-    pub graves: ArrayQueue<Arc<GuestMap>>,
+    pub orphans: Arc<OrphanedIo>,
+    /// Guest maps that channels no longer use. The control plane drops them, since an I/O core must not unmap.
+    pub retired_maps: ArrayQueue<Arc<GuestMap>>,
 }
 
 /// Which image one is, whatever its name is: the same after a restart, another one if a file or a device was put in its place.
@@ -185,8 +185,8 @@ impl Image {
             no_zero: AtomicBool::new(false),
             lost: AtomicI32::new(0),
             users: AtomicUsize::new(0),
-            limbo: Arc::new(OrphanedIo::default()),
-            graves: ArrayQueue::new(64),
+            orphans: Arc::new(OrphanedIo::default()),
+            retired_maps: ArrayQueue::new(64),
         };
         image.measure()?;
         Ok(image)
@@ -249,7 +249,7 @@ impl Image {
         self.bytes.load(Ordering::Acquire)
     }
 
-    /// Changes the size: shrinking holds for the lanes before the file is cut, growing after it is there.
+    /// Changes the size: shrinking holds for the channels before the file is cut, growing after it is there.
     pub fn resize(&self, bytes: u64) -> Result<(), StorageError> {
         let size = |why: String| StorageError::Size { image: self.name.clone(), bytes, why };
         let os = |doing, source| StorageError::Os { image: self.name.clone(), doing, source };
@@ -315,9 +315,9 @@ impl Image {
         (errno != 0).then_some(errno)
     }
 
-    /// Lets go of guest memory that lanes no longer use. Control plane.
-    pub fn bury(&self) {
-        while self.graves.pop().is_some() {}
+    /// Unmaps guest memory that channels no longer use. Control plane.
+    pub fn drop_retired_maps(&self) {
+        while self.retired_maps.pop().is_some() {}
     }
 }
 

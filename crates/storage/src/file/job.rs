@@ -7,7 +7,7 @@
 //! ```
 
 #![allow(unsafe_code)]
-// UNSAFETY: fills tables and bounce buffers of the lane's own arena, each job in its own slice of it; hands addresses of
+// UNSAFETY: fills tables and bounce buffers of the channel's own arena, each job in its own slice of it; hands addresses of
 // guest memory that were checked to the kernel, never touches the bytes behind them.
 
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use crate::channel::{Fault, MAX_RANGES, Op, Outcome};
 /// Bytes of a job's bounce buffer: what its misaligned or zero-filling transfers move in one step.
 pub(super) const BOUNCE: usize = 64 << 10;
 
-/// How often in a row the kernel may say "again" before that counts as an error.
-const PATIENCE: u16 = 1000;
+/// How often in a row the kernel may answer EAGAIN or EINTR before that counts as an error.
+const MAX_RETRIES: u16 = 1000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -67,9 +67,9 @@ pub(super) enum Source {
     Zeros,
 }
 
-/// Where a job's tables are: slices of the lane's arena.
+/// A job's tables and bounce buffer: slices of the channel's arena.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct JobBuffers {
     pub table: *mut libc::iovec,
     pub ranges: *mut GuestRange,
     pub bounce: *mut u8,
@@ -77,7 +77,7 @@ pub(super) struct Place {
 
 #[derive(Debug)]
 pub(super) struct Job {
-    place: Place,
+    buffers: JobBuffers,
     kind: Kind,
     way: Way,
     unmap: bool,
@@ -93,17 +93,17 @@ pub(super) struct Job {
     /// How many ranges the guest gave.
     ranges: usize,
     again: u16,
-    /// Which of the lane's maps keeps the memory mapped.
+    /// Which of the channel's maps keeps the memory mapped.
     pub map: u16,
 }
 
-// SAFETY: the pointers go into the lane's arena, which moves with the job.
+// SAFETY: the pointers go into the channel's arena, which moves with the job.
 unsafe impl Send for Job {}
 
 impl Job {
-    pub fn new(place: Place) -> Self {
+    pub fn new(buffers: JobBuffers) -> Self {
         Job {
-            place,
+            buffers,
             kind: Kind::Flush,
             way: Way::Sync,
             unmap: false,
@@ -190,7 +190,7 @@ impl Job {
                 Err(wrong) => return fault(Fault::Guest(wrong)),
             };
             // SAFETY: index < MAX_RANGES, the size of the slice.
-            unsafe { self.place.ranges.add(index).write(*range) };
+            unsafe { self.buffers.ranges.add(index).write(*range) };
             if span.is_empty() {
                 continue;
             }
@@ -204,7 +204,7 @@ impl Job {
                         crooked |=
                             before.iov_base as usize & image.memory_mask | before.iov_len & image.length_mask;
                         // SAFETY: end < ranges.len() <= MAX_RANGES, the size of the slice.
-                        unsafe { self.place.table.add(end).write(before) };
+                        unsafe { self.buffers.table.add(end).write(before) };
                         end += 1;
                     }
                     last = Some(libc::iovec { iov_base: span.base().cast(), iov_len: span.len() });
@@ -214,7 +214,7 @@ impl Job {
         if let Some(before) = last {
             crooked |= before.iov_base as usize & image.memory_mask | before.iov_len & image.length_mask;
             // SAFETY: as above.
-            unsafe { self.place.table.add(end).write(before) };
+            unsafe { self.buffers.table.add(end).write(before) };
             end += 1;
         }
         (self.left, self.end, self.ranges) = (total, end, ranges.len());
@@ -225,7 +225,7 @@ impl Job {
     /// What to do next. `map` is the one that was in force at [`Job::begin`].
     #[inline]
     pub fn step(&mut self, map: Option<&Arc<GuestMap>>) -> Step {
-        let Place { table, bounce, .. } = self.place;
+        let JobBuffers { table, bounce, .. } = self.buffers;
         match self.way {
             Way::Straight | Way::Tail => {
                 let source = if self.way == Way::Tail { Source::Zeros } else { Source::Image };
@@ -291,7 +291,7 @@ impl Job {
             };
         }
         match -result {
-            libc::EAGAIN | libc::EINTR if self.again < PATIENCE => {
+            libc::EAGAIN | libc::EINTR if self.again < MAX_RETRIES => {
                 self.again += 1;
                 None
             }
@@ -333,7 +333,7 @@ impl Job {
     fn write_zeros(&mut self) {
         self.way = Way::Zeros;
         // SAFETY: BOUNCE bytes of the arena belong to this job, and nothing is in flight on them.
-        unsafe { self.place.bounce.write_bytes(0, BOUNCE) };
+        unsafe { self.buffers.bounce.write_bytes(0, BOUNCE) };
     }
 
     #[inline]
@@ -362,11 +362,11 @@ impl Job {
         if self.way == Way::Bounced && self.kind == Kind::Read {
             if short_tail {
                 // SAFETY: asked <= BOUNCE, and the buffer is this job's own.
-                unsafe { self.place.bounce.add(bytes as usize).write_bytes(0, (asked - bytes) as usize) };
+                unsafe { self.buffers.bounce.add(bytes as usize).write_bytes(0, (asked - bytes) as usize) };
                 bytes = asked;
             }
             // SAFETY: at most BOUNCE bytes of this job's buffer, and the kernel has done with it.
-            let buffer = unsafe { std::slice::from_raw_parts(self.place.bounce, bytes as usize) };
+            let buffer = unsafe { std::slice::from_raw_parts(self.buffers.bounce, bytes as usize) };
             if let Some(map) = map {
                 let view = GuestView::new(map.clone());
                 if let Err(wrong) = self.copy(buffer.len(), |gpa, at, n| view.write(gpa, &buffer[at..at + n]))
@@ -394,7 +394,7 @@ impl Job {
     fn skip(&mut self, mut bytes: usize) {
         while bytes > 0 && self.first < self.end {
             // SAFETY: first < end <= MAX_RANGES, written by transfer, and no step is in flight.
-            let entry = unsafe { &mut *self.place.table.add(self.first) };
+            let entry = unsafe { &mut *self.buffers.table.add(self.first) };
             if bytes < entry.iov_len {
                 entry.iov_base = entry.iov_base.wrapping_byte_add(bytes);
                 entry.iov_len -= bytes;
@@ -410,7 +410,7 @@ impl Job {
         let (mut skip, mut at) = (self.moved, 0);
         for index in 0..self.ranges {
             // SAFETY: index < ranges <= MAX_RANGES, written by transfer.
-            let range = unsafe { self.place.ranges.add(index).read() };
+            let range = unsafe { self.buffers.ranges.add(index).read() };
             let size = u64::from(range.len);
             if skip >= size {
                 skip -= size;

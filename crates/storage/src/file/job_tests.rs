@@ -162,7 +162,7 @@ fn again_for_ever_is_an_error_in_the_end() {
             break outcome;
         }
     };
-    assert_eq!((outcome, tries), (Err(Fault::Io(libc::EAGAIN)), usize::from(PATIENCE) + 1));
+    assert_eq!((outcome, tries), (Err(Fault::Io(libc::EAGAIN)), usize::from(MAX_RETRIES) + 1));
 }
 
 #[test]

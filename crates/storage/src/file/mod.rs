@@ -12,6 +12,7 @@ use crate::channel::{Backing, BackingInfo, IoChannel, StorageError};
 use crate::lock::{self, Claim, Refusal};
 
 mod arena;
+mod calls;
 mod fence;
 mod format;
 mod image;
@@ -96,15 +97,15 @@ pub struct FileOptions {
     pub logical_block: Option<u32>,
     /// Bytes, instead of what the file system or the device says.
     pub physical_block: Option<u32>,
-    /// How long to wait for I/O that a dead process has left behind.
-    pub patience: Duration,
+    /// How long to wait for I/O that a dead process has left in flight.
+    pub timeout: Duration,
     /// Whose disk this is, the same after a restart and nobody else's. Needed by read-only disks for the fence: their image
     /// may have many readers, and only the reads of this owner's dead daemon matter.
     pub owner: Option<String>,
 }
 
 impl FileOptions {
-    /// A writable disk, everything else automatic, a minute of patience.
+    /// A writable disk, everything else automatic, a timeout of a minute.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         FileOptions {
             path: path.into(),
@@ -114,7 +115,7 @@ impl FileOptions {
             engine: EngineChoice::default(),
             logical_block: None,
             physical_block: None,
-            patience: Duration::from_secs(60),
+            timeout: Duration::from_secs(60),
             owner: None,
         }
     }
@@ -126,7 +127,7 @@ pub struct Waiting {
     /// Since when.
     pub waited: Duration,
     /// Until when at most.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 /// An image that this process has taken for itself. It is read and written either with `O_DIRECT` only or through the page cache
@@ -136,16 +137,16 @@ pub struct FileBacking {
     image: Arc<Image>,
     engine: Engine,
     why_threads: Option<String>,
-    /// Up until the process that had the image before is done with it.
+    /// Up until the process that had the image before has closed it.
     fence: Option<Arc<Fence>>,
 }
 
-/// Every image open in this process, to tell a backing from what is left of one in limbo.
+/// Every image open in this process, to tell one that a backing uses from one that only orphaned I/O keeps open.
 static OPEN: Mutex<Vec<Weak<Image>>> = Mutex::new(Vec::new());
 
 impl FileBacking {
     /// Opens the image and takes its locks. Blocks: while a process that has died still has I/O on its way to this image (at
-    /// most [`FileOptions::patience`], then [`StorageError::NotQuiet`]). When it returns, no I/O of an earlier holder
+    /// most [`FileOptions::timeout`], then [`StorageError::NotQuiet`]). When it returns, no I/O of an earlier holder
     /// will reach the image any more. If somebody alive has it, [`StorageError::InUse`] with the name.
     pub fn open(options: FileOptions) -> Result<Arc<Self>, StorageError> {
         Self::open_watched(options, &mut |_| {})
@@ -158,15 +159,15 @@ impl FileBacking {
     ) -> Result<Arc<Self>, StorageError> {
         let image = Image::open(&options)?;
         let name = image.name.clone();
-        let patience = options.patience;
+        let timeout = options.timeout;
         let claim = Claim::disk(options.read_only, options.owner.as_deref());
         let alive = || in_use_here(&image);
-        let mut waiting = |waited| progress(Waiting { waited, patience });
-        match lock::take(image.as_fd(), &claim, patience, &alive, &mut waiting) {
+        let mut waiting = |waited| progress(Waiting { waited, timeout });
+        match lock::take(image.as_fd(), &claim, timeout, &alive, &mut waiting) {
             Ok(()) => {}
             Err(Refusal::Held(holder)) => return Err(StorageError::InUse { image: name, holder }),
-            Err(Refusal::Landing) => {
-                return Err(StorageError::NotQuiet { image: name, seconds: patience.as_secs() });
+            Err(Refusal::IoInFlight) => {
+                return Err(StorageError::NotQuiet { image: name, seconds: timeout.as_secs() });
             }
             Err(Refusal::Os(source)) => {
                 let doing = "locking the image (does its file system have locks?)";
@@ -180,8 +181,8 @@ impl FileBacking {
 
     /// Opens the image that another process of ours has open as `file`, beside it: the name may mean another file by now. It is
     /// served as raw already, so it is not probed. The
-    /// byte locks are taken at once, so that nobody comes in between; the rest of the claim when the other process is done
-    /// with the image and the last of its I/O has landed, which [`Backing::wait_quiet`] waits for. `options` must say the
+    /// byte locks are taken at once, so that no third process gets the image; the rest of the claim when the other process has closed
+    /// the image and the last of its I/O has ended, which [`Backing::wait_quiet`] waits for. `options` must say the
     /// same as the other's did.
     pub fn adopt(options: &FileOptions, file: OwnedFd) -> Result<Arc<Self>, StorageError> {
         let beside =
@@ -207,8 +208,8 @@ impl FileBacking {
         image.probe_discard();
         let (engine, why_threads) = match engine {
             EngineChoice::Threads => (Engine::Threads, None),
-            choice => match ring::ring(&image, 1) {
-                Ok(_) => (Engine::IoUring, None),
+            choice => match ring::probe() {
+                Ok(()) => (Engine::IoUring, None),
                 Err(source) if choice == EngineChoice::IoUring => {
                     let doing = "making an io_uring (forbidden here? engine = auto takes threads)";
                     return Err(StorageError::Os { image: name, doing, source });
@@ -248,7 +249,7 @@ impl FileBacking {
     }
 }
 
-/// Whether a backing or a lane of this process has the file of `image`; what is in limbo does not count.
+/// Whether a backing or a channel of this process has the file of `image`; orphaned I/O does not count.
 fn in_use_here(image: &Image) -> bool {
     let identity = |image: &Image| rustix::fs::fstat(image).map(|s| (s.st_dev, s.st_ino)).ok();
     let wanted = identity(image);
@@ -261,7 +262,7 @@ fn in_use_here(image: &Image) -> bool {
 impl Backing for FileBacking {
     fn info(&self) -> BackingInfo {
         let image = &self.image;
-        image.bury();
+        image.drop_retired_maps();
         BackingInfo {
             name: image.name.clone(),
             bytes: image.bytes(),
@@ -274,28 +275,31 @@ impl Backing for FileBacking {
     }
 
     fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
-        self.image.bury();
-        let lane: std::io::Result<Box<dyn IoChannel>> = match self.engine {
-            Engine::IoUring => ring::RingChannel::new(&self.image, depth).map(|lane| Box::new(lane) as _),
+        self.image.drop_retired_maps();
+        let channel: std::io::Result<Box<dyn IoChannel>> = match self.engine {
+            Engine::IoUring => {
+                ring::RingChannel::new(&self.image, depth).map(|channel| Box::new(channel) as _)
+            }
             Engine::Threads => {
-                threads::ThreadChannel::new(&self.image, depth).map(|lane| Box::new(lane) as _)
+                threads::ThreadChannel::new(&self.image, depth).map(|channel| Box::new(channel) as _)
             }
         };
-        lane.map_err(|source| StorageError::Os {
+        channel.map_err(|source| StorageError::Os {
             image: self.image.name.clone(),
-            doing: "making a lane (too many rings or threads for this process?)",
+            doing: "opening an I/O channel (too many rings or threads for this process?)",
             source,
         })
     }
 
     fn resize(&self, bytes: u64) -> Result<(), StorageError> {
-        self.image.bury();
+        self.image.drop_retired_maps();
         self.image.resize(bytes)
     }
 
     fn wait_quiet(&self, deadline: Instant) -> bool {
-        self.image.bury();
-        self.image.limbo.wait_quiet(deadline) && self.fence.as_ref().is_none_or(|fence| fence.wait(deadline))
+        self.image.drop_retired_maps();
+        self.image.orphans.wait_quiet(deadline)
+            && self.fence.as_ref().is_none_or(|fence| fence.wait(deadline))
     }
 
     fn file(&self) -> Option<BorrowedFd<'_>> {

@@ -1,308 +1,277 @@
-//! The io_uring lane: one ring a lane.
+//! The channel that does its I/O by the ring of the core that its queue is on ([`ioplane_device::CoreIo`]).
 //!
-//! `submit` writes a submission entry, `push` is one system call for all of them, `reap` reads the completion ring. The ring
-//! is made with `COOP_TASKRUN` and `TASKRUN_FLAG`: a completion raises a flag in shared memory instead of interrupting the I/O core,
-//! and `reap` makes one system call for all that have gathered when it sees the flag; without them (before Linux 5.19) the kernel
-//! interrupts the core for each and `reap` never makes a call. `DEFER_TASKRUN` would tie the ring to one thread, and lanes
-//! move between cores.
+//! `submit` notes an operation down; the core hands it to the kernel with those of all other queues, at the end of its turn;
+//! `reap` takes what the core has sorted out for this queue. A poller that leaves with operations in flight leaves them to the ring: what
+//! they work on (guest memory, tables, the open image with its locks) is kept there until the last has ended. Where there is no ring, off
+//! a core, an operation is done on the spot.
 
 #![allow(unsafe_code)]
-// UNSAFETY: pushes submission entries whose addresses stay valid until their completion has been seen: guest memory
-// is kept mapped by `maps`, tables and bounce buffers by `arena`, and none of those is dropped before `wait` has returned.
+// UNSAFETY: submits operations whose addresses stay valid until their completion has been seen: guest memory is kept mapped by
+// `maps`, tables and bounce buffers by `arena`, the file by `image`. With something in flight none of those is dropped here: `detach`
+// gives them to the ring, and a channel that is dropped without it loses them.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use io_uring::types::{Fixed, FsyncFlags};
-use io_uring::{EnterFlags, IoUring, opcode, squeue};
+use io_uring::IoUring;
+use ioplane_device::{CoreContext, FileOp, IoCompletion, IoHandle};
 use ioplane_memory::GuestView;
 use ioplane_memory::mutation::{Invariant, bound};
 
 use super::arena::{Arena, Maps};
+use super::calls;
 use super::image::Image;
 use super::job::{Job, Source, Step};
 use crate::channel::{Fault, IoChannel, Op, Outcome, SLICE, Submitted, Tag};
 use crate::mutation::{Promise, removed};
-use crate::orphan::Orphan;
+use crate::orphan::CountGuard;
 
 /// [`IoChannel::slice`] of an image that is read and written through the page cache.
 const CACHED_SLICE: u32 = 256 << 10;
-/// Bytes of bounce buffers that one reap goes through: what else has ended waits in the completion ring.
+/// Bytes of bounce buffers that one reap goes through: what else has ended waits.
 const MOST_BOUNCED: u64 = 256 << 10;
 
-const IMAGE: Fixed = Fixed(0);
-const ZEROS: Fixed = Fixed(1);
-
-/// The lane as its poller has it.
+/// The channel as its poller has it.
 #[derive(Debug)]
 pub(super) struct RingChannel {
-    /// Gone only while it is being dropped.
+    image: Arc<Image>,
+    depth: u16,
+    /// Gone once it has been left to a ring; made again if the channel is used after that.
     inner: Option<Box<Inner>>,
 }
 
 struct Inner {
-    ring: IoUring,
     image: Arc<Image>,
     maps: Maps,
     jobs: Box<[Job]>,
-    /// In the submission ring, but not handed to the kernel, in that order.
-    noted: VecDeque<u16>,
+    handle: Option<IoHandle>,
+    /// For [`CoreContext::attach`], while there is no handle.
+    completed: VecDeque<IoCompletion>,
+    /// What the ring did not take, in that order.
+    held: VecDeque<u16>,
     in_flight: usize,
-    /// The kernel takes nothing more, for this reason.
-    broken: Option<i32>,
-    /// Last, for the jobs point into it.
+    /// Something has ended that the last reap has left.
+    left: bool,
+    /// After the jobs, which point into it.
     _arena: Arena,
+    /// Of an orphan. Last: when it goes, all else has gone, the open image too.
+    orphan: Option<CountGuard>,
 }
 
-/// A ring on the files of `image`, or why there can be none here.
-pub(super) fn ring(image: &Image, depth: u16) -> std::io::Result<IoUring> {
-    let entries = u32::from(depth.max(1)).next_power_of_two();
-    let ring = IoUring::builder()
-        .setup_coop_taskrun()
-        .setup_taskrun_flag()
-        .build(entries)
-        .or_else(|_| IoUring::builder().build(entries))?;
-    ring.submitter().register_files(&[image.file.as_raw_fd(), image.zeros.as_raw_fd()])?;
-    Ok(ring)
+/// Whether this process may have rings; else why not.
+pub(super) fn probe() -> std::io::Result<()> {
+    IoUring::new(1).map(drop)
 }
 
 impl RingChannel {
     pub fn new(image: &Arc<Image>, depth: u16) -> std::io::Result<Self> {
         let depth = depth.max(1);
-        let ring = ring(image, depth)?;
-        let (arena, jobs) = Arena::new(depth)?;
+        let inner = Some(Inner::new(image, depth)?);
         image.users.fetch_add(1, Ordering::AcqRel);
-        Ok(RingChannel {
-            inner: Some(Box::new(Inner {
-                ring,
-                image: image.clone(),
-                maps: Maps::new(depth),
-                jobs,
-                noted: VecDeque::with_capacity(usize::from(depth)),
-                in_flight: 0,
-                broken: None,
-                _arena: arena,
-            })),
-        })
-    }
-
-    #[inline]
-    fn inner(&mut self) -> &mut Inner {
-        match &mut self.inner {
-            Some(inner) => inner,
-            None => unreachable!("a lane that is being dropped is not called"),
-        }
+        Ok(RingChannel { image: image.clone(), depth, inner })
     }
 }
 
 impl IoChannel for RingChannel {
     /// What the page cache has, the kernel copies while it takes a submission.
     fn slice(&self) -> u32 {
-        self.inner.as_ref().map_or(SLICE, |inner| if inner.image.direct { SLICE } else { CACHED_SLICE })
+        if self.image.direct { SLICE } else { CACHED_SLICE }
     }
 
     #[inline]
-    fn submit(&mut self, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
-        let inner = self.inner();
-        if let Some(errno) = inner.broken {
-            return Submitted::Done(Err(Fault::Io(errno)));
-        }
-        let job = &mut inner.jobs[usize::from(tag.0)];
-        if let Err(outcome) = job.begin(view, op, &inner.image) {
+    fn submit(&mut self, context: &mut CoreContext, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
+        let inner = match &mut self.inner {
+            Some(inner) => inner,
+            none => match Inner::new(&self.image, self.depth) {
+                Ok(inner) => none.insert(inner),
+                Err(e) => return Submitted::Done(Err(Fault::Io(e.raw_os_error().unwrap_or(libc::ENOMEM)))),
+            },
+        };
+        if let Err(outcome) = inner.jobs[usize::from(tag.0)].begin(view, op, &inner.image) {
             return Submitted::Done(outcome);
         }
-        job.map = inner.maps.hold(view.map(), &inner.image);
-        inner.in_flight += 1;
-        let entry = entry(job.step(Some(view.map())), tag.0);
-        // SAFETY: see the module's note.
-        if unsafe { inner.ring.submission().push(&entry) }.is_err() {
-            // More in flight than the depth: a bug above, answered instead of lost.
-            let map = inner.jobs[usize::from(tag.0)].map;
-            inner.maps.release(map, &inner.image);
-            inner.in_flight -= 1;
-            return Submitted::Done(Err(Fault::Io(libc::EBUSY)));
+        inner.jobs[usize::from(tag.0)].map = inner.maps.hold(view.map(), &inner.image);
+        if !inner.attach(context) {
+            return Submitted::Done(inner.on_the_spot(tag.0));
         }
-        inner.noted.push_back(tag.0);
+        inner.in_flight += 1;
+        inner.hand_down(context, tag.0);
         Submitted::Pending
     }
 
     #[inline]
-    fn push(&mut self) {
-        self.inner().push();
+    fn push(&mut self, context: &mut CoreContext) {
+        if let Some(inner) = &mut self.inner
+            && !inner.held.is_empty()
+        {
+            inner.push(context);
+        }
     }
 
     fn held_back(&self) -> bool {
-        self.inner.as_ref().is_some_and(|inner| !inner.noted.is_empty())
+        self.inner.as_ref().is_some_and(|inner| inner.left || !inner.held.is_empty())
     }
 
     #[inline]
-    fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
-        let inner = self.inner();
-        if inner.in_flight == 0 { 0 } else { inner.reap(done) }
+    fn reap(&mut self, context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
+        match &mut self.inner {
+            Some(inner) if inner.in_flight > 0 => inner.reap(context, done),
+            _ => 0,
+        }
     }
 
     fn in_flight(&self) -> usize {
         self.inner.as_ref().map_or(0, |inner| inner.in_flight)
     }
 
+    /// The core knows.
     fn waker(&self) -> Option<BorrowedFd<'_>> {
-        // SAFETY: the ring lives as long as self does, and so does its descriptor.
-        self.inner.as_ref().map(|inner| unsafe { BorrowedFd::borrow_raw(inner.ring.as_raw_fd()) })
+        None
+    }
+
+    fn detach(&mut self, context: &mut CoreContext) {
+        let Some(mut inner) = self.inner.take() else { return };
+        let Some((handle, io)) = inner.handle.take().zip(context.io()) else {
+            self.inner = Some(inner);
+            return;
+        };
+        if inner.in_flight == 0 {
+            inner.completed = io.detach(handle);
+            self.inner = Some(inner);
+        } else {
+            inner.orphan = Some(self.image.orphans.guard());
+            io.orphan(handle, inner);
+        }
     }
 }
 
 impl Drop for RingChannel {
     fn drop(&mut self) {
-        let Some(inner) = self.inner.take() else { return };
-        inner.image.users.fetch_sub(1, Ordering::AcqRel);
-        if inner.with_kernel() > 0 {
-            inner.image.limbo.clone().take(inner);
+        self.image.users.fetch_sub(1, Ordering::AcqRel);
+        if let Some(inner) = self.inner.take_if(|inner| inner.handle.is_some() && inner.in_flight > 0) {
+            debug_assert!(false, "a channel is dropped that was not detached");
+            tracing::error!(image = self.image.name, "memory of operations in flight is lost");
+            std::mem::forget(inner);
         }
     }
 }
 
 impl Inner {
-    /// How many operations the kernel has.
-    fn with_kernel(&self) -> usize {
-        self.in_flight - self.noted.len()
+    fn new(image: &Arc<Image>, depth: u16) -> std::io::Result<Box<Self>> {
+        let (arena, jobs) = Arena::new(depth)?;
+        Ok(Box::new(Inner {
+            image: image.clone(),
+            maps: Maps::new(depth),
+            jobs,
+            handle: None,
+            completed: VecDeque::with_capacity(usize::from(depth)),
+            held: VecDeque::with_capacity(usize::from(depth)),
+            in_flight: 0,
+            left: false,
+            orphan: None,
+            _arena: arena,
+        }))
+    }
+
+    /// Attaches to the core's ring. False if there is none.
+    #[inline]
+    fn attach(&mut self, context: &mut CoreContext) -> bool {
+        if self.handle.is_none() && context.io().is_some() {
+            self.handle = context.attach(std::mem::take(&mut self.completed));
+        }
+        self.handle.is_some()
+    }
+
+    /// Gives the next step of a job to the ring, or keeps it back.
+    #[inline]
+    fn hand_down(&mut self, context: &mut CoreContext, tag: u16) {
+        let job = &mut self.jobs[usize::from(tag)];
+        if let Some((handle, io)) = self.handle.zip(context.io()) {
+            let op = file_op(job.step(self.maps.of(job.map)), &self.image);
+            // SAFETY: see the module's note.
+            if self.held.is_empty() && unsafe { io.submit(handle, tag, op) } {
+                return;
+            }
+        }
+        self.held.push_back(tag);
+    }
+
+    /// Tries again with what was kept back.
+    #[cold]
+    fn push(&mut self, context: &mut CoreContext) {
+        let Some((handle, io)) = self.handle.zip(context.io()) else { return };
+        while let Some(&tag) = self.held.front() {
+            let job = &mut self.jobs[usize::from(tag)];
+            let op = file_op(job.step(self.maps.of(job.map)), &self.image);
+            // SAFETY: see the module's note.
+            if !unsafe { io.submit(handle, tag, op) } {
+                return;
+            }
+            self.held.pop_front();
+        }
     }
 
     #[inline]
-    fn push(&mut self) {
-        let mut tries = 0;
-        while !self.noted.is_empty() && self.broken.is_none() {
-            match self.ring.submit() {
-                Ok(taken) => {
-                    self.noted.drain(..taken.min(self.noted.len()));
-                }
-                // Not enough memory at the moment: what is left goes with the next push or reap.
-                Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY | libc::EINTR)) => {}
-                Err(e) => self.broken = Some(e.raw_os_error().unwrap_or(libc::EIO)),
-            }
-            tries += 1;
-            if tries == 4 {
-                break;
-            }
-        }
-    }
-
-    fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
+    fn reap(&mut self, context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
+        let Some(handle) = self.handle else { return 0 };
         let (mut ended, mut bounced) = (0, 0);
-        let (submitter, mut submissions, mut completions) = self.ring.split();
-        if submissions.taskrun() {
-            // SAFETY: waits for nothing and passes no argument.
-            let _ = unsafe { submitter.enter::<libc::sigset_t>(0, 0, EnterFlags::GETEVENTS.bits(), None) };
-            completions.sync();
-        }
-        for completion in &mut completions {
-            let tag = completion.user_data() as u16;
+        self.left = false;
+        while let Some(IoCompletion { tag, result }) = context.io().and_then(|io| io.next(handle)) {
             let job = &mut self.jobs[usize::from(tag)];
             bounced += job.bounces();
-            if let Some(outcome) = job.took(completion.result(), &self.image, self.maps.of(job.map)) {
+            if let Some(outcome) = job.took(result, &self.image, self.maps.of(job.map)) {
                 self.maps.release(job.map, &self.image);
                 self.in_flight -= 1;
                 ended += 1;
                 done(Tag(tag), outcome);
             } else {
-                let entry = entry(job.step(self.maps.of(job.map)), tag);
-                // SAFETY: see the module's note.
-                if self.broken.is_none() && unsafe { submissions.push(&entry) }.is_ok() {
-                    self.noted.push_back(tag);
-                } else {
-                    self.maps.release(job.map, &self.image);
-                    self.in_flight -= 1;
-                    ended += 1;
-                    done(Tag(tag), Err(Fault::Io(self.broken.unwrap_or(libc::EBUSY))));
-                }
+                self.hand_down(context, tag);
             }
             if bounced as u64 >= bound(Invariant::BoundsPolls, MOST_BOUNCED) {
+                self.left = true;
                 break;
             }
-        }
-        drop((submissions, completions));
-        if !self.noted.is_empty() {
-            ended += self.push_again(done);
         }
         ended
     }
 
-    /// Hands down what goes on after a short transfer; ends what can no longer be handed down.
+    /// Does the whole job by system calls.
     #[cold]
-    fn push_again(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
-        self.push();
-        let Some(errno) = self.broken else { return 0 };
-        let lost = self.noted.len();
-        for tag in self.noted.drain(..) {
-            self.maps.release(self.jobs[usize::from(tag)].map, &self.image);
-            self.in_flight -= 1;
-            done(Tag(tag), Err(Fault::Io(errno)));
-        }
-        lost
-    }
-}
-
-impl Orphan for Inner {
-    fn wait(&mut self) {
-        // What the kernel has not been given is never given: whoever replays it does so elsewhere. A short transfer is not
-        // continued for the same reason.
-        loop {
-            let ended = self.ring.completion().count();
-            self.in_flight -= ended.min(self.with_kernel());
-            if self.with_kernel() == 0 {
-                return;
+    fn on_the_spot(&mut self, tag: u16) -> Outcome {
+        let job = &mut self.jobs[usize::from(tag)];
+        let map = self.maps.of(job.map);
+        let outcome = loop {
+            let result = calls::carry_out(&self.image, job.step(map));
+            if let Some(outcome) = job.took(result, &self.image, map) {
+                break outcome;
             }
-            // Enters without submitting: submit_and_wait would hand down what was only noted. With the flag of
-            // COOP_TASKRUN the thread that submitted does its part within a tick, or in its next system call.
-            // SAFETY: passes no argument.
-            let entered = unsafe {
-                self.ring.submitter().enter::<libc::sigset_t>(0, 1, EnterFlags::GETEVENTS.bits(), None)
-            };
-            if let Err(e) = entered
-                && e.raw_os_error() != Some(libc::EINTR)
-            {
-                // Forbidden since (seccomp): completions still arrive in the ring.
-                std::thread::sleep(std::time::Duration::from_millis(1));
-            }
-        }
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // Nothing that the kernel works on may go before it has done. Limbo has waited already: this is for its failure.
-        self.wait();
-        // The kernel takes a ring apart in its own time: without this the locks of the image would outlive us a little.
-        let _ = self.ring.submitter().unregister_files();
+        };
+        self.maps.release(job.map, &self.image);
+        outcome
     }
 }
 
 impl std::fmt::Debug for Inner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ring").field("image", &self.image.name).field("in_flight", &self.in_flight).finish()
+        f.debug_struct("Inner").field("image", &self.image.name).field("in_flight", &self.in_flight).finish()
     }
 }
 
 #[inline]
-fn entry(step: Step, tag: u16) -> squeue::Entry {
-    let of = |source| if source == Source::Image { IMAGE } else { ZEROS };
+fn file_op(step: Step, image: &Image) -> FileOp {
+    let file = image.file.as_raw_fd();
+    let of = |source| if source == Source::Image { file } else { image.zeros.as_raw_fd() };
     match step {
-        Step::Read { at, len, offset, source } => {
-            opcode::Read::new(of(source), at, len).offset(offset).build()
-        }
+        Step::Read { at, len, offset, source } => FileOp::Read { file: of(source), into: at, len, offset },
         Step::ReadV { table, count, offset, source } => {
-            opcode::Readv::new(of(source), table, count).offset(offset).build()
+            FileOp::ReadVectored { file: of(source), table, count, offset }
         }
-        Step::Write { at, len, offset } => opcode::Write::new(IMAGE, at, len).offset(offset).build(),
-        Step::WriteV { table, count, offset } => {
-            opcode::Writev::new(IMAGE, table, count).offset(offset).build()
-        }
-        Step::Sync if removed(Promise::Flush) => opcode::Nop::new().build(),
-        Step::Sync => opcode::Fsync::new(IMAGE).flags(FsyncFlags::DATASYNC).build(),
-        Step::Allocate { mode, offset, len } => {
-            opcode::Fallocate::new(IMAGE, len).offset(offset).mode(mode).build()
-        }
+        Step::Write { at, len, offset } => FileOp::Write { file, from: at, len, offset },
+        Step::WriteV { table, count, offset } => FileOp::WriteVectored { file, table, count, offset },
+        Step::Sync if removed(Promise::Flush) => FileOp::Nop,
+        Step::Sync => FileOp::SyncData { file },
+        Step::Allocate { mode, offset, len } => FileOp::Allocate { file, mode, offset, len },
     }
-    .user_data(u64::from(tag))
 }

@@ -1,39 +1,40 @@
-//! The lane for hosts where io_uring is forbidden: a few threads that make blocking system calls. Same jobs, same answers.
+//! The channel for hosts where io_uring is forbidden: a few threads that make blocking system calls. Same jobs, same answers.
 //!
 //! ```text
 //!   I/O core: submit -> todo (ArrayQueue of tags) --work (eventfd)--> thread: step, took, step, took ...
 //!             reap   <- done (ArrayQueue)         <--ready (eventfd)------/
 //! ```
-//! A tag is in exactly one hand at a time: the lane's, the queue's, or one thread's. That is what makes the jobs safe
+//! A tag has exactly one owner at a time: the channel, the queue, or one thread. That is what makes the jobs safe
 //! to share without a lock.
 
 #![allow(unsafe_code)]
-// UNSAFETY: jobs in cells that are reached only by who holds the tag; system calls on addresses that stay valid until the job is done.
+// UNSAFETY: jobs in cells that are reached only by who holds the tag; no other access to them.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use crossbeam_queue::ArrayQueue;
+use ioplane_device::CoreContext;
 use ioplane_memory::{GuestMap, GuestView};
 use rustix::event::EventfdFlags;
 
 use super::arena::{Arena, Maps};
+use super::calls;
 use super::image::Image;
-use super::job::{Job, Source, Step};
+use super::job::Job;
 use crate::channel::{Fault, IoChannel, Op, Outcome, Submitted, Tag};
-use crate::mutation::{Promise, removed};
 use crate::orphan::Orphan;
 
-/// Most threads of one lane.
+/// Most threads of one channel.
 const THREADS: u16 = 4;
 
 struct Task {
     job: Job,
-    /// Kept here too, for the thread to copy through; the lane's `maps` keeps it alive.
+    /// Kept here too, for the thread to copy through; the channel's `maps` keeps it alive.
     map: Option<Arc<GuestMap>>,
 }
 
@@ -50,13 +51,13 @@ struct Shared {
     _arena: Arena,
 }
 
-// SAFETY: `tasks` is reached by tag only, and a tag is in one hand at a time (see above); the queues hand it over with
+// SAFETY: `tasks` is reached by tag only, and a tag has one owner at a time (see above); the queues hand it over with
 // the ordering that it takes. The rest is Sync by itself.
 unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}
 
-/// The lane as its poller has it.
+/// The channel as its poller has it.
 pub(super) struct ThreadChannel {
     inner: Option<Box<Inner>>,
 }
@@ -106,16 +107,16 @@ impl ThreadChannel {
     fn inner(&mut self) -> &mut Inner {
         match &mut self.inner {
             Some(inner) => inner,
-            None => unreachable!("a lane that is being dropped is not called"),
+            None => unreachable!("a channel that is being dropped is not called"),
         }
     }
 }
 
 impl IoChannel for ThreadChannel {
-    fn submit(&mut self, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
+    fn submit(&mut self, _context: &mut CoreContext, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
         let inner = self.inner();
         let image = &inner.shared.image;
-        // SAFETY: the tag is not in flight, so it is in our hand.
+        // SAFETY: the tag is not in flight, so the channel owns it.
         let task = unsafe { &mut *inner.shared.tasks[usize::from(tag.0)].get() };
         if let Err(outcome) = task.job.begin(view, op, image) {
             return Submitted::Done(outcome);
@@ -127,7 +128,7 @@ impl IoChannel for ThreadChannel {
         Submitted::Pending
     }
 
-    fn push(&mut self) {
+    fn push(&mut self, _context: &mut CoreContext) {
         let inner = self.inner();
         let mut handed = 0;
         while let Some(tag) = inner.noted.front() {
@@ -146,12 +147,12 @@ impl IoChannel for ThreadChannel {
         self.inner.as_ref().is_some_and(|inner| !inner.noted.is_empty())
     }
 
-    fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
+    fn reap(&mut self, _context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
         let inner = self.inner();
         let mut ended = 0;
         loop {
             while let Some((tag, outcome)) = inner.shared.done.pop() {
-                // SAFETY: a thread has put the tag into `done`, and with that into our hand.
+                // SAFETY: a thread has put the tag into `done`, which makes the channel its owner.
                 let task = unsafe { &mut *inner.shared.tasks[usize::from(tag)].get() };
                 // Never the last of it: `maps` has it too.
                 task.map = None;
@@ -190,7 +191,7 @@ impl Drop for ThreadChannel {
         image.users.fetch_sub(1, Ordering::AcqRel);
         inner.close();
         if inner.in_flight > 0 {
-            image.limbo.take(inner);
+            image.orphans.take(inner);
         }
     }
 }
@@ -233,11 +234,10 @@ impl Shared {
                 return;
             }
             let Some(tag) = self.todo.pop() else { continue };
-            // SAFETY: popped, so the tag is in this thread's hand until it is put into `done`.
+            // SAFETY: popped, so this thread owns the tag until it is put into `done`.
             let task = unsafe { &mut *self.tasks[usize::from(tag)].get() };
             let outcome = loop {
-                let step = task.job.step(task.map.as_ref());
-                let result = self.carry_out(step);
+                let result = calls::carry_out(&self.image, task.job.step(task.map.as_ref()));
                 if let Some(outcome) = task.job.took(result, &self.image, task.map.as_ref()) {
                     break outcome;
                 }
@@ -249,42 +249,6 @@ impl Shared {
             let _ = self.done.push((tag, outcome));
             add(&self.ready, 1);
         }
-    }
-
-    /// Bytes moved, or an errno below zero: what io_uring would have answered.
-    fn carry_out(&self, step: Step) -> i32 {
-        let (image, zeros) = (self.image.file.as_raw_fd(), self.zeros());
-        let of = |source| if source == Source::Image { image } else { zeros };
-        // SAFETY: addresses and tables of a step stay valid until its result is taken; the kernel checks the rest.
-        let result = unsafe {
-            match step {
-                Step::Read { at, len, offset, source } => {
-                    libc::pread64(of(source), at.cast(), len as usize, offset as i64)
-                }
-                Step::ReadV { table, count, offset, source } => {
-                    libc::preadv64(of(source), table, count as i32, offset as i64)
-                }
-                Step::Write { at, len, offset } => {
-                    libc::pwrite64(image, at.cast(), len as usize, offset as i64)
-                }
-                Step::WriteV { table, count, offset } => {
-                    libc::pwritev64(image, table, count as i32, offset as i64)
-                }
-                Step::Sync if removed(Promise::Flush) => 0,
-                Step::Sync => libc::fdatasync(image) as isize,
-                Step::Allocate { mode, offset, len } => {
-                    libc::fallocate64(image, mode, offset as i64, len as i64) as isize
-                }
-            }
-        };
-        if result < 0 {
-            return -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-        }
-        result.min(i32::MAX as isize) as i32
-    }
-
-    fn zeros(&self) -> i32 {
-        self.image.zeros.as_raw_fd()
     }
 }
 

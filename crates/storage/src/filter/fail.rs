@@ -32,7 +32,7 @@ impl OpKind {
     }
 }
 
-/// Which operations of a kind, counted from 1 over all lanes.
+/// Which operations of a kind, counted from 1 over all channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
     /// This one.
@@ -61,7 +61,7 @@ pub struct Failure {
 pub struct Fail {
     below: Arc<dyn Backing>,
     judge: Arc<Plan>,
-    limbo: Arc<OrphanedIo>,
+    orphans: Arc<OrphanedIo>,
 }
 
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl Fail {
     /// Puts `failures` in front of `below`.
     pub fn new(below: Arc<dyn Backing>, failures: Vec<Failure>) -> Arc<Self> {
         let judge = Arc::new(Plan { failures, seen: Default::default() });
-        Arc::new(Fail { below, judge, limbo: Arc::default() })
+        Arc::new(Fail { below, judge, orphans: Arc::default() })
     }
 
     /// How many operations of `kind` have come so far.
@@ -109,7 +109,7 @@ impl Backing for Fail {
     }
 
     fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
-        Ok(gate(&*self.below, depth, &self.judge, &self.limbo)?.0)
+        Ok(gate(&*self.below, depth, &self.judge, &self.orphans)?.0)
     }
 
     fn resize(&self, bytes: u64) -> Result<(), StorageError> {
@@ -117,6 +117,6 @@ impl Backing for Fail {
     }
 
     fn wait_quiet(&self, deadline: Instant) -> bool {
-        self.limbo.wait_quiet(deadline) && self.below.wait_quiet(deadline)
+        self.orphans.wait_quiet(deadline) && self.below.wait_quiet(deadline)
     }
 }

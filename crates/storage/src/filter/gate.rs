@@ -1,4 +1,4 @@
-//! The lane that all filters share: operations are judged, and some kept back.
+//! The channel that all filters share: operations are judged, and some kept back.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use ioplane_device::CoreContext;
 use ioplane_memory::{GuestRange, GuestView};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
@@ -18,7 +19,7 @@ use crate::orphan::{Orphan, OrphanedIo};
 /// What becomes of an operation.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Verdict {
-    /// To the lane below.
+    /// To the channel below.
     Pass,
     /// Kept until [`Judge::open`].
     Hold,
@@ -30,7 +31,7 @@ pub(super) enum Verdict {
     FailLater(Fault),
 }
 
-/// Judges operations. Shared by the lanes of a filter.
+/// Judges operations. Shared by the channels of a filter.
 pub(super) trait Judge: Send + Sync {
     fn judge(&self, op: &Op<'_>) -> Verdict;
     /// Whether what is on hold may go.
@@ -84,7 +85,7 @@ struct Kept {
 
 pub(super) struct Gate<J: Judge + 'static> {
     inner: Option<Box<Core<J>>>,
-    limbo: Arc<OrphanedIo>,
+    orphans: Arc<OrphanedIo>,
 }
 
 struct Core<J> {
@@ -97,12 +98,12 @@ struct Core<J> {
     all: OwnedFd,
 }
 
-/// A lane of `below` behind `judge`, and what wakes it when the judge opens.
+/// A channel of `below` behind `judge`, and what wakes it when the judge opens.
 pub(super) fn gate<J: Judge + 'static>(
     below: &dyn Backing,
     depth: u16,
     judge: &Arc<J>,
-    limbo: &Arc<OrphanedIo>,
+    orphans: &Arc<OrphanedIo>,
 ) -> Result<(Box<dyn IoChannel>, Arc<Wake>), StorageError> {
     let name = below.info().name;
     let below = below.channel(depth)?;
@@ -139,14 +140,14 @@ pub(super) fn gate<J: Judge + 'static>(
         source: e.into(),
     })?;
     let wake = core.wake.clone();
-    Ok((Box::new(Gate { inner: Some(Box::new(core)), limbo: limbo.clone() }), wake))
+    Ok((Box::new(Gate { inner: Some(Box::new(core)), orphans: orphans.clone() }), wake))
 }
 
 impl<J: Judge + 'static> Gate<J> {
     fn core(&mut self) -> &mut Core<J> {
         match &mut self.inner {
             Some(core) => core,
-            None => unreachable!("a lane that is being dropped is not called"),
+            None => unreachable!("a channel that is being dropped is not called"),
         }
     }
 }
@@ -156,7 +157,7 @@ impl<J: Judge + 'static> IoChannel for Gate<J> {
         self.inner.as_ref().map_or(SLICE, |core| core.below.slice())
     }
 
-    fn submit(&mut self, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
+    fn submit(&mut self, context: &mut CoreContext, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
         let core = self.core();
         let (kind, ranges): (Kind, &[GuestRange]) = match *op {
             Op::Read { offset, into } => (Kind::Read { offset }, into),
@@ -174,7 +175,7 @@ impl<J: Judge + 'static> IoChannel for Gate<J> {
         }
         let verdict = core.judge.judge(op);
         match verdict {
-            Verdict::Pass => return core.below.submit(view, op, tag),
+            Verdict::Pass => return core.below.submit(context, view, op, tag),
             Verdict::Fail(fault) => return Submitted::Done(Err(fault)),
             Verdict::FailLater(_) => core.wake.raise(),
             Verdict::Until(due) if core.waiting.is_empty() => core.alarm(Some(due)),
@@ -188,17 +189,17 @@ impl<J: Judge + 'static> IoChannel for Gate<J> {
         Submitted::Pending
     }
 
-    fn push(&mut self) {
-        self.core().below.push();
+    fn push(&mut self, context: &mut CoreContext) {
+        self.core().below.push(context);
     }
 
     fn held_back(&self) -> bool {
         self.inner.as_ref().is_some_and(|core| core.below.held_back())
     }
 
-    fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
+    fn reap(&mut self, context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
         let core = self.core();
-        core.let_go(done) + core.below.reap(done)
+        core.let_go(context, done) + core.below.reap(context, done)
     }
 
     fn in_flight(&self) -> usize {
@@ -208,10 +209,14 @@ impl<J: Judge + 'static> IoChannel for Gate<J> {
     fn waker(&self) -> Option<BorrowedFd<'_>> {
         self.inner.as_ref().map(|core| core.all.as_fd())
     }
+
+    fn detach(&mut self, context: &mut CoreContext) {
+        self.core().below.detach(context);
+    }
 }
 
 impl<J> Core<J> {
-    /// Rings at `due`, or never.
+    /// Sets the timer to `due`, or stops it.
     fn alarm(&self, due: Option<Instant>) {
         let left = due.map_or(Duration::ZERO, |due| {
             due.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1))
@@ -226,7 +231,7 @@ impl<J> Core<J> {
 
 impl<J: Judge> Core<J> {
     /// Hands down what may go now, ends what has failed.
-    fn let_go(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
+    fn let_go(&mut self, context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
         self.wake.lower();
         if self.waiting.is_empty() {
             return 0;
@@ -256,7 +261,7 @@ impl<J: Judge> Core<J> {
                         Kind::WriteZeroes { offset, len, unmap } => Op::WriteZeroes { offset, len, unmap },
                     };
                     let Some(view) = kept.view.take() else { continue };
-                    match self.below.submit(&view, &op, tag) {
+                    match self.below.submit(context, &view, &op, tag) {
                         Submitted::Pending => went = true,
                         Submitted::Done(outcome) => {
                             ended += 1;
@@ -267,7 +272,7 @@ impl<J: Judge> Core<J> {
             }
         }
         if went {
-            self.below.push();
+            self.below.push(context);
         }
         self.alarm(next);
         ended
@@ -276,21 +281,23 @@ impl<J: Judge> Core<J> {
 
 impl<J: Judge> Orphan for Core<J> {
     fn wait(&mut self) {
+        // Off the cores: what goes below from here is done there on the spot.
+        let mut context = CoreContext::default();
         while !self.waiting.is_empty() || self.below.in_flight() > 0 {
             let mut ready = [PollFd::new(&self.all, PollFlags::IN)];
             let _ = rustix::event::poll(&mut ready, None);
-            self.let_go(&mut |_, _| {});
-            self.below.reap(&mut |_, _| {});
+            self.let_go(&mut context, &mut |_, _| {});
+            self.below.reap(&mut context, &mut |_, _| {});
         }
     }
 }
 
 impl<J: Judge + 'static> Drop for Gate<J> {
     fn drop(&mut self) {
-        // What was kept back was accepted: like a request in a slow disk's own queue it still lands. What has been
-        // handed down goes to the limbo of the lane below.
+        // What was kept back was accepted: like a request in a slow disk's own queue it is still carried out. What has been
+        // handed down is orphaned I/O of the channel below.
         if let Some(core) = self.inner.take().filter(|core| !core.waiting.is_empty()) {
-            self.limbo.take(core);
+            self.orphans.take(core);
         }
     }
 }

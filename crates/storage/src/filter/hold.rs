@@ -1,6 +1,6 @@
 //! Disks that take their time.
 
-#![expect(clippy::disallowed_types, reason = "the list of lanes to wake at a release: control plane")]
+#![expect(clippy::disallowed_types, reason = "the list of channels to wake at a release: control plane")]
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use crate::orphan::OrphanedIo;
 pub struct Delay {
     below: Arc<dyn Backing>,
     judge: Arc<Later>,
-    limbo: Arc<OrphanedIo>,
+    orphans: Arc<OrphanedIo>,
 }
 
 #[derive(Debug)]
@@ -31,17 +31,17 @@ impl Judge for Later {
 impl Delay {
     /// Puts `delay` in front of `below`.
     pub fn new(below: Arc<dyn Backing>, delay: Duration) -> Arc<Self> {
-        Arc::new(Delay { below, judge: Arc::new(Later(delay)), limbo: Arc::default() })
+        Arc::new(Delay { below, judge: Arc::new(Later(delay)), orphans: Arc::default() })
     }
 }
 
 /// A disk that can be stalled: what is submitted from then on hangs until it is released, and happens then, in order, also if
-/// its lane has been dropped meanwhile (until that is over [`Backing::wait_quiet`] says no).
+/// its channel has been dropped meanwhile (until that is over [`Backing::wait_quiet`] says no).
 pub struct Stall {
     below: Arc<dyn Backing>,
     judge: Arc<Stopped>,
-    lanes: Mutex<Vec<Weak<Wake>>>,
-    limbo: Arc<OrphanedIo>,
+    channels: Mutex<Vec<Weak<Wake>>>,
+    orphans: Arc<OrphanedIo>,
 }
 
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl Stall {
     /// A disk that is not stalled yet.
     pub fn new(below: Arc<dyn Backing>) -> Arc<Self> {
         let judge = Arc::new(Stopped(AtomicBool::new(false)));
-        Arc::new(Stall { below, judge, lanes: Mutex::default(), limbo: Arc::default() })
+        Arc::new(Stall { below, judge, channels: Mutex::default(), orphans: Arc::default() })
     }
 
     /// From now on operations hang.
@@ -72,8 +72,8 @@ impl Stall {
     /// Those that hang may go, and new ones pass.
     pub fn release(&self) {
         self.judge.0.store(false, Ordering::Release);
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        lanes.retain(|lane| lane.upgrade().map(|lane| lane.raise()).is_some());
+        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        channels.retain(|channel| channel.upgrade().map(|channel| channel.raise()).is_some());
     }
 }
 
@@ -99,7 +99,7 @@ impl Backing for Delay {
     }
 
     fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
-        Ok(gate(&*self.below, depth, &self.judge, &self.limbo)?.0)
+        Ok(gate(&*self.below, depth, &self.judge, &self.orphans)?.0)
     }
 
     fn resize(&self, bytes: u64) -> Result<(), StorageError> {
@@ -107,7 +107,7 @@ impl Backing for Delay {
     }
 
     fn wait_quiet(&self, deadline: Instant) -> bool {
-        self.limbo.wait_quiet(deadline) && self.below.wait_quiet(deadline)
+        self.orphans.wait_quiet(deadline) && self.below.wait_quiet(deadline)
     }
 }
 
@@ -117,11 +117,11 @@ impl Backing for Stall {
     }
 
     fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
-        let (lane, wake) = gate(&*self.below, depth, &self.judge, &self.limbo)?;
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        lanes.retain(|lane| lane.strong_count() > 0);
-        lanes.push(Arc::downgrade(&wake));
-        Ok(lane)
+        let (channel, wake) = gate(&*self.below, depth, &self.judge, &self.orphans)?;
+        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        channels.retain(|channel| channel.strong_count() > 0);
+        channels.push(Arc::downgrade(&wake));
+        Ok(channel)
     }
 
     fn resize(&self, bytes: u64) -> Result<(), StorageError> {
@@ -129,6 +129,6 @@ impl Backing for Stall {
     }
 
     fn wait_quiet(&self, deadline: Instant) -> bool {
-        self.limbo.wait_quiet(deadline) && self.below.wait_quiet(deadline)
+        self.orphans.wait_quiet(deadline) && self.below.wait_quiet(deadline)
     }
 }

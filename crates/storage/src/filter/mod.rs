@@ -1,11 +1,11 @@
 //! Backings around backings, for tests: slow, stalled and failing disks, and one whose power fails.
 //!
 //! ```text
-//!   lane of a filter:  submit --Pass--> inner lane --------------------> reap
-//!                         \--Hold--> kept here, until time or release --> inner lane
+//!   channel of a filter:  submit --Pass--> inner channel --------------------> reap
+//!                            \--Hold--> kept here, until time or release --> inner channel
 //! ```
-//! They are backings like any other (wakers, operations in flight, limbo), and their lanes do not allocate; some make system calls
-//! where a real lane would not.
+//! They are backings like any other (wakers, operations in flight, orphaned I/O), and their channels do not allocate; some make system calls
+//! where a real channel would not.
 
 mod fail;
 mod gate;

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use ioplane_device::CoreContext;
 use ioplane_memory::{GuestMap, GuestRange, GuestView};
 use rustix::event::{PollFd, PollFlags};
 
@@ -49,6 +50,8 @@ struct Store {
     cache: Box<dyn IoChannel>,
     below: Box<dyn IoChannel>,
     view: GuestView,
+    /// Without a ring: what is done below is done on the spot.
+    context: CoreContext,
 }
 
 impl PowerCut {
@@ -62,8 +65,9 @@ impl PowerCut {
             doing: "making memory for a cache",
             source: std::io::Error::other(e),
         })?;
-        let mut store =
-            Store { cache: cache.channel(1)?, below: below.channel(1)?, view: GuestView::new(Arc::new(map)) };
+        let view = GuestView::new(Arc::new(map));
+        let context = CoreContext::default();
+        let mut store = Store { cache: cache.channel(1)?, below: below.channel(1)?, view, context };
         for at in (0..bytes).step_by((WORD * SECTOR) as usize) {
             store.load(at, (bytes - at).min(WORD * SECTOR)).map_err(|fault| StorageError::Os {
                 image: name.clone(),
@@ -77,7 +81,7 @@ impl PowerCut {
         Ok(Arc::new(PowerCut { below, cache, shared: Arc::new(shared) }))
     }
 
-    /// The power fails: all lanes answer with errors from now on, and what was not flushed is gone but for what `keep` says.
+    /// The power fails: all channels answer with errors from now on, and what was not flushed is gone but for what `keep` says.
     /// Returns how many sectors were lost.
     pub fn cut(&self, keep: Keep) -> Result<u64, Fault> {
         let mut store = self.shared.store();
@@ -149,13 +153,13 @@ impl Shared {
 impl Store {
     /// One operation on the disk below, to its end.
     fn whole(&mut self, op: Op<'_>) -> Outcome {
-        run(&mut *self.below, &self.view, &op)
+        run(&mut *self.below, &mut self.context, &self.view, &op)
     }
 
     fn load(&mut self, at: u64, len: u64) -> Outcome {
         let span = [GuestRange { gpa: 0, len: len as u32 }];
         self.whole(Op::Read { offset: at, into: &span })?;
-        run(&mut *self.cache, &self.view, &Op::Write { offset: at, from: &span })
+        run(&mut *self.cache, &mut self.context, &self.view, &Op::Write { offset: at, from: &span })
     }
 
     /// Copies the sectors of `word` whose bits are set from the cache to the disk below, run by run.
@@ -165,7 +169,7 @@ impl Store {
             let run_of = u64::from((!(bits >> first)).trailing_zeros()).min(WORD - first);
             let span = [GuestRange { gpa: 0, len: (run_of * SECTOR) as u32 }];
             let offset = (word * WORD + first) * SECTOR;
-            match run(&mut *self.cache, &self.view, &Op::Read { offset, into: &span }) {
+            match run(&mut *self.cache, &mut self.context, &self.view, &Op::Read { offset, into: &span }) {
                 // Cut off by a resize since it was written.
                 Err(Fault::BeyondEnd) => {}
                 Err(fault) => return Err(fault),
@@ -177,16 +181,16 @@ impl Store {
     }
 }
 
-fn run(lane: &mut dyn IoChannel, view: &GuestView, op: &Op<'_>) -> Outcome {
-    if let Submitted::Done(outcome) = lane.submit(view, op, Tag(0)) {
+fn run(channel: &mut dyn IoChannel, context: &mut CoreContext, view: &GuestView, op: &Op<'_>) -> Outcome {
+    if let Submitted::Done(outcome) = channel.submit(context, view, op, Tag(0)) {
         return outcome;
     }
-    lane.push();
+    channel.push(context);
     let mut ended = None;
     while ended.is_none() {
-        lane.reap(&mut |_, outcome| ended = Some(outcome));
+        channel.reap(context, &mut |_, outcome| ended = Some(outcome));
         if ended.is_none()
-            && let Some(waker) = lane.waker()
+            && let Some(waker) = channel.waker()
         {
             let _ = rustix::event::poll(&mut [PollFd::new(&waker, PollFlags::IN)], None);
         }
@@ -225,7 +229,7 @@ struct PowerChannel {
 }
 
 impl PowerChannel {
-    fn now(&mut self, view: &GuestView, op: &Op<'_>) -> Outcome {
+    fn now(&mut self, context: &mut CoreContext, view: &GuestView, op: &Op<'_>) -> Outcome {
         if self.shared.dead.load(Ordering::SeqCst) {
             return Err(Fault::Io(libc::ENODEV));
         }
@@ -233,15 +237,15 @@ impl PowerChannel {
             return Err(Fault::ReadOnly);
         }
         match *op {
-            Op::Read { .. } => run(&mut *self.cache, view, op),
+            Op::Read { .. } => run(&mut *self.cache, context, view, op),
             Op::Flush => self.shared.flush(),
             Op::Write { offset, from } => {
-                run(&mut *self.cache, view, op)?;
+                run(&mut *self.cache, context, view, op)?;
                 self.shared.mark(offset, from.iter().map(|range| u64::from(range.len)).sum());
                 Ok(())
             }
             Op::Discard { offset, len } | Op::WriteZeroes { offset, len, .. } => {
-                run(&mut *self.cache, view, op)?;
+                run(&mut *self.cache, context, view, op)?;
                 self.shared.mark(offset, len);
                 Ok(())
             }
@@ -254,17 +258,17 @@ impl IoChannel for PowerChannel {
         self.cache.slice()
     }
 
-    fn submit(&mut self, view: &GuestView, op: &Op<'_>, _tag: Tag) -> Submitted {
-        Submitted::Done(self.now(view, op))
+    fn submit(&mut self, context: &mut CoreContext, view: &GuestView, op: &Op<'_>, _tag: Tag) -> Submitted {
+        Submitted::Done(self.now(context, view, op))
     }
 
-    fn push(&mut self) {}
+    fn push(&mut self, _context: &mut CoreContext) {}
 
     fn held_back(&self) -> bool {
         false
     }
 
-    fn reap(&mut self, _done: &mut dyn FnMut(Tag, Outcome)) -> usize {
+    fn reap(&mut self, _context: &mut CoreContext, _done: &mut dyn FnMut(Tag, Outcome)) -> usize {
         0
     }
 

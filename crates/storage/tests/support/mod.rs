@@ -1,11 +1,14 @@
-//! What the tests of this crate share: a lane with a guest behind it, throw-away images and loop devices.
+//! What the tests of this crate share: a channel with a guest behind it, throw-away images and loop devices.
 #![allow(dead_code)]
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use ioplane_cores::{RingChoice, context_with_ring};
+use ioplane_device::CoreContext;
 use ioplane_memory::{GuestMap, GuestRange, GuestView};
 use ioplane_storage::*;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -13,24 +16,48 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 /// Bytes of the guest's memory.
 pub const MEMORY: u64 = 1 << 20;
 
-/// A lane and a guest.
+/// A channel and a guest.
 pub struct Rig {
-    pub lane: Box<dyn IoChannel>,
+    pub channel: Box<dyn IoChannel>,
     pub view: GuestView,
+    context: CoreContext,
 }
 
 impl Rig {
     pub fn new(backing: &dyn Backing, depth: u16) -> Rig {
         let view = GuestView::new(Arc::new(GuestMap::anonymous(MEMORY).unwrap()));
-        Rig { lane: backing.channel(depth).unwrap(), view }
+        let context = context_with_ring(RingChoice::Plain).unwrap();
+        Rig { channel: backing.channel(depth).unwrap(), view, context }
+    }
+
+    pub fn submit(&mut self, op: &Op<'_>, tag: Tag) -> Submitted {
+        self.channel.submit(&mut self.context, &self.view, op, tag)
+    }
+
+    /// What a poller and its core do at the end of a turn.
+    pub fn push(&mut self) {
+        self.channel.push(&mut self.context);
+        self.enter();
+    }
+
+    pub fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
+        let ended = self.channel.reap(&mut self.context, done);
+        self.enter();
+        ended
+    }
+
+    fn enter(&mut self) {
+        if let Some(io) = self.context.io() {
+            io.enter();
+        }
     }
 
     /// One operation to its end.
     pub fn run(&mut self, op: &Op<'_>) -> Outcome {
-        match self.lane.submit(&self.view, op, Tag(0)) {
+        match self.submit(op, Tag(0)) {
             Submitted::Done(outcome) => outcome,
             Submitted::Pending => {
-                self.lane.push();
+                self.push();
                 let mut all = self.finish();
                 assert_eq!(all.len(), 1);
                 all.pop().unwrap().1
@@ -41,25 +68,38 @@ impl Rig {
     /// Everything in flight to its end.
     pub fn finish(&mut self) -> Vec<(Tag, Outcome)> {
         let mut ended = Vec::new();
-        while self.lane.in_flight() > 0 {
+        while self.channel.in_flight() > 0 {
             let before = ended.len();
-            self.lane.reap(&mut |tag, outcome| ended.push((tag, outcome)));
+            self.reap(&mut |tag, outcome| ended.push((tag, outcome)));
             if ended.len() == before {
                 assert!(
                     self.readable(20_000),
                     "the waker stays silent with {} in flight",
-                    self.lane.in_flight()
+                    self.channel.in_flight()
                 );
             }
         }
         ended
     }
 
-    /// Whether the waker becomes readable within `ms`.
-    pub fn readable(&self, ms: i64) -> bool {
-        let waker = self.lane.waker().expect("a lane with operations in flight has a waker");
-        let time = Timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 };
-        rustix::event::poll(&mut [PollFd::new(&waker, PollFlags::IN)], Some(&time)).unwrap() == 1
+    /// Whether the waker becomes readable within `ms`, or something ends on the ring.
+    pub fn readable(&mut self, ms: u64) -> bool {
+        let deadline = Instant::now() + Duration::from_millis(ms);
+        loop {
+            let time = Timespec { tv_sec: 0, tv_nsec: 0 };
+            if let Some(waker) = self.channel.waker()
+                && rustix::event::poll(&mut [PollFd::new(&waker, PollFlags::IN)], Some(&time)).unwrap() == 1
+            {
+                return true;
+            }
+            let left = deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(1));
+            if self.context.io().is_some_and(|io| io.wait(left)) {
+                return true;
+            }
+            if left.is_zero() {
+                return false;
+            }
+        }
     }
 
     pub fn read(&mut self, offset: u64, len: u32) -> Result<Vec<u8>, Fault> {
@@ -72,6 +112,15 @@ impl Rig {
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Outcome {
         self.view.write(0, bytes).unwrap();
         self.run(&Op::Write { offset, from: &[GuestRange { gpa: 0, len: bytes.len() as u32 }] })
+    }
+}
+
+/// As a core does it: the queue leaves, and what is in flight is seen to its end by the ring.
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.channel.detach(&mut self.context);
+        let context = std::mem::take(&mut self.context);
+        std::thread::spawn(move || drop(context));
     }
 }
 

@@ -14,7 +14,7 @@
 //!   alone; on the NE2000 the bit that transmits is in the register that chooses banks, so that checks that want a stall do not apply.
 //! - *The wire waits while the card is halted*, as behind a switch with flow control (802.3, annex 31B). A real wire does not: what
 //!   comes meanwhile is lost and sent again by whoever wants to be heard, which these guests, deterministic as they are, cannot.
-//! - Invariants 2, 3 and 5 are kept by the monitor itself, not by seats of pollers: their mutations, which are there, do not show here.
+//! - Invariants 2, 3 and 5 are kept by the monitor itself, not by pollers: their mutations, which are there, do not show here.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -246,7 +246,7 @@ impl<F: Function> DeviceHost for VfioUser<F> {
 
     fn suspend(&self, deadline: Instant) -> Result<(), String> {
         let now = Instant::now();
-        self.hold(now, OnMiss::Suspend { patience: deadline.saturating_duration_since(now) })
+        self.hold(now, OnMiss::Suspend { timeout: deadline.saturating_duration_since(now) })
     }
 
     fn resume(&self) -> Result<(), String> {

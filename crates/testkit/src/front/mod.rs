@@ -9,7 +9,7 @@
 //! Follows the vhost-user specification and the order in which QEMU says things. [`Front::wire`] sends anything else.
 //! One thread drives it. Must not know: the crate `vhost`, which the daemon is built on; the two check each other.
 
-pub mod bell;
+pub mod event;
 pub mod wire;
 
 mod session;
@@ -19,7 +19,7 @@ mod tests;
 
 use std::path::Path;
 
-pub use bell::Bell;
+pub use event::EventFd;
 pub use session::Front;
 pub use terms::{FrontError, InFlight, Wants, region_bytes, vring_state};
 pub use wire::{Ask, FrontSocket, FrontSocketError, Message};

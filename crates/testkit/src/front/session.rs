@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::super::driver::RingPlace;
 use super::super::driver::memory::{GuestMemory, SharedRegion};
-use super::bell::Bell;
+use super::event::EventFd;
 use super::terms::{
     FrontError, InFlight, Wants, config_bytes, inflight_bytes, region_bytes, vring_state, wire_error,
 };
@@ -23,7 +23,7 @@ pub struct Front {
     protocol: u64,
     inflight: Option<InFlight>,
     /// Kick and call of each queue that was ever started.
-    bells: Vec<Option<(Bell, Bell)>>,
+    events: Vec<Option<(EventFd, EventFd)>>,
     /// Our end of the channel on which the back end asks.
     asked: Option<FrontSocket>,
 }
@@ -43,7 +43,7 @@ impl Front {
 
     fn begin(wire: FrontSocket, wants: Wants) -> Result<Self> {
         let mut front =
-            Front { wire, wants, features: 0, protocol: 0, inflight: None, bells: Vec::new(), asked: None };
+            Front { wire, wants, features: 0, protocol: 0, inflight: None, events: Vec::new(), asked: None };
         front.negotiate()?;
         Ok(front)
     }
@@ -199,7 +199,7 @@ impl Front {
     /// the ring's beginning, what [`Front::stop`] returned, or after a crash what the driver knows (`Ring::base`).
     pub fn start(&mut self, index: u16, memory: &GuestMemory, place: RingPlace, base: u32) -> Result<()> {
         self.describe(index, memory, place, base)?;
-        self.attach_bells(index)?;
+        self.attach_events(index)?;
         if self.features & F_PROTOCOL_FEATURES != 0 { self.enable(index, true) } else { Ok(()) }
     }
 
@@ -217,15 +217,15 @@ impl Front {
     }
 
     /// SET_VRING_KICK and SET_VRING_CALL with the queue's eventfds, made at the first call and kept from then on.
-    pub fn attach_bells(&mut self, index: u16) -> Result<()> {
+    pub fn attach_events(&mut self, index: u16) -> Result<()> {
         let at = usize::from(index);
-        if self.bells.len() <= at {
-            self.bells.resize_with(at + 1, || None);
+        if self.events.len() <= at {
+            self.events.resize_with(at + 1, || None);
         }
-        if self.bells[at].is_none() {
-            self.bells[at] = Some((Bell::new()?, Bell::new()?));
+        if self.events[at].is_none() {
+            self.events[at] = Some((EventFd::new()?, EventFd::new()?));
         }
-        let Some((kick, call)) = &self.bells[at] else { return Ok(()) };
+        let Some((kick, call)) = &self.events[at] else { return Ok(()) };
         let body = u64::from(index).to_ne_bytes();
         self.tell(Ask::SET_VRING_KICK, &body, &[kick.as_fd()])?;
         self.tell(Ask::SET_VRING_CALL, &body, &[call.as_fd()])
@@ -248,14 +248,14 @@ impl Front {
 
     /// The kick and the call of queue `index`, once it was started.
     #[inline]
-    pub fn bells(&mut self, index: u16) -> Option<&mut (Bell, Bell)> {
-        self.bells.get_mut(usize::from(index))?.as_mut()
+    pub fn events(&mut self, index: u16) -> Option<&mut (EventFd, EventFd)> {
+        self.events.get_mut(usize::from(index))?.as_mut()
     }
 
     #[inline]
     pub fn kick(&mut self, index: u16) {
-        if let Some((kick, _)) = self.bells(index) {
-            kick.ring();
+        if let Some((kick, _)) = self.events(index) {
+            kick.signal();
         }
     }
 

@@ -67,7 +67,7 @@ fn ask(front: &mut Front, queue: u16, disk: &mut Disk, op: DiskOp, sector: u64, 
             return done.status;
         }
         if disk.ring().enable_interrupts() {
-            front.bells(queue).unwrap().1.wait(Duration::from_secs(1));
+            front.events(queue).unwrap().1.wait(Duration::from_secs(1));
         }
         assert!(Instant::now() < until, "{op:?} was never completed");
     }
@@ -138,7 +138,7 @@ fn a_disk_is_served_stopped_started_and_reconnected() {
                 _ => {}
             }
         }
-        let (kick, call) = front.bells(0).unwrap();
+        let (kick, call) = front.events(0).unwrap();
         assert!(kick.sum() > 0 && call.sum() > 0 && kick.unread().is_some());
     }
 }
@@ -155,15 +155,15 @@ fn bytes_that_are_no_message_end_the_conversation() {
 fn messages_and_descriptors_cross_a_socket() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (ours, theirs) = (FrontSocket::on(ours).unwrap(), FrontSocket::on(theirs).unwrap());
-    let mut bell = Bell::new().unwrap();
+    let mut event = EventFd::new().unwrap();
     use std::os::fd::AsFd;
-    ours.send(5, wire::NEED_REPLY, b"12345678", &[bell.as_fd(), bell.as_fd()]).unwrap();
+    ours.send(5, wire::NEED_REPLY, b"12345678", &[event.as_fd(), event.as_fd()]).unwrap();
     ours.send(6, 0, &[], &[]).unwrap();
     let message = theirs.receive().unwrap();
     assert_eq!((message.request, message.flags, message.fds.len()), (5, wire::VERSION | wire::NEED_REPLY, 2));
     assert_eq!(message.u64().unwrap(), u64::from_ne_bytes(*b"12345678"));
     rustix::io::write(&message.fds[1], &3u64.to_ne_bytes()).unwrap();
-    assert_eq!((bell.unread(), bell.wait(Duration::from_secs(1)), bell.sum()), (Some(3), 3, 3));
+    assert_eq!((event.unread(), event.wait(Duration::from_secs(1)), event.sum()), (Some(3), 3, 3));
     assert_eq!(theirs.receive().unwrap().request, 6);
     theirs.patience(Duration::from_millis(10)).unwrap();
     assert!(matches!(theirs.receive(), Err(FrontSocketError::Timeout)));

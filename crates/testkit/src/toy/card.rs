@@ -90,7 +90,7 @@ pub struct ToyCard {
     msi: Vectors,
     msix: Vectors,
     error: Vectors,
-    bell: Arc<OwnedFd>,
+    event: Arc<OwnedFd>,
     seen: Arc<Seen>,
 }
 
@@ -127,7 +127,7 @@ impl Default for ToyCard {
             msi: Vectors::new(VECTORS),
             msix: Vectors::new(VECTORS),
             error: Vectors::new(1),
-            bell: Arc::new(
+            event: Arc::new(
                 rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).expect("an eventfd"),
             ),
             seen: Arc::default(),
@@ -142,8 +142,8 @@ impl ToyCard {
     }
 
     /// Written eight bytes, it wants attention: its hardware has finished, and raises the line.
-    pub fn bell(&self) -> Arc<OwnedFd> {
-        self.bell.clone()
+    pub fn event(&self) -> Arc<OwnedFd> {
+        self.event.clone()
     }
 
     /// The file behind the pages of that kind.
@@ -334,11 +334,11 @@ impl Function for ToyCard {
     }
 
     fn attention(&self) -> Option<&Arc<OwnedFd>> {
-        Some(&self.bell)
+        Some(&self.event)
     }
 
     fn attend(&mut self) {
-        if rustix::io::read(&self.bell, &mut [0u8; 8]).is_ok() {
+        if rustix::io::read(&self.event, &mut [0u8; 8]).is_ok() {
             self.seen.attended.fetch_add(1, SeqCst);
             if !self.seen.tireless.load(SeqCst) {
                 self.registers[1] = 0;

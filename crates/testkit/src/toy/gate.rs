@@ -12,14 +12,14 @@ use crate::conformance::Valve;
 #[derive(Debug)]
 pub struct Gate {
     shut: AtomicBool,
-    bells: Vec<OwnedFd>,
+    events: Vec<OwnedFd>,
 }
 
 impl Gate {
     /// An open gate for `queues` pollers.
     pub fn new(queues: u16) -> Arc<Self> {
-        let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
-        Arc::new(Gate { shut: AtomicBool::new(false), bells: (0..queues).map(|_| bell()).collect() })
+        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+        Arc::new(Gate { shut: AtomicBool::new(false), events: (0..queues).map(|_| event()).collect() })
     }
 
     /// Stalls.
@@ -30,8 +30,8 @@ impl Gate {
     /// Answers again.
     pub fn open(&self) {
         self.shut.store(false, Ordering::SeqCst);
-        for bell in &self.bells {
-            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        for event in &self.events {
+            let _ = rustix::io::write(event, &1u64.to_ne_bytes());
         }
     }
 
@@ -39,8 +39,8 @@ impl Gate {
         self.shut.load(Ordering::SeqCst)
     }
 
-    pub(super) fn bell(&self, queue: u16) -> BorrowedFd<'_> {
-        self.bells[usize::from(queue)].as_fd()
+    pub(super) fn event(&self, queue: u16) -> BorrowedFd<'_> {
+        self.events[usize::from(queue)].as_fd()
     }
 }
 

@@ -157,7 +157,7 @@ impl Poller for RingPoller {
         let queue = usize::from(self.queue);
         let kicks = drain(self.wires.kicks[queue].as_fd());
         self.wires.taken[queue].fetch_add(kicks, Ordering::AcqRel);
-        drain(self.wires.gate.bell(self.queue));
+        drain(self.wires.gate.event(self.queue));
     }
 
     fn apply(&mut self, change: Change) {
@@ -171,7 +171,7 @@ impl Poller for RingPoller {
     fn wakers(&self) -> Wakers<'_> {
         Wakers {
             kick: Some(self.wires.kicks[usize::from(self.queue)].as_fd()),
-            completion: Some(self.wires.gate.bell(self.queue)),
+            completion: Some(self.wires.gate.event(self.queue)),
         }
     }
 

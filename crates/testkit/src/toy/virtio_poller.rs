@@ -136,7 +136,7 @@ impl Poller for AdderPoller {
 
     fn disarm(&mut self, context: &CoreContext, polling: bool) {
         self.queue.disarm(context, polling);
-        drain(self.bench.gate.bell(self.queue.index));
+        drain(self.bench.gate.event(self.queue.index));
     }
 
     fn apply(&mut self, change: Change) {
@@ -144,7 +144,7 @@ impl Poller for AdderPoller {
     }
 
     fn wakers(&self) -> Wakers<'_> {
-        Wakers { kick: self.queue.kick(), completion: Some(self.bench.gate.bell(self.queue.index)) }
+        Wakers { kick: self.queue.kick(), completion: Some(self.bench.gate.event(self.queue.index)) }
     }
 
     fn tidy(&mut self) {

@@ -168,6 +168,87 @@ fn hole_11_a_card_that_was_not_wiped_goes_to_nobody() {
     held.with(|direct, proof| direct.admit(proof)).expect("tried again");
 }
 
+/// The same, of a card that was passed through as it is: also after its client has left, and where it never comes to that.
+#[test]
+fn hole_11_a_card_that_was_passed_through_is_given_back_empty() {
+    let lan = Lan::new(OWN, OTHER);
+    for (left, dropped) in [(true, true), (true, false), (false, true), (false, false)] {
+        let (hardware, _bench) = ne2000_card(&lan);
+        let same = hardware.clone();
+        let mut held = Quiescent::new(
+            Passthrough::new("nic1", hardware, Some(&ne2000_model::MODEL)).expect("passed through"),
+        );
+        held.with(|direct, proof| direct.admit(proof)).expect("handed on");
+        let mut driver = Ne2k::new(Bare(same.clone()));
+        driver.probe().expect("as after a reset");
+        driver.block_output(0x4000, &[SECRET; 0x4000]).expect("works");
+        put(&mut driver, &[(0, 0x61), (1, 0x4c), (2, 0x50), (0, 0x62)]);
+        if left {
+            held.with(|direct, _| direct.dismiss());
+        }
+        let direct = held.into_device();
+        if dropped {
+            drop(direct)
+        } else {
+            drop(direct.into_hardware())
+        }
+        let mut next = Ne2k::new(Bare(same));
+        next.reach.enable(true).expect("works");
+        put(&mut next, &[(0, 0x21), (0x0e, 0x49), (1, 0), (2, 0), (0, 0x22)]);
+        let bytes = next.block_input(0x4000, 0x4000).expect("works");
+        let kept = bytes.iter().filter(|byte| **byte != 0).count();
+        assert_eq!(kept, 0, "left: {left}, dropped: {dropped}: {kept} bytes of the guest's");
+    }
+}
+
+/// One failed access of a wipe is no reason to count the card as gone, and reason enough to keep the guest out until a wipe succeeds.
+#[test]
+fn hole_11_a_mediated_card_that_was_not_wiped_reads_as_all_ones() {
+    let lan = Lan::new(OWN, OTHER);
+    let (hardware, bench) = used_card(&lan);
+    // The data port alone, once: its reset works.
+    bench.trouble(Trouble::BrokenOnceAt(0x10));
+    let watched = watch(hardware, bench, &ne2000_model::MODEL, Policies::default(), &memory());
+    let mut driver = Ne2k::new(watched);
+    for register in [0, 7, 0x10, 0x1f] {
+        assert_eq!(driver.get(register), Ok(0xff), "register {register:#x}");
+    }
+    let reading = driver.reach.reading();
+    assert_eq!((reading.gone, reading.faults_of("not-wiped")), (false, 1), "{:?}", reading.faults);
+    assert!(driver.reach.error.count() > 0, "its guest is told");
+    driver.reach.hold().expect("nothing can happen");
+    let refused = driver.reach.front.save().expect_err("whose memory?");
+    assert!(refused.to_string().contains("could not be wiped"), "{refused}");
+    driver.reach.resume();
+    assert_eq!(driver.get(0), Ok(0xff), "resuming does not try again");
+    // A reset of the device does.
+    driver.reach.reset();
+    driver.probe().expect("as after a reset");
+    put(&mut driver, &[(0, 0x21), (0x0e, 0x49), (1, 0x40), (2, 0x80), (0, 0x22)]);
+    assert!(!all(&mut driver, 0x80).contains(&SECRET), "another guest's");
+}
+
+/// Between two guests: the next one is refused as long as a wipe fails.
+#[test]
+fn hole_11_a_mediated_card_that_was_not_wiped_goes_to_nobody() {
+    let driver = guest_with_ring(0x4c, 0x80, true);
+    let mut watched = driver.reach;
+    watched.bench.trouble(Trouble::BrokenOnceAt(0x10));
+    watched.with(Function::dismiss);
+    watched.force();
+    let mut held = watched.front.take().expect("held");
+    for trouble in [Trouble::BrokenOnceAt(0x10), Trouble::BrokenOnceAt(0x10), Trouble::None] {
+        watched.bench.trouble(trouble);
+        let admitted = held.with(|monitor, proof| monitor.admit(proof));
+        match (trouble, &admitted) {
+            (Trouble::None, Ok(())) => {}
+            (Trouble::BrokenOnceAt(_), Err(NotReady::Unusable(why)))
+                if why.contains("could not be wiped") => {}
+            _ => panic!("{trouble:?}: {admitted:?}"),
+        }
+    }
+}
+
 /// A guest that knows where the card is after a transfer, and where the monitor last saw it told to be.
 #[test]
 fn hole_11_the_address_that_the_card_has_is_checked() {

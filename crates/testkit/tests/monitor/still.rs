@@ -145,7 +145,7 @@ fn memory_may_be_exchanged_while_it_stands_still() {
         driver.reach.force();
         let mut quiescent = driver.reach.front.take().expect("held");
         use ioplane_pci::Function;
-        quiescent.with(|monitor, still| monitor.replace_memory(still, to)).expect("an IOMMU with room");
+        quiescent.with(|monitor, proof| monitor.replace_memory(proof, to)).expect("an IOMMU with room");
         driver.reach.front.hold(quiescent).expect("away");
         driver.reach.resume();
     };

@@ -163,7 +163,13 @@ impl Drop for Work {
 impl Work {
     /// Takes up to `budget` requests on; says how many.
     #[inline]
-    fn take(&mut self, queue: &mut Queue, budget: u32, now: &mut Option<Instant>) -> Result<u32, RingFault> {
+    fn take(
+        &mut self,
+        context: &mut CoreContext,
+        queue: &mut Queue,
+        budget: u32,
+        now: &mut Option<Instant>,
+    ) -> Result<u32, RingFault> {
         let mut count = 0;
         while count < budget && self.left > 0 {
             let Some((taken, replayed)) = queue.ring.take(&mut self.chain)? else { break };
@@ -172,7 +178,7 @@ impl Work {
             let now = *now.get_or_insert_with(Instant::now);
             let head = taken.head();
             match self.parser.parse(queue.ring.view(), &self.chain, head) {
-                Ok(ask) => self.begin(queue, taken, ask, now),
+                Ok(ask) => self.begin(context, queue, taken, ask, now),
                 Err(fault) => {
                     taken.abandon();
                     return Err(fault);
@@ -188,7 +194,14 @@ impl Work {
 
     /// Carries one request as far as it goes now.
     #[inline]
-    fn begin(&mut self, queue: &mut Queue, taken: RingRequest, ask: BlkRequest, started: Instant) {
+    fn begin(
+        &mut self,
+        context: &mut CoreContext,
+        queue: &mut Queue,
+        taken: RingRequest,
+        ask: BlkRequest,
+        started: Instant,
+    ) {
         kill::here(KillPoint::Parsed);
         if let BlkRequest::Read { offset } | BlkRequest::Write { offset } = ask {
             kill::at_offset(offset);
@@ -244,7 +257,7 @@ impl Work {
         };
         let cost = match op {
             Ok(Op::Read { .. } | Op::Write { .. }) if bytes > self.slice => {
-                return self.begin_slices(queue, pending);
+                return self.begin_slices(context, queue, pending);
             }
             Ok(Op::Read { .. } | Op::Write { .. }) => bytes.into(),
             Ok(Op::Discard { len, .. } | Op::WriteZeroes { len, .. }) => {
@@ -253,7 +266,7 @@ impl Work {
             Ok(Op::Flush) | Err(_) => 0,
         };
         let tag = Tag(pending.taken.head());
-        let submitted = op.map(|op| self.channel.submit(queue.ring.view(), &op, tag));
+        let submitted = op.map(|op| self.channel.submit(context, queue.ring.view(), &op, tag));
         self.charge(cost);
         match submitted {
             Ok(Submitted::Pending) => {
@@ -262,8 +275,8 @@ impl Work {
                 }
                 self.park(queue, pending);
             }
-            Ok(Submitted::Done(outcome)) => self.ended(queue, pending, outcome),
-            Err(fault) => self.ended(queue, pending, Err(fault)),
+            Ok(Submitted::Done(outcome)) => self.ended(context, queue, pending, outcome),
+            Err(fault) => self.ended(context, queue, pending, Err(fault)),
         }
     }
 
@@ -283,19 +296,19 @@ impl Work {
 
     /// Begins a transfer that is too long to be submitted at once.
     #[cold]
-    fn begin_slices(&mut self, queue: &mut Queue, mut pending: PendingRequest) {
+    fn begin_slices(&mut self, context: &mut CoreContext, queue: &mut Queue, mut pending: PendingRequest) {
         // Checked whole before anything is moved, as the channel does with what comes at once.
         let view = queue.ring.view();
         if let Some(wrong) = self.parser.data().iter().find_map(|range| view.iovec(*range).err()) {
-            return self.ended(queue, pending, Err(wrong.into()));
+            return self.ended(context, queue, pending, Err(wrong.into()));
         }
         self.keep_data(Tag(pending.taken.head()));
         pending.slice = 0;
-        self.submit_slice(queue, pending);
+        self.submit_slice(context, queue, pending);
     }
 
     /// Submits the next slice of a transfer.
-    fn submit_slice(&mut self, queue: &mut Queue, mut pending: PendingRequest) {
+    fn submit_slice(&mut self, context: &mut CoreContext, queue: &mut Queue, mut pending: PendingRequest) {
         let tag = Tag(pending.taken.head());
         pending.slice = self.slice.min(pending.bytes - pending.done);
         self.cut.clear();
@@ -306,18 +319,18 @@ impl Work {
         } else {
             Op::Write { offset, from: &self.cut }
         };
-        let submitted = self.channel.submit(queue.ring.view(), &op, tag);
+        let submitted = self.channel.submit(context, queue.ring.view(), &op, tag);
         self.charge(u64::from(pending.slice) + self.cut.len() as u64 * COST_OF_BUFFER);
         match submitted {
             Submitted::Pending => self.park(queue, pending),
-            Submitted::Done(outcome) => self.ended(queue, pending, outcome),
+            Submitted::Done(outcome) => self.ended(context, queue, pending, outcome),
         }
     }
 
     /// Submits the next slices of those that wait for it, each in its turn, until only `keep` is left of what this poll may
     /// cost; says how many.
     #[inline]
-    fn go_on(&mut self, queue: &mut Queue, keep: u64) -> u32 {
+    fn go_on(&mut self, context: &mut CoreContext, queue: &mut Queue, keep: u64) -> u32 {
         let mut count = 0;
         while self.left > keep
             && queue.fault().is_none()
@@ -329,7 +342,7 @@ impl Work {
             };
             count += 1;
             queue.ring.touch(&pending.taken);
-            self.submit_slice(queue, pending);
+            self.submit_slice(context, queue, pending);
         }
         count
     }
@@ -361,16 +374,22 @@ impl Work {
 
     /// An operation has ended: answers the request, or goes on with what is behind it.
     #[inline]
-    fn ended(&mut self, queue: &mut Queue, mut pending: PendingRequest, outcome: Outcome) {
+    fn ended(
+        &mut self,
+        context: &mut CoreContext,
+        queue: &mut Queue,
+        mut pending: PendingRequest,
+        outcome: Outcome,
+    ) {
         if pending.goes_on() && outcome.is_ok() {
             return self.wait(queue, pending);
         }
         let write_through = self.flushless || self.shared.cache_off();
         if pending.write && pending.stage == Stage::Own && outcome.is_ok() && write_through {
             pending.stage = Stage::FlushBehind;
-            match self.channel.submit(queue.ring.view(), &Op::Flush, Tag(pending.taken.head())) {
+            match self.channel.submit(context, queue.ring.view(), &Op::Flush, Tag(pending.taken.head())) {
                 Submitted::Pending => return self.park(queue, pending),
-                Submitted::Done(outcome) => return self.ended(queue, pending, outcome),
+                Submitted::Done(outcome) => return self.ended(context, queue, pending, outcome),
             }
         }
         let code = match outcome {
@@ -410,11 +429,13 @@ impl Work {
 
     /// Takes in what the storage has ended, and answers some of it.
     #[inline]
-    fn reap(&mut self, queue: &mut Queue) -> u32 {
+    fn reap(&mut self, context: &mut CoreContext, queue: &mut Queue) -> u32 {
         if self.channel.in_flight() > 0 {
+            // By the core, since the last poll.
+            kill::here(KillPoint::Pushed);
             // The channel is out of our hands while it calls back, so what it says is noted and acted on afterwards.
             let ended = &mut self.ended;
-            self.channel.reap(&mut |tag, outcome| ended.push((tag, outcome)));
+            self.channel.reap(context, &mut |tag, outcome| ended.push((tag, outcome)));
         }
         let mut count = 0;
         while count < MOST_ENDED
@@ -441,7 +462,7 @@ impl Work {
                     queue.ring.view().wrote(range.gpa, u64::from(range.len));
                 }
             }
-            self.ended(queue, pending, outcome);
+            self.ended(context, queue, pending, outcome);
         }
         count
     }
@@ -482,21 +503,22 @@ impl Poller for BlkPoller {
     fn poll(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
         let BlkPoller { queue, work } = self;
         if queue.phase == Phase::Suspending {
+            work.channel.detach(context);
             return PollOutcome::PARKED;
         }
         let whole = cost::of_a_poll();
         work.left = whole;
-        let mut done = work.reap(queue);
+        let mut done = work.reap(context, queue);
         work.publish(queue);
         // Requests that are being sliced get a half, so that neither they nor others of the same queue stand still.
-        done += work.go_on(queue, COST / 2);
+        done += work.go_on(context, queue, COST / 2);
         if queue.takes() && work.left > 0 {
             let mut left = budget.0;
             let mut now = None;
             let before = done;
             while left > 0 {
                 // Published in small batches: the driver can go on with the first while we do the next.
-                match work.take(queue, left.min(BATCH), &mut now) {
+                match work.take(context, queue, left.min(BATCH), &mut now) {
                     Ok(0) => break,
                     Ok(taken) => {
                         left -= taken;
@@ -515,7 +537,7 @@ impl Poller for BlkPoller {
                 None => queue.found_dry(context),
             }
         }
-        done += work.go_on(queue, 0);
+        done += work.go_on(context, queue, 0);
         if done > 0 {
             work.publish(queue);
             if let Err(fault) = queue.ring.check_memory() {
@@ -524,12 +546,14 @@ impl Poller for BlkPoller {
         }
         let waits = work.channel.in_flight() > 0;
         if waits {
-            work.channel.push();
-            kill::here(KillPoint::Pushed);
+            work.channel.push(context);
         } else if queue.phase == Phase::Draining && done == 0 && !work.has_more(queue) {
+            work.channel.detach(context);
             return PollOutcome::PARKED;
         }
         match done {
+            // What nobody is woken for is polled for.
+            0 if work.channel.held_back() => PollOutcome::IDLE,
             0 if waits => PollOutcome::WAITING,
             0 => PollOutcome::IDLE,
             _ => PollOutcome::busy(done, whole - work.left),

@@ -100,7 +100,7 @@ pub struct Net {
     options: NetOptions,
     port: Arc<Port>,
     shared: Arc<Shared>,
-    /// What the driver wants; with the control queue's poller while that is on duty.
+    /// What the driver wants; with the control queue's poller while that runs.
     rx_control: Box<RxControl>,
     accepted: u64,
     /// Whether its owner has the link up.

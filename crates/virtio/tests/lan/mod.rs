@@ -19,9 +19,9 @@ use ioplane_virtio::{Chain, Ring, RingLayout, Vdev, VirtioDevice};
 
 /// Counts interrupts.
 #[derive(Debug, Default)]
-pub struct Bell(pub AtomicU64);
+pub struct CountedInterrupt(pub AtomicU64);
 
-impl Interrupt for Bell {
+impl Interrupt for CountedInterrupt {
     fn signal(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -85,7 +85,7 @@ pub struct Nic {
     pub pairs: Vec<Pair>,
     pub commands: Option<Commands>,
     pub running: Option<Running<Vdev<Net>>>,
-    pub bells: Vec<Arc<Bell>>,
+    pub interrupts: Vec<Arc<CountedInterrupt>>,
     pub core: HandCore,
     pub mac: Mac,
 }
@@ -132,13 +132,13 @@ impl Lan {
         // Without MQ the control queue is the third (5.1.2).
         places.truncate(if features & (1 << 22) == 0 && wants.control { 2 } else { usize::MAX });
         places.extend(commands.as_ref().map(Commands::place));
-        let bells: Vec<_> = places.iter().map(|_| Arc::new(Bell::default())).collect();
-        for ((index, place), bell) in (0..).zip(&places).zip(&bells) {
+        let interrupts: Vec<_> = places.iter().map(|_| Arc::new(CountedInterrupt::default())).collect();
+        for ((index, place), interrupt) in (0..).zip(&places).zip(&interrupts) {
             let setup = vdev.queue_mut(index).unwrap();
             let RingPlace { size, desc, avail, used } = *place;
             setup.layout = RingLayout { size, desc, avail, used };
             setup.enabled = true;
-            setup.call = Some(bell.clone());
+            setup.call = Some(interrupt.clone());
             setup.kick = Some(eventfd());
         }
         if wants.suspects > 0 {
@@ -155,7 +155,7 @@ impl Lan {
         }
         let running = Quiescent::new(vdev).resume(&self.core).unwrap();
         self.core.turn();
-        Nic { memory, pairs, commands, running: Some(running), bells, core: self.core.clone(), mac: own }
+        Nic { memory, pairs, commands, running: Some(running), interrupts, core: self.core.clone(), mac: own }
     }
 
     /// A NIC like `nic`, in the same place, that nobody has set up yet.
@@ -268,7 +268,7 @@ impl Nic {
     }
 
     pub fn interrupts(&self, queue: usize) -> u64 {
-        self.bells[queue].0.load(Ordering::Relaxed)
+        self.interrupts[queue].0.load(Ordering::Relaxed)
     }
 
     /// Brings the whole device to a quiescent point.

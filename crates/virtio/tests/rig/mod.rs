@@ -17,9 +17,9 @@ use ioplane_virtio::{RingLayout, Vdev};
 
 /// Counts interrupts.
 #[derive(Debug, Default)]
-pub struct Bell(pub AtomicU64);
+pub struct CountedInterrupt(pub AtomicU64);
 
-impl Interrupt for Bell {
+impl Interrupt for CountedInterrupt {
     fn signal(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -30,7 +30,7 @@ pub struct Rig {
     pub disk: Disk,
     pub core: HandCore,
     pub running: Option<Running<Vdev<Blk>>>,
-    pub bell: Arc<Bell>,
+    pub interrupt: Arc<CountedInterrupt>,
     pub kick: Arc<OwnedFd>,
 }
 
@@ -77,17 +77,17 @@ impl Rig {
         let features = vdev.offers() & features;
         let disk = Disk::new(&mut memory, QUEUE, RingMode::of(features), plan).unwrap();
         assert!(vdev.accept(features, 0));
-        let (bell, kick) = (Arc::new(Bell::default()), ioplane_host_eventfd());
+        let (interrupt, kick) = (Arc::new(CountedInterrupt::default()), ioplane_host_eventfd());
         let place = disk.place();
         let setup = vdev.queue_mut(0).unwrap();
         setup.layout =
             RingLayout { size: place.size, desc: place.desc, avail: place.avail, used: place.used };
         setup.enabled = true;
-        setup.call = Some(bell.clone());
+        setup.call = Some(interrupt.clone());
         setup.kick = Some(kick.clone());
         setup.journal = Some(memory.carve(region_bytes(place.size, features) as u64, 64).unwrap());
         let running = Quiescent::new(vdev).resume(core).unwrap();
-        Rig { memory, disk, core: core.clone(), running: Some(running), bell, kick }
+        Rig { memory, disk, core: core.clone(), running: Some(running), interrupt, kick }
     }
 
     /// Puts one request through; its status.

@@ -9,7 +9,7 @@ use ioplane_api::report::{DoneReport, FunctionReport, QuiesceReport, StateFileV1
 use ioplane_api::request::QuiesceForm;
 use ioplane_api::spec::FunctionForm;
 
-use super::{Host, address_of, ask, get, seen, show, working};
+use super::{Host, address_of, ask, get, put, seen, show, working};
 use crate::args::PciCommand;
 use crate::client::Client;
 use crate::output::{CommandError, print, print_done};
@@ -33,7 +33,7 @@ pub fn run(client: &Client, command: PciCommand, json: bool, host: &impl Host) -
             let (path, form) =
                 (address(&add.name), FunctionForm { socket: seen(add.form.socket)?, ..add.form });
             let function: FunctionReport =
-                working("taking the function", || ask(client, Method::PUT, &path, Some(&form)))?;
+                working("taking the function", || put(client, &path, &form, ("pci", &add.name)))?;
             print_done(json, &function, |function| show::functions(std::slice::from_ref(function)))
         }
         PciCommand::Remove { name, force } => {

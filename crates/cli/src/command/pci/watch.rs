@@ -5,7 +5,7 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -17,7 +17,7 @@ use super::address;
 use crate::args::PciWatch;
 use crate::client::Client;
 use crate::command::show;
-use crate::output::out;
+use crate::output::{out, print_next};
 
 /// The shortest interval: less would mostly show what looking costs.
 const LEAST: Duration = Duration::from_millis(100);
@@ -138,10 +138,7 @@ pub fn run(client: &Client, args: &PciWatch, json: bool) -> Result<()> {
         let now: FunctionReport = client.get(&path)?;
         let taken = Instant::now();
         let look = Look::between(&before, now, (taken - at).as_secs_f64());
-        let line = if json { serde_json::to_string(&look)? + "\n" } else { look.text() };
-        // Whoever reads this may stop at any time, and then nobody is left to look for.
-        let mut stdout = std::io::stdout().lock();
-        if stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush()).is_err() {
+        if !print_next(json, &look, Look::text)? {
             return Ok(());
         }
         (before, at) = (look.function, taken);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ioplane_api::report::{DeviceQueue, DiskReport, DiskSocket, FaultReport, NicReport, QueueWork, VmReport};
 use ioplane_api::size::Size;
 
-use super::{backing, fact, or_dash, state, trouble};
+use super::{backing, error_lines, fact, or_dash, state};
 
 fn vm(vm: Option<&VmReport>, connections: u64) -> String {
     match vm {
@@ -101,7 +101,7 @@ pub fn disk(disk: &DiskReport) -> String {
     }
     text.extend(disk.queues.iter().map(queue));
     text += &faults(&disk.front_end_faults, disk.last_front_end_fault.as_ref());
-    text + &trouble(name, &disk.error, &disk.remedy, disk.retry)
+    text + &error_lines(name, &disk.error, &disk.remedy, disk.retry)
 }
 
 /// `nic show`.
@@ -126,5 +126,5 @@ pub fn nic(nic: &NicReport) -> String {
     }
     text.extend(nic.queues.iter().map(queue));
     text += &faults(&nic.front_end_faults, nic.last_front_end_fault.as_ref());
-    text + &trouble(name, &nic.error, &nic.remedy, nic.retry)
+    text + &error_lines(name, &nic.error, &nic.remedy, nic.retry)
 }

@@ -29,7 +29,7 @@ fn fact(of: &str, what: impl std::fmt::Display) -> String {
 }
 
 /// Why one is not served, what to do, and when it is tried again; nothing if it is.
-fn trouble(
+fn error_lines(
     name: &str,
     error: &Option<String>,
     remedy: &Option<String>,
@@ -95,7 +95,7 @@ pub fn disks(disks: &[DiskReport]) -> String {
             let name = &disk.name;
             text.push_str(&format!("{name}: a VM behind {} waits for the other to stop\n", door.words()));
         }
-        text.push_str(&trouble(&disk.name, &disk.error, &disk.remedy, disk.retry));
+        text.push_str(&error_lines(&disk.name, &disk.error, &disk.remedy, disk.retry));
     }
     text
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ioplane_api::report::{NicReport, PortReport, StatusReport, SwitchReport, SwitchTableReport};
 use ioplane_api::size::Size;
 
-use super::{device_faults, or_dash, queue_row, state, trouble};
+use super::{device_faults, error_lines, or_dash, queue_row, state};
 use crate::command::table::Table;
 
 /// `nic list`.
@@ -33,7 +33,7 @@ pub fn nics(nics: &[NicReport]) -> String {
     }
     let mut text = table.to_string();
     for nic in nics {
-        text.push_str(&trouble(&nic.name, &nic.error, &nic.remedy, nic.retry));
+        text.push_str(&error_lines(&nic.name, &nic.error, &nic.remedy, nic.retry));
     }
     text
 }
@@ -57,7 +57,7 @@ pub fn switches(switches: &[SwitchReport]) -> String {
     }
     let mut text = table.to_string();
     for switch in switches {
-        text.push_str(&trouble(&switch.name, &switch.error, &switch.remedy, switch.retry));
+        text.push_str(&error_lines(&switch.name, &switch.error, &switch.remedy, switch.retry));
     }
     text
 }

@@ -52,7 +52,7 @@ pub fn functions(functions: &[FunctionReport]) -> String {
 
 fn complaints(function: &FunctionReport) -> String {
     let name = &function.name;
-    let mut text = super::trouble(name, &function.error, &function.remedy, function.retry);
+    let mut text = super::error_lines(name, &function.error, &function.remedy, function.retry);
     if let Some(why) = &function.unusable {
         text.push_str(&format!("{name} takes no guest: {why}\n"));
         text.push_str(&format!(

@@ -17,7 +17,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 
 use crate::args::TopArgs;
 use crate::client::Client;
-use crate::output::{CommandError, print, print_json};
+use crate::output::{CommandError, print, print_next};
 use rates::{Rates, Sort};
 
 /// The shortest interval: less would mostly show what looking costs.
@@ -37,7 +37,9 @@ pub fn run(client: &Client, args: &TopArgs, json: bool) -> Result<()> {
         loop {
             std::thread::sleep(interval);
             let now = Look::take(client)?;
-            print_json(&now.since(&before))?;
+            if !print_next(true, &now.since(&before), view::text)? {
+                return Ok(());
+            }
             before = now;
         }
     }

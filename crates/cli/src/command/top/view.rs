@@ -133,7 +133,7 @@ pub fn draw(frame: &mut Frame<'_>, rates: &Rates, sort: Sort) {
     let failed = Constraint::Length(if failures.is_empty() { 0 } else { failures.len() as u16 + 1 });
     let (upper, beside) = (height(&cores), height(&functions));
     let parts = [Constraint::Length(2), failed, upper, height(&ports), beside, Constraint::Min(3)];
-    let [title, trouble, upper, middle, beside, lower] = Layout::vertical(parts).areas(frame.area());
+    let [title, errors, upper, middle, beside, lower] = Layout::vertical(parts).areas(frame.area());
     let line = format!(
         "ioplane {}   {:.1} s   sorted by {}   q quits, s sorts   times in microseconds",
         rates.version,
@@ -141,7 +141,7 @@ pub fn draw(frame: &mut Frame<'_>, rates: &Rates, sort: Sort) {
         sort.word()
     );
     frame.render_widget(Paragraph::new(Line::from(line)), title);
-    frame.render_widget(Paragraph::new(failures).style(Style::new().add_modifier(Modifier::BOLD)), trouble);
+    frame.render_widget(Paragraph::new(failures).style(Style::new().add_modifier(Modifier::BOLD)), errors);
     frame.render_widget(table(&CORES, cores), upper);
     if !ports.is_empty() {
         frame.render_widget(table(&PORTS, ports), middle);

@@ -242,8 +242,8 @@ impl<V: VirtioDevice> Session<V> {
             rings.iter().map(|ring| RingFiles::open(ring, &areas, inbox)).collect::<Result<_, _>>()?;
         let log = session.peer.log.clone().filter(|_| features & VHOST_F_LOG_ALL != 0);
         let mut quiescent = session.idle()?;
-        quiescent.with(|vdev, still| {
-            vdev.replace_memory(still, map);
+        quiescent.with(|vdev, proof| {
+            vdev.replace_memory(proof, map);
             vdev.apply(&QueueSet::new(), &Change::Log(log));
             for (index, RingFiles { kick, call, error, journal }) in (0..).zip(wires) {
                 if let Some(setup) = vdev.queue_mut(index) {

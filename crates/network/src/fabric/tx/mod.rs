@@ -8,7 +8,7 @@
 //! ```
 //!
 //! What comes out of one frame is the sender's to choose, so it is charged ([`PortTx::spent`]): copies, segments, sums, looks at
-//! ports, bells. A flood is interrupted when it has cost what the poller allows ([`PortTx::allow`]), receiver by receiver; the frame stays
+//! ports, wake-ups. A flood is interrupted when it has cost what the poller allows ([`PortTx::allow`]), receiver by receiver; the frame stays
 //! in `scratch` until [`PortTx::go_on`] has given it to the last.
 
 mod judge;

@@ -1,4 +1,4 @@
-//! Eventfds that count: kicks that we ring, calls that the back end rings.
+//! Eventfds that count: kicks that the front end writes, calls that the back end writes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -6,31 +6,31 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
-/// A non-blocking eventfd and the sum of what went through our end of it. Rung or answered by one thread.
+/// A non-blocking eventfd and the sum of what went through our end of it. Written or read by one thread.
 #[derive(Debug)]
-pub struct Bell {
+pub struct EventFd {
     fd: OwnedFd,
     sum: u64,
 }
 
-impl Bell {
+impl EventFd {
     /// A fresh one, at zero.
     pub fn new() -> Result<Self, Errno> {
-        Ok(Bell { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?, sum: 0 })
+        Ok(EventFd { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?, sum: 0 })
     }
 
     /// Adds one to the counter: one system call, one kick.
     #[inline]
-    pub fn ring(&mut self) {
+    pub fn signal(&mut self) {
         // Full (2^64 - 1 unread) cannot happen; a dead reader is no error to an eventfd.
         if rustix::io::write(&self.fd, &1u64.to_ne_bytes()).is_ok() {
             self.sum += 1;
         }
     }
 
-    /// Takes what the other side rang, without waiting; returns the count taken.
+    /// Takes what the other side wrote, without waiting; returns the count taken.
     #[inline]
-    pub fn answer(&mut self) -> u64 {
+    pub fn take(&mut self) -> u64 {
         let mut count = [0u8; 8];
         match rustix::io::read(&self.fd, &mut count) {
             Ok(8) => {
@@ -42,12 +42,12 @@ impl Bell {
         }
     }
 
-    /// Sleeps until the other side rings or `time` is over; returns the count taken.
+    /// Sleeps until the other side writes or `time` is over; returns the count taken.
     pub fn wait(&mut self, time: Duration) -> u64 {
         let timeout = time.try_into().ok();
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         match poll(&mut fds, timeout.as_ref()) {
-            Ok(1..) => self.answer(),
+            Ok(1..) => self.take(),
             _ => 0,
         }
     }
@@ -66,7 +66,7 @@ impl Bell {
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for EventFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
