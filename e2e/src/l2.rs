@@ -33,6 +33,18 @@ impl L1 {
 
     /// The same in another QEMU. The shell of L1 sees `args`: what has quotes keeps them.
     pub fn debian_by(&self, version: Version, name: &str, args: &str, append: &str) -> Result<L2<'_>> {
+        self.debian_after("", version, name, args, append)
+    }
+
+    /// The same with words before the command: `NAME=VALUE` for its environment, then a program that starts it.
+    pub fn debian_after(
+        &self,
+        before: &str,
+        version: Version,
+        name: &str,
+        args: &str,
+        append: &str,
+    ) -> Result<L2<'_>> {
         let folder = self.folder().join(name);
         fs::create_dir(&folder)?;
         fs::copy("/bin/busybox", folder.join("busybox")).context("busybox of the package busybox-static")?;
@@ -42,7 +54,7 @@ impl L1 {
         let quoted = words.iter().map(|word| format!(" '{}'", word.to_string_lossy().replace('\'', "'\\''")));
         let words: String = quoted.collect();
         let qemu = self.start(&format!(
-            "exec {program}{words} -accel kvm -cpu host -nodefaults -no-user-config -display none -no-reboot \
+            "exec env {before} {program}{words} -accel kvm -cpu host -nodefaults -no-user-config -display none -no-reboot \
              -name {name} -serial file:{path}.log -kernel {kernel} -initrd {initrd} \
              -append 'console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0 {append}' \
              -fsdev local,id=folder,path={path},security_model=none \

@@ -29,6 +29,7 @@ pub mod module;
 pub mod nics;
 pub mod peer;
 pub mod planted;
+pub mod preload;
 pub mod process;
 pub mod qemu;
 pub mod qmp;

@@ -4,6 +4,7 @@ mod configuration;
 mod duration;
 mod exits;
 mod pci;
+mod run;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,8 +17,11 @@ use ioplane_api::spec::{BackingForm, CoreForm, DiskForm, LinkWord, NicForm, Noti
 use duration::duration;
 
 pub use configuration::ConfigCommand;
-pub use exits::{ApplyArgs, CallersArgs, ExitsArgs, ExitsCommand, ReachArgs, WatchArgs};
+pub use exits::{
+    ApplyArgs, CallersArgs, ClusterArgs, ClusterWord, ExitsArgs, ExitsCommand, ReachArgs, WatchArgs,
+};
 pub use pci::{ModelCommand, PciAdd, PciCommand, PciWatch};
+pub use run::RunArgs;
 
 /// Serves virtual machines' disks and NICs by polling, on I/O cores of their own.
 #[derive(Debug, Parser)]
@@ -119,6 +123,8 @@ pub enum Command {
     Doctor,
     /// Say which exits a VM takes, who causes them and what they cost: any KVM VM of this host, no daemon needed
     Exits(Box<ExitsArgs>),
+    /// Start a VMM so that clusters of its guest's device accesses take one exit: any KVM VMM that is linked dynamically
+    Run(RunArgs),
     /// Save what was added at run time in the configuration
     #[command(subcommand)]
     Config(ConfigCommand),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   main --> ioplane_cli::perform --HTTP over a unix socket--> a daemon
-//!                  \--Host--> serve, check: ioplane_daemon | exits: ioplane_exits | doctor, inventory, model: this host
+//!                  \--Host--> serve, check: ioplane_daemon | exits: ioplane_exits | run, exits cluster: ioplane_vcpu | doctor, inventory, model: this host
 //! ```
 //!
 //! Must not know: rings, guest memory, protocols of hosts.
@@ -14,12 +14,13 @@ mod exits;
 mod inventory;
 mod log;
 mod model;
+mod preload;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use ioplane_cli::args::{ExitsArgs, ModelCommand};
+use ioplane_cli::args::{ExitsArgs, ModelCommand, RunArgs};
 use ioplane_cli::client::Client;
 use ioplane_cli::output::{CommandError, complain};
 use ioplane_cli::{Host, perform};
@@ -46,6 +47,10 @@ impl Host for ThisHost {
 
     fn exits(&self, args: &ExitsArgs, json: bool) -> Result<ExitCode> {
         exits::run(args, json)
+    }
+
+    fn run(&self, args: &RunArgs) -> Result<ExitCode> {
+        preload::run(args)
     }
 
     fn model(&self, command: ModelCommand, json: bool) -> Result<()> {

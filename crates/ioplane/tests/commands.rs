@@ -2,6 +2,7 @@
 
 mod daemon;
 
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 
 use daemon::TestDaemon;
@@ -36,6 +37,41 @@ fn one_disk_and_one_nic_are_shown_whole() {
     assert!(nic.contains("\n  received           0 frames, 0; dropped: none\n"), "{nic}");
     assert!(daemon.refused(&["disk", "show", "web"]).contains("no disk web"));
     assert!(daemon.refused(&["nic", "show", "a"]).contains("no nic a"));
+}
+
+#[test]
+fn what_is_there_already_is_shown_by_a_command_here_and_a_request_over_http() {
+    let daemon = TestDaemon::open(CONFIG);
+    let add: &[&[&str]] = &[
+        &["disk", "add", "a", "--memory", "16M"],
+        &["nic", "add", "web", "--switch", "lan", "--mac", "02:00:00:00:00:02"],
+    ];
+    for add in add {
+        let show = format!("`ioplane {} show {}` shows how it is", add[0], add[2]);
+        let said = daemon.refused(add);
+        assert!(said.contains(&show) && !said.contains("GET"), "{said}");
+        let for_programs = read(daemon.cli(&[add, &["--json"][..]].concat()).out.as_bytes());
+        assert!(for_programs["remedy"].as_str().unwrap().ends_with(&show), "{for_programs}");
+    }
+    let (status, answer) = daemon.http("PUT", "/v1/disks/a", r#"{"memory": "16M"}"#);
+    assert_eq!(status, 409, "{answer}");
+    assert!(answer["remedy"].as_str().unwrap().ends_with("GET shows how it is"), "{answer}");
+}
+
+#[test]
+fn top_for_programs_is_a_line_per_interval_and_ends_when_nobody_reads() {
+    let daemon = TestDaemon::open(CONFIG);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ioplane"));
+    command.arg("--socket").arg(daemon.path("control.sock")).args(["top", "--json", "--interval", "0.1"]);
+    let mut top = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(top.stdout.take().unwrap()).lines();
+    for _ in 0..2 {
+        let look = read(lines.next().unwrap().unwrap().as_bytes());
+        assert_eq!(look["cores"].as_array().unwrap().len(), 1, "{look}");
+    }
+    drop(lines);
+    daemon.until(|| top.try_wait().unwrap().is_some());
+    assert!(top.wait().unwrap().success());
 }
 
 #[test]

@@ -27,7 +27,8 @@ mod slots;
 mod space;
 
 pub use arithmetic::OperandSize;
-pub use interpreter::{Interpreter, PendingAccess, RunEnd};
+pub use host::resume_refused_access;
+pub use interpreter::{Interpreter, PendingAccess, RunEnd, instruction_name};
 pub use memory::{Denied, DeviceAccess, INSTRUCTION_BYTES, LinearMemory, Platform, RunBudget, StopReason};
 pub use registers::{GeneralRegisters, SystemRegisters, UnsupportedMode};
 pub use slots::{MemorySlot, MemorySlots, SlotError};

@@ -27,6 +27,8 @@ pub enum StopReason {
     KernelDevice,
     /// The page is logged, read-only or leaves its slot: a store must be KVM's.
     Slot,
+    /// Nothing is behind the VMM's mapping: a file that was truncated, a page that is not mapped any more.
+    HostFault,
     /// A locked operation crosses a cache line, or others changed the word in every attempt.
     Atomic,
     /// As many instructions as the budget has.

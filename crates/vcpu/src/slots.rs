@@ -48,8 +48,9 @@ impl MemorySlots {
     /// Adds a slot, or replaces the one with its number. On an error the slots are as before.
     ///
     /// # Safety
-    /// As long as the slot is here, `size` bytes from `host` are mapped and readable, and writable unless it is
-    /// read-only. KVM does not need that promise, since it may fault; a VMM that keeps a slot keeps its mapping.
+    /// As long as the slot is here, the `size` bytes from `host` are the guest's, or nothing is mapped there: a VMM that keeps
+    /// a slot keeps its mapping for nothing else. Accesses fault where nothing is, as KVM's own do: a handler of SIGSEGV and
+    /// SIGBUS must then call [`resume_refused_access`](crate::resume_refused_access).
     pub unsafe fn set(&mut self, slot: MemorySlot) -> Result<(), SlotError> {
         let host = slot.host as u64;
         let aligned = (slot.address | slot.size | host) & (PAGE - 1) == 0;
@@ -87,7 +88,7 @@ impl MemorySlots {
     pub(crate) fn page(&self, address: u64) -> Option<(HostPage, &MemorySlot)> {
         let slot = self.find(address)?;
         let offset = usize::try_from((address - slot.address) & !(PAGE - 1)).ok()?;
-        // SAFETY: inside the slot, which whoever called `set` has promised to be mapped.
+        // SAFETY: inside the slot, which whoever called `set` has promised to be the guest's.
         Some((unsafe { HostPage::new(slot.host + offset) }, slot))
     }
 }
@@ -95,7 +96,7 @@ impl MemorySlots {
 impl TableMemory for MemorySlots {
     fn table_entry(&self, address: u64) -> Option<u64> {
         let (page, _) = self.page(address)?;
-        Some(page.load(address & (PAGE - 8), OperandSize::Qword))
+        page.load(address & (PAGE - 8), OperandSize::Qword).ok()
     }
 }
 

@@ -166,8 +166,8 @@ impl LinearMemory for GuestSpace<'_> {
         let first = self.readable(linear)?;
         let start = linear % PAGE;
         if start + 16 <= PAGE {
-            let low = first.load(start, OperandSize::Qword).to_le_bytes();
-            let high = first.load(start + 8, OperandSize::Qword).to_le_bytes();
+            let low = first.load(start, OperandSize::Qword)?.to_le_bytes();
+            let high = first.load(start + 8, OperandSize::Qword)?.to_le_bytes();
             for (to, from) in bytes.iter_mut().zip(low.into_iter().chain(high)) {
                 *to = from;
             }
@@ -183,12 +183,15 @@ impl LinearMemory for GuestSpace<'_> {
         };
         for (count, to) in bytes.iter_mut().enumerate() {
             let offset = start + count as u64;
-            *to = match (offset < PAGE, second) {
-                (true, _) => first.load(offset, OperandSize::Byte),
-                (false, Some(second)) => second.load(offset - PAGE, OperandSize::Byte),
+            let byte = match (offset < PAGE, second) {
+                (true, _) => first.load(offset, OperandSize::Byte)?,
+                (false, Some(second)) => match second.load(offset - PAGE, OperandSize::Byte) {
+                    Ok(byte) => byte,
+                    Err(_) => return Ok(count),
+                },
                 (false, None) => return Ok(count),
-            }
-            .to_le_bytes()[0];
+            };
+            *to = byte.to_le_bytes()[0];
         }
         Ok(INSTRUCTION_BYTES)
     }
@@ -196,10 +199,7 @@ impl LinearMemory for GuestSpace<'_> {
     fn load(&mut self, linear: u64, size: OperandSize) -> Result<u64, Denied> {
         let start = linear % PAGE;
         let Some(next) = crosses(linear, size.bytes()) else {
-            return match self.readable(linear) {
-                Ok(page) => Ok(page.load(start, size)),
-                Err(denied) => Err(denied),
-            };
+            return Ok(self.readable(linear)?.load(start, size)?);
         };
         let first = self.readable(linear).map_err(no_device)?;
         let second = self.readable(next).map_err(no_device)?;
@@ -207,9 +207,9 @@ impl LinearMemory for GuestSpace<'_> {
         for index in 0..size.bytes() {
             let offset = start + index;
             let byte = if offset < PAGE {
-                first.load(offset, OperandSize::Byte)
+                first.load(offset, OperandSize::Byte)?
             } else {
-                second.load(offset - PAGE, OperandSize::Byte)
+                second.load(offset - PAGE, OperandSize::Byte)?
             };
             value |= byte << (8 * index);
         }
@@ -219,17 +219,19 @@ impl LinearMemory for GuestSpace<'_> {
     fn store(&mut self, linear: u64, size: OperandSize, value: u64) -> Result<(), Denied> {
         let start = linear % PAGE;
         let Some(next) = crosses(linear, size.bytes()) else {
-            self.writable(linear)?.store(start, size, value);
-            return Ok(());
+            return Ok(self.writable(linear)?.store(start, size, value)?);
         };
         let first = self.writable(linear).map_err(no_device)?;
         let second = self.writable(next).map_err(no_device)?;
+        // Before the first byte is changed. Memory that is taken away after this is lost with what was stored there.
+        first.probe_store(start)?;
+        second.probe_store(0)?;
         for index in 0..size.bytes() {
             let (offset, byte) = (start + index, value >> (8 * index));
             if offset < PAGE {
-                first.store(offset, OperandSize::Byte, byte);
+                first.store(offset, OperandSize::Byte, byte)?;
             } else {
-                second.store(offset - PAGE, OperandSize::Byte, byte);
+                second.store(offset - PAGE, OperandSize::Byte, byte)?;
             }
         }
         Ok(())
@@ -243,7 +245,7 @@ impl LinearMemory for GuestSpace<'_> {
         new: u64,
     ) -> Result<u64, Denied> {
         let page = self.lockable(linear, size.bytes())?;
-        Ok(page.compare_exchange(linear % PAGE, size, current, new))
+        Ok(page.compare_exchange(linear % PAGE, size, current, new)?)
     }
 
     fn compare_exchange_wide(&mut self, linear: u64, current: u128, new: u128) -> Result<u128, Denied> {
@@ -253,13 +255,13 @@ impl LinearMemory for GuestSpace<'_> {
         if !std::arch::is_x86_feature_detected!("cmpxchg16b") {
             return Err(Denied::Stop(StopReason::Instruction));
         }
-        Ok(self.lockable(linear, 16)?.compare_exchange_wide(linear % PAGE, current, new))
+        Ok(self.lockable(linear, 16)?.compare_exchange_wide(linear % PAGE, current, new)?)
     }
 
     fn check_store(&mut self, linear: u64, bytes: u64) -> Result<(), Denied> {
         if crosses(linear, bytes).is_some() {
             return Err(Denied::Stop(StopReason::Slot));
         }
-        self.writable(linear).map(|_| ())
+        Ok(self.writable(linear)?.probe_store(linear % PAGE)?)
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use super::duration;
 
@@ -41,6 +41,34 @@ pub enum ExitsCommand {
     /// Say who in the guest calls the functions that cause most exits: the guest's own kernel counts that, by kprobes that are
     /// removed again
     Callers(CallersArgs),
+    /// Say what clustering does in a VM that `ioplane run` has started, or switch it on or off
+    Cluster(ClusterArgs),
+}
+
+/// Clustering of one VM.
+#[derive(Debug, Args)]
+pub struct ClusterArgs {
+    /// What to do
+    #[arg(value_enum, default_value = "status")]
+    pub action: ClusterWord,
+    /// The VM, by its VMM's name for it or by process number; digits alone are a number, name:7 and pid:7 say which [default: the
+    /// only one]
+    #[arg(long, value_name = "NAME|PID")]
+    pub vm: Option<String>,
+    /// Show so many places of the guest's code
+    #[arg(long, value_name = "N", default_value = "20")]
+    pub sites: usize,
+}
+
+/// What to do with clustering.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ClusterWord {
+    /// Say what it has done so far
+    Status,
+    /// Switch it on
+    On,
+    /// Switch it off: every exit is the kernel's again
+    Off,
 }
 
 /// What is watched, how long, and what names are made of.

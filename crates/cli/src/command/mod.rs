@@ -21,14 +21,14 @@ use anyhow::{Context, Result};
 use clap::CommandFactory;
 use hyper::Method;
 use ioplane_api::SOCKET;
-use ioplane_api::refusal::Code;
+use ioplane_api::refusal::{Code, GET_SHOWS};
 use ioplane_api::report::{CoreReport, DiskReport, DoneReport, StatusReport, UpgradeReport};
 use ioplane_api::request::{ChangeForm, MigrationSocketForm, MoveForm, NotifyForm, UpgradeForm};
 use ioplane_api::spec::{BackingForm, DiskForm};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::args::{Cli, Command, CoreCommand, DiskCommand, ExitsArgs, ModelCommand};
+use crate::args::{Cli, Command, CoreCommand, DiskCommand, ExitsArgs, ModelCommand, RunArgs};
 use crate::client::Client;
 use crate::output::{CommandError, detail, hint, out, print, print_done, quiet};
 
@@ -50,6 +50,9 @@ pub trait Host {
 
     /// `ioplane exits` and its subcommands. Blocks for the time that is watched.
     fn exits(&self, args: &ExitsArgs, json: bool) -> Result<ExitCode>;
+
+    /// `ioplane run`: puts a VMM in the place of this process. Comes back only with an error.
+    fn run(&self, args: &RunArgs) -> Result<ExitCode>;
 
     /// `ioplane model`: the device state models of this binary. Needs no daemon.
     fn model(&self, command: ModelCommand, json: bool) -> Result<()>;
@@ -92,6 +95,7 @@ pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
         Command::QemuArgs(args) => vm::qemu_args(&client()?, &args, json)?,
         Command::Doctor => return host.doctor(client().ok().as_ref(), json),
         Command::Exits(args) => return host.exits(&args, json),
+        Command::Run(args) => return host.run(&args),
         Command::Config(command) => configuration::run(&client()?, &command, json)?,
         Command::Reload => {
             let done: DoneReport = working("reading the configuration", || {
@@ -154,6 +158,23 @@ fn ask<T: DeserializeOwned>(
     client.ask(method, path, body)
 }
 
+/// PUT of a new one at `path`. If one of this name is there, what shows that is a command, not a request.
+fn put<T: DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    form: &impl Serialize,
+    (command, name): (&str, &str),
+) -> Result<T> {
+    ask(client, Method::PUT, path, Some(form)).map_err(|error| match error.downcast::<CommandError>() {
+        Ok(CommandError(mut body)) => {
+            let shows = format!("`ioplane {command} show {name}` shows how it is");
+            body.remedy = body.remedy.replace(GET_SHOWS, &shows);
+            CommandError(body).into()
+        }
+        Err(other) => other,
+    })
+}
+
 /// Does `work`; if it takes long, a terminal shows that it goes on.
 fn working<T>(what: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     if quiet() || !std::io::stderr().is_terminal() {
@@ -205,7 +226,7 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
         DiskCommand::Add(add) => {
             let (path, form) = (address(&add.name), form(add.form)?);
             let disk: DiskReport =
-                working("opening the image", || ask(client, Method::PUT, &path, Some(&form)))?;
+                working("opening the image", || put(client, &path, &form, ("disk", &add.name)))?;
             print_done(json, &disk, one)
         }
         DiskCommand::Remove { name, force } => {

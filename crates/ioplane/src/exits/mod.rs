@@ -3,6 +3,7 @@
 mod agent;
 mod apply;
 mod callers;
+mod cluster;
 mod reach;
 mod script;
 
@@ -57,6 +58,7 @@ fn perform(args: &ExitsArgs, json: bool) -> Result<ExitCode> {
         Some(ExitsCommand::Advise(args)) => advise(args, json)?,
         Some(ExitsCommand::Apply(args)) => apply::run(args, json)?,
         Some(ExitsCommand::Callers(args)) => callers::run(args, json)?,
+        Some(ExitsCommand::Cluster(args)) => cluster::run(args, json)?,
         None if args.list => list(json)?,
         None => {
             let report = if args.live { live(args, json)? } else { watch(&args.watch, None)? };
@@ -289,7 +291,7 @@ impl Naming {
         if let Some(why) = watch.fallback() {
             notes.push(format!("read by tracefs, not by perf events, and every exit of it ({why})"));
         }
-        notes.extend(watch.trouble().map(str::to_owned));
+        notes.extend(watch.problem().map(str::to_owned));
         let mut fits = false;
         if let Some(symbols) = &mut self.symbols {
             let seen = profile.sites().filter_map(|(site, _)| Some((site.rip?, site.reason.kind())));

@@ -20,7 +20,7 @@ mod operand;
 mod port;
 mod string;
 
-use iced_x86::{Decoder, DecoderOptions, Instruction};
+use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
 
 pub use port::PendingAccess;
 
@@ -76,6 +76,7 @@ struct Decoded {
 pub struct Interpreter {
     decoded: Box<[Decoded]>,
     executed: u64,
+    last: Mnemonic,
 }
 
 impl Default for Interpreter {
@@ -89,12 +90,18 @@ impl Interpreter {
     pub fn new() -> Self {
         let _ = Decoder::new(64, &[0x90], DecoderOptions::NONE).decode();
         let empty = Decoded { instruction: Instruction::default(), bytes: [0; INSTRUCTION_BYTES] };
-        Self { decoded: vec![empty; DECODED].into_boxed_slice(), executed: 0 }
+        Self { decoded: vec![empty; DECODED].into_boxed_slice(), executed: 0, last: Mnemonic::INVALID }
     }
 
     /// Instructions completed since [`Interpreter::new`], elements of strings counted singly.
     pub fn executed(&self) -> u64 {
         self.executed
+    }
+
+    /// What the last instruction is that was decoded: the one at which a run has stopped, unless it could not be
+    /// fetched. The number is the decoder's; [`instruction_name`] knows it.
+    pub fn last_instruction(&self) -> usize {
+        self.last as usize
     }
 
     /// Runs instructions until a device access or a stop. `general` is then the state before the instruction that
@@ -170,7 +177,9 @@ impl Interpreter {
         }
         let mut bytes = [0; INSTRUCTION_BYTES];
         let length = memory.fetch(general.rip, &mut bytes)?;
+        self.last = Mnemonic::INVALID;
         let instruction = self.decode(general.rip, &bytes, length)?;
+        self.last = instruction.mnemonic();
         let mut step =
             Step { instruction: &instruction, bytes: &bytes, next: *general, system, memory, platform };
         step.next.rip = instruction.next_ip();
@@ -213,6 +222,14 @@ impl Interpreter {
         }
         *place = Decoded { instruction, bytes: *bytes };
         Ok(instruction)
+    }
+}
+
+/// The name of an instruction by [`Interpreter::last_instruction`], in capitals.
+pub fn instruction_name(number: usize) -> String {
+    match Mnemonic::try_from(number) {
+        Ok(Mnemonic::INVALID) | Err(_) => "unknown".into(),
+        Ok(mnemonic) => format!("{mnemonic:?}").to_uppercase(),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::mem::size_of;
 
 use kvm_bindings::{
-    kvm_cpuid2, kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd, kvm_pit_config, kvm_regs,
+    kvm_cpuid2, kvm_debugregs, kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd, kvm_pit_config, kvm_regs,
     kvm_userspace_memory_region, kvm_userspace_memory_region2,
 };
 
@@ -42,6 +42,7 @@ pub(super) const KVM_SET_REGS: u64 = iow::<kvm_regs>(0x82);
 /// The structure ends in an array, which does not count.
 pub(super) const KVM_SET_CPUID2: u64 = iow::<kvm_cpuid2>(0x90);
 pub(super) const KVM_SET_GUEST_DEBUG: u64 = iow::<kvm_guest_debug>(0x9b);
+pub(super) const KVM_GET_DEBUGREGS: u64 = ior::<kvm_debugregs>(0xa1);
 pub(super) const KVM_ENABLE_CAP: u64 = iow::<kvm_enable_cap>(0xa3);
 pub(super) const KVM_MEMORY_ENCRYPT_OP: u64 = 3 << 30 | (size_of::<u64>() as u64) << 16 | io(0xba);
 
@@ -62,6 +63,7 @@ mod tests {
         assert_eq!(KVM_SET_REGS, 0x4090_ae82);
         assert_eq!(KVM_SET_CPUID2, 0x4008_ae90);
         assert_eq!(KVM_SET_GUEST_DEBUG, 0x4048_ae9b);
+        assert_eq!(KVM_GET_DEBUGREGS, 0x8080_aea1);
         assert_eq!(KVM_ENABLE_CAP, 0x4068_aea3);
         assert_eq!(KVM_MEMORY_ENCRYPT_OP, 0xc008_aeba);
         assert!(is_kvm(KVM_ENABLE_CAP) && !is_kvm(0x5401));

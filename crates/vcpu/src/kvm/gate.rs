@@ -8,7 +8,7 @@
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::vm::VmState;
 
@@ -19,6 +19,8 @@ const CHANGE: u32 = 1 << 31;
 #[derive(Debug, Default)]
 pub struct SharedVm {
     gate: AtomicU32,
+    /// The interposer has failed once: nothing is interpreted any more.
+    failed: AtomicBool,
     state: UnsafeCell<VmState>,
 }
 
@@ -40,6 +42,16 @@ impl SharedVm {
         let read = VmRead(self);
         // Dropping it counts down again.
         (before & CHANGE == 0).then_some(read)
+    }
+
+    /// The interposer cannot be trusted any more: no cluster begins from now on.
+    pub fn fail(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`SharedVm::fail`] was called.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
     }
 
     /// Whether a run should end because somebody waits to change the state.

@@ -4,16 +4,20 @@
 //! Nothing here calls KVM: the caller is given as [`VcpuDescriptor`], so that tests stand in for the kernel.
 
 mod abi;
+mod counters;
 mod gate;
+mod page;
 mod predictor;
 mod process;
 mod run_page;
 mod vcpu;
 mod vm;
 
+pub use counters::{ClusterCounts, ClusterEnd, REASON_COUNTERS, REASONS, SITES, ClusterSite, VcpuCounters};
 pub use gate::{SharedVm, VmChange, VmRead};
+pub use page::{CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, MOST_VCPUS, VcpuReport};
 pub use predictor::Predictor;
 pub use process::{Interposer, Kernel};
 pub use run_page::RunPage;
-pub use vcpu::{ClusterCounts, ClusterLimits, ClusteredVcpu, VcpuDescriptor};
+pub use vcpu::{ClusterLimits, ClusteredVcpu, VcpuDescriptor};
 pub use vm::{ClusterObstacle, GuestCpuid, InterruptController, VmState};

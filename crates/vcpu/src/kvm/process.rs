@@ -6,21 +6,23 @@
 // UNSAFETY: reads what the VMM gives the kernel by address, after the kernel has taken it; and shares vCPUs by descriptor.
 
 use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use kvm_bindings::{
     KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_SYNC_REGS,
     KVM_MEM_GUEST_MEMFD, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_SYNC_X86_VALID_FIELDS,
-    kvm_cpuid_entry2, kvm_cpuid2, kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd,
+    kvm_cpuid_entry2, kvm_cpuid2, kvm_debugregs, kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd,
     kvm_ioeventfd_flag_nr_deassign, kvm_ioeventfd_flag_nr_pio, kvm_regs, kvm_run,
     kvm_userspace_memory_region,
 };
 
 use super::abi;
+use super::counters::{ClusterCounts, VcpuCounters};
 use super::gate::{SharedVm, VmChange};
 use super::run_page::RunPage;
-use super::vcpu::{ClusterCounts, ClusterLimits, ClusteredVcpu, VcpuDescriptor};
+use super::vcpu::{ClusterLimits, ClusteredVcpu, VcpuDescriptor};
 use super::vm::{ClusterObstacle, GuestCpuid, InterruptController};
 use crate::slots::MemorySlot;
 
@@ -35,6 +37,12 @@ pub trait Kernel {
     fn ioctl(&self, descriptor: i32, request: u64, argument: usize) -> i32;
     /// Maps a vCPU's descriptor, shared, for reading and writing.
     fn map_vcpu(&self, descriptor: i32, bytes: usize) -> Option<*mut kvm_run>;
+    /// Where a new vCPU counts; `None` if there is no room for it, which leaves it alone.
+    fn counters(&self) -> Option<&'static VcpuCounters>;
+    /// Whether clustering is switched on now. Asked often.
+    fn switched_on(&self) -> bool;
+    /// The interposer has failed: clustering is off from now on.
+    fn failed(&self);
 }
 
 enum Descriptor {
@@ -83,6 +91,30 @@ impl<K: Kernel> VcpuDescriptor for Calls<'_, K> {
         let address = ptr::from_ref(registers).expose_provenance();
         self.kernel.ioctl(self.descriptor, abi::KVM_SET_REGS, address)
     }
+
+    fn debug_registers(&mut self, registers: &mut kvm_debugregs) -> i32 {
+        let address = ptr::from_mut(registers).expose_provenance();
+        self.kernel.ioctl(self.descriptor, abi::KVM_GET_DEBUGREGS, address)
+    }
+
+    fn switched_on(&self) -> bool {
+        self.kernel.switched_on()
+    }
+}
+
+/// Nobody else uses the vCPU as long as this is there, also if a panic ends its use.
+struct Exclusive<'a>(&'a AtomicBool);
+
+impl<'a> Exclusive<'a> {
+    fn new(busy: &'a AtomicBool) -> Option<Self> {
+        (!busy.swap(true, Ordering::Acquire)).then_some(Self(busy))
+    }
+}
+
+impl Drop for Exclusive<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 impl<K: Kernel> Interposer<K> {
@@ -97,8 +129,10 @@ impl<K: Kernel> Interposer<K> {
         &self.kernel
     }
 
-    /// A call of the VMM. Any thread.
+    /// A call of the VMM, on any thread. `request` may have its sign repeated in the upper half: C programs keep it in an
+    /// `int`.
     pub fn ioctl(&self, descriptor: i32, request: u64, argument: usize) -> i32 {
+        let request = request & u64::from(u32::MAX);
         if !abi::is_kvm(request) {
             return self.kernel.ioctl(descriptor, request, argument);
         }
@@ -107,28 +141,31 @@ impl<K: Kernel> Interposer<K> {
                 self.vm_call(vm, *run_bytes, descriptor, request, argument)
             }
             Some(Descriptor::Vcpu { vm, busy, vcpu }) => {
-                if busy.swap(true, Ordering::Acquire) {
+                let Some(_exclusive) = Exclusive::new(busy) else {
                     return self.kernel.ioctl(descriptor, request, argument);
-                }
+                };
                 // SAFETY: the only one that has found `busy` unset.
-                let result = self.vcpu_call(vm, unsafe { &mut *vcpu.get() }, descriptor, request, argument);
-                busy.store(false, Ordering::Release);
-                result
+                self.vcpu_call(vm, unsafe { &mut *vcpu.get() }, descriptor, request, argument)
             }
             None => self.system_call(descriptor, request, argument),
+        }
+    }
+
+    /// Learns from a call that has succeeded. What a panic leaves out is not known of the VM, so that nothing is
+    /// interpreted any more.
+    fn learn_of(&self, vm: &SharedVm, learn: impl FnOnce()) {
+        if catch_unwind(AssertUnwindSafe(learn)).is_err() {
+            vm.fail();
+            self.kernel.failed();
         }
     }
 
     /// What clustering has done for the vCPU of a descriptor; `None` if it has none, or is in a call.
     pub fn counts(&self, descriptor: i32) -> Option<ClusterCounts> {
         let Some(Descriptor::Vcpu { busy, vcpu, .. }) = self.known(descriptor) else { return None };
-        if busy.swap(true, Ordering::Acquire) {
-            return None;
-        }
+        let _exclusive = Exclusive::new(busy)?;
         // SAFETY: the only one that has found `busy` unset.
-        let counts = unsafe { &*vcpu.get() }.counts();
-        busy.store(false, Ordering::Release);
-        Some(counts)
+        Some(unsafe { &*vcpu.get() }.counts())
     }
 
     fn known(&self, descriptor: i32) -> Option<&'static Descriptor> {
@@ -138,7 +175,7 @@ impl<K: Kernel> Interposer<K> {
     }
 
     /// Replaces what the number was before; that is not freed, since a call may be using it.
-    fn learn(&self, descriptor: i32, what: Descriptor) {
+    fn keep(&self, descriptor: i32, what: Descriptor) {
         let place = usize::try_from(descriptor).ok().and_then(|number| self.descriptors.get(number));
         if let Some(place) = place {
             place.store(Box::leak(Box::new(what)), Ordering::Release);
@@ -149,12 +186,14 @@ impl<K: Kernel> Interposer<K> {
         let result = self.kernel.ioctl(descriptor, request, argument);
         if request == abi::KVM_CREATE_VM && result >= 0 {
             let vm: &'static SharedVm = Box::leak(Box::new(SharedVm::default()));
-            if argument != 0 {
-                // Protected by hardware or software, or something newer.
-                vm.change().refuse(ClusterObstacle::Protected);
-            }
-            let bytes = self.kernel.ioctl(descriptor, abi::KVM_GET_VCPU_MMAP_SIZE, 0);
-            self.learn(result, Descriptor::Vm { vm, run_bytes: usize::try_from(bytes).unwrap_or(0) });
+            self.learn_of(vm, || {
+                if argument != 0 {
+                    // Protected by hardware or software, or something newer.
+                    vm.change().refuse(ClusterObstacle::Protected);
+                }
+                let bytes = self.kernel.ioctl(descriptor, abi::KVM_GET_VCPU_MMAP_SIZE, 0);
+                self.keep(result, Descriptor::Vm { vm, run_bytes: usize::try_from(bytes).unwrap_or(0) });
+            });
         }
         result
     }
@@ -169,58 +208,52 @@ impl<K: Kernel> Interposer<K> {
     ) -> i32 {
         let call = || self.kernel.ioctl(descriptor, request, argument);
         match request {
-            abi::KVM_SET_USER_MEMORY_REGION | abi::KVM_SET_USER_MEMORY_REGION2 => {
-                // Before the call: when it returns, no vCPU may use what was there.
+            abi::KVM_SET_USER_MEMORY_REGION | abi::KVM_SET_USER_MEMORY_REGION2 | abi::KVM_IOEVENTFD => {
+                // Before the call: when it returns, no vCPU may use memory that was there, nor answer what KVM answers
+                // from now on.
                 let mut change = vm.change();
                 let result = call();
                 if result == 0 {
-                    // SAFETY: the kernel has read the structure there; both begin alike.
-                    memory_region(&mut change, unsafe { taken(argument) });
+                    self.learn_of(vm, || {
+                        if request == abi::KVM_IOEVENTFD {
+                            // SAFETY: the kernel has read the structure there.
+                            event_range(&mut change, unsafe { taken(argument) });
+                        } else {
+                            // SAFETY: the kernel has read the structure there; both begin alike.
+                            memory_region(&mut change, unsafe { taken(argument) });
+                        }
+                    });
                 }
-                result
+                return result;
             }
-            abi::KVM_CREATE_VCPU => {
-                let result = call();
-                if result >= 0 {
-                    self.vcpu_created(vm, run_bytes, descriptor, result);
-                }
-                result
-            }
-            abi::KVM_CREATE_IRQCHIP => after(vm, call(), |change| {
-                change.interrupt_controller(InterruptController::Kernel);
-            }),
-            abi::KVM_CREATE_PIT | abi::KVM_CREATE_PIT2 => after(vm, call(), |change| change.timer_created()),
-            abi::KVM_IOEVENTFD => {
-                // Before the call as well: a vCPU must not answer what KVM answers from now on.
-                let mut change = vm.change();
-                let result = call();
-                if result == 0 {
-                    // SAFETY: the kernel has read the structure there.
-                    let event: kvm_ioeventfd = unsafe { taken(argument) };
-                    let port = event.flags & 1 << kvm_ioeventfd_flag_nr_pio != 0;
-                    let removed = event.flags & 1 << kvm_ioeventfd_flag_nr_deassign != 0;
-                    change.event_range(port, event.addr, event.len, removed);
-                }
-                result
-            }
-            abi::KVM_ENABLE_CAP => after(vm, call(), |change| {
-                // SAFETY: the kernel has read the structure there.
-                let capability: kvm_enable_cap = unsafe { taken(argument) };
-                match capability.cap {
-                    KVM_CAP_SPLIT_IRQCHIP => change.interrupt_controller(InterruptController::Split),
-                    KVM_CAP_DIRTY_LOG_RING | KVM_CAP_DIRTY_LOG_RING_ACQ_REL => {
-                        change.refuse(ClusterObstacle::DirtyRing);
-                    }
-                    _ => {}
-                }
-            }),
             abi::KVM_MEMORY_ENCRYPT_OP => {
-                // Whether it succeeds or not: what it was meant for is not known here.
+                // Before it is known whether it succeeds: what it is meant for is not known here.
                 vm.change().refuse(ClusterObstacle::Protected);
-                call()
             }
-            _ => call(),
+            _ => {}
         }
+        let result = call();
+        if request == abi::KVM_CREATE_VCPU && result >= 0 {
+            self.learn_of(vm, || self.vcpu_created(vm, run_bytes, descriptor, result));
+        } else if result == 0 {
+            self.learn_of(vm, || match request {
+                abi::KVM_CREATE_IRQCHIP => vm.change().interrupt_controller(InterruptController::Kernel),
+                abi::KVM_CREATE_PIT | abi::KVM_CREATE_PIT2 => vm.change().timer_created(),
+                abi::KVM_ENABLE_CAP => {
+                    // SAFETY: the kernel has read the structure there.
+                    let capability: kvm_enable_cap = unsafe { taken(argument) };
+                    match capability.cap {
+                        KVM_CAP_SPLIT_IRQCHIP => vm.change().interrupt_controller(InterruptController::Split),
+                        KVM_CAP_DIRTY_LOG_RING | KVM_CAP_DIRTY_LOG_RING_ACQ_REL => {
+                            vm.change().refuse(ClusterObstacle::DirtyRing);
+                        }
+                        _ => {}
+                    }
+                }
+                _ => {}
+            });
+        }
+        result
     }
 
     fn vcpu_created(&self, vm: &'static SharedVm, run_bytes: usize, vm_descriptor: i32, descriptor: i32) {
@@ -231,13 +264,14 @@ impl<K: Kernel> Interposer<K> {
         if u32::try_from(shared).unwrap_or(0) & wanted != wanted || run_bytes < 2 * 4096 {
             return;
         }
+        let Some(counters) = self.kernel.counters() else { return };
         if let Some(page) = self.kernel.map_vcpu(descriptor, run_bytes) {
             // SAFETY: a mapping of at least two pages that is never taken away; calls on a vCPU are made by one thread
             // at a time (`busy`).
             let page = unsafe { RunPage::new(page) };
             // Until CPUID is set no guest runs that could have more.
-            let vcpu = Box::new(UnsafeCell::new(ClusteredVcpu::new(page, self.limits, 36)));
-            self.learn(descriptor, Descriptor::Vcpu { vm, busy: AtomicBool::new(false), vcpu });
+            let vcpu = Box::new(UnsafeCell::new(ClusteredVcpu::new(page, self.limits, 36, counters)));
+            self.keep(descriptor, Descriptor::Vcpu { vm, busy: AtomicBool::new(false), vcpu });
         }
     }
 
@@ -251,19 +285,26 @@ impl<K: Kernel> Interposer<K> {
     ) -> i32 {
         let mut calls = Calls { kernel: &self.kernel, descriptor, argument };
         if request == abi::KVM_RUN {
-            return vcpu.run(vm, &mut calls);
+            let result = vcpu.run(vm, &mut calls);
+            if vm.has_failed() {
+                self.kernel.failed();
+            }
+            return result;
         }
         calls.argument = 0;
         vcpu.before_other_call(&mut calls);
         let result = self.kernel.ioctl(descriptor, request, argument);
-        match request {
-            abi::KVM_SET_CPUID2 if result == 0 => {
+        if result != 0 {
+            return result;
+        }
+        self.learn_of(vm, || match request {
+            abi::KVM_SET_CPUID2 => {
                 // SAFETY: the kernel has read the structure there, with as many leaves as it says.
                 let cpuid = unsafe { leaves(argument) };
                 vcpu.set_physical_bits(cpuid.physical_bits);
                 vm.change().cpuid_set(cpuid);
             }
-            abi::KVM_SET_GUEST_DEBUG if result == 0 => {
+            abi::KVM_SET_GUEST_DEBUG => {
                 // SAFETY: the kernel has read the structure there.
                 let debug: kvm_guest_debug = unsafe { taken(argument) };
                 if debug.control != 0 {
@@ -272,17 +313,15 @@ impl<K: Kernel> Interposer<K> {
                 }
             }
             _ => {}
-        }
+        });
         result
     }
 }
 
-/// Changes the VM if the call has succeeded.
-fn after(vm: &SharedVm, result: i32, change: impl FnOnce(&mut VmChange<'_>)) -> i32 {
-    if result == 0 {
-        change(&mut vm.change());
-    }
-    result
+fn event_range(change: &mut VmChange<'_>, event: kvm_ioeventfd) {
+    let port = event.flags & 1 << kvm_ioeventfd_flag_nr_pio != 0;
+    let removed = event.flags & 1 << kvm_ioeventfd_flag_nr_deassign != 0;
+    change.event_range(port, event.addr, event.len, removed);
 }
 
 fn memory_region(change: &mut VmChange<'_>, region: kvm_userspace_memory_region) {

@@ -59,12 +59,17 @@ impl RunPage {
 
     /// Runs `enter` so that KVM only completes what is pending, and returns what it returned.
     pub(super) fn only_complete(&self, enter: impl FnOnce() -> i32) -> i32 {
-        let immediate_exit = self.immediate_exit();
+        struct PutBack<'a>(&'a AtomicU8);
+        impl Drop for PutBack<'_> {
+            fn drop(&mut self) {
+                let _ = self.0.compare_exchange(OWN_EXIT, 0, Ordering::AcqRel, Ordering::Acquire);
+            }
+        }
         // If the VMM has set it, KVM leaves at once as well, and the VMM's wish stays.
+        let immediate_exit = self.immediate_exit();
         let _ = immediate_exit.compare_exchange(0, OWN_EXIT, Ordering::AcqRel, Ordering::Acquire);
-        let result = enter();
-        let _ = immediate_exit.compare_exchange(OWN_EXIT, 0, Ordering::AcqRel, Ordering::Acquire);
-        result
+        let _put_back = PutBack(immediate_exit);
+        enter()
     }
 
     /// Whether the VMM uses the shared registers itself; then they are left to it.

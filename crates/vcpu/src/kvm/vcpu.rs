@@ -15,16 +15,19 @@
 //! While the VMM handles a made-up exit, KVM still has the registers of the last real one. If the VMM asks for any state of
 //! the vCPU then, [`ClusteredVcpu::before_other_call`] brings KVM's up to date first.
 
-use kvm_bindings::kvm_regs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use kvm_bindings::{kvm_debugregs, kvm_regs};
+
+use super::counters::{Cluster, ClusterCounts, ClusterEnd, VcpuCounters};
 use super::gate::{SharedVm, VmRead};
 use super::predictor::Predictor;
 use super::run_page::{KvmExit, RunPage, general_of, regs_of};
 use super::vm::VmState;
 use crate::arithmetic::{OperandSize, cycles};
 use crate::interpreter::{Interpreter, PendingAccess, RunEnd};
-use crate::memory::{DeviceAccess, LinearMemory, Platform, RunBudget};
-use crate::registers::{GeneralRegisters, SystemRegisters};
+use crate::memory::{DeviceAccess, LinearMemory, Platform, RunBudget, StopReason};
+use crate::registers::{GeneralRegisters, SystemRegisters, rflags};
 use crate::space::{GuestSpace, TranslationCache};
 
 /// The calls that clustering makes on a vCPU's descriptor: none but those that every VMM makes too. Each returns what the
@@ -36,7 +39,16 @@ pub trait VcpuDescriptor {
     fn registers(&mut self, registers: &mut kvm_regs) -> i32;
     /// KVM_SET_REGS.
     fn set_registers(&mut self, registers: &kvm_regs) -> i32;
+    /// KVM_GET_DEBUGREGS.
+    fn debug_registers(&mut self, registers: &mut kvm_debugregs) -> i32;
+    /// Whether clustering is switched on now.
+    fn switched_on(&self) -> bool {
+        true
+    }
 }
+
+/// The bits of DR7 that enable breakpoints.
+const BREAKPOINTS: u64 = 0xff;
 
 /// What one cluster may take until the guest is entered again.
 #[derive(Clone, Copy, Debug)]
@@ -49,19 +61,6 @@ pub struct ClusterLimits {
     pub cycles: u64,
     /// See [`Platform::output_elements`].
     pub output_elements: u32,
-}
-
-/// What clustering has done for one vCPU since it was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ClusterCounts {
-    /// Returns of KVM_RUN with an access that KVM has found.
-    pub real_accesses: u64,
-    /// Returns with an access that the interpreter has found: exits saved.
-    pub made_up_accesses: u64,
-    /// Calls of KVM_RUN that entered nothing and only completed an access.
-    pub completions: u64,
-    /// Instructions interpreted.
-    pub instructions: u64,
 }
 
 /// An exit that the VMM is handling.
@@ -80,8 +79,8 @@ enum Exit {
 enum Attempt {
     /// The VMM has the next access.
     Access,
-    /// The guest is to be entered.
-    Enter,
+    /// The guest is to be entered, and why, if there was anything to begin or to go on with.
+    Enter(Option<ClusterEnd>),
     /// KVM_RUN has returned this, with another exit.
     Returned(i32),
 }
@@ -94,7 +93,7 @@ pub struct ClusteredVcpu {
     predictor: Predictor,
     limits: ClusterLimits,
     physical_bits: u32,
-    counts: ClusterCounts,
+    counters: &'static VcpuCounters,
 
     exit: Exit,
     /// What the interpreter has made of the registers, and those that go with them.
@@ -105,14 +104,19 @@ pub struct ClusteredVcpu {
     /// RIP of the plain IN or OUT that KVM believes to be incomplete.
     incomplete: Option<u64>,
     budget: RunBudget,
-    /// Where the cluster began, and how many accesses it has had since.
-    cluster: (u64, u32),
+    /// The cluster that has begun and not ended.
+    cluster: Option<Cluster>,
 }
 
 impl ClusteredVcpu {
     /// Allocates all that will be needed. `physical_bits` as in
     /// [`GuestCpuid`](super::GuestCpuid).
-    pub fn new(page: RunPage, limits: ClusterLimits, physical_bits: u32) -> Self {
+    pub fn new(
+        page: RunPage,
+        limits: ClusterLimits,
+        physical_bits: u32,
+        counters: &'static VcpuCounters,
+    ) -> Self {
         let system = page.system();
         Self {
             page,
@@ -121,20 +125,20 @@ impl ClusteredVcpu {
             predictor: Predictor::default(),
             limits,
             physical_bits,
-            counts: ClusterCounts::default(),
+            counters,
             exit: Exit::None,
             general: GeneralRegisters::default(),
             system,
             newer: false,
             incomplete: None,
             budget: RunBudget { instructions: 0, accesses: 0, deadline: 0 },
-            cluster: (0, 0),
+            cluster: None,
         }
     }
 
     /// What has been done so far.
     pub fn counts(&self) -> ClusterCounts {
-        ClusterCounts { instructions: self.interpreter.executed(), ..self.counts }
+        self.counters.counts()
     }
 
     /// KVM_SET_CPUID2 has said how many bits an address has.
@@ -143,23 +147,39 @@ impl ClusteredVcpu {
     }
 
     /// The VMM calls KVM_RUN. Returns what it is to get.
+    ///
+    /// A panic in what is interpreted ends here: the guest goes on from its last complete instruction, and the VM is
+    /// [failed](SharedVm::fail). If it was that of an access which the VMM has answered, the access is done again.
     pub fn run(&mut self, vm: &SharedVm, kvm: &mut impl VcpuDescriptor) -> i32 {
-        let attempt = match std::mem::replace(&mut self.exit, Exit::None) {
-            Exit::None => Attempt::Enter,
+        let exit = std::mem::replace(&mut self.exit, Exit::None);
+        // After a panic only `general`, `newer` and `incomplete` are used, which change together and at the end of a step.
+        let attempt = catch_unwind(AssertUnwindSafe(|| self.attempt(exit, vm, kvm)));
+        let attempt = attempt.unwrap_or_else(|_| {
+            vm.fail();
+            Attempt::Enter(Some(ClusterEnd::Panic))
+        });
+        match attempt {
+            Attempt::Access => 0,
+            Attempt::Enter(why) => {
+                self.ended(why);
+                self.enter(vm, kvm)
+            }
+            Attempt::Returned(result) => result,
+        }
+    }
+
+    fn attempt(&mut self, exit: Exit, vm: &SharedVm, kvm: &mut impl VcpuDescriptor) -> Attempt {
+        match exit {
+            Exit::None => Attempt::Enter(None),
             Exit::MadeUp { pending, shown: false } => {
                 self.complete(vm, pending);
-                self.cluster(vm)
+                self.cluster(vm, kvm)
             }
             Exit::MadeUp { pending, shown: true } => {
                 self.complete_shown(vm, pending, kvm);
-                Attempt::Enter
+                Attempt::Enter(Some(ClusterEnd::OtherCall))
             }
             Exit::Real(access) => self.after_real_exit(vm, access, kvm),
-        };
-        match attempt {
-            Attempt::Access => 0,
-            Attempt::Enter => self.enter(vm, kvm),
-            Attempt::Returned(result) => result,
         }
     }
 
@@ -181,6 +201,8 @@ impl ClusteredVcpu {
 
     /// Registers to KVM, and into the guest.
     fn enter(&mut self, vm: &SharedVm, kvm: &mut impl VcpuDescriptor) -> i32 {
+        // Before our own registers are put there.
+        let clustered = self.obstacle(vm, kvm).is_none() && !self.page.registers_in_use();
         if self.newer {
             // Elsewhere KVM drops it by itself.
             if self.incomplete == Some(self.general.rip) {
@@ -189,9 +211,6 @@ impl ClusteredVcpu {
             self.page.put_general(&self.general);
             self.newer = false;
         }
-        self.learn();
-        let allowed = vm.read().is_some_and(|state| state.obstacle().is_none());
-        let clustered = allowed && !self.page.registers_in_use();
         if clustered {
             self.page.share_registers();
         }
@@ -201,13 +220,26 @@ impl ClusteredVcpu {
         result
     }
 
+    /// Why nothing may be interpreted at all.
+    fn obstacle(&self, vm: &SharedVm, kvm: &impl VcpuDescriptor) -> Option<ClusterEnd> {
+        if vm.has_failed() {
+            return Some(ClusterEnd::Panic);
+        }
+        if !kvm.switched_on() {
+            return Some(ClusterEnd::SwitchedOff);
+        }
+        let Some(state) = vm.read() else { return Some(ClusterEnd::Busy) };
+        state.obstacle().map(ClusterEnd::Obstacle)
+    }
+
     fn after_return(&mut self, result: i32, clustered: bool) {
         self.exit = Exit::None;
+        self.counters.returned();
         if result != 0 || !clustered {
             return;
         }
         if let KvmExit::Access(access) = self.page.exit() {
-            self.counts.real_accesses += 1;
+            self.counters.real_access();
             self.exit = Exit::Real(access);
             self.budget = RunBudget {
                 instructions: self.limits.instructions,
@@ -217,11 +249,15 @@ impl ClusteredVcpu {
         }
     }
 
-    /// What the cluster that has ended was worth.
-    fn learn(&mut self) {
-        let (rip, accesses) = std::mem::take(&mut self.cluster);
-        if rip != 0 {
-            self.predictor.learn(rip, accesses);
+    /// Counts the cluster that has ended, or that none was begun.
+    fn ended(&mut self, why: Option<ClusterEnd>) {
+        match (self.cluster.take(), why) {
+            (Some(cluster), why) => {
+                self.counters.ended(&cluster, why.unwrap_or(ClusterEnd::OtherCall));
+                self.predictor.learn(cluster.rip, cluster.accesses);
+            }
+            (None, Some(why)) => self.counters.declined(why),
+            (None, None) => {}
         }
     }
 
@@ -232,41 +268,59 @@ impl ClusteredVcpu {
         access: DeviceAccess,
         kvm: &mut impl VcpuDescriptor,
     ) -> Attempt {
+        let declined = |why| Attempt::Enter(Some(why));
+        if let Some(why) = self.obstacle(vm, kvm) {
+            return declined(why);
+        }
+        if self.page.registers_in_use() {
+            return declined(ClusterEnd::Busy);
+        }
+        if self.page.wanted_by_vmm() {
+            return declined(ClusterEnd::Stopped(StopReason::Kicked));
+        }
+        if self.page.event_pending() {
+            return declined(ClusterEnd::EventPending);
+        }
         let general = self.page.general();
-        let Some(state) = vm.read() else { return Attempt::Enter };
-        let permitted = state.obstacle().is_none()
-            && !self.page.registers_in_use()
-            && !self.page.wanted_by_vmm()
-            && !self.page.event_pending();
-        if !permitted || !self.predictor.worth_it(general.rip) {
-            return Attempt::Enter;
+        if !self.predictor.worth_it(general.rip) {
+            return declined(ClusterEnd::NotWorthIt);
         }
         self.system = self.page.system();
-        if self.system.unsupported(general.rflags).is_some() {
-            return Attempt::Enter;
+        // Exits for memory are faults, which set RF (Intel SDM volume 3, 28.3.3); completing the instruction clears it.
+        if self.system.unsupported(general.rflags & !rflags::RF).is_some() {
+            return declined(ClusterEnd::Stopped(StopReason::Mode));
         }
-        self.cluster = (general.rip, 0);
+        // `kvm_run` does not show them. Breakpoints are the processor's to honour.
+        let mut debug = kvm_debugregs::default();
+        if kvm.debug_registers(&mut debug) != 0 || debug.dr7 & BREAKPOINTS != 0 {
+            return declined(ClusterEnd::DebugRegisters);
+        }
+        let Some(state) = vm.read() else { return declined(ClusterEnd::Busy) };
+        self.cluster = Some(Cluster { rip: general.rip, ..Cluster::default() });
         self.general = general;
         let complete = self.complete_plain(vm, &state, access);
         // KVM may have to wait for a change of the slots.
         drop(state);
         if !complete {
             // KVM has more to do than to move RIP and to fill RAX.
-            self.counts.completions += 1;
+            self.counters.completion();
             let result = self.page.only_complete(|| kvm.run());
             self.incomplete = None;
             if result != -libc::EINTR {
-                self.learn();
+                self.ended(Some(ClusterEnd::KernelExit));
                 self.after_return(result, true);
                 return Attempt::Returned(result);
             }
-            if self.page.event_pending() || self.page.wanted_by_vmm() {
-                return Attempt::Enter;
+            if self.page.event_pending() {
+                return Attempt::Enter(Some(ClusterEnd::EventPending));
+            }
+            if self.page.wanted_by_vmm() {
+                return Attempt::Enter(Some(ClusterEnd::Stopped(StopReason::Kicked)));
             }
             self.general = self.page.general();
             self.system = self.page.system();
         }
-        self.cluster(vm)
+        self.cluster(vm, kvm)
     }
 
     /// Completes an IN or OUT at RIP that is no string instruction, if that is what KVM has exited for.
@@ -326,11 +380,12 @@ impl ClusteredVcpu {
     }
 
     /// Interprets until the next access, and makes an exit of it.
-    fn cluster(&mut self, vm: &SharedVm) -> Attempt {
-        let Some(state) = vm.read().filter(|state| state.obstacle().is_none()) else {
-            return Attempt::Enter;
-        };
-        let before = self.interpreter.executed();
+    fn cluster(&mut self, vm: &SharedVm, kvm: &impl VcpuDescriptor) -> Attempt {
+        if let Some(why) = self.obstacle(vm, kvm) {
+            return Attempt::Enter(Some(why));
+        }
+        let Some(state) = vm.read() else { return Attempt::Enter(Some(ClusterEnd::Busy)) };
+        let (before, begun) = (self.interpreter.executed(), cycles());
         let mut space = GuestSpace::new(&state.slots, &self.system, self.physical_bits, &mut self.cache);
         let (page, data) = self.page.with_port_data();
         let end = self.interpreter.run(
@@ -341,13 +396,22 @@ impl ClusteredVcpu {
             data,
             &mut self.budget,
         );
-        self.newer |= self.interpreter.executed() != before;
+        let executed = self.interpreter.executed() - before;
+        self.newer |= executed != 0;
+        let cluster = self.cluster.get_or_insert_default();
+        cluster.instructions += executed;
+        cluster.cycles += cycles().saturating_sub(begun);
         match end {
-            RunEnd::Stopped(_) => Attempt::Enter,
+            RunEnd::Stopped(reason) => {
+                if reason == StopReason::Instruction {
+                    self.counters.stopped_at(self.interpreter.last_instruction());
+                }
+                Attempt::Enter(Some(ClusterEnd::Stopped(reason)))
+            }
             RunEnd::Access(access, pending) => {
+                cluster.accesses += 1;
                 self.page.put_exit(&access, &self.general);
-                self.counts.made_up_accesses += 1;
-                self.cluster.1 += 1;
+                self.counters.made_up_access();
                 // KVM's registers are older even if nothing was interpreted: the access before was completed here.
                 self.exit = Exit::MadeUp { pending, shown: false };
                 Attempt::Access
@@ -359,7 +423,7 @@ impl ClusteredVcpu {
     /// registers is overwritten.
     fn forget_incomplete(&mut self, kvm: &mut impl VcpuDescriptor) {
         if self.incomplete.take().is_some() {
-            self.counts.completions += 1;
+            self.counters.completion();
             let _ = self.page.only_complete(|| kvm.run());
         }
     }

@@ -4,10 +4,14 @@
 
 use std::cell::RefCell;
 
-use ioplane_vcpu::kvm::{ClusterLimits, Interposer, Kernel, VcpuDescriptor, VmState};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ioplane_vcpu::kvm::{
+    ClusterEnd, ClusterLimits, Interposer, Kernel, REASONS, VcpuCounters, VcpuDescriptor, VmState,
+};
 use kvm_bindings::{
-    KVM_CAP_SPLIT_IRQCHIP, KVM_EXIT_HLT, KVM_MEM_LOG_DIRTY_PAGES, kvm_cpuid_entry2, kvm_enable_cap,
-    kvm_guest_debug, kvm_regs, kvm_run, kvm_userspace_memory_region,
+    KVM_CAP_SPLIT_IRQCHIP, KVM_EXIT_HLT, KVM_MEM_LOG_DIRTY_PAGES, kvm_cpuid_entry2, kvm_debugregs,
+    kvm_enable_cap, kvm_guest_debug, kvm_regs, kvm_run, kvm_userspace_memory_region,
 };
 
 use crate::fake::{FakeKvm, MEMORY};
@@ -25,6 +29,7 @@ const KVM_RUN: u64 = 0xae80;
 const KVM_GET_REGS: u64 = 0x8090_ae81;
 const KVM_SET_REGS: u64 = 0x4090_ae82;
 const KVM_SET_CPUID2: u64 = 0x4008_ae90;
+const KVM_GET_DEBUGREGS: u64 = 0x8080_aea1;
 const KVM_SET_GUEST_DEBUG: u64 = 0x4048_ae9b;
 const KVM_ENABLE_CAP: u64 = 0x4068_aea3;
 const LIMITS: ClusterLimits =
@@ -34,6 +39,9 @@ struct FakeKernel {
     kvm: RefCell<FakeKvm>,
     shares_registers: bool,
     seen: RefCell<Vec<(i32, u64)>>,
+    counters: &'static VcpuCounters,
+    off: AtomicBool,
+    failed: AtomicBool,
 }
 
 impl Kernel for FakeKernel {
@@ -59,6 +67,11 @@ impl Kernel for FakeKernel {
                 // SAFETY: the caller's structure.
                 kvm.set_registers(unsafe { &*from })
             }
+            (VCPU, KVM_GET_DEBUGREGS) => {
+                let to: *mut kvm_debugregs = std::ptr::with_exposed_provenance_mut(argument);
+                // SAFETY: the caller's structure.
+                kvm.debug_registers(unsafe { &mut *to })
+            }
             // A terminal's.
             (0, 0x5401) => -libc::ENOTTY,
             other => panic!("{other:x?} is not made up"),
@@ -68,6 +81,18 @@ impl Kernel for FakeKernel {
     fn map_vcpu(&self, descriptor: i32, bytes: usize) -> Option<*mut kvm_run> {
         assert_eq!((descriptor, bytes), (VCPU, 3 * 4096));
         Some(self.kvm.borrow().run_page())
+    }
+
+    fn counters(&self) -> Option<&'static VcpuCounters> {
+        Some(self.counters)
+    }
+
+    fn switched_on(&self) -> bool {
+        !self.off.load(Ordering::Relaxed)
+    }
+
+    fn failed(&self) {
+        self.failed.store(true, Ordering::Relaxed);
     }
 }
 
@@ -89,7 +114,14 @@ fn program() -> Vec<u8> {
 impl Vmm {
     fn new(shares_registers: bool) -> Self {
         let kvm = RefCell::new(FakeKvm::new(&program(), VmState::default()));
-        let kernel = FakeKernel { kvm, shares_registers, seen: RefCell::default() };
+        let kernel = FakeKernel {
+            kvm,
+            shares_registers,
+            seen: RefCell::default(),
+            counters: Box::leak(Box::default()),
+            off: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+        };
         Self { interposer: Interposer::new(kernel, LIMITS) }
     }
 
@@ -154,9 +186,10 @@ fn a_vmm_from_beginning_to_end() {
     assert_eq!((counts.real_accesses, counts.made_up_accesses), (1, 10));
     assert_eq!(vmm.interposer.counts(VM), None);
     assert_eq!(vmm.call(0, 0x5401, 0), -libc::ENOTTY, "other calls pass");
-    // What clustering calls itself: two questions when a vCPU is made, and nothing afterwards.
+    // What clustering calls itself: two questions when a vCPU is made, and one for each cluster.
     let seen = vmm.interposer.kernel().seen.borrow();
     assert_eq!(seen.iter().filter(|(_, request)| *request == KVM_RUN).count(), 2);
+    assert_eq!(seen.iter().filter(|(_, request)| *request == KVM_GET_DEBUGREGS).count(), 1);
     assert!(!seen.contains(&(VCPU, KVM_GET_REGS)) && !seen.contains(&(VCPU, KVM_SET_REGS)));
 }
 
@@ -235,4 +268,61 @@ fn registers_asked_for_in_a_made_up_exit_are_those_before_it() {
     assert_eq!(vmm.call(VCPU, KVM_RUN, 0), 0);
     assert_eq!(vmm.call(VCPU, KVM_GET_REGS, address), 0);
     assert_eq!(registers.rip, crate::fake::CODE + 8);
+}
+
+/// C programs keep the number of a request in an `int`.
+#[test]
+fn a_request_with_its_sign_repeated_is_the_same() {
+    let vmm = Vmm::new(true);
+    vmm.create();
+    assert_eq!(vmm.call(VCPU, KVM_RUN, 0), 0);
+    assert_eq!(vmm.call(VCPU, KVM_RUN, 0), 0);
+    let mut registers = kvm_regs::default();
+    let address = std::ptr::from_mut(&mut registers).expose_provenance();
+    assert_eq!(vmm.call(VCPU, KVM_GET_REGS | 0xffff_ffff << 32, address), 0);
+    assert_eq!(registers.rip, crate::fake::CODE + 2, "the second write");
+}
+
+#[test]
+fn breakpoints_of_the_guest_leave_all_to_kvm() {
+    let vmm = Vmm::new(true);
+    vmm.create();
+    vmm.interposer.kernel().kvm.borrow_mut().dr7 = 0x402;
+    assert_eq!(vmm.entries(), 12);
+    let why = vmm.interposer.kernel().counters.not_begun();
+    assert_eq!(why[ClusterEnd::DebugRegisters.index()], 11, "{:?}", REASONS.iter().zip(why));
+}
+
+#[test]
+fn switched_off_in_the_middle_of_a_cluster_and_on_again() {
+    let vmm = Vmm::new(true);
+    vmm.create();
+    for _ in 0..4 {
+        assert_eq!(vmm.call(VCPU, KVM_RUN, 0), 0);
+    }
+    vmm.interposer.kernel().off.store(true, Ordering::Relaxed);
+    assert_eq!(vmm.interposer.kernel().kvm.borrow().entries, 1);
+    for entries in 2..5 {
+        assert_eq!(vmm.call(VCPU, KVM_RUN, 0), 0);
+        assert_eq!(vmm.interposer.kernel().kvm.borrow().entries, entries);
+    }
+    vmm.interposer.kernel().off.store(false, Ordering::Relaxed);
+    // One further entry to find an access with the registers shared.
+    for _ in 0..4 {
+        assert_eq!(vmm.call(VCPU, KVM_RUN, 0), 0);
+    }
+    assert_eq!(vmm.interposer.kernel().kvm.borrow().entries, 5);
+}
+
+#[test]
+fn counters_say_what_was_done_and_why_it_ended() {
+    let vmm = Vmm::new(true);
+    vmm.create();
+    vmm.entries();
+    let counters = vmm.interposer.kernel().counters;
+    let sites: Vec<_> = counters.sites().collect();
+    assert_eq!(sites.len(), 1, "{sites:?}");
+    assert_eq!((sites[0].rip, sites[0].clusters, sites[0].accesses), (crate::fake::CODE, 1, 10));
+    assert_eq!(sites[0].ends[ClusterEnd::Stopped(ioplane_vcpu::StopReason::Instruction).index()], 1, "HLT");
+    assert!(sites[0].cycles > 0);
 }

@@ -10,7 +10,7 @@ use ioplane_vcpu::{
     DeviceAccess, GeneralRegisters, GuestSpace, Interpreter, MemorySlot, OperandSize, PendingAccess,
     Platform, RunBudget, RunEnd, StopReason, SystemRegisters, TranslationCache, registers,
 };
-use kvm_bindings::{KVM_EXIT_HLT, KVM_EXIT_IO, KVM_EXIT_MMIO, kvm_regs, kvm_run};
+use kvm_bindings::{KVM_EXIT_HLT, KVM_EXIT_IO, KVM_EXIT_MMIO, kvm_debugregs, kvm_regs, kvm_run};
 use registers::{cr0, cr4, efer, rflags};
 
 pub const MEMORY: usize = 2 << 20;
@@ -75,6 +75,9 @@ pub struct FakeKvm {
     pub entries: u64,
     /// The VMM's signal arrives in a KVM_RUN that was to leave at once.
     pub kick_while_completing: bool,
+    /// The next KVM_RUN that leaves at once panics after what it has to complete, as a fault in the interposer would.
+    pub panic_while_completing: bool,
+    pub dr7: u64,
 }
 
 /// Everything leaves the interpreter; what KVM has itself, it is asked afterwards.
@@ -141,6 +144,8 @@ impl FakeKvm {
             kernel: Vec::new(),
             entries: 0,
             kick_while_completing: false,
+            panic_while_completing: false,
+            dr7: 0x400,
         }
     }
 
@@ -165,6 +170,7 @@ impl FakeKvm {
         let value = u64::from_le_bytes(unsafe { self.shared().__bindgen_anon_1.mmio.data });
         let mut space = GuestSpace::new(&self.vm.slots, &self.system, BITS, &mut self.cache);
         self.interpreter.complete(pending, &mut self.general, &mut space, &data, value);
+        self.general.rflags &= !rflags::RF;
     }
 
     fn store_registers(&self) {
@@ -285,6 +291,10 @@ impl FakeKvm {
             }
         }
         let port = matches!(access, DeviceAccess::PortRead { .. } | DeviceAccess::PortWrite { .. });
+        if !port {
+            // The processor's own, of a fault.
+            self.general.rflags |= rflags::RF;
+        }
         let code = self.byte_at_rip();
         let opcode = code.iter().find(|byte| !matches!(byte, 0x66 | 0xf2 | 0xf3 | 0x40..=0x4f)).unwrap();
         match (port, opcode) {
@@ -313,6 +323,9 @@ impl VcpuDescriptor for FakeKvm {
             // As a VMM's handler does it.
             self.shared().immediate_exit = 1;
         }
+        if leaves && std::mem::take(&mut self.panic_while_completing) {
+            panic!("a fault that the test has made");
+        }
         let result = if leaves { EINTR } else { self.enter() };
         self.store_registers();
         self.shared().if_flag = u8::from(self.general.rflags & rflags::IF != 0);
@@ -326,6 +339,11 @@ impl VcpuDescriptor for FakeKvm {
 
     fn set_registers(&mut self, registers: &kvm_regs) -> i32 {
         self.general = general_of(registers);
+        0
+    }
+
+    fn debug_registers(&mut self, registers: &mut kvm_debugregs) -> i32 {
+        registers.dr7 = self.dr7;
         0
     }
 }

@@ -58,7 +58,7 @@ fn vm(kvm: &FakeKvm) -> SharedVm {
 fn clustered(kvm: &FakeKvm, limits: ClusterLimits) -> ClusteredVcpu {
     // SAFETY: the page lives as long as `kvm`, which outlives the vCPU in each test, and all is on this thread.
     let page = unsafe { RunPage::new(kvm.run_page()) };
-    ClusteredVcpu::new(page, limits, BITS)
+    ClusteredVcpu::new(page, limits, BITS, Box::leak(Box::default()))
 }
 
 /// A VMM: runs the vCPU until HLT.
@@ -262,6 +262,37 @@ fn eleven_writes_take_one_exit() {
     assert_eq!((counts.real_accesses, counts.made_up_accesses, counts.completions), (1, 10, 0));
 }
 
+/// Each entry can begin a cluster, whether one has ended there or not.
+#[test]
+fn a_cluster_may_follow_a_cluster() {
+    // Four times four writes, between them CPUID, which only the processor can run.
+    let code = [[0xe6, 0x80].repeat(4), vec![0x0f, 0xa2]].concat().repeat(4);
+    let (_, counts, entries) = run(&[code, vec![0xf4]].concat(), NOTHING, Some(LIMITS));
+    assert_eq!((counts.real_accesses, counts.made_up_accesses), (4, 12));
+    assert_eq!(entries, 5);
+}
+
+/// A fault of the interposer turns it off, and the VMM does not notice.
+#[test]
+fn a_panic_leaves_the_guest_to_kvm() {
+    // MOV EDI, device; MOV EAX, [RDI], which KVM completes; MOV EAX, [RDI]; OUT 0x80, AL, twice; HLT
+    let code = [0xbf, 0, 0, 0x20, 0, 0x8b, 0x07, 0x8b, 0x07, 0xe6, 0x80, 0xe6, 0x80, 0xf4];
+    let mut kvm = FakeKvm::new(&code, VmState::default());
+    let state = vm(&kvm);
+    let mut vcpu = clustered(&kvm, LIMITS);
+    assert_eq!(vcpu.run(&state, &mut kvm), 0);
+    kvm.panic_while_completing = true;
+    for _ in 0..4 {
+        assert_eq!(vcpu.run(&state, &mut kvm), 0);
+    }
+    let page = kvm.run_page();
+    // SAFETY: the page lives as long as `kvm`.
+    let (reason, wish) = unsafe { ((*page).exit_reason, (*page).immediate_exit) };
+    assert_eq!((reason, wish), (KVM_EXIT_HLT, 0));
+    assert!(state.has_failed());
+    assert_eq!((vcpu.counts().made_up_accesses, kvm.entries), (0, 5));
+}
+
 /// A VMM that takes many elements gets a page of them at once. KVM itself gives one.
 #[test]
 fn string_output_by_the_page() {
@@ -286,7 +317,7 @@ fn an_obstacle_leaves_all_to_kvm() {
     for _ in 0..3 {
         assert_eq!(vcpu.run(&state, &mut kvm), 0);
     }
-    assert_eq!((vcpu.counts(), kvm.entries), (ClusterCounts::default(), 3));
+    assert_eq!((vcpu.counts(), kvm.entries), (ClusterCounts { returns: 3, ..ClusterCounts::default() }, 3));
     // The VMM shares registers itself.
     let mut kvm = FakeKvm::new(&[0xe6, 0x80, 0xe6, 0x80, 0xf4], VmState::default());
     let state = vm(&kvm);
@@ -299,5 +330,5 @@ fn an_obstacle_leaves_all_to_kvm() {
     for _ in 0..3 {
         assert_eq!(vcpu.run(&state, &mut kvm), 0);
     }
-    assert_eq!((vcpu.counts(), kvm.entries), (ClusterCounts::default(), 3));
+    assert_eq!((vcpu.counts(), kvm.entries), (ClusterCounts { returns: 3, ..ClusterCounts::default() }, 3));
 }

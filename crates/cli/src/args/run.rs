@@ -1,0 +1,29 @@
+//! `run`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::duration;
+
+fn time_limit(word: &str) -> Result<Duration, String> {
+    let time = duration(word)?;
+    let range = Duration::from_micros(1)..=Duration::from_millis(100);
+    if range.contains(&time) { Ok(time) } else { Err("it must be 1us to 100ms".into()) }
+}
+
+/// A VMM to be started.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The interposer [default: libioplane_interposer.so beside this program, or in ../lib/ioplane]
+    #[arg(long, value_name = "FILE")]
+    pub library: Option<PathBuf>,
+    /// How long a cluster may keep a guest from its interrupts, 1 us to 100 ms [default: 50us]
+    #[arg(long, value_name = "TIME", value_parser = time_limit)]
+    pub time_limit: Option<Duration>,
+    /// The VMM and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}

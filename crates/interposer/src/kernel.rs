@@ -1,0 +1,79 @@
+//! The real kernel: system calls without libc, whose `ioctl` is ours.
+#![allow(unsafe_code)]
+// UNSAFETY: makes system calls with arguments of the VMM, and maps the page of a vCPU.
+
+use std::arch::asm;
+use std::ffi::{c_int, c_ulong};
+use std::ptr;
+
+use ioplane_vcpu::kvm::{Kernel, VcpuCounters};
+use kvm_bindings::kvm_run;
+
+use crate::shared::SharedPage;
+
+/// What a system call returns: an error number with a minus sign, or a result.
+pub(crate) fn ioctl(descriptor: c_int, request: c_ulong, argument: usize) -> c_int {
+    let result: i64;
+    // SAFETY: the arguments are the VMM's own; what they refer to is between it and the kernel.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") libc::SYS_ioctl => result,
+            in("rdi") i64::from(descriptor),
+            in("rsi") request,
+            in("rdx") argument,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    c_int::try_from(result).unwrap_or(-libc::EIO)
+}
+
+/// This process's kernel.
+pub(crate) struct Linux {
+    shared: Option<SharedPage>,
+}
+
+impl Linux {
+    pub(crate) fn new(cycles_per_microsecond: u64) -> Self {
+        Self { shared: SharedPage::new(true, cycles_per_microsecond) }
+    }
+}
+
+impl Kernel for Linux {
+    fn ioctl(&self, descriptor: i32, request: u64, argument: usize) -> i32 {
+        ioctl(descriptor, request, argument)
+    }
+
+    fn map_vcpu(&self, descriptor: i32, bytes: usize) -> Option<*mut kvm_run> {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping, wherever the kernel puts it.
+        let mapped = unsafe { libc::mmap(ptr::null_mut(), bytes, access, libc::MAP_SHARED, descriptor, 0) };
+        (mapped != libc::MAP_FAILED).then_some(mapped.cast())
+    }
+
+    fn counters(&self) -> Option<&'static VcpuCounters> {
+        self.shared.as_ref()?.next_vcpu()
+    }
+
+    fn switched_on(&self) -> bool {
+        self.shared.as_ref().is_some_and(SharedPage::switched_on)
+    }
+
+    fn failed(&self) {
+        if let Some(shared) = &self.shared {
+            shared.set_failed();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_come_with_a_minus_sign() {
+        assert_eq!(ioctl(-1, 0x5401, 0), -libc::EBADF);
+    }
+}

@@ -1,0 +1,99 @@
+//! The shared object that a VMM's process loads (`LD_PRELOAD`): its `ioctl` stands between the VMM and KVM, so that a
+//! cluster of device accesses takes one exit.
+//!
+//! ```text
+//!   VMM --ioctl--> not KVM's, or switched off ----------------------------> the kernel
+//!            `---> Interposer (ioplane-vcpu): descriptors, slots, KVM_RUN --^
+//!   VMM --sigaction, signal--> of SIGSEGV and SIGBUS: remembered, and called by our handler --> the kernel
+//! ```
+//!
+//! `IOPLANE_EXITS_CLUSTER=off` leaves every call alone. `IOPLANE_EXITS_CLUSTER_MICROSECONDS` is how long a guest may be kept from
+//! its interrupts by a cluster.
+//!
+//! A panic never leaves this library. Must not know: what the VMM is. See docs/decisions/0040.
+#![allow(unsafe_code)]
+// UNSAFETY: defines symbols of libc, and makes system calls with arguments that the VMM has given.
+
+mod clock;
+mod kernel;
+mod shared;
+mod signals;
+mod symbols;
+
+use std::ffi::{c_int, c_ulong};
+use std::panic::catch_unwind;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ioplane_vcpu::kvm::{ClusterLimits, Interposer};
+
+use kernel::Linux;
+
+/// The type of KVM's requests, in bits 8 to 15.
+const KVM: c_ulong = 0xae;
+/// What one cluster may take, beside time.
+const INSTRUCTIONS: u32 = 4000;
+const ACCESSES: u32 = 256;
+/// A page of `REP OUTSB`.
+const OUTPUT_ELEMENTS: u32 = 4096;
+const MICROSECONDS: u64 = 50;
+
+/// Set by the environment when the library is loaded: every call goes to the kernel.
+static OFF: AtomicBool = AtomicBool::new(false);
+static INTERPOSER: OnceLock<Interposer<Linux>> = OnceLock::new();
+
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOADED: extern "C" fn() = loaded;
+
+/// Runs before the VMM's own code, on its only thread.
+#[cfg_attr(test, allow(dead_code))]
+extern "C" fn loaded() {
+    clock::begin();
+    symbols::find();
+    let word = std::env::var_os("IOPLANE_EXITS_CLUSTER");
+    OFF.store(word.is_some_and(|word| word == "off" || word == "0"), Ordering::Relaxed);
+}
+
+fn interposer() -> &'static Interposer<Linux> {
+    INTERPOSER.get_or_init(|| {
+        // Nothing is printed: a message is a system call that the VMM may not be allowed on this thread.
+        std::panic::set_hook(Box::new(|_| ()));
+        signals::install();
+        let microseconds = std::env::var("IOPLANE_EXITS_CLUSTER_MICROSECONDS").ok();
+        let microseconds = microseconds.and_then(|word| word.parse().ok()).unwrap_or(MICROSECONDS);
+        let speed = clock::cycles_per_microsecond();
+        let limits = ClusterLimits {
+            instructions: INSTRUCTIONS,
+            accesses: ACCESSES,
+            cycles: speed.saturating_mul(microseconds),
+            output_elements: OUTPUT_ELEMENTS,
+        };
+        Interposer::new(Linux::new(speed), limits)
+    })
+}
+
+/// libc's, as far as a caller can tell. It is variadic in C; every request has one argument at most, which comes where a
+/// third argument comes.
+///
+/// # Safety
+/// As libc's.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: usize) -> c_int {
+    let result = if request >> 8 & 0xff != KVM || OFF.load(Ordering::Relaxed) {
+        kernel::ioctl(descriptor, request, argument)
+    } else {
+        catch_unwind(|| interposer().ioctl(descriptor, request, argument)).unwrap_or_else(|_| {
+            // Not known what was done: the VMM tries KVM_RUN again, and clustering has ended.
+            OFF.store(true, Ordering::Relaxed);
+            -libc::EINTR
+        })
+    };
+    if result < 0 {
+        // SAFETY: this thread's error number.
+        unsafe { *libc::__errno_location() = -result };
+        return -1;
+    }
+    result
+}

@@ -1,0 +1,176 @@
+//! `ioplane exits cluster`: what the interposer does in a VM's process, by the file that it leaves open there.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use ioplane_api::refusal::Code;
+use ioplane_cli::args::{ClusterArgs, ClusterWord};
+use ioplane_cli::output::{CommandError, print, print_done};
+use ioplane_exits::Vm;
+use ioplane_vcpu::kvm::{CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, REASONS, VcpuReport};
+use serde::Serialize;
+
+/// What is printed.
+#[derive(Debug, Serialize)]
+struct Status {
+    name: String,
+    pid: u32,
+    /// `on`, `off`, or `failed`: a fault of the interposer has ended it.
+    clustering: &'static str,
+    vcpus: Vec<Vcpu>,
+}
+
+#[derive(Debug, Serialize)]
+struct Vcpu {
+    /// Returns of KVM_RUN from the kernel.
+    returns: u64,
+    /// Those with a device access that may begin a cluster.
+    accesses: u64,
+    /// Device accesses that took no exit.
+    saved: u64,
+    /// Calls that only completed an access.
+    completions: u64,
+    /// Why no cluster was begun after an access.
+    not_begun: Vec<Count>,
+    /// Instructions that are not interpreted and have ended clusters.
+    instructions: Vec<Count>,
+    /// Most exits saved first.
+    sites: Vec<Site>,
+}
+
+#[derive(Debug, Serialize)]
+struct Site {
+    /// 0 for all that found no room of their own.
+    rip: u64,
+    clusters: u64,
+    saved: u64,
+    instructions: u64,
+    microseconds: u64,
+    ends: Vec<Count>,
+}
+
+#[derive(Debug, Serialize)]
+struct Count {
+    why: String,
+    count: u64,
+}
+
+/// Says, or switches.
+pub fn run(args: &ClusterArgs, json: bool) -> Result<()> {
+    let vm = Vm::choose(args.vm.as_deref())?;
+    let path = find(&vm)?;
+    let write = args.action != ClusterWord::Status;
+    let file = File::options().read(true).write(write).open(&path);
+    let file = file.with_context(|| format!("open {}: look as the VM's user or root", path.display()))?;
+    if write {
+        ClusterPage::switch(&file, args.action == ClusterWord::On)?;
+    }
+    let status = status(&vm, &ClusterPage::read(&file)?, args.sites);
+    if write {
+        return print_done(json, &status, |status| format!("clustering is {}\n", status.clustering));
+    }
+    print(json, &status, text)
+}
+
+fn find(vm: &Vm) -> Result<PathBuf> {
+    let wanted = format!("/memfd:{CLUSTER_PAGE_NAME} (deleted)");
+    let folder = format!("/proc/{}/fd", vm.pid);
+    let entries = fs::read_dir(&folder).with_context(|| format!("read {folder}"))?;
+    let mut paths = entries.flatten().map(|entry| entry.path());
+    let found = paths.find(|path| fs::read_link(path).is_ok_and(|link| link.as_os_str() == wanted.as_str()));
+    let error = format!("{} (process {}) has no interposer", vm.name, vm.pid);
+    let remedy = "start it by `ioplane run -- COMMAND`";
+    Ok(found.ok_or_else(|| CommandError::new(Code::Unsupported, error, remedy))?)
+}
+
+fn status(vm: &Vm, report: &ClusterReport, most: usize) -> Status {
+    let clustering = match (report.failed, report.on) {
+        (true, _) => "failed",
+        (false, true) => "on",
+        (false, false) => "off",
+    };
+    let vcpu = |vcpu: &VcpuReport| {
+        let mut sites: Vec<Site> = vcpu
+            .sites
+            .iter()
+            .map(|site| Site {
+                rip: site.rip,
+                clusters: site.clusters,
+                saved: site.accesses,
+                instructions: site.instructions,
+                microseconds: site.cycles / report.cycles_per_microsecond.max(1),
+                ends: reasons(&site.ends),
+            })
+            .collect();
+        sites.sort_by_key(|site| std::cmp::Reverse((site.saved, site.clusters)));
+        sites.truncate(most);
+        let instructions =
+            vcpu.instructions.iter().map(|(why, count)| Count { why: why.clone(), count: *count });
+        Vcpu {
+            returns: vcpu.counts.returns,
+            accesses: vcpu.counts.real_accesses,
+            saved: vcpu.counts.made_up_accesses,
+            completions: vcpu.counts.completions,
+            not_begun: reasons(&vcpu.not_begun),
+            instructions: most_first(instructions.collect()),
+            sites,
+        }
+    };
+    let vcpus = report.vcpus.iter().map(vcpu).collect();
+    Status { name: vm.name.clone(), pid: vm.pid, clustering, vcpus }
+}
+
+fn most_first(mut counts: Vec<Count>) -> Vec<Count> {
+    counts.retain(|count| count.count != 0);
+    counts.sort_by_key(|count| std::cmp::Reverse(count.count));
+    counts
+}
+
+fn reasons(counts: &[u64]) -> Vec<Count> {
+    let named = REASONS.iter().zip(counts);
+    most_first(named.map(|(why, count)| Count { why: (*why).into(), count: *count }).collect())
+}
+
+fn list(counts: &[Count]) -> String {
+    let words: Vec<String> = counts.iter().map(|count| format!("{} {}", count.why, count.count)).collect();
+    words.join(", ")
+}
+
+fn text(status: &Status) -> String {
+    let mut text = format!("{} (process {}): clustering is {}\n", status.name, status.pid, status.clustering);
+    for (number, vcpu) in status.vcpus.iter().enumerate() {
+        let all = vcpu.accesses + vcpu.saved;
+        let percent = if all == 0 { 0.0 } else { 100.0 * vcpu.saved as f64 / all as f64 };
+        text += &format!(
+            "vCPU {number}: {all} device accesses, {} without an exit ({percent:.0} %); KVM_RUN has returned {} times, \
+             {} times only to complete an access\n",
+            vcpu.saved,
+            vcpu.returns + vcpu.completions,
+            vcpu.completions
+        );
+        for (title, counts) in [
+            ("  no cluster begun", &vcpu.not_begun),
+            ("  instructions that ended clusters", &vcpu.instructions),
+        ] {
+            if !counts.is_empty() {
+                text += &format!("{title}: {}\n", list(counts));
+            }
+        }
+        if !vcpu.sites.is_empty() {
+            text += "  guest's RIP           clusters  exits saved  instructions        us  ended by\n";
+        }
+        for site in &vcpu.sites {
+            let rip = if site.rip == 0 { "others".to_owned() } else { format!("{:#x}", site.rip) };
+            text += &format!(
+                "  {rip:<18} {:>11} {:>12} {:>13} {:>9}  {}\n",
+                site.clusters,
+                site.saved,
+                site.instructions,
+                site.microseconds,
+                list(&site.ends)
+            );
+        }
+    }
+    text
+}

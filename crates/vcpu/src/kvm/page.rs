@@ -1,0 +1,147 @@
+//! The memory by which a VMM's process and others speak of clustering: counters one way, a switch the other way. It is a file
+//! without a name in any directory; whoever may look into the process finds it among its descriptors.
+
+use std::fs::File;
+use std::io;
+use std::mem::offset_of;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::counters::{ClusterCounts, ClusterSite, VcpuCounters};
+
+/// How the file is called where descriptors are listed.
+pub const CLUSTER_PAGE_NAME: &str = "ioplane-exits-cluster";
+/// vCPUs that have counters; others are left alone.
+pub const MOST_VCPUS: usize = 64;
+const MAGIC: u64 = u64::from_le_bytes(*b"ioplexit");
+/// Of the layout: it changes with every field.
+const VERSION: u32 = 1;
+
+/// The file's content. All zeros are a value of it, which has not begun.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct ClusterPage {
+    magic: AtomicU64,
+    version: AtomicU32,
+    vcpus: AtomicU32,
+    /// Written by others: not 0 switches clustering off.
+    off: AtomicU32,
+    /// The interposer has failed.
+    failed: AtomicU32,
+    cycles_per_microsecond: AtomicU64,
+    counters: [VcpuCounters; MOST_VCPUS],
+}
+
+/// What such a file says of one vCPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VcpuReport {
+    /// The totals.
+    pub counts: ClusterCounts,
+    /// Why nothing was interpreted after an access, by [`REASONS`](super::REASONS).
+    pub not_begun: Vec<u64>,
+    /// The places that have been seen.
+    pub sites: Vec<ClusterSite>,
+    /// Instructions that are not interpreted and have ended clusters, and how often.
+    pub instructions: Vec<(String, u64)>,
+}
+
+/// What such a file says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterReport {
+    /// Clustering is switched on.
+    pub on: bool,
+    /// The interposer has failed and does nothing any more.
+    pub failed: bool,
+    /// Of the time stamp counter.
+    pub cycles_per_microsecond: u64,
+    /// In the order in which the VMM has made them.
+    pub vcpus: Vec<VcpuReport>,
+}
+
+impl ClusterPage {
+    /// Begins. `on` is how the switch stands at first.
+    pub fn begin(&self, on: bool, cycles_per_microsecond: u64) {
+        self.cycles_per_microsecond.store(cycles_per_microsecond, Ordering::Relaxed);
+        self.off.store(u32::from(!on), Ordering::Relaxed);
+        self.version.store(VERSION, Ordering::Relaxed);
+        self.magic.store(MAGIC, Ordering::Release);
+    }
+
+    /// Counters for one more vCPU, with memory behind them; `None` if there are no more.
+    pub fn next_vcpu(&self) -> Option<&VcpuCounters> {
+        let taken = self.vcpus.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |vcpus| {
+            usize::try_from(vcpus).is_ok_and(|vcpus| vcpus < MOST_VCPUS).then_some(vcpus + 1)
+        });
+        let counters = self.counters.get(usize::try_from(taken.ok()?).ok()?)?;
+        counters.reset();
+        Some(counters)
+    }
+
+    /// Whether nobody has switched it off.
+    pub fn switched_on(&self) -> bool {
+        self.off.load(Ordering::Relaxed) == 0
+    }
+
+    /// Says that the interposer has failed.
+    pub fn set_failed(&self) {
+        self.failed.store(1, Ordering::Relaxed);
+    }
+
+    /// Switches clustering in the process that has this file.
+    pub fn switch(file: &File, on: bool) -> io::Result<()> {
+        read_header(file)?;
+        file.write_all_at(&u32::from(!on).to_ne_bytes(), offset_of!(ClusterPage, off) as u64)
+    }
+
+    /// Reads such a file. What it says is another process's word.
+    pub fn read(file: &File) -> io::Result<ClusterReport> {
+        let header = read_header(file)?;
+        let word = |at: usize| u32::from_ne_bytes(array(&header, at));
+        let vcpus = usize::try_from(word(offset_of!(ClusterPage, vcpus))).unwrap_or(0).min(MOST_VCPUS);
+        let mut reports = Vec::with_capacity(vcpus);
+        for vcpu in 0..vcpus {
+            let at = offset_of!(ClusterPage, counters) + vcpu * size_of::<VcpuCounters>();
+            let mut bytes = vec![0; size_of::<VcpuCounters>()];
+            file.read_exact_at(&mut bytes, at as u64)?;
+            let counters = VcpuCounters::of(&bytes);
+            reports.push(VcpuReport {
+                counts: counters.counts(),
+                not_begun: counters.not_begun().to_vec(),
+                sites: counters.sites().collect(),
+                instructions: counters
+                    .instructions()
+                    .map(|(number, count)| (crate::instruction_name(number), count))
+                    .collect(),
+            });
+        }
+        Ok(ClusterReport {
+            on: word(offset_of!(ClusterPage, off)) == 0,
+            failed: word(offset_of!(ClusterPage, failed)) != 0,
+            cycles_per_microsecond: u64::from_ne_bytes(array(
+                &header,
+                offset_of!(ClusterPage, cycles_per_microsecond),
+            )),
+            vcpus: reports,
+        })
+    }
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut array = [0; N];
+    for (to, from) in array.iter_mut().zip(bytes.iter().skip(at)) {
+        *to = *from;
+    }
+    array
+}
+
+fn read_header(file: &File) -> io::Result<Vec<u8>> {
+    let mut header = vec![0; offset_of!(ClusterPage, counters)];
+    file.read_exact_at(&mut header, 0)?;
+    let magic = u64::from_ne_bytes(array(&header, offset_of!(ClusterPage, magic)));
+    let version = u32::from_ne_bytes(array(&header, offset_of!(ClusterPage, version)));
+    if magic != MAGIC || version != VERSION {
+        let why = format!("this is not version {VERSION} of the interposer's counters");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+    Ok(header)
+}

@@ -1,0 +1,68 @@
+//! The interposer in L1: its shared object, and how many exits the VMMs of L1 really see, by the kernel's own tracepoint.
+
+use crate::l1::L1;
+use crate::process::built;
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const EVENT: &str = "/sys/kernel/tracing/events/kvm/kvm_userspace_exit";
+
+/// `libioplane_interposer.so`, as it was built with the test.
+pub fn library() -> Result<PathBuf> {
+    built("libioplane_interposer.so").context("build it: cargo build -p ioplane-interposer")
+}
+
+/// A count that runs in L1's kernel, of returns of KVM_RUN by their reason.
+#[derive(Debug)]
+pub struct Counting<'a>(&'a L1);
+
+/// Returns of KVM_RUN by reason, as the tracepoint calls them (`KVM_EXIT_IO` is 2, `KVM_EXIT_MMIO` 6).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UserExits(pub BTreeMap<u32, u64>);
+
+impl L1 {
+    /// Begins to count; one count at a time.
+    pub fn count_user_exits(&self) -> Result<Counting<'_>> {
+        self.run(
+            &format!(
+                "mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
+                 grep -q hist: {EVENT}/trigger && echo '!hist:keys=reason' >{EVENT}/trigger
+                 echo 'hist:keys=reason' >{EVENT}/trigger"
+            ),
+            MINUTE,
+        )?;
+        Ok(Counting(self))
+    }
+}
+
+impl Counting<'_> {
+    /// What has been counted so far.
+    pub fn read(&self) -> Result<UserExits> {
+        let said = self.0.run(&format!("cat {EVENT}/hist"), MINUTE)?;
+        let mut exits = BTreeMap::new();
+        for line in said.lines().filter(|line| line.starts_with('{')) {
+            // { reason:          2 } hitcount:         17
+            let numbers = line.split(|letter: char| !letter.is_ascii_digit()).filter(|word| !word.is_empty());
+            let numbers: Vec<u64> = numbers.map(str::parse).collect::<Result<_, _>>()?;
+            ensure!(numbers.len() == 2, "{line}");
+            exits.insert(u32::try_from(numbers[0])?, numbers[1]);
+        }
+        ensure!(!exits.is_empty(), "no exit was counted: {said}");
+        Ok(UserExits(exits))
+    }
+}
+
+impl UserExits {
+    /// Those for a device access.
+    pub fn accesses(&self) -> u64 {
+        [2, 6].iter().filter_map(|reason| self.0.get(reason)).sum()
+    }
+
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.0.values().sum()
+    }
+}
