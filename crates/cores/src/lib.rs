@@ -27,6 +27,7 @@ mod mailbox;
 mod poll_loop;
 mod pool;
 mod readable;
+mod registered;
 mod ring;
 mod settings;
 mod shared;

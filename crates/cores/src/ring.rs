@@ -20,10 +20,11 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{IoUring, cqueue, opcode, squeue};
+use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 use ioplane_device::{CoreContext, CoreIo, FileOp, IoCompletion, IoHandle};
 
 use crate::readable::Readable;
+use crate::registered::RegisteredRing;
 
 /// Entries of the submission ring: what is noted down between two system calls.
 const SUBMISSIONS: u32 = 256;
@@ -90,6 +91,8 @@ struct Kick {
 pub(crate) struct CoreRing {
     ring: IoUring,
     deferred: bool,
+    /// Of a deferred ring, which one thread uses.
+    registered: Option<RegisteredRing>,
     entries: Vec<Entry>,
     free: Vec<u32>,
     /// `user_data` of what is in the submission ring and not handed down, in that order.
@@ -139,6 +142,7 @@ impl CoreRing {
         Ok(Some(CoreRing {
             ring,
             deferred,
+            registered: None,
             entries: Vec::new(),
             free: Vec::new(),
             noted: VecDeque::with_capacity(SUBMISSIONS as usize),
@@ -192,7 +196,11 @@ impl CoreRing {
 
     /// The calling thread is the one that uses it from now on.
     pub(crate) fn enable(&mut self) -> io::Result<()> {
-        if self.deferred { self.ring.submitter().register_enable_rings() } else { Ok(()) }
+        if self.deferred {
+            self.ring.submitter().register_enable_rings()?;
+            self.registered = RegisteredRing::enter_in_table(self.descriptor());
+        }
+        Ok(())
     }
 
     /// Whether the core sleeps in it. Else it stands in the core's epoll set.
@@ -302,13 +310,29 @@ impl CoreRing {
             return;
         }
         let time = timeout.map(|time| Timespec::new().sec(time.as_secs()).nsec(time.subsec_nanos()));
-        let done = match &time {
-            Some(time) => self.ring.submitter().submit_with_args(least, &SubmitArgs::new().timespec(time)),
-            None => self.ring.submitter().submit_and_wait(least),
-        };
+        let args = time.as_ref().map(|time| SubmitArgs::new().timespec(time));
+        let done = self.enter_kernel(least, args.as_ref());
         self.handed_down(done);
         self.collect();
         self.drop_finished();
+    }
+
+    /// Hands down what was noted, and waits for `least` completions.
+    fn enter_kernel(&mut self, least: usize, args: Option<&SubmitArgs<'_, '_>>) -> io::Result<usize> {
+        let Some(registered) = &self.registered else {
+            let submitter = self.ring.submitter();
+            return match args {
+                Some(args) => submitter.submit_with_args(least, args),
+                None => submitter.submit_and_wait(least),
+            };
+        };
+        let submissions = self.ring.submission();
+        let (noted, ended) = (submissions.len(), submissions.taskrun() || submissions.cq_overflow());
+        drop(submissions);
+        // Without it the kernel runs nothing that was deferred.
+        let fetch = least > 0 || ended;
+        let flags = if fetch { EnterFlags::GETEVENTS } else { EnterFlags::empty() };
+        registered.enter(noted as u32, least as u32, flags, args)
     }
 
     /// Notes an entry down.
@@ -330,7 +354,7 @@ impl CoreRing {
     /// One system call for all that was noted down and for all that has ended.
     fn hand_down(&mut self) {
         if self.broken.is_none() {
-            let done = self.ring.submitter().submit();
+            let done = self.enter_kernel(0, None);
             self.handed_down(done);
         }
     }
@@ -592,6 +616,9 @@ impl Drop for CoreRing {
         for entry in &mut self.entries {
             // The kernel may still write there: better lost than used again.
             std::mem::forget(entry.keep.take());
+        }
+        if let Some(registered) = self.registered.take() {
+            registered.remove(self.descriptor());
         }
     }
 }
