@@ -97,6 +97,8 @@ pub(crate) struct CoreRing {
     free: Vec<u32>,
     /// `user_data` of what is in the submission ring and not handed down, in that order.
     noted: VecDeque<u64>,
+    /// It was entered since the completion ring was read.
+    entered: bool,
     /// With the kernel, of all pollers.
     in_flight: usize,
     /// Operations that have ended since it was made.
@@ -146,6 +148,7 @@ impl CoreRing {
             entries: Vec::new(),
             free: Vec::new(),
             noted: VecDeque::with_capacity(SUBMISSIONS as usize),
+            entered: false,
             in_flight: 0,
             ended: 0,
             most_in_flight,
@@ -361,6 +364,7 @@ impl CoreRing {
 
     /// Takes note of what the kernel has taken.
     fn handed_down(&mut self, done: io::Result<usize>) {
+        self.entered = true;
         let left = self.ring.submission().len();
         self.noted.drain(..self.noted.len().saturating_sub(left));
         match done {
@@ -387,6 +391,7 @@ impl CoreRing {
 
     /// Takes what has ended from the completion ring.
     fn collect(&mut self) {
+        self.entered = false;
         loop {
             let Some(completion) = self.ring.completion().next() else { return };
             let (data, result, more) =
@@ -587,7 +592,10 @@ impl CoreIo for CoreRing {
         if work || !self.noted.is_empty() {
             self.hand_down();
         }
-        self.collect();
+        // The kernel writes completions of a deferred ring only while it is entered.
+        if self.entered || !self.deferred {
+            self.collect();
+        }
         self.drop_finished();
     }
 

@@ -157,10 +157,11 @@ impl PollLoop {
             }
             let units = self.step_awake();
             self.account.turn(units);
-            if let Some(ring) = ring(&mut self.context) {
+            let fired = ring(&mut self.context).and_then(|ring| {
                 ring.enter();
-            }
-            self.after_turn(units);
+                ring.sleeps().then(|| ring.has_fired())
+            });
+            self.after_turn(units, fired);
         }
         self.look();
         self.shared.publish(&self.account.counts, 0, self.account.permille(), self.context.now());
@@ -394,7 +395,8 @@ impl PollLoop {
     }
 
     /// What is due after a turn: reading the clock, resting the slots that have no work, checking the descriptors of resting slots.
-    fn after_turn(&mut self, units: u64) {
+    /// `fired`: whether the ring knows of a descriptor that was woken, if the core sleeps in its ring.
+    fn after_turn(&mut self, units: u64, fired: Option<bool>) {
         let polled = self.notify == Notify::Polled;
         let waited = units > 0 && std::mem::take(&mut self.waited);
         let looks = if units > 0 {
@@ -431,6 +433,10 @@ impl PollLoop {
         if looks || !polled {
             self.rest_idle();
         }
-        self.check_events(looks);
+        match fired {
+            Some(false) => {}
+            Some(true) => self.take_fired(),
+            None => self.check_events(looks),
+        }
     }
 }

@@ -92,16 +92,17 @@ impl PollLoop {
         }
     }
 
-    /// Asks the kernel, when that is due, whether a descriptor of any resting slot is readable.
-    pub(super) fn check_events(&mut self, looked: bool) {
-        if let Some(ring) = ring(&mut self.context).filter(|ring| ring.sleeps()) {
-            // It has been entered after the turn, and knows.
-            if ring.has_fired() {
-                self.watch.check_ring(ring);
-                self.handle_events();
-            }
-            return;
+    /// Wakes the slots of which the ring knows that a descriptor was woken.
+    #[cold]
+    pub(super) fn take_fired(&mut self) {
+        if let Some(ring) = ring(&mut self.context) {
+            self.watch.check_ring(ring);
+            self.handle_events();
         }
+    }
+
+    /// Where the core does not sleep in its ring: asks the kernel, when that is due, whether a descriptor of any resting slot is readable.
+    pub(super) fn check_events(&mut self, looked: bool) {
         let now = self.context.now();
         let due = match self.notify {
             Notify::Polled => {
