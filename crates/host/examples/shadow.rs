@@ -3,11 +3,11 @@
 //!
 //! ```text
 //!   testkit's 8139cp --each access--> vCPU: mov [bx], al | mov al, [bx]
-//!                                       | KVM_EXIT_MMIO, counted --> Front --> Monitor --> Simulated<Rtl8139> --> a neighbour that answers
+//!                                       | KVM_EXIT_MMIO, counted --> SharedDevice --> Monitor --> Simulated<Rtl8139> --> a neighbour that answers
 //!                                       ' no exit: the page (KVM_MEM_READONLY)
 //! ```
 //!
-//! Stock QEMU cannot map such a page (docs/decisions/0014-watched-hardware.md); this is what a VMM that can would have.
+//! Stock QEMU cannot map such a page (docs/decisions/0014-mediated-hardware.md); this is what a VMM that can would have.
 
 #![allow(unsafe_code)]
 // UNSAFETY: memory is registered with KVM by address.

@@ -67,7 +67,7 @@ pub enum Expected {
 
 #[derive(Debug, Clone, Copy)]
 pub struct ConformanceCheck {
-    /// Its name; `law_N_` for one that is about an invariant.
+    /// Its name; `invariant_N_` for one that is about an invariant.
     pub name: &'static str,
     pub asserts: &'static str,
     pub needs: Option<Offer>,

@@ -1,11 +1,11 @@
 //! Virtio-net (virtio 1.3, section 5.1): the model.
 //!
 //! ```text
-//!   Net: VirtioDevice -- configuration space, features, what the driver wants (Wishes)
-//!     |  shares MAC, status and offloads (atomics only)                     Port (crate network)
-//!   NetPoller<Receive>   2n       Inlet -> room in the ring -> used           ^
-//!   NetPoller<Transmit>  2n + 1   chain -> Outlet, used in the same poll      |
-//!   NetPoller<Control>   the last one, where we serve it: commands -> Wishes -+
+//!   Net: VirtioDevice -- configuration space, features, what the driver wants (RxControl)
+//!     |  shares MAC, status and offloads (atomics only)                        Port (crate network)
+//!   NetPoller<Receive>   2n       PortRx -> room in the ring -> used             ^
+//!   NetPoller<Transmit>  2n + 1   chain -> PortTx, used in the same poll         |
+//!   NetPoller<Control>   the last one, where we serve it: commands -> RxControl -+
 //! ```
 //!
 //! Where a VMM keeps the configuration and the control queue itself (QEMU, Cloud Hypervisor with vhost-user), the device has its data
