@@ -47,7 +47,7 @@ const OWN: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
 const OTHER: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
 
 type Failure = Box<dyn std::error::Error>;
-type Watched = Monitor<Simulated<Rtl8139>>;
+type Mediated = Monitor<Simulated<Rtl8139>>;
 
 #[derive(Debug)]
 struct NoInterrupt;
@@ -60,7 +60,7 @@ impl Interrupt for NoInterrupt {
 struct Guest {
     vcpu: VcpuFd,
     _vm: VmFd,
-    front: SharedDevice<Watched>,
+    front: SharedDevice<Mediated>,
     bench: Bench<Rtl8139>,
     exits: u64,
     accesses: u64,

@@ -72,7 +72,7 @@ impl Shared {
 pub struct NetOptions {
     /// Name that its owner gave it.
     pub name: String,
-    /// Its address, until the driver sets another: of one station.
+    /// Its unicast address, until the driver sets another.
     pub mac: Mac,
     /// Queue pairs that the driver may use: at most those of its port.
     pub pairs: u16,
@@ -81,7 +81,7 @@ pub struct NetOptions {
     /// MTU that the driver is told, 68 at least.
     pub mtu: u16,
     /// Whether the control queue is served here. False where the VMM does that, and serves the configuration space too, as
-    /// QEMU does for a NIC whose back end speaks vhost-user.
+    /// QEMU does for a NIC whose backend speaks vhost-user.
     pub control: bool,
 }
 
