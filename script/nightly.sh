@@ -5,7 +5,7 @@
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(fuzz laws race shipped crash power neighbour exitless network elvis exits passthrough soak roam fresh fresh-reverse)
+nightly_stages=(fuzz invariants race shipped crash power neighbour exitless network elvis exits passthrough soak roam fresh fresh-reverse)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -35,7 +35,7 @@ nightly_fuzz() {
 }
 
 # Long forms of tests that script/test has in short.
-nightly_laws() {
+nightly_invariants() {
     IOPLANE_MUTATIONS=all cargo test --workspace --exclude ioplane-e2e --features "$features" --test mutations -- --nocapture
 }
 nightly_soak() { IOPLANE_SOAK_SECONDS=${IOPLANE_SOAK_SECONDS:-300} stage_e2e soak; }

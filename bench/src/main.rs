@@ -1,6 +1,6 @@
 //! Measurements against peers. `script/bench NAME [--json]` is the door; each NAME is a module.
 //!
-//! Nothing here asserts a time. What is asserted is that the bytes were right: a fast wrong back end fails.
+//! Nothing here asserts a time. What is asserted is that the bytes were right: a fast wrong backend fails.
 #![allow(missing_docs, reason = "a program: a comment says what a name does not")]
 
 mod baseline;

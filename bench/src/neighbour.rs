@@ -130,7 +130,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let figures = measure(&ioplane()?, &place, pairs, time)?;
     let mut setup = Map::new();
     setup.insert("rounds".into(), format!("{pairs} quiet and {pairs} hostile, {time:?} each").into());
-    setup.insert("back end".into(), format!("one polled core on processor {}", cpus.back).into());
+    setup.insert("backend".into(), format!("one polled core on processor {}", cpus.back).into());
     Ok(Report { setup, figures })
 }
 

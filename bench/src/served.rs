@@ -31,7 +31,7 @@ pub fn scratch(on: Option<&Path>) -> Result<TempDir> {
     made.with_context(|| format!("making a folder in {}", on.display()))
 }
 
-/// Where back ends run.
+/// Where backends run.
 pub struct Place {
     /// The two processors.
     pub cpus: Cpus,
@@ -40,7 +40,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Starts `command` on the back end's processor. Its output goes to `log`. It dies with us, frozen or not.
+    /// Starts `command` on the backend's processor. Its output goes to `log`. It dies with us, frozen or not.
     pub fn spawn(&self, command: &Command, log: &Path) -> Result<Served> {
         let program = command.get_program().to_string_lossy().into_owned();
         // setpriv executes the program in its own place, so the process is the program's.
@@ -62,14 +62,14 @@ impl Place {
     }
 }
 
-/// A back end that runs. Killed when dropped.
+/// A backend that runs. Killed when dropped.
 pub struct Served {
     child: Child,
     log: PathBuf,
 }
 
 impl Served {
-    /// The processes whose processor time is the back end's.
+    /// The processes whose processor time is the backend's.
     pub fn pids(&self) -> Vec<u32> {
         vec![self.child.id()]
     }
@@ -79,14 +79,10 @@ impl Served {
         let until = Instant::now() + Duration::from_secs(10);
         while !ioplane_testkit::front::listens(socket) {
             if let Some(status) = self.child.try_wait()? {
-                bail!("the back end ended with {status} before it listened:\n{}", self.log_tail());
+                bail!("the backend ended with {status} before it listened:\n{}", self.log_tail());
             }
             if Instant::now() > until {
-                bail!(
-                    "the back end does not listen at {} after 10 s:\n{}",
-                    socket.display(),
-                    self.log_tail()
-                );
+                bail!("the backend does not listen at {} after 10 s:\n{}", socket.display(), self.log_tail());
             }
             std::thread::sleep(Duration::from_millis(5));
         }

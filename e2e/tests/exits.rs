@@ -474,12 +474,12 @@ fn the_hot_site_goes_and_comes_back(l1: &L1) -> Result<()> {
     // What the guest refuses is undone, and said.
     let clock = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     guest.run(&format!("mount --bind {clock} {clock}; mount -o remount,bind,ro {clock}"))?;
-    let shared = format!("--folder {folder}/debian");
+    let shared = format!("--directory {folder}/debian");
     let refused = exits(&format!("apply pm-timer {shared}")).err().map(|error| format!("{error:#}"));
     let refused = refused.context("a clock that cannot be changed")?;
     ensure!(refused.contains("does not take kvm-clock; everything is as it was"), "{refused}");
     guest.run(&format!("umount {clock}; grep -qx acpi_pm {clock}"))?;
-    gone(&exits(&format!("apply pm-timer {shared}"))?).context("by a folder")?;
+    gone(&exits(&format!("apply pm-timer {shared}"))?).context("by a directory")?;
     guest.kill()
 }
 

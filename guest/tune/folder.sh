@@ -1,9 +1,9 @@
 #!/bin/sh
-# sh folder.sh FOLDER: in a guest, as root, does what `ioplane exits apply --folder` puts into a folder that the guest shares
+# sh folder.sh DIR: in a guest, as root, does what `ioplane exits apply --directory` puts into a directory that the guest shares
 # with its host (9p, virtiofs). Whoever can write there on the host becomes root in the guest: that is what it is for. Each
 # job NAME.tune becomes NAME.taken, so that the host cannot take it back any more, and is run once; its words go to
 # NAME.said and NAME.error, its exit status to NAME.status.
-folder=${1:?sh folder.sh FOLDER}
+folder=${1:?sh folder.sh DIR}
 while :; do
     for job in "$folder"/*.tune; do
         [ -f "$job" ] || continue

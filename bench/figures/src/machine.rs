@@ -9,12 +9,12 @@ use anyhow::{Context, Result, bail};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::{Value, json};
 
-/// The processor of the load generator and the processor of the back end.
+/// The processor of the load generator and the processor of the backend.
 #[derive(Debug, Clone, Copy)]
 pub struct Cpus {
     /// Where the generator polls.
     pub front: usize,
-    /// Where everything of the back end runs.
+    /// Where everything of the backend runs.
     pub back: usize,
 }
 
@@ -93,7 +93,7 @@ impl CpuRoom {
 impl Drop for CpuRoom {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
-            // The back ends were killed; the kernel empties the room when the last of them is reaped.
+            // The backends were killed; the kernel empties the room when the last of them is reaped.
             for _ in 0..50 {
                 if fs::remove_dir(path).is_ok() {
                     return;
@@ -163,7 +163,7 @@ pub struct Books {
 pub struct Account {
     /// The time between, s.
     pub seconds: f64,
-    /// Processor time of the back end, its io_uring workers included, ns.
+    /// Processor time of the backend, its io_uring workers included, ns.
     pub cpu_ns: u64,
     /// Processor time of this process, the generator, ns.
     pub own_ns: u64,
@@ -174,7 +174,7 @@ pub struct Account {
 }
 
 impl Account {
-    /// How much of the time the generator, or a back end that polls, was not on its processor: what others took.
+    /// How much of the time the generator, or a backend that polls, was not on its processor: what others took.
     pub fn disturbance(&self) -> f64 {
         let least = self.own_ns.min(self.cpu_ns) as f64;
         (1.0 - least / (self.seconds * 1e9)).clamp(0.0, 1.0)
@@ -182,7 +182,7 @@ impl Account {
 }
 
 impl Books {
-    /// From now on; `pids` are the back end's processes.
+    /// From now on; `pids` are the backend's processes.
     pub fn open(pids: &[u32]) -> Self {
         let kernel = CpuTimes::of_kernel();
         let own = CpuTimes::of(&[std::process::id()]);

@@ -39,7 +39,7 @@ impl Interrupt {
                         _ = terminate.recv() => {}
                     }
                     if flag.swap(true, Ordering::AcqRel) {
-                        // The back ends are killed with this process; only empty folders stay.
+                        // The backends are killed with this process; only empty folders stay.
                         std::process::exit(super::INTERRUPTED.into());
                     }
                     eprintln!("ending after this round; once more ends at once");

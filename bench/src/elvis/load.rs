@@ -87,7 +87,7 @@ impl Party {
         Party { guests, remote, came: vec![0; count], answered: vec![0; count], sleeps }
     }
 
-    /// One round of `work`; `pids` are the back end's.
+    /// One round of `work`; `pids` are the backend's.
     pub fn run(&mut self, work: Work, span: Span, pids: &[u32]) -> Result<Outcome> {
         let mut latency = Histogram::<u64>::new_with_bounds(1, 100_000_000_000, 2)?;
         self.quiet();

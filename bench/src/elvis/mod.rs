@@ -53,8 +53,8 @@ pub struct Options {
     /// Most guests.
     #[arg(long, default_value_t = GUESTS, value_parser = clap::value_parser!(u16).range(1..=14))]
     guests: u16,
-    /// Where sockets and logs are made; the default is the folder of the build.
-    #[arg(long)]
+    /// Where sockets and logs are made; the default is the directory of the build.
+    #[arg(long = "directory", alias = "folder", value_name = "DIR")]
     folder: Option<PathBuf>,
     /// Two builds in turn.
     #[command(flatten)]

@@ -9,7 +9,7 @@ use crate::served::{Place, Served};
 /// What the disk's bytes lie on. Each contender gets one of its own, of the same size, on the same file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Backing {
-    /// Memory of the host: nothing to wait for. `file` lies on a tmpfs, for back ends that know only files; it has all
+    /// Memory of the host: nothing to wait for. `file` lies on a tmpfs, for backends that know only files; it has all
     /// its bytes.
     Memory {
         file: PathBuf,
@@ -25,7 +25,7 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// Takes the file's name away once its back end has it open: an interrupted run leaves no disks behind.
+    /// Takes the file's name away once its backend has it open: an interrupted run leaves no disks behind.
     pub fn unlink(&self) {
         let (Backing::Memory { file, .. } | Backing::File { file, .. }) = self;
         let _ = std::fs::remove_file(file);

@@ -54,7 +54,7 @@ pub struct Outcome {
     pub kicks: u64,
     /// Sum of what was read from the call eventfd.
     pub interrupts: u64,
-    /// Processor time of the back end, its io_uring workers included, ns.
+    /// Processor time of the backend, its io_uring workers included, ns.
     pub cpu_ns: u64,
     /// Processor time of all kernel threads meanwhile, whoever they worked for, ns.
     pub kernel_ns: u64,
@@ -82,11 +82,11 @@ impl Scatter {
 
 /// A queue, from the driver's side, and whose processor time is charged for it.
 pub struct Target<'a> {
-    /// The connection; without one (an in-process back end) kicks are only counted and there are no interrupts.
+    /// The connection; without one (an in-process backend) kicks are only counted and there are no interrupts.
     pub front: Option<&'a mut Front>,
     /// Queue 0.
     pub disk: &'a mut Disk,
-    /// Processes of the back end.
+    /// Processes of the backend.
     pub pids: Vec<u32>,
 }
 
@@ -141,7 +141,7 @@ pub fn run(target: &mut Target<'_>, load: &Load, scatter: &mut Scatter) -> Resul
     let mut before: Option<Snapshot> = None;
     let (mut progress, mut idle) = (begin, 0u32);
     let (account, kicks, interrupts) = loop {
-        // At most `depth` at a time: with a fast back end there is always one more, and kicks must not wait for ever.
+        // At most `depth` at a time: with a fast backend there is always one more, and kicks must not wait for ever.
         let mut batch = 0;
         let mut now = progress;
         while batch < load.depth {

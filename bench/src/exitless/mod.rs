@@ -1,13 +1,13 @@
-//! `exitless`: what a request costs when the back end polls, against qemu-storage-daemon.
+//! `exitless`: what a request costs when the backend polls, against qemu-storage-daemon.
 //!
 //! ```text
-//!   processor A: generator = driver side + vhost-user front end      processor B: one back end at a time, the others frozen
+//!   processor A: generator = driver side + vhost-user front end      processor B: one backend at a time, the others frozen
 //!                 |  its own memory, ring, eventfds for each  <------>  ioplane | qsd | ioplane notified, each on memory and file
 //! ```
 //!
 //! Fair means: one processor each; the same generator, features, ring size, request shape (indirect, as Linux); a disk of
 //! the same size on the same file system; rounds in turn (A B A B), medians of all rounds; processor time of every
-//! thread of the back end, io_uring's workers included. Two kinds of rounds: **polling** (the driver wants no interrupts;
+//! thread of the backend, io_uring's workers included. Two kinds of rounds: **polling** (the driver wants no interrupts;
 //! all figures without `irq_`) and **interrupts** (the driver sleeps on its eventfd as Linux does; the figures with
 //! `irq_`, and `interrupts_per_request`).
 
@@ -62,8 +62,8 @@ pub struct Options {
     /// Leave ioplane out: only the peer and the generator's ceiling.
     #[arg(long, conflicts_with = "baseline")]
     peers_only: bool,
-    /// Where the disk file is made; the default is the folder of the build, which should lie on a real disk.
-    #[arg(long)]
+    /// Where the disk file is made; the default is the directory of the build, which should lie on a real disk.
+    #[arg(long = "directory", alias = "folder", value_name = "DIR")]
     folder: Option<PathBuf>,
     /// Two builds in turn.
     #[command(flatten)]
@@ -117,7 +117,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::new(cpus, place.room.describe());
     let folders = Folders::new(options.folder.as_deref())?;
 
-    eprintln!("the generator's ceiling, against a back end that does nothing");
+    eprintln!("the generator's ceiling, against a backend that does nothing");
     for (depth, outcome) in DEPTHS.iter().zip(null::ceiling(cpus, &DEPTHS, pace.time)?) {
         report.ceiling(*depth, &outcome);
     }

@@ -1,4 +1,4 @@
-//! A back end that does nothing, in this process: what is left is the generator, and how fast it could go.
+//! A backend that does nothing, in this process: what is left is the generator, and how fast it could go.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,7 +43,7 @@ pub fn ceiling(cpus: Cpus, depths: &[u16], time: Duration) -> Result<Vec<Outcome
     });
     let measured = measured.collect();
     stop.store(true, Ordering::Relaxed);
-    answering.join().map_err(|_| anyhow!("the null back end panicked"))??;
+    answering.join().map_err(|_| anyhow!("the null backend panicked"))??;
     measured
 }
 

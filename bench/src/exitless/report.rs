@@ -118,7 +118,7 @@ impl Report {
         Report { setup, ..Report::default() }
     }
 
-    /// What the generator does at `depth` when the back end costs nothing.
+    /// What the generator does at `depth` when the backend costs nothing.
     pub fn ceiling(&mut self, depth: u16, outcome: &Outcome) {
         let m = Medians::of(std::slice::from_ref(outcome));
         let cell = json!({ "iops": m.iops.round(), "p50_us": m.p50_us, "p99_us": m.p99_us });

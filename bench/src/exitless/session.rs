@@ -1,4 +1,4 @@
-//! One back end on one backing, connected, checked, and thawed only while it is its turn.
+//! One backend on one backing, connected, checked, and thawed only while it is its turn.
 
 use std::path::Path;
 
@@ -43,7 +43,7 @@ impl Session {
         Ok(session)
     }
 
-    /// As [`Session::open`], trusting it: for a back end that is no disk.
+    /// As [`Session::open`], trusting it: for a backend that is no disk.
     pub fn open_unchecked(
         backend: &dyn Backend,
         backing: &Backing,

@@ -25,7 +25,7 @@ pub struct Path {
     pub b: Nic,
     /// The last number seen of each flow of `a`, and of `b`.
     seen: [Vec<u64>; 2],
-    /// Whether frames arrive with their stamps: not through a back end that copies nothing.
+    /// Whether frames arrive with their stamps: not through a backend that copies nothing.
     pub stamped: bool,
 }
 
@@ -95,7 +95,7 @@ impl Path {
         Ok(came)
     }
 
-    /// Streams from `a` to `b`; `pids` are the back end's.
+    /// Streams from `a` to `b`; `pids` are the backend's.
     pub fn stream(&mut self, load: &Load, pids: &[u32]) -> Result<Outcome> {
         self.a.quiet();
         self.b.quiet();

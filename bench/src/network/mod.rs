@@ -1,7 +1,7 @@
 //! `network`: what a frame costs from one guest to another, against DPDK's testpmd.
 //!
 //! ```text
-//!   processor A: generator = both NICs' drivers and front ends       processor B: one back end at a time, others frozen
+//!   processor A: generator = both NICs' drivers and front ends       processor B: one backend at a time, others frozen
 //!     a.tx >------------------------------------------------------->   ioplane (two NICs on a switch)
 //!     b.rx <-------------------------------------------------------<   | testpmd (two vhost ports, io forwarding)
 //! ```
@@ -58,8 +58,8 @@ pub struct Options {
     /// Only the load with this key, `split64` for example; may be given several times.
     #[arg(long)]
     only: Vec<String>,
-    /// Where sockets and logs are made; the default is the folder of the build.
-    #[arg(long)]
+    /// Where sockets and logs are made; the default is the directory of the build.
+    #[arg(long = "directory", alias = "folder", value_name = "DIR")]
     folder: Option<PathBuf>,
     /// Two builds in turn.
     #[command(flatten)]
@@ -130,7 +130,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::new(cpus, place.room.describe());
     let folder = scratch(options.folder.as_deref())?;
 
-    eprintln!("the generator's ceiling, through a back end that only moves ring entries");
+    eprintln!("the generator's ceiling, through a backend that only moves ring entries");
     for (name, packed) in [("split64", false), ("packed64", true)] {
         report.ceiling(name, &null::ceiling(cpus, packed, pace.time)?);
     }

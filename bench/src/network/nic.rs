@@ -156,12 +156,12 @@ impl Nic {
         Ok(())
     }
 
-    /// Connects to the back end at `socket` and starts every ring, all receive buffers given.
+    /// Connects to the backend at `socket` and starts every ring, all receive buffers given.
     pub fn connect(socket: &Path, shape: Shape, mac: [u8; 6], to: [u8; 6]) -> Result<Self> {
         let front = Front::connect(socket, shape.wants())?;
         let features = front.features();
         let missing = shape.needs() & !features;
-        ensure!(missing == 0, "the back end does not offer features {missing:#x} of {:#x}", shape.needs());
+        ensure!(missing == 0, "the backend does not offer features {missing:#x} of {:#x}", shape.needs());
         let mode = Mode { packed: shape.packed, event_idx: features & VIRTIO_F_EVENT_IDX != 0 };
         let mut nic = Self::furnish(shape, mode, mac, to)?;
         front.share(&nic.memory)?;

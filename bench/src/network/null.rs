@@ -1,4 +1,4 @@
-//! A back end that does nothing but move ring entries, in this process: what is left is the generator, and how fast it
+//! A backend that does nothing but move ring entries, in this process: what is left is the generator, and how fast it
 //! could go.
 
 use std::sync::Arc;
@@ -54,7 +54,7 @@ pub fn ceiling(cpus: Cpus, packed: bool, time: Duration) -> Result<Outcome> {
     let load = Load { rate: None, sleeps: false, warm: time / 4, time };
     let outcome = path.stream(&load, &[]);
     stop.store(true, Ordering::Relaxed);
-    moving.join().map_err(|_| anyhow!("the null back end panicked"))?;
+    moving.join().map_err(|_| anyhow!("the null backend panicked"))?;
     outcome
 }
 

@@ -72,7 +72,7 @@ impl Report {
         Report { setup, ..Report::default() }
     }
 
-    /// What the generator does through a back end that only moves ring entries.
+    /// What the generator does through a backend that only moves ring entries.
     pub fn ceiling(&mut self, name: &str, outcome: &Outcome) {
         let rate = outcome.frames as f64 / outcome.account.seconds;
         let cell = json!({ "frames_per_s": rate.round(), "ns_per_frame": rounded(1e9 / rate) });

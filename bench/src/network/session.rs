@@ -1,4 +1,4 @@
-//! One back end with two NICs, connected, checked, and thawed only while it is its turn.
+//! One backend with two NICs, connected, checked, and thawed only while it is its turn.
 
 use std::path::Path as FilePath;
 use std::time::Duration;

@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 pub enum RefusalKind {
     /// 404: no such thing.
     Missing,
-    /// 409: not as things are now.
+    /// 409: it conflicts with the current state.
     Conflict,
-    /// 413: larger than any that makes sense.
+    /// 413: larger than any valid one.
     Huge,
     /// 405: not on this resource.
     Method,
-    /// 422: it makes no sense.
+    /// 422: it is invalid.
     Invalid,
     /// 503: not now; the same again may work.
     Busy,
@@ -98,27 +98,27 @@ codes! {
     UnknownRoute "unknown_route" Missing false, "There is no such resource.", "`GET /v1/openapi.json` lists all.";
     NotFound "not_found" Missing false, "There is no disk, NIC, switch, PCI function, port, core, queue, model or VM of this name.", "List what there is.";
     UnknownMethod "unknown_method" Method false, "The resource does not have this method.", "`GET /v1/openapi.json` lists the methods of each.";
-    Exists "exists" Conflict false, "Something of this name is there, and is not as asked for.", "Read it; remove it first, or take another name. `field` is what differs.";
-    Taken "taken" Conflict false, "Another has this address, socket, image or interface.", "Give another one in `field`, or take it from the other.";
+    Exists "exists" Conflict false, "Something of this name exists and differs from the request.", "Read it; remove it first, or take another name. `field` is what differs.";
+    Taken "taken" Conflict false, "Another one uses this address, socket, image or interface.", "Give another value in `field`, or free it first.";
     InUse "in_use" Conflict false, "A guest uses it, or something is plugged into it.", "Unplug it or shut the guest down, or use `?force=true`.";
-    NotServed "not_served" Conflict true, "It is known and could not be served; the daemon tries again.", "Mend what `error` says, then wait or reload.";
-    LosesData "loses_data" Conflict false, "The guest would lose data.", "Say that it may: `shrink`.";
-    Conflict "conflict" Conflict false, "It does not fit how things are now.", "Read `error` and `remedy`.";
-    TooLarge "too_large" Huge false, "The body is larger than any that makes sense.", "Send less.";
-    Malformed "malformed" Invalid false, "The body is no JSON object.", "Send an object with the fields of the resource.";
+    NotServed "not_served" Conflict true, "It is known and cannot be served; the daemon retries.", "Correct what `error` names, then wait or reload.";
+    LosesData "loses_data" Conflict false, "The guest would lose data.", "Confirm with `shrink`.";
+    Conflict "conflict" Conflict false, "The request conflicts with the current state.", "Read `error` and `remedy`.";
+    TooLarge "too_large" Huge false, "The body is larger than any valid one.", "Send less.";
+    Malformed "malformed" Invalid false, "The body is not a JSON object.", "Send an object with the fields of the resource.";
     UnknownField "unknown_field" Invalid false, "The body has a field that the resource does not have.", "Leave `field` out; `GET /v1/openapi.json` lists the fields.";
     UnknownQuery "unknown_query" Invalid false, "The resource has no such key in its query.", "Leave `field` out.";
-    Invalid "invalid" Invalid false, "A value makes no sense, or does not fit the others.", "Correct `field`; `errors` has every field.";
+    Invalid "invalid" Invalid false, "A value is invalid, or conflicts with another.", "Correct `field`; `errors` has every field.";
     Configuration "configuration" Invalid false, "The configuration has problems; nothing was changed.", "Correct the lines that `error` names.";
     Busy "busy" Busy true, "It is busy with another change.", "Try again in a moment.";
     Upgrading "upgrading" Busy true, "The daemon is handing everything over to another process.", "Try again: the new process answers on the same socket.";
-    Unreachable "unreachable" Busy true, "No daemon answers on the control socket. The command line says this, not a daemon.", "Start the daemon, or name its socket.";
-    Usage "usage" Invalid false, "The command line cannot be read, or its words do not go together. The command line says this, not a daemon.", "Read `remedy`, or `ioplane help`.";
-    Unsupported "unsupported" Conflict false, "This device, or the program that is to use it, does not have what was asked for. The command line says this, not a daemon.", "Read `error` and `remedy`.";
-    BadAnswer "bad_answer" Failed false, "The answer of the daemon ended early, or is not what this version reads. The command line says this, not a daemon.", "See `ioplane status` for what was done; compare the versions.";
-    CommandFailed "command_failed" Failed false, "The command failed on this host. The command line says this, not a daemon.", "Read `error` and `remedy`.";
+    Unreachable "unreachable" Busy true, "No daemon answers on the control socket. The command line reports this, not a daemon.", "Start the daemon, or name its socket.";
+    Usage "usage" Invalid false, "The command line cannot be parsed, or its options conflict. The command line reports this, not a daemon.", "Read `remedy`, or `ioplane help`.";
+    Unsupported "unsupported" Conflict false, "This device, or the program that is to use it, does not have what was asked for. The command line reports this, not a daemon.", "Read `error` and `remedy`.";
+    BadAnswer "bad_answer" Failed false, "The answer of the daemon ended early, or is not what this version reads. The command line reports this, not a daemon.", "See `ioplane status` for what was done; compare the versions.";
+    CommandFailed "command_failed" Failed false, "The command failed on this host. The command line reports this, not a daemon.", "Read `error` and `remedy`.";
     Failed "failed" Failed false, "The system below failed.", "Read `error` and `remedy`; see the log of the daemon.";
-    Bug "bug" Failed false, "The daemon is wrong.", "Report it with the log.";
+    Bug "bug" Failed false, "Internal error.", "Report it with the log.";
 }
 
 impl Code {

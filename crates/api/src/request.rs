@@ -77,7 +77,7 @@ body! {
     NotifyForm {
         /// Polled or notified.
         notify: Option<NotifyWord>,
-        /// Microseconds without work before a polled core sleeps.
+        /// Microseconds without work before a polled core stops polling a queue and asks for kicks.
         spin_us: Option<u64>,
     }
 }

@@ -311,7 +311,7 @@ pub enum NicCommand {
     Set {
         /// Its name
         name: String,
-        /// Plug its cable in, or pull it
+        /// Link state
         #[arg(long)]
         link: LinkWord,
     },

@@ -23,6 +23,8 @@ pub const OLD_WORDS: &[OldWord] = &[
     OldWord { command: &["qemu-args"], old: "--twin", new: "--migration-socket" },
     OldWord { command: &["core", "add"], old: "--manners", new: "--yield-policy" },
     OldWord { command: &["pci", "quiesce"], old: "--or-go-on", new: "--or-resume" },
+    OldWord { command: &["exits", "apply"], old: "--folder", new: "--directory" },
+    OldWord { command: &["exits", "callers"], old: "--folder", new: "--directory" },
 ];
 
 /// Options that may stand before a command and have a value in the next word.
@@ -85,6 +87,8 @@ mod tests {
             ["disk", "add"] => format!("ioplane disk add web --memory 1M {said} /run/web.sock"),
             ["core", "add"] => format!("ioplane -v core add {said}=nice"),
             ["pci", "quiesce"] => format!("ioplane pci quiesce card {said}"),
+            ["exits", "apply"] => format!("ioplane exits apply pm-timer {said} /mnt/shared"),
+            ["exits", "callers"] => format!("ioplane exits callers {said}=/mnt/shared"),
             other => panic!("how is an old word of {other:?} used?"),
         };
         line.split(' ').map(OsString::from).collect()

@@ -1,4 +1,4 @@
-//! What everything that is served stands on: cores, ledger, run directory, and the names and sockets that are taken.
+//! What everything that is served stands on: cores, state file, run directory, and the names and sockets that are taken.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,11 +20,11 @@ struct Claim {
     port: Option<PortSpec>,
 }
 
-/// One in a daemon.
+/// What every served thing needs of its daemon.
 pub struct DaemonContext {
     /// The I/O cores.
     pub cores: Arc<Cores>,
-    pub ledger: Arc<StateFile>,
+    pub state_file: Arc<StateFile>,
     run_dir: PathBuf,
     control: PathBuf,
     access: SocketAccess,
@@ -39,14 +39,14 @@ impl DaemonContext {
     /// Sockets are made in `run_dir`, for `access`; `control` is the daemon's own.
     pub fn new(
         cores: Arc<Cores>,
-        ledger: Arc<StateFile>,
+        state_file: Arc<StateFile>,
         run_dir: PathBuf,
         control: PathBuf,
         access: SocketAccess,
     ) -> Self {
         DaemonContext {
             cores,
-            ledger,
+            state_file,
             run_dir,
             control,
             access,

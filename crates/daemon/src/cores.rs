@@ -21,13 +21,13 @@ const RETIRE_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct Cores {
     pool: Arc<Pool>,
     specs: Mutex<BTreeMap<u32, CoreSpec>>,
-    ledger: Arc<StateFile>,
+    state_file: Arc<StateFile>,
 }
 
 impl Cores {
     /// No cores yet.
-    pub fn new(ledger: Arc<StateFile>) -> Self {
-        Cores { pool: Arc::new(Pool::new()), specs: Mutex::default(), ledger }
+    pub fn new(state_file: Arc<StateFile>) -> Self {
+        Cores { pool: Arc::new(Pool::new()), specs: Mutex::default(), state_file }
     }
 
     fn specs(&self) -> MutexGuard<'_, BTreeMap<u32, CoreSpec>> {
@@ -93,7 +93,7 @@ impl Cores {
         };
         spec.id = id;
         let record = CoreRecord { configured, now: Some(spec.clone()) };
-        let kept = self.ledger.change(|entries| {
+        let kept = self.state_file.change(|entries| {
             entries.cores.insert(id, record);
         });
         if let Err(error) = kept {
@@ -116,7 +116,7 @@ impl Cores {
         }
         self.pool.retire(CoreId(id), Instant::now() + RETIRE_TIMEOUT)?;
         specs.remove(&id);
-        self.ledger.change(|entries| match entries.cores.get_mut(&id) {
+        self.state_file.change(|entries| match entries.cores.get_mut(&id) {
             Some(record) if record.configured.is_some() => record.now = None,
             _ => {
                 entries.cores.remove(&id);
@@ -138,7 +138,7 @@ impl Cores {
             core.notify(spec.notify.lower());
             core.spin(Duration::from_micros(spec.spin_us));
         }
-        self.ledger.change(|entries| {
+        self.state_file.change(|entries| {
             for spec in next.values() {
                 if let Some(record) = entries.cores.get_mut(&spec.id) {
                     record.now = Some(spec.clone());

@@ -81,14 +81,14 @@ pub struct Daemon {
     functions: Registry<Card>,
     switches: Arc<Switches>,
     cores: Arc<Cores>,
-    ledger: Arc<StateFile>,
+    state_file: Arc<StateFile>,
     config: Mutex<Arc<Config>>,
     reloading: tokio::sync::Mutex<()>,
     started: Instant,
     /// What changes something has a share of this; an upgrade has all of it.
     changes: Arc<tokio::sync::RwLock<()>>,
-    /// Its doors, once they are open.
-    gone: OnceLock<upgrade::Gone>,
+    /// What an upgrade needs beside the devices: set once the sockets are open.
+    handover: OnceLock<upgrade::HandoverContext>,
     /// How everything came here, if from another process.
     upgraded: Mutex<Option<UpgradeReport>>,
     /// Held as long as the process lives.
@@ -122,7 +122,7 @@ impl Daemon {
             functions: daemon.to_serve::<Card>()?,
         };
         daemon.settle(&daemon.config());
-        taps::sweep(&daemon.ledger);
+        taps::sweep(&daemon.state_file);
         Ok((Arc::new(daemon), start))
     }
 
@@ -135,7 +135,7 @@ impl Daemon {
         lock: std::fs::File,
     ) -> Result<Arc<Daemon>> {
         let daemon = Daemon::idle(config, control, run_dir, lock)?;
-        for record in daemon.ledger.entries().cores.into_values() {
+        for record in daemon.state_file.entries().cores.into_values() {
             if let Some(now) = record.now {
                 daemon.cores.start(now, true, record.configured)?;
             }
@@ -145,10 +145,11 @@ impl Daemon {
 
     /// One that serves nothing yet.
     fn idle(config: Config, control: PathBuf, run_dir: PathBuf, lock: std::fs::File) -> Result<Daemon> {
-        let ledger = Arc::new(StateFile::open(&run_dir.join("state.json"))?);
-        let cores = Arc::new(Cores::new(ledger.clone()));
+        let state_file = Arc::new(StateFile::open(&run_dir.join("state.json"))?);
+        let cores = Arc::new(Cores::new(state_file.clone()));
         let (access, folder) = (config.daemon.access, run_dir.clone());
-        let context = Arc::new(DaemonContext::new(cores.clone(), ledger.clone(), run_dir, control, access));
+        let context =
+            Arc::new(DaemonContext::new(cores.clone(), state_file.clone(), run_dir, control, access));
         let switches = Arc::new(Switches::new(context.clone()));
         Ok(Daemon {
             disks: Registry::new(context.clone(), Arc::new(())),
@@ -156,12 +157,12 @@ impl Daemon {
             functions: Registry::new(context, Arc::new(Functions::new(switches.clone(), folder))),
             switches,
             cores,
-            ledger,
+            state_file,
             config: Mutex::new(Arc::new(config)),
             reloading: tokio::sync::Mutex::default(),
             started: Instant::now(),
             changes: Arc::default(),
-            gone: OnceLock::new(),
+            handover: OnceLock::new(),
             upgraded: Mutex::default(),
             lock,
         })
@@ -192,7 +193,7 @@ impl Daemon {
 
     /// The configured cores as they were set at run time, and those added at run time.
     fn start_cores(&self) -> Result<()> {
-        let (config, known) = (self.config(), self.ledger.entries().cores);
+        let (config, known) = (self.config(), self.state_file.entries().cores);
         let mut wanted: BTreeMap<u32, (CoreSpec, Option<CoreSpec>)> = BTreeMap::new();
         for (spec, _) in &config.cores {
             let (base, now) =
@@ -217,7 +218,7 @@ impl Daemon {
         {
             wanted.insert(spec.id, (spec.clone(), Some(spec.clone())));
         }
-        self.ledger.change(|entries| {
+        self.state_file.change(|entries| {
             entries.cores.retain(|id, record| record.now.is_none() || wanted.contains_key(id));
         })?;
         for (mut spec, configured) in wanted.into_values() {
@@ -233,7 +234,7 @@ impl Daemon {
     /// The configured switches as they were changed at run time, and those added at run time. One whose uplink cannot be had
     /// is kept without it, and it is tried again: guests may be talking over it.
     fn start_switches(&self) -> Result<()> {
-        let (config, known) = (self.config(), self.ledger.entries());
+        let (config, known) = (self.config(), self.state_file.entries());
         let mut problems = Vec::new();
         for (spec, place) in &config.switches {
             if known.removed_switches.get(&spec.name) == Some(spec) {
@@ -253,7 +254,7 @@ impl Daemon {
                 None => self.switches.add(record.clone(), OnFailure::Keep)?,
                 Some(_) => {
                     tracing::warn!(switch = name, "gone from the configuration: no longer there");
-                    self.ledger.change(|entries| {
+                    self.state_file.change(|entries| {
                         entries.switches.remove(name);
                     })?;
                 }
@@ -264,7 +265,7 @@ impl Daemon {
 
     /// What to serve of one kind: what is configured as it was changed at run time, and what was added at run time.
     fn to_serve<K: ServedKind>(&self) -> Result<Vec<Record<K::Spec>>> {
-        let (config, mut known) = (self.config(), self.ledger.entries());
+        let (config, mut known) = (self.config(), self.state_file.entries());
         let removed = std::mem::take(K::removed(&mut known));
         let known = std::mem::take(K::records(&mut known));
         let mut start = Vec::new();
@@ -297,7 +298,7 @@ impl Daemon {
                 }
             }
         }
-        self.ledger.change(|entries| K::records(entries).retain(|name, _| !gone.contains(name)))?;
+        self.state_file.change(|entries| K::records(entries).retain(|name, _| !gone.contains(name)))?;
         Ok(start)
     }
 
@@ -328,7 +329,7 @@ impl Daemon {
 
     /// Opens the functions that a predecessor had: they are not handed over, so nobody uses them.
     async fn open_functions(self: Arc<Self>) {
-        self.functions.bring_back(self.ledger.entries().functions.into_values().collect()).await;
+        self.functions.bring_back(self.state_file.entries().functions.into_values().collect()).await;
     }
 
     /// Ends the service of everything, at once and whoever is connected.
@@ -339,9 +340,9 @@ impl Daemon {
 
     /// Takes away what the daemon made for something that is no more.
     async fn sweep(&self) {
-        let ledger = self.ledger.clone();
+        let state_file = self.state_file.clone();
         let swept = served::blocking(move || {
-            taps::sweep(&ledger);
+            taps::sweep(&state_file);
             Ok(())
         });
         if let Err(error) = swept.await {

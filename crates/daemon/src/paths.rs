@@ -10,7 +10,6 @@ use crate::config::Config;
 /// How a daemon is started. The binary that takes everything over from it is started so too.
 #[derive(Debug, Clone)]
 pub struct Invocation {
-    /// The configuration.
     pub config: PathBuf,
     /// The control socket; goes before what the configuration says.
     pub socket: Option<PathBuf>,

@@ -37,7 +37,7 @@ impl Refusal {
         huge Huge,
         /// Not on this resource.
         method Method,
-        /// It makes no sense.
+        /// It is invalid.
         invalid Invalid,
         /// Not now.
         busy Busy,
@@ -51,7 +51,7 @@ impl Refusal {
         Refusal { code, field: None, errors: Vec::new(), error, remedy, retry: true }
     }
 
-    /// The daemon is wrong.
+    /// Internal error.
     pub fn bug(error: impl Into<String>) -> Self {
         Refusal::new(Code::Bug, error, "this is a bug: report it with the log")
     }

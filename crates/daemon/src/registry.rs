@@ -65,7 +65,7 @@ pub trait Registered: ServedKind {
     fn registry(daemon: &Daemon) -> &Registry<Self>;
 }
 
-/// All of one kind.
+/// Everything of one kind that the daemon serves, or is to serve and cannot yet, by name.
 pub struct Registry<K: ServedKind> {
     slots: Mutex<BTreeMap<String, Slot<K>>>,
     /// A try has come to its end.
@@ -146,7 +146,7 @@ impl<K: ServedKind> Registry<K> {
             Err(refused) => {
                 self.slots().remove(&name);
                 self.context.release(&name);
-                self.context.ledger.change(|entries| {
+                self.context.state_file.change(|entries| {
                     K::records(entries).remove(&name);
                 })?;
                 Err(refused)
@@ -182,7 +182,7 @@ impl<K: ServedKind> Registry<K> {
     /// It could not be opened and stays, in the state file too: a successor has to know it.
     fn keep(&self, record: Record<K::Spec>, retry: RetryState) {
         let name = record.now.name().to_owned();
-        let noted = self.context.ledger.change(|entries| {
+        let noted = self.context.state_file.change(|entries| {
             K::records(entries).insert(name.clone(), record.clone());
         });
         if let Err(error) = noted {
@@ -437,7 +437,7 @@ impl<K: ServedKind> Registry<K> {
         tracing::info!(kind = K::NAME, name, "no longer served");
         self.tell(EventWord::Removed, name, "no longer served");
         let configured = slot.and_then(|slot| slot.record().configured);
-        Ok(self.context.ledger.change(|entries| {
+        Ok(self.context.state_file.change(|entries| {
             K::records(entries).remove(name);
             if let Some(configured) = configured.filter(|_| lasting) {
                 K::removed(entries).insert(name.to_owned(), configured);
@@ -472,7 +472,7 @@ impl<K: ServedKind> Registry<K> {
         reports.into_iter().map(|(_, report)| report).collect()
     }
 
-    /// Ends the service of all, at once and whoever is connected. The ledger keeps them: the next daemon serves them
+    /// Ends the service of all, at once and whoever is connected. The state file keeps them: the next daemon serves them
     /// again, and their front ends reconnect.
     pub async fn stop(&self) {
         let slots = std::mem::take(&mut *self.slots());

@@ -24,7 +24,7 @@ const BY_HAND: &str = "write it by hand: `ioplane config save --print` says what
 
 /// What is to be appended, and what was found on the way.
 #[derive(Default)]
-struct Plan {
+struct SavePlan {
     appended: Appended,
     saved: Vec<String>,
     unsaved: Vec<String>,
@@ -54,7 +54,7 @@ impl Daemon {
         let config = Config::parse(&file, &old).map_err(|problems: Problems| {
             Refusal::invalid(problems.to_string(), "correct the lines named, then save again")
         })?;
-        let entries = self.ledger.entries();
+        let entries = self.state_file.entries();
         let plan = plan(&config, entries.clone());
         let mut new = old.clone();
         if !plan.saved.is_empty() {
@@ -72,14 +72,14 @@ impl Daemon {
             }
         }
         let text = new[old.len()..].to_owned();
-        let Plan { saved, unsaved, .. } = plan;
+        let SavePlan { saved, unsaved, .. } = plan;
         Ok((SavedReport { file, saved, unsaved, text }, old, new))
     }
 }
 
 /// What of `entries` the file does not say.
-fn plan(config: &Config, mut entries: Entries) -> Plan {
-    let mut plan = Plan::default();
+fn plan(config: &Config, mut entries: Entries) -> SavePlan {
+    let mut plan = SavePlan::default();
     cores(config, &entries, &mut plan);
     served::<Disk>(config, &mut entries, &mut plan, Appended::disk);
     switches(config, &entries, &mut plan);
@@ -88,7 +88,7 @@ fn plan(config: &Config, mut entries: Entries) -> Plan {
     plan
 }
 
-impl Plan {
+impl SavePlan {
     /// One thing as it is now, what the configuration said when it was read last, and what the file says.
     fn one<S: PartialEq>(
         &mut self,
@@ -121,7 +121,7 @@ fn found<S>(all: &[(S, Place)], is: impl Fn(&S) -> bool) -> Option<&S> {
 }
 
 /// A file without a `[[core]]` means one core: with one added to it, it would no longer be meant.
-fn cores(config: &Config, entries: &Entries, plan: &mut Plan) {
+fn cores(config: &Config, entries: &Entries, plan: &mut SavePlan) {
     let meant = config.cores.iter().find(|(_, place)| *place == Place::default()).map(|(core, _)| core);
     let before = plan.saved.len();
     for (id, record) in &entries.cores {
@@ -135,7 +135,7 @@ fn cores(config: &Config, entries: &Entries, plan: &mut Plan) {
     }
 }
 
-fn switches(config: &Config, entries: &Entries, plan: &mut Plan) {
+fn switches(config: &Config, entries: &Entries, plan: &mut SavePlan) {
     let removed = entries.removed_switches.iter().map(|(name, spec)| (name, None, Some(spec)));
     let there = entries.switches.iter();
     let there = there.map(|(name, record)| (name, Some(&record.now), record.configured.as_ref()));
@@ -149,7 +149,7 @@ fn switches(config: &Config, entries: &Entries, plan: &mut Plan) {
 fn served<K: ServedKind>(
     config: &Config,
     entries: &mut Entries,
-    plan: &mut Plan,
+    plan: &mut SavePlan,
     append: impl Fn(&mut Appended, &K::Spec),
 ) {
     let removed = std::mem::take(K::removed(entries));

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::paths::{Invocation, control_path, run_dir};
-use super::upgrade::{self, Gone, Succession};
+use super::upgrade::{self, HandoverContext, Succession};
 use super::{Daemon, api, metrics};
 use crate::config::{Config, Problems};
 
@@ -116,8 +116,8 @@ async fn run(config: Config, invocation: Invocation) -> Result<()> {
         .and_then(UnixListener::from_std)
         .with_context(|| format!("the control socket {}", control.display()))?;
     let opening = (!opened).then_some(opening);
-    let house = RunningDaemon { invocation, daemon, control, run_dir, listener, metrics };
-    attend(house, signals, opening, None).await
+    let running = RunningDaemon { invocation, daemon, control, run_dir, listener, metrics };
+    attend(running, signals, opening, None).await
 }
 
 /// Takes over from the daemon that started this process.
@@ -126,8 +126,8 @@ async fn succeed(invocation: Invocation) -> Result<()> {
     let Succession { daemon, control, run_dir, listener, metrics, report } =
         upgrade::inherit(&invocation.config, invocation.socket.clone()).await?;
     tokio::spawn(daemon.clone().open_functions());
-    let house = RunningDaemon { invocation, daemon, control, run_dir, listener, metrics };
-    attend(house, signals, None, Some(report)).await
+    let running = RunningDaemon { invocation, daemon, control, run_dir, listener, metrics };
+    attend(running, signals, None, Some(report)).await
 }
 
 /// Answers until the last signal.
@@ -142,7 +142,7 @@ async fn attend(
     let (left, mut leaving) = watch::channel(None);
     let copies = (listener.as_fd().try_clone_to_owned()?, metrics.as_ref().map(metrics_socket).transpose()?);
     let (control_copy, metrics_copy) = copies;
-    let gone = Gone {
+    let context = HandoverContext {
         invocation,
         control: control.clone(),
         run_dir,
@@ -150,7 +150,7 @@ async fn attend(
         metrics: metrics_copy,
         left,
     };
-    let _ = daemon.gone.set(gone);
+    let _ = daemon.handover.set(context);
     let until = || {
         let mut leaving = leaving.clone();
         async move {

@@ -90,7 +90,6 @@ pub trait ServedKind: Send + Sync + Sized + 'static {
 
 /// What a report says of one of any kind, whether it is served or not.
 pub struct Standing {
-    /// Its name.
     pub name: String,
     /// Whether it is there.
     pub state: ServedState,
@@ -138,13 +137,12 @@ pub trait Service<K: ServedKind>: Send + Sync {
     fn in_use(&self) -> impl Future<Output = bool> + Send;
 
     /// Ends the service, unless a front end is connected and it is not to be by force. Nothing of the device is left when it
-    /// returns well; the ledger is the caller's business.
+    /// returns well; the state file is the caller's business.
     fn stop(&self, force: bool) -> impl Future<Output = Result<(), Refusal>> + Send;
 }
 
 /// A kind whose queues run on I/O cores, behind vhost-user.
 pub trait Queued: ServedKind<Service = Served<Self>> {
-    /// The device.
     type Model: VirtioDevice;
 
     /// The same device for a second front end, the destination of a migration, if there can be one.
@@ -153,20 +151,20 @@ pub trait Queued: ServedKind<Service = Served<Self>> {
     }
 }
 
-/// The record of one thing, in memory and in the ledger.
+/// The record of one thing, in memory and in the state file.
 pub struct StateRecord<K: ServedKind> {
     record: Mutex<Record<K::Spec>>,
-    ledger: Arc<StateFile>,
+    state_file: Arc<StateFile>,
 }
 
 impl<K: ServedKind> StateRecord<K> {
     /// Writes down that it is being served.
-    pub fn begin(record: Record<K::Spec>, ledger: &Arc<StateFile>) -> Result<Self, Refusal> {
-        ledger.change(|entries| {
+    pub fn begin(record: Record<K::Spec>, state_file: &Arc<StateFile>) -> Result<Self, Refusal> {
+        state_file.change(|entries| {
             K::removed(entries).remove(record.now.name());
         })?;
-        write::<K>(ledger, &record)?;
-        Ok(StateRecord { record: Mutex::new(record), ledger: ledger.clone() })
+        write::<K>(state_file, &record)?;
+        Ok(StateRecord { record: Mutex::new(record), state_file: state_file.clone() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Record<K::Spec>> {
@@ -177,12 +175,12 @@ impl<K: ServedKind> StateRecord<K> {
         self.lock().clone()
     }
 
-    /// Changes it, in the ledger first: if that fails nothing has changed. Callers may be at a quiescent point.
+    /// Changes it, in the state file first: if that fails nothing has changed. Callers may be at a quiescent point.
     pub fn change(&self, change: impl FnOnce(&mut Record<K::Spec>)) -> Result<(), Refusal> {
         let mut record = self.lock();
         let mut next = record.clone();
         change(&mut next);
-        write::<K>(&self.ledger, &next)?;
+        write::<K>(&self.state_file, &next)?;
         *record = next;
         Ok(())
     }
@@ -193,8 +191,8 @@ impl<K: ServedKind> StateRecord<K> {
     }
 }
 
-fn write<K: ServedKind>(ledger: &StateFile, record: &Record<K::Spec>) -> Result<(), Refusal> {
-    Ok(ledger.change(|entries| {
+fn write<K: ServedKind>(state_file: &StateFile, record: &Record<K::Spec>) -> Result<(), Refusal> {
+    Ok(state_file.change(|entries| {
         K::records(entries).insert(record.now.name().to_owned(), record.clone());
     })?)
 }
@@ -217,7 +215,7 @@ impl<K: Queued> Served<K> {
     /// Serves `model` on its socket, and writes down that it does.
     pub fn start(model: K::Model, record: Record<K::Spec>, context: &DaemonContext) -> Result<Self, Refusal> {
         let socket = context.socket(&record.now);
-        let note = StateRecord::begin(record.clone(), &context.ledger)?;
+        let note = StateRecord::begin(record.clone(), &context.state_file)?;
         let lease = RingLease::default();
         let second = record.now.migration_socket().map(Path::to_owned).zip(K::second_instance(&model));
         let handle = serve(model, socket, &record, context, &lease)?;
@@ -238,7 +236,7 @@ impl<K: Queued> Served<K> {
             handle,
             second,
             lease,
-            StateRecord { record: Mutex::new(record), ledger: context.ledger.clone() },
+            StateRecord { record: Mutex::new(record), state_file: context.state_file.clone() },
         )
     }
 
@@ -348,7 +346,7 @@ impl<K: Queued> Service<K> for Served<K> {
 
 /// No front end can connect to `socket`.
 pub(super) fn no_socket(socket: &Path, error: impl std::fmt::Display) -> Refusal {
-    let remedy = "is its folder there and writable, and does no other daemon listen there?";
+    let remedy = "is its directory there and writable, and does no other daemon listen there?";
     Refusal::failed(format!("the socket {}: {error}", socket.display()), remedy)
 }
 

@@ -1,6 +1,6 @@
 //! The state file: what was decided at run time, so that a daemon that is killed comes back as it was.
 //!
-//! The configuration says what the administrator wants; the ledger says what is being served now, each with the
+//! The configuration says what the administrator wants; the state file says what is being served now, each with the
 //! configuration it started from. [`three_way`] brings the two together. It lives in the run directory, which goes with a
 //! reboot, as the guests do; whoever wants a change for longer writes it into the configuration.
 //!
@@ -111,9 +111,8 @@ pub enum StateFileError {
     )]
     Damaged { file: PathBuf, why: String },
     /// The system said no.
-    #[error("the state file {}: {source}\n  hint: is its folder there, writable, and is there space?", file.display())]
+    #[error("the state file {}: {source}\n  hint: is its directory there, writable, and is there space?", file.display())]
     Os {
-        /// The file.
         file: PathBuf,
         /// What the system said.
         source: std::io::Error,

@@ -173,7 +173,7 @@ impl Switches {
             let uplink = slot.record.now.uplink.clone().unwrap_or_default();
             let there = interface(&uplink).is_some();
             // One that the daemon made stays, unless somebody deletes it: a predecessor may have seen that.
-            let ours = self.context.ledger.entries().taps.contains_key(&uplink);
+            let ours = self.context.state_file.entries().taps.contains_key(&uplink);
             let deleted = (slot.is_deleted() || ours) && !make;
             if slot.retry_state().is_none() || deleted && !there {
                 slot.trying = false;
@@ -211,7 +211,7 @@ impl Switches {
 
     fn note(&self, record: &SwitchRecord) -> Result<(), Refusal> {
         let name = record.now.name.clone();
-        Ok(self.context.ledger.change(|entries| {
+        Ok(self.context.state_file.change(|entries| {
             entries.removed_switches.remove(&name);
             entries.switches.insert(name, record.clone());
         })?)
@@ -232,7 +232,7 @@ impl Switches {
             self.context.cores.check(core)?;
         }
         let tap = Tap::open(name, switch, PortOptions::new(name))?;
-        super::taps::keep(name, &tap, &self.context.ledger)?;
+        super::taps::keep(name, &tap, &self.context.state_file)?;
         let running = Quiescent::new(tap).resume(&self.placement(spec.core)).map_err(|refused| {
             Refusal::failed(format!("uplink {name}: {}", refused.error), "see `ioplane core list`")
         })?;
@@ -415,7 +415,7 @@ impl Switches {
         end(slot.uplink).await;
         tracing::info!(switch = name, "removed");
         self.context.events.tell(EventWord::Removed, "switch", name, "removed");
-        Ok(self.context.ledger.change(|entries| {
+        Ok(self.context.state_file.change(|entries| {
             entries.switches.remove(name);
             if let Some(configured) = slot.record.configured.filter(|_| lasting) {
                 entries.removed_switches.insert(name.to_owned(), configured);
@@ -459,7 +459,7 @@ impl Switches {
         Ok(SwitchTableReport { switch: slot.report(), table })
     }
 
-    /// Ends the uplinks. The ledger keeps everything.
+    /// Ends the uplinks. The state file keeps everything.
     pub async fn stop(&self) {
         let slots = std::mem::take(&mut *self.slots());
         for slot in slots.into_values() {

@@ -10,14 +10,14 @@ use super::state_file::{Entries, StateFile};
 use crate::refusal::Refusal;
 
 /// Lets a device stay that was made by opening it, and writes that down first.
-pub fn keep(name: &str, tap: &Tap, ledger: &StateFile) -> Result<(), Refusal> {
+pub fn keep(name: &str, tap: &Tap, state_file: &StateFile) -> Result<(), Refusal> {
     let number = interface(name);
     let ours = if tap.made() {
         number
     } else {
-        ledger.entries().taps.get(name).copied().filter(|it| Some(*it) == number)
+        state_file.entries().taps.get(name).copied().filter(|it| Some(*it) == number)
     };
-    ledger.change(|entries| {
+    state_file.change(|entries| {
         match ours {
             Some(number) => entries.taps.insert(name.to_owned(), number),
             // Somebody has made another one of that name.
@@ -31,15 +31,15 @@ pub fn keep(name: &str, tap: &Tap, ledger: &StateFile) -> Result<(), Refusal> {
 }
 
 /// Takes away those of ours that nothing is to have any more. May block.
-pub fn sweep(ledger: &StateFile) {
-    let entries = ledger.entries();
+pub fn sweep(state_file: &StateFile) {
+    let entries = state_file.entries();
     for (name, number) in entries.taps.iter().filter(|(name, _)| !wanted(&entries, name)) {
         if let Err(error) = Tap::remove(name, *number) {
             // Somebody has it open, who is to have it in a moment perhaps: the next sweep looks again.
             tracing::debug!(tap = name, %error, "a TAP device that the daemon made is left for now");
             continue;
         }
-        let forgotten = ledger.change(|entries| {
+        let forgotten = state_file.change(|entries| {
             entries.taps.remove(name);
         });
         if let Err(error) = forgotten {

@@ -37,9 +37,9 @@ fn record(name: &str, configured: bool) -> DiskRecord {
 fn what_is_written_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("state.json");
-    let ledger = StateFile::open(&file).unwrap();
+    let state_file = StateFile::open(&file).unwrap();
     assert!(!file.exists(), "reading writes nothing");
-    ledger
+    state_file
         .change(|entries| {
             let mut disk = record("a", false);
             disk.moved.insert(3, 1);
@@ -55,15 +55,15 @@ fn what_is_written_is_read() {
         })
         .unwrap();
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-    assert_eq!(StateFile::open(&file).unwrap().entries(), ledger.entries());
+    assert_eq!(StateFile::open(&file).unwrap().entries(), state_file.entries());
 }
 
 #[test]
 fn a_damaged_file_is_refused_and_kept() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("state.json");
-    let ledger = StateFile::open(&file).unwrap();
-    ledger.change(|entries| drop(entries.disks.insert("a".into(), record("a", true)))).unwrap();
+    let state_file = StateFile::open(&file).unwrap();
+    state_file.change(|entries| drop(entries.disks.insert("a".into(), record("a", true)))).unwrap();
     let good = std::fs::read_to_string(&file).unwrap();
     let cases = [
         String::new(),
@@ -104,11 +104,11 @@ fn a_damaged_file_is_refused_and_kept() {
 #[test]
 fn a_failed_write_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let ledger = StateFile::open(&folder.path().join("gone/state.json")).unwrap();
+    let state_file = StateFile::open(&folder.path().join("gone/state.json")).unwrap();
     let error =
-        ledger.change(|entries| drop(entries.disks.insert("a".into(), record("a", true)))).unwrap_err();
+        state_file.change(|entries| drop(entries.disks.insert("a".into(), record("a", true)))).unwrap_err();
     assert!(matches!(error, StateFileError::Os { .. }), "{error}");
-    assert!(ledger.entries().disks.is_empty());
+    assert!(state_file.entries().disks.is_empty());
 }
 
 #[test]
@@ -181,7 +181,7 @@ impl ServedKind for Stuck {
         context: &Arc<DaemonContext>,
         _below: &Arc<()>,
     ) -> Result<Stuck, Refusal> {
-        Ok(Stuck { note: StateRecord::begin(record, &context.ledger)? })
+        Ok(Stuck { note: StateRecord::begin(record, &context.state_file)? })
     }
 
     async fn become_next(&self, _next: DiskRecord) -> Result<(), Refusal> {
@@ -227,10 +227,10 @@ impl Service<Stuck> for Stuck {
 #[test]
 fn hole_18_one_that_is_stuck_costs_the_others_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let ledger = Arc::new(StateFile::open(&folder.path().join("state.json")).unwrap());
-    let cores = Arc::new(Cores::new(ledger.clone()));
+    let state_file = Arc::new(StateFile::open(&folder.path().join("state.json")).unwrap());
+    let cores = Arc::new(Cores::new(state_file.clone()));
     let (run_dir, control) = (folder.path().to_owned(), folder.path().join("control.sock"));
-    let context = Arc::new(DaemonContext::new(cores, ledger, run_dir, control, SocketAccess::default()));
+    let context = Arc::new(DaemonContext::new(cores, state_file, run_dir, control, SocketAccess::default()));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let registry: Registry<Stuck> = Registry::new(context, Arc::new(()));

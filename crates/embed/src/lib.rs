@@ -2,11 +2,11 @@
 //! it to a quiescent point and back.
 //!
 //! ```text
-//!   vCPU threads --access--> Front ---- Running ----- accesses served, their effects carried out
-//!   hardware's own --event-->  |        Quiescing --- accesses served: what the guest drives must be driven to stillness
-//!                              |        Held -------- accesses wait (invariant 1)
-//!   one control thread --------+        Away -------- accesses wait: the device is being saved, loaded, replaced
-//!     quiesce, resume, take, ...        Closed ------ accesses fail
+//!   vCPU threads --access--> SharedDevice -- Running ---- accesses served, their effects carried out
+//!   hardware's own --event-->  |             Quiescing -- accesses served: the guest itself brings the device to a quiescent point
+//!                              |             Held ------- accesses wait (invariant 1)
+//!   one control thread --------+             Away ------- accesses wait: the device is being saved, loaded, replaced
+//!     quiesce, resume, take, ...             Closed ----- accesses fail
 //! ```
 //!
 //! The lock in here is taken by vCPU threads and the control plane, never by an I/O core: parked pollers
@@ -34,7 +34,7 @@ use ioplane_device::{
 pub use control::DeadlineMissed;
 pub use ioplane_device::Presence;
 
-/// What a front could not do.
+/// Why a call of a [`SharedDevice`] failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SharedDeviceError {
     /// The device is gone for good.
@@ -124,7 +124,7 @@ impl<D: Device> SharedDevice<D> {
 
     /// One register access by a guest, on its vCPU's thread. Waits while the device is held or away. What it asks for
     /// (queues started, stopped, a reset) is done when it returns; an error tells that this failed, the access itself
-    /// has been answered. Only [`FrontError::Closed`] means that it has not.
+    /// has been answered. Only [`SharedDeviceError::Closed`] means that it has not.
     pub fn access(&self, at: RegisterAddress, mut op: Access<'_>) -> Result<(), SharedDeviceError> {
         let mut inner = self.lock();
         loop {
@@ -228,7 +228,7 @@ impl<D: Device> SharedDevice<D> {
         Ok(())
     }
 
-    /// Ends it: whoever waits for an access gets [`FrontError::Closed`]. A held device comes back.
+    /// Ends it: whoever waits for an access gets [`SharedDeviceError::Closed`]. A held device comes back.
     pub fn close(&self) -> Option<Quiescent<D>> {
         let mut inner = self.lock();
         let before = std::mem::replace(&mut inner.device, Lifecycle::Absent);

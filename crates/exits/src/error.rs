@@ -9,7 +9,7 @@ use crate::plain::{plain, shown};
 #[derive(Debug, thiserror::Error)]
 pub enum ExitsError {
     /// No process of this host has a KVM VM open, as far as we may see.
-    #[error("no KVM VM is running on this host, as far as may be seen; as root more is seen")]
+    #[error("no KVM VM is running on this host that is visible to this user; root sees all VMs")]
     NoVm,
     /// Several VMs, and none was chosen.
     #[error("several VMs are running, choose one with --vm: {}", plain(.0))]

@@ -3,11 +3,11 @@
 //!
 //! ```text
 //!   testkit's 8139cp --each access--> vCPU: mov [bx], al | mov al, [bx]
-//!                                       | KVM_EXIT_MMIO, counted --> Front --> Monitor --> Simulated<Rtl8139> --> a neighbour that answers
+//!                                       | KVM_EXIT_MMIO, counted --> SharedDevice --> Monitor --> Simulated<Rtl8139> --> a neighbour that answers
 //!                                       ' no exit: the page (KVM_MEM_READONLY)
 //! ```
 //!
-//! Stock QEMU cannot map such a page (docs/decisions/0014-watched-hardware.md); this is what a VMM that can would have.
+//! Stock QEMU cannot map such a page (docs/decisions/0014-mediated-hardware.md); this is what a VMM that can would have.
 
 #![allow(unsafe_code)]
 // UNSAFETY: memory is registered with KVM by address.
@@ -47,7 +47,7 @@ const OWN: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
 const OTHER: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
 
 type Failure = Box<dyn std::error::Error>;
-type Watched = Monitor<Simulated<Rtl8139>>;
+type Mediated = Monitor<Simulated<Rtl8139>>;
 
 #[derive(Debug)]
 struct NoInterrupt;
@@ -60,7 +60,7 @@ impl Interrupt for NoInterrupt {
 struct Guest {
     vcpu: VcpuFd,
     _vm: VmFd,
-    front: SharedDevice<Watched>,
+    front: SharedDevice<Mediated>,
     bench: Bench<Rtl8139>,
     exits: u64,
     accesses: u64,

@@ -1,8 +1,8 @@
 //! Hosts: who drives a device.
 //!
 //! ```text
-//!   stock VMM --vhost-user--> vhost_user::Server --> Running<Vdev<V>>
-//!   stock VMM --vfio-user---> vfio_user::Session --> embed::Front --> Running<D>
+//!   stock VMM --vhost-user--> vhost_user::Session ---- owns ----> Lifecycle<Vdev<V>>
+//!   stock VMM --vfio-user---> vfio_user::Session ----- owns ----> Lifecycle<F>
 //! ```
 //!
 //! A host owns the device's one control half and carries out what its driver asks: rings that start and stop, memory

@@ -283,7 +283,7 @@ fn text_and_codes_are_for_people() {
 #[test]
 fn metrics_are_there_when_asked_for() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let _house = TestDaemon::open(&format!("[daemon]\nmetrics = \"127.0.0.1:{port}\"\n{}", config()));
+    let _daemon = TestDaemon::open(&format!("[daemon]\nmetrics = \"127.0.0.1:{port}\"\n{}", config()));
     let ask =
         |path| daemon::http(std::net::TcpStream::connect(("127.0.0.1", port)).unwrap(), "GET", path, "");
     let (code, text) = ask("/metrics");

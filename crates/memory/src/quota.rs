@@ -17,7 +17,7 @@ pub const OWN: usize = 32;
 /// Most mappings of one client: its regions, the in-flight region, the dirty log, and what is mapped before its predecessor goes. Fewer
 /// where the process may have fewer descriptors.
 pub const MOST: usize = MAX_REGIONS + 16;
-/// Mappings of the process itself: disks in memory, pages and rings of watched hardware.
+/// Mappings of the process itself: disks in memory, pages and rings of mediated hardware.
 pub(crate) const PROCESS: usize = 4096;
 /// Most mappings for clients that want more than [`OWN`]; fewer where the process may have fewer descriptors.
 pub(crate) const POOL: usize = MAX_MAPPINGS - CLIENTS * OWN - PROCESS;

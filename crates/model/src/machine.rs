@@ -34,7 +34,7 @@ impl Pending {
     }
 
     /// What the event is.
-    pub fn seen(&self) -> ModelInput {
+    pub fn input(&self) -> ModelInput {
         self.seen
     }
 

@@ -43,9 +43,9 @@ pub enum NetworkError {
         /// What was asked for.
         vlan: u16,
     },
-    /// An address that no station can have.
+    /// Not a unicast MAC address.
     #[error(
-        "port {port}: {mac:02x?} is not the address of one station: its first byte must be even, and not all be zero"
+        "port {port}: {mac:02x?} is not a unicast MAC address: its first byte must be even, and not all be zero"
     )]
     Mac {
         /// The port.

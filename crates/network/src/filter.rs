@@ -166,9 +166,9 @@ mod tests {
     const GROUP: Mac = [0x33, 0x33, 0, 0, 0, 1];
 
     fn hears(filter: RxFilter, mac: Mac, vlan: u16) -> bool {
-        let sieve = AtomicRxFilter::new();
-        sieve.set(&filter);
-        sieve.hears(mac, vlan)
+        let shared = AtomicRxFilter::new();
+        shared.set(&filter);
+        shared.hears(mac, vlan)
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::BATCH;
 
 /// What became of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Taken {
+pub(crate) enum RxOutcome {
     /// The guest has it.
     Received,
     /// There is no room now.
@@ -16,13 +16,13 @@ pub(crate) enum Taken {
 }
 
 /// Gives `receive` at most a batch of frames, in order. True if one had no room: it waits at the port, with those after it.
-pub(crate) fn take(port_rx: &mut PortRx, mut receive: impl FnMut(&[u8]) -> Taken) -> bool {
+pub(crate) fn take(port_rx: &mut PortRx, mut receive: impl FnMut(&[u8]) -> RxOutcome) -> bool {
     for _ in 0..BATCH {
         let Some(frame) = port_rx.front() else { break };
         match receive(frame.bytes()) {
-            Taken::Received => port_rx.pop(),
-            Taken::Dropped(cause) => port_rx.skip(cause),
-            Taken::NoRoom => return true,
+            RxOutcome::Received => port_rx.pop(),
+            RxOutcome::Dropped(cause) => port_rx.skip(cause),
+            RxOutcome::NoRoom => return true,
         }
     }
     false

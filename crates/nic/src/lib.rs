@@ -1,15 +1,15 @@
 //! Commodity NICs, emulated whole: an RTL8139C+ and an NE2000, each a [`ioplane_pci::Function`] on a port of the switch.
 //!
 //! ```text
-//!   guest's stock driver --registers--> Rtl8139 | Ne2000 --Outlet--> Switch
-//!                 ^------ INTA# ------------|   ^--------Inlet-------'
+//!   guest's stock driver --registers--> Rtl8139 | Ne2000 --PortTx--> Switch
+//!                 ^------ INTA# ------------|   ^--------PortRx------'
 //!                                           |   attention() readable, attend(): a batch of frames
 //!                                           '-- a frame without room waits at the port until a register is written
 //! ```
 //!
 //! A frame is sent within the register access that asks for it; frames are received when the host calls
-//! [`ioplane_pci::Function::attend`]. So nothing is ever under way between two calls: an emulated NIC is always still, may be saved
-//! anywhere, and needs no poller. What a chip keeps in a FIFO while the guest has no room waits at the port.
+//! [`ioplane_pci::Function::attend`]. So nothing is ever under way between two calls: an emulated NIC is always quiescent, may be
+//! saved anywhere, and needs no poller. What a chip keeps in a FIFO while the guest has no room waits at the port.
 //!
 //! Everything that a guest writes to registers, descriptors and card memory is hostile, and so is a saved state. A wrong DMA is a fault
 //! that is counted and told to the guest as its chip would. Work for one call is bounded: a ring of 64 descriptors, a batch of 64
@@ -17,7 +17,7 @@
 //!
 //! Each is also the hardware of tests: what stands on `ioplane_hardware::Hardware` runs on them without VFIO.
 //!
-//! Must not know: VFIO, who watches it, hosts.
+//! Must not know: VFIO, who mediates or serves it.
 #![forbid(unsafe_code)]
 
 mod batch;

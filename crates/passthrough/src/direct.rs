@@ -1,4 +1,4 @@
-//! Hardware handed to a guest as it is: registers and memory straight through, nobody watches.
+//! Hardware handed to a guest as it is: registers and memory straight through, without a monitor.
 //!
 //! ```text
 //!   guest: BARs ---------> as they are; mapped pages without us
@@ -74,7 +74,7 @@ impl<H> std::ops::DerefMut for Held<H> {
 
 /// A physical function as one of PCI.
 ///
-/// Its stillness cannot be recognised: while the guest lets it use memory it is busy, and only a suspension stops it, by taking
+/// Its quiescence cannot be recognised: while the guest lets it use memory it is busy, and only a suspension stops it, by taking
 /// bus mastering away. What it was doing then is lost, as when a cable is pulled.
 pub struct Passthrough<H: Hardware> {
     info: DeviceInfo,
@@ -427,7 +427,7 @@ impl<H: Hardware> Device for Passthrough<H> {
         if self.suspended || !self.header.bus_master() {
             return Quiescence::Quiescent;
         }
-        Quiescence::Busy("hardware that nobody watches: only a suspension stops it")
+        Quiescence::Busy("hardware without a monitor: only a suspension stops it")
     }
 
     fn suspend(&mut self) -> Result<(), DeviceError> {

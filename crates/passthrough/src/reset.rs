@@ -1,4 +1,4 @@
-//! The reset of a card that has none of its own, by its registers: whether a guest is watched there or has it as it is.
+//! The reset of a card that has none of its own, by its registers: whether the card is mediated or handed on as it is.
 
 use std::time::{Duration, Instant};
 

@@ -1,14 +1,14 @@
 //! PCI functions: configuration space, BARs and who may touch which page, interrupts.
 //!
 //! ```text
-//!   host (vfio-user, our VMM) --access(At::Config | At::Bar)--> Function ---- owns ----> ConfigSpace, Line, Vectors
-//!        |  wire(irq, vector, Wire)                                |
-//!        |  grow_memory, replace_memory(Still)                     +-- bars() -> BarMap: trapped, mapped, shadow pages
+//!   host (vfio-user, our VMM) --access(RegisterAddress::Config | Bar)--> Function ---- owns ----> ConfigSpace, Line, Vectors
+//!        |  wire(irq, vector, Wire)                                         |
+//!        |  grow_memory, replace_memory(QuiescenceProof)                    +-- bars() -> BarMap: trapped, mapped, shadow pages
 //!        +<---------------- attention(): readable when attend() has something to do
 //! ```
 //!
 //! A [`Function`] is an [`ioplane_device::Device`] whose registers are those of a PCI function. A host that can serve one can serve
-//! all: emulated NICs, watched hardware, hardware passed through, virtio over PCI.
+//! all: emulated NICs, mediated hardware, hardware passed through, virtio over PCI.
 //!
 //! Must not know: sockets, VFIO, what any device does.
 #![forbid(unsafe_code)]

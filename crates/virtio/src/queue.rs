@@ -152,7 +152,7 @@ impl Queue {
         self.tally.requests += u64::from(count);
         self.ring.publish();
         if !self.polling && self.awake && self.takes() {
-            // A notified queue renews its wish with every batch, as event-driven back ends do.
+            // A notified queue asks for a kick with every batch, as event-driven backends do.
             self.ring.ask_for_kick();
         }
         self.interrupt();

@@ -393,7 +393,7 @@ fn without_a_control_queue_the_pairs_in_use_are_those_that_run() {
 }
 
 /// Linux ends its probe of a NIC that offers MQ or GUEST_ANNOUNCE without CTRL_VQ; Cloud Hypervisor offers its own control queue only
-/// if the back end offers CTRL_VQ.
+/// if the backend offers CTRL_VQ.
 #[test]
 fn nothing_is_offered_that_a_driver_would_refuse_without_a_control_queue() {
     let lan = Lan::new();

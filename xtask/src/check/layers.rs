@@ -1,4 +1,4 @@
-//! The order of the crates (docs/architecture.md, "Rooms").
+//! The order of the crates (docs/architecture.md, "Crates").
 
 use anyhow::{Context, Result};
 use serde_json::Value;

@@ -386,7 +386,7 @@ pub struct CoreReport {
     pub cpu_refused: Option<u32>,
     /// `polled` or `notified`.
     pub notify: String,
-    /// Microseconds without work before it sleeps.
+    /// Microseconds without work before a polled core stops polling a queue and asks for kicks.
     pub spin_us: u64,
     /// `dedicated`, `yields` or `nice`.
     #[serde(alias = "manners")]

@@ -39,13 +39,15 @@ macro_rules! from_text {
     };
 }
 
-/// An Ethernet address of one station.
+/// A unicast MAC address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MacAddress(pub [u8; 6]);
 
 /// A text that is no such address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no address of a station: write six bytes as in 52:54:00:12:34:56, the first of them even")]
+#[error(
+    "`{0}` is not a unicast MAC address: write six bytes as in 52:54:00:12:34:56, the first of them even"
+)]
 pub struct NotAMac(String);
 
 impl MacAddress {
@@ -74,8 +76,8 @@ impl FromStr for MacAddress {
             let part = parts.next().filter(|part| hex(part)).ok_or_else(wrong)?;
             *byte = u8::from_str_radix(part, 16).map_err(|_| wrong())?;
         }
-        let station = bytes[0] & 1 == 0 && bytes != [0; 6];
-        if parts.next().is_some() || !station { Err(wrong()) } else { Ok(MacAddress(bytes)) }
+        let unicast = bytes[0] & 1 == 0 && bytes != [0; 6];
+        if parts.next().is_some() || !unicast { Err(wrong()) } else { Ok(MacAddress(bytes)) }
     }
 }
 
@@ -88,7 +90,7 @@ impl fmt::Display for MacAddress {
 
 as_text!(MacAddress, {
     "type": "string",
-    "description": "An Ethernet address of one station, as 52:54:00:12:34:56.",
+    "description": "A unicast MAC address, as 52:54:00:12:34:56.",
     "pattern": "^[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}$",
 });
 from_text!(MacAddress);

@@ -33,7 +33,7 @@ form! {
         /// How it starts [default: polled]
         [long, value_name = "HOW"]
         notify: NotifyWord,
-        /// Microseconds without work before it sleeps
+        /// Microseconds without work before a polled core stops polling a queue and asks for kicks
         [long, value_name = "N"]
         spin_us: u64,
         /// Most requests from one queue in a turn [default: 64]

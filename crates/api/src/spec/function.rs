@@ -1,4 +1,4 @@
-//! What PCI functions are to be: the host's own, watched or passed through, and emulated ones.
+//! What PCI functions are to be: the host's own, mediated or passed through, and emulated ones.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::size::Size;
 words! {
     /// How a function of the host is handed to a guest.
     ModeWord, Virtual,
-    /// Mediated: what matters is hooked, every DMA is vetted and translated, it can be saved.
+    /// Mediated: accesses that the model needs are hooked; every DMA address is checked and translated; it can be saved.
     Virtual "virtual",
     /// As it is.
     Passthrough "passthrough",
@@ -45,9 +45,9 @@ words! {
 /// What becomes of accesses that a state model does not allow, by cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FaultSpec {
-    /// DMA to or from memory that is not the guest's, and descriptors that are none.
+    /// DMA to or from memory that is not the guest's, and invalid descriptors.
     pub dma: FaultWord,
-    /// A register access that makes no sense in the state that the device is in.
+    /// A register access that is invalid in the state that the device is in.
     pub register: FaultWord,
 }
 

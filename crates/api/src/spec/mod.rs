@@ -97,11 +97,11 @@ words! {
 }
 
 words! {
-    /// Whether a NIC's cable is plugged in, as its guest sees it.
+    /// Link state of a NIC's port.
     LinkWord, Up,
-    /// It is.
+    /// Frames pass.
     Up "up",
-    /// It is not: nothing goes in or out.
+    /// No frame passes.
     Down "down",
 }
 

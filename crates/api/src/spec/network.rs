@@ -85,7 +85,7 @@ spec! {
         queue_size: u16,
         /// Bytes of a frame behind its Ethernet header.
         mtu: u16,
-        /// Whether its cable is plugged in.
+        /// Its link.
         link: LinkWord,
         /// The vhost-user socket, if it is not `RUN_DIR/NAME.sock`.
         socket: Option<PathBuf>,
@@ -121,7 +121,7 @@ form! {
         /// Bytes of a frame behind its Ethernet header [default: 1500]
         [long, value_name = "N"]
         mtu: u64,
-        /// Whether its cable is plugged in [default: up]
+        /// Link state [default: up]
         [long]
         link: LinkWord,
         /// The I/O core that its queues prefer [default: whichever has time]

@@ -139,9 +139,9 @@ pub struct ReachArgs {
     /// Reach the guest by its QEMU guest agent; `auto`, or no more words: by the socket on QEMU's command line
     #[arg(long, value_name = "SOCKET", group = "reach", num_args = 0..=1, default_missing_value = "auto")]
     pub agent: Option<PathBuf>,
-    /// Reach the guest by a folder that it shares with this host, where `sh folder.sh` of guest/tune runs
-    #[arg(long, value_name = "FOLDER", group = "reach")]
-    pub folder: Option<PathBuf>,
+    /// Reach the guest by a directory that it shares with this host, where `sh folder.sh` of guest/tune runs
+    #[arg(long, alias = "folder", value_name = "DIR", group = "reach")]
+    pub directory: Option<PathBuf>,
     /// Reach the guest by a command that runs its further arguments there and passes its standard input on, such as
     /// "kubectl exec -i pod --"
     #[arg(long, value_name = "COMMAND", group = "reach")]

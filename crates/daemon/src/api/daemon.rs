@@ -58,7 +58,7 @@ pub async fn events(State(daemon): Own) -> Answer {
 
 /// Comes when everything is another process's.
 pub fn left(daemon: &Daemon) -> impl Future<Output = ()> + Send + use<> {
-    let mut left = daemon.gone.get().map(|gone| gone.left.subscribe());
+    let mut left = daemon.handover.get().map(|context| context.left.subscribe());
     async move {
         match &mut left {
             Some(left) => drop(left.wait_for(Option::is_some).await),

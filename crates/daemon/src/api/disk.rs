@@ -63,7 +63,6 @@ pub async fn remove(State(daemon): Own, Path(name): Path<String>, query: Removal
     .await
 }
 
-/// The migration socket.
 pub async fn open_migration_socket(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
     let form: MigrationSocketForm = form_or_usual(body)?;
     whole(daemon.may_change()?, async move {

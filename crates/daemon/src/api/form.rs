@@ -16,7 +16,6 @@ use crate::refusal::Refusal;
 
 pub type Body = Result<Bytes, BytesRejection>;
 
-/// A body as a form.
 pub fn form<T: Form + DeserializeOwned>(body: Body) -> Result<T, Refusal> {
     form_up_to(body, BODY)
 }

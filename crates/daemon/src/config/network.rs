@@ -23,7 +23,6 @@ pub(super) fn checked<T>(reader: &mut TableReader<'_, '_>, spec: Result<T, Vec<F
     .ok()
 }
 
-/// One `[[switch]]`.
 pub fn switch(mut reader: TableReader<'_, '_>) -> Option<(SwitchSpec, Place)> {
     let name = name(&mut reader, "switch");
     let form = SwitchForm::read(&mut reader);
@@ -32,7 +31,6 @@ pub fn switch(mut reader: TableReader<'_, '_>) -> Option<(SwitchSpec, Place)> {
     spec.map(|spec| (spec, place))
 }
 
-/// One `[[nic]]`.
 pub fn nic(mut reader: TableReader<'_, '_>) -> Option<(NicSpec, Place)> {
     let name = name(&mut reader, "nic");
     let form = NicForm::read(&mut reader);

@@ -398,7 +398,7 @@ fn network_cases() -> Vec<(String, usize, String, String)> {
         (
             format!("{lan}mac = \"01:00:00:00:00:01\"\n"),
             6,
-            "mac: `01:00:00:00:00:01` is no address of a station",
+            "mac: `01:00:00:00:00:01` is not a unicast MAC address",
             format!("write {mac}"),
         ),
         (format!("{lan}vlan = 4095\n"), 6, "vlan = 4095", vlan.into()),

@@ -206,7 +206,7 @@ impl Disk {
         outcome
     }
 
-    /// Puts another backing behind the disk while the guest uses it. The caller has made the content equal. The ledger is
+    /// Puts another backing behind the disk while the guest uses it. The caller has made the content equal. The state file is
     /// written at the quiescent point, before the guest's next request can reach the new backing: whenever we are killed, we
     /// come back with the one that has everything.
     pub async fn replace(&self, backing: BackingSpec) -> Result<(), Refusal> {

@@ -29,9 +29,9 @@ pub enum Body {
     /// An emulated NE2000.
     Ne2000(Box<Ne2000>),
     /// A function of the host, mediated by a state model.
-    Watched(Box<Monitor<Vfio>>),
+    Mediated(Box<Monitor<Vfio>>),
     /// A function of the host, as it is.
-    Direct(Box<Passthrough<Vfio>>),
+    Passthrough(Box<Passthrough<Vfio>>),
 }
 
 impl Body {
@@ -39,8 +39,8 @@ impl Body {
         match self {
             Body::Rtl8139(nic) => &**nic,
             Body::Ne2000(nic) => &**nic,
-            Body::Watched(monitor) => &**monitor,
-            Body::Direct(direct) => &**direct,
+            Body::Mediated(monitor) => &**monitor,
+            Body::Passthrough(direct) => &**direct,
         }
     }
 
@@ -48,14 +48,14 @@ impl Body {
         match self {
             Body::Rtl8139(nic) => &mut **nic,
             Body::Ne2000(nic) => &mut **nic,
-            Body::Watched(monitor) => &mut **monitor,
-            Body::Direct(direct) => &mut **direct,
+            Body::Mediated(monitor) => &mut **monitor,
+            Body::Passthrough(direct) => &mut **direct,
         }
     }
 
-    /// Other failure policies from now on, of a watched one.
+    /// Other failure policies from now on, of a mediated one.
     pub fn set_policies(&mut self, on_fault: FaultSpec) {
-        if let Body::Watched(monitor) = self {
+        if let Body::Mediated(monitor) = self {
             monitor.set_policies(on_fault.lower());
         }
     }
@@ -72,11 +72,11 @@ impl Body {
                 report.port = Some(readings::port(nic.port().reading()));
                 report.chip = Some(chip(nic.counts()));
             }
-            Body::Watched(monitor) => {
+            Body::Mediated(monitor) => {
                 report.model = Some(monitor.model().name.to_owned());
-                report.watch = Some(seen(monitor.reading(), monitor.events(0)));
+                report.watch = Some(watch_report(monitor.reading(), monitor.events(0)));
             }
-            Body::Direct(direct) => {
+            Body::Passthrough(direct) => {
                 let faults = direct.faults();
                 let counts = [("accesses", faults.accesses), ("resets", faults.resets)];
                 report.hardware_faults = counts
@@ -91,7 +91,7 @@ impl Body {
 }
 
 /// What a monitor tells of itself.
-fn seen(reading: Reading, events: Vec<MonitorEvent>) -> WatchReport {
+fn watch_report(reading: Reading, events: Vec<MonitorEvent>) -> WatchReport {
     let Reading { totals, states, reusable, stopped, gone, faults, .. } = reading;
     let region = |(region, state): (&str, &str)| RegionReport { region: region.into(), state: state.into() };
     let event = |event: MonitorEvent| EventReport {
@@ -300,7 +300,7 @@ mod tests {
             },
             MonitorEvent { number: 2, at: 9, what: fault },
         ];
-        let watch = seen(reading, events);
+        let watch = watch_report(reading, events);
         assert_eq!((watch.hooked_percent, watch.dma_vetted, watch.stopped), (25.0, 7, true));
         assert_eq!((watch.faults[0].cause.as_str(), watch.faults[0].count), ("dma", 2));
         assert_eq!(watch.events[0].what, "transmit: Idle -> Run");

@@ -39,7 +39,7 @@ pub fn open(
             let switch = Switch::new(name, SwitchSettings::default());
             let name = tap;
             let tap = Tap::open(name, &switch, PortOptions::new(name))?;
-            taps::keep(name, &tap, &context.ledger)?;
+            taps::keep(name, &tap, &context.state_file)?;
             let placement =
                 CorePlacement { pool: context.cores.pool().clone(), core: None, moved: BTreeMap::new() };
             let running = Quiescent::new(tap).resume(&placement).map_err(|refused| {

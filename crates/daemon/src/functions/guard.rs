@@ -1,4 +1,4 @@
-//! The image that keeps QEMU from migrating a guest with one of our functions: see docs/decisions/0014-watched-hardware.md.
+//! The image that keeps QEMU from migrating a guest with one of our functions: see docs/decisions/0014-mediated-hardware.md.
 //!
 //! Any VDI image does: QEMU's driver for the format blocks migration as long as one is open, used or not. This is an empty one,
 //! with the few fields that QEMU and VirtualBox look at (VirtualBox SDK, `VDICore.h`; all numbers little-endian).

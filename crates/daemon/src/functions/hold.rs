@@ -52,7 +52,6 @@ pub(super) fn refuse(name: &str, form: &QuiesceForm, error: &QuiesceError) -> Re
 }
 
 impl Card {
-    /// Its name.
     pub(super) fn name(&self) -> String {
         self.note().read().now.name
     }

@@ -1,4 +1,4 @@
-//! Functions of this host: taken from its drivers, opened by VFIO, watched or handed on as they are.
+//! Functions of this host: taken from its drivers, opened by VFIO, mediated or handed on as they are.
 
 use std::path::Path;
 
@@ -56,7 +56,7 @@ fn model(identity: &Identity) -> Option<&'static StateModel> {
     catalog::find(identity.vendor, identity.device, identity.revision)
 }
 
-fn watch(name: &str, vfio: Vfio, model: &'static StateModel, on_fault: FaultSpec) -> Result<Body, Refusal> {
+fn mediate(name: &str, vfio: Vfio, model: &'static StateModel, on_fault: FaultSpec) -> Result<Body, Refusal> {
     let options = MonitorOptions { policies: on_fault.lower(), ..MonitorOptions::new(name) };
     let monitor = Monitor::new(vfio, model, options).map_err(|error| match &error {
         MonitorError::Hardware(below) => refuse(below),
@@ -65,7 +65,7 @@ fn watch(name: &str, vfio: Vfio, model: &'static StateModel, on_fault: FaultSpec
             "see `ioplane pci list` and `dmesg`, or add it with --mode passthrough",
         ),
     })?;
-    Ok(Body::Watched(Box::new(monitor)))
+    Ok(Body::Mediated(Box::new(monitor)))
 }
 
 /// Takes a function of the host. Blocks: drivers let go of it, and it is reset.
@@ -85,7 +85,7 @@ pub fn open(
         let Identity { vendor, device, revision, .. } = found.identity;
         return Err(Refusal::conflict(
             format!(
-                "{address} ({vendor:04x}:{device:04x} revision {revision:02x}) has no state model to watch it by"
+                "{address} ({vendor:04x}:{device:04x} revision {revision:02x}) has no state model that could mediate it"
             ),
             "add it with --mode passthrough, or write a model: docs/guide/models.md",
         ));
@@ -95,10 +95,10 @@ pub fn open(
     let lease = Lease::take(root, address, leases, accepted).map_err(|error| once(error.into()))?;
     let opened =
         Vfio::open(root, address).map_err(|error| refuse(&error)).and_then(|vfio| match (mode, model) {
-            (ModeWord::Virtual, Some(model)) => watch(name, vfio, model, on_fault),
+            (ModeWord::Virtual, Some(model)) => mediate(name, vfio, model, on_fault),
             _ => {
                 let direct = Passthrough::new(name, vfio, model).map_err(|error| refuse(&error))?;
-                Ok(Body::Direct(Box::new(direct)))
+                Ok(Body::Passthrough(Box::new(direct)))
             }
         });
     match opened {

@@ -171,7 +171,7 @@ impl Card {
             Ok(handle)
         };
         let written = |handle| -> Result<_, Refusal> {
-            Ok((StateRecord::begin(record.clone(), &context.ledger)?, handle))
+            Ok((StateRecord::begin(record.clone(), &context.state_file)?, handle))
         };
         match served().and_then(written) {
             Ok((note, handle)) => Ok(Card {

@@ -21,7 +21,7 @@ use crate::refusal::Refusal;
 use steps::Steps;
 
 /// What a reload would do.
-struct Plan {
+struct ReloadPlan {
     disks: Steps<Disk>,
     nics: Steps<Nic>,
     functions: Steps<Card>,
@@ -49,7 +49,7 @@ impl Daemon {
         Ok(done)
     }
 
-    async fn plan(&self, config: &Config) -> Result<Plan, Problems> {
+    async fn plan(&self, config: &Config) -> Result<ReloadPlan, Problems> {
         let (old, mut problems) = (self.config(), Vec::new());
         let known = self.disks.records();
         let failed = self.disks.failed();
@@ -73,7 +73,7 @@ impl Daemon {
                 problems.push(place.problem(Flaw::new(field, reason, "put it back, or restart the daemon")));
             }
         }
-        let mut plan = Plan {
+        let mut plan = ReloadPlan {
             disks: Steps::plan(self, config, &mut problems).await,
             nics: Steps::plan(self, config, &mut problems).await,
             functions: Steps::plan(self, config, &mut problems).await,
@@ -113,8 +113,8 @@ impl Daemon {
         if problems.is_empty() { Ok(plan) } else { Err(Problems::new(&config.file, problems)) }
     }
 
-    fn plan_cores(&self, config: &Config, plan: &mut Plan, problems: &mut Vec<Problem>) {
-        let recorded = self.ledger.entries().cores;
+    fn plan_cores(&self, config: &Config, plan: &mut ReloadPlan, problems: &mut Vec<Problem>) {
+        let recorded = self.state_file.entries().cores;
         let running = self.cores.all();
         for (spec, place) in &config.cores {
             let base = recorded.get(&spec.id).and_then(|record| record.configured.as_ref());
@@ -157,7 +157,11 @@ impl Daemon {
         }
     }
 
-    async fn carry_out(self: &Arc<Self>, config: &Config, mut plan: Plan) -> Result<Vec<String>, Problems> {
+    async fn carry_out(
+        self: &Arc<Self>,
+        config: &Config,
+        mut plan: ReloadPlan,
+    ) -> Result<Vec<String>, Problems> {
         let mut done = Vec::new();
         let refuse = |line: Problem| Problems::new(&config.file, vec![line]);
         let core_problem = |id: u32, refused: Refusal| {
@@ -258,7 +262,7 @@ impl Daemon {
 
     /// Writes down what the configuration says now of cores, and forgets those of which it says nothing any more.
     pub(super) fn settle(&self, config: &Config) {
-        let kept = self.ledger.change(|entries| {
+        let kept = self.state_file.change(|entries| {
             for record in entries.cores.values_mut() {
                 record.configured = None;
             }

@@ -207,7 +207,7 @@ pub fn keep_failed<K: HandoverKind>(daemon: &Daemon, name: &NameV1, why: Refusal
 }
 
 fn record<K: HandoverKind>(daemon: &Daemon, name: &NameV1) -> Result<Record<K::Spec>, Refusal> {
-    let mut entries = daemon.ledger.entries();
+    let mut entries = daemon.state_file.entries();
     K::records(&mut entries).remove(&name.name).ok_or_else(|| {
         Refusal::failed(
             format!("state.json does not know {} {}", name.kind, name.name),

@@ -29,7 +29,7 @@ mod words;
 
 use std::time::Duration;
 
-pub use predecessor::Gone;
+pub use predecessor::HandoverContext;
 pub use successor::{HandoverReport, Succession, inherit};
 
 /// How long a successor may take to get ready, if nobody says. Guests do not wait meanwhile.

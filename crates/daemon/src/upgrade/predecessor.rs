@@ -26,7 +26,7 @@ use crate::refusal::Refusal;
 
 /// What a daemon needs to be able to leave: its sockets, and a way to tell the main task.
 #[derive(Debug)]
-pub struct Gone {
+pub struct HandoverContext {
     /// How it was started.
     pub invocation: Invocation,
     /// Path of the control socket.
@@ -108,7 +108,7 @@ fn own_binary() -> io::Result<PathBuf> {
 fn refuse(binary: &Path, why: impl std::fmt::Display) -> Refusal {
     Refusal::conflict(
         format!("{} does not take over: {why}", binary.display()),
-        "this daemon goes on as before; see its log for what the other said",
+        "the old daemon keeps serving; its log has the new one's output",
     )
 }
 
@@ -159,8 +159,8 @@ impl Daemon {
         let Ok(alone) = self.changes.try_write() else {
             return Err(Refusal::busy("something is being changed", "try again when that is done"));
         };
-        let gone =
-            self.gone.get().ok_or_else(|| Refusal::busy("the daemon is only starting", "try again"))?;
+        let context =
+            self.handover.get().ok_or_else(|| Refusal::busy("the daemon is only starting", "try again"))?;
         let binary = match form.binary {
             Some(binary) => binary,
             None => own_binary().map_err(|error| {
@@ -184,11 +184,11 @@ impl Daemon {
         }
         let (ours, theirs) =
             UnixStream::pair().map_err(|error| Refusal::failed(error.to_string(), "try again"))?;
-        let mut successor = block_in_place(|| Successor::start(binary, &gone.invocation, theirs))?;
+        let mut successor = block_in_place(|| Successor::start(binary, &context.invocation, theirs))?;
         let mut wire =
             HandoverSocket::on(ours).map_err(|error| Refusal::failed(error.to_string(), "try again"))?;
         tracing::info!(binary = %successor.binary.display(), pid = successor.pid(), "handing over");
-        let prepared = block_in_place(|| self.prepare(gone, &mut wire, patience, &all, &failed));
+        let prepared = block_in_place(|| self.prepare(context, &mut wire, patience, &all, &failed));
         // Nobody uses these; the successor opens them itself.
         let mut aside = Vec::new();
         let outcome = match prepared {
@@ -231,7 +231,7 @@ impl Daemon {
             tracing::error!("the successor has taken over and is dead: leaving, to be started again");
             std::process::exit(1);
         }
-        let _ = gone.left.send(Some(pid));
+        let _ = context.left.send(Some(pid));
         let _ = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]);
         tracing::info!(pid, version, devices = devices.len(), "handed over");
         let pauses =
@@ -267,7 +267,7 @@ impl Daemon {
             if self.functions.in_use(&name).await {
                 return Err(Refusal::conflict(
                     format!("a guest is using PCI function {name}, and functions cannot be handed over yet"),
-                    "shut its guest down or unplug the function first, then upgrade; this daemon goes on as before",
+                    "shut its guest down or unplug the function first, then upgrade; this daemon keeps serving",
                 ));
             }
         }
@@ -277,7 +277,7 @@ impl Daemon {
     /// Everything that needs no guest to wait.
     fn prepare(
         &self,
-        gone: &Gone,
+        context: &HandoverContext,
         wire: &mut HandoverSocket,
         patience: Duration,
         sources: &[HandoverSource],
@@ -287,13 +287,13 @@ impl Daemon {
         let own = DaemonV1 {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            control: gone.control.clone(),
-            run_dir: gone.run_dir.clone(),
-            metrics: gone.metrics.as_ref().map(|(address, _)| address.to_string()),
+            control: context.control.clone(),
+            run_dir: context.run_dir.clone(),
+            metrics: context.metrics.as_ref().map(|(address, _)| address.to_string()),
         };
-        let files = [self.lock.as_fd(), gone.listener.as_fd()];
+        let files = [self.lock.as_fd(), context.listener.as_fd()];
         let files: Vec<_> =
-            files.into_iter().chain(gone.metrics.as_ref().map(|(_, it)| it.as_fd())).collect();
+            files.into_iter().chain(context.metrics.as_ref().map(|(_, it)| it.as_fd())).collect();
         wire.send(&OrderV1::Daemon(own), &files)?;
         let version = wait_for!(wire, AnswerV1::Ready(version) => version)?;
         for (name, why) in failed {
@@ -326,8 +326,7 @@ impl Daemon {
         loop {
             let next = tokio::time::timeout_at(end.into(), holding.join_next());
             let Ok(Some(done)) = next.await.map_err(|_| {
-                let remedy =
-                    "this daemon goes on as before; see `ioplane status`: which one does not answer?";
+                let remedy = "this daemon keeps serving; see `ioplane status`: which one does not answer?";
                 obstacle = Some(Refusal::conflict("a device does not become quiescent", remedy).into());
             }) else {
                 break;
@@ -336,7 +335,7 @@ impl Daemon {
                 Ok((index, Ok(held), source)) => all.push((index, held, source)),
                 Ok((_, Err(refused), source)) => {
                     let NameV1 { kind, name } = &source.name;
-                    let remedy = "this daemon goes on as before; try again";
+                    let remedy = "this daemon keeps serving; try again";
                     obstacle = Some(Refusal::conflict(format!("{kind} {name}: {refused}"), remedy).into());
                 }
                 Err(error) => {

@@ -96,10 +96,14 @@ pub async fn inherit(config: &std::path::Path, socket_wanted: Option<PathBuf>) -
     }
 }
 
-type Taken = (Arc<Daemon>, DaemonV1, Vec<Box<dyn HandoverTarget>>, UnixListener, Option<TcpListener>);
+type TakenOver = (Arc<Daemon>, DaemonV1, Vec<Box<dyn HandoverTarget>>, UnixListener, Option<TcpListener>);
 
 /// Everything up to the commit, which has come when this returns.
-fn take_over(wire: &mut HandoverSocket, config: &std::path::Path, socket: Option<PathBuf>) -> Result<Taken> {
+fn take_over(
+    wire: &mut HandoverSocket,
+    config: &std::path::Path,
+    socket: Option<PathBuf>,
+) -> Result<TakenOver> {
     wire.within(PATIENCE).greet()?;
     kill::here(HandoverKillPoint::Greeted);
     let (OrderV1::Daemon(theirs), files) = wire.receive()? else {

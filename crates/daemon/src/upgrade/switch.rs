@@ -102,7 +102,7 @@ struct Prepared {
 }
 
 fn record(daemon: &Daemon, name: &NameV1) -> Result<SwitchRecord, Refusal> {
-    daemon.ledger.entries().switches.remove(&name.name).ok_or_else(|| {
+    daemon.state_file.entries().switches.remove(&name.name).ok_or_else(|| {
         Refusal::failed(
             format!("state.json does not know switch {}", name.name),
             "this is a bug: report it with the log",

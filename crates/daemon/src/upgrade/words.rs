@@ -41,7 +41,6 @@ pub enum AnswerV1 {
 /// The daemon's own.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DaemonV1 {
-    /// Its version.
     pub version: String,
     pub pid: u32,
     pub control: PathBuf,

@@ -138,7 +138,7 @@ pub(super) fn notifications(report: &Report) -> Option<Finding> {
             part.evidence("queue notifications")
         ),
         gain: part.rate,
-        remedy: "a back end that polls needs no notification while it does (ioplane); otherwise see that EVENT_IDX was not turned off \
+        remedy: "a backend that polls needs no notification while it does (ioplane); otherwise see that EVENT_IDX was not turned off \
                  (QEMU: event_idx=off), and that vhost or an iothread serves the queue, so that each notification costs less"
             .into(),
         certainty: Certainty::Low,

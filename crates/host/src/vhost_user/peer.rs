@@ -14,7 +14,7 @@ use super::fault::PeerFault;
 
 /// Protocol features that we offer; with `dirty_log` a front end may migrate its VM while we serve it, with `network` it
 /// may speak of the network behind the device. The configuration space of a NIC is the front end's own: QEMU warns of a
-/// back end that wants to keep it.
+/// backend that wants to keep it.
 pub fn offered(dirty_log: bool, network: bool) -> VhostUserProtocolFeatures {
     use VhostUserProtocolFeatures as F;
     let log = if dirty_log { F::LOG_SHMFD } else { F::empty() };

@@ -172,7 +172,7 @@ impl<V: VirtioDevice> Session<V> {
         let state = message.body::<VhostUserVringState>()?;
         let (index, num) = (state.index, state.num);
         let ring = self.ring(index)?;
-        // The specification knows 0 and 1. SPDK's front end sends the ring's size, and every back end takes it for "on".
+        // The specification knows 0 and 1. SPDK's front end sends the ring's size, and every backend takes it for "on".
         let on = num != 0;
         self.peer.rings[usize::from(ring)].enabled = on;
         if on {

@@ -21,7 +21,7 @@ pub use super::session::PATIENCE as STOP_PATIENCE;
 use super::session::Session;
 use crate::socket::{self, SocketPath};
 
-/// How long the daemon's own wishes (replace, move) may wait for a quiescent point before the device is given back.
+/// How long the daemon's own requests (replace, move) may wait for a quiescent point before the device is given back.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where and how a device is served.
@@ -118,7 +118,7 @@ impl<V: VirtioDevice> Handle<V> {
         Handle { commands, socket, patience: PATIENCE }
     }
 
-    /// The same hold with another patience than [`PATIENCE`] for its own wishes: replacing and moving.
+    /// The same hold with another patience than [`PATIENCE`] for its own requests: replacing and moving.
     pub fn with_patience(self, patience: Duration) -> Self {
         Handle { patience, ..self }
     }

@@ -1,4 +1,4 @@
-//! The ways into a guest: ssh or another command, QEMU's guest agent, a shared folder. What comes back was written by the guest: it is
+//! The ways into a guest: ssh or another command, QEMU's guest agent, a shared directory. What comes back was written by the guest: it is
 //! bounded, and nothing in it reaches the terminal as it is.
 
 use std::fs::{self, File, OpenOptions};
@@ -19,7 +19,7 @@ use super::usage;
 
 /// A script says a few lines.
 const WORDS: u64 = 64 << 10;
-/// How often the folder is looked at: a file system that two kernels share tells nobody of changes.
+/// How often the directory is looked at: a file system that two kernels share tells nobody of changes.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// How often a command that has closed its pipes is looked at.
@@ -32,8 +32,8 @@ pub(super) enum Reach {
     Command(Vec<String>),
     /// The agent's socket.
     Agent(Endpoint),
-    /// A folder that the guest shares and watches: `guest/tune/folder.sh`.
-    Folder(PathBuf),
+    /// A directory that the guest shares and watches: `guest/tune/folder.sh`.
+    Directory(PathBuf),
 }
 
 impl Reach {
@@ -58,12 +58,12 @@ impl Reach {
             ensure!(!words.is_empty(), usage("--via needs a command"));
             return Ok(Reach::Command(words));
         }
-        if let Some(folder) = &args.folder {
-            ensure!(folder.is_dir(), usage(format!("{} is not a folder", folder.display())));
-            return Ok(Reach::Folder(folder.clone()));
+        if let Some(directory) = &args.directory {
+            ensure!(directory.is_dir(), usage(format!("{} is not a directory", directory.display())));
+            return Ok(Reach::Directory(directory.clone()));
         }
         let Some(socket) = &args.agent else {
-            bail!(usage("say how to reach the guest: --ssh, --agent, --folder or --via"))
+            bail!(usage("say how to reach the guest: --ssh, --agent, --directory or --via"))
         };
         if socket != Path::new("auto") {
             return Ok(Reach::Agent(Endpoint::here(socket)));
@@ -73,7 +73,7 @@ impl Reach {
             Some(Chardev::Path(socket)) => Ok(Reach::Agent(vm.socket(&socket))),
             Some(Chardev::Inherited) => bail!(
                 "the agent's socket of {} is a descriptor that QEMU was given (libvirt does so) and has no path on its \
-                 command line; use --ssh, --folder or --via",
+                 command line; use --ssh, --directory or --via",
                 vm.name
             ),
             None => {
@@ -87,7 +87,7 @@ impl Reach {
         let done = match self {
             Reach::Command(command) => by_command(command, script, words, PATIENCE),
             Reach::Agent(socket) => agent::run(socket, script, words),
-            Reach::Folder(folder) => by_folder(folder, script, words, PATIENCE),
+            Reach::Directory(directory) => by_directory(directory, script, words, PATIENCE),
         }?;
         Ok(Done { said: plain(cut(&done.said)), error: plain(cut(&done.error)), ..done })
     }
@@ -164,11 +164,11 @@ fn bounded(mut from: impl Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn by_folder(folder: &Path, script: &str, words: [&str; 2], patience: Duration) -> Result<Done> {
+fn by_directory(directory: &Path, script: &str, words: [&str; 2], patience: Duration) -> Result<Done> {
     let mut number = [0; 8];
     File::open("/dev/urandom")?.read_exact(&mut number)?;
     let name = format!("ioplane-{:016x}", u64::from_ne_bytes(number));
-    let at = |ending: &str| folder.join(format!("{name}.{ending}"));
+    let at = |ending: &str| directory.join(format!("{name}.{ending}"));
     let (half, job) = (at("new"), at("tune"));
     // The guest must not see half of it, and may have left anything there: a new file, never one that it has made.
     let mut file = OpenOptions::new()
@@ -176,7 +176,7 @@ fn by_folder(folder: &Path, script: &str, words: [&str; 2], patience: Duration) 
         .create_new(true)
         .mode(0o600)
         .open(&half)
-        .with_context(|| format!("write to {}", folder.display()))?;
+        .with_context(|| format!("write to {}", directory.display()))?;
     file.write_all(format!("set -- {} {}\n{script}", words[0], words[1]).as_bytes())?;
     drop(file);
     fs::rename(&half, &job)?;
@@ -190,15 +190,15 @@ fn by_folder(folder: &Path, script: &str, words: [&str; 2], patience: Duration) 
         if Instant::now() >= end {
             // The guest takes a job before it runs it: one that could be taken back does not run.
             let back = fs::remove_file(&job).is_ok() && fs::symlink_metadata(at("said")).is_err();
-            let (folder, seconds) = (folder.display(), patience.as_secs());
+            let (directory, seconds) = (directory.display(), patience.as_secs());
             break Err(if back {
                 anyhow::anyhow!(
-                    "nothing has happened in {folder} for {seconds} s, and nothing will: the job is taken back; does \
-                     `sh folder.sh` of guest/tune run in the guest, on this folder?"
+                    "nothing has happened in {directory} for {seconds} s, and nothing will: the job is taken back; does \
+                     `sh folder.sh` of guest/tune run in the guest, on this directory?"
                 )
             } else {
                 anyhow::anyhow!(
-                    "the guest has taken the job from {folder}, and is not at its end within {seconds} s; {}",
+                    "the guest has taken the job from {directory}, and it has not ended within {seconds} s; {}",
                     STARTED
                 )
             });
@@ -238,12 +238,12 @@ mod tests {
             &["--agent", "--for", "2s"],
             &["--agent", "/run/a"],
             &["--ssh", "a"],
-            &["--folder", "/"],
+            &["--directory", "/"],
         ] {
             assert!(parse(good), "{good:?}");
         }
         for bad in
-            [&[][..], &["--agent", "--ssh", "a"], &["--ssh-config", "a"], &["--via", "a", "--folder", "/"]]
+            [&[][..], &["--agent", "--ssh", "a"], &["--ssh-config", "a"], &["--via", "a", "--directory", "/"]]
         {
             assert!(!parse(bad), "{bad:?}");
         }
@@ -270,10 +270,10 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_watched_by_the_guest() {
+    fn a_directory_is_watched_by_the_guest() {
         let folder = tempfile::tempdir().unwrap();
         let mut child = watcher(folder.path());
-        let done = Reach::Folder(folder.path().into()).run(SCRIPT, ["undo", "console"]);
+        let done = Reach::Directory(folder.path().into()).run(SCRIPT, ["undo", "console"]);
         child.kill().unwrap();
         child.wait().unwrap();
         let done = done.unwrap();
@@ -285,9 +285,9 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_nobody_watches_is_said() {
+    fn a_directory_that_nobody_watches_is_said() {
         let folder = tempfile::tempdir().unwrap();
-        let error = by_folder(folder.path(), SCRIPT, ["a", "b"], Duration::from_millis(20)).unwrap_err();
+        let error = by_directory(folder.path(), SCRIPT, ["a", "b"], Duration::from_millis(20)).unwrap_err();
         assert!(error.to_string().contains("folder.sh"), "{error}");
         assert!(error.to_string().contains("nothing will"), "{error}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -300,7 +300,7 @@ mod tests {
         let mut child = watcher(folder.path());
         let mark = folder.path().join("mark");
         let script = format!("echo begun >{}; sleep 2", mark.display());
-        let error = by_folder(folder.path(), &script, ["a", "b"], Duration::from_secs(1)).unwrap_err();
+        let error = by_directory(folder.path(), &script, ["a", "b"], Duration::from_secs(1)).unwrap_err();
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(mark.exists(), "it has begun");

@@ -112,7 +112,7 @@ fn set(file: &OwnedFd, request: libc::c_ulong, value: libc::c_int) -> std::io::R
 /// Asks for as much as this kernel has: the frames that it sends may be large then.
 fn offloads(file: &OwnedFd) -> std::io::Result<RxOffloads> {
     let tso = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6;
-    let wishes = [
+    let choices = [
         (tso | TUN_F_TSO_ECN | TUN_F_USO4 | TUN_F_USO6, RxOffloads::ALL),
         (tso | TUN_F_TSO_ECN, RxOffloads { uso4: false, uso6: false, ..RxOffloads::ALL }),
         (tso, RxOffloads { ecn: false, uso4: false, uso6: false, ..RxOffloads::ALL }),
@@ -120,7 +120,7 @@ fn offloads(file: &OwnedFd) -> std::io::Result<RxOffloads> {
         (0, RxOffloads::default()),
     ];
     let mut refused = std::io::Error::from_raw_os_error(libc::EINVAL);
-    for (flags, takes) in wishes {
+    for (flags, takes) in choices {
         // SAFETY: TUNSETOFFLOAD takes its flags by value.
         let done = unsafe { libc::ioctl(file.as_raw_fd(), TUNSETOFFLOAD as _, libc::c_ulong::from(flags)) };
         if done == 0 {

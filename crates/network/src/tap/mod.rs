@@ -1,7 +1,7 @@
 //! The uplink: a TAP device of the host, as one more port of a switch.
 //!
 //! ```text
-//!   host's network <--> tap0 <--readv, writev with vnet headers--> TapPoller <--Outlet, Inlet--> switch
+//!   host's network <--> tap0 <--readv, writev with vnet headers--> TapPoller <--PortTx, PortRx--> switch
 //! ```
 //!
 //! Large frames and partial checksums go through whole, both ways: the kernel's header is virtio's own. What the kernel does

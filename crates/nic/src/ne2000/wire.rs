@@ -4,7 +4,7 @@ use ioplane_network::{DropReason, HEAD, Offload, Sent};
 
 use super::Ne2000;
 use super::spec::*;
-use crate::batch::{self, Taken};
+use crate::batch::{self, RxOutcome};
 use crate::frame::{Cast, FCS, SHORTEST as LEAST, destination, fcs, hashed};
 
 impl Ne2000 {
@@ -45,33 +45,33 @@ impl Ne2000 {
         }
     }
 
-    fn receive(&mut self, frame: &[u8]) -> Taken {
+    fn receive(&mut self, frame: &[u8]) -> RxOutcome {
         if !self.registers.running() || self.registers.looped() {
             self.counts.drops.disabled += 1;
-            return Taken::Dropped(DropReason::NoBuffer);
+            return RxOutcome::Dropped(DropReason::NoBuffer);
         }
         let Some(cast) = self.hears(frame) else {
             self.counts.drops.filtered += 1;
-            return Taken::Dropped(DropReason::Filtered);
+            return RxOutcome::Dropped(DropReason::Filtered);
         };
         if self.registers.rcr & RCR_MON != 0 {
             // Heard, counted, not kept.
             self.registers.missed();
             self.counts.drops.disabled += 1;
-            return Taken::Dropped(DropReason::NoBuffer);
+            return RxOutcome::Dropped(DropReason::NoBuffer);
         }
         let Some(ring) = self.registers.ring() else {
             self.counts.faults += 1;
             self.counts.drops.fault += 1;
             self.registers.missed();
-            return Taken::Dropped(DropReason::NoBuffer);
+            return RxOutcome::Dropped(DropReason::NoBuffer);
         };
         let len = frame.len().max(LEAST) + FCS;
         if !ring.holds(len) {
             return self.lost();
         }
         if !ring.room(self.registers.curr, self.registers.bnry, len) {
-            return if self.lose { self.lost() } else { Taken::NoRoom };
+            return if self.lose { self.lost() } else { RxOutcome::NoRoom };
         }
         let mut bytes = std::mem::take(&mut self.incoming);
         bytes.clear();
@@ -85,16 +85,16 @@ impl Ne2000 {
         self.registers.isr |= ISR_PRX;
         self.counts.received += 1;
         self.counts.received_bytes += frame.len() as u64;
-        Taken::Received
+        RxOutcome::Received
     }
 
     /// The ring is full: the frame is lost, and the guest told.
-    fn lost(&mut self) -> Taken {
+    fn lost(&mut self) -> RxOutcome {
         self.counts.drops.no_room += 1;
         self.registers.rsr = RSR_MPA;
         self.registers.isr |= ISR_OVW;
         self.registers.missed();
-        Taken::Dropped(DropReason::NoBuffer)
+        RxOutcome::Dropped(DropReason::NoBuffer)
     }
 
     /// Whether the frame is for this station, and as what.

@@ -7,7 +7,7 @@ use ioplane_network::spec::{ETH_ADDRESSES, ETH_HLEN, ETH_P_8021Q, VLAN_HLEN};
 use super::spec::*;
 use super::transmit::next;
 use super::{Rtl8139, sums};
-use crate::batch::{self, Taken};
+use crate::batch::{self, RxOutcome};
 use crate::frame::{Cast, FCS, SHORTEST, destination, fcs, hashed};
 
 /// A descriptor that the chip owns.
@@ -54,7 +54,7 @@ impl Rtl8139 {
 
     /// A frame that cannot wait.
     pub(super) fn receive_or_lose(&mut self, frame: &[u8]) {
-        if self.receive(frame) == Taken::NoRoom {
+        if self.receive(frame) == RxOutcome::NoRoom {
             self.chip.registers.raise(INT_RXOVW);
             self.lost();
         }
@@ -67,17 +67,17 @@ impl Rtl8139 {
         DropReason::NoBuffer
     }
 
-    fn receive(&mut self, frame: &[u8]) -> Taken {
+    fn receive(&mut self, frame: &[u8]) -> RxOutcome {
         let plus = self.chip.registers.u16(CPCR) & CPCR_RXEN != 0;
         // Drivers turn the receiver on before they say where the ring is.
         let ready = self.enabled(CR_RE) && self.master() && !(plus && self.chip.registers.u64(RDSAR) == 0);
         if !ready {
             self.counts.drops.disabled += 1;
-            return Taken::Dropped(DropReason::NoBuffer);
+            return RxOutcome::Dropped(DropReason::NoBuffer);
         }
         let Some(cast) = self.hears(frame) else {
             self.counts.drops.filtered += 1;
-            return Taken::Dropped(DropReason::Filtered);
+            return RxOutcome::Dropped(DropReason::Filtered);
         };
         let refused = match plus {
             true => self.fill_ring(frame, cast),
@@ -89,19 +89,19 @@ impl Rtl8139 {
                 self.counts.received_bytes += frame.len() as u64;
                 self.chip.tally.received(cast);
                 self.chip.registers.raise(INT_ROK);
-                Taken::Received
+                RxOutcome::Received
             }
-            Err(Refused::NoRoom) => Taken::NoRoom,
+            Err(Refused::NoRoom) => RxOutcome::NoRoom,
             Err(Refused::Never) => {
                 self.chip.registers.raise(INT_RXOVW);
-                Taken::Dropped(self.lost())
+                RxOutcome::Dropped(self.lost())
             }
             Err(Refused::Fault(fault)) => {
                 self.fault(fault);
                 self.counts.drops.fault += 1;
                 self.chip.tally.rx_err = self.chip.tally.rx_err.wrapping_add(1);
                 self.chip.registers.raise(INT_RER);
-                Taken::Dropped(DropReason::NoBuffer)
+                RxOutcome::Dropped(DropReason::NoBuffer)
             }
         }
     }

@@ -46,16 +46,16 @@ impl<H: Hardware> Bus<H> {
         self.hardware.as_mut().expect(HERE)
     }
 
-    fn seen(&self) -> &H {
+    fn hardware_ref(&self) -> &H {
         self.hardware.as_ref().expect(HERE)
     }
 
     pub(super) fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
-        self.seen().interrupt()
+        self.hardware_ref().interrupt()
     }
 
     pub(super) fn name(&self) -> &str {
-        self.seen().name()
+        self.hardware_ref().name()
     }
 
     pub(super) fn is_here(&self) -> bool {

@@ -17,7 +17,7 @@ use ioplane_model::StateModel;
 
 use super::bus::Bus;
 use super::counts::Counts;
-use super::plan::Plan;
+use super::plan::MonitorPlan;
 use super::policy::Policies;
 use super::quiescence::QuiescentState;
 
@@ -26,7 +26,7 @@ pub(super) struct Card<H: Hardware> {
     pub(super) info: DeviceInfo,
     pub(super) bus: Bus<H>,
     pub(super) model: &'static StateModel,
-    pub(super) plan: Plan,
+    pub(super) plan: MonitorPlan,
     /// Of the rings' copies, mapped for the hardware.
     pub(super) own: Option<MemoryRegion>,
     /// Whether the data port's address, low and high byte, is what was last written.
@@ -50,7 +50,7 @@ impl<H: Hardware> Card<H> {
         info: DeviceInfo,
         bus: Bus<H>,
         model: &'static StateModel,
-        plan: Plan,
+        plan: MonitorPlan,
         own: Option<MemoryRegion>,
         policies: Policies,
     ) -> Self {

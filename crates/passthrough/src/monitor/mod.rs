@@ -56,7 +56,7 @@ use bus::Bus;
 use card::Card;
 use guest::Guest;
 use page::Page;
-use plan::Plan;
+use plan::MonitorPlan;
 
 pub use counts::{EVENTS, FaultCount, MonitorEvent, MonitorEventKind, MonitorFault, MonitorTotals, Reading};
 pub use dma_window::{OWN, WINDOW};
@@ -92,7 +92,7 @@ pub enum MonitorError {
     Model(#[from] ModelFault),
     /// The model asks for what this monitor does not do.
     #[error("model {model} does not fit the monitor: {why}")]
-    Unwatchable {
+    Unfit {
         /// Which.
         model: &'static str,
         /// What it asks for.
@@ -131,7 +131,7 @@ pub struct Monitor<H: Hardware> {
 struct Halves {
     info: DeviceInfo,
     model: &'static StateModel,
-    plan: Plan,
+    plan: MonitorPlan,
     own: Option<MemoryRegion>,
     policies: Policies,
     guest: Guest,
@@ -158,18 +158,18 @@ impl Halves {
                 revision: identity.revision,
             });
         }
-        let unwatchable = |why: String| MonitorError::Unwatchable { model: model.name, why };
+        let unfit = |why: String| MonitorError::Unfit { model: model.name, why };
         if let Some(why) = plan::complaint(model) {
-            return Err(unwatchable(why));
+            return Err(unfit(why));
         }
-        let plan =
-            Plan::new(model, &machine).ok_or_else(|| unwatchable("it names what it does not have".into()))?;
+        let plan = MonitorPlan::new(model, &machine)
+            .ok_or_else(|| unfit("it names what it does not have".into()))?;
         let Some(registers) = hardware.bars().bar(model.bar) else {
-            return Err(unwatchable(format!("{} has no BAR {}", hardware.name(), model.bar)));
+            return Err(unfit(format!("{} has no BAR {}", hardware.name(), model.bar)));
         };
         if registers.size < u64::from(model.size) {
             let why = format!("BAR {} of {} has {} bytes only", model.bar, hardware.name(), registers.size);
-            return Err(unwatchable(why));
+            return Err(unfit(why));
         }
         let effects = model.registers.iter().any(|register| register.reads == Reads::Effect);
         let mut page = None;
@@ -178,8 +178,8 @@ impl Halves {
             let size = if bar.space == Space::Port { bar.size } else { bar.size.max(PAGE) };
             let mut ours = Bar::new(size, bar.space);
             ours.prefetchable = bar.prefetchable;
-            let watched = index == model.bar || model.aliases.contains(&index);
-            if watched && options.shadows && page.is_none() && !effects && bar.space != Space::Port {
+            let mediated = index == model.bar || model.aliases.contains(&index);
+            if mediated && options.shadows && page.is_none() && !effects && bar.space != Space::Port {
                 let (shadow, pages) = Page::new()?;
                 if let Ok(offered) = ours.clone().with_pages(pages) {
                     (ours, page) = (offered, Some(shadow));

@@ -29,7 +29,7 @@ pub(super) enum Rule {
     Ring(u8),
     Base(u8),
     Block(u8),
-    /// By its place in [`Plan::conditions`].
+    /// By its place in [`MonitorPlan::conditions`].
     Holds(u8),
     Deny(&'static str),
     Ignore,
@@ -114,7 +114,7 @@ pub(super) struct PortPlan {
 
 /// A model, by numbers.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct MonitorPlan {
     /// All registers.
     pub(super) all: Box<[RegisterId]>,
     roles: Box<[Role]>,
@@ -143,7 +143,7 @@ pub(super) struct Plan {
     rules: Box<[(usize, Rule)]>,
 }
 
-impl Plan {
+impl MonitorPlan {
     /// `None`: the table names what it does not have. A machine that was made of it has checked that.
     pub(super) fn new(model: &'static StateModel, machine: &Machine) -> Option<Self> {
         let find = |name: &str| machine.find(name);
@@ -259,7 +259,7 @@ impl Plan {
             .map(|check| Some((std::ptr::from_ref(check) as usize, rule(check)?)))
             .collect::<Option<Vec<_>>>()?;
         rules.sort_by_key(|(at, _)| *at);
-        Some(Plan {
+        Some(MonitorPlan {
             all: model.registers.iter().filter_map(|register| find(register.name)).collect(),
             special,
             silent: model

@@ -27,7 +27,7 @@ const LONGEST: u32 = 1 << 20;
 
 /// A descriptor of the guest's that the hardware has a copy of.
 #[derive(Debug, Clone, Copy)]
-struct Flight {
+struct DescriptorInFlight {
     /// Where the guest's descriptor is.
     gpa: u64,
     /// Its place in the guest's ring.
@@ -45,7 +45,7 @@ struct Flight {
 /// A descriptor that passed its check, and is not the hardware's yet.
 #[derive(Debug, Clone, Copy)]
 struct Vetted {
-    flight: Flight,
+    flight: DescriptorInFlight,
     bytes: [u8; LARGEST],
 }
 
@@ -84,7 +84,7 @@ pub(super) struct ShadowRing {
     next: u16,
     /// The hardware's oldest unfinished descriptor.
     head: u16,
-    flights: VecDeque<Flight>,
+    in_flight: VecDeque<DescriptorInFlight>,
     vetted: Vec<Vetted>,
     /// It was looked at, and what passed waits to be published.
     looked: bool,
@@ -117,7 +117,7 @@ impl ShadowRing {
             live: false,
             next: 0,
             head: 0,
-            flights: VecDeque::with_capacity(most),
+            in_flight: VecDeque::with_capacity(most),
             vetted: Vec::with_capacity(most),
             looked: false,
             bad: None,
@@ -140,7 +140,7 @@ impl ShadowRing {
 
     /// Descriptors that the hardware has not finished.
     pub(super) fn in_flight(&self) -> usize {
-        self.flights.len()
+        self.in_flight.len()
     }
 
     fn gpa(&self, place: u16) -> Option<u64> {
@@ -175,11 +175,11 @@ impl ShadowRing {
         let layout = &self.table.descriptor;
         let mut place = self.next;
         // Bounded by the number of our descriptors: each turn uses one up.
-        while self.flights.len() + self.vetted.len() < usize::from(self.table.most) {
+        while self.in_flight.len() + self.vetted.len() < usize::from(self.table.most) {
             let Some(gpa) = self.gpa(place) else {
                 return self.fault(0, 0, u64::MAX, "ring-outside", || "it runs past all addresses".into());
             };
-            let oldest = self.flights.front().map(|flight| flight.gpa);
+            let oldest = self.in_flight.front().map(|flight| flight.gpa);
             if oldest.or(self.vetted.first().map(|vetted| vetted.flight.gpa)) == Some(gpa) {
                 return Ok(());
             }
@@ -221,8 +221,10 @@ impl ShadowRing {
             put(&mut bytes, layout.address.0, bus as u32);
             put(&mut bytes, layout.address.1, (bus >> 32) as u32);
             put(&mut bytes, layout.status, status & !layout.end);
-            self.vetted
-                .push(Vetted { flight: Flight { gpa, place, end, buffer, len, status, issued }, bytes });
+            self.vetted.push(Vetted {
+                flight: DescriptorInFlight { gpa, place, end, buffer, len, status, issued },
+                bytes,
+            });
             place = if end { 0 } else { place + 1 };
             if place >= self.table.most {
                 // The next one would be beyond the limit: the ring has no end.
@@ -277,10 +279,10 @@ impl ShadowRing {
         for Vetted { flight, bytes } in self.vetted.drain(..) {
             self.next = if flight.end { 0 } else { flight.place + 1 };
             if !flight.issued {
-                self.flights.push_back(flight);
+                self.in_flight.push_back(flight);
                 continue;
             }
-            let issued = self.flights.iter().filter(|flight| flight.issued).count();
+            let issued = self.in_flight.iter().filter(|flight| flight.issued).count();
             let slot = (usize::from(self.head) + issued) % usize::from(self.table.most);
             let at = slot * usize::from(layout.size);
             let last = slot + 1 == usize::from(self.table.most);
@@ -294,7 +296,7 @@ impl ShadowRing {
             self.own.put_u32(at + usize::from(layout.status), status);
             count += 1;
             total += u64::from(flight.len);
-            self.flights.push_back(flight);
+            self.in_flight.push_back(flight);
         }
         (count, total)
     }
@@ -303,7 +305,7 @@ impl ShadowRing {
     pub(super) fn harvest(&mut self, dma: &DmaWindow) -> u32 {
         let layout = &self.table.descriptor;
         let mut done = 0;
-        while let Some(flight) = self.flights.front() {
+        while let Some(flight) = self.in_flight.front() {
             let at = usize::from(self.head) * usize::from(layout.size);
             let status = match flight.issued {
                 true => self.own.load_u32(at + usize::from(layout.status)),
@@ -330,7 +332,7 @@ impl ShadowRing {
                 dma.view().store_u32(&window, layout.status.into(), status);
             }
             let issued = flight.issued;
-            self.flights.pop_front();
+            self.in_flight.pop_front();
             self.head = (self.head + u16::from(issued)) % self.table.most;
             done += 1;
         }
@@ -348,7 +350,7 @@ impl ShadowRing {
         self.running = false;
         self.rung = false;
         self.live = false;
-        self.flights.clear();
+        self.in_flight.clear();
         self.vetted.clear();
         self.next = 0;
     }
@@ -368,7 +370,7 @@ impl ShadowRing {
         self.own.put_u32(last + usize::from(layout.status), layout.end);
         self.head = 0;
         self.next = position;
-        self.flights.clear();
+        self.in_flight.clear();
         self.vetted.clear();
         self.bad = None;
         self.live = true;
@@ -377,16 +379,16 @@ impl ShadowRing {
     /// The hardware works on it no longer, though the guest has it enabled: what it has not finished is the guest's again,
     /// to be given once more. Harvest first. Gives how many descriptors these are.
     pub(super) fn recall(&mut self, dma: &DmaWindow) -> u16 {
-        let unfinished = self.flights.len() as u16;
-        if let Some(oldest) = self.flights.front() {
+        let unfinished = self.in_flight.len() as u16;
+        if let Some(oldest) = self.in_flight.front() {
             self.next = oldest.place;
         }
         if self.table.flow == Flow::Receive {
-            for flight in &self.flights {
+            for flight in &self.in_flight {
                 dma.view().wrote(flight.buffer, flight.len.into());
             }
         }
-        self.flights.clear();
+        self.in_flight.clear();
         self.vetted.clear();
         self.live = false;
         unfinished

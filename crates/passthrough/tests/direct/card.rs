@@ -154,7 +154,7 @@ impl Hardware for Card {
         Ok(())
     }
     fn listen(&mut self) -> Result<(), HardwareError> {
-        unreachable!("nobody watches")
+        unreachable!("no monitor")
     }
     fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
         None

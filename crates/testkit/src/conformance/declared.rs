@@ -67,7 +67,7 @@ pub enum Expected {
 
 #[derive(Debug, Clone, Copy)]
 pub struct ConformanceCheck {
-    /// Its name; `law_N_` for one that is about an invariant.
+    /// Its name; `invariant_N_` for one that is about an invariant.
     pub name: &'static str,
     pub asserts: &'static str,
     pub needs: Option<Offer>,
@@ -100,12 +100,11 @@ impl ConformanceCheck {
     }
 }
 
-/// Without these a device that is held and goes on is not what it was before.
+/// Without these a device that is held and resumes is not what it was before.
 const OF_A_PAUSE: &[Invariant] = &[Invariant::KeepsWhatArrives, Invariant::LooksAgain];
 /// As [`OF_A_PAUSE`], where a miss is taken back too.
 const OF_A_MISS: &[Invariant] = &[Invariant::KeepsWhatArrives, Invariant::LooksAgain, Invariant::GivesBack];
 
-/// All checks.
 pub const CHECKS: &[ConformanceCheck] = &[
     ConformanceCheck {
         name: "invariant_1_keeps_what_arrives",
@@ -118,7 +117,7 @@ pub const CHECKS: &[ConformanceCheck] = &[
     },
     ConformanceCheck {
         name: "invariant_1_latches_kicks",
-        asserts: "each kick that comes while the device is held is taken when it goes on",
+        asserts: "each kick that comes while the device is held is taken when it resumes",
         needs: Some(Offer::Rings),
         invariant: Some(Invariant::KeepsWhatArrives),
         fails: &[],
@@ -154,7 +153,7 @@ pub const CHECKS: &[ConformanceCheck] = &[
     },
     ConformanceCheck {
         name: "invariant_5_gives_back",
-        asserts: "after a missed deadline and an undrain the device goes on whole",
+        asserts: "after a missed deadline and an undrain the device resumes with all queues",
         needs: Some(Offer::Flight),
         invariant: Some(Invariant::GivesBack),
         fails: &[],
@@ -235,7 +234,6 @@ pub const CHECKS: &[ConformanceCheck] = &[
     },
 ];
 
-/// The check of that name.
 pub fn check(name: &str) -> Option<&'static ConformanceCheck> {
     CHECKS.iter().find(|check| check.name == name)
 }
@@ -268,9 +266,7 @@ pub struct Entry {
     pub name: &'static str,
     /// The device, in words.
     pub device: &'static str,
-    /// Its host.
     pub on: HostKind,
-    /// What it offers.
     pub offers: &'static [Offer],
     /// What it does not offer, each with the reason. Together with the offers these are all there are.
     pub lacks: &'static [(Offer, &'static str)],

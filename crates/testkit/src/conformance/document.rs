@@ -18,7 +18,7 @@ const HEAD: &str = "\
 # Conformance
 
 The conformance suite runs a device in front of its guest, on one host, and stops, saves, moves and restarts it in every way while the
-guest runs. What the guest sees must be what it sees when it is left in peace.
+guest runs. What the guest sees must equal what it sees without interruptions.
 
 ```
 cargo test -p ioplane-testkit --test conformance                          # all checks that apply

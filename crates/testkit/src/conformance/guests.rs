@@ -183,7 +183,7 @@ fn drive_on(vcpu: &mut dyn Vcpu, pulse: &Pulse, guests: &Guests) -> Result<(), B
     Err(Broken::Stuck("abandoned".into()))
 }
 
-/// What the guest sees when it is left in peace.
+/// What the guest sees without interruptions.
 pub(super) fn in_peace(kit: &dyn Kit, plan: &Plan) -> Result<Vec<Vec<u64>>, String> {
     Ok(run(&mut kit.boot(plan), plan, |_| Ok(()))?)
 }

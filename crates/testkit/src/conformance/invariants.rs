@@ -83,7 +83,7 @@ pub(super) fn distrusts_loaded(kit: &dyn Kit, plan: &Plan) -> Result<Proof, Stri
     tally.proof("a state that the device cannot be in")
 }
 
-/// 5: after a missed deadline and an undrain the device goes on whole.
+/// 5: after a missed deadline and an undrain the device resumes with all queues.
 pub(super) fn gives_back(kit: &dyn Kit, plan: &Plan) -> Result<Proof, String> {
     let mut machine = kit.boot(plan);
     let gate = machine.gate.clone().ok_or_else(|| vacuous("nothing here can be stalled"))?;

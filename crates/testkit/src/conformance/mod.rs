@@ -3,7 +3,7 @@
 //! ```text
 //!   Kit --boot(Plan)--> Machine { host: Host, vcpus: [Vcpu], buses, probe, gate, device_pages }
 //!                         |             |
-//!     control thread -----+             +--- one thread each; what they have *seen* is compared with a run left in peace
+//!     control thread -----+             +--- one thread each; what they have *seen* is compared with a run without interruptions
 //!     quiesce, save, transplant, move, suspend, undrain, drop the future, turn the log on
 //! ```
 //!
@@ -192,7 +192,6 @@ pub struct Plan {
 
 /// A device that runs in front of its guest.
 pub struct TestMachine {
-    /// The host.
     pub host: Arc<dyn DeviceHost>,
     /// Two of them, hitting the registers from both sides.
     pub vcpus: Vec<Box<dyn Vcpu>>,
@@ -215,7 +214,6 @@ pub trait Kit: Sync {
     fn hostile(&self, good: &SavedState) -> Vec<(String, SavedState)>;
 }
 
-/// A check that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedCheck {
     /// The check's name.

@@ -40,7 +40,6 @@ pub const OTHER: Mac = [2, 0, 0, 0, 0, 2];
 
 /// How a card is made. What is behind it (an emulation, watched hardware) is the card's own affair.
 pub trait CardUnderTest: Clone + Send + Sync + 'static {
-    /// The function.
     type F: Function;
     /// What stalls the instances of a machine; `()` if nothing can.
     type Stall: Default + Send + Sync + 'static;

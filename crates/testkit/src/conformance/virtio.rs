@@ -66,7 +66,6 @@ const MEMORY: u64 = 1 << 20;
 
 /// A virtio device to put under test.
 pub trait DeviceUnderTest: Sync {
-    /// Its model.
     type Model: VirtioDevice;
     /// What it stands on.
     fn fixture(&self) -> Fixture<Self::Model>;

@@ -158,7 +158,6 @@ impl PairPlan {
 /// A frame that has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceivedFrame {
-    /// Its header.
     pub header: NetHeader,
     /// Its bytes, without the header.
     pub len: usize,
@@ -454,7 +453,6 @@ impl Commands {
         self.ring.place()
     }
 
-    /// The ring.
     pub fn ring(&mut self) -> &mut DriverRing {
         &mut self.ring
     }

@@ -58,7 +58,6 @@ impl Reach for Arc<Bus> {
 /// A function by itself, without a host: its owner is the test.
 #[derive(Debug)]
 pub struct Unhosted<F> {
-    /// The function.
     pub function: F,
     pub line: Arc<Counted>,
 }
@@ -107,7 +106,6 @@ pub fn readable(function: &impl Function) -> bool {
 pub struct Lan {
     /// The NIC's port. Shared by all instances of the NIC.
     pub port: Arc<Port>,
-    /// The neighbour.
     pub neighbour: LanPeer,
 }
 
@@ -138,14 +136,12 @@ impl Lan {
 
 /// Who is at the other end.
 pub struct LanPeer {
-    /// The port.
     pub port: Port,
     port_tx: PortTx,
     port_rx: PortRx,
 }
 
 impl LanPeer {
-    /// Sends a frame.
     pub fn send(&mut self, frame: &[u8]) -> Sent {
         let sent = self.add(frame);
         self.port_tx.flush();

@@ -3,7 +3,7 @@
 //! ```text
 //!   Blk: VirtioDevice -- configuration space, features, backing
 //!     |  shares capacity, read-only and write cache mode (atomics only)
-//!   BlkPoller (one per queue) -- Queue + IoChannel: chain -> Ask -> Op -> status
+//!   BlkPoller (one per queue) -- Queue + IoChannel: chain -> BlkRequest -> Op -> status
 //! ```
 
 mod poller;

@@ -1,4 +1,4 @@
-//! The ledger of a packed ring: every chain taken and not returned, with all of its descriptors, since used descriptors
+//! The in-flight table of a packed ring: every chain taken and not returned, with all of its descriptors, since used descriptors
 //! overwrite them in the ring. Its copy in the in-flight region is the journal.
 //!
 //! ```text
@@ -135,7 +135,7 @@ impl InFlightTable {
     }
 
     fn begin(region: Window, size: u16, used: Position) -> Self {
-        let ledger = Self::new(size, used);
+        let table = Self::new(size, used);
         for index in 0..size {
             let at = at(index);
             (0..ENTRY).step_by(8).for_each(|word| region.put_u64(at + word, 0));
@@ -145,7 +145,7 @@ impl InFlightTable {
         region.put_u32(AT_FREE_HEADS, 0);
         region.put_u64(AT_USED, used_words(used, used));
         region.put_u16(AT_VERSION, VERSION);
-        InFlightTable { region: Some(region), ..ledger }
+        InFlightTable { region: Some(region), ..table }
     }
 
     fn recover(
@@ -173,19 +173,19 @@ impl InFlightTable {
         if used == old_used || old_used.sees_available(ring.load_u16(slot + 14)) {
             (free_head, used) = (old_free_head, old_used);
         }
-        let mut ledger = Self::new(size, used);
-        (ledger.free_head, ledger.cursor) = (free_head, free_head);
+        let mut table = Self::new(size, used);
+        (table.free_head, table.cursor) = (free_head, free_head);
         let mut seen = vec![false; usize::from(size)];
-        ledger.free = ledger.recover_free(&region, &mut seen)?;
-        let heads = ledger.recover_chains(&region, &mut seen)?;
+        table.free = table.recover_free(&region, &mut seen)?;
+        let heads = table.recover_chains(&region, &mut seen)?;
         if seen.contains(&false) {
             return Err(JournalFault::Contradiction);
         }
         region.put_u32(AT_FREE_HEADS, u32::from(free_head) * 0x1_0001);
         region.put_u64(AT_USED, used_words(used, used));
-        let suspects = ledger.count_deaths(&region, &heads)?;
-        ledger.region = Some(region);
-        Ok((ledger, Some(Recovered { heads, suspects })))
+        let suspects = table.count_deaths(&region, &heads)?;
+        table.region = Some(region);
+        Ok((table, Some(Recovered { heads, suspects })))
     }
 
     /// Follows the free list; what is on it is not in flight, whatever its mark says. How many there are.

@@ -1,11 +1,11 @@
 //! Virtio-net (virtio 1.3, section 5.1): the model.
 //!
 //! ```text
-//!   Net: VirtioDevice -- configuration space, features, what the driver wants (Wishes)
-//!     |  shares MAC, status and offloads (atomics only)                     Port (crate network)
-//!   NetPoller<Receive>   2n       Inlet -> room in the ring -> used           ^
-//!   NetPoller<Transmit>  2n + 1   chain -> Outlet, used in the same poll      |
-//!   NetPoller<Control>   the last one, where we serve it: commands -> Wishes -+
+//!   Net: VirtioDevice -- configuration space, features, what the driver wants (RxControl)
+//!     |  shares MAC, status and offloads (atomics only)                        Port (crate network)
+//!   NetPoller<Receive>   2n       PortRx -> room in the ring -> used             ^
+//!   NetPoller<Transmit>  2n + 1   chain -> PortTx, used in the same poll         |
+//!   NetPoller<Control>   the last one, where we serve it: commands -> RxControl -+
 //! ```
 //!
 //! Where a VMM keeps the configuration and the control queue itself (QEMU, Cloud Hypervisor with vhost-user), the device has its data
@@ -72,7 +72,7 @@ impl Shared {
 pub struct NetOptions {
     /// Name that its owner gave it.
     pub name: String,
-    /// Its address, until the driver sets another: of one station.
+    /// Its unicast address, until the driver sets another.
     pub mac: Mac,
     /// Queue pairs that the driver may use: at most those of its port.
     pub pairs: u16,
@@ -81,7 +81,7 @@ pub struct NetOptions {
     /// MTU that the driver is told, 68 at least.
     pub mtu: u16,
     /// Whether the control queue is served here. False where the VMM does that, and serves the configuration space too, as
-    /// QEMU does for a NIC whose back end speaks vhost-user.
+    /// QEMU does for a NIC whose backend speaks vhost-user.
     pub control: bool,
 }
 

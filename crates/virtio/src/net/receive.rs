@@ -1,10 +1,10 @@
 //! The receive queue: frames out of the port's buffers into the guest's buffers.
 //!
 //! ```text
-//!   Inlet::deliver -> Ring::take_plain: as many buffers as there are frames -> header, bytes -> used; the rest put back
+//!   PortRx::deliver -> Ring::take_plain: as many buffers as there are frames -> header, bytes -> used; the rest put back
 //!        \-- a frame that does not fit one, a buffer that is several:
-//!   Inlet::front -> how much room? -> Ring::take, chain by chain, until it fits -> header, bytes -> used, together
-//!                                          \-- too little: all put back, and the frame waits (or can never fit: dropped)
+//!   PortRx::front -> how much room? -> Ring::take, chain by chain, until it fits -> header, bytes -> used, together
+//!                                           \-- too little: all put back, and the frame waits (or can never fit: dropped)
 //! ```
 //!
 //! What the driver makes available here is room, not work: it is asked to kick only while a frame waits for more.

@@ -103,7 +103,7 @@ impl RxControl {
     }
 }
 
-/// Whether an address can be that of one station: neither a group's nor nobody's.
+/// Whether it is a unicast address: neither a group's nor zero.
 pub fn is_station(mac: &Mac) -> bool {
     mac[0] & 1 == 0 && *mac != [0; 6]
 }

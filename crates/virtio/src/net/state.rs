@@ -71,7 +71,7 @@ impl RxControlV1 {
     /// Of a driver that accepted `accepted`, at a NIC with `pairs` pairs.
     fn check(self, accepted: u64, pairs: u16) -> Result<RxControl, String> {
         if !is_station(&self.mac) {
-            return Err(format!("{:02x?} is not the address of one station", self.mac));
+            return Err(format!("{:02x?} is not a unicast MAC address", self.mac));
         }
         if self.modes >> MODES != 0 {
             return Err(format!("receive modes {:#x}, which nobody knows", self.modes));

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Ring --+-- Split   descriptor table, available ring, used ring     journal::split (in-flight region)
-//!          +-- Packed  one ring of descriptors, two event structures   journal::packed (ledger, in-flight region)
+//!          +-- Packed  one ring of descriptors, two event structures   journal::packed (in-flight table, region)
 //!                \-- both: Chain (buffers), InFlightSet (what is taken), Replay (what is to be taken again)
 //! ```
 //!

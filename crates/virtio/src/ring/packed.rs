@@ -101,7 +101,7 @@ pub struct Packed {
     in_flight: InFlightSet,
     /// Descriptors taken that the driver has not been shown as used.
     owned: u16,
-    ledger: InFlightTable,
+    table: InFlightTable,
     replay: Replay,
 }
 
@@ -137,18 +137,18 @@ impl Packed {
         if begins && journal.is_none() && used_before(&desc, size) {
             return Err(RingFault::LostPlace);
         }
-        let (mut ledger, recovered) = match journal.filter(|_| kill::journal_kept()) {
+        let (mut table, recovered) = match journal.filter(|_| kill::journal_kept()) {
             Some(region) => InFlightTable::open(region, size, used, &desc)?,
             None => (InFlightTable::new(size, used), None),
         };
-        let used = ledger.used();
+        let used = table.used();
         let mut heads: Vec<u16> = in_flight.iter().map(|flight| flight.head).collect();
         let (crashed, mut suspects) = (recovered.is_some(), Vec::new());
         if let Some(recovered) = recovered {
             suspects = recovered.suspects;
             // Whatever was taken is either used or in flight: that is where to go on.
             if heads.is_empty() {
-                avail = used.after(ledger.descriptors_in_flight(), size);
+                avail = used.after(table.descriptors_in_flight(), size);
                 heads = recovered.heads;
             }
         }
@@ -156,11 +156,11 @@ impl Packed {
         let owned = used.until(avail, size).ok_or(bad(avail, used))?;
         for flight in in_flight {
             // What comes from elsewhere is in flight here too, should we die before it is done.
-            if !ledger.holds(flight.head) {
-                record(&mut ledger, flight)?;
+            if !table.holds(flight.head) {
+                record(&mut table, flight)?;
             }
         }
-        if ledger.descriptors_in_flight() > owned || !replay.heads().iter().all(|head| ledger.holds(*head)) {
+        if table.descriptors_in_flight() > owned || !replay.heads().iter().all(|head| table.holds(*head)) {
             return Err(bad(avail, used));
         }
         let ring = Packed {
@@ -178,7 +178,7 @@ impl Packed {
             mode: Mode::of(features),
             in_flight: InFlightSet::new(size),
             owned,
-            ledger,
+            table,
             replay,
         };
         if crashed {
@@ -222,7 +222,7 @@ impl Packed {
     }
 
     pub(super) fn accounts_for_all(&self) -> bool {
-        let replayed: u32 = self.replay.heads().iter().map(|head| u32::from(self.ledger.len_of(*head))).sum();
+        let replayed: u32 = self.replay.heads().iter().map(|head| u32::from(self.table.len_of(*head))).sum();
         u32::from(self.owned) == replayed
     }
 
@@ -234,7 +234,7 @@ impl Packed {
 
     pub(super) fn flights(&self) -> Vec<InFlightRequest> {
         let flight =
-            |head| InFlightRequest { head, descriptors: self.ledger.descriptors(head).copied().collect() };
+            |head| InFlightRequest { head, descriptors: self.table.descriptors(head).copied().collect() };
         self.in_flight_heads().into_iter().map(flight).collect()
     }
 
@@ -263,21 +263,21 @@ impl Packed {
             return Ok(None);
         }
         kill::here(KillPoint::Seen);
-        let (id, after) = self.stage().inspect_err(|_| self.ledger.unstage())?;
+        let (id, after) = self.stage().inspect_err(|_| self.table.unstage())?;
         self.took(id, after);
         self.desc.prefetch(slot(after));
         self.read_chain(id, false, chain).map(|taken| Some((taken, false)))
     }
 
-    /// Writes down that the chain `id`, which is staged in the ledger, has been taken; the next one begins at `after`.
+    /// Writes down that the chain `id`, which is staged in the table, has been taken; the next one begins at `after`.
     #[inline]
     fn took(&mut self, id: u16, after: Position) {
         if self.mode.polled {
             self.refuse_kicks();
         }
         self.in_flight.add(id);
-        self.owned += self.ledger.staged();
-        self.ledger.take(id);
+        self.owned += self.table.staged();
+        self.table.take(id);
         self.next_avail = after;
         kill::here(KillPoint::Journalled);
     }
@@ -305,7 +305,7 @@ impl Packed {
                 return;
             }
             kill::here(KillPoint::Seen);
-            if self.in_flight.holds(id) != Some(false) || !self.ledger.stage(desc, id) {
+            if self.in_flight.holds(id) != Some(false) || !self.table.stage(desc, id) {
                 return;
             }
             let buffer = GuestRange { gpa: desc.addr, len: desc.len };
@@ -322,7 +322,7 @@ impl Packed {
         let mut place = self.next_avail;
         for nth in 0..self.size - self.owned {
             let (descriptor, id) = self.load(place);
-            if !self.ledger.stage(descriptor, id) {
+            if !self.table.stage(descriptor, id) {
                 break;
             }
             place = place.after(1, self.size);
@@ -357,18 +357,18 @@ impl Packed {
     fn take_replay(&mut self, chain: &mut Chain) -> Result<Option<(RingRequest, bool)>, RingFault> {
         let Some(id) = self.replay.next() else { return Ok(None) };
         self.in_flight.add(id);
-        self.ledger.touch(id);
+        self.table.touch(id);
         self.read_chain(id, true, chain).map(|taken| Some((taken, true)))
     }
 
-    /// Reads a chain in flight out of the ledger.
+    /// Reads a chain in flight out of the table.
     #[inline]
     fn read_chain(&mut self, id: u16, replayed: bool, chain: &mut Chain) -> Result<RingRequest, RingFault> {
-        let outcome = walk(chain, &self.view, self.ledger.descriptors(id), self.mode.indirect, id);
+        let outcome = walk(chain, &self.view, self.table.descriptors(id), self.mode.indirect, id);
         match outcome {
             Ok(()) => Ok(RingRequest::new(id, replayed)),
             Err(fault) => {
-                // It stays in the ledger: it was taken, and will never be used.
+                // It stays in the table: it was taken, and will never be used.
                 self.in_flight.remove(id);
                 Err(fault)
             }
@@ -381,13 +381,13 @@ impl Packed {
         if replayed {
             self.in_flight.remove(id);
             self.replay.rewind(id);
-            self.ledger.release(id);
+            self.table.release(id);
             return;
         }
-        let count = self.ledger.len_of(id);
+        let count = self.table.len_of(id);
         self.next_avail = self.next_avail.before(count, self.size);
         self.owned -= count;
-        self.ledger.rewind(id);
+        self.table.rewind(id);
         self.in_flight.remove(id);
     }
 
@@ -398,16 +398,16 @@ impl Packed {
 
     #[inline]
     pub(super) fn release(&mut self, taken: &RingRequest) {
-        self.ledger.release(taken.head);
+        self.table.release(taken.head);
     }
 
     #[inline]
     pub(super) fn touch(&mut self, taken: &RingRequest) {
-        self.ledger.touch(taken.head);
+        self.table.touch(taken.head);
     }
 
     pub(super) fn let_go(&mut self) {
-        self.ledger.release_all();
+        self.table.release_all();
         self.replay.let_go();
     }
 
@@ -415,8 +415,8 @@ impl Packed {
     pub(super) fn complete(&mut self, mut taken: RingRequest, written: u32) {
         taken.open = false;
         let id = taken.head;
-        let first = self.ledger.batched() == 0;
-        let count = self.ledger.batch(id);
+        let first = self.table.batched() == 0;
+        let count = self.table.batch(id);
         let mut flags = self.next_used.used();
         if written > 0 {
             flags |= VIRTQ_DESC_F_WRITE;
@@ -439,28 +439,28 @@ impl Packed {
 
     #[inline]
     pub(super) fn journal_lost(&self) -> bool {
-        self.ledger.lost()
+        self.table.lost()
     }
 
     #[inline]
     pub(super) fn unpublished(&self) -> u16 {
-        self.ledger.batched()
+        self.table.batched()
     }
 
     #[inline]
     pub(super) fn publish(&mut self) {
-        if self.ledger.batched() == 0 {
+        if self.table.batched() == 0 {
             return;
         }
-        let before = self.ledger.descriptors_in_flight();
-        self.ledger.prepare(self.next_used);
-        let shown = before - self.ledger.descriptors_in_flight();
+        let before = self.table.descriptors_in_flight();
+        self.table.prepare(self.next_used);
+        let shown = before - self.table.descriptors_in_flight();
         self.view.store_u16(&self.desc, slot(self.published) + AT_FLAGS, self.held_back);
         self.published = self.next_used;
         self.owned -= shown;
         self.unconsidered = self.unconsidered.saturating_add(shown.into());
         kill::here(KillPoint::Published);
-        self.ledger.settle();
+        self.table.settle();
         self.replay.published();
         kill::here(KillPoint::Settled);
     }
@@ -486,26 +486,26 @@ impl Packed {
 
     #[inline]
     pub(super) fn ask_for_kick(&mut self) -> bool {
-        self.wish_for(self.next_avail.bits());
+        self.request_kick_at(self.next_avail.bits());
         self.has_work()
     }
 
     #[inline]
     pub(super) fn ask_for_more(&mut self) -> bool {
-        self.wish_for(self.looked.bits());
+        self.request_kick_at(self.looked.bits());
         self.has_more()
     }
 
     /// A kick when the driver passes `place`. It is visible before the look that follows, or a kick could be lost.
     #[inline]
-    fn wish_for(&mut self, place: u16) {
+    fn request_kick_at(&mut self, place: u16) {
         let said = match self.mode.suppression {
             KickSuppression::Kick(said) => said == place || !self.mode.event_idx,
             KickSuppression::Unsaid | KickSuppression::NoKick => false,
         };
         if !said {
             let flags = if self.mode.event_idx { RING_EVENT_FLAGS_DESC } else { RING_EVENT_FLAGS_ENABLE };
-            self.store_wish(place, flags);
+            self.store_suppression(place, flags);
             self.mode.suppression = KickSuppression::Kick(place);
         }
         fence(Ordering::SeqCst);
@@ -520,14 +520,14 @@ impl Packed {
     #[inline]
     fn refuse_kicks(&mut self) {
         if self.mode.suppression != KickSuppression::NoKick {
-            self.store_wish(0, RING_EVENT_FLAGS_DISABLE);
+            self.store_suppression(0, RING_EVENT_FLAGS_DISABLE);
             self.mode.suppression = KickSuppression::NoKick;
         }
     }
 
     /// Both halves of the device's event suppression structure in one store, since drivers read them so.
     #[inline]
-    fn store_wish(&self, place: u16, flags: u16) {
+    fn store_suppression(&self, place: u16, flags: u16) {
         self.view.store_u32(&self.device, 0, u32::from(place) | u32::from(flags) << 16);
     }
 }
@@ -544,13 +544,13 @@ fn slot(place: Position) -> usize {
 }
 
 /// Writes down a chain that was taken elsewhere: hostile input.
-fn record(ledger: &mut InFlightTable, flight: &InFlightRequest) -> Result<(), RingFault> {
+fn record(table: &mut InFlightTable, flight: &InFlightRequest) -> Result<(), RingFault> {
     let head = flight.head;
-    if flight.descriptors.is_empty() || !flight.descriptors.iter().all(|desc| ledger.stage(*desc, head)) {
+    if flight.descriptors.is_empty() || !flight.descriptors.iter().all(|desc| table.stage(*desc, head)) {
         return Err(RingFault::Loop(head));
     }
-    ledger.take(head);
-    ledger.release(head);
+    table.take(head);
+    table.release(head);
     Ok(())
 }
 

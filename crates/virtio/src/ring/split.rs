@@ -361,20 +361,20 @@ impl Split {
 
     #[inline]
     pub(super) fn ask_for_kick(&mut self) -> bool {
-        self.wish_for(self.next_avail);
+        self.request_kick_at(self.next_avail);
         self.has_work()
     }
 
     #[inline]
     pub(super) fn ask_for_more(&mut self) -> bool {
-        self.wish_for(self.seen_avail);
+        self.request_kick_at(self.seen_avail);
         self.has_more()
     }
 
     /// A kick when the driver's index passes `index`. It is visible before the look that follows, or a kick could
     /// be lost.
     #[inline]
-    fn wish_for(&mut self, index: u16) {
+    fn request_kick_at(&mut self, index: u16) {
         let suppression = self.mode.suppression;
         if self.mode.event_idx {
             if suppression != KickSuppression::Kick(index) {

@@ -79,7 +79,7 @@ fn counted(counts: &BTreeMap<String, u64>) -> String {
     if each.is_empty() { "none".to_owned() } else { each.join(", ") }
 }
 
-/// The states of a watched function, and whether it could change hands.
+/// The states of a mediated function, and whether it could change hands.
 pub fn states(watch: &WatchReport) -> String {
     let each: Vec<String> =
         watch.states.iter().map(|region| format!("{} {}", region.region, region.state)).collect();

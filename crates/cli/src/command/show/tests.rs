@@ -9,7 +9,7 @@ use ioplane_api::report::{
 
 use super::pci;
 
-/// A watched function of the host that nobody uses.
+/// A mediated function of the host that nobody uses.
 pub fn function(name: &str) -> FunctionReport {
     FunctionReport {
         name: name.to_owned(),

@@ -105,7 +105,7 @@ pub struct FunctionRates {
     pub accesses_per_s: f64,
     /// The share of them that the model was asked about, percent; since it was added if there were none in between.
     pub hooked_percent: Option<f64>,
-    /// Interrupts of the hardware; of a function that nobody watches those that the daemon sent.
+    /// Interrupts of the hardware; of a function that is not mediated those that the daemon sent.
     pub interrupts_per_s: f64,
     /// Descriptors vetted.
     pub dma_vetted_per_s: Option<f64>,

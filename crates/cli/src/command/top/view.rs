@@ -244,9 +244,9 @@ mod tests {
     #[test]
     fn functions_have_what_their_monitor_saw() {
         let look = |accesses: u64, stopped| {
-            let mut watched = show::tests::function("card");
-            watched.connected = true;
-            watched.watch = Some(WatchReport {
+            let mut mediated = show::tests::function("card");
+            mediated.connected = true;
+            mediated.watch = Some(WatchReport {
                 states: vec![RegionReport { region: "transmit".into(), state: "Idle".into() }],
                 reusable: true,
                 stopped,
@@ -262,7 +262,7 @@ mod tests {
             direct.mode = "passthrough".into();
             (direct.traffic.reads, direct.traffic.writes) = (accesses, accesses);
             let mut status = status(0, 0);
-            status.functions = vec![watched, direct];
+            status.functions = vec![mediated, direct];
             status
         };
         let mut rates = Rates::between(&look(1000, false), &look(3000, false), 2.0);
