@@ -5,7 +5,7 @@
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(fuzz invariants race shipped crash power neighbour exitless network elvis exits passthrough soak roam fresh fresh-reverse)
+nightly_stages=(alone fuzz invariants race shipped crash power neighbour exitless network elvis exits passthrough soak roam fresh fresh-reverse)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -32,6 +32,21 @@ nightly_fuzz() {
     command -v c++ >/dev/null || echo "SKIPPED: fuzzing guided by coverage: no C++ compiler (package g++)"
     export IOPLANE_FUZZ_CORPUS=${XDG_CACHE_HOME:-$HOME/.cache}/ioplane/corpus
     script/fuzz all "${IOPLANE_FUZZ_SECONDS:-45}"
+}
+
+# Each library crate builds by itself, with the features that it names and with none of them: the workspace as a whole unites features.
+nightly_alone() {
+    local manifest package
+    for manifest in crates/*/Cargo.toml; do
+        package=$(sed -n 's/^name = "\(ioplane[^"]*\)"$/\1/p' "$manifest" | head -n 1)
+        [ -f "${manifest%Cargo.toml}src/lib.rs" ] || continue
+        echo "$package"
+        cargo check --quiet --lib -p "$package" || return 1
+    done
+    local feature
+    for feature in clap schema; do
+        cargo check --quiet --lib -p ioplane-api --features "$feature" || return 1
+    done
 }
 
 # Long forms of tests that script/test has in short.
