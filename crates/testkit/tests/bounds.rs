@@ -75,6 +75,12 @@ const GUARDS: &[Guards] = &[
             "hole_04_pinned_bytes_have_a_limit_and_a_sparse_file_costs_nothing",
         ],
     },
+    Guards {
+        invariant: Invariant::KeepsQuotas,
+        package: "ioplane-memory",
+        program: "small_limit",
+        tests: &["two_greedy_clients_leave_most_of_a_small_limit"],
+    },
 ];
 
 /// What script/test builds with: with other features cargo would build half of the workspace anew.
