@@ -11,10 +11,10 @@ use crate::report::{
 };
 #[cfg(feature = "schema")]
 use crate::request::{
-    ChangeForm, CoreForm, LinkForm, MigrationSocketForm, MoveForm, NotifyForm, QuiesceForm, UpgradeForm,
+    ChangeForm, CoreForm, MigrationSocketForm, MoveForm, NotifyForm, QuiesceForm, UpgradeForm,
 };
 #[cfg(feature = "schema")]
-use crate::spec::{DiskForm, FunctionForm, NicForm, SwitchForm};
+use crate::spec::{DiskForm, FunctionForm, NicChangeForm, NicForm, SwitchForm};
 
 /// An HTTP method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -217,7 +217,7 @@ operations! {
     Disk: Get "/v1/disks/{name}" => 200 DiskReport;
     /// Adds a disk, unless it is there already and as asked for.
     PutDisk: Put "/v1/disks/{name}" body DiskForm => 201 DiskReport, 200 DiskReport;
-    /// Changes the size of a disk, or puts another backing behind it, while a guest uses it.
+    /// Changes the size of a disk, puts another backing behind it, or changes the limits of its guest, while a guest uses it.
     ChangeDisk: Patch "/v1/disks/{name}" body ChangeForm => 200 DiskReport;
     /// Takes a disk away.
     RemoveDisk: Delete "/v1/disks/{name}" [FORCE] => 200 DoneReport;
@@ -240,8 +240,8 @@ operations! {
     Nic: Get "/v1/nics/{name}" => 200 NicReport;
     /// Adds a NIC, unless it is there already and as asked for.
     PutNic: Put "/v1/nics/{name}" body NicForm => 201 NicReport, 200 NicReport;
-    /// Takes the link of a NIC up or down.
-    ChangeNic: Patch "/v1/nics/{name}" body LinkForm => 200 NicReport;
+    /// Takes the link of a NIC up or down, or changes the limits of its guest, while a guest uses it.
+    ChangeNic: Patch "/v1/nics/{name}" body NicChangeForm => 200 NicReport;
     /// Takes a NIC away.
     RemoveNic: Delete "/v1/nics/{name}" [FORCE] => 200 DoneReport;
     /// The PCI functions.

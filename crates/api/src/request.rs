@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::size::Size;
 pub use crate::spec::CoreForm;
-use crate::spec::{DirectWord, EngineWord, Form, FormatWord, LinkWord, NotifyWord};
+use crate::spec::{
+    DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, NotifyWord, limits_of,
+};
 
 /// A body, and the names of its fields; behind `was` is the name that one had before.
 macro_rules! body {
@@ -31,7 +33,7 @@ macro_rules! body {
 }
 
 body! {
-    /// A change of a disk: a new size, or another backing.
+    /// A change of a disk: a new size, another backing, or other limits.
     #[derive(Default)]
     #[serde(default)]
     ChangeForm {
@@ -49,6 +51,32 @@ body! {
         direct: Option<DirectWord>,
         /// Who does the I/O.
         engine: Option<EngineWord>,
+        /// Requests per second that its guest may make; 0 for no limit.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        iops_limit: Option<u64>,
+        /// Requests that may pass at once after a pause.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        iops_burst: Option<u64>,
+        /// Bytes per second that its guest may read and write together; 0 for no limit.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        bandwidth_limit: Option<Size>,
+        /// Bytes that may pass at once after a pause.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        bandwidth_burst: Option<Size>,
+    }
+}
+
+impl ChangeForm {
+    /// What it changes of the limits.
+    pub fn limits(&self) -> LimitsSpec {
+        limits_of!(self: iops_limit, iops_burst, bandwidth_limit, bandwidth_burst)
+    }
+}
+
+impl From<DiskLimitsForm> for ChangeForm {
+    fn from(limits: DiskLimitsForm) -> Self {
+        let DiskLimitsForm { iops_limit, iops_burst, bandwidth_limit, bandwidth_burst } = limits;
+        ChangeForm { iops_limit, iops_burst, bandwidth_limit, bandwidth_burst, ..ChangeForm::default() }
     }
 }
 
@@ -59,14 +87,6 @@ body! {
     MigrationSocketForm {
         /// Where [default: beside the first].
         socket: Option<PathBuf>,
-    }
-}
-
-body! {
-    /// A change of a NIC.
-    LinkForm {
-        /// Its link.
-        link: LinkWord,
     }
 }
 

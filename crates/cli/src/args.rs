@@ -12,7 +12,9 @@ use std::time::Duration;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use ioplane_api::LOG_VARIABLE;
 use ioplane_api::size::Size;
-use ioplane_api::spec::{BackingForm, CoreForm, DiskForm, LinkWord, NicForm, NotifyWord, SwitchForm};
+use ioplane_api::spec::{
+    BackingForm, CoreForm, DiskForm, DiskLimitsForm, NicChangeForm, NicForm, NotifyWord, SwitchForm,
+};
 
 use duration::duration;
 
@@ -167,6 +169,14 @@ pub enum DiskCommand {
         #[arg(long)]
         shrink: bool,
     },
+    /// Limit the requests and bytes per second of a disk's guest, or end that, while the guest uses the disk
+    Set {
+        /// Its name
+        name: String,
+        /// What is to change
+        #[command(flatten)]
+        limits: DiskLimitsForm,
+    },
     /// Give a disk a migration socket, for the destination of a migration on this host; the image is opened and locked once, and
     /// the disk goes over when the destination's guest runs
     #[command(alias = "twin")]
@@ -307,13 +317,13 @@ pub enum NicCommand {
         /// Its name
         name: String,
     },
-    /// Change a NIC while a guest uses it
+    /// Change a NIC while a guest uses it: its link, and what limits its guest
     Set {
         /// Its name
         name: String,
-        /// Link state
-        #[arg(long)]
-        link: LinkWord,
+        /// What is to change
+        #[command(flatten)]
+        change: NicChangeForm,
     },
 }
 

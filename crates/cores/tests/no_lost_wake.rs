@@ -1,6 +1,7 @@
 //! No wake-up is lost: the arm, fence, look, rest protocol of a slot against a driver, searched exhaustively; with a core that sleeps
 //! once the slot rests, with one that stays awake for a neighbour and asks the kernel now and then, and with one that sleeps for a bounded
-//! time, without having asked for a kick, while what it has taken is with a disk.
+//! time, without having asked for a kick, while what it has taken is with a disk; and with a limit, which holds requests back that nobody
+//! kicks for.
 //!
 //! The model has what makes the protocol hard: each side has a store buffer, as processors do, so that a store may become
 //! visible long after the loads that follow it. Every interleaving of instructions and of buffers draining is visited. A
@@ -116,6 +117,10 @@ enum Without {
     Timeout,
     /// The descriptor that tells of completions.
     Completion,
+    /// The timer of a slot whose requests a limit holds back.
+    LimitTimer,
+    /// The state of such a slot: it is armed as an idle one is, for a kick that was sent before, or for nobody.
+    Held,
 }
 
 /// What the core has beside this slot, and the driver.
@@ -131,6 +136,10 @@ enum Scene {
     Disk,
     /// A disk that never ends anything.
     SilentDisk,
+    /// A limit: each request needs a token, and there is one from time to time.
+    Limit,
+    /// A limit, and a disk.
+    LimitedDisk,
 }
 
 const REQUESTS: u8 = 3;
@@ -159,6 +168,8 @@ enum Slot {
     Look,
     /// At rest. The core is in epoll_wait, or asks epoll now and then.
     Armed,
+    /// A limit holds requests back: at rest, and stepped by a timer when there is a token, or when the disk has ended something.
+    Held,
     /// At rest, and stepped by a timer.
     Unwakeable,
 }
@@ -181,6 +192,8 @@ struct Ring {
     kick: bool,
     /// How often a timer of its own (`wake_at`) may still have it stepped while it rests.
     timers: u8,
+    /// Requests that the limit lets pass now, one at most.
+    tokens: u8,
 }
 
 const CORE: usize = 0;
@@ -204,6 +217,7 @@ impl Ring {
             reaped: 0,
             kick: false,
             timers: 1,
+            tokens: 0,
         }
     }
 
@@ -249,8 +263,30 @@ impl Ring {
     /// One poll: takes what is there, and sees what the disk has ended. Whether there was anything.
     fn poll(&mut self) -> bool {
         let before = (self.taken, self.reaped);
-        (self.taken, self.reaped) = (self.memory.load(CORE, AVAIL), self.ended);
+        let there = self.memory.load(CORE, AVAIL);
+        if self.has_limit() {
+            let passes = (there - self.taken).min(self.tokens);
+            self.tokens -= passes;
+            (self.taken, self.reaped) = (self.taken + passes, self.ended);
+        } else {
+            (self.taken, self.reaped) = (there, self.ended);
+        }
         before != (self.taken, self.reaped)
+    }
+
+    fn has_limit(&self) -> bool {
+        matches!(self.scene, Scene::Limit | Scene::LimitedDisk)
+    }
+
+    /// The poll before has left something that a limit holds back.
+    fn limited(&self) -> bool {
+        self.has_limit() && self.memory.load(CORE, AVAIL) != self.taken
+    }
+
+    /// Such a slot rests without being armed.
+    fn hold(&mut self) {
+        self.disarm();
+        self.slot = Slot::Held;
     }
 
     fn step_core(&self) -> Option<Self> {
@@ -262,6 +298,7 @@ impl Ring {
                 next.slot = Slot::Polled;
             }
             Slot::Polled if next.poll() => {}
+            Slot::Polled if next.limited() && self.without != Without::Held => next.hold(),
             Slot::Polled => next.slot = Slot::Arm,
             Slot::Waiting if self.wakes() => {
                 // A kick that was not asked for is lowered: the ring is looked at anyway.
@@ -282,11 +319,20 @@ impl Ring {
             Slot::Fence if self.memory.drained(CORE) => next.slot = Slot::Look,
             Slot::Fence => return None,
             Slot::Look if next.poll() => next.wake(),
+            Slot::Look if next.limited() && self.without != Without::Held => next.hold(),
             Slot::Look => next.slot = self.rests(),
             Slot::Armed if self.scene == Scene::Busy && self.without == Without::Glance => return None,
             // Its descriptors are read first, its ring in the next turn.
             Slot::Armed if self.wakes() => next.wake(),
             Slot::Armed => return None,
+            // A completion, not a kick.
+            Slot::Held if self.ended != self.reaped && self.without != Without::Completion => next.wake(),
+            // The timer. With a token there is work, and without what it was held back for it is polled as others are.
+            Slot::Held if self.tokens > 0 && self.without != Without::LimitTimer => {
+                next.poll();
+                next.wake();
+            }
+            Slot::Held => return None,
             Slot::Unwakeable if self.without != Without::Timer && next.poll() => next.wake(),
             Slot::Unwakeable => return None,
         }
@@ -309,13 +355,14 @@ impl Ring {
     }
 
     fn has_disk(&self) -> bool {
-        matches!(self.scene, Scene::Disk | Scene::SilentDisk)
+        matches!(self.scene, Scene::Disk | Scene::SilentDisk | Scene::LimitedDisk)
     }
 
     /// A poll has found nothing, and something is with the disk: the core sleeps, without another look.
     fn step_waiting(&self) -> Option<Self> {
         let mut next = self.clone();
-        if self.slot != Slot::Polled || !self.has_disk() || next.poll() || self.taken == self.reaped {
+        let idle = self.slot == Slot::Polled && !next.poll() && !next.limited();
+        if !idle || !self.has_disk() || self.taken == self.reaped {
             return None;
         }
         next.slot = Slot::Waiting;
@@ -324,8 +371,14 @@ impl Ring {
 
     /// The disk ends a request.
     fn step_disk(&self) -> Option<Self> {
-        let ends = self.scene == Scene::Disk && self.ended < self.taken;
+        let ends = matches!(self.scene, Scene::Disk | Scene::LimitedDisk) && self.ended < self.taken;
         ends.then(|| Ring { ended: self.ended + 1, ..self.clone() })
+    }
+
+    /// Time goes by, and the limit lets one request more pass.
+    fn step_clock(&self) -> Option<Self> {
+        let refills = self.has_limit() && self.tokens == 0 && self.taken < REQUESTS;
+        refills.then(|| Ring { tokens: 1, ..self.clone() })
     }
 
     /// A timer of its own has it stepped while it rests. Without work it rests on, as armed as it was.
@@ -334,6 +387,7 @@ impl Ring {
         next.timers = self.timers.checked_sub(1)?;
         match self.slot {
             Slot::Armed | Slot::Unwakeable if next.poll() => next.wake(),
+            Slot::Armed | Slot::Unwakeable if next.limited() && self.without != Without::Held => next.hold(),
             Slot::Armed | Slot::Unwakeable => {}
             _ => return None,
         }
@@ -343,8 +397,14 @@ impl Ring {
 
 impl Model for Ring {
     fn steps(&self) -> Vec<Self> {
-        let steps =
-            [self.step_driver(), self.step_core(), self.step_waiting(), self.step_disk(), self.step_timer()];
+        let steps = [
+            self.step_driver(),
+            self.step_core(),
+            self.step_waiting(),
+            self.step_disk(),
+            self.step_clock(),
+            self.step_timer(),
+        ];
         let mut next: Vec<Self> = steps.into_iter().flatten().collect();
         for who in [CORE, DRIVER] {
             let mut drained = self.clone();
@@ -365,7 +425,15 @@ const SUPPRESSIONS: [Suppression; 2] = [Suppression::Flag, Suppression::Event];
 #[test]
 fn no_kick_and_no_completion_is_lost() {
     for how in SUPPRESSIONS {
-        for scene in [Scene::Alone, Scene::Busy, Scene::Kickless, Scene::Disk, Scene::SilentDisk] {
+        for scene in [
+            Scene::Alone,
+            Scene::Busy,
+            Scene::Kickless,
+            Scene::Disk,
+            Scene::SilentDisk,
+            Scene::Limit,
+            Scene::LimitedDisk,
+        ] {
             let (states, lost) = search(Ring::new(how, Without::Nothing, scene));
             assert!(!lost, "{how:?}, {scene:?}: the slot rests while a request or a completion waits");
             assert!(states > 100, "{how:?}, {scene:?}: only {states} states");
@@ -376,7 +444,7 @@ fn no_kick_and_no_completion_is_lost() {
 #[test]
 fn a_core_that_waits_for_a_disk_comes_to_rest() {
     for how in SUPPRESSIONS {
-        for scene in [Scene::Disk, Scene::SilentDisk] {
+        for scene in [Scene::Disk, Scene::SilentDisk, Scene::Limit, Scene::LimitedDisk] {
             assert!(!spins(Ring::new(how, Without::Nothing, scene)), "{how:?}, {scene:?}: wakes for ever");
         }
     }
@@ -386,13 +454,15 @@ fn a_core_that_waits_for_a_disk_comes_to_rest() {
 fn the_search_sees_what_is_missing() {
     use Scene::*;
     let missing = [
-        (Without::CoreFence, vec![Alone, Busy, Disk, SilentDisk]),
-        (Without::DriverFence, vec![Alone, Busy, Disk, SilentDisk]),
-        (Without::LastLook, vec![Alone, Busy, Disk, SilentDisk]),
+        (Without::CoreFence, vec![Alone, Busy, Disk, SilentDisk, Limit]),
+        (Without::DriverFence, vec![Alone, Busy, Disk, SilentDisk, Limit]),
+        (Without::LastLook, vec![Alone, Busy, Disk, SilentDisk, Limit]),
         (Without::Glance, vec![Busy]),
         (Without::Timer, vec![Kickless]),
         (Without::Timeout, vec![SilentDisk]),
-        (Without::Completion, vec![Disk]),
+        (Without::Completion, vec![Disk, LimitedDisk]),
+        (Without::LimitTimer, vec![Limit, LimitedDisk]),
+        (Without::Held, vec![Limit, LimitedDisk]),
     ];
     for how in SUPPRESSIONS {
         for (without, scenes) in &missing {

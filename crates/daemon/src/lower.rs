@@ -1,18 +1,21 @@
 //! What the crates below call the words of the control interface.
 
-use std::time::Duration;
+use std::num::NonZeroU64;
+use std::time::{Duration, Instant};
 
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
-    CoreSpec, DirectWord, EngineWord, FaultSpec, FaultWord, FunctionSpec, LinkWord, MemoryWord, NotifyWord,
-    VlanSpec, YieldWord,
+    CoreSpec, DirectWord, EngineWord, FaultSpec, FaultWord, FunctionSpec, LimitsSpec, LinkWord, MemoryWord,
+    NotifyWord, VlanSpec, YieldWord,
 };
 use ioplane_cores::{CoreSettings, Notify, YieldPolicy};
 use ioplane_device::Budget;
 use ioplane_memory::{Files, Limits};
 use ioplane_network::Vlan;
 use ioplane_passthrough::monitor::{Policies, Policy};
+use ioplane_scheduler::RateLimit;
 use ioplane_storage::{Direct, EngineChoice};
+use ioplane_virtio::DeviceLimits;
 
 /// A word of the interface for which a crate below has a type of its own.
 pub trait Lower {
@@ -102,6 +105,15 @@ impl Lower for &VlanSpec {
             VlanSpec::Trunk(list) => Vlan::Trunk(list.clone()),
         }
     }
+}
+
+/// Makes these the limits of a device in one direction.
+pub fn limit(limits: &mut DeviceLimits, spec: &LimitsSpec) {
+    let lower = |limit: Option<(u64, u64)>| {
+        let (per_second, burst) = limit?;
+        Some(RateLimit { per_second: NonZeroU64::new(per_second)?, burst })
+    };
+    limits.change(lower(spec.rate()), lower(spec.bandwidth()), Instant::now());
 }
 
 /// What the clients of a function may take of memory. Pinned for hardware without being told: three quarters of the host's memory.

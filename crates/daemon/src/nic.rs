@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ioplane_api::report::{FrameCounts, NicQueueReport, NicReport, PortReport, Role, ServedState};
-use ioplane_api::spec::{LinkWord, NicSpec, QUEUE_SIZE_MAX};
+use ioplane_api::spec::{NicChangeForm, NicSpec, QUEUE_SIZE_MAX, ServedSpec};
 use ioplane_network::PortOptions;
+use ioplane_virtio::DeviceLimits;
 use ioplane_virtio::net::{Net, NetOptions};
 
 use super::Daemon;
 use super::context::DaemonContext;
-use super::lower::Lower;
+use super::lower::{Lower, limit};
 use super::readings;
 use super::registry::{Registered, Registry};
 use super::served::{Queued, Served, ServedKind, Standing};
@@ -46,15 +47,49 @@ pub(super) fn model(spec: &NicSpec, switches: &Switches) -> Result<Net, Refusal>
     };
     let mut net = Net::new(options, port);
     net.set_link(spec.link.lower());
+    let (mut tx, mut rx) = (DeviceLimits::default(), DeviceLimits::default());
+    limit(&mut tx, &spec.tx_limits());
+    limit(&mut rx, &spec.rx_limits());
+    net.set_limits(tx, rx);
     Ok(net)
 }
 
 impl Nic {
-    /// Takes its link up or down, and tells the guest.
-    pub async fn set_link(&self, link: LinkWord) -> Result<(), Refusal> {
+    /// Takes its link up or down, and tells the guest; changes the limits of its guest. What is left out stays. All is written down first.
+    pub async fn change(&self, change: NicChangeForm) -> Result<(), Refusal> {
         let _changing = self.served.changing.lock().await;
-        self.served.note.change(|record| record.now.link = link)?;
-        Ok(self.served.handle.change(move |model| ((), model.set_link(link.lower()))).await?)
+        let mut next = self.served.note.read();
+        next.now.link = change.link.unwrap_or(next.now.link);
+        let (tx, rx) = (next.now.tx_limits(), next.now.rx_limits());
+        next.now.set_limits(tx.changed(change.tx_limits()), rx.changed(change.rx_limits()));
+        let flaws = [next.now.flaws(), next.now.limit_flaws()].concat();
+        if !flaws.is_empty() {
+            return Err(Refusal::flaws(&flaws));
+        }
+        self.become_record(next).await
+    }
+
+    /// Writes the record down, and has the device be as that says.
+    async fn become_record(&self, next: NicRecord) -> Result<(), Refusal> {
+        let Served { note, handle, .. } = &self.served;
+        let before = note.read().now;
+        let now = next.now.clone();
+        note.change(|record| *record = next)?;
+        if now.link != before.link {
+            handle.change(move |model| ((), model.set_link(now.link.lower()))).await?;
+        }
+        let (tx, rx) = (now.tx_limits(), now.rx_limits());
+        if (tx, rx) == (before.tx_limits(), before.rx_limits()) {
+            return Ok(());
+        }
+        let change = move |model: &mut Net| {
+            let (sent, received) = model.limits();
+            let (mut sent, mut received) = (sent.clone(), received.clone());
+            limit(&mut sent, &tx);
+            limit(&mut received, &rx);
+            model.set_limits(sent, received);
+        };
+        Ok(handle.change_limits(change).await?)
     }
 }
 
@@ -73,7 +108,7 @@ impl ServedKind for Nic {
     const NAME: &'static str = "nic";
     const COMMAND: &'static str = "nic";
     const LET_GO: &'static str =
-        "unplug it or shut the guest down first; its link is changed by `ioplane nic set`";
+        "unplug it or shut the guest down first; its link and its limits are changed by `ioplane nic set`";
 
     fn configured(config: &Config) -> &[(NicSpec, Place)] {
         &config.nics
@@ -87,14 +122,17 @@ impl ServedKind for Nic {
         &mut entries.removed_nics
     }
 
-    /// Only its link differs.
+    /// Only its link and its limits differ.
     fn lives_on(now: &NicSpec, next: &NicSpec) -> bool {
-        *next == NicSpec { link: next.link, ..now.clone() }
+        let mut same = NicSpec { link: next.link, ..now.clone() };
+        same.set_limits(next.tx_limits(), next.rx_limits());
+        *next == same
     }
 
     async fn become_next(&self, next: NicRecord) -> Result<(), Refusal> {
-        self.set_link(next.now.link).await?;
-        self.note().adopt(next.configured)
+        let _changing = self.served.changing.lock().await;
+        let record = self.note().read();
+        self.become_record(NicRecord { configured: next.configured, now: next.now, ..record }).await
     }
 
     async fn open(
@@ -151,6 +189,14 @@ impl ServedKind for Nic {
             mtu: spec.mtu,
             link: spec.link.word().to_owned(),
             core: spec.core,
+            tx_frame_limit: spec.tx_frame_limit,
+            tx_frame_burst: spec.tx_frame_burst,
+            tx_bandwidth_limit: spec.tx_bandwidth_limit,
+            tx_bandwidth_burst: spec.tx_bandwidth_burst,
+            rx_frame_limit: spec.rx_frame_limit,
+            rx_frame_burst: spec.rx_frame_burst,
+            rx_bandwidth_limit: spec.rx_bandwidth_limit,
+            rx_bandwidth_burst: spec.rx_bandwidth_burst,
             features: 0,
             front_end_faults: BTreeMap::new(),
             last_front_end_fault: None,

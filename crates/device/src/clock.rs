@@ -1,8 +1,25 @@
 //! The clock of an I/O core.
 
 use std::fmt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+/// The moment from which the times of limits are counted: one for the whole process, since cores share a limit. It is a day before it is first
+/// asked for, since a clock that a test has stopped may be behind the host's.
+pub fn epoch() -> Instant {
+    static EPOCH: OnceLock<Instant> = OnceLock::new();
+    *EPOCH.get_or_init(|| {
+        let now = Instant::now();
+        now.checked_sub(Duration::from_secs(24 * 3600)).unwrap_or(now)
+    })
+}
+
+/// That time in ns since [`epoch`].
+#[inline]
+pub fn since_epoch(at: Instant) -> u64 {
+    at.saturating_duration_since(epoch()).as_nanos() as u64
+}
 
 /// Where a core looks for the time. Read on the core's thread.
 pub trait Clock: Send + Sync + fmt::Debug {

@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::clock::{Clock, Monotonic};
+use crate::clock::{self, Clock, Monotonic};
 use crate::io::{CoreIo, IoCompletion, IoHandle};
+use crate::limits::SlotLimits;
 
 /// Bytes of [`CoreContext::scratch`]: room for the longest frame of a network, with headers.
 pub const SCRATCH: usize = 128 << 10;
@@ -19,6 +20,11 @@ pub struct CoreContext {
     scratch: Box<[u8; SCRATCH]>,
     io: Option<Box<dyn CoreIo>>,
     slot: usize,
+    /// Of the slot that is being stepped.
+    limits: Option<Box<SlotLimits>>,
+    /// When the request may pass that a limit has held back in this poll.
+    limited: Option<Instant>,
+    epoch: Instant,
 }
 
 impl CoreContext {
@@ -27,7 +33,8 @@ impl CoreContext {
         let scratch = vec![0; SCRATCH].into_boxed_slice().try_into();
         let now = clock.now();
         let scratch = scratch.unwrap_or_else(|_| unreachable!("made that long"));
-        CoreContext { clock, now, scratch, io: None, slot: 0 }
+        let epoch = clock::epoch();
+        CoreContext { clock, now, scratch, io: None, slot: 0, limits: None, limited: None, epoch }
     }
 
     /// The same, with a ring.
@@ -65,6 +72,60 @@ impl CoreContext {
     pub fn attach(&mut self, completed: VecDeque<IoCompletion>) -> Option<IoHandle> {
         let slot = self.slot;
         Some(self.io()?.attach(slot, completed))
+    }
+
+    /// Whether the queue that is being polled has limits.
+    #[inline]
+    pub fn has_limits(&self) -> bool {
+        self.limits.is_some()
+    }
+
+    /// Lets a request of so many bytes pass the limits of the queue that is being polled, or says when to ask again; nothing has been taken from
+    /// them then. Without limits it costs a load. With some it looks at the clock, so that no request passes early.
+    #[inline]
+    pub fn admit(&mut self, bytes: u64) -> Result<(), Instant> {
+        if self.limits.is_none() { Ok(()) } else { self.ask_limits(|limits, now| limits.admit(now, bytes)) }
+    }
+
+    /// As [`CoreContext::admit`], for a request without bytes that nobody may overtake again and again: a flush. The first call
+    /// takes its place in the order of the limits, and later ones say when that has come. For the request at the head of the queue: a queue
+    /// has one place at a time.
+    #[inline]
+    pub fn reserve(&mut self) -> Result<(), Instant> {
+        if self.limits.is_none() { Ok(()) } else { self.ask_limits(SlotLimits::reserve) }
+    }
+
+    #[inline(never)]
+    fn ask_limits(
+        &mut self,
+        ask: impl FnOnce(&mut SlotLimits, u64) -> Result<(), u64>,
+    ) -> Result<(), Instant> {
+        let now = self.look().saturating_duration_since(self.epoch).as_nanos() as u64;
+        let Some(limits) = &mut self.limits else { return Ok(()) };
+        ask(limits, now).map_err(|at| {
+            let at = self.epoch + Duration::from_nanos(at);
+            self.limited = Some(at);
+            at
+        })
+    }
+
+    /// When the request may pass that a limit has held back in this poll, if one has: for [`crate::PollOutcome::limited`].
+    #[inline]
+    pub fn limited(&self) -> Option<Instant> {
+        self.limited
+    }
+
+    /// The slot's side: these limits hold for the poll that follows.
+    #[inline]
+    pub(crate) fn borrow_limits(&mut self, limits: &mut Option<Box<SlotLimits>>) {
+        std::mem::swap(&mut self.limits, limits);
+        self.limited = None;
+    }
+
+    /// The poll is over.
+    #[inline]
+    pub(crate) fn return_limits(&mut self, limits: &mut Option<Box<SlotLimits>>) {
+        std::mem::swap(&mut self.limits, limits);
     }
 
     /// The core's side: the slot of that index is stepped next.

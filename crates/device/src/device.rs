@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use ioplane_scheduler::LimitSet;
+
 use crate::parked::Parked;
 use crate::poller::{Change, Poller};
 use crate::quiescence::proof::QuiescenceProof;
@@ -125,6 +127,12 @@ pub trait Device: Send + 'static {
     /// Makes a poller for each of [`Activation::queues`]. Those made before an error go nowhere.
     fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError>;
 
+    /// The limits of a queue, for a poller that is made now. Those of a poller that runs change by [`Change::Limits`].
+    fn queue_limits(&self, queue: u16) -> LimitSet {
+        let _ = queue;
+        LimitSet::default()
+    }
+
     /// Takes a parked poller back; from here on what it knew is the device's state.
     fn deactivate(&mut self, parked: Parked);
 
@@ -171,6 +179,9 @@ impl<D: Device + ?Sized> Device for Box<D> {
     }
     fn activate(&mut self, activation: &mut Activation<'_>) -> Result<(), DeviceError> {
         (**self).activate(activation)
+    }
+    fn queue_limits(&self, queue: u16) -> LimitSet {
+        (**self).queue_limits(queue)
     }
     fn deactivate(&mut self, parked: Parked) {
         (**self).deactivate(parked);

@@ -56,6 +56,7 @@ mod effects;
 mod inbox;
 mod io;
 mod lifecycle;
+mod limits;
 mod meter;
 mod moving;
 mod outcome;

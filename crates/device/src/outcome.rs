@@ -16,6 +16,9 @@ pub enum PollState {
     /// [`crate::Wakers::completion`] alone until that is readable, but not for longer than some tens of microseconds: new
     /// requests wait meanwhile.
     Waiting,
+    /// There are requests, and a limit holds them back until the time to wake. Whatever is in flight wakes it earlier. New requests change nothing,
+    /// so the guest need not kick.
+    Limited,
     /// Asked to drain or to suspend, and has done so: this poller will do nothing more until it is resumed.
     Parked,
 }
@@ -56,6 +59,12 @@ impl PollOutcome {
     pub fn busy(requests: u32, bytes: u64) -> Self {
         let cost = Cost { requests, bytes: u32::try_from(bytes).unwrap_or(u32::MAX) };
         PollOutcome { cost, ..PollOutcome::of(PollState::Busy) }
+    }
+
+    /// [`PollState::Limited`], until `at`.
+    #[inline]
+    pub fn limited(at: Instant, context: &CoreContext) -> Self {
+        PollOutcome::of(PollState::Limited).wake_at(at, context)
     }
 
     /// The same, to be polled again at `at` even if nothing else happens, to the microsecond and at most 71 minutes from now. Holds

@@ -6,6 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ioplane_memory::{DirtyLog, GuestMap};
+use ioplane_scheduler::LimitSet;
 
 use crate::context::CoreContext;
 use crate::outcome::PollOutcome;
@@ -57,6 +58,8 @@ pub enum Change {
     Memory(Arc<GuestMap>),
     /// How much of its core the queue is entitled to. The core applies it; pollers do not get it.
     Share(Share),
+    /// Other limits, or none. The core applies them; pollers do not get them.
+    Limits(LimitSet),
     /// What the device's control half wants its pollers to know, in a type of their own.
     Own(Arc<dyn Any + Send + Sync>),
 }
@@ -108,6 +111,6 @@ pub trait Poller: Any + Send {
     fn wakers(&self) -> Wakers<'_>;
 
     /// About every 10 ms, before sleeping, and when a kick comes that was not asked for while the poller is
-    /// [`crate::PollState::Waiting`]: counts such kicks and lowers their eventfd, publishes meters.
+    /// [`crate::PollState::Waiting`] or [`crate::PollState::Limited`]: counts such kicks and lowers their eventfd, publishes meters.
     fn tidy(&mut self);
 }

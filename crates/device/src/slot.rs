@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ioplane_memory::mutation::{Invariant, removed};
+use ioplane_scheduler::LimitSet;
 
 use crate::Armed;
 use crate::context::CoreContext;
 use crate::inbox::ParkedInbox;
+use crate::limits::SlotLimits;
 use crate::outcome::{PollOutcome, PollState};
 use crate::parked::{Parked, PollerId};
 use crate::poller::{Budget, Change, Poller, Stop, Wakers};
@@ -30,18 +32,26 @@ pub struct PollerSlot {
     poller: Option<Box<dyn Poller>>,
     inbox: Arc<ParkedInbox>,
     share: Share,
+    /// While the poller is polled, in the core's context.
+    limits: Option<Box<SlotLimits>>,
     fresh: bool,
     suspended: bool,
 }
 
 impl PollerSlot {
-    pub(crate) fn new(poller: Box<dyn Poller>, queue: u16, inbox: Arc<ParkedInbox>) -> Self {
+    pub(crate) fn new(
+        poller: Box<dyn Poller>,
+        queue: u16,
+        inbox: Arc<ParkedInbox>,
+        limits: LimitSet,
+    ) -> Self {
         PollerSlot {
             id: PollerId::fresh(),
             queue,
             poller: Some(poller),
             inbox,
             share: Share::default(),
+            limits: SlotLimits::of(limits),
             fresh: true,
             suspended: false,
         }
@@ -75,7 +85,10 @@ impl PollerSlot {
         }
         let outcome = {
             let _inside = watch::enter();
-            poller.poll(context, budget)
+            context.borrow_limits(&mut self.limits);
+            let outcome = poller.poll(context, budget);
+            context.return_limits(&mut self.limits);
+            outcome
         };
         if outcome.state() == PollState::Parked {
             self.return_poller();
@@ -119,6 +132,7 @@ impl PollerSlot {
             PollerCommand::Apply(change, ack) => {
                 match change {
                     Change::Share(share) => self.share = share,
+                    Change::Limits(limits) => self.limits = SlotLimits::of(limits),
                     change => poller.apply(change),
                 }
                 ack.done();

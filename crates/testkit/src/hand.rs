@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use ioplane_cores::{RingChoice, context_with_ring};
+use ioplane_device::clock::Clock;
 use ioplane_device::{
     Armed, Budget, CoreContext, CoreEnded, CoreId, CoreMessage, CoreSender, Placement, PollState, PollerSlot,
 };
@@ -52,6 +53,13 @@ impl HandCore {
     pub fn polling() -> Self {
         let core = HandCore::default();
         core.with(|inner| inner.polling = true);
+        core
+    }
+
+    /// A core that polls, by a clock of the caller's. It has no ring.
+    pub fn by(clock: Arc<dyn Clock>) -> Self {
+        let core = HandCore::polling();
+        core.with(|inner| inner.context = CoreContext::new(clock));
         core
     }
 

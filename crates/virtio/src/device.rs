@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ioplane_device::{DeviceError, Interrupt, Meter, Parked, Poller, QuiescenceProof};
+use ioplane_scheduler::LimitSet;
 
 use crate::ring::{InFlightRequest, Ring, RingFault};
 
@@ -81,6 +82,12 @@ pub trait VirtioDevice: Send + 'static {
     /// The largest payload of a frame that the front end has told its guest. Control plane.
     fn set_mtu(&mut self, mtu: u16) {
         let _ = mtu;
+    }
+
+    /// The limits of a queue.
+    fn queue_limits(&self, queue: u16) -> LimitSet {
+        let _ = queue;
+        LimitSet::default()
     }
 
     /// Makes the poller of a queue.

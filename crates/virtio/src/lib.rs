@@ -23,6 +23,7 @@ mod cost;
 mod device;
 pub mod journal;
 pub mod kill;
+mod limits;
 mod mmio;
 pub mod net;
 mod queue;
@@ -32,6 +33,7 @@ mod trial;
 mod vdev;
 
 pub use device::{QueueStart, RingState, VirtioDevice, VirtioInfo};
+pub use limits::DeviceLimits;
 pub use mmio::VirtioMmio;
 pub use queue::{Phase, Queue};
 pub use ring::{

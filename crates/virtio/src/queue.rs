@@ -44,6 +44,8 @@ pub struct Queue {
     dry: Instant,
     /// The next requests were announced by a kick.
     kicked: bool,
+    /// A limit holds back what is in the ring.
+    limited: bool,
 }
 
 impl Queue {
@@ -65,6 +67,7 @@ impl Queue {
             awake: true,
             dry: Instant::now(),
             kicked: true,
+            limited: false,
         };
         if removed(Invariant::KeepsWhatArrives) {
             // Invariant 1: kicks that came while nobody sat here count like any others; this forgets them.
@@ -122,6 +125,12 @@ impl Queue {
         if !left {
             self.dry = now;
         }
+    }
+
+    /// Whether a limit holds back what is in the ring: while one does, time goes by for what is there, whatever the core does.
+    #[inline]
+    pub fn set_limited(&mut self, limited: bool) {
+        self.limited = limited;
     }
 
     /// The guest did something that no driver does: the queue takes nothing more until it is reset, and says so.
@@ -228,7 +237,9 @@ impl Queue {
     pub fn disarm(&mut self, context: &CoreContext, polling: bool) {
         self.awake = true;
         self.polling = polling;
-        self.dry = context.now();
+        if !self.limited {
+            self.dry = context.now();
+        }
         self.ring.set_polled(polling);
         self.empty_kick();
     }
@@ -273,7 +284,7 @@ impl Queue {
             Change::Kick(kick) => self.kick = kick,
             Change::Log(log) => self.ring.view_mut().set_log(log),
             Change::Memory(map) => self.ring.view_mut().set_map(map),
-            Change::Share(_) => {}
+            Change::Share(_) | Change::Limits(_) => {}
             own @ Change::Own(_) => return Some(own),
         }
         None

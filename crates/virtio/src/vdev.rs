@@ -9,6 +9,7 @@ use ioplane_device::{
     QuiescenceProof, RegisterAddress, SavedState, StateError,
 };
 use ioplane_memory::{GuestMap, GuestView, Window};
+use ioplane_scheduler::LimitSet;
 use serde::{Deserialize, Serialize};
 
 use crate::device::{QueueStart, VirtioDevice};
@@ -292,6 +293,10 @@ impl<V: VirtioDevice> Device for Vdev<V> {
         Ok(())
     }
 
+    fn queue_limits(&self, queue: u16) -> LimitSet {
+        self.model.queue_limits(queue)
+    }
+
     fn deactivate(&mut self, parked: Parked) {
         let index = usize::from(parked.queue());
         let state = self.model.stop_queue(parked);
@@ -307,7 +312,7 @@ impl<V: VirtioDevice> Device for Vdev<V> {
         match change {
             Change::Log(log) => self.view.set_log(log.clone()),
             Change::Memory(map) => self.view.set_map(map.clone()),
-            Change::Call(_) | Change::Kick(_) | Change::Share(_) | Change::Own(_) => {}
+            Change::Call(_) | Change::Kick(_) | Change::Share(_) | Change::Limits(_) | Change::Own(_) => {}
         }
     }
 

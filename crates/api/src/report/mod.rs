@@ -9,6 +9,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::size::Size;
+use crate::spec::{LimitsSpec, limits_of};
+
 mod configuration;
 mod daemon;
 mod function;
@@ -245,6 +248,18 @@ pub struct DiskReport {
     pub queue_size: u16,
     /// The core that its queues prefer.
     pub core: Option<u32>,
+    /// Requests per second that its guest may make, if they are limited.
+    #[serde(default)]
+    pub iops_limit: Option<u64>,
+    /// Requests that may pass at once after a pause, if somebody has said so.
+    #[serde(default)]
+    pub iops_burst: Option<u64>,
+    /// Bytes per second that its guest may read and write, if they are limited.
+    #[serde(default)]
+    pub bandwidth_limit: Option<Size>,
+    /// Bytes that may pass at once after a pause, if somebody has said so.
+    #[serde(default)]
+    pub bandwidth_burst: Option<Size>,
     /// Virtio features that its driver accepted, as bits.
     pub features: u64,
     /// What front ends did wrong, by name of the fault.
@@ -258,6 +273,13 @@ pub struct DiskReport {
     pub totals: Counts,
     /// Each of them.
     pub queues: Vec<QueueReport>,
+}
+
+impl DiskReport {
+    /// The limits of its guest.
+    pub fn limits(&self) -> LimitsSpec {
+        limits_of!(self: iops_limit, iops_burst, bandwidth_limit, bandwidth_burst)
+    }
 }
 
 /// What is behind a disk.

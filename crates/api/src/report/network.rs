@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{Counts, FaultReport, RetryReport, ServedState, VmReport};
+use crate::size::Size;
+use crate::spec::{LimitsSpec, limits_of};
 
 /// One switch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,6 +144,30 @@ pub struct NicReport {
     pub link: String,
     /// The core that its queues prefer.
     pub core: Option<u32>,
+    /// Frames per second that its guest may send, if they are limited.
+    #[serde(default)]
+    pub tx_frame_limit: Option<u64>,
+    /// Frames that it may send at once after a pause, if somebody has said so.
+    #[serde(default)]
+    pub tx_frame_burst: Option<u64>,
+    /// Bytes per second that its guest may send, if they are limited.
+    #[serde(default)]
+    pub tx_bandwidth_limit: Option<Size>,
+    /// Bytes that it may send at once after a pause, if somebody has said so.
+    #[serde(default)]
+    pub tx_bandwidth_burst: Option<Size>,
+    /// Frames per second that its guest may receive, if they are limited.
+    #[serde(default)]
+    pub rx_frame_limit: Option<u64>,
+    /// Frames that it may receive at once after a pause, if somebody has said so.
+    #[serde(default)]
+    pub rx_frame_burst: Option<u64>,
+    /// Bytes per second that its guest may receive, if they are limited.
+    #[serde(default)]
+    pub rx_bandwidth_limit: Option<Size>,
+    /// Bytes that it may receive at once after a pause, if somebody has said so.
+    #[serde(default)]
+    pub rx_bandwidth_burst: Option<Size>,
     /// Virtio features that its driver accepted, as bits.
     pub features: u64,
     /// What front ends did wrong, by name of the fault.
@@ -159,6 +185,18 @@ pub struct NicReport {
     pub sent: FrameCounts,
     /// Each of its queues.
     pub queues: Vec<NicQueueReport>,
+}
+
+impl NicReport {
+    /// The limits of what its guest sends.
+    pub fn tx_limits(&self) -> LimitsSpec {
+        limits_of!(self: tx_frame_limit, tx_frame_burst, tx_bandwidth_limit, tx_bandwidth_burst)
+    }
+
+    /// The limits of what its guest receives.
+    pub fn rx_limits(&self) -> LimitsSpec {
+        limits_of!(self: rx_frame_limit, rx_frame_burst, rx_bandwidth_limit, rx_bandwidth_burst)
+    }
 }
 
 /// What a queue of a NIC is for. (Its VMM keeps the control queue.)

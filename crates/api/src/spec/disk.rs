@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::checks::{CountField, checked, foreign, path_flaw, socket_flaw};
+use super::limit::{LimitFields, LimitsSpec, limits_of};
 use super::{
     DirectWord, EngineWord, Flaw, FormatWord, MemoryWord, QUEUE_SIZE_MAX, ServedSpec, form, served_fields,
     spec,
@@ -87,6 +88,18 @@ spec! {
         guest_memory: MemoryWord,
         /// The core that its queues prefer.
         core: Option<u32>,
+        /// Requests per second that its guest may make, if they are limited.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        iops_limit: Option<u64>,
+        /// Requests that may pass at once.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        iops_burst: Option<u64>,
+        /// Bytes per second that it may read and write, if they are limited.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bandwidth_limit: Option<Size>,
+        /// Bytes that may pass at once.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bandwidth_burst: Option<Size>,
     }
 }
 
@@ -155,6 +168,57 @@ backing_form! {
         /// for a disk or a network [default: ram]
         [long, value_name = "FILES"]
         guest_memory: MemoryWord,
+        /// Requests per second that its guest may make; 0 for no limit [default: no limit]
+        [long, value_name = "N"]
+        iops_limit: u64,
+        /// Requests that may pass at once after a pause [default: a tenth of a second's]
+        [long, value_name = "N"]
+        iops_burst: u64,
+        /// Bytes per second that its guest may read and write together; 0 for no limit [default: no limit]
+        [long, value_name = "SIZE"]
+        bandwidth_limit: Size,
+        /// Bytes that may pass at once after a pause [default: a tenth of a second's]
+        [long, value_name = "SIZE"]
+        bandwidth_burst: Size,
+    }
+}
+
+form! {
+    /// Other limits of a disk. What is left out stays as it is.
+    DiskLimitsForm {
+        /// Requests per second that its guest may make; 0 for no limit
+        [long, value_name = "N"]
+        iops_limit: u64,
+        /// Requests that may pass at once after a pause
+        [long, value_name = "N"]
+        iops_burst: u64,
+        /// Bytes per second that its guest may read and write together; 0 for no limit
+        [long, value_name = "SIZE"]
+        bandwidth_limit: Size,
+        /// Bytes that may pass at once after a pause
+        [long, value_name = "SIZE"]
+        bandwidth_burst: Size,
+    }
+}
+
+/// The fields of a disk's limits.
+const LIMITS: LimitFields = ["iops_limit", "iops_burst", "bandwidth_limit", "bandwidth_burst"];
+
+impl DiskSpec {
+    /// The limits of its guest.
+    pub fn limits(&self) -> LimitsSpec {
+        limits_of!(self: iops_limit, iops_burst, bandwidth_limit, bandwidth_burst)
+    }
+
+    /// What is wrong with limits that somebody asks for, beside what may be stored.
+    pub fn limit_flaws(&self) -> Vec<Flaw> {
+        self.limits().lonely(LIMITS)
+    }
+
+    /// Other limits.
+    pub fn set_limits(&mut self, limits: LimitsSpec) {
+        (self.iops_limit, self.iops_burst) = (limits.rate, limits.rate_burst);
+        (self.bandwidth_limit, self.bandwidth_burst) = (limits.bandwidth, limits.bandwidth_burst);
     }
 }
 
@@ -191,7 +255,7 @@ impl BackingForm {
 
 impl DiskForm {
     /// The complete disk. Left out: one queue of 128 entries, the backing's block size, its name as the serial number,
-    /// writable, and whatever core has time.
+    /// writable, no limits, and whatever core has time.
     pub fn spec(self, name: &str) -> Result<DiskSpec, Vec<Flaw>> {
         let mut flaws = Vec::new();
         let DiskForm { path, memory, format, direct, engine, .. } = self;
@@ -201,6 +265,7 @@ impl DiskForm {
         let block_size = self.block_size.map(|size| u32::try_from(size).unwrap_or(u32::MAX));
         let serial =
             self.serial.unwrap_or_else(|| name.chars().filter(char::is_ascii_graphic).take(SERIAL).collect());
+        let limits = limits_of!(self: iops_limit, iops_burst, bandwidth_limit, bandwidth_burst).asked();
         let spec = DiskSpec {
             name: name.to_owned(),
             backing: backing.unwrap_or(BackingSpec::Memory { bytes: 1 << 20 }),
@@ -213,7 +278,12 @@ impl DiskForm {
             migration_socket: self.migration_socket,
             guest_memory: self.guest_memory.unwrap_or_default(),
             core: self.core,
+            iops_limit: limits.rate,
+            iops_burst: limits.rate_burst,
+            bandwidth_limit: limits.bandwidth,
+            bandwidth_burst: limits.bandwidth_burst,
         };
+        flaws.extend(spec.limit_flaws());
         checked(spec, flaws)
     }
 }
@@ -253,6 +323,7 @@ impl ServedSpec for DiskSpec {
                 }
             }
         }
+        flaws.extend(self.limits().flaws(LIMITS));
         flaws.extend(QUEUES.flaw(self.queues));
         flaws.extend(QUEUE_SIZE.flaw(self.queue_size));
         if self.serial.len() > SERIAL || self.serial.chars().any(|c| !c.is_ascii_graphic()) {

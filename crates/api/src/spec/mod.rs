@@ -10,6 +10,7 @@ mod core;
 mod disk;
 mod fields;
 mod function;
+mod limit;
 mod network;
 mod pci_address;
 
@@ -20,13 +21,15 @@ use serde::{Deserialize, Serialize};
 pub use self::core::{CORES, CoreForm, CoreSpec};
 pub use address::{MacAddress, VlanSpec};
 pub use checks::{name_flaw, socket_flaw};
-pub use disk::{BackingForm, BackingSpec, DiskForm, DiskSpec};
+pub use disk::{BackingForm, BackingSpec, DiskForm, DiskLimitsForm, DiskSpec};
 pub use fields::{FieldSource, FieldValue, Form, SpecFields};
 use fields::{form, served_fields, spec, values};
 pub use function::{
     CableSpec, ChipWord, FaultSpec, FaultWord, FunctionForm, FunctionSpec, ModeWord, SourceSpec,
 };
-pub use network::{MTU, NIC_QUEUE_SIZE, NicForm, NicSpec, SwitchForm, SwitchSpec};
+pub use limit::LimitsSpec;
+pub(crate) use limit::limits_of;
+pub use network::{MTU, NIC_QUEUE_SIZE, NicChangeForm, NicForm, NicSpec, SwitchForm, SwitchSpec};
 pub use pci_address::PciAddress;
 
 /// One thing that is wrong with a form: which field, why, and what to do.

@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 
 use super::checks::{CountField, checked, interface_flaw, name_flaw, switch_flaw};
+use super::limit::{LimitFields, LimitsSpec, limits_of};
 use super::{
     Flaw, LinkWord, MacAddress, MemoryWord, PortSpec, QUEUE_SIZE_MAX, ServedSpec, VlanSpec, form,
     served_fields, spec,
 };
+use crate::size::Size;
 
 /// Queue pairs of one NIC.
 const PAIRS: CountField = CountField { name: "pairs", range: 1..=8, power_of_two: false, usual: 1 };
@@ -94,6 +96,30 @@ spec! {
         guest_memory: MemoryWord,
         /// The core that its queues prefer.
         core: Option<u32>,
+        /// Frames per second that its guest may send, if they are limited.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tx_frame_limit: Option<u64>,
+        /// Frames that may pass at once.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tx_frame_burst: Option<u64>,
+        /// Bytes per second that it may send, if they are limited.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tx_bandwidth_limit: Option<Size>,
+        /// Bytes that may pass at once.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tx_bandwidth_burst: Option<Size>,
+        /// Frames per second that its guest may receive, if they are limited.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rx_frame_limit: Option<u64>,
+        /// Frames that may pass at once.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rx_frame_burst: Option<u64>,
+        /// Bytes per second that it may receive, if they are limited.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rx_bandwidth_limit: Option<Size>,
+        /// Bytes that may pass at once.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rx_bandwidth_burst: Option<Size>,
     }
 }
 
@@ -134,12 +160,113 @@ form! {
         /// for a disk or a network [default: ram]
         [long, value_name = "FILES"]
         guest_memory: MemoryWord,
+        /// Frames per second that its guest may send; 0 for no limit [default: no limit]
+        [long, value_name = "N"]
+        tx_frame_limit: u64,
+        /// Frames that it may send at once after a pause [default: a tenth of a second's]
+        [long, value_name = "N"]
+        tx_frame_burst: u64,
+        /// Bytes per second that its guest may send; 0 for no limit [default: no limit]
+        [long, value_name = "SIZE"]
+        tx_bandwidth_limit: Size,
+        /// Bytes that it may send at once after a pause [default: a tenth of a second's]
+        [long, value_name = "SIZE"]
+        tx_bandwidth_burst: Size,
+        /// Frames per second that its guest may receive; 0 for no limit [default: no limit]
+        [long, value_name = "N"]
+        rx_frame_limit: u64,
+        /// Frames that it may receive at once after a pause [default: a tenth of a second's]
+        [long, value_name = "N"]
+        rx_frame_burst: u64,
+        /// Bytes per second that its guest may receive; 0 for no limit [default: no limit]
+        [long, value_name = "SIZE"]
+        rx_bandwidth_limit: Size,
+        /// Bytes that it may receive at once after a pause [default: a tenth of a second's]
+        [long, value_name = "SIZE"]
+        rx_bandwidth_burst: Size,
+    }
+}
+
+form! {
+    /// A change of a NIC: its link, its limits. What is left out stays as it is.
+    NicChangeForm {
+        /// Plug its cable in, or pull it
+        [long]
+        link: LinkWord,
+        /// Frames per second that its guest may send; 0 for no limit
+        [long, value_name = "N"]
+        tx_frame_limit: u64,
+        /// Frames that it may send at once after a pause
+        [long, value_name = "N"]
+        tx_frame_burst: u64,
+        /// Bytes per second that its guest may send; 0 for no limit
+        [long, value_name = "SIZE"]
+        tx_bandwidth_limit: Size,
+        /// Bytes that it may send at once after a pause
+        [long, value_name = "SIZE"]
+        tx_bandwidth_burst: Size,
+        /// Frames per second that its guest may receive; 0 for no limit
+        [long, value_name = "N"]
+        rx_frame_limit: u64,
+        /// Frames that it may receive at once after a pause
+        [long, value_name = "N"]
+        rx_frame_burst: u64,
+        /// Bytes per second that its guest may receive; 0 for no limit
+        [long, value_name = "SIZE"]
+        rx_bandwidth_limit: Size,
+        /// Bytes that it may receive at once after a pause
+        [long, value_name = "SIZE"]
+        rx_bandwidth_burst: Size,
+    }
+}
+
+/// The fields of the limits of what a guest sends.
+const TX_LIMITS: LimitFields =
+    ["tx_frame_limit", "tx_frame_burst", "tx_bandwidth_limit", "tx_bandwidth_burst"];
+/// The fields of the limits of what a guest receives.
+const RX_LIMITS: LimitFields =
+    ["rx_frame_limit", "rx_frame_burst", "rx_bandwidth_limit", "rx_bandwidth_burst"];
+
+impl NicChangeForm {
+    /// What it changes of the limits of what the guest sends.
+    pub fn tx_limits(&self) -> LimitsSpec {
+        limits_of!(self: tx_frame_limit, tx_frame_burst, tx_bandwidth_limit, tx_bandwidth_burst)
+    }
+
+    /// What it changes of the limits of what the guest receives.
+    pub fn rx_limits(&self) -> LimitsSpec {
+        limits_of!(self: rx_frame_limit, rx_frame_burst, rx_bandwidth_limit, rx_bandwidth_burst)
+    }
+}
+
+impl NicSpec {
+    /// The limits of what its guest sends.
+    pub fn tx_limits(&self) -> LimitsSpec {
+        limits_of!(self: tx_frame_limit, tx_frame_burst, tx_bandwidth_limit, tx_bandwidth_burst)
+    }
+
+    /// The limits of what its guest receives.
+    pub fn rx_limits(&self) -> LimitsSpec {
+        limits_of!(self: rx_frame_limit, rx_frame_burst, rx_bandwidth_limit, rx_bandwidth_burst)
+    }
+
+    /// What is wrong with limits that somebody asks for, beside what may be stored.
+    pub fn limit_flaws(&self) -> Vec<Flaw> {
+        [self.tx_limits().lonely(TX_LIMITS), self.rx_limits().lonely(RX_LIMITS)].concat()
+    }
+
+    /// Other limits.
+    pub fn set_limits(&mut self, tx: LimitsSpec, rx: LimitsSpec) {
+        (self.tx_frame_limit, self.tx_frame_burst) = (tx.rate, tx.rate_burst);
+        (self.tx_bandwidth_limit, self.tx_bandwidth_burst) = (tx.bandwidth, tx.bandwidth_burst);
+        (self.rx_frame_limit, self.rx_frame_burst) = (rx.rate, rx.rate_burst);
+        (self.rx_bandwidth_limit, self.rx_bandwidth_burst) = (rx.bandwidth, rx.bandwidth_burst);
     }
 }
 
 impl NicForm {
     /// The complete NIC. Left out: an address made from this host and its name, one pair of queues with 256 entries, an MTU
-    /// of 1500, all VLANs, not isolated, the link up, and whatever core has time.
+    /// of 1500, all VLANs, not isolated, the link up, no limits, and whatever core has time.
     pub fn spec(self, name: &str) -> Result<NicSpec, Vec<Flaw>> {
         let mut flaws = Vec::new();
         if self.switch.is_none() {
@@ -148,6 +275,10 @@ impl NicForm {
         let pairs = PAIRS.read(&mut flaws, self.pairs);
         let queue_size = QUEUE_SIZE.read(&mut flaws, self.queue_size);
         let mtu = MTUS.read(&mut flaws, self.mtu);
+        let tx =
+            limits_of!(self: tx_frame_limit, tx_frame_burst, tx_bandwidth_limit, tx_bandwidth_burst).asked();
+        let rx =
+            limits_of!(self: rx_frame_limit, rx_frame_burst, rx_bandwidth_limit, rx_bandwidth_burst).asked();
         let spec = NicSpec {
             name: name.to_owned(),
             switch: self.switch.unwrap_or_else(|| "none".to_owned()),
@@ -161,7 +292,16 @@ impl NicForm {
             socket: self.socket,
             guest_memory: self.guest_memory.unwrap_or_default(),
             core: self.core,
+            tx_frame_limit: tx.rate,
+            tx_frame_burst: tx.rate_burst,
+            tx_bandwidth_limit: tx.bandwidth,
+            tx_bandwidth_burst: tx.bandwidth_burst,
+            rx_frame_limit: rx.rate,
+            rx_frame_burst: rx.rate_burst,
+            rx_bandwidth_limit: rx.bandwidth,
+            rx_bandwidth_burst: rx.bandwidth_burst,
         };
+        flaws.extend(spec.limit_flaws());
         checked(spec, flaws)
     }
 }
@@ -180,7 +320,8 @@ impl ServedSpec for NicSpec {
 
     fn own_flaws(&self) -> Vec<Flaw> {
         let numbers = [PAIRS.flaw(self.pairs), QUEUE_SIZE.flaw(self.queue_size), MTUS.flaw(self.mtu)];
-        switch_flaw(&self.switch).into_iter().chain(numbers.into_iter().flatten()).collect()
+        let limits = self.tx_limits().flaws(TX_LIMITS).into_iter().chain(self.rx_limits().flaws(RX_LIMITS));
+        switch_flaw(&self.switch).into_iter().chain(numbers.into_iter().flatten()).chain(limits).collect()
     }
 
     fn port(&self) -> Option<PortSpec> {

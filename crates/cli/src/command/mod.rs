@@ -249,6 +249,11 @@ fn disk(client: &Client, command: DiskCommand, json: bool) -> Result<()> {
                 working("resizing", || ask(client, Method::PATCH, &address(&name), Some(&form)))?;
             print_done(json, &disk, one)
         }
+        DiskCommand::Set { name, limits } => {
+            let form = ChangeForm::from(limits);
+            let disk: DiskReport = ask(client, Method::PATCH, &address(&name), Some(&form))?;
+            print_done(json, &disk, |disk| one(disk) + &show::disk_limits(disk, true))
+        }
         DiskCommand::MigrationSocket { name, remove: true, force, .. } => {
             let path = format!("{}/migration-socket?force={force}", address(&name));
             let disk: DiskReport =

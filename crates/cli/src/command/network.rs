@@ -7,8 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use hyper::Method;
 use ioplane_api::report::{DoneReport, NicReport, SwitchReport, SwitchTableReport};
-use ioplane_api::request::LinkForm;
-use ioplane_api::spec::NicForm;
+use ioplane_api::spec::{NicChangeForm, NicForm};
 
 use super::{address_of, ask, get, put, seen, show, working};
 use crate::args::{CaptureArgs, NicCommand, SwitchCommand};
@@ -65,9 +64,10 @@ pub fn nic(client: &Client, command: NicCommand, json: bool) -> Result<()> {
             let nic: NicReport = get(client, &address(&name))?;
             print(json, &nic, show::nic)
         }
-        NicCommand::Set { name, link } => {
-            let nic: NicReport = ask(client, Method::PATCH, &address(&name), Some(&LinkForm { link }))?;
-            print_done(json, &nic, one)
+        NicCommand::Set { name, change } => {
+            let limits = NicChangeForm { link: None, ..change.clone() } != NicChangeForm::default();
+            let nic: NicReport = ask(client, Method::PATCH, &address(&name), Some(&change))?;
+            print_done(json, &nic, |nic| one(nic) + &show::nic_limits(nic, limits))
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The loop of one core.
 //!
 //! A slot is *awake* (stepped every turn) or *resting* (armed: its descriptors are what makes it awake again), each by itself: on
-//! a polled core it rests when it has had no work for [`CoreSettings::spin`], on a notified core as soon as it has none. With all
+//! a polled core it rests when it has had no work for [`CoreSettings::spin`], on a notified core as soon as it has none. One whose requests a limit
+//! holds back rests without being armed, and its timer steps it when the next may pass. With all
 //! at rest the core sleeps. With some, its ring tells it which of the others was woken; without such a ring it asks the kernel now and
 //! then, for all at once. A polled core whose awake slots all wait for a disk sleeps between two turns where that costs no latency
 //! (`wait`), for [`CoreSettings::completion_wait`] at most.
@@ -92,6 +93,8 @@ pub(crate) struct PollLoop {
     account: Account,
     /// Slots that had work since the last look at the clock.
     worked: Vec<usize>,
+    /// A slot has become Held, and was not tidied since.
+    untidy: bool,
     last_tidy: Instant,
     last_event_check: Instant,
     /// Turns and work since the last look at the clock.
@@ -133,6 +136,7 @@ impl PollLoop {
             timers: Timers::default(),
             account: Account::new(now),
             worked: Vec::new(),
+            untidy: false,
             last_tidy: now,
             last_event_check: now,
             unlooked_turns: 0,
@@ -280,6 +284,11 @@ impl PollLoop {
                 self.free_slot(index);
                 continue;
             }
+            if outcome.state() == PollState::Limited {
+                self.awake.swap_remove(at);
+                self.hold(index, outcome);
+                continue;
+            }
             at += 1;
         }
         units
@@ -337,6 +346,7 @@ impl PollLoop {
 
     /// Tidies every poller that was stepped since the last time, and publishes the meters.
     fn tidy(&mut self) {
+        self.untidy = false;
         for entry in self.slots.iter_mut().flatten() {
             let stepped = entry.idle_since.is_some_and(|since| since >= self.last_tidy);
             if entry.state.is_awake() || stepped {

@@ -20,6 +20,10 @@ const RECHECK_INTERVAL: Duration = Duration::from_millis(1);
 /// next request within this time, or adds the rest of a batch.
 const SETTLE: Duration = Duration::from_micros(4);
 
+/// The shortest time for which a slot is Held. What a fast limit lets through meanwhile passes together, and a bucket has room for ten times
+/// as much.
+const SHORTEST_HOLD: Duration = Duration::from_micros(100);
+
 /// Turns of a notified core between two checks whether a resting slot was woken.
 const EVENT_CHECK_TURNS: u64 = 4;
 
@@ -70,6 +74,10 @@ impl PollLoop {
                 }
                 self.set_timer(index, outcome);
             }
+            PollState::Limited => {
+                entry.slot.disarm(&self.context, true);
+                self.hold(index, outcome);
+            }
             PollState::Busy => {
                 entry.slot.disarm(&self.context, polled);
                 self.account.work(outcome.units());
@@ -80,10 +88,34 @@ impl PollLoop {
         true
     }
 
+    /// A limit holds the requests of the slot back, which is not in `awake`: its timer steps it next, unless something of it ends before. What
+    /// its guest adds meanwhile has to wait as well, so it is not to kick.
+    pub(super) fn hold(&mut self, index: usize, outcome: PollOutcome) {
+        let Some(entry) = &mut self.slots[index] else { return };
+        let asked = matches!(entry.state, SlotState::Armed | SlotState::Unwakeable);
+        let newly = entry.state != SlotState::Held;
+        if newly && (asked || self.notify == Notify::Notified) {
+            entry.slot.disarm(&self.context, true);
+        }
+        if entry.watched.incomplete {
+            // Nothing is sure to tell of what ends.
+            entry.state = SlotState::Unwakeable;
+            self.timers.ensure(Timer::Unwakeable, self.context.now() + RECHECK_INTERVAL);
+        } else {
+            entry.state = SlotState::Held;
+        }
+        self.untidy |= newly;
+        self.set_timer(index, outcome);
+    }
+
     /// Sets the timer that the poller of a resting slot has asked for in its last poll, or none.
     fn set_timer(&mut self, index: usize, outcome: PollOutcome) {
         let Some(entry) = &mut self.slots[index] else { return };
-        let wait = outcome.wake_in();
+        let wait = match entry.state {
+            // It has no other way back.
+            SlotState::Held => Some(outcome.wake_in().unwrap_or(RECHECK_INTERVAL).max(SHORTEST_HOLD)),
+            _ => outcome.wake_in(),
+        };
         if std::mem::replace(&mut entry.timed, wait.is_some()) {
             self.timers.clear(Timer::Slot(index));
         }
@@ -126,8 +158,9 @@ impl PollLoop {
             match self.watch.fired()[at] {
                 Readable::Mailbox => self.mailbox.mark_pending(),
                 Readable::Kick(index) => {
-                    self.count_kick(index);
-                    self.wake(index);
+                    if self.count_kick(index) {
+                        self.wake(index);
+                    }
                 }
                 Readable::Completion(index) => self.wake(index),
                 Readable::Ring => {}
@@ -135,15 +168,15 @@ impl PollLoop {
         }
     }
 
-    /// A slot that waits for completions was kicked without having asked for it. That is counted now: until it is, the kick ends
-    /// every sleep at once.
-    fn count_kick(&mut self, index: usize) {
-        if self.notify == Notify::Polled
-            && let Some(Some(entry)) = self.slots.get_mut(index)
-            && entry.state == SlotState::Waiting
-        {
+    /// A slot that waits for completions, or that a limit holds back, was kicked without having asked for it. That is counted now: until it is,
+    /// the kick ends every sleep at once. Says whether the slot is to be woken.
+    fn count_kick(&mut self, index: usize) -> bool {
+        let Some(Some(entry)) = self.slots.get_mut(index) else { return false };
+        let held = entry.state == SlotState::Held;
+        if held || (self.notify == Notify::Polled && entry.state == SlotState::Waiting) {
             entry.slot.tidy();
         }
+        !held
     }
 
     /// Whether every awake slot waits for completions, so that there is nothing to do before one comes or a guest asks for more.
@@ -194,7 +227,7 @@ impl PollLoop {
 
     /// Every slot rests: sleeps until a descriptor is readable or a timer is due, then wakes the slots concerned.
     pub(super) fn sleep(&mut self) {
-        if self.notify == Notify::Polled {
+        if self.notify == Notify::Polled && !self.untidy {
             // Each was tidied before it rested.
             self.timers.clear(Timer::Tidy);
         }
@@ -239,11 +272,15 @@ impl PollLoop {
         }
     }
 
-    /// Steps a resting slot. Without work it goes on resting.
+    /// Steps a resting slot. Without work it goes on resting; one that is Held only if a limit still holds its requests back.
     pub(super) fn step_resting(&mut self, index: usize) {
         let outcome = self.step(index);
+        let held = self.slots[index].as_ref().is_some_and(|entry| entry.state == SlotState::Held);
         match outcome.state() {
+            // Nothing is held back any more, and it has not asked to be kicked.
+            PollState::Idle | PollState::Waiting if held => self.wake(index),
             PollState::Idle | PollState::Waiting => self.set_timer(index, outcome),
+            PollState::Limited => self.hold(index, outcome),
             PollState::Busy => {
                 self.account.work(outcome.units());
                 self.wake(index);

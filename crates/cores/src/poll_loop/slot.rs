@@ -19,6 +19,9 @@ pub(super) enum SlotState {
     Waiting,
     /// Has asked to be kicked and was looked at after that: stepped when one of its descriptors says so.
     Armed,
+    /// A limit holds its requests back: stepped by its timer, and when something of it has ended. It has not asked to be kicked, since a
+    /// kick would say nothing new.
+    Held,
     /// As Armed, but nothing is sure to wake it: stepped by a timer.
     Unwakeable,
     /// Its poller has parked: never stepped again, and freed before the next turn.
@@ -34,7 +37,7 @@ impl SlotState {
 
     /// Whether something has to happen before it is stepped.
     pub(super) fn is_resting(self) -> bool {
-        matches!(self, SlotState::Armed | SlotState::Unwakeable)
+        matches!(self, SlotState::Armed | SlotState::Held | SlotState::Unwakeable)
     }
 }
 
@@ -77,7 +80,7 @@ impl SlotEntry {
         }
         match outcome.state() {
             PollState::Busy => self.idle_since = None,
-            PollState::Idle | PollState::Waiting => {
+            PollState::Idle | PollState::Waiting | PollState::Limited => {
                 self.idle_since.get_or_insert(context.now());
             }
             PollState::Parked => self.state = SlotState::Parked,

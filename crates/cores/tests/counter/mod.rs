@@ -25,6 +25,8 @@ pub struct Line {
     pub served: AtomicU64,
     pub polls: AtomicU64,
     pub kicks: AtomicU64,
+    /// Polls that a limit left without work.
+    pub limited: AtomicU64,
     pub tidied: AtomicU64,
     pub armed: AtomicU64,
     pub disarmed: AtomicU64,
@@ -63,6 +65,7 @@ impl Line {
             served: AtomicU64::new(0),
             polls: AtomicU64::new(0),
             kicks: AtomicU64::new(0),
+            limited: AtomicU64::new(0),
             tidied: AtomicU64::new(0),
             armed: AtomicU64::new(0),
             disarmed: AtomicU64::new(0),
@@ -217,7 +220,8 @@ impl Poller for Server {
         let served = line.served.load(Ordering::Relaxed);
         if !self.drain {
             let new = line.published.load(Ordering::Acquire) - served - self.held;
-            self.held += new.min(u64::from(budget.0));
+            let passes = |_: &u64| context.admit(BYTES).is_ok();
+            self.held += (0..new.min(u64::from(budget.0))).take_while(passes).count() as u64;
             line.taken.store(served + self.held, Ordering::Release);
         }
         if self.held > 0 && line.open.load(Ordering::Acquire) {
@@ -231,6 +235,10 @@ impl Poller for Server {
         }
         if line.busy.load(Ordering::Relaxed) {
             return PollOutcome::busy(1, BYTES);
+        }
+        if let Some(at) = context.limited() {
+            line.limited.fetch_add(1, Ordering::Relaxed);
+            return PollOutcome::limited(at, context);
         }
         let outcome = if self.held > 0 || reads { PollOutcome::WAITING } else { PollOutcome::IDLE };
         match line.wakes_in_us.load(Ordering::Relaxed) {

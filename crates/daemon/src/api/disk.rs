@@ -3,10 +3,13 @@
 use axum::extract::{Path, State};
 use ioplane_api::report::{DoneReport, EventWord};
 use ioplane_api::request::{ChangeForm, MigrationSocketForm};
-use ioplane_api::spec::{BackingForm, DiskForm};
+use ioplane_api::spec::{BackingForm, DiskForm, LimitsSpec};
 
 use super::{Answer, Body, Own, Removal, form, form_or_usual, json, put, removal, whole};
 use crate::refusal::Refusal;
+
+/// What to send to change a disk.
+const ONE_CHANGE: &str = "send size (and shrink), or path (and format, direct, engine), or memory, or iops_limit, iops_burst, bandwidth_limit and bandwidth_burst";
 
 pub async fn disks(State(daemon): Own) -> Answer {
     json(daemon.disks.report().await)
@@ -27,8 +30,24 @@ pub async fn add(State(daemon): Own, Path(name): Path<String>, body: Body) -> An
 }
 
 pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
-    let ChangeForm { size, shrink, path, memory, format, direct, engine } = form(body)?;
+    let form: ChangeForm = form(body)?;
+    let limits = form.limits();
+    let ChangeForm { size, shrink, path, memory, format, direct, engine, .. } = form;
     let backing = BackingForm { path, memory, format, direct, engine };
+    if limits != LimitsSpec::default() {
+        if size.is_some() || shrink || backing != BackingForm::default() {
+            return Err(Refusal::invalid("neither one change nor another", ONE_CHANGE));
+        }
+        return whole(daemon.may_change()?, async move {
+            daemon.disks.served(&name)?.set_limits(limits).await?;
+            let report = daemon.disks.report_of(&name).await?;
+            let limits = report.limits().words("requests").unwrap_or("none".to_owned());
+            tracing::info!(disk = name, limits, "limits set");
+            daemon.disks.tell(EventWord::Changed, &name, &format!("limits: {limits}"));
+            json(report)
+        })
+        .await;
+    }
     if let Some(size) = size.filter(|_| backing == BackingForm::default()) {
         return whole(daemon.may_change()?, async move {
             daemon.disks.served(&name)?.resize(size, shrink).await?;
@@ -41,8 +60,7 @@ pub async fn change(State(daemon): Own, Path(name): Path<String>, body: Body) ->
     let mut flaws = Vec::new();
     let backing = if size.is_none() && !shrink { backing.spec(&mut flaws) } else { None };
     let Some(backing) = backing.filter(|_| flaws.is_empty()) else {
-        let remedy = "send size (and shrink), or path (and format, direct, engine), or memory";
-        return Err(Refusal::invalid("neither one change nor another", remedy));
+        return Err(Refusal::invalid("neither one change nor another", ONE_CHANGE));
     };
     whole(daemon.may_change()?, async move {
         let text = backing.name();

@@ -80,8 +80,8 @@ fn today<T: Form>(field: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use ioplane_api::request::{LinkForm, MoveForm, UpgradeForm};
-    use ioplane_api::spec::{DiskForm, NicForm, VlanSpec};
+    use ioplane_api::request::{MoveForm, UpgradeForm};
+    use ioplane_api::spec::{DiskForm, NicChangeForm, NicForm, VlanSpec};
 
     use super::*;
 
@@ -101,7 +101,11 @@ mod tests {
         assert_eq!(refused::<DiskForm>(r#"{"direct": "maybe"}"#), (Code::Invalid, at("direct")));
         assert_eq!(refused::<DiskForm>(r#"{"queues": -1}"#), (Code::Invalid, at("queues")));
         assert_eq!(refused::<NicForm>(r#"{"vlan": 4095}"#), (Code::Invalid, at("vlan")));
-        assert_eq!(refused::<LinkForm>("{}"), (Code::Invalid, at("link")));
+        assert_eq!(refused::<NicChangeForm>(r#"{"link": 1}"#), (Code::Invalid, at("link")));
+        assert_eq!(
+            refused::<NicChangeForm>(r#"{"tx_frame_limit": "many"}"#),
+            (Code::Invalid, at("tx_frame_limit"))
+        );
         assert_eq!(refused::<MoveForm>(r#"{"disk": "a", "queue": 0}"#), (Code::Invalid, at("core")));
         assert_eq!(
             refused::<MoveForm>(r#"{"disk": "a", "queue": 70000, "core": 0}"#),

@@ -4,8 +4,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use ioplane_api::refusal::Code;
 use ioplane_api::report::{DoneReport, EventWord};
-use ioplane_api::request::LinkForm;
-use ioplane_api::spec::{NicForm, SwitchForm};
+use ioplane_api::spec::{Form, LimitsSpec, NicChangeForm, NicForm, SwitchForm};
 
 use super::daemon::left;
 use super::{Answer, Body, Own, Removal, form, form_or_usual, json, put, removal, whole};
@@ -80,12 +79,23 @@ pub async fn add_nic(State(daemon): Own, Path(name): Path<String>, body: Body) -
 }
 
 pub async fn set_nic(State(daemon): Own, Path(name): Path<String>, body: Body) -> Answer {
-    let LinkForm { link } = form(body)?;
+    let change: NicChangeForm = form(body)?;
+    if change == NicChangeForm::default() {
+        return Err(Refusal::invalid("no change", format!("send {}", NicChangeForm::FIELDS.join(", or "))));
+    }
     whole(daemon.may_change()?, async move {
-        daemon.nics.served(&name)?.set_link(link).await?;
-        tracing::info!(nic = name, link = link.word(), "link set");
-        daemon.nics.tell(EventWord::Changed, &name, &format!("link {}", link.word()));
-        json(daemon.nics.report_of(&name).await?)
+        daemon.nics.served(&name)?.change(change.clone()).await?;
+        let report = daemon.nics.report_of(&name).await?;
+        let words = |limits: LimitsSpec| limits.words("frames").unwrap_or("none".to_owned());
+        let link = change.link.map(|link| format!("link {}", link.word()));
+        let sent = (change.tx_limits() != LimitsSpec::default())
+            .then(|| format!("limits of what it sends: {}", words(report.tx_limits())));
+        let received = (change.rx_limits() != LimitsSpec::default())
+            .then(|| format!("limits of what it receives: {}", words(report.rx_limits())));
+        let changed = [link, sent, received].into_iter().flatten().collect::<Vec<_>>().join(", ");
+        tracing::info!(nic = name, changed, "set");
+        daemon.nics.tell(EventWord::Changed, &name, &changed);
+        json(report)
     })
     .await
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
     BackingSpec, CableSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, FaultSpec, FunctionSpec,
-    MemoryWord, ModeWord, NicForm, NicSpec, SourceSpec, SwitchSpec,
+    LimitsSpec, MemoryWord, ModeWord, NicForm, NicSpec, SourceSpec, SwitchSpec,
 };
 use toml::Value;
 
@@ -52,6 +52,14 @@ impl Appended {
         }
     }
 
+    /// Under these names, in the order of [`LimitsSpec`].
+    fn limits(&mut self, spec: &LimitsSpec, [rate, rate_burst, bandwidth, bandwidth_burst]: [&str; 4]) {
+        self.some(rate, spec.rate.map(|rate| rate as i64));
+        self.some(rate_burst, spec.rate_burst.map(|burst| burst as i64));
+        spec.bandwidth.into_iter().for_each(|size| self.size(bandwidth, size.0));
+        spec.bandwidth_burst.into_iter().for_each(|size| self.size(bandwidth_burst, size.0));
+    }
+
     fn guest_memory(&mut self, word: MemoryWord) {
         self.other("guest_memory", word.word(), MemoryWord::default().word());
     }
@@ -94,6 +102,7 @@ impl Appended {
         self.path("socket", spec.socket.as_deref());
         self.path("migration_socket", spec.migration_socket.as_deref());
         self.guest_memory(spec.guest_memory);
+        self.limits(&spec.limits(), ["iops_limit", "iops_burst", "bandwidth_limit", "bandwidth_burst"]);
     }
 
     pub fn switch(&mut self, spec: &SwitchSpec) {
@@ -124,6 +133,10 @@ impl Appended {
         self.some("core", spec.core.map(i64::from));
         self.path("socket", spec.socket.as_deref());
         self.guest_memory(spec.guest_memory);
+        let tx = ["tx_frame_limit", "tx_frame_burst", "tx_bandwidth_limit", "tx_bandwidth_burst"];
+        self.limits(&spec.tx_limits(), tx);
+        let rx = ["rx_frame_limit", "rx_frame_burst", "rx_bandwidth_limit", "rx_bandwidth_burst"];
+        self.limits(&spec.rx_limits(), rx);
     }
 
     pub fn function(&mut self, spec: &FunctionSpec) {
@@ -183,6 +196,10 @@ core = 3
 socket = "/run/whole.vhost.sock"
 migration_socket = "/run/whole.migration.sock"
 guest_memory = "any"
+iops_limit = 5000
+iops_burst = 7
+bandwidth_limit = "100M"
+bandwidth_burst = 4097
 [[disk]]
 name = "least"
 memory = 1536
@@ -203,6 +220,14 @@ link = "down"
 core = 3
 socket = "/run/web.vhost.sock"
 guest_memory = "any"
+tx_frame_limit = 1
+tx_frame_burst = 2
+tx_bandwidth_limit = 5000
+tx_bandwidth_burst = 4
+rx_frame_limit = 100000000
+rx_frame_burst = 1000000000
+rx_bandwidth_limit = "1T"
+rx_bandwidth_burst = "1T"
 [[nic]]
 name = "db"
 switch = "lan"

@@ -12,15 +12,16 @@ use ioplane_api::refusal::Code;
 use ioplane_api::report::{BackingReport, Counts, DiskReport, DiskSocket, QueueReport, ServedState};
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
-    BackingSpec, DirectWord, DiskSpec, EngineWord, FormatWord, QUEUE_SIZE_MAX, ServedSpec,
+    BackingSpec, DirectWord, DiskSpec, EngineWord, FormatWord, LimitsSpec, QUEUE_SIZE_MAX, ServedSpec,
 };
 use ioplane_device::QuiescenceProof;
 use ioplane_storage::{Backing, FileBacking, FileOptions, ImageId, MemoryBacking, Raw};
+use ioplane_virtio::DeviceLimits;
 use ioplane_virtio::blk::{Blk, BlkOptions};
 
 use super::Daemon;
 use super::context::DaemonContext;
-use super::lower::Lower;
+use super::lower::{Lower, limit};
 use super::readings;
 use super::registry::{Registered, Registry};
 use super::served::{Queued, Served, ServedKind, Standing, blocking};
@@ -114,7 +115,10 @@ pub fn model(spec: &DiskSpec, backing: Arc<dyn Backing>) -> Blk {
         read_only: spec.read_only,
         logical_block: spec.block_size,
     };
-    Blk::new(options, backing)
+    let (mut blk, mut limits) = (Blk::new(options, backing), DeviceLimits::default());
+    limit(&mut limits, &spec.limits());
+    blk.set_limits(limits);
+    blk
 }
 
 /// Opens what is behind a disk, as its record has it. Blocks: while I/O of a daemon that died is still in flight there, up to a minute.
@@ -163,6 +167,31 @@ fn lock(backing: &Mutex<BackingReport>) -> MutexGuard<'_, BackingReport> {
 }
 
 impl Disk {
+    /// Changes the limits of its guest: what `change` leaves out stays. They are written down first.
+    pub async fn set_limits(&self, change: LimitsSpec) -> Result<(), Refusal> {
+        let _changing = self.served.changing.lock().await;
+        let mut next = self.served.note.read();
+        next.now.set_limits(next.now.limits().changed(change));
+        let flaws = [next.now.flaws(), next.now.limit_flaws()].concat();
+        if !flaws.is_empty() {
+            return Err(Refusal::flaws(&flaws));
+        }
+        self.limit(next).await
+    }
+
+    /// Writes the record down, and has its guest limited as that says.
+    async fn limit(&self, next: DiskRecord) -> Result<(), Refusal> {
+        let spec = next.now.limits();
+        self.served.note.change(|record| *record = next)?;
+        let mut limits = self.served.handle.change(|model| (model.limits().clone(), false)).await?;
+        limit(&mut limits, &spec);
+        for handle in self.served.handles() {
+            let limits = limits.clone();
+            handle.change_limits(move |model| model.set_limits(limits)).await?;
+        }
+        Ok(())
+    }
+
     /// Changes the size while the guest uses the disk, and tells the guest.
     pub async fn resize(&self, Size(bytes): Size, shrink: bool) -> Result<(), Refusal> {
         let _changing = self.served.changing.lock().await;
@@ -303,10 +332,11 @@ impl ServedKind for Disk {
         memory.then_some(("changing a disk in memory would lose its content", remedy))
     }
 
-    /// Only what is said of the image's format differs: what is open is raw.
+    /// Only its limits differ, and what is said of the image's format: what is open is raw.
     fn lives_on(now: &DiskSpec, next: &DiskSpec) -> bool {
         let without = |spec: &DiskSpec| {
             let mut spec = spec.clone();
+            spec.set_limits(LimitsSpec::default());
             if let BackingSpec::File { format, .. } = &mut spec.backing {
                 *format = None;
             }
@@ -316,7 +346,9 @@ impl ServedKind for Disk {
     }
 
     async fn become_next(&self, next: DiskRecord) -> Result<(), Refusal> {
-        self.note().change(|record| (record.configured, record.now) = (next.configured, next.now))
+        let _changing = self.served.changing.lock().await;
+        let record = self.note().read();
+        self.limit(DiskRecord { configured: next.configured, now: next.now, ..record }).await
     }
 
     fn records(entries: &mut Entries) -> &mut BTreeMap<String, DiskRecord> {
@@ -397,6 +429,10 @@ impl ServedKind for Disk {
             serial: spec.serial.clone(),
             queue_size: spec.queue_size,
             core: spec.core,
+            iops_limit: spec.iops_limit,
+            iops_burst: spec.iops_burst,
+            bandwidth_limit: spec.bandwidth_limit,
+            bandwidth_burst: spec.bandwidth_burst,
             features: 0,
             front_end_faults: Default::default(),
             last_front_end_fault: None,

@@ -68,7 +68,8 @@ impl AttachedPollers {
         let mut gone = None;
         for (queue, poller) in activation.made {
             let sender = placement.place(&device.info().name, queue);
-            let slot = PollerSlot::new(poller, queue, self.inbox.clone());
+            let limits = device.queue_limits(queue);
+            let slot = PollerSlot::new(poller, queue, self.inbox.clone(), limits);
             let attached = AttachedPoller { queue, id: slot.id(), sender };
             match attached.sender.send(CoreMessage::Attach(slot)) {
                 Ok(()) => self.pollers.push(attached),

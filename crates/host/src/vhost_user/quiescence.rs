@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ioplane_device::{
-    Device, DeviceError, DeviceOwner, Lifecycle, OnMiss, Placement, QueueSet, QuiesceError, QuiescePolicy,
-    Quiesced, Quiescent, at_quiescence, quiesce, resume,
+    Change, Device, DeviceError, DeviceOwner, Lifecycle, OnMiss, Placement, QueueSet, QuiesceError,
+    QuiescePolicy, Quiesced, Quiescent, at_quiescence, quiesce, resume,
 };
 use ioplane_virtio::spec::feature::VHOST_F_LOG_ALL;
 use ioplane_virtio::{Vdev, VirtioDevice};
@@ -131,6 +131,17 @@ impl<V: VirtioDevice> Session<V> {
         }
         self.placement = old;
         Err(error.into())
+    }
+
+    /// Changes the limits of the model, and tells the queues that run.
+    pub(super) async fn change_limits(&mut self, change: impl FnOnce(&mut V)) -> Result<(), PeerFault> {
+        let running = self.running()?;
+        change(running.device_mut().model_mut());
+        for queue in running.queues() {
+            let limits = running.device().queue_limits(queue);
+            running.apply(&QueueSet::from([queue]), &Change::Limits(limits)).done().await;
+        }
+        Ok(())
     }
 
     /// RESET_DEVICE: the device as at power-on, under the features that were negotiated.

@@ -89,11 +89,13 @@ pub struct Status {
 }
 
 type Change<V> = Box<dyn FnOnce(&mut V) -> bool + Send>;
+type ChangeLimits<V> = Box<dyn FnOnce(&mut V) + Send>;
 type ChangeStill<V> = Box<dyn FnOnce(&mut V, &QuiescenceProof) -> bool + Send>;
 
 pub(super) enum Command<V: VirtioDevice> {
     Status(oneshot::Sender<Status>),
     Change(Change<V>),
+    Limits(ChangeLimits<V>, oneshot::Sender<()>),
     AtQuiescence(ChangeStill<V>, Duration, oneshot::Sender<Result<(), HandleError>>),
     Move(u16, Arc<dyn Placement>, Duration, oneshot::Sender<Result<(), HandleError>>),
     HandOver(Offer),
@@ -153,6 +155,14 @@ impl<V: VirtioDevice> Handle<V> {
             }))
         })
         .await
+    }
+
+    /// Changes the limits of the model, and tells the queues that run: when this returns, all go by them.
+    pub async fn change_limits(
+        &self,
+        change: impl FnOnce(&mut V) + Send + 'static,
+    ) -> Result<(), HandleError> {
+        self.ask(|reply| Command::Limits(Box::new(change), reply)).await
     }
 
     /// Changes the model at a quiescent point. Gives the device back as it was if that takes longer than its
@@ -350,6 +360,11 @@ impl<V: VirtioDevice> Server<V> {
                 let Some(running) = self.session.device_mut() else { return false };
                 if change(running.device_mut().model_mut()) {
                     self.tell_driver().await;
+                }
+            }
+            Command::Limits(change, reply) => {
+                if self.session.change_limits(change).await.is_ok() {
+                    let _ = reply.send(());
                 }
             }
             Command::AtQuiescence(change, patience, reply) => {

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ioplane_device::{DeviceError, Parked, Poller, QuiescenceProof};
+use ioplane_scheduler::LimitSet;
 use ioplane_storage::{Backing, BackingInfo, Fault, StorageError};
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,7 @@ pub use request::{BlkRequest, Parser};
 use spec::*;
 
 use crate::device::{QueueStart, RingState, VirtioDevice, VirtioInfo};
+use crate::limits::DeviceLimits;
 use crate::ring::RingFault;
 use crate::spec::feature::*;
 
@@ -92,6 +94,7 @@ pub struct Blk {
     flushless: bool,
     /// This model's number.
     number: u32,
+    limits: DeviceLimits,
 }
 
 /// What of a disk is saved: what its guest was promised, and the switch it can turn.
@@ -133,10 +136,11 @@ impl Blk {
             accepted: 0,
             flushless: false,
             number: 0,
+            limits: DeviceLimits::default(),
         }
     }
 
-    /// The same disk for one front end more, the destination of a migration: size, backing and the write cache's switch are
+    /// The same disk for one front end more, the destination of a migration: size, backing, limits and the write cache's switch are
     /// one. Only one of them may have queues at a time, which is its host's business; a replaced backing is told to each.
     pub fn second_instance(&self) -> Self {
         Blk {
@@ -147,7 +151,18 @@ impl Blk {
             accepted: 0,
             flushless: false,
             number: self.shared.models.fetch_add(1, Ordering::Relaxed),
+            limits: self.limits.clone(),
         }
+    }
+
+    /// What limits its guest.
+    pub fn limits(&self) -> &DeviceLimits {
+        &self.limits
+    }
+
+    /// Other limits. Queues that run have those of before until they are told ([`ioplane_device::Change::Limits`]).
+    pub fn set_limits(&mut self, limits: DeviceLimits) {
+        self.limits = limits;
     }
 
     /// What is behind it.
@@ -298,6 +313,10 @@ impl VirtioDevice for Blk {
         {
             self.switch_cache(*byte == 0);
         }
+    }
+
+    fn queue_limits(&self, _queue: u16) -> LimitSet {
+        self.limits.set()
     }
 
     fn start_queue(&mut self, start: QueueStart) -> Result<Box<dyn Poller>, DeviceError> {

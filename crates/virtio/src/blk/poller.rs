@@ -178,7 +178,13 @@ impl Work {
             let now = *now.get_or_insert_with(Instant::now);
             let head = taken.head();
             match self.parser.parse(queue.ring.view(), &self.chain, head) {
-                Ok(ask) => self.begin(context, queue, taken, ask, now),
+                Ok(ask) if self.admits(context, &ask) => self.begin(context, queue, taken, ask, now),
+                Ok(_) => {
+                    // It stays the guest's, as those behind it do: a stop does not wait for a limit.
+                    queue.ring.rewind(taken);
+                    count -= 1;
+                    break;
+                }
                 Err(fault) => {
                     taken.abandon();
                     return Err(fault);
@@ -190,6 +196,31 @@ impl Work {
             }
         }
         Ok(count)
+    }
+
+    /// Whether the limits let the request pass that was parsed last.
+    #[inline]
+    fn admits(&self, context: &mut CoreContext, ask: &BlkRequest) -> bool {
+        !context.has_limits() || self.ask_limits(context, ask)
+    }
+
+    fn ask_limits(&self, context: &mut CoreContext, ask: &BlkRequest) -> bool {
+        let bytes = self.parser.data_bytes();
+        let passed = match ask {
+            // One that cannot be done moves no bytes, however many it names: a limit that is its group's as well does not pay for them.
+            BlkRequest::Read { offset } if self.shared.allows(*offset, bytes, false).is_ok() => {
+                context.admit(bytes)
+            }
+            BlkRequest::Write { offset } if self.shared.allows(*offset, bytes, true).is_ok() => {
+                context.admit(bytes)
+            }
+            BlkRequest::Flush => context.reserve(),
+            BlkRequest::Discard { len, .. } | BlkRequest::WriteZeroes { len, .. } => {
+                context.admit(cost_of_freeing(*len))
+            }
+            _ => context.admit(0),
+        };
+        passed.is_ok()
     }
 
     /// Carries one request as far as it goes now.
@@ -260,9 +291,7 @@ impl Work {
                 return self.begin_slices(context, queue, pending);
             }
             Ok(Op::Read { .. } | Op::Write { .. }) => bytes.into(),
-            Ok(Op::Discard { len, .. } | Op::WriteZeroes { len, .. }) => {
-                COST_OF_CALL + len.min(MOST_FREED) / FREED_PER_COPIED
-            }
+            Ok(Op::Discard { len, .. } | Op::WriteZeroes { len, .. }) => cost_of_freeing(len),
             Ok(Op::Flush) | Err(_) => 0,
         };
         let tag = Tag(pending.taken.head());
@@ -488,6 +517,11 @@ impl Work {
     }
 }
 
+/// What a discard or write-zeroes request of so many bytes costs, in bytes copied.
+fn cost_of_freeing(len: u64) -> u64 {
+    COST_OF_CALL + len.min(MOST_FREED) / FREED_PER_COPIED
+}
+
 /// Counts an error by its cause.
 #[cold]
 fn count(queue: &mut Queue, fault: Fault) {
@@ -516,7 +550,7 @@ impl Poller for BlkPoller {
             let mut left = budget.0;
             let mut now = None;
             let before = done;
-            while left > 0 {
+            while left > 0 && context.limited().is_none() {
                 // Published in small batches: the driver can go on with the first while we do the next.
                 match work.take(context, queue, left.min(BATCH), &mut now) {
                     Ok(0) => break,
@@ -532,9 +566,14 @@ impl Poller for BlkPoller {
                 }
                 work.publish(queue);
             }
+            let limited = context.limited().is_some();
+            queue.set_limited(limited);
             match now {
-                Some(now) => queue.took(done - before, now, left == 0 || work.left == 0),
-                None => queue.found_dry(context),
+                Some(now) if done > before => {
+                    queue.took(done - before, now, left == 0 || work.left == 0 || limited);
+                }
+                _ if limited => {}
+                _ => queue.found_dry(context),
             }
         }
         done += work.go_on(context, queue, 0);
@@ -551,11 +590,12 @@ impl Poller for BlkPoller {
             work.channel.detach(context);
             return PollOutcome::PARKED;
         }
-        match done {
+        match (done, context.limited()) {
             // What nobody is woken for is polled for.
-            0 if work.channel.held_back() => PollOutcome::IDLE,
-            0 if waits => PollOutcome::WAITING,
-            0 => PollOutcome::IDLE,
+            (0, _) if work.channel.held_back() => PollOutcome::IDLE,
+            (0, Some(at)) => PollOutcome::limited(at, context),
+            (0, None) if waits => PollOutcome::WAITING,
+            (0, None) => PollOutcome::IDLE,
             _ => PollOutcome::busy(done, whole - work.left),
         }
     }

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use ioplane_device::CoreContext;
 use ioplane_memory::{GuestFault, GuestRange};
 use ioplane_network::Port;
 
@@ -93,7 +94,13 @@ impl Work for Control {
         queue.ring.has_work()
     }
 
-    fn batch(&mut self, queue: &mut Queue, budget: u32, left: &mut usize) -> Result<u32, RingFault> {
+    fn batch(
+        &mut self,
+        _context: &mut CoreContext,
+        queue: &mut Queue,
+        budget: u32,
+        left: &mut usize,
+    ) -> Result<u32, RingFault> {
         let mut count = 0;
         while count < budget && *left > 0 {
             let Some((taken, replayed)) = queue.ring.take(&mut self.chain)? else { break };

@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use ioplane_device::{DeviceError, Parked, Poller, QuiescenceProof};
 use ioplane_network::{Mac, Port};
+use ioplane_scheduler::LimitSet;
 
 use self::control::Control;
 use self::poller::NetPoller;
@@ -33,6 +34,7 @@ use self::rx_control::RxControl;
 use self::spec::*;
 use self::transmit::Transmit;
 use crate::device::{QueueStart, RingState, VirtioDevice, VirtioInfo};
+use crate::limits::DeviceLimits;
 use crate::ring::RingFault;
 use crate::spec::feature::*;
 
@@ -107,6 +109,8 @@ pub struct Net {
     link: bool,
     /// Which receive queues run.
     receiving: Vec<bool>,
+    transmit_limits: DeviceLimits,
+    receive_limits: DeviceLimits,
 }
 
 impl Net {
@@ -135,6 +139,8 @@ impl Net {
             rx_control,
             accepted: 0,
             link: true,
+            transmit_limits: DeviceLimits::default(),
+            receive_limits: DeviceLimits::default(),
         };
         net.tell_port();
         net
@@ -148,6 +154,16 @@ impl Net {
     /// Its address now.
     pub fn mac(&self) -> Mac {
         self.shared.mac()
+    }
+
+    /// What limits its guest: what it sends, and what it receives.
+    pub fn limits(&self) -> (&DeviceLimits, &DeviceLimits) {
+        (&self.transmit_limits, &self.receive_limits)
+    }
+
+    /// Other limits. Queues that run have those of before until they are told ([`ioplane_device::Change::Limits`]).
+    pub fn set_limits(&mut self, transmit: DeviceLimits, receive: DeviceLimits) {
+        (self.transmit_limits, self.receive_limits) = (transmit, receive);
     }
 
     /// Takes the link up or down. True if that changed anything: the caller then sends a configuration interrupt.
@@ -279,6 +295,14 @@ impl VirtioDevice for Net {
         let config = self.config();
         for (at, byte) in (offset as usize..).zip(out) {
             *byte = config.get(at).copied().unwrap_or(0);
+        }
+    }
+
+    fn queue_limits(&self, queue: u16) -> LimitSet {
+        match self.role(queue) {
+            Some(Role::Transmit(_)) => self.transmit_limits.set(),
+            Some(Role::Receive(_)) => self.receive_limits.set(),
+            Some(Role::Control) | None => LimitSet::default(),
         }
     }
 

@@ -27,7 +27,14 @@ pub(super) trait Work: Send + 'static {
     /// Whether there is anything to do: cheap.
     fn ready(&mut self, queue: &mut Queue) -> bool;
     /// Takes at most `budget` on and is done with them, as long as `left` of [`COST`] is not used up; says how many.
-    fn batch(&mut self, queue: &mut Queue, budget: u32, left: &mut usize) -> Result<u32, RingFault>;
+    /// Stops before what a limit holds back: [`CoreContext::limited`] then says until when.
+    fn batch(
+        &mut self,
+        context: &mut CoreContext,
+        queue: &mut Queue,
+        budget: u32,
+        left: &mut usize,
+    ) -> Result<u32, RingFault>;
     /// Whether something that was taken is not done with.
     fn has_begun(&self) -> bool {
         false
@@ -81,13 +88,14 @@ impl<W: Work> Poller for NetPoller<W> {
         let (mut done, mut spent) = (0, 0);
         let serves = queue.takes() || (work.has_begun() && queue.fault().is_none());
         if !serves || !work.ready(queue) {
+            queue.set_limited(false);
             queue.found_dry(context);
         } else {
             let (began, whole) = (Instant::now(), cost::of_a_poll() as usize);
             let mut left = whole;
-            while done < budget.0 && left > 0 && work.ready(queue) {
+            while done < budget.0 && left > 0 && context.limited().is_none() && work.ready(queue) {
                 // Published in batches: the driver can go on with the first while we do the next.
-                let outcome = work.batch(queue, BATCH.min(budget.0 - done), &mut left);
+                let outcome = work.batch(context, queue, BATCH.min(budget.0 - done), &mut left);
                 work.publish(queue);
                 match outcome {
                     Ok(0) => break,
@@ -100,6 +108,7 @@ impl<W: Work> Poller for NetPoller<W> {
                 }
             }
             spent = whole - left;
+            queue.set_limited(context.limited().is_some());
             if done > 0 {
                 work.finish();
                 if W::IS_WORK {
@@ -114,7 +123,7 @@ impl<W: Work> Poller for NetPoller<W> {
         }
         match (done, queue.phase) {
             (0, Phase::Draining) => PollOutcome::PARKED,
-            (0, _) => PollOutcome::IDLE,
+            (0, _) => context.limited().map_or(PollOutcome::IDLE, |at| PollOutcome::limited(at, context)),
             _ => PollOutcome::busy(done, spent as u64),
         }
     }

@@ -196,6 +196,7 @@ impl Receive {
     #[inline]
     fn receive_plain(
         &mut self,
+        context: &mut CoreContext,
         queue: &mut Queue,
         takes: &RxOffloads,
         most: u32,
@@ -217,7 +218,7 @@ impl Receive {
                 *usual = buffer.len;
                 return false;
             }
-            if *left == 0 || !header::covers(takes, &offload) {
+            if *left == 0 || !header::covers(takes, &offload) || context.admit(bytes.len() as u64).is_err() {
                 return false;
             }
             let (first, behind) = (header::emit(&offload, 1), buffer.gpa.wrapping_add(*header as u64));
@@ -249,6 +250,7 @@ impl Receive {
     /// Delivers the frame at the front, in however many buffers, or drops it if it can never be; says whether it is gone.
     fn receive_next(
         &mut self,
+        context: &mut CoreContext,
         queue: &mut Queue,
         takes: &RxOffloads,
         left: &mut usize,
@@ -265,7 +267,11 @@ impl Receive {
         let fits = room.gather(&mut queue.ring, chain, *header, need, *mergeable)?;
         *left = left.saturating_sub(std::mem::take(&mut room.walked) * COST_OF_BUFFER);
         match fits {
-            Fits::Yes => {}
+            Fits::Yes if context.admit(bytes.len() as u64).is_ok() => {}
+            Fits::Yes => {
+                room.put_back(&mut queue.ring);
+                return Ok(false);
+            }
             Fits::NotYet => {
                 // What is to be replayed may have to wait for others' trials; everything else for the driver.
                 *starved = !queue.ring.replays();
@@ -301,15 +307,24 @@ impl Work for Receive {
     }
 
     #[inline]
-    fn batch(&mut self, queue: &mut Queue, budget: u32, left: &mut usize) -> Result<u32, RingFault> {
+    fn batch(
+        &mut self,
+        context: &mut CoreContext,
+        queue: &mut Queue,
+        budget: u32,
+        left: &mut usize,
+    ) -> Result<u32, RingFault> {
         let takes = header::taken_by_driver(self.shared.offloads());
         let mut count = 0;
         self.starved = false;
         while count < budget && *left > 0 && self.port_rx.front().is_some() {
-            let plain = self.receive_plain(queue, &takes, budget - count, left)?;
+            let plain = self.receive_plain(context, queue, &takes, budget - count, left)?;
             count += plain;
+            if context.limited().is_some() {
+                break;
+            }
             if plain == 0 {
-                if !self.receive_next(queue, &takes, left)? {
+                if !self.receive_next(context, queue, &takes, left)? {
                     break;
                 }
                 count += 1;

@@ -1,7 +1,7 @@
 //! The transmit queue: frames out of the guest's buffers into the switch, of which the first bytes are copied beforehand,
 //! to be judged, and the rest once.
 
-use ioplane_device::Armed;
+use ioplane_device::{Armed, CoreContext};
 use ioplane_memory::{GuestFault, GuestRange, GuestView};
 use ioplane_network::{DropReason, HEAD, PortTx, RxOffloads, Sent};
 
@@ -11,6 +11,9 @@ use super::spec::HEADER_BYTES;
 use crate::buffers::Reader;
 use crate::queue::Queue;
 use crate::ring::{Batch, BufferAccess, Chain, RingFault, RingRequest};
+
+/// Bytes of the longest frame.
+const LONGEST: usize = 64 << 10;
 
 /// Sends what a driver makes available.
 pub(super) struct Transmit {
@@ -51,12 +54,18 @@ impl Transmit {
 
     /// Sends frames of one buffer each, at most `most`, as long as the driver offers nothing else; says how many.
     #[inline]
-    fn send_plain(&mut self, queue: &mut Queue, most: u32, left: &mut usize) -> Result<u32, RingFault> {
+    fn send_plain(
+        &mut self,
+        context: &mut CoreContext,
+        queue: &mut Queue,
+        most: u32,
+        left: &mut usize,
+    ) -> Result<u32, RingFault> {
         let Transmit { sender, batch, begun, .. } = self;
         queue.ring.take_plain(BufferAccess::Load, most as usize, batch);
         let (mut sent, mut outcome, mut partly) = (0, Ok(()), None);
         for buffer in batch.buffers() {
-            if *left == 0 {
+            if *left == 0 || context.admit(sender.frame_bytes(buffer.len as usize)).is_err() {
                 break;
             }
             *left = left.saturating_sub(buffer.len as usize + COST_OF_BUFFER);
@@ -88,11 +97,20 @@ impl Transmit {
         Ok(sent as u32)
     }
 
-    /// Sends the next frame, of however many buffers; says whether there was one.
-    fn send_next(&mut self, queue: &mut Queue, left: &mut usize) -> Result<bool, RingFault> {
+    /// Sends the next frame, of however many buffers; says whether there was one that might be.
+    fn send_next(
+        &mut self,
+        context: &mut CoreContext,
+        queue: &mut Queue,
+        left: &mut usize,
+    ) -> Result<bool, RingFault> {
         let Some((taken, replayed)) = queue.ring.take(&mut self.chain)? else { return Ok(false) };
-        queue.tally.replayed += u64::from(replayed);
         let bytes = usize::try_from(self.chain.readable_bytes()).unwrap_or(usize::MAX);
+        if context.admit(self.sender.frame_bytes(bytes)).is_err() {
+            queue.ring.rewind(taken);
+            return Ok(false);
+        }
+        queue.tally.replayed += u64::from(replayed);
         let cost = bytes.saturating_add(self.chain.descriptors() as usize * COST_OF_BUFFER);
         *left = left.saturating_sub(cost);
         match self.sender.send_chain(queue.ring.view(), &self.chain, bytes, left) {
@@ -146,6 +164,12 @@ impl std::ops::Drop for Transmit {
 }
 
 impl Sender {
+    /// Bytes by which a frame counts, in a buffer or a chain of so many: one that is longer than any is dropped.
+    #[inline]
+    fn frame_bytes(&self, bytes: usize) -> u64 {
+        bytes.saturating_sub(self.skip).min(LONGEST) as u64
+    }
+
     /// Sends the frame in one buffer, or drops it. What it costs beyond its bytes is taken off `left`.
     #[inline]
     fn send_buffer(
@@ -236,17 +260,26 @@ impl Work for Transmit {
     }
 
     #[inline]
-    fn batch(&mut self, queue: &mut Queue, budget: u32, left: &mut usize) -> Result<u32, RingFault> {
+    fn batch(
+        &mut self,
+        context: &mut CoreContext,
+        queue: &mut Queue,
+        budget: u32,
+        left: &mut usize,
+    ) -> Result<u32, RingFault> {
         let mut count = 0;
         if self.begun.is_some() {
             self.go_on(queue, left);
             count += 1;
         }
         while count < budget && *left > 0 && self.begun.is_none() && queue.takes() {
-            let plain = self.send_plain(queue, budget - count, left)?;
+            let plain = self.send_plain(context, queue, budget - count, left)?;
             count += plain;
+            if context.limited().is_some() {
+                break;
+            }
             if plain == 0 {
-                if !self.send_next(queue, left)? {
+                if !self.send_next(context, queue, left)? {
                     break;
                 }
                 count += 1;

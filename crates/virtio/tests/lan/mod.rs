@@ -99,6 +99,11 @@ impl Lan {
         Lan { switch: Switch::new("lan", settings), core: HandCore::polling() }
     }
 
+    /// On that core.
+    pub fn on(core: HandCore) -> Self {
+        Lan { core, ..Self::new() }
+    }
+
     pub fn plug(&self, number: u8) -> Nic {
         self.plug_with(Wants::new(number))
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use ioplane_api::report::{DeviceQueue, DiskReport, DiskSocket, FaultReport, NicReport, QueueWork, VmReport};
 use ioplane_api::size::Size;
+use ioplane_api::spec::LimitsSpec;
 
 use super::{backing, error_lines, fact, or_dash, state};
 
@@ -59,6 +60,22 @@ fn faults(faults: &BTreeMap<String, u64>, last: Option<&String>) -> String {
     text
 }
 
+/// What limits a guest. Without limits nothing, unless somebody has just asked.
+pub fn disk_limits(disk: &DiskReport, asked: bool) -> String {
+    limits("limits", disk.limits(), "requests", asked)
+}
+
+/// The same of a NIC, each direction.
+pub fn nic_limits(nic: &NicReport, asked: bool) -> String {
+    limits("send limits", nic.tx_limits(), "frames", asked)
+        + &limits("receive limits", nic.rx_limits(), "frames", asked)
+}
+
+fn limits(what: &str, limits: LimitsSpec, unit: &str, asked: bool) -> String {
+    let words = limits.words(unit).or(asked.then(|| "none".to_owned()));
+    words.map_or(String::new(), |words| fact(what, words))
+}
+
 /// `disk show`.
 pub fn disk(disk: &DiskReport) -> String {
     let DiskReport { name, totals, .. } = disk;
@@ -78,6 +95,7 @@ pub fn disk(disk: &DiskReport) -> String {
     text += &fact("serial", &disk.serial);
     text += &fact("origin", &disk.origin);
     text += &fact("preferred core", disk.core.map_or("any".to_owned(), |core| core.to_string()));
+    text += &disk_limits(disk, false);
     text.extend(disk.backing.why_threads.as_ref().map(|why| fact("threads", format!("because {why}"))));
     text += &fact(
         "requests",
@@ -117,6 +135,7 @@ pub fn nic(nic: &NicReport) -> String {
     text += &fact("MTU", nic.mtu);
     text += &fact("origin", &nic.origin);
     text += &fact("preferred core", nic.core.map_or("any".to_owned(), |core| core.to_string()));
+    text += &nic_limits(nic, false);
     for (direction, frames, bytes, drops) in [
         ("sent", port.sent_frames, port.sent_bytes, &port.sent_drops),
         ("received", port.received_frames, port.received_bytes, &port.received_drops),

@@ -12,7 +12,7 @@ use ioplane_api::report::{
 };
 use ioplane_api::size::Size;
 
-pub use device::{disk, nic};
+pub use device::{disk, disk_limits, nic, nic_limits};
 pub use network::{nics, switch, switches};
 pub use pci::{function, functions, quiesced, standing, states};
 
