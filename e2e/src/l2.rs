@@ -122,11 +122,20 @@ impl L2<'_> {
 
     /// A command of QEMU's monitor for programs; what it returns. Its socket is in L1, and so is the client.
     pub fn qmp(&self, command: &str, arguments: &Value) -> Result<Value> {
+        let said = self.qmp_each(&[(command, arguments)])?;
+        said.into_iter().next().context("QEMU has said nothing")
+    }
+
+    /// Several of them one after the other, without leaving L1 in between.
+    pub fn qmp_each(&self, commands: &[(&str, &Value)]) -> Result<Vec<Value>> {
         let client = built("ioplane-qmp")?;
-        let words = serde_json::to_string(arguments)?.replace('\'', "'\\''");
-        let script = format!("{} /tmp/{}.qmp {command} '{words}'", client.display(), self.name());
+        let mut script = "set -e".to_owned();
+        for (command, arguments) in commands {
+            let words = serde_json::to_string(arguments)?.replace('\'', "'\\''");
+            script += &format!("\n{} /tmp/{}.qmp {command} '{words}'", client.display(), self.name());
+        }
         let said = self.l1.run(&script, MINUTE)?;
-        serde_json::from_str(&said).with_context(|| said.clone())
+        said.lines().map(|line| serde_json::from_str(line).with_context(|| said.clone())).collect()
     }
 
     /// What QEMU has said.

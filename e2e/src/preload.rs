@@ -1,8 +1,11 @@
-//! The interposer in L1: its shared object, and how many exits the VMMs of L1 really see, by the kernel's own tracepoint.
+//! The interposer in L1: its shared object, how many exits the VMMs of L1 really see, by the kernel's own tracepoint, and which
+//! accesses their devices get, by QEMU's own.
 
 use crate::l1::L1;
+use crate::l2::L2;
 use crate::process::built;
 use anyhow::{Context, Result, ensure};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -65,4 +68,31 @@ impl UserExits {
     pub fn total(&self) -> u64 {
         self.0.values().sum()
     }
+}
+
+/// What [`access_trace`] needs in the arguments of a guest's QEMU.
+pub fn trace_args(name: &str) -> String {
+    format!("-D /tmp/{name}.trace")
+}
+
+/// The accesses that devices of a guest get from its processor during `work`, a line each: `read addr 0x1f7 value 0x50 size 1
+/// name 'ide'`. Only those of the memory regions in `names`, as QEMU calls them.
+pub fn access_trace(l1: &L1, guest: &L2<'_>, name: &str, names: &[&str], work: &str) -> Result<Vec<String>> {
+    let switch = |on: bool| {
+        let both =
+            ["read", "write"].map(|what| json!({"name": format!("memory_region_ops_{what}"), "enable": on}));
+        guest.qmp_each(&[("trace-event-set-state", &both[0]), ("trace-event-set-state", &both[1])])
+    };
+    switch(true)?;
+    guest.run(work)?;
+    switch(false)?;
+    let wanted = names.iter().map(|name| format!("-e \"name '{name}'\"")).collect::<Vec<_>>().join(" ");
+    let said = l1.run(&format!("grep {wanted} /tmp/{name}.trace; rm /tmp/{name}.trace"), MINUTE)?;
+    let access = |line: &str| -> Option<String> {
+        // memory_region_ops_read cpu 0 mr 0x55d0c addr 0x1f7 value 0x50 size 1 name 'ide'
+        let (_, line) = line.split_once("memory_region_ops_")?;
+        let (what, line) = line.split_once(' ')?;
+        Some(format!("{what} {}", &line[line.find("addr ")?..]))
+    };
+    said.lines().map(|line| access(line).with_context(|| format!("{line:?} is no access"))).collect()
 }

@@ -30,6 +30,6 @@ pub use arithmetic::OperandSize;
 pub use host::resume_refused_access;
 pub use interpreter::{Interpreter, PendingAccess, RunEnd, instruction_name};
 pub use memory::{Denied, DeviceAccess, INSTRUCTION_BYTES, LinearMemory, Platform, RunBudget, StopReason};
-pub use registers::{GeneralRegisters, SystemRegisters, UnsupportedMode};
+pub use registers::{CodeMode, GeneralRegisters, SystemRegisters, UnsupportedMode};
 pub use slots::{MemorySlot, MemorySlots, SlotError};
 pub use space::{GuestSpace, TranslationCache};

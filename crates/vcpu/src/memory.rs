@@ -17,7 +17,7 @@ pub enum StopReason {
     Exception,
     /// It is not allowed at this privilege level, or the TSS has to be asked.
     Privilege,
-    /// It enables interrupts: KVM delivers what is pending when the guest is entered.
+    /// It enables interrupts, or they are enabled, and one may wait: KVM delivers it when the guest is entered.
     InterruptWindow,
     /// The page tables do not allow the access as they stand.
     Translation(TranslationFault),
@@ -95,12 +95,28 @@ pub trait Platform {
     /// Whether an access to this guest-physical address leaves KVM for the VMM: not the APICs', nor an ioeventfd.
     fn address_leaves_kernel(&mut self, address: u64, size: OperandSize, write: bool) -> bool;
 
+    /// Whether the guest may go on here after it has enabled interrupts: none is known to wait. One that KVM raises itself is
+    /// taken when the run ends.
+    fn may_enable_interrupts(&mut self) -> bool {
+        false
+    }
+
+    /// Whether an interrupt is known to wait, so that a guest that has them enabled is not to be kept from it.
+    fn interrupt_waits(&mut self) -> bool {
+        false
+    }
+
     /// How many elements an access of REP OUTS may carry. KVM's own carry one, so that is all that some VMMs expect; QEMU takes
     /// a page full.
     fn output_elements(&mut self) -> u64;
 
     /// The guest's time stamp counter now, if it is known exactly.
     fn guest_cycles(&mut self) -> Option<u64> {
+        None
+    }
+
+    /// What RDTSCP gives in ECX, if the guest has that instruction and the number is known.
+    fn guest_time_stamp_auxiliary(&mut self) -> Option<u32> {
         None
     }
 }

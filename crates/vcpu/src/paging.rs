@@ -1,11 +1,12 @@
-//! The guest's page tables, walked in memory: four and five levels of 64-bit mode (Intel SDM volume 3, 4.5).
+//! The guest's page tables, walked in memory: four and five levels of 64-bit mode (Intel SDM volume 3, 4.5). Without paging a linear
+//! address is a guest-physical one.
 //!
 //! The walk never writes. A bit that the processor would set (accessed, dirty) must be set already, and whatever would
 //! fault, or depends on more than the tables, is a [`TranslationFault`]: then the processor does the access.
 
 use thiserror::Error;
 
-use crate::registers::{SystemRegisters, cr4, efer};
+use crate::registers::{SystemRegisters, cr0, cr4, efer};
 
 /// Bytes of the smallest page.
 pub const PAGE: u64 = 4096;
@@ -80,6 +81,7 @@ pub struct Translation {
 /// The walk for one state of the vCPU's system registers.
 #[derive(Clone, Copy, Debug)]
 pub struct TableWalk {
+    paging: bool,
     root: u64,
     levels: u32,
     no_execute: bool,
@@ -94,6 +96,7 @@ impl TableWalk {
         let implemented = 1_u64.checked_shl(physical_bits.clamp(12, 52)).unwrap_or(0).wrapping_sub(1);
         let no_execute = system.efer & efer::NXE != 0;
         Self {
+            paging: system.cr0 & cr0::PG != 0,
             root: system.cr3 & ADDRESS,
             levels: if system.cr4 & cr4::LA57 != 0 { 5 } else { 4 },
             no_execute,
@@ -107,6 +110,9 @@ impl TableWalk {
     pub fn translate(&self, memory: &impl TableMemory, linear: u64) -> Result<Translation, TranslationFault> {
         if !self.canonical_of.canonical(linear) {
             return Err(TranslationFault::NotCanonical);
+        }
+        if !self.paging {
+            return Ok(Translation { page: linear & !(PAGE - 1), write: Ok(()), fetch: Ok(()) });
         }
         let mut table = self.root;
         // What all levels agree on.

@@ -91,6 +91,8 @@ pub struct SystemRegisters {
     pub code_long: bool,
     /// CS.D.
     pub code_default_big: bool,
+    /// CS, DS, ES and SS begin at 0 and end at 4 GiB, and allow what their register is for.
+    pub flat: bool,
     /// Base of FS.
     pub fs_base: u64,
     /// Base of GS.
@@ -111,6 +113,8 @@ pub mod cr0 {
 
 /// Bits of CR4.
 pub mod cr4 {
+    /// RDTSC at level 0 only.
+    pub const TSD: u64 = 1 << 2;
     /// Physical address extension.
     pub const PAE: u64 = 1 << 5;
     /// Five levels of page tables.
@@ -146,12 +150,21 @@ pub mod efer {
 /// CR3's bits that mask linear addresses (LAM_U57, LAM_U48).
 const CR3_LAM: u64 = 3 << 61;
 
+/// How instructions are read and addresses made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CodeMode {
+    /// 64-bit mode with paging.
+    Long,
+    /// 32-bit protected mode without paging and with flat segments: that of firmware and boot loaders.
+    Flat32,
+}
+
 /// A state of the processor in which nothing is interpreted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum UnsupportedMode {
-    /// Real, 16-bit or 32-bit mode, or paging is off.
-    #[error("not 64-bit mode with paging")]
-    NotLong,
+    /// Real or 16-bit mode, 32-bit mode with paging or with other segments, or a 32-bit program of a 64-bit system.
+    #[error("neither 64-bit mode nor flat 32-bit mode without paging")]
+    NotKnown,
     /// Level 1 or 2.
     #[error("privilege level 1 or 2")]
     Privilege,
@@ -176,17 +189,25 @@ pub enum UnsupportedMode {
 }
 
 impl SystemRegisters {
+    /// The mode, if it is one that is interpreted.
+    pub fn mode(&self) -> Option<CodeMode> {
+        let switches = self.cr0 & (cr0::PE | cr0::PG);
+        let long_active = self.efer & efer::LMA != 0;
+        match (self.code_long, self.code_default_big) {
+            (true, false) if long_active && switches == cr0::PE | cr0::PG && self.cr4 & cr4::PAE != 0 => {
+                Some(CodeMode::Long)
+            }
+            (false, true) if !long_active && switches == cr0::PE && self.flat => Some(CodeMode::Flat32),
+            _ => None,
+        }
+    }
+
     /// Why nothing is interpreted in this state; `None` if it may be.
     pub fn unsupported(&self, rflags: u64) -> Option<UnsupportedMode> {
         use UnsupportedMode as U;
-        let long = self.efer & efer::LMA != 0
-            && self.cr0 & (cr0::PE | cr0::PG) == cr0::PE | cr0::PG
-            && self.cr4 & cr4::PAE != 0
-            && self.code_long
-            && !self.code_default_big;
         let flags = rflags::TF | rflags::RF | rflags::VM | rflags::VIF | rflags::VIP;
-        if !long {
-            return Some(U::NotLong);
+        if self.mode().is_none() {
+            return Some(U::NotKnown);
         }
         if self.cpl != 0 && self.cpl != 3 {
             return Some(U::Privilege);
@@ -213,8 +234,12 @@ impl SystemRegisters {
         None
     }
 
-    /// Whether a linear address is canonical: its upper bits repeat bit 47, or bit 56 with five levels.
+    /// Whether a linear address is canonical: its upper bits repeat bit 47, or bit 56 with five levels. In 32-bit mode it
+    /// has no upper bits.
     pub fn canonical(&self, linear: u64) -> bool {
+        if self.mode() == Some(CodeMode::Flat32) {
+            return linear <= u64::from(u32::MAX);
+        }
         let unused = if self.cr4 & cr4::LA57 != 0 { 7 } else { 16 };
         let shifted = (linear << unused).cast_signed() >> unused;
         shifted.cast_unsigned() == linear
@@ -238,18 +263,45 @@ mod tests {
         cpl: 0,
         code_long: true,
         code_default_big: false,
+        flat: false,
         fs_base: 0,
         gs_base: 0,
     };
+    const FLAT: SystemRegisters = SystemRegisters {
+        cr0: cr0::PE,
+        cr4: 0,
+        efer: 0,
+        code_long: false,
+        code_default_big: true,
+        flat: true,
+        ..LONG
+    };
+
+    #[test]
+    fn flat_mode_is_interpreted_and_no_other_of_32_bits() {
+        assert_eq!((FLAT.unsupported(rflags::ONE), FLAT.mode()), (None, Some(CodeMode::Flat32)));
+        assert_eq!(LONG.mode(), Some(CodeMode::Long));
+        for other in [
+            SystemRegisters { flat: false, ..FLAT },
+            SystemRegisters { cr0: cr0::PE | cr0::PG, ..FLAT },
+            SystemRegisters { cr0: 0, ..FLAT },
+            SystemRegisters { code_default_big: false, ..FLAT },
+            SystemRegisters { efer: efer::LMA, ..FLAT },
+            SystemRegisters { efer: efer::LMA, cr0: cr0::PE | cr0::PG, cr4: cr4::PAE, ..FLAT },
+        ] {
+            assert_eq!(other.unsupported(rflags::ONE), Some(UnsupportedMode::NotKnown), "{other:x?}");
+        }
+        assert!(FLAT.canonical(0xffff_ffff) && !FLAT.canonical(0x1_0000_0000));
+    }
 
     #[test]
     fn long_mode_is_interpreted_and_nothing_else() {
         assert_eq!(LONG.unsupported(rflags::ONE), None);
         let cases = [
-            (SystemRegisters { code_long: false, ..LONG }, UnsupportedMode::NotLong),
-            (SystemRegisters { code_default_big: true, ..LONG }, UnsupportedMode::NotLong),
-            (SystemRegisters { efer: 0, ..LONG }, UnsupportedMode::NotLong),
-            (SystemRegisters { cr0: cr0::PE, ..LONG }, UnsupportedMode::NotLong),
+            (SystemRegisters { code_long: false, ..LONG }, UnsupportedMode::NotKnown),
+            (SystemRegisters { code_default_big: true, ..LONG }, UnsupportedMode::NotKnown),
+            (SystemRegisters { efer: 0, ..LONG }, UnsupportedMode::NotKnown),
+            (SystemRegisters { cr0: cr0::PE, ..LONG }, UnsupportedMode::NotKnown),
             (SystemRegisters { cpl: 1, ..LONG }, UnsupportedMode::Privilege),
             (SystemRegisters { cr4: LONG.cr4 | cr4::VMXE, ..LONG }, UnsupportedMode::Virtualization),
             (SystemRegisters { efer: LONG.efer | efer::SVME, ..LONG }, UnsupportedMode::Virtualization),

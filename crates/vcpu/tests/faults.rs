@@ -88,6 +88,7 @@ impl Guest {
             cpl: 0,
             code_long: true,
             code_default_big: false,
+            flat: false,
             fs_base: 0,
             gs_base: 0,
         }

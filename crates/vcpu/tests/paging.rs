@@ -23,6 +23,7 @@ const SYSTEM: SystemRegisters = SystemRegisters {
     cpl: 0,
     code_long: true,
     code_default_big: false,
+    flat: false,
     fs_base: 0,
     gs_base: 0,
 };
@@ -162,6 +163,24 @@ proptest! {
         prop_assert_eq!(page(|one| one.write.is_ok()), by_the_book(&tables, &system, linear, true, false));
         prop_assert_eq!(page(|one| one.fetch.is_ok()), by_the_book(&tables, &system, linear, false, true));
     }
+}
+
+#[test]
+fn without_paging_addresses_are_physical() {
+    let flat = SystemRegisters {
+        cr0: cr0::PE,
+        cr4: 0,
+        efer: 0,
+        code_long: false,
+        code_default_big: true,
+        flat: true,
+        ..SYSTEM
+    };
+    let walk = |linear| TableWalk::new(&flat, BITS).translate(&tables(0, &[]), linear);
+    let page = |page| Translation { page, write: Ok(()), fetch: Ok(()) };
+    assert_eq!(walk(0xf_ffff), Ok(page(0xf_f000)));
+    assert_eq!(walk(0xffff_ffff), Ok(page(0xffff_f000)));
+    assert_eq!(walk(0x1_0000_0000), Err(TranslationFault::NotCanonical));
 }
 
 #[test]

@@ -149,7 +149,7 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         if let (Place::Memory(linear, _), Place::Register(_)) = (to, from) {
             let words = size.sign_extend(number).cast_signed() >> size.bits().trailing_zeros();
             let bytes = words.wrapping_mul(size.bytes().cast_signed());
-            to = Place::Memory(linear.wrapping_add(bytes.cast_unsigned()), size);
+            to = Place::Memory(linear.wrapping_add(bytes.cast_unsigned()) & self.word.mask(), size);
         }
         let number = number & u64::from(size.bits() - 1);
         let flags = self.next.rflags;
@@ -248,7 +248,7 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         if self.instruction.op_kind(0) != OpKind::Memory {
             return Err(UNKNOWN);
         }
-        let linear = self.effective_address()?.wrapping_add(self.segment_base());
+        let linear = self.linear_address()?;
         let half = if self.instruction.mnemonic() == Mnemonic::Cmpxchg16b { 64 } else { 32 };
         let mask = u64::MAX >> (64 - half);
         let registers = self.next.gpr;

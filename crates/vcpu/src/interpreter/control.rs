@@ -93,6 +93,7 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
                     | Mnemonic::Loope
                     | Mnemonic::Loopne
                     | Mnemonic::Jrcxz
+                    | Mnemonic::Jecxz
             );
         if !known {
             return None;
@@ -114,10 +115,11 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
     fn target(&mut self) -> Result<u64, Halt> {
         match self.instruction.op_kind(0) {
             OpKind::NearBranch64 => Ok(self.instruction.near_branch64()),
+            OpKind::NearBranch32 => Ok(self.instruction.near_branch32().into()),
             OpKind::Register | OpKind::Memory => {
                 // A far branch through memory has an operand of another size.
                 let place = self.place(0)?;
-                if place.size() != Some(OperandSize::Qword) {
+                if place.size() != Some(self.word) {
                     return Err(UNKNOWN);
                 }
                 self.read(place)
@@ -150,33 +152,40 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
     }
 
     fn ret(&mut self) -> Done {
-        let release = match self.instruction.code() {
-            Code::Retnq => 0,
-            Code::Retnq_imm16 => u64::from(self.instruction.immediate16()),
+        let release = match (self.word, self.instruction.code()) {
+            (OperandSize::Qword, Code::Retnq) | (OperandSize::Dword, Code::Retnd) => 0,
+            (OperandSize::Qword, Code::Retnq_imm16) | (OperandSize::Dword, Code::Retnd_imm16) => {
+                u64::from(self.instruction.immediate16())
+            }
             _ => return Err(UNKNOWN),
         };
         self.next.rip = self.pop()?;
-        self.next.gpr[RSP] = self.next.gpr[RSP].wrapping_add(release);
+        self.set_pointer(RSP, self.next.gpr[RSP].wrapping_add(release));
         Ok(())
     }
 
-    /// LOOP, LOOPE, LOOPNE and JRCXZ, by RCX only.
+    /// LOOP, LOOPE, LOOPNE and JRCXZ, by RCX in 64-bit mode and ECX in 32-bit mode only.
     fn count_down(&mut self) -> Done {
-        let count = self.next.gpr[RCX];
-        let left = count.wrapping_sub(1);
+        let count = self.pointer(RCX);
+        let left = count.wrapping_sub(1) & self.word.mask();
         let zero = self.next.rflags & rflags::ZF != 0;
         let taken = match self.instruction.code() {
-            Code::Jrcxz_rel8_64 => return self.jump_if(count == 0),
-            Code::Loop_rel8_64_RCX => left != 0,
+            Code::Jrcxz_rel8_64 | Code::Jecxz_rel8_32 => return self.jump_if(count == 0),
+            Code::Loop_rel8_64_RCX | Code::Loop_rel8_32_ECX => left != 0,
             // A processor was found on which REP and REPNE choose the condition, whatever the opcode says.
-            Code::Loope_rel8_64_RCX | Code::Loopne_rel8_64_RCX if self.has_repeat_prefix() => {
+            Code::Loope_rel8_64_RCX
+            | Code::Loope_rel8_32_ECX
+            | Code::Loopne_rel8_64_RCX
+            | Code::Loopne_rel8_32_ECX
+                if self.has_repeat_prefix() =>
+            {
                 return Err(UNKNOWN);
             }
-            Code::Loope_rel8_64_RCX => left != 0 && zero,
-            Code::Loopne_rel8_64_RCX => left != 0 && !zero,
+            Code::Loope_rel8_64_RCX | Code::Loope_rel8_32_ECX => left != 0 && zero,
+            Code::Loopne_rel8_64_RCX | Code::Loopne_rel8_32_ECX => left != 0 && !zero,
             _ => return Err(UNKNOWN),
         };
-        self.next.gpr[RCX] = left;
+        self.set_pointer(RCX, left);
         self.jump_if(taken)
     }
 }

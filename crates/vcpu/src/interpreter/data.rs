@@ -4,11 +4,11 @@ use iced_x86::{Code, Mnemonic, OpKind};
 
 use super::control::condition;
 use super::operand::Place;
-use super::port::{Destination, PendingAccess};
+use super::port::Destination;
 use super::{Done, Halt, Step};
 use crate::arithmetic::{OperandSize, fence};
 use crate::memory::{Denied, DeviceAccess, LinearMemory, Platform, StopReason};
-use crate::registers::{RAX, RBP, RDX, RSP};
+use crate::registers::{RAX, RBP, RCX, RDX, RSP, cr4};
 
 const UNKNOWN: Halt = Halt::Stop(StopReason::Instruction);
 /// How often a locked operation is tried again when another vCPU has changed the word in between.
@@ -48,7 +48,7 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
                 Ok(())
             }
             _ => match self.instruction.code() {
-                Code::Rdtsc => self.time_stamp(),
+                Code::Rdtsc | Code::Rdtscp => self.time_stamp(),
                 _ => return self.conditional_move(),
             },
         })
@@ -66,7 +66,7 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
                 Err(Denied::Device(address)) => {
                     self.leaves_kernel(address, size, false)?;
                     let destination = Destination::Register { register, size, signed };
-                    let pending = PendingAccess { rip: self.next.rip, destination };
+                    let pending = self.pending(destination);
                     Err(Halt::Access(DeviceAccess::MemoryRead { address, size }, pending))
                 }
                 Err(denied) => Err(denied.into()),
@@ -78,7 +78,7 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
                 Err(Denied::Device(address)) => {
                     self.leaves_kernel(address, size, true)?;
                     let value = value & size.mask();
-                    let pending = PendingAccess { rip: self.next.rip, destination: Destination::None };
+                    let pending = self.pending(Destination::None);
                     Err(Halt::Access(DeviceAccess::MemoryWrite { address, size, value }, pending))
                 }
                 done => Ok(done?),
@@ -178,9 +178,10 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
 
     fn push_operand(&mut self) -> Done {
         let place = self.place(0)?;
-        let known = match self.instruction.op_kind(0) {
-            OpKind::Immediate8to64 | OpKind::Immediate32to64 => true,
-            _ => place.size() == Some(OperandSize::Qword),
+        let known = match (self.word, self.instruction.op_kind(0)) {
+            (OperandSize::Qword, OpKind::Immediate8to64 | OpKind::Immediate32to64)
+            | (OperandSize::Dword, OpKind::Immediate8to32 | OpKind::Immediate32) => true,
+            (word, _) => place.size() == Some(word),
         };
         if !known {
             return Err(UNKNOWN);
@@ -190,16 +191,16 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
     }
 
     pub(super) fn push(&mut self, value: u64) -> Done {
-        let top = self.next.gpr[RSP].wrapping_sub(8);
-        self.memory.store(top, OperandSize::Qword, value)?;
-        self.next.gpr[RSP] = top;
+        let top = self.next.gpr[RSP].wrapping_sub(self.word.bytes()) & self.word.mask();
+        self.memory.store(top, self.word, value)?;
+        self.set_pointer(RSP, top);
         Ok(())
     }
 
     pub(super) fn pop(&mut self) -> Result<u64, Halt> {
-        let top = self.next.gpr[RSP];
-        let value = self.memory.load(top, OperandSize::Qword)?;
-        self.next.gpr[RSP] = top.wrapping_add(8);
+        let top = self.pointer(RSP);
+        let value = self.memory.load(top, self.word)?;
+        self.set_pointer(RSP, top.wrapping_add(self.word.bytes()));
         Ok(value)
     }
 
@@ -207,22 +208,39 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         let value = self.pop()?;
         // An address that is relative to RSP is taken after RSP has moved.
         let to = self.place(0)?;
-        if to.size() != Some(OperandSize::Qword) {
+        if to.size() != Some(self.word) {
             return Err(UNKNOWN);
         }
         self.write(to, value)
     }
 
     fn leave(&mut self) -> Done {
-        if self.instruction.code() != Code::Leaveq {
+        let known = match self.word {
+            OperandSize::Qword => Code::Leaveq,
+            _ => Code::Leaved,
+        };
+        if self.instruction.code() != known {
             return Err(UNKNOWN);
         }
-        self.next.gpr[RSP] = self.next.gpr[RBP];
-        self.next.gpr[RBP] = self.pop()?;
+        self.set_pointer(RSP, self.next.gpr[RBP]);
+        let value = self.pop()?;
+        self.set_pointer(RBP, value);
         Ok(())
     }
 
+    /// RDTSC and RDTSCP, without prefixes: not all processors take the latter with them.
     fn time_stamp(&mut self) -> Done {
+        if self.system.cpl != 0 && self.system.cr4 & cr4::TSD != 0 {
+            return Err(StopReason::Privilege.into());
+        }
+        let numbered = self.instruction.code() == Code::Rdtscp;
+        if self.instruction.len() != if numbered { 3 } else { 2 } {
+            return Err(UNKNOWN);
+        }
+        if numbered {
+            let number = self.platform.guest_time_stamp_auxiliary().ok_or(UNKNOWN)?;
+            self.next.gpr[RCX] = number.into();
+        }
         let now = self.platform.guest_cycles().ok_or(UNKNOWN)?;
         self.next.gpr[RAX] = now & OperandSize::Dword.mask();
         self.next.gpr[RDX] = now >> 32;

@@ -26,7 +26,13 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
             // Enabled already: no shadow follows, and nothing was pending.
             Mnemonic::Sti if !self.system.io_privileged(before) => Err(StopReason::Privilege.into()),
             Mnemonic::Sti if before & rflags::IF != 0 => Ok(before),
-            Mnemonic::Sti => Err(StopReason::InterruptWindow.into()),
+            Mnemonic::Sti if !self.platform.may_enable_interrupts() => {
+                Err(StopReason::InterruptWindow.into())
+            }
+            Mnemonic::Sti => {
+                self.holds_interrupts = true;
+                set(rflags::IF)
+            }
             Mnemonic::Clac => self.supervisor_access().map(|()| before & !rflags::AC),
             Mnemonic::Stac => self.supervisor_access().map(|()| before | rflags::AC),
             Mnemonic::Lahf => {
@@ -35,8 +41,10 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
                 Ok(before)
             }
             Mnemonic::Sahf => Ok(before & !LOW | self.next.gpr[RAX] >> 8 & LOW),
-            Mnemonic::Pushfq => self.push(before & !(rflags::RF | rflags::VM)).map(|()| before),
-            Mnemonic::Popfq => self.pop_flags(),
+            Mnemonic::Pushfq | Mnemonic::Pushfd => {
+                self.push(before & !(rflags::RF | rflags::VM)).map(|()| before)
+            }
+            Mnemonic::Popfq | Mnemonic::Popfd => self.pop_flags(),
             _ => return None,
         };
         Some(after.map(|flags| self.next.rflags = flags))
@@ -48,7 +56,7 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
     }
 
     fn pop_flags(&mut self) -> Result<u64, Halt> {
-        if self.instruction.code() != Code::Popfq {
+        if !matches!(self.instruction.code(), Code::Popfq | Code::Popfd) {
             return Err(UNKNOWN);
         }
         let before = self.next.rflags;
@@ -63,7 +71,7 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         if after & rflags::TF != 0 {
             return Err(UNKNOWN);
         }
-        if after & !before & rflags::IF != 0 {
+        if after & !before & rflags::IF != 0 && !self.platform.may_enable_interrupts() {
             return Err(StopReason::InterruptWindow.into());
         }
         Ok(after)

@@ -1,4 +1,4 @@
-//! The interpreter of a vCPU: runs 64-bit code from the guest's registers until the next device access.
+//! The interpreter of a vCPU: runs code in 64-bit and in flat 32-bit mode from the guest's registers until the next device access.
 //!
 //! ```text
 //!   run --> RunEnd::Access(access, pending) -- the VMM answers --> complete(pending) --> run ...
@@ -20,12 +20,13 @@ mod operand;
 mod port;
 mod string;
 
-use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
+use iced_x86::{CodeSize, Decoder, DecoderOptions, Instruction, Mnemonic};
 
 pub use port::PendingAccess;
 
+use crate::arithmetic::OperandSize;
 use crate::memory::{Denied, DeviceAccess, INSTRUCTION_BYTES, LinearMemory, Platform, RunBudget, StopReason};
-use crate::registers::{GeneralRegisters, SystemRegisters};
+use crate::registers::{CodeMode, GeneralRegisters, SystemRegisters, rflags};
 
 /// How a run ended.
 #[derive(Debug)]
@@ -62,6 +63,8 @@ pub(crate) type Done = Result<(), Halt>;
 
 /// How often the clock and the VMM's kick are looked at, in instructions.
 const LOOK_EVERY: u32 = 8;
+/// Elements that a string instruction with REP has done at most before all else is looked at again.
+const ELEMENTS: u32 = 32;
 /// Decoded instructions that are kept; a power of two.
 const DECODED: usize = 256;
 
@@ -121,6 +124,9 @@ impl Interpreter {
                 if platform.kicked() {
                     return RunEnd::Stopped(StopReason::Kicked);
                 }
+                if general.rflags & rflags::IF != 0 && platform.interrupt_waits() {
+                    return RunEnd::Stopped(StopReason::InterruptWindow);
+                }
                 if platform.cycles() >= budget.deadline {
                     return RunEnd::Stopped(StopReason::TimeLimit);
                 }
@@ -130,8 +136,8 @@ impl Interpreter {
             if budget.instructions == 0 {
                 return RunEnd::Stopped(StopReason::InstructionLimit);
             }
-            match self.step(general, system, memory, platform, data) {
-                Ok(()) => budget.instructions -= 1,
+            match self.step(general, system, memory, platform, data, budget.instructions) {
+                Ok(executed) => budget.instructions = budget.instructions.saturating_sub(executed),
                 Err(Halt::Stop(reason)) => return RunEnd::Stopped(reason),
                 Err(Halt::Access(access, pending)) => {
                     if budget.accesses == 0 {
@@ -170,18 +176,52 @@ impl Interpreter {
         memory: &mut M,
         platform: &mut P,
         data: &mut [u8],
-    ) -> Done {
-        // Each time, since POPF and IRET change the flags that matter here.
-        if system.unsupported(general.rflags).is_some() {
-            return Err(StopReason::Mode.into());
+        most: u32,
+    ) -> Result<u32, Halt> {
+        let mut done = self.instruction(general, system, memory, platform, data, most)?;
+        if done.holds_interrupts {
+            // Both or neither: between them no interrupt may be taken, and KVM would not know that.
+            let held = self.instruction(&done.general, system, memory, platform, data, 1);
+            let Ok(held) = held else { return Err(StopReason::InterruptWindow.into()) };
+            done = Executed { count: done.count + held.count, ..held };
         }
+        *general = done.general;
+        self.executed += u64::from(done.count);
+        Ok(done.count)
+    }
+
+    /// One instruction from these registers, or as many elements of it as allowed.
+    fn instruction<M: LinearMemory, P: Platform>(
+        &mut self,
+        general: &GeneralRegisters,
+        system: &SystemRegisters,
+        memory: &mut M,
+        platform: &mut P,
+        data: &mut [u8],
+        most: u32,
+    ) -> Result<Executed, Halt> {
+        // Each time, since POPF and IRET change the flags that matter here.
+        let (Some(mode), None) = (system.mode(), system.unsupported(general.rflags)) else {
+            return Err(StopReason::Mode.into());
+        };
+        let word = word(mode);
         let mut bytes = [0; INSTRUCTION_BYTES];
         let length = memory.fetch(general.rip, &mut bytes)?;
         self.last = Mnemonic::INVALID;
-        let instruction = self.decode(general.rip, &bytes, length)?;
+        let instruction = self.decode(general.rip, word, &bytes, length)?;
         self.last = instruction.mnemonic();
-        let mut step =
-            Step { instruction: &instruction, bytes: &bytes, next: *general, system, memory, platform };
+        let mut step = Step {
+            instruction: &instruction,
+            bytes: &bytes,
+            next: *general,
+            word,
+            executed: 1,
+            holds_interrupts: false,
+            most: most.min(ELEMENTS),
+            system,
+            memory,
+            platform,
+        };
         step.next.rip = instruction.next_ip();
         if !system.canonical(step.next.rip) {
             return Err(StopReason::Exception.into());
@@ -191,18 +231,19 @@ impl Interpreter {
         if !system.canonical(step.next.rip) {
             return Err(StopReason::Exception.into());
         }
-        *general = step.next;
-        self.executed += 1;
-        Ok(())
+        let Step { next: general, executed: count, holds_interrupts, .. } = step;
+        Ok(Executed { general, count, holds_interrupts })
     }
 
     /// Decodes, or takes what the same bytes at the same address were decoded to before.
     fn decode(
         &mut self,
         rip: u64,
+        word: OperandSize,
         bytes: &[u8; INSTRUCTION_BYTES],
         length: usize,
     ) -> Result<Instruction, StopReason> {
+        let size = if word == OperandSize::Qword { CodeSize::Code64 } else { CodeSize::Code32 };
         // Of all bits, so that neighbours as well as functions a page apart have places of their own.
         let mixed = rip ^ rip >> 8;
         let index = usize::try_from(mixed & (DECODED as u64 - 1)).unwrap_or(0);
@@ -211,12 +252,13 @@ impl Interpreter {
         if known != 0
             && known <= length
             && place.instruction.ip() == rip
+            && place.instruction.code_size() == size
             && place.bytes.get(..known) == bytes.get(..known)
         {
             return Ok(place.instruction);
         }
         let available = bytes.get(..length).unwrap_or(bytes);
-        let instruction = Decoder::with_ip(64, available, rip, DecoderOptions::NONE).decode();
+        let instruction = Decoder::with_ip(word.bits(), available, rip, DecoderOptions::NONE).decode();
         if instruction.is_invalid() {
             return Err(StopReason::Instruction);
         }
@@ -233,12 +275,34 @@ pub fn instruction_name(number: usize) -> String {
     }
 }
 
+/// What an instruction has made of the registers.
+struct Executed {
+    general: GeneralRegisters,
+    count: u32,
+    holds_interrupts: bool,
+}
+
+/// The size of addresses, of the stack's words, and of RIP.
+fn word(mode: CodeMode) -> OperandSize {
+    match mode {
+        CodeMode::Long => OperandSize::Qword,
+        CodeMode::Flat32 => OperandSize::Dword,
+    }
+}
+
 /// One instruction on its way.
 pub(crate) struct Step<'a, M, P> {
     instruction: &'a Instruction,
     bytes: &'a [u8; INSTRUCTION_BYTES],
     /// The registers as they will be.
     next: GeneralRegisters,
+    /// See [`word`].
+    word: OperandSize,
+    /// What it counts as, and may count as at most: each element of a string instruction is one.
+    executed: u32,
+    most: u32,
+    /// It is an STI that holds interrupts back until the next instruction is done.
+    holds_interrupts: bool,
     system: &'a SystemRegisters,
     memory: &'a mut M,
     platform: &'a mut P,

@@ -156,27 +156,39 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
             };
             address = address.wrapping_add(operand.read(&self.next).wrapping_mul(u64::from(scale)));
         }
-        Ok(if narrow { address & OperandSize::Dword.mask() } else { address })
+        Ok(if narrow { address & OperandSize::Dword.mask() } else { address & self.word.mask() })
     }
 
-    /// The linear address of the memory operand. In 64-bit mode only FS and GS have a base.
-    fn linear_address(&self) -> Result<u64, Halt> {
-        Ok(self.effective_address()?.wrapping_add(self.segment_base()))
+    /// The linear address of the memory operand.
+    pub(super) fn linear_address(&self) -> Result<u64, Halt> {
+        Ok(self.effective_address()?.wrapping_add(self.segment_base()?))
     }
 
-    pub(super) fn segment_base(&self) -> u64 {
-        match self.instruction.memory_segment() {
-            Register::FS => self.system.fs_base,
-            Register::GS => self.system.gs_base,
-            _ => 0,
+    /// In 64-bit mode only FS and GS have a base. In flat 32-bit mode those that are known begin at 0; CS may not be
+    /// written to, and of FS and GS nothing is known.
+    pub(super) fn segment_base(&self) -> Result<u64, Halt> {
+        match (self.word, self.instruction.memory_segment()) {
+            (OperandSize::Qword, Register::FS) => Ok(self.system.fs_base),
+            (OperandSize::Qword, Register::GS) => Ok(self.system.gs_base),
+            (OperandSize::Qword, _) | (_, Register::DS | Register::ES | Register::SS) => Ok(0),
+            _ => Err(UNKNOWN),
         }
+    }
+
+    /// A register that holds an address or counts: all of it in 64-bit mode, the lower half in 32-bit mode.
+    pub(super) fn pointer(&self, register: usize) -> u64 {
+        self.next.gpr[register] & self.word.mask()
+    }
+
+    pub(super) fn set_pointer(&mut self, register: usize, value: u64) {
+        self.next.gpr[register] = value & self.word.mask();
     }
 
     fn memory_size(&self) -> Result<OperandSize, Halt> {
         match self.instruction.memory_size() {
             MemorySize::UInt8 | MemorySize::Int8 => Ok(OperandSize::Byte),
             MemorySize::UInt16 | MemorySize::Int16 => Ok(OperandSize::Word),
-            MemorySize::UInt32 | MemorySize::Int32 => Ok(OperandSize::Dword),
+            MemorySize::UInt32 | MemorySize::Int32 | MemorySize::DwordOffset => Ok(OperandSize::Dword),
             MemorySize::UInt64 | MemorySize::Int64 | MemorySize::QwordOffset => Ok(OperandSize::Qword),
             _ => Err(UNKNOWN),
         }

@@ -17,6 +17,8 @@ const PAGE: u64 = 4096;
 pub struct PendingAccess {
     /// Where it goes on.
     pub(super) rip: u64,
+    /// Of the registers that hold addresses and count.
+    pub(super) word: OperandSize,
     pub(super) destination: Destination,
 }
 
@@ -65,18 +67,27 @@ impl PendingAccess {
                     // a store goes where no device answers, and is lost there too.
                     let _ = memory.store(to, size, element(data, index, size));
                 }
-                advance(next, RDI, size, count, repeated);
+                advance(next, self.word, RDI, size, count, repeated);
             }
-            Destination::Output { size, count, repeated } => advance(next, RSI, size, count, repeated),
+            Destination::Output { size, count, repeated } => {
+                advance(next, self.word, RSI, size, count, repeated);
+            }
         }
     }
 }
 
-fn advance(next: &mut GeneralRegisters, pointer: usize, size: OperandSize, count: u32, repeated: bool) {
+fn advance(
+    next: &mut GeneralRegisters,
+    word: OperandSize,
+    pointer: usize,
+    size: OperandSize,
+    count: u32,
+    repeated: bool,
+) {
     let count = u64::from(count);
-    next.gpr[pointer] = next.gpr[pointer].wrapping_add(count * size.bytes());
+    next.gpr[pointer] = next.gpr[pointer].wrapping_add(count * size.bytes()) & word.mask();
     if repeated {
-        next.gpr[RCX] = next.gpr[RCX].wrapping_sub(count);
+        next.gpr[RCX] = next.gpr[RCX].wrapping_sub(count) & word.mask();
     }
 }
 
@@ -110,6 +121,11 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         })
     }
 
+    /// What is left to do of an instruction that is complete with its answer.
+    pub(super) fn pending(&self, destination: Destination) -> PendingAccess {
+        PendingAccess { rip: self.next.rip, word: self.word, destination }
+    }
+
     /// The port, if the guest may use it without a look at the TSS and it is the VMM's.
     fn port_number(&mut self, number: u64, size: OperandSize, write: bool) -> Result<u16, Halt> {
         if !self.system.io_privileged(self.next.rflags) {
@@ -127,7 +143,7 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         let size = to.size();
         let number = self.read(port)?;
         let port = self.port_number(number, size, false)?;
-        let pending = PendingAccess { rip: self.next.rip, destination: Destination::Accumulator { size } };
+        let pending = self.pending(Destination::Accumulator { size });
         Err(Halt::Access(DeviceAccess::PortRead { port, size, count: 1 }, pending))
     }
 
@@ -137,7 +153,7 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         let number = self.read(port)?;
         let port = self.port_number(number, size, true)?;
         put_element(data, 0, size, from.read(&self.next));
-        let pending = PendingAccess { rip: self.next.rip, destination: Destination::None };
+        let pending = self.pending(Destination::None);
         Err(Halt::Access(DeviceAccess::PortWrite { port, size, count: 1 }, pending))
     }
 
@@ -151,12 +167,12 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
             return Err(UNKNOWN);
         }
         let port = self.port_number(self.next.gpr[RDX], size, write)?;
-        let wanted = if repeated { self.next.gpr[RCX] } else { 1 };
+        let wanted = if repeated { self.pointer(RCX) } else { 1 };
         if wanted == 0 {
             return Ok(());
         }
         let linear =
-            if write { self.next.gpr[RSI].wrapping_add(self.segment_base()) } else { self.next.gpr[RDI] };
+            if write { self.pointer(RSI).wrapping_add(self.segment_base()?) } else { self.pointer(RDI) };
         let room = (PAGE - linear % PAGE).min(data.len() as u64) / size.bytes();
         let most = if write { self.platform.output_elements() } else { u64::MAX };
         let count = wanted.min(room).min(most);
@@ -181,6 +197,6 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
                 DeviceAccess::PortRead { port, size, count },
             )
         };
-        Err(Halt::Access(access, PendingAccess { rip, destination }))
+        Err(Halt::Access(access, PendingAccess { rip, word: self.word, destination }))
     }
 }

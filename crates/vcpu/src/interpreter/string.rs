@@ -1,4 +1,4 @@
-//! String instructions on memory, one element at a time: the state after each is one that the processor shows too.
+//! String instructions on memory, element by element: the state after each is one that the processor shows too.
 
 use iced_x86::{Mnemonic, OpKind};
 
@@ -51,12 +51,25 @@ fn operation(mnemonic: Mnemonic) -> Option<(StringOperation, OperandSize)> {
 impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
     pub(super) fn string(&mut self) -> Option<Done> {
         let (operation, size) = operation(self.instruction.mnemonic())?;
-        Some(self.string_element(operation, size))
+        let first = self.string_element(operation, size);
+        let again = self.instruction.ip();
+        // What cannot be done now ends this, and is found again as the next instruction.
+        while first.is_ok()
+            && self.next.rip == again
+            && self.executed < self.most
+            && self.string_element(operation, size).is_ok()
+        {
+            self.executed += 1;
+        }
+        Some(first)
     }
 
-    /// Whether the string operands are addressed by 64-bit registers, and are string operands at all.
+    /// Whether the string operands are addressed by registers of the mode's size, and are string operands at all.
     pub(super) fn string_operands(&self) -> bool {
-        let wide = |kind| matches!(kind, OpKind::MemorySegRSI | OpKind::MemoryESRDI);
+        let wide = |kind| match self.word {
+            OperandSize::Qword => matches!(kind, OpKind::MemorySegRSI | OpKind::MemoryESRDI),
+            _ => matches!(kind, OpKind::MemorySegESI | OpKind::MemoryESEDI),
+        };
         let mut kinds = self.instruction.op_kinds();
         self.instruction.op_kinds().any(wide) && kinds.all(|kind| wide(kind) || kind == OpKind::Register)
     }
@@ -70,11 +83,12 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
             return Err(UNKNOWN);
         }
         let repeated = repeat || repeat_not_equal;
-        if repeated && self.next.gpr[RCX] == 0 {
+        if repeated && self.pointer(RCX) == 0 {
             return Ok(());
         }
-        let (source, destination) =
-            (self.next.gpr[RSI].wrapping_add(self.segment_base()), self.next.gpr[RDI]);
+        let has_source = matches!(operation, S::Move | S::Load | S::Compare);
+        let base = if has_source { self.segment_base()? } else { 0 };
+        let (source, destination) = (self.pointer(RSI).wrapping_add(base), self.pointer(RDI));
         let rax = self.next.gpr[RAX];
         match operation {
             S::Move => {
@@ -94,20 +108,19 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         }
         let down = self.next.rflags & rflags::DF != 0;
         let stride = if down { size.bytes().wrapping_neg() } else { size.bytes() };
-        if matches!(operation, S::Move | S::Load | S::Compare) {
-            self.next.gpr[RSI] = self.next.gpr[RSI].wrapping_add(stride);
+        if has_source {
+            self.set_pointer(RSI, self.next.gpr[RSI].wrapping_add(stride));
         }
         if operation != S::Load {
-            self.next.gpr[RDI] = self.next.gpr[RDI].wrapping_add(stride);
+            self.set_pointer(RDI, self.next.gpr[RDI].wrapping_add(stride));
         }
         if repeated {
-            let left = self.next.gpr[RCX].wrapping_sub(1);
-            self.next.gpr[RCX] = left;
+            let left = self.next.gpr[RCX].wrapping_sub(1) & self.word.mask();
+            self.set_pointer(RCX, left);
             let equal = self.next.rflags & rflags::ZF != 0;
             let goes_on = !compares || equal == repeat;
-            if left != 0 && goes_on {
-                self.next.rip = self.instruction.ip();
-            }
+            self.next.rip =
+                if left != 0 && goes_on { self.instruction.ip() } else { self.instruction.next_ip() };
         }
         Ok(())
     }

@@ -3,8 +3,9 @@
 use std::mem::size_of;
 
 use kvm_bindings::{
-    kvm_cpuid2, kvm_debugregs, kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd, kvm_pit_config, kvm_regs,
-    kvm_userspace_memory_region, kvm_userspace_memory_region2,
+    kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd,
+    kvm_irq_level, kvm_msi, kvm_msr_entry, kvm_pit_config, kvm_regs, kvm_userspace_memory_region,
+    kvm_userspace_memory_region2,
 };
 
 const KVMIO: u64 = 0xae;
@@ -33,6 +34,9 @@ pub(super) const KVM_CREATE_VCPU: u64 = io(0x41);
 pub(super) const KVM_SET_USER_MEMORY_REGION: u64 = iow::<kvm_userspace_memory_region>(0x46);
 pub(super) const KVM_SET_USER_MEMORY_REGION2: u64 = iow::<kvm_userspace_memory_region2>(0x49);
 pub(super) const KVM_CREATE_IRQCHIP: u64 = io(0x60);
+pub(super) const KVM_IRQ_LINE: u64 = iow::<kvm_irq_level>(0x61);
+pub(super) const KVM_IRQ_LINE_STATUS: u64 = 3 << 30 | (size_of::<kvm_irq_level>() as u64) << 16 | io(0x67);
+pub(super) const KVM_SIGNAL_MSI: u64 = iow::<kvm_msi>(0xa5);
 pub(super) const KVM_CREATE_PIT: u64 = io(0x64);
 pub(super) const KVM_CREATE_PIT2: u64 = iow::<kvm_pit_config>(0x77);
 pub(super) const KVM_IOEVENTFD: u64 = iow::<kvm_ioeventfd>(0x79);
@@ -42,9 +46,23 @@ pub(super) const KVM_SET_REGS: u64 = iow::<kvm_regs>(0x82);
 /// The structure ends in an array, which does not count.
 pub(super) const KVM_SET_CPUID2: u64 = iow::<kvm_cpuid2>(0x90);
 pub(super) const KVM_SET_GUEST_DEBUG: u64 = iow::<kvm_guest_debug>(0x9b);
+pub(super) const KVM_SET_TSC_KHZ: u64 = io(0xa2);
+pub(super) const KVM_GET_TSC_KHZ: u64 = io(0xa3);
 pub(super) const KVM_GET_DEBUGREGS: u64 = ior::<kvm_debugregs>(0xa1);
 pub(super) const KVM_ENABLE_CAP: u64 = iow::<kvm_enable_cap>(0xa3);
+/// Reads and writes a structure whose entries do not count.
+pub(super) const KVM_GET_MSRS: u64 = 3 << 30 | (size_of::<u64>() as u64) << 16 | io(0x88);
+pub(super) const KVM_GET_DEVICE_ATTR: u64 = iow::<kvm_device_attr>(0xe2);
 pub(super) const KVM_MEMORY_ENCRYPT_OP: u64 = 3 << 30 | (size_of::<u64>() as u64) << 16 | io(0xba);
+
+/// `kvm_msrs` with one entry.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct OneMsr {
+    pub(super) count: u32,
+    pub(super) padding: u32,
+    pub(super) entry: kvm_msr_entry,
+}
 
 #[cfg(test)]
 mod tests {
@@ -65,6 +83,13 @@ mod tests {
         assert_eq!(KVM_SET_GUEST_DEBUG, 0x4048_ae9b);
         assert_eq!(KVM_GET_DEBUGREGS, 0x8080_aea1);
         assert_eq!(KVM_ENABLE_CAP, 0x4068_aea3);
+        assert_eq!(KVM_IRQ_LINE, 0x4008_ae61);
+        assert_eq!(KVM_IRQ_LINE_STATUS, 0xc008_ae67);
+        assert_eq!(KVM_SIGNAL_MSI, 0x4020_aea5);
+        assert_eq!(KVM_SET_TSC_KHZ, 0xaea2);
+        assert_eq!(KVM_GET_TSC_KHZ, 0xaea3);
+        assert_eq!(KVM_GET_MSRS, 0xc008_ae88);
+        assert_eq!(KVM_GET_DEVICE_ATTR, 0x4018_aee2);
         assert_eq!(KVM_MEMORY_ENCRYPT_OP, 0xc008_aeba);
         assert!(is_kvm(KVM_ENABLE_CAP) && !is_kvm(0x5401));
     }

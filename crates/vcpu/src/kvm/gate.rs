@@ -21,6 +21,8 @@ pub struct SharedVm {
     gate: AtomicU32,
     /// The interposer has failed once: nothing is interpreted any more.
     failed: AtomicBool,
+    /// Interrupts that the VMM has raised; it may wrap.
+    interrupts: AtomicU32,
     state: UnsafeCell<VmState>,
 }
 
@@ -52,6 +54,16 @@ impl SharedVm {
     /// Whether [`SharedVm::fail`] was called.
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
+    }
+
+    /// The VMM has raised an interrupt.
+    pub fn interrupt_raised(&self) {
+        self.interrupts.fetch_add(1, Ordering::Release);
+    }
+
+    /// How often [`SharedVm::interrupt_raised`] was called; it wraps.
+    pub fn interrupts(&self) -> u32 {
+        self.interrupts.load(Ordering::Acquire)
     }
 
     /// Whether a run should end because somebody waits to change the state.

@@ -5,7 +5,9 @@
 
 mod abi;
 mod counters;
+mod descriptor;
 mod gate;
+mod guest_clock;
 mod page;
 mod predictor;
 mod process;
@@ -14,10 +16,11 @@ mod vcpu;
 mod vm;
 
 pub use counters::{ClusterCounts, ClusterEnd, ClusterSite, REASON_COUNTERS, REASONS, SITES, VcpuCounters};
+pub use descriptor::VcpuDescriptor;
 pub use gate::{SharedVm, VmChange, VmRead};
 pub use page::{CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, MOST_VCPUS, VcpuReport};
 pub use predictor::Predictor;
 pub use process::{Interposer, Kernel};
 pub use run_page::RunPage;
-pub use vcpu::{ClusterLimits, ClusteredVcpu, VcpuDescriptor};
+pub use vcpu::{ClusterLimits, ClusteredVcpu};
 pub use vm::{ClusterObstacle, GuestCpuid, InterruptController, VmState};

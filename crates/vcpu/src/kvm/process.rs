@@ -13,16 +13,17 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use kvm_bindings::{
     KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_SYNC_REGS,
     KVM_MEM_GUEST_MEMFD, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_SYNC_X86_VALID_FIELDS,
-    kvm_cpuid_entry2, kvm_cpuid2, kvm_debugregs, kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd,
-    kvm_ioeventfd_flag_nr_deassign, kvm_ioeventfd_flag_nr_pio, kvm_regs, kvm_run,
-    kvm_userspace_memory_region,
+    KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_cpuid_entry2, kvm_cpuid2, kvm_debugregs, kvm_device_attr,
+    kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd, kvm_ioeventfd_flag_nr_deassign,
+    kvm_ioeventfd_flag_nr_pio, kvm_msr_entry, kvm_regs, kvm_run, kvm_userspace_memory_region,
 };
 
 use super::abi;
 use super::counters::{ClusterCounts, VcpuCounters};
+use super::descriptor::VcpuDescriptor;
 use super::gate::{SharedVm, VmChange};
 use super::run_page::RunPage;
-use super::vcpu::{ClusterLimits, ClusteredVcpu, VcpuDescriptor};
+use super::vcpu::{ClusterLimits, ClusteredVcpu};
 use super::vm::{ClusterObstacle, GuestCpuid, InterruptController};
 use crate::slots::MemorySlot;
 
@@ -30,6 +31,8 @@ use crate::slots::MemorySlot;
 const DESCRIPTORS: usize = 1 << 16;
 /// CPUID leaves that are read at most.
 const MOST_LEAVES: u32 = 256;
+/// What RDTSCP has in ECX.
+const IA32_TSC_AUX: u32 = 0xc000_0103;
 
 /// The kernel. Results are those of the system calls: an error number with a minus sign, or what the call returns.
 pub trait Kernel {
@@ -95,6 +98,27 @@ impl<K: Kernel> VcpuDescriptor for Calls<'_, K> {
     fn debug_registers(&mut self, registers: &mut kvm_debugregs) -> i32 {
         let address = ptr::from_mut(registers).expose_provenance();
         self.kernel.ioctl(self.descriptor, abi::KVM_GET_DEBUGREGS, address)
+    }
+
+    fn time_stamp_offset(&mut self) -> Option<u64> {
+        let mut offset = 0_u64;
+        let attribute = kvm_device_attr {
+            flags: 0,
+            group: KVM_VCPU_TSC_CTRL,
+            attr: KVM_VCPU_TSC_OFFSET.into(),
+            addr: ptr::from_mut(&mut offset).expose_provenance() as u64,
+        };
+        let address = ptr::from_ref(&attribute).expose_provenance();
+        let result = self.kernel.ioctl(self.descriptor, abi::KVM_GET_DEVICE_ATTR, address);
+        (result == 0).then_some(offset)
+    }
+
+    fn time_stamp_auxiliary(&mut self) -> Option<u32> {
+        let entry = kvm_msr_entry { index: IA32_TSC_AUX, reserved: 0, data: 0 };
+        let mut msr = abi::OneMsr { count: 1, padding: 0, entry };
+        let address = ptr::from_mut(&mut msr).expose_provenance();
+        let read = self.kernel.ioctl(self.descriptor, abi::KVM_GET_MSRS, address);
+        if read == 1 { u32::try_from(msr.entry.data).ok() } else { None }
     }
 
     fn switched_on(&self) -> bool {
@@ -233,11 +257,25 @@ impl<K: Kernel> Interposer<K> {
             _ => {}
         }
         let result = call();
+        let raised = match request {
+            abi::KVM_IRQ_LINE | abi::KVM_IRQ_LINE_STATUS if result >= 0 => {
+                // SAFETY: the kernel has read the structure there: a number, and the level behind it.
+                let [_, level] = unsafe { taken::<[u32; 2]>(argument) };
+                level != 0
+            }
+            abi::KVM_SIGNAL_MSI => result >= 0,
+            _ => false,
+        };
+        if raised {
+            vm.interrupt_raised();
+            return result;
+        }
         if request == abi::KVM_CREATE_VCPU && result >= 0 {
             self.learn_of(vm, || self.vcpu_created(vm, run_bytes, descriptor, result));
         } else if result == 0 {
             self.learn_of(vm, || match request {
                 abi::KVM_CREATE_IRQCHIP => vm.change().interrupt_controller(InterruptController::Kernel),
+                abi::KVM_SET_TSC_KHZ => vm.change().scale_time_stamp(),
                 abi::KVM_CREATE_PIT | abi::KVM_CREATE_PIT2 => vm.change().timer_created(),
                 abi::KVM_ENABLE_CAP => {
                     // SAFETY: the kernel has read the structure there.
@@ -270,7 +308,12 @@ impl<K: Kernel> Interposer<K> {
             // at a time (`busy`).
             let page = unsafe { RunPage::new(page) };
             // Until CPUID is set no guest runs that could have more.
-            let vcpu = Box::new(UnsafeCell::new(ClusteredVcpu::new(page, self.limits, 36, counters)));
+            let mut vcpu = ClusteredVcpu::new(page, self.limits, 36, counters);
+            // Before the VMM has set another, it is the host's, unless all new vCPUs have another.
+            let scaled = vm.change().time_stamp_scaled();
+            let speed = if scaled { 0 } else { self.kernel.ioctl(descriptor, abi::KVM_GET_TSC_KHZ, 0) };
+            vcpu.set_host_time_stamp_speed(u64::try_from(speed).unwrap_or(0));
+            let vcpu = Box::new(UnsafeCell::new(vcpu));
             self.keep(descriptor, Descriptor::Vcpu { vm, busy: AtomicBool::new(false), vcpu });
         }
     }
@@ -301,8 +344,12 @@ impl<K: Kernel> Interposer<K> {
             abi::KVM_SET_CPUID2 => {
                 // SAFETY: the kernel has read the structure there, with as many leaves as it says.
                 let cpuid = unsafe { leaves(argument) };
-                vcpu.set_physical_bits(cpuid.physical_bits);
+                vcpu.set_cpuid(&cpuid);
                 vm.change().cpuid_set(cpuid);
+            }
+            abi::KVM_SET_TSC_KHZ => {
+                // KVM takes another speed only if it can scale the counter, or tolerates the difference.
+                vcpu.set_time_stamp_speed(u64::try_from(argument).unwrap_or(0));
             }
             abi::KVM_SET_GUEST_DEBUG => {
                 // SAFETY: the kernel has read the structure there.

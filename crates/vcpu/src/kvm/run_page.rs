@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use kvm_bindings::{
     KVM_EXIT_IO, KVM_EXIT_IO_IN, KVM_EXIT_IO_OUT, KVM_EXIT_MMIO, KVM_SYNC_X86_EVENTS, KVM_SYNC_X86_REGS,
-    KVM_SYNC_X86_SREGS, kvm_regs, kvm_run, kvm_sregs, kvm_vcpu_events,
+    KVM_SYNC_X86_SREGS, kvm_regs, kvm_run, kvm_segment, kvm_sregs, kvm_vcpu_events,
 };
 
 use crate::arithmetic::OperandSize;
@@ -118,6 +118,8 @@ impl RunPage {
             cpl: sregs.ss.dpl,
             code_long: sregs.cs.l != 0,
             code_default_big: sregs.cs.db != 0,
+            flat: is_flat(&sregs.cs, CODE_READABLE)
+                && [&sregs.ds, &sregs.es, &sregs.ss].into_iter().all(|one| is_flat(one, DATA_WRITABLE)),
             fs_base: sregs.fs.base,
             gs_base: sregs.gs.base,
         }
@@ -252,6 +254,22 @@ impl RunPage {
     }
 }
 
+/// Bits of a segment's type (Intel SDM volume 3, 3.4.5.1), and what they must be: code that can be read, data that can be written
+/// and grows upwards.
+const CODE_READABLE: (u8, u8) = (0b1010, 0b1010);
+const DATA_WRITABLE: (u8, u8) = (0b1110, 0b0010);
+
+/// Whether a segment is the first 4 GiB, with addresses of 32 bits.
+fn is_flat(segment: &kvm_segment, (mask, kind): (u8, u8)) -> bool {
+    segment.present == 1
+        && segment.unusable == 0
+        && segment.s == 1
+        && segment.db == 1
+        && segment.base == 0
+        && segment.limit == u32::MAX
+        && segment.type_ & mask == kind
+}
+
 /// In the processor's numbering.
 pub(super) fn general_of(regs: &kvm_regs) -> GeneralRegisters {
     GeneralRegisters {
@@ -286,5 +304,39 @@ pub(super) fn regs_of(general: &GeneralRegisters) -> kvm_regs {
         r15,
         rip: general.rip,
         rflags: general.rflags,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flat_segments_and_others() {
+        let flat = |type_| kvm_segment {
+            limit: u32::MAX,
+            selector: 8,
+            type_,
+            present: 1,
+            db: 1,
+            s: 1,
+            g: 1,
+            ..Default::default()
+        };
+        assert!(is_flat(&flat(0b1011), CODE_READABLE) && is_flat(&flat(0b0011), DATA_WRITABLE));
+        assert!(!is_flat(&flat(0b1001), CODE_READABLE), "code that cannot be read");
+        for kind in [0b0001, 0b0111, 0b1011] {
+            assert!(!is_flat(&flat(kind), DATA_WRITABLE), "read-only, growing downwards, code");
+        }
+        for other in [
+            kvm_segment { base: 16, ..flat(0b0011) },
+            kvm_segment { limit: 0xffff, ..flat(0b0011) },
+            kvm_segment { db: 0, ..flat(0b0011) },
+            kvm_segment { present: 0, ..flat(0b0011) },
+            kvm_segment { unusable: 1, ..flat(0b0011) },
+            kvm_segment { s: 0, ..flat(0b0011) },
+        ] {
+            assert!(!is_flat(&other, DATA_WRITABLE), "{other:?}");
+        }
     }
 }

@@ -20,32 +20,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use kvm_bindings::{kvm_debugregs, kvm_regs};
 
 use super::counters::{Cluster, ClusterCounts, ClusterEnd, VcpuCounters};
+use super::descriptor::VcpuDescriptor;
 use super::gate::{SharedVm, VmRead};
+use super::guest_clock::GuestClock;
 use super::predictor::Predictor;
 use super::run_page::{KvmExit, RunPage, general_of, regs_of};
-use super::vm::VmState;
+use super::vm::{GuestCpuid, VmState};
 use crate::arithmetic::{OperandSize, cycles};
 use crate::interpreter::{Interpreter, PendingAccess, RunEnd};
 use crate::memory::{DeviceAccess, LinearMemory, Platform, RunBudget, StopReason};
 use crate::registers::{GeneralRegisters, SystemRegisters, rflags};
 use crate::space::{GuestSpace, TranslationCache};
-
-/// The calls that clustering makes on a vCPU's descriptor: none but those that every VMM makes too. Each returns what the
-/// system call would have: 0, or an error number with a minus sign.
-pub trait VcpuDescriptor {
-    /// KVM_RUN.
-    fn run(&mut self) -> i32;
-    /// KVM_GET_REGS.
-    fn registers(&mut self, registers: &mut kvm_regs) -> i32;
-    /// KVM_SET_REGS.
-    fn set_registers(&mut self, registers: &kvm_regs) -> i32;
-    /// KVM_GET_DEBUGREGS.
-    fn debug_registers(&mut self, registers: &mut kvm_debugregs) -> i32;
-    /// Whether clustering is switched on now.
-    fn switched_on(&self) -> bool {
-        true
-    }
-}
 
 /// The bits of DR7 that enable breakpoints.
 const BREAKPOINTS: u64 = 0xff;
@@ -94,6 +79,7 @@ pub struct ClusteredVcpu {
     limits: ClusterLimits,
     physical_bits: u32,
     counters: &'static VcpuCounters,
+    clock: GuestClock,
 
     exit: Exit,
     /// What the interpreter has made of the registers, and those that go with them.
@@ -104,6 +90,8 @@ pub struct ClusteredVcpu {
     /// RIP of the plain IN or OUT that KVM believes to be incomplete.
     incomplete: Option<u64>,
     budget: RunBudget,
+    /// How many interrupts the VMM had raised when the guest was entered.
+    interrupts: u32,
     /// The cluster that has begun and not ended.
     cluster: Option<Cluster>,
 }
@@ -126,12 +114,14 @@ impl ClusteredVcpu {
             limits,
             physical_bits,
             counters,
+            clock: GuestClock::default(),
             exit: Exit::None,
             general: GeneralRegisters::default(),
             system,
             newer: false,
             incomplete: None,
             budget: RunBudget { instructions: 0, accesses: 0, deadline: 0 },
+            interrupts: 0,
             cluster: None,
         }
     }
@@ -141,9 +131,21 @@ impl ClusteredVcpu {
         self.counters.counts()
     }
 
-    /// KVM_SET_CPUID2 has said how many bits an address has.
-    pub fn set_physical_bits(&mut self, bits: u32) {
-        self.physical_bits = bits;
+    /// KVM_SET_CPUID2 has succeeded.
+    pub fn set_cpuid(&mut self, cpuid: &GuestCpuid) {
+        self.physical_bits = cpuid.physical_bits;
+        self.clock.set_rdtscp(cpuid.rdtscp);
+    }
+
+    /// What KVM_GET_TSC_KHZ says of a new vCPU, which counts as the host does; 0 if it says nothing. Until then RDTSC ends
+    /// clusters.
+    pub fn set_host_time_stamp_speed(&mut self, kilohertz: u64) {
+        self.clock.set_host_speed(kilohertz);
+    }
+
+    /// KVM_SET_TSC_KHZ has succeeded.
+    pub fn set_time_stamp_speed(&mut self, kilohertz: u64) {
+        self.clock.set_speed(kilohertz);
     }
 
     /// The VMM calls KVM_RUN. Returns what it is to get.
@@ -186,6 +188,7 @@ impl ClusteredVcpu {
     /// The VMM makes another call on the vCPU's descriptor, or stops using the interposer: brings KVM's registers up to
     /// date. To be called before that call.
     pub fn before_other_call(&mut self, kvm: &mut impl VcpuDescriptor) {
+        self.clock.forget();
         if self.newer {
             // Wherever RIP is: the VMM may move it.
             self.forget_incomplete(kvm);
@@ -202,7 +205,8 @@ impl ClusteredVcpu {
     /// Registers to KVM, and into the guest.
     fn enter(&mut self, vm: &SharedVm, kvm: &mut impl VcpuDescriptor) -> i32 {
         // Before our own registers are put there.
-        let clustered = self.obstacle(vm, kvm).is_none() && !self.page.registers_in_use();
+        let in_use = self.page.registers_in_use();
+        let declined = self.obstacle(vm, kvm).or(in_use.then_some(ClusterEnd::Busy));
         if self.newer {
             // Elsewhere KVM drops it by itself.
             if self.incomplete == Some(self.general.rip) {
@@ -211,12 +215,14 @@ impl ClusteredVcpu {
             self.page.put_general(&self.general);
             self.newer = false;
         }
-        if clustered {
+        if declined.is_none() {
             self.page.share_registers();
         }
+        self.clock.forget();
+        self.interrupts = vm.interrupts();
         let result = kvm.run();
         self.incomplete = None;
-        self.after_return(result, clustered);
+        self.after_return(result, declined);
         result
     }
 
@@ -232,14 +238,19 @@ impl ClusteredVcpu {
         state.obstacle().map(ClusterEnd::Obstacle)
     }
 
-    fn after_return(&mut self, result: i32, clustered: bool) {
+    /// KVM_RUN has returned this. `declined` is why nothing can follow if that is an access.
+    fn after_return(&mut self, result: i32, declined: Option<ClusterEnd>) {
         self.exit = Exit::None;
         self.counters.returned();
-        if result != 0 || !clustered {
+        if result != 0 {
             return;
         }
         if let KvmExit::Access(access) = self.page.exit() {
             self.counters.real_access();
+            if let Some(why) = declined {
+                self.counters.declined(why);
+                return;
+            }
             self.exit = Exit::Real(access);
             self.budget = RunBudget {
                 instructions: self.limits.instructions,
@@ -282,6 +293,9 @@ impl ClusteredVcpu {
             return declined(ClusterEnd::EventPending);
         }
         let general = self.page.general();
+        if general.rflags & rflags::IF != 0 && vm.interrupts() != self.interrupts {
+            return declined(ClusterEnd::Stopped(StopReason::InterruptWindow));
+        }
         if !self.predictor.worth_it(general.rip) {
             return declined(ClusterEnd::NotWorthIt);
         }
@@ -298,7 +312,7 @@ impl ClusteredVcpu {
         let Some(state) = vm.read() else { return declined(ClusterEnd::Busy) };
         self.cluster = Some(Cluster { rip: general.rip, ..Cluster::default() });
         self.general = general;
-        let complete = self.complete_plain(vm, &state, access);
+        let complete = self.complete_plain(vm, &state, access, kvm);
         // KVM may have to wait for a change of the slots.
         drop(state);
         if !complete {
@@ -308,7 +322,7 @@ impl ClusteredVcpu {
             self.incomplete = None;
             if result != -libc::EINTR {
                 self.ended(Some(ClusterEnd::KernelExit));
-                self.after_return(result, true);
+                self.after_return(result, None);
                 return Attempt::Returned(result);
             }
             if self.page.event_pending() {
@@ -324,7 +338,13 @@ impl ClusteredVcpu {
     }
 
     /// Completes an IN or OUT at RIP that is no string instruction, if that is what KVM has exited for.
-    fn complete_plain(&mut self, vm: &SharedVm, state: &VmState, access: DeviceAccess) -> bool {
+    fn complete_plain(
+        &mut self,
+        vm: &SharedVm,
+        state: &VmState,
+        access: DeviceAccess,
+        kvm: &mut impl VcpuDescriptor,
+    ) -> bool {
         let at = self.general.rip;
         let before = at.wrapping_sub(1);
         let mut space = GuestSpace::new(&state.slots, &self.system, self.physical_bits, &mut self.cache);
@@ -333,7 +353,8 @@ impl ClusteredVcpu {
             Ok(0x6e | 0x6f) | Err(_) => return false,
             Ok(_) => {}
         }
-        let mut here = Here { page: &self.page, vm, state, limits: &self.limits };
+        let (page, limits, clock, interrupts) = (&self.page, &self.limits, &mut self.clock, self.interrupts);
+        let mut here = Here { page, vm, state, limits, interrupts, clock, kvm };
         let mut budget = RunBudget { instructions: 1, accesses: 1, deadline: u64::MAX };
         // The data page has the answer already, so what a write carries is put elsewhere.
         let mut scratch = [0; 8];
@@ -380,7 +401,7 @@ impl ClusteredVcpu {
     }
 
     /// Interprets until the next access, and makes an exit of it.
-    fn cluster(&mut self, vm: &SharedVm, kvm: &impl VcpuDescriptor) -> Attempt {
+    fn cluster(&mut self, vm: &SharedVm, kvm: &mut impl VcpuDescriptor) -> Attempt {
         if let Some(why) = self.obstacle(vm, kvm) {
             return Attempt::Enter(Some(why));
         }
@@ -392,7 +413,15 @@ impl ClusteredVcpu {
             &mut self.general,
             &self.system,
             &mut space,
-            &mut Here { page, vm, state: &state, limits: &self.limits },
+            &mut Here {
+                page,
+                vm,
+                state: &state,
+                limits: &self.limits,
+                interrupts: self.interrupts,
+                clock: &mut self.clock,
+                kvm,
+            },
             data,
             &mut self.budget,
         );
@@ -445,20 +474,31 @@ fn is_port(access: DeviceAccess) -> bool {
 }
 
 /// The interpreter's surroundings on this vCPU.
-struct Here<'a> {
+struct Here<'a, K> {
     page: &'a RunPage,
     vm: &'a SharedVm,
     state: &'a VmState,
     limits: &'a ClusterLimits,
+    interrupts: u32,
+    clock: &'a mut GuestClock,
+    kvm: &'a mut K,
 }
 
-impl Platform for Here<'_> {
+impl<K: VcpuDescriptor> Platform for Here<'_, K> {
     fn cycles(&mut self) -> u64 {
         cycles()
     }
 
     fn kicked(&mut self) -> bool {
         self.page.wanted_by_vmm() || self.vm.change_waits()
+    }
+
+    fn may_enable_interrupts(&mut self) -> bool {
+        !self.interrupt_waits()
+    }
+
+    fn interrupt_waits(&mut self) -> bool {
+        self.vm.interrupts() != self.interrupts
     }
 
     fn output_elements(&mut self) -> u64 {
@@ -471,5 +511,13 @@ impl Platform for Here<'_> {
 
     fn address_leaves_kernel(&mut self, address: u64, size: OperandSize, write: bool) -> bool {
         self.state.address_leaves_kernel(address, size, write, self.page.apic_page())
+    }
+
+    fn guest_cycles(&mut self) -> Option<u64> {
+        self.clock.cycles(self.kvm)
+    }
+
+    fn guest_time_stamp_auxiliary(&mut self) -> Option<u32> {
+        self.clock.auxiliary(self.kvm)
     }
 }

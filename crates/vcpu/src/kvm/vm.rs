@@ -52,13 +52,15 @@ pub struct GuestCpuid {
     pub physical_bits: u32,
     /// INVLPGB, KVM's PV TLB flush, or Hyper-V's remote flush.
     pub remote_flush: bool,
+    /// RDTSCP.
+    pub rdtscp: bool,
 }
 
 impl GuestCpuid {
     /// From what KVM_SET_CPUID2 is given: (leaf, index, EAX, EBX, ECX, EDX).
     pub fn of(leaves: impl Iterator<Item = (u32, u32, [u32; 4])>) -> Self {
         // Before processors said how many.
-        let mut cpuid = Self { physical_bits: 36, remote_flush: false };
+        let mut cpuid = Self { physical_bits: 36, remote_flush: false, rdtscp: false };
         let mut hypervisors = BTreeSet::new();
         let mut kvm_flush = false;
         let mut hyperv_flush = false;
@@ -68,6 +70,7 @@ impl GuestCpuid {
                     cpuid.physical_bits = eax & 0xff;
                     cpuid.remote_flush |= ebx & 1 << 3 != 0;
                 }
+                0x8000_0001 => cpuid.rdtscp = edx & 1 << 27 != 0,
                 // Hypervisors announce themselves from 40000000 on, each at a multiple of 256.
                 0x4000_0000..0x4001_0000 if leaf & 0xff == 0 => {
                     let name: Vec<u8> = [ebx, ecx, edx].into_iter().flat_map(u32::to_le_bytes).collect();
@@ -104,6 +107,7 @@ pub struct VmState {
     events: Vec<EventRange>,
     vcpus: u32,
     remote_flush: bool,
+    time_stamp_scaled: bool,
     obstacles: BTreeSet<ClusterObstacle>,
 }
 
@@ -121,6 +125,16 @@ impl VmState {
     /// KVM_CREATE_VCPU has succeeded.
     pub fn vcpu_created(&mut self) {
         self.vcpus += 1;
+    }
+
+    /// KVM_SET_TSC_KHZ has succeeded on the VM: vCPUs to come may count at another speed than the host.
+    pub fn scale_time_stamp(&mut self) {
+        self.time_stamp_scaled = true;
+    }
+
+    /// Whether [`VmState::scale_time_stamp`] was called.
+    pub fn time_stamp_scaled(&self) -> bool {
+        self.time_stamp_scaled
     }
 
     /// How many vCPUs have been made.
@@ -264,7 +278,7 @@ mod tests {
         vm.refuse(ClusterObstacle::GuestDebug);
         assert_eq!(vm.obstacle(), Some(ClusterObstacle::GuestDebug));
         vm.allow(ClusterObstacle::GuestDebug);
-        vm.cpuid_set(GuestCpuid { physical_bits: 40, remote_flush: true });
+        vm.cpuid_set(GuestCpuid { physical_bits: 40, remote_flush: true, rdtscp: false });
         assert_eq!(vm.obstacle(), None, "one vCPU flushes its own");
         vm.vcpu_created();
         assert_eq!(vm.obstacle(), Some(ClusterObstacle::RemoteFlush));
@@ -276,7 +290,8 @@ mod tests {
         let kvm = (0x4000_0000, 0, [0x4000_0001, word(b"KVMK"), word(b"VMKV"), word(b"M\0\0\0")]);
         let hyperv = (0x4000_0000, 0, [0x4000_0005, word(b"Micr"), word(b"osof"), word(b"t Hv")]);
         let of = |leaves: &[(u32, u32, [u32; 4])]| GuestCpuid::of(leaves.iter().copied());
-        assert_eq!(of(&[]), GuestCpuid { physical_bits: 36, remote_flush: false });
+        assert_eq!(of(&[]), GuestCpuid { physical_bits: 36, remote_flush: false, rdtscp: false });
+        assert!(of(&[(0x8000_0001, 0, [0, 0, 0, 1 << 27])]).rdtscp);
         assert_eq!(of(&[(0x8000_0008, 0, [0x3028, 0, 0, 0])]).physical_bits, 40);
         assert!(of(&[(0x8000_0008, 0, [40, 8, 0, 0])]).remote_flush, "INVLPGB");
         assert!(of(&[kvm, (0x4000_0001, 0, [1 << 9, 0, 0, 0])]).remote_flush);

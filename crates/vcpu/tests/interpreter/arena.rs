@@ -119,6 +119,8 @@ pub struct Surroundings {
     pub now: u64,
     pub kick_at: Option<u64>,
     pub in_kernel: Vec<u64>,
+    pub may_enable_interrupts: bool,
+    pub interrupt_at: Option<u64>,
 }
 
 impl Platform for Surroundings {
@@ -129,6 +131,14 @@ impl Platform for Surroundings {
 
     fn kicked(&mut self) -> bool {
         self.kick_at.is_some_and(|at| self.now >= at)
+    }
+
+    fn may_enable_interrupts(&mut self) -> bool {
+        self.may_enable_interrupts
+    }
+
+    fn interrupt_waits(&mut self) -> bool {
+        self.interrupt_at.is_some_and(|at| self.now >= at)
     }
 
     fn output_elements(&mut self) -> u64 {

@@ -7,7 +7,7 @@ use ioplane_vcpu::{
 use registers::{RAX, RCX, RDI, RDX, RSI, RSP, cr4, rflags};
 
 use crate::arena::{Arena, BASE, CODE, DATA, DEVICE, DEVICE_ADDRESS, SIZE, Surroundings};
-use crate::generate::SYSTEM;
+use crate::generate::{FLAT, SYSTEM};
 
 const SUPERVISOR: SystemRegisters = SystemRegisters { cpl: 0, ..SYSTEM };
 
@@ -272,6 +272,54 @@ fn interrupts_are_disabled_here_and_enabled_by_the_processor() {
 }
 
 #[test]
+fn a_run_goes_on_with_interrupts_enabled_if_none_waits() {
+    let quiet = |code: &[u8]| {
+        let mut machine = Machine::new(code);
+        machine.surroundings.may_enable_interrupts = true;
+        machine.general.gpr[RDI] = DATA;
+        machine
+    };
+    // STI; NOP
+    let mut machine = quiet(&[0xfb, 0x90]);
+    assert_eq!(machine.stop(), StopReason::Instruction, "HLT");
+    assert_eq!((machine.general.rip, machine.general.rflags & rflags::IF), (CODE + 2, rflags::IF));
+    assert_eq!(machine.interpreter.executed(), 2);
+    // STI; STOSB, of which one is done
+    let mut machine = quiet(&[0xfb, 0xf3, 0xaa]);
+    machine.general.gpr[RCX] = 3;
+    machine.budget.instructions = 2;
+    assert_eq!(machine.stop(), StopReason::InstructionLimit);
+    assert_eq!((machine.general.rip, machine.general.gpr[RCX]), (CODE + 1, 2));
+    // What follows STI is not done: HLT, OUT, a store to a device or to nowhere, STI; CLI; STI; HLT.
+    let cases: [&[u8]; 4] = [&[0xfb, 0xf4], &[0xfb, 0xee], &[0xfb, 0x89, 0x07], &[0xfb, 0x89, 0x06]];
+    for code in cases {
+        let mut machine = quiet(code);
+        machine.general.gpr[RDI] = DEVICE;
+        let before = (machine.general, machine.arena.bytes.clone());
+        assert_eq!(machine.stop(), StopReason::InterruptWindow, "{code:02x?}");
+        assert_eq!((machine.general, machine.arena.bytes.clone()), before, "neither is done: {code:02x?}");
+    }
+    // PUSHFQ; CLI; POPFQ: no instruction is held.
+    let mut machine = quiet(&[0x9c, 0xfa, 0x9d, 0xee]);
+    machine.general.rflags |= rflags::IF;
+    assert_eq!(machine.access().0, write(0, OperandSize::Byte, 1));
+    assert_eq!(machine.general.rflags & rflags::IF, rflags::IF);
+}
+
+#[test]
+fn an_interrupt_that_waits_ends_a_run_that_has_them_enabled() {
+    // JMP to itself.
+    let mut machine = Machine::new(&[0xeb, 0xfe]);
+    machine.surroundings.interrupt_at = Some(3);
+    assert_eq!(machine.stop(), StopReason::InstructionLimit, "disabled");
+    let mut machine = Machine::new(&[0xeb, 0xfe]);
+    machine.surroundings.interrupt_at = Some(3);
+    machine.general.rflags |= rflags::IF;
+    assert_eq!(machine.stop(), StopReason::InterruptWindow);
+    assert_eq!(machine.interpreter.executed(), 24, "after three looks");
+}
+
+#[test]
 fn supervisor_access_is_a_flag() {
     // STAC; CLAC
     let mut machine = Machine::new(&[0x0f, 0x01, 0xcb]);
@@ -303,6 +351,89 @@ fn every_run_is_bounded() {
     }
     assert_eq!(machine.stop(), StopReason::AccessLimit);
     assert_eq!(machine.general.rip, CODE);
+}
+
+/// As firmware has it: 32-bit code, flat segments, no paging.
+#[test]
+fn devices_in_32_bit_mode() {
+    // MOV EDX, 0xcf8; MOV EAX, 0x80000000; OUT DX, EAX; MOV DL, 0xfc; IN AX, DX; MOV EBX, [ESI+2]; MOV [ESI-4], AL;
+    // REP INSW; DS OUTSB
+    let code = [
+        0xba, 0xf8, 0x0c, 0, 0, 0xb8, 0, 0, 0, 0x80, 0xef, 0xb2, 0xfc, 0x66, 0xed, 0x8b, 0x5e, 0x02, 0x88,
+        0x46, 0xfc, 0xf3, 0x66, 0x6d, 0x3e, 0x6e,
+    ];
+    let mut machine = Machine::new(&code);
+    machine.system = SystemRegisters { cpl: 0, ..FLAT };
+    // What 64-bit code has left in the upper halves does not count.
+    let upper = 0xdead_beef << 32;
+    machine.general.gpr[RSI] = upper | (DEVICE + 4);
+    machine.general.gpr[RDI] = upper | DATA;
+    machine.general.gpr[RCX] = upper | 2;
+    machine.data[..4].copy_from_slice(&[1, 2, 3, 4]);
+    let (access, pending) = machine.access();
+    assert_eq!((access, &machine.data[..4]), (write(0xcf8, OperandSize::Dword, 1), &[0, 0, 0, 0x80][..]));
+    machine.complete(pending, 0);
+    machine.data[..4].copy_from_slice(&[1, 2, 3, 4]);
+    let (access, pending) = machine.access();
+    assert_eq!(access, read(0xcfc, OperandSize::Word, 1));
+    machine.complete(pending, 0);
+    assert_eq!(machine.general.gpr[RAX], 0x8000_0201);
+    let (access, pending) = machine.access();
+    let size = OperandSize::Dword;
+    assert_eq!(access, DeviceAccess::MemoryRead { address: DEVICE_ADDRESS + 6, size });
+    machine.complete(pending, 0x1122_3344);
+    assert_eq!(machine.general.gpr[registers::RBX], 0x1122_3344);
+    let (access, pending) = machine.access();
+    let size = OperandSize::Byte;
+    assert_eq!(access, DeviceAccess::MemoryWrite { address: DEVICE_ADDRESS, size, value: 1 });
+    machine.complete(pending, 0);
+    let (access, pending) = machine.access();
+    assert_eq!(access, read(0xcfc, OperandSize::Word, 2));
+    machine.data[..4].copy_from_slice(&[5, 6, 7, 8]);
+    machine.complete(pending, 0);
+    let at = usize::try_from(DATA - BASE).unwrap();
+    assert_eq!(machine.arena.bytes[at..at + 4], [5, 6, 7, 8]);
+    assert_eq!((machine.general.gpr[RDI], machine.general.gpr[RCX]), (DATA + 4, 0));
+    machine.general.gpr[RSI] = DATA;
+    let (access, pending) = machine.access();
+    assert_eq!((access, machine.data[0]), (write(0xcfc, OperandSize::Byte, 1), 5));
+    machine.complete(pending, 0);
+    assert_eq!(machine.general.rip, CODE + code.len() as u64);
+}
+
+#[test]
+fn segments_of_32_bit_mode_that_are_not_known_stop() {
+    // MOV EAX, FS:[ESI], GS:[ESI]; MOV CS:[ESI], EAX, and a read; OUTSB from FS; MOV EAX, FS; PUSH FS; MOV AX, [SI]
+    let cases: [&[u8]; 8] = [
+        &[0x64, 0x8b, 0x06],
+        &[0x65, 0x8b, 0x06],
+        &[0x2e, 0x89, 0x06],
+        &[0x2e, 0x8b, 0x06],
+        &[0x64, 0x6e],
+        &[0x8c, 0xe0],
+        &[0x0f, 0xa0],
+        &[0x67, 0x66, 0x8b, 0x04],
+    ];
+    for code in cases {
+        let mut machine = Machine::new(code);
+        machine.system = SystemRegisters { cpl: 0, ..FLAT };
+        machine.general.gpr[RSI] = DATA;
+        let before = machine.general;
+        assert_eq!(machine.stop(), StopReason::Instruction, "{code:02x?}");
+        assert_eq!(machine.general, before);
+    }
+}
+
+/// One address holds 64-bit code and then 32-bit code: firmware starts again.
+#[test]
+fn the_mode_decides_what_an_instruction_is() {
+    // 64-bit: a REX prefix and NOP. 32-bit: INC EAX; NOP.
+    let mut machine = Machine::new(&[0x40, 0x90]);
+    assert_eq!((machine.stop(), machine.general.gpr[RAX]), (StopReason::Instruction, 0));
+    machine.general.rip = CODE;
+    machine.system = SystemRegisters { cpl: 0, ..FLAT };
+    assert_eq!((machine.stop(), machine.general.gpr[RAX]), (StopReason::Instruction, 1));
+    assert_eq!(machine.general.rip, CODE + 2);
 }
 
 #[test]

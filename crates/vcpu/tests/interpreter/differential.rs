@@ -6,18 +6,21 @@
 use std::collections::BTreeMap;
 
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
-use ioplane_vcpu::{GeneralRegisters, Interpreter, RunBudget, RunEnd, StopReason, registers};
+use ioplane_vcpu::{
+    GeneralRegisters, Interpreter, RunBudget, RunEnd, StopReason, SystemRegisters, registers,
+};
 use registers::rflags;
 
 use crate::arena::{Arena, CODE, DATA, END, SIZE, Surroundings};
 use crate::coverage;
-use crate::generate::{self, Random, SYSTEM};
+use crate::generate::{self, FLAT, Random, SYSTEM};
 use crate::native::{Ended, Native};
 
 /// The flags that user code can change and that a signal handler can put in place. ID is not among them.
 const COMPARED: u64 = rflags::STATUS | rflags::DF;
 
 pub struct Rig {
+    system: SystemRegisters,
     interpreter: Interpreter,
     native: Native,
     random: Random,
@@ -27,12 +30,13 @@ pub struct Rig {
 }
 
 impl Rig {
-    pub fn new(seed: u64) -> Self {
+    pub fn new(system: SystemRegisters, seed: u64) -> Self {
         let mut random = Random(seed);
         let mut template: Vec<u8> = (0..SIZE).map(|_| random.byte()).collect();
         // HLT, which user code cannot run, around the code.
         template[..0x1000].fill(0xf4);
         Self {
+            system,
             interpreter: Interpreter::new(),
             native: Native::new(),
             random,
@@ -42,25 +46,31 @@ impl Rig {
         }
     }
 
+    fn bits(&self) -> u32 {
+        if self.system.code_long { 64 } else { 32 }
+    }
+
     /// Runs the code in both and compares; says how many instructions were carried out.
     fn compare(&mut self, code: &[u8], most: u32) -> u64 {
         let mut memory = self.template.clone();
-        let start = generate::registers(&mut self.random);
+        let start = generate::registers(&self.system, &mut self.random);
         memory[..code.len()].copy_from_slice(code);
         if self.random.one_in(4) {
             // Somewhere to return to.
             let at = usize::try_from(start.gpr[registers::RSP] - crate::arena::BASE).unwrap();
             let target = CODE + self.random.below(END - CODE);
+            // The upper half is 0, as 32-bit code has it.
             memory[at..at + 8].copy_from_slice(&target.to_le_bytes());
         }
         // What follows the code counts as well, if it is cut off.
-        let instruction = Decoder::with_ip(64, &memory[..15], CODE, DecoderOptions::NONE).decode();
+        let bits = self.bits();
+        let instruction = Decoder::with_ip(bits, &memory[..15], CODE, DecoderOptions::NONE).decode();
         if instruction.segment_prefix() == Register::FS {
             // This process has a base there.
             return 0;
         }
-        let flags_instruction = matches!(instruction.mnemonic(), Mnemonic::Popfq | Mnemonic::Pushfq);
-        if instruction.mnemonic() == Mnemonic::Popfq {
+        let flags_instruction = is_flags_word(&instruction);
+        if matches!(instruction.mnemonic(), Mnemonic::Popfq | Mnemonic::Popfd) {
             keep_flags_harmless(&mut memory, start.gpr[registers::RSP]);
         }
         let most = if flags_instruction { 1 } else { most };
@@ -71,13 +81,13 @@ impl Rig {
         let mut compared = COMPARED;
         while executed < u64::from(most) {
             // A branch may lead anywhere, also to what must not be run in sequences.
-            let next = decode(&arena, general.rip);
+            let next = decode(&arena, bits, general.rip);
             if executed > 0 && next.is_some_and(|next| is_unfit(&next)) {
                 break;
             }
             let end = self.interpreter.run(
                 &mut general,
-                &SYSTEM,
+                &self.system,
                 &mut arena,
                 &mut Surroundings::default(),
                 &mut [0; 4096],
@@ -112,11 +122,14 @@ impl Rig {
         *self.executed.entry(instruction.code()).or_default() += 1;
 
         let mut native_memory = memory.clone();
-        let ended = self.native.run(&start, executed, &mut native_memory);
+        let ended = self.native.run(&start, self.system.code_long, executed, &mut native_memory);
         let Ended::Complete(mut native) = ended else {
-            panic!("the processor faults ({ended:?}), the interpreter goes on: {}", describe(code, &start))
+            panic!(
+                "the processor faults ({ended:?}), the interpreter goes on: {}",
+                describe(bits, code, &start)
+            )
         };
-        if instruction.mnemonic() == Mnemonic::Pushfq {
+        if matches!(instruction.mnemonic(), Mnemonic::Pushfq | Mnemonic::Pushfd) {
             // The processor was stepping, and says so in the word that it pushes.
             let at = usize::try_from(native.gpr[registers::RSP] - crate::arena::BASE).unwrap();
             native_memory[at + 1] &= !1;
@@ -124,7 +137,14 @@ impl Rig {
         native.rflags &= compared;
         let mut ours = general;
         ours.rflags &= compared;
-        assert_eq!(ours, native, "registers (ours, the processor's) after {}", describe(code, &start));
+        if !self.system.code_long {
+            // What 32-bit code cannot see: upper halves, and R8 and above.
+            for side in [&mut ours, &mut native] {
+                side.gpr[..8].iter_mut().for_each(|register| *register &= u64::from(u32::MAX));
+                side.gpr[8..].fill(0);
+            }
+        }
+        assert_eq!(ours, native, "registers (ours, the processor's) after {}", describe(bits, code, &start));
         if arena.bytes != native_memory {
             let at = arena.bytes.iter().zip(&native_memory).position(|(a, b)| a != b).unwrap();
             panic!(
@@ -132,26 +152,31 @@ impl Rig {
                 crate::arena::BASE + at as u64,
                 arena.bytes[at],
                 native_memory[at],
-                describe(code, &start)
+                describe(bits, code, &start)
             );
         }
         executed
     }
 }
 
-fn describe(code: &[u8], start: &GeneralRegisters) -> String {
-    let decoder = Decoder::with_ip(64, code, CODE, DecoderOptions::NONE);
+fn describe(bits: u32, code: &[u8], start: &GeneralRegisters) -> String {
+    let decoder = Decoder::with_ip(bits, code, CODE, DecoderOptions::NONE);
     let codes: Vec<Code> = decoder.into_iter().take(4).map(|one| one.code()).collect();
     format!("{code:02x?} {codes:?} from {start:x?}")
 }
 
-fn decode(arena: &Arena, rip: u64) -> Option<Instruction> {
+fn decode(arena: &Arena, bits: u32, rip: u64) -> Option<Instruction> {
     let code = arena.bytes.get(usize::try_from(rip.checked_sub(CODE)?).ok()?..)?;
-    Some(Decoder::with_ip(64, code, rip, DecoderOptions::NONE).decode())
+    Some(Decoder::with_ip(bits, code, rip, DecoderOptions::NONE).decode())
 }
 
 fn is_unfit(one: &Instruction) -> bool {
-    matches!(one.mnemonic(), Mnemonic::Popfq | Mnemonic::Pushfq) || one.segment_prefix() == Register::FS
+    is_flags_word(one) || one.segment_prefix() == Register::FS
+}
+
+fn is_flags_word(one: &Instruction) -> bool {
+    use Mnemonic as M;
+    matches!(one.mnemonic(), M::Popfq | M::Pushfq | M::Popfd | M::Pushfd)
 }
 
 /// The interpreter shifts and rotates by CL only. By more than 1 OF is undefined, and an Intel Xeon was found on which it
@@ -182,15 +207,26 @@ fn keep_flags_harmless(memory: &mut [u8], stack: u64) {
 
 #[test]
 fn every_opcode_as_the_processor_does_it() {
-    let mut rig = Rig::new(1);
-    for shape in generate::all_shapes() {
+    let mut rig = Rig::new(SYSTEM, 1);
+    every_opcode(&mut rig, generate::all_shapes());
+    coverage::check(&rig.executed);
+}
+
+#[test]
+fn every_opcode_of_32_bit_mode_as_the_processor_does_it() {
+    let mut rig = Rig::new(FLAT, 5);
+    every_opcode(&mut rig, generate::all_shapes().filter(|shape| shape.rex.is_none()));
+    coverage::check_32(&rig.executed);
+}
+
+fn every_opcode(rig: &mut Rig, shapes: impl Iterator<Item = generate::Shape>) {
+    for shape in shapes {
         for _ in 0..2 {
-            let code = generate::encode(&shape, &mut rig.random);
+            let code = generate::encode(&shape, &rig.system, &mut rig.random);
             rig.compare(&code, 1);
         }
     }
     println!("{} instruction forms, stops: {:?}", rig.executed.len(), rig.stopped);
-    coverage::check(&rig.executed);
 }
 
 #[test]
@@ -202,15 +238,22 @@ fn random_sequences_as_the_processor_does_them() {
     let seed =
         std::env::var("IOPLANE_DIFFERENTIAL_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(2);
     println!("IOPLANE_DIFFERENTIAL_SEED={seed}");
-    let mut rig = Rig::new(seed);
+    random_sequences(&mut Rig::new(SYSTEM, seed), runs);
+    random_sequences(&mut Rig::new(FLAT, seed), runs / 4);
+}
+
+fn random_sequences(rig: &mut Rig, runs: u64) {
     let (mut done, mut instructions) = (0, 0);
     while done < runs {
         let mut code = Vec::new();
         for _ in 0..4 {
-            let shape = generate::random_shape(&mut rig.random);
-            let bytes = generate::encode(&shape, &mut rig.random);
-            let one = Decoder::with_ip(64, &bytes, CODE, DecoderOptions::NONE).decode();
-            if !one.is_invalid() && !matches!(one.mnemonic(), Mnemonic::Popfq | Mnemonic::Pushfq) {
+            let mut shape = generate::random_shape(&mut rig.random);
+            if !rig.system.code_long {
+                shape.rex = None;
+            }
+            let bytes = generate::encode(&shape, &rig.system, &mut rig.random);
+            let one = Decoder::with_ip(rig.bits(), &bytes, CODE, DecoderOptions::NONE).decode();
+            if !one.is_invalid() && !is_flags_word(&one) {
                 code.extend_from_slice(&bytes[..one.len()]);
             }
         }
@@ -218,23 +261,24 @@ fn random_sequences_as_the_processor_does_them() {
         done += u64::from(executed > 0);
         instructions += executed;
     }
-    println!("{runs} sequences, {instructions} instructions, {} forms", rig.executed.len());
+    let (bits, forms) = (rig.bits(), rig.executed.len());
+    println!("{bits} bits: {runs} sequences, {instructions} instructions, {forms} forms");
 }
 
 #[test]
 fn the_rig_finds_a_difference() {
-    let mut rig = Rig::new(3);
+    let mut rig = Rig::new(SYSTEM, 3);
     let start = GeneralRegisters { gpr: [DATA; 16], rip: CODE, rflags: rflags::ONE | rflags::IF };
     let mut memory = rig.template.clone();
     // ADD RAX, 1, then a load from nowhere.
     memory[..4].copy_from_slice(&[0x48, 0x83, 0xc0, 0x01]);
-    let Ended::Complete(end) = rig.native.run(&start, 1, &mut memory) else { panic!("a fault") };
+    let Ended::Complete(end) = rig.native.run(&start, true, 1, &mut memory) else { panic!("a fault") };
     assert_eq!((end.gpr[0], end.rip), (DATA + 1, CODE + 4));
     memory[..3].copy_from_slice(&[0x48, 0x8b, 0x00]);
     let outside = GeneralRegisters { gpr: [END; 16], ..start };
-    assert_eq!(rig.native.run(&outside, 1, &mut memory), Ended::Fault(libc::SIGSEGV));
+    assert_eq!(rig.native.run(&outside, true, 1, &mut memory), Ended::Fault(libc::SIGSEGV));
     // A division by zero.
     memory[..2].copy_from_slice(&[0xf7, 0xf1]);
     let zero = GeneralRegisters { gpr: [0; 16], ..start };
-    assert_eq!(rig.native.run(&zero, 1, &mut memory), Ended::Fault(libc::SIGFPE));
+    assert_eq!(rig.native.run(&zero, true, 1, &mut memory), Ended::Fault(libc::SIGFPE));
 }

@@ -39,6 +39,21 @@ pub const SYSTEM: SystemRegisters = SystemRegisters {
     cpl: 3,
     code_long: true,
     code_default_big: false,
+    flat: false,
+    fs_base: 0,
+    gs_base: 0,
+};
+
+/// A 32-bit program, which has no page tables here: the processor runs it as the kernel runs such programs.
+pub const FLAT: SystemRegisters = SystemRegisters {
+    cr0: registers::cr0::PE,
+    cr3: 0,
+    cr4: 0,
+    efer: 0,
+    cpl: 3,
+    code_long: false,
+    code_default_big: true,
+    flat: true,
     fs_base: 0,
     gs_base: 0,
 };
@@ -93,7 +108,7 @@ pub fn random_shape(random: &mut Random) -> Shape {
 }
 
 /// The bytes of an instruction, with some of what may follow it.
-pub fn encode(shape: &Shape, random: &mut Random) -> Vec<u8> {
+pub fn encode(shape: &Shape, system: &SystemRegisters, random: &mut Random) -> Vec<u8> {
     let mut bytes = shape.prefixes.to_vec();
     bytes.extend(shape.rex);
     if shape.two_bytes {
@@ -110,7 +125,10 @@ pub fn encode(shape: &Shape, random: &mut Random) -> Vec<u8> {
         }
         match mode {
             // RIP-relative, or without a base: into the data either way.
-            0 if rm == 5 => bytes.extend((0x1000 + i32::from(random.byte()) * 8).to_le_bytes()),
+            0 if rm == 5 => {
+                let base = if system.code_long { 0 } else { u32::try_from(CODE).unwrap() };
+                bytes.extend((base + 0x1000 + u32::from(random.byte()) * 8).to_le_bytes());
+            }
             1 => bytes.push(displacement.to_le_bytes()[0]),
             2 => bytes.extend(displacement.to_le_bytes()),
             _ => {}
@@ -139,7 +157,7 @@ fn value(random: &mut Random) -> u64 {
     }
 }
 
-pub fn registers(random: &mut Random) -> GeneralRegisters {
+pub fn registers(system: &SystemRegisters, random: &mut Random) -> GeneralRegisters {
     use registers::rflags;
     let mut gpr = [0; 16];
     for register in &mut gpr {
@@ -155,6 +173,9 @@ pub fn registers(random: &mut Random) -> GeneralRegisters {
         // A small dividend, so that divisions are not all errors.
         gpr[registers::RDX] = 0;
         gpr[registers::RAX] = random.below(4096);
+    }
+    if !system.code_long {
+        gpr.iter_mut().for_each(|register| *register &= u64::from(u32::MAX));
     }
     let down = if random.one_in(4) { rflags::DF } else { 0 };
     GeneralRegisters {

@@ -3,9 +3,11 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod arena;
+mod clock;
 mod coverage;
 mod devices;
 mod differential;
 mod generate;
 mod native;
 mod refused;
+mod strings;

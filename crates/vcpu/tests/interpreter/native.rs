@@ -34,6 +34,11 @@ const PLACES: [i32; 16] = [
 ];
 const SIGNALS: [i32; 5] = [libc::SIGTRAP, libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL];
 
+/// Linux's selectors for programs of 64 and of 32 bits, and for data.
+const CODE_64: i64 = 0x33;
+const CODE_32: i64 = 0x23;
+const DATA_32: u32 = 0x2b;
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// Nobody expects a signal.
@@ -47,6 +52,8 @@ enum Phase {
 struct Exchange {
     phase: Phase,
     steps: u64,
+    /// The selector of the code segment: Linux's for 64-bit or for 32-bit programs.
+    code: i64,
     registers: GeneralRegisters,
     /// The signal that ended the run; SIGTRAP if all steps were made.
     signal: i32,
@@ -60,6 +67,7 @@ unsafe impl Sync for Shared {}
 static EXCHANGE: Shared = Shared(UnsafeCell::new(Exchange {
     phase: Phase::Quiet,
     steps: 0,
+    code: CODE_64,
     registers: GeneralRegisters { gpr: [0; 16], rip: 0, rflags: 0 },
     signal: 0,
     saved: [0; 23],
@@ -70,6 +78,24 @@ static ONE: Mutex<()> = Mutex::new(());
 pub struct Native {
     _one: MutexGuard<'static, ()>,
     _stack: Vec<u8>,
+}
+
+/// The time stamp counter, and the number that RDTSCP gives with it.
+pub fn time_stamp() -> (u64, u32) {
+    let mut number = 0;
+    // SAFETY: the processors that this is for have the instruction, and user space may run it.
+    let now = unsafe { core::arch::x86_64::__rdtscp(&raw mut number) };
+    (now, number)
+}
+
+/// This thread stays where it is.
+pub fn stay_on_one_processor() {
+    // SAFETY: a set of plain numbers, of this thread.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(usize::try_from(libc::sched_getcpu()).unwrap(), &mut set);
+        assert_eq!(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set), 0);
+    }
 }
 
 /// What came of a run.
@@ -100,12 +126,14 @@ impl Native {
             let wanted = std::ptr::without_provenance_mut(usize::try_from(BASE).unwrap());
             let got = libc::mmap(wanted, SIZE, all, flags, -1, 0);
             assert_eq!(got.addr(), wanted.addr(), "the addresses of the arena are in use");
+            // In 64-bit mode they mean nothing, and Linux leaves them empty.
+            std::arch::asm!("mov ds, {0:e}", "mov es, {0:e}", in(reg) DATA_32);
         }
         Self { _one: one, _stack: stack }
     }
 
-    /// Runs `steps` instructions on `memory`, which becomes what they have left.
-    pub fn run(&mut self, start: &GeneralRegisters, steps: u64, memory: &mut [u8]) -> Ended {
+    /// Runs `steps` instructions on `memory`, which becomes what they have left. In 64-bit mode, or in 32-bit mode.
+    pub fn run(&mut self, start: &GeneralRegisters, long: bool, steps: u64, memory: &mut [u8]) -> Ended {
         let arena: *mut u8 = std::ptr::with_exposed_provenance_mut(usize::try_from(BASE).unwrap());
         // SAFETY: the arena is mapped and ours alone; EXCHANGE is ours by `ONE`. `int3` comes back with all registers as
         // they were, since the handler puts them back.
@@ -113,6 +141,7 @@ impl Native {
             std::ptr::copy_nonoverlapping(memory.as_ptr(), arena, SIZE);
             let exchange = EXCHANGE.0.get();
             (*exchange).steps = steps;
+            (*exchange).code = if long { CODE_64 } else { CODE_32 };
             (*exchange).registers = *start;
             (*exchange).phase = Phase::Entering;
             std::arch::asm!("int3");
@@ -144,6 +173,8 @@ extern "C" fn handler(signal: i32, _info: *mut libc::siginfo_t, context: *mut li
                     gregs[place as usize] = value.cast_signed();
                 }
                 gregs[libc::REG_RIP as usize] = start.rip.cast_signed();
+                let selectors = &mut gregs[libc::REG_CSGSFS as usize];
+                *selectors = *selectors & !0xffff | (*exchange).code;
                 gregs[libc::REG_EFL as usize] = (start.rflags | rflags::TF).cast_signed();
                 (*exchange).phase = Phase::Running;
             }

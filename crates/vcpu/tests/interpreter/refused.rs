@@ -3,7 +3,7 @@
 use ioplane_vcpu::{Interpreter, RunBudget, RunEnd, StopReason, registers};
 
 use crate::arena::{Arena, CODE, SIZE, Surroundings};
-use crate::generate::{self, Random, SYSTEM};
+use crate::generate::{self, FLAT, Random, SYSTEM};
 
 #[test]
 fn a_refused_access_leaves_no_trace() {
@@ -11,11 +11,13 @@ fn a_refused_access_leaves_no_trace() {
     let template: Vec<u8> = (0..SIZE).map(|_| random.byte()).collect();
     let mut interpreter = Interpreter::new();
     // Supervisor code as well, which may use ports.
-    let supervisor = registers::SystemRegisters { cpl: 0, ..SYSTEM };
+    let long = registers::SystemRegisters { cpl: 0, ..SYSTEM };
+    let flat = registers::SystemRegisters { cpl: 0, ..FLAT };
     let (mut refused, mut deepest) = (0_u64, 0);
-    for shape in generate::all_shapes() {
-        let code = generate::encode(&shape, &mut random);
-        let start = generate::registers(&mut random);
+    let shapes_32 = generate::all_shapes().filter(|shape| shape.rex.is_none()).map(|shape| (flat, shape));
+    for (supervisor, shape) in generate::all_shapes().map(|shape| (long, shape)).chain(shapes_32) {
+        let code = generate::encode(&shape, &supervisor, &mut random);
+        let start = generate::registers(&supervisor, &mut random);
         let mut memory = template.clone();
         memory[..code.len()].copy_from_slice(&code);
         for denied in 0.. {

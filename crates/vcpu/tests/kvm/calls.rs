@@ -7,11 +7,12 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ioplane_vcpu::kvm::{
-    ClusterEnd, ClusterLimits, Interposer, Kernel, REASONS, VcpuCounters, VcpuDescriptor, VmState,
+    ClusterEnd, ClusterLimits, ClusterObstacle, Interposer, Kernel, REASONS, VcpuCounters, VcpuDescriptor,
+    VmState,
 };
 use kvm_bindings::{
     KVM_CAP_SPLIT_IRQCHIP, KVM_EXIT_HLT, KVM_MEM_LOG_DIRTY_PAGES, kvm_cpuid_entry2, kvm_debugregs,
-    kvm_enable_cap, kvm_guest_debug, kvm_regs, kvm_run, kvm_userspace_memory_region,
+    kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_regs, kvm_run, kvm_userspace_memory_region,
 };
 
 use crate::fake::{FakeKvm, MEMORY};
@@ -25,6 +26,9 @@ const KVM_GET_VCPU_MMAP_SIZE: u64 = 0xae04;
 const KVM_CREATE_VCPU: u64 = 0xae41;
 const KVM_SET_USER_MEMORY_REGION: u64 = 0x4020_ae46;
 const KVM_CREATE_IRQCHIP: u64 = 0xae60;
+const KVM_IRQ_LINE: u64 = 0x4008_ae61;
+const KVM_IRQ_LINE_STATUS: u64 = 0xc008_ae67;
+const KVM_SIGNAL_MSI: u64 = 0x4020_aea5;
 const KVM_RUN: u64 = 0xae80;
 const KVM_GET_REGS: u64 = 0x8090_ae81;
 const KVM_SET_REGS: u64 = 0x4090_ae82;
@@ -32,6 +36,10 @@ const KVM_SET_CPUID2: u64 = 0x4008_ae90;
 const KVM_GET_DEBUGREGS: u64 = 0x8080_aea1;
 const KVM_SET_GUEST_DEBUG: u64 = 0x4048_ae9b;
 const KVM_ENABLE_CAP: u64 = 0x4068_aea3;
+const KVM_GET_MSRS: u64 = 0xc008_ae88;
+const KVM_SET_TSC_KHZ: u64 = 0xaea2;
+const KVM_GET_TSC_KHZ: u64 = 0xaea3;
+const KVM_GET_DEVICE_ATTR: u64 = 0x4018_aee2;
 const LIMITS: ClusterLimits =
     ClusterLimits { instructions: 1000, accesses: 64, cycles: u64::MAX, output_elements: 1 };
 
@@ -55,6 +63,7 @@ impl Kernel for FakeKernel {
             (VM, KVM_CHECK_EXTENSION) => 0,
             (VM, KVM_CREATE_VCPU) => VCPU,
             (VM, KVM_SET_USER_MEMORY_REGION | KVM_CREATE_IRQCHIP | KVM_ENABLE_CAP)
+            | (VM, KVM_IRQ_LINE | KVM_IRQ_LINE_STATUS | KVM_SIGNAL_MSI)
             | (VCPU, KVM_SET_CPUID2 | KVM_SET_GUEST_DEBUG) => 0,
             (VCPU, KVM_RUN) => kvm.run(),
             (VCPU, KVM_GET_REGS) => {
@@ -71,6 +80,27 @@ impl Kernel for FakeKernel {
                 let to: *mut kvm_debugregs = std::ptr::with_exposed_provenance_mut(argument);
                 // SAFETY: the caller's structure.
                 kvm.debug_registers(unsafe { &mut *to })
+            }
+            (VCPU, KVM_GET_TSC_KHZ) => 2_000_000,
+            (VM | VCPU, KVM_SET_TSC_KHZ) => 0,
+            (VCPU, KVM_GET_DEVICE_ATTR) => {
+                let from: *const kvm_device_attr = std::ptr::with_exposed_provenance(argument);
+                // SAFETY: the caller's structures.
+                unsafe {
+                    assert_eq!(((*from).flags, (*from).group, (*from).attr), (0, 0, 0));
+                    let to = std::ptr::with_exposed_provenance_mut((*from).addr.try_into().unwrap());
+                    *to = kvm.time_stamp.0;
+                }
+                0
+            }
+            (VCPU, KVM_GET_MSRS) => {
+                let to: *mut u32 = std::ptr::with_exposed_provenance_mut(argument);
+                // SAFETY: the caller's structure: a count, padding, and one entry.
+                unsafe {
+                    assert_eq!((*to, *to.add(2)), (1, 0xc000_0103));
+                    *to.add(4) = kvm.time_stamp.1;
+                }
+                1
             }
             // A terminal's.
             (0, 0x5401) => -libc::ENOTTY,
@@ -113,7 +143,11 @@ fn program() -> Vec<u8> {
 
 impl Vmm {
     fn new(shares_registers: bool) -> Self {
-        let kvm = RefCell::new(FakeKvm::new(&program(), VmState::default()));
+        Self::with(shares_registers, &program())
+    }
+
+    fn with(shares_registers: bool, code: &[u8]) -> Self {
+        let kvm = RefCell::new(FakeKvm::new(code, VmState::default()));
         let kernel = FakeKernel {
             kvm,
             shares_registers,
@@ -154,12 +188,13 @@ impl Vmm {
         struct Cpuid {
             count: u32,
             padding: u32,
-            entries: [kvm_cpuid_entry2; 1],
+            entries: [kvm_cpuid_entry2; 2],
         }
-        let entry = kvm_cpuid_entry2 { function: 0x8000_0008, eax: 40, ebx, ..Default::default() };
-        let cpuid = Cpuid { count: 1, padding: 0, entries: [entry] };
+        let sizes = kvm_cpuid_entry2 { function: 0x8000_0008, eax: 40, ebx, ..Default::default() };
+        let rdtscp = kvm_cpuid_entry2 { function: 0x8000_0001, edx: 1 << 27, ..Default::default() };
+        let cpuid = Cpuid { count: 2, padding: 0, entries: [sizes, rdtscp] };
         assert_eq!(self.call(VCPU, KVM_SET_CPUID2, at(&cpuid)), 0);
-        assert_eq!((cpuid.padding, cpuid.entries.len()), (0, 1));
+        assert_eq!((cpuid.padding, cpuid.entries.len()), (0, 2));
     }
 
     /// Runs to HLT; says how often the guest was entered.
@@ -186,7 +221,7 @@ fn a_vmm_from_beginning_to_end() {
     assert_eq!((counts.real_accesses, counts.made_up_accesses), (1, 10));
     assert_eq!(vmm.interposer.counts(VM), None);
     assert_eq!(vmm.call(0, 0x5401, 0), -libc::ENOTTY, "other calls pass");
-    // What clustering calls itself: two questions when a vCPU is made, and one for each cluster.
+    // What clustering calls itself: some questions when a vCPU is made, and one for each cluster.
     let seen = vmm.interposer.kernel().seen.borrow();
     assert_eq!(seen.iter().filter(|(_, request)| *request == KVM_RUN).count(), 2);
     assert_eq!(seen.iter().filter(|(_, request)| *request == KVM_GET_DEBUGREGS).count(), 1);
@@ -238,6 +273,9 @@ fn without_what_is_needed_all_goes_to_kvm() {
     vmm.cpuid(1 << 3);
     assert_eq!(vmm.call(VM, KVM_CREATE_VCPU, 1), VCPU);
     assert_eq!(vmm.entries(), 12);
+    let why = vmm.interposer.kernel().counters.not_begun();
+    let refused = ClusterEnd::Obstacle(ClusterObstacle::RemoteFlush).index();
+    assert_eq!(why[refused], 11, "and it is said: {:?}", REASONS.iter().zip(why));
 }
 
 #[test]
@@ -325,4 +363,59 @@ fn counters_say_what_was_done_and_why_it_ended() {
     assert_eq!((sites[0].rip, sites[0].clusters, sites[0].accesses), (crate::fake::CODE, 1, 10));
     assert_eq!(sites[0].ends[ClusterEnd::Stopped(ioplane_vcpu::StopReason::Instruction).index()], 1, "HLT");
     assert!(sites[0].cycles > 0);
+}
+
+/// The first of a VM's calls that clustering makes in the middle of a cluster, with their structures.
+#[test]
+fn a_cluster_goes_on_over_the_time_stamp_counter() {
+    // OUT; RDTSCP, whose RDX, RCX stay; OUT; HLT
+    let code = [0xe6, 0x80, 0x0f, 0x01, 0xf9, 0xe6, 0x80, 0xf4];
+    let made_up = |before: &dyn Fn(&Vmm), after: &dyn Fn(&Vmm)| {
+        let vmm = Vmm::with(true, &code);
+        vmm.interposer.kernel().kvm.borrow_mut().time_stamp = (5 << 60, 9);
+        assert_eq!(vmm.call(SYSTEM, KVM_CREATE_VM, 0), VM);
+        assert_eq!(vmm.call(VM, KVM_CREATE_IRQCHIP, 0), 0);
+        vmm.region(MEMORY as u64, 0);
+        before(&vmm);
+        assert_eq!(vmm.call(VM, KVM_CREATE_VCPU, 0), VCPU);
+        vmm.cpuid(0);
+        after(&vmm);
+        for _ in 0..3 {
+            assert_eq!(vmm.call(VCPU, KVM_RUN, 0), 0);
+        }
+        let counts = vmm.interposer.counts(VCPU).unwrap();
+        let general = vmm.interposer.kernel().kvm.borrow().general;
+        assert_eq!((general.gpr[1], general.gpr[2] >> 28), (9, 5), "what KVM has said");
+        counts.made_up_accesses
+    };
+    let nothing = |_: &Vmm| {};
+    assert_eq!(made_up(&nothing, &nothing), 1);
+    let set = |descriptor: i32, speed: usize| {
+        move |vmm: &Vmm| assert_eq!(vmm.call(descriptor, KVM_SET_TSC_KHZ, speed), 0)
+    };
+    assert_eq!(made_up(&nothing, &set(VCPU, 1_000_000)), 0, "another speed");
+    assert_eq!(made_up(&nothing, &set(VCPU, 2_000_000)), 1, "the same");
+    assert_eq!(made_up(&set(VM, 1_000_000), &nothing), 0, "of all vCPUs");
+}
+
+/// An interrupt that the VMM raises while it answers an access reaches the guest before anything else is done with interrupts enabled.
+#[test]
+fn an_interrupt_of_the_vmm_ends_a_cluster() {
+    // STI; NOP; OUT; CLI; STI; NOP; OUT; HLT
+    let code = [0xfb, 0x90, 0xe6, 0x80, 0xfa, 0xfb, 0x90, 0xe6, 0x80, 0xf4];
+    let entries = |raise: &dyn Fn(&Vmm)| {
+        let vmm = Vmm::with(true, &code);
+        vmm.create();
+        assert_eq!(vmm.call(VCPU, KVM_RUN, 0), 0);
+        raise(&vmm);
+        assert_eq!(vmm.call(VCPU, KVM_RUN, 0), 0);
+        vmm.interposer.kernel().kvm.borrow().entries
+    };
+    let line =
+        |request: u64, level: u32| move |vmm: &Vmm| assert_eq!(vmm.call(VM, request, at(&[4, level])), 0);
+    assert_eq!(entries(&|_| {}), 1, "over CLI and STI");
+    assert_eq!(entries(&line(KVM_IRQ_LINE, 1)), 2);
+    assert_eq!(entries(&line(KVM_IRQ_LINE_STATUS, 1)), 2);
+    assert_eq!(entries(&line(KVM_IRQ_LINE, 0)), 1, "lowered");
+    assert_eq!(entries(&|vmm| assert_eq!(vmm.call(VM, KVM_SIGNAL_MSI, at(&[0_u64; 4])), 0)), 2);
 }

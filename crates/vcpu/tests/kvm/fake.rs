@@ -78,6 +78,8 @@ pub struct FakeKvm {
     /// The next KVM_RUN that leaves at once panics after what it has to complete, as a fault in the interposer would.
     pub panic_while_completing: bool,
     pub dr7: u64,
+    /// What the guest's counter is ahead of the host's, and IA32_TSC_AUX.
+    pub time_stamp: (u64, u32),
 }
 
 /// Everything leaves the interpreter; what KVM has itself, it is asked afterwards.
@@ -135,6 +137,7 @@ impl FakeKvm {
                 cpl: 0,
                 code_long: true,
                 code_default_big: false,
+                flat: false,
                 fs_base: 0,
                 gs_base: 0,
             },
@@ -146,6 +149,7 @@ impl FakeKvm {
             kick_while_completing: false,
             panic_while_completing: false,
             dr7: 0x400,
+            time_stamp: (0, 0),
         }
     }
 
@@ -240,6 +244,10 @@ impl FakeKvm {
                 self.general.rip += 1;
                 true
             }
+            (StopReason::Instruction, 0x0f) if matches!(self.byte_at_rip()[1], 0x31 | 0x01) => {
+                self.read_time_stamp();
+                true
+            }
             // CPUID, without an exit to user space.
             (StopReason::Instruction, 0x0f) => {
                 self.general.gpr[registers::RAX] = 0x1234;
@@ -249,6 +257,23 @@ impl FakeKvm {
             (StopReason::Instruction, 0xf4) => false,
             other => panic!("{other:x?} at {:x}", self.general.rip),
         }
+    }
+
+    /// RDTSC and RDTSCP.
+    fn read_time_stamp(&mut self) {
+        let now = host_cycles().wrapping_add(self.time_stamp.0);
+        self.general.gpr[registers::RAX] = now & 0xffff_ffff;
+        self.general.gpr[registers::RDX] = now >> 32;
+        self.general.rip += 2;
+        if self.memory.read(self.general.rip - 1, 1) == [0x01] {
+            self.general.gpr[registers::RCX] = self.time_stamp.1.into();
+            self.general.rip += 1;
+        }
+    }
+
+    /// With what KVM_RUN has returned.
+    pub fn exit_reason(&self) -> u32 {
+        self.shared().exit_reason
     }
 
     fn leaves_kernel(&self, access: &DeviceAccess) -> bool {
@@ -346,6 +371,11 @@ impl VcpuDescriptor for FakeKvm {
         registers.dr7 = self.dr7;
         0
     }
+}
+
+pub fn host_cycles() -> u64 {
+    // SAFETY: every x86-64 processor has it.
+    unsafe { core::arch::x86_64::_rdtsc() }
 }
 
 pub fn general_of(r: &kvm_regs) -> GeneralRegisters {

@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod calls;
+mod clock;
 mod fake;
 mod program;
 mod same;
