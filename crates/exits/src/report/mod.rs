@@ -85,6 +85,18 @@ pub struct SiteRow {
     pub place: Option<DevicePlace>,
 }
 
+impl SiteRow {
+    /// The device's register and how it is accessed, or the bare address; empty where the exit is about none.
+    pub fn register(&self) -> String {
+        let access = access(self.detail);
+        match (&self.place, address(self.detail)) {
+            (Some(place), _) => format!("{}: {}{access}", place.device, place.register),
+            (None, Some(address)) => format!("{address}{access}"),
+            (None, None) => String::new(),
+        }
+    }
+}
+
 /// Port accesses that came one after another, with nothing else of the guest's between them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunRow {
@@ -272,11 +284,8 @@ impl Report {
             Vec::new()
         };
         let register = |site: &SiteRow| {
-            let access = access(site.detail);
-            match &site.place {
-                Some(place) => Some(Group::Named(format!("{}: {}{access}", place.device, place.register))),
-                None => address(site.detail).map(|address| Group::Named(format!("{address}{access}"))),
-            }
+            let name = site.register();
+            (!name.is_empty()).then_some(Group::Named(name))
         };
         let registers = group(&register);
         let devices = group(&|site| site.place.as_ref().map(|place| Group::Named(place.device.clone())));
@@ -538,4 +547,4 @@ fn notes(report: &Report, profile: &Profile, by_consequence: bool, seen: WatchCo
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

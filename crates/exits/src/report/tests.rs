@@ -34,6 +34,11 @@ fn report(seen: WatchCounts, sample: u64) -> Report {
     report_of(&profile(), seen, sample, &function)
 }
 
+/// A report with times, for tests of what reports are put to.
+pub(crate) fn a_report() -> Report {
+    report(WatchCounts { counted: 41, ..WatchCounts::default() }, 1)
+}
+
 fn report_of(
     profile: &Profile,
     seen: WatchCounts,

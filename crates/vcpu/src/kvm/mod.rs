@@ -13,7 +13,7 @@ mod run_page;
 mod vcpu;
 mod vm;
 
-pub use counters::{ClusterCounts, ClusterEnd, REASON_COUNTERS, REASONS, SITES, ClusterSite, VcpuCounters};
+pub use counters::{ClusterCounts, ClusterEnd, ClusterSite, REASON_COUNTERS, REASONS, SITES, VcpuCounters};
 pub use gate::{SharedVm, VmChange, VmRead};
 pub use page::{CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, MOST_VCPUS, VcpuReport};
 pub use predictor::Predictor;
