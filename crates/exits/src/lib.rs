@@ -52,7 +52,7 @@ pub use qemu::{Chardev, Endpoint, GuestAgent, Qmp};
 pub use reason::{Isa, Kind, Reason};
 pub use record::{ExitRecording, RecordedMachine};
 pub use report::{Action, Certainty, ExitRow, Finding, Names, Report, RunRow, RunStart, SiteRow, Subject};
-pub use runs::{LONGEST, Run, Runs, Step};
+pub use runs::{LONGEST, Run, RunCounts, Runs};
 pub use symbols::{Confidence, Fit, GuestFunction, Symbols};
 pub use totals::Totals;
 pub use trace::{Ending, Losses, Page, Traced};

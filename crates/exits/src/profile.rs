@@ -9,7 +9,7 @@ use foldhash::HashMap;
 
 use crate::event::{Detail, Event};
 use crate::reason::{Kind, Reason};
-use crate::runs::{Runs, ThreadRun};
+use crate::runs::{Runs, SeenExit, ThreadRun};
 
 /// So many different sites are told apart; what comes then is counted as one without a place.
 pub const SITES: usize = 1 << 16;
@@ -69,6 +69,8 @@ struct Pending {
     kind: Kind,
     vcpu: Option<u32>,
     user: bool,
+    /// It is in a run, or has ended one.
+    told: bool,
 }
 
 /// What one thread's events were so far; they come in order.
@@ -93,7 +95,7 @@ pub struct Profile {
     vcpus: HashMap<u32, SiteCounts>,
     /// Of those, host time in HLT and MWAIT, in ns.
     halted: HashMap<u32, u64>,
-    /// Port accesses that come one after another.
+    /// Device accesses that come one after another.
     pub runs: Runs,
     /// Exits by what KVM did about them, where no exit was seen before.
     consequences: HashMap<Site, SiteCounts>,
@@ -124,12 +126,12 @@ impl Profile {
             Event::Exit { reason, rip, vcpu, detail } => {
                 self.finish(thread, None);
                 let kind = reason.kind();
-                self.runs.exit(&mut thread.row, kind, rip, detail);
                 let early = thread.early.take().filter(|_| kind == Kind::Msr && detail == Detail::Nothing);
                 self.ports[0] += u64::from(matches!(detail, Detail::Port { .. }));
                 let site = Site { reason, rip: Some(rip), detail: early.unwrap_or(detail), nested: false };
                 thread.vcpu = vcpu.or(thread.vcpu);
-                thread.pending = Some(Pending { at, site, kind, vcpu: thread.vcpu, user: false });
+                thread.pending =
+                    Some(Pending { at, site, kind, vcpu: thread.vcpu, user: false, told: false });
             }
             Event::Entry { vcpu } => {
                 thread.vcpu = vcpu.or(thread.vcpu);
@@ -159,19 +161,21 @@ impl Profile {
                 }
             }
             Event::Interrupt { vector } => {
+                self.tell(thread, None);
                 self.runs.end(&mut thread.row);
                 *self.interrupts.entry(vector).or_default() += 1;
             }
             // In this thread: its own timer's, or one that it sends to another vCPU.
             Event::Accepted { vcpu } => {
                 if thread.vcpu.is_none_or(|own| own == vcpu) {
+                    self.tell(thread, None);
                     self.runs.end(&mut thread.row);
                 }
             }
             Event::SpinWindow => self.spin_windows += 1,
             Event::Nested => {
                 if let Some(pending) = &mut thread.pending {
-                    (pending.site.nested, pending.site.rip) = (true, None);
+                    (pending.site.nested, pending.site.rip, pending.told) = (true, None, true);
                     thread.row = ThreadRun::default();
                 }
             }
@@ -209,7 +213,17 @@ impl Profile {
         (thread.early, thread.row) = (None, ThreadRun::default());
     }
 
+    /// The runs hear of the exit that a thread is in when all is known about it, or when an interrupt is delivered after it.
+    fn tell(&mut self, thread: &mut Thread, end: Option<u64>) {
+        let Some(pending) = thread.pending.as_mut().filter(|pending| !pending.told) else { return };
+        pending.told = true;
+        let Pending { at, site, kind, user, .. } = *pending;
+        let rip = site.rip.unwrap_or_default();
+        self.runs.exit(&mut thread.row, SeenExit { kind, rip, detail: site.detail, user, at, end });
+    }
+
     fn finish(&mut self, thread: &mut Thread, end: Option<u64>) {
+        self.tell(thread, end);
         let Some(pending) = thread.pending.take() else { return };
         let time = end.and_then(|end| end.checked_sub(pending.at));
         let tally = SiteCounts {
@@ -438,7 +452,7 @@ mod tests {
             profile.take(&mut thread, 1, event);
         }
         profile.cut(&mut thread, 9);
-        let runs: Vec<_> = profile.runs.iter().map(|(run, times)| (run.rip, times)).collect();
+        let runs: Vec<_> = profile.runs.iter().map(|(run, seen)| (run.rip, seen.times)).collect();
         assert_eq!(runs, [(3, 1)]);
     }
 
@@ -515,9 +529,39 @@ mod tests {
         }
         profile.end(&mut thread);
         let mut runs: Vec<_> =
-            profile.runs.iter().map(|(run, times)| (run.rip, run.steps().len(), times)).collect();
+            profile.runs.iter().map(|(run, seen)| (run.rip, run.steps().len(), seen.times)).collect();
         runs.sort_unstable();
         assert_eq!(runs, [(1, 2, 1), (5, 3, 1)]);
+    }
+
+    /// What an MMIO exit was about KVM tells after it, and whether the VMM has answered it.
+    #[test]
+    fn mmio_is_of_a_run_with_what_kvm_says_of_it() {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        let mmio = |address: u64| Event::Detail(Detail::Memory { address, width: 4, write: true });
+        let events = [
+            exit(0x400, 1),
+            mmio(0xfebf_0000),
+            Event::UserSpace,
+            ENTRY,
+            exit(0x400, 2),
+            mmio(0xfebf_0004),
+            Event::UserSpace,
+            // Injected after the second: the next access is the handler's.
+            Event::Interrupt { vector: 9 },
+            ENTRY,
+            exit(0x400, 3),
+            mmio(0xfebf_0008),
+            ENTRY,
+        ];
+        for (at, event) in events.into_iter().enumerate() {
+            profile.take(&mut thread, at as u64, event);
+        }
+        profile.end(&mut thread);
+        let runs: Vec<_> = profile.runs.iter().map(|(run, seen)| (run.steps().to_vec(), seen)).collect();
+        let step = |address: u64| Detail::Memory { address, width: 4, write: true };
+        let counts = crate::runs::RunCounts { times: 1, user: 2 };
+        assert_eq!(runs, [(vec![step(0xfebf_0000), step(0xfebf_0004)], counts)]);
     }
 
     #[test]

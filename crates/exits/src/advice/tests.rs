@@ -28,6 +28,8 @@ struct Scene {
     /// Host time of each exit in ns, where every second one was timed.
     ns: Option<u64>,
     spin_windows: u64,
+    /// Every exit goes on to the VMM.
+    user: bool,
 }
 
 impl Default for Scene {
@@ -39,6 +41,7 @@ impl Default for Scene {
             function: |rip| Some(GuestFunction { name: format!("f{:x}", rip >> 8), offset: rip & 0xff }),
             ns: None,
             spin_windows: 0,
+            user: false,
         }
     }
 }
@@ -51,6 +54,9 @@ impl Scene {
                 let reason = Reason::from_kvm(self.isa, *code);
                 let event = Event::Exit { reason, rip: *rip, vcpu: Some(0), detail: *detail };
                 profile.take(&mut thread, 0, event);
+                if self.user {
+                    profile.take(&mut thread, 0, Event::UserSpace);
+                }
                 if let Some(ns) = self.ns.filter(|_| number % 2 == 0) {
                     profile.take(&mut thread, ns, Event::Entry { vcpu: Some(0) });
                 }
@@ -185,13 +191,17 @@ fn what_comes_in_a_row_is_a_sequence() {
     // Another function's accesses to one of these ports are not its.
     exits.push((0x78, 0x300, Detail::Nothing, 1));
     exits.push((0x7b, 0x401, port(0x1f7, 1, true), 50));
-    let report = report(&exits);
+    let report = Scene { user: true, ..Scene::default() }.report(&exits);
     let found = find(&report, "sequence-f1");
-    assert_eq!(found.title, "f1 begins 6 port accesses in a row");
+    assert_eq!(found.title, "f1 begins 6 device accesses in a row");
     assert_eq!(found.sequence, Some(RunStart::Function("f1".into())));
     assert!(found.evidence.starts_with("out 0x1f2, out 0x1f3, "), "{found}");
     assert!(found.evidence.contains("400 times a second; 97.9 % of all exits"), "{found}");
     assert!(found.evidence.contains("exits of ide too"), "{found}");
+    assert!(
+        found.remedy.contains("ioplane run --") && found.remedy.contains("exits cluster --vm pid:1"),
+        "{found}"
+    );
     near(found.gain, 2000.0);
     near(found.rate_in(&report), 2400.0);
     assert!(!ids(&report).contains(&"sequence-f4".into()));
@@ -199,6 +209,32 @@ fn what_comes_in_a_row_is_a_sequence() {
     let mut rare = row.repeat(20);
     rare.push((0x78, 0x300, Detail::Nothing, 200_000));
     assert!(ids(&self::report(&rare)).iter().all(|id| !id.starts_with("sequence-")));
+}
+
+/// What KVM answers by itself the interposer never sees.
+#[test]
+fn a_sequence_that_kvm_answers_needs_another_device() {
+    let row: Vec<_> = (0x40..=0x43).map(|number| (0x7b, 0x101, port(number, 1, true), 1)).collect();
+    let found = find(&report(&row.repeat(400)), "sequence-f1");
+    assert!(
+        found.remedy.contains("KVM answers most of these") && found.certainty == Certainty::Low,
+        "{found}"
+    );
+    near(found.gain, 1200.0);
+}
+
+#[test]
+fn mmio_in_a_row_is_a_sequence() {
+    let row: Vec<_> =
+        (0..3).map(|number| (0x400, 0x101, memory(0xfebf_0000 + 4 * number, true), 1)).collect();
+    let report = Scene { user: true, ..Scene::default() }.report(&row.repeat(400));
+    let found = find(&report, "sequence-f1");
+    assert!(
+        found.evidence.starts_with("write 0xfebf0000, write 0xfebf0004, write 0xfebf0008: 400 times"),
+        "{found}"
+    );
+    assert!(found.about.iter().all(|(kind, _)| *kind == Kind::Memory), "{found:?}");
+    near(found.gain, 800.0);
 }
 
 #[test]

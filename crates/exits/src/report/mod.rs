@@ -19,7 +19,7 @@ use crate::event::Detail;
 use crate::host::HostFacts;
 use crate::profile::{Profile, Site, SiteCounts};
 use crate::reason::{Kind, Reason};
-use crate::runs::LONGEST;
+use crate::runs::{LONGEST, RunCounts};
 use crate::symbols::GuestFunction;
 use crate::totals::Totals;
 use crate::vm::Vm;
@@ -97,7 +97,7 @@ impl SiteRow {
     }
 }
 
-/// Port accesses that came one after another, with nothing else of the guest's between them.
+/// Device accesses that came one after another, with nothing else of the guest's between them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunRow {
     /// The first instruction.
@@ -110,6 +110,9 @@ pub struct RunRow {
     pub longer: bool,
     /// How often the whole run was seen.
     pub times: u64,
+    /// How many of all these accesses the VMM has answered; KVM answers the others by itself.
+    #[serde(default)]
+    pub user: u64,
     /// A second.
     pub rate: f64,
 }
@@ -187,7 +190,7 @@ pub struct Report {
     pub sites: Vec<SiteRow>,
     /// Interrupts injected into the guest: vector and how many.
     pub interrupts: Vec<(u8, u64)>,
-    /// Port accesses in a row, those first that cost most exits.
+    /// Device accesses in a row, those first that cost most exits.
     #[serde(default)]
     pub runs: Vec<RunRow>,
     /// How often KVM changed how long a guest may spin.
@@ -459,18 +462,15 @@ impl Maker {
     fn runs(&self, profile: &Profile, names: &Names<'_>) -> Vec<RunRow> {
         let spared = |length: usize, times: u64| times.saturating_mul(length as u64 - 1);
         let mut runs: Vec<_> = profile.runs.iter().collect();
-        runs.sort_by_key(|(run, times)| (std::cmp::Reverse(spared(run.steps().len(), *times)), **run));
-        let row = |(run, times): (&crate::runs::Run, u64)| RunRow {
+        runs.sort_by_key(|(run, seen)| (std::cmp::Reverse(spared(run.steps().len(), seen.times)), **run));
+        let row = |(run, seen): (&crate::runs::Run, RunCounts)| RunRow {
             rip: run.rip,
             function: names.function.and_then(|function| function(run.rip)),
-            accesses: run
-                .steps()
-                .iter()
-                .map(|step| Detail::Port { port: step.port, width: step.width, write: step.write })
-                .collect(),
+            accesses: run.steps().to_vec(),
             longer: run.steps().len() >= LONGEST,
-            times: self.scaled(times),
-            rate: times as f64 * self.scale / self.seconds,
+            times: self.scaled(seen.times),
+            user: self.scaled(seen.user),
+            rate: seen.times as f64 * self.scale / self.seconds,
         };
         runs.into_iter().take(RUNS).map(row).collect()
     }
