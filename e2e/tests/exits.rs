@@ -116,6 +116,27 @@ fn found(l1: &L1, options: &str) -> Result<()> {
     {
         ensure!(names.contains(&name), "{name} in {names:?}");
     }
+    // Where the time went is told by perf's records of switches; their parts are the whole.
+    let sites = report["sites"].as_array().context("sites")?;
+    for site in sites {
+        let (parts, times) = (&site["parts"], &site["times"]);
+        ensure!(parts.is_object() == (options.is_empty() && site["ns_each"].is_u64()), "{site:#}");
+        if parts.is_object() {
+            let sum = ["kvm_ns", "vmm_ns", "preempted_ns", "blocked_ns"]
+                .map(|part| parts[part].as_u64().unwrap_or(0));
+            ensure!(Some(sum.iter().sum::<u64>()) == site["host_ns"].as_u64(), "{site:#}");
+            ensure!((site["user"] == 0) == (sum[1] == 0), "time of the VMM: {site:#}");
+        }
+        if site["ns_each"].is_u64() {
+            let [median, p99, max] = ["median_ns", "p99_ns", "max_ns"].map(|time| times[time].as_u64());
+            ensure!(median.is_some() && median <= p99 && p99 <= max, "{site:#}");
+        }
+    }
+    if options.is_empty() {
+        // L1 has one processor: the guest loses it to the watcher.
+        let lost = |site: &Value| site["parts"]["preempted_ns"].as_u64() > Some(0);
+        ensure!(sites.iter().any(lost), "no exit was preempted: {report:#}");
+    }
     // What KVM has counted itself from the beginning to the end of the watch is what was seen.
     let counted = &report["kernel"]["counters"];
     ensure!(report["exits"] == counted["exits"] && counted["halt_exits"] == 510, "{:#}", report["kernel"]);

@@ -77,6 +77,13 @@ pub enum Event {
     Asked(Detail),
     /// KVM hands over to the VMM.
     UserSpace,
+    /// The thread leaves its processor.
+    SwitchedOut {
+        /// It would have run on; else it waits for something.
+        preempted: bool,
+    },
+    /// It has one again.
+    SwitchedIn,
     /// An interrupt is injected.
     Interrupt {
         /// Its vector.

@@ -32,6 +32,7 @@ mod report;
 mod runs;
 mod slices;
 mod symbols;
+mod times;
 mod totals;
 mod trace;
 mod tracefs;
@@ -51,9 +52,12 @@ pub use profile::{Profile, SITES, Site, SiteCounts, Thread};
 pub use qemu::{Chardev, Endpoint, GuestAgent, Qmp};
 pub use reason::{Isa, Kind, Reason};
 pub use record::{ExitRecording, RecordedMachine};
-pub use report::{Action, Certainty, ExitRow, Finding, Names, Report, RunRow, RunStart, SiteRow, Subject};
+pub use report::{
+    Action, Certainty, ExitRow, Finding, HostParts, Names, Report, RunRow, RunStart, SiteRow, Subject,
+};
 pub use runs::{LONGEST, Run, RunCounts, Runs};
 pub use symbols::{Confidence, Fit, GuestFunction, Symbols};
+pub use times::SiteTimes;
 pub use totals::Totals;
 pub use trace::{Ending, Losses, Page, Traced};
 pub use tracefs::Tracefs;

@@ -10,6 +10,7 @@ use foldhash::HashMap;
 use crate::event::{Detail, Event};
 use crate::reason::{Kind, Reason};
 use crate::runs::{Runs, SeenExit, ThreadRun};
+use crate::times::{STEPS, SiteTimes, Times};
 
 /// So many different sites are told apart; what comes then is counted as one without a place.
 pub const SITES: usize = 1 << 16;
@@ -40,6 +41,12 @@ pub struct SiteCounts {
     pub host_ns: u64,
     /// Of all, how many went on to the VMM.
     pub user: u64,
+    /// Of `host_ns`: from handing over to the VMM to the entry, while the thread had a processor.
+    pub user_ns: u64,
+    /// Of `host_ns`: without a processor, though the thread would have run.
+    pub preempted_ns: u64,
+    /// Of `host_ns`: waiting, as in HLT or for a page.
+    pub blocked_ns: u64,
 }
 
 impl SiteCounts {
@@ -48,6 +55,9 @@ impl SiteCounts {
         self.timed += other.timed;
         self.host_ns = self.host_ns.saturating_add(other.host_ns);
         self.user += other.user;
+        self.user_ns = self.user_ns.saturating_add(other.user_ns);
+        self.preempted_ns = self.preempted_ns.saturating_add(other.preempted_ns);
+        self.blocked_ns = self.blocked_ns.saturating_add(other.blocked_ns);
     }
 }
 
@@ -69,6 +79,12 @@ struct Pending {
     kind: Kind,
     vcpu: Option<u32>,
     user: bool,
+    /// When KVM has handed over to the VMM.
+    user_at: u64,
+    /// Without a processor so far, in ns: preempted, and waiting.
+    off: [u64; 2],
+    /// Of both, since KVM has handed over.
+    off_user: u64,
     /// It is in a run, or has ended one.
     told: bool,
 }
@@ -81,8 +97,53 @@ pub struct Thread {
     /// What KVM did before it told of the exit: Linux up to 6.1 answers some MSRs of AMD's guests at once.
     early: Option<Detail>,
     row: ThreadRun,
+    /// Since when it has no processor, and whether it was preempted.
+    off: Option<(u64, bool)>,
     /// A slice of a sample has just begun.
     fresh: bool,
+}
+
+/// What is kept of a site.
+#[derive(Clone, Debug, Default)]
+struct SiteRecord {
+    counts: SiteCounts,
+    times: Times,
+}
+
+/// How many steps of times have room.
+#[derive(Clone, Debug)]
+struct Room(usize);
+
+impl Default for Room {
+    fn default() -> Room {
+        Room(STEPS)
+    }
+}
+
+impl Pending {
+    /// Where the time went until the guest went on. What is left of it was KVM's.
+    fn parts(&self, end: Option<u64>) -> SiteCounts {
+        let Some(end) = end else { return SiteCounts::default() };
+        let user_ns =
+            if self.user { end.saturating_sub(self.user_at).saturating_sub(self.off_user) } else { 0 };
+        let [preempted_ns, blocked_ns] = self.off;
+        SiteCounts { user_ns, preempted_ns, blocked_ns, ..SiteCounts::default() }
+    }
+}
+
+impl Thread {
+    /// It has a processor again.
+    fn back(&mut self, at: u64) {
+        let (Some((since, preempted)), Some(pending)) = (self.off.take(), self.pending.as_mut()) else {
+            return;
+        };
+        let time = at.saturating_sub(since.max(pending.at));
+        let off = &mut pending.off[usize::from(!preempted)];
+        *off = off.saturating_add(time);
+        if pending.user && since >= pending.user_at {
+            pending.off_user = pending.off_user.saturating_add(time);
+        }
+    }
 }
 
 /// Everything that was counted. Its size is bounded by [`SITES`].
@@ -91,7 +152,11 @@ pub struct Thread {
 /// from which to guess the seed.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
-    sites: HashMap<Site, SiteCounts>,
+    sites: HashMap<Site, SiteRecord>,
+    /// Steps of times that all sites together may still have.
+    room: Room,
+    /// Whether it is told when threads have no processor.
+    pub(crate) switches: bool,
     vcpus: HashMap<u32, SiteCounts>,
     /// Of those, host time in HLT and MWAIT, in ns.
     halted: HashMap<u32, u64>,
@@ -118,6 +183,12 @@ pub struct Profile {
 impl Profile {
     /// Takes the next event of a thread.
     pub fn take(&mut self, thread: &mut Thread, at: u64, event: Event) {
+        // They say nothing about which exits there are.
+        match event {
+            Event::SwitchedOut { preempted } => return thread.off = Some((at, preempted)),
+            Event::SwitchedIn => return thread.back(at),
+            _ => {}
+        }
         let fresh = std::mem::take(&mut thread.fresh);
         self.whole |= matches!(event, Event::Exit { .. } | Event::Entry { .. });
         match event {
@@ -130,8 +201,17 @@ impl Profile {
                 self.ports[0] += u64::from(matches!(detail, Detail::Port { .. }));
                 let site = Site { reason, rip: Some(rip), detail: early.unwrap_or(detail), nested: false };
                 thread.vcpu = vcpu.or(thread.vcpu);
-                thread.pending =
-                    Some(Pending { at, site, kind, vcpu: thread.vcpu, user: false, told: false });
+                thread.pending = Some(Pending {
+                    at,
+                    site,
+                    kind,
+                    vcpu: thread.vcpu,
+                    user: false,
+                    user_at: 0,
+                    off: [0; 2],
+                    off_user: 0,
+                    told: false,
+                });
             }
             Event::Entry { vcpu } => {
                 thread.vcpu = vcpu.or(thread.vcpu);
@@ -156,8 +236,8 @@ impl Profile {
                 }
             }
             Event::UserSpace => {
-                if let Some(pending) = &mut thread.pending {
-                    pending.user = true;
+                if let Some(pending) = thread.pending.as_mut().filter(|pending| !pending.user) {
+                    (pending.user, pending.user_at) = (true, at);
                 }
             }
             Event::Interrupt { vector } => {
@@ -173,6 +253,7 @@ impl Profile {
                 }
             }
             Event::SpinWindow => self.spin_windows += 1,
+            Event::SwitchedOut { .. } | Event::SwitchedIn => {}
             Event::Nested => {
                 if let Some(pending) = &mut thread.pending {
                     (pending.site.nested, pending.site.rip, pending.told) = (true, None, true);
@@ -186,7 +267,7 @@ impl Profile {
     pub fn lost(&mut self, thread: &mut Thread, records: u64) {
         self.lost_records += records;
         self.finish(thread, None);
-        thread.row = ThreadRun::default();
+        (thread.row, thread.off) = (ThreadRun::default(), None);
     }
 
     /// The watch is over: the exit that a thread is in counts, its time does not.
@@ -210,7 +291,7 @@ impl Profile {
         }
         self.finish(thread, None);
         // The run that it was in may be the beginning of a longer one.
-        (thread.early, thread.row) = (None, ThreadRun::default());
+        (thread.early, thread.off, thread.row) = (None, None, ThreadRun::default());
     }
 
     /// The runs hear of the exit that a thread is in when all is known about it, or when an interrupt is delivered after it.
@@ -231,8 +312,9 @@ impl Profile {
             timed: u64::from(time.is_some()),
             host_ns: time.unwrap_or(0),
             user: u64::from(pending.user),
+            ..pending.parts(end.filter(|_| time.is_some()))
         };
-        self.count(pending.site, tally);
+        self.count(pending.site, tally, time);
         if let Some(vcpu) = pending.vcpu
             && (self.vcpus.len() < VCPUS || self.vcpus.contains_key(&vcpu))
         {
@@ -244,7 +326,7 @@ impl Profile {
         }
     }
 
-    fn count(&mut self, mut site: Site, tally: SiteCounts) {
+    fn count(&mut self, mut site: Site, tally: SiteCounts, time: Option<u64>) {
         if self.sites.len() >= SITES && !self.sites.contains_key(&site) {
             self.crowded += tally.count;
             // By reason alone; there are few of those.
@@ -253,7 +335,11 @@ impl Profile {
                 site.reason = Reason::of_kind(Kind::Other);
             }
         }
-        self.sites.entry(site).or_default().add(tally);
+        let record = self.sites.entry(site).or_default();
+        record.counts.add(tally);
+        if let Some(time) = time {
+            record.times.add(time, &mut self.room.0);
+        }
     }
 
     fn consequence(&mut self, detail: Detail) {
@@ -276,8 +362,14 @@ impl Profile {
     /// All sites. If no exit was ever seen, what KVM did about them.
     pub fn sites(&self) -> impl Iterator<Item = (&Site, &SiteCounts)> {
         let by_consequence = self.is_by_consequence();
-        let sites = if by_consequence { &self.consequences } else { &self.sites };
-        sites.iter()
+        let consequences = self.consequences.iter().filter(move |_| by_consequence);
+        let sites = self.sites.iter().filter(move |_| !by_consequence);
+        consequences.chain(sites.map(|(site, record)| (site, &record.counts)))
+    }
+
+    /// How long the exits of a site took.
+    pub fn times(&self, site: &Site) -> Option<SiteTimes> {
+        self.sites.get(site)?.times.summary()
     }
 
     /// Whether exits tell their ports by themselves, here and always so far.
@@ -357,7 +449,10 @@ mod tests {
         }
         let (site, tally) = profile.sites().next().unwrap();
         assert_eq!((site.detail, site.rip), (mmio, Some(0x99)));
-        assert_eq!(*tally, SiteCounts { count: 1, timed: 1, host_ns: 30, user: 1 });
+        assert_eq!(
+            *tally,
+            SiteCounts { count: 1, timed: 1, host_ns: 30, user: 1, user_ns: 27, ..SiteCounts::default() }
+        );
         assert_eq!(profile.vcpus(), [(0, *tally)]);
     }
 
@@ -562,6 +657,65 @@ mod tests {
         let step = |address: u64| Detail::Memory { address, width: 4, write: true };
         let counts = crate::runs::RunCounts { times: 1, user: 2 };
         assert_eq!(runs, [(vec![step(0xfebf_0000), step(0xfebf_0004)], counts)]);
+    }
+
+    #[test]
+    fn time_without_a_processor_is_nobodys_work() {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        let preempted = Event::SwitchedOut { preempted: true };
+        let waits = Event::SwitchedOut { preempted: false };
+        for (at, event) in [
+            // Told of a thread that has lost its processor before the watch.
+            (1, Event::SwitchedIn),
+            (100, exit(0x7b, 7)),
+            (110, preempted),
+            (130, Event::SwitchedIn),
+            (140, Event::UserSpace),
+            (150, waits),
+            (250, Event::SwitchedIn),
+            (260, preempted),
+            (262, Event::SwitchedIn),
+            // The same exit still: the VMM has called KVM_RUN and was sent back.
+            (265, Event::UserSpace),
+            (300, ENTRY),
+            (400, exit(0x78, 9)),
+            (410, waits),
+            (1410, Event::SwitchedIn),
+            (1420, ENTRY),
+        ] {
+            profile.take(&mut thread, at, event);
+        }
+        let of = |rip: u64| *profile.sites().find(|(site, _)| site.rip == Some(rip)).unwrap().1;
+        let port = of(7);
+        assert_eq!((port.host_ns, port.user_ns), (200, 160 - 102));
+        assert_eq!((port.preempted_ns, port.blocked_ns), (22, 100));
+        let halt = of(9);
+        assert_eq!((halt.host_ns, halt.user_ns, halt.preempted_ns, halt.blocked_ns), (1020, 0, 0, 1000));
+        let site = *profile.sites().find(|(site, _)| site.rip == Some(9)).unwrap().0;
+        assert_eq!(profile.times(&site).unwrap().max_ns, 1020);
+    }
+
+    /// What was lost in between is no time without a processor.
+    #[test]
+    fn a_switch_whose_end_is_lost_does_not_count() {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        profile.take(&mut thread, 1, exit(0x7b, 7));
+        profile.take(&mut thread, 2, Event::SwitchedOut { preempted: true });
+        profile.lost(&mut thread, 1);
+        profile.take(&mut thread, 50, exit(0x7b, 7));
+        profile.take(&mut thread, 60, Event::SwitchedIn);
+        profile.take(&mut thread, 70, ENTRY);
+        assert_eq!((profile.total().host_ns, profile.total().preempted_ns), (20, 0));
+    }
+
+    /// The first exit of a slice is still the one that has begun it.
+    #[test]
+    fn a_switch_is_not_the_first_thing_in_a_slice() {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        profile.fresh(&mut thread);
+        profile.take(&mut thread, 1, Event::SwitchedIn);
+        profile.take(&mut thread, 2, exit(0x60, 5));
+        assert_eq!(profile.cut, 1);
     }
 
     #[test]
