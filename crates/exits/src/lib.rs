@@ -43,7 +43,7 @@ pub use advice::{action_of, advise};
 pub use claim::instances;
 pub use devices::{DeviceModel, DevicePlace, Devices, Layout, RegisterRole};
 pub use error::{ExitsError, Result};
-pub use event::{Decoder, Detail, Event};
+pub use event::{Decoder, Detail, Event, FaultCause};
 pub use format::{Field, Format};
 pub use host::HostFacts;
 pub use hostwide::{HostLook, HostRates, KvmCounters, VmRates};

@@ -164,6 +164,7 @@ impl Runs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::FaultCause;
 
     fn out(port: u16) -> Detail {
         Detail::Port { port, width: 1, write: true }
@@ -284,7 +285,7 @@ mod tests {
             (2, Kind::Memory, memory(0xfebf_0014), true),
             (3, Kind::Port, out(0x70), false),
             // A page of memory that was missing is no access to a device.
-            (4, Kind::Memory, Detail::Fault, false),
+            (4, Kind::Memory, Detail::Fault(FaultCause::Missing), false),
             (5, Kind::Memory, memory(0xfebf_0018), true),
         ] {
             runs.exit(&mut row, SeenExit { kind, rip, detail, user, at: 0, end: None });

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::devices::{Devices, Layout};
-use crate::event::Event;
+use crate::event::{Event, FaultCause};
 use crate::host::HostFacts;
 use crate::profile::{Profile, Thread};
 use crate::reason::Reason;
@@ -354,18 +354,59 @@ fn exits_without_detail_are_told_apart_by_their_sort() {
 fn storms() {
     let host = HostFacts { ple_gap: Some(128), ple_window: Some(4096), ..HostFacts::default() };
     let scene = Scene { spin_windows: 37, host, ..Scene::default() };
-    let storm = scene.report(&[(0x400, 1, Detail::Fault, 5000), (0x77, 2, Detail::Nothing, 1000)]);
+    let storm = scene
+        .report(&[(0x400, 1, Detail::Fault(FaultCause::Missing), 5000), (0x77, 2, Detail::Nothing, 1000)]);
     assert_eq!(ids(&storm), ["page-faults", "pause-loops"]);
     let spins = find(&storm, "pause-loops").evidence;
     assert!(spins.contains("spin 37 times") && spins.contains("ple_gap is 128"), "{spins}");
     let balloon = Scene { devices: bus(0x1af4, 0x1045, 4), ..Scene::default() };
-    let exits = [(0x400, 1, Detail::Fault, 5000), (0x400, 1, memory(BAR + 0x3000, true), 20)];
+    let exits =
+        [(0x400, 1, Detail::Fault(FaultCause::Missing), 5000), (0x400, 1, memory(BAR + 0x3000, true), 20)];
     let faults = find(&balloon.report(&exits), "page-faults");
     assert!(faults.evidence.contains("virtio-balloon at 00:03.0 was notified 20 times"), "{faults}");
     assert!(
         faults.remedy.contains("that balloon")
             && !find(&storm, "page-faults").remedy.contains("that balloon")
     );
+}
+
+/// The processor says whether a page was missing or only protected: huge pages are no remedy for the second.
+#[test]
+fn page_faults_by_what_the_processor_says() {
+    let of = |cause: FaultCause| find(&report(&[(0x400, 1, Detail::Fault(cause), 5000)]), "page-faults");
+    let missing = of(FaultCause::Missing);
+    assert!(missing.certainty == Certainty::Fair && missing.remedy.contains("huge pages"), "{missing}");
+    assert!(missing.evidence.contains("5000 a second not mapped, 0 write-protected"), "{missing}");
+    let noted = of(FaultCause::WriteProtected);
+    assert!(noted.title.contains("write-protected") && noted.remedy.contains("dirty"), "{noted}");
+    assert!(noted.gain == 0.0 && !noted.remedy.contains("huge pages and"), "{noted}");
+    assert_eq!(of(FaultCause::Unknown).certainty, Certainty::Low);
+}
+
+/// A processor without APIC virtualisation cannot have it turned on.
+#[test]
+fn what_the_processor_cannot_do_is_no_remedy() {
+    let msr = [(0x7c, 1, Detail::Msr { index: 0x80b, write: true }, 100)];
+    let with = |apic_capable: Option<bool>| {
+        let host = HostFacts { avic: Some(false), apic_capable, ..HostFacts::default() };
+        find(&Scene { host, ..Scene::default() }.report(&msr), "posted-interrupts")
+    };
+    let cannot = with(Some(false));
+    assert!(
+        cannot.gain == 0.0 && cannot.remedy.contains("the processor has no APIC virtualisation"),
+        "{cannot}"
+    );
+    assert!(!cannot.remedy.contains("turn on kvm_amd.avic"), "{cannot}");
+    let can = with(Some(true));
+    assert!(can.gain > 99.0 && can.certainty == Certainty::High, "{can}");
+    assert_eq!(with(None).certainty, Certainty::Fair);
+}
+
+/// OVMF puts the i440fx's ACPI registers elsewhere than SeaBIOS does.
+#[test]
+fn the_pm_timer_where_ovmf_puts_it() {
+    let found = find(&report(&[(0x7b, 1, port(0xb008, 4, false), 3000)]), "pm-timer");
+    near(found.gain, 3000.0);
 }
 
 /// Every rule that asks for a device or a register, at least once.
@@ -413,7 +454,10 @@ fn of_every_device() -> Vec<Report> {
         pci(bus(0x1af4, 0x1042, 4), &[(0x400, 1, memory(BAR + 0x3000, true), 5000)]),
         pci(
             bus(0x1af4, 0x1045, 4),
-            &[(0x400, 1, Detail::Fault, 5000), (0x400, 1, memory(BAR + 0x3000, true), 20)],
+            &[
+                (0x400, 1, Detail::Fault(FaultCause::Missing), 5000),
+                (0x400, 1, memory(BAR + 0x3000, true), 20),
+            ],
         ),
     ]
 }

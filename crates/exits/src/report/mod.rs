@@ -412,7 +412,7 @@ fn address(detail: Detail) -> Option<String> {
         Detail::Port { port, .. } => Some(format!("port {port:#x}")),
         Detail::Memory { address, .. } => Some(format!("address {address:#x}")),
         Detail::Msr { index, .. } => Some(format!("MSR {index:#x}")),
-        Detail::Cpuid { .. } | Detail::Hypercall { .. } | Detail::Fault | Detail::Nothing => None,
+        Detail::Cpuid { .. } | Detail::Hypercall { .. } | Detail::Fault(_) | Detail::Nothing => None,
     }
 }
 
@@ -427,7 +427,7 @@ fn access(detail: Detail) -> String {
             format!(", {}{bits}", if write { "write" } else { "read" })
         }
         Detail::Msr { write, .. } => format!(", {}", if write { "write" } else { "read" }),
-        Detail::Cpuid { .. } | Detail::Hypercall { .. } | Detail::Fault | Detail::Nothing => String::new(),
+        Detail::Cpuid { .. } | Detail::Hypercall { .. } | Detail::Fault(_) | Detail::Nothing => String::new(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! A report of events that are written down here.
 
 use super::*;
-use crate::event::Event;
+use crate::event::{Event, FaultCause};
 use crate::profile::Thread;
 
 const KERNEL: u64 = 0xffff_ffff_8100_0000;
@@ -151,7 +151,7 @@ fn numbers_are_no_names() {
         (0x7b, KERNEL, Detail::Nothing, 20),
         (0x72, KERNEL, Detail::Cpuid { leaf: 1 }, 100),
         (0x81, KERNEL, Detail::Hypercall { number: 99 }, 100),
-        (0x400, KERNEL, Detail::Fault, 100),
+        (0x400, KERNEL, Detail::Fault(FaultCause::Missing), 100),
     ]);
     let function = |_: u64| Some("f+0x1".to_owned().into());
     let report = report_of(&profile, WatchCounts { counted: 680, ..WatchCounts::default() }, 1, &function);
