@@ -342,8 +342,8 @@ fn it_is_compared_and_counted(l1: &L1, ioplane: &str, folder: &str) -> Result<()
     let output = l1.run(
         &format!(
             "set -e; cd $(mktemp -d); symbols='--symbols {folder}/planted.elf'
-             {ioplane} exits record a --vm planted --for 1s $symbols 2>/dev/null
-             {ioplane} exits record b --vm planted --for 2s $symbols 2>/dev/null
+             {ioplane} exits record a -q --vm planted --for 1s $symbols 2>/dev/null
+             {ioplane} exits record b -q --vm planted --for 2s $symbols 2>/dev/null
              {ioplane} exits diff a b --json; echo =
              fails() {{ {ioplane} exits diff a b --fail-if \"$@\" >said 2>&1 && echo passed || echo \"code $?: $(tail -n 1 said)\"; }}
              fails 'exits/s>+900%'; fails 'exits/s>1'; fails 'exits/s[I/O instruction]<=0'; fails 'exits/s>10%'
@@ -352,7 +352,8 @@ fn it_is_compared_and_counted(l1: &L1, ioplane: &str, folder: &str) -> Result<()
              {ioplane} exits top --once --interval 2s --json; echo =
              {ioplane} exits top --json --interval 500ms | head -n 2; echo =
              unshare -m sh -c 'umount -R /sys/kernel/debug; {ioplane} exits top --once' 2>&1 || true; echo =
-             {ioplane} exits diff a b --fail-if 'exits/s>+10%' || true; {ioplane} exits top --once"
+             {ioplane} exits diff a b --fail-if 'exits/s>+10%' || true; {ioplane} exits top --once
+             {ioplane} exits --vm planted --for 1s $symbols 2>/dev/null | grep -A 6 'host time of'"
         ),
         MINUTE,
     )?;
