@@ -116,6 +116,27 @@ fn found(l1: &L1, options: &str) -> Result<()> {
     {
         ensure!(names.contains(&name), "{name} in {names:?}");
     }
+    // Where the time went is told by perf's records of switches; their parts are the whole.
+    let sites = report["sites"].as_array().context("sites")?;
+    for site in sites {
+        let (parts, times) = (&site["parts"], &site["times"]);
+        ensure!(parts.is_object() == (options.is_empty() && site["ns_each"].is_u64()), "{site:#}");
+        if parts.is_object() {
+            let sum = ["kvm_ns", "vmm_ns", "preempted_ns", "blocked_ns"]
+                .map(|part| parts[part].as_u64().unwrap_or(0));
+            ensure!(Some(sum.iter().sum::<u64>()) == site["host_ns"].as_u64(), "{site:#}");
+            ensure!((site["user"] == 0) == (sum[1] == 0), "time of the VMM: {site:#}");
+        }
+        if site["ns_each"].is_u64() {
+            let [median, p99, max] = ["median_ns", "p99_ns", "max_ns"].map(|time| times[time].as_u64());
+            ensure!(median.is_some() && median <= p99 && p99 <= max, "{site:#}");
+        }
+    }
+    if options.is_empty() {
+        // L1 has one processor: the guest loses it to the watcher.
+        let lost = |site: &Value| site["parts"]["preempted_ns"].as_u64() > Some(0);
+        ensure!(sites.iter().any(lost), "no exit was preempted: {report:#}");
+    }
     // What KVM has counted itself from the beginning to the end of the watch is what was seen.
     let counted = &report["kernel"]["counters"];
     ensure!(report["exits"] == counted["exits"] && counted["halt_exits"] == 510, "{:#}", report["kernel"]);
@@ -298,6 +319,7 @@ fn the_planted_site_is_found(l1: &L1) -> Result<()> {
     let screens: Vec<&str> = typed.split("\x1b[H").collect();
     let fits = |screen: &&str| screen.lines().count() <= 21 && !screen.contains("Error");
     ensure!(screens.len() > 1 && screens.iter().all(fits), "{typed:?}");
+    it_is_compared_and_counted(l1, &ioplane.to_string(), &folder)?;
     // It migrates while it is watched, then ends while it is watched.
     let meanwhile = |order: &str, then: &str| {
         format!(
@@ -312,6 +334,66 @@ fn the_planted_site_is_found(l1: &L1) -> Result<()> {
     let said = l1.run(&meanwhile("quit", "true"), MINUTE)?;
     ensure!(said.contains("the VM has ended"), "{said}");
     ensure!(guest.wait(MINUTE)?.status == 0, "{}", guest.output());
+    Ok(())
+}
+
+/// Recordings are compared, limits decide the exit code, and KVM's own counters say about the same of the VM among all of the host.
+fn it_is_compared_and_counted(l1: &L1, ioplane: &str, folder: &str) -> Result<()> {
+    let output = l1.run(
+        &format!(
+            "set -e; cd $(mktemp -d); symbols='--symbols {folder}/planted.elf'
+             {ioplane} exits record a -q --vm planted --for 1s $symbols 2>/dev/null
+             {ioplane} exits record b -q --vm planted --for 2s $symbols 2>/dev/null
+             {ioplane} exits diff a b --json; echo =
+             fails() {{ {ioplane} exits diff a b --fail-if \"$@\" >said 2>&1 && echo passed || echo \"code $?: $(tail -n 1 said)\"; }}
+             fails 'exits/s>+900%'; fails 'exits/s>1'; fails 'exits/s[I/O instruction]<=0'; fails 'exits/s>10%'
+             head -c 2000 a >c; fails 1 2>&1; {ioplane} exits diff a c 2>&1 || true; {ioplane} exits --vm planted --for 1s --json >c 2>/dev/null
+             {ioplane} exits diff c a 2>&1 || true; {ioplane} exits record /nowhere/a --vm planted 2>&1 || true; echo =
+             {ioplane} exits top --once --interval 2s --json; echo =
+             {ioplane} exits top --json --interval 500ms | head -n 2; echo =
+             unshare -m sh -c 'umount -R /sys/kernel/debug; {ioplane} exits top --once' 2>&1 || true; echo =
+             {ioplane} exits diff a b --fail-if 'exits/s>+10%' || true; {ioplane} exits top --once
+             {ioplane} exits --vm planted --for 1s $symbols 2>/dev/null | grep -A 6 'host time of'"
+        ),
+        MINUTE,
+    )?;
+    let parts: Vec<&str> = output.split("=\n").collect();
+    let [compared, limits, counted, lines, without, shown] = parts[..] else { anyhow::bail!("{output}") };
+    let compared: Value = serde_json::from_str(compared).with_context(|| output.clone())?;
+    let site = compared["sites"]
+        .as_array()
+        .context("sites")?
+        .iter()
+        .find(|site| site["reason"] == "I/O instruction");
+    let site = site.with_context(|| output.clone())?;
+    // The same loop twice: neither is gone nor new.
+    ensure!(site["before"].as_f64() > Some(20.0) && site["after"].as_f64() > Some(20.0), "{output}");
+    ensure!(compared["before"]["kernel"].as_str().is_some_and(|kernel| !kernel.is_empty()), "{output}");
+    let wanted = [
+        "passed",
+        "code 1: FAILED  exits/s>1",
+        "passed",
+        "is not a limit",
+        "is not a limit",
+        "is not a recording",
+        "is a report of `ioplane exits --json`",
+        "cannot be written",
+    ];
+    for (wanted, line) in wanted.into_iter().zip(limits.lines()) {
+        ensure!(line.contains(wanted), "{wanted:?} in {line:?}\n{output}");
+    }
+    let counted: Value = serde_json::from_str(counted).with_context(|| output.clone())?;
+    let vm = &counted["vms"][0];
+    ensure!(vm["name"] == "planted" && vm["vcpus"] == 1, "{output}");
+    // What the tracepoints say and what KVM has counted at another time are of the same order.
+    let (traced, counts) = (compared["all"]["after"].as_f64(), vm["exits"].as_f64());
+    let ratio = counts.unwrap_or(0.0) / traced.unwrap_or(0.0).max(1e-9);
+    ensure!((0.2..20.0).contains(&ratio) && vm["io"].as_f64() > Some(20.0), "{ratio}: {output}");
+    let each = lines.lines().map(serde_json::from_str::<Value>).collect::<Result<Vec<_>, _>>()?;
+    ensure!(each.len() == 2 && each.iter().all(|rates| rates["vms"][0]["name"] == "planted"), "{output}");
+    ensure!(without.contains("mount -t debugfs debugfs /sys/kernel/debug"), "{output}");
+    ensure!(shown.contains("ioplane exits --vm pid:"), "{output}");
+    eprintln!("traced {traced:?} exits a second, counted {counts:?}\n{shown}");
     Ok(())
 }
 

@@ -20,7 +20,8 @@ use duration::duration;
 
 pub use configuration::ConfigCommand;
 pub use exits::{
-    ApplyArgs, CallersArgs, ClusterArgs, ClusterWord, ExitsArgs, ExitsCommand, ReachArgs, WatchArgs,
+    ApplyArgs, CallersArgs, ClusterArgs, ClusterWord, DiffArgs, ExitsArgs, ExitsCommand, ExitsTopArgs,
+    ReachArgs, RecordArgs, WatchArgs,
 };
 pub use pci::{ModelCommand, PciAdd, PciCommand, PciWatch};
 pub use run::RunArgs;

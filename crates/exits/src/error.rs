@@ -49,6 +49,15 @@ pub enum ExitsError {
     /// The tracing file system is not to be found.
     #[error("tracefs is not mounted; as root: mount -t tracefs tracefs /sys/kernel/tracing")]
     NoTracefs,
+    /// Debugfs is not to be found.
+    #[error("debugfs is not mounted; as root: mount -t debugfs debugfs /sys/kernel/debug")]
+    NoDebugfs,
+    /// Debugfs has nothing of KVM's.
+    #[error("{} is not there; is the module kvm loaded, and this not a container?", shown(.0))]
+    NoKvmCounters(PathBuf),
+    /// KVM's counters cannot be read.
+    #[error("KVM's counters cannot be read: {}; nor has a VMM statistics descriptors open", plain(.0))]
+    NoCounters(String),
     /// The kernel has no such tracepoint.
     #[error("the kernel has no tracepoint kvm:{0}; is the module kvm loaded?")]
     NoTracepoint(String),

@@ -48,8 +48,22 @@ pub enum Detail {
         /// Its number.
         number: u32,
     },
-    /// A page of memory that had to be found or made.
-    Fault,
+    /// A page of memory that the guest could not use so.
+    Fault(FaultCause),
+}
+
+/// Why the guest could not use a page of its memory: what the processor says of the access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FaultCause {
+    /// The page is not mapped: it was never used, or was taken away.
+    Missing,
+    /// It is mapped, and the guest may not write to it: its writes are noted (a migration), or it is shared (KSM, after a fork).
+    WriteProtected,
+    /// It is mapped, and something else is not allowed.
+    Protected,
+    /// The exit does not say.
+    Unknown,
 }
 
 /// An event of a vCPU's thread.
@@ -77,6 +91,13 @@ pub enum Event {
     Asked(Detail),
     /// KVM hands over to the VMM.
     UserSpace,
+    /// The thread leaves its processor.
+    SwitchedOut {
+        /// It would have run on; else it waits for something.
+        preempted: bool,
+    },
+    /// It has one again.
+    SwitchedIn,
     /// An interrupt is injected.
     Interrupt {
         /// Its vector.
@@ -270,7 +291,7 @@ impl Decoder {
             Tracepoint::Msr => Event::Detail(Detail::Msr { index: field(0)? as u32, write: field(1)? != 0 }),
             Tracepoint::Cpuid => Event::Detail(Detail::Cpuid { leaf: field(0)? as u32 }),
             Tracepoint::Hypercall => Event::Detail(Detail::Hypercall { number: field(0)? as u32 }),
-            Tracepoint::PageFault => Event::Detail(Detail::Fault),
+            Tracepoint::PageFault => Event::Detail(Detail::Fault(FaultCause::Unknown)),
             Tracepoint::UserSpace => Event::UserSpace,
             Tracepoint::Inject => Event::Interrupt { vector: field(0).or(field(1))? as u8 },
             Tracepoint::Accept => Event::Accepted { vcpu: field(0)? as u32 },
@@ -291,16 +312,27 @@ fn from_exit(reason: Reason, info1: u64, info2: u64) -> Detail {
         write: !input,
     };
     let memory = |address: u64, write: bool| Detail::Memory { address, width: 0, write };
+    let fault = |mapped: bool, write: bool| {
+        Detail::Fault(match (mapped, write) {
+            (false, _) => FaultCause::Missing,
+            (true, true) => FaultCause::WriteProtected,
+            (true, false) => FaultCause::Protected,
+        })
+    };
     match (reason.isa, reason.code) {
         // AMD64 APM volume 2, 15.10.2: bit 0 input, bits 4 to 6 the width, bits 16 to 31 the port.
         (Isa::Svm, 0x7b) => port((info1 >> 4) & 7, info1 & 1 != 0),
         // 15.25.6: the page's error code and the guest's address. KVM marks devices' pages by a reserved bit (3).
         (Isa::Svm, 0x400) if info1 & 8 != 0 => memory(info2, info1 & 2 != 0),
+        // Bit 0: the page is mapped; bit 1: a write.
+        (Isa::Svm, 0x400) => fault(info1 & 1 != 0, info1 & 2 != 0),
         // 15.29.9: an interrupt command; any other register, its offset, and in bit 32 whether it is written.
         (Isa::Svm, 0x401) => memory(APIC + 0x300, true),
         (Isa::Svm, 0x402) => memory(APIC + (info1 & 0xff0), info1 >> 32 & 1 != 0),
         // Intel SDM volume 3, table 28-5: bits 0 to 2 the width less one, bit 3 input, bits 16 to 31 the port.
         (Isa::Vmx, 30) => port((info1 & 7) + 1, info1 & 8 != 0),
+        // Table 28-7: bits 3 to 5 are what the page allows, none if it is not mapped; bit 1: a write. Device pages have an exit of their own.
+        (Isa::Vmx, 48) => fault(info1 & 0x38 != 0, info1 & 2 != 0),
         // Table 28-6: the offset, and in bits 12 to 15 how: 1 is a store.
         (Isa::Vmx, 44) => memory(APIC + (info1 & 0xfff), (info1 >> 12) & 15 == 1),
         // The end of an interrupt whose vector KVM wants to know of; a store that the APIC page did not do alone.
@@ -425,8 +457,13 @@ mod tests {
         assert_eq!(of(2, 0x401, 0, 0), memory(0xfee0_0300, true));
         assert_eq!(of(2, 0x402, (1 << 32) | 0x320, 0), memory(0xfee0_0320, true));
         assert_eq!(of(2, 0x400, 0xe, 0xfebf_0010), memory(0xfebf_0010, true));
-        // A page of memory that is missing.
-        assert_eq!(of(2, 0x400, 0x6, 0x1000), Detail::Nothing);
+        let fault = Detail::Fault;
+        assert_eq!(of(2, 0x400, 0x6, 0x1000), fault(FaultCause::Missing));
+        assert_eq!(of(2, 0x400, 0x7, 0x1000), fault(FaultCause::WriteProtected));
+        assert_eq!(of(2, 0x400, 0x15, 0x1000), fault(FaultCause::Protected));
+        assert_eq!(of(1, 48, 0x182, 0), fault(FaultCause::Missing));
+        assert_eq!(of(1, 48, 0x1aa, 0), fault(FaultCause::WriteProtected));
+        assert_eq!(of(1, 48, 0x19c, 0), fault(FaultCause::Protected));
     }
 
     #[test]

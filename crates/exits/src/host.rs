@@ -8,6 +8,8 @@ use crate::bounded;
 
 /// A parameter is a word or a number.
 const LIMIT: u64 = 256;
+/// `/proc/cpuinfo` has one to two KiB per processor.
+const CPUINFO: u64 = 16 << 20;
 
 /// What KVM's modules say of themselves. Nothing where a module is not loaded, or older than its parameter.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,6 +19,8 @@ pub struct HostFacts {
     pub apicv: Option<bool>,
     /// AMD's (`kvm_amd`, `avic`).
     pub avic: Option<bool>,
+    /// Whether the processor can do either, by its flags.
+    pub apic_capable: Option<bool>,
     /// How long KVM itself polls before a halted vCPU's thread sleeps (`kvm`, `halt_poll_ns`).
     pub halt_poll_ns: Option<u64>,
     /// PAUSEs closer to each other than this are one loop (`kvm_intel`, `ple_gap`; `kvm_amd`, `pause_filter_thresh`).
@@ -28,7 +32,8 @@ pub struct HostFacts {
 impl HostFacts {
     /// Of the running kernel.
     pub fn read() -> HostFacts {
-        HostFacts::of(Path::new("/sys/module"))
+        let cpuinfo = bounded::text(Path::new("/proc/cpuinfo"), CPUINFO).unwrap_or_default();
+        HostFacts { apic_capable: apic_capable(&cpuinfo), ..HostFacts::of(Path::new("/sys/module")) }
     }
 
     fn of(modules: &Path) -> HostFacts {
@@ -45,6 +50,7 @@ impl HostFacts {
         HostFacts {
             apicv: switch("kvm_intel", "enable_apicv"),
             avic: switch("kvm_amd", "avic"),
+            apic_capable: None,
             halt_poll_ns: number("kvm", "halt_poll_ns"),
             ple_gap: number("kvm_intel", "ple_gap").or_else(|| number("kvm_amd", "pause_filter_thresh")),
             ple_window: number("kvm_intel", "ple_window").or_else(|| number("kvm_amd", "pause_filter_count")),
@@ -58,11 +64,36 @@ impl HostFacts {
     }
 }
 
+/// Of `/proc/cpuinfo`: AMD's flag `avic`; Intel's flags of VMX have a line of their own, where `vid` (virtual interrupt delivery) is what APICv needs.
+/// Nothing where the processor is neither, or the kernel older than that line (5.9).
+fn apic_capable(cpuinfo: &str) -> Option<bool> {
+    let has = |line: &str, flag: &str| {
+        let line =
+            cpuinfo.lines().find(|found| found.split(':').next().is_some_and(|name| name.trim() == line));
+        line.map(|line| line.split_whitespace().any(|word| word == flag))
+    };
+    match (has("flags", "svm"), has("vmx flags", "vid")) {
+        (_, Some(capable)) => Some(capable),
+        (Some(true), None) => has("flags", "avic"),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn what_the_processor_s_flags_say() {
+        assert_eq!(apic_capable("flags\t\t: fpu svm avic\n"), Some(true));
+        assert_eq!(apic_capable("processor\t: 0\nflags\t\t: fpu svm npt\n"), Some(false));
+        assert_eq!(apic_capable("flags\t\t: fpu vmx\nvmx flags\t: vnmi apicv vid ple\n"), Some(true));
+        assert_eq!(apic_capable("flags\t\t: fpu vmx\nvmx flags\t: vnmi ept\n"), Some(false));
+        assert_eq!(apic_capable("flags\t\t: fpu vmx\n"), None, "a kernel that does not say");
+        assert_eq!(apic_capable(""), None);
+    }
 
     #[test]
     fn what_the_modules_say() {

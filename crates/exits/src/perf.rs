@@ -16,8 +16,9 @@ use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use perf_event_open_sys::bindings::{
-    PERF_FLAG_FD_CLOEXEC, PERF_RECORD_LOST, PERF_RECORD_SAMPLE, PERF_SAMPLE_RAW, PERF_SAMPLE_TIME,
-    PERF_TYPE_TRACEPOINT, perf_event_attr, perf_event_mmap_page,
+    PERF_FLAG_FD_CLOEXEC, PERF_RECORD_LOST, PERF_RECORD_MISC_SWITCH_OUT, PERF_RECORD_MISC_SWITCH_OUT_PREEMPT,
+    PERF_RECORD_SAMPLE, PERF_RECORD_SWITCH, PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PERF_TYPE_TRACEPOINT,
+    perf_event_attr, perf_event_mmap_page,
 };
 use perf_event_open_sys::{ioctls, perf_event_open};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -29,6 +30,10 @@ pub enum PerfRecord<'a> {
     Event(u64, &'a [u8]),
     /// So many events found no room.
     Lost(u64),
+    /// The thread has left its processor: when, and whether it would have run on.
+    Out(u64, bool),
+    /// It has one again: when.
+    In(u64),
 }
 
 /// One tracepoint of one thread.
@@ -45,6 +50,11 @@ impl Event {
         attr.sample_type = u64::from(PERF_SAMPLE_TIME) | u64::from(PERF_SAMPLE_RAW);
         attr.clockid = libc::CLOCK_MONOTONIC;
         attr.set_use_clockid(1);
+        if leader.is_none() {
+            // Switches of the thread are told once, with their time.
+            attr.set_context_switch(1);
+            attr.set_sample_id_all(1);
+        }
         // Members follow their leader.
         attr.set_disabled(u64::from(leader.is_none()));
         attr.set_watermark(1);
@@ -198,6 +208,7 @@ impl Ring {
             // A header of eight bytes never goes round the end: records are multiples of eight bytes.
             let Some(header) = ring.get(at..at + 8) else { break };
             let kind = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);
+            let flags = u16::from_ne_bytes([header[4], header[5]]);
             let size = usize::from(u16::from_ne_bytes([header[6], header[7]]));
             if size < 8 || size as u64 > head - tail {
                 // Never written by Linux; skip what cannot be understood.
@@ -212,7 +223,7 @@ impl Ring {
                 bent.extend_from_slice(&ring[..size - (self.data - at)]);
                 &bent
             };
-            if let Some(record) = parse(kind, &whole[8..]) {
+            if let Some(record) = parse(kind, flags, &whole[8..]) {
                 take(record);
             }
             tail += size as u64;
@@ -229,7 +240,7 @@ impl Drop for Ring {
     }
 }
 
-fn parse(kind: u32, body: &[u8]) -> Option<PerfRecord<'_>> {
+fn parse(kind: u32, flags: u16, body: &[u8]) -> Option<PerfRecord<'_>> {
     let word = |at: usize| Some(u64::from_ne_bytes(body.get(at..at + 8)?.try_into().ok()?));
     match kind {
         // Time, then the size of the tracepoint's record in four bytes, then that.
@@ -239,6 +250,15 @@ fn parse(kind: u32, body: &[u8]) -> Option<PerfRecord<'_>> {
         }
         // The event's number, then how many.
         PERF_RECORD_LOST => Some(PerfRecord::Lost(word(8)?)),
+        // The time, which `sample_id_all` puts at the end: there is nothing else.
+        PERF_RECORD_SWITCH => {
+            let flagged = |flag: u32| u32::from(flags) & flag != 0;
+            Some(if flagged(PERF_RECORD_MISC_SWITCH_OUT) {
+                PerfRecord::Out(word(0)?, flagged(PERF_RECORD_MISC_SWITCH_OUT_PREEMPT))
+            } else {
+                PerfRecord::In(word(0)?)
+            })
+        }
         _ => None,
     }
 }
@@ -252,11 +272,18 @@ mod tests {
         let mut sample = 7u64.to_ne_bytes().to_vec();
         sample.extend(4u32.to_ne_bytes());
         sample.extend([1, 2, 3, 4, 0, 0, 0, 0]);
-        assert_eq!(parse(PERF_RECORD_SAMPLE, &sample), Some(PerfRecord::Event(7, &[1, 2, 3, 4])));
-        assert_eq!(parse(PERF_RECORD_SAMPLE, &sample[..14]), None);
+        assert_eq!(parse(PERF_RECORD_SAMPLE, 0, &sample), Some(PerfRecord::Event(7, &[1, 2, 3, 4])));
+        assert_eq!(parse(PERF_RECORD_SAMPLE, 0, &sample[..14]), None);
         let lost = [9u64.to_ne_bytes(), 5u64.to_ne_bytes()].concat();
-        assert_eq!(parse(PERF_RECORD_LOST, &lost), Some(PerfRecord::Lost(5)));
-        assert_eq!(parse(PERF_RECORD_LOST, &lost[..8]), None);
-        assert_eq!(parse(77, &lost), None);
+        assert_eq!(parse(PERF_RECORD_LOST, 0, &lost), Some(PerfRecord::Lost(5)));
+        assert_eq!(parse(PERF_RECORD_LOST, 0, &lost[..8]), None);
+        assert_eq!(parse(77, 0, &lost), None);
+        let time = 8u64.to_ne_bytes();
+        let switch = |flags: u32| parse(PERF_RECORD_SWITCH, flags as u16, &time);
+        assert_eq!(switch(0), Some(PerfRecord::In(8)));
+        assert_eq!(switch(PERF_RECORD_MISC_SWITCH_OUT), Some(PerfRecord::Out(8, false)));
+        let preempted = PERF_RECORD_MISC_SWITCH_OUT | PERF_RECORD_MISC_SWITCH_OUT_PREEMPT;
+        assert_eq!(switch(preempted), Some(PerfRecord::Out(8, true)));
+        assert_eq!(parse(PERF_RECORD_SWITCH, 0, &time[..7]), None);
     }
 }

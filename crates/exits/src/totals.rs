@@ -94,7 +94,7 @@ fn debugfs(vm: &Vm) -> Option<Totals> {
 }
 
 /// The descriptors that QEMU opens for `query-stats`. We cannot ask KVM for new ones: it answers only the process that owns the VM.
-fn descriptors(vm: &Vm) -> Option<Totals> {
+pub(crate) fn descriptors(vm: &Vm) -> Option<Totals> {
     let process = pidfd_open(Pid::from_raw(i32::try_from(vm.pid).ok()?)?, PidfdFlags::empty()).ok()?;
     let mut counters = BTreeMap::new();
     for entry in fs::read_dir(Path::new("/proc").join(vm.pid.to_string()).join("fd")).ok()?.flatten() {

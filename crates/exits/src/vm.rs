@@ -1,7 +1,7 @@
 //! Which processes of this host are VMs: those that have a VM of KVM open, whatever their program.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::bounded;
 use crate::error::{ExitsError, Result};
@@ -44,7 +44,12 @@ impl Vm {
 
     /// The VM of a process, if it is one.
     pub fn of(pid: u32) -> Option<Vm> {
-        let proc = PathBuf::from(format!("/proc/{pid}"));
+        Vm::of_tree(Path::new("/proc"), pid)
+    }
+
+    /// The same of a tree that looks like `/proc`.
+    pub(crate) fn of_tree(proc: &Path, pid: u32) -> Option<Vm> {
+        let proc = proc.join(pid.to_string());
         let (mut vm_fds, mut vcpus) = (Vec::new(), 0);
         for entry in fs::read_dir(proc.join("fd")).ok()?.flatten() {
             let Ok(target) = fs::read_link(entry.path()) else { continue };

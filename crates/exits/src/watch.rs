@@ -170,6 +170,8 @@ impl Watch {
         if watch.threads.is_empty() {
             return Err(ExitsError::Ended(watch.vm.pid));
         }
+        // Perf tells when a thread loses its processor, an instance of tracefs does not.
+        watch.profile.switches = watch.trace.is_none();
         // All is open and off: KVM's count and ours begin as close to each other as can be.
         watch.before = Totals::read(&watch.vm);
         watch.on = true;
@@ -398,6 +400,8 @@ impl Watch {
                 }
             }
             PerfRecord::Lost(count) => profile.lost(thread, count),
+            PerfRecord::Out(at, preempted) => profile.take(thread, at, Event::SwitchedOut { preempted }),
+            PerfRecord::In(at) => profile.take(thread, at, Event::SwitchedIn),
         });
     }
 

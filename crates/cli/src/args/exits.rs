@@ -41,8 +41,52 @@ pub enum ExitsCommand {
     /// Say who in the guest calls the functions that cause most exits: the guest's own kernel counts that, by kprobes that are
     /// removed again
     Callers(CallersArgs),
+    /// Show what all VMs of this host do, as rates of KVM's own counters: that costs the VMs nothing
+    Top(ExitsTopArgs),
+    /// Write the report to a file, to compare it with a later one by `ioplane exits diff`
+    Record(RecordArgs),
+    /// Compare two recordings: what has changed, most first. Exit code 1 if a limit is exceeded
+    Diff(DiffArgs),
     /// Say what clustering does in a VM that `ioplane run` has started, or switch it on or off
     Cluster(ClusterArgs),
+}
+
+/// How often.
+#[derive(Debug, Args)]
+pub struct ExitsTopArgs {
+    /// One look instead of a live view: the rates of one interval (as a table, or with --json as an object)
+    #[arg(long)]
+    pub once: bool,
+    /// Time between two looks
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
+    pub interval: Duration,
+}
+
+/// Where to, and what is watched.
+#[derive(Debug, Args)]
+pub struct RecordArgs {
+    /// The file. One that is there is replaced
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// What is watched
+    #[command(flatten)]
+    pub watch: WatchArgs,
+}
+
+/// Two recordings, and what must not be.
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// A file of `ioplane exits record`
+    #[arg(value_name = "BEFORE")]
+    pub before: PathBuf,
+    /// A later one
+    #[arg(value_name = "AFTER")]
+    pub after: PathBuf,
+    /// Exit with code 1 if this is so. Such as "exits/s>+10%", "exits/s[HLT]>2000", "us/exit[MSR]>+5": exits/s, user/s or us/exit;
+    /// optionally a reason, function, register or device in brackets; one of > >= < <=; a number, or with a sign the change since
+    /// BEFORE. Can be given repeatedly
+    #[arg(long, value_name = "LIMIT", allow_hyphen_values = true)]
+    pub fail_if: Vec<String>,
 }
 
 /// Clustering of one VM.

@@ -3,7 +3,7 @@
 use super::{Certainty, Finding, Part};
 use crate::devices::DeviceModel::{LocalApic, VirtioBalloon, X2Apic};
 use crate::devices::RegisterRole::{EndOfInterrupt, InterruptCommand, QueueNotification};
-use crate::event::Detail;
+use crate::event::{Detail, FaultCause};
 use crate::reason::{Isa, Kind, Reason};
 use crate::report::Report;
 
@@ -22,9 +22,11 @@ pub(super) fn apic(report: &Report) -> Option<Finding> {
                  do a part of it only; {INHIBITED}"
             )
         }
-        Some((false, name)) => {
-            format!("{name} is off here: if the processor can do it, that ends most of these exits")
-        }
+        Some((false, name)) => match report.host.apic_capable {
+            Some(true) => format!("{name} is off here, and the processor can do it: that ends most of these exits"),
+            Some(false) => "this processor cannot virtualise the APIC".into(),
+            None => format!("{name} is off here: if the processor can do it, that ends most of these exits"),
+        },
         None => "whether this host virtualises the APIC (kvm_intel.enable_apicv, kvm_amd.avic), which ends most of these exits, \
                  cannot be read here"
             .into(),
@@ -72,8 +74,15 @@ pub(super) fn end_of_interrupt(report: &Report) -> Option<Finding> {
                 "{name} is on here, and yet these exits come: KVM has it inhibited for this VM; {INHIBITED}"
             ),
         ),
+        Some((false, _)) if report.host.apic_capable == Some(false) => (
+            0.0,
+            Certainty::Fair,
+            "the processor has no APIC virtualisation: paravirtual EOI and IPIs (-cpu +kvm-pv-eoi,+kvm-pv-ipi) save some".into(),
+        ),
         Some((false, name)) => {
-            (part.rate, Certainty::Fair, format!("turn on {name} on this host, which is off; {PARAVIRTUAL}"))
+            let sure = report.host.apic_capable == Some(true);
+            let remedy = format!("turn on {name} on this host, which is off; {PARAVIRTUAL}");
+            (part.rate, if sure { Certainty::High } else { Certainty::Fair }, remedy)
         }
         None => (
             part.rate,
@@ -149,27 +158,48 @@ pub(super) fn spinning(report: &Report) -> Option<Finding> {
     })
 }
 
+/// The processor says of each fault whether the page was missing or only protected.
 pub(super) fn faults(report: &Report) -> Option<Finding> {
-    let part = Part::of(report, |site| site.detail == Detail::Fault);
+    let part = Part::of(report, |site| matches!(site.detail, Detail::Fault(_)));
+    let of = |cause: FaultCause| part.rate_of(|site| site.detail == Detail::Fault(cause));
+    let (missing, noted, unknown) =
+        (of(FaultCause::Missing), of(FaultCause::WriteProtected), of(FaultCause::Unknown));
     let balloon = Part::register(report, VirtioBalloon, QueueNotification);
-    let (mut evidence, mut suspects) =
-        (part.evidence("pages mapped"), "a balloon, KSM, swapping or dirty logging (a migration) takes");
+    let mut evidence = part.evidence("page faults");
+    evidence += &format!("; {missing:.0} a second not mapped, {noted:.0} write-protected");
+    let mut suspects = "a balloon, KSM or swapping takes";
     if let Some(place) = balloon.sites.first().and_then(|site| site.place.as_ref()) {
         evidence += &format!("; meanwhile {} was notified {:.0} times a second", place.device, balloon.rate);
-        suspects = "that balloon (what it gives back is mapped again), KSM, swapping or dirty logging takes";
+        suspects = "that balloon (what it gives back is mapped again), KSM or swapping takes";
     }
+    let protected = noted * 2.0 > part.rate;
+    let (title, gain, remedy) = if protected {
+        (
+            "the guest writes to pages that are write-protected",
+            0.0,
+            "a migration, a snapshot or a VMM's screen notes which pages are dirty (it ends with that); KSM shares pages, or a fork of the VMM does: \
+             turn KSM off for this VM"
+                .into(),
+        )
+    } else {
+        (
+            "the guest's memory is not there yet, or is taken away",
+            // A huge page is 512 of them.
+            (part.rate - noted) * 511.0 / 512.0,
+            format!(
+                "huge pages and preallocation for the guest's memory; see whether {suspects} pages away; after start-up it goes away by \
+                 itself"
+            ),
+        )
+    };
     (part.matters() && part.rate > 500.0).then(|| Finding {
         id: "page-faults".into(),
-        title: "the guest's memory is not there yet, or is taken away".into(),
+        title: title.into(),
         about: part.about(),
         evidence,
-        // A huge page is 512 of them.
-        gain: part.rate * 511.0 / 512.0,
-        remedy: format!(
-            "huge pages and preallocation for the guest's memory; see whether {suspects} pages away; after start-up it goes away by \
-             itself"
-        ),
-        certainty: Certainty::Low,
+        gain,
+        remedy,
+        certainty: if unknown * 2.0 > part.rate { Certainty::Low } else { Certainty::Fair },
         action: None,
         sequence: None,
     })

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::devices::{Devices, Layout};
-use crate::event::Event;
+use crate::event::{Event, FaultCause};
 use crate::host::HostFacts;
 use crate::profile::{Profile, Thread};
 use crate::reason::Reason;
@@ -28,6 +28,8 @@ struct Scene {
     /// Host time of each exit in ns, where every second one was timed.
     ns: Option<u64>,
     spin_windows: u64,
+    /// Every exit goes on to the VMM.
+    user: bool,
 }
 
 impl Default for Scene {
@@ -39,6 +41,7 @@ impl Default for Scene {
             function: |rip| Some(GuestFunction { name: format!("f{:x}", rip >> 8), offset: rip & 0xff }),
             ns: None,
             spin_windows: 0,
+            user: false,
         }
     }
 }
@@ -51,6 +54,9 @@ impl Scene {
                 let reason = Reason::from_kvm(self.isa, *code);
                 let event = Event::Exit { reason, rip: *rip, vcpu: Some(0), detail: *detail };
                 profile.take(&mut thread, 0, event);
+                if self.user {
+                    profile.take(&mut thread, 0, Event::UserSpace);
+                }
                 if let Some(ns) = self.ns.filter(|_| number % 2 == 0) {
                     profile.take(&mut thread, ns, Event::Entry { vcpu: Some(0) });
                 }
@@ -185,13 +191,17 @@ fn what_comes_in_a_row_is_a_sequence() {
     // Another function's accesses to one of these ports are not its.
     exits.push((0x78, 0x300, Detail::Nothing, 1));
     exits.push((0x7b, 0x401, port(0x1f7, 1, true), 50));
-    let report = report(&exits);
+    let report = Scene { user: true, ..Scene::default() }.report(&exits);
     let found = find(&report, "sequence-f1");
-    assert_eq!(found.title, "f1 begins 6 port accesses in a row");
+    assert_eq!(found.title, "f1 begins 6 device accesses in a row");
     assert_eq!(found.sequence, Some(RunStart::Function("f1".into())));
     assert!(found.evidence.starts_with("out 0x1f2, out 0x1f3, "), "{found}");
     assert!(found.evidence.contains("400 times a second; 97.9 % of all exits"), "{found}");
     assert!(found.evidence.contains("exits of ide too"), "{found}");
+    assert!(
+        found.remedy.contains("ioplane run --") && found.remedy.contains("exits cluster --vm pid:1"),
+        "{found}"
+    );
     near(found.gain, 2000.0);
     near(found.rate_in(&report), 2400.0);
     assert!(!ids(&report).contains(&"sequence-f4".into()));
@@ -199,6 +209,32 @@ fn what_comes_in_a_row_is_a_sequence() {
     let mut rare = row.repeat(20);
     rare.push((0x78, 0x300, Detail::Nothing, 200_000));
     assert!(ids(&self::report(&rare)).iter().all(|id| !id.starts_with("sequence-")));
+}
+
+/// What KVM answers by itself the interposer never sees.
+#[test]
+fn a_sequence_that_kvm_answers_needs_another_device() {
+    let row: Vec<_> = (0x40..=0x43).map(|number| (0x7b, 0x101, port(number, 1, true), 1)).collect();
+    let found = find(&report(&row.repeat(400)), "sequence-f1");
+    assert!(
+        found.remedy.contains("KVM answers most of these") && found.certainty == Certainty::Low,
+        "{found}"
+    );
+    near(found.gain, 1200.0);
+}
+
+#[test]
+fn mmio_in_a_row_is_a_sequence() {
+    let row: Vec<_> =
+        (0..3).map(|number| (0x400, 0x101, memory(0xfebf_0000 + 4 * number, true), 1)).collect();
+    let report = Scene { user: true, ..Scene::default() }.report(&row.repeat(400));
+    let found = find(&report, "sequence-f1");
+    assert!(
+        found.evidence.starts_with("write 0xfebf0000, write 0xfebf0004, write 0xfebf0008: 400 times"),
+        "{found}"
+    );
+    assert!(found.about.iter().all(|(kind, _)| *kind == Kind::Memory), "{found:?}");
+    near(found.gain, 800.0);
 }
 
 #[test]
@@ -318,18 +354,59 @@ fn exits_without_detail_are_told_apart_by_their_sort() {
 fn storms() {
     let host = HostFacts { ple_gap: Some(128), ple_window: Some(4096), ..HostFacts::default() };
     let scene = Scene { spin_windows: 37, host, ..Scene::default() };
-    let storm = scene.report(&[(0x400, 1, Detail::Fault, 5000), (0x77, 2, Detail::Nothing, 1000)]);
+    let storm = scene
+        .report(&[(0x400, 1, Detail::Fault(FaultCause::Missing), 5000), (0x77, 2, Detail::Nothing, 1000)]);
     assert_eq!(ids(&storm), ["page-faults", "pause-loops"]);
     let spins = find(&storm, "pause-loops").evidence;
     assert!(spins.contains("spin 37 times") && spins.contains("ple_gap is 128"), "{spins}");
     let balloon = Scene { devices: bus(0x1af4, 0x1045, 4), ..Scene::default() };
-    let exits = [(0x400, 1, Detail::Fault, 5000), (0x400, 1, memory(BAR + 0x3000, true), 20)];
+    let exits =
+        [(0x400, 1, Detail::Fault(FaultCause::Missing), 5000), (0x400, 1, memory(BAR + 0x3000, true), 20)];
     let faults = find(&balloon.report(&exits), "page-faults");
     assert!(faults.evidence.contains("virtio-balloon at 00:03.0 was notified 20 times"), "{faults}");
     assert!(
         faults.remedy.contains("that balloon")
             && !find(&storm, "page-faults").remedy.contains("that balloon")
     );
+}
+
+/// The processor says whether a page was missing or only protected: huge pages are no remedy for the second.
+#[test]
+fn page_faults_by_what_the_processor_says() {
+    let of = |cause: FaultCause| find(&report(&[(0x400, 1, Detail::Fault(cause), 5000)]), "page-faults");
+    let missing = of(FaultCause::Missing);
+    assert!(missing.certainty == Certainty::Fair && missing.remedy.contains("huge pages"), "{missing}");
+    assert!(missing.evidence.contains("5000 a second not mapped, 0 write-protected"), "{missing}");
+    let noted = of(FaultCause::WriteProtected);
+    assert!(noted.title.contains("write-protected") && noted.remedy.contains("dirty"), "{noted}");
+    assert!(noted.gain == 0.0 && !noted.remedy.contains("huge pages and"), "{noted}");
+    assert_eq!(of(FaultCause::Unknown).certainty, Certainty::Low);
+}
+
+/// A processor without APIC virtualisation cannot have it turned on.
+#[test]
+fn what_the_processor_cannot_do_is_no_remedy() {
+    let msr = [(0x7c, 1, Detail::Msr { index: 0x80b, write: true }, 100)];
+    let with = |apic_capable: Option<bool>| {
+        let host = HostFacts { avic: Some(false), apic_capable, ..HostFacts::default() };
+        find(&Scene { host, ..Scene::default() }.report(&msr), "posted-interrupts")
+    };
+    let cannot = with(Some(false));
+    assert!(
+        cannot.gain == 0.0 && cannot.remedy.contains("the processor has no APIC virtualisation"),
+        "{cannot}"
+    );
+    assert!(!cannot.remedy.contains("turn on kvm_amd.avic"), "{cannot}");
+    let can = with(Some(true));
+    assert!(can.gain > 99.0 && can.certainty == Certainty::High, "{can}");
+    assert_eq!(with(None).certainty, Certainty::Fair);
+}
+
+/// OVMF puts the i440fx's ACPI registers elsewhere than SeaBIOS does.
+#[test]
+fn the_pm_timer_where_ovmf_puts_it() {
+    let found = find(&report(&[(0x7b, 1, port(0xb008, 4, false), 3000)]), "pm-timer");
+    near(found.gain, 3000.0);
 }
 
 /// Every rule that asks for a device or a register, at least once.
@@ -377,7 +454,10 @@ fn of_every_device() -> Vec<Report> {
         pci(bus(0x1af4, 0x1042, 4), &[(0x400, 1, memory(BAR + 0x3000, true), 5000)]),
         pci(
             bus(0x1af4, 0x1045, 4),
-            &[(0x400, 1, Detail::Fault, 5000), (0x400, 1, memory(BAR + 0x3000, true), 20)],
+            &[
+                (0x400, 1, Detail::Fault(FaultCause::Missing), 5000),
+                (0x400, 1, memory(BAR + 0x3000, true), 20),
+            ],
         ),
     ]
 }

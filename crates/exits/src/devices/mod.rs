@@ -10,7 +10,7 @@ mod table;
 pub use pci::Layout;
 pub use place::{DeviceModel, DevicePlace, RegisterRole};
 
-use crate::event::Detail;
+use crate::event::{Detail, FaultCause};
 
 /// Names what exits are about.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +30,16 @@ impl Devices {
                 Some(DevicePlace::unnamed("CPUID", format!("leaf {leaf:#x}"), leaf.into()))
             }
             Detail::Hypercall { number } => Some(table::hypercall(number)),
-            Detail::Fault => Some(DevicePlace::named("memory", "first use of a page", 0)),
+            Detail::Fault(cause) => Some(DevicePlace::named(
+                "memory",
+                match cause {
+                    FaultCause::Missing => "a page that is not mapped",
+                    FaultCause::WriteProtected => "a write to a write-protected page",
+                    FaultCause::Protected => "a page that is not allowed to be used so",
+                    FaultCause::Unknown => "first use of a page",
+                },
+                0,
+            )),
             Detail::Nothing => None,
         }
     }

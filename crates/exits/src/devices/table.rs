@@ -76,6 +76,10 @@ pub(super) fn port(port: u16) -> Option<DevicePlace> {
         0x510 => named("fw_cfg", "selector", 0x510),
         0x511 => named("fw_cfg", "data", 0x510),
         0x514..=0x51b => named("fw_cfg", "DMA address", 0x510),
+        // OVMF's place for the i440fx's (PIIX4_PMBA_VALUE in OvmfPkg/Include/OvmfPlatforms.h); its PCI ports begin at 0xc000.
+        0xb008..=0xb00b => named("ACPI power management", "PM timer (i440fx, OVMF)", 0xb000)
+            .of(AcpiPowerManagement)
+            .role(Counter),
         0x600..=0x603 => acpi("PM1 event"),
         0x604..=0x605 => acpi("PM1 control"),
         0x608..=0x60b => acpi("PM timer (q35, i440fx)").role(Counter),

@@ -73,7 +73,7 @@ pub struct Finding {
     pub certainty: Certainty,
     /// What can be done by `ioplane exits apply`.
     pub action: Option<Action>,
-    /// It is about runs of port accesses that begin there.
+    /// It is about runs of device accesses that begin there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence: Option<RunStart>,
 }

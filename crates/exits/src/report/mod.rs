@@ -19,8 +19,9 @@ use crate::event::Detail;
 use crate::host::HostFacts;
 use crate::profile::{Profile, Site, SiteCounts};
 use crate::reason::{Kind, Reason};
-use crate::runs::LONGEST;
+use crate::runs::{LONGEST, RunCounts};
 use crate::symbols::GuestFunction;
+use crate::times::SiteTimes;
 use crate::totals::Totals;
 use crate::vm::Vm;
 use crate::watch::WatchCounts;
@@ -31,6 +32,19 @@ use named::Named;
 pub(crate) const SITES: usize = 1000;
 /// So many runs.
 const RUNS: usize = 200;
+
+/// Where the host's time for exits went, in ns. Their sum is `host_ns`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostParts {
+    /// KVM worked.
+    pub kvm_ns: u64,
+    /// The VMM worked, from KVM's handing over until the guest's entry.
+    pub vmm_ns: u64,
+    /// The vCPU's thread had no processor, though it would have run.
+    pub preempted_ns: u64,
+    /// The vCPU's thread waited: in HLT, for a page, for a lock.
+    pub blocked_ns: u64,
+}
 
 /// Exits that have something in common.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,6 +65,9 @@ pub struct ExitRow {
     pub ns_each: Option<u64>,
     /// How many went on to the VMM.
     pub user: u64,
+    /// Where their host time went; nothing where that is not told (tracefs), or no end of them was seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parts: Option<HostParts>,
     /// It stands for exits that have no such name; what is in the place of one says so.
     #[serde(default, skip_serializing_if = "is_false")]
     pub unnamed: bool,
@@ -81,11 +98,26 @@ pub struct SiteRow {
     pub function: Option<GuestFunction>,
     /// The port, address or register.
     pub detail: Detail,
+    /// How long one takes: nothing where no end was seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<SiteTimes>,
     /// Which device and register that is.
     pub place: Option<DevicePlace>,
 }
 
-/// Port accesses that came one after another, with nothing else of the guest's between them.
+impl SiteRow {
+    /// The device's register and how it is accessed, or the bare address; empty where the exit is about none.
+    pub fn register(&self) -> String {
+        let access = access(self.detail);
+        match (&self.place, address(self.detail)) {
+            (Some(place), _) => format!("{}: {}{access}", place.device, place.register),
+            (None, Some(address)) => format!("{address}{access}"),
+            (None, None) => String::new(),
+        }
+    }
+}
+
+/// Device accesses that came one after another, with nothing else of the guest's between them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunRow {
     /// The first instruction.
@@ -98,6 +130,9 @@ pub struct RunRow {
     pub longer: bool,
     /// How often the whole run was seen.
     pub times: u64,
+    /// How many of all these accesses the VMM has answered; KVM answers the others by itself.
+    #[serde(default)]
+    pub user: u64,
     /// A second.
     pub rate: f64,
 }
@@ -175,7 +210,7 @@ pub struct Report {
     pub sites: Vec<SiteRow>,
     /// Interrupts injected into the guest: vector and how many.
     pub interrupts: Vec<(u8, u64)>,
-    /// Port accesses in a row, those first that cost most exits.
+    /// Device accesses in a row, those first that cost most exits.
     #[serde(default)]
     pub runs: Vec<RunRow>,
     /// How often KVM changed how long a guest may spin.
@@ -248,9 +283,12 @@ impl Report {
         let tallies: Vec<_> = profile.sites().map(|(site, tally)| (*site, whole_time(*tally))).collect();
         let raw = working(profile.sites().map(|(site, tally)| (*site, *tally)));
         let busy = working(tallies.iter().copied());
-        let maker = Maker { seconds: time.as_secs_f64().max(1e-9), scale, exits, busy };
-        let mut all: Vec<(SiteRow, SiteCounts)> =
-            tallies.into_iter().map(|(site, tally)| (maker.site(site, tally, names), tally)).collect();
+        let maker =
+            Maker { seconds: time.as_secs_f64().max(1e-9), scale, exits, busy, switches: profile.switches };
+        let mut all: Vec<(SiteRow, SiteCounts)> = tallies
+            .into_iter()
+            .map(|(site, tally)| (maker.site(site, tally, profile.times(&site), names), tally))
+            .collect();
         all.sort_by(|(a, x), (b, y)| {
             let order = |tally: &SiteCounts| (tally.count, tally.host_ns);
             order(y).cmp(&order(x)).then_with(|| (a.rip, a.detail).cmp(&(b.rip, b.detail)))
@@ -272,11 +310,8 @@ impl Report {
             Vec::new()
         };
         let register = |site: &SiteRow| {
-            let access = access(site.detail);
-            match &site.place {
-                Some(place) => Some(Group::Named(format!("{}: {}{access}", place.device, place.register))),
-                None => address(site.detail).map(|address| Group::Named(format!("{address}{access}"))),
-            }
+            let name = site.register();
+            (!name.is_empty()).then_some(Group::Named(name))
         };
         let registers = group(&register);
         let devices = group(&|site| site.place.as_ref().map(|place| Group::Named(place.device.clone())));
@@ -335,9 +370,18 @@ fn working(sites: impl Iterator<Item = (Site, SiteCounts)>) -> u64 {
 /// A sample sees no end of an exit that lasts beyond its slice: those without an end count as long as the others of their place. That is
 /// too short still, for the longer ones are cut more often.
 fn uncut(tally: SiteCounts) -> SiteCounts {
-    let whole = u128::from(tally.host_ns) * u128::from(tally.count) / u128::from(tally.timed.max(1));
-    let timed = if tally.timed > 0 { tally.count } else { 0 };
-    SiteCounts { host_ns: u64::try_from(whole).unwrap_or(u64::MAX), timed, ..tally }
+    let whole = |ns: u64| {
+        let whole = u128::from(ns) * u128::from(tally.count) / u128::from(tally.timed.max(1));
+        u64::try_from(whole).unwrap_or(u64::MAX)
+    };
+    SiteCounts {
+        host_ns: whole(tally.host_ns),
+        user_ns: whole(tally.user_ns),
+        preempted_ns: whole(tally.preempted_ns),
+        blocked_ns: whole(tally.blocked_ns),
+        timed: if tally.timed > 0 { tally.count } else { 0 },
+        ..tally
+    }
 }
 
 /// What is said in place of a function's name for addresses that are not the kernel's.
@@ -368,7 +412,7 @@ fn address(detail: Detail) -> Option<String> {
         Detail::Port { port, .. } => Some(format!("port {port:#x}")),
         Detail::Memory { address, .. } => Some(format!("address {address:#x}")),
         Detail::Msr { index, .. } => Some(format!("MSR {index:#x}")),
-        Detail::Cpuid { .. } | Detail::Hypercall { .. } | Detail::Fault | Detail::Nothing => None,
+        Detail::Cpuid { .. } | Detail::Hypercall { .. } | Detail::Fault(_) | Detail::Nothing => None,
     }
 }
 
@@ -383,7 +427,7 @@ fn access(detail: Detail) -> String {
             format!(", {}{bits}", if write { "write" } else { "read" })
         }
         Detail::Msr { write, .. } => format!(", {}", if write { "write" } else { "read" }),
-        Detail::Cpuid { .. } | Detail::Hypercall { .. } | Detail::Fault | Detail::Nothing => String::new(),
+        Detail::Cpuid { .. } | Detail::Hypercall { .. } | Detail::Fault(_) | Detail::Nothing => String::new(),
     }
 }
 
@@ -401,6 +445,8 @@ struct Maker {
     scale: f64,
     exits: u64,
     busy: u64,
+    /// Whether it was told when threads had no processor.
+    switches: bool,
 }
 
 impl Maker {
@@ -420,11 +466,20 @@ impl Maker {
             host_percent: percent(tally.host_ns.saturating_sub(halted_ns) as f64, self.busy),
             ns_each: tally.host_ns.checked_div(tally.timed),
             user: self.scaled(tally.user),
+            parts: (self.switches && tally.timed > 0).then(|| self.parts(tally)),
             unnamed: false,
         }
     }
 
-    fn site(&self, site: Site, tally: SiteCounts, names: &Names<'_>) -> SiteRow {
+    fn parts(&self, tally: SiteCounts) -> HostParts {
+        let [vmm_ns, preempted_ns, blocked_ns] =
+            [tally.user_ns, tally.preempted_ns, tally.blocked_ns].map(|ns| self.scaled(ns));
+        let others = vmm_ns.saturating_add(preempted_ns).saturating_add(blocked_ns);
+        let kvm_ns = self.scaled(tally.host_ns).saturating_sub(others);
+        HostParts { kvm_ns, vmm_ns, preempted_ns, blocked_ns }
+    }
+
+    fn site(&self, site: Site, tally: SiteCounts, times: Option<SiteTimes>, names: &Names<'_>) -> SiteRow {
         let kind = site.reason.kind();
         let function = site.rip.and_then(|rip| names.function?(rip));
         let name = match (&function, site.rip) {
@@ -442,6 +497,7 @@ impl Maker {
             rip: site.rip,
             function,
             detail: site.detail,
+            times,
             place: names.devices.name(site.detail),
         }
     }
@@ -450,18 +506,15 @@ impl Maker {
     fn runs(&self, profile: &Profile, names: &Names<'_>) -> Vec<RunRow> {
         let spared = |length: usize, times: u64| times.saturating_mul(length as u64 - 1);
         let mut runs: Vec<_> = profile.runs.iter().collect();
-        runs.sort_by_key(|(run, times)| (std::cmp::Reverse(spared(run.steps().len(), *times)), **run));
-        let row = |(run, times): (&crate::runs::Run, u64)| RunRow {
+        runs.sort_by_key(|(run, seen)| (std::cmp::Reverse(spared(run.steps().len(), seen.times)), **run));
+        let row = |(run, seen): (&crate::runs::Run, RunCounts)| RunRow {
             rip: run.rip,
             function: names.function.and_then(|function| function(run.rip)),
-            accesses: run
-                .steps()
-                .iter()
-                .map(|step| Detail::Port { port: step.port, width: step.width, write: step.write })
-                .collect(),
+            accesses: run.steps().to_vec(),
             longer: run.steps().len() >= LONGEST,
-            times: self.scaled(times),
-            rate: times as f64 * self.scale / self.seconds,
+            times: self.scaled(seen.times),
+            user: self.scaled(seen.user),
+            rate: seen.times as f64 * self.scale / self.seconds,
         };
         runs.into_iter().take(RUNS).map(row).collect()
     }
@@ -538,4 +591,4 @@ fn notes(report: &Report, profile: &Profile, by_consequence: bool, seen: WatchCo
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -53,5 +53,5 @@ fn at_instruction(kind: Kind) -> bool {
 
 /// Whether a register is to be named: also where the kernel did not say which. Memory that was missing is no device's.
 fn about_device(site: &SiteRow) -> bool {
-    matches!(site.kind, Kind::Port | Kind::Memory | Kind::Msr) && site.detail != Detail::Fault
+    matches!(site.kind, Kind::Port | Kind::Memory | Kind::Msr) && !matches!(site.detail, Detail::Fault(_))
 }

@@ -1,7 +1,7 @@
 //! A report of events that are written down here.
 
 use super::*;
-use crate::event::Event;
+use crate::event::{Event, FaultCause};
 use crate::profile::Thread;
 
 const KERNEL: u64 = 0xffff_ffff_8100_0000;
@@ -32,6 +32,11 @@ fn report(seen: WatchCounts, sample: u64) -> Report {
         (at < 0x1000).then(|| format!("acpi_pm_read+{at:#x}").into())
     };
     report_of(&profile(), seen, sample, &function)
+}
+
+/// A report with times, for tests of what reports are put to.
+pub(crate) fn a_report() -> Report {
+    report(WatchCounts { counted: 41, ..WatchCounts::default() }, 1)
 }
 
 fn report_of(
@@ -88,6 +93,37 @@ fn groups_add_up() {
     assert!(text.contains("port 0xeee0, out 8") && text.contains("web (qemu"), "{text}");
 }
 
+/// Who tells when threads have no processor also tells where the time went; the parts are all of it.
+#[test]
+fn where_the_time_went() {
+    let of = |switches: bool| {
+        let (mut profile, mut thread) = (Profile::default(), Thread::default());
+        profile.switches = switches;
+        let reason = Reason::from_kvm(2, 0x7b);
+        for at in (0..100_000).step_by(1000) {
+            for (after, event) in [
+                (0, Event::Exit { reason, rip: KERNEL, vcpu: Some(0), detail: Detail::Nothing }),
+                (100, Event::SwitchedOut { preempted: true }),
+                (150, Event::SwitchedIn),
+                (200, Event::UserSpace),
+                (400, Event::Entry { vcpu: Some(0) }),
+            ] {
+                profile.take(&mut thread, at + after, event);
+            }
+        }
+        report_of(&profile, WatchCounts { counted: 100, ..WatchCounts::default() }, 1, &|_| None)
+    };
+    let report = of(true);
+    let parts = HostParts { kvm_ns: 15_000, vmm_ns: 20_000, preempted_ns: 5_000, blocked_ns: 0 };
+    assert_eq!((report.sites[0].row.parts, report.reasons[0].parts), (Some(parts), Some(parts)));
+    let times = report.sites[0].times.unwrap();
+    assert!(times.median_ns.abs_diff(400) < 26 && times.max_ns == 400, "{times:?}");
+    assert!(report.to_string().contains("37.5   50.0      12.5       0.0"), "{report}");
+    let untold = of(false);
+    assert_eq!((untold.sites[0].row.parts, untold.reasons[0].parts), (None, None));
+    assert!(!untold.to_string().contains("preempt"), "{untold}");
+}
+
 #[test]
 fn what_was_lost_is_said() {
     let report = report(WatchCounts { counted: 82, ..WatchCounts::default() }, 1);
@@ -115,7 +151,7 @@ fn numbers_are_no_names() {
         (0x7b, KERNEL, Detail::Nothing, 20),
         (0x72, KERNEL, Detail::Cpuid { leaf: 1 }, 100),
         (0x81, KERNEL, Detail::Hypercall { number: 99 }, 100),
-        (0x400, KERNEL, Detail::Fault, 100),
+        (0x400, KERNEL, Detail::Fault(FaultCause::Missing), 100),
     ]);
     let function = |_: u64| Some("f+0x1".to_owned().into());
     let report = report_of(&profile, WatchCounts { counted: 680, ..WatchCounts::default() }, 1, &function);

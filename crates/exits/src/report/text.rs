@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::{ExitRow, Report, SiteRow, access, address};
+use crate::times::SiteTimes;
 use crate::totals::Totals;
 
 /// So many lines a table has.
@@ -28,6 +29,7 @@ impl fmt::Display for Report {
         }
         table(f, "device and register", &self.registers)?;
         sites(f, &self.sites)?;
+        parts(f, &self.sites)?;
         if self.by_vcpu.len() > 1 {
             table(f, "vCPU", &self.by_vcpu)?;
         }
@@ -70,18 +72,57 @@ fn sites(f: &mut fmt::Formatter<'_>, rows: &[SiteRow]) -> fmt::Result {
     head(f, "where, why, about what")?;
     for site in rows.iter().take(LINES) {
         numbers(f, &site.row)?;
-        write!(f, "{}  {}", site.row.name, site.reason_name)?;
-        match (&site.place, address(site.detail)) {
-            (Some(place), address) => {
-                write!(f, "  {}: {}{}", place.device, place.register, access(site.detail))?;
-                if let Some(address) = address {
-                    write!(f, " ({address})")?;
-                }
+        about(f, site)?;
+    }
+    rest(f, rows.len())
+}
+
+fn about(f: &mut fmt::Formatter<'_>, site: &SiteRow) -> fmt::Result {
+    write!(f, "{}  {}", site.row.name, site.reason_name)?;
+    match (&site.place, address(site.detail)) {
+        (Some(place), address) => {
+            write!(f, "  {}: {}{}", place.device, place.register, access(site.detail))?;
+            if let Some(address) = address {
+                write!(f, " ({address})")?;
             }
-            (None, Some(address)) => write!(f, "  {address}{}", access(site.detail))?,
-            (None, None) => {}
         }
-        writeln!(f)?;
+        (None, Some(address)) => write!(f, "  {address}{}", access(site.detail))?,
+        (None, None) => {}
+    }
+    writeln!(f)
+}
+
+/// Where the host's time went, the sites with most of it first.
+fn parts(f: &mut fmt::Formatter<'_>, rows: &[SiteRow]) -> fmt::Result {
+    let mut rows: Vec<&SiteRow> = rows.iter().filter(|site| site.row.parts.is_some()).collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    rows.sort_by_key(|site| std::cmp::Reverse(site.row.host_ns));
+    writeln!(
+        f,
+        "\n{:>10} {:>6} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9}  host time of",
+        "host ms", "KVM %", "VMM %", "preempt %", "blocked %", "median us", "p99 us", "max us"
+    )?;
+    for site in rows.iter().take(LINES) {
+        let parts = site.row.parts.unwrap_or_default();
+        let percent = |ns: u64| ns as f64 * 100.0 / site.row.host_ns.max(1) as f64;
+        let us = |ns: fn(&SiteTimes) -> u64| {
+            site.times.as_ref().map_or("-".into(), |times| format!("{:.1}", ns(times) as f64 / 1e3))
+        };
+        write!(
+            f,
+            "{:>10.1} {:>6.1} {:>6.1} {:>9.1} {:>9.1} {:>9} {:>9} {:>9}  ",
+            site.row.host_ns as f64 / 1e6,
+            percent(parts.kvm_ns),
+            percent(parts.vmm_ns),
+            percent(parts.preempted_ns),
+            percent(parts.blocked_ns),
+            us(|times| times.median_ns),
+            us(|times| times.p99_ns),
+            us(|times| times.max_ns),
+        )?;
+        about(f, site)?;
     }
     rest(f, rows.len())
 }

@@ -4,8 +4,11 @@ mod agent;
 mod apply;
 mod callers;
 mod cluster;
+mod diff;
 mod reach;
+mod record;
 mod script;
+mod top;
 
 use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
@@ -58,6 +61,9 @@ fn perform(args: &ExitsArgs, json: bool) -> Result<ExitCode> {
         Some(ExitsCommand::Advise(args)) => advise(args, json)?,
         Some(ExitsCommand::Apply(args)) => apply::run(args, json)?,
         Some(ExitsCommand::Callers(args)) => callers::run(args, json)?,
+        Some(ExitsCommand::Top(args)) => top::run(args, json)?,
+        Some(ExitsCommand::Record(args)) => record::record(args, json)?,
+        Some(ExitsCommand::Diff(args)) => return record::diff(args, json),
         Some(ExitsCommand::Cluster(args)) => cluster::run(args, json)?,
         None if args.list => list(json)?,
         None => {
@@ -112,12 +118,17 @@ fn live(args: &ExitsArgs, json: bool) -> Result<Report> {
         bail!(usage("--live draws on a terminal; use --for SECONDS with --json or a file"));
     }
     let draw = |report: &Report| {
-        let (rows, columns) = rustix::termios::tcgetwinsize(std::io::stdout())
-            .map_or((40, 120), |size| (usize::from(size.ws_row), usize::from(size.ws_col)));
+        let (rows, columns) = size();
         out(screen(&report.to_string(), rows, columns).as_bytes())
     };
     out(b"\x1b[2J")?;
     watch(&args.watch, Some(&draw))
+}
+
+/// Rows and columns of the terminal.
+fn size() -> (usize, usize) {
+    rustix::termios::tcgetwinsize(std::io::stdout())
+        .map_or((40, 120), |size| (usize::from(size.ws_row), usize::from(size.ws_col)))
 }
 
 /// As much of a text as a terminal has room for, from its top left; what was below is cleared. Nothing is wrapped.

@@ -92,6 +92,7 @@ pub struct ClusteredVcpu {
     budget: RunBudget,
     /// How many interrupts the VMM had raised when the guest was entered.
     interrupts: u32,
+    window: Window,
     /// The cluster that has begun and not ended.
     cluster: Option<Cluster>,
 }
@@ -122,6 +123,7 @@ impl ClusteredVcpu {
             incomplete: None,
             budget: RunBudget { instructions: 0, accesses: 0, deadline: 0 },
             interrupts: 0,
+            window: Window::default(),
             cluster: None,
         }
     }
@@ -354,7 +356,8 @@ impl ClusteredVcpu {
             Ok(_) => {}
         }
         let (page, limits, clock, interrupts) = (&self.page, &self.limits, &mut self.clock, self.interrupts);
-        let mut here = Here { page, vm, state, limits, interrupts, clock, kvm };
+        let window = &mut self.window;
+        let mut here = Here { page, vm, state, limits, interrupts, window, clock, kvm };
         let mut budget = RunBudget { instructions: 1, accesses: 1, deadline: u64::MAX };
         // The data page has the answer already, so what a write carries is put elsewhere.
         let mut scratch = [0; 8];
@@ -419,6 +422,7 @@ impl ClusteredVcpu {
                 state: &state,
                 limits: &self.limits,
                 interrupts: self.interrupts,
+                window: &mut self.window,
                 clock: &mut self.clock,
                 kvm,
             },
@@ -435,6 +439,7 @@ impl ClusteredVcpu {
                 if reason == StopReason::Instruction {
                     self.counters.stopped_at(self.interpreter.last_instruction());
                 }
+                self.window.enter(self.general.rflags, reason);
                 Attempt::Enter(Some(ClusterEnd::Stopped(reason)))
             }
             RunEnd::Access(access, pending) => {
@@ -480,8 +485,27 @@ struct Here<'a, K> {
     state: &'a VmState,
     limits: &'a ClusterLimits,
     interrupts: u32,
+    window: &'a mut Window,
     clock: &'a mut GuestClock,
     kvm: &'a mut K,
+}
+
+/// Times at which the guest had interrupts enabled, and KVM was not entered: what is pending in the kernel was not delivered.
+#[derive(Debug, Default)]
+struct Window {
+    /// The cluster has set IF.
+    opened: bool,
+    /// A cluster has set IF and ended with IF clear. The next time at which the guest sets IF is the processor's.
+    missed: bool,
+}
+
+impl Window {
+    /// The guest is entered with these flags, and next executes what `stopped` says.
+    fn enter(&mut self, flags: u64, stopped: StopReason) {
+        let delivered = flags & rflags::IF != 0 || stopped == StopReason::InterruptWindow;
+        self.missed = !delivered && (self.missed || self.opened);
+        self.opened = false;
+    }
 }
 
 impl<K: VcpuDescriptor> Platform for Here<'_, K> {
@@ -494,7 +518,9 @@ impl<K: VcpuDescriptor> Platform for Here<'_, K> {
     }
 
     fn may_enable_interrupts(&mut self) -> bool {
-        !self.interrupt_waits()
+        let may = !self.window.missed && !self.interrupt_waits();
+        self.window.opened |= may;
+        may
     }
 
     fn interrupt_waits(&mut self) -> bool {

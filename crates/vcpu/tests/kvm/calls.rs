@@ -419,3 +419,20 @@ fn an_interrupt_of_the_vmm_ends_a_cluster() {
     assert_eq!(entries(&line(KVM_IRQ_LINE, 0)), 1, "lowered");
     assert_eq!(entries(&|vmm| assert_eq!(vmm.call(VM, KVM_SIGNAL_MSI, at(&[0_u64; 4])), 0)), 2);
 }
+
+/// Interrupts of the kernel's own wait until a cluster ends. If they are disabled again by then, the processor has the next time at which
+/// they are enabled: a guest that enables them only between accesses gets them.
+#[test]
+fn what_is_pending_is_not_kept_from_a_guest_again_and_again() {
+    // OUT 80; STI; NOP; CLI; OUT B2 (which is left to KVM); OUT 80; STI; NOP; OUT 80; HLT
+    let code = [0xe6, 0x80, 0xfb, 0x90, 0xfa, 0xe6, 0xb2, 0xe6, 0x80, 0xfb, 0x90, 0xe6, 0x80, 0xf4];
+    let entries = |code: &[u8]| {
+        let vmm = Vmm::with(true, code);
+        vmm.create();
+        (0..4).for_each(|_| assert_eq!(vmm.call(VCPU, KVM_RUN, 0), 0));
+        vmm.interposer.kernel().kvm.borrow().entries
+    };
+    assert_eq!(entries(&code), 3, "the second STI is the processor's");
+    let enabled = [&code[..4], &[0x90], &code[5..]].concat();
+    assert_eq!(entries(&enabled), 2, "entered with interrupts enabled");
+}
