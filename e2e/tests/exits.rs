@@ -209,7 +209,7 @@ fn it_refuses_clearly(l1: &L1) -> Result<()> {
     let cases = [
         (format!("{ioplane} exits --vm nobody --for 1s"), "no VM is called \"nobody\""),
         (hidden, "tracefs is not mounted"),
-        (without("-all", ""), "as root more is seen"),
+        (without("-all", ""), "root sees all VMs"),
         (without(no_perf, "--source perf"), "perf_event_paranoid"),
         (neither, "tracefs in their place"),
         (format!("{ioplane} exits --symbols /dev/zero --for 1s"), "/dev/zero"),

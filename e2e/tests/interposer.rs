@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::daemon::binary;
 use ioplane_e2e::nics::{Pings, find};
-use ioplane_e2e::preload::{UserExits, access_trace, trace_args};
+use ioplane_e2e::preload::{UserExits, access_trace, library, trace_args};
 use ioplane_e2e::{L1, L2, Version};
 use serde_json::{Value, json};
 use std::fs;
@@ -262,7 +262,11 @@ fn a_stock_guest_does_the_same_with_a_fraction_of_the_exits() -> Result<()> {
     let l1 = L1::boot(1536, "", &|line| eprintln!("{line}"))?;
     let disk = disk(&l1)?;
     let content = fs::read(&disk)?;
-    let command = format!("{} run --time-limit {TIME_LIMIT} --", binary()?.display());
+    let command = format!(
+        "{} run --library {} --time-limit {TIME_LIMIT} --",
+        binary()?.display(),
+        library()?.display()
+    );
     let start = |name, before| Start { name, version: Version::Host, before, args: "" };
     step("L1 is up");
     let (clustered, status) =
@@ -296,6 +300,10 @@ fn a_stock_guest_does_the_same_with_a_fraction_of_the_exits() -> Result<()> {
 #[test]
 fn two_vcpus_are_refused_or_served_and_interrupted() -> Result<()> {
     let l1 = L1::boot(1536, "", &|line| eprintln!("{line}"))?;
-    let command = format!("{} run --time-limit {TIME_LIMIT} --", binary()?.display());
+    let command = format!(
+        "{} run --library {} --time-limit {TIME_LIMIT} --",
+        binary()?.display(),
+        library()?.display()
+    );
     two_vcpus(&l1, &command, &disk(&l1)?)
 }

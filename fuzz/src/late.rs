@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use ioplane_device::CoreContext;
 use ioplane_memory::{GuestRange, GuestView};
 use ioplane_storage::{
     Backing, BackingInfo, Fault, IoChannel, MAX_RANGES, Op, Outcome, StorageError, Submitted, Tag,
@@ -40,7 +41,7 @@ impl Backing for Late {
     }
 
     fn channel(&self, depth: u16) -> Result<Box<dyn IoChannel>, StorageError> {
-        Ok(Box::new(LateLane { bytes: self.bytes.clone(), whims: self.whims, depth, waiting: Vec::new() }))
+        Ok(Box::new(LateChannel { bytes: self.bytes.clone(), whims: self.whims, depth, waiting: Vec::new() }))
     }
 
     fn resize(&self, bytes: u64) -> Result<(), StorageError> {
@@ -60,14 +61,14 @@ enum Owned {
     Nothing,
 }
 
-struct LateLane {
+struct LateChannel {
     bytes: Arc<Mutex<Vec<u8>>>,
     whims: u64,
     depth: u16,
     waiting: Vec<(Tag, Owned, GuestView)>,
 }
 
-impl LateLane {
+impl LateChannel {
     fn whim(&mut self) -> bool {
         self.whims = self.whims.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
         self.whims >> 63 != 0
@@ -115,8 +116,8 @@ impl LateLane {
     }
 }
 
-impl IoChannel for LateLane {
-    fn submit(&mut self, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
+impl IoChannel for LateChannel {
+    fn submit(&mut self, _context: &mut CoreContext, view: &GuestView, op: &Op<'_>, tag: Tag) -> Submitted {
         let twice = self.waiting.iter().any(|(other, ..)| *other == tag);
         assert!(!twice && tag.0 < self.depth, "{tag:?} breaks the channel's contract");
         assert!(
@@ -141,13 +142,13 @@ impl IoChannel for LateLane {
         Submitted::Pending
     }
 
-    fn push(&mut self) {}
+    fn push(&mut self, _context: &mut CoreContext) {}
 
     fn held_back(&self) -> bool {
         false
     }
 
-    fn reap(&mut self, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
+    fn reap(&mut self, _context: &mut CoreContext, done: &mut dyn FnMut(Tag, Outcome)) -> usize {
         let mut count = 0;
         while !self.waiting.is_empty() && self.whim() {
             let last = if self.whim() { 0 } else { self.waiting.len() - 1 };

@@ -52,7 +52,7 @@ enum Between {
     /// An eventfd of the client's is written: the resume descriptor, perhaps.
     Event(usize),
     /// The device's hardware has something to say.
-    Event,
+    Hardware,
     /// A forced stop fails from here on, or no more.
     Stubborn(bool),
 }
@@ -174,7 +174,7 @@ impl Between {
                     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
                 }
             }
-            Between::Event => {
+            Between::Hardware => {
                 let _ = rustix::io::write(event, &1u64.to_ne_bytes());
             }
             Between::Stubborn(yes) => seen.stubborn.store(yes, SeqCst),
@@ -189,7 +189,7 @@ fn pause(input: &mut Unstructured<'_>) -> Result<Between> {
             Between::Poke(input.int_in_range(0..=3)?, input.int_in_range(0..=FILE - 8)?, input.arbitrary()?)
         }
         3..=4 => Between::Event(input.int_in_range(0..=3)?),
-        5..=7 => Between::Event,
+        5..=7 => Between::Hardware,
         8 => Between::Stubborn(input.arbitrary()?),
         _ => Between::Nothing,
     })

@@ -190,7 +190,7 @@ form! {
 form! {
     /// A change of a NIC: its link, its limits. What is left out stays as it is.
     NicChangeForm {
-        /// Plug its cable in, or pull it
+        /// Link state
         [long]
         link: LinkWord,
         /// Frames per second that its guest may send; 0 for no limit
