@@ -42,12 +42,17 @@ impl RegisteredRing {
 
     /// Takes it out again, if the calling thread is the one that has it in its table.
     pub(crate) fn remove(self, ring: BorrowedFd<'_>) {
-        if self.thread == thread::current().id() {
+        if self.is_here() {
             register(ring, UNREGISTER, &mut Update { offset: self.index, reserved: 0, data: 0 });
         }
     }
 
-    /// io_uring_enter: hands down `submit` entries and, with `GETEVENTS` among the flags, waits for `least` completions.
+    /// Whether the calling thread has it in its table.
+    pub(crate) fn is_here(&self) -> bool {
+        self.thread == thread::current().id()
+    }
+
+    /// io_uring_enter, by the thread that has it in its table: hands down `submit` entries and, with `GETEVENTS` among the flags, waits for `least` completions.
     pub(crate) fn enter(
         &self,
         submit: u32,
@@ -55,12 +60,14 @@ impl RegisteredRing {
         flags: EnterFlags,
         args: Option<&SubmitArgs<'_, '_>>,
     ) -> io::Result<usize> {
+        debug_assert_eq!(self.thread, thread::current().id(), "the index is of another thread's table");
         let flags = flags | EnterFlags::REGISTERED_RING;
         let (flags, args, size) = match args {
             Some(args) => (flags | EnterFlags::EXT_ARG, std::ptr::from_ref(args), size_of::<SubmitArgs>()),
             None => (flags, std::ptr::null(), 0),
         };
-        // SAFETY: the kernel reads `size` bytes of `args`, which lives as long as the call.
+        // SAFETY: the kernel reads `size` bytes of `args`, which lives as long as the call. The index is of this thread's table, so the ring is
+        // the one that was entered there, whose entries name memory that `ring.rs` answers for.
         let taken = unsafe {
             libc::syscall(libc::SYS_io_uring_enter, self.index, submit, least, flags.bits(), args, size)
         };

@@ -616,6 +616,8 @@ impl CoreIo for CoreRing {
 impl Drop for CoreRing {
     /// Nothing that the kernel works on may go before it has done.
     fn drop(&mut self) {
+        // By another thread its index would name another ring.
+        self.registered = self.registered.take().filter(RegisteredRing::is_here);
         while self.orphans > 0 && self.broken.is_none() {
             self.take_fired(&mut Vec::new());
             self.lost_kicks.clear();

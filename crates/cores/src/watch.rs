@@ -74,13 +74,15 @@ impl Watch {
     /// Watches `wakers` under `token`.
     pub(crate) fn add(&self, ring: Option<&mut CoreRing>, wakers: Wakers<'_>, token: usize) -> Watched {
         let mut watched = self.add_to_set(wakers, token);
-        if let Some(ring) = ring.filter(|ring| ring.sleeps())
-            && let Some(kick) = watched.kick.take()
-        {
-            // The set has taken it, so it can be polled.
-            let _ = epoll::delete(&self.epoll, &kick);
-            ring.poll_kick(kick, token);
-            watched.polled = Some(token);
+        if let Some(ring) = ring.filter(|ring| ring.sleeps()) {
+            if let Some(kick) = watched.kick.take() {
+                // The set has taken it, so it can be polled.
+                let _ = epoll::delete(&self.epoll, &kick);
+                ring.poll_kick(kick, token);
+                watched.polled = Some(token);
+            }
+            // A core that never sleeps hears of it too.
+            ring.poll_set(self.epoll.as_fd());
         }
         watched
     }
@@ -159,6 +161,8 @@ impl Watch {
     fn take_from_ring(&mut self, ring: &mut CoreRing) {
         if ring.take_fired(&mut self.fired) {
             self.unread = true;
+            // It may have ended by itself.
+            ring.poll_set(self.epoll.as_fd());
             self.collect(Some(Duration::ZERO));
         }
         while let Some((token, kick)) = ring.lost_kick() {
@@ -237,9 +241,11 @@ fn timespec(time: Duration) -> Timespec {
 mod tests {
     use std::time::Instant;
 
+    use ioplane_device::CoreIo;
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
+    use crate::ring::RingChoice;
 
     fn event() -> OwnedFd {
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
@@ -256,6 +262,33 @@ mod tests {
     /// One that waits as on a recent kernel, and one that waits as on an old one.
     fn each(event: &OwnedFd) -> [Watch; 2] {
         [true, false].map(|pwait2| Watch { pwait2, ..Watch::new(event.as_fd(), None).unwrap() })
+    }
+
+    /// A core that is always busy never waits: it enters its ring after each turn.
+    #[test]
+    fn a_completion_is_heard_of_by_a_core_that_never_waits() {
+        let (event, completion) = (event(), event());
+        let mut ring = CoreRing::new(RingChoice::Best).unwrap().expect("this process may have a ring");
+        ring.enable().unwrap();
+        if !ring.sleeps() {
+            return eprintln!("SKIPPED (cannot be had here): a ring with DEFER_TASKRUN");
+        }
+        let mut watch = Watch::new(event.as_fd(), Some(&ring)).unwrap();
+        let wakers = Wakers { kick: None, completion: Some(completion.as_fd()) };
+        let _watched = watch.add(Some(&mut ring), wakers, 7);
+        ring.enter();
+        assert!(!ring.has_fired());
+        for _ in 0..3 {
+            raise(&completion);
+            let begun = Instant::now();
+            while !ring.has_fired() {
+                assert!(begun.elapsed() < Duration::from_secs(20), "nothing is heard");
+                ring.enter();
+            }
+            watch.check_ring(&mut ring);
+            assert_eq!(watch.fired(), [Readable::Completion(7)]);
+            lower(&completion);
+        }
     }
 
     #[test]

@@ -79,9 +79,6 @@ impl Nic {
             handle.change(move |model| ((), model.set_link(now.link.lower()))).await?;
         }
         let (tx, rx) = (now.tx_limits(), now.rx_limits());
-        if (tx, rx) == (before.tx_limits(), before.rx_limits()) {
-            return Ok(());
-        }
         let change = move |model: &mut Net| {
             let (sent, received) = model.limits();
             let (mut sent, mut received) = (sent.clone(), received.clone());

@@ -7,7 +7,7 @@
 //!   VMM --sigaction, signal--> of SIGSEGV and SIGBUS: remembered, and called by our handler --> the kernel
 //! ```
 //!
-//! `IOPLANE_EXITS_CLUSTER=off` leaves every call alone. `IOPLANE_EXITS_CLUSTER_MICROSECONDS` is how long a guest may be kept from
+//! `IOPLANE_EXITS_CLUSTER=off` leaves every call alone, as for programs other than QEMU unless it is `on`. `IOPLANE_EXITS_CLUSTER_MICROSECONDS` is how long a guest may be kept from
 //! its interrupts by a cluster.
 //!
 //! A panic never leaves this library. Must not know: what the VMM is. See docs/decisions/0040.
@@ -34,7 +34,7 @@ const KVM: c_ulong = 0xae;
 /// What one cluster may take, beside time.
 const INSTRUCTIONS: u32 = 4000;
 const ACCESSES: u32 = 256;
-/// A page of `REP OUTSB`.
+/// Of QEMU, which does them one by one: a page of `REP OUTSB`. Others get one at a time, as from KVM.
 const OUTPUT_ELEMENTS: u32 = 4096;
 const MICROSECONDS: u64 = 50;
 
@@ -52,8 +52,19 @@ static LOADED: extern "C" fn() = loaded;
 extern "C" fn loaded() {
     clock::begin();
     symbols::find();
-    let word = std::env::var_os("IOPLANE_EXITS_CLUSTER");
-    OFF.store(word.is_some_and(|word| word == "off" || word == "0"), Ordering::Relaxed);
+    let off = match std::env::var_os("IOPLANE_EXITS_CLUSTER") {
+        Some(word) if word == "on" || word == "1" => false,
+        Some(word) if word == "off" || word == "0" => true,
+        _ => !is_qemu(),
+    };
+    OFF.store(off, Ordering::Relaxed);
+}
+
+/// Whether the VMM is QEMU. Others may filter the system calls that a cluster makes on a vCPU's thread (Cloud Hypervisor does), or take all
+/// elements of REP OUTS as one write, so they have to ask.
+fn is_qemu() -> bool {
+    let program = std::fs::read_link("/proc/self/exe").unwrap_or_default();
+    program.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"qemu-"))
 }
 
 fn interposer() -> &'static Interposer<Linux> {
@@ -68,7 +79,7 @@ fn interposer() -> &'static Interposer<Linux> {
             instructions: INSTRUCTIONS,
             accesses: ACCESSES,
             cycles: speed.saturating_mul(microseconds),
-            output_elements: OUTPUT_ELEMENTS,
+            output_elements: if is_qemu() { OUTPUT_ELEMENTS } else { 1 },
         };
         Interposer::new(Linux::new(speed), limits)
     })

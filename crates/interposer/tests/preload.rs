@@ -31,7 +31,7 @@ fn library() -> PathBuf {
 fn child(case: &str, preload: bool, environment: &[(&str, &str)]) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "what_runs_in_the_child", "--nocapture"]).env(CASE, case);
-    command.env_remove("LD_PRELOAD").envs(environment.iter().copied());
+    command.env_remove("LD_PRELOAD").env("IOPLANE_EXITS_CLUSTER", "on").envs(environment.iter().copied());
     if preload {
         command.env("LD_PRELOAD", library());
     }

@@ -7,7 +7,7 @@ use ioplane_device::{Armed, PollOutcome, PollState};
 
 use super::slot::SlotState;
 use super::timers::Timer;
-use super::{PollLoop, ring};
+use super::{PollLoop, TIDY, ring};
 use crate::readable::Readable;
 use crate::settings::Notify;
 use crate::shared::ENDING;
@@ -105,6 +105,9 @@ impl PollLoop {
             entry.state = SlotState::Held;
         }
         self.untidy |= newly;
+        if newly {
+            self.timers.ensure(Timer::Tidy, self.last_tidy + TIDY);
+        }
         self.set_timer(index, outcome);
     }
 

@@ -1,6 +1,7 @@
 //! `ioplane exits cluster`: what the interposer does in a VM's process, by the file that it leaves open there.
 
 use std::fs::{self, File};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -9,6 +10,7 @@ use ioplane_cli::args::{ClusterArgs, ClusterWord};
 use ioplane_cli::output::{CommandError, print, print_done};
 use ioplane_exits::Vm;
 use ioplane_vcpu::kvm::{CLUSTER_PAGE_NAME, ClusterPage, ClusterReport, REASONS, VcpuReport};
+use rustix::fs::OFlags;
 use serde::Serialize;
 
 /// What is printed.
@@ -61,7 +63,9 @@ pub fn run(args: &ClusterArgs, json: bool) -> Result<()> {
     let vm = Vm::choose(args.vm.as_deref())?;
     let path = find(&vm)?;
     let write = args.action != ClusterWord::Status;
-    let file = File::options().read(true).write(write).open(&path);
+    // The process may have put anything there since it was found: a FIFO would be waited for.
+    let no_waiting = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    let file = File::options().read(true).write(write).custom_flags(no_waiting).open(&path);
     let file = file.with_context(|| format!("open {}: look as the VM's user or root", path.display()))?;
     if write {
         ClusterPage::switch(&file, args.action == ClusterWord::On)?;
@@ -140,13 +144,13 @@ fn list(counts: &[Count]) -> String {
 fn text(status: &Status) -> String {
     let mut text = format!("{} (process {}): clustering is {}\n", status.name, status.pid, status.clustering);
     for (number, vcpu) in status.vcpus.iter().enumerate() {
-        let all = vcpu.accesses + vcpu.saved;
+        let all = vcpu.accesses.saturating_add(vcpu.saved);
         let percent = if all == 0 { 0.0 } else { 100.0 * vcpu.saved as f64 / all as f64 };
         text += &format!(
             "vCPU {number}: {all} device accesses, {} without an exit ({percent:.0} %); KVM_RUN has returned {} times, \
              {} times only to complete an access\n",
             vcpu.saved,
-            vcpu.returns + vcpu.completions,
+            vcpu.returns.saturating_add(vcpu.completions),
             vcpu.completions
         );
         for (title, counts) in [

@@ -43,6 +43,11 @@ impl PendingAccess {
         matches!(self.destination, Destination::None | Destination::Accumulator { .. })
     }
 
+    /// Whether what is read goes to memory (INS).
+    pub(crate) fn stores(&self) -> bool {
+        matches!(self.destination, Destination::Input { .. })
+    }
+
     pub(super) fn finish<M: LinearMemory>(
         self,
         next: &mut GeneralRegisters,

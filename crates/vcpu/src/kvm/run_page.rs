@@ -234,6 +234,12 @@ impl RunPage {
         unsafe { (&raw mut (*self.page).if_flag).write_volatile(enabled) }
     }
 
+    /// IF of the guest at the last exit.
+    pub(super) fn interrupts_enabled(&self) -> bool {
+        // SAFETY: mapped (`new`).
+        unsafe { (&raw const (*self.page).if_flag).read_volatile() != 0 }
+    }
+
     /// What ports carry: the VMM has written it at a read, and will read it at a write.
     pub(super) fn port_data(&mut self) -> &mut [u8] {
         // SAFETY: mapped (`new`), and neither KVM nor the VMM's threads touch it while this thread is outside of both.

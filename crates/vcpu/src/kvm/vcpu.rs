@@ -90,7 +90,7 @@ pub struct ClusteredVcpu {
     /// RIP of the plain IN or OUT that KVM believes to be incomplete.
     incomplete: Option<u64>,
     budget: RunBudget,
-    /// How many interrupts the VMM had raised when the guest was entered.
+    /// How many interrupts the VMM had raised when the guest was last entered so that it took them.
     interrupts: u32,
     window: Window,
     /// The cluster that has begun and not ended.
@@ -166,7 +166,10 @@ impl ClusteredVcpu {
             Attempt::Access => 0,
             Attempt::Enter(why) => {
                 self.ended(why);
-                self.enter(vm, kvm)
+                let delivers = self.interrupts_enabled()
+                    || why == Some(ClusterEnd::Stopped(StopReason::InterruptWindow));
+                self.window.enter(delivers);
+                self.enter(vm, kvm, delivers)
             }
             Attempt::Returned(result) => result,
         }
@@ -204,8 +207,13 @@ impl ClusteredVcpu {
         }
     }
 
-    /// Registers to KVM, and into the guest.
-    fn enter(&mut self, vm: &SharedVm, kvm: &mut impl VcpuDescriptor) -> i32 {
+    /// IF of the guest, as the interpreter has left it or as KVM had it at its last exit.
+    fn interrupts_enabled(&self) -> bool {
+        if self.newer { self.general.rflags & rflags::IF != 0 } else { self.page.interrupts_enabled() }
+    }
+
+    /// Registers to KVM, and into the guest. `delivers`: it takes interrupts that wait, at once or with its next instruction.
+    fn enter(&mut self, vm: &SharedVm, kvm: &mut impl VcpuDescriptor, delivers: bool) -> i32 {
         // Before our own registers are put there.
         let in_use = self.page.registers_in_use();
         let declined = self.obstacle(vm, kvm).or(in_use.then_some(ClusterEnd::Busy));
@@ -221,7 +229,9 @@ impl ClusteredVcpu {
             self.page.share_registers();
         }
         self.clock.forget();
-        self.interrupts = vm.interrupts();
+        if delivers {
+            self.interrupts = vm.interrupts();
+        }
         let result = kvm.run();
         self.incomplete = None;
         self.after_return(result, declined);
@@ -347,9 +357,16 @@ impl ClusteredVcpu {
         access: DeviceAccess,
         kvm: &mut impl VcpuDescriptor,
     ) -> bool {
+        // After a write to a device's memory RIP is beyond it already: what is there has not been done.
+        if !is_port(access) {
+            return false;
+        }
         let at = self.general.rip;
         let before = at.wrapping_sub(1);
         let mut space = GuestSpace::new(&state.slots, &self.system, self.physical_bits, &mut self.cache);
+        if !is_plain_port_access(&mut space, at) {
+            return false;
+        }
         // KVM moves RIP beyond OUTS before it exits; what follows may be an OUT that looks like the one in question.
         match space.load(before, OperandSize::Byte) {
             Ok(0x6e | 0x6f) | Err(_) => return false,
@@ -371,7 +388,7 @@ impl ClusteredVcpu {
             &mut budget,
         );
         match end {
-            RunEnd::Access(found, pending) if found == access && pending.is_plain() && is_port(access) => {
+            RunEnd::Access(found, pending) if found == access && pending.is_plain() => {
                 let data = self.page.port_data();
                 self.interpreter.complete(pending, &mut self.general, &mut space, data, 0);
                 self.newer = true;
@@ -439,8 +456,12 @@ impl ClusteredVcpu {
                 if reason == StopReason::Instruction {
                     self.counters.stopped_at(self.interpreter.last_instruction());
                 }
-                self.window.enter(self.general.rflags, reason);
                 Attempt::Enter(Some(ClusterEnd::Stopped(reason)))
+            }
+            // What it reads goes to memory when the VMM has answered. If changes of that memory are logged by then, as a migration begins, only KVM can
+            // store it so that the log has it.
+            RunEnd::Access(_, pending) if pending.stores() => {
+                Attempt::Enter(Some(ClusterEnd::Stopped(StopReason::Instruction)))
             }
             RunEnd::Access(access, pending) => {
                 cluster.accesses += 1;
@@ -474,6 +495,18 @@ fn settled(vm: &SharedVm) -> VmRead<'_> {
     }
 }
 
+/// Whether IN or OUT is at `at`, not INS or OUTS: after prefixes of size (66, REX), which are harmless where they are instructions.
+fn is_plain_port_access(space: &mut GuestSpace<'_>, at: u64) -> bool {
+    for offset in 0..3 {
+        match space.load(at.wrapping_add(offset), OperandSize::Byte) {
+            Ok(0xe4..=0xe7 | 0xec..=0xef) => return true,
+            Ok(0x66 | 0x40..=0x4f) => {}
+            _ => return false,
+        }
+    }
+    false
+}
+
 fn is_port(access: DeviceAccess) -> bool {
     matches!(access, DeviceAccess::PortRead { .. } | DeviceAccess::PortWrite { .. })
 }
@@ -500,10 +533,9 @@ struct Window {
 }
 
 impl Window {
-    /// The guest is entered with these flags, and next executes what `stopped` says.
-    fn enter(&mut self, flags: u64, stopped: StopReason) {
-        let delivered = flags & rflags::IF != 0 || stopped == StopReason::InterruptWindow;
-        self.missed = !delivered && (self.missed || self.opened);
+    /// The guest is entered, and takes what is pending if `delivers`.
+    fn enter(&mut self, delivers: bool) {
+        self.missed = !delivers && (self.missed || self.opened);
         self.opened = false;
     }
 }

@@ -316,6 +316,10 @@ impl FakeKvm {
             }
         }
         let port = matches!(access, DeviceAccess::PortRead { .. } | DeviceAccess::PortWrite { .. });
+        if matches!(access, DeviceAccess::MemoryWrite { .. }) {
+            // KVM has done the instruction before the VMM hears of it.
+            return self.finish(pending);
+        }
         if !port {
             // The processor's own, of a fault.
             self.general.rflags |= rflags::RF;

@@ -245,6 +245,19 @@ fn registers_are_right_whenever_the_vmm_looks() {
     }
 }
 
+/// KVM has done a write to a device's memory before it exits: RIP is at the instruction behind it, which is done once.
+#[test]
+fn what_follows_a_write_to_a_device_is_done_once() {
+    // MOV EDI, device; MOV ESI, 0x8000; then twice: MOV [RDI], EAX; INC DWORD [RSI]; and OUT 0x80, AL; HLT
+    let twice = [0x89, 0x07, 0xff, 0x06, 0x89, 0x07, 0xff, 0x06];
+    let code = [&[0xbf, 0, 0, 0x20, 0, 0xbe, 0, 0x80, 0, 0][..], &twice, &[0xe6, 0x80, 0xf4]].concat();
+    let (plain, _, _) = run(&code, NOTHING, None);
+    for limits in all_limits() {
+        let (with, _, _) = run(&code, NOTHING, Some(limits));
+        assert!(with == plain, "{limits:?}: {:x?} {:x?}", with.accesses, plain.accesses);
+    }
+}
+
 /// The paper's figure: eleven writes, one exit.
 #[test]
 fn eleven_writes_take_one_exit() {
