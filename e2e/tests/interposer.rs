@@ -284,7 +284,8 @@ fn a_stock_guest_does_the_same_with_a_fraction_of_the_exits() -> Result<()> {
     }
     same_trace(&clustered.trace, &plain.trace)?;
     fewer(&clustered.boot, &plain.boot, 30).context("boot")?;
-    fewer(&clustered.read, &plain.read, 60).context("IDE")?;
+    // Without DMA, INS reads the data, and that is KVM's.
+    fewer(&clustered.read, &plain.read, 80).context("IDE")?;
     fewer(&clustered.pings, &plain.pings, 10).context("NE2000")?;
     fewer(&plain.boot, &off, 110).context("switched off")?;
     // What it says is what L1's kernel has counted, and what the guest did in between.
