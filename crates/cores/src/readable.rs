@@ -1,4 +1,4 @@
-//! What a core is told of by the kernel.
+//! The events that a core gets from the kernel.
 
 /// What the kernel keeps for the mailbox, and for a ring in the set. A slot's is twice its token, and one more for its completions.
 const MAILBOX: u64 = u64::MAX;

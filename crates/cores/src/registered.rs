@@ -40,11 +40,10 @@ impl RegisteredRing {
         (entered == 1).then(|| RegisteredRing { index: update.offset, thread: thread::current().id() })
     }
 
-    /// Takes it out again, if the calling thread is the one that has it in its table.
+    /// Takes it out again, by the thread that has it in its table.
     pub(crate) fn remove(self, ring: BorrowedFd<'_>) {
-        if self.is_here() {
-            register(ring, UNREGISTER, &mut Update { offset: self.index, reserved: 0, data: 0 });
-        }
+        debug_assert!(self.is_here(), "the index is of another thread's table");
+        register(ring, UNREGISTER, &mut Update { offset: self.index, reserved: 0, data: 0 });
     }
 
     /// Whether the calling thread has it in its table.
@@ -52,7 +51,7 @@ impl RegisteredRing {
         self.thread == thread::current().id()
     }
 
-    /// io_uring_enter, by the thread that has it in its table: hands down `submit` entries and, with `GETEVENTS` among the flags, waits for `least` completions.
+    /// io_uring_enter, by the thread that has it in its table: submits `submit` entries and, with `GETEVENTS` among the flags, waits for `least` completions.
     pub(crate) fn enter(
         &self,
         submit: u32,

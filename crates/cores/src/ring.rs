@@ -1,7 +1,7 @@
 //! The io_uring of one core: operations on files for all of its pollers, kicks, and sleep.
 //!
 //! Two kinds. A *deferred* ring (`SINGLE_ISSUER`, `DEFER_TASKRUN`: Linux 6.1) does nothing until its core enters the kernel, so that
-//! one call hands down, runs what has ended and takes it, and the core sleeps in it: it polls the kicks of resting slots, and the epoll
+//! one call submits, runs what has ended and takes it, and the core sleeps in it: it polls the kicks of resting slots, and the epoll
 //! set for all other descriptors. A *plain* ring is what older kernels have: it stands in the core's epoll set, in which the core sleeps,
 //! and polls nothing.
 //!
@@ -26,7 +26,7 @@ use ioplane_device::{CoreContext, CoreIo, FileOp, IoCompletion, IoHandle};
 use crate::readable::Readable;
 use crate::registered::RegisteredRing;
 
-/// Entries of the submission ring: what is noted down between two system calls.
+/// Entries of the submission ring: what is queued between two system calls.
 const SUBMISSIONS: u32 = 256;
 
 /// Entries of the completion ring, 256 KiB: 512 queues of 32 requests. What does not fit the kernel keeps aside.
@@ -72,11 +72,11 @@ struct Entry {
     generation: u16,
     /// Who is woken.
     slot: usize,
-    /// Submitted and not told of.
+    /// Submitted, and its completion not taken by its owner.
     in_flight: usize,
     completed: VecDeque<IoCompletion>,
-    /// Stands in [`CoreRing::told`], and its slot is to be woken.
-    told: bool,
+    /// Stands in [`CoreRing::to_wake`].
+    to_wake: bool,
     /// Of an orphan: what the kernel still works on.
     keep: Option<Box<dyn Send>>,
 }
@@ -95,8 +95,8 @@ pub(crate) struct CoreRing {
     registered: Option<RegisteredRing>,
     entries: Vec<Entry>,
     free: Vec<u32>,
-    /// `user_data` of what is in the submission ring and not handed down, in that order.
-    noted: VecDeque<u64>,
+    /// `user_data` of what is in the submission ring and not submitted, in that order.
+    queued: VecDeque<u64>,
     /// It was entered since the completion ring was read.
     entered: bool,
     /// With the kernel, of all pollers.
@@ -116,7 +116,7 @@ pub(crate) struct CoreRing {
     /// In flight by slot.
     of_slot: Vec<u32>,
     /// Entries with completions since [`CoreRing::take_fired`].
-    told: Vec<u32>,
+    to_wake: Vec<u32>,
     /// Kicks since then.
     kicked: Vec<usize>,
     /// The set has news.
@@ -147,7 +147,7 @@ impl CoreRing {
             registered: None,
             entries: Vec::new(),
             free: Vec::new(),
-            noted: VecDeque::with_capacity(SUBMISSIONS as usize),
+            queued: VecDeque::with_capacity(SUBMISSIONS as usize),
             entered: false,
             in_flight: 0,
             ended: 0,
@@ -159,7 +159,7 @@ impl CoreRing {
             polls: 0,
             set_polled: false,
             of_slot: Vec::new(),
-            told: Vec::new(),
+            to_wake: Vec::new(),
             kicked: Vec::new(),
             set_fired: false,
             lost_kicks: Vec::new(),
@@ -222,7 +222,7 @@ impl CoreRing {
         let room = |used: usize| slots.saturating_sub(used);
         self.entries.reserve(room(self.entries.len()));
         self.free.reserve(room(self.free.len()));
-        self.told.reserve(room(self.told.len()));
+        self.to_wake.reserve(room(self.to_wake.len()));
         self.kicked.reserve(room(self.kicked.len()));
         self.of_slot.resize(self.of_slot.len().max(slots), 0);
         self.lost_kicks.reserve(room(self.lost_kicks.len()));
@@ -254,19 +254,19 @@ impl CoreRing {
     /// Whether [`CoreRing::take_fired`] has something.
     #[inline]
     pub(crate) fn has_fired(&self) -> bool {
-        !self.told.is_empty() || !self.kicked.is_empty() || self.set_fired || !self.lost_kicks.is_empty()
+        !self.to_wake.is_empty() || !self.kicked.is_empty() || self.set_fired || !self.lost_kicks.is_empty()
     }
 
-    /// Moves who is to be woken to the end of `fired`; says whether the epoll set has news.
-    pub(crate) fn take_fired(&mut self, fired: &mut Vec<Readable>) -> bool {
-        for index in self.told.drain(..) {
+    /// Moves who is to be woken to the end of `fired`; says whether the epoll set has news, once, if `set_due`.
+    pub(crate) fn take_fired(&mut self, fired: &mut Vec<Readable>, set_due: bool) -> bool {
+        for index in self.to_wake.drain(..) {
             let entry = &mut self.entries[index as usize];
-            if std::mem::take(&mut entry.told) {
+            if std::mem::take(&mut entry.to_wake) {
                 fired.push(Readable::Completion(entry.slot));
             }
         }
         fired.extend(self.kicked.drain(..).map(Readable::Kick));
-        std::mem::take(&mut self.set_fired)
+        set_due && std::mem::take(&mut self.set_fired)
     }
 
     /// A kick that the ring can no longer poll: its token and descriptor.
@@ -284,7 +284,7 @@ impl CoreRing {
             self.kicks.resize_with(token + 1, || None);
         }
         self.kicks[token] = Some(Kick { fd, data });
-        if !self.note(entry.build(), data) {
+        if !self.queue(entry.build(), data) {
             self.lost_kicks.push(token);
         }
         // The descriptor is looked up now: it may be another's number by the next turn.
@@ -294,7 +294,7 @@ impl CoreRing {
     /// Polls it no longer.
     pub(crate) fn forget_kick(&mut self, token: usize) {
         let Some(kick) = self.kicks.get_mut(token).and_then(Option::take) else { return };
-        self.note(opcode::PollRemove::new(kick.data).build(), NOBODY);
+        self.queue(opcode::PollRemove::new(kick.data).build(), NOBODY);
         self.enter();
     }
 
@@ -302,11 +302,11 @@ impl CoreRing {
     pub(crate) fn poll_set(&mut self, set: BorrowedFd<'_>) {
         if !self.set_polled {
             let entry = opcode::PollAdd::new(Fd(set.as_raw_fd()), libc::POLLIN as u32).multi(true);
-            self.set_polled = self.note(entry.build(), SET);
+            self.set_polled = self.queue(entry.build(), SET);
         }
     }
 
-    /// Sleeps until `least` operations or polls have ended, at most for `timeout` (`None`: for ever). Hands down what was noted.
+    /// Sleeps until `least` operations or polls have ended, at most for `timeout` (`None`: for ever). Submits what is queued.
     pub(crate) fn sleep(&mut self, least: usize, timeout: Option<Duration>) {
         self.collect();
         if self.has_fired() || self.broken.is_some() {
@@ -315,12 +315,12 @@ impl CoreRing {
         let time = timeout.map(|time| Timespec::new().sec(time.as_secs()).nsec(time.subsec_nanos()));
         let args = time.as_ref().map(|time| SubmitArgs::new().timespec(time));
         let done = self.enter_kernel(least, args.as_ref());
-        self.handed_down(done);
+        self.submitted(done);
         self.collect();
         self.drop_finished();
     }
 
-    /// Hands down what was noted, and waits for `least` completions.
+    /// Submits what is queued, and waits for `least` completions.
     fn enter_kernel(&mut self, least: usize, args: Option<&SubmitArgs<'_, '_>>) -> io::Result<usize> {
         let Some(registered) = &self.registered else {
             let submitter = self.ring.submitter();
@@ -330,43 +330,43 @@ impl CoreRing {
             };
         };
         let submissions = self.ring.submission();
-        let (noted, ended) = (submissions.len(), submissions.taskrun() || submissions.cq_overflow());
+        let (queued, ended) = (submissions.len(), submissions.taskrun() || submissions.cq_overflow());
         drop(submissions);
         // Without it the kernel runs nothing that was deferred.
         let fetch = least > 0 || ended;
         let flags = if fetch { EnterFlags::GETEVENTS } else { EnterFlags::empty() };
-        registered.enter(noted as u32, least as u32, flags, args)
+        registered.enter(queued as u32, least as u32, flags, args)
     }
 
-    /// Notes an entry down.
+    /// Queues an entry.
     #[inline]
-    fn note(&mut self, entry: squeue::Entry, data: u64) -> bool {
+    fn queue(&mut self, entry: squeue::Entry, data: u64) -> bool {
         let entry = entry.user_data(data);
         // SAFETY: see the module's note.
         if unsafe { self.ring.submission().push(&entry) }.is_err() {
-            self.hand_down();
+            self.submit_queued();
             // SAFETY: as above.
             if unsafe { self.ring.submission().push(&entry) }.is_err() {
                 return false;
             }
         }
-        self.noted.push_back(data);
+        self.queued.push_back(data);
         true
     }
 
-    /// One system call for all that was noted down and for all that has ended.
-    fn hand_down(&mut self) {
+    /// One system call for all that is queued and for all that has ended.
+    fn submit_queued(&mut self) {
         if self.broken.is_none() {
             let done = self.enter_kernel(0, None);
-            self.handed_down(done);
+            self.submitted(done);
         }
     }
 
-    /// Takes note of what the kernel has taken.
-    fn handed_down(&mut self, done: io::Result<usize>) {
+    /// Counts what the kernel has taken.
+    fn submitted(&mut self, done: io::Result<usize>) {
         self.entered = true;
         let left = self.ring.submission().len();
-        self.noted.drain(..self.noted.len().saturating_sub(left));
+        self.queued.drain(..self.queued.len().saturating_sub(left));
         match done {
             Ok(_) => {}
             Err(e) => match e.raw_os_error() {
@@ -377,12 +377,12 @@ impl CoreRing {
         }
     }
 
-    /// The kernel will never take what is noted down: it ends with an error.
+    /// The kernel will never take what is queued: it ends with an error.
     #[cold]
     fn give_up(&mut self, errno: i32) {
         self.broken = Some(errno);
         self.lost_kicks.extend((0..self.kicks.len()).filter(|token| self.kicks[*token].is_some()));
-        while let Some(data) = self.noted.pop_front() {
+        while let Some(data) = self.queued.pop_front() {
             if data & KIND == IO {
                 self.completed(data, -errno);
             }
@@ -426,7 +426,7 @@ impl CoreRing {
         let Some(Some(kick)) = self.kicks.get(token) else { return };
         let entry = opcode::PollAdd::new(Fd(kick.fd.as_raw_fd()), libc::POLLIN as u32).multi(true).build();
         let data = kick.data;
-        if result < 0 || !self.note(entry, data) {
+        if result < 0 || !self.queue(entry, data) {
             self.lost_kicks.push(token);
         }
     }
@@ -453,8 +453,8 @@ impl CoreRing {
         self.ended += 1;
         if entry.attached {
             entry.completed.push_back(IoCompletion { tag: data as u16, result });
-            if !std::mem::replace(&mut entry.told, true) {
-                self.told.push(index);
+            if !std::mem::replace(&mut entry.to_wake, true) {
+                self.to_wake.push(index);
             }
             return;
         }
@@ -470,7 +470,7 @@ impl CoreRing {
     /// Frees the entry, or leaves it to the last completion.
     fn leave(&mut self, handle: IoHandle, keep: Option<Box<dyn Send>>) -> VecDeque<IoCompletion> {
         let entry = &mut self.entries[handle.0 as usize];
-        (entry.attached, entry.told) = (false, false);
+        (entry.attached, entry.to_wake) = (false, false);
         self.of_slot[entry.slot] -= entry.in_flight as u32;
         let mut completed = std::mem::take(&mut entry.completed);
         entry.in_flight -= completed.len();
@@ -517,7 +517,7 @@ impl CoreIo for CoreRing {
             slot,
             in_flight: 0,
             completed,
-            told: false,
+            to_wake: false,
             keep: None,
         };
         match self.free.pop() {
@@ -550,13 +550,13 @@ impl CoreIo for CoreRing {
             self.completed(data, -errno);
             return true;
         }
-        let noted = self.note(submission(op), data);
-        if !noted {
+        let queued = self.queue(submission(op), data);
+        if !queued {
             self.in_flight -= 1;
             self.entries[handle.0 as usize].in_flight -= 1;
             self.of_slot[self.entries[handle.0 as usize].slot] -= 1;
         }
-        noted
+        queued
     }
 
     #[inline]
@@ -579,8 +579,8 @@ impl CoreIo for CoreRing {
     fn orphan(&mut self, handle: IoHandle, keep: Box<dyn Send>) {
         let completed = self.leave(handle, Some(keep));
         self.emptied.push(completed);
-        // What was only noted down is handed down, too: its owner waits for its end as for that of all others.
-        self.hand_down();
+        // What was only queued is submitted, too: its owner waits for its end as for that of all others.
+        self.submit_queued();
     }
 
     #[inline]
@@ -589,8 +589,8 @@ impl CoreIo for CoreRing {
             let submissions = self.ring.submission();
             submissions.taskrun() || submissions.cq_overflow()
         };
-        if work || !self.noted.is_empty() {
-            self.hand_down();
+        if work || !self.queued.is_empty() {
+            self.submit_queued();
         }
         // The kernel writes completions of a deferred ring only while it is entered.
         if self.entered || !self.deferred {
@@ -604,7 +604,7 @@ impl CoreIo for CoreRing {
         let something =
             |ring: &CoreRing| ring.entries.iter().any(|entry| entry.attached && !entry.completed.is_empty());
         if !something(self) {
-            self.told.clear();
+            self.to_wake.clear();
             self.sleep(1, Some(timeout));
             // The thread may only have been interrupted for what has ended.
             self.enter();
@@ -616,10 +616,10 @@ impl CoreIo for CoreRing {
 impl Drop for CoreRing {
     /// Nothing that the kernel works on may go before it has done.
     fn drop(&mut self) {
-        // By another thread its index would name another ring.
+        // By another thread its index would name another ring. Its entry goes with the thread that made it.
         self.registered = self.registered.take().filter(RegisteredRing::is_here);
         while self.orphans > 0 && self.broken.is_none() {
-            self.take_fired(&mut Vec::new());
+            self.take_fired(&mut Vec::new(), true);
             self.lost_kicks.clear();
             self.sleep(1, None);
         }
@@ -753,12 +753,12 @@ mod tests {
         let fired = |ring: &mut CoreRing| {
             ring.sleep(1, Some(Duration::from_millis(1)));
             let mut fired = Vec::new();
-            assert!(!ring.take_fired(&mut fired));
+            assert!(!ring.take_fired(&mut fired, true));
             fired
         };
         assert_eq!(fired(&mut ring), []);
         for _ in 0..3 {
-            // Never lowered: each writing is told.
+            // Never lowered: each write is an event.
             rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
             assert_eq!(fired(&mut ring), [Readable::Kick(5)]);
             assert_eq!(fired(&mut ring), []);

@@ -1,8 +1,8 @@
 //! What a sleeping core waits on: its ring, and one epoll set, of duplicated descriptors.
 //!
 //! A core with a deferred ring sleeps in the ring, which polls the kicks and the set; the set has all other descriptors. Any other core
-//! sleeps in the set, which has the kicks and a plain ring as well. The set is level-triggered, and the ring tells of an event once. So
-//! a set that had news is asked again before the next sleep, until it has none. Of a kick it is enough to be told once: a slot that rests
+//! sleeps in the set, which has the kicks and a plain ring as well. The set is level-triggered, and the ring reports an event once. So
+//! a set that had news is asked again before the next sleep, until it has none. One event per kick is enough: a slot that rests
 //! has been looked at after it asked for it.
 
 #![allow(unsafe_code)]
@@ -137,7 +137,7 @@ impl Watch {
                     ring.poll_set(self.epoll.as_fd());
                     ring.sleep(completions, timeout);
                 }
-                self.take_from_ring(ring);
+                self.take_from_ring(ring, true);
             }
             Some(ring) => {
                 // What was submitted since the last turn goes down before anybody sleeps on it.
@@ -145,21 +145,21 @@ impl Watch {
                 self.wait_in_set(if ring.has_fired() { Some(Duration::ZERO) } else { timeout });
                 self.fired.retain(|readable| *readable != Readable::Ring);
                 ring.enter();
-                self.take_from_ring(ring);
+                self.take_from_ring(ring, true);
             }
             None => self.wait_in_set(timeout),
         }
     }
 
     /// As [`Watch::wait`] for no time at all, for a core that sleeps in the ring and has just entered it: a system call only if the set
-    /// has news.
-    pub(crate) fn check_ring(&mut self, ring: &mut CoreRing) {
+    /// has news and `set_due`. Otherwise its news stays in the ring.
+    pub(crate) fn check_ring(&mut self, ring: &mut CoreRing, set_due: bool) {
         self.fired.clear();
-        self.take_from_ring(ring);
+        self.take_from_ring(ring, set_due);
     }
 
-    fn take_from_ring(&mut self, ring: &mut CoreRing) {
-        if ring.take_fired(&mut self.fired) {
+    fn take_from_ring(&mut self, ring: &mut CoreRing, set_due: bool) {
+        if ring.take_fired(&mut self.fired, set_due) {
             self.unread = true;
             // It may have ended by itself.
             ring.poll_set(self.epoll.as_fd());
@@ -285,7 +285,7 @@ mod tests {
                 assert!(begun.elapsed() < Duration::from_secs(20), "nothing is heard");
                 ring.enter();
             }
-            watch.check_ring(&mut ring);
+            watch.check_ring(&mut ring, true);
             assert_eq!(watch.fired(), [Readable::Completion(7)]);
             lower(&completion);
         }

@@ -72,12 +72,10 @@ impl Nic {
     /// Writes the record down, and has the device be as that says.
     async fn become_record(&self, next: NicRecord) -> Result<(), Refusal> {
         let Served { note, handle, .. } = &self.served;
-        let before = note.read().now;
         let now = next.now.clone();
         note.change(|record| *record = next)?;
-        if now.link != before.link {
-            handle.change(move |model| ((), model.set_link(now.link.lower()))).await?;
-        }
+        // Also where the record was so already: the device may not have followed it the last time.
+        handle.change(move |model| ((), model.set_link(now.link.lower()))).await?;
         let (tx, rx) = (now.tx_limits(), now.rx_limits());
         let change = move |model: &mut Net| {
             let (sent, received) = model.limits();

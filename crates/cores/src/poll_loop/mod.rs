@@ -445,7 +445,7 @@ impl PollLoop {
         }
         match fired {
             Some(false) => {}
-            Some(true) => self.take_fired(),
+            Some(true) => self.take_fired(looks),
             None => self.check_events(looks),
         }
     }

@@ -127,17 +127,29 @@ impl PollLoop {
         }
     }
 
-    /// Wakes the slots of which the ring knows that a descriptor was woken.
+    /// Wakes the slots of which the ring knows that a descriptor was woken. What the epoll set has is asked for when that is due: each
+    /// frame for a resting NIC is news of the set, and to ask after each turn would cost as many system calls as the frames save turns.
     #[cold]
-    pub(super) fn take_fired(&mut self) {
+    pub(super) fn take_fired(&mut self, looked: bool) {
+        let set_due = self.event_check_due(looked);
         if let Some(ring) = ring(&mut self.context) {
-            self.watch.check_ring(ring);
+            self.watch.check_ring(ring, set_due);
             self.handle_events();
         }
     }
 
     /// Where the core does not sleep in its ring: asks the kernel, when that is due, whether a descriptor of any resting slot is readable.
     pub(super) fn check_events(&mut self, looked: bool) {
+        let occupied = self.slots.len() - self.free.len();
+        if !self.awake.is_empty() && self.awake.len() < occupied && self.event_check_due(looked) {
+            self.account.counts.event_checks += 1;
+            self.watch.wait(ring(&mut self.context), 1, Some(Duration::ZERO));
+            self.handle_events();
+        }
+    }
+
+    /// Whether a busy core is to ask the epoll set for news now; it then counts as asked.
+    fn event_check_due(&mut self, looked: bool) -> bool {
         let now = self.context.now();
         let due = match self.notify {
             Notify::Polled => {
@@ -145,13 +157,10 @@ impl PollLoop {
             }
             Notify::Notified => self.account.counts.turns.is_multiple_of(EVENT_CHECK_TURNS),
         };
-        let occupied = self.slots.len() - self.free.len();
-        if due && !self.awake.is_empty() && self.awake.len() < occupied {
+        if due {
             self.last_event_check = now;
-            self.account.counts.event_checks += 1;
-            self.watch.wait(ring(&mut self.context), 1, Some(Duration::ZERO));
-            self.handle_events();
         }
+        due
     }
 
     /// Wakes the slots whose descriptors are readable. The mailbox's eventfd is emptied where messages are read, whether or not its

@@ -7,7 +7,8 @@
 //!   that time, then polls. "Shortly" is a margin that finds itself: it grows when a completion comes in a sleep, and shrinks
 //!   slowly while none does.
 //! - **Many are in flight.** Then each of them is under way for long, and a sleep that is short beside that costs nothing: the core
-//!   sleeps until a thirty-second part of them has ended.
+//!   sleeps until a thirty-second part of them has ended. Completions end these sleeps and not the clock, for a sleep that the clock
+//!   ends is a system call and a wake-up for nothing.
 //!
 //! What is overdue may take for ever: the core sleeps for as long as it has had no work.
 
@@ -18,6 +19,9 @@ const SHORTEST: Duration = Duration::from_micros(10);
 
 /// The part of the time for which a request is in flight that a sleep may add to it, and the part of those in flight that ends a sleep.
 const PART: u32 = 32;
+
+/// How much longer than such a part takes on average a sleep may be.
+const PATIENCE: u32 = 4;
 
 /// The margin at first: about what a wake-up takes in a VM.
 const MARGIN: Duration = Duration::from_micros(20);
@@ -63,7 +67,7 @@ impl WaitPolicy {
         let some = Duration::from_nanos((self.each_ns * in_flight as f64) as u64) / PART;
         let overdue = idle > mean * 2 + self.margin;
         let (time, completions) = if some >= SHORTEST {
-            (some, (in_flight / PART as usize).max(1))
+            (some * PATIENCE, (in_flight / PART as usize).max(1))
         } else if overdue {
             (idle.max(SHORTEST), 1)
         } else {
@@ -143,7 +147,7 @@ mod tests {
     fn with_many_in_flight_a_part_of_them_ends_the_sleep() {
         let mut policy = used_to(us(3));
         policy.count(1000, 10_000_000);
-        assert_eq!(policy.sleep(us(0), 64), Some(Sleep { time: us(20), completions: 2 }));
+        assert_eq!(policy.sleep(us(0), 32), Some(Sleep { time: us(40), completions: 1 }));
         assert_eq!(policy.sleep(us(0), 256), Some(Sleep { time: us(50), completions: 8 }));
         assert_eq!(policy.sleep(us(0), 16), None, "5 us are too short");
     }

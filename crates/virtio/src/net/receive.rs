@@ -192,9 +192,9 @@ impl Receive {
     }
 
     /// Delivers frames that have room in one buffer each, at most `most`, until there is another kind of either; says how
-    /// many.
+    /// many. `LIMITED`: whether the queue has limits. Without any not even a branch per frame is left of them.
     #[inline]
-    fn receive_plain(
+    fn receive_plain<const LIMITED: bool>(
         &mut self,
         context: &mut CoreContext,
         queue: &mut Queue,
@@ -218,7 +218,10 @@ impl Receive {
                 *usual = buffer.len;
                 return false;
             }
-            if *left == 0 || !header::covers(takes, &offload) || context.admit(bytes.len() as u64).is_err() {
+            if *left == 0 || !header::covers(takes, &offload) {
+                return false;
+            }
+            if LIMITED && context.admit(bytes.len() as u64).is_err() {
                 return false;
             }
             let (first, behind) = (header::emit(&offload, 1), buffer.gpa.wrapping_add(*header as u64));
@@ -318,7 +321,10 @@ impl Work for Receive {
         let mut count = 0;
         self.starved = false;
         while count < budget && *left > 0 && self.port_rx.front().is_some() {
-            let plain = self.receive_plain(context, queue, &takes, budget - count, left)?;
+            let plain = match context.has_limits() {
+                true => self.receive_plain::<true>(context, queue, &takes, budget - count, left)?,
+                false => self.receive_plain::<false>(context, queue, &takes, budget - count, left)?,
+            };
             count += plain;
             if context.limited().is_some() {
                 break;

@@ -52,9 +52,10 @@ impl Transmit {
         Transmit { sender, chain: Chain::new(), batch: Batch::default(), begun: None }
     }
 
-    /// Sends frames of one buffer each, at most `most`, as long as the driver offers nothing else; says how many.
+    /// Sends frames of one buffer each, at most `most`, as long as the driver offers nothing else; says how many. `LIMITED`: whether the
+    /// queue has limits. Without any not even a branch per frame is left of them.
     #[inline]
-    fn send_plain(
+    fn send_plain<const LIMITED: bool>(
         &mut self,
         context: &mut CoreContext,
         queue: &mut Queue,
@@ -65,7 +66,10 @@ impl Transmit {
         queue.ring.take_plain(BufferAccess::Load, most as usize, batch);
         let (mut sent, mut outcome, mut partly) = (0, Ok(()), None);
         for buffer in batch.buffers() {
-            if *left == 0 || context.admit(sender.frame_bytes(buffer.len as usize)).is_err() {
+            if *left == 0 {
+                break;
+            }
+            if LIMITED && context.admit(sender.frame_bytes(buffer.len as usize)).is_err() {
                 break;
             }
             *left = left.saturating_sub(buffer.len as usize + COST_OF_BUFFER);
@@ -273,7 +277,10 @@ impl Work for Transmit {
             count += 1;
         }
         while count < budget && *left > 0 && self.begun.is_none() && queue.takes() {
-            let plain = self.send_plain(context, queue, budget - count, left)?;
+            let plain = match context.has_limits() {
+                true => self.send_plain::<true>(context, queue, budget - count, left)?,
+                false => self.send_plain::<false>(context, queue, budget - count, left)?,
+            };
             count += plain;
             if context.limited().is_some() {
                 break;
