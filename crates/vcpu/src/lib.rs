@@ -23,6 +23,7 @@ pub mod kvm;
 mod memory;
 pub mod paging;
 pub mod registers;
+pub mod segments;
 mod slots;
 mod space;
 
@@ -31,5 +32,6 @@ pub use host::resume_refused_access;
 pub use interpreter::{Interpreter, PendingAccess, RunEnd, instruction_name};
 pub use memory::{Denied, DeviceAccess, INSTRUCTION_BYTES, LinearMemory, Platform, RunBudget, StopReason};
 pub use registers::{CodeMode, GeneralRegisters, SystemRegisters, UnsupportedMode};
+pub use segments::CachedSegment;
 pub use slots::{MemorySlot, MemorySlots, SlotError};
 pub use space::{GuestSpace, TranslationCache};

@@ -3,6 +3,8 @@
 
 use thiserror::Error;
 
+use crate::segments::{CS, CachedSegment};
+
 /// Bits of RFLAGS (Intel SDM volume 1, 3.4.3).
 pub mod rflags {
     /// Carry.
@@ -85,7 +87,7 @@ pub struct SystemRegisters {
     pub cr4: u64,
     /// The EFER register.
     pub efer: u64,
-    /// The current privilege level: DPL of SS.
+    /// The current privilege level: DPL of SS, and 0 in real mode.
     pub cpl: u8,
     /// CS.L: 64-bit code.
     pub code_long: bool,
@@ -93,10 +95,8 @@ pub struct SystemRegisters {
     pub code_default_big: bool,
     /// CS, DS, ES and SS begin at 0 and end at 4 GiB, and allow what their register is for.
     pub flat: bool,
-    /// Base of FS.
-    pub fs_base: u64,
-    /// Base of GS.
-    pub gs_base: u64,
+    /// ES, CS, SS, DS, FS, GS: the processor's numbering.
+    pub segments: [CachedSegment; 6],
 }
 
 /// Bits of CR0.
@@ -157,13 +157,15 @@ pub enum CodeMode {
     Long,
     /// 32-bit protected mode without paging and with flat segments: that of firmware and boot loaders.
     Flat32,
+    /// 16-bit code without paging: real mode, with whatever limits its segments have, and protected mode.
+    Code16,
 }
 
 /// A state of the processor in which nothing is interpreted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum UnsupportedMode {
-    /// Real or 16-bit mode, 32-bit mode with paging or with other segments, or a 32-bit program of a 64-bit system.
-    #[error("neither 64-bit mode nor flat 32-bit mode without paging")]
+    /// 16-bit code or 32-bit mode with paging, 32-bit mode with other segments, or a 32-bit program of a 64-bit system.
+    #[error("neither 64-bit mode, nor 16-bit code or flat 32-bit mode without paging")]
     NotKnown,
     /// Level 1 or 2.
     #[error("privilege level 1 or 2")]
@@ -189,6 +191,11 @@ pub enum UnsupportedMode {
 }
 
 impl SystemRegisters {
+    /// The linear address of the instruction at `rip`. Only 16-bit code has a segment that begins elsewhere than at 0.
+    pub fn linear_rip(&self, rip: u64) -> u64 {
+        if self.code_long { rip } else { self.segments[CS].base.wrapping_add(rip) }
+    }
+
     /// The mode, if it is one that is interpreted.
     pub fn mode(&self) -> Option<CodeMode> {
         let switches = self.cr0 & (cr0::PE | cr0::PG);
@@ -198,6 +205,9 @@ impl SystemRegisters {
                 Some(CodeMode::Long)
             }
             (false, true) if !long_active && switches == cr0::PE && self.flat => Some(CodeMode::Flat32),
+            (false, false) if !long_active && switches & cr0::PG == 0 && self.segments[CS].readable => {
+                Some(CodeMode::Code16)
+            }
             _ => None,
         }
     }
@@ -234,10 +244,10 @@ impl SystemRegisters {
         None
     }
 
-    /// Whether a linear address is canonical: its upper bits repeat bit 47, or bit 56 with five levels. In 32-bit mode it
-    /// has no upper bits.
+    /// Whether a linear address is canonical: its upper bits repeat bit 47, or bit 56 with five levels. Outside of
+    /// 64-bit mode it has no upper bits.
     pub fn canonical(&self, linear: u64) -> bool {
-        if self.mode() == Some(CodeMode::Flat32) {
+        if !self.code_long {
             return linear <= u64::from(u32::MAX);
         }
         let unused = if self.cr4 & cr4::LA57 != 0 { 7 } else { 16 };
@@ -255,6 +265,8 @@ impl SystemRegisters {
 mod tests {
     use super::*;
 
+    const CODE: CachedSegment =
+        CachedSegment { selector: 8, base: 0, limit: 0xffff, readable: true, writable: false, big: false };
     const LONG: SystemRegisters = SystemRegisters {
         cr0: cr0::PE | cr0::PG | cr0::WP | cr0::AM,
         cr3: 0x1000,
@@ -264,8 +276,7 @@ mod tests {
         code_long: true,
         code_default_big: false,
         flat: false,
-        fs_base: 0,
-        gs_base: 0,
+        segments: [CODE; 6],
     };
     const FLAT: SystemRegisters = SystemRegisters {
         cr0: cr0::PE,
@@ -285,13 +296,24 @@ mod tests {
             SystemRegisters { flat: false, ..FLAT },
             SystemRegisters { cr0: cr0::PE | cr0::PG, ..FLAT },
             SystemRegisters { cr0: 0, ..FLAT },
-            SystemRegisters { code_default_big: false, ..FLAT },
+            SystemRegisters { code_default_big: false, cr0: cr0::PE | cr0::PG, ..FLAT },
+            SystemRegisters { code_default_big: false, efer: efer::LMA, ..FLAT },
+            SystemRegisters { code_default_big: false, segments: [CachedSegment::default(); 6], ..FLAT },
             SystemRegisters { efer: efer::LMA, ..FLAT },
             SystemRegisters { efer: efer::LMA, cr0: cr0::PE | cr0::PG, cr4: cr4::PAE, ..FLAT },
         ] {
             assert_eq!(other.unsupported(rflags::ONE), Some(UnsupportedMode::NotKnown), "{other:x?}");
         }
         assert!(FLAT.canonical(0xffff_ffff) && !FLAT.canonical(0x1_0000_0000));
+    }
+
+    #[test]
+    fn code_of_16_bits_is_interpreted_in_real_and_in_protected_mode() {
+        for cr0 in [0, cr0::PE] {
+            let system = SystemRegisters { cr0, code_default_big: false, flat: false, ..FLAT };
+            assert_eq!((system.unsupported(rflags::ONE), system.mode()), (None, Some(CodeMode::Code16)));
+            assert_eq!(system.unsupported(rflags::VM), Some(UnsupportedMode::Flags), "virtual 8086");
+        }
     }
 
     #[test]

@@ -14,8 +14,9 @@ use std::ptr;
 use ioplane_vcpu::paging::{PAGE, TableMemory, TranslationFault};
 use ioplane_vcpu::registers::{RDI, cr0, cr4, efer, rflags};
 use ioplane_vcpu::{
-    Denied, GeneralRegisters, GuestSpace, INSTRUCTION_BYTES, Interpreter, LinearMemory, MemorySlot,
-    MemorySlots, OperandSize, Platform, RunBudget, RunEnd, StopReason, SystemRegisters, TranslationCache,
+    CachedSegment, Denied, GeneralRegisters, GuestSpace, INSTRUCTION_BYTES, Interpreter, LinearMemory,
+    MemorySlot, MemorySlots, OperandSize, Platform, RunBudget, RunEnd, StopReason, SystemRegisters,
+    TranslationCache,
 };
 
 const CASE: &str = "IOPLANE_TEST_FAULT_CASE";
@@ -89,8 +90,7 @@ impl Guest {
             code_long: true,
             code_default_big: false,
             flat: false,
-            fs_base: 0,
-            gs_base: 0,
+            segments: [CachedSegment::UNUSABLE; 6],
         }
     }
 

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use ioplane_vcpu::paging::{TableMemory, TableWalk, Translation, TranslationFault};
 use ioplane_vcpu::registers::{cr0, cr4, efer};
 use ioplane_vcpu::{
-    Denied, GuestSpace, LinearMemory, MemorySlot, MemorySlots, OperandSize, StopReason, SystemRegisters,
-    TranslationCache,
+    CachedSegment, Denied, GuestSpace, LinearMemory, MemorySlot, MemorySlots, OperandSize, StopReason,
+    SystemRegisters, TranslationCache,
 };
 use proptest::prelude::*;
 
@@ -24,8 +24,7 @@ const SYSTEM: SystemRegisters = SystemRegisters {
     code_long: true,
     code_default_big: false,
     flat: false,
-    fs_base: 0,
-    gs_base: 0,
+    segments: [CachedSegment::UNUSABLE; 6],
 };
 const BITS: u32 = 40;
 /// Present, writable, accessed, dirty.

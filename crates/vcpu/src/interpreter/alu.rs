@@ -149,7 +149,7 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         if let (Place::Memory(linear, _), Place::Register(_)) = (to, from) {
             let words = size.sign_extend(number).cast_signed() >> size.bits().trailing_zeros();
             let bytes = words.wrapping_mul(size.bytes().cast_signed());
-            to = Place::Memory(linear.wrapping_add(bytes.cast_unsigned()) & self.word.mask(), size);
+            to = Place::Memory(self.linear_beyond(linear, bytes.cast_unsigned(), size.bytes())?, size);
         }
         let number = number & u64::from(size.bits() - 1);
         let flags = self.next.rflags;
@@ -228,7 +228,10 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         let (expected, new) = (self.next.gpr[RAX] & size.mask(), register.read(&self.next));
         let found = match to {
             // Locked even without the prefix: no guest can tell.
-            Place::Memory(linear, _) => self.memory.compare_exchange(linear, size, expected, new)?,
+            Place::Memory(linear, _) => {
+                self.check_operand_writable()?;
+                self.memory.compare_exchange(linear, size, expected, new)?
+            }
             _ => self.read(to)?,
         };
         self.next.rflags = arithmetic::binary(Binary::Cmp, size, expected, found, self.next.rflags).1;
@@ -248,8 +251,9 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         if self.instruction.op_kind(0) != OpKind::Memory {
             return Err(UNKNOWN);
         }
-        let linear = self.linear_address()?;
         let half = if self.instruction.mnemonic() == Mnemonic::Cmpxchg16b { 64 } else { 32 };
+        let linear = self.linear_address(half / 4)?;
+        self.check_operand_writable()?;
         let mask = u64::MAX >> (64 - half);
         let registers = self.next.gpr;
         let pair = |high: usize, low: usize| {

@@ -5,7 +5,7 @@ use iced_x86::{Code, Mnemonic, OpKind};
 use super::{Done, Halt, Step};
 use crate::arithmetic::OperandSize;
 use crate::memory::{LinearMemory, Platform, StopReason};
-use crate::registers::{RCX, RSP, rflags};
+use crate::registers::{RCX, rflags};
 
 const UNKNOWN: Halt = Halt::Stop(StopReason::Instruction);
 
@@ -94,12 +94,13 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
                     | Mnemonic::Loopne
                     | Mnemonic::Jrcxz
                     | Mnemonic::Jecxz
+                    | Mnemonic::Jcxz
             );
         if !known {
             return None;
         }
-        // Intel's processors ignore the prefix here, AMD's cut RIP to 16 bits.
-        if self.has_operand_size_prefix() {
+        // In 64-bit mode Intel's processors ignore the prefix, AMD's cut RIP to 16 bits.
+        if self.word != OperandSize::Word && self.has_operand_size_prefix() {
             return Some(Err(UNKNOWN));
         }
         Some(match (jump, mnemonic) {
@@ -116,12 +117,11 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         match self.instruction.op_kind(0) {
             OpKind::NearBranch64 => Ok(self.instruction.near_branch64()),
             OpKind::NearBranch32 => Ok(self.instruction.near_branch32().into()),
+            OpKind::NearBranch16 => Ok(self.instruction.near_branch16().into()),
             OpKind::Register | OpKind::Memory => {
                 // A far branch through memory has an operand of another size.
                 let place = self.place(0)?;
-                if place.size() != Some(self.word) {
-                    return Err(UNKNOWN);
-                }
+                self.stack_operand(place.size())?;
                 self.read(place)
             }
             _ => Err(UNKNOWN),
@@ -142,52 +142,83 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
 
     fn call(&mut self) -> Done {
         let target = self.target()?;
-        // Before the store: the caller finds a target that is not canonical too late.
-        if !self.system.canonical(target) {
-            return Err(StopReason::Exception.into());
-        }
-        self.push(self.next.rip)?;
+        // Before the store: the caller finds a target that is not allowed too late.
+        self.check_target(target)?;
+        let size = match self.instruction.op_kind(0) {
+            OpKind::NearBranch64 => OperandSize::Qword,
+            OpKind::NearBranch32 => OperandSize::Dword,
+            OpKind::NearBranch16 => OperandSize::Word,
+            _ => self.place(0)?.size().ok_or(UNKNOWN)?,
+        };
+        let size = self.stack_operand(Some(size))?;
+        self.push(self.next.rip, size)?;
         self.next.rip = target;
         Ok(())
     }
 
     fn ret(&mut self) -> Done {
-        let release = match (self.word, self.instruction.code()) {
-            (OperandSize::Qword, Code::Retnq) | (OperandSize::Dword, Code::Retnd) => 0,
-            (OperandSize::Qword, Code::Retnq_imm16) | (OperandSize::Dword, Code::Retnd_imm16) => {
-                u64::from(self.instruction.immediate16())
-            }
+        use OperandSize::{Dword, Qword, Word};
+        let size = match self.instruction.code() {
+            Code::Retnq | Code::Retnq_imm16 => Qword,
+            Code::Retnd | Code::Retnd_imm16 => Dword,
+            Code::Retnw | Code::Retnw_imm16 => Word,
             _ => return Err(UNKNOWN),
         };
-        self.next.rip = self.pop()?;
-        self.set_pointer(RSP, self.next.gpr[RSP].wrapping_add(release));
+        let size = self.stack_operand(Some(size))?;
+        let release = if self.instruction.op_count() == 0 { 0 } else { self.instruction.immediate16() };
+        self.next.rip = self.pop(size)?;
+        self.set_stack_pointer(self.stack_pointer().wrapping_add(release.into()));
         Ok(())
     }
 
-    /// LOOP, LOOPE, LOOPNE and JRCXZ, by RCX in 64-bit mode and ECX in 32-bit mode only.
+    /// LOOP, LOOPE, LOOPNE and JCXZ, by RCX in 64-bit mode, by ECX in 32-bit mode, and by either of CX and ECX in 16-bit code.
     fn count_down(&mut self) -> Done {
+        let code = self.instruction.code();
+        let known = match self.word {
+            OperandSize::Qword => COUNTS_64.contains(&code),
+            OperandSize::Dword => COUNTS_32.contains(&code),
+            _ => COUNTS_16.contains(&code) || counts_by_ecx(code),
+        };
+        if !known {
+            return Err(UNKNOWN);
+        }
         let count = self.pointer(RCX);
-        let left = count.wrapping_sub(1) & self.word.mask();
+        let left = count.wrapping_sub(1) & self.address.mask();
         let zero = self.next.rflags & rflags::ZF != 0;
-        let taken = match self.instruction.code() {
-            Code::Jrcxz_rel8_64 | Code::Jecxz_rel8_32 => return self.jump_if(count == 0),
-            Code::Loop_rel8_64_RCX | Code::Loop_rel8_32_ECX => left != 0,
+        let taken = match self.instruction.mnemonic() {
+            Mnemonic::Loop => left != 0,
             // A processor was found on which REP and REPNE choose the condition, whatever the opcode says.
-            Code::Loope_rel8_64_RCX
-            | Code::Loope_rel8_32_ECX
-            | Code::Loopne_rel8_64_RCX
-            | Code::Loopne_rel8_32_ECX
-                if self.has_repeat_prefix() =>
-            {
-                return Err(UNKNOWN);
-            }
-            Code::Loope_rel8_64_RCX | Code::Loope_rel8_32_ECX => left != 0 && zero,
-            Code::Loopne_rel8_64_RCX | Code::Loopne_rel8_32_ECX => left != 0 && !zero,
-            _ => return Err(UNKNOWN),
+            Mnemonic::Loope | Mnemonic::Loopne if self.has_repeat_prefix() => return Err(UNKNOWN),
+            Mnemonic::Loope => left != 0 && zero,
+            Mnemonic::Loopne => left != 0 && !zero,
+            _ => return self.jump_if(count == 0),
         };
         self.set_pointer(RCX, left);
         self.jump_if(taken)
     }
+}
+
+const COUNTS_64: [Code; 4] =
+    [Code::Jrcxz_rel8_64, Code::Loop_rel8_64_RCX, Code::Loope_rel8_64_RCX, Code::Loopne_rel8_64_RCX];
+const COUNTS_32: [Code; 4] =
+    [Code::Jecxz_rel8_32, Code::Loop_rel8_32_ECX, Code::Loope_rel8_32_ECX, Code::Loopne_rel8_32_ECX];
+/// By CX, with a target of either size.
+const COUNTS_16: [Code; 8] = [
+    Code::Jcxz_rel8_16,
+    Code::Jcxz_rel8_32,
+    Code::Loop_rel8_16_CX,
+    Code::Loop_rel8_32_CX,
+    Code::Loope_rel8_16_CX,
+    Code::Loope_rel8_32_CX,
+    Code::Loopne_rel8_16_CX,
+    Code::Loopne_rel8_32_CX,
+];
+
+/// In 16-bit code: LOOP and its kin, with a target of either size.
+pub(super) fn counts_by_ecx(code: Code) -> bool {
+    let narrow =
+        [Code::Jecxz_rel8_16, Code::Loop_rel8_16_ECX, Code::Loope_rel8_16_ECX, Code::Loopne_rel8_16_ECX];
+    COUNTS_32.contains(&code) || narrow.contains(&code)
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
 //! Moves: between registers, memory and the stack. Plain loads and stores may be a device's.
 
-use iced_x86::{Code, Mnemonic, OpKind};
+use iced_x86::{Code, Mnemonic, OpKind, Register};
 
 use super::control::condition;
-use super::operand::Place;
+use super::operand::{Place, RegisterOperand};
 use super::port::Destination;
 use super::{Done, Halt, Step};
 use crate::arithmetic::{OperandSize, fence};
 use crate::memory::{Denied, DeviceAccess, LinearMemory, Platform, StopReason};
-use crate::registers::{RAX, RBP, RCX, RDX, RSP, cr4};
+use crate::registers::{RAX, RBP, RCX, RDX, cr4};
 
 const UNKNOWN: Halt = Halt::Stop(StopReason::Instruction);
 /// How often a locked operation is tried again when another vCPU has changed the word in between.
@@ -56,6 +56,11 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
 
     /// MOV, MOVZX, MOVSX: the source may be narrower than the destination.
     fn mov(&mut self, signed: bool) -> Done {
+        if self.instruction.code() == Code::Mov_rm16_Sreg && self.word == OperandSize::Word {
+            let to = self.place(0)?;
+            let selector = self.segment(self.instruction.op_register(1))?.selector;
+            return self.write(to, selector.into());
+        }
         let (to, from) = (self.place(0)?, self.place(1)?);
         if let (Place::Register(register), Place::Memory(linear, size)) = (to, from) {
             return match self.memory.load(linear, size) {
@@ -74,6 +79,7 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         }
         let value = self.read(from)?;
         if let Place::Memory(linear, size) = to {
+            self.check_operand_writable()?;
             return match self.memory.store(linear, size, value) {
                 Err(Denied::Device(address)) => {
                     self.leaves_kernel(address, size, true)?;
@@ -136,6 +142,7 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         size: OperandSize,
         new: impl Fn(u64) -> u64,
     ) -> Result<u64, Halt> {
+        self.check_operand_writable()?;
         let mut expected = self.memory.load(linear, size)?;
         for _ in 0..ATTEMPTS {
             let found = self.memory.compare_exchange(linear, size, expected, new(expected) & size.mask())?;
@@ -177,54 +184,76 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
     }
 
     fn push_operand(&mut self) -> Done {
-        let place = self.place(0)?;
-        let known = match (self.word, self.instruction.op_kind(0)) {
-            (OperandSize::Qword, OpKind::Immediate8to64 | OpKind::Immediate32to64)
-            | (OperandSize::Dword, OpKind::Immediate8to32 | OpKind::Immediate32) => true,
-            (word, _) => place.size() == Some(word),
-        };
-        if !known {
-            return Err(UNKNOWN);
+        use OperandSize::{Dword, Qword, Word};
+        let register = self.instruction.op_register(0);
+        let selectors = [Register::ES, Register::CS, Register::SS, Register::DS, Register::FS, Register::GS];
+        if self.word == Word && selectors.contains(&register) {
+            use Code::{Pushw_CS, Pushw_DS, Pushw_ES, Pushw_FS, Pushw_GS, Pushw_SS};
+            // Of 32 bits, some processors write only half.
+            let code = self.instruction.code();
+            if !matches!(code, Pushw_CS | Pushw_DS | Pushw_ES | Pushw_FS | Pushw_GS | Pushw_SS) {
+                return Err(UNKNOWN);
+            }
+            let selector = self.segment(register)?.selector;
+            return self.push(selector.into(), Word);
         }
+        let place = self.place(0)?;
+        let size = match self.instruction.op_kind(0) {
+            OpKind::Immediate8to64 | OpKind::Immediate32to64 => Some(Qword),
+            OpKind::Immediate8to32 | OpKind::Immediate32 => Some(Dword),
+            OpKind::Immediate8to16 | OpKind::Immediate16 => Some(Word),
+            _ => place.size(),
+        };
+        let size = self.stack_operand(size)?;
         let value = self.read(place)?;
-        self.push(value)
+        self.push(value, size)
     }
 
-    pub(super) fn push(&mut self, value: u64) -> Done {
-        let top = self.next.gpr[RSP].wrapping_sub(self.word.bytes()) & self.word.mask();
-        self.memory.store(top, self.word, value)?;
-        self.set_pointer(RSP, top);
+    /// What the stack takes at once: words of the mode, and in 16-bit code those of 32 bits as well.
+    pub(super) fn stack_operand(&self, size: Option<OperandSize>) -> Result<OperandSize, Halt> {
+        let wide = self.word == OperandSize::Word && size == Some(OperandSize::Dword);
+        size.filter(|size| wide || *size == self.word).ok_or(UNKNOWN)
+    }
+
+    pub(super) fn push(&mut self, value: u64, size: OperandSize) -> Done {
+        let top = self.stack_pointer().wrapping_sub(size.bytes()) & self.stack.mask();
+        let linear = self.linear_writable(Register::SS, top, size.bytes())?;
+        self.memory.store(linear, size, value)?;
+        self.set_stack_pointer(top);
         Ok(())
     }
 
-    pub(super) fn pop(&mut self) -> Result<u64, Halt> {
-        let top = self.pointer(RSP);
-        let value = self.memory.load(top, self.word)?;
-        self.set_pointer(RSP, top.wrapping_add(self.word.bytes()));
+    pub(super) fn pop(&mut self, size: OperandSize) -> Result<u64, Halt> {
+        let top = self.stack_pointer();
+        let linear = self.linear(Register::SS, top, size.bytes())?;
+        let value = self.memory.load(linear, size)?;
+        self.set_stack_pointer(top.wrapping_add(size.bytes()));
         Ok(value)
     }
 
     fn pop_operand(&mut self) -> Done {
-        let value = self.pop()?;
+        let size = match self.instruction.op_kind(0) {
+            OpKind::Memory => Some(self.memory_size()?),
+            _ => self.place(0)?.size(),
+        };
+        let size = self.stack_operand(size)?;
+        let value = self.pop(size)?;
         // An address that is relative to RSP is taken after RSP has moved.
         let to = self.place(0)?;
-        if to.size() != Some(self.word) {
-            return Err(UNKNOWN);
-        }
         self.write(to, value)
     }
 
     fn leave(&mut self) -> Done {
-        let known = match self.word {
-            OperandSize::Qword => Code::Leaveq,
-            _ => Code::Leaved,
+        let size = match self.instruction.code() {
+            Code::Leaveq => OperandSize::Qword,
+            Code::Leaved => OperandSize::Dword,
+            Code::Leavew => OperandSize::Word,
+            _ => return Err(UNKNOWN),
         };
-        if self.instruction.code() != known {
-            return Err(UNKNOWN);
-        }
-        self.set_pointer(RSP, self.next.gpr[RBP]);
-        let value = self.pop()?;
-        self.set_pointer(RBP, value);
+        let size = self.stack_operand(Some(size))?;
+        self.set_stack_pointer(self.next.gpr[RBP]);
+        let value = self.pop(size)?;
+        RegisterOperand::low(RBP, size).write(&mut self.next, value);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use iced_x86::{Code, Mnemonic};
 
 use super::{Done, Halt, Step};
+use crate::arithmetic::OperandSize;
 use crate::memory::{LinearMemory, Platform, StopReason};
 use crate::registers::{RAX, cr4, rflags};
 
@@ -41,10 +42,11 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
                 Ok(before)
             }
             Mnemonic::Sahf => Ok(before & !LOW | self.next.gpr[RAX] >> 8 & LOW),
-            Mnemonic::Pushfq | Mnemonic::Pushfd => {
-                self.push(before & !(rflags::RF | rflags::VM)).map(|()| before)
-            }
-            Mnemonic::Popfq | Mnemonic::Popfd => self.pop_flags(),
+            Mnemonic::Pushfq | Mnemonic::Pushfd | Mnemonic::Pushf => self
+                .flags_size()
+                .and_then(|size| self.push(before & !(rflags::RF | rflags::VM), size))
+                .map(|()| before),
+            Mnemonic::Popfq | Mnemonic::Popfd | Mnemonic::Popf => self.pop_flags(),
             _ => return None,
         };
         Some(after.map(|flags| self.next.rflags = flags))
@@ -55,10 +57,18 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         if self.system.cpl == 0 && self.system.cr4 & cr4::SMAP != 0 { Ok(()) } else { Err(UNKNOWN) }
     }
 
+    /// How much of RFLAGS PUSHF and POPF move.
+    fn flags_size(&self) -> Result<OperandSize, Halt> {
+        self.stack_operand(match self.instruction.code() {
+            Code::Pushfq | Code::Popfq => Some(OperandSize::Qword),
+            Code::Pushfd | Code::Popfd => Some(OperandSize::Dword),
+            Code::Pushfw | Code::Popfw => Some(OperandSize::Word),
+            _ => None,
+        })
+    }
+
     fn pop_flags(&mut self) -> Result<u64, Halt> {
-        if !matches!(self.instruction.code(), Code::Popfq | Code::Popfd) {
-            return Err(UNKNOWN);
-        }
+        let size = self.flags_size()?;
         let before = self.next.rflags;
         let mut writable = rflags::STATUS | rflags::TF | rflags::DF | rflags::NT | rflags::AC | rflags::ID;
         if self.system.io_privileged(before) {
@@ -67,7 +77,8 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         if self.system.cpl == 0 {
             writable |= rflags::IOPL;
         }
-        let after = before & !writable | self.pop()? & writable;
+        writable &= size.mask();
+        let after = before & !writable | self.pop(size)? & writable;
         if after & rflags::TF != 0 {
             return Err(UNKNOWN);
         }

@@ -1,4 +1,5 @@
-//! The interpreter of a vCPU: runs code in 64-bit and in flat 32-bit mode from the guest's registers until the next device access.
+//! The interpreter of a vCPU: runs code in 64-bit mode, in flat 32-bit mode and of 16 bits, from the guest's registers until the next device
+//! access.
 //!
 //! ```text
 //!   run --> RunEnd::Access(access, pending) -- the VMM answers --> complete(pending) --> run ...
@@ -20,13 +21,14 @@ mod operand;
 mod port;
 mod string;
 
-use iced_x86::{CodeSize, Decoder, DecoderOptions, Instruction, Mnemonic};
+use iced_x86::{CodeSize, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind};
 
 pub use port::PendingAccess;
 
 use crate::arithmetic::OperandSize;
 use crate::memory::{Denied, DeviceAccess, INSTRUCTION_BYTES, LinearMemory, Platform, RunBudget, StopReason};
 use crate::registers::{CodeMode, GeneralRegisters, SystemRegisters, rflags};
+use crate::segments::{CS, SS};
 
 /// How a run ended.
 #[derive(Debug)]
@@ -206,8 +208,9 @@ impl Interpreter {
         };
         let word = word(mode);
         let mut bytes = [0; INSTRUCTION_BYTES];
-        let length = memory.fetch(general.rip, &mut bytes)?;
         self.last = Mnemonic::INVALID;
+        let (linear, within) = code_at(mode, system, general.rip)?;
+        let length = memory.fetch(linear, &mut bytes)?.min(within);
         let instruction = self.decode(general.rip, word, &bytes, length)?;
         self.last = instruction.mnemonic();
         let mut step = Step {
@@ -215,6 +218,12 @@ impl Interpreter {
             bytes: &bytes,
             next: *general,
             word,
+            address: if mode == CodeMode::Code16 { address_size(&instruction) } else { word },
+            stack: if mode == CodeMode::Code16 && system.segments[SS].big {
+                OperandSize::Dword
+            } else {
+                word
+            },
             executed: 1,
             holds_interrupts: false,
             most: most.min(ELEMENTS),
@@ -223,14 +232,10 @@ impl Interpreter {
             platform,
         };
         step.next.rip = instruction.next_ip();
-        if !system.canonical(step.next.rip) {
-            return Err(StopReason::Exception.into());
-        }
+        step.check_target(step.next.rip)?;
         step.execute(data)?;
         // A branch; those that store have looked themselves.
-        if !system.canonical(step.next.rip) {
-            return Err(StopReason::Exception.into());
-        }
+        step.check_target(step.next.rip)?;
         let Step { next: general, executed: count, holds_interrupts, .. } = step;
         Ok(Executed { general, count, holds_interrupts })
     }
@@ -243,7 +248,11 @@ impl Interpreter {
         bytes: &[u8; INSTRUCTION_BYTES],
         length: usize,
     ) -> Result<Instruction, StopReason> {
-        let size = if word == OperandSize::Qword { CodeSize::Code64 } else { CodeSize::Code32 };
+        let size = match word {
+            OperandSize::Qword => CodeSize::Code64,
+            OperandSize::Dword => CodeSize::Code32,
+            OperandSize::Byte | OperandSize::Word => CodeSize::Code16,
+        };
         // Of all bits, so that neighbours as well as functions a page apart have places of their own.
         let mixed = rip ^ rip >> 8;
         let index = usize::try_from(mixed & (DECODED as u64 - 1)).unwrap_or(0);
@@ -282,12 +291,37 @@ struct Executed {
     holds_interrupts: bool,
 }
 
-/// The size of addresses, of the stack's words, and of RIP.
+/// The size of RIP, and of addresses and the stack's words unless the instruction has others.
 fn word(mode: CodeMode) -> OperandSize {
     match mode {
         CodeMode::Long => OperandSize::Qword,
         CodeMode::Flat32 => OperandSize::Dword,
+        CodeMode::Code16 => OperandSize::Word,
     }
+}
+
+/// The last offset at which 16-bit code is interpreted. The processor goes on behind it, where the limit allows.
+const LAST_16: u64 = 0xffff;
+
+/// The linear address of an instruction, and how many bytes of it its segment has.
+fn code_at(mode: CodeMode, system: &SystemRegisters, rip: u64) -> Result<(u64, usize), StopReason> {
+    if mode != CodeMode::Code16 {
+        return Ok((rip, INSTRUCTION_BYTES));
+    }
+    let code = &system.segments[CS];
+    let linear = code.linear(rip, 1).filter(|_| rip <= LAST_16).ok_or(StopReason::Exception)?;
+    let last = LAST_16.min(code.limit.into());
+    Ok((
+        linear,
+        usize::try_from(last - rip + 1).map_or(INSTRUCTION_BYTES, |bytes| bytes.min(INSTRUCTION_BYTES)),
+    ))
+}
+
+/// In 16-bit code: of the registers by which a string instruction addresses and counts, or by which LOOP and JCXZ count.
+fn address_size(instruction: &Instruction) -> OperandSize {
+    let wide = instruction.op_kinds().any(|kind| matches!(kind, OpKind::MemorySegESI | OpKind::MemoryESEDI))
+        || control::counts_by_ecx(instruction.code());
+    if wide { OperandSize::Dword } else { OperandSize::Word }
 }
 
 /// One instruction on its way.
@@ -298,6 +332,10 @@ pub(crate) struct Step<'a, M, P> {
     next: GeneralRegisters,
     /// See [`word`].
     word: OperandSize,
+    /// Of registers that hold the addresses of strings, and that count.
+    address: OperandSize,
+    /// Of the register that holds the address of the stack.
+    stack: OperandSize,
     /// What it counts as, and may count as at most: each element of a string instruction is one.
     executed: u32,
     most: u32,
@@ -309,6 +347,15 @@ pub(crate) struct Step<'a, M, P> {
 }
 
 impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
+    /// Whether instructions may be at an offset.
+    fn check_target(&self, rip: u64) -> Result<(), StopReason> {
+        let allowed = match self.word {
+            OperandSize::Word => rip <= LAST_16.min(self.system.segments[CS].limit.into()),
+            _ => self.system.canonical(rip),
+        };
+        if allowed { Ok(()) } else { Err(StopReason::Exception) }
+    }
+
     /// Each part knows its instructions and says `None` to others.
     fn execute(&mut self, data: &mut [u8]) -> Done {
         self.data_movement()

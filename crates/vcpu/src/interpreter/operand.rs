@@ -5,7 +5,8 @@ use iced_x86::{MemorySize, OpKind, Register};
 use super::{Done, Halt, Step};
 use crate::arithmetic::OperandSize;
 use crate::memory::{LinearMemory, Platform, StopReason};
-use crate::registers::{GeneralRegisters, RAX};
+use crate::registers::{GeneralRegisters, RAX, RSP};
+use crate::segments::{CachedSegment, FS, GS};
 
 /// A general register, or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,11 @@ impl RegisterOperand {
     /// AL, AX, EAX or RAX.
     pub(crate) fn accumulator(size: OperandSize) -> Self {
         Self { index: RAX, size, high: false }
+    }
+
+    /// The low bits of a register by its number.
+    pub(crate) fn low(index: usize, size: OperandSize) -> Self {
+        Self { index, size, high: false }
     }
 
     pub(crate) fn size(self) -> OperandSize {
@@ -107,7 +113,10 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
                 let register = RegisterOperand::of(self.instruction.op_register(operand)).ok_or(UNKNOWN)?;
                 Ok(Place::Register(register))
             }
-            OpKind::Memory => Ok(Place::Memory(self.linear_address()?, self.memory_size()?)),
+            OpKind::Memory => {
+                let size = self.memory_size()?;
+                Ok(Place::Memory(self.linear_address(size.bytes())?, size))
+            }
             OpKind::Immediate8
             | OpKind::Immediate16
             | OpKind::Immediate32
@@ -131,7 +140,10 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
     pub(super) fn write(&mut self, place: Place, value: u64) -> Done {
         match place {
             Place::Register(register) => register.write(&mut self.next, value),
-            Place::Memory(linear, size) => self.memory.store(linear, size, value)?,
+            Place::Memory(linear, size) => {
+                self.check_operand_writable()?;
+                self.memory.store(linear, size, value)?;
+            }
             Place::Immediate(_) => return Err(UNKNOWN),
         }
         Ok(())
@@ -139,10 +151,16 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
 
     /// The address of the memory operand, without the base of its segment.
     pub(super) fn effective_address(&self) -> Result<u64, Halt> {
+        Ok(self.sized_address()?.0)
+    }
+
+    /// The same, and the size of the registers or the displacement that it is made of; that of the mode if neither tells.
+    fn sized_address(&self) -> Result<(u64, OperandSize), Halt> {
         let base = self.instruction.memory_base();
         let index = self.instruction.memory_index();
         let mut address = self.instruction.memory_displacement64();
-        let mut narrow = false;
+        let word = self.word == OperandSize::Word;
+        let mut narrow = word && self.instruction.memory_displ_size() == 4;
         for (register, scale) in [(base, 1), (index, self.instruction.memory_index_scale())] {
             // The decoder has added RIP to the displacement.
             if register == Register::None || register == Register::RIP {
@@ -152,39 +170,89 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
             narrow |= match operand.size() {
                 OperandSize::Qword => false,
                 OperandSize::Dword => true,
+                OperandSize::Word if word => false,
                 OperandSize::Byte | OperandSize::Word => return Err(UNKNOWN),
             };
             address = address.wrapping_add(operand.read(&self.next).wrapping_mul(u64::from(scale)));
         }
-        Ok(if narrow { address & OperandSize::Dword.mask() } else { address & self.word.mask() })
+        let size = if narrow { OperandSize::Dword } else { self.word };
+        Ok((address & size.mask(), size))
     }
 
-    /// The linear address of the memory operand.
-    pub(super) fn linear_address(&self) -> Result<u64, Halt> {
-        Ok(self.effective_address()?.wrapping_add(self.segment_base()?))
+    /// The linear address of the memory operand, which has so many bytes.
+    pub(super) fn linear_address(&self, bytes: u64) -> Result<u64, Halt> {
+        self.linear(self.instruction.memory_segment(), self.effective_address()?, bytes)
     }
 
-    /// In 64-bit mode only FS and GS have a base. In flat 32-bit mode those that are known begin at 0; CS may not be
-    /// written to, and of FS and GS nothing is known.
-    pub(super) fn segment_base(&self) -> Result<u64, Halt> {
-        match (self.word, self.instruction.memory_segment()) {
-            (OperandSize::Qword, Register::FS) => Ok(self.system.fs_base),
-            (OperandSize::Qword, Register::GS) => Ok(self.system.gs_base),
-            (OperandSize::Qword, _) | (_, Register::DS | Register::ES | Register::SS) => Ok(0),
+    /// The linear address of what lies some bytes beyond the memory operand, which is at `linear`.
+    pub(super) fn linear_beyond(&self, linear: u64, beyond: u64, bytes: u64) -> Result<u64, Halt> {
+        if self.word != OperandSize::Word {
+            return Ok(linear.wrapping_add(beyond) & self.word.mask());
+        }
+        let (offset, size) = self.sized_address()?;
+        self.linear(self.instruction.memory_segment(), offset.wrapping_add(beyond) & size.mask(), bytes)
+    }
+
+    /// The linear address of `bytes` bytes at an offset, which may be read. In 64-bit mode only FS and GS have a base. In flat
+    /// 32-bit mode those that are known begin at 0; CS may not be written to, and of FS and GS nothing is known.
+    pub(super) fn linear(&self, segment: Register, offset: u64, bytes: u64) -> Result<u64, Halt> {
+        match (self.word, segment) {
+            (OperandSize::Qword, Register::FS) => Ok(offset.wrapping_add(self.system.segments[FS].base)),
+            (OperandSize::Qword, Register::GS) => Ok(offset.wrapping_add(self.system.segments[GS].base)),
+            (OperandSize::Qword, _) => Ok(offset),
+            (OperandSize::Dword, Register::DS | Register::ES | Register::SS) => Ok(offset),
+            (OperandSize::Word, _) => {
+                let segment = self.segment(segment)?;
+                let linear = if segment.readable { segment.linear(offset, bytes) } else { None };
+                linear.ok_or(Halt::Stop(StopReason::Exception))
+            }
             _ => Err(UNKNOWN),
         }
     }
 
-    /// A register that holds an address or counts: all of it in 64-bit mode, the lower half in 32-bit mode.
+    /// The same for what may be written to.
+    pub(super) fn linear_writable(&self, segment: Register, offset: u64, bytes: u64) -> Result<u64, Halt> {
+        self.check_writable(segment)?;
+        self.linear(segment, offset, bytes)
+    }
+
+    /// A segment register of 16-bit code.
+    pub(super) fn segment(&self, segment: Register) -> Result<&CachedSegment, Halt> {
+        let index = (segment as usize).checked_sub(Register::ES as usize).ok_or(UNKNOWN)?;
+        self.system.segments.get(index).ok_or(UNKNOWN)
+    }
+
+    fn check_writable(&self, segment: Register) -> Done {
+        if self.word == OperandSize::Word && !self.segment(segment)?.writable {
+            return Err(StopReason::Exception.into());
+        }
+        Ok(())
+    }
+
+    /// Before a store to the memory operand. In other modes an operand whose segment is known may be written to.
+    pub(super) fn check_operand_writable(&self) -> Done {
+        self.check_writable(self.instruction.memory_segment())
+    }
+
+    /// A register that holds the address of a string, or counts.
     pub(super) fn pointer(&self, register: usize) -> u64 {
-        self.next.gpr[register] & self.word.mask()
+        self.next.gpr[register] & self.address.mask()
     }
 
     pub(super) fn set_pointer(&mut self, register: usize, value: u64) {
-        self.next.gpr[register] = value & self.word.mask();
+        RegisterOperand::low(register, self.address).write(&mut self.next, value);
     }
 
-    fn memory_size(&self) -> Result<OperandSize, Halt> {
+    /// Where the stack is.
+    pub(super) fn stack_pointer(&self) -> u64 {
+        self.next.gpr[RSP] & self.stack.mask()
+    }
+
+    pub(super) fn set_stack_pointer(&mut self, value: u64) {
+        RegisterOperand::low(RSP, self.stack).write(&mut self.next, value);
+    }
+
+    pub(super) fn memory_size(&self) -> Result<OperandSize, Halt> {
         match self.instruction.memory_size() {
             MemorySize::UInt8 | MemorySize::Int8 => Ok(OperandSize::Byte),
             MemorySize::UInt16 | MemorySize::Int16 => Ok(OperandSize::Word),

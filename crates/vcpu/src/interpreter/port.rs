@@ -1,6 +1,6 @@
 //! Port instructions, and how an access that a device has answered is completed.
 
-use iced_x86::Mnemonic;
+use iced_x86::{Mnemonic, Register};
 
 use super::operand::{Place, RegisterOperand};
 use super::{Done, Halt, Step};
@@ -18,7 +18,7 @@ pub struct PendingAccess {
     /// Where it goes on.
     pub(super) rip: u64,
     /// Of the registers that hold addresses and count.
-    pub(super) word: OperandSize,
+    pub(super) address: OperandSize,
     pub(super) destination: Destination,
 }
 
@@ -72,10 +72,10 @@ impl PendingAccess {
                     // a store goes where no device answers, and is lost there too.
                     let _ = memory.store(to, size, element(data, index, size));
                 }
-                advance(next, self.word, RDI, size, count, repeated);
+                advance(next, self.address, RDI, size, count, repeated);
             }
             Destination::Output { size, count, repeated } => {
-                advance(next, self.word, RSI, size, count, repeated);
+                advance(next, self.address, RSI, size, count, repeated);
             }
         }
     }
@@ -83,16 +83,18 @@ impl PendingAccess {
 
 fn advance(
     next: &mut GeneralRegisters,
-    word: OperandSize,
+    address: OperandSize,
     pointer: usize,
     size: OperandSize,
     count: u32,
     repeated: bool,
 ) {
     let count = u64::from(count);
-    next.gpr[pointer] = next.gpr[pointer].wrapping_add(count * size.bytes()) & word.mask();
+    let beyond = next.gpr[pointer].wrapping_add(count * size.bytes());
+    RegisterOperand::low(pointer, address).write(next, beyond);
     if repeated {
-        next.gpr[RCX] = next.gpr[RCX].wrapping_sub(count) & word.mask();
+        let left = next.gpr[RCX].wrapping_sub(count);
+        RegisterOperand::low(RCX, address).write(next, left);
     }
 }
 
@@ -128,7 +130,7 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
 
     /// What is left to do of an instruction that is complete with its answer.
     pub(super) fn pending(&self, destination: Destination) -> PendingAccess {
-        PendingAccess { rip: self.next.rip, word: self.word, destination }
+        PendingAccess { rip: self.next.rip, address: self.address, destination }
     }
 
     /// The port, if the guest may use it without a look at the TSS and it is the VMM's.
@@ -176,9 +178,22 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         if wanted == 0 {
             return Ok(());
         }
-        let linear =
-            if write { self.pointer(RSI).wrapping_add(self.segment_base()?) } else { self.pointer(RDI) };
-        let room = (PAGE - linear % PAGE).min(data.len() as u64) / size.bytes();
+        let (segment, offset) = if write {
+            (self.instruction.memory_segment(), self.pointer(RSI))
+        } else {
+            (Register::ES, self.pointer(RDI))
+        };
+        let linear = if write {
+            self.linear(segment, offset, size.bytes())?
+        } else {
+            self.linear_writable(segment, offset, size.bytes())?
+        };
+        let mut room = (PAGE - linear % PAGE).min(data.len() as u64) / size.bytes();
+        if self.word == OperandSize::Word {
+            // Up to the end of the segment, and to where the offset begins at 0 again.
+            let until_end = self.segment(segment)?.elements(offset, size.bytes());
+            room = room.min(until_end).min((self.address.mask() + 1 - offset) / size.bytes());
+        }
         let most = if write { self.platform.output_elements() } else { u64::MAX };
         let count = wanted.min(room).min(most);
         if count == 0 {
@@ -202,6 +217,6 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
                 DeviceAccess::PortRead { port, size, count },
             )
         };
-        Err(Halt::Access(access, PendingAccess { rip, word: self.word, destination }))
+        Err(Halt::Access(access, PendingAccess { rip, address: self.address, destination }))
     }
 }

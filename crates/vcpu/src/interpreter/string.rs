@@ -1,6 +1,6 @@
 //! String instructions on memory, element by element: the state after each is one that the processor shows too.
 
-use iced_x86::{Mnemonic, OpKind};
+use iced_x86::{Mnemonic, OpKind, Register};
 
 use super::{Done, Halt, Step};
 use crate::arithmetic::{self, Binary, OperandSize};
@@ -64,10 +64,11 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         Some(first)
     }
 
-    /// Whether the string operands are addressed by registers of the mode's size, and are string operands at all.
+    /// Whether the string operands are addressed by registers of the instruction's size, and are string operands at all.
     pub(super) fn string_operands(&self) -> bool {
-        let wide = |kind| match self.word {
+        let wide = |kind| match self.address {
             OperandSize::Qword => matches!(kind, OpKind::MemorySegRSI | OpKind::MemoryESRDI),
+            OperandSize::Word => matches!(kind, OpKind::MemorySegSI | OpKind::MemoryESDI),
             _ => matches!(kind, OpKind::MemorySegESI | OpKind::MemoryESEDI),
         };
         let mut kinds = self.instruction.op_kinds();
@@ -87,8 +88,15 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
             return Ok(());
         }
         let has_source = matches!(operation, S::Move | S::Load | S::Compare);
-        let base = if has_source { self.segment_base()? } else { 0 };
-        let (source, destination) = (self.pointer(RSI).wrapping_add(base), self.pointer(RDI));
+        let (mut source, mut destination) = (0, 0);
+        if has_source {
+            source = self.linear(self.instruction.memory_segment(), self.pointer(RSI), size.bytes())?;
+        }
+        if compares {
+            destination = self.linear(Register::ES, self.pointer(RDI), size.bytes())?;
+        } else if operation != S::Load {
+            destination = self.linear_writable(Register::ES, self.pointer(RDI), size.bytes())?;
+        }
         let rax = self.next.gpr[RAX];
         match operation {
             S::Move => {
@@ -115,7 +123,7 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
             self.set_pointer(RDI, self.next.gpr[RDI].wrapping_add(stride));
         }
         if repeated {
-            let left = self.next.gpr[RCX].wrapping_sub(1) & self.word.mask();
+            let left = self.next.gpr[RCX].wrapping_sub(1) & self.address.mask();
             self.set_pointer(RCX, left);
             let equal = self.next.rflags & rflags::ZF != 0;
             let goes_on = !compares || equal == repeat;

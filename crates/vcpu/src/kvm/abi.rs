@@ -3,7 +3,7 @@
 use std::mem::size_of;
 
 use kvm_bindings::{
-    kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd,
+    kvm_cpuid, kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd,
     kvm_irq_level, kvm_msi, kvm_msr_entry, kvm_pit_config, kvm_regs, kvm_userspace_memory_region,
     kvm_userspace_memory_region2,
 };
@@ -41,6 +41,8 @@ pub(super) const KVM_CREATE_PIT: u64 = io(0x64);
 pub(super) const KVM_CREATE_PIT2: u64 = iow::<kvm_pit_config>(0x77);
 pub(super) const KVM_IOEVENTFD: u64 = iow::<kvm_ioeventfd>(0x79);
 pub(super) const KVM_RUN: u64 = io(0x80);
+/// The structure ends in an array, which does not count.
+pub(super) const KVM_SET_CPUID: u64 = iow::<kvm_cpuid>(0x8a);
 pub(super) const KVM_GET_REGS: u64 = ior::<kvm_regs>(0x81);
 pub(super) const KVM_SET_REGS: u64 = iow::<kvm_regs>(0x82);
 /// The structure ends in an array, which does not count.
@@ -79,6 +81,7 @@ mod tests {
         assert_eq!(KVM_IOEVENTFD, 0x4040_ae79);
         assert_eq!(KVM_GET_REGS, 0x8090_ae81);
         assert_eq!(KVM_SET_REGS, 0x4090_ae82);
+        assert_eq!(KVM_SET_CPUID, 0x4008_ae8a);
         assert_eq!(KVM_SET_CPUID2, 0x4008_ae90);
         assert_eq!(KVM_SET_GUEST_DEBUG, 0x4048_ae9b);
         assert_eq!(KVM_GET_DEBUGREGS, 0x8080_aea1);

@@ -369,6 +369,17 @@ mod tests {
     }
 
     #[test]
+    fn the_guide_explains_every_reason() {
+        let guide = include_str!("../../../../docs/guide/fewer-exits.md");
+        let rows: Vec<&str> = guide.lines().filter(|line| line.starts_with("| `")).collect();
+        for reason in REASONS.iter().filter(|reason| !reason.starts_with("refused: ")) {
+            let name = format!("`{reason}`");
+            let explained = |row: &&str| row.split(" | ").next().is_some_and(|names| names.contains(&name));
+            assert!(rows.iter().any(explained), "{reason} is missing in fewer-exits.md");
+        }
+    }
+
+    #[test]
     fn reasons_have_names_of_their_own() {
         let names: std::collections::BTreeSet<&str> = REASONS.into_iter().collect();
         assert_eq!(names.len(), REASONS.len());

@@ -13,9 +13,10 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use kvm_bindings::{
     KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_SYNC_REGS,
     KVM_MEM_GUEST_MEMFD, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_SYNC_X86_VALID_FIELDS,
-    KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_cpuid_entry2, kvm_cpuid2, kvm_debugregs, kvm_device_attr,
-    kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd, kvm_ioeventfd_flag_nr_deassign,
-    kvm_ioeventfd_flag_nr_pio, kvm_msr_entry, kvm_regs, kvm_run, kvm_userspace_memory_region,
+    KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_cpuid, kvm_cpuid_entry, kvm_cpuid_entry2, kvm_cpuid2,
+    kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd,
+    kvm_ioeventfd_flag_nr_deassign, kvm_ioeventfd_flag_nr_pio, kvm_msr_entry, kvm_regs, kvm_run,
+    kvm_userspace_memory_region,
 };
 
 use super::abi;
@@ -341,9 +342,11 @@ impl<K: Kernel> Interposer<K> {
             return result;
         }
         self.learn_of(vm, || match request {
-            abi::KVM_SET_CPUID2 => {
+            abi::KVM_SET_CPUID | abi::KVM_SET_CPUID2 => {
                 // SAFETY: the kernel has read the structure there, with as many leaves as it says.
-                let cpuid = unsafe { leaves(argument) };
+                let cpuid = unsafe {
+                    if request == abi::KVM_SET_CPUID { old_leaves(argument) } else { leaves(argument) }
+                };
                 vcpu.set_cpuid(&cpuid);
                 vm.change().cpuid_set(cpuid);
             }
@@ -403,6 +406,19 @@ fn memory_region(change: &mut VmChange<'_>, region: kvm_userspace_memory_region)
 unsafe fn taken<T: Copy>(address: usize) -> T {
     // SAFETY: said above; all `T` here are structures of plain numbers.
     unsafe { ptr::with_exposed_provenance::<T>(address).read_unaligned() }
+}
+
+/// # Safety
+/// As [`taken`], for a `kvm_cpuid`, whose leaves have no indexes.
+unsafe fn old_leaves(address: usize) -> GuestCpuid {
+    // SAFETY: said above. The count is the first field.
+    let count = unsafe { taken::<u32>(address) }.min(MOST_LEAVES);
+    let first = address + size_of::<kvm_cpuid>();
+    GuestCpuid::of((0..usize::try_from(count).unwrap_or(0)).map(|number| {
+        // SAFETY: one of `count` entries behind the header.
+        let entry: kvm_cpuid_entry = unsafe { taken(first + number * size_of::<kvm_cpuid_entry>()) };
+        (entry.function, 0, [entry.eax, entry.ebx, entry.ecx, entry.edx])
+    }))
 }
 
 /// # Safety

@@ -12,7 +12,8 @@ use kvm_bindings::{
 
 use crate::arithmetic::OperandSize;
 use crate::memory::DeviceAccess;
-use crate::registers::{GeneralRegisters, SystemRegisters, rflags};
+use crate::registers::{GeneralRegisters, SystemRegisters, cr0, rflags};
+use crate::segments::CachedSegment;
 
 /// Where KVM puts the data of ports: the second page of the mapping.
 const PORT_DATA: usize = 4096;
@@ -115,13 +116,13 @@ impl RunPage {
             cr3: sregs.cr3,
             cr4: sregs.cr4,
             efer: sregs.efer,
-            cpl: sregs.ss.dpl,
+            // In real mode the processor does not look at it.
+            cpl: if sregs.cr0 & cr0::PE == 0 { 0 } else { sregs.ss.dpl },
             code_long: sregs.cs.l != 0,
             code_default_big: sregs.cs.db != 0,
             flat: is_flat(&sregs.cs, CODE_READABLE)
                 && [&sregs.ds, &sregs.es, &sregs.ss].into_iter().all(|one| is_flat(one, DATA_WRITABLE)),
-            fs_base: sregs.fs.base,
-            gs_base: sregs.gs.base,
+            segments: [sregs.es, sregs.cs, sregs.ss, sregs.ds, sregs.fs, sregs.gs].map(|one| cached(&one)),
         }
     }
 
@@ -198,7 +199,8 @@ impl RunPage {
 
     /// Makes it look as if KVM_RUN had returned with this access. The data of a port write is in [`RunPage::port_data`]
     /// already.
-    pub(super) fn put_exit(&self, access: &DeviceAccess, general: &GeneralRegisters) {
+    /// `takes_interrupts`: the VMM may hand KVM an interrupt now.
+    pub(super) fn put_exit(&self, access: &DeviceAccess, general: &GeneralRegisters, takes_interrupts: bool) {
         let bytes = |size: OperandSize| size.bytes().to_le_bytes()[0];
         let io = |direction: u32, port: u16, size: OperandSize, count: u32| {
             // SAFETY: mapped (`new`).
@@ -231,7 +233,16 @@ impl RunPage {
         }
         let enabled = u8::from(general.rflags & rflags::IF != 0);
         // SAFETY: mapped (`new`).
-        unsafe { (&raw mut (*self.page).if_flag).write_volatile(enabled) }
+        unsafe {
+            (&raw mut (*self.page).if_flag).write_volatile(enabled);
+            (&raw mut (*self.page).ready_for_interrupt_injection).write_volatile(u8::from(takes_interrupts));
+        }
+    }
+
+    /// Whether KVM would have taken an interrupt from the VMM at the last exit.
+    pub(super) fn takes_interrupts(&self) -> bool {
+        // SAFETY: mapped (`new`).
+        unsafe { (&raw const (*self.page).ready_for_interrupt_injection).read_volatile() != 0 }
     }
 
     /// IF of the guest at the last exit.
@@ -264,6 +275,26 @@ impl RunPage {
 /// and grows upwards.
 const CODE_READABLE: (u8, u8) = (0b1010, 0b1010);
 const DATA_WRITABLE: (u8, u8) = (0b1110, 0b0010);
+
+const CODE: u8 = 0b1000;
+const CODE_MAY_BE_READ: u8 = 0b0010;
+const DATA_MAY_BE_WRITTEN: u8 = 0b0010;
+const DATA_GROWS_DOWNWARDS: u8 = 0b0100;
+
+/// What the interpreter uses of a segment. The base counts for all, the rest for segments of memory.
+fn cached(segment: &kvm_segment) -> CachedSegment {
+    let has = |bit: u8| segment.type_ & bit != 0;
+    let memory = segment.present == 1 && segment.unusable == 0 && segment.s == 1;
+    let upwards = has(CODE) || !has(DATA_GROWS_DOWNWARDS);
+    CachedSegment {
+        selector: segment.selector,
+        base: segment.base,
+        limit: segment.limit,
+        readable: memory && upwards && (!has(CODE) || has(CODE_MAY_BE_READ)),
+        writable: memory && upwards && !has(CODE) && has(DATA_MAY_BE_WRITTEN),
+        big: segment.db != 0,
+    }
+}
 
 /// Whether a segment is the first 4 GiB, with addresses of 32 bits.
 fn is_flat(segment: &kvm_segment, (mask, kind): (u8, u8)) -> bool {
@@ -316,6 +347,36 @@ pub(super) fn regs_of(general: &GeneralRegisters) -> kvm_regs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_segments_allow() {
+        let of = |type_| kvm_segment {
+            limit: 0xffff,
+            selector: 0x40,
+            base: 0x400,
+            type_,
+            present: 1,
+            s: 1,
+            ..Default::default()
+        };
+        let allows = |segment: &kvm_segment| (cached(segment).readable, cached(segment).writable);
+        // Data: read-only, written to, each upwards and downwards. Code: executed only, read.
+        let kinds = [(0x1, (true, false)), (0x3, (true, true)), (0x5, (false, false)), (0x7, (false, false))];
+        for (kind, wanted) in
+            kinds.into_iter().chain([(0x9, (false, false)), (0xb, (true, false)), (0xf, (true, false))])
+        {
+            assert_eq!(allows(&of(kind)), wanted, "type {kind:x}");
+        }
+        for other in [
+            kvm_segment { present: 0, ..of(3) },
+            kvm_segment { unusable: 1, ..of(3) },
+            kvm_segment { s: 0, ..of(3) },
+        ] {
+            assert_eq!(allows(&other), (false, false), "{other:?}");
+        }
+        let all = cached(&kvm_segment { db: 1, ..of(3) });
+        assert_eq!((all.selector, all.base, all.limit, all.big), (0x40, 0x400, 0xffff, true));
+    }
 
     #[test]
     fn flat_segments_and_others() {

@@ -85,6 +85,8 @@ pub struct ClusteredVcpu {
     /// What the interpreter has made of the registers, and those that go with them.
     general: GeneralRegisters,
     system: SystemRegisters,
+    /// What KVM has said of its last real exit: it would have taken an interrupt from the VMM.
+    takes_interrupts: bool,
     /// `general` is newer than KVM's.
     newer: bool,
     /// RIP of the plain IN or OUT that KVM believes to be incomplete.
@@ -119,6 +121,7 @@ impl ClusteredVcpu {
             exit: Exit::None,
             general: GeneralRegisters::default(),
             system,
+            takes_interrupts: false,
             newer: false,
             incomplete: None,
             budget: RunBudget { instructions: 0, accesses: 0, deadline: 0 },
@@ -308,10 +311,13 @@ impl ClusteredVcpu {
         if general.rflags & rflags::IF != 0 && vm.interrupts() != self.interrupts {
             return declined(ClusterEnd::Stopped(StopReason::InterruptWindow));
         }
-        if !self.predictor.worth_it(general.rip) {
+        self.system = self.page.system();
+        // Offsets in different segments would be the same place.
+        let place = self.system.linear_rip(general.rip);
+        if !self.predictor.worth_it(place) {
             return declined(ClusterEnd::NotWorthIt);
         }
-        self.system = self.page.system();
+        self.takes_interrupts = self.page.takes_interrupts();
         // Exits for memory are faults, which set RF (Intel SDM volume 3, 28.3.3); completing the instruction clears it.
         if self.system.unsupported(general.rflags & !rflags::RF).is_some() {
             return declined(ClusterEnd::Stopped(StopReason::Mode));
@@ -322,7 +328,7 @@ impl ClusteredVcpu {
             return declined(ClusterEnd::DebugRegisters);
         }
         let Some(state) = vm.read() else { return declined(ClusterEnd::Busy) };
-        self.cluster = Some(Cluster { rip: general.rip, ..Cluster::default() });
+        self.cluster = Some(Cluster { rip: place, ..Cluster::default() });
         self.general = general;
         let complete = self.complete_plain(vm, &state, access, kvm);
         // KVM may have to wait for a change of the slots.
@@ -345,6 +351,7 @@ impl ClusteredVcpu {
             }
             self.general = self.page.general();
             self.system = self.page.system();
+            self.takes_interrupts = self.page.takes_interrupts();
         }
         self.cluster(vm, kvm)
     }
@@ -362,9 +369,10 @@ impl ClusteredVcpu {
             return false;
         }
         let at = self.general.rip;
-        let before = at.wrapping_sub(1);
+        let linear = self.system.linear_rip(at);
+        let before = linear.wrapping_sub(1);
         let mut space = GuestSpace::new(&state.slots, &self.system, self.physical_bits, &mut self.cache);
-        if !is_plain_port_access(&mut space, at) {
+        if !is_plain_port_access(&mut space, linear) {
             return false;
         }
         // KVM moves RIP beyond OUTS before it exits; what follows may be an OUT that looks like the one in question.
@@ -426,6 +434,7 @@ impl ClusteredVcpu {
             return Attempt::Enter(Some(why));
         }
         let Some(state) = vm.read() else { return Attempt::Enter(Some(ClusterEnd::Busy)) };
+        let kernel_pic = state.has_interrupt_controller();
         let (before, begun) = (self.interpreter.executed(), cycles());
         let mut space = GuestSpace::new(&state.slots, &self.system, self.physical_bits, &mut self.cache);
         let (page, data) = self.page.with_port_data();
@@ -465,7 +474,11 @@ impl ClusteredVcpu {
             }
             RunEnd::Access(access, pending) => {
                 cluster.accesses += 1;
-                self.page.put_exit(&access, &self.general);
+                // Where the PIC is the VMM's, KVM has said so for the flags of the last real exit. If it said no, it may have
+                // other reasons than IF; the VMM then asks for an exit as soon as it is yes, which ends the cluster.
+                let enabled = self.general.rflags & rflags::IF != 0;
+                let takes = self.takes_interrupts && (enabled || kernel_pic);
+                self.page.put_exit(&access, &self.general, takes);
                 self.counters.made_up_access();
                 // KVM's registers are older even if nothing was interpreted: the access before was completed here.
                 self.exit = Exit::MadeUp { pending, shown: false };

@@ -57,7 +57,7 @@ pub struct GuestCpuid {
 }
 
 impl GuestCpuid {
-    /// From what KVM_SET_CPUID2 is given: (leaf, index, EAX, EBX, ECX, EDX).
+    /// From what KVM_SET_CPUID or KVM_SET_CPUID2 is given: (leaf, index, EAX, EBX, ECX, EDX).
     pub fn of(leaves: impl Iterator<Item = (u32, u32, [u32; 4])>) -> Self {
         // Before processors said how many.
         let mut cpuid = Self { physical_bits: 36, remote_flush: false, rdtscp: false };
@@ -115,6 +115,11 @@ impl VmState {
     /// KVM_CREATE_IRQCHIP or KVM_CAP_SPLIT_IRQCHIP has succeeded.
     pub fn interrupt_controller(&mut self, controller: InterruptController) {
         self.controller = controller;
+    }
+
+    /// Whether the PIC is KVM's: then the VMM hands it no interrupts.
+    pub fn has_interrupt_controller(&self) -> bool {
+        self.controller == InterruptController::Kernel
     }
 
     /// KVM_CREATE_PIT or KVM_CREATE_PIT2 has succeeded.

@@ -8,7 +8,7 @@ use registers::{RAX, RCX, RDX, cr4, rflags};
 
 use crate::arena::{Arena, CODE, SIZE};
 use crate::generate::SYSTEM;
-use crate::native::{Ended, Native, stay_on_one_processor, time_stamp};
+use crate::native::{Ended, Native, Program, stay_on_one_processor, time_stamp};
 
 const RDTSC: &[u8] = &[0x0f, 0x31];
 const RDTSCP: &[u8] = &[0x0f, 0x01, 0xf9];
@@ -78,7 +78,7 @@ fn the_counter_goes_on_and_all_else_is_as_the_processor_has_it() {
     stay_on_one_processor();
     let mut native = Native::new();
     for code in [RDTSC, RDTSCP] {
-        let mut by_processor = || match native.run(&start(), true, 1, &mut memory(code)) {
+        let mut by_processor = || match native.run(&start(), Program::Long, 1, &mut memory(code)) {
             Ended::Complete(general) => general,
             Ended::Fault(signal) => panic!("signal {signal}"),
         };

@@ -167,6 +167,9 @@ const FORMS: usize = 570;
 /// The same in 32-bit mode.
 const FORMS_32: usize = 440;
 
+/// And in 16-bit code.
+const FORMS_16: usize = 530;
+
 /// What only 64-bit mode has.
 const LONG_ONLY: &[Mnemonic] = {
     use Mnemonic as M;
@@ -196,6 +199,15 @@ pub fn check_32(executed: &BTreeMap<Code, u64>) {
     let all: Vec<Mnemonic> =
         both.copied().chain([Mnemonic::Jecxz, Mnemonic::Popfd, Mnemonic::Pushfd]).collect();
     check_against(executed, &all, FORMS_32);
+}
+
+/// In 16-bit code.
+pub fn check_16(executed: &BTreeMap<Code, u64>) {
+    use Mnemonic as M;
+    let others = [M::Jcxz, M::Jecxz, M::Popf, M::Popfd, M::Pushf, M::Pushfd];
+    let both = MNEMONICS.iter().filter(|one| !LONG_ONLY.contains(one));
+    let all: Vec<Mnemonic> = both.copied().chain(others).collect();
+    check_against(executed, &all, FORMS_16);
 }
 
 fn check_against(executed: &BTreeMap<Code, u64>, mnemonics: &[Mnemonic], forms: usize) {

@@ -11,18 +11,18 @@ use crate::generate::{FLAT, SYSTEM};
 
 const SUPERVISOR: SystemRegisters = SystemRegisters { cpl: 0, ..SYSTEM };
 
-struct Machine {
-    interpreter: Interpreter,
-    general: GeneralRegisters,
-    system: SystemRegisters,
-    arena: Arena,
+pub struct Machine {
+    pub interpreter: Interpreter,
+    pub general: GeneralRegisters,
+    pub system: SystemRegisters,
+    pub arena: Arena,
     surroundings: Surroundings,
-    data: Vec<u8>,
+    pub data: Vec<u8>,
     budget: RunBudget,
 }
 
 impl Machine {
-    fn new(code: &[u8]) -> Self {
+    pub fn new(code: &[u8]) -> Self {
         let mut arena = Arena::new(vec![0xf4; SIZE]);
         arena.put(CODE, code);
         let mut gpr = [0; 16];
@@ -49,30 +49,30 @@ impl Machine {
         )
     }
 
-    fn access(&mut self) -> (DeviceAccess, PendingAccess) {
+    pub fn access(&mut self) -> (DeviceAccess, PendingAccess) {
         match self.run() {
             RunEnd::Access(access, pending) => (access, pending),
             RunEnd::Stopped(reason) => panic!("stopped at {:x}: {reason:?}", self.general.rip),
         }
     }
 
-    fn stop(&mut self) -> StopReason {
+    pub fn stop(&mut self) -> StopReason {
         match self.run() {
             RunEnd::Stopped(reason) => reason,
             RunEnd::Access(access, _) => panic!("an access: {access:?}"),
         }
     }
 
-    fn complete(&mut self, pending: PendingAccess, value: u64) {
+    pub fn complete(&mut self, pending: PendingAccess, value: u64) {
         self.interpreter.complete(pending, &mut self.general, &mut self.arena, &self.data, value);
     }
 }
 
-fn write(port: u16, size: OperandSize, count: u32) -> DeviceAccess {
+pub fn write(port: u16, size: OperandSize, count: u32) -> DeviceAccess {
     DeviceAccess::PortWrite { port, size, count }
 }
 
-fn read(port: u16, size: OperandSize, count: u32) -> DeviceAccess {
+pub fn read(port: u16, size: OperandSize, count: u32) -> DeviceAccess {
     DeviceAccess::PortRead { port, size, count }
 }
 

@@ -14,10 +14,10 @@ use registers::rflags;
 use crate::arena::{Arena, CODE, DATA, END, SIZE, Surroundings};
 use crate::coverage;
 use crate::generate::{self, FLAT, Random, SYSTEM};
-use crate::native::{Ended, Native};
+use crate::native::{Ended, Native, Program};
 
 /// The flags that user code can change and that a signal handler can put in place. ID is not among them.
-const COMPARED: u64 = rflags::STATUS | rflags::DF;
+pub const COMPARED: u64 = rflags::STATUS | rflags::DF;
 
 pub struct Rig {
     system: SystemRegisters,
@@ -122,7 +122,8 @@ impl Rig {
         *self.executed.entry(instruction.code()).or_default() += 1;
 
         let mut native_memory = memory.clone();
-        let ended = self.native.run(&start, self.system.code_long, executed, &mut native_memory);
+        let program = if self.system.code_long { Program::Long } else { Program::Flat32 };
+        let ended = self.native.run(&start, program, executed, &mut native_memory);
         let Ended::Complete(mut native) = ended else {
             panic!(
                 "the processor faults ({ended:?}), the interpreter goes on: {}",
@@ -170,18 +171,18 @@ fn decode(arena: &Arena, bits: u32, rip: u64) -> Option<Instruction> {
     Some(Decoder::with_ip(bits, code, rip, DecoderOptions::NONE).decode())
 }
 
-fn is_unfit(one: &Instruction) -> bool {
+pub fn is_unfit(one: &Instruction) -> bool {
     is_flags_word(one) || one.segment_prefix() == Register::FS
 }
 
-fn is_flags_word(one: &Instruction) -> bool {
+pub fn is_flags_word(one: &Instruction) -> bool {
     use Mnemonic as M;
-    matches!(one.mnemonic(), M::Popfq | M::Pushfq | M::Popfd | M::Pushfd)
+    matches!(one.mnemonic(), M::Popfq | M::Pushfq | M::Popfd | M::Pushfd | M::Popf | M::Pushf)
 }
 
 /// The interpreter shifts and rotates by CL only. By more than 1 OF is undefined, and an Intel Xeon was found on which it
 /// then differs between CL and a number in the instruction.
-fn is_shift_by_number(one: &Instruction) -> bool {
+pub fn is_shift_by_number(one: &Instruction) -> bool {
     use Mnemonic as M;
     let shifts = matches!(
         one.mnemonic(),
@@ -190,7 +191,7 @@ fn is_shift_by_number(one: &Instruction) -> bool {
     shifts && one.op_kinds().any(|kind| kind == OpKind::Immediate8) && one.immediate8() != 1
 }
 
-fn compares_strings(one: &Instruction) -> bool {
+pub fn compares_strings(one: &Instruction) -> bool {
     use Mnemonic as M;
     let strings = [M::Cmpsb, M::Cmpsw, M::Cmpsd, M::Cmpsq, M::Scasb, M::Scasw, M::Scasd, M::Scasq]
         .contains(&one.mnemonic());
@@ -198,7 +199,7 @@ fn compares_strings(one: &Instruction) -> bool {
 }
 
 /// Alignment checks and nested tasks would follow this process out of the test.
-fn keep_flags_harmless(memory: &mut [u8], stack: u64) {
+pub fn keep_flags_harmless(memory: &mut [u8], stack: u64) {
     let at = usize::try_from(stack - crate::arena::BASE).unwrap();
     let word = u64::from_le_bytes(memory[at..at + 8].try_into().unwrap());
     let harmless = word & !(rflags::AC | rflags::NT | rflags::TF | rflags::RF | rflags::ID);
@@ -272,13 +273,15 @@ fn the_rig_finds_a_difference() {
     let mut memory = rig.template.clone();
     // ADD RAX, 1, then a load from nowhere.
     memory[..4].copy_from_slice(&[0x48, 0x83, 0xc0, 0x01]);
-    let Ended::Complete(end) = rig.native.run(&start, true, 1, &mut memory) else { panic!("a fault") };
+    let Ended::Complete(end) = rig.native.run(&start, Program::Long, 1, &mut memory) else {
+        panic!("a fault")
+    };
     assert_eq!((end.gpr[0], end.rip), (DATA + 1, CODE + 4));
     memory[..3].copy_from_slice(&[0x48, 0x8b, 0x00]);
     let outside = GeneralRegisters { gpr: [END; 16], ..start };
-    assert_eq!(rig.native.run(&outside, true, 1, &mut memory), Ended::Fault(libc::SIGSEGV));
+    assert_eq!(rig.native.run(&outside, Program::Long, 1, &mut memory), Ended::Fault(libc::SIGSEGV));
     // A division by zero.
     memory[..2].copy_from_slice(&[0xf7, 0xf1]);
     let zero = GeneralRegisters { gpr: [0; 16], ..start };
-    assert_eq!(rig.native.run(&zero, true, 1, &mut memory), Ended::Fault(libc::SIGFPE));
+    assert_eq!(rig.native.run(&zero, Program::Long, 1, &mut memory), Ended::Fault(libc::SIGFPE));
 }

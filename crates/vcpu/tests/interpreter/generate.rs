@@ -1,6 +1,6 @@
 //! Random instructions and states. Most operands lie in the arena, so that most instructions can be carried out.
 
-use ioplane_vcpu::{GeneralRegisters, SystemRegisters, registers};
+use ioplane_vcpu::{CachedSegment, GeneralRegisters, SystemRegisters, registers};
 
 use crate::arena::{CODE, DATA, END};
 
@@ -40,8 +40,7 @@ pub const SYSTEM: SystemRegisters = SystemRegisters {
     code_long: true,
     code_default_big: false,
     flat: false,
-    fs_base: 0,
-    gs_base: 0,
+    segments: [CachedSegment::UNUSABLE; 6],
 };
 
 /// A 32-bit program, which has no page tables here: the processor runs it as the kernel runs such programs.
@@ -54,8 +53,7 @@ pub const FLAT: SystemRegisters = SystemRegisters {
     code_long: false,
     code_default_big: true,
     flat: true,
-    fs_base: 0,
-    gs_base: 0,
+    segments: [CachedSegment::UNUSABLE; 6],
 };
 
 /// One opcode with what surrounds it.

@@ -4,10 +4,12 @@
 
 mod arena;
 mod clock;
+mod code16;
 mod coverage;
 mod devices;
 mod differential;
 mod generate;
 mod native;
+mod real;
 mod refused;
 mod strings;

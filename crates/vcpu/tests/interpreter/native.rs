@@ -35,9 +35,59 @@ const PLACES: [i32; 16] = [
 const SIGNALS: [i32; 5] = [libc::SIGTRAP, libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL];
 
 /// Linux's selectors for programs of 64 and of 32 bits, and for data.
-const CODE_64: i64 = 0x33;
-const CODE_32: i64 = 0x23;
-const DATA_32: u32 = 0x2b;
+const CODE_64: u16 = 0x33;
+const CODE_32: u16 = 0x23;
+const DATA_32: u16 = 0x2b;
+
+/// How the processor takes the instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// Of 64 bits.
+    Long,
+    /// Of 32 bits.
+    Flat32,
+    /// With these selectors in ES, CS, SS, DS and GS, whose segments [`Native::segment`] has set.
+    Segments([u16; 5]),
+}
+
+impl Program {
+    fn selectors(self) -> [u16; 5] {
+        match self {
+            Self::Long => [DATA_32, CODE_64, DATA_32, DATA_32, DATA_32],
+            Self::Flat32 => [DATA_32, CODE_32, DATA_32, DATA_32, DATA_32],
+            Self::Segments(selectors) => selectors,
+        }
+    }
+}
+
+/// `struct user_desc` of Linux.
+#[repr(C)]
+struct UserDescriptor {
+    number: u32,
+    base: u32,
+    limit: u32,
+    /// 1: addresses of 32 bits; 2: data that grows downwards; 4: code; 8: not writable, or not readable; 16: the limit counts
+    /// pages; 32: not present; 64: for the user.
+    kind: u32,
+}
+
+/// A segment of this process's own.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnSegment {
+    pub number: u16,
+    pub base: u64,
+    pub limit: u32,
+    pub code: bool,
+    pub writable: bool,
+    pub big: bool,
+}
+
+impl OwnSegment {
+    /// Its selector: of the local table, for level 3.
+    pub fn selector(&self) -> u16 {
+        self.number << 3 | 7
+    }
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -52,8 +102,7 @@ enum Phase {
 struct Exchange {
     phase: Phase,
     steps: u64,
-    /// The selector of the code segment: Linux's for 64-bit or for 32-bit programs.
-    code: i64,
+    program: Program,
     registers: GeneralRegisters,
     /// The signal that ended the run; SIGTRAP if all steps were made.
     signal: i32,
@@ -67,7 +116,7 @@ unsafe impl Sync for Shared {}
 static EXCHANGE: Shared = Shared(UnsafeCell::new(Exchange {
     phase: Phase::Quiet,
     steps: 0,
-    code: CODE_64,
+    program: Program::Long,
     registers: GeneralRegisters { gpr: [0; 16], rip: 0, rflags: 0 },
     signal: 0,
     saved: [0; 23],
@@ -127,13 +176,39 @@ impl Native {
             let got = libc::mmap(wanted, SIZE, all, flags, -1, 0);
             assert_eq!(got.addr(), wanted.addr(), "the addresses of the arena are in use");
             // In 64-bit mode they mean nothing, and Linux leaves them empty.
-            std::arch::asm!("mov ds, {0:e}", "mov es, {0:e}", in(reg) DATA_32);
+            std::arch::asm!("mov ds, {0:e}", "mov es, {0:e}", in(reg) u32::from(DATA_32));
         }
         Self { _one: one, _stack: stack }
     }
 
-    /// Runs `steps` instructions on `memory`, which becomes what they have left. In 64-bit mode, or in 32-bit mode.
-    pub fn run(&mut self, start: &GeneralRegisters, long: bool, steps: u64, memory: &mut [u8]) -> Ended {
+    /// Sets a segment of this process (modify_ldt).
+    pub fn segment(&mut self, segment: &OwnSegment) {
+        let pages = segment.limit > 0xf_ffff;
+        let descriptor = UserDescriptor {
+            number: segment.number.into(),
+            base: u32::try_from(segment.base).unwrap(),
+            limit: if pages { segment.limit >> 12 } else { segment.limit },
+            kind: u32::from(segment.big)
+                | u32::from(segment.code) << 2
+                | u32::from(!segment.code && !segment.writable) << 3
+                | u32::from(pages) << 4
+                | 1 << 6,
+        };
+        // SAFETY: the system call reads the descriptor; nobody uses the segment yet.
+        let set = unsafe {
+            libc::syscall(libc::SYS_modify_ldt, 0x11, &raw const descriptor, size_of::<UserDescriptor>())
+        };
+        assert_eq!(set, 0, "{segment:?}: {}", std::io::Error::last_os_error());
+    }
+
+    /// Runs `steps` instructions on `memory`, which becomes what they have left.
+    pub fn run(
+        &mut self,
+        start: &GeneralRegisters,
+        program: Program,
+        steps: u64,
+        memory: &mut [u8],
+    ) -> Ended {
         let arena: *mut u8 = std::ptr::with_exposed_provenance_mut(usize::try_from(BASE).unwrap());
         // SAFETY: the arena is mapped and ours alone; EXCHANGE is ours by `ONE`. `int3` comes back with all registers as
         // they were, since the handler puts them back.
@@ -141,10 +216,17 @@ impl Native {
             std::ptr::copy_nonoverlapping(memory.as_ptr(), arena, SIZE);
             let exchange = EXCHANGE.0.get();
             (*exchange).steps = steps;
-            (*exchange).code = if long { CODE_64 } else { CODE_32 };
+            (*exchange).program = program;
             (*exchange).registers = *start;
             (*exchange).phase = Phase::Entering;
-            std::arch::asm!("int3");
+            let [es, _, _, ds, gs] = program.selectors();
+            std::arch::asm!(
+                "mov ds, {ds:e}", "mov es, {es:e}", "mov gs, {gs:e}",
+                "int3",
+                "mov ds, {flat:e}", "mov es, {flat:e}", "mov gs, {flat:e}",
+                ds = in(reg) u32::from(ds), es = in(reg) u32::from(es), gs = in(reg) u32::from(gs),
+                flat = in(reg) u32::from(DATA_32),
+            );
             std::ptr::copy_nonoverlapping(arena, memory.as_mut_ptr(), SIZE);
             match (*exchange).signal {
                 libc::SIGTRAP => Ended::Complete((*exchange).registers),
@@ -174,7 +256,10 @@ extern "C" fn handler(signal: i32, _info: *mut libc::siginfo_t, context: *mut li
                 }
                 gregs[libc::REG_RIP as usize] = start.rip.cast_signed();
                 let selectors = &mut gregs[libc::REG_CSGSFS as usize];
-                *selectors = *selectors & !0xffff | (*exchange).code;
+                let [_, code, stack, ..] = (*exchange).program.selectors();
+                // CS is the first of four, SS the last.
+                let others = selectors.cast_unsigned() & 0x0000_ffff_ffff_0000;
+                *selectors = (u64::from(stack) << 48 | others | u64::from(code)).cast_signed();
                 gregs[libc::REG_EFL as usize] = (start.rflags | rflags::TF).cast_signed();
                 (*exchange).phase = Phase::Running;
             }

@@ -1,33 +1,36 @@
 //! An access that is refused in the middle of an instruction leaves the state as before that instruction.
 
-use ioplane_vcpu::{Interpreter, RunBudget, RunEnd, StopReason, registers};
+use ioplane_vcpu::{GeneralRegisters, Interpreter, RunBudget, RunEnd, StopReason, SystemRegisters};
 
-use crate::arena::{Arena, CODE, SIZE, Surroundings};
+use crate::arena::{Arena, SIZE, Surroundings};
+use crate::code16::{self, LAYOUTS};
 use crate::generate::{self, FLAT, Random, SYSTEM};
 
-#[test]
-fn a_refused_access_leaves_no_trace() {
-    let mut random = Random(4);
-    let template: Vec<u8> = (0..SIZE).map(|_| random.byte()).collect();
-    let mut interpreter = Interpreter::new();
-    // Supervisor code as well, which may use ports.
-    let long = registers::SystemRegisters { cpl: 0, ..SYSTEM };
-    let flat = registers::SystemRegisters { cpl: 0, ..FLAT };
-    let (mut refused, mut deepest) = (0_u64, 0);
-    let shapes_32 = generate::all_shapes().filter(|shape| shape.rex.is_none()).map(|shape| (flat, shape));
-    for (supervisor, shape) in generate::all_shapes().map(|shape| (long, shape)).chain(shapes_32) {
-        let code = generate::encode(&shape, &supervisor, &mut random);
-        let start = generate::registers(&supervisor, &mut random);
-        let mut memory = template.clone();
-        memory[..code.len()].copy_from_slice(&code);
+/// Refuses each access of an instruction in turn.
+struct Refusal {
+    interpreter: Interpreter,
+    template: Vec<u8>,
+    refused: u64,
+    deepest: usize,
+}
+
+impl Refusal {
+    fn new(random: &mut Random) -> Self {
+        let template = (0..SIZE).map(|_| random.byte()).collect();
+        Self { interpreter: Interpreter::new(), template, refused: 0, deepest: 0 }
+    }
+
+    fn each(&mut self, code: &[u8], system: &SystemRegisters, start: GeneralRegisters) {
+        let mut memory = self.template.clone();
+        memory[..code.len()].copy_from_slice(code);
         for denied in 0.. {
             let mut arena = Arena::new(memory.clone());
             arena.deny = Some(denied);
             let mut general = start;
-            let before = interpreter.executed();
-            let end = interpreter.run(
+            let before = self.interpreter.executed();
+            let end = self.interpreter.run(
                 &mut general,
-                &supervisor,
+                system,
                 &mut arena,
                 &mut Surroundings::default(),
                 &mut [0; 4096],
@@ -36,14 +39,48 @@ fn a_refused_access_leaves_no_trace() {
             if !arena.denied {
                 break;
             }
-            refused += 1;
-            deepest = deepest.max(denied);
-            assert_eq!(interpreter.executed(), before, "{code:02x?} counts as done");
+            self.refused += 1;
+            self.deepest = self.deepest.max(denied);
+            assert_eq!(self.interpreter.executed(), before, "{code:02x?} counts as done");
             assert!(matches!(end, RunEnd::Stopped(StopReason::Slot)), "{code:02x?}: {end:?}");
-            assert_eq!(general, start, "{code:02x?} at {CODE:x}, access {denied} refused");
+            assert_eq!(general, start, "{code:02x?}, access {denied} refused");
             assert!(arena.bytes == memory, "{code:02x?}: memory changed, access {denied} refused");
         }
     }
-    println!("{refused} accesses refused, at most the {deepest}th of an instruction");
-    assert!(refused > 10_000 && deepest >= 2);
+
+    fn enough(&self) {
+        println!("{} accesses refused, at most the {}th of an instruction", self.refused, self.deepest);
+        assert!(self.refused > 10_000 && self.deepest >= 2);
+    }
+}
+
+/// Supervisor code as well, which may use ports.
+#[test]
+fn a_refused_access_leaves_no_trace() {
+    let mut random = Random(4);
+    let mut refusal = Refusal::new(&mut random);
+    let long = SystemRegisters { cpl: 0, ..SYSTEM };
+    let flat = SystemRegisters { cpl: 0, ..FLAT };
+    let shapes_32 = generate::all_shapes().filter(|shape| shape.rex.is_none()).map(|shape| (flat, shape));
+    for (supervisor, shape) in generate::all_shapes().map(|shape| (long, shape)).chain(shapes_32) {
+        let code = generate::encode(&shape, &supervisor, &mut random);
+        let start = generate::registers(&supervisor, &mut random);
+        refusal.each(&code, &supervisor, start);
+    }
+    refusal.enough();
+}
+
+#[test]
+fn a_refused_access_of_16_bit_code_leaves_no_trace() {
+    let mut random = Random(10);
+    for layout in LAYOUTS {
+        let mut refusal = Refusal::new(&mut random);
+        let supervisor = SystemRegisters { cpl: 0, ..layout.system() };
+        for shape in code16::shapes() {
+            let code = code16::encode(&shape, layout, &mut random);
+            let start = code16::registers(layout, &mut random);
+            refusal.each(&code, &supervisor, start);
+        }
+        refusal.enough();
+    }
 }

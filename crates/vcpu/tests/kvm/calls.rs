@@ -7,12 +7,13 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ioplane_vcpu::kvm::{
-    ClusterEnd, ClusterLimits, ClusterObstacle, Interposer, Kernel, REASONS, VcpuCounters, VcpuDescriptor,
-    VmState,
+    ClusterEnd, ClusterLimits, ClusterObstacle, Interposer, InterruptController, Kernel, REASONS,
+    VcpuCounters, VcpuDescriptor, VmState,
 };
 use kvm_bindings::{
-    KVM_CAP_SPLIT_IRQCHIP, KVM_EXIT_HLT, KVM_MEM_LOG_DIRTY_PAGES, kvm_cpuid_entry2, kvm_debugregs,
-    kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_regs, kvm_run, kvm_userspace_memory_region,
+    KVM_CAP_SPLIT_IRQCHIP, KVM_EXIT_HLT, KVM_MEM_LOG_DIRTY_PAGES, kvm_cpuid_entry, kvm_cpuid_entry2,
+    kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_regs, kvm_run,
+    kvm_userspace_memory_region,
 };
 
 use crate::fake::{FakeKvm, MEMORY};
@@ -32,6 +33,7 @@ const KVM_SIGNAL_MSI: u64 = 0x4020_aea5;
 const KVM_RUN: u64 = 0xae80;
 const KVM_GET_REGS: u64 = 0x8090_ae81;
 const KVM_SET_REGS: u64 = 0x4090_ae82;
+const KVM_SET_CPUID: u64 = 0x4008_ae8a;
 const KVM_SET_CPUID2: u64 = 0x4008_ae90;
 const KVM_GET_DEBUGREGS: u64 = 0x8080_aea1;
 const KVM_SET_GUEST_DEBUG: u64 = 0x4048_ae9b;
@@ -64,7 +66,7 @@ impl Kernel for FakeKernel {
             (VM, KVM_CREATE_VCPU) => VCPU,
             (VM, KVM_SET_USER_MEMORY_REGION | KVM_CREATE_IRQCHIP | KVM_ENABLE_CAP)
             | (VM, KVM_IRQ_LINE | KVM_IRQ_LINE_STATUS | KVM_SIGNAL_MSI)
-            | (VCPU, KVM_SET_CPUID2 | KVM_SET_GUEST_DEBUG) => 0,
+            | (VCPU, KVM_SET_CPUID | KVM_SET_CPUID2 | KVM_SET_GUEST_DEBUG) => 0,
             (VCPU, KVM_RUN) => kvm.run(),
             (VCPU, KVM_GET_REGS) => {
                 let to: *mut kvm_regs = std::ptr::with_exposed_provenance_mut(argument);
@@ -276,6 +278,67 @@ fn without_what_is_needed_all_goes_to_kvm() {
     let why = vmm.interposer.kernel().counters.not_begun();
     let refused = ClusterEnd::Obstacle(ClusterObstacle::RemoteFlush).index();
     assert_eq!(why[refused], 11, "and it is said: {:?}", REASONS.iter().zip(why));
+}
+
+/// CPUID as VMMs set it before there were leaves with indexes: Hyper-V's remote flush is refused all the same.
+#[test]
+fn the_old_call_for_cpuid_is_read_too() {
+    #[repr(C)]
+    struct OldCpuid {
+        count: u32,
+        padding: u32,
+        entries: [kvm_cpuid_entry; 2],
+    }
+    let entries = |flush: u32| {
+        let name = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes);
+        let leaf = |function, eax| kvm_cpuid_entry { function, eax, ..Default::default() };
+        let maker = kvm_cpuid_entry {
+            ebx: name(b"Micr"),
+            ecx: name(b"osof"),
+            edx: name(b"t Hv"),
+            ..leaf(0x4000_0000, 0x4000_0005)
+        };
+        let cpuid = OldCpuid { count: 2, padding: 0, entries: [maker, leaf(0x4000_0004, flush)] };
+        let vmm = Vmm::new(true);
+        vmm.create();
+        assert_eq!(vmm.call(VCPU, KVM_SET_CPUID, at(&cpuid)), 0);
+        assert_eq!((cpuid.padding, cpuid.entries.len()), (0, 2));
+        assert_eq!(vmm.call(VM, KVM_CREATE_VCPU, 1), VCPU);
+        vmm.entries()
+    };
+    assert_eq!(entries(1 << 2), 12, "refused");
+    assert_eq!(entries(0), 2);
+}
+
+/// Where the PIC is the VMM's, it hands KVM an interrupt only if `kvm_run` says that it may.
+#[test]
+fn a_made_up_exit_says_whether_an_interrupt_can_be_taken() {
+    // STI; NOP; OUT 0x80; CLI; OUT 0x80; HLT
+    let code = [0xfb, 0x90, 0xe6, 0x80, 0xfa, 0xe6, 0x80, 0xf4];
+    let shown = |controller: InterruptController| {
+        let vmm = Vmm::with(true, &code);
+        vmm.interposer.kernel().kvm.borrow_mut().vm.interrupt_controller(controller);
+        assert_eq!(vmm.call(SYSTEM, KVM_CREATE_VM, 0), VM);
+        match controller {
+            InterruptController::Split => {
+                let split = kvm_enable_cap { cap: KVM_CAP_SPLIT_IRQCHIP, ..Default::default() };
+                assert_eq!(vmm.call(VM, KVM_ENABLE_CAP, at(&split)), 0);
+            }
+            _ => assert_eq!(vmm.call(VM, KVM_CREATE_IRQCHIP, 0), 0),
+        }
+        vmm.region(MEMORY as u64, 0);
+        assert_eq!(vmm.call(VM, KVM_CREATE_VCPU, 0), VCPU);
+        let page = vmm.interposer.kernel().kvm.borrow().run_page();
+        let said = [(); 2].map(|()| {
+            assert_eq!(vmm.call(VCPU, KVM_RUN, 0), 0);
+            // SAFETY: the page lives as long as the kernel.
+            unsafe { ((*page).if_flag, (*page).ready_for_interrupt_injection) }
+        });
+        assert_eq!(vmm.interposer.counts(VCPU).unwrap().made_up_accesses, 1, "the second is made up");
+        said
+    };
+    assert_eq!(shown(InterruptController::Split), [(1, 1), (0, 0)]);
+    assert_eq!(shown(InterruptController::Kernel), [(1, 1), (0, 1)], "the PIC waits itself");
 }
 
 #[test]

@@ -7,10 +7,11 @@
 
 use ioplane_vcpu::kvm::{VcpuDescriptor, VmState};
 use ioplane_vcpu::{
-    DeviceAccess, GeneralRegisters, GuestSpace, Interpreter, MemorySlot, OperandSize, PendingAccess,
-    Platform, RunBudget, RunEnd, StopReason, SystemRegisters, TranslationCache, registers,
+    CachedSegment, CodeMode, DeviceAccess, GeneralRegisters, GuestSpace, Interpreter, MemorySlot,
+    OperandSize, PendingAccess, Platform, RunBudget, RunEnd, StopReason, SystemRegisters, TranslationCache,
+    registers,
 };
-use kvm_bindings::{KVM_EXIT_HLT, KVM_EXIT_IO, KVM_EXIT_MMIO, kvm_debugregs, kvm_regs, kvm_run};
+use kvm_bindings::{KVM_EXIT_HLT, KVM_EXIT_IO, KVM_EXIT_MMIO, kvm_debugregs, kvm_regs, kvm_run, kvm_segment};
 use registers::{cr0, cr4, efer, rflags};
 
 pub const MEMORY: usize = 2 << 20;
@@ -138,8 +139,7 @@ impl FakeKvm {
                 code_long: true,
                 code_default_big: false,
                 flat: false,
-                fs_base: 0,
-                gs_base: 0,
+                segments: [CachedSegment::UNUSABLE; 6],
             },
             interpreter: Interpreter::new(),
             cache: TranslationCache::new(),
@@ -189,7 +189,23 @@ impl FakeKvm {
             efer: self.system.efer,
             ..Default::default()
         };
-        sregs.cs.l = 1;
+        sregs.cs.l = u8::from(self.system.code_long);
+        if self.system.mode() == Some(CodeMode::Code16) {
+            let places =
+                [&mut sregs.es, &mut sregs.cs, &mut sregs.ss, &mut sregs.ds, &mut sregs.fs, &mut sregs.gs];
+            for (place, segment) in places.into_iter().zip(&self.system.segments) {
+                *place = kvm_segment {
+                    base: segment.base,
+                    limit: segment.limit,
+                    selector: segment.selector,
+                    // Data that may be written to, as all segments of real mode.
+                    type_: 3,
+                    present: 1,
+                    s: 1,
+                    ..Default::default()
+                };
+            }
+        }
         shared.s.regs.sregs = sregs;
         shared.s.regs.regs = regs_of(&self.general);
         shared.s.regs.events = kvm_bindings::kvm_vcpu_events::default();
@@ -197,7 +213,7 @@ impl FakeKvm {
     }
 
     fn byte_at_rip(&self) -> Vec<u8> {
-        self.memory.read(self.general.rip, 15)
+        self.memory.read(self.system.linear_rip(self.general.rip), 15)
     }
 
     /// Enters the guest: until an access that the VMM must answer, or HLT.
@@ -357,7 +373,10 @@ impl VcpuDescriptor for FakeKvm {
         }
         let result = if leaves { EINTR } else { self.enter() };
         self.store_registers();
-        self.shared().if_flag = u8::from(self.general.rflags & rflags::IF != 0);
+        let enabled = self.general.rflags & rflags::IF != 0;
+        self.shared().if_flag = u8::from(enabled);
+        let takes = self.vm.has_interrupt_controller() || enabled;
+        self.shared().ready_for_interrupt_injection = u8::from(takes);
         result
     }
 

@@ -6,4 +6,5 @@ mod calls;
 mod clock;
 mod fake;
 mod program;
+mod real;
 mod same;
