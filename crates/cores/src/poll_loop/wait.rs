@@ -17,10 +17,10 @@ use std::time::Duration;
 /// The shortest sleep. A shorter one costs more processor time than it saves.
 const SHORTEST: Duration = Duration::from_micros(10);
 
-/// The part of the time for which a request is in flight that a sleep may add to it, and the part of those in flight that ends a sleep.
+/// The part of those in flight that ends a sleep.
 const PART: u32 = 32;
 
-/// How much longer than such a part takes on average a sleep may be.
+/// A sleep may last so many times as long as that part takes on average.
 const PATIENCE: u32 = 4;
 
 /// The margin at first: about what a wake-up takes in a VM.
@@ -148,6 +148,11 @@ mod tests {
         let mut policy = used_to(us(3));
         policy.count(1000, 10_000_000);
         assert_eq!(policy.sleep(us(0), 32), Some(Sleep { time: us(40), completions: 1 }));
+        assert_eq!(
+            policy.sleep(us(0), 64),
+            Some(Sleep { time: us(50), completions: 2 }),
+            "80 us are too long"
+        );
         assert_eq!(policy.sleep(us(0), 256), Some(Sleep { time: us(50), completions: 8 }));
         assert_eq!(policy.sleep(us(0), 16), None, "5 us are too short");
     }

@@ -112,24 +112,29 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         })
     }
 
-    /// The target of a direct or indirect near branch.
-    fn target(&mut self) -> Result<u64, Halt> {
-        match self.instruction.op_kind(0) {
-            OpKind::NearBranch64 => Ok(self.instruction.near_branch64()),
-            OpKind::NearBranch32 => Ok(self.instruction.near_branch32().into()),
-            OpKind::NearBranch16 => Ok(self.instruction.near_branch16().into()),
+    /// The target of a direct or indirect near branch, and its size, which is that of a return address.
+    fn target(&mut self) -> Result<(u64, OperandSize), Halt> {
+        use OperandSize::{Dword, Qword, Word};
+        Ok(match self.instruction.op_kind(0) {
+            OpKind::NearBranch64 => (self.instruction.near_branch64(), self.stack_operand(Some(Qword))?),
+            OpKind::NearBranch32 => {
+                (self.instruction.near_branch32().into(), self.stack_operand(Some(Dword))?)
+            }
+            OpKind::NearBranch16 => {
+                (self.instruction.near_branch16().into(), self.stack_operand(Some(Word))?)
+            }
             OpKind::Register | OpKind::Memory => {
                 // A far branch through memory has an operand of another size.
                 let place = self.place(0)?;
-                self.stack_operand(place.size())?;
-                self.read(place)
+                let size = self.stack_operand(place.size())?;
+                (self.read(place)?, size)
             }
-            _ => Err(UNKNOWN),
-        }
+            _ => return Err(UNKNOWN),
+        })
     }
 
     fn jump_if(&mut self, taken: bool) -> Done {
-        let target = self.target()?;
+        let (target, _) = self.target()?;
         if taken {
             self.next.rip = target;
         }
@@ -141,16 +146,9 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
     }
 
     fn call(&mut self) -> Done {
-        let target = self.target()?;
+        let (target, size) = self.target()?;
         // Before the store: the caller finds a target that is not allowed too late.
         self.check_target(target)?;
-        let size = match self.instruction.op_kind(0) {
-            OpKind::NearBranch64 => OperandSize::Qword,
-            OpKind::NearBranch32 => OperandSize::Dword,
-            OpKind::NearBranch16 => OperandSize::Word,
-            _ => self.place(0)?.size().ok_or(UNKNOWN)?,
-        };
-        let size = self.stack_operand(Some(size))?;
         self.push(self.next.rip, size)?;
         self.next.rip = target;
         Ok(())

@@ -4,16 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, Register};
-use ioplane_vcpu::{
-    CachedSegment, GeneralRegisters, Interpreter, RunBudget, RunEnd, StopReason, SystemRegisters, registers,
-};
+use ioplane_vcpu::{CachedSegment, GeneralRegisters, Interpreter, SystemRegisters, registers};
 use registers::rflags;
 
-use crate::arena::{Arena, BASE, CODE, DATA, SIZE, Surroundings};
+use crate::arena::{Arena, BASE, CODE, DATA, SIZE};
 use crate::coverage;
-use crate::differential::{
-    COMPARED, compares_strings, is_flags_word, is_shift_by_number, is_unfit, keep_flags_harmless,
-};
+use crate::differential::{interpret, is_flags_word, keep_flags_harmless};
 use crate::generate::{FLAT, Random, Shape, all_shapes};
 use crate::native::{Ended, Native, OwnSegment, Program};
 
@@ -237,37 +233,15 @@ impl Rig16 {
         let most = if is_flags_word(&instruction) { 1 } else { most };
 
         let mut arena = Arena::new(memory.clone());
-        let (mut general, mut executed, mut compared) = (start, 0, COMPARED);
-        while executed < u64::from(most) {
-            let next = decode(&arena, general.rip);
-            if executed > 0 && next.is_some_and(|next| is_unfit(&next)) {
-                break;
-            }
-            let end = self.interpreter.run(
-                &mut general,
-                &self.system,
-                &mut arena,
-                &mut Surroundings::default(),
-                &mut [0; 4096],
-                &mut RunBudget { instructions: 1, accesses: 0, deadline: u64::MAX },
-            );
-            match end {
-                RunEnd::Stopped(StopReason::InstructionLimit) => executed += 1,
-                RunEnd::Stopped(reason) => {
-                    *self.stopped.entry(format!("{reason:?}")).or_default() += 1;
-                    break;
-                }
-                RunEnd::Access(access, _) => panic!("a device is asked without a budget: {access:?}"),
-            }
-            if next.is_some_and(|next| is_shift_by_number(&next)) {
-                compared &= !rflags::OF;
-                break;
-            }
-            if next.is_some_and(|next| compares_strings(&next) && general.rip == next.ip()) {
-                compared &= !rflags::STATUS;
-                break;
-            }
-        }
+        let (general, executed, compared) = interpret(
+            &mut self.interpreter,
+            &self.system,
+            &mut arena,
+            &start,
+            most,
+            decode,
+            &mut self.stopped,
+        );
         if executed == 0 {
             assert_eq!(general, start, "a stop changed registers: {code:02x?}");
             assert!(arena.bytes == memory, "a stop changed memory: {code:02x?}");

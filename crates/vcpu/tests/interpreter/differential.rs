@@ -76,44 +76,16 @@ impl Rig {
         let most = if flags_instruction { 1 } else { most };
 
         let mut arena = Arena::new(memory.clone());
-        let mut general = start;
-        let mut executed = 0;
-        let mut compared = COMPARED;
-        while executed < u64::from(most) {
-            // A branch may lead anywhere, also to what must not be run in sequences.
-            let next = decode(&arena, bits, general.rip);
-            if executed > 0 && next.is_some_and(|next| is_unfit(&next)) {
-                break;
-            }
-            let end = self.interpreter.run(
-                &mut general,
-                &self.system,
-                &mut arena,
-                &mut Surroundings::default(),
-                &mut [0; 4096],
-                &mut RunBudget { instructions: 1, accesses: 0, deadline: u64::MAX },
-            );
-            match end {
-                RunEnd::Stopped(StopReason::InstructionLimit) => {
-                    executed += 1;
-                    if next.is_some_and(|next| is_shift_by_number(&next)) {
-                        compared &= !rflags::OF;
-                        break;
-                    }
-                    // Between two elements an Intel Xeon shows the flags from before the instruction, an AMD EPYC those
-                    // of the element. The processor that goes on sets them anew.
-                    if next.is_some_and(|next| compares_strings(&next) && general.rip == next.ip()) {
-                        compared &= !rflags::STATUS;
-                        break;
-                    }
-                }
-                RunEnd::Stopped(reason) => {
-                    *self.stopped.entry(format!("{reason:?}")).or_default() += 1;
-                    break;
-                }
-                RunEnd::Access(access, _) => panic!("a device is asked without a budget: {access:?}"),
-            }
-        }
+        let decode = |arena: &Arena, rip| decode(arena, bits, rip);
+        let (general, executed, compared) = interpret(
+            &mut self.interpreter,
+            &self.system,
+            &mut arena,
+            &start,
+            most,
+            decode,
+            &mut self.stopped,
+        );
         if executed == 0 {
             assert_eq!(general, start, "a stop changed registers: {code:02x?}");
             assert!(arena.bytes == memory, "a stop changed memory: {code:02x?}");
@@ -158,6 +130,54 @@ impl Rig {
         }
         executed
     }
+}
+
+/// Interprets one instruction after the other, `most` at most; says what the registers are then, how many were carried out, and which
+/// flags are to be compared.
+pub fn interpret(
+    interpreter: &mut Interpreter,
+    system: &SystemRegisters,
+    arena: &mut Arena,
+    start: &GeneralRegisters,
+    most: u32,
+    decode: impl Fn(&Arena, u64) -> Option<Instruction>,
+    stopped: &mut BTreeMap<String, u64>,
+) -> (GeneralRegisters, u64, u64) {
+    let (mut general, mut executed, mut compared) = (*start, 0, COMPARED);
+    while executed < u64::from(most) {
+        // A branch may lead anywhere, also to what must not be run in sequences.
+        let next = decode(arena, general.rip);
+        if executed > 0 && next.is_some_and(|next| is_unfit(&next)) {
+            break;
+        }
+        let end = interpreter.run(
+            &mut general,
+            system,
+            arena,
+            &mut Surroundings::default(),
+            &mut [0; 4096],
+            &mut RunBudget { instructions: 1, accesses: 0, deadline: u64::MAX },
+        );
+        match end {
+            RunEnd::Stopped(StopReason::InstructionLimit) => executed += 1,
+            RunEnd::Stopped(reason) => {
+                *stopped.entry(format!("{reason:?}")).or_default() += 1;
+                break;
+            }
+            RunEnd::Access(access, _) => panic!("a device is asked without a budget: {access:?}"),
+        }
+        if next.is_some_and(|next| is_shift_by_number(&next)) {
+            compared &= !rflags::OF;
+            break;
+        }
+        // Between two elements an Intel Xeon shows the flags from before the instruction, an AMD EPYC those of the
+        // element. The processor that goes on sets them anew.
+        if next.is_some_and(|next| compares_strings(&next) && general.rip == next.ip()) {
+            compared &= !rflags::STATUS;
+            break;
+        }
+    }
+    (general, executed, compared)
 }
 
 fn describe(bits: u32, code: &[u8], start: &GeneralRegisters) -> String {
