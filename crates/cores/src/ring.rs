@@ -246,6 +246,12 @@ impl CoreRing {
         self.orphans
     }
 
+    /// Whether something is queued, or an operation in flight. Else nothing but polls can end.
+    #[inline]
+    pub(crate) fn has_operations(&self) -> bool {
+        self.in_flight > 0 || !self.queued.is_empty()
+    }
+
     /// Whether the poller of that slot has something in flight.
     pub(crate) fn serves(&self, slot: usize) -> bool {
         self.of_slot.get(slot).is_some_and(|in_flight| *in_flight > 0)

@@ -115,17 +115,10 @@ impl CoreContext {
         self.limited
     }
 
-    /// The slot's side: these limits hold for the poll that follows.
-    #[inline]
-    pub(crate) fn borrow_limits(&mut self, limits: &mut Option<Box<SlotLimits>>) {
+    /// The slot's side, before and after a poll of a queue with limits: they hold for that poll, and none has held anything back yet.
+    pub(crate) fn swap_limits(&mut self, limits: &mut Option<Box<SlotLimits>>) {
         std::mem::swap(&mut self.limits, limits);
         self.limited = None;
-    }
-
-    /// The poll is over.
-    #[inline]
-    pub(crate) fn return_limits(&mut self, limits: &mut Option<Box<SlotLimits>>) {
-        std::mem::swap(&mut self.limits, limits);
     }
 
     /// The core's side: the slot of that index is stepped next.

@@ -85,10 +85,12 @@ impl PollerSlot {
         }
         let outcome = {
             let _inside = watch::enter();
-            context.borrow_limits(&mut self.limits);
-            let outcome = poller.poll(context, budget);
-            context.return_limits(&mut self.limits);
-            outcome
+            // Most queues have none, and most steps find nothing to do.
+            if self.limits.is_none() {
+                poller.poll(context, budget)
+            } else {
+                poll_limited(poller, &mut self.limits, context, budget)
+            }
         };
         if outcome.state() == PollState::Parked {
             self.return_poller();
@@ -270,4 +272,18 @@ impl Placement for Arc<dyn CoreSender> {
     fn place(&self, _device: &str, _queue: u16) -> Arc<dyn CoreSender> {
         self.clone()
     }
+}
+
+/// A poll during which the context has the slot's limits.
+#[inline(never)]
+fn poll_limited(
+    poller: &mut dyn Poller,
+    limits: &mut Option<Box<SlotLimits>>,
+    context: &mut CoreContext,
+    budget: Budget,
+) -> PollOutcome {
+    context.swap_limits(limits);
+    let outcome = poller.poll(context, budget);
+    context.swap_limits(limits);
+    outcome
 }

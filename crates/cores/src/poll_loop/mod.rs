@@ -40,6 +40,7 @@ use crate::settings::{CoreSettings, Notify, YieldPolicy};
 use crate::shared::{CoreShared, ENDED, ENDING};
 use crate::watch::Watch;
 use account::Account;
+use charge::SettleRates;
 use slot::{SlotEntry, SlotState};
 use timers::{Timer, Timers};
 use wait::WaitPolicy;
@@ -161,8 +162,11 @@ impl PollLoop {
             }
             let units = self.step_awake();
             self.account.turn(units);
+            let events_due = self.events_due();
             let fired = ring(&mut self.context).and_then(|ring| {
-                ring.enter();
+                if events_due || ring.has_operations() {
+                    ring.enter();
+                }
                 ring.sleeps().then(|| ring.has_fired())
             });
             self.after_turn(units, fired);
@@ -390,6 +394,9 @@ impl PollLoop {
 
     /// Divides what went by since the last look among the slots that had work meanwhile.
     fn settle(&mut self, ns: u64) {
+        if self.worked.is_empty() {
+            return;
+        }
         let (mut costs, mut weights) = (0, 0);
         for &index in &self.worked {
             if let Some(entry) = &self.slots[index] {
@@ -397,9 +404,10 @@ impl PollLoop {
                 weights += u64::from(entry.slot.share().weight.get());
             }
         }
+        let rates = SettleRates::new(ns, costs, weights);
         for index in self.worked.drain(..) {
             if let Some(entry) = &mut self.slots[index] {
-                entry.charge.settle(entry.slot.share(), ns, costs, weights);
+                entry.charge.settle(entry.slot.share(), rates);
             }
         }
     }

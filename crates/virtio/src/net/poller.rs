@@ -85,7 +85,7 @@ impl<W: Work> Poller for NetPoller<W> {
         if queue.phase == Phase::Suspending {
             return PollOutcome::PARKED;
         }
-        let (mut done, mut spent) = (0, 0);
+        let (mut done, mut spent, mut limited) = (0, 0, None);
         let serves = queue.takes() || (work.has_begun() && queue.fault().is_none());
         if !serves || !work.ready(queue) {
             queue.set_limited(false);
@@ -108,7 +108,8 @@ impl<W: Work> Poller for NetPoller<W> {
                 }
             }
             spent = whole - left;
-            queue.set_limited(context.limited().is_some());
+            limited = context.limited();
+            queue.set_limited(limited.is_some());
             if done > 0 {
                 work.finish();
                 if W::IS_WORK {
@@ -123,7 +124,7 @@ impl<W: Work> Poller for NetPoller<W> {
         }
         match (done, queue.phase) {
             (0, Phase::Draining) => PollOutcome::PARKED,
-            (0, _) => context.limited().map_or(PollOutcome::IDLE, |at| PollOutcome::limited(at, context)),
+            (0, _) => limited.map_or(PollOutcome::IDLE, |at| PollOutcome::limited(at, context)),
             _ => PollOutcome::busy(done, spent as u64),
         }
     }
