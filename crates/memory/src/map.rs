@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 // UNSAFETY: each region keeps the address of its first byte beside the mapping that holds it.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -128,6 +128,14 @@ impl MemoryRegion {
     #[inline]
     pub fn poisoned(&self) -> bool {
         self.lost.load(Ordering::Acquire)
+    }
+
+    /// Whether it is what `spec` describes: the same bytes of the same file at the same addresses.
+    pub fn matches(&self, spec: &RegionSpec) -> bool {
+        let inode = |file: BorrowedFd<'_>| rustix::fs::fstat(file).map(|stat| (stat.st_dev, stat.st_ino));
+        let place = (self.gpa, self.len, self.user, self.mapping.offset() + self.skip as u64);
+        place == (spec.gpa, spec.len, spec.user, spec.offset)
+            && inode(self.mapping.file()).is_ok_and(|ours| inode(spec.file.as_fd()) == Ok(ours))
     }
 
     /// What was said of it when it was mapped, for another process to map the same; with a descriptor of its own. Whether it may be

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ioplane_device::Change;
-use ioplane_memory::GuestMap;
+use ioplane_memory::{GuestMap, MapError};
 use ioplane_virtio::VirtioDevice;
 use vhost::vhost_user::VhostUserProtocolFeatures;
 use vhost::vhost_user::message::{VhostUserMemory, VhostUserMemoryRegion, VhostUserSingleMemoryRegion};
@@ -11,7 +11,7 @@ use vm_memory::ByteValued;
 
 use super::fault::PeerFault;
 use super::message::Message;
-use super::peer::map_region;
+use super::peer::{map_region, region_spec};
 use super::session::{Answer, Session};
 
 impl<V: VirtioDevice> Session<V> {
@@ -68,7 +68,12 @@ impl<V: VirtioDevice> Session<V> {
     pub(super) async fn add_mem_reg(&mut self, message: &mut Message) -> Result<Answer, PeerFault> {
         self.peer.needs(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS, message.header.request as u32)?;
         let region = message.body::<VhostUserSingleMemoryRegion>()?;
-        let region = map_region(&self.account, &region, message.take_file()?)?;
+        let spec = region_spec(&region, message.take_file()?);
+        if self.vdev()?.view().map().regions().iter().any(|there| there.matches(&spec)) {
+            // QEMU before 8.0 tells us of each region once for each queue pair of a NIC.
+            return Ok(Answer::None);
+        }
+        let region = self.account.region(spec, true)?;
         let map = Arc::new(self.vdev()?.view().map().with(region)?);
         // Growing needs no quiescent point: the pollers take the new map when they acknowledge it.
         let running = self.running()?;
@@ -84,11 +89,13 @@ impl<V: VirtioDevice> Session<V> {
         let region = message.body::<VhostUserSingleMemoryRegion>()?;
         // Some front ends send the descriptor along; it is of no use.
         message.files.clear();
-        let map = Arc::new(self.vdev()?.view().map().without(
-            region.guest_phys_addr,
-            region.memory_size,
-            region.user_addr,
-        )?);
-        self.replace_memory(map).await
+        let map =
+            self.vdev()?.view().map().without(region.guest_phys_addr, region.memory_size, region.user_addr);
+        match map {
+            Ok(map) => self.replace_memory(Arc::new(map)).await,
+            // Taken back for another queue pair before: see `add_mem_reg`.
+            Err(MapError::NoSuchRegion { .. }) => Ok(Answer::None),
+            Err(fault) => Err(fault.into()),
+        }
     }
 }

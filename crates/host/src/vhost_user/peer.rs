@@ -100,14 +100,18 @@ pub fn map_region(
     region: &VhostUserMemoryRegion,
     file: OwnedFd,
 ) -> Result<MemoryRegion, PeerFault> {
-    let spec = RegionSpec {
+    Ok(account.region(region_spec(region, file), true)?)
+}
+
+/// What the front end says of a region, with its file.
+pub fn region_spec(region: &VhostUserMemoryRegion, file: OwnedFd) -> RegionSpec {
+    RegionSpec {
         gpa: region.guest_phys_addr,
         len: region.memory_size,
         user: region.user_addr,
         offset: region.mmap_offset,
         file,
-    };
-    Ok(account.region(spec, true)?)
+    }
 }
 
 /// A new in-flight region for `queues` queues of `size` entries under the `features` in force: with its size in bytes.
