@@ -85,6 +85,8 @@ struct Entry {
 struct Kick {
     fd: OwnedFd,
     data: u64,
+    /// Stands in [`CoreRing::kicked`].
+    told: bool,
 }
 
 /// The ring of one core.
@@ -117,7 +119,7 @@ pub(crate) struct CoreRing {
     of_slot: Vec<u32>,
     /// Entries with completions since [`CoreRing::take_fired`].
     to_wake: Vec<u32>,
-    /// Kicks since then.
+    /// Tokens of kicks since then, each once.
     kicked: Vec<usize>,
     /// The set has news.
     set_fired: bool,
@@ -265,7 +267,12 @@ impl CoreRing {
                 fired.push(Readable::Completion(entry.slot));
             }
         }
-        fired.extend(self.kicked.drain(..).map(Readable::Kick));
+        for token in self.kicked.drain(..) {
+            if let Some(Some(kick)) = self.kicks.get_mut(token) {
+                kick.told = false;
+            }
+            fired.push(Readable::Kick(token));
+        }
         set_due && std::mem::take(&mut self.set_fired)
     }
 
@@ -283,7 +290,7 @@ impl CoreRing {
         if token >= self.kicks.len() {
             self.kicks.resize_with(token + 1, || None);
         }
-        self.kicks[token] = Some(Kick { fd, data });
+        self.kicks[token] = Some(Kick { fd, data, told: false });
         if !self.queue(entry.build(), data) {
             self.lost_kicks.push(token);
         }
@@ -294,6 +301,9 @@ impl CoreRing {
     /// Polls it no longer.
     pub(crate) fn forget_kick(&mut self, token: usize) {
         let Some(kick) = self.kicks.get_mut(token).and_then(Option::take) else { return };
+        if kick.told {
+            self.kicked.retain(|other| *other != token);
+        }
         self.queue(opcode::PollRemove::new(kick.data).build(), NOBODY);
         self.enter();
     }
@@ -400,12 +410,12 @@ impl CoreRing {
                 IO => self.completed(data, result),
                 KICK => {
                     let token = (data & u64::from(u32::MAX)) as usize;
-                    if self
-                        .kicks
-                        .get(token)
-                        .is_some_and(|kick| kick.as_ref().is_some_and(|kick| kick.data == data))
+                    if let Some(Some(kick)) = self.kicks.get_mut(token)
+                        && kick.data == data
                     {
-                        self.kicked.push(token);
+                        if !std::mem::replace(&mut kick.told, true) {
+                            self.kicked.push(token);
+                        }
                         if !more {
                             self.poll_again(token, result);
                         }
@@ -763,7 +773,17 @@ mod tests {
             assert_eq!(fired(&mut ring), [Readable::Kick(5)]);
             assert_eq!(fired(&mut ring), []);
         }
+        let kicks = |ring: &mut CoreRing| {
+            for _ in 0..3 {
+                rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
+                ring.enter();
+            }
+        };
+        kicks(&mut ring);
+        assert_eq!(fired(&mut ring), [Readable::Kick(5)], "several kicks between two looks are one");
+        kicks(&mut ring);
         ring.forget_kick(5);
+        assert!(!ring.has_fired(), "what uses the token next is told of a kick that was not its own");
         rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
         assert_eq!(fired(&mut ring), []);
     }
