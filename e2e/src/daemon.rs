@@ -23,7 +23,7 @@ const START: Duration = Duration::from_secs(20);
 pub struct Daemon {
     process: Option<Process>,
     /// The process that has taken over from that one: not a child of ours.
-    heir: Option<Heir>,
+    successor: Option<Successor>,
     environment: Vec<(String, String)>,
     folder: TempDir,
 }
@@ -38,15 +38,15 @@ pub fn binary() -> Result<PathBuf> {
 
 /// A daemon that is nobody's child any more. Killed when dropped.
 #[derive(Debug)]
-struct Heir {
+struct Successor {
     pid: u32,
     handle: OwnedFd,
 }
 
-impl Heir {
-    fn of(pid: u32) -> Result<Heir> {
+impl Successor {
+    fn of(pid: u32) -> Result<Successor> {
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw).context("no such process")?;
-        Ok(Heir { pid, handle: pidfd_open(number, PidfdFlags::empty())? })
+        Ok(Successor { pid, handle: pidfd_open(number, PidfdFlags::empty())? })
     }
 
     fn ended(&self, limit: Duration) -> Result<bool> {
@@ -63,7 +63,7 @@ impl Heir {
     }
 }
 
-impl Drop for Heir {
+impl Drop for Successor {
     fn drop(&mut self) {
         let _ = pidfd_send_signal(&self.handle, Signal::KILL);
         let _ = self.ended(START);
@@ -83,7 +83,7 @@ impl Daemon {
         let text = config.replace("{folder}", &folder.path().display().to_string());
         std::fs::write(folder.path().join("ioplane.toml"), text)?;
         let environment = environment.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-        let mut daemon = Daemon { process: None, heir: None, environment, folder };
+        let mut daemon = Daemon { process: None, successor: None, environment, folder };
         daemon.launch()?;
         Ok(daemon)
     }
@@ -99,7 +99,7 @@ impl Daemon {
 
     /// Its process number; none while it is killed.
     pub fn id(&self) -> Option<u32> {
-        self.heir.as_ref().map(|heir| heir.pid).or(self.process.as_ref().map(Process::id))
+        self.successor.as_ref().map(|successor| successor.pid).or(self.process.as_ref().map(Process::id))
     }
 
     /// Has another process take over while guests run, and returns what `ioplane upgrade` says.
@@ -108,7 +108,7 @@ impl Daemon {
         let said = self.cli(&["upgrade", "--binary", binary.to_str().context("the binary's path")?])?;
         let pid = said["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).context("no pid")?;
         // The one before has left by itself, or is about to.
-        self.heir = Some(Heir::of(pid)?);
+        self.successor = Some(Successor::of(pid)?);
         Ok(said)
     }
 
@@ -162,7 +162,7 @@ impl Daemon {
 
     /// Kills the daemon with signal 9 and waits until the process is gone. Its I/O may still be landing.
     pub fn kill9(&mut self) {
-        self.heir = None;
+        self.successor = None;
         self.process = None;
     }
 
@@ -174,9 +174,9 @@ impl Daemon {
 
     /// Asks it to end (SIGTERM), waits, and returns whether it ended well.
     pub fn terminate(&mut self, limit: Duration) -> Result<()> {
-        if let Some(heir) = self.heir.take() {
+        if let Some(successor) = self.successor.take() {
             self.process = None;
-            return heir.terminate(limit);
+            return successor.terminate(limit);
         }
         let mut process = self.process.take().context("the daemon does not run")?;
         process.terminate()?;

@@ -128,7 +128,6 @@ pub struct Core {
     pub id: u32,
     /// `polled` or `notified`.
     pub notify: String,
-    /// Queues on it.
     pub queues: u32,
     /// Processor time so far, microseconds.
     pub cpu_us: u64,

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::size::Size;
 pub use crate::spec::CoreForm;
 use crate::spec::{
-    DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, NotifyWord, limits_of,
+    DirectWord, DiskLimitsForm, EngineWord, Form, FormatWord, LimitsSpec, NotifyWord, limited, limits_of,
+    set_limits,
 };
 
 /// A body, and the names of its fields; behind `was` is the name that one had before.
@@ -32,11 +33,13 @@ macro_rules! body {
     };
 }
 
-body! {
-    /// A change of a disk: a new size, another backing, or other limits.
-    #[derive(Default)]
-    #[serde(default)]
-    ChangeForm {
+limited! { body! body [disk_limits]
+    {
+        /// A change of a disk: a new size, another backing, or other limits.
+        #[derive(Default)]
+        #[serde(default)]
+        ChangeForm
+    } {
         /// New size.
         size: Option<Size>,
         /// It may be smaller than the old one.
@@ -51,32 +54,22 @@ body! {
         direct: Option<DirectWord>,
         /// Who does the I/O.
         engine: Option<EngineWord>,
-        /// Requests per second that its guest may make; 0 for no limit.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        iops_limit: Option<u64>,
-        /// Requests that may pass at once after a pause.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        iops_burst: Option<u64>,
-        /// Bytes per second that its guest may read and write together; 0 for no limit.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        bandwidth_limit: Option<Size>,
-        /// Bytes that may pass at once after a pause.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        bandwidth_burst: Option<Size>,
     }
 }
 
 impl ChangeForm {
     /// What it changes of the limits.
     pub fn limits(&self) -> LimitsSpec {
-        limits_of!(self: iops_limit, iops_burst, bandwidth_limit, bandwidth_burst)
+        limits_of!(disk_limits of self)
     }
 }
 
 impl From<DiskLimitsForm> for ChangeForm {
-    fn from(limits: DiskLimitsForm) -> Self {
-        let DiskLimitsForm { iops_limit, iops_burst, bandwidth_limit, bandwidth_burst } = limits;
-        ChangeForm { iops_limit, iops_burst, bandwidth_limit, bandwidth_burst, ..ChangeForm::default() }
+    fn from(form: DiskLimitsForm) -> Self {
+        let limits = limits_of!(disk_limits of form);
+        let mut change = ChangeForm::default();
+        set_limits!(disk_limits of change = limits);
+        change
     }
 }
 

@@ -70,7 +70,6 @@ impl Cli {
     }
 }
 
-/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the daemon: serve what a configuration names until SIGTERM; SIGHUP reads it again
@@ -205,7 +204,6 @@ pub enum DiskCommand {
     },
 }
 
-/// A disk to add.
 #[derive(Debug, Args)]
 pub struct DiskAdd {
     /// Its name: letters, digits, '-', '_', '.'
@@ -328,7 +326,6 @@ pub enum NicCommand {
     },
 }
 
-/// A NIC to add.
 #[derive(Debug, Args)]
 pub struct NicAdd {
     /// Its name: letters, digits, '-', '_', '.'
@@ -363,7 +360,6 @@ pub enum SwitchCommand {
     },
 }
 
-/// A capture.
 #[derive(Debug, Args)]
 pub struct CaptureArgs {
     /// Name of the NIC or of the uplink's interface

@@ -31,6 +31,7 @@ mod registered;
 mod ring;
 mod settings;
 mod shared;
+mod shares;
 mod thread;
 mod watch;
 

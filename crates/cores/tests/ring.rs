@@ -2,16 +2,21 @@
 //!
 //! A pipe is the disk: it is silent until something is written.
 
+#![allow(unsafe_code)]
+// UNSAFETY: reads into memory that is never given back.
+
 mod counter;
 
-use std::io::{PipeWriter, Write, pipe};
+use std::collections::VecDeque;
+use std::io::{PipeReader, PipeWriter, Write, pipe};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use counter::{Counter, Line, eventually, soon};
-use ioplane_cores::{Core, CoreSettings, Notify, PoolError, RingChoice};
-use ioplane_device::{CoreId, QueueSet, Running};
+use ioplane_cores::{Core, CoreSettings, Notify, PoolError, RingChoice, context_with_ring};
+use ioplane_device::{CoreId, CoreIo, FileOp, IoHandle, QueueSet, Running};
 
 /// The best, and the one of older kernels. Where io_uring is forbidden both are none, and these tests say so.
 const RINGS: [RingChoice; 2] = [RingChoice::Best, RingChoice::Plain];
@@ -133,5 +138,38 @@ fn a_thousand_queues_come_and_go_and_each_hears_only_of_its_own() {
                 running.quiesce(soon()).unwrap();
             }
         }
+    }
+}
+
+/// Submits reads until one is refused, or so many. Says how many were taken.
+fn take(io: &mut dyn CoreIo, handle: IoHandle, from: &PipeReader, most: u16) -> u16 {
+    let into: &'static mut u8 = Box::leak(Box::new(0));
+    let op = FileOp::Read { file: from.as_raw_fd(), into, len: 1, offset: 0 };
+    // SAFETY: the memory is never given back.
+    (0..most).take_while(|tag| unsafe { io.submit(handle, *tag, op) }).count() as u16
+}
+
+#[test]
+fn a_silent_disk_of_many_queues_leaves_others_their_share_of_the_ring() {
+    const QUEUES: usize = 64;
+    const RING: u16 = 1024;
+    for ring in RINGS {
+        let mut context = context_with_ring(ring).unwrap();
+        let Some(io) = context.io() else { return eprintln!("SKIPPED (cannot be had here): io_uring") };
+        let (silent, _to) = pipe().unwrap();
+        let attach = |io: &mut dyn CoreIo| io.attach(0, VecDeque::with_capacity(RING.into()));
+        let neighbour = attach(io);
+        let disk: Vec<_> = (0..QUEUES).map(|_| attach(io)).collect();
+        let taken = disk.iter().map(|queue| u32::from(take(io, *queue, &silent, RING))).sum::<u32>();
+        assert!(taken > 12_000, "{ring:?}: {taken} are few for so many queues");
+        let share = take(io, neighbour, &silent, RING);
+        assert!(share > 100, "{ring:?}: {share} are left to a neighbour");
+        // Not even what comes later takes all of it.
+        for _ in 0..QUEUES {
+            let queue = attach(io);
+            assert!(take(io, queue, &silent, RING) >= 8);
+        }
+        let newcomer = attach(io);
+        assert_eq!(take(io, newcomer, &silent, RING), 8, "{ring:?}: nothing is left to who comes late");
     }
 }

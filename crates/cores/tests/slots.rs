@@ -89,6 +89,31 @@ fn the_busy_one_of_many(ring: RingChoice) {
 }
 
 #[test]
+fn a_busy_core_counts_each_question_to_the_kernel() {
+    for ring in [RingChoice::Best, RingChoice::Plain, RingChoice::Without] {
+        let settings = CoreSettings { ring, ..settings(Notify::Polled, Duration::ZERO) };
+        let core = Core::start(CoreId(0), settings).unwrap();
+        let (running, lines) = Counter::run_telling(2, &core);
+        lines[1].busy.store(true, Ordering::Relaxed);
+        lines[1].publish();
+        lines[1].wait();
+        for _ in 0..3 {
+            lines[0].hold();
+            lines[0].publish();
+            let held = || lines[0].taken.load(Ordering::Relaxed) > lines[0].served.load(Ordering::Relaxed);
+            eventually("does not rest with what it holds", || held() && lines[0].wants_kick());
+            let before = published(&core).event_checks;
+            // Only the epoll set has the news.
+            lines[0].complete();
+            lines[0].wait();
+            eventually("is not counted", || core.read().event_checks > before);
+        }
+        lines[1].busy.store(false, Ordering::Relaxed);
+        running.quiesce(soon()).unwrap();
+    }
+}
+
+#[test]
 fn a_slot_rests_after_a_spin_of_its_own() {
     const SPIN: Duration = Duration::from_secs(1);
     let clock = Arc::new(ManualClock::default());

@@ -23,7 +23,6 @@ use serde::{Deserialize, Serialize};
 pub struct Record<S> {
     /// What the configuration said when it was read last; `None` for what was added at run time.
     pub configured: Option<S>,
-    /// What it is now.
     pub now: S,
     /// Queues that were moved, and where to.
     pub moved: BTreeMap<u16, u32>,
@@ -47,7 +46,6 @@ pub type FunctionRecord = Record<FunctionSpec>;
 pub struct SwitchRecord {
     /// What the configuration said; `None` for a switch added at run time.
     pub configured: Option<SwitchSpec>,
-    /// What it is now.
     pub now: SwitchSpec,
 }
 

@@ -583,9 +583,9 @@ fn what_waits_is_counted_as_lost_for_whoever_goes_on_and_stays_where_it_is() {
     let (sent, received) = b.port.final_counts();
     assert_eq!((received.frames, received.dropped(DropReason::Upgrade)), (1, 2999));
     let new = switch();
-    let heir = Host::with(&new, "b", |options| options.mac = Some(mac(2)));
-    heir.port.restore((&sent, &received));
-    assert_eq!((heir.port.reading().sent, heir.port.reading().received), (sent, received));
+    let restored = Host::with(&new, "b", |options| options.mac = Some(mac(2)));
+    restored.port.restore((&sent, &received));
+    assert_eq!((restored.port.reading().sent, restored.port.reading().received), (sent, received));
     // Taken back, nothing is lost.
     assert_eq!(b.take_all(), frames[1..]);
     assert_eq!(b.port.final_counts().1.dropped(DropReason::Upgrade), 0);

@@ -44,7 +44,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 #[test]
-fn lanes_neither_allocate_nor_free() {
+fn channels_neither_allocate_nor_free() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = image(folder.path(), 1 << 20);
     let memory = || MemoryBacking::new(1 << 20).unwrap();

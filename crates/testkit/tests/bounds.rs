@@ -4,7 +4,7 @@
 //! | invariant | hook (`bound(Invariant::..)`) |
 //! |---|---|
 //! | 7 bounds polls | `crates/virtio/src/cost.rs` and the slice of a disk's poller; the TAP device's poller; `storage`'s reap; messages between two turns of a core |
-//! | 8 keeps quotas | `ioplane_memory::Account`: clients, mappings of one, mappings of all, pinned bytes |
+//! | 8 keeps quotas | `ioplane_memory::Account`: clients, mappings of one, mappings of all, pinned bytes; shares of a core's io_uring |
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -65,6 +65,12 @@ const GUARDS: &[Guards] = &[
         package: "ioplane-cores",
         program: "cores",
         tests: &["hole_06_a_flood_of_changes_leaves_the_neighbour_its_turns"],
+    },
+    Guards {
+        invariant: Invariant::KeepsQuotas,
+        package: "ioplane-cores",
+        program: "ring",
+        tests: &["a_silent_disk_of_many_queues_leaves_others_their_share_of_the_ring"],
     },
     Guards {
         invariant: Invariant::KeepsQuotas,

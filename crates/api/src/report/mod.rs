@@ -278,7 +278,7 @@ pub struct DiskReport {
 impl DiskReport {
     /// The limits of its guest.
     pub fn limits(&self) -> LimitsSpec {
-        limits_of!(self: iops_limit, iops_burst, bandwidth_limit, bandwidth_burst)
+        limits_of!(disk_limits of self)
     }
 }
 

@@ -190,12 +190,12 @@ pub struct NicReport {
 impl NicReport {
     /// The limits of what its guest sends.
     pub fn tx_limits(&self) -> LimitsSpec {
-        limits_of!(self: tx_frame_limit, tx_frame_burst, tx_bandwidth_limit, tx_bandwidth_burst)
+        limits_of!(tx_limits of self)
     }
 
     /// The limits of what its guest receives.
     pub fn rx_limits(&self) -> LimitsSpec {
-        limits_of!(self: rx_frame_limit, rx_frame_burst, rx_bandwidth_limit, rx_bandwidth_burst)
+        limits_of!(rx_limits of self)
     }
 }
 

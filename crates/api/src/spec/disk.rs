@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::checks::{CountField, checked, foreign, path_flaw, socket_flaw};
-use super::limit::{LimitFields, LimitsSpec, limits_of};
 use super::{
-    DirectWord, EngineWord, Flaw, FormatWord, MemoryWord, QUEUE_SIZE_MAX, ServedSpec, form, served_fields,
-    spec,
+    DirectWord, EngineWord, Flaw, FormatWord, LimitFields, LimitsSpec, MemoryWord, QUEUE_SIZE_MAX,
+    ServedSpec, form, limit_names, limited, limits_of, served_fields, set_limits, spec, with_limits,
 };
 use crate::size::Size;
 
@@ -61,9 +60,11 @@ impl BackingSpec {
     }
 }
 
-spec! {
-    /// A disk, complete and checked.
-    DiskSpec {
+limited! { spec! spec [disk_limits]
+    {
+        /// A disk, complete and checked.
+        DiskSpec
+    } {
         /// Unique among the daemon's disks.
         name: String,
         /// What is behind it.
@@ -88,18 +89,6 @@ spec! {
         guest_memory: MemoryWord,
         /// The core that its queues prefer.
         core: Option<u32>,
-        /// Requests per second that its guest may make, if they are limited.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        iops_limit: Option<u64>,
-        /// Requests that may pass at once.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        iops_burst: Option<u64>,
-        /// Bytes per second that it may read and write, if they are limited.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        bandwidth_limit: Option<Size>,
-        /// Bytes that may pass at once.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        bandwidth_burst: Option<Size>,
     }
 }
 
@@ -136,24 +125,26 @@ backing_form! {
     BackingForm {} {}
 }
 
-backing_form! {
-    /// A disk as somebody asks for it. See [`DiskForm::spec`] for what is left out.
-    DiskForm {
-        /// Refuse writes
-        [long, num_args = 0, default_missing_value = "true"]
-        read_only: bool,
-        /// What the guest reads as its serial number [default: the name]
-        [long]
-        serial: String,
-        /// Number of queues [default: 1]
-        [long, value_name = "N"]
-        queues: u64,
-        /// Entries of a queue [default: 128]
-        [long, value_name = "N"]
-        queue_size: u64,
-        /// Logical block shown to the guest: 512 to 4096 bytes [default: the backing's]
-        [long, value_name = "BYTES"]
-        block_size: u64,
+limited! { backing_form! form [disk_limits]
+    {
+        /// A disk as somebody asks for it. See [`DiskForm::spec`] for what is left out.
+        DiskForm {
+            /// Refuse writes
+            [long, num_args = 0, default_missing_value = "true"]
+            read_only: bool,
+            /// What the guest reads as its serial number [default: the name]
+            [long]
+            serial: String,
+            /// Number of queues [default: 1]
+            [long, value_name = "N"]
+            queues: u64,
+            /// Entries of a queue [default: 128]
+            [long, value_name = "N"]
+            queue_size: u64,
+            /// Logical block shown to the guest: 512 to 4096 bytes [default: the backing's]
+            [long, value_name = "BYTES"]
+            block_size: u64,
+        }
     } {
         /// The I/O core that its queues prefer [default: whichever has time]
         [long, value_name = "ID"]
@@ -168,57 +159,33 @@ backing_form! {
         /// for a disk or a network [default: ram]
         [long, value_name = "FILES"]
         guest_memory: MemoryWord,
-        /// Requests per second that its guest may make; 0 for no limit [default: no limit]
-        [long, value_name = "N"]
-        iops_limit: u64,
-        /// Requests that may pass at once after a pause [default: a tenth of a second's]
-        [long, value_name = "N"]
-        iops_burst: u64,
-        /// Bytes per second that its guest may read and write together; 0 for no limit [default: no limit]
-        [long, value_name = "SIZE"]
-        bandwidth_limit: Size,
-        /// Bytes that may pass at once after a pause [default: a tenth of a second's]
-        [long, value_name = "SIZE"]
-        bandwidth_burst: Size,
     }
 }
 
-form! {
-    /// Other limits of a disk. What is left out stays as it is.
-    DiskLimitsForm {
-        /// Requests per second that its guest may make; 0 for no limit
-        [long, value_name = "N"]
-        iops_limit: u64,
-        /// Requests that may pass at once after a pause
-        [long, value_name = "N"]
-        iops_burst: u64,
-        /// Bytes per second that its guest may read and write together; 0 for no limit
-        [long, value_name = "SIZE"]
-        bandwidth_limit: Size,
-        /// Bytes that may pass at once after a pause
-        [long, value_name = "SIZE"]
-        bandwidth_burst: Size,
-    }
+limited! { form! change [disk_limits]
+    {
+        /// Other limits of a disk. What is left out stays as it is.
+        DiskLimitsForm
+    } {}
 }
-
-/// The fields of a disk's limits.
-const LIMITS: LimitFields = ["iops_limit", "iops_burst", "bandwidth_limit", "bandwidth_burst"];
 
 impl DiskSpec {
+    /// The fields of its limits.
+    pub const LIMITS: LimitFields = limit_names!(disk_limits);
+
     /// The limits of its guest.
     pub fn limits(&self) -> LimitsSpec {
-        limits_of!(self: iops_limit, iops_burst, bandwidth_limit, bandwidth_burst)
+        limits_of!(disk_limits of self)
     }
 
     /// What is wrong with limits that somebody asks for, beside what may be stored.
     pub fn limit_flaws(&self) -> Vec<Flaw> {
-        self.limits().lonely(LIMITS)
+        self.limits().lonely(Self::LIMITS)
     }
 
     /// Other limits.
     pub fn set_limits(&mut self, limits: LimitsSpec) {
-        (self.iops_limit, self.iops_burst) = (limits.rate, limits.rate_burst);
-        (self.bandwidth_limit, self.bandwidth_burst) = (limits.bandwidth, limits.bandwidth_burst);
+        set_limits!(disk_limits of self = limits);
     }
 }
 
@@ -265,24 +232,23 @@ impl DiskForm {
         let block_size = self.block_size.map(|size| u32::try_from(size).unwrap_or(u32::MAX));
         let serial =
             self.serial.unwrap_or_else(|| name.chars().filter(char::is_ascii_graphic).take(SERIAL).collect());
-        let limits = limits_of!(self: iops_limit, iops_burst, bandwidth_limit, bandwidth_burst).asked();
-        let spec = DiskSpec {
-            name: name.to_owned(),
-            backing: backing.unwrap_or(BackingSpec::Memory { bytes: 1 << 20 }),
-            read_only: self.read_only.unwrap_or(false),
-            serial,
-            queues,
-            queue_size,
-            block_size,
-            socket: self.socket,
-            migration_socket: self.migration_socket,
-            guest_memory: self.guest_memory.unwrap_or_default(),
-            core: self.core,
-            iops_limit: limits.rate,
-            iops_burst: limits.rate_burst,
-            bandwidth_limit: limits.bandwidth,
-            bandwidth_burst: limits.bandwidth_burst,
-        };
+        let limits = limits_of!(disk_limits of self).asked();
+        let spec = with_limits!(
+            DiskSpec {
+                name: name.to_owned(),
+                backing: backing.unwrap_or(BackingSpec::Memory { bytes: 1 << 20 }),
+                read_only: self.read_only.unwrap_or(false),
+                serial,
+                queues,
+                queue_size,
+                block_size,
+                socket: self.socket,
+                migration_socket: self.migration_socket,
+                guest_memory: self.guest_memory.unwrap_or_default(),
+                core: self.core,
+            },
+            disk_limits = limits
+        );
         flaws.extend(spec.limit_flaws());
         checked(spec, flaws)
     }
@@ -323,7 +289,7 @@ impl ServedSpec for DiskSpec {
                 }
             }
         }
-        flaws.extend(self.limits().flaws(LIMITS));
+        flaws.extend(self.limits().flaws(Self::LIMITS));
         flaws.extend(QUEUES.flaw(self.queues));
         flaws.extend(QUEUE_SIZE.flaw(self.queue_size));
         if self.serial.len() > SERIAL || self.serial.chars().any(|c| !c.is_ascii_graphic()) {

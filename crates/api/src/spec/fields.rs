@@ -87,7 +87,7 @@ macro_rules! form {
     (
         $(#[doc = $about:literal])*
         $name:ident {
-            $($(#[doc = $doc:literal])+ $([$($cli:tt)*])? $field:ident $(was $old:literal)?: $kind:ty,)*
+            $($(#[doc = $($doc:tt)+])+ $([$($cli:tt)*])? $field:ident $(was $old:literal)?: $kind:ty,)*
         }
     ) => {
         $(#[doc = $about])*
@@ -97,7 +97,7 @@ macro_rules! form {
         #[serde(deny_unknown_fields, default)]
         pub struct $name {
             $(
-                $(#[doc = $doc])+
+                $(#[doc = $($doc)+])+
                 $(#[cfg_attr(feature = "clap", arg($($cli)*))])?
                 $(#[serde(alias = $old)])?
                 // A daemon from before a word has changed knows what is left out.

@@ -29,21 +29,8 @@ pub struct LimitsSpec {
     pub bandwidth_burst: Option<Size>,
 }
 
-/// The limits that four fields of something hold.
-macro_rules! limits_of {
-    ($of:ident: $rate:ident, $rate_burst:ident, $bandwidth:ident, $bandwidth_burst:ident) => {
-        $crate::spec::LimitsSpec {
-            rate: $of.$rate,
-            rate_burst: $of.$rate_burst,
-            bandwidth: $of.$bandwidth,
-            bandwidth_burst: $of.$bandwidth_burst,
-        }
-    };
-}
-pub(crate) use limits_of;
-
 /// Names of the fields of one [`LimitsSpec`], in its order.
-pub(super) type LimitFields = [&'static str; 4];
+pub type LimitFields = [&'static str; 4];
 
 /// A limit and the burst that holds.
 fn with_burst(limit: Option<u64>, burst: Option<u64>) -> Option<(u64, u64)> {
@@ -130,7 +117,7 @@ impl LimitsSpec {
 mod tests {
     use super::*;
 
-    const FIELDS: LimitFields = ["iops_limit", "iops_burst", "bandwidth_limit", "bandwidth_burst"];
+    const FIELDS: LimitFields = crate::spec::DiskSpec::LIMITS;
 
     #[test]
     fn a_change_leaves_alone_what_it_does_not_name() {

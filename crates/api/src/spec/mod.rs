@@ -11,6 +11,7 @@ mod disk;
 mod fields;
 mod function;
 mod limit;
+mod limit_fields;
 mod network;
 mod pci_address;
 
@@ -27,8 +28,10 @@ use fields::{form, served_fields, spec, values};
 pub use function::{
     CableSpec, ChipWord, FaultSpec, FaultWord, FunctionForm, FunctionSpec, ModeWord, SourceSpec,
 };
-pub use limit::LimitsSpec;
-pub(crate) use limit::limits_of;
+pub use limit::{LimitFields, LimitsSpec};
+pub(crate) use limit_fields::{
+    disk_limits, limit_names, limited, limits_of, rx_limits, set_limits, tx_limits, with_limits,
+};
 pub use network::{MTU, NIC_QUEUE_SIZE, NicChangeForm, NicForm, NicSpec, SwitchForm, SwitchSpec};
 pub use pci_address::PciAddress;
 

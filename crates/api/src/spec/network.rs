@@ -3,12 +3,10 @@
 use std::path::PathBuf;
 
 use super::checks::{CountField, checked, interface_flaw, name_flaw, switch_flaw};
-use super::limit::{LimitFields, LimitsSpec, limits_of};
 use super::{
-    Flaw, LinkWord, MacAddress, MemoryWord, PortSpec, QUEUE_SIZE_MAX, ServedSpec, VlanSpec, form,
-    served_fields, spec,
+    Flaw, LimitFields, LimitsSpec, LinkWord, MacAddress, MemoryWord, PortSpec, QUEUE_SIZE_MAX, ServedSpec,
+    VlanSpec, form, limit_names, limited, limits_of, served_fields, set_limits, spec, with_limits,
 };
-use crate::size::Size;
 
 /// Queue pairs of one NIC.
 const PAIRS: CountField = CountField { name: "pairs", range: 1..=8, power_of_two: false, usual: 1 };
@@ -68,9 +66,11 @@ impl SwitchSpec {
     }
 }
 
-spec! {
-    /// A NIC, complete and checked.
-    NicSpec {
+limited! { spec! spec [tx_limits rx_limits]
+    {
+        /// A NIC, complete and checked.
+        NicSpec
+    } {
         /// Unique among everything that the daemon serves.
         name: String,
         /// The switch it is plugged into.
@@ -96,36 +96,14 @@ spec! {
         guest_memory: MemoryWord,
         /// The core that its queues prefer.
         core: Option<u32>,
-        /// Frames per second that its guest may send, if they are limited.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        tx_frame_limit: Option<u64>,
-        /// Frames that may pass at once.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        tx_frame_burst: Option<u64>,
-        /// Bytes per second that it may send, if they are limited.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        tx_bandwidth_limit: Option<Size>,
-        /// Bytes that may pass at once.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        tx_bandwidth_burst: Option<Size>,
-        /// Frames per second that its guest may receive, if they are limited.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        rx_frame_limit: Option<u64>,
-        /// Frames that may pass at once.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        rx_frame_burst: Option<u64>,
-        /// Bytes per second that it may receive, if they are limited.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        rx_bandwidth_limit: Option<Size>,
-        /// Bytes that may pass at once.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        rx_bandwidth_burst: Option<Size>,
     }
 }
 
-form! {
-    /// A NIC as somebody asks for it. See [`NicForm::spec`] for what is left out.
-    NicForm {
+limited! { form! form [tx_limits rx_limits]
+    {
+        /// A NIC as somebody asks for it. See [`NicForm::spec`] for what is left out.
+        NicForm
+    } {
         /// The switch to plug it into
         [long, required = true]
         switch: String,
@@ -160,107 +138,57 @@ form! {
         /// for a disk or a network [default: ram]
         [long, value_name = "FILES"]
         guest_memory: MemoryWord,
-        /// Frames per second that its guest may send; 0 for no limit [default: no limit]
-        [long, value_name = "N"]
-        tx_frame_limit: u64,
-        /// Frames that it may send at once after a pause [default: a tenth of a second's]
-        [long, value_name = "N"]
-        tx_frame_burst: u64,
-        /// Bytes per second that its guest may send; 0 for no limit [default: no limit]
-        [long, value_name = "SIZE"]
-        tx_bandwidth_limit: Size,
-        /// Bytes that it may send at once after a pause [default: a tenth of a second's]
-        [long, value_name = "SIZE"]
-        tx_bandwidth_burst: Size,
-        /// Frames per second that its guest may receive; 0 for no limit [default: no limit]
-        [long, value_name = "N"]
-        rx_frame_limit: u64,
-        /// Frames that it may receive at once after a pause [default: a tenth of a second's]
-        [long, value_name = "N"]
-        rx_frame_burst: u64,
-        /// Bytes per second that its guest may receive; 0 for no limit [default: no limit]
-        [long, value_name = "SIZE"]
-        rx_bandwidth_limit: Size,
-        /// Bytes that it may receive at once after a pause [default: a tenth of a second's]
-        [long, value_name = "SIZE"]
-        rx_bandwidth_burst: Size,
     }
 }
 
-form! {
-    /// A change of a NIC: its link, its limits. What is left out stays as it is.
-    NicChangeForm {
+limited! { form! change [tx_limits rx_limits]
+    {
+        /// A change of a NIC: its link, its limits. What is left out stays as it is.
+        NicChangeForm
+    } {
         /// Link state
         [long]
         link: LinkWord,
-        /// Frames per second that its guest may send; 0 for no limit
-        [long, value_name = "N"]
-        tx_frame_limit: u64,
-        /// Frames that it may send at once after a pause
-        [long, value_name = "N"]
-        tx_frame_burst: u64,
-        /// Bytes per second that its guest may send; 0 for no limit
-        [long, value_name = "SIZE"]
-        tx_bandwidth_limit: Size,
-        /// Bytes that it may send at once after a pause
-        [long, value_name = "SIZE"]
-        tx_bandwidth_burst: Size,
-        /// Frames per second that its guest may receive; 0 for no limit
-        [long, value_name = "N"]
-        rx_frame_limit: u64,
-        /// Frames that it may receive at once after a pause
-        [long, value_name = "N"]
-        rx_frame_burst: u64,
-        /// Bytes per second that its guest may receive; 0 for no limit
-        [long, value_name = "SIZE"]
-        rx_bandwidth_limit: Size,
-        /// Bytes that it may receive at once after a pause
-        [long, value_name = "SIZE"]
-        rx_bandwidth_burst: Size,
     }
 }
-
-/// The fields of the limits of what a guest sends.
-const TX_LIMITS: LimitFields =
-    ["tx_frame_limit", "tx_frame_burst", "tx_bandwidth_limit", "tx_bandwidth_burst"];
-/// The fields of the limits of what a guest receives.
-const RX_LIMITS: LimitFields =
-    ["rx_frame_limit", "rx_frame_burst", "rx_bandwidth_limit", "rx_bandwidth_burst"];
 
 impl NicChangeForm {
     /// What it changes of the limits of what the guest sends.
     pub fn tx_limits(&self) -> LimitsSpec {
-        limits_of!(self: tx_frame_limit, tx_frame_burst, tx_bandwidth_limit, tx_bandwidth_burst)
+        limits_of!(tx_limits of self)
     }
 
     /// What it changes of the limits of what the guest receives.
     pub fn rx_limits(&self) -> LimitsSpec {
-        limits_of!(self: rx_frame_limit, rx_frame_burst, rx_bandwidth_limit, rx_bandwidth_burst)
+        limits_of!(rx_limits of self)
     }
 }
 
 impl NicSpec {
+    /// The fields of the limits of what its guest sends.
+    pub const TX_LIMITS: LimitFields = limit_names!(tx_limits);
+    /// The fields of the limits of what its guest receives.
+    pub const RX_LIMITS: LimitFields = limit_names!(rx_limits);
+
     /// The limits of what its guest sends.
     pub fn tx_limits(&self) -> LimitsSpec {
-        limits_of!(self: tx_frame_limit, tx_frame_burst, tx_bandwidth_limit, tx_bandwidth_burst)
+        limits_of!(tx_limits of self)
     }
 
     /// The limits of what its guest receives.
     pub fn rx_limits(&self) -> LimitsSpec {
-        limits_of!(self: rx_frame_limit, rx_frame_burst, rx_bandwidth_limit, rx_bandwidth_burst)
+        limits_of!(rx_limits of self)
     }
 
     /// What is wrong with limits that somebody asks for, beside what may be stored.
     pub fn limit_flaws(&self) -> Vec<Flaw> {
-        [self.tx_limits().lonely(TX_LIMITS), self.rx_limits().lonely(RX_LIMITS)].concat()
+        [self.tx_limits().lonely(Self::TX_LIMITS), self.rx_limits().lonely(Self::RX_LIMITS)].concat()
     }
 
     /// Other limits.
     pub fn set_limits(&mut self, tx: LimitsSpec, rx: LimitsSpec) {
-        (self.tx_frame_limit, self.tx_frame_burst) = (tx.rate, tx.rate_burst);
-        (self.tx_bandwidth_limit, self.tx_bandwidth_burst) = (tx.bandwidth, tx.bandwidth_burst);
-        (self.rx_frame_limit, self.rx_frame_burst) = (rx.rate, rx.rate_burst);
-        (self.rx_bandwidth_limit, self.rx_bandwidth_burst) = (rx.bandwidth, rx.bandwidth_burst);
+        set_limits!(tx_limits of self = tx);
+        set_limits!(rx_limits of self = rx);
     }
 }
 
@@ -275,32 +203,26 @@ impl NicForm {
         let pairs = PAIRS.read(&mut flaws, self.pairs);
         let queue_size = QUEUE_SIZE.read(&mut flaws, self.queue_size);
         let mtu = MTUS.read(&mut flaws, self.mtu);
-        let tx =
-            limits_of!(self: tx_frame_limit, tx_frame_burst, tx_bandwidth_limit, tx_bandwidth_burst).asked();
-        let rx =
-            limits_of!(self: rx_frame_limit, rx_frame_burst, rx_bandwidth_limit, rx_bandwidth_burst).asked();
-        let spec = NicSpec {
-            name: name.to_owned(),
-            switch: self.switch.unwrap_or_else(|| "none".to_owned()),
-            mac: self.mac.unwrap_or_else(|| MacAddress::of(&host(), name)),
-            isolated: self.isolated.unwrap_or(false),
-            vlan: self.vlan.unwrap_or_default(),
-            pairs,
-            queue_size,
-            mtu,
-            link: self.link.unwrap_or_default(),
-            socket: self.socket,
-            guest_memory: self.guest_memory.unwrap_or_default(),
-            core: self.core,
-            tx_frame_limit: tx.rate,
-            tx_frame_burst: tx.rate_burst,
-            tx_bandwidth_limit: tx.bandwidth,
-            tx_bandwidth_burst: tx.bandwidth_burst,
-            rx_frame_limit: rx.rate,
-            rx_frame_burst: rx.rate_burst,
-            rx_bandwidth_limit: rx.bandwidth,
-            rx_bandwidth_burst: rx.bandwidth_burst,
-        };
+        let tx = limits_of!(tx_limits of self).asked();
+        let rx = limits_of!(rx_limits of self).asked();
+        let spec = with_limits!(
+            NicSpec {
+                name: name.to_owned(),
+                switch: self.switch.unwrap_or_else(|| "none".to_owned()),
+                mac: self.mac.unwrap_or_else(|| MacAddress::of(&host(), name)),
+                isolated: self.isolated.unwrap_or(false),
+                vlan: self.vlan.unwrap_or_default(),
+                pairs,
+                queue_size,
+                mtu,
+                link: self.link.unwrap_or_default(),
+                socket: self.socket,
+                guest_memory: self.guest_memory.unwrap_or_default(),
+                core: self.core,
+            },
+            tx_limits = tx,
+            rx_limits = rx
+        );
         flaws.extend(spec.limit_flaws());
         checked(spec, flaws)
     }
@@ -320,7 +242,11 @@ impl ServedSpec for NicSpec {
 
     fn own_flaws(&self) -> Vec<Flaw> {
         let numbers = [PAIRS.flaw(self.pairs), QUEUE_SIZE.flaw(self.queue_size), MTUS.flaw(self.mtu)];
-        let limits = self.tx_limits().flaws(TX_LIMITS).into_iter().chain(self.rx_limits().flaws(RX_LIMITS));
+        let limits = self
+            .tx_limits()
+            .flaws(Self::TX_LIMITS)
+            .into_iter()
+            .chain(self.rx_limits().flaws(Self::RX_LIMITS));
         switch_flaw(&self.switch).into_iter().chain(numbers.into_iter().flatten()).chain(limits).collect()
     }
 

@@ -8,7 +8,6 @@ use ioplane_api::spec::{MTU, NIC_QUEUE_SIZE};
 
 /// One device of a domain.
 pub enum ServedDevice {
-    /// A disk.
     Disk(Box<DiskReport>),
     Nic(Box<NicReport>),
     Function(Box<FunctionReport>),

@@ -101,7 +101,6 @@ fn device(client: &Client, name: &str) -> Result<libvirt::ServedDevice> {
     })
 }
 
-/// `libvirt-xml`.
 pub fn libvirt_xml(client: &Client, wanted: &LibvirtArgs, json: bool) -> Result<()> {
     let devices: Vec<libvirt::ServedDevice> =
         wanted.names.iter().map(|name| device(client, name)).collect::<Result<_>>()?;

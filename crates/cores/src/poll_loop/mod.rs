@@ -246,6 +246,7 @@ impl PollLoop {
         self.worked.reserve(self.slots.len().saturating_sub(self.worked.len()));
         self.awake.reserve(self.slots.len().saturating_sub(self.awake.len()));
         let slots = self.slots.len();
+        self.watch.reserve(slots);
         let mut ring = ring(&mut self.context);
         if let Some(ring) = &mut ring {
             ring.reserve(slots);

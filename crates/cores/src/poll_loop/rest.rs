@@ -133,7 +133,7 @@ impl PollLoop {
     pub(super) fn take_fired(&mut self, looked: bool) {
         let set_due = self.event_check_due(looked);
         if let Some(ring) = ring(&mut self.context) {
-            self.watch.check_ring(ring, set_due);
+            self.account.counts.event_checks += u64::from(self.watch.check_ring(ring, set_due));
             self.handle_events();
         }
     }
@@ -148,7 +148,8 @@ impl PollLoop {
         }
     }
 
-    /// Whether a busy core is to ask the epoll set for news now; it then counts as asked.
+    /// Whether a busy core may ask the epoll set for news now. The time to the next question runs from here, asked or not: a core with a
+    /// deferred ring asks only if the ring has told of news.
     fn event_check_due(&mut self, looked: bool) -> bool {
         let now = self.context.now();
         let due = match self.notify {

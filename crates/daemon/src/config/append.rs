@@ -6,7 +6,7 @@ use std::path::Path;
 use ioplane_api::size::Size;
 use ioplane_api::spec::{
     BackingSpec, CableSpec, CoreSpec, DirectWord, DiskForm, DiskSpec, EngineWord, FaultSpec, FunctionSpec,
-    LimitsSpec, MemoryWord, ModeWord, NicForm, NicSpec, SourceSpec, SwitchSpec,
+    LimitFields, LimitsSpec, MemoryWord, ModeWord, NicForm, NicSpec, SourceSpec, SwitchSpec,
 };
 use toml::Value;
 
@@ -53,7 +53,7 @@ impl Appended {
     }
 
     /// Under these names, in the order of [`LimitsSpec`].
-    fn limits(&mut self, spec: &LimitsSpec, [rate, rate_burst, bandwidth, bandwidth_burst]: [&str; 4]) {
+    fn limits(&mut self, spec: &LimitsSpec, [rate, rate_burst, bandwidth, bandwidth_burst]: LimitFields) {
         self.some(rate, spec.rate.map(|rate| rate as i64));
         self.some(rate_burst, spec.rate_burst.map(|burst| burst as i64));
         spec.bandwidth.into_iter().for_each(|size| self.size(bandwidth, size.0));
@@ -102,7 +102,7 @@ impl Appended {
         self.path("socket", spec.socket.as_deref());
         self.path("migration_socket", spec.migration_socket.as_deref());
         self.guest_memory(spec.guest_memory);
-        self.limits(&spec.limits(), ["iops_limit", "iops_burst", "bandwidth_limit", "bandwidth_burst"]);
+        self.limits(&spec.limits(), DiskSpec::LIMITS);
     }
 
     pub fn switch(&mut self, spec: &SwitchSpec) {
@@ -133,10 +133,8 @@ impl Appended {
         self.some("core", spec.core.map(i64::from));
         self.path("socket", spec.socket.as_deref());
         self.guest_memory(spec.guest_memory);
-        let tx = ["tx_frame_limit", "tx_frame_burst", "tx_bandwidth_limit", "tx_bandwidth_burst"];
-        self.limits(&spec.tx_limits(), tx);
-        let rx = ["rx_frame_limit", "rx_frame_burst", "rx_bandwidth_limit", "rx_bandwidth_burst"];
-        self.limits(&spec.rx_limits(), rx);
+        self.limits(&spec.tx_limits(), NicSpec::TX_LIMITS);
+        self.limits(&spec.rx_limits(), NicSpec::RX_LIMITS);
     }
 
     pub fn function(&mut self, spec: &FunctionSpec) {

@@ -127,7 +127,7 @@ struct Boot {
     lan: LanPeer,
     buses: Vec<Arc<Bus>>,
     gate: Option<Arc<dyn Valve>>,
-    /// Rounds of the station.
+    /// Rounds of the guest on the LAN.
     left: u32,
     plan: Plan,
 }
@@ -187,7 +187,7 @@ impl Boot {
             left: plan.rounds,
             seen: Vec::new(),
         };
-        let station = Station {
+        let guest = LanGuest {
             driver,
             heard: 0,
             line,
@@ -200,7 +200,7 @@ impl Boot {
         };
         TestMachine {
             host,
-            vcpus: vec![Box::new(station), Box::new(meddler)],
+            vcpus: vec![Box::new(guest), Box::new(meddler)],
             buses,
             probes: Vec::new(),
             gate,
@@ -332,7 +332,7 @@ struct Round {
 }
 
 /// Sends, and waits until all has arrived, has been acknowledged and answered.
-struct Station<D> {
+struct LanGuest<D> {
     driver: D,
     line: Box<dyn Line>,
     /// Interrupts that it has looked after.
@@ -361,7 +361,7 @@ fn same(what: &str, came: &[u8], expected: Option<&Vec<u8>>) -> Result<(), Strin
     }
 }
 
-impl<D: Driver> Station<D> {
+impl<D: Driver> LanGuest<D> {
     fn begin(&mut self) -> Result<Round, String> {
         let (sends, answers) = (1 + self.dice.below(self.driver.most()), self.dice.below(4));
         let sent: Vec<_> = (0..sends).map(|_| some_frame(OTHER, OWN, &mut self.dice)).collect();
@@ -402,7 +402,7 @@ impl<D: Driver> Station<D> {
     }
 }
 
-impl<D: Driver> Vcpu for Station<D> {
+impl<D: Driver> Vcpu for LanGuest<D> {
     fn step(&mut self) -> Result<Ran, String> {
         let Some(mut round) = self.round.take() else {
             if self.left == 0 {

@@ -11,7 +11,6 @@ use super::split::SplitRing;
 /// The driver's half of one virtqueue. Used by one thread; allocates where chains are laid out, not where they are used.
 #[derive(Debug)]
 pub enum DriverRing {
-    /// A split one.
     Split(SplitRing),
     Packed(PackedRing),
 }

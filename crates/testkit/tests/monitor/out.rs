@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use crate::rig::*;
 
 /// Guest memory with a hole in which a canary sits that is not the guest's: two regions of one file, and what is between them.
-struct Ground {
+struct GuardedMemory {
     map: Arc<GuestMap>,
     canary: GuestView,
 }
@@ -21,7 +21,7 @@ const LOW: u64 = 0x4_0000;
 const CANARY: u64 = 0x1_0000;
 const HIGH: u64 = 0x2_0000;
 
-fn ground() -> Ground {
+fn guarded_memory() -> GuardedMemory {
     let mapping = Mapping::anonymous("guest", LOW + CANARY + HIGH).expect("memory");
     let file = || mapping.file().try_clone_to_owned().expect("a descriptor");
     let region = |gpa, len| {
@@ -30,10 +30,10 @@ fn ground() -> Ground {
     let map = Arc::new(GuestMap::new(vec![region(0, LOW), region(LOW + CANARY, HIGH)]).expect("apart"));
     let canary = GuestView::new(Arc::new(GuestMap::new(vec![region(LOW, CANARY)]).expect("one")));
     canary.write(LOW, &[0xc5; CANARY as usize]).expect("memory");
-    Ground { map, canary }
+    GuardedMemory { map, canary }
 }
 
-impl Ground {
+impl GuardedMemory {
     fn canary_lives(&self) -> bool {
         let mut bytes = vec![0; CANARY as usize];
         self.canary.read(LOW, &mut bytes).expect("memory");
@@ -109,8 +109,8 @@ fn moves(hot: &'static [u64], warm: &'static [u64]) -> impl Strategy<Value = Vec
     proptest::collection::vec(one, 1..200)
 }
 
-fn play<F: Function>(watched: &mut Watched<F>, lan: &mut Lan, ground: &Ground, moves: &[Move]) {
-    let view = GuestView::new(ground.map.clone());
+fn play<F: Function>(watched: &mut Watched<F>, lan: &mut Lan, guest: &GuardedMemory, moves: &[Move]) {
+    let view = GuestView::new(guest.map.clone());
     for step in moves {
         match step {
             Move::Read { bar, offset, width } => {
@@ -180,24 +180,24 @@ proptest! {
         opened in any::<bool>(),
         moves in moves(HOT_8139, WARM_8139),
     ) {
-        let (mut lan, ground) = (Lan::new(OWN, OTHER), ground());
+        let (mut lan, guest) = (Lan::new(OWN, OTHER), guarded_memory());
         let (hardware, bench) = rtl8139_card(&lan);
         let model = &ioplane_passthrough::rtl8139::MODEL;
-        let mut watched = watch(hardware, bench, model, Policies::all(policy), &ground.map);
+        let mut watched = watch(hardware, bench, model, Policies::all(policy), &guest.map);
         if opened {
-            let mut driver = Cp::new(watched, GuestView::new(ground.map.clone()), 0);
+            let mut driver = Cp::new(watched, GuestView::new(guest.map.clone()), 0);
             // Its buffers do not fit into this memory, so that some of its descriptors are bad from the start.
             let _ = driver.open(OWN);
             watched = driver.reach;
         }
-        play(&mut watched, &mut lan, &ground, &moves);
+        play(&mut watched, &mut lan, &guest, &moves);
         let strayed = watched.bench.with(|card| card.counts().faults);
         prop_assert_eq!(strayed, 0, "the hardware tried to touch what is not mapped");
-        prop_assert!(ground.canary_lives());
+        prop_assert!(guest.canary_lives());
         // Reset by its host, it serves a decent driver.
         watched.reset();
         while lan.neighbour.take().is_some() {}
-        let view = GuestView::new(ground.map.clone());
+        let view = GuestView::new(guest.map.clone());
         view.write(0, &[0; 0x1_0000]).expect("memory");
         let mut driver = Cp::new(watched, view, 0);
         prop_assert_eq!(driver.open(OWN), Ok(()));
@@ -213,19 +213,19 @@ proptest! {
         opened in any::<bool>(),
         moves in moves(HOT_NE2000, WARM_NE2000),
     ) {
-        let (mut lan, ground) = (Lan::new(OWN, OTHER), ground());
+        let (mut lan, guest) = (Lan::new(OWN, OTHER), guarded_memory());
         let (hardware, bench) = ne2000_card(&lan);
         let model = &ioplane_passthrough::ne2000::MODEL;
-        let mut watched = watch(hardware, bench, model, Policies::all(policy), &ground.map);
+        let mut watched = watch(hardware, bench, model, Policies::all(policy), &guest.map);
         if opened {
             let mut driver = Ne2k::new(watched);
             let _ = driver.probe().and_then(|mac| driver.open(mac));
             watched = driver.reach;
         }
-        play(&mut watched, &mut lan, &ground, &moves);
+        play(&mut watched, &mut lan, &guest, &moves);
         // It has no way to the guest's memory. What it does to the packet memory is between the guest and itself; a card that runs
         // without a ring drops what comes.
-        prop_assert!(ground.canary_lives());
+        prop_assert!(guest.canary_lives());
         prop_assert_eq!(watched.bench.mapped(), [], "nothing is mapped for a card that is never a bus master");
         watched.reset();
         while lan.neighbour.take().is_some() {}

@@ -154,7 +154,6 @@ fn device_faults<Q: DeviceQueue>(device: &str, queues: &[Q], front_end: Option<&
     stopped.chain(turned_out).collect()
 }
 
-/// `status`.
 pub fn status(status: &StatusReport) -> String {
     let StatusReport { version, pid, uptime_s, config, .. } = status;
     let mut text = format!("ioplane {version}, pid {pid}, up {uptime_s} s, {}\n\n", config.display());

@@ -31,7 +31,6 @@ pub struct CoreRates {
     pub id: u32,
     /// `polled` or `notified`.
     pub notify: String,
-    /// Queues on it.
     pub queues: u32,
     /// Share of its time with work, percent.
     pub busy_percent: f64,
@@ -91,7 +90,6 @@ pub struct PortRates {
 /// One PCI function. What only a monitor sees is `None` where there is none.
 #[derive(Debug, Clone, Serialize)]
 pub struct FunctionRates {
-    /// Its name.
     pub name: String,
     /// `virtual` (mediated), `passthrough` or `emulated`.
     pub mode: String,
