@@ -8,13 +8,14 @@
 use ioplane_vcpu::kvm::{VcpuDescriptor, VmState};
 use ioplane_vcpu::{
     CachedSegment, CodeMode, DeviceAccess, GeneralRegisters, GuestSpace, Interpreter, MemorySlot,
-    OperandSize, PendingAccess, Platform, RunBudget, RunEnd, StopReason, SystemRegisters, TranslationCache,
-    registers,
+    OperandSize, PendingAccess, RunBudget, RunEnd, StopReason, SystemRegisters, TranslationCache, registers,
 };
 use kvm_bindings::{
     KVM_EXIT_HLT, KVM_EXIT_IO, KVM_EXIT_MMIO, kvm_debugregs, kvm_regs, kvm_run, kvm_segment, kvm_vcpu_events,
 };
 use registers::{cr0, cr4, efer, rflags};
+
+use crate::quiet::Quiet;
 
 pub const MEMORY: usize = 2 << 20;
 /// Linear and guest-physical, where no slot is.
@@ -89,27 +90,6 @@ pub struct FakeKvm {
     pub exception: bool,
     /// What the guest's counter is ahead of the host's, and IA32_TSC_AUX.
     pub time_stamp: (u64, u32),
-}
-
-/// Everything leaves the interpreter; what KVM has itself, it is asked afterwards.
-struct All;
-
-impl Platform for All {
-    fn cycles(&mut self) -> u64 {
-        0
-    }
-    fn kicked(&mut self) -> bool {
-        false
-    }
-    fn output_elements(&mut self) -> u64 {
-        1
-    }
-    fn port_leaves_kernel(&mut self, _: u16, _: OperandSize, _: bool) -> bool {
-        true
-    }
-    fn address_leaves_kernel(&mut self, _: u64, _: OperandSize, _: bool) -> bool {
-        true
-    }
 }
 
 impl FakeKvm {
@@ -238,7 +218,8 @@ impl FakeKvm {
                 &mut self.general,
                 &self.system,
                 &mut space,
-                &mut All,
+                // What KVM has itself, it is asked afterwards.
+                &mut Quiet::default(),
                 &mut data,
                 &mut budget,
             );
