@@ -5,11 +5,13 @@
 use std::arch::asm;
 use std::ffi::{c_int, c_ulong};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ioplane_vcpu::kvm::{Kernel, VcpuCounters};
 use kvm_bindings::kvm_run;
 
 use crate::shared::SharedPage;
+use crate::signals;
 
 /// What a system call returns: an error number with a minus sign, or a result.
 pub(crate) fn ioctl(descriptor: c_int, request: c_ulong, argument: usize) -> c_int {
@@ -28,6 +30,22 @@ pub(crate) fn ioctl(descriptor: c_int, request: c_ulong, argument: usize) -> c_i
         );
     }
     c_int::try_from(result).unwrap_or(-libc::EIO)
+}
+
+/// What KVM's modules say of page tables of the guest's memory that the processor walks itself.
+const NESTED_PAGING: [&str; 2] =
+    ["/sys/module/kvm_intel/parameters/ept", "/sys/module/kvm_amd/parameters/npt"];
+static SHADOW_TABLES: AtomicBool = AtomicBool::new(false);
+
+/// Looks whether KVM keeps shadow tables of the guest's, which it has the guest's stores exit for.
+pub(crate) fn find_shadow_tables() {
+    let says_no = |path: &str| std::fs::read(path).is_ok_and(|value| is_no(&value));
+    SHADOW_TABLES.store(NESTED_PAGING.into_iter().any(says_no), Ordering::Relaxed);
+}
+
+/// A parameter as Linux writes it: a letter, or a number in old versions.
+fn is_no(value: &[u8]) -> bool {
+    matches!(value.first(), Some(b'N' | b'n' | b'0'))
 }
 
 /// This process's kernel.
@@ -57,6 +75,14 @@ impl Kernel for Linux {
         self.shared.as_ref()?.next_vcpu()
     }
 
+    fn has_shadow_tables(&self) -> bool {
+        SHADOW_TABLES.load(Ordering::Relaxed)
+    }
+
+    fn faults_arrive(&self) -> bool {
+        signals::faults_arrive()
+    }
+
     fn switched_on(&self) -> bool {
         self.shared.as_ref().is_some_and(SharedPage::switched_on)
     }
@@ -71,6 +97,12 @@ impl Kernel for Linux {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parameters_of_modules() {
+        assert!(is_no(b"N\n") && is_no(b"0\n"));
+        assert!(!is_no(b"Y\n") && !is_no(b"1\n") && !is_no(b""));
+    }
 
     #[test]
     fn errors_come_with_a_minus_sign() {

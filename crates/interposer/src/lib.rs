@@ -2,7 +2,7 @@
 //! cluster of device accesses takes one exit.
 //!
 //! ```text
-//!   VMM --ioctl--> not KVM's, or switched off ----------------------------> the kernel
+//!   VMM --ioctl--> not KVM's, or switched off --> the next `ioctl`: libc's --> the kernel
 //!            `---> Interposer (ioplane-vcpu): descriptors, slots, KVM_RUN --^
 //!   VMM --sigaction, signal--> of SIGSEGV and SIGBUS: remembered, and called by our handler --> the kernel
 //! ```
@@ -58,6 +58,10 @@ extern "C" fn loaded() {
         _ => !is_qemu(),
     };
     OFF.store(off, Ordering::Relaxed);
+    if !off {
+        // Before the VMM may have shut itself in.
+        kernel::find_shadow_tables();
+    }
 }
 
 /// Whether the VMM is QEMU. Others may filter the system calls that a cluster makes on a vCPU's thread (Cloud Hypervisor does), or take all
@@ -92,7 +96,13 @@ fn interposer() -> &'static Interposer<Linux> {
 /// As libc's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: usize) -> c_int {
-    let result = if request >> 8 & 0xff != KVM || OFF.load(Ordering::Relaxed) {
+    let not_ours = request >> 8 & 0xff != KVM || OFF.load(Ordering::Relaxed);
+    let result = if not_ours {
+        if let Some(next) = symbols::ioctl() {
+            // Another library may stand there as well.
+            // SAFETY: the caller's.
+            return unsafe { next(descriptor, request, argument) };
+        }
         kernel::ioctl(descriptor, request, argument)
     } else {
         catch_unwind(|| interposer().ioctl(descriptor, request, argument)).unwrap_or_else(|_| {

@@ -70,6 +70,11 @@ fn what_runs_in_the_child() {
             // SAFETY: the default action ends this process.
             unsafe { libc::raise(libc::SIGBUS) };
         }
+        Ok("other") => {
+            let nothing: c_int = -1;
+            // SAFETY: no argument.
+            assert_eq!(unsafe { libc::ioctl(nothing, 0x1234) }, 77);
+        }
         Ok("vmm") => vmm::run(),
         _ => {}
     }
@@ -305,4 +310,21 @@ fn a_guest_on_this_host_does_the_same_with_fewer_exits() {
     let saved: u64 = saved.unwrap_or_else(|| panic!("{with}")).parse().unwrap();
     // A KVM that is made of software forgets IOPL, so that ports end its clusters.
     assert!(saved > vmm::ACCESSES / 3, "{saved} of {} accesses\n{with}", vmm::ACCESSES);
+}
+
+/// What is not KVM's goes where it would go without this library: here to another one that is preloaded.
+#[test]
+fn another_librarys_ioctl_is_called() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, other) = (folder.path().join("other.c"), folder.path().join("other.so"));
+    fs::write(
+        &source,
+        "int ioctl(int d, unsigned long r, void *a) { (void)a; return r == 0x1234 && d == -1 ? 77 : -1; }",
+    )
+    .unwrap();
+    let made = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&other, &source]).status().unwrap();
+    assert!(made.success());
+    let both = format!("{}:{}", library().display(), other.display());
+    let output = child("other", false, &[("LD_PRELOAD", &both)]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -113,6 +113,9 @@ pub mod cr0 {
 
 /// Bits of CR4.
 pub mod cr4 {
+    /// What is interpreted knows of these, or they change nothing of what is interpreted: VME to PCE, OSFXSR, OSXMMEXCPT, UMIP, LA57,
+    /// FSGSBASE, PCIDE, OSXSAVE, SMEP, SMAP, PKE.
+    pub const KNOWN: u64 = 0x77_1fff;
     /// RDTSC at level 0 only.
     pub const TSD: u64 = 1 << 2;
     /// Physical address extension.
@@ -139,6 +142,8 @@ pub mod cr4 {
 
 /// Bits of EFER.
 pub mod efer {
+    /// What is interpreted knows of these, or they change nothing of what is interpreted: SCE, LME, LMA, NXE, FFXSR, TCE, AIBRSE.
+    pub const KNOWN: u64 = 1 | 1 << 8 | LMA | NXE | 1 << 14 | 1 << 15 | 1 << 21;
     /// Long mode is active.
     pub const LMA: u64 = 1 << 10;
     /// Pages can be marked as not executable.
@@ -188,6 +193,9 @@ pub enum UnsupportedMode {
     /// RFLAGS.AC checks alignment.
     #[error("alignment checks are on")]
     AlignmentCheck,
+    /// A bit of CR4 or EFER that is not known, such as LASS, LMSLE and UAIE, which change what an address may be.
+    #[error("CR4 or EFER has a bit that is not known")]
+    ControlBits,
 }
 
 impl SystemRegisters {
@@ -234,6 +242,9 @@ impl SystemRegisters {
         }
         if self.cr4 & cr4::LAM_SUP != 0 || self.cr3 & CR3_LAM != 0 {
             return Some(U::AddressMasking);
+        }
+        if self.cr4 & !cr4::KNOWN != 0 || self.efer & !efer::KNOWN != 0 {
+            return Some(U::ControlBits);
         }
         if rflags & flags != 0 {
             return Some(U::Flags);
@@ -337,6 +348,18 @@ mod tests {
         for (registers, why) in cases {
             assert_eq!(registers.unsupported(rflags::ONE), Some(why), "{registers:x?}");
         }
+        // LASS, UINTR, Key Locker, and what nobody knows yet; LMSLE, which gives segments of 64-bit mode a limit, UAIE.
+        for bit in [27, 25, 19, 15, 33, 63] {
+            let registers = SystemRegisters { cr4: LONG.cr4 | 1 << bit, ..LONG };
+            assert!(registers.unsupported(rflags::ONE).is_some(), "CR4, bit {bit}");
+        }
+        for bit in [13, 20, 63] {
+            let registers = SystemRegisters { efer: LONG.efer | 1 << bit, ..LONG };
+            assert!(registers.unsupported(rflags::ONE).is_some(), "EFER, bit {bit}");
+        }
+        // As Linux and Windows have them: all of VME to PCE, OSFXSR to UMIP, FSGSBASE, PCIDE, OSXSAVE, SMEP, SMAP; SCE, LME, FFXSR, TCE.
+        let usual = SystemRegisters { cr4: 0x37_0fff, efer: 0xcd01, ..LONG };
+        assert_eq!(usual.unsupported(rflags::ONE), None);
         for flag in [rflags::TF, rflags::RF, rflags::VM, rflags::VIF, rflags::VIP] {
             assert_eq!(LONG.unsupported(flag), Some(UnsupportedMode::Flags));
         }

@@ -15,9 +15,11 @@ use ioplane_vcpu::paging::{PAGE, TableMemory, TranslationFault};
 use ioplane_vcpu::registers::{RDI, cr0, cr4, efer, rflags};
 use ioplane_vcpu::{
     CachedSegment, Denied, GeneralRegisters, GuestSpace, INSTRUCTION_BYTES, Interpreter, LinearMemory,
-    MemorySlot, MemorySlots, OperandSize, Platform, RunBudget, RunEnd, StopReason, SystemRegisters,
-    TranslationCache,
+    MemorySlot, MemorySlots, OperandSize, RunBudget, RunEnd, StopReason, SystemRegisters, TranslationCache,
 };
+
+mod quiet;
+use quiet::Quiet;
 
 const CASE: &str = "IOPLANE_TEST_FAULT_CASE";
 const PAGES: u64 = 8;
@@ -99,26 +101,6 @@ impl Guest {
     }
 }
 
-struct Quiet;
-
-impl Platform for Quiet {
-    fn cycles(&mut self) -> u64 {
-        0
-    }
-    fn kicked(&mut self) -> bool {
-        false
-    }
-    fn output_elements(&mut self) -> u64 {
-        1
-    }
-    fn port_leaves_kernel(&mut self, _: u16, _: OperandSize, _: bool) -> bool {
-        true
-    }
-    fn address_leaves_kernel(&mut self, _: u64, _: OperandSize, _: bool) -> bool {
-        true
-    }
-}
-
 extern "C" fn handler(signal: c_int, _: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the third argument of a handler that is running.
     if !unsafe { ioplane_vcpu::resume_refused_access(context) } {
@@ -176,7 +158,7 @@ fn accesses() {
         &mut general,
         &Guest::system(),
         &mut guest.space(),
-        &mut Quiet,
+        &mut Quiet::default(),
         &mut [],
         &mut budget,
     );

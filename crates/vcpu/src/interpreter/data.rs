@@ -20,6 +20,8 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         Some(match mnemonic {
             Mnemonic::Mov => self.mov(false),
             Mnemonic::Movzx => self.mov(false),
+            // With 66, Intel's processors read 16 bits, AMD's 32.
+            Mnemonic::Movsxd if self.instruction.code() == Code::Movsxd_r16_rm16 => Err(UNKNOWN),
             Mnemonic::Movsx | Mnemonic::Movsxd => self.mov(true),
             Mnemonic::Lea => self.lea(),
             Mnemonic::Xchg => self.exchange(),

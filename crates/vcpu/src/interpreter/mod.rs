@@ -82,6 +82,8 @@ pub struct Interpreter {
     decoded: Box<[Decoded]>,
     executed: u64,
     last: Mnemonic,
+    /// Anything but IN and OUT stops.
+    only_ports: bool,
 }
 
 impl Default for Interpreter {
@@ -95,7 +97,8 @@ impl Interpreter {
     pub fn new() -> Self {
         let _ = Decoder::new(64, &[0x90], DecoderOptions::NONE).decode();
         let empty = Decoded { instruction: Instruction::default(), bytes: [0; INSTRUCTION_BYTES] };
-        Self { decoded: vec![empty; DECODED].into_boxed_slice(), executed: 0, last: Mnemonic::INVALID }
+        let decoded = vec![empty; DECODED].into_boxed_slice();
+        Self { decoded, executed: 0, last: Mnemonic::INVALID, only_ports: false }
     }
 
     /// Instructions completed since [`Interpreter::new`], elements of strings counted singly.
@@ -166,9 +169,47 @@ impl Interpreter {
         value: u64,
     ) {
         let mut next = *general;
-        pending.finish(&mut next, memory, data, value);
+        pending.finish(&mut next, data, value, |to, size, value| {
+            // It could be stored when the device was asked. If the VMM has taken the memory away in between,
+            // a store goes where no device answers, and is lost there too.
+            let _ = memory.store(to, size, value);
+        });
         *general = next;
         self.executed += 1;
+    }
+
+    /// The same for what stores nothing: all but INS.
+    pub(crate) fn complete_in_registers(
+        &mut self,
+        pending: PendingAccess,
+        general: &mut GeneralRegisters,
+        data: &[u8],
+        value: u64,
+    ) {
+        debug_assert!(!pending.stores());
+        let mut next = *general;
+        pending.finish(&mut next, data, value, |_, _, _| {});
+        *general = next;
+        self.executed += 1;
+    }
+
+    /// What the instruction at RIP asks of a device, if it is IN or OUT. Another one, which other vCPUs may have put there, is not carried
+    /// out.
+    pub(crate) fn port_access<M: LinearMemory, P: Platform>(
+        &mut self,
+        general: &GeneralRegisters,
+        system: &SystemRegisters,
+        memory: &mut M,
+        platform: &mut P,
+    ) -> Option<(DeviceAccess, PendingAccess)> {
+        let (mut unchanged, mut data) = (*general, [0; 8]);
+        self.only_ports = true;
+        let end = self.instruction(&mut unchanged, system, memory, platform, &mut data, 1);
+        self.only_ports = false;
+        match end {
+            Err(Halt::Access(access, pending)) => Some((access, pending)),
+            _ => None,
+        }
     }
 
     fn step<M: LinearMemory, P: Platform>(
@@ -183,7 +224,7 @@ impl Interpreter {
         let mut done = self.instruction(general, system, memory, platform, data, most)?;
         if done.holds_interrupts {
             // Both or neither: between them no interrupt may be taken, and KVM would not know that.
-            let held = self.instruction(&done.general, system, memory, platform, data, 1);
+            let held = self.instruction(&mut done.general, system, memory, platform, data, 1);
             let Ok(held) = held else { return Err(StopReason::InterruptWindow.into()) };
             done = Executed { count: done.count + held.count, ..held };
         }
@@ -192,10 +233,11 @@ impl Interpreter {
         Ok(done.count)
     }
 
-    /// One instruction from these registers, or as many elements of it as allowed.
+    /// One instruction from these registers, or as many elements of it as allowed. The registers are put in place by the caller, except
+    /// those after an element that others follow.
     fn instruction<M: LinearMemory, P: Platform>(
         &mut self,
-        general: &GeneralRegisters,
+        general: &mut GeneralRegisters,
         system: &SystemRegisters,
         memory: &mut M,
         platform: &mut P,
@@ -213,10 +255,14 @@ impl Interpreter {
         let length = memory.fetch(linear, &mut bytes)?.min(within);
         let instruction = self.decode(general.rip, word, &bytes, length)?;
         self.last = instruction.mnemonic();
+        if self.only_ports && !matches!(self.last, Mnemonic::In | Mnemonic::Out) {
+            return Err(StopReason::Instruction.into());
+        }
         let mut step = Step {
             instruction: &instruction,
             bytes: &bytes,
             next: *general,
+            complete: general,
             word,
             address: if mode == CodeMode::Code16 { address_size(&instruction) } else { word },
             stack: if mode == CodeMode::Code16 && system.segments[SS].big {
@@ -330,6 +376,8 @@ pub(crate) struct Step<'a, M, P> {
     bytes: &'a [u8; INSTRUCTION_BYTES],
     /// The registers as they will be.
     next: GeneralRegisters,
+    /// Those of the last element that is complete, so that a fault of ours in the next one does nothing twice.
+    complete: &'a mut GeneralRegisters,
     /// See [`word`].
     word: OperandSize,
     /// Of registers that hold the addresses of strings, and that count.

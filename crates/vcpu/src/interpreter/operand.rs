@@ -2,7 +2,7 @@
 
 use iced_x86::{MemorySize, OpKind, Register};
 
-use super::{Done, Halt, Step};
+use super::{Done, Halt, LAST_16, Step};
 use crate::arithmetic::OperandSize;
 use crate::memory::{LinearMemory, Platform, StopReason};
 use crate::registers::{GeneralRegisters, RAX, RSP};
@@ -186,10 +186,13 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
 
     /// The linear address of what lies some bytes beyond the memory operand, which is at `linear`.
     pub(super) fn linear_beyond(&self, linear: u64, beyond: u64, bytes: u64) -> Result<u64, Halt> {
-        if self.word != OperandSize::Word {
-            return Ok(linear.wrapping_add(beyond) & self.word.mask());
-        }
         let (offset, size) = self.sized_address()?;
+        if self.word != OperandSize::Word {
+            // Where an address of fewer bits leads from there is not known of all processors.
+            let displacement = if self.word == OperandSize::Qword { 4 } else { 2 };
+            let cut = size != self.word || self.instruction.memory_displ_size() == displacement;
+            return if cut { Err(UNKNOWN) } else { Ok(linear.wrapping_add(beyond) & self.word.mask()) };
+        }
         self.linear(self.instruction.memory_segment(), offset.wrapping_add(beyond) & size.mask(), bytes)
     }
 
@@ -203,7 +206,10 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
             (OperandSize::Dword, Register::DS | Register::ES | Register::SS) => Ok(offset),
             (OperandSize::Word, _) => {
                 let segment = self.segment(segment)?;
-                let linear = if segment.readable { segment.linear(offset, bytes) } else { None };
+                // Only a limit beyond 64 KiB allows an operand across its end. What it is with an address of 16 bits, and what a push or a
+                // pop there does, the processor says.
+                let crosses = offset <= LAST_16 && offset + bytes > LAST_16 + 1;
+                let linear = if segment.readable && !crosses { segment.linear(offset, bytes) } else { None };
                 linear.ok_or(Halt::Stop(StopReason::Exception))
             }
             _ => Err(UNKNOWN),

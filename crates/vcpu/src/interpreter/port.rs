@@ -48,12 +48,13 @@ impl PendingAccess {
         matches!(self.destination, Destination::Input { .. })
     }
 
-    pub(super) fn finish<M: LinearMemory>(
+    /// `store` is called with linear address, size and value of each element that INS has read.
+    pub(super) fn finish(
         self,
         next: &mut GeneralRegisters,
-        memory: &mut M,
         data: &[u8],
         value: u64,
+        mut store: impl FnMut(u64, OperandSize, u64),
     ) {
         next.rip = self.rip;
         match self.destination {
@@ -68,9 +69,7 @@ impl PendingAccess {
             Destination::Input { linear, size, count, repeated } => {
                 for index in 0..u64::from(count) {
                     let to = linear.wrapping_add(index * size.bytes());
-                    // It could be stored when the device was asked. If the VMM has taken the memory away in between,
-                    // a store goes where no device answers, and is lost there too.
-                    let _ = memory.store(to, size, element(data, index, size));
+                    store(to, size, element(data, index, size));
                 }
                 advance(next, self.address, RDI, size, count, repeated);
             }

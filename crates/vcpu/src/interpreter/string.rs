@@ -54,11 +54,11 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         let first = self.string_element(operation, size);
         let again = self.instruction.ip();
         // What cannot be done now ends this, and is found again as the next instruction.
-        while first.is_ok()
-            && self.next.rip == again
-            && self.executed < self.most
-            && self.string_element(operation, size).is_ok()
-        {
+        while first.is_ok() && self.next.rip == again && self.executed < self.most {
+            *self.complete = self.next;
+            if self.string_element(operation, size).is_err() {
+                break;
+            }
             self.executed += 1;
         }
         Some(first)

@@ -5,7 +5,7 @@ use std::mem::size_of;
 use kvm_bindings::{
     kvm_cpuid, kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd,
     kvm_irq_level, kvm_msi, kvm_msr_entry, kvm_pit_config, kvm_regs, kvm_userspace_memory_region,
-    kvm_userspace_memory_region2,
+    kvm_userspace_memory_region2, kvm_vcpu_events,
 };
 
 const KVMIO: u64 = 0xae;
@@ -47,6 +47,8 @@ pub(super) const KVM_GET_REGS: u64 = ior::<kvm_regs>(0x81);
 pub(super) const KVM_SET_REGS: u64 = iow::<kvm_regs>(0x82);
 /// The structure ends in an array, which does not count.
 pub(super) const KVM_SET_CPUID2: u64 = iow::<kvm_cpuid2>(0x90);
+pub(super) const KVM_GET_VCPU_EVENTS: u64 = ior::<kvm_vcpu_events>(0x9f);
+pub(super) const KVM_SET_VCPU_EVENTS: u64 = iow::<kvm_vcpu_events>(0xa0);
 pub(super) const KVM_SET_GUEST_DEBUG: u64 = iow::<kvm_guest_debug>(0x9b);
 pub(super) const KVM_SET_TSC_KHZ: u64 = io(0xa2);
 pub(super) const KVM_GET_TSC_KHZ: u64 = io(0xa3);
@@ -84,6 +86,8 @@ mod tests {
         assert_eq!(KVM_SET_CPUID, 0x4008_ae8a);
         assert_eq!(KVM_SET_CPUID2, 0x4008_ae90);
         assert_eq!(KVM_SET_GUEST_DEBUG, 0x4048_ae9b);
+        assert_eq!(KVM_GET_VCPU_EVENTS, 0x8040_ae9f);
+        assert_eq!(KVM_SET_VCPU_EVENTS, 0x4040_aea0);
         assert_eq!(KVM_GET_DEBUGREGS, 0x8080_aea1);
         assert_eq!(KVM_ENABLE_CAP, 0x4068_aea3);
         assert_eq!(KVM_IRQ_LINE, 0x4008_ae61);

@@ -35,6 +35,8 @@ pub enum ClusterEnd {
     EventPending,
     /// The guest uses breakpoints.
     DebugRegisters,
+    /// The thread blocks SIGSEGV or SIGBUS, so that memory that has gone away would end the process.
+    FaultsBlocked,
     /// Attempts at this place have not paid.
     NotWorthIt,
     /// A fault of the interposer: it is off from then on.
@@ -105,10 +107,12 @@ reasons! {
     "refused: dirty ring": Obstacle(ClusterObstacle::DirtyRing),
     "refused: debugger": Obstacle(ClusterObstacle::GuestDebug),
     "refused: remote TLB flush": Obstacle(ClusterObstacle::RemoteFlush),
+    "refused: shadow page tables": Obstacle(ClusterObstacle::ShadowTables),
     "refused: unknown memory": Obstacle(ClusterObstacle::UnknownMemory),
     "VM being changed": Busy,
     "event pending": EventPending,
     "breakpoints": DebugRegisters,
+    "faults are blocked": FaultsBlocked,
     "not worth it": NotWorthIt,
     "fault of the interposer": Panic,
 }

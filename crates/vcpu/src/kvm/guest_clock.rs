@@ -45,6 +45,8 @@ pub(super) struct GuestClock {
     /// CPUID offers RDTSCP. Elsewhere it is an invalid instruction.
     has_rdtscp: bool,
     offset: Asked<u64>,
+    /// The host's counter when it was last read.
+    read: u64,
     /// IA32_TSC_AUX.
     auxiliary: Asked<u32>,
 }
@@ -77,8 +79,18 @@ impl GuestClock {
         if self.host_speed == 0 || self.speed != self.host_speed {
             return None;
         }
-        let offset = self.offset.get(|| kvm.time_stamp_offset())?;
+        let offset = self.offset_at(ordered_cycles(), || kvm.time_stamp_offset())?;
         Some(ordered_cycles().wrapping_add(offset))
+    }
+
+    /// The offset, when the host's counter is at `now`. If that goes backwards, the host has slept and its counter begins anew; KVM then
+    /// gives its guests another offset.
+    fn offset_at(&mut self, now: u64, ask: impl FnOnce() -> Option<u64>) -> Option<u64> {
+        if now < self.read {
+            self.offset.forget();
+        }
+        self.read = now;
+        self.offset.get(ask)
     }
 
     /// What RDTSCP has in ECX.
@@ -87,5 +99,19 @@ impl GuestClock {
             return None;
         }
         self.auxiliary.get(|| kvm.time_stamp_auxiliary())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counter_that_goes_backwards_has_another_offset() {
+        let mut clock = GuestClock::default();
+        assert_eq!(clock.offset_at(1000, || Some(5)), Some(5));
+        assert_eq!(clock.offset_at(2000, || Some(6)), Some(5), "it is known");
+        assert_eq!(clock.offset_at(10, || Some(7)), Some(7));
+        assert_eq!(clock.offset_at(20, || Some(8)), Some(7));
     }
 }

@@ -15,7 +15,7 @@ pub const CLUSTER_PAGE_NAME: &str = "ioplane-exits-cluster";
 pub const MOST_VCPUS: usize = 64;
 const MAGIC: u64 = u64::from_le_bytes(*b"ioplexit");
 /// Of the layout: it changes with every field.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// The file's content. All zeros are a value of it, which has not begun.
 #[repr(C, align(4096))]

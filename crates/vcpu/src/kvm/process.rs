@@ -16,7 +16,7 @@ use kvm_bindings::{
     KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_cpuid, kvm_cpuid_entry, kvm_cpuid_entry2, kvm_cpuid2,
     kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd,
     kvm_ioeventfd_flag_nr_deassign, kvm_ioeventfd_flag_nr_pio, kvm_msr_entry, kvm_regs, kvm_run,
-    kvm_userspace_memory_region,
+    kvm_userspace_memory_region, kvm_vcpu_events,
 };
 
 use super::abi;
@@ -43,6 +43,10 @@ pub trait Kernel {
     fn map_vcpu(&self, descriptor: i32, bytes: usize) -> Option<*mut kvm_run>;
     /// Where a new vCPU counts; `None` if there is no room for it, which leaves it alone.
     fn counters(&self) -> Option<&'static VcpuCounters>;
+    /// Whether KVM keeps shadow tables of the guest's page tables, so that it must see each store to those.
+    fn has_shadow_tables(&self) -> bool;
+    /// Whether the signals of a fault reach their handler on this thread. Asked once for each vCPU, on its thread.
+    fn faults_arrive(&self) -> bool;
     /// Whether clustering is switched on now. Asked often.
     fn switched_on(&self) -> bool;
     /// The interposer has failed: clustering is off from now on.
@@ -101,6 +105,16 @@ impl<K: Kernel> VcpuDescriptor for Calls<'_, K> {
         self.kernel.ioctl(self.descriptor, abi::KVM_GET_DEBUGREGS, address)
     }
 
+    fn events(&mut self, events: &mut kvm_vcpu_events) -> i32 {
+        let address = ptr::from_mut(events).expose_provenance();
+        self.kernel.ioctl(self.descriptor, abi::KVM_GET_VCPU_EVENTS, address)
+    }
+
+    fn set_events(&mut self, events: &kvm_vcpu_events) -> i32 {
+        let address = ptr::from_ref(events).expose_provenance();
+        self.kernel.ioctl(self.descriptor, abi::KVM_SET_VCPU_EVENTS, address)
+    }
+
     fn time_stamp_offset(&mut self) -> Option<u64> {
         let mut offset = 0_u64;
         let attribute = kvm_device_attr {
@@ -124,6 +138,10 @@ impl<K: Kernel> VcpuDescriptor for Calls<'_, K> {
 
     fn switched_on(&self) -> bool {
         self.kernel.switched_on()
+    }
+
+    fn faults_arrive(&self) -> bool {
+        self.kernel.faults_arrive()
     }
 }
 
@@ -161,6 +179,10 @@ impl<K: Kernel> Interposer<K> {
         if !abi::is_kvm(request) {
             return self.kernel.ioctl(descriptor, request, argument);
         }
+        if request == abi::KVM_CREATE_VM {
+            // Only KVM's own file takes it, whatever had its number before.
+            return self.create_vm(descriptor, argument);
+        }
         match self.known(descriptor) {
             Some(Descriptor::Vm { vm, run_bytes }) => {
                 self.vm_call(vm, *run_bytes, descriptor, request, argument)
@@ -172,7 +194,14 @@ impl<K: Kernel> Interposer<K> {
                 // SAFETY: the only one that has found `busy` unset.
                 self.vcpu_call(vm, unsafe { &mut *vcpu.get() }, descriptor, request, argument)
             }
-            None => self.system_call(descriptor, request, argument),
+            None => {
+                let result = self.kernel.ioctl(descriptor, request, argument);
+                if request == abi::KVM_CREATE_VCPU && result >= 0 {
+                    // Of a VM that is not known.
+                    self.forget(result);
+                }
+                result
+            }
         }
     }
 
@@ -207,14 +236,26 @@ impl<K: Kernel> Interposer<K> {
         }
     }
 
-    fn system_call(&self, descriptor: i32, request: u64, argument: usize) -> i32 {
-        let result = self.kernel.ioctl(descriptor, request, argument);
-        if request == abi::KVM_CREATE_VM && result >= 0 {
+    /// A number is used again: what it was before, it is no more.
+    fn forget(&self, descriptor: i32) {
+        let place = usize::try_from(descriptor).ok().and_then(|number| self.descriptors.get(number));
+        if let Some(place) = place {
+            place.store(ptr::null_mut(), Ordering::Release);
+        }
+    }
+
+    fn create_vm(&self, descriptor: i32, argument: usize) -> i32 {
+        let result = self.kernel.ioctl(descriptor, abi::KVM_CREATE_VM, argument);
+        if result >= 0 {
+            self.forget(result);
             let vm: &'static SharedVm = Box::leak(Box::new(SharedVm::default()));
             self.learn_of(vm, || {
                 if argument != 0 {
                     // Protected by hardware or software, or something newer.
                     vm.change().refuse(ClusterObstacle::Protected);
+                }
+                if self.kernel.has_shadow_tables() {
+                    vm.change().refuse(ClusterObstacle::ShadowTables);
                 }
                 let bytes = self.kernel.ioctl(descriptor, abi::KVM_GET_VCPU_MMAP_SIZE, 0);
                 self.keep(result, Descriptor::Vm { vm, run_bytes: usize::try_from(bytes).unwrap_or(0) });
@@ -272,6 +313,7 @@ impl<K: Kernel> Interposer<K> {
             return result;
         }
         if request == abi::KVM_CREATE_VCPU && result >= 0 {
+            self.forget(result);
             self.learn_of(vm, || self.vcpu_created(vm, run_bytes, descriptor, result));
         } else if result == 0 {
             self.learn_of(vm, || match request {

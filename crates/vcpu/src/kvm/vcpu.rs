@@ -8,8 +8,8 @@
 //!        KVM_RUN --> complete it here ------------> interpret --> nothing further: registers to KVM, enter
 //! ```
 //!
-//! KVM remembers that a real access is to be completed at the next KVM_RUN. For a plain IN or OUT it drops that if RIP is not where
-//! it was, so the access is completed here and the registers are given to KVM with the new RIP. All others are
+//! KVM remembers that a real access is to be completed at the next KVM_RUN. For a plain IN or OUT in 64-bit mode it drops that if RIP is
+//! not where it was, so the access is completed here and the registers are given to KVM with the new RIP. All others are
 //! completed by KVM, in a KVM_RUN that enters nothing.
 //!
 //! While the VMM handles a made-up exit, KVM still has the registers of the last real one. If the VMM asks for any state of
@@ -17,11 +17,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use kvm_bindings::{kvm_debugregs, kvm_regs};
+use kvm_bindings::{kvm_debugregs, kvm_regs, kvm_vcpu_events};
 
 use super::counters::{Cluster, ClusterCounts, ClusterEnd, VcpuCounters};
 use super::descriptor::VcpuDescriptor;
-use super::gate::{SharedVm, VmRead};
+use super::gate::SharedVm;
 use super::guest_clock::GuestClock;
 use super::predictor::Predictor;
 use super::run_page::{KvmExit, RunPage, general_of, regs_of};
@@ -29,7 +29,7 @@ use super::vm::{GuestCpuid, VmState};
 use crate::arithmetic::{OperandSize, cycles};
 use crate::interpreter::{Interpreter, PendingAccess, RunEnd};
 use crate::memory::{DeviceAccess, LinearMemory, Platform, RunBudget, StopReason};
-use crate::registers::{GeneralRegisters, SystemRegisters, rflags};
+use crate::registers::{CodeMode, GeneralRegisters, SystemRegisters, rflags};
 use crate::space::{GuestSpace, TranslationCache};
 
 /// The bits of DR7 that enable breakpoints.
@@ -80,11 +80,15 @@ pub struct ClusteredVcpu {
     physical_bits: u32,
     counters: &'static VcpuCounters,
     clock: GuestClock,
+    /// Whether faults reach their handler on the vCPU's thread, if that was asked.
+    faults_arrive: Option<bool>,
 
     exit: Exit,
     /// What the interpreter has made of the registers, and those that go with them.
     general: GeneralRegisters,
     system: SystemRegisters,
+    /// `general` when KVM had the same.
+    shown: GeneralRegisters,
     /// What KVM has said of its last real exit: it would have taken an interrupt from the VMM.
     takes_interrupts: bool,
     /// `general` is newer than KVM's.
@@ -118,8 +122,10 @@ impl ClusteredVcpu {
             physical_bits,
             counters,
             clock: GuestClock::default(),
+            faults_arrive: None,
             exit: Exit::None,
             general: GeneralRegisters::default(),
+            shown: GeneralRegisters::default(),
             system,
             takes_interrupts: false,
             newer: false,
@@ -159,10 +165,12 @@ impl ClusteredVcpu {
     /// [failed](SharedVm::fail). If it was that of an access which the VMM has answered, the access is done again.
     pub fn run(&mut self, vm: &SharedVm, kvm: &mut impl VcpuDescriptor) -> i32 {
         let exit = std::mem::replace(&mut self.exit, Exit::None);
-        // After a panic only `general`, `newer` and `incomplete` are used, which change together and at the end of a step.
+        // After a panic only `general`, `newer` and `incomplete` are used. `general` changes at the end of each step, and `newer` may not say so
+        // yet.
         let attempt = catch_unwind(AssertUnwindSafe(|| self.attempt(exit, vm, kvm)));
         let attempt = attempt.unwrap_or_else(|_| {
             vm.fail();
+            self.newer |= self.cluster.is_some() && self.general != self.shown;
             Attempt::Enter(Some(ClusterEnd::Panic))
         });
         match attempt {
@@ -182,11 +190,11 @@ impl ClusteredVcpu {
         match exit {
             Exit::None => Attempt::Enter(None),
             Exit::MadeUp { pending, shown: false } => {
-                self.complete(vm, pending);
+                self.complete(pending);
                 self.cluster(vm, kvm)
             }
             Exit::MadeUp { pending, shown: true } => {
-                self.complete_shown(vm, pending, kvm);
+                self.complete_shown(pending, kvm);
                 Attempt::Enter(Some(ClusterEnd::OtherCall))
             }
             Exit::Real(access) => self.after_real_exit(vm, access, kvm),
@@ -201,6 +209,7 @@ impl ClusteredVcpu {
             // Wherever RIP is: the VMM may move it.
             self.forget_incomplete(kvm);
             let _ = kvm.set_registers(&regs_of(&self.general));
+            self.shown = self.general;
             self.newer = false;
         }
         match &mut self.exit {
@@ -322,6 +331,9 @@ impl ClusteredVcpu {
         if self.system.unsupported(general.rflags & !rflags::RF).is_some() {
             return declined(ClusterEnd::Stopped(StopReason::Mode));
         }
+        if !*self.faults_arrive.get_or_insert_with(|| kvm.faults_arrive()) {
+            return declined(ClusterEnd::FaultsBlocked);
+        }
         // `kvm_run` does not show them. Breakpoints are the processor's to honour.
         let mut debug = kvm_debugregs::default();
         if kvm.debug_registers(&mut debug) != 0 || debug.dr7 & BREAKPOINTS != 0 {
@@ -329,7 +341,7 @@ impl ClusteredVcpu {
         }
         let Some(state) = vm.read() else { return declined(ClusterEnd::Busy) };
         self.cluster = Some(Cluster { rip: place, ..Cluster::default() });
-        self.general = general;
+        self.kvm_has(general);
         let complete = self.complete_plain(vm, &state, access, kvm);
         // KVM may have to wait for a change of the slots.
         drop(state);
@@ -349,11 +361,16 @@ impl ClusteredVcpu {
             if self.page.wanted_by_vmm() {
                 return Attempt::Enter(Some(ClusterEnd::Stopped(StopReason::Kicked)));
             }
-            self.general = self.page.general();
+            self.kvm_has(self.page.general());
             self.system = self.page.system();
             self.takes_interrupts = self.page.takes_interrupts();
         }
         self.cluster(vm, kvm)
+    }
+
+    fn kvm_has(&mut self, general: GeneralRegisters) {
+        self.general = general;
+        self.shown = general;
     }
 
     /// Completes an IN or OUT at RIP that is no string instruction, if that is what KVM has exited for.
@@ -368,13 +385,14 @@ impl ClusteredVcpu {
         if !is_port(access) {
             return false;
         }
-        let at = self.general.rip;
-        let linear = self.system.linear_rip(at);
-        let before = linear.wrapping_sub(1);
-        let mut space = GuestSpace::new(&state.slots, &self.system, self.physical_bits, &mut self.cache);
-        if !is_plain_port_access(&mut space, linear) {
+        // Where VMX cannot run real mode itself, KVM emulates that and what of other modes VMX does not take; its emulator completes IN
+        // and OUT wherever RIP is, and puts RIP back.
+        if self.system.mode() != Some(CodeMode::Long) {
             return false;
         }
+        let at = self.general.rip;
+        let before = self.system.linear_rip(at).wrapping_sub(1);
+        let mut space = GuestSpace::new(&state.slots, &self.system, self.physical_bits, &mut self.cache);
         // KVM moves RIP beyond OUTS before it exits; what follows may be an OUT that looks like the one in question.
         match space.load(before, OperandSize::Byte) {
             Ok(0x6e | 0x6f) | Err(_) => return false,
@@ -383,22 +401,11 @@ impl ClusteredVcpu {
         let (page, limits, clock, interrupts) = (&self.page, &self.limits, &mut self.clock, self.interrupts);
         let window = &mut self.window;
         let mut here = Here { page, vm, state, limits, interrupts, window, clock, kvm };
-        let mut budget = RunBudget { instructions: 1, accesses: 1, deadline: u64::MAX };
         // The data page has the answer already, so what a write carries is put elsewhere.
-        let mut scratch = [0; 8];
-        let mut general = self.general;
-        let end = self.interpreter.run(
-            &mut general,
-            &self.system,
-            &mut space,
-            &mut here,
-            &mut scratch,
-            &mut budget,
-        );
-        match end {
-            RunEnd::Access(found, pending) if found == access && pending.is_plain() => {
+        match self.interpreter.port_access(&self.general, &self.system, &mut space, &mut here) {
+            Some((found, pending)) if found == access && pending.is_plain() => {
                 let data = self.page.port_data();
-                self.interpreter.complete(pending, &mut self.general, &mut space, data, 0);
+                self.interpreter.complete_in_registers(pending, &mut self.general, data, 0);
                 self.newer = true;
                 self.incomplete = Some(at);
                 true
@@ -407,24 +414,32 @@ impl ClusteredVcpu {
         }
     }
 
-    /// Completes the instruction of a made-up exit.
-    fn complete(&mut self, vm: &SharedVm, pending: PendingAccess) {
-        let state = settled(vm);
-        let mut space = GuestSpace::new(&state.slots, &self.system, self.physical_bits, &mut self.cache);
+    /// Completes the instruction of a made-up exit. The answer of a device must not be lost, so nothing is needed here that others may be
+    /// changing: INS, which stores what it reads, is never made up.
+    fn complete(&mut self, pending: PendingAccess) {
         let value = self.page.memory_data();
         let data = self.page.port_data();
-        self.interpreter.complete(pending, &mut self.general, &mut space, data, value);
+        self.interpreter.complete_in_registers(pending, &mut self.general, data, value);
         self.newer = true;
     }
 
     /// The same after the VMM has had KVM's registers, which were those before the instruction. If it has moved RIP, the
     /// instruction is not there any more.
-    fn complete_shown(&mut self, vm: &SharedVm, pending: PendingAccess, kvm: &mut impl VcpuDescriptor) {
+    fn complete_shown(&mut self, pending: PendingAccess, kvm: &mut impl VcpuDescriptor) {
         let at = self.general.rip;
         let mut registers = kvm_regs::default();
-        if kvm.registers(&mut registers) == 0 && registers.rip == at {
-            self.general = general_of(&registers);
-            self.complete(vm, pending);
+        if kvm.registers(&mut registers) != 0 || registers.rip != at {
+            return;
+        }
+        self.kvm_has(general_of(&registers));
+        self.complete(pending);
+        // Registers that KVM is given drop an exception that the VMM has injected meanwhile, such as a machine check.
+        let mut events = kvm_vcpu_events::default();
+        let injected =
+            kvm.events(&mut events) == 0 && (events.exception.injected != 0 || events.exception.pending != 0);
+        if injected && kvm.set_registers(&regs_of(&self.general)) == 0 {
+            self.newer = false;
+            let _ = kvm.set_events(&events);
         }
     }
 
@@ -432,6 +447,10 @@ impl ClusteredVcpu {
     fn cluster(&mut self, vm: &SharedVm, kvm: &mut impl VcpuDescriptor) -> Attempt {
         if let Some(why) = self.obstacle(vm, kvm) {
             return Attempt::Enter(Some(why));
+        }
+        // The host has slept meanwhile, and its counter begins anew: the deadline is nowhere near.
+        if self.budget.deadline.saturating_sub(cycles()) > self.limits.cycles {
+            return Attempt::Enter(Some(ClusterEnd::Stopped(StopReason::TimeLimit)));
         }
         let Some(state) = vm.read() else { return Attempt::Enter(Some(ClusterEnd::Busy)) };
         let kernel_pic = state.has_interrupt_controller();
@@ -495,29 +514,6 @@ impl ClusteredVcpu {
             let _ = self.page.only_complete(|| kvm.run());
         }
     }
-}
-
-/// The state once no change is under way: the answer of a device must not be lost. Changes take as long as KVM's own, and
-/// KVM_RUN would wait for them too.
-fn settled(vm: &SharedVm) -> VmRead<'_> {
-    loop {
-        if let Some(state) = vm.read() {
-            return state;
-        }
-        std::hint::spin_loop();
-    }
-}
-
-/// Whether IN or OUT is at `at`, not INS or OUTS: after prefixes of size (66, REX), which are harmless where they are instructions.
-fn is_plain_port_access(space: &mut GuestSpace<'_>, at: u64) -> bool {
-    for offset in 0..3 {
-        match space.load(at.wrapping_add(offset), OperandSize::Byte) {
-            Ok(0xe4..=0xe7 | 0xec..=0xef) => return true,
-            Ok(0x66 | 0x40..=0x4f) => {}
-            _ => return false,
-        }
-    }
-    false
 }
 
 fn is_port(access: DeviceAccess) -> bool {

@@ -40,6 +40,9 @@ pub enum ClusterObstacle {
     /// Another vCPU may flush the translations of one that interprets and not wait for it.
     #[error("several vCPUs, and CPUID offers flushing translations without the vCPU that has them")]
     RemoteFlush,
+    /// KVM translates by tables of its own, and must see each store to the guest's.
+    #[error("KVM keeps shadow page tables: the host has no EPT or NPT, or does not use it")]
+    ShadowTables,
     /// KVM has taken a memory slot that cannot be followed here.
     #[error("a memory slot overlaps another or is not made of pages")]
     UnknownMemory,

@@ -16,6 +16,8 @@ pub struct Arena {
     pub bytes: Vec<u8>,
     /// Denies the access with this number, counted from 0.
     pub deny: Option<usize>,
+    /// Panics at the access with this number.
+    pub panic: Option<usize>,
     pub accesses: usize,
     pub denied: bool,
 }
@@ -23,7 +25,7 @@ pub struct Arena {
 impl Arena {
     pub fn new(bytes: Vec<u8>) -> Self {
         assert_eq!(bytes.len(), SIZE);
-        Self { bytes, deny: None, accesses: 0, denied: false }
+        Self { bytes, deny: None, panic: None, accesses: 0, denied: false }
     }
 
     pub fn put(&mut self, address: u64, bytes: &[u8]) {
@@ -34,6 +36,7 @@ impl Arena {
     fn at(&mut self, linear: u64, bytes: u64) -> Result<usize, Denied> {
         let number = self.accesses;
         self.accesses += 1;
+        assert_ne!(self.panic, Some(number), "a fault that the test has made");
         if self.deny == Some(number) {
             self.denied = true;
             return Err(Denied::Stop(StopReason::Slot));

@@ -1,46 +1,17 @@
 //! RDTSC and RDTSCP: the value cannot be the processor's, all else is.
 
 use ioplane_vcpu::{
-    GeneralRegisters, Interpreter, OperandSize, Platform, RunBudget, RunEnd, StopReason, SystemRegisters,
-    registers,
+    GeneralRegisters, Interpreter, RunBudget, RunEnd, StopReason, SystemRegisters, registers,
 };
 use registers::{RAX, RCX, RDX, cr4, rflags};
 
 use crate::arena::{Arena, CODE, SIZE};
 use crate::generate::SYSTEM;
 use crate::native::{Ended, Native, Program, stay_on_one_processor, time_stamp};
+use crate::quiet::Quiet;
 
 const RDTSC: &[u8] = &[0x0f, 0x31];
 const RDTSCP: &[u8] = &[0x0f, 0x01, 0xf9];
-
-/// The guest's counter is this processor's, if it is known.
-struct Clock {
-    known: bool,
-}
-
-impl Platform for Clock {
-    fn cycles(&mut self) -> u64 {
-        0
-    }
-    fn kicked(&mut self) -> bool {
-        false
-    }
-    fn output_elements(&mut self) -> u64 {
-        1
-    }
-    fn port_leaves_kernel(&mut self, _: u16, _: OperandSize, _: bool) -> bool {
-        true
-    }
-    fn address_leaves_kernel(&mut self, _: u64, _: OperandSize, _: bool) -> bool {
-        true
-    }
-    fn guest_cycles(&mut self) -> Option<u64> {
-        self.known.then(|| time_stamp().0)
-    }
-    fn guest_time_stamp_auxiliary(&mut self) -> Option<u32> {
-        self.known.then(|| time_stamp().1)
-    }
-}
 
 fn memory(code: &[u8]) -> Vec<u8> {
     let mut memory = vec![0xf4; SIZE];
@@ -58,7 +29,8 @@ fn interpret(code: &[u8], system: &SystemRegisters, known: bool) -> (GeneralRegi
         &mut general,
         system,
         &mut Arena::new(memory(code)),
-        &mut Clock { known },
+        // The guest's counter is this processor's, if it is known.
+        &mut Quiet { time_stamp: known.then_some(time_stamp) },
         &mut [],
         &mut RunBudget { instructions: 1, accesses: 0, deadline: u64::MAX },
     );

@@ -3,15 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, Register};
-use ioplane_vcpu::{CachedSegment, GeneralRegisters, Interpreter, SystemRegisters, registers};
+use ioplane_vcpu::{CachedSegment, GeneralRegisters, SystemRegisters, registers};
 use registers::rflags;
 
-use crate::arena::{Arena, BASE, CODE, DATA, SIZE};
+use crate::arena::{BASE, CODE, DATA};
 use crate::coverage;
-use crate::differential::{interpret, is_flags_word, keep_flags_harmless};
 use crate::generate::{FLAT, Random, Shape, all_shapes};
-use crate::native::{Ended, Native, OwnSegment, Program};
+use crate::native::{Ended, OwnSegment, Program};
+use crate::rig::{Rig, number};
 
 /// The whole arena as code; its data; and the whole of it, which may be read only.
 const SEGMENTS: [OwnSegment; 6] = {
@@ -177,116 +176,20 @@ pub fn registers(layout: Layout, random: &mut Random) -> GeneralRegisters {
     GeneralRegisters { gpr, rip: 0, rflags }
 }
 
-struct Rig16 {
-    layout: Layout,
-    system: SystemRegisters,
-    interpreter: Interpreter,
-    native: Native,
-    random: Random,
-    template: Vec<u8>,
-    executed: BTreeMap<Code, u64>,
-    stopped: BTreeMap<String, u64>,
-}
-
-fn decode(arena: &Arena, rip: u64) -> Option<Instruction> {
-    let code = arena.bytes.get(usize::try_from(rip).ok()?..)?;
-    Some(Decoder::with_ip(16, code, rip, DecoderOptions::NONE).decode())
-}
-
-impl Rig16 {
-    fn new(layout: Layout, seed: u64) -> Self {
-        let mut random = Random(seed);
-        let mut template: Vec<u8> = (0..SIZE).map(|_| random.byte()).collect();
-        // HLT, which user code cannot run, around the code.
-        template[..0x1000].fill(0xf4);
-        let mut native = Native::new();
-        SEGMENTS.iter().for_each(|segment| native.segment(segment));
-        let interpreter = Interpreter::new();
-        let (executed, stopped) = (BTreeMap::new(), BTreeMap::new());
-        Self { layout, system: layout.system(), interpreter, native, random, template, executed, stopped }
-    }
-
-    /// Where the stack's top is in memory.
-    fn top(general: &GeneralRegisters) -> usize {
-        usize::try_from(general.gpr[registers::RSP] & 0xffff).unwrap()
-    }
-
-    /// Runs the code in both and compares; says how many instructions were carried out.
-    fn compare(&mut self, code: &[u8], most: u32) -> u64 {
-        let mut memory = self.template.clone();
-        let start = registers(self.layout, &mut self.random);
-        memory[..code.len()].copy_from_slice(code);
-        let top = Self::top(&start);
-        if self.random.one_in(4) {
-            // Somewhere to return to, in both sizes.
-            let target = u32::try_from(self.random.below(SIZE as u64)).unwrap();
-            memory[top..top + 4].copy_from_slice(&target.to_le_bytes());
-        }
-        let instruction = Decoder::with_ip(16, &memory[..15], 0, DecoderOptions::NONE).decode();
-        if instruction.segment_prefix() == Register::FS {
-            // This process has a base there.
-            return 0;
-        }
-        if is_flags_word(&instruction) {
-            keep_flags_harmless(&mut memory, BASE + top as u64);
-        }
-        let most = if is_flags_word(&instruction) { 1 } else { most };
-
-        let mut arena = Arena::new(memory.clone());
-        let (general, executed, compared) = interpret(
-            &mut self.interpreter,
-            &self.system,
-            &mut arena,
-            &start,
-            most,
-            decode,
-            &mut self.stopped,
-        );
-        if executed == 0 {
-            assert_eq!(general, start, "a stop changed registers: {code:02x?}");
-            assert!(arena.bytes == memory, "a stop changed memory: {code:02x?}");
-            return 0;
-        }
-        *self.executed.entry(instruction.code()).or_default() += 1;
-
-        let mut native_memory = memory.clone();
-        let ended = self.native.run(&start, self.layout.program(), executed, &mut native_memory);
-        let what = || {
-            let decoder = Decoder::with_ip(16, code, 0, DecoderOptions::NONE);
-            let codes: Vec<Code> = decoder.into_iter().take(4).map(|one| one.code()).collect();
-            format!("{code:02x?} {codes:?} in {:?} from {start:x?}", self.layout)
-        };
-        let Ended::Complete(mut native) = ended else {
-            panic!("the processor faults ({ended:?}), the interpreter goes on: {}", what())
-        };
-        if matches!(instruction.mnemonic(), Mnemonic::Pushf | Mnemonic::Pushfd) {
-            // The processor was stepping, and says so in the word that it pushes.
-            native_memory[Self::top(&native) + 1] &= !1;
-        }
-        let mut ours = general;
-        for side in [&mut ours, &mut native] {
-            side.rflags &= compared;
-            // What 16-bit code cannot see: upper halves, and R8 and above.
-            side.gpr[..8].iter_mut().for_each(|register| *register &= u64::from(u32::MAX));
-            side.gpr[8..].fill(0);
-        }
-        assert_eq!(ours, native, "registers (ours, the processor's) after {}", what());
-        if let Some(at) = arena.bytes.iter().zip(&native_memory).position(|(a, b)| a != b) {
-            let (a, b) = (arena.bytes[at], native_memory[at]);
-            panic!("memory at {at:x}: {a:02x}, the processor has {b:02x}, after {}", what());
-        }
-        executed
-    }
+fn rig(layout: Layout, seed: u64) -> Rig {
+    let mut rig = Rig::new(layout.system(), layout.program(), 16, 0, seed);
+    SEGMENTS.iter().for_each(|segment| rig.native.segment(segment));
+    rig
 }
 
 #[test]
 fn every_opcode_of_16_bit_code_as_the_processor_does_it() {
     let mut all = BTreeMap::new();
     for (layout, seed) in LAYOUTS.into_iter().zip(7..) {
-        let mut rig = Rig16::new(layout, seed);
+        let mut rig = rig(layout, seed);
         for shape in shapes() {
             let code = encode(&shape, layout, &mut rig.random);
-            rig.compare(&code, 1);
+            rig.compare(&code, 1, |random| registers(layout, random));
         }
         println!("{layout:?}: {} instruction forms, stops: {:?}", rig.executed.len(), rig.stopped);
         all.extend(rig.executed);
@@ -297,35 +200,25 @@ fn every_opcode_of_16_bit_code_as_the_processor_does_it() {
 
 #[test]
 fn random_sequences_of_16_bit_code_as_the_processor_does_them() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|number| number.parse().ok());
-    let runs: u64 = number("IOPLANE_DIFFERENTIAL_RUNS").unwrap_or(50_000) / 5;
+    let runs = number("IOPLANE_DIFFERENTIAL_RUNS").unwrap_or(50_000) / 5;
     let seed = number("IOPLANE_DIFFERENTIAL_SEED").unwrap_or(8);
     println!("IOPLANE_DIFFERENTIAL_SEED={seed}");
     for layout in LAYOUTS {
-        let mut rig = Rig16::new(layout, seed);
-        let (mut done, mut instructions) = (0, 0);
-        while done < runs {
-            let mut code = Vec::new();
-            for _ in 0..4 {
-                let shape = random_shape(&mut rig.random);
-                let bytes = encode(&shape, layout, &mut rig.random);
-                let one = Decoder::with_ip(16, &bytes, 0, DecoderOptions::NONE).decode();
-                if !one.is_invalid() && !is_flags_word(&one) {
-                    code.extend_from_slice(&bytes[..one.len()]);
-                }
-            }
-            let executed = rig.compare(&code, 4);
-            done += u64::from(executed > 0);
-            instructions += executed;
-        }
-        println!("{layout:?}: {runs} sequences, {instructions} instructions, {} forms", rig.executed.len());
+        rig(layout, seed).sequences(
+            runs,
+            |random| {
+                let shape = random_shape(random);
+                encode(&shape, layout, random)
+            },
+            |random| registers(layout, random),
+        );
     }
 }
 
 /// Without this the comparison could be one of 32-bit code.
 #[test]
 fn the_processor_takes_it_as_16_bit_code() {
-    let mut rig = Rig16::new(Layout::Small, 9);
+    let mut rig = rig(Layout::Small, 9);
     let mut memory = rig.template.clone();
     // MOV AX, 0x1234; then what 32-bit code would have taken for its upper half: PUSH CS; PUSH CS
     memory[..5].copy_from_slice(&[0xb8, 0x34, 0x12, 0x0e, 0x0e]);

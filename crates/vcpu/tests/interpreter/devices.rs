@@ -424,6 +424,29 @@ fn segments_of_32_bit_mode_that_are_not_known_stop() {
     }
 }
 
+/// Processors differ in how much MOVSXD with 66 reads, and are not known to agree on where a bit number leads from an address that is cut.
+#[test]
+fn what_processors_do_differently_stops() {
+    // MOVSXD AX, [RDI] (66); BT [EDI], ECX (67); BTS [EDI], ECX (67)
+    for code in [&[0x66, 0x63, 0x07][..], &[0x67, 0x0f, 0xa3, 0x0f], &[0x67, 0x0f, 0xab, 0x0f]] {
+        let mut machine = Machine::new(code);
+        machine.general.gpr[RDI] = DATA;
+        assert_eq!((machine.stop(), machine.general.rip), (StopReason::Instruction, CODE), "{code:02x?}");
+    }
+    // In 32-bit mode, BT [disp16], ECX (67)
+    let [low, high, ..] = DATA.to_le_bytes();
+    let mut machine = Machine::new(&[0x67, 0x0f, 0xa3, 0x0e, low, high]);
+    machine.system = SystemRegisters { cpl: 0, ..FLAT };
+    assert_eq!((machine.stop(), machine.general.rip), (StopReason::Instruction, CODE));
+    // BT [RDI], ECX; BT DWORD [EDI], 3 (67)
+    for code in [&[0x0f, 0xa3, 0x0f][..], &[0x67, 0x0f, 0xba, 0x27, 3]] {
+        let mut machine = Machine::new(code);
+        machine.general.gpr[RDI] = DATA;
+        machine.stop();
+        assert_eq!(machine.general.rip, CODE + code.len() as u64, "{code:02x?}");
+    }
+}
+
 /// One address holds 64-bit code and then 32-bit code: firmware starts again.
 #[test]
 fn the_mode_decides_what_an_instruction_is() {

@@ -10,6 +10,9 @@ mod devices;
 mod differential;
 mod generate;
 mod native;
+#[path = "../quiet/mod.rs"]
+mod quiet;
 mod real;
 mod refused;
+mod rig;
 mod strings;

@@ -252,3 +252,36 @@ fn the_stack_has_addresses_of_16_bits() {
     assert_eq!(machine.general.rflags, rflags::AC | rflags::ONE | rflags::CF);
     assert_eq!((machine.general.gpr[RSP], machine.general.gpr[RDX]), (0xffff_0802, 0));
 }
+
+/// With limits beyond 64 KiB, processors are not known to agree on what an operand at the end of 16 bits is.
+#[test]
+fn what_crosses_64_kib_is_the_processors() {
+    // MOV AX, [0xffff]; PUSH AX with SP 1; POP AX with SP 0xffff; MOVSW, STOSW, OUTSW; RET; CALL; MOV [EBX], AX (67)
+    let cases: [(&[u8], u64); 9] = [
+        (&[0xa1, 0xff, 0xff], 0x800),
+        (&[0x50], 1),
+        (&[0x58], 0xffff),
+        (&[0xa5], 0x800),
+        (&[0xab], 0x800),
+        (&[0x6f], 0x800),
+        (&[0xc3], 0xffff),
+        (&[0xe8, 0, 0], 1),
+        (&[0x67, 0x89, 0x03], 0x800),
+    ];
+    for (code, sp) in cases {
+        let mut machine = real(code);
+        for segment in &mut machine.system.segments {
+            // Where 0xffff is at the arena's data, so that memory is not what stops it.
+            segment.limit = u32::MAX;
+            segment.base = DATA + 0x100 - 0xffff;
+        }
+        machine.system.segments[1].base = CODE;
+        machine.general.gpr[RSP] = sp;
+        for register in [RBX, RSI, RDI] {
+            machine.general.gpr[register] = 0xffff;
+        }
+        let before = (machine.general, machine.arena.bytes.clone());
+        assert_eq!(machine.stop(), StopReason::Exception, "{code:02x?}");
+        assert_eq!((machine.general, machine.arena.bytes.clone()), before, "{code:02x?}");
+    }
+}

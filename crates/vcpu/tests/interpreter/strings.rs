@@ -76,3 +76,27 @@ fn many_at_once_are_as_many_one_by_one() {
     }
     assert!(elements > 40_000 && halted > 500 && refused > 300, "{elements} {halted} {refused}");
 }
+
+/// A fault of the interpreter in the middle of a string leaves what was done before it done, in registers as in memory.
+#[test]
+fn a_panic_leaves_the_elements_before_it_complete() {
+    let mut memory = vec![0xf4; SIZE];
+    // REP MOVSB, downwards by 1: done twice it moves twice.
+    memory[..2].copy_from_slice(&[0xf3, 0xa4]);
+    let mut gpr = [0; 16];
+    (gpr[RCX], gpr[RSI], gpr[RDI]) = (20, DATA + 1, DATA);
+    let start = GeneralRegisters { gpr, rip: CODE, rflags: rflags::ONE };
+    // The code, and two accesses for each element.
+    for (accesses, elements) in [(1, 0), (2, 0), (3, 1), (10, 4), (40, 19)] {
+        let (mut general, mut arena) = (start, Arena::new(memory.clone()));
+        arena.panic = Some(accesses);
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut budget = RunBudget { instructions: 100, accesses: 0, deadline: u64::MAX };
+            let surroundings = &mut Surroundings::default();
+            Interpreter::new().run(&mut general, &SYSTEM, &mut arena, surroundings, &mut [], &mut budget)
+        }));
+        assert!(ended.is_err());
+        let done = (20 - general.gpr[RCX], general.gpr[RSI] - DATA - 1, general.gpr[RDI] - DATA, general.rip);
+        assert_eq!(done, (elements, elements, elements, CODE), "access {accesses}");
+    }
+}

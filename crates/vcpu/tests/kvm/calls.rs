@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use ioplane_vcpu::kvm::{
     ClusterEnd, ClusterLimits, ClusterObstacle, Interposer, InterruptController, Kernel, REASONS,
@@ -13,7 +13,7 @@ use ioplane_vcpu::kvm::{
 use kvm_bindings::{
     KVM_CAP_SPLIT_IRQCHIP, KVM_EXIT_HLT, KVM_MEM_LOG_DIRTY_PAGES, kvm_cpuid_entry, kvm_cpuid_entry2,
     kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_regs, kvm_run,
-    kvm_userspace_memory_region,
+    kvm_userspace_memory_region, kvm_vcpu_events,
 };
 
 use crate::fake::{FakeKvm, MEMORY};
@@ -36,6 +36,8 @@ const KVM_SET_REGS: u64 = 0x4090_ae82;
 const KVM_SET_CPUID: u64 = 0x4008_ae8a;
 const KVM_SET_CPUID2: u64 = 0x4008_ae90;
 const KVM_GET_DEBUGREGS: u64 = 0x8080_aea1;
+const KVM_GET_VCPU_EVENTS: u64 = 0x8040_ae9f;
+const KVM_SET_VCPU_EVENTS: u64 = 0x4040_aea0;
 const KVM_SET_GUEST_DEBUG: u64 = 0x4048_ae9b;
 const KVM_ENABLE_CAP: u64 = 0x4068_aea3;
 const KVM_GET_MSRS: u64 = 0xc008_ae88;
@@ -52,6 +54,13 @@ struct FakeKernel {
     counters: &'static VcpuCounters,
     off: AtomicBool,
     failed: AtomicBool,
+    /// No vCPU finds room for its counters.
+    full: AtomicBool,
+    shadow_tables: AtomicBool,
+    faults_blocked: AtomicBool,
+    /// The descriptor of KVM itself, and that of the next VM.
+    system: AtomicI32,
+    next_vm: AtomicI32,
 }
 
 impl Kernel for FakeKernel {
@@ -59,11 +68,15 @@ impl Kernel for FakeKernel {
         self.seen.borrow_mut().push((descriptor, request));
         let mut kvm = self.kvm.borrow_mut();
         match (descriptor, request) {
-            (SYSTEM, KVM_CREATE_VM) => VM,
-            (SYSTEM, KVM_GET_VCPU_MMAP_SIZE) => 3 * 4096,
-            (VM, KVM_CHECK_EXTENSION) if self.shares_registers => 7,
+            (system, KVM_CREATE_VM) if system == self.system.load(Ordering::Relaxed) => {
+                self.next_vm.load(Ordering::Relaxed)
+            }
+            (system, KVM_GET_VCPU_MMAP_SIZE) if system == self.system.load(Ordering::Relaxed) => 3 * 4096,
+            (VM | 7, KVM_CHECK_EXTENSION) if self.shares_registers => 7,
             (VM, KVM_CHECK_EXTENSION) => 0,
-            (VM, KVM_CREATE_VCPU) => VCPU,
+            (VM | 9, KVM_CREATE_VCPU) => VCPU,
+            (7, KVM_CREATE_VCPU) => 8,
+            (8, KVM_GET_TSC_KHZ) => 0,
             (VM, KVM_SET_USER_MEMORY_REGION | KVM_CREATE_IRQCHIP | KVM_ENABLE_CAP)
             | (VM, KVM_IRQ_LINE | KVM_IRQ_LINE_STATUS | KVM_SIGNAL_MSI)
             | (VCPU, KVM_SET_CPUID | KVM_SET_CPUID2 | KVM_SET_GUEST_DEBUG) => 0,
@@ -82,6 +95,16 @@ impl Kernel for FakeKernel {
                 let to: *mut kvm_debugregs = std::ptr::with_exposed_provenance_mut(argument);
                 // SAFETY: the caller's structure.
                 kvm.debug_registers(unsafe { &mut *to })
+            }
+            (VCPU, KVM_GET_VCPU_EVENTS) => {
+                let to: *mut kvm_vcpu_events = std::ptr::with_exposed_provenance_mut(argument);
+                // SAFETY: the caller's structure.
+                kvm.events(unsafe { &mut *to })
+            }
+            (VCPU, KVM_SET_VCPU_EVENTS) => {
+                let from: *const kvm_vcpu_events = std::ptr::with_exposed_provenance(argument);
+                // SAFETY: the caller's structure.
+                kvm.set_events(unsafe { &*from })
             }
             (VCPU, KVM_GET_TSC_KHZ) => 2_000_000,
             (VM | VCPU, KVM_SET_TSC_KHZ) => 0,
@@ -111,12 +134,20 @@ impl Kernel for FakeKernel {
     }
 
     fn map_vcpu(&self, descriptor: i32, bytes: usize) -> Option<*mut kvm_run> {
-        assert_eq!((descriptor, bytes), (VCPU, 3 * 4096));
+        assert_eq!(bytes, 3 * 4096, "of {descriptor}");
         Some(self.kvm.borrow().run_page())
     }
 
     fn counters(&self) -> Option<&'static VcpuCounters> {
-        Some(self.counters)
+        (!self.full.load(Ordering::Relaxed)).then_some(self.counters)
+    }
+
+    fn has_shadow_tables(&self) -> bool {
+        self.shadow_tables.load(Ordering::Relaxed)
+    }
+
+    fn faults_arrive(&self) -> bool {
+        !self.faults_blocked.load(Ordering::Relaxed)
     }
 
     fn switched_on(&self) -> bool {
@@ -157,6 +188,11 @@ impl Vmm {
             counters: Box::leak(Box::default()),
             off: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            full: AtomicBool::new(false),
+            shadow_tables: AtomicBool::new(false),
+            faults_blocked: AtomicBool::new(false),
+            system: AtomicI32::new(SYSTEM),
+            next_vm: AtomicI32::new(VM),
         };
         Self { interposer: Interposer::new(kernel, LIMITS) }
     }
@@ -350,6 +386,49 @@ fn a_split_controller_and_logged_memory_are_fine() {
     vmm.region(MEMORY as u64, KVM_MEM_LOG_DIRTY_PAGES);
     assert_eq!(vmm.call(VM, KVM_CREATE_VCPU, 0), VCPU);
     assert_eq!(vmm.entries(), 2, "nothing is stored");
+}
+
+/// A store to the guest's page tables would leave KVM's own tables as they are; a fault on memory that has gone would end the process.
+#[test]
+fn shadow_tables_and_threads_that_block_faults_leave_all_to_kvm() {
+    let refused = |make: &dyn Fn(&FakeKernel) -> &AtomicBool, why: ClusterEnd| {
+        let vmm = Vmm::new(true);
+        make(vmm.interposer.kernel()).store(true, Ordering::Relaxed);
+        vmm.create();
+        assert_eq!(vmm.entries(), 12);
+        assert_eq!(vmm.interposer.kernel().counters.not_begun()[why.index()], 11, "{why:?}");
+    };
+    refused(&|kernel| &kernel.shadow_tables, ClusterEnd::Obstacle(ClusterObstacle::ShadowTables));
+    refused(&|kernel| &kernel.faults_blocked, ClusterEnd::FaultsBlocked);
+}
+
+/// Numbers of descriptors are used again. What one was before says nothing of what it is.
+#[test]
+fn a_number_that_is_used_again_is_forgotten() {
+    let vmm = Vmm::new(true);
+    vmm.create();
+    assert_eq!(vmm.call(VCPU, KVM_RUN, 0), 0);
+    assert!(vmm.interposer.counts(VCPU).is_some());
+    // A vCPU that finds no room, in a VM of its own.
+    vmm.interposer.kernel().full.store(true, Ordering::Relaxed);
+    assert_eq!(vmm.call(SYSTEM, KVM_CREATE_VM, 0), VM);
+    assert_eq!(vmm.call(VM, KVM_CREATE_VCPU, 0), VCPU);
+    assert!(vmm.interposer.counts(VCPU).is_none());
+    // The file of KVM itself has a number that a VM, or a vCPU, had before.
+    for before in [VM, VCPU] {
+        let vmm = Vmm::new(true);
+        vmm.create();
+        vmm.interposer.kernel().system.store(before, Ordering::Relaxed);
+        vmm.interposer.kernel().next_vm.store(7, Ordering::Relaxed);
+        assert_eq!(vmm.call(before, KVM_CREATE_VM, 0), 7);
+        assert_eq!(vmm.call(7, KVM_CREATE_VCPU, 0), 8);
+        assert!(vmm.interposer.counts(8).is_some(), "the VM is known");
+    }
+    // A VM that is not known: by a descriptor that has come by another way.
+    let vmm = Vmm::new(true);
+    vmm.create();
+    assert_eq!(vmm.call(9, KVM_CREATE_VCPU, 0), VCPU);
+    assert!(vmm.interposer.counts(VCPU).is_none());
 }
 
 #[test]

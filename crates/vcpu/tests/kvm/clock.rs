@@ -6,7 +6,7 @@ use ioplane_vcpu::kvm::{
     ClusterCounts, ClusterLimits, ClusteredVcpu, GuestCpuid, InterruptController, RunPage, SharedVm,
     VcpuDescriptor, VmState,
 };
-use kvm_bindings::{KVM_EXIT_HLT, kvm_debugregs, kvm_regs};
+use kvm_bindings::{KVM_EXIT_HLT, kvm_debugregs, kvm_regs, kvm_vcpu_events};
 
 use crate::fake::{BITS, CODE, FakeKvm, host_cycles};
 
@@ -29,6 +29,8 @@ struct Asked {
     offset: Option<u64>,
     offsets: Cell<u32>,
     auxiliaries: Cell<u32>,
+    /// A question about the offset panics, as a fault in what is interpreted would.
+    panics: bool,
 }
 
 impl VcpuDescriptor for Asked {
@@ -44,8 +46,15 @@ impl VcpuDescriptor for Asked {
     fn debug_registers(&mut self, registers: &mut kvm_debugregs) -> i32 {
         self.kvm.debug_registers(registers)
     }
+    fn events(&mut self, events: &mut kvm_vcpu_events) -> i32 {
+        self.kvm.events(events)
+    }
+    fn set_events(&mut self, events: &kvm_vcpu_events) -> i32 {
+        self.kvm.set_events(events)
+    }
     fn time_stamp_offset(&mut self) -> Option<u64> {
         self.offsets.set(self.offsets.get() + 1);
+        assert!(!self.panics, "a fault that the test has made");
         self.offset
     }
     fn time_stamp_auxiliary(&mut self) -> Option<u32> {
@@ -75,7 +84,13 @@ impl Machine {
         let mut vcpu = ClusteredVcpu::new(page, LIMITS, BITS, Box::leak(Box::default()));
         vcpu.set_cpuid(&GuestCpuid { physical_bits: BITS, remote_flush: false, rdtscp: true });
         vcpu.set_host_time_stamp_speed(SPEED);
-        let kvm = Asked { kvm, offset: Some(OFFSET), offsets: Cell::new(0), auxiliaries: Cell::new(0) };
+        let kvm = Asked {
+            kvm,
+            offset: Some(OFFSET),
+            offsets: Cell::new(0),
+            auxiliaries: Cell::new(0),
+            panics: false,
+        };
         Self { kvm, vm, vcpu }
     }
 
@@ -167,4 +182,16 @@ fn what_is_not_known_is_the_processors() {
     assert_eq!(machine.run().0, 3);
     assert_eq!(machine.kvm.auxiliaries.get(), 0);
     assert_eq!(machine.kvm.kvm.general.rip, CODE + PROGRAM.len() as u64 - 2);
+}
+
+/// What a cluster has done before its fault stays done, also if KVM has completed the access before it.
+#[test]
+fn a_panic_in_the_middle_of_a_cluster_does_nothing_twice() {
+    // MOV EDI, device; MOV ESI, WORDS; MOV EAX, [RDI], which KVM completes; INC DWORD [RSI]; RDTSC; HLT
+    let code = [0xbf, 0, 0, 0x20, 0, 0xbe, 0x00, 0x90, 0, 0, 0x8b, 0x07, 0xff, 0x06, 0x0f, 0x31, 0xf4];
+    let mut machine = Machine::new(&code);
+    machine.kvm.panics = true;
+    machine.run();
+    assert!(machine.vm.has_failed());
+    assert_eq!(machine.word(0), 1);
 }

@@ -8,11 +8,14 @@
 use ioplane_vcpu::kvm::{VcpuDescriptor, VmState};
 use ioplane_vcpu::{
     CachedSegment, CodeMode, DeviceAccess, GeneralRegisters, GuestSpace, Interpreter, MemorySlot,
-    OperandSize, PendingAccess, Platform, RunBudget, RunEnd, StopReason, SystemRegisters, TranslationCache,
-    registers,
+    OperandSize, PendingAccess, RunBudget, RunEnd, StopReason, SystemRegisters, TranslationCache, registers,
 };
-use kvm_bindings::{KVM_EXIT_HLT, KVM_EXIT_IO, KVM_EXIT_MMIO, kvm_debugregs, kvm_regs, kvm_run, kvm_segment};
+use kvm_bindings::{
+    KVM_EXIT_HLT, KVM_EXIT_IO, KVM_EXIT_MMIO, kvm_debugregs, kvm_regs, kvm_run, kvm_segment, kvm_vcpu_events,
+};
 use registers::{cr0, cr4, efer, rflags};
+
+use crate::quiet::Quiet;
 
 pub const MEMORY: usize = 2 << 20;
 /// Linear and guest-physical, where no slot is.
@@ -79,29 +82,14 @@ pub struct FakeKvm {
     /// The next KVM_RUN that leaves at once panics after what it has to complete, as a fault in the interposer would.
     pub panic_while_completing: bool,
     pub dr7: u64,
+    /// A signal waits: KVM_RUN does what is to be completed and leaves.
+    pub leaves_at_once: bool,
+    /// IN and OUT go through KVM's emulator, which completes them wherever RIP is: VMX that cannot run real mode itself.
+    pub emulates_ports: bool,
+    /// An exception waits for the next entry. Registers that KVM is given drop it.
+    pub exception: bool,
     /// What the guest's counter is ahead of the host's, and IA32_TSC_AUX.
     pub time_stamp: (u64, u32),
-}
-
-/// Everything leaves the interpreter; what KVM has itself, it is asked afterwards.
-struct All;
-
-impl Platform for All {
-    fn cycles(&mut self) -> u64 {
-        0
-    }
-    fn kicked(&mut self) -> bool {
-        false
-    }
-    fn output_elements(&mut self) -> u64 {
-        1
-    }
-    fn port_leaves_kernel(&mut self, _: u16, _: OperandSize, _: bool) -> bool {
-        true
-    }
-    fn address_leaves_kernel(&mut self, _: u64, _: OperandSize, _: bool) -> bool {
-        true
-    }
 }
 
 impl FakeKvm {
@@ -149,6 +137,9 @@ impl FakeKvm {
             kick_while_completing: false,
             panic_while_completing: false,
             dr7: 0x400,
+            leaves_at_once: false,
+            emulates_ports: false,
+            exception: false,
             time_stamp: (0, 0),
         }
     }
@@ -208,7 +199,7 @@ impl FakeKvm {
         }
         shared.s.regs.sregs = sregs;
         shared.s.regs.regs = regs_of(&self.general);
-        shared.s.regs.events = kvm_bindings::kvm_vcpu_events::default();
+        shared.s.regs.events = kvm_vcpu_events::default();
         shared.apic_base = 0xfee0_0900;
     }
 
@@ -227,7 +218,8 @@ impl FakeKvm {
                 &mut self.general,
                 &self.system,
                 &mut space,
-                &mut All,
+                // What KVM has itself, it is asked afterwards.
+                &mut Quiet::default(),
                 &mut data,
                 &mut budget,
             );
@@ -346,6 +338,7 @@ impl FakeKvm {
             // OUTS is written back before the exit.
             (true, 0x6e | 0x6f) => self.finish(pending),
             (true, 0x6c | 0x6d) | (false, _) => self.completion = Some(Completion::Always(pending)),
+            _ if self.emulates_ports => self.completion = Some(Completion::Always(pending)),
             _ => self.completion = Some(Completion::AtRip(self.general.rip, pending)),
         }
     }
@@ -357,6 +350,7 @@ impl VcpuDescriptor for FakeKvm {
             // SAFETY: all parts of the union are plain numbers.
             self.general = general_of(unsafe { &self.shared().s.regs.regs });
             self.shared().kvm_dirty_regs = 0;
+            self.exception = false;
         }
         match self.completion.take() {
             None => {}
@@ -371,7 +365,7 @@ impl VcpuDescriptor for FakeKvm {
         if leaves && std::mem::take(&mut self.panic_while_completing) {
             panic!("a fault that the test has made");
         }
-        let result = if leaves { EINTR } else { self.enter() };
+        let result = if leaves || self.leaves_at_once { EINTR } else { self.enter() };
         self.store_registers();
         let enabled = self.general.rflags & rflags::IF != 0;
         self.shared().if_flag = u8::from(enabled);
@@ -387,6 +381,18 @@ impl VcpuDescriptor for FakeKvm {
 
     fn set_registers(&mut self, registers: &kvm_regs) -> i32 {
         self.general = general_of(registers);
+        self.exception = false;
+        0
+    }
+
+    fn events(&mut self, events: &mut kvm_vcpu_events) -> i32 {
+        *events = kvm_vcpu_events::default();
+        events.exception.injected = u8::from(self.exception);
+        0
+    }
+
+    fn set_events(&mut self, events: &kvm_vcpu_events) -> i32 {
+        self.exception = events.exception.injected != 0;
         0
     }
 

@@ -6,5 +6,7 @@ mod calls;
 mod clock;
 mod fake;
 mod program;
+#[path = "../quiet/mod.rs"]
+mod quiet;
 mod real;
 mod same;

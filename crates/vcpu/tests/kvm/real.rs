@@ -41,7 +41,10 @@ fn real(code: &[u8]) -> FakeKvm {
 
 /// The accesses, the end, and how often the guest was entered.
 fn run(code: &[u8], counters: Option<&'static VcpuCounters>) -> (Vec<String>, GeneralRegisters, u64) {
-    let mut kvm = real(code);
+    run_on(real(code), counters)
+}
+
+fn run_on(mut kvm: FakeKvm, counters: Option<&'static VcpuCounters>) -> (Vec<String>, GeneralRegisters, u64) {
     let state = SharedVm::default();
     let mut change = state.change();
     change.interrupt_controller(InterruptController::Kernel);
@@ -120,4 +123,20 @@ fn what_follows_outs_in_real_mode_is_done_once() {
     assert_eq!((with, ended, entries), (plain, end, 2));
     assert_eq!(counters.counts().completions, 1, "KVM has completed the first");
     assert_eq!(ended.gpr[registers::RSI], 2);
+}
+
+/// VMX that cannot run real mode itself has KVM emulate it, and KVM's emulator completes IN and OUT wherever RIP is by then.
+#[test]
+fn what_kvm_emulates_it_completes() {
+    // IN AL, 0x70; INC BX; OUT 0x71, AL; INC BX; IN AL, 0x72; INC BX; HLT
+    let code = [0xe4, 0x70, 0x43, 0xe6, 0x71, 0x43, 0xe4, 0x72, 0x43, 0xf4];
+    let emulated = || {
+        let mut kvm = real(&code);
+        kvm.emulates_ports = true;
+        kvm
+    };
+    let (plain, end, _) = run_on(emulated(), None);
+    let counters: &'static VcpuCounters = Box::leak(Box::default());
+    let (with, ended, entries) = run_on(emulated(), Some(counters));
+    assert_eq!((with, ended, entries), (plain, end, 2));
 }

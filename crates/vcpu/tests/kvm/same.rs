@@ -306,6 +306,43 @@ fn a_panic_leaves_the_guest_to_kvm() {
     assert_eq!((vcpu.counts().made_up_accesses, kvm.entries), (0, 5));
 }
 
+/// The VMM changes slots for as long as it likes: an answer needs nothing of them to be completed.
+#[test]
+fn an_answer_does_not_wait_for_a_change_of_slots() {
+    let (said, hears) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut kvm = FakeKvm::new(&[0xe6, 0x80, 0xe4, 0x80, 0xe6, 0x80, 0xf4], VmState::default());
+        let state = vm(&kvm);
+        let mut vcpu = clustered(&kvm, LIMITS);
+        assert_eq!(vcpu.run(&state, &mut kvm), 0);
+        assert_eq!(vcpu.run(&state, &mut kvm), 0);
+        assert_eq!(vcpu.counts().made_up_accesses, 1, "IN waits for its answer");
+        let change = state.change();
+        assert_eq!(vcpu.run(&state, &mut kvm), 0);
+        drop(change);
+        said.send((vcpu.counts().made_up_accesses, kvm.entries, kvm.general.rip)).unwrap();
+    });
+    let done = hears.recv_timeout(std::time::Duration::from_secs(20));
+    assert_eq!(done, Ok((1, 2, crate::fake::CODE + 4)), "the guest was entered behind IN");
+}
+
+/// A machine check that the VMM injects while it answers: the registers that KVM is given with the answer do not drop it.
+#[test]
+fn an_exception_that_the_vmm_injects_is_kept() {
+    let mut kvm = FakeKvm::new(&[0xe6, 0x80, 0xe4, 0x80, 0xe6, 0x80, 0xf4], VmState::default());
+    let state = vm(&kvm);
+    let mut vcpu = clustered(&kvm, LIMITS);
+    assert_eq!(vcpu.run(&state, &mut kvm), 0);
+    assert_eq!(vcpu.run(&state, &mut kvm), 0);
+    assert_eq!(vcpu.counts().made_up_accesses, 1, "IN waits for its answer");
+    vcpu.before_other_call(&mut kvm);
+    kvm.exception = true;
+    kvm.leaves_at_once = true;
+    assert_eq!(vcpu.run(&state, &mut kvm), -libc::EINTR);
+    assert!(kvm.exception);
+    assert_eq!(kvm.general.rip, crate::fake::CODE + 4, "IN is complete");
+}
+
 /// A VMM that takes many elements gets a page of them at once. KVM itself gives one.
 #[test]
 fn string_output_by_the_page() {
