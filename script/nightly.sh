@@ -5,7 +5,7 @@
 # commit that it passed on (`script/test --green` shows them).
 
 # In their order: what fails fast comes first, the fresh trees last.
-nightly_stages=(alone fuzz invariants race shipped crash power neighbour exitless network elvis exits passthrough soak roam fresh fresh-reverse)
+nightly_stages=(alone fuzz invariants race shipped crash power neighbour exitless network elvis exits demo-exits passthrough soak roam fresh fresh-reverse)
 
 # Seconds after which a nightly stage hangs.
 nightly_limit() {
@@ -83,6 +83,8 @@ nightly_neighbour() { judged neighbour; }
 nightly_elvis() { judged elvis; }
 nightly_exits() { judged exits; }
 nightly_passthrough() { judged passthrough; }
+# What clustering saves of a stock VM's exits.
+nightly_demo-exits() { stage_build && stage_demo --exits; }
 
 # README's two commands as a new user runs them, in both orders.
 nightly_fresh() { script/fresh demo-test; }

@@ -17,6 +17,7 @@
 pub mod accelerator;
 pub mod agent;
 pub mod assets;
+pub mod clustering;
 pub mod daemon;
 pub mod exchange;
 pub mod high;
@@ -41,6 +42,7 @@ pub mod vm;
 
 pub use accelerator::Accelerator;
 pub use agent::{Agent, RunningLoad};
+pub use clustering::{ClusteringFigures, GuestWork, OldMachine, OldWork};
 pub use daemon::Daemon;
 pub use inner::Inner;
 pub use ioplane_guest_load::{network, protocol};

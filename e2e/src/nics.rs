@@ -187,6 +187,12 @@ impl Pings {
     }
 }
 
+/// The mean of what busybox's ping says of round trips.
+fn mean_ms(said: &str) -> Option<f64> {
+    let (_, times) = said.split_once("round-trip min/avg/max = ")?;
+    times.split('/').nth(1)?.parse().ok()
+}
+
 impl L1 {
     /// Boots one with these cards, VFIO loaded and the cards bound to their drivers.
     pub fn boot_with_nics(memory_mib: u64, nics: &[Nic], news: News<'_>) -> Result<L1> {
@@ -250,7 +256,13 @@ impl L2<'_> {
 
     /// Pings from the guest.
     pub fn ping(&self, ip: &str, count: u32, size: u32) -> Result<Pings> {
-        Pings::of(&self.run(&ping("/folder/busybox", ip, count, size))?)
+        self.ping_timed(ip, count, size).map(|(pings, _)| pings)
+    }
+
+    /// The same, and the mean round trip in ms by the guest's clock, if any reply has come.
+    pub fn ping_timed(&self, ip: &str, count: u32, size: u32) -> Result<(Pings, Option<f64>)> {
+        let said = self.run(&ping("/folder/busybox", ip, count, size))?;
+        Ok((Pings::of(&said)?, mean_ms(&said)))
     }
 
     /// Pings the other end of a card; an error unless every reply has come.
@@ -271,5 +283,7 @@ mod tests {
                     1000 packets transmitted, 999 packets received, 0% packet loss\n";
         assert_eq!(Pings::of(said).expect("a count"), Pings { sent: 1000, received: 999 });
         assert!(Pings::of("ping: bad address").is_err());
+        assert_eq!(mean_ms(said), None);
+        assert_eq!(mean_ms(&format!("{said}round-trip min/avg/max = 4.041/5.641/9.100 ms\n")), Some(5.641));
     }
 }

@@ -2,25 +2,19 @@
 //! and it takes a fraction of the exits. The kernel of L1 counts them, and QEMU itself traces the accesses.
 
 use anyhow::{Context, Result, ensure};
+use ioplane_e2e::clustering::{saved, vcpus};
 use ioplane_e2e::daemon::binary;
-use ioplane_e2e::nics::{Pings, find};
-use ioplane_e2e::preload::{UserExits, access_trace, library, trace_args};
-use ioplane_e2e::{L1, L2, Version};
+use ioplane_e2e::preload::{UserExits, access_trace};
+use ioplane_e2e::{L1, L2, OldMachine, Version};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How often a guest is stopped six times until one of its clusters is interrupted.
 const ROUNDS: usize = 20;
 const MINUTE: Duration = Duration::from_secs(60);
-/// On a translated processor everything takes longer, KVM's exits included: hardware's limit, and as much longer.
-const TIME_LIMIT: &str = "10ms";
-const DISK: usize = 1 << 20;
 const PINGS: u32 = 20;
-const MAC: &str = "52:54:00:00:00:29";
-/// QEMU's own end of a `user` network.
-const GATEWAY: &str = "10.0.2.2";
 
 /// What a guest has found: its PCI functions with their configuration spaces, ports, memory, and what the kernel complains of.
 const INVENTORY: &str = "
@@ -46,30 +40,14 @@ const AGAIN: &str = "look() { for function in /sys/bus/pci/devices/*; do od -An 
     done";
 const REGIONS: [&str; 3] = ["ide", "pci-conf-idx", "pci-conf-data"];
 
-/// How a guest is started.
-struct Start<'a> {
-    name: &'a str,
-    version: Version,
-    /// Words before QEMU's command.
-    before: &'a str,
-    /// More arguments for QEMU.
-    args: &'a str,
+/// Without DMA, so that the processor reads the disk.
+fn machine<'a>(name: &'a str, before: &'a str) -> OldMachine<'a> {
+    OldMachine { name, version: Version::Host, before, args: "", append: "libata.dma=0" }
 }
 
-/// A machine full of old devices.
-fn boot<'a>(l1: &'a L1, start: &Start<'_>, disk: &Path) -> Result<(L2<'a>, UserExits)> {
-    let exits = l1.count_user_exits()?;
-    let begun = Instant::now();
-    let machine = format!(
-        "-machine pc -m 256M -vga std -sandbox on -drive if=ide,format=raw,file={} \
-         -netdev user,id=ne -device ne2k_pci,netdev=ne,romfile=,mac={MAC} {} {}",
-        disk.display(),
-        trace_args(start.name),
-        start.args
-    );
-    let guest = l1.debian_after(start.before, start.version, start.name, &machine, "libata.dma=0")?;
-    let boot = exits.read()?;
-    eprintln!("{}: up after {:.1} s, {boot:?}", start.name, begun.elapsed().as_secs_f64());
+fn boot<'a>(l1: &'a L1, machine: &OldMachine<'_>, disk: &Path) -> Result<(L2<'a>, UserExits)> {
+    let (guest, boot) = l1.old_machine(machine, disk, &|line| eprintln!("{line}"))?;
+    eprintln!("{}: {boot:?}", machine.name);
     Ok((guest, boot))
 }
 
@@ -83,28 +61,17 @@ struct Run {
 }
 
 /// The guest looks at its machine, reads its disk and pings QEMU by its NE2000.
-fn exercise(l1: &L1, start: &Start<'_>, disk: &Path) -> Result<(Run, Option<Value>)> {
+fn exercise(l1: &L1, start: &OldMachine<'_>, disk: &Path) -> Result<(Run, Option<Value>)> {
     let (guest, boot) = boot(l1, start, disk)?;
     let inventory = guest.run(INVENTORY)?;
     let read = read(l1, &guest, disk)?;
     let trace = access_trace(l1, &guest, start.name, &REGIONS, TRACED)?;
-    guest.run(&format!(
-        "set -e; modprobe ne2k-pci; {}
-         /folder/busybox ip address add 10.0.2.15/24 dev $name; /folder/busybox ip link set $name up",
-        find(MAC)
-    ))?;
-    // The first asks for QEMU's hardware address.
-    guest.ping(GATEWAY, 2, 1000)?;
-    let exits = l1.count_user_exits()?;
-    let begun = Instant::now();
-    let got = guest.ping(GATEWAY, PINGS, 1000)?;
-    let took = begun.elapsed().as_secs_f64();
-    let pings = exits.read()?;
-    ensure!(got == Pings { sent: PINGS, received: PINGS }, "{got:?}");
-    eprintln!("{}: {read:?} to read the disk; {pings:?} for {PINGS} pings in {took:.1} s", start.name);
+    guest.raise_ne2000()?;
+    let pings = guest.ping_by_ne2000(l1, PINGS)?;
+    eprintln!("{}: {read:?} to read the disk; {pings:?}", start.name);
     let status = if start.before.is_empty() { None } else { Some(switched(l1, &guest, start.name)?) };
     guest.kill()?;
-    Ok((Run { boot, read, pings, inventory, trace }, status))
+    Ok((Run { boot, read, pings: pings.exits, inventory, trace }, status))
 }
 
 fn read(l1: &L1, guest: &L2<'_>, disk: &Path) -> Result<UserExits> {
@@ -113,19 +80,6 @@ fn read(l1: &L1, guest: &L2<'_>, disk: &Path) -> Result<UserExits> {
     let read = exits.read()?;
     ensure!(fs::read(guest.folder().join("copy"))? == fs::read(disk)?, "other data: {said}");
     Ok(read)
-}
-
-fn cluster(l1: &L1, words: &str) -> Result<Value> {
-    let said = l1.run(&format!("{} exits cluster {words} --json", binary()?.display()), MINUTE)?;
-    serde_json::from_str(&said).with_context(|| said)
-}
-
-fn vcpus(status: &Value) -> &[Value] {
-    status["vcpus"].as_array().map_or(&[], Vec::as_slice)
-}
-
-fn saved(status: &Value) -> u64 {
-    vcpus(status).iter().filter_map(|vcpu| vcpu["saved"].as_u64()).sum()
 }
 
 /// What is counted under these names in a list such as `not_begun`.
@@ -140,14 +94,14 @@ fn switched(l1: &L1, guest: &L2<'_>, name: &str) -> Result<Value> {
     let text = format!("{} exits cluster --vm {name} --sites 8", binary()?.display());
     eprintln!("{}", l1.run(&text, MINUTE)?);
     let work = "dd if=/dev/sda of=/dev/null bs=64k count=2 iflag=direct 2>&1";
-    let status = cluster(l1, &format!("--vm {name}"))?;
-    let off = cluster(l1, &format!("off --vm {name}"))?;
+    let status = l1.clustering(&format!("--vm {name}"))?;
+    let off = l1.clustering(&format!("off --vm {name}"))?;
     guest.run(work)?;
-    let still = cluster(l1, &format!("on --vm {name}"))?;
+    let still = l1.clustering(&format!("on --vm {name}"))?;
     // An access may have been under way.
     ensure!(saved(&still) <= saved(&off) + 2, "switched off, and yet:\n{off:#}\n{still:#}");
     guest.run(work)?;
-    let again = cluster(l1, &format!("--vm {name}"))?;
+    let again = l1.clustering(&format!("--vm {name}"))?;
     ensure!(saved(&again) > saved(&still) + 20, "switched on again:\n{still:#}\n{again:#}");
     ensure!(status["clustering"] == "on" && off["clustering"] == "off", "{off:#}");
     Ok(status)
@@ -199,7 +153,7 @@ fn interrupted(l1: &L1, guest: &L2<'_>, name: &str) -> Result<()> {
         let sites = vcpus(status).iter().filter_map(|vcpu| vcpu["sites"].as_array()).flatten();
         sites.map(|site| counted(&site["ends"], &["wanted by the VMM", "other call of the VMM"])).sum()
     };
-    let before = ends(&cluster(l1, &format!("--vm {name} --sites 256"))?);
+    let before = ends(&l1.clustering(&format!("--vm {name} --sites 256"))?);
     let number = guest.start(AGAIN)?;
     guest.wait_for("begun", 2 * MINUTE)?;
     let (nothing, registers) = (json!({}), json!({"command-line": "info registers"}));
@@ -212,7 +166,7 @@ fn interrupted(l1: &L1, guest: &L2<'_>, name: &str) -> Result<()> {
             said.iter().filter(|one| one.as_str().is_some_and(|text| text.contains("RIP="))).count() == 12,
             "{said:?}"
         );
-        interrupted = ends(&cluster(l1, &format!("--vm {name} --sites 256"))?) - before;
+        interrupted = ends(&l1.clustering(&format!("--vm {name} --sites 256"))?) - before;
         if interrupted > 0 {
             break;
         }
@@ -227,24 +181,24 @@ fn interrupted(l1: &L1, guest: &L2<'_>, name: &str) -> Result<()> {
 }
 
 fn two_vcpus(l1: &L1, command: &str, disk: &Path) -> Result<()> {
-    let refused = Start { name: "refused", version: Version::Host, before: command, args: "-smp 2" };
+    let refused = OldMachine { args: "-smp 2", ..machine("refused", command) };
     let (guest, _) = boot(l1, &refused, disk)?;
     read(l1, &guest, disk)?;
-    let status = cluster(l1, "--vm refused")?;
+    let status = l1.clustering("--vm refused")?;
     let declined = |vcpu: &Value| counted(&vcpu["not_begun"], &["refused: remote TLB flush"]);
     ensure!(vcpus(&status).len() == 2 && saved(&status) == 0, "{status:#}");
     ensure!(vcpus(&status).iter().map(declined).sum::<u64>() > 1000, "{status:#}");
     guest.kill()?;
 
     let args = "-smp 2 -cpu host,kvm-pv-tlb-flush=off";
-    let served = Start { name: "served", version: Version::Newer, before: command, args };
+    let served = OldMachine { version: Version::Newer, args, ..machine("served", command) };
     let (guest, _) = boot(l1, &served, disk)?;
     let exits = read(l1, &guest, disk)?;
     interrupted(l1, &guest, "served")?;
     let complaints = "dmesg | grep -E 'BUG:|Oops|lockup|rcu.*detected|TSC warp'";
     let said = guest.run(&format!("grep -c ^processor /proc/cpuinfo; ! {complaints}"))?;
     ensure!(said.trim() == "2", "{said}");
-    let status = cluster(l1, "--vm served")?;
+    let status = l1.clustering("--vm served")?;
     eprintln!("served: {exits:?} to read the disk, {} exits saved", saved(&status));
     ensure!(saved(&status) > 5000, "{status:#}");
     guest.kill()
@@ -257,34 +211,22 @@ fn fewer(with: &UserExits, without: &UserExits, percent: u64) -> Result<()> {
     Ok(())
 }
 
-fn disk(l1: &L1) -> Result<PathBuf> {
-    let disk = l1.folder().join("ide");
-    let content: Vec<u8> = (0..DISK).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    fs::write(&disk, content)?;
-    Ok(disk)
-}
-
 #[test]
 fn a_stock_guest_does_the_same_with_a_fraction_of_the_exits() -> Result<()> {
     let begun = Instant::now();
     let step = |what: &str| eprintln!("[{:5.1} s] {what}", begun.elapsed().as_secs_f64());
     let l1 = L1::boot(1536, "", &|line| eprintln!("{line}"))?;
-    let disk = disk(&l1)?;
+    let disk = l1.old_disk()?;
     let content = fs::read(&disk)?;
-    let command = format!(
-        "{} run --library {} --time-limit {TIME_LIMIT} --",
-        binary()?.display(),
-        library()?.display()
-    );
-    let start = |name, before| Start { name, version: Version::Host, before, args: "" };
+    let command = l1.interposed()?;
     step("L1 is up");
     let (clustered, status) =
-        exercise(&l1, &start("clustered", command.as_str()), &disk).context("with it")?;
+        exercise(&l1, &machine("clustered", command.as_str()), &disk).context("with it")?;
     step("with the interposer");
-    let (plain, _) = exercise(&l1, &start("plain", ""), &disk).context("without it")?;
+    let (plain, _) = exercise(&l1, &machine("plain", ""), &disk).context("without it")?;
     step("without it");
     let off = format!("IOPLANE_EXITS_CLUSTER=off {command}");
-    let (guest, off) = boot(&l1, &start("off", off.as_str()), &disk)?;
+    let (guest, off) = boot(&l1, &machine("off", off.as_str()), &disk)?;
     let inventory = guest.run(INVENTORY)?;
     guest.kill()?;
     step("switched off");
@@ -310,10 +252,6 @@ fn a_stock_guest_does_the_same_with_a_fraction_of_the_exits() -> Result<()> {
 #[test]
 fn two_vcpus_are_refused_or_served_and_interrupted() -> Result<()> {
     let l1 = L1::boot(1536, "", &|line| eprintln!("{line}"))?;
-    let command = format!(
-        "{} run --library {} --time-limit {TIME_LIMIT} --",
-        binary()?.display(),
-        library()?.display()
-    );
-    two_vcpus(&l1, &command, &disk(&l1)?)
+    let command = l1.interposed()?;
+    two_vcpus(&l1, &command, &l1.old_disk()?)
 }

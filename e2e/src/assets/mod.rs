@@ -191,7 +191,7 @@ fn digest_file(path: &Path) -> Result<String> {
     }
 }
 
-fn digest(bytes: &[u8]) -> String {
+pub(crate) fn digest(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 

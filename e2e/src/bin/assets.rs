@@ -1,9 +1,11 @@
-//! `ioplane-e2e-assets [--qemu] [--boot]`: makes what test guests are made of, with progress, and says where it is. With
-//! `--qemu` also the tree with a newer QEMU, where the host's own is older than 10.1. With `--boot` the guests' disk is booted every
-//! way there is, with QEMU's own disks and with qemu-storage-daemon's, without ioplane: what fails there is not ioplane's fault.
+//! `ioplane-e2e-assets [--qemu] [--boot] | --l1`: makes what test guests are made of, with progress, and says where it is.
+//!
+//! `--l1` makes what a KVM host in a VM and its guests need, and nothing else. `--qemu` also makes the tree with a newer QEMU, where
+//! the host's own is older than 10.1. With `--boot` the guests' disk is booted every way there is, with QEMU's own disks and with
+//! qemu-storage-daemon's, without ioplane: what fails there is not ioplane's fault.
 
 use anyhow::{Context, Result, bail, ensure};
-use ioplane_e2e::assets::{Guest, host_version, newer_qemu};
+use ioplane_e2e::assets::{Guest, Host, host_version, newer_qemu};
 use ioplane_e2e::process::scratch;
 use ioplane_e2e::stage::{MINUTE, expect_quiet, finish, mixed};
 use ioplane_e2e::{Accelerator, Firmware, Qemu, StorageDaemon, Version, Vm};
@@ -13,16 +15,21 @@ use std::time::Instant;
 const DATA: u64 = 64 << 20;
 
 fn main() -> Result<()> {
-    let (mut qemu, mut boot) = (false, false);
+    let (mut qemu, mut boot, mut l1) = (false, false, false);
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
             "--qemu" => qemu = true,
             "--boot" => (qemu, boot) = (true, true),
-            other => bail!("unknown argument {other:?}; usage: ioplane-e2e-assets [--qemu] [--boot]"),
+            "--l1" => l1 = true,
+            other => bail!("unknown argument {other:?}; usage: ioplane-e2e-assets [--qemu] [--boot] | --l1"),
         }
     }
     let begun = Instant::now();
     let news = |line: &str| eprintln!("[{:5.1} s] {line}", begun.elapsed().as_secs_f64());
+    if l1 {
+        println!("l1       {}", Host::prepare(&news)?.modules.display());
+        return Ok(());
+    }
     let guest = Guest::prepare(&news)?;
     println!("disk     {}", guest.disk.display());
     println!("kernel   {}", guest.kernel.display());

@@ -1,4 +1,4 @@
-//! `ioplane-demo [--json]`: two stock guests run from disks that ioplane serves and exchange TCP over its switch, first
+//! `ioplane-demo [--json] [--exits]`: two stock guests run from disks that ioplane serves and exchange TCP over its switch, first
 //! notified, then polled; every byte is checked. `script/demo` builds and calls it.
 //!
 //! ```text
@@ -8,7 +8,10 @@
 //!      polled:    TCP both ways <--check-- warm-up, disks
 //!      '--> kernel logs, the daemon's counts --> Outcome --> table or JSON
 //! ```
+//!
+//! With `--exits` it shows what clustering saves: see [`exits`].
 
+mod exits;
 mod half;
 mod network;
 mod outcome;
@@ -34,8 +37,11 @@ struct Arguments {
     /// Print one JSON object on standard output instead of the table
     #[arg(long)]
     json: bool,
+    /// Show exit clustering instead: a stock VM without and with `ioplane run`, its exits by name, its own timing
+    #[arg(long)]
+    exits: bool,
     /// Seconds that the disks are measured in each half; the network takes a third of that more
-    #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u64).range(2..=600))]
+    #[arg(long, value_name = "N", conflicts_with = "exits", default_value_t = 15, value_parser = clap::value_parser!(u64).range(2..=600))]
     seconds: u64,
 }
 
@@ -49,15 +55,15 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let show = Show::new();
-    let outcome = run(&arguments, &show);
+    let shown = run(&arguments, &show);
     show.end();
-    match outcome {
-        Ok(outcome) => {
-            println!("{}", if arguments.json { outcome.json() } else { outcome.table() });
-            for problem in &outcome.problems {
+    match shown {
+        Ok((text, problems)) => {
+            println!("{text}");
+            for problem in &problems {
                 eprintln!("demo: {problem}");
             }
-            if outcome.verified { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(_) if ended() => {
             eprintln!("demo: interrupted; guests, daemon and disks are gone");
@@ -91,12 +97,23 @@ fn heed_signals() -> Result<()> {
     Ok(())
 }
 
-fn run(arguments: &Arguments, show: &Show) -> Result<Outcome> {
+/// What is printed at the end, and what was wrong.
+fn run(arguments: &Arguments, show: &Show) -> Result<(String, Vec<String>)> {
     if !rustix::process::geteuid().is_root() {
         bail!(
             "the demo needs root, for the guests' disks and the daemon's locked memory: run sudo script/demo"
         );
     }
+    if arguments.exits {
+        let outcome = exits::run(show)?;
+        let text = if arguments.json { outcome.json() } else { outcome.table() };
+        return Ok((text, outcome.problems));
+    }
+    let outcome = disks_and_network(arguments, show)?;
+    Ok((if arguments.json { outcome.json() } else { outcome.table() }, outcome.problems))
+}
+
+fn disks_and_network(arguments: &Arguments, show: &Show) -> Result<Outcome> {
     let stage = Stage::build(show)?;
     let ends = stage.connect(show)?;
     let (seconds, stretch) = (arguments.seconds, arguments.seconds.div_ceil(3));

@@ -1,0 +1,271 @@
+//! What clusters of device accesses cost a VM full of old devices, with and without the interposer: stock QEMU in L1, exits counted by
+//! L1's kernel, times by the guest's own clock.
+
+use crate::assets::{News, digest};
+use crate::daemon::binary;
+use crate::l1::L1;
+use crate::l2::L2;
+use crate::nics::{Pings, find};
+use crate::preload::{UserExits, library, trace_args};
+use crate::version::Version;
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// On a translated processor everything takes longer, KVM's exits included: hardware's limit, and as much longer.
+const TRANSLATED_TIME_LIMIT: &str = "--time-limit 10ms";
+const DISK: usize = 1 << 20;
+const BLOCK: usize = 4096;
+const MAC: &str = "52:54:00:00:00:29";
+/// QEMU's own end of a `user` network.
+const GATEWAY: &str = "10.0.2.2";
+const PING_BYTES: u32 = 1000;
+const READS: u32 = 100;
+const PINGS: u32 = 20;
+
+/// A machine with an IDE disk, an NE2000 and a VGA, and how it is started.
+#[derive(Clone, Copy, Debug)]
+pub struct OldMachine<'a> {
+    pub name: &'a str,
+    pub version: Version,
+    /// Words before QEMU's command, such as [`L1::interposed`].
+    pub before: &'a str,
+    /// More arguments for QEMU.
+    pub args: &'a str,
+    /// More words for the guest's kernel.
+    pub append: &'a str,
+}
+
+/// What some work of a guest took.
+#[derive(Clone, Debug)]
+pub struct GuestWork {
+    /// What the work consisted of: reads, pings.
+    pub units: u32,
+    pub exits: UserExits,
+    /// For each, by the guest's clock.
+    pub ms_each: f64,
+}
+
+/// What one boot of a machine full of old devices took, and the work that it did then.
+#[derive(Clone, Debug)]
+pub struct OldWork {
+    pub boot: UserExits,
+    /// From the start of the guest's kernel to that of its first program, by the guest's clock.
+    pub boot_seconds: f64,
+    /// Reads of a block of 4 KiB each.
+    pub ide: GuestWork,
+    /// Pings of 1,000 bytes.
+    pub pings: GuestWork,
+}
+
+impl GuestWork {
+    /// Exits to QEMU for a device access.
+    pub fn exits_each(&self) -> f64 {
+        self.exits.accesses() as f64 / f64::from(self.units)
+    }
+}
+
+impl L1 {
+    /// Words that start a VMM with the interposer.
+    pub fn interposed(&self) -> Result<String> {
+        let limit = if self.patience() > 1 { TRANSLATED_TIME_LIMIT } else { "" };
+        Ok(format!("{} run --library {} {limit} --", binary()?.display(), library()?.display()))
+    }
+
+    /// An image of 1 MiB for [`L1::old_machine`].
+    pub fn old_disk(&self) -> Result<PathBuf> {
+        let disk = self.folder().join("ide");
+        let content: Vec<u8> = (0..DISK).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        fs::write(&disk, content)?;
+        Ok(disk)
+    }
+
+    /// Boots a machine full of old devices; the exits to QEMU until it was up.
+    pub fn old_machine(
+        &self,
+        machine: &OldMachine<'_>,
+        disk: &Path,
+        news: News<'_>,
+    ) -> Result<(L2<'_>, UserExits)> {
+        let OldMachine { name, version, before, args, append } = *machine;
+        let exits = self.count_user_exits()?;
+        let begun = Instant::now();
+        let args = format!(
+            "-machine pc -m 256M -vga std -sandbox on -drive if=ide,format=raw,file={} \
+             -netdev user,id=ne -device ne2k_pci,netdev=ne,romfile=,mac={MAC} {} {args}",
+            disk.display(),
+            trace_args(name),
+        );
+        let guest = self.debian_after(before, version, name, &args, append)?;
+        let boot = exits.read()?;
+        news(&format!(
+            "{name}: up after {:.1} s, {} exits to QEMU for a device access",
+            begun.elapsed().as_secs_f64(),
+            boot.accesses()
+        ));
+        Ok((guest, boot))
+    }
+
+    /// Boots one, and has it read its disk and ping QEMU.
+    pub fn old_work(
+        &self,
+        name: &str,
+        before: &str,
+        disk: &Path,
+        news: News<'_>,
+    ) -> Result<(OldWork, L2<'_>)> {
+        let machine = OldMachine { name, version: Version::Host, before, args: "", append: "" };
+        let (guest, boot) = self.old_machine(&machine, disk, news)?;
+        let boot_seconds = guest.boot_seconds()?;
+        let told = |unit: &str, work: &GuestWork| {
+            news(&format!("{name}: {:.1} exits and {:.1} ms per {unit}", work.exits_each(), work.ms_each));
+        };
+        guest.find_ide()?;
+        let ide = guest.read_ide(self, disk, READS)?;
+        told("IDE read", &ide);
+        guest.raise_ne2000()?;
+        let pings = guest.ping_by_ne2000(self, PINGS)?;
+        told("NE2000 ping", &pings);
+        Ok((OldWork { boot, boot_seconds, ide, pings }, guest))
+    }
+
+    /// What `ioplane exits cluster WORDS` says.
+    pub fn clustering(&self, words: &str) -> Result<Value> {
+        let said = self.run(&format!("{} exits cluster {words} --json", binary()?.display()), MINUTE)?;
+        serde_json::from_str(&said).with_context(|| said)
+    }
+
+    /// What `ioplane exits` reports of a VM while `work` is done.
+    pub fn exits_during(&self, name: &str, work: impl FnOnce() -> Result<()>) -> Result<Value> {
+        let watch = self.start(&format!(
+            "echo $$ >/tmp/{name}.watch; exec {} exits --vm {name} --for 1h --json >/tmp/{name}.report",
+            binary()?.display()
+        ))?;
+        watch.expect("watching", MINUTE)?;
+        work()?;
+        self.run(&format!("kill -INT $(cat /tmp/{name}.watch)"), MINUTE)?;
+        let ended = watch.wait(MINUTE)?;
+        ensure!(ended.status == 0, "ioplane exits ended with {}:\n{}", ended.status, ended.output);
+        let said = self.run(&format!("cat /tmp/{name}.report"), MINUTE)?;
+        serde_json::from_str(&said).with_context(|| said)
+    }
+}
+
+/// What clustering saved: counts of exits to QEMU for a device access, and times by the guest's clock.
+#[derive(Clone, Debug, Serialize)]
+pub struct ClusteringFigures {
+    pub boot_user_exits_plain: u64,
+    pub boot_user_exits_clustered: u64,
+    pub boot_user_exits_ratio: f64,
+    pub boot_seconds_plain: f64,
+    pub boot_seconds_clustered: f64,
+    pub ide_exits_plain: f64,
+    pub ide_exits_clustered: f64,
+    pub ide_ms_plain: f64,
+    pub ide_ms_clustered: f64,
+    pub ne2000_exits_per_ping_plain: f64,
+    pub ne2000_exits_per_ping: f64,
+    pub ne2000_ms_plain: f64,
+    pub ne2000_ms_clustered: f64,
+}
+
+impl ClusteringFigures {
+    pub fn of(plain: &OldWork, clustered: &OldWork) -> ClusteringFigures {
+        let boots = [plain, clustered].map(|work| work.boot.accesses());
+        ClusteringFigures {
+            boot_user_exits_plain: boots[0],
+            boot_user_exits_clustered: boots[1],
+            boot_user_exits_ratio: boots[1] as f64 / boots[0].max(1) as f64,
+            boot_seconds_plain: plain.boot_seconds,
+            boot_seconds_clustered: clustered.boot_seconds,
+            ide_exits_plain: plain.ide.exits_each(),
+            ide_exits_clustered: clustered.ide.exits_each(),
+            ide_ms_plain: plain.ide.ms_each,
+            ide_ms_clustered: clustered.ide.ms_each,
+            ne2000_exits_per_ping_plain: plain.pings.exits_each(),
+            ne2000_exits_per_ping: clustered.pings.exits_each(),
+            ne2000_ms_plain: plain.pings.ms_each,
+            ne2000_ms_clustered: clustered.pings.ms_each,
+        }
+    }
+}
+
+/// The vCPUs of a status of clustering.
+pub fn vcpus(status: &Value) -> &[Value] {
+    status["vcpus"].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// The device accesses that took no exit.
+pub fn saved(status: &Value) -> u64 {
+    vcpus(status).iter().filter_map(|vcpu| vcpu["saved"].as_u64()).sum()
+}
+
+/// The time of a line of the kernel's log: `[    1.234567] Run /init as init process`.
+fn started_init(log: &str) -> Option<f64> {
+    log.lines().next()?.strip_prefix('[')?.split(']').next()?.trim().parse().ok()
+}
+
+impl L2<'_> {
+    /// Seconds from the start of its kernel to that of its first program, by the kernel's own clock.
+    pub fn boot_seconds(&self) -> Result<f64> {
+        let said = self.run("dmesg | grep ' as init process'")?;
+        started_init(&said).with_context(|| format!("the kernel does not say when it started init: {said}"))
+    }
+
+    /// Loads the driver of its IDE disk.
+    pub fn find_ide(&self) -> Result<()> {
+        self.run("set -e; modprobe -a ata_piix sd_mod; while [ ! -b /dev/sda ]; do sleep 0.1; done").map(drop)
+    }
+
+    /// Reads so many blocks of its IDE disk, one command for each; they must be those of `disk`.
+    pub fn read_ide(&self, l1: &L1, disk: &Path, blocks: u32) -> Result<GuestWork> {
+        let exits = l1.count_user_exits()?;
+        // Its shell is busybox's, whose own `date` has no nanoseconds.
+        let said = self.run(&format!(
+            "set -e; now() {{ /usr/bin/date +%s%N; }}; begun=$(now)
+             dd if=/dev/sda of=/tmp/copy bs={BLOCK} count={blocks} iflag=direct status=none
+             echo $(($(now) - begun)); sha256sum </tmp/copy"
+        ))?;
+        let exits = exits.read()?;
+        let words: Vec<&str> = said.split_whitespace().collect();
+        let [ns, sum, ..] = words[..] else { anyhow::bail!("a time and a sum: {said}") };
+        let content = fs::read(disk)?;
+        let wanted = content.get(..BLOCK * blocks as usize).context("the disk is smaller")?;
+        ensure!(sum == digest(wanted), "other data was read from the IDE disk: {said}");
+        Ok(GuestWork { units: blocks, exits, ms_each: ns.parse::<f64>()? / 1e6 / f64::from(blocks) })
+    }
+
+    /// Loads the driver of its NE2000 and gives it an address; QEMU's hardware address is known when this returns.
+    pub fn raise_ne2000(&self) -> Result<()> {
+        self.run(&format!(
+            "set -e; modprobe ne2k-pci; {}
+             /folder/busybox ip address add 10.0.2.15/24 dev $name; /folder/busybox ip link set $name up",
+            find(MAC)
+        ))?;
+        self.ping(GATEWAY, 2, PING_BYTES).map(drop)
+    }
+
+    /// Pings QEMU with 1,000 bytes by the NE2000; every reply must come.
+    pub fn ping_by_ne2000(&self, l1: &L1, count: u32) -> Result<GuestWork> {
+        let exits = l1.count_user_exits()?;
+        let (got, ms_each) = self.ping_timed(GATEWAY, count, PING_BYTES)?;
+        let exits = exits.read()?;
+        ensure!(got == Pings { sent: count, received: count }, "{got:?}");
+        Ok(GuestWork { units: count, exits, ms_each: ms_each.context("ping tells no times")? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::started_init;
+
+    #[test]
+    fn the_time_of_a_line_is_read() {
+        assert_eq!(started_init("[    1.234567] Run /init as init process\n"), Some(1.234567));
+        assert_eq!(started_init("Run /init as init process"), None);
+    }
+}
