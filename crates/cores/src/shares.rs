@@ -16,16 +16,14 @@ pub(crate) const LEAST_SHARE: usize = 8;
 #[inline]
 pub(crate) fn admits(most: usize, all: usize, pollers: usize, own: usize) -> bool {
     let (half, left) = (most / 2, most / LEFT_TO_FEW);
+    if all < half {
+        // Nearly always, and without a division.
+        return true;
+    }
     let share = ((most - half - left) / pollers.max(1)).max(LEAST_SHARE);
     let share = bound(Invariant::KeepsQuotas, share as u64) as usize;
-    let limit = if own < LEAST_SHARE {
-        most
-    } else if own < share {
-        most - left
-    } else {
-        half
-    };
-    all < limit
+    let limit = if own < LEAST_SHARE { most } else { most - left };
+    own < share && all < limit
 }
 
 #[cfg(test)]

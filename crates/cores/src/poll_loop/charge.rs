@@ -52,7 +52,7 @@ impl Charge {
 }
 
 /// How the time between two looks at the clock is divided. In floating point: a core that answers single frames looks at the clock after
-/// each, and two divisions a look cost less there than two of 128 bits for each slot. A part is exact to the nanosecond up to 2^53 ns.
+/// each, and two divisions per look cost less than two 128-bit divisions per slot. A part may be off by 1 ns.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SettleRates {
     ns_per_cost: f64,

@@ -11,7 +11,7 @@ use vm_memory::ByteValued;
 
 use super::fault::PeerFault;
 use super::message::Message;
-use super::peer::{map_region, region_spec};
+use super::peer::region_spec;
 use super::session::{Answer, Session};
 
 impl<V: VirtioDevice> Session<V> {
@@ -36,7 +36,7 @@ impl<V: VirtioDevice> Session<V> {
         let regions = described
             .iter()
             .zip(files)
-            .map(|(region, file)| map_region(&self.account, region, file))
+            .map(|(region, file)| self.account.region(region_spec(region, file), true))
             .collect::<Result<_, _>>()?;
         let map = Arc::new(GuestMap::new(regions)?);
         self.replace_memory(map).await?;
@@ -70,7 +70,7 @@ impl<V: VirtioDevice> Session<V> {
         let region = message.body::<VhostUserSingleMemoryRegion>()?;
         let spec = region_spec(&region, message.take_file()?);
         if self.vdev()?.view().map().regions().iter().any(|there| there.matches(&spec)) {
-            // QEMU before 8.0 tells us of each region once for each queue pair of a NIC.
+            // QEMU before 8.0 adds each region once for each queue pair of a NIC.
             return Ok(Answer::None);
         }
         let region = self.account.region(spec, true)?;
@@ -93,7 +93,7 @@ impl<V: VirtioDevice> Session<V> {
             self.vdev()?.view().map().without(region.guest_phys_addr, region.memory_size, region.user_addr);
         match map {
             Ok(map) => self.replace_memory(Arc::new(map)).await,
-            // Taken back for another queue pair before: see `add_mem_reg`.
+            // Removed for another queue pair before: see `add_mem_reg`.
             Err(MapError::NoSuchRegion { .. }) => Ok(Answer::None),
             Err(fault) => Err(fault.into()),
         }

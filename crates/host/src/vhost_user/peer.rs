@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ioplane_memory::{Account, DirtyLog, GuestMap, Mapping, MemoryRegion, RegionSpec, Window};
+use ioplane_memory::{Account, DirtyLog, GuestMap, Mapping, RegionSpec, Window};
 use ioplane_virtio::RingLayout;
 use ioplane_virtio::journal::region_bytes;
 use ioplane_virtio::spec::feature::VIRTIO_F_RING_PACKED;
@@ -92,15 +92,6 @@ impl Peer {
     pub fn needs(&self, feature: VhostUserProtocolFeatures, request: u32) -> Result<(), PeerFault> {
         if self.protocol.contains(feature) { Ok(()) } else { Err(PeerFault::NotNegotiated(request)) }
     }
-}
-
-/// Maps what the front end describes.
-pub fn map_region(
-    account: &Account,
-    region: &VhostUserMemoryRegion,
-    file: OwnedFd,
-) -> Result<MemoryRegion, PeerFault> {
-    Ok(account.region(region_spec(region, file), true)?)
 }
 
 /// What the front end says of a region, with its file.

@@ -168,14 +168,11 @@ impl Interpreter {
         data: &[u8],
         value: u64,
     ) {
-        let mut next = *general;
-        pending.finish(&mut next, data, value, |to, size, value| {
+        self.complete_storing(pending, general, data, value, |to, size, value| {
             // It could be stored when the device was asked. If the VMM has taken the memory away in between,
             // a store goes where no device answers, and is lost there too.
             let _ = memory.store(to, size, value);
         });
-        *general = next;
-        self.executed += 1;
     }
 
     /// The same for what stores nothing: all but INS.
@@ -187,8 +184,19 @@ impl Interpreter {
         value: u64,
     ) {
         debug_assert!(!pending.stores());
+        self.complete_storing(pending, general, data, value, |_, _, _| {});
+    }
+
+    fn complete_storing(
+        &mut self,
+        pending: PendingAccess,
+        general: &mut GeneralRegisters,
+        data: &[u8],
+        value: u64,
+        store: impl FnMut(u64, OperandSize, u64),
+    ) {
         let mut next = *general;
-        pending.finish(&mut next, data, value, |_, _, _| {});
+        pending.finish(&mut next, data, value, store);
         *general = next;
         self.executed += 1;
     }

@@ -79,8 +79,8 @@ impl GuestClock {
         if self.host_speed == 0 || self.speed != self.host_speed {
             return None;
         }
-        let offset = self.offset_at(ordered_cycles(), || kvm.time_stamp_offset())?;
-        Some(ordered_cycles().wrapping_add(offset))
+        let now = ordered_cycles();
+        Some(now.wrapping_add(self.offset_at(now, || kvm.time_stamp_offset())?))
     }
 
     /// The offset, when the host's counter is at `now`. If that goes backwards, the host has slept and its counter begins anew; KVM then

@@ -85,34 +85,41 @@ struct Calls<'a, K> {
     argument: usize,
 }
 
+impl<K: Kernel> Calls<'_, K> {
+    /// A call that fills a structure.
+    fn get<T>(&self, request: u64, structure: &mut T) -> i32 {
+        self.kernel.ioctl(self.descriptor, request, ptr::from_mut(structure).expose_provenance())
+    }
+
+    /// A call that reads a structure.
+    fn set<T>(&self, request: u64, structure: &T) -> i32 {
+        self.kernel.ioctl(self.descriptor, request, ptr::from_ref(structure).expose_provenance())
+    }
+}
+
 impl<K: Kernel> VcpuDescriptor for Calls<'_, K> {
     fn run(&mut self) -> i32 {
         self.kernel.ioctl(self.descriptor, abi::KVM_RUN, self.argument)
     }
 
     fn registers(&mut self, registers: &mut kvm_regs) -> i32 {
-        let address = ptr::from_mut(registers).expose_provenance();
-        self.kernel.ioctl(self.descriptor, abi::KVM_GET_REGS, address)
+        self.get(abi::KVM_GET_REGS, registers)
     }
 
     fn set_registers(&mut self, registers: &kvm_regs) -> i32 {
-        let address = ptr::from_ref(registers).expose_provenance();
-        self.kernel.ioctl(self.descriptor, abi::KVM_SET_REGS, address)
+        self.set(abi::KVM_SET_REGS, registers)
     }
 
     fn debug_registers(&mut self, registers: &mut kvm_debugregs) -> i32 {
-        let address = ptr::from_mut(registers).expose_provenance();
-        self.kernel.ioctl(self.descriptor, abi::KVM_GET_DEBUGREGS, address)
+        self.get(abi::KVM_GET_DEBUGREGS, registers)
     }
 
     fn events(&mut self, events: &mut kvm_vcpu_events) -> i32 {
-        let address = ptr::from_mut(events).expose_provenance();
-        self.kernel.ioctl(self.descriptor, abi::KVM_GET_VCPU_EVENTS, address)
+        self.get(abi::KVM_GET_VCPU_EVENTS, events)
     }
 
     fn set_events(&mut self, events: &kvm_vcpu_events) -> i32 {
-        let address = ptr::from_ref(events).expose_provenance();
-        self.kernel.ioctl(self.descriptor, abi::KVM_SET_VCPU_EVENTS, address)
+        self.set(abi::KVM_SET_VCPU_EVENTS, events)
     }
 
     fn time_stamp_offset(&mut self) -> Option<u64> {
@@ -123,16 +130,14 @@ impl<K: Kernel> VcpuDescriptor for Calls<'_, K> {
             attr: KVM_VCPU_TSC_OFFSET.into(),
             addr: ptr::from_mut(&mut offset).expose_provenance() as u64,
         };
-        let address = ptr::from_ref(&attribute).expose_provenance();
-        let result = self.kernel.ioctl(self.descriptor, abi::KVM_GET_DEVICE_ATTR, address);
+        let result = self.set(abi::KVM_GET_DEVICE_ATTR, &attribute);
         (result == 0).then_some(offset)
     }
 
     fn time_stamp_auxiliary(&mut self) -> Option<u32> {
         let entry = kvm_msr_entry { index: IA32_TSC_AUX, reserved: 0, data: 0 };
         let mut msr = abi::OneMsr { count: 1, padding: 0, entry };
-        let address = ptr::from_mut(&mut msr).expose_provenance();
-        let read = self.kernel.ioctl(self.descriptor, abi::KVM_GET_MSRS, address);
+        let read = self.get(abi::KVM_GET_MSRS, &mut msr);
         if read == 1 { u32::try_from(msr.entry.data).ok() } else { None }
     }
 

@@ -306,17 +306,23 @@ fn a_panic_leaves_the_guest_to_kvm() {
     assert_eq!((vcpu.counts().made_up_accesses, kvm.entries), (0, 5));
 }
 
+/// OUT was KVM's, IN behind it is made up, and the VMM has not answered it. Another OUT and HLT follow.
+fn in_waits_for_its_answer() -> (FakeKvm, SharedVm, ClusteredVcpu) {
+    let mut kvm = FakeKvm::new(&[0xe6, 0x80, 0xe4, 0x80, 0xe6, 0x80, 0xf4], VmState::default());
+    let state = vm(&kvm);
+    let mut vcpu = clustered(&kvm, LIMITS);
+    assert_eq!(vcpu.run(&state, &mut kvm), 0);
+    assert_eq!(vcpu.run(&state, &mut kvm), 0);
+    assert_eq!(vcpu.counts().made_up_accesses, 1, "IN waits for its answer");
+    (kvm, state, vcpu)
+}
+
 /// The VMM changes slots for as long as it likes: an answer needs nothing of them to be completed.
 #[test]
 fn an_answer_does_not_wait_for_a_change_of_slots() {
     let (said, hears) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let mut kvm = FakeKvm::new(&[0xe6, 0x80, 0xe4, 0x80, 0xe6, 0x80, 0xf4], VmState::default());
-        let state = vm(&kvm);
-        let mut vcpu = clustered(&kvm, LIMITS);
-        assert_eq!(vcpu.run(&state, &mut kvm), 0);
-        assert_eq!(vcpu.run(&state, &mut kvm), 0);
-        assert_eq!(vcpu.counts().made_up_accesses, 1, "IN waits for its answer");
+        let (mut kvm, state, mut vcpu) = in_waits_for_its_answer();
         let change = state.change();
         assert_eq!(vcpu.run(&state, &mut kvm), 0);
         drop(change);
@@ -329,12 +335,7 @@ fn an_answer_does_not_wait_for_a_change_of_slots() {
 /// A machine check that the VMM injects while it answers: the registers that KVM is given with the answer do not drop it.
 #[test]
 fn an_exception_that_the_vmm_injects_is_kept() {
-    let mut kvm = FakeKvm::new(&[0xe6, 0x80, 0xe4, 0x80, 0xe6, 0x80, 0xf4], VmState::default());
-    let state = vm(&kvm);
-    let mut vcpu = clustered(&kvm, LIMITS);
-    assert_eq!(vcpu.run(&state, &mut kvm), 0);
-    assert_eq!(vcpu.run(&state, &mut kvm), 0);
-    assert_eq!(vcpu.counts().made_up_accesses, 1, "IN waits for its answer");
+    let (mut kvm, state, mut vcpu) = in_waits_for_its_answer();
     vcpu.before_other_call(&mut kvm);
     kvm.exception = true;
     kvm.leaves_at_once = true;
