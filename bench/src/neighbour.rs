@@ -19,7 +19,7 @@ use hdrhistogram::Histogram;
 use ioplane_figures::machine::{self, CpuRoom, Cpus};
 use ioplane_figures::report::{envelope, median, rounded, setup_lines};
 use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
-use ioplane_testkit::front::{Front, Wants};
+use ioplane_testkit::front::{FrontEnd, Wants};
 use ioplane_testkit::hostile;
 use serde_json::{Map, Value};
 
@@ -64,14 +64,14 @@ impl Report {
 
 /// The good guest: reads of one block, one at a time, each checked.
 struct Good {
-    front: Front,
+    front: FrontEnd,
     disk: Disk,
     _memory: GuestMemory,
 }
 
 impl Good {
     fn connect(socket: &Path) -> Result<Good> {
-        let mut front = Front::connect(socket, Wants::default())?;
+        let mut front = FrontEnd::connect(socket, Wants::default())?;
         let mut memory = GuestMemory::new(4 << 20)?;
         let plan = DiskPlan::new(4, BLOCK, Shape::Indirect);
         let disk = Disk::new(&mut memory, 64, RingMode::of(front.features()), plan)?;

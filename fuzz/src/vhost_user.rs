@@ -44,7 +44,7 @@ fn runtime() -> &'static Runtime {
 
 /// What the front end has in its hands.
 #[derive(Default)]
-struct Front {
+struct FrontEnd {
     memory: Vec<OwnedFd>,
     kicks: Vec<OwnedFd>,
 }
@@ -62,7 +62,7 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
     theirs.set_nonblocking(true).expect("fcntl");
     let blk = disk(input)?;
-    let mut front = Front::default();
+    let mut front = FrontEnd::default();
     let mut between = Vec::new();
     let mut outcome = Ok(());
     let opening = input.ratio(7, 8)?;
@@ -122,7 +122,7 @@ fn talk(input: &mut Unstructured<'_>, signature: &mut Signature) -> Result<()> {
 const OPENING: [u32; 13] = [15, 16, 2, 3, 5, 8, 10, 9, 12, 13, 18, 31, 32];
 
 impl Between {
-    fn happen(self, front: &Front, stage: &Stage) {
+    fn happen(self, front: &FrontEnd, stage: &Stage) {
         match self {
             Between::Nothing => {}
             Between::Shrink(file, len) => {
@@ -148,7 +148,7 @@ impl Between {
     }
 }
 
-fn pause(input: &mut Unstructured<'_>, front: &Front) -> Result<Between> {
+fn pause(input: &mut Unstructured<'_>, front: &FrontEnd) -> Result<Between> {
     let file = front.memory.len().saturating_sub(1);
     Ok(match input.int_in_range(0..=15u8)? {
         0 => Between::Shrink(file, input.int_in_range(0..=FILE)?),
@@ -167,7 +167,7 @@ fn pause(input: &mut Unstructured<'_>, front: &Front) -> Result<Between> {
 }
 
 /// Sends one message: the body that the request should have, with mistakes.
-fn send(theirs: &UnixStream, input: &mut Unstructured<'_>, front: &mut Front, request: u32) -> Result<()> {
+fn send(theirs: &UnixStream, input: &mut Unstructured<'_>, front: &mut FrontEnd, request: u32) -> Result<()> {
     let mut files = Vec::new();
     let mut body = body(input, front, request, &mut files)?;
     let mut flags = 1u32 | if input.arbitrary()? { 8 } else { 0 };
@@ -197,7 +197,7 @@ fn send(theirs: &UnixStream, input: &mut Unstructured<'_>, front: &mut Front, re
 }
 
 /// Some descriptor.
-fn file(input: &mut Unstructured<'_>, front: &mut Front) -> Result<OwnedFd> {
+fn file(input: &mut Unstructured<'_>, front: &mut FrontEnd) -> Result<OwnedFd> {
     use rustix::event::{EventfdFlags, eventfd};
     use rustix::fs::{MemfdFlags, Mode, OFlags};
     Ok(match input.int_in_range(0..=7u8)? {
@@ -210,7 +210,7 @@ fn file(input: &mut Unstructured<'_>, front: &mut Front) -> Result<OwnedFd> {
 }
 
 /// A file of guest memory with a ring in it: a few requests with direct descriptors.
-fn memory(front: &mut Front) -> OwnedFd {
+fn memory(front: &mut FrontEnd) -> OwnedFd {
     let file = rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
     rustix::fs::ftruncate(&file, FILE).expect("ftruncate");
     let mut ring = Vec::new();
@@ -240,7 +240,7 @@ fn nearly(input: &mut Unstructured<'_>, usual: u64) -> Result<u64> {
 
 fn body(
     input: &mut Unstructured<'_>,
-    front: &mut Front,
+    front: &mut FrontEnd,
     request: u32,
     files: &mut Vec<OwnedFd>,
 ) -> Result<Vec<u8>> {

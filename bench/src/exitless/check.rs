@@ -5,13 +5,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use ioplane_testkit::driver::{Disk, DiskOp};
-use ioplane_testkit::front::Front;
+use ioplane_testkit::front::FrontEnd;
 
 use super::load::{BLOCK, SECTORS};
 
 /// Stamps `count` of `blocks` blocks, evenly spread, and reads them all back in another order. With another `salt` the
 /// stamps are others.
-pub fn stamp_and_read(front: &mut Front, disk: &mut Disk, blocks: u64, count: u64, salt: u64) -> Result<()> {
+pub fn stamp_and_read(
+    front: &mut FrontEnd,
+    disk: &mut Disk,
+    blocks: u64,
+    count: u64,
+    salt: u64,
+) -> Result<()> {
     let stride = (blocks / count).max(1);
     // A step that has no factor in common with the count visits each block once.
     let step = (count / 2 + 1..).find(|step| gcd(*step, count) == 1).unwrap_or(1);
@@ -21,7 +27,7 @@ pub fn stamp_and_read(front: &mut Front, disk: &mut Disk, blocks: u64, count: u6
 }
 
 fn pass(
-    front: &mut Front,
+    front: &mut FrontEnd,
     disk: &mut Disk,
     op: DiskOp,
     mut blocks: impl Iterator<Item = u64>,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use hdrhistogram::Histogram;
 use ioplane_testkit::driver::{Disk, DiskOp};
-use ioplane_testkit::front::Front;
+use ioplane_testkit::front::FrontEnd;
 
 use ioplane_figures::machine::{Account, Books};
 
@@ -83,7 +83,7 @@ impl Scatter {
 /// A queue, from the driver's side, and whose processor time is charged for it.
 pub struct Target<'a> {
     /// The connection; without one (an in-process backend) kicks are only counted and there are no interrupts.
-    pub front: Option<&'a mut Front>,
+    pub front: Option<&'a mut FrontEnd>,
     /// Queue 0.
     pub disk: &'a mut Disk,
     /// Processes of the backend.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode};
-use ioplane_testkit::front::{Front, Wants, protocol};
+use ioplane_testkit::front::{FrontEnd, Wants, protocol};
 
 use super::backend::{Backend, Backing};
 use super::check;
@@ -19,7 +19,7 @@ pub struct Session {
     /// How it serves, in words.
     pub how: String,
     served: Served,
-    front: Front,
+    front: FrontEnd,
     disk: Disk,
     blocks: u64,
     salt: u64,
@@ -62,7 +62,7 @@ impl Session {
     }
 
     fn connect(backend: &dyn Backend, backing: &Backing, socket: &Path, served: Served) -> Result<Self> {
-        let mut front = Front::connect(socket, Wants::default())?;
+        let mut front = FrontEnd::connect(socket, Wants::default())?;
         let capacity = front.capacity()? * 512;
         ensure!(capacity == backing.len(), "the disk has {capacity} bytes, not {}", backing.len());
         let mut memory = GuestMemory::new(16 << 20)?;

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use ioplane_testkit::driver::GuestMemory;
 use ioplane_testkit::driver::spec::*;
-use ioplane_testkit::front::{Ask, F_PROTOCOL_FEATURES, Front, Wants, protocol, vring_state};
+use ioplane_testkit::front::{F_PROTOCOL_FEATURES, FrontEnd, FrontEndRequest, Wants, protocol, vring_state};
 
 use super::belt::{Belt, Mode, Slots, TAKE, Used};
 use super::frame::{HEADER, NUM_BUFFERS, Size, Stamp, template};
@@ -96,7 +96,7 @@ impl Shape {
 /// One end of the path.
 pub struct Nic {
     /// The connection; none of a NIC whose rings somebody in this process answers.
-    pub front: Option<Front>,
+    pub front: Option<FrontEnd>,
     /// Transmit belts, by pair.
     pub tx: Vec<Belt>,
     /// Receive belts, by pair.
@@ -158,7 +158,7 @@ impl Nic {
 
     /// Connects to the backend at `socket` and starts every ring, all receive buffers given.
     pub fn connect(socket: &Path, shape: Shape, mac: [u8; 6], to: [u8; 6]) -> Result<Self> {
-        let front = Front::connect(socket, shape.wants())?;
+        let front = FrontEnd::connect(socket, shape.wants())?;
         let features = front.features();
         let missing = shape.needs() & !features;
         ensure!(missing == 0, "the backend does not offer features {missing:#x} of {:#x}", shape.needs());
@@ -184,13 +184,13 @@ impl Nic {
         let (place, base) = (belt.place(), belt.base());
         let front = self.front.as_mut().context("no connection")?;
         let user = |gpa| self.memory.user_of(gpa).context("a ring outside memory");
-        front.tell(Ask::SET_VRING_NUM, &vring_state(index, place.size.into()), &[])?;
-        front.tell(Ask::SET_VRING_BASE, &vring_state(index, base), &[])?;
+        front.tell(FrontEndRequest::SET_VRING_NUM, &vring_state(index, place.size.into()), &[])?;
+        front.tell(FrontEndRequest::SET_VRING_BASE, &vring_state(index, base), &[])?;
         let mut body = vring_state(index, 0).to_vec();
         for address in [user(place.desc)?, user(place.used)?, user(place.avail)?, place.used] {
             body.extend_from_slice(&address.to_ne_bytes());
         }
-        front.tell(Ask::SET_VRING_ADDR, &body, &[])?;
+        front.tell(FrontEndRequest::SET_VRING_ADDR, &body, &[])?;
         front.attach_events(index)?;
         let (_, call) = front.events(index).context("no eventfds")?;
         self.calls.push(call.as_fd().try_clone_to_owned()?);

@@ -258,6 +258,6 @@ fn again<'a>(op: &'a mut Access<'_>) -> Access<'a> {
 
 impl<D: Device> std::fmt::Debug for SharedDevice<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Front").field("device", &self.lock().presence()).finish_non_exhaustive()
+        f.debug_struct("SharedDevice").field("device", &self.lock().presence()).finish_non_exhaustive()
     }
 }

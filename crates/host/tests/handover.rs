@@ -10,7 +10,7 @@ use ioplane_host::vhost_user::{
 use ioplane_storage::filter::Stall;
 use ioplane_storage::{Backing, MemoryBacking};
 use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
-use ioplane_testkit::front::{Front, Wants};
+use ioplane_testkit::front::{FrontEnd, Wants};
 use ioplane_virtio::blk::{Blk, BlkOptions};
 
 const MIB: u64 = 1 << 20;
@@ -78,14 +78,14 @@ impl Rig {
 }
 
 struct Guest {
-    front: Front,
+    front: FrontEnd,
     disks: Vec<Disk>,
     _memory: GuestMemory,
 }
 
 impl Guest {
     fn boot(handle: &Handle<Blk>) -> Guest {
-        let mut front = Front::connect(handle.socket(), Wants::default()).unwrap();
+        let mut front = FrontEnd::connect(handle.socket(), Wants::default()).unwrap();
         let mut memory = GuestMemory::of(&[(0, 8 * MIB), (1 << 32, 8 * MIB)]).unwrap();
         front.track_inflight(QUEUES, SIZE).unwrap();
         front.share(&memory).unwrap();

@@ -9,7 +9,7 @@ use ioplane_host::vhost_user::{Handle, RingLease, ServerOptions, Status, serve_l
 use ioplane_storage::filter::Stall;
 use ioplane_storage::{Backing, MemoryBacking};
 use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
-use ioplane_testkit::front::{Front, Wants};
+use ioplane_testkit::front::{FrontEnd, Wants};
 use ioplane_virtio::blk::{Blk, BlkOptions};
 
 const MIB: u64 = 1 << 20;
@@ -69,8 +69,8 @@ impl Served {
     }
 
     /// A front end that knows the guest's memory, with an in-flight region of its own.
-    fn connect(&self, socket: usize, memory: &GuestMemory) -> Front {
-        let mut front = Front::connect(self.sockets[socket].socket(), Wants::default()).unwrap();
+    fn connect(&self, socket: usize, memory: &GuestMemory) -> FrontEnd {
+        let mut front = FrontEnd::connect(self.sockets[socket].socket(), Wants::default()).unwrap();
         front.track_inflight(2, SIZE).unwrap();
         front.share(memory).unwrap();
         front
@@ -93,18 +93,18 @@ impl Guest {
         Guest { memory, disks, bases: [0; 2] }
     }
 
-    fn start(&self, front: &mut Front) {
+    fn start(&self, front: &mut FrontEnd) {
         for (index, disk) in (0..).zip(&self.disks) {
             front.start(index, &self.memory, disk.place(), self.bases[usize::from(index)]).unwrap();
         }
     }
 
-    fn stop(&mut self, front: &Front) {
+    fn stop(&mut self, front: &FrontEnd) {
         self.bases = [front.stop(0).unwrap(), front.stop(1).unwrap()];
     }
 
     /// Makes a request available and kicks.
-    fn submit(&mut self, front: &mut Front, queue: u16, op: DiskOp, sector: u64, data: u8) {
+    fn submit(&mut self, front: &mut FrontEnd, queue: u16, op: DiskOp, sector: u64, data: u8) {
         let disk = &mut self.disks[usize::from(queue)];
         let token = disk.next().unwrap();
         if op == DiskOp::Write {
@@ -130,7 +130,7 @@ impl Guest {
     }
 
     /// Writes on both queues and reads it back.
-    fn works(&mut self, front: &mut Front, seed: u8) {
+    fn works(&mut self, front: &mut FrontEnd, seed: u8) {
         for queue in 0..2 {
             let (sector, data) = (u64::from(queue) * 8, seed ^ queue as u8);
             self.submit(front, queue, DiskOp::Write, sector, data);
@@ -141,7 +141,7 @@ impl Guest {
     }
 
     /// What was written last, as another front end finds it.
-    fn finds(&mut self, front: &mut Front, seed: u8) {
+    fn finds(&mut self, front: &mut FrontEnd, seed: u8) {
         for queue in 0..2 {
             self.submit(front, queue, DiskOp::Read, u64::from(queue) * 8, 0);
             assert_eq!(self.answer(queue), seed ^ queue as u8);

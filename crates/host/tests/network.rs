@@ -8,7 +8,7 @@ use ioplane_cores::{CoreSettings, Pool};
 use ioplane_device::{DeviceError, Parked, Poller, QuiescenceProof};
 use ioplane_host::vhost_user::{Handle, ServerOptions, serve};
 use ioplane_storage::MemoryBacking;
-use ioplane_testkit::front::{Ask, Front, FrontError, Wants, protocol};
+use ioplane_testkit::front::{FrontEnd, FrontEndRequest, FrontError, Wants, protocol};
 use ioplane_virtio::blk::{Blk, BlkOptions};
 use ioplane_virtio::{QueueStart, RingState, VirtioDevice, VirtioInfo};
 
@@ -101,26 +101,26 @@ fn announcements_and_the_mtu_reach_a_device_with_a_network() {
     let (folder, (heard, hears)) = (tempfile::tempdir().unwrap(), channel());
     let wants = Wants::default();
     let wants = Wants { protocol: wants.protocol | protocol::RARP | protocol::MTU, ..wants };
-    let connect = |handle: &Handle<Listener>| Front::connect(handle.socket(), wants).unwrap();
+    let connect = |handle: &Handle<Listener>| FrontEnd::connect(handle.socket(), wants).unwrap();
 
     let with = serve_listener(true, heard.clone(), folder.path());
     let front = connect(&with);
     assert!(front.has(protocol::RARP | protocol::MTU));
-    front.tell(Ask::SEND_RARP, &[0x52, 0x54, 0, 0x12, 0x34, 0x56, 0, 0], &[]).unwrap();
+    front.tell(FrontEndRequest::SEND_RARP, &[0x52, 0x54, 0, 0x12, 0x34, 0x56, 0, 0], &[]).unwrap();
     assert_eq!(hears.recv().unwrap(), Heard::Announce([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
-    front.tell(Ask::NET_SET_MTU, &9000u64.to_ne_bytes(), &[]).unwrap();
+    front.tell(FrontEndRequest::NET_SET_MTU, &9000u64.to_ne_bytes(), &[]).unwrap();
     assert_eq!(hears.recv().unwrap(), Heard::Mtu(9000));
     drop(front);
     for mtu in [0u64, 67, 65536, u64::MAX] {
         let front = connect(&with);
-        let refused = front.tell(Ask::NET_SET_MTU, &mtu.to_ne_bytes(), &[]);
+        let refused = front.tell(FrontEndRequest::NET_SET_MTU, &mtu.to_ne_bytes(), &[]);
         assert!(matches!(refused, Err(FrontError::Refused { .. })), "{mtu}: {refused:?}");
     }
 
     let without = serve_listener(false, heard, folder.path());
     let front = connect(&without);
     assert!(!front.has(protocol::RARP) && !front.has(protocol::MTU));
-    assert!(front.tell(Ask::SEND_RARP, &[0; 8], &[]).is_err());
+    assert!(front.tell(FrontEndRequest::SEND_RARP, &[0; 8], &[]).is_err());
     assert!(front.wire().closed_within(Duration::from_secs(10)));
     assert!(hears.try_recv().is_err());
 }

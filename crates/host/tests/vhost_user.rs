@@ -13,7 +13,7 @@ use ioplane_memory::{Files, Limits};
 use ioplane_storage::filter::Stall;
 use ioplane_storage::{Backing, MemoryBacking};
 use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
-use ioplane_testkit::front::{Ask, Front, InFlight, Wants, protocol};
+use ioplane_testkit::front::{FrontEnd, FrontEndRequest, InFlight, Wants, protocol};
 use ioplane_virtio::blk::{Blk, BlkOptions};
 
 const MIB: u64 = 1 << 20;
@@ -55,8 +55,8 @@ impl Served {
         Served { runtime, handle, pool, directory }
     }
 
-    fn front(&self) -> Front {
-        Front::connect(self.handle.socket(), Wants::default()).unwrap()
+    fn front(&self) -> FrontEnd {
+        FrontEnd::connect(self.handle.socket(), Wants::default()).unwrap()
     }
 
     fn status(&self) -> Status {
@@ -79,7 +79,7 @@ impl Served {
 
 /// A front end with all four queues running.
 struct Guest {
-    front: Front,
+    front: FrontEnd,
     memory: GuestMemory,
     disks: Vec<Disk>,
 }
@@ -89,13 +89,13 @@ impl Guest {
         Self::boot_with(served.front())
     }
 
-    fn boot_with(mut front: Front) -> Self {
+    fn boot_with(mut front: FrontEnd) -> Self {
         front.track_inflight(4, SIZE).unwrap();
         Self::boot_at(front, 0)
     }
 
     /// Every ring begins at `base`, as the front end spells it.
-    fn boot_at(mut front: Front, base: u32) -> Self {
+    fn boot_at(mut front: FrontEnd, base: u32) -> Self {
         let mut memory = GuestMemory::new(16 * MIB).unwrap();
         assert_eq!(front.queue_count().unwrap(), 4);
         front.share(&memory).unwrap();
@@ -171,7 +171,7 @@ fn a_front_end_comes_works_leaves_and_comes_again() {
 fn a_legacy_driver_is_served() {
     let served = Served::new(memory());
     let wants = Wants { features: Wants::default().features & !(1 << 32), ..Wants::default() };
-    let front = Front::connect(served.handle.socket(), wants).unwrap();
+    let front = FrontEnd::connect(served.handle.socket(), wants).unwrap();
     assert_eq!(front.features() & (1 << 32), 0);
     Guest::boot_with(front).works(3);
 }
@@ -334,7 +334,7 @@ fn memfd(bytes: u64) -> OwnedFd {
 }
 
 /// Does something hostile on a connection of its own; it must end that connection with the fault named, and nothing else.
-fn hostile(served: &Served, name: &str, act: impl FnOnce(&mut Front)) {
+fn hostile(served: &Served, name: &str, act: impl FnOnce(&mut FrontEnd)) {
     let before = served.status().faults.values().sum::<u64>();
     let mut front = served.front();
     act(&mut front);
@@ -353,28 +353,28 @@ fn hostile_messages_end_their_connection_and_nothing_else() {
     hostile(&served, "huge_message", |front| front.wire().send_raw(2, 1, u32::MAX, &[], &[]).unwrap());
     hostile(&served, "bad_size", |front| front.wire().send_raw(2, 1, 3, &[0; 3], &[]).unwrap());
     hostile(&served, "bad_features", |front| {
-        let _ = front.tell(Ask::SET_FEATURES, &u64_of(u64::MAX), &[]);
+        let _ = front.tell(FrontEndRequest::SET_FEATURES, &u64_of(u64::MAX), &[]);
     });
     hostile(&served, "bad_features", |front| {
-        let _ = front.tell(Ask::SET_PROTOCOL_FEATURES, &u64_of(u64::MAX), &[]);
+        let _ = front.tell(FrontEndRequest::SET_PROTOCOL_FEATURES, &u64_of(u64::MAX), &[]);
     });
     hostile(&served, "no_such_queue", |front| {
         let _ = front.enable(200, true);
     });
     hostile(&served, "bad_value", |front| {
-        let _ = front.tell(Ask::SET_VRING_NUM, &[0, 0, 0, 0, 3, 0, 0, 0], &[]);
+        let _ = front.tell(FrontEndRequest::SET_VRING_NUM, &[0, 0, 0, 0, 3, 0, 0, 0], &[]);
     });
     hostile(&served, "not_an_eventfd", |front| {
         let file = memfd(4096);
-        let _ = front.tell(Ask::SET_VRING_KICK, &u64_of(0), &[file.as_fd()]);
+        let _ = front.tell(FrontEndRequest::SET_VRING_KICK, &u64_of(0), &[file.as_fd()]);
     });
     hostile(&served, "bad_descriptors", |front| {
-        let _ = front.tell(Ask::SET_VRING_KICK, &u64_of(0), &[]);
+        let _ = front.tell(FrontEndRequest::SET_VRING_KICK, &u64_of(0), &[]);
     });
     hostile(&served, "bad_descriptors", |front| {
         let files: Vec<_> = (0..3).map(|_| memfd(4096)).collect();
         let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-        let _ = front.tell(Ask::SET_VRING_CALL, &u64_of(0), &files);
+        let _ = front.tell(FrontEndRequest::SET_VRING_CALL, &u64_of(0), &files);
     });
     // Memory that is not there, overlaps, or wraps.
     let region = |gpa: u64, size: u64, user: u64, offset: u64| {
@@ -393,25 +393,25 @@ fn hostile_messages_end_their_connection_and_nothing_else() {
     ] {
         hostile(&served, "bad_memory", |front| {
             let file = memfd(8192);
-            let _ = front.tell(Ask::ADD_MEM_REG, &body, &[file.as_fd()]);
+            let _ = front.tell(FrontEndRequest::ADD_MEM_REG, &body, &[file.as_fd()]);
         });
     }
     hostile(&served, "bad_memory", |front| {
         let file = memfd(8192);
-        let _ = front.tell(Ask::ADD_MEM_REG, &region(0, 8192, 0, 0), &[file.as_fd()]);
-        let _ = front.tell(Ask::ADD_MEM_REG, &region(4096, 4096, 0, 0), &[file.as_fd()]);
+        let _ = front.tell(FrontEndRequest::ADD_MEM_REG, &region(0, 8192, 0, 0), &[file.as_fd()]);
+        let _ = front.tell(FrontEndRequest::ADD_MEM_REG, &region(4096, 4096, 0, 0), &[file.as_fd()]);
     });
     hostile(&served, "bad_value", |front| {
         let mut body = u32::MAX.to_ne_bytes().to_vec();
         body.extend_from_slice(&[0; 12]);
-        let _ = front.tell(Ask::SET_MEM_TABLE, &body, &[]);
+        let _ = front.tell(FrontEndRequest::SET_MEM_TABLE, &body, &[]);
     });
     hostile(&served, "bad_value", |front| {
         let mut body = vec![0; 20];
         body[16..18].copy_from_slice(&u16::MAX.to_ne_bytes());
         body[18..20].copy_from_slice(&u16::MAX.to_ne_bytes());
         body.extend_from_slice(&[0; 4]);
-        let _ = front.tell(Ask::GET_INFLIGHT_FD, &body, &[]);
+        let _ = front.tell(FrontEndRequest::GET_INFLIGHT_FD, &body, &[]);
     });
     hostile(&served, "bad_value", |front| {
         let _ = front.config(4000, 4000);
@@ -433,11 +433,11 @@ fn rings_are_not_moved_while_in_use() {
 #[test]
 fn a_message_in_pieces_is_a_message_and_half_of_one_harms_nobody() {
     let served = Served::new(memory());
-    let front = Front::connect(served.handle.socket(), Wants::default()).unwrap();
+    let front = FrontEnd::connect(served.handle.socket(), Wants::default()).unwrap();
     for byte in [1u32, 1, 0].iter().flat_map(|word| word.to_ne_bytes()) {
         front.wire().send_bytes(&[byte], &[]).unwrap();
     }
-    assert!(front.wire().reply(Ask::GET_FEATURES).unwrap().u64().unwrap() != 0);
+    assert!(front.wire().reply(FrontEndRequest::GET_FEATURES).unwrap().u64().unwrap() != 0);
     front.wire().send_bytes(&[2, 0, 0], &[]).unwrap();
     // The daemon is heard although a message is half said.
     assert!(served.status().connected);
@@ -520,8 +520,8 @@ fn region_body(gpa: u64, bytes: u64) -> Vec<u8> {
 }
 
 /// ADD_MEM_REG of `file`, whole, at guest address `gpa`.
-fn add_region(front: &Front, gpa: u64, bytes: u64, file: &OwnedFd) -> bool {
-    front.tell(Ask::ADD_MEM_REG, &region_body(gpa, bytes), &[file.as_fd()]).is_ok()
+fn add_region(front: &FrontEnd, gpa: u64, bytes: u64, file: &OwnedFd) -> bool {
+    front.tell(FrontEndRequest::ADD_MEM_REG, &region_body(gpa, bytes), &[file.as_fd()]).is_ok()
 }
 
 /// QEMU before 8.0 tells each queue pair's vhost device of each region, and takes it back for each.
@@ -536,7 +536,7 @@ fn a_region_may_be_told_of_and_taken_back_more_than_once() {
     }
     assert!(add_region(&front, MIB, MIB, &file));
     for _ in 0..3 {
-        front.tell(Ask::REM_MEM_REG, &region_body(0, MIB), &[]).unwrap();
+        front.tell(FrontEndRequest::REM_MEM_REG, &region_body(0, MIB), &[]).unwrap();
         assert_eq!(served.status().mappings, 1);
     }
     drop(front);
@@ -553,7 +553,7 @@ fn a_region_may_be_told_of_and_taken_back_more_than_once() {
 #[test]
 fn hole_03_every_file_that_a_front_end_shares_is_one_that_cannot_block() {
     let served = Served::new(memory());
-    let refused = |act: &dyn Fn(&mut Front)| {
+    let refused = |act: &dyn Fn(&mut FrontEnd)| {
         hostile(&served, "slow_memory", |front| act(front));
         let said = served.status().last_fault.unwrap();
         assert!(said.contains("<source type='memfd'/>"), "{said}");
@@ -607,9 +607,9 @@ fn hole_22_any_number_but_zero_enables_a_ring() {
     let mut guest = Guest::boot(&served);
     for size in [u32::from(SIZE), 2, u32::MAX] {
         let state = |num: u32| [1u32.to_ne_bytes(), num.to_ne_bytes()].concat();
-        guest.front.tell(Ask::SET_VRING_ENABLE, &state(0), &[]).unwrap();
+        guest.front.tell(FrontEndRequest::SET_VRING_ENABLE, &state(0), &[]).unwrap();
         assert_eq!(served.status().queues[1].core, None, "0 is off");
-        guest.front.tell(Ask::SET_VRING_ENABLE, &state(size), &[]).unwrap();
+        guest.front.tell(FrontEndRequest::SET_VRING_ENABLE, &state(size), &[]).unwrap();
         guest.works(1);
     }
 }
@@ -619,7 +619,7 @@ fn hole_22_any_number_but_zero_enables_a_ring() {
 fn hole_23_a_packed_base_without_its_used_half_starts_where_the_available_half_says() {
     let served = Served::new(memory());
     let wants = Wants { features: Wants::default().features | 1 << 34, ..Wants::default() };
-    let front = Front::connect(served.handle.socket(), wants).unwrap();
+    let front = FrontEnd::connect(served.handle.socket(), wants).unwrap();
     assert_ne!(front.features() & (1 << 34), 0, "packed rings are offered");
     let mut guest = Guest::boot_at(front, 0x8000);
     guest.works(1);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use daemon::TestDaemon;
 use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
-use ioplane_testkit::front::{Front, Wants};
+use ioplane_testkit::front::{FrontEnd, Wants};
 
 const MIB: u64 = 1 << 20;
 
@@ -235,7 +235,7 @@ fn qemu_arguments_fit_the_version() {
 #[test]
 fn a_front_end_chooses_the_size_of_its_rings() {
     let daemon = TestDaemon::open(config());
-    let mut front = Front::connect(&daemon.path("ram.sock"), Wants::default()).unwrap();
+    let mut front = FrontEnd::connect(&daemon.path("ram.sock"), Wants::default()).unwrap();
     let mut memory = GuestMemory::new(4 << 20).unwrap();
     let plan = DiskPlan { slots: 4, max_bytes: 4096, segments: 1, shape: Shape::Direct };
     let mode = RingMode::of(front.features());

@@ -6,17 +6,17 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 
 use daemon::TestDaemon;
-use ioplane_testkit::front::{Ask, Front, Wants};
+use ioplane_testkit::front::{FrontEnd, FrontEndRequest, Wants};
 
 const MIB: u64 = 1 << 20;
 
 /// Shares a file of a disk as memory of the guest; whether it was taken.
 fn share_slow_file(daemon: &TestDaemon, disk: &str) -> bool {
-    let front = Front::connect(&daemon.path(&format!("{disk}.sock")), Wants::default()).unwrap();
+    let front = FrontEnd::connect(&daemon.path(&format!("{disk}.sock")), Wants::default()).unwrap();
     let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     file.set_len(MIB).unwrap();
     let body: Vec<u8> = [0, 0, MIB, 0, 0].iter().flat_map(|field: &u64| field.to_ne_bytes()).collect();
-    let taken = front.tell(Ask::ADD_MEM_REG, &body, &[file.as_fd()]).is_ok();
+    let taken = front.tell(FrontEndRequest::ADD_MEM_REG, &body, &[file.as_fd()]).is_ok();
     if taken {
         assert_eq!(daemon.disk(disk)["mappings"], 1);
     }

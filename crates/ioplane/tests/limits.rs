@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use daemon::TestDaemon;
 use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
-use ioplane_testkit::front::{Front, Wants};
+use ioplane_testkit::front::{FrontEnd, Wants};
 use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A guest that reads from one ring.
 struct Reader {
     disk: Disk,
-    front: Front,
+    front: FrontEnd,
     _memory: GuestMemory,
 }
 
@@ -23,7 +23,7 @@ impl Reader {
         let mut memory = GuestMemory::new(1 << 20).unwrap();
         let plan = DiskPlan::new(64, 4096, Shape::Indirect);
         let disk = Disk::new(&mut memory, 64, RingMode::of(Wants::default().features), plan).unwrap();
-        let mut front = Front::connect(&daemon.path(&format!("{name}.sock")), Wants::default()).unwrap();
+        let mut front = FrontEnd::connect(&daemon.path(&format!("{name}.sock")), Wants::default()).unwrap();
         front.track_inflight(1, 64).unwrap();
         front.share(&memory).unwrap();
         front.start(0, &memory, disk.place(), 0).unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use daemon::TestDaemon;
 use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
-use ioplane_testkit::front::{Front, Wants};
+use ioplane_testkit::front::{FrontEnd, Wants};
 
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -40,8 +40,8 @@ impl Guest {
         Guest { memory, disk, base: 0 }
     }
 
-    fn start(&self, socket: &Path) -> Front {
-        let mut front = Front::connect(socket, Wants::default()).unwrap();
+    fn start(&self, socket: &Path) -> FrontEnd {
+        let mut front = FrontEnd::connect(socket, Wants::default()).unwrap();
         front.track_inflight(1, 64).unwrap();
         front.share(&self.memory).unwrap();
         front.start(0, &self.memory, self.disk.place(), self.base).unwrap();
@@ -49,7 +49,7 @@ impl Guest {
     }
 
     /// One request that must succeed; the first byte of its data.
-    fn request(&mut self, front: &mut Front, op: DiskOp, sector: u64, data: u8) -> u8 {
+    fn request(&mut self, front: &mut FrontEnd, op: DiskOp, sector: u64, data: u8) -> u8 {
         let token = self.disk.next().unwrap();
         if op == DiskOp::Write {
             self.disk.write_data(token, &[data; 4096]).unwrap();
@@ -119,7 +119,7 @@ fn a_migration_socket_is_added_shown_and_taken_away() {
     );
     assert!(daemon.refused(&["disk", "migration-socket", "none"]).contains("no disk none"));
 
-    let front = Front::connect(&second, Wants::default()).unwrap();
+    let front = FrontEnd::connect(&second, Wants::default()).unwrap();
     assert!(daemon.refused(&["disk", "migration-socket", "a", "--remove"]).contains("a guest is using"));
     assert!(daemon.refused(&["disk", "remove", "a"]).contains("a guest is using"));
     assert_eq!(daemon.disk("a")["connected"], true);
@@ -150,7 +150,7 @@ fn a_daemon_that_dies_comes_back_with_both_sockets() {
     for _ in 0..2 {
         for (disk, socket) in [("a", "other.sock"), ("b", "b2.sock"), ("c", "c.migration.sock")] {
             assert_eq!(daemon.disk(disk)["migration_socket"], shown(&daemon.path(socket)), "{disk}");
-            Front::connect(&daemon.path(socket), Wants::default()).unwrap();
+            FrontEnd::connect(&daemon.path(socket), Wants::default()).unwrap();
         }
         daemon.kill9();
         daemon.start();
@@ -168,7 +168,7 @@ fn what_is_changed_is_changed_behind_both() {
     let (first, second) = (daemon.path("a.sock"), daemon.path("a.migration.sock"));
     let mut guest = Guest::new();
     let mut source = guest.start(&first);
-    let waiting = Front::connect(&second, Wants::default()).unwrap();
+    let waiting = FrontEnd::connect(&second, Wants::default()).unwrap();
     assert_eq!(daemon.disk("a")["owner"], "socket");
     guest.request(&mut source, DiskOp::Write, 0, 7);
     daemon.json(&["disk", "resize", "a", "8M"]);
@@ -205,7 +205,7 @@ fn what_is_changed_is_changed_behind_both() {
 
 impl Guest {
     /// Goes back to a front end that has been here before and kept its connection, as after a migration that failed.
-    fn start_again(&self, mut front: Front) -> Front {
+    fn start_again(&self, mut front: FrontEnd) -> FrontEnd {
         front.start(0, &self.memory, self.disk.place(), self.base).unwrap();
         front
     }

@@ -265,7 +265,7 @@ fn a_good_configuration_is_taken_over_and_disks_in_use_stay() {
 #[test]
 fn a_write_beyond_the_limit_of_file_sizes_is_an_error_of_that_write() {
     use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
-    use ioplane_testkit::front::{Front, Wants};
+    use ioplane_testkit::front::{FrontEnd, Wants};
     use rustix::process::{Pid, Resource, Rlimit, prlimit};
     use std::time::{Duration, Instant};
 
@@ -277,7 +277,7 @@ fn a_write_beyond_the_limit_of_file_sizes_is_an_error_of_that_write() {
         daemon.start();
         let limit = Rlimit { current: Some(MIB), maximum: None };
         prlimit(Pid::from_raw(daemon.pid() as i32), Resource::Fsize, limit).unwrap();
-        let mut front = Front::connect(&daemon.path("a.sock"), Wants::default()).unwrap();
+        let mut front = FrontEnd::connect(&daemon.path("a.sock"), Wants::default()).unwrap();
         let mut memory = GuestMemory::new(4 * MIB).unwrap();
         let plan = DiskPlan::new(4, 65536, Shape::Direct);
         let mut disk = Disk::new(&mut memory, 64, RingMode::of(front.features()), plan).unwrap();

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use crate::driver::spec::VIRTIO_F_RING_PACKED;
 use crate::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape, Token};
-use crate::front::{Front, Wants};
+use crate::front::{FrontEnd, Wants};
 
 mod campaign;
 
@@ -117,7 +117,7 @@ struct LoadQueue {
 /// The load, its expectations, and the front end that carries it.
 #[derive(Debug)]
 pub struct CrashLoad {
-    front: Option<Front>,
+    front: Option<FrontEnd>,
     wants: Wants,
     memory: GuestMemory,
     queues: Vec<LoadQueue>,
@@ -200,7 +200,7 @@ impl CrashLoad {
         let path = victim.socket.clone();
         loop {
             let outcome = match &mut self.front {
-                None => Front::connect(&path, self.wants).and_then(|mut front| {
+                None => FrontEnd::connect(&path, self.wants).and_then(|mut front| {
                     front.track_inflight(self.queues.len() as u16, RING)?;
                     self.front = Some(front);
                     Ok(())
@@ -223,7 +223,7 @@ impl CrashLoad {
         match &mut self.front {
             Some(front) => front.reconnect(socket).map_err(text)?,
             None => {
-                let mut front = Front::connect(socket, self.wants).map_err(text)?;
+                let mut front = FrontEnd::connect(socket, self.wants).map_err(text)?;
                 front.track_inflight(self.queues.len() as u16, RING).map_err(text)?;
                 self.front = Some(front);
             }

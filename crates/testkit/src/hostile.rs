@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::driver::raw::RawDesc;
 use crate::driver::spec::{VIRTQ_DESC_F_INDIRECT, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 use crate::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RawRing, RingMode, Shape};
-use crate::front::{Ask, Front, Wants};
+use crate::front::{FrontEnd, FrontEndRequest, Wants};
 
 const MIB: u64 = 1 << 20;
 /// How long a device may take to be done with an honest request, or to end a conversation.
@@ -46,7 +46,7 @@ pub fn act(socket: &Path, number: u64, time: Duration) -> Result<(), String> {
 }
 
 fn spoil_a_ring(socket: &Path, spoil: Spoil, time: Duration) -> Result<(), String> {
-    let mut front = Front::connect(socket, Wants::default()).map_err(text)?;
+    let mut front = FrontEnd::connect(socket, Wants::default()).map_err(text)?;
     let mut memory = GuestMemory::new(4 * MIB).map_err(text)?;
     let plan = DiskPlan::new(4, 4096, Shape::Direct);
     let mut disk = Disk::new(&mut memory, 64, RingMode::of(front.features()), plan).map_err(text)?;
@@ -65,10 +65,10 @@ fn spoil_a_ring(socket: &Path, spoil: Spoil, time: Duration) -> Result<(), Strin
 }
 
 fn spoil_a_conversation(socket: &Path, round: u64) -> Result<(), String> {
-    let front = Front::connect(socket, Wants::default()).map_err(text)?;
+    let front = FrontEnd::connect(socket, Wants::default()).map_err(text)?;
     let garbage: Vec<u8> = (0..4096u64).map(|at| (at.wrapping_mul(round | 1) >> 3) as u8).collect();
     let _ = match round % 3 {
-        0 => front.wire().send_raw(Ask::SET_MEM_TABLE as u32, 1, u32::MAX, &garbage[..64], &[]),
+        0 => front.wire().send_raw(FrontEndRequest::SET_MEM_TABLE as u32, 1, u32::MAX, &garbage[..64], &[]),
         1 => front.wire().send_raw(4711, 1, 64, &garbage[..64], &[]),
         _ => front.wire().send_bytes(&garbage, &[]),
     };
@@ -80,7 +80,7 @@ fn spoil_a_conversation(socket: &Path, round: u64) -> Result<(), String> {
 
 /// Honest requests as fast as they come, all at once: greedy, and within its rights.
 fn be_greedy(socket: &Path) -> Result<(), String> {
-    let mut front = Front::connect(socket, Wants::default()).map_err(text)?;
+    let mut front = FrontEnd::connect(socket, Wants::default()).map_err(text)?;
     let mut memory = GuestMemory::new(16 * MIB).map_err(text)?;
     let plan = DiskPlan::new(32, 65536, Shape::Indirect);
     let mut disk = Disk::new(&mut memory, 64, RingMode::of(front.features()), plan).map_err(text)?;

@@ -10,7 +10,7 @@ use ioplane_host::vhost_user::{Handle, ServerOptions, serve};
 use ioplane_memory::{DirtyLog, PAGE};
 use ioplane_storage::MemoryBacking;
 use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
-use ioplane_testkit::front::{Ask, F_LOG_ALL, Front, Wants, protocol};
+use ioplane_testkit::front::{F_LOG_ALL, FrontEnd, FrontEndRequest, Wants, protocol};
 use ioplane_virtio::blk::{Blk, BlkOptions};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
@@ -45,9 +45,10 @@ impl Served {
         Served { runtime, handle, _directory: directory }
     }
 
-    fn front(&self, protocol: u64) -> Front {
+    fn front(&self, protocol: u64) -> FrontEnd {
         let wants = Wants::default();
-        Front::connect(self.handle.socket(), Wants { protocol: wants.protocol | protocol, ..wants }).unwrap()
+        FrontEnd::connect(self.handle.socket(), Wants { protocol: wants.protocol | protocol, ..wants })
+            .unwrap()
     }
 
     /// Waits until a fault of that name has been counted and the connection is gone.
@@ -70,13 +71,13 @@ fn file(len: u64) -> OwnedFd {
     file
 }
 
-fn set_log_base(front: &Front, file: &OwnedFd, len: u64) -> bool {
+fn set_log_base(front: &FrontEnd, file: &OwnedFd, len: u64) -> bool {
     let body = [len.to_ne_bytes(), [0; 8]].concat();
-    front.wire().send(Ask::SET_LOG_BASE as u32, 0, &body, &[file.as_fd()]).unwrap();
-    front.wire().reply(Ask::SET_LOG_BASE).is_ok()
+    front.wire().send(FrontEndRequest::SET_LOG_BASE as u32, 0, &body, &[file.as_fd()]).unwrap();
+    front.wire().reply(FrontEndRequest::SET_LOG_BASE).is_ok()
 }
 
-fn boot(front: &mut Front) -> (GuestMemory, Disk) {
+fn boot(front: &mut FrontEnd) -> (GuestMemory, Disk) {
     let mut memory = GuestMemory::new(MIB).unwrap();
     front.share(&memory).unwrap();
     let plan = DiskPlan::new(8, 4096, Shape::Indirect);
@@ -85,7 +86,7 @@ fn boot(front: &mut Front) -> (GuestMemory, Disk) {
     (memory, disk)
 }
 
-fn read(front: &mut Front, disk: &mut Disk) {
+fn read(front: &mut FrontEnd, disk: &mut Disk) {
     disk.submit(DiskOp::Read, 0, 4096).unwrap();
     if disk.ring().kick_needed() {
         front.kick(0);
@@ -112,8 +113,8 @@ fn the_log_is_on_from_the_acknowledgement_to_the_next() {
     assert!(set_log_base(&front, &first, len));
     read(&mut front, &mut disk);
     assert_eq!(marks.take(), [0u64; 0], "a log that is not switched on");
-    let switch = |front: &Front, features: u64| {
-        front.tell(Ask::SET_FEATURES, &features.to_ne_bytes(), &[]).unwrap();
+    let switch = |front: &FrontEnd, features: u64| {
+        front.tell(FrontEndRequest::SET_FEATURES, &features.to_ne_bytes(), &[]).unwrap();
     };
     switch(&front, front.features() | F_LOG_ALL);
     read(&mut front, &mut disk);
@@ -126,7 +127,11 @@ fn the_log_is_on_from_the_acknowledgement_to_the_next() {
     read(&mut front, &mut disk);
     assert_eq!(later.take(), [0u64; 0], "switched off");
     // Other features are not changed under rings that run.
-    assert!(front.tell(Ask::SET_FEATURES, &(front.features() ^ (1 << 29)).to_ne_bytes(), &[]).is_err());
+    assert!(
+        front
+            .tell(FrontEndRequest::SET_FEATURES, &(front.features() ^ (1 << 29)).to_ne_bytes(), &[])
+            .is_err()
+    );
     served.until_faulted("bad_features");
 }
 
@@ -152,7 +157,7 @@ fn after_a_reset_the_same_features_hold() {
     read(&mut front, &mut disk);
     front.reset().unwrap();
     // As QEMU does: the same features once more, then the ring. Its requests lie in indirect tables.
-    front.tell(Ask::SET_FEATURES, &front.features().to_ne_bytes(), &[]).unwrap();
+    front.tell(FrontEndRequest::SET_FEATURES, &front.features().to_ne_bytes(), &[]).unwrap();
     disk.reset().unwrap();
     front.start(0, &memory, disk.place(), 0).unwrap();
     read(&mut front, &mut disk);

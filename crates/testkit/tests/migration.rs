@@ -15,7 +15,7 @@ use ioplane_memory::{DirtyLog, PAGE};
 use ioplane_storage::filter::Stall;
 use ioplane_storage::{Backing, MemoryBacking};
 use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
-use ioplane_testkit::front::{Ask, F_LOG_ALL, Front, Wants, protocol};
+use ioplane_testkit::front::{F_LOG_ALL, FrontEnd, FrontEndRequest, Wants, protocol};
 use ioplane_virtio::blk::{Blk, BlkOptions};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
@@ -76,7 +76,7 @@ fn migrate(shape: Shape, when: When) -> (usize, usize) {
     };
     let wants = Wants::default();
     let wants = Wants { protocol: wants.protocol | protocol::LOG_SHMFD, ..wants };
-    let mut front = Front::connect(handle.socket(), wants).unwrap();
+    let mut front = FrontEnd::connect(handle.socket(), wants).unwrap();
     let mut memory = GuestMemory::new(2 * MIB).unwrap();
     front.track_inflight(1, SIZE).unwrap();
     front.share(&memory).unwrap();
@@ -96,12 +96,12 @@ fn migrate(shape: Shape, when: When) -> (usize, usize) {
     let file = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, len).unwrap();
     let marks = DirtyLog::of_file(file.try_clone().unwrap(), 0, len).unwrap();
-    let switch_on = |front: &Front| {
+    let switch_on = |front: &FrontEnd| {
         let body = [len.to_ne_bytes(), [0; 8]].concat();
-        front.wire().send(Ask::SET_LOG_BASE as u32, 0, &body, &[file.as_fd()]).unwrap();
-        front.wire().reply(Ask::SET_LOG_BASE).unwrap();
+        front.wire().send(FrontEndRequest::SET_LOG_BASE as u32, 0, &body, &[file.as_fd()]).unwrap();
+        front.wire().reply(FrontEndRequest::SET_LOG_BASE).unwrap();
         let features = front.features() | F_LOG_ALL;
-        front.tell(Ask::SET_FEATURES, &features.to_ne_bytes(), &[]).unwrap();
+        front.tell(FrontEndRequest::SET_FEATURES, &features.to_ne_bytes(), &[]).unwrap();
     };
     if when == When::Before {
         switch_on(&front);

@@ -97,7 +97,7 @@ fn wrap_counters_that_make_no_sense_offer_nothing() {
 }
 
 #[test]
-fn wishes_that_make_no_sense_are_harmless() {
+fn suppression_that_makes_no_sense_is_harmless() {
     let mut rig = rig();
     for (place, flags) in [(QUEUE, 2), (0xffff, 2), (0x7fff, 2), (0, 3), (0xffff, 0xffff), (5, 1)] {
         rig.disk.ring().raw_packed().set_driver_event(place, flags);

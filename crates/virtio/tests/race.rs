@@ -183,7 +183,7 @@ impl Field {
             0..850 => self.turn_over(dice, at),
             850..930 => self.header(dice, at.min(TABLES - 1)),
             930..960 => {
-                // Wishes: flags, and used_event behind the available ring; of a packed ring both in one word.
+                // Kick suppression: flags, and used_event behind the available ring; of a packed ring both in one word.
                 self.avail.put_u32(0, if self.packed { dice.next() as u32 } else { self.avail.load_u32(0) });
                 self.avail.put_u16(4 + 2 * SIZE, dice.next() as u16);
             }

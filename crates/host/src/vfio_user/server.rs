@@ -127,7 +127,7 @@ impl<F: Function> Service<F> {
     fn disconnect(&mut self, fault: &ClientFault) {
         match fault {
             ClientFault::Closed => tracing::info!("the client has left"),
-            ClientFault::Gone => tracing::info!("the client is left"),
+            ClientFault::Gone => tracing::info!("the client has left"),
             fault => {
                 tracing::warn!(%fault, "the client was disconnected");
                 self.session.board.fault(fault);

@@ -219,7 +219,7 @@ fn stopping_waits_for_the_client_unless_forced() {
     let client = card.client();
     assert!(matches!(card.handle.stop(false), Err(HandleError::Connected)));
     card.handle.stop(true).unwrap();
-    assert!(client.receive().is_err(), "the client is left");
+    assert!(client.receive().is_err(), "the client has left");
     assert!(!socket.exists() && !card.handle.status().connected);
     assert_eq!(card.seen.resets.load(SeqCst), 1);
     card.handle.stop(false).expect("stopped already");

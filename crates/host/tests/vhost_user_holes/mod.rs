@@ -39,7 +39,7 @@ fn another_disk(served: &Served) -> Handle<Blk> {
 fn hole_01_a_front_end_that_fills_its_calls_stops_nobody() {
     let served = Served::new(memory());
     let other = another_disk(&served);
-    let mut neighbour = Guest::boot_with(Front::connect(other.socket(), Wants::default()).unwrap());
+    let mut neighbour = Guest::boot_with(FrontEnd::connect(other.socket(), Wants::default()).unwrap());
     let mut hostile = Guest::boot(&served);
     for queue in 0..4 {
         let (kick, call) = hostile.front.events(queue).unwrap();
@@ -68,7 +68,7 @@ fn hole_01_the_eventfd_for_errors_is_not_waited_for() {
     let served = Served::new(memory());
     let mut guest = Guest::boot(&served);
     let error = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    guest.front.tell(Ask::SET_VRING_ERR, &1u64.to_ne_bytes(), &[error.as_fd()]).unwrap();
+    guest.front.tell(FrontEndRequest::SET_VRING_ERR, &1u64.to_ne_bytes(), &[error.as_fd()]).unwrap();
     spoil(&error, u64::MAX - 1);
     guest.front.enable(1, false).unwrap();
     guest.front.enable(1, true).unwrap();
@@ -94,7 +94,9 @@ fn hole_01_only_eventfds_are_kicks_and_calls() {
     let file = std::fs::File::create(served.directory.path().join("anon_inode:[eventfd]")).unwrap();
     let files = [reads.as_fd(), writes.as_fd(), socket.as_fd(), fifo.as_fd(), file.as_fd()];
     for (at, file) in files.into_iter().enumerate() {
-        for ask in [Ask::SET_VRING_KICK, Ask::SET_VRING_CALL, Ask::SET_VRING_ERR] {
+        for ask in
+            [FrontEndRequest::SET_VRING_KICK, FrontEndRequest::SET_VRING_CALL, FrontEndRequest::SET_VRING_ERR]
+        {
             let front = served.front();
             assert!(front.tell(ask, &0u64.to_ne_bytes(), &[file]).is_err(), "file {at}");
             served.until("left", |status| !status.connected);
@@ -159,7 +161,7 @@ fn hole_06_a_front_end_has_one_message_at_a_time_in_a_mailbox() {
     let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     // Without waiting for answers.
     for _ in 0..FLOOD {
-        let ask = Ask::SET_VRING_CALL as u32;
+        let ask = FrontEndRequest::SET_VRING_CALL as u32;
         guest.front.wire().send(ask, 0, &0u64.to_ne_bytes(), &[call.as_fd()]).unwrap();
     }
     // Time enough for the whole flood, were it let in.
@@ -184,7 +186,10 @@ fn hole_08_a_ring_without_a_kick_is_served_by_a_core_that_would_sleep() {
     let served = Served::new(memory());
     let mut guest = Guest::boot(&served);
     for queue in 0..4u16 {
-        guest.front.tell(Ask::SET_VRING_KICK, &(u64::from(queue) | 0x100).to_ne_bytes(), &[]).unwrap();
+        guest
+            .front
+            .tell(FrontEndRequest::SET_VRING_KICK, &(u64::from(queue) | 0x100).to_ne_bytes(), &[])
+            .unwrap();
     }
     for round in 0..3 {
         // Longer than a core spins.
@@ -238,7 +243,7 @@ fn hole_08_a_device_that_cannot_go_on_is_not_lost() {
         let server = ServerOptions::new(socket, fickle.clone());
         serve(Blk::new(options, stalled.clone()), server).unwrap().with_patience(Duration::from_millis(300))
     };
-    let mut guest = Guest::boot_with(Front::connect(handle.socket(), Wants::default()).unwrap());
+    let mut guest = Guest::boot_with(FrontEnd::connect(handle.socket(), Wants::default()).unwrap());
     guest.works(1);
     stalled.stall();
     let token = guest.disks[0].submit(DiskOp::Read, 0, 4096).unwrap();

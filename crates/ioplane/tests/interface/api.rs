@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
-use ioplane_testkit::front::{Front, Wants};
+use ioplane_testkit::front::{FrontEnd, Wants};
 use ioplane_testkit::golden;
 use ioplane_testkit::vfio_user::VfioUserClient;
 use serde_json::json;
@@ -386,7 +386,7 @@ fn status() {
     let mut recorder = Recorder::new();
     recorder.get("/v1/status");
     let daemon = &recorder.daemon;
-    let mut front = Front::connect(&daemon.path("memory.sock"), Wants::default()).unwrap();
+    let mut front = FrontEnd::connect(&daemon.path("memory.sock"), Wants::default()).unwrap();
     let mut memory = GuestMemory::new(4 * MIB).unwrap();
     let plan = DiskPlan { slots: 4, max_bytes: 4096, segments: 1, shape: Shape::Direct };
     let mut disk = Disk::new(&mut memory, 16, RingMode::of(front.features()), plan).unwrap();
@@ -399,7 +399,7 @@ fn status() {
             std::thread::yield_now();
         }
     }
-    let _nic = Front::connect(&daemon.path("web.sock"), Wants::default()).unwrap();
+    let _nic = FrontEnd::connect(&daemon.path("web.sock"), Wants::default()).unwrap();
     let mut function = VfioUserClient::greet(&daemon.path("soft.sock")).unwrap();
     function.read(CONFIG, 0, 4).unwrap();
     // Counts are published now and then.

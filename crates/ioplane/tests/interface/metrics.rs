@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use ioplane_testkit::front::{Front, Wants};
+use ioplane_testkit::front::{FrontEnd, Wants};
 use ioplane_testkit::golden;
 
 use super::daemon::http;
@@ -118,7 +118,7 @@ fn families_that_break_the_rules_are_found() {
 fn families() {
     let recorder = Recorder::new();
     // Some families say something only while somebody is connected.
-    let _disk = Front::connect(&recorder.daemon.path("memory.sock"), Wants::default()).unwrap();
+    let _disk = FrontEnd::connect(&recorder.daemon.path("memory.sock"), Wants::default()).unwrap();
     recorder.daemon.until(|| recorder.daemon.disk("memory")["connected"] == true);
     let stream = std::net::TcpStream::connect(("127.0.0.1", recorder.port)).unwrap();
     let (status, text) = http(stream, "GET", "/metrics", "");

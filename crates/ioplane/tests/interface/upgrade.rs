@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use ioplane_testkit::front::{Front, Wants};
+use ioplane_testkit::front::{FrontEnd, Wants};
 use ioplane_testkit::golden;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
 use serde::{Deserialize, Serialize};
@@ -21,8 +21,8 @@ use super::recorder::Recorder;
 fn what_it_answers() {
     let mut recorder = Recorder::new();
     recorder.normalizer = recorder.normalizer.with(env!("CARGO_BIN_EXE_ioplane"), "BINARY");
-    let _disk = Front::connect(&recorder.daemon.path("memory.sock"), Wants::default()).unwrap();
-    let _nic = Front::connect(&recorder.daemon.path("web.sock"), Wants::default()).unwrap();
+    let _disk = FrontEnd::connect(&recorder.daemon.path("memory.sock"), Wants::default()).unwrap();
+    let _nic = FrontEnd::connect(&recorder.daemon.path("web.sock"), Wants::default()).unwrap();
     recorder.ask(
         "POST",
         "/v1/upgrade",
@@ -43,7 +43,7 @@ fn what_it_answers() {
 
 /// What a daemon says, as an older version has it.
 #[derive(Debug, Serialize, Deserialize)]
-enum Order {
+enum PredecessorMessage {
     Daemon { version: String, pid: u32, control: PathBuf, run_dir: PathBuf, metrics: Option<String> },
     Prepare(Name),
     Failed(Name, String, String),
@@ -61,7 +61,7 @@ struct Name {
 /// What its successor answers.
 #[derive(Debug, Serialize)]
 #[expect(dead_code, reason = "their numbers count")]
-enum Answer {
+enum SuccessorMessage {
     Ready(&'static str),
     Prepared,
     Loaded,
@@ -101,7 +101,7 @@ impl Successor {
         count
     }
 
-    fn receive(&self) -> (Order, usize) {
+    fn receive(&self) -> (PredecessorMessage, usize) {
         let head = self.read(8);
         let word = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap()) as usize;
         let (len, wanted) = (word(0), word(4));
@@ -115,7 +115,7 @@ impl Successor {
         (order, files)
     }
 
-    fn answer(&self, answer: &Answer) {
+    fn answer(&self, answer: &SuccessorMessage) {
         let bytes = postcard::to_stdvec(answer).unwrap();
         let frame = [&(bytes.len() as u32).to_le_bytes()[..], &[0; 4], &bytes].concat();
         (&self.0).write_all(&frame).unwrap();
@@ -123,9 +123,9 @@ impl Successor {
 }
 
 /// An order as it is recorded: a device itself is not readable, and has golden files in `ioplane-host`.
-fn shown((order, files): (Order, usize)) -> Value {
+fn shown((order, files): (PredecessorMessage, usize)) -> Value {
     let mut shown = match order {
-        Order::Device { name, suspended, beside, bytes } => {
+        PredecessorMessage::Device { name, suspended, beside, bytes } => {
             assert!(bytes.len() > 50, "a device says something");
             let beside = serde_json::from_slice(&beside).unwrap_or_else(|_| json!(beside));
             json!({ "Device": { "name": name, "suspended": suspended, "beside": beside } })
@@ -148,16 +148,16 @@ fn as_a_successor() {
     let mut said = vec![json!({ "greeting": format!("{:02x?}", wire.read(16)) })];
     (&wire.0).write_all(b"ioplane>\x01\0\0\0\x01\0\0\0").unwrap();
     said.push(shown(wire.receive()));
-    wire.answer(&Answer::Ready("0.0.1"));
+    wire.answer(&SuccessorMessage::Ready("0.0.1"));
     while !matches!(said.last(), Some(Value::String(order)) if order == "PreparedAll") {
         said.push(shown(wire.receive()));
     }
-    wire.answer(&Answer::Prepared);
+    wire.answer(&SuccessorMessage::Prepared);
     said.extend((0..DOORS).map(|_| shown(wire.receive())));
-    wire.answer(&Answer::Loaded);
+    wire.answer(&SuccessorMessage::Loaded);
     said.push(shown(wire.receive()));
     std::fs::write(Path::new(&place), serde_json::to_vec(&said).unwrap()).unwrap();
-    wire.answer(&Answer::Refused("a test has heard enough", "nothing"));
+    wire.answer(&SuccessorMessage::Refused("a test has heard enough", "nothing"));
 }
 
 #[test]
@@ -172,8 +172,8 @@ fn the_conversation() {
     );
     std::fs::write(&script, text).unwrap();
     std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();
-    let _disk = Front::connect(&recorder.daemon.path("memory.sock"), Wants::default()).unwrap();
-    let _nic = Front::connect(&recorder.daemon.path("web.sock"), Wants::default()).unwrap();
+    let _disk = FrontEnd::connect(&recorder.daemon.path("memory.sock"), Wants::default()).unwrap();
+    let _nic = FrontEnd::connect(&recorder.daemon.path("web.sock"), Wants::default()).unwrap();
     recorder.ask("POST", "/v1/upgrade", json!({ "binary": script }));
     golden!("upgrade-refused.json").check(&recorder.recorded());
     let said = std::fs::read(&place).unwrap();

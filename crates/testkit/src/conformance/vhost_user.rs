@@ -32,7 +32,7 @@ use super::virtio::{
 };
 use super::{DeviceHost, Dice, Kit, Plan, Probe, TestMachine, Vcpu};
 use crate::driver::{GuestMemory, RingPlace};
-use crate::front::{Ask, F_LOG_ALL, Front, InFlight, Wants, protocol, vring_state};
+use crate::front::{F_LOG_ALL, FrontEnd, FrontEndRequest, InFlight, Wants, protocol, vring_state};
 
 /// How long the server waits for requests to end when a ring is to stop, before it suspends them.
 const STUCK: Duration = Duration::from_millis(20);
@@ -46,7 +46,7 @@ const VERSION: u32 = 1;
 /// One server with one connection.
 struct Instance<V: VirtioDevice> {
     handle: Handle<V>,
-    front: Front,
+    front: FrontEnd,
 }
 
 struct Inner<V: VirtioDevice> {
@@ -103,7 +103,7 @@ impl<V: VirtioDevice> Works<V> {
         };
         let mut wants = Wants { features: wiring.features, ..Wants::default() };
         wants.protocol |= protocol::LOG_SHMFD;
-        let front = Front::connect(handle.socket(), wants).map_err(said)?;
+        let front = FrontEnd::connect(handle.socket(), wants).map_err(said)?;
         front.wire().patience(self.patience).map_err(said)?;
         front.share(&wiring.memory).map_err(said)?;
         Ok(Instance { handle, front })
@@ -160,8 +160,12 @@ impl<V: VirtioDevice> VhostUser<V> {
         let (front, at) = (&instance.front, usize::from(queue));
         front.describe(queue, &self.wiring.memory, self.wiring.places[at], base).map_err(said)?;
         let index = u64::from(queue).to_ne_bytes();
-        front.tell(Ask::SET_VRING_CALL, &index, &[self.wiring.calls[at].as_fd()]).map_err(said)?;
-        front.tell(Ask::SET_VRING_KICK, &index, &[self.wiring.kicks[at].as_fd()]).map_err(said)?;
+        front
+            .tell(FrontEndRequest::SET_VRING_CALL, &index, &[self.wiring.calls[at].as_fd()])
+            .map_err(said)?;
+        front
+            .tell(FrontEndRequest::SET_VRING_KICK, &index, &[self.wiring.kicks[at].as_fd()])
+            .map_err(said)?;
         front.enable(queue, true).map_err(said)?;
         match self.status(instance)?.queues.get(at).and_then(|queue| queue.fault.clone()) {
             Some((_, fault)) => Err(fault),
@@ -295,18 +299,18 @@ impl<V: VirtioDevice> DeviceHost for VhostUser<V> {
         let file = memfd_create("conformance-log", MemfdFlags::CLOEXEC).map_err(said)?;
         ftruncate(&file, len).map_err(said)?;
         let body = [len.to_ne_bytes(), [0; 8]].concat();
-        front.wire().send(Ask::SET_LOG_BASE as u32, 0, &body, &[file.as_fd()]).map_err(said)?;
-        front.wire().reply(Ask::SET_LOG_BASE).map_err(said)?;
+        front.wire().send(FrontEndRequest::SET_LOG_BASE as u32, 0, &body, &[file.as_fd()]).map_err(said)?;
+        front.wire().reply(FrontEndRequest::SET_LOG_BASE).map_err(said)?;
         // As QEMU switches a log on: the feature, then every ring's address once more with the log's flag.
         let features = front.features() | F_LOG_ALL;
-        front.tell(Ask::SET_FEATURES, &features.to_ne_bytes(), &[]).map_err(said)?;
+        front.tell(FrontEndRequest::SET_FEATURES, &features.to_ne_bytes(), &[]).map_err(said)?;
         for (queue, place) in (0..).zip(&self.wiring.places) {
             let user = |gpa| self.wiring.memory.user_of(gpa).ok_or("a ring outside memory");
             let mut body = vring_state(queue, 1).to_vec();
             for address in [user(place.desc)?, user(place.used)?, user(place.avail)?, place.used] {
                 body.extend_from_slice(&address.to_ne_bytes());
             }
-            front.tell(Ask::SET_VRING_ADDR, &body, &[]).map_err(said)?;
+            front.tell(FrontEndRequest::SET_VRING_ADDR, &body, &[]).map_err(said)?;
         }
         DirtyLog::of_file(file, 0, len).map(Arc::new).map_err(said)
     }

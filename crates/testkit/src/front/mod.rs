@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   GuestMemory --SET_MEM_TABLE / ADD_MEM_REG-->  back end
-//!   Disk.place() --SET_VRING_*, kick, call-->     its rings         Front = Wire + what QEMU would keep over a reconnect
-//!   Front::reconnect: new socket, same memory, same rings, same eventfds, same in-flight descriptor
+//!   Disk.place() --SET_VRING_*, kick, call-->     its rings         FrontEnd = Wire + what QEMU would keep over a reconnect
+//!   FrontEnd::reconnect: new socket, same memory, same rings, same eventfds, same in-flight descriptor
 //! ```
 //!
-//! Follows the vhost-user specification and the order in which QEMU says things. [`Front::wire`] sends anything else.
+//! Follows the vhost-user specification and the order in which QEMU says things. [`FrontEnd::wire`] sends anything else.
 //! One thread drives it. Must not know: the crate `vhost`, which the daemon is built on; the two check each other.
 
 pub mod event;
@@ -20,9 +20,9 @@ mod tests;
 use std::path::Path;
 
 pub use event::EventFd;
-pub use session::Front;
+pub use session::FrontEnd;
 pub use terms::{FrontError, InFlight, Wants, region_bytes, vring_state};
-pub use wire::{Ask, FrontSocket, FrontSocketError, Message};
+pub use wire::{FrontEndRequest, FrontSocket, FrontSocketError, Message};
 
 /// Whether somebody listens at `path`. A socket's file is there a moment before that, and a connection only to find out
 /// would be a client to the back end; /proc/net/unix tells without one. It knows a socket by the name that it was bound to:

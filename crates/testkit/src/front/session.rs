@@ -11,12 +11,12 @@ use super::event::EventFd;
 use super::terms::{
     FrontError, InFlight, Wants, config_bytes, inflight_bytes, region_bytes, vring_state, wire_error,
 };
-use super::wire::{Ask, BACKEND_CONFIG_CHANGE, FrontSocket, FrontSocketError, NEED_REPLY, REPLY};
+use super::wire::{BACKEND_CONFIG_CHANGE, FrontEndRequest, FrontSocket, FrontSocketError, NEED_REPLY, REPLY};
 use super::{F_PROTOCOL_FEATURES, protocol};
 
 /// A front end and its connection. Dropping it closes the socket: to a back end, the VMM died.
 #[derive(Debug)]
-pub struct Front {
+pub struct FrontEnd {
     wire: FrontSocket,
     wants: Wants,
     features: u64,
@@ -30,44 +30,51 @@ pub struct Front {
 
 type Result<T> = std::result::Result<T, FrontError>;
 
-impl Front {
+impl FrontEnd {
     /// Connects to the socket at `path` and negotiates; nothing is shared yet.
     pub fn connect(path: &Path, wants: Wants) -> Result<Self> {
         Self::begin(FrontSocket::connect(path).map_err(FrontError::Connect)?, wants)
     }
 
-    /// As [`Front::connect`] over a socket that is connected already.
+    /// As [`FrontEnd::connect`] over a socket that is connected already.
     pub fn on(socket: UnixStream, wants: Wants) -> Result<Self> {
         Self::begin(FrontSocket::on(socket).map_err(FrontError::Connect)?, wants)
     }
 
     fn begin(wire: FrontSocket, wants: Wants) -> Result<Self> {
-        let mut front =
-            Front { wire, wants, features: 0, protocol: 0, inflight: None, events: Vec::new(), asked: None };
+        let mut front = FrontEnd {
+            wire,
+            wants,
+            features: 0,
+            protocol: 0,
+            inflight: None,
+            events: Vec::new(),
+            asked: None,
+        };
         front.negotiate()?;
         Ok(front)
     }
 
     fn negotiate(&mut self) -> Result<()> {
         (self.protocol, self.asked) = (0, None);
-        let offered = self.ask_u64(Ask::GET_FEATURES)?;
+        let offered = self.ask_u64(FrontEndRequest::GET_FEATURES)?;
         if offered & F_PROTOCOL_FEATURES != 0 {
-            let protocol = self.ask_u64(Ask::GET_PROTOCOL_FEATURES)? & self.wants.protocol;
-            self.tell(Ask::SET_PROTOCOL_FEATURES, &protocol.to_ne_bytes(), &[])?;
+            let protocol = self.ask_u64(FrontEndRequest::GET_PROTOCOL_FEATURES)? & self.wants.protocol;
+            self.tell(FrontEndRequest::SET_PROTOCOL_FEATURES, &protocol.to_ne_bytes(), &[])?;
             self.protocol = protocol;
         }
         if self.has(protocol::BACKEND_REQ) {
-            let (ours, theirs) =
-                UnixStream::pair().map_err(|error| wire_error(Ask::SET_BACKEND_REQ_FD, error.into()))?;
-            self.tell(Ask::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
+            let (ours, theirs) = UnixStream::pair()
+                .map_err(|error| wire_error(FrontEndRequest::SET_BACKEND_REQ_FD, error.into()))?;
+            self.tell(FrontEndRequest::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
             self.asked = Some(FrontSocket::on(ours).map_err(FrontError::Connect)?);
         }
-        self.tell(Ask::SET_OWNER, &[], &[])?;
+        self.tell(FrontEndRequest::SET_OWNER, &[], &[])?;
         self.features = offered & (self.wants.features | F_PROTOCOL_FEATURES);
-        self.tell(Ask::SET_FEATURES, &self.features.to_ne_bytes(), &[])
+        self.tell(FrontEndRequest::SET_FEATURES, &self.features.to_ne_bytes(), &[])
     }
 
-    /// Closes the connection at once, in both directions; what is kept stays for [`Front::reconnect`].
+    /// Closes the connection at once, in both directions; what is kept stays for [`FrontEnd::reconnect`].
     pub fn hang_up(&mut self) {
         let _ = self.wire.socket().shutdown(std::net::Shutdown::Both);
         self.asked = None;
@@ -109,12 +116,16 @@ impl Front {
 
     /// How many queues the back end has (GET_QUEUE_NUM); one without MQ.
     pub fn queue_count(&self) -> Result<u64> {
-        if self.has(protocol::MQ) { self.ask_u64(Ask::GET_QUEUE_NUM) } else { Ok(1) }
+        if self.has(protocol::MQ) { self.ask_u64(FrontEndRequest::GET_QUEUE_NUM) } else { Ok(1) }
     }
 
     /// How many memory slots it takes (GET_MAX_MEM_SLOTS); eight without CONFIGURE_MEM_SLOTS.
     pub fn memory_slots(&self) -> Result<u64> {
-        if self.has(protocol::CONFIGURE_MEM_SLOTS) { self.ask_u64(Ask::GET_MAX_MEM_SLOTS) } else { Ok(8) }
+        if self.has(protocol::CONFIGURE_MEM_SLOTS) {
+            self.ask_u64(FrontEndRequest::GET_MAX_MEM_SLOTS)
+        } else {
+            Ok(8)
+        }
     }
 
     /// Shares all of `memory`: region by region where CONFIGURE_MEM_SLOTS is negotiated, as QEMU does, else as one table.
@@ -135,33 +146,33 @@ impl Front {
             body.extend_from_slice(&region_bytes(region));
         }
         let fds: Vec<_> = regions.iter().map(SharedRegion::file).collect();
-        self.tell(Ask::SET_MEM_TABLE, &body, &fds)
+        self.tell(FrontEndRequest::SET_MEM_TABLE, &body, &fds)
     }
 
     /// Shares one region more (ADD_MEM_REG).
     pub fn plug(&self, region: &SharedRegion) -> Result<()> {
         let mut body = [0u8; 40];
         body[8..].copy_from_slice(&region_bytes(region));
-        self.tell(Ask::ADD_MEM_REG, &body, &[region.file()])
+        self.tell(FrontEndRequest::ADD_MEM_REG, &body, &[region.file()])
     }
 
     /// Takes a region back (REM_MEM_REG).
     pub fn unplug(&self, region: &SharedRegion) -> Result<()> {
         let mut body = [0u8; 40];
         body[8..].copy_from_slice(&region_bytes(region));
-        self.tell(Ask::REM_MEM_REG, &body, &[])
+        self.tell(FrontEndRequest::REM_MEM_REG, &body, &[])
     }
 
     /// Asks for an in-flight region (GET_INFLIGHT_FD) and hands it back (SET_INFLIGHT_FD), as QEMU does before the first
-    /// start. Kept over [`Front::reconnect`].
+    /// start. Kept over [`FrontEnd::reconnect`].
     pub fn track_inflight(&mut self, queues: u16, size: u16) -> Result<()> {
-        let ask = Ask::GET_INFLIGHT_FD;
+        let request = FrontEndRequest::GET_INFLIGHT_FD;
         if !self.has(protocol::INFLIGHT_SHMFD) {
-            return Err(FrontError::NotOffered(ask));
+            return Err(FrontError::NotOffered(request));
         }
-        self.send(ask, 0, &inflight_bytes(0, 0, queues, size), &[])?;
-        let mut reply = self.wire.reply(ask).map_err(|error| wire_error(ask, error))?;
-        let garbled = || wire_error(ask, FrontSocketError::Garbled("no in-flight region".into()));
+        self.send(request, 0, &inflight_bytes(0, 0, queues, size), &[])?;
+        let mut reply = self.wire.reply(request).map_err(|error| wire_error(request, error))?;
+        let garbled = || wire_error(request, FrontSocketError::Garbled("no in-flight region".into()));
         let number =
             |at: usize| reply.body.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_ne_bytes);
         let (len, offset) = number(0).zip(number(8)).ok_or_else(garbled)?;
@@ -173,7 +184,7 @@ impl Front {
     pub fn give_inflight(&mut self, inflight: InFlight) -> Result<()> {
         let InFlight { len, offset, queues, size, .. } = inflight;
         let body = inflight_bytes(len, offset, queues, size);
-        let told = self.tell(Ask::SET_INFLIGHT_FD, &body, &[inflight.file.as_fd()]);
+        let told = self.tell(FrontEndRequest::SET_INFLIGHT_FD, &body, &[inflight.file.as_fd()]);
         self.inflight = Some(inflight);
         told
     }
@@ -196,7 +207,7 @@ impl Front {
     }
 
     /// Starts queue `index` on the ring at `place`: number, base, addresses, kick, call, enable. `base` is where to go on:
-    /// the ring's beginning, what [`Front::stop`] returned, or after a crash what the driver knows (`Ring::base`).
+    /// the ring's beginning, what [`FrontEnd::stop`] returned, or after a crash what the driver knows (`Ring::base`).
     pub fn start(&mut self, index: u16, memory: &GuestMemory, place: RingPlace, base: u32) -> Result<()> {
         self.describe(index, memory, place, base)?;
         self.attach_events(index)?;
@@ -206,14 +217,14 @@ impl Front {
     /// SET_VRING_NUM, SET_VRING_BASE and SET_VRING_ADDR: the part of a start that only describes.
     pub fn describe(&self, index: u16, memory: &GuestMemory, place: RingPlace, base: u32) -> Result<()> {
         let user = |gpa| memory.user_of(gpa).ok_or(FrontError::NoSuchAddress(gpa));
-        self.tell(Ask::SET_VRING_NUM, &vring_state(index, place.size.into()), &[])?;
-        self.tell(Ask::SET_VRING_BASE, &vring_state(index, base), &[])?;
+        self.tell(FrontEndRequest::SET_VRING_NUM, &vring_state(index, place.size.into()), &[])?;
+        self.tell(FrontEndRequest::SET_VRING_BASE, &vring_state(index, base), &[])?;
         let mut body = vring_state(index, 0).to_vec();
         // Index and flags, then descriptor table, used ring, available ring, log address: in this order.
         for address in [user(place.desc)?, user(place.used)?, user(place.avail)?, place.used] {
             body.extend_from_slice(&address.to_ne_bytes());
         }
-        self.tell(Ask::SET_VRING_ADDR, &body, &[])
+        self.tell(FrontEndRequest::SET_VRING_ADDR, &body, &[])
     }
 
     /// SET_VRING_KICK and SET_VRING_CALL with the queue's eventfds, made at the first call and kept from then on.
@@ -227,23 +238,23 @@ impl Front {
         }
         let Some((kick, call)) = &self.events[at] else { return Ok(()) };
         let body = u64::from(index).to_ne_bytes();
-        self.tell(Ask::SET_VRING_KICK, &body, &[kick.as_fd()])?;
-        self.tell(Ask::SET_VRING_CALL, &body, &[call.as_fd()])
+        self.tell(FrontEndRequest::SET_VRING_KICK, &body, &[kick.as_fd()])?;
+        self.tell(FrontEndRequest::SET_VRING_CALL, &body, &[call.as_fd()])
     }
 
     /// SET_VRING_ENABLE.
     pub fn enable(&self, index: u16, on: bool) -> Result<()> {
-        self.tell(Ask::SET_VRING_ENABLE, &vring_state(index, on.into()), &[])
+        self.tell(FrontEndRequest::SET_VRING_ENABLE, &vring_state(index, on.into()), &[])
     }
 
     /// Stops queue `index` (GET_VRING_BASE) and returns where it stopped: the available index of a split ring, both positions
     /// of a packed one.
     pub fn stop(&self, index: u16) -> Result<u32> {
-        let ask = Ask::GET_VRING_BASE;
-        self.send(ask, 0, &vring_state(index, 0), &[])?;
-        let reply = self.wire.reply(ask).map_err(|error| wire_error(ask, error))?;
+        let request = FrontEndRequest::GET_VRING_BASE;
+        self.send(request, 0, &vring_state(index, 0), &[])?;
+        let reply = self.wire.reply(request).map_err(|error| wire_error(request, error))?;
         let base = reply.body.get(4..8).and_then(|b| b.try_into().ok()).map(u32::from_ne_bytes);
-        base.ok_or_else(|| wire_error(ask, FrontSocketError::Garbled("no base".into())))
+        base.ok_or_else(|| wire_error(request, FrontSocketError::Garbled("no base".into())))
     }
 
     /// The kick and the call of queue `index`, once it was started.
@@ -261,16 +272,16 @@ impl Front {
 
     /// `len` bytes of the configuration space from `offset` (GET_CONFIG).
     pub fn config(&self, offset: u32, len: u32) -> Result<Vec<u8>> {
-        let ask = Ask::GET_CONFIG;
+        let request = FrontEndRequest::GET_CONFIG;
         if !self.has(protocol::CONFIG) {
-            return Err(FrontError::NotOffered(ask));
+            return Err(FrontError::NotOffered(request));
         }
         let mut body = config_bytes(offset, len);
         body.resize(body.len() + len as usize, 0);
-        self.send(ask, 0, &body, &[])?;
-        let mut reply = self.wire.reply(ask).map_err(|error| wire_error(ask, error))?;
+        self.send(request, 0, &body, &[])?;
+        let mut reply = self.wire.reply(request).map_err(|error| wire_error(request, error))?;
         if reply.body.len() != 12 + len as usize {
-            return Err(FrontError::Refused { ask, code: reply.body.len() as u64 });
+            return Err(FrontError::Refused { request, code: reply.body.len() as u64 });
         }
         Ok(reply.body.split_off(12))
     }
@@ -285,22 +296,22 @@ impl Front {
     pub fn set_config(&self, offset: u32, bytes: &[u8]) -> Result<()> {
         let mut body = config_bytes(offset, bytes.len() as u32);
         body.extend_from_slice(bytes);
-        self.tell(Ask::SET_CONFIG, &body, &[])
+        self.tell(FrontEndRequest::SET_CONFIG, &body, &[])
     }
 
     /// RESET_DEVICE where negotiated; nothing else does the same.
     pub fn reset(&self) -> Result<()> {
         if !self.has(protocol::RESET_DEVICE) {
-            return Err(FrontError::NotOffered(Ask::RESET_DEVICE));
+            return Err(FrontError::NotOffered(FrontEndRequest::RESET_DEVICE));
         }
-        self.tell(Ask::RESET_DEVICE, &[], &[])
+        self.tell(FrontEndRequest::RESET_DEVICE, &[], &[])
     }
 
     /// Waits up to `time` for the back end to say that the configuration changed; false if it did not.
     pub fn config_changed(&self, time: Duration) -> Result<bool> {
-        let ask = Ask::SET_BACKEND_REQ_FD;
-        let wire = self.asked.as_ref().ok_or(FrontError::NotOffered(ask))?;
-        let failed = |error| wire_error(ask, error);
+        let request = FrontEndRequest::SET_BACKEND_REQ_FD;
+        let wire = self.asked.as_ref().ok_or(FrontError::NotOffered(request))?;
+        let failed = |error| wire_error(request, error);
         wire.patience(time.max(Duration::from_millis(1))).map_err(failed)?;
         match wire.receive() {
             Ok(message) => {
@@ -314,27 +325,27 @@ impl Front {
         }
     }
 
-    fn send(&self, ask: Ask, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-        self.wire.send(ask as u32, flags, body, fds).map_err(|error| wire_error(ask, error))
+    fn send(&self, request: FrontEndRequest, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        self.wire.send(request as u32, flags, body, fds).map_err(|error| wire_error(request, error))
     }
 
     /// Sends a request that has no reply of its own; waits for the acknowledgement where that is negotiated and wanted.
-    pub fn tell(&self, ask: Ask, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+    pub fn tell(&self, request: FrontEndRequest, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let ack = self.wants.acks && self.has(protocol::REPLY_ACK);
-        self.send(ask, if ack { NEED_REPLY } else { 0 }, body, fds)?;
+        self.send(request, if ack { NEED_REPLY } else { 0 }, body, fds)?;
         if ack {
-            let reply = self.wire.reply(ask).and_then(|reply| reply.u64());
-            let code = reply.map_err(|error| wire_error(ask, error))?;
+            let reply = self.wire.reply(request).and_then(|reply| reply.u64());
+            let code = reply.map_err(|error| wire_error(request, error))?;
             if code != 0 {
-                return Err(FrontError::Refused { ask, code });
+                return Err(FrontError::Refused { request, code });
             }
         }
         Ok(())
     }
 
     /// Sends a request without body whose reply is one number.
-    pub fn ask_u64(&self, ask: Ask) -> Result<u64> {
-        self.send(ask, 0, &[], &[])?;
-        self.wire.reply(ask).and_then(|reply| reply.u64()).map_err(|error| wire_error(ask, error))
+    pub fn ask_u64(&self, request: FrontEndRequest) -> Result<u64> {
+        self.send(request, 0, &[], &[])?;
+        self.wire.reply(request).and_then(|reply| reply.u64()).map_err(|error| wire_error(request, error))
     }
 }

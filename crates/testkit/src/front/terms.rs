@@ -4,15 +4,15 @@ use std::os::fd::OwnedFd;
 
 use super::super::driver::memory::SharedRegion;
 use super::protocol;
-use super::wire::{Ask, FrontSocketError};
+use super::wire::{FrontEndRequest, FrontSocketError};
 
 /// Why a step did not work.
 #[derive(Debug, thiserror::Error)]
 pub enum FrontError {
-    #[error("{ask:?}: {error}")]
+    #[error("{request:?}: {error}")]
     Wire {
         /// During which request.
-        ask: Ask,
+        request: FrontEndRequest,
         #[source]
         error: FrontSocketError,
     },
@@ -20,15 +20,15 @@ pub enum FrontError {
     #[error("connecting: {0}")]
     Connect(#[source] FrontSocketError),
     /// The back end answered the request with an error (REPLY_ACK).
-    #[error("the back end refused {ask:?} with {code}")]
+    #[error("the back end refused {request:?} with {code}")]
     Refused {
-        ask: Ask,
+        request: FrontEndRequest,
         /// Its code, not zero.
         code: u64,
     },
     /// The feature was not negotiated.
     #[error("the back end does not offer what {0:?} needs")]
-    NotOffered(Ask),
+    NotOffered(FrontEndRequest),
     /// A ring lies outside the memory that is shared.
     #[error("guest address {0:#x} is in no region")]
     NoSuchAddress(u64),
@@ -90,8 +90,8 @@ pub struct InFlight {
     pub size: u16,
 }
 
-pub(super) fn wire_error(ask: Ask, error: FrontSocketError) -> FrontError {
-    FrontError::Wire { ask, error }
+pub(super) fn wire_error(request: FrontEndRequest, error: FrontSocketError) -> FrontError {
+    FrontError::Wire { request, error }
 }
 
 /// `struct vhost_vring_state`.

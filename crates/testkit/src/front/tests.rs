@@ -53,7 +53,7 @@ impl Drop for Peer {
 }
 
 /// Submits, kicks as the ring says, sleeps for the interrupt as Linux does, and returns the status.
-fn ask(front: &mut Front, queue: u16, disk: &mut Disk, op: DiskOp, sector: u64, bytes: u32) -> u8 {
+fn ask(front: &mut FrontEnd, queue: u16, disk: &mut Disk, op: DiskOp, sector: u64, bytes: u32) -> u8 {
     let token = disk.submit(op, sector, bytes).unwrap();
     if disk.ring().kick_needed() {
         front.kick(queue);
@@ -81,7 +81,7 @@ fn a_disk_is_served_stopped_started_and_reconnected() {
         if !event_idx {
             wants.features &= !VIRTIO_F_EVENT_IDX;
         }
-        let mut front = Front::connect(&peer.socket(), wants).unwrap();
+        let mut front = FrontEnd::connect(&peer.socket(), wants).unwrap();
         assert_eq!(front.features() & VIRTIO_F_EVENT_IDX != 0, event_idx);
         assert!(
             front.has(protocol::MQ | protocol::REPLY_ACK | protocol::CONFIG | protocol::CONFIGURE_MEM_SLOTS)
@@ -146,8 +146,8 @@ fn a_disk_is_served_stopped_started_and_reconnected() {
 #[test]
 fn bytes_that_are_no_message_end_the_conversation() {
     let peer = Peer::start("hostile");
-    let front = Front::connect(&peer.socket(), Wants::default()).unwrap();
-    front.wire().send_raw(Ask::GET_FEATURES as u32, 1, 0x7fff_ffff, &[0; 64], &[]).unwrap();
+    let front = FrontEnd::connect(&peer.socket(), Wants::default()).unwrap();
+    front.wire().send_raw(FrontEndRequest::GET_FEATURES as u32, 1, 0x7fff_ffff, &[0; 64], &[]).unwrap();
     assert!(front.wire().closed_within(Duration::from_secs(5)));
 }
 

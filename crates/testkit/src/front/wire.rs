@@ -29,7 +29,7 @@ pub const NEED_REPLY: u32 = 1 << 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
 #[repr(u32)]
-pub enum Ask {
+pub enum FrontEndRequest {
     GET_FEATURES = 1,
     SET_FEATURES = 2,
     SET_OWNER = 3,
@@ -212,7 +212,7 @@ impl FrontSocket {
     }
 
     /// Waits for the reply to `request`.
-    pub fn reply(&self, request: Ask) -> Result<Message, FrontSocketError> {
+    pub fn reply(&self, request: FrontEndRequest) -> Result<Message, FrontSocketError> {
         let message = self.receive()?;
         if message.request != request as u32 || message.flags & REPLY == 0 {
             let Message { request: came, flags, .. } = message;

@@ -11,8 +11,8 @@ use ioplane_storage::filter::Stall;
 use ioplane_testkit::driver::net::{NetHeader, Pair, PairPlan};
 use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
 use ioplane_testkit::front::protocol::LOG_SHMFD;
-use ioplane_testkit::front::wire::Ask;
-use ioplane_testkit::front::{Front, Wants};
+use ioplane_testkit::front::wire::FrontEndRequest;
+use ioplane_testkit::front::{FrontEnd, Wants};
 use ioplane_testkit::golden;
 use ioplane_testkit::golden::Golden;
 use ioplane_testkit::nic::Lan;
@@ -121,7 +121,7 @@ fn blk(stall: &Arc<Stall>) -> Blk {
 }
 
 /// Whether the journal of queue 0, of entries so long behind a header of the same length, has a request.
-fn in_flight(front: &Front, entry: usize) -> bool {
+fn in_flight(front: &FrontEnd, entry: usize) -> bool {
     let region = front.inflight().unwrap();
     let mut bytes = vec![0; entry * (usize::from(SIZE) + 1)];
     rustix::io::pread(&region.file, &mut bytes, region.offset).unwrap();
@@ -138,15 +138,15 @@ fn disk(features: u64, golden: &Golden) {
         protocol: wants.protocol | LOG_SHMFD,
         ..wants
     };
-    let mut front = Front::connect(handle.socket(), wants).unwrap();
+    let mut front = FrontEnd::connect(handle.socket(), wants).unwrap();
     let mut memory = GuestMemory::of(&[(0, MIB), (1 << 32, MIB)]).unwrap();
     front.track_inflight(2, SIZE).unwrap();
     front.share(&memory).unwrap();
     let log = rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&log, 1 << 20).unwrap();
     let body = [(1u64 << 20).to_ne_bytes(), 0u64.to_ne_bytes()].concat();
-    front.wire().send(Ask::SET_LOG_BASE as u32, 0, &body, &[log.as_fd()]).unwrap();
-    front.wire().reply(Ask::SET_LOG_BASE).unwrap();
+    front.wire().send(FrontEndRequest::SET_LOG_BASE as u32, 0, &body, &[log.as_fd()]).unwrap();
+    front.wire().reply(FrontEndRequest::SET_LOG_BASE).unwrap();
     let mode = RingMode::of(front.features());
     let plan = DiskPlan::new(4, 4096, Shape::Direct);
     let mut disks = [(); 2].map(|()| Disk::new(&mut memory, SIZE, mode, plan).unwrap());
@@ -185,7 +185,7 @@ fn a_nic() {
         NetOptions { name: "nic".to_owned(), mac: OWN, pairs: 1, queue_size: 256, mtu: 1500, control: false };
     let handle = host.serve(Net::new(options.clone(), port.clone()));
     let mut front =
-        Front::connect(handle.socket(), Wants { features: !VIRTIO_F_RING_PACKED, ..Wants::default() })
+        FrontEnd::connect(handle.socket(), Wants { features: !VIRTIO_F_RING_PACKED, ..Wants::default() })
             .unwrap();
     let mut memory = GuestMemory::new(4 * MIB).unwrap();
     front.share(&memory).unwrap();
@@ -195,7 +195,7 @@ fn a_nic() {
     for (index, place) in (0..).zip(pair.places()) {
         front.start(index, &memory, place, 0).unwrap();
     }
-    let mut through = |front: &mut Front, n: u8| {
+    let mut through = |front: &mut FrontEnd, n: u8| {
         let frame = ioplane_testkit::nic::frame(OTHER, OWN, &[n; 100]);
         assert!(pair.send(NetHeader::default(), &frame).unwrap());
         front.kick(1);
