@@ -22,6 +22,9 @@ pub struct Options {
     /// The core waits for kicks; else it polls.
     #[arg(long)]
     pub notified: bool,
+    /// The core chooses for each queue whether to poll.
+    #[arg(long)]
+    pub adaptive: bool,
     /// Queue pairs of each NIC.
     #[arg(long)]
     pub pairs: u16,
@@ -52,7 +55,11 @@ impl FromStr for Nic {
 
 /// Serves until it is killed.
 pub fn run(options: &Options) -> Result<()> {
-    let notify = if options.notified { Notify::Notified } else { Notify::Polled };
+    let notify = match (options.notified, options.adaptive) {
+        (true, _) => Notify::Notified,
+        (_, true) => Notify::Adaptive,
+        _ => Notify::Polled,
+    };
     let settings = CoreSettings { cpu: Some(options.cpu), notify, ..CoreSettings::default() };
     let pool = Arc::new(Pool::with([settings])?);
     let switch = Switch::new("bench", SwitchSettings::default());

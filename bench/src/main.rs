@@ -7,6 +7,7 @@ mod baseline;
 mod elvis;
 mod exitless;
 mod lan;
+mod mode;
 mod neighbour;
 mod network;
 mod served;

@@ -1,10 +1,10 @@
 //! `elvis`: the evaluation of the paper that exitless I/O comes from (Gordon, Har'El, Landau, Ben-Yehuda, Traeger: "Towards
 //! Exitless and Efficient Paravirtual I/O", SYSTOR 2012, section 5): 1 to 7 guests and a machine that they talk to, one
-//! I/O core for all of them, notification against polling.
+//! I/O core for all of them, notification against polling, and the core that chooses by itself.
 //!
 //! ```text
 //!   processor A: the drivers of all guests and of the remote machine     processor B: one ioplane at a time
-//!                asleep until an interrupt, as guests are                   notified: kicks, sleeps | polled: looks
+//!                asleep until an interrupt, as guests are                   notified: kicks, sleeps | polled: looks | adaptive
 //! ```
 //!
 //! What is the paper's: the number of guests, one I/O core, both loads, notification as the baseline. What is not: guests are
@@ -23,6 +23,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::baseline::{Against, Pair};
+use crate::mode::Mode;
 use crate::network::backend::{Backend, mac, socket};
 use crate::network::frame::Size;
 use crate::network::ioplane::Ioplane;
@@ -78,8 +79,8 @@ pub fn run(options: &Options) -> Result<Report> {
     for guests in 1..=options.guests {
         eprintln!("{guests} guests");
         let mut sessions = Vec::new();
-        for polled in [true, false] {
-            let backend = Ioplane { polled, binary: None };
+        for mode in Mode::ALL {
+            let backend = Ioplane { mode, binary: None };
             let folder = folder.path().join(format!("{}-{guests}", backend.name()));
             sessions.push(Session::open(&backend, guests, &folder, &place)?);
         }
@@ -106,11 +107,11 @@ pub fn pair(options: &Options, pair: &Pair<'_>) -> Result<[Value; 2]> {
         if !pair.wants(&format!("guests{guests}.")) {
             continue;
         }
-        for polled in [true, false] {
+        for mode in Mode::OF_EACH_BUILD {
             let mut sessions = Vec::new();
             for side in pair.order {
                 pair.go_on()?;
-                let backend = Ioplane { polled, binary: Some(pair.binary(side).to_owned()) };
+                let backend = Ioplane { mode, binary: Some(pair.binary(side).to_owned()) };
                 let folder = folder.path().join(format!("{}-{}-{guests}", side.name(), backend.name()));
                 sessions.push((side, Session::open(&backend, guests, &folder, pair.place)?));
             }

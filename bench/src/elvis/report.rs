@@ -32,6 +32,8 @@ struct Medians {
     interrupts: f64,
     /// Both, a second: what would be exits of a guest without hardware help.
     notifications: f64,
+    /// Processor time of the back end, percent of one.
+    cpu_percent: f64,
 }
 
 impl Medians {
@@ -47,6 +49,7 @@ impl Medians {
             kicks: of(&|o| per(o, o.kicks)),
             interrupts: of(&|o| per(o, o.interrupts)),
             notifications: of(&|o| rate(o, o.kicks + o.interrupts)),
+            cpu_percent: of(&|o| o.account.cpu_ns as f64 / 1e7 / o.account.seconds),
         }
     }
 }
@@ -96,16 +99,28 @@ impl Report {
             put("kicks_per_frame", m.kicks);
             put("interrupts_per_frame", m.interrupts);
             put("notifications_per_s", m.notifications);
-            // Polled against notified, in this run.
-            if *name == "ioplane"
-                && let Some(other) = self.outcomes.get(&(*work, *guests, "notified"))
-            {
-                let other = Medians::of(other);
-                let (part, ratio) = match work {
-                    Work::Stream => ("polled_vs_notified_stream", m.mbit / other.mbit),
-                    Work::Requests => ("polled_vs_notified_latency", m.mean_us / other.mean_us),
-                };
-                cell[part] = json!(rounded(ratio));
+            put("back_end_cpu_percent", m.cpu_percent);
+            let of = |name| self.outcomes.get(&(*work, *guests, name)).map(|other| Medians::of(other));
+            let (polled, notified) = (of("ioplane"), of("notified"));
+            // Against the others, in this run.
+            match (*name, polled, notified) {
+                ("ioplane", _, Some(other)) => {
+                    let (part, ratio) = match work {
+                        Work::Stream => ("polled_vs_notified_stream", m.mbit / other.mbit),
+                        Work::Requests => ("polled_vs_notified_latency", m.mean_us / other.mean_us),
+                    };
+                    cell[part] = json!(rounded(ratio));
+                }
+                ("adaptive", Some(polled), Some(notified)) => {
+                    let (part, ratio) = match work {
+                        Work::Stream => ("adaptive_vs_best_stream", m.mbit / polled.mbit.max(notified.mbit)),
+                        Work::Requests => {
+                            ("adaptive_vs_best_latency", m.mean_us / polled.mean_us.min(notified.mean_us))
+                        }
+                    };
+                    cell[part] = json!(rounded(ratio));
+                }
+                _ => {}
             }
         }
         figures
@@ -114,7 +129,7 @@ impl Report {
     /// The same for people.
     pub fn table(&self) -> String {
         let mut out = setup_lines(&self.setup, 14);
-        let titles = ["Mbit/s", "frames/s", "mean us", "p99 us", "kicks/fr", "irqs/fr", "notif/s"];
+        let titles = ["Mbit/s", "frames/s", "mean us", "p99 us", "kicks/fr", "irqs/fr", "notif/s", "CPU %"];
         let _ = write!(out, "\n{:10}{:>7}  {:9}", "", "guests", "");
         for title in titles {
             let _ = write!(out, "{title:>11}");
@@ -128,7 +143,7 @@ impl Report {
                 |value: f64| if *work == Work::Stream { String::new() } else { format!("{value:.2}") };
             let _ = writeln!(
                 out,
-                "{:>11.0}{:>11.0}{:>11}{:>11}{:>11.4}{:>11.4}{:>11.0}",
+                "{:>11.0}{:>11.0}{:>11}{:>11}{:>11.4}{:>11.4}{:>11.0}{:>11.0}",
                 m.mbit,
                 m.frames,
                 latency(m.mean_us),
@@ -136,6 +151,7 @@ impl Report {
                 m.kicks,
                 m.interrupts,
                 m.notifications,
+                m.cpu_percent,
             );
         }
         out
@@ -154,6 +170,7 @@ impl Report {
             lines: vec![
                 ("polling", line(work, "ioplane", value)),
                 ("notification", line(work, "notified", value)),
+                ("adaptive", line(work, "adaptive", value)),
             ],
         };
         plot::svg(&[

@@ -6,19 +6,20 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::backend::{Backend, Backing};
+use crate::mode::Mode;
 use crate::served::{Place, Served, ioplane};
 
 /// One daemon with one I/O core and one disk.
 pub struct Ioplane {
-    /// Whether its core polls; if not, it waits for kicks.
-    pub polled: bool,
+    /// How its core learns of requests.
+    pub mode: Mode,
     /// Another binary than [`ioplane`].
     pub binary: Option<PathBuf>,
 }
 
 impl Ioplane {
     fn config(&self, backing: &Backing, socket: &Path, folder: &Path, place: &Place) -> String {
-        let mode = if self.polled { "polled" } else { "notified" };
+        let mode = self.mode.word();
         let backing = match backing {
             Backing::Memory { len, .. } => format!("memory = \"{len}\""),
             Backing::File { file, .. } => format!("path = {file:?}"),
@@ -35,7 +36,7 @@ impl Ioplane {
 
 impl Backend for Ioplane {
     fn name(&self) -> &'static str {
-        if self.polled { "ioplane" } else { "notified" }
+        self.mode.contender()
     }
 
     fn start(&self, backing: &Backing, socket: &Path, folder: &Path, place: &Place) -> Result<Served> {
@@ -51,6 +52,6 @@ impl Backend for Ioplane {
             Backing::Memory { .. } => "memory (memfd)",
             Backing::File { .. } => "file on disk, io_uring, O_DIRECT",
         };
-        format!("{what}, one {} core", if self.polled { "polled" } else { "notified" })
+        format!("{what}, one {} core", self.mode.word())
     }
 }

@@ -28,6 +28,7 @@ use anyhow::{Context, Result};
 use ioplane_testkit::driver::{DiskOp, Shape};
 
 use crate::baseline::Against;
+use crate::mode::Mode;
 use crate::served::{Place, scratch};
 use backend::{Backend, Backing};
 use ioplane::Ioplane;
@@ -124,11 +125,10 @@ pub fn run(options: &Options) -> Result<Report> {
     let memory = choose_memory(&folders, &place, &pace, &mut report)?;
 
     let qsd = Qsd { memory };
-    let (polled, notified) =
-        (Ioplane { polled: true, binary: None }, Ioplane { polled: false, binary: None });
+    let [polled, adaptive, notified] = Mode::ALL.map(|mode| Ioplane { mode, binary: None });
     let mut backends: Vec<&dyn Backend> = vec![&qsd];
     if !options.peers_only {
-        backends = vec![&polled, &qsd, &notified];
+        backends = vec![&polled, &qsd, &adaptive, &notified];
     }
     for on_file in [false, true] {
         let what = if on_file { "file" } else { "memory" };

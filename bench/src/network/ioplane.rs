@@ -7,27 +7,28 @@ use anyhow::Result;
 
 use super::backend::{Backend, mac, socket};
 use super::nic::{RING, Shape};
+use crate::mode::Mode;
 use crate::served::{Place, Served};
 
 /// One such process.
 pub struct Ioplane {
-    /// Whether its core polls; if not, it waits for kicks.
-    pub polled: bool,
+    /// How its core learns of requests.
+    pub mode: Mode,
     /// Another build of this program.
     pub binary: Option<PathBuf>,
 }
 
 impl Backend for Ioplane {
     fn name(&self) -> &'static str {
-        if self.polled { "ioplane" } else { "notified" }
+        self.mode.contender()
     }
 
     fn start(&self, nics: usize, shape: Shape, folder: &Path, place: &Place) -> Result<Served> {
         let mut command = Command::new(self.binary.clone().map_or_else(std::env::current_exe, Ok)?);
         command.arg("lan").arg(format!("--cpu={}", place.cpus.back));
         command.arg(format!("--pairs={}", shape.pairs)).arg(format!("--ring={RING}"));
-        if !self.polled {
-            command.arg("--notified");
+        if self.mode != Mode::Polled {
+            command.arg(format!("--{}", self.mode.word()));
         }
         for index in 0..nics {
             let address: Vec<String> = mac(index).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -37,6 +38,6 @@ impl Backend for Ioplane {
     }
 
     fn describe(&self) -> String {
-        format!("a switch, one {} core", if self.polled { "polled" } else { "notified" })
+        format!("a switch, one {} core", self.mode.word())
     }
 }

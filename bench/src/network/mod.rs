@@ -32,6 +32,7 @@ use anyhow::Result;
 use serde_json::Value;
 
 use crate::baseline::{Against, Pair};
+use crate::mode::Mode;
 use crate::served::{Place, scratch};
 use backend::Backend;
 use frame::Size;
@@ -134,7 +135,7 @@ pub fn run(options: &Options) -> Result<Report> {
     for (name, packed) in [("split64", false), ("packed64", true)] {
         report.ceiling(name, &null::ceiling(cpus, packed, pace.time)?);
     }
-    let ioplane = Ioplane { polled: true, binary: None };
+    let ioplane = Ioplane { mode: Mode::Polled, binary: None };
     let mut backends: Vec<&dyn Backend> = vec![&Testpmd];
     if !options.peers_only {
         backends.insert(0, &ioplane);
@@ -173,7 +174,7 @@ pub fn pair(options: &Options, pair: &Pair<'_>) -> Result<[Value; 2]> {
         let mut sessions = Vec::new();
         for side in pair.order {
             pair.go_on()?;
-            let backend = Ioplane { polled: true, binary: Some(pair.binary(side).to_owned()) };
+            let backend = Ioplane { mode: Mode::Polled, binary: Some(pair.binary(side).to_owned()) };
             let folder = folder.path().join(format!("{key}-{}", side.name()));
             sessions.push((side, Session::open(&backend, shape, &folder, pair.place)?));
         }

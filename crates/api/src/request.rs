@@ -88,7 +88,7 @@ body! {
     #[derive(Default)]
     #[serde(default)]
     NotifyForm {
-        /// Polled or notified.
+        /// Polled, adaptive or notified.
         notify: Option<NotifyWord>,
         /// Microseconds without work before a polled core stops polling a queue and asks for kicks.
         spin_us: Option<u64>,

@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn hole_08_an_event_raised_after_its_flag_was_cleared_wakes_once() {
-        for notify in [Notify::Polled, Notify::Notified] {
+        for notify in [Notify::Polled, Notify::Adaptive, Notify::Notified] {
             let settings = CoreSettings { notify, spin: Duration::ZERO, ..CoreSettings::default() };
             let core = Core::start(CoreId(0), settings).unwrap();
             until("never sleeps", || core.read().sleeps > 0);

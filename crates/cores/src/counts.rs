@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::settings::Notify;
+
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// What a core counts, as plain numbers of its own.
@@ -31,8 +33,8 @@ macro_rules! counts {
             pub core: u32,
             /// The processor it is pinned to; `None` if it is not, or could not be.
             pub cpu: Option<usize>,
-            /// [`crate::Notify::Polled`], or else notified.
-            pub polled: bool,
+            /// How its queues learn of requests.
+            pub notify: Notify,
             /// Queues that are attached or about to be.
             pub queues: u32,
             /// Queues that the core looks at each turn.

@@ -22,7 +22,7 @@ const FRESH: Duration = Duration::from_millis(100);
 pub(crate) struct CoreShared {
     pub(crate) id: CoreId,
     pub(crate) born: Instant,
-    polled: AtomicU8,
+    notify: AtomicU8,
     spin_ns: AtomicU64,
     pub(crate) life: AtomicU8,
     /// Processor pinned to, or -1.
@@ -41,7 +41,7 @@ impl CoreShared {
         CoreShared {
             id,
             born: Instant::now(),
-            polled: AtomicU8::new((notify == Notify::Polled) as u8),
+            notify: AtomicU8::new(notify as u8),
             spin_ns: AtomicU64::new(spin.as_nanos() as u64),
             life: AtomicU8::new(ACTIVE),
             cpu: AtomicI64::new(-1),
@@ -55,11 +55,15 @@ impl CoreShared {
     }
 
     pub(crate) fn notify(&self) -> Notify {
-        if self.polled.load(Ordering::Relaxed) != 0 { Notify::Polled } else { Notify::Notified }
+        let number = self.notify.load(Ordering::Relaxed);
+        [Notify::Polled, Notify::Adaptive]
+            .into_iter()
+            .find(|notify| *notify as u8 == number)
+            .unwrap_or(Notify::Notified)
     }
 
     pub(crate) fn set_notify(&self, notify: Notify) {
-        self.polled.store((notify == Notify::Polled) as u8, Ordering::Relaxed);
+        self.notify.store(notify as u8, Ordering::Relaxed);
     }
 
     pub(crate) fn spin(&self) -> Duration {
@@ -75,8 +79,13 @@ impl CoreShared {
         self.counts.publish(counts);
         self.awake.store(awake as u32, Ordering::Relaxed);
         self.permille.store(permille, Ordering::Relaxed);
-        self.published_ns
-            .store(now.saturating_duration_since(self.born).as_nanos() as u64, Ordering::Relaxed);
+        self.published_ns.store(self.age_ns(now), Ordering::Relaxed);
+    }
+
+    /// How old the core is at `now`, ns.
+    #[inline]
+    pub(crate) fn age_ns(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.born).as_nanos() as u64
     }
 
     pub(crate) fn ended(&self) -> bool {
@@ -102,7 +111,7 @@ impl CoreShared {
         self.counts.read(CoreReading {
             core: self.id.0,
             cpu: usize::try_from(self.cpu.load(Ordering::Relaxed)).ok(),
-            polled: self.notify() == Notify::Polled,
+            notify: self.notify(),
             queues,
             awake: self.awake.load(Ordering::Relaxed),
             busy_permille: self.permille(),

@@ -49,7 +49,7 @@ fn turns(busy: &Line, count: u64) {
 #[test]
 fn a_core_sleeps_until_the_next_request_may_pass() {
     const REQUESTS: u64 = 100;
-    for notify in [Notify::Polled, Notify::Notified] {
+    for notify in [Notify::Polled, Notify::Adaptive, Notify::Notified] {
         for ring in RINGS {
             let core = Core::start(CoreId(0), settings(notify, ring)).unwrap();
             let (mut running, lines) = Counter::run(1, &core);
@@ -72,7 +72,7 @@ fn a_core_sleeps_until_the_next_request_may_pass() {
 
 #[test]
 fn nothing_passes_before_its_time_beside_a_busy_one() {
-    for notify in [Notify::Polled, Notify::Notified] {
+    for notify in [Notify::Polled, Notify::Adaptive, Notify::Notified] {
         let clock = Arc::new(ManualClock::default());
         let core = Core::start_with(CoreId(0), settings(notify, RingChoice::Best), clock.clone()).unwrap();
         let (mut running, lines) = Counter::run(2, &core);
@@ -113,7 +113,7 @@ fn nothing_passes_before_its_time_beside_a_busy_one() {
 
 #[test]
 fn what_is_in_flight_ends_although_the_rest_is_held_back() {
-    for notify in [Notify::Polled, Notify::Notified] {
+    for notify in [Notify::Polled, Notify::Adaptive, Notify::Notified] {
         for ring in RINGS {
             let clock = Arc::new(ManualClock::default());
             let core = Core::start_with(CoreId(0), settings(notify, ring), clock.clone()).unwrap();
@@ -137,7 +137,7 @@ fn what_is_in_flight_ends_although_the_rest_is_held_back() {
 
 #[test]
 fn limits_change_while_requests_are_held_back() {
-    for notify in [Notify::Polled, Notify::Notified] {
+    for notify in [Notify::Polled, Notify::Adaptive, Notify::Notified] {
         let clock = Arc::new(ManualClock::default());
         let core = Core::start_with(CoreId(0), settings(notify, RingChoice::Best), clock.clone()).unwrap();
         let (mut running, lines) = Counter::run(1, &core);

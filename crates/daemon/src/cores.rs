@@ -9,7 +9,7 @@ use ioplane_api::spec::{CORES, CoreSpec};
 use ioplane_cores::Pool;
 use ioplane_device::{CoreId, CoreSender, Placement};
 
-use super::lower::Lower;
+use super::lower::{Lower, notify_word};
 use super::state_file::{CoreRecord, StateFile};
 use crate::refusal::Refusal;
 
@@ -158,7 +158,7 @@ impl Cores {
                 id: spec.id,
                 cpu,
                 cpu_refused: spec.cpu.filter(|_| cpu.is_none()),
-                notify: if reading.polled { "polled" } else { "notified" }.to_owned(),
+                notify: notify_word(reading.notify).word().to_owned(),
                 spin_us: spec.spin_us,
                 yield_policy: spec.yield_policy.word().to_owned(),
                 queues: reading.queues,

@@ -17,6 +17,15 @@ use ioplane_scheduler::RateLimit;
 use ioplane_storage::{Direct, EngineChoice};
 use ioplane_virtio::DeviceLimits;
 
+/// How a core learns of requests, as the interface calls it.
+pub fn notify_word(notify: Notify) -> NotifyWord {
+    match notify {
+        Notify::Polled => NotifyWord::Polled,
+        Notify::Adaptive => NotifyWord::Adaptive,
+        Notify::Notified => NotifyWord::Notified,
+    }
+}
+
 /// A word of the interface for which a crate below has a type of its own.
 pub trait Lower {
     type Type;
@@ -40,6 +49,7 @@ macro_rules! lower {
 lower! {
     NotifyWord => Notify {
         Polled => Notify::Polled,
+        Adaptive => Notify::Adaptive,
         Notified => Notify::Notified,
     }
     YieldWord => YieldPolicy {

@@ -406,7 +406,7 @@ pub struct CoreReport {
     pub cpu: Option<u32>,
     /// The processor that it should be pinned to, where that was not allowed.
     pub cpu_refused: Option<u32>,
-    /// `polled` or `notified`.
+    /// `polled`, `adaptive` or `notified`.
     pub notify: String,
     /// Microseconds without work before a polled core stops polling a queue and asks for kicks.
     pub spin_us: u64,

@@ -12,7 +12,7 @@ spec! {
         id: u32,
         /// The processor it is pinned to.
         cpu: Option<u32>,
-        /// Polled or notified.
+        /// Polled, adaptive or notified.
         notify: NotifyWord,
         /// Microseconds without work before a polled core sleeps.
         spin_us: u64,

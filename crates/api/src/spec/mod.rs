@@ -58,6 +58,8 @@ words! {
     NotifyWord, Polled,
     /// The core looks; guests need not kick.
     Polled "polled",
+    /// The core looks while that is worth more than a kick, at each queue by itself.
+    Adaptive "adaptive",
     /// Guests kick.
     Notified "notified",
 }

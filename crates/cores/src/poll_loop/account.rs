@@ -16,6 +16,8 @@ pub(super) struct Account {
     shared: Instant,
     shared_busy_ns: u64,
     permille: f32,
+    /// Time with work, and turns with work, when looking was priced last.
+    priced: (u64, u64),
 }
 
 impl Account {
@@ -27,6 +29,7 @@ impl Account {
             shared: now,
             shared_busy_ns: 0,
             permille: 0.0,
+            priced: (0, 0),
         }
     }
 
@@ -72,6 +75,13 @@ impl Account {
         self.permille += (share.min(1.0) * 1000.0 - self.permille) * weight;
         self.shared = now;
         self.shared_busy_ns = self.counts.busy_ns;
+    }
+
+    /// Time with work, ns, and turns with work since the last call.
+    pub(super) fn since_priced(&mut self) -> (u64, u64) {
+        let now = (self.counts.busy_ns, self.counts.busy_turns);
+        let before = std::mem::replace(&mut self.priced, now);
+        (now.0 - before.0, now.1 - before.1)
     }
 
     /// The busy share, in thousandths.

@@ -1,7 +1,8 @@
 //! The loop of one core.
 //!
 //! A slot is *awake* (stepped every turn) or *resting* (armed: its descriptors are what makes it awake again), each by itself: on
-//! a polled core it rests when it has had no work for [`CoreSettings::spin`], on a notified core as soon as it has none. One whose requests a limit
+//! a polled core it rests when it has had no work for [`CoreSettings::spin`], on a notified core as soon as it has none, on an adaptive
+//! core when looking on is worth less than being kicked (`adaptive`). One whose requests a limit
 //! holds back rests without being armed, and its timer steps it when the next may pass. With all
 //! at rest the core sleeps. With some, its ring tells it which of the others was woken; without such a ring it asks the kernel now and
 //! then, for all at once. A polled core whose awake slots all wait for a disk sleeps between two turns where that costs no latency
@@ -16,6 +17,7 @@
 //! fence and look taken out.
 
 mod account;
+mod adaptive;
 mod charge;
 mod rest;
 mod slot;
@@ -190,10 +192,10 @@ impl PollLoop {
                 if let Some(entry) = &mut self.slots[index]
                     && entry.state != SlotState::Fresh
                 {
-                    entry.slot.disarm(&self.context, notify == Notify::Polled);
+                    entry.slot.disarm(&self.context, notify.polls());
                 }
             }
-            // To be notified, those at rest have asked to be kicked already. To be polled, each is looked at for `spin`.
+            // Those at rest have asked to be kicked already. To be polled, each is looked at for `spin`.
             if notify == Notify::Polled {
                 (0..self.slots.len()).for_each(|index| self.wake(index));
             }
@@ -305,9 +307,12 @@ impl PollLoop {
         self.account.counts.steps += 1;
         self.stepping = Some(entry.slot.queue());
         self.context.enter_slot(index);
-        let outcome = entry.step(&mut self.context, self.budget, self.notify == Notify::Polled);
+        let outcome = entry.step(&mut self.context, self.budget, self.notify.polls());
         self.stepping = None;
         if outcome.state() == PollState::Busy {
+            if self.notify == Notify::Adaptive {
+                entry.worked(self.shared.age_ns(self.context.now()), outcome.cost().requests);
+            }
             self.account.counts.bytes += u64::from(outcome.cost().bytes);
             if entry.charge.add(outcome.cost()) {
                 self.worked.push(index);
@@ -344,7 +349,7 @@ impl PollLoop {
             if std::mem::take(&mut entry.timed) {
                 self.timers.clear(Timer::Slot(index));
             }
-            entry.slot.disarm(&self.context, self.notify == Notify::Polled);
+            entry.slot.disarm(&self.context, self.notify.polls());
             self.awake(index);
         }
     }
@@ -359,6 +364,9 @@ impl PollLoop {
             }
         }
         let now = self.context.now();
+        if self.notify == Notify::Adaptive {
+            self.price_polling(now.saturating_duration_since(self.last_tidy));
+        }
         if let Some(ring) = ring(&mut self.context) {
             let since = now.saturating_duration_since(self.last_tidy);
             self.wait_policy.count(ring.ended(), since.as_nanos() as u64);
@@ -416,7 +424,7 @@ impl PollLoop {
     /// What is due after a turn: reading the clock, resting the slots that have no work, checking the descriptors of resting slots.
     /// `fired`: whether the ring knows of a descriptor that was woken, if the core sleeps in its ring.
     fn after_turn(&mut self, units: u64, fired: Option<bool>) {
-        let polled = self.notify == Notify::Polled;
+        let polls = self.notify.polls();
         let waited = units > 0 && std::mem::take(&mut self.waited);
         let looks = if units > 0 {
             self.idle_run = 0;
@@ -425,14 +433,14 @@ impl PollLoop {
             waited || self.unlooked_turns >= CLOCK_TURNS || self.unlooked_units >= CLOCK_UNITS
         } else {
             self.idle_run = self.idle_run.wrapping_add(1);
-            self.waited = polled && self.only_waits();
+            self.waited = polls && self.only_waits();
             if self.waited && self.idle_run > 1 && self.wait_for_completions() {
                 return;
             }
-            let yields = polled && self.yield_policy != YieldPolicy::Dedicated;
+            let yields = polls && self.yield_policy != YieldPolicy::Dedicated;
             if yields && self.idle_run.is_multiple_of(YIELD_TURNS) {
                 std::thread::yield_now();
-            } else if polled {
+            } else if polls {
                 std::hint::spin_loop();
             }
             // The first idle turn ends the time that is charged as work.
@@ -449,7 +457,7 @@ impl PollLoop {
         if self.idle_run == 1 {
             self.idle_from = self.context.now();
         }
-        if looks || !polled {
+        if looks || !polls {
             self.rest_idle();
         }
         match fired {

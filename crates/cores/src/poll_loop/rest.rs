@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ioplane_device::{Armed, PollOutcome, PollState};
 
-use super::slot::SlotState;
+use super::slot::{SlotEntry, SlotState};
 use super::timers::Timer;
 use super::{PollLoop, TIDY, ring};
 use crate::readable::Readable;
@@ -34,13 +34,22 @@ const EVENT_CHECK_INTERVAL: Duration = Duration::from_micros(50);
 impl PollLoop {
     /// Rests every slot that has had no work for long enough; on a notified core, every slot that has none.
     pub(super) fn rest_idle(&mut self) {
-        let spin = if self.notify == Notify::Polled { self.spin } else { Duration::ZERO };
-        let now = self.context.now();
+        let (now, now_ns) = (self.context.now(), self.shared.age_ns(self.context.now()));
         let mut at = 0;
         while let Some(&index) = self.awake.get(at) {
-            let idle_since = self.slots[index].as_ref().and_then(|entry| entry.idle_since);
-            let idle = idle_since.is_some_and(|since| now.saturating_duration_since(since) >= spin);
-            if idle && self.rest(index) {
+            let (notify, spin) = (self.notify, self.spin);
+            let is_over = |entry: &mut SlotEntry| {
+                entry.idle_since.is_some_and(|since| {
+                    let idle = now.saturating_duration_since(since);
+                    match notify {
+                        Notify::Notified => true,
+                        Notify::Polled => idle >= spin,
+                        Notify::Adaptive => entry.spin_is_over(now_ns, idle, spin),
+                    }
+                })
+            };
+            let over = self.slots[index].as_mut().is_some_and(is_over);
+            if over && self.rest(index) {
                 self.awake.swap_remove(at);
                 if self.slots[index].as_ref().is_some_and(|entry| entry.state == SlotState::Parked) {
                     self.free_slot(index);
@@ -54,9 +63,15 @@ impl PollLoop {
     /// Has the slot ask to be kicked and looks at it once more. True if it is not to be stepped in the next turn.
     fn rest(&mut self, index: usize) -> bool {
         let Some(entry) = &mut self.slots[index] else { return true };
-        let polled = self.notify == Notify::Polled;
-        if polled {
-            // Kicks that came unasked are counted, or they would wake it at once. A notified core does not tidy at every request.
+        let polls = self.notify.polls();
+        let tidies = match self.notify {
+            Notify::Polled => true,
+            // It was looked at for longer than its last kick took to be lowered.
+            Notify::Adaptive => entry.adaptive.spins(),
+            Notify::Notified => false,
+        };
+        if tidies {
+            // Kicks that came unasked are counted, or they would wake it at once. To tidy at every request would cost a system call each.
             entry.slot.tidy();
         }
         let armed = entry.slot.arm();
@@ -66,6 +81,7 @@ impl PollLoop {
         let Some(entry) = &mut self.slots[index] else { return true };
         match outcome.state() {
             PollState::Idle | PollState::Waiting => {
+                entry.adaptive.rests();
                 if promised {
                     entry.state = SlotState::Armed;
                 } else {
@@ -79,7 +95,7 @@ impl PollLoop {
                 self.hold(index, outcome);
             }
             PollState::Busy => {
-                entry.slot.disarm(&self.context, polled);
+                entry.slot.disarm(&self.context, polls);
                 self.account.work(outcome.units());
                 return false;
             }
@@ -153,7 +169,7 @@ impl PollLoop {
     fn event_check_due(&mut self, looked: bool) -> bool {
         let now = self.context.now();
         let due = match self.notify {
-            Notify::Polled => {
+            Notify::Polled | Notify::Adaptive => {
                 looked && now.saturating_duration_since(self.last_event_check) >= EVENT_CHECK_INTERVAL
             }
             Notify::Notified => self.events_due(),
@@ -193,7 +209,7 @@ impl PollLoop {
     fn count_kick(&mut self, index: usize) -> bool {
         let Some(Some(entry)) = self.slots.get_mut(index) else { return false };
         let held = entry.state == SlotState::Held;
-        if held || (self.notify == Notify::Polled && entry.state == SlotState::Waiting) {
+        if held || (self.notify.polls() && entry.state == SlotState::Waiting) {
             entry.slot.tidy();
         }
         !held
@@ -247,7 +263,7 @@ impl PollLoop {
 
     /// Every slot rests: sleeps until a descriptor is readable or a timer is due, then wakes the slots concerned.
     pub(super) fn sleep(&mut self) {
-        if self.notify == Notify::Polled && !self.untidy {
+        if self.notify.polls() && !self.untidy {
             // Each was tidied before it rested.
             self.timers.clear(Timer::Tidy);
         }

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use ioplane_device::{Budget, CoreContext, PollOutcome, PollState, PollerSlot};
 
+use super::adaptive::Adaptive;
 use super::charge::Charge;
 use crate::watch::Watched;
 
@@ -54,6 +55,8 @@ pub(super) struct SlotEntry {
     /// Only of a Waiting slot: when its poller wants to be polled whatever happens, if it has said so.
     pub(super) wake_at: Option<Instant>,
     pub(super) charge: Charge,
+    /// Of an adaptive core: for how long it is looked at.
+    pub(super) adaptive: Adaptive,
 }
 
 impl SlotEntry {
@@ -66,6 +69,7 @@ impl SlotEntry {
             timed: false,
             wake_at: None,
             charge: Charge::default(),
+            adaptive: Adaptive::default(),
         }
     }
 

@@ -14,16 +14,20 @@ pub fn write(status: &StatusReport, families: &mut Families<'_, '_>) -> std::fmt
     let infos = cores().map(|core| {
         let mut labels = labels(core);
         labels.push(("cpu", core.cpu.map_or("none".to_owned(), |cpu| cpu.to_string())));
+        labels.push(("notify", core.notify.clone()));
         labels
     });
-    families.infos(Family::new("ioplane_core", "Processor that an I/O core is pinned to"), infos)?;
+    families.infos(
+        Family::new("ioplane_core", "Processor that an I/O core is pinned to, and how it learns of requests"),
+        infos,
+    )?;
     let busy = cores().map(|core| (labels(core), core.busy_percent / 100.0));
     families.fractions(Family::new("ioplane_core_busy_ratio", "Share of time spent on work"), busy)?;
     let mut gauge = |family, of: fn(&CoreReport) -> i64| {
         families.gauges(family, cores().map(|core| (labels(core), of(core))))
     };
     gauge(Family::new("ioplane_core_queues", "Queues on the core"), |core| core.queues.into())?;
-    gauge(Family::new("ioplane_core_polled", "1 while polled, 0 while notified"), |core| {
+    gauge(Family::new("ioplane_core_polled", "1 while polled, 0 while adaptive or notified"), |core| {
         (core.notify == "polled").into()
     })?;
     let mut counter = |family, of: fn(&CoreReport) -> u64| {

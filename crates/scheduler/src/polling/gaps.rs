@@ -98,8 +98,8 @@ impl GapHistogram {
                 Some(last) if at <= last => (middle(at), 0),
                 _ => (spin, prices.armed_ns),
             };
-            let polled = u128::from(looked) * u128::from(prices.polling_permille) / 1000;
-            cost += u128::from(count) * (polled + u128::from(armed));
+            let polled = looked.saturating_mul(prices.polling_permille) / 1000;
+            cost += u128::from(count) * u128::from(polled.saturating_add(armed));
         }
         cost
     }

@@ -163,7 +163,10 @@ impl QueuePolling {
     ) -> bool {
         self.gaps.arrived(requests);
         match self.idle_since.take() {
-            None => false,
+            None => {
+                self.armed = false;
+                false
+            }
             Some(since) => self.gap_ended(since, now_ns, costs, objective),
         }
     }
@@ -245,6 +248,11 @@ impl QueuePolling {
         } else {
             IdleChoice::Arm(ArmReason::SpunInVain)
         }
+    }
+
+    /// A poll found nothing but requests that wait for a disk: what follows is no gap.
+    pub fn waits(&mut self) {
+        self.idle_since = None;
     }
 
     /// The queue has been armed, and the look after that found nothing.

@@ -29,7 +29,7 @@ pub struct Rates {
 #[derive(Debug, Clone, Serialize)]
 pub struct CoreRates {
     pub id: u32,
-    /// `polled` or `notified`.
+    /// `polled`, `adaptive` or `notified`.
     pub notify: String,
     pub queues: u32,
     /// Share of its time with work, percent.

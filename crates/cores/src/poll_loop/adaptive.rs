@@ -1,0 +1,108 @@
+//! Adaptive cores: for how long each slot is looked at in vain.
+//!
+//! [`QueuePolling`] decides, from the gaps between the requests of one queue. Here is what it is told: when a queue has run dry, when its next
+//! request came, whether it had asked to be kicked meanwhile, and what looking on costs the core.
+
+use std::time::Duration;
+
+use ioplane_scheduler::{CoreObjective, IdleChoice, PollingCosts, QueuePolling};
+
+use super::PollLoop;
+use super::slot::{SlotEntry, SlotState};
+
+/// A look at a ring without requests, ns: a load that misses the cache, and the way to it.
+const LOOK_NS: u64 = 60;
+
+/// Neither objective nor ceiling: an ns of latency is worth what [`PollingCosts`] says.
+const OBJECTIVE: CoreObjective = CoreObjective { p99_ns: None, cpu_permille: None };
+
+/// What an adaptive core knows of one slot.
+#[derive(Debug)]
+pub(super) struct Adaptive {
+    queue: QueuePolling,
+    costs: PollingCosts,
+    /// [`super::charge::Charge::time_ns`] when looking was priced last.
+    priced_ns: u64,
+}
+
+impl Default for Adaptive {
+    fn default() -> Self {
+        let costs = PollingCosts::default();
+        Adaptive { queue: QueuePolling::new(&costs, &OBJECTIVE), costs, priced_ns: 0 }
+    }
+}
+
+impl Adaptive {
+    /// Whether the slot is looked at for a while before it rests.
+    pub(super) fn spins(&self) -> bool {
+        self.queue.spin().0 > 0
+    }
+
+    /// The slot rests, and the look after it was armed has found nothing.
+    pub(super) fn rests(&mut self) {
+        self.queue.armed();
+    }
+
+    /// The core was awake for other slots for so many thousandths of the time, which took `turn_ns` per turn.
+    fn price(&mut self, others_permille: u64, turn_ns: u64) {
+        // Where it would sleep otherwise a look costs what it takes, and all the time until the next.
+        let alone = 1000 - others_permille.min(1000);
+        let among = PollingCosts::default().among(LOOK_NS, turn_ns.max(1)).polling_permille;
+        let permille = alone + u64::from(among) * (1000 - alone) / 1000;
+        self.costs.polling_permille = permille.clamp(1, 1000) as u32;
+    }
+}
+
+impl SlotEntry {
+    /// A poll had work, of so many requests, `now_ns` after the core was started.
+    #[inline]
+    pub(super) fn worked(&mut self, now_ns: u64, requests: u32) {
+        let Adaptive { queue, costs, .. } = &mut self.adaptive;
+        queue.worked(now_ns, requests, costs, &OBJECTIVE);
+    }
+
+    /// Whether the slot, without work for `idle`, has been looked at for long enough. `spin`: for how long it is looked at while it waits for
+    /// a disk.
+    pub(super) fn spin_is_over(&mut self, now_ns: u64, idle: Duration, spin: Duration) -> bool {
+        if self.state == SlotState::Waiting {
+            // What the disk takes is no gap. The core sleeps meanwhile, so looking on costs little.
+            self.adaptive.queue.waits();
+            return idle >= spin || !self.adaptive.spins();
+        }
+        self.adaptive.queue.idle(now_ns, true) != IdleChoice::Poll
+    }
+}
+
+impl PollLoop {
+    /// What looking costs each slot, from what the core did in the last `period`.
+    pub(super) fn price_polling(&mut self, period: Duration) {
+        let (busy_ns, turns) = self.account.since_priced();
+        let period_ns = (period.as_nanos() as u64).max(1);
+        let turn_ns = busy_ns / turns.max(1);
+        for entry in self.slots.iter_mut().flatten() {
+            let own = entry.charge.time_ns - entry.adaptive.priced_ns;
+            entry.adaptive.priced_ns = entry.charge.time_ns;
+            let others = busy_ns.saturating_sub(own) * 1000 / period_ns;
+            entry.adaptive.price(others, turn_ns);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looking_is_cheap_while_the_core_is_awake_for_others() {
+        let mut adaptive = Adaptive::default();
+        let mut priced = |others, turn| {
+            adaptive.price(others, turn);
+            adaptive.costs.polling_permille
+        };
+        assert_eq!(priced(0, 0), 1000);
+        assert_eq!(priced(1000, 2_940), 20);
+        assert_eq!(priced(500, 2_940), 510);
+        // More than there is, as clocks have it.
+        assert_eq!(priced(5000, 2_940), 20);
+    }
+}

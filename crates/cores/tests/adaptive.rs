@@ -1,0 +1,125 @@
+//! An adaptive core looks at a queue for as long as that is worth more than a kick: each by itself, by the gaps between its requests.
+
+mod counter;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use counter::{Counter, Line, eventually, soon};
+use ioplane_cores::{Core, CoreSettings, Notify};
+use ioplane_device::CoreId;
+use ioplane_device::clock::ManualClock;
+
+const SHORT: Duration = Duration::from_micros(3);
+const LONG: Duration = Duration::from_millis(1);
+
+fn adaptive() -> CoreSettings {
+    CoreSettings { notify: Notify::Adaptive, ..CoreSettings::default() }
+}
+
+/// Until the core has looked at the line and at its clock some times, or waits for the line's kick.
+fn looked(line: &Line) {
+    let polls = line.polls.load(Ordering::Relaxed);
+    eventually("is not looked at", || line.polls.load(Ordering::Relaxed) > polls + 64 || line.wants_kick());
+}
+
+/// Requests with such gaps between them.
+fn requests(line: &Line, clock: &ManualClock, count: u32, gap: Duration) {
+    for _ in 0..count {
+        line.publish();
+        line.wait();
+        looked(line);
+        clock.advance(gap);
+        looked(line);
+    }
+}
+
+#[test]
+fn a_queue_whose_requests_come_slowly_asks_for_kicks_at_once() {
+    let clock = Arc::new(ManualClock::default());
+    let core = Core::start_with(CoreId(0), adaptive(), clock.clone()).unwrap();
+    let (running, lines) = Counter::run(1, &core);
+    requests(&lines[0], &clock, 64, LONG);
+    // No time passes from here on, and it asks all the same.
+    for _ in 0..10 {
+        let kicks = lines[0].kicks.load(Ordering::Relaxed);
+        lines[0].publish();
+        lines[0].wait();
+        eventually("is looked at in vain", || lines[0].wants_kick());
+        assert_eq!(lines[0].kicks.load(Ordering::Relaxed), kicks + 1);
+    }
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn a_queue_whose_requests_come_fast_is_looked_at_and_armed_when_they_end() {
+    let clock = Arc::new(ManualClock::default());
+    let core = Core::start_with(CoreId(0), adaptive(), clock.clone()).unwrap();
+    let (running, lines) = Counter::run(1, &core);
+    lines[0].publish();
+    lines[0].wait();
+    let kicks = lines[0].kicks.load(Ordering::Relaxed);
+    requests(&lines[0], &clock, 200, SHORT);
+    assert_eq!(lines[0].kicks.load(Ordering::Relaxed), kicks, "is kicked although it is polled");
+    assert!(!lines[0].wants_kick());
+    clock.advance(LONG);
+    eventually("is looked at for too long", || lines[0].wants_kick());
+    eventually("does not sleep", || core.read().sleeps > 0);
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn each_queue_has_its_own_choice() {
+    let clock = Arc::new(ManualClock::default());
+    let core = Core::start_with(CoreId(0), adaptive(), clock.clone()).unwrap();
+    let (running, lines) = Counter::run(2, &core);
+    let (slow, fast) = (&lines[0], &lines[1]);
+    for _ in 0..64 {
+        slow.publish();
+        slow.wait();
+        requests(fast, &clock, 20, SHORT);
+        clock.advance(LONG - 20 * SHORT);
+        looked(slow);
+    }
+    slow.publish();
+    slow.wait();
+    eventually("the slow one is looked at in vain", || slow.wants_kick());
+    running.quiesce(soon()).unwrap();
+}
+
+/// A queue that waits for a disk is not armed while its disk is at work, so its driver need not kick; unless its requests come slowly.
+#[test]
+fn a_queue_that_waits_for_a_disk_is_looked_at() {
+    let clock = Arc::new(ManualClock::default());
+    let core = Core::start_with(CoreId(0), adaptive(), clock.clone()).unwrap();
+    let (running, lines) = Counter::run_telling(1, &core);
+    let held = || lines[0].taken.load(Ordering::Relaxed) > lines[0].served.load(Ordering::Relaxed);
+    lines[0].hold();
+    lines[0].publish();
+    eventually("is not taken", held);
+    let polls = lines[0].polls.load(Ordering::Relaxed);
+    clock.advance(LONG);
+    eventually("is not looked at", || lines[0].polls.load(Ordering::Relaxed) > polls + 10);
+    assert!(!lines[0].wants_kick());
+    lines[0].complete();
+    lines[0].wait();
+    running.quiesce(soon()).unwrap();
+}
+
+#[test]
+fn a_core_changes_between_all_modes_while_requests_come() {
+    let core = Core::start(CoreId(0), adaptive()).unwrap();
+    let (running, lines) = Counter::run(2, &core);
+    let modes = [Notify::Polled, Notify::Notified, Notify::Adaptive];
+    for round in 0..300 {
+        core.notify(modes[round % 3]);
+        for line in &lines {
+            line.publish();
+        }
+        for line in &lines {
+            line.wait();
+        }
+    }
+    running.quiesce(soon()).unwrap();
+}
