@@ -49,6 +49,10 @@ fn a_queue_whose_requests_come_slowly_asks_for_kicks_at_once() {
         eventually("is looked at in vain", || lines[0].wants_kick());
         assert_eq!(lines[0].kicks.load(Ordering::Relaxed), kicks + 1);
     }
+    // It was not tidied before it rested.
+    let tidied = lines[0].tidied.load(Ordering::Relaxed);
+    clock.advance(Duration::from_millis(10));
+    eventually("its counts are not shown", || lines[0].tidied.load(Ordering::Relaxed) > tidied);
     running.quiesce(soon()).unwrap();
 }
 

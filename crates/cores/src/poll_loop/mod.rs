@@ -96,7 +96,7 @@ pub(crate) struct PollLoop {
     account: Account,
     /// Slots that had work since the last look at the clock.
     worked: Vec<usize>,
-    /// A slot has become Held, and was not tidied since.
+    /// A slot rests or is Held, and was not tidied before.
     untidy: bool,
     last_tidy: Instant,
     last_event_check: Instant,

@@ -73,6 +73,8 @@ impl PollLoop {
         if tidies {
             // Kicks that came unasked are counted, or they would wake it at once. To tidy at every request would cost a system call each.
             entry.slot.tidy();
+        } else {
+            self.untidy = true;
         }
         let armed = entry.slot.arm();
         let promised = armed == Armed::Armed && !entry.watched.incomplete;
