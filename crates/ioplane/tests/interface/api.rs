@@ -144,7 +144,7 @@ fn switches_and_nics() {
         json!({}),
         json!({ "switch": "lan", "mac": "01:00:00:00:00:01" }),
         json!({ "switch": "lan", "vlan": "4095" }),
-        json!({ "switch": "lan", "vlan": 10 }),
+        json!({ "switch": "lan", "mac": "02:00:00:00:00:24", "vlan": 10 }),
         json!({ "switch": "lan", "mac": "02:00:00:00:00:23", "pairs": 9, "queue_size": 63, "mtu": 67 }),
         json!({ "switch": "lan", "link": "left" }),
     ] {
