@@ -167,7 +167,9 @@ impl TableWalk {
             return Err(TranslationFault::NotCanonical);
         }
         let (mut table, mut level) = match self.paging {
-            Paging::Off => return Ok(Translation { page: linear & !(PAGE - 1), write: Ok(()), fetch: Ok(()) }),
+            Paging::Off => {
+                return Ok(Translation { page: linear & !(PAGE - 1), write: Ok(()), fetch: Ok(()) });
+            }
             Paging::Narrow { .. } => (self.cr3 & ADDRESS & LEGACY, 2),
             Paging::Pae { pdptes } => (self.directory(pdptes, linear)?, 2),
             Paging::Long { levels } => (self.cr3 & ADDRESS, levels),
@@ -265,7 +267,7 @@ pub(crate) fn pdptes_are_in_memory(pdptes: [u64; 4], cr3: u64, memory: &impl Tab
     let first = cr3 & LEGACY & !31;
     pdptes.into_iter().zip((first..).step_by(8)).all(|(pdpte, address)| {
         let Some(entry) = memory.table_entry(address) else { return false };
-        // The rest of one that is not present, and what the processor ignores, VMX need not keep (Intel SDM volume 3, 28.3.1).
+        // The rest of one that is not present, and what the processor ignores, VMX need not keep (Intel SDM volume 3, 28.3.4).
         (pdpte | entry) & PRESENT == 0 || (pdpte ^ entry) & !PDPTE_IGNORED == 0
     })
 }

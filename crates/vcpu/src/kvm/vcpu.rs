@@ -28,8 +28,8 @@ use super::run_page::{KvmExit, RunPage, general_of, regs_of};
 use super::vm::{GuestCpuid, VmState};
 use crate::arithmetic::{OperandSize, cycles};
 use crate::interpreter::{Interpreter, PendingAccess, RunEnd};
-use crate::paging::pdptes_are_in_memory;
 use crate::memory::{DeviceAccess, LinearMemory, Platform, RunBudget, StopReason};
+use crate::paging::pdptes_are_in_memory;
 use crate::registers::{CodeMode, GeneralRegisters, SystemRegisters, rflags};
 use crate::space::{GuestSpace, TranslationCache};
 
@@ -343,12 +343,15 @@ impl ClusteredVcpu {
         if kvm.debug_registers(&mut debug) != 0 || debug.dr7 & BREAKPOINTS != 0 {
             return declined(ClusterEnd::DebugRegisters);
         }
-        let pdptes = if self.system.uses_pdptes() { self.ask_pdptes(kvm) } else { Some([0; 4]) };
-        let Some(pdptes) = pdptes else { return declined(ClusterEnd::Stopped(StopReason::Mode)) };
         let Some(state) = vm.read() else { return declined(ClusterEnd::Busy) };
-        self.system.pdptes = pdptes;
-        if self.system.uses_pdptes() && !pdptes_are_in_memory(pdptes, self.system.cr3, &state.slots) {
-            return declined(ClusterEnd::Stopped(StopReason::Mode));
+        if self.system.uses_pdptes() {
+            // With the slots as they are: on SVM KVM reads memory for this, and for years did so while they could change.
+            let said = self.ask_pdptes(kvm);
+            let cr3 = self.system.cr3;
+            let Some(pdptes) = said.filter(|said| pdptes_are_in_memory(*said, cr3, &state.slots)) else {
+                return declined(ClusterEnd::Stopped(StopReason::Mode));
+            };
+            self.system.pdptes = pdptes;
         }
         self.cluster = Some(Cluster { rip: place, ..Cluster::default() });
         self.kvm_has(general);
@@ -373,7 +376,7 @@ impl ClusteredVcpu {
             }
             self.kvm_has(self.page.general());
             // No instruction has begun that could have loaded others.
-            self.system = SystemRegisters { pdptes, ..self.page.system() };
+            self.system = SystemRegisters { pdptes: self.system.pdptes, ..self.page.system() };
             self.takes_interrupts = self.page.takes_interrupts();
         }
         self.cluster(vm, kvm)

@@ -32,8 +32,7 @@ const GS: usize = 5;
 
 impl Layout {
     fn segment(self) -> OwnSegment {
-        let all =
-            OwnSegment { number: 6, base: BASE, limit: 0x3fff, code: false, writable: true, big: true };
+        let all = OwnSegment { number: 6, base: BASE, limit: 0x3fff, code: false, writable: true, big: true };
         match self {
             Self::Small => OwnSegment { base: DATA, limit: 0x2fff, ..all },
             Self::Down => OwnSegment { number: 7, base: 0xd000_0000, limit: u32::MAX, ..all },
@@ -179,7 +178,8 @@ fn the_processor_uses_the_segment() {
         assert_eq!((end.gpr[RAX], end.rip), (0x0403_0201, CODE + 3), "{layout:?}");
     }
     // One byte beyond the limit, where there is memory; and a store to what may only be read.
-    for (layout, code, offset) in [(Layout::Small, code, 0x2ffd), (Layout::ReadOnly, [0x65, 0x89, 0x03], 0x1000)]
+    for (layout, code, offset) in
+        [(Layout::Small, code, 0x2ffd), (Layout::ReadOnly, [0x65, 0x89, 0x03], 0x1000)]
     {
         let mut rig = rig(layout, 13);
         let mut memory = rig.template.clone();
@@ -197,14 +197,8 @@ fn machine(code: &[u8], segment: CachedSegment) -> Machine {
     machine
 }
 
-const WHOLE: CachedSegment = CachedSegment {
-    selector: 0xd8,
-    base: 0,
-    limit: u32::MAX,
-    readable: true,
-    writable: true,
-    big: true,
-};
+const WHOLE: CachedSegment =
+    CachedSegment { selector: 0xd8, base: 0, limit: u32::MAX, readable: true, writable: true, big: true };
 
 /// A device by FS, whose segment Linux has for data of a processor.
 #[test]
@@ -242,8 +236,8 @@ fn a_string_of_ports_ends_with_the_segment() {
 
 #[test]
 fn what_leaves_a_segment_or_its_rights_is_the_processors() {
-    // With EBX: MOV EAX, FS:[EBX]; MOV FS:[EBX], AL; ADD GS:[EBX], EAX; LOCK ADD; XCHG; CMPXCHG; CMPXCHG8B; LODSD GS; BT GS:[EBX], ECX
-    let loads: [&[u8]; 3] = [&[0x64, 0x8b, 0x03], &[0x65, 0xad], &[0x65, 0x0f, 0xa3, 0x0b]];
+    // With EBX: MOV EAX, FS:[EBX]; MOV FS:[EBX], AL; ADD GS:[EBX], EAX; LOCK ADD; XCHG; CMPXCHG; CMPXCHG8B; POP GS:[EBX]; LODSD GS; BT GS:[EBX], ECX; OUTSD FS
+    let loads: [&[u8]; 4] = [&[0x64, 0x8b, 0x03], &[0x65, 0xad], &[0x65, 0x0f, 0xa3, 0x0b], &[0x64, 0x6f]];
     let stores: [&[u8]; 7] = [
         &[0x64, 0x88, 0x03],
         &[0x65, 0x01, 0x03],

@@ -6,6 +6,7 @@
 // UNSAFETY: `kvm_run` and the guest's memory are shared by address, as they are with the kernel.
 
 use ioplane_vcpu::kvm::{VcpuDescriptor, VmState};
+use ioplane_vcpu::segments;
 use ioplane_vcpu::{
     CachedSegment, CodeMode, DeviceAccess, GeneralRegisters, GuestSpace, Interpreter, MemorySlot,
     OperandSize, PendingAccess, RunBudget, RunEnd, StopReason, SystemRegisters, TranslationCache, registers,
@@ -13,7 +14,6 @@ use ioplane_vcpu::{
 use kvm_bindings::{
     KVM_EXIT_HLT, KVM_EXIT_IO, KVM_EXIT_MMIO, kvm_debugregs, kvm_regs, kvm_run, kvm_segment, kvm_vcpu_events,
 };
-use ioplane_vcpu::segments;
 use registers::{cr0, cr4, efer, rflags};
 
 use crate::quiet::Quiet;

@@ -27,14 +27,8 @@ pub fn kvm(tables: Tables, code: &[u8]) -> FakeKvm {
     const LARGE: u64 = 0x80;
     let mut kvm = FakeKvm::new(code, VmState::default());
     kvm.vm.interrupt_controller(InterruptController::Kernel);
-    let flat = CachedSegment {
-        selector: 0x7b,
-        base: 0,
-        limit: u32::MAX,
-        readable: true,
-        writable: true,
-        big: true,
-    };
+    let flat =
+        CachedSegment { selector: 0x7b, base: 0, limit: u32::MAX, readable: true, writable: true, big: true };
     let mut all = [flat; 6];
     all[segments::CS].writable = false;
     all[segments::FS].base = DOWN.into();

@@ -18,12 +18,8 @@ const NARROW: SystemRegisters = SystemRegisters {
     ..SYSTEM
 };
 /// Page directories at 0x2000 and 0x4000; of the others, one has no table and one a reserved bit.
-const PAE: SystemRegisters = SystemRegisters {
-    cr4: cr4::PAE,
-    efer: efer::NXE,
-    pdptes: [0x2001, 0, 0x4001, 0x2021],
-    ..NARROW
-};
+const PAE: SystemRegisters =
+    SystemRegisters { cr4: cr4::PAE, efer: efer::NXE, pdptes: [0x2001, 0, 0x4001, 0x2021], ..NARROW };
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 impl Tables {
