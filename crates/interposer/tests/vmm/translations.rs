@@ -78,7 +78,7 @@ pub fn compare(
         let mut pde = random.entry(TABLE);
         if pde & LARGE != 0 && random.below(4) != 0 {
             let beyond = if narrow { 1 << 22 } else { 1 << 21 };
-            pde = pde & !0xf000 | beyond * random.below(8);
+            pde = pde & !0xf000 | (beyond * random.below(8));
         }
         let pte = random.entry(target);
         if narrow {
