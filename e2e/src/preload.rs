@@ -18,11 +18,6 @@ pub fn library() -> Result<PathBuf> {
     built("libioplane_interposer.so").context("build it: cargo build -p ioplane-interposer")
 }
 
-/// The VMM of the interposer's own tests: one guest without a kernel, of the kind that its argument says.
-pub fn small_vmm() -> Result<PathBuf> {
-    built("examples/small_vmm").context("build it: cargo build -p ioplane-interposer --examples")
-}
-
 /// A count that runs in L1's kernel, of returns of KVM_RUN by their reason.
 #[derive(Debug)]
 pub struct Counting<'a>(&'a L1);

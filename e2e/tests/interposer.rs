@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use ioplane_e2e::clustering::{saved, vcpus};
 use ioplane_e2e::daemon::binary;
-use ioplane_e2e::preload::{UserExits, access_trace, library, small_vmm};
+use ioplane_e2e::preload::{UserExits, access_trace};
 use ioplane_e2e::{L1, L2, OldMachine, Version};
 use serde_json::{Value, json};
 use std::fs;
@@ -245,33 +245,6 @@ fn a_stock_guest_does_the_same_with_a_fraction_of_the_exits() -> Result<()> {
     let returns = status["vcpus"][0]["returns"].as_u64().context("returns")?;
     ensure!(returns >= returned && returns < returned * 2, "{returned} returns were counted: {status:#}");
     ensure!(fs::read(&disk)? == content, "the disk has changed");
-    Ok(())
-}
-
-/// 32-bit guests at level 0 with page tables of both formats, and data by a segment with a base, as old systems have them.
-#[test]
-fn guests_of_32_bits_do_the_same() -> Result<()> {
-    let l1 = L1::boot(512, "", &|line| eprintln!("{line}"))?;
-    let (program, library) = (small_vmm()?, library()?);
-    // As long as on hardware, if the processor is translated.
-    let with = format!(
-        "IOPLANE_EXITS_CLUSTER=on IOPLANE_EXITS_CLUSTER_MICROSECONDS=10000 LD_PRELOAD={}",
-        library.display()
-    );
-    for name in ["narrow", "pae"] {
-        let run = |before: &str| l1.run(&format!("{before} {} {name}", program.display()), MINUTE);
-        let did = |said: &str| -> Vec<String> {
-            said.lines().filter(|line| line.starts_with("did ")).map(str::to_owned).collect()
-        };
-        let plain = run("")?;
-        ensure!(did(&plain).len() > 1000, "{plain}");
-        let clustered = run(&with)?;
-        ensure!(did(&clustered) == did(&plain), "{name}: with it\n{clustered}\nwithout it\n{plain}");
-        let saved = clustered.lines().find_map(|line| line.strip_prefix("saved "));
-        let saved: u64 = saved.context("nothing was counted")?.parse()?;
-        eprintln!("{name}: {saved} of {} accesses without an exit", did(&plain).len());
-        ensure!(saved > 1000, "{clustered}");
-    }
     Ok(())
 }
 

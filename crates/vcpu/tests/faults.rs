@@ -150,21 +150,6 @@ fn accesses() {
     let no_table = Denied::Stop(StopReason::Translation(TranslationFault::Table));
     assert_eq!(space.load(2 << 20, Byte), Err(no_table));
     assert_eq!(guest.slots.table_entry(GONE_TABLE), None);
-    // 32-bit paging with its directory there, and PAE paging with the third.
-    let narrow = SystemRegisters {
-        cr3: GONE_TABLE,
-        cr4: 0,
-        code_long: false,
-        code_default_big: true,
-        flat: true,
-        efer: 0,
-        ..Guest::system()
-    };
-    let pae = SystemRegisters { cr4: cr4::PAE, pdptes: [0, 0, GONE_TABLE | 1, 0], ..narrow };
-    for (system, linear) in [(narrow, 0), (pae, 0x8000_0000)] {
-        let mut space = GuestSpace::new(&guest.slots, &system, 40, &mut guest.cache);
-        assert_eq!(space.load(linear, Byte), Err(no_table));
-    }
 
     let mut general = GeneralRegisters { gpr: [0x55; 16], rip: KEPT, rflags: rflags::ONE };
     general.gpr[RDI] = GONE + 12;

@@ -1,28 +1,22 @@
-//! A VMM as small as can be, which calls KVM by libc's `ioctl`. Its guest is in 64-bit mode at level 3, which a KVM that is made of
-//! software runs as it is, or in 32-bit mode at level 0 with page tables of either format.
+//! A VMM as small as can be, which calls KVM by libc's `ioctl`, with a guest in 64-bit mode at level 3: a KVM that is made of
+//! software runs that as it is.
 #![allow(unsafe_code)]
 // UNSAFETY: KVM's calls take addresses, and `kvm_run` is shared with the kernel.
 
 use std::ffi::c_int;
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr;
 
-use ioplane_vcpu::kvm::{CLUSTER_PAGE_NAME, ClusterPage};
+use ioplane_vcpu::kvm::ClusterPage;
 use kvm_bindings::{
     KVM_EXIT_IO, KVM_EXIT_IO_OUT, KVM_EXIT_MMIO, kvm_cpuid_entry2, kvm_regs, kvm_run, kvm_segment, kvm_sregs,
     kvm_userspace_memory_region,
 };
 
-mod translations;
-
 const MEMORY: usize = 2 << 20;
-/// No memory is here.
+/// No memory is here; mapped to itself.
 const DEVICE: u64 = 2 << 20;
-/// Where 32-bit guests have physical memory, and the device behind it, once more.
-const WINDOW: u64 = 0xf840_0000;
-/// The base of their FS: it takes addresses down, as that of Linux's data of a processor does.
-const DOWN: u32 = 0xff80_0000;
 const CODE: u64 = 0x1_0000;
 const BUFFER: u64 = 0x2_0000;
 const ROUNDS: u32 = 300;
@@ -42,42 +36,6 @@ const KVM_SET_REGS: u64 = 0x4090_ae82;
 const KVM_GET_SREGS: u64 = 0x8138_ae83;
 const KVM_SET_SREGS: u64 = 0x4138_ae84;
 const KVM_SET_CPUID2: u64 = 0x4008_ae90;
-
-/// What kind of guest it has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Guest {
-    /// Of 64 bits, at level 3. The device is mapped to itself.
-    Long,
-    /// Of 32 bits, with page tables of 4-byte entries.
-    Narrow,
-    /// Of 32 bits, with PAE paging.
-    Pae,
-}
-
-impl Guest {
-    pub const ALL: [Self; 3] = [Self::Long, Self::Narrow, Self::Pae];
-
-    /// As the environment and the command line say it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Long => "long",
-            Self::Narrow => "narrow",
-            Self::Pae => "pae",
-        }
-    }
-
-    fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|one| one.name() == name)
-    }
-
-    fn is_long(self) -> bool {
-        self == Self::Long
-    }
-
-    fn device(self) -> u64 {
-        if self.is_long() { DEVICE } else { WINDOW + DEVICE }
-    }
-}
 
 fn call(descriptor: c_int, request: u64, argument: usize) -> Result<c_int, String> {
     // SAFETY: each caller passes what the request takes.
@@ -101,24 +59,18 @@ fn map(bytes: usize, flags: c_int, file: c_int) -> *mut u8 {
 }
 
 /// Each round: a write, a read whose answer goes to memory, a write to a device's memory and a read of it.
-fn program(guest: Guest) -> Vec<u8> {
+fn program() -> Vec<u8> {
     let mut code = vec![0xb9];
     code.extend(ROUNDS.to_le_bytes()); // mov ecx, ROUNDS
     code.push(0xbf);
     code.extend(u32::try_from(BUFFER).unwrap().to_le_bytes()); // mov edi, BUFFER
     code.push(0xbe);
-    code.extend(u32::try_from(guest.device()).unwrap().to_le_bytes()); // mov esi, device
+    code.extend(u32::try_from(DEVICE).unwrap().to_le_bytes()); // mov esi, DEVICE
     let top = code.len();
     code.extend([0xba, 0x10, 0x03, 0, 0]); // mov edx, 0x310
     code.extend([0x89, 0xc8, 0xee]); // mov eax, ecx; out dx, al
     code.extend([0xff, 0xc2, 0xed]); // inc edx; in eax, dx
-    if guest.is_long() {
-        code.extend([0x89, 0x07, 0x48]); // mov [rdi], eax
-    } else {
-        code.extend([0x64, 0x89, 0x87]); // mov fs:[edi - DOWN], eax
-        code.extend(DOWN.wrapping_neg().to_le_bytes());
-    }
-    code.extend([0x83, 0xc7, 0x04]); // add rdi, 4
+    code.extend([0x89, 0x07, 0x48, 0x83, 0xc7, 0x04]); // mov [rdi], eax; add rdi, 4
     code.extend([0x89, 0x46, 0x10]); // mov [rsi+0x10], eax
     code.extend([0x0f, 0xb6, 0x5e, 0x20]); // movzx ebx, byte [rsi+0x20]
     code.extend([0x01, 0x1f]); // add [rdi], ebx
@@ -136,17 +88,15 @@ fn put(memory: *mut u8, address: u64, bytes: &[u8]) {
     };
 }
 
-fn segment(guest: Guest, kind: u8) -> kvm_segment {
-    let long = u8::from(guest.is_long() && kind == 11);
-    let selector = if kind == 11 { 0x30 } else { 0x28 };
-    let level = if guest.is_long() { 3 } else { 0 };
+fn segment(kind: u8, long: u8) -> kvm_segment {
+    let (selector, big) = if long == 1 { (0x33, 0) } else { (0x2b, 1) };
     kvm_segment {
         limit: u32::MAX,
-        selector: selector | u16::from(level),
+        selector,
         type_: kind,
         present: 1,
-        dpl: level,
-        db: 1 - long,
+        dpl: 3,
+        db: big,
         s: 1,
         l: long,
         g: 1,
@@ -164,109 +114,54 @@ struct Cpuid {
     leaves: [kvm_cpuid_entry2; LEAVES],
 }
 
-fn vcpu(system: c_int, vm: c_int, memory: *mut u8, guest: Guest) -> Result<c_int, String> {
+fn vcpu(system: c_int, vm: c_int) -> Result<c_int, String> {
     let vcpu = call(vm, KVM_CREATE_VCPU, 0)?;
     let mut cpuid = Cpuid { count: LEAVES as u32, padding: 0, leaves: [kvm_cpuid_entry2::default(); LEAVES] };
     call(system, KVM_GET_SUPPORTED_CPUID, ptr::from_mut(&mut cpuid).expose_provenance())?;
     call(vcpu, KVM_SET_CPUID2, at(&cpuid))?;
     let mut special = kvm_sregs::default();
     call(vcpu, KVM_GET_SREGS, ptr::from_mut(&mut special).expose_provenance())?;
-    special.cs = segment(guest, 11);
+    special.cs = segment(11, 1);
     for data in [&mut special.ds, &mut special.es, &mut special.fs, &mut special.gs, &mut special.ss] {
-        *data = segment(guest, 3);
+        *data = segment(3, 0);
     }
     special.cr0 = 0x8001_0033;
-    (special.cr3, special.cr4, special.efer) = match guest {
-        Guest::Long => (0x1000, 0x620, 0x500),
-        Guest::Narrow => (0x1000, 0x10, 0),
-        Guest::Pae => (0x1020, 0x20, 0x800),
-    };
-    if !guest.is_long() {
-        special.fs.base = DOWN.into();
-    }
+    special.cr3 = 0x1000;
+    special.cr4 = 0x620;
+    special.efer = 0x500;
     call(vcpu, KVM_SET_SREGS, at(&special))?;
-    let wanted = special.cr0;
-    call(vcpu, KVM_GET_SREGS, ptr::from_mut(&mut special).expose_provenance())?;
-    if special.cr0 != wanted {
-        return Err(format!(
-            "CR0 is {:x} instead of {wanted:x}: it has no paging of 32-bit mode",
-            special.cr0
-        ));
-    }
-    if !guest.is_long() {
-        let sizes = cpuid.leaves.iter().find(|leaf| leaf.function == 0x8000_0008);
-        translations::compare(vcpu, memory, guest, special, sizes.map_or(36, |leaf| leaf.eax & 0xff))?;
-    }
     let registers = kvm_regs { rip: CODE, rsp: 0x8000, rflags: 0x3002, ..Default::default() };
     call(vcpu, KVM_SET_REGS, at(&registers))?;
     Ok(vcpu)
 }
 
-/// The page tables, and whether the guest's own accesses are to find them as they are.
-fn tables(memory: *mut u8, guest: Guest) {
-    const SUPERVISOR: u64 = 0x63;
-    const USER: u64 = 0x67;
-    const LARGE: u64 = 0x80;
-    let entry = |table: u64, index: u64, entry: u64| put(memory, table + 8 * index, &entry.to_le_bytes());
-    let short = |table: u64, index: u64, entry: u64| {
-        put(memory, table + 4 * index, &u32::try_from(entry).unwrap().to_le_bytes());
-    };
-    // All of memory, to itself.
-    let pages = (0..MEMORY as u64 >> 12).map(|page| (page, page << 12 | SUPERVISOR));
-    match guest {
-        Guest::Long => {
-            entry(0x1000, 0, 0x2000 | USER);
-            entry(0x2000, 0, 0x3000 | USER);
-            entry(0x3000, 0, USER | LARGE);
-            entry(0x3000, 1, DEVICE | USER | LARGE);
-        }
-        Guest::Narrow => {
-            short(0x1000, 0, 0x2000 | SUPERVISOR);
-            pages.for_each(|(page, to)| short(0x2000, page, to));
-            short(0x1000, WINDOW >> 22, SUPERVISOR | LARGE);
-        }
-        Guest::Pae => {
-            entry(0x1020, 0, 0x2000 | 1);
-            entry(0x1020, 3, 0x3000 | 1);
-            entry(0x2000, 0, 0x4000 | SUPERVISOR);
-            pages.for_each(|(page, to)| entry(0x4000, page, to));
-            entry(0x3000, (WINDOW + DEVICE) >> 21 & 0x1ff, DEVICE | SUPERVISOR | LARGE | 1 << 63);
-        }
-    }
-}
-
-/// The page of the library's counters.
-pub fn page() -> Option<File> {
-    let name = format!("/memfd:{CLUSTER_PAGE_NAME} (deleted)");
-    let mut paths = fs::read_dir("/proc/self/fd").unwrap().flatten().map(|entry| entry.path());
-    let found = paths.find(|path| fs::read_link(path).is_ok_and(|link| link.as_os_str() == name.as_str()))?;
-    Some(File::options().read(true).write(true).open(found).unwrap())
-}
-
-/// Runs it and prints what the guest did, a line for each access. `name` is of [`Guest`].
-pub fn run(name: &str) {
-    let guest = Guest::named(name).expect("long, narrow or pae");
-    if let Err(why) = run_guest(guest) {
+/// Runs it and prints what the guest did, a line for each access.
+pub fn run() {
+    if let Err(why) = guest() {
         println!("\nno KVM: {why}");
     }
 }
 
-fn run_guest(guest: Guest) -> Result<(), String> {
+fn guest() -> Result<(), String> {
     let system =
         File::options().read(true).write(true).open("/dev/kvm").map_err(|error| error.to_string())?;
     let vm = call(system.as_raw_fd(), KVM_CREATE_VM, 0)?;
     call(vm, KVM_SET_TSS_ADDR, 0xfffb_d000)?;
     call(vm, KVM_CREATE_IRQCHIP, 0)?;
     let memory = map(MEMORY, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
-    tables(memory, guest);
-    put(memory, CODE, &program(guest));
+    const USER: u64 = 0x67;
+    put(memory, 0x1000, &(0x2000 | USER).to_le_bytes());
+    put(memory, 0x2000, &(0x3000 | USER).to_le_bytes());
+    put(memory, 0x3000, &(USER | 0x80).to_le_bytes());
+    put(memory, 0x3008, &(DEVICE | USER | 0x80).to_le_bytes());
+    put(memory, CODE, &program());
     let region = kvm_userspace_memory_region {
         memory_size: MEMORY as u64,
         userspace_addr: memory.expose_provenance() as u64,
         ..Default::default()
     };
     call(vm, KVM_SET_USER_MEMORY_REGION, at(&region))?;
-    let vcpu = vcpu(system.as_raw_fd(), vm, memory, guest)?;
+    let vcpu = vcpu(system.as_raw_fd(), vm)?;
     let bytes = usize::try_from(call(system.as_raw_fd(), KVM_GET_VCPU_MMAP_SIZE, 0)?).unwrap();
     let page: *mut kvm_run = map(bytes, libc::MAP_SHARED, vcpu).cast();
     let mut did = Vec::new();
@@ -285,7 +180,7 @@ fn run_guest(guest: Guest) -> Result<(), String> {
     // SAFETY: inside the guest's memory; the guest does not run.
     let buffer = unsafe { std::slice::from_raw_parts(memory.add(usize::try_from(BUFFER).unwrap()), 4096) };
     println!("did registers {registers:x?}\ndid memory {buffer:x?}");
-    if let Some(file) = self::page() {
+    if let Some(file) = super::page() {
         let report = ClusterPage::read(&file).map_err(|error| error.to_string())?;
         let counts: Vec<_> = report.vcpus.iter().map(|vcpu| vcpu.counts).collect();
         println!("{report:?}");
