@@ -97,6 +97,9 @@ pub struct SystemRegisters {
     pub flat: bool,
     /// ES, CS, SS, DS, FS, GS: the processor's numbering.
     pub segments: [CachedSegment; 6],
+    /// The first level of page tables with PAE paging, of which the processor has a copy (Intel SDM volume 3, 4.4.1). Not used
+    /// elsewhere. 0 stands for no table.
+    pub pdptes: [u64; 4],
 }
 
 /// Bits of CR0.
@@ -118,6 +121,8 @@ pub mod cr4 {
     pub const KNOWN: u64 = 0x77_1fff;
     /// RDTSC at level 0 only.
     pub const TSD: u64 = 1 << 2;
+    /// Pages of 4 MiB in the tables of 32-bit paging.
+    pub const PSE: u64 = 1 << 4;
     /// Physical address extension.
     pub const PAE: u64 = 1 << 5;
     /// Five levels of page tables.
@@ -160,7 +165,7 @@ const CR3_LAM: u64 = 3 << 61;
 pub enum CodeMode {
     /// 64-bit mode with paging.
     Long,
-    /// 32-bit protected mode without paging and with flat segments: that of firmware and boot loaders.
+    /// 32-bit protected mode with CS, DS, ES and SS of 4 GiB, without paging or with: that of firmware, boot loaders and 32-bit systems.
     Flat32,
     /// 16-bit code without paging: real mode, with whatever limits its segments have, and protected mode.
     Code16,
@@ -169,8 +174,8 @@ pub enum CodeMode {
 /// A state of the processor in which nothing is interpreted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum UnsupportedMode {
-    /// 16-bit code or 32-bit mode with paging, 32-bit mode with other segments, or a 32-bit program of a 64-bit system.
-    #[error("neither 64-bit mode, nor 16-bit code or flat 32-bit mode without paging")]
+    /// 16-bit code with paging, 32-bit mode with other segments, or a 32-bit program of a 64-bit system.
+    #[error("neither 64-bit mode, nor flat 32-bit mode, nor 16-bit code without paging")]
     NotKnown,
     /// Level 1 or 2.
     #[error("privilege level 1 or 2")]
@@ -212,12 +217,17 @@ impl SystemRegisters {
             (true, false) if long_active && switches == cr0::PE | cr0::PG && self.cr4 & cr4::PAE != 0 => {
                 Some(CodeMode::Long)
             }
-            (false, true) if !long_active && switches == cr0::PE && self.flat => Some(CodeMode::Flat32),
+            (false, true) if !long_active && switches & cr0::PE != 0 && self.flat => Some(CodeMode::Flat32),
             (false, false) if !long_active && switches & cr0::PG == 0 && self.segments[CS].readable => {
                 Some(CodeMode::Code16)
             }
             _ => None,
         }
+    }
+
+    /// Whether addresses are translated by [`SystemRegisters::pdptes`]: PAE paging.
+    pub fn uses_pdptes(&self) -> bool {
+        self.cr0 & cr0::PG != 0 && self.cr4 & cr4::PAE != 0 && self.efer & efer::LMA == 0
     }
 
     /// Why nothing is interpreted in this state; `None` if it may be.
@@ -288,6 +298,7 @@ mod tests {
         code_default_big: false,
         flat: false,
         segments: [CODE; 6],
+        pdptes: [0; 4],
     };
     const FLAT: SystemRegisters = SystemRegisters {
         cr0: cr0::PE,
@@ -301,11 +312,18 @@ mod tests {
 
     #[test]
     fn flat_mode_is_interpreted_and_no_other_of_32_bits() {
-        assert_eq!((FLAT.unsupported(rflags::ONE), FLAT.mode()), (None, Some(CodeMode::Flat32)));
+        let paged = SystemRegisters { cr0: cr0::PE | cr0::PG, ..FLAT };
+        let extended = SystemRegisters { cr4: cr4::PAE | cr4::PSE, efer: efer::NXE, ..paged };
+        for flat in [FLAT, paged, extended] {
+            assert_eq!((flat.unsupported(rflags::ONE), flat.mode()), (None, Some(CodeMode::Flat32)));
+            assert_eq!(flat.unsupported(rflags::VM), Some(UnsupportedMode::Flags), "virtual 8086");
+        }
+        assert!(extended.uses_pdptes() && !paged.uses_pdptes() && !LONG.uses_pdptes());
+        assert!(!SystemRegisters { cr0: cr0::PE, ..extended }.uses_pdptes());
         assert_eq!(LONG.mode(), Some(CodeMode::Long));
         for other in [
             SystemRegisters { flat: false, ..FLAT },
-            SystemRegisters { cr0: cr0::PE | cr0::PG, ..FLAT },
+            SystemRegisters { flat: false, ..paged },
             SystemRegisters { cr0: 0, ..FLAT },
             SystemRegisters { code_default_big: false, cr0: cr0::PE | cr0::PG, ..FLAT },
             SystemRegisters { code_default_big: false, efer: efer::LMA, ..FLAT },

@@ -1,4 +1,5 @@
-//! Segments as the processor has cached them: what an address of 16-bit code is checked against and added to.
+//! Segments as the processor has cached them: what an address is checked against and added to, in 16-bit code and, by FS and GS, in
+//! 32-bit mode.
 
 /// One segment register, without what only loading it looks at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,12 +36,14 @@ impl CachedSegment {
     pub const UNUSABLE: Self =
         Self { selector: 0, base: 0, limit: 0, readable: false, writable: false, big: false };
 
-    /// The linear address of `bytes` bytes at an offset; `None` if the limit forbids it, or if they lie around the end of
-    /// 4 GiB.
+    /// The linear address of `bytes` bytes at an offset. Outside of 64-bit mode the sum of base and offset is taken modulo 4 GiB
+    /// (Intel SDM volume 3, 3.3). `None` if the limit forbids it, or if the bytes lie around the end of 4 GiB.
     pub fn linear(&self, offset: u64, bytes: u64) -> Option<u64> {
-        let last = offset.checked_add(bytes.checked_sub(1)?)?;
-        let end = self.base.checked_add(last)?;
-        (last <= u64::from(self.limit) && end <= u64::from(u32::MAX)).then_some(self.base + offset)
+        const LAST: u64 = u32::MAX as u64;
+        let further = bytes.checked_sub(1)?;
+        let last = offset.checked_add(further)?;
+        let linear = self.base.wrapping_add(offset) & LAST;
+        (last <= u64::from(self.limit) && linear + further <= LAST).then_some(linear)
     }
 
     /// How many elements of this size lie in the segment from an offset upwards.
@@ -67,7 +70,11 @@ mod tests {
         let unreal = CachedSegment { limit: u32::MAX, base: 16, ..real };
         assert_eq!(unreal.linear(0xfee0_0000, 4), Some(0xfee0_0010));
         assert_eq!(unreal.linear(0xffff_ffee, 2), Some(0xffff_fffe));
-        assert_eq!(unreal.linear(0xffff_ffef, 2), None, "it would begin at 0 again");
+        assert_eq!(unreal.linear(0xffff_ffef, 2), None, "around the end of 4 GiB");
+        assert_eq!(unreal.linear(0xffff_fff0, 2), Some(0), "the sum begins at 0 again");
+        // As Linux has its data of each processor: a base that takes addresses down.
+        let down = CachedSegment { base: 0xff80_0000, ..unreal };
+        assert_eq!(down.linear(0xc170_1000, 4), Some(0xc0f0_1000));
         assert_eq!(unreal.linear(u64::MAX, 2), None);
     }
 }

@@ -93,6 +93,7 @@ impl Guest {
             code_default_big: false,
             flat: false,
             segments: [CachedSegment::UNUSABLE; 6],
+            pdptes: [0; 4],
         }
     }
 

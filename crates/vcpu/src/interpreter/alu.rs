@@ -146,10 +146,10 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
             return Err(UNKNOWN);
         }
         let number = self.read(from)?;
-        if let (Place::Memory(linear, _), Place::Register(_)) = (to, from) {
+        if let (Place::Memory(..), Place::Register(_)) = (to, from) {
             let words = size.sign_extend(number).cast_signed() >> size.bits().trailing_zeros();
             let bytes = words.wrapping_mul(size.bytes().cast_signed());
-            to = Place::Memory(self.linear_beyond(linear, bytes.cast_unsigned(), size.bytes())?, size);
+            to = Place::Memory(self.linear_beyond(bytes.cast_unsigned(), size.bytes())?, size);
         }
         let number = number & u64::from(size.bits() - 1);
         let flags = self.next.rflags;

@@ -184,31 +184,35 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         self.linear(self.instruction.memory_segment(), self.effective_address()?, bytes)
     }
 
-    /// The linear address of what lies some bytes beyond the memory operand, which is at `linear`.
-    pub(super) fn linear_beyond(&self, linear: u64, beyond: u64, bytes: u64) -> Result<u64, Halt> {
+    /// The linear address of what lies some bytes beyond the memory operand.
+    pub(super) fn linear_beyond(&self, beyond: u64, bytes: u64) -> Result<u64, Halt> {
         let (offset, size) = self.sized_address()?;
-        if self.word != OperandSize::Word {
-            // Where an address of fewer bits leads from there is not known of all processors.
-            let displacement = if self.word == OperandSize::Qword { 4 } else { 2 };
-            let cut = size != self.word || self.instruction.memory_displ_size() == displacement;
-            return if cut { Err(UNKNOWN) } else { Ok(linear.wrapping_add(beyond) & self.word.mask()) };
+        // Where an address of fewer bits than the mode's leads from there is not known of all processors.
+        let cut = match self.word {
+            OperandSize::Qword => size != self.word || self.instruction.memory_displ_size() == 4,
+            OperandSize::Dword => self.instruction.memory_displ_size() == 2,
+            _ => false,
+        };
+        if cut {
+            return Err(UNKNOWN);
         }
         self.linear(self.instruction.memory_segment(), offset.wrapping_add(beyond) & size.mask(), bytes)
     }
 
     /// The linear address of `bytes` bytes at an offset, which may be read. In 64-bit mode only FS and GS have a base. In flat
-    /// 32-bit mode those that are known begin at 0; CS may not be written to, and of FS and GS nothing is known.
+    /// 32-bit mode DS, ES and SS begin at 0; CS, which may not be written to, stops.
     pub(super) fn linear(&self, segment: Register, offset: u64, bytes: u64) -> Result<u64, Halt> {
         match (self.word, segment) {
             (OperandSize::Qword, Register::FS) => Ok(offset.wrapping_add(self.system.segments[FS].base)),
             (OperandSize::Qword, Register::GS) => Ok(offset.wrapping_add(self.system.segments[GS].base)),
             (OperandSize::Qword, _) => Ok(offset),
             (OperandSize::Dword, Register::DS | Register::ES | Register::SS) => Ok(offset),
-            (OperandSize::Word, _) => {
+            _ if self.is_checked(segment) => {
                 let segment = self.segment(segment)?;
                 // Only a limit beyond 64 KiB allows an operand across its end. What it is with an address of 16 bits, and what a push or a
                 // pop there does, the processor says.
-                let crosses = offset <= LAST_16 && offset + bytes > LAST_16 + 1;
+                let narrow = self.word == OperandSize::Word;
+                let crosses = narrow && offset <= LAST_16 && offset + bytes > LAST_16 + 1;
                 let linear = if segment.readable && !crosses { segment.linear(offset, bytes) } else { None };
                 linear.ok_or(Halt::Stop(StopReason::Exception))
             }
@@ -222,20 +226,30 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
         self.linear(segment, offset, bytes)
     }
 
-    /// A segment register of 16-bit code.
+    /// Whether base, limit and rights of a segment register count: of all in 16-bit code, and of FS and GS in 32-bit mode, whose
+    /// others are flat.
+    pub(super) fn is_checked(&self, segment: Register) -> bool {
+        match self.word {
+            OperandSize::Word => true,
+            OperandSize::Dword => matches!(segment, Register::FS | Register::GS),
+            _ => false,
+        }
+    }
+
+    /// A segment register, as the processor has cached it.
     pub(super) fn segment(&self, segment: Register) -> Result<&CachedSegment, Halt> {
         let index = (segment as usize).checked_sub(Register::ES as usize).ok_or(UNKNOWN)?;
         self.system.segments.get(index).ok_or(UNKNOWN)
     }
 
     fn check_writable(&self, segment: Register) -> Done {
-        if self.word == OperandSize::Word && !self.segment(segment)?.writable {
+        if self.is_checked(segment) && !self.segment(segment)?.writable {
             return Err(StopReason::Exception.into());
         }
         Ok(())
     }
 
-    /// Before a store to the memory operand. In other modes an operand whose segment is known may be written to.
+    /// Before a store to the memory operand. Where segments are not checked, one that may be read may be written to.
     pub(super) fn check_operand_writable(&self) -> Done {
         self.check_writable(self.instruction.memory_segment())
     }

@@ -188,7 +188,7 @@ impl<M: LinearMemory, P: Platform> Step<'_, M, P> {
             self.linear_writable(segment, offset, size.bytes())?
         };
         let mut room = (PAGE - linear % PAGE).min(data.len() as u64) / size.bytes();
-        if self.word == OperandSize::Word {
+        if self.is_checked(segment) {
             // Up to the end of the segment, and to where the offset begins at 0 again.
             let until_end = self.segment(segment)?.elements(offset, size.bytes());
             room = room.min(until_end).min((self.address.mask() + 1 - offset) / size.bytes());

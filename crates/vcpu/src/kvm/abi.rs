@@ -4,7 +4,7 @@ use std::mem::size_of;
 
 use kvm_bindings::{
     kvm_cpuid, kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd,
-    kvm_irq_level, kvm_msi, kvm_msr_entry, kvm_pit_config, kvm_regs, kvm_userspace_memory_region,
+    kvm_irq_level, kvm_msi, kvm_msr_entry, kvm_pit_config, kvm_regs, kvm_sregs2, kvm_userspace_memory_region,
     kvm_userspace_memory_region2, kvm_vcpu_events,
 };
 
@@ -57,6 +57,7 @@ pub(super) const KVM_ENABLE_CAP: u64 = iow::<kvm_enable_cap>(0xa3);
 /// Reads and writes a structure whose entries do not count.
 pub(super) const KVM_GET_MSRS: u64 = 3 << 30 | (size_of::<u64>() as u64) << 16 | io(0x88);
 pub(super) const KVM_GET_DEVICE_ATTR: u64 = iow::<kvm_device_attr>(0xe2);
+pub(super) const KVM_GET_SREGS2: u64 = ior::<kvm_sregs2>(0xcc);
 pub(super) const KVM_MEMORY_ENCRYPT_OP: u64 = 3 << 30 | (size_of::<u64>() as u64) << 16 | io(0xba);
 
 /// `kvm_msrs` with one entry.
@@ -97,6 +98,7 @@ mod tests {
         assert_eq!(KVM_GET_TSC_KHZ, 0xaea3);
         assert_eq!(KVM_GET_MSRS, 0xc008_ae88);
         assert_eq!(KVM_GET_DEVICE_ATTR, 0x4018_aee2);
+        assert_eq!(KVM_GET_SREGS2, 0x8140_aecc);
         assert_eq!(KVM_MEMORY_ENCRYPT_OP, 0xc008_aeba);
         assert!(is_kvm(KVM_ENABLE_CAP) && !is_kvm(0x5401));
     }

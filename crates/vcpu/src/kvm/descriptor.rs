@@ -26,6 +26,10 @@ pub trait VcpuDescriptor {
     fn time_stamp_auxiliary(&mut self) -> Option<u32> {
         None
     }
+    /// The processor's PDPTEs (KVM_GET_SREGS2) while it uses PAE paging; `None` if KVM does not say.
+    fn pdptes(&mut self) -> Option<[u64; 4]> {
+        None
+    }
     /// Whether the signals of a fault reach their handler on this thread. Asked once.
     fn faults_arrive(&self) -> bool {
         true

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use kvm_bindings::{
     KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_SYNC_REGS,
-    KVM_MEM_GUEST_MEMFD, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_SYNC_X86_VALID_FIELDS,
-    KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_cpuid, kvm_cpuid_entry, kvm_cpuid_entry2, kvm_cpuid2,
-    kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_ioeventfd,
-    kvm_ioeventfd_flag_nr_deassign, kvm_ioeventfd_flag_nr_pio, kvm_msr_entry, kvm_regs, kvm_run,
-    kvm_userspace_memory_region, kvm_vcpu_events,
+    KVM_MEM_GUEST_MEMFD, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_SREGS2_FLAGS_PDPTRS_VALID,
+    KVM_SYNC_X86_VALID_FIELDS, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_cpuid, kvm_cpuid_entry,
+    kvm_cpuid_entry2, kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug,
+    kvm_ioeventfd, kvm_ioeventfd_flag_nr_deassign, kvm_ioeventfd_flag_nr_pio, kvm_msr_entry, kvm_regs,
+    kvm_run, kvm_sregs2, kvm_userspace_memory_region, kvm_vcpu_events,
 };
 
 use super::abi;
@@ -139,6 +139,13 @@ impl<K: Kernel> VcpuDescriptor for Calls<'_, K> {
         let mut msr = abi::OneMsr { count: 1, padding: 0, entry };
         let read = self.get(abi::KVM_GET_MSRS, &mut msr);
         if read == 1 { u32::try_from(msr.entry.data).ok() } else { None }
+    }
+
+    fn pdptes(&mut self) -> Option<[u64; 4]> {
+        let mut registers = kvm_sregs2::default();
+        let result = self.get(abi::KVM_GET_SREGS2, &mut registers);
+        let valid = registers.flags & u64::from(KVM_SREGS2_FLAGS_PDPTRS_VALID) != 0;
+        (result == 0 && valid).then_some(registers.pdptrs)
     }
 
     fn switched_on(&self) -> bool {

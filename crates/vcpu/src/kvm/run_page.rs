@@ -123,6 +123,8 @@ impl RunPage {
             flat: is_flat(&sregs.cs, CODE_READABLE)
                 && [&sregs.ds, &sregs.es, &sregs.ss].into_iter().all(|one| is_flat(one, DATA_WRITABLE)),
             segments: [sregs.es, sregs.cs, sregs.ss, sregs.ds, sregs.fs, sregs.gs].map(|one| cached(&one)),
+            // `kvm_run` has none.
+            pdptes: [0; 4],
         }
     }
 

@@ -29,6 +29,7 @@ use super::vm::{GuestCpuid, VmState};
 use crate::arithmetic::{OperandSize, cycles};
 use crate::interpreter::{Interpreter, PendingAccess, RunEnd};
 use crate::memory::{DeviceAccess, LinearMemory, Platform, RunBudget, StopReason};
+use crate::paging::pdptes_are_in_memory;
 use crate::registers::{CodeMode, GeneralRegisters, SystemRegisters, rflags};
 use crate::space::{GuestSpace, TranslationCache};
 
@@ -80,6 +81,8 @@ pub struct ClusteredVcpu {
     physical_bits: u32,
     counters: &'static VcpuCounters,
     clock: GuestClock,
+    /// KVM has been asked for PDPTEs, and does not know them.
+    pdptes_refused: bool,
     /// Whether faults reach their handler on the vCPU's thread, if that was asked.
     faults_arrive: Option<bool>,
 
@@ -122,6 +125,7 @@ impl ClusteredVcpu {
             physical_bits,
             counters,
             clock: GuestClock::default(),
+            pdptes_refused: false,
             faults_arrive: None,
             exit: Exit::None,
             general: GeneralRegisters::default(),
@@ -340,6 +344,15 @@ impl ClusteredVcpu {
             return declined(ClusterEnd::DebugRegisters);
         }
         let Some(state) = vm.read() else { return declined(ClusterEnd::Busy) };
+        if self.system.uses_pdptes() {
+            // With the slots as they are: on SVM KVM reads memory for this, and for years did so while they could change.
+            let said = self.ask_pdptes(kvm);
+            let cr3 = self.system.cr3;
+            let Some(pdptes) = said.filter(|said| pdptes_are_in_memory(*said, cr3, &state.slots)) else {
+                return declined(ClusterEnd::Stopped(StopReason::Mode));
+            };
+            self.system.pdptes = pdptes;
+        }
         self.cluster = Some(Cluster { rip: place, ..Cluster::default() });
         self.kvm_has(general);
         let complete = self.complete_plain(vm, &state, access, kvm);
@@ -362,10 +375,21 @@ impl ClusteredVcpu {
                 return Attempt::Enter(Some(ClusterEnd::Stopped(StopReason::Kicked)));
             }
             self.kvm_has(self.page.general());
-            self.system = self.page.system();
+            // No instruction has begun that could have loaded others.
+            self.system = SystemRegisters { pdptes: self.system.pdptes, ..self.page.system() };
             self.takes_interrupts = self.page.takes_interrupts();
         }
         self.cluster(vm, kvm)
+    }
+
+    /// The PDPTEs of PAE paging: `kvm_run` does not show them.
+    fn ask_pdptes(&mut self, kvm: &mut impl VcpuDescriptor) -> Option<[u64; 4]> {
+        if self.pdptes_refused {
+            return None;
+        }
+        let pdptes = kvm.pdptes();
+        self.pdptes_refused = pdptes.is_none();
+        pdptes
     }
 
     fn kvm_has(&mut self, general: GeneralRegisters) {

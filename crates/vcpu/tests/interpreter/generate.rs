@@ -41,6 +41,7 @@ pub const SYSTEM: SystemRegisters = SystemRegisters {
     code_default_big: false,
     flat: false,
     segments: [CachedSegment::UNUSABLE; 6],
+    pdptes: [0; 4],
 };
 
 /// A 32-bit program, which has no page tables here: the processor runs it as the kernel runs such programs.
@@ -54,6 +55,7 @@ pub const FLAT: SystemRegisters = SystemRegisters {
     code_default_big: true,
     flat: true,
     segments: [CachedSegment::UNUSABLE; 6],
+    pdptes: [0; 4],
 };
 
 /// One opcode with what surrounds it.

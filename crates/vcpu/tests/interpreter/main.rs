@@ -15,4 +15,5 @@ mod quiet;
 mod real;
 mod refused;
 mod rig;
+mod segments32;
 mod strings;

@@ -51,7 +51,7 @@ pub enum Program {
 }
 
 impl Program {
-    fn selectors(self) -> [u16; 5] {
+    pub fn selectors(self) -> [u16; 5] {
         match self {
             Self::Long => [DATA_32, CODE_64, DATA_32, DATA_32, DATA_32],
             Self::Flat32 => [DATA_32, CODE_32, DATA_32, DATA_32, DATA_32],

@@ -5,6 +5,7 @@ use ioplane_vcpu::{GeneralRegisters, Interpreter, RunBudget, RunEnd, StopReason,
 use crate::arena::{Arena, SIZE, Surroundings};
 use crate::code16::{self, LAYOUTS};
 use crate::generate::{self, FLAT, Random, SYSTEM};
+use crate::segments32;
 
 /// Refuses each access of an instruction in turn.
 struct Refusal {
@@ -83,4 +84,19 @@ fn a_refused_access_of_16_bit_code_leaves_no_trace() {
         }
         refusal.enough();
     }
+}
+
+#[test]
+fn a_refused_access_by_a_segment_of_32_bit_mode_leaves_no_trace() {
+    let mut random = Random(14);
+    let mut refusal = Refusal::new(&mut random);
+    for layout in segments32::LAYOUTS {
+        let supervisor = SystemRegisters { cpl: 0, ..layout.system() };
+        for shape in segments32::shapes() {
+            let code = segments32::encode(&shape, layout, &mut random);
+            let start = segments32::registers(layout, &mut random);
+            refusal.each(&code, &supervisor, start);
+        }
+    }
+    refusal.enough();
 }

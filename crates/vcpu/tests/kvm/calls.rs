@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use ioplane_vcpu::kvm::{
     ClusterEnd, ClusterLimits, ClusterObstacle, Interposer, InterruptController, Kernel, REASONS,
@@ -12,11 +12,12 @@ use ioplane_vcpu::kvm::{
 };
 use kvm_bindings::{
     KVM_CAP_SPLIT_IRQCHIP, KVM_EXIT_HLT, KVM_MEM_LOG_DIRTY_PAGES, kvm_cpuid_entry, kvm_cpuid_entry2,
-    kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_regs, kvm_run,
+    kvm_debugregs, kvm_device_attr, kvm_enable_cap, kvm_guest_debug, kvm_regs, kvm_run, kvm_sregs2,
     kvm_userspace_memory_region, kvm_vcpu_events,
 };
 
 use crate::fake::{FakeKvm, MEMORY};
+use crate::paged32::{self, Tables};
 
 const SYSTEM: i32 = 3;
 const VM: i32 = 4;
@@ -44,6 +45,7 @@ const KVM_GET_MSRS: u64 = 0xc008_ae88;
 const KVM_SET_TSC_KHZ: u64 = 0xaea2;
 const KVM_GET_TSC_KHZ: u64 = 0xaea3;
 const KVM_GET_DEVICE_ATTR: u64 = 0x4018_aee2;
+const KVM_GET_SREGS2: u64 = 0x8140_aecc;
 const LIMITS: ClusterLimits =
     ClusterLimits { instructions: 1000, accesses: 64, cycles: u64::MAX, output_elements: 1 };
 
@@ -58,6 +60,8 @@ struct FakeKernel {
     full: AtomicBool,
     shadow_tables: AtomicBool,
     faults_blocked: AtomicBool,
+    /// What KVM_GET_SREGS2 says of the PDPTEs beside them.
+    pdptes: AtomicU64,
     /// The descriptor of KVM itself, and that of the next VM.
     system: AtomicI32,
     next_vm: AtomicI32,
@@ -127,6 +131,15 @@ impl Kernel for FakeKernel {
                 }
                 1
             }
+            (VCPU, KVM_GET_SREGS2) => {
+                let to: *mut kvm_sregs2 = std::ptr::with_exposed_provenance_mut(argument);
+                // SAFETY: the caller's structure.
+                unsafe {
+                    (*to).pdptrs = kvm.pdptes().unwrap_or_default();
+                    (*to).flags = self.pdptes.load(Ordering::Relaxed);
+                }
+                0
+            }
             // A terminal's.
             (0, 0x5401) => -libc::ENOTTY,
             other => panic!("{other:x?} is not made up"),
@@ -180,7 +193,11 @@ impl Vmm {
     }
 
     fn with(shares_registers: bool, code: &[u8]) -> Self {
-        let kvm = RefCell::new(FakeKvm::new(code, VmState::default()));
+        Self::of(shares_registers, FakeKvm::new(code, VmState::default()))
+    }
+
+    fn of(shares_registers: bool, kvm: FakeKvm) -> Self {
+        let kvm = RefCell::new(kvm);
         let kernel = FakeKernel {
             kvm,
             shares_registers,
@@ -191,6 +208,7 @@ impl Vmm {
             full: AtomicBool::new(false),
             shadow_tables: AtomicBool::new(false),
             faults_blocked: AtomicBool::new(false),
+            pdptes: AtomicU64::new(0),
             system: AtomicI32::new(SYSTEM),
             next_vm: AtomicI32::new(VM),
         };
@@ -264,6 +282,19 @@ fn a_vmm_from_beginning_to_end() {
     assert_eq!(seen.iter().filter(|(_, request)| *request == KVM_RUN).count(), 2);
     assert_eq!(seen.iter().filter(|(_, request)| *request == KVM_GET_DEBUGREGS).count(), 1);
     assert!(!seen.contains(&(VCPU, KVM_GET_REGS)) && !seen.contains(&(VCPU, KVM_SET_REGS)));
+}
+
+/// A guest with PAE paging: one more question for each cluster, and its answer counts only if KVM says so.
+#[test]
+fn pdptes_are_kvms_to_say() {
+    for (says, entries) in [(1, 2), (0, 12), (2, 12)] {
+        let vmm = Vmm::of(true, paged32::kvm(Tables::Pae, &program()));
+        vmm.interposer.kernel().pdptes.store(says, Ordering::Relaxed);
+        vmm.create();
+        assert_eq!(vmm.entries(), entries, "flags {says}");
+        let seen = vmm.interposer.kernel().seen.borrow();
+        assert_eq!(seen.iter().filter(|(_, request)| *request == KVM_GET_SREGS2).count(), 1);
+    }
 }
 
 #[test]

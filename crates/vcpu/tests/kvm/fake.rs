@@ -6,6 +6,7 @@
 // UNSAFETY: `kvm_run` and the guest's memory are shared by address, as they are with the kernel.
 
 use ioplane_vcpu::kvm::{VcpuDescriptor, VmState};
+use ioplane_vcpu::segments;
 use ioplane_vcpu::{
     CachedSegment, CodeMode, DeviceAccess, GeneralRegisters, GuestSpace, Interpreter, MemorySlot,
     OperandSize, PendingAccess, RunBudget, RunEnd, StopReason, SystemRegisters, TranslationCache, registers,
@@ -88,6 +89,8 @@ pub struct FakeKvm {
     pub emulates_ports: bool,
     /// An exception waits for the next entry. Registers that KVM is given drop it.
     pub exception: bool,
+    /// What KVM says of the PDPTEs, and how often it was asked.
+    pub pdptes: (Option<[u64; 4]>, u64),
     /// What the guest's counter is ahead of the host's, and IA32_TSC_AUX.
     pub time_stamp: (u64, u32),
 }
@@ -128,6 +131,7 @@ impl FakeKvm {
                 code_default_big: false,
                 flat: false,
                 segments: [CachedSegment::UNUSABLE; 6],
+                pdptes: [0; 4],
             },
             interpreter: Interpreter::new(),
             cache: TranslationCache::new(),
@@ -140,6 +144,7 @@ impl FakeKvm {
             leaves_at_once: false,
             emulates_ports: false,
             exception: false,
+            pdptes: (None, 0),
             time_stamp: (0, 0),
         }
     }
@@ -181,17 +186,20 @@ impl FakeKvm {
             ..Default::default()
         };
         sregs.cs.l = u8::from(self.system.code_long);
-        if self.system.mode() == Some(CodeMode::Code16) {
+        sregs.cs.db = u8::from(self.system.code_default_big);
+        if self.system.mode() != Some(CodeMode::Long) {
             let places =
                 [&mut sregs.es, &mut sregs.cs, &mut sregs.ss, &mut sregs.ds, &mut sregs.fs, &mut sregs.gs];
-            for (place, segment) in places.into_iter().zip(&self.system.segments) {
+            for (number, (place, segment)) in places.into_iter().zip(&self.system.segments).enumerate() {
+                let code = number == segments::CS && self.system.cr0 & cr0::PE != 0;
                 *place = kvm_segment {
                     base: segment.base,
                     limit: segment.limit,
                     selector: segment.selector,
-                    // Data that may be written to, as all segments of real mode.
-                    type_: 3,
+                    // Code that may be read. Data that may be written to, as all segments of real mode.
+                    type_: if code { 11 } else { 3 },
                     present: 1,
+                    db: u8::from(segment.big),
                     s: 1,
                     ..Default::default()
                 };
@@ -394,6 +402,11 @@ impl VcpuDescriptor for FakeKvm {
     fn set_events(&mut self, events: &kvm_vcpu_events) -> i32 {
         self.exception = events.exception.injected != 0;
         0
+    }
+
+    fn pdptes(&mut self) -> Option<[u64; 4]> {
+        self.pdptes.1 += 1;
+        self.pdptes.0
     }
 
     fn debug_registers(&mut self, registers: &mut kvm_debugregs) -> i32 {

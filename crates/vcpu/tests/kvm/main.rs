@@ -5,6 +5,7 @@
 mod calls;
 mod clock;
 mod fake;
+mod paged32;
 mod program;
 #[path = "../quiet/mod.rs"]
 mod quiet;

@@ -15,6 +15,8 @@ use ioplane_vcpu::{
 };
 use proptest::prelude::*;
 
+mod legacy;
+
 const SYSTEM: SystemRegisters = SystemRegisters {
     cr0: cr0::PE | cr0::PG | cr0::WP,
     cr3: 0x1000,
@@ -25,6 +27,7 @@ const SYSTEM: SystemRegisters = SystemRegisters {
     code_default_big: false,
     flat: false,
     segments: [CachedSegment::UNUSABLE; 6],
+    pdptes: [0; 4],
 };
 const BITS: u32 = 40;
 /// Present, writable, accessed, dirty.
