@@ -8,7 +8,6 @@ use std::time::Duration;
 use ioplane_scheduler::{CoreObjective, IdleChoice, PollingCosts, QueuePolling};
 
 use super::PollLoop;
-use super::slot::{SlotEntry, SlotState};
 
 /// A look at a ring without requests, ns: a load that misses the cache, and the way to it.
 const LOOK_NS: u64 = 60;
@@ -38,6 +37,22 @@ impl Adaptive {
         self.queue.spin().0 > 0
     }
 
+    /// A poll had work, of so many requests, `now_ns` after the core was started.
+    #[inline]
+    pub(super) fn worked(&mut self, now_ns: u64, requests: u32) {
+        self.queue.worked(now_ns, requests, &self.costs, &OBJECTIVE);
+    }
+
+    /// A poll found nothing but requests that wait for a disk.
+    pub(super) fn waits(&mut self) {
+        self.queue.waits();
+    }
+
+    /// A poll found nothing. Whether the slot has been looked at for long enough.
+    pub(super) fn idle(&mut self, now_ns: u64) -> bool {
+        self.queue.idle(now_ns, true) != IdleChoice::Poll
+    }
+
     /// The slot rests, and the look after it was armed has found nothing.
     pub(super) fn rests(&mut self) {
         self.queue.armed();
@@ -50,26 +65,6 @@ impl Adaptive {
         let among = PollingCosts::default().among(LOOK_NS, turn_ns.max(1)).polling_permille;
         let permille = alone + u64::from(among) * (1000 - alone) / 1000;
         self.costs.polling_permille = permille.clamp(1, 1000) as u32;
-    }
-}
-
-impl SlotEntry {
-    /// A poll had work, of so many requests, `now_ns` after the core was started.
-    #[inline]
-    pub(super) fn worked(&mut self, now_ns: u64, requests: u32) {
-        let Adaptive { queue, costs, .. } = &mut self.adaptive;
-        queue.worked(now_ns, requests, costs, &OBJECTIVE);
-    }
-
-    /// Whether the slot, without work for `idle`, has been looked at for long enough. `spin`: for how long it is looked at while it waits for
-    /// a disk.
-    pub(super) fn spin_is_over(&mut self, now_ns: u64, idle: Duration, spin: Duration) -> bool {
-        if self.state == SlotState::Waiting {
-            // What the disk takes is no gap. The core sleeps meanwhile, so looking on costs little.
-            self.adaptive.queue.waits();
-            return idle >= spin || !self.adaptive.spins();
-        }
-        self.adaptive.queue.idle(now_ns, true) != IdleChoice::Poll
     }
 }
 

@@ -311,7 +311,7 @@ impl PollLoop {
         self.stepping = None;
         if outcome.state() == PollState::Busy {
             if self.notify == Notify::Adaptive {
-                entry.worked(self.shared.age_ns(self.context.now()), outcome.cost().requests);
+                entry.adaptive.worked(self.shared.age_ns(self.context.now()), outcome.cost().requests);
             }
             self.account.counts.bytes += u64::from(outcome.cost().bytes);
             if entry.charge.add(outcome.cost()) {

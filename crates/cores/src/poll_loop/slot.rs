@@ -1,6 +1,6 @@
 //! One slot, with what the core knows of it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ioplane_device::{Budget, CoreContext, PollOutcome, PollState, PollerSlot};
 
@@ -97,6 +97,17 @@ impl SlotEntry {
             }
         }
         outcome
+    }
+
+    /// Whether an adaptive core has looked at it for long enough, after it was without work for `idle`. `spin`: for how long it is looked at
+    /// while it waits for a disk.
+    pub(super) fn spin_is_over(&mut self, now_ns: u64, idle: Duration, spin: Duration) -> bool {
+        if self.state != SlotState::Waiting {
+            return self.adaptive.idle(now_ns);
+        }
+        // What the disk takes is no gap. The core sleeps meanwhile, so looking on costs little.
+        self.adaptive.waits();
+        idle >= spin || !self.adaptive.spins()
     }
 
     /// Whether it waits for something below that wakes the core when it ends. `ring`: the core's ring has something of it in flight.

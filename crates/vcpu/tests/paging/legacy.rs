@@ -148,7 +148,7 @@ proptest! {
         pdpte in prop_oneof![
             8 => Just(0_u64),
             1 => (0_u32..64).prop_map(|bit| 1 << bit),
-            1 => (0_u64..1 << 12),
+            1 => 0_u64..1 << 12,
         ],
         linear in linear(),
         aligned in any::<bool>(),
