@@ -41,7 +41,7 @@ impl PollLoop {
             let idle_since = self.slots[index].as_ref().and_then(|entry| entry.idle_since);
             let idle = idle_since.is_some_and(|since| now.saturating_duration_since(since) >= spin);
             if idle && self.rest(index) {
-                self.awake.swap_remove(at);
+                self.leave_awake(at);
                 if self.slots[index].as_ref().is_some_and(|entry| entry.state == SlotState::Parked) {
                     self.free_slot(index);
                 }

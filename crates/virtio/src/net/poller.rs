@@ -15,8 +15,6 @@ use crate::ring::RingFault;
 
 /// Frames between two publications.
 const BATCH: u32 = 32;
-/// What one poll may cost.
-pub(super) const COST: usize = cost::COST as usize;
 /// What a buffer costs beside its bytes.
 pub(super) const COST_OF_BUFFER: usize = cost::COST_OF_BUFFER as usize;
 
@@ -26,7 +24,7 @@ pub(super) trait Work: Send + 'static {
     const IS_WORK: bool = true;
     /// Whether there is anything to do: cheap.
     fn ready(&mut self, queue: &mut Queue) -> bool;
-    /// Takes at most `budget` on and is done with them, as long as `left` of [`COST`] is not used up; says how many.
+    /// Takes at most `budget` on and is done with them, as long as `left` of what the poll may cost is not used up; says how many.
     /// Stops before what a limit holds back: [`CoreContext::limited`] then says until when.
     fn batch(
         &mut self,
@@ -85,17 +83,17 @@ impl<W: Work> Poller for NetPoller<W> {
         if queue.phase == Phase::Suspending {
             return PollOutcome::PARKED;
         }
-        let (mut done, mut spent, mut limited) = (0, 0, None);
+        let (mut done, mut spent, mut more, mut limited) = (0, 0, false, None);
         let serves = queue.takes() || (work.has_begun() && queue.fault().is_none());
         if !serves || !work.ready(queue) {
             queue.set_limited(false);
             queue.found_dry(context);
         } else {
-            let (began, whole) = (Instant::now(), cost::of_a_poll() as usize);
+            let (began, whole) = (Instant::now(), cost::of_a_poll(budget) as usize);
             let mut left = whole;
-            while done < budget.0 && left > 0 && context.limited().is_none() && work.ready(queue) {
+            while done < budget.requests && left > 0 && context.limited().is_none() && work.ready(queue) {
                 // Published in batches: the driver can go on with the first while we do the next.
-                let outcome = work.batch(context, queue, BATCH.min(budget.0 - done), &mut left);
+                let outcome = work.batch(context, queue, BATCH.min(budget.requests - done), &mut left);
                 work.publish(queue);
                 match outcome {
                     Ok(0) => break,
@@ -108,6 +106,7 @@ impl<W: Work> Poller for NetPoller<W> {
                 }
             }
             spent = whole - left;
+            more = done >= budget.requests || left == 0;
             limited = context.limited();
             queue.set_limited(limited.is_some());
             if done > 0 {
@@ -125,7 +124,7 @@ impl<W: Work> Poller for NetPoller<W> {
         match (done, queue.phase) {
             (0, Phase::Draining) => PollOutcome::PARKED,
             (0, _) => limited.map_or(PollOutcome::IDLE, |at| PollOutcome::limited(at, context)),
-            _ => PollOutcome::busy(done, spent as u64),
+            _ => PollOutcome::busy(done, spent as u64).with_more(more),
         }
     }
 
