@@ -1,49 +1,33 @@
 //! ioplane itself, from the binary that was built beside this one, or from another build.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::Result;
 
 use super::backend::{Backend, Backing};
+use crate::daemon::{Configuration, Mode};
 use crate::served::{Place, Served, ioplane};
 
 /// One daemon with one I/O core and one disk.
 pub struct Ioplane {
-    /// Whether its core polls; if not, it waits for kicks.
-    pub polled: bool,
+    pub mode: Mode,
     /// Another binary than [`ioplane`].
     pub binary: Option<PathBuf>,
 }
 
-impl Ioplane {
-    fn config(&self, backing: &Backing, socket: &Path, folder: &Path, place: &Place) -> String {
-        let mode = if self.polled { "polled" } else { "notified" };
+impl Backend for Ioplane {
+    fn name(&self) -> &'static str {
+        if self.mode == Mode::Notified { "notified" } else { "ioplane" }
+    }
+
+    fn start(&self, backing: &Backing, socket: &Path, folder: &Path, place: &Place) -> Result<Served> {
         let backing = match backing {
             Backing::Memory { len, .. } => format!("memory = \"{len}\""),
             Backing::File { file, .. } => format!("path = {file:?}"),
         };
-        format!(
-            "[daemon]\nsocket = {control:?}\nrun_dir = {folder:?}\n\n\
-             [[core]]\nid = 0\ncpu = {cpu}\nnotify = \"{mode}\"\n\n\
-             [[disk]]\nname = \"bench\"\nqueue_size = 256\nsocket = {socket:?}\n{backing}\n",
-            control = folder.join("control"),
-            cpu = place.cpus.back,
-        )
-    }
-}
-
-impl Backend for Ioplane {
-    fn name(&self) -> &'static str {
-        if self.polled { "ioplane" } else { "notified" }
-    }
-
-    fn start(&self, backing: &Backing, socket: &Path, folder: &Path, place: &Place) -> Result<Served> {
-        let config = folder.join("ioplane.toml");
-        std::fs::write(&config, self.config(backing, socket, folder, place))?;
-        let mut command = Command::new(self.binary.clone().map_or_else(ioplane, Ok)?);
-        command.arg("serve").arg("--config").arg(&config);
-        place.spawn(&command, &folder.join("log"))
+        let configuration =
+            Configuration::new(self.mode).disk("bench", socket, &format!("queue_size = 256\n{backing}"));
+        configuration.start(&self.binary.clone().map_or_else(ioplane, Ok)?, folder, place)
     }
 
     fn describe(&self, backing: &Backing) -> String {
@@ -51,6 +35,6 @@ impl Backend for Ioplane {
             Backing::Memory { .. } => "memory (memfd)",
             Backing::File { .. } => "file on disk, io_uring, O_DIRECT",
         };
-        format!("{what}, one {} core", if self.polled { "polled" } else { "notified" })
+        format!("{what}, one {} core", self.mode.word())
     }
 }

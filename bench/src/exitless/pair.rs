@@ -12,6 +12,7 @@ use super::report::{Key, Report};
 use super::session::Session;
 use super::{DEPTHS, FOREIGN, Folders, Options, Pace};
 use crate::baseline::Pair;
+use crate::daemon::Mode;
 
 /// Short, so that a pair is done in well under a minute: the pairs take the place of rounds.
 const PACE: Pace = Pace {
@@ -29,8 +30,8 @@ pub fn pair(options: &Options, pair: &Pair<'_>) -> Result<[Value; 2]> {
     let folders = Folders::new(options.folder.as_deref())?;
     let mut reports = [Report::default(), Report::default()];
     for on_file in [false, true] {
-        for polled in [true, false] {
-            let name = if polled { "ioplane" } else { "notified" };
+        for mode in [Mode::Polled, Mode::Notified] {
+            let name = if mode == Mode::Polled { "ioplane" } else { "notified" };
             let wanted: Vec<Key> = keys(on_file)
                 .filter(|key| key.judged(name).iter().any(|figure| pair.wants(figure)))
                 .collect();
@@ -40,9 +41,9 @@ pub fn pair(options: &Options, pair: &Pair<'_>) -> Result<[Value; 2]> {
             let mut sessions = Vec::new();
             for side in pair.order {
                 pair.go_on()?;
-                let backend = Ioplane { polled, binary: Some(pair.binary(side).to_owned()) };
+                let backend = Ioplane { mode, binary: Some(pair.binary(side).to_owned()) };
                 let what = format!("{}-{name}-{on_file}", side.name());
-                let backing = folders.backing(&what, on_file, &PACE)?;
+                let backing = folders.backing(&what, on_file, PACE.bytes(on_file))?;
                 sessions
                     .push((side, Session::open(&backend, &backing, &folders.run(&what), pair.place, true)?));
             }
