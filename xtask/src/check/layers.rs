@@ -28,6 +28,7 @@ const ORDER: [&str; 22] = [
     "ioplane-hardware",
     "ioplane-passthrough",
     "ioplane-host",
+    "ioplane-explain",
     "ioplane-daemon",
     "ioplane-exits",
     "ioplane-vcpu",
