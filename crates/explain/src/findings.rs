@@ -1,8 +1,8 @@
 //! The rules. Each looks at what one device did, and at its cores.
 
-use ioplane_api::report::{Cause, Finding};
+use ioplane_api::report::{Slowdown, SlowdownCause};
 
-use crate::window::{CoreWindow, DeviceWindow, Window};
+use crate::interval::{CoreWindow, DeviceWindow, Interval};
 
 /// Units below which nothing is said of times and rates: there was nearly no load.
 const FEWEST: u64 = 50;
@@ -50,12 +50,12 @@ const EVENT_IDX: u64 = 1 << 29;
 const CHAIN: f64 = 3.0;
 
 /// Everything that slows the device down.
-pub fn of(device: &DeviceWindow, window: &Window) -> Vec<Finding> {
+pub fn of(device: &DeviceWindow, interval: &Interval) -> Vec<Slowdown> {
     let mut findings = stopped(device);
     if device.units() < FEWEST && device.dropped_full < FEWEST {
         return findings;
     }
-    let limits = limited(device, window);
+    let limits = limited(device, interval);
     let is_limited = !limits.is_empty();
     findings.extend(limits);
     let slow = slow_disk(device);
@@ -63,26 +63,26 @@ pub fn of(device: &DeviceWindow, window: &Window) -> Vec<Finding> {
         // What a limit holds back waits in the ring: neither its waiting nor a full ring says more.
         findings.extend(slow);
     } else {
-        findings.extend(cores(device, window));
+        findings.extend(cores(device, interval));
         findings.extend(slow);
-        findings.extend(full_ring(device, window));
-        findings.extend(one_queue(device, window));
+        findings.extend(full_ring(device, interval));
+        findings.extend(one_queue(device, interval));
     }
     findings.extend(slow_receiver(device));
     findings.extend(no_event_idx(device));
     findings
 }
 
-fn finding(cause: Cause, device: &DeviceWindow, text: String, remedy: String) -> Finding {
-    Finding { cause, device: device.name.clone(), text, remedy }
+fn finding(cause: SlowdownCause, device: &DeviceWindow, text: String, remedy: String) -> Slowdown {
+    Slowdown { cause, device: device.name.clone(), text, remedy }
 }
 
-fn stopped(device: &DeviceWindow) -> Vec<Finding> {
+fn stopped(device: &DeviceWindow) -> Vec<Slowdown> {
     let stopped = device.queues.iter().filter_map(|queue| Some((queue.index, queue.fault.as_ref()?)));
     let said = stopped.map(|(index, fault)| {
         let text = format!("queue {index} has stopped: {fault}");
         finding(
-            Cause::StoppedQueue,
+            SlowdownCause::StoppedQueue,
             device,
             text,
             "reset the device in the guest: reload its driver, or reboot".into(),
@@ -91,7 +91,7 @@ fn stopped(device: &DeviceWindow) -> Vec<Finding> {
     said.collect()
 }
 
-fn limited(device: &DeviceWindow, window: &Window) -> Vec<Finding> {
+fn limited(device: &DeviceWindow, interval: &Interval) -> Vec<Slowdown> {
     let held: u64 = device.queues.iter().map(|queue| queue.limited).sum();
     if held == 0 {
         return Vec::new();
@@ -99,32 +99,32 @@ fn limited(device: &DeviceWindow, window: &Window) -> Vec<Finding> {
     let at_limit = device
         .limits
         .iter()
-        .filter(|limit| limit.passed as f64 >= AT_LIMIT * limit.limit as f64 * window.seconds);
+        .filter(|limit| limit.passed as f64 >= AT_LIMIT * limit.limit as f64 * interval.seconds);
     let said = at_limit.map(|limit| {
-        let rate = limit.passed as f64 / window.seconds;
+        let rate = limit.passed as f64 / interval.seconds;
         let text = format!(
             "its limit of {} {} per second bites: {rate:.0} per second have passed, and {held} times others were left waiting",
             limit.limit, limit.what,
         );
         let remedy = format!("ioplane {} set {} --{} N, or 0 for no limit", device.kind, device.name, limit.option);
-        finding(Cause::Limit, device, text, remedy)
+        finding(SlowdownCause::Limit, device, text, remedy)
     });
     said.collect()
 }
 
 /// What the waiting for a core comes from: it is starved, or a neighbour has it.
-fn cores(device: &DeviceWindow, window: &Window) -> Vec<Finding> {
+fn cores(device: &DeviceWindow, interval: &Interval) -> Vec<Slowdown> {
     let wait = device.waited().quantile(0.99);
     if wait < LONG_WAIT_US {
         return Vec::new();
     }
-    let its = device.cores().into_iter().filter_map(|core| window.core(core));
+    let its = device.cores().into_iter().filter_map(|core| interval.core(core));
     let said =
-        its.filter_map(|core| starved(device, core, wait).or_else(|| greedy(device, core, window, wait)));
+        its.filter_map(|core| starved(device, core, wait).or_else(|| greedy(device, core, interval, wait)));
     said.collect()
 }
 
-fn starved(device: &DeviceWindow, core: &CoreWindow, wait: f64) -> Option<Finding> {
+fn starved(device: &DeviceWindow, core: &CoreWindow, wait: f64) -> Option<Slowdown> {
     if core.awake < 0.2 || core.ran >= STARVED * core.awake {
         return None;
     }
@@ -140,15 +140,15 @@ fn starved(device: &DeviceWindow, core: &CoreWindow, wait: f64) -> Option<Findin
     };
     let nice =
         if core.yield_policy == "nice" { "; it runs at nice 19: yield_policy = \"yields\"" } else { "" };
-    Some(finding(Cause::StarvedCore, device, text, format!("{place}{nice}")))
+    Some(finding(SlowdownCause::StarvedCore, device, text, format!("{place}{nice}")))
 }
 
-fn greedy(device: &DeviceWindow, core: &CoreWindow, window: &Window, wait: f64) -> Option<Finding> {
+fn greedy(device: &DeviceWindow, core: &CoreWindow, interval: &Interval, wait: f64) -> Option<Slowdown> {
     if core.busy < BUSY {
         return None;
     }
-    let all: u64 = window.devices.iter().map(|one| one.cost_on(core.id)).sum();
-    let others = window.devices.iter().filter(|one| one.name != device.name);
+    let all: u64 = interval.devices.iter().map(|one| one.cost_on(core.id)).sum();
+    let others = interval.devices.iter().filter(|one| one.name != device.name);
     let most = others.max_by_key(|one| one.cost_on(core.id))?;
     let part = most.cost_on(core.id) as f64 / (all.max(1)) as f64;
     if part < GREEDY {
@@ -166,10 +166,10 @@ fn greedy(device: &DeviceWindow, core: &CoreWindow, window: &Window, wait: f64) 
         "give {} another core (ioplane core add, ioplane core move), or limit it: ioplane {} set {}",
         most.name, most.kind, most.name
     );
-    Some(finding(Cause::GreedyNeighbour, device, text, remedy))
+    Some(finding(SlowdownCause::GreedyNeighbour, device, text, remedy))
 }
 
-fn slow_disk(device: &DeviceWindow) -> Option<Finding> {
+fn slow_disk(device: &DeviceWindow) -> Option<Slowdown> {
     let image = device.image.as_ref()?;
     let took = device.took();
     let (p50, p99) = (took.quantile(0.5), took.quantile(0.99));
@@ -184,17 +184,17 @@ fn slow_disk(device: &DeviceWindow) -> Option<Finding> {
     );
     let remedy =
         format!("look at the disk that has {image} (iostat -x 1), or move the image to a faster one");
-    Some(finding(Cause::SlowDisk, device, text, remedy))
+    Some(finding(SlowdownCause::SlowDisk, device, text, remedy))
 }
 
-fn full_ring(device: &DeviceWindow, window: &Window) -> Option<Finding> {
+fn full_ring(device: &DeviceWindow, interval: &Interval) -> Option<Slowdown> {
     if device.kind != "disk" {
         return None;
     }
     let per_request = if device.features & INDIRECT_DESC == 0 { CHAIN } else { 1.0 };
     let queue = device.queues.iter().find(|queue| {
         // Little's law: mean number in the ring.
-        let inside = (queue.took.sum_s() + queue.waited.sum_s()) / window.seconds;
+        let inside = (queue.took.sum_s() + queue.waited.sum_s()) / interval.seconds;
         queue.size > 0 && inside * per_request >= FULL * f64::from(queue.size)
     })?;
     let text = format!(
@@ -202,17 +202,17 @@ fn full_ring(device: &DeviceWindow, window: &Window) -> Option<Finding> {
         queue.index, queue.size
     );
     let remedy = "add the disk with a larger --queue-size or with more --queues; if the disk is slow as well, that comes first";
-    Some(finding(Cause::FullRing, device, text, remedy.into()))
+    Some(finding(SlowdownCause::FullRing, device, text, remedy.into()))
 }
 
-fn one_queue(device: &DeviceWindow, window: &Window) -> Option<Finding> {
+fn one_queue(device: &DeviceWindow, interval: &Interval) -> Option<Slowdown> {
     // Of a NIC the two directions have queues of their own.
     for receives in [false, true] {
         let queues =
             || device.queues.iter().filter(move |queue| queue.receives == receives && queue.size > 0);
         let all: u64 = queues().map(|queue| queue.units).sum();
         let Some(most) = queues().max_by_key(|queue| queue.units) else { continue };
-        let core = most.core.and_then(|core| window.core(core));
+        let core = most.core.and_then(|core| interval.core(core));
         let busy = core.is_some_and(|core| core.busy >= BUSY);
         if queues().count() < 2 || all < FEWEST || (most.units as f64) < ALL * all as f64 || !busy {
             continue;
@@ -229,12 +229,12 @@ fn one_queue(device: &DeviceWindow, window: &Window) -> Option<Finding> {
         } else {
             "let the guest have several flows, and in the guest: ethtool -L DEVICE combined N"
         };
-        return Some(finding(Cause::OneQueue, device, text, remedy.into()));
+        return Some(finding(SlowdownCause::OneQueue, device, text, remedy.into()));
     }
     None
 }
 
-fn slow_receiver(device: &DeviceWindow) -> Option<Finding> {
+fn slow_receiver(device: &DeviceWindow) -> Option<Slowdown> {
     let received: u64 = device.queues.iter().filter(|queue| queue.receives).map(|queue| queue.units).sum();
     let all = received + device.dropped_full;
     if device.dropped_full == 0 || (device.dropped_full as f64) < DROPS * all as f64 {
@@ -245,10 +245,10 @@ fn slow_receiver(device: &DeviceWindow) -> Option<Finding> {
         device.dropped_full
     );
     let remedy = "give the guest more vCPUs or pairs of queues, or a larger receive ring (--queue-size); a receive limit drops as well";
-    Some(finding(Cause::SlowReceiver, device, text, remedy.into()))
+    Some(finding(SlowdownCause::SlowReceiver, device, text, remedy.into()))
 }
 
-fn no_event_idx(device: &DeviceWindow) -> Option<Finding> {
+fn no_event_idx(device: &DeviceWindow) -> Option<Slowdown> {
     let times = device.times(1.0);
     let events = times.kicks_per_unit + times.interrupts_per_unit;
     if device.features & EVENT_IDX != 0 || device.features == 0 || events < MANY_EVENTS {
@@ -259,5 +259,5 @@ fn no_event_idx(device: &DeviceWindow) -> Option<Finding> {
         times.kicks_per_unit, times.interrupts_per_unit
     );
     let remedy = "use a driver that knows it (Linux since 2.6.39), and do not switch it off (event_idx=off of the VMM)";
-    Some(finding(Cause::NoEventIdx, device, text, remedy.into()))
+    Some(finding(SlowdownCause::NoEventIdx, device, text, remedy.into()))
 }

@@ -1,7 +1,7 @@
 //! Where the time of requests went: from two readings of the daemon to words.
 //!
 //! ```text
-//!   status, then status again --window--> what each device and core did in between --findings--> causes and remedies
+//!   status, then status again --interval--> what each device and core did in between --findings--> causes and remedies
 //! ```
 //!
 //! Pure: no clock, no I/O. Each finding needs what a reader could check in `ioplane status` or `ioplane top`, and its thresholds
@@ -11,11 +11,11 @@
 //! Must not know: the daemon, devices, sockets, time.
 
 mod findings;
-mod window;
+mod interval;
 
 use ioplane_api::report::{ExplainReport, StatusReport};
 
-use window::Window;
+use interval::Interval;
 
 /// The longest that somebody may look, and how long if nobody says, in seconds.
 pub const SECONDS: std::ops::RangeInclusive<u64> = 1..=600;
@@ -30,12 +30,12 @@ pub fn explain(
     seconds: f64,
     name: &str,
 ) -> Option<ExplainReport> {
-    let window = Window::between(before, after, seconds);
-    let devices: Vec<_> = window.devices.iter().filter(|device| device.is(name)).collect();
+    let interval = Interval::between(before, after, seconds);
+    let devices: Vec<_> = interval.devices.iter().filter(|device| device.is(name)).collect();
     if devices.is_empty() {
         return None;
     }
-    let mut findings: Vec<_> = devices.iter().flat_map(|device| findings::of(device, &window)).collect();
+    let mut findings: Vec<_> = devices.iter().flat_map(|device| findings::of(device, &interval)).collect();
     findings.sort_by_key(|finding| finding.cause);
     let devices = devices.iter().map(|device| device.times(seconds)).collect();
     Some(ExplainReport { name: name.to_owned(), seconds, devices, findings })

@@ -1,6 +1,6 @@
 //! Each cause is found where it is planted, alone; a healthy device has none.
 
-use ioplane_api::report::{Cause, StatusReport};
+use ioplane_api::report::{SlowdownCause, StatusReport};
 use ioplane_explain::explain;
 use serde_json::{Value, json};
 
@@ -146,7 +146,7 @@ impl Daemon {
         status
     }
 
-    fn causes(&self, name: &str) -> Vec<Cause> {
+    fn causes(&self, name: &str) -> Vec<SlowdownCause> {
         let report = explain(&self.status(false), &self.status(true), 10.0, name).unwrap();
         for finding in &report.findings {
             assert!(finding.text.len() > 20 && finding.remedy.len() > 10, "{finding:?}");
@@ -184,7 +184,7 @@ fn a_greedy_neighbour() {
         ran: 9_950_000,
         ..healthy()
     };
-    assert_eq!(daemon.causes("web"), [Cause::GreedyNeighbour]);
+    assert_eq!(daemon.causes("web"), [SlowdownCause::GreedyNeighbour]);
     // The neighbour itself waits for nobody.
     assert_eq!(daemon.causes("other"), []);
     // Work that is fairly shared is nobody's fault.
@@ -200,7 +200,7 @@ fn a_starved_core() {
         ran: 4_000_000,
         ..healthy()
     };
-    assert_eq!(starved.causes("web"), [Cause::StarvedCore]);
+    assert_eq!(starved.causes("web"), [SlowdownCause::StarvedCore]);
     // One that yields to others while it has nothing to do harms nobody.
     let yields = Daemon { web: vec![HEALTHY], ..starved };
     assert_eq!(yields.causes("web"), []);
@@ -210,10 +210,10 @@ fn a_starved_core() {
 fn a_slow_disk() {
     let slow =
         |units, took_us| Daemon { web: vec![Load { units, took_us, events: 0, ..HEALTHY }], ..healthy() };
-    assert_eq!(slow(2_000, 9_000).causes("web"), [Cause::SlowDisk]);
+    assert_eq!(slow(2_000, 9_000).causes("web"), [SlowdownCause::SlowDisk]);
     assert_eq!(slow(2_000, 900).causes("web"), []);
     // All that a ring can hold is on its way, each for long.
-    assert_eq!(slow(64_000, 20_000).causes("web"), [Cause::SlowDisk, Cause::FullRing]);
+    assert_eq!(slow(64_000, 20_000).causes("web"), [SlowdownCause::SlowDisk, SlowdownCause::FullRing]);
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn a_full_ring() {
         features,
         ..healthy()
     };
-    assert_eq!(full(FEATURES).causes("web"), [Cause::FullRing]);
+    assert_eq!(full(FEATURES).causes("web"), [SlowdownCause::FullRing]);
     // Without indirect tables a ring holds a third.
     let third = |features| Daemon {
         web: vec![Load { units: 450_000, took_us: 1_000, events: 0, ..HEALTHY }],
@@ -232,14 +232,14 @@ fn a_full_ring() {
         ..healthy()
     };
     assert_eq!(third(FEATURES).causes("web"), []);
-    assert_eq!(third(1 << 29).causes("web"), [Cause::FullRing]);
+    assert_eq!(third(1 << 29).causes("web"), [SlowdownCause::FullRing]);
 }
 
 #[test]
 fn a_limit_that_bites() {
     let load = Load { units: 20_000, wait_us: 30_000, limited: 500, ..HEALTHY };
     let daemon = Daemon { web: vec![load], iops_limit: Some(2_000), ..healthy() };
-    assert_eq!(daemon.causes("web"), [Cause::Limit]);
+    assert_eq!(daemon.causes("web"), [SlowdownCause::Limit]);
     // One that a guest does not reach.
     let daemon = Daemon { web: vec![HEALTHY], iops_limit: Some(20_000), ..healthy() };
     assert_eq!(daemon.causes("web"), []);
@@ -249,7 +249,7 @@ fn a_limit_that_bites() {
 fn one_queue_in_use() {
     let busy =
         |busy| Daemon { web: vec![HEALTHY, IDLE, IDLE, IDLE], busy, slept: 0, ran: 9_900_000, ..healthy() };
-    assert_eq!(busy(9_500_000).causes("web"), [Cause::OneQueue]);
+    assert_eq!(busy(9_500_000).causes("web"), [SlowdownCause::OneQueue]);
     // It is enough while its core is not busy.
     assert_eq!(busy(3_000_000).causes("web"), []);
 }
@@ -261,20 +261,23 @@ fn a_guest_without_event_idx() {
         features: FEATURES & !(1 << 29),
         ..healthy()
     };
-    assert_eq!(without(150_000).causes("web"), [Cause::NoEventIdx]);
+    assert_eq!(without(150_000).causes("web"), [SlowdownCause::NoEventIdx]);
     assert_eq!(without(2_000).causes("web"), []);
 }
 
 #[test]
 fn a_slow_receiver() {
     let daemon = |dropped| Daemon { received: HEALTHY, dropped, ..healthy() };
-    assert_eq!(daemon(20_000).causes("lan"), [Cause::SlowReceiver]);
+    assert_eq!(daemon(20_000).causes("lan"), [SlowdownCause::SlowReceiver]);
     assert_eq!(daemon(20).causes("lan"), []);
     // It takes none at all.
-    assert_eq!(Daemon { received: IDLE, ..daemon(20_000) }.causes("lan"), [Cause::SlowReceiver]);
+    assert_eq!(Daemon { received: IDLE, ..daemon(20_000) }.causes("lan"), [SlowdownCause::SlowReceiver]);
 }
 
 #[test]
 fn a_queue_that_has_stopped() {
-    assert_eq!(Daemon { fault: true, web: vec![IDLE], ..healthy() }.causes("web"), [Cause::StoppedQueue]);
+    assert_eq!(
+        Daemon { fault: true, web: vec![IDLE], ..healthy() }.causes("web"),
+        [SlowdownCause::StoppedQueue]
+    );
 }

@@ -13,7 +13,7 @@ pub struct ExplainReport {
     /// The devices: the one of this name, or those of the VM.
     pub devices: Vec<DeviceTimes>,
     /// What slows them down, the worst first; none if nothing stands out.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<Slowdown>,
 }
 
 /// Where the time of one device's requests went. A unit is a request of a disk or a frame of a NIC.
@@ -45,9 +45,9 @@ pub struct DeviceTimes {
 /// What slows a device down.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Finding {
+pub struct Slowdown {
     /// Of what kind.
-    pub cause: Cause,
+    pub cause: SlowdownCause,
     /// Which device.
     pub device: String,
     /// What was seen.
@@ -60,7 +60,7 @@ pub struct Finding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
-pub enum Cause {
+pub enum SlowdownCause {
     /// A queue has stopped, since its guest broke a rule.
     StoppedQueue,
     /// A limit holds requests back.

@@ -21,7 +21,7 @@ mod queue;
 
 pub use configuration::SavedReport;
 pub use daemon::{DaemonEvent, EventWord, HealthReport, HealthWord, MovedReport, VersionReport};
-pub use explain::{Cause, DeviceTimes, ExplainReport, Finding};
+pub use explain::{DeviceTimes, ExplainReport, Slowdown, SlowdownCause};
 pub use function::{
     ChipReport, EventReport, FunctionReport, QuiesceReport, RegionReport, Stage, StateFileV1, TrafficReport,
     WatchFaultReport, WatchReport,

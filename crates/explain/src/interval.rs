@@ -105,7 +105,7 @@ pub struct CoreWindow {
 
 /// What there was between two readings.
 #[derive(Debug, Clone, Default)]
-pub struct Window {
+pub struct Interval {
     pub seconds: f64,
     pub devices: Vec<DeviceWindow>,
     pub cores: Vec<CoreWindow>,
@@ -206,14 +206,14 @@ fn core(before: Option<&CoreReport>, after: &CoreReport) -> CoreWindow {
     }
 }
 
-impl Window {
+impl Interval {
     /// What there was in `seconds` between two readings.
     pub fn between(before: &StatusReport, after: &StatusReport, seconds: f64) -> Self {
         let disks =
             after.disks.iter().map(|now| disk(before.disks.iter().find(|was| was.name == now.name), now));
         let nics = after.nics.iter().map(|now| nic(before.nics.iter().find(|was| was.name == now.name), now));
         let cores = after.cores.iter().map(|now| core(before.cores.iter().find(|was| was.id == now.id), now));
-        Window { seconds, devices: disks.chain(nics).collect(), cores: cores.collect() }
+        Interval { seconds, devices: disks.chain(nics).collect(), cores: cores.collect() }
     }
 
     /// The core of that number.
