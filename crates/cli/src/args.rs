@@ -225,9 +225,9 @@ pub enum CoreCommand {
         /// Its number
         id: u32,
     },
-    /// Switch between polling and notification while guests run
+    /// Switch between polling and notification, or let the core choose, while guests run
     Mode {
-        /// Which of the two
+        /// Which mode
         mode: NotifyWord,
         /// Only this core [default: all]
         #[arg(long, value_name = "ID")]

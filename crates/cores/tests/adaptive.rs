@@ -18,6 +18,13 @@ fn adaptive() -> CoreSettings {
     CoreSettings { notify: Notify::Adaptive, ..CoreSettings::default() }
 }
 
+/// An adaptive core whose time is the test's.
+fn adaptive_by_a_clock() -> (Arc<ManualClock>, Core) {
+    let clock = Arc::new(ManualClock::default());
+    let core = Core::start_with(CoreId(0), adaptive(), clock.clone()).unwrap();
+    (clock, core)
+}
+
 /// Until the core has looked at the line and at its clock some times, or waits for the line's kick.
 fn looked(line: &Line) {
     let polls = line.polls.load(Ordering::Relaxed);
@@ -37,8 +44,7 @@ fn requests(line: &Line, clock: &ManualClock, count: u32, gap: Duration) {
 
 #[test]
 fn a_queue_whose_requests_come_slowly_asks_for_kicks_at_once() {
-    let clock = Arc::new(ManualClock::default());
-    let core = Core::start_with(CoreId(0), adaptive(), clock.clone()).unwrap();
+    let (clock, core) = adaptive_by_a_clock();
     let (running, lines) = Counter::run(1, &core);
     requests(&lines[0], &clock, 64, LONG);
     // No time passes from here on, and it asks all the same.
@@ -58,8 +64,7 @@ fn a_queue_whose_requests_come_slowly_asks_for_kicks_at_once() {
 
 #[test]
 fn a_queue_whose_requests_come_fast_is_looked_at_and_armed_when_they_end() {
-    let clock = Arc::new(ManualClock::default());
-    let core = Core::start_with(CoreId(0), adaptive(), clock.clone()).unwrap();
+    let (clock, core) = adaptive_by_a_clock();
     let (running, lines) = Counter::run(1, &core);
     lines[0].publish();
     lines[0].wait();
@@ -75,8 +80,7 @@ fn a_queue_whose_requests_come_fast_is_looked_at_and_armed_when_they_end() {
 
 #[test]
 fn each_queue_has_its_own_choice() {
-    let clock = Arc::new(ManualClock::default());
-    let core = Core::start_with(CoreId(0), adaptive(), clock.clone()).unwrap();
+    let (clock, core) = adaptive_by_a_clock();
     let (running, lines) = Counter::run(2, &core);
     let (slow, fast) = (&lines[0], &lines[1]);
     for _ in 0..64 {
@@ -95,8 +99,7 @@ fn each_queue_has_its_own_choice() {
 /// A queue that waits for a disk is not armed while its disk is at work, so its driver need not kick; unless its requests come slowly.
 #[test]
 fn a_queue_that_waits_for_a_disk_is_looked_at() {
-    let clock = Arc::new(ManualClock::default());
-    let core = Core::start_with(CoreId(0), adaptive(), clock.clone()).unwrap();
+    let (clock, core) = adaptive_by_a_clock();
     let (running, lines) = Counter::run_telling(1, &core);
     let held = || lines[0].taken.load(Ordering::Relaxed) > lines[0].served.load(Ordering::Relaxed);
     lines[0].hold();

@@ -58,7 +58,7 @@ words! {
     NotifyWord, Polled,
     /// The core looks; guests need not kick.
     Polled "polled",
-    /// The core looks while that is worth more than a kick, at each queue by itself.
+    /// The core looks while that costs less than a kick, and decides for each queue.
     Adaptive "adaptive",
     /// Guests kick.
     Notified "notified",

@@ -16,8 +16,8 @@ pub(super) struct Account {
     shared: Instant,
     shared_busy_ns: u64,
     permille: f32,
-    /// Time with work, and turns with work, when looking was priced last.
-    priced: (u64, u64),
+    /// When looking was priced last; time with work and turns with work by then.
+    priced: (Instant, u64, u64),
 }
 
 impl Account {
@@ -29,7 +29,7 @@ impl Account {
             shared: now,
             shared_busy_ns: 0,
             permille: 0.0,
-            priced: (0, 0),
+            priced: (now, 0, 0),
         }
     }
 
@@ -77,11 +77,12 @@ impl Account {
         self.shared_busy_ns = self.counts.busy_ns;
     }
 
-    /// Time with work, ns, and turns with work since the last call.
-    pub(super) fn since_priced(&mut self) -> (u64, u64) {
-        let now = (self.counts.busy_ns, self.counts.busy_turns);
-        let before = std::mem::replace(&mut self.priced, now);
-        (now.0 - before.0, now.1 - before.1)
+    /// Time that has gone by, ns, time with work, ns, and turns with work since the last call.
+    pub(super) fn since_priced(&mut self, now: Instant) -> (u64, u64, u64) {
+        let counted = (now, self.counts.busy_ns, self.counts.busy_turns);
+        let before = std::mem::replace(&mut self.priced, counted);
+        let period = now.saturating_duration_since(before.0).as_nanos() as u64;
+        (period, counted.1 - before.1, counted.2 - before.2)
     }
 
     /// The busy share, in thousandths.

@@ -3,8 +3,6 @@
 //! [`QueuePolling`] decides, from the gaps between the requests of one queue. Here is what it is told: when a queue has run dry, when its next
 //! request came, whether it had asked to be kicked meanwhile, and what looking on costs the core.
 
-use std::time::Duration;
-
 use ioplane_scheduler::{CoreObjective, IdleChoice, PollingCosts, QueuePolling};
 
 use super::PollLoop;
@@ -60,7 +58,7 @@ impl Adaptive {
 
     /// The core was awake for other slots for so many thousandths of the time, which took `turn_ns` per turn.
     fn price(&mut self, others_permille: u64, turn_ns: u64) {
-        // Where it would sleep otherwise a look costs what it takes, and all the time until the next.
+        // While it could sleep instead, polling costs all of the time.
         let alone = 1000 - others_permille.min(1000);
         let among = PollingCosts::default().among(LOOK_NS, turn_ns.max(1)).polling_permille;
         let permille = alone + u64::from(among) * (1000 - alone) / 1000;
@@ -69,15 +67,14 @@ impl Adaptive {
 }
 
 impl PollLoop {
-    /// What looking costs each slot, from what the core did in the last `period`.
-    pub(super) fn price_polling(&mut self, period: Duration) {
-        let (busy_ns, turns) = self.account.since_priced();
-        let period_ns = (period.as_nanos() as u64).max(1);
+    /// What looking costs each slot, from what the core did since the last call.
+    pub(super) fn price_polling(&mut self) {
+        let (period_ns, busy_ns, turns) = self.account.since_priced(self.context.now());
         let turn_ns = busy_ns / turns.max(1);
         for entry in self.slots.iter_mut().flatten() {
             let own = entry.charge.time_ns - entry.adaptive.priced_ns;
             entry.adaptive.priced_ns = entry.charge.time_ns;
-            let others = busy_ns.saturating_sub(own) * 1000 / period_ns;
+            let others = busy_ns.saturating_sub(own) * 1000 / period_ns.max(1);
             entry.adaptive.price(others, turn_ns);
         }
     }

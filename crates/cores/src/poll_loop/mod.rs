@@ -365,7 +365,7 @@ impl PollLoop {
         }
         let now = self.context.now();
         if self.notify == Notify::Adaptive {
-            self.price_polling(now.saturating_duration_since(self.last_tidy));
+            self.price_polling();
         }
         if let Some(ring) = ring(&mut self.context) {
             let since = now.saturating_duration_since(self.last_tidy);

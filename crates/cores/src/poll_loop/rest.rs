@@ -34,17 +34,17 @@ const EVENT_CHECK_INTERVAL: Duration = Duration::from_micros(50);
 impl PollLoop {
     /// Rests every slot that has had no work for long enough; on a notified core, every slot that has none.
     pub(super) fn rest_idle(&mut self) {
-        let (now, now_ns) = (self.context.now(), self.shared.age_ns(self.context.now()));
+        let now = self.context.now();
         let mut at = 0;
         while let Some(&index) = self.awake.get(at) {
-            let (notify, spin) = (self.notify, self.spin);
+            let (notify, spin, shared) = (self.notify, self.spin, &self.shared);
             let is_over = |entry: &mut SlotEntry| {
                 entry.idle_since.is_some_and(|since| {
                     let idle = now.saturating_duration_since(since);
                     match notify {
                         Notify::Notified => true,
                         Notify::Polled => idle >= spin,
-                        Notify::Adaptive => entry.spin_is_over(now_ns, idle, spin),
+                        Notify::Adaptive => entry.spin_is_over(shared.age_ns(now), idle, spin),
                     }
                 })
             };
@@ -66,7 +66,7 @@ impl PollLoop {
         let polls = self.notify.polls();
         let tidies = match self.notify {
             Notify::Polled => true,
-            // It was looked at for longer than its last kick took to be lowered.
+            // One that rests as soon as it has no work was woken by the kick that was lowered then.
             Notify::Adaptive => entry.adaptive.spins(),
             Notify::Notified => false,
         };
