@@ -160,7 +160,7 @@ fn each_problem_has_its_line_reason_and_remedy() {
             "[[core]]\nnotify = \"fast\"".into(),
             2,
             "notify = \"fast\"".into(),
-            "write one of \"polled\", \"notified\"".into(),
+            "write one of \"polled\", \"adaptive\", \"notified\"".into(),
         ),
         ("[[core]]\nspin_us = -1".into(), 2, "spin_us = -1".into(), "write a number from 0 on".into()),
         ("[[core]]\nid = 900".into(), 2, "id = 900".into(), "number the cores from 0 to 255".into()),
