@@ -25,20 +25,25 @@ fn adaptive_by_a_clock() -> (Arc<ManualClock>, Core) {
     (clock, core)
 }
 
-/// Until the core has looked at the line and at its clock some times, or waits for the line's kick.
+/// Until the core has looked at the line and at its clock some times, or rests until the line's kick.
 fn looked(line: &Line) {
     let polls = line.polls.load(Ordering::Relaxed);
-    eventually("is not looked at", || line.polls.load(Ordering::Relaxed) > polls + 64 || line.wants_kick());
+    eventually("is not looked at", || line.polls.load(Ordering::Relaxed) > polls + 64 || line.rests());
 }
 
-/// Requests with such gaps between them.
-fn requests(line: &Line, clock: &ManualClock, count: u32, gap: Duration) {
+/// So much time without a request.
+fn gap(line: &Line, clock: &ManualClock, time: Duration) {
+    looked(line);
+    clock.advance(time);
+    looked(line);
+}
+
+/// Requests with such gaps before them.
+fn requests(line: &Line, clock: &ManualClock, count: u32, time: Duration) {
     for _ in 0..count {
+        gap(line, clock, time);
         line.publish();
         line.wait();
-        looked(line);
-        clock.advance(gap);
-        looked(line);
     }
 }
 
@@ -48,11 +53,12 @@ fn a_queue_whose_requests_come_slowly_asks_for_kicks_at_once() {
     let (running, lines) = Counter::run(1, &core);
     requests(&lines[0], &clock, 64, LONG);
     // No time passes from here on, and it asks all the same.
+    eventually("is looked at in vain", || lines[0].rests());
     for _ in 0..10 {
         let kicks = lines[0].kicks.load(Ordering::Relaxed);
         lines[0].publish();
         lines[0].wait();
-        eventually("is looked at in vain", || lines[0].wants_kick());
+        eventually("is looked at in vain", || lines[0].rests());
         assert_eq!(lines[0].kicks.load(Ordering::Relaxed), kicks + 1);
     }
     // It was not tidied before it rested.
@@ -66,14 +72,15 @@ fn a_queue_whose_requests_come_slowly_asks_for_kicks_at_once() {
 fn a_queue_whose_requests_come_fast_is_looked_at_and_armed_when_they_end() {
     let (clock, core) = adaptive_by_a_clock();
     let (running, lines) = Counter::run(1, &core);
+    eventually("is not polled", || !lines[0].wants_kick());
     lines[0].publish();
     lines[0].wait();
     let kicks = lines[0].kicks.load(Ordering::Relaxed);
     requests(&lines[0], &clock, 200, SHORT);
     assert_eq!(lines[0].kicks.load(Ordering::Relaxed), kicks, "is kicked although it is polled");
     assert!(!lines[0].wants_kick());
-    clock.advance(LONG);
-    eventually("is looked at for too long", || lines[0].wants_kick());
+    gap(&lines[0], &clock, LONG);
+    eventually("is looked at for too long", || lines[0].rests());
     eventually("does not sleep", || core.read().sleeps > 0);
     running.quiesce(soon()).unwrap();
 }
@@ -84,15 +91,12 @@ fn each_queue_has_its_own_choice() {
     let (running, lines) = Counter::run(2, &core);
     let (slow, fast) = (&lines[0], &lines[1]);
     for _ in 0..64 {
+        requests(fast, &clock, 20, SHORT);
+        gap(slow, &clock, LONG - 20 * SHORT);
         slow.publish();
         slow.wait();
-        requests(fast, &clock, 20, SHORT);
-        clock.advance(LONG - 20 * SHORT);
-        looked(slow);
     }
-    slow.publish();
-    slow.wait();
-    eventually("the slow one is looked at in vain", || slow.wants_kick());
+    eventually("the slow one is looked at in vain", || slow.rests());
     running.quiesce(soon()).unwrap();
 }
 

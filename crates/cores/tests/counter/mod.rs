@@ -55,6 +55,7 @@ pub struct Line {
     /// A line whose changes are counted between two polls of this one: the most are in `most_applied`.
     pub neighbour: OnceLock<Arc<Line>>,
     pub most_applied: AtomicU64,
+    rests: AtomicBool,
 }
 
 impl Line {
@@ -85,6 +86,7 @@ impl Line {
             applied: AtomicU64::new(0),
             neighbour: OnceLock::new(),
             most_applied: AtomicU64::new(0),
+            rests: AtomicBool::new(false),
         })
     }
 
@@ -115,6 +117,11 @@ impl Line {
     /// Whether its poller has asked to be kicked.
     pub fn wants_kick(&self) -> bool {
         self.wanted.load(Ordering::Relaxed)
+    }
+
+    /// Whether its poller has asked to be kicked and has found nothing after that: what is published from now on comes by a kick.
+    pub fn rests(&self) -> bool {
+        self.rests.load(Ordering::Acquire)
     }
 
     /// Until everything published is served.
@@ -227,6 +234,7 @@ impl Poller for Server {
         if self.held > 0 && line.open.load(Ordering::Acquire) {
             let done = std::mem::take(&mut self.held);
             let _ = rustix::io::read(&line.completion, &mut [0; 8]);
+            line.rests.store(false, Ordering::Relaxed);
             line.served.store(served + done, Ordering::Release);
             return PollOutcome::busy(done as u32, done * BYTES);
         }
@@ -241,6 +249,7 @@ impl Poller for Server {
             return PollOutcome::limited(at, context);
         }
         let outcome = if self.held > 0 || reads { PollOutcome::WAITING } else { PollOutcome::IDLE };
+        line.rests.store(line.wants_kick(), Ordering::Release);
         match line.wakes_in_us.load(Ordering::Relaxed) {
             0 => outcome,
             us => outcome.wake_at(context.now() + Duration::from_micros(us), context),
@@ -263,6 +272,7 @@ impl Poller for Server {
 
     fn arm(&mut self) -> Armed {
         self.line.armed.fetch_add(1, Ordering::Relaxed);
+        self.line.rests.store(false, Ordering::Relaxed);
         self.line.wanted.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let waits = self.line.published.load(Ordering::Acquire)
@@ -273,6 +283,7 @@ impl Poller for Server {
 
     fn disarm(&mut self, _context: &CoreContext, polling: bool) {
         self.line.disarmed.fetch_add(1, Ordering::Relaxed);
+        self.line.rests.store(false, Ordering::Relaxed);
         self.line.wanted.store(!polling, Ordering::Relaxed);
         self.empty_kick();
     }
