@@ -94,7 +94,7 @@ impl Work for Control {
         queue.ring.has_work()
     }
 
-    fn batch(
+    fn batch<const LIMITED: bool>(
         &mut self,
         _context: &mut CoreContext,
         queue: &mut Queue,

@@ -28,7 +28,7 @@ pub(super) trait Work: Send + 'static {
     fn ready(&mut self, queue: &mut Queue) -> bool;
     /// Takes at most `budget` on and is done with them, as long as `left` of [`COST`] is not used up; says how many.
     /// Stops before what a limit holds back: [`CoreContext::limited`] then says until when.
-    fn batch(
+    fn batch<const LIMITED: bool>(
         &mut self,
         context: &mut CoreContext,
         queue: &mut Queue,
@@ -76,11 +76,16 @@ impl<W: Work> NetPoller<W> {
     pub(super) fn into_parts(self) -> (Queue, W) {
         (self.queue, self.work)
     }
-}
 
-impl<W: Work> Poller for NetPoller<W> {
-    #[inline]
-    fn poll(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
+    /// Apart: where limits are asked is no part of the code that runs without them.
+    #[inline(never)]
+    fn poll_limited(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
+        self.poll_as::<true>(context, budget)
+    }
+
+    /// `LIMITED`: whether the queue has limits. Without any nothing is left of them in what follows.
+    #[inline(always)]
+    fn poll_as<const LIMITED: bool>(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
         let NetPoller { queue, work } = self;
         if queue.phase == Phase::Suspending {
             return PollOutcome::PARKED;
@@ -93,9 +98,13 @@ impl<W: Work> Poller for NetPoller<W> {
         } else {
             let (began, whole) = (Instant::now(), cost::of_a_poll() as usize);
             let mut left = whole;
-            while done < budget.0 && left > 0 && context.limited().is_none() && work.ready(queue) {
+            while done < budget.0
+                && left > 0
+                && !(LIMITED && context.limited().is_some())
+                && work.ready(queue)
+            {
                 // Published in batches: the driver can go on with the first while we do the next.
-                let outcome = work.batch(context, queue, BATCH.min(budget.0 - done), &mut left);
+                let outcome = work.batch::<LIMITED>(context, queue, BATCH.min(budget.0 - done), &mut left);
                 work.publish(queue);
                 match outcome {
                     Ok(0) => break,
@@ -108,8 +117,10 @@ impl<W: Work> Poller for NetPoller<W> {
                 }
             }
             spent = whole - left;
-            limited = context.limited();
-            queue.set_limited(limited.is_some());
+            if LIMITED {
+                limited = context.limited();
+                queue.set_limited(limited.is_some());
+            }
             if done > 0 {
                 work.finish();
                 if W::IS_WORK {
@@ -126,6 +137,17 @@ impl<W: Work> Poller for NetPoller<W> {
             (0, Phase::Draining) => PollOutcome::PARKED,
             (0, _) => limited.map_or(PollOutcome::IDLE, |at| PollOutcome::limited(at, context)),
             _ => PollOutcome::busy(done, spent as u64),
+        }
+    }
+}
+
+impl<W: Work> Poller for NetPoller<W> {
+    #[inline]
+    fn poll(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
+        if context.has_limits() {
+            self.poll_limited(context, budget)
+        } else {
+            self.poll_as::<false>(context, budget)
         }
     }
 

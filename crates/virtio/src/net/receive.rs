@@ -310,7 +310,7 @@ impl Work for Receive {
     }
 
     #[inline]
-    fn batch(
+    fn batch<const LIMITED: bool>(
         &mut self,
         context: &mut CoreContext,
         queue: &mut Queue,
@@ -321,12 +321,9 @@ impl Work for Receive {
         let mut count = 0;
         self.starved = false;
         while count < budget && *left > 0 && self.port_rx.front().is_some() {
-            let plain = match context.has_limits() {
-                true => self.receive_plain::<true>(context, queue, &takes, budget - count, left)?,
-                false => self.receive_plain::<false>(context, queue, &takes, budget - count, left)?,
-            };
+            let plain = self.receive_plain::<LIMITED>(context, queue, &takes, budget - count, left)?;
             count += plain;
-            if context.limited().is_some() {
+            if LIMITED && context.limited().is_some() {
                 break;
             }
             if plain == 0 {

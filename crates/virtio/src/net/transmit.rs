@@ -264,7 +264,7 @@ impl Work for Transmit {
     }
 
     #[inline]
-    fn batch(
+    fn batch<const LIMITED: bool>(
         &mut self,
         context: &mut CoreContext,
         queue: &mut Queue,
@@ -277,12 +277,9 @@ impl Work for Transmit {
             count += 1;
         }
         while count < budget && *left > 0 && self.begun.is_none() && queue.takes() {
-            let plain = match context.has_limits() {
-                true => self.send_plain::<true>(context, queue, budget - count, left)?,
-                false => self.send_plain::<false>(context, queue, budget - count, left)?,
-            };
+            let plain = self.send_plain::<LIMITED>(context, queue, budget - count, left)?;
             count += plain;
-            if context.limited().is_some() {
+            if LIMITED && context.limited().is_some() {
                 break;
             }
             if plain == 0 {
