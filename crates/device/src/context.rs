@@ -25,6 +25,8 @@ pub struct CoreContext {
     /// When the request may pass that a limit has held back in this poll.
     limited: Option<Instant>,
     epoch: Instant,
+    /// Not 0 while `now` is the end of the work of this slot's poll, or of the poll before.
+    work_ended: u8,
 }
 
 impl CoreContext {
@@ -34,7 +36,17 @@ impl CoreContext {
         let now = clock.now();
         let scratch = scratch.unwrap_or_else(|_| unreachable!("made that long"));
         let epoch = clock::epoch();
-        CoreContext { clock, now, scratch, io: None, slot: 0, limits: None, limited: None, epoch }
+        CoreContext {
+            clock,
+            now,
+            scratch,
+            io: None,
+            slot: 0,
+            limits: None,
+            limited: None,
+            epoch,
+            work_ended: 0,
+        }
     }
 
     /// The same, with a ring.
@@ -54,6 +66,19 @@ impl CoreContext {
     pub fn look(&mut self) -> Instant {
         self.now = self.clock.now();
         self.now
+    }
+
+    /// When the work of this poll begins: now, or when that of the poll just before has ended, which spares a look at the clock.
+    #[inline]
+    pub fn work_begins(&mut self) -> Instant {
+        if self.work_ended == 0 { self.look() } else { self.now }
+    }
+
+    /// When the work of this poll ends: now. A look at the clock.
+    #[inline]
+    pub fn work_ends(&mut self) -> Instant {
+        self.work_ended = 0b10;
+        self.look()
     }
 
     /// Memory for what a poller needs within one poll. Holds whatever the last one left there.
@@ -125,6 +150,7 @@ impl CoreContext {
     #[inline]
     pub fn enter_slot(&mut self, slot: usize) {
         self.slot = slot;
+        self.work_ended >>= 1;
     }
 }
 
@@ -142,5 +168,30 @@ impl fmt::Debug for CoreContext {
             .field("now", &self.now)
             .field("io", &self.io)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::ManualClock;
+
+    #[test]
+    fn work_begins_when_that_of_the_poll_before_has_ended_and_not_that_of_an_earlier_one() {
+        let clock = Arc::new(ManualClock::default());
+        let mut context = CoreContext::new(clock.clone());
+        let later = |ns| clock.advance(Duration::from_nanos(ns));
+        context.enter_slot(0);
+        later(100);
+        let began = context.work_begins();
+        later(100);
+        let ended = context.work_ends();
+        assert_eq!(ended - began, Duration::from_nanos(100));
+        context.enter_slot(1);
+        later(7);
+        assert_eq!(context.work_begins(), ended);
+        // A poll without work in between.
+        context.enter_slot(2);
+        assert_eq!(context.work_begins(), ended + Duration::from_nanos(7));
     }
 }

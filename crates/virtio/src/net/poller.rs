@@ -4,7 +4,6 @@
 //! drained the moment it stops taking. The exception is a flood to more receivers than one poll has time for.
 
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
 
 use ioplane_device::{Armed, Budget, Change, CoreContext, PollOutcome, Poller, Wakers};
 
@@ -96,7 +95,7 @@ impl<W: Work> NetPoller<W> {
             queue.set_limited(false);
             queue.found_dry(context);
         } else {
-            let (began, whole) = (Instant::now(), cost::of_a_poll() as usize);
+            let (began, whole) = (context.work_begins(), cost::of_a_poll() as usize);
             let mut left = whole;
             while done < budget.0
                 && left > 0
@@ -127,7 +126,8 @@ impl<W: Work> NetPoller<W> {
                     let left = work.ready(queue);
                     queue.took(done, began, left);
                 }
-                queue.meter().latency.record(began.elapsed().as_nanos() as u64, done.into());
+                let took = context.work_ends().saturating_duration_since(began);
+                queue.meter().latency.record(took.as_nanos() as u64, done.into());
                 if let Err(fault) = queue.ring.check_memory() {
                     queue.stop_with(fault);
                 }
