@@ -369,7 +369,8 @@ impl PollLoop {
         }
         if let Some(ring) = ring(&mut self.context) {
             let since = now.saturating_duration_since(self.last_tidy);
-            self.wait_policy.count(ring.ended(), since.as_nanos() as u64);
+            let busy_ns = self.account.counts.busy_ns;
+            self.wait_policy.count(ring.ended(), busy_ns, since.as_nanos() as u64);
         }
         self.last_tidy = now;
         self.account.share(now);

@@ -8,7 +8,8 @@
 //!   slowly while none does.
 //! - **Many are in flight.** Then each of them is under way for long, and a sleep that is short beside that costs nothing: the core
 //!   sleeps until a thirty-second part of them has ended. Completions end these sleeps and not the clock, for a sleep that the clock
-//!   ends is a system call and a wake-up for nothing.
+//!   ends is a system call and a wake-up for nothing. But where the core has work for most of that time, there is little to save, and what
+//!   a wake-up takes is missing to a fast disk: then it polls.
 //!
 //! What is overdue may take for ever: the core sleeps for as long as it has had no work.
 
@@ -19,6 +20,9 @@ const SHORTEST: Duration = Duration::from_micros(10);
 
 /// The part of those in flight that ends a sleep.
 const PART: u32 = 32;
+
+/// The least time without work, until that part has ended, for which the core sleeps.
+const LEAST_IDLE: Duration = Duration::from_micros(7);
 
 /// A sleep may last so many times as long as that part takes on average.
 const PATIENCE: u32 = 4;
@@ -47,13 +51,15 @@ pub(super) struct WaitPolicy {
     margin: Duration,
     /// Mean time from one completion to the next, of all queues, ns.
     each_ns: f64,
-    /// Completions at the last [`WaitPolicy::count`].
-    counted: u64,
+    /// The part of it without work, ns.
+    idle_each_ns: f64,
+    /// Completions at the last [`WaitPolicy::count`], and time with work, ns.
+    counted: (u64, u64),
 }
 
 impl WaitPolicy {
     pub(super) fn new(most: Duration) -> Self {
-        WaitPolicy { most, idle_ns: 0.0, margin: MARGIN, each_ns: 0.0, counted: 0 }
+        WaitPolicy { most, idle_ns: 0.0, margin: MARGIN, each_ns: 0.0, idle_each_ns: 0.0, counted: (0, 0) }
     }
 
     /// Whether the core sleeps for completions at all.
@@ -64,9 +70,10 @@ impl WaitPolicy {
     /// How long to sleep after `idle` without work, with so many operations in flight that the ring knows of. `None`: poll.
     pub(super) fn sleep(&self, idle: Duration, in_flight: usize) -> Option<Sleep> {
         let mean = Duration::from_nanos(self.idle_ns as u64);
-        let some = Duration::from_nanos((self.each_ns * in_flight as f64) as u64) / PART;
+        let part = |each_ns: f64| Duration::from_nanos((each_ns * in_flight as f64) as u64) / PART;
+        let some = part(self.each_ns);
         let overdue = idle > mean * 2 + self.margin;
-        let (time, completions) = if some >= SHORTEST {
+        let (time, completions) = if some >= SHORTEST && part(self.idle_each_ns) >= LEAST_IDLE {
             (some * PATIENCE, (in_flight / PART as usize).max(1))
         } else if overdue {
             (idle.max(SHORTEST), 1)
@@ -92,11 +99,12 @@ impl WaitPolicy {
         self.margin = self.margin.saturating_sub(self.margin / 256).max(Duration::from_micros(2));
     }
 
-    /// So many completions there were since the core was started, and `ns` have gone by since the last call.
-    pub(super) fn count(&mut self, ended: u64, ns: u64) {
-        let new = ended - self.counted;
-        self.counted = ended;
-        self.each_ns = if new == 0 { 0.0 } else { ns as f64 / new as f64 };
+    /// So many completions there were since the core was started, and so much time with work; `ns` have gone by since the last call.
+    pub(super) fn count(&mut self, ended: u64, busy_ns: u64, ns: u64) {
+        let (new, busy) = (ended - self.counted.0, busy_ns - self.counted.1);
+        self.counted = (ended, busy_ns);
+        let each = |ns: u64| if new == 0 { 0.0 } else { ns as f64 / new as f64 };
+        (self.each_ns, self.idle_each_ns) = (each(ns), each(ns.saturating_sub(busy)));
     }
 }
 
@@ -146,7 +154,7 @@ mod tests {
     #[test]
     fn with_many_in_flight_a_part_of_them_ends_the_sleep() {
         let mut policy = used_to(us(3));
-        policy.count(1000, 10_000_000);
+        policy.count(1000, 2_000_000, 10_000_000);
         assert_eq!(policy.sleep(us(0), 32), Some(Sleep { time: us(40), completions: 1 }));
         assert_eq!(
             policy.sleep(us(0), 64),
@@ -155,6 +163,17 @@ mod tests {
         );
         assert_eq!(policy.sleep(us(0), 256), Some(Sleep { time: us(50), completions: 8 }));
         assert_eq!(policy.sleep(us(0), 16), None, "5 us are too short");
+    }
+
+    #[test]
+    fn a_core_with_work_for_most_of_the_time_polls_though_many_are_in_flight() {
+        let mut policy = used_to(us(3));
+        policy.count(1000, 1_000_000, 5_000_000);
+        assert_eq!(policy.sleep(us(0), 128), Some(Sleep { time: us(50), completions: 4 }));
+        policy.count(2000, 5_000_000, 5_000_000);
+        assert_eq!(policy.sleep(us(0), 128), None, "4 us of 20 are idle");
+        policy.count(2000, 5_000_000, 5_000_000);
+        assert_eq!(policy.sleep(us(0), 128), None, "nothing completes");
     }
 
     #[test]
