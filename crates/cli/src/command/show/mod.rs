@@ -1,7 +1,6 @@
 //! Reports for people.
 
 mod device;
-mod explain;
 mod network;
 mod pci;
 #[cfg(test)]
@@ -14,7 +13,6 @@ use ioplane_api::report::{
 use ioplane_api::size::Size;
 
 pub use device::{disk, disk_limits, nic, nic_limits};
-pub use explain::explain;
 pub use network::{nics, switch, switches};
 pub use pci::{function, functions, quiesced, standing, states};
 
