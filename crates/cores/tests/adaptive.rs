@@ -25,13 +25,13 @@ fn adaptive_by_a_clock() -> (Arc<ManualClock>, Core) {
     (clock, core)
 }
 
-/// Until the core has looked at the line and at its clock some times, or rests until the line's kick.
+/// Until the core has looked at the line and at its clock some times, or the line rests.
 fn looked(line: &Line) {
     let polls = line.polls.load(Ordering::Relaxed);
     eventually("is not looked at", || line.polls.load(Ordering::Relaxed) > polls + 64 || line.rests());
 }
 
-/// So much time without a request.
+/// Lets so much time go by without a request, and waits until the core has seen it.
 fn gap(line: &Line, clock: &ManualClock, time: Duration) {
     looked(line);
     clock.advance(time);

@@ -25,7 +25,7 @@ pub struct CoreContext {
     /// When the request may pass that a limit has held back in this poll.
     limited: Option<Instant>,
     epoch: Instant,
-    /// Not 0 while `now` is the end of the work of this slot's poll, or of the poll before.
+    /// Not 0 while `now` is when work ended: 2 in the poll that has done the work, 1 in the poll after it.
     work_ended: u8,
 }
 
@@ -68,16 +68,17 @@ impl CoreContext {
         self.now
     }
 
-    /// When the work of this poll begins: now, or when that of the poll just before has ended, which spares a look at the clock.
+    /// When the work of this poll begins. If the poll just before had work, that is when its work ended, which spares a look at the clock;
+    /// otherwise it is now.
     #[inline]
     pub fn work_begins(&mut self) -> Instant {
         if self.work_ended == 0 { self.look() } else { self.now }
     }
 
-    /// When the work of this poll ends: now. A look at the clock.
+    /// Says that the work of this poll ends now, and looks at the clock for it.
     #[inline]
     pub fn work_ends(&mut self) -> Instant {
-        self.work_ended = 0b10;
+        self.work_ended = 2;
         self.look()
     }
 

@@ -26,7 +26,7 @@ pub(super) trait Work: Send + 'static {
     /// Whether there is anything to do: cheap.
     fn ready(&mut self, queue: &mut Queue) -> bool;
     /// Takes at most `budget` on and is done with them, as long as `left` of [`COST`] is not used up; says how many.
-    /// Stops before what a limit holds back: [`CoreContext::limited`] then says until when.
+    /// Stops before what a limit holds back: [`CoreContext::limited`] then says until when. `LIMITED`: whether the queue has limits.
     fn batch<const LIMITED: bool>(
         &mut self,
         context: &mut CoreContext,
@@ -76,13 +76,13 @@ impl<W: Work> NetPoller<W> {
         (self.queue, self.work)
     }
 
-    /// Apart: where limits are asked is no part of the code that runs without them.
+    /// The poll of a queue with limits. Not inlined, so that the poll of one without them stays short.
     #[inline(never)]
     fn poll_limited(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
         self.poll_as::<true>(context, budget)
     }
 
-    /// `LIMITED`: whether the queue has limits. Without any nothing is left of them in what follows.
+    /// `LIMITED`: whether the queue has limits. If it has none, the compiled poll does not ask about them.
     #[inline(always)]
     fn poll_as<const LIMITED: bool>(&mut self, context: &mut CoreContext, budget: Budget) -> PollOutcome {
         let NetPoller { queue, work } = self;
@@ -118,8 +118,8 @@ impl<W: Work> NetPoller<W> {
             spent = whole - left;
             if LIMITED {
                 limited = context.limited();
-                queue.set_limited(limited.is_some());
             }
+            queue.set_limited(limited.is_some());
             if done > 0 {
                 work.finish();
                 if W::IS_WORK {
