@@ -66,6 +66,9 @@ pub struct Options {
     /// Where the disk file is made; the default is the directory of the build, which should lie on a real disk.
     #[arg(long = "directory", alias = "folder", value_name = "DIR")]
     folder: Option<PathBuf>,
+    /// With --baseline, only the loads whose figures begin so, `file_depth32` for example; may be given several times.
+    #[arg(long, value_name = "PREFIX", requires = "baseline")]
+    only: Vec<String>,
     /// Two builds in turn.
     #[command(flatten)]
     pub against: Against,
@@ -83,6 +86,11 @@ struct Pace {
 }
 
 impl Options {
+    /// Whether a load with this figure is measured in pairs.
+    fn wants(&self, figure: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|prefix| figure.starts_with(prefix.as_str()))
+    }
+
     fn pace(&self) -> Pace {
         let ms = Duration::from_millis;
         if self.quick {

@@ -33,7 +33,9 @@ pub fn pair(options: &Options, pair: &Pair<'_>) -> Result<[Value; 2]> {
         for mode in Mode::OF_EACH_BUILD {
             let name = mode.contender();
             let wanted: Vec<Key> = keys(on_file)
-                .filter(|key| key.judged(name).iter().any(|figure| pair.wants(figure)))
+                .filter(|key| {
+                    key.judged(name).iter().any(|figure| pair.wants(figure) && options.wants(figure))
+                })
                 .collect();
             if wanted.is_empty() {
                 continue;

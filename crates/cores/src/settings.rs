@@ -45,12 +45,7 @@ pub enum YieldPolicy {
     Nice,
 }
 
-/// Default of [`CoreSettings::completion_wait`].
-///
-/// The longest that a request waits which a guest adds while an earlier one is in flight: as long as the core has had no work, and at
-/// most this. The first request of a resting ring
-/// waits as long beside a busy one. A flash disk completes a read in 50 to 100 us, so mostly the completion ends the sleep. A
-/// silent disk costs 20,000 looks per second, a few percent of a processor, until [`CoreSettings::spin`] is over.
+/// Default of [`CoreSettings::completion_wait`]: less than a kick takes from a guest's exit to the core's look.
 const COMPLETION_WAIT: Duration = Duration::from_micros(50);
 
 /// What is chosen when a core is started.
@@ -67,9 +62,9 @@ pub struct CoreSettings {
     /// processor, one or two time slices of a competing thread on a host with two processors. Beyond some ten ticks
     /// nobody waits for this disk, and going on would burn a processor for nothing.
     pub spin: Duration,
-    /// The longest that a polled core sleeps while all queues that it polls wait for completions of a disk. The first completion ends the
-    /// sleep. Guests are not asked to kick, so the core looks at their rings again: after 10 us, then after sleeps that get longer up to
-    /// this time. Zero: it polls meanwhile, as a [`YieldPolicy::Dedicated`] core always does.
+    /// The longest that a polled core sleeps without having asked guests to kick, while all queues that it polls wait for completions of a disk.
+    /// A completion ends the sleep. Before a longer one guests are asked to kick. The first request of a resting ring waits as long beside a busy
+    /// one. Zero: it polls meanwhile, as a [`YieldPolicy::Dedicated`] core always does.
     pub completion_wait: Duration,
     /// Most requests taken from one queue before the next queue's turn: 64 by default, some 40 us on a memory disk, which
     /// bounds what one guest's burst adds to another's latency.

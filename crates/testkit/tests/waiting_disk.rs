@@ -112,7 +112,7 @@ fn image(engine: EngineChoice) -> (tempfile::TempDir, Arc<dyn Backing>) {
 }
 
 #[test]
-fn while_the_storage_holds_a_request_the_core_looks_once_a_sleep() {
+fn while_the_storage_holds_a_request_the_core_sleeps_and_takes_what_is_added() {
     let (_uring, by_io_uring) = image(EngineChoice::IoUring);
     let (_threads, by_threads) = image(EngineChoice::Threads);
     for below in [MemoryBacking::new(MIB).unwrap() as Arc<dyn Backing>, by_io_uring, by_threads] {
@@ -125,20 +125,20 @@ fn while_the_storage_holds_a_request_the_core_looks_once_a_sleep() {
         rig.answered();
         stall.stall();
         rig.submit(1);
-        // The core publishes every 10 ms and sleeps for 50 us: after so many sleeps all of that is of after the request.
+        // The core publishes every 10 ms, and sleeps no longer: after some sleeps all of that is of after the request.
         let waits = rig.core.read().waits;
-        eventually("does not sleep", || rig.core.read().waits > waits + 300);
-        let (first, kicks) = (rig.published(), rig.kicks);
-        eventually("does not sleep", || rig.core.read().waits > first.waits + 500);
+        eventually("does not sleep", || rig.core.read().waits > waits + 3);
+        let first = rig.published();
+        eventually("does not sleep", || rig.core.read().waits > first.waits + 20);
         let last = rig.published();
         let (steps, waits) = (last.steps - first.steps, last.waits - first.waits);
-        assert!(steps <= waits + 1, "{name}: {steps} looks in {waits} sleeps");
-        // Requests that are added meanwhile need no kick.
+        // One before the sleep, one after it has asked to be kicked, and one until it is clear that the wait goes on.
+        assert!(steps <= 3 * (waits + 1), "{name}: {steps} looks in {waits} sleeps");
+        // Requests that are added meanwhile are taken: their guest is told to kick, and need not wait for a timer.
         for block in 2..10 {
             rig.submit(block);
             std::thread::sleep(Duration::from_micros(200));
         }
-        assert_eq!(rig.kicks, kicks, "{name}: asked for kicks");
         stall.release();
         (1..10).for_each(|_| rig.answered());
         rig.end();

@@ -5,13 +5,13 @@
 //! core when looking on is worth less than being kicked (`adaptive`). One whose requests a limit
 //! holds back rests without being armed, and its timer steps it when the next may pass. With all
 //! at rest the core sleeps. With some, its ring tells it which of the others was woken; without such a ring it asks the kernel now and
-//! then, for all at once. A polled core whose awake slots all wait for a disk sleeps between two turns where that costs no latency
-//! (`wait`), for [`CoreSettings::completion_wait`] at most.
+//! then, for all at once. A polled core whose awake slots all wait for a disk sleeps between two turns where that costs less than to poll
+//! (`wait`); before a sleep of more than [`CoreSettings::completion_wait`] they are armed, and looked at once more.
 //!
 //! **Why no wake-up is lost.** The driver publishes a request and then looks whether a kick is wanted; the core says that a
 //! kick is wanted and then looks for requests. With a full fence between the two steps on both sides at least one of them
 //! sees the other: either the core finds the request and the slot stays awake, or the driver kicks, and the kick stands in
-//! the ring, or is a descriptor that stays readable, until the core has seen it. Who waits for a disk is not armed: what its guest adds is found in the next
+//! the ring, or is a descriptor that stays readable, until the core has seen it. Who waits for a disk shortly is not armed: what its guest adds is found in the next
 //! turn, which comes when the wait is over at the latest. The mailbox works the same way, with its flag for the request. The
 //! protocol is searched exhaustively in `tests/no_lost_wake.rs`, with the store buffers of a real processor, and with each
 //! fence and look taken out.
@@ -456,6 +456,7 @@ impl PollLoop {
         }
         if self.idle_run == 1 {
             self.idle_from = self.context.now();
+            self.wait_policy.idle_begins();
         }
         if looks || !polls {
             self.rest_idle();

@@ -7,6 +7,7 @@ use ioplane_device::{Armed, PollOutcome, PollState};
 
 use super::slot::{SlotEntry, SlotState};
 use super::timers::Timer;
+use super::wait::Sleep;
 use super::{PollLoop, TIDY, ring};
 use crate::readable::Readable;
 use crate::settings::Notify;
@@ -110,9 +111,8 @@ impl PollLoop {
     /// its guest adds meanwhile has to wait as well, so it is not to kick.
     pub(super) fn hold(&mut self, index: usize, outcome: PollOutcome) {
         let Some(entry) = &mut self.slots[index] else { return };
-        let asked = matches!(entry.state, SlotState::Armed | SlotState::Unwakeable);
         let newly = entry.state != SlotState::Held;
-        if newly && (asked || self.notify == Notify::Notified) {
+        if newly {
             entry.slot.disarm(&self.context, true);
         }
         if entry.watched.incomplete {
@@ -230,8 +230,9 @@ impl PollLoop {
     }
 
     /// Every slot rests or waits for completions: sleeps until a descriptor is readable or a timer is due, and no longer than
-    /// [`super::wait::WaitPolicy`] says, so that what a guest adds soon after a completion is found soon. Those that wait are stepped in
-    /// the next turn, whatever has ended the sleep. False if it is too early to sleep, or if a sleep would cost more than it saves.
+    /// [`super::wait::WaitPolicy`] says. Before a sleep of more than [`super::CoreSettings::completion_wait`] guests are asked to kick. Those that
+    /// wait are stepped in the next turn, whatever has ended the sleep. False if it is too early to sleep, or if a sleep would cost more
+    /// than it saves.
     pub(super) fn wait_for_completions(&mut self) -> bool {
         self.look();
         let now = self.context.now();
@@ -242,25 +243,66 @@ impl PollLoop {
         }
         let in_flight = ring(&mut self.context).map_or(0, |ring| ring.with_kernel());
         let Some(sleep) = self.wait_policy.sleep(idle, in_flight) else { return false };
-        let asked = self.awake.iter().filter_map(|&index| self.slots[index].as_ref()?.wake_at);
-        let due = asked.chain(self.timers.next()).min();
-        self.account.counts.waits += 1;
-        let time = due.map_or(sleep.time, |at| at.saturating_duration_since(now).min(sleep.time));
-        self.watch.wait(ring(&mut self.context), sleep.completions, Some(time));
-        if sleep.completions == 1 {
-            let ended = self.watch.fired().iter().any(|readable| matches!(readable, Readable::Completion(_)));
-            self.wait_policy.slept(ended);
+        let unasked = self.wait_policy.unasked();
+        let mut time = sleep.time;
+        let asks = time.is_none_or(|time| time > unasked);
+        if asks && !self.ask_for_kicks() {
+            time = Some(unasked);
         }
-        let now = self.context.look();
-        self.account.slept(now);
-        // The wait has checked the resting slots too.
-        self.last_event_check = now;
-        if !self.watch.fired().is_empty() {
-            self.account.counts.wakes += 1;
-            self.handle_events();
+        // The look after that may have found work, or a slot that waits no more.
+        if !asks || self.only_waits() {
+            self.sleep_for(Sleep { time, ..sleep });
+        }
+        if asks {
+            self.disarm_awake();
         }
         self.rest_idle();
         true
+    }
+
+    /// Has every awake slot ask to be kicked and looks at it once more. False if one of them may not be kicked.
+    fn ask_for_kicks(&mut self) -> bool {
+        let mut promised = true;
+        for &index in &self.awake {
+            if let Some(entry) = &mut self.slots[index] {
+                promised &= entry.slot.arm() == Armed::Armed && !entry.watched.incomplete;
+            }
+        }
+        fence(Ordering::SeqCst);
+        let units = self.step_awake();
+        if units > 0 {
+            self.account.work(u32::try_from(units).unwrap_or(u32::MAX));
+        }
+        promised
+    }
+
+    /// No kick is wanted from those that are stepped each turn.
+    fn disarm_awake(&mut self) {
+        let polls = self.notify.polls();
+        for &index in &self.awake {
+            if let Some(entry) = &mut self.slots[index] {
+                entry.slot.disarm(&self.context, polls);
+            }
+        }
+    }
+
+    fn sleep_for(&mut self, sleep: Sleep) {
+        let now = self.context.look();
+        let asked = self.awake.iter().filter_map(|&index| self.slots[index].as_ref()?.wake_at);
+        let due = asked.chain(self.timers.next()).min().map(|at| at.saturating_duration_since(now));
+        let time = sleep.time.into_iter().chain(due).min();
+        self.account.counts.waits += 1;
+        self.watch.wait(ring(&mut self.context), sleep.completions, time);
+        let by_work = !self.watch.fired().is_empty();
+        let then = self.context.look();
+        self.wait_policy.slept(time, then.saturating_duration_since(now), by_work);
+        self.account.slept(then);
+        // The wait has checked the resting slots too.
+        self.last_event_check = then;
+        if by_work {
+            self.account.counts.wakes += 1;
+            self.handle_events();
+        }
     }
 
     /// Every slot rests: sleeps until a descriptor is readable or a timer is due, then wakes the slots concerned.

@@ -16,7 +16,7 @@ pub(super) enum SlotState {
     /// Stepped in every turn, until it has had no work for long enough.
     Polled,
     /// Stepped in every turn, as Polled. Its poller says that it waits for something in flight: while all that are awake do, a polled
-    /// core sleeps a little between two turns.
+    /// core sleeps between two turns.
     Waiting,
     /// Has asked to be kicked and was looked at after that: stepped when one of its descriptors says so.
     Armed,

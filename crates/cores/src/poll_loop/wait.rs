@@ -1,39 +1,60 @@
 //! How long a core sleeps while all that it polls waits for completions.
 //!
-//! Pure: from what the core has seen to a number. A sleep saves processor time, and costs latency when the completion comes during it: the
-//! core has to be woken, which takes some 5 us on bare metal and several times that in a VM. So there are two reasons to sleep:
+//! Pure: from what the core has seen to a time. To poll costs the processor until work comes. To sleep costs it little, but the work that
+//! comes in the sleep waits for a wake-up: some 5 us on bare metal and several times that in a VM, much beside a wait of 30 us and little
+//! beside one of 500 us. So there are three choices, of which the cheapest is taken:
 //!
-//! - **The next completion is not near.** The core has seen how long it mostly is without work, and sleeps until shortly before
-//!   that time, then polls. "Shortly" is a margin that finds itself: it grows when a completion comes in a sleep, and shrinks
-//!   slowly while none does.
-//! - **Many are in flight.** Then each of them is under way for long, and a sleep that is short beside that costs nothing: the core
-//!   sleeps until a thirty-second part of them has ended. Completions end these sleeps and not the clock, for a sleep that the clock
-//!   ends is a system call and a wake-up for nothing.
+//! - **Poll**, if work is expected about as soon as a wake-up takes.
+//! - **Sleep until shortly before work is expected**, then poll. This pays where the times without work are alike, as with one request in flight.
+//! - **Sleep until work comes**, if it is far away or at no time of which anything is known. Then the clock ends no sleep: that would be a
+//!   system call, a timer and a wake-up for nothing.
 //!
-//! What is overdue may take for ever: the core sleeps for as long as it has had no work.
+//! What is expected follows from a histogram of the times without work so far, and from how long the core is without work now: of a
+//! disk that answers two thirds of a batch at once and the others 100 us later, the core polls shortly and then sleeps. A core that sleeps
+//! does not see when work came. So one in 64 times without work is *measured*: polled through, whatever the plan is, and only those count.
+//! After four in a row as there were few before, the core forgets what it knew: its load has changed.
+//!
+//! With many in flight that complete one by one, each is under way for long: there the core sleeps until a thirty-second part of them has ended.
 
 use std::time::Duration;
+
+/// What a sleep takes of the processor, ns.
+const SLEEP_NS: u64 = 5_000;
+
+/// An ns by which work is later is worth so many ns of the processor at most, and less where the delay is less of the time without work: as much
+/// as the processor's if it is an eighth.
+const LATE_WORTH_MOST: u64 = 4;
+const LATE_WORTH: u64 = 8;
 
 /// The shortest sleep. A shorter one costs more processor time than it saves.
 const SHORTEST: Duration = Duration::from_micros(10);
 
-/// The part of those in flight that ends a sleep.
-const PART: u32 = 32;
+/// The part of those in flight that ends a sleep, if there are twice as many or more.
+const PART: usize = 32;
 
-/// A sleep may last so many times as long as that part takes on average.
+/// A sleep until that part has ended may last so many times as long as that takes on average.
 const PATIENCE: u32 = 4;
 
-/// The margin at first: about what a wake-up takes in a VM.
-const MARGIN: Duration = Duration::from_micros(20);
+/// One in so many times without work is measured.
+const MEASURED: u32 = 64;
 
-/// The margin at most.
-const MOST_MARGIN: Duration = Duration::from_millis(1);
+/// So many times without work in a row as there were few before are a change.
+const UNLIKE: u32 = 4;
 
-/// A sleep, and what ends it before its time.
+/// The longest for which the core polls to measure.
+const MOST_POLLED: Duration = Duration::from_millis(1);
+
+/// What a wake-up takes, as long as none was measured, and the limits of what is believed, ns.
+const WAKE_NS: u64 = 20_000;
+const WAKE_NS_LEAST: u64 = 2_000;
+const WAKE_NS_MOST: u64 = 50_000;
+
+/// A sleep, and what ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sleep {
-    pub(super) time: Duration,
-    /// So many completions.
+    /// At most so long. `None`: until work comes.
+    pub(super) time: Option<Duration>,
+    /// So many completions end it.
     pub(super) completions: usize,
 }
 
@@ -42,9 +63,18 @@ pub(super) struct Sleep {
 pub(super) struct WaitPolicy {
     /// [`crate::CoreSettings::completion_wait`].
     most: Duration,
-    /// Mean time without work before a completion, ns. Zero until one was seen.
-    idle_ns: f64,
-    margin: Duration,
+    gaps: Gaps,
+    plan: Plan,
+    /// Gaps since the plan was made.
+    unplanned: u32,
+    /// Times without work since one was measured.
+    unmeasured: u32,
+    /// The time without work that has begun is measured.
+    measures: bool,
+    /// Times without work in a row as there were few before.
+    unlike: u32,
+    /// What a wake-up takes, ns: by how much sleeps last longer than they were to.
+    wake_ns: u64,
     /// Mean time from one completion to the next, of all queues, ns.
     each_ns: f64,
     /// Completions at the last [`WaitPolicy::count`].
@@ -53,7 +83,18 @@ pub(super) struct WaitPolicy {
 
 impl WaitPolicy {
     pub(super) fn new(most: Duration) -> Self {
-        WaitPolicy { most, idle_ns: 0.0, margin: MARGIN, each_ns: 0.0, counted: 0 }
+        WaitPolicy {
+            most,
+            gaps: Gaps::default(),
+            plan: Gaps::default().plan(WAKE_NS),
+            unplanned: 0,
+            unmeasured: 0,
+            measures: true,
+            unlike: 0,
+            wake_ns: WAKE_NS,
+            each_ns: 0.0,
+            counted: 0,
+        }
     }
 
     /// Whether the core sleeps for completions at all.
@@ -61,35 +102,82 @@ impl WaitPolicy {
         !self.most.is_zero()
     }
 
-    /// How long to sleep after `idle` without work, with so many operations in flight that the ring knows of. `None`: poll.
-    pub(super) fn sleep(&self, idle: Duration, in_flight: usize) -> Option<Sleep> {
-        let mean = Duration::from_nanos(self.idle_ns as u64);
-        let some = Duration::from_nanos((self.each_ns * in_flight as f64) as u64) / PART;
-        let overdue = idle > mean * 2 + self.margin;
-        let (time, completions) = if some >= SHORTEST {
-            (some * PATIENCE, (in_flight / PART as usize).max(1))
-        } else if overdue {
-            (idle.max(SHORTEST), 1)
-        } else {
-            (mean.saturating_sub(idle + self.margin), 1)
-        };
-        let time = time.min(self.most);
-        (time >= SHORTEST.min(self.most)).then_some(Sleep { time, completions })
+    /// For how long it may sleep without having its guests asked to kick.
+    pub(super) fn unasked(&self) -> Duration {
+        self.most
     }
 
-    /// A sleep has ended, by a completion or because its time was up.
-    pub(super) fn slept(&mut self, by_completion: bool) {
-        self.margin = match by_completion {
-            true => (self.margin + self.margin / 4).min(MOST_MARGIN),
-            false => self.margin,
+    /// How long to sleep after `idle` without work, with so many operations in flight that the ring knows of. `None`: poll.
+    pub(super) fn sleep(&mut self, idle: Duration, in_flight: usize) -> Option<Sleep> {
+        let now_ns = ns(idle);
+        let measures = self.measures && idle < MOST_POLLED;
+        let sleep = match self.plan.choice(now_ns) {
+            Choice::Poll => self.sleep_for_part(in_flight),
+            _ if measures => None,
+            Choice::UntilWork => Some(Sleep { time: None, completions: 1 }),
+            Choice::Until(at_ns) => at_ns.checked_sub(self.wake_ns + now_ns).map(|time_ns| {
+                let time = Duration::from_nanos(time_ns);
+                Sleep { time: Some(time), completions: 1 }
+            }),
         };
+        // Of what is longer than may be measured it is enough to know that.
+        self.measures &= sleep.is_none() || !measures;
+        sleep
+    }
+
+    /// With many in flight.
+    fn sleep_for_part(&self, in_flight: usize) -> Option<Sleep> {
+        let part = in_flight / PART;
+        let time = Duration::from_nanos((self.each_ns * part as f64) as u64);
+        (part > 1 && time >= SHORTEST)
+            .then(|| Sleep { time: Some((time * PATIENCE).min(self.most)), completions: part })
+    }
+
+    /// The core is without work from now on.
+    pub(super) fn idle_begins(&mut self) {
+        self.unmeasured += 1;
+        let sleeps = self.plan.sleeps && self.gaps.sum >= PLANNED_GAPS;
+        self.measures = !sleeps || self.unmeasured >= MEASURED;
+        if self.measures {
+            self.unmeasured = 0;
+        }
+    }
+
+    /// A sleep that was to last for `time` at most has lasted for `took`. `by_work`: something else than the clock has ended it.
+    pub(super) fn slept(&mut self, time: Option<Duration>, took: Duration, by_work: bool) {
+        if let (false, Some(time)) = (by_work, time) {
+            let late = ns(took.saturating_sub(time)).clamp(WAKE_NS_LEAST, WAKE_NS_MOST);
+            // Up fast, down slowly: to be late costs a request, to be early some polling.
+            let part = if late > self.wake_ns { 4 } else { 8 };
+            self.wake_ns = (self.wake_ns * (part - 1) + late) / part;
+            if self.wake_ns.abs_diff(self.plan.wake_ns) > self.plan.wake_ns / 4 {
+                self.plan();
+            }
+        }
     }
 
     /// Work has come after `idle` without any, of which all queues waited for completions.
     pub(super) fn work_came(&mut self, idle: Duration) {
-        let ns = idle.as_nanos() as f64;
-        self.idle_ns = if self.idle_ns == 0.0 { ns } else { self.idle_ns + (ns - self.idle_ns) / 16.0 };
-        self.margin = self.margin.saturating_sub(self.margin / 256).max(Duration::from_micros(2));
+        let gap_ns = ns(idle);
+        self.unlike = if self.gaps.has_like(gap_ns) { 0 } else { self.unlike + 1 };
+        if self.unlike >= UNLIKE {
+            (self.gaps, self.unplanned, self.unlike) = (Gaps::default(), 0, 0);
+        }
+        if !self.measures {
+            return;
+        }
+        self.gaps.add(gap_ns);
+        self.unplanned += 1;
+        if self.unplanned >= PLANNED_GAPS {
+            // Whether a wake-up takes so long still is only known by a sleep.
+            self.wake_ns = (self.wake_ns - self.wake_ns / 128).max(WAKE_NS_LEAST);
+            self.plan();
+        }
+    }
+
+    fn plan(&mut self) {
+        self.unplanned = 0;
+        self.plan = self.gaps.plan(self.wake_ns);
     }
 
     /// So many completions there were since the core was started, and `ns` have gone by since the last call.
@@ -97,6 +185,139 @@ impl WaitPolicy {
         let new = ended - self.counted;
         self.counted = ended;
         self.each_ns = if new == 0 { 0.0 } else { ns as f64 / new as f64 };
+    }
+}
+
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What costs least. Times are since the core has no work, ns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Choice {
+    Poll,
+    /// Be awake again then.
+    Until(u64),
+    /// Sleep until there is work.
+    UntilWork,
+}
+
+/// Bins of [`Gaps`]: four for each factor of two, from 1 us to 67 ms.
+const BINS: usize = 64;
+const FIRST_OCTAVE: u32 = 10;
+
+/// So many gaps are remembered; then each counts half.
+const MOST_GAPS: u32 = 64;
+
+/// Gaps after which a new plan is made.
+const PLANNED_GAPS: u32 = 16;
+
+/// A histogram of the times without work. Old ones count less and less.
+#[derive(Debug)]
+struct Gaps {
+    bins: [u32; BINS],
+    sum: u32,
+}
+
+impl Default for Gaps {
+    fn default() -> Self {
+        Gaps { bins: [0; BINS], sum: 0 }
+    }
+}
+
+fn bin_of(ns: u64) -> usize {
+    let ns = ns.max(1 << FIRST_OCTAVE);
+    let octave = ns.ilog2();
+    let quarter = (ns >> (octave - 2)) & 3;
+    ((octave - FIRST_OCTAVE) as usize * 4 + quarter as usize).min(BINS - 1)
+}
+
+/// Where a bin begins, ns.
+fn begin_of(bin: usize) -> u64 {
+    (4 + bin as u64 % 4) << (bin as u32 / 4 + FIRST_OCTAVE - 2)
+}
+
+impl Gaps {
+    /// Whether one in four was about as long: half as long to twice.
+    fn has_like(&self, gap_ns: u64) -> bool {
+        let bin = bin_of(gap_ns);
+        let like: u32 = self.bins[bin.saturating_sub(4)..=(bin + 4).min(BINS - 1)].iter().sum();
+        like * 4 >= self.sum
+    }
+
+    fn add(&mut self, gap_ns: u64) {
+        self.bins[bin_of(gap_ns)] += 1;
+        self.sum += 1;
+        if self.sum >= MOST_GAPS {
+            self.bins.iter_mut().for_each(|count| *count /= 2);
+            self.sum = self.bins.iter().sum();
+        }
+    }
+
+    /// What costs least, if a wake-up takes `wake_ns` of the processor and delays what it is for by as much: backwards from the last bin, since
+    /// what a bin's beginning costs follows from what later ones do.
+    fn plan(&self, wake_ns: u64) -> Plan {
+        let late_cost =
+            |gap_ns: u64| (LATE_WORTH * wake_ns * wake_ns / gap_ns.max(1)).min(LATE_WORTH_MOST * wake_ns);
+        let known = self.bins.iter().rposition(|count| *count > 0).map_or(0, |bin| begin_of(bin + 1));
+        // Nothing is known of what takes longer.
+        let mut plan = Plan {
+            wake_ns,
+            choices: [Choice::Poll; BINS],
+            known_ns: known,
+            polled_ns: known + 2 * wake_ns,
+            sleeps: false,
+        };
+        // For each bin: how many gaps end in it or later, and what they cost from its beginning on, in all, and if the core sleeps into each.
+        let (mut left, mut cost, mut late) = ([0u64; BINS + 1], [0u64; BINS + 1], [0u64; BINS + 1]);
+        for bin in (0..BINS).rev() {
+            let (begin, end, count) = (begin_of(bin), begin_of(bin + 1), u64::from(self.bins[bin]));
+            left[bin] = left[bin + 1] + count;
+            late[bin] = late[bin + 1] + count * late_cost((begin + end) / 2);
+            let polled = count * (end - begin) / 2 + left[bin + 1] * (end - begin) + cost[bin + 1];
+            let mut best = (polled, Choice::Poll);
+            let mut consider = |cost: u64, choice| {
+                if cost < best.0 {
+                    best = (cost, choice);
+                }
+            };
+            consider(SLEEP_NS * left[bin] + late[bin], Choice::UntilWork);
+            for later in bin + 1..BINS {
+                if left[later] > 0 && begin_of(later) >= end + wake_ns + ns(SHORTEST) {
+                    let cost = SLEEP_NS * left[bin] + late[bin] - late[later] + cost[later];
+                    consider(cost, Choice::Until(begin_of(later)));
+                }
+            }
+            (cost[bin], plan.choices[bin]) = best;
+            plan.sleeps |= left[bin] > 0 && best.1 != Choice::Poll;
+        }
+        plan
+    }
+}
+
+/// What to do after so much time without work.
+#[derive(Debug)]
+struct Plan {
+    /// Made for wake-ups of that time.
+    wake_ns: u64,
+    choices: [Choice; BINS],
+    /// No gap was longer.
+    known_ns: u64,
+    /// Until when the core polls if one is.
+    polled_ns: u64,
+    /// Not only for what takes longer than any did.
+    sleeps: bool,
+}
+
+impl Plan {
+    fn choice(&self, now_ns: u64) -> Choice {
+        if now_ns < self.known_ns {
+            self.choices[bin_of(now_ns)]
+        } else if now_ns < self.polled_ns {
+            Choice::Poll
+        } else {
+            Choice::UntilWork
+        }
     }
 }
 
@@ -108,70 +329,141 @@ mod tests {
         Duration::from_micros(us)
     }
 
-    /// After many completions that came after so much idle time.
-    fn used_to(idle: Duration) -> WaitPolicy {
+    /// After many completions that came after such times without work, in turn.
+    fn used_to(gaps: &[u64]) -> WaitPolicy {
         let mut policy = WaitPolicy::new(us(50));
-        (0..2000).for_each(|_| policy.work_came(idle));
+        uses(&mut policy, gaps);
+        takes(&mut policy, us(10));
         policy
+    }
+
+    /// The time without work that follows is not measured, unless the core never sleeps.
+    fn uses(policy: &mut WaitPolicy, gaps: &[u64]) {
+        for _ in 0..200 {
+            for gap in gaps {
+                policy.work_came(us(*gap));
+                (0..MEASURED).for_each(|_| policy.idle_begins());
+            }
+        }
+        policy.idle_begins();
+    }
+
+    /// A wake-up takes so long.
+    fn takes(policy: &mut WaitPolicy, time: Duration) {
+        policy.wake_ns = ns(time);
+        policy.plan();
+    }
+
+    const UNTIL_WORK: Option<Sleep> = Some(Sleep { time: None, completions: 1 });
+
+    #[test]
+    fn the_bins_are_in_order_and_without_gaps() {
+        assert_eq!((bin_of(0), bin_of(1024), bin_of(u64::MAX)), (0, 0, BINS - 1));
+        for bin in 0..BINS {
+            assert_eq!(bin_of(begin_of(bin)), bin);
+            assert_eq!(bin_of(begin_of(bin + 1) - 1), bin);
+        }
     }
 
     #[test]
     fn a_core_whose_next_completion_is_near_polls() {
-        let policy = used_to(us(11));
+        let mut policy = used_to(&[11]);
         assert_eq!(policy.sleep(us(0), 1), None);
         assert_eq!(policy.sleep(us(10), 1), None);
     }
 
     #[test]
     fn a_core_sleeps_until_shortly_before_the_completion_is_expected() {
-        let policy = used_to(us(45));
+        let mut policy = used_to(&[45]);
         let sleep = policy.sleep(us(5), 1).unwrap();
-        assert!(sleep.time > us(30) && sleep.time < us(40), "{sleep:?}");
+        let awake = us(5) + sleep.time.unwrap() + Duration::from_nanos(policy.wake_ns);
+        assert!(awake > us(35) && awake <= us(45), "{sleep:?}");
         // Later it polls.
-        assert_eq!(policy.sleep(us(40), 1), None);
-        assert_eq!(policy.sleep(us(60), 1), None);
-        // A long wait is slept in parts, for what guests add meanwhile is found between them.
-        assert_eq!(used_to(us(500)).sleep(us(5), 1), Some(Sleep { time: us(50), completions: 1 }));
+        assert_eq!(policy.sleep(us(42), 1), None);
+        // A long sleep is one sleep.
+        let sleep = used_to(&[78]).sleep(us(5), 1).unwrap();
+        assert!(sleep.time > Some(us(50)), "{sleep:?}");
     }
 
     #[test]
-    fn what_is_overdue_is_not_polled_for() {
-        let policy = used_to(us(11));
-        assert_eq!(policy.sleep(us(30), 1).unwrap().time, us(30));
-        assert_eq!(policy.sleep(us(5000), 1).unwrap().time, us(50));
-        // Nor what has never completed.
-        assert_eq!(WaitPolicy::new(us(50)).sleep(us(1000), 1).unwrap().time, us(50));
+    fn a_core_that_does_not_know_when_sleeps_until_work_comes() {
+        let mut policy = used_to(&[80, 150, 220, 300, 370, 440, 520, 600]);
+        assert_eq!(policy.sleep(us(5), 32), UNTIL_WORK);
+        // So does one whose disk answers in two parts, once the first has not come.
+        let mut policy = used_to(&[6, 6, 6, 6, 6, 100, 170, 250]);
+        assert_eq!(policy.sleep(us(4), 1), None);
+        assert_eq!(policy.sleep(us(9), 1), UNTIL_WORK);
     }
 
     #[test]
-    fn with_many_in_flight_a_part_of_them_ends_the_sleep() {
-        let mut policy = used_to(us(3));
-        policy.count(1000, 10_000_000);
-        assert_eq!(policy.sleep(us(0), 32), Some(Sleep { time: us(40), completions: 1 }));
+    fn what_is_overdue_is_polled_for_as_long_as_two_wake_ups_take() {
+        let mut policy = used_to(&[11]);
+        assert_eq!(policy.sleep(us(30), 1), None);
+        assert_eq!(policy.sleep(MOST_POLLED, 1), UNTIL_WORK);
+        // So is what has never completed.
+        let mut policy = WaitPolicy::new(us(50));
+        policy.measures = false;
+        assert_eq!(policy.sleep(us(5), 1), None);
+        assert_eq!(policy.sleep(us(39), 1), None);
+        assert_eq!(policy.sleep(us(40), 1), UNTIL_WORK);
+    }
+
+    #[test]
+    fn with_many_in_flight_that_complete_one_by_one_a_part_of_them_ends_the_sleep() {
+        let mut policy = used_to(&[3]);
+        policy.count(1000, 5_000_000);
+        assert_eq!(policy.sleep(us(0), 64), Some(Sleep { time: Some(us(40)), completions: 2 }));
         assert_eq!(
-            policy.sleep(us(0), 64),
-            Some(Sleep { time: us(50), completions: 2 }),
+            policy.sleep(us(0), 128),
+            Some(Sleep { time: Some(us(50)), completions: 4 }),
             "80 us are too long"
         );
-        assert_eq!(policy.sleep(us(0), 256), Some(Sleep { time: us(50), completions: 8 }));
-        assert_eq!(policy.sleep(us(0), 16), None, "5 us are too short");
+        assert_eq!(policy.sleep(us(0), 63), None, "each of them ends it");
+        policy.count(11_000, 5_000_000);
+        assert_eq!(policy.sleep(us(0), 128), None, "2 us are too short");
     }
 
     #[test]
-    fn completions_in_sleeps_make_the_margin_wider_until_the_core_polls() {
-        let mut policy = used_to(us(45));
-        let before = policy.sleep(us(5), 1).unwrap().time;
-        for _ in 0..4 {
-            policy.slept(true);
+    fn a_wake_up_takes_what_sleeps_last_too_long() {
+        let mut policy = used_to(&[100]);
+        takes(&mut policy, us(20));
+        let time = |policy: &mut WaitPolicy| policy.sleep(us(5), 1).and_then(|sleep| sleep.time);
+        let before = time(&mut policy).unwrap();
+        (0..200).for_each(|_| policy.slept(Some(us(50)), us(80), false));
+        let after = time(&mut policy).unwrap();
+        assert!(after < before - us(5), "{before:?} {after:?}");
+        // What work has ended says nothing of it.
+        (0..200).for_each(|_| policy.slept(Some(us(50)), us(20), true));
+        assert_eq!(time(&mut policy), Some(after));
+    }
+
+    #[test]
+    fn when_work_came_is_measured_now_and_then_by_polling() {
+        let mut policy = used_to(&[500]);
+        let mut polled = 0;
+        for _ in 0..10 * MEASURED {
+            policy.idle_begins();
+            let polls = policy.sleep(us(5), 1).is_none();
+            polled += u32::from(polls);
+            assert_eq!(policy.sleep(us(1000), 1), UNTIL_WORK, "longer than a measurement may take");
+            // What a core sees that slept is later than what came.
+            policy.work_came(us(if polls { 510 } else { 530 }));
         }
-        assert!(policy.sleep(us(5), 1).unwrap().time < before);
-        for _ in 0..40 {
-            policy.slept(true);
+        assert_eq!(polled, 10);
+        assert_eq!(policy.gaps.bins[bin_of(530_000)], 0);
+    }
+
+    #[test]
+    fn a_core_whose_load_has_changed_forgets_what_it_knew() {
+        let mut policy = used_to(&[500]);
+        for (gap, sleeps) in [(15, false), (500, true), (15, false)] {
+            for _ in 0..UNLIKE + PLANNED_GAPS + 1 {
+                policy.idle_begins();
+                policy.work_came(us(gap));
+            }
+            (0..2).for_each(|_| policy.idle_begins());
+            assert_eq!(policy.sleep(us(5), 1).is_some(), sleeps, "{gap}: {policy:?}");
         }
-        assert_eq!(policy.sleep(us(5), 1), None);
-        // It tries again after a while.
-        (0..2000).for_each(|_| policy.work_came(us(45)));
-        assert!(policy.sleep(us(5), 1).is_some());
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub struct Line {
     /// Nothing is completed while this is shut.
     pub open: AtomicBool,
     pub panics: AtomicBool,
+    /// Nobody says when something is published.
+    pub kickless: AtomicBool,
     /// While it is set every poll has work.
     pub busy: AtomicBool,
     /// While it is set the poller does not return from its poll: a core that gets no processor time.
@@ -76,6 +78,7 @@ impl Line {
             completion: event(),
             open: AtomicBool::new(true),
             panics: AtomicBool::new(false),
+            kickless: AtomicBool::new(false),
             busy: AtomicBool::new(false),
             stalls: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
@@ -278,7 +281,8 @@ impl Poller for Server {
         let waits = self.line.published.load(Ordering::Acquire)
             > self.line.served.load(Ordering::Relaxed) + self.held;
         let untold = self.held > 0 && !self.line.tells.load(Ordering::Relaxed);
-        if (waits && !self.drain) || untold { Armed::WorkLeft } else { Armed::Armed }
+        let kickless = self.line.kickless.load(Ordering::Relaxed);
+        if (waits && !self.drain) || untold || kickless { Armed::WorkLeft } else { Armed::Armed }
     }
 
     fn disarm(&mut self, _context: &CoreContext, polling: bool) {
