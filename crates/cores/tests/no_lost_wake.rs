@@ -100,6 +100,8 @@ enum Suppression {
     Flag,
     /// An index to pass (EVENT_IDX): while it polls the core does not touch it.
     Event,
+    /// The same, and a core that polls again moves it to one that the driver has passed.
+    WithdrawnEvent,
 }
 
 /// What is taken out.
@@ -203,7 +205,7 @@ impl Ring {
     fn new(how: Suppression, without: Without, scene: Scene) -> Self {
         let mut memory = Memory::default();
         // As a driver finds it: kicks are wanted, from the first request on.
-        memory.cells[WANT] = if how == Suppression::Event { 0 } else { 1 };
+        memory.cells[WANT] = if how == Suppression::Flag { 1 } else { 0 };
         Ring {
             how,
             without,
@@ -226,7 +228,7 @@ impl Ring {
         match self.how {
             Suppression::Flag => want == 1,
             // vring_need_event(event, new, old) of the specification, one request at a time.
-            Suppression::Event => {
+            Suppression::Event | Suppression::WithdrawnEvent => {
                 let (new, old) = (self.published, self.published - 1);
                 new.wrapping_sub(want).wrapping_sub(1) < new.wrapping_sub(old)
             }
@@ -235,8 +237,10 @@ impl Ring {
 
     fn disarm(&mut self) {
         self.kick = false;
-        if self.how == Suppression::Flag {
-            self.memory.store(CORE, WANT, 0);
+        match self.how {
+            Suppression::Flag => self.memory.store(CORE, WANT, 0),
+            Suppression::Event => {}
+            Suppression::WithdrawnEvent => self.memory.store(CORE, WANT, self.taken.wrapping_sub(1)),
         }
     }
 
@@ -308,7 +312,7 @@ impl Ring {
             Slot::Waiting if self.without != Without::Timeout => next.slot = Slot::Polled,
             Slot::Waiting => return None,
             Slot::Arm => {
-                let want = if self.how == Suppression::Event { self.taken } else { 1 };
+                let want = if self.how == Suppression::Flag { 1 } else { self.taken };
                 next.memory.store(CORE, WANT, want);
                 next.slot = match self.without {
                     Without::CoreFence => Slot::Look,
@@ -420,7 +424,7 @@ impl Model for Ring {
     }
 }
 
-const SUPPRESSIONS: [Suppression; 2] = [Suppression::Flag, Suppression::Event];
+const SUPPRESSIONS: [Suppression; 3] = [Suppression::Flag, Suppression::Event, Suppression::WithdrawnEvent];
 
 #[test]
 fn no_kick_and_no_completion_is_lost() {

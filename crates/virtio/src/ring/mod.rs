@@ -314,8 +314,8 @@ impl Ring {
         either!(self, ring => ring.ask_for_more())
     }
 
-    /// Whether somebody looks at this ring by itself from now on. The driver is told when it next makes something
-    /// available, not before: an idle ring is left alone.
+    /// Whether somebody looks at this ring by itself from now on. If so, a kick that was asked for is withdrawn. Otherwise the driver is told when
+    /// its next request is taken.
     #[inline]
     pub fn set_polled(&mut self, polled: bool) {
         either!(self, ring => ring.set_polled(polled));

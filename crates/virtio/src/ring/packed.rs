@@ -514,6 +514,9 @@ impl Packed {
     #[inline]
     pub(super) fn set_polled(&mut self, polled: bool) {
         self.mode.polled = polled;
+        if polled && matches!(self.mode.suppression, KickSuppression::Kick(_)) {
+            self.refuse_kicks();
+        }
     }
 
     /// Says that kicks are not wanted. (A place that is not renewed would be met again in every other lap.)

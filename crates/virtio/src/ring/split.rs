@@ -390,6 +390,21 @@ impl Split {
     #[inline]
     pub(super) fn set_polled(&mut self, polled: bool) {
         self.mode.polled = polled;
+        if polled && matches!(self.mode.suppression, KickSuppression::Kick(_)) {
+            self.withdraw_kick();
+        }
+    }
+
+    /// The kick that was asked for is not wanted any more.
+    fn withdraw_kick(&mut self) {
+        if self.mode.event_idx {
+            // An index that the driver has passed.
+            let passed = self.next_avail.wrapping_sub(1);
+            self.view.store_u16(&self.used, 4 + 8 * usize::from(self.size), passed);
+            self.mode.suppression = KickSuppression::NoKick;
+        } else {
+            self.refuse_kicks();
+        }
     }
 
     /// Says that kicks are not wanted. With event indexes an old `avail_event` is never reached again, so the driver does not kick.
