@@ -5,9 +5,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 #[cfg(feature = "schema")]
 use crate::report::{
-    CoreReport, DaemonEvent, DiskReport, DoneReport, FunctionReport, HealthReport, MovedReport, NicReport,
-    QuiesceReport, SavedReport, StateFileV1, StatusReport, SwitchReport, SwitchTableReport, UpgradeReport,
-    VersionReport,
+    CoreReport, DaemonEvent, DiskReport, DoneReport, ExplainReport, FunctionReport, HealthReport,
+    MovedReport, NicReport, QuiesceReport, SavedReport, StateFileV1, StatusReport, SwitchReport,
+    SwitchTableReport, UpgradeReport, VersionReport,
 };
 #[cfg(feature = "schema")]
 use crate::request::{
@@ -61,6 +61,10 @@ const FORCE: QueryKey =
 /// `?snaplen=N`.
 const SNAPLEN: QueryKey =
     QueryKey { name: "snaplen", holds: "integer", about: "First bytes of each frame [default: 2048]." };
+
+/// `?seconds=N`.
+const SECONDS: QueryKey =
+    QueryKey { name: "seconds", holds: "integer", about: "For how long to look, 1 to 600 [default: 5]." };
 
 /// Whether a request has a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -209,6 +213,8 @@ operations! {
     Health: Get "/v1/health" => 200 HealthReport;
     /// What happens from now on, one JSON object a line, until the client goes.
     Events: Get "/v1/events" => 200 DaemonEvent as JSON_LINES;
+    /// Looks for a while at a disk, a NIC or the devices of a VM, and says where the time of their requests goes.
+    Explain: Get "/v1/explain/{name}" [SECONDS] => 200 ExplainReport;
     /// This document.
     OpenApi: Get "/v1/openapi.json" => 200 Document;
     /// The disks.

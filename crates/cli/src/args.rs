@@ -97,6 +97,14 @@ pub enum Command {
     Status,
     /// The same, live: rates, kicks taken and avoided, interrupts, latency
     Top(TopArgs),
+    /// Look for a while at a disk, a NIC or the devices of a VM, and say in words where the time goes and what would help
+    Explain {
+        /// Its name
+        name: String,
+        /// For how long to look, 1 s to 10 min
+        #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+        interval: Duration,
+    },
     /// Add, remove, list, show and change disks while the daemon runs
     #[command(subcommand)]
     Disk(DiskCommand),

@@ -25,6 +25,7 @@ fn counts(meter: &MeterReading, latency: Vec<u64>, wait: Vec<u64>) -> Counts {
         interrupts: meter.interrupts,
         interrupts_per_request: per(meter.interrupts),
         interrupts_avoided: meter.interrupts_avoided,
+        limited: meter.limited,
         errors: Errors {
             io: meter.errors_io,
             space: meter.errors_space,

@@ -79,6 +79,8 @@ meters! {
     interrupts,
     /// Batches published without an interrupt, because the driver did not ask for one.
     interrupts_avoided,
+    /// Polls that left something in the ring because a limit held it back.
+    limited,
     /// Requests that ended with an error status for want of the backing: input or output error.
     errors_io,
     /// Requests that ended with an error status: no space, or beyond the end.

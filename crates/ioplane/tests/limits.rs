@@ -5,61 +5,8 @@ mod daemon;
 use std::time::{Duration, Instant};
 
 use daemon::TestDaemon;
-use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
-use ioplane_testkit::front::{FrontEnd, Wants};
+use daemon::reader::Reader;
 use serde_json::{Value, json};
-
-const LIMIT: Duration = Duration::from_secs(20);
-
-/// A guest that reads from one ring.
-struct Reader {
-    disk: Disk,
-    front: FrontEnd,
-    _memory: GuestMemory,
-}
-
-impl Reader {
-    fn connect(daemon: &TestDaemon, name: &str) -> Self {
-        let mut memory = GuestMemory::new(1 << 20).unwrap();
-        let plan = DiskPlan::new(64, 4096, Shape::Indirect);
-        let disk = Disk::new(&mut memory, 64, RingMode::of(Wants::default().features), plan).unwrap();
-        let mut front = FrontEnd::connect(&daemon.path(&format!("{name}.sock")), Wants::default()).unwrap();
-        front.track_inflight(1, 64).unwrap();
-        front.share(&memory).unwrap();
-        front.start(0, &memory, disk.place(), 0).unwrap();
-        Reader { disk, front, _memory: memory }
-    }
-
-    /// Makes as many requests available as there are slots, at most `most`.
-    fn submit(&mut self, most: usize) {
-        for _ in 0..most {
-            if self.disk.submit(DiskOp::Read, 0, 4096).is_none() {
-                break;
-            }
-        }
-        self.front.kick(0);
-    }
-
-    /// Answers that have come, without waiting.
-    fn reap(&mut self) -> usize {
-        let mut count = 0;
-        while let Some(done) = self.disk.reap().unwrap() {
-            assert!(done.ok(), "status {}", done.status);
-            count += 1;
-        }
-        count
-    }
-
-    /// Waits for so many answers.
-    fn wait(&mut self, count: usize) {
-        let (mut left, end) = (count, Instant::now() + LIMIT);
-        while left > 0 {
-            left = left.saturating_sub(self.reap());
-            assert!(Instant::now() < end, "{left} of {count} are not answered");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-}
 
 /// The limits of a disk as its report has them.
 fn limits(report: &Value) -> [&Value; 4] {

@@ -617,6 +617,30 @@ fn a_neighbour_that_sends_what_it_should_not_harms_nobody_else() {
 }
 
 #[test]
+fn a_guest_that_does_not_take_its_frames_is_explained() {
+    let daemon = TestDaemon::open(config());
+    let [mut a, _b] = ["a", "b"].map(|name| Guest::plug_in(&daemon, name));
+    let over = AtomicBool::new(false);
+    let report = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Acquire) {
+                a.pair.reap().unwrap();
+                let frame = [&B[..], &A[..], &[0x88, 0xb5], &payload(1)].concat();
+                while a.pair.send(NetHeader::default(), &frame).unwrap() {}
+                a.front.kick(1);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let report = daemon.json(&["explain", "b", "--interval", "2s"]);
+        over.store(true, Ordering::Release);
+        report
+    });
+    let causes: Vec<_> =
+        report["findings"].as_array().unwrap().iter().map(|finding| finding["cause"].clone()).collect();
+    assert!(causes.contains(&"slow_receiver".into()), "{report}");
+}
+
+#[test]
 fn nics_switches_and_uplinks_go_to_another_process_and_no_front_end_sees_it() {
     let uplink = rustix::process::geteuid().is_root() && std::path::Path::new("/dev/net/tun").exists();
     let tap = format!("iou{}", std::process::id() % 100_000);

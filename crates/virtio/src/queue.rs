@@ -131,6 +131,9 @@ impl Queue {
     #[inline]
     pub fn set_limited(&mut self, limited: bool) {
         self.limited = limited;
+        if limited {
+            self.tally.limited += 1;
+        }
     }
 
     /// The guest did something that no driver does: the queue takes nothing more until it is reset, and says so.

@@ -9,7 +9,7 @@ use crate::tree::Tree;
 const RULE: &str = "crate order";
 
 /// Each may depend on those before it. A new crate is entered here, at its place.
-const ORDER: [&str; 22] = [
+const ORDER: [&str; 23] = [
     "ioplane-api",
     // Knows the interface and nothing else, so it stands before all else.
     "ioplane-cli",
@@ -28,6 +28,7 @@ const ORDER: [&str; 22] = [
     "ioplane-hardware",
     "ioplane-passthrough",
     "ioplane-host",
+    "ioplane-explain",
     "ioplane-daemon",
     "ioplane-exits",
     "ioplane-vcpu",

@@ -14,12 +14,14 @@ use crate::spec::{LimitsSpec, limits_of};
 
 mod configuration;
 mod daemon;
+mod explain;
 mod function;
 mod network;
 mod queue;
 
 pub use configuration::SavedReport;
 pub use daemon::{DaemonEvent, EventWord, HealthReport, HealthWord, MovedReport, VersionReport};
+pub use explain::{DeviceTimes, ExplainReport, Slowdown, SlowdownCause};
 pub use function::{
     ChipReport, EventReport, FunctionReport, QuiesceReport, RegionReport, Stage, StateFileV1, TrafficReport,
     WatchFaultReport, WatchReport,
@@ -350,6 +352,9 @@ pub struct Counts {
     pub interrupts_per_request: f64,
     /// Batches of answers without one.
     pub interrupts_avoided: u64,
+    /// Times that the core looked at the queue and left requests in it because of a limit.
+    #[serde(default)]
+    pub limited: u64,
     /// Requests that failed, by cause.
     pub errors: Errors,
     /// Faults of the guest; each stops a queue.
@@ -428,6 +433,12 @@ pub struct CoreReport {
     pub units: u64,
     /// Processor time of its thread so far, microseconds.
     pub cpu_us: u64,
+    /// Time spent on work so far, microseconds. At most some 10 ms old, as `slept_us` is.
+    #[serde(default)]
+    pub busy_us: u64,
+    /// Time asleep so far, microseconds.
+    #[serde(default)]
+    pub slept_us: u64,
     /// Since when it runs, microseconds.
     pub age_us: u64,
 }

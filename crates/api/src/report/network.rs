@@ -264,6 +264,9 @@ pub struct FrameCounts {
     pub interrupts_per_frame: f64,
     /// Batches shown to the driver without one.
     pub interrupts_avoided: u64,
+    /// Times that the core looked at the queues and left frames waiting because of a limit.
+    #[serde(default)]
+    pub limited: u64,
     /// Faults of the guest; each stops a queue.
     pub faults: u64,
     /// Device time: half of the frames were done within this, from when they were taken.
@@ -293,6 +296,7 @@ impl From<Counts> for FrameCounts {
             interrupts: counts.interrupts,
             interrupts_per_frame: counts.interrupts_per_request,
             interrupts_avoided: counts.interrupts_avoided,
+            limited: counts.limited,
             faults: counts.faults,
             p50_us: counts.p50_us,
             p99_us: counts.p99_us,

@@ -22,7 +22,7 @@ use clap::CommandFactory;
 use hyper::Method;
 use ioplane_api::SOCKET;
 use ioplane_api::refusal::{Code, GET_SHOWS};
-use ioplane_api::report::{CoreReport, DiskReport, DoneReport, StatusReport, UpgradeReport};
+use ioplane_api::report::{CoreReport, DiskReport, DoneReport, ExplainReport, StatusReport, UpgradeReport};
 use ioplane_api::request::{ChangeForm, MigrationSocketForm, MoveForm, NotifyForm, UpgradeForm};
 use ioplane_api::spec::{BackingForm, DiskForm};
 use serde::Serialize;
@@ -90,6 +90,7 @@ pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
         Command::Model(command) => host.model(command, json)?,
         Command::Capture(args) => network::capture(&client()?, &args, json)?,
         Command::Top(args) => top::run(&client()?, &args, json)?,
+        Command::Explain { name, interval } => explain(&client()?, &name, interval, json)?,
         Command::LibvirtXml(args) => vm::libvirt_xml(&client()?, &args, json)?,
         Command::Core(command) => core(&client()?, command, json)?,
         Command::QemuArgs(args) => vm::qemu_args(&client()?, &args, json)?,
@@ -114,6 +115,12 @@ pub fn perform(cli: Cli, host: &impl Host) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn explain(client: &Client, name: &str, interval: Duration, json: bool) -> Result<()> {
+    let path = format!("{}?seconds={}", address_of("explain", name), interval.as_millis().div_ceil(1000));
+    let report: ExplainReport = working("looking where the time goes", || get(client, &path))?;
+    print(json, &report, show::explain)
 }
 
 /// How an upgrade went, also for devices with slow requests: these start when the old daemon has gone, and the new one knows

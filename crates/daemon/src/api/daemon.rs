@@ -1,8 +1,10 @@
 //! The daemon itself: how it is, what happens in it, and what it is told to become.
 
 use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
-use axum::extract::State;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use ioplane_api::openapi;
@@ -10,6 +12,8 @@ use ioplane_api::operation::JSON;
 use ioplane_api::refusal::Code;
 use ioplane_api::report::{DoneReport, HealthReport, HealthWord, ServedState, StatusReport, VersionReport};
 use ioplane_api::request::UpgradeForm;
+use ioplane_explain::{SECONDS, USUAL_SECONDS};
+use serde::Deserialize;
 
 use super::{Answer, Body, Own, form_or_usual, json, whole};
 use crate::Daemon;
@@ -54,6 +58,47 @@ fn health_of(status: &StatusReport) -> HealthReport {
 pub async fn events(State(daemon): Own) -> Answer {
     let end = left(&daemon);
     Ok(daemon.disks.context().events.stream(end))
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ExplainQuery {
+    seconds: u64,
+}
+
+impl Default for ExplainQuery {
+    fn default() -> Self {
+        ExplainQuery { seconds: USUAL_SECONDS }
+    }
+}
+
+pub async fn explain(
+    State(daemon): Own,
+    Path(name): Path<String>,
+    query: Result<Query<ExplainQuery>, QueryRejection>,
+) -> Answer {
+    let (least, most) = SECONDS.into_inner();
+    let remedy = format!("write ?seconds=NUMBER, {least} to {most}");
+    let refused = |error: String| Refusal::invalid(error, remedy.clone()).at("seconds");
+    let Query(ExplainQuery { seconds }) = query.map_err(|bad| refused(bad.body_text()))?;
+    if !SECONDS.contains(&seconds) {
+        return Err(refused(format!("seconds = {seconds}")));
+    }
+    let (before, began) = (daemon.status().await, Instant::now());
+    let missing = || {
+        let error = format!("there is no disk, NIC or VM {name:.64?}");
+        Refusal::missing(error, "ioplane status lists the disks and NICs, ioplane top their VMs")
+    };
+    if ioplane_explain::explain(&before, &before, 1.0, &name).is_none() {
+        return Err(missing());
+    }
+    tokio::select! {
+        () = tokio::time::sleep(Duration::from_secs(seconds)) => {}
+        () = left(&daemon) => return Err(Refusal::busy("the devices are another process's now", "ask again")),
+    }
+    let after = daemon.status().await;
+    let report = ioplane_explain::explain(&before, &after, began.elapsed().as_secs_f64(), &name);
+    json(report.ok_or_else(missing)?)
 }
 
 /// Comes when everything is another process's.

@@ -79,6 +79,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Daemon>> {
         Operation::Health => routing::on(method, daemon::health),
         Operation::Events => routing::on(method, daemon::events),
         Operation::OpenApi => routing::on(method, daemon::openapi),
+        Operation::Explain => routing::on(method, daemon::explain),
         Operation::UnsavedConfiguration => routing::on(method, configuration::preview),
         Operation::SaveConfiguration => routing::on(method, configuration::save),
         Operation::Reload => routing::on(method, daemon::reload),

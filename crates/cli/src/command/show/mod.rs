@@ -1,6 +1,7 @@
 //! Reports for people.
 
 mod device;
+mod explain;
 mod network;
 mod pci;
 #[cfg(test)]
@@ -13,6 +14,7 @@ use ioplane_api::report::{
 use ioplane_api::size::Size;
 
 pub use device::{disk, disk_limits, nic, nic_limits};
+pub use explain::explain;
 pub use network::{nics, switch, switches};
 pub use pci::{function, functions, quiesced, standing, states};
 

@@ -1,0 +1,82 @@
+//! Where the time of requests goes.
+
+use serde::{Deserialize, Serialize};
+
+/// `ioplane explain NAME --json`, `GET /v1/explain/{name}`: where the time of one device's, or of one VM's, requests went.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ExplainReport {
+    /// What was asked about.
+    pub name: String,
+    /// For how long was looked, in seconds.
+    pub seconds: f64,
+    /// The devices: the one of this name, or those of the VM.
+    pub devices: Vec<DeviceTimes>,
+    /// What slows them down, the worst first; none if nothing stands out.
+    pub findings: Vec<Slowdown>,
+}
+
+/// Where the time of one device's requests went. A unit is a request of a disk or a frame of a NIC.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct DeviceTimes {
+    /// `disk` or `nic`.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// Units per second.
+    pub units_per_s: f64,
+    /// Bytes per second, in units of a million.
+    pub mb_per_s: f64,
+    /// Waiting for the core: half of the units were taken within this, microseconds. As far as it can be seen: see `wait_p99_us` of a queue.
+    pub wait_p50_us: f64,
+    /// 99 of 100 were.
+    pub wait_p99_us: f64,
+    /// In the device: half of the units were done within this from when they were taken, microseconds.
+    pub device_p50_us: f64,
+    /// 99 of 100 were.
+    pub device_p99_us: f64,
+    /// Kicks for each unit.
+    pub kicks_per_unit: f64,
+    /// Interrupts for each unit.
+    pub interrupts_per_unit: f64,
+}
+
+/// What slows a device down.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Slowdown {
+    /// Of what kind.
+    pub cause: SlowdownCause,
+    /// Which device.
+    pub device: String,
+    /// What was seen.
+    pub text: String,
+    /// What would help.
+    pub remedy: String,
+}
+
+/// Of what kind a finding is. Further ones may come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum SlowdownCause {
+    /// A queue has stopped, since its guest broke a rule.
+    StoppedQueue,
+    /// A limit holds requests back.
+    Limit,
+    /// The core does not get the processor time that it wants.
+    StarvedCore,
+    /// Another device takes most of the core.
+    GreedyNeighbour,
+    /// The disk below is slow.
+    SlowDisk,
+    /// The ring is full: the guest has more requests than it may have in flight.
+    FullRing,
+    /// One of several queues has all the work.
+    OneQueue,
+    /// The guest does not take its frames fast enough.
+    SlowReceiver,
+    /// The driver does not use VIRTIO_F_EVENT_IDX (virtio 1.3, section 2.7.7).
+    NoEventIdx,
+}

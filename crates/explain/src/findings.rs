@@ -1,0 +1,263 @@
+//! The rules. Each looks at what one device did, and at its cores.
+
+use ioplane_api::report::{Slowdown, SlowdownCause};
+
+use crate::interval::{CoreActivity, DeviceActivity, Interval};
+
+/// Units below which nothing is said of times and rates: there was nearly no load.
+const FEWEST: u64 = 50;
+
+/// A wait for the core above which it is worth a word, us: a core takes 256 KiB worth of work from each queue in turn, some 40 us.
+const LONG_WAIT_US: f64 = 300.0;
+
+/// Half of the requests take longer than this on a slow disk, us. Flash takes 0.1 ms, a disk with heads 4 to 10 ms.
+const SLOW_US: f64 = 5_000.0;
+
+/// One of a hundred does.
+const SLOW_P99_US: f64 = 50_000.0;
+
+/// The part of its limit from which a guest that was held back is at its limit.
+const AT_LIMIT: f64 = 0.9;
+
+/// The part of the time from which a core is busy.
+const BUSY: f64 = 0.8;
+
+/// A core that wants the processor and has it for less than this part of that time is starved.
+const STARVED: f64 = 0.8;
+
+/// The part of a core's work from which a neighbour is greedy.
+const GREEDY: f64 = 0.6;
+
+/// The part of a ring from which it is full.
+const FULL: f64 = 0.85;
+
+/// The part of a device's work from which one queue has all.
+const ALL: f64 = 0.95;
+
+/// The part of the frames for a NIC from which drops are worth a word.
+const DROPS: f64 = 0.01;
+
+/// Interrupts and kicks for each unit from which VIRTIO_F_EVENT_IDX would help.
+const MANY_EVENTS: f64 = 0.5;
+
+/// VIRTIO_F_INDIRECT_DESC (virtio 1.3, section 6).
+const INDIRECT_DESC: u64 = 1 << 28;
+
+/// VIRTIO_F_EVENT_IDX.
+const EVENT_IDX: u64 = 1 << 29;
+
+/// Descriptors that a request takes without an indirect table: header, data, status (virtio 1.3, section 5.2.6).
+const CHAIN: f64 = 3.0;
+
+/// Everything that slows the device down.
+pub fn of(device: &DeviceActivity, interval: &Interval) -> Vec<Slowdown> {
+    let mut findings = stopped(device);
+    if device.units() < FEWEST && device.dropped_full < FEWEST {
+        return findings;
+    }
+    let limits = limited(device, interval);
+    let is_limited = !limits.is_empty();
+    findings.extend(limits);
+    let slow = slow_disk(device);
+    if is_limited {
+        // What a limit holds back waits in the ring: neither its waiting nor a full ring says more.
+        findings.extend(slow);
+    } else {
+        findings.extend(cores(device, interval));
+        findings.extend(slow);
+        findings.extend(full_ring(device, interval));
+        findings.extend(one_queue(device, interval));
+    }
+    findings.extend(slow_receiver(device));
+    findings.extend(no_event_idx(device));
+    findings
+}
+
+fn finding(cause: SlowdownCause, device: &DeviceActivity, text: String, remedy: String) -> Slowdown {
+    Slowdown { cause, device: device.name.clone(), text, remedy }
+}
+
+fn stopped(device: &DeviceActivity) -> Vec<Slowdown> {
+    let stopped = device.queues.iter().filter_map(|queue| Some((queue.index, queue.fault.as_ref()?)));
+    let said = stopped.map(|(index, fault)| {
+        let text = format!("queue {index} has stopped: {fault}");
+        finding(
+            SlowdownCause::StoppedQueue,
+            device,
+            text,
+            "reset the device in the guest: reload its driver, or reboot".into(),
+        )
+    });
+    said.collect()
+}
+
+fn limited(device: &DeviceActivity, interval: &Interval) -> Vec<Slowdown> {
+    let held: u64 = device.queues.iter().map(|queue| queue.limited).sum();
+    if held == 0 {
+        return Vec::new();
+    }
+    let at_limit = device
+        .limits
+        .iter()
+        .filter(|limit| limit.passed as f64 >= AT_LIMIT * limit.limit as f64 * interval.seconds);
+    let said = at_limit.map(|limit| {
+        let rate = limit.passed as f64 / interval.seconds;
+        let text = format!(
+            "its limit of {} {} per second bites: {rate:.0} per second have passed, and {held} times others were left waiting",
+            limit.limit, limit.what,
+        );
+        let remedy = format!("ioplane {} set {} --{} N, or 0 for no limit", device.kind, device.name, limit.option);
+        finding(SlowdownCause::Limit, device, text, remedy)
+    });
+    said.collect()
+}
+
+/// What the waiting for a core comes from: it is starved, or a neighbour has it.
+fn cores(device: &DeviceActivity, interval: &Interval) -> Vec<Slowdown> {
+    let wait = device.waited().quantile(0.99);
+    if wait < LONG_WAIT_US {
+        return Vec::new();
+    }
+    let its = device.cores().into_iter().filter_map(|core| interval.core(core));
+    let said =
+        its.filter_map(|core| starved(device, core, wait).or_else(|| greedy(device, core, interval, wait)));
+    said.collect()
+}
+
+fn starved(device: &DeviceActivity, core: &CoreActivity, wait: f64) -> Option<Slowdown> {
+    if core.awake < 0.2 || core.ran >= STARVED * core.awake {
+        return None;
+    }
+    let text = format!(
+        "core {} wanted a processor for {:.0} % of the time and had it for {:.0} %; requests wait for it for up to {wait:.0} us (99 of 100)",
+        core.id,
+        core.awake * 100.0,
+        core.ran * 100.0,
+    );
+    let place = match core.cpu {
+        Some(cpu) => format!("keep vCPUs and other programs off processor {cpu}"),
+        None => "pin it to a processor (cpu = N of its [[core]]) and keep others off that".to_owned(),
+    };
+    let nice =
+        if core.yield_policy == "nice" { "; it runs at nice 19: yield_policy = \"yields\"" } else { "" };
+    Some(finding(SlowdownCause::StarvedCore, device, text, format!("{place}{nice}")))
+}
+
+fn greedy(device: &DeviceActivity, core: &CoreActivity, interval: &Interval, wait: f64) -> Option<Slowdown> {
+    if core.busy < BUSY {
+        return None;
+    }
+    let all: u64 = interval.devices.iter().map(|one| one.cost_on(core.id)).sum();
+    let others = interval.devices.iter().filter(|one| one.name != device.name);
+    let most = others.max_by_key(|one| one.cost_on(core.id))?;
+    let part = most.cost_on(core.id) as f64 / (all.max(1)) as f64;
+    if part < GREEDY {
+        return None;
+    }
+    let text = format!(
+        "core {} is busy for {:.0} % of the time, {:.0} % of its work is {} {}; requests wait for it for up to {wait:.0} us (99 of 100)",
+        core.id,
+        core.busy * 100.0,
+        part * 100.0,
+        most.kind,
+        most.name,
+    );
+    let remedy = format!(
+        "give {} another core (ioplane core add, ioplane core move), or limit it: ioplane {} set {}",
+        most.name, most.kind, most.name
+    );
+    Some(finding(SlowdownCause::GreedyNeighbour, device, text, remedy))
+}
+
+fn slow_disk(device: &DeviceActivity) -> Option<Slowdown> {
+    let image = device.image.as_ref()?;
+    let took = device.took();
+    let (p50, p99) = (took.quantile(0.5), took.quantile(0.99));
+    if p50 < SLOW_US && p99 < SLOW_P99_US {
+        return None;
+    }
+    let wait = device.waited().quantile(0.5);
+    let text = format!(
+        "the disk below takes {:.1} ms for half of the requests and {:.1} ms for 99 of 100; they wait for the core for {wait:.0} us",
+        p50 / 1000.0,
+        p99 / 1000.0,
+    );
+    let remedy =
+        format!("look at the disk that has {image} (iostat -x 1), or move the image to a faster one");
+    Some(finding(SlowdownCause::SlowDisk, device, text, remedy))
+}
+
+fn full_ring(device: &DeviceActivity, interval: &Interval) -> Option<Slowdown> {
+    if device.kind != "disk" {
+        return None;
+    }
+    let per_request = if device.features & INDIRECT_DESC == 0 { CHAIN } else { 1.0 };
+    let queue = device.queues.iter().find(|queue| {
+        // Little's law: mean number in the ring.
+        let inside = (queue.took.sum_s() + queue.waited.sum_s()) / interval.seconds;
+        queue.size > 0 && inside * per_request >= FULL * f64::from(queue.size)
+    })?;
+    let text = format!(
+        "the ring of queue {} is full: its {} entries are all in use, so further requests wait in the guest, where nobody sees them",
+        queue.index, queue.size
+    );
+    let remedy = "add the disk with a larger --queue-size or with more --queues; if the disk is slow as well, that comes first";
+    Some(finding(SlowdownCause::FullRing, device, text, remedy.into()))
+}
+
+fn one_queue(device: &DeviceActivity, interval: &Interval) -> Option<Slowdown> {
+    // Of a NIC the two directions have queues of their own.
+    for receives in [false, true] {
+        let queues =
+            || device.queues.iter().filter(move |queue| queue.receives == receives && queue.size > 0);
+        let all: u64 = queues().map(|queue| queue.units).sum();
+        let Some(most) = queues().max_by_key(|queue| queue.units) else { continue };
+        let core = most.core.and_then(|core| interval.core(core));
+        let busy = core.is_some_and(|core| core.busy >= BUSY);
+        if queues().count() < 2 || all < FEWEST || (most.units as f64) < ALL * all as f64 || !busy {
+            continue;
+        }
+        let what = if device.kind == "disk" { "requests" } else { "frames" };
+        let text = format!(
+            "queue {} has {:.0} % of the {what}, and its core is busy; {} further queues are idle",
+            most.index,
+            most.units as f64 * 100.0 / all as f64,
+            queues().count() - 1,
+        );
+        let remedy = if device.kind == "disk" {
+            "let several vCPUs of the guest do I/O: Linux gives each its own queue"
+        } else {
+            "let the guest have several flows, and in the guest: ethtool -L DEVICE combined N"
+        };
+        return Some(finding(SlowdownCause::OneQueue, device, text, remedy.into()));
+    }
+    None
+}
+
+fn slow_receiver(device: &DeviceActivity) -> Option<Slowdown> {
+    let received: u64 = device.queues.iter().filter(|queue| queue.receives).map(|queue| queue.units).sum();
+    let all = received + device.dropped_full;
+    if device.dropped_full == 0 || (device.dropped_full as f64) < DROPS * all as f64 {
+        return None;
+    }
+    let text = format!(
+        "{} of {all} frames for it were dropped: all buffers of its switch were full, since the guest did not take its frames fast enough",
+        device.dropped_full
+    );
+    let remedy = "give the guest more vCPUs or pairs of queues, or a larger receive ring (--queue-size); a receive limit drops as well";
+    Some(finding(SlowdownCause::SlowReceiver, device, text, remedy.into()))
+}
+
+fn no_event_idx(device: &DeviceActivity) -> Option<Slowdown> {
+    let times = device.times(1.0);
+    let events = times.kicks_per_unit + times.interrupts_per_unit;
+    if device.features & EVENT_IDX != 0 || device.features == 0 || events < MANY_EVENTS {
+        return None;
+    }
+    let text = format!(
+        "its driver does not use VIRTIO_F_EVENT_IDX: {:.2} kicks and {:.2} interrupts for each unit",
+        times.kicks_per_unit, times.interrupts_per_unit
+    );
+    let remedy = "use a driver that knows it (Linux since 2.6.39), and do not switch it off (event_idx=off of the VMM)";
+    Some(finding(SlowdownCause::NoEventIdx, device, text, remedy.into()))
+}

@@ -1,0 +1,279 @@
+//! What devices and cores did between two readings.
+
+use std::collections::BTreeSet;
+
+use ioplane_api::report::{CoreReport, DeviceTimes, DiskReport, NicReport, StatusReport};
+use ioplane_api::spec::LimitsSpec;
+use ioplane_device::Histogram;
+
+/// What a request costs a core beside its bytes, in bytes that could be copied meanwhile (docs/decisions/0017-work-per-poll.md).
+const REQUEST_COST: u64 = 512;
+
+/// Buckets of times, as differences of two readings.
+#[derive(Debug, Clone, Default)]
+pub struct Times(Vec<u64>);
+
+impl Times {
+    fn between(before: &[u64], after: &[u64]) -> Self {
+        let was = |at: usize| before.get(at).copied().unwrap_or(0);
+        Times(after.iter().enumerate().map(|(at, now)| now.saturating_sub(was(at))).collect())
+    }
+
+    fn add(&mut self, other: &Times) {
+        self.0.resize(self.0.len().max(other.0.len()), 0);
+        self.0.iter_mut().zip(&other.0).for_each(|(all, one)| *all += one);
+    }
+
+    /// The time below which `part` (0 to 1) of them lie, us.
+    pub fn quantile(&self, part: f64) -> f64 {
+        Histogram::quantile(&self.0, part) as f64 / 1000.0
+    }
+
+    /// Their sum, s: what lies in a bucket counts as its upper edge.
+    pub fn sum_s(&self) -> f64 {
+        let edge = |at: usize| {
+            let mut one = vec![0; at + 1];
+            one[at] = 1;
+            Histogram::quantile(&one, 1.0) as f64 / 1e9
+        };
+        self.0
+            .iter()
+            .enumerate()
+            .filter(|(_, count)| **count > 0)
+            .map(|(at, count)| edge(at) * *count as f64)
+            .sum()
+    }
+}
+
+/// What one queue did.
+#[derive(Debug, Clone, Default)]
+pub struct QueueActivity {
+    pub index: u16,
+    pub core: Option<u32>,
+    /// Entries of its ring; 0 until its driver has set it up.
+    pub size: u16,
+    /// Only of a NIC: frames go to the guest.
+    pub receives: bool,
+    pub units: u64,
+    pub bytes: u64,
+    pub kicks: u64,
+    pub interrupts: u64,
+    /// Polls that left something in the ring because a limit held it back.
+    pub limited: u64,
+    pub waited: Times,
+    pub took: Times,
+    /// Why it has stopped, in words.
+    pub fault: Option<String>,
+}
+
+/// A limit, under the name of its option, and what passed of what it counts.
+#[derive(Debug, Clone)]
+pub struct LimitActivity {
+    pub option: &'static str,
+    pub what: &'static str,
+    pub limit: u64,
+    pub passed: u64,
+}
+
+/// What one device did.
+#[derive(Debug, Clone, Default)]
+pub struct DeviceActivity {
+    pub kind: &'static str,
+    pub name: String,
+    pub vm: Option<String>,
+    /// Virtio features that its driver accepted, as bits.
+    pub features: u64,
+    /// What is behind a disk, if it is a file.
+    pub image: Option<String>,
+    pub queues: Vec<QueueActivity>,
+    pub limits: Vec<LimitActivity>,
+    /// Frames for it that the switch has dropped because its buffers were full.
+    pub dropped_full: u64,
+}
+
+/// What one core did.
+#[derive(Debug, Clone, Default)]
+pub struct CoreActivity {
+    pub id: u32,
+    pub cpu: Option<u32>,
+    pub yield_policy: String,
+    /// Parts of the time: with work, not asleep, on a processor.
+    pub busy: f64,
+    pub awake: f64,
+    pub ran: f64,
+}
+
+/// What there was between two readings.
+#[derive(Debug, Clone, Default)]
+pub struct Interval {
+    pub seconds: f64,
+    pub devices: Vec<DeviceActivity>,
+    pub cores: Vec<CoreActivity>,
+}
+
+macro_rules! queue {
+    ($before:expr, $after:expr, $units:ident, $receives:expr) => {{
+        let (after, before) = ($after, $before.iter().find(|queue| queue.index == $after.index));
+        // One that was not there before has no past; one that was restarted begins again.
+        let of = |value: &dyn Fn(&_) -> u64| value(after).saturating_sub(before.map_or(0, value));
+        let was = |value: fn(&_) -> &[u64]| before.map_or(&[][..], value);
+        QueueActivity {
+            index: after.index,
+            core: after.core,
+            size: after.size,
+            receives: $receives,
+            units: of(&|queue| queue.counts.$units),
+            bytes: of(&|queue| queue.counts.bytes),
+            kicks: of(&|queue| queue.counts.kicks),
+            interrupts: of(&|queue| queue.counts.interrupts),
+            limited: of(&|queue| queue.counts.limited),
+            waited: Times::between(was(|queue| &queue.counts.wait), &after.counts.wait),
+            took: Times::between(was(|queue| &queue.counts.latency), &after.counts.latency),
+            fault: after.fault.as_ref().map(|fault| fault.text.clone()),
+        }
+    }};
+}
+
+/// The limits of one direction: requests or frames, and bytes.
+fn limits(
+    spec: LimitsSpec,
+    [operations, bandwidth]: [(&'static str, &'static str); 2],
+    [units, bytes]: [u64; 2],
+) -> impl Iterator<Item = LimitActivity> {
+    let operations = spec.rate.map(|limit| (operations, limit, units));
+    let bandwidth = spec.bandwidth.map(|size| size.0).map(|limit| (bandwidth, limit, bytes));
+    let used = |((option, what), limit, passed)| LimitActivity { option, what, limit, passed };
+    operations.into_iter().chain(bandwidth).map(used)
+}
+
+fn sums<'q>(queues: impl Iterator<Item = &'q QueueActivity>) -> [u64; 2] {
+    queues.fold([0, 0], |[units, bytes], queue| [units + queue.units, bytes + queue.bytes])
+}
+
+fn disk(before: Option<&DiskReport>, after: &DiskReport) -> DeviceActivity {
+    let old = before.map_or(&[][..], |disk| &disk.queues);
+    let queues: Vec<QueueActivity> =
+        after.queues.iter().map(|queue| queue!(old, queue, requests, false)).collect();
+    let options = [("iops-limit", "requests"), ("bandwidth-limit", "bytes")];
+    DeviceActivity {
+        kind: "disk",
+        name: after.name.clone(),
+        vm: after.vm.as_ref().map(|vm| vm.name.clone()),
+        features: after.features,
+        image: after.backing.path.as_ref().map(|path| path.display().to_string()),
+        limits: limits(after.limits(), options, sums(queues.iter())).collect(),
+        queues,
+        dropped_full: 0,
+    }
+}
+
+fn nic(before: Option<&NicReport>, after: &NicReport) -> DeviceActivity {
+    let old = before.map_or(&[][..], |nic| &nic.queues);
+    let queues: Vec<QueueActivity> = after
+        .queues
+        .iter()
+        .map(|queue| queue!(old, queue, frames, queue.role == ioplane_api::report::Role::Receive))
+        .collect();
+    let sent = [("tx-frame-limit", "frames"), ("tx-bandwidth-limit", "bytes")];
+    let received = [("rx-frame-limit", "frames"), ("rx-bandwidth-limit", "bytes")];
+    let side = |receives| sums(queues.iter().filter(move |queue| queue.receives == receives));
+    let limits =
+        limits(after.tx_limits(), sent, side(false)).chain(limits(after.rx_limits(), received, side(true)));
+    let full = |nic: &NicReport| nic.port.received_drops.get("full").copied().unwrap_or(0);
+    DeviceActivity {
+        kind: "nic",
+        name: after.name.clone(),
+        vm: after.vm.as_ref().map(|vm| vm.name.clone()),
+        features: after.features,
+        image: None,
+        limits: limits.collect(),
+        dropped_full: full(after).saturating_sub(before.map_or(0, full)),
+        queues,
+    }
+}
+
+fn core(before: Option<&CoreReport>, after: &CoreReport) -> CoreActivity {
+    let of = |value: fn(&CoreReport) -> u64| value(after).saturating_sub(before.map_or(0, value)) as f64;
+    // By the core's own clock: its counts and its age are read at one moment.
+    let age = of(|core| core.age_us).max(1.0);
+    CoreActivity {
+        id: after.id,
+        cpu: after.cpu,
+        yield_policy: after.yield_policy.clone(),
+        busy: (of(|core| core.busy_us) / age).min(1.0),
+        awake: (1.0 - of(|core| core.slept_us) / age).clamp(0.0, 1.0),
+        ran: of(|core| core.cpu_us) / age,
+    }
+}
+
+impl Interval {
+    /// What there was in `seconds` between two readings.
+    pub fn between(before: &StatusReport, after: &StatusReport, seconds: f64) -> Self {
+        let disks =
+            after.disks.iter().map(|now| disk(before.disks.iter().find(|was| was.name == now.name), now));
+        let nics = after.nics.iter().map(|now| nic(before.nics.iter().find(|was| was.name == now.name), now));
+        let cores = after.cores.iter().map(|now| core(before.cores.iter().find(|was| was.id == now.id), now));
+        Interval { seconds, devices: disks.chain(nics).collect(), cores: cores.collect() }
+    }
+
+    /// The core of that number.
+    pub fn core(&self, id: u32) -> Option<&CoreActivity> {
+        self.cores.iter().find(|core| core.id == id)
+    }
+}
+
+impl DeviceActivity {
+    /// Whether `name` is its, or its VM's.
+    pub fn is(&self, name: &str) -> bool {
+        self.name == name || self.vm.as_deref() == Some(name)
+    }
+
+    pub fn units(&self) -> u64 {
+        self.queues.iter().map(|queue| queue.units).sum()
+    }
+
+    fn all(&self, times: fn(&QueueActivity) -> &Times) -> Times {
+        let mut all = Times::default();
+        self.queues.iter().for_each(|queue| all.add(times(queue)));
+        all
+    }
+
+    /// Waiting for the core, of all its queues.
+    pub fn waited(&self) -> Times {
+        self.all(|queue| &queue.waited)
+    }
+
+    /// In the device, of all its queues.
+    pub fn took(&self) -> Times {
+        self.all(|queue| &queue.took)
+    }
+
+    /// The cores that its queues are on.
+    pub fn cores(&self) -> BTreeSet<u32> {
+        self.queues.iter().filter(|queue| queue.units > 0).filter_map(|queue| queue.core).collect()
+    }
+
+    /// What its queues cost a core, in bytes that could have been copied meanwhile.
+    pub fn cost_on(&self, core: u32) -> u64 {
+        let there = self.queues.iter().filter(|queue| queue.core == Some(core));
+        there.map(|queue| queue.bytes + queue.units * REQUEST_COST).sum()
+    }
+
+    pub fn times(&self, seconds: f64) -> DeviceTimes {
+        let (waited, took, units) = (self.waited(), self.took(), self.units());
+        let sum = |value: fn(&QueueActivity) -> u64| self.queues.iter().map(value).sum::<u64>() as f64;
+        let per_unit = |value| if units == 0 { 0.0 } else { sum(value) / units as f64 };
+        DeviceTimes {
+            kind: self.kind.to_owned(),
+            name: self.name.clone(),
+            units_per_s: units as f64 / seconds,
+            mb_per_s: sum(|queue| queue.bytes) / seconds / 1e6,
+            wait_p50_us: waited.quantile(0.5),
+            wait_p99_us: waited.quantile(0.99),
+            device_p50_us: took.quantile(0.5),
+            device_p99_us: took.quantile(0.99),
+            kicks_per_unit: per_unit(|queue| queue.kicks),
+            interrupts_per_unit: per_unit(|queue| queue.interrupts),
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Each cause is found where it is planted, alone; a healthy device has none.
+
+use ioplane_api::report::{SlowdownCause, StatusReport};
+use ioplane_explain::explain;
+use serde_json::{Value, json};
+
+/// Eight buckets for each power of two: the one of `us`, as [`ioplane_device::Histogram`] has it.
+fn bucket(us: u64) -> usize {
+    let histogram = ioplane_device::Histogram::default();
+    histogram.record(us * 1000, 1);
+    histogram.snapshot().iter().position(|count| *count > 0).unwrap()
+}
+
+fn times(us: u64, count: u64) -> Vec<u64> {
+    let mut buckets = vec![0; bucket(us) + 1];
+    buckets[bucket(us)] = count;
+    buckets
+}
+
+/// What one queue did in ten seconds.
+#[derive(Clone, Copy)]
+struct Load {
+    units: u64,
+    bytes: u64,
+    wait_us: u64,
+    took_us: u64,
+    limited: u64,
+    events: u64,
+}
+
+/// 10,000 requests per second, each done 30 us after it was taken.
+const HEALTHY: Load =
+    Load { units: 100_000, bytes: 409_600_000, wait_us: 2, took_us: 30, limited: 0, events: 2_000 };
+const IDLE: Load = Load { units: 0, bytes: 0, wait_us: 0, took_us: 0, limited: 0, events: 0 };
+const FEATURES: u64 = 1 << 28 | 1 << 29 | 1 << 32;
+
+/// A daemon with the disks web (of VM shop) and other, the NIC lan, all on core 0.
+struct Daemon {
+    web: Vec<Load>,
+    other: Load,
+    received: Load,
+    dropped: u64,
+    features: u64,
+    iops_limit: Option<u64>,
+    fault: bool,
+    busy: u64,
+    slept: u64,
+    ran: u64,
+}
+
+fn healthy() -> Daemon {
+    Daemon {
+        web: vec![HEALTHY],
+        other: IDLE,
+        received: IDLE,
+        dropped: 0,
+        features: FEATURES,
+        iops_limit: None,
+        fault: false,
+        busy: 3_000_000,
+        slept: 6_000_000,
+        ran: 4_000_000,
+    }
+}
+
+fn counts(units: &str, load: Option<Load>) -> Value {
+    let Load { units: count, bytes, limited, events, .. } = load.unwrap_or(IDLE);
+    json!({
+        units: count, "bytes": bytes, "bytes_read": bytes, "bytes_written": 0, "kicks": events / 2,
+        format!("kicks_per_{}", units.trim_end_matches('s')): 0.0, "interrupts": events / 2,
+        format!("interrupts_per_{}", units.trim_end_matches('s')): 0.0, "interrupts_avoided": 0, "limited": limited,
+        "errors": {"io": 0, "space": 0, "request": 0, "unsupported": 0}, "faults": 0, "replayed": 0,
+        "p50_us": 0.0, "p99_us": 0.0, "wait_p50_us": 0.0, "wait_p99_us": 0.0, "kicks_avoided": 0,
+    })
+}
+
+fn queue(index: usize, counts: Value, more: &Value) -> Value {
+    let mut queue = json!({"index": index, "size": 128, "core": 0, "fault": null});
+    for part in [&counts, more] {
+        queue.as_object_mut().unwrap().extend(part.as_object().unwrap().clone());
+    }
+    queue
+}
+
+impl Daemon {
+    /// Before anything was done, or after ten seconds.
+    fn status(&self, after: bool) -> StatusReport {
+        let did = |load: Load| after.then_some(load);
+        let queues = |loads: &[Load]| -> Vec<Value> {
+            let fault = match self.fault {
+                true => {
+                    json!({"fault": {"name": "bad_head", "text": "it named a descriptor that there is not"}})
+                }
+                false => json!({}),
+            };
+            let one = |(at, load): (usize, &Load)| queue(at, counts("requests", did(*load)), &fault);
+            loads.iter().enumerate().map(one).collect()
+        };
+        let disk = |name: &str, vm: Value, loads: &[Load]| {
+            json!({
+                "name": name, "state": "served", "error": null, "remedy": null, "origin": "config", "connected": true,
+                "connections": 1, "vm": vm, "socket": "/s", "backing": {"kind": "file", "path": "/img", "engine": "io_uring",
+                "why_threads": null, "direct": true}, "size": 1, "read_only": false, "serial": "", "queue_size": 128,
+                "core": null, "iops_limit": self.iops_limit, "features": self.features, "front_end_faults": {},
+                "last_front_end_fault": null, "totals": counts("requests", None), "queues": queues(loads),
+            })
+        };
+        let role = |role: &str| json!({"role": role});
+        let drops = if after && self.dropped > 0 { json!({"full": self.dropped}) } else { json!({}) };
+        let nic = json!({
+            "name": "lan", "state": "served", "error": null, "remedy": null, "origin": "config", "connected": true,
+            "connections": 1, "vm": null, "socket": "/n", "switch": "s", "mac": "", "isolated": false, "vlan": "all",
+            "pairs": 1, "queue_size": 256, "mtu": 1500, "link": "up", "core": null, "features": FEATURES,
+            "front_end_faults": {}, "last_front_end_fault": null,
+            "port": {"name": "lan", "uplink": false, "up": true, "isolated": false, "mac": null, "learned": 0,
+                "waiting": 0, "sent_frames": 0, "sent_bytes": 0, "sent_drops": {}, "received_frames": 0,
+                "received_bytes": 0, "received_drops": drops},
+            "received": counts("frames", None), "sent": counts("frames", None),
+            "queues": [
+                queue(0, counts("frames", did(self.received)), &role("receive")),
+                queue(1, counts("frames", None), &role("transmit")),
+            ],
+        });
+        let core = |us: u64| if after { us } else { 0 };
+        let mut status: StatusReport = serde_json::from_value(json!({
+            "version": "0", "pid": 1, "uptime_s": 1, "config": "/c",
+            "disks": [
+                disk("web", json!({"pid": 2, "name": "shop"}), &self.web),
+                disk("other", Value::Null, &[self.other]),
+            ],
+            "nics": [nic],
+            "cores": [{
+                "id": 0, "cpu": 3, "cpu_refused": null, "notify": "polled", "spin_us": 1, "yield_policy": "yields",
+                "queues": 4, "awake": 1, "busy_percent": 0.0, "sleeps": 0, "wakes": 0, "units": 0,
+                "cpu_us": core(self.ran), "age_us": core(10_000_000), "busy_us": core(self.busy),
+                "slept_us": core(self.slept),
+            }],
+        }))
+        .unwrap();
+        if after {
+            for (queue, load) in status.disks[0].queues.iter_mut().zip(&self.web) {
+                queue.counts.wait = times(load.wait_us, load.units);
+                queue.counts.latency = times(load.took_us, load.units);
+            }
+        }
+        status
+    }
+
+    fn causes(&self, name: &str) -> Vec<SlowdownCause> {
+        let report = explain(&self.status(false), &self.status(true), 10.0, name).unwrap();
+        for finding in &report.findings {
+            assert!(finding.text.len() > 20 && finding.remedy.len() > 10, "{finding:?}");
+            println!("{}\n  hint: {}", finding.text, finding.remedy);
+        }
+        report.findings.iter().map(|finding| finding.cause).collect()
+    }
+}
+
+#[test]
+fn nothing_is_found_in_a_healthy_device() {
+    assert_eq!(healthy().causes("web"), []);
+    assert_eq!(healthy().causes("lan"), []);
+    assert_eq!(healthy().causes("other"), []);
+}
+
+#[test]
+fn a_vm_has_its_devices_and_nobody_knows_a_name_that_there_is_not() {
+    let (before, after) = (healthy().status(false), healthy().status(true));
+    let report = explain(&before, &after, 10.0, "shop").unwrap();
+    let [device] = &report.devices[..] else { panic!("{report:?}") };
+    assert_eq!((device.name.as_str(), device.units_per_s), ("web", 10_000.0));
+    assert!((30.0..35.0).contains(&device.device_p50_us), "{device:?}");
+    assert_eq!(explain(&before, &after, 10.0, "nobody"), None);
+}
+
+#[test]
+fn a_greedy_neighbour() {
+    let load = Load { units: 20_000, bytes: 20_000 << 20, wait_us: 0, took_us: 100, ..HEALTHY };
+    let daemon = Daemon {
+        web: vec![Load { wait_us: 900, ..HEALTHY }],
+        other: load,
+        busy: 9_900_000,
+        slept: 0,
+        ran: 9_950_000,
+        ..healthy()
+    };
+    assert_eq!(daemon.causes("web"), [SlowdownCause::GreedyNeighbour]);
+    // The neighbour itself waits for nobody.
+    assert_eq!(daemon.causes("other"), []);
+    // Work that is fairly shared is nobody's fault.
+    let fair = Daemon { other: HEALTHY, ..daemon };
+    assert_eq!(fair.causes("web"), []);
+}
+
+#[test]
+fn a_starved_core() {
+    let starved = Daemon {
+        web: vec![Load { wait_us: 4_000, ..HEALTHY }],
+        slept: 1_000_000,
+        ran: 4_000_000,
+        ..healthy()
+    };
+    assert_eq!(starved.causes("web"), [SlowdownCause::StarvedCore]);
+    // One that yields to others while it has nothing to do harms nobody.
+    let yields = Daemon { web: vec![HEALTHY], ..starved };
+    assert_eq!(yields.causes("web"), []);
+}
+
+#[test]
+fn a_slow_disk() {
+    let slow =
+        |units, took_us| Daemon { web: vec![Load { units, took_us, events: 0, ..HEALTHY }], ..healthy() };
+    assert_eq!(slow(2_000, 9_000).causes("web"), [SlowdownCause::SlowDisk]);
+    assert_eq!(slow(2_000, 900).causes("web"), []);
+    // All that a ring can hold is on its way, each for long.
+    assert_eq!(slow(64_000, 20_000).causes("web"), [SlowdownCause::SlowDisk, SlowdownCause::FullRing]);
+}
+
+#[test]
+fn a_full_ring() {
+    // 128 of them at 1 ms each.
+    let full = |features| Daemon {
+        web: vec![Load { units: 1_250_000, took_us: 1_000, events: 0, ..HEALTHY }],
+        features,
+        ..healthy()
+    };
+    assert_eq!(full(FEATURES).causes("web"), [SlowdownCause::FullRing]);
+    // Without indirect tables a ring holds a third.
+    let third = |features| Daemon {
+        web: vec![Load { units: 450_000, took_us: 1_000, events: 0, ..HEALTHY }],
+        features,
+        ..healthy()
+    };
+    assert_eq!(third(FEATURES).causes("web"), []);
+    assert_eq!(third(1 << 29).causes("web"), [SlowdownCause::FullRing]);
+}
+
+#[test]
+fn a_limit_that_bites() {
+    let load = Load { units: 20_000, wait_us: 30_000, limited: 500, ..HEALTHY };
+    let daemon = Daemon { web: vec![load], iops_limit: Some(2_000), ..healthy() };
+    assert_eq!(daemon.causes("web"), [SlowdownCause::Limit]);
+    // One that a guest does not reach.
+    let daemon = Daemon { web: vec![HEALTHY], iops_limit: Some(20_000), ..healthy() };
+    assert_eq!(daemon.causes("web"), []);
+}
+
+#[test]
+fn one_queue_in_use() {
+    let busy =
+        |busy| Daemon { web: vec![HEALTHY, IDLE, IDLE, IDLE], busy, slept: 0, ran: 9_900_000, ..healthy() };
+    assert_eq!(busy(9_500_000).causes("web"), [SlowdownCause::OneQueue]);
+    // It is enough while its core is not busy.
+    assert_eq!(busy(3_000_000).causes("web"), []);
+}
+
+#[test]
+fn a_guest_without_event_idx() {
+    let without = |events| Daemon {
+        web: vec![Load { events, ..HEALTHY }],
+        features: FEATURES & !(1 << 29),
+        ..healthy()
+    };
+    assert_eq!(without(150_000).causes("web"), [SlowdownCause::NoEventIdx]);
+    assert_eq!(without(2_000).causes("web"), []);
+}
+
+#[test]
+fn a_slow_receiver() {
+    let daemon = |dropped| Daemon { received: HEALTHY, dropped, ..healthy() };
+    assert_eq!(daemon(20_000).causes("lan"), [SlowdownCause::SlowReceiver]);
+    assert_eq!(daemon(20).causes("lan"), []);
+    // It takes none at all.
+    assert_eq!(Daemon { received: IDLE, ..daemon(20_000) }.causes("lan"), [SlowdownCause::SlowReceiver]);
+}
+
+#[test]
+fn a_queue_that_has_stopped() {
+    assert_eq!(
+        Daemon { fault: true, web: vec![IDLE], ..healthy() }.causes("web"),
+        [SlowdownCause::StoppedQueue]
+    );
+}

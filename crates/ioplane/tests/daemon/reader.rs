@@ -1,0 +1,62 @@
+//! A guest that reads.
+
+use std::time::{Duration, Instant};
+
+use ioplane_testkit::driver::{Disk, DiskOp, DiskPlan, GuestMemory, RingMode, Shape};
+use ioplane_testkit::front::{FrontEnd, Wants};
+
+use super::{LIMIT, TestDaemon};
+
+/// A guest that reads from one ring.
+pub struct Reader {
+    disk: Disk,
+    front: FrontEnd,
+    _memory: GuestMemory,
+}
+
+impl Reader {
+    pub fn connect(daemon: &TestDaemon, name: &str) -> Self {
+        Self::connect_with(daemon, name, Wants::default())
+    }
+
+    pub fn connect_with(daemon: &TestDaemon, name: &str, wants: Wants) -> Self {
+        let mut memory = GuestMemory::new(1 << 20).unwrap();
+        let plan = DiskPlan::new(64, 4096, Shape::Indirect);
+        let disk = Disk::new(&mut memory, 64, RingMode::of(wants.features), plan).unwrap();
+        let mut front = FrontEnd::connect(&daemon.path(&format!("{name}.sock")), wants).unwrap();
+        front.track_inflight(1, 64).unwrap();
+        front.share(&memory).unwrap();
+        front.start(0, &memory, disk.place(), 0).unwrap();
+        Reader { disk, front, _memory: memory }
+    }
+
+    /// Makes as many requests available as there are slots, at most `most`.
+    pub fn submit(&mut self, most: usize) {
+        for _ in 0..most {
+            if self.disk.submit(DiskOp::Read, 0, 4096).is_none() {
+                break;
+            }
+        }
+        self.front.kick(0);
+    }
+
+    /// Answers that have come, without waiting.
+    pub fn reap(&mut self) -> usize {
+        let mut count = 0;
+        while let Some(done) = self.disk.reap().unwrap() {
+            assert!(done.ok(), "status {}", done.status);
+            count += 1;
+        }
+        count
+    }
+
+    /// Waits for so many answers.
+    pub fn wait(&mut self, count: usize) {
+        let (mut left, end) = (count, Instant::now() + LIMIT);
+        while left > 0 {
+            left = left.saturating_sub(self.reap());
+            assert!(Instant::now() < end, "{left} of {count} are not answered");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
